@@ -1,0 +1,111 @@
+"""A workload: a network together with its data, its weights and what its users expect to read.
+
+The engine, the runner and the reports know no network by name. What differs between networks is
+here, as data, and found by name in a registry: the project's own workloads, those that another
+package declares under the entry point group ``cnn_engine.workloads``, and those registered by hand.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .errors import InputError
+
+if TYPE_CHECKING:
+    from .network import Network
+    from .result import Result
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Images and, where they are known, their labels.
+
+    Attributes:
+        name: the data set's name, as the reports print it.
+        source: the path that it was read from, or ``"synthetic"``.
+        images: uint8 [N, C, H, W], pixel values.
+        labels: uint8 [N], or None where the images have no labels.
+        note: a sentence for the user, such as why synthetic images are used, or None.
+    """
+
+    name: str
+    source: str
+    images: np.ndarray
+    labels: np.ndarray | None = None
+    note: str | None = None
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A network, where its images come from, and where its weights come from.
+
+    Attributes:
+        network: the network; ``network.name`` is the workload's name.
+        load_data: takes ``"auto"``, ``"synthetic"`` or a path, and the number of images wanted (None:
+            all there are); returns a :class:`Dataset` of that many. Raises :class:`InputError`.
+        default_weights: the file that ``--weights default`` reads, or None where none is shipped.
+        report_lines: extra lines of the text report, made from the result.
+    """
+
+    network: Network
+    load_data: Callable[[str, int | None], Dataset]
+    default_weights: Path | None = None
+    report_lines: Callable[[Result], list[str]] | None = None
+
+    @property
+    def name(self) -> str:
+        return self.network.name
+
+
+#: The project's own workloads: name -> "module:attribute", imported when first asked for.
+BUILT_IN: Mapping[str, str] = {
+    "cifar10": "cifar10:WORKLOAD",
+}
+
+_registered: dict[str, Workload] = {}
+
+
+def register(workload: Workload) -> None:
+    """Makes ``workload`` known under its name, before built-in ones and entry points.
+
+    Raises:
+        InputError: the name is taken by another registered workload.
+    """
+    if _registered.get(workload.name, workload) is not workload:
+        raise InputError(f"workload: expected a new name, found {workload.name!r} registered already")
+    _registered[workload.name] = workload
+
+
+def _entry_points() -> dict[str, importlib.metadata.EntryPoint]:
+    return {e.name: e for e in importlib.metadata.entry_points(group="cnn_engine.workloads")}
+
+
+def names() -> list[str]:
+    """Returns the names of all workloads that can be asked for, sorted."""
+    return sorted({*BUILT_IN, *_registered, *_entry_points()})
+
+
+def get(name: str) -> Workload:
+    """Returns the workload called ``name``.
+
+    Raises:
+        InputError: there is none of that name.
+    """
+    if name in _registered:
+        return _registered[name]
+    if name in BUILT_IN:
+        module, attribute = BUILT_IN[name].split(":")
+        return getattr(importlib.import_module(module), attribute)
+    if name in (entry_points := _entry_points()):
+        return entry_points[name].load()
+    raise InputError(f"network: expected one of {', '.join(names())}, found {name!r}")
