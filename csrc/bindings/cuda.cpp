@@ -1,0 +1,116 @@
+// The module cnn_engine._cuda: CUDA operators on a stream, and what the runtime says of the devices.
+//
+// It links cudart statically, which looks for the driver when first called: the module imports, and says
+// that there is no device, on a machine without one.
+#include <cuda_runtime_api.h>
+
+#include "bindings/shapes.h"
+#include "runtime/check.h"
+
+namespace cnn_engine::bindings {
+namespace {
+
+Stream as_stream(Address stream) { return reinterpret_cast<Stream>(stream); }
+
+void add_operators(py::module_& module) {
+  module.def("conv2d", [](Address input, Address weight, Address bias, Address output,
+                          const Conv2dShape& shape, Conv2dVariant variant, bool reduction,
+                          Address stream) {
+    cuda::conv2d(in(input), in(weight), in(bias), out(output), shape, variant, reduction,
+                 as_stream(stream));
+  });
+  module.def("pad2d", [](Address input, Address output, const Pad2dShape& shape, Address stream) {
+    cuda::pad2d(in(input), out(output), shape, as_stream(stream));
+  });
+  module.def("relu", [](Address input, Address output, const ElementwiseShape& shape, Address stream) {
+    cuda::relu(in(input), out(output), shape, as_stream(stream));
+  });
+  module.def("tanh", [](Address input, Address output, const ElementwiseShape& shape, Address stream) {
+    cuda::tanh(in(input), out(output), shape, as_stream(stream));
+  });
+  module.def("normalize", [](Address input, Address output, const ElementwiseShape& shape, float scale,
+                             float offset, Address stream) {
+    cuda::normalize(in<std::uint8_t>(input), out(output), shape, scale, offset, as_stream(stream));
+  });
+  module.def("max_pool2d", [](Address input, Address output, const MaxPool2dShape& shape,
+                              Address stream) {
+    cuda::max_pool2d(in(input), out(output), shape, as_stream(stream));
+  });
+  module.def("linear", [](Address input, Address weight, Address bias, Address output,
+                          const LinearShape& shape, bool reduction, Address stream) {
+    cuda::linear(in(input), in(weight), in(bias), out(output), shape, reduction, as_stream(stream));
+  });
+  module.def("softmax", [](Address input, Address output, const SoftmaxShape& shape, bool reduction,
+                           Address stream) {
+    cuda::softmax(in(input), out(output), shape, reduction, as_stream(stream));
+  });
+}
+
+// The number of devices, and why there are none.
+py::tuple device_count() {
+  int count = 0;
+  const cudaError_t error = cudaGetDeviceCount(&count);
+  if (error == cudaSuccess) return py::make_tuple(count, "");
+  cudaGetLastError();  // not to be reported again by the next call
+  return py::make_tuple(0, std::string(cudaGetErrorName(error)) + ": " + cudaGetErrorString(error));
+}
+
+py::dict device_properties(int device) {
+  cudaDeviceProp properties;
+  CUDA_CHECK(cudaGetDeviceProperties(&properties, device));
+  py::dict result;
+  result["name"] = std::string(properties.name);
+  result["compute_capability"] = py::make_tuple(properties.major, properties.minor);
+  result["multiprocessors"] = properties.multiProcessorCount;
+  result["total_memory"] = properties.totalGlobalMem;
+  result["managed_memory"] = properties.managedMemory != 0;
+  result["concurrent_managed_access"] = properties.concurrentManagedAccess != 0;
+  return result;
+}
+
+// The device that an address belongs to, or -1 for ordinary host memory.
+int pointer_device(Address address) {
+  cudaPointerAttributes attributes;
+  CUDA_CHECK(cudaPointerGetAttributes(&attributes, in<void>(address)));
+  return attributes.type == cudaMemoryTypeUnregistered ? -1 : attributes.device;
+}
+
+// Whether the kernels here can run on the current device: machine code or PTX for it was built.
+std::string kernels_error() {
+  const cudaError_t error = [] {
+    int device = 0;
+    cudaError_t e = cudaGetDevice(&device);
+    return e != cudaSuccess ? e : cudaFree(nullptr);
+  }();
+  if (error == cudaSuccess) return "";
+  cudaGetLastError();
+  return std::string(cudaGetErrorName(error)) + ": " + cudaGetErrorString(error);
+}
+
+int version(cudaError_t (*query)(int*)) {
+  int value = 0;
+  CUDA_CHECK(query(&value));
+  return value;
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_cuda, module) {
+  module.doc() = "CUDA operators on a stream; called by cnn_engine.ops, which checks.";
+  py::module_::import("cnn_engine._cpu");  // where the shapes are registered
+  py::register_exception<cuda::Error>(module, "CudaError",
+                                      py::module_::import("cnn_engine.errors").attr("DeviceError"));
+  add_operators(module);
+  module.attr("architectures") = CNN_ENGINE_CUDA_ARCHITECTURES;
+  module.attr("compiler") = CNN_ENGINE_CUDA_COMPILER;
+  module.def("device_count", &device_count);
+  module.def("device_properties", &device_properties);
+  module.def("pointer_device", &pointer_device);
+  module.def("kernels_error", &kernels_error);
+  module.def("driver_version", [] { return version(&cudaDriverGetVersion); });
+  module.def("runtime_version", [] { return version(&cudaRuntimeGetVersion); });
+  module.def("get_device", [] { return version(&cudaGetDevice); });
+  module.def("set_device", [](int device) { CUDA_CHECK(cudaSetDevice(device)); });
+}
+
+}  // namespace cnn_engine::bindings

@@ -1,0 +1,29 @@
+// What both bindings modules share: pointers as integers, and the name of a variant.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <cstdint>
+
+#include "ops/conv2d.h"
+#include "ops/elementwise.h"
+#include "ops/linear.h"
+#include "ops/max_pool2d.h"
+#include "ops/pad2d.h"
+#include "ops/softmax.h"
+
+namespace cnn_engine::bindings {
+
+namespace py = pybind11;
+
+// Python checks arrays (cnn_engine/ops.py) and passes their addresses: one convention for NumPy, CuPy and
+// anything else, and a call that costs well under a microsecond.
+using Address = std::uintptr_t;
+
+template <typename T = float>
+inline const T* in(Address address) {
+  return reinterpret_cast<const T*>(address);
+}
+inline float* out(Address address) { return reinterpret_cast<float*>(address); }
+
+}  // namespace cnn_engine::bindings

@@ -1,0 +1,135 @@
+// conv2d on the CPU: the plain loops that define the operator, and the same sums on SIMD lanes.
+#include "ops/conv2d.h"
+
+#include <cstddef>
+
+#include "runtime/parallel.h"
+
+namespace cnn_engine::cpu::CNN_ENGINE_ISA {
+namespace {
+
+// The specification: one output element, summed in the order channel, row, column.
+template <Conv2dVariant variant>
+inline float sum_in_order(const float* image,   // [C, H, W]
+                          const float* filter,  // [C, R, S]
+                          const Conv2dShape& p, int top, int left) {
+  float sum = 0.0f;
+  for (int c = 0; c < p.c; ++c) {
+    for (int r = 0; r < p.r; ++r) {
+      for (int s = 0; s < p.s; ++s) {
+        const int y = top + r;
+        const int x = left + s;
+        if (variant == Conv2dVariant::pad || (y >= 0 && y < p.h && x >= 0 && x < p.w)) {
+          sum += image[(c * p.h + y) * p.w + x] * filter[(c * p.r + r) * p.s + s];
+        }
+      }
+    }
+  }
+  return sum;
+}
+
+// Where each of a filter's taps reads, relative to the window's top left corner. With it the three loops
+// over the taps become one, long enough to be worth SIMD lanes. (No standard container here: its code
+// would be shared with the builds for other instruction sets.)
+struct Taps {
+  int* row;  // [C * R * S] each
+  int* column;
+  int* offset;
+
+  explicit Taps(const Conv2dShape& p)
+      : row(new int[std::size_t{3} * p.taps()]), column(row + p.taps()), offset(column + p.taps()) {
+    int t = 0;
+    for (int c = 0; c < p.c; ++c) {
+      for (int r = 0; r < p.r; ++r) {
+        for (int s = 0; s < p.s; ++s, ++t) {
+          row[t] = r;
+          column[t] = s;
+          offset[t] = (c * p.h + r) * p.w + s;
+        }
+      }
+    }
+  }
+  Taps(const Taps&) = delete;
+  Taps& operator=(const Taps&) = delete;
+  ~Taps() { delete[] row; }
+};
+
+// One output element as a SIMD reduction: lanes sum every 4th, 8th or 16th tap and are added at the end.
+template <Conv2dVariant variant>
+inline float sum_with_reduction(const float* image,   // [C, H, W]
+                                const float* filter,  // [C, R, S]
+                                const Conv2dShape& p, const Taps& taps, int top, int left) {
+  const int count = p.taps();
+  const int corner = top * p.w + left;
+  const int* offset = taps.offset;
+  float sum = 0.0f;
+  if (variant == Conv2dVariant::pad) {
+#pragma omp simd reduction(+ : sum)
+    for (int t = 0; t < count; ++t) sum += image[corner + offset[t]] * filter[t];
+  } else {
+    const int* row = taps.row;
+    const int* column = taps.column;
+    const int height = p.h;
+    const int width = p.w;
+#pragma omp simd reduction(+ : sum)
+    for (int t = 0; t < count; ++t) {
+      const int y = top + row[t];
+      const int x = left + column[t];
+      if (y >= 0 && y < height && x >= 0 && x < width) sum += image[corner + offset[t]] * filter[t];
+    }
+  }
+  return sum;
+}
+
+template <Conv2dVariant variant, typename Sum>
+void for_each_output(const float* input, const float* weight, const float* bias, float* output,
+                     const Conv2dShape& p, int threads, const Sum& sum) {
+  const int out_h = p.out_h();
+  const int out_w = p.out_w();
+  const std::int64_t image_size = std::int64_t{p.c} * p.h * p.w;
+  // One index is one row of one output map: enough of them to share out at any batch size.
+  const std::int64_t rows = std::int64_t{p.n} * p.k * out_h;
+  parallel_for(rows, std::int64_t{out_w} * p.taps(), threads, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t index = begin; index < end; ++index) {
+      const int i = static_cast<int>(index % out_h);
+      const int k = static_cast<int>(index / out_h % p.k);
+      const float* image = input + index / out_h / p.k * image_size;
+      const float* filter = weight + std::int64_t{k} * p.taps();
+      for (int j = 0; j < out_w; ++j) {
+        const float value = sum(image, filter, i * p.stride_h - p.pad_h, j * p.stride_w - p.pad_w);
+        output[index * out_w + j] = bias ? value + bias[k] : value;
+      }
+    }
+  });
+}
+
+template <Conv2dVariant variant>
+void run(const float* input, const float* weight, const float* bias, float* output,
+         const Conv2dShape& p, bool reduction, int threads) {
+  if (reduction) {
+    const Taps taps(p);
+    for_each_output<variant>(input, weight, bias, output, p, threads,
+                             [&](const float* image, const float* filter, int top, int left) {
+                               return sum_with_reduction<variant>(image, filter, p, taps, top, left);
+                             });
+  } else {
+    for_each_output<variant>(input, weight, bias, output, p, threads,
+                             [&](const float* image, const float* filter, int top, int left) {
+                               return sum_in_order<variant>(image, filter, p, top, left);
+                             });
+  }
+}
+
+}  // namespace
+
+void conv2d(const float* input, const float* weight, const float* bias, float* output,
+            const Conv2dShape& shape, Conv2dVariant variant, bool reduction, int threads) {
+  switch (variant) {
+    case Conv2dVariant::direct:
+      return run<Conv2dVariant::direct>(input, weight, bias, output, shape, reduction, threads);
+    case Conv2dVariant::pad:
+      return run<Conv2dVariant::pad>(input, weight, bias, output, shape, reduction, threads);
+  }
+}
+
+}  // namespace cnn_engine::cpu::CNN_ENGINE_ISA
