@@ -2,7 +2,7 @@
 
 Options are environment variables, so that they reach the build through pip:
 ``CNN_ENGINE_CUDA`` (``auto``, ``on``, ``off``), ``CNN_ENGINE_CUDA_ARCHITECTURES`` (such as ``90a``),
-and ``CMAKE_ARGS`` for anything else.
+``CNN_ENGINE_COMMIT`` (where there is no git to ask), and ``CMAKE_ARGS`` for anything else.
 """
 
 import os
@@ -30,7 +30,7 @@ class CMakeBuild(build_ext):
             "cmake", "-S", str(ROOT), "-B", str(build), "-DCMAKE_BUILD_TYPE=Release",
             f"-DCNN_ENGINE_OUTPUT={output}", f"-DPython_EXECUTABLE={sys.executable}",
         ]  # fmt: skip
-        for option in ("CNN_ENGINE_CUDA", "CNN_ENGINE_CUDA_ARCHITECTURES"):
+        for option in ("CNN_ENGINE_CUDA", "CNN_ENGINE_CUDA_ARCHITECTURES", "CNN_ENGINE_COMMIT"):
             if option in os.environ:
                 configure.append(f"-D{option}={os.environ[option]}")
         configure += shlex.split(os.environ.get("CMAKE_ARGS", ""))

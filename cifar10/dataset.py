@@ -9,6 +9,7 @@ files have 10,000 records each; any whole number of them is read.
 from __future__ import annotations
 
 import io
+import math
 import os
 import re
 import stat
@@ -290,6 +291,13 @@ def _read_npy_header(file: IO[bytes]) -> tuple[tuple[int, ...], np.dtype]:
     return shape, dtype
 
 
+def _check_size(name: str, size: int, shape: tuple[int, ...], dtype: np.dtype) -> None:
+    """Checks that ``size`` bytes after the header are as declared, before any are allocated."""
+    declared = math.prod(shape) * dtype.itemsize
+    if size != declared:
+        raise ValueError(f"{name}: {size} bytes where {dtype} {list(shape)} takes {declared}")
+
+
 def _read_npy_data(file: IO[bytes], count: int, dtype: np.dtype) -> np.ndarray:
     """Reads ``count`` elements that follow a header."""
     data = file.read(count * dtype.itemsize)
@@ -318,9 +326,8 @@ class _NpzFile:
                     with archive.open(name) as file:
                         shapes[name], dtype = _read_npy_header(file)
                         self._check(name, shapes[name], dtype)
-                        declared = int(np.prod(shapes[name], dtype=object)) * dtype.itemsize
-                        if archive.getinfo(name).file_size != file.tell() + declared:
-                            raise ValueError(f"{name}: its size is not that of {shapes[name]}")
+                        size = archive.getinfo(name).file_size - file.tell()
+                        _check_size(name, size, shapes[name], dtype)
         except InputError:
             raise
         except Exception as error:  # zipfile, zlib and NumPy have a dozen kinds for broken bytes
@@ -365,7 +372,8 @@ class _NpzFile:
 
 class _JpegTar:
     """A tar of the JPEG copy: ``images.bin`` (JPEGs end to end), ``offsets.npy`` (uint32 [N, 2]:
-    start, length) and ``labels.npy`` (uint8 [N]). Decoding needs Pillow."""
+    start, length) and ``labels.npy`` (uint8 [N]). Decoding needs Pillow.
+    """
 
     _MEMBERS = ("images.bin", "offsets.npy", "labels.npy")
 
@@ -409,10 +417,8 @@ class _JpegTar:
         if found != dtype or len(shape) != dimensions or shape[1:] != (2,)[: dimensions - 1]:
             wanted = f"{np.dtype(dtype)} {['[N]', '[N, 2]'][dimensions - 1]}"
             raise expected(f"{self._path}: {member.name}", wanted, f"{found} {list(shape)}")
-        count = int(np.prod(shape, dtype=object))
-        if count * found.itemsize > member.size:
-            raise ValueError(f"{member.name} is shorter than its header says")
-        return _read_npy_data(file, count, found).reshape(shape)
+        _check_size(member.name, member.size - file.tell(), shape, found)
+        return _read_npy_data(file, math.prod(shape), found).reshape(shape)
 
     def __len__(self) -> int:
         return len(self._labels)

@@ -83,7 +83,7 @@ def download(
     Raises:
         InputError: the archive cannot be fetched, is not the expected one, or cannot be unpacked.
     """
-    if not url.lower().startswith(("http://", "https://")):
+    if not re.match(r"https?://[^\s/]+(/\S*)?$", url, re.IGNORECASE):
         raise expected("--url", "an http:// or https:// address", repr(url))
     target = folder / FOLDER
     if not force and _is_complete(target):

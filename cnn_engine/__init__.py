@@ -1,1 +1,36 @@
 """A CNN inference engine with hand-written CUDA and CPU kernels, and the laboratory around it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .errors import CnnEngineError, DeviceError, InputError, UnsupportedError
+from .network import Conv2d, Linear, MaxPool2d, Network, Relu, Softmax, Tanh
+from .workload import Dataset, Workload, register
+
+__all__ = [
+    "CnnEngineError",
+    "Conv2d",
+    "Dataset",
+    "DeviceError",
+    "Engine",
+    "InputError",
+    "Linear",
+    "MaxPool2d",
+    "Network",
+    "Relu",
+    "Softmax",
+    "Tanh",
+    "UnsupportedError",
+    "Workload",
+    "register",
+]
+
+
+def __getattr__(name: str) -> Any:
+    # The engine needs the compiled kernels; describing and training networks does not.
+    if name == "Engine":
+        from .engine import Engine
+
+        return Engine
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -82,10 +82,12 @@ def test_one_file_of_any_name(tmp_path):
     path.write_bytes(records(5))
     data = dataset.load(path)
     assert data.images.shape == (5, 3, 32, 32)
-    assert data.images.dtype == np.uint8 and data.images.flags.c_contiguous
+    assert data.images.dtype == np.uint8
+    assert data.images.flags.c_contiguous
     assert data.labels.tolist() == [0, 1, 2, 3, 4]
     assert data.images[2].ravel()[:3].tolist() == [2, 3, 4]
-    assert data.source == str(path) and data.note is None
+    assert data.source == str(path)
+    assert data.note is None
 
 
 def test_folder_is_read_in_numeric_order_test_last(tmp_path):
@@ -144,7 +146,8 @@ def test_broken_binary_file(tmp_path, content, message):
     for spec in (path, tmp_path):
         with pytest.raises(InputError, match=message) as error:
             dataset.load(spec)
-        assert str(path) in str(error.value) and "\n" not in str(error.value)
+        assert str(path) in str(error.value)
+        assert "\n" not in str(error.value)
 
 
 def test_missing_path_empty_folder_and_special_files(tmp_path):
@@ -173,7 +176,7 @@ def test_access_denied(tmp_path, monkeypatch):
     path = tmp_path / "secret.bin"
     path.write_bytes(records(1))
     monkeypatch.setattr(os, "access", lambda path, mode: False)
-    with pytest.raises(InputError, match="secret.bin: cannot be read: permission denied"):
+    with pytest.raises(InputError, match=r"secret\.bin: cannot be read: permission denied"):
         dataset.load(path)
 
 
@@ -190,7 +193,9 @@ def test_npz(tmp_path, save, label_type):
     save(tmp_path / "a.npz", **arrays)
     data = dataset.load(tmp_path / "a.npz", 3)
     np.testing.assert_array_equal(data.images, images[:3])
-    assert (data.labels.tolist() if label_type else data.labels) == ([9, 0, 1] if label_type else None)
+    assert (data.labels.tolist() if label_type else data.labels) == (
+        [9, 0, 1] if label_type else None
+    )
 
 
 GOOD = np.zeros((2, 3, 32, 32), np.uint8)
@@ -200,7 +205,10 @@ GOOD = np.zeros((2, 3, 32, 32), np.uint8)
     ("arrays", "message"),
     [
         ({"pictures": GOOD}, "expected an array `images`, found pictures.npy"),
-        ({"images": GOOD[0]}, r"images: expected uint8 \[N, 3, 32, 32\], found uint8 \[3, 32, 32\]"),
+        (
+            {"images": GOOD[0]},
+            r"images: expected uint8 \[N, 3, 32, 32\], found uint8 \[3, 32, 32\]",
+        ),
         ({"images": GOOD.astype(np.float32)}, "images: expected uint8 .* found float32"),
         ({"images": GOOD[:0]}, "images: expected at least one image, found none"),
         ({"images": np.asfortranarray(GOOD)}, "expected C order, found Fortran order"),
@@ -230,7 +238,7 @@ def test_npz_header_that_claims_more_than_there_is(tmp_path):
     path = tmp_path / "a.npz"
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("images.npy", header.getvalue() + bytes(3072))
-    with pytest.raises(InputError, match="its size is not that of"):
+    with pytest.raises(InputError, match=r"images\.npy: 3072 bytes where uint8"):
         dataset.load(path, 1)
 
 
@@ -253,7 +261,8 @@ def test_jpeg_tar(tmp_path):
     write_tar(tmp_path / "train.tar", jpeg_members(3))
     write_tar(tmp_path / "test.tar", jpeg_members(2))
     data = dataset.load(tmp_path / "train.tar", 2)
-    assert data.images.shape == (2, 3, 32, 32) and data.labels.tolist() == [0, 1]
+    assert data.images.shape == (2, 3, 32, 32)
+    assert data.labels.tolist() == [0, 1]
     np.testing.assert_allclose(data.images[1].mean(axis=(1, 2)), [40, 80, 200], atol=4)
     assert dataset.load(tmp_path).labels.tolist() == [0, 1, 2, 0, 1]
     with pytest.raises(InputError, match="--images: expected at most 3"):
@@ -277,7 +286,10 @@ def test_wrong_jpeg_tar(tmp_path):
         (good | {"offsets.npy": npy(np.zeros((2, 3), np.uint32))}, "offsets.npy: expected uint32"),
         (good | {"labels.npy": npy(np.zeros((2, 2), np.uint8))}, "labels.npy: expected uint8"),
         (good | {"labels.npy": npy(np.array([1, 99], np.uint8))}, "record 1 .* found 99"),
-        (good | {"labels.npy": good["labels.npy"][:-1]}, "shorter than its header says"),
+        (
+            good | {"labels.npy": good["labels.npy"][:-1]},
+            r"labels.npy: 1 bytes where uint8 \[2\] takes 2",
+        ),
         (good | {"images.bin": b"x" * end}, "image 0 .*: expected a JPEG"),
         (jpeg_members(1, size=(33, 32)), "expected 32x32 pixels, found 33x32"),
     ]
@@ -286,9 +298,10 @@ def test_wrong_jpeg_tar(tmp_path):
         write_tar(path, members)
         with pytest.raises(InputError, match=message) as error:
             dataset.load(path)
-        assert str(path) in str(error.value) and "\n" not in str(error.value)
+        assert str(path) in str(error.value)
+        assert "\n" not in str(error.value)
     write_tar(path, good, "w:gz")
-    with pytest.raises(InputError, match="a.tar: expected a sound tar"):
+    with pytest.raises(InputError, match=r"a\.tar: expected a sound tar"):
         dataset.load(path)
     write_tar(path, good)
     path.write_bytes(path.read_bytes()[:700])
@@ -332,7 +345,8 @@ def test_damaged_files_give_images_or_an_input_error(tmp_path, data):
         found = dataset.load(path)
     except InputError:
         return
-    assert found.images.dtype == np.uint8 and found.images.shape[1:] == (3, 32, 32)
+    assert found.images.dtype == np.uint8
+    assert found.images.shape[1:] == (3, 32, 32)
     assert found.labels is None or found.labels.shape == (len(found),)
 
 
@@ -341,8 +355,11 @@ def test_damaged_files_give_images_or_an_input_error(tmp_path, data):
 
 def test_auto_falls_back_to_synthetic_and_says_so():
     data = dataset.load("auto", 7)
-    assert data.source == "synthetic" and len(data) == 7 and data.labels is None
-    assert "python -m cifar10.download" in data.note and "synthetic" in data.note
+    assert data.source == "synthetic"
+    assert len(data) == 7
+    assert data.labels is None
+    assert "python -m cifar10.download" in data.note
+    assert "synthetic" in data.note
     assert dataset.load("synthetic").note is None
 
 
@@ -365,13 +382,16 @@ def test_wrong_variable_is_an_error_not_a_fallback(tmp_path, monkeypatch):
 def test_synthetic_images_are_the_same_everywhere():
     data = dataset.synthetic(5000)
     assert len(dataset.synthetic()) == 1000
-    assert data.images.dtype == np.uint8 and data.images.shape == (5000, 3, 32, 32)
+    assert data.images.dtype == np.uint8
+    assert data.images.shape == (5000, 3, 32, 32)
     np.testing.assert_array_equal(dataset.synthetic(4100).images, data.images[:4100])
     assert len(np.unique(data.images.reshape(5000, -1), axis=0)) == 5000
     assert hashlib.sha256(data.images.tobytes()).hexdigest() == SYNTHETIC_SHA256
     # Smooth but not flat, over the whole range of values.
     steps = np.abs(np.diff(data.images.astype(int), axis=3)).mean()
-    assert 1 < steps < 15 and data.images.min() < 5 and data.images.max() > 250
+    assert 1 < steps < 15
+    assert data.images.min() < 5
+    assert data.images.max() > 250
 
 
 SYNTHETIC_SHA256 = "823f6661fb9a3de029d8c8559765449e6101517b6dc5c660dffd5f23c07c0220"

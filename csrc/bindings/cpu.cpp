@@ -89,6 +89,8 @@ PYBIND11_MODULE(_cpu, module) {
   module.doc() = "Shapes, CPU operators and instruction sets; called by cnn_engine.ops, which checks.";
   add_shapes(module);
   add_operators(module);
+  module.attr("commit") = CNN_ENGINE_COMMIT;
+  module.attr("compiler") = CNN_ENGINE_CXX_COMPILER;
   module.def("instruction_sets", [] {
     const cpu::InstructionSet* sets = nullptr;
     const int count = cpu::instruction_sets(&sets);

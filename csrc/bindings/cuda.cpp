@@ -6,6 +6,7 @@
 
 #include "bindings/shapes.h"
 #include "runtime/check.h"
+#include "runtime/delay.h"
 
 namespace cnn_engine::bindings {
 namespace {
@@ -103,6 +104,9 @@ PYBIND11_MODULE(_cuda, module) {
   add_operators(module);
   module.attr("architectures") = CNN_ENGINE_CUDA_ARCHITECTURES;
   module.attr("compiler") = CNN_ENGINE_CUDA_COMPILER;
+  module.def("delay", [](std::int64_t nanoseconds, Address stream) {
+    cuda::delay(nanoseconds, as_stream(stream));
+  });
   module.def("device_count", &device_count);
   module.def("device_properties", &device_properties);
   module.def("pointer_device", &pointer_device);

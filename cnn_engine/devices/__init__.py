@@ -1,0 +1,52 @@
+"""The devices that work runs on: one module each for arrays, copies, timers and synchronisation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from .. import cuda_module
+from ..errors import UnsupportedError, expected
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """Memory of a device: its first address, its size, and the object that keeps it."""
+
+    address: int
+    nbytes: int
+    owner: Any
+
+
+def select(name: str) -> Any:
+    """Returns the device called ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
+
+    ``auto`` is the first CUDA device where the kernels, a device and CuPy are there, else the CPU.
+
+    Raises:
+        InputError: no such device.
+        UnsupportedError: the device cannot be used; says why and what mends it.
+    """
+    from .cpu import CpuDevice
+
+    if name == "cpu":
+        return CpuDevice()
+    if name == "auto":
+        reason = cuda_module.unavailable()
+        if reason is None:
+            from .cuda import CudaDevice
+
+            try:
+                return CudaDevice(0)
+            except UnsupportedError as error:
+                reason = str(error)
+        return CpuDevice(note=f"auto chose the CPU: {reason}")
+    kind, colon, index = name.partition(":")
+    if kind != "cuda" or (colon and not (index.isascii() and index.isdecimal())):
+        raise expected("--device", "auto, cpu, cuda or cuda:N", repr(name))
+    reason = cuda_module.unavailable(int(index or 0))
+    if reason is not None:
+        raise UnsupportedError(f"--{reason}" if reason.startswith("device") else reason)
+    from .cuda import CudaDevice
+
+    return CudaDevice(int(index or 0))

@@ -1,0 +1,129 @@
+"""A CUDA device: memory, copies, events and one stream of its own, through CuPy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from .. import arrays, cuda_module
+from ..errors import DeviceError, UnsupportedError, expected
+from . import Buffer
+
+
+class CudaDevice:
+    """CUDA device ``index`` and a stream on it, on which all of an engine's work runs in order."""
+
+    kind = "cuda"
+    note = None
+
+    def __init__(self, index: int) -> None:
+        cupy = arrays.import_cupy("CUDA work")
+        self.index = index
+        self.name = f"cuda:{index}"
+        self.kernels = cuda_module.load()
+        self._cupy = cupy
+        self._runtime = cupy.cuda.runtime
+        try:
+            self.context = cupy.cuda.Device(index)
+            with self.context:
+                self.stream = cupy.cuda.Stream(non_blocking=True)
+            self.properties: dict[str, Any] = self.kernels.device_properties(index)
+        except Exception as error:  # CuPy's and ours: the driver refused
+            raise UnsupportedError(f"{self.name}: expected a usable device, found: {error}") from error
+        self.stream_handle = self.stream.ptr
+
+    @property
+    def model(self) -> str:
+        """The GPU's name."""
+        return self.properties["name"]
+
+    def free_memory(self) -> int:
+        """Bytes that can be allocated, those that CuPy's pool holds included."""
+        with self.context:
+            free, _ = self._runtime.memGetInfo()
+            return free + self._cupy.get_default_memory_pool().free_bytes()
+
+    def allocate(self, nbytes: int) -> Buffer:
+        """Returns ``nbytes`` of device memory."""
+        with self.context, self.stream:
+            try:
+                pointer = self._cupy.cuda.alloc(max(nbytes, 1))
+            except self._cupy.cuda.memory.OutOfMemoryError as error:
+                raise DeviceError(f"{self.name}: cannot allocate {nbytes} bytes: {error}") from error
+        return Buffer(pointer.ptr, nbytes, pointer)
+
+    def allocate_managed(self, nbytes: int) -> Buffer:
+        """Returns ``nbytes`` that host and device both reach, moved by the driver page by page."""
+        with self.context:
+            pointer = self._cupy.cuda.malloc_managed(max(nbytes, 1))
+        return Buffer(pointer.ptr, nbytes, pointer)
+
+    def upload(self, array: np.ndarray) -> Buffer:
+        """Returns a copy of ``array`` in device memory, complete on return."""
+        buffer = self.allocate(array.nbytes)
+        self.copy_h2d(buffer.address, array.__array_interface__["data"][0], array.nbytes)
+        self.synchronize()
+        return buffer
+
+    def copy_h2d(self, to: int, source: int, nbytes: int) -> None:
+        """Queues a copy of host memory on the stream; pageable memory may be reused on return."""
+        self._runtime.memcpyAsync(to, source, nbytes, 1, self.stream_handle)
+
+    def copy_d2h(self, to: int, source: int, nbytes: int) -> None:
+        """Queues a copy to host memory on the stream; wait before reading it."""
+        self._runtime.memcpyAsync(to, source, nbytes, 2, self.stream_handle)
+
+    def wait_for(self, stream: int) -> None:
+        """Makes this device's stream wait for what is queued on ``stream``; the host does not wait."""
+        with self.context:
+            event = self._cupy.cuda.Event(disable_timing=True)
+            event.record(self._cupy.cuda.ExternalStream(stream))
+            self.stream.wait_event(event)
+
+    def make_wait(self, stream: int) -> None:
+        """Makes ``stream`` wait for what is queued on this device's; the host does not wait."""
+        with self.context:
+            event = self._cupy.cuda.Event(disable_timing=True)
+            event.record(self.stream)
+            self._cupy.cuda.ExternalStream(stream).wait_event(event)
+
+    def synchronize(self) -> None:
+        """Waits for everything queued on the stream.
+
+        Raises:
+            DeviceError: a kernel failed.
+        """
+        try:
+            self.stream.synchronize()
+        except self._runtime.CUDARuntimeError as error:
+            raise DeviceError(f"{self.name}: {error}") from error
+
+    def event(self) -> Any:
+        """Returns a new event with timing, not yet recorded."""
+        with self.context:
+            return self._cupy.cuda.Event()
+
+    def elapsed_s(self, start: Any, end: Any) -> float:
+        """Seconds between two events that have both been reached."""
+        return self._cupy.cuda.get_elapsed_time(start, end) * 1e-3
+
+    def delay(self, seconds: float) -> None:
+        """Occupies the stream for about ``seconds``."""
+        self.kernels.delay(int(seconds * 1e9), self.stream_handle)
+
+    def check_managed(self, nbytes: int) -> None:
+        """Raises UnsupportedError where ``nbytes`` of managed memory are too much, or cannot be had.
+
+        The limit is a quarter of the card's free memory: past what is free, the driver moves pages to and
+        fro without end and the whole card can stall.
+        """
+        if not self.properties["managed_memory"]:
+            raise UnsupportedError(f"--data-mode managed: {self.model} has no managed memory")
+        free = self.free_memory()
+        if nbytes > free // 4:
+            raise expected(
+                "--data-mode managed",
+                f"at most a quarter of the card's free memory ({free // 4 / 2**20:.0f} MiB)",
+                f"{nbytes / 2**20:.0f} MiB; use a smaller --batch",
+            )

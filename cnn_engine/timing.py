@@ -1,0 +1,255 @@
+"""The one path on which passes are timed, for the command line and for Python.
+
+Two runs, never mixed. :func:`time_passes` times whole passes and nothing inside them: latency, throughput
+and the forward time come from it. :func:`time_layers` times every step, which costs time itself. Host times
+are of a monotonic clock. Device times lie between two events around a step on its own stream; a short delay
+queued ahead keeps the GPU behind the host, so that they hold the step and not its launch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import nvtx
+
+from .plan import Plan, Step
+from .result import CopyTime, LayerTime, TimelineEvent
+
+if TYPE_CHECKING:
+    from .engine import Engine
+
+#: Called with the number of images done since the last call, between passes, outside what is timed.
+Progress = Callable[[int], None]
+
+DOMAIN = "cnn_engine"
+TIMELINE_EVENTS = 5000
+
+#: Seconds of delay queued for each kernel that follows: more than a launch and its two events take.
+LAUNCH_MARGIN_S = 20e-6
+
+
+@dataclass
+class Passes:
+    """Whole passes, not looked into.
+
+    Attributes:
+        full_s: the wall time of each pass of a full batch, in seconds.
+        forward_s: the wall time of all passes over all images, the mean of the complete iterations.
+        iterations: complete passes over all images.
+        images_done: images of the first iteration; fewer than all when interrupted.
+        images_total, seconds_total: of all iterations, for the throughput.
+    """
+
+    full_s: list[float] = field(default_factory=list)
+    forward_s: float = 0.0
+    iterations: int = 0
+    images_done: int = 0
+    images_total: int = 0
+    seconds_total: float = 0.0
+    interrupted: bool = False
+
+
+@dataclass
+class Steps:
+    """Every step, summed over the passes."""
+
+    layers: list[LayerTime] = field(default_factory=list)
+    copies: list[CopyTime] = field(default_factory=list)
+    timeline: list[TimelineEvent] = field(default_factory=list)
+    timeline_total: int = 0
+    interrupted: bool = False
+
+
+def batches(
+    engine: Engine, images: np.ndarray, probabilities: np.ndarray, batch: int
+) -> Iterator[tuple[Plan, int]]:
+    """Yields a plan, bound to its images and probabilities, and its number of images for each pass."""
+    image_bytes = images.nbytes // len(images) if len(images) else 0
+    row_bytes = probabilities.nbytes // len(images) if len(images) else 0
+    source = images.__array_interface__["data"][0]
+    target = probabilities.__array_interface__["data"][0]
+    for first in range(0, len(images), batch):
+        count = min(batch, len(images) - first)
+        plan = engine.plan(count, images.dtype)
+        plan.bind(source + first * image_bytes, target + first * row_bytes)
+        yield plan, count
+
+
+def time_passes(
+    engine: Engine,
+    images: np.ndarray,
+    probabilities: np.ndarray,
+    batch: int,
+    *,
+    warmup: int,
+    iterations: int,
+    duration_s: float | None,
+    progress: Progress,
+) -> Passes:
+    """Times passes over ``images``, which fills ``probabilities``.
+
+    ``warmup`` passes are run first and not counted. With ``duration_s``, iterations are repeated until so
+    much time has passed; else there are ``iterations``. Ctrl-C ends early and keeps what was measured.
+    """
+    result = Passes()
+    complete_s = 0.0
+    try:
+        done = 0
+        while done < warmup:
+            for plan, _ in batches(engine, images, probabilities, batch):
+                plan.run()
+                done += 1
+                if done >= warmup:
+                    break
+        begin = perf_counter()
+        while True:
+            iteration_s = 0.0
+            for plan, count in batches(engine, images, probabilities, batch):
+                start = perf_counter()
+                plan.run()
+                seconds = perf_counter() - start
+                iteration_s += seconds
+                if count == batch:
+                    result.full_s.append(seconds)
+                result.images_total += count
+                result.seconds_total += seconds
+                if result.iterations == 0:
+                    result.images_done += count
+                    result.forward_s = iteration_s
+                progress(count)
+            result.iterations += 1
+            complete_s += iteration_s
+            result.forward_s = complete_s / result.iterations
+            if duration_s is None:
+                if result.iterations >= iterations:
+                    break
+            elif perf_counter() - begin >= duration_s:
+                break
+    except KeyboardInterrupt:
+        result.interrupted = True
+    return result
+
+
+def time_layers(
+    engine: Engine, images: np.ndarray, probabilities: np.ndarray, batch: int, progress: Progress
+) -> Steps:
+    """Times every step of one pass over each batch of ``images``."""
+    result = Steps()
+    recorder = _Recorder(engine.device, result)
+    try:
+        for index, (plan, count) in enumerate(batches(engine, images, probabilities, batch)):
+            recorder.run(plan, index)
+            progress(count)
+    except KeyboardInterrupt:
+        result.interrupted = True
+    return result
+
+
+class _Recorder:
+    """Runs plans step by step and adds up what each step took."""
+
+    def __init__(self, device: Any, result: Steps) -> None:
+        self.device = device
+        self.result = result
+        self.domain = nvtx.get_domain(DOMAIN)
+        self.origin = perf_counter()
+        self._layers: dict[str, LayerTime] = {}
+        self._copies: dict[tuple[str, str], CopyTime] = {}
+        self._events: list[tuple[Any, Any]] = []  # reused from pass to pass
+        self._marks: dict[str, Any] = {}
+
+    def run(self, plan: Plan, index: int) -> None:
+        steps = plan.steps
+        cuda = [step for step in steps if step.place == "cuda"]
+        while len(self._events) < len(cuda):
+            self._events.append((self.device.event(), self.device.event()))
+        events = iter(self._events)
+        timed: list[tuple[Step, float, float, tuple[Any, Any] | None]] = []
+        kernels_follow = _kernels_that_follow(steps)
+        for position, step in enumerate(steps):
+            pair = None
+            if step.place == "cuda":
+                if kernels_follow[position]:
+                    self.device.delay(LAUNCH_MARGIN_S * kernels_follow[position])
+                pair = next(events)
+            self.domain.push_range(self._mark(step))
+            if pair is not None:
+                pair[0].record(self.device.stream)
+            start = perf_counter()
+            step.function(*step.args)
+            seconds = perf_counter() - start
+            if pair is not None:
+                pair[1].record(self.device.stream)
+            self.domain.pop_range()
+            timed.append((step, start - self.origin, seconds, pair))
+        self.device.synchronize()
+        self._add_up(timed, index)
+
+    def _mark(self, step: Step) -> Any:
+        text = f"{step.name} {step.direction}" if step.kind == "copy" else step.name
+        if text not in self._marks:
+            self._marks[text] = self.domain.get_event_attributes(message=text, category=step.kind)
+        return self._marks[text]
+
+    def _add_up(
+        self, timed: list[tuple[Step, float, float, tuple[Any, Any] | None]], index: int
+    ) -> None:
+        first = next((pair for *_, pair in timed if pair is not None), None)
+        first_start = next((start for _, start, _, pair in timed if pair is not None), 0.0)
+        for step, start, host_s, pair in timed:
+            device_s = None if pair is None else self.device.elapsed_s(*pair)
+            if step.kind == "copy":
+                self._add_copy(step, device_s)
+            elif step.kind != "sync":
+                self._add_layer(step, host_s, device_s)
+            self._add_event(step.name, step.kind, "host", start, host_s, index)
+            if pair is not None:
+                since = self.device.elapsed_s(first[0], pair[0])
+                track = f"{self.device.name} stream"
+                self._add_event(step.name, step.kind, track, first_start + since, device_s, index)
+
+    def _add_layer(self, step: Step, host_s: float, device_s: float | None) -> None:
+        layer = self._layers.get(step.name)
+        if layer is None:
+            layer = self._layers[step.name] = LayerTime(step.name, step.kind, step.place)
+            self.result.layers.append(layer)
+        layer.calls += 1
+        layer.host_s += host_s
+        if device_s is not None:
+            layer.device_s = (layer.device_s or 0.0) + device_s
+        layer.flops += step.flops
+        layer.bytes += step.bytes
+
+    def _add_copy(self, step: Step, seconds: float) -> None:
+        key = (step.name, step.direction)
+        copy = self._copies.get(key)
+        if copy is None:
+            copy = self._copies[key] = CopyTime(step.name, step.direction)
+            self.result.copies.append(copy)
+        copy.calls += 1
+        copy.bytes += step.bytes
+        copy.seconds += seconds
+
+    def _add_event(
+        self, name: str, kind: str, track: str, start: float, seconds: float, index: int
+    ) -> None:
+        self.result.timeline_total += 1
+        if len(self.result.timeline) < TIMELINE_EVENTS:
+            self.result.timeline.append(TimelineEvent(name, kind, track, start, seconds, index))
+
+
+def _kernels_that_follow(steps: list[Step]) -> list[int]:
+    """Returns, at the first of each run of kernels on the device, how many there are; else 0."""
+    counts = [0] * len(steps)
+    first = None
+    for position, step in enumerate(steps):
+        if step.place == "cuda" and step.kind != "copy":
+            first = position if first is None else first
+            counts[first] += 1
+        else:
+            first = None
+    return counts
