@@ -125,7 +125,10 @@ def stream_handle(stream: Any) -> int:
     """
     if hasattr(stream, "__cuda_stream__"):
         return int(stream.__cuda_stream__()[1])
-    for candidate in (stream, *(getattr(stream, a, None) for a in ("ptr", "cuda_stream", "handle"))):
+    for candidate in (
+        stream,
+        *(getattr(stream, a, None) for a in ("ptr", "cuda_stream", "handle")),
+    ):
         if isinstance(candidate, int) and not isinstance(candidate, bool) and candidate >= 0:
             return candidate
         if hasattr(candidate, "value"):  # ctypes' pointer, as Numba gives

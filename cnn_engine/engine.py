@@ -134,7 +134,9 @@ class Engine:
                 self.network, self._weight_buffers, self._placement, self.choice.variant,
                 self.choice.reduction, batch, key[1], on_device,
             )  # fmt: skip
-            self.phases.create_outputs_s = (self.phases.create_outputs_s or 0) + perf_counter() - start
+            self.phases.create_outputs_s = (
+                (self.phases.create_outputs_s or 0) + perf_counter() - start
+            )
         return self._plans[key]
 
     def _check_images(self, images: Any) -> arrays.View:
@@ -202,7 +204,9 @@ class Engine:
             reference="NumPy float64",
             images=len(images),
             max_abs_diff=float(difference.max(initial=0.0)),
-            top1_agreement=float(np.mean(found.argmax(1) == wanted.argmax(1))) if len(images) else 1.0,
+            top1_agreement=float(np.mean(found.argmax(1) == wanted.argmax(1)))
+            if len(images)
+            else 1.0,
             tolerance=TOLERANCE[self.dtype],
         )
 
@@ -264,7 +268,9 @@ class Engine:
         if probabilities is None:
             probabilities = np.empty((count, self.network.classes), np.float32)
         else:
-            arrays.view("probabilities", probabilities, shape=(count, self.network.classes), writable=True)
+            arrays.view(
+                "probabilities", probabilities, shape=(count, self.network.classes), writable=True
+            )
 
         if self.device.note:
             notes.append(self.device.note)
@@ -291,7 +297,15 @@ class Engine:
             if not result.check.passed:
                 return result
         self._time(
-            result, images, probabilities, batch, warmup, iterations, duration_s, percentiles, progress
+            result,
+            images,
+            probabilities,
+            batch,
+            warmup,
+            iterations,
+            duration_s,
+            percentiles,
+            progress,
         )
         if labels is not None and result.images_done:
             start = perf_counter()
@@ -304,7 +318,16 @@ class Engine:
         return result
 
     def _time(
-        self, result, images, probabilities, batch, warmup, iterations, duration_s, percentiles, progress
+        self,
+        result,
+        images,
+        probabilities,
+        batch,
+        warmup,
+        iterations,
+        duration_s,
+        percentiles,
+        progress,
     ) -> None:
         """Fills ``result`` with the times of passes and of steps."""
         if len(images) == 0:

@@ -35,7 +35,9 @@ def check_writable(path: str | os.PathLike[str], option: str) -> Path:
     try:  # access() does not see a read-only mount or a kernel file system; creating a file does
         descriptor, probe = tempfile.mkstemp(dir=folder, prefix=f".{path.name}.")
     except OSError as error:
-        raise InputError(f"{option}: cannot write in {folder}: {describe_os_error(error)}") from error
+        raise InputError(
+            f"{option}: cannot write in {folder}: {describe_os_error(error)}"
+        ) from error
     os.close(descriptor)
     os.unlink(probe)
     return path

@@ -76,7 +76,12 @@ def conv2d(
     b = None if bias is None else view("conv2d: bias", bias, shape=(w.shape[0],))
     y = _output("conv2d", out, x, (x.shape[0], w.shape[0], shape.out_h, shape.out_w))
     if variant == "pad" and paddings != (0, 0):
-        padded = (x.shape[0], x.shape[1], x.shape[2] + 2 * paddings[0], x.shape[3] + 2 * paddings[1])
+        padded = (
+            x.shape[0],
+            x.shape[1],
+            x.shape[2] + 2 * paddings[0],
+            x.shape[3] + 2 * paddings[1],
+        )
         if workspace is None:
             workspace = arrays.empty_beside(x, padded).array
         pad2d(input, paddings, out=workspace, threads=threads, stream=stream)
@@ -84,7 +89,9 @@ def conv2d(
         size = (*padded, *size[4:])
         shape = _shape("conv2d", _cpu.Conv2dShape, *size, *strides, 0, 0)
     _refuse_overlap("conv2d", y, x, w, b)
-    _call("conv2d", (x, w, b, y), (shape, CONV2D_VARIANTS[variant], bool(reduction)), threads, stream)
+    _call(
+        "conv2d", (x, w, b, y), (shape, CONV2D_VARIANTS[variant], bool(reduction)), threads, stream
+    )
     return y.array
 
 

@@ -119,7 +119,15 @@ def build(
 
     def build_with(allocate: Callable[[str, int], Buffer]) -> Plan:
         builder = _Builder(
-            network, weights, placement, variant, reduction, batch, pixels, images_on_device, allocate
+            network,
+            weights,
+            placement,
+            variant,
+            reduction,
+            batch,
+            pixels,
+            images_on_device,
+            allocate,
         )
         return builder.build()
 
@@ -145,7 +153,16 @@ class _Builder:
     """Walks along the layers, keeping where the last one's output is."""
 
     def __init__(
-        self, network, weights, placement, variant, reduction, batch, pixels, images_on_device, allocate
+        self,
+        network,
+        weights,
+        placement,
+        variant,
+        reduction,
+        batch,
+        pixels,
+        images_on_device,
+        allocate,
     ) -> None:
         self.network: Network = network
         self.weights = weights
@@ -173,7 +190,9 @@ class _Builder:
         if self.pixels:
             self._move(target, "images", self.batch * math.prod(self.shape))
             self._normalize()
-        elif self.placement.place_of(first.kind) == "cuda" and self.placement.data_mode == "resident":
+        elif (
+            self.placement.place_of(first.kind) == "cuda" and self.placement.data_mode == "resident"
+        ):
             self._move("cuda", "images", self._nbytes())
         for info in self.network.infos:
             self._layer(info)
@@ -262,11 +281,16 @@ class _Builder:
             to = self._output(place, last)
         else:
             to = self.address  # element by element: no memory of its own
-        operator = {MaxPool2d: "max_pool2d", Linear: "linear", Softmax: "softmax", Tanh: "tanh"}.get(
-            type(layer), "relu"
-        )
+        operator = {
+            MaxPool2d: "max_pool2d",
+            Linear: "linear",
+            Softmax: "softmax",
+            Tanh: "tanh",
+        }.get(type(layer), "relu")
         options = [self.reduction] if isinstance(layer, (Linear, Softmax)) else []
-        self._add(layer.name, layer.kind, operator, [self.address, *weights, to, shape, *options], shape)
+        self._add(
+            layer.name, layer.kind, operator, [self.address, *weights, to, shape, *options], shape
+        )
         self._written(to, info.output_shape)
 
     def _conv2d(self, info: LayerInfo, place: str) -> None:

@@ -174,7 +174,9 @@ class Result:
     notes: list[str] = field(default_factory=list)
     timeline: list[TimelineEvent] = field(default_factory=list)  # of the first passes only
     timeline_total: int = 0  # events there would be of all passes
-    extra_lines: list[str] = field(default_factory=list)  # the workload's own lines of the text report
+    extra_lines: list[str] = field(
+        default_factory=list
+    )  # the workload's own lines of the text report
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the JSON document, schema 1: plain numbers, strings, lists and dictionaries."""

@@ -82,7 +82,9 @@ def register(workload: Workload) -> None:
         InputError: the name is taken by another registered workload.
     """
     if _registered.get(workload.name, workload) is not workload:
-        raise InputError(f"workload: expected a new name, found {workload.name!r} registered already")
+        raise InputError(
+            f"workload: expected a new name, found {workload.name!r} registered already"
+        )
     _registered[workload.name] = workload
 
 

@@ -30,7 +30,9 @@ class CudaDevice:
                 self.stream = cupy.cuda.Stream(non_blocking=True)
             self.properties: dict[str, Any] = self.kernels.device_properties(index)
         except Exception as error:  # CuPy's and ours: the driver refused
-            raise UnsupportedError(f"{self.name}: expected a usable device, found: {error}") from error
+            raise UnsupportedError(
+                f"{self.name}: expected a usable device, found: {error}"
+            ) from error
         self.stream_handle = self.stream.ptr
 
     @property
@@ -50,7 +52,9 @@ class CudaDevice:
             try:
                 pointer = self._cupy.cuda.alloc(max(nbytes, 1))
             except self._cupy.cuda.memory.OutOfMemoryError as error:
-                raise DeviceError(f"{self.name}: cannot allocate {nbytes} bytes: {error}") from error
+                raise DeviceError(
+                    f"{self.name}: cannot allocate {nbytes} bytes: {error}"
+                ) from error
         return Buffer(pointer.ptr, nbytes, pointer)
 
     def allocate_managed(self, nbytes: int) -> Buffer:

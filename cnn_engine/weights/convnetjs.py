@@ -44,7 +44,9 @@ def _read_layer(path: Path, info: LayerInfo, network: Network) -> dict[str, np.n
     try:
         header, _, body = path.read_text(encoding="ascii").partition("\n")
     except UnicodeDecodeError as error:
-        raise InputError(f"{path}: expected text, found byte {error.object[error.start]:#04x}") from error
+        raise InputError(
+            f"{path}: expected text, found byte {error.object[error.start]:#04x}"
+        ) from error
     if isinstance(layer, Conv2d):
         rows, columns = pair("kernel", layer.kernel)
         channels = info.input_shape[0]
@@ -73,7 +75,9 @@ def _read_layer(path: Path, info: LayerInfo, network: Network) -> dict[str, np.n
         numbers = np.array(words, dtype=np.float64)
     except ValueError:
         place, word = next((i, w) for i, w in enumerate(words) if not _is_number(w))
-        raise InputError(f"{path}: line {place + 2}: expected a number, found {word[:40]!r}") from None
+        raise InputError(
+            f"{path}: line {place + 2}: expected a number, found {word[:40]!r}"
+        ) from None
     if not np.isfinite(numbers).all():
         place = int(np.argmin(np.isfinite(numbers)))
         raise InputError(

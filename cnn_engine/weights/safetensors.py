@@ -18,6 +18,6 @@ def read(path: Path) -> dict[str, np.ndarray]:
     """
     try:
         with safe_open(path, framework="numpy") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118: not a dict
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, TypeError, ValueError, AttributeError) as error:
         raise InputError(f"{path}: expected a safetensors file, found: {error}") from error

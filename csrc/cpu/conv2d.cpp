@@ -28,9 +28,9 @@ inline float sum_in_order(const float* image,   // [C, H, W]
   return sum;
 }
 
-// Where each of a filter's taps reads, relative to the window's top left corner. With it the three loops
-// over the taps become one, long enough to be worth SIMD lanes. (No standard container here: its code
-// would be shared with the builds for other instruction sets.)
+// Where each of a filter's taps reads, relative to the window's top left corner. With it the three
+// loops over the taps become one, long enough to be worth SIMD lanes. (No standard container here:
+// its code would be shared with the builds for other instruction sets.)
 struct Taps {
   int* row;  // [C * R * S] each
   int* column;
@@ -54,7 +54,8 @@ struct Taps {
   ~Taps() { delete[] row; }
 };
 
-// One output element as a SIMD reduction: lanes sum every 4th, 8th or 16th tap and are added at the end.
+// One output element as a SIMD reduction: lanes sum every 4th, 8th or 16th tap and are added at the
+// end.
 template <Conv2dVariant variant>
 inline float sum_with_reduction(const float* image,   // [C, H, W]
                                 const float* filter,  // [C, R, S]
@@ -75,7 +76,11 @@ inline float sum_with_reduction(const float* image,   // [C, H, W]
     for (int t = 0; t < count; ++t) {
       const int y = top + row[t];
       const int x = left + column[t];
-      if (y >= 0 && y < height && x >= 0 && x < width) sum += image[corner + offset[t]] * filter[t];
+      const bool inside = y >= 0 && y < height && x >= 0 && x < width;
+      // Outside, a lane reads the image's first pixel and drops it: compilers vectorise a choice of
+      // address, not a load that may not happen.
+      const float value = image[inside ? corner + offset[t] : 0];
+      sum += inside ? value * filter[t] : 0.0f;
     }
   }
   return sum;
@@ -89,18 +94,20 @@ void for_each_output(const float* input, const float* weight, const float* bias,
   const std::int64_t image_size = std::int64_t{p.c} * p.h * p.w;
   // One index is one row of one output map: enough of them to share out at any batch size.
   const std::int64_t rows = std::int64_t{p.n} * p.k * out_h;
-  parallel_for(rows, std::int64_t{out_w} * p.taps(), threads, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t index = begin; index < end; ++index) {
-      const int i = static_cast<int>(index % out_h);
-      const int k = static_cast<int>(index / out_h % p.k);
-      const float* image = input + index / out_h / p.k * image_size;
-      const float* filter = weight + std::int64_t{k} * p.taps();
-      for (int j = 0; j < out_w; ++j) {
-        const float value = sum(image, filter, i * p.stride_h - p.pad_h, j * p.stride_w - p.pad_w);
-        output[index * out_w + j] = bias ? value + bias[k] : value;
-      }
-    }
-  });
+  parallel_for(rows, std::int64_t{out_w} * p.taps(), threads,
+               [&](std::int64_t begin, std::int64_t end) {
+                 for (std::int64_t index = begin; index < end; ++index) {
+                   const int i = static_cast<int>(index % out_h);
+                   const int k = static_cast<int>(index / out_h % p.k);
+                   const float* image = input + index / out_h / p.k * image_size;
+                   const float* filter = weight + std::int64_t{k} * p.taps();
+                   for (int j = 0; j < out_w; ++j) {
+                     const float value =
+                         sum(image, filter, i * p.stride_h - p.pad_h, j * p.stride_w - p.pad_w);
+                     output[index * out_w + j] = bias ? value + bias[k] : value;
+                   }
+                 }
+               });
 }
 
 template <Conv2dVariant variant>
@@ -110,7 +117,8 @@ void run(const float* input, const float* weight, const float* bias, float* outp
     const Taps taps(p);
     for_each_output<variant>(input, weight, bias, output, p, threads,
                              [&](const float* image, const float* filter, int top, int left) {
-                               return sum_with_reduction<variant>(image, filter, p, taps, top, left);
+                               return sum_with_reduction<variant>(image, filter, p, taps, top,
+                                                                  left);
                              });
   } else {
     for_each_output<variant>(input, weight, bias, output, p, threads,

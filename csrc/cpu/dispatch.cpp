@@ -1,4 +1,5 @@
-// The operators' cpu:: entries: each calls the build of its kernel for the selected instruction set.
+// The operators' cpu:: entries: each calls the build of its kernel for the selected instruction
+// set.
 #include <cstdlib>
 #include <cstring>
 
@@ -91,7 +92,8 @@ void linear(const float* input, const float* weight, const float* bias, float* o
   kernels().linear(input, weight, bias, output, shape, reduction, threads);
 }
 
-void softmax(const float* input, float* output, const SoftmaxShape& shape, bool reduction, int threads) {
+void softmax(const float* input, float* output, const SoftmaxShape& shape, bool reduction,
+             int threads) {
   kernels().softmax(input, output, shape, reduction, threads);
 }
 

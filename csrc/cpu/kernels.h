@@ -39,8 +39,8 @@ struct InstructionSet {
 };
 int instruction_sets(const InstructionSet** sets);
 
-// Selects by name the kernels that the operators use from now on; throws std::invalid_argument for a
-// name that was not built or that this CPU lacks. Not to be called while an operator runs.
+// Selects by name the kernels that the operators use from now on; throws std::invalid_argument for
+// a name that was not built or that this CPU lacks. Not to be called while an operator runs.
 void select_instruction_set(const char* name);
 const char* selected_instruction_set();
 

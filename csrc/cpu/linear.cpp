@@ -31,7 +31,8 @@ void linear(const float* input, const float* weight, const float* bias, float* o
       const std::int64_t m = index % out;
       const float* x = input + index / out * features;
       const float* w = weight + m * features;
-      const float sum = reduction ? sum_with_reduction(x, w, features) : sum_in_order(x, w, features);
+      const float sum =
+          reduction ? sum_with_reduction(x, w, features) : sum_in_order(x, w, features);
       output[index] = bias ? sum + bias[m] : sum;
     }
   });

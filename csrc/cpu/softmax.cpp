@@ -33,15 +33,17 @@ void softmax_row(const float* x, float* y, int classes) {
 
 }  // namespace
 
-void softmax(const float* input, float* output, const SoftmaxShape& shape, bool reduction, int threads) {
+void softmax(const float* input, float* output, const SoftmaxShape& shape, bool reduction,
+             int threads) {
   const int classes = shape.classes;
-  parallel_for(shape.n, std::int64_t{classes} * 20, threads, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t n = begin; n < end; ++n) {
-      const float* x = input + n * classes;
-      float* y = output + n * classes;
-      reduction ? softmax_row<true>(x, y, classes) : softmax_row<false>(x, y, classes);
-    }
-  });
+  parallel_for(shape.n, std::int64_t{classes} * 20, threads,
+               [&](std::int64_t begin, std::int64_t end) {
+                 for (std::int64_t n = begin; n < end; ++n) {
+                   const float* x = input + n * classes;
+                   float* y = output + n * classes;
+                   reduction ? softmax_row<true>(x, y, classes) : softmax_row<false>(x, y, classes);
+                 }
+               });
 }
 
 }  // namespace cnn_engine::cpu::CNN_ENGINE_ISA

@@ -1,8 +1,7 @@
 // conv2d on CUDA: checks and the switch between the variants.
-#include "ops/conv2d.h"
-
 #include "cuda/conv2d_direct.cuh"
 #include "cuda/conv2d_pad.cuh"
+#include "ops/conv2d.h"
 
 namespace cnn_engine::cuda {
 

@@ -1,9 +1,10 @@
-// conv2d, variant `if`: y[n,k,i,j] = b[k] + sum over c,r,s of x[n, c, i*SH+r-PH, j*SW+s-PW] * w[k,c,r,s]
+// conv2d, variant `if`: y[n,k,i,j] = b[k] + sum over c,r,s of x[n, c, i*SH+r-PH, j*SW+s-PW] *
+// w[k,c,r,s]
 //
-// Layouts: x [N,C,H,W], w [K,C,R,S], b [K] or null, y [N,K,OH,OW], float32. Outputs < 2^31 a launch.
-// The bounds of the image are tested in the innermost loop: the way most first write it, and what the
-// `pad` variant is measured against. No shared memory; threads of a warp read one filter (a broadcast)
-// and neighbouring pixels (coalesced but for the window's shift).
+// Layouts: x [N,C,H,W], w [K,C,R,S], b [K] or null, y [N,K,OH,OW], float32. Outputs < 2^31 a
+// launch. The bounds of the image are tested in the innermost loop: the way most first write it,
+// and what the `pad` variant is measured against. No shared memory; threads of a warp read one
+// filter (a broadcast) and neighbouring pixels (coalesced but for the window's shift).
 //
 //   conv2d_direct_kernel       one thread makes one output and sums over C*R*S in order
 //   conv2d_direct_warp_kernel  one warp makes one output: lanes sum every 32nd tap, then shuffle
@@ -15,7 +16,8 @@
 
 namespace cnn_engine::cuda {
 
-__global__ void conv2d_direct_kernel(const float* __restrict__ input, const float* __restrict__ weight,
+__global__ void conv2d_direct_kernel(const float* __restrict__ input,
+                                     const float* __restrict__ weight,
                                      const float* __restrict__ bias, float* __restrict__ output,
                                      const Conv2dShape p) {
   const std::int64_t index = grid_thread();
@@ -38,8 +40,8 @@ __global__ void conv2d_direct_kernel(const float* __restrict__ input, const floa
 
 __global__ void conv2d_direct_warp_kernel(const float* __restrict__ input,
                                           const float* __restrict__ weight,
-                                          const float* __restrict__ bias, float* __restrict__ output,
-                                          const Conv2dShape p) {
+                                          const float* __restrict__ bias,
+                                          float* __restrict__ output, const Conv2dShape p) {
   const std::int64_t index = grid_thread() / kWarpThreads;
   if (index >= p.output_size()) return;  // the whole warp leaves: the shuffles below stay complete
   const int lane = threadIdx.x % kWarpThreads;
@@ -68,7 +70,7 @@ inline void launch_conv2d_direct(const float* input, const float* weight, const 
     CUDA_CHECK_LAUNCH("conv2d_direct_warp_kernel");
   } else {
     conv2d_direct_kernel<<<blocks_for(outputs), kBlockThreads, 0, stream>>>(input, weight, bias,
-                                                                          output, shape);
+                                                                            output, shape);
     CUDA_CHECK_LAUNCH("conv2d_direct_kernel");
   }
 }

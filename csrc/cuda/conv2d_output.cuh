@@ -11,7 +11,8 @@ struct Conv2dOutput {
   int k;                // output channel
   int top, left;        // the window's first row and column in the image; negative in the padding
 
-  __device__ Conv2dOutput(const float* input, const float* weight, const Conv2dShape& p, unsigned index) {
+  __device__ Conv2dOutput(const float* input, const float* weight, const Conv2dShape& p,
+                          unsigned index) {
     const unsigned out_w = p.out_w();
     const unsigned out_h = p.out_h();
     const unsigned row = index / out_w;  // of [N, K, OH]

@@ -1,8 +1,8 @@
 // conv2d, variant `pad`: y[n,k,i,j] = b[k] + sum over c,r,s of x[n, c, i*SH+r, j*SW+s] * w[k,c,r,s]
 //
 // Layouts: x [N,C,H,W], already padded by pad2d (so PH = PW = 0 here), w [K,C,R,S], b [K] or null,
-// y [N,K,OH,OW], float32. Outputs < 2^31 a launch. No window leaves the padded image, so no bounds are
-// tested: what the branch costs is what the `if` variant is slower by, less the time of pad2d.
+// y [N,K,OH,OW], float32. Outputs < 2^31 a launch. No window leaves the padded image, so no bounds
+// are tested: what the branch costs is what the `if` variant is slower by, less the time of pad2d.
 //
 //   conv2d_pad_kernel       one thread makes one output and sums over C*R*S in order
 //   conv2d_pad_warp_kernel  one warp makes one output: lanes sum every 32nd tap, then shuffle
@@ -50,16 +50,17 @@ __global__ void conv2d_pad_warp_kernel(const float* __restrict__ input,
   if (lane == 0) output[index] = bias ? sum + bias[at.k] : sum;
 }
 
-inline void launch_conv2d_pad(const float* input, const float* weight, const float* bias, float* output,
-                              const Conv2dShape& shape, bool reduction, Stream stream) {
+inline void launch_conv2d_pad(const float* input, const float* weight, const float* bias,
+                              float* output, const Conv2dShape& shape, bool reduction,
+                              Stream stream) {
   const std::int64_t outputs = shape.output_size();
   if (reduction) {
     conv2d_pad_warp_kernel<<<blocks_for(outputs * kWarpThreads), kBlockThreads, 0, stream>>>(
         input, weight, bias, output, shape);
     CUDA_CHECK_LAUNCH("conv2d_pad_warp_kernel");
   } else {
-    conv2d_pad_kernel<<<blocks_for(outputs), kBlockThreads, 0, stream>>>(input, weight, bias, output,
-                                                                       shape);
+    conv2d_pad_kernel<<<blocks_for(outputs), kBlockThreads, 0, stream>>>(input, weight, bias,
+                                                                         output, shape);
     CUDA_CHECK_LAUNCH("conv2d_pad_kernel");
   }
 }

@@ -1,7 +1,6 @@
 // delay on CUDA: one thread watches the GPU's nanosecond timer.
-#include "runtime/delay.h"
-
 #include "runtime/check.h"
+#include "runtime/delay.h"
 
 namespace cnn_engine::cuda {
 namespace {
@@ -22,7 +21,8 @@ __global__ void delay_kernel(std::int64_t nanoseconds) {
 void delay(std::int64_t nanoseconds, Stream stream) {
   constexpr std::int64_t kLongest = 1'000'000'000;
   if (nanoseconds < 0 || nanoseconds > kLongest) {
-    throw Error("delay: expected 0 to 1000000000 nanoseconds, found " + std::to_string(nanoseconds));
+    throw Error("delay: expected 0 to 1000000000 nanoseconds, found " +
+                std::to_string(nanoseconds));
   }
   delay_kernel<<<1, 1, 0, stream>>>(nanoseconds);
   CUDA_CHECK_LAUNCH("delay_kernel");

@@ -1,7 +1,6 @@
 // relu, tanh and normalize on CUDA: one thread makes one output element.
-#include "ops/elementwise.h"
-
 #include "cuda/launch.cuh"
+#include "ops/elementwise.h"
 #include "runtime/check.h"
 
 namespace cnn_engine::cuda {
@@ -33,8 +32,8 @@ template <typename Input, typename Function>
 void launch_elementwise(const Input* input, float* output, const ElementwiseShape& shape,
                         Function function, Stream stream) {
   if (shape.size == 0) return;
-  elementwise_kernel<<<blocks_for(shape.size), kBlockThreads, 0, stream>>>(input, output, shape.size,
-                                                                         function);
+  elementwise_kernel<<<blocks_for(shape.size), kBlockThreads, 0, stream>>>(input, output,
+                                                                           shape.size, function);
   CUDA_CHECK_LAUNCH("elementwise_kernel");
 }
 

@@ -1,4 +1,5 @@
-// How the layered kernels are laid over a grid: threads or warps, one after another over the outputs.
+// How the layered kernels are laid over a grid: threads or warps, one after another over the
+// outputs.
 #pragma once
 
 #include <cstdint>
@@ -15,9 +16,9 @@ inline unsigned blocks_for(std::int64_t threads) {
   return static_cast<unsigned>((threads + kBlockThreads - 1) / kBlockThreads);
 }
 
-// Calls body(first image, images) for parts of a batch that have fewer than 2^31 outputs, so that kernels
-// divide 32-bit numbers only (64-bit division is a subroutine on a GPU). The shapes keep one image's
-// tensors below 2^31 elements.
+// Calls body(first image, images) for parts of a batch that have fewer than 2^31 outputs, so that
+// kernels divide 32-bit numbers only (64-bit division is a subroutine on a GPU). The shapes keep
+// one image's tensors below 2^31 elements.
 template <typename Body>
 void for_each_part_of_batch(int images, std::int64_t outputs_an_image, const Body& body) {
   constexpr std::int64_t kHighest = std::numeric_limits<std::int32_t>::max();

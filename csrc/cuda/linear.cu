@@ -1,7 +1,6 @@
 // linear on CUDA: one thread, or with `reduction` one warp, makes one output element.
-#include "ops/linear.h"
-
 #include "cuda/reduce.cuh"
+#include "ops/linear.h"
 #include "runtime/check.h"
 
 namespace cnn_engine::cuda {

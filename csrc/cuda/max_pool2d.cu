@@ -1,7 +1,6 @@
 // max_pool2d on CUDA: one thread makes one output element.
-#include "ops/max_pool2d.h"
-
 #include "cuda/launch.cuh"
+#include "ops/max_pool2d.h"
 #include "runtime/check.h"
 
 namespace cnn_engine::cuda {

@@ -1,7 +1,6 @@
 // pad2d on CUDA: one thread makes one output element, border or copy.
-#include "ops/pad2d.h"
-
 #include "cuda/launch.cuh"
+#include "ops/pad2d.h"
 #include "runtime/check.h"
 
 namespace cnn_engine::cuda {

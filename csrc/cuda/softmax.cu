@@ -1,13 +1,13 @@
 // softmax on CUDA: one thread, or with `reduction` one warp, makes one row.
-#include "ops/softmax.h"
-
 #include "cuda/reduce.cuh"
+#include "ops/softmax.h"
 #include "runtime/check.h"
 
 namespace cnn_engine::cuda {
 namespace {
 
-// In both kernels a NaN is never the maximum; exp() carries it into the sum, and so into the whole row.
+// In both kernels a NaN is never the maximum; exp() carries it into the sum, and so into the whole
+// row.
 
 __global__ void softmax_kernel(const float* input,  // [N, M]
                                float* output,       // [N, M]; may be the input

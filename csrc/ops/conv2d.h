@@ -3,8 +3,8 @@
 // A cross-correlation, as every deep-learning library defines it; x is 0 outside the image.
 // Layouts: x [N,C,H,W], w [K,C,R,S], b [K] or null, y [N,K,OH,OW]; float32, C-contiguous.
 //
-// Variants: `direct` (--variant if) tests the image's bounds in the innermost loop. `pad` reads an input
-// that pad2d has already padded: its shape has pad_h = pad_w = 0, and no bounds are tested.
+// Variants: `direct` (--variant if) tests the image's bounds in the innermost loop. `pad` reads an
+// input that pad2d has already padded: its shape has pad_h = pad_w = 0, and no bounds are tested.
 // With `reduction`, several lanes share one output's sum: SIMD lanes on the CPU, a warp on CUDA.
 #pragma once
 
@@ -16,9 +16,9 @@ namespace cnn_engine {
 enum class Conv2dVariant { direct, pad };
 
 struct Conv2dShape {
-  int n, c, h, w;                          // input  [N, C, H, W]
-  int k, r, s;                             // weight [K, C, R, S]
-  int stride_h, stride_w, pad_h, pad_w;    // rows and columns apart
+  int n, c, h, w;                        // input  [N, C, H, W]
+  int k, r, s;                           // weight [K, C, R, S]
+  int stride_h, stride_w, pad_h, pad_w;  // rows and columns apart
 
   CNN_ENGINE_INLINE int out_h() const { return (h + 2 * pad_h - r) / stride_h + 1; }
   CNN_ENGINE_INLINE int out_w() const { return (w + 2 * pad_w - s) / stride_w + 1; }
@@ -46,8 +46,10 @@ struct Conv2dShape {
     require_at_least("stride width", stride_w, 1);
     require_at_least("padding height", pad_h, 0);
     require_at_least("padding width", pad_w, 0);
-    require_at_least("padded height less the kernel", std::int64_t{h} + 2 * std::int64_t{pad_h} - r, 0);
-    require_at_least("padded width less the kernel", std::int64_t{w} + 2 * std::int64_t{pad_w} - s, 0);
+    require_at_least("padded height less the kernel", std::int64_t{h} + 2 * std::int64_t{pad_h} - r,
+                     0);
+    require_at_least("padded width less the kernel", std::int64_t{w} + 2 * std::int64_t{pad_w} - s,
+                     0);
     require_indexable("input", c, h, w);
     require_indexable("padded input", c, std::int64_t{h} + 2 * std::int64_t{pad_h},
                       std::int64_t{w} + 2 * std::int64_t{pad_w});

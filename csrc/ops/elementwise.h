@@ -20,7 +20,8 @@ struct ElementwiseShape {
   CNN_ENGINE_INLINE std::int64_t bytes() const { return size * (input_itemsize + 4); }
 
   void validate() const {
-    if (size < 0) throw std::invalid_argument("size: expected at least 0, found " + std::to_string(size));
+    if (size < 0)
+      throw std::invalid_argument("size: expected at least 0, found " + std::to_string(size));
   }
 };
 

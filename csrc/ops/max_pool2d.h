@@ -1,7 +1,7 @@
 // max_pool2d: y[n,c,i,j] = max over r < R, s < S of x[n, c, i*SH + r - PH, j*SW + s - PW]
 //
-// Places outside the image do not take part. A NaN in the window makes the output NaN, and a window of
-// -inf gives -inf, as in PyTorch. Layouts: x [N,C,H,W], y [N,C,OH,OW]; float32, C-contiguous.
+// Places outside the image do not take part. A NaN in the window makes the output NaN, and a window
+// of -inf gives -inf, as in PyTorch. Layouts: x [N,C,H,W], y [N,C,OH,OW]; float32, C-contiguous.
 #pragma once
 
 #include "runtime/shape.h"
@@ -37,8 +37,10 @@ struct MaxPool2dShape {
     // Past half the window a whole window could lie outside the image and have no maximum.
     require_at_least("half the window height less the padding", r / 2 - std::int64_t{pad_h}, 0);
     require_at_least("half the window width less the padding", s / 2 - std::int64_t{pad_w}, 0);
-    require_at_least("padded height less the window", std::int64_t{h} + 2 * std::int64_t{pad_h} - r, 0);
-    require_at_least("padded width less the window", std::int64_t{w} + 2 * std::int64_t{pad_w} - s, 0);
+    require_at_least("padded height less the window", std::int64_t{h} + 2 * std::int64_t{pad_h} - r,
+                     0);
+    require_at_least("padded width less the window", std::int64_t{w} + 2 * std::int64_t{pad_w} - s,
+                     0);
     require_indexable("input", c, h, w);
     require_indexable("output", c, out_h(), out_w());
   }

@@ -1,8 +1,9 @@
 // A network as data, for kernels that run several layers, or all of them, as one (--variant fused).
 //
-// A chain of layers over one image [C, H, W]: each reads what the one before it wrote. `linear` reads its
-// input flattened in the order channel, row, column. Pixels (uint8) enter as x * scale + offset; float32
-// input enters as it is. The meaning of each layer is its operator's contract in this folder.
+// A chain of layers over one image [C, H, W]: each reads what the one before it wrote. `linear`
+// reads its input flattened in the order channel, row, column. Pixels (uint8) enter as x * scale +
+// offset; float32 input enters as it is. The meaning of each layer is its operator's contract in
+// this folder.
 #pragma once
 
 #include <vector>
@@ -15,12 +16,12 @@ enum class LayerKind { conv2d, relu, tanh, max_pool2d, linear, softmax };
 
 struct LayerDescription {
   LayerKind kind;
-  int out_channels = 0;                // conv2d: filters; linear: output features
-  int kernel_h = 0, kernel_w = 0;      // conv2d, max_pool2d
-  int stride_h = 1, stride_w = 1;      // conv2d, max_pool2d
-  int pad_h = 0, pad_w = 0;            // conv2d, max_pool2d
-  const float* weight = nullptr;       // conv2d [K, C, R, S]; linear [M, F]; host memory
-  const float* bias = nullptr;         // [K] or [M], or null; host memory
+  int out_channels = 0;            // conv2d: filters; linear: output features
+  int kernel_h = 0, kernel_w = 0;  // conv2d, max_pool2d
+  int stride_h = 1, stride_w = 1;  // conv2d, max_pool2d
+  int pad_h = 0, pad_w = 0;        // conv2d, max_pool2d
+  const float* weight = nullptr;   // conv2d [K, C, R, S]; linear [M, F]; host memory
+  const float* bias = nullptr;     // [K] or [M], or null; host memory
 };
 
 struct NetworkDescription {

@@ -1,4 +1,5 @@
-// pad2d: y[n,c,i,j] = x[n, c, i - PH, j - PW] inside the image, 0 in a border of PH rows and PW columns.
+// pad2d: y[n,c,i,j] = x[n, c, i - PH, j - PW] inside the image, 0 in a border of PH rows and PW
+// columns.
 //
 // Layouts: x [N,C,H,W], y [N,C,H+2PH,W+2PW]; float32, C-contiguous.
 #pragma once

@@ -2,7 +2,8 @@
 //
 // Layouts: x [N,M], y [N,M]; float32, C-contiguous; may work in place.
 // As in PyTorch, a row with a NaN or +inf, or with nothing but -inf, comes out all NaN; -inf beside
-// finite values gives 0. With `reduction`, several lanes share a row: SIMD lanes, or a warp on CUDA.
+// finite values gives 0. With `reduction`, several lanes share a row: SIMD lanes, or a warp on
+// CUDA.
 #pragma once
 
 #include "runtime/shape.h"

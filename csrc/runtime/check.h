@@ -23,6 +23,7 @@ inline void check(cudaError_t error, const char* call, const char* file, int lin
 
 #define CUDA_CHECK(call) ::cnn_engine::cuda::check((call), #call, __FILE__, __LINE__)
 
-// After a launch: cudaGetLastError also clears the error, so that it is reported once, where it arose.
+// After a launch: cudaGetLastError also clears the error, so that it is reported once, where it
+// arose.
 #define CUDA_CHECK_LAUNCH(kernel) \
   ::cnn_engine::cuda::check(cudaGetLastError(), "launch of " kernel, __FILE__, __LINE__)

@@ -1,4 +1,5 @@
-// The CUDA stream type, named without CUDA's headers so that contracts compile on a CPU-only machine.
+// The CUDA stream type, named without CUDA's headers so that contracts compile on a CPU-only
+// machine.
 #pragma once
 
 struct CUstream_st;

@@ -1,0 +1,33 @@
+"""``cnn-engine COMMAND ...``: each command is also ``python -m cnn_engine.COMMAND``."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+from . import cli
+
+COMMANDS = {
+    "run": "run a network on images, timed layer by layer",
+    "doctor": "say what was built, what this machine has, and what is missing",
+}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs the command named first; returns its exit code."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print("usage: cnn-engine COMMAND [OPTION ...]\n")
+        for name, summary in COMMANDS.items():
+            print(f"  {name:<8} {summary}")
+        print("\ncnn-engine COMMAND --help lists a command's options")
+        return cli.DONE
+    if arguments[0] not in COMMANDS:
+        cli.print_error(f"expected a command ({', '.join(COMMANDS)}), found {arguments[0]!r}")
+        return cli.INPUT_AT_FAULT
+    command = importlib.import_module(f".{arguments[0]}", __package__)
+    return command.main(arguments[1:])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,188 @@
+"""``python -m cnn_engine.run``: runs a network on images, checks it, and times every layer and copy."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from pathlib import Path
+from time import perf_counter
+
+import numpy as np
+
+from . import cli, report, threads, variants, workload
+from .engine import DEFAULT_BATCH, Engine
+from .errors import InputError, expected
+from .files import atomic_write, check_writable
+from .progress import Progress
+
+MOST_IMAGES = 100_000_000
+
+
+def parser() -> argparse.ArgumentParser:
+    """Returns the command's parser."""
+    p = cli.ArgumentParser(
+        prog="python -m cnn_engine.run",
+        description="Runs a network on images: compares it with a float64 reference, then times whole "
+        "passes, every layer and every copy.",
+        epilog="exit codes: 0 done; 1 the check against the reference failed, nothing is timed; 2 the "
+        "input is at fault; 130 interrupted, what was measured is still written",
+    )
+    count = cli.whole_number
+    p.add_argument("--network", default="cifar10", help=f"one of {', '.join(workload.names())}")
+    rows = "; ".join(f"{row.name}: {row.summary}" for row in variants.VARIANTS.values())
+    p.add_argument("--variant", default="auto", help=f"{rows}; auto (default): the fastest")
+    p.add_argument(
+        "--reduction",
+        action=argparse.BooleanOptionalAction,
+        help="let several lanes share one output's sum (default: no; auto: what is fastest)",
+    )
+    p.add_argument("--device", default="auto", help="auto (default), cpu, cuda or cuda:N")
+    p.add_argument(
+        "--data-mode",
+        default="resident",
+        help="where data lives on CUDA: resident (default); transfer: each convolution copies its input "
+        "in and its output out, the other layers run on the CPU; managed: the same over managed memory",
+    )
+    p.add_argument("--dtype", default="float32", help=f"one of {', '.join(variants.DTYPES)}")
+    p.add_argument(
+        "--batch",
+        type=count(1, MOST_IMAGES),
+        help=f"images a pass (default: {DEFAULT_BATCH}, or all when fewer)",
+    )
+    p.add_argument("--images", type=count(1, MOST_IMAGES), help="how many of them (default: all)")
+    p.add_argument(
+        "--data",
+        default="auto",
+        help="auto (default): $CNN_ENGINE_DATA, else the user's cache, else synthetic images; synthetic; "
+        "or a path that the network's data set understands",
+    )
+    p.add_argument(
+        "--weights",
+        default="default",
+        help="default: the network's own; random; a .safetensors file or a ConvNetJS folder",
+    )
+    p.add_argument("--threads", type=count(1, threads.MOST), help="of CPU work (default: all CPUs)")
+    p.add_argument(
+        "--warmup", type=count(0, 10**6), default=1, help="passes before those that count"
+    )
+    p.add_argument("--iterations", type=count(1, 10**9), default=1, help="times over all images")
+    p.add_argument(
+        "--duration",
+        type=cli.number(0, 10**7),
+        metavar="S",
+        help="instead of --iterations: repeat for so many seconds",
+    )
+    p.add_argument("--percentiles", default="50,90,99", help="of the latency (default: 50,90,99)")
+    p.add_argument(
+        "--check",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="compare with the float64 reference before anything is timed (default: yes)",
+    )
+    for option, what in (
+        ("json", "the result as JSON (schema 1)"),
+        ("csv", "layers and copies as CSV"),
+        ("trace", "a timeline that Perfetto and chrome://tracing open"),
+        ("html", "the report as one page"),
+    ):
+        p.add_argument(f"--{option}", metavar="PATH", help=f"write {what}; - for standard output")
+    p.add_argument(
+        "--save-probabilities", metavar="PATH.npy", help="write them, float32 [N, classes]"
+    )
+    p.add_argument("--quiet", action="store_true", help="print no report and no progress bar")
+    return p
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs the command with ``arguments`` (None: the process's); returns its exit code."""
+    return cli.run(_main, arguments)
+
+
+def _main(arguments: list[str] | None) -> int:
+    try:
+        options = parser().parse_args(arguments)
+    except SystemExit as stop:  # --help, or an error that is printed already
+        return int(stop.code or 0)
+    percentiles = _percentiles(options.percentiles)
+    outputs = {name: getattr(options, name) for name in ("json", "csv", "trace", "html")}
+    _check_outputs(outputs, options.save_probabilities)
+
+    found = workload.get(options.network)
+    start = perf_counter()
+    dataset = found.load_data(options.data, options.images)
+    load_data_s = perf_counter() - start
+
+    engine = Engine(
+        found,
+        weights=options.weights,
+        device=options.device,
+        variant=options.variant,
+        reduction=options.reduction,
+        dtype=options.dtype,
+        data_mode=options.data_mode,
+        threads=options.threads,
+    )
+    engine.phases.load_data_s = load_data_s
+    probabilities = np.zeros((len(dataset), engine.network.classes), np.float32)
+    result = engine.profile(
+        dataset,
+        batch=options.batch,
+        warmup=options.warmup,
+        iterations=options.iterations,
+        duration_s=options.duration,
+        percentiles=percentiles,
+        check=options.check,
+        probabilities=probabilities,
+        progress=None if options.quiet else Progress(),
+    )
+    start = perf_counter()
+    engine.close()
+    result.phases.free_memory_s = perf_counter() - start
+    if arguments is not None:
+        result.command = shlex.join(["python", "-m", "cnn_engine.run", *arguments])
+
+    if options.save_probabilities and result.images_done:
+        with atomic_write(options.save_probabilities, "wb") as file:
+            np.save(file, probabilities[: result.images_done])
+    if not options.quiet and "-" not in outputs.values():
+        print(report.text.render(result))
+    report.write(result, **outputs)
+    if result.check is not None and not result.check.passed:
+        cli.print_error(
+            f"check: expected probabilities within {result.check.tolerance:g} of the float64 reference, "
+            f"found {result.check.max_abs_diff:g}; nothing was timed"
+        )
+        return cli.CHECK_FAILED
+    return cli.INTERRUPTED if result.interrupted else cli.DONE
+
+
+def _percentiles(text: str) -> tuple[float, ...]:
+    try:
+        values = tuple(float(word) for word in text.split(","))
+    except ValueError:
+        values = ()
+    if not values or not all(0 <= value <= 100 for value in values):
+        raise expected("--percentiles", "numbers from 0 to 100 with commas between", repr(text))
+    return values
+
+
+def _check_outputs(outputs: dict[str, str | None], probabilities: str | None) -> None:
+    """Refuses what cannot be written before any work is done."""
+    paths = {f"--{name}": path for name, path in outputs.items() if path is not None}
+    if list(paths.values()).count("-") > 1:
+        raise InputError("standard output: expected one option with -, found several")
+    if probabilities is not None:
+        if probabilities == "-" or not probabilities.endswith(".npy"):
+            raise expected("--save-probabilities", "a path that ends in .npy", repr(probabilities))
+        paths["--save-probabilities"] = probabilities
+    files = [Path(path).absolute() for path in paths.values() if path != "-"]
+    if len(set(files)) < len(files):
+        raise InputError("outputs: expected a path of its own for each, found one path twice")
+    for option, path in paths.items():
+        if path != "-":
+            check_writable(path, option)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
