@@ -1,0 +1,94 @@
+"""What the tests share: real data where it is, a CUDA device where there is one, and guard bands."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cnn_engine import cuda_module
+
+ROOT = Path(__file__).resolve().parent.parent
+DATA = Path(os.environ.get("CNN_ENGINE_TEST_DATA", ROOT.parent / "shared" / "data"))
+
+
+def gpu_missing() -> str | None:
+    """Why the tests marked ``gpu`` cannot run here, or None."""
+    reason = cuda_module.unavailable()
+    if reason is None:
+        try:
+            import cupy  # noqa: F401
+        except ImportError as error:
+            reason = f"CuPy: {error}"
+    return reason
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    gpu = [item for item in items if item.get_closest_marker("gpu")]
+    if gpu and (reason := gpu_missing()):
+        for item in gpu:
+            item.add_marker(pytest.mark.skip(reason=f"needs a GPU: {reason}"))
+
+
+@pytest.fixture(scope="session")
+def test_data():
+    """Returns a function from a name under the test data to its path; skips where it is absent."""
+
+    def find(name: str) -> Path:
+        path = DATA / name
+        if not path.exists():
+            pytest.skip(f"needs {name} in {DATA} (set CNN_ENGINE_TEST_DATA)")
+        return path
+
+    return find
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request) -> Device:
+    """Every device in turn: how a test makes arrays there and gets them back."""
+    return Device(request.param)
+
+
+class Device:
+    """Puts NumPy arrays on a device, inside guard bands, and brings them back."""
+
+    GUARD = 64  # elements before and after
+    POISON = np.float32(-7.25e22)  # what nothing computes
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        if kind == "cuda":
+            import cupy
+
+            self.library = cupy
+        else:
+            self.library = np
+
+    def put(self, array: np.ndarray, dtype=np.float32):
+        """Returns ``array`` on the device."""
+        return self.library.asarray(np.ascontiguousarray(array, dtype))
+
+    def get(self, array) -> np.ndarray:
+        """Returns ``array`` in host memory, when it is complete."""
+        return array if self.kind == "cpu" else self.library.asnumpy(array)
+
+    def guarded(self, shape: tuple[int, ...]):
+        """Returns an array to write into, poisoned, and the memory around it."""
+        size = int(np.prod(shape))
+        memory = self.library.full(size + 2 * self.GUARD, self.POISON, dtype=np.float32)
+        return memory[self.GUARD : self.GUARD + size].reshape(shape), memory
+
+    def check_guards(self, memory) -> None:
+        """Asserts that nothing was written around the array and that all of it was written."""
+        values = self.get(memory)
+        assert (values[: self.GUARD] == self.POISON).all(), "written before the output"
+        assert (values[-self.GUARD :] == self.POISON).all(), "written after the output"
+        assert not (values[self.GUARD : -self.GUARD] == self.POISON).any(), "output left unwritten"
+
+
+@pytest.fixture
+def rng(request) -> np.random.Generator:
+    """A generator seeded by the test's own name: fresh numbers a test, the same on every run."""
+    return np.random.default_rng(list(request.node.nodeid.encode()))

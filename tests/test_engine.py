@@ -1,0 +1,321 @@
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import tolerances
+
+from cifar10 import WORKLOAD
+from cnn_engine import (
+    Conv2d, Engine, InputError, Linear, MaxPool2d, Network, Relu, Softmax, Tanh, UnsupportedError,
+    reference, variants,
+)  # fmt: skip
+
+NETWORK = WORKLOAD.network
+VARIANTS = [(name, reduction) for name in variants.VARIANTS for reduction in (False, True)]
+
+#: Layers in unusual places: the input read by each kind first, odd sizes, no padding, tanh, two fc.
+ODD_NETWORKS = [
+    Network("relu_first", (2, 5, 7), (Relu("relu"), Conv2d("conv1", 3, 3, padding=1), Linear("fc", 4),
+                                      Softmax("softmax"))),
+    Network("pool_first", (1, 6, 6), (MaxPool2d("pool", 2), Tanh("tanh"), Linear("fc", 3))),
+    Network("fc_only", (3, 4, 4), (Linear("fc1", 8, bias=False), Tanh("tanh"), Linear("fc2", 5),
+                                   Softmax("softmax"))),
+    Network("convs", (2, 9, 9), (Conv2d("conv1", 3, 3, stride=2, padding=1, bias=False),
+                                 Conv2d("conv2", 4, 5, padding=(2, 0)), Relu("relu"),
+                                 MaxPool2d("pool", 3, stride=2, padding=1), Linear("fc", 6),
+                                 Softmax("softmax"))),
+    Network("last_is_relu", (1, 4, 4), (Conv2d("conv1", 2, 3), Linear("fc", 3), Relu("relu"))),
+]  # fmt: skip
+
+
+def engine(network=NETWORK, **options) -> Engine:
+    options.setdefault("weights", "random")
+    options.setdefault("device", "cpu")
+    return Engine(network, **options)
+
+
+def pixels(rng, count, shape=(3, 32, 32)):
+    return rng.integers(0, 256, (count, *shape), dtype=np.uint8)
+
+
+PLACEMENTS = [
+    pytest.param(
+        device, mode, marks=[pytest.mark.gpu] if device == "cuda" else [], id=f"{device}-{mode}"
+    )
+    for device, modes in variants.DATA_MODES.items()
+    for mode in modes
+]
+
+
+@pytest.mark.parametrize(("device", "data_mode"), PLACEMENTS)
+@pytest.mark.parametrize(("variant", "reduction"), VARIANTS)
+@pytest.mark.parametrize("network", [NETWORK, *ODD_NETWORKS], ids=lambda n: n.name)
+@pytest.mark.parametrize("as_pixels", [True, False])
+def test_against_reference(rng, device, data_mode, variant, reduction, network, as_pixels):
+    images = pixels(rng, 5, network.input_shape)
+    if not as_pixels:
+        images = rng.standard_normal(images.shape).astype(np.float32)
+    with engine(
+        network, device=device, data_mode=data_mode, variant=variant, reduction=reduction
+    ) as e:
+        wanted = reference.forward(network, e.weights, images)
+        bound = tolerances.PROBABILITY * np.maximum(1, np.abs(wanted))
+        for batch in (1, 2, 5):
+            tolerances.assert_close(e.predict(images, batch), wanted, bound, batch=batch)
+
+
+@pytest.mark.parametrize(("device", "data_mode"), PLACEMENTS)
+@pytest.mark.parametrize(("variant", "reduction"), VARIANTS)
+@pytest.mark.parametrize("batch", [1, 100, 1102])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_real_images_and_weights(test_data, device, data_mode, variant, reduction, batch, threads):
+    """865 of 1,102, as the thesis' weights get; a batch of one takes a share of the images."""
+    weights = test_data("convnetjs-cifar10")
+    dataset = WORKLOAD.load_data(str(test_data("cifar-10-batches-bin")), 1102)
+    with engine(
+        weights=weights, device=device, data_mode=data_mode, variant=variant, reduction=reduction,
+        threads=threads,
+    ) as e:  # fmt: skip
+        found = e.predict(dataset.images, batch)
+    assert np.sum(found.argmax(1) == dataset.labels) == 865
+    wanted = real_reference(weights, dataset.images)
+    tolerances.assert_close(found, wanted, tolerances.PROBABILITY, batch=batch)
+
+
+_references: dict = {}
+
+
+def real_reference(weights, images):
+    if "probabilities" not in _references:
+        from cnn_engine import weights as readers
+
+        loaded = readers.read(weights, NETWORK)
+        _references["probabilities"] = reference.forward(NETWORK, loaded, images)
+    return _references["probabilities"]
+
+
+def test_zero_images():
+    with engine() as e:
+        found = e.predict(np.empty((0, 3, 32, 32), np.uint8))
+        assert found.shape == (0, 10)
+        assert found.dtype == np.float32
+        result = e.profile(np.empty((0, 3, 32, 32), np.float32))
+        assert result.layers == []
+        assert result.accuracy is None
+
+
+def test_nan_images_give_nan_and_only_there(rng):
+    images = rng.standard_normal((3, 3, 32, 32)).astype(np.float32)
+    images[1, 0, 5, 5] = np.nan
+    for variant, reduction in VARIANTS:
+        with engine(variant=variant, reduction=reduction) as e:
+            found = e.predict(images, batch=3)
+        assert np.isnan(found[1]).all()
+        assert np.isfinite(found[[0, 2]]).all()
+
+
+@pytest.mark.parametrize(
+    ("images", "message"),
+    [
+        (np.zeros((2, 3, 32, 31), np.uint8), r"expected shape \[N, 3, 32, 32\], found \[2, 3, 32, 31\]"),
+        (np.zeros((3, 32, 32), np.uint8), r"images: expected 4 dimensions, found 3"),
+        (np.zeros((2, 3, 32, 32)), r"images: expected float32, found float64"),
+        (np.zeros((2, 3, 32, 32), np.int8), r"images: expected float32, found int8"),
+        (np.zeros((2, 3, 64, 32), np.uint8)[:, :, ::2], r"images: expected a C-contiguous array"),
+        ([[1, 2]], r"images: expected a NumPy array .*, found list"),
+    ],
+)
+def test_bad_images(images, message):
+    with engine() as e, pytest.raises(InputError, match=message):
+        e.predict(images)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"network": "lenet"}, "network: expected one of"),
+        ({"device": "tpu"}, "--device: expected auto, cpu, cuda or cuda:N, found 'tpu'"),
+        ({"device": "cuda:x"}, "--device: expected auto, cpu, cuda or cuda:N"),
+        ({"device": "cuda:99"}, "expected"),
+        ({"variant": "fast"}, "--variant: expected auto or one of if, pad"),
+        ({"dtype": "float64"}, "--dtype: expected one of float32"),
+        ({"data_mode": "transfer"}, "--data-mode: expected resident on the device cpu, found transfer"),
+        ({"data_mode": "cloud"}, "--data-mode: expected one of managed, resident, transfer"),
+        ({"threads": 0}, "--threads: expected a whole number from 1 to 1024, found 0"),
+        ({"threads": True}, "--threads: expected a whole number"),
+        ({"weights": "/nonexistent"}, "--weights: expected a file or folder, found none at /nonexistent"),
+        ({"weights": {}}, "found no conv1.weight"),
+        ({"network": ODD_NETWORKS[0], "weights": "default"}, "relu_first comes without weights"),
+        ({"network": Network("image", (1, 2, 2), (Relu("relu"),))}, "expected a last layer with one row"),
+    ],
+)
+def test_bad_options(options, message):
+    with pytest.raises(InputError, match=message):
+        engine(**options)
+
+
+@pytest.mark.parametrize("batch", [0, -1, 6, True, 2.0])
+def test_bad_batch(rng, batch):
+    with engine() as e, pytest.raises(InputError, match=r"--batch: expected a whole number from 1 to 5"):
+        e.predict(pixels(rng, 5), batch)
+
+
+def test_a_batch_that_cannot_fit_is_refused_before_anything_is_taken(monkeypatch, rng):
+    from cnn_engine.devices.cpu import CpuDevice
+
+    monkeypatch.setattr(CpuDevice, "free_memory", lambda self: 1 << 20)
+    with engine() as e, pytest.raises(InputError, match=r"--batch: 50 images need .* GiB on cpu"):
+        e.predict(pixels(rng, 50), 50)
+
+
+def test_closed_engine(rng):
+    e = engine()
+    e.close()
+    with pytest.raises(InputError, match="expected an open engine"):
+        e.predict(pixels(rng, 1))
+
+
+@pytest.mark.parametrize(("device", "data_mode"), PLACEMENTS)
+def test_profile(rng, device, data_mode):
+    images, labels = pixels(rng, 7), np.arange(7, dtype=np.uint8)
+    with engine(device=device, data_mode=data_mode, variant="pad") as e:
+        result = e.profile(images, labels, batch=3, iterations=2, percentiles=(50, 95))
+        probabilities = e.predict(images)
+    layers = {layer.name: layer for layer in result.layers}
+    order = ["normalize", *(f"{n}{i}" for i in (1, 2, 3) for n in ("pad", "conv", "relu", "pool"))]
+    assert list(layers) == [*order, "fc", "softmax"]
+    assert all(layer.calls == 3 for layer in layers.values())
+    assert sum(layer.flops for layer in layers.values()) == 7 * 7_840_000
+    assert all(layer.host_s > 0 and layer.bytes > 0 for layer in layers.values())
+    for layer in layers.values():
+        on_gpu = device == "cuda" and (data_mode == "resident" or layer.kind == "conv")
+        assert (layer.device_s is not None) == on_gpu
+        assert layer.place == ("cuda" if on_gpu else "cpu")
+    copies = {(copy.what, copy.direction): copy for copy in result.copies}
+    if device == "cpu" or data_mode == "managed":
+        assert copies == {}
+    elif data_mode == "resident":
+        assert set(copies) == {("images", "h2d"), ("probabilities", "d2h")}
+        assert copies["images", "h2d"].bytes == images.nbytes
+        assert copies["probabilities", "d2h"].bytes == probabilities.nbytes
+    else:
+        names = {(f"conv{i} {what}", way) for i in (1, 2, 3) for what, way in
+                 (("input", "h2d"), ("output", "d2h"))}  # fmt: skip
+        assert set(copies) == names
+        assert copies["conv1 input", "h2d"].bytes == 7 * 3 * 36 * 36 * 4
+    assert all(copy.seconds > 0 and copy.calls == 3 for copy in result.copies)
+    assert result.accuracy.total == 7
+    assert result.accuracy.correct == np.sum(probabilities.argmax(1) == labels)
+    assert result.check.passed
+    assert result.iterations == 2
+    assert result.images_done == 7
+    assert len(result.latency.samples_ms) == 4  # two full batches in each iteration
+    assert result.phases.forward_s > 0
+    document = json.loads(json.dumps(result.to_dict(), allow_nan=False))
+    assert document["schema"] == 1
+    assert set(document["latency_ms"]) >= {"min", "p50", "p90", "p95", "p99", "max", "mean"}
+
+
+def test_nothing_is_timed_when_the_check_fails(monkeypatch, rng):
+    monkeypatch.setattr(reference, "softmax", lambda x: np.full(x.shape, 0.1))
+    with engine() as e:
+        result = e.profile(pixels(rng, 3))
+    assert not result.check.passed
+    assert result.layers == []
+    assert result.latency is None
+
+
+def test_duration_repeats(rng):
+    with engine() as e:
+        result = e.profile(pixels(rng, 2), check=False, duration_s=0.2)
+    assert result.iterations > 1
+    assert 0.15 < result.iterations * result.phases.forward_s < 2
+
+
+def test_interrupt_keeps_what_was_measured(rng):
+    class Interrupter:
+        done = 0
+
+        def start(self, what, images): ...
+        def stop(self): ...
+
+        def advance(self, images):
+            self.done += images
+            if self.done >= 4:
+                raise KeyboardInterrupt
+
+    with engine() as e:
+        result = e.profile(
+            pixels(rng, 10), np.zeros(10), batch=2, check=False, progress=Interrupter()
+        )
+    assert result.interrupted
+    assert result.images_done == 4
+    assert result.accuracy.total == 4
+    assert len(result.latency.samples_ms) == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"warmup": -1}, "--warmup"), ({"iterations": 0}, "--iterations"), ({"duration_s": 0}, "--duration"),
+        ({"percentiles": (101,)}, "--percentiles"), ({"labels": np.zeros(3)}, r"labels: expected shape \[2\]"),
+        ({"probabilities": np.zeros((2, 9), np.float32)}, "probabilities: expected shape"),
+    ],
+)  # fmt: skip
+def test_bad_profile_options(rng, options, message):
+    with engine() as e, pytest.raises(InputError, match=message):
+        e.profile(pixels(rng, 2), **options)
+
+
+@pytest.mark.gpu
+class TestArraysOnTheDevice:
+    def test_stay_there(self, rng):
+        import cupy
+
+        images = pixels(rng, 9)
+        with engine(device="cuda") as e:
+            found = e.predict(cupy.asarray(images), batch=4)
+            assert isinstance(found, cupy.ndarray)
+            wanted = reference.forward(NETWORK, e.weights, images)
+            tolerances.assert_close(cupy.asnumpy(found), wanted, tolerances.PROBABILITY)
+            assert e.predict(cupy.empty((0, 3, 32, 32), cupy.uint8)).shape == (0, 10)
+
+    def test_wait_for_the_callers_stream_and_make_it_wait(self, rng):
+        import cupy
+
+        from cnn_engine import _cuda
+
+        images = pixels(rng, 3)
+        stream = cupy.cuda.Stream(non_blocking=True)
+        with engine(device="cuda") as e, stream:
+            late = cupy.zeros(images.shape, cupy.uint8)
+            source = cupy.asarray(images)
+            for _ in range(2):  # the second time with a plan that is ready
+                late[...] = 0
+                _cuda.delay(20_000_000, stream.ptr)
+                late[...] = source  # ends long after predict has returned
+                found = e.predict(late)
+                copy = found.copy()
+            wanted = reference.forward(NETWORK, e.weights, images)
+            tolerances.assert_close(cupy.asnumpy(copy), wanted, tolerances.PROBABILITY)
+
+    def test_are_refused_by_other_modes_and_devices(self, rng):
+        import cupy
+
+        images = cupy.asarray(pixels(rng, 1))
+        with engine(device="cpu") as e, pytest.raises(UnsupportedError, match="found an array on cuda:0"):
+            e.predict(images)
+        with engine(device="cuda", data_mode="transfer") as e, pytest.raises(UnsupportedError):
+            e.predict(images)
+
+
+@pytest.mark.gpu
+def test_managed_memory_above_a_quarter_of_the_free_is_refused(monkeypatch, rng):
+    from cnn_engine.devices.cuda import CudaDevice
+
+    monkeypatch.setattr(CudaDevice, "free_memory", lambda self: 1 << 20)
+    with engine(device="cuda", data_mode="managed") as e:  # noqa: SIM117
+        with pytest.raises(InputError, match="at most a quarter of the card's free memory"):
+            e.predict(pixels(rng, 8), 8)

@@ -1,0 +1,141 @@
+"""The timers themselves: a known delay is seen where it is, and nowhere else."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+
+from cnn_engine import Engine, timing
+from cnn_engine.plan import Step
+from cnn_engine.result import Latency
+
+RNG = np.random.default_rng(11)
+IMAGES = RNG.integers(0, 256, (4, 3, 32, 32), dtype=np.uint8)
+
+
+def with_extra_step(engine: Engine, monkeypatch, step: Step) -> None:
+    """Makes every plan of ``engine`` begin its second layer with ``step``."""
+    plan_of = engine.plan
+
+    def plan(batch, dtype, on_device=False):
+        plan = plan_of(batch, dtype, on_device)
+        if not any(s is step for s in plan.steps):
+            plan.steps.insert(2, step)
+            plan.__post_init__()
+        return plan
+
+    monkeypatch.setattr(engine, "plan", plan)
+
+
+def test_a_known_delay_on_the_cpu_is_seen_in_its_own_layer(monkeypatch):
+    with Engine(weights="random", device="cpu") as engine:
+        step = Step("nap", "nap", "cpu", time.sleep, [0.02])
+        with_extra_step(engine, monkeypatch, step)
+        result = engine.profile(IMAGES, batch=1, check=False)
+    layers = {layer.name: layer for layer in result.layers}
+    assert layers["nap"].host_s >= 4 * 0.02
+    others = sum(layer.host_s for name, layer in layers.items() if name != "nap")
+    assert others < layers["nap"].host_s
+    assert result.latency.to_dict()["min"] >= 20
+    assert result.phases.forward_s >= 4 * 0.02
+
+
+def test_layers_add_up_to_no_more_than_the_passes_around_them():
+    with Engine(weights="random", device="cpu", variant="if") as engine:
+        images = np.repeat(IMAGES, 8, axis=0)
+        probabilities = np.empty((len(images), 10), np.float32)
+        start = time.perf_counter()
+        steps = timing.time_layers(engine, images, probabilities, 4, lambda count: None)
+        wall = time.perf_counter() - start
+    total = sum(layer.host_s for layer in steps.layers)
+    assert 0.5 * wall < total <= wall
+
+
+def test_the_runner_costs_little_between_layers():
+    """The Python between two steps, measured with steps that do nothing."""
+    with Engine(weights="random", device="cpu") as engine:
+        plan = engine.plan(1, np.dtype(np.uint8))
+        plan.steps[:] = [Step("empty", "empty", "cpu", int, [])] * 1000
+        plan.__post_init__()
+        samples = []
+        for _ in range(20):
+            start = time.perf_counter()
+            plan.run()
+            samples.append(time.perf_counter() - start)
+    assert min(samples) / 1000 < 5e-6
+
+
+def test_timeline_is_capped_and_counted(monkeypatch):
+    monkeypatch.setattr(timing, "TIMELINE_EVENTS", 5)
+    with Engine(weights="random", device="cpu", variant="if") as engine:
+        result = engine.profile(IMAGES, batch=2, check=False)
+    assert len(result.timeline) == 5
+    assert result.timeline_total == 2 * 12
+    starts = [event.start_s for event in result.timeline]
+    assert starts == sorted(starts)
+
+
+def test_warmup_is_run_and_not_counted(monkeypatch):
+    calls = []
+    with Engine(weights="random", device="cpu") as engine:
+        with_extra_step(engine, monkeypatch, Step("count", "count", "cpu", calls.append, [1]))
+        probabilities = np.empty((4, 10), np.float32)
+        passes = timing.time_passes(
+            engine, IMAGES, probabilities, 2, warmup=5, iterations=3, duration_s=None,
+            progress=lambda count: None,
+        )  # fmt: skip
+    assert len(calls) == 5 + 3 * 2
+    assert len(passes.full_s) == 6
+    assert passes.images_total == 12
+    assert passes.images_done == 4
+
+
+def test_latency_percentiles():
+    latency = Latency([float(i) for i in range(1, 101)], percentiles=(50.0, 95.0))
+    found = latency.to_dict()
+    assert found["min"] == 1
+    assert found["p50"] == 50.5
+    assert found["p95"] == pytest.approx(95.05)
+    assert found["max"] == 100
+    assert found["samples"] == 100
+
+
+@pytest.mark.gpu
+class TestOnAGpu:
+    def test_a_known_delay_is_seen_in_its_own_step(self, monkeypatch):
+        with Engine(weights="random", device="cuda", variant="if") as engine:
+            arguments = [5_000_000, engine.device.stream_handle]
+            step = Step("nap", "nap", "cuda", engine.device.kernels.delay, arguments)
+            with_extra_step(engine, monkeypatch, step)
+            result = engine.profile(IMAGES, batch=1, check=False)
+        layers = {layer.name: layer for layer in result.layers}
+        assert layers["nap"].device_s == pytest.approx(4 * 5e-3, rel=0.05)
+        assert layers["nap"].host_s < 5e-3
+        others = sum(layer.device_s for name, layer in layers.items() if name != "nap")
+        assert others < 5e-3
+        assert result.latency.to_dict()["min"] >= 5
+
+    def test_a_delay_on_another_stream_is_not_seen(self):
+        import cupy
+
+        from cnn_engine import _cuda
+
+        other = cupy.cuda.Stream(non_blocking=True)
+        with Engine(weights="random", device="cuda", variant="if") as engine:
+            engine.profile(IMAGES, batch=1, check=False)  # so that nothing is loaded for the first time
+            _cuda.delay(300_000_000, other.ptr)
+            result = engine.profile(IMAGES, batch=1, check=False)
+            busy = not other.done
+        assert busy
+        assert sum(layer.device_s for layer in result.layers) < 10e-3
+
+    def test_host_and_device_agree_on_a_long_pass(self):
+        """On passes of many milliseconds, device times and copies make up the wall time within 10 %."""
+        images = np.repeat(IMAGES, 1000, axis=0)
+        with Engine(weights="random", device="cuda", variant="if") as engine:
+            result = engine.profile(images, batch=4000, check=False, iterations=5)
+        device = sum(layer.device_s for layer in result.layers)
+        device += sum(copy.seconds for copy in result.copies)
+        assert device == pytest.approx(result.latency.to_dict()["p50"] * 1e-3, rel=0.10)
