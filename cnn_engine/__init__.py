@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+from pathlib import Path
 from typing import Any
 
 from .errors import CnnEngineError, DeviceError, InputError, UnsupportedError
@@ -33,4 +35,12 @@ def __getattr__(name: str) -> Any:
         from .engine import Engine
 
         return Engine
+    if name == "_cpu":
+        try:
+            return importlib.import_module("._cpu", __name__)
+        except ImportError as error:
+            raise ImportError(
+                f"cnn_engine: expected its compiled module _cpu in {Path(__file__).parent}, found: "
+                f"{error}; in the source folder, `pip install -e .` builds it there"
+            ) from error
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -123,7 +123,7 @@ ERRORS = [
     (["--batch", "99999999999999999999999"], "--batch: expected a whole number"),
     (["--batch", "two"], "--batch: expected a whole number from 1 to 100000000, found 'two'"),
     (["--images", "0"], "--images: expected a whole number from 1 to"),
-    (["--images", "99999999"], "--images: expected at most"),
+    (["--images", "99999999"], "--images: expected 1 to 1000000 synthetic images"),
     (["--threads", "0"], "--threads: expected a whole number from 1 to 1024"),
     (["--threads", "100000"], "--threads: expected a whole number from 1 to 1024"),
     (["--warmup", "-1"], "--warmup: expected a whole number from 0"),
@@ -237,8 +237,7 @@ def test_progress_bar_on_a_terminal_only():
         stdout=subprocess.PIPE, stderr=slave, text=True, env={**os.environ, "TERM": "xterm"},
     )  # fmt: skip
     os.close(slave)
-    out = process.stdout.read()
-    process.wait(timeout=60)
+    out, _ = process.communicate(timeout=60)
     shown = b""
     while True:
         try:

@@ -30,7 +30,7 @@ def with_extra_step(engine: Engine, monkeypatch, step: Step) -> None:
 
 
 def test_a_known_delay_on_the_cpu_is_seen_in_its_own_layer(monkeypatch):
-    with Engine(weights="random", device="cpu") as engine:
+    with Engine(weights="random", device="cpu", threads=1) as engine:
         step = Step("nap", "nap", "cpu", time.sleep, [0.02])
         with_extra_step(engine, monkeypatch, step)
         result = engine.profile(IMAGES, batch=1, check=False)

@@ -80,17 +80,17 @@ class CudaDevice:
 
     def wait_for(self, stream: int) -> None:
         """Makes this device's stream wait for what is queued on ``stream``; the host does not wait."""
-        with self.context:
-            event = self._cupy.cuda.Event(disable_timing=True)
-            event.record(self._cupy.cuda.ExternalStream(stream))
-            self.stream.wait_event(event)
+        self._order(stream, self.stream_handle)
 
     def make_wait(self, stream: int) -> None:
         """Makes ``stream`` wait for what is queued on this device's; the host does not wait."""
+        self._order(self.stream_handle, stream)
+
+    def _order(self, first: int, then: int) -> None:
         with self.context:
             event = self._cupy.cuda.Event(disable_timing=True)
-            event.record(self.stream)
-            self._cupy.cuda.ExternalStream(stream).wait_event(event)
+            self._runtime.eventRecord(event.ptr, first)
+            self._runtime.streamWaitEvent(then, event.ptr)
 
     def synchronize(self) -> None:
         """Waits for everything queued on the stream.

@@ -1,0 +1,85 @@
+"""The layers and copies of a result as CSV (RFC 4180).
+
+A header, one row a layer, then one row a copy. Cells that do not apply, or are not known, are empty.
+
+===================  =========================================================================
+``section``          ``layer`` or ``copy``
+``name``             the layer's name, or what was copied
+``kind``             the layer's kind, such as ``conv``; ``copy``
+``place``            ``cpu`` or ``cuda``: where the layer ran
+``direction``        of a copy: ``h2d`` or ``d2h``
+``calls``            how many calls the other columns add up
+``seconds``          time of the work itself: on the device where there is one, else on the host
+``host_s``           time of the calls on the host; for a layer on CUDA, its launches
+``device_s``         time on the device, between events; empty for the CPU
+``share``            ``seconds`` as a fraction of all layers and copies
+``flops``            of all calls; a multiply-add is two
+``bytes``            of all calls, each tensor counted once
+``flops_per_second``  ``flops / seconds``
+``bytes_per_second``  ``bytes / seconds``
+===================  =========================================================================
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+
+from ..result import Result
+from .text import steps_seconds
+from .units import per_second, printable, share
+
+COLUMNS = (
+    "section", "name", "kind", "place", "direction", "calls", "seconds", "host_s", "device_s", "share",
+    "flops", "bytes", "flops_per_second", "bytes_per_second",
+)  # fmt: skip
+
+
+def render(result: Result) -> str:
+    """Returns the layers and copies of ``result`` as CSV with the columns :data:`COLUMNS`."""
+    total = steps_seconds(result)
+    rows = [
+        {
+            "section": "layer",
+            "name": layer.name,
+            "kind": layer.kind,
+            "place": layer.place,
+            "calls": layer.calls,
+            "seconds": layer.seconds,
+            "host_s": layer.host_s,
+            "device_s": layer.device_s,
+            "share": share(layer.seconds, total),
+            "flops": layer.flops,
+            "bytes": layer.bytes,
+            "flops_per_second": per_second(layer.flops, layer.seconds),
+            "bytes_per_second": per_second(layer.bytes, layer.seconds),
+        }
+        for layer in result.layers
+    ]
+    rows += [
+        {
+            "section": "copy",
+            "name": copy.what,
+            "kind": "copy",
+            "direction": copy.direction,
+            "calls": copy.calls,
+            "seconds": copy.seconds,
+            "device_s": copy.seconds,
+            "share": share(copy.seconds, total),
+            "bytes": copy.bytes,
+            "bytes_per_second": per_second(copy.bytes, copy.seconds),
+        }
+        for copy in result.copies
+    ]
+    document = io.StringIO()
+    writer = csv.DictWriter(document, COLUMNS, restval="", lineterminator="\r\n")
+    writer.writeheader()
+    writer.writerows({key: _cell(value) for key, value in row.items()} for row in rows)
+    return document.getvalue()
+
+
+def _cell(value: object) -> object:
+    if isinstance(value, str):
+        return printable(value)
+    return "" if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,276 @@
+"""A result as plain text: the thesis' lines, so that old and new can be laid side by side, and more."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable
+
+from rich.console import Console
+from rich.table import Table
+
+from ..result import Check, Latency, Result
+from . import units
+
+WIDTH = 100
+NO_BREAK = "\ue000"  # for private use, in no printable text; rich breaks lines at every real space
+
+#: The sums by kind of layer: those that the thesis prints, always; others where they occur.
+SUMS = {"conv": "Conv", "relu": "ReLU", "pool": "Pool", "fc": "FC", "softmax": "Softmax"}
+
+
+def render(result: Result) -> str:
+    """Returns the report on ``result``: at most 100 columns wide, without colours."""
+    phases = result.phases
+    parts = [
+        [f"CNN for {result.dataset['images']} images"],
+        _fields(
+            [
+                *what_ran(result),
+                *(
+                    ("" if index else "Environment", f"{key}: {value}")
+                    for index, (key, value) in enumerate(environment(result))
+                ),
+            ]
+        ),
+        _fields(
+            [
+                ("Load Data time", units.seconds(phases.load_data_s)),
+                ("Create Network time", units.seconds(phases.create_network_s)),
+                ("Load Network Parameters time", units.seconds(phases.load_parameters_s)),
+                ("Create Outputs time", units.seconds(phases.create_outputs_s)),
+                ("Net Forward total time", units.seconds(phases.forward_s)),
+                *_passes(result),
+            ]
+        ),
+        _layers(result),
+        _copies(result),
+        _fields([("Check", check(result.check))]),
+        [
+            f"Net Accuracy: {accuracy(result)}",
+            *_fields(
+                [
+                    ("Net Accuracy time", units.seconds(phases.accuracy_s)),
+                    ("Free memory time", units.seconds(phases.free_memory_s)),
+                    ("Total time", units.seconds(phases.total_s)),
+                ]
+            ),
+        ],
+        _fields([("Note", units.printable(note)) for note in remarks(result)]),
+        result.extra_lines,
+    ]
+    return "\n\n".join("\n".join(part) for part in parts if part)
+
+
+def accuracy(result: Result) -> str:
+    """Returns ``78.49 % (7,849 of 10,000 correct)``, or why there is none."""
+    found = result.accuracy
+    if found is not None:
+        correct = f"{units.count(found.correct)} of {units.count(found.total)} correct"
+        return f"{units.percent(found.top1)} ({correct})"
+    return "no labels" if result.images_done else "not measured"
+
+
+def check(found: Check | None) -> str:
+    """Returns what the comparison with the reference found, in a sentence."""
+    if found is None:
+        return "not made"
+    verdict = "passed" if found.passed else "FAILED, so nothing was timed"
+    return (
+        f"{verdict}: max abs diff {units.number(found.max_abs_diff)} (tolerance {found.tolerance:g}), "
+        f"top-1 agreement {units.percent(found.top1_agreement)}, {units.counted(found.images, 'image')} "
+        f"against {units.printable(found.reference)}"
+    )
+
+
+def latency(found: Latency) -> list[tuple[str, str]]:
+    """Returns the least, the percentiles that were asked for, the largest and the mean, as times."""
+    values = found.to_dict()
+    asked = [f"p{percentile:g}" for percentile in sorted(set(found.percentiles))]
+    return [(key, units.seconds(values[key] / 1e3)) for key in ("min", *asked, "max", "mean")]
+
+
+def variant(result: Result) -> str:
+    """Returns the variant and, where ``auto`` chose it, why."""
+    reason = result.variant_reason
+    return result.variant + (f", chosen by auto: {reason}" if reason else "")
+
+
+def remarks(result: Result) -> list[str]:
+    """Returns the notes, after what an interruption left undone."""
+    if not result.interrupted:
+        return result.notes
+    images = units.count(result.dataset["images"])
+    done = f"interrupted: {units.count(result.images_done)} of {images} images done"
+    if result.layers:
+        done += ", then some of them again with every layer timed"
+    return [done, *result.notes]
+
+
+def steps_seconds(result: Result) -> float:
+    """Returns the time of all layers and copies, of which each has its share."""
+    return sum(step.seconds for step in (*result.layers, *result.copies))
+
+
+def environment(result: Result) -> list[tuple[str, str]]:
+    """Returns what the environment says, a line a key; what is not known is left out."""
+    rows = []
+    for key, value in result.environment.items():
+        if isinstance(value, dict):
+            known = (f"{name} {item}" for name, item in value.items() if item is not None)
+            value = ", ".join(known)
+        elif isinstance(value, (list, tuple)):
+            value = ", ".join(map(str, value))
+        if value not in (None, ""):
+            rows.append((units.printable(key).replace("_", " "), units.printable(value)))
+    return rows
+
+
+def what_ran(result: Result) -> list[tuple[str, str]]:
+    """Returns what ran, on what, and how, a line each."""
+    images = units.counted(result.dataset["images"], "image")
+    rows = [
+        ("Network", result.network),
+        ("Weights", result.weights),
+        ("Data set", f"{result.dataset['name']}, {images}, from {result.dataset['source']}"),
+        ("Device", f"{result.device}, {result.device_name}"),
+        ("Variant", variant(result)),
+        ("Reduction", "yes" if result.reduction else "no"),
+        ("Data type", result.dtype),
+        ("Data mode", result.data_mode),
+        ("Batch", units.counted(result.batch, "image")),
+        ("Threads", units.count(result.threads)),
+        ("Command", result.command),
+    ]
+    return [(label, units.printable(value)) for label, value in rows]
+
+
+def _passes(result: Result) -> list[tuple[str, str]]:
+    """Returns what the run found that times whole passes and nothing inside them."""
+    rows = []
+    if result.phases.forward_s is not None:
+        passes = ("part of a pass", "one pass")
+        over = (
+            passes[result.iterations]
+            if result.iterations < 2
+            else f"mean of {result.iterations} passes"
+        )
+        images = units.counted(result.images_done, "image")
+        rows.append(("", f"({over} over {images}, copies included, no layer timed)"))
+    if result.latency is not None:
+        rows += [(f"Latency {name}", value) for name, value in latency(result.latency)]
+        samples = units.count(len(result.latency.samples_ms))
+        batch = units.counted(result.batch, "image")
+        rows.append(("Latency samples", f"{samples} (passes of a full batch of {batch})"))
+    if result.throughput_images_per_s is not None:
+        rows.append(("Throughput", f"{units.number(result.throughput_images_per_s)} images/s"))
+    return rows
+
+
+def _layers(result: Result) -> list[str]:
+    if not result.layers:
+        return []
+    steps_s = steps_seconds(result)
+    on_device = any(layer.device_s is not None for layer in result.layers)
+    rows = []
+    for layer in result.layers:
+        row = [
+            f"Time for {units.printable(layer.name)}",
+            ":",
+            units.seconds(layer.seconds),
+            units.percent(units.share(layer.seconds, steps_s)),
+            units.giga_per_second(layer.flops, layer.seconds),
+            units.giga_per_second(layer.bytes, layer.seconds),
+            units.count(layer.calls),
+            units.printable(layer.place),
+        ]
+        if on_device:
+            row.append(units.seconds(None if layer.device_s is None else layer.host_s))
+        rows.append(row)
+    names = ["Layers", "", "time", "share", "GFLOP/s", "GB/s", "calls", "on"]
+    lines = _table([*names, "launch"] if on_device else names, rows)
+
+    sums: dict[str, float | None] = dict.fromkeys(SUMS)
+    for layer in result.layers:
+        sums[layer.kind] = (sums.get(layer.kind) or 0.0) + layer.seconds
+    words = [f"{kind_name(kind)}: {units.seconds(value)}" for kind, value in sums.items()]
+    lines += ["", *_joined(words[: len(SUMS)]), *_joined(words[len(SUMS) :])]
+
+    steps = "Sum of layers and copies" if result.copies else "Sum of layers"
+    share = units.percent(units.share(steps_s, result.phases.forward_s))
+    note = (
+        f"{units.seconds(steps_s)}, {share} of the Net Forward total time "
+        f"({units.seconds(result.phases.forward_s)}). They come from two runs: the layers from one that "
+        "times every layer, which costs time itself, the total from one that does not."
+    )
+    if on_device:
+        note += " Times of layers on cuda are the device's; launch is what the host spends on them."
+    return lines + _fields([(steps, note)])
+
+
+def _copies(result: Result) -> list[str]:
+    rows = [
+        [
+            f"Copy of {units.printable(copy.what)}",
+            ":",
+            units.seconds(copy.seconds),
+            units.percent(units.share(copy.seconds, steps_seconds(result))),
+            units.size(copy.bytes),
+            units.giga_per_second(copy.bytes, copy.seconds),
+            units.count(copy.calls),
+            units.printable(copy.direction),
+        ]
+        for copy in result.copies
+    ]
+    names = ["Copies", "", "time", "share", "size", "GB/s", "calls", "direction"]
+    return _table(names, rows) if rows else []
+
+
+def kind_name(kind: str) -> str:
+    """Returns a kind of layer as the thesis writes it."""
+    return SUMS.get(kind) or units.printable(kind).capitalize()
+
+
+def _joined(words: Iterable[str]) -> list[str]:
+    """Returns ``words`` on as few lines as they fit on, none broken apart."""
+    lines: list[str] = []
+    for word in words:
+        if lines and len(lines[-1]) + 2 + len(word) <= WIDTH:
+            lines[-1] += f"  {word}"
+        else:
+            lines.append(word)
+    return lines
+
+
+def _fields(rows: list[tuple[str, str]]) -> list[str]:
+    """Returns ``label : value`` lines; long values continue under their beginning."""
+    table = Table.grid(padding=(0, 1))
+    table.add_column(min_width=28, overflow="fold")
+    table.add_column()
+    table.add_column(overflow="fold")
+    for label, value in rows:
+        table.add_row(label, ":" if label else "", value)
+    return _lines(table) if rows else []
+
+
+def _table(names: list[str], rows: list[list[str]]) -> list[str]:
+    """Returns a table whose first column is text and whose others are numbers."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for index, name in enumerate(names):
+        if index == 0:
+            table.add_column(name, overflow="fold")
+        else:
+            table.add_column(name, justify="right", no_wrap=True)
+    for name, *cells in rows:
+        # So that a name too long for its column is folded after "Time for", not before: grep finds it.
+        table.add_row(name.replace(" ", NO_BREAK), *cells)
+    return [line.replace(NO_BREAK, " ").rstrip() for line in _lines(table)]
+
+
+def _lines(table: Table) -> list[str]:
+    console = Console(
+        file=io.StringIO(), width=WIDTH, color_system=None, force_terminal=False, force_jupyter=False,
+        markup=False, emoji=False, highlight=False,
+    )  # fmt: skip
+    with console.capture() as capture:
+        console.print(table)
+    return [line.rstrip() for line in capture.get().splitlines()]
