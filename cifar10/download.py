@@ -2,44 +2,24 @@
 
 Fetches the official archive of binary records (https://www.cs.toronto.edu/~kriz/cifar.html, which
 publishes the checksum), checks it, and unpacks it into the user's cache, where ``--data auto``
-looks. An interrupted download resumes. Plain ``urllib`` does: what is needed beyond one request
-(resuming, retrying, a checksum) is not in requests or httpx either.
+looks. An interrupted download resumes.
 """
 
 from __future__ import annotations
 
-import argparse
-import fcntl
 import gzip
-import hashlib
-import http.client
 import os
-import re
 import shutil
-import ssl
 import sys
 import tarfile
 import tempfile
-import time
-import urllib.error
-import urllib.request
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    Progress,
-    TextColumn,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)
-
+from cnn_engine import fetch
 from cnn_engine.errors import InputError, expected
-from cnn_engine.files import atomic_write, describe_os_error
 
 from .dataset import FOLDER, RECORD_BYTES, cache_folder
 
@@ -54,21 +34,14 @@ _MAX_ARCHIVE_BYTES = 1 << 30  # the archive has 170 MB
 _MAX_UNPACKED_BYTES = 1 << 28  # its members have 184 MB
 _MAX_MEMBERS = 16
 
-_ATTEMPTS = 5  # in a row that bring no new byte
-_FIRST_PAUSE_S = 1.0  # doubled after each of them
-_TIMEOUT_S = 30.0
-_CHUNK_BYTES = 1 << 16
-
-Report = Callable[[int, "int | None"], None]
-
 
 def download(
     folder: Path,
     url: str = URL,
     md5: str = MD5,
     force: bool = False,
-    say: Callable[[str], None] = lambda line: None,
-    report: Report = lambda done, total: None,
+    say: fetch.Say = lambda line: None,
+    report: fetch.Report = lambda done, total: None,
 ) -> Path:
     """Fetches, checks and unpacks the archive; returns the folder of ``*.bin`` files.
 
@@ -83,8 +56,7 @@ def download(
     Raises:
         InputError: the archive cannot be fetched, is not the expected one, or cannot be unpacked.
     """
-    if not re.match(r"https?://[^\s/]+(/\S*)?$", url, re.IGNORECASE):
-        raise expected("--url", "an http:// or https:// address", repr(url))
+    fetch.check_url(url)
     target = folder / FOLDER
     if not force and _is_complete(target):
         say(f"{target} is there already (--force downloads it again)")
@@ -93,175 +65,20 @@ def download(
         raise expected(
             str(target), f"the whole of {', '.join(_BATCHES)}", "less (--force replaces it)"
         )
-    with _writing(folder):
+    with fetch.writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         part = folder / "cifar-10-binary.tar.gz.part"
-        with _locked(part) as file:
-            if _md5(file) != md5:  # an earlier run may have been interrupted while it unpacked
-                say(f"downloading {url}")
-                _fetch(url, file, part, say, report)
-                if (found := _md5(file)) != md5:
-                    _discard(part)
-                    raise expected(url, f"an archive with MD5 {md5}", f"{found}; it was deleted")
+        with fetch.fetched(url, md5, part, _MAX_ARCHIVE_BYTES, "archive", say, report) as file:
             say(f"unpacking into {target}")
-            file.seek(0)
-            _unpack(file, url, target)
-            _discard(part)
+            with fetch.writing(folder):
+                _unpack(file, url, target)
     return target
-
-
-@contextmanager
-def _writing(path: Path) -> Iterator[None]:
-    """Turns what the disk refuses into an error about ``path``."""
-    try:
-        yield
-    except OSError as error:
-        raise InputError(f"{path}: cannot be written: {describe_os_error(error)}") from error
 
 
 def _is_complete(target: Path) -> bool:
     with suppress(OSError):
         return all((target / name).stat().st_size == _BATCH_BYTES for name in _BATCHES)
     return False
-
-
-@contextmanager
-def _locked(part: Path) -> Iterator[IO[bytes]]:
-    """Opens ``part`` for reading and appending, and keeps a second download from doing the same."""
-    with open(part, "a+b") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise InputError(f"{part}: another download is writing it") from error
-        yield file
-
-
-def _validator_file(part: Path) -> Path:
-    return part.with_name(part.name + ".version")
-
-
-def _discard(part: Path) -> None:
-    _validator_file(part).unlink(missing_ok=True)
-    part.unlink(missing_ok=True)
-
-
-def _fetch(
-    url: str, file: IO[bytes], part: Path, say: Callable[[str], None], report: Report
-) -> None:
-    """Makes ``file`` the whole of ``url``, resuming as often as new bytes come."""
-    failures = 0
-    furthest = 0
-    while True:
-        try:
-            _request(url, file, part, report)
-            return
-        except urllib.error.HTTPError as error:
-            error.close()
-            reason = f"HTTP {error.code} {error.reason}"
-            if error.code not in (408, 425, 429) and error.code < 500:
-                raise expected(url, "the archive", reason) from error
-        except (OSError, http.client.HTTPException) as error:  # URLError and timeouts are OSErrors
-            cause = getattr(error, "reason", error)
-            reason = " ".join(str(cause).split()) or type(cause).__name__
-            if isinstance(cause, ssl.SSLCertVerificationError):
-                raise expected(url, "a valid certificate", reason) from error
-        with _writing(part):
-            size = file.seek(0, os.SEEK_END)
-        # A server that restarts from zero and always breaks off early brings nothing new.
-        failures = 1 if size > furthest else failures + 1
-        furthest = max(furthest, size)
-        if failures >= _ATTEMPTS:
-            raise InputError(
-                f"{url}: expected the archive, found {reason} ({_ATTEMPTS} times); "
-                "the same command resumes the download"
-            )
-        pause = _FIRST_PAUSE_S * 2 ** (failures - 1)
-        say(f"the download broke off ({reason}); trying again in {pause:g} s")
-        time.sleep(pause)
-
-
-def _request(url: str, file: IO[bytes], part: Path, report: Report) -> None:
-    """Asks for the rest of ``url`` and appends it; raises an OSError when the connection breaks."""
-    with _writing(part):
-        size = file.seek(0, os.SEEK_END)
-    validator = _read_validator(part, url)
-    headers = {"User-Agent": "cnn_engine"}
-    # Without a validator the two ends might come from two versions of the file: start over.
-    if size and validator:
-        headers |= {"Range": f"bytes={size}-", "If-Range": validator}
-    try:
-        request = urllib.request.Request(url, headers=headers)
-        response = urllib.request.urlopen(request, timeout=_TIMEOUT_S)
-    except urllib.error.HTTPError as error:
-        if error.code != 416 or "Range" not in headers:
-            raise
-        error.close()
-        _truncate(file, part)
-        raise ConnectionError("the server could not resume") from error
-    except (ValueError, http.client.InvalidURL) as error:
-        raise expected("--url", "an http:// or https:// address", repr(url)) from error
-    with response:
-        total = _whole_number(response.headers.get("Content-Length"))
-        if response.status == 206:
-            found = re.fullmatch(
-                r"bytes (\d+)-\d+/(\d+|\*)", response.headers.get("Content-Range", "").strip()
-            )
-            if "Range" not in headers or not found or int(found[1]) != size:
-                _truncate(file, part)
-                raise ConnectionError("the server resumed at another place")
-            total = int(found[2]) if found[2] != "*" else None
-        else:
-            _truncate(file, part)
-            size = 0
-            _write_validator(part, url, response.headers)
-        if total is not None and total > _MAX_ARCHIVE_BYTES:
-            raise expected(url, f"at most {_MAX_ARCHIVE_BYTES} bytes", total)
-        report(size, total)
-        while data := response.read(_CHUNK_BYTES):
-            size += len(data)
-            if size > _MAX_ARCHIVE_BYTES:
-                raise expected(url, f"at most {_MAX_ARCHIVE_BYTES} bytes", "more")
-            with _writing(part):
-                file.write(data)
-            report(size, total)
-    # http.client does not tell a connection that closed early from the end when asked by chunks.
-    if total is not None and size < total:
-        raise ConnectionError(f"{size} of {total} bytes")
-
-
-def _truncate(file: IO[bytes], part: Path) -> None:
-    with _writing(part):
-        file.seek(0)
-        file.truncate()
-
-
-def _whole_number(text: str | None) -> int | None:
-    return int(text) if text and re.fullmatch(r"[0-9]{1,18}", text.strip()) else None
-
-
-def _read_validator(part: Path, url: str) -> str | None:
-    """Returns what names the version of ``url`` that ``part`` is a part of, or None."""
-    with suppress(OSError, ValueError):
-        address, _, validator = _validator_file(part).read_text("utf-8").partition("\n")
-        if address == url and re.fullmatch(r"[\x20-\x7e]+", validator):
-            return validator
-    return None
-
-
-def _write_validator(part: Path, url: str, headers: http.client.HTTPMessage) -> None:
-    tag = headers.get("ETag", "")
-    # A weak tag may not be used with If-Range (RFC 9110, section 13.1.5).
-    validator = tag if tag and not tag.startswith("W/") else headers.get("Last-Modified", "")
-    with atomic_write(_validator_file(part)) as file:
-        file.write(f"{url}\n{validator}")
-
-
-def _md5(file: IO[bytes]) -> str:
-    file.seek(0)
-    digest = hashlib.md5(usedforsecurity=False)  # the checksum that the authors publish
-    while data := file.read(1 << 20):
-        digest.update(data)
-    return digest.hexdigest()
 
 
 class _Limited:
@@ -354,60 +171,20 @@ def _replace(source: Path, target: Path) -> None:
             shutil.rmtree(old.parent, ignore_errors=True)
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> None:  # type: ignore[override]
-        raise InputError(message)  # so that every error is the same one line
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit code: 0 done, 2 error, 130 interrupted."""
-    try:
-        parser = _Parser(prog="python -m cifar10.download", description="Downloads CIFAR-10.")
-        parser.add_argument(
-            "--output",
-            type=Path,
-            metavar="DIR",
-            help=f"the folder that gets {FOLDER}/ (default: the user's cache, {cache_folder()}, "
-            "where --data auto looks)",
-        )
-        parser.add_argument("--url", default=URL, help="the archive (default: %(default)s)")
-        parser.add_argument("--force", action="store_true", help="replace what is there")
-        parser.add_argument("--quiet", action="store_true", help="print errors only")
-        options = parser.parse_args(arguments)
-        # Not `or`: an empty --output must not mean the cache.
-        folder = cache_folder() if options.output is None else options.output
-        target = _run(folder, options.url, options.force, options.quiet)
-        if not options.quiet:
-            print(f"CIFAR-10: {target}")
-        return 0
-    except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("interrupted: the same command resumes the download", file=sys.stderr)
-        return 130
-
-
-def _run(folder: Path, url: str, force: bool, quiet: bool) -> Path:
-    console = Console(stderr=True, quiet=quiet)
-    columns = (
-        TextColumn("CIFAR-10"),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
+    return fetch.command(
+        arguments,
+        prog="python -m cifar10.download",
+        name="CIFAR-10",
+        url=URL,
+        url_help="the archive",
+        folder=cache_folder(),
+        holds=f"{FOLDER}/",
+        download=lambda folder, url, force, say, report: download(
+            folder, url, MD5, force, say, report
+        ),
     )
-    hidden = quiet or not console.is_terminal
-    with Progress(*columns, console=console, transient=True, disable=hidden) as progress:
-        task = progress.add_task("download", total=None)
-        return download(
-            folder,
-            url,
-            MD5,
-            force,
-            say=lambda line: console.print(line, markup=False, highlight=False, soft_wrap=True),
-            report=lambda done, total: progress.update(task, completed=done, total=total),
-        )
 
 
 if __name__ == "__main__":

@@ -18,16 +18,6 @@ from hypothesis import strategies as st
 from cifar10 import dataset
 from cnn_engine.errors import InputError
 
-REPOSITORY = Path(__file__).resolve().parent.parent
-TEST_DATA = Path(os.environ.get("CNN_ENGINE_TEST_DATA", REPOSITORY.parent / "shared" / "data"))
-
-
-def real(name: str) -> Path:
-    path = TEST_DATA / name
-    if not path.exists():
-        pytest.skip(f"no {path} (set CNN_ENGINE_TEST_DATA)")
-    return path
-
 
 def records(count: int, first: int = 0) -> bytes:
     """Records whose label is their number modulo 10 and whose pixels count up from it."""
@@ -406,16 +396,16 @@ def test_absurd_number_of_synthetic_images(images):
 # Real files
 
 
-def test_real_records():
-    data = dataset.load(real("cifar-10-batches-bin"))
+def test_real_records(test_data):
+    data = dataset.load(test_data("cifar-10-batches-bin"))
     assert data.images.shape == (1102, 3, 32, 32)
     assert data.labels[:10].tolist() == [6, 9, 9, 4, 1, 1, 2, 7, 8, 3]
     assert data.images[0, :, 0, 0].tolist() == [59, 62, 63]
 
 
-def test_real_jpegs_are_close_to_the_real_records():
+def test_real_jpegs_are_close_to_the_real_records(test_data):
     pytest.importorskip("PIL")
-    exact = dataset.load(real("cifar-10-batches-bin"), 200)
-    lossy = dataset.load(real("cifar10-jpeg/train.tar"), 200)
+    exact = dataset.load(test_data("cifar-10-batches-bin"), 200)
+    lossy = dataset.load(test_data("cifar10-jpeg/train.tar"), 200)
     np.testing.assert_array_equal(exact.labels, lossy.labels)
     assert np.abs(exact.images.astype(int) - lossy.images).mean() < 10
