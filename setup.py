@@ -21,10 +21,7 @@ class CMakeBuild(build_ext):
     """Runs CMake once; it puts every compiled module into the package's folder of the build."""
 
     def run(self) -> None:
-        if self.inplace:
-            output = ROOT / "cnn_engine"
-        else:
-            output = Path(self.build_lib).resolve() / "cnn_engine"
+        output = (ROOT if self.inplace else Path(self.build_lib).resolve()) / "cnn_engine"
         build = Path(self.build_temp).resolve()
         configure = [
             "cmake", "-S", str(ROOT), "-B", str(build), "-DCMAKE_BUILD_TYPE=Release",

@@ -103,7 +103,7 @@ def pad2d(
     threads: int | None = None,
     stream: Any = None,
 ) -> Any:
-    """Copies ``input`` [N, C, H, W] into a border of zeros; ``out`` is [N, C, H + 2 PH, W + 2 PW]."""
+    """Puts a border of zeros around ``input`` [N, C, H, W]; ``out`` is [N, C, H + 2 PH, W + 2 PW]."""
     x = view("pad2d: input", input, ndim=4)
     shape = _shape("pad2d", _cpu.Pad2dShape, *x.shape, *pair("pad2d: padding", padding))
     y = _output("pad2d", out, x, (*x.shape[:2], shape.out_h, shape.out_w))
@@ -113,7 +113,7 @@ def pad2d(
 
 
 def relu(input: Any, *, out: Any = None, threads: int | None = None, stream: Any = None) -> Any:
-    """Computes max(x, 0) of every element of an array of any shape; NaN stays NaN. ``out`` may be ``input``."""
+    """Computes max(x, 0) of every element, in any shape; NaN stays NaN. ``out`` may be ``input``."""
     return _elementwise("relu", input, out, threads, stream)
 
 

@@ -161,9 +161,9 @@ def test_output_may_not_overlap_its_inputs():
     memory = image(2, 1, 8, 8)
     with pytest.raises(InputError, match="overlaps an input"):
         ops.conv2d(memory, image(1, 1, 1, 1), out=memory)
+    out = image(2, 1, 8, 8)
+    out.flags.writeable = False
     with pytest.raises(InputError, match="read-only"):
-        out = image(2, 1, 8, 8)
-        out.flags.writeable = False
         ops.conv2d(memory, image(1, 1, 1, 1), out=out)
 
 

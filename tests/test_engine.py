@@ -8,8 +8,18 @@ import tolerances
 
 from cifar10 import WORKLOAD
 from cnn_engine import (
-    Conv2d, Engine, InputError, Linear, MaxPool2d, Network, Relu, Softmax, Tanh, UnsupportedError,
-    reference, variants,
+    Conv2d,
+    Engine,
+    InputError,
+    Linear,
+    MaxPool2d,
+    Network,
+    Relu,
+    Softmax,
+    Tanh,
+    UnsupportedError,
+    reference,
+    variants,
 )  # fmt: skip
 
 NETWORK = WORKLOAD.network
@@ -119,7 +129,10 @@ def test_nan_images_give_nan_and_only_there(rng):
 @pytest.mark.parametrize(
     ("images", "message"),
     [
-        (np.zeros((2, 3, 32, 31), np.uint8), r"expected shape \[N, 3, 32, 32\], found \[2, 3, 32, 31\]"),
+        (
+            np.zeros((2, 3, 32, 31), np.uint8),
+            r"expected shape \[N, 3, 32, 32\], found \[2, 3, 32, 31\]",
+        ),
         (np.zeros((3, 32, 32), np.uint8), r"images: expected 4 dimensions, found 3"),
         (np.zeros((2, 3, 32, 32)), r"images: expected float32, found float64"),
         (np.zeros((2, 3, 32, 32), np.int8), r"images: expected float32, found int8"),
@@ -141,14 +154,23 @@ def test_bad_images(images, message):
         ({"device": "cuda:99"}, "expected"),
         ({"variant": "fast"}, "--variant: expected auto or one of if, pad"),
         ({"dtype": "float64"}, "--dtype: expected one of float32"),
-        ({"data_mode": "transfer"}, "--data-mode: expected resident on the device cpu, found transfer"),
+        (
+            {"data_mode": "transfer"},
+            "--data-mode: expected resident on the device cpu, found transfer",
+        ),
         ({"data_mode": "cloud"}, "--data-mode: expected one of managed, resident, transfer"),
         ({"threads": 0}, "--threads: expected a whole number from 1 to 1024, found 0"),
         ({"threads": True}, "--threads: expected a whole number"),
-        ({"weights": "/nonexistent"}, "--weights: expected a file or folder, found none at /nonexistent"),
+        (
+            {"weights": "/nonexistent"},
+            "--weights: expected a file or folder, found none at /nonexistent",
+        ),
         ({"weights": {}}, "found no conv1.weight"),
         ({"network": ODD_NETWORKS[0], "weights": "default"}, "relu_first comes without weights"),
-        ({"network": Network("image", (1, 2, 2), (Relu("relu"),))}, "expected a last layer with one row"),
+        (
+            {"network": Network("image", (1, 2, 2), (Relu("relu"),))},
+            "expected a last layer with one row",
+        ),
     ],
 )
 def test_bad_options(options, message):
@@ -158,7 +180,10 @@ def test_bad_options(options, message):
 
 @pytest.mark.parametrize("batch", [0, -1, 6, True, 2.0])
 def test_bad_batch(rng, batch):
-    with engine() as e, pytest.raises(InputError, match=r"--batch: expected a whole number from 1 to 5"):
+    with (
+        engine() as e,
+        pytest.raises(InputError, match=r"--batch: expected a whole number from 1 to 5"),
+    ):
         e.predict(pixels(rng, 5), batch)
 
 
@@ -260,7 +285,8 @@ def test_interrupt_keeps_what_was_measured(rng):
     ("options", "message"),
     [
         ({"warmup": -1}, "--warmup"), ({"iterations": 0}, "--iterations"), ({"duration_s": 0}, "--duration"),
-        ({"percentiles": (101,)}, "--percentiles"), ({"labels": np.zeros(3)}, r"labels: expected shape \[2\]"),
+        ({"percentiles": (101,)}, "--percentiles"),
+        ({"labels": np.zeros(3)}, r"labels: expected shape \[2\]"),
         ({"probabilities": np.zeros((2, 9), np.float32)}, "probabilities: expected shape"),
     ],
 )  # fmt: skip
@@ -305,7 +331,10 @@ class TestArraysOnTheDevice:
         import cupy
 
         images = cupy.asarray(pixels(rng, 1))
-        with engine(device="cpu") as e, pytest.raises(UnsupportedError, match="found an array on cuda:0"):
+        with (
+            engine(device="cpu") as e,
+            pytest.raises(UnsupportedError, match="found an array on cuda:0"),
+        ):
             e.predict(images)
         with engine(device="cuda", data_mode="transfer") as e, pytest.raises(UnsupportedError):
             e.predict(images)

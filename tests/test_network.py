@@ -48,10 +48,22 @@ def test_check_weights():
     for name, change, message in (
         ("conv2.bias", None, r"here: .*found no conv2.bias"),
         ("conv9.bias", np.zeros(2), r"here: .*found an unknown conv9.bias"),
-        ("fc.weight", np.zeros((10, 321)), r"here: fc.weight: expected shape \[10, 320\] .* \[10, 321\]"),
+        (
+            "fc.weight",
+            np.zeros((10, 321)),
+            r"here: fc.weight: expected shape \[10, 320\] .* \[10, 321\]",
+        ),
         ("fc.bias", np.zeros(10, np.int64), r"here: fc.bias: expected floating point, found int64"),
-        ("fc.bias", np.full(10, np.nan), r"here: fc.bias: expected finite numbers, found nan at \[0\]"),
-        ("fc.bias", np.full(10, 1e300), r"here: fc.bias: expected finite numbers, found inf at \[0\]"),
+        (
+            "fc.bias",
+            np.full(10, np.nan),
+            r"here: fc.bias: expected finite numbers, found nan at \[0\]",
+        ),
+        (
+            "fc.bias",
+            np.full(10, 1e300),
+            r"here: fc.bias: expected finite numbers, found inf at \[0\]",
+        ),
     ):
         changed = {k: v for k, v in {**weights, name: change}.items() if v is not None}
         with pytest.raises(InputError, match=message):
@@ -70,8 +82,8 @@ def test_registry():
     assert workload.get("cifar10") is WORKLOAD
     with pytest.raises(InputError, match="expected one of .*cifar10.*, found 'mnist'"):
         workload.get("mnist")
+    tiny = Network("taken", (1, 2, 2), (Linear("fc", 2), Softmax("softmax")))
+    workload.register(Workload(tiny, WORKLOAD.load_data))
     with pytest.raises(InputError, match="registered already"):
-        tiny = Network("taken", (1, 2, 2), (Linear("fc", 2), Softmax("softmax")))
-        workload.register(Workload(tiny, WORKLOAD.load_data))
         workload.register(Workload(tiny, WORKLOAD.load_data))
     workload._registered.pop("taken")

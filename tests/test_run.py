@@ -78,7 +78,9 @@ def test_json_on_standard_output_is_the_document_alone(capsys):
     assert document["dataset"]["images"] == 6
     assert document["variant"] == "if"
     assert document["copies"] == []
-    assert all(phase is not None for name, phase in document["phases"].items() if name != "accuracy_s")
+    assert all(
+        phase is not None for name, phase in document["phases"].items() if name != "accuracy_s"
+    )
     assert set(document["environment"]) >= {"host", "cpu", "gpu", "driver", "versions", "commit"}
     assert set(document["check"]) >= {"reference", "images", "max_abs_diff", "top1_agreement"}
     layers = {layer["name"]: layer for layer in document["layers"]}
@@ -87,7 +89,9 @@ def test_json_on_standard_output_is_the_document_alone(capsys):
     assert layers["conv1"]["device_s"] is None
     assert sum(layer["host_s"] for layer in layers.values()) < 5 * document["phases"]["forward_s"]
     latency = document["latency_ms"]
-    assert 0 < latency["min"] <= latency["p50"] <= latency["p90"] <= latency["p99"] <= latency["max"]
+    assert (
+        0 < latency["min"] <= latency["p50"] <= latency["p90"] <= latency["p99"] <= latency["max"]
+    )
 
 
 def test_every_output(tmp_path, capsys):
@@ -136,9 +140,15 @@ ERRORS = [
     (["--variant", "fast"], "--variant: expected auto or one of if, pad"),
     (["--dtype", "int3"], "--dtype: expected one of float32"),
     (["--device", "tpu"], "--device: expected auto, cpu, cuda or cuda:N"),
-    (["--data-mode", "transfer"], "--data-mode: expected resident on the device cpu, found transfer"),
+    (
+        ["--data-mode", "transfer"],
+        "--data-mode: expected resident on the device cpu, found transfer",
+    ),
     (["--data", "/nonexistent"], "/nonexistent"),
-    (["--weights", "/nonexistent"], "--weights: expected a file or folder, found none at /nonexistent"),
+    (
+        ["--weights", "/nonexistent"],
+        "--weights: expected a file or folder, found none at /nonexistent",
+    ),
     (["--json", "/nonexistent/x.json"], "--json: expected an existing folder, found none"),
     (["--json", "/tmp"], "--json: expected a file to write, found a folder at /tmp"),
     (["--json", "/dev/null"], "--json: expected a file to write, found a special file"),

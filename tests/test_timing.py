@@ -124,7 +124,9 @@ class TestOnAGpu:
 
         other = cupy.cuda.Stream(non_blocking=True)
         with Engine(weights="random", device="cuda", variant="if") as engine:
-            engine.profile(IMAGES, batch=1, check=False)  # so that nothing is loaded for the first time
+            engine.profile(
+                IMAGES, batch=1, check=False
+            )  # so that nothing is loaded for the first time
             _cuda.delay(300_000_000, other.ptr)
             result = engine.profile(IMAGES, batch=1, check=False)
             busy = not other.done

@@ -65,7 +65,9 @@ def test_convnetjs_errors(tmp_path, text, message):
 
 
 def test_convnetjs_files_of_another_network(tmp_path, test_data):
-    with pytest.raises(InputError, match=r"expected the files layer\*_fc.txt for tiny, found layer1_conv"):
+    with pytest.raises(
+        InputError, match=r"expected the files layer\*_fc.txt for tiny, found layer1_conv"
+    ):
         weights.read(test_data("convnetjs-cifar10"), TINY)
     with pytest.raises(InputError, match="found none"):
         weights.read(tmp_path, NETWORK)

@@ -39,7 +39,9 @@ def assert_close(found: np.ndarray, wanted: np.ndarray, bound, **parameters: obj
 
     NaN must meet NaN, and an infinity the same infinity.
     """
-    assert found.shape == wanted.shape, f"shape {found.shape}, expected {wanted.shape}; {parameters}"
+    assert found.shape == wanted.shape, (
+        f"shape {found.shape}, expected {wanted.shape}; {parameters}"
+    )
     found = np.asarray(found, np.float64)
     bound = np.broadcast_to(bound, wanted.shape)
     with np.errstate(invalid="ignore"):
