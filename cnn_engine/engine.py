@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from . import arrays, devices, environment, reference, timing, variants, workload
+from . import arrays, devices, environment, fused, reference, timing, variants, workload
 from . import threads as thread_counts
 from . import weights as weight_files
 from .devices.cpu import CpuDevice
 from .errors import InputError, UnsupportedError, expected
 from .network import Network
-from .plan import Placement, Plan, build
+from .plan import Placement, Plan, Program, build, build_stream
 from .result import Accuracy, Check, Latency, Phases, Result
 from .workload import Dataset, Workload
 
@@ -30,7 +30,12 @@ CHECK_IMAGES = 256
 #: The largest error of a probability that a correct variant may have, by data type.
 #: float32: sums of up to 500 products of numbers near 1, through three layers and a softmax, stay within
 #: some 1e-6 of float64 in any order of summation.
-TOLERANCE = {"float32": 1e-5}
+#: float16, bfloat16: weights and activations are rounded to 11 or 8 bits at every layer.
+TOLERANCE = {"float32": 1e-5, "float16": 2e-2, "bfloat16": 2e-2}
+
+#: What the data mode ``stream`` tries, as parts of a batch, to find the best size of a chunk.
+CHUNKS_A_BATCH = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48)
+SMALLEST_CHUNK = 256
 
 
 class Engine:
@@ -44,11 +49,12 @@ class Engine:
         weights: ``"default"`` (the workload's own), ``"random"``, a path (``.safetensors`` or a ConvNetJS
             folder), or a mapping from parameter names to arrays.
         device: ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
-        variant: ``"auto"``, ``"if"`` or ``"pad"``.
+        variant: ``"auto"``, or one of :data:`cnn_engine.variants.VARIANTS`.
         reduction: let several lanes share one output's sum; None: off, or what ``"auto"`` finds fastest.
-        dtype: ``"float32"``.
-        data_mode: ``"resident"``, or on CUDA ``"transfer"`` or ``"managed"``.
+        dtype: ``"float32"``, or what the variant ``fused`` computes in besides.
+        data_mode: ``"resident"``, or on CUDA ``"transfer"``, ``"managed"`` or ``"stream"``.
         threads: of CPU work; None: as many as CPUs.
+        chunk: images that move at a time in the data mode ``stream``; None: found by measurement.
 
     Raises:
         InputError: an argument or a weights file is at fault.
@@ -66,6 +72,7 @@ class Engine:
         dtype: str = "float32",
         data_mode: str = "resident",
         threads: int | None = None,
+        chunk: int | None = None,
     ) -> None:
         start = perf_counter()
         if isinstance(network, str):
@@ -76,25 +83,49 @@ class Engine:
             raise InputError(f"{self.network.name}: expected a last layer with one row of outputs")
         self.threads = thread_counts.check(threads, "--threads")
         self.device = devices.select(device)
-        variants.check_data_mode(self.device.kind, data_mode)
-        self.choice = variants.choose(self.network, self.device.kind, variant, reduction, dtype)
+        if chunk is not None and (not isinstance(chunk, int) or chunk < 1):
+            raise expected("--chunk", "a whole number of at least 1", chunk)
+        if chunk is not None and data_mode != "stream":
+            raise expected("--chunk", "the data mode stream", data_mode)
+        self.chunk = chunk
         self.dtype = dtype
         self.data_mode = data_mode
         self.phases = Phases(create_network_s=perf_counter() - start)
 
         start = perf_counter()
         self.weights, self.weights_source = self._read_weights(weights)
-        self._placement = Placement(self.device, data_mode, self.threads)
-        places = {self._placement.place_of(layer.kind) for layer in self.network.layers}
-        self._weight_buffers = {
+        self.choice = variants.choose(
+            self.device.kind, variant, reduction, dtype, data_mode,
+            lambda: fused.why_not(self.network, self.weights, self.device, dtype),
+        )  # fmt: skip
+        # Chunks on several streams are each computed as resident data is.
+        mode = "resident" if data_mode == "stream" else data_mode
+        self._program: Program | None = self._load(Placement(self.device, mode, self.threads))
+        self.phases.load_parameters_s = perf_counter() - start
+        self._plans: dict[tuple, Plan] = {}
+        self._chunks: dict[tuple[int, bool], int] = {}
+
+    def _load(self, placement: Placement) -> Program:
+        """Brings the weights to where the variant needs them."""
+        network, weights, device = self.network, self.weights, self.device
+        if not self.choice.layered:
+            made = fused.create(network, weights, device, self.dtype)
+            # One that goes on in layers after its kernel has memory of its own: one for each stream.
+            shared = getattr(made, "whole", True)
+
+            def compiled() -> Any:
+                return made if shared else fused.create(network, weights, device, self.dtype)
+
+            return Program(network, {}, compiled, placement, self.choice)
+        places = {placement.place_of(layer.kind) for layer in network.layers}
+        buffers = {
             place: {
-                name: (self.device if place == "cuda" else CpuDevice()).upload(value)
-                for name, value in self.weights.items()
+                name: (device if place == "cuda" else CpuDevice()).upload(value)
+                for name, value in weights.items()
             }
             for place in places
         }
-        self.phases.load_parameters_s = perf_counter() - start
-        self._plans: dict[tuple[int, bool, bool], Plan] = {}
+        return Program(network, buffers, lambda: None, placement, self.choice)
 
     def _read_weights(
         self, weights: str | Path | Mapping[str, np.ndarray]
@@ -121,23 +152,80 @@ class Engine:
     def close(self) -> None:
         """Frees the engine's memory; it cannot be used afterwards."""
         self._plans.clear()
-        self._weight_buffers.clear()
+        self._program = None
 
-    def plan(self, batch: int, dtype: np.dtype, on_device: bool = False) -> Plan:
-        """Returns the steps of a pass over ``batch`` images, built when first asked for."""
-        key = (batch, dtype == np.uint8, on_device)
+    def plan(
+        self,
+        batch: int,
+        dtype: np.dtype,
+        on_device: bool = False,
+        pinned: tuple[bool, bool] = (False, False),
+    ) -> Plan:
+        """Returns the steps of a pass over ``batch`` images, built when first asked for.
+
+        ``pinned`` says whether images and probabilities are page-locked, which ``stream`` uses.
+        """
+        pixels = dtype == np.uint8
+        key = (batch, pixels, on_device, pinned)
         if key not in self._plans:
-            if not self._weight_buffers:
+            if self._program is None:
                 raise InputError("engine: expected an open engine, found a closed one")
             start = perf_counter()
-            self._plans[key] = build(
-                self.network, self._weight_buffers, self._placement, self.choice.variant,
-                self.choice.reduction, batch, key[1], on_device,
-            )  # fmt: skip
-            self.phases.create_outputs_s = (
-                (self.phases.create_outputs_s or 0) + perf_counter() - start
-            )
+            if self.data_mode == "stream" and not on_device:
+                chunk = self.chunk or self._best_chunk(batch, pixels)
+                self._plans[key] = build_stream(self._program, batch, pixels, chunk, pinned)
+            else:
+                self._plans[key] = build(self._program, batch, pixels, on_device)
+            seconds = perf_counter() - start
+            self.phases.create_outputs_s = (self.phases.create_outputs_s or 0) + seconds
         return self._plans[key]
+
+    def plan_at(self, images: int, probabilities: int, batch: int, dtype: np.dtype) -> Plan:
+        """Returns the plan for ``batch`` images at these addresses, bound to them."""
+        pinned = (False, False)
+        if self.data_mode == "stream":
+            pinned = (self.device.is_pinned(images), self.device.is_pinned(probabilities))
+        plan = self.plan(batch, dtype, pinned=pinned)
+        plan.bind(images, probabilities)
+        return plan
+
+    def _best_chunk(self, batch: int, pixels: bool) -> int:
+        """Returns the size of chunk with the fastest pass over ``batch`` random images."""
+        key = (batch, pixels)
+        if key not in self._chunks:
+            generator = np.random.default_rng(0)
+            images = self.empty_images(batch, np.uint8 if pixels else np.float32)
+            images.reshape(-1).view(np.uint8)[:] = generator.integers(0, 128, images.nbytes, np.uint8)
+            probabilities = self.empty_probabilities(batch)
+            addresses = [a.__array_interface__["data"][0] for a in (images, probabilities)]
+            times = {}
+            for parts in CHUNKS_A_BATCH:
+                chunk = -(-batch // parts)
+                if chunk in times or (parts > 1 and chunk < SMALLEST_CHUNK):
+                    continue
+                plan = build_stream(self._program, batch, pixels, chunk, (True, True))
+                plan.bind(*addresses)
+                samples = []
+                for _ in range(4):
+                    start = perf_counter()
+                    plan.run()
+                    samples.append(perf_counter() - start)
+                times[chunk] = min(samples[1:])
+            self._chunks[key] = min(times, key=times.get)
+        return self._chunks[key]
+
+    def empty_images(self, count: int, dtype: Any = np.uint8) -> np.ndarray:
+        """Returns memory for ``count`` images [N, C, H, W], page-locked on CUDA, to be filled."""
+        return self._empty((count, *self.network.input_shape), dtype)
+
+    def empty_probabilities(self, count: int) -> np.ndarray:
+        """Returns memory for ``count`` rows of probabilities, page-locked on CUDA."""
+        return self._empty((count, self.network.classes), np.float32)
+
+    def _empty(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+        if self.device.kind == "cuda":
+            return self.device.empty_pinned(shape, dtype)
+        return np.empty(shape, dtype)
 
     def _check_images(self, images: Any) -> arrays.View:
         """Looks at ``images``; raises InputError unless they are of the network's shape."""
@@ -169,14 +257,16 @@ class Engine:
         count = found.shape[0]
         if found.device != arrays.CPU:
             return self._predict_on_device(found, _check_batch(batch, count) or count)
-        probabilities = np.empty((count, self.network.classes), np.float32)
+        probabilities = self.empty_probabilities(count) if self.data_mode == "stream" else (
+            np.empty((count, self.network.classes), np.float32)
+        )
         size = _check_batch(batch, count) or min(DEFAULT_BATCH, max(count, 1))
         for plan, _ in timing.batches(self, found.array, probabilities, size):
             plan.run()
         return probabilities
 
     def _predict_on_device(self, images: arrays.View, batch: int) -> Any:
-        if self.data_mode != "resident" or self.device.name != f"cuda:{images.device}":
+        if self.data_mode not in ("resident", "stream") or self.device.name != f"cuda:{images.device}":
             raise UnsupportedError(
                 f"images: expected a NumPy array for the device {self.device.name} in the data mode "
                 f"{self.data_mode}, found an array on cuda:{images.device}"
@@ -333,7 +423,8 @@ class Engine:
         if len(images) == 0:
             return
         for size in {batch, len(images) % batch or batch}:  # memory before time
-            self.plan(size, images.dtype)
+            addresses = [a.__array_interface__["data"][0] for a in (images, probabilities)]
+            self.plan_at(*addresses, size, images.dtype)
         progress = progress or _NoProgress()
         progress.start("passes", len(images) * (1 if duration_s else iterations))
         passes = timing.time_passes(
@@ -350,8 +441,9 @@ class Engine:
             result.latency = Latency(samples, tuple(float(p) for p in percentiles))
         if not passes.interrupted:
             progress.start("layers", len(images))
-            scratch = np.empty_like(probabilities)
-            steps = timing.time_layers(self, images, scratch, batch, progress.advance)
+            steps = timing.time_layers(self, images, probabilities, batch, progress.advance)
+            if steps.hidden is not None:
+                result.notes.append(steps.hidden.describe())
             result.layers, result.copies = steps.layers, steps.copies
             result.timeline, result.timeline_total = steps.timeline, steps.timeline_total
             result.interrupted = steps.interrupted

@@ -20,11 +20,15 @@ from typing import Any
 from . import _cpu, arrays, cuda_module
 from . import threads as thread_counts
 from .arrays import CPU, View, view
-from .errors import InputError
+from .errors import InputError, UnsupportedError
 from .network import Pair, pair
 
 #: ``variant`` of :func:`conv2d` -> the kernels' name for it.
-CONV2D_VARIANTS = {"if": _cpu.Conv2dVariant.direct, "pad": _cpu.Conv2dVariant.pad}
+CONV2D_VARIANTS = {
+    "if": _cpu.Conv2dVariant.direct,
+    "pad": _cpu.Conv2dVariant.pad,
+    "tiled": _cpu.Conv2dVariant.tiled,
+}
 
 
 def conv2d(
@@ -49,7 +53,8 @@ def conv2d(
         bias: [K], or None.
         stride, padding: of rows and columns.
         variant: ``"if"`` tests the image's bounds in the innermost loop; ``"pad"`` first writes a padded
-            copy of its input and runs branch-free.
+            copy of its input and runs branch-free; ``"tiled"`` (CUDA, without ``reduction``) sums in
+            registers over tiles in shared memory.
         reduction: let several lanes share one output's sum.
         out: [N, K, OH, OW] with OH = (H + 2 * padding - R) // stride + 1.
         workspace: where ``"pad"`` writes its copy, [N, C, H + 2 * padding, W + 2 * padding].
@@ -88,6 +93,9 @@ def conv2d(
         x = view("conv2d: workspace", workspace, shape=padded)
         size = (*padded, *size[4:])
         shape = _shape("conv2d", _cpu.Conv2dShape, *size, *strides, 0, 0)
+    if variant == "tiled" and (x.device == CPU or reduction):
+        where = "the CPU" if x.device == CPU else "CUDA with reduction"
+        raise UnsupportedError(f"conv2d: variant tiled: expected CUDA without reduction, found {where}")
     _refuse_overlap("conv2d", y, x, w, b)
     _call(
         "conv2d", (x, w, b, y), (shape, CONV2D_VARIANTS[variant], bool(reduction)), threads, stream
@@ -274,7 +282,10 @@ def _call(
     handle = arrays.current_stream(tensors[0]) if stream is None else arrays.stream_handle(stream)
     _cuda = cuda_module.load()
     with _on_device(_cuda, device):
-        getattr(_cuda, name)(*addresses, *options, handle)
+        try:
+            getattr(_cuda, name)(*addresses, *options, handle)
+        except ValueError as error:  # the kernel cannot take this shape, and says why
+            raise UnsupportedError(f"{name}: {error}") from None
 
 
 @contextmanager

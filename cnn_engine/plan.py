@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
+
+import numpy as np
 
 from . import _cpu
 from .devices import Buffer
@@ -18,9 +20,22 @@ from .devices.cpu import CpuDevice
 from .errors import InputError
 from .network import Conv2d, LayerInfo, Linear, MaxPool2d, Network, Softmax, Tanh, pair
 from .ops import CONV2D_VARIANTS
+from .variants import Choice
 
-#: Stand for the addresses that :meth:`Plan.bind` fills in.
-INPUT, OUTPUT = object(), object()
+#: Chunks on their way at the same time in the data mode ``stream``: one comes in while another computes and
+#: a third goes out.
+LANES = 3
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Stands for an address that :meth:`Plan.bind` fills in: of the images or probabilities, and beyond."""
+
+    name: str
+    offset: int = 0
+
+
+INPUT, OUTPUT = Slot("images"), Slot("probabilities")
 
 
 @dataclass
@@ -32,7 +47,8 @@ class Step:
         place: ``cpu`` or ``cuda``: where the work is done.
         function, args: the call.
         flops, bytes: of the call; see :class:`~cnn_engine.network.LayerInfo`.
-        direction: of a copy, ``h2d`` or ``d2h``.
+        direction: of a copy, ``h2d`` or ``d2h``; ``h2h`` for staging on the CPU.
+        lane: the device whose stream the work is on, where that is not the engine's own.
     """
 
     name: str
@@ -43,30 +59,36 @@ class Step:
     flops: int = 0
     bytes: int = 0
     direction: str | None = None
+    lane: Any = None
 
 
 @dataclass
 class Plan:
-    """The steps of one forward pass over ``batch`` images, and the memory that they use."""
+    """The steps of one forward pass over ``batch`` images, and the memory that they use.
+
+    ``chunk`` is the number of images that move at a time where copies overlap with kernels, else None.
+    """
 
     batch: int
     steps: list[Step]
     nbytes: Mapping[str, int]
-    buffers: list[Buffer] = field(repr=False)
+    buffers: list[Any] = field(repr=False)
+    chunk: int | None = None
 
     def __post_init__(self) -> None:
         self._calls = [(step.function, step.args) for step in self.steps]
-        self._slots = {
-            slot: [(s.args, i) for s in self.steps for i, a in enumerate(s.args) if a is slot]
-            for slot in (INPUT, OUTPUT)
-        }
+        self._slots: dict[str, list[tuple[list[Any], int, int]]] = {"images": [], "probabilities": []}
+        for step in self.steps:
+            for index, argument in enumerate(step.args):
+                if isinstance(argument, Slot):
+                    self._slots[argument.name].append((step.args, index, argument.offset))
 
     def bind(self, images: int, probabilities: int) -> None:
         """Sets the addresses of the images and of where the probabilities go."""
-        for args, index in self._slots[INPUT]:
-            args[index] = images
-        for args, index in self._slots[OUTPUT]:
-            args[index] = probabilities
+        for args, index, offset in self._slots["images"]:
+            args[index] = images + offset
+        for args, index, offset in self._slots["probabilities"]:
+            args[index] = probabilities + offset
 
     def run(self) -> None:
         """Runs one pass; where images and probabilities are host memory, they are done on return."""
@@ -95,20 +117,32 @@ class Placement:
         return "cpu"
 
 
-def build(
-    network: Network,
-    weights: Mapping[str, Mapping[str, Buffer]],
-    placement: Placement,
-    variant: str,
-    reduction: bool,
-    batch: int,
-    pixels: bool,
-    images_on_device: bool = False,
-) -> Plan:
+@dataclass(frozen=True)
+class Program:
+    """What a plan is built from: a network, its weights where they are needed, and how it runs.
+
+    Attributes:
+        network: the network.
+        weights: place -> parameter -> its buffer, for layered variants.
+        fused: makes the compiled whole network, for the variant ``fused``.
+        placement: where layers run.
+        choice: the variant.
+    """
+
+    network: Network
+    weights: Mapping[str, Mapping[str, Buffer]]
+    fused: Callable[[], Any]
+    placement: Placement
+    choice: Choice
+
+    def image_bytes(self, pixels: bool) -> int:
+        return math.prod(self.network.input_shape) * (1 if pixels else 4)
+
+
+def build(program: Program, batch: int, pixels: bool, images_on_device: bool = False) -> Plan:
     """Builds the plan of a pass.
 
     Args:
-        weights: place -> parameter -> its buffer.
         pixels: whether images are uint8 pixels; else they are the network's float32 input.
         images_on_device: whether images and probabilities are memory of the device (``resident`` only).
 
@@ -118,23 +152,12 @@ def build(
     """
 
     def build_with(allocate: Callable[[str, int], Buffer]) -> Plan:
-        builder = _Builder(
-            network,
-            weights,
-            placement,
-            variant,
-            reduction,
-            batch,
-            pixels,
-            images_on_device,
-            allocate,
-        )
-        return builder.build()
+        return _Builder(program, batch, pixels, images_on_device, allocate).build()
 
     # A first build only counts, so that a batch that cannot fit is refused before anything is taken.
     needed = build_with(lambda place, nbytes: Buffer(0, nbytes, None)).nbytes
     host = CpuDevice()
-    device = placement.device
+    device = program.placement.device
     if managed := needed.get("managed", 0):
         device.check_managed(managed)
     for place, memory in (("cpu", host), ("cuda", device)):
@@ -149,58 +172,177 @@ def build(
     return build_with(lambda place, nbytes: allocators[place](nbytes))
 
 
+def build_stream(
+    program: Program, batch: int, pixels: bool, chunk: int, pinned: tuple[bool, bool]
+) -> Plan:
+    """Builds the plan of a pass in which copies of one chunk overlap with the kernels of another.
+
+    Args:
+        chunk: images that move at a time.
+        pinned: whether the images, and whether the probabilities, are page-locked memory, which is used in
+            place; else they are staged through page-locked buffers.
+
+    Raises:
+        InputError: the chunks need more memory than is free.
+    """
+    placement = program.placement
+    chunk = min(chunk, batch)
+    lanes = [
+        _Lane(program, placement.device.lane(), pixels, chunk, pinned)
+        for _ in range(min(LANES, -(-batch // chunk)))
+    ]
+    steps: list[Step] = []
+    for index, first in enumerate(range(0, batch, chunk)):
+        lane = lanes[index % len(lanes)]
+        steps += lane.finish()
+        steps += lane.begin(first, min(chunk, batch - first))
+    last = -(-batch // chunk)
+    for index in range(last, last + len(lanes)):
+        steps += lanes[index % len(lanes)].finish()
+    nbytes = {"cuda": sum(lane.nbytes for lane in lanes)}
+    return Plan(batch, steps, nbytes, [lanes], chunk)
+
+
+class _Lane:
+    """A stream, device memory for one chunk, and what of the pass is on its way there."""
+
+    def __init__(
+        self, program: Program, device: Any, pixels: bool, chunk: int, pinned: tuple[bool, bool]
+    ) -> None:
+        self.device = device
+        self.threads = program.placement.threads
+        placement = Placement(device, "resident", self.threads)
+        self.program = replace(program, placement=placement)
+        self.pixels = pixels
+        self.image_bytes = program.image_bytes(pixels)
+        self.row_bytes = 4 * program.network.classes
+        self.images = device.allocate(chunk * self.image_bytes)
+        self.probabilities = device.allocate(chunk * self.row_bytes)
+        self.staging = [
+            None if is_pinned else device.empty_pinned((chunk * nbytes,), np.uint8)
+            for is_pinned, nbytes in zip(pinned, (self.image_bytes, self.row_bytes), strict=True)
+        ]
+        self.plans: dict[int, Plan] = {}
+        self.pending: list[Step] | None = None
+
+    @property
+    def nbytes(self) -> int:
+        own = self.images.nbytes + self.probabilities.nbytes
+        return own + sum(plan.nbytes.get("cuda", 0) for plan in self.plans.values())
+
+    def _stage(self, what: str, source: Any, to: Any, nbytes: int) -> Step:
+        arguments = [source, to, nbytes, self.threads]
+        return Step(what, "copy", "cpu", _cpu.copy, arguments, 0, nbytes, "h2h")
+
+    def _copy(self, what: str, direction: str, to: Any, source: Any, nbytes: int) -> Step:
+        function = self.device.copy_h2d if direction == "h2d" else self.device.copy_d2h
+        arguments = [to, source, nbytes]
+        return Step(what, "copy", "cuda", function, arguments, 0, nbytes, direction, self.device)
+
+    def begin(self, first: int, count: int) -> list[Step]:
+        """Returns the steps that send a chunk on its way."""
+        if count not in self.plans:
+            self.plans[count] = build(self.program, count, self.pixels, images_on_device=True)
+            self.plans[count].bind(self.images.address, self.probabilities.address)
+        steps = []
+        source: Any = Slot("images", first * self.image_bytes)
+        nbytes = count * self.image_bytes
+        if self.staging[0] is not None:
+            staged = self.staging[0].__array_interface__["data"][0]
+            steps.append(self._stage("images", source, staged, nbytes))
+            source = staged
+        steps.append(self._copy("images", "h2d", self.images.address, source, nbytes))
+        steps += [replace(step, lane=self.device) for step in self.plans[count].steps]
+        to: Any = Slot("probabilities", first * self.row_bytes)
+        nbytes = count * self.row_bytes
+        self.pending = [Step("sync", "sync", "cpu", self.device.synchronize, [])]
+        if self.staging[1] is not None:
+            staged = self.staging[1].__array_interface__["data"][0]
+            self.pending.append(self._stage("probabilities", staged, to, nbytes))
+            to = staged
+        steps.append(self._copy("probabilities", "d2h", to, self.probabilities.address, nbytes))
+        return steps
+
+    def finish(self) -> list[Step]:
+        """Returns the steps that wait for the chunk that is on its way, if there is one."""
+        steps, self.pending = self.pending or [], None
+        return steps
+
+
 class _Builder:
     """Walks along the layers, keeping where the last one's output is."""
 
     def __init__(
         self,
-        network,
-        weights,
-        placement,
-        variant,
-        reduction,
-        batch,
-        pixels,
-        images_on_device,
-        allocate,
+        program: Program,
+        batch: int,
+        pixels: bool,
+        images_on_device: bool,
+        allocate: Callable[[str, int], Buffer],
     ) -> None:
-        self.network: Network = network
-        self.weights = weights
-        self.placement: Placement = placement
-        self.device = placement.device
-        self.variant: str = variant
-        self.reduction: bool = reduction
-        self.batch: int = batch
-        self.pixels: bool = pixels
-        self.on_device: bool = images_on_device
+        self.program = program
+        self.network = program.network
+        self.placement = program.placement
+        self.device = program.placement.device
+        self.variant = program.choice.variant
+        self.reduction = program.choice.reduction
+        self.batch = batch
+        self.pixels = pixels
+        self.on_device = images_on_device
         self._allocate_in = allocate
         self.buffers: list[Buffer] = []
         self.nbytes: dict[str, int] = {}
         self.steps: list[Step] = []
         self.address: Any = INPUT
         self.place = "cuda" if images_on_device else "cpu"
-        self.shape: tuple[int, ...] = network.input_shape
-        self.managed = placement.data_mode == "managed"
+        self.shape: tuple[int, ...] = self.network.input_shape
+        self.managed = self.placement.data_mode == "managed"
         self.reachable = False  # whether the other place reaches the current buffer: managed memory
 
     def build(self) -> Plan:
-        first = self.network.infos[0].layer
-        # Pixels travel as they are, a quarter of the bytes, and are normalised where they arrive.
-        target = "cpu" if self.managed else self.placement.place_of("normalize")
-        if self.pixels:
-            self._move(target, "images", self.batch * math.prod(self.shape))
-            self._normalize()
-        elif (
-            self.placement.place_of(first.kind) == "cuda" and self.placement.data_mode == "resident"
-        ):
-            self._move("cuda", "images", self._nbytes())
-        for info in self.network.infos:
-            self._layer(info)
+        if self.program.choice.layered:
+            self._normalize_where_pixels_arrive()
+            for info in self.network.infos:
+                self._layer(info)
+        else:
+            self._fused()
         if self.place == "cuda" and not self.on_device:
             self._copy("d2h", "probabilities", OUTPUT, self._nbytes())
         if self.device.kind == "cuda" and not self.on_device:
             self._synchronize()
         return Plan(self.batch, self.steps, self.nbytes, self.buffers)
+
+    def _fused(self) -> None:
+        """The whole network is one step, which takes pixels as they are."""
+        place = self.device.kind
+        images = self.batch * self.program.image_bytes(self.pixels)
+        self._move(place, "images", images)
+        self.shape = (self.network.classes,)
+        to = self._output(place, last=True)
+        where = self.placement.threads if place == "cpu" else self.device.stream_handle
+        parameters = sum(math.prod(shape) for shape in self.network.parameters.values())
+        step = Step(
+            "network",
+            "fused",
+            place,
+            self.program.fused().run,
+            [self.address, self.pixels, self.batch, to, where],
+            self.network.flops(self.batch),
+            images + 4 * parameters + self._nbytes(),
+        )
+        self.steps.append(step)
+        self._written(to, self.shape)
+
+    def _normalize_where_pixels_arrive(self) -> None:
+        first = self.network.infos[0].layer
+        # Pixels travel as they are, a quarter of the bytes, and are normalised where they arrive.
+        target = "cpu" if self.managed else self.placement.place_of("normalize")
+        resident = self.placement.data_mode == "resident"
+        if self.pixels:
+            self._move(target, "images", self.batch * math.prod(self.shape))
+            self._normalize()
+        elif self.placement.place_of(first.kind) == "cuda" and resident:
+            self._move("cuda", "images", self._nbytes())
 
     # ---- memory and copies ----
 
@@ -322,7 +464,7 @@ class _Builder:
             self._move("cpu", f"{layer.name} output", self._nbytes())
 
     def _weights(self, info: LayerInfo, place: str) -> list[int]:
-        buffers = self.weights[place]
+        buffers = self.program.weights[place]
         name = info.layer.name
         bias = buffers.get(f"{name}.bias")
         return [buffers[f"{name}.weight"].address, 0 if bias is None else bias.address]

@@ -42,7 +42,13 @@ def parser() -> argparse.ArgumentParser:
         "--data-mode",
         default="resident",
         help="where data lives on CUDA: resident (default); transfer: each convolution copies its input "
-        "in and its output out, the other layers run on the CPU; managed: the same over managed memory",
+        "in and its output out, the other layers run on the CPU; managed: the same over managed memory; "
+        "stream: page-locked chunks, copies overlapped with kernels",
+    )
+    p.add_argument(
+        "--chunk",
+        type=count(1, MOST_IMAGES),
+        help="images that move at a time with --data-mode stream (default: found by measurement)",
     )
     p.add_argument("--dtype", default="float32", help=f"one of {', '.join(variants.DTYPES)}")
     p.add_argument(
@@ -122,6 +128,7 @@ def _main(arguments: list[str] | None) -> int:
         dtype=options.dtype,
         data_mode=options.data_mode,
         threads=options.threads,
+        chunk=options.chunk,
     )
     engine.phases.load_data_s = load_data_s
     probabilities = np.zeros((len(dataset), engine.network.classes), np.float32)

@@ -62,6 +62,32 @@ class Steps:
     timeline: list[TimelineEvent] = field(default_factory=list)
     timeline_total: int = 0
     interrupted: bool = False
+    hidden: Overlap | None = None
+
+
+@dataclass
+class Overlap:
+    """How copies and kernels overlap in the data mode ``stream``, in seconds of device time.
+
+    Attributes:
+        chunk: images that move at a time.
+        wall_s: from the first step's beginning to the last one's end.
+        copies_s: in which at least one copy to or from the device runs.
+        hidden_s: of these, in which a kernel runs as well.
+    """
+
+    chunk: int
+    wall_s: float = 0.0
+    copies_s: float = 0.0
+    hidden_s: float = 0.0
+
+    def describe(self) -> str:
+        """Returns a sentence for the report."""
+        return (
+            f"chunks of {self.chunk} images: copies take {100 * self.copies_s / self.wall_s:.1f} % of "
+            f"the passes with timers, and a kernel runs in {100 * self.hidden_s / self.copies_s:.1f} % "
+            "of that time"
+        )
 
 
 def batches(
@@ -74,9 +100,8 @@ def batches(
     target = probabilities.__array_interface__["data"][0]
     for first in range(0, len(images), batch):
         count = min(batch, len(images) - first)
-        plan = engine.plan(count, images.dtype)
-        plan.bind(source + first * image_bytes, target + first * row_bytes)
-        yield plan, count
+        address = source + first * image_bytes
+        yield engine.plan_at(address, target + first * row_bytes, count, images.dtype), count
 
 
 def time_passes(
@@ -161,6 +186,7 @@ class _Recorder:
         self._copies: dict[tuple[str, str], CopyTime] = {}
         self._events: list[tuple[Any, Any]] = []  # reused from pass to pass
         self._marks: dict[str, Any] = {}
+        self._lanes: dict[int, int] = {}
 
     def run(self, plan: Plan, index: int) -> None:
         steps = plan.steps
@@ -169,7 +195,8 @@ class _Recorder:
             self._events.append((self.device.event(), self.device.event()))
         events = iter(self._events)
         timed: list[tuple[Step, float, float, tuple[Any, Any] | None]] = []
-        kernels_follow = _kernels_that_follow(steps)
+        # Where copies are to overlap with kernels, a delay would keep them apart.
+        kernels_follow = [0] * len(steps) if plan.chunk else _kernels_that_follow(steps)
         for position, step in enumerate(steps):
             pair = None
             if step.place == "cuda":
@@ -177,17 +204,20 @@ class _Recorder:
                     self.device.delay(LAUNCH_MARGIN_S * kernels_follow[position])
                 pair = next(events)
             self.domain.push_range(self._mark(step))
+            stream = None if pair is None else (step.lane or self.device).stream
             if pair is not None:
-                pair[0].record(self.device.stream)
+                pair[0].record(stream)
             start = perf_counter()
             step.function(*step.args)
             seconds = perf_counter() - start
             if pair is not None:
-                pair[1].record(self.device.stream)
+                pair[1].record(stream)
             self.domain.pop_range()
             timed.append((step, start - self.origin, seconds, pair))
         self.device.synchronize()
         self._add_up(timed, index)
+        if plan.chunk:
+            self._add_overlap(plan.chunk, timed)
 
     def _mark(self, step: Step) -> Any:
         text = f"{step.name} {step.direction}" if step.kind == "copy" else step.name
@@ -203,14 +233,35 @@ class _Recorder:
         for step, start, host_s, pair in timed:
             device_s = None if pair is None else self.device.elapsed_s(*pair)
             if step.kind == "copy":
-                self._add_copy(step, device_s)
+                self._add_copy(step, host_s if device_s is None else device_s)
             elif step.kind != "sync":
                 self._add_layer(step, host_s, device_s)
             self._add_event(step.name, step.kind, "host", start, host_s, index)
             if pair is not None:
                 since = self.device.elapsed_s(first[0], pair[0])
                 track = f"{self.device.name} stream"
+                if step.lane is not None:
+                    lanes = self._lanes
+                    track += f" {lanes.setdefault(step.lane.stream_handle, len(lanes) + 1)}"
                 self._add_event(step.name, step.kind, track, first_start + since, device_s, index)
+
+    def _add_overlap(
+        self, chunk: int, timed: list[tuple[Step, float, float, tuple[Any, Any] | None]]
+    ) -> None:
+        origin = next(pair[0] for *_, pair in timed if pair is not None)
+        copies, kernels = [], []
+        for step, _, _, pair in timed:
+            if pair is not None:
+                start = self.device.elapsed_s(origin, pair[0])
+                end = self.device.elapsed_s(origin, pair[1])
+                (copies if step.kind == "copy" else kernels).append((start, end))
+        overlap = self.result.hidden = self.result.hidden or Overlap(chunk)
+        overlap.wall_s += max(end for _, end in copies + kernels)
+        copies_s, kernels_s, either_s = (
+            _covered(intervals) for intervals in (copies, kernels, copies + kernels)
+        )
+        overlap.copies_s += copies_s
+        overlap.hidden_s += copies_s + kernels_s - either_s
 
     def _add_layer(self, step: Step, host_s: float, device_s: float | None) -> None:
         layer = self._layers.get(step.name)
@@ -240,6 +291,15 @@ class _Recorder:
         self.result.timeline_total += 1
         if len(self.result.timeline) < TIMELINE_EVENTS:
             self.result.timeline.append(TimelineEvent(name, kind, track, start, seconds, index))
+
+
+def _covered(intervals: list[tuple[float, float]]) -> float:
+    """Returns the length of the union of ``intervals``."""
+    total, reached = 0.0, float("-inf")
+    for start, end in sorted(intervals):
+        total += max(0.0, end - max(start, reached))
+        reached = max(reached, end)
+    return total
 
 
 def _kernels_that_follow(steps: list[Step]) -> list[int]:

@@ -70,6 +70,7 @@ class Workload:
 #: The project's own workloads: name -> "module:attribute", imported when first asked for.
 BUILT_IN: Mapping[str, str] = {
     "cifar10": "cifar10:WORKLOAD",
+    "ece408": "fashion_mnist:WORKLOAD",
 }
 
 _registered: dict[str, Workload] = {}

@@ -23,7 +23,12 @@ from cnn_engine import (
 )  # fmt: skip
 
 NETWORK = WORKLOAD.network
-VARIANTS = [(name, reduction) for name in variants.VARIANTS for reduction in (False, True)]
+VARIANTS = [
+    (row.name, reduction)
+    for row in variants.VARIANTS.values()
+    if "cpu" in row.devices
+    for reduction in ((False, True) if row.reduction else (False,))
+]
 
 #: Layers in unusual places: the input read by each kind first, odd sizes, no padding, tanh, two fc.
 ODD_NETWORKS = [
@@ -58,26 +63,40 @@ PLACEMENTS = [
     for mode in modes
 ]
 
+#: Every device, data mode, variant and reduction that go together.
+CELLS = [
+    pytest.param(*placement.values, row.name, reduction, marks=placement.marks)
+    for placement in PLACEMENTS
+    for row in variants.VARIANTS.values()
+    if placement.values[0] in row.devices and placement.values[1] in row.data_modes
+    for reduction in ((False, True) if row.reduction else (False,))
+]
 
-@pytest.mark.parametrize(("device", "data_mode"), PLACEMENTS)
-@pytest.mark.parametrize(("variant", "reduction"), VARIANTS)
+
+@pytest.mark.parametrize(("device", "data_mode", "variant", "reduction"), CELLS)
 @pytest.mark.parametrize("network", [NETWORK, *ODD_NETWORKS], ids=lambda n: n.name)
 @pytest.mark.parametrize("as_pixels", [True, False])
 def test_against_reference(rng, device, data_mode, variant, reduction, network, as_pixels):
     images = pixels(rng, 5, network.input_shape)
     if not as_pixels:
         images = rng.standard_normal(images.shape).astype(np.float32)
-    with engine(
-        network, device=device, data_mode=data_mode, variant=variant, reduction=reduction
-    ) as e:
+    options = {"device": device, "data_mode": data_mode, "reduction": reduction}
+    try:
+        e = engine(network, variant=variant, **options)
+    except UnsupportedError as error:
+        assert variant == "fused", error  # no layered variant may refuse a network
+        auto = engine(network, variant="auto", **options)
+        assert auto.choice.layered
+        assert str(error).removeprefix("--variant: fused: ") in auto.choice.reason
+        return
+    with e:
         wanted = reference.forward(network, e.weights, images)
         bound = tolerances.PROBABILITY * np.maximum(1, np.abs(wanted))
         for batch in (1, 2, 5):
             tolerances.assert_close(e.predict(images, batch), wanted, bound, batch=batch)
 
 
-@pytest.mark.parametrize(("device", "data_mode"), PLACEMENTS)
-@pytest.mark.parametrize(("variant", "reduction"), VARIANTS)
+@pytest.mark.parametrize(("device", "data_mode", "variant", "reduction"), CELLS)
 @pytest.mark.parametrize("batch", [1, 100, 1102])
 @pytest.mark.parametrize("threads", [1, 2])
 def test_real_images_and_weights(test_data, device, data_mode, variant, reduction, batch, threads):
@@ -152,13 +171,27 @@ def test_bad_images(images, message):
         ({"device": "tpu"}, "--device: expected auto, cpu, cuda or cuda:N, found 'tpu'"),
         ({"device": "cuda:x"}, "--device: expected auto, cpu, cuda or cuda:N"),
         ({"device": "cuda:99"}, "expected"),
-        ({"variant": "fast"}, "--variant: expected auto or one of if, pad"),
-        ({"dtype": "float64"}, "--dtype: expected one of float32"),
+        (
+            {"variant": "fast"},
+            "--variant: expected auto or one of if, pad, tiled, fused, found 'fast'",
+        ),
+        (
+            {"dtype": "float64"},
+            "--dtype: expected one of float32, bfloat16, float16, found 'float64'",
+        ),
+        ({"dtype": "float16"}, "--dtype: float16 needs the variant fused, which cannot run"),
+        ({"dtype": "bfloat16", "variant": "pad"}, "one of float32 for pad on cpu, found bfloat16"),
+        ({"variant": "tiled"}, "--variant: tiled: expected a device of kind cuda, found cpu"),
+        ({"variant": "fused", "reduction": True}, "--reduction: expected a variant that has one"),
+        ({"chunk": 5}, "--chunk: expected the data mode stream, found resident"),
         (
             {"data_mode": "transfer"},
             "--data-mode: expected resident on the device cpu, found transfer",
         ),
-        ({"data_mode": "cloud"}, "--data-mode: expected one of managed, resident, transfer"),
+        (
+            {"data_mode": "cloud"},
+            "--data-mode: expected one of managed, resident, stream, transfer",
+        ),
         ({"threads": 0}, "--threads: expected a whole number from 1 to 1024, found 0"),
         ({"threads": True}, "--threads: expected a whole number"),
         (
@@ -191,7 +224,7 @@ def test_a_batch_that_cannot_fit_is_refused_before_anything_is_taken(monkeypatch
     from cnn_engine.devices.cpu import CpuDevice
 
     monkeypatch.setattr(CpuDevice, "free_memory", lambda self: 1 << 20)
-    with engine() as e, pytest.raises(InputError, match=r"--batch: 50 images need .* GiB on cpu"):
+    with engine(variant="if") as e, pytest.raises(InputError, match=r"--batch: 50 images need .* GiB on cpu"):
         e.predict(pixels(rng, 50), 50)
 
 
@@ -205,17 +238,20 @@ def test_closed_engine(rng):
 @pytest.mark.parametrize(("device", "data_mode"), PLACEMENTS)
 def test_profile(rng, device, data_mode):
     images, labels = pixels(rng, 7), np.arange(7, dtype=np.uint8)
-    with engine(device=device, data_mode=data_mode, variant="pad") as e:
+    chunk = 2 if data_mode == "stream" else None  # batches of 3, 3 and 1: chunks of 2 and 1
+    with engine(device=device, data_mode=data_mode, variant="pad", chunk=chunk) as e:
         result = e.profile(images, labels, batch=3, iterations=2, percentiles=(50, 95))
         probabilities = e.predict(images)
     layers = {layer.name: layer for layer in result.layers}
     order = ["normalize", *(f"{n}{i}" for i in (1, 2, 3) for n in ("pad", "conv", "relu", "pool"))]
     assert list(layers) == [*order, "fc", "softmax"]
-    assert all(layer.calls == 3 for layer in layers.values())
+    calls = 5 if chunk else 3
+    assert all(layer.calls == calls for layer in layers.values())
     assert sum(layer.flops for layer in layers.values()) == 7 * 7_840_000
     assert all(layer.host_s > 0 and layer.bytes > 0 for layer in layers.values())
     for layer in layers.values():
-        on_gpu = device == "cuda" and (data_mode == "resident" or layer.kind == "conv")
+        whole = data_mode in ("resident", "stream")
+        on_gpu = device == "cuda" and (whole or layer.kind == "conv")
         assert (layer.device_s is not None) == on_gpu
         assert layer.place == ("cuda" if on_gpu else "cpu")
     copies = {(copy.what, copy.direction): copy for copy in result.copies}
@@ -225,12 +261,17 @@ def test_profile(rng, device, data_mode):
         assert set(copies) == {("images", "h2d"), ("probabilities", "d2h")}
         assert copies["images", "h2d"].bytes == images.nbytes
         assert copies["probabilities", "d2h"].bytes == probabilities.nbytes
+    elif data_mode == "stream":  # staged on the host as well, since this memory is not page-locked
+        staged = {("images", "h2h"), ("probabilities", "h2h")}
+        assert set(copies) == staged | {("images", "h2d"), ("probabilities", "d2h")}
+        assert all(copy.bytes == images.nbytes for key, copy in copies.items() if "images" in key)
+        assert "chunks of 2 images: copies take" in result.notes[-1]
     else:
         names = {(f"conv{i} {what}", way) for i in (1, 2, 3) for what, way in
                  (("input", "h2d"), ("output", "d2h"))}  # fmt: skip
         assert set(copies) == names
         assert copies["conv1 input", "h2d"].bytes == 7 * 3 * 36 * 36 * 4
-    assert all(copy.seconds > 0 and copy.calls == 3 for copy in result.copies)
+    assert all(copy.seconds > 0 and copy.calls == calls for copy in result.copies)
     assert result.accuracy.total == 7
     assert result.accuracy.correct == np.sum(probabilities.argmax(1) == labels)
     assert result.check.passed
@@ -348,3 +389,34 @@ def test_managed_memory_above_a_quarter_of_the_free_is_refused(monkeypatch, rng)
     with engine(device="cuda", data_mode="managed") as e:  # noqa: SIM117
         with pytest.raises(InputError, match="at most a quarter of the card's free memory"):
             e.predict(pixels(rng, 8), 8)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("variant", ["fused", "tiled", "if"])
+@pytest.mark.parametrize("chunk", [1, 3, 7, 64, None])
+@pytest.mark.parametrize("pinned", [False, True])
+def test_stream_in_chunks(rng, variant, chunk, pinned):
+    images = pixels(rng, 23)
+    with engine(device="cuda", data_mode="stream", variant=variant, chunk=chunk) as e:
+        if pinned:
+            source = e.empty_images(23)
+            source[...] = images
+            assert e.device.is_pinned(source.__array_interface__["data"][0])
+        else:
+            source = images
+        wanted = reference.forward(NETWORK, e.weights, images)
+        for batch in (23, 10):
+            tolerances.assert_close(e.predict(source, batch), wanted, tolerances.PROBABILITY)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_fused_half_precision(test_data, dtype):
+    weights = test_data("convnetjs-cifar10")
+    dataset = WORKLOAD.load_data(str(test_data("cifar-10-batches-bin")), 1102)
+    with engine(weights=weights, device="cuda", dtype=dtype) as e:
+        assert e.choice.variant == "fused"
+        result = e.profile(dataset, batch=1102)
+    assert result.check.passed
+    assert result.check.top1_agreement >= 0.995
+    assert abs(result.accuracy.correct - 865) <= 5

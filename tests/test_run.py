@@ -49,8 +49,8 @@ def test_with_no_options_on_a_machine_without_data():
     assert process.returncode == 0, err
     assert err == ""
     for line in (
-        "CNN for 20 images", "Load Data time", "Create Network time", "Load Network Parameters time",
-        "Create Outputs time", "Net Forward total time", "Time for conv1", "Time for softmax", "Conv:",
+        "fused, chosen by auto", "CNN for 20 images", "Load Data time", "Create Network time",
+        "Load Network Parameters time", "Create Outputs time", "Net Forward total time", "Time for network", "Conv:",
         "ReLU:", "Pool:", "FC:", "Softmax:", "Net Accuracy", "Free memory time", "Total time",
         "synthetic", "python -m cifar10.download",
     ):  # fmt: skip
@@ -97,6 +97,7 @@ def test_json_on_standard_output_is_the_document_alone(capsys):
 def test_every_output(tmp_path, capsys):
     paths = {name: tmp_path / f"result.{name}" for name in ("json", "csv", "trace", "html", "npy")}
     options = [f"--{name}={path}" for name, path in paths.items() if name != "npy"]
+    options += ["--variant", "if"]
     assert run.main([*SMALL, *options, f"--save-probabilities={paths['npy']}"]) == 0
     assert "CNN for 6 images" in capsys.readouterr().out
     document = json.loads(paths["json"].read_text())
@@ -137,7 +138,7 @@ ERRORS = [
     (["--percentiles", "50,x"], "--percentiles: expected numbers from 0 to 100"),
     (["--percentiles", "101"], "--percentiles: expected numbers from 0 to 100"),
     (["--network", "lenet"], "network: expected one of"),
-    (["--variant", "fast"], "--variant: expected auto or one of if, pad"),
+    (["--variant", "fast"], "--variant: expected auto or one of if, pad, tiled, fused"),
     (["--dtype", "int3"], "--dtype: expected one of float32"),
     (["--device", "tpu"], "--device: expected auto, cpu, cuda or cuda:N"),
     (

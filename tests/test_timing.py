@@ -19,8 +19,8 @@ def with_extra_step(engine: Engine, monkeypatch, step: Step) -> None:
     """Makes every plan of ``engine`` begin its second layer with ``step``."""
     plan_of = engine.plan
 
-    def plan(batch, dtype, on_device=False):
-        plan = plan_of(batch, dtype, on_device)
+    def plan(batch, dtype, **options):
+        plan = plan_of(batch, dtype, **options)
         if not any(s is step for s in plan.steps):
             plan.steps.insert(2, step)
             plan.__post_init__()
@@ -30,7 +30,7 @@ def with_extra_step(engine: Engine, monkeypatch, step: Step) -> None:
 
 
 def test_a_known_delay_on_the_cpu_is_seen_in_its_own_layer(monkeypatch):
-    with Engine(weights="random", device="cpu", threads=1) as engine:
+    with Engine(weights="random", device="cpu", variant="if", threads=1) as engine:
         step = Step("nap", "nap", "cpu", time.sleep, [0.02])
         with_extra_step(engine, monkeypatch, step)
         result = engine.profile(IMAGES, batch=1, check=False)
@@ -79,7 +79,7 @@ def test_timeline_is_capped_and_counted(monkeypatch):
 
 def test_warmup_is_run_and_not_counted(monkeypatch):
     calls = []
-    with Engine(weights="random", device="cpu") as engine:
+    with Engine(weights="random", device="cpu", variant="if") as engine:
         with_extra_step(engine, monkeypatch, Step("count", "count", "cpu", calls.append, [1]))
         probabilities = np.empty((4, 10), np.float32)
         passes = timing.time_passes(

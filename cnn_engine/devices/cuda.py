@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import math
 from typing import Any
 
 import numpy as np
@@ -35,6 +37,14 @@ class CudaDevice:
             ) from error
         self.stream_handle = self.stream.ptr
 
+    def lane(self) -> CudaDevice:
+        """Returns the same device with another stream, whose work may overlap this one's."""
+        other = copy.copy(self)
+        with self.context:
+            other.stream = self._cupy.cuda.Stream(non_blocking=True)
+        other.stream_handle = other.stream.ptr
+        return other
+
     @property
     def model(self) -> str:
         """The GPU's name."""
@@ -62,6 +72,18 @@ class CudaDevice:
         with self.context:
             pointer = self._cupy.cuda.malloc_managed(max(nbytes, 1))
         return Buffer(pointer.ptr, nbytes, pointer)
+
+    def empty_pinned(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+        """Returns a NumPy array in page-locked memory, which the GPU copies without staging."""
+        dtype = np.dtype(dtype)
+        size = math.prod(shape)
+        with self.context:
+            memory = self._cupy.cuda.alloc_pinned_memory(max(size * dtype.itemsize, 1))
+        return np.frombuffer(memory, dtype, size).reshape(shape)
+
+    def is_pinned(self, address: int) -> bool:
+        """Whether host memory at ``address`` is page-locked."""
+        return address != 0 and self.kernels.pointer_device(address) >= 0
 
     def upload(self, array: np.ndarray) -> Buffer:
         """Returns a copy of ``array`` in device memory, complete on return."""

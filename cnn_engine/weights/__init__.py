@@ -9,13 +9,13 @@ import numpy as np
 from ..errors import InputError
 from ..files import describe_os_error
 from ..network import Network
-from . import convnetjs, safetensors
+from . import convnetjs, mxnet, safetensors
 
 
 def read(path: str | Path, network: Network) -> dict[str, np.ndarray]:
     """Reads the weights of ``network`` from ``path``.
 
-    A folder is read as ConvNetJS text, a ``.safetensors`` file as such.
+    A folder is read as ConvNetJS text, a ``.safetensors`` file as such, a ``.params`` file as MXNet's.
 
     Returns:
         name -> float32 array, in the shapes of ``network.parameters``.
@@ -31,9 +31,12 @@ def read(path: str | Path, network: Network) -> dict[str, np.ndarray]:
             raise InputError(f"--weights: expected a file or folder, found none at {path}")
         elif path.suffix == ".safetensors":
             weights = safetensors.read(path)
+        elif path.suffix == ".params":
+            weights = mxnet.read(path, network)
         else:
             raise InputError(
-                f"--weights: expected a .safetensors file or a ConvNetJS folder, found {path}"
+                f"--weights: expected a .safetensors file or a ConvNetJS folder (or MXNet's .params), "
+                f"found {path}"
             )
     except OSError as error:
         raise InputError(f"--weights: cannot read {path}: {describe_os_error(error)}") from error

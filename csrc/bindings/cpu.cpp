@@ -1,8 +1,12 @@
 // The module cnn_engine._cpu: shapes (used by both devices), CPU operators, instruction sets.
 #include "bindings/shapes.h"
 #include "cpu/kernels.h"
+#include "ops/copy.h"
 
 namespace cnn_engine::bindings {
+
+void add_fused(py::module_& module);  // fused_cpu.cpp
+
 namespace {
 
 // Adds what every shape has; its constructor validates, so that no kernel meets an impossible
@@ -50,7 +54,8 @@ void add_shapes(py::module_& module) {
       });
   py::enum_<Conv2dVariant>(module, "Conv2dVariant")
       .value("direct", Conv2dVariant::direct)
-      .value("pad", Conv2dVariant::pad);
+      .value("pad", Conv2dVariant::pad)
+      .value("tiled", Conv2dVariant::tiled);
 }
 
 void add_operators(py::module_& module) {
@@ -67,6 +72,12 @@ void add_operators(py::module_& module) {
       "pad2d",
       [](Address input, Address output, const Pad2dShape& shape, int threads) {
         cpu::pad2d(in(input), out(output), shape, threads);
+      },
+      NoGil());
+  module.def(
+      "copy",
+      [](Address input, Address output, std::int64_t nbytes, int threads) {
+        cpu::copy(in<void>(input), reinterpret_cast<void*>(output), nbytes, threads);
       },
       NoGil());
   module.def(
@@ -116,6 +127,7 @@ PYBIND11_MODULE(_cpu, module) {
       "Shapes, CPU operators and instruction sets; called by cnn_engine.ops, which checks.";
   add_shapes(module);
   add_operators(module);
+  add_fused(module);
   module.attr("commit") = CNN_ENGINE_COMMIT;
   module.attr("compiler") = CNN_ENGINE_CXX_COMPILER;
   module.def(

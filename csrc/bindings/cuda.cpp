@@ -10,6 +10,9 @@
 #include "runtime/delay.h"
 
 namespace cnn_engine::bindings {
+
+void add_fused(py::module_& module);  // fused_cuda.cpp
+
 namespace {
 
 Stream as_stream(Address stream) { return reinterpret_cast<Stream>(stream); }
@@ -105,6 +108,7 @@ PYBIND11_MODULE(_cuda, module) {
   py::register_exception<cuda::Error>(module, "CudaError",
                                       py::module_::import("cnn_engine.errors").attr("DeviceError"));
   add_operators(module);
+  add_fused(module);
   module.attr("architectures") = CNN_ENGINE_CUDA_ARCHITECTURES;
   module.attr("compiler") = CNN_ENGINE_CUDA_COMPILER;
   module.def("delay", [](std::int64_t nanoseconds, Address stream) {

@@ -137,6 +137,8 @@ void conv2d(const float* input, const float* weight, const float* bias, float* o
       return run<Conv2dVariant::direct>(input, weight, bias, output, shape, reduction, threads);
     case Conv2dVariant::pad:
       return run<Conv2dVariant::pad>(input, weight, bias, output, shape, reduction, threads);
+    case Conv2dVariant::tiled:
+      break;  // CUDA's; Python refuses it here (cnn_engine/ops.py)
   }
 }
 

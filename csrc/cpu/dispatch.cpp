@@ -13,14 +13,14 @@ struct Supported {
   int count = 0;
 
   Supported() {
-    sets[count++] = {"baseline", &baseline::kernels};
+    sets[count++] = {"baseline", &baseline::kernels, &baseline::fused_kernels};
 #if defined(__x86_64__)
     __builtin_cpu_init();
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
-      sets[count++] = {"avx2", &avx2::kernels};
+      sets[count++] = {"avx2", &avx2::kernels, &avx2::fused_kernels};
       if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
           __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq")) {
-        sets[count++] = {"avx512", &avx512::kernels};
+        sets[count++] = {"avx512", &avx512::kernels, &avx512::fused_kernels};
       }
     }
 #endif
@@ -32,9 +32,24 @@ const Supported& supported() {
   return instance;
 }
 
+const InstructionSet* find(const char* what, const char* name) {
+  std::string known;
+  for (int i = 0; i < supported().count; ++i) {
+    if (std::strcmp(supported().sets[i].name, name) == 0) return &supported().sets[i];
+    known += (i ? ", " : "") + std::string(supported().sets[i].name);
+  }
+  throw std::invalid_argument(std::string(what) + ": expected one that this CPU has (" + known +
+                              "), found '" + name + "'");
+}
+
+const InstructionSet* initial() {
+  const char* name = std::getenv("CNN_ENGINE_CPU_ISA");
+  return name ? find("CNN_ENGINE_CPU_ISA", name) : &supported().sets[supported().count - 1];
+}
+
 const InstructionSet*& selected() {
-  static const InstructionSet* widest = &supported().sets[supported().count - 1];
-  return widest;
+  static const InstructionSet* set = initial();
+  return set;
 }
 
 const Kernels& kernels() { return *selected()->kernels; }
@@ -46,18 +61,9 @@ int instruction_sets(const InstructionSet** sets) {
   return supported().count;
 }
 
-void select_instruction_set(const char* name) {
-  std::string known;
-  for (int i = 0; i < supported().count; ++i) {
-    if (std::strcmp(supported().sets[i].name, name) == 0) {
-      selected() = &supported().sets[i];
-      return;
-    }
-    known += (i ? ", " : "") + std::string(supported().sets[i].name);
-  }
-  throw std::invalid_argument("instruction set: expected one that this CPU has (" + known +
-                              "), found '" + name + "'");
-}
+void select_instruction_set(const char* name) { selected() = find("instruction set", name); }
+
+const InstructionSet& selected_set() { return *selected(); }
 
 const char* selected_instruction_set() { return selected()->name; }
 

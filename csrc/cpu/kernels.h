@@ -2,6 +2,7 @@
 // (the macro CNN_ENGINE_ISA). This table is how the rest of the program reaches one such build.
 #pragma once
 
+#include "cpu/fused/steps.h"
 #include "ops/conv2d.h"
 #include "ops/elementwise.h"
 #include "ops/linear.h"
@@ -24,20 +25,37 @@ struct Kernels {
 
 namespace baseline {
 extern const Kernels kernels;
+extern const fused::FusedKernels fused_kernels;
 }
 namespace avx2 {
 extern const Kernels kernels;
+extern const fused::FusedKernels fused_kernels;
 }
 namespace avx512 {
 extern const Kernels kernels;
+extern const fused::FusedKernels fused_kernels;
 }
+
+namespace avx512bf16 {  // cpu/fused/bfloat16.cpp, for CPUs with AVX512-BF16 too
+void fused_direct_bfloat16(const fused::ConvStep& s, const float* in, float* out, float* scratch,
+                           int begin, int end);
+void fused_linear_bfloat16(const fused::LinearStep& s, const float* in, std::size_t in_stride,
+                           float* out, std::size_t out_stride, float* scratch, int n, int begin,
+                           int end);
+}  // namespace avx512bf16
 
 // The instruction sets that were compiled in and that this CPU has, narrowest first.
 struct InstructionSet {
   const char* name;
   const Kernels* kernels;
+  const fused::FusedKernels* fused;
 };
 int instruction_sets(const InstructionSet** sets);
+
+// What is used until another is selected: the widest, or the one that the environment variable
+// CNN_ENGINE_CPU_ISA names. It is read once; what it names but this CPU lacks is an error, thrown by every
+// use.
+const InstructionSet& selected_set();
 
 // Selects by name the kernels that the operators use from now on; throws std::invalid_argument for
 // a name that was not built or that this CPU lacks. Not to be called while an operator runs.

@@ -1,0 +1,1 @@
+"""Measurements against published figures, peers and limits; ``results/`` holds what they found."""

@@ -1,0 +1,390 @@
+"""Our fused kernels beside PyTorch and JAX on one GPU, in one run, with the limits measured in it too.
+
+    python -m benchmarks.gpu_peers --json gpu.json --markdown gpu.md --chart gpu.svg
+
+Every contestant turns the same uint8 images into probabilities with the same weights, and is compared with
+float64 before it is timed. For a batch, all contestants take turns, one sample each a round, so that what
+changes over the run (clocks, temperature) changes for all. A sample is the time between two events on the
+contestant's own stream, around enough passes to last a few milliseconds; JAX keeps its streams to itself,
+so its samples are wall times around work that is waited for, and are marked so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from cifar10.network import NETWORK
+from cnn_engine import InputError, cuda_module, reference
+from cnn_engine.files import atomic_write, check_writable
+
+from . import gpu_course
+from .gpu_contestants import Contestant, Jax, Ours, Torch, sample, streamed
+
+DTYPES = ("float32", "tf32", "float16", "bfloat16")
+BATCHES = (1, 5, 20, 100, 1000, 10000, 50000)
+#: Largest |probability - float64's| that is timed.
+ERROR = {"float32": 1e-5, "tf32": 2e-2, "float16": 2e-2, "bfloat16": 1e-1}
+FLOPS = NETWORK.flops(1)
+BYTES = int(np.prod(NETWORK.input_shape)) + 4 * NETWORK.classes
+CHECKED = 256  # images compared with float64
+
+
+@dataclass
+class Row:
+    """One line of the results; times are medians of one pass over the batch."""
+
+    name: str
+    ours: bool
+    dtype: str
+    batch: int
+    where: str
+    clock: str
+    milliseconds: float
+    lowest: float
+    highest: float
+    images_per_s: float
+    max_abs_diff: float
+    top1_agreement: float
+    ratio_to_best_peer: float | None = None
+    limit: str | None = None
+    share_of_limit: float | None = None
+
+
+def measure_limits(quick: bool) -> dict[str, float]:
+    """Returns what this GPU and this bus do: bytes/s and multiply-adds/s."""
+    import cupy
+
+    size = (64 if quick else 512) << 20
+    pinned = cupy.cuda.alloc_pinned_memory(size)
+    device, other = cupy.empty(size, np.uint8), cupy.empty(size, np.uint8)
+    stream = cupy.cuda.get_current_stream()
+
+    def best(copy) -> float:
+        rates = []
+        for _ in range(8):
+            start, stop = cupy.cuda.Event(), cupy.cuda.Event()
+            start.record()
+            copy()
+            stop.record()
+            stop.synchronize()
+            rates.append(size / (cupy.cuda.get_elapsed_time(start, stop) * 1e-3))
+        return max(rates[2:])
+
+    return {
+        "pinned_host_to_device_bytes_per_s": best(
+            lambda: device.data.copy_from_host_async(pinned.ptr, size, stream)
+        ),
+        "pinned_device_to_host_bytes_per_s": best(
+            lambda: device.data.copy_to_host_async(pinned.ptr, size, stream)
+        ),
+        "device_copy_bytes_per_s": 2
+        * best(lambda: other.data.copy_from_device_async(device.data, size, stream)),
+        "fp32_flops_per_s": 2 * cuda_module.load().measure_fma_peak(),
+        "fp16_tensor_flops_per_s": _matrix_rate(2048 if quick else 8192),
+    }
+
+
+def _matrix_rate(size: int) -> float:
+    """The rate of a large float16 matrix product (cuBLAS), on random numbers."""
+    import cupy
+
+    a, b = (
+        cupy.random.standard_normal((size, size), np.float32).astype(np.float16) for _ in range(2)
+    )
+    rates = []
+    for _ in range(8):
+        start, stop = cupy.cuda.Event(), cupy.cuda.Event()
+        start.record()
+        a @ b
+        stop.record()
+        stop.synchronize()
+        rates.append(2 * size**3 / (cupy.cuda.get_elapsed_time(start, stop) * 1e-3))
+    return max(rates[2:])
+
+
+def difference(found: np.ndarray, wanted: np.ndarray) -> tuple[float, float]:
+    """Returns the largest absolute difference and the share of rows with the same best class."""
+    found = found[: len(wanted)].astype(np.float64)
+    worst = np.abs(found - wanted).max()
+    return float(worst if worst == worst else np.inf), float(
+        (found.argmax(1) == wanted.argmax(1)).mean()
+    )
+
+
+def compete(
+    contestants: list[Contestant], batch: int, wanted: np.ndarray, rounds: int
+) -> list[Row]:
+    """Checks the contestants, then times them in turns."""
+    import cupy
+
+    fit, passes = [], {}
+    for contestant in contestants:
+        contestant.run()
+        if contestant.wait:
+            contestant.wait()
+        cupy.cuda.Device().synchronize()
+        diff = difference(contestant.probabilities(), wanted)
+        if diff[0] > ERROR[contestant.dtype]:
+            if contestant.ours:
+                raise SystemExit(
+                    f"{contestant.name}, batch {batch}: {diff[0]:.3g} from float64: not timed"
+                )
+            print(f"  {contestant.name}: {diff[0]:.3g} from float64: not timed", file=sys.stderr)
+            continue
+        once = min(sample(contestant, 1) for _ in range(3))
+        passes[contestant.name] = max(1, min(200, round(3.0 / max(once, 1e-3))))
+        fit.append((contestant, diff))
+    samples: dict[str, list[float]] = {c.name: [] for c, _ in fit}
+    for _ in range(rounds):
+        for contestant, _ in fit:
+            samples[contestant.name].append(sample(contestant, passes[contestant.name]))
+    rows = []
+    for contestant, (worst, agreement) in fit:
+        times = sorted(samples[contestant.name])
+        median = statistics.median(times)
+        clock = "wall" if contestant.wait else "events"
+        rows.append(
+            Row(contestant.name, contestant.ours, contestant.dtype, batch, contestant.where, clock, median,
+                times[0], times[-1], batch / median * 1e3, worst, agreement)
+        )  # fmt: skip
+    return rows
+
+
+def add_ratios(rows: list[Row], limits: dict[str, float]) -> None:
+    """Fills in, for our rows, the ratio to the best peer of the same precision and the share of the limit."""
+    for row in rows:
+        arithmetic = (
+            limits["fp32_flops_per_s" if row.dtype == "float32" else "fp16_tensor_flops_per_s"]
+            / FLOPS
+        )
+        bus = limits["pinned_host_to_device_bytes_per_s"] / np.prod(NETWORK.input_shape)
+        memory = limits["device_copy_bytes_per_s"] / BYTES
+        if row.where == "host to host":
+            row.limit, best = "bus", bus
+        elif memory < arithmetic:
+            row.limit, best = "memory", memory
+        else:
+            row.limit = "fp32 multiply-adds" if row.dtype == "float32" else "fp16 tensor cores"
+            best = arithmetic
+        row.share_of_limit = row.images_per_s / best
+        peers = [
+            r.images_per_s for r in rows
+            if not r.ours and (r.dtype, r.batch, r.where) == (row.dtype, row.batch, row.where)
+        ]  # fmt: skip
+        if row.ours and peers:
+            row.ratio_to_best_peer = row.images_per_s / max(peers)
+
+
+def markdown(document: dict) -> str:
+    """The results as tables."""
+    environment, limits = document["environment"], document["limits"]
+    versions = ", ".join(
+        f"{name} {value}" for name, value in environment["versions"].items() if value
+    )
+    lines = [f"# GPU peers: {environment['gpu']}", ""]
+    lines += [f"`{document['command']}`, {environment['date']}, {versions}", ""]
+    lines += ["| limit measured in this run | value |", "|---|---|"]
+    for name, value in limits.items():
+        lines.append(
+            f"| {name.replace('_', ' ').removesuffix(' per s')} | {value / 1e9:,.1f} G/s |"
+        )
+    lines += [
+        "", "More than all of the fp32 multiply-adds is no error: `fused float32` uses tensor cores.",
+    ]  # fmt: skip
+    titles = ("", "clock", "ms", "lowest to highest", "M images/s", "times best peer", "share of limit",
+              "max error", "top-1 agreement")  # fmt: skip
+    for where, batch in sorted({(r["where"], r["batch"]) for r in document["rows"]}):
+        lines += ["", f"## {where}, batch {batch:,}", ""]
+        lines += ["| " + " | ".join(titles) + " |", "|---" * len(titles) + "|"]
+        chosen = [r for r in document["rows"] if (r["where"], r["batch"]) == (where, batch)]
+        for r in sorted(chosen, key=lambda r: r["milliseconds"]):
+            cells = (
+                f"**{r['name']}**" if r["ours"] else r["name"],
+                r["clock"],
+                f"{r['milliseconds']:.4g}",
+                f"{r['lowest']:.4g} to {r['highest']:.4g}",
+                f"{r['images_per_s'] / 1e6:.3f}",
+                f"{r['ratio_to_best_peer']:.2f}" if r["ratio_to_best_peer"] else "",
+                f"{r['share_of_limit']:.1%} of {r['limit']}",
+                f"{r['max_abs_diff']:.1e}",
+                f"{r['top1_agreement']:.2%}",
+            )
+            lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines + gpu_course.markdown(document["course"])) + "\n"
+
+
+def chart(document: dict, path: Path) -> None:
+    """Images a second over the batch size, one line a contestant."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(9, 6))
+    rows = [r for r in document["rows"] if r["where"] == "device"]
+    for name in sorted({r["name"] for r in rows}):
+        points = sorted((r["batch"], r["images_per_s"]) for r in rows if r["name"] == name)
+        ours = name.startswith("fused")
+        axes.loglog(
+            *zip(*points, strict=True),
+            "o-" if ours else ".--",
+            linewidth=2 if ours else 1,
+            label=name,
+        )
+    bus = document["limits"]["pinned_host_to_device_bytes_per_s"] / np.prod(NETWORK.input_shape)
+    axes.axhline(bus, color="black", linewidth=0.8, linestyle=":", label="what the bus can bring")
+    axes.set(xlabel="batch", ylabel="images/s", title=document["environment"]["gpu"])
+    axes.legend(fontsize=6, ncol=2)
+    figure.tight_layout()
+    with atomic_write(path, "wb") as file:
+        figure.savefig(file, format=path.suffix.removeprefix(".") or "svg")
+
+
+def environment() -> dict:
+    """The machine and the versions beside the numbers."""
+    import datetime
+    import platform
+
+    import cupy
+
+    from cnn_engine.environment import package_version
+
+    properties = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.Device().id)
+    names = ("torch", "jax", "cupy-cuda13x", "cupy-cuda12x", "numpy")
+    return {
+        "gpu": properties["name"].decode(),
+        "driver": cuda_module.load().driver_version(),
+        "host": platform.processor() or platform.machine(),
+        "versions": {name: package_version(name) for name in names},
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+    }
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    """Reads the command line."""
+
+    def numbers(text):
+        return [int(part) for part in text.split(",")]
+
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.gpu_peers", description=__doc__.splitlines()[0]
+    )
+    parser.add_argument("--batches", type=numbers, default=list(BATCHES))
+    parser.add_argument("--dtypes", type=lambda text: text.split(","), default=list(DTYPES))
+    parser.add_argument(
+        "--peers", type=lambda text: text.split(","), default=["torch", "compile", "jax"]
+    )
+    parser.add_argument(
+        "--compile-batches", type=numbers, default=[1, 10000], help="it takes minutes each"
+    )
+    parser.add_argument("--rounds", type=int, default=15, help="samples a contestant and batch")
+    parser.add_argument("--chunk", type=int, default=5000, help="images a copy, end to end")
+    parser.add_argument(
+        "--weights", help="as cnn_engine.run takes them; default: the network's own, else random"
+    )
+    parser.add_argument(
+        "--course-images", type=int, default=10000, help="of the course network; 0: leave it out"
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="small limits: for trying the script out"
+    )
+    for option in ("json", "markdown", "chart"):
+        parser.add_argument(f"--{option}", type=Path)
+    options = parser.parse_args(arguments)
+    for dtype in options.dtypes:
+        if dtype not in DTYPES:
+            parser.error(f"--dtypes: expected some of {', '.join(DTYPES)}, found {dtype}")
+    for name, low in (("rounds", 1), ("chunk", 1), ("course_images", 0)):
+        if (value := getattr(options, name)) < low:
+            option = name.replace("_", "-")
+            parser.error(f"--{option}: expected at least {low}, found {value}")
+    if min(options.batches) < 1:
+        parser.error(f"--batches: expected at least 1, found {min(options.batches)}")
+    return options
+
+
+def load_weights(path: str | None) -> dict[str, np.ndarray]:
+    """Returns float32 weights."""
+    from cnn_engine import weights
+
+    default = Path(sys.modules["cifar10.network"].__file__).with_name("weights.safetensors")
+    if path is None and not default.exists():
+        found = NETWORK.random_weights()
+    else:
+        found = weights.read(path or default, NETWORK)
+    return {name: np.ascontiguousarray(value, np.float32) for name, value in found.items()}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs the comparison."""
+    options = parse(arguments)
+    for option in ("json", "markdown", "chart"):
+        if path := getattr(options, option):
+            check_writable(path, f"--{option}")
+    if reason := cuda_module.unavailable():
+        raise InputError(reason)
+    import cupy
+
+    weights = load_weights(options.weights)
+    ours = Ours(weights)
+    torch_peer = Torch(weights) if "torch" in options.peers else None
+    jax_peer = Jax(weights) if "jax" in options.peers else None
+    compile_batches = set(options.compile_batches) if "compile" in options.peers else set()
+    limits = measure_limits(options.quick)
+    host = np.random.default_rng().integers(
+        0, 256, (max(options.batches), *NETWORK.input_shape), np.uint8
+    )
+    wanted = reference.forward(NETWORK, weights, host[:CHECKED])
+    rows: list[Row] = []
+    for batch in options.batches:
+        print(f"batch {batch}", file=sys.stderr)
+        images = cupy.asarray(host[:batch])
+        contestants = list(ours.contestants(images, options.dtypes))
+        if torch_peer is not None:
+            contestants += torch_peer.contestants(images, options.dtypes, compile_batches)
+        if jax_peer is not None:
+            contestants += jax_peer.contestants(images, options.dtypes)
+        rows += compete(contestants, batch, wanted[:batch], options.rounds)
+        del contestants
+        if batch == max(options.batches) and batch >= 1000:
+            chunk = min(options.chunk, batch)
+            rows += compete(list(streamed(ours, torch_peer, host[:batch], options.dtypes, chunk)), batch,
+                            wanted[:batch], options.rounds)  # fmt: skip
+    add_ratios(rows, limits)
+    course = gpu_course.measure(torch_peer, options.course_images, options.rounds)
+    document = {
+        "schema": 1,
+        "command": "python -m benchmarks.gpu_peers "
+        + " ".join(arguments if arguments is not None else sys.argv[1:]),
+        "environment": environment(),
+        "limits": limits,
+        "flops_an_image": FLOPS,
+        "rows": [asdict(row) for row in rows],
+        "course": course,
+    }
+    text = markdown(document)
+    print(text)
+    if options.json:
+        with atomic_write(options.json) as file:
+            json.dump(document, file, indent=1)
+    if options.markdown:
+        with atomic_write(options.markdown) as file:
+            file.write(text)
+    if options.chart:
+        chart(document, options.chart)
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)

@@ -1,0 +1,168 @@
+#include "cpu/fused/pack.h"
+
+#include <cmath>
+#include <cstring>
+
+#include "cpu/fused/block.h"
+
+namespace cnn_engine::cpu::fused {
+namespace {
+
+// Calls place(first channel, channels) for each block.
+template <typename Place>
+void for_each_block(int pitch, int lanes, const Place& place) {
+  for (int k = 0; k < pitch;) {
+    const int channels = block_size((pitch - k) / lanes) * lanes;
+    place(k, channels);
+    k += channels;
+  }
+}
+
+// G [m + r - 1, r] of cook_toom.h: the powers of a point over the value there of the polynomial that
+// is zero at the other points; for infinity, the last power.
+std::vector<std::vector<double>> kernel_transform(int m, int r) {
+  const std::vector<double> points = m + r - 1 == 8   ? std::vector<double>{0, 1, -1, 2, -2, .5, -.5}
+                                     : m + r - 1 == 6 ? std::vector<double>{0, 1, -1, .5, -.5}
+                                                      : std::vector<double>{0, 1, -1};
+  std::vector<std::vector<double>> g;
+  for (const double p : points) {
+    double value = 1;
+    for (const double q : points) value *= p == q ? 1 : p - q;
+    std::vector<double> row;
+    for (int tap = 0; tap < r; ++tap) row.push_back(std::pow(p, tap) / value);
+    g.push_back(row);
+  }
+  g.emplace_back(r, 0.0);
+  g.back().back() = 1;
+  return g;
+}
+
+}  // namespace
+
+std::unique_ptr<Buffer> pack_winograd(const ConvStep& s, const float* weight) {
+  const auto gh = kernel_transform(s.tile_h, s.r);
+  const auto gw = kernel_transform(s.tile_w, s.s);
+  const std::size_t columns = gw.size(), frequencies = gh.size() * columns;
+  auto packed = std::make_unique<Buffer>(frequencies * s.c * s.k_pitch);
+  float* block = packed->data();
+  std::vector<double> half(gh.size() * s.s);
+  const auto pack_block = [&](int first, int channels) {
+    for (int k = first; k < first + channels && k < s.k; ++k) {
+      for (int c = 0; c < s.c; ++c) {
+        const float* g = weight + (std::size_t(k) * s.c + c) * s.r * s.s;
+        for (std::size_t i = 0; i < gh.size(); ++i) {
+          for (int x = 0; x < s.s; ++x) {
+            double sum = 0;
+            for (int y = 0; y < s.r; ++y) sum += gh[i][y] * g[y * s.s + x];
+            half[i * s.s + x] = sum;
+          }
+        }
+        for (std::size_t f = 0; f < frequencies; ++f) {
+          double sum = 0;
+          for (int x = 0; x < s.s; ++x) sum += half[f / columns * s.s + x] * gw[f % columns][x];
+          const std::size_t place = s.planar ? c * frequencies + f : f * s.c + c;
+          block[place * channels + (k - first)] = static_cast<float>(sum);
+        }
+      }
+    }
+    block += frequencies * s.c * channels;
+  };
+  if (s.planar) {
+    for (int k = 0; k < s.k_pitch; k += s.lanes) pack_block(k, s.lanes);
+  } else {
+    for_each_block(s.k_pitch, s.lanes, pack_block);
+  }
+  return packed;
+}
+
+namespace {
+
+// Calls put(block's first place, place, channel in the block, channels of the block, value) for every
+// weight of a convolution whose places are (tap, c) with `c_pitch` of c.
+template <typename Put>
+void for_each_direct(const ConvStep& s, const float* weight, int c_pitch, const Put& put) {
+  const std::size_t taps = std::size_t(s.r) * s.s;
+  std::size_t start = 0;
+  for_each_block(s.k_pitch, s.lanes, [&](int first, int channels) {
+    for (int k = first; k < first + channels && k < s.k; ++k) {
+      for (int c = 0; c < s.c; ++c) {
+        for (std::size_t tap = 0; tap < taps; ++tap) {
+          put(start, tap * c_pitch + c, k - first, channels,
+              weight[(std::size_t(k) * s.c + c) * taps + tap]);
+        }
+      }
+    }
+    start += taps * c_pitch * channels;
+  });
+}
+
+template <typename Put>
+void for_each_linear(const LinearStep& s, const Layout& in, const float* weight, const Put& put) {
+  std::size_t start = 0;
+  for_each_block(s.out_pitch, s.lanes, [&](int first, int channels) {
+    for (int m = first; m < first + channels && m < s.out_features; ++m) {
+      const float* row = weight + std::size_t(m) * in.c * in.h * in.w;
+      for (int c = 0; c < in.c; ++c) {
+        for (int y = 0; y < in.h; ++y) {
+          for (int x = 0; x < in.w; ++x) put(start, in.at(y, x) + c, m - first, channels, *row++);
+        }
+      }
+    }
+    start += std::size_t(s.in_pitch) * channels;
+  });
+}
+
+// Puts values where they belong in a buffer of floats, or of bfloat16 with pairs of places together.
+auto put_float(Buffer& buffer) {
+  return [data = buffer.data()](std::size_t start, std::size_t place, int channel, int channels,
+                                float value) {
+    data[start + place * channels + channel] = value;
+  };
+}
+
+auto put_bfloat16(Buffer& buffer) {
+  return [data = reinterpret_cast<std::uint16_t*>(buffer.data())](
+             std::size_t start, std::size_t place, int channel, int channels, float value) {
+    std::uint32_t bits;
+    std::memcpy(&bits, &value, sizeof bits);
+    bits = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;  // to the nearest, ties to even
+    data[start + (place / 2 * channels + channel) * 2 + place % 2] =
+        static_cast<std::uint16_t>(bits);
+  };
+}
+
+}  // namespace
+
+std::unique_ptr<Buffer> pack_direct(const ConvStep& s, const float* weight) {
+  auto packed = std::make_unique<Buffer>(std::size_t(s.r) * s.s * s.c * s.k_pitch);
+  for_each_direct(s, weight, s.c, put_float(*packed));
+  return packed;
+}
+
+std::unique_ptr<Buffer> pack_direct_bfloat16(const ConvStep& s, const float* weight) {
+  const int even = (s.c + 1) / 2 * 2;
+  auto packed = std::make_unique<Buffer>(std::size_t(s.r) * s.s * even * s.k_pitch / 2);
+  for_each_direct(s, weight, even, put_bfloat16(*packed));
+  return packed;
+}
+
+std::unique_ptr<Buffer> pack_linear(const LinearStep& s, const Layout& in, const float* weight) {
+  auto packed = std::make_unique<Buffer>(std::size_t(s.in_pitch) * s.out_pitch);
+  for_each_linear(s, in, weight, put_float(*packed));
+  return packed;
+}
+
+std::unique_ptr<Buffer> pack_linear_bfloat16(const LinearStep& s, const Layout& in,
+                                             const float* weight) {
+  auto packed = std::make_unique<Buffer>(std::size_t(s.in_pitch) * s.out_pitch / 2);
+  for_each_linear(s, in, weight, put_bfloat16(*packed));
+  return packed;
+}
+
+std::unique_ptr<Buffer> pack_bias(const float* bias, int count, int pitch) {
+  auto packed = std::make_unique<Buffer>(pitch);
+  for (int k = 0; bias && k < count; ++k) packed->data()[k] = bias[k];
+  return packed;
+}
+
+}  // namespace cnn_engine::cpu::fused

@@ -1,0 +1,532 @@
+#include "cpu/fused/plan.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <new>
+#include <stdexcept>
+
+#include "cpu/fused/block.h"
+#include "cpu/fused/pack.h"
+#include "ops/conv2d.h"
+#include "ops/linear.h"
+#include "ops/max_pool2d.h"
+
+namespace cnn_engine::cpu::fused {
+namespace {
+
+// A step before its memory is laid out.
+struct Operation {
+  StepKind kind;
+  const LayerDescription* layer;  // null: flatten at the end
+  int c, h, w;                    // input
+  int out_c, out_h, out_w;        // output
+  int conv_h = 0, conv_w = 0;     // conv2d, before a pool
+  Activation activation = Activation::none;
+  bool pool = false;
+  int tile_h = 0, tile_w = 0;
+};
+
+template <typename T>
+T round_up(T value, T multiple) {
+  return (value + multiple - 1) / multiple * multiple;
+}
+
+int pick_lanes(int channels, const FusedKernels& kernels) {
+  return round_up(channels, kernels.wide) == round_up(channels, kernels.narrow) ? kernels.wide
+                                                                                : kernels.narrow;
+}
+
+Activation activation_of(LayerKind kind) {
+  return kind == LayerKind::relu   ? Activation::relu
+         : kind == LayerKind::tanh ? Activation::tanh
+                                   : Activation::none;
+}
+
+bool is_tail(StepKind kind) {
+  return kind == StepKind::linear || kind == StepKind::flatten || kind == StepKind::softmax;
+}
+
+const char* name_of(LayerKind kind) {
+  switch (kind) {
+    case LayerKind::conv2d:
+      return "conv2d";
+    case LayerKind::relu:
+      return "relu";
+    case LayerKind::tanh:
+      return "tanh";
+    case LayerKind::max_pool2d:
+      return "max_pool2d";
+    case LayerKind::linear:
+      return "linear";
+    case LayerKind::softmax:
+      return "softmax";
+  }
+  return "unknown";
+}
+
+Conv2dShape conv_shape(const LayerDescription& layer, int c, int h, int w) {
+  return {1,           c,         h, w, layer.out_channels, layer.kernel_h, layer.kernel_w, layer.stride_h,
+          layer.stride_w, layer.pad_h, layer.pad_w};
+}
+
+MaxPool2dShape pool_shape(const LayerDescription& layer, int c, int h, int w) {
+  return {1, c, h, w, layer.kernel_h, layer.kernel_w, layer.stride_h, layer.stride_w, layer.pad_h,
+          layer.pad_w};
+}
+
+void require_finite(const char* name, const float* values, std::int64_t count) {
+  for (std::int64_t i = 0; i < count; ++i) {
+    if (!std::isfinite(values[i])) {
+      throw std::invalid_argument(std::string(name) + ": expected finite numbers, found " +
+                                  std::to_string(values[i]) + " at " + std::to_string(i));
+    }
+  }
+}
+
+void require_weights(const LayerDescription& layer, std::int64_t count) {
+  if (!layer.weight) throw std::invalid_argument("weight: expected its address, found null");
+  require_finite("weight", layer.weight, count);
+  if (layer.bias) require_finite("bias", layer.bias, layer.out_channels);
+}
+
+// Estimated time in multiply-adds of one lane. A transform adds on pipes of its own beside the
+// multiply-adds, and costs each element it touches about as much as two of them (measured).
+double direct_cost(const Operation& op, bool bfloat16, const FusedKernels& kernels) {
+  const auto& layer = *op.layer;
+  const double k = round_up(layer.out_channels, pick_lanes(layer.out_channels, kernels));
+  const int c = bfloat16 ? (op.c + 1) / 2 : op.c;  // VDPBF16PS: a pair of channels at once
+  return double(op.conv_h) * op.conv_w * layer.kernel_h * layer.kernel_w * c * k;
+}
+
+double winograd_cost(const Operation& op, int tile_h, int tile_w, bool planar,
+                     const FusedKernels& kernels) {
+  const auto& layer = *op.layer;
+  const double k = round_up(layer.out_channels, pick_lanes(layer.out_channels, kernels));
+  const double frequencies =
+      double(tile_h + layer.kernel_h - 1) * (tile_w + layer.kernel_w - 1);
+  const double tiles = std::ceil(double(op.conv_h) / tile_h) * std::ceil(double(op.conv_w) / tile_w);
+  const double c = planar ? op.c : round_up(op.c, kernels.channel_lanes);
+  return tiles * frequencies * (op.c * k + 2 * c + 2 * k);
+}
+
+// Larger tiles need fewer multiplications and round more, so 5x5 kernels, whose tiles of 4x4 outputs lose
+// most, have them only where the image itself is read; the last convolution, whose errors nothing after it
+// averages out, has 2x2 (docs/performance_cpu.md has the errors of each choice). So has one before a tanh:
+// what tanh passes on is the small sums of large products, and a tile's error is that of its largest sum.
+bool accurate(const Operation& op, int tile_h, int tile_w, bool first, bool last, bool tanh,
+              bool bfloat16) {
+  if (bfloat16) return true;  // its tolerance is a thousand times theirs
+  if (tanh) return tile_h == 2 && tile_w == 2;
+  if (op.layer->kernel_h == 3) return tile_h == tile_w;
+  return first || (last ? tile_h == 2 : tile_w == 2);
+}
+
+void choose_tile(Operation& op, bool first, bool last, bool tanh, bool bfloat16,
+                 const FusedKernels& kernels) {
+  const auto& layer = *op.layer;
+  op.kind = StepKind::direct;
+  const bool square = layer.kernel_h == layer.kernel_w && layer.stride_h == 1 && layer.stride_w == 1;
+  if (!square || (layer.kernel_h != 5 && layer.kernel_h != 3)) return;
+  double best = direct_cost(op, bfloat16, kernels);
+  const int sizes[][2] = {{4, 4}, {4, 2}, {2, 2}};
+  for (const auto& size : sizes) {
+    if (!accurate(op, size[0], size[1], first, last, tanh, bfloat16)) continue;
+    const bool planar = first && op.c < kernels.channel_lanes && size[1] == 4;
+    const double cost = winograd_cost(op, size[0], size[1], planar, kernels);
+    if (cost < best) {
+      best = cost;
+      op.kind = StepKind::winograd;
+      op.tile_h = size[0];
+      op.tile_w = size[1];
+    }
+  }
+}
+
+// The layers as operations: activations and pools join what comes before them where they can.
+std::vector<Operation> operations_of(const NetworkDescription& description, bool bfloat16,
+                                     const FusedKernels& kernels) {
+  std::vector<Operation> operations;
+  int c = description.c, h = description.h, w = description.w;
+  const auto& layers = description.layers;
+  for (std::size_t i = 0; i < layers.size(); ++i) {
+    const LayerDescription& layer = layers[i];
+    Operation op{StepKind::activate, &layer, c, h, w, c, h, w};
+    Operation* last = operations.empty() ? nullptr : &operations.back();
+    switch (layer.kind) {
+      case LayerKind::conv2d: {
+        const Conv2dShape shape = conv_shape(layer, c, h, w);
+        op.out_c = shape.k;
+        op.out_h = op.conv_h = shape.out_h();
+        op.out_w = op.conv_w = shape.out_w();
+        const bool final = std::none_of(
+            layers.begin() + i + 1, layers.end(),
+            [](const LayerDescription& later) { return later.kind == LayerKind::conv2d; });
+        const auto next = std::find_if(
+            layers.begin() + i + 1, layers.end(),
+            [](const LayerDescription& later) { return later.kind != LayerKind::max_pool2d; });
+        const bool tanh = next != layers.end() && next->kind == LayerKind::tanh;
+        choose_tile(op, !last, final && last, tanh, bfloat16, kernels);
+        break;
+      }
+      case LayerKind::max_pool2d: {
+        const MaxPool2dShape shape = pool_shape(layer, c, h, w);
+        if (last && last->kind == StepKind::winograd && !last->pool && shape.r == 2 &&
+            shape.s == 2 && shape.stride_h == 2 && shape.stride_w == 2 && shape.pad_h == 0 &&
+            shape.pad_w == 0) {
+          last->pool = true;
+          last->out_h = h = shape.out_h();
+          last->out_w = w = shape.out_w();
+          continue;
+        }
+        op.kind = StepKind::max_pool;
+        // A rising activation commutes with the maximum, and has less to do after it.
+        if (last && last->kind == StepKind::direct) std::swap(op.activation, last->activation);
+        op.out_h = shape.out_h();
+        op.out_w = shape.out_w();
+        break;
+      }
+      case LayerKind::relu:
+      case LayerKind::tanh:
+        op.activation = activation_of(layer.kind);
+        if (last && last->activation == Activation::none &&
+            last->kind != StepKind::softmax) {
+          last->activation = op.activation;
+          continue;
+        }
+        break;
+      case LayerKind::linear:
+        op.kind = StepKind::linear;
+        op.out_c = layer.out_channels;
+        op.out_h = op.out_w = 1;
+        break;
+      case LayerKind::softmax:
+        if (h * w > 1) {
+          operations.push_back({StepKind::flatten, &layer, c, h, w, c * h * w, 1, 1});
+          op.c = c * h * w;
+          op.h = op.w = 1;
+        }
+        op.kind = StepKind::softmax;
+        op.out_c = op.c;
+        op.out_h = op.out_w = 1;
+        break;
+    }
+    operations.push_back(op);
+    c = op.out_c, h = op.out_h, w = op.out_w;
+  }
+  if (h * w > 1 || std::none_of(operations.begin(), operations.end(),
+                                [](const Operation& op) { return is_tail(op.kind); })) {
+    operations.push_back({StepKind::flatten, nullptr, c, h, w, c * h * w, 1, 1});
+  }
+  return operations;
+}
+
+// The layout that an operation wants its input in, all but the pitch.
+Layout input_layout(const std::vector<Operation>& operations, std::size_t index) {
+  const Operation& op = operations[index];
+  if (op.kind == StepKind::activate && index + 1 < operations.size())
+    return input_layout(operations, index + 1);  // works in place
+  Layout layout{op.c, op.h, op.w, 0, 0, 0, op.h, op.w};
+  if (op.kind != StepKind::winograd && op.kind != StepKind::direct) return layout;
+  const LayerDescription& layer = *op.layer;
+  layout.top = layer.pad_h;
+  layout.left = layer.pad_w;
+  int rows, cols;  // that are read
+  if (op.kind == StepKind::winograd) {
+    rows = round_up(op.conv_h, op.tile_h) + layer.kernel_h - 1;
+    cols = round_up(op.conv_w, op.tile_w) + layer.kernel_w - 1;
+  } else {
+    rows = (op.conv_h - 1) * layer.stride_h + layer.kernel_h;
+    cols = (op.conv_w - 1) * layer.stride_w + layer.kernel_w;
+  }
+  layout.rows = std::max(rows, layer.pad_h + op.h);
+  layout.cols = std::max(cols, layer.pad_w + op.w);
+  return layout;
+}
+
+// Gives each step its place in a workspace: first what one image needs, then the tail of a group of
+// images, then scratch.
+class Builder {
+ public:
+  Builder(const NetworkDescription& description, bool bfloat16, const FusedKernels& kernels)
+      : description_(description),
+        kernels_(kernels),
+        bfloat16_(bfloat16),
+        operations_(operations_of(description, bfloat16, kernels)),
+        plan_(std::make_unique<Plan>()) {}
+
+  std::unique_ptr<Plan> build() {
+    Layout in = enter();
+    for (std::size_t i = 0; i < operations_.size(); ++i) {
+      if (is_tail(operations_[i].kind) && !plan_->tail) plan_->tail = plan_->steps.size();
+      in = add(i, in);
+    }
+    const Layout image{description_.c, description_.h, description_.w, 0, 0, 0, 0, 0};
+    plan_->image_size = std::size_t(image.c) * image.h * image.w;
+    plan_->outputs = operations_.back().out_c;
+    plan_->output = at_;
+    plan_->tail_offset = spatial_;
+    plan_->tail_stride = tail_size_;
+    plan_->scratch_offset = spatial_ + Plan::kGroup * tail_size_;
+    plan_->workspace = plan_->scratch_offset + scratch_;
+    return std::move(plan_);
+  }
+
+ private:
+  // Whether what step `next` of the operations reads lies in the tail.
+  bool read_by_tail(std::size_t next) const {
+    while (next < operations_.size() && operations_[next].kind == StepKind::activate) ++next;
+    return next >= operations_.size() || is_tail(operations_[next].kind);
+  }
+
+  // Sets the place of the step's output, which operation `next` reads.
+  void allocate(Step& step, std::size_t size, std::size_t next) {
+    step.in = at_;
+    step.in_tail = in_tail_;
+    in_tail_ = step.out_in_tail = read_by_tail(next);
+    std::size_t& area = in_tail_ ? tail_size_ : spatial_;
+    step.out = at_ = area;
+    area += round_up(size, std::size_t{16}) + 32;  // vectors may be read past the end
+  }
+
+  bool planar() const {
+    const Operation& first = operations_.front();
+    return first.kind == StepKind::winograd && first.c < kernels_.channel_lanes &&
+           first.tile_w == 4;
+  }
+
+  // The image's own step: pixels into the layout that the first operation wants.
+  Layout enter() {
+    const Operation& first = operations_.front();
+    Layout layout = input_layout(operations_, 0);
+    Step step;
+    step.units = first.h;
+    if (planar()) {
+      const LayerDescription& layer = *first.layer;
+      planar_lanes_ = pick_lanes((first.conv_w + 3) / 4, kernels_);
+      const int tiles = round_up((first.conv_w + 3) / 4, planar_lanes_);
+      PlanarLayout& p = planar_layout_;
+      p.c = first.c, p.h = first.h, p.w = first.w;
+      p.top = layer.pad_h;
+      p.margin = (layer.pad_w + 3) / 4;
+      const int last = (4 + layer.kernel_w - 2 + 4 * p.margin - layer.pad_w) / 4;
+      p.pitch = round_up(std::max(last + tiles, p.margin + (p.w + 3) / 4), kernels_.wide);
+      p.rows = layout.rows;
+      step.kind = StepKind::to_planar;
+      step.conv.image = p;
+      allocate(step, p.size(), 0);
+    } else {
+      std::size_t consumer = 0;
+      while (consumer + 1 < operations_.size() &&
+             operations_[consumer].kind == StepKind::activate) {
+        ++consumer;
+      }
+      const StepKind kind = operations_[consumer].kind;
+      const bool vectors = kind == StepKind::winograd || kind == StepKind::max_pool;
+      layout.pitch = vectors ? round_up(first.c, kernels_.channel_lanes) : first.c;
+      step.kind = StepKind::to_channels_last;
+      step.layout = layout;
+      allocate(step, layout.size(), 0);
+    }
+    plan_->steps.push_back(step);
+    return layout;
+  }
+
+  Layout add(std::size_t index, const Layout& in) {
+    const Operation& op = operations_[index];
+    Layout out = index + 1 < operations_.size()
+                     ? input_layout(operations_, index + 1)
+                     : Layout{op.out_c, op.out_h, op.out_w, 0, 0, 0, op.out_h, op.out_w};
+    out.pitch = in.pitch;
+    Step step;
+    step.kind = op.kind;
+    step.activation = op.activation;
+    switch (op.kind) {
+      case StepKind::winograd:
+      case StepKind::direct:
+        convolution(op, index == 0, in, out, step.conv);
+        step.units = op.kind == StepKind::winograd ? step.conv.tiles_y : op.conv_h;
+        break;
+      case StepKind::max_pool: {
+        const LayerDescription& layer = *op.layer;
+        step.pool = {layer.kernel_h, layer.kernel_w, layer.stride_h, layer.stride_w, layer.pad_h,
+                     layer.pad_w,    in,             out,            op.activation};
+        step.units = op.out_h;
+        break;
+      }
+      case StepKind::linear:
+        linear(op, in, step);
+        out.pitch = step.linear.out_pitch;
+        break;
+      case StepKind::activate:
+        step.in = step.out = at_;
+        step.in_tail = step.out_in_tail = in_tail_;
+        step.count = round_up(in.size(), std::size_t{16});
+        plan_->steps.push_back(step);
+        return in;
+      case StepKind::flatten:
+        step.layout = in;
+        out.pitch = op.out_c;
+        break;
+      case StepKind::softmax:
+        step.count = op.c;
+        out.pitch = op.out_c;
+        break;
+      case StepKind::to_planar:
+      case StepKind::to_channels_last:
+        break;
+    }
+    allocate(step, out.size(), index + 1);
+    plan_->steps.push_back(step);
+    return out;
+  }
+
+  const float* keep(std::unique_ptr<Buffer> buffer) {
+    plan_->weights.push_back(std::move(buffer));
+    return plan_->weights.back()->data();
+  }
+
+  void need_scratch(std::size_t floats) {
+    scratch_ = std::max(scratch_, round_up(floats, std::size_t{16}) + 32);
+  }
+
+  void convolution(const Operation& op, bool first, const Layout& in, Layout& out, ConvStep& s) {
+    const LayerDescription& layer = *op.layer;
+    s.c = op.c, s.k = op.out_c;
+    s.r = layer.kernel_h, s.s = layer.kernel_w;
+    s.stride_h = layer.stride_h, s.stride_w = layer.stride_w;
+    s.conv_h = op.conv_h, s.conv_w = op.conv_w;
+    s.activation = op.activation;
+    s.pool = op.pool;
+    s.lanes = pick_lanes(s.k, kernels_);
+    s.k_pitch = out.pitch = round_up(s.k, s.lanes);
+    s.in = in;
+    s.out = out;
+    s.bias = keep(pack_bias(layer.bias, s.k, s.k_pitch));
+    plan_->multiply_adds += double(op.conv_h) * op.conv_w * s.k * s.c * s.r * s.s;
+    if (op.kind == StepKind::direct) {
+      s.pair_pitch = round_up(in.pitch, 2);
+      if (bfloat16_) {
+        s.weight = keep(pack_direct_bfloat16(s, layer.weight));
+        need_scratch(std::size_t(in.rows) * in.cols * s.pair_pitch / 2 + 1);
+      } else {
+        s.weight = keep(pack_direct(s, layer.weight));
+      }
+      return;
+    }
+    s.tile_h = op.tile_h, s.tile_w = op.tile_w;
+    s.tiles_y = (op.conv_h + s.tile_h - 1) / s.tile_h;
+    s.tiles_x = (op.conv_w + s.tile_w - 1) / s.tile_w;
+    s.planar = first && planar();
+    s.image = planar_layout_;
+    s.tile_lanes = planar_lanes_;
+    s.tiles_pitch = s.planar ? round_up(s.tiles_x, planar_lanes_) : s.tiles_x;
+    s.v_channels = s.planar ? s.c : in.pitch;
+    constexpr int enough = 32;  // tiles that share a reading of the weights
+    s.group_rows = s.planar ? 1 : std::min(s.tiles_y, std::max(1, enough / s.tiles_x));
+    // A cache line more than needed, so that frequencies do not fall on the same sets of the cache.
+    const std::size_t tiles = std::size_t(s.group_rows) * s.tiles_pitch;
+    s.v_pitch = s.planar ? tiles * s.c : round_up(tiles * s.v_channels, std::size_t{16}) + 16;
+    s.m_pitch = s.planar ? 0 : round_up(tiles * s.k_pitch, std::size_t{16}) + 16;
+    const int height = s.tile_h + s.r - 1, width = s.tile_w + s.s - 1;
+    const std::size_t frequencies = std::size_t(height) * width;
+    const std::size_t part = s.planar ? std::size_t{4} * planar_layout_.pitch * height
+                                      : (std::size_t(s.tiles_x) * s.tile_w + s.s - 1) * height * in.pitch;
+    s.v_offset = 0;
+    s.m_offset = frequencies * s.v_pitch;
+    s.p_offset = s.m_offset + frequencies * s.m_pitch;
+    need_scratch(s.p_offset + part);
+    s.weight = keep(pack_winograd(s, layer.weight));
+  }
+
+  void linear(const Operation& op, const Layout& in, Step& step) {
+    const LayerDescription& layer = *op.layer;
+    LinearStep& s = step.linear;
+    s.in_pitch = static_cast<int>(round_up(in.size(), std::size_t{8}));  // four sums, of pairs
+    s.out_features = op.out_c;
+    s.lanes = pick_lanes(s.out_features, kernels_);
+    s.out_pitch = round_up(s.out_features, s.lanes);
+    s.activation = op.activation;
+    s.bias = keep(pack_bias(layer.bias, s.out_features, s.out_pitch));
+    if (bfloat16_) {
+      s.rounded_pitch = round_up(s.in_pitch, 32);
+      s.weight = keep(pack_linear_bfloat16(s, in, layer.weight));
+      need_scratch(std::size_t(s.rounded_pitch) / 2 * Plan::kGroup);
+    } else {
+      s.weight = keep(pack_linear(s, in, layer.weight));
+    }
+    step.units = 0;
+    for (int left = s.out_pitch / s.lanes; left > 0; left -= block_size(left)) ++step.units;
+    plan_->multiply_adds += double(op.c) * op.h * op.w * op.out_c;
+  }
+
+  const NetworkDescription& description_;
+  const FusedKernels& kernels_;
+  const bool bfloat16_;
+  std::vector<Operation> operations_;
+  std::unique_ptr<Plan> plan_;
+  PlanarLayout planar_layout_;
+  int planar_lanes_ = 0;
+  std::size_t spatial_ = 0, tail_size_ = 0, scratch_ = 0;
+  std::size_t at_ = 0;    // where the last step wrote
+  bool in_tail_ = false;  // and in which area
+};
+
+}  // namespace
+
+Buffer::Buffer(std::size_t floats) {
+  const std::size_t bytes = round_up(floats * sizeof(float), std::size_t{64}) + 64;
+  data_ = static_cast<float*>(std::aligned_alloc(64, bytes));
+  if (!data_) throw std::bad_alloc();
+  std::fill_n(data_, bytes / sizeof(float), 0.0f);
+}
+
+Buffer::~Buffer() { std::free(data_); }
+
+std::string why_not(const NetworkDescription& description) {
+  int c = description.c, h = description.h, w = description.w;
+  bool flat = false;
+  if (description.layers.empty()) return "layers: expected at least one, found none";
+  for (std::size_t i = 0; i < description.layers.size(); ++i) {
+    const LayerDescription& layer = description.layers[i];
+    try {
+      require_at_least("channels", c, 1);
+      require_at_least("height", h, 1);
+      require_at_least("width", w, 1);
+      require_indexable("input", c, h, w);
+      if (flat && (layer.kind == LayerKind::conv2d || layer.kind == LayerKind::max_pool2d)) {
+        throw std::invalid_argument("expected an input of channels, rows and columns, found " +
+                                    std::to_string(c) + " features");
+      }
+      if (layer.kind == LayerKind::conv2d) {
+        const Conv2dShape shape = conv_shape(layer, c, h, w);
+        shape.validate();
+        require_weights(layer, shape.weight_size());
+        c = shape.k, h = shape.out_h(), w = shape.out_w();
+      } else if (layer.kind == LayerKind::max_pool2d) {
+        const MaxPool2dShape shape = pool_shape(layer, c, h, w);
+        shape.validate();
+        h = shape.out_h(), w = shape.out_w();
+      } else if (layer.kind == LayerKind::linear) {
+        const LinearShape shape{1, c * h * w, layer.out_channels};
+        shape.validate();
+        require_weights(layer, std::int64_t{shape.in_features} * shape.out_features);
+        c = layer.out_channels, h = w = 1;
+        flat = true;
+      } else if (layer.kind == LayerKind::softmax) {
+        c = c * h * w, h = w = 1;
+        flat = true;
+      }
+    } catch (const std::invalid_argument& error) {
+      return "layer " + std::to_string(i + 1) + " (" + name_of(layer.kind) + "): " + error.what();
+    }
+  }
+  return "";
+}
+
+std::unique_ptr<Plan> make_plan(const NetworkDescription& description, bool bfloat16,
+                                const FusedKernels& kernels) {
+  return Builder(description, bfloat16, kernels).build();
+}
+
+}  // namespace cnn_engine::cpu::fused

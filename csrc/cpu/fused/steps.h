@@ -1,0 +1,110 @@
+// What the fused kernels are told: plain structs, filled by plan.cpp, read by code that is compiled
+// once for each instruction set (and so holds no standard containers, see runtime/shape.h).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "runtime/shape.h"
+
+namespace cnn_engine::cpu::fused {
+
+enum class Activation { none, relu, tanh };
+
+// One image's activations: [rows, cols, pitch] floats, channels innermost. The image's own pixel (y, x)
+// is at (y + top, x + left); what surrounds it is zero, is there for the padding and the whole tiles of
+// the step that reads it, and is never written. So are the channels from c to pitch.
+struct Layout {
+  int c = 0, h = 0, w = 0;
+  int pitch = 0;
+  int top = 0, left = 0;
+  int rows = 0, cols = 0;
+
+  CNN_ENGINE_INLINE std::size_t size() const { return std::size_t(rows) * cols * pitch; }
+  CNN_ENGINE_INLINE std::size_t at(int y, int x) const {
+    return (std::size_t(y + top) * cols + (x + left)) * pitch;
+  }
+};
+
+// The first layer's image where it has few channels: [c, rows, 4, pitch], a row's pixels dealt out by
+// column modulo 4, so that SIMD lanes hold the same place of neighbouring tiles, 4 columns apart. Pixel
+// (y, x) is at row y + top, phase x % 4, place x / 4 + margin; the rest is zero.
+struct PlanarLayout {
+  int c = 0, h = 0, w = 0;
+  int pitch = 0;
+  int top = 0, margin = 0;
+  int rows = 0;
+
+  CNN_ENGINE_INLINE std::size_t size() const { return std::size_t(c) * rows * 4 * pitch; }
+};
+
+// conv2d, an activation, and a 2x2 max-pool where the next layer is one (`pool`).
+struct ConvStep {
+  int c, k, r, s, stride_h, stride_w;
+  int conv_h, conv_w;       // the convolution's output, before the pool
+  Layout in, out;           // the input's padding is inside `in`
+  Activation activation;
+  bool pool;
+  int lanes;                // SIMD lanes over output channels
+  int k_pitch;              // k rounded up to lanes
+  const float* weight;      // packed, see pack.h
+  int pair_pitch;           // bfloat16: channels of a pixel of the rounded input, an even number
+  const float* bias;        // [k_pitch]
+
+  // Winograd only: tiles of tile_h x tile_w outputs, tiles_y x tiles_x of them
+  int tile_h, tile_w, tiles_y, tiles_x;
+  int group_rows;           // rows of tiles that are transformed together
+  bool planar;              // the input is `image`, not `in`
+  PlanarLayout image;
+  int tile_lanes;           // planar: SIMD lanes over tiles
+  int tiles_pitch;          // tiles_x, planar rounded up to those lanes
+  int v_channels;           // channels of the transformed input as it lies in scratch
+  std::size_t v_pitch, m_pitch;  // floats between two frequencies
+  std::size_t v_offset, m_offset, p_offset;  // of the three parts of scratch, in floats
+};
+
+struct PoolStep {
+  int r, s, stride_h, stride_w, pad_h, pad_w;
+  Layout in, out;
+  Activation activation;
+};
+
+// linear and an activation, over `in_pitch` values an image that include zeros between channels.
+struct LinearStep {
+  int in_pitch, out_features, out_pitch, lanes;
+  Activation activation;
+  int rounded_pitch;    // bfloat16: between two rounded images
+  const float* weight;  // packed, see pack.h
+  const float* bias;    // [out_pitch]
+};
+
+struct Pixels {
+  float scale, offset;
+  bool is_uint8;
+};
+
+// The kernels of one instruction set.
+struct FusedKernels {
+  int wide, narrow;   // lanes that convolutions and linear are built for
+  int channel_lanes;  // what the pitch of activations must be a multiple of
+  // Rows [begin, end) of one image.
+  void (*to_planar)(const void* image, const Pixels&, const PlanarLayout&, float* out, int begin,
+                    int end);
+  void (*to_channels_last)(const void* image, const Pixels&, const Layout&, float* out, int begin,
+                           int end);
+  void (*winograd)(const ConvStep&, const float* in, float* out, float* scratch, int begin,
+                   int end);  // rows of tiles
+  void (*direct)(const ConvStep&, const float* in, float* out, float* scratch, int begin,
+                 int end);  // output rows
+  void (*max_pool)(const PoolStep&, const float* in, float* out, int begin, int end);  // output rows
+  void (*activate)(Activation, float* values, std::size_t count);
+  // n images, `stride` floats apart; output blocks [begin, end).
+  void (*linear)(const LinearStep&, const float* in, std::size_t in_stride, float* out,
+                 std::size_t out_stride, float* scratch, int n, int begin, int end);
+  void (*flatten)(const Layout&, const float* in, float* out);  // to [c, h, w]
+  void (*softmax)(const float* in, float* out, int classes);
+  bool (*finite)(const float* values, std::size_t count);
+  double (*fma_burst)(std::int64_t iterations);  // returns the FLOPs that it did
+};
+
+}  // namespace cnn_engine::cpu::fused

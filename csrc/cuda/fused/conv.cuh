@@ -1,0 +1,309 @@
+// The sums of one task of a convolution: a tile of 16 squares (64 pixels) times some filters, in
+// registers.
+//
+// Values may be in two parts: v = high + low, each 16 bits, as close to float32 as 22 bits are. A
+// product then is high*high + high*low + low*high; the small ones have sums of their own, so that
+// tensor cores, which round each addition towards zero, round the large ones as seldom as without
+// parts.
+#pragma once
+
+#include "cuda/fused/geometry.cuh"
+
+namespace cnn_engine::cuda::fused {
+
+// sum[part][dy][dx][filter tile][element]: part 0 of high*high, part 1 of the rest.
+template <int Parts, int FilterTiles>
+using Sums = float[Parts][2][2][FilterTiles][4];
+
+template <int Parts, int FilterTiles>
+__device__ __forceinline__ void clear(Sums<Parts, FilterTiles>& sums) {
+#pragma unroll
+  for (int i = 0; i < Parts * 16 * FilterTiles; ++i) (&sums[0][0][0][0][0])[i] = 0.0f;
+}
+
+// Which parts product `c` multiplies, high*high first.
+__device__ constexpr int left_part(int c) { return c == 2; }
+__device__ constexpr int right_part(int c) { return c == 1; }
+template <int InputParts, int Parts>
+__device__ constexpr bool is_product(int c) {
+  return left_part(c) < InputParts && right_part(c) < Parts;
+}
+
+// The square, as (row, column), of position `m` of a tile; positions past the last give the last.
+template <class G>
+__device__ __forceinline__ int clamped_position(int tile, int m) {
+  const int position = tile * 16 + m;
+  return G::kPositions % 16 == 0 || position < G::kPositions ? position : G::kPositions - 1;
+}
+
+// B's registers of one step and filter tile, both parts: b[part][register].
+template <int Parts, int Registers>
+__device__ __forceinline__ void load_weights(std::uint32_t (&b)[Parts][Registers],
+                                             const unsigned char* at, int lane) {
+  constexpr int kWords = Parts * Registers;
+  const std::uint32_t* words = reinterpret_cast<const std::uint32_t*>(at) + lane * kWords;
+  std::uint32_t all[kWords];
+  if constexpr (kWords == 4) {
+    const uint4 v = *reinterpret_cast<const uint4*>(words);
+    all[0] = v.x, all[1] = v.y, all[2] = v.z, all[3] = v.w;
+  } else if constexpr (kWords == 2) {
+    const uint2 v = *reinterpret_cast<const uint2*>(words);
+    all[0] = v.x, all[1] = v.y;
+  } else {
+    all[0] = *words;
+  }
+#pragma unroll
+  for (int part = 0; part < Parts; ++part) {
+#pragma unroll
+    for (int i = 0; i < Registers; ++i) b[part][i] = all[part * Registers + i];
+  }
+}
+
+// ---- first layer: `Tiles` tiles at once, so that a B once loaded is used for all of them ----
+template <class G, class M, int InputParts, int Parts, int Tiles>
+__device__ __forceinline__ void sum_pixels(
+    Sums<Parts, G::kFilterTiles> (&sums)[Tiles],
+    const std::uint32_t* input,    // [parts][PixelLayout]
+    const unsigned char* weights,  // [slab][tile][lane][part][2]
+    const int (&tile)[Tiles], int lane) {
+  using L = PixelLayout<G>;
+  constexpr int kFilterTiles = G::kFilterTiles;
+  const int g = lane / 4, t = lane % 4;
+  const std::uint32_t* corner[Tiles][2];  // of the windows of positions g and g+8
+#pragma unroll
+  for (int i = 0; i < Tiles; ++i) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int position = clamped_position<G>(tile[i], g + 8 * h);
+      const int row = position / G::kSquaresW, column = position % G::kSquaresW;
+      corner[i][h] = input + 2 * row * L::kRowWords + L::kLead + column * G::kChannels;
+    }
+  }
+  using A = std::uint32_t[Tiles][InputParts][4];
+  using B = std::uint32_t[L::kSlabTiles][Parts][2];
+  const auto load_a = [&](A& a, int low, int high) {  // words of slots t and t+4
+#pragma unroll
+    for (int i = 0; i < Tiles; ++i) {
+#pragma unroll
+      for (int part = 0; part < InputParts; ++part) {
+        constexpr int kPart = L::kBytes / 4;
+        a[i][part][0] = corner[i][0][part * kPart + low];
+        a[i][part][1] = corner[i][1][part * kPart + low];
+        a[i][part][2] = corner[i][0][part * kPart + high];
+        a[i][part][3] = corner[i][1][part * kPart + high];
+      }
+    }
+  };
+  const auto load_b = [&](B& b, int slab) {
+#pragma unroll
+    for (int j = 0; j < L::kSlabTiles; ++j) {
+      load_weights<Parts, 2>(b[j], weights + (slab * L::kSlabTiles + j) * 256 * Parts, lane);
+    }
+  };
+  const auto multiply = [&](const A& a, const B& b, int dy) {
+#pragma unroll
+    for (int c = 0; c < 3; ++c) {
+      if (!is_product<InputParts, Parts>(c)) continue;
+#pragma unroll
+      for (int i = 0; i < Tiles; ++i) {
+#pragma unroll
+        for (int j = 0; j < L::kSlabTiles; ++j) {
+          M::mma16(sums[i][c > 0][dy][j / kFilterTiles][j % kFilterTiles], a[i][left_part(c)],
+                   b[j][right_part(c)]);
+        }
+      }
+    }
+  };
+#pragma unroll
+  for (int step = 0; step < L::kFullSteps; ++step) {
+    B b[2];
+#pragma unroll
+    for (int y = 0; y < G::kWindow; ++y) {
+      A a;
+      load_a(a, y * L::kRowWords + step * 8 + t, y * L::kRowWords + step * 8 + t + 4);
+      if (y < G::kKernel) {
+        load_b(b[y % 2], L::slab_full(y, step));
+        multiply(a, b[y % 2], 0);
+      }
+      if (y > 0) multiply(a, b[(y - 1) % 2], 1);
+    }
+  }
+#pragma unroll
+  for (int step = 0; step < L::kLeftSteps; ++step) {
+    const int low = step * 8 + t, high = low + 4;
+    A a;
+    load_a(a, L::left_row(low) * L::kRowWords + L::left_word(low),
+           L::left_row(high) * L::kRowWords + L::left_word(high));
+#pragma unroll
+    for (int dy = 0; dy < 2; ++dy) {
+      B b;
+      load_b(b, L::slab_left(dy, step));
+      multiply(a, b, dy);
+    }
+  }
+}
+
+// ---- later layers: kernel rows first_row to last_row - 1 ----
+template <class G, class M, int Parts, int FilterTiles>
+__device__ __forceinline__ void sum_planes(
+    Sums<Parts, FilterTiles>& sums, std::uint32_t input,
+    const unsigned char* weights,  // [row][column][step][tile][lane]
+    int first_filter_tile, int tile, int first_row, int last_row, int lane) {
+  using L = PlaneLayout<G>;
+  constexpr int kKernel = G::kKernel, kWindow = G::kWindow;
+  const int position = clamped_position<G>(tile, lane % 16);
+  const std::uint32_t corner =
+      input + 2 * (position / G::kSquaresW) * L::kRowBytes + position % G::kSquaresW * 16;
+  // ldmatrix takes rows of the second half of K from lanes 16 to 31: the next plane, or, for the
+  // steps of half a K, the next column of the last plane.
+  std::uint32_t row16 = corner + lane / 16 * L::kPlaneBytes;
+  std::uint32_t row8 = corner + (L::kPlanes - 1) * L::kPlaneBytes + lane / 16 * L::kHalfRowBytes;
+  weights += first_row * kKernel * L::template tap_bytes<Parts>();
+  row16 += first_row * L::kRowBytes;
+  row8 += first_row * L::kRowBytes;
+#pragma unroll 1
+  for (int r = first_row; r < last_row; ++r) {
+    [[maybe_unused]] std::uint32_t b16[kKernel][L::kSteps16 ? L::kSteps16 : 1][FilterTiles][Parts]
+                                      [2];
+    [[maybe_unused]] std::uint32_t b8[kKernel][FilterTiles][Parts][1];
+#pragma unroll
+    for (int s = 0; s < kKernel; ++s) {
+#pragma unroll
+      for (int f = 0; f < FilterTiles; ++f) {
+        const unsigned char* tap = weights + s * L::template tap_bytes<Parts>();
+        const int tile_at = first_filter_tile + f;
+#pragma unroll
+        for (int step = 0; step < L::kSteps16; ++step) {
+          load_weights<Parts, 2>(b16[s][step][f],
+                                 tap + (step * G::kFilterTiles + tile_at) * 256 * Parts, lane);
+        }
+        if constexpr (L::kSteps8 > 0) {
+          load_weights<Parts, 1>(
+              b8[s][f], tap + (L::kSteps16 * G::kFilterTiles * 256 + tile_at * 128) * Parts, lane);
+        }
+      }
+    }
+#pragma unroll
+    for (int x = 0; x < kWindow; ++x) {
+#pragma unroll
+      for (int step = 0; step < L::kSteps16; ++step) {
+        std::uint32_t a[2][Parts][4];
+#pragma unroll
+        for (int dy = 0; dy < 2; ++dy) {
+#pragma unroll
+          for (int part = 0; part < Parts; ++part) {
+            load_tiles(a[dy][part], row16 + part * L::kBytes + step * 2 * L::kPlaneBytes +
+                                        dy * L::kRowBytes + L::column_bytes(x));
+          }
+        }
+#pragma unroll
+        for (int c = 0; c < 3; ++c) {
+          if (!is_product<Parts, Parts>(c)) continue;
+#pragma unroll
+          for (int dy = 0; dy < 2; ++dy) {
+#pragma unroll
+            for (int dx = 0; dx < 2; ++dx) {
+              if (x - dx < 0 || x - dx >= kKernel) continue;
+#pragma unroll
+              for (int f = 0; f < FilterTiles; ++f) {
+                M::mma16(sums[c > 0][dy][dx][f], a[dy][left_part(c)],
+                         b16[x - dx][step][f][right_part(c)]);
+              }
+            }
+          }
+        }
+      }
+      if constexpr (L::kSteps8 > 0) {
+        if (x % 2 != 0) continue;  // one load brings columns x and x+1
+        std::uint32_t a[2][Parts][4];
+#pragma unroll
+        for (int dy = 0; dy < 2; ++dy) {
+#pragma unroll
+          for (int part = 0; part < Parts; ++part) {
+            load_tiles(a[dy][part],
+                       row8 + part * L::kBytes + dy * L::kRowBytes + L::column_bytes(x));
+          }
+        }
+#pragma unroll
+        for (int c = 0; c < 3; ++c) {
+          if (!is_product<Parts, Parts>(c)) continue;
+#pragma unroll
+          for (int e = 0; e < 2; ++e) {
+#pragma unroll
+            for (int dy = 0; dy < 2; ++dy) {
+#pragma unroll
+              for (int dx = 0; dx < 2; ++dx) {
+                const int s = x + e - dx;
+                if (s < 0 || s >= kKernel) continue;
+#pragma unroll
+                for (int f = 0; f < FilterTiles; ++f) {
+                  M::mma8(sums[c > 0][dy][dx][f], a[dy][left_part(c)] + 2 * e,
+                          b8[s][f][right_part(c)]);
+                }
+              }
+            }
+          }
+        }
+      }
+    }
+    weights += kKernel * L::template tap_bytes<Parts>();
+    row16 += L::kRowBytes;
+    row8 += L::kRowBytes;
+  }
+}
+
+template <Activation Act>
+__device__ __forceinline__ float activate(float value) {
+  if constexpr (Act == Activation::relu)
+    return max_nan(value, 0.0f);
+  else if constexpr (Act == Activation::tanh)
+    return tanhf(value);
+  else
+    return value;
+}
+
+// Calls emit(filter tile, position, dy, dx, value of channel 2t, of channel 2t+1) for what this
+// lane holds of a task's result: pooled (dy = dx = 0), or each pixel of each square. value =
+// act(sum * unscale + bias). The activations rise, so that pooling before them gives the same value
+// and fewer of them to compute.
+template <class G, int Parts, int FilterTiles, class Emit>
+__device__ __forceinline__ void finish(const Sums<Parts, FilterTiles>& sums, const float* bias,
+                                       float unscale, int tile, int lane, const Emit& emit) {
+  const int g = lane / 4, t = lane % 4;
+#pragma unroll
+  for (int f = 0; f < FilterTiles; ++f) {
+    const float2 b = *reinterpret_cast<const float2*>(bias + 8 * f + 2 * t);
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int position = tile * 16 + g + 8 * h;
+      const bool inside = G::kPositions % 16 == 0 || position < G::kPositions;
+      float value[2][2][2];
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        const int dy = i / 4, dx = i / 2 % 2, e = i % 2;
+        float sum = sums[0][dy][dx][f][2 * h + e];
+        if constexpr (Parts == 2) sum += sums[1][dy][dx][f][2 * h + e];
+        value[dy][dx][e] = sum;
+      }
+      if constexpr (G::kPool) {
+        float pooled[2];
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          const float largest = max_nan(max_nan(value[0][0][e], value[0][1][e]),
+                                        max_nan(value[1][0][e], value[1][1][e]));
+          pooled[e] = activate<G::kActivation>(fmaf(largest, unscale, e ? b.y : b.x));
+        }
+        if (inside) emit(f, position, 0, 0, pooled[0], pooled[1]);
+      } else {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const float low = activate<G::kActivation>(fmaf(value[i / 2][i % 2][0], unscale, b.x));
+          const float high = activate<G::kActivation>(fmaf(value[i / 2][i % 2][1], unscale, b.y));
+          if (inside) emit(f, position, i / 2, i % 2, low, high);
+        }
+      }
+    }
+  }
+}
+
+}  // namespace cnn_engine::cuda::fused

@@ -1,0 +1,209 @@
+// FusedNetwork: which compiled-in network a description is, its weights on a device, and its
+// launches.
+#include <stdexcept>
+#include <vector>
+
+#include "cuda/fused/linear_tiled.cuh"
+#include "cuda/fused/plan.h"
+#include "ops/elementwise.h"
+#include "ops/linear.h"
+#include "ops/softmax.h"
+
+namespace cnn_engine::cuda {
+namespace {
+
+using fused::DeviceBuffer;
+using fused::Instantiation;
+
+constexpr const Instantiation* kInstantiations[] = {&fused::kCifar10, &fused::kEce408};
+
+// Makes a device current, and the one before it again at the end.
+class DeviceGuard {
+ public:
+  explicit DeviceGuard(int device) {
+    CUDA_CHECK(cudaGetDevice(&before_));
+    if (before_ != device) CUDA_CHECK(cudaSetDevice(device));
+    changed_ = before_ != device;
+  }
+  ~DeviceGuard() {
+    if (changed_) cudaSetDevice(before_);
+  }
+  DeviceGuard(const DeviceGuard&) = delete;
+  DeviceGuard& operator=(const DeviceGuard&) = delete;
+
+ private:
+  int before_ = 0;
+  bool changed_ = false;
+};
+
+// A layer after the kernel, run by its layered operator.
+struct TailLayer {
+  LayerKind kind;
+  int in_features, out_features;
+  DeviceBuffer weight, bias;
+  bool has_bias;
+};
+
+// The network that a description is, and how many of its layers the kernel runs; or null.
+const Instantiation* find(const NetworkDescription& description, std::size_t& used) {
+  for (const Instantiation* candidate : kInstantiations) {
+    if (candidate->difference(description, used).empty()) return candidate;
+  }
+  return nullptr;
+}
+
+const char* name_of(FusedDtype dtype) {
+  switch (dtype) {
+    case FusedDtype::float32:
+      return "float32";
+    case FusedDtype::float16:
+      return "float16";
+    case FusedDtype::bfloat16:
+      return "bfloat16";
+  }
+  return "unknown";
+}
+
+int shared_memory(int device) {
+  int bytes = 0;
+  CUDA_CHECK(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
+  return bytes;
+}
+
+std::string why_not_on(const Instantiation& candidate, FusedDtype dtype, int device) {
+  const int needed = candidate.shared_bytes(dtype), found = shared_memory(device);
+  if (needed <= found) return "";
+  return std::string(candidate.name) + " in " + name_of(dtype) + ": expected a device with " +
+         std::to_string(needed) + " bytes of shared memory a block, found " + std::to_string(found);
+}
+
+}  // namespace
+
+struct FusedNetwork::State {
+  // Images between the kernel and the layered operators after it: enough to fill a large GPU.
+  static constexpr int kTailImages = 8192;
+
+  const Instantiation* instantiation = nullptr;
+  int device = 0;
+  int outputs = 0;
+  std::unique_ptr<fused::Plan> plan;
+  std::vector<TailLayer> tail;
+  DeviceBuffer workspace[2];  // [kTailImages, widest], used in turn
+
+  void add_tail(const NetworkDescription& description, std::size_t first) {
+    std::size_t widest = outputs;
+    for (std::size_t i = first; i < description.layers.size(); ++i) {
+      const LayerDescription& layer = description.layers[i];
+      TailLayer& next = tail.emplace_back();
+      next.kind = layer.kind;
+      next.in_features = outputs;
+      if (layer.kind == LayerKind::linear) {
+        outputs = layer.out_channels;
+        LinearShape{1, next.in_features, outputs}.validate();
+        next.weight = DeviceBuffer(layer.weight, sizeof(float) * outputs * next.in_features);
+        next.has_bias = layer.bias != nullptr;
+        if (next.has_bias) next.bias = DeviceBuffer(layer.bias, sizeof(float) * outputs);
+      }
+      next.out_features = outputs;
+      if (static_cast<std::size_t>(outputs) > widest) widest = outputs;
+    }
+    if (tail.empty()) return;
+    for (DeviceBuffer& buffer : workspace)
+      buffer = DeviceBuffer(sizeof(float) * widest * kTailImages);
+  }
+
+  void run_tail(const float* input, int n, float* output, Stream stream) const {
+    int turn = 1;
+    for (std::size_t i = 0; i < tail.size(); ++i, turn ^= 1) {
+      const TailLayer& layer = tail[i];
+      float* to = i + 1 == tail.size() ? output : workspace[turn].as<float>();
+      const ElementwiseShape values{std::int64_t{n} * layer.in_features, 4};
+      switch (layer.kind) {
+        case LayerKind::linear: {
+          const LinearShape shape{n, layer.in_features, layer.out_features};
+          const float* bias = layer.has_bias ? layer.bias.as<float>() : nullptr;
+          // A tile wants many rows and columns; a warp for each output does better with few.
+          if (n >= fused::kLinearRows && layer.out_features >= fused::kLinearColumns) {
+            fused::launch_linear_tiled(input, layer.weight.as<float>(), bias, to, shape, stream);
+          } else {
+            linear(input, layer.weight.as<float>(), bias, to, shape, true, stream);
+          }
+          break;
+        }
+        case LayerKind::relu:
+          relu(input, to, values, stream);
+          break;
+        case LayerKind::tanh:
+          tanh(input, to, values, stream);
+          break;
+        case LayerKind::softmax:
+          softmax(input, to, SoftmaxShape{n, layer.in_features}, false, stream);
+          break;
+        case LayerKind::conv2d:
+        case LayerKind::max_pool2d:
+          throw std::logic_error("fused: a convolution after the kernel");
+      }
+      input = to;
+    }
+  }
+};
+
+FusedNetwork::FusedNetwork(const NetworkDescription& description, FusedDtype dtype, int device)
+    : state_(std::make_unique<State>()) {
+  const std::string why = why_not(description, dtype, device);
+  if (!why.empty()) throw std::invalid_argument("fused: " + why);
+  for (std::size_t i = 0; i < description.layers.size(); ++i) {
+    const LayerDescription& layer = description.layers[i];
+    const bool weighted = layer.kind == LayerKind::conv2d || layer.kind == LayerKind::linear;
+    if (weighted && layer.weight == nullptr) {
+      throw std::invalid_argument("fused: layer " + std::to_string(i + 1) +
+                                  ": expected weights, found none");
+    }
+  }
+  std::size_t used = 0;
+  state_->instantiation = find(description, used);
+  const DeviceGuard guard(device);
+  state_->device = device;
+  state_->outputs = state_->instantiation->outputs;
+  state_->plan = state_->instantiation->make(description, dtype, device);
+  state_->add_tail(description, used);
+}
+
+FusedNetwork::~FusedNetwork() = default;
+FusedNetwork::FusedNetwork(FusedNetwork&&) noexcept = default;
+FusedNetwork& FusedNetwork::operator=(FusedNetwork&&) noexcept = default;
+
+std::string FusedNetwork::why_not(const NetworkDescription& description, FusedDtype dtype,
+                                  int device) {
+  std::size_t used = 0;
+  const Instantiation* found = find(description, used);
+  if (found != nullptr) return why_not_on(*found, dtype, device);
+  std::string why;
+  for (const Instantiation* candidate : kInstantiations) {
+    why += (why.empty() ? "not " : "; not ") + std::string(candidate->name) + ": " +
+           candidate->difference(description, used);
+  }
+  return why;
+}
+
+void FusedNetwork::run(const void* images, bool is_uint8, int n, float* output,
+                       Stream stream) const {
+  require_at_least("batch", n, 0);
+  const DeviceGuard guard(state_->device);
+  const State& s = *state_;
+  if (s.tail.empty()) return s.plan->launch(images, is_uint8, n, output, stream);
+  const std::int64_t image_bytes =
+      std::int64_t{s.instantiation->image_elements} * (is_uint8 ? 1 : 4);
+  for (int first = 0; first < n; first += State::kTailImages) {
+    const int part = n - first < State::kTailImages ? n - first : State::kTailImages;
+    s.plan->launch(static_cast<const unsigned char*>(images) + first * image_bytes, is_uint8, part,
+                   s.workspace[0].as<float>(), stream);
+    s.run_tail(s.workspace[0].as<float>(), part, output + std::int64_t{first} * s.outputs, stream);
+  }
+}
+
+int FusedNetwork::outputs() const { return state_->outputs; }
+const char* FusedNetwork::instantiation() const { return state_->instantiation->name; }
+bool FusedNetwork::whole() const { return state_->tail.empty(); }
+
+}  // namespace cnn_engine::cuda

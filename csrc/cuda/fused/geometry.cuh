@@ -1,0 +1,264 @@
+// A network as compile-time numbers, and where its activations and weights lie in shared memory.
+//
+// A convolution is a product A x B on tensor cores: a row of A is a pixel, a column of A a tap
+// (input channel, kernel row, kernel column), a column of B a filter. No A is ever built: its
+// fragments are read straight from the input, which lies in shared memory with its border of zeros,
+// so no bounds are tested.
+//
+// Pixels are taken as 2x2 squares (`positions`), 16 positions a tile: the four pixels of a square
+// are the same elements of four sums, so pooling is a maximum of registers, and one fragment of the
+// input serves up to four of them, because pixel (dy, dx) at tap (r, s) reads what pixel (0, 0)
+// reads at (r+dy, s+dx).
+//
+// First layer, few channels (`pixels`): rows of 16-bit values [row][column][channel]. The window of
+// a square, kernel+1 columns, is a run of whole 32-bit words, which are A's registers as they lie;
+// B has a column for each filter and each dx, with zeros where the window is one column too wide.
+// Later layers (`planes`): [8 channels a plane][row][column parity][column / 2][8 channels], so
+// that the 16-byte units of 8 neighbouring squares are neighbours, as ldmatrix reads them without
+// bank conflicts.
+#pragma once
+
+#include "cuda/fused/mma.cuh"
+
+namespace cnn_engine::cuda::fused {
+
+enum class Activation { none, relu, tanh };
+
+// A convolution with stride 1 and a square, odd kernel, its activation, and its 2x2 pooling if any.
+template <int Filters, int Kernel, int Pad, Activation Act, bool Pool>
+struct Conv {
+  static constexpr int kFilters = Filters, kKernel = Kernel, kPad = Pad;
+  static constexpr Activation kActivation = Act;
+  static constexpr bool kPool = Pool;
+};
+
+__host__ __device__ constexpr int round_up(int value, int multiple) {
+  return (value + multiple - 1) / multiple * multiple;
+}
+
+template <class Layer, int Channels, int Height, int Width, bool First>
+struct ConvGeometry : Layer {
+  using Layer::kFilters, Layer::kKernel, Layer::kPad, Layer::kPool;
+  static constexpr int kChannels = Channels, kHeight = Height, kWidth = Width;
+  static constexpr bool kFirst = First;
+  static constexpr int kOutH = Height + 2 * kPad - kKernel + 1,
+                       kOutW = Width + 2 * kPad - kKernel + 1;
+  static constexpr int kNextH = kPool ? kOutH / 2 : kOutH, kNextW = kPool ? kOutW / 2 : kOutW;
+  static constexpr int kSquaresW = kOutW / 2, kPositions = kOutH / 2 * kSquaresW;
+  static constexpr int kTiles = (kPositions + 15) / 16;
+  static constexpr int kFilterTiles = (kFilters + 7) / 8;
+  static constexpr int kPaddedFilters = 8 * kFilterTiles;
+  static constexpr int kRows = Height + 2 * kPad, kColumns = Width + 2 * kPad;
+  static constexpr int kWindow = kKernel + 1;  // rows, or columns, that a square reads
+  static_assert(kOutH % 2 == 0 && kOutW % 2 == 0 && kOutH > 0 && kOutW > 0, "whole 2x2 squares");
+  static_assert(kKernel % 2 == 1, "a window of an even number of columns");
+};
+
+// ---- the first layer ----
+// Words of a window's row: every 8 are a step of K (of 16 values); what is left over of all rows is
+// gathered into steps of its own.
+template <class G>
+struct PixelLayout {
+  static constexpr int kWindowWords = G::kWindow * G::kChannels / 2;
+  static constexpr int kFullSteps = kWindowWords / 8;  // a window row
+  static constexpr int kLeftWords = kWindowWords % 8;  // a window row
+  static constexpr int kLeftSlots = kLeftWords * G::kWindow;
+  static constexpr int kLeftSteps = (kLeftSlots + 7) / 8;  // a window
+  // Words before each row, so that the image's own first column is 16-byte aligned.
+  static constexpr int kLead = (4 - G::kPad * G::kChannels / 2 % 4) % 4;
+  static constexpr int kRowWords = round_up(kLead + G::kColumns * G::kChannels / 2, 4);
+  static constexpr int kBytes = G::kRows * kRowWords * 4;
+  // Slabs of B: for each kernel row its full steps; then the left-over steps, for dy = 0 and for dy
+  // = 1.
+  static constexpr int kSlabs = G::kKernel * kFullSteps + 2 * kLeftSteps;
+  static constexpr int kSlabTiles = 2 * G::kFilterTiles;  // dx = 0, then dx = 1
+  __host__ __device__ static constexpr int slab_full(int r, int step) {
+    return r * kFullSteps + step;
+  }
+  __host__ __device__ static constexpr int slab_left(int dy, int step) {
+    return G::kKernel * kFullSteps + dy * kLeftSteps + step;
+  }
+  static_assert(G::kPad * G::kChannels % 2 == 0 && G::kColumns * G::kChannels % 2 == 0 &&
+                    G::kWidth % 8 == 0,
+                "whole words");
+
+  // The word (window row, word of that row) of a left-over slot; slots past the last read the
+  // first.
+  __host__ __device__ static constexpr int left_row(int slot) {
+    return slot < kLeftSlots ? slot / (kLeftWords ? kLeftWords : 1) : 0;
+  }
+  __host__ __device__ static constexpr int left_word(int slot) {
+    return kWindowWords - kLeftWords +
+           (slot < kLeftSlots ? slot % (kLeftWords ? kLeftWords : 1) : 0);
+  }
+  template <int Parts>
+  __host__ __device__ static constexpr int weight_bytes() {
+    return kSlabs * kSlabTiles * 256 * Parts;
+  }
+};
+
+// ---- later layers ----
+template <class G>
+struct PlaneLayout {
+  static constexpr int kPlanes = (G::kChannels + 7) / 8;
+  static constexpr int kSteps16 = kPlanes / 2, kSteps8 = kPlanes % 2;  // a tap
+  __host__ __device__ static constexpr int half_row() {
+    int units = (G::kColumns + 1) / 2;
+    // Squares that go on in the next row of squares go on in the next bank, where that can be had.
+    if (G::kSquaresW % 4 == 0) {
+      while ((4 * units - G::kSquaresW) % 8 != 0) ++units;
+    }
+    return units;
+  }
+  static constexpr int kHalfRowBytes = 16 * half_row();
+  static constexpr int kRowBytes = 2 * kHalfRowBytes;
+  static constexpr int kPlaneBytes = G::kRows * kRowBytes;
+  static constexpr int kBytes = kPlanes * kPlaneBytes;
+  __host__ __device__ static constexpr int column_bytes(int x) {
+    return x % 2 * kHalfRowBytes + x / 2 * 16;
+  }
+  template <int Parts>
+  __host__ __device__ static constexpr int tap_bytes() {
+    return G::kFilterTiles * (kSteps16 * 256 + kSteps8 * 128) * Parts;
+  }
+  template <int Parts>
+  __host__ __device__ static constexpr int weight_bytes() {
+    return G::kKernel * G::kKernel * tap_bytes<Parts>();
+  }
+};
+
+// ---- a network ----
+// `Classes`: filters of the fully connected layer and softmax that end it, or 0: then the last
+// convolution's output is the result.
+template <int Channels, int Height, int Width, int Classes, class... Layers>
+struct Network {
+  static constexpr int kChannels = Channels, kHeight = Height, kWidth = Width, kClasses = Classes;
+  static constexpr int kLayers = sizeof...(Layers);
+  static constexpr int kPixels = Height * Width;
+
+ private:
+  template <int I, int C, int H, int W, class First, class... Rest>
+  struct Pick {
+    using Here = ConvGeometry<First, C, H, W, sizeof...(Rest) + 1 == kLayers>;
+    using type = typename Pick<I - 1, Here::kFilters, Here::kNextH, Here::kNextW, Rest...>::type;
+  };
+  template <int C, int H, int W, class First, class... Rest>
+  struct Pick<0, C, H, W, First, Rest...> {
+    using type = ConvGeometry<First, C, H, W, sizeof...(Rest) + 1 == kLayers>;
+  };
+
+ public:
+  template <int I>
+  using Layer = typename Pick<I, Channels, Height, Width, Layers...>::type;
+  using Last = Layer<kLayers - 1>;
+  static constexpr int kFeatures = Last::kFilters * Last::kNextH * Last::kNextW;
+  static constexpr int kOutputs = Classes ? Classes : kFeatures;
+
+  template <int I>
+  __host__ __device__ static constexpr int input_bytes() {
+    if constexpr (I == 0)
+      return PixelLayout<Layer<0>>::kBytes;
+    else
+      return PlaneLayout<Layer<I>>::kBytes;
+  }
+  template <int I, int Parts>
+  __host__ __device__ static constexpr int weight_bytes() {
+    if constexpr (I == 0)
+      return PixelLayout<Layer<0>>::template weight_bytes<Parts>();
+    else
+      return PlaneLayout<Layer<I>>::template weight_bytes<Parts>();
+  }
+};
+
+// How warps share the work: `Warps` of each of `Cluster` blocks work on one image; `Groups` such
+// teams make a block, where a team is within one.
+template <int Warps, int Groups, int PixelTiles, int Cluster = 1>
+struct Route {
+  static constexpr int kWarps = Warps, kGroups = Groups, kCluster = Cluster;
+  static constexpr int kPixelTiles =
+      PixelTiles;  // tiles of the first layer that a warp sums at once
+  static constexpr int kTeamThreads = 32 * Warps, kThreads = kTeamThreads * Groups;  // of a block
+  static constexpr int kWorkers = Warps * Cluster;  // warps of a team
+  static_assert(Groups <= 15, "named barriers 1 to 15");
+  static_assert(Groups == 1 || Cluster == 1, "a team of several blocks is alone in each");
+  // Filter tiles of one warp's task in layer G: all that there are if that leaves no warp idle.
+  template <class G>
+  __host__ __device__ static constexpr int filter_tiles() {
+    return G::kTiles >= kWorkers ? G::kFilterTiles : 1;
+  }
+  template <class G>
+  __host__ __device__ static constexpr int tasks() {
+    return G::kTiles * (G::kFilterTiles / filter_tiles<G>());
+  }
+  // Where a layer leaves most of a cluster idle, each kernel row of a task is a task of its own,
+  // and their sums meet in the block that owns the task: every `Cluster`th. It costs a barrier.
+  template <class G>
+  __host__ __device__ static constexpr bool splits_rows() {
+    return Cluster > 1 && !G::kFirst && 4 * tasks<G>() <= kWorkers;
+  }
+  template <class G>
+  __host__ __device__ static constexpr int row_sum_bytes() {
+    return splits_rows<G>() ? (tasks<G>() + Cluster - 1) / Cluster * G::kKernel * 2048 : 0;
+  }
+};
+
+// Where everything lies in a block's shared memory, in bytes.
+template <class Net, int Parts, int InputParts, class R>
+struct SharedLayout {
+  template <int I>
+  __host__ __device__ static constexpr int weights_at() {
+    if constexpr (I == 0)
+      return 0;
+    else
+      return weights_at<I - 1>() + Net::template weight_bytes<I - 1, Parts>();
+  }
+  // Biases as float32 follow the weights, padded with zeros like the filters.
+  static constexpr int kBiases =
+      weights_at<Net::kLayers - 1>() + Net::template weight_bytes<Net::kLayers - 1, Parts>();
+  template <int I>
+  __host__ __device__ static constexpr int bias_at() {
+    if constexpr (I == 0)
+      return kBiases;
+    else
+      return bias_at<I - 1>() + 4 * Net::template Layer<I - 1>::kPaddedFilters;
+  }
+  static constexpr int kWeightBytes = bias_at<Net::kLayers - 1>() + 4 * Net::Last::kPaddedFilters;
+  static_assert(kWeightBytes % 16 == 0);
+
+  // A team's part:
+  template <int I>
+  __host__ __device__ static constexpr int input_at() {
+    if constexpr (I == 0)
+      return 0;
+    else
+      return input_at<I - 1>() + (I == 1 ? InputParts : Parts) * Net::template input_bytes<I - 1>();
+  }
+  static constexpr int kStaged =
+      input_at<Net::kLayers - 1>() +
+      (Net::kLayers == 1 ? InputParts : Parts) * Net::template input_bytes<Net::kLayers - 1>();
+  // uint8 pixels as they came, where there is room: not beside an input of two parts.
+  static constexpr bool kStages = InputParts == 1;
+  static constexpr int kSums = kStaged + (kStages ? Net::kChannels * Net::kPixels : 0);
+  static constexpr int kSumRows = R::template tasks<typename Net::Last>();
+  static constexpr int kSumStride = Net::kClasses;
+  static constexpr int kScales = kSums + round_up(4 * kSumRows * kSumStride, 16);
+  static constexpr int kLargest = kScales + round_up(8 * Net::kLayers, 16);
+  static constexpr int kRowSums = round_up(kLargest + 4 * R::kWarps, 128);
+  template <int I = 0>
+  __host__ __device__ static constexpr int row_sum_bytes() {
+    constexpr int kHere = R::template row_sum_bytes<typename Net::template Layer<I>>();
+    if constexpr (I + 1 < Net::kLayers) {
+      return kHere > row_sum_bytes<I + 1>() ? kHere : row_sum_bytes<I + 1>();
+    } else {
+      return kHere;
+    }
+  }
+  static constexpr int kTeamBytes = kRowSums + row_sum_bytes();
+  // One mbarrier a layer, for weights that come by bulk copies.
+  static constexpr int kWeightBarriers = round_up(kWeightBytes, 16);
+  static constexpr int kFirstTeam =
+      round_up(kWeightBarriers + (R::kCluster > 1 ? 8 * Net::kLayers : 0), 128);
+  static constexpr int kBytes = kFirstTeam + R::kGroups * kTeamBytes;
+};
+
+}  // namespace cnn_engine::cuda::fused

@@ -1,0 +1,342 @@
+// The kernel of --variant fused: images in, probabilities (or a last convolution's output) out.
+//
+// Contract: output[n] = the network's layers over images[n], for n < count. A block keeps the
+// weights in shared memory for as long as it runs and is made of teams of warps. A team takes one
+// image after another through all layers, with activations in its own part of shared memory, and
+// waits only for itself (named barriers). The kernel neither allocates nor waits for the host: it
+// may be captured into a graph.
+//
+// Many images: several teams a block, one block a multiprocessor; one team's arithmetic hides
+// another's loads, conversions and waits. Few: one team a block, of many warps. Very few: one team
+// of the warps of a cluster of blocks; each block has all activations, because a result is stored
+// in every block, and where a layer has too few tasks its kernel rows are summed apart and then
+// added in a fixed order.
+//
+// Pixels: uint8 enter as pixel * multiply + add, float32 as they come. Values are 16-bit parts
+// (conv.cuh) times powers of two that keep them in the format's range, up to activations of 2^75:
+// fixed ones for uint8, whose largest value is known, and found from each image's own largest for
+// float32. Threads: Route::kThreads a block. Shared memory: SharedLayout::kBytes. Images are 8-byte
+// (uint8) or 16-byte (float32) aligned if `ahead`; otherwise their elements are loaded one by one.
+#pragma once
+
+#include "cuda/fused/pixels.cuh"
+
+namespace cnn_engine::cuda::fused {
+
+template <class Net, class M, int Parts, int InputParts, class R>
+struct Team : TeamInput<Net, M, Parts, InputParts, R> {
+  using Input = TeamInput<Net, M, Parts, InputParts, R>;
+  using S = typename Input::S;
+  template <int I>
+  using Layer = typename Net::template Layer<I>;
+  using Input::barrier, Input::block_barrier, Input::first_image, Input::scales, Input::stage,
+      Input::store_float, Input::store_uint8, Input::sums;
+  using Input::p, Input::shared, Input::own, Input::team, Input::thread, Input::warp, Input::lane,
+      Input::rank, Input::worker;
+
+  // Stores an activation in every block of the team.
+  __device__ __forceinline__ void store(unsigned char* to, std::uint32_t value) const {
+    if constexpr (R::kCluster > 1) {
+      const std::uint32_t address = shared_address(to);
+#pragma unroll
+      for (int block = 0; block < R::kCluster; ++block)
+        store_cluster(cluster_address(address, block), value);
+    } else {
+      *reinterpret_cast<std::uint32_t*>(to) = value;
+    }
+  }
+
+  // Hands the result of layer I on: to the next layer's input, to the fully connected sums, or out.
+  template <int I, int FilterTiles>
+  __device__ __forceinline__ void hand_on(const Sums<Parts, FilterTiles>& result, int tile,
+                                          int first_filter_tile, int task, int image) const {
+    using G = Layer<I>;
+    const Scale scale = scales()[I];
+    const float* bias =
+        reinterpret_cast<const float*>(shared + S::template bias_at<I>()) + 8 * first_filter_tile;
+    if constexpr (I + 1 < Net::kLayers) {
+      using Next = Layer<I + 1>;
+      using L = PlaneLayout<Next>;
+      unsigned char* to =
+          own + S::template input_at<I + 1>() + first_filter_tile * L::kPlaneBytes + lane % 4 * 4;
+      finish<G, Parts, FilterTiles>(
+          result, bias, scale.unscale, tile, lane,
+          [&](int f, int position, int dy, int dx, float low, float high) {
+            const int factor = G::kPool ? 1 : 2;
+            const int y = position / G::kSquaresW * factor + dy + Next::kPad;
+            const int x = position % G::kSquaresW * factor + dx + Next::kPad;
+            std::uint32_t parts[Parts];
+            split<M, Parts>(low * scale.rescale, high * scale.rescale, parts);
+#pragma unroll
+            for (int part = 0; part < Parts; ++part) {
+              store(to + part * L::kBytes + f * L::kPlaneBytes + y * L::kRowBytes +
+                        x % 2 * L::kHalfRowBytes + x / 2 * 16,
+                    parts[part]);
+            }
+          });
+    } else if constexpr (Net::kClasses > 0) {
+      float sum[Net::kClasses];
+#pragma unroll
+      for (int m = 0; m < Net::kClasses; ++m) sum[m] = 0.0f;
+      static_assert(G::kPool && G::kPositions % 16 == 0,
+                    "the head reads whole tiles of pooled squares");
+      float value[FilterTiles][2][2];
+      finish<G, Parts, FilterTiles>(result, bias, scale.unscale, tile, lane,
+                                    [&](int f, int position, int, int, float low, float high) {
+                                      const int h = (position - tile * 16) / 8;
+                                      value[f][h][0] = low;
+                                      value[f][h][1] = high;
+                                    });
+#pragma unroll
+      for (int f = 0; f < FilterTiles; ++f) {
+        const float4* weights =
+            p.head + ((tile * G::kFilterTiles + first_filter_tile + f) * Net::kClasses) * 32 + lane;
+#pragma unroll
+        for (int m = 0; m < Net::kClasses; ++m) {
+          const float4 w = __ldg(weights + m * 32);
+          sum[m] = fmaf(value[f][0][0], w.x,
+                        fmaf(value[f][0][1], w.y,
+                             fmaf(value[f][1][0], w.z, fmaf(value[f][1][1], w.w, sum[m]))));
+        }
+      }
+#pragma unroll
+      for (int m = 0; m < Net::kClasses; ++m) sum[m] = warp_sum(sum[m]);
+      float mine = 0.0f;
+#pragma unroll
+      for (int m = 0; m < Net::kClasses; ++m) mine = lane == m ? sum[m] : mine;
+      if (lane < Net::kClasses) {
+        float* to = sums() + task * S::kSumStride + lane;
+        if constexpr (R::kCluster > 1) {
+          store_cluster(cluster_address(shared_address(to), 0), __float_as_uint(mine));
+        } else {
+          *to = mine;
+        }
+      }
+    } else {
+      float* to = p.output + std::int64_t{image} * Net::kOutputs;
+      finish<G, Parts, FilterTiles>(
+          result, bias, scale.unscale, tile, lane,
+          [&](int f, int position, int dy, int dx, float low, float high) {
+            const int factor = G::kPool ? 1 : 2;
+            const int y = position / G::kSquaresW * factor + dy,
+                      x = position % G::kSquaresW * factor + dx;
+            const int channel = 8 * (first_filter_tile + f) + 2 * (lane % 4);
+            float* at = to + (channel * G::kNextH + y) * G::kNextW + x;
+            if (channel < G::kFilters) at[0] = low;
+            if (channel + 1 < G::kFilters) at[G::kNextH * G::kNextW] = high;
+          });
+    }
+  }
+
+  // Sums of one kernel row, to the block that owns the task: [task / Cluster][row][4][lane] of 4.
+  template <class G>
+  __device__ __forceinline__ std::uint32_t row_sums(int task, int row) const {
+    return shared_address(own + S::kRowSums) +
+           ((task / R::kCluster * G::kKernel + row) * 4 * 32 + lane) * 16;
+  }
+  template <class G>
+  __device__ __forceinline__ void send_row(const Sums<Parts, 1>& result, int task, int row) const {
+    const std::uint32_t to = cluster_address(row_sums<G>(task, row), task % R::kCluster);
+#pragma unroll
+    for (int square = 0; square < 4; ++square) {
+      float value[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        value[i] = result[0][square / 2][square % 2][0][i];
+        if constexpr (Parts == 2) value[i] += result[1][square / 2][square % 2][0][i];
+      }
+      store_cluster(to + square * 32 * 16, value);
+    }
+  }
+  template <class G>
+  __device__ __forceinline__ void add_rows(Sums<Parts, 1>& result, int task) const {
+    const float4* from = reinterpret_cast<const float4*>(own + S::kRowSums) +
+                         task / R::kCluster * G::kKernel * 4 * 32 + lane;
+#pragma unroll
+    for (int row = 0; row < G::kKernel; ++row) {
+#pragma unroll
+      for (int square = 0; square < 4; ++square) {
+        const float4 v = from[(row * 4 + square) * 32];
+        float (&to)[4] = result[0][square / 2][square % 2][0];
+        to[0] += v.x, to[1] += v.y, to[2] += v.z, to[3] += v.w;
+      }
+    }
+  }
+
+  template <int I>
+  __device__ __forceinline__ void layer(int image) const {
+    using G = Layer<I>;
+    const unsigned char* weights = shared + S::template weights_at<I>();
+    if constexpr (I == 0) {
+      constexpr int kAtOnce = R::kPixelTiles;
+      const std::uint32_t* input =
+          reinterpret_cast<const std::uint32_t*>(own + S::template input_at<0>());
+      for (int first = worker; first < G::kTiles; first += kAtOnce * R::kWorkers) {
+        Sums<Parts, G::kFilterTiles> result[kAtOnce];
+        int tile[kAtOnce];
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
+          tile[i] = first + i * R::kWorkers;
+          clear<Parts, G::kFilterTiles>(result[i]);
+        }
+        sum_pixels<G, M, InputParts, Parts, kAtOnce>(result, input, weights, tile, lane);
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
+          if (tile[i] < G::kTiles)
+            hand_on<0, G::kFilterTiles>(result[i], tile[i], 0, tile[i], image);
+        }
+      }
+    } else {
+      constexpr int kFilterTiles = R::template filter_tiles<G>();
+      constexpr int kShares = G::kFilterTiles / kFilterTiles;  // tasks a tile
+      const std::uint32_t input = shared_address(own + S::template input_at<I>());
+      constexpr int kTasks = R::template tasks<G>();
+      if constexpr (R::template splits_rows<G>()) {
+        for (int i = worker; i < kTasks * G::kKernel; i += R::kWorkers) {
+          const int task = i % kTasks, row = i / kTasks;
+          Sums<Parts, 1> result;
+          clear<Parts, 1>(result);
+          sum_planes<G, M, Parts, 1>(result, input, weights, task % kShares, task / kShares, row,
+                                     row + 1, lane);
+          send_row<G>(result, task, row);
+        }
+        barrier();
+        for (int task = warp * R::kCluster + rank; task < kTasks; task += R::kWorkers) {
+          Sums<Parts, 1> result;
+          clear<Parts, 1>(result);
+          add_rows<G>(result, task);
+          hand_on<I, 1>(result, task / kShares, task % kShares, task, image);
+        }
+      } else {
+        // A layer with fewer tasks than warps leaves the same warp of every team idle, and with it
+        // a quarter of the multiprocessor, unless teams count from different warps.
+        const int first = R::kCluster > 1 ? worker : (warp + team) % R::kWarps;
+        for (int task = first; task < kTasks; task += R::kWorkers) {
+          const int tile = task / kShares, filter_tile = task % kShares * kFilterTiles;
+          Sums<Parts, kFilterTiles> result;
+          clear<Parts, kFilterTiles>(result);
+          sum_planes<G, M, Parts, kFilterTiles>(result, input, weights, filter_tile, tile, 0,
+                                                G::kKernel, lane);
+          hand_on<I, kFilterTiles>(result, tile, filter_tile, task, image);
+        }
+      }
+    }
+    if constexpr (I + 1 < Net::kLayers) wait_for_weights<I + 1>();
+    if constexpr (I + 1 < Net::kLayers || Net::kClasses > 0) barrier();
+    if constexpr (I + 1 < Net::kLayers) layer<I + 1>(image);
+  }
+
+  // Fully connected bias and softmax, by the team's first warp.
+  __device__ void probabilities(int image) const {
+    float logit = -INFINITY;
+    if (lane < Net::kClasses) {
+      logit = __ldg(p.head_bias + lane);
+#pragma unroll
+      for (int row = 0; row < S::kSumRows; ++row) logit += sums()[row * S::kSumStride + lane];
+    }
+    const float largest = warp_max(logit);
+    const float power = lane < Net::kClasses ? expf(logit - largest) : 0.0f;
+    const float total = warp_sum(power);
+    if (lane < Net::kClasses) p.output[std::int64_t{image} * Net::kClasses + lane] = power / total;
+  }
+
+  __device__ void run() const {
+    static_assert(Net::kLayers >= 2, "a barrier between reading one image and writing the next");
+    const int step = gridDim.x * R::kGroups / R::kCluster;
+    for (int image = first_image(); image < p.count; image += step) {
+      // At its first image a block whose weights come layer by layer has those still under way.
+      if (kByLayer && image == first_image()) {
+        wait_for_copies<Net::kLayers>();
+      } else {
+        wait_for_copies<0>();
+      }
+      if (p.is_uint8)
+        store_uint8(image);
+      else
+        store_float(image);
+      wait_for_weights<0>();
+      block_barrier();
+      stage(image + step);
+      layer<0>(image);
+      if constexpr (Net::kClasses > 0) {
+        static_assert(Net::kClasses <= 32, "one lane a class");
+        if (warp == 0 && rank == 0) probabilities(image);
+      }
+    }
+  }
+
+  // Weights come layer by layer where one team has the block for itself: by one bulk copy each in a
+  // cluster, else by a group of small copies each. The biases come with the first.
+  static constexpr bool kByLayer = R::kGroups == 1 && R::kCluster == 1;
+
+  __device__ std::uint32_t weight_barrier(int layer) const {
+    return shared_address(shared + S::kWeightBarriers + 8 * layer);
+  }
+
+  template <int I>
+  __device__ void load_weights_of() const {
+    constexpr int kFrom = S::template weights_at<I>();
+    constexpr int kTo = kFrom + Net::template weight_bytes<I, Parts>();
+    constexpr int kBiasBytes = I == 0 ? S::kWeightBytes - S::kBiases : 0;
+    if constexpr (R::kCluster > 1) {
+      if (thread == 0) {
+        init_barrier(weight_barrier(I));
+        expect_bytes(weight_barrier(I), kTo - kFrom + kBiasBytes);
+        copy_bulk(shared_address(shared + kFrom), p.weights + kFrom, kTo - kFrom,
+                  weight_barrier(I));
+        if constexpr (I == 0) {
+          copy_bulk(shared_address(shared + S::kBiases), p.weights + S::kBiases, kBiasBytes,
+                    weight_barrier(I));
+        }
+      }
+    } else {
+      copy_weights(kFrom, kTo);
+      if constexpr (I == 0) copy_weights(S::kBiases, S::kWeightBytes);
+      commit_copies();
+    }
+    if constexpr (I + 1 < Net::kLayers) load_weights_of<I + 1>();
+  }
+
+  // Before the barrier that precedes layer I. Groups committed after its own: those of the layers
+  // after it, and from the second layer on the next image.
+  template <int I>
+  __device__ void wait_for_weights() const {
+    if constexpr (R::kCluster > 1) {
+      wait_for_bytes(weight_barrier(I));
+    } else if constexpr (kByLayer) {
+      wait_for_copies<Net::kLayers - 1 - I + (I > 0)>();
+    }
+  }
+
+  __device__ void copy_weights(int from, int to) const {
+    for (int at = from + 16 * static_cast<int>(threadIdx.x); at < to; at += 16 * R::kThreads) {
+      copy_async<16>(shared + at, p.weights + at);
+    }
+  }
+};
+
+template <class Net, class M, int Parts, int InputParts, class R>
+__global__ void __launch_bounds__(R::kThreads, 1)
+    fused_network_kernel(const __grid_constant__ Parameters p) {
+  using S = SharedLayout<Net, Parts, InputParts, R>;
+  extern __shared__ __align__(128) unsigned char shared[];
+  const int team = threadIdx.x / R::kTeamThreads, thread = threadIdx.x % R::kTeamThreads;
+  const int warp = thread / 32, rank = R::kCluster > 1 ? cluster_rank() : 0;
+  const Team<Net, M, Parts, InputParts, R> self{
+      {p, shared, shared + S::kFirstTeam + team * S::kTeamBytes, team, thread, warp, thread % 32,
+       // Neighbouring tasks go to different blocks, and in a block to different quarters.
+       rank, warp * R::kCluster + rank}};
+  self.stage(self.first_image());
+  self.template load_weights_of<0>();
+  // Borders are zeros and stay so: only the inside is written from here on.
+  for (int i = thread; i < S::kStaged / 16; i += R::kTeamThreads) {
+    reinterpret_cast<uint4*>(self.own)[i] = make_uint4(0, 0, 0, 0);
+  }
+  if (thread < Net::kLayers) self.scales()[thread] = p.scale[thread];
+  if constexpr (R::kGroups > 1) wait_for_copies<0>();
+  __syncthreads();
+  if constexpr (R::kCluster > 1) cluster_barrier();  // before it no other block may store here
+  self.run();
+}
+
+}  // namespace cnn_engine::cuda::fused

@@ -1,0 +1,218 @@
+// How an image comes into a team's shared memory: the kernel's parameters, and the first half of a
+// team.
+//
+// uint8 pixels are copied ahead of time as they are (cp.async), and converted when the team gets to
+// them. float32 pixels are read twice, the second time from the cache: once for the image's largest
+// value, from which the powers of two of all its layers follow, and once to store them.
+#pragma once
+
+#include "cuda/fused/conv.cuh"
+#include "cuda/reduce.cuh"
+
+namespace cnn_engine::cuda::fused {
+
+constexpr int kMostLayers = 4;
+
+// Powers of two of a layer: sums times `unscale` are values, values times `rescale` are stored.
+struct Scale {
+  float unscale, rescale;
+};
+
+struct Parameters {
+  const void* images;            // [N, C, H, W]
+  float* output;                 // [N, outputs]
+  const unsigned char* weights;  // SharedLayout's first kWeightBytes
+  const float4* head;      // [tile][filter tile][class][lane] of 4: the fully connected weights
+  const float* head_bias;  // [classes]
+  int count;               // images
+  bool is_uint8;
+  bool ahead;                // images may be copied 8 bytes at a time
+  float multiply, add;       // of uint8 pixels, to what the first layer stores
+  Scale scale[kMostLayers];  // for uint8
+  // For float32: |output| <= largest |input| * gain + bias; and 1 / what the weights are times.
+  float gain[kMostLayers], bias[kMostLayers], unscale[kMostLayers];
+};
+
+// The power of two that brings values up to `largest` to at most 2^15, half of what float16 holds.
+__host__ __device__ inline float storing_scale(float largest) {
+  if (!(largest > 0.0f) || largest > 3e38f) return 1.0f;
+  const int exponent = 14 - ilogbf(largest);
+  return ldexpf(1.0f, exponent < -60 ? -60 : exponent > 60 ? 60 : exponent);
+}
+
+template <class M, int Parts>
+__device__ __forceinline__ void split(float low, float high, std::uint32_t (&parts)[Parts]) {
+  parts[0] = M::pack(low, high);
+  if constexpr (Parts == 2) {
+    const float2 kept = M::unpack(parts[0]);
+    parts[1] = M::pack(low - kept.x, high - kept.y);
+  }
+}
+
+template <class Net, class M, int Parts, int InputParts, class R>
+struct TeamInput {
+  using S = SharedLayout<Net, Parts, InputParts, R>;
+  template <int I>
+  using Layer = typename Net::template Layer<I>;
+
+  const Parameters& p;
+  unsigned char* shared;         // the block's
+  unsigned char* own;            // this team's
+  int team, thread, warp, lane;  // in the block
+  int rank, worker;              // of this block in its cluster; of this warp in its team
+
+  // Of the team's threads in this block.
+  __device__ void block_barrier() const {
+    if constexpr (R::kGroups == 1)
+      __syncthreads();
+    else
+      named_barrier<R::kTeamThreads>(team + 1);
+  }
+  // Of the team.
+  __device__ void barrier() const {
+    if constexpr (R::kCluster > 1)
+      cluster_barrier();
+    else
+      block_barrier();
+  }
+  __device__ Scale* scales() const { return reinterpret_cast<Scale*>(own + S::kScales); }
+  __device__ float* sums() const { return reinterpret_cast<float*>(own + S::kSums); }
+
+  // Runs of 8 pixels; a thread stages and stores its own, so that it need not wait for others.
+  static constexpr int kItems = Net::kPixels / 8;
+  static constexpr int kImage = Net::kChannels * Net::kPixels;
+
+  // One image for each block first, so that a small batch spreads over the multiprocessors.
+  __device__ int first_image() const { return (team * gridDim.x + blockIdx.x) / R::kCluster; }
+
+  // Starts to bring an image's bytes to shared memory; always one group of copies, maybe empty.
+  __device__ void stage(int image) const {
+    if (S::kStages && p.is_uint8 && image < p.count) {
+      const unsigned char* from =
+          static_cast<const unsigned char*>(p.images) + std::int64_t{image} * kImage;
+      unsigned char* to = own + S::kStaged;
+      for (int item = thread; item < kItems; item += R::kTeamThreads) {
+#pragma unroll
+        for (int c = 0; c < Net::kChannels; ++c) {
+          const int at = c * Net::kPixels + item * 8;
+          if (p.ahead) {
+            copy_async<8>(to + at, from + at);
+          } else {
+            for (int i = 0; i < 8; ++i) to[at + i] = from[at + i];
+          }
+        }
+      }
+    }
+    commit_copies();
+  }
+
+  // Writes 8 pixels of all channels into the first layer's input.
+  __device__ __forceinline__ void store_pixels(int item,
+                                               const float (&value)[Net::kChannels][8]) const {
+    using L = PixelLayout<Layer<0>>;
+    constexpr int kPad = Layer<0>::kPad, kWords = 4 * Net::kChannels;
+    const int row = item / (Net::kWidth / 8), column = item % (Net::kWidth / 8) * 8;
+    std::uint32_t words[InputParts][kWords];
+#pragma unroll
+    for (int w = 0; w < kWords; ++w) {
+      std::uint32_t parts[InputParts];
+      const int low = 2 * w, high = 2 * w + 1;
+      split<M, InputParts>(value[low % Net::kChannels][low / Net::kChannels],
+                           value[high % Net::kChannels][high / Net::kChannels], parts);
+#pragma unroll
+      for (int part = 0; part < InputParts; ++part) words[part][w] = parts[part];
+    }
+#pragma unroll
+    for (int part = 0; part < InputParts; ++part) {
+      std::uint32_t* to =
+          reinterpret_cast<std::uint32_t*>(own + S::template input_at<0>() + part * L::kBytes) +
+          (row + kPad) * L::kRowWords + L::kLead + (column + kPad) * Net::kChannels / 2;
+#pragma unroll
+      for (int w = 0; w < kWords; w += 4) {
+        *reinterpret_cast<uint4*>(to + w) =
+            make_uint4(words[part][w], words[part][w + 1], words[part][w + 2], words[part][w + 3]);
+      }
+    }
+  }
+
+  __device__ __forceinline__ uint2 load8(const unsigned char* from) const {
+    if (S::kStages || p.ahead) return *reinterpret_cast<const uint2*>(from);
+    uint2 bytes = make_uint2(0, 0);
+    for (int i = 0; i < 4; ++i) {
+      bytes.x |= static_cast<std::uint32_t>(from[i]) << (8 * i);
+      bytes.y |= static_cast<std::uint32_t>(from[4 + i]) << (8 * i);
+    }
+    return bytes;
+  }
+
+  __device__ void store_uint8(int image) const {
+    const unsigned char* from =
+        S::kStages ? own + S::kStaged
+                   : static_cast<const unsigned char*>(p.images) + std::int64_t{image} * kImage;
+    for (int item = thread; item < kItems; item += R::kTeamThreads) {
+      float value[Net::kChannels][8];
+#pragma unroll
+      for (int c = 0; c < Net::kChannels; ++c) {
+        const uint2 bytes = load8(from + c * Net::kPixels + item * 8);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+          // 2^23 + pixel, by placing the byte into that number's mantissa; cheaper than a
+          // conversion.
+          const std::uint32_t bits =
+              __byte_perm(i < 4 ? bytes.x : bytes.y, 0x4b000000u, 0x7440 + i % 4);
+          value[c][i] = fmaf(__uint_as_float(bits) - 8388608.0f, p.multiply, p.add);
+        }
+      }
+      store_pixels(item, value);
+    }
+  }
+
+  __device__ __forceinline__ float4 load4(const float* from) const {
+    if (p.ahead) return __ldg(reinterpret_cast<const float4*>(from));
+    return make_float4(__ldg(from), __ldg(from + 1), __ldg(from + 2), __ldg(from + 3));
+  }
+
+  __device__ void store_float(int image) const {
+    const float* from = static_cast<const float*>(p.images) + std::int64_t{image} * kImage;
+    float largest = 0.0f;
+    for (int i = 4 * thread; i < kImage; i += 4 * R::kTeamThreads) {
+      const float4 v = load4(from + i);
+      largest = fmaxf(largest, fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w))));
+    }
+    largest = warp_max(largest);
+    float* all = reinterpret_cast<float*>(own + S::kLargest);
+    if (lane == 0) all[warp] = largest;
+    block_barrier();
+    largest = 0.0f;
+#pragma unroll
+    for (int w = 0; w < R::kWarps; ++w) largest = fmaxf(largest, all[w]);
+    const float first = storing_scale(largest);
+    if (thread == 0) set_scales<0>(largest, first);
+    for (int item = thread; item < kItems; item += R::kTeamThreads) {
+      float value[Net::kChannels][8];
+#pragma unroll
+      for (int c = 0; c < Net::kChannels; ++c) {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          const float4 v = load4(from + c * Net::kPixels + item * 8 + 4 * h);
+          value[c][4 * h + 0] = v.x * first;
+          value[c][4 * h + 1] = v.y * first;
+          value[c][4 * h + 2] = v.z * first;
+          value[c][4 * h + 3] = v.w * first;
+        }
+      }
+      store_pixels(item, value);
+    }
+  }
+
+  template <int I>
+  __device__ void set_scales(float largest, float stored) const {
+    largest =
+        Layer<I>::kActivation == Activation::tanh ? 1.0f : fmaf(largest, p.gain[I], p.bias[I]);
+    const float next = storing_scale(largest);
+    scales()[I] = Scale{p.unscale[I] / stored, next};
+    if constexpr (I + 1 < Net::kLayers) set_scales<I + 1>(largest, next);
+  }
+};
+
+}  // namespace cnn_engine::cuda::fused

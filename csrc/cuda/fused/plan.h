@@ -1,0 +1,67 @@
+// What fused.cu knows of a network that is compiled in: whether a description is it, and how to run
+// it.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "ops/fused_cuda.h"
+#include "runtime/check.h"
+
+namespace cnn_engine::cuda::fused {
+
+// Memory of the current device, freed with the object.
+class DeviceBuffer {
+ public:
+  DeviceBuffer() = default;
+  explicit DeviceBuffer(std::size_t bytes) {
+    if (bytes > 0) CUDA_CHECK(cudaMalloc(&data_, bytes));
+  }
+  DeviceBuffer(const void* from, std::size_t bytes) : DeviceBuffer(bytes) {
+    if (bytes > 0) CUDA_CHECK(cudaMemcpy(data_, from, bytes, cudaMemcpyHostToDevice));
+  }
+  DeviceBuffer(DeviceBuffer&& other) noexcept : data_(std::exchange(other.data_, nullptr)) {}
+  DeviceBuffer& operator=(DeviceBuffer&& other) noexcept {
+    std::swap(data_, other.data_);
+    return *this;
+  }
+  ~DeviceBuffer() {
+    if (data_ != nullptr) cudaFree(data_);  // a destructor reports nothing
+  }
+  template <typename T>
+  T* as() const {
+    return static_cast<T*>(data_);
+  }
+
+ private:
+  void* data_ = nullptr;
+};
+
+// A compiled-in network with its weights on a device.
+class Plan {
+ public:
+  virtual ~Plan() = default;
+  virtual void launch(const void* images, bool is_uint8, int n, float* output,
+                      Stream stream) const = 0;
+};
+
+struct Instantiation {
+  const char* name;
+  int image_elements;  // C * H * W
+  int outputs;         // that the kernel writes an image
+  // "" if the description starts with this network; else the first difference. `used` becomes the
+  // number of layers that the kernel runs.
+  std::string (*difference)(const NetworkDescription& description, std::size_t& used);
+  // Shared memory that a block needs at least.
+  int (*shared_bytes)(FusedDtype dtype);
+  std::unique_ptr<Plan> (*make)(const NetworkDescription& description, FusedDtype dtype,
+                                int device);
+};
+
+extern const Instantiation kCifar10;
+extern const Instantiation kEce408;
+
+}  // namespace cnn_engine::cuda::fused

@@ -1,0 +1,59 @@
+// fused on the CPU: a whole network, an image or a few at a time, with everything between the image and
+// its probabilities in the core's own caches (--variant fused).
+//
+//   output[n] = the description's layers, in order, over images[n]
+//
+// Layouts: images [N, C, H, W], uint8 (entering as x * scale + offset) or float32; output [N, outputs]
+// float32; both C-contiguous, images read in place.
+//
+// Square 5x5 and 3x3 convolutions of stride 1 run as Winograd's where that is fewer multiplications, all
+// others directly; activations and 2x2 pools are part of the convolution before them. Results are
+// bit-identical for any number of threads and any N, and differ between instruction sets.
+//
+// NaN and infinity: a float32 image that holds one is computed by the layered operators, with what their
+// contracts say. Numbers beyond about 1e30 may overflow earlier than they do there.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "ops/network.h"
+
+namespace cnn_engine::cpu {
+
+enum class FusedDtype { float32, bfloat16 };
+
+class FusedNetwork {
+ public:
+  // Copies and packs the weights for the instruction set that is selected now.
+  // Throws std::invalid_argument with why_not's reason.
+  FusedNetwork(const NetworkDescription& description, FusedDtype dtype);
+  ~FusedNetwork();
+  FusedNetwork(FusedNetwork&&) noexcept;
+  FusedNetwork& operator=(FusedNetwork&&) noexcept;
+  FusedNetwork(const FusedNetwork&) = delete;
+  FusedNetwork& operator=(const FusedNetwork&) = delete;
+
+  // Why this CPU, with the instruction set that is selected now, does not run the network, or "".
+  static std::string why_not(const NetworkDescription& description, FusedDtype dtype);
+
+  // May be called from several threads at once; one of them has the workers, the others run alone. No
+  // more threads work than this process has CPUs. Memory for a pass is kept for the next one.
+  void run(const void* images,  // [N, C, H, W] uint8 or float32
+           bool is_uint8, int n,
+           float* output,  // [N, outputs]
+           int threads) const;
+
+  int outputs() const;                  // values an image
+  const char* instruction_set() const;  // that the weights are packed for
+  double multiply_adds() const;         // an image, as the description says; fewer are done
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+// FLOP/s of fp32 multiply-adds (two each) on one core, measured by a loop that does nothing else.
+double measure_fma_peak(double seconds);
+
+}  // namespace cnn_engine::cpu

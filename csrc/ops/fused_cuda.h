@@ -1,0 +1,65 @@
+// fused: a whole network, or its convolutions, as one kernel: images in, probabilities out,
+// activations on the chip (--variant fused on CUDA).
+//
+//   output[n] = the description's layers, in order, over images[n]
+//
+// Layouts: images [N, C, H, W], uint8 (entering as x * scale + offset) or float32; output [N,
+// outputs], float32; all C-contiguous. Products run on tensor cores, sums are float32.
+//
+// float32: values are split into two float16 parts, 22 bits together: as close to float64 as
+// float32 arithmetic is. Powers of two keep them in float16's range, for activations up to 2^75
+// (past it, and for infinite input, NaN). float16, bfloat16: weights and activations are rounded to
+// the format; the fully connected end is float32.
+//
+// Which networks: those compiled in (csrc/cuda/fused/), each a chain of convolution (stride 1),
+// activation and 2x2 pooling; one that ends there may go on with linear, relu, tanh and softmax,
+// which the layered kernels then run on a part of the batch at a time. why_not says what does not
+// fit.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "ops/network.h"
+#include "runtime/stream.h"
+
+namespace cnn_engine::cuda {
+
+enum class FusedDtype { float32, float16, bfloat16 };
+
+class FusedNetwork {
+ public:
+  // Packs the weights and uploads them to the device. Throws std::invalid_argument with why_not's
+  // reason.
+  FusedNetwork(const NetworkDescription& description, FusedDtype dtype, int device);
+  ~FusedNetwork();
+  FusedNetwork(FusedNetwork&&) noexcept;
+  FusedNetwork& operator=(FusedNetwork&&) noexcept;
+  FusedNetwork(const FusedNetwork&) = delete;
+  FusedNetwork& operator=(const FusedNetwork&) = delete;
+
+  // Why the network cannot run as one kernel on the device, or "" if it can.
+  static std::string why_not(const NetworkDescription& description, FusedDtype dtype, int device);
+
+  // Only launches: no allocation and no wait, so it may be captured into a graph. Runs of one
+  // object share its workspace where the network goes on after the kernel: order them on one
+  // stream.
+  void run(const void* images,  // [N, C, H, W] uint8 or float32
+           bool is_uint8, int n,
+           float* output,  // [N, outputs]
+           Stream stream) const;
+
+  int outputs() const;                // values an image
+  const char* instantiation() const;  // the compiled-in network that runs it
+  bool whole() const;                 // whether the kernel runs all layers
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+// float32 multiply-adds a second, measured by a kernel that does nothing else: the ceiling of
+// arithmetic without tensor cores. On the current device; waits for it.
+double measure_fma_peak();
+
+}  // namespace cnn_engine::cuda

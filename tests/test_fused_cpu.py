@@ -1,0 +1,481 @@
+"""The fused CPU network against the float64 reference: every instruction set, layer form and thread count."""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+import tolerances
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cifar10.network import NETWORK as CIFAR10
+from cnn_engine import _cpu, reference, weights
+from cnn_engine.network import Conv2d, Linear, MaxPool2d, Network, Relu, Softmax, Tanh, pair
+from fashion_mnist.network import NETWORK as ECE408
+
+INSTRUCTION_SETS = _cpu.instruction_sets()
+NETWORKS = {network.name: network for network in (CIFAR10, ECE408)}
+GUARD = 64
+POISON = np.float32(-7.25e22)
+
+
+@pytest.fixture(params=INSTRUCTION_SETS)
+def instruction_set(request):
+    """Every instruction set of this CPU in turn."""
+    before = _cpu.selected_instruction_set()
+    _cpu.select_instruction_set(request.param)
+    yield request.param
+    _cpu.select_instruction_set(before)
+
+
+def description(network: Network, parameters: dict[str, np.ndarray], dtype: str = "float32") -> tuple:
+    """Returns the arguments of ``_cpu.FusedNetwork``; ``parameters`` must outlive the call."""
+    layers = []
+    for info in network.infos:
+        layer = info.layer
+        kernel = stride = padding = (0, 0)
+        out = 0
+        match layer:
+            case Conv2d():
+                kernel, stride = pair("kernel", layer.kernel), pair("stride", layer.stride)
+                padding, out = pair("padding", layer.padding), layer.out_channels
+            case MaxPool2d():
+                kernel, stride = pair("kernel", layer.kernel), layer.strides
+                padding = pair("padding", layer.padding)
+            case Linear():
+                out = layer.out_features
+        addresses = []
+        for name in (f"{layer.name}.weight", f"{layer.name}.bias"):
+            addresses.append(parameters[name].ctypes.data if name in parameters else 0)
+        layers.append((layer.kind, out, *kernel, *stride, *padding, *addresses))
+    return network.input_shape, network.scale, network.offset, layers, dtype
+
+
+def build(network: Network, parameters: dict[str, np.ndarray], dtype: str = "float32"):
+    return _cpu.FusedNetwork(*description(network, parameters, dtype))
+
+
+def run(fused, images: np.ndarray, threads: int = 1) -> np.ndarray:
+    """Runs ``images`` in place into a poisoned output between guard bands, and checks both."""
+    size = len(images) * fused.outputs
+    memory = np.full(size + 2 * GUARD, POISON)
+    before = images.copy()
+    fused.run(
+        images.ctypes.data, images.dtype == np.uint8, len(images), memory[GUARD:].ctypes.data, threads
+    )
+    assert (memory[:GUARD] == POISON).all(), "written before the output"
+    assert (memory[GUARD + size :] == POISON).all(), "written after the output"
+    assert not (memory[GUARD : GUARD + size] == POISON).any(), "output left unwritten"
+    np.testing.assert_array_equal(images, before)
+    return memory[GUARD : GUARD + size].reshape(len(images), fused.outputs).copy()
+
+
+def pixels(rng, n: int, network: Network) -> np.ndarray:
+    return rng.integers(0, 256, (n, *network.input_shape), dtype=np.uint8)
+
+
+def weights_of(network: Network, seed: int = 0) -> dict[str, np.ndarray]:
+    parameters = network.random_weights(seed)
+    if network.name == "ece408":  # raw pixels: keep the first tanh out of saturation, as training does
+        parameters["conv1.weight"] /= 256
+    return parameters
+
+
+def needs_bfloat16() -> None:
+    parameters = weights_of(CIFAR10)
+    if reason := _cpu.FusedNetwork.why_not(*description(CIFAR10, parameters, "bfloat16")):
+        pytest.skip(reason)
+
+
+# ---- the two networks ----
+
+
+@pytest.mark.parametrize("kind", ["uint8", "float32"])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_networks_against_reference(instruction_set, rng, name, kind):
+    network = NETWORKS[name]
+    parameters = weights_of(network)
+    images = pixels(rng, 33, network)
+    if kind == "float32":
+        images = reference.normalize(images, network.scale, network.offset).astype(np.float32)
+    found = run(build(network, parameters), images)
+    wanted = reference.forward(network, parameters, images)
+    tolerances.assert_close(found, wanted, tolerances.PROBABILITY, network=name, isa=instruction_set)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_bits_depend_on_neither_threads_nor_batch(instruction_set, rng, name):
+    network = NETWORKS[name]
+    parameters = weights_of(network)
+    images = pixels(rng, 33, network)
+    fused = build(network, parameters)
+    wanted = run(fused, images)
+    for threads in (1, 2, 3, 64):
+        for batch in (1, 2, 3, 7, 33):
+            np.testing.assert_array_equal(run(fused, images[:batch], threads), wanted[:batch])
+    np.testing.assert_array_equal(run(fused, images[32:], 2), wanted[32:])
+
+
+def test_no_images(rng):
+    fused = build(CIFAR10, weights_of(CIFAR10))
+    assert run(fused, pixels(rng, 0, CIFAR10), threads=2).shape == (0, 10)
+
+
+def test_weights_are_copied(rng):
+    parameters = weights_of(CIFAR10)
+    fused = build(CIFAR10, parameters)
+    images = pixels(rng, 2, CIFAR10)
+    wanted = run(fused, images)
+    for value in parameters.values():
+        value.fill(np.nan)
+    np.testing.assert_array_equal(run(fused, images), wanted)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_real_images(instruction_set, test_data, dtype):
+    """The thesis' weights on real images: its count of correct answers, and the project's tolerance."""
+    parameters = weights.read(test_data("convnetjs-cifar10"), CIFAR10)
+    records = np.fromfile(test_data("cifar-10-batches-bin/data_batch_1.bin"), np.uint8)
+    records = records.reshape(-1, 3073)
+    images = np.ascontiguousarray(records[:, 1:]).reshape(-1, 3, 32, 32)
+    if dtype == "bfloat16":
+        needs_bfloat16()
+    fused = build(CIFAR10, parameters, dtype)
+    wanted = reference.forward(CIFAR10, parameters, images)
+    for threads in (1, 2, 3):
+        found = run(fused, images, threads)
+        bound = tolerances.PROBABILITY if dtype == "float32" else BFLOAT16
+        tolerances.assert_close(found, wanted, bound, isa=instruction_set, dtype=dtype)
+        if dtype == "float32":
+            assert (found.argmax(axis=1) == records[:, 0]).sum() == 865
+
+
+# ---- any network ----
+
+
+@st.composite
+def networks(draw) -> Network:
+    """Chains of all layers: odd sizes, any stride and padding, activations and pools that may be missing."""
+    channels = draw(st.sampled_from([1, 2, 3, 4, 5, 8, 17]))
+    image = shape = (channels, draw(st.integers(1, 23)), draw(st.integers(1, 23)))
+    layers = []
+
+    def add(layer) -> None:
+        nonlocal shape
+        try:
+            shape = layer.output_shape(shape)
+        except ValueError:  # does not fit any more
+            return
+        layers.append(layer)
+
+    def activation() -> None:
+        kind = draw(st.sampled_from([None, Relu, Tanh]))
+        if kind:
+            add(kind(f"activation{len(layers)}"))
+
+    def pool() -> None:
+        kernel, stride = draw(st.sampled_from([(2, 2), (2, 2), (2, 1), (3, 2), (3, 3), (1, 2)]))
+        padding = draw(st.integers(0, kernel // 2))
+        add(MaxPool2d(f"pool{len(layers)}", kernel, stride, padding))
+
+    for _ in range(draw(st.integers(0, 3))):
+        if draw(st.booleans()):
+            size = draw(st.sampled_from([3, 5]))
+            kernel, stride = (size, size), 1
+        else:
+            kernel = (draw(st.integers(1, 7)), draw(st.integers(1, 7)))
+            stride = (draw(st.integers(1, 2)), draw(st.integers(1, 2)))
+        padding = (draw(st.integers(0, 3)), draw(st.integers(0, 3)))
+        out = draw(st.sampled_from([1, 3, 4, 6, 16, 20, 33]))
+        add(Conv2d(f"conv{len(layers)}", out, kernel, stride, padding, draw(st.booleans())))
+        activation()
+        if draw(st.booleans()):
+            pool()
+            activation()
+    for _ in range(draw(st.integers(0, 2))):
+        add(Linear(f"fc{len(layers)}", draw(st.integers(1, 40)), draw(st.booleans())))
+        activation()
+    layers.append(Softmax("softmax"))
+    return Network("random", image, tuple(layers), 1 / 128, -1.0)
+
+
+@settings(max_examples=150, deadline=None)
+@given(networks(), st.integers(0, 2**32 - 1), st.integers(1, 3), st.integers(1, 9), st.booleans())
+def test_random_networks(network, seed, threads, batch, is_uint8):
+    rng = np.random.default_rng(seed)
+    parameters = network.random_weights(seed)
+    images = pixels(rng, batch, network)
+    if not is_uint8:
+        images = reference.normalize(images, network.scale, network.offset).astype(np.float32)
+    wanted = reference.forward(network, parameters, images)
+    before = _cpu.selected_instruction_set()
+    try:
+        for name in INSTRUCTION_SETS:
+            _cpu.select_instruction_set(name)
+            found = run(build(network, parameters), images, threads)
+            tolerances.assert_close(
+                found, wanted, tolerances.PROBABILITY, network=network, isa=name, threads=threads
+            )
+    finally:
+        _cpu.select_instruction_set(before)
+
+
+#: Winograd's rounding against a plain sum's, from the size of its transforms; of the largest output, since
+#: a tile's outputs share their intermediate results.
+WINOGRAD = 8.0
+
+
+@pytest.mark.parametrize("pool", [False, True])
+@pytest.mark.parametrize("activation", [None, Relu, Tanh])
+@pytest.mark.parametrize(
+    "shape",
+    [  # channels, rows, columns, filters, kernel, padding
+        (3, 32, 32, 16, 5, 2), (16, 16, 16, 20, 5, 2), (20, 8, 8, 20, 5, 2), (1, 48, 48, 6, 5, 0),
+        (6, 22, 22, 16, 5, 0), (3, 29, 31, 7, 5, 1), (4, 9, 70, 33, 5, 3), (9, 13, 6, 24, 5, 2),
+        (3, 24, 24, 16, 3, 1), (1, 7, 9, 4, 3, 0), (24, 15, 15, 40, 3, 1), (5, 4, 4, 3, 3, 2),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_one_convolution(instruction_set, rng, shape, activation, pool):
+    """Values, not probabilities: a chain may end anywhere, and its output is flattened."""
+    channels, rows, columns, filters, kernel, padding = shape
+    layers = [Conv2d("conv", filters, kernel, padding=padding)]
+    layers += [activation("activation")] if activation else []
+    layers += [MaxPool2d("pool", 2)] if pool else []
+    network = Network("one", (channels, rows, columns), tuple(layers))
+    parameters = network.random_weights(1)
+    images = rng.standard_normal((3, *network.input_shape)).astype(np.float32)
+    found = run(build(network, parameters), images, threads=2)
+    wanted = reference.forward(network, parameters, images)
+    weight = np.abs(parameters["conv.weight"])
+    magnitude = reference.conv2d(np.abs(images), weight, np.abs(parameters["conv.bias"]), 1, padding)
+    terms = channels * kernel * kernel + 1
+    bound = WINOGRAD * tolerances.sum_of_products(terms, magnitude.max())
+    tolerances.assert_close(found, wanted, bound, shape=shape, isa=instruction_set)
+
+
+@pytest.mark.parametrize(
+    "layers",
+    [
+        (Linear("fc", 10), Softmax("softmax")),
+        (Softmax("softmax"),),
+        (Relu("relu"), Tanh("tanh"), MaxPool2d("pool", 3, 2, 1), Linear("fc", 5), Softmax("softmax")),
+        (Tanh("tanh"), Conv2d("conv", 8, 5, padding=2), Relu("relu"), Relu("again"), Linear("fc", 3),
+         Softmax("softmax"), Tanh("last")),
+        (Linear("fc1", 70), Linear("fc2", 9), Relu("relu"), Tanh("tanh"), Softmax("softmax")),
+    ],
+    ids=lambda layers: "-".join(layer.name for layer in layers),
+)  # fmt: skip
+def test_chains_without_the_usual_layers(instruction_set, rng, layers):
+    network = Network("chain", (3, 11, 9), layers, 1 / 255, -0.5)
+    parameters = network.random_weights(2)
+    images = pixels(rng, 11, network)
+    found = run(build(network, parameters), images, threads=2)
+    wanted = reference.forward(network, parameters, images)
+    tolerances.assert_close(found, wanted, tolerances.PROBABILITY, isa=instruction_set)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_nan_and_infinity_are_as_in_the_layered_operators(instruction_set, rng, value):
+    parameters = weights_of(CIFAR10)
+    images = rng.standard_normal((9, 3, 32, 32)).astype(np.float32)
+    fused = build(CIFAR10, parameters)
+    before = run(fused, images)
+    images[4, 1, 7, 30] = value
+    with np.errstate(invalid="ignore"):
+        wanted = reference.forward(CIFAR10, parameters, images)
+    for threads in (1, 2, 3):
+        found = run(fused, images, threads)
+        tolerances.assert_close(found, wanted, tolerances.PROBABILITY, value=value)
+        clean = np.arange(9) != 4
+        np.testing.assert_array_equal(found[clean], before[clean])
+        np.testing.assert_array_equal(run(fused, images[4:5], threads), found[4:5])
+
+
+def test_large_and_small_activations(instruction_set):
+    """exp and tanh over their whole range, at the ends of it too."""
+    values = np.concatenate([np.linspace(-100, 100, 4001), np.geomspace(1e-30, 1, 95)])
+    images = values.astype(np.float32).reshape(-1, 64, 1, 1)
+    tanh = Network("tanh", (64, 1, 1), (Tanh("tanh"),))
+    found = run(build(tanh, {}), images)
+    wanted = np.tanh(images.reshape(-1, 64).astype(np.float64))
+    bound = tolerances.FUNCTION_ULPS * tolerances.EPS * np.abs(wanted) + np.finfo(np.float32).tiny
+    tolerances.assert_close(found, wanted, bound)
+    softmax = Network("softmax", (64, 1, 1), (Softmax("softmax"),))
+    found = run(build(softmax, {}), images)
+    rows = images.reshape(-1, 64)
+    tolerances.assert_close(found, reference.softmax(rows), tolerances.softmax(rows))
+
+
+# ---- bfloat16 ----
+
+#: Probabilities with weights and activations of 8 significant bits: the project's own limit.
+BFLOAT16 = 2e-2
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_bfloat16(rng, name):
+    needs_bfloat16()
+    network = NETWORKS[name]
+    parameters = weights_of(network)
+    images = pixels(rng, 33, network)
+    fused = build(network, parameters, "bfloat16")
+    wanted = run(fused, images)
+    tolerances.assert_close(wanted, reference.forward(network, parameters, images), BFLOAT16)
+    for threads in (1, 2, 3):
+        for batch in (1, 2, 3, 7, 33):
+            np.testing.assert_array_equal(run(fused, images[:batch], threads), wanted[:batch])
+
+
+def rounded(values: np.ndarray) -> np.ndarray:
+    """Returns ``values`` rounded to bfloat16, to the nearest, ties to even."""
+    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & np.uint32(0xFFFF0000)
+    return bits.view(np.float32)
+
+
+@pytest.mark.parametrize("filters", [1, 20, 48, 64])
+@pytest.mark.parametrize("channels", [1, 3, 4, 17])
+@pytest.mark.parametrize(("kernel", "stride", "padding"), [(1, 1, 0), (2, 2, 1), (7, 2, 3), ((3, 2), (1, 2), 1)])
+def test_bfloat16_products_are_summed_in_float32(rng, filters, channels, kernel, stride, padding):
+    """Against float64 with rounded factors, nothing but the rounding of float32 sums is left."""
+    needs_bfloat16()
+    network = Network("one", (channels, 13, 10), (Conv2d("conv", filters, kernel, stride, padding),))
+    parameters = network.random_weights(3)
+    images = rng.standard_normal((2, *network.input_shape)).astype(np.float32)
+    weight, bias = rounded(parameters["conv.weight"]), parameters["conv.bias"]
+    wanted = reference.conv2d(rounded(images), weight, bias, stride, padding)
+    magnitude = reference.conv2d(np.abs(rounded(images)), np.abs(weight), np.abs(bias), stride, padding)
+    bound = tolerances.sum_of_products(math.prod(weight.shape[1:]) + 1, magnitude)
+    found = run(build(network, parameters, "bfloat16"), images, threads=2)
+    tolerances.assert_close(found, wanted.reshape(2, -1), bound.reshape(2, -1))
+
+
+@pytest.mark.skipif(len(INSTRUCTION_SETS) < 2, reason="this CPU has one instruction set")
+def test_bfloat16_is_refused_without_its_instructions():
+    before = _cpu.selected_instruction_set()
+    _cpu.select_instruction_set(INSTRUCTION_SETS[0])
+    try:
+        parameters = weights_of(CIFAR10)
+        arguments = description(CIFAR10, parameters, "bfloat16")
+        reason = _cpu.FusedNetwork.why_not(*arguments)
+        assert reason.startswith("bfloat16: expected ")
+        with pytest.raises(ValueError, match="bfloat16: expected .*, found"):
+            _cpu.FusedNetwork(*arguments)
+    finally:
+        _cpu.select_instruction_set(before)
+
+
+# ---- what it refuses ----
+
+
+@pytest.mark.parametrize(
+    ("layers", "reason"),
+    [
+        ([], "layers: expected at least one, found none"),
+        ([("linear", 4, 0, 0, 1, 1, 0, 0, 0, 0)], "layer 1 (linear): weight: expected its address"),
+        ([("max_pool2d", 0, 2, 2, 0, 1, 0, 0, 0, 0)], "layer 1 (max_pool2d): stride height: expected 1"),
+        ([("conv2d", 4, 9, 9, 1, 1, 0, 0, 0, 0)], "layer 1 (conv2d): padded height less the kernel"),
+        ([("softmax", 0, 0, 0, 1, 1, 0, 0, 0, 0), ("max_pool2d", 0, 1, 1, 1, 1, 0, 0, 0, 0)],
+         "layer 2 (max_pool2d): expected an input of channels, rows and columns, found 192 features"),
+    ],
+    ids=["none", "null weight", "stride", "kernel", "after softmax"],
+)  # fmt: skip
+def test_why_not(layers, reason):
+    arguments = ((3, 8, 8), 1.0, 0.0, layers, "float32")
+    assert _cpu.FusedNetwork.why_not(*arguments).startswith(reason)
+    with pytest.raises(ValueError) as caught:  # noqa: PT011
+        _cpu.FusedNetwork(*arguments)
+    assert str(caught.value).startswith(reason)
+
+
+def test_weights_that_are_not_finite_are_refused():
+    parameters = weights_of(CIFAR10)
+    parameters["conv2.weight"][3, 1, 2, 0] = np.inf
+    place = np.ravel_multi_index((3, 1, 2, 0), parameters["conv2.weight"].shape)
+    reason = _cpu.FusedNetwork.why_not(*description(CIFAR10, parameters))
+    assert reason == f"layer 4 (conv2d): weight: expected finite numbers, found inf at {place}"
+
+
+def test_unknown_names_are_refused():
+    with pytest.raises(ValueError, match="kind: expected conv2d, .* found 'elu'"):
+        _cpu.FusedNetwork((1, 1, 1), 1.0, 0.0, [("elu", 0, 0, 0, 1, 1, 0, 0, 0, 0)], "float32")
+    with pytest.raises(ValueError, match="dtype: expected float32 or bfloat16, found 'int8'"):
+        _cpu.FusedNetwork((1, 1, 1), 1.0, 0.0, [("relu", 0, 0, 0, 1, 1, 0, 0, 0, 0)], "int8")
+
+
+# ---- instruction sets and threads ----
+
+SHOW = "from cnn_engine import _cpu; print(_cpu.selected_instruction_set())"
+
+
+def show(name: str) -> subprocess.CompletedProcess:
+    environment = {**os.environ, "CNN_ENGINE_CPU_ISA": name}
+    return subprocess.run([sys.executable, "-c", SHOW], env=environment, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("name", INSTRUCTION_SETS)
+def test_environment_forces_an_instruction_set(name):
+    assert show(name).stdout.strip() == name
+
+
+@pytest.mark.parametrize("name", ["", "avx1024"])
+def test_environment_with_an_unknown_instruction_set(name):
+    result = show(name)
+    assert result.returncode != 0
+    known = ", ".join(INSTRUCTION_SETS)
+    message = f"CNN_ENGINE_CPU_ISA: expected one that this CPU has ({known}), found '{name}'"
+    assert message in result.stderr
+
+
+def test_weights_stay_packed_for_the_set_that_was_selected(instruction_set, rng):
+    parameters = weights_of(CIFAR10)
+    images = pixels(rng, 2, CIFAR10)
+    fused = build(CIFAR10, parameters)
+    wanted = run(fused, images)
+    for name in INSTRUCTION_SETS:
+        _cpu.select_instruction_set(name)
+        assert fused.instruction_set == instruction_set
+        np.testing.assert_array_equal(run(fused, images), wanted)
+
+
+def test_several_callers_at_once(rng):
+    fused = build(CIFAR10, weights_of(CIFAR10))
+    images = pixels(rng, 9, CIFAR10)
+    wanted = run(fused, images)
+    failures = []
+
+    def call() -> None:
+        for batch in (1, 9, 3) * 20:
+            if not (run(fused, images[:batch], threads=2) == wanted[:batch]).all():
+                failures.append(batch)
+
+    callers = [threading.Thread(target=call) for _ in range(4)]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
+    assert not failures
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_a_forked_child_has_its_own_threads(rng):
+    fused = build(CIFAR10, weights_of(CIFAR10))
+    images = pixels(rng, 3, CIFAR10)
+    wanted = run(fused, images, threads=2)
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if (run(fused, images, threads=2) == wanted).all() else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    np.testing.assert_array_equal(run(fused, images, threads=2), wanted)
+
+
+def test_fma_peak_is_plausible():
+    assert 1e8 < _cpu.measure_fma_peak(0.01) < 1e12

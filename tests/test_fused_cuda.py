@@ -1,0 +1,311 @@
+"""The fused CUDA kernels against the float64 reference, at sizes that fit no tile, and what they refuse."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tolerances
+
+from cnn_engine import cuda_module, reference
+from cnn_engine.network import Conv2d, Linear, MaxPool2d, Network, Relu, Softmax, Tanh
+
+pytestmark = pytest.mark.gpu
+
+CIFAR10 = Network(
+    name="cifar10",
+    input_shape=(3, 32, 32),
+    layers=(
+        Conv2d("conv1", out_channels=16, kernel=5, padding=2), Relu("relu1"), MaxPool2d("pool1", 2),
+        Conv2d("conv2", out_channels=20, kernel=5, padding=2), Relu("relu2"), MaxPool2d("pool2", 2),
+        Conv2d("conv3", out_channels=20, kernel=5, padding=2), Relu("relu3"), MaxPool2d("pool3", 2),
+        Linear("fc", out_features=10), Softmax("softmax"),
+    ),
+    scale=1 / 255,
+    offset=-0.5,
+)  # fmt: skip
+ECE408 = Network(
+    name="ece408",
+    input_shape=(1, 48, 48),
+    layers=(
+        Conv2d("conv1", out_channels=6, kernel=5, bias=False), Tanh("tanh1"), MaxPool2d("pool1", 2),
+        Conv2d("conv2", out_channels=16, kernel=5, bias=False),
+        Linear("fc1", out_features=140), Tanh("tanh2"), Linear("fc2", out_features=10),
+        Softmax("softmax"),
+    ),
+    scale=1.0,
+    offset=0.0,
+)  # fmt: skip
+NETWORKS = {"cifar10": CIFAR10, "ece408": ECE408}
+
+#: One image; less than a tile; around a warp and a multiprocessor's share; every route of the kernels
+#: (a cluster an image, a block an image, many images a block).
+BATCHES = [1, 2, 3, 16, 17, 31, 33, 127, 133, 1001]
+
+#: Roundings of 11 and 8 bits through three layers, on probabilities: 40 units of either format.
+ERROR = {
+    "float32": tolerances.PROBABILITY,
+    "float16": 40 * 2.0**-11,
+    "bfloat16": 40 * 2.0**-8,
+}
+
+
+def described(network: Network, weights: dict[str, np.ndarray]) -> list[tuple]:
+    """Returns the layers as ``_cuda.FusedNetwork`` takes them; ``weights`` must outlive its constructor."""
+    rows = []
+    for layer in network.layers:
+        kernel, stride, padding = (0, 0), (1, 1), (0, 0)
+        if isinstance(layer, Conv2d):
+            kernel, stride, padding = (layer.kernel,) * 2, (layer.stride,) * 2, (layer.padding,) * 2
+        elif isinstance(layer, MaxPool2d):
+            kernel, stride = (layer.kernel,) * 2, (layer.kernel,) * 2
+        channels = getattr(layer, "out_channels", getattr(layer, "out_features", 0))
+        address = [
+            weights[f"{layer.name}.{part}"].ctypes.data if f"{layer.name}.{part}" in weights else 0
+            for part in ("weight", "bias")
+        ]
+        rows.append((layer.kind, channels, *kernel, *stride, *padding, *address))
+    return rows
+
+
+def fused(network: Network, weights: dict[str, np.ndarray], dtype: str):
+    return cuda_module.load().FusedNetwork(
+        network.input_shape, network.scale, network.offset, described(network, weights), dtype
+    )
+
+
+def random_weights(network: Network, rng: np.random.Generator) -> dict[str, np.ndarray]:
+    """Weights that keep activations near 1, so that probabilities are neither alike nor all 0 and 1."""
+    weights = {}
+    for name, shape in network.parameters.items():
+        if name.endswith("weight"):
+            value = rng.standard_normal(shape) * 1.5 / np.sqrt(np.prod(shape[1:]))
+            if network.scale == 1 and name == "conv1.weight":
+                value /= 100  # it reads 0 to 255
+        else:
+            value = rng.standard_normal(shape) * 0.3
+        weights[name] = np.ascontiguousarray(value, np.float32)
+    return weights
+
+
+def run(device, kernels, images: np.ndarray, misaligned: int = 0):
+    """Runs ``kernels`` into poisoned memory between guards; ``misaligned`` elements into an allocation."""
+    import cupy
+
+    memory_in = cupy.empty(images.size + misaligned, images.dtype)
+    memory_in[misaligned:] = cupy.asarray(images.ravel())
+    out, memory = device.guarded((len(images), kernels.outputs))
+    stream = cupy.cuda.get_current_stream()
+    kernels.run(
+        memory_in.data.ptr + misaligned * images.itemsize, images.dtype == np.uint8, len(images),
+        out.data.ptr, stream.ptr,
+    )  # fmt: skip
+    stream.synchronize()
+    if len(images):
+        device.check_guards(memory)
+    return device.get(out)
+
+
+@pytest.fixture
+def gpu():
+    from conftest import Device
+
+    return Device("cuda")
+
+
+def check(found: np.ndarray, wanted: np.ndarray, dtype: str, **parameters) -> None:
+    tolerances.assert_close(found, wanted, ERROR[dtype], dtype=dtype, **parameters)
+    best = found.argmax(axis=1)
+    rows = np.arange(len(wanted))
+    near = wanted.max(axis=1) - wanted[rows, best] <= 2 * ERROR[dtype]
+    assert near.all(), f"another class: images {np.flatnonzero(~near)}; {dtype}, {parameters}"
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize("dtype", list(ERROR))
+@pytest.mark.parametrize("name", list(NETWORKS))
+def test_against_reference(gpu, rng, name, dtype, batch):
+    network = NETWORKS[name]
+    weights = random_weights(network, rng)
+    images = rng.integers(0, 256, (batch, *network.input_shape), np.uint8)
+    kernels = fused(network, weights, dtype)
+    assert kernels.instantiation == name
+    wanted = reference.forward(network, weights, images)
+    check(run(gpu, kernels, images), wanted, dtype, batch=batch, input="uint8")
+    floats = (images * np.float32(network.scale) + np.float32(network.offset)).astype(np.float32)
+    check(run(gpu, kernels, floats), wanted, dtype, batch=batch, input="float32")
+
+
+def test_real_images_and_weights(gpu, test_data):
+    """The published weights: 865 of the 1,102 images, as float64 arithmetic has it."""
+    from cnn_engine.weights import convnetjs
+
+    records = np.fromfile(test_data("cifar-10-batches-bin/data_batch_1.bin"), np.uint8).reshape(
+        -1, 3073
+    )
+    images = np.ascontiguousarray(records[:, 1:]).reshape(-1, 3, 32, 32)
+    weights = convnetjs.read(test_data("convnetjs-cifar10"), CIFAR10)
+    weights = {name: np.ascontiguousarray(value, np.float32) for name, value in weights.items()}
+    wanted = reference.forward(CIFAR10, weights, images)
+    for dtype in ERROR:
+        found = run(gpu, fused(CIFAR10, weights, dtype), images)
+        check(found, wanted, dtype, images="data_batch_1")
+        agreement = (found.argmax(1) == wanted.argmax(1)).mean()
+        assert agreement >= 0.995, f"{dtype}: agreement {agreement}"
+        if dtype == "float32":
+            assert (found.argmax(1) == records[:, 0]).sum() == 865
+
+
+@pytest.mark.parametrize("dtype", list(ERROR))
+def test_misaligned_images(gpu, rng, dtype):
+    weights = random_weights(CIFAR10, rng)
+    kernels = fused(CIFAR10, weights, dtype)
+    for batch in (2, 40, 200):
+        images = rng.integers(0, 256, (batch, 3, 32, 32), np.uint8)
+        wanted = reference.forward(CIFAR10, weights, images)
+        check(run(gpu, kernels, images, misaligned=3), wanted, dtype, batch=batch)
+        floats = (images * np.float32(1 / 255) - np.float32(0.5)).astype(np.float32)
+        check(run(gpu, kernels, floats, misaligned=1), wanted, dtype, batch=batch)
+
+
+@pytest.mark.parametrize("magnitude", [1e-20, 1e-4, 1.0, 1e4, 1e20])
+def test_float32_of_any_magnitude(gpu, rng, magnitude):
+    """The 16-bit parts are scaled to each image's own range."""
+    weights = random_weights(CIFAR10, rng)
+    images = (rng.standard_normal((50, 3, 32, 32)) * magnitude).astype(np.float32)
+    images[0] = 0
+    weights["conv1.weight"] = (weights["conv1.weight"] / magnitude).astype(np.float32)
+    wanted = reference.forward(CIFAR10, weights, images)
+    check(
+        run(gpu, fused(CIFAR10, weights, "float32"), images), wanted, "float32", magnitude=magnitude
+    )
+
+
+@pytest.mark.parametrize(
+    ("scale", "offset"), [(1 / 255, 0.0), (0.0171, -1.237), (1e-3, 0.3), (-1 / 128, 1.0)]
+)
+def test_normalisations(gpu, rng, scale, offset):
+    """Those whose pixels fit 16 bits exactly, and those that take two parts."""
+    network = Network("cifar10", CIFAR10.input_shape, CIFAR10.layers, scale=scale, offset=offset)
+    weights = random_weights(network, rng)
+    for batch in (5, 150):
+        images = rng.integers(0, 256, (batch, 3, 32, 32), np.uint8)
+        wanted = reference.forward(network, weights, images)
+        check(run(gpu, fused(network, weights, "float32"), images), wanted, "float32", scale=scale)
+
+
+def test_not_a_number(gpu, rng):
+    """An image with a NaN gives NaN, and its neighbours do not notice."""
+    weights = random_weights(CIFAR10, rng)
+    for batch in (3, 40, 300):
+        images = rng.standard_normal((batch, 3, 32, 32)).astype(np.float32)
+        images[1, 2, 15, 15] = np.nan
+        for dtype in ERROR:
+            found = run(gpu, fused(CIFAR10, weights, dtype), images)
+            assert np.isnan(found[1]).all(), dtype
+            assert not np.isnan(np.delete(found, 1, axis=0)).any(), dtype
+
+
+def test_zero_weights_and_zero_images(gpu):
+    weights = {name: np.zeros(shape, np.float32) for name, shape in CIFAR10.parameters.items()}
+    for dtype in ERROR:
+        found = run(gpu, fused(CIFAR10, weights, dtype), np.zeros((4, 3, 32, 32), np.float32))
+        np.testing.assert_allclose(found, 0.1, rtol=1e-6)
+
+
+def test_empty_batch_and_graph(gpu, rng):
+    import cupy
+
+    weights = random_weights(CIFAR10, rng)
+    kernels = fused(CIFAR10, weights, "float32")
+    assert run(gpu, kernels, np.zeros((0, 3, 32, 32), np.uint8)).shape == (0, 10)
+    images = rng.integers(0, 256, (3, 3, 32, 32), np.uint8)
+    on_device, out = cupy.asarray(images), cupy.full((3, 10), -1, np.float32)
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        stream.begin_capture()
+        kernels.run(on_device.data.ptr, True, 3, out.data.ptr, stream.ptr)
+        graph = stream.end_capture()
+        graph.launch(stream)
+    stream.synchronize()
+    check(cupy.asnumpy(out), reference.forward(CIFAR10, weights, images), "float32", graph=True)
+
+
+def test_convolutions_alone(gpu, rng):
+    """A description that ends after the convolutions gives their output."""
+    network = Network("part", ECE408.input_shape, ECE408.layers[:4], scale=1.0, offset=0.0)
+    weights = random_weights(ECE408, rng)
+    images = rng.integers(0, 256, (37, 1, 48, 48), np.uint8)
+    x = np.asarray(images, np.float64)
+    x = reference.max_pool2d(reference.tanh(reference.conv2d(x, weights["conv1.weight"])), 2)
+    wanted = reference.conv2d(x, weights["conv2.weight"]).reshape(37, -1)
+    kernels = fused(network, weights, "float32")
+    assert kernels.whole
+    assert kernels.outputs == 5184
+    found = run(gpu, kernels, images)
+    tolerances.assert_close(found, wanted, 1e-5 * np.abs(wanted).max(), part="ece408")
+
+
+def test_says_why_not(gpu):
+    module = cuda_module.load()
+
+    def why_not(layers, dtype="float32"):
+        return module.FusedNetwork.why_not((3, 32, 32), 1.0, 0.0, layers, dtype)
+
+    layers = described(CIFAR10, {})
+    assert why_not(layers) == ""
+    wrong = [*layers[:3], ("conv", 24, 5, 5, 1, 1, 2, 2, 0, 0), *layers[4:]]
+    assert "not cifar10: layer 4: expected conv2d to 20" in why_not(wrong)
+    assert "found conv2d to 24" in why_not(wrong)
+    assert "not ece408: input: expected 1x48x48, found 3x32x32" in why_not(wrong)
+    longer = [*layers, ("relu", 0, 0, 0, 1, 1, 0, 0, 0, 0)]
+    assert "expected no more layers" in why_not(longer, "float16")
+    assert "found the network's end" in why_not(layers[:5])
+    with pytest.raises(ValueError, match="not cifar10: layer 4"):
+        module.FusedNetwork((3, 32, 32), 1.0, 0.0, wrong, "float32")
+    with pytest.raises(ValueError, match="expected float32, float16 or bfloat16, found 'tf32'"):
+        why_not(layers, "tf32")
+    with pytest.raises(ValueError, match="layer 1: expected weights, found none"):
+        module.FusedNetwork((3, 32, 32), 1.0, 0.0, layers, "float32")
+
+
+STEPS = [
+    (2, 3, 32, 32, 16, 5, 5, 1, 2), (5, 16, 16, 16, 20, 5, 5, 1, 2), (7, 20, 8, 8, 20, 5, 5, 1, 2),
+    (2, 1, 48, 48, 6, 5, 5, 1, 0), (1, 5, 13, 11, 3, 3, 3, 1, 1), (2, 2, 9, 9, 33, 7, 7, 1, 3),
+    (3, 4, 17, 9, 5, 2, 4, (2, 3), (1, 1)), (2, 70, 6, 6, 70, 1, 1, 1, 0),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("relu", [False, True])
+@pytest.mark.parametrize("pool", [False, True])
+@pytest.mark.parametrize("shape", STEPS, ids=str)
+def test_conv2d_step(gpu, rng, shape, pool, relu):
+    """conv2d, relu and pooling as one kernel, against the three operators."""
+    from cnn_engine import _cpu
+
+    n, c, h, w, k, r, s, stride, padding = shape
+    strides = stride if isinstance(stride, tuple) else (stride, stride)
+    paddings = padding if isinstance(padding, tuple) else (padding, padding)
+    x = rng.standard_normal((n, c, h, w)).astype(np.float32)
+    weight = rng.standard_normal((k, c, r, s)).astype(np.float32)
+    bias = rng.standard_normal(k).astype(np.float32)
+    wanted = reference.conv2d(x, weight, bias, stride, padding)
+    bound = tolerances.sum_of_products(
+        c * r * s + 1, reference.conv2d(np.abs(x), np.abs(weight), np.abs(bias), stride, padding)
+    )
+    if relu:
+        wanted = reference.relu(wanted)
+    if pool:
+        wanted, bound = (reference.max_pool2d(array, 2) for array in (wanted, bound))
+    out, memory = gpu.guarded(wanted.shape)
+    arrays = [gpu.put(array) for array in (x, weight, bias)]
+    operator = _cpu.Conv2dShape(n, c, h, w, k, r, s, *strides, *paddings)
+    cuda_module.load().conv2d_step(
+        *(array.data.ptr for array in arrays), out.data.ptr, operator, relu, pool, 0
+    )
+    gpu.check_guards(memory)
+    tolerances.assert_close(gpu.get(out), wanted, bound, shape=shape, relu=relu, pool=pool)
+
+
+def test_fma_peak():
+    """More multiply-adds than any GPU of the list could hide, fewer than any could do."""
+    assert 1e12 < cuda_module.load().measure_fma_peak() < 1e15
