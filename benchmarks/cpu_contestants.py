@@ -161,7 +161,9 @@ def to_onnx(network: Network, weights: dict[str, np.ndarray], batch: int):
             nodes.append(helper.make_node("Gemm", inputs, [to], transB=1))
         else:
             kind = {Relu: "Relu", Tanh: "Tanh", Softmax: "Softmax"}[type(layer)]
-            nodes.append(helper.make_node(kind, [at], [to], **({"axis": 1} if kind == "Softmax" else {})))
+            nodes.append(
+                helper.make_node(kind, [at], [to], **({"axis": 1} if kind == "Softmax" else {}))
+            )
         at = to
     tensor = TensorProto.FLOAT
     graph = helper.make_graph(

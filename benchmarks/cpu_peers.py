@@ -75,8 +75,12 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--data", default="synthetic", help="synthetic (default), auto or a path")
     p.add_argument("--batch", type=_counts, default=(1, 5, 20, 32, 256, 1024))
     p.add_argument("--threads", type=_counts, default=(1, 2))
-    p.add_argument("--repeats", type=cli.whole_number(1, 1_000), default=9, help="samples (default: 9)")
-    p.add_argument("--only", help="contestants whose names hold one of these words, with commas between")
+    p.add_argument(
+        "--repeats", type=cli.whole_number(1, 1_000), default=9, help="samples (default: 9)"
+    )
+    p.add_argument(
+        "--only", help="contestants whose names hold one of these words, with commas between"
+    )
     p.add_argument("--output", type=Path, help="a folder for cpu_peers.json and cpu_peers.md")
     return p
 
@@ -130,7 +134,9 @@ def sample(contestant: Contestant, passes: int) -> float:
     return (time.perf_counter() - start) / passes
 
 
-def compete(task: Task, repeats: int, only: str | None, missing: dict[str, str]) -> tuple[list[Row], float]:
+def compete(
+    task: Task, repeats: int, only: str | None, missing: dict[str, str]
+) -> tuple[list[Row], float]:
     """Checks the contestants, then times them in turns; returns also the FMA peak of one core."""
     from cnn_engine import _cpu
 
@@ -210,7 +216,9 @@ def markdown(document: dict) -> str:
                 low, high = batch / r["highest_s"], batch / r["lowest_s"]
                 name = f"**{r['name']}**" if r["ours"] else r["name"]
                 share = "" if r["share_of_peak"] is None else f"{r['share_of_peak']:.0%}"
-                ratio = f"{r['ratio_to_best_peer']:.2f} ({r['best_peer']})" if r["best_peer"] else ""
+                ratio = (
+                    f"{r['ratio_to_best_peer']:.2f} ({r['best_peer']})" if r["best_peer"] else ""
+                )
                 lines.append(
                     f"| {name} | {r['dtype']} | {r['images_per_s']:,.0f} | {low:,.0f} to {high:,.0f} "
                     f"| {r['max_abs_diff']:.1e} | {share} | {ratio} |"
@@ -239,9 +247,13 @@ def main(arguments: list[str] | None = None) -> int:
     else:
         path = chosen.default_weights if options.weights == "default" else options.weights
         if path is None:
-            raise InputError(f"--weights: expected random or a path: {network.name} comes without weights")
+            raise InputError(
+                f"--weights: expected random or a path: {network.name} comes without weights"
+            )
         weights = weight_files.read(path, network)
-    images = chosen.load_data(options.data, None if options.data != "synthetic" else max(options.batch))
+    images = chosen.load_data(
+        options.data, None if options.data != "synthetic" else max(options.batch)
+    )
     records = np.ascontiguousarray(images.images)
     document = {
         "schema": 1,

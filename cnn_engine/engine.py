@@ -97,6 +97,7 @@ class Engine:
         self.choice = variants.choose(
             self.device.kind, variant, reduction, dtype, data_mode,
             lambda: fused.why_not(self.network, self.weights, self.device, dtype),
+            times_layers=self.workload is not None and self.workload.times_layers,
         )  # fmt: skip
         # Chunks on several streams are each computed as resident data is.
         mode = "resident" if data_mode == "stream" else data_mode
@@ -195,7 +196,9 @@ class Engine:
         if key not in self._chunks:
             generator = np.random.default_rng(0)
             images = self.empty_images(batch, np.uint8 if pixels else np.float32)
-            images.reshape(-1).view(np.uint8)[:] = generator.integers(0, 128, images.nbytes, np.uint8)
+            images.reshape(-1).view(np.uint8)[:] = generator.integers(
+                0, 128, images.nbytes, np.uint8
+            )
             probabilities = self.empty_probabilities(batch)
             addresses = [a.__array_interface__["data"][0] for a in (images, probabilities)]
             times = {}
@@ -257,8 +260,10 @@ class Engine:
         count = found.shape[0]
         if found.device != arrays.CPU:
             return self._predict_on_device(found, _check_batch(batch, count) or count)
-        probabilities = self.empty_probabilities(count) if self.data_mode == "stream" else (
-            np.empty((count, self.network.classes), np.float32)
+        probabilities = (
+            self.empty_probabilities(count)
+            if self.data_mode == "stream"
+            else (np.empty((count, self.network.classes), np.float32))
         )
         size = _check_batch(batch, count) or min(DEFAULT_BATCH, max(count, 1))
         for plan, _ in timing.batches(self, found.array, probabilities, size):
@@ -266,7 +271,10 @@ class Engine:
         return probabilities
 
     def _predict_on_device(self, images: arrays.View, batch: int) -> Any:
-        if self.data_mode not in ("resident", "stream") or self.device.name != f"cuda:{images.device}":
+        if (
+            self.data_mode not in ("resident", "stream")
+            or self.device.name != f"cuda:{images.device}"
+        ):
             raise UnsupportedError(
                 f"images: expected a NumPy array for the device {self.device.name} in the data mode "
                 f"{self.data_mode}, found an array on cuda:{images.device}"

@@ -54,9 +54,7 @@ def why_not(
         return str(error)
 
 
-def create(
-    network: Network, weights: Mapping[str, np.ndarray], device: Any, dtype: str
-) -> Any:
+def create(network: Network, weights: Mapping[str, np.ndarray], device: Any, dtype: str) -> Any:
     """Returns a ``FusedNetwork`` with its weights packed on ``device``; they are copied."""
     arguments = _arguments(network, weights)
     if device.kind == "cuda":

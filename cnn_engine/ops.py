@@ -95,7 +95,9 @@ def conv2d(
         shape = _shape("conv2d", _cpu.Conv2dShape, *size, *strides, 0, 0)
     if variant == "tiled" and (x.device == CPU or reduction):
         where = "the CPU" if x.device == CPU else "CUDA with reduction"
-        raise UnsupportedError(f"conv2d: variant tiled: expected CUDA without reduction, found {where}")
+        raise UnsupportedError(
+            f"conv2d: variant tiled: expected CUDA without reduction, found {where}"
+        )
     _refuse_overlap("conv2d", y, x, w, b)
     _call(
         "conv2d", (x, w, b, y), (shape, CONV2D_VARIANTS[variant], bool(reduction)), threads, stream

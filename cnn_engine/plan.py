@@ -77,7 +77,10 @@ class Plan:
 
     def __post_init__(self) -> None:
         self._calls = [(step.function, step.args) for step in self.steps]
-        self._slots: dict[str, list[tuple[list[Any], int, int]]] = {"images": [], "probabilities": []}
+        self._slots: dict[str, list[tuple[list[Any], int, int]]] = {
+            "images": [],
+            "probabilities": [],
+        }
         for step in self.steps:
             for index, argument in enumerate(step.args):
                 if isinstance(argument, Slot):

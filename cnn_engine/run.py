@@ -66,7 +66,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument(
         "--weights",
         default="default",
-        help="default: the network's own; random; a .safetensors file or a ConvNetJS folder",
+        help="default: the network's own; random; a .safetensors file, a ConvNetJS folder or an MXNet .params",
     )
     p.add_argument("--threads", type=count(1, threads.MOST), help="of CPU work (default: all CPUs)")
     p.add_argument(

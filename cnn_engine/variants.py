@@ -97,12 +97,14 @@ def choose(
     dtype: str,
     data_mode: str,
     why_not_fused: Callable[[], str | None],
+    times_layers: bool = False,
 ) -> Choice:
     """Returns what runs for ``--variant``, ``--reduction`` (None: not said), ``--dtype``, ``--data-mode``.
 
     Args:
         device: its kind, ``cpu`` or ``cuda``.
         why_not_fused: asked at most once: why the network cannot run as one kernel, or None.
+        times_layers: whether ``auto`` is to keep layers apart, as the report needs their times.
 
     Raises:
         InputError: no such variant, data type or data mode.
@@ -112,6 +114,8 @@ def choose(
         raise expected("--dtype", f"one of {', '.join(DTYPES)}", repr(dtype))
     _check_data_mode(device, data_mode)
     if variant == "auto":
+        if times_layers and dtype == "float32":
+            return _auto(device, reduction, dtype, data_mode, lambda: "the report times each layer")
         return _auto(device, reduction, dtype, data_mode, why_not_fused)
     if variant not in VARIANTS:
         raise expected("--variant", f"auto or one of {', '.join(VARIANTS)}", repr(variant))
@@ -139,7 +143,7 @@ def _auto(
     if reduction is not None and reduction != fastest_reduction and not VARIANTS[name].reduction:
         name = "pad"
     reduction = fastest_reduction if reduction is None else reduction
-    return Choice(name, reduction, f"the fastest layered variant; fused cannot run: {why}")
+    return Choice(name, reduction, f"the fastest layered variant; not fused: {why}")
 
 
 def _why_not(

@@ -34,7 +34,9 @@ def report_lines(result: Result) -> list[str]:
     """The lines that the course's program prints: seconds of each convolution, over all images."""
     lines = [f"Op Time: {layer.seconds:.6f}" for layer in result.layers if layer.kind == "conv"]
     if not lines and result.layers:
-        lines = ["Op Time: not known, since the convolutions ran fused with other layers"]
+        lines = [
+            "Op Time: not known, since the network ran as one kernel; --variant pad times each"
+        ]
     if result.accuracy is None:
         lines.append("Correctness: not known, since the images have no labels")
     else:
@@ -44,4 +46,6 @@ def report_lines(result: Result) -> list[str]:
     return lines
 
 
-WORKLOAD = Workload(network=NETWORK, load_data=dataset.load, report_lines=report_lines)
+WORKLOAD = Workload(
+    network=NETWORK, load_data=dataset.load, report_lines=report_lines, times_layers=True
+)

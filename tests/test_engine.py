@@ -224,7 +224,10 @@ def test_a_batch_that_cannot_fit_is_refused_before_anything_is_taken(monkeypatch
     from cnn_engine.devices.cpu import CpuDevice
 
     monkeypatch.setattr(CpuDevice, "free_memory", lambda self: 1 << 20)
-    with engine(variant="if") as e, pytest.raises(InputError, match=r"--batch: 50 images need .* GiB on cpu"):
+    with (
+        engine(variant="if") as e,
+        pytest.raises(InputError, match=r"--batch: 50 images need .* GiB on cpu"),
+    ):
         e.predict(pixels(rng, 50), 50)
 
 

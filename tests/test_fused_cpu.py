@@ -34,7 +34,9 @@ def instruction_set(request):
     _cpu.select_instruction_set(before)
 
 
-def description(network: Network, parameters: dict[str, np.ndarray], dtype: str = "float32") -> tuple:
+def description(
+    network: Network, parameters: dict[str, np.ndarray], dtype: str = "float32"
+) -> tuple:
     """Returns the arguments of ``_cpu.FusedNetwork``; ``parameters`` must outlive the call."""
     layers = []
     for info in network.infos:
@@ -67,7 +69,11 @@ def run(fused, images: np.ndarray, threads: int = 1) -> np.ndarray:
     memory = np.full(size + 2 * GUARD, POISON)
     before = images.copy()
     fused.run(
-        images.ctypes.data, images.dtype == np.uint8, len(images), memory[GUARD:].ctypes.data, threads
+        images.ctypes.data,
+        images.dtype == np.uint8,
+        len(images),
+        memory[GUARD:].ctypes.data,
+        threads,
     )
     assert (memory[:GUARD] == POISON).all(), "written before the output"
     assert (memory[GUARD + size :] == POISON).all(), "written after the output"
@@ -82,7 +88,9 @@ def pixels(rng, n: int, network: Network) -> np.ndarray:
 
 def weights_of(network: Network, seed: int = 0) -> dict[str, np.ndarray]:
     parameters = network.random_weights(seed)
-    if network.name == "ece408":  # raw pixels: keep the first tanh out of saturation, as training does
+    if (
+        network.name == "ece408"
+    ):  # raw pixels: keep the first tanh out of saturation, as training does
         parameters["conv1.weight"] /= 256
     return parameters
 
@@ -106,7 +114,9 @@ def test_networks_against_reference(instruction_set, rng, name, kind):
         images = reference.normalize(images, network.scale, network.offset).astype(np.float32)
     found = run(build(network, parameters), images)
     wanted = reference.forward(network, parameters, images)
-    tolerances.assert_close(found, wanted, tolerances.PROBABILITY, network=name, isa=instruction_set)
+    tolerances.assert_close(
+        found, wanted, tolerances.PROBABILITY, network=name, isa=instruction_set
+    )
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -254,7 +264,9 @@ def test_one_convolution(instruction_set, rng, shape, activation, pool):
     found = run(build(network, parameters), images, threads=2)
     wanted = reference.forward(network, parameters, images)
     weight = np.abs(parameters["conv.weight"])
-    magnitude = reference.conv2d(np.abs(images), weight, np.abs(parameters["conv.bias"]), 1, padding)
+    magnitude = reference.conv2d(
+        np.abs(images), weight, np.abs(parameters["conv.bias"]), 1, padding
+    )
     terms = channels * kernel * kernel + 1
     bound = WINOGRAD * tolerances.sum_of_products(terms, magnitude.max())
     tolerances.assert_close(found, wanted, bound, shape=shape, isa=instruction_set)
@@ -342,16 +354,22 @@ def rounded(values: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("filters", [1, 20, 48, 64])
 @pytest.mark.parametrize("channels", [1, 3, 4, 17])
-@pytest.mark.parametrize(("kernel", "stride", "padding"), [(1, 1, 0), (2, 2, 1), (7, 2, 3), ((3, 2), (1, 2), 1)])
+@pytest.mark.parametrize(
+    ("kernel", "stride", "padding"), [(1, 1, 0), (2, 2, 1), (7, 2, 3), ((3, 2), (1, 2), 1)]
+)
 def test_bfloat16_products_are_summed_in_float32(rng, filters, channels, kernel, stride, padding):
     """Against float64 with rounded factors, nothing but the rounding of float32 sums is left."""
     needs_bfloat16()
-    network = Network("one", (channels, 13, 10), (Conv2d("conv", filters, kernel, stride, padding),))
+    network = Network(
+        "one", (channels, 13, 10), (Conv2d("conv", filters, kernel, stride, padding),)
+    )
     parameters = network.random_weights(3)
     images = rng.standard_normal((2, *network.input_shape)).astype(np.float32)
     weight, bias = rounded(parameters["conv.weight"]), parameters["conv.bias"]
     wanted = reference.conv2d(rounded(images), weight, bias, stride, padding)
-    magnitude = reference.conv2d(np.abs(rounded(images)), np.abs(weight), np.abs(bias), stride, padding)
+    magnitude = reference.conv2d(
+        np.abs(rounded(images)), np.abs(weight), np.abs(bias), stride, padding
+    )
     bound = tolerances.sum_of_products(math.prod(weight.shape[1:]) + 1, magnitude)
     found = run(build(network, parameters, "bfloat16"), images, threads=2)
     tolerances.assert_close(found, wanted.reshape(2, -1), bound.reshape(2, -1))
@@ -417,7 +435,9 @@ SHOW = "from cnn_engine import _cpu; print(_cpu.selected_instruction_set())"
 
 def show(name: str) -> subprocess.CompletedProcess:
     environment = {**os.environ, "CNN_ENGINE_CPU_ISA": name}
-    return subprocess.run([sys.executable, "-c", SHOW], env=environment, capture_output=True, text=True)
+    return subprocess.run(
+        [sys.executable, "-c", SHOW], env=environment, capture_output=True, text=True
+    )
 
 
 @pytest.mark.parametrize("name", INSTRUCTION_SETS)

@@ -264,9 +264,10 @@ def test_progress_bar_on_a_terminal_only():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("data_mode", ["resident", "transfer", "managed"])
+@pytest.mark.parametrize("data_mode", ["resident", "transfer", "managed", "stream"])
 def test_on_a_gpu(capsys, data_mode):
     arguments = ["--device", "cuda", "--data-mode", data_mode, "--json", "-", "--batch", "2"]
+    arguments += ["--variant", "if"]
     assert run.main([*SMALL, *arguments]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["device"] == "cuda:0"

@@ -28,7 +28,7 @@ inline LayerKind kind_of(const std::string& name) {
 }
 
 inline NetworkDescription describe(const Input& input, float scale, float offset,
-                            const std::vector<Layer>& layers) {
+                                   const std::vector<Layer>& layers) {
   NetworkDescription network{
       std::get<0>(input), std::get<1>(input), std::get<2>(input), scale, offset, {}};
   for (const Layer& layer : layers) {

@@ -26,15 +26,15 @@ struct Kernels {
 namespace baseline {
 extern const Kernels kernels;
 extern const fused::FusedKernels fused_kernels;
-}
+}  // namespace baseline
 namespace avx2 {
 extern const Kernels kernels;
 extern const fused::FusedKernels fused_kernels;
-}
+}  // namespace avx2
 namespace avx512 {
 extern const Kernels kernels;
 extern const fused::FusedKernels fused_kernels;
-}
+}  // namespace avx512
 
 namespace avx512bf16 {  // cpu/fused/bfloat16.cpp, for CPUs with AVX512-BF16 too
 void fused_direct_bfloat16(const fused::ConvStep& s, const float* in, float* out, float* scratch,
@@ -53,8 +53,8 @@ struct InstructionSet {
 int instruction_sets(const InstructionSet** sets);
 
 // What is used until another is selected: the widest, or the one that the environment variable
-// CNN_ENGINE_CPU_ISA names. It is read once; what it names but this CPU lacks is an error, thrown by every
-// use.
+// CNN_ENGINE_CPU_ISA names. It is read once; what it names but this CPU lacks is an error, thrown
+// by every use.
 const InstructionSet& selected_set();
 
 // Selects by name the kernels that the operators use from now on; throws std::invalid_argument for

@@ -5,8 +5,9 @@
 //
 // Variants: `direct` (--variant if) tests the image's bounds in the innermost loop. `pad` reads an
 // input that pad2d has already padded: its shape has pad_h = pad_w = 0, and no bounds are tested.
-// `tiled` (CUDA) sums in registers over tiles of the input that lie in shared memory with their border.
-// With `reduction`, several lanes share one output's sum: SIMD lanes on the CPU, a warp on CUDA.
+// `tiled` (CUDA) sums in registers over tiles of the input that lie in shared memory with their
+// border. With `reduction`, several lanes share one output's sum: SIMD lanes on the CPU, a warp on
+// CUDA.
 #pragma once
 
 #include "runtime/shape.h"

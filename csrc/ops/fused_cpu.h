@@ -1,17 +1,18 @@
-// fused on the CPU: a whole network, an image or a few at a time, with everything between the image and
-// its probabilities in the core's own caches (--variant fused).
+// fused on the CPU: a whole network, an image or a few at a time, with everything between the image
+// and its probabilities in the core's own caches (--variant fused).
 //
 //   output[n] = the description's layers, in order, over images[n]
 //
-// Layouts: images [N, C, H, W], uint8 (entering as x * scale + offset) or float32; output [N, outputs]
-// float32; both C-contiguous, images read in place.
+// Layouts: images [N, C, H, W], uint8 (entering as x * scale + offset) or float32; output [N,
+// outputs] float32; both C-contiguous, images read in place.
 //
-// Square 5x5 and 3x3 convolutions of stride 1 run as Winograd's where that is fewer multiplications, all
-// others directly; activations and 2x2 pools are part of the convolution before them. Results are
-// bit-identical for any number of threads and any N, and differ between instruction sets.
+// Square 5x5 and 3x3 convolutions of stride 1 run as Winograd's where that is fewer
+// multiplications, all others directly; activations and 2x2 pools are part of the convolution
+// before them. Results are bit-identical for any number of threads and any N, and differ between
+// instruction sets.
 //
-// NaN and infinity: a float32 image that holds one is computed by the layered operators, with what their
-// contracts say. Numbers beyond about 1e30 may overflow earlier than they do there.
+// NaN and infinity: a float32 image that holds one is computed by the layered operators, with what
+// their contracts say. Numbers beyond about 1e30 may overflow earlier than they do there.
 #pragma once
 
 #include <memory>
@@ -37,8 +38,8 @@ class FusedNetwork {
   // Why this CPU, with the instruction set that is selected now, does not run the network, or "".
   static std::string why_not(const NetworkDescription& description, FusedDtype dtype);
 
-  // May be called from several threads at once; one of them has the workers, the others run alone. No
-  // more threads work than this process has CPUs. Memory for a pass is kept for the next one.
+  // May be called from several threads at once; one of them has the workers, the others run alone.
+  // No more threads work than this process has CPUs. Memory for a pass is kept for the next one.
   void run(const void* images,  // [N, C, H, W] uint8 or float32
            bool is_uint8, int n,
            float* output,  // [N, outputs]

@@ -1,8 +1,8 @@
 // One way to share work between threads: contiguous parts of a range, claimed one after another.
 //
-// Parts are claimed, not dealt out, so that a thread that the system does not run at the moment holds
-// nothing up: with dealt parts (an OpenMP static schedule, which this replaced) one busy process
-// beside two threads made passes of 2 ms take 24, a slice of the system's scheduler.
+// Parts are claimed, not dealt out, so that a thread that the system does not run at the moment
+// holds nothing up: with dealt parts (an OpenMP static schedule, which this replaced) one busy
+// process beside two threads made passes of 2 ms take 24, a slice of the system's scheduler.
 #pragma once
 
 #include <cstdint>
@@ -11,10 +11,10 @@
 
 namespace cnn_engine {
 
-// Calls body(begin, end) for parts that cover [0, count). Where the parts lie does not change what is
-// computed for an index, so results do not depend on the number of threads. `cost` is the work of one
-// index in multiply-adds or elements: below some ten microseconds of it, waking threads costs more than
-// it brings.
+// Calls body(begin, end) for parts that cover [0, count). Where the parts lie does not change what
+// is computed for an index, so results do not depend on the number of threads. `cost` is the work
+// of one index in multiply-adds or elements: below some ten microseconds of it, waking threads
+// costs more than it brings.
 template <typename Body>
 static inline void parallel_for(std::int64_t count, std::int64_t cost, int threads,
                                 const Body& body) {

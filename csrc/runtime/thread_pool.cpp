@@ -14,8 +14,8 @@
 namespace cnn_engine {
 namespace {
 
-// Spins until ready() or about 50 microseconds have passed: longer than the pause between the passes of
-// a loop, short enough that an idle process uses no CPU. Returns whether it became ready.
+// Spins until ready() or about 50 microseconds have passed: longer than the pause between the
+// passes of a loop, short enough that an idle process uses no CPU. Returns whether it became ready.
 template <typename Ready>
 bool spin(const Ready& ready) {
   using Clock = std::chrono::steady_clock;
@@ -87,7 +87,9 @@ class Pool {
   }
 
   void work(Worker& worker, int index) {
-    const auto is_called = [&] { return worker.state.load() == called; };
+    const auto is_called = [&] {
+      return worker.state.load() == called;
+    };
     for (;;) {
       if (!spin(is_called)) {
         std::unique_lock<std::mutex> lock(worker.mutex);
@@ -110,8 +112,8 @@ class Pool {
 
 std::atomic<Pool*> pool{nullptr};
 
-// Only the thread that called fork() lives in a child: the parent's pool is left where it is, and a new
-// one is made when it is needed.
+// Only the thread that called fork() lives in a child: the parent's pool is left where it is, and a
+// new one is made when it is needed.
 void forget_pool() { pool.store(nullptr); }
 
 Pool& instance() {

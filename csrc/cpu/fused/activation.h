@@ -7,8 +7,8 @@
 namespace cnn_engine::cpu::CNN_ENGINE_ISA {
 namespace {
 
-// exp(x) = 2^n exp(r), |r| <= ln(2) / 2, with the polynomial of Cephes' expf. Below -87 the result is
-// that of -87, about 1e-38; above 88 that of 88.
+// exp(x) = 2^n exp(r), |r| <= ln(2) / 2, with the polynomial of Cephes' expf. Below -87 the result
+// is that of -87, about 1e-38; above 88 that of 88.
 template <int W>
 CNN_ENGINE_INLINE Vec<W> exponential(Vec<W> x) {
   using V = Vec<W>;

@@ -1,5 +1,5 @@
-// conv2d and linear as direct.cpp has them, with inputs and weights rounded to bfloat16 and pairs of
-// products summed into float32 by VDPBF16PS. Compiled once, for AVX-512 with AVX512-BF16.
+// conv2d and linear as direct.cpp has them, with inputs and weights rounded to bfloat16 and pairs
+// of products summed into float32 by VDPBF16PS. Compiled once, for AVX-512 with AVX512-BF16.
 #include <immintrin.h>
 
 #include "cpu/fused/activation.h"
@@ -11,7 +11,8 @@ namespace {
 
 using Bits = std::uint16_t;  // one bfloat16
 
-// To the nearest, ties to even, 32 at a time; `count` is rounded up to that and both sides have room.
+// To the nearest, ties to even, 32 at a time; `count` is rounded up to that and both sides have
+// room.
 void round_row(const float* from, std::size_t count, Bits* to) {
   for (std::size_t i = 0; i < count; i += 32) {
     const __m512bh pair =
@@ -27,15 +28,15 @@ Bits round_one(float value) {
 }
 
 CNN_ENGINE_INLINE void dot_pairs(Vec<16>& acc, Vec<16> a, std::uint32_t pair) {
-  acc = reinterpret_cast<Vec<16>>(_mm512_dpbf16_ps(reinterpret_cast<__m512>(acc),
-                                                   reinterpret_cast<__m512bh>(a),
-                                                   reinterpret_cast<__m512bh>(_mm512_set1_epi32(pair))));
+  acc = reinterpret_cast<Vec<16>>(
+      _mm512_dpbf16_ps(reinterpret_cast<__m512>(acc), reinterpret_cast<__m512bh>(a),
+                       reinterpret_cast<__m512bh>(_mm512_set1_epi32(pair))));
 }
 
 CNN_ENGINE_INLINE void dot_pairs(Vec<8>& acc, Vec<8> a, std::uint32_t pair) {
-  acc = reinterpret_cast<Vec<8>>(_mm256_dpbf16_ps(reinterpret_cast<__m256>(acc),
-                                                  reinterpret_cast<__m256bh>(a),
-                                                  reinterpret_cast<__m256bh>(_mm256_set1_epi32(pair))));
+  acc = reinterpret_cast<Vec<8>>(
+      _mm256_dpbf16_ps(reinterpret_cast<__m256>(acc), reinterpret_cast<__m256bh>(a),
+                       reinterpret_cast<__m256bh>(_mm256_set1_epi32(pair))));
 }
 
 CNN_ENGINE_INLINE std::uint32_t load_pair(const Bits* from) {
@@ -104,7 +105,8 @@ void convolve_row(const ConvStep& s, const Bits* rounded, float* out, const floa
 void round_rows(const ConvStep& s, const float* in, Bits* to, int begin, int end) {
   const std::size_t first = std::size_t(begin) * s.stride_h * s.in.cols;
   const std::size_t pixels = (std::size_t(end - 1 - begin) * s.stride_h + s.r) * s.in.cols;
-  if (s.pair_pitch == s.in.pitch) return round_row(in + first * s.in.pitch, pixels * s.in.pitch, to);
+  if (s.pair_pitch == s.in.pitch)
+    return round_row(in + first * s.in.pitch, pixels * s.in.pitch, to);
   for (std::size_t p = 0; p < pixels; ++p) {
     for (int c = 0; c < s.pair_pitch; ++c) {
       to[p * s.pair_pitch + c] = c < s.c ? round_one(in[(first + p) * s.in.pitch + c]) : Bits{0};
@@ -143,7 +145,8 @@ void dot(const LinearStep& s, const Bits* in, float* out, std::size_t out_stride
         const Vec<W> weights = load<W>(weight + (place * B + b) * W);
 #pragma GCC unroll 4
         for (int t = 0; t < T; ++t) {
-          dot_pairs(acc[t][q][b], weights, load_pair(in + std::size_t(t) * s.rounded_pitch + 2 * place));
+          dot_pairs(acc[t][q][b], weights,
+                    load_pair(in + std::size_t(t) * s.rounded_pitch + 2 * place));
         }
       }
     }
@@ -165,9 +168,11 @@ void dot_images(const LinearStep& s, const Bits* in, float* out, std::size_t out
   constexpr int most = B == 1 ? 4 : 2;
   int i = 0;
   for (; i + most <= n; i += most)
-    dot<W, B, most>(s, in + std::size_t(i) * s.rounded_pitch, out + i * out_stride, out_stride, weight, k);
+    dot<W, B, most>(s, in + std::size_t(i) * s.rounded_pitch, out + i * out_stride, out_stride,
+                    weight, k);
   for (; i < n; ++i)
-    dot<W, B, 1>(s, in + std::size_t(i) * s.rounded_pitch, out + i * out_stride, out_stride, weight, k);
+    dot<W, B, 1>(s, in + std::size_t(i) * s.rounded_pitch, out + i * out_stride, out_stride, weight,
+                 k);
 }
 
 template <int W>

@@ -129,8 +129,7 @@ void fused_direct(const ConvStep& s, const float* in, float* out, float*, int be
 
 void fused_linear(const LinearStep& s, const float* in, std::size_t in_stride, float* out,
                   std::size_t out_stride, float*, int n, int begin, int end) {
-  if (s.lanes == kWide)
-    return linear<kWide>(s, in, in_stride, out, out_stride, n, begin, end);
+  if (s.lanes == kWide) return linear<kWide>(s, in, in_stride, out, out_stride, n, begin, end);
   linear<kNarrow>(s, in, in_stride, out, out_stride, n, begin, end);
 }
 

@@ -18,8 +18,17 @@ LayeredNetwork::LayeredNetwork(const NetworkDescription& description) : descript
     values = weights_.back().data();
   };
   for (LayerDescription& layer : description_.layers) {
-    const Conv2dShape shape{1, c, h, w, layer.out_channels, layer.kernel_h, layer.kernel_w,
-                            layer.stride_h, layer.stride_w, layer.pad_h, layer.pad_w};
+    const Conv2dShape shape{1,
+                            c,
+                            h,
+                            w,
+                            layer.out_channels,
+                            layer.kernel_h,
+                            layer.kernel_w,
+                            layer.stride_h,
+                            layer.stride_w,
+                            layer.pad_h,
+                            layer.pad_w};
     if (layer.kind == LayerKind::conv2d) {
       copy(layer.weight, shape.weight_size());
       copy(layer.bias, layer.out_channels);
@@ -44,8 +53,17 @@ void LayeredNetwork::run(const float* image, float* output) const {
     const std::size_t size = std::size_t(c) * h * w;
     switch (layer.kind) {
       case LayerKind::conv2d: {
-        const Conv2dShape shape{1, c, h, w, layer.out_channels, layer.kernel_h, layer.kernel_w,
-                                layer.stride_h, layer.stride_w, layer.pad_h, layer.pad_w};
+        const Conv2dShape shape{1,
+                                c,
+                                h,
+                                w,
+                                layer.out_channels,
+                                layer.kernel_h,
+                                layer.kernel_w,
+                                layer.stride_h,
+                                layer.stride_w,
+                                layer.pad_h,
+                                layer.pad_w};
         out.resize(shape.output_size());
         conv2d(in.data(), layer.weight, layer.bias, out.data(), shape, Conv2dVariant::direct,
                reduction, threads);
@@ -53,8 +71,16 @@ void LayeredNetwork::run(const float* image, float* output) const {
         break;
       }
       case LayerKind::max_pool2d: {
-        const MaxPool2dShape shape{1, c, h, w, layer.kernel_h, layer.kernel_w, layer.stride_h,
-                                   layer.stride_w, layer.pad_h, layer.pad_w};
+        const MaxPool2dShape shape{1,
+                                   c,
+                                   h,
+                                   w,
+                                   layer.kernel_h,
+                                   layer.kernel_w,
+                                   layer.stride_h,
+                                   layer.stride_w,
+                                   layer.pad_h,
+                                   layer.pad_w};
         out.resize(shape.output_size());
         max_pool2d(in.data(), out.data(), shape, threads);
         h = shape.out_h(), w = shape.out_w();

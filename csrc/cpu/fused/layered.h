@@ -1,4 +1,5 @@
-// The same network by the layered operators, one image after the other: for images with NaN or infinity.
+// The same network by the layered operators, one image after the other: for images with NaN or
+// infinity.
 #pragma once
 
 #include <vector>

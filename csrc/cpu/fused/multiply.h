@@ -1,6 +1,6 @@
-// The inner loop of every fused layer with weights: y[t, k] = sum over c of x[t, c] * w[c, k], in the
-// order of c, with k on SIMD lanes, `T` rows and `B` vectors of k held in registers.
-// Included only by files that are compiled once for each instruction set.
+// The inner loop of every fused layer with weights: y[t, k] = sum over c of x[t, c] * w[c, k], in
+// the order of c, with k on SIMD lanes, `T` rows and `B` vectors of k held in registers. Included
+// only by files that are compiled once for each instruction set.
 #pragma once
 
 #include "cpu/fused/vector.h"

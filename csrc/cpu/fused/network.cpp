@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstring>
 #include <mutex>
+#include <new>
 #include <stdexcept>
 
 #include "cpu/fused/layered.h"
@@ -63,7 +64,7 @@ struct FusedNetwork::State {
   Pixels pixels;
   std::unique_ptr<Plan> plan;
   LayeredNetwork layered;
-  std::mutex mutex;                             // of `workspaces`
+  std::mutex mutex;                                 // of `workspaces`
   std::vector<std::unique_ptr<Buffer>> workspaces;  // that no call uses now
 
   State(const NetworkDescription& description, bool bfloat16, const InstructionSet& set)
@@ -100,8 +101,8 @@ struct FusedNetwork::State {
 
 namespace {
 
-// One call of run(). All work is claimed: whole images in groups first, then parts of the images that
-// are left, step by step.
+// One call of run(). All work is claimed: whole images in groups first, then parts of the images
+// that are left, step by step.
 struct Pass {
   const FusedKernels& kernels;
   const Plan& plan;
@@ -116,10 +117,11 @@ struct Pass {
   int threads;
   std::unique_ptr<Buffer>* workspaces;  // [threads], and one more for what is shared
   std::atomic<int> next{0};             // image
-  // Where the shared images are: step s of image i is phase i * steps + s. The upper half is the phase,
-  // the lower the next part of it that nobody has claimed.
+  // Where the shared images are: step s of image i is phase i * steps + s. The upper half is the
+  // phase, the lower the next part of it that nobody has claimed.
   std::atomic<std::uint64_t> ticket{0};
   std::atomic<int> done{0};  // parts of this phase
+  mutable std::atomic<bool> out_of_memory{false};
 
   const void* image(int i) const { return images + i * image_bytes; }
 
@@ -134,12 +136,20 @@ struct Pass {
                 plan.outputs * sizeof(float));
   }
 
+  void run_layered(int i) const {
+    try {
+      layered.run(static_cast<const float*>(image(i)), output + std::size_t(i) * plan.outputs);
+    } catch (const std::bad_alloc&) {  // may not leave a worker; the caller throws it again
+      out_of_memory.store(true, std::memory_order_relaxed);
+    }
+  }
+
   void run_group(int first, int count, float* shared) const {
     int slots[Plan::kGroup];
     int filled = 0;
     for (int i = first; i < first + count; ++i) {
       if (!regular(i)) {
-        layered.run(static_cast<const float*>(image(i)), output + std::size_t(i) * plan.outputs);
+        run_layered(i);
         continue;
       }
       for (std::size_t s = 0; s < plan.tail; ++s) {
@@ -233,8 +243,7 @@ std::string FusedNetwork::why_not(const NetworkDescription& description, FusedDt
   return fused::why_not(description);
 }
 
-void FusedNetwork::run(const void* images, bool is_uint8, int n, float* output,
-                       int threads) const {
+void FusedNetwork::run(const void* images, bool is_uint8, int n, float* output, int threads) const {
   if (n <= 0) return;
   State& state = *state_;
   const Plan& plan = *state.plan;
@@ -242,7 +251,8 @@ void FusedNetwork::run(const void* images, bool is_uint8, int n, float* output,
   if (plan.multiply_adds * n < kWorthThreads || threads < 1) threads = 1;
   if (threads > 1) threads = std::min(threads, available_cpus());
 
-  // A few images beyond a multiple of the threads would leave threads idle for a whole image's time.
+  // A few images beyond a multiple of the threads would leave threads idle for a whole image's
+  // time.
   int left = n < 8 * threads && plan.multiply_adds >= kWorthThreads ? n % threads : 0;
   for (int i = n - left; i < n && !is_uint8; ++i) {
     const auto* image = static_cast<const float*>(images) + i * plan.image_size;
@@ -255,12 +265,22 @@ void FusedNetwork::run(const void* images, bool is_uint8, int n, float* output,
 
   const auto attempt = [&](int count) {
     const int whole = count > 1 ? n - left : n;
-    Pass pass{state.kernels, plan, state.layered,
+    Pass pass{state.kernels,
+              plan,
+              state.layered,
               {state.pixels.scale, state.pixels.offset, is_uint8},
-              static_cast<const char*>(images), image_bytes, output, whole, n,
-              std::max(1, std::min(Plan::kGroup, whole / count)), count, workspaces.data()};
-    return run_on_threads(
+              static_cast<const char*>(images),
+              image_bytes,
+              output,
+              whole,
+              n,
+              std::max(1, std::min(Plan::kGroup, whole / count)),
+              count,
+              workspaces.data()};
+    const bool ran = run_on_threads(
         count, [](void* context, int index) { static_cast<Pass*>(context)->work(index); }, &pass);
+    if (pass.out_of_memory.load()) throw std::bad_alloc();
+    return ran;
   };
   if (!attempt(threads)) attempt(1);
   for (auto& workspace : workspaces) state.give_back(std::move(workspace));

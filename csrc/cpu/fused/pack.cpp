@@ -18,10 +18,10 @@ void for_each_block(int pitch, int lanes, const Place& place) {
   }
 }
 
-// G [m + r - 1, r] of cook_toom.h: the powers of a point over the value there of the polynomial that
-// is zero at the other points; for infinity, the last power.
+// G [m + r - 1, r] of cook_toom.h: the powers of a point over the value there of the polynomial
+// that is zero at the other points; for infinity, the last power.
 std::vector<std::vector<double>> kernel_transform(int m, int r) {
-  const std::vector<double> points = m + r - 1 == 8   ? std::vector<double>{0, 1, -1, 2, -2, .5, -.5}
+  const std::vector<double> points = m + r - 1 == 8 ? std::vector<double>{0, 1, -1, 2, -2, .5, -.5}
                                      : m + r - 1 == 6 ? std::vector<double>{0, 1, -1, .5, -.5}
                                                       : std::vector<double>{0, 1, -1};
   std::vector<std::vector<double>> g;
@@ -77,8 +77,8 @@ std::unique_ptr<Buffer> pack_winograd(const ConvStep& s, const float* weight) {
 
 namespace {
 
-// Calls put(block's first place, place, channel in the block, channels of the block, value) for every
-// weight of a convolution whose places are (tap, c) with `c_pitch` of c.
+// Calls put(block's first place, place, channel in the block, channels of the block, value) for
+// every weight of a convolution whose places are (tap, c) with `c_pitch` of c.
 template <typename Put>
 void for_each_direct(const ConvStep& s, const float* weight, int c_pitch, const Put& put) {
   const std::size_t taps = std::size_t(s.r) * s.s;
@@ -112,7 +112,8 @@ void for_each_linear(const LinearStep& s, const Layout& in, const float* weight,
   });
 }
 
-// Puts values where they belong in a buffer of floats, or of bfloat16 with pairs of places together.
+// Puts values where they belong in a buffer of floats, or of bfloat16 with pairs of places
+// together.
 auto put_float(Buffer& buffer) {
   return [data = buffer.data()](std::size_t start, std::size_t place, int channel, int channels,
                                 float value) {

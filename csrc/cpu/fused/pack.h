@@ -1,13 +1,13 @@
-// Weights in the order in which the fused kernels read them: for each block of output channels (block.h)
-// what is summed over, then the block's channels, zero where there are none.
+// Weights in the order in which the fused kernels read them: for each block of output channels
+// (block.h) what is summed over, then the block's channels, zero where there are none.
 #pragma once
 
 #include "cpu/fused/plan.h"
 
 namespace cnn_engine::cpu::fused {
 
-// U = G g G^T, in double precision until the end: [block][frequency][c][block channels], or for a planar
-// image [vector][c][frequency][lanes].
+// U = G g G^T, in double precision until the end: [block][frequency][c][block channels], or for a
+// planar image [vector][c][frequency][lanes].
 std::unique_ptr<Buffer> pack_winograd(const ConvStep& step, const float* weight /* [K, C, R, S] */);
 
 // [block][r][s][c][block channels]

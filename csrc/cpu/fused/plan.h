@@ -22,8 +22,9 @@ enum class StepKind {
   softmax
 };
 
-// One step; which members count depends on the kind. Offsets are floats into a workspace. Steps before
-// `Plan::tail` work on one image; those after it on a group of images, `Plan::tail_stride` apart.
+// One step; which members count depends on the kind. Offsets are floats into a workspace. Steps
+// before `Plan::tail` work on one image; those after it on a group of images, `Plan::tail_stride`
+// apart.
 struct Step {
   StepKind kind{};
   ConvStep conv{};
@@ -34,7 +35,7 @@ struct Step {
   std::size_t count = 0;  // activate, softmax: values
   std::size_t in = 0, out = 0;
   bool in_tail = false, out_in_tail = false;  // the offset is into an image's part of the tail
-  int units = 1;  // parts that threads may share
+  int units = 1;                              // parts that threads may share
 };
 
 // Memory aligned to cache lines, zero at first.
@@ -51,7 +52,8 @@ class Buffer {
 };
 
 struct Plan {
-  static constexpr int kGroup = 8;  // images whose tails run together and share the reading of weights
+  static constexpr int kGroup =
+      8;  // images whose tails run together and share the reading of weights
 
   std::vector<Step> steps;
   std::vector<std::unique_ptr<Buffer>> weights;

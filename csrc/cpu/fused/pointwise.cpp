@@ -1,8 +1,8 @@
 // What the fused network does beside convolutions and linear: images in, pools and activations that
 // are not part of a convolution, the end of the network; and the table of this build's kernels.
-#include "cpu/fused/activation.h"
-
 #include <limits>
+
+#include "cpu/fused/activation.h"
 
 namespace cnn_engine::cpu::CNN_ENGINE_ISA {
 namespace {
@@ -61,8 +61,8 @@ void to_channels_last(const void* image, const Pixels& pixels, const Layout& p, 
       float* to = out + p.at(y, 0) + c;
       if (pixels.is_uint8) {
         const std::uint8_t* row = static_cast<const std::uint8_t*>(image) + from;
-        for (int x = 0; x < p.w; ++x) to[std::size_t(x) * p.pitch] =
-            row[x] * pixels.scale + pixels.offset;
+        for (int x = 0; x < p.w; ++x)
+          to[std::size_t(x) * p.pitch] = row[x] * pixels.scale + pixels.offset;
       } else {
         const float* row = static_cast<const float*>(image) + from;
         for (int x = 0; x < p.w; ++x) to[std::size_t(x) * p.pitch] = row[x];
@@ -163,7 +163,7 @@ void fused_linear(const LinearStep& s, const float* in, std::size_t in_stride, f
                   std::size_t out_stride, float* scratch, int n, int begin, int end);
 
 extern const FusedKernels fused_kernels = {
-    kWide,    kNarrow,      kLanes,  to_planar, to_channels_last, fused_winograd, fused_direct,
-    max_pool, activate,     fused_linear, flatten,   softmax,          finite,         fma_burst};
+    kWide,    kNarrow,  kLanes,       to_planar, to_channels_last, fused_winograd, fused_direct,
+    max_pool, activate, fused_linear, flatten,   softmax,          finite,         fma_burst};
 
 }  // namespace cnn_engine::cpu::CNN_ENGINE_ISA

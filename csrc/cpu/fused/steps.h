@@ -11,9 +11,9 @@ namespace cnn_engine::cpu::fused {
 
 enum class Activation { none, relu, tanh };
 
-// One image's activations: [rows, cols, pitch] floats, channels innermost. The image's own pixel (y, x)
-// is at (y + top, x + left); what surrounds it is zero, is there for the padding and the whole tiles of
-// the step that reads it, and is never written. So are the channels from c to pitch.
+// One image's activations: [rows, cols, pitch] floats, channels innermost. The image's own pixel
+// (y, x) is at (y + top, x + left); what surrounds it is zero, is there for the padding and the
+// whole tiles of the step that reads it, and is never written. So are the channels from c to pitch.
 struct Layout {
   int c = 0, h = 0, w = 0;
   int pitch = 0;
@@ -26,9 +26,9 @@ struct Layout {
   }
 };
 
-// The first layer's image where it has few channels: [c, rows, 4, pitch], a row's pixels dealt out by
-// column modulo 4, so that SIMD lanes hold the same place of neighbouring tiles, 4 columns apart. Pixel
-// (y, x) is at row y + top, phase x % 4, place x / 4 + margin; the rest is zero.
+// The first layer's image where it has few channels: [c, rows, 4, pitch], a row's pixels dealt out
+// by column modulo 4, so that SIMD lanes hold the same place of neighbouring tiles, 4 columns
+// apart. Pixel (y, x) is at row y + top, phase x % 4, place x / 4 + margin; the rest is zero.
 struct PlanarLayout {
   int c = 0, h = 0, w = 0;
   int pitch = 0;
@@ -41,24 +41,24 @@ struct PlanarLayout {
 // conv2d, an activation, and a 2x2 max-pool where the next layer is one (`pool`).
 struct ConvStep {
   int c, k, r, s, stride_h, stride_w;
-  int conv_h, conv_w;       // the convolution's output, before the pool
-  Layout in, out;           // the input's padding is inside `in`
+  int conv_h, conv_w;  // the convolution's output, before the pool
+  Layout in, out;      // the input's padding is inside `in`
   Activation activation;
   bool pool;
-  int lanes;                // SIMD lanes over output channels
-  int k_pitch;              // k rounded up to lanes
-  const float* weight;      // packed, see pack.h
-  int pair_pitch;           // bfloat16: channels of a pixel of the rounded input, an even number
-  const float* bias;        // [k_pitch]
+  int lanes;            // SIMD lanes over output channels
+  int k_pitch;          // k rounded up to lanes
+  const float* weight;  // packed, see pack.h
+  int pair_pitch;       // bfloat16: channels of a pixel of the rounded input, an even number
+  const float* bias;    // [k_pitch]
 
   // Winograd only: tiles of tile_h x tile_w outputs, tiles_y x tiles_x of them
   int tile_h, tile_w, tiles_y, tiles_x;
-  int group_rows;           // rows of tiles that are transformed together
-  bool planar;              // the input is `image`, not `in`
+  int group_rows;  // rows of tiles that are transformed together
+  bool planar;     // the input is `image`, not `in`
   PlanarLayout image;
-  int tile_lanes;           // planar: SIMD lanes over tiles
-  int tiles_pitch;          // tiles_x, planar rounded up to those lanes
-  int v_channels;           // channels of the transformed input as it lies in scratch
+  int tile_lanes;                // planar: SIMD lanes over tiles
+  int tiles_pitch;               // tiles_x, planar rounded up to those lanes
+  int v_channels;                // channels of the transformed input as it lies in scratch
   std::size_t v_pitch, m_pitch;  // floats between two frequencies
   std::size_t v_offset, m_offset, p_offset;  // of the three parts of scratch, in floats
 };
@@ -96,7 +96,8 @@ struct FusedKernels {
                    int end);  // rows of tiles
   void (*direct)(const ConvStep&, const float* in, float* out, float* scratch, int begin,
                  int end);  // output rows
-  void (*max_pool)(const PoolStep&, const float* in, float* out, int begin, int end);  // output rows
+  void (*max_pool)(const PoolStep&, const float* in, float* out, int begin,
+                   int end);  // output rows
   void (*activate)(Activation, float* values, std::size_t count);
   // n images, `stride` floats apart; output blocks [begin, end).
   void (*linear)(const LinearStep&, const float* in, std::size_t in_stride, float* out,

@@ -3,10 +3,11 @@
 //   V[f, t, c] = B^T d B of tile t's input; M[f, t, k] = sum over c of V[f, t, c] * U[f, c, k];
 //   output of tile t = pool(A^T M A) + bias, activated
 //
-// SIMD lanes are channels throughout (no shuffles, any image size), except where a first layer has fewer
-// channels than lanes: there they are neighbouring tiles (PlanarLayout). The bias and a rising activation
-// commute with the maximum, so they are applied once a window. Every tile is computed by itself, so
-// results depend neither on the number of threads nor on how tiles are grouped.
+// SIMD lanes are channels throughout (no shuffles, any image size), except where a first layer has
+// fewer channels than lanes: there they are neighbouring tiles (PlanarLayout). The bias and a
+// rising activation commute with the maximum, so they are applied once a window. Every tile is
+// computed by itself, so results depend neither on the number of threads nor on how tiles are
+// grouped.
 #include "cpu/fused/activation.h"
 #include "cpu/fused/block.h"
 #include "cpu/fused/cook_toom.h"
@@ -49,7 +50,8 @@ void transform_input(const ConvStep& s, const float* in, float* columns, float* 
   }
 }
 
-// The same for a planar image: lanes are places of one phase, then `L` tiles; V is [tiles / L, c, f, L].
+// The same for a planar image: lanes are places of one phase, then `L` tiles; V is [tiles / L, c,
+// f, L].
 template <int MH, int R, int L>
 void transform_planar(const ConvStep& s, const float* image, float* rows, float* v, int tile_row) {
   constexpr int MW = 4;
@@ -133,9 +135,9 @@ void transform_output(const ConvStep& s, const float* m, float* out, int tile_ro
   }
 }
 
-// A planar image has so few channels that its products M are best used where they are made, a column of
-// frequencies at a time for `T` tiles, instead of being stored. V is [c, f, L], U is [c, f, W]: every
-// address is a constant away from one of two pointers.
+// A planar image has so few channels that its products M are best used where they are made, a
+// column of frequencies at a time for `T` tiles, instead of being stored. V is [c, f, L], U is [c,
+// f, W]: every address is a constant away from one of two pointers.
 template <int MH, int R, int W, bool pool, int L, int T>
 CNN_ENGINE_INLINE void multiply_and_finish(const ConvStep& s, const float* v, const float* u,
                                            float* out, int tile_row, int tile, int k) {
