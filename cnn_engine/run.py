@@ -66,7 +66,8 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument(
         "--weights",
         default="default",
-        help="default: the network's own; random; a .safetensors file, a ConvNetJS folder or an MXNet .params",
+        help="default: the network's own; random; a .safetensors file, a ConvNetJS folder, or an "
+        "MXNet .params file",
     )
     p.add_argument("--threads", type=count(1, threads.MOST), help="of CPU work (default: all CPUs)")
     p.add_argument(
