@@ -183,6 +183,16 @@ def _rows(cells: list[Cell]) -> dict[tuple[str, bool], list[Cell]]:
     return rows
 
 
+def _legend(panels) -> None:
+    """Puts one legend beside the last panel, of every line that any panel has."""
+    known = {}
+    for axes in panels:
+        handles, labels = axes.get_legend_handles_labels()
+        known.update({label: handle for handle, label in zip(handles, labels, strict=True)})
+    place = {"loc": "center left", "bbox_to_anchor": (1.02, 0.5), "frameon": False}
+    panels[-1].legend(known.values(), known.keys(), **place)
+
+
 def _batch(tables: Tables, cells: list[Cell]) -> Figure:
     modes = list(dict.fromkeys(cell.data_mode for cell in cells))
     styles = _line_styles(cells)
@@ -210,7 +220,7 @@ def _batch(tables: Tables, cells: list[Cell]) -> Figure:
         if len(modes) > 1:
             axes.set_title(f"data mode: {mode}", fontsize=10)
     panels[0][0].set_ylabel("time of one pass, host memory to host memory")
-    panels[0][-1].legend(loc="center left", bbox_to_anchor=(1.02, 0.5), frameon=False)
+    _legend(panels[0])
     figure.suptitle(
         f"CIFAR-10 network: time of a pass against the batch (lower is faster)\n{_machine(tables)}",
         fontsize=11,
@@ -251,7 +261,7 @@ def _course(tables: Tables, cells: list[Cell]) -> Figure | None:
         axes.set_title(f"op {op + 1}: the {('first', 'second')[op]} convolution", fontsize=10)
         axes.grid(True, which="major", alpha=0.3)
     panels[0][0].set_ylabel("op time over all images (lower is faster)")
-    panels[0][-1].legend(loc="center left", bbox_to_anchor=(1.02, 0.5), frameon=False)
+    _legend(panels[0])
     figure.suptitle(
         f"The course's network: convolution op times beside the published ones\n{_machine(tables)}",
         fontsize=11,

@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from cifar10.network import NETWORK
-from cnn_engine import InputError, cuda_module, reference
+from cnn_engine import InputError, _cpu, cuda_module, reference
 from cnn_engine.files import atomic_write, check_writable
 
 from . import gpu_course
@@ -221,7 +221,7 @@ def markdown(document: dict) -> str:
 
 
 def chart(document: dict, path: Path) -> None:
-    """Images a second over the batch size, one line a contestant."""
+    """Images a second over the batch size: for each data type, ours and the best peer at each batch."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -229,19 +229,25 @@ def chart(document: dict, path: Path) -> None:
 
     figure, axes = pyplot.subplots(figsize=(9, 6))
     rows = [r for r in document["rows"] if r["where"] == "device"]
-    for name in sorted({r["name"] for r in rows}):
-        points = sorted((r["batch"], r["images_per_s"]) for r in rows if r["name"] == name)
-        ours = name.startswith("fused")
-        axes.loglog(
-            *zip(*points, strict=True),
-            "o-" if ours else ".--",
-            linewidth=2 if ours else 1,
-            label=name,
-        )
+    for color, dtype in zip(
+        ("C0", "C3", "C2", "C1"), sorted({r["dtype"] for r in rows}), strict=False
+    ):
+        for ours, style, width in ((True, "o-", 2), (False, ".--", 1)):
+            best: dict[int, float] = {}
+            for r in rows:
+                if r["dtype"] == dtype and r["ours"] == ours:
+                    best[r["batch"]] = max(best.get(r["batch"], 0.0), r["images_per_s"])
+            if best:
+                label = f"fused {dtype}" if ours else f"best peer, {dtype}"
+                points = sorted(best.items())
+                axes.loglog(
+                    *zip(*points, strict=True), style, color=color, linewidth=width, label=label
+                )
     bus = document["limits"]["pinned_host_to_device_bytes_per_s"] / np.prod(NETWORK.input_shape)
     axes.axhline(bus, color="black", linewidth=0.8, linestyle=":", label="what the bus can bring")
     axes.set(xlabel="batch", ylabel="images/s", title=document["environment"]["gpu"])
-    axes.legend(fontsize=6, ncol=2)
+    axes.legend(fontsize=8)
+    axes.grid(alpha=0.3)
     figure.tight_layout()
     with atomic_write(path, "wb") as file:
         figure.savefig(file, format=path.suffix.removeprefix(".") or "svg")
@@ -262,6 +268,7 @@ def environment() -> dict:
         "gpu": properties["name"].decode(),
         "driver": cuda_module.load().driver_version(),
         "host": platform.processor() or platform.machine(),
+        "commit": _cpu.commit or None,
         "versions": {name: package_version(name) for name in names},
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
     }

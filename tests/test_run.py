@@ -51,7 +51,8 @@ def test_with_no_options_on_a_machine_without_data():
     for line in (
         "fused, chosen by auto", "CNN for 20 images", "Load Data time", "Create Network time",
         "Load Network Parameters time", "Create Outputs time", "Net Forward total time",
-        "Time for network", "Conv:", "ReLU:", "Pool:", "FC:", "Softmax:", "Net Accuracy", "Free memory time", "Total time",
+        "Time for network", "Conv:", "ReLU:", "Pool:", "FC:", "Softmax:",
+        "Net Accuracy", "Free memory time", "Total time",
         "synthetic", "python -m cifar10.download",
     ):  # fmt: skip
         assert line in out
