@@ -423,3 +423,21 @@ def test_fused_half_precision(test_data, dtype):
     assert result.check.passed
     assert result.check.top1_agreement >= 0.995
     assert abs(result.accuracy.correct - 865) <= 5
+
+
+def test_a_call_like_the_last_one_is_checked_all_the_same(rng):
+    images = pixels(rng, 3)
+    with engine() as e:
+        first = e.predict(images)
+        again = e.predict(images)
+        np.testing.assert_array_equal(first, again)
+        assert first is not again
+        with pytest.raises(InputError, match="C-contiguous"):
+            e.predict(np.asfortranarray(images))
+        with pytest.raises(InputError, match="expected float32, found int8"):
+            e.predict(images.astype(np.int8))
+        other = pixels(rng, 3)
+        wanted = reference.forward(NETWORK, e.weights, other)
+        tolerances.assert_close(e.predict(other), wanted, tolerances.PROBABILITY)
+    with pytest.raises(InputError, match="closed"):
+        e.predict(images)

@@ -34,7 +34,7 @@ double winograd_cost(const Operation& op, int tile_h, int tile_w, bool planar,
 
 // Larger tiles need fewer multiplications and round more, so 5x5 kernels, whose tiles of 4x4
 // outputs lose most, have them only where the image itself is read; the last convolution, whose
-// errors nothing after it averages out, has 2x2 (docs/performance_cpu.md has the errors of each
+// errors nothing after it averages out, has 2x2 (docs/performance.md has the errors of each
 // choice). So has one before a tanh: what tanh passes on is the small sums of large products, and a
 // tile's error is that of its largest sum.
 bool accurate(const Operation& op, int tile_h, int tile_w, bool first, bool last, bool tanh,
