@@ -14,6 +14,24 @@ namespace cnn_engine {
 
 enum class LayerKind { conv2d, relu, tanh, max_pool2d, linear, softmax };
 
+inline const char* name_of(LayerKind kind) {
+  switch (kind) {
+    case LayerKind::conv2d:
+      return "conv2d";
+    case LayerKind::relu:
+      return "relu";
+    case LayerKind::tanh:
+      return "tanh";
+    case LayerKind::max_pool2d:
+      return "max_pool2d";
+    case LayerKind::linear:
+      return "linear";
+    case LayerKind::softmax:
+      return "softmax";
+  }
+  return "unknown";
+}
+
 struct LayerDescription {
   LayerKind kind;
   int out_channels = 0;            // conv2d: filters; linear: output features

@@ -8,24 +8,6 @@
 namespace cnn_engine::cpu::fused {
 namespace {
 
-const char* name_of(LayerKind kind) {
-  switch (kind) {
-    case LayerKind::conv2d:
-      return "conv2d";
-    case LayerKind::relu:
-      return "relu";
-    case LayerKind::tanh:
-      return "tanh";
-    case LayerKind::max_pool2d:
-      return "max_pool2d";
-    case LayerKind::linear:
-      return "linear";
-    case LayerKind::softmax:
-      return "softmax";
-  }
-  return "unknown";
-}
-
 void require_finite(const char* name, const float* values, std::int64_t count) {
   for (std::int64_t i = 0; i < count; ++i) {
     if (!std::isfinite(values[i])) {

@@ -8,24 +8,6 @@
 
 namespace cnn_engine::cuda::fused {
 
-inline const char* name_of(LayerKind kind) {
-  switch (kind) {
-    case LayerKind::conv2d:
-      return "conv2d";
-    case LayerKind::relu:
-      return "relu";
-    case LayerKind::tanh:
-      return "tanh";
-    case LayerKind::max_pool2d:
-      return "max_pool2d";
-    case LayerKind::linear:
-      return "linear";
-    case LayerKind::softmax:
-      return "softmax";
-  }
-  return "unknown";
-}
-
 inline std::string text_of(const LayerDescription& layer) {
   const auto pair = [](int a, int b) {
     return std::to_string(a) + "x" + std::to_string(b);

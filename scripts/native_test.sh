@@ -1,0 +1,39 @@
+#!/usr/bin/env bash
+# Builds and runs tests/native without Python:
+#
+#   scripts/native_test.sh thread     under ThreadSanitizer, on this machine
+#   scripts/native_test.sh aarch64    for 64-bit Arm, under qemu (needs aarch64-linux-gnu-g++ and qemu-aarch64)
+set -euo pipefail
+cd "$(dirname "$0")/.."
+build=$(mktemp -d)
+trap 'rm -rf "$build"' EXIT
+kernels=(csrc/cpu/{conv2d,elementwise,kernels,linear,max_pool2d,pad2d,softmax}.cpp
+         csrc/cpu/fused/{direct,pointwise,winograd}.cpp)
+once=(csrc/cpu/dispatch.cpp csrc/runtime/thread_pool.cpp tests/native/fused_test.cpp
+      csrc/cpu/fused/{layered,network,operations,pack,plan,why_not}.cpp)
+flags=(-std=c++17 -O2 -g -Icsrc -fopenmp-simd -fno-math-errno -fno-trapping-math)
+compiler=g++ link=() run=()
+declare -A sets=([baseline]="")
+case "${1:-}" in
+  thread)
+    flags+=(-fsanitize=thread)
+    # ThreadSanitizer itself stops a forked child that starts threads, unless told not to.
+    export TSAN_OPTIONS="die_after_fork=0 halt_on_error=1"
+    wide="-mavx2 -mfma -mavx512f -mavx512vl -mavx512bw -mavx512dq"
+    [ "$(uname -m)" != x86_64 ] ||
+      sets+=([avx2]="-mavx2 -mfma" [avx512]="$wide" [avx512bf16]="$wide -mavx512bf16")
+    ;;
+  aarch64) compiler=aarch64-linux-gnu-g++ link=(-static) run=(qemu-aarch64) ;;
+  *) echo "error: expected thread or aarch64, found '${1:-}'" >&2; exit 2 ;;
+esac
+for set in "${!sets[@]}"; do
+  sources=("${kernels[@]}")
+  [ "$set" != avx512bf16 ] || sources=(csrc/cpu/fused/bfloat16.cpp)
+  for source in "${sources[@]}"; do
+    # shellcheck disable=SC2086
+    $compiler "${flags[@]}" ${sets[$set]} -DCNN_ENGINE_ISA="$set" -c "$source" \
+      -o "$build/$set-$(basename "$source").o"
+  done
+done
+$compiler "${flags[@]}" "${once[@]}" "$build"/*.o "${link[@]}" -pthread -o "$build/fused_test"
+"${run[@]}" "$build/fused_test"
