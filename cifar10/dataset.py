@@ -23,8 +23,8 @@ import numpy as np
 import platformdirs
 
 from cnn_engine.errors import InputError, expected
-from cnn_engine.files import describe_os_error
-from cnn_engine.workload import Dataset
+from cnn_engine.files import describe_os_error, status
+from cnn_engine.workload import Dataset, synthetic_images
 
 CLASSES = (
     "airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck",
@@ -35,8 +35,6 @@ RECORD_BYTES = 1 + IMAGE_BYTES
 
 #: No source yields more than this (3 GB of pixels): a typing error must not fill the memory.
 MAX_IMAGES = 1_000_000
-#: The number of synthetic images when none is asked for.
-SYNTHETIC_IMAGES = 1_000
 
 #: The folder that the official archive unpacks to, and that ``python -m cifar10.download`` fills.
 FOLDER = "cifar-10-batches-bin"
@@ -102,7 +100,7 @@ def find_files(path: str | os.PathLike[str]) -> tuple[list[Path], list[Path]]:
         InputError: there is nothing at ``path``, or a folder with none of the files.
     """
     path = Path(path)
-    if not stat.S_ISDIR(_status(path).st_mode):
+    if not stat.S_ISDIR(status(path).st_mode):
         return [path], []
     try:
         names = os.listdir(path)
@@ -167,19 +165,13 @@ def synthetic(images: int | None = None, note: str | None = None) -> Dataset:
     Raises:
         InputError: fewer than 1 or more than 1,000,000 images are asked for.
     """
-    wanted = SYNTHETIC_IMAGES if images is None else images
-    if not 1 <= wanted <= MAX_IMAGES:
-        raise expected("--images", f"1 to {MAX_IMAGES} synthetic images", wanted)
-    pixels = np.empty((wanted, *IMAGE_SHAPE), np.uint8)
-    for start in range(0, wanted, _CHUNK):
-        stop = min(start + _CHUNK, wanted)
-        pixels[start:stop] = _synthetic(np.arange(start, stop, dtype=np.uint64))
-    return Dataset("synthetic images", "synthetic", pixels, None, note)
+    return synthetic_images(IMAGE_SHAPE, _synthetic, images, MAX_IMAGES, note)
 
 
-def _synthetic(index: np.ndarray) -> np.ndarray:
-    """Makes the synthetic images of the numbers ``index`` (uint64 [N]): uint8 [N, 3, 32, 32]."""
+def _synthetic(first: int, count: int) -> np.ndarray:
+    """Makes synthetic images from the number ``first`` on: uint8 [count, 3, 32, 32]."""
     # SplitMix64 (Steele, Lea, Flood 2014), 81 bytes an image: 3 grids of 5x5, a colour, a disc.
+    index = np.arange(first, first + count, dtype=np.uint64)
     z = index[:, None] * np.uint64(81) + np.arange(1, 82, dtype=np.uint64)
     z = z * np.uint64(0x9E3779B97F4A7C15)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -215,24 +207,16 @@ def _all_files(path: str | os.PathLike[str]) -> list[Path]:
     return training + test
 
 
-def _status(path: Path) -> os.stat_result:
-    try:
-        return path.stat()
-    except (OSError, ValueError) as error:  # ValueError: a null byte in the path
-        reason = describe_os_error(error) if isinstance(error, OSError) else str(error)
-        raise InputError(f"{path}: expected a file or folder, found: {reason}") from error
-
-
 def _open(path: Path) -> _File:
-    status = _status(path)
-    if not stat.S_ISREG(status.st_mode):  # reading a pipe or a device might never end
+    found = status(path)
+    if not stat.S_ISREG(found.st_mode):  # reading a pipe or a device might never end
         raise expected(str(path), "a regular file", "a folder or special file")
-    if status.st_size == 0:
+    if found.st_size == 0:
         raise expected(str(path), "CIFAR-10 images", "an empty file")
     if not os.access(path, os.R_OK):
         raise InputError(f"{path}: cannot be read: permission denied")
     kinds: dict[str, Callable[[Path, int], _File]] = {".npz": _NpzFile, ".tar": _JpegTar}
-    return kinds.get(path.suffix.lower(), _BinaryFile)(path, status.st_size)
+    return kinds.get(path.suffix.lower(), _BinaryFile)(path, found.st_size)
 
 
 def _check_labels(path: Path, labels: np.ndarray, first: int = 0) -> np.ndarray:

@@ -17,6 +17,19 @@ def describe_os_error(error: OSError) -> str:
     return error.strerror or str(error)
 
 
+def status(path: Path) -> os.stat_result:
+    """Returns what the system says of ``path``.
+
+    Raises:
+        InputError: there is nothing, or it may not be looked at.
+    """
+    try:
+        return path.stat()
+    except (OSError, ValueError) as error:  # ValueError: a null byte in the path
+        reason = describe_os_error(error) if isinstance(error, OSError) else str(error)
+        raise InputError(f"{path}: expected a file or folder, found: {reason}") from error
+
+
 def check_writable(path: str | os.PathLike[str], option: str) -> Path:
     """Checks, before any work is done, that ``path`` can be created.
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .errors import InputError
+from .errors import InputError, expected
 
 if TYPE_CHECKING:
     from .network import Network
@@ -43,6 +43,36 @@ class Dataset:
 
     def __len__(self) -> int:
         return len(self.images)
+
+
+def synthetic_images(
+    shape: tuple[int, ...],
+    make: Callable[[int, int], np.ndarray],
+    images: int | None,
+    most: int,
+    note: str | None = None,
+) -> Dataset:
+    """Returns images that are made, not read, in parts that need little memory.
+
+    Args:
+        shape: of one image.
+        make: takes the first image's number and how many, returns them as uint8 [N, *shape]; an image
+            depends on its number alone.
+        images: how many; None: 1,000.
+        most: how many there may be.
+        note: for the user, such as why they are used.
+
+    Raises:
+        InputError: fewer than 1 or more than ``most`` images are asked for.
+    """
+    wanted = 1000 if images is None else images
+    if not 1 <= wanted <= most:
+        raise expected("--images", f"1 to {most} synthetic images", wanted)
+    pixels = np.empty((wanted, *shape), np.uint8)
+    for first in range(0, wanted, 1000):
+        count = min(1000, wanted - first)
+        pixels[first : first + count] = make(first, count)
+    return Dataset("synthetic images", "synthetic", pixels, None, note)
 
 
 @dataclass(frozen=True)

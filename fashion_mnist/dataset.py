@@ -23,8 +23,8 @@ import numpy as np
 import platformdirs
 
 from cnn_engine.errors import InputError, expected
-from cnn_engine.files import describe_os_error
-from cnn_engine.workload import Dataset
+from cnn_engine.files import describe_os_error, status
+from cnn_engine.workload import Dataset, synthetic_images
 
 CLASSES = (
     "T-shirt/top", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag",
@@ -36,8 +36,6 @@ ORIGINAL_SIZE, SIZE = 28, 48
 
 #: No source yields more than this (460 MB of pixels): a typing error must not fill the memory.
 MAX_IMAGES = 200_000
-#: The number of synthetic images when none is asked for.
-SYNTHETIC_IMAGES = 1_000
 
 #: The folder that ``python -m fashion_mnist.download`` fills, in the user's cache.
 FOLDER = "fashion-mnist"
@@ -110,7 +108,7 @@ def find_files(path: str | os.PathLike[str]) -> list[tuple[Path, Path | None]]:
         InputError: there is nothing at ``path``, or a folder with none of the files.
     """
     path = Path(path)
-    if not stat.S_ISDIR(_status(path).st_mode):
+    if not stat.S_ISDIR(status(path).st_mode):
         return [(path, _labels_of(path))]
     for names in _SETS:
         stems = [f"{name}-images-idx3-ubyte" for name in names]
@@ -209,18 +207,11 @@ def synthetic(images: int | None = None, note: str | None = None) -> Dataset:
     Raises:
         InputError: fewer than 1 or more than 200,000 images are asked for.
     """
-    wanted = SYNTHETIC_IMAGES if images is None else images
-    if not 1 <= wanted <= MAX_IMAGES:
-        raise expected("--images", f"1 to {MAX_IMAGES} synthetic images", wanted)
-    pixels = np.empty((wanted, *IMAGE_SHAPE), np.uint8)
-    for start in range(0, wanted, _CHUNK):
-        stop = min(start + _CHUNK, wanted)
-        pixels[start:stop, 0] = _synthetic(start, stop - start)
-    return Dataset("synthetic images", "synthetic", pixels, None, note)
+    return synthetic_images(IMAGE_SHAPE, _synthetic, images, MAX_IMAGES, note)
 
 
 def _synthetic(first: int, count: int) -> np.ndarray:
-    """Makes synthetic images from the number ``first`` on: uint8 [count, 48, 48]."""
+    """Makes synthetic images from the number ``first`` on: uint8 [count, 1, 48, 48]."""
     # Philox's stream is fixed by its definition, and can be entered anywhere. 56 bytes an image are
     # used (a grid of 7x7, a disc) of the 64 that two of its counts give.
     generator = np.random.Philox(key=SIZE).advance(2 * first)
@@ -239,7 +230,7 @@ def _synthetic(first: int, count: int) -> np.ndarray:
     brightness = 128 + random[:, 52].reshape(-1, 1, 1) // 2
     y, x = np.ogrid[:SIZE, :SIZE]
     inside = (y - row) ** 2 + (x - column) ** 2 < radius**2
-    return np.where(inside, brightness, background).astype(np.uint8)
+    return np.where(inside, brightness, background).astype(np.uint8)[:, None]
 
 
 # IDX
@@ -257,21 +248,13 @@ class _Header:
         return self.shape[0]
 
 
-def _status(path: Path) -> os.stat_result:
-    try:
-        return path.stat()
-    except (OSError, ValueError) as error:  # ValueError: a null byte in the path
-        reason = describe_os_error(error) if isinstance(error, OSError) else str(error)
-        raise InputError(f"{path}: expected a file or folder, found: {reason}") from error
-
-
 @contextmanager
 def _reading(path: Path) -> Iterator[tuple[IO[bytes], int, bool]]:
     """Opens an IDX file for reading; yields the stream, the file's size, and whether it is gzip.
 
     What the disk and the decompressor refuse becomes an error about ``path``.
     """
-    if not stat.S_ISREG(_status(path).st_mode):  # reading a pipe or a device might never end
+    if not stat.S_ISREG(status(path).st_mode):  # reading a pipe or a device might never end
         raise expected(str(path), "a regular file", "a folder or special file")
     try:
         with open(path, "rb") as file:
