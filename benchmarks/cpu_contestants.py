@@ -14,6 +14,7 @@ from functools import cached_property
 import numpy as np
 
 from cnn_engine import Engine, InputError, _cpu, reference, variants
+from cnn_engine.fused import description
 from cnn_engine.network import Conv2d, Linear, MaxPool2d, Network, Relu, Softmax, Tanh, pair
 
 
@@ -49,35 +50,10 @@ class Task:
         return x.astype(np.float32)
 
 
-def layers_of(network: Network, weights: dict[str, np.ndarray]) -> list[tuple]:
-    """Returns the layers as ``_cpu.FusedNetwork`` takes them."""
-    rows = []
-    for layer in network.layers:
-        kernel, stride, padding, channels = (0, 0), (1, 1), (0, 0), 0
-        if isinstance(layer, Conv2d):
-            channels = layer.out_channels
-            kernel, stride = pair("kernel", layer.kernel), pair("stride", layer.stride)
-            padding = pair("padding", layer.padding)
-        elif isinstance(layer, MaxPool2d):
-            kernel, stride = pair("kernel", layer.kernel), layer.strides
-            padding = pair("padding", layer.padding)
-        elif isinstance(layer, Linear):
-            channels = layer.out_features
-        addresses = [
-            weights[name].ctypes.data if (name := f"{layer.name}.{part}") in weights else 0
-            for part in ("weight", "bias")
-        ]
-        rows.append((layer.kind, channels, *kernel, *stride, *padding, *addresses))
-    return rows
-
-
 def fused(task: Task) -> Iterator[Contestant]:
     """Our whole network in one call."""
     for dtype in ("float32", "bfloat16"):
-        arguments = (
-            task.network.input_shape, task.network.scale, task.network.offset,
-            layers_of(task.network, task.weights), dtype,
-        )  # fmt: skip
+        arguments = (*description(task.network, task.weights), dtype)
         if reason := _cpu.FusedNetwork.why_not(*arguments):
             print(f"left out: fused {dtype}: {reason}")
             continue

@@ -12,7 +12,7 @@ import numpy as np
 
 from cifar10.network import NETWORK
 from cnn_engine import cuda_module
-from cnn_engine.network import Conv2d, MaxPool2d
+from cnn_engine.fused import description
 
 
 @dataclass
@@ -48,24 +48,6 @@ def sample(contestant: Contestant, passes: int) -> float:
     return cupy.cuda.get_elapsed_time(start, stop) / passes
 
 
-def described(weights: dict[str, np.ndarray]) -> list[tuple]:
-    """Returns the network's layers as ``_cuda.FusedNetwork`` takes them."""
-    rows = []
-    for layer in NETWORK.layers:
-        kernel, stride, padding = (0, 0), (1, 1), (0, 0)
-        if isinstance(layer, Conv2d):
-            kernel, stride, padding = (layer.kernel,) * 2, (layer.stride,) * 2, (layer.padding,) * 2
-        elif isinstance(layer, MaxPool2d):
-            kernel = stride = (layer.kernel,) * 2
-        channels = getattr(layer, "out_channels", getattr(layer, "out_features", 0))
-        pointers = [
-            weights[key].ctypes.data if (key := f"{layer.name}.{part}") in weights else 0
-            for part in ("weight", "bias")
-        ]
-        rows.append((layer.kind, channels, *kernel, *stride, *padding, *pointers))
-    return rows
-
-
 class Ours:
     """The fused kernels: launched, and replayed as a CUDA graph."""
 
@@ -74,9 +56,7 @@ class Ours:
         self.module = cuda_module.load()
 
     def network(self, dtype: str):
-        return self.module.FusedNetwork(
-            NETWORK.input_shape, NETWORK.scale, NETWORK.offset, described(self.weights), dtype
-        )
+        return self.module.FusedNetwork(*description(NETWORK, self.weights), dtype)
 
     def contestants(self, images, dtypes: list[str]):
         import cupy

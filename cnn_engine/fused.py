@@ -15,8 +15,11 @@ def _kernels(device: Any) -> Any:
     return device.kernels if device.kind == "cuda" else _cpu
 
 
-def _arguments(network: Network, weights: Mapping[str, np.ndarray]) -> tuple:
-    """Returns the description that both devices' ``FusedNetwork`` take (csrc/ops/network.h)."""
+def description(network: Network, weights: Mapping[str, np.ndarray]) -> tuple:
+    """Returns the arguments that both devices' ``FusedNetwork`` take before the data type.
+
+    They hold the addresses of ``weights``, which must live until the constructor has copied them.
+    """
     rows = []
     for layer in network.layers:
         outputs, kernel, stride, padding = 0, (0, 0), (1, 1), (0, 0)
@@ -49,14 +52,14 @@ def why_not(
 ) -> str | None:
     """Returns why ``device`` cannot run ``network`` as one kernel in ``dtype``, or None if it can."""
     try:
-        return _kernels(device).FusedNetwork.why_not(*_arguments(network, weights), dtype) or None
+        return _kernels(device).FusedNetwork.why_not(*description(network, weights), dtype) or None
     except ValueError as error:
         return str(error)
 
 
 def create(network: Network, weights: Mapping[str, np.ndarray], device: Any, dtype: str) -> Any:
     """Returns a ``FusedNetwork`` with its weights packed on ``device``; they are copied."""
-    arguments = _arguments(network, weights)
+    arguments = description(network, weights)
     if device.kind == "cuda":
         with device.context:
             return device.kernels.FusedNetwork(*arguments, dtype)

@@ -7,6 +7,7 @@ import pytest
 import tolerances
 
 from cnn_engine import cuda_module, reference
+from cnn_engine.fused import description
 from cnn_engine.network import Conv2d, Linear, MaxPool2d, Network, Relu, Softmax, Tanh
 
 pytestmark = pytest.mark.gpu
@@ -49,28 +50,8 @@ ERROR = {
 }
 
 
-def described(network: Network, weights: dict[str, np.ndarray]) -> list[tuple]:
-    """Returns the layers as ``_cuda.FusedNetwork`` takes them; ``weights`` must outlive its constructor."""
-    rows = []
-    for layer in network.layers:
-        kernel, stride, padding = (0, 0), (1, 1), (0, 0)
-        if isinstance(layer, Conv2d):
-            kernel, stride, padding = (layer.kernel,) * 2, (layer.stride,) * 2, (layer.padding,) * 2
-        elif isinstance(layer, MaxPool2d):
-            kernel, stride = (layer.kernel,) * 2, (layer.kernel,) * 2
-        channels = getattr(layer, "out_channels", getattr(layer, "out_features", 0))
-        address = [
-            weights[f"{layer.name}.{part}"].ctypes.data if f"{layer.name}.{part}" in weights else 0
-            for part in ("weight", "bias")
-        ]
-        rows.append((layer.kind, channels, *kernel, *stride, *padding, *address))
-    return rows
-
-
 def fused(network: Network, weights: dict[str, np.ndarray], dtype: str):
-    return cuda_module.load().FusedNetwork(
-        network.input_shape, network.scale, network.offset, described(network, weights), dtype
-    )
+    return cuda_module.load().FusedNetwork(*description(network, weights), dtype)
 
 
 def random_weights(network: Network, rng: np.random.Generator) -> dict[str, np.ndarray]:
@@ -251,7 +232,7 @@ def test_says_why_not(gpu):
     def why_not(layers, dtype="float32"):
         return module.FusedNetwork.why_not((3, 32, 32), 1.0, 0.0, layers, dtype)
 
-    layers = described(CIFAR10, {})
+    layers = description(CIFAR10, {})[3]
     assert why_not(layers) == ""
     wrong = [*layers[:3], ("conv", 24, 5, 5, 1, 1, 2, 2, 0, 0), *layers[4:]]
     assert "not cifar10: layer 4: expected conv2d to 20" in why_not(wrong)
