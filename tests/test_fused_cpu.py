@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from cifar10.network import NETWORK as CIFAR10
 from cnn_engine import _cpu, reference, weights
-from cnn_engine.network import Conv2d, Linear, MaxPool2d, Network, Relu, Softmax, Tanh, pair
+from cnn_engine import fused as fused_kernels
+from cnn_engine.network import Conv2d, Linear, MaxPool2d, Network, Relu, Softmax, Tanh
 from fashion_mnist.network import NETWORK as ECE408
 
 INSTRUCTION_SETS = _cpu.instruction_sets()
@@ -38,25 +39,7 @@ def description(
     network: Network, parameters: dict[str, np.ndarray], dtype: str = "float32"
 ) -> tuple:
     """Returns the arguments of ``_cpu.FusedNetwork``; ``parameters`` must outlive the call."""
-    layers = []
-    for info in network.infos:
-        layer = info.layer
-        kernel = stride = padding = (0, 0)
-        out = 0
-        match layer:
-            case Conv2d():
-                kernel, stride = pair("kernel", layer.kernel), pair("stride", layer.stride)
-                padding, out = pair("padding", layer.padding), layer.out_channels
-            case MaxPool2d():
-                kernel, stride = pair("kernel", layer.kernel), layer.strides
-                padding = pair("padding", layer.padding)
-            case Linear():
-                out = layer.out_features
-        addresses = []
-        for name in (f"{layer.name}.weight", f"{layer.name}.bias"):
-            addresses.append(parameters[name].ctypes.data if name in parameters else 0)
-        layers.append((layer.kind, out, *kernel, *stride, *padding, *addresses))
-    return network.input_shape, network.scale, network.offset, layers, dtype
+    return (*fused_kernels.description(network, parameters), dtype)
 
 
 def build(network: Network, parameters: dict[str, np.ndarray], dtype: str = "float32"):
