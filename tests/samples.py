@@ -1,0 +1,172 @@
+"""Results for the tests of reports: some that a run can make and some that it should not."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from cnn_engine.result import (
+    Accuracy,
+    Check,
+    CopyTime,
+    Latency,
+    LayerTime,
+    Phases,
+    Result,
+    TimelineEvent,
+)
+
+HOSTILE = "<script>alert(1)</script>&\"'\x1b[31m\n\udc80,=1+1 http://evil.example/{{ 7*7 }}"
+
+
+def make(**changes) -> Result:
+    """Returns the result of a CPU run, with ``changes``."""
+    values = {
+        "command": "python -m cnn_engine.run --batch 2",
+        "environment": {
+            "host": "somewhere",
+            "cpu": "A CPU",
+            "gpu": None,
+            "driver": None,
+            "versions": {"python": "3.12.0", "cnn_engine": None},
+            "commit": "0123abc",
+        },
+        "network": "cifar10",
+        "weights": "default",
+        "dataset": {"name": "CIFAR-10", "source": "data", "images": 1102},
+        "device": "cpu",
+        "device_name": "A CPU",
+        "variant": "pad",
+        "variant_reason": "the fastest here",
+        "reduction": True,
+        "dtype": "float32",
+        "data_mode": "resident",
+        "batch": 2,
+        "threads": 4,
+        "phases": Phases(0.1, 2e-4, 3e-3, 4e-5, 0.5, 6e-7, 8e-9),
+        "accuracy": Accuracy(865, 1102),
+        "check": Check("NumPy float64", 256, 7e-8, 1.0, 1e-5),
+        "layers": [
+            LayerTime("pad1", "pad", "cpu", 551, 0.01, None, 0, 10**6),
+            LayerTime("conv1", "conv", "cpu", 551, 0.36, None, 2 * 10**9, 10**8),
+            LayerTime("relu1", "relu", "cpu", 551, 0.02, None, 0, 10**7),
+            LayerTime("pool1", "pool", "cpu", 551, 0.005, None, 0, 10**7),
+            LayerTime("fc", "fc", "cpu", 551, 0.004, None, 10**6, 10**5),
+            LayerTime("softmax", "softmax", "cpu", 551, 1e-9, None, 0, 10**4),
+        ],
+        "latency": Latency([1.0, 2.0, 3.0, 4.0], (50.0, 99.9)),
+        "throughput_images_per_s": 2204.0,
+        "iterations": 3,
+        "images_done": 1102,
+        "timeline": [
+            TimelineEvent("pad1", "pad", "host", 0.0, 1e-5, 0),
+            TimelineEvent("conv1", "conv", "host", 1e-5, 6e-4, 0),
+        ],
+        "timeline_total": 2,
+    }
+    return Result(**{**values, **changes})
+
+
+def make_cuda(**changes) -> Result:
+    """Returns the result of a CUDA run that mixes devices, whose stream's events overlap by rounding."""
+    values = {
+        "device": "cuda:0",
+        "device_name": "A GPU",
+        "data_mode": "transfer",
+        "variant": "if",
+        "variant_reason": None,
+        "reduction": False,
+        "layers": [
+            LayerTime("conv1", "conv", "cuda", 551, 0.004, 0.006, 2 * 10**9, 10**8),
+            LayerTime("relu1", "relu", "cpu", 551, 0.02, None, 0, 10**7),
+            LayerTime("tanh1", "tanh", "cpu", 551, 0.01, None, 0, 10**7),
+        ],
+        "copies": [
+            CopyTime("conv1 input", "h2d", 551, 3 * 10**6, 0.003),
+            CopyTime("conv1 output", "d2h", 551, 9 * 10**6, 0.0),
+        ],
+        "timeline": [
+            TimelineEvent("conv1 input", "copy", "host", 0.0, 5e-6, 0),
+            TimelineEvent("conv1 input", "copy", "cuda:0 stream", 1e-6, 2e-5, 0),
+            TimelineEvent("conv1", "conv", "cuda:0 stream", 2.05e-5, 6e-5, 0),
+            TimelineEvent("conv1", "conv", "host", 6e-6, 4e-6, 0),
+            TimelineEvent("sync", "sync", "host", 1e-5, 7e-5, 1),
+        ],
+        "timeline_total": 5000,
+        "notes": ["the GPU is shared"],
+    }
+    return make(**{**values, **changes})
+
+
+def make_bare(**changes) -> Result:
+    """Returns the result of a run that timed nothing."""
+    values = {
+        "environment": {},
+        "phases": Phases(),
+        "accuracy": None,
+        "check": None,
+        "layers": [],
+        "latency": None,
+        "throughput_images_per_s": None,
+        "iterations": 0,
+        "images_done": 0,
+        "timeline": [],
+        "timeline_total": 0,
+    }
+    return make(**{**values, **changes})
+
+
+CASES = {
+    "cpu": make(),
+    "cuda": make_cuda(),
+    "bare": make_bare(),
+    "no labels": make(accuracy=None),
+    "zero images": make_bare(dataset={"name": "none", "source": "none", "images": 0}),
+    "check failed": make_bare(check=Check("NumPy float64", 4, math.nan, 0.0, 1e-5)),
+    "interrupted": make(interrupted=True, images_done=300, iterations=0, layers=[], timeline=[]),
+    "interrupted later": make(interrupted=True, iterations=3),
+    "huge": make(
+        phases=Phases(*[1e300] * 7),
+        layers=[LayerTime("conv1", "conv", "cpu", 10**15, 1e300, None, 10**30, 10**30)],
+        throughput_images_per_s=1e300,
+        latency=Latency([1e300, 1e-300]),
+    ),
+    "tiny": make(
+        phases=Phases(*[1e-300] * 7),
+        layers=[LayerTime("conv1", "conv", "cpu", 1, 1e-300, None, 1, 1)],
+        throughput_images_per_s=1e-300,
+        latency=Latency([1e-300]),
+        timeline=[TimelineEvent("conv1", "conv", "host", 0.0, 0.0, 0)],
+    ),
+    "not finite": make(
+        phases=Phases(math.nan, math.inf),
+        layers=[LayerTime("conv1", "conv", "cuda", 1, math.nan, math.inf, 1, 1)],
+        throughput_images_per_s=math.inf,
+        timeline=[TimelineEvent("conv1", "conv", "host", math.nan, 1.0, 0)],
+    ),
+    "hostile": make_cuda(
+        command=HOSTILE,
+        environment={HOSTILE: HOSTILE, "versions": {HOSTILE: HOSTILE}},
+        network=HOSTILE,
+        weights=HOSTILE,
+        dataset={"name": HOSTILE, "source": HOSTILE, "images": 1102},
+        device=HOSTILE,
+        device_name=HOSTILE,
+        variant=HOSTILE,
+        variant_reason=HOSTILE,
+        check=Check(HOSTILE, 1, 0.0, 1.0, 1e-5),
+        layers=[LayerTime(HOSTILE, HOSTILE, "cuda", 1, 1.0, 2.0, 1, 1)],
+        copies=[CopyTime(HOSTILE, "h2d", 1, 1, 1.0)],
+        notes=[HOSTILE],
+        timeline=[TimelineEvent(HOSTILE, HOSTILE, HOSTILE, 0.0, 1.0, 0)],
+    ),
+    "long names": make(
+        weights="/a/" + "b" * 300,
+        layers=[LayerTime("conv1+relu1+pool1+" * 9, "fused", "cpu", 1, 1.0, None, 1, 1)],
+        notes=["word " * 60],
+    ),
+}
+
+#: Decorates a test that any result has to pass.
+every_result = pytest.mark.parametrize("result", CASES.values(), ids=list(CASES))
