@@ -329,7 +329,7 @@ class Engine:
         *,
         batch: int | None = None,
         warmup: int = 1,
-        iterations: int = 1,
+        iterations: int | None = None,
         duration_s: float | None = None,
         percentiles: tuple[float, ...] = (50.0, 90.0, 99.0),
         check: bool = True,
@@ -344,7 +344,8 @@ class Engine:
             batch: images a pass; None: 100.
             warmup: passes before the first that counts.
             iterations: how often all images are run in the run that times whole passes.
-            duration_s: instead of ``iterations``, repeat until so many seconds have passed.
+            duration_s: instead of ``iterations``, repeat until so many seconds have passed. With neither,
+                repeat until the median is known within 1 %, for at most five seconds.
             percentiles: of the latency, from 0 to 100.
             check: whether to compare with the float64 reference first. When that fails, nothing is timed.
             probabilities: float32 [N, classes], filled with the result; None: not kept.
@@ -370,7 +371,10 @@ class Engine:
         if labels is not None and np.shape(labels) != (count,):
             raise InputError(f"labels: expected shape [{count}], found {list(np.shape(labels))}")
         batch = _check_batch(batch, count) or min(DEFAULT_BATCH, max(count, 1))
-        for option, value, lowest in (("--warmup", warmup, 0), ("--iterations", iterations, 1)):
+        counts = [("--warmup", warmup, 0)]
+        if iterations is not None:
+            counts.append(("--iterations", iterations, 1))
+        for option, value, lowest in counts:
             if not isinstance(value, int) or value < lowest:
                 raise expected(option, f"a whole number of at least {lowest}", value)
         if duration_s is not None and not 0 < duration_s < float("inf"):
@@ -404,6 +408,7 @@ class Engine:
             phases=self.phases,
             notes=notes,
         )
+        load_average = environment.host_load()
         if check:
             result.check = self.check(images[:CHECK_IMAGES])
             if not result.check.passed:
@@ -419,6 +424,7 @@ class Engine:
             percentiles,
             progress,
         )
+        result.environment.update(environment.state(self.device, load_average))
         if labels is not None and result.images_done:
             start = perf_counter()
             done = result.images_done
@@ -447,14 +453,14 @@ class Engine:
         for size in {batch, len(images) % batch or batch}:  # memory before time
             self.plan_at(_address(images), _address(probabilities), size, images.dtype)
         progress = progress or _NoProgress()
-        progress.start("passes", len(images) * (1 if duration_s else iterations))
+        progress.start("passes", len(images) * (iterations or 1))
         passes = timing.time_passes(
             self, images, probabilities, batch, warmup=warmup, iterations=iterations,
             duration_s=duration_s, progress=progress.advance,
         )  # fmt: skip
         self.phases.forward_s = passes.forward_s
         result.iterations, result.images_done = passes.iterations, passes.images_done
-        result.interrupted = passes.interrupted
+        result.interrupted, result.stop = passes.interrupted, passes.stop
         if passes.seconds_total > 0:
             result.throughput_images_per_s = passes.images_total / passes.seconds_total
         if passes.full_s:
@@ -466,6 +472,7 @@ class Engine:
             if steps.hidden is not None:
                 result.notes.append(steps.hidden.describe())
             result.layers, result.copies = steps.layers, steps.copies
+            result.timed_pass = steps.timed_pass if steps.timed_pass.calls else None
             result.timeline, result.timeline_total = steps.timeline, steps.timeline_total
             result.interrupted = steps.interrupted
         progress.stop()

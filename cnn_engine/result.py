@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+import math
+import types
+import typing
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 import numpy as np
 
+from .errors import InputError, expected
+
+#: Of the JSON document. Keys may be added to a schema; one that is renamed or means something else makes a
+#: new one.
 SCHEMA = 1
+
+#: Raw samples of one quantity that the JSON document keeps; more are thinned evenly, in order.
+MOST_SAMPLES = 10_000
+
+
+def thinned(samples: Sequence[float]) -> list[float]:
+    """Returns at most :data:`MOST_SAMPLES` of ``samples``: every k-th, in order."""
+    return list(samples[:: -(-len(samples) // MOST_SAMPLES) or 1])
 
 
 @dataclass
@@ -21,6 +37,7 @@ class LayerTime:
         host_s: seconds that the call took on the host: all of the work on the CPU, the launch on CUDA.
         device_s: seconds between the events around the kernel on its stream; None on the CPU.
         flops, bytes: of all calls; multiply-adds count two, bytes count each tensor once.
+        samples_s: ``seconds`` of each call on a full batch, in the order of the calls.
     """
 
     name: str
@@ -31,6 +48,7 @@ class LayerTime:
     device_s: float | None = None
     flops: int = 0
     bytes: int = 0
+    samples_s: list[float] = field(default_factory=list, repr=False)
 
     @property
     def seconds(self) -> float:
@@ -45,7 +63,8 @@ class CopyTime:
     Attributes:
         what: such as ``images``, ``conv1 input``, ``weights``.
         direction: ``h2d`` or ``d2h``.
-        seconds: between the events around the copy on its stream.
+        seconds: between the events around the copy on its stream; on the CPU, of the call.
+        samples_s: the same of each call on a full batch, in the order of the calls.
     """
 
     what: str
@@ -53,6 +72,37 @@ class CopyTime:
     calls: int = 0
     bytes: int = 0
     seconds: float = 0.0
+    samples_s: list[float] = field(default_factory=list, repr=False)
+
+
+@dataclass
+class TimedPass:
+    """The passes of the run that times layers, from outside: no sum of layers and copies exceeds them.
+
+    Attributes:
+        calls: passes.
+        host_s: seconds of the monotonic clock, events and the delays before kernels included.
+        device_s: seconds from the first event of each pass to its last; None without a device.
+    """
+
+    calls: int = 0
+    host_s: float = 0.0
+    device_s: float | None = None
+
+
+@dataclass
+class Stop:
+    """When and why the run that times whole passes ended.
+
+    Attributes:
+        reason: a sentence.
+        median_ms, interval_ms: the median pass of a full batch, and its 95 % interval from order statistics,
+            which takes the samples as independent; None where there are too few.
+    """
+
+    reason: str
+    median_ms: float | None = None
+    interval_ms: tuple[float, float] | None = None
 
 
 @dataclass
@@ -130,7 +180,7 @@ class TimelineEvent:
 
     Attributes:
         name, kind: of the layer, or of the copy (kind ``copy``).
-        track: ``host``, ``cuda stream``: where the time was spent.
+        track: such as ``host``, ``cuda:0 stream``: where the time was spent.
         start_s, seconds: since the beginning of the layer-timed run.
         batch: which pass, counted from 0.
     """
@@ -168,6 +218,8 @@ class Result:
     copies: list[CopyTime] = field(default_factory=list)
     latency: Latency | None = None
     throughput_images_per_s: float | None = None
+    stop: Stop | None = None
+    timed_pass: TimedPass | None = None
     iterations: int = 0  # complete passes over all images in the run that does not time layers
     images_done: int = 0  # images of the first pass; fewer than dataset images when interrupted
     interrupted: bool = False
@@ -180,6 +232,7 @@ class Result:
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the JSON document, schema 1: plain numbers, strings, lists and dictionaries."""
+        latency = self.latency
         return {
             "schema": SCHEMA,
             "command": self.command,
@@ -199,12 +252,111 @@ class Result:
             "accuracy": self.accuracy and {**asdict(self.accuracy), "top1": self.accuracy.top1},
             "check": self.check and {**asdict(self.check), "passed": self.check.passed},
             "phases": {**asdict(self.phases), "total_s": self.phases.total_s},
-            "layers": [asdict(layer) for layer in self.layers],
-            "copies": [asdict(copy) for copy in self.copies],
-            "latency_ms": self.latency and self.latency.to_dict(),
+            "layers": [_step(layer) for layer in self.layers],
+            "copies": [_step(copy) for copy in self.copies],
+            "timed_pass": self.timed_pass and asdict(self.timed_pass),
+            "latency_ms": latency and latency.to_dict(),
+            "latency_samples_ms": latency and thinned(latency.samples_ms),
+            "stop": self.stop and asdict(self.stop),
             "throughput_images_per_s": self.throughput_images_per_s,
             "iterations": self.iterations,
             "images_done": self.images_done,
             "interrupted": self.interrupted,
             "notes": self.notes,
+            "extra_lines": self.extra_lines,
+            "timeline": {
+                "total": self.timeline_total,
+                "columns": [column.name for column in fields(TimelineEvent)],
+                "events": [list(vars(event).values()) for event in self.timeline],
+            },
         }
+
+    @classmethod
+    def from_dict(cls, document: Any, name: str = "result") -> Result:
+        """Returns the result of a JSON document of schema 1; ``name`` is for messages.
+
+        Keys that this version does not know are ignored. Percentiles are taken again from the samples
+        that were kept.
+
+        Raises:
+            InputError: the document is of another schema, or lacks a key, or a value is of another kind.
+        """
+        if not isinstance(document, dict) or "schema" not in document:
+            raise expected(name, "the JSON document of a run, with a schema", _brief(document))
+        if document["schema"] != SCHEMA:
+            raise expected(f"{name}: schema", SCHEMA, _brief(document["schema"]))
+        values = dict(document)
+        samples, found = values.pop("latency_samples_ms", None), values.pop("latency_ms", None)
+        if samples:
+            values["latency"] = {"samples_ms": samples, "percentiles": _percentiles(found)}
+        timeline = values.pop("timeline", None) or {"total": 0, "events": []}
+        if not isinstance(timeline, dict) or not isinstance(timeline.get("events"), list):
+            raise expected(f"{name}: timeline", "an object with a list of events", _brief(timeline))
+        names = [column.name for column in fields(TimelineEvent)]
+        for event in timeline["events"]:
+            if not isinstance(event, list) or len(event) != len(names):
+                raise expected(f"{name}: timeline", f"events of {len(names)} values", _brief(event))
+        values["timeline"] = [dict(zip(names, e, strict=True)) for e in timeline["events"]]
+        values["timeline_total"] = timeline.get("total")
+        return _read(cls, values, name)
+
+
+def _step(step: LayerTime | CopyTime) -> dict[str, Any]:
+    return {**asdict(step), "samples_s": thinned(step.samples_s)}
+
+
+def _percentiles(latency: Any) -> list[float]:
+    """Returns which percentiles ``latency_ms`` has."""
+    words = [key[1:] for key in latency if key[:1] == "p"] if isinstance(latency, dict) else []
+    return [float(word) for word in words if word.replace(".", "", 1).isdecimal()]
+
+
+def _brief(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _read(kind: Any, value: Any, name: str) -> Any:
+    """Returns ``value``, read from JSON, as what the annotation ``kind`` says.
+
+    Raises:
+        InputError: it is something else; ``name`` is the path to it.
+    """
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin is types.UnionType:
+        if value is None:
+            return None
+        kind = next(argument for argument in arguments if argument is not types.NoneType)
+        return _read(kind, value, name)
+    if kind is Any:
+        return value
+    if kind is float:
+        if value is None:  # JSON's only way to write NaN
+            return math.nan
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            try:
+                return float(value)
+            except OverflowError:
+                pass
+        raise expected(name, "a number", _brief(value))
+    if origin in (list, tuple):
+        if not isinstance(value, list):
+            raise expected(name, "a list", _brief(value))
+        return origin(_read(arguments[0], item, name) for item in value)
+    if origin is dict:
+        kind = dict
+    if not hasattr(kind, "__dataclass_fields__"):
+        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+            raise expected(name, f"a value of type {kind.__name__}", _brief(value))
+        return value
+    if not isinstance(value, dict):
+        raise expected(name, "an object", _brief(value))
+    kinds = typing.get_type_hints(kind)
+    given = {}
+    for part in fields(kind):
+        path = f"{name}: {part.name}"
+        if part.name in value:
+            given[part.name] = _read(kinds[part.name], value[part.name], path)
+        elif part.default is part.default_factory:  # both are MISSING: it has to be there
+            raise InputError(f"{path}: expected a value, found none")
+    return kind(**given)

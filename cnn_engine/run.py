@@ -10,7 +10,7 @@ from time import perf_counter
 
 import numpy as np
 
-from . import cli, report, threads, variants, workload
+from . import cli, report, threads, timing, variants, workload
 from .engine import DEFAULT_BATCH, Engine
 from .errors import InputError, expected
 from .files import atomic_write, check_writable
@@ -73,7 +73,12 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument(
         "--warmup", type=count(0, 10**6), default=1, help="passes before those that count"
     )
-    p.add_argument("--iterations", type=count(1, 10**9), default=1, help="times over all images")
+    p.add_argument(
+        "--iterations",
+        type=count(1, 10**9),
+        help="times over all images (default: until the median pass is known within 1 %%, for at most "
+        f"{timing.CAP_S:g} seconds)",
+    )
     p.add_argument(
         "--duration",
         type=cli.number(0, 10**7),

@@ -3,21 +3,24 @@
 Two runs, never mixed. :func:`time_passes` times whole passes and nothing inside them: latency, throughput
 and the forward time come from it. :func:`time_layers` times every step, which costs time itself. Host times
 are of a monotonic clock. Device times lie between two events around a step on its own stream; a short delay
-queued ahead keeps the GPU behind the host, so that they hold the step and not its launch.
+queued ahead keeps the GPU behind the host, so that they hold the step and not its launch. Between two kernels
+lies one event, the end of the first and the start of the second: each event costs the GPU about a
+microsecond, and so the layers add up to the pass and never to more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import nvtx
 
 from .plan import Plan, Step
-from .result import CopyTime, LayerTime, TimelineEvent
+from .result import CopyTime, LayerTime, Stop, TimedPass, TimelineEvent
 
 if TYPE_CHECKING:
     from .engine import Engine
@@ -30,6 +33,12 @@ TIMELINE_EVENTS = 5000
 
 #: Seconds of delay queued for each kernel that follows: more than a launch and its two events take.
 LAUNCH_MARGIN_S = 20e-6
+
+#: Unless told how long, passes are repeated until the 95 % interval of their median is within 1 % of it, but
+#: no longer than the cap; whole iterations only, so one that takes longer than the cap is run once.
+MEDIAN_WITHIN = 0.01
+CAP_S = 5.0
+FEWEST_SAMPLES = 20
 
 
 @dataclass
@@ -50,6 +59,7 @@ class Passes:
     images_done: int = 0
     images_total: int = 0
     seconds_total: float = 0.0
+    stop: Stop | None = None
     interrupted: bool = False
 
 
@@ -59,6 +69,7 @@ class Steps:
 
     layers: list[LayerTime] = field(default_factory=list)
     copies: list[CopyTime] = field(default_factory=list)
+    timed_pass: TimedPass = field(default_factory=TimedPass)
     timeline: list[TimelineEvent] = field(default_factory=list)
     timeline_total: int = 0
     interrupted: bool = False
@@ -111,17 +122,20 @@ def time_passes(
     batch: int,
     *,
     warmup: int,
-    iterations: int,
+    iterations: int | None,
     duration_s: float | None,
     progress: Progress,
 ) -> Passes:
     """Times passes over ``images``, which fills ``probabilities``.
 
-    ``warmup`` passes are run first and not counted. With ``duration_s``, iterations are repeated until so
-    much time has passed; else there are ``iterations``. Ctrl-C ends early and keeps what was measured.
+    ``warmup`` passes are run first and not counted. All images are run until ``duration_s`` have passed; or
+    else ``iterations`` times; or, when neither is given, until the 95 % interval of the median of the passes
+    of a full batch is within :data:`MEDIAN_WITHIN` of it, for at most :data:`CAP_S` seconds. Ctrl-C ends
+    early and keeps what was measured.
     """
     result = Passes()
     complete_s = 0.0
+    reason = "interrupted"
     try:
         done = 0
         while done < warmup:
@@ -131,6 +145,7 @@ def time_passes(
                 if done >= warmup:
                     break
         begin = perf_counter()
+        next_look = FEWEST_SAMPLES
         while True:
             iteration_s = 0.0
             for plan, count in batches(engine, images, probabilities, batch):
@@ -149,14 +164,58 @@ def time_passes(
             result.iterations += 1
             complete_s += iteration_s
             result.forward_s = complete_s / result.iterations
-            if duration_s is None:
-                if result.iterations >= iterations:
+            elapsed_s = perf_counter() - begin
+            if duration_s is not None:
+                if elapsed_s >= duration_s:
+                    reason = f"{duration_s:g} s were asked for"
                     break
-            elif perf_counter() - begin >= duration_s:
-                break
+            elif iterations is not None:
+                if result.iterations >= iterations:
+                    reason = "as many iterations as were asked for"
+                    break
+            else:
+                if len(result.full_s) >= next_look:
+                    if _within(result.full_s):
+                        reason = (
+                            f"the median's 95 % interval is within {100 * MEDIAN_WITHIN:g} % of it"
+                        )
+                        break
+                    # Ever more seldom: to sort all samples after each pass would take longer than it.
+                    next_look = len(result.full_s) * 5 // 4
+                if elapsed_s >= CAP_S:
+                    reason = f"the cap of {CAP_S:g} s was reached"
+                    break
     except KeyboardInterrupt:
         result.interrupted = True
+    interval = median_interval(result.full_s)
+    result.stop = Stop(
+        reason,
+        float(np.median(result.full_s)) * 1e3 if result.full_s else None,
+        interval and (interval[0] * 1e3, interval[1] * 1e3),
+    )
     return result
+
+
+def median_interval(samples: Sequence[float]) -> tuple[float, float] | None:
+    """Returns an interval that holds the median with 95 % confidence; None for fewer than six samples.
+
+    Its ends are order statistics (the binomial interval in its normal approximation; see W. J. Conover,
+    "Practical Nonparametric Statistics", 3rd ed., section 3.2). Samples are taken as independent.
+    """
+    count = len(samples)
+    if count < 6:
+        return None
+    half = 1.96 * math.sqrt(count) / 2
+    lower = max(math.floor(count / 2 - half), 0)
+    upper = min(math.ceil(count / 2 + half), count - 1)
+    ends = np.partition(np.asarray(samples, float), (lower, upper))
+    return float(ends[lower]), float(ends[upper])
+
+
+def _within(samples: Sequence[float]) -> bool:
+    lower, upper = median_interval(samples)
+    median = float(np.median(samples))
+    return max(upper - median, median - lower) <= MEDIAN_WITHIN * median
 
 
 def time_layers(
@@ -167,11 +226,20 @@ def time_layers(
     recorder = _Recorder(engine.device, result)
     try:
         for index, (plan, count) in enumerate(batches(engine, images, probabilities, batch)):
-            recorder.run(plan, index)
+            recorder.run(plan, index, full=count == batch)
             progress(count)
     except KeyboardInterrupt:
         result.interrupted = True
     return result
+
+
+class _Timed(NamedTuple):
+    """A step that was run: when it began and what it took on the host, and the events around it."""
+
+    step: Step
+    start: float
+    host_s: float
+    events: tuple[Any, Any] | None
 
 
 class _Recorder:
@@ -184,38 +252,55 @@ class _Recorder:
         self.origin = perf_counter()
         self._layers: dict[str, LayerTime] = {}
         self._copies: dict[tuple[str, str], CopyTime] = {}
-        self._events: list[tuple[Any, Any]] = []  # reused from pass to pass
+        self._events: list[Any] = []  # reused from pass to pass
         self._marks: dict[str, Any] = {}
         self._lanes: dict[int, int] = {}
 
-    def run(self, plan: Plan, index: int) -> None:
+    def run(self, plan: Plan, index: int, full: bool) -> None:
         steps = plan.steps
-        cuda = [step for step in steps if step.place == "cuda"]
-        while len(self._events) < len(cuda):
-            self._events.append((self.device.event(), self.device.event()))
+        needed = 2 * sum(step.place == "cuda" for step in steps)
+        while len(self._events) < needed:
+            self._events.append(self.device.event())
         events = iter(self._events)
-        timed: list[tuple[Step, float, float, tuple[Any, Any] | None]] = []
+        timed: list[_Timed] = []
         # Where copies are to overlap with kernels, a delay would keep them apart.
         kernels_follow = [0] * len(steps) if plan.chunk else _kernels_that_follow(steps)
+        kernels_left = 0
+        end = None  # of the kernel just queued, where the next one begins
+        begin = perf_counter()
         for position, step in enumerate(steps):
             pair = None
             if step.place == "cuda":
+                stream = (step.lane or self.device).stream
                 if kernels_follow[position]:
-                    self.device.delay(LAUNCH_MARGIN_S * kernels_follow[position])
-                pair = next(events)
+                    kernels_left = kernels_follow[position]
+                    self.device.delay(LAUNCH_MARGIN_S * kernels_left)
+                    end = None
+                first = end
+                if first is None:
+                    first = next(events)
+                    first.record(stream)
+                pair = first, next(events)
             self.domain.push_range(self._mark(step))
-            stream = None if pair is None else (step.lane or self.device).stream
-            if pair is not None:
-                pair[0].record(stream)
             start = perf_counter()
             step.function(*step.args)
             seconds = perf_counter() - start
             if pair is not None:
                 pair[1].record(stream)
+                kernels_left = max(kernels_left - 1, 0)
+                end = pair[1] if kernels_left else None
             self.domain.pop_range()
-            timed.append((step, start - self.origin, seconds, pair))
+            timed.append(_Timed(step, start - self.origin, seconds, pair))
         self.device.synchronize()
-        self._add_up(timed, index)
+        whole = self.result.timed_pass
+        whole.calls += 1
+        whole.host_s += perf_counter() - begin
+        on_device = [item.events for item in timed if item.events is not None]
+        if on_device:
+            origin = on_device[0][0]
+            span_s = max(self.device.elapsed_s(origin, last) for _, last in on_device)
+            whole.device_s = (whole.device_s or 0.0) + span_s
+        self._add_up(timed, index, full)
         if plan.chunk:
             self._add_overlap(plan.chunk, timed)
 
@@ -225,36 +310,30 @@ class _Recorder:
             self._marks[text] = self.domain.get_event_attributes(message=text, category=step.kind)
         return self._marks[text]
 
-    def _add_up(
-        self, timed: list[tuple[Step, float, float, tuple[Any, Any] | None]], index: int
-    ) -> None:
-        first = next((pair for *_, pair in timed if pair is not None), None)
-        first_start = next((start for _, start, _, pair in timed if pair is not None), 0.0)
+    def _add_up(self, timed: list[_Timed], index: int, full: bool) -> None:
+        first = next((item for item in timed if item.events is not None), None)
         for step, start, host_s, pair in timed:
             device_s = None if pair is None else self.device.elapsed_s(*pair)
             if step.kind == "copy":
-                self._add_copy(step, host_s if device_s is None else device_s)
+                self._add_copy(step, host_s if device_s is None else device_s, full)
             elif step.kind != "sync":
-                self._add_layer(step, host_s, device_s)
+                self._add_layer(step, host_s, device_s, full)
             self._add_event(step.name, step.kind, "host", start, host_s, index)
             if pair is not None:
-                since = self.device.elapsed_s(first[0], pair[0])
+                since = self.device.elapsed_s(first.events[0], pair[0])
                 track = f"{self.device.name} stream"
                 if step.lane is not None:
                     lanes = self._lanes
                     track += f" {lanes.setdefault(step.lane.stream_handle, len(lanes) + 1)}"
-                self._add_event(step.name, step.kind, track, first_start + since, device_s, index)
+                self._add_event(step.name, step.kind, track, first.start + since, device_s, index)
 
-    def _add_overlap(
-        self, chunk: int, timed: list[tuple[Step, float, float, tuple[Any, Any] | None]]
-    ) -> None:
-        origin = next(pair[0] for *_, pair in timed if pair is not None)
+    def _add_overlap(self, chunk: int, timed: list[_Timed]) -> None:
+        origin = next(item.events[0] for item in timed if item.events is not None)
         copies, kernels = [], []
-        for step, _, _, pair in timed:
-            if pair is not None:
-                start = self.device.elapsed_s(origin, pair[0])
-                end = self.device.elapsed_s(origin, pair[1])
-                (copies if step.kind == "copy" else kernels).append((start, end))
+        for item in timed:
+            if item.events is not None:
+                interval = tuple(self.device.elapsed_s(origin, event) for event in item.events)
+                (copies if item.step.kind == "copy" else kernels).append(interval)
         overlap = self.result.hidden = self.result.hidden or Overlap(chunk)
         overlap.wall_s += max(end for _, end in copies + kernels)
         copies_s, kernels_s, either_s = (
@@ -263,7 +342,7 @@ class _Recorder:
         overlap.copies_s += copies_s
         overlap.hidden_s += copies_s + kernels_s - either_s
 
-    def _add_layer(self, step: Step, host_s: float, device_s: float | None) -> None:
+    def _add_layer(self, step: Step, host_s: float, device_s: float | None, full: bool) -> None:
         layer = self._layers.get(step.name)
         if layer is None:
             layer = self._layers[step.name] = LayerTime(step.name, step.kind, step.place)
@@ -272,10 +351,12 @@ class _Recorder:
         layer.host_s += host_s
         if device_s is not None:
             layer.device_s = (layer.device_s or 0.0) + device_s
+        if full:
+            layer.samples_s.append(host_s if device_s is None else device_s)
         layer.flops += step.flops
         layer.bytes += step.bytes
 
-    def _add_copy(self, step: Step, seconds: float) -> None:
+    def _add_copy(self, step: Step, seconds: float, full: bool) -> None:
         key = (step.name, step.direction)
         copy = self._copies.get(key)
         if copy is None:
@@ -284,6 +365,8 @@ class _Recorder:
         copy.calls += 1
         copy.bytes += step.bytes
         copy.seconds += seconds
+        if full:
+            copy.samples_s.append(seconds)
 
     def _add_event(
         self, name: str, kind: str, track: str, start: float, seconds: float, index: int

@@ -50,6 +50,11 @@ class CudaDevice:
         """The GPU's name."""
         return self.properties["name"]
 
+    @property
+    def pci_bus_id(self) -> str:
+        """Where the GPU is, such as ``0000:1B:00.0``."""
+        return self.context.pci_bus_id
+
     def free_memory(self) -> int:
         """Bytes that can be allocated, those that CuPy's pool holds included."""
         with self.context:

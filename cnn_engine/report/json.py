@@ -1,19 +1,48 @@
-"""A result as JSON, schema 1."""
+"""A result as JSON, schema 1, and back."""
 
 from __future__ import annotations
 
 import json
 import math
+import os
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ..errors import InputError, expected
+from ..files import describe_os_error
 from ..result import Result
+
+#: Far more than a result with all of its samples takes.
+LARGEST_FILE = 256 * 2**20
 
 
 def dumps(result: Result) -> str:
     """Returns :meth:`Result.to_dict` as standard JSON; NaN and infinities, which it lacks, are null."""
-    return json.dumps(finite(result.to_dict()), indent=2, allow_nan=False) + "\n"
+    return _render(finite(result.to_dict()), "") + "\n"
+
+
+def load(path: str | os.PathLike[str]) -> Result:
+    """Reads the result that ``run --json`` wrote to ``path``.
+
+    Raises:
+        InputError: the file cannot be read, or is not a result of schema 1.
+    """
+    path = Path(path)
+    try:
+        if (size := path.stat().st_size) > LARGEST_FILE:
+            raise expected(str(path), f"at most {LARGEST_FILE} bytes", size)
+        document = json.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {describe_os_error(error)}") from error
+    except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, a null byte in the path
+        if isinstance(error, InputError):
+            raise
+        raise expected(
+            str(path), "the JSON document of a run", f"something else ({error})"
+        ) from error
+    return Result.from_dict(document, str(path))
 
 
 def finite(value: Any) -> Any:
@@ -27,3 +56,18 @@ def finite(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
+
+
+def _render(value: Any, indent: str) -> str:
+    """Returns ``value`` with a line for each key and item, but lists of plain values on one line."""
+    inner = indent + "  "
+    if isinstance(value, dict) and value:
+        rows = [f"{json.dumps(key)}: {_render(item, inner)}" for key, item in value.items()]
+        brackets = "{}"
+    elif isinstance(value, list) and any(isinstance(item, (dict, list)) for item in value):
+        rows = [_render(item, inner) for item in value]
+        brackets = "[]"
+    else:
+        return json.dumps(value, allow_nan=False)
+    joined = f",\n{inner}".join(rows)
+    return f"{brackets[0]}\n{inner}{joined}\n{indent}{brackets[1]}"

@@ -96,14 +96,15 @@ def variant(result: Result) -> str:
 
 
 def remarks(result: Result) -> list[str]:
-    """Returns the notes, after what an interruption left undone."""
+    """Returns what an interruption left undone, the environment's warnings, and the notes."""
+    warnings = result.environment.get("warnings") or []
     if not result.interrupted:
-        return result.notes
+        return [*warnings, *result.notes]
     images = units.count(result.dataset["images"])
     done = f"interrupted: {units.count(result.images_done)} of {images} images done"
     if result.layers:
         done += ", then some of them again with every layer timed"
-    return [done, *result.notes]
+    return [done, *warnings, *result.notes]
 
 
 def steps_seconds(result: Result) -> float:
@@ -115,14 +116,26 @@ def environment(result: Result) -> list[tuple[str, str]]:
     """Returns what the environment says, a line a key; what is not known is left out."""
     rows = []
     for key, value in result.environment.items():
+        if key == "warnings":  # among the remarks
+            continue
         if isinstance(value, dict):
-            known = (f"{name} {item}" for name, item in value.items() if item is not None)
+            known = (
+                f"{name} {_plain(item)}" for name, item in value.items() if item not in (None, [])
+            )
             value = ", ".join(known)
         elif isinstance(value, (list, tuple)):
             value = ", ".join(map(str, value))
         if value not in (None, ""):
             rows.append((units.printable(key).replace("_", " "), units.printable(value)))
     return rows
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return units.number(value)
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def what_ran(result: Result) -> list[tuple[str, str]]:
@@ -160,7 +173,8 @@ def _passes(result: Result) -> list[tuple[str, str]]:
         rows += [(f"Latency {name}", value) for name, value in latency(result.latency)]
         samples = units.count(len(result.latency.samples_ms))
         batch = units.counted(result.batch, "image")
-        rows.append(("Latency samples", f"{samples} (passes of a full batch of {batch})"))
+        ended = f"; {result.stop.reason}" if result.stop is not None else ""
+        rows.append(("Latency samples", f"{samples} (passes of a full batch of {batch}{ended})"))
     if result.throughput_images_per_s is not None:
         rows.append(("Throughput", f"{units.number(result.throughput_images_per_s)} images/s"))
     return rows
@@ -204,7 +218,21 @@ def _layers(result: Result) -> list[str]:
     )
     if on_device:
         note += " Times of layers on cuda are the device's; launch is what the host spends on them."
-    return lines + _fields([(steps, note)])
+    rows = [(steps, note)]
+    if result.timed_pass is not None:
+        rows.append(("The timed layers' passes", timed_passes(result)))
+    return lines + _fields(rows)
+
+
+def timed_passes(result: Result) -> str:
+    """Returns what the passes took in which layers were timed, beside those in which none was."""
+    found = result.timed_pass
+    text = units.seconds(found.host_s)
+    if found.device_s is not None:
+        text += f" on the host, {units.seconds(found.device_s)} from the first event to the last"
+    if result.phases.forward_s and found.calls:
+        text += f": {units.number(found.host_s / result.phases.forward_s)} x the untimed"
+    return text
 
 
 def _copies(result: Result) -> list[str]:
