@@ -92,6 +92,59 @@ def test_warmup_is_run_and_not_counted(monkeypatch):
     assert passes.images_done == 4
 
 
+def quick_passes(monkeypatch, seconds, **options):
+    """Times passes whose clock says that each took the next of ``seconds``."""
+    clock = [0.0]
+    times = iter(seconds)
+
+    class Plan:
+        def run(self):
+            clock[0] += next(times)
+
+    monkeypatch.setattr(timing, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(timing, "batches", lambda *a: iter([(Plan(), 1)]))
+    options = {"warmup": 0, "iterations": None, "duration_s": None, **options}
+    return timing.time_passes(None, None, None, 1, progress=lambda count: None, **options)
+
+
+def test_passes_stop_once_their_median_is_known(monkeypatch):
+    steady = quick_passes(monkeypatch, iter(lambda: 1e-3, None))
+    assert len(steady.full_s) == timing.FEWEST_SAMPLES
+    assert "within 1 %" in steady.stop.reason
+    noise = np.random.default_rng(3).normal(1e-3, 5e-5, 10_000)
+    noisy = quick_passes(monkeypatch, noise)
+    lower, upper = timing.median_interval(noisy.full_s)
+    assert timing.FEWEST_SAMPLES < len(noisy.full_s) < 1000
+    assert upper - lower < 2.02e-5
+    assert noisy.stop.interval_ms == pytest.approx((lower * 1e3, upper * 1e3))
+    assert noisy.stop.median_ms == pytest.approx(1, rel=0.02)
+
+
+def test_passes_stop_at_the_cap(monkeypatch):
+    restless = quick_passes(monkeypatch, iter([0.1, 0.2] * 1000))
+    assert sum(restless.full_s) == pytest.approx(timing.CAP_S, abs=0.2)
+    assert "cap" in restless.stop.reason
+    slow = quick_passes(monkeypatch, iter([60.0, 60.0]))
+    assert len(slow.full_s) == 1
+    assert slow.stop.interval_ms is None
+
+
+def test_what_is_asked_for_is_not_second_guessed(monkeypatch):
+    assert len(quick_passes(monkeypatch, iter([60.0] * 9), iterations=3).full_s) == 3
+    assert len(quick_passes(monkeypatch, iter([1.0] * 99), duration_s=50).full_s) == 50
+
+
+def test_the_interval_holds_the_median_as_often_as_it_says():
+    generator = np.random.default_rng(4)
+    for count in (6, 20, 101, 1000):
+        held = 0
+        for _ in range(1000):
+            lower, upper = timing.median_interval(generator.exponential(1.0, count))
+            held += lower <= np.log(2) <= upper
+        assert held >= 930
+    assert timing.median_interval([1.0] * 5) is None
+
+
 def test_latency_percentiles():
     latency = Latency([float(i) for i in range(1, 101)], percentiles=(50.0, 95.0))
     found = latency.to_dict()
@@ -132,6 +185,18 @@ class TestOnAGpu:
             busy = not other.done
         assert busy
         assert sum(layer.device_s for layer in result.layers) < 10e-3
+
+    @pytest.mark.parametrize("variant", ["if", "pad", "tiled"])
+    @pytest.mark.parametrize("batch", [1, 4])
+    def test_layers_and_copies_never_exceed_the_pass(self, variant, batch):
+        images = np.repeat(IMAGES, 25, axis=0)
+        with Engine(weights="random", device="cuda", variant=variant) as engine:
+            result = engine.profile(images, batch=batch, check=False)
+        total = sum(step.seconds for step in (*result.layers, *result.copies))
+        whole = result.timed_pass
+        assert total <= whole.device_s <= whole.host_s * 1.05
+        kernels = sum(layer.seconds for layer in result.layers)
+        assert kernels <= result.phases.forward_s
 
     def test_host_and_device_agree_on_a_long_pass(self):
         """On passes of many milliseconds, device times and copies make up the wall time within 10 %."""
