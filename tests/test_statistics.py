@@ -1,0 +1,150 @@
+"""Intervals from raw samples: what they cover, seeded, for the noise that timings have."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cnn_engine import statistics
+
+TRIALS = 300
+
+
+def noise(count: int, correlation: float, rng: np.random.Generator) -> np.ndarray:
+    """Standard normal noise; neighbours correlate by ``correlation`` (AR(1))."""
+    fresh = rng.standard_normal(count)
+    values = np.empty(count)
+    values[0] = fresh[0]
+    for index in range(1, count):
+        values[index] = (
+            correlation * values[index - 1] + math.sqrt(1 - correlation**2) * fresh[index]
+        )
+    return values
+
+
+def coverage(estimator, draw, truth: float) -> float:
+    """The share of intervals that hold ``truth``."""
+    found = [estimator(draw()) for _ in range(TRIALS)]
+    return sum(e.low <= truth <= e.high for e in found) / TRIALS
+
+
+# Runs much shorter than the noise remembers are left out: nothing in them tells how far it goes.
+@pytest.mark.parametrize(
+    ("count", "correlation"),
+    [(6, 0.0), (6, 0.5), (20, 0.0), (20, 0.5), (100, 0.0), (100, 0.5), (100, 0.9), (1000, 0.9)],
+)
+def test_the_medians_interval_holds_the_median(count, correlation, rng):
+    held = coverage(
+        statistics.quantile, lambda: 100 + noise(count, correlation, rng), truth=100.0
+    )  # fmt: skip
+    assert held >= 0.92
+
+
+@pytest.mark.parametrize(("count", "correlation"), [(20, 0.0), (1000, 0.0), (1000, 0.9)])
+def test_the_means_interval_holds_the_mean(count, correlation, rng):
+    skewed = lambda: 100 + np.exp(noise(count, correlation, rng))  # noqa: E731
+    assert coverage(statistics.mean, skewed, 100 + math.exp(0.5)) >= 0.9
+
+
+def test_a_high_percentile(rng):
+    draw = lambda: 1 + rng.exponential(size=2000)  # noqa: E731
+    truth = 1 + math.log(100)
+    held = coverage(lambda samples: statistics.quantile(samples, 0.99), draw, truth)
+    assert held >= 0.92
+
+
+def test_independent_samples_count_in_full_and_dependent_ones_do_not(rng):
+    assert statistics.autocorrelation_time(noise(5000, 0.0, rng)) < 1.3
+    # The sum over all lags of 0.9**|lag| is (1 + 0.9) / (1 - 0.9) = 19.
+    assert 12 < statistics.autocorrelation_time(noise(20_000, 0.9, rng)) < 28
+    drift = np.linspace(0, 1, 100)
+    assert 100 / statistics.autocorrelation_time(drift) < 3
+
+
+def test_the_interval_is_the_binomial_one():
+    """Ranks 2 and 9 of 10, 40 and 61 of 100: the table of order statistics in textbooks."""
+    assert statistics._ranks(6, 0.5) == (1, 6)
+    assert statistics._ranks(10, 0.5) == (2, 9)
+    assert statistics._ranks(100, 0.5) == (40, 61)
+    assert statistics._ranks(5, 0.5)[0] == 0
+    assert statistics._ranks(10_000, 0.5) == (4902, 5099)
+
+
+def test_students_quantile():
+    for freedom, tabulated in ((5, 2.5706), (10, 2.2281), (30, 2.0423), (1e9, 1.95996)):
+        assert statistics._student(freedom) == pytest.approx(tabulated, rel=2e-3)
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+@pytest.mark.parametrize("estimator", [statistics.quantile, statistics.mean])
+def test_few_samples_have_a_value_and_no_interval(estimator, count):
+    found = estimator([2.0, 3.0, 2.0, 4.0, 3.0][:count])
+    assert found.samples == count
+    assert not found.known
+    assert found.value > 0
+
+
+def test_far_percentiles_need_more_samples_than_the_median(rng):
+    samples = rng.random(100) + 1
+    assert statistics.quantile(samples, 0.5).known
+    assert not statistics.quantile(samples, 0.99).known
+
+
+def test_samples_of_a_drift_know_less_than_their_range():
+    drift = np.linspace(1.0, 1.2, 50)
+    found = statistics.quantile(drift)
+    assert found.independent < statistics.FEWEST
+    assert found.low < drift[0]
+    assert found.high > drift[-1]
+
+
+def test_a_clock_of_low_resolution_widens_the_interval(rng):
+    """Events resolve 32 ns: medians of 2.016 and 2.048 us may be of the same time."""
+    tick = 0.032
+    samples = np.round((2.03 + 0.01 * rng.standard_normal(200)) / tick) * tick
+    found = statistics.quantile(samples)
+    assert found.low <= found.value - tick
+    assert found.high >= found.value + tick
+    constant = statistics.quantile(np.full(100, 2.016))
+    assert (constant.low, constant.high) == (2.016, 2.016)
+
+
+def test_the_ratio_of_estimates():
+    of, to = (
+        statistics.Estimate(2.0, 1.8, 2.2, 10, 8.0),
+        statistics.Estimate(1.0, 0.9, 1.1, 20, 9.0),
+    )
+    found = statistics.ratio(of, to)
+    assert found.value == 2.0
+    assert (found.samples, found.independent) == (10, 8.0)
+    # Errors add in quadrature: wider than each, narrower than both together.
+    assert 1.8 / 1.1 < found.low < 1.8
+    assert 2.2 < found.high < 2.2 / 0.9
+    back = statistics.ratio(to, of)
+    assert (back.low, back.high) == pytest.approx((1 / found.high, 1 / found.low))
+    assert statistics.ratio(of, statistics.Estimate(0.0)) is None
+    assert statistics.ratio(statistics.Estimate(math.nan), of) is None
+    assert not statistics.ratio(of, statistics.Estimate(1.0, 0.0, 1.1, 20, 9.0)).known
+
+
+def test_scaled_and_inverse():
+    found = statistics.Estimate(2.0, 1.0, 4.0, 10, 8.0)
+    assert found.scaled(0.5) == statistics.Estimate(1.0, 0.5, 2.0, 10, 8.0)
+    assert found.inverse() == statistics.Estimate(0.5, 0.25, 1.0, 10, 8.0)
+    assert not statistics.Estimate(2.0).inverse().known
+
+
+@given(st.lists(st.floats(min_value=0, max_value=1e12), min_size=1, max_size=60))
+def test_any_samples_have_an_estimate(samples):
+    for estimate in (statistics.quantile(samples), statistics.quantile(samples, 0.99),
+                     statistics.mean(samples)):  # fmt: skip
+        assert math.isfinite(estimate.value)
+        if estimate.known:
+            assert estimate.low <= estimate.value * (1 + 1e-9)
+            assert estimate.high >= estimate.value * (1 - 1e-9)
+        found = statistics.ratio(estimate, estimate)
+        assert found is None or found.value == 1
