@@ -14,6 +14,8 @@ from cnn_engine.result import (
     LayerTime,
     Phases,
     Result,
+    Stop,
+    TimedPass,
     TimelineEvent,
 )
 
@@ -99,6 +101,54 @@ def make_cuda(**changes) -> Result:
     return make(**{**values, **changes})
 
 
+GPU_STATE = {
+    "sm_clock_mhz": 1755,
+    "max_sm_clock_mhz": 1980,
+    "memory_clock_mhz": None,
+    "power_w": 412.5,
+    "power_limit_w": 700.0,
+    "temperature_c": 61,
+    "throttled": ["power cap"],
+    "other_processes": 2,
+}
+
+
+def make_profiled(**changes) -> Result:
+    """Returns the result of a CUDA run with all that is known of one: states, samples, API calls."""
+    layer = LayerTime("conv1", "conv", "cuda", 3, 3e-5, 6e-5, 2 * 10**9, 10**8, [1e-5, 2e-5, 3e-5])
+    copy = CopyTime("images", "h2d", 3, 3 * 10**6, 9e-5, [2e-5, 3e-5, 4e-5])
+    timeline = []
+    for batch in range(3):
+        begin = batch * 1e-3
+        timeline += [
+            TimelineEvent("images", "copy", "host", begin, 2e-5, batch),
+            TimelineEvent("cudaMemcpyAsync", "api", "host", begin + 4e-6, 1e-5, batch),
+            TimelineEvent("conv1", "conv", "host", begin + 2e-5, 1e-5, batch),
+            TimelineEvent("cudaLaunchKernel", "api", "host API", begin + 2.2e-5, 5e-6, batch),
+            TimelineEvent("images", "copy", "cuda:0 stream 1", begin + 1e-5, 3e-5, batch),
+            TimelineEvent("conv1", "conv", "cuda:0 stream 2", begin + 4e-5, 2e-5, batch),
+        ]
+    values = {
+        "environment": {
+            **make().environment,
+            "gpu": "A GPU",
+            "gpu_state": GPU_STATE,
+            "cpu_state": {"governor": "performance", "turbo": False, "on_battery": None},
+            "warnings": ["GPU: clocks held down by power cap (1755 of 1980 MHz)"],
+        },
+        "device": "cuda:0",
+        "device_name": "A GPU",
+        "layers": [layer],
+        "copies": [copy],
+        "latency": Latency([*[1.0, 1.1, 1.05, 1.2] * 50, 9.0]),
+        "timed_pass": TimedPass(3, 0.55, 0.51),
+        "stop": Stop("the median's 95 % interval is within 1%", 1.05, (1.045, 1.055)),
+        "timeline": timeline,
+        "timeline_total": 18,
+    }
+    return make(**{**values, **changes})
+
+
 def make_bare(**changes) -> Result:
     """Returns the result of a run that timed nothing."""
     values = {
@@ -120,6 +170,7 @@ def make_bare(**changes) -> Result:
 CASES = {
     "cpu": make(),
     "cuda": make_cuda(),
+    "profiled": make_profiled(),
     "bare": make_bare(),
     "no labels": make(accuracy=None),
     "zero images": make_bare(dataset={"name": "none", "source": "none", "images": 0}),

@@ -9,7 +9,7 @@ import pytest
 from samples import CASES, every_result, make, make_bare, make_cuda
 
 from cnn_engine.errors import InputError
-from cnn_engine.report import html
+from cnn_engine.report import charts, html
 from cnn_engine.result import Latency
 
 
@@ -109,7 +109,7 @@ def test_html_keeps_order_when_results_have_different_layers():
 
 def test_html_histogram_counts_every_sample_once():
     samples = [*np.random.default_rng(1).gamma(2, 1, 1000), 1e6]
-    found = html._histogram(make(latency=Latency(samples)))
+    found = charts.histogram(make(latency=Latency(samples)))
     counted = sum(int(bin["title"].rpartition(": ")[2].split()[0]) for bin in found["bins"])
     beyond = int(found["beyond"].split()[0])
     assert counted + beyond == len(samples)

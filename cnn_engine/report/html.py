@@ -1,62 +1,29 @@
 """Results side by side as one HTML page that needs no network and no script.
 
-This module turns results into what the page shows, with all positions in percent of the width;
-``page.html`` is the page. Both are in the order of the page.
+This module turns results into what the page shows, in the order of the page; ``charts.py`` makes its charts
+and ``page.html`` is the page.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from ..errors import InputError
-from ..result import Result
-from . import text, units
+from ..result import LayerTime, Result
+from . import charts, text, units
 
 if TYPE_CHECKING:
     from jinja2 import Template
 
-#: Kinds that have a colour of their own in the page; others share one.
-KINDS = (
-    "conv", "pad", "fused", "relu", "tanh", "pool", "fc", "softmax", "normalize", "copy", "sync",
-)  # fmt: skip
-
-BINS = 40
-TIMELINE_PASSES = 3
-TIMELINE_EVENTS = 240
-LABEL_PIXELS = 900  # what a chart is wide on a desktop: whether a name fits into its segment
-CHARACTER_PIXELS = 7.5
-THINNEST = 0.12  # percent: still a visible line
-
-
-@dataclass
-class Segment:
-    """A coloured piece of a bar or a lane: ``x`` and ``width`` in percent, and what it stands for."""
-
-    name: str
-    kind: str
-    x: float
-    width: float
-    time: str
-    share: str = ""
-    start: str = ""
-
-    @property
-    def colour(self) -> str:
-        """The class of its colour: one of the page's own, whatever the kind is called."""
-        return f"k-{self.kind if self.kind in KINDS else 'other'}"
-
-    @property
-    def label(self) -> str:
-        """Its name where there is room for it."""
-        room = self.width / 100 * LABEL_PIXELS - 8
-        return self.name if len(self.name) * CHARACTER_PIXELS <= room else ""
+#: Of the environment: what has tables of its own, and what they are called.
+STATES = {"gpu_state": "GPU", "cpu_state": "CPU"}
+SUM = "Sum of layers"
+UNITS = {"mhz": "MHz", "w": "W", "c": "\N{DEGREE SIGN}C"}
 
 
 @dataclass
@@ -70,6 +37,14 @@ class Table:
 
 
 @dataclass
+class Groups:
+    """``rows`` of a label and, for each result, a cell a column; None where a result has no such row."""
+
+    columns: list[str]
+    rows: list[tuple[str, list[list[str] | None]]]
+
+
+@dataclass
 class View:
     """What the page shows of one result, ``key`` being the letter that it goes by."""
 
@@ -77,47 +52,46 @@ class View:
     result: Result
     title: str
     summary: list[tuple[str, str]]
-    remarks: list[str]
-    extra_lines: list[str]
+    warnings: list[str]
     steps: str
-    scaled: list[Segment] = field(default_factory=list)  # on the scale that all results share
-    shares: list[Segment] = field(default_factory=list)  # on its own scale
-    histogram: dict[str, Any] | None = None
-    timeline: dict[str, Any] | None = None
+    scaled: list[charts.Segment]  # on the scale that all results share
+    shares: list[charts.Segment]  # on its own scale
+    histogram: dict[str, Any] | None
+    timeline: dict[str, Any] | None
 
 
 def render(results: Sequence[Result]) -> str:
     """Returns a page on ``results``, side by side in their order.
+
+    What a result lacks, as one read from an older file may, is left out or shown as ``-``.
 
     Raises:
         InputError: there are none.
     """
     if not results:
         raise InputError("results: expected at least one to show, found none")
-    longest = max(map(_total, results))
+    longest = max(map(charts.total, results))
     views = [_view(index, result, longest) for index, result in enumerate(results)]
-    segments = [
+    segments = (
         segment
         for view in views
-        for segment in (
-            *view.shares,
-            *(s for lane in (view.timeline or {}).get("lanes", ()) for s in lane["segments"]),
-        )
-    ]
-    legend = {segment.colour: text.kind_name(segment.kind) for segment in segments}
-    if "k-other" in legend:
-        legend["k-other"] = "Other"
+        for lane in (view.shares, *(view.timeline or {}).get("lanes", {}).values())
+        for segment in lane
+    )
     page = _template().render(
         title=" / ".join(dict.fromkeys(result.network for result in results)),
         views=views,
         what_ran=_table(dict(text.what_ran(result)) for result in results),
-        environment=_table(dict(text.environment(result)) for result in results),
+        environment=_table(map(_environment, results)),
+        state=_table(map(_state, results)),
         phases=_table(map(_phases, results)),
+        timers=_table(map(_timers, results)),
+        unlike=len({_images(result) for result in results}) > 1,
         layers=_layers(results),
         copies=_copies(results),
         latency=_table(map(_latency, results)),
         check=_table(map(_check, results)),
-        legend=legend,
+        legend=charts.legend(segments),
     )
     return page.strip() + "\n"
 
@@ -152,14 +126,23 @@ def _view(index: int, result: Result, longest: float) -> View:
             ("Accuracy", accuracy or text.accuracy(result)),
             ("Check", verdict),
         ],
-        remarks=text.remarks(result),
-        extra_lines=result.extra_lines,
+        warnings=_warnings(result),
         steps=units.seconds(text.steps_seconds(result)),
-        scaled=_bar(result, longest),
-        shares=_bar(result, _total(result)),
-        histogram=_histogram(result),
-        timeline=_timeline(result),
+        scaled=charts.bar(result, longest),
+        shares=charts.bar(result, charts.total(result)),
+        histogram=charts.histogram(result),
+        timeline=charts.timeline(result),
     )
+
+
+def _warnings(result: Result) -> list[str]:
+    """Returns what the reader has to know before any number is read."""
+    failed = result.check is not None and not result.check.passed
+    remarks = text.remarks(result)
+    return [
+        *(["the check against the reference failed, so nothing was timed"] if failed else []),
+        *remarks[: len(remarks) - len(result.notes)],  # the notes come last
+    ]
 
 
 def _letters(index: int) -> str:
@@ -197,6 +180,39 @@ def _throughput(result: Result) -> str:
     return units.UNKNOWN if rate is None else f"{units.number(rate)} images/s"
 
 
+# ---- environment ----
+
+
+def _environment(result: Result) -> dict[str, str]:
+    """Returns what stays the same from run to run."""
+    states = [state.replace("_", " ") for state in STATES]
+    return {label: value for label, value in text.environment(result) if label not in states}
+
+
+def _state(result: Result) -> dict[str, str]:
+    """Returns what changes from minute to minute: clocks, power, temperature, load."""
+    rows = {}
+    for key, device in STATES.items():
+        state = result.environment.get(key)
+        for name, value in state.items() if isinstance(state, dict) else ():
+            if value is None:
+                continue
+            label, _, unit = name.rpartition("_")
+            label = (label if unit in UNITS else name).replace("_", " ")
+            unit = f" {UNITS[unit]}" if unit in UNITS else ""
+            rows[f"{device} {label.replace('sm clock', 'SM clock')}"] = _plain(value) + unit
+    return rows
+
+
+def _plain(value: object) -> str:
+    """Returns what JSON can hold as people write it."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list):
+        return ", ".join(map(_plain, value)) or "nothing"
+    return units.number(value) if isinstance(value, float) else str(value)
+
+
 # ---- phases ----
 
 
@@ -217,73 +233,115 @@ def _phases(result: Result) -> dict[str, str]:
 # ---- layers and copies ----
 
 
-def _steps(result: Result) -> list[tuple[str, str, float]]:
-    """Returns name, kind and seconds of each layer and copy that took any time."""
-    steps = [(layer.name, layer.kind, layer.seconds) for layer in result.layers]
-    steps += [(f"{copy.what} {copy.direction}", "copy", copy.seconds) for copy in result.copies]
-    return [step for step in steps if math.isfinite(step[2]) and step[2] > 0]
+def _images(result: Result) -> int | None:
+    """Returns how many images the times of layers and copies are of; None where it is not known."""
+    return None if result.interrupted else result.images_done
 
 
-def _total(result: Result) -> float:
-    return sum(seconds for *_, seconds in _steps(result))
-
-
-def _bar(result: Result, scale: float) -> list[Segment]:
-    own = _total(result)
-    x = 0.0
-    segments = []
-    for name, kind, seconds in _steps(result):
-        width = 100 * (seconds / scale)
-        share = units.percent(seconds / own)
-        segments.append(Segment(name, kind, x, width, units.seconds(seconds), share))
-        x += width
-    return segments
-
-
-def _layers(results: Sequence[Result]) -> list[tuple[str, list[list[str] | None]]]:
-    """Returns a row a layer, with the cells of each result, or None where a result has no such layer."""
-    found = [{layer.name: layer for layer in result.layers} for result in results]
-    rows = []
-    for name in _merged([list(layers) for layers in found]):
-        cells: list[list[str] | None] = []
-        for result, layers in zip(results, found, strict=True):
-            layer = layers.get(name)
-            cells.append(
-                layer
-                and [
-                    units.seconds(layer.seconds),
-                    units.percent(units.share(layer.seconds, text.steps_seconds(result))),
-                    units.giga_per_second(layer.flops, layer.seconds),
-                    units.giga_per_second(layer.bytes, layer.seconds),
-                    units.count(layer.calls),
-                    layer.place,
-                    units.seconds(None if layer.device_s is None else layer.host_s),
-                ]
-            )
-        rows.append((name, cells))
+def _timers(result: Result) -> dict[str, str]:
+    """Returns all images with timers in the passes beside all images without."""
+    timed, plain_s = result.timed_pass, result.phases.forward_s
+    if timed is None:
+        return {}
+    extra = units.share(timed.host_s - plain_s, plain_s) if plain_s else None
+    rows = {
+        "No layer timed, wall time": units.seconds(plain_s),
+        "Every layer timed, wall time": units.seconds(timed.host_s),
+        "of it from the first event on the device to the last": units.seconds(timed.device_s),
+        "Sum of layers and copies": units.seconds(text.steps_seconds(result)),
+        "Cost of the timers": units.percent(None if result.interrupted else extra),
+    }
+    if timed.device_s is None:
+        del rows["of it from the first event on the device to the last"]
     return rows
 
 
-def _copies(results: Sequence[Result]) -> list[tuple[str, list[list[str] | None]]]:
-    """Returns a row a copy, as :func:`_layers` does."""
-    found = [{(copy.what, copy.direction): copy for copy in result.copies} for result in results]
+def _layers(results: Sequence[Result]) -> Groups:
+    """Returns a row a layer."""
+    columns: dict[str, Callable[[Result, LayerTime], str]] = {
+        "time": lambda result, layer: units.seconds(layer.seconds),
+        "share": lambda result, layer: _share(result, layer.seconds),
+        "median": lambda result, layer: units.seconds(_median(layer.samples_s)),
+        "GFLOP/s": lambda result, layer: units.giga_per_second(layer.flops, layer.seconds),
+        "GB/s": lambda result, layer: units.giga_per_second(layer.bytes, layer.seconds),
+        "calls": lambda result, layer: units.count(layer.calls),
+        "on": lambda result, layer: layer.place,
+    }
+    if any(layer.device_s is not None for result in results for layer in result.layers):
+        columns["launch"] = lambda result, layer: units.seconds(
+            None if layer.device_s is None else layer.host_s
+        )
+    found = []
+    for result in results:
+        layers = {layer.name: layer for layer in result.layers}
+        found.append(layers | {SUM: _sum(result.layers)} if layers else layers)
+    return _groups(results, columns, found)
+
+
+def _sum(layers: list[LayerTime]) -> LayerTime:
+    return LayerTime(
+        SUM,
+        kind="",
+        place=", ".join(sorted({layer.place for layer in layers})),
+        calls=sum(layer.calls for layer in layers),
+        host_s=sum(layer.seconds for layer in layers),
+        flops=sum(layer.flops for layer in layers),
+        bytes=sum(layer.bytes for layer in layers),
+    )
+
+
+def _copies(results: Sequence[Result]) -> Groups:
+    """Returns a row a copy."""
+    columns = {
+        "time": lambda result, copy: units.seconds(copy.seconds),
+        "share": lambda result, copy: _share(result, copy.seconds),
+        "median": lambda result, copy: units.seconds(_median(copy.samples_s)),
+        "size": lambda result, copy: units.size(copy.bytes),
+        "GB/s": lambda result, copy: units.giga_per_second(copy.bytes, copy.seconds),
+        "calls": lambda result, copy: units.count(copy.calls),
+    }
+    found = [{f"{copy.what} {copy.direction}": copy for copy in r.copies} for r in results]
+    return _groups(results, columns, found)
+
+
+def _groups(
+    results: Sequence[Result],
+    columns: dict[str, Callable[[Result, Any], str]],
+    found: list[dict[str, Any]],  # of each result, its steps by name
+) -> Groups:
+    """Makes a table of ``found``; with several results, a last column has each one's ratio to the first."""
+    names = [*columns, "to A"] if len(results) > 1 else list(columns)
     rows = []
-    for key in _merged([list(copies) for copies in found]):
-        cells: list[list[str] | None] = []
-        for result, copies in zip(results, found, strict=True):
-            copy = copies.get(key)
-            cells.append(
-                copy
-                and [
-                    units.seconds(copy.seconds),
-                    units.percent(units.share(copy.seconds, text.steps_seconds(result))),
-                    units.size(copy.bytes),
-                    units.giga_per_second(copy.bytes, copy.seconds),
-                    units.count(copy.calls),
-                ]
-            )
-        rows.append((" ".join(key), cells))
-    return rows
+    for name in _merged([list(steps) for steps in found]):
+        row: list[list[str] | None] = []
+        for result, steps in zip(results, found, strict=True):
+            if name not in steps:
+                row.append(None)
+                continue
+            cells = [cell(result, steps[name]) for cell in columns.values()]
+            if len(results) > 1:
+                first = found[0].get(name)
+                cells.append(_ratio(result, steps[name], results[0], first))
+            row.append(cells)
+        rows.append((name, row))
+    return Groups(names, rows)
+
+
+def _share(result: Result, seconds: float) -> str:
+    return units.percent(units.share(seconds, text.steps_seconds(result)))
+
+
+def _median(samples: list[float]) -> float | None:
+    return statistics.median(samples) if samples else None
+
+
+def _ratio(result: Result, step: Any, first_result: Result, first: Any) -> str:
+    """Returns the time that ``step`` takes an image as a multiple of what ``first`` takes."""
+    images, first_images = _images(result), _images(first_result)
+    if first is None or not images or not first_images:
+        return units.UNKNOWN
+    ratio = units.share(step.seconds / images, first.seconds / first_images)
+    return units.UNKNOWN if ratio is None else f"{units.number(ratio)} x"
 
 
 # ---- latency ----
@@ -292,92 +350,15 @@ def _copies(results: Sequence[Result]) -> list[tuple[str, list[list[str] | None]
 def _latency(result: Result) -> dict[str, str]:
     if result.latency is None:
         return {}
-    samples = units.count(len(result.latency.samples_ms))
-    return {**dict(text.latency(result.latency)), "samples": samples}
-
-
-def _histogram(result: Result) -> dict[str, Any] | None:
-    """Returns the bins of the latency's samples, without the tail that would squeeze all others."""
-    if result.latency is None:
-        return None
-    samples = np.asarray(result.latency.samples_ms, float)
-    samples = samples[np.isfinite(samples)]
-    if not len(samples):
-        return None
-    least, most, p50, p99 = (float(q) for q in np.percentile(samples, (0, 100, 50, 99)))
-    end = min(most, p99 + (p99 - least) / 2)
-    if not end > least:  # one sample, or a clock too coarse to tell them apart
-        least, end = least * 0.99, end * 1.01 or 1.0
-    counts, edges = np.histogram(samples, min(BINS, 4 + math.isqrt(len(samples))), (least, end))
-    beyond = int(np.count_nonzero(samples > end))
-    width = 100 / len(counts)
-    return {
-        "bins": [
-            {
-                "x": index * width,
-                "width": width,
-                "height": 100 * int(number) / int(counts.max() or 1),
-                "title": f"{units.seconds(left / 1e3)} to {units.seconds(right / 1e3)}: "
-                + units.counted(int(number), "sample"),
-            }
-            for index, (number, left, right) in enumerate(
-                zip(counts, edges[:-1], edges[1:], strict=True)
-            )
-        ],
-        "marks": [
-            {"name": name, "x": 100 * (value - least) / (end - least)}
-            for name, value in (("p50", p50), ("p99", p99))
-            if least <= value <= end
-        ],
-        "least": units.seconds(least / 1e3),
-        "end": units.seconds(end / 1e3),
-        "most": units.count(int(counts.max())),
-        "beyond": beyond
-        and f"{units.counted(beyond, 'sample')} beyond, up to {units.seconds(most / 1e3)}",
-    }
-
-
-# ---- timeline ----
-
-
-def _timeline(result: Result) -> dict[str, Any] | None:
-    """Returns the lanes of the first passes: as many whole passes as there is room for."""
-    events = [
-        event
-        for event in result.timeline
-        if event.batch < TIMELINE_PASSES
-        and math.isfinite(event.start_s)
-        and math.isfinite(event.seconds)
-    ]
-    while len(events) > TIMELINE_EVENTS and events[-1].batch > 0:
-        last = events[-1].batch
-        events = [event for event in events if event.batch < last]
-    events = events[:TIMELINE_EVENTS]
-    if not events:
-        return None
-    begin = min(event.start_s for event in events)
-    end = max(event.start_s + event.seconds for event in events)
-    scale = 100 / (end - begin) if end > begin else 0.0
-    lanes: dict[str, list[Segment]] = {}
-    for event in events:
-        lanes.setdefault(event.track, []).append(
-            Segment(
-                event.name,
-                event.kind,
-                (event.start_s - begin) * scale,
-                max(event.seconds * scale, THINNEST),
-                units.seconds(event.seconds),
-                start=units.seconds(event.start_s - begin),
-            )
-        )
-    total = max(result.timeline_total, len(result.timeline))
-    passes = len({event.batch for event in events})
-    return {
-        "lanes": [{"track": track, "segments": segments} for track, segments in lanes.items()],
-        "ticks": [(25 * tick, units.seconds((end - begin) * tick / 4)) for tick in range(5)],
-        "caption": ("first pass" if passes == 1 else f"first {passes} passes")
-        + f", {len(events)} of {units.counted(total, 'event')}",
-    }
+    rows = dict(text.latency(result.latency))
+    stop = result.stop
+    if stop is not None and stop.interval_ms is not None:
+        ends = " to ".join(units.seconds(end / 1e3) for end in stop.interval_ms)
+        rows["median, 95 % interval"] = ends
+    rows["samples"] = units.count(len(result.latency.samples_ms))
+    if stop is not None:
+        rows["ended because"] = stop.reason
+    return rows
 
 
 # ---- check ----

@@ -1,0 +1,193 @@
+"""The page's charts: bars, histogram and timeline of a result, with all positions in percent of the width."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..result import Result, TimelineEvent
+from . import text, units
+
+#: Kinds that have a colour of their own in the page; others share one.
+KINDS = (
+    "conv", "pad", "fused", "relu", "tanh", "pool", "fc", "softmax", "normalize", "copy", "sync", "api",
+)  # fmt: skip
+
+BINS = 40
+TIMELINE_PASSES = 3
+TIMELINE_EVENTS = 400
+LABEL_PIXELS = 900  # what a chart is wide on a desktop: whether a name fits into its segment
+CHARACTER_PIXELS = 7.5
+LABEL_APART = 10  # percent between the beginnings of two labels of the histogram
+THINNEST = 0.12  # percent: still a visible line
+
+
+@dataclass
+class Segment:
+    """A coloured piece of a bar or a lane: ``x`` and ``width`` in percent, and what it stands for."""
+
+    name: str
+    kind: str
+    x: float
+    width: float
+    time: str
+    share: str = ""
+    start: str = ""
+
+    @property
+    def colour(self) -> str:
+        """The class of its colour: one of the page's own, whatever the kind is called."""
+        return f"k-{self.kind if self.kind in KINDS else 'other'}"
+
+    @property
+    def label(self) -> str:
+        """Its name where there is room for it."""
+        room = self.width / 100 * LABEL_PIXELS - 8
+        return self.name if len(self.name) * CHARACTER_PIXELS <= room else ""
+
+
+def legend(segments: Iterator[Segment]) -> dict[str, str]:
+    """Returns the name of each colour among ``segments``."""
+    names = {segment.colour: text.kind_name(segment.kind) for segment in segments}
+    if "k-other" in names:
+        names["k-other"] = "Other"
+    if "k-api" in names:
+        names["k-api"] = "API call"
+    return names
+
+
+# ---- bars ----
+
+
+def total(result: Result) -> float:
+    """Returns the seconds of the longest bar that :func:`bar` makes of ``result``."""
+    return sum(seconds for *_, seconds in _steps(result))
+
+
+def bar(result: Result, scale: float) -> list[Segment]:
+    """Returns a segment a layer and copy, where ``scale`` seconds are the whole width."""
+    own = total(result)
+    x = 0.0
+    segments = []
+    for name, kind, seconds in _steps(result):
+        width = 100 * (seconds / scale)
+        share = units.percent(seconds / own)
+        segments.append(Segment(name, kind, x, width, units.seconds(seconds), share))
+        x += width
+    return segments
+
+
+def _steps(result: Result) -> list[tuple[str, str, float]]:
+    """Returns name, kind and seconds of each layer and copy that took any time."""
+    steps = [(layer.name, layer.kind, layer.seconds) for layer in result.layers]
+    steps += [(f"{copy.what} {copy.direction}", "copy", copy.seconds) for copy in result.copies]
+    return [step for step in steps if math.isfinite(step[2]) and step[2] > 0]
+
+
+# ---- histogram ----
+
+
+def histogram(result: Result) -> dict[str, Any] | None:
+    """Returns the bins of the latency's samples, without the tail that would squeeze all others."""
+    if result.latency is None:
+        return None
+    samples = np.asarray(result.latency.samples_ms, float)
+    samples = samples[np.isfinite(samples)]
+    if not len(samples):
+        return None
+    marks = {f"p{q}": float(np.percentile(samples, q)) for q in (50, 90, 99)}
+    least, most, p95 = (float(q) for q in np.percentile(samples, (0, 100, 95)))
+    end = min(most, p95 + (p95 - least) / 2)
+    if not end > least:  # one sample, or a clock too coarse to tell them apart
+        least, end = least * 0.99, end * 1.01 or 1.0
+    counts, edges = np.histogram(samples, min(BINS, 4 + math.isqrt(len(samples))), (least, end))
+    beyond = int(np.count_nonzero(samples > end))
+    width = 100 / len(counts)
+    return {
+        "bins": [
+            {
+                "x": index * width,
+                "width": width,
+                "height": 100 * int(number) / int(counts.max() or 1),
+                "title": f"{units.seconds(left / 1e3)} to {units.seconds(right / 1e3)}: "
+                + units.counted(int(number), "sample"),
+            }
+            for index, (number, left, right) in enumerate(
+                zip(counts, edges[:-1], edges[1:], strict=True)
+            )
+        ],
+        "marks": _apart(
+            {
+                name: 100 * (value - least) / (end - least)
+                for name, value in marks.items()
+                if least <= value <= end
+            }
+        ),
+        "least": units.seconds(least / 1e3),
+        "end": units.seconds(end / 1e3),
+        "most": units.count(int(counts.max())),
+        "beyond": beyond
+        and f"{units.counted(beyond, 'sample')} beyond, up to {units.seconds(most / 1e3)}",
+    }
+
+
+def _apart(marks: dict[str, float]) -> list[dict[str, Any]]:
+    """Returns ``marks``, without the names of those too close to the one before."""
+    found: list[dict[str, Any]] = []
+    reached = -math.inf
+    for name, x in marks.items():
+        if x - reached < LABEL_APART:
+            name = ""
+        else:
+            reached = x
+        found.append({"name": name, "x": x})
+    return found
+
+
+# ---- timeline ----
+
+
+def timeline(result: Result) -> dict[str, Any] | None:
+    """Returns the lanes of the first passes: as many whole passes as there is room for."""
+    events = [
+        event
+        for event in result.timeline
+        if event.batch < TIMELINE_PASSES
+        and math.isfinite(event.start_s)
+        and math.isfinite(event.seconds)
+    ]
+    while len(events) > TIMELINE_EVENTS and events[-1].batch > 0:
+        last = events[-1].batch
+        events = [event for event in events if event.batch < last]
+    events = events[:TIMELINE_EVENTS]
+    if not events:
+        return None
+    begin = min(event.start_s for event in events)
+    end = max(event.start_s + event.seconds for event in events)
+    lanes: dict[str, list[Segment]] = {}
+    for event in events:
+        lanes.setdefault(event.track, []).append(_placed(event, begin, end))
+    everything = max(result.timeline_total, len(result.timeline))
+    passes = len({event.batch for event in events})
+    return {
+        "lanes": lanes,
+        "ticks": [(25 * tick, units.seconds((end - begin) * tick / 4)) for tick in range(5)],
+        "caption": ("first pass" if passes == 1 else f"first {passes} passes")
+        + f", {len(events)} of {units.counted(everything, 'event')}",
+    }
+
+
+def _placed(event: TimelineEvent, begin: float, end: float) -> Segment:
+    scale = 100 / (end - begin) if end > begin else 0.0
+    return Segment(
+        event.name,
+        event.kind,
+        (event.start_s - begin) * scale,
+        max(event.seconds * scale, THINNEST),
+        units.seconds(event.seconds),
+        start=units.seconds(event.start_s - begin),
+    )
