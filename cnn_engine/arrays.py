@@ -117,6 +117,61 @@ def current_stream(other: View) -> int:
     return other.array.__cuda_array_interface__.get("stream") or 0
 
 
+def glance(images: Any, out: Any) -> tuple[tuple, int, int | None] | None:
+    """Returns what a call with two arrays on a device depends on, and the arrays' addresses.
+
+    At a fraction of the cost of :func:`view`, which a call with an equal key has passed before. ``out`` may
+    be None, and its address is then too. None for arrays that are not CuPy's, or PyTorch's without gradients,
+    both of one library, or that are not contiguous, or overlap.
+    """
+    kind = type(images)
+    if out is not None and type(out) is not kind:
+        return None
+    target = None
+    cupy = sys.modules.get("cupy")
+    if cupy is not None and kind is cupy.ndarray:
+        data = images.data
+        if not images.flags.c_contiguous:
+            return None
+        stream = cupy.cuda.get_current_stream(data.device_id).ptr
+        key: tuple = (kind, stream, images.shape, images.dtype, data.device_id)
+        source = data.ptr
+        if out is not None:
+            if not out.flags.c_contiguous:
+                return None
+            key += (out.shape, out.dtype, out.data.device_id)
+            target = out.data.ptr
+    elif (torch := sys.modules.get("torch")) is not None and kind is torch.Tensor:
+        if not images.is_cuda or images.requires_grad or not images.is_contiguous():
+            return None
+        stream = torch.cuda.current_stream(images.device).cuda_stream
+        key = (kind, stream, images.shape, images.dtype, images.device)
+        source = images.data_ptr()
+        if out is not None:
+            if out.requires_grad or not out.is_contiguous():
+                return None
+            key += (out.shape, out.dtype, out.device)
+            target = out.data_ptr()
+    else:
+        return None
+    if out is not None and source < target + out.nbytes and target < source + images.nbytes:
+        return None
+    return key, source, target
+
+
+def empty_rows(images: Any, columns: int) -> tuple[Any, int]:
+    """Returns a new float32 array with a row for each of ``images``, and its address: CuPy's or PyTorch's."""
+    shape = (images.shape[0], columns)
+    cupy = sys.modules.get("cupy")
+    if cupy is not None and type(images) is cupy.ndarray:
+        rows = cupy.empty(shape, np.float32)
+        return rows, rows.data.ptr
+    import torch
+
+    rows = torch.empty(shape, dtype=torch.float32, device=images.device)
+    return rows, rows.data_ptr()
+
+
 def stream_handle(stream: Any) -> int:
     """Returns the handle of a stream given as a number, or as CuPy's, PyTorch's or Numba's object.
 

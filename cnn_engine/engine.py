@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 
-from . import arrays, devices, environment, fused, reference, timing, variants, workload
+from . import arrays, devices, fused, measurement, reference, timing, variants, workload
 from . import threads as thread_counts
 from . import weights as weight_files
 from .devices.cpu import CpuDevice
 from .errors import InputError, UnsupportedError, expected
 from .network import Network
 from .plan import Placement, Plan, Program, build, build_stream
-from .result import Accuracy, Check, Latency, Phases, Result
+from .result import Check, Phases, Result
 from .workload import Dataset, Workload
 
 #: Images a pass unless said: enough to occupy a CPU's threads, small enough for any memory.
 DEFAULT_BATCH = 100
-
-#: Images that the check against the float64 reference takes: about a second of NumPy.
-CHECK_IMAGES = 256
 
 #: The largest error of a probability that a correct variant may have, by data type.
 #: float32: sums of up to 500 products of numbers near 1, through three layers and a softmax, stay within
@@ -36,6 +32,9 @@ TOLERANCE = {"float32": 1e-5, "float16": 2e-2, "bfloat16": 2e-2}
 #: What the data mode ``stream`` tries, as parts of a batch, to find the best size of a chunk.
 CHUNKS_A_BATCH = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48)
 SMALLEST_CHUNK = 256
+
+#: Plans that are kept for arrays on the device, one for each stream and batch; then all are built anew.
+MOST_STREAM_PLANS = 64
 
 
 class Engine:
@@ -106,7 +105,7 @@ class Engine:
         self.phases.load_parameters_s = perf_counter() - start
         self._plans: dict[tuple, Plan] = {}
         self._chunks: dict[tuple[int, bool], int] = {}
-        self._ready: dict[tuple[tuple[int, ...], np.dtype], Plan] = {}  # of predict's usual calls
+        self._ready: dict[tuple, Plan] = {}  # of predict's usual calls
 
     def _load(self, placement: Placement) -> Program:
         """Brings the weights to where the variant needs them."""
@@ -162,27 +161,30 @@ class Engine:
         self,
         batch: int,
         dtype: np.dtype,
-        on_device: bool = False,
         pinned: tuple[bool, bool] = (False, False),
     ) -> Plan:
-        """Returns the steps of a pass over ``batch`` images, built when first asked for.
+        """Returns the steps of a pass over ``batch`` images in host memory, built when first asked for.
 
         ``pinned`` says whether images and probabilities are page-locked, which ``stream`` uses.
         """
         pixels = dtype == np.uint8
-        key = (batch, pixels, on_device, pinned)
+        key = (batch, pixels, pinned)
         if key not in self._plans:
-            if self._program is None:
-                raise InputError("engine: expected an open engine, found a closed one")
+            program = self._open()
             start = perf_counter()
-            if self.data_mode == "stream" and not on_device:
+            if self.data_mode == "stream":
                 chunk = self.chunk or self._best_chunk(batch, pixels)
-                self._plans[key] = build_stream(self._program, batch, pixels, chunk, pinned)
+                self._plans[key] = build_stream(program, batch, pixels, chunk, pinned)
             else:
-                self._plans[key] = build(self._program, batch, pixels, on_device)
+                self._plans[key] = build(program, batch, pixels)
             seconds = perf_counter() - start
             self.phases.create_outputs_s = (self.phases.create_outputs_s or 0) + seconds
         return self._plans[key]
+
+    def _open(self) -> Program:
+        if self._program is None:
+            raise InputError("engine: expected an open engine, found a closed one")
+        return self._program
 
     def plan_at(self, images: int, probabilities: int, batch: int, dtype: np.dtype) -> Plan:
         """Returns the plan for ``batch`` images at these addresses, bound to them."""
@@ -233,7 +235,7 @@ class Engine:
             return self.device.empty_pinned(shape, dtype)
         return np.empty(shape, dtype)
 
-    def _check_images(self, images: Any) -> arrays.View:
+    def check_images(self, images: Any) -> arrays.View:
         """Looks at ``images``; raises InputError unless they are of the network's shape."""
         kind = getattr(images, "dtype", None)
         dtype = "uint8" if str(kind).removeprefix("torch.") == "uint8" else "float32"
@@ -243,48 +245,90 @@ class Engine:
             raise InputError(f"images: expected shape [N, {wanted}], found {list(found.shape)}")
         return found
 
-    def predict(self, images: Any, batch: int | None = None) -> Any:
+    def predict(self, images: Any, batch: int | None = None, out: Any = None) -> Any:
         """Returns the probability of every class for every image.
 
         Args:
             images: [N, C, H, W], C-contiguous: uint8 pixels, which are normalised, or float32 input, which
-                is taken as it is. A NumPy array; with ``resident`` data also an array of the engine's
-                CUDA device, which stays there.
+                is taken as it is. A NumPy array; with ``resident`` or ``stream`` data also an array of the
+                engine's CUDA device (CuPy, PyTorch, DLPack ...), which stays there.
             batch: images a pass; None: 100, or all for an array on the device.
+            out: float32 [N, classes] beside the images, to be filled; None: a new array.
 
         Returns:
-            float32 [N, classes]: a NumPy array, complete; or for an array on the device a CuPy array,
-            queued behind the caller's current stream and not waited for.
+            float32 [N, classes], or ``out``: a NumPy array, complete; or for an array on the device an array
+            of its library (else CuPy's), queued on the caller's current stream and not waited for. With
+            ``out``, nothing is allocated from the second call alike on, so that the caller may capture the
+            call into a CUDA graph.
 
         Raises:
-            InputError: the images do not fit the network, or a batch does not fit in memory.
+            InputError: the images or ``out`` do not fit the network, or a batch does not fit in memory.
         """
-        if batch is None and type(images) is np.ndarray and images.flags.c_contiguous:
-            # A shape and type that were looked at before, in one pass: nothing is left to check, and at
-            # batch 1 the checks would cost a third of the pass.
-            plan = self._ready.get((images.shape, images.dtype))
-            if plan is not None:
-                probabilities = np.empty((plan.batch, self._classes), np.float32)
-                plan.bind(_address(images), _address(probabilities))
-                plan.run()
-                return probabilities
-        found = self._check_images(images)
+        if batch is None:  # a call like one before: nothing is left to check
+            if type(images) is np.ndarray:
+                # At batch 1 the checks would cost a third of the pass.
+                plan = images.flags.c_contiguous and self._ready.get((images.shape, images.dtype))
+                if plan:
+                    probabilities = out
+                    if out is None:
+                        probabilities = np.empty((plan.batch, self._classes), np.float32)
+                    if out is None or self._fits(out, images):
+                        plan.bind(_address(images), _address(probabilities))
+                        plan.run()
+                        return probabilities
+            elif self._ready and (glance := arrays.glance(images, out)) is not None:
+                key, source, target = glance
+                plan = self._ready.get(key)
+                if plan is not None and self.device.is_current():
+                    if out is None:
+                        out, target = arrays.empty_rows(images, self._classes)
+                    plan.bind(source, target)
+                    plan.run()
+                    return out
+        found = self.check_images(images)
         count = found.shape[0]
+        shape = (count, self._classes)
+        if out is not None:
+            target = arrays.view("out", out, shape=shape, writable=True)
+            if target.device != found.device:
+                raise expected("out", f"memory of {_where(found)}, as the images", _where(target))
+            if target.overlaps(found):
+                raise InputError("out: expected memory apart from the images, found an overlap")
+        batch = _check_batch(batch, count)
         if found.device != arrays.CPU:
-            return self._predict_on_device(found, _check_batch(batch, count) or count)
-        probabilities = (
-            self.empty_probabilities(count)
-            if self.data_mode == "stream"
-            else (np.empty((count, self.network.classes), np.float32))
-        )
-        size = _check_batch(batch, count) or min(DEFAULT_BATCH, max(count, 1))
+            target = arrays.empty_beside(found, shape) if out is None else target
+            plan = self._predict_on_device(found, target, batch or count)
+            glance = arrays.glance(images, out)
+            if batch is None and plan is not None and glance is not None:
+                self._ready[glance[0]] = plan
+            return target.array if out is None else out
+        if out is not None:
+            probabilities = target.array
+        elif self.data_mode == "stream":
+            probabilities = self.empty_probabilities(count)
+        else:
+            probabilities = np.empty(shape, np.float32)
+        size = self.batch_size(batch, count)
         for plan, _ in timing.batches(self, found.array, probabilities, size):
             plan.run()
         if batch is None and self.data_mode != "stream" and 0 < count <= size:
             self._ready[found.shape, found.dtype] = plan
-        return probabilities
+        return probabilities if out is None else out
 
-    def _predict_on_device(self, images: arrays.View, batch: int) -> Any:
+    def _fits(self, out: Any, images: np.ndarray) -> bool:
+        """Whether ``out`` is what :meth:`predict` fills, as cheaply as that can be said for certain."""
+        return (
+            type(out) is np.ndarray
+            and out.shape == (len(images), self._classes)
+            and out.dtype == np.float32
+            and out.flags.carray  # contiguous and writable
+            and not np.may_share_memory(out, images)
+        )
+
+    def _predict_on_device(
+        self, images: arrays.View, probabilities: arrays.View, batch: int
+    ) -> Plan | None:
+        """Queues the passes on the stream that the library of ``images`` works on; returns the last plan."""
         if (
             self.data_mode not in ("resident", "stream")
             or self.device.name != f"cuda:{images.device}"
@@ -293,18 +337,35 @@ class Engine:
                 f"images: expected a NumPy array for the device {self.device.name} in the data mode "
                 f"{self.data_mode}, found an array on cuda:{images.device}"
             )
-        probabilities = arrays.empty_beside(images, (images.shape[0], self.network.classes))
-        caller = arrays.current_stream(images)
-        self.device.wait_for(caller)
-        image_bytes = images.nbytes // max(images.shape[0], 1)
+        stream = arrays.current_stream(images)
+        count = images.shape[0]
+        image_bytes, row_bytes = images.nbytes // max(count, 1), 4 * self._classes
+        plan = None
         with self.device.context:
-            for first in range(0, images.shape[0], max(batch, 1)):
-                plan = self.plan(min(batch, images.shape[0] - first), images.dtype, on_device=True)
-                row = first * self.network.classes * 4
-                plan.bind(images.address + first * image_bytes, probabilities.address + row)
+            for first in range(0, count, max(batch, 1)):
+                plan = self._plan_on(stream, min(batch, count - first), images.dtype)
+                plan.bind(
+                    images.address + first * image_bytes, probabilities.address + first * row_bytes
+                )
                 plan.run()
-        self.device.make_wait(caller)
-        return probabilities.array
+        return plan
+
+    def _plan_on(self, stream: int, batch: int, dtype: np.dtype) -> Plan:
+        """Returns the plan for images on the device, with all of its work on ``stream``.
+
+        Memory between layers belongs to the stream, so that passes on two streams do not meet.
+        """
+        key = ("stream", stream, batch, dtype == np.uint8)
+        if key not in self._plans:
+            program = self._open()
+            if sum(known[0] == "stream" for known in self._plans) >= MOST_STREAM_PLANS:
+                for known in [known for known in self._plans if known[0] == "stream"]:
+                    del self._plans[known]
+                self._ready.clear()
+            placement = replace(program.placement, device=self.device.on(stream))
+            program = replace(program, placement=placement)
+            self._plans[key] = build(program, batch, dtype == np.uint8, images_on_device=True)
+        return self._plans[key]
 
     def check(self, images: np.ndarray) -> Check:
         """Compares the probabilities of ``images`` with the float64 reference's."""
@@ -357,129 +418,25 @@ class Engine:
         Raises:
             InputError: an argument is at fault.
         """
-        name, source, notes = "array", "given as arrays", []
-        if isinstance(images, Dataset):
-            dataset = images
-            images, labels = dataset.images, dataset.labels if labels is None else labels
-            name, source = dataset.name, dataset.source
-            notes = [dataset.note] if dataset.note else []
-        found = self._check_images(images)
-        if found.device != arrays.CPU:
-            raise InputError("images: expected host memory to profile, found a CUDA device's")
-        count = found.shape[0]
-        images = found.array
-        if labels is not None and np.shape(labels) != (count,):
-            raise InputError(f"labels: expected shape [{count}], found {list(np.shape(labels))}")
-        batch = _check_batch(batch, count) or min(DEFAULT_BATCH, max(count, 1))
-        counts = [("--warmup", warmup, 0)]
-        if iterations is not None:
-            counts.append(("--iterations", iterations, 1))
-        for option, value, lowest in counts:
-            if not isinstance(value, int) or value < lowest:
-                raise expected(option, f"a whole number of at least {lowest}", value)
-        if duration_s is not None and not 0 < duration_s < float("inf"):
-            raise expected("--duration", "a positive number of seconds", duration_s)
-        if not all(0 <= p <= 100 for p in percentiles):
-            raise expected("--percentiles", "numbers from 0 to 100", percentiles)
-        if probabilities is None:
-            probabilities = np.empty((count, self.network.classes), np.float32)
-        else:
-            arrays.view(
-                "probabilities", probabilities, shape=(count, self.network.classes), writable=True
-            )
+        settings = measurement.Settings(warmup, iterations, duration_s, percentiles, check)
+        progress = progress or measurement.NoProgress()
+        return measurement.profile(self, images, labels, batch, settings, probabilities, progress)
 
-        if self.device.note:
-            notes.append(self.device.note)
-        result = Result(
-            command=shlex.join(sys.orig_argv),
-            environment=environment.describe(self.device),
-            network=self.network.name,
-            weights=self.weights_source,
-            dataset={"name": name, "source": source, "images": count},
-            device=self.device.name,
-            device_name=self.device.model,
-            variant=self.choice.variant,
-            variant_reason=self.choice.reason,
-            reduction=self.choice.reduction,
-            dtype=self.dtype,
-            data_mode=self.data_mode,
-            batch=batch,
-            threads=self.threads,
-            phases=self.phases,
-            notes=notes,
-        )
-        load_average = environment.host_load()
-        if check:
-            result.check = self.check(images[:CHECK_IMAGES])
-            if not result.check.passed:
-                return result
-        self._time(
-            result,
-            images,
-            probabilities,
-            batch,
-            warmup,
-            iterations,
-            duration_s,
-            percentiles,
-            progress,
-        )
-        result.environment.update(environment.state(self.device, load_average))
-        if labels is not None and result.images_done:
-            start = perf_counter()
-            done = result.images_done
-            correct = int(np.sum(probabilities[:done].argmax(axis=1) == labels[:done]))
-            result.accuracy = Accuracy(correct, done)
-            self.phases.accuracy_s = perf_counter() - start
-        if self.workload is not None and self.workload.report_lines is not None:
-            result.extra_lines = self.workload.report_lines(result)
-        return result
+    def batch_size(self, batch: int | None, images: int) -> int:
+        """Returns how many of ``images`` are in a pass, None being the default.
 
-    def _time(
-        self,
-        result,
-        images,
-        probabilities,
-        batch,
-        warmup,
-        iterations,
-        duration_s,
-        percentiles,
-        progress,
-    ) -> None:
-        """Fills ``result`` with the times of passes and of steps."""
-        if len(images) == 0:
-            return
-        for size in {batch, len(images) % batch or batch}:  # memory before time
-            self.plan_at(_address(images), _address(probabilities), size, images.dtype)
-        progress = progress or _NoProgress()
-        progress.start("passes", len(images) * (iterations or 1))
-        passes = timing.time_passes(
-            self, images, probabilities, batch, warmup=warmup, iterations=iterations,
-            duration_s=duration_s, progress=progress.advance,
-        )  # fmt: skip
-        self.phases.forward_s = passes.forward_s
-        result.iterations, result.images_done = passes.iterations, passes.images_done
-        result.interrupted, result.stop = passes.interrupted, passes.stop
-        if passes.seconds_total > 0:
-            result.throughput_images_per_s = passes.images_total / passes.seconds_total
-        if passes.full_s:
-            samples = [seconds * 1e3 for seconds in passes.full_s]
-            result.latency = Latency(samples, tuple(float(p) for p in percentiles))
-        if not passes.interrupted:
-            progress.start("layers", len(images))
-            steps = timing.time_layers(self, images, probabilities, batch, progress.advance)
-            if steps.hidden is not None:
-                result.notes.append(steps.hidden.describe())
-            result.layers, result.copies = steps.layers, steps.copies
-            result.timed_pass = steps.timed_pass if steps.timed_pass.calls else None
-            result.timeline, result.timeline_total = steps.timeline, steps.timeline_total
-            result.interrupted = steps.interrupted
-        progress.stop()
+        Raises:
+            InputError: it is no number from 1 to ``images``.
+        """
+        return _check_batch(batch, images) or min(DEFAULT_BATCH, max(images, 1))
 
 
 def _address(array: np.ndarray) -> int:
     return array.__array_interface__["data"][0]
+
+
+def _where(view: arrays.View) -> str:
+    return "the CPU" if view.device == arrays.CPU else f"cuda:{view.device}"
 
 
 def _check_batch(batch: int | None, images: int) -> int | None:
@@ -489,11 +446,3 @@ def _check_batch(batch: int | None, images: int) -> int | None:
     if not isinstance(batch, int) or isinstance(batch, bool) or not 1 <= batch <= most:
         raise expected("--batch", f"a whole number from 1 to {most} (the images)", batch)
     return batch
-
-
-class _NoProgress:
-    """Shows nothing."""
-
-    def start(self, what: str, images: int) -> None: ...
-    def advance(self, images: int) -> None: ...
-    def stop(self) -> None: ...

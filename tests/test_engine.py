@@ -340,51 +340,6 @@ def test_bad_profile_options(rng, options, message):
 
 
 @pytest.mark.gpu
-class TestArraysOnTheDevice:
-    def test_stay_there(self, rng):
-        import cupy
-
-        images = pixels(rng, 9)
-        with engine(device="cuda") as e:
-            found = e.predict(cupy.asarray(images), batch=4)
-            assert isinstance(found, cupy.ndarray)
-            wanted = reference.forward(NETWORK, e.weights, images)
-            tolerances.assert_close(cupy.asnumpy(found), wanted, tolerances.PROBABILITY)
-            assert e.predict(cupy.empty((0, 3, 32, 32), cupy.uint8)).shape == (0, 10)
-
-    def test_wait_for_the_callers_stream_and_make_it_wait(self, rng):
-        import cupy
-
-        from cnn_engine import _cuda
-
-        images = pixels(rng, 3)
-        stream = cupy.cuda.Stream(non_blocking=True)
-        with engine(device="cuda") as e, stream:
-            late = cupy.zeros(images.shape, cupy.uint8)
-            source = cupy.asarray(images)
-            for _ in range(2):  # the second time with a plan that is ready
-                late[...] = 0
-                _cuda.delay(20_000_000, stream.ptr)
-                late[...] = source  # ends long after predict has returned
-                found = e.predict(late)
-                copy = found.copy()
-            wanted = reference.forward(NETWORK, e.weights, images)
-            tolerances.assert_close(cupy.asnumpy(copy), wanted, tolerances.PROBABILITY)
-
-    def test_are_refused_by_other_modes_and_devices(self, rng):
-        import cupy
-
-        images = cupy.asarray(pixels(rng, 1))
-        with (
-            engine(device="cpu") as e,
-            pytest.raises(UnsupportedError, match="found an array on cuda:0"),
-        ):
-            e.predict(images)
-        with engine(device="cuda", data_mode="transfer") as e, pytest.raises(UnsupportedError):
-            e.predict(images)
-
-
-@pytest.mark.gpu
 def test_managed_memory_above_a_quarter_of_the_free_is_refused(monkeypatch, rng):
     from cnn_engine.devices.cuda import CudaDevice
 
@@ -423,21 +378,3 @@ def test_fused_half_precision(test_data, dtype):
     assert result.check.passed
     assert result.check.top1_agreement >= 0.995
     assert abs(result.accuracy.correct - 865) <= 5
-
-
-def test_a_call_like_the_last_one_is_checked_all_the_same(rng):
-    images = pixels(rng, 3)
-    with engine() as e:
-        first = e.predict(images)
-        again = e.predict(images)
-        np.testing.assert_array_equal(first, again)
-        assert first is not again
-        with pytest.raises(InputError, match="C-contiguous"):
-            e.predict(np.asfortranarray(images))
-        with pytest.raises(InputError, match="expected float32, found int8"):
-            e.predict(images.astype(np.int8))
-        other = pixels(rng, 3)
-        wanted = reference.forward(NETWORK, e.weights, other)
-        tolerances.assert_close(e.predict(other), wanted, tolerances.PROBABILITY)
-    with pytest.raises(InputError, match="closed"):
-        e.predict(images)

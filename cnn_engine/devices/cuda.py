@@ -45,6 +45,14 @@ class CudaDevice:
         other.stream_handle = other.stream.ptr
         return other
 
+    def on(self, stream: int) -> CudaDevice:
+        """Returns the same device with a stream of the caller's, given by its handle."""
+        other = copy.copy(self)
+        with self.context:
+            other.stream = self._cupy.cuda.ExternalStream(stream)
+        other.stream_handle = stream
+        return other
+
     @property
     def model(self) -> str:
         """The GPU's name."""
@@ -105,19 +113,9 @@ class CudaDevice:
         """Queues a copy to host memory on the stream; wait before reading it."""
         self._runtime.memcpyAsync(to, source, nbytes, 2, self.stream_handle)
 
-    def wait_for(self, stream: int) -> None:
-        """Makes this device's stream wait for what is queued on ``stream``; the host does not wait."""
-        self._order(stream, self.stream_handle)
-
-    def make_wait(self, stream: int) -> None:
-        """Makes ``stream`` wait for what is queued on this device's; the host does not wait."""
-        self._order(self.stream_handle, stream)
-
-    def _order(self, first: int, then: int) -> None:
-        with self.context:
-            event = self._cupy.cuda.Event(disable_timing=True)
-            self._runtime.eventRecord(event.ptr, first)
-            self._runtime.streamWaitEvent(then, event.ptr)
+    def is_current(self) -> bool:
+        """Whether it is the calling thread's current device, on which kernels are launched."""
+        return self._runtime.getDevice() == self.index
 
     def synchronize(self) -> None:
         """Waits for everything queued on the stream.
