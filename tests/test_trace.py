@@ -62,8 +62,9 @@ def problems(document: str) -> list[str]:
             if not isinstance(event.get(key), str):
                 found.append(f"{where}: {key} is no text")
         for key in ("pid", "tid"):
-            if not isinstance(event.get(key), int) or isinstance(event.get(key), bool):
-                found.append(f"{where}: {key} is no whole number")
+            if type(event.get(key)) is not int or event[key] < 1:
+                # 0 is the kernel's idle thread, with which Perfetto confuses the process's first.
+                found.append(f"{where}: {key} is no whole number above 0")
         if not isinstance(event.get("args", {}), dict):
             found.append(f"{where}: args is no object")
             continue
@@ -163,6 +164,7 @@ def edited(**changes) -> str:
         (edited(dur=None), "dur is no duration"),
         (edited(dur=True), "dur is no duration"),
         (edited(pid="1"), "pid is no whole number"),
+        (edited(tid=0), "tid is no whole number above 0"),
         (edited(tid=0.5), "tid is no whole number"),
         (edited(tid=9), "before its name"),
         (edited(ph="B"), "ph is neither"),
@@ -203,7 +205,7 @@ def test_trace_of_a_run_on_this_cpu(variant):
     document = trace.render(result)
     assert problems(document) == []
     events = complete(document)
-    assert names(document) == {0: "host"}
+    assert names(document) == {1: "host"}
     assert len(events) == 3 * len(result.layers) == result.timeline_total
     assert {event["name"] for event in events} == {layer.name for layer in result.layers}
     assert {event["args"]["pass"] for event in events} == {0, 1, 2}
@@ -215,11 +217,11 @@ def test_trace_of_a_run_on_this_cpu(variant):
 def test_trace_has_a_track_for_the_host_and_each_stream_and_says_what_is_left_out():
     document = trace.render(make_cuda())
     assert problems(document) == []
-    assert names(document) == {0: "host", 1: "cuda:0 stream"}
+    assert names(document) == {1: "host", 2: "cuda:0 stream"}
     events = json.loads(document)["traceEvents"]
     assert json.loads(document)["otherData"]["events"] == "5 of 5000 events"
     assert any(e["args"].get("labels") == "5 of 5000 events" for e in events)
-    copy, conv = (e for e in events if e["ph"] == "X" and e["tid"] == 1)
+    copy, conv = (e for e in events if e["ph"] == "X" and e["tid"] == 2)
     assert (conv["name"], conv["ts"], conv["dur"]) == ("conv1", 20.5, 60.0)
     assert copy["dur"] == pytest.approx(19.5)  # cut where the next begins
     assert copy["args"]["measured_us"] == pytest.approx(20)

@@ -6,6 +6,7 @@ and ``page.html`` is the page.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ from . import charts, text, units
 
 if TYPE_CHECKING:
     from jinja2 import Template
+
+    from ..comparison import Comparison
 
 #: Of the environment: what has tables of its own, and what they are called.
 STATES = {"gpu_state": "GPU", "cpu_state": "CPU"}
@@ -60,10 +63,11 @@ class View:
     timeline: dict[str, Any] | None
 
 
-def render(results: Sequence[Result]) -> str:
+def render(results: Sequence[Result], comparisons: Sequence[Comparison] = ()) -> str:
     """Returns a page on ``results``, side by side in their order.
 
-    What a result lacks, as one read from an older file may, is left out or shown as ``-``.
+    What a result lacks, as one read from an older file may, is left out or shown as ``-``. ``comparisons``
+    are of the first result with each of the others, in their order; none: no verdicts are shown.
 
     Raises:
         InputError: there are none.
@@ -85,6 +89,7 @@ def render(results: Sequence[Result]) -> str:
         environment=_table(map(_environment, results)),
         state=_table(map(_state, results)),
         phases=_table(map(_phases, results)),
+        verdicts=[_verdicts(index, found) for index, found in enumerate(comparisons, 1)],
         timers=_table(map(_timers, results)),
         unlike=len({_images(result) for result in results}) > 1,
         layers=_layers(results),
@@ -213,6 +218,38 @@ def _plain(value: object) -> str:
     return units.number(value) if isinstance(value, float) else str(value)
 
 
+# ---- comparisons ----
+
+
+def _verdicts(index: int, found: Comparison) -> dict[str, Any]:
+    """Returns the table of one comparison with the first result, and what it says besides."""
+    rows = []
+    for row in found.rows:
+        ratio = row.ratio
+        known = ratio is not None and ratio.known
+        cells = [
+            _amount(row.baseline.value, row.unit),
+            _amount(row.other.value, row.unit),
+            units.number(None if ratio is None else ratio.value),
+            f"{units.number(ratio.low)} to {units.number(ratio.high)}" if known else units.UNKNOWN,
+        ]
+        rows.append((row.title, cells, row.verdict, row.reason))
+    per = f"; times are of one {found.per}" if found.per != "pass" else ""
+    return {
+        "key": _letters(index),
+        "caption": f"{_letters(index)} ({found.other}) against A ({found.baseline}): ratios with 95 % "
+        f"intervals, differences below {units.percent(found.threshold)} do not count{per}",
+        "rows": rows,
+        "warnings": found.warnings,
+    }
+
+
+def _amount(value: float, unit: str) -> str:
+    if math.isnan(value):
+        return units.UNKNOWN
+    return units.seconds(value) if unit == "s" else f"{units.number(value)} {unit}"
+
+
 # ---- phases ----
 
 
@@ -309,22 +346,14 @@ def _groups(
     columns: dict[str, Callable[[Result, Any], str]],
     found: list[dict[str, Any]],  # of each result, its steps by name
 ) -> Groups:
-    """Makes a table of ``found``; with several results, a last column has each one's ratio to the first."""
-    names = [*columns, "to A"] if len(results) > 1 else list(columns)
     rows = []
     for name in _merged([list(steps) for steps in found]):
-        row: list[list[str] | None] = []
-        for result, steps in zip(results, found, strict=True):
-            if name not in steps:
-                row.append(None)
-                continue
-            cells = [cell(result, steps[name]) for cell in columns.values()]
-            if len(results) > 1:
-                first = found[0].get(name)
-                cells.append(_ratio(result, steps[name], results[0], first))
-            row.append(cells)
+        row = [
+            [cell(result, steps[name]) for cell in columns.values()] if name in steps else None
+            for result, steps in zip(results, found, strict=True)
+        ]
         rows.append((name, row))
-    return Groups(names, rows)
+    return Groups(list(columns), rows)
 
 
 def _share(result: Result, seconds: float) -> str:
@@ -333,15 +362,6 @@ def _share(result: Result, seconds: float) -> str:
 
 def _median(samples: list[float]) -> float | None:
     return statistics.median(samples) if samples else None
-
-
-def _ratio(result: Result, step: Any, first_result: Result, first: Any) -> str:
-    """Returns the time that ``step`` takes an image as a multiple of what ``first`` takes."""
-    images, first_images = _images(result), _images(first_result)
-    if first is None or not images or not first_images:
-        return units.UNKNOWN
-    ratio = units.share(step.seconds / images, first.seconds / first_images)
-    return units.UNKNOWN if ratio is None else f"{units.number(ratio)} x"
 
 
 # ---- latency ----

