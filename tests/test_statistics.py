@@ -8,22 +8,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from noise import noise
 
 from cnn_engine import statistics
 
 TRIALS = 300
-
-
-def noise(count: int, correlation: float, rng: np.random.Generator) -> np.ndarray:
-    """Standard normal noise; neighbours correlate by ``correlation`` (AR(1))."""
-    fresh = rng.standard_normal(count)
-    values = np.empty(count)
-    values[0] = fresh[0]
-    for index in range(1, count):
-        values[index] = (
-            correlation * values[index - 1] + math.sqrt(1 - correlation**2) * fresh[index]
-        )
-    return values
 
 
 def coverage(estimator, draw, truth: float) -> float:
@@ -35,13 +24,13 @@ def coverage(estimator, draw, truth: float) -> float:
 # Runs much shorter than the noise remembers are left out: nothing in them tells how far it goes.
 @pytest.mark.parametrize(
     ("count", "correlation"),
-    [(6, 0.0), (6, 0.5), (20, 0.0), (20, 0.5), (100, 0.0), (100, 0.5), (100, 0.9), (1000, 0.9)],
+    [(6, 0.0), (6, 0.5), (20, 0.0), (20, 0.5), (100, 0.0), (100, 0.5), (400, 0.9), (2000, 0.9)],
 )
 def test_the_medians_interval_holds_the_median(count, correlation, rng):
     held = coverage(
         statistics.quantile, lambda: 100 + noise(count, correlation, rng), truth=100.0
     )  # fmt: skip
-    assert held >= 0.92
+    assert held >= 0.9  # 95 %, less what 300 trials leave open
 
 
 @pytest.mark.parametrize(("count", "correlation"), [(20, 0.0), (1000, 0.0), (1000, 0.9)])
