@@ -63,8 +63,6 @@ class Ours:
 
         stream = cupy.cuda.get_current_stream()
         for dtype in dtypes:
-            if dtype == "tf32":
-                continue  # float32 is as fast as tensor cores make it, and exact
             network = self.network(dtype)
             out = cupy.full((len(images), NETWORK.classes), -1, np.float32)
 
@@ -277,25 +275,24 @@ def streamed(ours: Ours, torch_peer: Torch | None, host: np.ndarray, dtypes: lis
             main.wait_event(stream.record())
 
     for dtype in dtypes:
-        if dtype != "tf32":
-            network = ours.network(dtype)
-            stages = [cupy.empty((chunk, *host.shape[1:]), np.uint8) for _ in streams]
-            results = [cupy.empty((chunk, NETWORK.classes), np.float32) for _ in streams]
+        network = ours.network(dtype)
+        stages = [cupy.empty((chunk, *host.shape[1:]), np.uint8) for _ in streams]
+        results = [cupy.empty((chunk, NETWORK.classes), np.float32) for _ in streams]
 
-            def fused(stream, turn, first, size, network=network, stages=stages, results=results):
-                stage, result = stages[turn], results[turn]
-                stage.data.copy_from_host_async(
-                    source.ptr + first * image_bytes, size * image_bytes, stream
-                )
-                network.run(stage.data.ptr, True, size, result.data.ptr, stream.ptr)
-                result.data.copy_to_host_async(
-                    sink.ptr + first * NETWORK.classes * 4, size * NETWORK.classes * 4, stream
-                )
+        def fused(stream, turn, first, size, network=network, stages=stages, results=results):
+            stage, result = stages[turn], results[turn]
+            stage.data.copy_from_host_async(
+                source.ptr + first * image_bytes, size * image_bytes, stream
+            )
+            network.run(stage.data.ptr, True, size, result.data.ptr, stream.ptr)
+            result.data.copy_to_host_async(
+                sink.ptr + first * NETWORK.classes * 4, size * NETWORK.classes * 4, stream
+            )
 
-            yield Contestant(
-                f"fused {dtype}, streamed", True, dtype, lambda f=fused: pipeline(f),
-                lambda: out.copy(), where="host to host",
-            )  # fmt: skip
+        yield Contestant(
+            f"fused {dtype}, streamed", True, dtype, lambda f=fused: pipeline(f),
+            lambda: out.copy(), where="host to host",
+        )  # fmt: skip
         if torch_peer is not None:
             torch_peer.precision(dtype)
             forward = torch_peer.forward(dtype, True)

@@ -84,6 +84,11 @@ def profile(
     if probabilities is None:
         probabilities = np.empty(shape, np.float32)
     arrays.view("probabilities", probabilities, shape=shape, writable=True)
+    if engine.dtype == "tf32":
+        notes.append(
+            "tf32: TF32's 11 significant bits, computed as float16 with a power of two for each layer, "
+            "which tensor cores multiply at twice the rate of TF32"
+        )
     if engine.device.note:
         notes.append(engine.device.note)
 

@@ -58,7 +58,7 @@ VARIANTS = {
             "the whole network as one kernel, activations on the chip",
             dtypes={
                 "cpu": ("float32", "bfloat16"),
-                "cuda": ("float32", "float16", "bfloat16"),
+                "cuda": ("float32", "tf32", "float16", "bfloat16"),
             },
             reduction=False,
             data_modes=("resident", "stream"),

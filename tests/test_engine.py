@@ -177,7 +177,7 @@ def test_bad_images(images, message):
         ),
         (
             {"dtype": "float64"},
-            "--dtype: expected one of float32, bfloat16, float16, found 'float64'",
+            "--dtype: expected one of float32, bfloat16, tf32, float16, found 'float64'",
         ),
         ({"dtype": "float16"}, "--dtype: float16 needs the variant fused, which cannot run"),
         ({"dtype": "bfloat16", "variant": "pad"}, "one of float32 for pad on cpu, found bfloat16"),
@@ -368,7 +368,7 @@ def test_stream_in_chunks(rng, variant, chunk, pinned):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["tf32", "float16", "bfloat16"])
 def test_fused_half_precision(test_data, dtype):
     weights = test_data("convnetjs-cifar10")
     dataset = WORKLOAD.load_data(str(test_data("cifar-10-batches-bin")), 1102)

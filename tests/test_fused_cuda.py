@@ -45,6 +45,7 @@ BATCHES = [1, 2, 3, 16, 17, 31, 33, 127, 133, 1001]
 #: Roundings of 11 and 8 bits through three layers, on probabilities: 40 units of either format.
 ERROR = {
     "float32": tolerances.PROBABILITY,
+    "tf32": 40 * 2.0**-11,
     "float16": 40 * 2.0**-11,
     "bfloat16": 40 * 2.0**-8,
 }
@@ -114,6 +115,32 @@ def test_against_reference(gpu, rng, name, dtype, batch):
     check(run(gpu, kernels, images), wanted, dtype, batch=batch, input="uint8")
     floats = (images * np.float32(network.scale) + np.float32(network.offset)).astype(np.float32)
     check(run(gpu, kernels, floats), wanted, dtype, batch=batch, input="float32")
+
+
+def rounded_to_tf32(values: np.ndarray) -> np.ndarray:
+    """Returns ``values`` with 11 significant bits, to the nearest, ties to even, as TF32 keeps them."""
+    bits = np.ascontiguousarray(values, np.float32).view(np.uint32).astype(np.uint64)
+    bits = (bits + 0xFFF + (bits >> 13 & 1)) & 0xFFFFE000
+    return bits.astype(np.uint32).view(np.float32).astype(np.float64)
+
+
+@pytest.mark.parametrize("magnitude", [1e-20, 1.0, 1e20])
+def test_tf32_is_as_exact_as_tf32(gpu, rng, magnitude):
+    """Beside convolutions whose operands are rounded to TF32 and whose products are summed exactly."""
+    weights = random_weights(CIFAR10, rng)
+    weights["conv1.weight"] = (weights["conv1.weight"] / magnitude).astype(np.float32)
+    images = (rng.standard_normal((400, 3, 32, 32)) * magnitude).astype(np.float32)
+    x = images.astype(np.float64)
+    for index in (1, 2, 3):
+        kernel = rounded_to_tf32(weights[f"conv{index}.weight"])
+        x = reference.conv2d(rounded_to_tf32(x), kernel, weights[f"conv{index}.bias"], padding=2)
+        x = reference.max_pool2d(reference.relu(x), 2)
+    x = reference.linear(x.reshape(len(x), -1), weights["fc.weight"], weights["fc.bias"])
+    wanted = reference.forward(CIFAR10, weights, images)
+    ideal = np.abs(reference.softmax(x) - wanted)
+    found = np.abs(run(gpu, fused(CIFAR10, weights, "tf32"), images) - wanted)
+    assert 0 < found.mean() <= 1.25 * ideal.mean()
+    assert found.max() <= 2 * ideal.max()
 
 
 def test_real_images_and_weights(gpu, test_data):
@@ -243,8 +270,10 @@ def test_says_why_not(gpu):
     assert "found the network's end" in why_not(layers[:5])
     with pytest.raises(ValueError, match="not cifar10: layer 4"):
         module.FusedNetwork((3, 32, 32), 1.0, 0.0, wrong, "float32")
-    with pytest.raises(ValueError, match="expected float32, float16 or bfloat16, found 'tf32'"):
-        why_not(layers, "tf32")
+    with pytest.raises(
+        ValueError, match="expected float32, tf32, float16 or bfloat16, found 'int8'"
+    ):
+        why_not(layers, "int8")
     with pytest.raises(ValueError, match="layer 1: expected weights, found none"):
         module.FusedNetwork((3, 32, 32), 1.0, 0.0, layers, "float32")
 

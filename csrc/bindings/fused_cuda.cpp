@@ -10,9 +10,11 @@ namespace {
 
 cuda::FusedDtype dtype_of(const std::string& name) {
   if (name == "float32") return cuda::FusedDtype::float32;
+  if (name == "tf32") return cuda::FusedDtype::tf32;
   if (name == "float16") return cuda::FusedDtype::float16;
   if (name == "bfloat16") return cuda::FusedDtype::bfloat16;
-  throw std::invalid_argument("dtype: expected float32, float16 or bfloat16, found '" + name + "'");
+  throw std::invalid_argument("dtype: expected float32, tf32, float16 or bfloat16, found '" + name +
+                              "'");
 }
 
 // Without a device given: the current one.

@@ -9,7 +9,10 @@
 // float32: values are split into two float16 parts, 22 bits together: as close to float64 as
 // float32 arithmetic is. Powers of two keep them in float16's range, for activations up to 2^75
 // (past it, and for infinite input, NaN). float16, bfloat16: weights and activations are rounded to
-// the format; the fully connected end is float32.
+// the format; the fully connected end is float32. tf32: what TF32 keeps of a value, 11 significant
+// bits, is what float16 keeps, and the powers of two stand in for its exponent; so it is computed
+// as float16 is, at twice the rate that tensor cores have for TF32. Values below 2^-29 of the
+// largest possible one of their layer lose bits that TF32 would keep.
 //
 // Which networks: those compiled in (csrc/cuda/fused/), each a chain of convolution (stride 1),
 // activation and 2x2 pooling; one that ends there may go on with linear, relu, tanh and softmax,
@@ -25,7 +28,7 @@
 
 namespace cnn_engine::cuda {
 
-enum class FusedDtype { float32, float16, bfloat16 };
+enum class FusedDtype { float32, tf32, float16, bfloat16 };
 
 class FusedNetwork {
  public:

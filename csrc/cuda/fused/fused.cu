@@ -56,6 +56,8 @@ const char* name_of(FusedDtype dtype) {
   switch (dtype) {
     case FusedDtype::float32:
       return "float32";
+    case FusedDtype::tf32:
+      return "tf32";
     case FusedDtype::float16:
       return "float16";
     case FusedDtype::bfloat16:

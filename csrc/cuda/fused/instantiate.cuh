@@ -149,12 +149,13 @@ struct Instantiate {
     switch (dtype) {
       case FusedDtype::float32:
         return std::make_unique<Float32>(description, device);
+      case FusedDtype::tf32:  // its 11 significant bits are float16's
       case FusedDtype::float16:
         return std::make_unique<Float16>(description, device);
       case FusedDtype::bfloat16:
         return std::make_unique<Bfloat16Plan>(description, device);
     }
-    throw std::invalid_argument("dtype: expected float32, float16 or bfloat16");
+    throw std::invalid_argument("dtype: expected float32, tf32, float16 or bfloat16");
   }
   static constexpr Instantiation instantiation(const char* name) {
     return {name, Net::kChannels * Net::kPixels, Net::kOutputs, &difference<Net>, &shared_bytes,
