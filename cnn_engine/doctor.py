@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from . import cli, cuda_module, environment, threads, workload
+from . import activity, cli, cuda_module, environment, threads, workload
 from .errors import CnnEngineError
 
 OK, MISSING, FAULT = "ok", "--", "!!"
@@ -59,6 +59,7 @@ def findings() -> Iterator[Finding]:
         else:
             yield Finding(FAULT, package, "not installed", f"pip install {package}")
     yield from _cuda_findings()
+    yield from _laboratory_findings()
     yield from _workload_findings()
 
 
@@ -110,6 +111,27 @@ def _cuda_findings() -> Iterator[Finding]:
     else:
         text = "not installed; needed for --device cuda"
         yield Finding(MISSING, "CuPy", text, "pip install 'cnn-engine[cuda13]' (or [cuda12])")
+
+
+def _laboratory_findings() -> Iterator[Finding]:
+    """The packages that transfer, characterize and run --profile take, and what they can see here."""
+    for package, purpose in (
+        ("scipy", "regressions of transfer, intervals of compare"),
+        ("psutil", "CPU utilisation in characterize"),
+        ("matplotlib", "plots"),
+        ("nvidia-ml-py", "clocks, power and utilisation of a GPU"),
+    ):
+        found = environment.package_version(package)
+        if found:
+            yield Finding(OK, package, found)
+        else:
+            text = f"not installed; for {purpose}"
+            yield Finding(MISSING, package, text, "pip install 'cnn-engine[lab]'")
+    reason = activity.unavailable()
+    if reason is None:
+        yield Finding(OK, "CUPTI", "activity records can be had: run --profile")
+    else:
+        yield Finding(MISSING, "CUPTI", reason)
 
 
 def _workload_findings() -> Iterator[Finding]:

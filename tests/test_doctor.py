@@ -3,7 +3,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from cnn_engine import cuda_module, doctor, environment
+from cnn_engine import activity, cuda_module, doctor, environment
 from cnn_engine.errors import UnsupportedError
 
 
@@ -38,6 +38,21 @@ def test_a_missing_library_is_a_fault_with_its_remedy(capsys, monkeypatch):
     out = capsys.readouterr().out
     assert "!! safetensors" in out
     assert "-> pip install safetensors" in out
+
+
+def test_what_the_laboratory_lacks_is_no_fault(capsys, monkeypatch):
+    known = environment.package_version
+
+    def version(name):
+        return None if name in ("psutil", "scipy") else known(name)
+
+    monkeypatch.setattr(environment, "package_version", version)
+    monkeypatch.setattr(activity, "unavailable", lambda: "activity records: CUPTI refused: no")
+    assert doctor.main([]) == 0
+    out = capsys.readouterr().out
+    assert "-- psutil           not installed; for CPU utilisation in characterize" in out
+    assert "-> pip install 'cnn-engine[lab]'" in out
+    assert "-- CUPTI            activity records: CUPTI refused: no" in out
 
 
 def test_data_at_fault_is_told(capsys, monkeypatch):
