@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from .errors import InputError, expected
+from .profile_tables import Profile
 
 #: Of the JSON document. Keys may be added to a schema; one that is renamed or means something else makes a
 #: new one.
@@ -220,6 +221,7 @@ class Result:
     throughput_images_per_s: float | None = None
     stop: Stop | None = None
     timed_pass: TimedPass | None = None
+    profile: Profile | None = None  # what filled the time; None unless it was asked for
     iterations: int = 0  # complete passes over all images in the run that does not time layers
     images_done: int = 0  # images of the first pass; fewer than dataset images when interrupted
     interrupted: bool = False
@@ -255,6 +257,7 @@ class Result:
             "layers": [_step(layer) for layer in self.layers],
             "copies": [_step(copy) for copy in self.copies],
             "timed_pass": self.timed_pass and asdict(self.timed_pass),
+            "profile": self.profile and self.profile.to_dict(),
             "latency_ms": latency and latency.to_dict(),
             "latency_samples_ms": latency and thinned(latency.samples_ms),
             "stop": self.stop and asdict(self.stop),

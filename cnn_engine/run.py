@@ -10,11 +10,13 @@ from time import perf_counter
 
 import numpy as np
 
-from . import cli, report, threads, timing, variants, workload
+from . import cli, profile, report, threads, timing, variants, workload
 from .engine import DEFAULT_BATCH, Engine
 from .errors import InputError, expected
 from .files import atomic_write, check_writable
 from .progress import Progress
+from .report import profile as profile_report
+from .result import Result
 
 MOST_IMAGES = 100_000_000
 
@@ -92,6 +94,18 @@ def parser() -> argparse.ArgumentParser:
         default=True,
         help="compare with the float64 reference before anything is timed (default: yes)",
     )
+    p.add_argument(
+        "--profile",
+        action="store_true",
+        help="run the passes once more and show what filled the time: kernels, copies and CUDA API calls, "
+        "from activity records",
+    )
+    p.add_argument(
+        "--top",
+        type=cli.number(0, 100),
+        metavar="PERCENT",
+        help=f"of the time, above the line in the tables of --profile (default: {profile.TOP:g})",
+    )
     for option, what in (
         ("json", "the result as JSON (schema 1)"),
         ("csv", "layers and copies as CSV"),
@@ -117,6 +131,8 @@ def _main(arguments: list[str] | None) -> int:
     except SystemExit as stop:  # --help, or an error that is printed already
         return int(stop.code or 0)
     percentiles = _percentiles(options.percentiles)
+    if options.top is not None and not options.profile:
+        raise expected("--top", "the option --profile beside it", "none")
     outputs = {name: getattr(options, name) for name in ("json", "csv", "trace", "html")}
     _check_outputs(outputs, options.save_probabilities)
 
@@ -138,6 +154,7 @@ def _main(arguments: list[str] | None) -> int:
     )
     engine.phases.load_data_s = load_data_s
     probabilities = np.zeros((len(dataset), engine.network.classes), np.float32)
+    progress = None if options.quiet else Progress()
     result = engine.profile(
         dataset,
         batch=options.batch,
@@ -147,8 +164,11 @@ def _main(arguments: list[str] | None) -> int:
         percentiles=percentiles,
         check=options.check,
         probabilities=probabilities,
-        progress=None if options.quiet else Progress(),
+        progress=progress,
     )
+    if options.profile:
+        top = profile.TOP if options.top is None else options.top
+        _profile(engine, dataset.images, probabilities, result, top, progress)
     start = perf_counter()
     engine.close()
     result.phases.free_memory_s = perf_counter() - start
@@ -160,6 +180,8 @@ def _main(arguments: list[str] | None) -> int:
             np.save(file, probabilities[: result.images_done])
     if not options.quiet and "-" not in outputs.values():
         print(report.text.render(result))
+        if result.profile is not None:
+            print(f"\n{profile_report.render(result.profile)}")
     report.write(result, **outputs)
     if result.check is not None and not result.check.passed:
         cli.print_error(
@@ -168,6 +190,27 @@ def _main(arguments: list[str] | None) -> int:
         )
         return cli.CHECK_FAILED
     return cli.INTERRUPTED if result.interrupted else cli.DONE
+
+
+def _profile(
+    engine: Engine,
+    images: np.ndarray,
+    probabilities: np.ndarray,
+    result: Result,
+    top: float,
+    progress: Progress | None,
+) -> None:
+    """Adds to ``result`` what filled the time; nothing where nothing was timed to the end."""
+    if result.interrupted or not result.layers:
+        result.notes.append("profile: left out, because the run before it was not completed")
+        return
+    found = profile.collect(
+        engine, images, probabilities, result.batch, result, top=top, progress=progress
+    )
+    result.profile = found
+    result.interrupted = found.interrupted
+    result.timeline += profile.timeline_events(found, result.timeline)
+    result.timeline_total += found.events_total
 
 
 def _percentiles(text: str) -> tuple[float, ...]:
