@@ -1,0 +1,8 @@
+"""Low-batch characterisation: latency, utilisation, memory, power and accuracy against the batch.
+
+``python -m cnn_engine.characterize``; see docs/characterize.md for every column.
+"""
+
+from .command import main
+
+__all__ = ["main"]

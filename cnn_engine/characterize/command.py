@@ -1,0 +1,390 @@
+"""The command line, and the order in which points are measured."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from .. import cli, devices, environment, threads, variants, workload
+from ..errors import CnnEngineError, InputError, expected
+from ..workload import Dataset, Workload
+from . import files, measure, plot, text
+from .measure import Meters, Settings
+from .points import FAILED, INTERRUPTED, OK, Point
+from .subjects import TORCH_DTYPES, EngineSubject, Load, TorchSubject, check_images
+
+DEFAULT_BATCHES = (1, 5, 10, 15, 20)
+DEFAULT_IMAGES = 1000
+MOST_BATCHES = 1000
+LONGEST_S = 300.0  # a point; every pass's time is kept
+
+Subject = EngineSubject | TorchSubject
+
+
+def parser() -> argparse.ArgumentParser:
+    """Returns the command's parser."""
+    p = cli.ArgumentParser(
+        prog="python -m cnn_engine.characterize",
+        description="Characterises networks at low batch: latency, images/s, GPU or CPU utilisation, "
+        "memory, power, clocks and accuracy, for each batch size and variant.",
+        epilog="exit codes: 0 done; 1 a point could not be measured, or a check against the reference "
+        "failed (the others are measured); 2 the input is at fault; 130 interrupted, what was measured "
+        "is still written",
+    )
+    p.add_argument(
+        "--network",
+        help=f"one of {', '.join(workload.names())} (default: cifar10, or none with --torch)",
+    )
+    p.add_argument(
+        "--variant",
+        action="append",
+        help="variants with commas between, or repeated: "
+        f"auto, {', '.join(variants.VARIANTS)} (default: auto)",
+    )
+    p.add_argument(
+        "--reduction",
+        action=argparse.BooleanOptionalAction,
+        help="let several lanes share one output's sum (default: no; auto: what is fastest)",
+    )
+    p.add_argument("--dtype", default="float32", help=f"one of {', '.join(variants.DTYPES)}")
+    p.add_argument("--device", default="auto", help="auto (default), cpu, cuda or cuda:N")
+    p.add_argument("--data", default="auto", help="auto (default), synthetic, or a path; see run")
+    p.add_argument("--weights", default="default", help="default, random, or a path; see run")
+    p.add_argument(
+        "--images",
+        type=cli.whole_number(1, 10**7),
+        help=f"how many the passes go through, and the accuracy is of (default: {DEFAULT_IMAGES:,})",
+    )
+    p.add_argument(
+        "--torch",
+        action="append",
+        default=[],
+        metavar="MODULE:CALLABLE[,KEY=VALUE...]",
+        help="a PyTorch model with random weights, such as torchvision.models:resnet50; repeated for more",
+    )
+    p.add_argument("--shape", default="3,224,224", metavar="C,H,W", help="its input (3,224,224)")
+    p.add_argument(
+        "--torch-dtype", default="float32", help=f"one of {', '.join(TORCH_DTYPES)} (float32)"
+    )
+    p.add_argument(
+        "--batch",
+        action="append",
+        metavar="N,N,...",
+        help=f"images a pass (default: {','.join(map(str, DEFAULT_BATCHES))})",
+    )
+    p.add_argument("--threads", type=cli.whole_number(1, threads.MOST), help="of CPU work")
+    defaults = Settings()
+    for option, default, most, what in (
+        ("warmup", defaults.warmup_s, LONGEST_S, "passes before those that count; NVML's "
+         "utilisation reaches up to 1 s back"),
+        ("duration", defaults.duration_s, LONGEST_S, "timed passes of a point"),
+        ("sample-period", defaults.sample_period_s, 60.0, "between two readings of the meters"),
+    ):  # fmt: skip
+        p.add_argument(
+            f"--{option}",
+            type=cli.number(0.0 if option != "sample-period" else 0.001, most),
+            default=default,
+            metavar="S",
+            help=f"seconds: {what} (default: {default:g})",
+        )
+    p.add_argument(
+        "--check",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="compare our variants with the float64 reference before they are timed (default: yes)",
+    )
+    p.add_argument(
+        "--output", default="characterize", metavar="DIR", help="for the files (characterize)"
+    )
+    p.add_argument(
+        "--plot", action=argparse.BooleanOptionalAction, default=True, help="draw it (default: yes)"
+    )
+    p.add_argument("--quiet", action="store_true", help="print no table and no progress")
+    return p
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs the command with ``arguments`` (None: the process's); returns its exit code."""
+    return cli.run(_main, arguments)
+
+
+def _main(arguments: list[str] | None) -> int:
+    try:
+        options = parser().parse_args(arguments)
+    except SystemExit as stop:  # --help, or an error that is printed already
+        return int(stop.code or 0)
+    words = sys.argv[1:] if arguments is None else arguments
+    batches = _batches(options.batch)
+    device = devices.select(options.device)
+    subjects, about = _subjects(options, device, batches)
+    folder = files.prepare(options.output)
+    load_average = environment.host_load()
+    for subject in subjects:
+        subject.prepare(options.check)
+    settings = Settings(
+        warmup_s=options.warmup,
+        duration_s=options.duration,
+        profile_s=min(options.duration, Settings().profile_s),
+        sample_period_s=options.sample_period,
+    )
+    run = _Run(subjects, batches, device, settings, folder, options.quiet)
+    run.report.header = {
+        "command": shlex.join(["python", "-m", "cnn_engine.characterize", *words]),
+        "environment": _environment(device),
+        "options": {**vars(settings), **about},
+    }
+    if device.note:
+        run.report.notes.append(device.note)
+    run.run()
+    _finish(run, options.plot, device, load_average)
+    if not options.quiet:
+        print(text.render(run.report))
+    if run.report.interrupted:
+        return cli.INTERRUPTED
+    failed = [point for point in run.report.points if point.status == FAILED]
+    if failed:
+        cli.print_error(
+            f"{len(failed)} of {len(run.report.points)} points failed, first {text.line(failed[0])}"
+        )
+        return cli.CHECK_FAILED
+    return cli.DONE
+
+
+def _finish(run: _Run, wants_plot: bool, device: Any, load_average: float | None) -> None:
+    """Adds the machine's state and the plot, and writes all files a last time."""
+    report = run.report
+    report.header["environment"].update(environment.state(device, load_average))
+    report.notes += report.header["environment"]["warnings"]
+    if wants_plot and any(point.throughput_images_per_s for point in report.points):
+        if reason := plot.unavailable():
+            report.notes.append(reason)
+        else:
+            commit = report.header["environment"]["commit"] or "not known"
+            plot.draw(report.points, f"{device.model}, commit {commit}", report.folder / files.PLOT)
+    report.save()
+
+
+class _Run:
+    """Goes through all points twice: once to time them, once to look inside."""
+
+    def __init__(
+        self,
+        subjects: list[Subject],
+        batches: list[int],
+        device: Any,
+        settings: Settings,
+        folder: Any,
+        quiet: bool,
+    ) -> None:
+        self.subjects, self.settings, self.quiet = subjects, settings, quiet
+        self.device = device
+        self.points = {
+            (subject.name, batch): _point(subject, device, batch)
+            for subject in subjects
+            for batch in batches
+        }
+        self.report = files.Report(folder, {}, list(self.points.values()))
+        self.meters: Meters | None = None
+
+    def run(self) -> None:
+        """Measures every point; Ctrl-C ends it and is noted in the report."""
+        self.meters = Meters.open(self.device)
+        self.report.notes += self.meters.notes
+        if self.meters.gpu is not None:
+            self.report.header["device_memory"] = {
+                "total_bytes": self.meters.gpu.memory_total,
+                "used_before_bytes": self.meters.gpu.memory_used(),
+            }
+        try:
+            self.report.save()
+            for step in (self._time, self._profile):
+                if step == self._profile and not self.quiet:
+                    print("all passes are timed; now their inside", file=sys.stderr, flush=True)
+                for subject in self.subjects:
+                    for point in self._of(subject):
+                        step(subject, point)
+                        self.report.save()
+                    subject.close()
+        except KeyboardInterrupt:
+            self.report.interrupted = True
+        finally:
+            self.meters.close()
+
+    def _of(self, subject: Subject) -> Iterator[Point]:
+        return (point for (name, _), point in self.points.items() if name == subject.name)
+
+    def _time(self, subject: Subject, point: Point) -> None:
+        if subject.check is not None:
+            point.check_max_abs_diff = subject.check.max_abs_diff
+            if not subject.check.passed:
+                point.status = FAILED
+                point.add_note(
+                    f"not timed: the check expected probabilities within {subject.check.tolerance:g} of "
+                    f"the float64 reference, found {subject.check.max_abs_diff:g}"
+                )
+                return
+        point.status = INTERRUPTED  # unless it comes to its end
+        with self._failures(point), subject.load(point.batch) as load:
+            point.status = OK
+            if load.settings:
+                self.report.header["options"]["torch"] = load.settings
+            try:
+                rows = measure.time_point(point, load, self.meters, self.settings)
+            except KeyboardInterrupt:
+                point.status = INTERRUPTED
+                raise
+            self.report.iterations += rows
+            if point.status == INTERRUPTED:
+                raise KeyboardInterrupt
+        self._say(point)
+
+    def _profile(self, subject: Subject, point: Point) -> None:
+        if point.status != OK:
+            return
+        try:
+            with subject.load(point.batch) as load:
+                kernels, iterations = self._inside(point, load)
+        except Exception as error:  # the times stay; what is inside is missing
+            point.add_note(f"inside of passes: {_describe(error)}")
+            return
+        self.report.kernels += kernels
+        self.report.iterations += iterations
+
+    def _inside(self, point: Point, load: Load) -> Any:
+        on_gpu = self.device.kind == "cuda"
+        return measure.profile_point(point, load, self.settings, on_gpu)
+
+    @contextmanager
+    def _failures(self, point: Point) -> Iterator[None]:
+        """Makes an error of a point its note; the others go on."""
+        try:
+            yield
+        except (
+            Exception
+        ) as error:  # out of memory, a shape that a model does not take, a lost device
+            point.status = FAILED
+            point.add_note(_describe(error))
+
+    def _say(self, point: Point) -> None:
+        if not self.quiet:
+            print(text.line(point), file=sys.stderr, flush=True)
+
+
+def _describe(error: Exception) -> str:
+    words = " ".join(str(error).split()) or "no message"
+    if isinstance(error, CnnEngineError):
+        return words
+    return f"{type(error).__name__}: {words}"[:500]
+
+
+def _point(subject: Subject, device: Any, batch: int) -> Point:
+    return Point(
+        subject=subject.name,
+        kind=subject.kind,
+        model=subject.model,
+        variant=subject.variant,
+        reduction=subject.reduction,
+        dtype=subject.dtype,
+        device=device.name,
+        boundary=subject.boundary,
+        batch=batch,
+    )
+
+
+def _environment(device: Any) -> dict[str, Any]:
+    found = environment.describe(device)
+    for package in ("torch", "torchvision", "nvidia-ml-py", "psutil", "cupti-python", "matplotlib"):
+        if version := environment.package_version(package):
+            found["versions"][package] = version
+    return found
+
+
+# ---- options ----
+
+
+def _batches(texts: list[str] | None) -> list[int]:
+    if texts is None:
+        return list(DEFAULT_BATCHES)
+    words = ",".join(texts).split(",")
+    convert = cli.whole_number(1, 10**6)
+    try:
+        batches = list(dict.fromkeys(convert(word) for word in words))
+    except argparse.ArgumentTypeError as error:
+        raise InputError(f"--batch: {error}") from error
+    if len(batches) > MOST_BATCHES:
+        raise expected("--batch", f"at most {MOST_BATCHES} sizes", len(batches))
+    return batches
+
+
+def _shape(words: str) -> tuple[int, ...]:
+    convert = cli.whole_number(1, 10**5)
+    try:
+        shape = tuple(convert(word) for word in words.split(","))
+    except argparse.ArgumentTypeError:
+        shape = ()
+    if len(shape) != 3:
+        raise expected("--shape", "C,H,W", repr(words))
+    return shape
+
+
+def _subjects(
+    options: argparse.Namespace, device: Any, batches: list[int]
+) -> tuple[list[Subject], dict[str, Any]]:
+    """Returns the subjects, and what the JSON document says of them."""
+    if options.torch_dtype not in TORCH_DTYPES:
+        raise expected("--torch-dtype", f"one of {', '.join(TORCH_DTYPES)}", options.torch_dtype)
+    shape = _shape(options.shape)
+    name = options.network or (None if options.torch else "cifar10")
+    if name is None and options.variant:
+        raise expected("--variant", "--network beside it", "--torch alone")
+    subjects: list[Subject] = []
+    about: dict[str, Any] = {"batches": batches}
+    if name is not None:
+        found = workload.get(name)
+        dataset = _load_data(found, options, batches)
+        about |= {
+            "weights": options.weights,
+            "dataset": {
+                "name": dataset.name, "source": dataset.source, "images": len(dataset),
+                "labels": dataset.labels is not None,
+            },
+        }  # fmt: skip
+        words = ",".join(options.variant or ["auto"]).split(",")
+        for variant in dict.fromkeys(words):
+            subjects.append(
+                EngineSubject(
+                    found, dataset, variant=variant, reduction=options.reduction,
+                    dtype=options.dtype, weights=options.weights, device=device.name,
+                    threads=options.threads,
+                )
+            )  # fmt: skip
+    for spec in dict.fromkeys(options.torch):
+        subjects.append(TorchSubject(spec, shape, options.torch_dtype, device, options.threads))
+    if options.torch:
+        about["shape"] = list(shape)
+    _tell_apart(subjects)
+    return subjects, about
+
+
+def _tell_apart(subjects: list[Subject]) -> None:
+    """Gives PyTorch models of one name, from several modules, their full names."""
+    names = [subject.name for subject in subjects]
+    for subject in subjects:
+        if names.count(subject.name) > 1 and isinstance(subject, TorchSubject):
+            subject.name = subject.spec
+
+
+def _load_data(found: Workload, options: argparse.Namespace, batches: list[int]) -> Dataset:
+    wanted = options.images or max(DEFAULT_IMAGES, *batches)
+    try:
+        dataset = found.load_data(options.data, wanted)
+    except InputError as error:
+        if options.images is not None or not str(error).startswith("--images"):
+            raise
+        dataset = found.load_data(options.data, None)  # fewer than the default: all there are
+    check_images(dataset, batches)
+    return dataset

@@ -1,0 +1,117 @@
+"""The reports as files: three CSV documents (RFC 4180) and ``characterize.json``.
+
+They are written again after every point, each whole or not at all, so that what is measured stays.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import json
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..errors import InputError
+from ..files import atomic_write, check_writable, describe_os_error
+from ..report.json import finite
+from ..report.units import printable
+from .points import IterationRow, KernelRow, Point
+
+SCHEMA = 1
+
+SUMMARY, KERNEL, ITERATION = "summary.csv", "kernel.csv", "iteration.csv"
+DOCUMENT, PLOT = "characterize.json", "characterize.png"
+
+
+@dataclass
+class Report:
+    """All that was found so far.
+
+    Attributes:
+        folder: where the files go.
+        header: the JSON document without its points: command, environment, options.
+        points: rows of the summary, all that were asked for, in order.
+        kernels, iterations: rows of these reports.
+        notes: sentences on the whole, such as a meter that is missing.
+        interrupted: whether Ctrl-C ended the measurement.
+    """
+
+    folder: Path
+    header: dict[str, Any]
+    points: list[Point]
+    kernels: list[KernelRow] = field(default_factory=list)
+    iterations: list[IterationRow] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    interrupted: bool = False
+
+    def save(self) -> None:
+        """Writes all files but the plot.
+
+        Raises:
+            InputError: a file cannot be written.
+        """
+        for name, kind, rows in (
+            (SUMMARY, Point, self.points),
+            (KERNEL, KernelRow, self.kernels),
+            (ITERATION, IterationRow, self.iterations),
+        ):
+            with atomic_write(self.folder / name) as file:
+                file.write(as_csv(kind, rows))
+        with atomic_write(self.folder / DOCUMENT) as file:
+            json.dump(self.to_dict(), file, indent=1, allow_nan=False)
+            file.write("\n")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the JSON document, schema 1."""
+        return finite(
+            {
+                "schema": SCHEMA,
+                **self.header,
+                "files": {"summary": SUMMARY, "kernel": KERNEL, "iteration": ITERATION},
+                "interrupted": self.interrupted,
+                "notes": self.notes,
+                "points": [dataclasses.asdict(point) for point in self.points],
+            }
+        )
+
+
+def prepare(folder: str) -> Path:
+    """Creates ``folder`` where it is missing and sees that the reports can be written there.
+
+    Raises:
+        InputError: they cannot.
+    """
+    path = Path(folder)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except FileExistsError as error:
+        raise InputError(f"--output: expected a folder, found a file at {path}") from error
+    except (OSError, ValueError) as error:  # ValueError: a null byte in the path
+        reason = describe_os_error(error) if isinstance(error, OSError) else str(error)
+        raise InputError(f"--output: cannot create {printable(path)}: {reason}") from error
+    for name in (SUMMARY, KERNEL, ITERATION, DOCUMENT, PLOT):
+        check_writable(path / name, "--output")
+    return path
+
+
+def as_csv(kind: type, rows: list[Any]) -> str:
+    """Returns ``rows``, objects of the dataclass ``kind``, as CSV with its fields as columns."""
+    columns = [column.name for column in dataclasses.fields(kind)]
+    document = io.StringIO()
+    writer = csv.writer(document, lineterminator="\r\n")
+    writer.writerow(columns)
+    writer.writerows([_cell(getattr(row, name)) for name in columns] for row in rows)
+    return document.getvalue()
+
+
+def _cell(value: Any) -> Any:
+    if isinstance(value, str):
+        return printable(value)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if value is None or (isinstance(value, float) and not math.isfinite(value)):
+        return ""
+    return value
