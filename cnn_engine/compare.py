@@ -244,7 +244,7 @@ def summary(compared: Comparison, letter: str = "B") -> str:
     """Returns one line: the verdict on the whole pass, and how many layers and copies have which."""
     whole = compared.whole
     if whole is None or whole.ratio is None:
-        said = f"cannot tell whether {letter} is faster than A: no samples of a pass in both"
+        said = f"cannot tell whether {letter} is faster than A: not both have samples of passes"
     else:
         verdict = {
             FASTER: f"{letter} is faster than A",

@@ -430,6 +430,16 @@ def _warnings(baseline: Result, other: Result, names: tuple[str, str]) -> Iterat
             "the batches differ, so times are of an image (a pass divided by its batch), not the latency "
             "that a user waits for"
         )
+    places = {layer.name: layer.place for layer in baseline.layers}
+    moves: dict[tuple[str, str], list[str]] = {}
+    for layer in other.layers:
+        if places.get(layer.name, layer.place) != layer.place:
+            moves.setdefault((places[layer.name], layer.place), []).append(layer.name)
+    for (before, after), layers in moves.items():
+        yield (
+            f"on {before} in {names[0]}, on {after} in {names[1]}: {', '.join(layers)}; times on cuda are "
+            "the device's, times on cpu the host's"
+        )
     for name, result in zip(names, (baseline, other), strict=True):
         if result.check is None:
             yield f"{name}: its outputs were not checked against the reference"

@@ -270,6 +270,13 @@ def test_warnings():
     assert comparison.compare(made(), made()).warnings == []
 
 
+def test_layers_that_ran_elsewhere_are_told():
+    other = made()
+    other.layers[1].place = "cuda"
+    warning = comparison.compare(made(), other, ("a", "b")).warnings[0]
+    assert warning.startswith("on cpu in a, on cuda in b: fc; ")
+
+
 def test_null_samples_are_left_out():
     other = made()
     other.layers[0].samples_s[::2] = [math.nan] * 30

@@ -60,6 +60,9 @@ def test_the_interval_is_the_binomial_one():
     assert statistics._ranks(10, 0.5) == (2, 9)
     assert statistics._ranks(100, 0.5) == (40, 61)
     assert statistics._ranks(5, 0.5)[0] == 0
+    for share, fewest in ((0.9, 36), (0.99, 368)):  # whose largest is above the quantile, mostly
+        assert statistics._ranks(fewest, share)[1] == fewest
+        assert statistics._ranks(fewest - 1, share)[1] == fewest
     assert statistics._ranks(10_000, 0.5) == (4902, 5099)
 
 
