@@ -26,7 +26,7 @@ SINGLE_DEVICE = 1  # of CUpti_ActivityUnifiedMemoryCounterScope
 
 _lock = threading.Lock()
 _trace: Trace | None = None  # that is being recorded
-_failures: list[Exception] = []  # of the callback, which must not raise into CUPTI
+_failures: list[BaseException] = []  # of the callback, which must not raise into CUPTI
 
 
 def unavailable() -> str | None:
@@ -155,7 +155,7 @@ def _buffer_completed(delivered: list[Any]) -> None:
     try:
         if _trace is not None:
             _trace.add(delivered)
-    except Exception as error:
+    except BaseException as error:  # Ctrl-C too: in CUPTI it would be lost
         _failures.append(error)
 
 

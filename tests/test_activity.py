@@ -272,6 +272,20 @@ def test_a_record_that_cannot_be_read_is_an_error_and_not_lost_in_silence(fake):
         pass
 
 
+def test_an_interruption_while_records_are_read_is_not_lost(fake, monkeypatch):
+    cupti = fake()
+
+    def interrupted(self, found) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trace, "add", interrupted)
+        with pytest.raises(KeyboardInterrupt), activity.record():
+            cupti.pending.append(kernel(10, 20))
+    with activity.record():
+        pass
+
+
 def test_the_package_that_is_missing_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "cupti", None)
     assert "pip install 'cnn-engine[profile]'" in activity.unavailable()
