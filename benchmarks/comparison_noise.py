@@ -1,7 +1,8 @@
 """``python -m benchmarks.comparison_noise``: how often ``compare`` is wrong, on simulated noise.
 
 Prints the table of ``docs/comparing.md``: of pairs of identical runs the share that is called faster or
-slower at a threshold of 1 %, and of pairs of which one is 10 % slower the share in which that is found. Seeded.
+slower at a threshold of 1 %, and of pairs of which one is 10 % slower the share in which that is found.
+The noise is seeded.
 """
 
 from __future__ import annotations
