@@ -237,7 +237,7 @@ class _Run:
             except KeyboardInterrupt:
                 point.status = INTERRUPTED
                 raise
-            self.report.iterations += rows
+            self.report.iterations.extend(rows)
             if point.status == INTERRUPTED:
                 raise KeyboardInterrupt
         self._say(point)
@@ -251,8 +251,8 @@ class _Run:
         except Exception as error:  # the times stay; what is inside is missing
             point.add_note(f"inside of passes: {_describe(error)}")
             return
-        self.report.kernels += kernels
-        self.report.iterations += iterations
+        self.report.kernels.extend(kernels)
+        self.report.iterations.extend(iterations)
 
     def _inside(self, point: Point, load: Load) -> Any:
         on_gpu = self.device.kind == "cuda"

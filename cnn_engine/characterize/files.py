@@ -26,6 +26,17 @@ SUMMARY, KERNEL, ITERATION = "summary.csv", "kernel.csv", "iteration.csv"
 DOCUMENT, PLOT = "characterize.json", "characterize.png"
 
 
+class Table:
+    """Rows of one report that never change, as CSV text that grows."""
+
+    def __init__(self, kind: type) -> None:
+        self._kind = kind
+        self.text = as_csv(kind, [])
+
+    def extend(self, rows: list[Any]) -> None:
+        self.text += as_csv(self._kind, rows, header=False)
+
+
 @dataclass
 class Report:
     """All that was found so far.
@@ -34,7 +45,7 @@ class Report:
         folder: where the files go.
         header: the JSON document without its points: command, environment, options.
         points: rows of the summary, all that were asked for, in order.
-        kernels, iterations: rows of these reports.
+        kernels, iterations: these reports.
         notes: sentences on the whole, such as a meter that is missing.
         interrupted: whether Ctrl-C ended the measurement.
     """
@@ -42,8 +53,8 @@ class Report:
     folder: Path
     header: dict[str, Any]
     points: list[Point]
-    kernels: list[KernelRow] = field(default_factory=list)
-    iterations: list[IterationRow] = field(default_factory=list)
+    kernels: Table = field(default_factory=lambda: Table(KernelRow))
+    iterations: Table = field(default_factory=lambda: Table(IterationRow))
     notes: list[str] = field(default_factory=list)
     interrupted: bool = False
 
@@ -53,13 +64,13 @@ class Report:
         Raises:
             InputError: a file cannot be written.
         """
-        for name, kind, rows in (
-            (SUMMARY, Point, self.points),
-            (KERNEL, KernelRow, self.kernels),
-            (ITERATION, IterationRow, self.iterations),
+        for name, document in (
+            (SUMMARY, as_csv(Point, self.points)),
+            (KERNEL, self.kernels.text),
+            (ITERATION, self.iterations.text),
         ):
             with atomic_write(self.folder / name) as file:
-                file.write(as_csv(kind, rows))
+                file.write(document)
         with atomic_write(self.folder / DOCUMENT) as file:
             json.dump(self.to_dict(), file, indent=1, allow_nan=False)
             file.write("\n")
@@ -97,12 +108,13 @@ def prepare(folder: str) -> Path:
     return path
 
 
-def as_csv(kind: type, rows: list[Any]) -> str:
+def as_csv(kind: type, rows: list[Any], header: bool = True) -> str:
     """Returns ``rows``, objects of the dataclass ``kind``, as CSV with its fields as columns."""
     columns = [column.name for column in dataclasses.fields(kind)]
     document = io.StringIO()
     writer = csv.writer(document, lineterminator="\r\n")
-    writer.writerow(columns)
+    if header:
+        writer.writerow(columns)
     writer.writerows([_cell(getattr(row, name)) for name in columns] for row in rows)
     return document.getvalue()
 

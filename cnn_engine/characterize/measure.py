@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from .. import activity
+from .. import activity, nvml
 from ..activity_records import covered_s
 from ..errors import UnsupportedError
 from .points import IterationRow, KernelRow, Point
@@ -54,8 +54,6 @@ class Meters:
     @classmethod
     def open(cls, device: Any) -> Meters:
         """Opens the meters that there are for work on ``device``; the others become notes."""
-        from .. import nvml
-
         meters = cls()
         try:
             meters.process = ProcessMeters()

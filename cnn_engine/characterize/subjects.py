@@ -391,7 +391,7 @@ def _resolve(spec: str) -> tuple[Callable[..., Any], dict[str, Any], str]:
             )
     try:
         found: Any = importlib.import_module(module_name)
-    except Exception as error:  # a module of the user's may fail in any way
+    except (Exception, SystemExit) as error:  # a module of the user's may fail in any way
         hint = " (pip install 'cnn-engine[torch]')" if module_name.startswith("torchvision") else ""
         raise expected(
             option, f"a module {module_name} that can be imported", f"{error}{hint}"
