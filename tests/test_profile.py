@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import types
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from cnn_engine.engine import Engine
 from cnn_engine.errors import InputError
 from cnn_engine.plan import INPUT, OUTPUT, Plan, Step
 from cnn_engine.profile_tables import Profile, Row
+from cnn_engine.report import csv as csv_report
 from cnn_engine.report import json as json_report
 from cnn_engine.report import profile as text
 from cnn_engine.result import Result, TimelineEvent
@@ -557,3 +559,18 @@ def test_a_row_can_be_without_single_times():
         for index, name in enumerate("abcd")
     ]
     assert "(2 others)" in text.render(found)
+
+
+def test_every_column_is_explained():
+    document = (Path(__file__).parent.parent / "docs" / "measuring.md").read_text("utf-8")
+    found = tables(make_trace())
+    found.managed = [profile_tables.ManagedRow("h2d", "", 1, 1, 0, 1.0, 1.0, 1.0, 1.0, 1.0)]
+    found.cost = profile_tables.Cost(1.0, 1.0, 1.0, None, 1)
+    found.notes = ["something"]
+    blocks = text.render(found).split("\n\n")[1:]
+    columns = {column for block in blocks for column in block.splitlines()[1].split()}
+    assert {"share", "sum", "total", "regs", "memory", "faults"} <= columns
+    labels = {label for label, _ in text.summary(found) if label}
+    assert len(labels) == 11
+    for name in {*columns, *labels, *csv_report.COLUMNS}:
+        assert f"`{name}`" in document, name
