@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from contextlib import contextmanager
@@ -9,11 +10,11 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from characterize_points import point
+from characterize_points import point, rows
 
 from cnn_engine import nvml
 from cnn_engine.activity_records import Copy, Kernel, Trace
-from cnn_engine.characterize import measure, subjects
+from cnn_engine.characterize import command, measure, subjects
 from cnn_engine.characterize.measure import Meters, Passes, Settings
 from cnn_engine.characterize.sampler import GpuMeters, ProcessMeters, Sampler, SmCounters
 from cnn_engine.characterize.subjects import Load
@@ -368,3 +369,66 @@ def test_an_interrupted_pass_does_not_count():
     passes.run(lambda: once_then_interrupted, 60.0)
     assert passes.interrupted
     assert len(passes) == len(passes.starts_s) == 2
+
+
+def test_the_command_on_a_gpu_that_is_made_up(tmp_path, monkeypatch, capsys):
+    device = SimpleNamespace(
+        kind="cuda", name="cuda:0", model="Made-up GPU", note=None, pci_bus_id="0000:01:00.0"
+    )
+    order = []
+
+    class Subject:
+        name, kind, model, variant, reduction = "net fused", "engine", "net", "fused", False
+        dtype, boundary = "float32", "host"
+        check = None
+
+        def prepare(self, check):
+            order.append("prepare")
+
+        @contextmanager
+        def load(self, batch):
+            order.append(batch)
+            memory = subjects.Memory(10 * batch, 20 * batch, 2**20)
+            yield sleeps(0.001 * batch, memory=lambda: memory)
+
+        def close(self):
+            order.append("close")
+
+    recorded(monkeypatch, lambda index: [("conv", 0, 5e-4), ("fc", 5e-4, 6e-4)])
+    gpu = made_up_gpu()
+    monkeypatch.setattr(nvml, "Gpu", lambda pci_bus_id: gpu)
+    monkeypatch.setattr(command.devices, "select", lambda name: device)
+    monkeypatch.setattr(command, "_subjects", lambda *given: ([Subject()], {"batches": [1, 4]}))
+    described = {"gpu": device.model, "commit": None, "versions": {}}
+    monkeypatch.setattr(command.environment, "describe", lambda device: dict(described))
+    monkeypatch.setattr(
+        command.environment, "state", lambda device, load: {"warnings": ["GPU: warm"]}
+    )
+    code = command.main(
+        ["--batch", "1,4", "--duration", "0.1", "--warmup", "0.1", "--sample-period", "0.02",
+         "--output", str(tmp_path)]
+    )  # fmt: skip
+    out, err = capsys.readouterr()
+    assert code == 0, err
+    # All points are timed before the first record is taken.
+    assert order == ["prepare", 1, 4, "close", 1, 4, "close"]
+    one, four = rows(tmp_path / "summary.csv")
+    for row in (one, four):
+        assert row["status"] == "ok"
+        assert row["kernel_source"] == "activity"
+        assert row["sm_utilization"] == "0.75"
+        assert row["power_mean_w"] == "250.0"
+        assert "averaging window" in row["note"]
+    assert 0.2 < float(one["gpu_utilization"]) < 0.6  # 0.6 ms of 1 ms and a little
+    assert float(four["gpu_utilization"]) < float(one["gpu_utilization"]) / 2
+    assert four["allocated_peak_bytes"] == "80"
+    found = [(k["batch"], k["name"], k["source"]) for k in rows(tmp_path / "kernel.csv")]
+    assert found == [(batch, name, "activity") for batch in "14" for name in ("conv", "fc")]
+    windows = {row["window"] for row in rows(tmp_path / "iteration.csv")}
+    assert windows == {"timed", "profiled"}
+    document = json.loads((tmp_path / "characterize.json").read_text())
+    assert document["device_memory"] == {"total_bytes": 100, "used_before_bytes": 40}
+    assert document["notes"] == ["GPU: warm"]
+    for words in ("kernel runs", "GPU memory and power", "250.0 W", "1,980 MHz", "power cap"):
+        assert words in out
+    assert (tmp_path / "characterize.png").read_bytes().startswith(b"\x89PNG")
