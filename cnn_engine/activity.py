@@ -50,8 +50,12 @@ def unavailable() -> str | None:
         cupti.activity_enable(records.CONCURRENT_KERNEL)
         cupti.activity_disable(records.CONCURRENT_KERNEL)
     except Exception as error:  # no driver, no libcupti, no permission, another profiler
-        return f"activity records: CUPTI refused: {_reason(error)}"
+        return _refusal(error)
     return None
+
+
+def _refusal(error: BaseException) -> str:
+    return f"activity records: CUPTI refused: {_reason(error)}"
 
 
 def _reason(error: BaseException) -> str:
@@ -95,11 +99,15 @@ def record(trace: Trace | None = None, *, managed_device: int | None = None) -> 
                 yield trace
             finally:
                 trace.push = trace.pop = records.not_recording
-                _flush(cupti)
+                cupti.activity_flush_all(FORCED)
                 trace.finish(partial(_api_name, cupti))
                 trace.dropped += _lost(cupti)
         if _failures:
             raise _failures[0]
+    except Exception as error:
+        if type(error).__module__.partition(".")[0] == "cupti":
+            raise UnsupportedError(_refusal(error)) from error
+        raise
     finally:
         _trace = None
         _failures.clear()
@@ -119,23 +127,13 @@ def _enabled(cupti: Any, managed_device: int | None) -> Iterator[None]:
                 _configure_managed(cupti, managed_device)
                 cupti.activity_enable(records.UNIFIED_MEMORY_COUNTER)
                 on.append(records.UNIFIED_MEMORY_COUNTER)
-            except (
-                Exception
-            ) as error:  # not on this GPU, not in this container: the rest still counts
+            except Exception as error:  # not on this GPU or in this container: the rest counts
                 _trace.managed_error = f"managed memory: CUPTI refused: {_reason(error)}"
-    except Exception as error:
-        _disable(cupti, on)
-        raise UnsupportedError(f"activity records: CUPTI refused: {_reason(error)}") from error
-    try:
         yield
     finally:
-        _disable(cupti, on)
-
-
-def _disable(cupti: Any, kinds: list[int]) -> None:
-    for kind in kinds:
-        with suppress(Exception):  # what cannot be switched off does no harm
-            cupti.activity_disable(kind)
+        for kind in on:
+            with suppress(Exception):  # what cannot be switched off does no harm
+                cupti.activity_disable(kind)
 
 
 def _configure_managed(cupti: Any, device: int) -> None:
@@ -157,16 +155,6 @@ def _buffer_completed(delivered: list[Any]) -> None:
             _trace.add(delivered)
     except BaseException as error:  # Ctrl-C too: in CUPTI it would be lost
         _failures.append(error)
-
-
-def _flush(cupti: Any) -> None:
-    """Has CUPTI hand over all of its buffers."""
-    try:
-        cupti.activity_flush_all(FORCED)
-    except Exception as error:
-        raise UnsupportedError(
-            f"activity records: CUPTI kept them back: {_reason(error)}"
-        ) from error
 
 
 def _api_name(cupti: Any, kind: int, number: int) -> str:

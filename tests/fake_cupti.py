@@ -54,6 +54,13 @@ def migration(kind: int, start: int, end: int, value: int, flags: int = 0):
     )
 
 
+class CuptiError(Exception):
+    """As the binding's own errors, known by their module."""
+
+
+CuptiError.__module__ = "cupti.cupti"
+
+
 class FakeCupti(types.ModuleType):
     """Stands for the binding: delivers ``pending`` records of enabled kinds on a flush."""
 
@@ -67,12 +74,12 @@ class FakeCupti(types.ModuleType):
 
     def get_timestamp(self) -> int:
         if self.refuse == "everything":
-            raise RuntimeError("ERROR_INSUFFICIENT_PRIVILEGES (35)")
+            raise CuptiError("ERROR_INSUFFICIENT_PRIVILEGES (35)")
         return ORIGIN
 
     def activity_enable(self, kind: int) -> None:
         if self.refuse == kind:
-            raise RuntimeError("ERROR_NOT_SUPPORTED (27)")
+            raise CuptiError("ERROR_NOT_SUPPORTED (27)")
         self.enabled.add(kind)
 
     def activity_disable(self, kind: int) -> None:
@@ -86,7 +93,7 @@ class FakeCupti(types.ModuleType):
 
     def activity_flush_all(self, flag: int) -> None:
         if self.refuse == "flush":
-            raise RuntimeError("ERROR_UNKNOWN (999)")
+            raise CuptiError("ERROR_UNKNOWN (999)")
         self.completed([item for item in self.pending if item.kind in self.enabled])
         self.pending = []
 
@@ -95,6 +102,8 @@ class FakeCupti(types.ModuleType):
 
     def activity_push_external_correlation_id(self, kind: int, number: int) -> None:
         assert kind == 3
+        if self.refuse == "push":
+            raise CuptiError("ERROR_INVALID_PARAMETER (1)")
         self.marks.append(number)
 
     def activity_pop_external_correlation_id(self, kind: int) -> int:
@@ -115,7 +124,7 @@ class FakeCupti(types.ModuleType):
 
     def activity_configure_unified_memory_counter(self, config: int, count: int) -> None:
         if self.refuse == "managed":
-            raise RuntimeError("ERROR_UM_PROFILING_NOT_SUPPORTED (28)")
+            raise CuptiError("ERROR_UM_PROFILING_NOT_SUPPORTED (28)")
 
     # ---- what a program would do with CUDA, each call as long as the one before ----
 

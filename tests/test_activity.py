@@ -260,7 +260,7 @@ def test_refusals_are_one_line(fake):
         pass
     assert cupti.enabled == set()
     fake(refuse="flush")
-    with pytest.raises(UnsupportedError, match="kept them back"), activity.record():
+    with pytest.raises(UnsupportedError, match="CUPTI refused"), activity.record():
         pass
 
 

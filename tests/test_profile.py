@@ -457,7 +457,7 @@ def test_events_are_capped(fake, monkeypatch):
     assert (len(found.events), found.events_total) == (10, 350)
 
 
-@pytest.mark.parametrize("refuse", ["everything", "flush"])
+@pytest.mark.parametrize("refuse", ["everything", "flush", "push"])
 def test_where_records_are_refused_the_layers_stand_in(fake, refuse):
     found = collect(FakeEngine(fake(refuse=refuse)), 8, 4)
     assert found.source == profile_tables.EVENTS
