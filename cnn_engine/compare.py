@@ -135,7 +135,7 @@ def _main(arguments: list[str] | None) -> int:
     documents = {
         "json": lambda: to_json(found),
         "csv": lambda: to_csv(found),
-        "html": lambda: report.html.render(results),
+        "html": lambda: report.html.render(results, found),
     }
     texts = {name: documents[name]() for name, path in outputs.items() if path is not None}
     if not options.quiet and "-" not in outputs.values():

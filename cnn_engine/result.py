@@ -21,6 +21,9 @@ SCHEMA = 1
 #: Raw samples of one quantity that the JSON document keeps; more are thinned evenly, in order.
 MOST_SAMPLES = 10_000
 
+#: Of the whole numbers in a document: what 64 bits hold.
+LARGEST = 2**63 - 1
+
 
 def thinned(samples: Sequence[float]) -> list[float]:
     """Returns at most :data:`MOST_SAMPLES` of ``samples``: every k-th, in order."""
@@ -301,7 +304,20 @@ class Result:
                 raise expected(f"{name}: timeline", f"events of {len(names)} values", _brief(event))
         values["timeline"] = [dict(zip(names, e, strict=True)) for e in timeline["events"]]
         values["timeline_total"] = timeline.get("total")
-        return _read(cls, values, name)
+        result = _read(cls, values, name)
+        _read(_Dataset, result.dataset, f"{name}: dataset")
+        warnings = result.environment.get("warnings")
+        _read(list[str] | None, warnings, f"{name}: environment: warnings")
+        return result
+
+
+@dataclass
+class _Dataset:
+    """What every result says of its images."""
+
+    name: str
+    source: str
+    images: int
 
 
 def _step(step: LayerTime | CopyTime) -> dict[str, Any]:
@@ -311,7 +327,8 @@ def _step(step: LayerTime | CopyTime) -> dict[str, Any]:
 def _percentiles(latency: Any) -> list[float]:
     """Returns which percentiles ``latency_ms`` has."""
     words = [key[1:] for key in latency if key[:1] == "p"] if isinstance(latency, dict) else []
-    return [float(word) for word in words if word.replace(".", "", 1).isdecimal()]
+    found = [float(word) for word in words if word.replace(".", "", 1).isdecimal()]
+    return [percentile for percentile in found if percentile <= 100]
 
 
 def _brief(value: Any) -> str:
@@ -345,12 +362,16 @@ def _read(kind: Any, value: Any, name: str) -> Any:
     if origin in (list, tuple):
         if not isinstance(value, list):
             raise expected(name, "a list", _brief(value))
+        if origin is tuple and Ellipsis not in arguments and len(value) != len(arguments):
+            raise expected(name, f"a list of {len(arguments)} values", _brief(value))
         return origin(_read(arguments[0], item, name) for item in value)
     if origin is dict:
         kind = dict
     if not hasattr(kind, "__dataclass_fields__"):
         if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
             raise expected(name, f"a value of type {kind.__name__}", _brief(value))
+        if kind is int and abs(value) > LARGEST:
+            raise expected(name, f"a whole number of at most {LARGEST}", _brief(value))
         return value
     if not isinstance(value, dict):
         raise expected(name, "an object", _brief(value))

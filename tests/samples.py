@@ -6,6 +6,15 @@ import math
 
 import pytest
 
+from cnn_engine.profile_tables import (
+    Capture,
+    CopyRow,
+    Cost,
+    KernelRow,
+    ManagedRow,
+    Profile,
+    Row,
+)
 from cnn_engine.result import (
     Accuracy,
     Check,
@@ -113,6 +122,47 @@ GPU_STATE = {
 }
 
 
+KERNEL = "cnn_engine::cuda::conv2d_tiled_kernel<float, 5, cnn_engine::cuda::Shape<32, 32, 3>>"
+
+
+def make_profile(**changes) -> Profile:
+    """Returns what filled the time of the result of :func:`make_profiled`."""
+    gpu = [
+        Row(KERNEL, "kernel", 3, 6e-5, 2e-5, 1e-5, 3e-5, 0.6, 0.6),
+        Row("[CUDA memcpy HtoD]", "copy", 3, 3.5e-5, 1.2e-5, 1e-5, 2e-5, 0.35, 0.95),
+        Row("[CUDA memset]", "set", 1, 5e-6, 5e-6, 5e-6, 5e-6, 0.05, 1.0),
+    ]
+    api = [
+        Row("cudaDeviceSynchronize", "api", 3, 3e-3, 1e-3, 9e-4, 1.1e-3, 0.98, 0.98),
+        Row("cudaLaunchKernel", "api", 3, 6e-5, 2e-5, None, None, 0.02, 1.0),
+    ]
+    times = 3, 6e-5, 2e-5, 1e-5, 3e-5
+    values = {
+        "source": "activity records",
+        "top": 90.0,
+        "passes": 3,
+        "images": 6,
+        "wall_s": 4e-3,
+        "kernel_s": 6e-5,
+        "api_s": 3.06e-3,
+        "gpu": gpu,
+        "api": api,
+        "layers": [
+            KernelRow("conv1", "conv", KERNEL, *times, 1.0, [8, 8, 2], [32, 4, 1], 96, 49152)
+        ],
+        "copies": [
+            CopyRow("images", "h2d", "pinned", 3, 3 * 10**6, 3.5e-5, 1.2e-5, 1e-5, 2e-5, 8e10)
+        ],
+        "managed": [
+            ManagedRow("h2d migration", "gpu fault", 2, 65536, 4, 1e-5, 5e-6, 4e-6, 6e-6, 6e9)
+        ],
+        "capture": Capture(launches=3, launches_captured=2, kernels=2, steps=3, steps_captured=2),
+        "cost": Cost(1e-3, 1.2e-3, 1.2, [1.15, 1.25], 50, 9.9e-4),
+        "notes": ["events of managed memory are of the whole GPU"],
+    }
+    return Profile(**{**values, **changes})
+
+
 def make_profiled(**changes) -> Result:
     """Returns the result of a CUDA run with all that is known of one: states, samples, API calls."""
     layer = LayerTime("conv1", "conv", "cuda", 3, 3e-5, 6e-5, 2 * 10**9, 10**8, [1e-5, 2e-5, 3e-5])
@@ -127,6 +177,16 @@ def make_profiled(**changes) -> Result:
             TimelineEvent("cudaLaunchKernel", "api", "host API", begin + 2.2e-5, 5e-6, batch),
             TimelineEvent("images", "copy", "cuda:0 stream 1", begin + 1e-5, 3e-5, batch),
             TimelineEvent("conv1", "conv", "cuda:0 stream 2", begin + 4e-5, 2e-5, batch),
+        ]
+    for batch in range(3):
+        begin = 4e-3 + batch * 1e-3
+        timeline += [
+            TimelineEvent(
+                "cudaLaunchKernel", "api", "host CUDA API (profiled)", begin, 5e-6, batch
+            ),
+            TimelineEvent(
+                KERNEL, "kernel", "cuda:0 stream 7 (profiled)", begin + 1e-5, 2e-5, batch
+            ),
         ]
     values = {
         "environment": {
@@ -144,7 +204,8 @@ def make_profiled(**changes) -> Result:
         "timed_pass": TimedPass(3, 0.55, 0.51),
         "stop": Stop("the median's 95 % interval is within 1%", 1.05, (1.045, 1.055)),
         "timeline": timeline,
-        "timeline_total": 18,
+        "timeline_total": 24,
+        "profile": make_profile(),
     }
     return make(**{**values, **changes})
 

@@ -354,7 +354,9 @@ async function rows(engine, query) {
   while (!window.app) await pause();
   const buffer = new TextEncoder().encode(text).buffer;
   await app.openTraceFromBuffer({buffer, title: "trace", fileName: "trace.json"});
-  while (!app.trace) await pause();
+  while (!app.trace || app.isLoadingTrace) await pause();
+  if (app.sidebar.visible) app.sidebar.toggleVisibility();
+  for (const track of app.trace.workspace.flatTracks) track.expand();
   const found = {};
   for (const [name, query] of Object.entries(queries)) found[name] = await rows(app.trace.engine, query);
   done(found);

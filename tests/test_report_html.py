@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json as json_reader
 from html.parser import HTMLParser
 
 import numpy as np
 import pytest
-from samples import CASES, every_result, make, make_bare, make_cuda
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from samples import CASES, every_result, make, make_bare, make_cuda, make_profiled
 
+from cnn_engine import comparison
 from cnn_engine.errors import InputError
-from cnn_engine.report import charts, html
-from cnn_engine.result import Latency
+from cnn_engine.report import charts, html, json
+from cnn_engine.result import Latency, Result, TimelineEvent
 
 
 class Page(HTMLParser):
@@ -114,3 +118,225 @@ def test_html_histogram_counts_every_sample_once():
     beyond = int(found["beyond"].split()[0])
     assert counted + beyond == len(samples)
     assert 1 <= beyond <= 10
+
+
+# ---- tables ----
+
+
+class Tables(HTMLParser):
+    """Collects tables by caption: each row's cells, the label first."""
+
+    def __init__(self, document: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.found: dict[str, list[list[str]]] = {}
+        self.rows: list[list[str]] = []
+        self.text: list[str] | None = None
+        self.caption = ""
+        self.feed(document)
+
+    def handle_starttag(self, tag, attrs):
+        if tag == "table":
+            self.rows = []
+        elif tag == "tr":
+            self.rows.append([])
+        if tag in ("td", "th", "caption"):
+            self.text = []
+
+    def handle_data(self, data):
+        if self.text is not None:
+            self.text.append(data)
+
+    def handle_endtag(self, tag):
+        if tag in ("td", "th", "caption"):
+            text, self.text = " ".join("".join(self.text).split()), None
+            if tag == "caption":
+                self.caption = text
+            else:
+                self.rows[-1].append(text)
+        elif tag == "table":
+            assert self.caption not in self.found, "two tables of one caption"
+            self.found[self.caption] = self.rows
+
+    def row(self, caption: str, label: str) -> list[str]:
+        """Returns the cells of a row of the table whose caption begins so."""
+        rows = next(rows for name, rows in self.found.items() if name.startswith(caption))
+        return next(row[1:] for row in rows if row[0] == label)
+
+
+def tables(*results: Result, comparisons=()) -> Tables:
+    return Tables(html.render(results, comparisons))
+
+
+def test_html_shows_the_state_of_the_machine_with_units():
+    found = tables(make_profiled(), make())
+    state = "Right after the work"
+    for label, cell in {
+        "GPU SM clock": "1755 MHz",
+        "GPU max SM clock": "1980 MHz",
+        "GPU power": "412.5 W",
+        "GPU temperature": "61 \N{DEGREE SIGN}C",
+        "GPU throttled": "power cap",
+        "GPU other processes": "2",
+        "CPU governor": "performance",
+        "CPU turbo": "no",
+    }.items():
+        assert found.row(state, label) == [cell, "-"]
+    labels = [row[0] for row in next(v for k, v in found.found.items() if k.startswith(state))]
+    assert "GPU memory clock" not in labels  # not known of either
+    environment = [row[0] for row in found.found["Environment"]]
+    assert not {"gpu state", "cpu state", "warnings"} & set(environment)
+    assert not any(caption.startswith(state) for caption in tables(make()).found)
+
+
+def test_html_says_first_what_to_beware_of():
+    results = [make(), make_profiled(), CASES["check failed"], CASES["interrupted"]]
+    page = Page(html.render(results)).text
+    warnings = page[page.index("Before you trust") : page.index("Forward, all images")]
+    for warning in (
+        "B GPU: clocks held down by power cap (1755 of 1980 MHz)",
+        "B profile: incomplete: totals and shares are of what was captured",
+        "C the check against the reference failed, so nothing was timed",
+        "D interrupted: 300 of 1,102 images done",
+    ):
+        assert warning in warnings
+    assert "A " not in warnings.partition("numbers")[2].partition("A cifar10")[0]
+    assert "Before you trust" not in Page(html.render([make()])).text
+
+
+def test_html_shows_what_the_timers_cost():
+    found = tables(make_profiled(), make(), make_profiled(interrupted=True))
+    caption = "What it costs to time every layer"
+    assert found.row(caption, "No layer timed, wall time") == ["500.0 ms", "-", "500.0 ms"]
+    assert found.row(caption, "Every layer timed, wall time") == ["550.0 ms", "-", "550.0 ms"]
+    assert (
+        found.row(caption, "of it from the first event on the device to the last")[0] == "510.0 ms"
+    )
+    assert found.row(caption, "Sum of layers and copies")[0] == "150.0 us"
+    assert found.row(caption, "Cost of the timers") == ["10.00 %", "-", "-"]
+
+
+def test_html_shows_medians_sums_and_when_the_timing_stopped():
+    found = tables(make_profiled(), make_cuda())
+    conv1 = found.row("Times of all calls", "conv1")
+    assert conv1[:3] == ["60.00 us", "40.00 %", "20.00 us"]
+    assert conv1[8:11] == ["6.000 ms", "15.38 %", "-"]  # a file without samples
+    assert found.row("Times of all calls", "Sum of layers")[8] == "36.00 ms"
+    assert found.row("Copies between", "images h2d")[2] == "30.00 us"
+    latency = "Wall time of one pass"
+    assert found.row(latency, "median, 95 % interval") == ["1.045 ms to 1.055 ms", "-"]
+    assert found.row(latency, "ended because")[0] == "the median's 95 % interval is within 1%"
+
+
+def test_html_shows_what_filled_the_time():
+    document = html.render([make_profiled(), make()])
+    found = Tables(document)
+    assert found.row("In sum", "Times come from") == ["activity records of CUPTI", "-"]
+    captured = found.row("In sum", "Captured")[0]
+    assert captured.startswith("2 of 3 launches")
+    assert "INCOMPLETE" in captured
+    kernel = "conv2d_tiled_kernel<float, 5, cnn_engine::cuda::Shape<32, 32, 3>>"
+    assert found.row("A: GPU activities", kernel) == [
+        "60.00 %", "60.00 %", "60.00 us", "3", "20.00 us", "10.00 us", "30.00 us",
+    ]  # fmt: skip
+    assert found.row("A: CUDA API calls", "cudaLaunchKernel")[-2:] == ["-", "-"]
+    assert found.row("A: Kernels by layer", "conv1")[6:] == [
+        "8x8x2",
+        "32x4x1",
+        "96",
+        "49.15 kB",
+        kernel,
+    ]
+    assert found.row("A: Copies by what they move", "images")[:4] == [
+        "h2d",
+        "pinned",
+        "3.000 MB",
+        "85.71",
+    ]
+    assert found.row("A: Managed memory", "h2d migration")[0] == "gpu fault"
+    assert "Above the line: 90 % of the time, in 2 of 3 rows." in Page(document).text
+    assert document.count('class="line"') == 2  # GPU activities and API calls
+    assert "What filled the time" not in html.render([make()])
+
+
+def test_html_shows_verdicts_on_several_results():
+    rng = np.random.default_rng(5)
+    slow, fast = (make(latency=Latency(list(rng.normal(scale, 0.01, 400)))) for scale in (2.0, 1.0))
+    verdict = comparison.compare(slow, fast, ("slow.json", "fast.json"))
+    found = tables(slow, fast, comparisons=[verdict])
+    caption = "B (fast.json) against A (slow.json)"
+    p50 = found.row(caption, "pass p50")
+    assert p50[-1] == "faster"
+    assert 0.49 < float(p50[2]) < 0.51
+    low, high = (float(end) for end in p50[3].split(" to "))
+    assert low < float(p50[2]) < high
+    assert found.row(caption, "conv1")[-1] == "cannot tell: no raw samples"
+    other_way = tables(fast, slow, comparisons=[comparison.compare(fast, slow)])
+    assert other_way.row("B (", "pass p50")[-1] == "slower"
+
+
+def test_html_charts_the_profiled_run_apart():
+    timed, profiled = charts.timelines(make_profiled())
+    assert list(timed["lanes"]) == ["host", "host API", "cuda:0 stream 1", "cuda:0 stream 2"]
+    assert list(profiled["lanes"]) == ["host CUDA API", "cuda:0 stream 7"]
+    assert timed["caption"] == "layers timed: first 3 passes, 18 of 24 events"
+    assert profiled["caption"] == "profiled: first 3 passes, 6 of 24 events"
+    assert profiled["lanes"]["host CUDA API"][0].x == 0  # on its own axis
+
+
+def test_html_leaves_out_passes_for_which_there_is_no_room():
+    events = [
+        TimelineEvent("conv1", "conv", "host", index * 1e-3, 1e-4, index // 180)
+        for index in range(900)
+    ]
+    (chart,) = charts.timelines(make(timeline=events, timeline_total=5000))
+    assert chart["caption"] == "layers timed: first 2 passes, 360 of 5,000 events"
+
+
+# ---- results that were read ----
+
+
+def read_back(result: Result) -> Result:
+    return Result.from_dict(json_reader.loads(json.dumps(result)))
+
+
+def test_html_of_a_result_read_from_json_is_the_same():
+    result = make_profiled()
+    assert html.render([read_back(result)]) == html.render([result])
+
+
+def test_html_of_an_older_file_leaves_out_what_it_lacks():
+    document = make_profiled().to_dict()
+    for key in ("latency_samples_ms", "timeline", "timed_pass", "stop", "profile"):
+        del document[key]
+    for step in (*document["layers"], *document["copies"]):
+        del step["samples_s"]
+    document["environment"] = {"cpu": "A CPU"}
+    page = Page(html.render([Result.from_dict(document)])).text
+    assert "No pass of a full batch was timed." in page
+    assert "No step was timed." in page
+    assert "State of the machine" not in page
+
+
+junk = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)
+junk |= st.lists(junk, max_size=3) | st.dictionaries(st.text(max_size=5), junk, max_size=3)
+
+
+@settings(derandomize=True)
+@given(st.data())
+def test_html_of_any_document_is_a_page_or_an_error_of_one_line(data):
+    document = json_reader.loads(json.dumps(make_profiled()))
+    place = document
+    while True:
+        keys = list(place) if isinstance(place, dict) else list(range(len(place)))
+        key = data.draw(st.sampled_from(keys))
+        inner = place[key]
+        if not isinstance(inner, (dict, list)) or not inner or data.draw(st.booleans()):
+            break
+        place = inner
+    place[key] = data.draw(junk)
+    try:
+        result = Result.from_dict(document)
+    except InputError as error:
+        assert "\n" not in str(error)
+        return
+    Page(html.render([result]))

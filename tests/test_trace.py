@@ -231,12 +231,14 @@ def test_trace_has_kernels_copies_and_api_calls():
     document = trace.render(make_profiled())
     assert problems(document) == []
     assert list(names(document).values()) == [
-        "host", "host API", "cuda:0 stream 1", "cuda:0 stream 2",
+        "host", "host API", "cuda:0 stream 1", "cuda:0 stream 2", "host CUDA API (profiled)",
+        "cuda:0 stream 7 (profiled)",
     ]  # fmt: skip
     kinds = {(names(document)[e["tid"]], e["cat"]) for e in complete(document)}
     assert {
         ("host", "copy"), ("host", "api"), ("host", "conv"), ("host API", "api"),
         ("cuda:0 stream 1", "copy"), ("cuda:0 stream 2", "conv"),
+        ("host CUDA API (profiled)", "api"), ("cuda:0 stream 7 (profiled)", "kernel"),
     } == kinds  # fmt: skip
 
 
@@ -257,7 +259,7 @@ def test_calls_on_the_host_nest_and_the_work_of_a_stream_does_not():
     assert spans_by_track(make(timeline=on("host", *spans)))["host"] == spans
     found = spans_by_track(make(timeline=on("gpu stream", (0, 10), (2, 8), (10, 12))))
     assert found["gpu stream"] == [(0, 10), (10, 12)]
-    assert found["gpu stream, beside it 1"] == [(2, 8)]
+    assert found["gpu stream (2)"] == [(2, 8)]
 
 
 def test_steps_that_seem_to_overlap_by_rounding_follow_each_other():

@@ -14,12 +14,14 @@ from . import text, units
 
 #: Kinds that have a colour of their own in the page; others share one.
 KINDS = (
-    "conv", "pad", "fused", "relu", "tanh", "pool", "fc", "softmax", "normalize", "copy", "sync", "api",
+    "conv", "pad", "fused", "relu", "tanh", "pool", "fc", "softmax", "normalize", "copy", "sync", "kernel",
+    "set", "api",
 )  # fmt: skip
 
 BINS = 40
 TIMELINE_PASSES = 3
 TIMELINE_EVENTS = 400
+PROFILED = " (profiled)"  # the end of the names of tracks of activity records
 LABEL_PIXELS = 900  # what a chart is wide on a desktop: whether a name fits into its segment
 CHARACTER_PIXELS = 7.5
 LABEL_APART = 10  # percent between the beginnings of two labels of the histogram
@@ -151,15 +153,25 @@ def _apart(marks: dict[str, float]) -> list[dict[str, Any]]:
 # ---- timeline ----
 
 
-def timeline(result: Result) -> dict[str, Any] | None:
-    """Returns the lanes of the first passes: as many whole passes as there is room for."""
+def timelines(result: Result) -> list[dict[str, Any]]:
+    """Returns a chart of the run that times layers, and one of the profiled run where there was one."""
     events = [
         event
         for event in result.timeline
-        if event.batch < TIMELINE_PASSES
-        and math.isfinite(event.start_s)
-        and math.isfinite(event.seconds)
+        if math.isfinite(event.start_s) and math.isfinite(event.seconds)
     ]
+    profiled = [event for event in events if event.track.endswith(PROFILED)]
+    timed = [event for event in events if not event.track.endswith(PROFILED)]
+    charts = [_timeline("layers timed", timed), _timeline("profiled", profiled)]
+    total = max(result.timeline_total, len(result.timeline))
+    for chart in filter(None, charts):
+        chart["caption"] += f" of {units.counted(total, 'event')}"
+    return [chart for chart in charts if chart is not None]
+
+
+def _timeline(run: str, events: list[TimelineEvent]) -> dict[str, Any] | None:
+    """Returns the lanes of the first passes: as many whole passes as there is room for."""
+    events = [event for event in events if event.batch < TIMELINE_PASSES]
     while len(events) > TIMELINE_EVENTS and events[-1].batch > 0:
         last = events[-1].batch
         events = [event for event in events if event.batch < last]
@@ -170,14 +182,15 @@ def timeline(result: Result) -> dict[str, Any] | None:
     end = max(event.start_s + event.seconds for event in events)
     lanes: dict[str, list[Segment]] = {}
     for event in events:
-        lanes.setdefault(event.track, []).append(_placed(event, begin, end))
-    everything = max(result.timeline_total, len(result.timeline))
+        track = event.track.removesuffix(PROFILED)
+        lanes.setdefault(track, []).append(_placed(event, begin, end))
     passes = len({event.batch for event in events})
+    first = "first pass" if passes == 1 else f"first {passes} passes"
     return {
+        "run": run,
         "lanes": lanes,
         "ticks": [(25 * tick, units.seconds((end - begin) * tick / 4)) for tick in range(5)],
-        "caption": ("first pass" if passes == 1 else f"first {passes} passes")
-        + f", {len(events)} of {units.counted(everything, 'event')}",
+        "caption": f"{run}: {first}, {len(events)}",
     }
 
 

@@ -1,7 +1,7 @@
 """Results side by side as one HTML page that needs no network and no script.
 
-This module turns results into what the page shows, in the order of the page; ``charts.py`` makes its charts
-and ``page.html`` is the page.
+This module turns results into what the page shows, in the order of the page; ``charts.py`` makes its charts,
+``profile_page.py`` the tables of a profile, and ``page.html`` is the page.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError
 from ..result import LayerTime, Result
-from . import charts, text, units
+from . import charts, profile_page, text, units
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -60,7 +60,8 @@ class View:
     scaled: list[charts.Segment]  # on the scale that all results share
     shares: list[charts.Segment]  # on its own scale
     histogram: dict[str, Any] | None
-    timeline: dict[str, Any] | None
+    timelines: list[dict[str, Any]]
+    profile: list[profile_page.Activity]
 
 
 def render(results: Sequence[Result], comparisons: Sequence[Comparison] = ()) -> str:
@@ -79,7 +80,10 @@ def render(results: Sequence[Result], comparisons: Sequence[Comparison] = ()) ->
     segments = (
         segment
         for view in views
-        for lane in (view.shares, *(view.timeline or {}).get("lanes", {}).values())
+        for lane in (
+            view.shares,
+            *(lane for chart in view.timelines for lane in chart["lanes"].values()),
+        )
         for segment in lane
     )
     page = _template().render(
@@ -94,6 +98,7 @@ def render(results: Sequence[Result], comparisons: Sequence[Comparison] = ()) ->
         unlike=len({_images(result) for result in results}) > 1,
         layers=_layers(results),
         copies=_copies(results),
+        profile=_table(map(profile_page.summary, results)),
         latency=_table(map(_latency, results)),
         check=_table(map(_check, results)),
         legend=charts.legend(segments),
@@ -136,18 +141,21 @@ def _view(index: int, result: Result, longest: float) -> View:
         scaled=charts.bar(result, longest),
         shares=charts.bar(result, charts.total(result)),
         histogram=charts.histogram(result),
-        timeline=charts.timeline(result),
+        timelines=charts.timelines(result),
+        profile=profile_page.tables(result),
     )
 
 
 def _warnings(result: Result) -> list[str]:
     """Returns what the reader has to know before any number is read."""
-    failed = result.check is not None and not result.check.passed
     remarks = text.remarks(result)
-    return [
-        *(["the check against the reference failed, so nothing was timed"] if failed else []),
-        *remarks[: len(remarks) - len(result.notes)],  # the notes come last
-    ]
+    warnings = remarks[: len(remarks) - len(result.notes)]  # the notes come last
+    if result.check is not None and not result.check.passed:
+        warnings.insert(0, "the check against the reference failed, so nothing was timed")
+    capture = result.profile and result.profile.capture
+    if capture and not capture.complete:
+        warnings.append("profile: incomplete: totals and shares are of what was captured")
+    return warnings
 
 
 def _letters(index: int) -> str:

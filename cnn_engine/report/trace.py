@@ -40,7 +40,7 @@ def render(result: Result) -> str:
     thread = HOST_THREAD
     for track, events in tracks.items():
         for number, lane in enumerate(_lanes(events, nests=track.startswith(HOST)) or [[]]):
-            lane_name = track if number == 0 else f"{track}, beside it {number}"
+            lane_name = track if number == 0 else f"{track} ({number + 1})"
             rows.append(_metadata("thread_name", thread, name=printable(lane_name)))
             rows.append(_metadata("thread_sort_index", thread, sort_index=thread))
             rows.extend(_complete(span, thread) for span in lane)

@@ -1,0 +1,104 @@
+"""What filled the time, for the page: the tables of ``profile.py``, every row of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .. import profile_tables
+from ..result import Result
+from . import profile, units
+
+TIMES = ["total", "calls", "average", "min", "max"]
+
+
+@dataclass
+class Activity:
+    """One table of a profile: ``rows`` of a name and cells; after ``line`` of them ``top`` is reached."""
+
+    title: str
+    columns: list[str]
+    rows: list[tuple[str, list[str]]]
+    line: int | None = None
+    top: str = ""
+
+
+def summary(result: Result) -> dict[str, str]:
+    """Returns what the profile's tables say in sum."""
+    rows: dict[str, str] = {}
+    label = ""
+    for name, value in profile.summary(result.profile) if result.profile else ():
+        label = name or label  # a line without a name goes on from the one before
+        rows[label] = f"{rows[label]}; {value}" if label in rows else value
+    return rows
+
+
+def tables(result: Result) -> list[Activity]:
+    """Returns the tables of what filled the time that have rows."""
+    found = result.profile
+    if found is None:
+        return []
+    of_all = [
+        _activities("GPU activities", found.gpu, found.top),
+        _activities("CUDA API calls", found.api, found.top),
+        _activities("Layers on the CPU", found.cpu, found.top),
+        Activity(
+            "Kernels by layer",
+            ["share", *TIMES, "grid", "block", "registers", "shared", "kernel"],
+            [
+                (
+                    row.layer,
+                    [
+                        units.percent(row.share), *_times(row),
+                        *("x".join(map(str, size)) for size in (row.grid, row.block)),
+                        units.count(row.registers), units.size(row.shared_bytes),
+                        profile.short(row.kernel),
+                    ],
+                )
+                for row in found.layers
+            ],
+        ),
+        Activity(
+            "Copies by what they move",
+            ["direction", "memory", "size", "GB/s", *TIMES],
+            [
+                (row.what, [row.direction, row.memory, *_moved(row), *_times(row)])
+                for row in found.copies
+            ],
+        ),
+        Activity(
+            "Managed memory",
+            ["cause", "size", "GB/s", "faults", *TIMES],
+            [
+                (row.kind, [row.cause, *_moved(row), units.count(row.faults), *_times(row)])
+                for row in found.managed
+            ],
+        ),
+    ]  # fmt: skip
+    return [table for table in of_all if table.rows]
+
+
+def _activities(title: str, rows: Sequence[profile_tables.Row], top: float) -> Activity:
+    cells = [
+        (
+            profile.short(row.name),
+            [units.percent(row.share), units.percent(row.cumulative), *_times(row)],
+        )
+        for row in rows
+    ]
+    line = profile_tables.line_after(rows, top)
+    return Activity(title, ["share", "cumulative", *TIMES], cells, line, f"{top:g} %")
+
+
+def _times(row: Any) -> list[str]:
+    """Returns the cells of the columns :data:`TIMES`."""
+    return [
+        units.seconds(row.total_s),
+        units.count(row.calls),
+        *(units.seconds(value) for value in (row.average_s, row.min_s, row.max_s)),
+    ]
+
+
+def _moved(row: Any) -> list[str]:
+    return [units.size(row.bytes), units.giga_per_second(row.bytes, row.total_s)]
