@@ -195,8 +195,9 @@ class TestOnAGpu:
         total = sum(step.seconds for step in (*result.layers, *result.copies))
         whole = result.timed_pass
         assert total <= whole.device_s <= whole.host_s * 1.05
+        # Nor, but for the noise between two runs, the passes in which nothing is timed.
         kernels = sum(layer.seconds for layer in result.layers)
-        assert kernels <= result.phases.forward_s
+        assert kernels <= 1.05 * result.phases.forward_s
 
     def test_host_and_device_agree_on_a_long_pass(self):
         """On passes of many milliseconds, device times and copies make up the wall time within 10 %."""

@@ -48,8 +48,12 @@ class CudaDevice:
     def on(self, stream: int) -> CudaDevice:
         """Returns the same device with a stream of the caller's, given by its handle."""
         other = copy.copy(self)
+        made = getattr(self._cupy.cuda.Stream, "from_external", None)
         with self.context:
-            other.stream = self._cupy.cuda.ExternalStream(stream)
+            if made is None:  # CuPy before 14
+                other.stream = self._cupy.cuda.ExternalStream(stream)
+            else:
+                other.stream = made(_Handle(stream))
         other.stream_handle = stream
         return other
 
@@ -156,3 +160,13 @@ class CudaDevice:
                 f"at most a quarter of the card's free memory ({free // 4 / 2**20:.0f} MiB)",
                 f"{nbytes / 2**20:.0f} MiB; use a smaller --batch",
             )
+
+
+class _Handle:
+    """A stream by its handle, in the CUDA stream protocol."""
+
+    def __init__(self, stream: int) -> None:
+        self._stream = stream
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self._stream  # the protocol's version
