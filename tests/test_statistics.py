@@ -54,6 +54,13 @@ def test_independent_samples_count_in_full_and_dependent_ones_do_not(rng):
     assert 100 / statistics.autocorrelation_time(drift) < 3
 
 
+def test_a_random_walk_knows_next_to_nothing_of_where_it_goes(rng):
+    """Without the correction for the samples' own mean, nearly half of such series look independent."""
+    walks = [np.cumsum(rng.standard_normal(20)) for _ in range(TRIALS)]
+    known = [len(walk) / statistics.autocorrelation_time(walk <= np.median(walk)) for walk in walks]
+    assert np.mean(np.array(known) < statistics.FEWEST) > 0.64
+
+
 def test_the_interval_is_the_binomial_one():
     """Ranks 2 and 9 of 10, 40 and 61 of 100: the table of order statistics in textbooks."""
     assert statistics._ranks(6, 0.5) == (1, 6)
