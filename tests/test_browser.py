@@ -187,6 +187,31 @@ def test_tables_have_captions_and_scopes(browser, page):
         assert table["widths"] == 1, table  # every row is as long as the others
 
 
+#: Runs axe-core's rules of WCAG 2.2's levels A and AA, and those that it calls good practice.
+AXE = """
+const done = arguments[0];
+const values = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"];
+axe.run(document, {runOnly: {type: "tag", values}}).then(found => done({
+  passed: found.passes.length,
+  violations: found.violations.map(v => `${v.id}: ${v.nodes[0].html.slice(0, 120)}`),
+}));
+"""
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_axe_finds_nothing_to_complain_of(browser, page, scheme):
+    try:
+        rules = files("axe_playwright_python").joinpath("axe.min.js").read_text("utf-8")
+    except ImportError:
+        missing("axe-core (pip install 'cnn-engine[browser]')")
+    browser.open(page, scheme=scheme)
+    browser.script("document.querySelectorAll('details').forEach(d => d.open = true)")
+    browser.script(rules)
+    found = browser.driver.execute_async_script(AXE)
+    assert found["violations"] == []
+    assert found["passed"] > 30
+
+
 # ---- the keyboard ----
 
 FOCUS = """

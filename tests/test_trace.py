@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from samples import every_result, make, make_cuda, make_profiled
 
 import cnn_engine
+from cnn_engine import activity, report, run, timing
 from cnn_engine.report import trace
 from cnn_engine.result import Result, TimelineEvent
 
@@ -212,6 +213,46 @@ def test_trace_of_a_run_on_this_cpu(variant):
     total_us = sum(layer.seconds for layer in result.layers) * 1e6
     assert sum(event["dur"] for event in events) == pytest.approx(total_us, abs=1e-3 * len(events))
     assert json.loads(document)["otherData"]["events"] == f"{len(events)} of {len(events)} events"
+
+
+def test_trace_of_a_long_run_is_capped_and_says_so():
+    images = np.zeros((timing.TIMELINE_EVENTS + 7, 3, 32, 32), np.uint8)
+    engine = cnn_engine.Engine("cifar10", device="cpu", variant="fused")
+    result = engine.profile(images, batch=1, iterations=1, check=False)
+    engine.close()
+    document = trace.render(result)
+    assert problems(document) == []
+    assert len(complete(document)) == timing.TIMELINE_EVENTS
+    said = f"{timing.TIMELINE_EVENTS} of {len(images)} events"
+    assert json.loads(document)["otherData"]["events"] == said
+    labels = [e["args"].get("labels") for e in json.loads(document)["traceEvents"]]
+    assert said in labels
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("data_mode", ["resident", "transfer", "managed", "stream"])
+def test_trace_and_page_of_a_run_on_the_gpu(data_mode, tmp_path):
+    paths = {name: tmp_path / f"out.{name}" for name in ("trace", "html", "json")}
+    arguments = ["--device", "cuda", "--data-mode", data_mode, "--data", "synthetic", "--quiet"]
+    arguments += ["--images", "64", "--batch", "16", "--iterations", "3", "--profile"]
+    if data_mode != "stream":
+        arguments += ["--variant", "pad"]
+    for name, path in paths.items():
+        arguments += [f"--{name}", str(path)]
+    assert run.main(arguments) == 0
+    document = paths["trace"].read_text("utf-8")
+    assert problems(document) == []
+    tracks = set(names(document).values())
+    timed = {track for track in tracks if "(profiled)" not in track}
+    assert "host" in timed
+    assert any(track.startswith("cuda:0 stream") for track in timed)
+    assert not any(track.endswith(")") for track in timed)  # by no more than its resolution
+    if activity.unavailable() is None:
+        assert "host CUDA API (profiled)" in tracks
+        kinds = {e["cat"] for e in complete(document) if "profiled" in names(document)[e["tid"]]}
+        assert {"kernel", "copy", "api"} <= kinds
+    read = report.json.load(paths["json"])
+    assert report.html.render([read]) == paths["html"].read_text("utf-8")
 
 
 def test_trace_has_a_track_for_the_host_and_each_stream_and_says_what_is_left_out():

@@ -52,7 +52,8 @@ def render(result: Result) -> str:
             "command": printable(result.command),
             "device": printable(result.device_name),
             "events": coverage,
-            "run": "the one that times each layer and copy",
+            "run": "the one that times each layer and copy; tracks called (profiled): the one after it, "
+            "from activity records",
         },
     }
     return json.dumps(document, allow_nan=False) + "\n"
