@@ -32,6 +32,9 @@ CONFIDENCE = 0.95
 #: Of fewer independent samples than this, not even the smallest and the largest hold the median with 95 %.
 FEWEST = 6
 
+#: Stretches of a run whose medians show how far it wandered, where its samples depend on each other.
+STRETCHES = 12
+
 #: Values that differ by less than this, relative to the estimate, count as one reading of the clock.
 SAME_READING = 1e-4
 
@@ -75,8 +78,8 @@ def quantile(samples: Sequence[float], share: float = 0.5) -> Estimate:
     ``samples`` are finite, at least one, in the order of time. The interval is widened by the clock's
     resolution where that shows. Fewer than :data:`FEWEST` samples have no interval, and other quantiles than
     the median need more. Where samples depend on each other so much that fewer than :data:`FEWEST`
-    independent ones would know as much, the median's interval is their whole range, stretched by the factor
-    that they fall short of it.
+    independent ones would know as much, the median's interval is the range of the medians of
+    :data:`STRETCHES` stretches of the run, widened by the factor that they fall short of it.
     """
     samples = np.asarray(samples, float)
     count = len(samples)
@@ -93,8 +96,10 @@ def quantile(samples: Sequence[float], share: float = 0.5) -> Estimate:
             high = float(ordered[math.ceil(last * stretch) - 1])
     elif count >= FEWEST and share == 0.5 and value > 0:
         short = FEWEST / independent
-        low = value * (float(ordered[0]) / value) ** short
-        high = value + (float(ordered[-1]) - value) * short
+        size = max(count // STRETCHES, 1)
+        medians = np.median(samples[: count // size * size].reshape(-1, size), axis=1)
+        low = value * min(float(medians.min()) / value, 1.0) ** short
+        high = value + max(float(medians.max()) - value, 0.0) * short
     if low is not None:
         step = _resolution(ordered, value)
         low, high = max(low - step, 0.0), high + step
