@@ -62,7 +62,8 @@ def parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="A2.json",
-        help="another run of A.json, as often as there are: no difference counts that is smaller than theirs",
+        help="another run of A.json; may be given again for more. No difference counts that is smaller than "
+        "theirs",
     )
     p.add_argument(
         "--fail-on",
