@@ -1,0 +1,300 @@
+"""The command line, and the order of its work: measure or organise, then write, then predict."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from .. import cli, devices, environment, workload
+from ..errors import CnnEngineError, DeviceError, InputError, UnsupportedError, expected
+from ..progress import Progress
+from . import analysis, files, plot, regression, subjects, text
+from .analysis import Analysis
+from .files import RawNetwork
+from .measure import (
+    PEAK_BYTES,
+    Settings,
+    TransferMismatch,
+    measure,
+    peak_times,
+    plan,
+    weights_times,
+)
+from .subjects import Mode, Subject
+
+DEFAULT_BATCHES = "1-256"
+DEFAULT_REPEATS = 100
+MOST_WEIGHTS_COPIES = 20
+
+
+def parser() -> argparse.ArgumentParser:
+    """Returns the command's parser."""
+    p = cli.ArgumentParser(
+        prog="python -m cnn_engine.transfer",
+        description="Times the move of a batch of images between host and GPU, for each batch size, and "
+        "fits the time against the batch size. What exists is not measured again.",
+        epilog="exit codes: 0 done; 1 what arrived was not what was sent; 2 the input is at fault; 130 "
+        "interrupted, what was measured is still written",
+    )
+    count = cli.whole_number
+    p.add_argument(
+        "--network", nargs="+", default=[], metavar="NAME",
+        help=f"of {', '.join(workload.names())} (default: all of them, unless --shape is given)",
+    )  # fmt: skip
+    p.add_argument(
+        "--shape", action="append", default=[], metavar="C,H,W",
+        help="images of this shape, such as 3,224,224; repeated for more",
+    )  # fmt: skip
+    p.add_argument(
+        "--batch", nargs="+", metavar="N",
+        help=f"sizes: ranges, lists and steps, such as 1-256, 1,2,4-8 or 1-256:5 ({DEFAULT_BATCHES})",
+    )  # fmt: skip
+    p.add_argument(
+        "--direction", choices=(*subjects.DIRECTIONS, "both"), default="h2d",
+        help="host to device (default), device to host, or both",
+    )  # fmt: skip
+    p.add_argument(
+        "--memory", choices=(*subjects.MEMORIES, "both"), default="pageable",
+        help="of the host: pageable (default), pinned (page-locked), or both",
+    )  # fmt: skip
+    p.add_argument(
+        "--dtype", choices=subjects.DTYPES, default="uint8",
+        help="of the images: uint8 pixels (default), as run moves them, or float32",
+    )  # fmt: skip
+    p.add_argument(
+        "--repeats", type=count(2, 1_000_000), default=DEFAULT_REPEATS,
+        help=f"samples of each batch size, those that exist included ({DEFAULT_REPEATS})",
+    )  # fmt: skip
+    p.add_argument(
+        "--warmup", type=count(0, 10_000), default=Settings.warmup,
+        help=f"copies before each group of samples that do not count ({Settings.warmup})",
+    )  # fmt: skip
+    p.add_argument("--device", default="cuda", help="cuda (default) or cuda:N")
+    p.add_argument(
+        "--seed", type=count(0, 2**32 - 1), default=0,
+        help="of the order, the contents and the sizes held out (0)",
+    )  # fmt: skip
+    p.add_argument("--fresh", action="store_true", help="measure what exists again, and replace it")
+    p.add_argument(
+        "--hold-out", type=count(1, subjects.MOST_BATCHES), metavar="K",
+        help="also fit without K batch sizes drawn at random, and say how far off they are predicted",
+    )  # fmt: skip
+    p.add_argument(
+        "--output", default="transfer", metavar="DIR",
+        help="for raw_data/ and the results by GPU and network (transfer)",
+    )  # fmt: skip
+    p.add_argument(
+        "--organize", metavar="RAW_DIR",
+        help="measure nothing: make CSV files, regression.json and plots in --output from raw files of "
+        "RAW_DIR/<gpu>/transfer/<network>/<batch>/; needs no GPU",
+    )  # fmt: skip
+    p.add_argument(
+        "--predict", nargs="+", metavar="N",
+        help="print the seconds that batches of N images take; without --batch and --organize from the "
+        "regression.json that exist in --output, without measuring",
+    )  # fmt: skip
+    p.add_argument(
+        "--plot", action=argparse.BooleanOptionalAction, default=True, help="draw it (default: yes)"
+    )
+    p.add_argument(
+        "--quiet", action="store_true", help="print nothing but the seconds of --predict"
+    )
+    return p
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs the command with ``arguments`` (None: the process's); returns its exit code."""
+    return cli.run(_main, arguments)
+
+
+def _main(arguments: list[str] | None) -> int:
+    try:
+        options = parser().parse_args(arguments)
+    except SystemExit as stop:  # --help, or an error that is printed already
+        return int(stop.code or 0)
+    modes = [
+        Mode(direction, memory, options.dtype)
+        for direction in _each(options.direction, subjects.DIRECTIONS)
+        for memory in _each(options.memory, subjects.MEMORIES)
+    ]
+    asked = subjects.whole_numbers(options.predict, "--predict") if options.predict else None
+    output = Path(options.output)
+    names = [subjects.path_safe(name) for name in options.network]
+    names += [subjects.from_shape(shape).folder for shape in options.shape]
+    code = cli.DONE
+    if options.organize is not None:
+        if options.batch:
+            raise InputError("--organize: expected no --batch beside it: all raw files are read")
+        regression.check_available()
+        raws = files.networks(Path(options.organize), set(names) or None)
+        files.prepare(output)
+        _write(_analyse(raws, options), options, output)
+    elif asked is None or options.batch:
+        code = _measure(options, modes, output)
+    if asked is not None and code == cli.DONE:
+        found = analysis.predict(output, names or None, modes, asked)
+        print(text.predictions(found, options.quiet))
+    return code
+
+
+def _each(choice: str, all_of_them: tuple[str, ...]) -> tuple[str, ...]:
+    return all_of_them if choice == "both" else (choice,)
+
+
+# ---- measuring ----
+
+
+def _measure(options: argparse.Namespace, modes: list[Mode], output: Path) -> int:
+    names = options.network or ([] if options.shape else workload.names())
+    wanted = [subjects.find(name) for name in names]
+    wanted += [subjects.from_shape(shape) for shape in options.shape]
+    wanted = subjects.distinct(wanted)
+    batches = subjects.whole_numbers(options.batch or [DEFAULT_BATCHES], "--batch")
+    regression.check_available()
+    device = _cuda(options.device)
+    section = output / files.RAW / subjects.path_safe(device.model) / files.SECTION
+    files.prepare(section)
+    settings = Settings(
+        modes=tuple(modes), batches=tuple(batches), repeats=options.repeats,
+        warmup=options.warmup, seed=options.seed,
+    )  # fmt: skip
+    raws = [_open(section, subject, settings, options) for subject in wanted]
+    interrupted = False
+    try:
+        with device.context:
+            _measure_all(device, section, list(zip(wanted, raws, strict=True)), settings, options)
+    except KeyboardInterrupt:
+        interrupted = True
+        print("interrupted; writing what was measured", file=sys.stderr)
+    except TransferMismatch as error:
+        cli.print_error(error)
+        return cli.CHECK_FAILED
+    except CnnEngineError:
+        raise
+    except RuntimeError as error:  # CuPy's: the driver refused
+        raise DeviceError(f"{device.name}: {error}") from error
+    if interrupted:  # perhaps before there was anything, or enough to hold some out
+        raws = [raw for raw in raws if raw.points()]
+        options.hold_out = None
+    _write(_analyse(raws, options), options, output)
+    return cli.INTERRUPTED if interrupted else cli.DONE
+
+
+def _cuda(name: str) -> Any:
+    """Returns the CUDA device called ``name``."""
+    if name == "cpu":
+        raise InputError("--device: expected cuda or cuda:N (the CPU needs no transfer), found cpu")
+    device = devices.select(name)
+    if device.kind != "cuda":
+        raise UnsupportedError(device.note)
+    return device
+
+
+def _open(
+    section: Path, subject: Subject, settings: Settings, options: argparse.Namespace
+) -> RawNetwork:
+    """Returns the raw data of ``subject``, read and checked before anything is measured."""
+    raw = RawNetwork(files.prepare(section / subject.folder))
+    about = raw.describe()
+    if about is not None and tuple(about["shape"]) != subject.shape:
+        raise expected(
+            f"{raw.folder / files.NETWORK}: shape", f"{list(subject.shape)}, as {subject.name} has it; "
+            "measure into another --output", about["shape"],
+        )  # fmt: skip
+    if options.fresh:
+        for mode in settings.modes:
+            for batch in settings.batches:
+                raw.forget(mode, batch)
+    existing = raw.points()
+    for mode in settings.modes:
+        sizes = {point.batch_size for point in existing.get(mode, [])} | set(settings.batches)
+        if options.hold_out is not None:
+            regression.check_hold_out(len(sizes), options.hold_out)
+    files.write_document(
+        raw.folder / files.NETWORK,
+        {"network": subject.name, "shape": subject.shape, "weights": subject.weights},
+    )
+    return raw
+
+
+def _measure_all(
+    device: Any,
+    section: Path,
+    wanted: list[tuple[Subject, RawNetwork]],
+    settings: Settings,
+    options: argparse.Namespace,
+) -> None:
+    machine = files.read_machine(section)
+    peak = machine.get("peak", {})
+    directions = {mode.direction for mode in settings.modes}
+    if directions <= set(peak) and not any(
+        plan(raw, settings) or _weights_missing(subject, raw, settings, options.fresh)
+        for subject, raw in wanted
+    ):
+        return
+    load_average = environment.host_load()
+    for direction in sorted(directions):
+        peak[direction] = {"bytes": PEAK_BYTES, "seconds": peak_times(device, direction)}
+    described = environment.describe(device)
+    machine = files.machine_document(machine, described, peak)
+    files.write_document(section / files.MACHINE, machine)
+    progress = None if options.quiet else Progress()
+    try:
+        for subject, raw in wanted:
+            _measure_weights(device, subject, raw, settings, options.fresh)
+            if progress is None:
+                measure(device, subject, raw, settings)
+                continue
+            images = sum(group.batch * group.copies for group in plan(raw, settings))
+            progress.start(f"transfers of {subject.name}", images)
+            measure(device, subject, raw, settings, progress.advance)
+    finally:
+        if progress is not None:
+            progress.stop()
+        machine["environment"] = {**described, **environment.state(device, load_average)}
+        files.write_document(section / files.MACHINE, machine)
+
+
+def _weights_missing(
+    subject: Subject, raw: RawNetwork, settings: Settings, fresh: bool
+) -> list[Mode]:
+    """Returns the modes in which the weights are to be moved."""
+    if subject.parameters is None:
+        return []
+    towards = (mode for mode in settings.modes if mode.direction == "h2d")
+    return [mode for mode in towards if fresh or not raw.weights_path(mode).exists()]
+
+
+def _measure_weights(
+    device: Any, subject: Subject, raw: RawNetwork, settings: Settings, fresh: bool
+) -> None:
+    copies = min(settings.repeats, MOST_WEIGHTS_COPIES)
+    for mode in _weights_missing(subject, raw, settings, fresh):
+        weights = workload.get(subject.name).network.random_weights()
+        files.write_times(
+            raw.weights_path(mode), weights_times(device, weights, mode.memory, copies)
+        )
+
+
+# ---- writing ----
+
+
+def _analyse(raws: list[RawNetwork], options: argparse.Namespace) -> list[Analysis]:
+    """Reads and fits everything, so that nothing is written where a file is malformed."""
+    return [
+        one for raw in raws for one in analysis.analyse(raw, options.hold_out or 0, options.seed)
+    ]
+
+
+def _write(analyses: list[Analysis], options: argparse.Namespace, output: Path) -> None:
+    reason = plot.unavailable() if options.plot else None
+    for one in analyses:
+        folder = analysis.write(one, output)
+        if options.plot and reason is None and one.line is not None:
+            plot.draw(one, folder / f"{analysis.PLOT}{one.mode.suffix}.png")
+        if not options.quiet:
+            print(f"{text.render(one)}\n  {'files':<12}: {folder}\n", flush=True)
+    if reason and not options.quiet:
+        print(reason, file=sys.stderr)

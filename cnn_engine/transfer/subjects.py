@@ -1,0 +1,159 @@
+"""What is moved, and how: the images of a network or of a bare shape, and the modes of a copy."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+
+from .. import workload
+from ..errors import InputError, expected
+
+DIRECTIONS = ("h2d", "d2h")
+MEMORIES = ("pageable", "pinned")
+DTYPES = ("uint8", "float32")
+
+LONGEST_SIDE = 100_000
+MOST_BATCHES = 10_000
+LARGEST_BATCH = 10_000_000
+
+
+@dataclass(frozen=True, order=True)
+class Mode:
+    """One way to move a batch.
+
+    Attributes:
+        direction: ``"h2d"``, host to device, or ``"d2h"``.
+        memory: the host's: ``"pageable"`` (what NumPy allocates) or ``"pinned"`` (page-locked).
+        dtype: of the images, ``"uint8"`` or ``"float32"``.
+    """
+
+    direction: str = "h2d"
+    memory: str = "pageable"
+    dtype: str = "uint8"
+
+    def __str__(self) -> str:
+        return f"{self.direction}, {self.memory}, {self.dtype}"
+
+    @property
+    def suffix(self) -> str:
+        """What tells the mode's files from those of the default mode, which have no suffix."""
+        if self == Mode():
+            return ""
+        dtype = "" if self.dtype == "uint8" else f"_{self.dtype}"
+        return f"_{self.direction}_{self.memory}{dtype}"
+
+
+#: Every mode, the default one first, by the suffix of its files.
+MODES = {
+    mode.suffix: mode for mode in (Mode(*words) for words in product(DIRECTIONS, MEMORIES, DTYPES))
+}
+
+
+@dataclass(frozen=True)
+class Subject:
+    """The images of a network, or of a bare shape, and the network's parameters.
+
+    Attributes:
+        name: of the network; of a bare shape, such as ``3x224x224``.
+        shape: (channels, rows, columns) of one image.
+        parameters: name -> shape, float32; None for a bare shape.
+    """
+
+    name: str
+    shape: tuple[int, int, int]
+    parameters: dict[str, tuple[int, ...]] | None = None
+
+    def image_bytes(self, dtype: str) -> int:
+        """Bytes of one image."""
+        return math.prod(self.shape) * np.dtype(dtype).itemsize
+
+    @property
+    def weights(self) -> dict[str, int] | None:
+        """How large the parameters are: ``bytes`` and ``tensors``; None for a bare shape."""
+        if self.parameters is None:
+            return None
+        sizes = [math.prod(shape) * 4 for shape in self.parameters.values()]
+        return {"bytes": sum(sizes), "tensors": len(sizes)}
+
+    @property
+    def folder(self) -> str:
+        """The name of its folder."""
+        return path_safe(self.name)
+
+
+def path_safe(name: str) -> str:
+    """Returns ``name`` as the name of a folder: ``NVIDIA H200`` becomes ``NVIDIA_H200``."""
+    return re.sub(r"[^A-Za-z0-9.+-]+", "_", name).strip("_.") or "unnamed"
+
+
+def find(name: str) -> Subject:
+    """Returns the workload called ``name``, or the bare shape that it spells, such as ``3x224x224``.
+
+    Raises:
+        InputError: there is no such workload.
+    """
+    if re.fullmatch(r"[0-9]+x[0-9]+x[0-9]+", name):
+        return from_shape(name.replace("x", ","))
+    network = workload.get(name).network
+    return Subject(network.name, network.input_shape, network.parameters)
+
+
+def from_shape(text: str) -> Subject:
+    """Returns the bare shape ``C,H,W``.
+
+    Raises:
+        InputError: ``text`` is not three whole numbers above zero.
+    """
+    words = text.split(",")
+    sizes = tuple(int(w) for w in words if w.isascii() and w.isdecimal() and len(w) <= 9)
+    if len(words) != 3 or len(sizes) != 3 or not all(1 <= s <= LONGEST_SIDE for s in sizes):
+        raise expected("--shape", f"C,H,W, each from 1 to {LONGEST_SIDE}", repr(text))
+    return Subject("x".join(map(str, sizes)), sizes)
+
+
+def whole_numbers(texts: list[str], option: str) -> list[int]:
+    """Returns the batch sizes that ranges and lists name, sorted, each once.
+
+    ``"1-4,8"`` is 1, 2, 3, 4, 8; ``"1-256:5"`` is every fifth from 1, up to 256.
+
+    Raises:
+        InputError: names ``option``.
+    """
+    found: set[int] = set()
+    for word in ",".join(texts).split(","):
+        match = re.fullmatch(r"([0-9]{1,9})(?:-([0-9]{1,9})(?::([0-9]{1,9}))?)?", word.strip())
+        if match is None:
+            raise expected(option, "sizes such as 1-256, 1,2,4-8 or 1-256:5", repr(word))
+        first = int(match[1])
+        last = int(match[2] or first)
+        step = int(match[3] or 1)
+        if not (1 <= first <= last <= LARGEST_BATCH and step >= 1):
+            raise expected(
+                option, f"rising ranges from 1 to {LARGEST_BATCH} with a step above 0", repr(word)
+            )
+        sizes = range(first, last + 1, step)
+        if len(sizes) > MOST_BATCHES or len(found | set(sizes)) > MOST_BATCHES:
+            raise expected(option, f"at most {MOST_BATCHES} sizes", f"more with {word!r}")
+        found.update(sizes)
+    return sorted(found)
+
+
+def distinct(subjects: list[Subject]) -> list[Subject]:
+    """Returns ``subjects``, each once.
+
+    Raises:
+        InputError: two of them would share a folder.
+    """
+    folders: dict[str, Subject] = {}
+    for subject in subjects:
+        other = folders.setdefault(subject.folder, subject)
+        if other != subject:
+            raise InputError(
+                f"--network: expected names of folders of their own, found {other.name!r} and "
+                f"{subject.name!r}"
+            )
+    return list(folders.values())
