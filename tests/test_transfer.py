@@ -184,20 +184,21 @@ def test_malformed_raw_data_write_nothing(raw, tmp_path, capsys, spoil, found):
     assert tree(tmp_path / "out") == {}
 
 
-@pytest.mark.parametrize("kind", ["missing", "file", "empty", "parent"])
-def test_raw_folders_that_are_none(raw, tmp_path, capsys, kind):
+@pytest.mark.parametrize("kind", ["missing", "file", "empty"])
+def test_raw_folders_that_are_none(tmp_path, capsys, kind):
     folder = tmp_path / "DIR"
     if kind == "file":
         folder.write_text("")
     elif kind == "empty":
         folder.mkdir()
-    elif kind == "parent":  # the folder that --output named, not its raw data
-        folder.mkdir()
-        raw.rename(folder / "raw_data")
     assert run("--organize", folder, "--output", tmp_path / "out") == 2
-    line = error_line(capsys)
-    assert str(folder) in line
-    assert ("is it " in line) == (kind == "parent")
+    assert str(folder) in error_line(capsys)
+
+
+def test_raw_data_are_found_in_the_folder_that_was_the_output(raw, tmp_path):
+    raw.rename(tmp_path / "raw_data")
+    assert run("--organize", tmp_path, "--output", tmp_path, "--quiet", "--no-plot") == 0
+    assert (tmp_path / "NVIDIA_H200" / "cifar10" / "regression.json").exists()
 
 
 def test_output_that_cannot_be_written(raw, tmp_path, capsys):
@@ -412,6 +413,17 @@ def test_a_corrupt_file_is_refused_before_anything_is_measured(device, tmp_path,
     assert len(device.copies) == copies
     assert run(*arguments, "--fresh") == 0
     assert len(files.read_times(path)) == 4
+
+
+def test_a_corrupt_file_of_weights_is_refused_before_anything_is_measured(device, tmp_path, capsys):
+    arguments = ["--network", "cifar10", "--no-plot", "--quiet", "--output", tmp_path]
+    assert run(*arguments, "--batch", "1-4", "--repeats", 2) == 0
+    path = tmp_path / "raw_data" / GPU / "transfer" / "cifar10" / "model_transfer_time.txt"
+    path.write_text("")
+    copies = len(device.copies)
+    assert run(*arguments, "--batch", "1-8", "--repeats", 2) == 2
+    assert f"{path}: expected one time" in error_line(capsys)
+    assert len(device.copies) == copies
 
 
 def test_raw_data_of_another_shape_are_refused(device, tmp_path, capsys):

@@ -88,7 +88,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument(
         "--organize", metavar="RAW_DIR",
         help="measure nothing: make CSV files, regression.json and plots in --output from raw files of "
-        "RAW_DIR/<gpu>/transfer/<network>/<batch>/; needs no GPU",
+        "RAW_DIR/<gpu>/transfer/<network>/<batch>/, or of RAW_DIR/raw_data/; needs no GPU",
     )  # fmt: skip
     p.add_argument(
         "--predict", nargs="+", metavar="N",
@@ -208,6 +208,9 @@ def _open(
             for batch in settings.batches:
                 raw.forget(mode, batch)
     existing = raw.points()
+    for mode in settings.modes:
+        if (path := raw.weights_path(mode)).exists() and not options.fresh:
+            files.read_times(path)
     for mode in settings.modes:
         sizes = {point.batch_size for point in existing.get(mode, [])} | set(settings.batches)
         if options.hold_out is not None:

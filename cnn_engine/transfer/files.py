@@ -197,7 +197,7 @@ class RawNetwork:
 
 
 def networks(raw: Path, wanted: set[str] | None = None) -> list[RawNetwork]:
-    """Returns the networks under ``raw``, a folder of ``<gpu>/transfer/<network>``.
+    """Returns the networks in the folder ``raw``, or in its ``raw_data``, as ``<gpu>/transfer/<network>``.
 
     Args:
         wanted: names of folders; None: all.
@@ -208,22 +208,25 @@ def networks(raw: Path, wanted: set[str] | None = None) -> list[RawNetwork]:
     if not raw.is_dir():
         status(raw)
         raise InputError(f"{raw}: expected a folder, found a file")
-    found = [
+    found = _networks(raw)
+    if not found and (raw / RAW).is_dir():
+        found = _networks(raw / RAW)
+    if not found:
+        raise expected(str(raw), f"<gpu>/{SECTION}/<network>/<batch>/{WALL}.txt in it", "none")
+    names = {each.network for each in found}
+    if missing := (wanted or set()) - names:
+        raise expected("--network", f"one of {', '.join(sorted(names))} in {raw}", min(missing))
+    return [each for each in found if wanted is None or each.network in wanted]
+
+
+def _networks(raw: Path) -> list[RawNetwork]:
+    return [
         RawNetwork(network)
         for gpu in folders_and_files(raw)
         if (gpu / SECTION).is_dir()
         for network in folders_and_files(gpu / SECTION)
         if network.is_dir()
     ]
-    if not found:
-        hint = f"; is it {raw / RAW}?" if (raw / RAW).is_dir() else ""
-        raise expected(
-            str(raw), f"<gpu>/{SECTION}/<network>/<batch>/{WALL}.txt in it", f"none{hint}"
-        )
-    if missing := (wanted or set()) - {raw_network.network for raw_network in found}:
-        names = sorted({raw_network.network for raw_network in found})
-        raise expected("--network", f"one of {', '.join(names)} in {raw}", min(missing))
-    return [each for each in found if wanted is None or each.network in wanted]
 
 
 def folders_and_files(folder: Path) -> list[Path]:

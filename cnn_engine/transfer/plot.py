@@ -10,6 +10,7 @@ import numpy as np
 from ..errors import UnsupportedError
 from ..files import atomic_write
 from ..report import units
+from . import text
 from .analysis import Analysis
 
 POINTS, LINE, PIECES, PEAK = "#7f7f7f", "#d62728", ("#1f77b4", "#2ca02c"), "#000000"
@@ -99,11 +100,10 @@ def _times(axes: Any, one: Analysis) -> None:
     for number, piece in enumerate(one.pieces.lines):
         x = dense[(dense >= piece.from_batch) & (dense <= piece.to_batch)]
         name = ("first piece", "second piece")[number] if one.pieces.break_batch else "one piece"
-        text = (
-            f"{name}: {units.seconds(piece.intercept_s)} + {units.seconds(piece.slope_s_per_image)} an image"
-            + (f" (off by up to {off})" if piece is one.pieces.lines[-1] else "")
-        )
-        axes.plot(x, piece.at(x) / factor, color=PIECES[number], linewidth=1.3, label=text)
+        label = f"{name}: {text.line_text(piece)}"
+        if piece is one.pieces.lines[-1]:
+            label += f" (off by up to {off})"
+        axes.plot(x, piece.at(x) / factor, color=PIECES[number], linewidth=1.3, label=label)
     _break(axes, one, labelled=True)
     axes.set_ylabel(f"time, {unit}")
     axes.set_ylim(bottom=0)
@@ -184,8 +184,8 @@ def _break(axes: Any, one: Analysis, labelled: bool = False) -> None:
     if at is None:
         return
     low, high = one.pieces.break_interval
-    text = f"break at {at} images (95 %: {low} to {high})" if labelled else None
-    axes.axvline(at, color="#ff7f0e", linewidth=1.1, linestyle="-.", label=text)
+    label = f"break at {at} images (95 %: {low} to {high})" if labelled else None
+    axes.axvline(at, color="#ff7f0e", linewidth=1.1, linestyle="-.", label=label)
     if high > low:
         axes.axvspan(low, high, color="#ff7f0e", alpha=0.15, linewidth=0)
 

@@ -49,19 +49,21 @@ def _fits(one: Analysis) -> list[tuple[str, str]]:
     low, high = map(units.seconds, one.line.intercept_interval_s)
     steep = tuple(map(units.seconds, one.line.slope_interval_s_per_image))
     rows = [
-        ("single line", f"{_line(one.line)}, r2 {units.number(one.line.r2)}"),
+        ("single line", f"{line_text(one.line)}, r2 {units.number(one.line.r2)}"),
         ("95 %", f"intercept {low} to {high}, slope {steep[0]} to {steep[1]}"),
     ]
     if one.pieces.break_batch is None:
         rows.append(("break", "none: two pieces are no better than one"))
-        rows.append(("one piece", _line(one.pieces.lines[0])))
+        rows.append(("one piece", line_text(one.pieces.lines[0])))
     else:
         low, high = one.pieces.break_interval
         rows.append(("break", f"at {one.pieces.break_batch} images (95 %: {low} to {high})"))
-        rows.append(("below", _line(one.pieces.lines[0])))
-        rows.append(("from there", _line(one.pieces.lines[1])))
+        rows.append(("below", line_text(one.pieces.lines[0])))
+        rows.append(("from there", line_text(one.pieces.lines[1])))
     rows.append(("pieces off", _misfit(one.pieces_misfit)))
     rows.append(("line off", _misfit(one.line_misfit)))
+    if one.device_line is not None:
+        rows.append(("device time", line_text(one.device_line)))
     if one.hold_out is not None:
         count = len(one.hold_out.batch_sizes)
         rows.append(("held out", f"{count} sizes; pieces off {_misfit(one.hold_out.pieces)}"))
@@ -86,7 +88,8 @@ def predictions(found: list[Prediction], bare: bool) -> str:
     return "\n".join(lines)
 
 
-def _line(line: Line) -> str:
+def line_text(line: Line) -> str:
+    """Returns ``6.000 us + 340.0 ns an image``."""
     sign = "-" if line.slope_s_per_image < 0 else "+"
     slope = units.seconds(abs(line.slope_s_per_image))
     return f"{units.seconds(line.intercept_s)} {sign} {slope} an image"
