@@ -9,6 +9,9 @@ from . import cli
 
 COMMANDS = {
     "run": "run a network on images, timed layer by layer",
+    "compare": "say whether one result is faster than another, layer by layer",
+    "characterize": "measure networks at low batch: utilisation, memory, power, latency",
+    "transfer": "measure copies to and from a GPU against the batch, and predict others",
     "doctor": "say what was built, what this machine has, and what is missing",
 }
 
@@ -19,7 +22,7 @@ def main(arguments: list[str] | None = None) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
         print("usage: cnn-engine COMMAND [OPTION ...]\n")
         for name, summary in COMMANDS.items():
-            print(f"  {name:<8} {summary}")
+            print(f"  {name:<12} {summary}")
         print("\ncnn-engine COMMAND --help lists a command's options")
         return cli.DONE
     if arguments[0] not in COMMANDS:

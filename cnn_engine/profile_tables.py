@@ -167,7 +167,7 @@ class Cost:
     plain_s: float
     profiled_s: float
     ratio: float | None
-    interval: list[float] | None
+    interval: tuple[float, float] | None
     samples: int
     ordinary_s: float | None = None
 

@@ -41,7 +41,8 @@ class LayerTime:
         host_s: seconds that the call took on the host: all of the work on the CPU, the launch on CUDA.
         device_s: seconds between the events around the kernel on its stream; None on the CPU.
         flops, bytes: of all calls; multiply-adds count two, bytes count each tensor once.
-        samples_s: ``seconds`` of each call on a full batch, in the order of the calls.
+        samples_s: ``seconds`` of each call on a full batch, in the order of the calls; after them, those of
+            further passes that were made for samples alone, which nothing else counts.
     """
 
     name: str
@@ -68,7 +69,7 @@ class CopyTime:
         what: such as ``images``, ``conv1 input``, ``weights``.
         direction: ``h2d`` or ``d2h``.
         seconds: between the events around the copy on its stream; on the CPU, of the call.
-        samples_s: the same of each call on a full batch, in the order of the calls.
+        samples_s: as :class:`LayerTime` has them.
     """
 
     what: str
@@ -166,6 +167,12 @@ class Latency:
 
     samples_ms: list[float]
     percentiles: tuple[float, ...] = (50.0, 90.0, 99.0)
+    thinned_from: int | None = None  # samples that there were, where only some were kept
+
+    @property
+    def count(self) -> int:
+        """How many samples were taken."""
+        return self.thinned_from or len(self.samples_ms)
 
     def to_dict(self) -> dict[str, float | int]:
         samples = np.asarray(self.samples_ms)
@@ -174,7 +181,7 @@ class Latency:
             result[f"p{percentile:g}"] = float(np.percentile(samples, percentile))
         result["max"] = float(samples.max())
         result["mean"] = float(samples.mean())
-        result["samples"] = len(samples)
+        result["samples"] = self.count
         return result
 
 
@@ -294,7 +301,12 @@ class Result:
         values = dict(document)
         samples, found = values.pop("latency_samples_ms", None), values.pop("latency_ms", None)
         if samples:
-            values["latency"] = {"samples_ms": samples, "percentiles": _percentiles(found)}
+            count = found.get("samples") if isinstance(found, dict) else None
+            values["latency"] = {
+                "samples_ms": samples,
+                "percentiles": _percentiles(found),
+                "thinned_from": count,
+            }
         timeline = values.pop("timeline", None) or {"total": 0, "events": []}
         if not isinstance(timeline, dict) or not isinstance(timeline.get("events"), list):
             raise expected(f"{name}: timeline", "an object with a list of events", _brief(timeline))
@@ -360,7 +372,7 @@ def _read(kind: Any, value: Any, name: str) -> Any:
                 pass
         raise expected(name, "a number", _brief(value))
     if origin in (list, tuple):
-        if not isinstance(value, list):
+        if not isinstance(value, (list, tuple)):
             raise expected(name, "a list", _brief(value))
         if origin is tuple and Ellipsis not in arguments and len(value) != len(arguments):
             raise expected(name, f"a list of {len(arguments)} values", _brief(value))

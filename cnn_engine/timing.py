@@ -35,10 +35,18 @@ TIMELINE_EVENTS = 5000
 LAUNCH_MARGIN_S = 20e-6
 
 #: Unless told how long, passes are repeated until the 95 % interval of their median is within 1 % of it, but
-#: no longer than the cap; whole iterations only, so one that takes longer than the cap is run once.
+#: no longer than the cap; whole iterations only, so one that takes longer than the cap is run once. Not
+#: before half a second: the interval takes samples as independent, and a short stretch misses a machine's
+#: noise.
 MEDIAN_WITHIN = 0.01
+LEAST_S = 0.5
 CAP_S = 5.0
 FEWEST_SAMPLES = 20
+
+#: Passes of a full batch whose steps are sampled: those over all images and, where they are fewer than this,
+#: further ones for so many seconds, which count as samples only.
+LAYER_SAMPLES = 30
+LAYER_SAMPLES_S = 1.0
 
 
 @dataclass
@@ -174,7 +182,7 @@ def time_passes(
                     reason = "as many iterations as were asked for"
                     break
             else:
-                if len(result.full_s) >= next_look:
+                if len(result.full_s) >= next_look and elapsed_s >= LEAST_S:
                     if _within(result.full_s):
                         reason = (
                             f"the median's 95 % interval is within {100 * MEDIAN_WITHIN:g} % of it"
@@ -221,13 +229,28 @@ def _within(samples: Sequence[float]) -> bool:
 def time_layers(
     engine: Engine, images: np.ndarray, probabilities: np.ndarray, batch: int, progress: Progress
 ) -> Steps:
-    """Times every step of one pass over each batch of ``images``."""
+    """Times every step of one pass over each batch of ``images``.
+
+    Where these are few, passes of a full batch are repeated for their samples alone.
+    """
     result = Steps()
     recorder = _Recorder(engine.device, result)
     try:
+        begin = perf_counter()
+        full = 0
         for index, (plan, count) in enumerate(batches(engine, images, probabilities, batch)):
             recorder.run(plan, index, full=count == batch)
+            full += count == batch
             progress(count)
+        recorder.result = Steps(result.layers, result.copies)
+        recorder.only_samples = True
+        whole = images[: len(images) // batch * batch]
+        while full < LAYER_SAMPLES and perf_counter() - begin < LAYER_SAMPLES_S:
+            for plan, _ in batches(engine, whole, probabilities, batch):
+                recorder.run(plan, 0, full=True)
+                full += 1
+                if perf_counter() - begin >= LAYER_SAMPLES_S:
+                    break
     except KeyboardInterrupt:
         result.interrupted = True
     return result
@@ -250,6 +273,7 @@ class _Recorder:
         self.result = result
         self.domain = nvtx.get_domain(DOMAIN)
         self.origin = perf_counter()
+        self.only_samples = False
         self._layers: dict[str, LayerTime] = {}
         self._copies: dict[tuple[str, str], CopyTime] = {}
         self._events: list[Any] = []  # reused from pass to pass
@@ -347,12 +371,14 @@ class _Recorder:
         if layer is None:
             layer = self._layers[step.name] = LayerTime(step.name, step.kind, step.place)
             self.result.layers.append(layer)
+        if full:
+            layer.samples_s.append(host_s if device_s is None else device_s)
+        if self.only_samples:
+            return
         layer.calls += 1
         layer.host_s += host_s
         if device_s is not None:
             layer.device_s = (layer.device_s or 0.0) + device_s
-        if full:
-            layer.samples_s.append(host_s if device_s is None else device_s)
         layer.flops += step.flops
         layer.bytes += step.bytes
 
@@ -362,11 +388,13 @@ class _Recorder:
         if copy is None:
             copy = self._copies[key] = CopyTime(step.name, step.direction)
             self.result.copies.append(copy)
+        if full:
+            copy.samples_s.append(seconds)
+        if self.only_samples:
+            return
         copy.calls += 1
         copy.bytes += step.bytes
         copy.seconds += seconds
-        if full:
-            copy.samples_s.append(seconds)
 
     def _add_event(
         self, name: str, kind: str, track: str, start: float, seconds: float, index: int

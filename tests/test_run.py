@@ -236,7 +236,7 @@ def test_the_single_command(capsys):
     assert __main__.main([]) == 0
     assert "doctor" in capsys.readouterr().out
     assert __main__.main(["walk"]) == 2
-    assert "error: expected a command (run, doctor" in capsys.readouterr().err
+    assert "error: expected a command (run, compare, " in capsys.readouterr().err
 
 
 def test_progress_bar_on_a_terminal_only():

@@ -46,11 +46,22 @@ def test_layers_add_up_to_no_more_than_the_passes_around_them():
     with Engine(weights="random", device="cpu", variant="if") as engine:
         images = np.repeat(IMAGES, 8, axis=0)
         probabilities = np.empty((len(images), 10), np.float32)
-        start = time.perf_counter()
         steps = timing.time_layers(engine, images, probabilities, 4, lambda count: None)
-        wall = time.perf_counter() - start
     total = sum(layer.host_s for layer in steps.layers)
-    assert 0.5 * wall < total <= wall
+    assert steps.timed_pass.calls == 8
+    assert 0.5 * steps.timed_pass.host_s < total <= steps.timed_pass.host_s
+
+
+def test_few_passes_are_repeated_for_their_samples_alone():
+    with Engine(weights="random", device="cpu", variant="if") as engine:
+        probabilities = np.empty((4, 10), np.float32)
+        steps = timing.time_layers(engine, IMAGES, probabilities, 3, lambda count: None)
+    assert steps.timed_pass.calls == 2  # of three images and of one
+    assert {event.batch for event in steps.timeline} == {0, 1}
+    for layer in steps.layers:
+        assert layer.calls == 2
+        assert len(layer.samples_s) == timing.LAYER_SAMPLES
+        assert layer.samples_s[0] < layer.host_s < sum(layer.samples_s)
 
 
 def test_the_runner_costs_little_between_layers():
@@ -109,12 +120,15 @@ def quick_passes(monkeypatch, seconds, **options):
 
 def test_passes_stop_once_their_median_is_known(monkeypatch):
     steady = quick_passes(monkeypatch, iter(lambda: 1e-3, None))
-    assert len(steady.full_s) == timing.FEWEST_SAMPLES
+    assert sum(steady.full_s) == pytest.approx(timing.LEAST_S, abs=2e-3)
+    few = quick_passes(monkeypatch, iter(lambda: 0.1, None))
+    assert len(few.full_s) == timing.FEWEST_SAMPLES
     assert "within 1 %" in steady.stop.reason
     noise = np.random.default_rng(3).normal(1e-3, 5e-5, 10_000)
     noisy = quick_passes(monkeypatch, noise)
     lower, upper = timing.median_interval(noisy.full_s)
     assert timing.FEWEST_SAMPLES < len(noisy.full_s) < 1000
+    assert sum(noisy.full_s) >= timing.LEAST_S
     assert upper - lower < 2.02e-5
     assert noisy.stop.interval_ms == pytest.approx((lower * 1e3, upper * 1e3))
     assert noisy.stop.median_ms == pytest.approx(1, rel=0.02)

@@ -148,8 +148,7 @@ def _view(index: int, result: Result, longest: float) -> View:
 
 def _warnings(result: Result) -> list[str]:
     """Returns what the reader has to know before any number is read."""
-    remarks = text.remarks(result)
-    warnings = remarks[: len(remarks) - len(result.notes)]  # the notes come last
+    warnings = text.warnings(result)
     if result.check is not None and not result.check.passed:
         warnings.insert(0, "the check against the reference failed, so nothing was timed")
     capture = result.profile and result.profile.capture
@@ -383,7 +382,7 @@ def _latency(result: Result) -> dict[str, str]:
     if stop is not None and stop.interval_ms is not None:
         ends = " to ".join(units.seconds(end / 1e3) for end in stop.interval_ms)
         rows["median, 95 % interval"] = ends
-    rows["samples"] = units.count(len(result.latency.samples_ms))
+    rows["samples"] = units.count(result.latency.count)
     if stop is not None:
         rows["ended because"] = stop.reason
     return rows

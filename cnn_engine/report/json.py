@@ -31,9 +31,11 @@ def load(path: str | os.PathLike[str]) -> Result:
     """
     path = Path(path)
     try:
-        if (size := path.stat().st_size) > LARGEST_FILE:
-            raise expected(str(path), f"at most {LARGEST_FILE} bytes", size)
-        document = json.loads(path.read_text("utf-8"))
+        with path.open("rb") as file:
+            content = file.read(LARGEST_FILE + 1)
+        if len(content) > LARGEST_FILE:
+            raise expected(str(path), f"at most {LARGEST_FILE} bytes", "more")
+        document = json.loads(content.decode("utf-8"))
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {describe_os_error(error)}") from error
     except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, a null byte in the path

@@ -5,15 +5,19 @@ Every column is explained in ``docs/measuring.md``.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from rich.table import Table
 
 from ..profile_tables import EVENTS, HOST_CLOCK, Capture, Cost, Profile, Row, line_after
 from . import units
-from .text import _fields, _lines
+from .text import fields, rendered
 
 RIGHT, LEFT = "right", "left"
+
+NAMESPACE = re.compile(r"(?:\(anonymous namespace\)|\w+)::")
+LONGEST_NAME = 60  # of a kernel; templates instantiated with templates have hundreds of characters
 
 TIMES = ("total", "calls", "average", "min", "max")
 
@@ -25,7 +29,7 @@ def render(profile: Profile) -> str:
         HOST_CLOCK: "GPU activities",
     }
     parts = [
-        ["What filled the time", *_fields(summary(profile))],
+        ["What filled the time", *fields(summary(profile))],
         _activities(titles.get(profile.source, "GPU activities"), profile.gpu, profile.top),
         _activities("CUDA API calls", profile.api, profile.top),
         _activities("Layers on the CPU", profile.cpu, profile.top),
@@ -69,10 +73,8 @@ def summary(profile: Profile) -> list[tuple[str, str]]:
 
 def captured(found: Capture) -> list[tuple[str, str]]:
     """Returns how much of what ran has a record, a line each."""
-    launches = (
-        f"{units.count(found.launches_captured)} of {units.counted(found.launches, 'launch')}"
-    )
-    launches = launches.replace("launchs", "launches")
+    launches = units.counted(found.launches, "launch", "launches")
+    launches = f"{units.count(found.launches_captured)} of {launches}"
     rows = [
         ("Captured", f"{launches} ({units.counted(found.kernels, 'kernel')} recorded)"),
         (
@@ -152,9 +154,11 @@ def _activity(row: Row) -> list[str]:
 
 
 def short(kernel: str) -> str:
-    """Returns a kernel's name without its own namespaces; those in template arguments stay."""
-    name, bracket, arguments = kernel.partition("<")
-    return name.rpartition("::")[2] + bracket + arguments
+    """Returns a kernel's name without namespaces and at most :data:`LONGEST_NAME` long; JSON has it whole."""
+    name = NAMESPACE.sub("", kernel)
+    if len(name) > LONGEST_NAME:
+        name = name[: LONGEST_NAME - 3] + "..."
+    return name
 
 
 def _times(row: object) -> list[str]:
@@ -247,4 +251,4 @@ def _table(names: Sequence[tuple[str, str]], rows: Sequence[Sequence[str]]) -> l
         table.add_column(name, justify=side, no_wrap=side == RIGHT, overflow="fold")
     for row in rows:
         table.add_row(*row)
-    return [line.rstrip() for line in _lines(table)]
+    return [line.rstrip() for line in rendered(table)]

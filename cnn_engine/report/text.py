@@ -23,16 +23,17 @@ def render(result: Result) -> str:
     phases = result.phases
     parts = [
         [f"CNN for {result.dataset['images']} images"],
-        _fields(
+        fields(
             [
                 *what_ran(result),
                 *(
                     ("" if index else "Environment", f"{key}: {value}")
                     for index, (key, value) in enumerate(environment(result))
                 ),
+                *(("Warning", units.printable(warning)) for warning in warnings(result)),
             ]
         ),
-        _fields(
+        fields(
             [
                 ("Load Data time", units.seconds(phases.load_data_s)),
                 ("Create Network time", units.seconds(phases.create_network_s)),
@@ -44,10 +45,10 @@ def render(result: Result) -> str:
         ),
         _layers(result),
         _copies(result),
-        _fields([("Check", check(result.check))]),
+        fields([("Check", check(result.check))]),
         [
             f"Net Accuracy: {accuracy(result)}",
-            *_fields(
+            *fields(
                 [
                     ("Net Accuracy time", units.seconds(phases.accuracy_s)),
                     ("Free memory time", units.seconds(phases.free_memory_s)),
@@ -55,7 +56,7 @@ def render(result: Result) -> str:
                 ]
             ),
         ],
-        _fields([("Note", units.printable(note)) for note in remarks(result)]),
+        fields([("Note", units.printable(note)) for note in result.notes]),
         result.extra_lines,
     ]
     return "\n\n".join("\n".join(part) for part in parts if part)
@@ -95,16 +96,18 @@ def variant(result: Result) -> str:
     return result.variant + (f", chosen by auto: {reason}" if reason else "")
 
 
-def remarks(result: Result) -> list[str]:
-    """Returns what an interruption left undone, the environment's warnings, and the notes."""
-    warnings = result.environment.get("warnings") or []
-    if not result.interrupted:
-        return [*warnings, *result.notes]
-    images = units.count(result.dataset["images"])
-    done = f"interrupted: {units.count(result.images_done)} of {images} images done"
-    if result.layers:
-        done += ", then some of them again with every layer timed"
-    return [done, *warnings, *result.notes]
+def warnings(result: Result) -> list[str]:
+    """Returns what makes the numbers less certain: what was left undone, and the machine's state."""
+    found = list(result.environment.get("warnings") or [])
+    if result.interrupted:
+        images = units.count(result.dataset["images"])
+        done = f"interrupted: {units.count(result.images_done)} of {images} images done"
+        if result.layers:
+            done += ", then some of them again with every layer timed"
+        if result.profile is not None and result.profile.interrupted:
+            done = "interrupted: the profile lacks passes"
+        found.insert(0, done)
+    return found
 
 
 def steps_seconds(result: Result) -> float:
@@ -116,11 +119,13 @@ def environment(result: Result) -> list[tuple[str, str]]:
     """Returns what the environment says, a line a key; what is not known is left out."""
     rows = []
     for key, value in result.environment.items():
-        if key == "warnings":  # among the remarks
+        if key == "warnings":  # lines of their own
             continue
         if isinstance(value, dict):
             known = (
-                f"{name} {_plain(item)}" for name, item in value.items() if item not in (None, [])
+                f"{name.replace('_', ' ')} {_plain(item)}"
+                for name, item in value.items()
+                if item not in (None, [])
             )
             value = ", ".join(known)
         elif isinstance(value, (list, tuple)):
@@ -141,10 +146,12 @@ def _plain(value: object) -> str:
 def what_ran(result: Result) -> list[tuple[str, str]]:
     """Returns what ran, on what, and how, a line each."""
     images = units.counted(result.dataset["images"], "image")
+    source = result.dataset["source"]
+    source = "" if result.dataset["name"].startswith(source) else f", from {source}"
     rows = [
         ("Network", result.network),
         ("Weights", result.weights),
-        ("Data set", f"{result.dataset['name']}, {images}, from {result.dataset['source']}"),
+        ("Data set", f"{result.dataset['name']}, {images}{source}"),
         ("Device", f"{result.device}, {result.device_name}"),
         ("Variant", variant(result)),
         ("Reduction", "yes" if result.reduction else "no"),
@@ -161,17 +168,17 @@ def _passes(result: Result) -> list[tuple[str, str]]:
     """Returns what the run found that times whole passes and nothing inside them."""
     rows = []
     if result.phases.forward_s is not None:
-        passes = ("part of a pass", "one pass")
+        passes = ("part of an iteration", "one iteration")
         over = (
             passes[result.iterations]
             if result.iterations < 2
-            else f"mean of {result.iterations} passes"
+            else f"mean of {result.iterations} iterations"
         )
         images = units.counted(result.images_done, "image")
         rows.append(("", f"({over} over {images}, copies included, no layer timed)"))
     if result.latency is not None:
         rows += [(f"Latency {name}", value) for name, value in latency(result.latency)]
-        samples = units.count(len(result.latency.samples_ms))
+        samples = units.count(result.latency.count)
         batch = units.counted(result.batch, "image")
         ended = f"; {result.stop.reason}" if result.stop is not None else ""
         rows.append(("Latency samples", f"{samples} (passes of a full batch of {batch}{ended})"))
@@ -201,7 +208,7 @@ def _layers(result: Result) -> list[str]:
             row.append(units.seconds(None if layer.device_s is None else layer.host_s))
         rows.append(row)
     names = ["Layers", "", "time", "share", "GFLOP/s", "GB/s", "calls", "on"]
-    lines = _table([*names, "launch"] if on_device else names, rows)
+    lines = table([*names, "launch"] if on_device else names, rows)
 
     sums: dict[str, float | None] = dict.fromkeys(SUMS)
     for layer in result.layers:
@@ -220,8 +227,8 @@ def _layers(result: Result) -> list[str]:
         note += " Times of layers on cuda are the device's; launch is what the host spends on them."
     rows = [(steps, note)]
     if result.timed_pass is not None:
-        rows.append(("The timed layers' passes", timed_passes(result)))
-    return lines + _fields(rows)
+        rows.append(("Passes with layers timed", timed_passes(result)))
+    return lines + fields(rows)
 
 
 def timed_passes(result: Result) -> str:
@@ -230,8 +237,8 @@ def timed_passes(result: Result) -> str:
     text = units.seconds(found.host_s)
     if found.device_s is not None:
         text += f" on the host, {units.seconds(found.device_s)} from the first event to the last"
-    if result.phases.forward_s and found.calls:
-        text += f": {units.number(found.host_s / result.phases.forward_s)} x the untimed"
+    if result.phases.forward_s:
+        text += f"; without, {units.seconds(result.phases.forward_s)}"
     return text
 
 
@@ -250,7 +257,7 @@ def _copies(result: Result) -> list[str]:
         for copy in result.copies
     ]
     names = ["Copies", "", "time", "share", "size", "GB/s", "calls", "direction"]
-    return _table(names, rows) if rows else []
+    return table(names, rows) if rows else []
 
 
 def kind_name(kind: str) -> str:
@@ -269,7 +276,7 @@ def _joined(words: Iterable[str]) -> list[str]:
     return lines
 
 
-def _fields(rows: list[tuple[str, str]]) -> list[str]:
+def fields(rows: list[tuple[str, str]]) -> list[str]:
     """Returns ``label : value`` lines; long values continue under their beginning."""
     table = Table.grid(padding=(0, 1))
     table.add_column(min_width=28, overflow="fold")
@@ -277,10 +284,10 @@ def _fields(rows: list[tuple[str, str]]) -> list[str]:
     table.add_column(overflow="fold")
     for label, value in rows:
         table.add_row(label, ":" if label else "", value)
-    return _lines(table) if rows else []
+    return rendered(table) if rows else []
 
 
-def _table(names: list[str], rows: list[list[str]]) -> list[str]:
+def table(names: list[str], rows: list[list[str]]) -> list[str]:
     """Returns a table whose first column is text and whose others are numbers."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for index, name in enumerate(names):
@@ -291,10 +298,10 @@ def _table(names: list[str], rows: list[list[str]]) -> list[str]:
     for name, *cells in rows:
         # So that a name too long for its column is folded after "Time for", not before: grep finds it.
         table.add_row(name.replace(" ", NO_BREAK), *cells)
-    return [line.replace(NO_BREAK, " ").rstrip() for line in _lines(table)]
+    return [line.replace(NO_BREAK, " ").rstrip() for line in rendered(table)]
 
 
-def _lines(table: Table) -> list[str]:
+def rendered(table: Table) -> list[str]:
     console = Console(
         file=io.StringIO(), width=WIDTH, color_system=None, force_terminal=False, force_jupyter=False,
         markup=False, emoji=False, highlight=False,

@@ -58,9 +58,9 @@ def count(value: int | None) -> str:
     return UNKNOWN if value is None else f"{value:,}"
 
 
-def counted(value: int, noun: str) -> str:
-    """Returns ``1 image``, ``2 images``."""
-    return f"{count(value)} {noun}{'' if value == 1 else 's'}"
+def counted(value: int, noun: str, nouns: str | None = None) -> str:
+    """Returns ``1 image``, ``2 images``; ``nouns`` is a plural that takes more than an s."""
+    return f"{count(value)} {noun if value == 1 else nouns or noun + 's'}"
 
 
 def percent(fraction: float | None) -> str:
