@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
 # Builds, tests and measures on any machine with an NVIDIA GPU, nvcc, Python, CuPy and pytest; needs no network.
 #
-#   scripts/gpu.sh [build] [test] [sanitize] [table] ...      (no step named: all of them)
+#   scripts/gpu.sh [build] [test] [sanitize] [table] [laboratory] [peers] ...      (no step named: all of them)
 #
 # OUT           folder for results (default: gpu-results)
 # CNN_ENGINE_TEST_DATA   the real data; tests that need it skip without
-# SANITIZE      what the sanitizers run (default: every gpu test but those over all real images)
+# SANITIZE      what the sanitizers run, as pytest takes it (default: every test of a kernel)
+#
+# laboratory needs the extras lab and profile, and torchvision; peers needs PyTorch and JAX.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export OUT="${OUT:-gpu-results}"
@@ -13,7 +15,7 @@ export PYTHONUNBUFFERED=1
 mkdir -p "$OUT"
 data="${CNN_ENGINE_TEST_DATA:-../shared/data}"
 steps=("$@")
-[ ${#steps[@]} -gt 0 ] || steps=(build test sanitize table)
+[ ${#steps[@]} -gt 0 ] || steps=(build test sanitize table laboratory peers)
 
 build() {  # for the GPU that is here, into this folder
   local capability
@@ -29,12 +31,19 @@ run_tests() {
   python3 -m pytest -q -m gpu -p no:cacheprovider 2>&1 | tee "$OUT/test.txt" | tail -n 25
 }
 
-sanitize() {
-  local tool
+operators=(tests/test_{conv2d,pad2d,elementwise,max_pool2d,linear,softmax}.py)
+
+sanitize() {  # CUPTI's tests are left out: two tools cannot watch one process
+  local tool chosen
   for tool in memcheck racecheck initcheck synccheck; do
-    # shellcheck disable=SC2086
-    timeout 280 compute-sanitizer --tool "$tool" --error-exitcode 9 \
-      python3 -m pytest -q -m gpu -p no:cacheprovider -x ${SANITIZE:--k "not real_images and not TestOnAGpu"} \
+    chosen=("${operators[@]}" tests/test_{fused_cuda,engine,predict}.py -k "not real_images and not torch")
+    if [ "$tool" = racecheck ]; then  # an hour for all: each route of the fused kernels, in each dtype
+      chosen=("${operators[@]}" tests/test_fused_cuda.py::test_against_reference\[{cifar10,ece408}-{float32,float16,bfloat16}-{1,33,133}\])
+    fi
+    # shellcheck disable=SC2206
+    [ -z "${SANITIZE:-}" ] || chosen=($SANITIZE)
+    timeout 580 compute-sanitizer --tool "$tool" --error-exitcode 9 \
+      python3 -m pytest -q -m gpu -p no:cacheprovider -x "${chosen[@]}" \
       >"$OUT/$tool.txt" 2>&1 || { tail -n 40 "$OUT/$tool.txt"; echo "$tool: FAILED"; return 1; }
     echo "$tool: $(grep -E '[0-9]+ passed' "$OUT/$tool.txt" | tail -n 1)"
     echo "$tool: $(grep -E 'ERROR SUMMARY|RACECHECK SUMMARY' "$OUT/$tool.txt" | tail -n 1)"
@@ -56,6 +65,26 @@ table() {  # the thesis' table: every variant in every data mode, one image a pa
   done
 }
 
+laboratory() {  # transfers, utilisation at low batch, and what fills the time in each data mode
+  local mode
+  python3 -m cnn_engine.transfer --network cifar10 ece408 --shape 3,224,224 --batch 1-256 --memory both \
+    --hold-out 20 --output "$OUT/transfer" | tee "$OUT/transfer.txt"
+  python3 -m cnn_engine.characterize --device cuda --variant if,pad,tiled,fused --data "$data/cifar-10-batches-bin" \
+    --torch torchvision.models:resnet152 --torch torchvision.models:densenet201 \
+    --output "$OUT/characterize" | tee "$OUT/characterize.txt"
+  for mode in resident transfer managed; do
+    python3 -m cnn_engine.run --device cuda --variant pad --data-mode "$mode" --batch 100 --profile --top 90 \
+      --data "$data/cifar-10-batches-bin" --images 1102 --json "$OUT/profile-$mode.json" \
+      --trace "$OUT/profile-$mode.trace.json" | tee "$OUT/profile-$mode.txt"
+  done
+}
+
+peers() {  # beside PyTorch and JAX, and what a call costs the host
+  python3 -m benchmarks.predict_cost --device cuda --json "$OUT/predict_cost.json" | tee "$OUT/predict_cost.txt"
+  python3 -m benchmarks.gpu_peers --json "$OUT/peers.json" --markdown "$OUT/peers.md" --chart "$OUT/peers.png" |
+    tail -n 60
+}
+
 for step in "${steps[@]}"; do
   echo "== $step"
   case "$step" in
@@ -63,6 +92,8 @@ for step in "${steps[@]}"; do
     test) run_tests ;;
     sanitize) sanitize ;;
     table) table ;;
-    *) echo "error: expected build, test, sanitize or table, found '$step'" >&2; exit 2 ;;
+    laboratory) laboratory ;;
+    peers) peers ;;
+    *) echo "error: expected build, test, sanitize, table, laboratory or peers, found '$step'" >&2; exit 2 ;;
   esac
 done
