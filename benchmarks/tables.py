@@ -100,10 +100,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _main(arguments: list[str] | None) -> int:
-    try:
-        options = parser().parse_args(arguments)
-    except SystemExit as stop:  # --help, or an error that is printed already
-        return int(stop.code or 0)
+    options = parser().parse_args(arguments)
     charts = _charts() if options.charts else None
     _make_folder(options.output)
     asked = [table for table in TABLES if getattr(options, table)] or list(TABLES)

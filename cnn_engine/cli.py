@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from .errors import CnnEngineError
+from .report.units import printable
 
 DONE, CHECK_FAILED, INPUT_AT_FAULT, INTERRUPTED = 0, 1, 2, 130
 
@@ -26,7 +27,7 @@ class ArgumentParser(argparse.ArgumentParser):
 
 def print_error(message: object) -> None:
     """Prints one line ``error: ...`` to standard error."""
-    print(f"error: {' '.join(str(message).split())}", file=sys.stderr)
+    print(f"error: {printable(' '.join(str(message).split()))}", file=sys.stderr)
 
 
 def whole_number(lowest: int, highest: int) -> Callable[[str], int]:
@@ -69,6 +70,8 @@ def run(main: Callable[[list[str] | None], int], arguments: list[str] | None) ->
         code = main(arguments)
         sys.stdout.flush()
         return code
+    except SystemExit as stop:  # argparse's: --help, or an error that is printed already
+        return int(stop.code or 0)
     except CnnEngineError as error:
         print_error(error)
         return INPUT_AT_FAULT

@@ -115,10 +115,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _main(arguments: list[str] | None) -> int:
-    try:
-        options = parser().parse_args(arguments)
-    except SystemExit as stop:  # --help, or an error that is printed already
-        return int(stop.code or 0)
+    options = parser().parse_args(arguments)
     paths = [options.baseline, *options.others, *options.noise]
     outputs = {name: getattr(options, name) for name in ("json", "csv", "html")}
     _check_paths(paths, outputs)

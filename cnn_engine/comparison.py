@@ -16,7 +16,7 @@ import numpy as np
 from . import statistics
 from .errors import expected
 from .report import units
-from .result import MOST_SAMPLES, CopyTime, LayerTime, Result
+from .result import CopyTime, LayerTime, Result
 from .statistics import Estimate
 
 FASTER, SLOWER, SAME, CANNOT_TELL = "faster", "slower", "same", "cannot tell"
@@ -295,7 +295,7 @@ def _times(result: Result, per: str) -> dict[tuple[str, str], Estimate]:
     if rate is not None:
         found[THROUGHPUT, "throughput"] = rate
     for step in (*result.layers, *result.copies):
-        seconds = _step_samples(step, result) / _divisor(result, per)
+        seconds = _finite(step.samples_s) / _divisor(result, per)
         estimate = statistics.quantile(seconds) if len(seconds) else _point(step, result, per)
         found[LAYER if isinstance(step, LayerTime) else COPY, _key(step)] = estimate
     if result.layers or result.copies:
@@ -324,28 +324,10 @@ def _throughput(result: Result) -> Estimate | None:
 def _sum(result: Result, per: str) -> Estimate:
     """Returns what all layers and copies of a pass take together."""
     steps = (*result.layers, *result.copies)
-    samples = [_step_samples(step, result) for step in steps]
+    samples = [_finite(step.samples_s) for step in steps]
     if len({len(values) for values in samples}) == 1 and len(samples[0]):
         return statistics.quantile(np.sum(samples, axis=0) / _divisor(result, per))
     return Estimate(sum(_point(step, result, per).value for step in steps))
-
-
-def _step_samples(step: LayerTime | CopyTime, result: Result) -> np.ndarray:
-    """Returns the seconds of ``step`` in each pass of a full batch; empty where that is not known.
-
-    In the data mode ``stream`` a pass has one call a chunk: they are added up.
-    """
-    samples = _finite(step.samples_s)
-    passes = result.timed_pass
-    if passes is None or step.calls == passes.calls:
-        return samples
-    full = min(passes.calls, result.dataset["images"] // result.batch)
-    count = len(step.samples_s)
-    if count == full:
-        return samples
-    if not full or count % full or step.calls > MOST_SAMPLES or len(samples) < count:
-        return samples[:0]  # thinned or null ones: the calls of a pass are no longer together
-    return samples.reshape(full, -1).sum(axis=1)
 
 
 def _point(step: LayerTime | CopyTime, result: Result, per: str) -> Estimate:

@@ -170,10 +170,7 @@ def _main(arguments: list[str] | None) -> int:
         description="Says what was built, which devices, drivers and libraries are seen, what is missing "
         "and what mends it. Exits with 0 if the main job can run, else with 2.",
     )
-    try:
-        parser.parse_args(arguments)
-    except SystemExit as stop:
-        return int(stop.code or 0)
+    parser.parse_args(arguments)
     fault = False
     for finding in findings():
         fault = fault or finding.mark == FAULT

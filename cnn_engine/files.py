@@ -56,6 +56,23 @@ def check_writable(path: str | os.PathLike[str], option: str) -> Path:
     return path
 
 
+def make_folder(path: str | os.PathLike[str], option: str) -> Path:
+    """Creates ``path`` and what it lies in, where it is missing.
+
+    Raises:
+        InputError: it cannot be created.
+    """
+    path = Path(path)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except FileExistsError as error:
+        raise InputError(f"{option}: expected a folder, found a file at {path}") from error
+    except (OSError, ValueError) as error:  # ValueError: a null byte in the path
+        reason = describe_os_error(error) if isinstance(error, OSError) else str(error)
+        raise InputError(f"{option}: cannot create {path}: {reason}") from error
+    return path
+
+
 @contextmanager
 def atomic_write(path: str | os.PathLike[str], mode: str = "w") -> Iterator[IO]:
     """Opens a temporary file beside ``path`` and renames it there when the block ends well.

@@ -41,8 +41,8 @@ class LayerTime:
         host_s: seconds that the call took on the host: all of the work on the CPU, the launch on CUDA.
         device_s: seconds between the events around the kernel on its stream; None on the CPU.
         flops, bytes: of all calls; multiply-adds count two, bytes count each tensor once.
-        samples_s: ``seconds`` of each call on a full batch, in the order of the calls; after them, those of
-            further passes that were made for samples alone, which nothing else counts.
+        samples_s: ``seconds`` of each pass over a full batch, in order; after them, those of further passes
+            that were made for samples alone, which nothing else counts.
     """
 
     name: str

@@ -126,10 +126,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _main(arguments: list[str] | None) -> int:
-    try:
-        options = parser().parse_args(arguments)
-    except SystemExit as stop:  # --help, or an error that is printed already
-        return int(stop.code or 0)
+    options = parser().parse_args(arguments)
     percentiles = _percentiles(options.percentiles)
     if options.top is not None and not options.profile:
         raise expected("--top", "the option --profile beside it", "none")

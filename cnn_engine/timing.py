@@ -227,11 +227,16 @@ def _within(samples: Sequence[float]) -> bool:
 
 
 def time_layers(
-    engine: Engine, images: np.ndarray, probabilities: np.ndarray, batch: int, progress: Progress
+    engine: Engine,
+    images: np.ndarray,
+    probabilities: np.ndarray,
+    batch: int,
+    progress: Progress,
+    samples: int = LAYER_SAMPLES,
 ) -> Steps:
     """Times every step of one pass over each batch of ``images``.
 
-    Where these are few, passes of a full batch are repeated for their samples alone.
+    Where these are fewer than ``samples``, passes of a full batch are repeated for their samples alone.
     """
     result = Steps()
     recorder = _Recorder(engine.device, result)
@@ -245,11 +250,11 @@ def time_layers(
         recorder.result = Steps(result.layers, result.copies)
         recorder.only_samples = True
         whole = images[: len(images) // batch * batch]
-        while full < LAYER_SAMPLES and perf_counter() - begin < LAYER_SAMPLES_S:
+        while full < samples and perf_counter() - begin < LAYER_SAMPLES_S:
             for plan, _ in batches(engine, whole, probabilities, batch):
                 recorder.run(plan, 0, full=True)
                 full += 1
-                if perf_counter() - begin >= LAYER_SAMPLES_S:
+                if full >= samples or perf_counter() - begin >= LAYER_SAMPLES_S:
                     break
     except KeyboardInterrupt:
         result.interrupted = True
@@ -336,12 +341,17 @@ class _Recorder:
 
     def _add_up(self, timed: list[_Timed], index: int, full: bool) -> None:
         first = next((item for item in timed if item.events is not None), None)
+        took: dict[int, list[Any]] = {}  # what of the report, and its seconds in this pass
         for step, start, host_s, pair in timed:
             device_s = None if pair is None else self.device.elapsed_s(*pair)
+            seconds = host_s if device_s is None else device_s
+            found: LayerTime | CopyTime | None = None
             if step.kind == "copy":
-                self._add_copy(step, host_s if device_s is None else device_s, full)
+                found = self._add_copy(step, seconds)
             elif step.kind != "sync":
-                self._add_layer(step, host_s, device_s, full)
+                found = self._add_layer(step, host_s, device_s)
+            if found is not None:  # ``stream`` has a call a chunk
+                took.setdefault(id(found), [found, 0.0])[1] += seconds
             self._add_event(step.name, step.kind, "host", start, host_s, index)
             if pair is not None:
                 since = self.device.elapsed_s(first.events[0], pair[0])
@@ -350,6 +360,9 @@ class _Recorder:
                     lanes = self._lanes
                     track += f" {lanes.setdefault(step.lane.stream_handle, len(lanes) + 1)}"
                 self._add_event(step.name, step.kind, track, first.start + since, device_s, index)
+        if full:
+            for found, seconds in took.values():
+                found.samples_s.append(seconds)
 
     def _add_overlap(self, chunk: int, timed: list[_Timed]) -> None:
         origin = next(item.events[0] for item in timed if item.events is not None)
@@ -366,35 +379,33 @@ class _Recorder:
         overlap.copies_s += copies_s
         overlap.hidden_s += copies_s + kernels_s - either_s
 
-    def _add_layer(self, step: Step, host_s: float, device_s: float | None, full: bool) -> None:
+    def _add_layer(self, step: Step, host_s: float, device_s: float | None) -> LayerTime:
         layer = self._layers.get(step.name)
         if layer is None:
             layer = self._layers[step.name] = LayerTime(step.name, step.kind, step.place)
             self.result.layers.append(layer)
-        if full:
-            layer.samples_s.append(host_s if device_s is None else device_s)
         if self.only_samples:
-            return
+            return layer
         layer.calls += 1
         layer.host_s += host_s
         if device_s is not None:
             layer.device_s = (layer.device_s or 0.0) + device_s
         layer.flops += step.flops
         layer.bytes += step.bytes
+        return layer
 
-    def _add_copy(self, step: Step, seconds: float, full: bool) -> None:
+    def _add_copy(self, step: Step, seconds: float) -> CopyTime:
         key = (step.name, step.direction)
         copy = self._copies.get(key)
         if copy is None:
             copy = self._copies[key] = CopyTime(step.name, step.direction)
             self.result.copies.append(copy)
-        if full:
-            copy.samples_s.append(seconds)
         if self.only_samples:
-            return
+            return copy
         copy.calls += 1
         copy.bytes += step.bytes
         copy.seconds += seconds
+        return copy
 
     def _add_event(
         self, name: str, kind: str, track: str, start: float, seconds: float, index: int

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from comparisons import CHECK, made, written
 
-from cnn_engine import compare, report, run
+from cnn_engine import compare, report, run, timing
 from cnn_engine.comparison import CANNOT_TELL, FASTER, SLOWER
 
 
@@ -77,7 +77,7 @@ def test_runs_on_a_gpu(mode, tmp_path, capsys):
     assert compare.main([*paths, "--json", "-"]) == 0
     rows = json.loads(capsys.readouterr().out)["comparisons"][0]["rows"]
     copies = {row["name"]: row for row in rows if row["section"] == "copy"}
-    assert copies["images h2d"]["baseline"]["samples"] == 20
+    assert copies["images h2d"]["baseline"]["samples"] == timing.LAYER_SAMPLES
     assert copies["images h2d"]["ratio"]["value"] > 0
     throughput = next(row for row in rows if row["section"] == "throughput")
     assert throughput["ratio"]["value"] > 1  # fused is many times as fast

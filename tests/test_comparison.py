@@ -146,21 +146,6 @@ def test_what_only_one_of_them_has_is_listed():
     assert "Only in B                    : fc2" in text
 
 
-def test_the_calls_of_a_pass_in_chunks_are_added_up():
-    """Four chunks a pass against one: the same time a pass, a quarter a call."""
-    whole_batch, chunked = made(), made()
-    copy = chunked.copies[0]
-    copy.samples_s = [part for value in copy.samples_s for part in [value / 4] * 4]
-    copy.calls *= 4
-    row = next(r for r in comparison.compare(whole_batch, chunked).rows if r.section == "copy")
-    assert row.ratio.value == pytest.approx(1)
-    assert row.verdict == SAME
-    copy.calls, copy.samples_s = 12_000, copy.samples_s[::2]  # thinned: passes no longer together
-    row = next(r for r in comparison.compare(whole_batch, chunked).rows if r.section == "copy")
-    assert row.verdict == CANNOT_TELL
-    assert row.reason == "no raw samples"
-
-
 def test_other_batches_are_compared_by_the_image():
     found = comparison.compare(made(batch=10), made(2e-3 * np.ones(20), batch=40))
     assert found.per == "image"

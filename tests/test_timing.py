@@ -64,6 +64,20 @@ def test_few_passes_are_repeated_for_their_samples_alone():
         assert layer.samples_s[0] < layer.host_s < sum(layer.samples_s)
 
 
+def test_calls_of_one_name_are_one_sample_a_pass(monkeypatch):
+    """As the copies of chunks are in ``stream``."""
+    with Engine(weights="random", device="cpu", variant="if", threads=1) as engine:
+        for _ in range(2):
+            with_extra_step(engine, monkeypatch, Step("nap", "copy", "cpu", time.sleep, [0.002]))
+        probabilities = np.empty((4, 10), np.float32)
+        steps = timing.time_layers(engine, IMAGES, probabilities, 2, lambda count: None, samples=0)
+    nap = steps.copies[0]
+    assert nap.calls == 4
+    assert len(nap.samples_s) == 2
+    assert sum(nap.samples_s) == pytest.approx(nap.seconds)
+    assert min(nap.samples_s) >= 0.004
+
+
 def test_the_runner_costs_little_between_layers():
     """The Python between two steps, measured with steps that do nothing."""
     with Engine(weights="random", device="cpu") as engine:
@@ -195,7 +209,7 @@ class TestOnAGpu:
                 IMAGES, batch=1, check=False
             )  # so that nothing is loaded for the first time
             _cuda.delay(300_000_000, other.ptr)
-            result = engine.profile(IMAGES, batch=1, check=False)
+            result = engine.profile(IMAGES, batch=1, check=False, iterations=1)
             busy = not other.done
         assert busy
         assert sum(layer.device_s for layer in result.layers) < 10e-3

@@ -113,10 +113,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _main(arguments: list[str] | None) -> int:
-    try:
-        options = parser().parse_args(arguments)
-    except SystemExit as stop:  # --help, or an error that is printed already
-        return int(stop.code or 0)
+    options = parser().parse_args(arguments)
     words = sys.argv[1:] if arguments is None else arguments
     batches = _batches(options.batch)
     device = devices.select(options.device)

@@ -14,8 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..errors import InputError
-from ..files import atomic_write, check_writable, describe_os_error
+from ..files import atomic_write, check_writable, make_folder
 from ..report.json import finite
 from ..report.units import printable
 from .points import IterationRow, KernelRow, Point
@@ -95,14 +94,7 @@ def prepare(folder: str) -> Path:
     Raises:
         InputError: they cannot.
     """
-    path = Path(folder)
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except FileExistsError as error:
-        raise InputError(f"--output: expected a folder, found a file at {path}") from error
-    except (OSError, ValueError) as error:  # ValueError: a null byte in the path
-        reason = describe_os_error(error) if isinstance(error, OSError) else str(error)
-        raise InputError(f"--output: cannot create {printable(path)}: {reason}") from error
+    path = make_folder(folder, "--output")
     for name in (SUMMARY, KERNEL, ITERATION, DOCUMENT, PLOT):
         check_writable(path / name, "--output")
     return path

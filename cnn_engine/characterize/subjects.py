@@ -196,8 +196,9 @@ class _EnginePasses:
         while calls < passes:
             rows = slice(0, min(self.count, passes - calls) * self.batch)
             steps = timing.time_layers(
-                self.engine, self.images[rows], self.probabilities[rows], self.batch, _ignore
-            )
+                self.engine, self.images[rows], self.probabilities[rows], self.batch, _ignore,
+                samples=0,
+            )  # fmt: skip
             if steps.interrupted:
                 raise KeyboardInterrupt
             for layer in steps.layers:

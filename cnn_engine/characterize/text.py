@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable
 
-from rich.console import Console
 from rich.table import Table
 
 from ..report import units
+from ..report.text import NO_BREAK, rendered
 from .files import Report
 from .points import OK, Point
 
 WIDTH = 120
-NO_BREAK = "\ue000"  # for private use, in no printable text; rich breaks lines at every real space
 
 Column = tuple[str, Callable[[Point], str]]
 
@@ -144,10 +142,4 @@ def _table(title: str, points: list[Point], columns: list[Column]) -> list[str]:
     for point in points:
         name = units.printable(point.subject).replace(" ", NO_BREAK)
         table.add_row(name, str(point.batch), *(cell(point) for _, cell in columns))
-    console = Console(
-        file=io.StringIO(), width=WIDTH, color_system=None, force_terminal=False, force_jupyter=False,
-        markup=False, emoji=False, highlight=False,
-    )  # fmt: skip
-    with console.capture() as capture:
-        console.print(table)
-    return [text.rstrip().replace(NO_BREAK, " ") for text in capture.get().splitlines()]
+    return [line.replace(NO_BREAK, " ") for line in rendered(table, WIDTH)]

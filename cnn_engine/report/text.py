@@ -301,9 +301,10 @@ def table(names: list[str], rows: list[list[str]]) -> list[str]:
     return [line.replace(NO_BREAK, " ").rstrip() for line in rendered(table)]
 
 
-def rendered(table: Table) -> list[str]:
+def rendered(table: Table, width: int = WIDTH) -> list[str]:
+    """Returns the lines of ``table``, without colours."""
     console = Console(
-        file=io.StringIO(), width=WIDTH, color_system=None, force_terminal=False, force_jupyter=False,
+        file=io.StringIO(), width=width, color_system=None, force_terminal=False, force_jupyter=False,
         markup=False, emoji=False, highlight=False,
     )  # fmt: skip
     with console.capture() as capture:

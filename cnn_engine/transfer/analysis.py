@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import InputError, expected
+from ..files import make_folder
 from . import files, regression
 from .files import Point, RawNetwork, is_number
 from .regression import HoldOut, Line, Misfit, Pieces
@@ -204,7 +205,7 @@ def write(one: Analysis, output: Path) -> Path:
     Raises:
         InputError: they cannot be written.
     """
-    folder = files.make_folder(output / one.gpu / one.network)
+    folder = make_folder(output / one.gpu / one.network, "--output")
     files.write_csv(folder / f"{CSV}{one.mode.suffix}.csv", one.points)
     if one.line is not None:
         files.write_document(folder / f"{REGRESSION}{one.mode.suffix}.json", one.to_dict())

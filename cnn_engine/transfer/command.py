@@ -110,10 +110,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _main(arguments: list[str] | None) -> int:
-    try:
-        options = parser().parse_args(arguments)
-    except SystemExit as stop:  # --help, or an error that is printed already
-        return int(stop.code or 0)
+    options = parser().parse_args(arguments)
     modes = [
         Mode(direction, memory, options.dtype)
         for direction in _each(options.direction, subjects.DIRECTIONS)

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import InputError, expected
-from ..files import atomic_write, check_writable, describe_os_error, status
+from ..files import atomic_write, check_writable, describe_os_error, make_folder, status
 from ..report.json import finite
 from ..report.units import printable
 from .subjects import LARGEST_BATCH, MODES, Mode
@@ -130,7 +130,7 @@ class RawNetwork:
         """
         for key in sorted(self._changed):
             wall, device = self._paths(*key)
-            make_folder(wall.parent)
+            make_folder(wall.parent, "--output")
             samples = self._held[key]
             if samples.wall:
                 write_times(wall, samples.wall)
@@ -355,29 +355,13 @@ def machine_document(
     return {"environment": described, "peak": peak, "machines": [*machines, this]}
 
 
-def make_folder(path: Path, option: str = "--output") -> Path:
-    """Creates ``path`` and what it lies in, where it is missing.
-
-    Raises:
-        InputError: it cannot be created.
-    """
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except FileExistsError as error:
-        raise InputError(f"{option}: expected a folder, found a file at {path}") from error
-    except (OSError, ValueError) as error:  # ValueError: a null byte in the path
-        reason = describe_os_error(error) if isinstance(error, OSError) else str(error)
-        raise InputError(f"{option}: cannot create {printable(path)}: {reason}") from error
-    return path
-
-
 def prepare(path: Path) -> Path:
     """Creates the folder ``path`` and sees that files can be written there.
 
     Raises:
         InputError: they cannot.
     """
-    check_writable(make_folder(path) / MACHINE, "--output")
+    check_writable(make_folder(path, "--output") / MACHINE, "--output")
     return path
 
 
