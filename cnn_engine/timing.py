@@ -4,8 +4,8 @@ Two runs, never mixed. :func:`time_passes` times whole passes and nothing inside
 and the forward time come from it. :func:`time_layers` times every step, which costs time itself. Host times
 are of a monotonic clock. Device times lie between two events around a step on its own stream; a short delay
 queued ahead keeps the GPU behind the host, so that they hold the step and not its launch. Between two kernels
-lies one event, the end of the first and the start of the second: each event costs the GPU about a
-microsecond, and so the layers add up to the pass and never to more.
+lies one event, the end of the first and the start of the second: each costs the GPU some two microseconds
+(docs/measuring.md), and so the layers add up to the pass around them and never to more.
 """
 
 from __future__ import annotations
