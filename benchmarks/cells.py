@@ -181,7 +181,7 @@ def prepare(cell: Cell, engines: Engines, dataset: Dataset, limit_s: float | Non
     try:
         engine = engines.get(cell)
         if cell.engine_key not in engines.checked:
-            result = engine.profile(pilot, batch=batch)
+            result = engine.profile(pilot, batch=batch, iterations=1)
             if result.interrupted:
                 raise Interrupted
             if result.check is None or not result.check.passed:
@@ -198,7 +198,7 @@ def prepare(cell: Cell, engines: Engines, dataset: Dataset, limit_s: float | Non
     if limit_s is not None:
         # Again without the check and warm: this guesses a duration, it is no measurement.
         start = perf_counter()
-        engine.profile(pilot, batch=batch, check=False)
+        engine.profile(pilot, batch=batch, check=False, iterations=1)
         affordable = limit_s / (perf_counter() - start) * len(pilot)
         if affordable < cell.images:
             least = min(cell.images, max(cell.batch, 2 * PILOT_IMAGES))
@@ -258,7 +258,7 @@ def _measure_once(
 
 def _profile(cell: Cell, engine: Engine, images: Dataset) -> Result:
     result = engine.profile(
-        images, batch=cell.batch, warmup=1, duration_s=cell.seconds, check=False
+        images, batch=cell.batch, warmup=1, iterations=1, duration_s=cell.seconds, check=False
     )
     if result.interrupted:
         raise Interrupted
@@ -307,6 +307,8 @@ def to_dict(cell: Cell) -> dict[str, Any]:
     }
     if cell.results:
         middle = sorted(cell.results, key=forward_s)[len(cell.results) // 2].to_dict()
+        for step in (*middle["layers"], *middle["copies"]):
+            del step["samples_s"]  # a record of hundreds of cells; run --json keeps them
         keys = ("device", "threads", "accuracy", "phases", "layers", "copies", "latency_ms")
         found |= {
             "forward_s": cell.values(forward_s),
