@@ -23,10 +23,7 @@ if TYPE_CHECKING:
 
     from ..comparison import Comparison
 
-#: Of the environment: what has tables of its own, and what they are called.
-STATES = {"gpu_state": "GPU", "cpu_state": "CPU"}
 SUM = "Sum of layers"
-UNITS = {"mhz": "MHz", "w": "W", "c": "\N{DEGREE SIGN}C"}
 
 
 @dataclass
@@ -90,8 +87,8 @@ def render(results: Sequence[Result], comparisons: Sequence[Comparison] = ()) ->
         title=" / ".join(dict.fromkeys(result.network for result in results)),
         views=views,
         what_ran=_table(dict(text.what_ran(result)) for result in results),
-        environment=_table(map(_environment, results)),
-        state=_table(map(_state, results)),
+        environment=_table(dict(text.environment(result)) for result in results),
+        state=_table(map(text.state, results)),
         phases=_table(map(_phases, results)),
         verdicts=[_verdicts(index, found) for index, found in enumerate(comparisons, 1)],
         timers=_table(map(_timers, results)),
@@ -190,39 +187,6 @@ def _merged(lists: list[list[Any]]) -> list[Any]:
 def _throughput(result: Result) -> str:
     rate = result.throughput_images_per_s
     return units.UNKNOWN if rate is None else f"{units.number(rate)} images/s"
-
-
-# ---- environment ----
-
-
-def _environment(result: Result) -> dict[str, str]:
-    """Returns what stays the same from run to run."""
-    states = [state.replace("_", " ") for state in STATES]
-    return {label: value for label, value in text.environment(result) if label not in states}
-
-
-def _state(result: Result) -> dict[str, str]:
-    """Returns what changes from minute to minute: clocks, power, temperature, load."""
-    rows = {}
-    for key, device in STATES.items():
-        state = result.environment.get(key)
-        for name, value in state.items() if isinstance(state, dict) else ():
-            if value is None:
-                continue
-            label, _, unit = name.rpartition("_")
-            label = (label if unit in UNITS else name).replace("_", " ")
-            unit = f" {UNITS[unit]}" if unit in UNITS else ""
-            rows[f"{device} {label.replace('sm clock', 'SM clock')}"] = _plain(value) + unit
-    return rows
-
-
-def _plain(value: object) -> str:
-    """Returns what JSON can hold as people write it."""
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, list):
-        return ", ".join(map(_plain, value)) or "nothing"
-    return units.number(value) if isinstance(value, float) else str(value)
 
 
 # ---- comparisons ----

@@ -14,6 +14,10 @@ from . import units
 WIDTH = 100
 NO_BREAK = "\ue000"  # for private use, in no printable text; rich breaks lines at every real space
 
+#: The parts of an environment that change from minute to minute, and the units that end their keys.
+STATES = {"gpu_state": "GPU", "cpu_state": "CPU"}
+UNITS = {"mhz": "MHz", "w": "W", "c": "\N{DEGREE SIGN}C"}
+
 #: The sums by kind of layer: those that the thesis prints, always; others where they occur.
 SUMS = {"conv": "Conv", "relu": "ReLU", "pool": "Pool", "fc": "FC", "softmax": "Softmax"}
 
@@ -30,6 +34,7 @@ def render(result: Result) -> str:
                     ("" if index else "Environment", f"{key}: {value}")
                     for index, (key, value) in enumerate(environment(result))
                 ),
+                *_state_row(result),
                 *(("Warning", units.printable(warning)) for warning in warnings(result)),
             ]
         ),
@@ -116,17 +121,13 @@ def steps_seconds(result: Result) -> float:
 
 
 def environment(result: Result) -> list[tuple[str, str]]:
-    """Returns what the environment says, a line a key; what is not known is left out."""
+    """Returns what stays the same from run to run, a line a key; what is not known is left out."""
     rows = []
     for key, value in result.environment.items():
-        if key == "warnings":  # lines of their own
+        if key in STATES or key == "warnings":
             continue
         if isinstance(value, dict):
-            known = (
-                f"{name.replace('_', ' ')} {_plain(item)}"
-                for name, item in value.items()
-                if item not in (None, [])
-            )
+            known = (f"{name} {item}" for name, item in value.items() if item is not None)
             value = ", ".join(known)
         elif isinstance(value, (list, tuple)):
             value = ", ".join(map(str, value))
@@ -135,12 +136,33 @@ def environment(result: Result) -> list[tuple[str, str]]:
     return rows
 
 
+def state(result: Result) -> dict[str, str]:
+    """Returns what changes from minute to minute: clocks, power, temperature, load."""
+    rows = {}
+    for key, device in STATES.items():
+        found = result.environment.get(key)
+        for name, value in found.items() if isinstance(found, dict) else ():
+            if value is None:
+                continue
+            label, _, unit = name.rpartition("_")
+            label = (label if unit in UNITS else name).replace("_", " ")
+            unit = f" {UNITS[unit]}" if unit in UNITS else ""
+            rows[f"{device} {label.replace('sm clock', 'SM clock')}"] = _plain(value) + unit
+    return rows
+
+
+def _state_row(result: Result) -> list[tuple[str, str]]:
+    joined = ", ".join(f"{label} {value}" for label, value in state(result).items())
+    return [("State after the work", units.printable(joined))] if joined else []
+
+
 def _plain(value: object) -> str:
+    """Returns what JSON can hold as people write it."""
     if isinstance(value, bool):
         return "yes" if value else "no"
-    if isinstance(value, float):
-        return units.number(value)
-    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+    if isinstance(value, list):
+        return ", ".join(map(_plain, value)) or "nothing"
+    return units.number(value) if isinstance(value, float) else str(value)
 
 
 def what_ran(result: Result) -> list[tuple[str, str]]:
