@@ -26,8 +26,9 @@ DEFAULT_BATCH = 100
 #: The largest error of a probability that a correct variant may have, by data type.
 #: float32: sums of up to 500 products of numbers near 1, through three layers and a softmax, stay within
 #: some 1e-6 of float64 in any order of summation.
-#: tf32, float16, bfloat16: weights and activations are rounded to 11, 11 or 8 bits at every layer.
-TOLERANCE = {"float32": 1e-5, "tf32": 2e-2, "float16": 2e-2, "bfloat16": 2e-2}
+#: tf32, float16, bfloat16: weights and activations are rounded to 11, 11 or 8 bits at every layer. With
+#: CIFAR-10's weights and bfloat16, exact sums of rounded values are up to 3.6e-2 off.
+TOLERANCE = {"float32": 1e-5, "tf32": 2e-2, "float16": 2e-2, "bfloat16": 6e-2}
 
 #: What the data mode ``stream`` tries, as parts of a batch, to find the best size of a chunk.
 CHUNKS_A_BATCH = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48)

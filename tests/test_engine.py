@@ -378,3 +378,17 @@ def test_fused_half_precision(test_data, dtype):
     assert result.check.passed
     assert result.check.top1_agreement >= 0.995
     assert abs(result.accuracy.correct - 865) <= 5
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("data", ["synthetic", "noise"])
+@pytest.mark.parametrize("dtype", ["tf32", "float16", "bfloat16"])
+def test_fused_half_precision_with_the_networks_own_weights(rng, data, dtype):
+    images = (
+        WORKLOAD.load_data("synthetic", 256).images if data == "synthetic" else pixels(rng, 256)
+    )
+    with Engine("cifar10", device="cuda", dtype=dtype) as e:
+        result = e.profile(images, batch=256, iterations=1)
+    assert result.check.passed
+    assert result.check.max_abs_diff > 1e-5  # it does round
+    assert result.check.top1_agreement >= 0.97
