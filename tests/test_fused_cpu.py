@@ -482,3 +482,9 @@ def test_a_forked_child_has_its_own_threads(rng):
 
 def test_fma_peak_is_plausible():
     assert 1e8 < _cpu.measure_fma_peak(0.01) < 1e12
+
+
+def test_a_linear_layer_too_wide_to_be_counted_is_refused():
+    layers = [("linear", 1, 0, 0, 1, 1, 0, 0, 0, 0)]
+    reason = _cpu.FusedNetwork.why_not((1, 16384, 16384), 1.0, 0.0, layers, "float32")
+    assert reason == "layer 1 (linear): in_features: expected at most 134217727, found 268435456"

@@ -1,5 +1,6 @@
 // What the fused kernels refuse, and how they say it.
 #include <cmath>
+#include <limits>
 #include <stdexcept>
 
 #include "cpu/fused/operations.h"
@@ -52,6 +53,13 @@ std::string why_not(const NetworkDescription& description) {
       } else if (layer.kind == LayerKind::linear) {
         const LinearShape shape{1, c * h * w, layer.out_channels};
         shape.validate();
+        // Channels are padded to whole vectors, of up to 16, and counted in an int.
+        constexpr int kMostFeatures = std::numeric_limits<int>::max() / 16;
+        if (shape.in_features > kMostFeatures) {
+          throw std::invalid_argument("in_features: expected at most " +
+                                      std::to_string(kMostFeatures) + ", found " +
+                                      std::to_string(shape.in_features));
+        }
         require_weights(layer, std::int64_t{shape.in_features} * shape.out_features);
         c = layer.out_channels, h = w = 1;
         flat = true;
