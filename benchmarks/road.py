@@ -160,7 +160,7 @@ def _main(arguments: list[str] | None) -> int:
         prog="python -m benchmarks.road", description=__doc__.splitlines()[0]
     )
     parser.add_argument(
-        "--tables", type=Path, default=RESULTS / "tables-h200/tables.json", metavar="PATH"
+        "--tables", type=Path, default=RESULTS / "batch-h200/tables.json", metavar="PATH"
     )
     parser.add_argument(
         "--peers", type=Path, default=RESULTS / "gpu-peers-h200/peers.json", metavar="PATH"
