@@ -114,7 +114,7 @@ def batches(
 ) -> Iterator[tuple[Plan, int]]:
     """Yields a plan, bound to its images and probabilities, and its number of images for each pass."""
     image_bytes = images.nbytes // len(images) if len(images) else 0
-    row_bytes = probabilities.nbytes // len(images) if len(images) else 0
+    row_bytes = probabilities.nbytes // len(probabilities) if len(images) else 0
     source = images.__array_interface__["data"][0]
     target = probabilities.__array_interface__["data"][0]
     for first in range(0, len(images), batch):
@@ -249,9 +249,9 @@ def time_layers(
             progress(count)
         recorder.result = Steps(result.layers, result.copies)
         recorder.only_samples = True
-        whole = images[: len(images) // batch * batch]
+        whole = slice(0, len(images) // batch * batch)
         while full < samples and perf_counter() - begin < LAYER_SAMPLES_S:
-            for plan, _ in batches(engine, whole, probabilities, batch):
+            for plan, _ in batches(engine, images[whole], probabilities[whole], batch):
                 recorder.run(plan, 0, full=True)
                 full += 1
                 if full >= samples or perf_counter() - begin >= LAYER_SAMPLES_S:

@@ -287,6 +287,21 @@ def test_profile(rng, device, data_mode):
     assert set(document["latency_ms"]) >= {"min", "p50", "p90", "p95", "p99", "max", "mean"}
 
 
+@pytest.mark.parametrize("batch", [1, 3, 4, 7])
+def test_probabilities_are_those_of_predict(rng, batch):
+    """Whatever is run again for samples, with a last batch that is smaller too."""
+    images = pixels(rng, 7)
+    labels = rng.integers(0, 10, 7)
+    probabilities = np.full((7, 10), -1, np.float32)
+    with engine(variant="if") as e:
+        result = e.profile(
+            images, labels, batch=batch, iterations=1, check=False, probabilities=probabilities
+        )
+        wanted = e.predict(images)
+    np.testing.assert_array_equal(probabilities, wanted)
+    assert result.accuracy.correct == np.sum(wanted.argmax(1) == labels)
+
+
 def test_nothing_is_timed_when_the_check_fails(monkeypatch, rng):
     monkeypatch.setattr(reference, "softmax", lambda x: np.full(x.shape, 0.1))
     with engine() as e:
