@@ -1,9 +1,8 @@
-"""``python -m cnn_engine.transfer``: measuring, resuming, organising and predicting."""
+"""``python -m cnn_engine.transfer``: organising and predicting, without a GPU."""
 
 from __future__ import annotations
 
 import csv
-import json
 import os
 import shutil
 import stat
@@ -19,16 +18,18 @@ from transfers import (
     LATE_INTERCEPT,
     LATE_SLOPE,
     SLOPE,
-    FakeDevice,
+    document,
+    error_line,
+    run,
+    tree,
     two_pieces,
     write_raw,
 )
 
-from cnn_engine import cuda_module, devices, environment
-from cnn_engine.transfer import command, files, main, measure, plot
+from cnn_engine import cuda_module
+from cnn_engine.transfer import plot
 from cnn_engine.transfer.files import RawNetwork
-from cnn_engine.transfer.measure import Bench, Settings
-from cnn_engine.transfer.subjects import Mode, find
+from cnn_engine.transfer.subjects import Mode
 
 ROOT = Path(__file__).resolve().parent.parent
 BATCHES = np.arange(1, 65)
@@ -36,44 +37,10 @@ PNG = b"\x89PNG\r\n\x1a\n"
 GPU = "Fake_GPU_1_test"
 
 
-def run(*arguments: object) -> int:
-    return main([str(argument) for argument in arguments])
-
-
-def error_line(capsys) -> str:
-    """Returns the one line on standard error, which is an error."""
-    lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 1, lines
-    assert lines[0].startswith("error: ")
-    return lines[0]
-
-
-def document(path: Path) -> dict:
-    def refuse(constant: str) -> None:
-        raise AssertionError(f"not standard JSON: {constant}")
-
-    return json.loads(path.read_text(), parse_constant=refuse)
-
-
-def tree(folder: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
-
-
 @pytest.fixture
 def raw(tmp_path):
     write_raw(tmp_path / "raw", two_pieces, BATCHES, noise=0.005)
     return tmp_path / "raw"
-
-
-@pytest.fixture
-def device(monkeypatch):
-    """A device whose copies take exactly what :func:`two_pieces` says of CIFAR-10's images."""
-    fake = FakeDevice(lambda nbytes: float(two_pieces(nbytes / 3072)))
-    monkeypatch.setattr(command.devices, "select", lambda name: fake)
-    monkeypatch.setattr(measure, "perf_counter", fake.now)
-    monkeypatch.setattr(measure, "PEAK_BYTES", 2**20)
-    monkeypatch.setattr(command, "PEAK_BYTES", 2**20)
-    return fake
 
 
 # ---- organise ----
@@ -329,209 +296,6 @@ def test_predict_refuses_a_time_below_zero(tmp_path, capsys):
     assert "near those measured (100 to 119), found 1" in error_line(capsys)
 
 
-# ---- measure, on a device with known times ----
-
-
-def test_measuring_recovers_what_the_device_takes(device, tmp_path, capsys):
-    out = tmp_path / "out"
-    arguments = ["--network", "cifar10", "--batch", "1-64", "--repeats", 8, "--output", out]
-    assert run(*arguments, "--direction", "both", "--memory", "both", "--predict", 30) == 0
-    printed = capsys.readouterr().out
-    seconds = [float(line.split()[0]) for line in printed.splitlines()[-4:]]
-    assert seconds == pytest.approx([float(two_pieces(30))] * 4, rel=1e-3)
-    network = out / "raw_data" / GPU / "transfer" / "cifar10"
-    for suffix in ("", "_h2d_pinned", "_d2h_pageable", "_d2h_pinned"):
-        for batch in (1, 64):
-            times = files.read_times(network / str(batch) / f"data_transfer_time{suffix}.txt")
-            assert times == pytest.approx([float(two_pieces(batch))] * 8, abs=1e-9)
-            times = files.read_times(network / str(batch) / f"device_transfer_time{suffix}.txt")
-            assert times == pytest.approx([float(two_pieces(batch))] * 4, abs=1e-9)
-        found = document(out / GPU / "cifar10" / f"regression{suffix}.json")
-        assert found["break_batch"] == BREAK
-        assert found["pieces"][0]["slope_s_per_image"] == pytest.approx(SLOPE, rel=1e-3)
-        assert found["samples"] == 64 * 8
-        assert (out / GPU / "cifar10" / f"transfer{suffix}.png").exists()
-    weights = find("cifar10").weights
-    found = document(out / GPU / "cifar10" / "regression.json")
-    shapes = find("cifar10").parameters.values()
-    each = sum(float(two_pieces(4 * np.prod(shape) / 3072)) for shape in shapes)
-    assert found["weights"] == {
-        **weights, "first_s": pytest.approx(each, abs=1e-9), "median_s": pytest.approx(each, abs=1e-9),
-        "samples": 8,
-    }  # fmt: skip
-    assert document(out / GPU / "cifar10" / "regression_d2h_pageable.json")["weights"] is None
-    peak = 2**20 / float(two_pieces(2**20 / 3072))
-    assert found["gb_per_s"]["peak"] == pytest.approx(peak / 1e9, rel=1e-3)
-    assert found["environment"]["gpu"] == device.model
-    assert found["environment"]["gpu_state"] is None
-    assert "break       : at 22 images" in printed
-
-
-def test_all_networks_and_shapes_in_one_command(device, tmp_path):
-    arguments = ["--batch", "1-4", "--repeats", 2, "--no-plot", "--quiet", "--output", tmp_path]
-    assert run(*arguments) == 0
-    assert {path.name for path in (tmp_path / GPU).iterdir()} == {"cifar10", "ece408"}
-    assert run(*arguments, "--shape", "3,8,8", "--shape", "1,4,4") == 0
-    names = {"cifar10", "ece408", "3x8x8", "1x4x4"}
-    assert {path.name for path in (tmp_path / GPU).iterdir()} == names
-    found = document(tmp_path / GPU / "3x8x8" / "regression.json")
-    assert found["weights"] is None
-    assert found["image_bytes"] == 192
-
-
-def test_what_exists_is_not_measured_again(device, tmp_path):
-    arguments = ["--shape", "3,32,32", "--no-plot", "--quiet", "--output", tmp_path]
-    assert run(*arguments, "--batch", "1-8", "--repeats", 4) == 0
-    raw = tmp_path / "raw_data" / GPU / "transfer"
-    before = tree(raw)
-    copies = len(device.copies)
-    assert run(*arguments, "--batch", "1-8", "--repeats", 4) == 0
-    assert len(device.copies) == copies
-    assert tree(raw) == before
-    assert run(*arguments, "--batch", "1-10", "--repeats", 6) == 0
-    times = {batch: RawNetwork(raw / "3x32x32").samples(Mode(), batch) for batch in range(1, 11)}
-    assert {len(each.wall) for each in times.values()} == {6}
-    for path, content in before.items():
-        if "data_transfer" in path:
-            assert (raw / path).read_bytes().startswith(content)
-    device.seconds = lambda nbytes: 1e-3
-    assert run(*arguments, "--batch", "1-8", "--repeats", 4, "--fresh") == 0
-    times = {batch: RawNetwork(raw / "3x32x32").samples(Mode(), batch) for batch in (3, 9)}
-    assert times[3].wall == pytest.approx([1e-3] * 4)
-    assert len(times[9].wall) == 6  # was not asked for
-
-
-def test_a_corrupt_file_is_refused_before_anything_is_measured(device, tmp_path, capsys):
-    arguments = ["--shape", "3,32,32", "--no-plot", "--quiet", "--output", tmp_path]
-    arguments += ["--batch", "1-8", "--repeats", 4]
-    assert run(*arguments) == 0
-    path = tmp_path / "raw_data" / GPU / "transfer" / "3x32x32" / "3" / "data_transfer_time.txt"
-    path.write_text("1e-5\n1e-")
-    copies = len(device.copies)
-    assert run(*arguments) == 2
-    assert f"{path}, line 2" in error_line(capsys)
-    assert len(device.copies) == copies
-    assert run(*arguments, "--fresh") == 0
-    assert len(files.read_times(path)) == 4
-
-
-def test_a_corrupt_file_of_weights_is_refused_before_anything_is_measured(device, tmp_path, capsys):
-    arguments = ["--network", "cifar10", "--no-plot", "--quiet", "--output", tmp_path]
-    assert run(*arguments, "--batch", "1-4", "--repeats", 2) == 0
-    path = tmp_path / "raw_data" / GPU / "transfer" / "cifar10" / "model_transfer_time.txt"
-    path.write_text("")
-    copies = len(device.copies)
-    assert run(*arguments, "--batch", "1-8", "--repeats", 2) == 2
-    assert f"{path}: expected one time" in error_line(capsys)
-    assert len(device.copies) == copies
-
-
-def test_raw_data_of_another_shape_are_refused(device, tmp_path, capsys):
-    arguments = ["--network", "cifar10", "--batch", "1-4", "--repeats", 2, "--quiet"]
-    arguments += ["--no-plot", "--output", tmp_path]
-    assert run(*arguments) == 0
-    path = tmp_path / "raw_data" / GPU / "transfer" / "cifar10" / "network.json"
-    files.write_document(path, {"shape": [3, 64, 64], "weights": None})
-    assert run(*arguments) == 2
-    assert "network.json: shape: expected [3, 32, 32], as cifar10 has it" in error_line(capsys)
-
-
-@pytest.mark.parametrize("after", [0, 30, 500, 1500])
-def test_interrupted_it_keeps_what_was_measured_and_goes_on_later(device, tmp_path, after):
-    device.interrupt_after = after
-    others = 20 + 80 + 20 + 1 + 20 * find("cifar10").weights["tensors"]  # the peak, the weights
-    arguments = ["--network", "cifar10", "--batch", "1-20", "--repeats", 40, "--no-plot"]
-    arguments += ["--quiet", "--output", tmp_path, "--hold-out", 5]
-    assert run(*arguments) == 130
-    raw = RawNetwork(tmp_path / "raw_data" / GPU / "transfer" / "cifar10")
-    kept = sum(point.samples for point in raw.points().get(Mode(), []))
-    groups, rest = divmod(max(after - others, 0), 3 + 10 + 3 + 1)  # warm-up, wall, device, check
-    assert kept == 10 * groups + min(max(rest - 3, 0), 10)
-    assert (tmp_path / GPU / "cifar10" / "data_transfer_time.csv").exists() == (kept > 0)
-    assert not list(tmp_path.rglob(".*"))
-    assert run(*arguments) == 0
-    raw = RawNetwork(raw.folder)
-    assert {point.samples for point in raw.points()[Mode()]} == {40}
-    found = document(tmp_path / GPU / "cifar10" / "regression.json")
-    assert len(found["hold_out"]["batch_sizes"]) == 5
-
-
-def test_a_copy_that_loses_a_byte_fails_the_check(device, tmp_path, capsys):
-    arguments = ["--shape", "3,32,32", "--batch", "1-4", "--repeats", 2, "--quiet"]
-    arguments += ["--output", tmp_path]
-    device.corrupts = True
-    assert run(*arguments) == 1
-    assert "check of a copy (h2d, pinned, uint8, 1.049 MB): expected" in error_line(capsys)
-    assert not list(tmp_path.rglob("data_transfer_time*"))
-
-
-def test_what_the_driver_refuses_is_one_line(device, tmp_path, capsys, monkeypatch):
-    def refuse(*_):
-        raise RuntimeError("cudaErrorMemoryAllocation: out of memory")
-
-    monkeypatch.setattr(device, "empty_pinned", refuse)
-    assert run("--shape", "3,32,32", "--batch", "1-4", "--quiet", "--output", tmp_path) == 2
-    assert "cuda:0: cudaErrorMemoryAllocation" in error_line(capsys)
-
-
-def test_batches_that_do_not_fit_are_refused(device, tmp_path, capsys):
-    arguments = ["--shape", "3,99999,99999", "--batch", "9999999", "--quiet", "--output", tmp_path]
-    assert run(*arguments) == 2
-    assert "--batch: expected copies of at most" in error_line(capsys)
-    device.free = 1000
-    assert run("--shape", "3,32,32", "--batch", "1", "--quiet", "--output", tmp_path) == 2
-    assert "half of the GPU's free memory" in error_line(capsys)
-
-
-def test_raw_data_of_two_machines_are_told(device, tmp_path, monkeypatch):
-    arguments = ["--shape", "3,32,32", "--batch", "1-4", "--quiet", "--no-plot"]
-    arguments += ["--output", tmp_path]
-    assert run(*arguments, "--repeats", 2) == 0
-    path = tmp_path / GPU / "3x32x32" / "regression.json"
-    assert document(path)["notes"] == []
-    device.kernels.driver_version = lambda: 13010
-    assert run(*arguments, "--repeats", 4) == 0
-    assert "several machines" in document(path)["notes"][0]
-    assert "CUDA 13.1" in document(path)["notes"][0]
-
-
-def test_order_is_random_and_spreads_samples_over_the_run():
-    settings = Settings((Mode(), Mode("d2h")), tuple(range(1, 33)), repeats=10)
-    raw = RawNetwork(Path("nowhere"))
-    groups = measure.plan(raw, settings)
-    total = {}
-    for group in groups:
-        total[group.mode, group.batch] = total.get((group.mode, group.batch), 0) + group.copies
-    assert set(total.values()) == {10}
-    assert len(total) == 64
-    batches = [group.batch for group in groups]
-    assert abs(np.corrcoef(np.arange(len(batches)), batches)[0, 1]) < 0.3
-    quarter = len(groups) // 4
-    assert {group.batch for group in groups[:quarter]} == set(range(1, 33))
-    assert measure.plan(raw, settings) == groups
-    other = Settings(settings.modes, settings.batches, settings.repeats, seed=1)
-    assert measure.plan(raw, other) != groups
-
-
-def test_a_drift_of_the_device_does_not_look_like_a_slope(device, tmp_path):
-    """Copies that take ever longer, whatever their size, leave the slope at zero."""
-    device.seconds = lambda nbytes: 1e-5 * (1 + len(device.copies) / 5000)
-    arguments = ["--shape", "3,32,32", "--batch", "1-100", "--repeats", 20, "--no-plot"]
-    assert run(*arguments, "--quiet", "--output", tmp_path) == 0
-    found = document(tmp_path / GPU / "3x32x32" / "regression.json")
-    low, high = found["confidence_intervals"]["slope_s_per_image"]
-    assert low < 0 < high or abs(found["slope_s_per_image"]) * 100 < 0.02 * found["intercept_s"]
-
-
-def test_contents_are_fresh_for_every_group(device):
-    bench = Bench(device, 3_000_000, pinned=True, seed=0)
-    arrays = [bench.host_array(3_000_000, memory).copy() for memory in ("pageable", "pinned") * 3]
-    for index, array in enumerate(arrays):
-        assert len(np.unique(array[:10_000])) == 256
-        for other in arrays[:index]:
-            assert np.mean(array == other) < 0.05
-
-
 # ---- as a program ----
 
 
@@ -547,60 +311,3 @@ def test_plot_names_the_extra_when_matplotlib_is_missing(monkeypatch):
     assert plot.unavailable() is None
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert "cnn-engine[lab]" in plot.unavailable()
-
-
-# ---- on a GPU ----
-
-
-@pytest.mark.gpu
-def test_measuring_a_gpu(tmp_path, capsys):
-    arguments = [
-        "--network",
-        "cifar10",
-        "--shape",
-        "3,224,224",
-        "--batch",
-        "1-64:3",
-        "--repeats",
-        8,
-    ]
-    arguments += ["--direction", "both", "--memory", "both", "--output", tmp_path]
-    assert run(*arguments) == 0
-    model = environment.describe(devices.select("cuda"))["gpu"]
-    (folder,) = (path for path in tmp_path.iterdir() if path.name != "raw_data")
-    assert folder.name == command.subjects.path_safe(model)
-    for suffix in ("", "_h2d_pinned", "_d2h_pageable", "_d2h_pinned"):
-        found = document(folder / "3x224x224" / f"regression{suffix}.json")
-        assert found["slope_s_per_image"] > 0
-        assert 0.5 < found["r2"] <= 1
-        assert 0 < found["gb_per_s"]["best"] < 1.05 * found["gb_per_s"]["peak"]
-        assert found["gb_per_s"]["peak"] > 1
-        for point in found["points"]:
-            assert point["samples"] == 8
-            assert 0 < point["device_median_s"] < 1
-        cifar10 = document(folder / "cifar10" / f"regression{suffix}.json")
-        assert (cifar10["weights"] is None) == ("d2h" in suffix)
-    pageable = document(folder / "3x224x224" / "regression.json")
-    pinned = document(folder / "3x224x224" / "regression_h2d_pinned.json")
-    assert pinned["slope_s_per_image"] < pageable["slope_s_per_image"]
-    before = tree(tmp_path / "raw_data")
-    assert run(*arguments) == 0
-    assert tree(tmp_path / "raw_data") == before
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("memory", ["pageable", "pinned"])
-def test_a_copy_of_known_size_takes_as_long_as_its_bytes_need(memory):
-    """Wall time holds the device's copy, and no copy is faster than the peak of the bus."""
-    device = devices.select("cuda")
-    with device.context:
-        peak = measure.PEAK_BYTES / min(measure.peak_times(device, "h2d"))
-        bench = Bench(device, 2**25, pinned=True, seed=0)
-        samples = files.Samples()
-        bench.time(Mode("h2d", memory), 2**25, 40, 3, samples)
-    wall, on_device = np.median(samples.wall), np.median(samples.device)
-    assert on_device > 0.95 * 2**25 / peak
-    assert wall > 0.95 * 2**25 / peak
-    if memory == "pinned":
-        assert wall > 0.95 * on_device
-        assert wall - on_device < 100e-6 + 0.1 * on_device

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import json
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -11,7 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from cnn_engine.devices import Buffer
-from cnn_engine.transfer import files
+from cnn_engine.transfer import files, main
 from cnn_engine.transfer.subjects import Mode
 
 INTERCEPT, SLOPE, BREAK = 6e-6, 340e-9, 22
@@ -128,3 +129,26 @@ class FakeEvent:
 
     def record(self, stream: object) -> None:
         self.at = self.device.clock
+
+
+def run(*arguments: object) -> int:
+    return main([str(argument) for argument in arguments])
+
+
+def error_line(capsys) -> str:
+    """Returns the one line on standard error, which is an error."""
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1, lines
+    assert lines[0].startswith("error: ")
+    return lines[0]
+
+
+def document(path: Path) -> dict:
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"not standard JSON: {constant}")
+
+    return json.loads(path.read_text(), parse_constant=refuse)
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
