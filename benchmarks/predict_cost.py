@@ -75,6 +75,12 @@ def calls_on_cuda(engine: Engine) -> dict:
     return calls
 
 
+def _wait_for_the_gpu() -> None:
+    import cupy
+
+    cupy.cuda.Device().synchronize()
+
+
 def main(arguments: list[str] | None = None) -> int:
     return cli.run(_main, arguments)
 
@@ -91,7 +97,7 @@ def _main(arguments: list[str] | None) -> int:
     with Engine(device=options.device, variant=options.variant, threads=options.threads) as engine:
         on_cuda = engine.device.kind == "cuda"
         calls = calls_on_cuda(engine) if on_cuda else calls_on_cpu(engine)
-        wait = (lambda: __import__("cupy").cuda.Device().synchronize()) if on_cuda else int
+        wait = _wait_for_the_gpu if on_cuda else int
         times = turns(calls, options.samples, wait)
         described = environment.describe(engine.device)
         print(f"{engine.device.model}, {engine.choice.variant}, batch 1, {options.samples} calls")

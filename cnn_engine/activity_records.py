@@ -298,8 +298,13 @@ class Trace:
 
 def covered_s(records: Iterable[Any]) -> float:
     """Returns the seconds in which at least one of ``records`` (with start_s and end_s) ran."""
+    return covered((record.start_s, record.end_s) for record in records)
+
+
+def covered(intervals: Iterable[tuple[float, float]]) -> float:
+    """Returns the length of the union of ``intervals``, each a start and an end."""
     total, reached = 0.0, float("-inf")
-    for start, end in sorted((record.start_s, record.end_s) for record in records):
+    for start, end in sorted(intervals):
         total += max(0.0, end - max(start, reached))
         reached = max(reached, end)
     return total

@@ -17,7 +17,7 @@ from pathlib import Path
 from . import cli, comparison, report, statistics
 from .comparison import CANNOT_TELL, COPY, FASTER, LAYER, SAME, SLOWER, SUM, Comparison, Row
 from .errors import InputError, expected
-from .files import atomic_write, check_writable, describe_os_error
+from .files import check_writable, describe_os_error, write_text
 from .report import text, units
 from .result import Result
 from .statistics import Estimate
@@ -139,11 +139,7 @@ def _main(arguments: list[str] | None) -> int:
     if not options.quiet and "-" not in outputs.values():
         print(render(found, results))
     for name, document in texts.items():
-        if outputs[name] == "-":
-            sys.stdout.write(document)
-        else:
-            with atomic_write(outputs[name]) as file:
-                file.write(document)
+        write_text(outputs[name], document)
     return _gate(found, options.fail_on, options.fail_on_layers)
 
 
@@ -179,16 +175,13 @@ def _load(path: str, name: str) -> Result:
 
 
 def _read_standard_input(name: str) -> Result:
+    if sys.stdin is None:
+        raise expected(name, "the JSON document of a run", "it closed")
     try:
-        if sys.stdin is None:
-            raise expected(name, "the JSON document of a run", "it closed")
-        return Result.from_dict(json.load(sys.stdin), name)
-    except InputError:
-        raise
+        content = getattr(sys.stdin, "buffer", sys.stdin).read()
     except OSError as error:
         raise InputError(f"{name}: cannot be read: {describe_os_error(error)}") from error
-    except (ValueError, RecursionError) as error:  # not UTF-8, not JSON
-        raise expected(name, "the JSON document of a run", f"something else ({error})") from error
+    return report.json.loads(content, name)
 
 
 def _gate(found: Sequence[Comparison], limit: float | None, layer_limit: float | None) -> int:

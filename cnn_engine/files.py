@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -101,3 +102,16 @@ def atomic_write(path: str | os.PathLike[str], mode: str = "w") -> Iterator[IO]:
         if temporary is not None:
             with suppress(OSError):
                 os.unlink(temporary)
+
+
+def write_text(path: str | os.PathLike[str], document: str) -> None:
+    """Writes ``document`` to ``path``, whole or not at all; ``"-"`` is standard output.
+
+    Raises:
+        InputError: it cannot be written.
+    """
+    if path == "-":
+        sys.stdout.write(document)
+    else:
+        with atomic_write(path) as file:
+            file.write(document)

@@ -77,13 +77,13 @@ def profile(
     found = engine.check_images(images)
     if found.device != arrays.CPU:
         raise InputError("images: expected host memory to profile, found a CUDA device's")
-    images, count = found.array, found.shape[0]
+    count = found.shape[0]
     if labels is not None and np.shape(labels) != (count,):
         raise InputError(f"labels: expected shape [{count}], found {list(np.shape(labels))}")
     shape = (count, engine.network.classes)
     if probabilities is None:
         probabilities = np.empty(shape, np.float32)
-    arrays.view("probabilities", probabilities, shape=shape, writable=True)
+    rows = arrays.view("probabilities", probabilities, shape=shape, writable=True)
     if engine.dtype == "tf32":
         notes.append(
             "tf32: TF32's 11 significant bits, computed as float16 with a power of two for each layer, "
@@ -112,11 +112,11 @@ def profile(
     )
     load_average = environment.host_load()
     if settings.check:
-        result.check = engine.check(images[:CHECK_IMAGES])
+        result.check = engine.check(found.array[:CHECK_IMAGES])
         if not result.check.passed:
             return result
     if count:
-        _time(result, engine, images, probabilities, settings, progress)
+        _time(result, engine, found, rows, settings, progress)
     result.environment.update(environment.state(engine.device, load_average))
     if labels is not None and result.images_done:
         start = perf_counter()
@@ -132,17 +132,15 @@ def profile(
 def _time(
     result: Result,
     engine: Engine,
-    images: np.ndarray,
-    probabilities: np.ndarray,
+    source: arrays.View,
+    target: arrays.View,
     settings: Settings,
     progress: Any,
 ) -> None:
     """Fills ``result`` with the times of passes and of steps."""
-    batch = result.batch
-    addresses = (array.__array_interface__["data"][0] for array in (images, probabilities))
-    source, target = addresses
+    batch, images, probabilities = result.batch, source.array, target.array
     for size in {batch, len(images) % batch or batch}:  # memory before time
-        engine.plan_at(source, target, size, images.dtype)
+        engine.plan_at(source.address, target.address, size, images.dtype)
     progress.start("passes", len(images) * (settings.iterations or 1))
     passes = timing.time_passes(
         engine, images, probabilities, batch, warmup=settings.warmup,

@@ -51,6 +51,11 @@ class Gpu:
         except self.nvml.NVMLError:
             return None
 
+    def watts(self, function: str) -> float | None:
+        """Returns what :meth:`query` returns, for those that say milliwatts."""
+        milliwatts = self.query(function)
+        return None if milliwatts is None else milliwatts / 1e3
+
     def throttles(self) -> list[str]:
         """Returns why the clocks are held down at this moment; empty when nothing does."""
         bits = self.query("CurrentClocksEventReasons")
@@ -70,17 +75,13 @@ class Gpu:
     def state(self) -> dict[str, Any]:
         """Returns clocks in MHz, power in W, the temperature in degrees Celsius, and who else is there."""
         nvml = self.nvml
-
-        def watts(milliwatts: int | None) -> float | None:
-            return None if milliwatts is None else milliwatts / 1e3
-
         return {
             "sm_clock_mhz": self.query("ClockInfo", nvml.NVML_CLOCK_SM),
             "max_sm_clock_mhz": self.query("MaxClockInfo", nvml.NVML_CLOCK_SM),
             "memory_clock_mhz": self.query("ClockInfo", nvml.NVML_CLOCK_MEM),
-            "power_w": watts(self.query("PowerUsage")),
-            "power_limit_w": watts(self.query("EnforcedPowerLimit")),
-            "default_power_limit_w": watts(self.query("PowerManagementDefaultLimit")),
+            "power_w": self.watts("PowerUsage"),
+            "power_limit_w": self.watts("EnforcedPowerLimit"),
+            "default_power_limit_w": self.watts("PowerManagementDefaultLimit"),
             "temperature_c": self.query("Temperature", nvml.NVML_TEMPERATURE_GPU),
             "throttled": self.throttles(),
             "other_processes": self.other_processes(),

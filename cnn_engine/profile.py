@@ -17,8 +17,9 @@ from . import activity, profile_tables, statistics, timing
 from .activity_records import Trace
 from .errors import UnsupportedError
 from .plan import Plan, Step
-from .profile_tables import SET_NAME, Cost, Profile, copy_name
+from .profile_tables import PROFILED, SET_NAME, Cost, Profile, copy_name
 from .result import Result, TimelineEvent
+from .timing import TIMELINE_EVENTS
 
 if TYPE_CHECKING:
     from .engine import Engine
@@ -38,8 +39,6 @@ MOST_STEPS = 50_000
 
 #: No pass begins after so many seconds, but at least one is run plain and one profiled.
 CAP_S = 10.0
-
-TIMELINE_EVENTS = 5000
 
 ON_A_CPU = (
     "the device is a CPU: there are no kernels, no copies to a device and no CUDA API calls; "
@@ -121,7 +120,7 @@ def cost(plain_s: list[float], profiled_s: list[float], result: Result) -> Cost 
         plain.value,
         profiled.value,
         ratio and ratio.value,
-        [ratio.low, ratio.high] if ratio is not None and ratio.known else None,
+        (ratio.low, ratio.high) if ratio is not None and ratio.known else None,
         min(len(plain_s), len(profiled_s)),
         None if ordinary_ms is None else ordinary_ms / 1e3,
     )
@@ -253,9 +252,7 @@ def _events(passes: _Passes, device: str) -> tuple[list[list], int]:
     for name, kind, record in found[:TIMELINE_EVENTS]:
         index = pass_of.get(trace.marks.get(record.correlation), index)
         where = f"{device} stream {record.stream}" if kind != "api" else "host CUDA API"
-        rows.append(
-            [name, kind, f"{where} (profiled)", record.start_s - origin, record.seconds, index]
-        )
+        rows.append([name, kind, where + PROFILED, record.start_s - origin, record.seconds, index])
     return rows, len(found)
 
 

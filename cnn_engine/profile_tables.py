@@ -26,6 +26,9 @@ COPY_NAMES = {
     "h2h": "[CUDA memcpy HtoH]",
     "p2p": "[CUDA memcpy PtoP]",
 }
+#: The end of the names of tracks of activity records.
+PROFILED = " (profiled)"
+
 SET_NAME = "[CUDA memset]"
 
 

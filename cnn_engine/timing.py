@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import nvtx
 
+from .activity_records import covered
 from .plan import Plan, Step
 from .result import CopyTime, LayerTime, Stop, TimedPass, TimelineEvent
 
@@ -374,7 +375,7 @@ class _Recorder:
         overlap = self.result.hidden = self.result.hidden or Overlap(chunk)
         overlap.wall_s += max(end for _, end in copies + kernels)
         copies_s, kernels_s, either_s = (
-            _covered(intervals) for intervals in (copies, kernels, copies + kernels)
+            covered(intervals) for intervals in (copies, kernels, copies + kernels)
         )
         overlap.copies_s += copies_s
         overlap.hidden_s += copies_s + kernels_s - either_s
@@ -413,15 +414,6 @@ class _Recorder:
         self.result.timeline_total += 1
         if len(self.result.timeline) < TIMELINE_EVENTS:
             self.result.timeline.append(TimelineEvent(name, kind, track, start, seconds, index))
-
-
-def _covered(intervals: list[tuple[float, float]]) -> float:
-    """Returns the length of the union of ``intervals``."""
-    total, reached = 0.0, float("-inf")
-    for start, end in sorted(intervals):
-        total += max(0.0, end - max(start, reached))
-        reached = max(reached, end)
-    return total
 
 
 def _kernels_that_follow(steps: list[Step]) -> list[int]:

@@ -9,14 +9,13 @@ import csv
 import dataclasses
 import io
 import json
-import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ..files import atomic_write, check_writable, make_folder
+from ..report.csv import cell
 from ..report.json import finite
-from ..report.units import printable
 from .points import IterationRow, KernelRow, Point
 
 SCHEMA = 1
@@ -107,15 +106,5 @@ def as_csv(kind: type, rows: list[Any], header: bool = True) -> str:
     writer = csv.writer(document, lineterminator="\r\n")
     if header:
         writer.writerow(columns)
-    writer.writerows([_cell(getattr(row, name)) for name in columns] for row in rows)
+    writer.writerows([cell(getattr(row, name)) for name in columns] for row in rows)
     return document.getvalue()
-
-
-def _cell(value: Any) -> Any:
-    if isinstance(value, str):
-        return printable(value)
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if value is None or (isinstance(value, float) and not math.isfinite(value)):
-        return ""
-    return value

@@ -9,9 +9,9 @@ from typing import Any
 
 from ..errors import UnsupportedError
 from ..files import atomic_write
+from ..plotting import unavailable
 from ..report import units
 from .points import Point
-from .sampler import EXTRA
 
 MARKERS = "osD^vP*Xhp"
 
@@ -36,15 +36,6 @@ GPU = (
 CPU = (
     Panel("CPU utilisation", "CPU time of the threads used", lambda p: p.cpu_utilization_threads),
 )
-
-
-def unavailable() -> str | None:
-    """Returns why no plot can be drawn, or None."""
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError as error:
-        return f"no plot: expected the package matplotlib, found none ({error}); {EXTRA}"
-    return None
 
 
 def draw(points: list[Point], machine: str, path: Path) -> None:

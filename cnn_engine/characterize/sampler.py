@@ -103,8 +103,7 @@ class GpuMeters:
         nvml = gpu.nvml
         memory = gpu.query("MemoryInfo")
         self.memory_total = None if memory is None else memory.total
-        limit = gpu.query("EnforcedPowerLimit")
-        self.power_limit_w = None if limit is None else limit / 1e3
+        self.power_limit_w = gpu.watts("EnforcedPowerLimit")
         self._sm, self._memory = nvml.NVML_CLOCK_SM, nvml.NVML_CLOCK_MEM
         self._sensor = nvml.NVML_TEMPERATURE_GPU
 
@@ -116,12 +115,11 @@ class GpuMeters:
     def read(self) -> dict[str, Any]:
         gpu = self.gpu
         rates = gpu.query("UtilizationRates")
-        power = gpu.query("PowerUsage")
         return {
             "gpu_utilization": None if rates is None else rates.gpu / 100,
             "memory_utilization": None if rates is None else rates.memory / 100,
             "device_memory_used": self.memory_used(),
-            "power_w": None if power is None else power / 1e3,
+            "power_w": gpu.watts("PowerUsage"),
             "sm_clock_mhz": gpu.query("ClockInfo", self._sm),
             "memory_clock_mhz": gpu.query("ClockInfo", self._memory),
             "temperature_c": gpu.query("Temperature", self._sensor),

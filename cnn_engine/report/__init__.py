@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-import sys
 
-from ..files import atomic_write
+from ..files import write_text
 from ..result import Result
 from . import csv, html, json, text, trace
 
@@ -37,11 +36,5 @@ def write(
         (trace, _trace),
         (html, lambda only: _html([only])),
     ):
-        if path is None:
-            continue
-        document = render(result)
-        if path == "-":
-            sys.stdout.write(document)
-        else:
-            with atomic_write(path) as file:
-                file.write(document)
+        if path is not None:
+            write_text(path, render(result))

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ..profile_tables import PROFILED
 from ..result import Result, TimelineEvent
 from . import text, units
 
@@ -21,7 +22,6 @@ KINDS = (
 BINS = 40
 TIMELINE_PASSES = 3
 TIMELINE_EVENTS = 400
-PROFILED = " (profiled)"  # the end of the names of tracks of activity records
 LABEL_PIXELS = 900  # what a chart is wide on a desktop: whether a name fits into its segment
 CHARACTER_PIXELS = 7.5
 LABEL_APART = 10  # percent between the beginnings of two labels of the histogram

@@ -75,11 +75,16 @@ def render(result: Result) -> str:
     document = io.StringIO()
     writer = csv.DictWriter(document, COLUMNS, restval="", lineterminator="\r\n")
     writer.writeheader()
-    writer.writerows({key: _cell(value) for key, value in row.items()} for row in rows)
+    writer.writerows({key: cell(value) for key, value in row.items()} for row in rows)
     return document.getvalue()
 
 
-def _cell(value: object) -> object:
+def cell(value: object) -> object:
+    """Returns what stands for ``value`` in a cell, which is empty for what is not known."""
     if isinstance(value, str):
         return printable(value)
-    return "" if isinstance(value, float) and not math.isfinite(value) else value
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if value is None or (isinstance(value, float) and not math.isfinite(value)):
+        return ""
+    return value

@@ -35,16 +35,30 @@ def load(path: str | os.PathLike[str]) -> Result:
             content = file.read(LARGEST_FILE + 1)
         if len(content) > LARGEST_FILE:
             raise expected(str(path), f"at most {LARGEST_FILE} bytes", "more")
-        document = json.loads(content.decode("utf-8"))
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {describe_os_error(error)}") from error
-    except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, a null byte in the path
+    except ValueError as error:  # a null byte in the path
         if isinstance(error, InputError):
             raise
-        raise expected(
-            str(path), "the JSON document of a run", f"something else ({error})"
-        ) from error
-    return Result.from_dict(document, str(path))
+        raise _no_result(str(path), error) from error
+    return loads(content, str(path))
+
+
+def loads(content: str | bytes, name: str) -> Result:
+    """Returns the result of a JSON document; ``name`` is for messages.
+
+    Raises:
+        InputError: it is no result of schema 1.
+    """
+    try:
+        document = json.loads(content if isinstance(content, str) else content.decode("utf-8"))
+    except (ValueError, RecursionError) as error:  # not UTF-8, not JSON
+        raise _no_result(name, error) from error
+    return Result.from_dict(document, name)
+
+
+def _no_result(name: str, error: Exception) -> InputError:
+    return expected(name, "the JSON document of a run", f"something else ({error})")
 
 
 def finite(value: Any) -> Any:

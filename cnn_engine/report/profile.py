@@ -148,7 +148,7 @@ def _activity(row: Row) -> list[str]:
     return [
         units.percent(row.share),
         units.percent(row.cumulative),
-        *_times(row),
+        *times(row),
         units.printable(short(row.name)),
     ]
 
@@ -161,7 +161,7 @@ def short(kernel: str) -> str:
     return name
 
 
-def _times(row: object) -> list[str]:
+def times(row: object) -> list[str]:
     """Returns the cells of the columns :data:`TIMES`."""
     return [
         units.seconds(row.total_s),
@@ -212,7 +212,7 @@ def _copies(profile: Profile) -> list[str]:
             row.memory,
             units.size(row.bytes),
             units.giga_per_second(row.bytes, row.total_s),
-            *_times(row),
+            *times(row),
         ]
         for row in profile.copies
     ]
@@ -235,7 +235,7 @@ def _managed(profile: Profile) -> list[str]:
             units.size(row.bytes) if row.bytes else units.UNKNOWN,
             units.giga_per_second(row.bytes, row.total_s),
             units.count(row.faults) if row.faults else units.UNKNOWN,
-            *_times(row),
+            *times(row),
         ]
         for row in profile.managed
     ]

@@ -10,8 +10,6 @@ from .. import profile_tables
 from ..result import Result
 from . import profile, units
 
-TIMES = ["total", "calls", "average", "min", "max"]
-
 
 @dataclass
 class Activity:
@@ -45,12 +43,12 @@ def tables(result: Result) -> list[Activity]:
         _activities("Layers on the CPU", found.cpu, found.top),
         Activity(
             "Kernels by layer",
-            ["share", *TIMES, "grid", "block", "registers", "shared", "kernel"],
+            ["share", *profile.TIMES, "grid", "block", "registers", "shared", "kernel"],
             [
                 (
                     row.layer,
                     [
-                        units.percent(row.share), *_times(row),
+                        units.percent(row.share), *profile.times(row),
                         *("x".join(map(str, size)) for size in (row.grid, row.block)),
                         units.count(row.registers), units.size(row.shared_bytes),
                         profile.short(row.kernel),
@@ -61,17 +59,17 @@ def tables(result: Result) -> list[Activity]:
         ),
         Activity(
             "Copies by what they move",
-            ["direction", "memory", "size", "GB/s", *TIMES],
+            ["direction", "memory", "size", "GB/s", *profile.TIMES],
             [
-                (row.what, [row.direction, row.memory, *_moved(row), *_times(row)])
+                (row.what, [row.direction, row.memory, *_moved(row), *profile.times(row)])
                 for row in found.copies
             ],
         ),
         Activity(
             "Managed memory",
-            ["cause", "size", "GB/s", "faults", *TIMES],
+            ["cause", "size", "GB/s", "faults", *profile.TIMES],
             [
-                (row.kind, [row.cause, *_moved(row), units.count(row.faults), *_times(row)])
+                (row.kind, [row.cause, *_moved(row), units.count(row.faults), *profile.times(row)])
                 for row in found.managed
             ],
         ),
@@ -83,21 +81,12 @@ def _activities(title: str, rows: Sequence[profile_tables.Row], top: float) -> A
     cells = [
         (
             profile.short(row.name),
-            [units.percent(row.share), units.percent(row.cumulative), *_times(row)],
+            [units.percent(row.share), units.percent(row.cumulative), *profile.times(row)],
         )
         for row in rows
     ]
     line = profile_tables.line_after(rows, top)
-    return Activity(title, ["share", "cumulative", *TIMES], cells, line, f"{top:g} %")
-
-
-def _times(row: Any) -> list[str]:
-    """Returns the cells of the columns :data:`TIMES`."""
-    return [
-        units.seconds(row.total_s),
-        units.count(row.calls),
-        *(units.seconds(value) for value in (row.average_s, row.min_s, row.max_s)),
-    ]
+    return Activity(title, ["share", "cumulative", *profile.TIMES], cells, line, f"{top:g} %")
 
 
 def _moved(row: Any) -> list[str]:

@@ -9,6 +9,7 @@ import numpy as np
 
 from ..errors import UnsupportedError
 from ..files import atomic_write
+from ..plotting import unavailable
 from ..report import units
 from . import text
 from .analysis import Analysis
@@ -16,18 +17,6 @@ from .analysis import Analysis
 POINTS, LINE, PIECES, PEAK = "#7f7f7f", "#d62728", ("#1f77b4", "#2ca02c"), "#000000"
 
 _TIMES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
-
-
-def unavailable() -> str | None:
-    """Returns why no plot can be drawn, or None."""
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError as error:
-        return (
-            f"no plot: expected the package matplotlib, found none ({error}); "
-            "pip install 'cnn-engine[lab]'"
-        )
-    return None
 
 
 def draw(one: Analysis, path: Path) -> None:
