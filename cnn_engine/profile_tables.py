@@ -292,29 +292,30 @@ def from_steps(
 ) -> Profile:
     """Returns what tables can be made of timed layers and copies, without activity records.
 
-    ``min_s`` and ``max_s`` are of calls on a full batch, which are all that is kept.
+    ``min_s`` and ``max_s`` are of calls on a full batch, which are all that is kept; they are None where a
+    pass has several calls, whose samples are sums.
     """
+
+    def single(step: LayerTime | CopyTime) -> list[float]:
+        return step.samples_s if step.calls == passes else []
+
     layers, copies = list(layers), list(copies)
     on_gpu = [layer for layer in layers if layer.device_s is not None]
     source = EVENTS if on_gpu or copies else HOST_CLOCK
     found = Profile(source, top, passes, images, wall_s, notes=list(notes))
     gpu = [
-        _row(layer.name, layer.kind, layer.calls, layer.seconds, layer.samples_s)
-        for layer in on_gpu
+        _row(layer.name, layer.kind, layer.calls, layer.seconds, single(layer)) for layer in on_gpu
     ]
     for copy in copies:
         name, size, total_s = f"{copy.what} {copy.direction}", copy.bytes, copy.seconds
-        row = _row(name, "copy", copy.calls, total_s, copy.samples_s)
+        row = _row(name, "copy", copy.calls, total_s, single(copy))
         times = total_s, row.average_s, row.min_s, row.max_s, _rate(size, total_s)
         found.copies.append(CopyRow(copy.what, copy.direction, "-", copy.calls, size, *times))
         gpu.append(row)
     on_cpu = [layer for layer in layers if layer.device_s is None]
     found.gpu = _shared(gpu)
     found.cpu = _shared(
-        [
-            _row(layer.name, layer.kind, layer.calls, layer.host_s, layer.samples_s)
-            for layer in on_cpu
-        ]
+        [_row(layer.name, layer.kind, layer.calls, layer.host_s, single(layer)) for layer in on_cpu]
     )
     found.cpu_s = sum(row.total_s for row in found.cpu)
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -212,10 +213,13 @@ def test_without_marks_calls_stay_and_the_loss_is_said():
 
 def test_without_records_timed_steps_stand_in():
     result = make_cuda()
-    result.layers[0].samples_s = [1e-6, 3e-6]
-    found = profile_tables.from_steps(
-        result.layers, result.copies, top=90, passes=2, images=3, wall_s=1.0, notes=["why"]
-    )
+    conv1 = result.layers[0]
+    conv1.samples_s = [1e-6, 3e-6]
+    stand_in = partial(
+        profile_tables.from_steps,
+        result.layers, result.copies, top=90, images=3, wall_s=1.0, notes=["why"],
+    )  # fmt: skip
+    found = stand_in(passes=conv1.calls)
     assert found.source == profile_tables.EVENTS
     assert [row.name for row in found.gpu] == ["conv1", "conv1 input h2d", "conv1 output d2h"]
     assert (found.gpu[0].min_s, found.gpu[0].max_s) == (1e-6, 3e-6)
@@ -226,6 +230,8 @@ def test_without_records_timed_steps_stand_in():
     assert copy.bytes_per_second == pytest.approx(1e9)
     assert found.capture is found.cost is None
     assert "why" in text.render(found)
+    chunked = stand_in(passes=1)  # the samples are of passes, each of several calls
+    assert (chunked.gpu[0].min_s, chunked.gpu[0].max_s) == (None, None)
 
 
 # ---- the report ----
