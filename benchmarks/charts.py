@@ -15,7 +15,7 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
-from cnn_engine.files import atomic_write
+from cnn_engine.io.files import atomic_write
 from cnn_engine.report import units
 
 from . import cells as found

@@ -11,8 +11,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from cnn_engine import comparison, statistics
-from cnn_engine.statistics import Estimate
+from cnn_engine.compare import comparison
+from cnn_engine.measure import statistics
+from cnn_engine.measure.statistics import Estimate
 
 PASSES, PAIRS, THRESHOLD, SHIFT, SIZE = (20, 100, 1000), 400, 0.01, 0.1, 0.02
 

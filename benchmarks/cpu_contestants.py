@@ -13,9 +13,11 @@ from functools import cached_property
 
 import numpy as np
 
-from cnn_engine import Engine, InputError, _cpu, reference, variants
-from cnn_engine.fused import description
-from cnn_engine.network import Conv2d, Linear, MaxPool2d, Network, Relu, Softmax, Tanh, pair
+from cnn_engine import Engine, InputError, _cpu
+from cnn_engine.engine import variants
+from cnn_engine.engine.fused import description
+from cnn_engine.graph.network import Conv2d, Linear, MaxPool2d, Network, Relu, Softmax, Tanh, pair
+from cnn_engine.operators import reference
 
 
 @dataclass

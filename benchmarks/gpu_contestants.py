@@ -11,8 +11,8 @@ from typing import ClassVar
 import numpy as np
 
 from cifar10.network import NETWORK
-from cnn_engine import cuda_module
-from cnn_engine.fused import description
+from cnn_engine.devices import cuda_module
+from cnn_engine.engine.fused import description
 
 
 @dataclass

@@ -9,7 +9,9 @@ import statistics
 
 import numpy as np
 
-from cnn_engine import _cpu, cuda_module, reference
+from cnn_engine import _cpu
+from cnn_engine.devices import cuda_module
+from cnn_engine.operators import reference
 
 from .gpu_contestants import Contestant, sample
 

@@ -21,8 +21,10 @@ from pathlib import Path
 import numpy as np
 
 from cifar10.network import NETWORK
-from cnn_engine import InputError, _cpu, cuda_module, reference
-from cnn_engine.files import atomic_write, check_writable
+from cnn_engine import InputError, _cpu
+from cnn_engine.devices import cuda_module
+from cnn_engine.io.files import atomic_write, check_writable
+from cnn_engine.operators import reference
 
 from . import gpu_course
 from .gpu_contestants import Contestant, Jax, Ours, Torch, sample, streamed
@@ -260,7 +262,7 @@ def environment() -> dict:
 
     import cupy
 
-    from cnn_engine.environment import package_version
+    from cnn_engine.measure.environment import package_version
 
     properties = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.Device().id)
     names = ("torch", "jax", "cupy-cuda13x", "cupy-cuda12x", "numpy")
@@ -324,7 +326,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 def load_weights(path: str | None) -> dict[str, np.ndarray]:
     """Returns float32 weights."""
-    from cnn_engine import weights
+    from cnn_engine.io import weights
 
     default = Path(sys.modules["cifar10.network"].__file__).with_name("weights.safetensors")
     if path is None and not default.exists():

@@ -11,7 +11,7 @@ from . import cells as found
 from .cells import Cell, names_in_order
 
 if TYPE_CHECKING:
-    from cnn_engine.result import Result
+    from cnn_engine.measure.result import Result
 
     from .tables import Tables
 

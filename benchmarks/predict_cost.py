@@ -16,8 +16,9 @@ from time import perf_counter
 
 import numpy as np
 
-from cnn_engine import Engine, cli, environment
-from cnn_engine.files import atomic_write
+from cnn_engine import Engine, cli
+from cnn_engine.io.files import atomic_write
+from cnn_engine.measure import environment
 
 BURST = 50  # calls between two waits for the GPU: far fewer than its queue holds
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from cnn_engine import cli
 from cnn_engine.errors import InputError, expected
-from cnn_engine.files import atomic_write, check_writable, describe_os_error
+from cnn_engine.io.files import atomic_write, check_writable, describe_os_error
 from cnn_engine.report import units
 
 RESULTS = Path(__file__).parent / "results"

@@ -17,9 +17,11 @@ from typing import Any
 
 from rich.console import Console
 
-from cnn_engine import cli, devices, threads, variants, workload
+from cnn_engine import cli, devices, workload
+from cnn_engine.devices import threads
+from cnn_engine.engine import variants
 from cnn_engine.errors import InputError
-from cnn_engine.files import atomic_write, describe_os_error
+from cnn_engine.io.files import atomic_write, describe_os_error
 
 from . import markdown
 from .cells import Cell, CheckFailed, Engines, Interrupted, measure, runner_cost_s, to_dict

@@ -23,7 +23,7 @@ import numpy as np
 import platformdirs
 
 from cnn_engine.errors import InputError, expected
-from cnn_engine.files import describe_os_error, status
+from cnn_engine.io.files import describe_os_error, status
 from cnn_engine.workload import Dataset, synthetic_images
 
 CLASSES = (

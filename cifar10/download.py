@@ -18,8 +18,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
-from cnn_engine import fetch
 from cnn_engine.errors import InputError, expected
+from cnn_engine.io import fetch
 
 from .dataset import FOLDER, RECORD_BYTES, cache_folder
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cnn_engine.network import Conv2d, Linear, MaxPool2d, Network, Relu, Softmax
+from cnn_engine.graph.network import Conv2d, Linear, MaxPool2d, Network, Relu, Softmax
 from cnn_engine.workload import Workload
 
 from . import dataset

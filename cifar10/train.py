@@ -23,8 +23,8 @@ from rich.progress import Progress
 
 from cnn_engine import cli
 from cnn_engine.errors import InputError, UnsupportedError, expected
-from cnn_engine.files import atomic_write, check_writable
-from cnn_engine.network import Conv2d, Linear, MaxPool2d, Network, Relu
+from cnn_engine.graph.network import Conv2d, Linear, MaxPool2d, Network, Relu
+from cnn_engine.io.files import atomic_write, check_writable
 from cnn_engine.workload import Dataset
 
 from . import dataset

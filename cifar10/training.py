@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 
 from cnn_engine.errors import UnsupportedError, expected
-from cnn_engine.network import Layer, Network
+from cnn_engine.graph.network import Layer, Network
 from cnn_engine.workload import Dataset
 
 _EPSILON = 1e-5

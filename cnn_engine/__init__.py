@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import CnnEngineError, DeviceError, InputError, UnsupportedError
-from .network import Conv2d, Linear, MaxPool2d, Network, Relu, Softmax, Tanh
+from .graph.network import Conv2d, Linear, MaxPool2d, Network, Relu, Softmax, Tanh
 from .workload import Dataset, Workload, register
 
 __all__ = [
@@ -32,7 +32,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     # The engine needs the compiled kernels; describing and training networks does not.
     if name == "Engine":
-        from .engine import Engine
+        from .engine.engine import Engine
 
         return Engine
     if name == "_cpu":

@@ -8,8 +8,11 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from . import activity, cli, cuda_module, environment, threads, workload
+from . import cli, workload
+from .devices import cuda_module, threads
 from .errors import CnnEngineError
+from .measure import environment
+from .measure.records import activity
 
 OK, MISSING, FAULT = "ok", "--", "!!"
 

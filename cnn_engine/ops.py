@@ -17,11 +17,12 @@ from collections.abc import Callable
 from contextlib import contextmanager
 from typing import Any
 
-from . import _cpu, arrays, cuda_module
-from . import threads as thread_counts
-from .arrays import CPU, View, view
+from . import _cpu
+from .devices import arrays, cuda_module
+from .devices import threads as thread_counts
+from .devices.arrays import CPU, View, view
 from .errors import InputError, UnsupportedError
-from .network import Pair, pair
+from .graph.network import Pair, pair
 
 #: ``variant`` of :func:`conv2d` -> the kernels' name for it.
 CONV2D_VARIANTS = {

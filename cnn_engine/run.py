@@ -10,13 +10,16 @@ from time import perf_counter
 
 import numpy as np
 
-from . import cli, profile, report, threads, timing, variants, workload
-from .engine import DEFAULT_BATCH, Engine
+from . import cli, report, workload
+from .devices import threads
+from .engine import variants
+from .engine.engine import DEFAULT_BATCH, Engine
 from .errors import InputError, expected
-from .files import atomic_write, check_writable
-from .progress import Progress
+from .io.files import atomic_write, check_writable
+from .io.progress import Progress
+from .measure import profile, timing
+from .measure.result import Result
 from .report import profile as profile_report
-from .result import Result
 
 MOST_IMAGES = 100_000_000
 

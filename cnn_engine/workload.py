@@ -19,8 +19,8 @@ import numpy as np
 from .errors import InputError, expected
 
 if TYPE_CHECKING:
-    from .network import Network
-    from .result import Result
+    from .graph.network import Network
+    from .measure.result import Result
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from cnn_engine import fetch
 from cnn_engine.errors import expected
+from cnn_engine.io import fetch
 
 from .dataset import cache_folder
 

@@ -6,8 +6,8 @@ The course gives a trained model for MXNet (``ece408-0002.params``, with the lay
 
 from __future__ import annotations
 
-from cnn_engine.network import Conv2d, Linear, MaxPool2d, Network, Softmax, Tanh
-from cnn_engine.result import Result
+from cnn_engine.graph.network import Conv2d, Linear, MaxPool2d, Network, Softmax, Tanh
+from cnn_engine.measure.result import Result
 from cnn_engine.workload import Workload
 
 from . import dataset

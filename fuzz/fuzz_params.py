@@ -15,10 +15,10 @@ import atheris
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-with atheris.instrument_imports(include=["cnn_engine.weights"]):
-    from cnn_engine import weights
+with atheris.instrument_imports(include=["cnn_engine.io.weights"]):
     from cnn_engine.errors import InputError
-    from cnn_engine.network import Conv2d, Linear, Network, Softmax
+    from cnn_engine.graph.network import Conv2d, Linear, Network, Softmax
+    from cnn_engine.io import weights
 
 NETWORK = Network(
     "tiny", (1, 2, 2), (Conv2d("conv1", 1, kernel=1, bias=False), Linear("fc1", 2), Softmax("s"))

@@ -7,7 +7,7 @@ import json
 import numpy as np
 
 from cnn_engine import report
-from cnn_engine.result import Check, CopyTime, Latency, LayerTime, Phases, Result, TimedPass
+from cnn_engine.measure.result import Check, CopyTime, Latency, LayerTime, Phases, Result, TimedPass
 
 CHECK = Check("NumPy float64", 20, 1e-6, 1.0, 1e-5)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cnn_engine import cuda_module
+from cnn_engine.devices import cuda_module
 
 ROOT = Path(__file__).resolve().parent.parent
 DATA = Path(os.environ.get("CNN_ENGINE_TEST_DATA", ROOT.parent / "shared" / "data"))

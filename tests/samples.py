@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from cnn_engine.profile_tables import (
+from cnn_engine.measure.profile_tables import (
     Capture,
     CopyRow,
     Cost,
@@ -15,7 +15,7 @@ from cnn_engine.profile_tables import (
     Profile,
     Row,
 )
-from cnn_engine.result import (
+from cnn_engine.measure.result import (
     Accuracy,
     Check,
     CopyTime,

@@ -13,11 +13,12 @@ import numpy as np
 import pytest
 from fake_cupti import NAMES, ORIGIN, api, copy, install, kernel, migration, record
 
-from cnn_engine import activity, devices
-from cnn_engine import activity_records as records
-from cnn_engine.activity import ApiCall, Kernel, Trace
-from cnn_engine.engine import Engine
+from cnn_engine import devices
+from cnn_engine.engine.engine import Engine
 from cnn_engine.errors import InputError, UnsupportedError
+from cnn_engine.measure.records import activity
+from cnn_engine.measure.records import activity_records as records
+from cnn_engine.measure.records.activity import ApiCall, Kernel, Trace
 
 
 def finished(*found) -> Trace:

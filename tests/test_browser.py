@@ -26,10 +26,10 @@ from PIL import Image
 from samples import CASES, make, make_bare, make_cuda, make_profiled
 
 import cnn_engine
-from cnn_engine import comparison
+from cnn_engine.compare import comparison
+from cnn_engine.measure.result import Result, TimelineEvent
 from cnn_engine.report import html, trace
 from cnn_engine.report import json as report_json
-from cnn_engine.result import Result, TimelineEvent
 
 WIDTHS = (1280, 390, 320)  # a desktop, a phone, and the narrowest that WCAG's "Reflow" asks for
 SCHEMES = ("light", "dark")

@@ -24,7 +24,7 @@ from cnn_engine.characterize.measure import Passes
 from cnn_engine.characterize.points import IterationRow, KernelRow, Point
 from cnn_engine.characterize.subjects import EngineSubject
 from cnn_engine.errors import InputError
-from cnn_engine.result import Check
+from cnn_engine.measure.result import Check
 
 ROOT = Path(__file__).resolve().parent.parent
 

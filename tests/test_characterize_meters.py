@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 from characterize_points import point, rows
 
-from cnn_engine import nvml
-from cnn_engine.activity_records import Copy, Kernel, Trace
 from cnn_engine.characterize import command, measure, subjects
 from cnn_engine.characterize.measure import Meters, Passes, Settings
 from cnn_engine.characterize.sampler import GpuMeters, ProcessMeters, Sampler, SmCounters
 from cnn_engine.characterize.subjects import Load
+from cnn_engine.devices import nvml
 from cnn_engine.errors import UnsupportedError
+from cnn_engine.measure.records.activity_records import Copy, Kernel, Trace
 
 
 def test_samples_are_taken_at_the_period_that_was_asked_for():

@@ -14,8 +14,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from cifar10 import dataset, download
-from cnn_engine import fetch as fetching
 from cnn_engine.errors import InputError
+from cnn_engine.io import fetch as fetching
 
 RECORDS = 4
 BATCH = b"".join(bytes([n]) + os.urandom(3072) for n in range(RECORDS))

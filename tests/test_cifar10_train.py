@@ -12,7 +12,7 @@ import safetensors
 from cifar10 import dataset, train
 from cifar10.network import NETWORK
 from cnn_engine.errors import InputError, UnsupportedError
-from cnn_engine.network import Conv2d, Linear, MaxPool2d, Network, Softmax, Tanh
+from cnn_engine.graph.network import Conv2d, Linear, MaxPool2d, Network, Softmax, Tanh
 from cnn_engine.workload import Dataset
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install '.[train]'")

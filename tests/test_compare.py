@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 from comparisons import CHECK, made, written
 
-from cnn_engine import compare, report, run, timing
-from cnn_engine.comparison import CANNOT_TELL, FASTER, SLOWER
+from cnn_engine import report, run
+from cnn_engine.compare import command as compare
+from cnn_engine.compare.comparison import CANNOT_TELL, FASTER, SLOWER
+from cnn_engine.measure import timing
 
 
 @pytest.fixture(scope="module")

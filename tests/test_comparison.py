@@ -10,9 +10,11 @@ import pytest
 from comparisons import CHECK, made
 from noise import noise
 
-from cnn_engine import InputError, compare, comparison
-from cnn_engine.comparison import CANNOT_TELL, FASTER, SAME, SLOWER
-from cnn_engine.result import Accuracy, Result
+from cnn_engine import InputError
+from cnn_engine.compare import command as compare
+from cnn_engine.compare import comparison
+from cnn_engine.compare.comparison import CANNOT_TELL, FASTER, SAME, SLOWER
+from cnn_engine.measure.result import Accuracy, Result
 
 OPPOSITE = {FASTER: SLOWER, SLOWER: FASTER, SAME: SAME, CANNOT_TELL: CANNOT_TELL}
 

@@ -6,7 +6,8 @@ import tolerances
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cnn_engine import InputError, UnsupportedError, ops, reference
+from cnn_engine import InputError, UnsupportedError, ops
+from cnn_engine.operators import reference
 
 # n, c, h, w, k, r, s, stride, padding: the networks' own layers, and what breaks index arithmetic.
 SHAPES = [

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import tolerances
 
-from cnn_engine import InputError, ops, reference
+from cnn_engine import InputError, ops
+from cnn_engine.operators import reference
 
 SPECIAL = np.array(
     [np.nan, np.inf, -np.inf, 0.0, -0.0, 1e-45, -1e-45, 3.4e38, -3.4e38, 9.1, -9.1], np.float32

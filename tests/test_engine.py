@@ -18,9 +18,9 @@ from cnn_engine import (
     Softmax,
     Tanh,
     UnsupportedError,
-    reference,
-    variants,
-)  # fmt: skip
+)
+from cnn_engine.engine import variants
+from cnn_engine.operators import reference
 
 NETWORK = WORKLOAD.network
 VARIANTS = [
@@ -118,7 +118,7 @@ _references: dict = {}
 
 def real_reference(weights, images):
     if "probabilities" not in _references:
-        from cnn_engine import weights as readers
+        from cnn_engine.io import weights as readers
 
         loaded = readers.read(weights, NETWORK)
         _references["probabilities"] = reference.forward(NETWORK, loaded, images)

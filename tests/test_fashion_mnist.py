@@ -17,9 +17,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cnn_engine import Engine, fetch, run, variants
+from cnn_engine import Engine, run
+from cnn_engine.engine import variants
 from cnn_engine.errors import InputError
-from cnn_engine.result import Accuracy, LayerTime
+from cnn_engine.io import fetch
+from cnn_engine.measure.result import Accuracy, LayerTime
 from fashion_mnist import WORKLOAD, dataset, download, network
 
 IMAGES, LABELS = "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"

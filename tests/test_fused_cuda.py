@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import tolerances
 
-from cnn_engine import cuda_module, reference
-from cnn_engine.fused import description
-from cnn_engine.network import Conv2d, Linear, MaxPool2d, Network, Relu, Softmax, Tanh
+from cnn_engine.devices import cuda_module
+from cnn_engine.engine.fused import description
+from cnn_engine.graph.network import Conv2d, Linear, MaxPool2d, Network, Relu, Softmax, Tanh
+from cnn_engine.operators import reference
 
 pytestmark = pytest.mark.gpu
 
@@ -145,7 +146,7 @@ def test_tf32_is_as_exact_as_tf32(gpu, rng, magnitude):
 
 def test_real_images_and_weights(gpu, test_data):
     """The published weights: 865 of the 1,102 images, as float64 arithmetic has it."""
-    from cnn_engine.weights import convnetjs
+    from cnn_engine.io.weights import convnetjs
 
     records = np.fromfile(test_data("cifar-10-batches-bin/data_batch_1.bin"), np.uint8).reshape(
         -1, 3073

@@ -6,7 +6,8 @@ import tolerances
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cnn_engine import InputError, ops, reference
+from cnn_engine import InputError, ops
+from cnn_engine.operators import reference
 
 # n, c, h, w, kernel, stride, padding
 CASES = [

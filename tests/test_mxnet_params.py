@@ -11,8 +11,9 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from cnn_engine import Conv2d, InputError, Linear, Network, Softmax, Tanh, weights
-from cnn_engine.weights import mxnet
+from cnn_engine import Conv2d, InputError, Linear, Network, Softmax, Tanh
+from cnn_engine.io import weights
+from cnn_engine.io.weights import mxnet
 from fashion_mnist import WORKLOAD
 
 TINY = Network(

@@ -3,7 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cnn_engine import InputError, ops, reference
+from cnn_engine import InputError, ops
+from cnn_engine.operators import reference
 
 
 @pytest.mark.parametrize(

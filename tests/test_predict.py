@@ -9,7 +9,8 @@ import pytest
 import tolerances
 from test_engine import NETWORK, engine, pixels
 
-from cnn_engine import InputError, UnsupportedError, reference
+from cnn_engine import InputError, UnsupportedError
+from cnn_engine.operators import reference
 
 
 def test_a_call_like_the_last_one_is_checked_all_the_same(rng):

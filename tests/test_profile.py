@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 from samples import HOSTILE, make, make_cuda
 
-from cnn_engine import profile_tables
-from cnn_engine.activity import ApiCall, Copy, Kernel, Migration, Set, Trace
+from cnn_engine.engine.plan import Step
 from cnn_engine.errors import InputError
-from cnn_engine.plan import Step
-from cnn_engine.profile_tables import Profile, Row
+from cnn_engine.measure import profile_tables
+from cnn_engine.measure.profile_tables import Profile, Row
+from cnn_engine.measure.records.activity import ApiCall, Copy, Kernel, Migration, Set, Trace
+from cnn_engine.measure.result import Result
 from cnn_engine.report import csv as csv_report
 from cnn_engine.report import json as json_report
 from cnn_engine.report import profile as text
-from cnn_engine.result import Result
 
 GRID, BLOCK = (4, 1, 1), (128, 1, 1)
 

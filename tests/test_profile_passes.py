@@ -11,13 +11,15 @@ import pytest
 from fake_cupti import FakeCupti, install
 from samples import make_cuda
 
-from cnn_engine import activity, profile, profile_tables, run
-from cnn_engine.engine import Engine
-from cnn_engine.plan import INPUT, OUTPUT, Plan, Step
-from cnn_engine.profile_tables import Profile
+from cnn_engine import run
+from cnn_engine.engine.engine import Engine
+from cnn_engine.engine.plan import INPUT, OUTPUT, Plan, Step
+from cnn_engine.measure import profile, profile_tables
+from cnn_engine.measure.profile_tables import Profile
+from cnn_engine.measure.records import activity
+from cnn_engine.measure.result import TimelineEvent
 from cnn_engine.report import json as json_report
 from cnn_engine.report import profile as text
-from cnn_engine.result import TimelineEvent
 
 # ---- the profiled passes, on a stand-in for a GPU ----
 

@@ -16,8 +16,8 @@ from samples import CASES, every_result, make, make_bare, make_cuda
 
 from cnn_engine import report
 from cnn_engine.errors import InputError
+from cnn_engine.measure.result import Check
 from cnn_engine.report import csv, html, json, text, trace, units
-from cnn_engine.result import Check
 
 # ---- units ----
 

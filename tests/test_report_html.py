@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from samples import CASES, every_result, make, make_bare, make_cuda, make_profiled
 
-from cnn_engine import comparison
+from cnn_engine.compare import comparison
 from cnn_engine.errors import InputError
+from cnn_engine.measure.result import Latency, Result, TimelineEvent
 from cnn_engine.report import charts, html, json
-from cnn_engine.result import Latency, Result, TimelineEvent
 
 
 class Page(HTMLParser):

@@ -9,8 +9,10 @@ import types
 import numpy as np
 import pytest
 
-from cnn_engine import Engine, InputError, environment, nvml, report, result
-from cnn_engine.result import Result
+from cnn_engine import Engine, InputError, report
+from cnn_engine.devices import nvml
+from cnn_engine.measure import environment, result
+from cnn_engine.measure.result import Result
 
 RNG = np.random.default_rng(5)
 

@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 from cifar10 import WORKLOAD
-from cnn_engine import __main__, reference, run
+from cnn_engine import __main__, run
+from cnn_engine.operators import reference
 
 JSON_KEYS = {
     "schema", "command", "environment", "network", "weights", "dataset", "device", "variant",

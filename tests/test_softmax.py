@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import tolerances
 
-from cnn_engine import InputError, ops, reference
+from cnn_engine import InputError, ops
+from cnn_engine.operators import reference
 
 INF, NAN = np.inf, np.nan
 

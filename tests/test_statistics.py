@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from noise import noise
 
-from cnn_engine import statistics
+from cnn_engine.measure import statistics
 
 TRIALS = 300
 

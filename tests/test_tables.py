@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from benchmarks import cells, tables
-from cnn_engine import Dataset, Engine, variants
-from cnn_engine.result import Result
+from cnn_engine import Dataset, Engine
+from cnn_engine.engine import variants
+from cnn_engine.measure.result import Result
 
 FEW = ["--device", "cpu", "--threads", "1", "--images", "3,6", "--repeats", "2"]
 
@@ -147,7 +148,7 @@ def test_without_matplotlib(monkeypatch, tmp_path, capsys):
 
 
 def test_a_variant_that_is_wrong_is_not_shown(small, monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr("cnn_engine.engine.TOLERANCE", {"float32": 0.0})
+    monkeypatch.setattr("cnn_engine.engine.engine.TOLERANCE", {"float32": 0.0})
     assert tables.main([*FEW, "--thesis", "--no-charts", "--output", str(tmp_path)]) == 1
     assert "cifar10, if, resident: expected probabilities within 0" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())

@@ -7,9 +7,10 @@ import time
 import numpy as np
 import pytest
 
-from cnn_engine import Engine, timing
-from cnn_engine.plan import Step
-from cnn_engine.result import Latency
+from cnn_engine import Engine
+from cnn_engine.engine.plan import Step
+from cnn_engine.measure import timing
+from cnn_engine.measure.result import Latency
 
 RNG = np.random.default_rng(11)
 IMAGES = RNG.integers(0, 256, (4, 3, 32, 32), dtype=np.uint8)

@@ -18,9 +18,11 @@ from hypothesis import strategies as st
 from samples import every_result, make, make_cuda, make_profiled
 
 import cnn_engine
-from cnn_engine import activity, report, run, timing
+from cnn_engine import report, run
+from cnn_engine.measure import timing
+from cnn_engine.measure.records import activity
+from cnn_engine.measure.result import Result, TimelineEvent
 from cnn_engine.report import trace
-from cnn_engine.result import Result, TimelineEvent
 
 #: What a metadata event of each name has in ``args``.
 METADATA = {

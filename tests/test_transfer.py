@@ -26,7 +26,7 @@ from transfers import (
     write_raw,
 )
 
-from cnn_engine import cuda_module
+from cnn_engine.devices import cuda_module
 from cnn_engine.transfer import plot
 from cnn_engine.transfer.files import RawNetwork
 from cnn_engine.transfer.subjects import Mode

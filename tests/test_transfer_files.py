@@ -152,7 +152,7 @@ def test_a_write_that_fails_leaves_the_file_as_it_was(folder, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("cnn_engine.files.os.fsync", full)
+    monkeypatch.setattr("cnn_engine.io.files.os.fsync", full)
     with pytest.raises(InputError, match="No space left"):
         raw.flush()
     assert path.read_bytes() == before

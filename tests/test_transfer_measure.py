@@ -17,7 +17,8 @@ from transfers import (
     two_pieces,
 )
 
-from cnn_engine import devices, environment
+from cnn_engine import devices
+from cnn_engine.measure import environment
 from cnn_engine.transfer import command, files, measure
 from cnn_engine.transfer.files import RawNetwork
 from cnn_engine.transfer.measure import Bench, Settings

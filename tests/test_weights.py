@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 from cifar10 import WORKLOAD
-from cnn_engine import InputError, Linear, Network, Softmax, reference, weights
+from cnn_engine import InputError, Linear, Network, Softmax
+from cnn_engine.io import weights
+from cnn_engine.operators import reference
 
 NETWORK = WORKLOAD.network
 TINY = Network("tiny", (1, 1, 2), (Linear("fc", 2), Softmax("softmax")))

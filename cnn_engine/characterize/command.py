@@ -9,8 +9,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from .. import cli, devices, environment, threads, variants, workload
+from .. import cli, devices, workload
+from ..devices import threads
+from ..engine import variants
 from ..errors import CnnEngineError, InputError, expected
+from ..measure import environment
 from ..workload import Dataset, Workload
 from . import files, measure, plot, text
 from .measure import Meters, Settings

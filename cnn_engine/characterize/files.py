@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..files import atomic_write, check_writable, make_folder
+from ..io.files import atomic_write, check_writable, make_folder
 from ..report.csv import cell
 from ..report.json import finite
 from .points import IterationRow, KernelRow, Point

@@ -15,9 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from .. import activity, nvml
-from ..activity_records import covered_s
+from ..devices import nvml
 from ..errors import UnsupportedError
+from ..measure.records import activity
+from ..measure.records.activity_records import covered_s
 from .points import IterationRow, KernelRow, Point
 from .sampler import NVML_WINDOW_S, GpuMeters, ProcessMeters, Sampler, SmCounters
 from .subjects import CallTimes, InsideTimes, Load

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UnsupportedError
-from ..files import atomic_write
-from ..plotting import unavailable
+from ..io.files import atomic_write
 from ..report import units
+from ..report.plotting import unavailable
 from .points import Point
 
 MARKERS = "osD^vP*Xhp"

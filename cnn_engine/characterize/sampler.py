@@ -14,8 +14,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from ..devices.nvml import Gpu
 from ..errors import UnsupportedError
-from ..nvml import Gpu
 
 #: NVML averages its utilisation over a window of 1/6 s to 1 s, depending on the GPU (nvmlUtilization_t). A
 #: value that is read sooner after the work began also holds time from before it.

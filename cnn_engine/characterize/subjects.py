@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from .. import timing
-from ..engine import Engine
+from ..engine.engine import Engine
 from ..errors import InputError, UnsupportedError, expected
-from ..measurement import CHECK_IMAGES
-from ..result import Check
+from ..measure import timing
+from ..measure.measurement import CHECK_IMAGES
+from ..measure.result import Check
 from ..workload import Dataset, Workload
 
 TORCH_DTYPES = ("float32", "float16", "bfloat16")
@@ -94,7 +94,7 @@ class EngineSubject:
     Args:
         workload: the network, its data and its weights.
         dataset: the images that passes go through, over and over; labels where there are.
-        options: of :class:`~cnn_engine.engine.Engine`.
+        options: of :class:`~cnn_engine.engine.engine.Engine`.
     """
 
     kind, boundary = "engine", HOST

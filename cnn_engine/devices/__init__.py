@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from .. import cuda_module
 from ..errors import UnsupportedError, expected
+from . import cuda_module
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from .. import arrays, cuda_module
 from ..errors import DeviceError, UnsupportedError, expected
-from . import Buffer
+from . import Buffer, arrays, cuda_module
 
 
 class CudaDevice:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 
-from ..files import write_text
-from ..result import Result
+from ..io.files import write_text
+from ..measure.result import Result
 from . import csv, html, json, text, trace
 
 __all__ = ["write", "text", "json", "csv", "trace", "html"]

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from ..profile_tables import PROFILED
-from ..result import Result, TimelineEvent
+from ..measure.profile_tables import PROFILED
+from ..measure.result import Result, TimelineEvent
 from . import text, units
 
 #: Kinds that have a colour of their own in the page; others share one.

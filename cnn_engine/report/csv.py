@@ -26,7 +26,7 @@ import csv
 import io
 import math
 
-from ..result import Result
+from ..measure.result import Result
 from .text import steps_seconds
 from .units import per_second, printable, share
 

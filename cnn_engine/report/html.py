@@ -15,13 +15,13 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError
-from ..result import LayerTime, Result
+from ..measure.result import LayerTime, Result
 from . import charts, profile_page, text, units
 
 if TYPE_CHECKING:
     from jinja2 import Template
 
-    from ..comparison import Comparison
+    from ..compare.comparison import Comparison
 
 SUM = "Sum of layers"
 

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from ..errors import InputError, expected
-from ..files import describe_os_error
-from ..result import Result
+from ..io.files import describe_os_error
+from ..measure.result import Result
 
 #: Far more than a result with all of its samples takes.
 LARGEST_FILE = 256 * 2**20

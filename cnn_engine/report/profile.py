@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
-from ..profile_tables import EVENTS, HOST_CLOCK, Capture, Cost, Profile, Row, line_after
+from ..measure.profile_tables import EVENTS, HOST_CLOCK, Capture, Cost, Profile, Row, line_after
 from . import units
 from .text import fields, rendered
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .. import profile_tables
-from ..result import Result
+from ..measure import profile_tables
+from ..measure.result import Result
 from . import profile, units
 
 

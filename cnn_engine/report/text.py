@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from rich.console import Console
 from rich.table import Table
 
-from ..result import Check, Latency, Result
+from ..measure.result import Check, Latency, Result
 from . import units
 
 WIDTH = 100

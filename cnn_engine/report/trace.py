@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from ..result import Result, TimelineEvent
+from ..measure.result import Result, TimelineEvent
 from .units import printable
 
 PROCESS = 1

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import InputError, expected
-from ..files import make_folder
+from ..io.files import make_folder
 from . import files, regression
 from .files import Point, RawNetwork, is_number
 from .regression import HoldOut, Line, Misfit, Pieces

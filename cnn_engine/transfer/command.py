@@ -7,9 +7,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from .. import cli, devices, environment, workload
+from .. import cli, devices, workload
 from ..errors import CnnEngineError, DeviceError, InputError, UnsupportedError, expected
-from ..progress import Progress
+from ..io.progress import Progress
+from ..measure import environment
 from . import analysis, files, plot, regression, subjects, text
 from .analysis import Analysis
 from .files import RawNetwork

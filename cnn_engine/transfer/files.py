@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import InputError, expected
-from ..files import atomic_write, check_writable, describe_os_error, make_folder, status
+from ..io.files import atomic_write, check_writable, describe_os_error, make_folder, status
 from ..report.json import finite
 from ..report.units import printable
 from .subjects import LARGEST_BATCH, MODES, Mode

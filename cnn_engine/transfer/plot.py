@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from ..errors import UnsupportedError
-from ..files import atomic_write
-from ..plotting import unavailable
+from ..io.files import atomic_write
 from ..report import units
+from ..report.plotting import unavailable
 from . import text
 from .analysis import Analysis
 

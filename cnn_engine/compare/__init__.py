@@ -1,0 +1,5 @@
+"""``python -m cnn_engine.compare``: results of ``run --json`` against the first of them, with verdicts."""
+
+from .command import main
+
+__all__ = ["main"]

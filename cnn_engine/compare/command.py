@@ -1,0 +1,396 @@
+"""``python -m cnn_engine.compare``: results of ``run --json`` against the first of them, with verdicts."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import json
+import math
+import os
+import string
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from .. import cli, report
+from ..errors import InputError, expected
+from ..io.files import check_writable, describe_os_error, write_text
+from ..measure import statistics
+from ..measure.result import Result
+from ..measure.statistics import Estimate
+from ..report import text, units
+from . import comparison
+from .comparison import CANNOT_TELL, COPY, FASTER, LAYER, SAME, SLOWER, SUM, Comparison, Row
+
+SCHEMA = 1
+LETTERS = string.ascii_uppercase
+
+COLUMNS = (
+    "baseline", "other", "section", "name", "unit", "baseline_value", "other_value", "ratio", "ratio_low",
+    "ratio_high", "noise", "verdict", "reason", "baseline_samples", "baseline_independent", "other_samples",
+    "other_independent",
+)  # fmt: skip
+
+
+def parser() -> argparse.ArgumentParser:
+    """Returns the command's parser."""
+    p = cli.ArgumentParser(
+        prog="python -m cnn_engine.compare",
+        description="Compares results that `python -m cnn_engine.run --json` wrote with the first of them: "
+        "whole passes, throughput, every layer and every copy, as ratios with 95 % intervals from the raw "
+        "samples. Faster or slower: the whole interval lies beyond the threshold; same: within it; else "
+        "cannot tell.",
+        epilog="exit codes: 0 done; 1 a regression, with --fail-on or --fail-on-layers; 2 the input is at "
+        "fault, or has too few samples for --fail-on; 130 interrupted",
+    )
+    p.add_argument(
+        "baseline", metavar="A.json", help="what the others are compared with; - for standard input"
+    )
+    p.add_argument(
+        "others", metavar="B.json", nargs="+", help="one result or more; - for standard input"
+    )
+    p.add_argument(
+        "--threshold",
+        type=fraction(1),
+        default=comparison.THRESHOLD,
+        metavar="SHARE",
+        help="the smallest difference that counts, such as 1%% or 0.01 (default: "
+        f"{100 * comparison.THRESHOLD:g}%%)",
+    )
+    p.add_argument(
+        "--noise",
+        action="append",
+        default=[],
+        metavar="A2.json",
+        help="another run of A.json; may be given again for more. No difference counts that is smaller than "
+        "theirs",
+    )
+    p.add_argument(
+        "--fail-on",
+        type=fraction(100),
+        metavar="SHARE",
+        help="exit with 1 if the median pass takes more than so much longer, such as 5%% or 0.05, and the "
+        "interval of its ratio lies above 1",
+    )
+    p.add_argument(
+        "--fail-on-layers",
+        type=fraction(100),
+        metavar="SHARE",
+        help="the same for each layer and copy that both results have",
+    )
+    for option, what in (
+        ("json", "the comparison as JSON"),
+        ("csv", "one row for each time and file"),
+        ("html", "the results side by side as one page"),
+    ):
+        p.add_argument(f"--{option}", metavar="PATH", help=f"write {what}; - for standard output")
+    p.add_argument("--quiet", action="store_true", help="print no report")
+    return p
+
+
+def fraction(below: float):
+    """Returns a converter for argparse: ``5%`` or ``0.05``, above 0 and below ``below``.
+
+    A bare number of 1 and more is refused: 5 may mean 5 % or five times as long.
+    """
+
+    def convert(found: str) -> float:
+        number, percent, rest = found.strip().partition("%")
+        try:
+            value = float(number) / (100 if percent else 1)
+        except ValueError:
+            value = math.nan
+        if rest or not 0 < value < (below if percent else 1):
+            raise argparse.ArgumentTypeError(
+                f"expected a share above 0 such as 5% or 0.05, below {100 * below:g}%, found {found!r}"
+            )
+        return value
+
+    return convert
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs the command with ``arguments`` (None: the process's); returns its exit code."""
+    return cli.run(_main, arguments)
+
+
+def _main(arguments: list[str] | None) -> int:
+    options = parser().parse_args(arguments)
+    paths = [options.baseline, *options.others, *options.noise]
+    outputs = {name: getattr(options, name) for name in ("json", "csv", "html")}
+    _check_paths(paths, outputs)
+
+    names = ["standard input" if path == "-" else path for path in paths]
+    loaded = [_load(path, name) for path, name in zip(paths, names, strict=True)]
+    count = 1 + len(options.others)
+    results, repeats = loaded[:count], loaded[count:]
+    for name, repeat in zip(names[count:], repeats, strict=True):
+        comparison.check_repeat((names[0], f"--noise: {name}"), results[0], repeat)
+    found = [
+        comparison.compare(results[0], other, (names[0], name), options.threshold, repeats)
+        for other, name in zip(results[1:], names[1:count], strict=True)
+    ]
+    documents = {
+        "json": lambda: to_json(found),
+        "csv": lambda: to_csv(found),
+        "html": lambda: report.html.render(results, found),
+    }
+    texts = {name: documents[name]() for name, path in outputs.items() if path is not None}
+    if not options.quiet and "-" not in outputs.values():
+        print(render(found, results))
+    for name, document in texts.items():
+        write_text(outputs[name], document)
+    return _gate(found, options.fail_on, options.fail_on_layers)
+
+
+def _check_paths(paths: list[str], outputs: dict[str, str | None]) -> None:
+    """Refuses what cannot be read or written before any work is done."""
+    if len(paths) > len(LETTERS):
+        raise expected("A.json B.json ...", f"at most {len(LETTERS)} files", len(paths))
+    if paths.count("-") > 1:
+        raise InputError("standard input: expected one file that is -, found several")
+    chosen = {f"--{name}": path for name, path in outputs.items() if path is not None}
+    if list(chosen.values()).count("-") > 1:
+        raise InputError("standard output: expected one option with -, found several")
+    taken = {os.path.realpath(path): path for path in paths if path != "-"}
+    for option, path in chosen.items():
+        if path == "-":
+            continue
+        check_writable(path, option)
+        place = os.path.realpath(path)
+        if place in taken:
+            raise expected(option, "a path of its own", f"{path}, which is {taken[place]}")
+        taken[place] = option
+
+
+def _load(path: str, name: str) -> Result:
+    if path == "-":
+        result = _read_standard_input(name)
+    elif Path(path).is_char_device() or Path(path).is_block_device():  # some never end
+        raise expected(path, "a file", "a device")
+    else:
+        result = report.json.load(path)
+    comparison.check_comparable(name, result)
+    return result
+
+
+def _read_standard_input(name: str) -> Result:
+    if sys.stdin is None:
+        raise expected(name, "the JSON document of a run", "it closed")
+    try:
+        content = getattr(sys.stdin, "buffer", sys.stdin).read()
+    except OSError as error:
+        raise InputError(f"{name}: cannot be read: {describe_os_error(error)}") from error
+    return report.json.loads(content, name)
+
+
+def _gate(found: Sequence[Comparison], limit: float | None, layer_limit: float | None) -> int:
+    """Says what is a regression; returns the exit code.
+
+    Raises:
+        InputError: there is a limit, and no interval to judge it by.
+    """
+    judged: list[tuple[Comparison, Row, float]] = []
+    for option, most in (("--fail-on", limit), ("--fail-on-layers", layer_limit)):
+        for compared in found if most is not None else ():
+            whole = [] if compared.whole is None else [compared.whole]
+            rows = whole if option == "--fail-on" else compared.steps
+            if not any(row.ratio is not None and row.ratio.known for row in rows):
+                found_here = max((row.ratio.samples for row in rows if row.ratio), default=0)
+                raise expected(
+                    f"{compared.other}: {option}",
+                    f"at least {statistics.FEWEST} samples in it and in {compared.baseline}",
+                    found_here,
+                )
+            judged += [(compared, row, most) for row in rows if row.exceeds(most)]
+    for compared, row, most in judged:
+        cli.print_error(
+            f"{compared.other}: {row.title}: expected at most {units.number(1 + most)} x the time in "
+            f"{compared.baseline}, found {units.number(row.ratio.value)} "
+            f"(95 % interval {_interval(row.ratio)})"
+        )
+    return cli.CHECK_FAILED if judged else cli.DONE
+
+
+def render(found: Sequence[Comparison], results: Sequence[Result]) -> str:
+    """Returns the report on comparisons of ``results[1:]`` with ``results[0]``, 100 columns wide."""
+    names = [found[0].baseline, *(compared.other for compared in found)]
+    parts = [
+        text.fields(
+            [
+                (f"{letter}{' (baseline)' if index == 0 else ''}", _what(name, result))
+                for index, (letter, name, result) in enumerate(
+                    zip(LETTERS, names, results, strict=False)
+                )
+            ]
+        )
+    ]
+    for letter, compared in zip(LETTERS[1:], found, strict=False):
+        parts += _compared(compared, letter)
+    parts.append([summary(compared, LETTERS[1 + index]) for index, compared in enumerate(found)])
+    return "\n\n".join("\n".join(part) for part in parts if part)
+
+
+def summary(compared: Comparison, letter: str = "B") -> str:
+    """Returns one line: the verdict on the whole pass, and how many layers and copies have which."""
+    whole = compared.whole
+    if whole is None or whole.ratio is None:
+        said = f"cannot tell whether {letter} is faster than A: not both have samples of passes"
+    else:
+        verdict = {
+            FASTER: f"{letter} is faster than A",
+            SLOWER: f"{letter} is slower than A",
+            SAME: f"{letter} is the same as A within {units.percent(compared.threshold)}",
+            CANNOT_TELL: f"cannot tell whether {letter} is faster than A ({whole.reason})",
+        }[whole.verdict]
+        said = f"{verdict}: median {compared.per} {units.number(whole.ratio.value)} x"
+        if whole.ratio.known:
+            said += f" ({_interval(whole.ratio)})"
+    counts = dict.fromkeys((FASTER, SLOWER, SAME, CANNOT_TELL), 0)
+    for row in compared.steps:
+        counts[row.verdict] += 1
+    steps = ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count)
+    return f"Summary: {said}; layers and copies: {steps or 'none in both'}"
+
+
+def _what(name: str, result: Result) -> str:
+    """Returns a file and what it is a result of."""
+    words = [
+        result.network, result.variant + (" with reduction" if result.reduction else ""), result.dtype,
+        result.data_mode, f"on {result.device}", f"batch {units.count(result.batch)}",
+    ]  # fmt: skip
+    return units.printable(f"{name}: {', '.join(words)}")
+
+
+def _compared(compared: Comparison, letter: str) -> list[list[str]]:
+    """Returns the parts of the report on one comparison."""
+    differs = [f"{what}: {first} -> {second}" for what, first, second in compared.differences]
+    parts = [
+        _labelled("Differs", differs or ["nothing that was recorded"]),
+        _labelled("Warning", compared.warnings),
+    ]
+    rows = []
+    for title, sections in (
+        ("Whole passes", (comparison.PASS, comparison.THROUGHPUT)),
+        ("Layers", (LAYER,)),
+        ("Copies", (COPY,)),
+        ("Layers and copies", (SUM,)),
+    ):
+        chosen = [row for row in compared.rows if row.section in sections]
+        if chosen:
+            rows += [[""]] if rows else []
+            rows += [[title], *(_cells(row, compared) for row in chosen)]
+    header = ["", "A", letter, f"{letter}/A", "95 % interval", "verdict"]
+    if compared.noise_known:
+        header.insert(5, "noise")
+    width = len(header)
+    parts.append(text.table(header, [row + [""] * (width - len(row)) for row in rows]))
+    only = [
+        (f"Only in {'A' if name == compared.baseline else letter}", units.printable(what))
+        for _, what, name in compared.only
+    ]
+    untold = [
+        (row.reason, units.printable(row.title))
+        for row in compared.rows
+        if row.verdict == CANNOT_TELL
+    ]
+    parts.append(text.fields(_grouped(only)))
+    parts.append(_labelled("Cannot tell", [f"{a}: {b}" for a, b in _grouped(untold)]))
+    return parts
+
+
+def _labelled(label: str, values: Sequence[str]) -> list[str]:
+    """Returns lines of ``values``, the first of them after ``label``."""
+    return text.fields(
+        [(label if index == 0 else "", units.printable(v)) for index, v in enumerate(values)]
+    )
+
+
+def _grouped(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    groups: dict[str, list[str]] = {}
+    for label, value in pairs:
+        groups.setdefault(label, []).append(value)
+    return [(label, ", ".join(values)) for label, values in groups.items()]
+
+
+def _cells(row: Row, compared: Comparison) -> list[str]:
+    an_image = row.section == comparison.PASS and compared.per == "image"
+    cells = [units.printable(f"{row.title}, an image" if an_image else row.title)]
+    for estimate in (row.baseline, row.other):
+        value = None if math.isnan(estimate.value) else estimate.value
+        cells.append(
+            units.seconds(value) if row.unit == "s" else f"{units.number(value)} {row.unit}"
+        )
+    cells += [units.number(None if row.ratio is None else row.ratio.value), _interval(row.ratio)]
+    if compared.noise_known:
+        cells.append(units.percent(row.noise))
+    return [*cells, row.verdict]
+
+
+def _interval(ratio: Estimate | None) -> str:
+    if ratio is None or not ratio.known:
+        return units.UNKNOWN
+    return f"{units.number(ratio.low)} to {units.number(ratio.high)}"
+
+
+def to_json(found: Sequence[Comparison]) -> str:
+    """Returns the comparisons as a JSON document; what is not known is null."""
+    document = {
+        "schema": SCHEMA,
+        "kind": "comparison",
+        "baseline": found[0].baseline,
+        "confidence": statistics.CONFIDENCE,
+        "threshold": found[0].threshold,
+        "comparisons": [
+            {
+                "other": compared.other,
+                "per": compared.per,
+                "verdict": CANNOT_TELL if compared.whole is None else compared.whole.verdict,
+                "differences": [
+                    {"what": what, "baseline": first, "other": second}
+                    for what, first, second in compared.differences
+                ],
+                "warnings": compared.warnings,
+                "rows": [asdict(row) for row in compared.rows],
+                "only": [
+                    {"section": section, "name": name, "file": file}
+                    for section, name, file in compared.only
+                ],
+            }
+            for compared in found
+        ],
+    }
+    return json.dumps(report.json.finite(document), indent=2, allow_nan=False) + "\n"
+
+
+def to_csv(found: Sequence[Comparison]) -> str:
+    """Returns one row for each time of each comparison, with the columns :data:`COLUMNS` (RFC 4180)."""
+    document = io.StringIO()
+    writer = csv.DictWriter(document, COLUMNS, restval="", lineterminator="\r\n")
+    writer.writeheader()
+    for compared in found:
+        for row in compared.rows:
+            ratio = row.ratio or Estimate(math.nan)
+            cells = {
+                "baseline": compared.baseline, "other": compared.other, "section": row.section,
+                "name": row.name, "unit": row.unit, "baseline_value": row.baseline.value,
+                "other_value": row.other.value, "ratio": ratio.value, "ratio_low": ratio.low,
+                "ratio_high": ratio.high, "noise": row.noise, "verdict": row.verdict, "reason": row.reason,
+                "baseline_samples": row.baseline.samples,
+                "baseline_independent": row.baseline.independent, "other_samples": row.other.samples,
+                "other_independent": row.other.independent,
+            }  # fmt: skip
+            writer.writerow({key: _cell(value) for key, value in cells.items()})
+    return document.getvalue()
+
+
+def _cell(value: object) -> object:
+    if isinstance(value, str):
+        return units.printable(value)
+    return "" if value is None or (isinstance(value, float) and math.isnan(value)) else value
+
+
+if __name__ == "__main__":
+    sys.exit(main())

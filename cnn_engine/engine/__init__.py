@@ -1,0 +1,1 @@
+"""How it is computed: the engine, its variants, and the plan of a pass."""

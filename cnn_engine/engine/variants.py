@@ -1,0 +1,174 @@
+"""The variants of the engine: which there are, where each runs, and what ``auto`` picks.
+
+A new layered variant is one row here, and a case where :mod:`cnn_engine.engine.plan` turns layers into steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from ..errors import UnsupportedError, expected
+
+#: Where data lives, by device; see the README.
+DATA_MODES = {"cpu": ("resident",), "cuda": ("resident", "transfer", "managed", "stream")}
+
+_FLOAT32 = {"cpu": ("float32",), "cuda": ("float32",)}
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way of running a network.
+
+    Attributes:
+        name: as ``--variant`` takes it.
+        summary: one line for ``--help`` and the README.
+        dtypes: by kind of device that it runs on, the data types that it computes in.
+        reduction: whether it has a form in which several lanes share one output's sum.
+        data_modes: those it runs in, where its device has them.
+        layered: whether each layer is a step of its own; else the whole network is one.
+    """
+
+    name: str
+    summary: str
+    dtypes: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: _FLOAT32)
+    reduction: bool = True
+    data_modes: tuple[str, ...] = ("resident", "transfer", "managed", "stream")
+    layered: bool = True
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The kinds of device that it runs on."""
+        return tuple(self.dtypes)
+
+
+VARIANTS = {
+    row.name: row
+    for row in (
+        Variant("if", "tests the image's bounds inside the innermost loop"),
+        Variant("pad", "first writes a zero-padded copy of its input, then runs branch-free"),
+        Variant(
+            "tiled",
+            "sums in registers over tiles of the input in shared memory (CUDA)",
+            dtypes={"cuda": ("float32",)},
+            reduction=False,
+        ),
+        Variant(
+            "fused",
+            "the whole network as one kernel, activations on the chip",
+            dtypes={
+                "cpu": ("float32", "bfloat16"),
+                "cuda": ("float32", "tf32", "float16", "bfloat16"),
+            },
+            reduction=False,
+            data_modes=("resident", "stream"),
+            layered=False,
+        ),
+    )
+}
+
+#: Data types that at least one variant takes.
+DTYPES = tuple(
+    dict.fromkeys(d for row in VARIANTS.values() for types in row.dtypes.values() for d in types)
+)
+
+#: The layered variant that ``auto`` takes where ``fused`` does not run, and its reduction: measured, see
+#: benchmarks/results. (On a GPU, `if` with reduction is ahead of `tiled` below some 10 images a pass.)
+FASTEST_LAYERED = {"cpu": ("pad", True), "cuda": ("tiled", False)}
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A variant that is going to run, and why when ``auto`` chose it."""
+
+    variant: str
+    reduction: bool
+    reason: str | None
+
+    @property
+    def layered(self) -> bool:
+        return VARIANTS[self.variant].layered
+
+
+def choose(
+    device: str,
+    variant: str,
+    reduction: bool | None,
+    dtype: str,
+    data_mode: str,
+    why_not_fused: Callable[[], str | None],
+    times_layers: bool = False,
+) -> Choice:
+    """Returns what runs for ``--variant``, ``--reduction`` (None: not said), ``--dtype``, ``--data-mode``.
+
+    Args:
+        device: its kind, ``cpu`` or ``cuda``.
+        why_not_fused: asked at most once: why the network cannot run as one kernel, or None.
+        times_layers: whether ``auto`` is to keep layers apart, as the report needs their times.
+
+    Raises:
+        InputError: no such variant, data type or data mode.
+        UnsupportedError: the device or the variant lacks it.
+    """
+    if dtype not in DTYPES:
+        raise expected("--dtype", f"one of {', '.join(DTYPES)}", repr(dtype))
+    _check_data_mode(device, data_mode)
+    if variant == "auto":
+        if times_layers and dtype == "float32":
+            return _auto(device, reduction, dtype, data_mode, lambda: "the report times each layer")
+        return _auto(device, reduction, dtype, data_mode, why_not_fused)
+    if variant not in VARIANTS:
+        raise expected("--variant", f"auto or one of {', '.join(VARIANTS)}", repr(variant))
+    reason = _why_not(VARIANTS[variant], device, reduction, dtype, data_mode)
+    if reason is None and variant == "fused" and (fits := why_not_fused()):
+        reason = f"--variant: fused: {fits}"
+    if reason is not None:
+        raise UnsupportedError(reason)
+    return Choice(variant, bool(reduction), None)
+
+
+def _auto(
+    device: str,
+    reduction: bool | None,
+    dtype: str,
+    data_mode: str,
+    why_not_fused: Callable[[], str | None],
+) -> Choice:
+    why = _why_not(VARIANTS["fused"], device, reduction, dtype, data_mode) or why_not_fused()
+    if why is None:
+        return Choice("fused", False, "the fastest there is")
+    if dtype != "float32":
+        raise UnsupportedError(f"--dtype: {dtype} needs the variant fused, which cannot run: {why}")
+    name, fastest_reduction = FASTEST_LAYERED[device]
+    if reduction is not None and reduction != fastest_reduction and not VARIANTS[name].reduction:
+        name = "pad"
+    reduction = fastest_reduction if reduction is None else reduction
+    return Choice(name, reduction, f"the fastest layered variant; not fused: {why}")
+
+
+def _why_not(
+    row: Variant, device: str, reduction: bool | None, dtype: str, data_mode: str
+) -> str | None:
+    if device not in row.dtypes:
+        kinds = " or ".join(row.dtypes)
+        return f"--variant: {row.name}: expected a device of kind {kinds}, found {device}"
+    if dtype not in row.dtypes[device]:
+        types = ", ".join(row.dtypes[device])
+        return f"--dtype: expected one of {types} for {row.name} on {device}, found {dtype}"
+    if reduction and not row.reduction:
+        return f"--reduction: expected a variant that has one, found {row.name}"
+    if data_mode not in row.data_modes:
+        modes = ", ".join(row.data_modes)
+        return f"--data-mode: expected one of {modes} for {row.name}, found {data_mode}"
+    return None
+
+
+def _check_data_mode(device: str, data_mode: str) -> None:
+    everywhere = sorted({mode for modes in DATA_MODES.values() for mode in modes})
+    if data_mode not in everywhere:
+        raise expected("--data-mode", f"one of {', '.join(everywhere)}", repr(data_mode))
+    known = DATA_MODES[device]
+    if data_mode not in known:
+        raise UnsupportedError(
+            f"--data-mode: expected {' or '.join(known)} on the device {device}, found {data_mode}"
+        )

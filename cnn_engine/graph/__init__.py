@@ -1,0 +1,1 @@
+"""What is computed: networks and their shapes. It knows no device."""

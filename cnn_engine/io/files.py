@@ -1,0 +1,117 @@
+"""Writing outputs whole or not at all, and saying why a file cannot be read."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO
+
+from ..errors import InputError
+
+
+def describe_os_error(error: OSError) -> str:
+    """Returns the reason of ``error`` without the path, which the caller names itself."""
+    return error.strerror or str(error)
+
+
+def status(path: Path) -> os.stat_result:
+    """Returns what the system says of ``path``.
+
+    Raises:
+        InputError: there is nothing, or it may not be looked at.
+    """
+    try:
+        return path.stat()
+    except (OSError, ValueError) as error:  # ValueError: a null byte in the path
+        reason = describe_os_error(error) if isinstance(error, OSError) else str(error)
+        raise InputError(f"{path}: expected a file or folder, found: {reason}") from error
+
+
+def check_writable(path: str | os.PathLike[str], option: str) -> Path:
+    """Checks, before any work is done, that ``path`` can be created.
+
+    Raises:
+        InputError: its folder is missing or not writable, or ``path`` is a folder.
+    """
+    path = Path(path)
+    if path.exists() and not path.is_file():  # renaming onto a device or a pipe would destroy it
+        kind = "a folder" if path.is_dir() else "a special file"
+        raise InputError(f"{option}: expected a file to write, found {kind} at {path}")
+    folder = path.parent
+    if not folder.is_dir():
+        raise InputError(f"{option}: expected an existing folder, found none at {folder}")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise InputError(f"{option}: expected a writable folder, found {folder} without permission")
+    try:  # access() does not see a read-only mount or a kernel file system; creating a file does
+        descriptor, probe = tempfile.mkstemp(dir=folder, prefix=f".{path.name}.")
+    except OSError as error:
+        raise InputError(
+            f"{option}: cannot write in {folder}: {describe_os_error(error)}"
+        ) from error
+    os.close(descriptor)
+    os.unlink(probe)
+    return path
+
+
+def make_folder(path: str | os.PathLike[str], option: str) -> Path:
+    """Creates ``path`` and what it lies in, where it is missing.
+
+    Raises:
+        InputError: it cannot be created.
+    """
+    path = Path(path)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except FileExistsError as error:
+        raise InputError(f"{option}: expected a folder, found a file at {path}") from error
+    except (OSError, ValueError) as error:  # ValueError: a null byte in the path
+        reason = describe_os_error(error) if isinstance(error, OSError) else str(error)
+        raise InputError(f"{option}: cannot create {path}: {reason}") from error
+    return path
+
+
+@contextmanager
+def atomic_write(path: str | os.PathLike[str], mode: str = "w") -> Iterator[IO]:
+    """Opens a temporary file beside ``path`` and renames it there when the block ends well.
+
+    ``mode`` is ``"w"`` (UTF-8 text) or ``"wb"``. When the block raises, ``path`` is left as it was.
+
+    Raises:
+        InputError: the file cannot be created, written or renamed.
+    """
+    path = Path(path)
+    temporary = None
+    try:
+        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        with os.fdopen(descriptor, mode, encoding=None if "b" in mode else "utf-8") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        umask = os.umask(0)
+        os.umask(umask)
+        os.chmod(temporary, 0o666 & ~umask)  # mkstemp makes files private; give the usual mode
+        os.replace(temporary, path)
+        temporary = None
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {describe_os_error(error)}") from error
+    finally:
+        if temporary is not None:
+            with suppress(OSError):
+                os.unlink(temporary)
+
+
+def write_text(path: str | os.PathLike[str], document: str) -> None:
+    """Writes ``document`` to ``path``, whole or not at all; ``"-"`` is standard output.
+
+    Raises:
+        InputError: it cannot be written.
+    """
+    if path == "-":
+        sys.stdout.write(document)
+    else:
+        with atomic_write(path) as file:
+            file.write(document)

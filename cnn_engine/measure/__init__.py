@@ -1,0 +1,1 @@
+"""What it costs: times, results, statistics, and the machine that they were taken on."""

@@ -1,0 +1,167 @@
+"""What :meth:`cnn_engine.Engine.profile` does: a check against the reference, then times, in one result."""
+
+from __future__ import annotations
+
+import math
+import shlex
+import sys
+from dataclasses import dataclass
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..devices import arrays
+from ..errors import InputError, expected
+from ..workload import Dataset
+from . import environment, timing
+from .result import Accuracy, Latency, Result
+
+if TYPE_CHECKING:
+    from ..engine.engine import Engine
+
+#: Images that the check against the float64 reference takes: about a second of NumPy.
+CHECK_IMAGES = 256
+
+
+class NoProgress:
+    """Shows nothing."""
+
+    def start(self, what: str, images: int) -> None: ...
+    def advance(self, images: int) -> None: ...
+    def stop(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How passes are timed; see :meth:`cnn_engine.Engine.profile`.
+
+    Raises:
+        InputError: a value is at fault.
+    """
+
+    warmup: int = 1
+    iterations: int | None = None
+    duration_s: float | None = None
+    percentiles: tuple[float, ...] = (50.0, 90.0, 99.0)
+    check: bool = True
+
+    def __post_init__(self) -> None:
+        for option, value, lowest in (
+            ("--warmup", self.warmup, 0),
+            ("--iterations", 1 if self.iterations is None else self.iterations, 1),
+        ):
+            if not isinstance(value, int) or value < lowest:
+                raise expected(option, f"a whole number of at least {lowest}", value)
+        if self.duration_s is not None and not 0 < self.duration_s < math.inf:
+            raise expected("--duration", "a positive number of seconds", self.duration_s)
+        if not all(0 <= p <= 100 for p in self.percentiles):
+            raise expected("--percentiles", "numbers from 0 to 100", self.percentiles)
+
+
+def profile(
+    engine: Engine,
+    images: np.ndarray | Dataset,
+    labels: np.ndarray | None,
+    batch: int | None,
+    settings: Settings,
+    probabilities: np.ndarray | None,
+    progress: Any,
+) -> Result:
+    """Returns the result of ``engine`` on ``images``; see :meth:`cnn_engine.Engine.profile`."""
+    dataset = {"name": "array", "source": "given as arrays"}
+    notes = []
+    if isinstance(images, Dataset):
+        dataset = {"name": images.name, "source": images.source}
+        notes = [images.note] if images.note else []
+        images, labels = images.images, images.labels if labels is None else labels
+    found = engine.check_images(images)
+    if found.device != arrays.CPU:
+        raise InputError("images: expected host memory to profile, found a CUDA device's")
+    count = found.shape[0]
+    if labels is not None and np.shape(labels) != (count,):
+        raise InputError(f"labels: expected shape [{count}], found {list(np.shape(labels))}")
+    shape = (count, engine.network.classes)
+    if probabilities is None:
+        probabilities = np.empty(shape, np.float32)
+    rows = arrays.view("probabilities", probabilities, shape=shape, writable=True)
+    if engine.dtype == "tf32":
+        notes.append(
+            "tf32: TF32's 11 significant bits, computed as float16 with a power of two for each layer, "
+            "which tensor cores multiply at twice the rate of TF32"
+        )
+    if engine.device.note:
+        notes.append(engine.device.note)
+
+    result = Result(
+        command=shlex.join(sys.orig_argv),
+        environment=environment.describe(engine.device),
+        network=engine.network.name,
+        weights=engine.weights_source,
+        dataset={**dataset, "images": count},
+        device=engine.device.name,
+        device_name=engine.device.model,
+        variant=engine.choice.variant,
+        variant_reason=engine.choice.reason,
+        reduction=engine.choice.reduction,
+        dtype=engine.dtype,
+        data_mode=engine.data_mode,
+        batch=engine.batch_size(batch, count),
+        threads=engine.threads,
+        phases=engine.phases,
+        notes=notes,
+    )
+    load_average = environment.host_load()
+    if settings.check:
+        result.check = engine.check(found.array[:CHECK_IMAGES])
+        if not result.check.passed:
+            return result
+    if count:
+        _time(result, engine, found, rows, settings, progress)
+    result.environment.update(environment.state(engine.device, load_average))
+    if labels is not None and result.images_done:
+        start = perf_counter()
+        done = result.images_done
+        correct = int(np.sum(probabilities[:done].argmax(axis=1) == labels[:done]))
+        result.accuracy = Accuracy(correct, done)
+        engine.phases.accuracy_s = perf_counter() - start
+    if engine.workload is not None and engine.workload.report_lines is not None:
+        result.extra_lines = engine.workload.report_lines(result)
+    return result
+
+
+def _time(
+    result: Result,
+    engine: Engine,
+    source: arrays.View,
+    target: arrays.View,
+    settings: Settings,
+    progress: Any,
+) -> None:
+    """Fills ``result`` with the times of passes and of steps."""
+    batch, images, probabilities = result.batch, source.array, target.array
+    for size in {batch, len(images) % batch or batch}:  # memory before time
+        engine.plan_at(source.address, target.address, size, images.dtype)
+    progress.start("passes", len(images) * (settings.iterations or 1))
+    passes = timing.time_passes(
+        engine, images, probabilities, batch, warmup=settings.warmup,
+        iterations=settings.iterations, duration_s=settings.duration_s, progress=progress.advance,
+    )  # fmt: skip
+    engine.phases.forward_s = passes.forward_s
+    result.iterations, result.images_done = passes.iterations, passes.images_done
+    result.interrupted, result.stop = passes.interrupted, passes.stop
+    if passes.seconds_total > 0:
+        result.throughput_images_per_s = passes.images_total / passes.seconds_total
+    if passes.full_s:
+        samples = [seconds * 1e3 for seconds in passes.full_s]
+        result.latency = Latency(samples, tuple(float(p) for p in settings.percentiles))
+    if not passes.interrupted:
+        progress.start("layers", len(images))
+        steps = timing.time_layers(engine, images, probabilities, batch, progress.advance)
+        if steps.hidden is not None:
+            result.notes.append(steps.hidden.describe())
+        result.layers, result.copies = steps.layers, steps.copies
+        result.timed_pass = steps.timed_pass if steps.timed_pass.calls else None
+        result.timeline, result.timeline_total = steps.timeline, steps.timeline_total
+        result.interrupted = steps.interrupted
+    progress.stop()

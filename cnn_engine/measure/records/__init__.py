@@ -1,0 +1,1 @@
+"""Activity records of the GPU, by CUPTI."""

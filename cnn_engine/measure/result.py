@@ -1,0 +1,398 @@
+"""What a run found, as objects; :meth:`Result.to_dict` is the JSON document (schema 1)."""
+
+from __future__ import annotations
+
+import math
+import types
+import typing
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+import numpy as np
+
+from ..errors import InputError, expected
+from .profile_tables import Profile
+
+#: Of the JSON document. Keys may be added to a schema; one that is renamed or means something else makes a
+#: new one.
+SCHEMA = 1
+
+#: Raw samples of one quantity that the JSON document keeps; more are thinned evenly, in order.
+MOST_SAMPLES = 10_000
+
+#: Of the whole numbers in a document: what 64 bits hold.
+LARGEST = 2**63 - 1
+
+
+def thinned(samples: Sequence[float]) -> list[float]:
+    """Returns at most :data:`MOST_SAMPLES` of ``samples``: every k-th, in order."""
+    return list(samples[:: -(-len(samples) // MOST_SAMPLES) or 1])
+
+
+@dataclass
+class LayerTime:
+    """The time of one layer, summed over ``calls`` calls.
+
+    Attributes:
+        name, kind: such as ``conv1``, ``conv``. The padded copy of the variant ``pad`` is a layer of its
+            own, of kind ``pad``.
+        place: ``cpu`` or ``cuda``: where it ran.
+        host_s: seconds that the call took on the host: all of the work on the CPU, the launch on CUDA.
+        device_s: seconds between the events around the kernel on its stream; None on the CPU.
+        flops, bytes: of all calls; multiply-adds count two, bytes count each tensor once.
+        samples_s: ``seconds`` of each pass over a full batch, in order; after them, those of further passes
+            that were made for samples alone, which nothing else counts.
+    """
+
+    name: str
+    kind: str
+    place: str
+    calls: int = 0
+    host_s: float = 0.0
+    device_s: float | None = None
+    flops: int = 0
+    bytes: int = 0
+    samples_s: list[float] = field(default_factory=list, repr=False)
+
+    @property
+    def seconds(self) -> float:
+        """The time of the work itself: the device's where there is one, else the host's."""
+        return self.host_s if self.device_s is None else self.device_s
+
+
+@dataclass
+class CopyTime:
+    """The time of copies of one thing in one direction, summed over ``calls`` calls.
+
+    Attributes:
+        what: such as ``images``, ``conv1 input``, ``weights``.
+        direction: ``h2d`` or ``d2h``.
+        seconds: between the events around the copy on its stream; on the CPU, of the call.
+        samples_s: as :class:`LayerTime` has them.
+    """
+
+    what: str
+    direction: str
+    calls: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+    samples_s: list[float] = field(default_factory=list, repr=False)
+
+
+@dataclass
+class TimedPass:
+    """The passes of the run that times layers, from outside: no sum of layers and copies exceeds them.
+
+    Attributes:
+        calls: passes.
+        host_s: seconds of the monotonic clock, events and the delays before kernels included.
+        device_s: seconds from the first event of each pass to its last; None without a device.
+    """
+
+    calls: int = 0
+    host_s: float = 0.0
+    device_s: float | None = None
+
+
+@dataclass
+class Stop:
+    """When and why the run that times whole passes ended.
+
+    Attributes:
+        reason: a sentence.
+        median_ms, interval_ms: the median pass of a full batch, and its 95 % interval from order statistics,
+            which takes the samples as independent; None where there are too few.
+    """
+
+    reason: str
+    median_ms: float | None = None
+    interval_ms: tuple[float, float] | None = None
+
+
+@dataclass
+class Accuracy:
+    """How many of ``total`` images have their label's class as the most probable."""
+
+    correct: int
+    total: int
+
+    @property
+    def top1(self) -> float:
+        return self.correct / self.total if self.total else 0.0
+
+
+@dataclass
+class Check:
+    """How far the outputs are from the float64 reference, on ``images`` images.
+
+    ``passed`` is whether ``max_abs_diff`` is within ``tolerance`` (of probabilities).
+    """
+
+    reference: str
+    images: int
+    max_abs_diff: float
+    top1_agreement: float
+    tolerance: float
+
+    @property
+    def passed(self) -> bool:
+        return self.max_abs_diff <= self.tolerance  # False for NaN
+
+
+@dataclass
+class Phases:
+    """Seconds of each phase of a run; None for a phase that did not take place.
+
+    ``forward_s`` is the wall time of one forward pass over all images, copies included, in the run that
+    does not time layers; ``total_s`` is the sum of the other phases.
+    """
+
+    load_data_s: float | None = None
+    create_network_s: float | None = None
+    load_parameters_s: float | None = None
+    create_outputs_s: float | None = None
+    forward_s: float | None = None
+    accuracy_s: float | None = None
+    free_memory_s: float | None = None
+
+    @property
+    def total_s(self) -> float:
+        return sum(seconds for seconds in asdict(self).values() if seconds is not None)
+
+
+@dataclass
+class Latency:
+    """Wall times of forward passes of one full batch, in milliseconds, from raw ``samples_ms``."""
+
+    samples_ms: list[float]
+    percentiles: tuple[float, ...] = (50.0, 90.0, 99.0)
+    thinned_from: int | None = None  # samples that there were, where only some were kept
+
+    @property
+    def count(self) -> int:
+        """How many samples were taken."""
+        return self.thinned_from or len(self.samples_ms)
+
+    def to_dict(self) -> dict[str, float | int]:
+        samples = np.asarray(self.samples_ms)
+        result: dict[str, float | int] = {"min": float(samples.min())}
+        for percentile in sorted({50.0, 90.0, 99.0, *self.percentiles}):
+            result[f"p{percentile:g}"] = float(np.percentile(samples, percentile))
+        result["max"] = float(samples.max())
+        result["mean"] = float(samples.mean())
+        result["samples"] = self.count
+        return result
+
+
+@dataclass
+class TimelineEvent:
+    """One step of the layer-timed run, for traces.
+
+    Attributes:
+        name, kind: of the layer, or of the copy (kind ``copy``).
+        track: such as ``host``, ``cuda:0 stream``: where the time was spent.
+        start_s, seconds: since the beginning of the layer-timed run.
+        batch: which pass, counted from 0.
+    """
+
+    name: str
+    kind: str
+    track: str
+    start_s: float
+    seconds: float
+    batch: int
+
+
+@dataclass
+class Result:
+    """All that a run found. See DESIGN of the JSON document in the README for the units."""
+
+    command: str
+    environment: dict[str, Any]
+    network: str
+    weights: str
+    dataset: dict[str, Any]  # name, source, images
+    device: str  # such as cpu, cuda:0
+    device_name: str  # the model of the CPU or GPU
+    variant: str
+    variant_reason: str | None  # why `auto` chose it; None when it was asked for
+    reduction: bool
+    dtype: str
+    data_mode: str
+    batch: int
+    threads: int
+    phases: Phases = field(default_factory=Phases)
+    accuracy: Accuracy | None = None
+    check: Check | None = None
+    layers: list[LayerTime] = field(default_factory=list)
+    copies: list[CopyTime] = field(default_factory=list)
+    latency: Latency | None = None
+    throughput_images_per_s: float | None = None
+    stop: Stop | None = None
+    timed_pass: TimedPass | None = None
+    profile: Profile | None = None  # what filled the time; None unless it was asked for
+    iterations: int = 0  # complete passes over all images in the run that does not time layers
+    images_done: int = 0  # images of the first pass; fewer than dataset images when interrupted
+    interrupted: bool = False
+    notes: list[str] = field(default_factory=list)
+    timeline: list[TimelineEvent] = field(default_factory=list)  # of the first passes only
+    timeline_total: int = 0  # events there would be of all passes
+    extra_lines: list[str] = field(
+        default_factory=list
+    )  # the workload's own lines of the text report
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the JSON document, schema 1: plain numbers, strings, lists and dictionaries."""
+        latency = self.latency
+        return {
+            "schema": SCHEMA,
+            "command": self.command,
+            "environment": self.environment,
+            "network": self.network,
+            "weights": self.weights,
+            "dataset": self.dataset,
+            "device": self.device,
+            "device_name": self.device_name,
+            "variant": self.variant,
+            "variant_reason": self.variant_reason,
+            "reduction": self.reduction,
+            "dtype": self.dtype,
+            "data_mode": self.data_mode,
+            "batch": self.batch,
+            "threads": self.threads,
+            "accuracy": self.accuracy and {**asdict(self.accuracy), "top1": self.accuracy.top1},
+            "check": self.check and {**asdict(self.check), "passed": self.check.passed},
+            "phases": {**asdict(self.phases), "total_s": self.phases.total_s},
+            "layers": [_step(layer) for layer in self.layers],
+            "copies": [_step(copy) for copy in self.copies],
+            "timed_pass": self.timed_pass and asdict(self.timed_pass),
+            "profile": self.profile and self.profile.to_dict(),
+            "latency_ms": latency and latency.to_dict(),
+            "latency_samples_ms": latency and thinned(latency.samples_ms),
+            "stop": self.stop and asdict(self.stop),
+            "throughput_images_per_s": self.throughput_images_per_s,
+            "iterations": self.iterations,
+            "images_done": self.images_done,
+            "interrupted": self.interrupted,
+            "notes": self.notes,
+            "extra_lines": self.extra_lines,
+            "timeline": {
+                "total": self.timeline_total,
+                "columns": [column.name for column in fields(TimelineEvent)],
+                "events": [list(vars(event).values()) for event in self.timeline],
+            },
+        }
+
+    @classmethod
+    def from_dict(cls, document: Any, name: str = "result") -> Result:
+        """Returns the result of a JSON document of schema 1; ``name`` is for messages.
+
+        Keys that this version does not know are ignored. Percentiles are taken again from the samples
+        that were kept.
+
+        Raises:
+            InputError: the document is of another schema, or lacks a key, or a value is of another kind.
+        """
+        if not isinstance(document, dict) or "schema" not in document:
+            raise expected(name, "the JSON document of a run, with a schema", _brief(document))
+        if document["schema"] != SCHEMA:
+            raise expected(f"{name}: schema", SCHEMA, _brief(document["schema"]))
+        values = dict(document)
+        samples, found = values.pop("latency_samples_ms", None), values.pop("latency_ms", None)
+        if samples:
+            count = found.get("samples") if isinstance(found, dict) else None
+            values["latency"] = {
+                "samples_ms": samples,
+                "percentiles": _percentiles(found),
+                "thinned_from": count,
+            }
+        timeline = values.pop("timeline", None) or {"total": 0, "events": []}
+        if not isinstance(timeline, dict) or not isinstance(timeline.get("events"), list):
+            raise expected(f"{name}: timeline", "an object with a list of events", _brief(timeline))
+        names = [column.name for column in fields(TimelineEvent)]
+        for event in timeline["events"]:
+            if not isinstance(event, list) or len(event) != len(names):
+                raise expected(f"{name}: timeline", f"events of {len(names)} values", _brief(event))
+        values["timeline"] = [dict(zip(names, e, strict=True)) for e in timeline["events"]]
+        values["timeline_total"] = timeline.get("total")
+        result = _read(cls, values, name)
+        _read(_Dataset, result.dataset, f"{name}: dataset")
+        warnings = result.environment.get("warnings")
+        _read(list[str] | None, warnings, f"{name}: environment: warnings")
+        return result
+
+
+@dataclass
+class _Dataset:
+    """What every result says of its images."""
+
+    name: str
+    source: str
+    images: int
+
+
+def _step(step: LayerTime | CopyTime) -> dict[str, Any]:
+    return {**asdict(step), "samples_s": thinned(step.samples_s)}
+
+
+def _percentiles(latency: Any) -> list[float]:
+    """Returns which percentiles ``latency_ms`` has."""
+    words = [key[1:] for key in latency if key[:1] == "p"] if isinstance(latency, dict) else []
+    found = [float(word) for word in words if word.replace(".", "", 1).isdecimal()]
+    return [percentile for percentile in found if percentile <= 100]
+
+
+def _brief(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _read(kind: Any, value: Any, name: str) -> Any:
+    """Returns ``value``, read from JSON, as what the annotation ``kind`` says.
+
+    Raises:
+        InputError: it is something else; ``name`` is the path to it.
+    """
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin is types.UnionType:
+        if value is None:
+            return None
+        kind = next(argument for argument in arguments if argument is not types.NoneType)
+        return _read(kind, value, name)
+    if kind is Any:
+        return value
+    if kind is float:
+        if value is None:  # JSON's only way to write NaN
+            return math.nan
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            try:
+                return float(value)
+            except OverflowError:
+                pass
+        raise expected(name, "a number", _brief(value))
+    if origin in (list, tuple):
+        if not isinstance(value, (list, tuple)):
+            raise expected(name, "a list", _brief(value))
+        if origin is tuple and Ellipsis not in arguments and len(value) != len(arguments):
+            raise expected(name, f"a list of {len(arguments)} values", _brief(value))
+        return origin(_read(arguments[0], item, name) for item in value)
+    if origin is dict:
+        kind = dict
+    if not hasattr(kind, "__dataclass_fields__"):
+        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+            raise expected(name, f"a value of type {kind.__name__}", _brief(value))
+        if kind is int and abs(value) > LARGEST:
+            raise expected(name, f"a whole number of at most {LARGEST}", _brief(value))
+        return value
+    if not isinstance(value, dict):
+        raise expected(name, "an object", _brief(value))
+    kinds = typing.get_type_hints(kind)
+    given = {}
+    for part in fields(kind):
+        path = f"{name}: {part.name}"
+        if part.name in value:
+            given[part.name] = _read(kinds[part.name], value[part.name], path)
+        elif part.default is part.default_factory:  # both are MISSING: it has to be there
+            raise InputError(f"{path}: expected a value, found none")
+    return kind(**given)
