@@ -1,0 +1,249 @@
+"""A network as data: operators over named tensors, in order, with every shape known.
+
+A :class:`Graph` is frozen and sound: what it names exists, is made before it is used, and fits. Rewrites
+make new graphs through :meth:`Graph.replaced`.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from types import MappingProxyType
+
+import numpy as np
+
+from ..errors import InputError
+from ..operators.operator import Cost, Operator, Value
+
+__all__ = ["Graph", "Node", "Operator", "Value"]
+
+
+@dataclass(frozen=True)
+class Node:
+    """One use of an operator.
+
+    Attributes:
+        name: unique among the graph's nodes.
+        op: the operator's record.
+        inputs: names of tensors; None is an optional input that is absent.
+        outputs: names of tensors that it alone makes.
+        covers: names of the nodes that it stands for since rewrites, for reports.
+    """
+
+    name: str
+    op: Operator
+    inputs: tuple[str | None, ...]
+    outputs: tuple[str, ...]
+    covers: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Operators in order over inputs and constants.
+
+    Attributes:
+        name: the graph's name in reports.
+        inputs: what a caller gives.
+        outputs: names of tensors that a caller gets; any tensor of the graph, each once.
+        nodes: in an order in which they can run.
+        constants: name -> array, such as weights; never written to.
+        batched: names of the inputs whose dimension 0 is the batch.
+        rebuild: returns the same graph for another batch, where shapes alone cannot say it (a file's
+            shape arithmetic has the batch folded into it); None where :meth:`with_batch` can.
+
+    Raises:
+        InputError: a name is used twice, a tensor is used before it is made, or shapes do not fit.
+    """
+
+    name: str
+    inputs: tuple[Value, ...]
+    outputs: tuple[str, ...]
+    nodes: tuple[Node, ...]
+    constants: Mapping[str, np.ndarray] = field(default_factory=dict)
+    batched: tuple[str, ...] = ()
+    rebuild: Callable[[int], Graph] | None = field(default=None, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "constants", MappingProxyType(dict(self.constants)))
+        _ = self.values  # everything that can be wrong is found while the values are made
+
+    @cached_property
+    def values(self) -> Mapping[str, Value]:
+        """Every tensor: inputs, constants and the outputs of nodes, by name."""
+        values: dict[str, Value] = {}
+
+        def define(value: Value) -> None:
+            if value.name in values:
+                raise InputError(
+                    f"{self.name}: expected every tensor made once, found {value.name!r} twice"
+                )
+            values[value.name] = value
+
+        for value in self.inputs:
+            define(value)
+        for name, array in self.constants.items():
+            define(Value(name, array.shape, array.dtype.name))
+        names: set[str] = set()
+        for node in self.nodes:
+            if node.name in names:
+                raise InputError(
+                    f"{self.name}: expected unique names of nodes, found {node.name!r} twice"
+                )
+            names.add(node.name)
+            for value in self._infer(node, values):
+                define(value)
+        for output in self.outputs:
+            if output not in values:
+                raise InputError(f"{self.name}: output {output!r}: no node makes it")
+        if len(set(self.outputs)) != len(self.outputs):
+            raise InputError(f"{self.name}: expected every output named once, found {self.outputs}")
+        return MappingProxyType(values)
+
+    def _infer(self, node: Node, values: Mapping[str, Value]) -> Iterable[Value]:
+        where = f"{self.name}, node {node.name} ({node.op.kind})"
+        for name in node.inputs:
+            if name is not None and name not in values:
+                raise InputError(f"{where}: input {name!r} is not made before it is used")
+        inputs = [None if name is None else values[name] for name in node.inputs]
+        try:
+            found = node.op.infer(inputs)
+        except InputError as error:
+            raise type(error)(f"{where}: {error}") from None
+        if len(found) != len(node.outputs):
+            raise InputError(f"{where}: expected {len(found)} outputs, found {len(node.outputs)}")
+        for name, (shape, dtype) in zip(node.outputs, found, strict=True):
+            yield Value(name, tuple(shape), dtype)
+
+    @cached_property
+    def producers(self) -> Mapping[str, Node]:
+        """The node that makes each tensor that is neither input nor constant."""
+        return {output: node for node in self.nodes for output in node.outputs}
+
+    @cached_property
+    def consumers(self) -> Mapping[str, tuple[Node, ...]]:
+        """The nodes that use each tensor, each node once, in order; empty for the unused."""
+        found: dict[str, list[Node]] = {name: [] for name in self.values}
+        for node in self.nodes:
+            for name in dict.fromkeys(node.inputs):
+                if name is not None:
+                    found[name].append(node)
+        return {name: tuple(nodes) for name, nodes in found.items()}
+
+    def inputs_of(self, node: Node) -> tuple[Value | None, ...]:
+        """The values that ``node`` reads."""
+        return tuple(None if name is None else self.values[name] for name in node.inputs)
+
+    def outputs_of(self, node: Node) -> tuple[Value, ...]:
+        """The values that ``node`` makes."""
+        return tuple(self.values[name] for name in node.outputs)
+
+    def cost_of(self, node: Node) -> Cost:
+        """What one run of ``node`` needs at least."""
+        return node.op.cost(self.inputs_of(node), self.outputs_of(node))
+
+    @property
+    def batch(self) -> int | None:
+        """The batch that the graph is made for, or None where no input has one."""
+        by_name = {value.name: value for value in self.inputs}
+        return by_name[self.batched[0]].shape[0] if self.batched else None
+
+    def replaced(
+        self,
+        nodes: Iterable[Node],
+        by: Iterable[Node],
+        constants: Mapping[str, np.ndarray] | None = None,
+    ) -> Graph:
+        """Returns the graph with ``by`` in the place of ``nodes``.
+
+        Order is mended where needed, with as few moves as can be. Constants that nothing uses any more
+        are dropped.
+
+        Args:
+            nodes: nodes of this graph.
+            by: what stands there instead; may be empty.
+            constants: new ones.
+        """
+        removed = {node.name for node in nodes}
+        positions = [index for index, node in enumerate(self.nodes) if node.name in removed]
+        place = positions[-1] if positions else len(self.nodes)
+        before = [node for node in self.nodes[:place] if node.name not in removed]
+        after = [node for node in self.nodes[place:] if node.name not in removed]
+        return self._with(_sorted([*before, *by, *after]), constants or {})
+
+    def _with(self, nodes: Sequence[Node], constants: Mapping[str, np.ndarray]) -> Graph:
+        used = {name for node in nodes for name in node.inputs} | set(self.outputs)
+        kept = {
+            name: array for name, array in {**self.constants, **constants}.items() if name in used
+        }
+        return replace(self, nodes=tuple(nodes), constants=kept)
+
+    def with_batch(self, batch: int) -> Graph:
+        """Returns the graph for another batch.
+
+        Raises:
+            InputError: no input has a batch, or the graph cannot be made for this one.
+        """
+        if batch == self.batch:
+            return self
+        if not self.batched:
+            raise InputError(
+                f"{self.name}: batch: expected a graph made for any batch, found its inputs fixed"
+            )
+        if batch < 1:
+            raise InputError(f"{self.name}: batch: expected at least 1, found {batch}")
+        if self.rebuild is not None:
+            return self.rebuild(batch)
+        inputs = tuple(
+            replace(value, shape=(batch, *value.shape[1:])) if value.name in self.batched else value
+            for value in self.inputs
+        )
+        return replace(self, inputs=inputs)
+
+    def sharing(self, other: Graph) -> Graph:
+        """Returns the graph with ``other``'s arrays where a constant of the same name is equal to it."""
+        constants = dict(self.constants)
+        for name, array in constants.items():
+            known = other.constants.get(name)
+            if (
+                known is not None
+                and known is not array
+                and known.dtype == array.dtype
+                and known.shape == array.shape
+                and known.tobytes() == array.tobytes()
+            ):
+                constants[name] = known
+        return replace(self, constants=constants)
+
+
+def _sorted(nodes: Sequence[Node]) -> Sequence[Node]:
+    """Returns ``nodes`` in an order in which they can run; each as early as its place in ``nodes`` says.
+
+    Nodes of a circle come last, as they were, for the check of the graph to name.
+    """
+    maker = {output: index for index, node in enumerate(nodes) for output in node.outputs}
+    waits = [
+        {maker[name] for name in node.inputs if name is not None and name in maker}
+        for node in nodes
+    ]
+    if all(all(index < place for index in wait) for place, wait in enumerate(waits)):
+        return nodes
+    users: list[list[int]] = [[] for _ in nodes]
+    for place, wait in enumerate(waits):
+        for index in wait:
+            users[index].append(place)
+    left = [len(wait) for wait in waits]
+    ready = [place for place, count in enumerate(left) if count == 0]
+    heapq.heapify(ready)
+    order = []
+    while ready:
+        place = heapq.heappop(ready)
+        order.append(place)
+        for user in users[place]:
+            left[user] -= 1
+            if left[user] == 0:
+                heapq.heappush(ready, user)
+    return [nodes[place] for place in order] + [
+        node for place, node in enumerate(nodes) if left[place] > 0
+    ]

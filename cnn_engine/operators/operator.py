@@ -1,0 +1,164 @@
+"""What every operator's record has: shape inference, a float64 reference, costs, and facts for its kernels.
+
+A record is a frozen dataclass of attributes. It knows no names of tensors, no device and no kernel; a
+:class:`~cnn_engine.graph.graph.Node` gives it inputs and outputs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from ..errors import InputError
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Value:
+    """A tensor of known dimensions.
+
+    Attributes:
+        name: unique in its graph.
+        shape: all dimensions; ``()`` is a scalar.
+        dtype: NumPy's name of the element type, such as ``float32``, ``int64`` or ``bool``.
+        layout: ``contiguous`` (row-major), or a name that an engine's kernels agree on.
+    """
+
+    name: str
+    shape: Shape
+    dtype: str = "float32"
+    layout: str = "contiguous"
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the elements, without padding."""
+        return self.size * np.dtype(self.dtype).itemsize
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one call needs at least.
+
+    Attributes:
+        flops: two a multiply-add of a sum of products; nothing for comparisons, moves and functions.
+        bytes: every tensor, parameters too, moved once.
+    """
+
+    flops: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Operator:
+    """Base of the records.
+
+    Attributes:
+        kind: the operator's name: its file, its kernels, what reports show.
+        in_place: whether a kernel may write output 0 over input 0 (same shape and type, element by element).
+    """
+
+    kind: ClassVar[str]
+    in_place: ClassVar[bool] = False
+
+    def infer(self, inputs: Sequence[Value | None]) -> tuple[tuple[Shape, str], ...]:
+        """Returns (shape, dtype) of every output.
+
+        Raises:
+            InputError: the inputs do not fit the operator; says what was expected and found.
+        """
+        raise NotImplementedError
+
+    def reference(self, *arrays: np.ndarray | None) -> np.ndarray | tuple[np.ndarray, ...]:
+        """Computes the outputs in NumPy: floats in float64, integers and booleans exactly.
+
+        One output is returned as an array, several as a tuple. Inputs fit (:meth:`infer` has passed).
+        """
+        raise NotImplementedError
+
+    def cost(self, inputs: Sequence[Value | None], outputs: Sequence[Value]) -> Cost:
+        """Returns what one call needs at least."""
+        tensors = [value for value in inputs if value is not None] + list(outputs)
+        return Cost(self.flops(inputs, outputs), sum(value.nbytes for value in tensors))
+
+    def flops(self, inputs: Sequence[Value | None], outputs: Sequence[Value]) -> int:
+        """Returns the FLOPs of one call; 0 unless the operator sums products."""
+        return 0
+
+    def terms(self, inputs: Sequence[Value | None]) -> int:
+        """Returns the length of the longest sum that one output element is; 1 for pointwise operators."""
+        return 1
+
+
+def need(inputs: Sequence[Value | None], lowest: int, highest: int | None = None) -> None:
+    """Checks how many inputs there are; the first ``lowest`` of them must be given.
+
+    Raises:
+        InputError: there are more or fewer.
+    """
+    highest = lowest if highest is None else highest
+    given = len(inputs)
+    if not lowest <= given <= highest or any(value is None for value in inputs[:lowest]):
+        wanted = str(lowest) if lowest == highest else f"{lowest} to {highest}"
+        found = sum(value is not None for value in inputs)
+        raise InputError(f"expected {wanted} inputs, found {found}")
+
+
+def is_float(dtype: str) -> bool:
+    """Whether ``dtype`` is a floating type."""
+    return dtype.startswith("float")
+
+
+def same_dtype(inputs: Sequence[Value | None]) -> str:
+    """Returns the one element type of ``inputs``.
+
+    Raises:
+        InputError: they differ.
+    """
+    dtypes = list(dict.fromkeys(value.dtype for value in inputs if value is not None))
+    if len(dtypes) != 1:
+        raise InputError(f"expected inputs of one type, found {', '.join(dtypes)}")
+    return dtypes[0]
+
+
+def float64(array: np.ndarray) -> np.ndarray:
+    """Returns floats as float64, and leaves integers and booleans as they are."""
+    array = np.asarray(array)
+    return array.astype(np.float64, copy=False) if array.dtype.kind == "f" else array
+
+
+def axis_in(axis: int, rank: int) -> int:
+    """Returns ``axis``, counted from the end where negative, as an index from 0.
+
+    Raises:
+        InputError: there is no such dimension.
+    """
+    if not -rank <= axis < rank:
+        raise InputError(f"axis: expected a dimension of {rank}, found {axis}")
+    return axis % rank
+
+
+def broadcast(*shapes: Shape) -> Shape:
+    """Returns the shape that ``shapes`` broadcast to by NumPy's rules.
+
+    Raises:
+        InputError: they do not fit.
+    """
+    rank = max(len(shape) for shape in shapes)
+    result = []
+    for sizes in zip(*((1,) * (rank - len(shape)) + tuple(shape) for shape in shapes), strict=True):
+        wide = {size for size in sizes if size != 1}
+        if len(wide) > 1:
+            found = " and ".join(str(list(shape)) for shape in shapes)
+            raise InputError(f"expected shapes that broadcast, found {found}")
+        result.append(wide.pop() if wide else 1)
+    return tuple(result)
