@@ -1,15 +1,39 @@
 """The operators: one file each, with attributes, shape inference, a NumPy float64 reference and costs.
 
-A new operator is its file and one line here.
+A new operator is its file and its line in the list here.
 """
+
+import importlib
 
 from .operator import Cost, Operator, Value
 
 __all__ = ["KINDS", "Cost", "Operator", "Value"]
 
+_FILES = (
+    "conv2d",
+    "copy",
+    "linear",
+    "max_pool2d",
+    "normalize",
+    "pad2d",
+    "softmax",
+    "unary",
+)
+
+
+def _records(file: str) -> dict[str, type[Operator]]:
+    module = importlib.import_module(f"{__name__}.{file}")
+    return {
+        value.kind: value
+        for value in vars(module).values()
+        if isinstance(value, type)
+        and value.__module__ == module.__name__
+        and issubclass(value, Operator)
+        and hasattr(value, "kind")
+    }
+
+
 #: Every record by its kind.
 KINDS: dict[str, type[Operator]] = {
-    record.kind: record
-    for record in list(vars().values())
-    if isinstance(record, type) and issubclass(record, Operator) and hasattr(record, "kind")
+    kind: record for file in _FILES for kind, record in _records(file).items()
 }

@@ -1,0 +1,76 @@
+"""max_pool2d: y[n,c,i,j] = max over r < R, s < S of x[n, c, i*SH + r*DH - top, j*SW + s*DW - left]
+
+Places outside the image do not take part; NaN wins.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from ..errors import InputError
+from .operator import Operator, float64, need
+from .windows import Padding, Pair, output_sizes, padded, windows
+
+
+@dataclass(frozen=True)
+class MaxPool2d(Operator):
+    """Input: x [N, C, H, W].
+
+    Attributes:
+        kernel, stride, dilation: rows and columns.
+        padding: rows and columns outside the image: above, on the left, below, on the right.
+        indices: None, or ``row`` or ``column``: a second output, int64, says where each maximum was: its
+            place in the whole tensor, counted with the last or the first image dimension running fastest.
+    """
+
+    kind: ClassVar[str] = "max_pool2d"
+    rank: ClassVar[int] = 2
+    kernel: Pair
+    stride: Pair
+    padding: Padding = (0, 0, 0, 0)
+    dilation: Pair = (1, 1)
+    indices: str | None = None
+
+    def infer(self, inputs):
+        need(inputs, 1)
+        (x,) = inputs
+        if len(x.shape) != 2 + self.rank:
+            raise InputError(f"expected {2 + self.rank} dimensions, found {list(x.shape)}")
+        places = output_sizes(x.shape[2:], self.kernel, self.stride, self.padding, self.dilation)
+        shape = (*x.shape[:2], *places)
+        return ((shape, x.dtype), (shape, "int64"))[: 1 if self.indices is None else 2]
+
+    def reference(self, x):
+        x = float64(x)
+        lowest = -np.inf if x.dtype.kind == "f" else np.iinfo(x.dtype).min
+        view = self._windows(padded(x, self.padding, lowest))
+        y = view.max(axis=-1)
+        if self.indices is None:
+            return y
+        sizes = x.shape[2:]
+        order = "C" if self.indices == "row" else "F"
+        numbers = np.arange(math.prod(sizes), dtype=np.int64).reshape(sizes, order=order)
+        planes = np.arange(math.prod(x.shape[:2]), dtype=np.int64).reshape(*x.shape[:2])
+        places = planes.reshape(*x.shape[:2], *[1] * self.rank) * math.prod(sizes) + numbers
+        chosen = view.argmax(axis=-1)
+        at = self._windows(padded(places, self.padding, -1))
+        return y, np.take_along_axis(at, chosen[..., None], axis=-1)[..., 0]
+
+    def _windows(self, x: np.ndarray) -> np.ndarray:
+        """Returns [N, C, places..., taps]."""
+        view = windows(x, self.kernel, self.stride, self.dilation)
+        return view.reshape(*view.shape[: 2 + self.rank], -1)
+
+
+@dataclass(frozen=True)
+class MaxPool3d(MaxPool2d):
+    """max_pool2d over images with depth: x [N, C, D, H, W]."""
+
+    kind: ClassVar[str] = "max_pool3d"
+    rank: ClassVar[int] = 3
+    padding: tuple[int, ...] = (0, 0, 0, 0, 0, 0)
+    dilation: tuple[int, ...] = (1, 1, 1)

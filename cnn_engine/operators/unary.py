@@ -1,0 +1,496 @@
+"""Functions of one number: y = f(x) for every element. One record a function, named for it.
+
+:attr:`Unary.function` names a kernel's function; ``alpha`` and ``beta`` are its two numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from ..errors import InputError
+from .operator import Operator, float64, is_float, need
+
+
+@dataclass(frozen=True)
+class Unary(Operator):
+    """Input: x of any shape; floats, unless the function says otherwise.
+
+    Attributes:
+        integers: whether the function also takes integers, exactly.
+        alpha, beta: numbers of the function; 0 where it has none.
+    """
+
+    in_place: ClassVar[bool] = True
+    integers: ClassVar[bool] = False
+    alpha: ClassVar[float] = 0.0
+    beta: ClassVar[float] = 0.0
+
+    @property
+    def function(self) -> str:
+        """The name of the function among a kernel's."""
+        return self.kind
+
+    def infer(self, inputs):
+        need(inputs, 1)
+        (x,) = inputs
+        if not is_float(x.dtype) and (not self.integers or x.dtype == "bool"):
+            raise InputError(
+                f"expected {'numbers' if self.integers else 'floating point'}, found {x.dtype}"
+            )
+        return ((x.shape, x.dtype),)
+
+    def reference(self, x):
+        with np.errstate(all="ignore"):
+            return self.of(float64(x))
+
+    def of(self, x: np.ndarray) -> np.ndarray:
+        """Returns f(x) for ``x`` in float64, or in its own type of integers."""
+        raise NotImplementedError
+
+
+def sigmoid(x: np.ndarray) -> np.ndarray:
+    """Returns 1 / (1 + exp(-x)), without overflow."""
+    e = np.exp(-np.abs(x))
+    return np.where(x >= 0, 1, e) / (1 + e)
+
+
+def softplus(x: np.ndarray) -> np.ndarray:
+    """Returns log(1 + exp(x)), without overflow."""
+    return np.logaddexp(x, 0.0)
+
+
+def erf(x: np.ndarray) -> np.ndarray:
+    """Returns the error function."""
+    return np.asarray(np.frompyfunc(math.erf, 1, 1)(x), np.float64)
+
+
+@dataclass(frozen=True)
+class Relu(Unary):
+    """max(x, 0); NaN stays NaN."""
+
+    kind: ClassVar[str] = "relu"
+    integers: ClassVar[bool] = True
+
+    def of(self, x):
+        return np.maximum(x, x.dtype.type(0))
+
+
+@dataclass(frozen=True)
+class LeakyRelu(Unary):
+    """x, or alpha * x below 0."""
+
+    kind: ClassVar[str] = "leaky_relu"
+    alpha: float = 0.01
+
+    def of(self, x):
+        return np.where(x < 0, self.alpha * x, x)
+
+
+@dataclass(frozen=True)
+class ThresholdedRelu(Unary):
+    """x above alpha, else 0."""
+
+    kind: ClassVar[str] = "thresholded_relu"
+    alpha: float = 1.0
+
+    def of(self, x):
+        return np.where(x > self.alpha, x, 0.0)
+
+
+@dataclass(frozen=True)
+class Elu(Unary):
+    """x, or alpha * (exp(x) - 1) below 0."""
+
+    kind: ClassVar[str] = "elu"
+    alpha: float = 1.0
+
+    def of(self, x):
+        return np.where(x < 0, self.alpha * np.expm1(x), x)
+
+
+@dataclass(frozen=True)
+class Selu(Unary):
+    """beta * x, or beta * alpha * (exp(x) - 1) below 0; beta is what the field calls gamma."""
+
+    kind: ClassVar[str] = "selu"
+    alpha: float = 1.67326319217681884765625
+    beta: float = 1.05070102214813232421875
+
+    def of(self, x):
+        return self.beta * np.where(x < 0, self.alpha * np.expm1(x), x)
+
+
+@dataclass(frozen=True)
+class Celu(Unary):
+    """x, or alpha * (exp(x / alpha) - 1) below 0."""
+
+    kind: ClassVar[str] = "celu"
+    alpha: float = 1.0
+
+    def of(self, x):
+        return np.maximum(x, 0.0) + np.minimum(0.0, self.alpha * np.expm1(x / self.alpha))
+
+
+@dataclass(frozen=True)
+class Sigmoid(Unary):
+    """1 / (1 + exp(-x))."""
+
+    kind: ClassVar[str] = "sigmoid"
+
+    def of(self, x):
+        return sigmoid(x)
+
+
+@dataclass(frozen=True)
+class HardSigmoid(Unary):
+    """alpha * x + beta, held between 0 and 1."""
+
+    kind: ClassVar[str] = "hard_sigmoid"
+    alpha: float = 0.2
+    beta: float = 0.5
+
+    def of(self, x):
+        return np.clip(self.alpha * x + self.beta, 0.0, 1.0)
+
+
+@dataclass(frozen=True)
+class HardSwish(Unary):
+    """x * (x / 6 + 1/2 held between 0 and 1)."""
+
+    kind: ClassVar[str] = "hard_swish"
+
+    def of(self, x):
+        return x * np.clip(x / 6 + 0.5, 0.0, 1.0)
+
+
+@dataclass(frozen=True)
+class Swish(Unary):
+    """x * sigmoid(alpha * x)."""
+
+    kind: ClassVar[str] = "swish"
+    alpha: float = 1.0
+
+    def of(self, x):
+        return x * sigmoid(self.alpha * x)
+
+
+@dataclass(frozen=True)
+class Mish(Unary):
+    """x * tanh(log(1 + exp(x)))."""
+
+    kind: ClassVar[str] = "mish"
+
+    def of(self, x):
+        return x * np.tanh(softplus(x))
+
+
+@dataclass(frozen=True)
+class Gelu(Unary):
+    """x * Phi(x), Phi the normal distribution's; or its approximation by tanh.
+
+    Attributes:
+        approximate: ``none`` or ``tanh``.
+    """
+
+    kind: ClassVar[str] = "gelu"
+    approximate: str = "none"
+
+    @property
+    def function(self) -> str:
+        return "gelu_tanh" if self.approximate == "tanh" else "gelu"
+
+    def of(self, x):
+        if self.approximate == "tanh":
+            return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+        return 0.5 * x * (1 + erf(x / math.sqrt(2)))
+
+
+@dataclass(frozen=True)
+class Clip(Unary):
+    """x held between alpha (the lowest) and beta (the highest); NaN stays NaN."""
+
+    kind: ClassVar[str] = "clip"
+    integers: ClassVar[bool] = True
+    alpha: float = -math.inf
+    beta: float = math.inf
+
+    def of(self, x):
+        # The highest wins where it is below the lowest, as ONNX has it.
+        if x.dtype.kind != "f":
+            limits = np.iinfo(x.dtype)
+            lowest = max(self.alpha, limits.min)
+            highest = min(self.beta, limits.max)
+            return np.minimum(np.maximum(x, x.dtype.type(lowest)), x.dtype.type(highest))
+        return np.minimum(np.maximum(x, self.alpha), self.beta)
+
+
+@dataclass(frozen=True)
+class Shrink(Unary):
+    """x - beta above alpha, x + beta below -alpha, else 0; alpha is what the field calls lambda."""
+
+    kind: ClassVar[str] = "shrink"
+    integers: ClassVar[bool] = True
+    alpha: float = 0.5
+    beta: float = 0.0
+
+    def of(self, x):
+        below, above = x < -self.alpha, x > self.alpha
+        moved = np.where(below, x + self.beta, np.where(above, x - self.beta, 0))
+        return moved.astype(x.dtype)
+
+
+@dataclass(frozen=True)
+class Tanh(Unary):
+    """The hyperbolic tangent."""
+
+    kind: ClassVar[str] = "tanh"
+
+    def of(self, x):
+        return np.tanh(x)
+
+
+@dataclass(frozen=True)
+class Erf(Unary):
+    """The error function."""
+
+    kind: ClassVar[str] = "erf"
+
+    def of(self, x):
+        return erf(x)
+
+
+@dataclass(frozen=True)
+class Softplus(Unary):
+    """log(1 + exp(x))."""
+
+    kind: ClassVar[str] = "softplus"
+
+    def of(self, x):
+        return softplus(x)
+
+
+@dataclass(frozen=True)
+class Softsign(Unary):
+    """x / (1 + |x|)."""
+
+    kind: ClassVar[str] = "softsign"
+
+    def of(self, x):
+        return x / (1 + np.abs(x))
+
+
+@dataclass(frozen=True)
+class Sqrt(Unary):
+    """The square root; NaN below 0."""
+
+    kind: ClassVar[str] = "sqrt"
+
+    def of(self, x):
+        return np.sqrt(x)
+
+
+@dataclass(frozen=True)
+class Exp(Unary):
+    """e to the x."""
+
+    kind: ClassVar[str] = "exp"
+
+    def of(self, x):
+        return np.exp(x)
+
+
+@dataclass(frozen=True)
+class Log(Unary):
+    """The natural logarithm."""
+
+    kind: ClassVar[str] = "log"
+
+    def of(self, x):
+        return np.log(x)
+
+
+@dataclass(frozen=True)
+class Abs(Unary):
+    """|x|."""
+
+    kind: ClassVar[str] = "abs"
+    integers: ClassVar[bool] = True
+
+    def of(self, x):
+        return np.abs(x)
+
+
+@dataclass(frozen=True)
+class Neg(Unary):
+    """-x."""
+
+    kind: ClassVar[str] = "neg"
+    integers: ClassVar[bool] = True
+
+    def of(self, x):
+        return np.negative(x)
+
+
+@dataclass(frozen=True)
+class Reciprocal(Unary):
+    """1 / x."""
+
+    kind: ClassVar[str] = "reciprocal"
+
+    def of(self, x):
+        return 1.0 / x
+
+
+@dataclass(frozen=True)
+class Floor(Unary):
+    """The largest whole number up to x."""
+
+    kind: ClassVar[str] = "floor"
+
+    def of(self, x):
+        return np.floor(x)
+
+
+@dataclass(frozen=True)
+class Ceil(Unary):
+    """The smallest whole number from x."""
+
+    kind: ClassVar[str] = "ceil"
+
+    def of(self, x):
+        return np.ceil(x)
+
+
+@dataclass(frozen=True)
+class Round(Unary):
+    """The nearest whole number; halves go to the even one."""
+
+    kind: ClassVar[str] = "round"
+
+    def of(self, x):
+        return np.rint(x)
+
+
+@dataclass(frozen=True)
+class Sign(Unary):
+    """-1, 0 or 1."""
+
+    kind: ClassVar[str] = "sign"
+    integers: ClassVar[bool] = True
+
+    def of(self, x):
+        return np.sign(x)
+
+
+@dataclass(frozen=True)
+class Sin(Unary):
+    """The sine."""
+
+    kind: ClassVar[str] = "sin"
+
+    def of(self, x):
+        return np.sin(x)
+
+
+@dataclass(frozen=True)
+class Cos(Unary):
+    """The cosine."""
+
+    kind: ClassVar[str] = "cos"
+
+    def of(self, x):
+        return np.cos(x)
+
+
+@dataclass(frozen=True)
+class Tan(Unary):
+    """The tangent."""
+
+    kind: ClassVar[str] = "tan"
+
+    def of(self, x):
+        return np.tan(x)
+
+
+@dataclass(frozen=True)
+class Asin(Unary):
+    """The inverse of the sine."""
+
+    kind: ClassVar[str] = "asin"
+
+    def of(self, x):
+        return np.arcsin(x)
+
+
+@dataclass(frozen=True)
+class Acos(Unary):
+    """The inverse of the cosine."""
+
+    kind: ClassVar[str] = "acos"
+
+    def of(self, x):
+        return np.arccos(x)
+
+
+@dataclass(frozen=True)
+class Atan(Unary):
+    """The inverse of the tangent."""
+
+    kind: ClassVar[str] = "atan"
+
+    def of(self, x):
+        return np.arctan(x)
+
+
+@dataclass(frozen=True)
+class Sinh(Unary):
+    """The hyperbolic sine."""
+
+    kind: ClassVar[str] = "sinh"
+
+    def of(self, x):
+        return np.sinh(x)
+
+
+@dataclass(frozen=True)
+class Cosh(Unary):
+    """The hyperbolic cosine."""
+
+    kind: ClassVar[str] = "cosh"
+
+    def of(self, x):
+        return np.cosh(x)
+
+
+@dataclass(frozen=True)
+class Asinh(Unary):
+    """The inverse of the hyperbolic sine."""
+
+    kind: ClassVar[str] = "asinh"
+
+    def of(self, x):
+        return np.arcsinh(x)
+
+
+@dataclass(frozen=True)
+class Acosh(Unary):
+    """The inverse of the hyperbolic cosine."""
+
+    kind: ClassVar[str] = "acosh"
+
+    def of(self, x):
+        return np.arccosh(x)
+
+
+@dataclass(frozen=True)
+class Atanh(Unary):
+    """The inverse of the hyperbolic tangent."""
+
+    kind: ClassVar[str] = "atanh"
+
+    def of(self, x):
+        return np.arctanh(x)

@@ -1,0 +1,70 @@
+"""What convolutions and pools share: paddings, output sizes, and windows as strided views."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+
+from ..errors import InputError
+
+Pair = tuple[int, int]
+Padding = tuple[
+    int, int, int, int
+]  # rows above, columns on the left, rows below, columns on the right
+
+
+def output_sizes(
+    sizes: tuple[int, ...],
+    kernel: tuple[int, ...],
+    stride: tuple[int, ...],
+    padding: tuple[int, ...],
+    dilation: tuple[int, ...],
+) -> tuple[int, ...]:
+    """Returns the places of a window along each dimension.
+
+    Args:
+        padding: what stands before each dimension, then what stands after each.
+
+    Raises:
+        InputError: attributes do not fit the dimensions, or the window is larger than the padded input.
+    """
+    rank = len(sizes)
+    for name, values, count, lowest in (
+        ("kernel", kernel, rank, 1),
+        ("stride", stride, rank, 1),
+        ("padding", padding, 2 * rank, 0),
+        ("dilation", dilation, rank, 1),
+    ):
+        if len(values) != count or min(values) < lowest:
+            raise InputError(
+                f"{name}: expected {count} whole numbers of at least {lowest}, found {list(values)}"
+            )
+    result = []
+    for i in range(rank):
+        padded = sizes[i] + padding[i] + padding[rank + i]
+        window = dilation[i] * (kernel[i] - 1) + 1
+        if padded < window:
+            raise InputError(
+                f"expected a window of at most the padded input, found {window} over {padded}"
+            )
+        result.append((padded - window) // stride[i] + 1)
+    return tuple(result)
+
+
+def padded(x: np.ndarray, padding: tuple[int, ...], value: float = 0.0) -> np.ndarray:
+    """Returns ``x`` [N, C, ...] with ``value`` around its last dimensions."""
+    rank = len(padding) // 2
+    width = [(0, 0)] * (x.ndim - rank) + [(padding[i], padding[rank + i]) for i in range(rank)]
+    return np.pad(x, width, constant_values=value)
+
+
+def windows(
+    x: np.ndarray, kernel: tuple[int, ...], stride: tuple[int, ...], dilation: tuple[int, ...]
+) -> np.ndarray:
+    """Returns [N, C, places..., taps...]: a view of every window over ``x`` [N, C, ...]."""
+    rank = len(kernel)
+    spans = tuple(d * (k - 1) + 1 for d, k in zip(dilation, kernel, strict=True))
+    view = sliding_window_view(x, spans, axis=tuple(range(2, 2 + rank)))
+    places = tuple(slice(None, None, step) for step in stride)
+    taps = tuple(slice(None, None, step) for step in dilation)
+    return view[(slice(None), slice(None), *places, *taps)]
