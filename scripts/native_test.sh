@@ -7,8 +7,8 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 build=$(mktemp -d)
 trap 'rm -rf "$build"' EXIT
-kernels=(csrc/cpu/{conv2d,elementwise,kernels,linear,max_pool2d,pad2d,softmax}.cpp
-         csrc/cpu/fused/{direct,pointwise,winograd}.cpp)
+shopt -s extglob
+kernels=(csrc/cpu/!(dispatch).cpp csrc/cpu/fused/{direct,pointwise,winograd}.cpp)
 once=(csrc/cpu/dispatch.cpp csrc/runtime/thread_pool.cpp tests/native/fused_test.cpp
       csrc/cpu/fused/{layered,network,operations,pack,plan,why_not}.cpp)
 flags=(-std=c++17 -O2 -g -Icsrc -fopenmp-simd -fno-math-errno -fno-trapping-math)

@@ -5,7 +5,7 @@
 // says that there is no device, on a machine without one.
 #include <cuda_runtime_api.h>
 
-#include "bindings/shapes.h"
+#include "bindings/operators.h"
 #include "runtime/check.h"
 #include "runtime/delay.h"
 
@@ -17,40 +17,11 @@ namespace {
 
 Stream as_stream(Address stream) { return reinterpret_cast<Stream>(stream); }
 
+// The interpreter's lock is kept: a launch takes microseconds, and to have the lock back from
+// another thread can take milliseconds.
 void add_operators(py::module_& module) {
-  module.def("conv2d",
-             [](Address input, Address weight, Address bias, Address output,
-                const Conv2dShape& shape, Conv2dVariant variant, bool reduction, Address stream) {
-               cuda::conv2d(in(input), in(weight), in(bias), out(output), shape, variant, reduction,
-                            as_stream(stream));
-             });
-  module.def("pad2d", [](Address input, Address output, const Pad2dShape& shape, Address stream) {
-    cuda::pad2d(in(input), out(output), shape, as_stream(stream));
-  });
-  module.def("relu",
-             [](Address input, Address output, const ElementwiseShape& shape, Address stream) {
-               cuda::relu(in(input), out(output), shape, as_stream(stream));
-             });
-  module.def("tanh",
-             [](Address input, Address output, const ElementwiseShape& shape, Address stream) {
-               cuda::tanh(in(input), out(output), shape, as_stream(stream));
-             });
-  module.def("normalize", [](Address input, Address output, const ElementwiseShape& shape,
-                             float scale, float offset, Address stream) {
-    cuda::normalize(in<std::uint8_t>(input), out(output), shape, scale, offset, as_stream(stream));
-  });
-  module.def("max_pool2d",
-             [](Address input, Address output, const MaxPool2dShape& shape, Address stream) {
-               cuda::max_pool2d(in(input), out(output), shape, as_stream(stream));
-             });
-  module.def("linear", [](Address input, Address weight, Address bias, Address output,
-                          const LinearShape& shape, bool reduction, Address stream) {
-    cuda::linear(in(input), in(weight), in(bias), out(output), shape, reduction, as_stream(stream));
-  });
-  module.def("softmax", [](Address input, Address output, const SoftmaxShape& shape, bool reduction,
-                           Address stream) {
-    cuda::softmax(in(input), out(output), shape, reduction, as_stream(stream));
-  });
+#define CNN_ENGINE_CUDA_OPERATOR(name) bind(module, #name, [] { return &cuda::name; }, &cuda::name);
+#include "ops/operators.def"
 }
 
 // The number of devices, and why there are none.

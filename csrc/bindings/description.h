@@ -7,7 +7,7 @@
 #include <tuple>
 #include <vector>
 
-#include "bindings/shapes.h"
+#include "bindings/address.h"
 #include "ops/network.h"
 
 namespace cnn_engine::bindings {

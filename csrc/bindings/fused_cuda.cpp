@@ -2,7 +2,6 @@
 #include "ops/fused_cuda.h"
 
 #include "bindings/description.h"
-#include "ops/conv2d_step.h"
 #include "runtime/check.h"
 
 namespace cnn_engine::bindings {
@@ -56,11 +55,6 @@ void add_fused(py::module_& module) {
       .def_property_readonly("outputs", &FusedNetwork::outputs)
       .def_property_readonly("instantiation", &FusedNetwork::instantiation)
       .def_property_readonly("whole", &FusedNetwork::whole);
-  module.def("conv2d_step", [](Address input, Address weight, Address bias, Address output,
-                               const Conv2dShape& shape, bool relu, bool pool, Address stream) {
-    cuda::conv2d_step(in(input), in(weight), in(bias), out(output), shape, relu, pool,
-                      reinterpret_cast<Stream>(stream));
-  });
   // float32 multiply-adds a second that the current device reaches when it does nothing else.
   module.def("measure_fma_peak", &cuda::measure_fma_peak, py::call_guard<py::gil_scoped_release>());
 }

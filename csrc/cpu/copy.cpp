@@ -5,7 +5,7 @@
 
 #include "runtime/parallel.h"
 
-namespace cnn_engine::cpu {
+namespace cnn_engine::cpu::CNN_ENGINE_ISA {
 
 void copy(const void* input, void* output, std::int64_t nbytes, int threads) {
   parallel_for(nbytes, 1, threads, [&](std::int64_t begin, std::int64_t end) {
@@ -14,4 +14,4 @@ void copy(const void* input, void* output, std::int64_t nbytes, int threads) {
   });
 }
 
-}  // namespace cnn_engine::cpu
+}  // namespace cnn_engine::cpu::CNN_ENGINE_ISA

@@ -1,5 +1,4 @@
-// The operators' cpu:: entries: each calls the build of its kernel for the selected instruction
-// set.
+// Which instruction set's build of the kernels is used.
 #include <cstdlib>
 #include <cstring>
 
@@ -52,8 +51,6 @@ const InstructionSet*& selected() {
   return set;
 }
 
-const Kernels& kernels() { return *selected()->kernels; }
-
 }  // namespace
 
 int instruction_sets(const InstructionSet** sets) {
@@ -66,41 +63,5 @@ void select_instruction_set(const char* name) { selected() = find("instruction s
 const InstructionSet& selected_set() { return *selected(); }
 
 const char* selected_instruction_set() { return selected()->name; }
-
-void conv2d(const float* input, const float* weight, const float* bias, float* output,
-            const Conv2dShape& shape, Conv2dVariant variant, bool reduction, int threads) {
-  kernels().conv2d(input, weight, bias, output, shape, variant, reduction, threads);
-}
-
-void pad2d(const float* input, float* output, const Pad2dShape& shape, int threads) {
-  kernels().pad2d(input, output, shape, threads);
-}
-
-void relu(const float* input, float* output, const ElementwiseShape& shape, int threads) {
-  kernels().relu(input, output, shape, threads);
-}
-
-void tanh(const float* input, float* output, const ElementwiseShape& shape, int threads) {
-  kernels().tanh(input, output, shape, threads);
-}
-
-void normalize(const std::uint8_t* input, float* output, const ElementwiseShape& shape, float scale,
-               float offset, int threads) {
-  kernels().normalize(input, output, shape, scale, offset, threads);
-}
-
-void max_pool2d(const float* input, float* output, const MaxPool2dShape& shape, int threads) {
-  kernels().max_pool2d(input, output, shape, threads);
-}
-
-void linear(const float* input, const float* weight, const float* bias, float* output,
-            const LinearShape& shape, bool reduction, int threads) {
-  kernels().linear(input, weight, bias, output, shape, reduction, threads);
-}
-
-void softmax(const float* input, float* output, const SoftmaxShape& shape, bool reduction,
-             int threads) {
-  kernels().softmax(input, output, shape, reduction, threads);
-}
 
 }  // namespace cnn_engine::cpu

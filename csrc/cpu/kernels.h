@@ -3,24 +3,14 @@
 #pragma once
 
 #include "cpu/fused/steps.h"
-#include "ops/conv2d.h"
-#include "ops/elementwise.h"
-#include "ops/linear.h"
-#include "ops/max_pool2d.h"
-#include "ops/pad2d.h"
-#include "ops/softmax.h"
+#include "ops/operators.h"
 
 namespace cnn_engine::cpu {
 
+// The contracts declare cpu::name; what is defined is cpu::avx2::name and its like.
 struct Kernels {
-  decltype(&cpu::conv2d) conv2d;
-  decltype(&cpu::pad2d) pad2d;
-  decltype(&cpu::relu) relu;
-  decltype(&cpu::tanh) tanh;
-  decltype(&cpu::normalize) normalize;
-  decltype(&cpu::max_pool2d) max_pool2d;
-  decltype(&cpu::linear) linear;
-  decltype(&cpu::softmax) softmax;
+#define CNN_ENGINE_CPU_OPERATOR(name) decltype(&cpu::name) name;
+#include "ops/operators.def"
 };
 
 namespace baseline {
@@ -56,6 +46,7 @@ int instruction_sets(const InstructionSet** sets);
 // CNN_ENGINE_CPU_ISA names. It is read once; what it names but this CPU lacks is an error, thrown
 // by every use.
 const InstructionSet& selected_set();
+inline const Kernels& selected_kernels() { return *selected_set().kernels; }
 
 // Selects by name the kernels that the operators use from now on; throws std::invalid_argument for
 // a name that was not built or that this CPU lacks. Not to be called while an operator runs.

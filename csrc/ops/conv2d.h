@@ -17,6 +17,18 @@ namespace cnn_engine {
 
 enum class Conv2dVariant { direct, pad, tiled };
 
+inline const char* name_of(Conv2dVariant variant) {
+  switch (variant) {
+    case Conv2dVariant::direct:
+      return "direct";
+    case Conv2dVariant::pad:
+      return "pad";
+    case Conv2dVariant::tiled:
+      return "tiled";
+  }
+  return nullptr;
+}
+
 struct Conv2dShape {
   int n, c, h, w;                        // input  [N, C, H, W]
   int k, r, s;                           // weight [K, C, R, S]

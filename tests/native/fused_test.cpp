@@ -83,7 +83,8 @@ std::vector<float> layered(const NetworkDescription& net, const std::vector<floa
         const Conv2dShape s{kImages,    c,          h,          w,       l.out_channels, l.kernel_h,
                             l.kernel_w, l.stride_h, l.stride_w, l.pad_h, l.pad_w};
         y.resize(s.output_size());
-        cpu::conv2d(x.data(), l.weight, l.bias, y.data(), s, Conv2dVariant::direct, false, 1);
+        cpu::selected_kernels().conv2d(x.data(), l.weight, l.bias, y.data(), s,
+                                       Conv2dVariant::direct, false, 1);
         c = l.out_channels, h = s.out_h(), w = s.out_w();
         break;
       }
@@ -91,24 +92,24 @@ std::vector<float> layered(const NetworkDescription& net, const std::vector<floa
         const MaxPool2dShape s{kImages,    c,          h,          w,       l.kernel_h,
                                l.kernel_w, l.stride_h, l.stride_w, l.pad_h, l.pad_w};
         y.resize(s.output_size());
-        cpu::max_pool2d(x.data(), y.data(), s, 1);
+        cpu::selected_kernels().max_pool2d(x.data(), y.data(), s, 1);
         h = s.out_h(), w = s.out_w();
         break;
       }
       case LayerKind::linear:
         y.resize(std::size_t{kImages} * l.out_channels);
-        cpu::linear(x.data(), l.weight, l.bias, y.data(), {kImages, c * h * w, l.out_channels},
-                    false, 1);
+        cpu::selected_kernels().linear(x.data(), l.weight, l.bias, y.data(),
+                                       {kImages, c * h * w, l.out_channels}, false, 1);
         c = l.out_channels, h = w = 1;
         break;
       case LayerKind::relu:
-        cpu::relu(x.data(), y.data(), size, 1);
+        cpu::selected_kernels().relu(x.data(), y.data(), size, 1);
         break;
       case LayerKind::tanh:
-        cpu::tanh(x.data(), y.data(), size, 1);
+        cpu::selected_kernels().tanh(x.data(), y.data(), size, 1);
         break;
       case LayerKind::softmax:
-        cpu::softmax(x.data(), y.data(), {kImages, c * h * w}, false, 1);
+        cpu::selected_kernels().softmax(x.data(), y.data(), {kImages, c * h * w}, false, 1);
         break;
     }
     x = y;

@@ -2,11 +2,7 @@
 
 #include <algorithm>
 
-#include "ops/conv2d.h"
-#include "ops/elementwise.h"
-#include "ops/linear.h"
-#include "ops/max_pool2d.h"
-#include "ops/softmax.h"
+#include "cpu/kernels.h"
 
 namespace cnn_engine::cpu::fused {
 
@@ -47,6 +43,7 @@ LayeredNetwork::LayeredNetwork(const NetworkDescription& description) : descript
 void LayeredNetwork::run(const float* image, float* output) const {
   constexpr bool reduction = true;
   constexpr int threads = 1;
+  const Kernels& kernels = selected_kernels();
   int c = description_.c, h = description_.h, w = description_.w;
   std::vector<float> in(image, image + std::size_t(c) * h * w), out;
   for (const LayerDescription& layer : description_.layers) {
@@ -65,8 +62,8 @@ void LayeredNetwork::run(const float* image, float* output) const {
                                 layer.pad_h,
                                 layer.pad_w};
         out.resize(shape.output_size());
-        conv2d(in.data(), layer.weight, layer.bias, out.data(), shape, Conv2dVariant::direct,
-               reduction, threads);
+        kernels.conv2d(in.data(), layer.weight, layer.bias, out.data(), shape,
+                       Conv2dVariant::direct, reduction, threads);
         c = shape.k, h = shape.out_h(), w = shape.out_w();
         break;
       }
@@ -82,14 +79,14 @@ void LayeredNetwork::run(const float* image, float* output) const {
                                    layer.pad_h,
                                    layer.pad_w};
         out.resize(shape.output_size());
-        max_pool2d(in.data(), out.data(), shape, threads);
+        kernels.max_pool2d(in.data(), out.data(), shape, threads);
         h = shape.out_h(), w = shape.out_w();
         break;
       }
       case LayerKind::linear: {
         const LinearShape shape{1, static_cast<int>(size), layer.out_channels};
         out.resize(shape.out_features);
-        linear(in.data(), layer.weight, layer.bias, out.data(), shape, reduction, threads);
+        kernels.linear(in.data(), layer.weight, layer.bias, out.data(), shape, reduction, threads);
         c = layer.out_channels, h = w = 1;
         break;
       }
@@ -97,13 +94,14 @@ void LayeredNetwork::run(const float* image, float* output) const {
       case LayerKind::tanh: {
         const ElementwiseShape shape{static_cast<std::int64_t>(size), 4};
         out.resize(size);
-        (layer.kind == LayerKind::relu ? relu : tanh)(in.data(), out.data(), shape, threads);
+        (layer.kind == LayerKind::relu ? kernels.relu : kernels.tanh)(in.data(), out.data(), shape,
+                                                                      threads);
         break;
       }
       case LayerKind::softmax: {
         const SoftmaxShape shape{1, static_cast<int>(size)};
         out.resize(size);
-        softmax(in.data(), out.data(), shape, reduction, threads);
+        kernels.softmax(in.data(), out.data(), shape, reduction, threads);
         c = static_cast<int>(size), h = w = 1;
         break;
       }

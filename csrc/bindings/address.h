@@ -1,16 +1,9 @@
-// What both bindings modules share: pointers as integers, and the name of a variant.
+// Pointers as integers, which both bindings modules take.
 #pragma once
 
 #include <pybind11/pybind11.h>
 
 #include <cstdint>
-
-#include "ops/conv2d.h"
-#include "ops/elementwise.h"
-#include "ops/linear.h"
-#include "ops/max_pool2d.h"
-#include "ops/pad2d.h"
-#include "ops/softmax.h"
 
 namespace cnn_engine::bindings {
 
