@@ -399,6 +399,8 @@ class _Builder:
         function = getattr(module, operator)
         step = Step(name, kind, self.place, function, [*arguments, where], shape.flops, shape.bytes)
         self.steps.append(step)
+        if operator in ("conv2d", "linear") and arguments[2] == 0:  # shapes count a bias
+            step.bytes -= 4 * self.shape[0]
 
     def _written(self, address: Any, shape: tuple[int, ...]) -> None:
         self.address, self.shape = address, shape
