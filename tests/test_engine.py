@@ -19,7 +19,9 @@ from cnn_engine import (
     Tanh,
     UnsupportedError,
 )
-from cnn_engine.engine import variants
+from cnn_engine.devices.cpu import CpuDevice
+from cnn_engine.engine import fused, variants
+from cnn_engine.engine.plan import Placement, Program, build
 from cnn_engine.operators import reference
 
 NETWORK = WORKLOAD.network
@@ -209,6 +211,31 @@ def test_bad_images(images, message):
 def test_bad_options(options, message):
     with pytest.raises(InputError, match=message):
         engine(**options)
+
+
+class Sigmoid(Relu):
+    """A layer that no operator computes, though it has all that a layer has."""
+
+    kind = "sigmoid"
+
+
+@pytest.mark.parametrize("variant", ["if", "pad", "fused", "auto"])
+def test_a_layer_of_an_unknown_type_is_refused(rng, variant):
+    network = Network("odd", (1, 4, 4), (Sigmoid("gate"), Linear("fc", 3), Softmax("softmax")))
+    message = "layer gate: expected one of Conv2d, .*, found the type Sigmoid"
+    with pytest.raises(UnsupportedError, match=message):
+        engine(network, variant=variant)
+    weights = network.random_weights()
+    with pytest.raises(UnsupportedError, match=message):
+        reference.forward(network, weights, pixels(rng, 1, (1, 4, 4)))
+    with pytest.raises(UnsupportedError, match=message):
+        fused.description(network, weights)
+    placement = Placement(CpuDevice(), "resident", 1)
+    program = Program(
+        network, {"cpu": {}}, lambda: None, placement, variants.Choice("if", False, None)
+    )
+    with pytest.raises(UnsupportedError, match=message):
+        build(program, 1, True)
 
 
 @pytest.mark.parametrize("batch", [0, -1, 6, True, 2.0])

@@ -15,7 +15,7 @@ from ..devices import arrays
 from ..devices import threads as thread_counts
 from ..devices.cpu import CpuDevice
 from ..errors import InputError, UnsupportedError, expected
-from ..graph.network import Network
+from ..graph.network import Network, operator_of
 from ..io import weights as weight_files
 from ..measure import measurement, timing
 from ..measure.result import Check, Phases, Result
@@ -83,6 +83,8 @@ class Engine:
             network = workload.get(network)
         self.workload = network if isinstance(network, Workload) else None
         self.network: Network = network.network if isinstance(network, Workload) else network
+        for layer in self.network.layers:
+            operator_of(layer)
         if len(self.network.infos[-1].output_shape) != 1:
             raise InputError(f"{self.network.name}: expected a last layer with one row of outputs")
         self._classes = self.network.classes

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from .. import _cpu
-from ..graph.network import Conv2d, Linear, MaxPool2d, Network, Softmax, Tanh, pair
+from ..graph.network import Conv2d, Linear, MaxPool2d, Network, operator_of, pair
 
 
 def _kernels(device: Any) -> Any:
@@ -23,23 +23,17 @@ def description(network: Network, weights: Mapping[str, np.ndarray]) -> tuple:
     """
     rows = []
     for layer in network.layers:
-        outputs, kernel, stride, padding = 0, (0, 0), (1, 1), (0, 0)
+        kind, outputs, kernel, stride, padding = operator_of(layer), 0, (0, 0), (1, 1), (0, 0)
         match layer:
             case Conv2d():
-                kind, outputs = "conv2d", layer.out_channels
+                outputs = layer.out_channels
                 kernel, stride = pair("kernel", layer.kernel), pair("stride", layer.stride)
                 padding = pair("padding", layer.padding)
             case MaxPool2d():
-                kind, kernel, stride = "max_pool2d", pair("kernel", layer.kernel), layer.strides
+                kernel, stride = pair("kernel", layer.kernel), layer.strides
                 padding = pair("padding", layer.padding)
             case Linear():
-                kind, outputs = "linear", layer.out_features
-            case Softmax():
-                kind = "softmax"
-            case Tanh():
-                kind = "tanh"
-            case _:
-                kind = "relu"
+                outputs = layer.out_features
         addresses = [
             weights[name].__array_interface__["data"][0] if name in weights else 0
             for name in (f"{layer.name}.weight", f"{layer.name}.bias")

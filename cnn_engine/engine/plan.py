@@ -18,7 +18,16 @@ from .. import _cpu
 from ..devices import Buffer
 from ..devices.cpu import CpuDevice
 from ..errors import InputError
-from ..graph.network import Conv2d, LayerInfo, Linear, MaxPool2d, Network, Softmax, Tanh, pair
+from ..graph.network import (
+    Conv2d,
+    LayerInfo,
+    Linear,
+    MaxPool2d,
+    Network,
+    Softmax,
+    operator_of,
+    pair,
+)
 from ..ops import CONV2D_VARIANTS
 from .variants import Choice
 
@@ -428,12 +437,7 @@ class _Builder:
             to = self._output(place, last)
         else:
             to = self.address  # element by element: no memory of its own
-        operator = {
-            MaxPool2d: "max_pool2d",
-            Linear: "linear",
-            Softmax: "softmax",
-            Tanh: "tanh",
-        }.get(type(layer), "relu")
+        operator = operator_of(layer)
         options = [self.reduction] if isinstance(layer, (Linear, Softmax)) else []
         self._add(
             layer.name, layer.kind, operator, [self.address, *weights, to, shape, *options], shape

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from ..errors import InputError
+from ..errors import InputError, UnsupportedError
 
 Pair = tuple[int, int]
 
@@ -155,6 +155,31 @@ class Softmax:
 
 
 Layer = Conv2d | Relu | Tanh | MaxPool2d | Linear | Softmax
+
+_OPERATORS = {
+    Conv2d: "conv2d",
+    Relu: "relu",
+    Tanh: "tanh",
+    MaxPool2d: "max_pool2d",
+    Linear: "linear",
+    Softmax: "softmax",
+}
+
+
+def operator_of(layer: Layer) -> str:
+    """Returns the operator that computes ``layer``, by its exact type: a subclass may mean another.
+
+    Raises:
+        UnsupportedError: there is none.
+    """
+    operator = _OPERATORS.get(type(layer))
+    if operator is None:
+        known = ", ".join(kind.__name__ for kind in _OPERATORS)
+        name = getattr(layer, "name", "?")
+        raise UnsupportedError(
+            f"layer {name}: expected one of {known}, found the type {type(layer).__name__}"
+        )
+    return operator
 
 
 def _image(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from ..graph.network import Conv2d, Linear, MaxPool2d, Network, Pair, Relu, Softmax, Tanh, pair
+from ..graph.network import Network, Pair, operator_of, pair
 
 
 def pad2d(x: np.ndarray, padding: int | Pair, value: float = 0.0) -> np.ndarray:
@@ -99,17 +99,17 @@ def _forward(network: Network, weights: dict[str, np.ndarray], images: np.ndarra
         x = np.asarray(images, np.float64)
     for layer in network.layers:
         weight, bias = weights.get(f"{layer.name}.weight"), weights.get(f"{layer.name}.bias")
-        match layer:
-            case Conv2d():
+        match operator_of(layer):
+            case "conv2d":
                 x = conv2d(x, weight, bias, layer.stride, layer.padding)
-            case Tanh():
+            case "tanh":
                 x = tanh(x)
-            case Relu():
+            case "relu":
                 x = relu(x)
-            case MaxPool2d():
+            case "max_pool2d":
                 x = max_pool2d(x, layer.kernel, layer.stride, layer.padding)
-            case Linear():
+            case "linear":
                 x = linear(x.reshape(len(x), -1), weight, bias)
-            case Softmax():
+            case "softmax":
                 x = softmax(x.reshape(len(x), -1))
     return x.reshape(len(x), -1)
