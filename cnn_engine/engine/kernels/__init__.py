@@ -1,0 +1,59 @@
+"""The kernels: one table, read by the engine, the command line's help, the docs and the tests.
+
+A family of kernels is a file here with its ``ROWS`` and its name in the list below. Among the rows of one
+operator on one kind of device the first that can run a node is the fastest there is: ``auto`` takes it.
+"""
+
+from __future__ import annotations
+
+import importlib
+
+from ...graph.graph import Graph, Node
+from .kernel import Bound, Call, Kernel, on_both
+
+__all__ = ["ALIASES", "TABLE", "Bound", "Call", "Kernel", "choose", "of", "on_both"]
+
+_FAMILIES = ("convolution", "pointwise", "pooling", "products", "softmax")
+
+TABLE: tuple[Kernel, ...] = tuple(
+    row for family in _FAMILIES for row in importlib.import_module(f"{__name__}.{family}").ROWS
+)
+
+_BY_OPERATOR: dict[tuple[str, str], list[Kernel]] = {}
+for _row in TABLE:
+    _BY_OPERATOR.setdefault((_row.op, _row.device), []).append(_row)
+
+#: Operators whose output is their input under another shape: nothing is run.
+ALIASES = frozenset({"reshape"})
+
+
+def of(op: str, device: str) -> list[Kernel]:
+    """Returns the kernels of an operator on a kind of device, the fastest first."""
+    return _BY_OPERATOR.get((op, device), [])
+
+
+def choose(
+    node: Node,
+    graph: Graph,
+    device: str,
+    variant: str | None = None,
+    reduction: bool | None = None,
+) -> tuple[Kernel | None, str]:
+    """Returns the fastest kernel that can run ``node``, or None and why none can.
+
+    Args:
+        variant: a kernel's name; among operators that have one of that name, only it may run.
+        reduction: among kernels with and without, only this form may run; None: either.
+    """
+    rows = of(node.op.kind, device)
+    if any(row.name == variant for row in rows):
+        rows = [row for row in rows if row.name == variant]
+    if reduction is not None:
+        rows = [row for row in rows if row.reduction in (None, reduction)]
+    reasons = []
+    for row in rows:
+        reason = row.refuses(node, graph)
+        if reason is None:
+            return row, ""
+        reasons.append(f"{row.name}: {reason}")
+    return None, "; ".join(dict.fromkeys(reasons)) or f"no kernel on {device}"

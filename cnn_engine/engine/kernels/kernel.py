@@ -1,0 +1,104 @@
+"""What a kernel is to the engine: which nodes it can run, and how it is called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ... import _cpu
+from ...graph.graph import Graph, Node, Value
+
+#: A compiled function and its arguments, addresses among them as integers.
+Bound = tuple[Callable[..., None], list[Any]]
+
+
+@dataclass(frozen=True)
+class Call:
+    """One node where a kernel runs it, with every address known.
+
+    Attributes:
+        node: the node.
+        inputs, outputs: its values; None is an optional input that is absent.
+        at: the address of every input, 0 for an absent one.
+        to: the address of every output.
+        workspace: the address of the kernel's scratch memory, or 0.
+        prepared: what the kernel's ``prepare`` returned, or None.
+        device: where it runs.
+        threads: of CPU work.
+    """
+
+    node: Node
+    inputs: tuple[Value | None, ...]
+    outputs: tuple[Value, ...]
+    at: tuple[Any, ...]
+    to: tuple[Any, ...]
+    workspace: Any
+    prepared: Any
+    device: Any
+    threads: int
+
+    def native(self, function: str, *arguments: Any) -> Bound:
+        """Returns the call of a compiled function; the threads or the stream come after ``arguments``."""
+        if self.device.kind == "cuda":
+            return getattr(self.device.kernels, function), [*arguments, self.device.stream_handle]
+        return getattr(_cpu, function), [*arguments, self.threads]
+
+
+def _never(node: Node, graph: Graph) -> str | None:
+    return None
+
+
+def _no_bytes(node: Node, graph: Graph) -> int:
+    return 0
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One way of running one operator on one kind of device.
+
+    Attributes:
+        op: the operator's kind.
+        name: what ``--variant`` takes, where it is a variant; what reports show beside the node.
+        device: ``cpu`` or ``cuda``.
+        make: returns the compiled function and its arguments. Addresses may be stand-ins that are filled in
+            later, so they are passed on as they are, each an argument of its own.
+        dtypes: of input 0 that it takes.
+        layouts: of input 0 that it takes.
+        why_not: returns why it cannot run a node, or None where it can.
+        workspace: returns the bytes of scratch memory that a call needs.
+        in_place: whether output 0 may lie where input 0 lies.
+        reduction: None, or whether this is the form in which several lanes share one output's sum.
+        rewrite: returns the nodes that stand for a node before this kernel runs it, or None as it stands.
+        prepare: returns what is made once for a node from its constants (packed weights, say) and kept for
+            every plan; the constants are then not brought to the device otherwise.
+        summary: one line for ``--help`` and the docs, where the name is a variant.
+    """
+
+    op: str
+    name: str
+    device: str
+    make: Callable[[Call], Bound]
+    dtypes: tuple[str, ...] = ("float32",)
+    layouts: tuple[str, ...] = ("contiguous",)
+    why_not: Callable[[Node, Graph], str | None] = _never
+    workspace: Callable[[Node, Graph], int] = _no_bytes
+    in_place: bool = False
+    reduction: bool | None = None
+    rewrite: Callable[[Node, Graph], Sequence[Node] | None] = _never
+    prepare: Callable[[Node, Graph, Any], Any] | None = None
+    summary: str = ""
+
+    def refuses(self, node: Node, graph: Graph) -> str | None:
+        """Returns why the kernel cannot run ``node``, or None."""
+        first = graph.values[node.inputs[0]] if node.inputs and node.inputs[0] else None
+        if first is not None and self.dtypes and first.dtype not in self.dtypes:
+            return f"expected {' or '.join(self.dtypes)}, found {first.dtype}"
+        if first is not None and first.layout not in self.layouts:
+            return f"expected the layout {' or '.join(self.layouts)}, found {first.layout}"
+        return self.why_not(node, graph)
+
+
+def on_both(op: str, name: str, make: Callable[[Call], Bound], **options: Any) -> list[Kernel]:
+    """Returns the rows of a kernel that both kinds of device have, with the same arguments."""
+    return [Kernel(op, name, device, make, **options) for device in ("cpu", "cuda")]
