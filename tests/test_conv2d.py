@@ -6,7 +6,7 @@ import tolerances
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cnn_engine import InputError, UnsupportedError, ops
+from cnn_engine import InputError, UnsupportedError, _cpu, ops
 from cnn_engine.operators import reference
 
 # n, c, h, w, k, r, s, stride, padding: the networks' own layers, and what breaks index arithmetic.
@@ -184,3 +184,12 @@ def test_arrays_on_two_devices_are_refused():
 
     with pytest.raises(InputError, match="one device, found cuda:0 and the CPU"):
         ops.conv2d(cupy.zeros((1, 3, 8, 8), cupy.float32), image(4, 3, 3, 3))
+
+
+def test_the_compiled_function_refuses_what_it_does_not_compute():
+    """Its output would be left as it was, without a word."""
+    shape = _cpu.Conv2dShape(1, 1, 3, 3, 1, 3, 3, 1, 1, 0, 0)
+    x, weight, out = (np.zeros(size, np.float32) for size in (9, 9, 1))
+    addresses = x.ctypes.data, weight.ctypes.data, 0, out.ctypes.data
+    with pytest.raises(ValueError, match="expected direct or pad on the CPU, found tiled"):
+        _cpu.conv2d(*addresses, shape, _cpu.Conv2dVariant.tiled, False, 1)

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -308,6 +309,86 @@ def test_large_and_small_activations(instruction_set):
     found = run(build(softmax, {}), images)
     rows = images.reshape(-1, 64)
     tolerances.assert_close(found, reference.softmax(rows), tolerances.softmax(rows))
+
+
+# ---- its parts, timed ----
+
+
+def run_timed(fused, images: np.ndarray, threads: int = 1) -> tuple[np.ndarray, np.ndarray, float]:
+    """Returns the output of a timed pass, the seconds of its parts, and what it took as seen from here."""
+    out = np.full((len(images), fused.outputs), POISON)
+    seconds = np.zeros(len(fused.parts))
+    arguments = (images.ctypes.data, images.dtype == np.uint8, len(images), out.ctypes.data)
+    to = seconds.ctypes.data
+    start = time.perf_counter()
+    fused.run_timed(*arguments, threads, to)
+    return out, seconds, time.perf_counter() - start
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        ("cifar10", [(0, 1, 2), (3, 4, 5), (6, 7, 8), (9,), (10,)]),
+        ("ece408", None),
+    ],
+)
+def test_parts_of_the_two_networks(name, parts):
+    network = NETWORKS[name]
+    found = build(network, weights_of(network)).parts
+    assert [index for part in found for index in part] == list(range(len(network.layers)))
+    assert parts is None or found == parts
+
+
+@settings(max_examples=100, deadline=None)
+@given(networks(), st.integers(0, 2**32 - 1), st.integers(1, 3), st.integers(1, 9), st.booleans())
+def test_a_timed_pass_covers_every_layer_once(network, seed, threads, batch, broken):
+    """The same bits as an untimed pass, each part with time of its own; also where NaN takes the layers."""
+    rng = np.random.default_rng(seed)
+    fused = build(network, network.random_weights(seed))
+    assert [layer for part in fused.parts for layer in part] == list(range(len(network.layers)))
+    images = rng.standard_normal((batch, *network.input_shape)).astype(np.float32)
+    if broken:
+        images[-1].flat[0] = np.nan
+    out, seconds, _ = run_timed(fused, images, threads)
+    np.testing.assert_array_equal(out, run(fused, images, threads))
+    assert (seconds > 0).all()
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("batch", [1, 3, 40])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_parts_add_up_to_their_pass(instruction_set, rng, name, batch, threads):
+    """Within 5 % of what the pass takes as seen from Python, with its call: the closest of many."""
+    network = NETWORKS[name]
+    fused = build(network, weights_of(network))
+    images = pixels(rng, batch, network)
+    shares = []
+    for _ in range(200):
+        _, seconds, took = run_timed(fused, images, threads)
+        shares.append(seconds.sum() / took)
+    assert 0.95 <= max(shares) <= 1.0
+
+
+def test_seconds_are_added_and_the_heavy_part_is_the_heavy_one(rng):
+    """One convolution with nearly all of the work: it has nearly all of the time."""
+    layers = (Conv2d("conv", 32, 5, padding=2), Relu("relu"), Linear("fc", 2), Softmax("softmax"))
+    network = Network("heavy", (16, 32, 32), layers)
+    fused = build(network, network.random_weights(0))
+    assert fused.parts == [(0, 1), (2,), (3,)]
+    images = pixels(rng, 8, network)
+    shares = []
+    for _ in range(20):
+        _, seconds, _ = run_timed(fused, images)
+        shares.append(seconds[0] / seconds.sum())
+    assert np.median(shares) > 0.5
+    before = np.array([1.0, 2.0, 4.0])
+    seconds = before.copy()
+    out = np.empty((8, 2), np.float32)
+    fused.run_timed(images.ctypes.data, True, 8, out.ctypes.data, 1, seconds.ctypes.data)
+    assert (seconds > before).all()
+    assert (seconds < before + 1).all()
+    fused.run_timed(images.ctypes.data, True, 0, out.ctypes.data, 1, before.ctypes.data)
+    assert before.tolist() == [1.0, 2.0, 4.0]
 
 
 # ---- bfloat16 ----

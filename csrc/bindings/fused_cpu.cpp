@@ -39,6 +39,23 @@ void add_fused(py::module_& module) {
             network.run(in<char>(images), is_uint8, n, out(probabilities), threads);
           },
           py::call_guard<py::gil_scoped_release>())
+      .def(
+          "run_timed",
+          [](const FusedNetwork& network, Address images, bool is_uint8, int n,
+             Address probabilities, int threads, Address seconds) {
+            network.run_timed(in<char>(images), is_uint8, n, out(probabilities), threads,
+                              reinterpret_cast<double*>(seconds));
+          },
+          py::call_guard<py::gil_scoped_release>(),
+          "As run; adds each part's seconds to the float64 array [len(parts)] at the last address.")
+      .def_property_readonly(
+          "parts",
+          [](const FusedNetwork& network) {
+            py::list parts;
+            for (const auto& layers : network.parts()) parts.append(py::tuple(py::cast(layers)));
+            return parts;
+          },
+          "Tuples of the indices of the layers that are timed together, in order.")
       .def_property_readonly("outputs", &FusedNetwork::outputs)
       .def_property_readonly("instruction_set", &FusedNetwork::instruction_set)
       .def_property_readonly("multiply_adds", &FusedNetwork::multiply_adds);

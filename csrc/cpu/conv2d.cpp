@@ -2,6 +2,7 @@
 #include "ops/conv2d.h"
 
 #include <cstddef>
+#include <stdexcept>
 
 #include "runtime/parallel.h"
 
@@ -138,7 +139,7 @@ void conv2d(const float* input, const float* weight, const float* bias, float* o
     case Conv2dVariant::pad:
       return run<Conv2dVariant::pad>(input, weight, bias, output, shape, reduction, threads);
     case Conv2dVariant::tiled:
-      break;  // CUDA's; Python refuses it here (cnn_engine/ops.py)
+      throw std::invalid_argument("variant: expected direct or pad on the CPU, found tiled");
   }
 }
 

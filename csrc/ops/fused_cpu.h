@@ -17,6 +17,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "ops/network.h"
 
@@ -45,12 +46,25 @@ class FusedNetwork {
            float* output,  // [N, outputs]
            int threads) const;
 
+  // The same pass, and where its time went: adds to seconds[i] those of parts()[i], by the clock
+  // between steps. With several threads, each thread's own time counts, waiting too, scaled so that
+  // the parts sum to the pass as its caller sees it.
+  void run_timed(const void* images, bool is_uint8, int n, float* output, int threads,
+                 double* seconds) const;  // [parts]
+
+  // The layers, by index, that are computed, and timed, together: in order, each layer once. What
+  // brings the images in is in the first part; what takes the results out, in the last.
+  const std::vector<std::vector<int>>& parts() const;
+
   int outputs() const;                  // values an image
   const char* instruction_set() const;  // that the weights are packed for
   double multiply_adds() const;         // an image, as the description says; fewer are done
 
  private:
   struct State;
+  template <bool timed>
+  void run_with(const void* images, bool is_uint8, int n, float* output, int threads,
+                double* seconds) const;
   std::unique_ptr<State> state_;
 };
 

@@ -40,12 +40,14 @@ LayeredNetwork::LayeredNetwork(const NetworkDescription& description) : descript
   }
 }
 
-void LayeredNetwork::run(const float* image, float* output) const {
+void LayeredNetwork::run(const float* image, float* output,
+                         const std::function<void(int)>& done) const {
   constexpr bool reduction = true;
   constexpr int threads = 1;
   const Kernels& kernels = selected_kernels();
   int c = description_.c, h = description_.h, w = description_.w;
   std::vector<float> in(image, image + std::size_t(c) * h * w), out;
+  int index = 0;
   for (const LayerDescription& layer : description_.layers) {
     const std::size_t size = std::size_t(c) * h * w;
     switch (layer.kind) {
@@ -107,6 +109,7 @@ void LayeredNetwork::run(const float* image, float* output) const {
       }
     }
     in.swap(out);
+    done(index++);
   }
   std::copy(in.begin(), in.end(), output);
 }

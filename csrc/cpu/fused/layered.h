@@ -2,6 +2,7 @@
 // infinity.
 #pragma once
 
+#include <functional>
 #include <vector>
 
 #include "ops/network.h"
@@ -11,7 +12,9 @@ namespace cnn_engine::cpu::fused {
 class LayeredNetwork {
  public:
   explicit LayeredNetwork(const NetworkDescription& description);  // copies the weights
-  void run(const float* image /* [C, H, W] */, float* output) const;
+  // Calls done(i) when the layer of index i is done.
+  void run(const float* image /* [C, H, W] */, float* output,
+           const std::function<void(int)>& done) const;
 
  private:
   NetworkDescription description_;

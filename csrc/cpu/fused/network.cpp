@@ -5,9 +5,13 @@
 #include <cstring>
 #include <mutex>
 #include <new>
+#include <numeric>
 #include <stdexcept>
+#include <type_traits>
 
+#include "cpu/fused/laps.h"
 #include "cpu/fused/layered.h"
+#include "cpu/fused/operations.h"
 #include "cpu/fused/plan.h"
 #include "cpu/kernels.h"
 #include "ops/fused_cpu.h"
@@ -18,7 +22,9 @@ namespace {
 
 using fused::Buffer;
 using fused::FusedKernels;
+using fused::Laps;
 using fused::LayeredNetwork;
+using fused::NoLaps;
 using fused::Pixels;
 using fused::Plan;
 using fused::Step;
@@ -116,7 +122,9 @@ struct Pass {
   int group;
   int threads;
   std::unique_ptr<Buffer>* workspaces;  // [threads], and one more for what is shared
-  std::atomic<int> next{0};             // image
+  double* seconds;                      // [threads, seconds_stride], where a pass is timed
+  int seconds_stride;
+  std::atomic<int> next{0};  // image
   // Where the shared images are: step s of image i is phase i * steps + s. The upper half is the
   // phase, the lower the next part of it that nobody has claimed.
   std::atomic<std::uint64_t> ticket{0};
@@ -136,26 +144,30 @@ struct Pass {
                 plan.outputs * sizeof(float));
   }
 
-  void run_layered(int i) const {
+  template <typename Clock>
+  void run_layered(int i, Clock& laps) const {
     try {
-      layered.run(static_cast<const float*>(image(i)), output + std::size_t(i) * plan.outputs);
+      layered.run(static_cast<const float*>(image(i)), output + std::size_t(i) * plan.outputs,
+                  [&](int layer) { laps.end(plan.part_of_layer[layer]); });
     } catch (const std::bad_alloc&) {  // may not leave a worker; the caller throws it again
       out_of_memory.store(true, std::memory_order_relaxed);
     }
   }
 
-  void run_group(int first, int count, float* shared) const {
+  template <typename Clock>
+  void run_group(int first, int count, float* shared, Clock& laps) const {
     int slots[Plan::kGroup];
     int filled = 0;
     for (int i = first; i < first + count; ++i) {
       if (!regular(i)) {
-        run_layered(i);
+        run_layered(i, laps);
         continue;
       }
       for (std::size_t s = 0; s < plan.tail; ++s) {
         const Step& step = plan.steps[s];
         run_part(kernels, plan, step, image(i), pixels, shared, shared + plan.scratch_offset,
                  filled, 0, step.units);
+        laps.end(step.part);
       }
       slots[filled++] = i;
     }
@@ -165,16 +177,19 @@ struct Pass {
       if (step.kind == StepKind::linear) {
         kernels.linear(step.linear, tail + step.in, plan.tail_stride, tail + step.out,
                        plan.tail_stride, shared + plan.scratch_offset, filled, 0, step.units);
-        continue;
+      } else {
+        for (int slot = 0; slot < filled; ++slot) {
+          run_part(kernels, plan, step, nullptr, pixels, shared, nullptr, slot, 0, step.units);
+        }
       }
-      for (int slot = 0; slot < filled; ++slot) {
-        run_part(kernels, plan, step, nullptr, pixels, shared, nullptr, slot, 0, step.units);
-      }
+      laps.end(step.part);
     }
     for (int slot = 0; slot < filled; ++slot) write(shared, slot, slots[slot]);
+    laps.end(plan.steps.back().part);
   }
 
-  void run_shared(float* shared, float* scratch) {
+  template <typename Clock>
+  void run_shared(float* shared, float* scratch, Clock& laps) {
     const std::uint64_t steps = plan.steps.size();
     const std::uint64_t phases = (n - whole) * steps;
     std::uint64_t seen = ticket.load(std::memory_order_acquire);
@@ -187,6 +202,7 @@ struct Pass {
       const int part = static_cast<int>(seen & 0xffffffffu);
       if (part == parts) {
         wait_until([&] { return ticket.load(std::memory_order_acquire) >> 32 != phase; });
+        laps.end(step.part);
         seen = ticket.load(std::memory_order_acquire);
         continue;
       }
@@ -201,18 +217,28 @@ struct Pass {
         done.store(0, std::memory_order_relaxed);
         ticket.store((phase + 1) << 32, std::memory_order_release);
       }
+      laps.end(step.part);
       seen = ticket.load(std::memory_order_acquire);
     }
   }
 
+  template <bool timed>
   void work(int index) {
+    using Clock = std::conditional_t<timed, Laps, NoLaps>;
+    Clock laps = [&] {
+      if constexpr (timed) {
+        return Laps(seconds + index * seconds_stride);
+      } else {
+        return NoLaps();
+      }
+    }();
     float* mine = workspaces[index]->data();
     for (;;) {
       const int first = next.fetch_add(group, std::memory_order_relaxed);
       if (first >= whole) break;
-      run_group(first, std::min(group, whole - first), mine);
+      run_group(first, std::min(group, whole - first), mine, laps);
     }
-    if (whole < n) run_shared(workspaces[threads]->data(), mine + plan.scratch_offset);
+    if (whole < n) run_shared(workspaces[threads]->data(), mine + plan.scratch_offset, laps);
   }
 };
 
@@ -243,7 +269,12 @@ std::string FusedNetwork::why_not(const NetworkDescription& description, FusedDt
   return fused::why_not(description);
 }
 
-void FusedNetwork::run(const void* images, bool is_uint8, int n, float* output, int threads) const {
+template <bool timed>
+void FusedNetwork::run_with(const void* images, bool is_uint8, int n, float* output, int threads,
+                            double* seconds) const {
+  using SteadyClock = std::chrono::steady_clock;
+  [[maybe_unused]] SteadyClock::time_point start;
+  if constexpr (timed) start = SteadyClock::now();
   if (n <= 0) return;
   State& state = *state_;
   const Plan& plan = *state.plan;
@@ -262,6 +293,9 @@ void FusedNetwork::run(const void* images, bool is_uint8, int n, float* output, 
 
   std::vector<std::unique_ptr<Buffer>> workspaces(threads + (left ? 1 : 0));
   for (auto& workspace : workspaces) workspace = state.take();
+  const int parts = static_cast<int>(plan.parts.size());
+  const int stride = fused::round_up(parts, 8);  // threads write to cache lines of their own
+  std::vector<double> laps(timed ? std::size_t(threads) * stride : 0);
 
   const auto attempt = [&](int count) {
     const int whole = count > 1 ? n - left : n;
@@ -276,16 +310,37 @@ void FusedNetwork::run(const void* images, bool is_uint8, int n, float* output, 
               n,
               std::max(1, std::min(Plan::kGroup, whole / count)),
               count,
-              workspaces.data()};
+              workspaces.data(),
+              laps.data(),
+              stride};
     const bool ran = run_on_threads(
-        count, [](void* context, int index) { static_cast<Pass*>(context)->work(index); }, &pass);
+        count, [](void* context, int index) { static_cast<Pass*>(context)->work<timed>(index); },
+        &pass);
     if (pass.out_of_memory.load()) throw std::bad_alloc();
     return ran;
   };
   if (!attempt(threads)) attempt(1);
   for (auto& workspace : workspaces) state.give_back(std::move(workspace));
+  if constexpr (timed) {
+    const double wall = std::chrono::duration<double>(SteadyClock::now() - start).count();
+    const double sum = std::accumulate(laps.begin(), laps.end(), 0.0);
+    for (std::size_t i = 0; i < laps.size(); ++i) {
+      const int part = static_cast<int>(i) % stride;
+      if (part < parts && sum > 0) seconds[part] += wall * laps[i] / sum;
+    }
+  }
 }
 
+void FusedNetwork::run(const void* images, bool is_uint8, int n, float* output, int threads) const {
+  run_with<false>(images, is_uint8, n, output, threads, nullptr);
+}
+
+void FusedNetwork::run_timed(const void* images, bool is_uint8, int n, float* output, int threads,
+                             double* seconds) const {
+  run_with<true>(images, is_uint8, n, output, threads, seconds);
+}
+
+const std::vector<std::vector<int>>& FusedNetwork::parts() const { return state_->plan->parts; }
 int FusedNetwork::outputs() const { return state_->plan->outputs; }
 const char* FusedNetwork::instruction_set() const { return state_->instruction_set; }
 double FusedNetwork::multiply_adds() const { return state_->plan->multiply_adds; }

@@ -105,7 +105,9 @@ std::vector<Operation> operations_of(const NetworkDescription& description, bool
   const auto& layers = description.layers;
   for (std::size_t i = 0; i < layers.size(); ++i) {
     const LayerDescription& layer = layers[i];
+    const int index = static_cast<int>(i);
     Operation op{StepKind::activate, &layer, c, h, w, c, h, w};
+    op.layers = {index};
     Operation* last = operations.empty() ? nullptr : &operations.back();
     switch (layer.kind) {
       case LayerKind::conv2d: {
@@ -129,13 +131,18 @@ std::vector<Operation> operations_of(const NetworkDescription& description, bool
             shape.s == 2 && shape.stride_h == 2 && shape.stride_w == 2 && shape.pad_h == 0 &&
             shape.pad_w == 0) {
           last->pool = true;
+          last->layers.push_back(index);
           last->out_h = h = shape.out_h();
           last->out_w = w = shape.out_w();
           continue;
         }
         op.kind = StepKind::max_pool;
         // A rising activation commutes with the maximum, and has less to do after it.
-        if (last && last->kind == StepKind::direct) std::swap(op.activation, last->activation);
+        if (last && last->kind == StepKind::direct && last->activation != Activation::none) {
+          std::swap(op.activation, last->activation);
+          op.layers.insert(op.layers.begin(), last->layers.back());
+          last->layers.pop_back();
+        }
         op.out_h = shape.out_h();
         op.out_w = shape.out_w();
         break;
@@ -145,6 +152,7 @@ std::vector<Operation> operations_of(const NetworkDescription& description, bool
         op.activation = activation_of(layer.kind);
         if (last && last->activation == Activation::none && last->kind != StepKind::softmax) {
           last->activation = op.activation;
+          last->layers.push_back(index);
           continue;
         }
         break;
@@ -155,7 +163,9 @@ std::vector<Operation> operations_of(const NetworkDescription& description, bool
         break;
       case LayerKind::softmax:
         if (h * w > 1) {
-          operations.push_back({StepKind::flatten, &layer, c, h, w, c * h * w, 1, 1});
+          Operation flatten{StepKind::flatten, &layer, c, h, w, c * h * w, 1, 1};
+          flatten.layers.swap(op.layers);
+          operations.push_back(flatten);
           op.c = c * h * w;
           op.h = op.w = 1;
         }

@@ -51,6 +51,7 @@ class Builder {
       if (is_tail(operations_[i].kind) && !plan_->tail) plan_->tail = plan_->steps.size();
       in = add(i, in);
     }
+    assign_parts();
     const Layout image{description_.c, description_.h, description_.w, 0, 0, 0, 0, 0};
     plan_->image_size = std::size_t(image.c) * image.h * image.w;
     plan_->outputs = operations_.back().out_c;
@@ -63,6 +64,17 @@ class Builder {
   }
 
  private:
+  // The image's own step is part of what reads it; a flatten, of its softmax or of what it follows.
+  void assign_parts() {
+    plan_->part_of_layer.resize(description_.layers.size());
+    for (std::size_t i = 0; i < operations_.size(); ++i) {
+      if (!operations_[i].layers.empty()) plan_->parts.push_back(operations_[i].layers);
+      const int part = static_cast<int>(plan_->parts.size()) - 1;
+      for (const int layer : operations_[i].layers) plan_->part_of_layer[layer] = part;
+      plan_->steps[i + 1].part = part;
+    }
+  }
+
   // Whether what step `next` of the operations reads lies in the tail.
   bool read_by_tail(std::size_t next) const {
     while (next < operations_.size() && operations_[next].kind == StepKind::activate) ++next;

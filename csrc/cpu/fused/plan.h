@@ -36,6 +36,7 @@ struct Step {
   std::size_t in = 0, out = 0;
   bool in_tail = false, out_in_tail = false;  // the offset is into an image's part of the tail
   int units = 1;                              // parts that threads may share
+  int part = 0;                               // of the network, see Plan::parts
 };
 
 // Memory aligned to cache lines, zero at first.
@@ -57,6 +58,8 @@ struct Plan {
 
   std::vector<Step> steps;
   std::vector<std::unique_ptr<Buffer>> weights;
+  std::vector<std::vector<int>> parts;  // indices of layers whose steps are timed together
+  std::vector<int> part_of_layer;
   std::size_t tail = 0;                          // index of the first step that takes a group
   std::size_t tail_offset = 0, tail_stride = 0;  // of the tail's buffers
   std::size_t scratch_offset = 0;
