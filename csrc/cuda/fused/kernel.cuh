@@ -240,6 +240,18 @@ struct Team : TeamInput<Net, M, Parts, InputParts, R> {
     if (lane < Net::kClasses) p.output[std::int64_t{image} * Net::kClasses + lane] = power / total;
   }
 
+  // What keeps one image's reads apart from the next image's writes:
+  // - The first layer's input and what it is scaled by are written by their own block, after a
+  //   barrier that every reader has come to: the one after the first layer, which is not the last;
+  //   for the scales, which the last layer reads, the one in store_float.
+  // - The inputs after it are written by all blocks of a cluster. Their last reads come before the
+  //   team's barrier after that layer. The last layer of a network without a head has no such
+  //   barrier, so there a cluster's blocks meet before any stores for the next image.
+  // - The head's sums are read by one warp, and written again after barriers that it comes to
+  //   later. The sums of rows are written again after the barrier that follows their layer, or
+  //   after the meeting.
+  // No block leaves while another may store into it: a barrier of the cluster follows those stores.
+  static constexpr bool kMeetsBetweenImages = R::kCluster > 1 && Net::kClasses == 0;
   __device__ void run() const {
     static_assert(Net::kLayers >= 2, "a barrier between reading one image and writing the next");
     const int step = gridDim.x * R::kGroups / R::kCluster;
@@ -255,7 +267,11 @@ struct Team : TeamInput<Net, M, Parts, InputParts, R> {
       else
         store_float(image);
       wait_for_weights<0>();
-      block_barrier();
+      if (kMeetsBetweenImages && image != first_image()) {
+        barrier();
+      } else {
+        block_barrier();
+      }
       stage(image + step);
       layer<0>(image);
       if constexpr (Net::kClasses > 0) {

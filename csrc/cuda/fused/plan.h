@@ -20,8 +20,13 @@ class DeviceBuffer {
   explicit DeviceBuffer(std::size_t bytes) {
     if (bytes > 0) CUDA_CHECK(cudaMalloc(&data_, bytes));
   }
+  // Holds a copy of host memory, complete on return: cudaMemcpy may return while the driver still
+  // moves what it staged of pageable memory, and a stream that does not wait for the null stream
+  // would read what was there before.
   DeviceBuffer(const void* from, std::size_t bytes) : DeviceBuffer(bytes) {
-    if (bytes > 0) CUDA_CHECK(cudaMemcpy(data_, from, bytes, cudaMemcpyHostToDevice));
+    if (bytes == 0) return;
+    CUDA_CHECK(cudaMemcpy(data_, from, bytes, cudaMemcpyHostToDevice));
+    CUDA_CHECK(cudaStreamSynchronize(cudaStreamLegacy));
   }
   DeviceBuffer(DeviceBuffer&& other) noexcept : data_(std::exchange(other.data_, nullptr)) {}
   DeviceBuffer& operator=(DeviceBuffer&& other) noexcept {
