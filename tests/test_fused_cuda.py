@@ -43,6 +43,9 @@ NETWORKS = {"cifar10": CIFAR10, "ece408": ECE408}
 #: (a cluster an image, a block an image, many images a block).
 BATCHES = [1, 2, 3, 16, 17, 31, 33, 127, 133, 1001]
 
+#: Passes over one batch that must all give the same: a race shows in some.
+REPEATS = 200
+
 #: Roundings of 11 and 8 bits through three layers, on probabilities: 40 units of either format.
 ERROR = {
     "float32": tolerances.PROBABILITY,
@@ -95,6 +98,18 @@ def gpu():
     return Device("cuda")
 
 
+@pytest.fixture
+def two_devices():
+    """Returns the second device while the first is current."""
+    from cnn_engine.devices.cuda import CudaDevice
+
+    module = cuda_module.load()
+    if module.device_count()[0] < 2:
+        pytest.skip("needs two CUDA devices")
+    module.set_device(0)
+    return CudaDevice(1)
+
+
 def check(found: np.ndarray, wanted: np.ndarray, dtype: str, **parameters) -> None:
     tolerances.assert_close(found, wanted, ERROR[dtype], dtype=dtype, **parameters)
     best = found.argmax(axis=1)
@@ -116,6 +131,93 @@ def test_against_reference(gpu, rng, name, dtype, batch):
     check(run(gpu, kernels, images), wanted, dtype, batch=batch, input="uint8")
     floats = (images * np.float32(network.scale) + np.float32(network.offset)).astype(np.float32)
     check(run(gpu, kernels, floats), wanted, dtype, batch=batch, input="float32")
+
+
+@pytest.mark.parametrize("batch", [34, 61, 96])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("name", list(NETWORKS))
+def test_clusters_that_take_several_images(gpu, rng, name, dtype, batch):
+    """More images than clusters are launched: a block must not store into one that is an image behind."""
+    import cupy
+
+    network = NETWORKS[name]
+    weights = random_weights(network, rng)
+    images = rng.integers(0, 256, (batch, *network.input_shape), np.uint8)
+    floats = (images * np.float32(network.scale) + np.float32(network.offset)).astype(np.float32)
+    wanted = reference.forward(network, weights, images)
+    kernels = fused(network, weights, dtype)
+    stream = cupy.cuda.Stream(non_blocking=True)
+    for source in (images, floats):
+        with stream:
+            on_device = cupy.asarray(source)
+            out = cupy.full((REPEATS, batch, 10), -1, np.float32)
+        for index in range(REPEATS):
+            kernels.run(
+                on_device.data.ptr, source.dtype == np.uint8, batch, out[index].data.ptr, stream.ptr
+            )
+        stream.synchronize()
+        found = out.get()
+        check(found[0], wanted, dtype, batch=batch, input=source.dtype)
+        same = (found == found[0]).all(axis=(1, 2))
+        assert same.all(), f"other results than the first in {(~same).sum()} of {REPEATS} runs"
+
+
+def test_weights_are_there_before_any_stream(gpu, rng):
+    """They are copied on one stream and read on another that waits for nothing."""
+    import cupy
+
+    images = rng.integers(0, 256, (2, 3, 32, 32), np.uint8)
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        on_device, out = cupy.asarray(images), cupy.zeros((2, 10), np.float32)
+    stream.synchronize()
+    for _ in range(20):
+        weights = random_weights(CIFAR10, rng)
+        kernels = fused(CIFAR10, weights, "float32")
+        kernels.run(on_device.data.ptr, True, 2, out.data.ptr, stream.ptr)
+        stream.synchronize()
+        check(cupy.asnumpy(out), reference.forward(CIFAR10, weights, images), "float32")
+
+
+@pytest.mark.parametrize("name", list(NETWORKS))
+@pytest.mark.parametrize("batch", [1, 40, 300])
+def test_on_a_device_that_is_not_current(two_devices, rng, name, batch):
+    """Memory, streams, kernels and events of the second device, made while the first is current."""
+    network = NETWORKS[name]
+    weights = random_weights(network, rng)
+    images = rng.integers(0, 256, (batch, *network.input_shape), np.uint8)
+    wanted = reference.forward(network, weights, images)
+    module, device = cuda_module.load(), two_devices
+    kernels = module.FusedNetwork(*description(network, weights), "float32", device.index)
+    source = device.upload(images)
+    out = device.allocate(4 * 10 * batch)
+    assert module.pointer_device(source.address) == module.pointer_device(out.address) == 1
+    found = np.empty((batch, 10), np.float32)
+    start, end = device.event(), device.event()
+    start.record(device.stream)
+    device.delay(1e-3)
+    kernels.run(source.address, True, batch, out.address, device.stream_handle)
+    end.record(device.stream)
+    device.copy_d2h(found.__array_interface__["data"][0], out.address, found.nbytes)
+    device.synchronize()
+    assert device.elapsed_s(start, end) >= 1e-3
+    check(found, wanted, "float32", batch=batch)
+    assert module.get_device() == 0
+
+
+@pytest.mark.parametrize("variant", ["if", "pad", "tiled", "fused"])
+def test_engines_on_a_device_that_is_not_current(two_devices, rng, variant):
+    from cnn_engine import Engine
+
+    images = rng.integers(0, 256, (5, 3, 32, 32), np.uint8)
+    with Engine(weights="random", device="cuda:1", variant=variant) as engine:
+        for _ in range(2):  # the second call takes the plan that is ready
+            found = engine.predict(images)
+            wanted = reference.forward(engine.network, engine.weights, images)
+            check(found, wanted, "float32", variant=variant)
+        result = engine.profile(images, batch=2)
+    assert result.check.max_abs_diff <= ERROR["float32"]
+    assert cuda_module.load().get_device() == 0
 
 
 def rounded_to_tf32(values: np.ndarray) -> np.ndarray:
@@ -318,5 +420,25 @@ def test_conv2d_step(gpu, rng, shape, pool, relu):
 
 
 def test_fma_peak():
-    """More multiply-adds than any GPU of the list could hide, fewer than any could do."""
-    assert 1e12 < cuda_module.load().measure_fma_peak() < 1e15
+    """Beside what the multiprocessors could do at their highest clock: half of it at least, and no more."""
+    module = cuda_module.load()
+    properties = module.device_properties(module.get_device())
+    lanes = 64 if properties["compute_capability"] == (8, 0) else 128  # float32 a multiprocessor
+    peak = properties["multiprocessors"] * lanes * properties["clock_hz"]
+    assert 0.5 < module.measure_fma_peak() / peak < 1.05
+
+
+@pytest.mark.parametrize("milliseconds", [0, 5, 20])
+def test_a_delay_occupies_its_stream_that_long(milliseconds):
+    import cupy
+
+    module = cuda_module.load()
+    stream = cupy.cuda.Stream(non_blocking=True)
+    start, end = cupy.cuda.Event(), cupy.cuda.Event()
+    module.delay(0, stream.ptr)  # loads the kernel
+    stream.synchronize()
+    start.record(stream)
+    module.delay(milliseconds * 1_000_000, stream.ptr)
+    end.record(stream)
+    end.synchronize()
+    assert milliseconds <= cupy.cuda.get_elapsed_time(start, end) < milliseconds + 2

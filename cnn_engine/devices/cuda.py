@@ -16,7 +16,7 @@ class CudaDevice:
     """CUDA device ``index`` and a stream on it, on which all of an engine's work runs in order."""
 
     kind = "cuda"
-    note = None
+    note: str | None = None  # why it was chosen, for the report
 
     def __init__(self, index: int) -> None:
         cupy = arrays.import_cupy("CUDA work")

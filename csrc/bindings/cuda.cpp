@@ -5,9 +5,12 @@
 // says that there is no device, on a machine without one.
 #include <cuda_runtime_api.h>
 
+#include <tuple>
+
 #include "bindings/operators.h"
 #include "runtime/check.h"
 #include "runtime/delay.h"
+#include "runtime/device.h"
 
 namespace cnn_engine::bindings {
 
@@ -15,12 +18,20 @@ void add_fused(py::module_& module);  // fused_cuda.cpp
 
 namespace {
 
-Stream as_stream(Address stream) { return reinterpret_cast<Stream>(stream); }
+// What calls `launch`, whose last parameter is the stream, with the stream's device current.
+template <typename... Parameters>
+auto on_its_device(void (*launch)(Parameters...)) {
+  return [launch](Parameters... arguments) {
+    const cuda::DeviceGuard guard(std::get<sizeof...(Parameters) - 1>(std::tie(arguments...)));
+    launch(arguments...);
+  };
+}
 
 // The interpreter's lock is kept: a launch takes microseconds, and to have the lock back from
 // another thread can take milliseconds.
 void add_operators(py::module_& module) {
-#define CNN_ENGINE_CUDA_OPERATOR(name) bind(module, #name, [] { return &cuda::name; }, &cuda::name);
+#define CNN_ENGINE_CUDA_OPERATOR(name) \
+  bind(module, #name, [] { return on_its_device(&cuda::name); }, &cuda::name);
 #include "ops/operators.def"
 }
 
@@ -41,6 +52,9 @@ py::dict device_properties(int device) {
   result["compute_capability"] = py::make_tuple(properties.major, properties.minor);
   result["multiprocessors"] = properties.multiProcessorCount;
   result["total_memory"] = properties.totalGlobalMem;
+  int clock_khz = 0;  // no longer among the properties from CUDA 13 on
+  CUDA_CHECK(cudaDeviceGetAttribute(&clock_khz, cudaDevAttrClockRate, device));
+  result["clock_hz"] = 1e3 * clock_khz;  // the highest that it reaches
   result["managed_memory"] = properties.managedMemory != 0;
   result["concurrent_managed_access"] = properties.concurrentManagedAccess != 0;
   return result;
@@ -53,16 +67,16 @@ int pointer_device(Address address) {
   return attributes.type == cudaMemoryTypeUnregistered ? -1 : attributes.device;
 }
 
-// Whether the kernels here can run on the current device: machine code or PTX for it was built.
+// Why the kernels here cannot run on the current device, or "": the smallest of them is tried.
 std::string kernels_error() {
-  const cudaError_t error = [] {
-    int device = 0;
-    cudaError_t e = cudaGetDevice(&device);
-    return e != cudaSuccess ? e : cudaFree(nullptr);
-  }();
-  if (error == cudaSuccess) return "";
-  cudaGetLastError();
-  return std::string(cudaGetErrorName(error)) + ": " + cudaGetErrorString(error);
+  try {
+    cuda::delay(0, nullptr);
+    CUDA_CHECK(cudaStreamSynchronize(nullptr));
+  } catch (const cuda::Error& error) {
+    cudaGetLastError();  // not to be reported again by the next call
+    return error.what();
+  }
+  return "";
 }
 
 int version(cudaError_t (*query)(int*)) {
@@ -82,9 +96,7 @@ PYBIND11_MODULE(_cuda, module) {
   add_fused(module);
   module.attr("architectures") = CNN_ENGINE_CUDA_ARCHITECTURES;
   module.attr("compiler") = CNN_ENGINE_CUDA_COMPILER;
-  module.def("delay", [](std::int64_t nanoseconds, Address stream) {
-    cuda::delay(nanoseconds, as_stream(stream));
-  });
+  bind(module, "delay", [] { return on_its_device(&cuda::delay); }, &cuda::delay);
   module.def("device_count", &device_count);
   module.def("device_properties", &device_properties);
   module.def("pointer_device", &pointer_device);

@@ -2,7 +2,7 @@
 #include "ops/fused_cuda.h"
 
 #include "bindings/description.h"
-#include "runtime/check.h"
+#include "runtime/device.h"
 
 namespace cnn_engine::bindings {
 namespace {
@@ -18,10 +18,7 @@ cuda::FusedDtype dtype_of(const std::string& name) {
 
 // Without a device given: the current one.
 int device_or_current(const py::object& device) {
-  if (!device.is_none()) return device.cast<int>();
-  int current = 0;
-  CUDA_CHECK(cudaGetDevice(&current));
-  return current;
+  return device.is_none() ? cuda::current_device() : device.cast<int>();
 }
 
 }  // namespace

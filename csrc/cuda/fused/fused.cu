@@ -8,6 +8,7 @@
 #include "ops/elementwise.h"
 #include "ops/linear.h"
 #include "ops/softmax.h"
+#include "runtime/device.h"
 
 namespace cnn_engine::cuda {
 namespace {
@@ -16,25 +17,6 @@ using fused::DeviceBuffer;
 using fused::Instantiation;
 
 constexpr const Instantiation* kInstantiations[] = {&fused::kCifar10, &fused::kEce408};
-
-// Makes a device current, and the one before it again at the end.
-class DeviceGuard {
- public:
-  explicit DeviceGuard(int device) {
-    CUDA_CHECK(cudaGetDevice(&before_));
-    if (before_ != device) CUDA_CHECK(cudaSetDevice(device));
-    changed_ = before_ != device;
-  }
-  ~DeviceGuard() {
-    if (changed_) cudaSetDevice(before_);
-  }
-  DeviceGuard(const DeviceGuard&) = delete;
-  DeviceGuard& operator=(const DeviceGuard&) = delete;
-
- private:
-  int before_ = 0;
-  bool changed_ = false;
-};
 
 // A layer after the kernel, run by its layered operator.
 struct TailLayer {
