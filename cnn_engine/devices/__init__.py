@@ -21,7 +21,8 @@ class Buffer:
 def select(name: str) -> Any:
     """Returns the device called ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
 
-    ``auto`` is the first CUDA device where the kernels, a device and CuPy are there, else the CPU.
+    ``auto`` is the first CUDA device that the kernels run on, where there is one and CuPy, else the CPU; its
+    ``note`` says what was passed over and why.
 
     Raises:
         InputError: no such device.
@@ -32,15 +33,7 @@ def select(name: str) -> Any:
     if name == "cpu":
         return CpuDevice()
     if name == "auto":
-        reason = cuda_module.unavailable()
-        if reason is None:
-            from .cuda import CudaDevice
-
-            try:
-                return CudaDevice(0)
-            except UnsupportedError as error:
-                reason = str(error)
-        return CpuDevice(note=f"auto chose the CPU: {reason}")
+        return _first_usable()
     kind, colon, index = name.partition(":")
     if kind != "cuda" or (colon and not (index.isascii() and index.isdecimal())):
         raise expected("--device", "auto, cpu, cuda or cuda:N", repr(name))
@@ -50,3 +43,23 @@ def select(name: str) -> Any:
     from .cuda import CudaDevice
 
     return CudaDevice(int(index or 0))
+
+
+def _first_usable() -> Any:
+    from .cpu import CpuDevice
+
+    first = None  # reason
+    for index in range(max(cuda_module.device_count(), 1)):
+        reason = cuda_module.unavailable(index)
+        if reason is None:
+            from .cuda import CudaDevice
+
+            try:
+                device = CudaDevice(index)
+            except UnsupportedError as error:
+                reason = str(error)
+            else:
+                device.note = f"auto chose {device.name}: {first}" if first else None
+                return device
+        first = first or reason
+    return CpuDevice(note=f"auto chose the CPU: {first}")

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from types import ModuleType
 
 from ..errors import UnsupportedError
+
+#: The oldest compute capability that the kernels can be built for: asynchronous copies, bfloat16.
+LEAST_CAPABILITY = (8, 0)
 
 
 def load() -> ModuleType:
@@ -34,4 +38,51 @@ def unavailable(index: int = 0) -> str | None:
         return f"device cuda: expected a CUDA device, found none ({reason or 'no device'})"
     if index >= count:
         return f"device cuda:{index}: expected cuda:0 to cuda:{count - 1}, found no such device"
-    return None
+    properties = _cuda.device_properties(index)
+    capability = properties["compute_capability"]
+    if covers(_cuda.architectures, capability):
+        return None
+    major, minor = capability
+    remedy = f"they need at least {_text(LEAST_CAPABILITY)}"
+    if capability >= LEAST_CAPABILITY:
+        remedy = f"install again with CNN_ENGINE_CUDA_ARCHITECTURES={major}{minor}"
+    return (
+        f"device cuda:{index}: expected a compute capability that the kernels were built for "
+        f"({_cuda.architectures}), found {_text(capability)} ({properties['name']}); {remedy}"
+    )
+
+
+def device_count() -> int:
+    """Returns how many CUDA devices there are; 0 without the CUDA kernels."""
+    try:
+        return load().device_count()[0]
+    except UnsupportedError:
+        return 0
+
+
+def covers(architectures: str, capability: tuple[int, int]) -> bool:
+    """Returns whether kernels built for ``architectures`` run on a device of this compute capability.
+
+    Args:
+        architectures: as CMake has them, apart by spaces, such as ``"80-real 90a-real 120-virtual"``. Machine
+            code (``real``) runs on its own major version from its own minor version on; PTX (``virtual``) on
+            whatever is not older; those that end in ``a`` on their own version alone, in ``f`` on their own
+            major version. Words without a number (``native``) are taken to fit.
+    """
+    for entry in architectures.split():
+        found = re.fullmatch(r"(\d+)(\d)([af]?)(-real|-virtual)?", entry)
+        if found is None:
+            return True
+        built = int(found[1]), int(found[2])
+        same_major = built[0] == capability[0]
+        if found[3] == "a":
+            fits = built == capability
+        else:
+            fits = built <= capability and (same_major or (found[3] == "" and found[4] != "-real"))
+        if fits:
+            return True
+    return False
+
+
+def _text(capability: tuple[int, int]) -> str:
+    return f"{capability[0]}.{capability[1]}"

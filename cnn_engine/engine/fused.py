@@ -46,8 +46,10 @@ def why_not(
     network: Network, weights: Mapping[str, np.ndarray], device: Any, dtype: str
 ) -> str | None:
     """Returns why ``device`` cannot run ``network`` as one kernel in ``dtype``, or None if it can."""
+    place = (device.index,) if device.kind == "cuda" else ()
     try:
-        return _kernels(device).FusedNetwork.why_not(*description(network, weights), dtype) or None
+        kernels = _kernels(device).FusedNetwork
+        return kernels.why_not(*description(network, weights), dtype, *place) or None
     except ValueError as error:
         return str(error)
 
