@@ -10,14 +10,28 @@ from .operator import Cost, Operator, Value
 __all__ = ["KINDS", "Cost", "Operator", "Value"]
 
 _FILES = (
+    "average_pool2d",
+    "binary",
+    "cast",
     "conv2d",
+    "conv_transpose2d",
     "copy",
+    "gather",
     "linear",
+    "logic",
+    "matmul",
     "max_pool2d",
+    "norm",
     "normalize",
+    "order",
+    "pad",
     "pad2d",
+    "reduce",
+    "resize",
+    "shaping",
     "softmax",
     "unary",
+    "where",
 )
 
 

@@ -118,6 +118,17 @@ def is_float(dtype: str) -> bool:
     return dtype.startswith("float")
 
 
+def check_types(wanted: str, dtype: str) -> None:
+    """Checks ``dtype`` against ``wanted``: ``floats``, ``integers``, ``numbers`` (both) or ``booleans``.
+
+    Raises:
+        InputError: it is not.
+    """
+    found = "booleans" if dtype == "bool" else "floats" if is_float(dtype) else "integers"
+    if found != wanted and (wanted != "numbers" or found == "booleans"):
+        raise InputError(f"expected {wanted}, found {dtype}")
+
+
 def same_dtype(inputs: Sequence[Value | None]) -> str:
     """Returns the one element type of ``inputs``.
 

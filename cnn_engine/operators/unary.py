@@ -11,8 +11,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from ..errors import InputError
-from .operator import Operator, float64, is_float, need
+from .operator import Operator, check_types, float64, need
 
 
 @dataclass(frozen=True)
@@ -20,12 +19,12 @@ class Unary(Operator):
     """Input: x of any shape; floats, unless the function says otherwise.
 
     Attributes:
-        integers: whether the function also takes integers, exactly.
+        types: what x may be: ``floats``, ``numbers`` (integers exactly), ``integers`` or ``booleans``.
         alpha, beta: numbers of the function; 0 where it has none.
     """
 
     in_place: ClassVar[bool] = True
-    integers: ClassVar[bool] = False
+    types: ClassVar[str] = "floats"
     alpha: ClassVar[float] = 0.0
     beta: ClassVar[float] = 0.0
 
@@ -37,11 +36,12 @@ class Unary(Operator):
     def infer(self, inputs):
         need(inputs, 1)
         (x,) = inputs
-        if not is_float(x.dtype) and (not self.integers or x.dtype == "bool"):
-            raise InputError(
-                f"expected {'numbers' if self.integers else 'floating point'}, found {x.dtype}"
-            )
-        return ((x.shape, x.dtype),)
+        check_types(self.types, x.dtype)
+        return ((x.shape, self.result(x.dtype)),)
+
+    def result(self, dtype: str) -> str:
+        """Returns the type of the output for an input of ``dtype``."""
+        return dtype
 
     def reference(self, x):
         with np.errstate(all="ignore"):
@@ -73,7 +73,7 @@ class Relu(Unary):
     """max(x, 0); NaN stays NaN."""
 
     kind: ClassVar[str] = "relu"
-    integers: ClassVar[bool] = True
+    types: ClassVar[str] = "numbers"
 
     def of(self, x):
         return np.maximum(x, x.dtype.type(0))
@@ -214,7 +214,7 @@ class Clip(Unary):
     """x held between alpha (the lowest) and beta (the highest); NaN stays NaN."""
 
     kind: ClassVar[str] = "clip"
-    integers: ClassVar[bool] = True
+    types: ClassVar[str] = "numbers"
     alpha: float = -math.inf
     beta: float = math.inf
 
@@ -233,7 +233,7 @@ class Shrink(Unary):
     """x - beta above alpha, x + beta below -alpha, else 0; alpha is what the field calls lambda."""
 
     kind: ClassVar[str] = "shrink"
-    integers: ClassVar[bool] = True
+    types: ClassVar[str] = "numbers"
     alpha: float = 0.5
     beta: float = 0.0
 
@@ -318,7 +318,7 @@ class Abs(Unary):
     """|x|."""
 
     kind: ClassVar[str] = "abs"
-    integers: ClassVar[bool] = True
+    types: ClassVar[str] = "numbers"
 
     def of(self, x):
         return np.abs(x)
@@ -329,7 +329,7 @@ class Neg(Unary):
     """-x."""
 
     kind: ClassVar[str] = "neg"
-    integers: ClassVar[bool] = True
+    types: ClassVar[str] = "numbers"
 
     def of(self, x):
         return np.negative(x)
@@ -380,7 +380,7 @@ class Sign(Unary):
     """-1, 0 or 1."""
 
     kind: ClassVar[str] = "sign"
-    integers: ClassVar[bool] = True
+    types: ClassVar[str] = "numbers"
 
     def of(self, x):
         return np.sign(x)

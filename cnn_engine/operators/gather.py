@@ -1,0 +1,227 @@
+"""Operators that choose elements by tables of integers, and write by them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from ..errors import InputError
+from .operator import Operator, axis_in, float64, need
+
+
+def _places(indices: np.ndarray, size: int) -> np.ndarray:
+    """Returns ``indices`` counted from 0.
+
+    Raises:
+        InputError: one is outside.
+    """
+    if indices.size and not (-size <= indices.min() and indices.max() < size):
+        wrong = indices[(indices < -size) | (indices >= size)].ravel()[0]
+        raise InputError(f"indices: expected places of {size}, found {wrong}")
+    return np.where(indices < 0, indices + size, indices).astype(np.int64)
+
+
+def _need_integers(value) -> None:
+    if value.dtype not in ("int32", "int64"):
+        raise InputError(f"indices: expected int32 or int64, found {value.dtype}")
+
+
+@dataclass(frozen=True)
+class Gather(Operator):
+    """Slices of x chosen along one dimension. Inputs: x, indices (int32 or int64, any shape).
+
+    Attributes:
+        axis: the dimension that the indices count; the indices' dimensions stand in its place.
+    """
+
+    kind: ClassVar[str] = "gather"
+    axis: int = 0
+
+    def infer(self, inputs):
+        need(inputs, 2)
+        x, indices = inputs
+        axis = axis_in(self.axis, len(x.shape))
+        _need_integers(indices)
+        return (((*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :]), x.dtype),)
+
+    def reference(self, x, indices):
+        return np.take(float64(x), _places(indices, x.shape[self.axis]), axis=self.axis)
+
+
+@dataclass(frozen=True)
+class GatherElements(Operator):
+    """One element of x for each index, along one dimension. Inputs: x, indices of as many dimensions.
+
+    Attributes:
+        axis: the dimension that the indices count.
+    """
+
+    kind: ClassVar[str] = "gather_elements"
+    axis: int = 0
+
+    def infer(self, inputs):
+        need(inputs, 2)
+        x, indices = inputs
+        axis = axis_in(self.axis, len(x.shape))
+        _need_integers(indices)
+        if len(indices.shape) != len(x.shape) or any(
+            i > s for n, (i, s) in enumerate(zip(indices.shape, x.shape, strict=True)) if n != axis
+        ):
+            raise InputError(
+                f"indices: expected a shape within {list(x.shape)}, found {list(indices.shape)}"
+            )
+        return ((indices.shape, x.dtype),)
+
+    def reference(self, x, indices):
+        return float64(x)[_element_places(x.shape, indices, self.axis)]
+
+
+def _element_places(shape, indices: np.ndarray, axis: int) -> tuple[np.ndarray, ...]:
+    """Returns the index arrays with which every index names one element of an array of ``shape``."""
+    axis = axis_in(axis, len(shape))
+    places = list(np.ogrid[tuple(slice(size) for size in indices.shape)])
+    places[axis] = _places(indices, shape[axis])
+    return tuple(places)
+
+
+@dataclass(frozen=True)
+class ScatterElements(Operator):
+    """x with single elements written. Inputs: x, indices, updates of the indices' shape.
+
+    Attributes:
+        axis: the dimension that the indices count.
+        reduction: ``none`` (written over), or ``add``, ``mul``, ``max``, ``min``: joined with what is there.
+    """
+
+    kind: ClassVar[str] = "scatter_elements"
+    axis: int = 0
+    reduction: str = "none"
+
+    def infer(self, inputs):
+        need(inputs, 3)
+        x, indices, updates = inputs
+        GatherElements(self.axis).infer(inputs[:2])
+        if updates.shape != indices.shape or updates.dtype != x.dtype:
+            raise InputError(
+                f"updates: expected {x.dtype} {list(indices.shape)}, "
+                f"found {updates.dtype} {list(updates.shape)}"
+            )
+        return ((x.shape, x.dtype),)
+
+    def reference(self, x, indices, updates):
+        y = float64(x).copy()
+        _write(y, _element_places(x.shape, indices, self.axis), float64(updates), self.reduction)
+        return y
+
+
+def _write(y: np.ndarray, places: tuple[np.ndarray, ...], updates, reduction: str) -> None:
+    joins = {"add": np.add, "mul": np.multiply, "max": np.maximum, "min": np.minimum}
+    if reduction == "none":
+        y[places] = updates
+    else:
+        joins[reduction].at(y, places, updates)
+
+
+@dataclass(frozen=True)
+class GatherND(Operator):
+    """Slices of x, each named by a row of indices. Inputs: x, indices [..., R].
+
+    Attributes:
+        batch_dims: dimensions at the front that x and indices share.
+    """
+
+    kind: ClassVar[str] = "gather_nd"
+    batch_dims: int = 0
+
+    def infer(self, inputs):
+        need(inputs, 2)
+        x, indices = inputs
+        _need_integers(indices)
+        shared = self.batch_dims
+        depth = indices.shape[-1] if indices.shape else 0
+        if (
+            not 0 <= shared < min(len(x.shape), len(indices.shape))
+            or x.shape[:shared] != indices.shape[:shared]
+            or not 1 <= depth <= len(x.shape) - shared
+        ):
+            raise InputError(
+                f"indices: expected rows for {list(x.shape)} after {shared} shared dimensions, "
+                f"found {list(indices.shape)}"
+            )
+        return (((*indices.shape[:-1], *x.shape[shared + depth :]), x.dtype),)
+
+    def reference(self, x, indices):
+        shared = self.batch_dims
+        rank = indices.ndim - 1
+        places = [
+            np.arange(size).reshape([-1 if i == axis else 1 for i in range(rank)])
+            for axis, size in enumerate(x.shape[:shared])
+        ]
+        for column in range(indices.shape[-1]):
+            places.append(_places(indices[..., column], x.shape[shared + column]))
+        return float64(x)[tuple(places)]
+
+
+@dataclass(frozen=True)
+class ScatterND(Operator):
+    """x with slices written, each named by a row of indices. Inputs: x, indices [..., R], updates.
+
+    Attributes:
+        reduction: ``none`` (written over), or ``add``, ``mul``, ``max``, ``min``: joined with what is there.
+    """
+
+    kind: ClassVar[str] = "scatter_nd"
+    reduction: str = "none"
+
+    def infer(self, inputs):
+        need(inputs, 3)
+        x, _, updates = inputs
+        ((shape, dtype),) = GatherND().infer(inputs[:2])
+        if updates.shape != shape or updates.dtype != dtype:
+            raise InputError(
+                f"updates: expected {dtype} {list(shape)}, "
+                f"found {updates.dtype} {list(updates.shape)}"
+            )
+        return ((x.shape, x.dtype),)
+
+    def reference(self, x, indices, updates):
+        y = float64(x).copy()
+        places = tuple(
+            _places(indices[..., column], x.shape[column]) for column in range(indices.shape[-1])
+        )
+        _write(y, places, float64(updates), self.reduction)
+        return y
+
+
+@dataclass(frozen=True)
+class OneHot(Operator):
+    """A vector for each index: the on value at its place, the off value elsewhere.
+
+    Inputs: indices (any numbers), values [2]: off, on.
+
+    Attributes:
+        depth: the vectors' length.
+        axis: the dimension of the output that they lie along.
+    """
+
+    kind: ClassVar[str] = "one_hot"
+    depth: int
+    axis: int = -1
+
+    def infer(self, inputs):
+        need(inputs, 2)
+        indices, values = inputs
+        axis = axis_in(self.axis, len(indices.shape) + 1)
+        if values.shape != (2,) or self.depth < 1:
+            raise InputError(f"expected two values and a depth of at least 1, found {self.depth}")
+        return (((*indices.shape[:axis], self.depth, *indices.shape[axis:]), values.dtype),)
+
+    def reference(self, indices, values):
+        indices = np.asarray(indices).astype(np.int64)
+        axis = axis_in(self.axis, indices.ndim + 1)
+        places = np.expand_dims(np.where(indices < 0, indices + self.depth, indices), axis)
+        counts = np.arange(self.depth).reshape([-1 if i == axis else 1 for i in range(places.ndim)])
+        off, on = float64(values)
+        return np.where(places == counts, on, off)

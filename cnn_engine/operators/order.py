@@ -1,0 +1,132 @@
+"""Operators that look at the order of elements: the k greatest, running sums, triangles, one winner a row."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from ..errors import InputError
+from .operator import Operator, axis_in, check_types, float64, need
+
+
+@dataclass(frozen=True)
+class TopK(Operator):
+    """The k greatest along one dimension, in order, and where they were (int64); the first of equals first.
+
+    Attributes:
+        k: how many.
+        axis: the dimension.
+        largest: whether the greatest are taken; else the least.
+    """
+
+    kind: ClassVar[str] = "top_k"
+    k: int
+    axis: int = -1
+    largest: bool = True
+
+    def infer(self, inputs):
+        need(inputs, 1)
+        (x,) = inputs
+        check_types("numbers", x.dtype)
+        axis = axis_in(self.axis, len(x.shape))
+        if not 0 <= self.k <= x.shape[axis]:
+            raise InputError(f"k: expected up to {x.shape[axis]}, found {self.k}")
+        shape = (*x.shape[:axis], self.k, *x.shape[axis + 1 :])
+        return ((shape, x.dtype), (shape, "int64"))
+
+    def reference(self, x):
+        x = float64(x)
+        if self.largest:  # a stable sort of the mirrored keeps the first of equals last there
+            order = np.flip(np.argsort(np.flip(x, self.axis), self.axis, kind="stable"), self.axis)
+            order = x.shape[self.axis] - 1 - order
+        else:
+            order = np.argsort(x, self.axis, kind="stable")
+        places = np.take(order, np.arange(self.k), axis=self.axis)
+        return np.take_along_axis(x, places, self.axis), places.astype(np.int64)
+
+
+@dataclass(frozen=True)
+class CumSum(Operator):
+    """Sums of all elements up to each one, along one dimension.
+
+    Attributes:
+        axis: the dimension.
+        exclusive: whether an element itself is left out.
+        reverse: whether sums run from the end.
+    """
+
+    kind: ClassVar[str] = "cum_sum"
+    axis: int
+    exclusive: bool = False
+    reverse: bool = False
+
+    def infer(self, inputs):
+        need(inputs, 1)
+        (x,) = inputs
+        check_types("numbers", x.dtype)
+        axis_in(self.axis, len(x.shape))
+        return ((x.shape, x.dtype),)
+
+    def reference(self, x):
+        x = float64(x)
+        x = np.flip(x, self.axis) if self.reverse else x
+        y = np.cumsum(x, axis=self.axis, dtype=x.dtype)
+        y = y - x if self.exclusive else y
+        return np.flip(y, self.axis) if self.reverse else y
+
+    def terms(self, inputs) -> int:
+        return max(1, inputs[0].shape[self.axis])
+
+
+@dataclass(frozen=True)
+class Trilu(Operator):
+    """The upper or lower triangle of the last two dimensions; zeros elsewhere.
+
+    Attributes:
+        upper: which triangle.
+        k: the diagonal it begins with; above the main one if positive.
+    """
+
+    kind: ClassVar[str] = "trilu"
+    upper: bool = True
+    k: int = 0
+
+    def infer(self, inputs):
+        need(inputs, 1)
+        if len(inputs[0].shape) < 2:
+            raise InputError(f"expected at least 2 dimensions, found {list(inputs[0].shape)}")
+        return ((inputs[0].shape, inputs[0].dtype),)
+
+    def reference(self, x):
+        rows, columns = x.shape[-2:]
+        distance = np.arange(columns)[None, :] - np.arange(rows)[:, None]
+        kept = distance >= self.k if self.upper else distance <= self.k
+        return np.where(kept, float64(x), np.zeros((), float64(x).dtype))
+
+
+@dataclass(frozen=True)
+class Hardmax(Operator):
+    """1 at the first maximum along one dimension, 0 elsewhere.
+
+    Attributes:
+        axis: the dimension.
+    """
+
+    kind: ClassVar[str] = "hardmax"
+    axis: int = -1
+
+    def infer(self, inputs):
+        need(inputs, 1)
+        (x,) = inputs
+        check_types("floats", x.dtype)
+        axis_in(self.axis, len(x.shape))
+        return ((x.shape, x.dtype),)
+
+    def reference(self, x):
+        y = np.zeros(x.shape)
+        if x.size:
+            best = np.expand_dims(np.argmax(x, axis=self.axis), self.axis)
+            np.put_along_axis(y, best, 1.0, self.axis)
+        return y

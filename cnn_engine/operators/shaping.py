@@ -1,0 +1,317 @@
+"""Operators that move elements and change none: reshape, transpose, expand, tile, slices, joins."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from ..errors import InputError
+from .operator import Operator, Shape, axis_in, broadcast, float64, need, same_dtype
+
+
+@dataclass(frozen=True)
+class Reshape(Operator):
+    """The elements of x in row-major order under another shape.
+
+    Attributes:
+        shape: of the output; 0 takes x's dimension at the same place, one -1 is what is left.
+        allow_zero: whether 0 is a dimension of no elements instead.
+    """
+
+    kind: ClassVar[str] = "reshape"
+    in_place: ClassVar[bool] = True
+    shape: Shape
+    allow_zero: bool = False
+
+    def resolved(self, shape: Shape) -> Shape:
+        """Returns the shape of the output for an input of ``shape``."""
+        wanted = list(self.shape)
+        for place, size in enumerate(wanted):
+            if size == 0 and not self.allow_zero:
+                if place >= len(shape):
+                    raise InputError(
+                        f"shape: expected a dimension {place} of {list(shape)} to take for the 0 of "
+                        f"{list(self.shape)}, found none"
+                    )
+                wanted[place] = shape[place]
+        elements = math.prod(shape)
+        if wanted.count(-1) == 1:
+            others = math.prod(size for size in wanted if size != -1)
+            if others > 0 and elements % others == 0:
+                wanted[wanted.index(-1)] = elements // others
+            elif others == 0 and elements == 0:
+                wanted[wanted.index(-1)] = 0
+        if min(wanted, default=0) < 0 or math.prod(wanted) != elements:
+            raise InputError(
+                f"shape: expected one of {elements} elements as {list(shape)} has, found {list(self.shape)}"
+            )
+        return tuple(wanted)
+
+    def infer(self, inputs):
+        need(inputs, 1)
+        return ((self.resolved(inputs[0].shape), inputs[0].dtype),)
+
+    def reference(self, x):
+        return float64(x).reshape(self.resolved(x.shape))
+
+
+@dataclass(frozen=True)
+class Transpose(Operator):
+    """x with its dimensions in another order.
+
+    Attributes:
+        perm: for every dimension of the output, which of x it is.
+    """
+
+    kind: ClassVar[str] = "transpose"
+    perm: tuple[int, ...]
+
+    def infer(self, inputs):
+        need(inputs, 1)
+        shape = inputs[0].shape
+        if sorted(self.perm) != list(range(len(shape))):
+            raise InputError(
+                f"perm: expected an order of {len(shape)} dimensions, found {list(self.perm)}"
+            )
+        return ((tuple(shape[axis] for axis in self.perm), inputs[0].dtype),)
+
+    def reference(self, x):
+        return float64(x).transpose(self.perm)
+
+
+@dataclass(frozen=True)
+class Expand(Operator):
+    """x repeated along dimensions of size 1, by NumPy's rules of broadcasting.
+
+    Attributes:
+        shape: what x's shape is broadcast with.
+    """
+
+    kind: ClassVar[str] = "expand"
+    shape: Shape
+
+    def infer(self, inputs):
+        need(inputs, 1)
+        if min(self.shape, default=0) < 0:
+            raise InputError(f"shape: expected sizes of at least 0, found {list(self.shape)}")
+        return ((broadcast(inputs[0].shape, self.shape), inputs[0].dtype),)
+
+    def reference(self, x):
+        return np.broadcast_to(float64(x), broadcast(x.shape, self.shape))
+
+
+@dataclass(frozen=True)
+class Tile(Operator):
+    """x written several times along each dimension.
+
+    Attributes:
+        repeats: how many times, for every dimension.
+    """
+
+    kind: ClassVar[str] = "tile"
+    repeats: tuple[int, ...]
+
+    def infer(self, inputs):
+        need(inputs, 1)
+        shape = inputs[0].shape
+        if len(self.repeats) != len(shape) or min(self.repeats, default=0) < 0:
+            raise InputError(
+                f"repeats: expected {len(shape)} numbers of at least 0, found {list(self.repeats)}"
+            )
+        sizes = tuple(size * times for size, times in zip(shape, self.repeats, strict=True))
+        return ((sizes, inputs[0].dtype),)
+
+    def reference(self, x):
+        return np.tile(float64(x), self.repeats)
+
+
+@dataclass(frozen=True)
+class Concat(Operator):
+    """Any number of inputs of one type, one after another.
+
+    Attributes:
+        axis: the dimension in which they may differ.
+    """
+
+    kind: ClassVar[str] = "concat"
+    axis: int
+
+    def infer(self, inputs):
+        need(inputs, 1, max(1, len(inputs)))
+        need(inputs, len(inputs))
+        first = inputs[0].shape
+        axis = axis_in(self.axis, len(first))
+        for value in inputs:
+            same = len(value.shape) == len(first) and all(
+                size == other
+                for place, (size, other) in enumerate(zip(value.shape, first, strict=True))
+                if place != axis
+            )
+            if not same:
+                raise InputError(
+                    f"expected shapes that are alike but for dimension {axis}, "
+                    f"found {list(first)} and {list(value.shape)}"
+                )
+        size = sum(value.shape[axis] for value in inputs)
+        return (((*first[:axis], size, *first[axis + 1 :]), same_dtype(inputs)),)
+
+    def reference(self, *arrays):
+        return np.concatenate([float64(array) for array in arrays], axis=self.axis)
+
+
+@dataclass(frozen=True)
+class Split(Operator):
+    """x cut into pieces; one output a piece.
+
+    Attributes:
+        axis: the dimension that is cut.
+        sizes: of the pieces along it.
+    """
+
+    kind: ClassVar[str] = "split"
+    axis: int
+    sizes: tuple[int, ...]
+
+    def infer(self, inputs):
+        need(inputs, 1)
+        shape = inputs[0].shape
+        axis = axis_in(self.axis, len(shape))
+        if not self.sizes or min(self.sizes) < 0 or sum(self.sizes) != shape[axis]:
+            raise InputError(
+                f"sizes: expected pieces of {shape[axis]} in all, found {list(self.sizes)}"
+            )
+        return tuple(
+            ((*shape[:axis], size, *shape[axis + 1 :]), inputs[0].dtype) for size in self.sizes
+        )
+
+    def reference(self, x):
+        ends = np.cumsum(self.sizes)[:-1]
+        pieces = tuple(np.split(float64(x), ends, axis=self.axis))
+        return pieces if len(pieces) > 1 else pieces[0]
+
+
+@dataclass(frozen=True)
+class Slice(Operator):
+    """Every step-th element from start to before end, along some dimensions.
+
+    Attributes:
+        starts, ends, axes, steps: as in Python: negative positions count from the end, all are cut to what
+            there is, steps may be negative but not 0.
+    """
+
+    kind: ClassVar[str] = "slice"
+    starts: tuple[int, ...]
+    ends: tuple[int, ...]
+    axes: tuple[int, ...]
+    steps: tuple[int, ...]
+
+    def ranges(self, shape: Shape) -> tuple[range, ...]:
+        """Returns the positions that are taken along every dimension of an input of ``shape``."""
+        counts = {len(self.starts), len(self.ends), len(self.axes), len(self.steps)}
+        if len(counts) != 1:
+            raise InputError(
+                f"expected as many starts, ends, axes and steps, found {len(self.starts)}, "
+                f"{len(self.ends)}, {len(self.axes)} and {len(self.steps)}"
+            )
+        taken = [range(size) for size in shape]
+        seen = set()
+        for start, end, axis, step in zip(
+            self.starts, self.ends, self.axes, self.steps, strict=True
+        ):
+            place = axis_in(axis, len(shape))
+            if place in seen:
+                raise InputError(f"axes: expected each dimension once, found {list(self.axes)}")
+            if step == 0:
+                raise InputError("steps: expected numbers other than 0, found 0")
+            seen.add(place)
+            size = shape[place]
+            start, end = (
+                max(v + size, -1 if step < 0 else 0) if v < 0 else v for v in (start, end)
+            )
+            if step > 0:
+                taken[place] = range(min(start, size), min(end, size), step)
+            else:
+                taken[place] = range(min(start, size - 1), min(end, size - 1), step)
+        return tuple(taken)
+
+    def infer(self, inputs):
+        need(inputs, 1)
+        taken = self.ranges(inputs[0].shape)
+        return ((tuple(len(places) for places in taken), inputs[0].dtype),)
+
+    def reference(self, x):
+        x = float64(x)
+        for axis, places in enumerate(self.ranges(x.shape)):
+            x = np.take(x, np.asarray(places, np.int64), axis=axis)
+        return x
+
+
+@dataclass(frozen=True)
+class DepthToSpace(Operator):
+    """x [N, B * B * C, H, W] -> [N, C, H * B, W * B].
+
+    Attributes:
+        block: B.
+        mode: ``DCR``: channels are [B, B, C]; ``CRD``: they are [C, B, B].
+    """
+
+    kind: ClassVar[str] = "depth_to_space"
+    block: int
+    mode: str = "DCR"
+
+    def infer(self, inputs):
+        need(inputs, 1)
+        shape = inputs[0].shape
+        if len(shape) != 4 or self.block < 1 or shape[1] % self.block**2:
+            raise InputError(
+                f"expected 4 dimensions with channels in blocks of {self.block} x {self.block}, "
+                f"found {list(shape)}"
+            )
+        n, c, h, w = shape
+        sizes = (n, c // self.block**2, h * self.block, w * self.block)
+        return ((sizes, inputs[0].dtype),)
+
+    @property
+    def perm(self) -> tuple[int, ...]:
+        """The order of the six dimensions that the channels' split makes."""
+        return (0, 3, 4, 1, 5, 2) if self.mode == "DCR" else (0, 1, 4, 2, 5, 3)
+
+    def reference(self, x):
+        n, c, h, w = x.shape
+        b = self.block
+        split = (b, b, c // b**2) if self.mode == "DCR" else (c // b**2, b, b)
+        blocks = float64(x).reshape(n, *split, h, w).transpose(self.perm)
+        return blocks.reshape(n, c // b**2, h * b, w * b)
+
+
+@dataclass(frozen=True)
+class SpaceToDepth(Operator):
+    """x [N, C, H * B, W * B] -> [N, B * B * C, H, W]; channels come out as [B, B, C].
+
+    Attributes:
+        block: B.
+    """
+
+    kind: ClassVar[str] = "space_to_depth"
+    block: int
+
+    def infer(self, inputs):
+        need(inputs, 1)
+        shape = inputs[0].shape
+        if len(shape) != 4 or self.block < 1 or shape[2] % self.block or shape[3] % self.block:
+            raise InputError(
+                f"expected 4 dimensions with rows and columns in blocks of {self.block}, "
+                f"found {list(shape)}"
+            )
+        n, c, h, w = shape
+        sizes = (n, c * self.block**2, h // self.block, w // self.block)
+        return ((sizes, inputs[0].dtype),)
+
+    def reference(self, x):
+        n, c, h, w = x.shape
+        b = self.block
+        blocks = float64(x).reshape(n, c, h // b, b, w // b, b).transpose(0, 3, 5, 1, 2, 4)
+        return blocks.reshape(n, c * b**2, h // b, w // b)
