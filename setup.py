@@ -1,4 +1,4 @@
-"""Hands the compiled modules to CMake; all else about the project is in pyproject.toml.
+"""Hands the compiled modules to CMake, and says which folders are packages; the rest is in pyproject.toml.
 
 Options are environment variables, so that they reach the build through pip:
 ``CNN_ENGINE_CUDA`` (``auto``, ``on``, ``off``), ``CNN_ENGINE_CUDA_ARCHITECTURES`` (such as ``90a``),
@@ -6,15 +6,20 @@ Options are environment variables, so that they reach the build through pip:
 """
 
 import os
+import re
 import shlex
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
-from setuptools import Extension, setup
+from setuptools import Extension, find_packages, setup
 from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).resolve().parent
+
+#: Folders at the top of a checkout that are installed under the package's own name.
+WORKLOADS = {f"cnn_engine.workloads.{name}": name for name in ("cifar10", "fashion_mnist")}
 
 
 class CMakeBuild(build_ext):
@@ -22,23 +27,53 @@ class CMakeBuild(build_ext):
 
     def run(self) -> None:
         output = (ROOT if self.inplace else Path(self.build_lib).resolve()) / "cnn_engine"
-        build = Path(self.build_temp).resolve()
+        # One folder for each Python, kept, so that a second build compiles what has changed alone; pip would
+        # have a temporary one.
+        build = ROOT / "build" / f"cmake-{sys.implementation.cache_tag}"
         configure = [
             "cmake", "-S", str(ROOT), "-B", str(build), "-DCMAKE_BUILD_TYPE=Release",
             f"-DCNN_ENGINE_OUTPUT={output}", f"-DPython_EXECUTABLE={sys.executable}",
         ]  # fmt: skip
-        for option in ("CNN_ENGINE_CUDA", "CNN_ENGINE_CUDA_ARCHITECTURES", "CNN_ENGINE_COMMIT"):
-            if option in os.environ:
-                configure.append(f"-D{option}={os.environ[option]}")
+        for option, default in (
+            ("CNN_ENGINE_CUDA", "auto"),
+            ("CNN_ENGINE_CUDA_ARCHITECTURES", "default"),
+            ("CNN_ENGINE_COMMIT", ""),
+        ):
+            configure.append(f"-D{option}={os.environ.get(option, default)}")
         configure += shlex.split(os.environ.get("CMAKE_ARGS", ""))
         if "CMAKE_GENERATOR" not in os.environ:
-            configure += ["-G", "Ninja"]
+            from ninja import BIN_DIR  # of this build's environment; the last one's is gone
+
+            configure += ["-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={BIN_DIR}/ninja"]
         subprocess.run(configure, check=True)
-        subprocess.run(["cmake", "--build", str(build), "--parallel"], check=True)
+        _build(["cmake", "--build", str(build), "--parallel"])
 
     def get_outputs(self) -> list[str]:
         folder = Path(self.build_lib) / "cnn_engine"
         return [str(path) for path in folder.glob("_c*.so")]
 
 
-setup(ext_modules=[Extension("cnn_engine._cpu", sources=[])], cmdclass={"build_ext": CMakeBuild})
+def _build(command: list[str]) -> None:
+    """Runs ``command``; its progress also goes to the user's terminal, which pip keeps quiet for minutes."""
+    terminal = None
+    with suppress(OSError):
+        terminal = open("/dev/tty", "w", encoding="utf-8")  # noqa: SIM115 - closed below
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    for line in process.stdout:
+        print(line, end="", flush=True)
+        if terminal and (step := re.match(r"\[(\d+)/(\d+)\]", line)):
+            terminal.write(f"\rcnn_engine: compiling {step[1]} of {step[2]}\x1b[K")
+            terminal.flush()
+    if terminal:
+        terminal.write("\r\x1b[K")
+        terminal.close()
+    if process.wait():
+        raise subprocess.CalledProcessError(process.returncode, command)
+
+
+setup(
+    packages=[*find_packages(include=["cnn_engine", "cnn_engine.*"]), *WORKLOADS],
+    package_dir=WORKLOADS,
+    ext_modules=[Extension("cnn_engine._cpu", sources=[])],
+    cmdclass={"build_ext": CMakeBuild},
+)

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
+from cnn_engine.workloads.cifar10.network import NETWORK
 
-from cifar10.network import NETWORK
 from cnn_engine.devices import cuda_module
 from cnn_engine.engine.fused import description
 

@@ -19,8 +19,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
+from cnn_engine.workloads.cifar10.network import NETWORK, WORKLOAD
 
-from cifar10.network import NETWORK
 from cnn_engine import InputError, _cpu
 from cnn_engine.devices import cuda_module
 from cnn_engine.io.files import atomic_write, check_writable
@@ -328,7 +328,7 @@ def load_weights(path: str | None) -> dict[str, np.ndarray]:
     """Returns float32 weights."""
     from cnn_engine.io import weights
 
-    default = Path(sys.modules["cifar10.network"].__file__).with_name("weights.safetensors")
+    default = WORKLOAD.default_weights
     if path is None and not default.exists():
         found = NETWORK.random_weights()
     else:

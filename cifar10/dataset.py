@@ -24,7 +24,7 @@ import platformdirs
 
 from cnn_engine.errors import InputError, expected
 from cnn_engine.io.files import describe_os_error, status
-from cnn_engine.workload import Dataset, synthetic_images
+from cnn_engine.workload import Dataset, data_folder, synthetic_images
 
 CLASSES = (
     "airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck",
@@ -39,7 +39,7 @@ MAX_IMAGES = 1_000_000
 #: The folder that the official archive unpacks to, and that ``python -m cifar10.download`` fills.
 FOLDER = "cifar-10-batches-bin"
 DATA_VARIABLE = "CNN_ENGINE_DATA"
-DOWNLOAD_COMMAND = "python -m cifar10.download"
+DOWNLOAD_COMMAND = f"python -m {__package__}.download"
 
 _CHUNK = 4096  # images handled at a time, so that temporary copies stay small
 _MAX_JPEG_BYTES = 1 << 20  # a 32x32 JPEG is about 1 KB
@@ -55,7 +55,8 @@ def load(spec: str | os.PathLike[str] = "auto", images: int | None = None) -> Da
 
     Args:
         spec: ``"auto"`` (``$CNN_ENGINE_DATA``, then the user's cache, then synthetic images with a
-            note that says so), ``"synthetic"``, or a path as :func:`find_files` takes it.
+            note that says so), ``"synthetic"``, or a path as :func:`find_files` takes it, or a folder
+            that has :data:`FOLDER` in it, as the download leaves it.
         images: how many images, from the first; None for all there are.
 
     Returns:
@@ -71,8 +72,10 @@ def load(spec: str | os.PathLike[str] = "auto", images: int | None = None) -> Da
     if spec == "synthetic":
         return synthetic(images)
     if spec != "auto":
+        spec = data_folder(spec, FOLDER)
         return read(_all_files(spec), images, source=spec)
     if path := os.environ.get(DATA_VARIABLE):
+        path = data_folder(path, FOLDER)
         try:
             return read(_all_files(path), images, source=path)
         except InputError as error:

@@ -175,7 +175,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit code: 0 done, 2 error, 130 interrupted."""
     return fetch.command(
         arguments,
-        prog="python -m cifar10.download",
+        prog=f"python -m {__package__}.download",
         name="CIFAR-10",
         url=URL,
         url_help="the archive",

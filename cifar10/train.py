@@ -116,7 +116,7 @@ def _header(recipes: dict[str, training.Recipe], device: str, command: str, imag
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     recipe = training.Recipe()
     parser = cli.ArgumentParser(
-        prog="python -m cifar10.train",
+        prog=f"python -m {__package__}.train",
         description="Trains the cifar10 network and writes its weights.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )

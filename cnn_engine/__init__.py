@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import importlib
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .errors import CnnEngineError, DeviceError, InputError, UnsupportedError
 from .graph.network import Conv2d, Linear, MaxPool2d, Network, Relu, Softmax, Tanh
 from .workload import Dataset, Workload, register
+
+if TYPE_CHECKING:
+    from . import ops
+    from .engine.engine import Engine
+
+__version__ = "0.2.0"
 
 __all__ = [
     "CnnEngineError",
@@ -25,16 +31,18 @@ __all__ = [
     "Tanh",
     "UnsupportedError",
     "Workload",
+    "ops",
     "register",
 ]
 
+#: What needs the compiled kernels, imported when first asked for: describing and training networks does not.
+_COMPILED = {"Engine": ".engine.engine", "ops": ".ops"}
+
 
 def __getattr__(name: str) -> Any:
-    # The engine needs the compiled kernels; describing and training networks does not.
-    if name == "Engine":
-        from .engine.engine import Engine
-
-        return Engine
+    if name in _COMPILED:
+        module = importlib.import_module(_COMPILED[name], __name__)
+        return getattr(module, name, module)
     if name == "_cpu":
         try:
             return importlib.import_module("._cpu", __name__)
@@ -44,3 +52,7 @@ def __getattr__(name: str) -> Any:
                 f"{error}; in the source folder, `pip install -e .` builds it there"
             ) from error
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,6 +76,12 @@ def synthetic_images(
     return Dataset("synthetic images", "synthetic", pixels, None, note)
 
 
+def data_folder(path: str, name: str) -> str:
+    """Returns ``path/name`` where that is a folder, else ``path``: one may hold several data sets."""
+    nested = os.path.join(path, name)
+    return nested if os.path.isdir(nested) else path
+
+
 @dataclass(frozen=True)
 class Workload:
     """A network, where its images come from, and where its weights come from.
@@ -101,8 +108,8 @@ class Workload:
 
 #: The project's own workloads: name -> "module:attribute", imported when first asked for.
 BUILT_IN: Mapping[str, str] = {
-    "cifar10": "cifar10:WORKLOAD",
-    "ece408": "fashion_mnist:WORKLOAD",
+    "cifar10": "cnn_engine.workloads.cifar10:WORKLOAD",
+    "ece408": "cnn_engine.workloads.fashion_mnist:WORKLOAD",
 }
 
 _registered: dict[str, Workload] = {}

@@ -24,7 +24,7 @@ import platformdirs
 
 from cnn_engine.errors import InputError, expected
 from cnn_engine.io.files import describe_os_error, status
-from cnn_engine.workload import Dataset, synthetic_images
+from cnn_engine.workload import Dataset, data_folder, synthetic_images
 
 CLASSES = (
     "T-shirt/top", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag",
@@ -40,7 +40,7 @@ MAX_IMAGES = 200_000
 #: The folder that ``python -m fashion_mnist.download`` fills, in the user's cache.
 FOLDER = "fashion-mnist"
 DATA_VARIABLE = "CNN_ENGINE_DATA"
-DOWNLOAD_COMMAND = "python -m fashion_mnist.download"
+DOWNLOAD_COMMAND = f"python -m {__package__}.download"
 
 #: What a folder is searched for, the first that is there: the names of the published files, and of
 #: copies that were resized. The test images come first, since the course's figures are of them.
@@ -60,8 +60,8 @@ def load(spec: str | os.PathLike[str] = "auto", images: int | None = None) -> Da
 
     Args:
         spec: ``"auto"`` (``$CNN_ENGINE_DATA``, then the user's cache, then synthetic images with a
-            note that says so), ``"synthetic"``, or a path as :func:`find_files` takes it. The
-            variable may also name a folder of several data sets, with this one in ``fashion-mnist``.
+            note that says so), ``"synthetic"``, or a path as :func:`find_files` takes it, or a folder
+            that has :data:`FOLDER` in it.
         images: how many images, from the first; None for all there are.
 
     Returns:
@@ -77,10 +77,10 @@ def load(spec: str | os.PathLike[str] = "auto", images: int | None = None) -> Da
     if spec == "synthetic":
         return synthetic(images)
     if spec != "auto":
+        spec = data_folder(spec, FOLDER)
         return read(find_files(spec), images, source=spec)
     if path := os.environ.get(DATA_VARIABLE):
-        nested = os.path.join(path, FOLDER)
-        path = nested if os.path.isdir(nested) else path
+        path = data_folder(path, FOLDER)
         try:
             return read(find_files(path), images, source=path)
         except InputError as error:
@@ -88,13 +88,21 @@ def load(spec: str | os.PathLike[str] = "auto", images: int | None = None) -> Da
                 raise
             raise InputError(f"{DATA_VARIABLE}: {error}") from error
     cached = cache_folder()
+    what, verb = "no Fashion-MNIST files found", "fetches the real ones"
     if cached.is_dir():
-        return read(find_files(cached), images, source=str(cached))
+        if not _unfinished(cached):
+            return read(find_files(cached), images, source=str(cached))
+        what, verb = f"the download in {cached} is not complete", "resumes it"
     return synthetic(
         images,
-        note=f"no Fashion-MNIST files found, so the images are synthetic and have no labels; "
-        f"`{DOWNLOAD_COMMAND}` fetches the real ones",
+        note=f"{what}, so the images are synthetic and have no labels; `{DOWNLOAD_COMMAND}` {verb}",
     )
+
+
+def _unfinished(folder: Path) -> bool:
+    """Whether a download into ``folder`` was cut short: the file under way, or all of them, are missing."""
+    names = os.listdir(folder)
+    return any(".part" in name for name in names) or not any("images-idx3" in n for n in names)
 
 
 def find_files(path: str | os.PathLike[str]) -> list[tuple[Path, Path | None]]:

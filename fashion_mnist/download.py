@@ -84,7 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit code: 0 done, 2 error, 130 interrupted."""
     return fetch.command(
         arguments,
-        prog="python -m fashion_mnist.download",
+        prog=f"python -m {__package__}.download",
         name="Fashion-MNIST",
         url=URL,
         url_help="the folder of the files",

@@ -18,8 +18,9 @@ import atheris
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 with atheris.instrument_imports(include=["fashion_mnist", "gzip"]):
+    from cnn_engine.workloads.fashion_mnist import dataset
+
     from cnn_engine.errors import InputError
-    from fashion_mnist import dataset
 
 FOLDER = Path(tempfile.mkdtemp(prefix="fuzz_idx."))
 IMAGES, LABELS = FOLDER / "x-images-idx3-ubyte", FOLDER / "x-labels-idx1-ubyte"

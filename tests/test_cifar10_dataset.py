@@ -12,10 +12,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from cnn_engine.workloads.cifar10 import dataset
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cifar10 import dataset
 from cnn_engine.errors import InputError
 
 
@@ -348,7 +348,7 @@ def test_auto_falls_back_to_synthetic_and_says_so():
     assert data.source == "synthetic"
     assert len(data) == 7
     assert data.labels is None
-    assert "python -m cifar10.download" in data.note
+    assert "python -m cnn_engine.workloads.cifar10.download" in data.note
     assert "synthetic" in data.note
     assert dataset.load("synthetic").note is None
 

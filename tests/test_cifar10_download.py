@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from cnn_engine.workloads.cifar10 import dataset, download
 
-from cifar10 import dataset, download
 from cnn_engine.errors import InputError
 from cnn_engine.io import fetch as fetching
 

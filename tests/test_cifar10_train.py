@@ -8,15 +8,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import safetensors
+from cnn_engine.workloads.cifar10 import dataset, train
+from cnn_engine.workloads.cifar10.network import NETWORK
 
-from cifar10 import dataset, train
-from cifar10.network import NETWORK
 from cnn_engine.errors import InputError, UnsupportedError
 from cnn_engine.graph.network import Conv2d, Linear, MaxPool2d, Network, Softmax, Tanh
 from cnn_engine.workload import Dataset
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install '.[train]'")
-training = pytest.importorskip("cifar10.training")
+training = pytest.importorskip("cnn_engine.workloads.cifar10.training")
 
 RECIPE = training.Recipe(epochs=4, batch_size=16, learning_rate=0.01)
 

@@ -5,8 +5,8 @@ import json
 import numpy as np
 import pytest
 import tolerances
+from cnn_engine.workloads.cifar10 import WORKLOAD
 
-from cifar10 import WORKLOAD
 from cnn_engine import (
     Conv2d,
     Engine,

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from cnn_engine.workloads.fashion_mnist import WORKLOAD, dataset, download, network
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -22,7 +23,6 @@ from cnn_engine.engine import variants
 from cnn_engine.errors import InputError
 from cnn_engine.io import fetch
 from cnn_engine.measure.result import Accuracy, LayerTime
-from fashion_mnist import WORKLOAD, dataset, download, network
 
 IMAGES, LABELS = "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"
 RNG = np.random.default_rng(3)
@@ -141,7 +141,7 @@ def test_without_weights_and_with_random_ones(capsys):
     out = capsys.readouterr().out
     assert "The weights are random: correctness means nothing" in out
     assert "Correctness: not known, since the images have no labels" in out
-    assert "python -m fashion_mnist.download" in " ".join(out.split())
+    assert "python -m cnn_engine.workloads.fashion_mnist.download" in " ".join(out.split())
 
 
 class _Result:
@@ -351,7 +351,7 @@ def test_arbitrary_bytes_are_an_input_error(tmp_path, content):
 def test_auto_falls_back_to_synthetic_and_says_so():
     found = dataset.load("auto", 7)
     assert (found.source, len(found), found.labels) == ("synthetic", 7, None)
-    assert "python -m fashion_mnist.download" in found.note
+    assert "python -m cnn_engine.workloads.fashion_mnist.download" in found.note
     assert dataset.load("synthetic").note is None
 
 

@@ -12,16 +12,16 @@ import time
 import numpy as np
 import pytest
 import tolerances
+from cnn_engine.workloads.cifar10.network import NETWORK as CIFAR10
+from cnn_engine.workloads.fashion_mnist.network import NETWORK as ECE408
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cifar10.network import NETWORK as CIFAR10
 from cnn_engine import _cpu
 from cnn_engine.engine import fused as fused_kernels
 from cnn_engine.graph.network import Conv2d, Linear, MaxPool2d, Network, Relu, Softmax, Tanh
 from cnn_engine.io import weights
 from cnn_engine.operators import reference
-from fashion_mnist.network import NETWORK as ECE408
 
 INSTRUCTION_SETS = _cpu.instruction_sets()
 NETWORKS = {network.name: network for network in (CIFAR10, ECE408)}

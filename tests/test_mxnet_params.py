@@ -8,13 +8,13 @@ import tracemalloc
 
 import numpy as np
 import pytest
+from cnn_engine.workloads.fashion_mnist import WORKLOAD
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from cnn_engine import Conv2d, InputError, Linear, Network, Softmax, Tanh
 from cnn_engine.io import weights
 from cnn_engine.io.weights import mxnet
-from fashion_mnist import WORKLOAD
 
 TINY = Network(
     "tiny",

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from cnn_engine.workloads.cifar10 import WORKLOAD
 
-from cifar10 import WORKLOAD
 from cnn_engine import Conv2d, InputError, Linear, MaxPool2d, Network, Relu, Softmax, workload
 from cnn_engine.workload import Workload
 

@@ -13,8 +13,8 @@ import time
 
 import numpy as np
 import pytest
+from cnn_engine.workloads.cifar10 import WORKLOAD
 
-from cifar10 import WORKLOAD
 from cnn_engine import __main__, run
 from cnn_engine.operators import reference
 
@@ -54,7 +54,7 @@ def test_with_no_options_on_a_machine_without_data():
         "Load Network Parameters time", "Create Outputs time", "Net Forward total time",
         "Time for network", "Conv:", "ReLU:", "Pool:", "FC:", "Softmax:",
         "Net Accuracy", "Free memory time", "Total time",
-        "synthetic", "python -m cifar10.download",
+        "synthetic", "python -m cnn_engine.workloads.cifar10.download",
     ):  # fmt: skip
         assert line in out
 

@@ -5,11 +5,11 @@ import struct
 
 import numpy as np
 import pytest
+from cnn_engine.workloads.cifar10 import WORKLOAD
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
-from cifar10 import WORKLOAD
 from cnn_engine import InputError, Linear, Network, Softmax
 from cnn_engine.io import weights
 from cnn_engine.operators import reference
