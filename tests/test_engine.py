@@ -238,13 +238,23 @@ def test_a_layer_of_an_unknown_type_is_refused(rng, variant):
         build(program, 1, True)
 
 
-@pytest.mark.parametrize("batch", [0, -1, 6, True, 2.0])
+@pytest.mark.parametrize("batch", [0, -1, True, 2.0, "2", np.int64(0)])
 def test_bad_batch(rng, batch):
     with (
         engine() as e,
-        pytest.raises(InputError, match=r"--batch: expected a whole number from 1 to 5"),
+        pytest.raises(InputError, match=r"--batch: expected a whole number of at least 1"),
     ):
         e.predict(pixels(rng, 5), batch)
+
+
+@pytest.mark.parametrize("batch", [6, 10**12, np.int64(2), np.uint8(5)])
+def test_a_batch_is_any_integer_and_no_more_than_the_images(rng, batch):
+    images = pixels(rng, 5)
+    with engine() as e:
+        np.testing.assert_array_equal(e.predict(images, batch), e.predict(images))
+        assert e.batch_size(batch, 5) == min(batch, 5)
+        assert type(e.batch_size(batch, 5)) is int
+        assert e.profile(images, batch=batch, iterations=1).batch == min(batch, 5)
 
 
 def test_a_batch_that_cannot_fit_is_refused_before_anything_is_taken(monkeypatch, rng):

@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+import os
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 import tolerances
-from test_engine import NETWORK, engine, pixels
+from test_engine import CELLS, NETWORK, VARIANTS, engine, pixels
 
-from cnn_engine import InputError, UnsupportedError
+from cnn_engine import (
+    Conv2d,
+    InputError,
+    Linear,
+    MaxPool2d,
+    Network,
+    Relu,
+    Softmax,
+    Tanh,
+    UnsupportedError,
+)
+from cnn_engine.devices.cpu import CpuDevice
+from cnn_engine.engine import pool
 from cnn_engine.operators import reference
 
 
@@ -209,3 +224,128 @@ class TestArraysOnTheDevice:
             e.predict(images)
         with engine(device="cuda", data_mode="transfer") as e, pytest.raises(UnsupportedError):
             e.predict(images)
+
+
+#: A network of every kind of layer that is small enough for thousands of passes.
+SMALL = Network(
+    "small", (2, 9, 9), (Conv2d("conv1", 4, 3, padding=1), Relu("relu1"), MaxPool2d("pool1", 3, stride=2),
+                         Tanh("tanh1"), Linear("fc", 5), Softmax("softmax")),
+)  # fmt: skip
+
+
+def call_in_threads(call, threads: int = 8) -> None:
+    """Runs ``call(index)`` in so many threads at once; raises what any of them raised."""
+    barrier = threading.Barrier(threads)
+
+    def begin(index):
+        barrier.wait()
+        call(index)
+
+    with ThreadPoolExecutor(threads) as executor:
+        for future in [executor.submit(begin, index) for index in range(threads)]:
+            future.result()
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize(("device", "data_mode", "variant", "reduction"), CELLS)
+@pytest.mark.parametrize(
+    ("network", "calls"), [(SMALL, 1000), (NETWORK, 4)], ids=["small", "cifar10"]
+)
+def test_threads_share_an_engine(
+    rng, network, calls, device, data_mode, variant, reduction, threads
+):
+    """Every thread's batches are its own, of odd sizes, and what comes out is what one thread gets."""
+    if network is SMALL and variant == "fused" and device == "cuda":
+        pytest.skip("fused on CUDA takes the networks that are compiled in")
+    options = {"device": device, "data_mode": data_mode, "reduction": reduction, "threads": threads}
+    images = pixels(rng, 63, network.input_shape)
+    with engine(network, variant=variant, **options) as e:
+        wanted = e.predict(images, 7)
+
+        def call(index):
+            count = (7, 1, 5, 13)[index % 4]
+            first = 7 * index
+            mine, out = (
+                images[first : first + count],
+                np.empty((count, network.classes), np.float32),
+            )
+            for turn in range(calls):
+                found = e.predict(mine, 3 if turn % 10 == 9 else None, out if turn % 2 else None)
+                np.testing.assert_array_equal(found, wanted[first : first + count])
+
+        call_in_threads(call)
+
+
+def test_an_engine_closed_by_another_thread_is_refused_and_nothing_breaks(rng):
+    images = pixels(rng, 7, SMALL.input_shape)
+    for variant, reduction in VARIANTS:
+        for _ in range(10):
+            e = engine(SMALL, variant=variant, reduction=reduction)
+            wanted = e.predict(images)
+            refused = []
+
+            def call(index, e=e, wanted=wanted, refused=refused):
+                if index == 0:
+                    time.sleep(0.005)
+                    e.close()
+
+                def forever():
+                    while True:
+                        np.testing.assert_array_equal(e.predict(images), wanted)
+
+                with pytest.raises(InputError, match="expected an open engine, found a closed one"):
+                    forever()
+                refused.append(index)
+
+            call_in_threads(call, 4)
+            assert len(refused) == 4
+
+
+#: Much memory between layers and little arithmetic.
+WIDE = Network(
+    "wide", (8, 64, 64), (Relu("relu"), MaxPool2d("pool", 2), Linear("fc", 2), Softmax("softmax"))
+)  # fmt: skip
+
+
+def test_memory_kept_for_many_sizes_of_batch_is_bounded(monkeypatch, rng):
+    images = pixels(rng, 60, WIDE.input_shape)
+    with engine(WIDE, variant="pad") as e:
+        e.predict(images)
+        one = e._plans.nbytes
+        assert one > 60 * 4 * 8 * 64 * 64  # what is measured below is real
+        monkeypatch.setattr(e._plans, "kept_bytes", 3 * one)
+        for _ in range(2):
+            for count in (*range(1, 61), *range(60, 0, -1)):
+                e.predict(images[:count])
+                assert e._plans.nbytes <= 3 * one
+        wanted = reference.forward(WIDE, e.weights, images)
+        tolerances.assert_close(e.predict(images), wanted, tolerances.PROBABILITY)
+
+
+def test_resident_memory_stays_bounded_over_many_sizes_of_batch(rng):
+    """What the process holds, not what is counted: all sizes together would hold about 1.5 GB."""
+    images = pixels(rng, 120, WIDE.input_shape)
+
+    def resident() -> int:
+        with open("/proc/self/statm", encoding="ascii") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    with engine(WIDE, variant="pad") as e:
+        e.predict(images)
+        before = resident()
+        for count in range(1, 121):
+            e.predict(images[:count])
+        assert resident() - before < pool.KEPT_BYTES + (64 << 20)
+        assert e._plans.nbytes > pool.KEPT_BYTES // 2
+
+
+def test_a_larger_batch_takes_the_memory_that_idle_plans_hold(monkeypatch, rng):
+    images = pixels(rng, 40)
+    with engine(variant="pad") as e:
+        e.predict(images[:20])
+        one = e._plans.nbytes
+        monkeypatch.setattr(
+            CpuDevice, "free_memory", lambda self: 2 * one + one // 2 - e._plans.nbytes
+        )
+        e.predict(images)
+        assert e._plans.nbytes == 2 * one

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+import threading
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,9 @@ import numpy as np
 from ..errors import InputError, UnsupportedError
 
 CPU = -1
+
+#: The handle of CUDA's per-thread default stream (cudaStreamPerThread): another stream in every thread.
+PER_THREAD_STREAM = 2
 
 
 @dataclass(frozen=True)
@@ -117,6 +121,11 @@ def current_stream(other: View) -> int:
     return other.array.__cuda_array_interface__.get("stream") or 0
 
 
+def stream_owner(stream: int) -> int:
+    """Returns what tells streams with one handle apart: the thread, for CUDA's per-thread default stream."""
+    return threading.get_ident() if stream == PER_THREAD_STREAM else 0
+
+
 def glance(images: Any, out: Any) -> tuple[tuple, int, int | None] | None:
     """Returns what a call with two arrays on a device depends on, and the arrays' addresses.
 
@@ -154,6 +163,8 @@ def glance(images: Any, out: Any) -> tuple[tuple, int, int | None] | None:
             target = out.data_ptr()
     else:
         return None
+    if stream == PER_THREAD_STREAM:
+        key += (stream_owner(stream),)
     if out is not None and source < target + out.nbytes and target < source + images.nbytes:
         return None
     return key, source, target

@@ -120,6 +120,10 @@ class CudaDevice:
         """Whether it is the calling thread's current device, on which kernels are launched."""
         return self._runtime.getDevice() == self.index
 
+    def is_capturing(self, stream: int) -> bool:
+        """Whether what is queued on ``stream`` becomes part of a CUDA graph."""
+        return bool(self._runtime.streamIsCapturing(stream))
+
     def synchronize(self) -> None:
         """Waits for everything queued on the stream.
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+import threading
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -17,12 +19,13 @@ from ..devices.cpu import CpuDevice
 from ..errors import InputError, UnsupportedError, expected
 from ..graph.network import Network, operator_of
 from ..io import weights as weight_files
-from ..measure import measurement, timing
+from ..measure import measurement
 from ..measure.result import Check, Phases, Result
 from ..operators import reference
 from ..workload import Dataset, Workload
 from . import fused, variants
 from .plan import Placement, Plan, Program, build, build_stream
+from .pool import CLOSED, KEPT_BYTES, KEPT_SHELVES, PlanPool, Shelf, plan_bytes
 
 #: Images a pass unless said: enough to occupy a CPU's threads, small enough for any memory.
 DEFAULT_BATCH = 100
@@ -38,14 +41,12 @@ TOLERANCE = {"float32": 1e-5, "tf32": 2e-2, "float16": 2e-2, "bfloat16": 6e-2}
 CHUNKS_A_BATCH = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48)
 SMALLEST_CHUNK = 256
 
-#: Plans that are kept for arrays on the device, one for each stream and batch; then all are built anew.
-MOST_STREAM_PLANS = 64
-
 
 class Engine:
     """Runs one network on one device in one variant.
 
-    An engine belongs to one thread at a time.
+    :meth:`predict` may be called from several threads at once: each pass has memory of its own, and the
+    interpreter's lock is released while kernels run. :meth:`profile` waits for a profile in another thread.
 
     Args:
         network: a workload's name, a :class:`~cnn_engine.workload.Workload`, or a
@@ -110,9 +111,11 @@ class Engine:
         mode = "resident" if data_mode == "stream" else data_mode
         self._program: Program | None = self._load(Placement(self.device, mode, self.threads))
         self.phases.load_parameters_s = perf_counter() - start
-        self._plans: dict[tuple, Plan] = {}
+        self._plans = PlanPool()
+        self._lent: dict[tuple, tuple[Shelf, Plan]] = {}  # by plan()
+        self._profiling = threading.RLock()
         self._chunks: dict[tuple[int, bool], int] = {}
-        self._ready: dict[tuple, Plan] = {}  # of predict's usual calls
+        self._ready: dict[tuple, Shelf] = {}  # of predict's usual calls
 
     def _load(self, placement: Placement) -> Program:
         """Brings the weights to where the variant needs them."""
@@ -159,10 +162,15 @@ class Engine:
         self.close()
 
     def close(self) -> None:
-        """Frees the engine's memory; it cannot be used afterwards."""
-        self._plans.clear()
-        self._ready.clear()
+        """Frees the engine's memory; it cannot be used afterwards.
+
+        Passes that other threads have begun end as usual, and free what they use; calls after that raise
+        InputError. CUDA graphs that captured a call may not be launched any more.
+        """
         self._program = None
+        self._ready.clear()
+        self._lent.clear()
+        self._plans.close()
 
     def plan(
         self,
@@ -174,33 +182,52 @@ class Engine:
 
         ``pinned`` says whether images and probabilities are page-locked, which ``stream`` uses.
         """
-        pixels = dtype == np.uint8
-        key = (batch, pixels, pinned)
-        if key not in self._plans:
-            program = self._open()
-            start = perf_counter()
-            if self.data_mode == "stream":
-                chunk = self.chunk or self._best_chunk(batch, pixels)
-                self._plans[key] = build_stream(program, batch, pixels, chunk, pinned)
-            else:
-                self._plans[key] = build(program, batch, pixels)
-            seconds = perf_counter() - start
-            self.phases.create_outputs_s = (self.phases.create_outputs_s or 0) + seconds
-        return self._plans[key]
+        key = self._host_key(batch, dtype == np.uint8, pinned)
+        if key not in self._lent:
+            while sum(plan_bytes(plan) for _, plan in self._lent.values()) > KEPT_BYTES:
+                shelf, _ = self._lent.pop(next(iter(self._lent)))
+                shelf.made -= 1  # whoever still has the plan keeps its memory
+            self._lent[key] = self._plans.take(key, lambda: self._build(key))
+        return self._lent[key][1]
+
+    def _host_key(self, batch: int, pixels: bool, pinned: tuple[bool, bool]) -> tuple:
+        return "host", batch, pixels, pinned
+
+    def _build(self, key: tuple) -> Plan:
+        """Builds a plan for images in host memory."""
+        _, batch, pixels, pinned = key
+        program = self._open()
+        start = perf_counter()
+        if self.data_mode == "stream":
+            chunk = self.chunk or self._best_chunk(batch, pixels)
+            plan = build_stream(program, batch, pixels, chunk, pinned)
+        else:
+            plan = build(program, batch, pixels)
+        plan.buffers.append(program)  # the weights: a pass may end after the engine was closed
+        seconds = perf_counter() - start
+        self.phases.create_outputs_s = (self.phases.create_outputs_s or 0) + seconds
+        return plan
 
     def _open(self) -> Program:
-        if self._program is None:
-            raise InputError("engine: expected an open engine, found a closed one")
-        return self._program
+        program = self._program
+        if program is None:
+            raise InputError(CLOSED)
+        return program
 
     def plan_at(self, images: int, probabilities: int, batch: int, dtype: np.dtype) -> Plan:
-        """Returns the plan for ``batch`` images at these addresses, bound to them."""
-        pinned = (False, False)
-        if self.data_mode == "stream":
-            pinned = (self.device.is_pinned(images), self.device.is_pinned(probabilities))
-        plan = self.plan(batch, dtype, pinned=pinned)
+        """Returns the plan for ``batch`` images at these addresses, bound to them, and lent to the caller.
+
+        It stays the caller's, apart from what :meth:`predict` uses, until the engine is closed.
+        """
+        plan = self.plan(batch, dtype, self._pinned(images, probabilities))
         plan.bind(images, probabilities)
         return plan
+
+    def _pinned(self, images: int, probabilities: int) -> tuple[bool, bool]:
+        """Whether each is page-locked, where that makes a difference."""
+        if self.data_mode != "stream":
+            return False, False
+        return self.device.is_pinned(images), self.device.is_pinned(probabilities)
 
     def _best_chunk(self, batch: int, pixels: bool) -> int:
         """Returns the size of chunk with the fastest pass over ``batch`` random images."""
@@ -259,7 +286,7 @@ class Engine:
             images: [N, C, H, W], C-contiguous: uint8 pixels, which are normalised, or float32 input, which
                 is taken as it is. A NumPy array; with ``resident`` or ``stream`` data also an array of the
                 engine's CUDA device (CuPy, PyTorch, DLPack ...), which stays there.
-            batch: images a pass; None: 100, or all for an array on the device.
+            batch: images a pass, all where there are fewer; None: 100, or all for an array on the device.
             out: float32 [N, classes] beside the images, to be filled; None: a new array.
 
         Returns:
@@ -274,24 +301,29 @@ class Engine:
         if batch is None:  # a call like one before: nothing is left to check
             if type(images) is np.ndarray:
                 # At batch 1 the checks would cost a third of the pass.
-                plan = images.flags.c_contiguous and self._ready.get((images.shape, images.dtype))
-                if plan:
-                    probabilities = out
+                shelf = self._ready.get((images.shape, images.dtype))
+                if shelf is not None and images.flags.c_contiguous:
+                    rows = out
                     if out is None:
-                        probabilities = np.empty((plan.batch, self._classes), np.float32)
-                    if out is None or self._fits(out, images):
-                        plan.bind(_address(images), _address(probabilities))
-                        plan.run()
-                        return probabilities
+                        rows = np.empty((len(images), self._classes), np.float32)
+                    if (out is None or self._fits(out, images)) and shelf.run(
+                        _address(images), _address(rows)
+                    ):
+                        return rows
             elif self._ready and (glance := arrays.glance(images, out)) is not None:
                 key, source, target = glance
-                plan = self._ready.get(key)
-                if plan is not None and self.device.is_current():
+                shelf = self._ready.get(key)
+                if (
+                    shelf is not None
+                    and self.device.is_current()
+                    # Memory that becomes part of a graph is kept for it: below.
+                    and (shelf.keep or not shelf.nbytes or not self.device.is_capturing(key[1]))
+                ):
+                    rows = out
                     if out is None:
-                        out, target = arrays.empty_rows(images, self._classes)
-                    plan.bind(source, target)
-                    plan.run()
-                    return out
+                        rows, target = arrays.empty_rows(images, self._classes)
+                    if shelf.run(source, target):
+                        return rows
         found = self.check_images(images)
         count = found.shape[0]
         shape = (count, self._classes)
@@ -304,10 +336,10 @@ class Engine:
         batch = _check_batch(batch, count)
         if found.device != arrays.CPU:
             target = arrays.empty_beside(found, shape) if out is None else target
-            plan = self._predict_on_device(found, target, batch or count)
+            shelf = self._predict_on_device(found, target, batch or count)
             glance = arrays.glance(images, out)
-            if batch is None and plan is not None and glance is not None:
-                self._ready[glance[0]] = plan
+            if batch is None and shelf is not None and glance is not None:
+                self._remember(glance[0], shelf)
             return target.array if out is None else out
         if out is not None:
             probabilities = target.array
@@ -316,11 +348,33 @@ class Engine:
         else:
             probabilities = np.empty(shape, np.float32)
         size = self.batch_size(batch, count)
-        for plan, _ in timing.batches(self, found.array, probabilities, size):
-            plan.run()
+        shelf = self._predict_on_host(found, probabilities, size)
         if batch is None and self.data_mode != "stream" and 0 < count <= size:
-            self._ready[found.shape, found.dtype] = plan
+            self._remember((found.shape, found.dtype), shelf)
         return probabilities if out is None else out
+
+    def _remember(self, key: tuple, shelf: Shelf) -> None:
+        """Lets the next call alike go straight to its plans."""
+        if len(self._ready) >= KEPT_SHELVES:
+            self._ready.clear()
+        self._ready[key] = shelf
+
+    def _predict_on_host(
+        self, images: arrays.View, probabilities: np.ndarray, batch: int
+    ) -> Shelf | None:
+        """Runs passes over ``batch`` images and what is left; returns the last one's shelf."""
+        source, target = images.address, _address(probabilities)
+        count = images.shape[0]
+        image_bytes, row_bytes = images.nbytes // max(count, 1), 4 * self._classes
+        shelf = None
+        self._open()
+        for first in range(0, count, batch):
+            addresses = source + first * image_bytes, target + first * row_bytes
+            key = self._host_key(
+                min(batch, count - first), images.dtype == np.uint8, self._pinned(*addresses)
+            )
+            shelf = self._plans.run(key, lambda key=key: self._build(key), *addresses)
+        return shelf
 
     def _fits(self, out: Any, images: np.ndarray) -> bool:
         """Whether ``out`` is what :meth:`predict` fills, as cheaply as that can be said for certain."""
@@ -334,8 +388,8 @@ class Engine:
 
     def _predict_on_device(
         self, images: arrays.View, probabilities: arrays.View, batch: int
-    ) -> Plan | None:
-        """Queues the passes on the stream that the library of ``images`` works on; returns the last plan."""
+    ) -> Shelf | None:
+        """Queues passes on the stream that the library of ``images`` works on; returns the last shelf."""
         if (
             self.data_mode not in ("resident", "stream")
             or self.device.name != f"cuda:{images.device}"
@@ -345,34 +399,35 @@ class Engine:
                 f"{self.data_mode}, found an array on cuda:{images.device}"
             )
         stream = arrays.current_stream(images)
+        owner = arrays.stream_owner(stream)
         count = images.shape[0]
         image_bytes, row_bytes = images.nbytes // max(count, 1), 4 * self._classes
-        plan = None
+        shelf = None
+        self._open()
         with self.device.context:
+            capturing = self.device.is_capturing(stream)
             for first in range(0, count, max(batch, 1)):
-                plan = self._plan_on(stream, min(batch, count - first), images.dtype)
-                plan.bind(
-                    images.address + first * image_bytes, probabilities.address + first * row_bytes
+                # Memory between layers belongs to the stream, so that passes on two streams do not meet.
+                key = (
+                    "stream", stream, owner, min(batch, count - first), images.dtype == np.uint8
+                )  # fmt: skip
+                shelf = self._plans.run(
+                    key,
+                    lambda key=key: self._build_on(key),
+                    images.address + first * image_bytes,
+                    probabilities.address + first * row_bytes,
+                    keep=capturing,
                 )
-                plan.run()
+        return shelf
+
+    def _build_on(self, key: tuple) -> Plan:
+        """Builds a plan for images on the device, with all of its work on one stream."""
+        _, stream, _, batch, pixels = key
+        program = self._open()
+        placement = replace(program.placement, device=self.device.on(stream))
+        plan = build(replace(program, placement=placement), batch, pixels, images_on_device=True)
+        plan.buffers.append(program)
         return plan
-
-    def _plan_on(self, stream: int, batch: int, dtype: np.dtype) -> Plan:
-        """Returns the plan for images on the device, with all of its work on ``stream``.
-
-        Memory between layers belongs to the stream, so that passes on two streams do not meet.
-        """
-        key = ("stream", stream, batch, dtype == np.uint8)
-        if key not in self._plans:
-            program = self._open()
-            if sum(known[0] == "stream" for known in self._plans) >= MOST_STREAM_PLANS:
-                for known in [known for known in self._plans if known[0] == "stream"]:
-                    del self._plans[known]
-                self._ready.clear()
-            placement = replace(program.placement, device=self.device.on(stream))
-            program = replace(program, placement=placement)
-            self._plans[key] = build(program, batch, dtype == np.uint8, images_on_device=True)
-        return self._plans[key]
 
     def check(self, images: np.ndarray) -> Check:
         """Compares the probabilities of ``images`` with the float64 reference's."""
@@ -427,13 +482,16 @@ class Engine:
         """
         settings = measurement.Settings(warmup, iterations, duration_s, percentiles, check)
         progress = progress or measurement.NoProgress()
-        return measurement.profile(self, images, labels, batch, settings, probabilities, progress)
+        with self._profiling:
+            return measurement.profile(
+                self, images, labels, batch, settings, probabilities, progress
+            )
 
     def batch_size(self, batch: int | None, images: int) -> int:
-        """Returns how many of ``images`` are in a pass, None being the default.
+        """Returns how many of ``images`` are in a pass: all where ``batch`` is more; None: the default.
 
         Raises:
-            InputError: it is no number from 1 to ``images``.
+            InputError: it is no whole number of at least 1.
         """
         return _check_batch(batch, images) or min(DEFAULT_BATCH, max(images, 1))
 
@@ -446,10 +504,14 @@ def _where(view: arrays.View) -> str:
     return "the CPU" if view.device == arrays.CPU else f"cuda:{view.device}"
 
 
-def _check_batch(batch: int | None, images: int) -> int | None:
+def _check_batch(batch: Any, images: int) -> int | None:
+    """Returns ``batch``, or the number of images where that is less; None for None."""
     if batch is None:
         return None
-    most = max(images, 1)
-    if not isinstance(batch, int) or isinstance(batch, bool) or not 1 <= batch <= most:
-        raise expected("--batch", f"a whole number from 1 to {most} (the images)", batch)
-    return batch
+    try:
+        number = -1 if isinstance(batch, bool) else operator.index(batch)
+    except TypeError:
+        number = -1
+    if number < 1:
+        raise expected("--batch", "a whole number of at least 1", batch)
+    return min(number, max(images, 1))
