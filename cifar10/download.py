@@ -18,6 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
+from cnn_engine.download import command
 from cnn_engine.errors import InputError, expected
 from cnn_engine.io import fetch
 
@@ -173,7 +174,7 @@ def _replace(source: Path, target: Path) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit code: 0 done, 2 error, 130 interrupted."""
-    return fetch.command(
+    return command(
         arguments,
         prog=f"python -m {__package__}.download",
         name="CIFAR-10",

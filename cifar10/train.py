@@ -24,7 +24,7 @@ from rich.progress import Progress
 from cnn_engine import cli
 from cnn_engine.errors import InputError, UnsupportedError, expected
 from cnn_engine.graph.network import Conv2d, Linear, MaxPool2d, Network, Relu
-from cnn_engine.io.files import atomic_write, check_writable
+from cnn_engine.io.files import atomic_write
 from cnn_engine.workload import Dataset
 
 from . import dataset
@@ -188,9 +188,7 @@ def _main(arguments: Sequence[str] | None) -> int:
             "expected PyTorch (pip install 'cnn-engine[train]'), found no such package"
         )
     options = _options(arguments)
-    for option, path in (("--output", options.output), ("--log", options.log)):
-        if path is not None:
-            check_writable(path, option)
+    cli.check_outputs({"--output": options.output, "--log": options.log})
     device = _choose_device(options.device)
     recipe = training.Recipe(
         epochs=options.epochs,
@@ -214,7 +212,7 @@ def _main(arguments: Sequence[str] | None) -> int:
             seed=options.seed,
         )
     data, evaluate = load(options.data, options.test_data, options.hold_out)
-    command = shlex.join(["python", "-m", "cifar10.train", *(arguments or sys.argv[1:])])
+    command = shlex.join(["python", "-m", f"{__package__}.train", *(arguments or sys.argv[1:])])
     entries = [_header(recipes, device, command, len(data))]
     console = Console(stderr=True, quiet=options.quiet)
     hidden = options.quiet or not console.is_terminal

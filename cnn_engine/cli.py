@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import errno
+import io
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import NoReturn
 
-from .errors import CnnEngineError
+from . import interrupts
+from .errors import CnnEngineError, InputError, expected
+from .io.files import check_writable
 from .report.units import printable
 
-DONE, CHECK_FAILED, INPUT_AT_FAULT, INTERRUPTED = 0, 1, 2, 130
+#: What a write to standard output fails with: a full disk or quota, a closed or broken file.
+_OUTPUT_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EBADF, errno.EIO)
+
+DONE, CHECK_FAILED, INPUT_AT_FAULT, INTERRUPTED = 0, 1, 2, interrupts.INTERRUPTED
 
 
 class ArgumentParser(argparse.ArgumentParser):
@@ -26,8 +33,9 @@ class ArgumentParser(argparse.ArgumentParser):
 
 
 def print_error(message: object) -> None:
-    """Prints one line ``error: ...`` to standard error."""
-    print(f"error: {printable(' '.join(str(message).split()))}", file=sys.stderr)
+    """Prints one line ``error: ...`` to standard error, where that is open."""
+    if sys.stderr is not None:  # else print would take standard output
+        print(f"error: {printable(' '.join(str(message).split()))}", file=sys.stderr)
 
 
 def whole_number(lowest: int, highest: int) -> Callable[[str], int]:
@@ -64,8 +72,45 @@ def number(lowest: float, highest: float) -> Callable[[str], float]:
     return convert
 
 
+def check_outputs(
+    paths: Mapping[str, str | os.PathLike[str] | None], inputs: Iterable[str] = ()
+) -> None:
+    """Refuses outputs that cannot be written, before any work is done.
+
+    Args:
+        paths: option -> its path, ``-`` for standard output, or None where it is not given.
+        inputs: files that are read, which no output may replace.
+
+    Raises:
+        InputError: a path cannot be written, is named twice or is an input, or several are ``-``.
+    """
+    given = {option: os.fspath(path) for option, path in paths.items() if path is not None}
+    if list(given.values()).count("-") > 1:
+        raise InputError("standard output: expected one option with -, found several")
+    taken = {os.path.realpath(path): path for path in inputs if path != "-"}
+    for option, path in given.items():
+        if path == "-":
+            continue
+        check_writable(path, option)
+        place = os.path.realpath(path)
+        if place in taken:
+            raise expected(option, "a path of its own", f"{path}, which is {taken[place]}")
+        taken[place] = option
+
+
 def run(main: Callable[[list[str] | None], int], arguments: list[str] | None) -> int:
-    """Calls ``main`` and turns the package's errors and Ctrl-C into their exit codes."""
+    """Calls ``main`` and turns the package's errors and signals into their exit codes.
+
+    SIGTERM is answered as Ctrl-C is, so that what was measured is kept, and exits with 143.
+    """
+    with interrupts.raised() as terminated:
+        code = _exit_code(main, arguments)
+    return interrupts.TERMINATED if terminated and code == INTERRUPTED else code
+
+
+def _exit_code(main: Callable[[list[str] | None], int], arguments: list[str] | None) -> int:
+    if sys.stdout is None:  # closed: Python would take what is printed and drop it
+        sys.stdout = _Closed()
     try:
         code = main(arguments)
         sys.stdout.flush()
@@ -79,8 +124,29 @@ def run(main: Callable[[list[str] | None], int], arguments: list[str] | None) ->
         print_error(f"out of memory: {error}")
         return INPUT_AT_FAULT
     except BrokenPipeError:  # the reader of a pipe has gone, such as `| head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return DONE
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
+    except OSError as error:
+        # Files are written by cnn_engine.io.files, whose errors are InputErrors: this was standard output.
+        if error.filename is not None or error.errno not in _OUTPUT_ERRORS:
+            raise
+        _drop_output()
+        print_error(f"standard output: expected to write to it, found: {error.strerror or error}")
+        return INPUT_AT_FAULT
+    except KeyboardInterrupt as stop:
+        if sys.stderr is not None:
+            print(": ".join(["interrupted", *map(str, stop.args)]), file=sys.stderr)
         return INTERRUPTED
+
+
+class _Closed(io.TextIOBase):
+    """Standard output that was closed before the program began: what is printed is an error."""
+
+    def write(self, text: str) -> int:
+        raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+
+
+def _drop_output() -> None:
+    """Lets what standard output still holds go nowhere, so that the interpreter's own flush is quiet."""
+    if not isinstance(sys.stdout, _Closed):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
-from pathlib import Path
 from time import perf_counter
 
 import numpy as np
@@ -14,8 +13,8 @@ from . import cli, report, workload
 from .devices import threads
 from .engine import variants
 from .engine.engine import DEFAULT_BATCH, Engine
-from .errors import InputError, expected
-from .io.files import atomic_write, check_writable
+from .errors import expected
+from .io.files import atomic_write
 from .io.progress import Progress
 from .measure import profile, timing
 from .measure.result import Result
@@ -225,19 +224,10 @@ def _percentiles(text: str) -> tuple[float, ...]:
 
 def _check_outputs(outputs: dict[str, str | None], probabilities: str | None) -> None:
     """Refuses what cannot be written before any work is done."""
-    paths = {f"--{name}": path for name, path in outputs.items() if path is not None}
-    if list(paths.values()).count("-") > 1:
-        raise InputError("standard output: expected one option with -, found several")
-    if probabilities is not None:
-        if probabilities == "-" or not probabilities.endswith(".npy"):
-            raise expected("--save-probabilities", "a path that ends in .npy", repr(probabilities))
-        paths["--save-probabilities"] = probabilities
-    files = [Path(path).absolute() for path in paths.values() if path != "-"]
-    if len(set(files)) < len(files):
-        raise InputError("outputs: expected a path of its own for each, found one path twice")
-    for option, path in paths.items():
-        if path != "-":
-            check_writable(path, option)
+    if probabilities is not None and (probabilities == "-" or not probabilities.endswith(".npy")):
+        raise expected("--save-probabilities", "a path that ends in .npy", repr(probabilities))
+    paths = {f"--{name}": path for name, path in outputs.items()}
+    cli.check_outputs({**paths, "--save-probabilities": probabilities})
 
 
 if __name__ == "__main__":

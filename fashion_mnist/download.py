@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from cnn_engine.download import command
 from cnn_engine.errors import expected
 from cnn_engine.io import fetch
 
@@ -82,7 +83,7 @@ def _is_there(path: Path, md5: str) -> bool:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit code: 0 done, 2 error, 130 interrupted."""
-    return fetch.command(
+    return command(
         arguments,
         prog=f"python -m {__package__}.download",
         name="Fashion-MNIST",

@@ -9,7 +9,9 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -28,6 +30,7 @@ PHASES = {
     "accuracy_s", "free_memory_s", "total_s",
 }  # fmt: skip
 
+ROOT = Path(__file__).resolve().parents[1]
 SMALL = ["--device", "cpu", "--weights", "random", "--data", "synthetic", "--images", "6"]
 
 
@@ -157,7 +160,10 @@ ERRORS = [
     (["--json", "/dev/null"], "--json: expected a file to write, found a special file"),
     (["--html", "/proc/x.html"], "--html: "),
     (["--csv", "-", "--json", "-"], "standard output: expected one option with -, found several"),
-    (["--csv", "x", "--json", "./x"], "expected a path of its own for each"),
+    (
+        ["--csv", "x", "--json", "./x"],
+        "--csv: expected a path of its own, found x, which is --json",
+    ),
     (["--save-probabilities", "p.txt"], "--save-probabilities: expected a path that ends in .npy"),
     (["--speed", "11"], "unrecognized arguments: --speed 11"),
     (["--batc", "1"], "unrecognized arguments: --batc 1"),
@@ -202,19 +208,68 @@ def test_no_check(capsys):
     assert json.loads(capsys.readouterr().out)["check"] is None
 
 
-def test_ctrl_c_writes_what_was_measured_and_exits_with_130(tmp_path):
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_it_with_what_was_measured(tmp_path, number, code):
     path = tmp_path / "result.json"
-    process = start(*SMALL, "--duration", "600", "--no-check", "--json", str(path))
-    time.sleep(3)
-    process.send_signal(signal.SIGINT)
+    ready = "from cnn_engine import run; print('ready', flush=True); raise SystemExit(run.main())"
+    options = (*SMALL, "--duration", "600", "--no-check", "--json", str(path))
+    process = subprocess.Popen(
+        [sys.executable, "-c", ready, *options], stdout=-1, stderr=-1, text=True
+    )
+    assert process.stdout.readline() == "ready\n"
+    time.sleep(2)
+    process.send_signal(number)
     out, err = process.communicate(timeout=30)
-    assert process.returncode == 130, err
+    assert process.returncode == code, err
     assert "Traceback" not in err
     assert "CNN for 6 images" in out
     document = json.loads(path.read_text())
     assert document["interrupted"] is True
     assert document["images_done"] == 6
     assert document["latency_ms"]["samples"] > 1
+
+
+def test_ctrl_c_during_imports_is_one_line():
+    # A NumPy that sends the signal while it is imported.
+    code = "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n"
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "numpy.py").write_text(code)
+        found = subprocess.run(
+            [sys.executable, "-m", "cnn_engine.run"],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([folder, str(ROOT)])},
+            capture_output=True,
+            text=True,
+            cwd=folder,
+        )
+    assert (found.returncode, found.stdout, found.stderr) == (130, "", "interrupted\n")
+
+
+@pytest.mark.parametrize("command", ["run", "doctor"])
+@pytest.mark.parametrize(
+    ("output", "reason"), [(">/dev/full", "No space left"), (">&-", "Bad file descriptor")]
+)
+def test_output_that_cannot_be_written_is_one_line(command, output, reason):
+    options = {"run": " ".join(SMALL), "doctor": ""}[command]
+    found = subprocess.run(
+        ["sh", "-c", f"{sys.executable} -m cnn_engine.{command} {options} {output}"],
+        capture_output=True,
+        text=True,
+    )
+    assert found.returncode == 2
+    lines = [line for line in found.stderr.splitlines() if line.startswith("error: ")]
+    assert len(lines) == 1
+    assert lines[0].startswith("error: standard output: expected to write to it, found: ")
+    assert reason in lines[0]
+    assert "Traceback" not in found.stderr
+    assert "Exception ignored" not in found.stderr
+
+
+def test_a_closed_output_does_not_matter_where_nothing_is_printed(tmp_path):
+    path = tmp_path / "result.json"
+    words = " ".join([*SMALL, "--quiet", "--json", str(path)])
+    found = subprocess.run(["sh", "-c", f"{sys.executable} -m cnn_engine.run {words} >&-"])
+    assert found.returncode == 0
+    assert json.loads(path.read_text())["network"] == "cifar10"
 
 
 def test_a_reader_that_leaves_early_is_no_error():

@@ -7,7 +7,6 @@ import csv
 import io
 import json
 import math
-import os
 import string
 import sys
 from collections.abc import Iterable, Sequence
@@ -16,7 +15,7 @@ from pathlib import Path
 
 from .. import cli, report
 from ..errors import InputError, expected
-from ..io.files import check_writable, describe_os_error, write_text
+from ..io.files import describe_os_error, write_text
 from ..measure import statistics
 from ..measure.result import Result
 from ..measure.statistics import Estimate
@@ -151,18 +150,7 @@ def _check_paths(paths: list[str], outputs: dict[str, str | None]) -> None:
         raise expected("A.json B.json ...", f"at most {len(LETTERS)} files", len(paths))
     if paths.count("-") > 1:
         raise InputError("standard input: expected one file that is -, found several")
-    chosen = {f"--{name}": path for name, path in outputs.items() if path is not None}
-    if list(chosen.values()).count("-") > 1:
-        raise InputError("standard output: expected one option with -, found several")
-    taken = {os.path.realpath(path): path for path in paths if path != "-"}
-    for option, path in chosen.items():
-        if path == "-":
-            continue
-        check_writable(path, option)
-        place = os.path.realpath(path)
-        if place in taken:
-            raise expected(option, "a path of its own", f"{path}, which is {taken[place]}")
-        taken[place] = option
+    cli.check_outputs({f"--{name}": path for name, path in outputs.items()}, paths)
 
 
 def _load(path: str, name: str) -> Result:
