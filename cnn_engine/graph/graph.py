@@ -17,7 +17,7 @@ import numpy as np
 from ..errors import InputError
 from ..operators.operator import Cost, Operator, Value
 
-__all__ = ["Graph", "Node", "Operator", "Value"]
+__all__ = ["Graph", "Node", "Note", "Operator", "Value"]
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,21 @@ class Node:
 
 
 @dataclass(frozen=True)
+class Note:
+    """What a rewrite did, for reports.
+
+    Attributes:
+        what: the node that was there.
+        into: what it became, or the node that it became part of.
+        why: what allowed it.
+    """
+
+    what: str
+    into: str
+    why: str
+
+
+@dataclass(frozen=True)
 class Graph:
     """Operators in order over inputs and constants.
 
@@ -52,6 +67,7 @@ class Graph:
         batched: names of the inputs whose dimension 0 is the batch.
         rebuild: returns the same graph for another batch, where shapes alone cannot say it (a file's
             shape arithmetic has the batch folded into it); None where :meth:`with_batch` can.
+        notes: what rewrites have done so far.
 
     Raises:
         InputError: a name is used twice, a tensor is used before it is made, or shapes do not fit.
@@ -64,6 +80,7 @@ class Graph:
     constants: Mapping[str, np.ndarray] = field(default_factory=dict)
     batched: tuple[str, ...] = ()
     rebuild: Callable[[int], Graph] | None = field(default=None, compare=False, repr=False)
+    notes: tuple[Note, ...] = field(default=(), compare=False, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "constants", MappingProxyType(dict(self.constants)))
@@ -154,6 +171,7 @@ class Graph:
         nodes: Iterable[Node],
         by: Iterable[Node],
         constants: Mapping[str, np.ndarray] | None = None,
+        notes: Iterable[Note] = (),
     ) -> Graph:
         """Returns the graph with ``by`` in the place of ``nodes``.
 
@@ -164,20 +182,27 @@ class Graph:
             nodes: nodes of this graph.
             by: what stands there instead; may be empty.
             constants: new ones.
+            notes: what is done, and why.
         """
         removed = {node.name for node in nodes}
         positions = [index for index, node in enumerate(self.nodes) if node.name in removed]
         place = positions[-1] if positions else len(self.nodes)
         before = [node for node in self.nodes[:place] if node.name not in removed]
         after = [node for node in self.nodes[place:] if node.name not in removed]
-        return self._with(_sorted([*before, *by, *after]), constants or {})
+        used = _sorted([*before, *by, *after])
+        return self._with(used, constants or {}, (*self.notes, *notes))
 
-    def _with(self, nodes: Sequence[Node], constants: Mapping[str, np.ndarray]) -> Graph:
+    def _with(
+        self,
+        nodes: Sequence[Node],
+        constants: Mapping[str, np.ndarray],
+        notes: tuple[Note, ...],
+    ) -> Graph:
         used = {name for node in nodes for name in node.inputs} | set(self.outputs)
         kept = {
             name: array for name, array in {**self.constants, **constants}.items() if name in used
         }
-        return replace(self, nodes=tuple(nodes), constants=kept)
+        return replace(self, nodes=tuple(nodes), constants=kept, notes=notes)
 
     def with_batch(self, batch: int) -> Graph:
         """Returns the graph for another batch.

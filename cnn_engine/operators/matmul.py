@@ -56,7 +56,7 @@ class Einsum(Operator):
     def _sizes(self, shapes):
         """Returns (labels of the output, size of every label); ``...`` has labels 0, 1, ... from its end."""
         equation = self.equation.replace(" ", "")
-        if not re.fullmatch(r"[A-Za-z.,]+(->[A-Za-z.]*)?", equation):
+        if not re.fullmatch(r"[A-Za-z.,]*(->[A-Za-z.]*)?", equation):
             raise InputError(f"equation: expected letters and commas, found {self.equation!r}")
         left, arrow, right = equation.partition("->")
         terms = left.split(",")

@@ -1,0 +1,233 @@
+"""One ONNX node as its converter sees it: what it says, what its inputs are, what it becomes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ...errors import InputError
+from ...operators import KINDS
+from ...operators.copy import Copy
+from ...operators.operator import Operator, Value
+from . import model as protobuf
+from .converters import CONVERTERS
+from .refusal import Refusal
+
+if TYPE_CHECKING:
+    from .importer import Importer
+
+#: The records by their classes' names, which are often ONNX's names.
+RECORDS = {record.__name__: record for record in KINDS.values()}
+_CONTROL_FLOW = ("If", "Loop", "Scan", "SequenceMap")
+
+
+class Call:
+    """One ONNX node in the hands of a converter.
+
+    Attributes:
+        operator, name: of the node; every node has a unique name here.
+        opset: the opset of its domain.
+    """
+
+    def __init__(self, importer: Importer, proto, name: str, scope: Mapping[str, str]) -> None:
+        self._importer, self.proto = importer, proto
+        self.operator, self.name = proto.op_type, name
+        self.opset = importer.opset
+        # Inside a function an input may stand for one that is absent outside: "".
+        self.inputs = [(scope.get(i, i) or None) if i else None for i in proto.input]
+        self.outputs = [scope.get(o, o) if o else None for o in proto.output]
+        self._attributes = {a.name: a for a in proto.attribute}
+        self._read: set[str] = set()
+        self._emitted = 0
+
+    # -- what the node says ----------------------------------------------------------------------
+
+    def attribute(self, name: str, default=None):
+        """Returns an attribute: int, float, str, a list of them, or an array; ``default`` where absent."""
+        self._read.add(name)
+        proto = self._attributes.get(name)
+        if proto is None:
+            return default
+        kinds = {1: "f", 2: "i", 3: "s", 4: "t", 6: "floats", 7: "ints", 8: "strings"}
+        if proto.type not in kinds or proto.ref_attr_name:
+            raise Refusal(name, "its kind of attribute is not known")
+        value = getattr(proto, kinds[proto.type])
+        if proto.type == 3:
+            return value.decode("utf-8", "replace")
+        if proto.type == 4:
+            return protobuf.array(value, self._importer.folder)
+        return list(value) if proto.type in (6, 7) else value
+
+    def integers(self, name: str, default: Sequence[int] | None = None) -> tuple[int, ...] | None:
+        """Returns an attribute that is a list of whole numbers."""
+        value = self.attribute(name)
+        if value is None:
+            return None if default is None else tuple(default)
+        if not isinstance(value, list) or not all(isinstance(v, int) for v in value):
+            raise Refusal(name, f"expected whole numbers, found {value!r}")
+        return tuple(value)
+
+    def number(self, name: str, default):
+        """Returns an attribute that is one number, of ``default``'s type."""
+        value = self.attribute(name, default)
+        if not isinstance(value, (int, float)):
+            raise Refusal(name, f"expected a number, found {str(value)[:40]!r}")
+        return type(default)(value)
+
+    def text(self, name: str, default: str) -> str:
+        """Returns an attribute that is a word."""
+        value = self.attribute(name, default)
+        if not isinstance(value, str):
+            raise Refusal(name, f"expected a word, found {str(value)[:40]!r}")
+        return value
+
+    def has_attribute(self, name: str) -> bool:
+        return name in self._attributes
+
+    def refuse_others(self, *known: str) -> None:
+        """Refuses attributes that were neither read nor are among ``known``."""
+        for name in self._attributes:
+            if name not in self._read and name not in known:
+                raise Refusal(name, "the attribute is not known")
+
+    # -- its inputs ------------------------------------------------------------------------------
+
+    def has(self, index: int) -> bool:
+        """Whether input ``index`` is given."""
+        return index < len(self.inputs) and self.inputs[index] is not None
+
+    def input(self, index: int) -> str:
+        """Returns the name of input ``index``, which must be given."""
+        if not self.has(index):
+            raise InputError(f"expected an input {index}, found none")
+        return self.inputs[index]
+
+    def value(self, index: int) -> Value:
+        """Returns the shape and type of input ``index``."""
+        return self._importer.values[self.input(index)]
+
+    def value_of(self, name: str) -> Value:
+        """Returns the shape and type of a tensor by name."""
+        return self._importer.values[name]
+
+    def is_constant(self, index: int) -> bool:
+        return self.has(index) and self.inputs[index] in self._importer.constants
+
+    def constant(self, index: int, what: str) -> np.ndarray:
+        """Returns input ``index``, which must be known while loading.
+
+        Raises:
+            Refusal: it depends on what the graph is given.
+        """
+        name = self.input(index)
+        found = self._importer.constants.get(name)
+        if found is None:
+            raise Refusal(
+                what,
+                f"expected a constant, found {name!r}, which depends on the graph's inputs",
+                sorted(self._importer.sources.get(name, ())),
+            )
+        return found
+
+    def constant_integers(self, index: int, what: str) -> tuple[int, ...] | None:
+        """Returns input ``index`` as whole numbers, or None where it is not given."""
+        if not self.has(index):
+            return None
+        found = self.constant(index, what)
+        if found.dtype.kind not in "iu" or found.ndim > 1:
+            raise InputError(
+                f"{what}: expected a row of whole numbers, found {found.dtype} {list(found.shape)}"
+            )
+        if found.size > 4096:
+            raise InputError(f"{what}: expected up to 4096 numbers, found {found.size}")
+        return tuple(int(v) for v in found.reshape(-1))
+
+    def constant_number(self, index: int, what: str, default=None):
+        """Returns input ``index`` as one number, or ``default`` where it is not given."""
+        if not self.has(index):
+            return default
+        found = self.constant(index, what)
+        if found.size != 1:
+            raise InputError(f"{what}: expected one number, found {list(found.shape)}")
+        return found.reshape(-1)[0].item()
+
+    # -- what it becomes -------------------------------------------------------------------------
+
+    def wants(self, index: int) -> bool:
+        """Whether the node names its output ``index``."""
+        return index < len(self.outputs) and self.outputs[index] is not None
+
+    def output(self, index: int) -> str:
+        """Returns the name of output ``index``; a new one where the node has none."""
+        return self.outputs[index] if self.wants(index) else self.temporary()
+
+    def temporary(self) -> str:
+        """Returns a new name of a tensor."""
+        return self._importer.fresh(f"{self.name}/")
+
+    def emit(
+        self, op: Operator, inputs: Sequence[str | None], outputs: Sequence[str] | None = None
+    ) -> str:
+        """Adds ``op`` to the graph, or its result where all inputs are constants; returns output 0's name.
+
+        Args:
+            outputs: names; None makes new ones.
+        """
+        return self._importer.emit(self, op, inputs, outputs)
+
+    def finish(self, op: Operator, inputs: Sequence[str | None], count: int = 1) -> None:
+        """Adds ``op`` with the node's own outputs, ``count`` of them."""
+        self.emit(op, inputs, [self.output(index) for index in range(count)])
+
+    def set_constant(self, array: np.ndarray, output: int | None = None) -> str:
+        """Makes ``array`` a constant, output ``output`` or one with a new name; returns its name."""
+        name = self.temporary() if output is None else self.output(output)
+        self._importer.define_constant(name, array)
+        return name
+
+    def alias(self, source: str) -> None:
+        """Makes output 0 a copy of ``source``, for rewrites to drop."""
+        self.finish(Copy(), [source])
+
+    def node_name(self) -> str:
+        self._emitted += 1
+        name = self.name if self._emitted == 1 else f"{self.name}/{self._emitted}"
+        return self._importer.unique_node_name(name)
+
+    # -- conversion ------------------------------------------------------------------------------
+
+    def convert(self) -> None:
+        """Converts the node by its converter, the record of its name, or ONNX's own definition of it."""
+        if self.proto.domain not in ("", "ai.onnx"):
+            raise Refusal(None, f"the domain {self.proto.domain!r} is not known")
+        if self.operator in _CONTROL_FLOW:
+            raise Refusal(None, "control flow is not supported")
+        if self.operator in CONVERTERS:
+            CONVERTERS[self.operator](self)
+            return
+        record = RECORDS.get(self.operator)
+        if record is not None:
+            self.finish(self._record(record), self.inputs)
+            return
+        if not self._importer.expand(self):
+            raise Refusal(None, "the operator is not supported")
+
+    def _record(self, record: type[Operator]) -> Operator:
+        values = {}
+        for field in fields(record):
+            if field.name in self._attributes:
+                value = self.attribute(field.name)
+                kind = str(field.type)
+                if (kind in ("int", "bool") and not isinstance(value, int)) or (
+                    kind == "float" and not isinstance(value, float)
+                ):
+                    raise Refusal(field.name, f"expected {kind}, found {str(value)[:40]!r}")
+                values[field.name] = bool(value) if kind == "bool" else value
+        self.refuse_others()
+        try:
+            return record(**values)
+        except TypeError as error:
+            raise InputError(f"expected all attributes, found {list(values)} ({error})") from None

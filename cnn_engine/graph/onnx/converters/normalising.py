@@ -1,0 +1,188 @@
+"""Normalisations, and resizing."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from ....errors import InputError
+from ....operators.norm import BatchNorm, GroupNorm, InstanceNorm, LayerNorm, Lrn, RmsNorm
+from ....operators.operator import axis_in
+from ....operators.resize import COORDINATES, NEAREST, Resize
+from ....operators.shaping import Expand, Reshape
+from ..refusal import Refusal
+from . import converts
+
+
+@converts("BatchNormalization")
+def batch_norm(call) -> None:
+    epsilon = call.number("epsilon", 1e-5)
+    if call.number("training_mode", 0) or (call.opset < 7 and not call.number("is_test", 0)):
+        raise Refusal("training_mode", "training is not supported")
+    if not call.number("spatial", 1):
+        raise Refusal("spatial", "statistics for every element are not supported")
+    call.refuse_others("momentum", "consumed_inputs", "is_test")
+    if any(call.wants(index) for index in range(1, 5)):
+        raise Refusal("the outputs for training", "training is not supported")
+    call.finish(BatchNorm(epsilon), call.inputs)
+
+
+@converts("InstanceNormalization")
+def instance_norm(call) -> None:
+    op = InstanceNorm(call.number("epsilon", 1e-5))
+    call.refuse_others("consumed_inputs")
+    call.finish(op, call.inputs)
+
+
+@converts("LayerNormalization")
+def layer_norm(call) -> None:
+    rank = len(call.value(0).shape)
+    axis = axis_in(call.number("axis", -1), rank)
+    statistics = call.wants(1) or call.wants(2)
+    op = LayerNorm(axis, call.number("epsilon", 1e-5), statistics)
+    if call.number("stash_type", 1) != 1:
+        raise Refusal("stash_type", "statistics of other types than float32 are not supported")
+    call.refuse_others()
+    call.finish(op, call.inputs, 3 if statistics else 1)
+
+
+@converts("RMSNormalization")
+def rms_norm(call) -> None:
+    rank = len(call.value(0).shape)
+    op = RmsNorm(axis_in(call.number("axis", -1), rank), call.number("epsilon", 1e-5))
+    if call.number("stash_type", 1) != 1:
+        raise Refusal("stash_type", "statistics of other types than float32 are not supported")
+    call.refuse_others()
+    call.finish(op, call.inputs)
+
+
+@converts("GroupNormalization")
+def group_norm(call) -> None:
+    groups = call.number("num_groups", 0)
+    op = GroupNorm(groups, call.number("epsilon", 1e-5))
+    if call.number("stash_type", 1) != 1:
+        raise Refusal("stash_type", "statistics of other types than float32 are not supported")
+    call.refuse_others()
+    names = list(call.inputs)
+    channels = call.value(0).shape[1] if len(call.value(0).shape) > 1 else 0
+    if call.opset < 21 and groups > 0 and channels % groups == 0:  # scale and bias are one a group
+        for index in (1, 2):
+            if call.value(index).shape == (groups,):
+                column = call.emit(Reshape((groups, 1)), [call.input(index)])
+                wide = call.emit(Expand((groups, channels // groups)), [column])
+                names[index] = call.emit(Reshape((channels,)), [wide])
+    call.finish(op, names)
+
+
+@converts("LRN")
+def lrn(call) -> None:
+    op = Lrn(
+        call.number("size", 0), call.number("alpha", 1e-4), call.number("beta", 0.75),
+        call.number("bias", 1.0),
+    )  # fmt: skip
+    call.refuse_others()
+    call.finish(op, call.inputs)
+
+
+def _scales(call, index: int) -> tuple[float, ...] | None:
+    if not call.has(index):
+        return None
+    found = call.constant(index, "scales")
+    if found.dtype.kind != "f" or found.ndim != 1:
+        raise InputError(f"scales: expected a row of floats, found {found.dtype}")
+    if found.size == 0:
+        return None
+    if not all(0 < v < math.inf for v in found):
+        raise InputError(f"scales: expected numbers above 0, found {found.tolist()[:8]}")
+    return tuple(float(v) for v in found)
+
+
+def _sizes(shape, scales) -> tuple[int, ...]:
+    if len(scales) != len(shape):
+        raise InputError(f"scales: expected {len(shape)}, found {len(scales)}")
+    # The product is made in float32, as the scales are.
+    return tuple(
+        math.floor(np.float32(size) * np.float32(s)) for size, s in zip(shape, scales, strict=True)
+    )
+
+
+@converts("Upsample")
+def upsample(call) -> None:
+    shape = call.value(0).shape
+    mode = call.text("mode", "nearest")
+    scales = call.attribute("scales") if call.opset < 9 else _scales(call, 1)
+    scales = tuple(scales or ())
+    if mode not in ("nearest", "linear"):
+        raise Refusal("mode", f"{mode!r} is not known")
+    call.refuse_others()
+    sizes = _sizes(shape, scales)
+    op = Resize(sizes, tuple(scales), mode, "asymmetric", "floor")
+    call.finish(op, [call.input(0)])
+
+
+@converts("Resize")
+def resize(call) -> None:
+    shape = call.value(0).shape
+    rank = len(shape)
+    mode = call.text("mode", "nearest")
+    coordinates = call.text("coordinate_transformation_mode", "half_pixel")
+    nearest = call.text("nearest_mode", "round_prefer_floor")
+    if call.opset < 11:
+        scales, sizes, roi = _scales(call, 1), None, ()
+        coordinates, nearest = "asymmetric", "floor"
+    else:
+        scales, sizes = _scales(call, 2), call.constant_integers(3, "sizes")
+        roi = ()
+        if coordinates == "tf_crop_and_resize":
+            roi = tuple(float(v) for v in call.constant(1, "roi").reshape(-1))
+    if mode not in ("nearest", "linear", "cubic"):
+        raise Refusal("mode", f"{mode!r} is not known")
+    if coordinates not in COORDINATES:
+        raise Refusal("coordinate_transformation_mode", f"{coordinates!r} is not known")
+    if nearest not in NEAREST:
+        raise Refusal("nearest_mode", f"{nearest!r} is not known")
+    policy = call.text("keep_aspect_ratio_policy", "stretch")
+    axes = call.integers("axes")
+    axes = tuple(range(rank)) if axes is None else tuple(axis_in(axis, rank) for axis in axes)
+    cubic_a = call.number("cubic_coeff_a", -0.75)
+    exclude = bool(call.number("exclude_outside", 0))
+    antialias = bool(call.number("antialias", 0))
+    extrapolation = call.number("extrapolation_value", 0.0)
+    call.refuse_others()
+    sizes = sizes or None
+    if (scales is None) == (sizes is None):
+        raise InputError("expected either scales or sizes, found both or none")
+    given = scales if sizes is None else sizes
+    if len(given) != len(axes) or len(set(axes)) != len(axes):
+        raise InputError(f"expected {len(axes)} scales or sizes, found {len(given)}")
+    if sizes is not None:
+        if min(shape[axis] for axis in axes) < 1:
+            raise InputError(f"expected something to resize, found {list(shape)}")
+        ratios = [size / shape[axis] for size, axis in zip(sizes, axes, strict=True)]
+        if policy != "stretch":
+            if policy not in ("not_larger", "not_smaller"):
+                raise Refusal("keep_aspect_ratio_policy", f"{policy!r} is not known")
+            ratio = min(ratios) if policy == "not_larger" else max(ratios)
+            ratios = [ratio] * len(axes)
+            sizes = [math.floor(shape[axis] * ratio + 0.5) for axis in axes]
+        scales = ratios
+    whole = [1.0] * rank
+    for axis, scale in zip(axes, scales, strict=True):
+        whole[axis] = scale
+    final = list(_sizes(shape, whole))
+    if sizes is not None:
+        for axis, size in zip(axes, sizes, strict=True):
+            final[axis] = size
+    if roi:
+        if len(roi) != 2 * len(axes):
+            raise InputError(f"roi: expected {2 * len(axes)} numbers, found {len(roi)}")
+        full = [0.0] * rank + [1.0] * rank
+        for index, axis in enumerate(axes):
+            full[axis], full[rank + axis] = roi[index], roi[len(axes) + index]
+        roi = tuple(full)
+    op = Resize(
+        tuple(final), tuple(whole), mode, coordinates, nearest, cubic_a, exclude, antialias, roi,
+        extrapolation,
+    )  # fmt: skip
+    call.finish(op, [call.input(0)])

@@ -1,0 +1,154 @@
+"""Functions of single elements whose ONNX form is not their record's."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ....errors import InputError, UnsupportedError
+from ....operators import binary, unary
+from ....operators.binary import Add, Div, Mul, Pow, Prelu, Sub
+from ....operators.cast import Cast
+from ....operators.logic import And, Equal, Greater, IsInf, Less, Or, Xor
+from ....operators.shaping import Reshape
+from .. import model as protobuf
+from ..refusal import Refusal
+from . import converts
+
+_PAIRS = {
+    "Add": Add, "Sub": Sub, "Mul": Mul, "Div": Div, "Pow": Pow, "And": And, "Or": Or, "Xor": Xor,
+    "Equal": Equal, "Greater": Greater, "Less": Less,
+}  # fmt: skip
+
+
+@converts(*_PAIRS)
+def pair(call) -> None:
+    """Operators that had an axis to broadcast along before opset 7."""
+    axis = call.number("axis", -1)
+    call.number("broadcast", 0)
+    call.refuse_others("consumed_inputs")
+    inputs = [call.input(0), call.input(1)]
+    if call.opset < 7 and call.has_attribute("axis"):
+        left, right = call.value(0).shape, call.value(1).shape
+        behind = len(left) - axis - len(right)
+        if axis < 0 or behind < 0:
+            raise InputError(f"axis: expected a place in {list(left)}, found {axis}")
+        shape = (*right, *[1] * behind)
+        inputs[1] = call.emit(Reshape(shape, allow_zero=True), [inputs[1]])
+    call.finish(_PAIRS[call.operator](), inputs)
+
+
+@converts("PRelu")
+def prelu(call) -> None:
+    call.refuse_others("consumed_inputs")
+    slope, x = call.value(1).shape, call.value(0).shape
+    inputs = [call.input(0), call.input(1)]
+    # A row of slopes was one a channel before opset 7; numbers that cannot broadcast still are.
+    if (
+        len(slope) == 1
+        and len(x) > 2
+        and slope[0] == x[1]
+        and (call.opset < 7 or slope[0] != x[-1])
+    ):
+        inputs[1] = call.emit(Reshape((*slope, *[1] * (len(x) - 2)), allow_zero=True), [inputs[1]])
+    call.finish(Prelu(), inputs)
+
+
+@converts("Sum", "Mean", "Min", "Max")
+def fold_left(call) -> None:
+    """Operators of any number of inputs, taken two by two."""
+    call.refuse_others("consumed_inputs")
+    names = [call.input(index) for index in range(len(call.inputs))]
+    if not names:
+        raise InputError("expected at least 1 input, found none")
+    op = {"Sum": Add, "Mean": Add, "Min": binary.Min, "Max": binary.Max}[call.operator]()
+    if call.operator == "Mean" and len(names) > 1:
+        total = names[0]
+        for name in names[1:]:
+            total = call.emit(op, [total, name])
+        count = np.asarray(len(names), call.value(0).dtype)
+        call.finish(Div(), [total, call.set_constant(count)])
+    elif len(names) == 1:
+        call.alias(names[0])
+    else:
+        total = names[0]
+        for name in names[1:-1]:
+            total = call.emit(op, [total, name])
+        call.finish(op, [total, names[-1]])
+
+
+@converts("Clip")
+def clip(call) -> None:
+    if call.opset < 11:
+        low, high = call.number("min", -np.inf), call.number("max", np.inf)
+        call.refuse_others("consumed_inputs")
+        call.finish(unary.Clip(low, high), [call.input(0)])
+        return
+    call.refuse_others()
+    limits = (1, 2)
+    if all(call.is_constant(i) or not call.has(i) for i in limits):
+        low = call.constant_number(1, "min", -np.inf)
+        high = call.constant_number(2, "max", np.inf)
+        call.finish(unary.Clip(low, high), [call.input(0)])
+        return
+    name = call.input(0)
+    ops = [(op, i) for op, i in ((binary.Max(), 1), (binary.Min(), 2)) if call.has(i)]
+    for op, index in ops[:-1]:
+        name = call.emit(op, [name, call.input(index)])
+    op, index = ops[-1]
+    call.finish(op, [name, call.input(index)])
+
+
+@converts("Selu")
+def selu(call) -> None:
+    # Opset 1 had other defaults; 6 has these.
+    alpha, gamma = call.number("alpha", unary.Selu.alpha), call.number("gamma", unary.Selu.beta)
+    call.refuse_others("consumed_inputs")
+    call.finish(unary.Selu(alpha, gamma), call.inputs)
+
+
+@converts("Shrink")
+def shrink(call) -> None:
+    op = unary.Shrink(call.number("lambd", 0.5), call.number("bias", 0.0))
+    call.refuse_others()
+    call.finish(op, call.inputs)
+
+
+@converts("IsInf")
+def is_inf(call) -> None:
+    op = IsInf(bool(call.number("detect_positive", 1)), bool(call.number("detect_negative", 1)))
+    call.refuse_others()
+    call.finish(op, call.inputs)
+
+
+@converts("Gelu")
+def gelu(call) -> None:
+    approximate = call.text("approximate", "none")
+    if approximate not in ("none", "tanh"):
+        raise Refusal("approximate", f"{approximate!r} is not known")
+    call.refuse_others()
+    call.finish(unary.Gelu(approximate), call.inputs)
+
+
+@converts("BitShift")
+def bit_shift(call) -> None:
+    direction = call.text("direction", "")
+    if direction not in ("LEFT", "RIGHT"):
+        raise InputError(f"direction: expected LEFT or RIGHT, found {direction!r}")
+    call.finish(binary.BitShift(direction), call.inputs)
+
+
+@converts("Cast")
+def cast(call) -> None:
+    number = call.number("to", 0)
+    try:
+        dtype = protobuf.dtype_name(number)
+    except UnsupportedError as error:
+        raise Refusal("to", str(error)) from None
+    call.refuse_others("saturate", "round_mode")
+    call.finish(Cast(dtype), [call.input(0)])
+
+
+@converts("CastLike")
+def cast_like(call) -> None:
+    call.refuse_others("saturate", "round_mode")
+    call.finish(Cast(call.value(1).dtype), [call.input(0)])

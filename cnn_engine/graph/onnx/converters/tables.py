@@ -1,0 +1,175 @@
+"""Constants, shapes, and operators that choose by tables of integers."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from ....errors import InputError, UnsupportedError
+from ....operators.gather import Gather, OneHot, ScatterElements
+from ....operators.operator import axis_in
+from ....operators.order import CumSum, TopK, Trilu
+from ....operators.shaping import Reshape
+from .. import model as protobuf
+from ..refusal import FOLD_BYTES, Refusal
+from . import converts
+
+
+def _bounded(shape) -> tuple[int, ...]:
+    shape = tuple(int(size) for size in shape)
+    if min(shape, default=0) < 0 or math.prod(shape) > FOLD_BYTES // 4 or len(shape) > 32:
+        raise InputError(
+            f"expected a constant of up to {FOLD_BYTES // 4} elements, found {list(shape)[:33]}"
+        )
+    return shape
+
+
+@converts("Constant")
+def constant(call) -> None:
+    given = [
+        name
+        for name in ("value", "value_float", "value_floats", "value_int", "value_ints")
+        if call.has_attribute(name)
+    ]
+    if len(given) != 1:
+        raise Refusal(None, "constants that are neither tensors nor numbers are not supported")
+    value = call.attribute(given[0])
+    if given[0] != "value":
+        value = np.asarray(value, np.float32 if "float" in given[0] else np.int64)
+    elif not isinstance(value, np.ndarray):
+        raise InputError("value: expected a tensor, found a number")
+    call.set_constant(value, output=0)
+
+
+@converts("ConstantOfShape")
+def constant_of_shape(call) -> None:
+    shape = _bounded(call.constant_integers(0, "shape") or ())
+    value = call.attribute("value", np.zeros(1, np.float32))
+    if not isinstance(value, np.ndarray) or value.size != 1:
+        raise InputError("value: expected a tensor of one element")
+    call.set_constant(np.full(shape, value.reshape(-1)[0], value.dtype), output=0)
+
+
+@converts("Shape")
+def shape_of(call) -> None:
+    shape = call.value(0).shape
+    start, end = call.number("start", 0), call.number("end", len(shape))
+    call.refuse_others()
+    call.set_constant(np.array(shape, np.int64)[start:end], output=0)
+
+
+@converts("Size")
+def size_of(call) -> None:
+    call.set_constant(np.asarray(call.value(0).size, np.int64), output=0)
+
+
+@converts("Range")
+def range_of(call) -> None:
+    start, limit, step = (call.constant(i, ("start", "limit", "delta")[i]) for i in range(3))
+    if start.size != 1 or limit.size != 1 or step.size != 1:
+        raise InputError("expected one number each for start, limit and delta")
+    start, limit, step = (v.reshape(-1)[0] for v in (start, limit, step))
+    count = (float(limit) - float(start)) / float(step) if step else math.nan
+    if not math.isfinite(count):
+        raise InputError(f"expected a range that ends, found {start} to {limit} by {step}")
+    (size,) = _bounded((max(0, math.ceil(count)),))
+    call.set_constant((start + np.arange(size) * step).astype(start.dtype), output=0)
+
+
+@converts("EyeLike")
+def eye_like(call) -> None:
+    x = call.value(0)
+    number = call.number("dtype", 0)
+    try:
+        dtype = protobuf.dtype_name(number) if number else x.dtype
+    except UnsupportedError as error:
+        raise Refusal("dtype", str(error)) from None
+    if len(x.shape) != 2:
+        raise InputError(f"expected 2 dimensions, found {list(x.shape)}")
+    rows, columns = _bounded(x.shape)
+    k = call.number("k", 0)
+    call.refuse_others()
+    call.set_constant(
+        np.eye(rows, columns, k if abs(k) < 2**31 else rows + columns, dtype), output=0
+    )
+
+
+@converts("NonZero")
+def non_zero(call) -> None:
+    found = call.constant(0, "the input")
+    call.set_constant(np.array(np.nonzero(found), np.int64).reshape(found.ndim, -1), output=0)
+
+
+@converts("Gather")
+def gather(call) -> None:
+    rank = len(call.value(0).shape)
+    op = Gather(axis_in(call.number("axis", 0), rank))
+    call.refuse_others()
+    call.finish(op, call.inputs)
+
+
+@converts("Compress")
+def compress(call) -> None:
+    x = call.value(0)
+    condition = call.constant(1, "condition")
+    name = call.input(0)
+    axis = 0
+    if call.has_attribute("axis"):
+        axis = axis_in(call.number("axis", 0), len(x.shape))
+    else:
+        name = call.emit(Reshape((x.size,), allow_zero=True), [name])
+    places = np.nonzero(condition.reshape(-1))[0].astype(np.int64)
+    call.finish(Gather(axis), [name, call.set_constant(places)])
+
+
+@converts("ScatterElements", "Scatter")
+def scatter_elements(call) -> None:
+    reduction = call.text("reduction", "none")
+    if reduction not in ("none", "add", "mul", "max", "min"):
+        raise Refusal("reduction", f"{reduction!r} is not known")
+    op = ScatterElements(axis_in(call.number("axis", 0), len(call.value(0).shape)), reduction)
+    call.refuse_others()
+    call.finish(op, call.inputs)
+
+
+@converts("CumSum")
+def cum_sum(call) -> None:
+    axis = call.constant_number(1, "axis")
+    if not isinstance(axis, int):
+        raise InputError(f"axis: expected a whole number, found {axis}")
+    op = CumSum(
+        axis_in(axis, len(call.value(0).shape)),
+        bool(call.number("exclusive", 0)),
+        bool(call.number("reverse", 0)),
+    )
+    call.refuse_others()
+    call.finish(op, [call.input(0)])
+
+
+@converts("TopK")
+def top_k(call) -> None:
+    k = call.number("k", 0) if call.opset < 10 else call.constant_number(1, "k")
+    if not isinstance(k, int):
+        raise InputError(f"k: expected a whole number, found {k}")
+    axis = axis_in(call.number("axis", -1), len(call.value(0).shape))
+    largest = bool(call.number("largest", 1))
+    call.number("sorted", 1)  # in order is one of the orders that "not sorted" allows
+    call.refuse_others()
+    call.finish(TopK(k, axis, largest), [call.input(0)], 2)
+
+
+@converts("OneHot")
+def one_hot(call) -> None:
+    depth = call.constant_number(1, "depth")
+    axis = axis_in(call.number("axis", -1), len(call.value(0).shape) + 1)
+    call.refuse_others()
+    call.finish(OneHot(int(depth), axis), [call.input(0), call.input(2)])
+
+
+@converts("Trilu")
+def trilu(call) -> None:
+    k = call.constant_number(1, "k", 0)
+    op = Trilu(bool(call.number("upper", 1)), int(k))
+    call.refuse_others()
+    call.finish(op, [call.input(0)])

@@ -1,0 +1,326 @@
+"""A walk over an ONNX graph in its order: each node becomes the engine's nodes, or constants."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from ...errors import InputError, UnsupportedError
+from ...operators.operator import Operator, Value
+from ..graph import Graph, Node, Note
+from . import model as protobuf
+from .call import RECORDS, Call
+from .converters import CONVERTERS
+from .refusal import FOLD_BYTES, Refusal, UnsupportedNode, UnsupportedNodesError
+
+#: How many multiply-adds or moves folding one node may take.
+FOLD_WORK = 2**32
+#: The largest tensor that is believed, in elements.
+LARGEST = 2**40
+
+
+class Importer:
+    """The state of one import."""
+
+    def __init__(self, source: str, folder: Path | None, opset: int) -> None:
+        self.source, self.folder, self.opset = source, folder, opset
+        self.values: dict[str, Value] = {}
+        self.constants: dict[str, np.ndarray] = {}
+        self.nodes: list[Node] = []
+        self.notes: list[Note] = []
+        self.problems: list[UnsupportedNode] = []
+        self.unknown: dict[str, frozenset[str]] = {}  # made by unsupported nodes; no shape is known
+        self.sources: dict[str, frozenset[str]] = {}  # graph inputs that a tensor depends on
+        self.declared: dict[str, tuple[tuple[int, ...], str]] = {}
+        self._node_names: set[str] = set()
+        self._counter = 0
+        self._depth = 0
+
+    def where(self, call: Call) -> str:
+        return f"{self.source}, node {call.name} ({call.operator})"
+
+    def fresh(self, prefix: str) -> str:
+        self._counter += 1
+        name = f"{prefix}{self._counter}"
+        while name in self.values:
+            self._counter += 1
+            name = f"{prefix}{self._counter}"
+        return name
+
+    def unique_node_name(self, name: str) -> str:
+        found, number = name, 1
+        while found in self._node_names:
+            number += 1
+            found = f"{name}#{number}"
+        self._node_names.add(found)
+        return found
+
+    def define(self, value: Value, sources: frozenset[str] = frozenset()) -> None:
+        if value.name in self.values or value.name in self.unknown:
+            raise InputError(
+                f"{self.source}: expected every tensor made once, found {value.name!r} twice"
+            )
+        if value.size > LARGEST or len(value.shape) > 32:
+            raise InputError(
+                f"{self.source}: tensor {value.name!r}: expected at most 2^40 elements in 32 dimensions, "
+                f"found {list(value.shape)[:33]}"
+            )
+        self.values[value.name] = value
+        self.sources[value.name] = sources
+
+    def define_constant(self, name: str, array: np.ndarray) -> None:
+        self.define(Value(name, array.shape, array.dtype.name))
+        self.constants[name] = array
+
+    # -- nodes -----------------------------------------------------------------------------------
+
+    def run(
+        self, protos: Sequence, scope: Mapping[str, str] | None = None, prefix: str = ""
+    ) -> None:
+        """Converts nodes in order; unsupported ones are collected."""
+        for index, proto in enumerate(protos):
+            name = prefix + (proto.name or f"{proto.op_type}_{index}")
+            call = Call(self, proto, name, scope or {})
+            for needed in call.inputs:
+                if needed is not None and needed not in self.values and needed not in self.unknown:
+                    raise InputError(
+                        f"{self.where(call)}: input {needed!r}: no input, initializer or earlier node "
+                        "makes it"
+                    )
+            self._convert(call)
+
+    def _convert(self, call: Call) -> None:
+        sources = frozenset().union(
+            *(
+                self.unknown.get(name) or self.sources.get(name, frozenset())
+                for name in call.inputs
+                if name is not None
+            )
+        )
+        lost = [name for name in call.inputs if name in self.unknown]
+        try:
+            if lost:
+                self._check_only(call)
+            else:
+                call.convert()
+                self._check_outputs(call)
+                return
+        except Refusal as refusal:
+            inputs = refusal.inputs or ()
+            self.problems.append(
+                UnsupportedNode(call.name, call.operator, refusal.attribute, refusal.reason, inputs)
+            )
+        except InputError as error:
+            if isinstance(error, UnsupportedError):
+                self.problems.append(UnsupportedNode(call.name, call.operator, None, str(error)))
+            else:
+                raise InputError(f"{self.where(call)}: {error}") from None
+        except (OverflowError, ValueError, TypeError, IndexError, ZeroDivisionError) as error:
+            # What no check foresaw in a file that is not what it should be.
+            reason = " ".join(str(error).split())[:200]
+            raise InputError(f"{self.where(call)}: does not fit its inputs: {reason}") from None
+        for name in call.outputs:
+            if name is not None and name not in self.values:
+                if name in self.unknown:
+                    raise InputError(
+                        f"{self.source}: expected every tensor made once, found {name!r} twice"
+                    )
+                if name in self.declared:
+                    shape, dtype = self.declared[name]
+                    self.define(Value(name, shape, dtype), sources)
+                else:
+                    self.unknown[name] = sources
+
+    def _check_only(self, call: Call) -> None:
+        """Refuses an operator that is not known, where shapes are not known to say more."""
+        known = call.operator in CONVERTERS or call.operator in RECORDS
+        if not known or call.proto.domain not in ("", "ai.onnx"):
+            call.convert()
+
+    def _check_outputs(self, call: Call) -> None:
+        for name in call.outputs:
+            if name is not None and name not in self.values and name not in self.unknown:
+                raise Refusal(f"output {name!r}", "the output is not supported")
+
+    def emit(
+        self, call: Call, op: Operator, inputs: Sequence[str | None], outputs: Sequence[str] | None
+    ) -> str:
+        inputs = list(inputs)
+        while inputs and inputs[-1] is None:
+            inputs.pop()
+        values = [None if name is None else self.values[name] for name in inputs]
+        inferred = op.infer(values)
+        if outputs is None:
+            outputs = [call.temporary() for _ in inferred]
+        made = [
+            Value(name, tuple(shape), dtype)
+            for name, (shape, dtype) in zip(outputs, inferred, strict=True)
+        ]
+        given = [name for name in inputs if name is not None]
+        if all(name in self.constants for name in given) and self._worth_folding(op, values, made):
+            arrays = [None if name is None else self.constants[name] for name in inputs]
+            results = op.reference(*arrays)
+            results = results if isinstance(results, tuple) else (results,)
+            with np.errstate(all="ignore"):
+                for value, result in zip(made, results, strict=True):
+                    self.define_constant(value.name, np.asarray(result).astype(value.dtype))
+            self.notes.append(Note(call.name, "a constant", "all its inputs are constants"))
+            return outputs[0]
+        sources = frozenset().union(*(self.sources[name] for name in given))
+        for value in made:
+            self.define(value, sources)
+        name = call.node_name()
+        self.nodes.append(Node(name, op, tuple(inputs), tuple(outputs), (call.name,)))
+        return outputs[0]
+
+    def _worth_folding(self, op: Operator, values, made: Sequence[Value]) -> bool:
+        read = sum(value.nbytes for value in values if value is not None)
+        written = sum(value.nbytes for value in made)
+        if written > max(FOLD_BYTES, 2 * read):
+            return False
+        window = math.prod(getattr(op, "kernel", ()))
+        work = op.flops(values, made) + sum(value.size for value in made) * (
+            window + op.terms(values)
+        )
+        return work <= FOLD_WORK
+
+    # -- functions -------------------------------------------------------------------------------
+
+    def expand(self, call: Call) -> bool:
+        """Converts a node by the function that ONNX defines it by; returns whether there is one."""
+        onnx = protobuf.package()
+        try:
+            schema = onnx.defs.get_schema(call.operator, self.opset)
+        except onnx.defs.SchemaError:
+            return False
+        body = self._body(onnx, schema, call)
+        if body is None or self._depth > 4:
+            return False
+        function = onnx.FunctionProto()
+        function.ParseFromString(body)
+        scope: dict[str, str] = {}
+        for formal, actual in zip(function.input, call.inputs, strict=False):
+            scope[formal] = actual or ""
+        for formal in list(function.input)[len(call.inputs) :]:
+            scope[formal] = ""
+        for index, formal in enumerate(function.output):
+            scope[formal] = call.output(index)
+        defaults = {a.name: a for a in function.attribute_proto}
+        for name, attribute in schema.attributes.items():
+            if attribute.default_value.type:  # 0 is "undefined"
+                defaults.setdefault(name, attribute.default_value)
+        given = {**defaults, **{a.name: a for a in call.proto.attribute}}
+        nodes = [_with_attributes(onnx, node, given) for node in function.node]
+        for node in nodes:
+            for name in node.output:
+                if name and name not in scope:
+                    scope[name] = call.temporary()
+        self._depth += 1
+        opset = self.opset
+        for entry in function.opset_import:
+            if entry.domain in ("", "ai.onnx"):
+                self.opset = entry.version
+        known, before = len(self.problems), (set(self.values), set(self.unknown))
+        try:
+            self.run(nodes, scope, f"{call.name}/")
+        finally:
+            self._depth -= 1
+            self.opset = opset
+        if len(self.problems) > known:
+            inside = self.problems[known:]
+            del self.problems[known:]
+            for name in call.outputs:  # the node's own refusal says what becomes of them
+                if name not in before[0]:
+                    self.values.pop(name, None)
+                if name not in before[1]:
+                    self.unknown.pop(name, None)
+            parts = ", ".join(dict.fromkeys(problem.operator for problem in inside))
+            first = inside[0]
+            raise Refusal(
+                None,
+                f"its definition needs {parts}: {first.reason}",
+                sorted({name for problem in inside for name in problem.inputs}),
+            )
+        return True
+
+    def _body(self, onnx, schema, call: Call) -> bytes | None:
+        versions = [v for v in schema.all_function_opset_versions if v <= self.opset]
+        try:
+            if schema.has_function and versions:
+                return schema.get_function_with_opset_version(max(versions))
+            if schema.has_context_dependent_function:
+                types = [
+                    b"" if name is None else _type(onnx, self.values[name]).SerializeToString()
+                    for name in call.inputs
+                ]
+                return (
+                    schema.get_context_dependent_function(call.proto.SerializeToString(), types)
+                    or None
+                )
+        except Exception as error:  # what ONNX's own C++ says of attributes that it does not expect
+            reason = " ".join(str(error).split())[:200]
+            raise Refusal(None, f"the operator's definition cannot be had: {reason}") from None
+        return None
+
+
+def _type(onnx, value: Value):
+    numbers = {name: number for number, name in protobuf.DTYPES.items()}
+    return onnx.helper.make_tensor_type_proto(numbers[value.dtype], value.shape)
+
+
+def _with_attributes(onnx, node, given: Mapping[str, object]):
+    """Returns a function's node with the call's attributes in the place of references to them."""
+    if not any(a.ref_attr_name for a in node.attribute):
+        return node
+    made = onnx.NodeProto()
+    made.CopyFrom(node)
+    del made.attribute[:]
+    for attribute in node.attribute:
+        if not attribute.ref_attr_name:
+            made.attribute.append(attribute)
+        elif attribute.ref_attr_name in given:
+            made.attribute.append(given[attribute.ref_attr_name])
+            made.attribute[-1].name = attribute.name
+    return made
+
+
+def prune(nodes: Sequence[Node], outputs: Sequence[str]) -> tuple[Node, ...]:
+    """Returns the nodes that the outputs depend on."""
+    needed = set(outputs)
+    kept = []
+    for node in reversed(nodes):
+        if needed & set(node.outputs):
+            kept.append(node)
+            needed.update(name for name in node.inputs if name is not None)
+    return tuple(reversed(kept))
+
+
+def build(
+    importer: Importer, name: str, inputs: Sequence[Value], outputs: Sequence[str], **facts
+) -> Graph:
+    """Returns the graph that an import made.
+
+    Raises:
+        UnsupportedNodesError: some nodes cannot be run.
+    """
+    if importer.problems:
+        raise UnsupportedNodesError(importer.source, importer.problems)
+    nodes = prune(importer.nodes, outputs)
+    used = {name for node in nodes for name in node.inputs} | set(outputs)
+    constants = {
+        name: np.ascontiguousarray(array).reshape(array.shape)
+        for name, array in importer.constants.items()
+        if name in used
+    }
+    for key, array in constants.items():
+        if array.dtype.kind == "f" and array.size and np.isnan(array.min()):
+            place = [int(i) for i in np.argwhere(np.isnan(array))[0]]
+            raise InputError(
+                f"{importer.source}: constant {key!r}: expected numbers, found NaN at {place}"
+            )
+    return Graph(
+        name, tuple(inputs), tuple(outputs), nodes, constants, notes=tuple(importer.notes), **facts
+    )

@@ -1,0 +1,195 @@
+"""ONNX's protobufs as NumPy has them, each claim checked against the bytes that are there.
+
+Nothing is allocated for what a file says it has, only for what it has.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+
+import numpy as np
+
+from ...errors import InputError, UnsupportedError, expected
+
+#: The newest opset whose operators the converters were written against.
+NEWEST_OPSET = 28
+OLDEST_OPSET = 6
+
+#: ONNX's numbers of element types (TensorProto.DataType) and NumPy's names.
+DTYPES = {
+    1: "float32", 2: "uint8", 3: "int8", 4: "uint16", 5: "int16", 6: "int32", 7: "int64",
+    9: "bool", 10: "float16", 11: "float64", 12: "uint32", 13: "uint64",
+}  # fmt: skip
+
+#: The field of a TensorProto that holds a type's elements where ``raw_data`` does not, and how.
+_FIELDS = {
+    "float32": ("float_data", np.float32),
+    "float64": ("double_data", np.float64),
+    "int64": ("int64_data", np.int64),
+    "uint64": ("uint64_data", np.uint64),
+    "uint32": ("uint64_data", np.uint64),
+}
+
+
+def package():
+    """Returns the package ``onnx``.
+
+    Raises:
+        InputError: it is not installed; says what installs it.
+    """
+    try:
+        import onnx
+    except ImportError as error:
+        raise InputError(
+            f"expected the package onnx to read ONNX files, found none ({error}): "
+            "pip install 'cnn-engine[onnx]'"
+        ) from None
+    return onnx
+
+
+def dtype_name(number: int) -> str:
+    """Returns NumPy's name of ONNX's element type ``number``.
+
+    Raises:
+        UnsupportedError: the engine has no such type.
+    """
+    if number not in DTYPES:
+        names = {v.number: v.name for v in package().TensorProto.DataType.DESCRIPTOR.values}
+        raise UnsupportedError(f"elements of type {names.get(number, number)}")
+    return DTYPES[number]
+
+
+def read(source) -> tuple[object, str, Path | None]:
+    """Returns (model, name, folder of external data) of a path, bytes or an ``onnx.ModelProto``.
+
+    Raises:
+        InputError: it cannot be read, or is not an ONNX model.
+    """
+    onnx = package()
+    if isinstance(source, onnx.ModelProto):
+        return source, source.graph.name or "model", None
+    if isinstance(source, (bytes, bytearray, memoryview)):
+        return _parse(onnx, bytes(source), "model"), "model", None
+    if not isinstance(source, (str, os.PathLike)):
+        raise expected(
+            "model", "a path, bytes or an onnx.ModelProto", f"{type(source).__module__}."
+            f"{type(source).__qualname__}",
+        )  # fmt: skip
+    path = Path(source)
+    try:
+        size = path.stat().st_size
+        if path.is_dir():
+            raise InputError(f"{path}: expected an ONNX file, found a folder")
+        if size >= 2**31:
+            raise InputError(
+                f"{path}: expected less than 2 GiB (the limit of protobuf; larger models keep their weights "
+                f"in external data), found {size} bytes"
+            )
+        data = path.read_bytes()
+    except OSError as error:
+        raise InputError(
+            f"{path}: expected an ONNX file that can be read, found: {error.strerror}"
+        ) from None
+    return _parse(onnx, data, str(path)), str(path), path.parent
+
+
+def _parse(onnx, data: bytes, name: str):
+    from google.protobuf.message import DecodeError
+
+    model = onnx.ModelProto()
+    try:
+        model.ParseFromString(data)
+    except (DecodeError, RuntimeError, ValueError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise InputError(
+            f"{name}: expected an ONNX model, found {len(data)} bytes: {reason}"
+        ) from None
+    if not model.HasField("graph"):
+        raise InputError(
+            f"{name}: expected an ONNX model, found {len(data)} bytes without a graph in them"
+        )
+    return model
+
+
+def array(tensor, folder: Path | None = None) -> np.ndarray:
+    """Returns the elements of a TensorProto.
+
+    Args:
+        folder: where external data is; None where there can be none.
+
+    Raises:
+        InputError: it holds more or fewer bytes than its shape says, or external data that is not there.
+        UnsupportedError: its element type is not known.
+    """
+    name = f"tensor {tensor.name!r}"
+    try:
+        dtype = np.dtype(dtype_name(tensor.data_type))
+    except UnsupportedError as error:
+        raise UnsupportedError(f"{name}: {error}") from None
+    shape = tuple(tensor.dims)
+    if min(shape, default=0) < 0 or len(shape) > 32:
+        raise InputError(f"{name}: expected dimensions of at least 0, found {list(shape)[:33]}")
+    size = math.prod(shape)
+    nbytes = size * dtype.itemsize
+    if tensor.HasField("segment"):
+        raise UnsupportedError(f"{name}: tensors in segments")
+    if tensor.data_location == 1:  # EXTERNAL
+        return _external(tensor, name, folder, dtype, nbytes).reshape(shape)
+    if tensor.HasField("raw_data"):
+        if len(tensor.raw_data) != nbytes:
+            raise InputError(
+                f"{name}: expected {nbytes} bytes for {dtype.name} {list(shape)}, "
+                f"found {len(tensor.raw_data)}"
+            )
+        found = np.frombuffer(tensor.raw_data, dtype.newbyteorder("<")).astype(dtype, copy=False)
+        return found.reshape(shape)
+    field, stored = _FIELDS.get(dtype.name, ("int32_data", np.int32))
+    elements = getattr(tensor, field)
+    if len(elements) != size:
+        raise InputError(
+            f"{name}: expected {size} elements for {list(shape)}, found {len(elements)} in {field}"
+        )
+    values = np.array(elements, stored)
+    if dtype == np.float16:
+        return values.astype(np.uint16).view(np.float16).reshape(shape)
+    return values.astype(dtype).reshape(shape)
+
+
+def _external(tensor, name: str, folder: Path | None, dtype, nbytes: int) -> np.ndarray:
+    """Reads a tensor's bytes from the file that it names, which must lie in or under ``folder``."""
+    entries = {entry.key: entry.value for entry in tensor.external_data}
+    location = entries.get("location", "")
+    if folder is None:
+        raise InputError(
+            f"{name}: expected its data in the model, found it in {location!r}: load such a model by its path"
+        )
+    root = folder.resolve()
+    try:
+        path = (root / location).resolve()
+        inside = bool(location) and path.is_relative_to(root) and "\0" not in location
+    except (OSError, ValueError, RuntimeError):
+        inside = False
+    if not inside:
+        raise InputError(f"{name}: expected external data beside the model, found {location!r}")
+    try:
+        offset = int(entries.get("offset") or 0)
+        length = int(entries.get("length") or nbytes)
+    except ValueError:
+        raise InputError(
+            f"{name}: expected whole numbers as offset and length of its data"
+        ) from None
+    try:
+        if not path.is_file():
+            raise InputError(f"{name}: expected the file {location!r} beside the model, found none")
+        available = path.stat().st_size
+        if length != nbytes or offset < 0 or offset + nbytes > available:
+            raise InputError(
+                f"{name}: expected {nbytes} bytes from {offset} in {location!r}, "
+                f"found {length} claimed, {available} in the file"
+            )
+        found = np.fromfile(path, dtype.newbyteorder("<"), nbytes // dtype.itemsize, offset=offset)
+    except OSError as error:
+        raise InputError(f"{name}: {location!r} cannot be read: {error.strerror}") from None
+    return found.astype(dtype, copy=False)
