@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from .. import devices, workload
+from .. import _cpu, devices, workload
 from ..devices import arrays
 from ..devices import threads as thread_counts
 from ..devices.cpu import CpuDevice
@@ -26,6 +26,8 @@ from ..workload import Dataset, Workload
 from . import fused, variants
 from .plan import Placement, Plan, Program, build, build_stream
 from .pool import CLOSED, KEPT_BYTES, KEPT_SHELVES, PlanPool, Shelf, plan_bytes
+
+address_of = _cpu.address_of
 
 #: Images a pass unless said: enough to occupy a CPU's threads, small enough for any memory.
 DEFAULT_BATCH = 100
@@ -239,7 +241,7 @@ class Engine:
                 0, 128, images.nbytes, np.uint8
             )
             probabilities = self.empty_probabilities(batch)
-            addresses = _address(images), _address(probabilities)
+            addresses = address_of(images), address_of(probabilities)
             times = {}
             for parts in CHUNKS_A_BATCH:
                 chunk = -(-batch // parts)
@@ -307,7 +309,7 @@ class Engine:
                     if out is None:
                         rows = np.empty((len(images), self._classes), np.float32)
                     if (out is None or self._fits(out, images)) and shelf.run(
-                        _address(images), _address(rows)
+                        address_of(images), address_of(rows)
                     ):
                         return rows
             elif self._ready and (glance := arrays.glance(images, out)) is not None:
@@ -363,7 +365,7 @@ class Engine:
         self, images: arrays.View, probabilities: np.ndarray, batch: int
     ) -> Shelf | None:
         """Runs passes over ``batch`` images and what is left; returns the last one's shelf."""
-        source, target = images.address, _address(probabilities)
+        source, target = images.address, address_of(probabilities)
         count = images.shape[0]
         image_bytes, row_bytes = images.nbytes // max(count, 1), 4 * self._classes
         shelf = None
@@ -494,10 +496,6 @@ class Engine:
             InputError: it is no whole number of at least 1.
         """
         return _check_batch(batch, images) or min(DEFAULT_BATCH, max(images, 1))
-
-
-def _address(array: np.ndarray) -> int:
-    return array.__array_interface__["data"][0]
 
 
 def _where(view: arrays.View) -> str:

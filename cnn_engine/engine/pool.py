@@ -49,17 +49,16 @@ class Shelf:
         self.used = True
         self.keep = False
 
-    def run(self, images: int, probabilities: int) -> bool:
-        """Runs a pass over these addresses on an idle plan; False, with nothing done, if there is none."""
-        try:
-            plan = self.idle.pop()
-        except IndexError:
-            return False
-        self.run_on(plan, images, probabilities)
-        return True
+    def run(self, images: int, probabilities: int, plan: Plan | None = None) -> bool:
+        """Runs a pass over these addresses on ``plan``, which is the caller's, or on an idle one.
 
-    def run_on(self, plan: Plan, images: int, probabilities: int) -> None:
-        """Runs a pass over these addresses on ``plan``, which becomes idle afterwards."""
+        Returns False, with nothing done, where none is idle.
+        """
+        if plan is None:
+            try:
+                plan = self.idle.pop()
+            except IndexError:
+                return False
         try:
             plan.bind(images, probabilities)
             plan.run()
@@ -67,7 +66,11 @@ class Shelf:
             self.made -= 1
             raise
         self.used = True
-        self.give_back(plan)
+        if self.made <= self.most:
+            self.idle.append(plan)
+        else:
+            self.give_back(plan)
+        return True
 
     def give_back(self, plan: Plan) -> None:
         """Makes ``plan`` idle, or drops it where enough are kept."""
@@ -111,7 +114,7 @@ class PlanPool:
         shelf = self._shelves.get(key)
         if shelf is None or keep > shelf.keep or not shelf.run(images, probabilities):
             shelf, plan = self.take(key, make, keep)
-            shelf.run_on(plan, images, probabilities)
+            shelf.run(images, probabilities, plan)
         return shelf
 
     def take(

@@ -25,12 +25,28 @@ void add_operators(py::module_& module) {
 
 }  // namespace
 
+// The first byte's address of a C-contiguous array: what __array_interface__ says, at a tenth of
+// its cost, which predict on one image would feel; so would it pybind11's own dispatch.
+PyObject* address_of(PyObject*, PyObject* array) {
+  Py_buffer view;
+  if (PyObject_GetBuffer(array, &view, PyBUF_SIMPLE) != 0) return nullptr;
+  PyObject* address = PyLong_FromVoidPtr(view.buf);
+  PyBuffer_Release(&view);
+  return address;
+}
+
+PyMethodDef address_of_method = {"address_of", address_of, METH_O,
+                                 "The address of a C-contiguous array's first byte."};
+
 PYBIND11_MODULE(_cpu, module) {
   module.doc() =
       "Shapes, CPU operators and instruction sets; called by cnn_engine.ops, which checks.";
   add_shapes(module);
   add_operators(module);
   add_fused(module);
+  py::object named = py::str("cnn_engine._cpu");
+  module.attr("address_of") = py::reinterpret_steal<py::object>(
+      PyCFunction_NewEx(&address_of_method, nullptr, named.ptr()));
   module.attr("commit") = CNN_ENGINE_COMMIT;
   module.attr("compiler") = CNN_ENGINE_CXX_COMPILER;
   module.def(
