@@ -125,6 +125,7 @@ void bind_shape(py::module_& module, const char* name) {
   CNN_ENGINE_PROPERTY(bytes);
   CNN_ENGINE_PROPERTY(out_h);
   CNN_ENGINE_PROPERTY(out_w);
+  CNN_ENGINE_PROPERTY(packed_size);
 #undef CNN_ENGINE_PROPERTY
 }
 

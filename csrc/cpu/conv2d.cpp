@@ -11,15 +11,16 @@ namespace {
 
 // The specification: one output element, summed in the order channel, row, column.
 template <Conv2dVariant variant>
-inline float sum_in_order(const float* image,   // [C, H, W]
-                          const float* filter,  // [C, R, S]
+inline float sum_in_order(const float* image,   // [C / groups, H, W]
+                          const float* filter,  // [C / groups, R, S]
                           const Conv2dShape& p, int top, int left) {
   float sum = 0.0f;
-  for (int c = 0; c < p.c; ++c) {
+  const int channels = p.group_channels();
+  for (int c = 0; c < channels; ++c) {
     for (int r = 0; r < p.r; ++r) {
       for (int s = 0; s < p.s; ++s) {
-        const int y = top + r;
-        const int x = left + s;
+        const int y = top + r * p.dilation_h;
+        const int x = left + s * p.dilation_w;
         if (variant == Conv2dVariant::pad || (y >= 0 && y < p.h && x >= 0 && x < p.w)) {
           sum += image[(c * p.h + y) * p.w + x] * filter[(c * p.r + r) * p.s + s];
         }
@@ -33,19 +34,19 @@ inline float sum_in_order(const float* image,   // [C, H, W]
 // loops over the taps become one, long enough to be worth SIMD lanes. (No standard container here:
 // its code would be shared with the builds for other instruction sets.)
 struct Taps {
-  int* row;  // [C * R * S] each
+  int* row;  // [C / groups * R * S] each
   int* column;
   int* offset;
 
   explicit Taps(const Conv2dShape& p)
       : row(new int[std::size_t{3} * p.taps()]), column(row + p.taps()), offset(column + p.taps()) {
     int t = 0;
-    for (int c = 0; c < p.c; ++c) {
+    for (int c = 0; c < p.group_channels(); ++c) {
       for (int r = 0; r < p.r; ++r) {
         for (int s = 0; s < p.s; ++s, ++t) {
-          row[t] = r;
-          column[t] = s;
-          offset[t] = (c * p.h + r) * p.w + s;
+          row[t] = r * p.dilation_h;
+          column[t] = s * p.dilation_w;
+          offset[t] = (c * p.h + row[t]) * p.w + column[t];
         }
       }
     }
@@ -58,8 +59,8 @@ struct Taps {
 // One output element as a SIMD reduction: lanes sum every 4th, 8th or 16th tap and are added at the
 // end.
 template <Conv2dVariant variant>
-inline float sum_with_reduction(const float* image,   // [C, H, W]
-                                const float* filter,  // [C, R, S]
+inline float sum_with_reduction(const float* image,   // [C / groups, H, W]
+                                const float* filter,  // [C / groups, R, S]
                                 const Conv2dShape& p, const Taps& taps, int top, int left) {
   const int count = p.taps();
   const int corner = top * p.w + left;
@@ -92,23 +93,25 @@ void for_each_output(const float* input, const float* weight, const float* bias,
                      const Conv2dShape& p, int threads, const Sum& sum) {
   const int out_h = p.out_h();
   const int out_w = p.out_w();
-  const std::int64_t image_size = std::int64_t{p.c} * p.h * p.w;
+  const std::int64_t group_size = std::int64_t{p.group_channels()} * p.h * p.w;
+  const int group_filters = p.group_filters();
   // One index is one row of one output map: enough of them to share out at any batch size.
   const std::int64_t rows = std::int64_t{p.n} * p.k * out_h;
-  parallel_for(rows, std::int64_t{out_w} * p.taps(), threads,
-               [&](std::int64_t begin, std::int64_t end) {
-                 for (std::int64_t index = begin; index < end; ++index) {
-                   const int i = static_cast<int>(index % out_h);
-                   const int k = static_cast<int>(index / out_h % p.k);
-                   const float* image = input + index / out_h / p.k * image_size;
-                   const float* filter = weight + std::int64_t{k} * p.taps();
-                   for (int j = 0; j < out_w; ++j) {
-                     const float value =
-                         sum(image, filter, i * p.stride_h - p.pad_h, j * p.stride_w - p.pad_w);
-                     output[index * out_w + j] = bias ? value + bias[k] : value;
-                   }
-                 }
-               });
+  parallel_for(
+      rows, std::int64_t{out_w} * p.taps(), threads, [&](std::int64_t begin, std::int64_t end) {
+        for (std::int64_t index = begin; index < end; ++index) {
+          const int i = static_cast<int>(index % out_h);
+          const int k = static_cast<int>(index / out_h % p.k);
+          const std::int64_t group = index / out_h / p.k * p.groups + k / group_filters;
+          const float* image = input + group * group_size;
+          const float* filter = weight + std::int64_t{k} * p.taps();
+          for (int j = 0; j < out_w; ++j) {
+            const float value =
+                sum(image, filter, i * p.stride_h - p.pad_top, j * p.stride_w - p.pad_left);
+            output[index * out_w + j] = bias ? value + bias[k] : value;
+          }
+        }
+      });
 }
 
 template <Conv2dVariant variant>

@@ -14,16 +14,16 @@ void pad2d(const float* input, float* output, const Pad2dShape& shape, int threa
   const std::int64_t rows = std::int64_t{p.n} * p.c * out_h;
   parallel_for(rows, out_w, threads, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t index = begin; index < end; ++index) {
-      const int y = static_cast<int>(index % out_h) - p.pad_h;
+      const int y = static_cast<int>(index % out_h) - p.pad_top;
       const std::int64_t map = index / out_h;
       float* row = output + index * out_w;
       if (y < 0 || y >= p.h) {
         std::memset(row, 0, sizeof(float) * out_w);
         continue;
       }
-      std::memset(row, 0, sizeof(float) * p.pad_w);
-      std::memcpy(row + p.pad_w, input + (map * p.h + y) * p.w, sizeof(float) * p.w);
-      std::memset(row + p.pad_w + p.w, 0, sizeof(float) * p.pad_w);
+      std::memset(row, 0, sizeof(float) * p.pad_left);
+      std::memcpy(row + p.pad_left, input + (map * p.h + y) * p.w, sizeof(float) * p.w);
+      std::memset(row + p.pad_left + p.w, 0, sizeof(float) * p.pad_right);
     }
   });
 }

@@ -8,6 +8,10 @@ namespace cnn_engine::cuda {
 namespace {
 
 void require_tiled_fits(const char* name, const Conv2dShape& shape) {
+  if (shape.groups != 1) {
+    throw std::invalid_argument(std::string(name) + ": expected 1 group, found " +
+                                std::to_string(shape.groups));
+  }
   if (fits_conv2d_tiled(shape)) return;
   throw std::invalid_argument(
       std::string(name) + ": expected a kernel whose tile fits into " +

@@ -1,12 +1,11 @@
-// conv2d, variant `if`: y[n,k,i,j] = b[k] + sum over c,r,s of x[n, c, i*SH+r-PH, j*SW+s-PW] *
-// w[k,c,r,s]
+// conv2d, variant `if`: the formula of ops/conv2d.h, as it stands there.
 //
-// Layouts: x [N,C,H,W], w [K,C,R,S], b [K] or null, y [N,K,OH,OW], float32. Outputs < 2^31 a
+// Layouts: x [N,C,H,W], w [K,C/G,R,S], b [K] or null, y [N,K,OH,OW], float32. Outputs < 2^31 a
 // launch. The bounds of the image are tested in the innermost loop: the way most first write it,
 // and what the `pad` variant is measured against. No shared memory; threads of a warp read one
 // filter (a broadcast) and neighbouring pixels (coalesced but for the window's shift).
 //
-//   conv2d_direct_kernel       one thread makes one output and sums over C*R*S in order
+//   conv2d_direct_kernel       one thread makes one output and sums over C/G*R*S in order
 //   conv2d_direct_warp_kernel  one warp makes one output: lanes sum every 32nd tap, then shuffle
 #pragma once
 
@@ -24,11 +23,12 @@ __global__ void conv2d_direct_kernel(const float* __restrict__ input,
   if (index >= p.output_size()) return;
   const Conv2dOutput at(input, weight, p, static_cast<unsigned>(index));
   float sum = 0.0f;
-  for (int c = 0; c < p.c; ++c) {
+  const int channels = p.group_channels();
+  for (int c = 0; c < channels; ++c) {
     for (int r = 0; r < p.r; ++r) {
       for (int s = 0; s < p.s; ++s) {
-        const int y = at.top + r;
-        const int x = at.left + s;
+        const int y = at.top + r * p.dilation_h;
+        const int x = at.left + s * p.dilation_w;
         if (y >= 0 && y < p.h && x >= 0 && x < p.w) {
           sum += at.image[(c * p.h + y) * p.w + x] * at.filter[(c * p.r + r) * p.s + s];
         }
@@ -50,8 +50,8 @@ __global__ void conv2d_direct_warp_kernel(const float* __restrict__ input,
   WarpTaps tap(p, lane);
   float sum = 0.0f;
   for (int t = lane; t < taps; t += kWarpThreads, tap.advance(p)) {
-    const int y = at.top + tap.r;
-    const int x = at.left + tap.s;
+    const int y = at.top + tap.r * p.dilation_h;
+    const int x = at.left + tap.s * p.dilation_w;
     if (y >= 0 && y < p.h && x >= 0 && x < p.w) {
       sum += at.image[(tap.c * p.h + y) * p.w + x] * at.filter[t];
     }

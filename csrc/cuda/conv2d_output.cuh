@@ -6,8 +6,8 @@
 namespace cnn_engine::cuda {
 
 struct Conv2dOutput {
-  const float* image;   // [C, H, W] of its image
-  const float* filter;  // [C, R, S] of its output channel
+  const float* image;   // [C / groups, H, W] of its image and group
+  const float* filter;  // [C / groups, R, S] of its output channel
   int k;                // output channel
   int top, left;        // the window's first row and column in the image; negative in the padding
 
@@ -19,9 +19,10 @@ struct Conv2dOutput {
     const unsigned map = row / out_h;    // of [N, K]
     const unsigned n = map / p.k;
     k = map - n * p.k;
-    top = static_cast<int>(row - map * out_h) * p.stride_h - p.pad_h;
-    left = static_cast<int>(index - row * out_w) * p.stride_w - p.pad_w;
+    top = static_cast<int>(row - map * out_h) * p.stride_h - p.pad_top;
+    left = static_cast<int>(index - row * out_w) * p.stride_w - p.pad_left;
     image = input + static_cast<std::int64_t>(n) * (p.c * p.h * p.w);
+    if (p.groups > 1) image += k / p.group_filters() * (p.group_channels() * p.h * p.w);
     filter = weight + static_cast<std::int64_t>(k) * p.taps();
   }
 };

@@ -1,10 +1,10 @@
-// conv2d, variant `pad`: y[n,k,i,j] = b[k] + sum over c,r,s of x[n, c, i*SH+r, j*SW+s] * w[k,c,r,s]
+// conv2d, variant `pad`: the formula of ops/conv2d.h where the padding is in the input.
 //
-// Layouts: x [N,C,H,W], already padded by pad2d (so PH = PW = 0 here), w [K,C,R,S], b [K] or null,
+// Layouts: x [N,C,H,W], already padded by pad2d (so no padding here), w [K,C/G,R,S], b [K] or null,
 // y [N,K,OH,OW], float32. Outputs < 2^31 a launch. No window leaves the padded image, so no bounds
 // are tested: what the branch costs is what the `if` variant is slower by, less the time of pad2d.
 //
-//   conv2d_pad_kernel       one thread makes one output and sums over C*R*S in order
+//   conv2d_pad_kernel       one thread makes one output and sums over C/G*R*S in order
 //   conv2d_pad_warp_kernel  one warp makes one output: lanes sum every 32nd tap, then shuffle
 #pragma once
 
@@ -22,10 +22,11 @@ __global__ void conv2d_pad_kernel(const float* __restrict__ input, const float* 
   const Conv2dOutput at(input, weight, p, static_cast<unsigned>(index));
   const float* filter = at.filter;
   float sum = 0.0f;
-  for (int c = 0; c < p.c; ++c) {
+  const int channels = p.group_channels();
+  for (int c = 0; c < channels; ++c) {
     for (int r = 0; r < p.r; ++r) {
-      const float* row = at.image + (c * p.h + at.top + r) * p.w + at.left;
-      for (int s = 0; s < p.s; ++s) sum += row[s] * *filter++;
+      const float* row = at.image + (c * p.h + at.top + r * p.dilation_h) * p.w + at.left;
+      for (int s = 0; s < p.s; ++s) sum += row[s * p.dilation_w] * *filter++;
     }
   }
   output[index] = bias ? sum + bias[at.k] : sum;
@@ -44,7 +45,7 @@ __global__ void conv2d_pad_warp_kernel(const float* __restrict__ input,
   WarpTaps tap(p, lane);
   float sum = 0.0f;
   for (int t = lane; t < taps; t += kWarpThreads, tap.advance(p)) {
-    sum += corner[(tap.c * p.h + tap.r) * p.w + tap.s] * at.filter[t];
+    sum += corner[(tap.c * p.h + tap.r * p.dilation_h) * p.w + tap.s * p.dilation_w] * at.filter[t];
   }
   sum = warp_sum(sum);
   if (lane == 0) output[index] = bias ? sum + bias[at.k] : sum;

@@ -11,9 +11,10 @@
 // innermost, which stay there for several tiles where all channels fit. For each kernel row a
 // thread then loads one input row's window as two vectors and, for each tap, 4 filters as one
 // vector that its whole warp shares: 160 multiply-adds for 7 loads with a 5x5 kernel, where the
-// layered kernels need 2 loads for 1. Kernels of 1x1, 3x3, 5x5 and 7x7 with stride 1 are compiled
-// in; others load each value. fits_conv2d_tiled says whether a tile fits into shared memory; one
-// that does not is refused.
+// layered kernels need 2 loads for 1. Kernels of 1x1, 3x3, 5x5 and 7x7 with stride and dilation 1
+// are compiled in; others load each value. One group only: a group's few filters would leave most
+// of a block idle (conv2d_blocked.cuh is for groups). fits_conv2d_tiled says whether a tile fits
+// into shared memory; one that does not is refused.
 #pragma once
 
 #include "cuda/conv2d_direct.cuh"
@@ -102,8 +103,11 @@ struct Conv2dTiles {
   // Sets the input tile's size and how many channels of it fit.
   void fit(const Conv2dShape& p) {
     // Sizes as 64 bits: a huge kernel or stride must not wrap round to one that fits.
-    const std::int64_t tall = std::int64_t{kTiledRows * down - 1} * p.stride_h + p.r;
-    std::int64_t wide = (std::int64_t{kTiledColumns * across - 1} * p.stride_w + p.s + 7) / 4 * 4;
+    const std::int64_t tall =
+        std::int64_t{kTiledRows * down - 1} * p.stride_h + std::int64_t{p.r - 1} * p.dilation_h + 1;
+    std::int64_t wide = (std::int64_t{kTiledColumns * across - 1} * p.stride_w +
+                         std::int64_t{p.s - 1} * p.dilation_w + 8) /
+                        4 * 4;
     // Vectors of one row after the other on different banks: 8 lanes read 128 bytes together.
     if (p.stride_w == 1 && across < 8) {
       while (wide / 2 % 8 != (across + 1) / 2 * 2 % 8) wide += 4;
@@ -210,7 +214,7 @@ __global__ void __launch_bounds__(32 * kTiledMostWarps, 2)
       const int channels = min(tiles.channels, p.c - c);
       __syncthreads();  // what was in shared memory has been read
       TileWalk at = start;
-      const int top_in = top * p.stride_h - p.pad_h, left_in = left * p.stride_w - p.pad_w;
+      const int top_in = top * p.stride_h - p.pad_top, left_in = left * p.stride_w - p.pad_left;
 #pragma unroll 4
       for (int i = thread; i < tiles.input_size(); i += threads) {
         const int of_image = at.map / tiles.channels, channel = at.map - of_image * tiles.channels;
@@ -274,8 +278,9 @@ __global__ void __launch_bounds__(32 * kTiledMostWarps, 2)
               for (int i = 0; i < kTiledRows; ++i) {
 #pragma unroll
                 for (int j = 0; j < kTiledColumns; ++j) {
-                  multiply(from[(i * p.stride_h + r) * tiles.in_pitch + j * p.stride_w + s], f,
-                           sum[i][j]);
+                  multiply(from[(i * p.stride_h + r * p.dilation_h) * tiles.in_pitch +
+                                j * p.stride_w + s * p.dilation_w],
+                           f, sum[i][j]);
                 }
               }
             }
@@ -306,7 +311,8 @@ inline void launch_conv2d_tiled_step(const float* input, const float* weight, co
                                                                tiles, relu, pool);
     CUDA_CHECK_LAUNCH("conv2d_tiled_kernel");
   };
-  const bool compiled = shape.r == shape.s && shape.stride_h == 1 && shape.stride_w == 1;
+  const bool compiled = shape.r == shape.s && shape.stride_h == 1 && shape.stride_w == 1 &&
+                        shape.dilation_h == 1 && shape.dilation_w == 1;
   switch (compiled ? shape.s : 0) {
     case 1:
       return launch(conv2d_tiled_kernel<1>);

@@ -1,6 +1,7 @@
 // max_pool2d on CUDA: one thread makes one output element.
 #include "cuda/launch.cuh"
 #include "ops/max_pool2d.h"
+#include "ops/window.h"
 #include "runtime/check.h"
 
 namespace cnn_engine::cuda {
@@ -16,12 +17,14 @@ __global__ void max_pool2d_kernel(const float* __restrict__ input,  // [N, C, H,
   const unsigned out_h = p.out_h();
   const unsigned row = index / out_w;
   const unsigned map = row / out_h;
-  const int top = static_cast<int>(row - map * out_h) * p.stride_h - p.pad_h;
-  const int left = static_cast<int>(index - row * out_w) * p.stride_w - p.pad_w;
+  const int top = static_cast<int>(row - map * out_h) * p.stride_h - p.pad_top;
+  const int left = static_cast<int>(index - row * out_w) * p.stride_w - p.pad_left;
   const float* image = input + static_cast<std::int64_t>(map) * (p.h * p.w);
   float best = -INFINITY;
-  for (int y = max(top, 0); y < min(top + p.r, p.h); ++y) {
-    for (int x = max(left, 0); x < min(left + p.s, p.w); ++x) {
+  const int y_end = end_inside(top, p.r, p.dilation_h, p.h);
+  const int x_end = end_inside(left, p.s, p.dilation_w, p.w);
+  for (int y = first_inside(top, p.dilation_h); y < y_end; y += p.dilation_h) {
+    for (int x = first_inside(left, p.dilation_w); x < x_end; x += p.dilation_w) {
       const float value = image[y * p.w + x];
       if (value > best || value != value) best = value;  // a NaN wins and, as best, stays
     }

@@ -7,7 +7,7 @@ namespace cnn_engine::cuda {
 namespace {
 
 __global__ void pad2d_kernel(const float* __restrict__ input,  // [N, C, H, W]
-                             float* __restrict__ output,       // [N, C, H + 2 PH, W + 2 PW]
+                             float* __restrict__ output,       // [N, C, OH, OW]
                              const Pad2dShape p) {
   const std::int64_t thread = grid_thread();
   if (thread >= p.output_size()) return;
@@ -16,8 +16,8 @@ __global__ void pad2d_kernel(const float* __restrict__ input,  // [N, C, H, W]
   const unsigned out_h = p.out_h();
   const unsigned row = index / out_w;
   const unsigned map = row / out_h;
-  const int y = static_cast<int>(row - map * out_h) - p.pad_h;
-  const int x = static_cast<int>(index - row * out_w) - p.pad_w;
+  const int y = static_cast<int>(row - map * out_h) - p.pad_top;
+  const int x = static_cast<int>(index - row * out_w) - p.pad_left;
   const bool inside = y >= 0 && y < p.h && x >= 0 && x < p.w;
   output[index] = inside ? input[static_cast<std::int64_t>(map) * (p.h * p.w) + y * p.w + x] : 0.0f;
 }

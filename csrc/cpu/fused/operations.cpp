@@ -128,8 +128,8 @@ std::vector<Operation> operations_of(const NetworkDescription& description, bool
       case LayerKind::max_pool2d: {
         const MaxPool2dShape shape = pool_shape(layer, c, h, w);
         if (last && last->kind == StepKind::winograd && !last->pool && shape.r == 2 &&
-            shape.s == 2 && shape.stride_h == 2 && shape.stride_w == 2 && shape.pad_h == 0 &&
-            shape.pad_w == 0) {
+            shape.s == 2 && shape.stride_h == 2 && shape.stride_w == 2 && shape.pad_top == 0 &&
+            shape.pad_left == 0) {
           last->pool = true;
           last->layers.push_back(index);
           last->out_h = h = shape.out_h();

@@ -1,0 +1,262 @@
+// The inner loop of blocked products: a tile of y[m, p] += sum over c of a[c, m] * b[c, p], in the
+// order of c, with p on SIMD lanes and the tile in registers. Included only by files that are
+// compiled once for each instruction set.
+#pragma once
+
+#include <limits>
+
+#include "cpu/fused/vector.h"
+#include "ops/panels.h"
+
+namespace cnn_engine::cpu::CNN_ENGINE_ISA {
+namespace {
+
+// Vectors of a tile's row: with 8 rows they fill 32 registers, with 4 rows 16. (SSE multiplies into
+// one of its operands, and so needs registers for copies.)
+constexpr int kTileVectors = kRegisters == 16 && kWide == 4 ? 2 : 3;
+constexpr int kTileRows = kRegisters == 32 ? 8 : 4;  // of a panel, that are computed together
+constexpr int kTileColumns = kTileVectors * kWide;
+// Products that are summed before the next tile's turn: b's part stays in the first-level cache.
+constexpr int kTileDepth = 6144 / kTileColumns;
+
+// What is added to a sum and what bounds it.
+struct Epilogue {
+  const float* bias;      // one for each row of y, or null
+  const float* residual;  // as y, or null
+  float lowest, highest;
+};
+
+template <typename V>
+CNN_ENGINE_INLINE V clamp(V value, float lowest, float highest) {
+  value = value < lowest ? lowest - V{} : value;  // a NaN stays
+  return value > highest ? highest - V{} : value;
+}
+
+CNN_ENGINE_INLINE float clamp_one(float value, float lowest, float highest) {
+  value = value < lowest ? lowest : value;
+  return value > highest ? highest : value;
+}
+
+// Rows of one panel from `a`, columns of V vectors from `b`. The part of the depth may be the first
+// (y is not read), the last (the epilogue follows), both or neither.
+template <int M, int V>
+CNN_ENGINE_INLINE void multiply_tile(const float* a, int a_stride, const float* b, int b_stride,
+                                     int depth, float* y, std::int64_t y_stride, bool first,
+                                     const Epilogue* last) {
+  Vec<kWide> sum[M][V] = {};
+  if (!first) {
+#pragma GCC unroll 8
+    for (int m = 0; m < M; ++m) {
+#pragma GCC unroll 4
+      for (int v = 0; v < V; ++v) sum[m][v] = load<kWide>(y + m * y_stride + v * kWide);
+    }
+  }
+  for (int c = 0; c < depth; ++c, a += a_stride, b += b_stride) {
+    Vec<kWide> columns[V];
+#pragma GCC unroll 4
+    for (int v = 0; v < V; ++v) columns[v] = load<kWide>(b + v * kWide);
+#pragma GCC unroll 8
+    for (int m = 0; m < M; ++m) {
+      const float value = a[m];
+#pragma GCC unroll 4
+      for (int v = 0; v < V; ++v) sum[m][v] += columns[v] * value;
+    }
+  }
+#pragma GCC unroll 8
+  for (int m = 0; m < M; ++m) {
+#pragma GCC unroll 4
+    for (int v = 0; v < V; ++v) {
+      Vec<kWide> value = sum[m][v];
+      if (last) {
+        if (last->bias) value += last->bias[m];
+        if (last->residual) {
+          value += load<kWide>(last->residual + m * y_stride + v * kWide);
+        }
+        value = clamp(value, last->lowest, last->highest);
+      }
+      store<kWide>(y + m * y_stride + v * kWide, value);
+    }
+  }
+}
+
+// The same where some rows or columns of the tile lie outside y: through a tile of its own.
+template <int M, int V>
+void multiply_edge(const float* a, int a_stride, const float* b, int b_stride, int depth, float* y,
+                   std::int64_t y_stride, bool first, const Epilogue* last, int rows, int columns) {
+  constexpr int width = V * kWide;
+  float tile[M * width];
+  if (!first) {
+    for (int m = 0; m < M; ++m) {
+      for (int p = 0; p < width; ++p) {
+        tile[m * width + p] = m < rows && p < columns ? y[m * y_stride + p] : 0.0f;
+      }
+    }
+  }
+  multiply_tile<M, V>(a, a_stride, b, b_stride, depth, tile, width, first, nullptr);
+  for (int m = 0; m < rows; ++m) {
+    for (int p = 0; p < columns; ++p) {
+      float value = tile[m * width + p];
+      if (last) {
+        if (last->bias) value += last->bias[m];
+        if (last->residual) value += last->residual[m * y_stride + p];
+        value = clamp_one(value, last->lowest, last->highest);
+      }
+      y[m * y_stride + p] = value;
+    }
+  }
+}
+
+template <int V>
+void multiply_panel(const float* a, int panel_rows, const float* b, int b_stride, int depth,
+                    float* y, std::int64_t y_stride, bool first, const Epilogue* last, int rows,
+                    int columns) {
+  const auto tile = [&](auto size, int row) {
+    constexpr int M = decltype(size)::value;
+    Epilogue part;
+    if (last) {
+      part = *last;
+      if (part.bias) part.bias += row;
+      if (part.residual) part.residual += row * y_stride;
+    }
+    const Epilogue* end = last ? &part : nullptr;
+    if (rows - row >= M && columns == V * kWide) {
+      multiply_tile<M, V>(a + row, panel_rows, b, b_stride, depth, y + row * y_stride, y_stride,
+                          first, end);
+    } else {
+      multiply_edge<M, V>(a + row, panel_rows, b, b_stride, depth, y + row * y_stride, y_stride,
+                          first, end, rows - row < M ? rows - row : M, columns);
+    }
+  };
+  if (kTileRows == 8 && panel_rows == 8) {
+    tile(std::integral_constant<int, 8>(), 0);
+  } else {
+    for (int row = 0; row < rows; row += 4) tile(std::integral_constant<int, 4>(), row);
+  }
+}
+
+// Rows [0, rows) of y in so many panels of `a`; the columns of one tile, vectors of them.
+CNN_ENGINE_INLINE void multiply_panels(const float* a, const Panels& panels, int from, int depth,
+                                       const float* b, int b_stride, float* y,
+                                       std::int64_t y_stride, bool first, const Epilogue* last,
+                                       int rows, int columns) {
+  const int vectors = (columns + kWide - 1) / kWide;
+  for (int row = 0; row < rows; row += panels.rows) {
+    const float* panel = a + row / panels.rows * panels.panel_size() + from * panels.rows;
+    const int here = rows - row < panels.rows ? rows - row : panels.rows;
+    Epilogue part;
+    if (last) {
+      part = *last;
+      if (part.bias) part.bias += row;
+      if (part.residual) part.residual += row * y_stride;
+    }
+    const auto run = [&](auto size) {
+      multiply_panel<decltype(size)::value>(panel, panels.rows, b, b_stride, depth,
+                                            y + row * y_stride, y_stride, first,
+                                            last ? &part : nullptr, here, columns);
+    };
+    if (vectors == 1) run(std::integral_constant<int, 1>());
+    if (vectors == 2) run(std::integral_constant<int, 2>());
+    if (vectors == 3) run(std::integral_constant<int, kTileVectors>());
+  }
+}
+
+// Columns are cut into tiles of nearly the same number of vectors.
+struct ColumnTiles {
+  int count;
+  int columns, vectors;
+
+  CNN_ENGINE_INLINE explicit ColumnTiles(int all)
+      : count(0), columns(all), vectors((all + kWide - 1) / kWide) {
+    count = (vectors + kTileVectors - 1) / kTileVectors;
+  }
+  CNN_ENGINE_INLINE int first(int tile) const {
+    const int at = static_cast<int>(std::int64_t{vectors} * tile / count) * kWide;
+    return at < columns ? at : columns;
+  }
+};
+
+// The depth is cut into parts of nearly the same length.
+struct DepthParts {
+  int depth, count;
+
+  CNN_ENGINE_INLINE explicit DepthParts(int all)
+      : depth(all), count((all + kTileDepth - 1) / kTileDepth) {}
+  CNN_ENGINE_INLINE int first(int part) const {
+    return static_cast<int>(std::int64_t{depth} * part / count);
+  }
+};
+
+// Few columns: y[m, t] for T of them, with the rows of B panels on SIMD lanes. x[t] is a column.
+template <int T, int B, int R>
+CNN_ENGINE_INLINE void multiply_few(const float* a, std::int64_t panel_size, int depth,
+                                    const float* x, std::int64_t x_stride, float (*y)[B * R]) {
+  Vec<R> sum[T][B] = {};
+  for (int c = 0; c < depth; ++c) {
+#pragma GCC unroll 4
+    for (int b = 0; b < B; ++b) {
+      const Vec<R> weights = load<R>(a + b * panel_size + std::int64_t{c} * R);
+#pragma GCC unroll 4
+      for (int t = 0; t < T; ++t) sum[t][b] += weights * x[t * x_stride + c];
+    }
+  }
+#pragma GCC unroll 4
+  for (int t = 0; t < T; ++t) {
+#pragma GCC unroll 4
+    for (int b = 0; b < B; ++b) store<R>(y[t] + b * R, sum[t][b]);
+  }
+}
+
+// Packs rows of a matrix, `columns` apart each value and `stride` apart each row, as one panel.
+void pack_panel(const float* matrix, std::int64_t stride, std::int64_t columns, int rows,
+                const Panels& panels, float* to) {
+  for (int c = 0; c < panels.depth; ++c) {
+    for (int m = 0; m < panels.rows; ++m) {
+      *to++ = m < rows ? matrix[m * stride + c * columns] : 0.0f;
+    }
+  }
+}
+
+// Scratch for the threads of one call, from the call's workspace: a body takes a part when it
+// begins and gives it back when it ends, so there are as many parts as threads.
+class Scratch {
+ public:
+  static constexpr std::int64_t kHeader = 64;
+
+  static std::int64_t bytes(int threads, std::int64_t floats) {
+    return threads * (kHeader + (floats + 15) / 16 * 64) + 64;
+  }
+
+  Scratch(void* workspace, int threads, std::int64_t floats)
+      : memory_(
+            reinterpret_cast<char*>((reinterpret_cast<std::uintptr_t>(workspace) + 63) / 64 * 64)),
+        step_(kHeader + (floats + 15) / 16 * 64) {
+    for (int i = 0; i < threads; ++i) *flag(i) = 0;
+  }
+
+  class Part {
+   public:
+    explicit Part(const Scratch& scratch) {
+      int i = 0;  // at most as many bodies run as there are parts: one is free
+      while (__atomic_exchange_n(scratch.flag(i), 1, __ATOMIC_ACQUIRE) != 0) ++i;
+      flag_ = scratch.flag(i);
+    }
+    ~Part() { __atomic_store_n(flag_, 0, __ATOMIC_RELEASE); }
+    Part(const Part&) = delete;
+    Part& operator=(const Part&) = delete;
+    float* data() const {
+      return reinterpret_cast<float*>(reinterpret_cast<char*>(flag_) + kHeader);
+    }
+
+   private:
+    int* flag_;
+  };
+
+ private:
+  int* flag(int i) const { return reinterpret_cast<int*>(memory_ + i * step_); }
+
+  char* memory_;
+  std::int64_t step_;
+};
+
+}  // namespace
+}  // namespace cnn_engine::cpu::CNN_ENGINE_ISA

@@ -1,0 +1,315 @@
+// conv2d_blocked on the CPU. y[k, p] = sum over t of w[k, t] * x[t, p] for the outputs p of an
+// image and the taps t of a filter: a tile of columns of x is written out where it stays in the
+// first-level cache (x itself never is), then all filters pass over it.
+#include "ops/conv2d_blocked.h"
+
+#include "cpu/blocked.h"
+#include "cpu/conv2d_depthwise.h"
+#include "runtime/parallel.h"
+
+namespace cnn_engine::cpu::CNN_ENGINE_ISA {
+namespace {
+
+// With fewer outputs a map than half a vector, filters are on the lanes instead.
+constexpr int kFewOutputs = kWide / 2;
+constexpr int kFewAtOnce = 4;  // columns
+
+bool few_outputs(const Conv2dShape& p) { return p.out_h() * p.out_w() <= kFewOutputs; }
+
+std::int64_t scratch_floats(const Conv2dShape& p) {
+  if (p.depthwise()) return depthwise_scratch(p);
+  if (few_outputs(p)) return std::int64_t{kFewAtOnce} * p.taps();
+  // A tile, room for a vector that runs over its end, and which outputs of a row a tap column has.
+  return std::int64_t{kTileDepth} * kTileColumns + 2 * kWide + 2 * p.s;
+}
+
+// Outputs side by side in one row of the output map.
+struct Run {
+  int first, count;  // in the tile
+  int y, x;          // of the input, for the first tap
+};
+
+template <int W>
+CNN_ENGINE_INLINE Vec<W> every_second(Vec<W> a, Vec<W> b) {
+  IntVec<W> places;
+#pragma GCC unroll 16
+  for (int i = 0; i < W; ++i) places[i] = 2 * i;
+  return __builtin_shuffle(a, b, places);
+}
+
+// to[i] = from[i * stride] for i < count. Whole vectors where they end before `end`: what is
+// written past `count` is written again later, or is past the tile.
+CNN_ENGINE_INLINE void copy_run(float* to, const float* from, int count, int stride,
+                                const float* end) {
+  int i = 0;
+  if (stride == 1) {
+    for (; i < count && end - from >= i + kWide; i += kWide) {
+      store<kWide>(to + i, load<kWide>(from + i));
+    }
+  } else if (stride == 2) {
+    for (; i < count && end - from >= 2 * (i + kWide); i += kWide) {
+      store<kWide>(to + i, every_second<kWide>(load<kWide>(from + 2 * i),
+                                               load<kWide>(from + 2 * i + kWide)));
+    }
+  }
+  for (; i < count; ++i) to[i] = from[std::int64_t{i} * stride];
+}
+
+CNN_ENGINE_INLINE void fill_zero(float* to, int count) {
+  for (int i = 0; i < count; ++i) to[i] = 0.0f;
+}
+
+// Writes taps [begin, end) of the columns from output `first` on, a row a tap.
+class Columns {
+ public:
+  Columns(const Conv2dShape& p, const float* group, const float* input_end, int first, int count,
+          int* inside)
+      : p_(p), group_(group), end_(input_end), inside_(inside) {
+    const int out_w = p.out_w();
+    width_ = (count + kWide - 1) / kWide * kWide;
+    for (int at = 0; at < count;) {
+      const int i = (first + at) / out_w, j = (first + at) % out_w;
+      const int length = out_w - j < count - at ? out_w - j : count - at;
+      runs_[size_++] = {at, length, i * p.stride_h - p.pad_top, j};
+      at += length;
+    }
+    // Outputs [begin, end) of a row read inside the image for tap column s.
+    for (int s = 0; s < p.s; ++s) {
+      const int start = s * p.dilation_w - p.pad_left;
+      const int before = start >= 0 ? 0 : (-start + p.stride_w - 1) / p.stride_w;
+      const int after = start >= p.w ? 0 : (p.w - start + p.stride_w - 1) / p.stride_w;
+      inside_[2 * s] = before;
+      inside_[2 * s + 1] = after < before ? before : after;
+    }
+    contiguous_ = p.r == 1 && p.s == 1 && p.stride_h == 1 && p.stride_w == 1 && p.pad_top == 0 &&
+                  p.pad_left == 0 && p.pad_bottom == 0 && p.pad_right == 0;
+    if (contiguous_) {
+      size_ = 1;
+      runs_[0] = {0, count, 0, first};
+    }
+    count_ = count;
+  }
+
+  int width() const { return width_; }
+
+  void write(int begin, int end, float* to) const {
+    const int area = p_.r * p_.s;
+    int c = begin / area, r = begin % area / p_.s, s = begin % p_.s;
+    for (int t = begin; t < end; ++t, to += width_) {
+      write_tap(c, r, s, to);
+      if (++s == p_.s) {
+        s = 0;
+        if (++r == p_.r) r = 0, ++c;
+      }
+    }
+  }
+
+ private:
+  void write_tap(int c, int r, int s, float* to) const {
+    const float* plane = group_ + std::int64_t{c} * p_.h * p_.w;
+    if (contiguous_) return copy_run(to, plane + runs_[0].x, count_, 1, end_);
+    const int column = s * p_.dilation_w - p_.pad_left;
+    for (int i = 0; i < size_; ++i) {
+      const Run& run = runs_[i];
+      const int y = run.y + r * p_.dilation_h;
+      const int j_end = run.x + run.count;
+      int begin = inside_[2 * s], end = inside_[2 * s + 1];
+      begin = begin < run.x ? run.x : begin > j_end ? j_end : begin;
+      end = end > j_end ? j_end : end;
+      if (y < 0 || y >= p_.h || end <= begin) {
+        fill_zero(to + run.first, run.count);
+        continue;
+      }
+      float* first = to + run.first - run.x;
+      fill_zero(to + run.first, begin - run.x);
+      copy_run(first + begin, plane + std::int64_t{y} * p_.w + column + begin * p_.stride_w,
+               end - begin, p_.stride_w, end_);
+      fill_zero(first + end, j_end - end);
+    }
+  }
+
+  const Conv2dShape& p_;
+  const float* group_;  // [C / groups, H, W]
+  const float* end_;    // of the input
+  int* inside_;
+  Run runs_[kTileColumns];
+  int size_ = 0, width_, count_;
+  bool contiguous_;
+};
+
+void blocked(const float* input, const float* packed, const Epilogue& epilogue, float* output,
+             const Scratch& scratch, const Conv2dShape& p, int threads) {
+  const int area = p.out_h() * p.out_w(), filters = p.group_filters();
+  const Panels panels = p.panels();
+  const ColumnTiles tiles(area);
+  const DepthParts parts(panels.depth);
+  const float* input_end = input + p.input_size();
+  // Where there are few tiles, threads share one's filters out; each then writes out its columns.
+  const std::int64_t whole = std::int64_t{p.n} * p.groups * tiles.count;
+  std::int64_t shares = (4 * threads + whole - 1) / whole;
+  if (shares > panels.panels / 8) shares = panels.panels / 8;
+  if (threads == 1 || shares < 1) shares = 1;
+  const std::int64_t cost = std::int64_t{kTileColumns} * filters * panels.depth / shares;
+  parallel_for(whole * shares, cost, threads, [&](std::int64_t begin, std::int64_t end) {
+    const Scratch::Part part(scratch);
+    float* columns = part.data();
+    int* inside =
+        reinterpret_cast<int*>(columns + std::int64_t{kTileDepth} * kTileColumns + 2 * kWide);
+    for (std::int64_t index = begin; index < end; ++index) {
+      const int share = static_cast<int>(index % shares);
+      const int tile = static_cast<int>(index / shares % tiles.count);
+      const std::int64_t group = index / shares / tiles.count;  // of all images
+      const int g = static_cast<int>(group % p.groups);
+      const int first_panel = static_cast<int>(panels.panels * share / shares);
+      const int end_panel = static_cast<int>(panels.panels * (share + 1) / shares);
+      const int first_row = first_panel * panels.rows;
+      const int end_row = end_panel * panels.rows < filters ? end_panel * panels.rows : filters;
+      const int first = tiles.first(tile), count = tiles.first(tile + 1) - first;
+      const Columns x(p, input + group * p.group_channels() * p.h * p.w, input_end, first, count,
+                      inside);
+      const std::int64_t at = (group * filters + first_row) * area + first;
+      const float* a = packed + g * panels.size() + first_panel * panels.panel_size();
+      Epilogue last = epilogue;
+      if (last.bias) last.bias += g * filters + first_row;
+      if (last.residual) last.residual += at;
+      for (int depth = 0; depth < parts.count; ++depth) {
+        const int from = parts.first(depth), to = parts.first(depth + 1);
+        x.write(from, to, columns);
+        multiply_panels(a, panels, from, to - from, columns, x.width(), output + at, area,
+                        depth == 0, depth + 1 == parts.count ? &last : nullptr, end_row - first_row,
+                        count);
+      }
+    }
+  });
+}
+
+// Outputs [first, first + count) of all images' maps of one group, a column each.
+void write_columns(const Conv2dShape& p, const float* input, int g, std::int64_t first, int count,
+                   float* to) {
+  const int out_w = p.out_w(), area = p.out_h() * out_w, channels = p.group_channels();
+  for (int t = 0; t < count; ++t) {
+    const std::int64_t n = (first + t) / area;
+    const int output = static_cast<int>((first + t) % area);
+    const int top = output / out_w * p.stride_h - p.pad_top;
+    const int left = output % out_w * p.stride_w - p.pad_left;
+    const float* image = input + (n * p.c + std::int64_t{g} * channels) * p.h * p.w;
+    for (int c = 0; c < channels; ++c, image += p.h * p.w) {
+      for (int r = 0; r < p.r; ++r) {
+        const int y = top + r * p.dilation_h;
+        for (int s = 0; s < p.s; ++s) {
+          const int x = left + s * p.dilation_w;
+          const bool is_inside = y >= 0 && y < p.h && x >= 0 && x < p.w;
+          *to++ = is_inside ? image[y * p.w + x] : 0.0f;
+        }
+      }
+    }
+  }
+}
+
+template <int T, int B, int R>
+void few_panels(const float* a, const Panels& panels, const float* x, float* output,
+                const Epilogue& epilogue, const Conv2dShape& p, int g, std::int64_t first,
+                int first_row) {
+  float sums[T][B * R];
+  multiply_few<T, B, R>(a, panels.panel_size(), panels.depth, x, panels.depth, sums);
+  const int area = p.out_h() * p.out_w(), filters = p.group_filters();
+  for (int t = 0; t < T; ++t) {
+    const std::int64_t n = (first + t) / area;
+    for (int row = 0; row < B * R && first_row + row < filters; ++row) {
+      const int k = g * filters + first_row + row;
+      const std::int64_t at = (n * p.k + k) * area + (first + t) % area;
+      float value = sums[t][row];
+      if (epilogue.bias) value += epilogue.bias[k];
+      if (epilogue.residual) value += epilogue.residual[at];
+      output[at] = clamp_one(value, epilogue.lowest, epilogue.highest);
+    }
+  }
+}
+
+template <int R>
+void few(const float* input, const float* packed, const Epilogue& epilogue, float* output,
+         const Scratch& scratch, const Conv2dShape& p, int threads) {
+  constexpr int B = 4;
+  const Panels panels = p.panels();
+  const std::int64_t columns = std::int64_t{p.n} * p.out_h() * p.out_w();
+  const std::int64_t blocks = (columns + kFewAtOnce - 1) / kFewAtOnce;
+  const int rows = (panels.panels + B - 1) / B;
+  const std::int64_t cost = std::int64_t{kFewAtOnce} * B * R * panels.depth;
+  parallel_for(p.groups * rows * blocks, cost, threads, [&](std::int64_t begin, std::int64_t end) {
+    const Scratch::Part part(scratch);
+    std::int64_t written = -1;
+    for (std::int64_t index = begin; index < end; ++index) {
+      const int g = static_cast<int>(index / rows / blocks);
+      const std::int64_t first = index / rows % blocks * kFewAtOnce;
+      const int count =
+          static_cast<int>(columns - first < kFewAtOnce ? columns - first : kFewAtOnce);
+      if (index / rows != written) {
+        write_columns(p, input, g, first, count, part.data());
+        written = index / rows;
+      }
+      const int first_panel = static_cast<int>(index % rows) * B;
+      const float* a = packed + g * panels.size() + first_panel * panels.panel_size();
+      const auto run = [&](auto t, auto b, int at, int panel) {
+        few_panels<decltype(t)::value, decltype(b)::value, R>(
+            a + panel * panels.panel_size(), panels, part.data() + std::int64_t{at} * panels.depth,
+            output, epilogue, p, g, first + at, (first_panel + panel) * R);
+      };
+      using One = std::integral_constant<int, 1>;
+      using All = std::integral_constant<int, kFewAtOnce>;
+      using Wide = std::integral_constant<int, B>;
+      const bool whole = panels.panels - first_panel >= B;
+      for (int panel = 0; panel < (whole ? 1 : panels.panels - first_panel); ++panel) {
+        if (count == kFewAtOnce) {
+          whole ? run(All(), Wide(), 0, panel) : run(All(), One(), 0, panel);
+        } else {
+          for (int t = 0; t < count; ++t) {
+            whole ? run(One(), Wide(), t, panel) : run(One(), One(), t, panel);
+          }
+        }
+      }
+    }
+  });
+}
+
+}  // namespace
+
+void conv2d_pack(const float* weight, float* packed, const Conv2dShape& shape, int threads) {
+  if (shape.depthwise()) {
+    for (std::int64_t i = 0; i < shape.weight_size(); ++i) packed[i] = weight[i];
+    return;
+  }
+  const Panels panels = shape.panels();
+  const int filters = shape.group_filters();
+  parallel_for(std::int64_t{shape.groups} * panels.panels, panels.panel_size(), threads,
+               [&](std::int64_t begin, std::int64_t end) {
+                 for (std::int64_t index = begin; index < end; ++index) {
+                   const int first = static_cast<int>(index % panels.panels) * panels.rows;
+                   const std::int64_t k = index / panels.panels * filters + first;
+                   pack_panel(weight + k * panels.depth, panels.depth, 1, filters - first, panels,
+                              packed + index * panels.panel_size());
+                 }
+               });
+}
+
+std::int64_t conv2d_blocked_workspace(const Conv2dShape& shape, int threads) {
+  return Scratch::bytes(threads, scratch_floats(shape));
+}
+
+void conv2d_blocked(const float* input, const float* packed, const float* bias,
+                    const float* residual, float* output, void* workspace, const Conv2dShape& shape,
+                    float lowest, float highest, int threads) {
+  if (shape.n == 0) return;
+  const Epilogue epilogue{bias, residual, lowest, highest};
+  const Scratch scratch(workspace, threads, scratch_floats(shape));
+  if (shape.depthwise()) {
+    depthwise(input, packed, epilogue, output, scratch, shape, threads);
+  } else if (!few_outputs(shape)) {
+    blocked(input, packed, epilogue, output, scratch, shape, threads);
+  } else if (shape.panels().rows == 8) {
+    few<8>(input, packed, epilogue, output, scratch, shape, threads);
+  } else {
+    few<4>(input, packed, epilogue, output, scratch, shape, threads);
+  }
+}
+
+}  // namespace cnn_engine::cpu::CNN_ENGINE_ISA
