@@ -38,7 +38,9 @@ def conv2d(
     bias: Any = None,
     *,
     stride: int | Pair = 1,
-    padding: int | Pair = 0,
+    padding: int | tuple[int, ...] = 0,
+    dilation: int | Pair = 1,
+    groups: int = 1,
     variant: str = "if",
     reduction: bool = False,
     out: Any = None,
@@ -50,55 +52,53 @@ def conv2d(
 
     Args:
         input: [N, C, H, W].
-        weight: [K, C, R, S].
+        weight: [K, C / groups, R, S].
         bias: [K], or None.
-        stride, padding: of rows and columns.
+        stride, dilation: of rows and columns.
+        padding: zeros around the image: one number, rows and columns, or (above, left, below, right).
+        groups: filters and channels are in so many groups that do not see each other.
         variant: ``"if"`` tests the image's bounds in the innermost loop; ``"pad"`` first writes a padded
-            copy of its input and runs branch-free; ``"tiled"`` (CUDA, without ``reduction``) sums in
-            registers over tiles in shared memory.
+            copy of its input and runs branch-free; ``"tiled"`` (CUDA, one group, without ``reduction``)
+            sums in registers over tiles in shared memory; ``"blocked"`` (without ``reduction``) is
+            :func:`conv2d_blocked`.
         reduction: let several lanes share one output's sum.
-        out: [N, K, OH, OW] with OH = (H + 2 * padding - R) // stride + 1.
-        workspace: where ``"pad"`` writes its copy, [N, C, H + 2 * padding, W + 2 * padding].
+        out: [N, K, OH, OW] with OH = (H + above + below - dilation * (R - 1) - 1) // stride + 1.
+        workspace: where ``"pad"`` writes its copy, [N, C, H + above + below, W + left + right].
         threads: CPU threads; None: all.
         stream: see the module.
 
     Returns:
         ``out``.
     """
-    if variant not in CONV2D_VARIANTS:
+    if variant not in (*CONV2D_VARIANTS, "blocked"):
         raise InputError(
-            f"conv2d: variant: expected one of {', '.join(CONV2D_VARIANTS)}, found {variant!r}"
+            f"conv2d: variant: expected one of {', '.join(CONV2D_VARIANTS)}, blocked, found {variant!r}"
         )
-    x = view("conv2d: input", input, ndim=4)
-    w = view("conv2d: weight", weight, ndim=4)
-    if w.shape[1] != x.shape[1]:
-        raise InputError(
-            f"conv2d: weight: expected {x.shape[1]} input channels, found {w.shape[1]} "
-            f"(shape {list(w.shape)})"
-        )
-    strides, paddings = pair("conv2d: stride", stride), pair("conv2d: padding", padding)
-    size = (*x.shape, w.shape[0], *w.shape[2:])
-    shape = _shape("conv2d", _cpu.Conv2dShape, *size, *strides, *paddings)
-    b = None if bias is None else view("conv2d: bias", bias, shape=(w.shape[0],))
+    if variant == "blocked" and not reduction:
+        return conv2d_blocked(
+            input, weight, bias, stride=stride, padding=padding, dilation=dilation, groups=groups,
+            out=out, threads=threads, stream=stream,
+        )  # fmt: skip
+    x, w, b, make = _conv2d_views("conv2d", input, weight, bias, stride, dilation, groups)
+    paddings = _paddings("conv2d: padding", padding)
+    shape = make(x.shape, paddings)
     y = _output("conv2d", out, x, (x.shape[0], w.shape[0], shape.out_h, shape.out_w))
-    if variant == "pad" and paddings != (0, 0):
-        padded = (
-            x.shape[0],
-            x.shape[1],
-            x.shape[2] + 2 * paddings[0],
-            x.shape[3] + 2 * paddings[1],
-        )
+    if variant == "pad" and any(paddings):
+        top, left, bottom, right = paddings
+        padded = (*x.shape[:2], x.shape[2] + top + bottom, x.shape[3] + left + right)
         if workspace is None:
             workspace = arrays.empty_beside(x, padded).array
         pad2d(input, paddings, out=workspace, threads=threads, stream=stream)
         x = view("conv2d: workspace", workspace, shape=padded)
-        size = (*padded, *size[4:])
-        shape = _shape("conv2d", _cpu.Conv2dShape, *size, *strides, 0, 0)
-    if variant == "tiled" and (x.device == CPU or reduction):
-        where = "the CPU" if x.device == CPU else "CUDA with reduction"
-        raise UnsupportedError(
-            f"conv2d: variant tiled: expected CUDA without reduction, found {where}"
+        shape = make(padded, (0, 0, 0, 0))
+    if variant in ("tiled", "blocked") and (x.device == CPU or reduction):
+        where = "CUDA with reduction" if x.device != CPU else "the CPU"
+        wanted = (
+            "no reduction, found one"
+            if variant == "blocked"
+            else f"CUDA without reduction, found {where}"
         )
+        raise UnsupportedError(f"conv2d: variant {variant}: expected {wanted}")
     _refuse_overlap("conv2d", y, x, w, b)
     _call(
         "conv2d", (x, w, b, y), (shape, CONV2D_VARIANTS[variant], bool(reduction)), threads, stream
@@ -106,17 +106,85 @@ def conv2d(
     return y.array
 
 
+def conv2d_blocked(
+    input: Any,
+    weight: Any,
+    bias: Any = None,
+    residual: Any = None,
+    *,
+    stride: int | Pair = 1,
+    padding: int | tuple[int, ...] = 0,
+    dilation: int | Pair = 1,
+    groups: int = 1,
+    lowest: float = -math.inf,
+    highest: float = math.inf,
+    out: Any = None,
+    threads: int | None = None,
+    stream: Any = None,
+) -> Any:
+    """Computes ``min(max(conv2d(...) + residual, lowest), highest)`` as a matrix product in blocks.
+
+    Weights are packed in each call; an engine packs them once.
+
+    Args:
+        residual: as the output, or None.
+        lowest, highest: what the result is clamped to; 0 and infinity: ReLU. NaN stays NaN.
+
+    The rest is as for :func:`conv2d`.
+    """
+    name = "conv2d_blocked"
+    if not lowest <= highest:
+        raise InputError(f"{name}: expected lowest <= highest, found {lowest} and {highest}")
+    x, w, b, make = _conv2d_views(name, input, weight, bias, stride, dilation, groups)
+    shape = make(x.shape, _paddings(f"{name}: padding", padding))
+    y = _output(name, out, x, (x.shape[0], w.shape[0], shape.out_h, shape.out_w))
+    r = None if residual is None else view(f"{name}: residual", residual, shape=y.shape)
+    _refuse_overlap(name, y, x, w, b, r)
+    packed = arrays.empty_beside(x, (shape.packed_size,))
+    _call("conv2d_pack", (w, packed), (shape,), threads, stream)
+    space = _workspace(x, "conv2d_blocked_workspace", shape, threads)
+    _call(name, (x, packed, b, r, y, space), (shape, lowest, highest), threads, stream)
+    return y.array
+
+
+def _conv2d_views(name, input, weight, bias, stride, dilation, groups):
+    """Returns views of the tensors, and what makes a shape from the input's dimensions and paddings."""
+    x = view(f"{name}: input", input, ndim=4)
+    w = view(f"{name}: weight", weight, ndim=4)
+    if isinstance(groups, bool) or not isinstance(groups, int) or groups < 1:
+        raise InputError(f"{name}: groups: expected a whole number from 1, found {groups!r}")
+    if w.shape[0] % groups:
+        raise InputError(f"{name}: weight: expected filters in {groups} groups, found {w.shape[0]}")
+    if w.shape[1] * groups != x.shape[1]:
+        among = "" if groups == 1 else f" of {x.shape[1]} in {groups} groups"
+        raise InputError(
+            f"{name}: weight: expected {x.shape[1] // groups} input channels{among}, "
+            f"found {w.shape[1]} (shape {list(w.shape)})"
+        )
+    strides, dilations = pair(f"{name}: stride", stride), pair(f"{name}: dilation", dilation)
+    b = None if bias is None else view(f"{name}: bias", bias, shape=(w.shape[0],))
+
+    def make(dimensions: tuple[int, ...], paddings: tuple[int, ...]):
+        size = (*dimensions, w.shape[0], *w.shape[2:])
+        return _shape(name, _cpu.Conv2dShape, *size, *strides, *paddings, *dilations, groups)
+
+    return x, w, b, make
+
+
 def pad2d(
     input: Any,
-    padding: int | Pair,
+    padding: int | tuple[int, ...],
     *,
     out: Any = None,
     threads: int | None = None,
     stream: Any = None,
 ) -> Any:
-    """Puts a border of zeros around ``input`` [N, C, H, W]; ``out`` is [N, C, H + 2 PH, W + 2 PW]."""
+    """Puts a border of zeros around ``input`` [N, C, H, W].
+
+    ``padding`` is one number, rows and columns, or (above, left, below, right).
+    """
     x = view("pad2d: input", input, ndim=4)
-    shape = _shape("pad2d", _cpu.Pad2dShape, *x.shape, *pair("pad2d: padding", padding))
+    shape = _shape("pad2d", _cpu.Pad2dShape, *x.shape, *_paddings("pad2d: padding", padding))
     y = _output("pad2d", out, x, (*x.shape[:2], shape.out_h, shape.out_w))
     _refuse_overlap("pad2d", y, x)
     _call("pad2d", (x, y), (shape,), threads, stream)
@@ -158,7 +226,8 @@ def max_pool2d(
     kernel: int | Pair,
     *,
     stride: int | Pair | None = None,
-    padding: int | Pair = 0,
+    padding: int | tuple[int, ...] = 0,
+    dilation: int | Pair = 1,
     out: Any = None,
     threads: int | None = None,
     stream: Any = None,
@@ -171,14 +240,19 @@ def max_pool2d(
         input: [N, C, H, W].
         kernel: rows and columns of the window.
         stride: None: windows side by side.
-        padding: at most half the window; places outside the image do not take part.
-        out: [N, C, OH, OW] with OH = (H + 2 * padding - kernel) // stride + 1.
+        padding: less than the window: one number, rows and columns, or (above, left, below, right); places
+            outside the image do not take part.
+        dilation: rows and columns from one place of a window to the next.
+        out: [N, C, OH, OW] with OH = (H + above + below - dilation * (kernel - 1) - 1) // stride + 1.
     """
     x = view("max_pool2d: input", input, ndim=4)
     kernels = pair("max_pool2d: kernel", kernel)
     strides = kernels if stride is None else pair("max_pool2d: stride", stride)
-    paddings = pair("max_pool2d: padding", padding)
-    shape = _shape("max_pool2d", _cpu.MaxPool2dShape, *x.shape, *kernels, *strides, *paddings)
+    paddings = _paddings("max_pool2d: padding", padding)
+    dilations = pair("max_pool2d: dilation", dilation)
+    shape = _shape(
+        "max_pool2d", _cpu.MaxPool2dShape, *x.shape, *kernels, *strides, *paddings, *dilations
+    )
     y = _output("max_pool2d", out, x, (*x.shape[:2], shape.out_h, shape.out_w))
     _refuse_overlap("max_pool2d", y, x)
     _call("max_pool2d", (x, y), (shape,), threads, stream)
@@ -251,6 +325,21 @@ def _shape(name: str, make: Callable, *numbers: int) -> Any:
         raise InputError(
             f"{name}: expected dimensions and options below 2^31, found {list(numbers)}"
         ) from None
+
+
+def _paddings(name: str, value: int | tuple[int, ...]) -> tuple[int, int, int, int]:
+    """Returns ``value`` as (above, left, below, right)."""
+    if isinstance(value, (tuple, list)) and len(value) == 4:
+        return (*pair(name, value[:2]), *pair(name, value[2:]))
+    rows, columns = pair(name, value)
+    return rows, columns, rows, columns
+
+
+def _workspace(x: View, query: str, shape: Any, threads: int | None) -> View | None:
+    """Returns memory beside ``x``, of as many bytes as the device's ``query`` asks for."""
+    module = _cpu if x.device == CPU else cuda_module.load()
+    nbytes = getattr(module, query)(shape, thread_counts.check(threads, f"{query}: threads"))
+    return arrays.empty_beside(x, (-(-nbytes // 4),)) if nbytes else None
 
 
 def _output(name: str, out: Any, x: View, shape: tuple[int, ...]) -> View:

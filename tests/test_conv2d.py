@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from cnn_engine import InputError, UnsupportedError, _cpu, ops
 from cnn_engine.operators import reference
+from cnn_engine.operators.conv2d import Conv2d
 
 # n, c, h, w, k, r, s, stride, padding: the networks' own layers, and what breaks index arithmetic.
 SHAPES = [
@@ -32,13 +33,38 @@ SHAPES = [
 ]
 
 
+# n, c, h, w, k, r, s, stride, (above, left, below, right), dilation, groups: what else a convolution can be.
+GENERAL = [
+    (2, 4, 9, 11, 6, 3, 3, 1, (1, 2, 0, 3), 1, 1),
+    (1, 3, 12, 10, 5, 3, 2, (2, 3), (0, 1, 2, 0), (2, 3), 1),
+    (3, 6, 8, 7, 9, 3, 3, 1, (1, 1, 1, 1), 1, 3),
+    (2, 8, 10, 10, 8, 3, 3, 2, (0, 0, 1, 1), 1, 8),
+    (2, 5, 7, 20, 10, 5, 3, (1, 2), (2, 1, 2, 1), (1, 2), 5),
+    (1, 1, 1, 50, 3, 1, 5, (1, 2), (0, 4, 0, 0), (1, 2), 1),
+    (1, 12, 1, 1, 20, 1, 1, 1, (0, 0, 0, 0), 1, 2),
+    (3, 40, 1, 1, 33, 1, 1, 1, (0, 0, 0, 0), 1, 1),
+    (5, 6, 3, 2, 10, 3, 3, 1, (1, 1, 1, 1), 1, 2),
+    (0, 4, 6, 6, 4, 3, 3, 1, (1, 1, 1, 1), 1, 4),
+    (1, 64, 14, 14, 72, 3, 3, 1, (1, 1, 1, 1), 1, 1),
+    (2, 300, 7, 7, 70, 1, 1, 1, (0, 0, 0, 0), 1, 1),
+    (1, 32, 15, 17, 48, 1, 1, 2, (0, 0, 0, 0), 1, 1),
+    (1, 3, 33, 35, 64, 7, 7, 2, (3, 3, 3, 3), 1, 1),
+    (2, 130, 6, 6, 3, 3, 3, 1, (1, 1, 1, 1), 1, 1),
+    (1, 128, 12, 12, 128, 3, 3, 1, (1, 1, 1, 1), 1, 32),
+    (1, 96, 28, 30, 96, 5, 5, 2, (2, 2, 2, 2), 1, 96),
+    (1, 2, 70, 90, 2, 3, 3, 1, (4, 4, 4, 4), 4, 2),
+    (1, 3, 4, 6, 2, 2, 2, 5, (3, 4, 5, 6), 3, 1),
+]
+
+
 #: Variants with and without reduction, as far as they have one; `tiled` is CUDA's alone.
 CASES = [("if", False), ("if", True), ("pad", False), ("pad", True), ("tiled", False)]
+CASES += [("blocked", False)]
 ON_CPU = [case for case in CASES if case[0] != "tiled"]
 
 
 def test_cases_are_all_there_are():
-    assert {variant for variant, _ in CASES} == set(ops.CONV2D_VARIANTS)
+    assert {variant for variant, _ in CASES} == {*ops.CONV2D_VARIANTS, "blocked"}
 
 
 def check(device, rng, shape, variant, reduction, bias=True, threads=None) -> None:
@@ -47,30 +73,42 @@ def check(device, rng, shape, variant, reduction, bias=True, threads=None) -> No
         with pytest.raises(UnsupportedError, match="tiled: expected CUDA"):
             ops.conv2d(x, weight, variant=variant)
         return
-    n, c, h, w, k, r, s, stride, padding = shape
+    n, c, h, w, k, r, s, stride, padding, *more = shape
+    dilation, groups = more or (1, 1)
+    record = Conv2d(both(stride), four(padding), both(dilation), groups)
     x = rng.standard_normal((n, c, h, w))
-    weight = rng.standard_normal((k, c, r, s))
+    weight = rng.standard_normal((k, c // groups, r, s))
     b = rng.standard_normal(k) if bias else None
     x32, w32 = x.astype(np.float32), weight.astype(np.float32)
     b32 = None if b is None else b.astype(np.float32)
-    wanted = reference.conv2d(x32, w32, b32, stride, padding)
-    magnitude = reference.conv2d(
-        np.abs(x32), np.abs(w32), None if b is None else np.abs(b32), stride, padding
-    )
+    wanted = record.reference(x32, w32, b32)
+    magnitude = record.reference(np.abs(x32), np.abs(w32), None if b is None else np.abs(b32))
     out, memory = device.guarded(wanted.shape)
-    returned = ops.conv2d(
-        device.put(x32), device.put(w32), None if b is None else device.put(b32),
-        stride=stride, padding=padding, variant=variant, reduction=reduction, out=out, threads=threads,
-    )  # fmt: skip
+    options = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
+    arguments = [device.put(x32), device.put(w32), None if b is None else device.put(b32)]
+    options.update(variant=variant, reduction=reduction, out=out, threads=threads)
+    if variant == "tiled" and groups > 1:
+        with pytest.raises(UnsupportedError, match=f"expected 1 group, found {groups}"):
+            ops.conv2d(*arguments, **options)
+        return
+    returned = ops.conv2d(*arguments, **options)
     assert returned is out
     device.check_guards(memory)
-    bound = tolerances.sum_of_products(c * r * s + 1, magnitude)
+    bound = tolerances.sum_of_products(c // groups * r * s + 1, magnitude)
     parameters = {"shape": shape, "variant": variant, "reduction": reduction, "bias": bias}
     tolerances.assert_close(device.get(out), wanted, bound, **parameters)
 
 
+def both(value):
+    return value if isinstance(value, tuple) else (value, value)
+
+
+def four(padding):
+    return padding if isinstance(padding, tuple) and len(padding) == 4 else both(padding) * 2
+
+
 @pytest.mark.parametrize(("variant", "reduction"), CASES)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("shape", SHAPES + GENERAL, ids=str)
 def test_against_reference(device, rng, shape, variant, reduction):
     check(device, rng, shape, variant, reduction)
     check(device, rng, shape, variant, reduction, bias=False)
@@ -80,14 +118,16 @@ def test_against_reference(device, rng, shape, variant, reduction):
 @given(
     n=st.integers(0, 3), c=st.integers(1, 5), h=st.integers(1, 14), w=st.integers(1, 14),
     k=st.integers(1, 6), r=st.integers(1, 7), s=st.integers(1, 7), stride=st.integers(1, 3),
-    padding=st.integers(0, 3), seed=st.integers(0, 2**32 - 1),
+    padding=st.tuples(*[st.integers(0, 3)] * 4), dilation=st.integers(1, 3), groups=st.integers(1, 3),
+    seed=st.integers(0, 2**32 - 1),
 )  # fmt: skip
-def test_random_shapes(n, c, h, w, k, r, s, stride, padding, seed):
+def test_random_shapes(n, c, h, w, k, r, s, stride, padding, dilation, groups, seed):
     from conftest import Device
 
-    shape = (n, c, h, w, k, r, s, stride, padding)
+    shape = (n, c * groups, h, w, k * groups, r, s, stride, padding, dilation, groups)
     for variant, reduction in ON_CPU:
-        if h + 2 * padding < r or w + 2 * padding < s:
+        rows, columns = h + padding[0] + padding[2], w + padding[1] + padding[3]
+        if rows < dilation * (r - 1) + 1 or columns < dilation * (s - 1) + 1:
             with pytest.raises(InputError, match="less the kernel"):
                 check_refused(shape, variant, reduction)
         else:
@@ -95,9 +135,12 @@ def test_random_shapes(n, c, h, w, k, r, s, stride, padding, seed):
 
 
 def check_refused(shape, variant, reduction):
-    n, c, h, w, k, r, s, stride, padding = shape
-    x, weight = np.zeros((n, c, h, w), np.float32), np.zeros((k, c, r, s), np.float32)
-    ops.conv2d(x, weight, stride=stride, padding=padding, variant=variant, reduction=reduction)
+    n, c, h, w, k, r, s, stride, padding, dilation, groups = shape
+    x, weight = np.zeros((n, c, h, w), np.float32), np.zeros((k, c // groups, r, s), np.float32)
+    ops.conv2d(
+        x, weight, stride=stride, padding=padding, dilation=dilation, groups=groups,
+        variant=variant, reduction=reduction,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 7])
@@ -109,6 +152,57 @@ def test_threads_do_not_change_the_result(rng, threads):
         one = ops.conv2d(x, weight, threads=1, **options)
         many = ops.conv2d(x, weight, threads=threads, **options)
         np.testing.assert_array_equal(one, many)
+
+
+def test_blocks_do_not_depend_on_threads(rng):
+    """Where threads share out one tile's filters, where outputs are few, and with one channel a group."""
+    for shape in (
+        (1, 70, 9, 9, 200, 3, 3, 1),
+        (4, 90, 1, 1, 150, 1, 1, 1),
+        (2, 24, 40, 30, 24, 3, 3, 24),
+    ):
+        n, c, h, w, k, r, s, groups = shape
+        x = rng.standard_normal((n, c, h, w)).astype(np.float32)
+        weight = rng.standard_normal((k, c // groups, r, s)).astype(np.float32)
+        options = {"padding": r // 2, "groups": groups}
+        one = ops.conv2d_blocked(x, weight, threads=1, **options)
+        for threads in (2, 5, 16):
+            many = ops.conv2d_blocked(x, weight, threads=threads, **options)
+            np.testing.assert_array_equal(one, many)
+
+
+@pytest.mark.parametrize("shape", [shape for shape in GENERAL if shape[0]], ids=str)
+def test_blocks_with_what_follows(device, rng, shape):
+    n, c, h, w, k, r, s, stride, padding, dilation, groups = shape
+    record = Conv2d(both(stride), padding, both(dilation), groups)
+    x = rng.standard_normal((n, c, h, w)).astype(np.float32)
+    weight = rng.standard_normal((k, c // groups, r, s)).astype(np.float32)
+    bias = rng.standard_normal(k).astype(np.float32)
+    residual = rng.standard_normal(record.reference(x, weight).shape).astype(np.float32)
+    magnitude = record.reference(*map(np.abs, (x, weight, bias, residual)))
+    bound = tolerances.sum_of_products(c // groups * r * s + 2, magnitude)
+    wanted = record.reference(x, weight, bias, residual)
+    arguments = [device.put(array) for array in (x, weight, bias, residual)]
+    options = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
+    for lowest, highest in ((-np.inf, np.inf), (0.0, np.inf), (-0.5, 1.0)):
+        out, memory = device.guarded(wanted.shape)
+        ops.conv2d_blocked(*arguments, **options, lowest=lowest, highest=highest, out=out)
+        device.check_guards(memory)
+        clamped = np.clip(wanted, lowest, highest)
+        tolerances.assert_close(device.get(out), clamped, bound, shape=shape, lowest=lowest)
+
+
+@pytest.mark.parametrize("isa", _cpu.instruction_sets())
+def test_blocks_on_every_instruction_set(rng, isa):
+    from conftest import Device
+
+    selected = _cpu.selected_instruction_set()
+    _cpu.select_instruction_set(isa)
+    try:
+        for shape in GENERAL:
+            check(Device("cpu"), rng, shape, "blocked", False)
+    finally:
+        _cpu.select_instruction_set(selected)
 
 
 @pytest.mark.parametrize(("variant", "reduction"), ON_CPU)
@@ -161,6 +255,11 @@ def image(*shape):
         (([[1.0]], image(4, 3, 3, 3)), {}, r"expected a NumPy array .* found list"),
         ((image(1, 3, 0, 8), image(4, 3, 3, 3)), {"padding": 2}, r"height: expected 1 to"),
         ((image(1, 1, 8, 8), image(1, 1, 3, 3)), {"padding": 50000}, r"elements an image"),
+        ((image(1, 4, 8, 8), image(4, 4, 3, 3)), {"groups": 2}, r"2 input channels of 4 in 2 groups"),
+        ((image(1, 4, 8, 8), image(3, 2, 3, 3)), {"groups": 2}, r"expected filters in 2 groups, found 3"),
+        ((image(1, 4, 8, 8), image(4, 4, 3, 3)), {"groups": 0}, r"groups: expected a whole number from 1"),
+        ((image(1, 3, 8, 8), image(4, 3, 3, 3)), {"dilation": 0}, r"dilation height: expected 1 to"),
+        ((image(1, 3, 8, 8), image(4, 3, 3, 3)), {"dilation": 4}, r"padded height less the kernel"),
     ],
 )  # fmt: skip
 def test_errors(arguments, options, message):

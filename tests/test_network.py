@@ -32,7 +32,7 @@ def test_cifar10_is_the_thesis_network():
         ((Relu("a"), Softmax("a")), "expected unique layer names, found 'a' twice"),
         ((Conv2d("big", 4, kernel=40),), "layer big: padded height less the kernel"),
         ((Linear("fc", 10), Conv2d("conv", 4, kernel=1)), "conv: expected an input of channels"),
-        ((MaxPool2d("pool", kernel=2, padding=2),), "layer pool: half the window height"),
+        ((MaxPool2d("pool", kernel=2, padding=2),), "layer pool: window height less the padding"),
         ((Conv2d("none", 0, kernel=1),), "layer none: filters: expected 1 to"),
     ],
 )

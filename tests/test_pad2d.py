@@ -11,12 +11,16 @@ from cnn_engine.operators import reference
     ("shape", "padding"),
     [
         ((2, 3, 32, 32), 2), ((1, 1, 1, 1), 3), ((0, 2, 3, 3), 1), ((3, 2, 5, 7), 0),
-        ((2, 3, 4, 5), (1, 0)), ((2, 3, 4, 5), (0, 2)), ((1, 33, 9, 2), (3, 1)),
+        ((2, 3, 4, 5), (1, 0, 2, 3)), ((2, 3, 4, 5), (1, 0)), ((2, 3, 4, 5), (0, 2)), ((1, 33, 9, 2), (3, 1)),
     ],
 )  # fmt: skip
 def test_against_reference(device, rng, shape, padding):
     x = rng.standard_normal(shape).astype(np.float32)
-    wanted = reference.pad2d(x, padding)
+    if isinstance(padding, tuple) and len(padding) == 4:
+        top, left, bottom, right = padding
+        wanted = np.pad(x, ((0, 0), (0, 0), (top, bottom), (left, right)))
+    else:
+        wanted = reference.pad2d(x, padding)
     out, memory = device.guarded(wanted.shape)
     assert ops.pad2d(device.put(x), padding, out=out) is out
     device.check_guards(memory)

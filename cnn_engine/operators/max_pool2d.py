@@ -63,7 +63,7 @@ class MaxPool2d(Operator):
     def _windows(self, x: np.ndarray) -> np.ndarray:
         """Returns [N, C, places..., taps]."""
         view = windows(x, self.kernel, self.stride, self.dilation)
-        return view.reshape(*view.shape[: 2 + self.rank], -1)
+        return view.reshape(*view.shape[: 2 + self.rank], math.prod(self.kernel))
 
 
 @dataclass(frozen=True)
