@@ -11,6 +11,7 @@ from . import interrupts  # noqa: F401 - first: from here on, Ctrl-C ends our co
 # isort: split
 from .errors import CnnEngineError, DeviceError, InputError, UnsupportedError
 from .graph.network import Conv2d, Linear, MaxPool2d, Network, Relu, Softmax, Tanh
+from .graph.onnx import load
 from .workload import Dataset, Workload, register
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ __all__ = [
     "Tanh",
     "UnsupportedError",
     "Workload",
+    "load",
     "ops",
     "register",
 ]

@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from ..errors import InputError
-from .operator import Operator, axis_in, float64, need
+from .operator import Operator, axis_in, need
 
 
 def _places(indices: np.ndarray, size: int) -> np.ndarray:
@@ -47,7 +47,7 @@ class Gather(Operator):
         return (((*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :]), x.dtype),)
 
     def reference(self, x, indices):
-        return np.take(float64(x), _places(indices, x.shape[self.axis]), axis=self.axis)
+        return np.take(np.asarray(x), _places(indices, x.shape[self.axis]), axis=self.axis)
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class GatherElements(Operator):
         return ((indices.shape, x.dtype),)
 
     def reference(self, x, indices):
-        return float64(x)[_element_places(x.shape, indices, self.axis)]
+        return np.asarray(x)[_element_places(x.shape, indices, self.axis)]
 
 
 def _element_places(shape, indices: np.ndarray, axis: int) -> tuple[np.ndarray, ...]:
@@ -111,8 +111,8 @@ class ScatterElements(Operator):
         return ((x.shape, x.dtype),)
 
     def reference(self, x, indices, updates):
-        y = float64(x).copy()
-        _write(y, _element_places(x.shape, indices, self.axis), float64(updates), self.reduction)
+        y = np.array(x)
+        _write(y, _element_places(x.shape, indices, self.axis), np.asarray(updates), self.reduction)
         return y
 
 
@@ -161,7 +161,7 @@ class GatherND(Operator):
         ]
         for column in range(indices.shape[-1]):
             places.append(_places(indices[..., column], x.shape[shared + column]))
-        return float64(x)[tuple(places)]
+        return np.asarray(x)[tuple(places)]
 
 
 @dataclass(frozen=True)
@@ -187,11 +187,11 @@ class ScatterND(Operator):
         return ((x.shape, x.dtype),)
 
     def reference(self, x, indices, updates):
-        y = float64(x).copy()
+        y = np.array(x)
         places = tuple(
             _places(indices[..., column], x.shape[column]) for column in range(indices.shape[-1])
         )
-        _write(y, places, float64(updates), self.reduction)
+        _write(y, places, np.asarray(updates), self.reduction)
         return y
 
 
@@ -223,5 +223,5 @@ class OneHot(Operator):
         axis = axis_in(self.axis, indices.ndim + 1)
         places = np.expand_dims(np.where(indices < 0, indices + self.depth, indices), axis)
         counts = np.arange(self.depth).reshape([-1 if i == axis else 1 for i in range(places.ndim)])
-        off, on = float64(values)
+        off, on = values
         return np.where(places == counts, on, off)

@@ -81,6 +81,7 @@ class Operator:
     def reference(self, *arrays: np.ndarray | None) -> np.ndarray | tuple[np.ndarray, ...]:
         """Computes the outputs in NumPy: floats in float64, integers and booleans exactly.
 
+        Operators that only move elements keep the type that they are given.
         One output is returned as an array, several as a tuple. Inputs fit (:meth:`infer` has passed).
         """
         raise NotImplementedError

@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from ..errors import InputError
-from .operator import Operator, float64, need
+from .operator import Operator, need
 
 _MODES = {"constant": "constant", "edge": "edge", "reflect": "reflect", "wrap": "wrap"}
 
@@ -62,7 +62,7 @@ class Pad(Operator):
         return np.pad(kept, width, mode=_MODES[self.mode])
 
     def reference(self, x):
-        x = float64(x)
+        x = np.asarray(x)
         outside = np.zeros((1,) * x.ndim, bool)
         for axis, size in enumerate(x.shape):
             places = self.places(size, axis)

@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 
 from ..errors import InputError
-from .operator import Operator, Shape, axis_in, broadcast, float64, need, same_dtype
+from .operator import Operator, Shape, axis_in, broadcast, need, same_dtype
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Reshape(Operator):
         return ((self.resolved(inputs[0].shape), inputs[0].dtype),)
 
     def reference(self, x):
-        return float64(x).reshape(self.resolved(x.shape))
+        return np.asarray(x).reshape(self.resolved(x.shape))
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Transpose(Operator):
         return ((tuple(shape[axis] for axis in self.perm), inputs[0].dtype),)
 
     def reference(self, x):
-        return float64(x).transpose(self.perm)
+        return np.asarray(x).transpose(self.perm)
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class Expand(Operator):
         return ((broadcast(inputs[0].shape, self.shape), inputs[0].dtype),)
 
     def reference(self, x):
-        return np.broadcast_to(float64(x), broadcast(x.shape, self.shape))
+        return np.broadcast_to(np.asarray(x), broadcast(x.shape, self.shape))
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ class Tile(Operator):
         return ((sizes, inputs[0].dtype),)
 
     def reference(self, x):
-        return np.tile(float64(x), self.repeats)
+        return np.tile(np.asarray(x), self.repeats)
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,7 @@ class Concat(Operator):
         return (((*first[:axis], size, *first[axis + 1 :]), same_dtype(inputs)),)
 
     def reference(self, *arrays):
-        return np.concatenate([float64(array) for array in arrays], axis=self.axis)
+        return np.concatenate(arrays, axis=self.axis)
 
 
 @dataclass(frozen=True)
@@ -189,7 +189,7 @@ class Split(Operator):
 
     def reference(self, x):
         ends = np.cumsum(self.sizes)[:-1]
-        pieces = tuple(np.split(float64(x), ends, axis=self.axis))
+        pieces = tuple(np.split(np.asarray(x), ends, axis=self.axis))
         return pieces if len(pieces) > 1 else pieces[0]
 
 
@@ -243,7 +243,7 @@ class Slice(Operator):
         return ((tuple(len(places) for places in taken), inputs[0].dtype),)
 
     def reference(self, x):
-        x = float64(x)
+        x = np.asarray(x)
         for axis, places in enumerate(self.ranges(x.shape)):
             x = np.take(x, np.asarray(places, np.int64), axis=axis)
         return x
@@ -283,7 +283,7 @@ class DepthToSpace(Operator):
         n, c, h, w = x.shape
         b = self.block
         split = (b, b, c // b**2) if self.mode == "DCR" else (c // b**2, b, b)
-        blocks = float64(x).reshape(n, *split, h, w).transpose(self.perm)
+        blocks = np.asarray(x).reshape(n, *split, h, w).transpose(self.perm)
         return blocks.reshape(n, c // b**2, h * b, w * b)
 
 
@@ -313,5 +313,5 @@ class SpaceToDepth(Operator):
     def reference(self, x):
         n, c, h, w = x.shape
         b = self.block
-        blocks = float64(x).reshape(n, c, h // b, b, w // b, b).transpose(0, 3, 5, 1, 2, 4)
+        blocks = np.asarray(x).reshape(n, c, h // b, b, w // b, b).transpose(0, 3, 5, 1, 2, 4)
         return blocks.reshape(n, c * b**2, h // b, w // b)

@@ -219,7 +219,7 @@ class _Reader:
                 raise InputError(f"{self.source}: output {name!r}: no node makes it")
         if not outputs:
             raise InputError(f"{self.source}: expected at least one output, found none")
-        title = self.protos.name or Path(self.source).stem
+        title = Path(self.source).stem if self.folder else self.source
         return build(importer, title, inputs, outputs, batched=batched, rebuild=self.graph)
 
     def _declare(self, proto, importer: Importer) -> None:

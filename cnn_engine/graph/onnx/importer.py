@@ -14,7 +14,7 @@ from ..graph import Graph, Node, Note
 from . import model as protobuf
 from .call import RECORDS, Call
 from .converters import CONVERTERS
-from .refusal import FOLD_BYTES, Refusal, UnsupportedNode, UnsupportedNodesError
+from .refusal import ALL_FILL_BYTES, FOLD_BYTES, Refusal, UnsupportedNode, UnsupportedNodesError
 
 #: How many multiply-adds or moves folding one node may take.
 FOLD_WORK = 2**32
@@ -177,7 +177,7 @@ class Importer:
         return outputs[0]
 
     def _worth_folding(self, op: Operator, values, made: Sequence[Value]) -> bool:
-        read = sum(value.nbytes for value in values if value is not None)
+        read = sum(_held(self.constants[v.name]) for v in values if v is not None)
         written = sum(value.nbytes for value in made)
         if written > max(FOLD_BYTES, 2 * read):
             return False
@@ -287,6 +287,11 @@ def _with_attributes(onnx, node, given: Mapping[str, object]):
     return made
 
 
+def _held(array: np.ndarray) -> int:
+    """Returns the bytes of memory behind ``array``: less than it has where one number stands for many."""
+    return array.itemsize if array.size and not any(array.strides) else array.nbytes
+
+
 def prune(nodes: Sequence[Node], outputs: Sequence[str]) -> tuple[Node, ...]:
     """Returns the nodes that the outputs depend on."""
     needed = set(outputs)
@@ -310,11 +315,15 @@ def build(
         raise UnsupportedNodesError(importer.source, importer.problems)
     nodes = prune(importer.nodes, outputs)
     used = {name for node in nodes for name in node.inputs} | set(outputs)
-    constants = {
-        name: np.ascontiguousarray(array).reshape(array.shape)
-        for name, array in importer.constants.items()
-        if name in used
-    }
+    constants = {name: array for name, array in importer.constants.items() if name in used}
+    filled = sum(array.nbytes for array in constants.values() if _held(array) < array.nbytes)
+    if filled > ALL_FILL_BYTES:
+        raise InputError(
+            f"{importer.source}: expected up to {ALL_FILL_BYTES} bytes of constants that hold one number, "
+            f"found {filled}"
+        )
+    for key, array in constants.items():
+        constants[key] = np.ascontiguousarray(array).reshape(array.shape)
     for key, array in constants.items():
         if array.dtype.kind == "f" and array.size and np.isnan(array.min()):
             place = [int(i) for i in np.argwhere(np.isnan(array))[0]]

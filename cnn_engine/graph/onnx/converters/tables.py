@@ -12,16 +12,14 @@ from ....operators.operator import axis_in
 from ....operators.order import CumSum, TopK, Trilu
 from ....operators.shaping import Reshape
 from .. import model as protobuf
-from ..refusal import FOLD_BYTES, Refusal
+from ..refusal import FILL_BYTES, FOLD_BYTES, Refusal
 from . import converts
 
 
-def _bounded(shape) -> tuple[int, ...]:
+def _bounded(shape, itemsize: int, most: int = FOLD_BYTES) -> tuple[int, ...]:
     shape = tuple(int(size) for size in shape)
-    if min(shape, default=0) < 0 or math.prod(shape) > FOLD_BYTES // 4 or len(shape) > 32:
-        raise InputError(
-            f"expected a constant of up to {FOLD_BYTES // 4} elements, found {list(shape)[:33]}"
-        )
+    if min(shape, default=0) < 0 or math.prod(shape) * itemsize > most or len(shape) > 32:
+        raise InputError(f"expected a constant of up to {most} bytes, found {list(shape)[:33]}")
     return shape
 
 
@@ -44,11 +42,12 @@ def constant(call) -> None:
 
 @converts("ConstantOfShape")
 def constant_of_shape(call) -> None:
-    shape = _bounded(call.constant_integers(0, "shape") or ())
     value = call.attribute("value", np.zeros(1, np.float32))
     if not isinstance(value, np.ndarray) or value.size != 1:
         raise InputError("value: expected a tensor of one element")
-    call.set_constant(np.full(shape, value.reshape(-1)[0], value.dtype), output=0)
+    shape = call.constant_integers(0, "shape") or ()
+    shape = _bounded(shape, value.dtype.itemsize, FILL_BYTES)
+    call.set_constant(np.broadcast_to(value.reshape(()), shape), output=0)  # takes no memory yet
 
 
 @converts("Shape")
@@ -73,7 +72,7 @@ def range_of(call) -> None:
     count = (float(limit) - float(start)) / float(step) if step else math.nan
     if not math.isfinite(count):
         raise InputError(f"expected a range that ends, found {start} to {limit} by {step}")
-    (size,) = _bounded((max(0, math.ceil(count)),))
+    (size,) = _bounded((max(0, math.ceil(count)),), 8)
     call.set_constant((start + np.arange(size) * step).astype(start.dtype), output=0)
 
 
@@ -87,7 +86,7 @@ def eye_like(call) -> None:
         raise Refusal("dtype", str(error)) from None
     if len(x.shape) != 2:
         raise InputError(f"expected 2 dimensions, found {list(x.shape)}")
-    rows, columns = _bounded(x.shape)
+    rows, columns = _bounded(x.shape, 8)
     k = call.number("k", 0)
     call.refuse_others()
     call.set_constant(
