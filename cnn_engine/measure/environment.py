@@ -6,6 +6,7 @@ import os
 import platform
 import sys
 from contextlib import suppress
+from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,11 @@ from ..devices.cpu import CpuDevice
 from ..errors import UnsupportedError
 
 SYSTEM = Path("/sys")
+
+
+def now() -> str:
+    """Returns the date and time in UTC as ISO 8601 has them, to the second: ``2026-01-31T12:00:00Z``."""
+    return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def package_version(name: str) -> str | None:

@@ -14,7 +14,7 @@ import numpy as np
 from ..devices import arrays
 from ..errors import InputError, expected
 from ..workload import Dataset
-from . import environment, timing
+from . import environment, step_times, timing
 from .result import Accuracy, Latency, Result
 
 if TYPE_CHECKING:
@@ -69,6 +69,7 @@ def profile(
     progress: Any,
 ) -> Result:
     """Returns the result of ``engine`` on ``images``; see :meth:`cnn_engine.Engine.profile`."""
+    started, begin = environment.now(), perf_counter()
     dataset = {"name": "array", "source": "given as arrays"}
     notes = []
     if isinstance(images, Dataset):
@@ -95,6 +96,7 @@ def profile(
 
     result = Result(
         command=shlex.join(sys.orig_argv),
+        started=started,
         environment=environment.describe(engine.device),
         network=engine.network.name,
         weights=engine.weights_source,
@@ -115,6 +117,7 @@ def profile(
     if settings.check:
         result.check = engine.check(found.array[:CHECK_IMAGES])
         if not result.check.passed:
+            result.duration_s = perf_counter() - begin
             return result
     if count:
         _time(result, engine, found, rows, settings, progress)
@@ -127,6 +130,7 @@ def profile(
         engine.phases.accuracy_s = perf_counter() - start
     if engine.workload is not None and engine.workload.report_lines is not None:
         result.extra_lines = engine.workload.report_lines(result)
+    result.duration_s = perf_counter() - begin
     return result
 
 
@@ -156,11 +160,13 @@ def _time(
         samples = [seconds * 1e3 for seconds in passes.full_s]
         result.latency = Latency(samples, tuple(float(p) for p in settings.percentiles))
     if not passes.interrupted:
-        progress.start("layers", len(images))
-        steps = timing.time_layers(engine, images, probabilities, batch, progress.advance)
+        progress.start("layers", step_times.LAYER_SAMPLES * batch)
+        steps = step_times.time_layers(engine, images, probabilities, batch, progress.advance)
+        result.notes += steps.notes
         if steps.hidden is not None:
             result.notes.append(steps.hidden.describe())
         result.layers, result.copies = steps.layers, steps.copies
+        result.whole_pass = steps.whole_pass
         result.timed_pass = steps.timed_pass if steps.timed_pass.calls else None
         result.timeline, result.timeline_total = steps.timeline, steps.timeline_total
         result.interrupted = steps.interrupted

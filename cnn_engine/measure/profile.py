@@ -20,7 +20,7 @@ from .profile_tables import PROFILED, SET_NAME, Cost, Profile, copy_name
 from .records import activity
 from .records.activity_records import Trace
 from .result import Result, TimelineEvent
-from .timing import TIMELINE_EVENTS
+from .step_times import TIMELINE_EVENTS
 
 if TYPE_CHECKING:
     from ..engine.engine import Engine
@@ -128,11 +128,7 @@ def cost(plain_s: list[float], profiled_s: list[float], result: Result) -> Cost 
 
 
 def _without_records(result: Result, top: float, notes: list[str]) -> Profile:
-    whole = result.timed_pass
-    return profile_tables.from_steps(
-        result.layers, result.copies, top=top, passes=whole.calls if whole else 0,
-        images=result.dataset["images"], wall_s=whole.host_s if whole else None, notes=notes,
-    )  # fmt: skip
+    return profile_tables.from_steps(result, top=top, notes=notes)
 
 
 @dataclass

@@ -14,7 +14,7 @@ from .records.activity_records import Copy, Kernel, Trace, covered_s
 
 if TYPE_CHECKING:
     from ..engine.plan import Step
-    from .result import CopyTime, LayerTime
+    from .result import CopyTime, LayerTime, Result
 
 RECORDS, EVENTS, HOST_CLOCK = "activity records", "events", "host clock"
 
@@ -280,43 +280,37 @@ def from_trace(
     return profile
 
 
-def from_steps(
-    layers: Iterable[LayerTime],
-    copies: Iterable[CopyTime],
-    *,
-    top: float,
-    passes: int,
-    images: int,
-    wall_s: float | None,
-    notes: Sequence[str],
-) -> Profile:
-    """Returns what tables can be made of timed layers and copies, without activity records.
+def from_steps(result: Result, *, top: float, notes: Sequence[str]) -> Profile:
+    """Returns what tables can be made of the timed layers and copies of ``result``, without records.
 
-    ``min_s`` and ``max_s`` are of calls on a full batch, which are all that is kept; they are None where a
-    pass has several calls, whose samples are sums.
+    All columns are of the same calls: those of the sampled passes of a full batch. ``min_s`` and ``max_s``
+    are None where a pass has several calls of one name, whose samples are sums.
     """
+    whole = result.whole_pass
+    calls_of_all = whole.calls if whole is not None else 0
 
-    def single(step: LayerTime | CopyTime) -> list[float]:
-        return step.samples_s if step.calls == passes else []
+    def row(name: str, kind: str, step: LayerTime | CopyTime) -> Row:
+        each = -(-step.calls // calls_of_all) if calls_of_all else 1  # calls a pass
+        samples = step.samples_s
+        single = samples if each == 1 else []
+        return _row(name, kind, each * len(samples), sum(samples), single)
 
-    layers, copies = list(layers), list(copies)
-    on_gpu = [layer for layer in layers if layer.device_s is not None]
-    source = EVENTS if on_gpu or copies else HOST_CLOCK
+    on_gpu = [layer for layer in result.layers if layer.device_s is not None]
+    source = whole.source if whole is not None else HOST_CLOCK
+    passes = max((len(layer.samples_s) for layer in result.layers), default=0)
+    images = passes * result.batch
+    wall_s = whole.sampled_s if whole is not None else None
     found = Profile(source, top, passes, images, wall_s, notes=list(notes))
-    gpu = [
-        _row(layer.name, layer.kind, layer.calls, layer.seconds, single(layer)) for layer in on_gpu
-    ]
-    for copy in copies:
-        name, size, total_s = f"{copy.what} {copy.direction}", copy.bytes, copy.seconds
-        row = _row(name, "copy", copy.calls, total_s, single(copy))
-        times = total_s, row.average_s, row.min_s, row.max_s, _rate(size, total_s)
-        found.copies.append(CopyRow(copy.what, copy.direction, "-", copy.calls, size, *times))
-        gpu.append(row)
-    on_cpu = [layer for layer in layers if layer.device_s is None]
+    gpu = [row(layer.name, layer.kind, layer) for layer in on_gpu]
+    for copy in result.copies:
+        of = row(f"{copy.what} {copy.direction}", "copy", copy)
+        size = copy.bytes // max(copy.calls, 1) * of.calls
+        times = of.total_s, of.average_s, of.min_s, of.max_s, _rate(size, of.total_s)
+        found.copies.append(CopyRow(copy.what, copy.direction, "-", of.calls, size, *times))
+        gpu.append(of)
+    on_cpu = [layer for layer in result.layers if layer.device_s is None]
     found.gpu = _shared(gpu)
-    found.cpu = _shared(
-        [_row(layer.name, layer.kind, layer.calls, layer.host_s, single(layer)) for layer in on_cpu]
-    )
+    found.cpu = _shared([row(layer.name, layer.kind, layer) for layer in on_cpu])
     found.cpu_s = sum(row.total_s for row in found.cpu)
     return found
 

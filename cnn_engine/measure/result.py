@@ -31,18 +31,38 @@ def thinned(samples: Sequence[float]) -> list[float]:
 
 
 @dataclass
+class LayerPart:
+    """What a part of a fused network took, inside its one kernel or call.
+
+    Attributes:
+        name: its layers' names, joined by ``+``; ``kind``: their kinds, likewise, each once.
+        layers: the names one by one.
+        seconds: its share of the fused step's; those of all parts add up to the step.
+        share: of the fused step.
+        flops: of all calls.
+    """
+
+    name: str
+    kind: str
+    layers: list[str]
+    seconds: float
+    share: float
+    flops: int = 0
+
+
+@dataclass
 class LayerTime:
-    """The time of one layer, summed over ``calls`` calls.
+    """The time of one layer, over ``calls`` calls: what a usual call took, times the calls.
 
     Attributes:
         name, kind: such as ``conv1``, ``conv``. The padded copy of the variant ``pad`` is a layer of its
             own, of kind ``pad``.
         place: ``cpu`` or ``cuda``: where it ran.
         host_s: seconds that the call took on the host: all of the work on the CPU, the launch on CUDA.
-        device_s: seconds between the events around the kernel on its stream; None on the CPU.
+        device_s: seconds that its kernels ran on the device; None on the CPU.
         flops, bytes: of all calls; multiply-adds count two, bytes count each tensor once.
-        samples_s: ``seconds`` of each pass over a full batch, in order; after them, those of further passes
-            that were made for samples alone, which nothing else counts.
+        samples_s: ``seconds`` of each sampled pass over a full batch, in order.
+        inside: of a fused network, the parts of its one step; else empty.
     """
 
     name: str
@@ -54,6 +74,7 @@ class LayerTime:
     flops: int = 0
     bytes: int = 0
     samples_s: list[float] = field(default_factory=list, repr=False)
+    inside: list[LayerPart] = field(default_factory=list)
 
     @property
     def seconds(self) -> float:
@@ -63,12 +84,14 @@ class LayerTime:
 
 @dataclass
 class CopyTime:
-    """The time of copies of one thing in one direction, summed over ``calls`` calls.
+    """The time of copies of one thing in one direction, over ``calls`` calls.
 
     Attributes:
         what: such as ``images``, ``conv1 input``, ``weights``.
-        direction: ``h2d`` or ``d2h``.
-        seconds: between the events around the copy on its stream; on the CPU, of the call.
+        direction: ``h2d`` or ``d2h``; ``h2h`` for staging on the CPU.
+        seconds: that the device copied; on the CPU, of the call.
+        pageable: whether the host's memory is not page-locked, so that the driver stages it (which is no
+            part of ``seconds``); None where that is not known.
         samples_s: as :class:`LayerTime` has them.
     """
 
@@ -78,21 +101,77 @@ class CopyTime:
     bytes: int = 0
     seconds: float = 0.0
     samples_s: list[float] = field(default_factory=list, repr=False)
+    pageable: bool | None = None
 
 
 @dataclass
 class TimedPass:
-    """The passes of the run that times layers, from outside: no sum of layers and copies exceeds them.
+    """The passes of the run that looks into them, from outside, over all images once.
 
     Attributes:
         calls: passes.
-        host_s: seconds of the monotonic clock, events and the delays before kernels included.
-        device_s: seconds from the first event of each pass to its last; None without a device.
+        host_s: seconds of the monotonic clock, with a reading after each step.
+        device_s: seconds from the beginning of the first step on the device to the end of the last, in the
+            passes that measure these; None without a device.
     """
 
     calls: int = 0
     host_s: float = 0.0
     device_s: float | None = None
+
+
+@dataclass
+class Between:
+    """What lies between the steps of a pass.
+
+    Attributes:
+        name: ``launch``: in calls that queue work, while the device had none; ``staging``: likewise in copies
+            of pageable memory, which the driver moves through page-locked memory of its own; ``waiting``:
+            likewise in waits for the device; ``host``: before the first step and after the last; ``overlap``:
+            below zero, what is counted twice where steps run at the same time on purpose.
+        seconds: of all passes.
+    """
+
+    name: str
+    seconds: float
+
+
+@dataclass
+class WholePass:
+    """The pass that layers and copies are shown beside, and what lies between these.
+
+    Passes of three kinds take turns: plain ones, ones with a reading of the host's clock after each step, and
+    ones that measure the work on the device. Seconds are of all passes over all images once, each as long as
+    a usual one.
+
+    Attributes:
+        calls: passes over all images once.
+        wall_s: of the plain passes: the median times the calls.
+        steps_s: the sum of layers, copies and ``between``.
+        between: what lies between the steps.
+        source: where times of the device come from: ``activity records`` or ``events``; on a CPU ``host
+            clock``, which times the layers.
+        median_s, clocked_s, metered_s, inside_s: medians of one pass of the largest batch: plain, with the
+            clock read after each step, under ``source``, and with the parts of a fused network counted; None
+            where there is none.
+        samples, metered_samples: how many passes of the first two kinds each, and of the third.
+        sampled_s: of the passes that the ``samples_s`` of the steps are of, all of them together.
+        empty_pair_s: what two events with nothing in between take, which was subtracted; None without events.
+    """
+
+    calls: int
+    wall_s: float
+    steps_s: float
+    source: str
+    between: list[Between] = field(default_factory=list)
+    median_s: float = 0.0
+    clocked_s: float = 0.0
+    metered_s: float | None = None
+    inside_s: float | None = None
+    samples: int = 0
+    metered_samples: int = 0
+    sampled_s: float | None = None
+    empty_pair_s: float | None = None
 
 
 @dataclass
@@ -231,6 +310,9 @@ class Result:
     throughput_images_per_s: float | None = None
     stop: Stop | None = None
     timed_pass: TimedPass | None = None
+    whole_pass: WholePass | None = None  # `pass` in the JSON document
+    started: str | None = None  # when: ISO 8601, UTC
+    duration_s: float | None = None  # of the whole run, checks included
     profile: Profile | None = None  # what filled the time; None unless it was asked for
     iterations: int = 0  # complete passes over all images in the run that does not time layers
     images_done: int = 0  # images of the first pass; fewer than dataset images when interrupted
@@ -248,6 +330,8 @@ class Result:
         return {
             "schema": SCHEMA,
             "command": self.command,
+            "started": self.started,
+            "duration_s": self.duration_s,
             "environment": self.environment,
             "network": self.network,
             "weights": self.weights,
@@ -266,6 +350,7 @@ class Result:
             "phases": {**asdict(self.phases), "total_s": self.phases.total_s},
             "layers": [_step(layer) for layer in self.layers],
             "copies": [_step(copy) for copy in self.copies],
+            "pass": self.whole_pass and asdict(self.whole_pass),
             "timed_pass": self.timed_pass and asdict(self.timed_pass),
             "profile": self.profile and self.profile.to_dict(),
             "latency_ms": latency and latency.to_dict(),
@@ -307,6 +392,7 @@ class Result:
                 "percentiles": _percentiles(found),
                 "thinned_from": count,
             }
+        values["whole_pass"] = values.pop("pass", None)
         timeline = values.pop("timeline", None) or {"total": 0, "events": []}
         if not isinstance(timeline, dict) or not isinstance(timeline.get("events"), list):
             raise expected(f"{name}: timeline", "an object with a list of events", _brief(timeline))

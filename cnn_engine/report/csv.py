@@ -1,18 +1,19 @@
-"""The layers and copies of a result as CSV (RFC 4180).
+"""The layers and copies of a result, and what lies between, as CSV (RFC 4180).
 
-A header, one row a layer, then one row a copy. Cells that do not apply, or are not known, are empty.
+A header, one row a layer, each followed by the parts inside of it, then one row a copy and one a row between
+the steps. All but ``inside`` add up to the pass. Cells that do not apply, or are not known, are empty.
 
 ===================  =========================================================================
-``section``          ``layer`` or ``copy``
-``name``             the layer's name, or what was copied
+``section``          ``layer``, ``inside`` (a part of the fused layer above), ``copy`` or ``between``
+``name``             the layer's name, or what was copied, or what lies between
 ``kind``             the layer's kind, such as ``conv``; ``copy``
 ``place``            ``cpu`` or ``cuda``: where the layer ran
 ``direction``        of a copy: ``h2d`` or ``d2h``
 ``calls``            how many calls the other columns add up
 ``seconds``          time of the work itself: on the device where there is one, else on the host
 ``host_s``           time of the calls on the host; for a layer on CUDA, its launches
-``device_s``         time on the device, between events; empty for the CPU
-``share``            ``seconds`` as a fraction of all layers and copies
+``device_s``         time on the device; empty for the CPU
+``share``            ``seconds`` as a fraction of all layers, copies and what lies between
 ``flops``            of all calls; a multiply-add is two
 ``bytes``            of all calls, each tensor counted once
 ``flops_per_second``  ``flops / seconds``
@@ -27,7 +28,7 @@ import io
 import math
 
 from ..measure.result import Result
-from .text import steps_seconds
+from .text import whole_seconds
 from .units import per_second, printable, share
 
 COLUMNS = (
@@ -37,10 +38,11 @@ COLUMNS = (
 
 
 def render(result: Result) -> str:
-    """Returns the layers and copies of ``result`` as CSV with the columns :data:`COLUMNS`."""
-    total = steps_seconds(result)
-    rows = [
-        {
+    """Returns the layers, copies and rest of ``result`` as CSV with the columns :data:`COLUMNS`."""
+    total = whole_seconds(result)
+    rows = []
+    for layer in result.layers:
+        row = {
             "section": "layer",
             "name": layer.name,
             "kind": layer.kind,
@@ -55,8 +57,20 @@ def render(result: Result) -> str:
             "flops_per_second": per_second(layer.flops, layer.seconds),
             "bytes_per_second": per_second(layer.bytes, layer.seconds),
         }
-        for layer in result.layers
-    ]
+        rows.append(row)
+        for part in layer.inside:
+            row = {
+                "section": "inside",
+                "name": part.name,
+                "kind": part.kind,
+                "place": layer.place,
+                "calls": layer.calls,
+                "seconds": part.seconds,
+                "share": share(part.seconds, total),
+                "flops": part.flops,
+                "flops_per_second": per_second(part.flops, part.seconds),
+            }
+            rows.append(row)
     rows += [
         {
             "section": "copy",
@@ -72,6 +86,16 @@ def render(result: Result) -> str:
         }
         for copy in result.copies
     ]
+    if result.whole_pass is not None:
+        rows += [
+            {
+                "section": "between",
+                "name": row.name,
+                "seconds": row.seconds,
+                "share": share(row.seconds, total),
+            }
+            for row in result.whole_pass.between
+        ]
     document = io.StringIO()
     writer = csv.DictWriter(document, COLUMNS, restval="", lineterminator="\r\n")
     writer.writeheader()

@@ -50,6 +50,7 @@ def render(result: Result) -> str:
         ),
         _layers(result),
         _copies(result),
+        _between(result),
         fields([("Check", check(result.check))]),
         [
             f"Net Accuracy: {accuracy(result)}",
@@ -116,8 +117,14 @@ def warnings(result: Result) -> list[str]:
 
 
 def steps_seconds(result: Result) -> float:
-    """Returns the time of all layers and copies, of which each has its share."""
+    """Returns the time of all layers and copies."""
     return sum(step.seconds for step in (*result.layers, *result.copies))
+
+
+def whole_seconds(result: Result) -> float:
+    """Returns the time of all layers, copies and what lies between, of which each has its share."""
+    found = result.whole_pass
+    return steps_seconds(result) + sum(row.seconds for row in (found.between if found else ()))
 
 
 def environment(result: Result) -> list[tuple[str, str]]:
@@ -183,6 +190,9 @@ def what_ran(result: Result) -> list[tuple[str, str]]:
         ("Threads", units.count(result.threads)),
         ("Command", result.command),
     ]
+    if result.started is not None:
+        took = f", took {units.seconds(result.duration_s)}" if result.duration_s is not None else ""
+        rows.append(("Started", f"{result.started}{took}"))
     return [(label, units.printable(value)) for label, value in rows]
 
 
@@ -212,7 +222,7 @@ def _passes(result: Result) -> list[tuple[str, str]]:
 def _layers(result: Result) -> list[str]:
     if not result.layers:
         return []
-    steps_s = steps_seconds(result)
+    whole_s = whole_seconds(result)
     on_device = any(layer.device_s is not None for layer in result.layers)
     rows = []
     for layer in result.layers:
@@ -220,7 +230,7 @@ def _layers(result: Result) -> list[str]:
             f"Time for {units.printable(layer.name)}",
             ":",
             units.seconds(layer.seconds),
-            units.percent(units.share(layer.seconds, steps_s)),
+            units.percent(units.share(layer.seconds, whole_s)),
             units.giga_per_second(layer.flops, layer.seconds),
             units.giga_per_second(layer.bytes, layer.seconds),
             units.count(layer.calls),
@@ -229,28 +239,97 @@ def _layers(result: Result) -> list[str]:
         if on_device:
             row.append(units.seconds(None if layer.device_s is None else layer.host_s))
         rows.append(row)
+        for part in layer.inside:
+            row = [
+                f"Time for {units.printable(part.name)}",
+                ":",
+                f"({units.seconds(part.seconds)})",
+                f"({units.percent(units.share(part.seconds, whole_s))})",
+                units.giga_per_second(part.flops, part.seconds),
+                units.UNKNOWN,
+                units.UNKNOWN,
+                "inside",
+            ]
+            rows.append([*row, units.UNKNOWN] if on_device else row)
     names = ["Layers", "", "time", "share", "GFLOP/s", "GB/s", "calls", "on"]
     lines = table([*names, "launch"] if on_device else names, rows)
 
     sums: dict[str, float | None] = dict.fromkeys(SUMS)
-    for layer in result.layers:
-        sums[layer.kind] = (sums.get(layer.kind) or 0.0) + layer.seconds
+    for row in (row for layer in result.layers for row in (layer.inside or [layer])):
+        sums[row.kind] = (sums.get(row.kind) or 0.0) + row.seconds
     words = [f"{kind_name(kind)}: {units.seconds(value)}" for kind, value in sums.items()]
     lines += ["", *_joined(words[: len(SUMS)]), *_joined(words[len(SUMS) :])]
 
-    steps = "Sum of layers and copies" if result.copies else "Sum of layers"
-    share = units.percent(units.share(steps_s, result.phases.forward_s))
-    note = (
-        f"{units.seconds(steps_s)}, {share} of the Net Forward total time "
-        f"({units.seconds(result.phases.forward_s)}). They come from two runs: the layers from one that "
-        "times every layer, which costs time itself, the total from one that does not."
-    )
-    if on_device:
-        note += " Times of layers on cuda are the device's; launch is what the host spends on them."
-    rows = [(steps, note)]
-    if result.timed_pass is not None:
-        rows.append(("Passes with layers timed", timed_passes(result)))
-    return lines + fields(rows)
+    if inside := [layer.name for layer in result.layers if layer.inside]:
+        names = ", ".join(map(units.printable, inside))
+        lines += fields(
+            [("In parentheses", f"inside of {names}, which has them in its time; {INSIDE}")]
+        )
+    return lines
+
+
+#: How the parts of a fused network were measured.
+INSIDE = "from passes of their own, scaled to it"
+
+
+def _between(result: Result) -> list[str]:
+    """Returns what lies between the steps, and all of it beside the pass."""
+    if not result.layers:
+        return []
+    found = result.whole_pass
+    if found is None:  # of a version that did not know it
+        rows = [("Sum of layers and copies", units.seconds(steps_seconds(result)))]
+        if result.timed_pass is not None:
+            rows.append(("Passes with layers timed", timed_passes(result)))
+        return fields(rows)
+    whole_s = whole_seconds(result)
+    rows = [
+        [
+            units.printable(row.name).capitalize(),
+            ":",
+            units.seconds(row.seconds),
+            units.percent(units.share(row.seconds, whole_s)),
+            BETWEEN.get(row.name, units.UNKNOWN),
+        ]
+        for row in found.between
+    ]
+    rows.append(["Sum of all rows", ":", units.seconds(whole_s), units.percent(1.0), ""])
+    passes = units.counted(found.calls, "plain pass", "plain passes")
+    ratio = units.percent(units.share(found.wall_s, whole_s))
+    note = f"median {units.seconds(found.median_s)}"
+    rows.append([passes.capitalize(), ":", units.seconds(found.wall_s), ratio, note])
+    lines = table(["Between the steps", "", "time", "share", ""], rows)
+    return lines + fields([("Cost of looking into passes", cost_of_timing(result))])
+
+
+#: What each row between the steps is.
+BETWEEN = {
+    "launch": "in calls that queue work, the device idle",
+    "staging": "in copies of pageable memory, the device idle",
+    "waiting": "in waits for the device, the device idle",
+    "host": "before the first step and after the last",
+    "overlap": "counted twice above: steps that run at the same time",
+}
+
+
+def cost_of_timing(result: Result) -> str:
+    """Returns what the passes took that were looked into, each beside a plain one."""
+    found = result.whole_pass
+    kinds = [
+        ("clock read after each step", found.clocked_s),
+        (f"under {units.printable(found.source)}", found.metered_s),
+        ("parts of the fused network counted", found.inside_s),
+    ]
+    words = [
+        f"{name} {units.seconds(seconds)}"
+        + (f" ({units.number(seconds / found.median_s)} times)" if found.median_s else "")
+        for name, seconds in kinds
+        if seconds is not None
+    ]
+    text = f"a pass takes plain {units.seconds(found.median_s)}, {', '.join(words)}"
+    if found.empty_pair_s is not None:
+        text += f"; two events take {units.seconds(found.empty_pair_s)}, which is subtracted"
+    return text
 
 
 def timed_passes(result: Result) -> str:
@@ -258,7 +337,7 @@ def timed_passes(result: Result) -> str:
     found = result.timed_pass
     text = units.seconds(found.host_s)
     if found.device_s is not None:
-        text += f" on the host, {units.seconds(found.device_s)} from the first event to the last"
+        text += f" on the host, {units.seconds(found.device_s)} from the first step on the device to the last"
     if result.phases.forward_s:
         text += f"; without, {units.seconds(result.phases.forward_s)}"
     return text
@@ -270,21 +349,27 @@ def _copies(result: Result) -> list[str]:
             f"Copy of {units.printable(copy.what)}",
             ":",
             units.seconds(copy.seconds),
-            units.percent(units.share(copy.seconds, steps_seconds(result))),
+            units.percent(units.share(copy.seconds, whole_seconds(result))),
             units.size(copy.bytes),
             units.giga_per_second(copy.bytes, copy.seconds),
             units.count(copy.calls),
             units.printable(copy.direction),
+            MEMORY[copy.pageable],
         ]
         for copy in result.copies
     ]
-    names = ["Copies", "", "time", "share", "size", "GB/s", "calls", "direction"]
+    names = ["Copies", "", "time", "share", "size", "GB/s", "calls", "direction", "memory"]
     return table(names, rows) if rows else []
 
 
+#: Of the host, by :attr:`~cnn_engine.measure.result.CopyTime.pageable`.
+MEMORY = {True: "pageable", False: "pinned", None: units.UNKNOWN}
+
+
 def kind_name(kind: str) -> str:
-    """Returns a kind of layer as the thesis writes it."""
-    return SUMS.get(kind) or units.printable(kind).capitalize()
+    """Returns a kind of layer as the thesis writes it; of a part of several kinds, all of them."""
+    kinds = [SUMS.get(word) or units.printable(word).capitalize() for word in kind.split("+")]
+    return "+".join(kinds)
 
 
 def _joined(words: Iterable[str]) -> list[str]:

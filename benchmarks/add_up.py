@@ -1,0 +1,269 @@
+"""``python -m benchmarks.add_up``: whether steps add up to their pass, and agree with CUPTI's records.
+
+For the network CIFAR-10, fused and layer by layer (``pad``), at several batches, from pageable and (on a GPU)
+page-locked memory: the sum of all rows of the report beside the median of the plain passes that took turns
+with those that were looked into, and beside passes that were timed before any record was switched on. On a
+GPU the device times are taken twice, by activity records and by events, and each step of both is compared
+with the median of its records in passes of their own. Every variant is checked against float64 first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import asdict, dataclass, field
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from cnn_engine import Engine, InputError, cli
+from cnn_engine.io.files import atomic_write
+from cnn_engine.measure import environment, step_times, timing
+from cnn_engine.measure.meters import RecordMeter
+from cnn_engine.measure.records import activity
+from cnn_engine.report import units
+
+VARIANTS = ("fused", "pad")
+BATCHES = (1, 100, 10_000)
+CHECKED = 32
+PLAIN_S = 0.4
+RECORDED_PASSES = 30
+
+#: A step agrees with its record within a share of it and a constant, the sum with the pass within a share.
+STEP_SHARE, STEP_S, SUM_SHARE = 0.10, 0.5e-6, 0.05
+
+
+@dataclass
+class Cell:
+    """One way to run a pass, and what was found; seconds.
+
+    Attributes:
+        source: where device times are from; on a CPU the host's clock.
+        before_s: median of plain passes before anything was recorded in this process.
+        plain_s, sum_s: of the passes taken apart.
+        rows: every row's seconds of one pass, steps first.
+        recorded: the same steps' records, in passes of their own; empty without CUPTI.
+        cost: times a plain pass: with the clock read, under ``source``, with the fused parts counted.
+    """
+
+    variant: str
+    batch: int
+    memory: str
+    source: str
+    before_s: float
+    plain_s: float
+    sum_s: float
+    rows: dict[str, float] = field(default_factory=dict)
+    recorded: dict[str, float] = field(default_factory=dict)
+    cost: dict[str, float | None] = field(default_factory=dict)
+    inside: dict[str, float] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def off(self) -> tuple[str, float, float] | None:
+        """The step farthest from its record: name, seconds, and their share of what is allowed."""
+        found = [
+            (name, self.rows[name] - seconds, STEP_SHARE * seconds + STEP_S)
+            for name, seconds in self.recorded.items()
+        ]
+        rows = [(name, difference, abs(difference) / most) for name, difference, most in found]
+        return max(rows, key=lambda row: row[2], default=None)
+
+    @property
+    def adds_up(self) -> bool:
+        return abs(self.sum_s / self.plain_s - 1) <= SUM_SHARE
+
+    @property
+    def agrees(self) -> bool:
+        """Whether every step agrees with its record; true where there is none."""
+        return self.off is None or self.off[2] <= 1
+
+
+class Bench:
+    """An engine of one variant, and images of one batch in one kind of memory."""
+
+    def __init__(self, engine: Engine, batch: int, memory: str) -> None:
+        self.engine, self.batch, self.memory = engine, batch, memory
+        shape = (batch, *engine.network.input_shape)
+        pinned = memory == "page-locked"
+        self.images = engine.empty_images(batch) if pinned else np.empty(shape, np.uint8)
+        self.images[:] = np.random.default_rng(batch).integers(0, 256, shape, np.uint8)
+        rows = (batch, engine.network.classes)
+        self.probabilities = (
+            engine.empty_probabilities(batch) if pinned else np.empty(rows, np.float32)
+        )
+        self.before_s = 0.0
+
+    def time_plain(self) -> None:
+        """Times whole passes; to be called before anything is recorded."""
+        passes = timing.time_passes(
+            self.engine, self.images, self.probabilities, self.batch, warmup=3, iterations=None,
+            duration_s=PLAIN_S, progress=_ignore,
+        )  # fmt: skip
+        self.before_s = float(np.median(passes.full_s))
+
+    def look_into(self, records: bool) -> Cell:
+        """Takes passes apart."""
+        found = step_times.time_layers(
+            self.engine, self.images, self.probabilities, self.batch, _ignore, records=records
+        )
+        whole = found.whole_pass
+        steps = {layer.name: layer for layer in found.layers}
+        steps |= {f"{copy.what} {copy.direction}": copy for copy in found.copies}
+        rows = {name: step.seconds / whole.calls for name, step in steps.items()}
+        rows |= {row.name: row.seconds / whole.calls for row in whole.between}
+        seconds = {
+            "clock": whole.clocked_s,
+            "device": whole.metered_s,
+            "inside": whole.inside_s,
+        }
+        cost = {name: value and value / whole.median_s for name, value in seconds.items()}
+        inside = {
+            part.name: part.seconds / whole.calls for layer in found.layers for part in layer.inside
+        }
+        return Cell(
+            self.engine.choice.variant, self.batch, self.memory, whole.source, self.before_s,
+            whole.wall_s / whole.calls, whole.steps_s / whole.calls, rows, {}, cost, inside,
+            found.notes,
+        )  # fmt: skip
+
+    def record(self) -> dict[str, float]:
+        """Returns the median of the records of each step on the device; empty without CUPTI."""
+        if self.engine.device.kind != "cuda" or activity.unavailable() is not None:
+            return {}
+
+        def following() -> Any:
+            addresses = (
+                array.__array_interface__["data"][0] for array in (self.images, self.probabilities)
+            )
+            return self.engine.plan_at(*addresses, self.batch, self.images.dtype)
+
+        found = RecordMeter().measure(following, RECORDED_PASSES)
+        steps = found[0].plan.steps
+        medians: dict[str, float] = {}
+        for k, step in enumerate(steps):
+            if step.place == "cuda":
+                name = f"{step.name} {step.direction}" if step.kind == "copy" else step.name
+                medians[name] = float(np.median([one.seconds[k] for one in found]))
+        return medians
+
+
+def measure(device: str, batches: tuple[int, ...], variants: tuple[str, ...]) -> tuple[list, dict]:
+    """Returns every cell, and the environment."""
+    engines = [Engine(device=device, variant=variant) for variant in variants]
+    on_cuda = engines[0].device.kind == "cuda"
+    described = environment.describe(engines[0].device)
+    benches = []
+    for engine in engines:
+        for batch in batches:
+            for memory in ("pageable", "page-locked") if on_cuda else ("pageable",):
+                benches.append(Bench(engine, batch, memory))
+    for engine in engines:
+        check = engine.check(benches[-1].images[:CHECKED])
+        if not check.passed:
+            raise InputError(f"{engine.choice.variant}: {check.max_abs_diff:g} from float64")
+    for bench in benches:
+        bench.time_plain()
+    cells = []
+    for bench in benches:
+        for records in (True, False) if on_cuda else (True,):
+            cell = bench.look_into(records)
+            cell.recorded = bench.record()
+            cells.append(cell)
+    described.update(environment.state(engines[0].device))
+    for engine in engines:
+        engine.close()
+    return cells, described
+
+
+def markdown(cells: list[Cell], described: dict[str, Any], command: str, took_s: float) -> str:
+    """Returns the record as a document."""
+    where = described["gpu"] or described["cpu"]
+    lines = [
+        "# The steps of a pass beside the pass",
+        "",
+        f"- Machine: {where}, {described['driver'] or described['cpu_instruction_set']}",
+        f"- Commit: {described['commit'] or 'not known'}",
+        f"- Command: `{command}`, {environment.now()}, took {units.seconds(took_s)}",
+        f"- A sum is within {SUM_SHARE:.0%} of the pass, a step within {STEP_SHARE:.0%} and "
+        f"{units.seconds(STEP_S)} of its record, or it is in **bold**. *before* are passes before "
+        "anything was recorded in the process; *cost* is what a pass takes that is looked into, to a plain one.",
+        "",
+        "| variant | batch | memory | device times | pass | sum | sum / pass | pass / before | "
+        "farthest step from CUPTI | cost: clock, device, inside |",
+        "|---|---:|---|---|---:|---:|---:|---:|---|---|",
+    ]
+    for cell in cells:
+        ratio = _bold(f"{cell.sum_s / cell.plain_s:.3f}", cell.adds_up)
+        farthest = "-"
+        if cell.off is not None:
+            name, difference, _ = cell.off
+            share = difference / cell.recorded[name] if cell.recorded[name] else 0.0
+            text = f"{name}: {units.seconds(difference)}, {share:+.1%}"
+            farthest = _bold(text, cell.agrees)
+        cost = ", ".join("-" if v is None else f"{v:.2f}" for v in cell.cost.values())
+        words = [
+            cell.variant, f"{cell.batch:,}", cell.memory, cell.source, units.seconds(cell.plain_s),
+            units.seconds(cell.sum_s), ratio, f"{cell.plain_s / cell.before_s:.3f}", farthest, cost,
+        ]  # fmt: skip
+        lines.append(f"| {' | '.join(words)} |")
+    lines += ["", "## Every row of one pass", ""]
+    for cell in cells:
+        title = f"{cell.variant}, batch {cell.batch:,}, {cell.memory}, {cell.source}"
+        rows = [f"{name} {units.seconds(seconds)}" for name, seconds in cell.rows.items()]
+        lines.append(f"- **{title}**: {', '.join(rows)}; sum {units.seconds(cell.sum_s)}")
+        if cell.inside:
+            parts = [f"{name} {units.seconds(seconds)}" for name, seconds in cell.inside.items()]
+            lines.append(f"  - inside network: {', '.join(parts)}")
+        lines += [f"  - {note}" for note in cell.notes]
+    return "\n".join(lines) + "\n"
+
+
+def _bold(text: str, good: bool) -> str:
+    return text if good else f"**{text}**"
+
+
+def _ignore(images: int) -> None:
+    """Shows no progress."""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    return cli.run(_main, arguments)
+
+
+def _main(arguments: list[str] | None) -> int:
+    parser = cli.ArgumentParser(prog="python -m benchmarks.add_up", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--device", default="auto")
+    parser.add_argument(
+        "--batches", default=",".join(map(str, BATCHES)), help="default: %(default)s"
+    )
+    parser.add_argument("--variants", default=",".join(VARIANTS), help="default: %(default)s")
+    parser.add_argument("--json", metavar="PATH")
+    parser.add_argument("--markdown", metavar="PATH")
+    options = parser.parse_args(arguments)
+    batches = tuple(cli.whole_number(1, 10**7)(word) for word in options.batches.split(","))
+    begin = perf_counter()
+    cells, described = measure(options.device, batches, tuple(options.variants.split(",")))
+    took_s = perf_counter() - begin
+    words = sys.argv[1:] if arguments is None else arguments
+    command = " ".join(["python -m benchmarks.add_up", *words])
+    document = markdown(cells, described, command, took_s)
+    print(document, end="")
+    if options.markdown:
+        with atomic_write(options.markdown) as file:
+            file.write(document)
+    if options.json:
+        rows = [{**asdict(cell), "adds_up": cell.adds_up, "agrees": cell.agrees} for cell in cells]
+        with atomic_write(options.json) as file:
+            record = {"started": environment.now(), "duration_s": took_s, "command": command}
+            json.dump({**record, "environment": described, "cells": rows}, file, indent=2)
+            file.write("\n")
+    good = all(cell.adds_up and cell.agrees for cell in cells)
+    return cli.DONE if good else cli.CHECK_FAILED
+
+
+if __name__ == "__main__":
+    sys.exit(main())

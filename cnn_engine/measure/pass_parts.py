@@ -1,0 +1,145 @@
+"""A pass as parts that add up: its steps, and what lies between them.
+
+Pure functions of what was measured elsewhere: when each step's call began and ended on the host, and how long
+each step worked on the device. Work on a device is put where it can have been: behind the work before it on
+its stream, not before its call, not after the wait that saw it done. What of the pass is left has no device
+work in it, and is named for what the host did meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ..engine.plan import Step
+
+#: What lies between the steps, in the order of reports.
+LAUNCH, STAGING, WAITING, HOST, OVERLAP = "launch", "staging", "waiting", "host", "overlap"
+BETWEEN = (LAUNCH, STAGING, WAITING, HOST, OVERLAP)
+
+#: Of so many passes or fewer, any neighbours may be averaged.
+FEW = 12
+
+
+@dataclass
+class Parts:
+    """One pass in seconds: ``sum(steps) + sum(between.values())`` is its length where the parts fit into it.
+
+    Attributes:
+        steps: of each step of the plan: on the device where it works there, else on the host; 0 for a wait.
+        host: of each step's call on the host.
+        between: what lies between the steps, by name.
+    """
+
+    steps: list[float]
+    host: list[float]
+    between: dict[str, float] = field(default_factory=dict)
+
+
+def as_long_as(lengths: Sequence[float], length: float) -> np.ndarray:
+    """Returns the indices of a quarter of ``lengths``, neighbours in size, whose mean is nearest to ``length``.
+
+    Means over passes as long as the usual one are those of a usual pass, and unlike medians they add up: the
+    mean of a sum is the sum of the means. Of few passes it may be more than a quarter.
+    """
+    order = np.argsort(lengths, kind="stable")
+    reached = np.concatenate([[0.0], np.cumsum(np.asarray(lengths, float)[order])])
+    count = len(order)
+    found: list[tuple[float, int, int]] = []
+    for size in range(-(-count // 4), (count if count <= FEW else -(-count // 4)) + 1):
+        off = np.abs((reached[size:] - reached[:-size]) / size - length)
+        first = int(off.argmin())
+        found.append((float(off[first]), first, size))
+    _, first, size = min(found)
+    return order[first : first + size]
+
+
+def take_apart(
+    steps: Sequence[Step],
+    marks: Sequence[float],
+    wall_s: float,
+    device_s: Sequence[float | None],
+    pageable: Sequence[bool],
+    overlaps: bool,
+) -> Parts:
+    """Returns the parts of a pass.
+
+    Args:
+        steps: of the plan.
+        marks: of a clock on the host, one before the first step and one after each.
+        wall_s: of the pass from outside.
+        device_s: of each step's work on the device; None for one that does not work there.
+        pageable: whether the step is a copy from or to pageable memory, which the driver stages in its call.
+        overlaps: whether steps run at the same time on purpose; ``between`` has then what to take off.
+    """
+    marks = np.asarray(marks, float) - marks[0]
+    host = np.diff(marks)
+    works = [work for work in _placed(steps, marks, device_s, pageable) if work is not None]
+    free = _free(marks, works)
+    between = dict.fromkeys((LAUNCH, STAGING, WAITING, HOST), 0.0)
+    between[HOST] = wall_s - float(marks[-1])
+    seconds = []
+    for k, step in enumerate(steps):
+        if step.kind == "sync":
+            between[WAITING] += free[k]
+            seconds.append(0.0)
+        elif device_s[k] is None:
+            seconds.append(float(host[k]))
+        else:
+            between[STAGING if pageable[k] else LAUNCH] += free[k]
+            seconds.append(float(device_s[k]))
+    if overlaps:
+        between[OVERLAP] = wall_s - sum(seconds) - sum(between.values())
+    found = {name: value for name, value in between.items() if value or name == HOST}
+    return Parts(seconds, [float(value) for value in host], found)
+
+
+def _placed(
+    steps: Sequence[Step],
+    marks: np.ndarray,
+    device_s: Sequence[float | None],
+    pageable: Sequence[bool],
+) -> list[list[float] | None]:
+    """Returns from when to when each step worked on the device; None for one that did not."""
+    works: list[list[float] | None] = [None] * len(steps)
+    reached: dict[int, float] = {}  # until when each stream has work
+    queued: dict[int, list[list[float]]] = {}  # on each stream, since the last wait for it
+    for k, step in enumerate(steps):
+        begin, end = marks[k], marks[k + 1]
+        if step.kind == "sync":
+            lane = _lane_waited_for(step)
+            # What was waited for was done by then, wherever the launches seemed to put it.
+            for one in [lane] if lane in queued else list(queued):
+                late = max(reached.get(one, 0.0) - end, 0.0)
+                for work in queued.pop(one):
+                    work[0] -= late
+                    work[1] -= late
+                reached[one] = min(reached[one], end)
+        elif device_s[k] is not None:
+            lane = id(step.lane) if step.lane is not None else 0
+            earliest = max(reached.get(lane, 0.0), begin)
+            # A copy through the driver's buffers is done when its call returns; others begin by then.
+            start = max(earliest, end - device_s[k] if pageable[k] else end)
+            works[k] = [start, start + device_s[k]]
+            reached[lane] = works[k][1]
+            queued.setdefault(lane, []).append(works[k])
+    return works
+
+
+def _lane_waited_for(step: Step) -> int:
+    """Returns which stream a wait is for: that of the lane whose method it calls."""
+    return id(getattr(step.function, "__self__", None))
+
+
+def _free(marks: np.ndarray, works: Sequence[Sequence[float]]) -> np.ndarray:
+    """Returns for each step how much of its call had no work on the device."""
+    cuts = np.unique(np.concatenate([marks, *(np.asarray(work) for work in works)]))
+    cuts = cuts[(cuts >= marks[0]) & (cuts <= marks[-1])]
+    middles = (cuts[1:] + cuts[:-1]) / 2
+    busy = np.zeros(len(middles), bool)
+    for start, end in works:
+        busy |= (middles > start) & (middles < end)
+    owner = np.clip(np.searchsorted(marks, middles, side="right") - 1, 0, len(marks) - 2)
+    return np.bincount(owner, np.where(busy, 0.0, np.diff(cuts)), minlength=len(marks) - 1)

@@ -1,0 +1,442 @@
+"""The run that looks into passes: what each step took, and what lies between the steps.
+
+Passes of three kinds take turns over the same batches: plain ones, ones with a reading of the host's clock
+after each step, and on a device ones that measure each step's work there (:mod:`.meters`). Those of the
+second kind that are as long as the median of the first are taken apart, with the times of the third
+(:mod:`.pass_parts`), and shown beside it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import nvtx
+
+from ..engine.plan import Plan, Step
+from ..errors import UnsupportedError
+from . import meters, pass_parts
+from .meters import EventMeter, InsideMeter, Metered
+from .profile_tables import HOST_CLOCK
+from .records.activity_records import covered
+from .result import Between, CopyTime, LayerPart, LayerTime, TimedPass, TimelineEvent, WholePass
+from .timing import Progress, batches
+
+if TYPE_CHECKING:
+    from ..engine.engine import Engine
+
+DOMAIN = "cnn_engine"
+TIMELINE_EVENTS = 5000
+
+#: Passes of each kind, in turns of so many, or of one where a pass takes long. They go on, up to the most,
+#: until those that are taken apart are as long as the usual plain pass, within a share of it.
+LAYER_SAMPLES = 60
+MOST_SAMPLES = 600
+AGREE_WITHIN = 0.01
+IN_A_TURN = 5
+LONG_S = 0.05
+
+#: No turn begins after the first so many seconds if the fewest turns are done, nor after the second.
+CAP_S = 3.0
+LIMIT_S = 10.0
+FEWEST_TURNS = 3
+
+
+@dataclass
+class Steps:
+    """Every step and what lies between, over all images once.
+
+    ``notes`` say what was measured otherwise than usual, and why.
+    """
+
+    layers: list[LayerTime] = field(default_factory=list)
+    copies: list[CopyTime] = field(default_factory=list)
+    whole_pass: WholePass | None = None
+    timed_pass: TimedPass = field(default_factory=TimedPass)
+    timeline: list[TimelineEvent] = field(default_factory=list)
+    timeline_total: int = 0
+    interrupted: bool = False
+    hidden: Overlap | None = None
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Overlap:
+    """How copies and kernels overlap in the data mode ``stream``, in seconds of device time.
+
+    Attributes:
+        chunk: images that move at a time.
+        wall_s: from the first step's beginning to the last one's end.
+        copies_s: in which at least one copy to or from the device runs.
+        hidden_s: of these, in which a kernel runs as well.
+    """
+
+    chunk: int
+    wall_s: float = 0.0
+    copies_s: float = 0.0
+    hidden_s: float = 0.0
+
+    def add(self, one: Metered) -> None:
+        """Adds a pass."""
+        copies, kernels = [], []
+        for step, span in zip(one.plan.steps, one.spans, strict=True):
+            if span is not None:
+                (copies if step.kind == "copy" else kernels).append(span)
+        copies_s, kernels_s, either_s = map(covered, (copies, kernels, copies + kernels))
+        self.wall_s += one.span_s
+        self.copies_s += copies_s
+        self.hidden_s += copies_s + kernels_s - either_s
+
+    def describe(self) -> str:
+        """Returns a sentence for the report."""
+        return (
+            f"chunks of {self.chunk} images: copies take {100 * self.copies_s / self.wall_s:.1f} % of "
+            f"the passes with timers, and a kernel runs in {100 * self.hidden_s / self.copies_s:.1f} % "
+            "of that time"
+        )
+
+
+def time_layers(
+    engine: Engine,
+    images: np.ndarray,
+    probabilities: np.ndarray,
+    batch: int,
+    progress: Progress,
+    samples: int = LAYER_SAMPLES,
+    records: bool = True,
+) -> Steps:
+    """Looks into ``samples`` passes over batches of ``images`` of each kind, fewer where they take long.
+
+    Args:
+        images, probabilities: in host memory; probabilities are filled.
+        batch: images a pass; a last batch that is smaller is looked into by itself.
+        progress: called with the images of each plain pass of a full batch.
+        records: whether work on a device may be measured by activity records, which slow down later passes
+            of the process a little; else by events.
+    """
+    whole = len(images) // batch
+    steps = Steps()
+    taken: list[_Taken] = []
+    device_meter, reason = meters.device_meter(engine.device, records)
+    if reason:
+        steps.notes.append(f"times of the device are from events: {reason}")
+    try:
+        for first, size, count in ((0, batch, whole), (whole * batch, len(images) % batch, 1)):
+            if size and count:
+                part = slice(first, first + size * count)
+                one = _Taken(engine, images[part], probabilities[part], size, count, device_meter)
+                taken.append(one)
+                one.take(samples, progress if not first else None)
+                device_meter = one.meter
+    except KeyboardInterrupt:
+        steps.interrupted = True
+    complete = [one for one in taken if one.complete]
+    for one in complete:
+        steps.notes += [note for note in one.notes if note not in steps.notes]
+    if complete:
+        _Account(steps, complete).fill()
+    return steps
+
+
+class _Taken:
+    """What passes over batches of one size took.
+
+    Attributes:
+        count: how many such batches the images have.
+        plain: seconds of each plain pass. ``clocked``: of each pass with a reading of the clock after each
+            step, all its readings, the one before the first step included; ``clocked_s``: from outside.
+        metered: passes whose work on the device was measured. ``inside``: the parts of a fused network.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        images: np.ndarray,
+        probabilities: np.ndarray,
+        size: int,
+        count: int,
+        meter: Any,
+    ) -> None:
+        self.engine, self.images, self.probabilities = engine, images, probabilities
+        self.size, self.count, self.meter = size, count, meter
+        self.plain: list[float] = []
+        self.clocked: list[list[float]] = []
+        self.clocked_s: list[float] = []
+        self.metered: list[Metered] = []
+        self.notes: list[str] = []
+        self._next = 0
+        self.plan = self.following()
+        self.inside = InsideMeter.find(engine.device, self.plan)
+        self.pageable = [meters.is_pageable(engine.device, step) for step in self.plan.steps]
+        self.domain = nvtx.get_domain(DOMAIN)
+
+    @property
+    def complete(self) -> bool:
+        """Whether there is a pass of each kind."""
+        metered = self.metered or self.meter is None
+        return bool(self.plain and self.clocked_s and metered)
+
+    def following(self) -> Plan:
+        """Returns the plan, bound to the next batch; after the last one comes the first again."""
+        first = self._next % self.count * self.size
+        self._next += 1
+        part = slice(first, first + self.size)
+        plan, _ = next(batches(self.engine, self.images[part], self.probabilities[part], self.size))
+        return plan
+
+    def take(self, samples: int, progress: Progress | None) -> None:
+        """Runs passes of all kinds in turns."""
+        in_a_turn = 1 if self._run_marked(self.plan) > LONG_S else IN_A_TURN
+        begin = perf_counter()
+        turns = 0
+        while len(self.plain) < samples or not self._settled():
+            left = samples - len(self.plain)
+            passes = min(in_a_turn, left) if left > 0 else in_a_turn
+            if in_a_turn > 1:  # what measured the device leaves the next pass slower
+                self._run_marked(self.following())
+            for index in range(passes):
+                for run in (self._plain, self._clocked)[:: 1 if (turns + index) % 2 else -1]:
+                    run(self.following())
+                if progress is not None:
+                    progress(self.size)
+            if self.meter is not None:
+                self._meter(passes)
+            if self.inside is not None:
+                self.inside.measure(self.following, passes)
+            turns += 1
+            elapsed_s = perf_counter() - begin
+            if elapsed_s > LIMIT_S or (elapsed_s > CAP_S and turns >= FEWEST_TURNS):
+                break
+
+    def _settled(self) -> bool:
+        """Whether the passes to be taken apart are as long as the usual plain one, or will not be."""
+        usual_s = float(np.median(self.plain))
+        found_s = float(np.array(self.clocked_s)[self._usual()].mean())
+        return abs(found_s - usual_s) <= AGREE_WITHIN * usual_s or len(self.plain) >= MOST_SAMPLES
+
+    def _usual(self) -> np.ndarray:
+        """Returns the indices of the clocked passes that are as long as the usual plain one."""
+        return pass_parts.as_long_as(self.clocked_s, float(np.median(self.plain)))
+
+    def _plain(self, plan: Plan) -> None:
+        start = perf_counter()
+        plan.run()
+        self.plain.append(perf_counter() - start)
+
+    def _clocked(self, plan: Plan) -> None:
+        calls = [(step.function, step.args) for step in plan.steps]
+        marks: list[float] = []
+        start = perf_counter()
+        _run_clocked(calls, marks.append)
+        self.clocked_s.append(perf_counter() - start)
+        self.clocked.append(marks)
+
+    def _meter(self, passes: int) -> None:
+        found, reason = [], "CUPTI's records were not complete"
+        try:
+            found = self.meter.measure(self.following, passes)
+        except UnsupportedError as error:
+            reason = str(error)
+        if not found and not self.metered and not isinstance(self.meter, EventMeter):
+            self.notes.append(f"times of the device are from events: {reason}")
+            self.meter = EventMeter(self.engine.device)
+            found = self.meter.measure(self.following, passes)
+        self.metered += found
+
+    def _run_marked(self, plan: Plan) -> float:
+        """Runs a pass with a range of NVTX for each step, for profilers from outside; returns seconds."""
+        start = perf_counter()
+        for step in plan.steps:
+            text = f"{step.name} {step.direction}" if step.kind == "copy" else step.name
+            self.domain.push_range(
+                self.domain.get_event_attributes(message=text, category=step.kind)
+            )
+            step.function(*step.args)
+            self.domain.pop_range()
+        return perf_counter() - start
+
+    def device_s(self) -> list[float | None]:
+        """Returns the median of each step's work on the device; None for one that does not work there."""
+        found: list[float | None] = []
+        for k in range(len(self.plan.steps)):
+            seconds = [one.seconds[k] for one in self.metered if one.seconds[k] is not None]
+            found.append(float(np.median(seconds)) if seconds else None)
+        return found
+
+    def parts(self) -> pass_parts.Parts:
+        """Returns the parts of a usual pass."""
+        usual = self._usual()
+        marks = np.array(self.clocked)[usual]
+        marks = (marks - marks[:, :1]).mean(axis=0)
+        wall_s = float(np.array(self.clocked_s)[usual].mean())
+        overlaps = bool(self.plan.chunk)
+        return pass_parts.take_apart(
+            self.plan.steps, marks, wall_s, self.device_s(), self.pageable, overlaps
+        )
+
+
+def _run_clocked(calls: list[tuple[Callable[..., None], list[Any]]], mark: Any) -> None:
+    mark(perf_counter())
+    for function, args in calls:
+        function(*args)
+        mark(perf_counter())
+
+
+class _Account:
+    """Adds up what was taken, into ``steps``."""
+
+    def __init__(self, steps: Steps, taken: list[_Taken]) -> None:
+        self.steps, self.taken = steps, taken
+        self._layers: dict[str, LayerTime] = {}
+        self._copies: dict[tuple[str, str | None], CopyTime] = {}
+
+    def fill(self) -> None:
+        """Fills everything."""
+        steps, largest = self.steps, self.taken[0]
+        between: dict[str, float] = defaultdict(float)
+        timed = steps.timed_pass
+        wall_s = 0.0
+        for one in self.taken:
+            parts = one.parts()
+            device_s = one.device_s()
+            for k, step in enumerate(one.plan.steps):
+                self._add(step, one, parts.host[k], device_s[k], one.pageable[k])
+            for name, seconds in parts.between.items():
+                between[name] += seconds * one.count
+            wall_s += float(np.median(one.plain)) * one.count
+            timed.calls += one.count
+            timed.host_s += float(np.median(one.clocked_s)) * one.count
+            if one.metered:
+                span_s = float(np.median([metered.span_s for metered in one.metered]))
+                timed.device_s = (timed.device_s or 0.0) + span_s * one.count
+        self._add_samples(largest)
+        rows = [Between(n, between[n]) for n in pass_parts.BETWEEN if n in between]
+        metered = largest.metered
+        inside = largest.inside
+        steps.whole_pass = WholePass(
+            calls=timed.calls,
+            wall_s=wall_s,
+            steps_s=sum(step.seconds for step in (*steps.layers, *steps.copies, *rows)),
+            source=largest.meter.source if largest.meter is not None else HOST_CLOCK,
+            between=rows,
+            median_s=float(np.median(largest.plain)),
+            clocked_s=float(np.median(largest.clocked_s)),
+            metered_s=float(np.median([one.wall_s for one in metered])) if metered else None,
+            inside_s=float(np.median(inside.wall_s)) if inside and inside.wall_s else None,
+            samples=len(largest.plain),
+            metered_samples=len(metered),
+            sampled_s=sum(one.wall_s for one in metered) if metered else sum(largest.clocked_s),
+            empty_pair_s=getattr(largest.meter, "empty_pair_s", None),
+        )
+        if inside is not None:
+            self._add_inside(largest, inside)
+        if largest.plan.chunk and metered:
+            steps.hidden = Overlap(largest.plan.chunk)
+            for one in metered:
+                steps.hidden.add(one)
+        self._add_timeline()
+
+    def _row(self, step: Step) -> LayerTime | CopyTime | None:
+        """Returns the row that ``step`` counts in, made when first asked for; None for a wait."""
+        if step.kind == "sync":
+            return None
+        if step.kind == "copy":
+            copy = self._copies.get((step.name, step.direction))
+            if copy is None:
+                copy = CopyTime(step.name, step.direction)
+                self._copies[step.name, step.direction] = copy
+                self.steps.copies.append(copy)
+            return copy
+        layer = self._layers.get(step.name)
+        if layer is None:
+            layer = self._layers[step.name] = LayerTime(step.name, step.kind, step.place)
+            self.steps.layers.append(layer)
+        return layer
+
+    def _add(
+        self, step: Step, one: _Taken, host_s: float, device_s: float | None, pageable: bool
+    ) -> None:
+        row = self._row(step)
+        if row is None:
+            return
+        row.calls += one.count
+        row.bytes += step.bytes * one.count
+        if isinstance(row, CopyTime):
+            row.seconds += (host_s if device_s is None else device_s) * one.count
+            if step.place == "cuda":
+                row.pageable = pageable
+            return
+        row.flops += step.flops * one.count
+        row.host_s += host_s * one.count
+        if device_s is not None:
+            row.device_s = (row.device_s or 0.0) + device_s * one.count
+
+    def _add_samples(self, one: _Taken) -> None:
+        """Adds what the steps of each row took in each pass: ``stream`` has a call a chunk."""
+        rows: dict[int, tuple[LayerTime | CopyTime, list[int]]] = {}
+        for k, step in enumerate(one.plan.steps):
+            if (row := self._row(step)) is not None:
+                rows.setdefault(id(row), (row, []))[1].append(k)
+        clocked = [np.diff(marks) for marks in one.clocked]
+        for row, positions in rows.values():
+            if one.plan.steps[positions[0]].place == "cuda":
+                sums = [sum(found.seconds[k] for k in positions) for found in one.metered]
+            else:
+                sums = [float(seconds[positions].sum()) for seconds in clocked]
+            row.samples_s += sums
+
+    def _add_inside(self, one: _Taken, inside: InsideMeter) -> None:
+        shares = inside.shares()
+        if shares is None:
+            return
+        layer = self._row(one.plan.steps[inside.position])
+        infos = one.engine.network.infos
+        images = sum(other.size * other.count for other in self.taken)
+        for part, share in zip(inside.parts, shares, strict=True):
+            layers = [infos[index].layer for index in part]
+            layer.inside.append(
+                LayerPart(
+                    "+".join(found.name for found in layers),
+                    "+".join(dict.fromkeys(found.kind for found in layers)),
+                    [found.name for found in layers],
+                    share * layer.seconds,
+                    share,
+                    sum(infos[index].flops(1) for index in part) * images,
+                )
+            )
+
+    def _add_timeline(self) -> None:
+        """Lays the sampled passes one after the other, those that were metered where there are such."""
+        begin, index = None, 0
+        for one in self.taken:
+            device = one.engine.device
+            lanes: dict[int, int] = {}
+            found = one.metered
+            if not found:
+                nothing: list[Any] = [None] * len(one.plan.steps)
+                found = [Metered(one.plan, marks, nothing, nothing) for marks in one.clocked]
+            for metered in found:
+                begin = metered.marks[0] if begin is None else begin
+                origin = metered.marks[0] - begin
+                for k, step in enumerate(one.plan.steps):
+                    start, end = (mark - begin for mark in metered.marks[k : k + 2])
+                    self._add_event(step, "host", start, end - start, index)
+                    span = metered.spans[k]
+                    if span is not None:
+                        track = f"{device.name} stream"
+                        if step.lane is not None:
+                            handle = step.lane.stream_handle
+                            track += f" {lanes.setdefault(handle, len(lanes) + 1)}"
+                        start, seconds = origin + span[0], span[1] - span[0]
+                        self._add_event(step, track, start, seconds, index)
+                index += 1
+
+    def _add_event(self, step: Step, track: str, start: float, seconds: float, index: int) -> None:
+        steps = self.steps
+        steps.timeline_total += 1
+        if len(steps.timeline) < TIMELINE_EVENTS:
+            steps.timeline.append(TimelineEvent(step.name, step.kind, track, start, seconds, index))
