@@ -189,7 +189,7 @@ def markdown(cells: list[Cell], described: dict[str, Any], command: str, took_s:
         f"- Command: `{command}`, {environment.now()}, took {units.seconds(took_s)}",
         f"- A sum is within {SUM_SHARE:.0%} of the pass, a step within {STEP_SHARE:.0%} and "
         f"{units.seconds(STEP_S)} of its record, or it is in **bold**. *before* are passes before "
-        "anything was recorded in the process; *cost* is what a pass takes that is looked into, to a plain one.",
+        "anything was recorded in the process; *cost* is that of a pass looked into, in plain ones.",
         "",
         "| variant | batch | memory | device times | pass | sum | sum / pass | pass / before | "
         "farthest step from CUPTI | cost: clock, device, inside |",

@@ -17,15 +17,18 @@ from cnn_engine.measure.profile_tables import (
 )
 from cnn_engine.measure.result import (
     Accuracy,
+    Between,
     Check,
     CopyTime,
     Latency,
+    LayerPart,
     LayerTime,
     Phases,
     Result,
     Stop,
     TimedPass,
     TimelineEvent,
+    WholePass,
 )
 
 HOSTILE = "<script>alert(1)</script>&\"'\x1b[31m\n\udc80,=1+1 http://evil.example/{{ 7*7 }}"
@@ -228,8 +231,36 @@ def make_bare(**changes) -> Result:
     return make(**{**values, **changes})
 
 
+def make_taken_apart(**changes) -> Result:
+    """Returns the result of a fused run on CUDA whose rows add up to its one pass."""
+    inside = [
+        LayerPart("conv1+relu1+pool1", "conv+relu+pool", ["conv1", "relu1", "pool1"], 1e-5, 10 / 13,
+                  2 * 10**6),
+        LayerPart("softmax", "softmax", ["softmax"], 3e-6, 3 / 13),
+    ]  # fmt: skip
+    network = LayerTime(
+        "network", "fused", "cuda", 1, 4e-6, 13e-6, 2 * 10**6, 10**5, [12e-6, 13e-6], inside
+    )
+    values = {
+        "device": "cuda:0",
+        "device_name": "A GPU",
+        "variant": "fused",
+        "layers": [network],
+        "copies": [CopyTime("images", "h2d", 1, 10**6, 8e-6, [8e-6, 8e-6], pageable=True)],
+        "timed_pass": TimedPass(1, 65e-6, 61e-6),
+        "whole_pass": WholePass(
+            1, 64e-6, 65e-6, "activity records", [Between("staging", 4e-5), Between("host", 4e-6)],
+            64e-6, 64.64e-6, 96e-6, 67.2e-6, 60, 60,
+        ),
+        "started": "2026-01-31T12:00:00Z",
+        "duration_s": 2.5,
+    }  # fmt: skip
+    return make(**{**values, **changes})
+
+
 CASES = {
     "cpu": make(),
+    "taken apart": make_taken_apart(),
     "cuda": make_cuda(),
     "profiled": make_profiled(),
     "bare": make_bare(),

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from samples import HOSTILE, make, make_cuda
+from samples import HOSTILE, make, make_cuda, make_taken_apart
 
 from cnn_engine.engine.plan import Step
 from cnn_engine.errors import InputError
@@ -212,26 +212,36 @@ def test_without_marks_calls_stay_and_the_loss_is_said():
 
 
 def test_without_records_timed_steps_stand_in():
-    result = make_cuda()
-    conv1 = result.layers[0]
-    conv1.samples_s = [1e-6, 3e-6]
-    stand_in = partial(
-        profile_tables.from_steps,
-        result.layers, result.copies, top=90, images=3, wall_s=1.0, notes=["why"],
-    )  # fmt: skip
-    found = stand_in(passes=conv1.calls)
+    result = make_taken_apart(batch=7)
+    result.whole_pass.source, result.whole_pass.sampled_s = profile_tables.EVENTS, 1e-4
+    stand_in = partial(profile_tables.from_steps, result, top=90, notes=["why"])
+    found = stand_in()
     assert found.source == profile_tables.EVENTS
-    assert [row.name for row in found.gpu] == ["conv1", "conv1 input h2d", "conv1 output d2h"]
-    assert (found.gpu[0].min_s, found.gpu[0].max_s) == (1e-6, 3e-6)
-    assert found.gpu[1].min_s is None
-    assert [row.name for row in found.cpu] == ["relu1", "tanh1"]
-    copy = found.copies[0]
-    assert (copy.what, copy.memory) == ("conv1 input", "-")
-    assert copy.bytes_per_second == pytest.approx(1e9)
+    assert (found.passes, found.images, found.wall_s) == (2, 14, 1e-4)
+    # All columns are of the two sampled passes.
+    network, copy = found.gpu
+    assert (network.name, network.calls) == ("network", 2)
+    assert (network.total_s, network.average_s) == pytest.approx((25e-6, 12.5e-6))
+    assert (network.min_s, network.max_s) == (12e-6, 13e-6)
+    assert (copy.name, copy.calls) == ("images h2d", 2)
+    (row,) = found.copies
+    assert (row.what, row.memory, row.bytes) == ("images", "-", 2 * 10**6)
+    assert row.bytes_per_second == pytest.approx(2e6 / 16e-6)
     assert found.capture is found.cost is None
     assert "why" in text.render(found)
-    chunked = stand_in(passes=1)  # the samples are of passes, each of several calls
-    assert (chunked.gpu[0].min_s, chunked.gpu[0].max_s) == (None, None)
+    result.layers[0].calls = 3  # the samples are of passes, each of several calls
+    chunked = stand_in().gpu[0]
+    assert (chunked.calls, chunked.min_s, chunked.max_s) == (6, None, None)
+
+
+def test_without_samples_the_totals_stand_in():
+    """As where a run was interrupted, or of a version without samples."""
+    found = profile_tables.from_steps(make_cuda(), top=90, notes=[])
+    assert found.source == profile_tables.EVENTS
+    assert [row.name for row in found.gpu] == ["conv1", "conv1 input h2d", "conv1 output d2h"]
+    assert found.gpu[0].average_s == pytest.approx(0.006 / 551)
+    assert found.gpu[0].min_s is None
+    assert [row.name for row in found.cpu] == ["relu1", "tanh1"]
 
 
 # ---- the report ----

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from samples import CASES, every_result, make, make_bare, make_cuda, make_profiled
+from samples import CASES, every_result, make, make_bare, make_cuda, make_profiled, make_taken_apart
 
 from cnn_engine.compare import comparison
 from cnn_engine.errors import InputError
@@ -204,15 +204,31 @@ def test_html_says_first_what_to_beware_of():
 
 
 def test_html_shows_what_the_timers_cost():
-    found = tables(make_profiled(), make(), make_profiled(interrupted=True))
-    caption = "What it costs to time every layer"
+    found = tables(make_profiled(), make(), make_taken_apart())
+    caption = "The rows beside the passes"
     assert found.row(caption, "No layer timed, wall time") == ["500.0 ms", "-", "500.0 ms"]
-    assert found.row(caption, "Every layer timed, wall time") == ["550.0 ms", "-", "550.0 ms"]
-    assert (
-        found.row(caption, "of it from the first event on the device to the last")[0] == "510.0 ms"
-    )
+    assert found.row(caption, "Every layer timed, wall time") == ["550.0 ms", "-", "-"]
     assert found.row(caption, "Sum of layers and copies")[0] == "150.0 us"
-    assert found.row(caption, "Cost of the timers") == ["10.00 %", "-", "-"]
+    of_all = found.row(caption, "Sum of layers, copies and what lies between")
+    assert of_all == ["-", "-", "65.00 us"]
+    assert found.row(caption, "the sum as a share of the plain passes")[2] == "101.56 %"
+    assert "1.050 times" in found.row(caption, "Cost")[2]
+
+
+def test_html_shows_what_lies_between_and_what_is_inside():
+    found = tables(make_taken_apart(), make())
+    layers = "Times of all calls"
+    inside = found.row(layers, "conv1+relu1+pool1 (inside network)")
+    assert inside[:2] == ["10.00 us", "15.38 %"]
+    assert inside[6] == "inside network"
+    assert found.row(layers, "Sum of layers")[0] == "13.00 us"  # what is inside is counted once
+    assert found.row("What passes hold besides", "staging")[:2] == ["40.00 us", "61.54 %"]
+    assert found.row("Copies between", "images h2d")[6] == "pageable"
+    bar = charts.bar(make_taken_apart(), 65e-6)
+    assert [segment.name for segment in bar] == [
+        "conv1+relu1+pool1", "softmax", "images h2d", "staging", "host",
+    ]  # fmt: skip
+    assert bar[-1].x + bar[-1].width == pytest.approx(100)
 
 
 def test_html_shows_medians_sums_and_when_the_timing_stopped():
@@ -306,7 +322,7 @@ def test_html_of_a_result_read_from_json_is_the_same():
 
 def test_html_of_an_older_file_leaves_out_what_it_lacks():
     document = make_profiled().to_dict()
-    for key in ("latency_samples_ms", "timeline", "timed_pass", "stop", "profile"):
+    for key in ("latency_samples_ms", "timeline", "timed_pass", "pass", "stop", "profile"):
         del document[key]
     for step in (*document["layers"], *document["copies"]):
         del step["samples_s"]

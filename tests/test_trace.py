@@ -19,7 +19,7 @@ from samples import every_result, make, make_cuda, make_profiled
 
 import cnn_engine
 from cnn_engine import report, run
-from cnn_engine.measure import timing
+from cnn_engine.measure import step_times
 from cnn_engine.measure.records import activity
 from cnn_engine.measure.result import Result, TimelineEvent
 from cnn_engine.report import trace
@@ -207,25 +207,39 @@ def test_trace_of_a_run_on_this_cpu(variant):
     engine.close()
     document = trace.render(result)
     assert problems(document) == []
-    events = complete(document)
-    assert names(document) == {1: "host"}
-    assert len(events) == 3 * len(result.layers) == result.timeline_total
+    inside = "host, inside network (scaled)"
+    tracks = names(document)
+    assert set(tracks.values()) == ({"host", inside} if variant == "fused" else {"host"})
+    assert len(complete(document)) == min(result.timeline_total, step_times.TIMELINE_EVENTS)
+    shown = len(complete(document))
+    parts = [event for event in complete(document) if tracks[event["tid"]] == inside]
+    events = [event for event in complete(document) if tracks[event["tid"]] == "host"]
+    if variant == "fused":  # the parts of each pass fill its one step
+        of_a_pass = [event for event in parts if event["args"]["pass"] == 1]
+        assert [event["name"] for event in of_a_pass] == [p.name for p in result.layers[0].inside]
+        assert sum(event["dur"] for event in of_a_pass) == pytest.approx(events[1]["dur"], abs=0.01)
     assert {event["name"] for event in events} == {layer.name for layer in result.layers}
-    assert {event["args"]["pass"] for event in events} == {0, 1, 2}
-    total_us = sum(layer.seconds for layer in result.layers) * 1e6
-    assert sum(event["dur"] for event in events) == pytest.approx(total_us, abs=1e-3 * len(events))
-    assert json.loads(document)["otherData"]["events"] == f"{len(events)} of {len(events)} events"
+    passes = len(events) // len(result.layers)
+    assert {event["args"]["pass"] for event in events} == set(range(passes))
+    # The first passes are those of a full batch, whose samples the layers have.
+    samples = [second for layer in result.layers for second in layer.samples_s]
+    full = events[: len(samples)]
+    total_us = sum(samples) * 1e6
+    assert sum(event["dur"] for event in full) == pytest.approx(total_us, abs=1e-3 * len(full))
+    said = json.loads(document)["otherData"]["events"]
+    assert said == f"{shown} of {result.timeline_total} events"
 
 
-def test_trace_of_a_long_run_is_capped_and_says_so():
-    images = np.zeros((timing.TIMELINE_EVENTS + 7, 3, 32, 32), np.uint8)
+def test_trace_of_a_long_run_is_capped_and_says_so(monkeypatch):
+    monkeypatch.setattr(step_times, "TIMELINE_EVENTS", 50)
+    images = np.zeros((10, 3, 32, 32), np.uint8)
     engine = cnn_engine.Engine("cifar10", device="cpu", variant="fused")
     result = engine.profile(images, batch=1, iterations=1, check=False)
     engine.close()
     document = trace.render(result)
     assert problems(document) == []
-    assert len(complete(document)) == timing.TIMELINE_EVENTS
-    said = f"{timing.TIMELINE_EVENTS} of {len(images)} events"
+    assert len(complete(document)) == 50 < result.timeline_total
+    said = f"50 of {result.timeline_total} events"
     assert json.loads(document)["otherData"]["events"] == said
     labels = [e["args"].get("labels") for e in json.loads(document)["traceEvents"]]
     assert said in labels

@@ -19,7 +19,7 @@ import numpy as np
 
 from ..engine.engine import Engine
 from ..errors import InputError, UnsupportedError, expected
-from ..measure import timing
+from ..measure import step_times
 from ..measure.measurement import CHECK_IMAGES
 from ..measure.result import Check
 from ..workload import Dataset, Workload
@@ -191,29 +191,22 @@ class _EnginePasses:
         return int(np.sum(found)), len(self.images)
 
     def time_inside(self, passes: int) -> InsideTimes:
-        found: dict[str, list[float]] = {}
-        calls, pass_s, copies_s = 0, 0.0, 0.0
-        while calls < passes:
-            rows = slice(0, min(self.count, passes - calls) * self.batch)
-            steps = timing.time_layers(
-                self.engine, self.images[rows], self.probabilities[rows], self.batch, _ignore,
-                samples=0,
-            )  # fmt: skip
-            if steps.interrupted:
-                raise KeyboardInterrupt
-            for layer in steps.layers:
-                found.setdefault(layer.name, []).extend(layer.samples_s)
-            calls += steps.timed_pass.calls
-            pass_s += steps.timed_pass.host_s
-            copies_s += sum(copy.seconds for copy in steps.copies)
-        layers = [CallTimes(name, samples) for name, samples in found.items()]
+        # By events: records would slow down the passes of later points, which are timed in this process.
+        steps = step_times.time_layers(
+            self.engine, self.images, self.probabilities, self.batch, _ignore, samples=passes,
+            records=False,
+        )  # fmt: skip
+        if steps.interrupted:
+            raise KeyboardInterrupt
+        layers = [CallTimes(layer.name, layer.samples_s) for layer in steps.layers]
+        sampled = len(layers[0].samples_s)
         on_device = self.engine.device.kind == "cuda"
         return InsideTimes(
             "events" if on_device else "host",
             layers,
-            calls,
-            pass_s / calls,
-            copies_s if on_device else None,
+            sampled,
+            steps.whole_pass.sampled_s / sampled,
+            sum(sum(copy.samples_s) for copy in steps.copies) if on_device else None,
         )
 
 

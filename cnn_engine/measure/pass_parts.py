@@ -39,7 +39,7 @@ class Parts:
 
 
 def as_long_as(lengths: Sequence[float], length: float) -> np.ndarray:
-    """Returns the indices of a quarter of ``lengths``, neighbours in size, whose mean is nearest to ``length``.
+    """Returns the indices of a quarter of ``lengths``, neighbours in size, whose mean is nearest ``length``.
 
     Means over passes as long as the usual one are those of a usual pass, and unlike medians they add up: the
     mean of a sum is the sum of the means. Of few passes it may be more than a quarter.
@@ -83,12 +83,12 @@ def take_apart(
     seconds = []
     for k, step in enumerate(steps):
         if step.kind == "sync":
-            between[WAITING] += free[k]
+            between[WAITING] += float(free[k])
             seconds.append(0.0)
         elif device_s[k] is None:
             seconds.append(float(host[k]))
         else:
-            between[STAGING if pageable[k] else LAUNCH] += free[k]
+            between[STAGING if pageable[k] else LAUNCH] += float(free[k])
             seconds.append(float(device_s[k]))
     if overlaps:
         between[OVERLAP] = wall_s - sum(seconds) - sum(between.values())
@@ -112,10 +112,11 @@ def _placed(
             lane = _lane_waited_for(step)
             # What was waited for was done by then, wherever the launches seemed to put it.
             for one in [lane] if lane in queued else list(queued):
-                late = max(reached.get(one, 0.0) - end, 0.0)
-                for work in queued.pop(one):
-                    work[0] -= late
-                    work[1] -= late
+                latest = end
+                for work in reversed(queued.pop(one)):
+                    late = max(work[1] - latest, 0.0)
+                    work[0], work[1] = work[0] - late, work[1] - late
+                    latest = work[0]
                 reached[one] = min(reached[one], end)
         elif device_s[k] is not None:
             lane = id(step.lane) if step.lane is not None else 0

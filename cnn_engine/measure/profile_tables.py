@@ -292,11 +292,14 @@ def from_steps(result: Result, *, top: float, notes: Sequence[str]) -> Profile:
     def row(name: str, kind: str, step: LayerTime | CopyTime) -> Row:
         each = -(-step.calls // calls_of_all) if calls_of_all else 1  # calls a pass
         samples = step.samples_s
+        if not samples:
+            return _row(name, kind, step.calls, step.seconds, [])
         single = samples if each == 1 else []
         return _row(name, kind, each * len(samples), sum(samples), single)
 
     on_gpu = [layer for layer in result.layers if layer.device_s is not None]
-    source = whole.source if whole is not None else HOST_CLOCK
+    stamped = EVENTS if on_gpu or result.copies else HOST_CLOCK  # by a version that did not say
+    source = whole.source if whole is not None else stamped
     passes = max((len(layer.samples_s) for layer in result.layers), default=0)
     images = passes * result.batch
     wall_s = whole.sampled_s if whole is not None else None

@@ -424,19 +424,31 @@ class _Account:
                 origin = metered.marks[0] - begin
                 for k, step in enumerate(one.plan.steps):
                     start, end = (mark - begin for mark in metered.marks[k : k + 2])
-                    self._add_event(step, "host", start, end - start, index)
-                    span = metered.spans[k]
+                    self._add_event(step.name, step.kind, "host", start, end - start, index)
+                    span, track = metered.spans[k], "host"
                     if span is not None:
                         track = f"{device.name} stream"
                         if step.lane is not None:
                             handle = step.lane.stream_handle
                             track += f" {lanes.setdefault(handle, len(lanes) + 1)}"
-                        start, seconds = origin + span[0], span[1] - span[0]
-                        self._add_event(step, track, start, seconds, index)
+                        start, end = origin + span[0], origin + span[1]
+                        self._add_event(step.name, step.kind, track, start, end - start, index)
+                    # On a track of their own: they were measured in other passes.
+                    for part in self._inside_of(step):
+                        seconds = part.share * (end - start)
+                        track_inside = f"{track}, inside {step.name} (scaled)"
+                        self._add_event(part.name, part.kind, track_inside, start, seconds, index)
+                        start += seconds
                 index += 1
 
-    def _add_event(self, step: Step, track: str, start: float, seconds: float, index: int) -> None:
+    def _inside_of(self, step: Step) -> list[LayerPart]:
+        layer = self._layers.get(step.name) if step.kind == "fused" else None
+        return layer.inside if layer is not None else []
+
+    def _add_event(
+        self, name: str, kind: str, track: str, start: float, seconds: float, index: int
+    ) -> None:
         steps = self.steps
         steps.timeline_total += 1
         if len(steps.timeline) < TIMELINE_EVENTS:
-            steps.timeline.append(TimelineEvent(step.name, step.kind, track, start, seconds, index))
+            steps.timeline.append(TimelineEvent(name, kind, track, start, seconds, index))

@@ -16,7 +16,7 @@ from . import text, units
 #: Kinds that have a colour of their own in the page; others share one.
 KINDS = (
     "conv", "pad", "fused", "relu", "tanh", "pool", "fc", "softmax", "normalize", "copy", "sync", "kernel",
-    "set", "api",
+    "set", "api", "between",
 )  # fmt: skip
 
 BINS = 40
@@ -71,7 +71,7 @@ def total(result: Result) -> float:
 
 
 def bar(result: Result, scale: float) -> list[Segment]:
-    """Returns a segment a layer and copy, where ``scale`` seconds are the whole width."""
+    """Returns a segment a layer, copy and row between, where ``scale`` seconds are the whole width."""
     own = total(result)
     x = 0.0
     segments = []
@@ -84,9 +84,15 @@ def bar(result: Result, scale: float) -> list[Segment]:
 
 
 def _steps(result: Result) -> list[tuple[str, str, float]]:
-    """Returns name, kind and seconds of each layer and copy that took any time."""
-    steps = [(layer.name, layer.kind, layer.seconds) for layer in result.layers]
+    """Returns name, kind and seconds of each layer, copy and row between that took any time.
+
+    A fused layer is shown as the parts inside of it, where they are known.
+    """
+    rows = (row for layer in result.layers for row in (layer.inside or [layer]))
+    steps = [(row.name, row.kind.partition("+")[0], row.seconds) for row in rows]
     steps += [(f"{copy.what} {copy.direction}", "copy", copy.seconds) for copy in result.copies]
+    if result.whole_pass is not None:
+        steps += [(row.name, "between", row.seconds) for row in result.whole_pass.between]
     return [step for step in steps if math.isfinite(step[2]) and step[2] > 0]
 
 

@@ -15,7 +15,7 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError
-from ..measure.result import LayerTime, Result
+from ..measure.result import LayerPart, LayerTime, Result
 from . import charts, profile_page, text, units
 
 if TYPE_CHECKING:
@@ -95,6 +95,7 @@ def render(results: Sequence[Result], comparisons: Sequence[Comparison] = ()) ->
         unlike=len({_images(result) for result in results}) > 1,
         layers=_layers(results),
         copies=_copies(results),
+        between=_between(results),
         profile=_table(map(profile_page.summary, results)),
         latency=_table(map(_latency, results)),
         check=_table(map(_check, results)),
@@ -134,7 +135,7 @@ def _view(index: int, result: Result, longest: float) -> View:
             ("Check", verdict),
         ],
         warnings=_warnings(result),
-        steps=units.seconds(text.steps_seconds(result)),
+        steps=units.seconds(text.whole_seconds(result)),
         scaled=charts.bar(result, longest),
         shares=charts.bar(result, charts.total(result)),
         histogram=charts.histogram(result),
@@ -247,20 +248,24 @@ def _images(result: Result) -> int | None:
 
 
 def _timers(result: Result) -> dict[str, str]:
-    """Returns all images with timers in the passes beside all images without."""
-    timed, plain_s = result.timed_pass, result.phases.forward_s
-    if timed is None:
+    """Returns the sum of all rows beside the plain passes, and what it costs to look into passes."""
+    timed, whole, plain_s = result.timed_pass, result.whole_pass, result.phases.forward_s
+    rows = {"No layer timed, wall time": units.seconds(plain_s)}
+    if whole is not None:
+        sum_s = text.whole_seconds(result)
+        ratio = units.share(sum_s, whole.wall_s)
+        rows |= {
+            "Plain passes in turn with timed ones": units.seconds(whole.wall_s),
+            "Sum of layers, copies and what lies between": units.seconds(sum_s),
+            "the sum as a share of the plain passes": units.percent(ratio),
+            "Times of the device": whole.source,
+            "Cost": text.cost_of_timing(result),
+        }
+    elif timed is not None:  # of a version that did not know it
+        rows["Every layer timed, wall time"] = units.seconds(timed.host_s)
+        rows["Sum of layers and copies"] = units.seconds(text.steps_seconds(result))
+    else:
         return {}
-    extra = units.share(timed.host_s - plain_s, plain_s) if plain_s else None
-    rows = {
-        "No layer timed, wall time": units.seconds(plain_s),
-        "Every layer timed, wall time": units.seconds(timed.host_s),
-        "of it from the first event on the device to the last": units.seconds(timed.device_s),
-        "Sum of layers and copies": units.seconds(text.steps_seconds(result)),
-        "Cost of the timers": units.percent(None if result.interrupted else extra),
-    }
-    if timed.device_s is None:
-        del rows["of it from the first event on the device to the last"]
     return rows
 
 
@@ -281,8 +286,33 @@ def _layers(results: Sequence[Result]) -> Groups:
         )
     found = []
     for result in results:
-        layers = {layer.name: layer for layer in result.layers}
+        layers = {}
+        for layer in result.layers:
+            layers[layer.name] = layer
+            layers |= {
+                f"{part.name} (inside {layer.name})": _inside(layer, part) for part in layer.inside
+            }
         found.append(layers | {SUM: _sum(result.layers)} if layers else layers)
+    return _groups(results, columns, found)
+
+
+def _inside(layer: LayerTime, part: LayerPart) -> LayerTime:
+    """Returns a part of a fused layer as a row like a layer's, which the sum leaves out."""
+    return LayerTime(
+        part.name, part.kind, f"inside {layer.name}", layer.calls, part.seconds, flops=part.flops
+    )
+
+
+def _between(results: Sequence[Result]) -> Groups:
+    """Returns a row for what lies between the steps."""
+    columns = {
+        "time": lambda result, row: units.seconds(row.seconds),
+        "share": lambda result, row: _share(result, row.seconds),
+        "": lambda result, row: text.BETWEEN.get(row.name, units.UNKNOWN),
+    }
+    found = [
+        {row.name: row for row in r.whole_pass.between} if r.whole_pass else {} for r in results
+    ]
     return _groups(results, columns, found)
 
 
@@ -307,6 +337,7 @@ def _copies(results: Sequence[Result]) -> Groups:
         "size": lambda result, copy: units.size(copy.bytes),
         "GB/s": lambda result, copy: units.giga_per_second(copy.bytes, copy.seconds),
         "calls": lambda result, copy: units.count(copy.calls),
+        "memory": lambda result, copy: text.MEMORY[copy.pageable],
     }
     found = [{f"{copy.what} {copy.direction}": copy for copy in r.copies} for r in results]
     return _groups(results, columns, found)
@@ -328,7 +359,7 @@ def _groups(
 
 
 def _share(result: Result, seconds: float) -> str:
-    return units.percent(units.share(seconds, text.steps_seconds(result)))
+    return units.percent(units.share(seconds, text.whole_seconds(result)))
 
 
 def _median(samples: list[float]) -> float | None:
