@@ -434,8 +434,9 @@ class _Account:
                         start, end = origin + span[0], origin + span[1]
                         self._add_event(step.name, step.kind, track, start, end - start, index)
                     # On a track of their own: they were measured in other passes.
+                    took = end - start
                     for part in self._inside_of(step):
-                        seconds = part.share * (end - start)
+                        seconds = part.share * took
                         track_inside = f"{track}, inside {step.name} (scaled)"
                         self._add_event(part.name, part.kind, track_inside, start, seconds, index)
                         start += seconds
