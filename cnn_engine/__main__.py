@@ -25,6 +25,8 @@ def main(arguments: list[str] | None = None) -> int:
             print(f"  {name:<12} {summary}")
         print("\ncnn-engine COMMAND --help lists a command's options")
         return cli.DONE
+    if arguments[0] in ("--version", "--list"):
+        return cli.run(lambda words: cli.ArgumentParser().parse_args(words), arguments)
     if arguments[0] not in COMMANDS:
         cli.print_error(f"expected a command ({', '.join(COMMANDS)}), found {arguments[0]!r}")
         return cli.INPUT_AT_FAULT

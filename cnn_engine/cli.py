@@ -6,6 +6,7 @@ import argparse
 import errno
 import io
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import NoReturn
@@ -26,10 +27,33 @@ class ArgumentParser(argparse.ArgumentParser):
 
     def __init__(self, **options: object) -> None:
         super().__init__(allow_abbrev=False, **options)
+        self.add_argument("--version", action=_Version, nargs=0, help="print it and exit")
+        self.add_argument(
+            "--list",
+            action=_List,
+            nargs=0,
+            help="print the networks, variants and devices, and exit",
+        )
 
     def error(self, message: str) -> NoReturn:
         print_error(message.removeprefix("argument "))
         sys.exit(INPUT_AT_FAULT)
+
+
+class _Version(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from . import __version__
+
+        print(f"cnn_engine {__version__}")
+        parser.exit()
+
+
+class _List(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from .listing import text
+
+        print(text())
+        parser.exit()
 
 
 def print_error(message: object) -> None:
@@ -53,6 +77,49 @@ def whole_number(lowest: int, highest: int) -> Callable[[str], int]:
         return number
 
     return convert
+
+
+def batch_sizes(texts: list[str], option: str, most: int, largest: int) -> list[int]:
+    """Returns the batch sizes that ranges and lists name, sorted, each once.
+
+    ``"1-4,8"`` is 1, 2, 3, 4, 8; ``"1-256:5"`` is every fifth from 1, up to 256.
+
+    Args:
+        most: how many sizes there may be.
+        largest: what a size may be.
+
+    Raises:
+        InputError: names ``option``.
+    """
+    found: set[int] = set()
+    for word in ",".join(texts).split(","):
+        match = re.fullmatch(r"([0-9]{1,9})(?:-([0-9]{1,9})(?::([0-9]{1,9}))?)?", word.strip())
+        if match is None:
+            raise expected(option, "sizes such as 1-256, 1,2,4-8 or 1-256:5", repr(word))
+        first = int(match[1])
+        last = int(match[2] or first)
+        step = int(match[3] or 1)
+        if not (1 <= first <= last <= largest and step >= 1):
+            raise expected(
+                option, f"rising ranges from 1 to {largest} with a step above 0", repr(word)
+            )
+        sizes = range(first, last + 1, step)
+        if len(sizes) > most or len(found | set(sizes)) > most:
+            raise expected(option, f"at most {most} sizes", f"more with {word!r}")
+        found.update(sizes)
+    return sorted(found)
+
+
+def add_batch_sizes(parser: argparse.ArgumentParser, default: str) -> None:
+    """Adds ``--batch`` as every command has it that goes through batch sizes; see :func:`batch_sizes`."""
+    parser.add_argument(
+        "--batch",
+        nargs="+",
+        action="extend",
+        metavar="N",
+        help="images a pass: ranges, lists and steps, such as 1-256, 1,2,4-8 or 1-256:5 (default: "
+        f"{default})",
+    )
 
 
 def number(lowest: float, highest: float) -> Callable[[str], float]:

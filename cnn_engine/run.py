@@ -33,7 +33,11 @@ def parser() -> argparse.ArgumentParser:
         "input is at fault; 130 interrupted, what was measured is still written",
     )
     count = cli.whole_number
-    p.add_argument("--network", default="cifar10", help=f"one of {', '.join(workload.names())}")
+    p.add_argument(
+        "--network",
+        default="cifar10",
+        help=f"default: cifar10; or of {', '.join(workload.names())}",
+    )
     rows = "; ".join(f"{row.name}: {row.summary}" for row in variants.VARIANTS.values())
     p.add_argument("--variant", default="auto", help=f"{rows}; auto (default): the fastest")
     p.add_argument(
@@ -54,7 +58,9 @@ def parser() -> argparse.ArgumentParser:
         type=count(1, MOST_IMAGES),
         help="images that move at a time with --data-mode stream (default: found by measurement)",
     )
-    p.add_argument("--dtype", default="float32", help=f"one of {', '.join(variants.DTYPES)}")
+    p.add_argument(
+        "--dtype", default="float32", help=f"default: float32; or of {', '.join(variants.DTYPES)}"
+    )
     p.add_argument(
         "--batch",
         type=count(1, MOST_IMAGES),
@@ -70,20 +76,24 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument(
         "--weights",
         default="default",
-        help="default: the network's own; random; a .safetensors file, a ConvNetJS folder, or an "
+        help="default (default): the network's own; random; a .safetensors file, a ConvNetJS folder, or an "
         "MXNet .params file",
     )
     p.add_argument("--threads", type=count(1, threads.MOST), help="of CPU work (default: all CPUs)")
     p.add_argument(
-        "--warmup", type=count(0, 10**6), default=1, help="passes before those that count"
+        "--warmup",
+        type=count(0, 10**6),
+        default=1,
+        help="passes before those that count (default: 1)",
     )
-    p.add_argument(
+    until = p.add_mutually_exclusive_group()
+    until.add_argument(
         "--iterations",
         type=count(1, 10**9),
         help="times over all images (default: until the median pass is known within 1 %%, for at most "
         f"{timing.CAP_S:g} seconds)",
     )
-    p.add_argument(
+    until.add_argument(
         "--duration",
         type=cli.number(0, 10**7),
         metavar="S",

@@ -8,7 +8,7 @@ from pathlib import Path
 from cnn_engine import characterize
 from cnn_engine.characterize.points import Point
 
-QUICK = ["--device", "cpu", "--data", "synthetic", "--images", "24", "--warmup", "0.01",
+QUICK = ["--device", "cpu", "--data", "synthetic", "--images", "24", "--settle", "0.01",
          "--duration", "0.06", "--sample-period", "0.02"]  # fmt: skip
 
 

@@ -111,7 +111,7 @@ def test_accuracy_is_that_of_the_images_with_their_labels(tmp_path):
     np.savez(tmp_path / "data.npz", images=images, labels=labels)
     code = characterize.main(
         ["--device", "cpu", "--data", str(tmp_path / "data.npz"), "--batch", "1,10", "--variant", "if",
-         "--duration", "0.001", "--warmup", "0.001", "--output", str(tmp_path / "out"), "--quiet"]
+         "--duration", "0.001", "--settle", "0.001", "--output", str(tmp_path / "out"), "--quiet"]
     )  # fmt: skip
     assert code == 0
     one, ten = rows(tmp_path / "out" / "summary.csv")
@@ -134,9 +134,9 @@ def test_every_column_is_explained():
         (["--variant", "if,best"], "--variant: expected auto or one of"),
         (["--variant", "tiled"], "expected a device of kind cuda, found cpu"),
         (["--variant", ""], "--variant: expected"),
-        (["--batch", "1,x"], "--batch: expected a whole number from 1"),
-        (["--batch", ","], "--batch: expected a whole number"),
-        (["--batch", "0"], "--batch: expected a whole number"),
+        (["--batch", "1,x"], "--batch: expected sizes such as 1-256"),
+        (["--batch", ","], "--batch: expected sizes such as 1-256"),
+        (["--batch", "0"], "--batch: expected rising ranges"),
         (["--batch", "25"], "--batch: expected at most 24 (the images), found 25"),
         (["--duration", "0"], "--duration: expected a number above 0"),
         (["--duration", "nan"], "--duration: expected a number"),
@@ -179,7 +179,7 @@ def test_fewer_images_than_the_default_are_enough(tmp_path):
         labels=np.zeros(7, np.uint8),
     )
     common = ["--device", "cpu", "--data", str(tmp_path / "few.npz"), "--duration", "0.01",
-              "--warmup", "0.01", "--quiet", "--no-plot", "--output", str(tmp_path / "out")]  # fmt: skip
+              "--settle", "0.01", "--quiet", "--no-plot", "--output", str(tmp_path / "out")]  # fmt: skip
     assert characterize.main([*common, "--batch", "7"]) == 0
     assert characterize.main([*common, "--batch", "8"]) == 2
     assert characterize.main([*common, "--batch", "1", "--images", "8"]) == 2

@@ -19,7 +19,7 @@ GPU = [
     "synthetic",
     "--images",
     "200",
-    "--warmup",
+    "--settle",
     "1",
     "--duration",
     "0.5",
@@ -82,7 +82,7 @@ class TestOnAGpu:
         for run_, low, high in ((busy, 0.9, 1.0), (half, 0.4, 0.6)):
             found = point()
             load = Load(1, lambda run_=run_: run_, 1)
-            settings = Settings(0.1, 0.3, 0.3, 0.05)
+            settings = Settings(1, 0.1, 0.3, 0.3, 0.05)
             measure.time_point(found, load, Meters(), settings)
             measure.profile_point(found, load, settings, on_gpu=True)
             assert low <= found.gpu_utilization <= high

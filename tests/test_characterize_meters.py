@@ -173,7 +173,7 @@ def test_what_nvml_says_is_in_the_point():
     found = point()
     memory = subjects.Memory(10, 30, 50)
     load = sleeps(0.005, memory=lambda: memory)
-    rows_ = measure.time_point(found, load, meters, Settings(1e-3, 1.2, 1.0, 0.05))
+    rows_ = measure.time_point(found, load, meters, Settings(1, 1e-3, 1.2, 1.0, 0.05))
     meters.close()
     assert meters.gpu.gpu.nvml.freed == 2
     assert found.nvml_gpu_utilization_mean == found.nvml_gpu_utilization_max == 0.9
@@ -194,14 +194,16 @@ def test_what_nvml_says_is_in_the_point():
 
 def test_nvml_utilisation_of_a_short_window_is_left_out():
     found = point()
-    measure.time_point(found, sleeps(0.002), meters_of_a_gpu(), Settings(1e-3, 0.02, 0.02, 0.005))
+    measure.time_point(
+        found, sleeps(0.002), meters_of_a_gpu(), Settings(1, 1e-3, 0.02, 0.02, 0.005)
+    )
     assert found.nvml_gpu_utilization_mean is None
     assert found.nvml_utilization_samples == 0
     assert "averaging window" in found.note
     assert found.power_mean_w == 250
     after_a_warmup = point()
     measure.time_point(
-        after_a_warmup, sleeps(0.002), meters_of_a_gpu(), Settings(1.0, 0.02, 0.02, 0.005)
+        after_a_warmup, sleeps(0.002), meters_of_a_gpu(), Settings(1, 1.0, 0.02, 0.02, 0.005)
     )
     assert after_a_warmup.nvml_gpu_utilization_mean == 0.9
 
@@ -405,7 +407,7 @@ def test_the_command_on_a_gpu_that_is_made_up(tmp_path, monkeypatch, capsys):
         command.environment, "state", lambda device, load: {"warnings": ["GPU: warm"]}
     )
     code = command.main(
-        ["--batch", "1,4", "--duration", "0.1", "--warmup", "0.1", "--sample-period", "0.02",
+        ["--batch", "1,4", "--duration", "0.1", "--settle", "0.1", "--sample-period", "0.02",
          "--output", str(tmp_path)]
     )  # fmt: skip
     out, err = capsys.readouterr()

@@ -153,10 +153,11 @@ def test_what_is_no_torch_model(tmp_path, models, capsys, name, message):
     assert message in capsys.readouterr().err
 
 
-def test_variants_need_a_network_of_ours(tmp_path, models, capsys):
+def test_variants_beside_a_torch_model_are_of_the_default_network(tmp_path, models):
     pytest.importorskip("torch")
-    assert run(tmp_path, "--torch", f"{models}:Named", "--variant", "if") == 2
-    assert "--variant: expected --network beside it" in capsys.readouterr().err
+    assert run(tmp_path, "--torch", f"{models}:Named", "--variant", "fused", "--batch", "1") == 0
+    found = {row["subject"] for row in rows(tmp_path / "summary.csv")}
+    assert found == {"cifar10 fused", "Named"}
 
 
 @pytest.mark.gpu
@@ -165,7 +166,7 @@ def test_a_torch_model_on_a_gpu(tmp_path, models):
     if not torch.cuda.is_available():
         pytest.skip("a PyTorch without CUDA")
     code = characterize.main(
-        ["--device", "cuda", "--warmup", "1", "--duration", "0.5", "--batch", "1,8",
+        ["--device", "cuda", "--settle", "1", "--duration", "0.5", "--batch", "1,8",
          "--torch", f"{models}:Named,width=32", "--shape", "3,64,64", "--torch-dtype", "float16",
          "--output", str(tmp_path)]
     )  # fmt: skip

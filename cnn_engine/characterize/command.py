@@ -20,9 +20,10 @@ from .measure import Meters, Settings
 from .points import FAILED, INTERRUPTED, OK, Point
 from .subjects import TORCH_DTYPES, EngineSubject, Load, TorchSubject, check_images
 
-DEFAULT_BATCHES = (1, 5, 10, 15, 20)
+DEFAULT_BATCHES = "1,5,10,15,20"
 DEFAULT_IMAGES = 1000
 MOST_BATCHES = 1000
+LARGEST_BATCH = 10**6
 LONGEST_S = 300.0  # a point; every pass's time is kept
 
 Subject = EngineSubject | TorchSubject
@@ -40,7 +41,7 @@ def parser() -> argparse.ArgumentParser:
     )
     p.add_argument(
         "--network",
-        help=f"one of {', '.join(workload.names())} (default: cifar10, or none with --torch)",
+        help=f"one of {', '.join(workload.names())} (default: cifar10; none with --torch alone)",
     )
     p.add_argument(
         "--variant",
@@ -53,10 +54,14 @@ def parser() -> argparse.ArgumentParser:
         action=argparse.BooleanOptionalAction,
         help="let several lanes share one output's sum (default: no; auto: what is fastest)",
     )
-    p.add_argument("--dtype", default="float32", help=f"one of {', '.join(variants.DTYPES)}")
+    p.add_argument(
+        "--dtype", default="float32", help=f"default: float32; or of {', '.join(variants.DTYPES)}"
+    )
     p.add_argument("--device", default="auto", help="auto (default), cpu, cuda or cuda:N")
     p.add_argument("--data", default="auto", help="auto (default), synthetic, or a path; see run")
-    p.add_argument("--weights", default="default", help="default, random, or a path; see run")
+    p.add_argument(
+        "--weights", default="default", help="default (default), random, or a path; see run"
+    )
     p.add_argument(
         "--images",
         type=cli.whole_number(1, 10**7),
@@ -69,21 +74,28 @@ def parser() -> argparse.ArgumentParser:
         metavar="MODULE:CALLABLE[,KEY=VALUE...]",
         help="a PyTorch model with random weights, such as torchvision.models:resnet50; repeated for more",
     )
-    p.add_argument("--shape", default="3,224,224", metavar="C,H,W", help="its input (3,224,224)")
     p.add_argument(
-        "--torch-dtype", default="float32", help=f"one of {', '.join(TORCH_DTYPES)} (float32)"
+        "--shape", default="3,224,224", metavar="C,H,W", help="its input (default: 3,224,224)"
     )
     p.add_argument(
-        "--batch",
-        action="append",
-        metavar="N,N,...",
-        help=f"images a pass (default: {','.join(map(str, DEFAULT_BATCHES))})",
+        "--torch-dtype",
+        default="float32",
+        help=f"one of {', '.join(TORCH_DTYPES)} (default: float32)",
     )
-    p.add_argument("--threads", type=cli.whole_number(1, threads.MOST), help="of CPU work")
+    cli.add_batch_sizes(p, DEFAULT_BATCHES)
+    p.add_argument(
+        "--threads", type=cli.whole_number(1, threads.MOST), help="of CPU work (default: all CPUs)"
+    )
     defaults = Settings()
+    p.add_argument(
+        "--warmup",
+        type=cli.whole_number(0, 10**6),
+        default=defaults.warmup,
+        help=f"passes before those that count (default: {defaults.warmup})",
+    )
     for option, default, most, what in (
-        ("warmup", defaults.warmup_s, LONGEST_S, "passes before those that count; NVML's "
-         "utilisation reaches up to 1 s back"),
+        ("settle", defaults.settle_s, LONGEST_S, "passes after --warmup and before those that count; "
+         "NVML's utilisation reaches up to 1 s back"),
         ("duration", defaults.duration_s, LONGEST_S, "timed passes of a point"),
         ("sample-period", defaults.sample_period_s, 60.0, "between two readings of the meters"),
     ):  # fmt: skip
@@ -101,7 +113,10 @@ def parser() -> argparse.ArgumentParser:
         help="compare our variants with the float64 reference before they are timed (default: yes)",
     )
     p.add_argument(
-        "--output", default="characterize", metavar="DIR", help="for the files (characterize)"
+        "--output",
+        default="characterize",
+        metavar="DIR",
+        help="for the files (default: characterize)",
     )
     p.add_argument(
         "--plot", action=argparse.BooleanOptionalAction, default=True, help="draw it (default: yes)"
@@ -126,7 +141,8 @@ def _main(arguments: list[str] | None) -> int:
     for subject in subjects:
         subject.prepare(options.check)
     settings = Settings(
-        warmup_s=options.warmup,
+        warmup=options.warmup,
+        settle_s=options.settle,
         duration_s=options.duration,
         profile_s=min(options.duration, Settings().profile_s),
         sample_period_s=options.sample_period,
@@ -307,17 +323,7 @@ def _environment(device: Any) -> dict[str, Any]:
 
 
 def _batches(texts: list[str] | None) -> list[int]:
-    if texts is None:
-        return list(DEFAULT_BATCHES)
-    words = ",".join(texts).split(",")
-    convert = cli.whole_number(1, 10**6)
-    try:
-        batches = list(dict.fromkeys(convert(word) for word in words))
-    except argparse.ArgumentTypeError as error:
-        raise InputError(f"--batch: {error}") from error
-    if len(batches) > MOST_BATCHES:
-        raise expected("--batch", f"at most {MOST_BATCHES} sizes", len(batches))
-    return batches
+    return cli.batch_sizes(texts or [DEFAULT_BATCHES], "--batch", MOST_BATCHES, LARGEST_BATCH)
 
 
 def _shape(words: str) -> tuple[int, ...]:
@@ -338,9 +344,7 @@ def _subjects(
     if options.torch_dtype not in TORCH_DTYPES:
         raise expected("--torch-dtype", f"one of {', '.join(TORCH_DTYPES)}", options.torch_dtype)
     shape = _shape(options.shape)
-    name = options.network or (None if options.torch else "cifar10")
-    if name is None and options.variant:
-        raise expected("--variant", "--network beside it", "--torch alone")
+    name = options.network or (None if options.torch and not options.variant else "cifar10")
     subjects: list[Subject] = []
     about: dict[str, Any] = {"batches": batches}
     if name is not None:

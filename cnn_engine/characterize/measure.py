@@ -35,9 +35,10 @@ MOST_ITERATIONS = 2000
 
 @dataclass
 class Settings:
-    """How long, and how often to sample, in seconds."""
+    """How many passes before those that count, and in seconds how long, and how often to sample."""
 
-    warmup_s: float = 1.0
+    warmup: int = 1
+    settle_s: float = 1.0
     duration_s: float = 2.0
     profile_s: float = 1.0
     sample_period_s: float = 0.1
@@ -131,8 +132,8 @@ def time_point(point: Point, load: Load, meters: Meters, settings: Settings) -> 
         KeyboardInterrupt: it came; what was measured until then is in ``point``, whose status says so.
     """
     warmup = Passes()
-    if settings.warmup_s > 0:
-        warmup.run(load.next_pass, settings.warmup_s, fewest=1)
+    if settings.warmup or settings.settle_s > 0:
+        warmup.run(load.next_pass, settings.settle_s, fewest=settings.warmup)
     if warmup.interrupted:
         raise KeyboardInterrupt
     process = meters.process
@@ -210,7 +211,7 @@ def _meters(point: Point, meters: Meters, sampler: Sampler, settings: Settings) 
     if meters.gpu is None:
         return
     # Before this, NVML's window still reaches back to before the warm-up.
-    since_s = max(0.0, NVML_WINDOW_S - settings.warmup_s)
+    since_s = max(0.0, NVML_WINDOW_S - settings.settle_s)
     for column, meter in (
         ("nvml_gpu_utilization", "gpu_utilization"),
         ("nvml_memory_utilization", "memory_utilization"),

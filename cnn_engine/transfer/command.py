@@ -48,10 +48,7 @@ def parser() -> argparse.ArgumentParser:
         "--shape", action="append", default=[], metavar="C,H,W",
         help="images of this shape, such as 3,224,224; repeated for more",
     )  # fmt: skip
-    p.add_argument(
-        "--batch", nargs="+", metavar="N",
-        help=f"sizes: ranges, lists and steps, such as 1-256, 1,2,4-8 or 1-256:5 ({DEFAULT_BATCHES})",
-    )  # fmt: skip
+    cli.add_batch_sizes(p, DEFAULT_BATCHES)
     p.add_argument(
         "--direction", choices=(*subjects.DIRECTIONS, "both"), default="h2d",
         help="host to device (default), device to host, or both",
@@ -66,16 +63,16 @@ def parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     p.add_argument(
         "--repeats", type=count(2, 1_000_000), default=DEFAULT_REPEATS,
-        help=f"samples of each batch size, those that exist included ({DEFAULT_REPEATS})",
+        help=f"samples of each batch size, those that exist included (default: {DEFAULT_REPEATS})",
     )  # fmt: skip
     p.add_argument(
         "--warmup", type=count(0, 10_000), default=Settings.warmup,
-        help=f"copies before each group of samples that do not count ({Settings.warmup})",
+        help=f"copies before each group of samples that do not count (default: {Settings.warmup})",
     )  # fmt: skip
     p.add_argument("--device", default="cuda", help="cuda (default) or cuda:N")
     p.add_argument(
         "--seed", type=count(0, 2**32 - 1), default=0,
-        help="of the order, the contents and the sizes held out (0)",
+        help="of the order, the contents and the sizes held out (default: 0)",
     )  # fmt: skip
     p.add_argument("--fresh", action="store_true", help="measure what exists again, and replace it")
     p.add_argument(
@@ -84,7 +81,7 @@ def parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     p.add_argument(
         "--output", default="transfer", metavar="DIR",
-        help="for raw_data/ and the results by GPU and network (transfer)",
+        help="for raw_data/ and the results by GPU and network (default: transfer)",
     )  # fmt: skip
     p.add_argument(
         "--organize", metavar="RAW_DIR",
@@ -105,6 +102,10 @@ def parser() -> argparse.ArgumentParser:
     return p
 
 
+def _sizes(texts: list[str], option: str) -> list[int]:
+    return cli.batch_sizes(texts, option, subjects.MOST_BATCHES, subjects.LARGEST_BATCH)
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Runs the command with ``arguments`` (None: the process's); returns its exit code."""
     return cli.run(_main, arguments)
@@ -117,7 +118,7 @@ def _main(arguments: list[str] | None) -> int:
         for direction in _each(options.direction, subjects.DIRECTIONS)
         for memory in _each(options.memory, subjects.MEMORIES)
     ]
-    asked = subjects.whole_numbers(options.predict, "--predict") if options.predict else None
+    asked = _sizes(options.predict, "--predict") if options.predict else None
     output = Path(options.output)
     names = [subjects.path_safe(name) for name in options.network]
     names += [subjects.from_shape(shape).folder for shape in options.shape]
@@ -149,7 +150,7 @@ def _measure(options: argparse.Namespace, modes: list[Mode], output: Path) -> in
     wanted = [subjects.find(name) for name in names]
     wanted += [subjects.from_shape(shape) for shape in options.shape]
     wanted = subjects.distinct(wanted)
-    batches = subjects.whole_numbers(options.batch or [DEFAULT_BATCHES], "--batch")
+    batches = _sizes(options.batch or [DEFAULT_BATCHES], "--batch")
     regression.check_available()
     device = _cuda(options.device)
     section = output / files.RAW / subjects.path_safe(device.model) / files.SECTION

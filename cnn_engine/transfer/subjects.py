@@ -115,33 +115,6 @@ def from_shape(text: str) -> Subject:
     return Subject("x".join(map(str, sizes)), sizes)
 
 
-def whole_numbers(texts: list[str], option: str) -> list[int]:
-    """Returns the batch sizes that ranges and lists name, sorted, each once.
-
-    ``"1-4,8"`` is 1, 2, 3, 4, 8; ``"1-256:5"`` is every fifth from 1, up to 256.
-
-    Raises:
-        InputError: names ``option``.
-    """
-    found: set[int] = set()
-    for word in ",".join(texts).split(","):
-        match = re.fullmatch(r"([0-9]{1,9})(?:-([0-9]{1,9})(?::([0-9]{1,9}))?)?", word.strip())
-        if match is None:
-            raise expected(option, "sizes such as 1-256, 1,2,4-8 or 1-256:5", repr(word))
-        first = int(match[1])
-        last = int(match[2] or first)
-        step = int(match[3] or 1)
-        if not (1 <= first <= last <= LARGEST_BATCH and step >= 1):
-            raise expected(
-                option, f"rising ranges from 1 to {LARGEST_BATCH} with a step above 0", repr(word)
-            )
-        sizes = range(first, last + 1, step)
-        if len(sizes) > MOST_BATCHES or len(found | set(sizes)) > MOST_BATCHES:
-            raise expected(option, f"at most {MOST_BATCHES} sizes", f"more with {word!r}")
-        found.update(sizes)
-    return sorted(found)
-
-
 def distinct(subjects: list[Subject]) -> list[Subject]:
     """Returns ``subjects``, each once.
 
