@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 import tolerances
@@ -55,8 +57,8 @@ ERROR = {
 }
 
 
-def fused(network: Network, weights: dict[str, np.ndarray], dtype: str):
-    return cuda_module.load().FusedNetwork(*description(network, weights), dtype)
+def fused(network: Network, weights: dict[str, np.ndarray], dtype: str, **options):
+    return cuda_module.load().FusedNetwork(*description(network, weights), dtype, **options)
 
 
 def random_weights(network: Network, rng: np.random.Generator) -> dict[str, np.ndarray]:
@@ -160,6 +162,138 @@ def test_clusters_that_take_several_images(gpu, rng, name, dtype, batch):
         check(found[0], wanted, dtype, batch=batch, input=source.dtype)
         same = (found == found[0]).all(axis=(1, 2))
         assert same.all(), f"other results than the first in {(~same).sum()} of {REPEATS} runs"
+
+
+#: Shared memory a block on a device of capability 8.6, 8.9 or 12.0, and on one of 8.0.
+SMALL, MIDDLE = 99 * 1024, 163 * 1024
+
+
+@pytest.mark.parametrize("batch", [1, 33, 133, 601])
+@pytest.mark.parametrize("limit", [SMALL, MIDDLE])
+@pytest.mark.parametrize("dtype", list(ERROR))
+@pytest.mark.parametrize("name", list(NETWORKS))
+def test_with_the_shared_memory_of_smaller_devices(gpu, rng, name, dtype, limit, batch):
+    network = NETWORKS[name]
+    weights = random_weights(network, rng)
+    images = rng.integers(0, 256, (batch, *network.input_shape), np.uint8)
+    kernels = fused(network, weights, dtype, _shared_limit=limit)
+    assert 0 < kernels.shared_bytes <= limit
+    wanted = reference.forward(network, weights, images)
+    check(run(gpu, kernels, images), wanted, dtype, batch=batch, limit=limit)
+    floats = (images * np.float32(network.scale) + np.float32(network.offset)).astype(np.float32)
+    check(run(gpu, kernels, floats), wanted, dtype, batch=batch, limit=limit, input="float32")
+
+
+def test_a_large_multiprocessor_is_filled(gpu, rng):
+    """Nothing takes a device for one with less shared memory than it has."""
+    module = cuda_module.load()
+    capability = module.device_properties(module.get_device())["compute_capability"]
+    if capability not in ((9, 0), (10, 0), (10, 3)):
+        pytest.skip("needs a device with 227 KiB of shared memory a block")
+    weights = random_weights(CIFAR10, rng)
+    for dtype in ERROR:
+        assert fused(CIFAR10, weights, dtype).shared_bytes > 200_000
+
+
+def test_too_little_shared_memory_is_told_in_numbers(gpu, rng):
+    weights = random_weights(CIFAR10, rng)
+    why_not = cuda_module.load().FusedNetwork.why_not
+    for dtype, least in (("float32", 50_000), ("float16", 80_000)):
+        arguments = *description(CIFAR10, weights), dtype
+        assert why_not(*arguments, _shared_limit=SMALL) == ""
+        found = why_not(*arguments, _shared_limit=least)
+        wanted = rf"^cifar10 in {dtype}: expected a device with \d+ bytes of shared memory a block, found"
+        assert re.match(wanted, found)
+        assert found.endswith(f"found {least}")
+        with pytest.raises(ValueError, match=f"found {least}"):
+            fused(CIFAR10, weights, dtype, _shared_limit=least)
+
+
+PARTS = {
+    "cifar10": [(0, 1, 2), (3, 4, 5), (6, 7, 8), (9,), (10,)],
+    "ece408": [(0, 1, 2), (3,), (4,), (5,), (6,), (7,)],
+}
+
+
+def run_timed(kernels, images, runs: int):
+    """Runs instrumented kernels; returns the last result, the parts' ticks, and seconds a run by events."""
+    import cupy
+
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        on_device = cupy.asarray(images)
+        out = cupy.full((len(images), kernels.outputs), -1, np.float32)
+        ticks = cupy.full(len(kernels.parts), FIRST_TICKS, np.uint64)
+    start, end = cupy.cuda.Event(), cupy.cuda.Event()
+
+    def once() -> None:
+        kernels.run_timed(
+            on_device.data.ptr, images.dtype == np.uint8, len(images), out.data.ptr, stream.ptr,
+            ticks.data.ptr,
+        )  # fmt: skip
+
+    once()
+    stream.synchronize()
+    first = ticks.get()
+    start.record(stream)
+    for _ in range(runs):
+        once()
+    end.record(stream)
+    end.synchronize()
+    assert (first > FIRST_TICKS).all(), f"not added to: {first}"
+    seconds = cupy.cuda.get_elapsed_time(start, end) * 1e-3 / runs
+    return out.get(), ticks.get() - first, seconds
+
+
+#: What the ticks are when the first run begins: they are added to.
+FIRST_TICKS = 10**9
+
+
+@pytest.mark.parametrize("limit", [None, SMALL, MIDDLE])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("name", list(NETWORKS))
+def test_timed_parts(gpu, rng, name, dtype, limit):
+    """On every route: the same bits as without timing, and each part takes some of the time."""
+    network = NETWORKS[name]
+    kernels = fused(network, random_weights(network, rng), dtype, _shared_limit=limit)
+    assert kernels.parts == PARTS[name]
+    for batch in (1, 40, 133, 700):
+        images = rng.integers(0, 256, (batch, *network.input_shape), np.uint8)
+        for source in (images, (images / 255).astype(np.float32)):
+            found, ticks, _ = run_timed(kernels, source, runs=10)
+            np.testing.assert_array_equal(found, run(gpu, kernels, source))
+            assert (ticks.astype(np.int64) > 0).all(), f"batch {batch}: {ticks}"
+            shares = ticks / ticks.sum()
+            assert shares.max() < 0.95, f"batch {batch}: {shares}"
+
+
+def test_timed_parts_are_the_life_of_all_teams(gpu, rng):
+    """Ticks of the clock make up the kernel's time, and convolutions take the shares of their products."""
+    module = cuda_module.load()
+    properties = module.device_properties(module.get_device())
+    kernels = fused(CIFAR10, random_weights(CIFAR10, rng), "float32")
+    if kernels.shared_bytes < 200_000:
+        pytest.skip("needs the shared memory of the kernel with two teams a multiprocessor")
+    images = rng.integers(0, 256, (20_000, 3, 32, 32), np.uint8)
+    _, ticks, seconds = run_timed(kernels, images, runs=5)
+    teams = 2 * properties["multiprocessors"]
+    # At less than the highest clock there are fewer ticks a second.
+    assert 0.5 < ticks.sum() / 5 / teams / properties["clock_hz"] / seconds < 1.02
+    shares = ticks / ticks.sum()
+    assert shares[1] == shares.max()  # half of the products
+    assert shares[:3].sum() > 0.7
+    assert shares[4] < 0.1
+
+
+def test_timed_parts_after_the_kernel_are_times(gpu, rng):
+    """Where layers follow, ticks are picoseconds, also of a batch that is run in several parts."""
+    kernels = fused(ECE408, random_weights(ECE408, rng), "float32")
+    images = rng.integers(0, 256, (9_000, 1, 48, 48), np.uint8)
+    found, ticks, seconds = run_timed(kernels, images, runs=10)
+    np.testing.assert_array_equal(found, run(gpu, kernels, images))
+    assert 0.5 < ticks.sum() * 1e-12 / 10 / seconds < 1.02
+    shares = ticks / ticks.sum()
+    assert shares[2] > 2 * shares[3:].max()  # 5,184 features to 140 outputs, beside 140 to 10
 
 
 def test_weights_are_there_before_any_stream(gpu, rng):

@@ -16,6 +16,10 @@ cuda::FusedDtype dtype_of(const std::string& name) {
                               "'");
 }
 
+int limit_or_none(const py::object& limit) {
+  return limit.is_none() ? cuda::FusedNetwork::kNoLimit : limit.cast<int>();
+}
+
 // Without a device given: the current one.
 int device_or_current(const py::object& device) {
   return device.is_none() ? cuda::current_device() : device.cast<int>();
@@ -28,29 +32,45 @@ void add_fused(py::module_& module) {
   py::class_<FusedNetwork>(module, "FusedNetwork")
       .def(py::init([](const Input& input, float scale, float offset,
                        const std::vector<Layer>& layers, const std::string& dtype,
-                       const py::object& device) {
+                       const py::object& device, const py::object& shared_limit) {
              return FusedNetwork(describe(input, scale, offset, layers), dtype_of(dtype),
-                                 device_or_current(device));
+                                 device_or_current(device), limit_or_none(shared_limit));
            }),
            py::arg("shape"), py::arg("scale"), py::arg("offset"), py::arg("layers"),
-           py::arg("dtype"), py::arg("device") = py::none())
+           py::arg("dtype"), py::arg("device") = py::none(), py::arg("_shared_limit") = py::none())
       .def_static(
           "why_not",
           [](const Input& input, float scale, float offset, const std::vector<Layer>& layers,
-             const std::string& dtype, const py::object& device) {
+             const std::string& dtype, const py::object& device, const py::object& shared_limit) {
             return FusedNetwork::why_not(describe(input, scale, offset, layers), dtype_of(dtype),
-                                         device_or_current(device));
+                                         device_or_current(device), limit_or_none(shared_limit));
           },
           py::arg("shape"), py::arg("scale"), py::arg("offset"), py::arg("layers"),
-          py::arg("dtype"), py::arg("device") = py::none())
+          py::arg("dtype"), py::arg("device") = py::none(), py::arg("_shared_limit") = py::none())
       .def("run",
            [](const FusedNetwork& network, Address images, bool is_uint8, int n, Address output,
               Address stream) {
              network.run(in<void>(images), is_uint8, n, out(output),
                          reinterpret_cast<Stream>(stream));
            })
+      .def("run_timed",
+           [](const FusedNetwork& network, Address images, bool is_uint8, int n, Address output,
+              Address stream, Address ticks) {
+             network.run_timed(in<void>(images), is_uint8, n, out(output),
+                               reinterpret_cast<Stream>(stream),
+                               reinterpret_cast<unsigned long long*>(ticks));
+           })
+      .def_property_readonly("parts",
+                             [](const FusedNetwork& network) {
+                               py::list parts;
+                               for (const auto& part : network.parts()) {
+                                 parts.append(py::tuple(py::cast(part)));
+                               }
+                               return parts;
+                             })
       .def_property_readonly("outputs", &FusedNetwork::outputs)
       .def_property_readonly("instantiation", &FusedNetwork::instantiation)
+      .def_property_readonly("shared_bytes", &FusedNetwork::shared_bytes)
       .def_property_readonly("whole", &FusedNetwork::whole);
   // float32 multiply-adds a second that the current device reaches when it does nothing else.
   module.def("measure_fma_peak", &cuda::measure_fma_peak, py::call_guard<py::gil_scoped_release>());

@@ -1,18 +1,13 @@
 // delay on CUDA: one thread watches the GPU's nanosecond timer.
+#include "cuda/timer.cuh"
 #include "runtime/check.h"
 #include "runtime/delay.h"
 
 namespace cnn_engine::cuda {
 namespace {
 
-__device__ std::uint64_t global_timer() {
-  std::uint64_t nanoseconds;
-  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(nanoseconds));
-  return nanoseconds;
-}
-
 __global__ void delay_kernel(std::int64_t nanoseconds) {
-  const std::uint64_t end = global_timer() + nanoseconds;
+  const unsigned long long end = global_timer() + nanoseconds;
   while (global_timer() < end) __nanosleep(100);
 }
 

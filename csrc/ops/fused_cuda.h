@@ -20,8 +20,10 @@
 // fit.
 #pragma once
 
+#include <limits>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "ops/network.h"
 #include "runtime/stream.h"
@@ -32,9 +34,13 @@ enum class FusedDtype { float32, tf32, float16, bfloat16 };
 
 class FusedNetwork {
  public:
-  // Packs the weights and uploads them to the device. Throws std::invalid_argument with why_not's
-  // reason.
-  FusedNetwork(const NetworkDescription& description, FusedDtype dtype, int device);
+  static constexpr int kNoLimit = std::numeric_limits<int>::max();
+
+  // Packs the weights and uploads them to the device, complete on return. Throws
+  // std::invalid_argument with why_not's reason. `shared_limit` stands in for a device with less
+  // shared memory a block, in tests of the kernels that it would run.
+  FusedNetwork(const NetworkDescription& description, FusedDtype dtype, int device,
+               int shared_limit = kNoLimit);
   ~FusedNetwork();
   FusedNetwork(FusedNetwork&&) noexcept;
   FusedNetwork& operator=(FusedNetwork&&) noexcept;
@@ -42,7 +48,8 @@ class FusedNetwork {
   FusedNetwork& operator=(const FusedNetwork&) = delete;
 
   // Why the network cannot run as one kernel on the device, or "" if it can.
-  static std::string why_not(const NetworkDescription& description, FusedDtype dtype, int device);
+  static std::string why_not(const NetworkDescription& description, FusedDtype dtype, int device,
+                             int shared_limit = kNoLimit);
 
   // Only launches: no allocation and no wait, so it may be captured into a graph. Runs of one
   // object share its workspace where the network goes on after the kernel: order them on one
@@ -52,9 +59,18 @@ class FusedNetwork {
            float* output,  // [N, outputs]
            Stream stream) const;
 
+  // The same from instrumented kernels, which add to ticks[i] (device memory) what parts()[i] took:
+  // of the multiprocessors' clocks, or of the GPU's timer where the network goes on after the
+  // kernel. The shares of the parts in their sum are meant, not the numbers.
+  void run_timed(const void* images, bool is_uint8, int n, float* output, Stream stream,
+                 unsigned long long* ticks) const;
+  // The layers of each part, as indices of the description's: in order, and all of them.
+  const std::vector<std::vector<int>>& parts() const;
+
   int outputs() const;                // values an image
   const char* instantiation() const;  // the compiled-in network that runs it
   bool whole() const;                 // whether the kernel runs all layers
+  int shared_bytes() const;           // that a block of its kernels takes at most
 
  private:
   struct State;

@@ -5,6 +5,7 @@
 
 #include "cuda/fused/linear_tiled.cuh"
 #include "cuda/fused/plan.h"
+#include "cuda/timer.cuh"
 #include "ops/elementwise.h"
 #include "ops/linear.h"
 #include "ops/softmax.h"
@@ -48,17 +49,52 @@ const char* name_of(FusedDtype dtype) {
   return "unknown";
 }
 
-int shared_memory(int device) {
+int shared_memory(int device, int limit) {
   int bytes = 0;
   CUDA_CHECK(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
-  return bytes;
+  return limit < bytes ? limit : bytes;
 }
 
-std::string why_not_on(const Instantiation& candidate, FusedDtype dtype, int device) {
-  const int needed = candidate.shared_bytes(dtype), found = shared_memory(device);
+std::string why_not_on(const Instantiation& candidate, FusedDtype dtype, int found) {
+  const int needed = candidate.shared_bytes(dtype);
   if (needed <= found) return "";
   return std::string(candidate.name) + " in " + name_of(dtype) + ": expected a device with " +
          std::to_string(needed) + " bytes of shared memory a block, found " + std::to_string(found);
+}
+
+// Times the steps of an instrumented run that goes on after its kernel, with the GPU's nanosecond
+// timer, read by kernels of one thread between the steps.
+struct StepClock {
+  unsigned long long last;   // when the step before ended
+  unsigned long long empty;  // what a step that does nothing would take
+  // That the instrumented kernel adds to; 0 between runs.
+  unsigned long long ticks[fused::kMostParts];
+};
+
+__global__ void start_steps_kernel(StepClock* clock) {
+  const unsigned long long now = global_timer();
+  clock->empty = now - clock->last;  // right the second time
+  clock->last = now;
+}
+
+// Adds the picoseconds of the step that ends here to its part, or to its parts in proportion to
+// their ticks.
+__global__ void end_step_kernel(StepClock* clock, int parts, unsigned long long* to) {
+  const unsigned long long now = global_timer(), passed = now - clock->last;
+  clock->last = now;
+  // The timer may tick seldom: a step takes some time, and over many runs the differences are
+  // right.
+  const unsigned long long taken = 1000 * (passed > clock->empty ? passed - clock->empty : 1);
+  if (parts == 1) {
+    *to += taken;
+    return;
+  }
+  double all = 0;
+  for (int part = 0; part < parts; ++part) all += clock->ticks[part];
+  for (int part = 0; part < parts; ++part) {
+    to[part] += static_cast<unsigned long long>(taken * (clock->ticks[part] / all));
+    clock->ticks[part] = 0;
+  }
 }
 
 }  // namespace
@@ -73,6 +109,20 @@ struct FusedNetwork::State {
   std::unique_ptr<fused::Plan> plan;
   std::vector<TailLayer> tail;
   DeviceBuffer workspace[2];  // [kTailImages, widest], used in turn
+  DeviceBuffer step_clock;    // StepClock, where there is a tail
+  int kernel_parts = 0;
+  std::vector<std::vector<int>> parts;
+
+  void add_parts() {
+    int layer = 0;
+    const auto add = [&](int layers) {
+      std::vector<int>& part = parts.emplace_back();
+      for (int i = 0; i < layers; ++i) part.push_back(layer++);
+    };
+    for (const int layers : instantiation->parts()) add(layers);
+    kernel_parts = static_cast<int>(parts.size());
+    for (std::size_t i = 0; i < tail.size(); ++i) add(1);
+  }
 
   void add_tail(const NetworkDescription& description, std::size_t first) {
     std::size_t widest = outputs;
@@ -94,9 +144,24 @@ struct FusedNetwork::State {
     if (tail.empty()) return;
     for (DeviceBuffer& buffer : workspace)
       buffer = DeviceBuffer(sizeof(float) * widest * kTailImages);
+    const StepClock zero = {};
+    step_clock = DeviceBuffer(&zero, sizeof(zero));
   }
 
-  void run_tail(const float* input, int n, float* output, Stream stream) const {
+  void start_steps(Stream stream) const {
+    for (int i = 0; i < 2; ++i) {
+      start_steps_kernel<<<1, 1, 0, stream>>>(step_clock.as<StepClock>());
+      CUDA_CHECK_LAUNCH("start_steps_kernel");
+    }
+  }
+  void end_step(int parts, unsigned long long* to, Stream stream) const {
+    end_step_kernel<<<1, 1, 0, stream>>>(step_clock.as<StepClock>(), parts, to);
+    CUDA_CHECK_LAUNCH("end_step_kernel");
+  }
+
+  // `ticks`: of the tail's layers, or null.
+  void run_tail(const float* input, int n, float* output, unsigned long long* ticks,
+                Stream stream) const {
     int turn = 1;
     for (std::size_t i = 0; i < tail.size(); ++i, turn ^= 1) {
       const TailLayer& layer = tail[i];
@@ -127,14 +192,38 @@ struct FusedNetwork::State {
         case LayerKind::max_pool2d:
           throw std::logic_error("fused: a convolution after the kernel");
       }
+      if (ticks != nullptr) end_step(1, ticks + i, stream);
       input = to;
+    }
+  }
+
+  void run(const void* images, bool is_uint8, int n, float* output, unsigned long long* ticks,
+           Stream stream) const {
+    if (tail.empty()) return plan->launch(images, is_uint8, n, output, ticks, stream);
+    const std::int64_t image_bytes =
+        std::int64_t{instantiation->image_elements} * (is_uint8 ? 1 : 4);
+    for (int first = 0; first < n; first += kTailImages) {
+      const int count = n - first < kTailImages ? n - first : kTailImages;
+      const void* from = static_cast<const unsigned char*>(images) + first * image_bytes;
+      float* between = workspace[0].as<float>();
+      float* to = output + std::int64_t{first} * outputs;
+      if (ticks == nullptr) {
+        plan->launch(from, is_uint8, count, between, nullptr, stream);
+        run_tail(between, count, to, nullptr, stream);
+      } else {
+        start_steps(stream);
+        plan->launch(from, is_uint8, count, between, step_clock.as<StepClock>()->ticks, stream);
+        end_step(kernel_parts, ticks, stream);
+        run_tail(between, count, to, ticks + kernel_parts, stream);
+      }
     }
   }
 };
 
-FusedNetwork::FusedNetwork(const NetworkDescription& description, FusedDtype dtype, int device)
+FusedNetwork::FusedNetwork(const NetworkDescription& description, FusedDtype dtype, int device,
+                           int shared_limit)
     : state_(std::make_unique<State>()) {
-  const std::string why = why_not(description, dtype, device);
+  const std::string why = why_not(description, dtype, device, shared_limit);
   if (!why.empty()) throw std::invalid_argument("fused: " + why);
   for (std::size_t i = 0; i < description.layers.size(); ++i) {
     const LayerDescription& layer = description.layers[i];
@@ -149,8 +238,10 @@ FusedNetwork::FusedNetwork(const NetworkDescription& description, FusedDtype dty
   const DeviceGuard guard(device);
   state_->device = device;
   state_->outputs = state_->instantiation->outputs;
-  state_->plan = state_->instantiation->make(description, dtype, device);
+  state_->plan =
+      state_->instantiation->make(description, dtype, device, shared_memory(device, shared_limit));
   state_->add_tail(description, used);
+  state_->add_parts();
 }
 
 FusedNetwork::~FusedNetwork() = default;
@@ -158,10 +249,10 @@ FusedNetwork::FusedNetwork(FusedNetwork&&) noexcept = default;
 FusedNetwork& FusedNetwork::operator=(FusedNetwork&&) noexcept = default;
 
 std::string FusedNetwork::why_not(const NetworkDescription& description, FusedDtype dtype,
-                                  int device) {
+                                  int device, int shared_limit) {
   std::size_t used = 0;
   const Instantiation* found = find(description, used);
-  if (found != nullptr) return why_not_on(*found, dtype, device);
+  if (found != nullptr) return why_not_on(*found, dtype, shared_memory(device, shared_limit));
   std::string why;
   for (const Instantiation* candidate : kInstantiations) {
     why += (why.empty() ? "not " : "; not ") + std::string(candidate->name) + ": " +
@@ -174,20 +265,20 @@ void FusedNetwork::run(const void* images, bool is_uint8, int n, float* output,
                        Stream stream) const {
   require_at_least("batch", n, 0);
   const DeviceGuard guard(state_->device);
-  const State& s = *state_;
-  if (s.tail.empty()) return s.plan->launch(images, is_uint8, n, output, stream);
-  const std::int64_t image_bytes =
-      std::int64_t{s.instantiation->image_elements} * (is_uint8 ? 1 : 4);
-  for (int first = 0; first < n; first += State::kTailImages) {
-    const int part = n - first < State::kTailImages ? n - first : State::kTailImages;
-    s.plan->launch(static_cast<const unsigned char*>(images) + first * image_bytes, is_uint8, part,
-                   s.workspace[0].as<float>(), stream);
-    s.run_tail(s.workspace[0].as<float>(), part, output + std::int64_t{first} * s.outputs, stream);
-  }
+  state_->run(images, is_uint8, n, output, nullptr, stream);
+}
+
+void FusedNetwork::run_timed(const void* images, bool is_uint8, int n, float* output, Stream stream,
+                             unsigned long long* ticks) const {
+  require_at_least("batch", n, 0);
+  const DeviceGuard guard(state_->device);
+  state_->run(images, is_uint8, n, output, ticks, stream);
 }
 
 int FusedNetwork::outputs() const { return state_->outputs; }
 const char* FusedNetwork::instantiation() const { return state_->instantiation->name; }
+int FusedNetwork::shared_bytes() const { return state_->plan->shared_bytes(); }
 bool FusedNetwork::whole() const { return state_->tail.empty(); }
+const std::vector<std::vector<int>>& FusedNetwork::parts() const { return state_->parts; }
 
 }  // namespace cnn_engine::cuda

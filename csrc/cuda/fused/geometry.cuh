@@ -22,6 +22,10 @@
 
 namespace cnn_engine::cuda::fused {
 
+// Shared memory that a block can have on devices before 9.0, and on the least of those that have
+// code here: 8.0 and 8.7; 8.6, 8.9 and 12.0.
+constexpr int kSharedBefore90 = 163 * 1024, kLeastShared = 99 * 1024;
+
 enum class Activation { none, relu, tanh };
 
 // A convolution with stride 1 and a square, odd kernel, its activation, and its 2x2 pooling if any.
@@ -171,9 +175,11 @@ struct Network {
 };
 
 // How warps share the work: `Warps` of each of `Cluster` blocks work on one image; `Groups` such
-// teams make a block, where a team is within one.
-template <int Warps, int Groups, int PixelTiles, int Cluster = 1>
+// teams make a block, where a team is within one. Weights that are not `KeptWeights`, for devices
+// whose shared memory does not hold them, are read from device memory where they are needed.
+template <int Warps, int Groups, int PixelTiles, int Cluster = 1, bool KeptWeights = true>
 struct Route {
+  static constexpr bool kKeptWeights = KeptWeights;
   static constexpr int kWarps = Warps, kGroups = Groups, kCluster = Cluster;
   static constexpr int kPixelTiles =
       PixelTiles;  // tiles of the first layer that a warp sums at once
@@ -181,6 +187,7 @@ struct Route {
   static constexpr int kWorkers = Warps * Cluster;  // warps of a team
   static_assert(Groups <= 15, "named barriers 1 to 15");
   static_assert(Groups == 1 || Cluster == 1, "a team of several blocks is alone in each");
+  static_assert(KeptWeights || Cluster == 1, "a cluster is for speed");
   // Filter tiles of one warp's task in layer G: all that there are if that leaves no warp idle.
   template <class G>
   __host__ __device__ static constexpr int filter_tiles() {
@@ -255,7 +262,7 @@ struct SharedLayout {
   }
   static constexpr int kTeamBytes = kRowSums + row_sum_bytes();
   // One mbarrier a layer, for weights that come by bulk copies.
-  static constexpr int kWeightBarriers = round_up(kWeightBytes, 16);
+  static constexpr int kWeightBarriers = R::kKeptWeights ? round_up(kWeightBytes, 16) : 0;
   static constexpr int kFirstTeam =
       round_up(kWeightBarriers + (R::kCluster > 1 ? 8 * Net::kLayers : 0), 128);
   static constexpr int kBytes = kFirstTeam + R::kGroups * kTeamBytes;

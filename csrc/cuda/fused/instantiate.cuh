@@ -13,39 +13,57 @@ namespace cnn_engine::cuda::fused {
 
 template <class Net, class M, int Parts, int InputParts, class R>
 struct Kernel {
-  using S = SharedLayout<Net, Parts, InputParts, R>;
-  static constexpr int kSharedBytes = S::kBytes;
+  static constexpr int kBytes = SharedLayout<Net, Parts, InputParts, R>::kBytes;
+  // What a device must have for the kernel, which is the instrumented one's, so that both take the
+  // same route.
+  static constexpr int kSharedBytes = kTimedBytes<Net, Parts, InputParts, R>;
 
   // Once a device, before the first launch: a block gets more than 48 KB only when asked for.
-  static void prepare() {
-    CUDA_CHECK(cudaFuncSetAttribute(fused_network_kernel<Net, M, Parts, InputParts, R>,
-                                    cudaFuncAttributeMaxDynamicSharedMemorySize, S::kBytes));
-  }
-  static void launch_fused_network(const Parameters& p, int multiprocessors, Stream stream) {
+  static void prepare() { allow(plain(), kBytes); }
+  static void launch_fused_network(const Parameters& p, unsigned long long* ticks,
+                                   int multiprocessors, Stream stream) {
     const int teams = multiprocessors / R::kCluster;
-    Launch launch((p.count < teams ? p.count : teams) * R::kCluster, stream);
-    CUDA_CHECK(
-        cudaLaunchKernelEx(&launch.config, fused_network_kernel<Net, M, Parts, InputParts, R>, p));
+    const int blocks = (p.count < teams ? p.count : teams) * R::kCluster;
+    if (ticks == nullptr) {
+      const Launch launch(blocks, kBytes, stream);
+      CUDA_CHECK(cudaLaunchKernelEx(&launch.config, plain(), p));
+    } else {
+      const auto timed = fused_network_kernel<Net, M, Parts, InputParts, R, true>;
+      allow(timed, kSharedBytes);
+      const Launch launch(blocks, kSharedBytes, stream);
+      CUDA_CHECK(cudaLaunchKernelEx(&launch.config, timed, TimedParameters{p, ticks}));
+    }
+  }
+  // Whether it was compiled for 9.0 or later: machine code always is where it runs, PTX may not be.
+  static bool is_for_90() {
+    cudaFuncAttributes attributes;
+    CUDA_CHECK(cudaFuncGetAttributes(&attributes, plain()));
+    return attributes.ptxVersion >= 90;
   }
   // Clusters that fit on the device together: fewer than its multiprocessors suggest, since a
   // cluster stays within one of the device's groups of them.
   static int most_at_once() {
-    const Launch launch(R::kCluster, nullptr);
+    const Launch launch(R::kCluster, kBytes, nullptr);
     int clusters = 0;
-    CUDA_CHECK(cudaOccupancyMaxActiveClusters(
-        &clusters, fused_network_kernel<Net, M, Parts, InputParts, R>, &launch.config));
+    CUDA_CHECK(cudaOccupancyMaxActiveClusters(&clusters, plain(), &launch.config));
     return clusters;
   }
 
  private:
+  static auto plain() { return &fused_network_kernel<Net, M, Parts, InputParts, R, false>; }
+  template <class Function>
+  static void allow(Function* kernel, int bytes) {
+    CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+  }
+
   struct Launch {
     cudaLaunchConfig_t config = {};
     cudaLaunchAttribute cluster = {};
 
-    Launch(int blocks, Stream stream) {
+    Launch(int blocks, int shared_bytes, Stream stream) {
       config.gridDim = dim3(blocks);
       config.blockDim = dim3(R::kThreads);
-      config.dynamicSmemBytes = S::kBytes;
+      config.dynamicSmemBytes = shared_bytes;
       config.stream = stream;
       cluster.id = cudaLaunchAttributeClusterDimension;
       cluster.val.clusterDim = {R::kCluster, 1, 1};
@@ -62,23 +80,43 @@ inline int device_attribute(cudaDeviceAttr attribute, int device) {
   return value;
 }
 
-// `Many` is the route of batches that fill the device, `Few` that of an image a multiprocessor,
-// which also takes over where the device's shared memory is too small for the others, and `VeryFew`
-// that of an image a cluster of multiprocessors.
+// The most teams of a route whose block fits into `Bytes`.
+template <class Net, int Parts, class R, int Bytes, int Groups = R::kGroups>
+constexpr int teams_within() {
+  if constexpr (Groups == 1) {
+    return 1;
+  } else {
+    using Fewer = Route<R::kWarps, Groups, R::kPixelTiles>;
+    if constexpr (Kernel<Net, Half, Parts, Parts, Fewer>::kSharedBytes <= Bytes)
+      return Groups;
+    else
+      return teams_within<Net, Parts, R, Bytes, Groups - 1>();
+  }
+}
+
+// Several routes, of which a device runs those that its shared memory holds. `Many` is the route of
+// batches that fill the device, or `Middle`, its twin of fewer teams; `Few` that of an image a
+// multiprocessor, or `Small`, the same with its weights in device memory; `VeryFew` that of an
+// image a cluster of multiprocessors.
 template <class Net, class M, int Parts, class Many, class Few, class VeryFew>
 class NetworkPlan final : public Plan {
  public:
-  using ManyOne = Kernel<Net, M, Parts, 1, Many>;
-  using FewOne = Kernel<Net, M, Parts, 1, Few>;
-  using VeryFewOne = Kernel<Net, M, Parts, 1, VeryFew>;
-  using ManyTwo = Kernel<Net, M, Parts, Parts, Many>;
-  using FewTwo = Kernel<Net, M, Parts, Parts, Few>;
-  using VeryFewTwo = Kernel<Net, M, Parts, Parts, VeryFew>;
-  static constexpr int kLeastShared = FewTwo::kSharedBytes;
+  // For pixels that 16 bits hold exactly (one part), and for any.
+  template <class R>
+  using One = Kernel<Net, M, Parts, 1, R>;
+  template <class R>
+  using Two = Kernel<Net, M, Parts, Parts, R>;
+  using Middle =
+      Route<Many::kWarps, teams_within<Net, Parts, Many, kSharedBefore90>(), Many::kPixelTiles>;
+  using Small = Route<Few::kWarps, Few::kGroups, Few::kPixelTiles, 1, false>;
+  static constexpr bool kHasMiddle = Middle::kGroups > 1 && Middle::kGroups < Many::kGroups;
+  static constexpr bool kHasSmall = Two<Few>::kSharedBytes > kLeastShared;
+  static constexpr int kNeeded = kHasSmall ? Two<Small>::kSharedBytes : Two<Few>::kSharedBytes;
+  static_assert(kNeeded <= kLeastShared);
 
-  NetworkPlan(const NetworkDescription& description, int device)
+  NetworkPlan(const NetworkDescription& description, int device, int shared)
       : multiprocessors_(device_attribute(cudaDevAttrMultiProcessorCount, device)),
-        shared_(device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device)) {
+        shared_(shared) {
     const Packed packed = Packer<Net, M, Parts>(description).take();
     exact_pixels_ = packed.exact_pixels;
     parameters_ = packed.parameters;
@@ -88,19 +126,20 @@ class NetworkPlan final : public Plan {
     parameters_.weights = weights_.as<const unsigned char>();
     parameters_.head = head_.as<const float4>();
     parameters_.head_bias = head_bias_.as<const float>();
-    FewOne::prepare();
-    FewTwo::prepare();
-    if (ManyOne::kSharedBytes <= shared_) ManyOne::prepare();
-    if (ManyTwo::kSharedBytes <= shared_) ManyTwo::prepare();
-    if (device_attribute(cudaDevAttrClusterLaunch, device) != 0 &&
-        VeryFewTwo::kSharedBytes <= shared_) {
-      VeryFewOne::prepare();
-      VeryFewTwo::prepare();
-      clusters_ = std::min(VeryFewOne::most_at_once(), VeryFewTwo::most_at_once());
+    const bool is_for_90 = Two<Few>::is_for_90();
+    if (!is_for_90) shared_ = std::min(shared_, kSharedBefore90);
+    prepare<Many>();
+    prepare<Few>();
+    if constexpr (kHasMiddle) prepare<Middle>();
+    if constexpr (kHasSmall) prepare<Small>();
+    if (is_for_90 && device_attribute(cudaDevAttrClusterLaunch, device) != 0 &&
+        Two<VeryFew>::kSharedBytes <= shared_) {
+      prepare<VeryFew>();
+      clusters_ = std::min(One<VeryFew>::most_at_once(), Two<VeryFew>::most_at_once());
     }
   }
 
-  void launch(const void* images, bool is_uint8, int n, float* output,
+  void launch(const void* images, bool is_uint8, int n, float* output, unsigned long long* ticks,
               Stream stream) const override {
     if (n == 0) return;
     Parameters p = parameters_;
@@ -110,24 +149,45 @@ class NetworkPlan final : public Plan {
     p.is_uint8 = is_uint8;
     p.ahead = reinterpret_cast<std::uintptr_t>(images) % (is_uint8 ? 8 : 16) == 0;
     if (is_uint8 && exact_pixels_)
-      launch_one_of<ManyOne, FewOne, VeryFewOne>(p, stream);
+      launch_one_of<One>(p, ticks, stream);
     else
-      launch_one_of<ManyTwo, FewTwo, VeryFewTwo>(p, stream);
+      launch_one_of<Two>(p, ticks, stream);
   }
+  int shared_bytes() const override { return taken_; }
 
  private:
-  template <class ManyKernel, class FewKernel, class VeryFewKernel>
-  void launch_one_of(const Parameters& p, Stream stream) const {
-    if (p.count <= clusters_) {
-      VeryFewKernel::launch_fused_network(p, multiprocessors_, stream);
-    } else if (p.count > multiprocessors_ && ManyKernel::kSharedBytes <= shared_) {
-      ManyKernel::launch_fused_network(p, multiprocessors_, stream);
-    } else {
-      FewKernel::launch_fused_network(p, multiprocessors_, stream);
-    }
+  template <class R>
+  void prepare() {
+    prepare_if_it_fits<One<R>>();
+    prepare_if_it_fits<Two<R>>();
+  }
+  template <class K>
+  void prepare_if_it_fits() {
+    if (K::kSharedBytes > shared_) return;
+    K::prepare();
+    taken_ = std::max(taken_, K::kSharedBytes);
   }
 
-  int multiprocessors_, shared_;
+  template <template <class> class Form>
+  void launch_one_of(const Parameters& p, unsigned long long* ticks, Stream stream) const {
+    const auto launch = [&](auto route) {
+      using K = Form<decltype(route)>;
+      if (K::kSharedBytes > shared_) return false;
+      K::launch_fused_network(p, ticks, multiprocessors_, stream);
+      return true;
+    };
+    if (p.count <= clusters_ && launch(VeryFew())) return;
+    if (p.count > multiprocessors_) {
+      if (launch(Many())) return;
+      if constexpr (kHasMiddle) {
+        if (launch(Middle())) return;
+      }
+    }
+    if (launch(Few())) return;
+    if constexpr (kHasSmall) launch(Small());
+  }
+
+  int multiprocessors_, shared_, taken_ = 0;
   int clusters_ = 0;  // that run at once
   bool exact_pixels_ = false;
   Parameters parameters_ = {};
@@ -142,23 +202,29 @@ struct Instantiate {
   using Bfloat16Plan = NetworkPlan<Net, Bfloat16, 1, Many16, Few, VeryFew>;
 
   static int shared_bytes(FusedDtype dtype) {
-    return dtype == FusedDtype::float32 ? Float32::kLeastShared : Float16::kLeastShared;
+    return dtype == FusedDtype::float32 ? Float32::kNeeded : Float16::kNeeded;
   }
   static std::unique_ptr<Plan> make(const NetworkDescription& description, FusedDtype dtype,
-                                    int device) {
+                                    int device, int shared) {
     switch (dtype) {
       case FusedDtype::float32:
-        return std::make_unique<Float32>(description, device);
+        return std::make_unique<Float32>(description, device, shared);
       case FusedDtype::tf32:  // its 11 significant bits are float16's
       case FusedDtype::float16:
-        return std::make_unique<Float16>(description, device);
+        return std::make_unique<Float16>(description, device, shared);
       case FusedDtype::bfloat16:
-        return std::make_unique<Bfloat16Plan>(description, device);
+        return std::make_unique<Bfloat16Plan>(description, device, shared);
     }
     throw std::invalid_argument("dtype: expected float32, tf32, float16 or bfloat16");
   }
   static constexpr Instantiation instantiation(const char* name) {
-    return {name, Net::kChannels * Net::kPixels, Net::kOutputs, &difference<Net>, &shared_bytes,
+    static_assert(kKernelParts<Net> <= kMostParts);
+    return {name,
+            Net::kChannels * Net::kPixels,
+            Net::kOutputs,
+            &parts<Net>,
+            &difference<Net>,
+            &shared_bytes,
             &make};
   }
 };

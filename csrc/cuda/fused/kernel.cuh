@@ -20,19 +20,21 @@
 #pragma once
 
 #include "cuda/fused/pixels.cuh"
+#include "cuda/fused/ticks.cuh"
 
 namespace cnn_engine::cuda::fused {
 
-template <class Net, class M, int Parts, int InputParts, class R>
+template <class Net, class M, int Parts, int InputParts, class R, bool Timed>
 struct Team : TeamInput<Net, M, Parts, InputParts, R> {
   using Input = TeamInput<Net, M, Parts, InputParts, R>;
   using S = typename Input::S;
   template <int I>
   using Layer = typename Net::template Layer<I>;
   using Input::barrier, Input::block_barrier, Input::first_image, Input::scales, Input::stage,
-      Input::store_float, Input::store_uint8, Input::sums;
+      Input::store_float, Input::store_uint8, Input::sums, Input::weights;
   using Input::p, Input::shared, Input::own, Input::team, Input::thread, Input::warp, Input::lane,
       Input::rank, Input::worker;
+  PartClock<Timed, Net, R> clock;
 
   // Stores an activation in every block of the team.
   __device__ __forceinline__ void store(unsigned char* to, std::uint32_t value) const {
@@ -52,8 +54,8 @@ struct Team : TeamInput<Net, M, Parts, InputParts, R> {
                                           int first_filter_tile, int task, int image) const {
     using G = Layer<I>;
     const Scale scale = scales()[I];
-    const float* bias =
-        reinterpret_cast<const float*>(shared + S::template bias_at<I>()) + 8 * first_filter_tile;
+    const float* bias = reinterpret_cast<const float*>(weights() + S::template bias_at<I>()) +
+                        8 * first_filter_tile;
     if constexpr (I + 1 < Net::kLayers) {
       using Next = Layer<I + 1>;
       using L = PlaneLayout<Next>;
@@ -87,13 +89,14 @@ struct Team : TeamInput<Net, M, Parts, InputParts, R> {
                                       value[f][h][0] = low;
                                       value[f][h][1] = high;
                                     });
+      const std::uint32_t begin = clock.now();
 #pragma unroll
       for (int f = 0; f < FilterTiles; ++f) {
-        const float4* weights =
+        const float4* head =
             p.head + ((tile * G::kFilterTiles + first_filter_tile + f) * Net::kClasses) * 32 + lane;
 #pragma unroll
         for (int m = 0; m < Net::kClasses; ++m) {
-          const float4 w = __ldg(weights + m * 32);
+          const float4 w = __ldg(head + m * 32);
           sum[m] = fmaf(value[f][0][0], w.x,
                         fmaf(value[f][0][1], w.y,
                              fmaf(value[f][1][0], w.z, fmaf(value[f][1][1], w.w, sum[m]))));
@@ -112,6 +115,7 @@ struct Team : TeamInput<Net, M, Parts, InputParts, R> {
           *to = mine;
         }
       }
+      clock.end_head(begin);
     } else {
       float* to = p.output + std::int64_t{image} * Net::kOutputs;
       finish<G, Parts, FilterTiles>(
@@ -166,7 +170,7 @@ struct Team : TeamInput<Net, M, Parts, InputParts, R> {
   template <int I>
   __device__ __forceinline__ void layer(int image) const {
     using G = Layer<I>;
-    const unsigned char* weights = shared + S::template weights_at<I>();
+    const unsigned char* from = weights() + S::template weights_at<I>();
     if constexpr (I == 0) {
       constexpr int kAtOnce = R::kPixelTiles;
       const std::uint32_t* input =
@@ -179,7 +183,7 @@ struct Team : TeamInput<Net, M, Parts, InputParts, R> {
           tile[i] = first + i * R::kWorkers;
           clear<Parts, G::kFilterTiles>(result[i]);
         }
-        sum_pixels<G, M, InputParts, Parts, kAtOnce>(result, input, weights, tile, lane);
+        sum_pixels<G, M, InputParts, Parts, kAtOnce>(result, input, from, tile, lane);
 #pragma unroll
         for (int i = 0; i < kAtOnce; ++i) {
           if (tile[i] < G::kTiles)
@@ -196,7 +200,7 @@ struct Team : TeamInput<Net, M, Parts, InputParts, R> {
           const int task = i % kTasks, row = i / kTasks;
           Sums<Parts, 1> result;
           clear<Parts, 1>(result);
-          sum_planes<G, M, Parts, 1>(result, input, weights, task % kShares, task / kShares, row,
+          sum_planes<G, M, Parts, 1>(result, input, from, task % kShares, task / kShares, row,
                                      row + 1, lane);
           send_row<G>(result, task, row);
         }
@@ -215,14 +219,18 @@ struct Team : TeamInput<Net, M, Parts, InputParts, R> {
           const int tile = task / kShares, filter_tile = task % kShares * kFilterTiles;
           Sums<Parts, kFilterTiles> result;
           clear<Parts, kFilterTiles>(result);
-          sum_planes<G, M, Parts, kFilterTiles>(result, input, weights, filter_tile, tile, 0,
+          sum_planes<G, M, Parts, kFilterTiles>(result, input, from, filter_tile, tile, 0,
                                                 G::kKernel, lane);
           hand_on<I, kFilterTiles>(result, tile, filter_tile, task, image);
         }
       }
     }
     if constexpr (I + 1 < Net::kLayers) wait_for_weights<I + 1>();
-    if constexpr (I + 1 < Net::kLayers || Net::kClasses > 0) barrier();
+    if constexpr (I + 1 < Net::kLayers || Net::kClasses > 0)
+      barrier();
+    else if constexpr (Timed)
+      block_barrier();  // so that the part ends with its last warp
+    clock.end(I);
     if constexpr (I + 1 < Net::kLayers) layer<I + 1>(image);
   }
 
@@ -234,10 +242,12 @@ struct Team : TeamInput<Net, M, Parts, InputParts, R> {
 #pragma unroll
       for (int row = 0; row < S::kSumRows; ++row) logit += sums()[row * S::kSumStride + lane];
     }
+    clock.end(Net::kLayers);
     const float largest = warp_max(logit);
     const float power = lane < Net::kClasses ? expf(logit - largest) : 0.0f;
     const float total = warp_sum(power);
     if (lane < Net::kClasses) p.output[std::int64_t{image} * Net::kClasses + lane] = power / total;
+    clock.end(Net::kLayers + 1);
   }
 
   // What keeps one image's reads apart from the next image's writes:
@@ -283,7 +293,7 @@ struct Team : TeamInput<Net, M, Parts, InputParts, R> {
 
   // Weights come layer by layer where one team has the block for itself: by one bulk copy each in a
   // cluster, else by a group of small copies each. The biases come with the first.
-  static constexpr bool kByLayer = R::kGroups == 1 && R::kCluster == 1;
+  static constexpr bool kByLayer = R::kGroups == 1 && R::kCluster == 1 && R::kKeptWeights;
 
   __device__ std::uint32_t weight_barrier(int layer) const {
     return shared_address(shared + S::kWeightBarriers + 8 * layer);
@@ -331,28 +341,49 @@ struct Team : TeamInput<Net, M, Parts, InputParts, R> {
   }
 };
 
-template <class Net, class M, int Parts, int InputParts, class R>
-__global__ void __launch_bounds__(R::kThreads, 1)
-    fused_network_kernel(const __grid_constant__ Parameters p) {
-  using S = SharedLayout<Net, Parts, InputParts, R>;
-  extern __shared__ __align__(128) unsigned char shared[];
-  const int team = threadIdx.x / R::kTeamThreads, thread = threadIdx.x % R::kTeamThreads;
-  const int warp = thread / 32, rank = R::kCluster > 1 ? cluster_rank() : 0;
-  const Team<Net, M, Parts, InputParts, R> self{
-      {p, shared, shared + S::kFirstTeam + team * S::kTeamBytes, team, thread, warp, thread % 32,
-       // Neighbouring tasks go to different blocks, and in a block to different quarters.
-       rank, warp * R::kCluster + rank}};
-  self.stage(self.first_image());
-  self.template load_weights_of<0>();
-  // Borders are zeros and stay so: only the inside is written from here on.
-  for (int i = thread; i < S::kStaged / 16; i += R::kTeamThreads) {
-    reinterpret_cast<uint4*>(self.own)[i] = make_uint4(0, 0, 0, 0);
+// What a device that is older than 9.0 cannot run is not compiled for it.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+constexpr bool kBefore90 = true;
+#else
+constexpr bool kBefore90 = false;
+#endif
+template <class Net, int Parts, int InputParts, class R>
+constexpr bool kCanRun =
+    !kBefore90 || (R::kCluster == 1 && kTimedBytes<Net, Parts, InputParts, R> <= kSharedBefore90);
+
+template <class Net, class M, int Parts, int InputParts, class R, bool Timed>
+__global__ void __launch_bounds__(R::kThreads, 1) fused_network_kernel(
+    const __grid_constant__ std::conditional_t<Timed, TimedParameters, Parameters> p) {
+  if constexpr (kCanRun<Net, Parts, InputParts, R>) {
+    using S = SharedLayout<Net, Parts, InputParts, R>;
+    extern __shared__ __align__(128) unsigned char shared[];
+    const int team = threadIdx.x / R::kTeamThreads, thread = threadIdx.x % R::kTeamThreads;
+    const int warp = thread / 32, rank = R::kCluster > 1 ? cluster_rank() : 0;
+    Team<Net, M, Parts, InputParts, R, Timed> self{
+        {p, shared, shared + S::kFirstTeam + team * S::kTeamBytes, team, thread, warp, thread % 32,
+         // Neighbouring tasks go to different blocks, and in a block to different quarters.
+         rank, warp * R::kCluster + rank},
+        {}};
+    if constexpr (Timed) {
+      auto* ticks = reinterpret_cast<unsigned long long*>(shared + S::kBytes);
+      constexpr int kParts = kKernelParts<Net>;
+      self.clock = {p.ticks, ticks + team * kParts, ticks + R::kGroups * kParts + threadIdx.x / 32,
+                    thread == 0 && rank == 0, thread % 32 == 0};
+      self.clock.start();
+    }
+    self.stage(self.first_image());
+    if constexpr (R::kKeptWeights) self.template load_weights_of<0>();
+    // Borders are zeros and stay so: only the inside is written from here on.
+    for (int i = thread; i < S::kStaged / 16; i += R::kTeamThreads) {
+      reinterpret_cast<uint4*>(self.own)[i] = make_uint4(0, 0, 0, 0);
+    }
+    if (thread < Net::kLayers) self.scales()[thread] = p.scale[thread];
+    if constexpr (R::kGroups > 1) wait_for_copies<0>();
+    __syncthreads();
+    if constexpr (R::kCluster > 1) cluster_barrier();  // before it no other block may store here
+    self.run();
+    self.clock.add_to();
   }
-  if (thread < Net::kLayers) self.scales()[thread] = p.scale[thread];
-  if constexpr (R::kGroups > 1) wait_for_copies<0>();
-  __syncthreads();
-  if constexpr (R::kCluster > 1) cluster_barrier();  // before it no other block may store here
-  self.run();
 }
 
 }  // namespace cnn_engine::cuda::fused

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "cuda/fused/geometry.cuh"
 #include "ops/network.h"
@@ -112,6 +113,19 @@ template <class Net, int I = 0>
 void match_convolutions(Matcher& matcher) {
   matcher.conv<typename Net::template Layer<I>>();
   if constexpr (I + 1 < Net::kLayers) match_convolutions<Net, I + 1>(matcher);
+}
+
+// How many of the description's layers each part of the kernel covers (ticks.cuh).
+template <class Net, int I = 0>
+std::vector<int> parts() {
+  if constexpr (I == Net::kLayers) {
+    return Net::kClasses > 0 ? std::vector<int>{1, 1} : std::vector<int>{};
+  } else {
+    using Layer = typename Net::template Layer<I>;
+    std::vector<int> all = parts<Net, I + 1>();
+    all.insert(all.begin(), 1 + (Layer::kActivation != Activation::none) + Layer::kPool);
+    return all;
+  }
 }
 
 template <class Net>

@@ -33,6 +33,11 @@ struct Parameters {
   float gain[kMostLayers], bias[kMostLayers], unscale[kMostLayers];
 };
 
+// `ticks` are added to (ticks.cuh): [parts].
+struct TimedParameters : Parameters {
+  unsigned long long* ticks;
+};
+
 // The power of two that brings values up to `largest` to at most 2^15, half of what float16 holds.
 __host__ __device__ inline float storing_scale(float largest) {
   if (!(largest > 0.0f) || largest > 3e38f) return 1.0f;
@@ -74,6 +79,13 @@ struct TeamInput {
       cluster_barrier();
     else
       block_barrier();
+  }
+  // What the offsets of weights and biases in SharedLayout are from.
+  __device__ const unsigned char* weights() const {
+    if constexpr (R::kKeptWeights)
+      return shared;
+    else
+      return p.weights;
   }
   __device__ Scale* scales() const { return reinterpret_cast<Scale*>(own + S::kScales); }
   __device__ float* sums() const { return reinterpret_cast<float*>(own + S::kSums); }

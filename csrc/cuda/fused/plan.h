@@ -7,6 +7,7 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "ops/fused_cuda.h"
 #include "runtime/check.h"
@@ -49,21 +50,28 @@ class DeviceBuffer {
 class Plan {
  public:
   virtual ~Plan() = default;
+  // The kernel, or with `ticks` [parts] its instrumented form, which adds to them.
   virtual void launch(const void* images, bool is_uint8, int n, float* output,
-                      Stream stream) const = 0;
+                      unsigned long long* ticks, Stream stream) const = 0;
+  // The most shared memory that a block of its kernels takes.
+  virtual int shared_bytes() const = 0;
 };
+
+constexpr int kMostParts = 8;  // of one kernel, that an instrumented run times
 
 struct Instantiation {
   const char* name;
-  int image_elements;  // C * H * W
-  int outputs;         // that the kernel writes an image
+  int image_elements;           // C * H * W
+  int outputs;                  // that the kernel writes an image
+  std::vector<int> (*parts)();  // layers that each timed part of the kernel covers, in order
   // "" if the description starts with this network; else the first difference. `used` becomes the
   // number of layers that the kernel runs.
   std::string (*difference)(const NetworkDescription& description, std::size_t& used);
   // Shared memory that a block needs at least.
   int (*shared_bytes)(FusedDtype dtype);
-  std::unique_ptr<Plan> (*make)(const NetworkDescription& description, FusedDtype dtype,
-                                int device);
+  // `shared`: the shared memory that a block may take of the device's.
+  std::unique_ptr<Plan> (*make)(const NetworkDescription& description, FusedDtype dtype, int device,
+                                int shared);
 };
 
 extern const Instantiation kCifar10;
