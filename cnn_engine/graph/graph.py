@@ -148,6 +148,11 @@ class Graph:
                     found[name].append(node)
         return {name: tuple(nodes) for name, nodes in found.items()}
 
+    @cached_property
+    def places(self) -> Mapping[str, int]:
+        """The place of every node, by name, in the order of :attr:`nodes`."""
+        return {node.name: place for place, node in enumerate(self.nodes)}
+
     def inputs_of(self, node: Node) -> tuple[Value | None, ...]:
         """The values that ``node`` reads."""
         return tuple(None if name is None else self.values[name] for name in node.inputs)
@@ -175,8 +180,9 @@ class Graph:
     ) -> Graph:
         """Returns the graph with ``by`` in the place of ``nodes``.
 
-        Order is mended where needed, with as few moves as can be. Constants that nothing uses any more
-        are dropped.
+        A node of ``by`` stands where the node of its name stood; others where the last of ``nodes`` did.
+        Nodes that would then come before what they read move back. Constants that nothing uses any more are
+        dropped.
 
         Args:
             nodes: nodes of this graph.
@@ -185,11 +191,19 @@ class Graph:
             notes: what is done, and why.
         """
         removed = {node.name for node in nodes}
-        positions = [index for index, node in enumerate(self.nodes) if node.name in removed]
-        place = positions[-1] if positions else len(self.nodes)
-        before = [node for node in self.nodes[:place] if node.name not in removed]
-        after = [node for node in self.nodes[place:] if node.name not in removed]
-        used = _sorted([*before, *by, *after])
+        new = {node.name: node for node in by}
+        last = max((self.places[name] for name in removed), default=len(self.nodes))
+        order: list[Node] = []
+        for place, node in enumerate(self.nodes):
+            if place == last:  # what has no node of its name to stand for
+                order += [made for name, made in new.items() if name not in removed]
+            if node.name not in removed:
+                order.append(node)
+            elif node.name in new:
+                order.append(new[node.name])
+        if last == len(self.nodes):
+            order += new.values()
+        used = _sorted(order)
         return self._with(used, constants or {}, (*self.notes, *notes))
 
     def _with(

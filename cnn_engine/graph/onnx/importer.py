@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -10,14 +9,13 @@ import numpy as np
 
 from ...errors import InputError, UnsupportedError
 from ...operators.operator import Operator, Value
+from ..folding import fold, held, worth_folding
 from ..graph import Graph, Node, Note
 from . import model as protobuf
 from .call import RECORDS, Call
 from .converters import CONVERTERS
-from .refusal import ALL_FILL_BYTES, FOLD_BYTES, Refusal, UnsupportedNode, UnsupportedNodesError
+from .refusal import ALL_FILL_BYTES, Refusal, UnsupportedNode, UnsupportedNodesError
 
-#: How many multiply-adds or moves folding one node may take.
-FOLD_WORK = 2**32
 #: The largest tensor that is believed, in elements.
 LARGEST = 2**40
 
@@ -160,13 +158,12 @@ class Importer:
             for name, (shape, dtype) in zip(outputs, inferred, strict=True)
         ]
         given = [name for name in inputs if name is not None]
-        if all(name in self.constants for name in given) and self._worth_folding(op, values, made):
-            arrays = [None if name is None else self.constants[name] for name in inputs]
-            results = op.reference(*arrays)
-            results = results if isinstance(results, tuple) else (results,)
-            with np.errstate(all="ignore"):
-                for value, result in zip(made, results, strict=True):
-                    self.define_constant(value.name, np.asarray(result).astype(value.dtype))
+        arrays = [None if name is None else self.constants.get(name) for name in inputs]
+        if all(name in self.constants for name in given) and worth_folding(
+            op, values, made, arrays
+        ):
+            for value, result in zip(made, fold(op, made, arrays), strict=True):
+                self.define_constant(value.name, result)
             self.notes.append(Note(call.name, "a constant", "all its inputs are constants"))
             return outputs[0]
         sources = frozenset().union(*(self.sources[name] for name in given))
@@ -175,17 +172,6 @@ class Importer:
         name = call.node_name()
         self.nodes.append(Node(name, op, tuple(inputs), tuple(outputs), (call.name,)))
         return outputs[0]
-
-    def _worth_folding(self, op: Operator, values, made: Sequence[Value]) -> bool:
-        read = sum(_held(self.constants[v.name]) for v in values if v is not None)
-        written = sum(value.nbytes for value in made)
-        if written > max(FOLD_BYTES, 2 * read):
-            return False
-        window = math.prod(getattr(op, "kernel", ()))
-        work = op.flops(values, made) + sum(value.size for value in made) * (
-            window + op.terms(values)
-        )
-        return work <= FOLD_WORK
 
     # -- functions -------------------------------------------------------------------------------
 
@@ -287,11 +273,6 @@ def _with_attributes(onnx, node, given: Mapping[str, object]):
     return made
 
 
-def _held(array: np.ndarray) -> int:
-    """Returns the bytes of memory behind ``array``: less than it has where one number stands for many."""
-    return array.itemsize if array.size and not any(array.strides) else array.nbytes
-
-
 def prune(nodes: Sequence[Node], outputs: Sequence[str]) -> tuple[Node, ...]:
     """Returns the nodes that the outputs depend on."""
     needed = set(outputs)
@@ -316,7 +297,7 @@ def build(
     nodes = prune(importer.nodes, outputs)
     used = {name for node in nodes for name in node.inputs} | set(outputs)
     constants = {name: array for name, array in importer.constants.items() if name in used}
-    filled = sum(array.nbytes for array in constants.values() if _held(array) < array.nbytes)
+    filled = sum(array.nbytes for array in constants.values() if held(array) < array.nbytes)
     if filled > ALL_FILL_BYTES:
         raise InputError(
             f"{importer.source}: expected up to {ALL_FILL_BYTES} bytes of constants that hold one number, "

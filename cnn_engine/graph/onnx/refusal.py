@@ -7,9 +7,7 @@ from dataclasses import dataclass
 
 from ...errors import UnsupportedError
 
-#: What folding may make of small inputs: larger results stay nodes, so that no small file fills memory.
-FOLD_BYTES = 2**26
-#: The same for nodes that say nothing but "so many of this number": one of them, and all.
+#: What nodes may claim that say nothing but "so many of this number": one of them, and all.
 FILL_BYTES = 2**29
 ALL_FILL_BYTES = 2**30
 

@@ -11,8 +11,9 @@ from ....operators.gather import Gather, OneHot, ScatterElements
 from ....operators.operator import axis_in
 from ....operators.order import CumSum, TopK, Trilu
 from ....operators.shaping import Reshape
+from ...folding import FOLD_BYTES
 from .. import model as protobuf
-from ..refusal import FILL_BYTES, FOLD_BYTES, Refusal
+from ..refusal import FILL_BYTES, Refusal
 from . import converts
 
 

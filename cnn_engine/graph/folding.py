@@ -1,0 +1,50 @@
+"""Nodes whose inputs are constants, computed beforehand: what may be, and how."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from ..operators.operator import Operator, Value
+
+#: What folding may make of small inputs: larger results stay nodes, so that no small file fills memory.
+FOLD_BYTES = 2**26
+#: How many multiply-adds or moves folding one node may take.
+FOLD_WORK = 2**32
+
+
+def held(array: np.ndarray) -> int:
+    """Returns the bytes of memory behind ``array``: less than it has where one number stands for many."""
+    return array.itemsize if array.size and not any(array.strides) else array.nbytes
+
+
+def worth_folding(
+    op: Operator,
+    inputs: Sequence[Value | None],
+    outputs: Sequence[Value],
+    arrays: Sequence[np.ndarray | None],
+) -> bool:
+    """Whether the results of ``op`` over constants take bounded memory and time."""
+    read = sum(held(array) for array in arrays if array is not None)
+    written = sum(value.nbytes for value in outputs)
+    if written > max(FOLD_BYTES, 2 * read):
+        return False
+    window = math.prod(getattr(op, "kernel", ()))
+    each = window + op.terms(inputs)
+    work = op.flops(inputs, outputs) + sum(value.size for value in outputs) * each
+    return work <= FOLD_WORK
+
+
+def fold(
+    op: Operator, outputs: Sequence[Value], arrays: Sequence[np.ndarray | None]
+) -> list[np.ndarray]:
+    """Returns the outputs of ``op`` by its reference, in their own types."""
+    with np.errstate(all="ignore"):
+        results = op.reference(*arrays)
+        results = results if isinstance(results, tuple) else (results,)
+        return [
+            np.asarray(result).astype(value.dtype, copy=False)
+            for value, result in zip(outputs, results, strict=True)
+        ]

@@ -1,0 +1,75 @@
+"""Rewrites: plain functions from a graph to one that computes the same. Each notes what it did and why.
+
+:func:`simplify` takes away what need not be run; :func:`fuse` marks what a kernel can do on its way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from ..graph import Graph
+from .affine import fold_affine_after, fold_affine_before
+from .constants import drop_unused, fold_constants
+from .epilogues import EPILOGUES, fuse_activations, fuse_residuals
+from .functions import recognise_functions
+from .identities import drop_identities, merge_shapes
+from .padding import fold_padding
+
+__all__ = [
+    "EPILOGUES",
+    "Pass",
+    "drop_identities",
+    "drop_unused",
+    "fold_affine_after",
+    "fold_affine_before",
+    "fold_constants",
+    "fold_padding",
+    "fuse",
+    "fuse_activations",
+    "fuse_residuals",
+    "merge_shapes",
+    "recognise_functions",
+    "simplify",
+]
+
+Pass = Callable[[Graph], Graph]
+
+SIMPLIFYING: tuple[Pass, ...] = (
+    fold_constants,
+    drop_identities,
+    merge_shapes,
+    recognise_functions,
+    fold_padding,
+    fold_affine_after,
+    fold_affine_before,
+    drop_unused,
+)
+FUSING: tuple[Pass, ...] = (fuse_residuals, fuse_activations)
+
+
+def simplify(graph: Graph) -> Graph:
+    """Returns ``graph`` without the nodes that need not be run: folded, or with nothing to do."""
+    return _until_done(graph, SIMPLIFYING)
+
+
+def fuse(graph: Graph) -> Graph:
+    """Returns ``graph`` with residual additions and activations as parts of the convolutions before them."""
+    return _until_done(graph, FUSING)
+
+
+def _until_done(graph: Graph, passes: Sequence[Pass]) -> Graph:
+    """Runs ``passes`` in turn until none finds anything: each of them takes nodes away."""
+    found, before = graph, None
+    while found is not before:
+        before = found
+        for rewrite in passes:
+            found = rewrite(found)
+    if found is graph or graph.rebuild is None:
+        return found
+    rebuild = graph.rebuild
+
+    def again(batch: int) -> Graph:
+        return _until_done(rebuild(batch), passes).sharing(found)
+
+    return replace(found, rebuild=again)

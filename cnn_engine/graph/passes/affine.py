@@ -1,0 +1,140 @@
+"""Scales and offsets a channel - batch norm, and additions and products of constants - into convolutions."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from ...operators.binary import Add, Mul, Sub
+from ...operators.conv2d import Conv2d
+from ...operators.conv_transpose2d import ConvTranspose2d
+from ...operators.linear import Linear
+from ...operators.norm import BatchNorm
+from ..graph import Graph, Node
+from .rewriting import Rewrites, absent, constant, covering, only_user
+
+
+def _affine(graph: Graph, node: Node, x: str) -> tuple[np.ndarray, np.ndarray] | None:
+    """Returns (a, b), float64 [C], where ``node`` makes a[c] * x + b[c] with constants; else None."""
+    shape = graph.values[x].shape
+    channels = shape[1]
+    if isinstance(node.op, BatchNorm):
+        parameters = [constant(graph, node, index) for index in range(1, 5)]
+        if node.inputs[0] != x or any(p is None for p in parameters):
+            return None
+        a, b = node.op.affine(*parameters)
+        return (a, b) if np.isfinite(a).all() and np.isfinite(b).all() else None
+    if not isinstance(node.op, (Add, Sub, Mul)) or graph.values[node.outputs[0]].shape != shape:
+        return None
+    index = 1 if node.inputs[0] == x else 0
+    if index == 0 and isinstance(node.op, Sub):
+        return None
+    c = constant(graph, node, index)
+    if c is None or node.inputs[1 - index] != x:
+        return None
+    # One number, or one a channel: every other dimension is 1.
+    wide = (1,) * (len(shape) - c.ndim) + c.shape
+    if any(size != 1 for axis, size in enumerate(wide) if axis != 1):
+        return None
+    values = np.broadcast_to(c.astype(np.float64).reshape(-1), (channels,))
+    if isinstance(node.op, Mul):
+        return values, np.zeros(channels)
+    return np.ones(channels), -values if isinstance(node.op, Sub) else values
+
+
+def _plain(graph: Graph, node: Node) -> bool:
+    """Whether ``node`` is a sum of products with constant weights and nothing after it."""
+    return (
+        isinstance(node.op, (Conv2d, ConvTranspose2d, Linear))
+        and node.op.activation is None
+        and absent(node, 3)
+        and constant(graph, node, 1) is not None
+        and (absent(node, 2) or constant(graph, node, 2) is not None)
+    )
+
+
+def fold_affine_after(graph: Graph) -> Graph:
+    """Folds what scales and shifts a convolution's or linear layer's channels into its weights."""
+    rewrites = Rewrites(graph)
+    for node in graph.nodes:
+        if not _plain(graph, node):
+            continue
+        after = only_user(graph, node.outputs[0])
+        if after is None or not rewrites.free(node, after):
+            continue
+        found = _affine(graph, after, node.outputs[0])
+        if found is None:
+            continue
+        a, b = found
+        weight, bias = constant(graph, node, 1), constant(graph, node, 2)
+        scaled = weight if (a == 1).all() else _scale_filters(node, weight, a)
+        shifted = b if bias is None else bias * a + b
+        constants = {rewrites.fresh(f"{node.name}.bias"): shifted.astype(weight.dtype)}
+        (bias_name,) = constants
+        name = node.inputs[1]
+        if scaled is not weight:
+            name = rewrites.fresh(f"{node.name}.weight")
+            constants[name] = scaled.astype(weight.dtype)
+        merged = replace(
+            node, inputs=(node.inputs[0], name, bias_name), outputs=after.outputs,
+            covers=covering(node, after),
+        )  # fmt: skip
+        why = f"{after.op.kind} with constants scales and shifts the channels of {node.op.kind}"
+        rewrites.replace([node, after], [merged], why, constants)
+    return rewrites.apply()
+
+
+def _scale_filters(node: Node, weight: np.ndarray, a: np.ndarray) -> np.ndarray:
+    """Returns ``weight`` with filter k times a[k]."""
+    if not isinstance(node.op, ConvTranspose2d):
+        return weight * a.reshape(-1, *[1] * (weight.ndim - 1))
+    channels, filters, *kernel = weight.shape
+    grouped = weight.reshape(node.op.groups, -1, filters, *kernel)
+    factors = a.reshape(node.op.groups, 1, filters, *[1] * len(kernel))
+    return (grouped * factors).reshape(channels, filters, *kernel)
+
+
+def fold_affine_before(graph: Graph) -> Graph:
+    """Folds what scales and shifts the channels of a convolution's input into its weights.
+
+    A shift does so only where the convolution pads by nothing: its zeros would have to be shifted too.
+    """
+    rewrites = Rewrites(graph)
+    for after in graph.nodes:
+        if not (isinstance(after.op, Conv2d) and _plain(graph, after)):
+            continue
+        node = graph.producers.get(after.inputs[0])
+        if node is None or not rewrites.free(node, after):
+            continue
+        if only_user(graph, node.outputs[0]) is not after:
+            continue
+        for x in dict.fromkeys(node.inputs):
+            found = None
+            if x is not None and x not in graph.constants and len(graph.values[x].shape) > 1:
+                found = _affine(graph, node, x)
+            if found is None:
+                continue
+            a, b = found
+            if any(after.op.padding) and (b != 0).any():
+                break
+            weight, bias = constant(graph, after, 1), constant(graph, after, 2)
+            groups = after.op.groups
+            by_group = weight.reshape(groups, -1, *weight.shape[1:]).astype(np.float64)
+            ones = [1] * (weight.ndim - 2)
+            scaled = by_group * a.reshape(groups, 1, -1, *ones)
+            shift = (
+                (by_group * b.reshape(groups, 1, -1, *ones)).reshape(len(weight), -1).sum(axis=1)
+            )
+            shift = shift if bias is None else shift + bias
+            name = rewrites.fresh(f"{after.name}.weight")
+            bias_name = rewrites.fresh(f"{after.name}.bias")
+            constants = {
+                name: scaled.reshape(weight.shape).astype(weight.dtype),
+                bias_name: shift.astype(weight.dtype),
+            }
+            merged = replace(after, inputs=(x, name, bias_name), covers=covering(node, after))
+            why = f"{node.op.kind} with constants scales and shifts the channels that it reads"
+            rewrites.replace([node, after], [merged], why, constants)
+            break
+    return rewrites.apply()

@@ -1,0 +1,122 @@
+"""What the rewrites share: a list of replacements that is applied at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from ..graph import Graph, Node, Note
+
+
+class Rewrites:
+    """Replacements in one graph, none of which touches a node of another."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self._touched: set[str] = set()
+        self._removed: list[Node] = []
+        self._added: list[Node] = []
+        self._constants: dict[str, np.ndarray] = {}
+        self._renamed: dict[str, str] = {}
+        self._notes: list[Note] = []
+
+    def free(self, *nodes: Node) -> bool:
+        """Whether no replacement has touched ``nodes``."""
+        return not any(node.name in self._touched for node in nodes)
+
+    def replace(
+        self,
+        nodes: Sequence[Node],
+        by: Sequence[Node],
+        why: str,
+        constants: dict[str, np.ndarray] | None = None,
+    ) -> None:
+        """Puts ``by`` in the place of ``nodes``; the first of ``by`` stands for what goes."""
+        into = by[0].name if by else "nothing"
+        kept = {node.name for node in by}
+        self._touched.update(node.name for node in nodes)
+        self._removed += nodes
+        self._added += by
+        self._constants.update(constants or {})
+        self._notes += [Note(node.name, into, why) for node in nodes if node.name not in kept]
+
+    def drop(self, node: Node, why: str) -> bool:
+        """Takes ``node`` away: its users read its input 0 instead. Returns whether it can be."""
+        graph, source, output = self.graph, node.inputs[0], node.outputs[0]
+        source = self._renamed.get(source, source)
+        if output not in graph.outputs:
+            self._renamed[output] = source
+        else:
+            # A graph's output keeps its name: what makes the input takes it.
+            maker = graph.producers.get(node.inputs[0])
+            if (
+                maker is None
+                or source != node.inputs[0]
+                or source in graph.outputs
+                or source in self._renamed.values()
+                or not self.free(maker)
+            ):
+                return False
+            self._renamed[source] = output
+        self._touched.add(node.name)
+        self._removed.append(node)
+        self._notes.append(Note(node.name, "nothing", why))
+        return True
+
+    def fresh(self, name: str) -> str:
+        """Returns a name of a tensor that is not taken."""
+        found, number = name, 1
+        while found in self.graph.values or found in self._constants:
+            number += 1
+            found = f"{name}#{number}"
+        return found
+
+    def apply(self) -> Graph:
+        """Returns the graph with all replacements done."""
+        if not self._removed:
+            return self.graph
+        gone = {node.name for node in self._removed}
+        removed, added = list(self._removed), [self._with_names(node) for node in self._added]
+        for node in self.graph.nodes:
+            changed = self._with_names(node)
+            if node.name not in gone and changed is not node:
+                removed.append(node)
+                added.append(changed)
+        return self.graph.replaced(removed, added, self._constants, self._notes)
+
+    def _name(self, name: str | None) -> str | None:
+        seen = name
+        while seen in self._renamed:
+            seen = self._renamed[seen]
+        return seen
+
+    def _with_names(self, node: Node) -> Node:
+        inputs = tuple(self._name(name) for name in node.inputs)
+        outputs = tuple(self._name(name) for name in node.outputs)
+        if (inputs, outputs) == (node.inputs, node.outputs):
+            return node
+        return replace(node, inputs=inputs, outputs=outputs)
+
+
+def only_user(graph: Graph, name: str) -> Node | None:
+    """Returns the one node that reads the tensor ``name``, or None; a graph's output has more readers."""
+    users = graph.consumers[name]
+    return users[0] if len(users) == 1 and name not in graph.outputs else None
+
+
+def covering(*nodes: Node) -> tuple[str, ...]:
+    """Returns the names that ``nodes`` cover together, each its own where it covers none."""
+    return tuple(dict.fromkeys(name for node in nodes for name in node.covers or (node.name,)))
+
+
+def constant(graph: Graph, node: Node, index: int) -> np.ndarray | None:
+    """Returns input ``index`` of ``node`` where it is a constant; else None."""
+    name = node.inputs[index] if index < len(node.inputs) else None
+    return None if name is None else graph.constants.get(name)
+
+
+def absent(node: Node, index: int) -> bool:
+    """Whether ``node`` has no input ``index``."""
+    return index >= len(node.inputs) or node.inputs[index] is None

@@ -1,0 +1,443 @@
+"""Rewrites: the reference's outputs are the same before and after, and what should go is gone."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tolerances import assert_same_function
+
+from cnn_engine.graph import passes
+from cnn_engine.graph.graph import Graph, Node, Value
+from cnn_engine.graph.reference import reference
+from cnn_engine.operators.average_pool2d import AveragePool2d
+from cnn_engine.operators.binary import Add, Div, Mul, Sub
+from cnn_engine.operators.cast import Cast
+from cnn_engine.operators.conv2d import Conv2d
+from cnn_engine.operators.conv_transpose2d import ConvTranspose2d
+from cnn_engine.operators.copy import Copy
+from cnn_engine.operators.linear import Linear
+from cnn_engine.operators.max_pool2d import MaxPool2d
+from cnn_engine.operators.norm import BatchNorm
+from cnn_engine.operators.pad import Pad
+from cnn_engine.operators.pad2d import Pad2d
+from cnn_engine.operators.shaping import Concat, Reshape, Slice, Transpose
+from cnn_engine.operators.unary import Clip, Erf, Gelu, HardSigmoid, HardSwish, Relu, Sigmoid, Swish
+
+
+class Builder:
+    """Writes a graph down in order, in float64, so that a rewrite's own rounding is all that can differ."""
+
+    def __init__(self, *shape: int, seed: int = 0) -> None:
+        self.rng = np.random.default_rng(seed)
+        self.inputs = (Value("x", shape, "float64"),)
+        self.nodes: list[Node] = []
+        self.constants: dict[str, np.ndarray] = {}
+
+    def constant(self, *shape: int, low: float = -1.0, high: float = 1.0) -> str:
+        name = f"c{len(self.constants)}"
+        self.constants[name] = self.rng.uniform(low, high, shape)
+        return name
+
+    def number(self, value: float) -> str:
+        name = f"c{len(self.constants)}"
+        self.constants[name] = np.asarray(value)
+        return name
+
+    def add(self, op, *inputs: str) -> str:
+        name = f"{op.kind}{len(self.nodes)}"
+        self.nodes.append(Node(name, op, inputs, (f"{name}.out",)))
+        return f"{name}.out"
+
+    def conv(self, x: str, channels: int, filters: int, **attributes) -> str:
+        groups = attributes.get("groups", 1)
+        weight = self.constant(filters, channels // groups, 3, 3)
+        return self.add(Conv2d(**attributes), x, weight, self.constant(filters))
+
+    def norm(self, x: str, channels: int) -> str:
+        variance = self.constant(channels, low=0.5, high=2.0)
+        parameters = [self.constant(channels) for _ in range(3)]
+        return self.add(BatchNorm(), x, *parameters, variance)
+
+    def graph(self, *outputs: str) -> Graph:
+        return Graph("test", self.inputs, outputs, tuple(self.nodes), self.constants)
+
+
+def same(before: Graph, rewrite) -> Graph:
+    """Returns the graph after ``rewrite``, which computes the same and says what it did."""
+    after = rewrite(before)
+    x = before.inputs[0]
+    fed = {"x": np.random.default_rng(1).uniform(-2, 2, x.shape)}
+    wanted, found = reference(before, fed), reference(after, fed)
+    assert after.outputs == before.outputs
+    for name in before.outputs:
+        assert after.values[name].shape == before.values[name].shape
+        assert_same_function(found[name], wanted[name])
+    gone = {node.name for node in before.nodes} - {node.name for node in after.nodes}
+    assert {note.what for note in after.notes} >= gone
+    return after
+
+
+def kinds(graph: Graph) -> list[str]:
+    return [node.op.kind for node in graph.nodes]
+
+
+# -- batch norm and its like -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_batch_norm_after_a_convolution(groups):
+    b = Builder(2, 4, 6, 6)
+    y = b.norm(b.conv("x", 4, 6, groups=groups, padding=(1, 0, 2, 1)), 6)
+    after = same(b.graph(y), passes.fold_affine_after)
+    assert kinds(after) == ["conv2d"]
+    assert after.nodes[0].covers == ("conv2d0", "batch_norm1")
+    assert after.notes[0].into == "conv2d0"
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_batch_norm_after_a_transposed_convolution(groups):
+    b = Builder(2, 4, 5, 5)
+    weight = b.constant(4, 3, 3, 3)
+    y = b.norm(b.add(ConvTranspose2d((2, 2), groups=groups), "x", weight), 3 * groups)
+    assert kinds(same(b.graph(y), passes.fold_affine_after)) == ["conv_transpose2d"]
+
+
+def test_batch_norm_after_a_linear_layer():
+    b = Builder(3, 4)
+    y = b.norm(b.add(Linear(), "x", b.constant(5, 4)), 5)
+    assert kinds(same(b.graph(y), passes.fold_affine_after)) == ["linear"]
+
+
+@pytest.mark.parametrize("op", [Add(), Sub(), Mul()])
+@pytest.mark.parametrize("shape", [(), (6, 1, 1), (1, 6, 1, 1)])
+def test_numbers_a_channel_after_a_convolution(op, shape):
+    b = Builder(2, 4, 6, 6)
+    y = b.add(op, b.conv("x", 4, 6), b.constant(*shape))
+    assert kinds(same(b.graph(y), passes.fold_affine_after)) == ["conv2d"]
+
+
+@pytest.mark.parametrize("shape", [(6, 4, 1), (2, 1, 1, 1), (4,)])
+def test_numbers_that_are_not_a_channels_stay(shape):
+    b = Builder(2, 4, 6, 6)
+    y = b.add(Mul(), b.conv("x", 4, 6), b.constant(*shape))
+    assert kinds(same(b.graph(y), passes.fold_affine_after)) == ["conv2d", "mul"]
+
+
+def test_a_constant_less_the_convolution_stays():
+    b = Builder(2, 4, 6, 6)
+    y = b.add(Sub(), b.constant(6, 1, 1), b.conv("x", 4, 6))
+    assert kinds(same(b.graph(y), passes.fold_affine_after)) == ["conv2d", "sub"]
+
+
+def test_a_convolution_that_others_read_keeps_its_weights():
+    b = Builder(2, 4, 6, 6)
+    conv = b.conv("x", 4, 6)
+    before = b.graph(b.norm(conv, 6), conv)
+    assert passes.fold_affine_after(before) is before
+    assert passes.simplify(before).nodes == before.nodes
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_batch_norm_before_a_convolution_without_padding(groups):
+    b = Builder(2, 4, 6, 6)
+    y = b.conv(b.norm("x", 4), 4, 6, groups=groups)
+    assert kinds(same(b.graph(y), passes.fold_affine_before)) == ["conv2d"]
+
+
+def test_a_shift_before_a_convolution_with_padding_stays():
+    b = Builder(2, 4, 6, 6)
+    y = b.conv(b.norm("x", 4), 4, 6, padding=(1, 1, 1, 1))
+    assert kinds(same(b.graph(y), passes.fold_affine_before)) == ["batch_norm", "conv2d"]
+
+
+def test_a_scale_before_a_convolution_with_padding_folds():
+    b = Builder(2, 4, 6, 6)
+    y = b.conv(b.add(Mul(), "x", b.constant(4, 1, 1)), 4, 6, padding=(1, 1, 1, 1))
+    assert kinds(same(b.graph(y), passes.fold_affine_before)) == ["conv2d"]
+
+
+# -- constants and identities ------------------------------------------------------------------------
+
+
+def test_constants_fold_and_what_nothing_needs_goes():
+    b = Builder(2, 4)
+    c = b.add(Add(), b.constant(4), b.constant(4))
+    b.add(Mul(), "x", c)
+    y = b.add(Add(), "x", b.add(Mul(), c, c))
+    after = same(b.graph(y), passes.simplify)
+    assert kinds(after) == ["add"]
+    assert len(after.constants) == 1
+
+
+def test_large_results_are_not_folded():
+    b = Builder(1, 1)
+    wide = b.add(Add(), b.constant(2**13, 1), b.constant(1, 2**13))
+    before = b.graph(b.add(Add(), "x", wide))
+    assert passes.fold_constants(before) is before
+
+
+@pytest.mark.parametrize(
+    "op",
+    [
+        Copy(), Reshape((2, 4, 6, 6)), Reshape((0, 0, -1, 6)), Transpose((0, 1, 2, 3)), Cast("float64"),
+        Pad((0,) * 8), Pad2d((0, 0, 0, 0)), Slice((0,), (99,), (1,), (1,)), Concat(1),
+    ],
+    ids=lambda op: op.kind,
+)  # fmt: skip
+def test_identities_go(op):
+    b = Builder(2, 4, 6, 6)
+    y = b.add(Relu(), b.add(op, b.add(Relu(), "x")))
+    assert kinds(same(b.graph(y), passes.drop_identities)) == ["relu", "relu"]
+
+
+def test_a_slice_that_turns_round_stays():
+    b = Builder(2, 4)
+    before = b.graph(b.add(Slice((-1,), (-9,), (1,), (-1,)), "x"))
+    assert passes.drop_identities(before) is before
+
+
+def test_identities_at_the_ends_keep_the_names():
+    b = Builder(2, 4)
+    first = b.add(Copy(), "x")
+    y = b.add(Copy(), b.add(Copy(), b.add(Relu(), first)))
+    after = same(b.graph(y), passes.simplify)
+    assert kinds(after) == ["relu"]
+    assert after.nodes[0].outputs == (y,)
+
+
+def test_an_input_that_is_an_output_is_copied():
+    b = Builder(2, 4)
+    assert kinds(same(b.graph(b.add(Copy(), "x")), passes.simplify)) == ["copy"]
+
+
+def test_two_outputs_of_one_tensor_stay_two():
+    b = Builder(2, 4)
+    y = b.add(Relu(), "x")
+    assert kinds(same(b.graph(b.add(Copy(), y), b.add(Copy(), y)), passes.simplify)) == [
+        "relu",
+        "copy",
+    ]
+
+
+def test_shapes_in_a_row_merge():
+    b = Builder(2, 3, 4)
+    y = b.add(Reshape((2, 12)), b.add(Reshape((6, 4)), "x"))
+    z = b.add(Transpose((1, 0)), b.add(Transpose((1, 0)), y))
+    assert kinds(same(b.graph(z), passes.simplify)) == ["reshape"]
+
+
+# -- padding -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("pad", [Pad2d((1, 2, 0, 1)), Pad((0, 0, 1, 2, 0, 0, 0, 1))])
+@pytest.mark.parametrize("padding", [(0, 0, 0, 0), (1, 0, 1, 2)])
+def test_zeros_become_a_convolutions_padding(pad, padding):
+    b = Builder(2, 4, 6, 6)
+    y = b.conv(b.add(pad, "x"), 4, 6, padding=padding)
+    assert kinds(same(b.graph(y), passes.fold_padding)) == ["conv2d"]
+
+
+@pytest.mark.parametrize(
+    ("padding", "counts", "left"),
+    [((0, 0, 0, 0), False, 1), ((1, 1, 1, 1), True, 1), ((1, 1, 1, 1), False, 2)],
+)
+def test_zeros_become_an_average_pools_padding_where_they_count(padding, counts, left):
+    b = Builder(2, 4, 6, 6)
+    pool = AveragePool2d((3, 3), (2, 2), padding, extra=(1, 0), count_include_pad=counts)
+    y = b.add(pool, b.add(Pad2d((1, 1, 0, 2)), "x"))
+    assert len(same(b.graph(y), passes.fold_padding).nodes) == left
+
+
+@pytest.mark.parametrize(
+    "pad",
+    [
+        Pad((0, 0, 1, 1, 0, 0, 1, 1), value=1.0), Pad((0, 0, 1, 1, 0, 0, 1, 1), "reflect"),
+        Pad((0, 0, -1, 0, 0, 0, 0, 0)), Pad((0, 1, 0, 0, 0, 0, 0, 0)),
+    ],
+)  # fmt: skip
+def test_other_pads_stay(pad):
+    b = Builder(2, 3, 6, 6)
+    channels = 3 + pad.pads[1]
+    before = b.graph(b.conv(b.add(pad, "x"), channels, 6))
+    assert passes.fold_padding(before) is before
+
+
+def test_zeros_before_a_max_pool_stay():
+    b = Builder(2, 4, 6, 6)
+    before = b.graph(b.add(MaxPool2d((3, 3), (2, 2)), b.add(Pad2d((1, 1, 1, 1)), "x")))
+    assert passes.fold_padding(before) is before
+
+
+# -- functions ---------------------------------------------------------------------------------------
+
+
+def test_swish_and_hard_swish():
+    b = Builder(2, 4)
+    y = b.add(Mul(), "x", b.add(Sigmoid(), "x"))
+    z = b.add(Mul(), b.add(HardSigmoid(1 / 6, 0.5), y), y)
+    after = same(b.graph(z), passes.recognise_functions)
+    assert [node.op for node in after.nodes] == [Swish(), HardSwish()]
+
+
+def test_a_sixth_may_be_float32s():
+    b = Builder(2, 4)
+    sixth = float(np.float32(1 / 6))
+    before = b.graph(b.add(Mul(), b.add(HardSigmoid(sixth, 0.5), "x"), "x"))
+    assert kinds(passes.recognise_functions(before)) == ["hard_swish"]
+
+
+def test_other_gates_stay():
+    b = Builder(2, 4)
+    y = b.add(Mul(), "x", b.add(HardSigmoid(0.2, 0.5), "x"))
+    z = b.add(Mul(), y, b.add(Sigmoid(), "x"))
+    before = b.graph(z)
+    assert passes.recognise_functions(before) is before
+
+
+@pytest.mark.parametrize("order", range(3))
+@pytest.mark.parametrize("divide", [True, False])
+def test_gelu_in_the_orders_it_is_written_in(order, divide):
+    b = Builder(2, 4)
+    root = b.number(2**0.5 if divide else 2**-0.5)
+    error = b.add(Erf(), b.add(Div() if divide else Mul(), "x", root))
+    one_more = b.add(Add(), error, b.number(1.0))
+    half = b.number(0.5)
+    if order == 0:
+        y = b.add(Mul(), b.add(Mul(), "x", one_more), half)
+    elif order == 1:
+        y = b.add(Mul(), b.add(Mul(), half, "x"), one_more)
+    else:
+        y = b.add(Mul(), "x", b.add(Mul(), half, one_more))
+    after = same(b.graph(y), passes.recognise_functions)
+    assert [node.op for node in after.nodes] == [Gelu()]
+    assert len(after.nodes[0].covers) == 5
+
+
+def test_a_gelu_whose_parts_are_read_stays():
+    b = Builder(2, 4)
+    error = b.add(Erf(), b.add(Div(), "x", b.number(2**0.5)))
+    y = b.add(Mul(), b.add(Mul(), "x", b.add(Add(), error, b.number(1.0))), b.number(0.5))
+    before = b.graph(y, error)
+    assert passes.recognise_functions(before) is before
+
+
+# -- epilogues ---------------------------------------------------------------------------------------
+
+
+def block(b: Builder, x: str) -> str:
+    """A residual block with a convolution on its shortcut too."""
+    a = b.add(Relu(), b.norm(b.conv(x, 4, 4, padding=(1, 1, 1, 1)), 4))
+    a = b.norm(b.conv(a, 4, 4, padding=(1, 1, 1, 1)), 4)
+    shortcut = b.norm(b.conv(x, 4, 4, padding=(1, 1, 1, 1)), 4)
+    return b.add(Relu(), b.add(Add(), a, shortcut))
+
+
+def test_a_residual_block_is_its_convolutions():
+    b = Builder(2, 4, 6, 6)
+    before = b.graph(b.add(Clip(0.0, 6.0), block(b, block(b, "x"))))
+    after = same(before, lambda graph: passes.fuse(passes.simplify(graph)))
+    assert kinds(after) == ["conv2d"] * 6 + ["clip"]
+    assert [node.op.activation for node in after.nodes[:3]] == [Relu(), None, Relu()]
+    assert [len(node.inputs) for node in after.nodes[:3]] == [3, 3, 4]
+    covered = [name for node in after.nodes for name in node.covers or (node.name,)]
+    assert sorted(covered) == sorted(node.name for node in before.nodes)
+
+
+def test_what_no_kernel_applies_stays():
+    b = Builder(2, 4, 6, 6)
+    before = b.graph(b.add(Sigmoid(), b.conv("x", 4, 4)))
+    assert passes.fuse_activations(before) is before
+    after = same(before, lambda g: passes.fuse_activations(g, {"conv2d": ("sigmoid",)}))
+    assert after.nodes[0].op.activation == Sigmoid()
+
+
+def test_additions_that_broadcast_stay():
+    b = Builder(2, 4, 6, 6)
+    gate = b.add(AveragePool2d((4, 4), (4, 4)), b.conv("x", 4, 4))
+    before = b.graph(b.add(Add(), b.conv("x", 4, 4), gate))
+    assert passes.fuse_residuals(before) is before
+
+
+def test_a_tensor_twice_is_no_residual():
+    b = Builder(2, 4, 6, 6)
+    y = b.conv("x", 4, 4)
+    before = b.graph(b.add(Add(), y, y))
+    assert passes.fuse_residuals(before) is before
+
+
+# -- all together ------------------------------------------------------------------------------------
+
+
+@settings(deadline=None, max_examples=150)
+@given(data=st.data())
+def test_random_graphs(data):
+    """Every operator here keeps [2, 4, 8, 8], so that any tensor may be read by any later node."""
+    b = Builder(2, 4, 8, 8, seed=data.draw(st.integers(0, 99)))
+    tensors = ["x"]
+    steps = (
+        "conv",
+        "pad",
+        "norm",
+        "scale",
+        "relu",
+        "clip",
+        "copy",
+        "add",
+        "swish",
+        "reshape",
+        "turn",
+    )
+    for step in data.draw(st.lists(st.sampled_from(steps), min_size=1, max_size=12)):
+        x = data.draw(st.sampled_from(tensors[-3:]))
+        match step:
+            case "conv":
+                y = b.conv(x, 4, 4, padding=(1, 1, 1, 1), groups=data.draw(st.sampled_from([1, 2])))
+            case "pad":
+                y = b.conv(b.add(Pad2d((1, 1, 1, 1)), x), 4, 4)
+            case "norm":
+                y = b.norm(x, 4)
+            case "scale":
+                op = data.draw(st.sampled_from([Add(), Sub(), Mul()]))
+                pair = [x, b.constant(*data.draw(st.sampled_from([(), (4, 1, 1), (8,)])))]
+                y = b.add(op, *data.draw(st.permutations(pair)))
+            case "relu":
+                y = b.add(Relu(), x)
+            case "clip":
+                y = b.add(Clip(-0.5, 1.0), x)
+            case "copy":
+                y = b.add(Copy(), x)
+            case "add":
+                y = b.add(Add(), x, data.draw(st.sampled_from(tensors)))
+            case "swish":
+                y = b.add(Mul(), x, b.add(Sigmoid(), x))
+            case "reshape":
+                y = b.add(Reshape((2, 4, 8, 8)), b.add(Reshape((0, -1)), x))
+            case _:
+                y = b.add(Transpose((0, 1, 3, 2)), b.add(Transpose((0, 1, 3, 2)), x))
+        tensors.append(y)
+    outputs = data.draw(st.lists(st.sampled_from(tensors[1:]), min_size=1, max_size=3, unique=True))
+    before = b.graph(*outputs)
+    after = same(before, lambda graph: passes.fuse(passes.simplify(graph)))
+    assert len(after.nodes) <= len(before.nodes)
+
+
+def test_another_batch_is_rewritten_too():
+    b = Builder(2, 4, 6, 6)
+    before = b.graph(b.add(Reshape((2, -1)), b.norm(b.conv("x", 4, 6), 6)))
+
+    def rebuild(batch: int) -> Graph:
+        inputs = (Value("x", (batch, 4, 6, 6), "float64"),)
+        nodes = (*before.nodes[:-1], Node("r", Reshape((batch, -1)), *_ends(before.nodes[-1])))
+        return Graph("test", inputs, before.outputs, nodes, before.constants, ("x",), rebuild)
+
+    after = passes.simplify(rebuild(2))
+    five = after.with_batch(5)
+    assert kinds(five) == ["conv2d", "reshape"]
+    assert five.values[five.outputs[0]].shape == (5, 96)
+    assert all(five.constants[name] is after.constants[name] for name in after.constants)
+
+
+def _ends(node: Node):
+    return node.inputs, node.outputs
