@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from fake_cupti import install
 from transfers import (
     BREAK,
     SLOPE,
@@ -19,6 +20,7 @@ from transfers import (
 
 from cnn_engine import devices
 from cnn_engine.measure import environment
+from cnn_engine.measure.records import activity
 from cnn_engine.transfer import command, files, measure
 from cnn_engine.transfer.files import RawNetwork
 from cnn_engine.transfer.measure import Bench, Settings
@@ -51,7 +53,7 @@ def test_measuring_recovers_what_the_device_takes(device, tmp_path, capsys):
             times = files.read_times(network / str(batch) / f"data_transfer_time{suffix}.txt")
             assert times == pytest.approx([float(two_pieces(batch))] * 8, abs=1e-9)
             times = files.read_times(network / str(batch) / f"device_transfer_time{suffix}.txt")
-            assert times == pytest.approx([float(two_pieces(batch))] * 4, abs=1e-9)
+            assert times == pytest.approx([float(two_pieces(batch))] * 2, abs=1e-9)
         found = document(out / GPU / "cifar10" / f"regression{suffix}.json")
         assert found["break_batch"] == BREAK
         assert found["pieces"][0]["slope_s_per_image"] == pytest.approx(SLOPE, rel=1e-3)
@@ -142,24 +144,81 @@ def test_raw_data_of_another_shape_are_refused(device, tmp_path, capsys):
     assert "network.json: shape: expected [3, 32, 32], as cifar10 has it" in error_line(capsys)
 
 
-@pytest.mark.parametrize("after", [0, 30, 500, 1500])
+@pytest.mark.parametrize("after", [0, 30, 500, 1300])
 def test_interrupted_it_keeps_what_was_measured_and_goes_on_later(device, tmp_path, after):
     device.interrupt_after = after
-    others = 20 + 80 + 20 + 1 + 20 * find("cifar10").weights["tensors"]  # the peak, the weights
+    others = 20 + 20 + 1 + 20 * find("cifar10").weights["tensors"]  # the peak, the weights
     arguments = ["--network", "cifar10", "--batch", "1-20", "--repeats", 40, "--no-plot"]
     arguments += ["--quiet", "--output", tmp_path, "--hold-out", 5]
     assert run(*arguments) == 130
     raw = RawNetwork(tmp_path / "raw_data" / GPU / "transfer" / "cifar10")
     kept = sum(point.samples for point in raw.points().get(Mode(), []))
-    groups, rest = divmod(max(after - others, 0), 3 + 10 + 3 + 1)  # warm-up, wall, device, check
-    assert kept == 10 * groups + min(max(rest - 3, 0), 10)
+    groups, rest = divmod(max(after - others, 0), 3 + 10 + 1)  # warm-up, wall, check
+    assert kept == min(10 * groups + min(max(rest - 3, 0), 10), 20 * 40)
     assert (tmp_path / GPU / "cifar10" / "data_transfer_time.csv").exists() == (kept > 0)
     assert not list(tmp_path.rglob(".*"))
     assert run(*arguments) == 0
     raw = RawNetwork(raw.folder)
     assert {point.samples for point in raw.points()[Mode()]} == {40}
+    assert {len(raw.samples(Mode(), batch).device) for batch in range(1, 21)} == {10}
     found = document(tmp_path / GPU / "cifar10" / "regression.json")
     assert len(found["hold_out"]["batch_sizes"]) == 5
+
+
+def test_events_are_less_what_an_empty_pair_of_them_takes(device, tmp_path):
+    """And out of page-locked memory: pageable memory would hold the host's staging."""
+    device.event_s = 2e-6
+    pinned = []
+    empty_pinned = device.empty_pinned
+    device.empty_pinned = lambda shape, dtype: pinned.append(shape) or empty_pinned(shape, dtype)
+    arguments = ["--shape", "3,32,32", "--batch", "1-4", "--repeats", 4, "--no-plot", "--quiet"]
+    assert run(*arguments, "--output", tmp_path) == 0
+    raw = RawNetwork(tmp_path / "raw_data" / GPU / "transfer" / "3x32x32")
+    for batch in range(1, 5):
+        assert raw.samples(Mode(), batch).device == pytest.approx([float(two_pieces(batch))])
+    assert (4 * 3072,) in pinned
+    found = document(tmp_path / GPU / "3x32x32" / "regression.json")
+    assert found["environment"]["device_times"] == "events"
+    assert found["environment"]["duration_s"] > 0
+    assert found["environment"]["started"].endswith("Z")
+
+
+def test_records_are_taken_after_all_wall_times(device, tmp_path, monkeypatch):
+    cupti = install(monkeypatch)
+    recorded = []
+
+    def copy(to, source, nbytes, direction):
+        FakeDevice._copy(device, to, source, nbytes, direction)
+        on = bool(cupti.enabled)
+        recorded.append(on)
+        if on:  # at 1 GB/s
+            cupti.copy(1 if direction == "h2d" else 2, nbytes)
+
+    monkeypatch.setattr(device, "_copy", copy)
+    arguments = ["--shape", "3,32,32", "--shape", "1,4,4", "--batch", "1-4", "--repeats", 8]
+    assert run(*arguments, "--no-plot", "--quiet", "--output", tmp_path) == 0
+    for name, size in (("3x32x32", 3072), ("1x4x4", 16)):
+        raw = RawNetwork(tmp_path / "raw_data" / GPU / "transfer" / name)
+        for batch in range(1, 5):
+            wanted = [batch * size * 1e-9] * 2
+            assert raw.samples(Mode(), batch).device == pytest.approx(wanted)
+            assert len(raw.samples(Mode(), batch).wall) == 8
+        found = document(tmp_path / GPU / name / "regression.json")
+        assert found["device"]["slope_s_per_image"] == pytest.approx(size * 1e-9, rel=1e-3)
+        assert found["environment"]["device_times"] == "activity records"
+    # The last wall time, its check, and after it nothing but device times.
+    assert sum(recorded) == 2 * 4 * 2
+    groups = 2 * 4 * 4  # of wall times: warm-up, two copies, check
+    assert not any(recorded[: -2 * 4 * (3 + 2 + 1)])
+    assert len(recorded) == 20 + 20 + 1 + groups * (3 + 2 + 1) + 2 * 4 * (3 + 2 + 1)
+
+
+def test_records_that_are_lost_give_way_to_events(device, tmp_path, monkeypatch):
+    install(monkeypatch)  # records nothing, as the stand-in's copies are none of its own
+    arguments = ["--shape", "3,32,32", "--batch", "1-4", "--repeats", 4, "--no-plot", "--quiet"]
+    assert run(*arguments, "--output", tmp_path) == 0
+    raw = RawNetwork(tmp_path / "raw_data" / GPU / "transfer" / "3x32x32")
+    assert raw.samples(Mode(), 3).device == pytest.approx([float(two_pieces(3))])
 
 
 def test_a_copy_that_loses_a_byte_fails_the_check(device, tmp_path, capsys):
@@ -267,6 +326,8 @@ def test_measuring_a_gpu(tmp_path, capsys):
         for point in found["points"]:
             assert point["samples"] == 8
             assert 0 < point["device_median_s"] < 1
+            # What the device copied for is within what whoever waited for the copy waited.
+            assert point["device_median_s"] < 1.05 * point["median_s"]
         cifar10 = document(folder / "cifar10" / f"regression{suffix}.json")
         assert (cifar10["weights"] is None) == ("d2h" in suffix)
     pageable = document(folder / "3x224x224" / "regression.json")
@@ -287,6 +348,8 @@ def test_a_copy_of_known_size_takes_as_long_as_its_bytes_need(memory):
         bench = Bench(device, 2**25, pinned=True, seed=0)
         samples = files.Samples()
         bench.time(Mode("h2d", memory), 2**25, 40, 3, samples)
+        time = bench.time_by_events if activity.unavailable() else bench.time_recorded
+        time(Mode("h2d", memory), 2**25, 10, 3, samples)
     wall, on_device = np.median(samples.wall), np.median(samples.device)
     assert on_device > 0.95 * 2**25 / peak
     assert wall > 0.95 * 2**25 / peak

@@ -59,6 +59,7 @@ class FakeDevice:
         clock: in seconds; :meth:`now` reads it.
         copies: bytes and direction of each copy.
         corrupts: whether copies to the device lose a byte.
+        event_s: what an event takes.
         interrupt_after: copies after which the next raises KeyboardInterrupt; None: never.
     """
 
@@ -71,6 +72,7 @@ class FakeDevice:
         self.clock = 0.0
         self.copies: list[tuple[int, str]] = []
         self.corrupts = False
+        self.event_s = 0.0
         self.interrupt_after: int | None = None
         self.free = 2**34
         self.context = nullcontext()
@@ -128,6 +130,7 @@ class FakeEvent:
         self.at = float("nan")
 
     def record(self, stream: object) -> None:
+        self.device.clock += self.device.event_s
         self.at = self.device.clock
 
 

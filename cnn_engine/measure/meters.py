@@ -72,6 +72,19 @@ def is_pageable(device: Any, step: Step) -> bool:
     return not device.is_pinned(source if step.direction == "h2d" else to)
 
 
+def empty_pair_s(device: Any) -> float:
+    """Returns the seconds between two events on ``device`` with nothing in between."""
+    first, second = device.event(), device.event()
+    times = []
+    for _ in range(EMPTY_PAIRS):
+        device.delay(LAUNCH_MARGIN_S)
+        first.record(device.stream)
+        second.record(device.stream)
+        device.synchronize()
+        times.append(device.elapsed_s(first, second))
+    return float(np.median(times))
+
+
 class RecordMeter:
     """Activity records: nothing is added to the stream, and times are the device's own."""
 
@@ -144,18 +157,7 @@ class EventMeter:
         self.device = device
         self._events: list[Any] = []  # reused from pass to pass
         self._twins: dict[int, np.ndarray] = {}
-        self.empty_pair_s = self._empty_pair_s()
-
-    def _empty_pair_s(self) -> float:
-        times = []
-        for _ in range(EMPTY_PAIRS):
-            self.device.delay(LAUNCH_MARGIN_S)
-            first, second = self._event(0), self._event(1)
-            first.record(self.device.stream)
-            second.record(self.device.stream)
-            self.device.synchronize()
-            times.append(self.device.elapsed_s(first, second))
-        return float(np.median(times))
+        self.empty_pair_s = empty_pair_s(device)
 
     def _event(self, index: int) -> Any:
         while len(self._events) <= index:

@@ -29,7 +29,7 @@ class Analysis:
         image_bytes: None where the shape of an image is not known.
         line, line_misfit: the single line of the medians; None with too few batch sizes.
         pieces, pieces_misfit: the fit in two pieces.
-        device_line: the single line of the medians of device times.
+        device_line, device_pieces: the single line of the medians of device times, and their pieces.
         hold_out: None where none was asked for.
         peak_bytes_per_s: of the bus in this direction; None where it was not measured.
         weights: ``bytes``, ``tensors``, ``first_s``, ``median_s``, ``samples``; None without weights.
@@ -47,6 +47,7 @@ class Analysis:
     pieces: Pieces | None = None
     pieces_misfit: Misfit | None = None
     device_line: Line | None = None
+    device_pieces: Pieces | None = None
     hold_out: HoldOut | None = None
     peak_bytes_per_s: float | None = None
     weights: dict[str, Any] | None = None
@@ -105,6 +106,7 @@ class Analysis:
                 key: getattr(self.device_line, key)
                 for key in ("points", "intercept_s", "slope_s_per_image", "r2")
             },
+            "device_pieces": self.device_pieces and [asdict(p) for p in self.device_pieces.lines],
             "weights": self.weights,
             "residuals": {
                 "batch_size": self.batches.tolist(),
@@ -194,9 +196,10 @@ def _fit(one: Analysis, held_out: int, seed: int) -> None:
     one.pieces_misfit = regression.misfit(batches, times, one.pieces.at(batches))
     device = [p for p in one.points if p.device_median_s is not None]
     if len(device) >= regression.FEWEST:
-        one.device_line = regression.fit_line(
-            [p.batch_size for p in device], [p.device_median_s for p in device]
-        )
+        sizes = np.array([p.batch_size for p in device], float)
+        medians = np.array([p.device_median_s for p in device])
+        one.device_line = regression.fit_line(sizes, medians)
+        one.device_pieces = regression.fit_pieces(sizes, medians)
 
 
 def write(one: Analysis, output: Path) -> Path:

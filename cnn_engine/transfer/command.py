@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 from .. import cli, devices, workload
@@ -16,11 +18,15 @@ from .analysis import Analysis
 from .files import RawNetwork
 from .measure import (
     PEAK_BYTES,
+    Group,
     Settings,
     TransferMismatch,
+    device_source,
     measure,
+    measure_device,
     peak_times,
     plan,
+    plan_device,
     weights_times,
 )
 from .subjects import Mode, Subject
@@ -232,10 +238,13 @@ def _measure_all(
     peak = machine.get("peak", {})
     directions = {mode.direction for mode in settings.modes}
     if directions <= set(peak) and not any(
-        plan(raw, settings) or _weights_missing(subject, raw, settings, options.fresh)
+        plan(raw, settings)
+        or plan_device(raw, settings)
+        or _weights_missing(subject, raw, settings, options.fresh)
         for subject, raw in wanted
     ):
         return
+    started, begin = environment.now(), perf_counter()
     load_average = environment.host_load()
     for direction in sorted(directions):
         peak[direction] = {"bytes": PEAK_BYTES, "seconds": peak_times(device, direction)}
@@ -246,17 +255,31 @@ def _measure_all(
     try:
         for subject, raw in wanted:
             _measure_weights(device, subject, raw, settings, options.fresh)
-            if progress is None:
-                measure(device, subject, raw, settings)
-                continue
-            images = sum(group.batch * group.copies for group in plan(raw, settings))
-            progress.start(f"transfers of {subject.name}", images)
-            measure(device, subject, raw, settings, progress.advance)
+            advance = _started(progress, f"transfers of {subject.name}", plan(raw, settings))
+            measure(device, subject, raw, settings, advance)
+        for subject, raw in wanted:
+            groups = plan_device(raw, settings)
+            advance = _started(progress, f"device times of {subject.name}", groups)
+            measure_device(device, subject, raw, settings, advance)
     finally:
         if progress is not None:
             progress.stop()
-        machine["environment"] = {**described, **environment.state(device, load_average)}
+        machine["environment"] = {
+            **described,
+            **environment.state(device, load_average),
+            "started": started,
+            "duration_s": perf_counter() - begin,
+            "device_times": device_source(),
+        }
         files.write_document(section / files.MACHINE, machine)
+
+
+def _started(progress: Progress | None, what: str, groups: list[Group]) -> Callable[[int], None]:
+    """Starts ``progress`` on the images of ``groups`` and returns what advances it."""
+    if progress is None:
+        return lambda images: None
+    progress.start(what, sum(group.batch * group.copies for group in groups))
+    return progress.advance
 
 
 def _weights_missing(

@@ -6,7 +6,7 @@
     raw_data/<gpu>/transfer/<network>/network.json                     shape of an image, size of the weights
     raw_data/<gpu>/transfer/<network>/model_transfer_time.txt          the weights
     raw_data/<gpu>/transfer/<network>/<batch>/data_transfer_time.txt   a batch: wall time
-    raw_data/<gpu>/transfer/<network>/<batch>/device_transfer_time.txt a batch: time between two events
+    raw_data/<gpu>/transfer/<network>/<batch>/device_transfer_time.txt a batch: what the GPU copied for
 
 A ``.txt`` file has one time in seconds a line, in the order of measurement. These names are of the default
 mode (host to device, pageable memory, uint8 images); other modes put a suffix before ``.txt``, such as
@@ -49,7 +49,7 @@ class Samples:
 
     Attributes:
         wall: host time from the call to the completed copy.
-        device: between two events around copies of their own; often fewer, or none.
+        device: what the GPU copied for, of copies of their own; often fewer, or none.
     """
 
     wall: list[float] = field(default_factory=list)

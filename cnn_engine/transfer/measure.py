@@ -1,10 +1,11 @@
 """Copies on a CUDA device, timed: batches, a network's weights, and the peak of the bus.
 
 A copy is timed twice, never at once. Its *wall* time goes from the call to the completed copy on a monotonic
-clock, with no event in between: what whoever waits for the batch sees. Its *device* time lies between two
-events on the copy's stream, with a short delay queued ahead so that the GPU is behind the host: what the GPU
-was busy for. Out of pageable memory the host moves the bytes too, through page-locked buffers of the driver,
-and the two differ the most there.
+clock, with no event in between: what whoever waits for the batch sees. Its *device* time is what the GPU
+copied for, by CUPTI's activity records. They slow down later calls, so all wall times are taken before any
+record is switched on. Without CUPTI it lies between two events on the copy's stream, less what two events
+with nothing in between take, out of page-locked memory: out of pageable memory the host moves the bytes too,
+through page-locked buffers of the driver, and events would hold that as well.
 
 Batch sizes and modes are gone through in a random order, several times, so that a drift of clocks or a burst
 of other work does not look like a slope. Every group of copies moves contents of its own, and what has
@@ -14,14 +15,19 @@ arrived is compared with them.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 
-from ..errors import DeviceError, expected
+from ..errors import DeviceError, UnsupportedError, expected
+from ..measure.meters import empty_pair_s
+from ..measure.profile_tables import EVENTS, RECORDS
+from ..measure.records import activity
+from ..measure.records.activity_records import covered
 from ..report import units
 from .files import RawNetwork, Samples
 from .subjects import Mode, Subject
@@ -35,7 +41,7 @@ ROUNDS = 4
 #: Wall samples for each device sample.
 WALL_PER_DEVICE = 4
 
-#: Delay queued ahead of a copy that is timed by events: more than its launch and both events take.
+#: Delay queued ahead of a copy that is timed by events: more than its call and both events take.
 DELAY_S = 50e-6
 
 #: Seconds between two writes of raw files: what a kill may cost. Ctrl-C costs nothing.
@@ -110,12 +116,43 @@ class Bench:
         return array
 
     def time(self, mode: Mode, nbytes: int, copies: int, warmup: int, into: Samples) -> None:
-        """Times ``copies`` copies and adds to ``into``; on Ctrl-C what is there is kept.
+        """Adds the wall times of ``copies`` copies to ``into``; on Ctrl-C what is there is kept.
 
         Raises:
             TransferMismatch: what arrived is not what was sent.
             DeviceError: a copy failed.
         """
+        with self._copying(mode, nbytes, warmup) as copy:
+            wall_times(self.device, copy, copies, into.wall)
+
+    def time_recorded(
+        self, mode: Mode, nbytes: int, copies: int, warmup: int, into: Samples
+    ) -> None:
+        """Adds the device times of ``copies`` copies to ``into``, by activity records.
+
+        Raises:
+            TransferMismatch: what arrived is not what was sent.
+            DeviceError: a copy failed.
+            UnsupportedError: records cannot be had.
+        """
+        with self._copying(mode, nbytes, warmup) as copy:
+            recorded_times(self.device, copy, copies, into.device)
+
+    def time_by_events(
+        self, mode: Mode, nbytes: int, copies: int, warmup: int, into: Samples
+    ) -> None:
+        """Adds the device times of ``copies`` copies to ``into``, by events and out of page-locked memory.
+
+        Raises:
+            TransferMismatch: what arrived is not what was sent.
+            DeviceError: a copy failed.
+        """
+        with self._copying(Mode(mode.direction, "pinned", mode.dtype), nbytes, warmup) as copy:
+            event_times(self.device, copy, copies, into.device)
+
+    @contextmanager
+    def _copying(self, mode: Mode, nbytes: int, warmup: int) -> Iterator[Callable[[], None]]:
+        """Makes contents, gives a warmed-up copy of them, and compares what has arrived."""
         device, remote = self.device, self._remote.address
         local = self.host_array(nbytes, mode.memory)
         address = local.__array_interface__["data"][0]
@@ -136,8 +173,7 @@ class Bench:
             for _ in range(warmup):
                 copy()
                 device.synchronize()
-            wall_times(device, copy, copies, into.wall)
-            device_times(device, copy, -(-copies // WALL_PER_DEVICE), into.device)
+            yield copy
             arrived = local
             if mode.direction == "h2d":
                 arrived = np.zeros(nbytes, np.uint8)
@@ -161,8 +197,30 @@ def wall_times(device: Any, copy: Callable[[], None], copies: int, into: list[fl
         into.append(round(perf_counter() - begin, 9))
 
 
-def device_times(device: Any, copy: Callable[[], None], copies: int, into: list[float]) -> None:
-    """Adds the seconds between events around each of ``copies`` calls on the device's stream."""
+def recorded_times(device: Any, copy: Callable[[], None], copies: int, into: list[float]) -> None:
+    """Adds the seconds in which the device copied, for each of ``copies`` calls, by activity records.
+
+    Raises:
+        UnsupportedError: records cannot be had, or some are missing.
+    """
+    with activity.record() as trace:
+        for index in range(copies):
+            trace.push(index)
+            copy()
+            trace.pop()
+            device.synchronize()
+    spans: list[list[tuple[float, float]]] = [[] for _ in range(copies)]
+    for record in trace.copies:
+        if (index := trace.marks.get(record.correlation)) is not None:
+            spans[index].append((record.start_s, record.end_s))
+    if not all(spans):
+        raise UnsupportedError("activity records: expected one of each copy, found some missing")
+    into += [round(covered(found), 9) for found in spans]
+
+
+def event_times(device: Any, copy: Callable[[], None], copies: int, into: list[float]) -> None:
+    """Adds the seconds between events around each of ``copies`` calls, less what a pair of them takes."""
+    empty_s = empty_pair_s(device)
     start, end = device.event(), device.event()
     for _ in range(copies):
         device.delay(DELAY_S)
@@ -170,7 +228,7 @@ def device_times(device: Any, copy: Callable[[], None], copies: int, into: list[
         copy()
         end.record(device.stream)
         device.synchronize()
-        into.append(round(device.elapsed_s(start, end), 9))
+        into.append(round(max(device.elapsed_s(start, end) - empty_s, 1e-9), 9))
 
 
 def measure(
@@ -180,7 +238,7 @@ def measure(
     settings: Settings,
     progress: Callable[[int], None] = lambda images: None,
 ) -> None:
-    """Measures what of ``settings`` is not on disk yet, and writes it to ``raw`` as it goes.
+    """Measures what wall times of ``settings`` are not on disk yet, and writes them to ``raw`` as it goes.
 
     Interrupted or failed, it writes what it has and lets the exception pass.
 
@@ -188,23 +246,69 @@ def measure(
         progress: called with the number of images moved since the last call, outside what is timed.
     """
     groups = plan(raw, settings)
-    if not groups:
-        return
-    largest = max(group.batch * subject.image_bytes(group.mode.dtype) for group in groups)
-    pinned = any(group.mode.memory == "pinned" for group in groups)
-    bench = Bench(device, largest, pinned, settings.seed)
+    if groups:
+        bench = Bench(device, _largest(groups, subject), _any_pinned(groups), settings.seed)
+        _measure(bench.time, groups, subject, raw, settings, progress)
+
+
+def measure_device(
+    device: Any,
+    subject: Subject,
+    raw: RawNetwork,
+    settings: Settings,
+    progress: Callable[[int], None] = lambda images: None,
+) -> None:
+    """Measures what device times are not on disk yet, as :func:`measure` does wall times.
+
+    To be called after all wall times of the process were taken: activity records slow down later calls.
+    """
+    groups = plan_device(raw, settings)
+    records = activity.unavailable() is None
+    if groups and records:
+        bench = Bench(device, _largest(groups, subject), _any_pinned(groups), settings.seed)
+        try:
+            _measure(bench.time_recorded, groups, subject, raw, settings, progress)
+            return
+        except UnsupportedError:  # after all
+            groups = plan_device(raw, settings)
+    if groups:
+        bench = Bench(device, _largest(groups, subject), True, settings.seed)
+        _measure(bench.time_by_events, groups, subject, raw, settings, progress)
+
+
+def device_source() -> str:
+    """Returns where device times come from here."""
+    return EVENTS if activity.unavailable() else RECORDS
+
+
+def _largest(groups: list[Group], subject: Subject) -> int:
+    return max(group.batch * subject.image_bytes(group.mode.dtype) for group in groups)
+
+
+def _any_pinned(groups: list[Group]) -> bool:
+    return any(group.mode.memory == "pinned" for group in groups)
+
+
+def _measure(
+    time: Callable[[Mode, int, int, int, Samples], None],
+    groups: list[Group],
+    subject: Subject,
+    raw: RawNetwork,
+    settings: Settings,
+    progress: Callable[[int], None],
+) -> None:
     written = perf_counter()
     try:
         for group in groups:
             new = Samples()
             try:
                 nbytes = group.batch * subject.image_bytes(group.mode.dtype)
-                bench.time(group.mode, nbytes, group.copies, settings.warmup, new)
+                time(group.mode, nbytes, group.copies, settings.warmup, new)
             except TransferMismatch:
                 new = Samples()  # times of wrong copies are no times
                 raise
             finally:
-                if new.wall:
+                if new.wall or new.device:
                     raw.add(group.mode, group.batch, new)
             progress(group.batch * group.copies)
             if perf_counter() - written > FLUSH_S:
@@ -231,6 +335,19 @@ def plan(raw: RawNetwork, settings: Settings) -> list[Group]:
         ]
         generator.shuffle(this)
         groups += [group for group in this if group.copies]
+    return groups
+
+
+def plan_device(raw: RawNetwork, settings: Settings) -> list[Group]:
+    """Returns the groups of copies whose device times are missing, in the order in which they are timed."""
+    wanted = -(-settings.repeats // WALL_PER_DEVICE)
+    missing = {
+        (mode, batch): wanted - len(raw.samples(mode, batch).device)
+        for mode in settings.modes
+        for batch in settings.batches
+    }
+    groups = [Group(*key, count) for key, count in missing.items() if count > 0]
+    np.random.default_rng(settings.seed).shuffle(groups)
     return groups
 
 
@@ -267,12 +384,14 @@ def weights_times(
 
 
 def peak_times(device: Any, direction: str) -> list[float]:
-    """Returns the device times of copies of :data:`PEAK_BYTES` in page-locked memory, warmed up."""
+    """Returns the device times of copies of :data:`PEAK_BYTES` in page-locked memory, warmed up.
+
+    By events, as they are taken before the wall times; they are long enough.
+    """
     bench = Bench(device, PEAK_BYTES, pinned=True, seed=0)
     samples = Samples()
-    bench.time(
-        Mode(direction, "pinned"), PEAK_BYTES, WALL_PER_DEVICE * PEAK_COPIES, PEAK_COPIES, samples
-    )
+    mode = Mode(direction, "pinned")
+    bench.time_by_events(mode, PEAK_BYTES, PEAK_COPIES, PEAK_COPIES, samples)
     return samples.device
 
 

@@ -62,8 +62,12 @@ def _fits(one: Analysis) -> list[tuple[str, str]]:
         rows.append(("from there", line_text(one.pieces.lines[1])))
     rows.append(("pieces off", _misfit(one.pieces_misfit)))
     rows.append(("line off", _misfit(one.line_misfit)))
-    if one.device_line is not None:
-        rows.append(("device time", line_text(one.device_line)))
+    if one.device_pieces is not None:
+        # Lines fitted as those of the wall time are: a single one is bent by its largest batches.
+        *below, last = one.device_pieces.lines
+        rows += [("device below", line_text(line)) for line in below]
+        since = f"from {one.device_pieces.break_batch} images: " if below else ""
+        rows.append(("device time", since + line_text(last)))
     if one.hold_out is not None:
         count = len(one.hold_out.batch_sizes)
         rows.append(("held out", f"{count} sizes; pieces off {_misfit(one.hold_out.pieces)}"))
