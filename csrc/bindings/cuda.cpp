@@ -18,13 +18,18 @@ void add_fused(py::module_& module);  // fused_cuda.cpp
 
 namespace {
 
-// What calls `launch`, whose last parameter is the stream, with the stream's device current.
-template <typename... Parameters>
-auto on_its_device(void (*launch)(Parameters...)) {
-  return [launch](Parameters... arguments) {
-    const cuda::DeviceGuard guard(std::get<sizeof...(Parameters) - 1>(std::tie(arguments...)));
-    launch(arguments...);
-  };
+// What calls `function`, whose last parameter is the stream, with the stream's device current; a
+// function that returns a value launches nothing, and is called as it is.
+template <typename Result, typename... Parameters>
+auto on_its_device(Result (*function)(Parameters...)) {
+  if constexpr (std::is_void_v<Result>) {
+    return [function](Parameters... arguments) {
+      const cuda::DeviceGuard guard(std::get<sizeof...(Parameters) - 1>(std::tie(arguments...)));
+      function(arguments...);
+    };
+  } else {
+    return function;
+  }
 }
 
 // The interpreter's lock is kept: a launch takes microseconds, and to have the lock back from

@@ -1,0 +1,146 @@
+// Blocked products on CUDA: y[m, q] = sum over t of a[t, m] * b[t, q], a tile of y a block.
+//
+// A block of (M / RowsEach) x (N / ColumnsEach) threads sums a tile of M x N. Parts of kBlockDepth
+// products come to shared memory by asynchronous copies (16 bytes where the loader can), several
+// parts ahead of the one that is multiplied: a[kBlockDepth][M + 8], b[kBlockDepth][N]. (The 8
+// spread the rows of a packed panel over the banks.) A thread reads 4 neighbouring rows or columns
+// as one vector. Where tiles are too few for a GPU, the depth is split among blocks, by the shape
+// alone, and a second kernel adds the parts in order. Loaders and writers say what a, b and y are:
+//
+//   a.load(to, first, end), b.load(to, first, end)  copy products [first, end) of the tile, zero
+//   past
+//                                                   end; parts come one after another
+//   out.write(m, q, values)                         takes 4 sums of row m, columns q to q + 3
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "cuda/launch.cuh"
+
+namespace cnn_engine::cuda {
+
+constexpr int kBlockDepth = 8;
+constexpr int kBlockStages = 4;
+
+template <int M_, int N_, int RowsEach, int ColumnsEach>
+struct BlockTile {
+  static constexpr int M = M_, N = N_, rows = RowsEach, columns = ColumnsEach;
+  static constexpr int across = N / columns;  // threads
+  static constexpr int threads = M / rows * across;
+  static constexpr int a_pitch = M + 8;
+  static constexpr int stage = kBlockDepth * (a_pitch + N);  // floats
+  static constexpr int shared_bytes = 4 * kBlockStages * stage;
+  static_assert(rows % 4 == 0 && columns % 4 == 0 && threads % 32 == 0);
+  static_assert(shared_bytes <= 48 * 1024);
+};
+
+// Copies 4 or 16 bytes to shared memory, or zeros.
+template <int Bytes>
+__device__ inline void copy_async(float* to, const float* from, bool valid) {
+  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(to));
+  const int size = valid ? Bytes : 0;
+  if constexpr (Bytes == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(from),
+                 "r"(size));
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(address), "l"(from),
+                 "r"(size));
+  }
+}
+__device__ inline void commit_copies() { asm volatile("cp.async.commit_group;"); }
+template <int Pending>
+__device__ inline void wait_for_copies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(Pending));
+}
+
+// Products [first, end).
+template <typename Tile, typename A, typename B, typename Out>
+__device__ __forceinline__ void blocked_product(float* shared, A& a, B& b, int first, int end,
+                                                const Out& out) {
+  constexpr int kRowVectors = Tile::rows / 4, kColumnVectors = Tile::columns / 4;
+  const int row = threadIdx.x / Tile::across * 4, column = threadIdx.x % Tile::across * 4;
+  float sum[Tile::rows][Tile::columns] = {};
+  const int parts = (end - first + kBlockDepth - 1) / kBlockDepth;
+
+  const auto load = [&](int part) {
+    if (part < parts) {
+      float* to = shared + part % kBlockStages * Tile::stage;
+      const int from = first + part * kBlockDepth;
+      a.load(to, from, end);
+      b.load(to + kBlockDepth * Tile::a_pitch, from, end);
+    }
+    commit_copies();
+  };
+#pragma unroll
+  for (int part = 0; part < kBlockStages - 1; ++part) load(part);
+  for (int part = 0; part < parts; ++part) {
+    wait_for_copies<kBlockStages - 2>();
+    __syncthreads();  // this part is there, and the one before it has been read
+    load(part + kBlockStages - 1);
+    const float* x = shared + part % kBlockStages * Tile::stage;
+    const float* y = x + kBlockDepth * Tile::a_pitch;
+#pragma unroll
+    for (int t = 0; t < kBlockDepth; ++t) {
+      float4 rows[kRowVectors], columns[kColumnVectors];
+#pragma unroll
+      for (int v = 0; v < kRowVectors; ++v) {
+        rows[v] = *reinterpret_cast<const float4*>(x + t * Tile::a_pitch +
+                                                   v * (Tile::M / kRowVectors) + row);
+      }
+#pragma unroll
+      for (int v = 0; v < kColumnVectors; ++v) {
+        columns[v] = *reinterpret_cast<const float4*>(y + t * Tile::N +
+                                                      v * (Tile::N / kColumnVectors) + column);
+      }
+#pragma unroll
+      for (int m = 0; m < Tile::rows; ++m) {
+        const float4& four = rows[m / 4];
+        const float value = m % 4 == 0   ? four.x
+                            : m % 4 == 1 ? four.y
+                            : m % 4 == 2 ? four.z
+                                         : four.w;
+#pragma unroll
+        for (int v = 0; v < kColumnVectors; ++v) {
+          sum[m][4 * v] = fmaf(value, columns[v].x, sum[m][4 * v]);
+          sum[m][4 * v + 1] = fmaf(value, columns[v].y, sum[m][4 * v + 1]);
+          sum[m][4 * v + 2] = fmaf(value, columns[v].z, sum[m][4 * v + 2]);
+          sum[m][4 * v + 3] = fmaf(value, columns[v].w, sum[m][4 * v + 3]);
+        }
+      }
+    }
+  }
+  wait_for_copies<0>();
+#pragma unroll
+  for (int m = 0; m < Tile::rows; ++m) {
+    const int at_row = m / 4 * (Tile::M / kRowVectors) + row + m % 4;
+#pragma unroll
+    for (int v = 0; v < kColumnVectors; ++v) {
+      out.write(
+          at_row, v * (Tile::N / kColumnVectors) + column,
+          make_float4(sum[m][4 * v], sum[m][4 * v + 1], sum[m][4 * v + 2], sum[m][4 * v + 3]));
+    }
+  }
+}
+
+// Into how many parts a depth is split so that there are blocks for a large GPU, none of them
+// short.
+inline int depth_splits(std::int64_t tiles, int depth) {
+  constexpr std::int64_t kEnough = 2 * 132;
+  constexpr int kShortest = 16 * kBlockDepth, kMost = 32;
+  std::int64_t splits = kEnough / (tiles > 0 ? tiles : 1);
+  if (splits > depth / kShortest) splits = depth / kShortest;
+  if (splits > kMost) splits = kMost;
+  return splits < 1 ? 1 : static_cast<int>(splits);
+}
+
+// The first product of a split: whole parts of kBlockDepth.
+__host__ __device__ inline int split_begin(int depth, int splits, int split) {
+  const int parts = (depth + kBlockDepth - 1) / kBlockDepth;
+  const int begin =
+      static_cast<int>(static_cast<std::int64_t>(parts) * split / splits) * kBlockDepth;
+  return begin < depth ? begin : depth;
+}
+
+}  // namespace cnn_engine::cuda
