@@ -99,10 +99,11 @@ def _cuda_findings() -> Iterator[Finding]:
             f"{properties['multiprocessors']} multiprocessors, "
             f"{properties['total_memory'] / 2**30:.0f} GiB"
         )
-        _cuda.set_device(index)
-        problem = _cuda.kernels_error()
+        problem = _cuda.kernels_error(index)
         if problem:
             remedy = f"CNN_ENGINE_CUDA_ARCHITECTURES={major}{minor} pip install --force-reinstall ."
+            if (major, minor) < cuda_module.LEAST_CAPABILITY:
+                remedy = "--device cpu: the kernels need compute capability 8.0"
             yield Finding(
                 FAULT, f"cuda:{index}", f"{text}: the kernels do not run: {problem}", remedy
             )

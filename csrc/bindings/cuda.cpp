@@ -72,9 +72,10 @@ int pointer_device(Address address) {
   return attributes.type == cudaMemoryTypeUnregistered ? -1 : attributes.device;
 }
 
-// Why the kernels here cannot run on the current device, or "": the smallest of them is tried.
-std::string kernels_error() {
+// Why the kernels here cannot run on a device, or "": the smallest of them is tried.
+std::string kernels_error(int device) {
   try {
+    const cuda::DeviceGuard guard(device);
     cuda::delay(0, nullptr);
     CUDA_CHECK(cudaStreamSynchronize(nullptr));
   } catch (const cuda::Error& error) {
