@@ -96,7 +96,7 @@ class TestOnAGpu:
             )
             == 0
         )  # fmt: skip
-        many, one = rows(tmp_path / "summary.csv")
+        one, many = rows(tmp_path / "summary.csv")
         assert int(many["allocated_bytes"]) > 20 * int(one["allocated_bytes"]) > 0
 
     def test_events_where_there_are_no_records(self, tmp_path, monkeypatch):

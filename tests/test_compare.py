@@ -15,7 +15,7 @@ from comparisons import CHECK, made, written
 from cnn_engine import report, run
 from cnn_engine.compare import command as compare
 from cnn_engine.compare.comparison import CANNOT_TELL, FASTER, SLOWER
-from cnn_engine.measure import timing
+from cnn_engine.measure import step_times
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +79,8 @@ def test_runs_on_a_gpu(mode, tmp_path, capsys):
     assert compare.main([*paths, "--json", "-"]) == 0
     rows = json.loads(capsys.readouterr().out)["comparisons"][0]["rows"]
     copies = {row["name"]: row for row in rows if row["section"] == "copy"}
-    assert copies["images h2d"]["baseline"]["samples"] == timing.LAYER_SAMPLES
+    samples = copies["images h2d"]["baseline"]["samples"]
+    assert 1 < samples <= step_times.MOST_SAMPLES
     assert copies["images h2d"]["ratio"]["value"] > 0
     throughput = next(row for row in rows if row["section"] == "throughput")
     assert throughput["ratio"]["value"] > 1  # fused is many times as fast

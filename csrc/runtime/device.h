@@ -15,12 +15,15 @@ inline int current_device() {
   return device;
 }
 
-// The device of a stream; the null stream is the current device's. Runtimes before 12.8 cannot say:
-// there the caller makes the right one current.
+// The device of a stream; the null stream is the current device's. Runtimes before 12.8 cannot say,
+// nor can a stream that is being captured: there the caller makes the right one current.
 inline int device_of(Stream stream) {
   int device = current_device();
 #if CUDART_VERSION >= 12080
-  if (stream != nullptr) CUDA_CHECK(cudaStreamGetDevice(stream, &device));
+  if (stream == nullptr) return device;
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  CUDA_CHECK(cudaStreamIsCapturing(stream, &status));
+  if (status == cudaStreamCaptureStatusNone) CUDA_CHECK(cudaStreamGetDevice(stream, &device));
 #endif
   return device;
 }
