@@ -16,8 +16,8 @@ import numpy as np
 from cnn_engine import Engine, InputError, _cpu
 from cnn_engine.engine import variants
 from cnn_engine.engine.fused import description
+from cnn_engine.graph import reference
 from cnn_engine.graph.network import Conv2d, Linear, MaxPool2d, Network, Relu, Softmax, Tanh, pair
-from cnn_engine.operators import reference
 
 
 @dataclass

@@ -27,10 +27,10 @@ from cnn_engine import cli, workload
 from cnn_engine.devices import threads as thread_counts
 from cnn_engine.devices.cpu import CpuDevice
 from cnn_engine.errors import InputError, UnsupportedError
+from cnn_engine.graph import reference
 from cnn_engine.io import weights as weight_files
 from cnn_engine.io.files import atomic_write
 from cnn_engine.measure import environment
-from cnn_engine.operators import reference
 
 from .cpu_contestants import MAKERS, Contestant, Task
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from cnn_engine import _cpu
 from cnn_engine.devices import cuda_module
-from cnn_engine.operators import reference
+from cnn_engine.graph import reference
 
 from .gpu_contestants import Contestant, sample
 

@@ -23,8 +23,8 @@ from cnn_engine.workloads.cifar10.network import NETWORK, WORKLOAD
 
 from cnn_engine import InputError, _cpu
 from cnn_engine.devices import cuda_module
+from cnn_engine.graph import reference
 from cnn_engine.io.files import atomic_write, check_writable
-from cnn_engine.operators import reference
 
 from . import gpu_course
 from .gpu_contestants import Contestant, Jax, Ours, Torch, sample, streamed

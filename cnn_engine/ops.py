@@ -21,15 +21,12 @@ from . import _cpu
 from .devices import arrays, cuda_module
 from .devices import threads as thread_counts
 from .devices.arrays import CPU, View, view
+from .engine.kernels import convolution
 from .errors import InputError, UnsupportedError
 from .graph.network import Pair, pair
 
 #: ``variant`` of :func:`conv2d` -> the kernels' name for it.
-CONV2D_VARIANTS = {
-    "if": _cpu.Conv2dVariant.direct,
-    "pad": _cpu.Conv2dVariant.pad,
-    "tiled": _cpu.Conv2dVariant.tiled,
-}
+CONV2D_VARIANTS = convolution.NATIVE
 
 
 def conv2d(

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cnn_engine import InputError, UnsupportedError, _cpu, ops
-from cnn_engine.operators import reference
+from cnn_engine.graph import reference
 from cnn_engine.operators.conv2d import Conv2d
 
 # n, c, h, w, k, r, s, stride, padding: the networks' own layers, and what breaks index arithmetic.

@@ -5,7 +5,7 @@ import pytest
 import tolerances
 
 from cnn_engine import InputError, ops
-from cnn_engine.operators import reference
+from cnn_engine.graph import reference
 
 SPECIAL = np.array(
     [np.nan, np.inf, -np.inf, 0.0, -0.0, 1e-45, -1e-45, 3.4e38, -3.4e38, 9.1, -9.1], np.float32

@@ -21,8 +21,7 @@ from cnn_engine import (
 )
 from cnn_engine.devices.cpu import CpuDevice
 from cnn_engine.engine import fused, variants
-from cnn_engine.engine.plan import Placement, Program, build
-from cnn_engine.operators import reference
+from cnn_engine.graph import reference
 
 NETWORK = WORKLOAD.network
 VARIANTS = [
@@ -225,17 +224,10 @@ def test_a_layer_of_an_unknown_type_is_refused(rng, variant):
     message = "layer gate: expected one of Conv2d, .*, found the type Sigmoid"
     with pytest.raises(UnsupportedError, match=message):
         engine(network, variant=variant)
-    weights = network.random_weights()
     with pytest.raises(UnsupportedError, match=message):
-        reference.forward(network, weights, pixels(rng, 1, (1, 4, 4)))
+        reference.forward(network, {}, pixels(rng, 1, (1, 4, 4)))
     with pytest.raises(UnsupportedError, match=message):
-        fused.description(network, weights)
-    placement = Placement(CpuDevice(), "resident", 1)
-    program = Program(
-        network, {"cpu": {}}, lambda: None, placement, variants.Choice("if", False, None)
-    )
-    with pytest.raises(UnsupportedError, match=message):
-        build(program, 1, True)
+        fused.description(network, {})
 
 
 @pytest.mark.parametrize("batch", [0, -1, True, 2.0, "2", np.int64(0)])
@@ -258,8 +250,6 @@ def test_a_batch_is_any_integer_and_no_more_than_the_images(rng, batch):
 
 
 def test_a_batch_that_cannot_fit_is_refused_before_anything_is_taken(monkeypatch, rng):
-    from cnn_engine.devices.cpu import CpuDevice
-
     monkeypatch.setattr(CpuDevice, "free_memory", lambda self: 1 << 20)
     with (
         engine(variant="if") as e,

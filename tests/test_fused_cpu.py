@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 
 from cnn_engine import _cpu
 from cnn_engine.engine import fused as fused_kernels
+from cnn_engine.graph import reference
 from cnn_engine.graph.network import Conv2d, Linear, MaxPool2d, Network, Relu, Softmax, Tanh
 from cnn_engine.io import weights
-from cnn_engine.operators import reference
 
 INSTRUCTION_SETS = _cpu.instruction_sets()
 NETWORKS = {network.name: network for network in (CIFAR10, ECE408)}

@@ -10,8 +10,8 @@ import tolerances
 
 from cnn_engine.devices import cuda_module
 from cnn_engine.engine.fused import description
+from cnn_engine.graph import reference
 from cnn_engine.graph.network import Conv2d, Linear, MaxPool2d, Network, Relu, Softmax, Tanh
-from cnn_engine.operators import reference
 
 pytestmark = pytest.mark.gpu
 

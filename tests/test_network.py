@@ -30,10 +30,16 @@ def test_cifar10_is_the_thesis_network():
     [
         ((), "expected at least one layer, found none"),
         ((Relu("a"), Softmax("a")), "expected unique layer names, found 'a' twice"),
-        ((Conv2d("big", 4, kernel=40),), "layer big: padded height less the kernel"),
-        ((Linear("fc", 10), Conv2d("conv", 4, kernel=1)), "conv: expected an input of channels"),
-        ((MaxPool2d("pool", kernel=2, padding=2),), "layer pool: window height less the padding"),
-        ((Conv2d("none", 0, kernel=1),), "layer none: filters: expected 1 to"),
+        (
+            (Conv2d("big", 4, kernel=40),),
+            "layer big: expected a window of at most the padded input",
+        ),
+        (
+            (Linear("fc", 10), Conv2d("conv", 4, kernel=1)),
+            "layer conv: expected an input and a weight of 4",
+        ),
+        ((MaxPool2d("pool", kernel=2, padding=2),), "layer pool: padding: expected at most half"),
+        ((Conv2d("none", 0, kernel=1),), "layer none: out_channels: expected at least 1"),
     ],
 )
 def test_layers_that_do_not_fit(layers, message):

@@ -7,7 +7,7 @@ import pytest
 
 from cnn_engine import operators
 from cnn_engine.errors import InputError
-from cnn_engine.operators import reference as chain
+from cnn_engine.graph import reference as chain
 from cnn_engine.operators.conv2d import Conv2d, Conv3d
 from cnn_engine.operators.linear import Linear
 from cnn_engine.operators.max_pool2d import MaxPool2d

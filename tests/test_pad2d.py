@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from cnn_engine import InputError, ops
-from cnn_engine.operators import reference
+from cnn_engine.graph import reference
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ import tolerances
 from cnn_engine import Engine
 from cnn_engine.engine import variants
 from cnn_engine.engine.plan import Plan
-from cnn_engine.operators import reference
+from cnn_engine.graph import reference
 
 GOLDEN = Path(__file__).with_name("golden_steps.json")
 BATCH, CHUNK = 3, 2
@@ -58,7 +58,7 @@ def plans(cell: tuple) -> Iterator[tuple[str, list[list]]]:
         if options[2] == "stream":
             yield "pinned", described(e.plan(BATCH, dtype, (True, True)))
         if options[1] == "cuda" and options[2] in ("resident", "stream"):
-            yield "device", described(e._plan_on(9, BATCH, dtype))
+            yield "device", described(e._build_on(("stream", 9, None, BATCH, pixels)))
 
 
 def name_of(cell: tuple, side: str) -> str:

@@ -25,7 +25,7 @@ from cnn_engine import (
 )
 from cnn_engine.devices.cpu import CpuDevice
 from cnn_engine.engine import pool
-from cnn_engine.operators import reference
+from cnn_engine.graph import reference
 
 
 def test_a_call_like_the_last_one_is_checked_all_the_same(rng):

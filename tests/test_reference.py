@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cnn_engine.operators import reference
+from cnn_engine.graph import reference
 
 onnx = pytest.importorskip("onnx", reason="needs onnx, in the extra [test]")
 

@@ -20,7 +20,7 @@ from cnn_engine.workloads.cifar10 import WORKLOAD
 
 import cnn_engine
 from cnn_engine import __main__, run
-from cnn_engine.operators import reference
+from cnn_engine.graph import reference
 
 JSON_KEYS = {
     "schema", "command", "environment", "network", "weights", "dataset", "device", "variant",

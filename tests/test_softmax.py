@@ -5,7 +5,7 @@ import pytest
 import tolerances
 
 from cnn_engine import InputError, ops
-from cnn_engine.operators import reference
+from cnn_engine.graph import reference
 
 INF, NAN = np.inf, np.nan
 

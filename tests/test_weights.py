@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 from cnn_engine import InputError, Linear, Network, Softmax
+from cnn_engine.graph import reference
 from cnn_engine.io import weights
-from cnn_engine.operators import reference
 
 NETWORK = WORKLOAD.network
 TINY = Network("tiny", (1, 1, 2), (Linear("fc", 2), Softmax("softmax")))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import operator
 import threading
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -15,17 +14,19 @@ import numpy as np
 from .. import _cpu, devices, workload
 from ..devices import arrays
 from ..devices import threads as thread_counts
-from ..devices.cpu import CpuDevice
 from ..errors import InputError, UnsupportedError, expected
-from ..graph.network import Network, operator_of
+from ..graph import reference
+from ..graph.graph import Graph
+from ..graph.network import Network
 from ..io import weights as weight_files
 from ..measure import measurement
 from ..measure.result import Check, Phases, Result
-from ..operators import reference
 from ..workload import Dataset, Workload
 from . import fused, variants
-from .plan import Placement, Plan, Program, build, build_stream
+from .placement import Placement
+from .plan import Plan, Program, build
 from .pool import CLOSED, KEPT_BYTES, KEPT_SHELVES, PlanPool, Shelf, plan_bytes
+from .stream import build_stream
 
 address_of = _cpu.address_of
 
@@ -86,8 +87,6 @@ class Engine:
             network = workload.get(network)
         self.workload = network if isinstance(network, Workload) else None
         self.network: Network = network.network if isinstance(network, Workload) else network
-        for layer in self.network.layers:
-            operator_of(layer)
         if len(self.network.infos[-1].output_shape) != 1:
             raise InputError(f"{self.network.name}: expected a last layer with one row of outputs")
         self._classes = self.network.classes
@@ -105,13 +104,14 @@ class Engine:
         start = perf_counter()
         self.weights, self.weights_source = self._read_weights(weights)
         self.choice = variants.choose(
-            self.device.kind, variant, reduction, dtype, data_mode,
-            lambda: fused.why_not(self.network, self.weights, self.device, dtype),
+            self.device.kind, variant, reduction, dtype, data_mode, self._why_not_fused,
             times_layers=self.workload is not None and self.workload.times_layers,
         )  # fmt: skip
         # Chunks on several streams are each computed as resident data is.
         mode = "resident" if data_mode == "stream" else data_mode
-        self._program: Program | None = self._load(Placement(self.device, mode, self.threads))
+        placement = Placement(self.device, mode, self.threads)
+        self._program: Program | None = Program(self._graph, placement, self.choice, dtype)
+        self._program.load()
         self.phases.load_parameters_s = perf_counter() - start
         self._plans = PlanPool()
         self._lent: dict[tuple, tuple[Shelf, Plan]] = {}  # by plan()
@@ -119,27 +119,16 @@ class Engine:
         self._chunks: dict[tuple[int, bool], int] = {}
         self._ready: dict[tuple, Shelf] = {}  # of predict's usual calls
 
-    def _load(self, placement: Placement) -> Program:
-        """Brings the weights to where the variant needs them."""
-        network, weights, device = self.network, self.weights, self.device
-        if not self.choice.layered:
-            made = fused.create(network, weights, device, self.dtype)
-            # One that goes on in layers after its kernel has memory of its own: one for each stream.
-            shared = getattr(made, "whole", True)
+    def _graph(self, batch: int, pixels: bool) -> Graph:
+        return self.network.graph(batch, pixels, self.weights)
 
-            def compiled() -> Any:
-                return made if shared else fused.create(network, weights, device, self.dtype)
-
-            return Program(network, {}, compiled, placement, self.choice)
-        places = {placement.place_of(layer.kind) for layer in network.layers}
-        buffers = {
-            place: {
-                name: (device if place == "cuda" else CpuDevice()).upload(value)
-                for name, value in weights.items()
-            }
-            for place in places
-        }
-        return Program(network, buffers, lambda: None, placement, self.choice)
+    def _why_not_fused(self) -> str | None:
+        graph = self._graph(1, True)
+        try:
+            node = fused.chain(graph, self.dtype)
+        except UnsupportedError as error:
+            return str(error)
+        return fused.why_not(node, graph.constants, self.device)
 
     def _read_weights(
         self, weights: str | Path | Mapping[str, np.ndarray]
@@ -426,8 +415,8 @@ class Engine:
         """Builds a plan for images on the device, with all of its work on one stream."""
         _, stream, _, batch, pixels = key
         program = self._open()
-        placement = replace(program.placement, device=self.device.on(stream))
-        plan = build(replace(program, placement=placement), batch, pixels, images_on_device=True)
+        program = program.on(self.device.on(stream))
+        plan = build(program, batch, pixels, images_on_device=True)
         plan.buffers.append(program)
         return plan
 

@@ -1,63 +1,159 @@
-"""Whole networks as one compiled call: from a :class:`~cnn_engine.graph.network.Network` to a
-``FusedNetwork``."""
+"""A chain of layers as one node, for the kernels that run it in one call."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy as np
 
-from .. import _cpu
-from ..graph.network import Conv2d, Linear, MaxPool2d, Network, operator_of, pair
+from ..errors import UnsupportedError
+from ..graph.graph import Graph, Node, Value
+from ..graph.network import Network
+from ..operators import Operator
+from .kernels import whole
 
 
-def _kernels(device: Any) -> Any:
-    return device.kernels if device.kind == "cuda" else _cpu
+@dataclass(frozen=True)
+class Chain(Operator):
+    """Inputs: images, then the constants of the nodes; output: what the last node makes.
 
-
-def description(network: Network, weights: Mapping[str, np.ndarray]) -> tuple:
-    """Returns the arguments that both devices' ``FusedNetwork`` take before the data type.
-
-    They hold the addresses of ``weights``, which must live until the constructor has copied them.
+    Attributes:
+        nodes: one after the other, each reading what the one before it makes; from pixels, without the
+            node that normalises them.
+        inputs: the names of this node's inputs.
+        shape: of one image.
+        scale, offset: a pixel is read as ``pixel * scale + offset``.
+        dtype: what it computes in.
     """
-    rows = []
-    for layer in network.layers:
-        kind, outputs, kernel, stride, padding = operator_of(layer), 0, (0, 0), (1, 1), (0, 0)
-        match layer:
-            case Conv2d():
-                outputs = layer.out_channels
-                kernel, stride = pair("kernel", layer.kernel), pair("stride", layer.stride)
-                padding = pair("padding", layer.padding)
-            case MaxPool2d():
-                kernel, stride = pair("kernel", layer.kernel), layer.strides
-                padding = pair("padding", layer.padding)
-            case Linear():
-                outputs = layer.out_features
-        addresses = [
-            weights[name].__array_interface__["data"][0] if name in weights else 0
-            for name in (f"{layer.name}.weight", f"{layer.name}.bias")
-        ]
-        rows.append((kind, outputs, *kernel, *stride, *padding, *addresses))
-    return network.input_shape, network.scale, network.offset, rows
+
+    kind: ClassVar[str] = "fused"
+    nodes: tuple[Node, ...]
+    inputs: tuple[str, ...]
+    shape: tuple[int, ...]
+    scale: float
+    offset: float
+    dtype: str
+
+    def _walk(self, inputs: Sequence[Value | None]) -> tuple[dict[str, Value], int]:
+        values = dict(zip(self.inputs, inputs, strict=True))
+        first = values[self.inputs[0]]
+        values[self.nodes[0].inputs[0]] = Value("", first.shape, "float32")
+        flops = 0
+        for node in self.nodes:
+            given = [values[name] for name in node.inputs]
+            ((shape, dtype),) = node.op.infer(given)
+            values[node.outputs[0]] = made = Value("", shape, dtype)
+            flops += node.op.cost(given, [made]).flops
+        return values, flops
+
+    def infer(self, inputs):
+        last = self._walk(inputs)[0][self.nodes[-1].outputs[0]]
+        return ((last.shape, last.dtype),)
+
+    def flops(self, inputs, outputs) -> int:
+        return self._walk(inputs)[1]
+
+    def reference(self, *arrays):
+        values = dict(zip(self.inputs, arrays, strict=True))
+        images = values[self.inputs[0]]
+        if images.dtype == np.uint8:
+            images = images * np.float64(self.scale) + self.offset
+        values[self.nodes[0].inputs[0]] = images
+        for node in self.nodes:
+            values[node.outputs[0]] = node.op.reference(*(values[name] for name in node.inputs))
+        return values[self.nodes[-1].outputs[0]]
+
+    def description(self, constants: Mapping[str, np.ndarray]) -> tuple:
+        """Returns the arguments that both devices' ``FusedNetwork`` take before the data type.
+
+        They hold the addresses of ``constants``, which must live until the constructor has copied them.
+        """
+        rows = []
+        for node in self.nodes:
+            op = node.op
+            outputs, kernel, stride, padding, addresses = 0, (0, 0), (1, 1), (0, 0), [0, 0]
+            if len(node.inputs) > 1:
+                weights = [constants[name] for name in node.inputs[1:]]
+                outputs, kernel = weights[0].shape[0], weights[0].shape[2:] or kernel
+                found = [array.__array_interface__["data"][0] for array in weights]
+                addresses = [*found, 0][:2]
+            kernel, stride = getattr(op, "kernel", kernel), getattr(op, "stride", stride)
+            padding = getattr(op, "padding", padding)[:2]
+            rows.append((op.kind, outputs, *kernel, *stride, *padding, *addresses))
+        return self.shape, self.scale, self.offset, rows
 
 
-def why_not(
-    network: Network, weights: Mapping[str, np.ndarray], device: Any, dtype: str
-) -> str | None:
-    """Returns why ``device`` cannot run ``network`` as one kernel in ``dtype``, or None if it can."""
-    place = (device.index,) if device.kind == "cuda" else ()
+#: What the compiled chains are made of, each with nothing after its sum.
+_LAYERS = ("conv2d", "max_pool2d", "linear", "relu", "tanh", "softmax")
+
+
+def chain(graph: Graph, dtype: str, scale: float = 1.0, offset: float = 0.0) -> Node:
+    """Returns ``graph`` as one node.
+
+    Args:
+        scale, offset: of pixels, where the graph itself does not normalise them.
+
+    Raises:
+        UnsupportedError: it is no chain of layers that any kernel has; says which node is not.
+    """
+    nodes = list(graph.nodes)
+    if len(graph.inputs) != 1 or len(graph.outputs) != 1 or not nodes:
+        raise UnsupportedError("expected a chain of layers from one input to one output")
+    images = graph.inputs[0]
+    value = images.name
+    if nodes[0].op.kind == "normalize" and nodes[0].inputs == (value,):
+        op = nodes.pop(0).op
+        if len(op.scale) > 1 or len(op.offset) > 1:
+            raise UnsupportedError("expected one scale and offset for all channels")
+        scale, offset = op.scale[0], op.offset[0]
+        value = graph.nodes[0].outputs[0]
+    for node in nodes:
+        reason = None
+        if node.op.kind not in _LAYERS:
+            reason = f"expected one of {', '.join(_LAYERS)}"
+        elif node.inputs[0] != value or any(n not in graph.constants for n in node.inputs[1:]):
+            reason = "expected a chain of layers, each reading the one before it"
+        elif not _plain(node, graph):
+            reason = "expected one group, no dilation, the same padding on both sides"
+        if reason:
+            raise UnsupportedError(f"node {node.name} ({node.op.kind}): {reason}")
+        value = node.outputs[0]
+    if value != graph.outputs[0] or len(images.shape) != 4:
+        raise UnsupportedError("expected a chain of layers from images to its last layer")
+    constants = [name for node in nodes for name in node.inputs[1:]]
+    inputs = (images.name, *dict.fromkeys(constants))
+    op = Chain(tuple(nodes), inputs, images.shape[1:], scale, offset, dtype)
+    covers = tuple(node.name for node in graph.nodes)
+    return Node("network", op, inputs, (value,), covers)
+
+
+def _plain(node: Node, graph: Graph) -> bool:
+    op = node.op
+    padding = getattr(op, "padding", (0, 0, 0, 0))
+    return (
+        getattr(op, "groups", 1) == 1
+        and getattr(op, "dilation", (1, 1)) == (1, 1)
+        and padding[:2] == padding[2:]
+        and getattr(op, "activation", None) is None
+        and getattr(op, "indices", None) is None
+        and len(node.inputs) <= 3
+        and (op.kind != "softmax" or op.axis in (-1, len(graph.values[node.inputs[0]].shape) - 1))
+    )
+
+
+def why_not(node: Node, constants: Mapping[str, np.ndarray], device: Any) -> str | None:
+    """Returns why ``device`` cannot run a chain in one call, or None if it can."""
+    where = (device.index,) if device.kind == "cuda" else ()
     try:
-        kernels = _kernels(device).FusedNetwork
-        return kernels.why_not(*description(network, weights), dtype, *place) or None
+        fused = whole.functions(device).FusedNetwork
+        return fused.why_not(*node.op.description(constants), node.op.dtype, *where) or None
     except ValueError as error:
         return str(error)
 
 
-def create(network: Network, weights: Mapping[str, np.ndarray], device: Any, dtype: str) -> Any:
-    """Returns a ``FusedNetwork`` with its weights packed on ``device``; they are copied."""
-    arguments = description(network, weights)
-    if device.kind == "cuda":
-        with device.context:
-            return device.kernels.FusedNetwork(*arguments, dtype)
-    return _cpu.FusedNetwork(*arguments, dtype)
+def description(network: Network, weights: Mapping[str, np.ndarray]) -> tuple:
+    """Returns :meth:`Chain.description` of a whole network."""
+    graph = network.graph(1, True, weights)
+    return chain(graph, "float32").op.description(graph.constants)

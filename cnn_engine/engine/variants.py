@@ -1,24 +1,23 @@
 """The variants of the engine: which there are, where each runs, and what ``auto`` picks.
 
-A new layered variant is one row here, and a case where :mod:`cnn_engine.engine.plan` turns layers into steps.
+All of it is read from the table of kernels.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from ..errors import UnsupportedError, expected
+from . import kernels
 
 #: Where data lives, by device; see the README.
 DATA_MODES = {"cpu": ("resident",), "cuda": ("resident", "transfer", "managed", "stream")}
 
-_FLOAT32 = {"cpu": ("float32",), "cuda": ("float32",)}
-
 
 @dataclass(frozen=True)
 class Variant:
-    """One way of running a network.
+    """One way of running a network: what the table of kernels says of all kernels of one name.
 
     Attributes:
         name: as ``--variant`` takes it.
@@ -31,10 +30,10 @@ class Variant:
 
     name: str
     summary: str
-    dtypes: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: _FLOAT32)
-    reduction: bool = True
-    data_modes: tuple[str, ...] = ("resident", "transfer", "managed", "stream")
-    layered: bool = True
+    dtypes: Mapping[str, tuple[str, ...]]
+    reduction: bool
+    data_modes: tuple[str, ...]
+    layered: bool
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -42,48 +41,49 @@ class Variant:
         return tuple(self.dtypes)
 
 
-VARIANTS = {
-    row.name: row
-    for row in (
-        Variant("if", "tests the image's bounds inside the innermost loop"),
-        Variant("pad", "first writes a zero-padded copy of its input, then runs branch-free"),
-        Variant(
-            "tiled",
-            "sums in registers over tiles of the input in shared memory (CUDA)",
-            dtypes={"cuda": ("float32",)},
-            reduction=False,
-        ),
-        Variant(
-            "fused",
-            "the whole network as one kernel, activations on the chip",
-            dtypes={
-                "cpu": ("float32", "bfloat16"),
-                "cuda": ("float32", "tf32", "float16", "bfloat16"),
-            },
-            reduction=False,
-            data_modes=("resident", "stream"),
-            layered=False,
-        ),
-    )
-}
+def _variants() -> dict[str, Variant]:
+    # The table has the fastest first; who reads a list of variants starts with the plainest.
+    rows = [row for row in reversed(kernels.TABLE) if row.op == "conv2d"]
+    rows += [row for row in kernels.TABLE if row.op == "fused"]
+    found = {}
+    for name in dict.fromkeys(row.name for row in rows):
+        own = [row for row in rows if row.name == name]
+        layered = own[0].op != "fused"
+        found[name] = Variant(
+            name,
+            own[0].summary,
+            {device: row.computes for device in DATA_MODES for row in own if row.device == device},
+            any(row.reduction for row in own),
+            ("resident", "transfer", "managed", "stream") if layered else ("resident", "stream"),
+            layered,
+        )
+    return found
+
+
+#: Every variant by its name.
+VARIANTS = _variants()
 
 #: Data types that at least one variant takes.
 DTYPES = tuple(
     dict.fromkeys(d for row in VARIANTS.values() for types in row.dtypes.values() for d in types)
 )
 
-#: The layered variant that ``auto`` takes where ``fused`` does not run, and its reduction: measured, see
-#: benchmarks/results. (On a GPU, `if` with reduction is ahead of `tiled` below some 10 images a pass.)
-FASTEST_LAYERED = {"cpu": ("pad", True), "cuda": ("tiled", False)}
-
 
 @dataclass(frozen=True)
 class Choice:
-    """A variant that is going to run, and why when ``auto`` chose it."""
+    """A variant that is going to run, and why when ``auto`` chose it.
+
+    ``auto`` means the fastest kernel for each node; ``variant`` is then that of plain convolutions.
+    """
 
     variant: str
     reduction: bool
     reason: str | None
+
+    @property
+    def automatic(self) -> bool:
+        """Whether nodes that the variant cannot run may run others."""
+        return self.reason is not None
 
     @property
     def layered(self) -> bool:
@@ -139,11 +139,13 @@ def _auto(
         return Choice("fused", False, "the fastest there is")
     if dtype != "float32":
         raise UnsupportedError(f"--dtype: {dtype} needs the variant fused, which cannot run: {why}")
-    name, fastest_reduction = FASTEST_LAYERED[device]
-    if reduction is not None and reduction != fastest_reduction and not VARIANTS[name].reduction:
-        name = "pad"
-    reduction = fastest_reduction if reduction is None else reduction
-    return Choice(name, reduction, f"the fastest layered variant; not fused: {why}")
+    row = next(
+        row
+        for row in kernels.of("conv2d", device)
+        if reduction is None or row.reduction in (None, reduction)
+    )
+    reduction = bool(row.reduction) if reduction is None else reduction
+    return Choice(row.name, reduction, f"the fastest layered variant; not fused: {why}")
 
 
 def _why_not(

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
 
 import numpy as np
 
+from .. import operators
 from ..errors import InputError, UnsupportedError
-
-Pair = tuple[int, int]
+from ..operators import Cost, Operator, Value
+from ..operators.windows import Pair
+from .graph import Graph, Node
 
 
 def pair(name: str, value: int | Pair) -> Pair:
@@ -40,20 +43,15 @@ class Conv2d:
     padding: int | Pair = 0
     bias: bool = True
 
-    def operator_shape(self, batch: int, shape: tuple[int, ...]):
-        from .. import _cpu
-
-        channels, height, width = _image(self.name, shape)
-        return _cpu.Conv2dShape(
-            batch, channels, height, width, self.out_channels, *pair("kernel", self.kernel),
-            *pair("stride", self.stride), *pair("padding", self.padding),
-        )  # fmt: skip
-
-    def output_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        operator = self.operator_shape(1, shape)
-        return (self.out_channels, operator.out_h, operator.out_w)
+    def operator(self) -> Operator:
+        """Returns the layer's record in a graph."""
+        _require("out_channels", self.out_channels)
+        return operators.conv2d.Conv2d(
+            pair("stride", self.stride), 2 * pair("padding", self.padding)
+        )
 
     def parameters(self, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+        """Returns name -> shape, where one input has ``shape``."""
         weight = (self.out_channels, shape[0], *pair("kernel", self.kernel))
         return _with_bias(self.name, weight, self.bias)
 
@@ -65,13 +63,8 @@ class Relu:
     kind: ClassVar[str] = "relu"
     name: str
 
-    def operator_shape(self, batch: int, shape: tuple[int, ...]):
-        from .. import _cpu
-
-        return _cpu.ElementwiseShape(batch * math.prod(shape), 4)
-
-    def output_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        return shape
+    def operator(self) -> Operator:
+        return operators.unary.Relu()
 
     def parameters(self, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
         return {}
@@ -82,6 +75,9 @@ class Tanh(Relu):
     """``tanh`` of every element."""
 
     kind: ClassVar[str] = "tanh"
+
+    def operator(self) -> Operator:
+        return operators.unary.Tanh()
 
 
 @dataclass(frozen=True)
@@ -98,17 +94,12 @@ class MaxPool2d:
     def strides(self) -> Pair:
         return pair("stride", self.kernel if self.stride is None else self.stride)
 
-    def operator_shape(self, batch: int, shape: tuple[int, ...]):
-        from .. import _cpu
-
-        return _cpu.MaxPool2dShape(
-            batch, *_image(self.name, shape), *pair("kernel", self.kernel), *self.strides,
-            *pair("padding", self.padding),
-        )  # fmt: skip
-
-    def output_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        operator = self.operator_shape(1, shape)
-        return (shape[0], operator.out_h, operator.out_w)
+    def operator(self) -> Operator:
+        kernel, padding = pair("kernel", self.kernel), pair("padding", self.padding)
+        for size, border in zip(kernel, padding, strict=True):
+            if border > size // 2:
+                raise InputError(f"padding: expected at most half the window, found {border}")
+        return operators.max_pool2d.MaxPool2d(kernel, self.strides, 2 * padding)
 
     def parameters(self, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
         return {}
@@ -123,13 +114,9 @@ class Linear:
     out_features: int
     bias: bool = True
 
-    def operator_shape(self, batch: int, shape: tuple[int, ...]):
-        from .. import _cpu
-
-        return _cpu.LinearShape(batch, math.prod(shape), self.out_features)
-
-    def output_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        return (self.out_features,)
+    def operator(self) -> Operator:
+        _require("out_features", self.out_features)
+        return operators.linear.Linear()
 
     def parameters(self, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
         return _with_bias(self.name, (self.out_features, math.prod(shape)), self.bias)
@@ -142,13 +129,8 @@ class Softmax:
     kind: ClassVar[str] = "softmax"
     name: str
 
-    def operator_shape(self, batch: int, shape: tuple[int, ...]):
-        from .. import _cpu
-
-        return _cpu.SoftmaxShape(batch, math.prod(shape))
-
-    def output_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        return (math.prod(shape),)
+    def operator(self) -> Operator:
+        return operators.softmax.Softmax()
 
     def parameters(self, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
         return {}
@@ -156,36 +138,26 @@ class Softmax:
 
 Layer = Conv2d | Relu | Tanh | MaxPool2d | Linear | Softmax
 
-_OPERATORS = {
-    Conv2d: "conv2d",
-    Relu: "relu",
-    Tanh: "tanh",
-    MaxPool2d: "max_pool2d",
-    Linear: "linear",
-    Softmax: "softmax",
-}
 
-
-def operator_of(layer: Layer) -> str:
-    """Returns the operator that computes ``layer``, by its exact type: a subclass may mean another.
+def operator_of(layer: Layer) -> Operator:
+    """Returns the record that computes ``layer``, by its exact type: a subclass may mean another.
 
     Raises:
-        UnsupportedError: there is none.
+        InputError: the layer's options are at fault.
+        UnsupportedError: no operator computes it.
     """
-    operator = _OPERATORS.get(type(layer))
-    if operator is None:
-        known = ", ".join(kind.__name__ for kind in _OPERATORS)
-        name = getattr(layer, "name", "?")
+    known = Layer.__args__
+    if type(layer) not in known:
         raise UnsupportedError(
-            f"layer {name}: expected one of {known}, found the type {type(layer).__name__}"
+            f"layer {getattr(layer, 'name', '?')}: expected one of "
+            f"{', '.join(kind.__name__ for kind in known)}, found the type {type(layer).__name__}"
         )
-    return operator
+    return layer.operator()
 
 
-def _image(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-    if len(shape) != 3:
-        raise InputError(f"{name}: expected an input of channels, rows and columns, found {shape}")
-    return shape
+def _require(name: str, value: int) -> None:
+    if value < 1:
+        raise InputError(f"{name}: expected at least 1, found {value}")
 
 
 def _with_bias(name: str, weight: tuple[int, ...], bias: bool) -> dict[str, tuple[int, ...]]:
@@ -201,22 +173,40 @@ class LayerInfo:
 
     Attributes:
         layer: the layer.
+        operator: its record.
         input_shape, output_shape: of one image.
         parameters: name -> shape.
     """
 
     layer: Layer
+    operator: Operator
     input_shape: tuple[int, ...]
     output_shape: tuple[int, ...]
     parameters: dict[str, tuple[int, ...]]
 
     def flops(self, batch: int) -> int:
         """FLOPs of one pass: two a multiply-add, none for comparisons, moves and exponentials."""
-        return self.layer.operator_shape(batch, self.input_shape).flops
+        return self.cost(batch).flops
 
     def bytes(self, batch: int) -> int:
         """Bytes that one pass must at least move: every tensor once."""
-        return self.layer.operator_shape(batch, self.input_shape).bytes
+        return self.cost(batch).bytes
+
+    def cost(self, batch: int) -> Cost:
+        """FLOPs and bytes of one pass."""
+        inputs = self.inputs(batch)
+        return self.operator.cost(inputs, [Value("", (batch, *self.output_shape))])
+
+    def inputs(self, batch: int) -> list[Value]:
+        """The images that come in, then the parameters."""
+        return _inputs(batch, self.input_shape, self.parameters)
+
+
+def _inputs(
+    batch: int, shape: tuple[int, ...], parameters: Mapping[str, tuple[int, ...]]
+) -> list[Value]:
+    values = [Value("", (batch, *shape))]
+    return values + [Value(name, size) for name, size in parameters.items()]
 
 
 @dataclass(frozen=True)
@@ -253,13 +243,50 @@ class Network:
         shape: tuple[int, ...] = self.input_shape
         for layer in self.layers:
             try:
-                output = layer.output_shape(shape)
-                layer.operator_shape(1, shape)
-            except ValueError as error:
+                operator = operator_of(layer)
+                parameters = layer.parameters(shape)
+                ((output, _),) = operator.infer(_inputs(1, shape, parameters))
+            except UnsupportedError:
+                raise
+            except InputError as error:
                 raise InputError(f"{self.name}, layer {layer.name}: {error}") from None
-            infos.append(LayerInfo(layer, shape, output, layer.parameters(shape)))
-            shape = output
+            infos.append(LayerInfo(layer, operator, shape, output[1:], parameters))
+            shape = output[1:]
         return tuple(infos)
+
+    def graph(
+        self,
+        batch: int = 1,
+        pixels: bool = False,
+        weights: Mapping[str, np.ndarray] | None = None,
+    ) -> Graph:
+        """Returns the network as a graph from ``images`` to ``probabilities``.
+
+        Args:
+            pixels: whether images are uint8 pixels, which a node ``normalize`` turns into the first layer's
+                input; else they are that input, float32.
+            weights: the parameters; None: zeros that take no memory, where shapes are all that is asked for.
+
+        Raises:
+            InputError: the layers do not fit each other.
+        """
+        value = "images"
+        nodes = []
+        if pixels:
+            normalize = operators.normalize.Normalize((self.scale,), (self.offset,))
+            nodes.append(Node("normalize", normalize, (value,), ("normalized",)))
+            value = "normalized"
+        for info in self.infos:
+            last = info is self.infos[-1]
+            output = "probabilities" if last else f"{info.layer.name} output"
+            inputs = (value, *info.parameters)
+            nodes.append(Node(info.layer.name, info.operator, inputs, (output,)))
+            value = output
+        if weights is None:
+            zero = np.float32(0)
+            weights = {n: np.broadcast_to(zero, shape) for n, shape in self.parameters.items()}
+        images = Value("images", (batch, *self.input_shape), "uint8" if pixels else "float32")
+        return Graph(self.name, (images,), (value,), tuple(nodes), weights, batched=("images",))
 
     @property
     def classes(self) -> int:

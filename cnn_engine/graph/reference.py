@@ -1,4 +1,7 @@
-"""A graph run by its operators' references, in NumPy: floats in float64 throughout, the rest exactly."""
+"""Graphs, networks and single operators in NumPy: what every kernel's output is compared with.
+
+Floats are float64 throughout, the rest is exact.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,19 @@ from collections.abc import Mapping
 import numpy as np
 
 from ..errors import InputError
+from ..operators import conv2d as conv2d_
+from ..operators import linear as linear_
+from ..operators import max_pool2d as max_pool2d_
+from ..operators import normalize as normalize_
+from ..operators import pad2d as pad2d_
+from ..operators import softmax as softmax_
+from ..operators import unary
+from ..operators.windows import Pair
 from .graph import Graph
+from .network import Network, pair
+
+#: Images of a network that are computed at a time: the windows of so many fit in the cache.
+PART = 64
 
 
 def reference(graph: Graph, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -47,3 +62,71 @@ def reference(graph: Graph, inputs: Mapping[str, np.ndarray]) -> dict[str, np.nd
 
 def _as_float64(array: np.ndarray) -> np.ndarray:
     return array.astype(np.float64, copy=False) if array.dtype.kind == "f" else array
+
+
+def forward(network: Network, weights: Mapping[str, np.ndarray], images: np.ndarray) -> np.ndarray:
+    """Runs ``network`` in float64.
+
+    Args:
+        images: uint8 pixels or float network input, [N, C, H, W].
+
+    Returns:
+        float64 [N, classes].
+    """
+    parts = []
+    for first in range(0, len(images), PART):
+        part = images[first : first + PART]
+        graph = network.graph(len(part), part.dtype == np.uint8, weights)
+        parts.append(*reference(graph, {"images": part}).values())
+    return np.concatenate(parts) if parts else np.empty((0, network.classes))
+
+
+def pad2d(x: np.ndarray, padding: int | Pair) -> np.ndarray:
+    """Pads the rows and columns of ``x`` [N, C, H, W] on both sides with zeros."""
+    return pad2d_.Pad2d(2 * pair("padding", padding)).reference(x)
+
+
+def conv2d(
+    x: np.ndarray,
+    weight: np.ndarray,
+    bias: np.ndarray | None = None,
+    stride: int | Pair = 1,
+    padding: int | Pair = 0,
+) -> np.ndarray:
+    """Cross-correlates ``x`` [N, C, H, W] with ``weight`` [K, C, R, S]; returns [N, K, OH, OW]."""
+    record = conv2d_.Conv2d(pair("stride", stride), 2 * pair("padding", padding))
+    return record.reference(x, weight, bias)
+
+
+def relu(x: np.ndarray) -> np.ndarray:
+    """Returns max(x, 0); NaN stays NaN."""
+    return unary.Relu().reference(x)
+
+
+def tanh(x: np.ndarray) -> np.ndarray:
+    """Returns the hyperbolic tangent."""
+    return unary.Tanh().reference(x)
+
+
+def normalize(x: np.ndarray, scale: float, offset: float) -> np.ndarray:
+    """Returns ``x * scale + offset``."""
+    return normalize_.Normalize((scale,), (offset,)).reference(x)
+
+
+def max_pool2d(
+    x: np.ndarray, kernel: int | Pair, stride: int | Pair | None = None, padding: int | Pair = 0
+) -> np.ndarray:
+    """Takes the maximum of every window of ``x`` [N, C, H, W]; NaN wins; returns [N, C, OH, OW]."""
+    kernel = pair("kernel", kernel)
+    strides = kernel if stride is None else pair("stride", stride)
+    return max_pool2d_.MaxPool2d(kernel, strides, 2 * pair("padding", padding)).reference(x)
+
+
+def linear(x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None = None) -> np.ndarray:
+    """Returns ``x @ weight.T + bias`` for ``x`` [N, F] and ``weight`` [M, F]."""
+    return linear_.Linear().reference(x, weight, bias)
+
+
+def softmax(x: np.ndarray) -> np.ndarray:
+    """Returns the softmax of every row of ``x`` [N, M]; a row with NaN or +inf comes out NaN."""
+    return softmax_.Softmax().reference(x)

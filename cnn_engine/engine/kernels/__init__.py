@@ -10,10 +10,13 @@ import importlib
 
 from ...graph.graph import Graph, Node
 from .kernel import Bound, Call, Kernel, on_both
+from .numpy import NUMPY
 
-__all__ = ["ALIASES", "TABLE", "Bound", "Call", "Kernel", "choose", "of", "on_both"]
+__all__ = [
+    "ALIASES", "NUMPY", "TABLE", "Bound", "Call", "Kernel", "choose", "is_variant", "of", "on_both",
+]  # fmt: skip
 
-_FAMILIES = ("convolution", "pointwise", "pooling", "products", "softmax")
+_FAMILIES = ("convolution", "copies", "pointwise", "pooling", "products", "softmax", "whole")
 
 TABLE: tuple[Kernel, ...] = tuple(
     row for family in _FAMILIES for row in importlib.import_module(f"{__name__}.{family}").ROWS
@@ -32,6 +35,11 @@ def of(op: str, device: str) -> list[Kernel]:
     return _BY_OPERATOR.get((op, device), [])
 
 
+def is_variant(op: str, device: str, variant: str | None) -> bool:
+    """Whether an operator has a kernel of that name, which then stands for the user's choice."""
+    return any(row.name == variant for row in of(op, device))
+
+
 def choose(
     node: Node,
     graph: Graph,
@@ -46,7 +54,7 @@ def choose(
         reduction: among kernels with and without, only this form may run; None: either.
     """
     rows = of(node.op.kind, device)
-    if any(row.name == variant for row in rows):
+    if is_variant(node.op.kind, device, variant):
         rows = [row for row in rows if row.name == variant]
     if reduction is not None:
         rows = [row for row in rows if row.reduction in (None, reduction)]

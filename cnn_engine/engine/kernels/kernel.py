@@ -63,7 +63,8 @@ class Kernel:
         device: ``cpu`` or ``cuda``.
         make: returns the compiled function and its arguments. Addresses may be stand-ins that are filled in
             later, so they are passed on as they are, each an argument of its own.
-        dtypes: of input 0 that it takes.
+        dtypes: of input 0 that it takes; empty: all.
+        computes: what ``--dtype`` may ask it to compute in.
         layouts: of input 0 that it takes.
         why_not: returns why it cannot run a node, or None where it can.
         workspace: returns the bytes of scratch memory that a call needs.
@@ -80,6 +81,7 @@ class Kernel:
     device: str
     make: Callable[[Call], Bound]
     dtypes: tuple[str, ...] = ("float32",)
+    computes: tuple[str, ...] = ("float32",)
     layouts: tuple[str, ...] = ("contiguous",)
     why_not: Callable[[Node, Graph], str | None] = _never
     workspace: Callable[[Node, Graph], int] = _no_bytes

@@ -1,0 +1,316 @@
+"""Where the values of a pass lie: one arena a place, shared by values that are never alive together.
+
+Nothing is allocated here. Which values need memory, for how long, and where each lies in its arena is worked
+out from the graph alone, so that a batch that cannot fit is refused before anything is taken.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ..graph.graph import Graph, Node
+
+#: Every value begins at a multiple of so many bytes: a cache line on the CPU, a memory segment on a GPU.
+ALIGNMENT = 256
+
+#: Past so many values that share an arena, fewer ways of packing them are tried.
+MANY = 1000
+
+
+@dataclass(frozen=True)
+class Lifetime:
+    """Memory that is needed from step ``first`` to step ``last``, both included."""
+
+    name: Hashable
+    nbytes: int
+    first: int
+    last: int
+
+    def meets(self, other: Lifetime) -> bool:
+        return self.first <= other.last and other.first <= self.last
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """Where values lie.
+
+    Attributes:
+        sizes: arena -> its bytes.
+        offsets: value -> (arena, first byte).
+        storage: value -> (the value whose memory holds it, first byte in it), for values that have none of
+            their own: those written in place, seen under another shape, or part of a concatenation.
+        workspaces: node -> (arena, first byte) of its kernel's scratch memory.
+        alive: arena -> the most bytes that are alive at once, which no plan can be below.
+    """
+
+    sizes: Mapping[str, int]
+    offsets: Mapping[str, tuple[str, int]]
+    storage: Mapping[str, tuple[str, int]]
+    workspaces: Mapping[str, tuple[str, int]]
+    alive: Mapping[str, int]
+
+
+def most_alive(lifetimes: Iterable[Lifetime]) -> int:
+    """Returns the most bytes that are needed at any one step."""
+    changes: dict[int, int] = {}
+    for life in lifetimes:
+        changes[life.first] = changes.get(life.first, 0) + life.nbytes
+        changes[life.last + 1] = changes.get(life.last + 1, 0) - life.nbytes
+    alive = most = 0
+    for step in sorted(changes):
+        alive += changes[step]
+        most = max(most, alive)
+    return most
+
+
+def pack(lifetimes: Sequence[Lifetime]) -> tuple[dict[Hashable, int], int]:
+    """Returns an offset for each lifetime, and the bytes of the arena that holds them all.
+
+    Best fit, the first to be placed being the largest, the longest, or the first that is needed: to find
+    the best packing is NP-hard, so the best of these is taken.
+    """
+    lifetimes = [life for life in lifetimes if life.nbytes]
+    lower = most_alive(lifetimes)
+    orders: tuple[Callable[[Lifetime], tuple], ...] = (
+        lambda life: (-life.nbytes, life.first),
+        lambda life: (life.first - life.last, -life.nbytes),
+        lambda life: (life.first, -life.nbytes),
+        lambda life: (-life.last, -life.nbytes),
+        lambda life: ((life.first - life.last - 1) * life.nbytes, life.first),
+    )
+    if not lifetimes:
+        return {}, 0
+    best: tuple[dict[Hashable, int], int] = ({}, 1 << 62)
+    for order in orders[:2] if len(lifetimes) > MANY else orders:
+        found = _place(sorted(lifetimes, key=order))
+        if found[1] < best[1]:
+            best = found
+        if best[1] <= lower:
+            break
+    return best
+
+
+def _place(lifetimes: Sequence[Lifetime]) -> tuple[dict[Hashable, int], int]:
+    """Gives each in turn the smallest gap that it fits into, or else the end."""
+    placed: list[tuple[int, int, Lifetime]] = []  # offset, end, sorted by offset
+    offsets: dict[Hashable, int] = {}
+    total = 0
+    for life in lifetimes:
+        best, best_gap, end = None, None, 0
+        for offset, stop, other in placed:
+            if not life.meets(other):
+                continue
+            gap = offset - end
+            if gap >= life.nbytes and (best_gap is None or gap < best_gap):
+                best, best_gap = end, gap
+            end = max(end, stop)
+        start = end if best is None else best
+        offsets[life.name] = start
+        entry = (start, start + life.nbytes, life)
+        index = next((i for i, other in enumerate(placed) if other[0] > start), len(placed))
+        placed.insert(index, entry)
+        total = max(total, entry[1])
+    return offsets, total
+
+
+@dataclass
+class _Storage:
+    """Values that share memory: the first step that writes it, the last that uses it."""
+
+    arena: str | None  # None: the caller's memory, or a constant's
+    nbytes: int
+    first: int
+    last: int
+    written: list[int] = field(
+        default_factory=list
+    )  # steps that write over what another has written
+
+
+@dataclass
+class _Planner:
+    graph: Graph
+    arena_of: Callable[[str], str]
+    steps: Mapping[str, int] = field(init=False)
+    root: dict[str, tuple[str, int]] = field(default_factory=dict)
+    storages: dict[str, _Storage] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.steps = {node.name: index for index, node in enumerate(self.graph.nodes)}
+
+    def find(self, value: str) -> tuple[str, int]:
+        offset = 0
+        while value in self.root:
+            value, inner = self.root[value]
+            offset += inner
+        return value, offset
+
+    def last_use(self, value: str) -> int:
+        uses = self.graph.consumers[value]
+        own = self.graph.producers.get(value)
+        return self.steps[(uses[-1] if uses else own).name]
+
+
+def plan(
+    graph: Graph,
+    arena_of: Callable[[str], str],
+    *,
+    in_place: Callable[[Node], bool],
+    is_alias: Callable[[Node], bool],
+    workspace: Callable[[Node], int] = lambda node: 0,
+    workspace_arena: Callable[[Node], str] = lambda node: "cpu",
+) -> MemoryPlan:
+    """Plans the memory of one pass.
+
+    Inputs, constants and outputs of the graph are the caller's, and take none of the arenas.
+
+    Args:
+        arena_of: the arena of a value.
+        in_place: whether a node's output 0 may be written over its input 0.
+        is_alias: whether a node's output is its input under another shape.
+        workspace: bytes of scratch memory of a node.
+    """
+    planner = _Planner(graph, arena_of)
+    fixed = {value.name for value in graph.inputs} | set(graph.constants)
+    outputs = set(graph.outputs)
+    storages, root = planner.storages, planner.root
+    for name in (*fixed, *outputs):
+        storages[name] = _Storage(None, graph.values[name].nbytes, 0, len(graph.nodes))
+    for index, node in enumerate(graph.nodes):
+        alias = is_alias(node)
+        for place, name in enumerate(node.outputs):
+            value = graph.values[name]
+            if place == 0 and (alias or in_place(node)) and node.inputs[0] is not None:
+                source, offset = planner.find(node.inputs[0])
+                held = storages[source]
+                dies = held.arena is not None and held.last == index
+                if name in outputs:
+                    # An output that a reshape makes: what is reshaped is written there at once.
+                    if (
+                        alias
+                        and held.arena is not None
+                        and offset == 0
+                        and held.nbytes == value.nbytes
+                    ):
+                        root[source] = (name, 0)
+                        del storages[source]
+                        continue
+                    if alias:
+                        raise ValueError(f"{name}: expected an output with memory of its own")
+                elif alias or (dies and offset == 0 and held.nbytes == value.nbytes):
+                    if not alias and any(
+                        other is not None and planner.find(other)[0] == source
+                        for other in node.inputs[1:]
+                    ):
+                        pass  # read as another input too, element against element of another place
+                    else:
+                        root[name] = (source, offset)
+                        held.last = max(held.last, planner.last_use(name))
+                        if not alias:
+                            held.written.append(index)
+                        continue
+            if name in outputs:
+                continue
+            last = max(planner.last_use(name), index)
+            storages[name] = _Storage(arena_of(name), value.nbytes, index, last)
+    _join_concatenations(planner, outputs)
+    return _packed(planner, workspace, workspace_arena)
+
+
+def _join_concatenations(planner: _Planner, outputs: set[str]) -> None:
+    """Has the inputs of concatenations written in place, where their parts of the output are in one piece.
+
+    The output's memory is then taken as soon as the first part is written; a concatenation of which this
+    would raise the most that is alive is left as it is.
+    """
+    graph, storages = planner.graph, planner.storages
+    limits: dict[str, int] = {}
+
+    def lives(arena: str) -> list[Lifetime]:
+        return [
+            Lifetime(name, _aligned(held.nbytes), held.first, held.last)
+            for name, held in storages.items()
+            if held.arena == arena
+        ]
+
+    for node in reversed(graph.nodes):
+        if node.op.kind != "concat":
+            continue
+        (output,) = node.outputs
+        target, base = planner.find(output)
+        held = storages[target]
+        arena = planner.arena_of(output)
+        shape = graph.values[output].shape
+        if math.prod(shape[: node.op.axis % max(len(shape), 1)]) != 1:
+            continue
+        offset = base
+        step = planner.steps[node.name]
+        for place, name in enumerate(node.inputs):
+            value = graph.values[name]
+            source, inside = planner.find(name)
+            part = storages.get(source)
+            fits = (
+                part is not None
+                and source != target
+                and part.arena == arena
+                and inside == 0
+                and part.nbytes == value.nbytes
+                and node.inputs.index(name) == place
+                and offset % 16 == 0
+                # Nothing may be written over what is still to be read through the other.
+                and all(write <= step for write in part.written)
+                and all(write > part.last for write in held.written)
+            )
+            if fits and held.arena is not None:
+                before = (held.first, held.last)
+                if arena not in limits:
+                    limits[arena] = most_alive(lives(arena))
+                del storages[source]
+                held.first = min(held.first, part.first)
+                held.last = max(held.last, part.last)
+                now = most_alive(lives(arena))
+                if now > limits[arena]:
+                    held.first, held.last = before
+                    storages[source] = part
+                    fits = False
+                else:
+                    limits[arena] = now
+            elif fits:  # the caller's memory, which costs nothing
+                del storages[source]
+            if fits:
+                planner.root[source] = (target, offset)
+                held.written += part.written
+            offset += value.nbytes
+
+
+def _packed(
+    planner: _Planner,
+    workspace: Callable[[Node], int],
+    workspace_arena: Callable[[Node], str],
+) -> MemoryPlan:
+    arenas: dict[str, list[Lifetime]] = {}
+    for name, held in planner.storages.items():
+        if held.arena is not None:
+            life = Lifetime(name, _aligned(held.nbytes), held.first, held.last)
+            arenas.setdefault(held.arena, []).append(life)
+    for index, node in enumerate(planner.graph.nodes):
+        if nbytes := workspace(node):
+            life = Lifetime((node.name,), _aligned(nbytes), index, index)
+            arenas.setdefault(workspace_arena(node), []).append(life)
+    sizes, offsets, alive, workspaces = {}, {}, {}, {}
+    for arena, lifetimes in arenas.items():
+        found, sizes[arena] = pack(lifetimes)
+        alive[arena] = most_alive(lifetimes)
+        for life in lifetimes:
+            place = (arena, found.get(life.name, 0))
+            if isinstance(life.name, tuple):
+                workspaces[life.name[0]] = place
+            else:
+                offsets[life.name] = place
+    storage = {name: planner.find(name) for name in planner.root}
+    return MemoryPlan(sizes, offsets, storage, workspaces, alive)
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT

@@ -1,0 +1,113 @@
+"""The data mode ``stream``: a pass in chunks, whose copies overlap with the kernels of others."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from .. import _cpu
+from .plan import Plan, Program, Slot, Step, build
+
+#: Chunks on their way at the same time: one comes in while another computes and a third goes out.
+LANES = 3
+
+
+def build_stream(
+    program: Program, batch: int, pixels: bool, chunk: int, pinned: tuple[bool, bool]
+) -> Plan:
+    """Builds the plan of a pass in which copies of one chunk overlap with the kernels of another.
+
+    Args:
+        chunk: images that move at a time.
+        pinned: whether the images, and whether the probabilities, are page-locked memory, which is used in
+            place; else they are staged through page-locked buffers.
+
+    Raises:
+        InputError: the chunks need more memory than is free.
+    """
+    placement = program.placement
+    chunk = min(chunk, batch)
+    lanes = [
+        _Lane(program, placement.device.lane(), pixels, chunk, pinned)
+        for _ in range(min(LANES, -(-batch // chunk)))
+    ]
+    steps: list[Step] = []
+    for index, first in enumerate(range(0, batch, chunk)):
+        lane = lanes[index % len(lanes)]
+        steps += lane.finish()
+        steps += lane.begin(first, min(chunk, batch - first))
+    last = -(-batch // chunk)
+    for index in range(last, last + len(lanes)):
+        steps += lanes[index % len(lanes)].finish()
+    nbytes = {"cuda": sum(lane.nbytes for lane in lanes)}
+    return Plan(batch, steps, nbytes, [lanes], chunk, lanes[0].slots)
+
+
+class _Lane:
+    """A stream, device memory for one chunk, and what of the pass is on its way there."""
+
+    def __init__(
+        self, program: Program, device: Any, pixels: bool, chunk: int, pinned: tuple[bool, bool]
+    ) -> None:
+        self.device = device
+        self.threads = program.placement.threads
+        self.program = program.on(device)
+        self.pixels = pixels
+        graph = program.graph_of(chunk, pixels)
+        (images,), (rows,) = graph.inputs, graph.outputs
+        self.slots = (images.name, rows)
+        self.image_bytes = images.nbytes // chunk
+        self.row_bytes = graph.values[rows].nbytes // chunk
+        self.images = device.allocate(chunk * self.image_bytes)
+        self.probabilities = device.allocate(chunk * self.row_bytes)
+        self.staging = [
+            None if is_pinned else device.empty_pinned((chunk * nbytes,), np.uint8)
+            for is_pinned, nbytes in zip(pinned, (self.image_bytes, self.row_bytes), strict=True)
+        ]
+        self.plans: dict[int, Plan] = {}
+        self.pending: list[Step] | None = None
+
+    @property
+    def nbytes(self) -> int:
+        own = self.images.nbytes + self.probabilities.nbytes
+        return own + sum(plan.nbytes.get("cuda", 0) for plan in self.plans.values())
+
+    def _stage(self, what: str, source: Any, to: Any, nbytes: int) -> Step:
+        arguments = [source, to, nbytes, self.threads]
+        return Step(what, "copy", "cpu", _cpu.copy, arguments, 0, nbytes, "h2h")
+
+    def _copy(self, what: str, direction: str, to: Any, source: Any, nbytes: int) -> Step:
+        function = self.device.copy_h2d if direction == "h2d" else self.device.copy_d2h
+        arguments = [to, source, nbytes]
+        return Step(what, "copy", "cuda", function, arguments, 0, nbytes, direction, self.device)
+
+    def begin(self, first: int, count: int) -> list[Step]:
+        """Returns the steps that send a chunk on its way."""
+        if count not in self.plans:
+            self.plans[count] = build(self.program, count, self.pixels, images_on_device=True)
+            self.plans[count].bind(self.images.address, self.probabilities.address)
+        steps = []
+        source: Any = Slot(self.slots[0], first * self.image_bytes)
+        nbytes = count * self.image_bytes
+        if self.staging[0] is not None:
+            staged = self.staging[0].__array_interface__["data"][0]
+            steps.append(self._stage(self.slots[0], source, staged, nbytes))
+            source = staged
+        steps.append(self._copy(self.slots[0], "h2d", self.images.address, source, nbytes))
+        steps += [replace(step, lane=self.device) for step in self.plans[count].steps]
+        to: Any = Slot(self.slots[1], first * self.row_bytes)
+        nbytes = count * self.row_bytes
+        self.pending = [Step("sync", "sync", "cpu", self.device.synchronize, [])]
+        if self.staging[1] is not None:
+            staged = self.staging[1].__array_interface__["data"][0]
+            self.pending.append(self._stage(self.slots[1], staged, to, nbytes))
+            to = staged
+        steps.append(self._copy(self.slots[1], "d2h", to, self.probabilities.address, nbytes))
+        return steps
+
+    def finish(self) -> list[Step]:
+        """Returns the steps that wait for the chunk that is on its way, if there is one."""
+        steps, self.pending = self.pending or [], None
+        return steps
