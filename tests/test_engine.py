@@ -22,6 +22,7 @@ from cnn_engine import (
 from cnn_engine.devices.cpu import CpuDevice
 from cnn_engine.engine import fused, variants
 from cnn_engine.graph import reference
+from cnn_engine.operators import softmax
 
 NETWORK = WORKLOAD.network
 VARIANTS = [
@@ -174,7 +175,7 @@ def test_bad_images(images, message):
         ({"device": "cuda:99"}, "expected"),
         (
             {"variant": "fast"},
-            "--variant: expected auto or one of if, pad, tiled, fused, found 'fast'",
+            "--variant: expected auto or one of if, pad, tiled, blocked, fused, found 'fast'",
         ),
         (
             {"dtype": "float64"},
@@ -330,7 +331,7 @@ def test_probabilities_are_those_of_predict(rng, batch):
 
 
 def test_nothing_is_timed_when_the_check_fails(monkeypatch, rng):
-    monkeypatch.setattr(reference, "softmax", lambda x: np.full(x.shape, 0.1))
+    monkeypatch.setattr(softmax.Softmax, "reference", lambda self, x: np.full(x.shape, 0.1))
     with engine() as e:
         result = e.profile(pixels(rng, 3))
     assert not result.check.passed

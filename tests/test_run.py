@@ -21,6 +21,7 @@ from cnn_engine.workloads.cifar10 import WORKLOAD
 import cnn_engine
 from cnn_engine import __main__, run
 from cnn_engine.graph import reference
+from cnn_engine.operators import softmax
 
 JSON_KEYS = {
     "schema", "command", "environment", "network", "weights", "dataset", "device", "variant",
@@ -144,7 +145,7 @@ ERRORS = [
     (["--percentiles", "50,x"], "--percentiles: expected numbers from 0 to 100"),
     (["--percentiles", "101"], "--percentiles: expected numbers from 0 to 100"),
     (["--network", "lenet"], "network: expected one of"),
-    (["--variant", "fast"], "--variant: expected auto or one of if, pad, tiled, fused"),
+    (["--variant", "fast"], "--variant: expected auto or one of if, pad, tiled, blocked, fused"),
     (["--dtype", "int3"], "--dtype: expected one of float32"),
     (["--device", "tpu"], "--device: expected auto, cpu, cuda or cuda:N"),
     (
@@ -194,7 +195,7 @@ def test_cuda_without_a_gpu(capsys):
 
 
 def test_a_failed_check_exits_with_1_and_times_nothing(capsys, monkeypatch, tmp_path):
-    monkeypatch.setattr(reference, "softmax", lambda x: np.full(x.shape, 0.1))
+    monkeypatch.setattr(softmax.Softmax, "reference", lambda self, x: np.full(x.shape, 0.1))
     assert run.main([*SMALL, "--json", str(tmp_path / "r.json")]) == 1
     captured = capsys.readouterr()
     assert "error: check: expected probabilities within 1e-05" in captured.err

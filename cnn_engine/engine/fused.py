@@ -12,7 +12,7 @@ from ..errors import UnsupportedError
 from ..graph.graph import Graph, Node, Value
 from ..graph.network import Network
 from ..operators import Operator
-from .kernels import whole
+from .kernels import functions
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ def why_not(node: Node, constants: Mapping[str, np.ndarray], device: Any) -> str
     """Returns why ``device`` cannot run a chain in one call, or None if it can."""
     where = (device.index,) if device.kind == "cuda" else ()
     try:
-        fused = whole.functions(device).FusedNetwork
+        fused = functions(device).FusedNetwork
         return fused.why_not(*node.op.description(constants), node.op.dtype, *where) or None
     except ValueError as error:
         return str(error)

@@ -162,12 +162,13 @@ class Program:
         placed = self.placed(1, self._takes_pixels)
         for node in placed.graph.nodes:
             kernel = placed.kernels.get(node.name)
-            if kernel is not None and kernel.prepare is None:
-                for name in node.inputs:
-                    if name in placed.graph.constants:
-                        self.constant(placed.graph, name, placed.places[node.name])
-            elif kernel is not None:
+            if kernel is None:
+                continue
+            if kernel.prepare is not None:
                 self.prepared(placed.graph, node, kernel)
+            for index, name in enumerate(node.inputs):
+                if name in placed.graph.constants and not kernel.takes_up(index):
+                    self.constant(placed.graph, name, placed.places[node.name])
 
     def constant(self, graph: Graph, name: str, where: str) -> int:
         """Returns the address of a constant in a place."""
@@ -184,14 +185,15 @@ class Program:
         constants = [graph.constants.get(name) for name in node.inputs]
         found = self._prepared.get((node.name, kernel))
         if found is None or any(a is not b for a, b in zip(found[0], constants, strict=True)):
-            made = kernel.prepare(node, graph, self._device_of(kernel.device))
+            made = kernel.prepare(node, graph, self.device_of(kernel.device))
             found = constants, made
             # One that goes on in layers after its kernel has memory of its own: one for each stream.
             if getattr(made, "whole", True):
                 self._prepared[node.name, kernel] = found
         return found[1]
 
-    def _device_of(self, where: str) -> Any:
+    def device_of(self, where: str) -> Any:
+        """Returns the device of a place."""
         device = self.placement.device
         return device if device.kind == where else CpuDevice()
 
@@ -209,7 +211,7 @@ def build(program: Program, batch: int, pixels: bool, images_on_device: bool = F
     """
     placed = program.placed(batch, pixels, images_on_device)
     graph = placed.graph
-    planned = _plan_memory(placed)
+    planned = _plan_memory(placed, program)
     buffers = _allocate(program.placement, planned, batch)
     builder = _Builder(program, placed, planned, buffers)
     slots = tuple(builder.slots.values())
@@ -219,8 +221,8 @@ def build(program: Program, batch: int, pixels: bool, images_on_device: bool = F
     )
 
 
-def _plan_memory(placed: Placed) -> MemoryPlan:
-    graph = placed.graph
+def _plan_memory(placed: Placed, program: Program) -> MemoryPlan:
+    graph, threads = placed.graph, program.placement.threads
 
     def in_place(node: Node) -> bool:
         kernel = placed.kernels.get(node.name)
@@ -228,7 +230,9 @@ def _plan_memory(placed: Placed) -> MemoryPlan:
 
     def workspace(node: Node) -> int:
         kernel = placed.kernels.get(node.name)
-        return 0 if kernel is None else kernel.workspace(node, graph)
+        if kernel is None:
+            return 0
+        return kernel.workspace(node, graph, program.device_of(kernel.device), threads)
 
     return memory.plan(
         graph,
@@ -324,9 +328,9 @@ class _Builder:
             prepared = self.program.prepared(graph, node, kernel)
         at = tuple(
             0
-            if prepared is not None and name in graph.constants
+            if name in graph.constants and kernel.takes_up(index)
             else self.address(graph, name, where)
-            for name in node.inputs
+            for index, name in enumerate(node.inputs)
         )
         to = tuple(self.address(graph, name, where) for name in node.outputs)
         workspace: Any = 0
@@ -335,7 +339,7 @@ class _Builder:
             workspace = self.buffers[arena].address + start
         call = Call(
             node, graph.inputs_of(node), graph.outputs_of(node), at, to, workspace, prepared,
-            self.program._device_of(where), self.program.placement.threads,
+            self.program.device_of(where), self.program.placement.threads,
         )  # fmt: skip
         try:
             function, args = kernel.make(call)

@@ -9,11 +9,12 @@ from __future__ import annotations
 import importlib
 
 from ...graph.graph import Graph, Node
-from .kernel import Bound, Call, Kernel, on_both
+from .kernel import Bound, Call, Kernel, functions, on_both
 from .numpy import NUMPY
 
 __all__ = [
-    "ALIASES", "NUMPY", "TABLE", "Bound", "Call", "Kernel", "choose", "is_variant", "of", "on_both",
+    "ALIASES", "NUMPY", "TABLE", "Bound", "Call", "Kernel", "choose", "functions", "is_variant", "of",
+    "on_both",
 ]  # fmt: skip
 
 _FAMILIES = ("convolution", "copies", "pointwise", "pooling", "products", "softmax", "whole")

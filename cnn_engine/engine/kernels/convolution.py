@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
+from typing import Any
+
+import numpy as np
 
 from ... import _cpu
-from ...graph.graph import Graph, Node
+from ...graph.graph import Graph, Node, Value
 from ...operators.pad2d import Pad2d
-from .kernel import Bound, Call, Kernel, on_both
+from .kernel import Bound, Call, Kernel, functions, on_both
 
 #: The name of a variant -> the compiled functions' name for it.
 NATIVE = {
@@ -18,29 +22,81 @@ NATIVE = {
 
 
 def why_not(node: Node, graph: Graph) -> str | None:
-    op = node.op
-    if op.groups != 1:
-        return f"expected one group, found {op.groups}"
-    if op.dilation != (1, 1):
-        return f"expected no dilation, found {op.dilation}"
-    if op.padding[:2] != op.padding[2:]:
-        return f"expected the same padding on both sides, found {op.padding}"
-    if op.activation is not None or len(node.inputs) > 3:
+    """Returns why the plain kernels cannot run a convolution: something comes after its sum."""
+    if node.op.activation is not None or len(node.inputs) > 3:
         return "expected a convolution alone, found something after its sum"
     return None
 
 
+def _not_tiled(node: Node, graph: Graph) -> str | None:
+    if node.op.groups != 1:
+        return f"expected one group, found {node.op.groups}"
+    return why_not(node, graph)
+
+
+def shape_of(node: Node, x: Value, weight: Value) -> Any:
+    """Returns the compiled functions' shape of a convolution."""
+    op, (filters, _, *kernel) = node.op, weight.shape
+    return _cpu.Conv2dShape(
+        *x.shape, filters, *kernel, *op.stride, *op.padding, *op.dilation, op.groups
+    )
+
+
 def _make(variant: str, reduction: bool):
     def make(call: Call) -> Bound:
-        op, (x, weight) = call.node.op, call.inputs[:2]
-        filters, _, *kernel = weight.shape
-        shape = _cpu.Conv2dShape(*x.shape, filters, *kernel, *op.stride, *op.padding[:2])
+        shape = shape_of(call.node, *call.inputs[:2])
         bias = call.at[2] if len(call.at) > 2 else 0
         return call.native(
             "conv2d", *call.at[:2], bias, call.to[0], shape, NATIVE[variant], reduction
         )
 
     return make
+
+
+def _limits(node: Node) -> tuple[float, float] | None:
+    """Returns what the blocked kernels clamp a sum to, or None where it is no clamp that follows it."""
+    activation = node.op.activation
+    if activation is None:
+        return -math.inf, math.inf
+    if activation.kind == "relu":
+        return 0.0, math.inf
+    if activation.kind == "clip":
+        return activation.alpha, activation.beta
+    return None
+
+
+def _not_blocked(node: Node, graph: Graph) -> str | None:
+    if _limits(node) is None:
+        return f"expected relu or clip after the sum, found {node.op.activation.kind}"
+    if node.inputs[1] not in graph.constants:
+        return "expected constant weights, which are packed once"
+    return None
+
+
+def _pack(node: Node, graph: Graph, device: Any) -> Any:
+    """Returns the packed weights, in memory of the device."""
+    x, weight = graph.inputs_of(node)[:2]
+    shape = shape_of(node, x, weight)
+    packed = device.allocate(4 * shape.packed_size)
+    where = device.stream_handle if device.kind == "cuda" else 1
+    source = device.upload(np.ascontiguousarray(graph.constants[node.inputs[1]]))
+    functions(device).conv2d_pack(source.address, packed.address, shape, where)
+    device.synchronize()
+    return packed
+
+
+def _blocked_workspace(node: Node, graph: Graph, device: Any, threads: int) -> int:
+    shape = shape_of(node, *graph.inputs_of(node)[:2])
+    return functions(device).conv2d_blocked_workspace(shape, threads)
+
+
+def _make_blocked(call: Call) -> Bound:
+    shape = shape_of(call.node, *call.inputs[:2])
+    bias, residual = (*call.at[2:], 0, 0)[:2]
+    return call.native(
+        "conv2d_blocked", call.at[0], call.prepared.address, bias, residual, call.to[0],
+        call.workspace, shape, *_limits(call.node),
+    )  # fmt: skip
 
 
 def padded_apart(node: Node, graph: Graph) -> list[Node] | None:
@@ -57,15 +113,8 @@ def padded_apart(node: Node, graph: Graph) -> list[Node] | None:
 
 
 def _make_pad(call: Call) -> Bound:
-    shape = _cpu.Pad2dShape(*call.inputs[0].shape, *call.node.op.padding[:2])
+    shape = _cpu.Pad2dShape(*call.inputs[0].shape, *call.node.op.padding)
     return call.native("pad2d", call.at[0], call.to[0], shape)
-
-
-def _pad_why_not(node: Node, graph: Graph) -> str | None:
-    padding = node.op.padding
-    if padding[:2] != padding[2:]:
-        return f"expected the same padding on both sides, found {padding}"
-    return None
 
 
 def _rows(variant: str, summary: str, rewrite=None) -> list[Kernel]:
@@ -83,12 +132,17 @@ def _rows(variant: str, summary: str, rewrite=None) -> list[Kernel]:
 
 ROWS = [
     Kernel(
-        "conv2d", "tiled", "cuda", _make("tiled", False), why_not=why_not, reduction=False,
+        "conv2d", "blocked", "cpu", _make_blocked, why_not=_not_blocked, reduction=False,
+        workspace=_blocked_workspace, prepare=_pack, packs=(1,),
+        summary="a matrix product in blocks that fit caches and registers, weights packed once",
+    ),
+    Kernel(
+        "conv2d", "tiled", "cuda", _make("tiled", False), why_not=_not_tiled, reduction=False,
         summary="sums in registers over tiles of the input in shared memory (CUDA)",
     ),
     *_rows(
         "pad", "first writes a zero-padded copy of its input, then runs branch-free", padded_apart
     ),
     *_rows("if", "tests the image's bounds inside the innermost loop"),
-    *on_both("pad2d", "pad2d", _make_pad, why_not=_pad_why_not),
+    *on_both("pad2d", "pad2d", _make_pad),
 ]  # fmt: skip

@@ -40,16 +40,20 @@ class Call:
 
     def native(self, function: str, *arguments: Any) -> Bound:
         """Returns the call of a compiled function; the threads or the stream come after ``arguments``."""
-        if self.device.kind == "cuda":
-            return getattr(self.device.kernels, function), [*arguments, self.device.stream_handle]
-        return getattr(_cpu, function), [*arguments, self.threads]
+        where = self.device.stream_handle if self.device.kind == "cuda" else self.threads
+        return getattr(functions(self.device), function), [*arguments, where]
+
+
+def functions(device: Any) -> Any:
+    """Returns the module with a device's compiled functions."""
+    return device.kernels if device.kind == "cuda" else _cpu
 
 
 def _never(node: Node, graph: Graph) -> str | None:
     return None
 
 
-def _no_bytes(node: Node, graph: Graph) -> int:
+def _no_bytes(node: Node, graph: Graph, device: Any, threads: int) -> int:
     return 0
 
 
@@ -67,12 +71,14 @@ class Kernel:
         computes: what ``--dtype`` may ask it to compute in.
         layouts: of input 0 that it takes.
         why_not: returns why it cannot run a node, or None where it can.
-        workspace: returns the bytes of scratch memory that a call needs.
+        workspace: returns the bytes of scratch memory that a call needs on a device, with so many threads.
         in_place: whether output 0 may lie where input 0 lies.
         reduction: None, or whether this is the form in which several lanes share one output's sum.
         rewrite: returns the nodes that stand for a node before this kernel runs it, or None as it stands.
         prepare: returns what is made once for a node from its constants (packed weights, say) and kept for
-            every plan; the constants are then not brought to the device otherwise.
+            every plan.
+        packs: the inputs that ``prepare`` takes up, constants that are not brought to the device otherwise;
+            their addresses are 0. None: all.
         summary: one line for ``--help`` and the docs, where the name is a variant.
     """
 
@@ -84,12 +90,17 @@ class Kernel:
     computes: tuple[str, ...] = ("float32",)
     layouts: tuple[str, ...] = ("contiguous",)
     why_not: Callable[[Node, Graph], str | None] = _never
-    workspace: Callable[[Node, Graph], int] = _no_bytes
+    workspace: Callable[[Node, Graph, Any, int], int] = _no_bytes
     in_place: bool = False
     reduction: bool | None = None
     rewrite: Callable[[Node, Graph], Sequence[Node] | None] = _never
     prepare: Callable[[Node, Graph, Any], Any] | None = None
+    packs: tuple[int, ...] | None = None
     summary: str = ""
+
+    def takes_up(self, place: int) -> bool:
+        """Whether ``prepare`` takes up the constant that is input ``place``."""
+        return self.prepare is not None and (self.packs is None or place in self.packs)
 
     def refuses(self, node: Node, graph: Graph) -> str | None:
         """Returns why the kernel cannot run ``node``, or None."""

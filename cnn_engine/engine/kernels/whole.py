@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
-from ... import _cpu
 from ...graph.graph import Graph, Node
-from .kernel import Bound, Call, Kernel
-
-
-def functions(device: Any) -> Any:
-    """Returns the module that has the device's ``FusedNetwork``."""
-    return device.kernels if device.kind == "cuda" else _cpu
+from .kernel import Bound, Call, Kernel, functions
 
 
 def _prepare(node: Node, graph: Graph, device: Any) -> Any:
     description = node.op.description(graph.constants)
-    if device.kind == "cuda":
-        with device.context:
-            return device.kernels.FusedNetwork(*description, node.op.dtype)
-    return _cpu.FusedNetwork(*description, node.op.dtype)
+    with getattr(device, "context", nullcontext()):
+        return functions(device).FusedNetwork(*description, node.op.dtype)
 
 
 def _make(call: Call) -> Bound:
