@@ -28,10 +28,77 @@ def sum_of_products(terms: int, magnitude: np.ndarray) -> np.ndarray:
     return SLACK * np.sqrt(terms) * EPS * magnitude + np.finfo(np.float32).tiny
 
 
-def softmax(x: np.ndarray) -> np.ndarray:
-    """The bound for the softmax of rows ``x``: the rounding of x - max is amplified by exp."""
-    finite = np.abs(np.where(np.isfinite(x), x, 0)).max(axis=1, keepdims=True, initial=0)
+def softmax(x: np.ndarray, axis: int = 1) -> np.ndarray:
+    """The bound for the softmax of lines ``x``: the rounding of x - max is amplified by exp."""
+    finite = np.abs(np.where(np.isfinite(x), x, 0)).max(axis=axis, keepdims=True, initial=0)
     return FUNCTION_ULPS * EPS * (1 + finite) * np.ones_like(x)
+
+
+def functions(magnitude: np.ndarray) -> np.ndarray:
+    """The bound for a few functions of float32 one after another, of results of ``magnitude``."""
+    with np.errstate(all="ignore"):
+        bound = FUNCTION_ULPS * EPS * np.abs(magnitude) + np.finfo(np.float32).tiny
+    return np.where(np.isfinite(bound), bound, 0)
+
+
+def rounding(wanted: np.ndarray) -> np.ndarray:
+    """The bound for one rounding to float32 of nearly exact results: a little over half a unit."""
+    return 0.51 * EPS * np.abs(wanted) + 0.51 * np.finfo(np.float32).smallest_subnormal
+
+
+def unary(name: str, x: np.ndarray, wanted: np.ndarray, alpha: float, beta: float) -> np.ndarray:
+    """The bound for the unary function ``name`` of ``x``.
+
+    An exponential's argument that is itself a rounded product amplifies that rounding by its own size
+    (``swish``, ``celu``, ``gelu_tanh``); where terms of a sum cancel, their sizes count (``linear``,
+    ``hard_sigmoid``, ``shrink``). The references of ``gelu`` and ``gelu_tanh`` lose what is below 2^-53 of
+    x, which is less than EPS^2 * x.
+    """
+    x = np.abs(np.asarray(x, np.float64))
+    wanted = np.abs(wanted)
+    with np.errstate(all="ignore"):
+        sizes = {
+            "swish": wanted * (1 + abs(alpha) * x),
+            "gelu": wanted + EPS * x,
+            "celu": wanted * (1 + np.minimum(x / abs(alpha or 1.0), 100)),
+            "gelu_tanh": wanted * (1 + 1.6 * (x + 0.044715 * x**3)) + EPS * x,
+            "linear": abs(alpha) * x + abs(beta),
+            "hard_sigmoid": np.minimum(abs(alpha) * x + abs(beta), 1.0),
+            "shrink": x + abs(beta),
+        }
+    return functions(sizes.get(name, wanted))
+
+
+def reduction(name: str, wanted: np.ndarray, magnitude: np.ndarray) -> np.ndarray:
+    """The bound for a reduction: sums are of float64, so that only what is rounded at the end counts.
+
+    A float64 sum of up to 2^24 numbers whose sizes sum to ``magnitude`` errs by less than 2^-29 of that.
+    ``log_sum_exp`` adds exponentials of float32 (CUDA), whose relative errors the logarithm makes absolute.
+    """
+    with np.errstate(all="ignore"):
+        if name == "log_sum_exp":
+            return functions(1 + np.abs(wanted))
+        sums = 2.0**-29 * magnitude if name in ("sum", "mean", "log_sum") else 0.0
+        if name == "log_sum":
+            sums = sums / np.exp(wanted)
+        bound = functions(wanted) + sums
+    return np.where(np.isfinite(bound), bound, 0)
+
+
+def normalized(x, wanted, scale, shift, centered: bool) -> np.ndarray:
+    """The bound for rows ``x`` [rows, ...] after normalisation: a few roundings of numbers of its own size.
+
+    Before scale and shift, results are at most sqrt(n) in size; x - mean is made of two differences from the
+    row's first element, each rounded in units of the longer of them, and so of the row's spread.
+    """
+    if x.size == 0:
+        return np.zeros(wanted.shape)
+    rows = x.astype(np.float64).reshape(len(x), -1)
+    deviation = np.maximum(rows.std(axis=1), np.finfo(np.float32).tiny)
+    spread = (np.ptp(rows, axis=1) / deviation if centered else 0 * deviation)[:, None, None]
+    factor = 1.0 if scale is None else np.abs(scale).max()
+    offset = 0.0 if shift is None else np.abs(shift).max()
+    return functions(np.abs(wanted) + np.minimum(spread, 2e4) * factor + offset)
 
 
 def assert_close(found: np.ndarray, wanted: np.ndarray, bound, **parameters: object) -> None:

@@ -1,0 +1,74 @@
+// gather on the CPU: rows along the last dimension, with the other dimensions' offsets added once.
+#include "ops/gather.h"
+
+#include <cstring>
+
+#include "runtime/parallel.h"
+
+namespace cnn_engine::cpu::CNN_ENGINE_ISA {
+namespace {
+
+template <typename Item>
+void gather_items(const void* input, const std::int64_t* tables, void* output,
+                  const GatherShape& shape, int threads) {
+  const GatherShape p = shape;
+  const auto* x = static_cast<const Item*>(input);
+  auto* y = static_cast<Item*>(output);
+  const Item value = static_cast<Item>(p.fill);
+  const int end_dim = p.rank - 1;
+  const std::int64_t length = p.dims[end_dim];
+  std::int64_t rows = 1;
+  const std::int64_t* table[kMaxDims];
+  for (int d = 0; d < p.rank; ++d) {
+    table[d] = tables;
+    tables += p.dims[d];
+    if (d < end_dim) rows *= p.dims[d];
+  }
+  if (length == 0 || p.run == 0) return;
+  parallel_for(rows, length * p.run, threads, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t row = begin; row < end; ++row) {
+      std::int64_t start = 0;
+      bool inside = true;
+      std::int64_t rest = row;
+      for (int d = end_dim - 1; d >= 0; --d) {
+        const std::int64_t offset = table[d][rest % p.dims[d]];
+        rest /= p.dims[d];
+        inside = inside && offset >= 0;
+        start += offset;
+      }
+      Item* to = y + row * length * p.run;
+      const std::int64_t* last = table[end_dim];
+      if (!inside) {
+        for (std::int64_t i = 0; i < length * p.run; ++i) to[i] = value;
+      } else if (p.run == 1) {
+        for (std::int64_t i = 0; i < length; ++i) to[i] = last[i] < 0 ? value : x[start + last[i]];
+      } else {
+        for (std::int64_t i = 0; i < length; ++i, to += p.run) {
+          if (last[i] < 0) {
+            for (std::int64_t r = 0; r < p.run; ++r) to[r] = value;
+          } else {
+            std::memcpy(to, x + start + last[i], p.run * sizeof(Item));
+          }
+        }
+      }
+    }
+  });
+}
+
+}  // namespace
+
+void gather(const void* input, const std::int64_t* tables, void* output, const GatherShape& shape,
+            int threads) {
+  switch (shape.itemsize) {
+    case 1:
+      return gather_items<std::uint8_t>(input, tables, output, shape, threads);
+    case 2:
+      return gather_items<std::uint16_t>(input, tables, output, shape, threads);
+    case 4:
+      return gather_items<std::uint32_t>(input, tables, output, shape, threads);
+    default:
+      return gather_items<std::uint64_t>(input, tables, output, shape, threads);
+  }
+}
+
+}  // namespace cnn_engine::cpu::CNN_ENGINE_ISA

@@ -1,0 +1,155 @@
+// Functions of float32 numbers, computed in float64 without branches so that the compiler
+// vectorises loops over them. Their relative error is below 2^-31 wherever float32 has numbers, so
+// that what is rounded to float32 is as good as correctly rounded; NaN gives NaN.
+//
+// Where an instruction set is compiled (CNN_ENGINE_ISA), and never out of line: see
+// runtime/shape.h. Coefficients: polynomials through Chebyshev's nodes, computed with 50 digits.
+#pragma once
+
+#include <cstdint>
+
+namespace cnn_engine::cpu::CNN_ENGINE_ISA::math {
+
+#define CNN_ENGINE_MATH static inline __attribute__((always_inline)) double
+
+static inline __attribute__((always_inline)) std::int64_t bits_of(double x) {
+  return __builtin_bit_cast(std::int64_t, x);
+}
+CNN_ENGINE_MATH from_bits(std::int64_t bits) { return __builtin_bit_cast(double, bits); }
+
+// x held between two numbers; NaN stays NaN, for which every comparison is false.
+CNN_ENGINE_MATH clamp(double x, double lowest, double highest) {
+  const double low = x < lowest ? lowest : x;
+  return low > highest ? highest : low;
+}
+
+// exp(x) - 1 in two parts: 2^k and 2^k (exp(r) - 1), with x = k ln 2 + r and |r| <= ln 2 / 2. x is
+// first held where 2^k is a normal double: past it float32 has only 0 and infinity.
+struct Exponential {
+  double power;  // 2^k
+  double rest;   // 2^k (exp(r) - 1)
+};
+static inline __attribute__((always_inline)) Exponential exponential(double x) {
+  constexpr double kShift = 6755399441055744.0;  // 1.5 * 2^52: what is added to it is rounded
+  x = clamp(x, -400.0, 400.0);
+  const double shifted = x * 1.4426950408889634 + kShift;
+  const double r = x - (shifted - kShift) * 0.6931471805599453;
+  double q = 2.4869190885249283e-05;
+  q = q * r + 0.0001990043050723607;
+  q = q * r + 0.0013888837107411175;
+  q = q * r + 0.00833329708013177;
+  q = q * r + 0.04166666679355877;
+  q = q * r + 0.16666666722192627;
+  q = q * r + 0.49999999999951417;
+  const double power = from_bits((bits_of(shifted) + 1023) << 52);
+  return {power, power * (r + r * r * q)};
+}
+
+// Exactly 0 and infinity where it is nothing else in float32, so that -inf * exp(-inf) is NaN.
+CNN_ENGINE_MATH exp(double x) {
+  const Exponential e = exponential(x);
+  const double low = x < -400.0 ? 0.0 : e.power + e.rest;
+  return x > 400.0 ? __builtin_inf() : low;
+}
+
+CNN_ENGINE_MATH expm1(double x) {
+  const Exponential e = exponential(x);
+  return e.power - 1.0 + e.rest;
+}
+
+// The natural logarithm of a double that is neither subnormal nor infinite; x > 0.
+CNN_ENGINE_MATH log_of_positive(double x) {
+  constexpr std::int64_t kRootHalf = 0x3fe6a09e667f3bcd;  // sqrt(1/2)
+  constexpr std::int64_t kOne = 0x3ff0000000000000;
+  constexpr std::int64_t kTwo52 = 0x4330000000000000;
+  // x = 2^e m with m between sqrt(1/2) and sqrt(2); the exponent without its bias is put into the
+  // last bits of 2^52 to become a double.
+  const std::int64_t moved = bits_of(x) + (kOne - kRootHalf);
+  const std::int64_t biased = static_cast<std::int64_t>(static_cast<std::uint64_t>(moved) >> 52);
+  const double e = from_bits(biased | kTwo52) - (4503599627370496.0 + 1023.0);
+  const double m = from_bits((moved & 0x000fffffffffffff) + kRootHalf);
+  const double s = (m - 1.0) / (m + 1.0);  // log m = 2 atanh s
+  const double t = s * s;
+  double q = 0.09681989652673471;
+  q = q * t + 0.11095663374306322;
+  q = q * t + 0.14285877912843856;
+  q = q * t + 0.19999999395089074;
+  q = q * t + 0.33333333333690635;
+  return e * 0.6931471805599453 + 2.0 * (s + s * t * q);
+}
+
+CNN_ENGINE_MATH log(double x) {
+  const double infinity = __builtin_inf();
+  const double ordinary = log_of_positive(x);
+  const double positive = x == infinity ? infinity : ordinary;
+  const double defined = x > 0.0 ? positive : __builtin_nan("");
+  return x == 0.0 ? -infinity : defined;
+}
+
+// log(1 + x) for x from 0 to a float32's highest.
+CNN_ENGINE_MATH log1p_of_positive(double x) {
+  const double y = 1.0 + x;
+  return log_of_positive(y) - ((y - 1.0) - x) / y;  // what was rounded away in y
+}
+
+CNN_ENGINE_MATH magnitude(double x) { return __builtin_fabs(x); }
+
+CNN_ENGINE_MATH tanh(double x) {
+  // Past 20 it is 1 in float32; expm1 keeps the digits of small numbers.
+  const double e = expm1(2.0 * clamp(x, -20.0, 20.0));
+  return e / (e + 2.0);
+}
+
+CNN_ENGINE_MATH sigmoid(double x) { return 1.0 / (1.0 + exp(-x)); }
+
+// log(1 + exp(x)): the larger of x and 0, and what is above it.
+CNN_ENGINE_MATH softplus(double x) {
+  return (x < 0.0 ? 0.0 : x) + log1p_of_positive(exp(-magnitude(x)));
+}
+
+// 1 - erf(z) for z >= 0, as t exp(-z^2 + P(t)) with t = 2 / (2 + z); past 10.5 it is 0 in float32.
+CNN_ENGINE_MATH erfc_of_positive(double z) {
+  const double near = clamp(z, 0.0, 10.5);
+  const double t = 2.0 / (2.0 + near);
+  double p = 0.18581162413069582;
+  p = p * t - 1.3723493252342507;
+  p = p * t + 4.391175847694679;
+  p = p * t - 7.866347005136808;
+  p = p * t + 8.51723495281733;
+  p = p * t - 5.732661532318938;
+  p = p * t + 2.6492573919922604;
+  p = p * t - 1.0656824755797305;
+  p = p * t + 0.13302170222660514;
+  p = p * t + 0.04742536778942542;
+  p = p * t + 0.3788636306604493;
+  p = p * t + 0.9997550215094353;
+  p = p * t - 1.2655052003788005;
+  return t * exp(p - near * near);
+}
+
+CNN_ENGINE_MATH erf(double x) {
+  const double z = magnitude(x);
+  const double s = x * x;
+  double q = -1.1673210501927648e-05;
+  q = q * s + 0.000117711616764358;
+  q = q * s - 0.0008535105033679565;
+  q = q * s + 0.005223633708895978;
+  q = q * s - 0.026866121846048592;
+  q = q * s + 0.1128379133004145;
+  q = q * s - 0.37612638894096084;
+  q = q * s + 1.1283791670951147;
+  const double above = 1.0 - erfc_of_positive(z);
+  const double far = x < 0.0 ? -above : above;
+  return z < 0.75 ? x * q : far;
+}
+
+// The normal distribution's function, Phi(x) = (1 + erf(x / sqrt(2))) / 2.
+CNN_ENGINE_MATH normal_cdf(double x) {
+  const double tail = 0.5 * erfc_of_positive(magnitude(x) * 0.7071067811865476);
+  const double below = x < -20.0 ? 0.0 : tail;
+  return x > 0.0 ? 1.0 - tail : below;
+}
+
+#undef CNN_ENGINE_MATH
+
+}  // namespace cnn_engine::cpu::CNN_ENGINE_ISA::math

@@ -1,0 +1,96 @@
+// softmax_axis on the CPU: a line at a time where the axis is the last dimension, else columns side
+// by side. Differences, exponentials and sums are doubles.
+#include "ops/softmax_axis.h"
+
+#include "cpu/math.h"
+#include "runtime/parallel.h"
+
+namespace cnn_engine::cpu::CNN_ENGINE_ISA {
+namespace {
+
+// A NaN is never larger, so it does not become the largest; exp() then carries it into the sum.
+void softmax_line(const float* x, float* y, std::int64_t count, bool logarithm) {
+  float largest = -__builtin_inff();
+#pragma omp simd reduction(max : largest)
+  for (std::int64_t i = 0; i < count; ++i) largest = x[i] > largest ? x[i] : largest;
+  const double top = largest;
+  double sum = 0.0;
+  if (logarithm) {
+#pragma omp simd reduction(+ : sum)
+    for (std::int64_t i = 0; i < count; ++i) sum += math::exp(x[i] - top);
+    const double shift = math::log(sum);
+#pragma omp simd
+    for (std::int64_t i = 0; i < count; ++i) y[i] = static_cast<float>(x[i] - top - shift);
+  } else {
+#pragma omp simd reduction(+ : sum)
+    for (std::int64_t i = 0; i < count; ++i) {
+      const double e = math::exp(x[i] - top);
+      sum += e;
+      y[i] = static_cast<float>(e);
+    }
+    const double scale = 1.0 / sum;
+#pragma omp simd
+    for (std::int64_t i = 0; i < count; ++i) y[i] = static_cast<float>(y[i] * scale);
+  }
+}
+
+constexpr std::int64_t kColumns = 64;
+
+void softmax_columns(const float* x, float* y, std::int64_t axis, std::int64_t inner,
+                     std::int64_t columns, bool logarithm) {
+  double largest[kColumns];
+  double sum[kColumns];
+  for (std::int64_t i = 0; i < columns; ++i) {
+    largest[i] = -__builtin_inf();
+    sum[i] = 0.0;
+  }
+  for (std::int64_t a = 0; a < axis; ++a) {
+    const float* row = x + a * inner;
+#pragma omp simd
+    for (std::int64_t i = 0; i < columns; ++i) {
+      largest[i] = row[i] > largest[i] ? row[i] : largest[i];
+    }
+  }
+  for (std::int64_t a = 0; a < axis; ++a) {
+    const float* row = x + a * inner;
+#pragma omp simd
+    for (std::int64_t i = 0; i < columns; ++i) sum[i] += math::exp(row[i] - largest[i]);
+  }
+  for (std::int64_t i = 0; i < columns; ++i) sum[i] = logarithm ? math::log(sum[i]) : 1.0 / sum[i];
+  for (std::int64_t a = 0; a < axis; ++a) {
+    const float* row = x + a * inner;
+    float* to = y + a * inner;
+#pragma omp simd
+    for (std::int64_t i = 0; i < columns; ++i) {
+      const double below = row[i] - largest[i];
+      to[i] = static_cast<float>(logarithm ? below - sum[i] : math::exp(below) * sum[i]);
+    }
+  }
+}
+
+}  // namespace
+
+void softmax_axis(const float* x, float* y, const AxisShape& shape, bool logarithm, int threads) {
+  const AxisShape p = shape;
+  if (p.inner == 1) {
+    parallel_for(p.outer, p.axis * 20, threads, [=](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t o = begin; o < end; ++o) {
+        softmax_line(x + o * p.axis, y + o * p.axis, p.axis, logarithm);
+      }
+    });
+    return;
+  }
+  const std::int64_t groups = (p.inner + kColumns - 1) / kColumns;
+  parallel_for(p.outer * groups, p.axis * kColumns * 20, threads,
+               [=](std::int64_t begin, std::int64_t end) {
+                 for (std::int64_t i = begin; i < end; ++i) {
+                   const std::int64_t column = i % groups * kColumns;
+                   const std::int64_t left = p.inner - column;
+                   const std::int64_t at = i / groups * p.axis * p.inner + column;
+                   softmax_columns(x + at, y + at, p.axis, p.inner,
+                                   left < kColumns ? left : kColumns, logarithm);
+                 }
+               });
+}
+
+}  // namespace cnn_engine::cpu::CNN_ENGINE_ISA

@@ -1,0 +1,115 @@
+// unary on the CPU: one loop a function, which the compiler vectorises where the function has no
+// call in it.
+#include "ops/unary.h"
+
+#include <math.h>
+
+#include "cpu/math.h"
+#include "runtime/parallel.h"
+
+namespace cnn_engine::cpu::CNN_ENGINE_ISA {
+namespace {
+
+// Comparisons are written so that a NaN, for which all are false, passes through.
+
+// a, b: alpha and beta; `cost` is a call's work beside that of a copy.
+#define CNN_ENGINE_FUNCTION(name, work, expression)                                           \
+  struct unary_##name {                                                                       \
+    static constexpr int kCost = work;                                                        \
+    static inline __attribute__((always_inline)) float of(float x, [[maybe_unused]] double a, \
+                                                          [[maybe_unused]] double b) {        \
+      return static_cast<float>(expression);                                                  \
+    }                                                                                         \
+  };
+
+CNN_ENGINE_FUNCTION(linear, 1, (a * x + b))
+CNN_ENGINE_FUNCTION(relu, 1, x < 0.0f ? 0.0f : x)
+CNN_ENGINE_FUNCTION(leaky_relu, 1, x < 0.0f ? a * x : x)
+CNN_ENGINE_FUNCTION(thresholded_relu, 1, x > a ? x : 0.0f)
+CNN_ENGINE_FUNCTION(elu, 10, x < 0.0f ? a * math::expm1(x) : x)
+CNN_ENGINE_FUNCTION(selu, 10, (b * (x < 0.0f ? a * math::expm1(x) : x)))
+CNN_ENGINE_FUNCTION(sigmoid, 10, math::sigmoid(x))
+CNN_ENGINE_FUNCTION(hard_sigmoid, 1, math::clamp((a * x + b), 0.0, 1.0))
+CNN_ENGINE_FUNCTION(hard_swish, 1, (x * math::clamp((x + 3.0) * (1.0 / 6.0), 0.0, 1.0)))
+CNN_ENGINE_FUNCTION(swish, 10, (x * math::sigmoid(a * x)))
+CNN_ENGINE_FUNCTION(gelu, 20, (x * math::normal_cdf(x)))
+CNN_ENGINE_FUNCTION(clip, 1, math::clamp(x, a, b))
+CNN_ENGINE_FUNCTION(shrink, 1, (x < -a ? x + b : (x > a ? x - b : 0.0)))
+CNN_ENGINE_FUNCTION(tanh, 10, math::tanh(x))
+CNN_ENGINE_FUNCTION(erf, 20, math::erf(x))
+CNN_ENGINE_FUNCTION(softplus, 20, math::softplus(x))
+CNN_ENGINE_FUNCTION(softsign, 2, x / (1.0 + math::magnitude(x)))
+CNN_ENGINE_FUNCTION(sqrt, 2, ::sqrtf(x))
+CNN_ENGINE_FUNCTION(exp, 10, math::exp(x))
+CNN_ENGINE_FUNCTION(log, 10, math::log(x))
+CNN_ENGINE_FUNCTION(abs, 1, ::fabsf(x))
+CNN_ENGINE_FUNCTION(neg, 1, -x)
+CNN_ENGINE_FUNCTION(reciprocal, 2, 1.0f / x)
+CNN_ENGINE_FUNCTION(floor, 1, ::floorf(x))
+CNN_ENGINE_FUNCTION(ceil, 1, ::ceilf(x))
+CNN_ENGINE_FUNCTION(round, 1, ::rintf(x))
+CNN_ENGINE_FUNCTION(sign, 1, x > 0.0f ? 1.0f : x < 0.0f ? -1.0f : x)
+// Rare in networks: the library's double functions, a call a number.
+CNN_ENGINE_FUNCTION(sin, 40, ::sin(static_cast<double>(x)))
+CNN_ENGINE_FUNCTION(cos, 40, ::cos(static_cast<double>(x)))
+CNN_ENGINE_FUNCTION(tan, 60, ::tan(static_cast<double>(x)))
+CNN_ENGINE_FUNCTION(asin, 40, ::asin(static_cast<double>(x)))
+CNN_ENGINE_FUNCTION(acos, 40, ::acos(static_cast<double>(x)))
+CNN_ENGINE_FUNCTION(atan, 40, ::atan(static_cast<double>(x)))
+CNN_ENGINE_FUNCTION(sinh, 40, ::sinh(static_cast<double>(x)))
+CNN_ENGINE_FUNCTION(cosh, 40, ::cosh(static_cast<double>(x)))
+CNN_ENGINE_FUNCTION(asinh, 60, ::asinh(static_cast<double>(x)))
+CNN_ENGINE_FUNCTION(acosh, 60, ::acosh(static_cast<double>(x)))
+CNN_ENGINE_FUNCTION(atanh, 60, ::atanh(static_cast<double>(x)))
+#undef CNN_ENGINE_FUNCTION
+
+struct unary_celu {
+  static constexpr int kCost = 10;
+  static inline __attribute__((always_inline)) float of(float x, double a, double) {
+    const double below = a * math::expm1(x / a);
+    return static_cast<float>((x < 0.0f ? 0.0 : x) + (below > 0.0 ? 0.0 : below));
+  }
+};
+
+struct unary_mish {
+  static constexpr int kCost = 10;
+  static inline __attribute__((always_inline)) float of(float x, double, double) {
+    // tanh(log(1 + e)) = (e^2 + 2 e) / (e^2 + 2 e + 2); past 40 the ratio is 1.
+    const double e = math::exp(x > 40.0f ? 40.0f : x);
+    const double n = e * (e + 2.0);
+    return static_cast<float>(x * (n / (n + 2.0)));
+  }
+};
+
+struct unary_gelu_tanh {
+  static constexpr int kCost = 10;
+  static inline __attribute__((always_inline)) float of(float x, double, double) {
+    // (1 + tanh(u)) / 2 = sigmoid(2 u), which keeps its digits where tanh(u) is near -1.
+    const double wide = x;
+    const double u = 0.7978845608028654 * (wide + 0.044715 * wide * wide * wide);
+    return static_cast<float>(wide * math::sigmoid(2.0 * u));
+  }
+};
+
+template <typename Function>
+void run(const float* input, float* output, std::int64_t size, double a, double b, int threads) {
+  parallel_for(size, Function::kCost, threads, [=](std::int64_t begin, std::int64_t end) {
+#pragma omp simd  // each element is read before it is written, should both be the same array
+    for (std::int64_t i = begin; i < end; ++i) output[i] = Function::of(input[i], a, b);
+  });
+}
+
+}  // namespace
+
+void unary(const float* input, float* output, std::int64_t size, UnaryFunction function,
+           float alpha, float beta, int threads) {
+  switch (function) {
+#define CNN_ENGINE_RUN(name) \
+  case UnaryFunction::name:  \
+    return run<unary_##name>(input, output, size, alpha, beta, threads);
+    CNN_ENGINE_UNARY_FUNCTIONS(CNN_ENGINE_RUN)
+#undef CNN_ENGINE_RUN
+  }
+}
+
+}  // namespace cnn_engine::cpu::CNN_ENGINE_ISA

@@ -1,0 +1,132 @@
+// binary on CUDA: one thread makes four neighbouring elements where the operands' last strides are
+// 0 or 1 and everything starts at 16 bytes, else one.
+#include "cuda/strided.cuh"
+#include "ops/binary.h"
+#include "runtime/check.h"
+
+namespace cnn_engine::cuda {
+namespace {
+
+#define CNN_ENGINE_FUNCTION(name, expression)                           \
+  struct binary_##name {                                                \
+    static __device__ float of(float x, float y) { return expression; } \
+  };
+
+CNN_ENGINE_FUNCTION(add, x + y)
+CNN_ENGINE_FUNCTION(sub, x - y)
+CNN_ENGINE_FUNCTION(mul, (x * y))
+CNN_ENGINE_FUNCTION(div, x / y)
+CNN_ENGINE_FUNCTION(pow, powf(x, y))
+// Of two numbers with a NaN among them no comparison is true.
+CNN_ENGINE_FUNCTION(max, x > y || x != x ? x : y)
+CNN_ENGINE_FUNCTION(min, x < y || x != x ? x : y)
+CNN_ENGINE_FUNCTION(fmod, fmodf(x, y))
+CNN_ENGINE_FUNCTION(prelu, x < 0.0f ? x * y : x)
+#undef CNN_ENGINE_FUNCTION
+
+struct binary_mod {
+  static __device__ float of(float x, float y) {
+    const float rest = fmodf(x, y);
+    if (rest == 0.0f) return copysignf(0.0f, y);
+    return (rest < 0.0f) != (y < 0.0f) ? rest + y : rest;
+  }
+};
+
+// Four elements from `at`, or one that is repeated.
+template <int elements>
+__device__ void load(const float* from, bool repeated, float (&values)[elements]) {
+  if constexpr (elements == 1) {
+    values[0] = *from;
+  } else if (repeated) {
+    const float value = *from;
+#pragma unroll
+    for (int i = 0; i < elements; ++i) values[i] = value;
+  } else {
+    const float4 v = *reinterpret_cast<const float4*>(from);
+    values[0] = v.x;
+    values[1] = v.y;
+    values[2] = v.z;
+    values[3] = v.w;
+  }
+}
+
+// `walk` is over groups of `elements`; its strides are of groups' first elements. out may be x or
+// y.
+template <typename Function, int elements, typename Index>
+__global__ void binary_kernel(const float* x, const float* y, float* out, const Walk<3> walk) {
+  const std::int64_t threads = static_cast<std::int64_t>(gridDim.x) * blockDim.x;
+  const bool x_repeated = walk.rank == 0 || walk.strides[1][walk.rank - 1] == 0;
+  const bool y_repeated = walk.rank == 0 || walk.strides[2][walk.rank - 1] == 0;
+  for (std::int64_t i = grid_thread(); i < walk.size; i += threads) {
+    std::int64_t at[3];
+    walk.place(static_cast<Index>(i), at);
+    float a[elements];
+    float b[elements];
+    load(x + at[1], x_repeated, a);
+    load(y + at[2], y_repeated, b);
+#pragma unroll
+    for (int e = 0; e < elements; ++e) a[e] = Function::of(a[e], b[e]);
+    if constexpr (elements == 4) {
+      *reinterpret_cast<float4*>(out + at[0]) = make_float4(a[0], a[1], a[2], a[3]);
+    } else {
+      out[at[0]] = a[0];
+    }
+  }
+}
+
+// Whether an operand can be read in fours: repeated or side by side in the last dimension, each run
+// starting at 16 bytes.
+bool in_fours(const float* operand, const Strided<3>& walk, int k) {
+  const int last = walk.rank - 1;
+  if (walk.strides[k][last] == 0) return true;
+  bool fits = walk.strides[k][last] == 1 && is_aligned(operand, 16);
+  for (int d = 0; d < last; ++d) fits = fits && walk.strides[k][d] % 4 == 0;
+  return fits;
+}
+
+template <typename Function>
+void launch_binary(const float* x, const float* y, float* out, Strided<3> walk, Stream stream) {
+  const int last = walk.rank - 1;
+  const bool fours = walk.rank > 0 && walk.dims[last] % 4 == 0 && in_fours(out, walk, 0) &&
+                     in_fours(x, walk, 1) && in_fours(y, walk, 2);
+  if (fours) {
+    walk.dims[last] /= 4;
+    walk.size /= 4;
+    for (int k = 0; k < 3; ++k) walk.strides[k][last] *= 4;
+  }
+  with_index(walk.size, [&](auto index) {
+    using Index = decltype(index);
+    const unsigned blocks = blocks_for(walk.size);
+    if (fours) {
+      binary_kernel<Function, 4, Index>
+          <<<blocks, kBlockThreads, 0, stream>>>(x, y, out, Walk<3>(walk));
+    } else {
+      binary_kernel<Function, 1, Index>
+          <<<blocks, kBlockThreads, 0, stream>>>(x, y, out, Walk<3>(walk));
+    }
+  });
+  CUDA_CHECK_LAUNCH("binary_kernel");
+}
+
+}  // namespace
+
+void binary(const float* x, const float* y, float* out, const BinaryShape& shape,
+            BinaryFunction function, Stream stream) {
+  std::int64_t strides[3][kMaxDims];
+  row_major(shape.dims, strides[0]);
+  for (int d = 0; d < kMaxDims; ++d) {
+    strides[1][d] = shape.x_strides[d];
+    strides[2][d] = shape.y_strides[d];
+  }
+  const Strided<3> walk = collapse<3>(shape.dims, strides);
+  if (walk.size == 0) return;
+  switch (function) {
+#define CNN_ENGINE_LAUNCH(name) \
+  case BinaryFunction::name:    \
+    return launch_binary<binary_##name>(x, y, out, walk, stream);
+    CNN_ENGINE_BINARY_FUNCTIONS(CNN_ENGINE_LAUNCH)
+#undef CNN_ENGINE_LAUNCH
+  }
+}
+
+}  // namespace cnn_engine::cuda

@@ -1,0 +1,73 @@
+"""The compiled kernels, called on arrays of either device: what the engine does, without the engine."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from cnn_engine import _cpu
+from cnn_engine.devices import cuda_module
+
+DIMS = 8
+
+
+def dims(shape: tuple[int, ...]) -> list[int]:
+    """Returns ``shape`` with ones in front, as the kernels' shapes take it."""
+    return [1] * (DIMS - len(shape)) + list(shape)
+
+
+def strides(array: np.ndarray, shape: tuple[int, ...]) -> list[int]:
+    """Returns the steps, in elements, of ``array`` broadcast to ``shape``."""
+    wide = np.broadcast_to(array, shape)
+    found = [0 if n == 1 else s // array.itemsize for n, s in zip(shape, wide.strides, strict=True)]
+    return [0] * (DIMS - len(shape)) + found
+
+
+def address(array: Any) -> int:
+    """Returns where the element at index 0 of an array of NumPy or CuPy lies."""
+    return array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr
+
+
+def call(device, name: str, *arguments: Any, threads: int = 2) -> None:
+    """Calls a kernel on ``device``; arrays are passed as addresses, None as 0."""
+    passed = [
+        0 if a is None else address(a) if hasattr(a, "dtype") and hasattr(a, "strides") else a
+        for a in arguments
+    ]
+    if device.kind == "cpu":
+        getattr(_cpu, name)(*passed, threads)
+    else:
+        getattr(cuda_module.load(), name)(*passed, 0)
+
+
+def guarded(device, shape: tuple[int, ...], dtype):
+    """Returns a poisoned array of any type to write into, and the memory around it."""
+    dtype = np.dtype(dtype)
+    size = math.prod(shape)
+    memory = device.library.full((size + 2 * device.GUARD) * dtype.itemsize, 0xA5, np.uint8)
+    band = device.GUARD * dtype.itemsize
+    return memory[band : band + size * dtype.itemsize].view(dtype).reshape(shape), memory
+
+
+def check_guards(device, memory, dtype) -> None:
+    """Asserts that nothing was written around the array that :func:`guarded` returned."""
+    band = device.GUARD * np.dtype(dtype).itemsize
+    values = device.get(memory)
+    assert (values[:band] == 0xA5).all(), "written before the output"
+    assert (values[-band:] == 0xA5).all(), "written after the output"
+
+
+#: Numbers at which functions go wrong.
+SPECIAL = np.array(
+    [np.nan, np.inf, -np.inf, 0.0, -0.0, 1e-45, -1e-45, 1.2e-38, 3.4e38, -3.4e38, 88.8, -88.8, 104.0,
+     -104.0, 1.0, -1.0, 0.5, -0.5, 2.5, -2.5, 3.0, -3.0, 20.0, -20.0, 1e-8, -1e-8],
+    np.float32,
+)  # fmt: skip
+
+
+def rounded(wanted: np.ndarray) -> np.ndarray:
+    """Returns float64 numbers with infinities in the place of what float32 has no number for."""
+    highest = np.finfo(np.float32).max
+    return np.where(np.abs(wanted) > highest, np.copysign(np.inf, wanted), wanted)

@@ -1,0 +1,143 @@
+"""The kernel unary: every function against its record's reference."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import tolerances
+from native import SPECIAL, call, rounded
+
+from cnn_engine import _cpu
+from cnn_engine.operators import KINDS
+from cnn_engine.operators.unary import Gelu, Unary
+
+NAMES = [
+    name for name in dir(_cpu.UnaryFunction) if name[0] != "_" and name not in ("name", "value")
+]
+
+#: Every record whose function the kernel has, and some with other numbers than the default.
+RECORDS = [
+    record()
+    for record in KINDS.values()
+    if issubclass(record, Unary) and record.kind in NAMES
+] + [
+    Gelu("tanh"),
+    KINDS["leaky_relu"](0.2),
+    KINDS["elu"](2.5),
+    KINDS["celu"](0.3),
+    KINDS["swish"](1.7),
+    KINDS["clip"](-0.5, 3.0),
+    KINDS["clip"](2.0, -1.0),
+    KINDS["hard_sigmoid"](0.1666667, 0.4),
+    KINDS["shrink"](1.0, 0.25),
+]  # fmt: skip
+
+
+def name_of(record: Unary) -> str:
+    fields = [f"{getattr(record, field.name)}" for field in dataclasses.fields(record)]
+    return "-".join([record.function, *fields])
+
+
+def apply(device, record, x, out, **options):
+    function = getattr(_cpu.UnaryFunction, record.function)
+    call(
+        device,
+        "unary",
+        x,
+        out,
+        x.size,
+        function,
+        float(record.alpha),
+        float(record.beta),
+        **options,
+    )
+
+
+def check(device, record, x):
+    out, memory = device.guarded(x.shape)
+    apply(device, record, device.put(x), out)
+    device.check_guards(memory)
+    wanted = rounded(record.reference(x))
+    bound = tolerances.unary(record.function, x, wanted, record.alpha, record.beta)
+    tolerances.assert_close(device.get(out), wanted, bound, record=record)
+
+
+def test_every_function_has_a_record():
+    assert {record.function for record in RECORDS} | {"linear"} == set(NAMES)
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=name_of)
+def test_against_reference(device, rng, record):
+    small = rng.standard_normal(3001).astype(np.float32) * 3
+    large = rng.uniform(-110, 110, 2000).astype(np.float32)
+    any_bits = rng.integers(0, 2**32, 5000, dtype=np.uint32).view(np.float32)
+    any_bits = any_bits[np.isfinite(any_bits)]
+    check(device, record, np.concatenate([SPECIAL, small, large, any_bits]))
+
+
+@pytest.mark.parametrize("instruction_set", _cpu.instruction_sets())
+@pytest.mark.parametrize("function", ["exp", "log", "erf", "gelu", "mish", "softplus", "tanh"])
+def test_nearly_correctly_rounded_on_the_cpu(instruction_set, rng, function):
+    record = KINDS[function]()
+    x = np.concatenate([rng.standard_normal(20000) * 4, rng.uniform(-90, 90, 20000)])
+    x = x.astype(np.float32)
+    before = _cpu.selected_instruction_set()
+    _cpu.select_instruction_set(instruction_set)
+    try:
+        out = np.empty_like(x)
+        _cpu.unary(
+            x.ctypes.data, out.ctypes.data, x.size, getattr(_cpu.UnaryFunction, function), 0, 0, 1
+        )
+    finally:
+        _cpu.select_instruction_set(before)
+    wanted = record.reference(x)
+    bound = tolerances.rounding(wanted)
+    if function in ("gelu", "mish"):  # whose references cancel, below 2^-53 of x
+        bound = bound + tolerances.EPS * tolerances.EPS * np.abs(x)
+    tolerances.assert_close(out, rounded(wanted), bound, function=function, isa=instruction_set)
+
+
+@pytest.mark.parametrize("size", [0, 1, 2, 3, 4, 5, 31, 1023, 70_001])
+@pytest.mark.parametrize("offset", [0, 1])
+def test_sizes_and_alignments(device, rng, size, offset):
+    x = rng.standard_normal(size + offset).astype(np.float32)
+    out, memory = device.guarded((size + offset,))
+    out[:offset] = 0
+    apply(device, KINDS["sigmoid"](), device.put(x)[offset:], out[offset:])
+    device.check_guards(memory)
+    wanted = KINDS["sigmoid"]().reference(x[offset:])
+    bound = tolerances.functions(wanted)
+    tolerances.assert_close(device.get(out)[offset:], wanted, bound, size=size, offset=offset)
+
+
+@pytest.mark.parametrize("name", ["relu", "gelu", "abs"])
+def test_in_place(device, rng, name):
+    x = rng.standard_normal(1001).astype(np.float32)
+    y = device.put(x.copy())
+    apply(device, KINDS[name](), y, y)
+    wanted = KINDS[name]().reference(x)
+    tolerances.assert_close(device.get(y), wanted, tolerances.functions(wanted), name=name)
+
+
+def test_linear(device, rng):
+    x = rng.standard_normal(1001).astype(np.float32)
+    out, memory = device.guarded(x.shape)
+    function = _cpu.UnaryFunction.linear
+    call(device, "unary", device.put(x), out, x.size, function, 1.5, -0.25)
+    device.check_guards(memory)
+    wanted = 1.5 * x.astype(np.float64) - 0.25
+    bound = tolerances.unary("linear", x, wanted, 1.5, -0.25)
+    tolerances.assert_close(device.get(out), wanted, bound)
+
+
+def test_bits_do_not_depend_on_threads(rng):
+    x = rng.standard_normal(300_007).astype(np.float32)
+    found = []
+    for threads in (1, 2, 3, 7):
+        out = np.empty_like(x)
+        _cpu.unary(x.ctypes.data, out.ctypes.data, x.size, _cpu.UnaryFunction.gelu, 0, 0, threads)
+        found.append(out)
+    for other in found[1:]:
+        np.testing.assert_array_equal(found[0], other)
