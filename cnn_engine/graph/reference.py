@@ -28,6 +28,8 @@ PART = 64
 def reference(graph: Graph, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Returns every output of ``graph`` by name: floats in float64, others in their own type.
 
+    What the graph itself holds in float16 stays float16 between the nodes.
+
     Args:
         inputs: name -> array of the shape that the graph has; floats of any type.
 
@@ -47,12 +49,16 @@ def reference(graph: Graph, inputs: Mapping[str, np.ndarray]) -> dict[str, np.nd
                 f"{graph.name}: input {name!r}: expected shape {list(value.shape)}, "
                 f"found {list(array.shape)}"
             )
-        arrays[name] = array.astype(np.float64 if value.dtype.startswith("float") else value.dtype)
+        wide = value.dtype in ("float32", "float64")
+        arrays[name] = array.astype(np.float64 if wide else value.dtype)
     uses = {name: len(nodes) for name, nodes in graph.consumers.items()}
     for node in graph.nodes:
         results = node.op.reference(*(arrays[name] for name in node.inputs))
         results = results if isinstance(results, tuple) else (results,)
-        arrays.update(zip(node.outputs, results, strict=True))
+        for name, result in zip(node.outputs, results, strict=True):
+            if graph.values[name].dtype == "float16":
+                result = np.asarray(result).astype(np.float16)
+            arrays[name] = result
         for name in {name for name in node.inputs if name is not None}:
             uses[name] -= 1
             if uses[name] == 0 and name not in graph.outputs:

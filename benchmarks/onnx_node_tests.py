@@ -1,0 +1,254 @@
+"""ONNX's own backend tests, run through the engine: every test with its status, as a page.
+
+``python -m benchmarks.onnx_node_tests --markdown docs/onnx_node_tests.md`` runs them on this machine's
+devices; ``--json`` keeps what was found, ``--read`` adds what another machine found.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx.backend.test.loader import load_model_tests
+from onnx.backend.test.runner import Runner
+
+from cnn_engine import cli, devices
+from cnn_engine.errors import CnnEngineError, InputError, UnsupportedError
+from cnn_engine.graph.graph import Graph
+from cnn_engine.graph.reference import reference
+from cnn_engine.io.files import write_text
+from cnn_engine.measure import environment
+from cnn_engine.onnx_backend import CnnEngineBackend
+
+GROUPS = ("node", "simple", "pytorch-converted", "pytorch-operator", "light")
+PASSED, NOT_SUPPORTED, WRONG = "passed", "not supported", "wrong"
+
+
+class ReferenceBackend(CnnEngineBackend):
+    """The operators' float64 references behind the same interface: what kernels are compared with."""
+
+    @staticmethod
+    def build(graph: Graph, device: str):
+        types = {name: graph.values[name].dtype for name in graph.outputs}
+
+        def run(inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+            found = reference(graph, inputs)
+            return {name: array.astype(types[name]) for name, array in found.items()}
+
+        return run
+
+
+def _array(proto) -> object:
+    return onnx.numpy_helper.to_array(proto) if isinstance(proto, onnx.TensorProto) else proto
+
+
+def _stored(path: Path, kind) -> object:
+    """Reads a ``.pb`` file of test data."""
+    if kind.HasField("sequence_type"):
+        message = onnx.SequenceProto()
+        message.ParseFromString(path.read_bytes())
+        return onnx.numpy_helper.to_list(message)
+    message = onnx.TensorProto()
+    message.ParseFromString(path.read_bytes())
+    return _array(message)
+
+
+def _light(path: Path) -> Iterator[tuple]:
+    """A network of the group ``light``: its input is made as ONNX's runner makes it, its output is stored."""
+    model = onnx.load(path)
+    initialized = {tensor.name for tensor in model.graph.initializer}
+    inputs = [
+        Runner.generate_dummy_data(value)
+        for value in model.graph.input
+        if value.name not in initialized
+    ]
+    outputs = [
+        _stored(path.with_name(f"{path.stem}_output_{index}.pb"), value.type)
+        for index, value in enumerate(model.graph.output)
+    ]
+    yield inputs, outputs
+
+
+def cases(group: str) -> Iterator[tuple[str, onnx.ModelProto, list[tuple], float, float]]:
+    """Yields (name, model, [(inputs, outputs)], rtol, atol) of every test of ``group``."""
+    if group == "light":
+        folder = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
+        for path in sorted(folder.glob("*.onnx")):
+            yield f"test_{path.stem}", onnx.load(path), list(_light(path)), 1e-3, 1e-7
+        return
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # making some expected outputs overflows on purpose
+        found = load_model_tests(kind=group)
+    for case in sorted(found, key=lambda case: case.name):
+        if case.model is not None and case.data_sets is not None:
+            sets = [([_array(a) for a in i], [_array(a) for a in o]) for i, o in case.data_sets]
+            yield case.name, case.model, sets, case.rtol, case.atol
+            continue
+        model = onnx.load(Path(case.model_dir) / "model.onnx")
+        sets = []
+        for folder in sorted(Path(case.model_dir).glob("test_data_set*")):
+            parts = []
+            for name, values in (("input", model.graph.input), ("output", model.graph.output)):
+                count = len(list(folder.glob(f"{name}_*.pb")))
+                parts.append(
+                    [_stored(folder / f"{name}_{i}.pb", values[i].type) for i in range(count)]
+                )
+            sets.append(tuple(parts))
+        yield case.name, model, sets, case.rtol, case.atol
+
+
+def status(backend: type[CnnEngineBackend], device: str, case) -> tuple[str, str]:
+    """Runs one test; returns its status, and why where it has not passed."""
+    _, model, sets, rtol, atol = case
+    try:
+        prepared = backend.prepare(model, device)
+        for inputs, outputs in sets:
+            found = list(prepared.run(inputs))
+            Runner.assert_similar_outputs(outputs, found, rtol, atol)
+    except UnsupportedError as error:
+        return NOT_SUPPORTED, _reason(error)
+    except (AssertionError, CnnEngineError) as error:
+        return WRONG, _reason(error)
+    return PASSED, ""
+
+
+def _reason(error: Exception) -> str:
+    """Returns the message without the model's name and the node's, which every line would repeat."""
+    text = " ".join(str(error).split())
+    text = re.sub(
+        r"^[^ ]+: expected operators that the engine has, found \d+ nodes? without: ", "", text
+    )
+    text = re.sub(r"^(\w+) '[^']*'(, [^:]*)?: ", r"\1\2: ", text)
+    return text[:160]
+
+
+def run(backend: type[CnnEngineBackend], device: str, pattern: str = "") -> dict:
+    """Returns group -> test -> [status, reason] of all tests whose name matches ``pattern``."""
+    found: dict[str, dict] = {}
+    for group in GROUPS:
+        found[group] = {}
+        for case in cases(group):
+            if re.search(pattern, case[0]):
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore", RuntimeWarning)
+                    found[group][case[0]] = list(status(backend, device, case))
+    return found
+
+
+def markdown(records: Mapping[str, Mapping]) -> str:
+    """Returns the page.
+
+    Args:
+        records: device -> what :func:`run` found there, and ``environment`` beside it.
+    """
+    names = list(records)
+    lines = [
+        "# ONNX's backend tests",
+        "",
+        "Every test of ONNX's own suite for backends, as `cnn_engine.onnx_backend` does it: passed, or why",
+        "not. `python -m benchmarks.onnx_node_tests --markdown docs/onnx_node_tests.md` writes this page.",
+        "A test passes where shape and type are right and every element is within rtol 1e-3 and atol 1e-7,",
+        "or what the test itself asks.",
+        "",
+    ]
+    for device, record in records.items():
+        lines.append(
+            f"- **{device}**: {record['machine']}; onnx {record['onnx']}; commit {record['commit']}"
+        )
+    lines += [
+        "",
+        f"| group | tests | {' | '.join(f'{d}: passed' for d in names)} | not supported | wrong |",
+    ]
+    lines.append("|---|--:|" + "--:|" * (len(names) + 2))
+    for group in GROUPS:
+        counts = [Counter(s for s, _ in records[d]["tests"].get(group, {}).values()) for d in names]
+        total = len(records[names[0]]["tests"].get(group, {}))
+        cells = [str(c[PASSED]) for c in counts]
+        cells += [" / ".join(str(c[s]) for c in counts) for s in (NOT_SUPPORTED, WRONG)]
+        lines.append(f"| {group} | {total} | {' | '.join(cells)} |")
+    for group in GROUPS:
+        lines += ["", f"## {group}", "", f"| test | {' | '.join(names)} |"]
+        lines.append("|---|" + "---|" * len(names))
+        for name in records[names[0]]["tests"].get(group, {}):
+            cells = []
+            for device in names:
+                state, why = records[device]["tests"].get(group, {}).get(name, ("not run", ""))
+                cells.append(f"{state}: {why}".replace("|", "\\|") if why else state)
+            lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs the command line; returns its exit code: 1 where a test's output is wrong."""
+    return cli.run(_main, arguments)
+
+
+def _main(arguments: list[str] | None) -> int:
+    parser = cli.ArgumentParser(
+        prog="python -m benchmarks.onnx_node_tests",
+        description="Runs ONNX's own backend tests and lists every one with its status.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--device", action="append", choices=("CPU", "CUDA", "reference"), metavar="NAME",
+        help="CPU, CUDA or reference (the operators' float64 references); may be given again; "
+        "default: CPU, and CUDA where there is one",
+    )  # fmt: skip
+    parser.add_argument("--only", default="", metavar="REGEX", help="tests whose name matches")
+    parser.add_argument("--json", metavar="PATH", help="writes what was found")
+    parser.add_argument(
+        "--read",
+        action="append",
+        default=[],
+        metavar="PATH",
+        help="adds what --json wrote elsewhere",
+    )
+    parser.add_argument("--markdown", metavar="PATH", help="writes the page")
+    options = parser.parse_args(arguments)
+    records = {}
+    for path in options.read:
+        try:
+            records.update(json.loads(Path(path).read_text()))
+        except (OSError, ValueError) as error:
+            raise InputError(
+                f"--read: {path}: expected what --json wrote, found: {error}"
+            ) from None
+    asked = options.device
+    if asked is None:
+        here = [d for d in ("CPU", "CUDA") if CnnEngineBackend.supports_device(d)]
+        asked = [d for d in here if d not in records]
+    for device in asked:
+        backend = ReferenceBackend if device == "reference" else CnnEngineBackend
+        tests = run(backend, "CPU" if device == "reference" else device, options.only)
+        found = environment.describe(devices.select("cuda" if device == "CUDA" else "cpu"))
+        machine = found["gpu"] or found["cpu"]
+        records[device] = {
+            "machine": machine, "onnx": onnx.__version__, "commit": found["commit"] or "unknown",
+            "tests": tests,
+        }  # fmt: skip
+    wrong = 0
+    for device, record in records.items():
+        for group, tests in record["tests"].items():
+            counts = Counter(state for state, _ in tests.values())
+            print(f"{device} {group}: " + ", ".join(f"{n} {state}" for state, n in counts.items()))
+            for name, (state, why) in tests.items():
+                if state == WRONG:
+                    wrong += 1
+                    print(f"  wrong: {name}: {why}")
+    if options.json:
+        write_text(options.json, json.dumps(records, indent=1) + "\n")
+    if options.markdown:
+        write_text(options.markdown, markdown(records))
+    return cli.CHECK_FAILED if wrong else cli.DONE
+
+
+if __name__ == "__main__":
+    sys.exit(main())
