@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds, tests and measures on any machine with an NVIDIA GPU, nvcc, Python, CuPy and pytest; needs no network.
 #
-#   scripts/gpu.sh [build] [test] [sanitize] [table] [laboratory] [peers] ...      (no step named: all of them)
+#   scripts/gpu.sh [build] [test] [sanitize] [table] [laboratory] [documented] [peers] ...      (no step named: all of them)
 #
 # OUT           folder for results (default: gpu-results)
 # CNN_ENGINE_TEST_DATA   the real data; tests that need it skip without
@@ -15,7 +15,7 @@ export PYTHONUNBUFFERED=1
 mkdir -p "$OUT"
 data="${CNN_ENGINE_TEST_DATA:-../shared/data}"
 steps=("$@")
-[ ${#steps[@]} -gt 0 ] || steps=(build test sanitize table laboratory peers)
+[ ${#steps[@]} -gt 0 ] || steps=(build test sanitize table laboratory documented peers)
 
 build() {  # for the GPU that is here, into this folder
   local capability
@@ -82,6 +82,11 @@ laboratory() {  # transfers, utilisation at low batch, and what fills the time i
   done
 }
 
+documented() {  # every command of the README and the docs that needs a GPU, as written
+  [ -e .venv ] || ln -s "$(python3 -c 'import sys; print(sys.prefix)')" .venv
+  python3 scripts/documented.py gpu 2>&1 | tee "$OUT/documented.txt"
+}
+
 peers() {  # beside PyTorch and JAX, and what a call costs the host
   python3 -m benchmarks.predict_cost --device cuda --json "$OUT/predict_cost.json" | tee "$OUT/predict_cost.txt"
   python3 -m benchmarks.gpu_peers --json "$OUT/peers.json" --markdown "$OUT/peers.md" --chart "$OUT/peers.png" |
@@ -96,7 +101,8 @@ for step in "${steps[@]}"; do
     sanitize) sanitize ;;
     table) table ;;
     laboratory) laboratory ;;
+    documented) documented ;;
     peers) peers ;;
-    *) echo "error: expected build, test, sanitize, table, laboratory or peers, found '$step'" >&2; exit 2 ;;
+    *) echo "error: expected build, test, sanitize, table, laboratory, documented or peers, found '$step'" >&2; exit 2 ;;
   esac
 done

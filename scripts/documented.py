@@ -1,0 +1,99 @@
+"""Runs every command that the README and the docs show, as written: ``python scripts/documented.py [gpu]``.
+
+To be run at the top of a checkout in which the README's set-up was done, so that ``.venv`` is there. A
+command is a line that begins with ``$`` in a block that begins with three backticks and ``console``. A word
+after that says what the block needs: ``gpu`` (run when asked for), ``setup`` (installs or trains, which CI
+does in its own way), ``network`` (its code is tested against a local server). Each command must exit with 0.
+Commands in running text are not run, but the module and the options that they name must be there.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+NEEDS = ("gpu", "setup", "network")
+TIMEOUT_S = 600
+
+
+def commands(text: str) -> list[tuple[str, str]]:
+    """Returns the commands of a Markdown text, each with what it needs ("" for nothing)."""
+    found = []
+    for block in re.finditer(r"^```console *(\S*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+        if block[1] not in ("", *NEEDS):
+            raise ValueError(f"console: expected nothing or one of {NEEDS}, found {block[1]!r}")
+        lines = re.sub(r"\\\n\s*", "", block[2]).splitlines()
+        found += [(line.removeprefix("$ "), block[1]) for line in lines if line.startswith("$ ")]
+    return found
+
+
+def documents() -> list[Path]:
+    """Returns the files whose commands are run."""
+    folders = (ROOT / "docs", ROOT / "cifar10", ROOT / "fashion_mnist")
+    inside = [path for folder in folders for path in sorted(folder.glob("*.md"))]
+    return [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *inside]
+
+
+def named(text: str) -> list[tuple[str, list[str]]]:
+    """Returns the modules that running text says to run, each with the options beside it."""
+    text = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+    found = []
+    for span in re.findall(r"`[^`\n]*(?:\n[^`\n]+)?`", text):
+        for module, rest in re.findall(r"python -m ([\w.]+)([^|`]*)", " ".join(span.split())):
+            found.append((module, re.findall(r"(?<![\w-])--[a-z][a-z-]*", rest)))
+    return found
+
+
+def missing(module: str, options: list[str], helps: dict[str, str]) -> str | None:
+    """Returns what of a module and its options is not there, or None."""
+    if module not in helps:
+        command = [sys.executable, "-m", module, "--help"]
+        helps[module] = subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout
+    if not helps[module]:
+        return f"no command {module}"
+    known = helps[module].replace("[no-]", "")
+    lacking = [option for option in options if not re.search(rf"{option}\b", known)]
+    return f"{module} has no {', '.join(lacking)}" if lacking else None
+
+
+def main(arguments: list[str]) -> int:
+    wanted = arguments[0] if arguments else ""
+    failed = run = 0
+    for path in documents():
+        for command, need in commands(path.read_text("utf-8")):
+            if need != wanted:
+                continue
+            start = time.perf_counter()
+            try:
+                done = subprocess.run(
+                    ["bash", "-o", "pipefail", "-c", command],
+                    cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_S, stdin=subprocess.DEVNULL,
+                )  # fmt: skip
+                code, output = done.returncode, done.stdout[-1500:] + done.stderr[-1500:]
+            except subprocess.TimeoutExpired:
+                code, output = 124, f"took more than {TIMEOUT_S} s"
+            run += 1
+            failed += code != 0
+            print(
+                f"{code:3d} {time.perf_counter() - start:6.1f} s  {path.name}: {command}",
+                flush=True,
+            )
+            if code:
+                print(output)
+    helps: dict[str, str] = {}
+    for path in () if wanted else documents():
+        for module, options in named(path.read_text("utf-8")):
+            run += 1
+            if reason := missing(module, options, helps):
+                failed += 1
+                print(f"{path.name}: {reason}")
+    print(f"{run - failed} passed, {failed} failed")
+    return 1 if failed or not run else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
