@@ -1,0 +1,277 @@
+"""``python -m benchmarks.plain_call``: predict without options against the best that any options give.
+
+For 1, 100, 10,000 and many images, and on CUDA for float32 and float16 and for pageable and page-locked
+memory: the wall time of ``Engine.predict(images)`` as it comes, in turns with the same call with every batch,
+data mode and chunk of a sweep named. Medians; the best is the best median. On the CPU the sweep is over
+batches, with 1 thread and with all. What each call returns is compared with the plain one's before it is timed.
+
+``--python-threads``: instead, images a second with 1 and 2 Python threads that call one engine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import threading
+from collections.abc import Callable
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from cnn_engine import Engine, cli
+from cnn_engine.devices import threads as thread_counts
+from cnn_engine.errors import CnnEngineError
+from cnn_engine.io.files import atomic_write
+from cnn_engine.measure import environment
+
+CPU_BATCHES = (1, 16, 64, 256, 1024, 4096, 16384)
+CUDA_BATCHES = (1, 100, 1000, 10_000, 50_000, 1_000_000)
+CHUNKS = (660, 1320, 2640, 3960, 7920)
+NEEDED = 0.9
+WORTH_S = 1e-3  # of a sample: shorter calls are repeated
+
+
+def sample(call: Callable[[], Any]) -> float:
+    """Returns the seconds of one call, the mean of as many as fill a millisecond."""
+    calls = 0
+    start = perf_counter()
+    while True:
+        call()
+        calls += 1
+        seconds = perf_counter() - start
+        if seconds >= WORTH_S:
+            return seconds / calls
+
+
+def race(calls: dict[str, Callable[[], Any]], seconds: float) -> dict[str, float]:
+    """Returns the median seconds of each of ``calls``, made in turns for about ``seconds``.
+
+    Calls that take twice the fastest's time at their first turns are left out of the others.
+    """
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    end = perf_counter() + seconds
+    running = dict(calls)
+    turns = 0
+    while turns < 5 or (perf_counter() < end and turns < 200):
+        for name, call in running.items():
+            times[name].append(sample(call))
+        turns += 1
+        if turns == 2:
+            fastest = min(min(values) for values in times.values())
+            running = {
+                name: call
+                for name, call in running.items()
+                if min(times[name]) <= 2 * fastest or name == "plain"
+            }
+    return {name: median(values) for name, values in times.items()}
+
+
+def variants_on_cpu(
+    count: int, threads: int
+) -> tuple[Engine, dict[str, tuple[Engine, int | None]]]:
+    engine = Engine(device="cpu", threads=threads)
+    batches = [batch for batch in CPU_BATCHES if batch < count and count // batch <= 10_000]
+    return engine, {f"batch={batch}": (engine, batch) for batch in [*batches, count]}
+
+
+def variants_on_cuda(count: int, dtype: str) -> tuple[Engine, dict[str, tuple[Engine, int | None]]]:
+    engine = Engine(device="cuda", dtype=dtype)
+    resident = Engine(device="cuda", dtype=dtype, data_mode="resident")
+    batches = [batch for batch in CUDA_BATCHES if batch < count and count // batch <= 1000]
+    named = {f"resident, batch={batch}": (resident, batch) for batch in batches}
+    if count <= 100_000:
+        named[f"resident, batch={count}"] = (resident, count)
+    chunks = [chunk for chunk in CHUNKS if chunk < count] or [count]
+    if count >= 1000:
+        chunks += [-(-count // 4), -(-count // 2)] if count < 5280 else []
+    for chunk in chunks:
+        stream = Engine(device="cuda", dtype=dtype, data_mode="stream", chunk=chunk)
+        named[f"stream, chunk={chunk}"] = (stream, count)
+    return engine, named
+
+
+def measure(
+    count: int, engine: Engine, named: dict[str, tuple[Engine, int | None]], images: np.ndarray,
+    seconds: float,
+) -> dict[str, Any]:  # fmt: skip
+    """Returns a row of the table for ``count`` images."""
+    wanted = engine.predict(images)
+    calls: dict[str, Callable[[], Any]] = {"plain": lambda: engine.predict(images)}
+    for name, (other, batch) in named.items():
+        try:
+            found = other.predict(images, batch)
+        except CnnEngineError as error:
+            print(f"left out: {name}: {error}", file=sys.stderr)
+            continue
+        if np.abs(found - wanted).max() > 1e-5:
+            raise RuntimeError(f"{name}: expected the plain call's probabilities, found others")
+        calls[name] = lambda other=other, batch=batch: other.predict(images, batch)
+    times = race(calls, seconds)
+    best = min((name for name in times if name != "plain"), key=times.__getitem__)
+    size = engine.batch_size(None, count)
+    return {
+        "images": count,
+        "dtype": engine.dtype,
+        "threads": engine.threads,
+        "chosen": f"{engine.data_mode_of(size)}, batch={size}",
+        "plain_images_per_s": count / times["plain"],
+        "best": best,
+        "best_images_per_s": count / times[best],
+        "share": times[best] / times["plain"],
+        "seconds": times,
+    }
+
+
+def rows(device: str, counts: list[int], seconds: float) -> list[dict[str, Any]]:
+    found = []
+    generator = np.random.default_rng(0)
+    if device == "cpu":
+        for threads in sorted({1, thread_counts.default()}):
+            for count in counts:
+                engine, named = variants_on_cpu(count, threads)
+                images = generator.integers(0, 256, (count, *engine.network.input_shape), np.uint8)
+                found.append({"memory": "host", **measure(count, engine, named, images, seconds)})
+                show(found[-1])
+        return found
+    for dtype in ("float32", "float16"):
+        for count in counts:
+            engine, named = variants_on_cuda(count, dtype)
+            pageable = generator.integers(0, 256, (count, *engine.network.input_shape), np.uint8)
+            for memory in ("pageable", "page-locked"):
+                images = pageable
+                if memory == "page-locked":
+                    images = engine.empty_images(count)
+                    images[...] = pageable
+                row = measure(count, engine, named, images, seconds)
+                found.append({"memory": memory, **row})
+                show(found[-1])
+            for other in {engine, *(other for other, _ in named.values())}:
+                other.close()
+    return found
+
+
+def show(row: dict[str, Any]) -> None:
+    print(
+        f"{row['images']:>9,} {row['dtype']:<8} {row['memory']:<11} {row['threads']:>3} threads: plain "
+        f"{row['plain_images_per_s']:>12,.0f}/s ({row['chosen']}), best {row['best_images_per_s']:>12,.0f}/s "
+        f"({row['best']}): {100 * row['share']:.0f} %",
+        file=sys.stderr,
+        flush=True,
+    )
+
+
+def table(found: list[dict[str, Any]]) -> str:
+    """Returns the rows as Markdown."""
+    lines = [
+        "| images | dtype | memory | threads | plain, images/s | chosen | best, images/s | of | plain/best |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for row in found:
+        lines.append(
+            f"| {row['images']:,} | {row['dtype']} | {row['memory']} | {row['threads']} "
+            f"| {row['plain_images_per_s']:,.0f} | {row['chosen']} | {row['best_images_per_s']:,.0f} "
+            f"| {row['best']} | {100 * row['share']:.0f} % |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def python_threads(device: str, seconds: float) -> list[dict[str, Any]]:
+    """Returns images a second of one engine with 1 and 2 Python threads, in turns."""
+    found = []
+    variants = ("fused", "pad") if device == "cpu" else ("fused", "tiled")
+    counts = sorted({1, thread_counts.default()}) if device == "cpu" else [None]
+    for variant in variants:
+        for threads in counts:
+            for batch in (1, 7, 100):
+                with Engine(device=device, variant=variant, threads=threads) as engine:
+                    images = np.zeros((batch, *engine.network.input_shape), np.uint8)
+                    rates = ([], [])
+                    for _ in range(5):
+                        for callers in (1, 2):
+                            rate = _rate(engine, images, callers, seconds / 10)
+                            rates[callers - 1].append(rate)
+                    one, two = map(median, rates)
+                    row = {"variant": variant, "threads": engine.threads, "batch": batch,
+                           "one_images_per_s": one, "two_images_per_s": two}  # fmt: skip
+                found.append(row)
+                print(
+                    f"{variant}, {row['threads']} threads of kernels, batch {batch}: 1 Python thread "
+                    f"{one:,.0f}/s, 2 {two:,.0f}/s, ratio {two / one:.2f}",
+                    file=sys.stderr,
+                    flush=True,
+                )
+    return found
+
+
+def _rate(engine: Engine, images: np.ndarray, callers: int, seconds: float) -> float:
+    rates = [0.0] * callers
+    barrier = threading.Barrier(callers)
+
+    def call(index: int) -> None:
+        engine.predict(images)
+        barrier.wait()
+        start = perf_counter()
+        calls, took = 0, 0.0
+        while took < seconds:
+            engine.predict(images)
+            calls, took = calls + 1, perf_counter() - start
+        rates[index] = calls * len(images) / took
+
+    workers = [
+        threading.Thread(target=call, args=(index,), daemon=True) for index in range(callers)
+    ]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    return sum(rates)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    return cli.run(_main, arguments)
+
+
+def _main(arguments: list[str] | None) -> int:
+    parser = cli.ArgumentParser(prog="python -m benchmarks.plain_call", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="default: cpu")
+    parser.add_argument(
+        "--images",
+        type=cli.whole_number(1, 10**7),
+        nargs="+",
+        help="default: 1, 100, 10,000 and on CUDA 1,000,000; on the CPU 100,000 in its place, which is a "
+        "hundred passes of the rule already and takes seconds a call",
+    )
+    parser.add_argument(
+        "--seconds", type=cli.number(0, 3600), default=2.0, help="of each row (default: 2)"
+    )
+    parser.add_argument("--python-threads", action="store_true", help="see above")
+    parser.add_argument("--json", metavar="PATH")
+    parser.add_argument("--markdown", metavar="PATH")
+    options = parser.parse_args(arguments)
+    most = 100_000 if options.device == "cpu" else 1_000_000
+    counts = options.images or [1, 100, 10_000, most]
+    with Engine(device=options.device) as engine:
+        described = environment.describe(engine.device)
+    if options.python_threads:
+        found = python_threads(options.device, options.seconds)
+        text = "\n".join(str(row) for row in found) + "\n"
+    else:
+        found = rows(options.device, counts, options.seconds)
+        text = table(found)
+        below = [row for row in found if row["share"] < NEEDED]
+        print(f"{len(found) - len(below)} of {len(found)} rows reach {100 * NEEDED:.0f} %")
+    if options.json:
+        with atomic_write(options.json) as file:
+            json.dump({"environment": described, "rows": found}, file, indent=2)
+    if options.markdown:
+        with atomic_write(options.markdown) as file:
+            file.write(text)
+    return cli.DONE
+
+
+if __name__ == "__main__":
+    sys.exit(main())
