@@ -3,7 +3,7 @@
 For 1, 100, 10,000 and many images, and on CUDA for float32 and float16 and for pageable and page-locked
 memory: the wall time of ``Engine.predict(images)`` as it comes, in turns with the same call with every batch,
 data mode and chunk of a sweep named. Medians; the best is the best median. On the CPU the sweep is over
-batches, with 1 thread and with all. What each call returns is compared with the plain one's before it is timed.
+batches, with 1 thread and with all. What a call returns is compared with the plain one's before it is timed.
 
 ``--python-threads``: instead, images a second with 1 and 2 Python threads that call one engine.
 """

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
+import pickle
+from concurrent.futures import ProcessPoolExecutor
 
 import numpy as np
 import pytest
@@ -194,6 +197,20 @@ def test_bad_images(images, message):
             {"data_mode": "cloud"},
             "--data-mode: expected one of managed, resident, stream, transfer",
         ),
+        ({"network": 5}, "network: expected a workload's name, a Workload or a Network, found 5"),
+        ({"device": 0}, "device: expected auto, cpu, cuda, cuda:N or a torch.device, found 0"),
+        (
+            {"weights": 5},
+            "weights: expected default, random, a path or a mapping of arrays, found 5",
+        ),
+        (
+            {"network": Network("n", (3, 8, 8), (Conv2d("c", 8.0, 3), Linear("fc", 2)))},
+            "n, layer c: out_channels: expected a whole number, found 8.0",
+        ),
+        (
+            {"network": Network("n", (3, 8, 8), (Linear("fc", "2"),))},
+            "n, layer fc: out_features: expected a whole number, found '2'",
+        ),
         ({"threads": 0}, "--threads: expected a whole number from 1 to 1024, found 0"),
         ({"threads": True}, "--threads: expected a whole number"),
         (
@@ -257,6 +274,36 @@ def test_a_batch_that_cannot_fit_is_refused_before_anything_is_taken(monkeypatch
         pytest.raises(InputError, match=r"--batch: 50 images need .* GiB on cpu"),
     ):
         e.predict(pixels(rng, 50), 50)
+
+
+def test_a_torch_device_names_a_device():
+    torch = pytest.importorskip("torch")
+    with engine(device=torch.device("cpu")) as e:
+        assert e.device.name == "cpu"
+    with pytest.raises(
+        InputError, match=r"--device: expected auto, cpu, cuda or cuda:N, found 'meta'"
+    ):
+        engine(device=torch.device("meta"))
+
+
+@pytest.mark.parametrize("network", ["cifar10", ODD_NETWORKS[3]], ids=["workload", "network"])
+def test_an_engine_can_be_pickled_and_works_in_another_process(rng, network):
+    e = engine(network, variant="pad", reduction=True, threads=1)
+    images = pixels(rng, 3, e.network.input_shape)
+    copy = pickle.loads(pickle.dumps(e))
+    assert (copy.choice, copy.threads, copy.weights_source) == (e.choice, 1, "random")
+    np.testing.assert_array_equal(copy.predict(images), e.predict(images))
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=context) as executor:
+        found = executor.submit(e.predict, images).result()
+    np.testing.assert_array_equal(found, e.predict(images))
+    assert repr(e) == (
+        f"<Engine of {e.network.name} on cpu: pad with reduction, float32, data mode resident, 1 threads>"
+    )
+    e.close()
+    assert repr(e).endswith(", closed>")
+    with pytest.raises(InputError, match="expected an open engine"):
+        pickle.dumps(e)
 
 
 def test_closed_engine(rng):

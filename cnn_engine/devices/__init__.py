@@ -19,7 +19,7 @@ class Buffer:
 
 
 def select(name: str) -> Any:
-    """Returns the device called ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
+    """Returns the device called ``auto``, ``cpu``, ``cuda`` or ``cuda:N``; PyTorch's devices have names too.
 
     ``auto`` is the first CUDA device that the kernels run on, where there is one and CuPy, else the CPU; its
     ``note`` says what was passed over and why.
@@ -30,6 +30,10 @@ def select(name: str) -> Any:
     """
     from .cpu import CpuDevice
 
+    if type(name).__module__ == "torch":
+        name = str(name)
+    if not isinstance(name, str):
+        raise expected("device", "auto, cpu, cuda, cuda:N or a torch.device", repr(name))
     if name == "cpu":
         return CpuDevice()
     if name == "auto":

@@ -83,8 +83,14 @@ class Engine:
         chunk: int | None = None,
     ) -> None:
         start = perf_counter()
+        self._options = {
+            "device": device, "variant": variant, "reduction": reduction, "dtype": dtype,
+            "data_mode": data_mode, "threads": threads, "chunk": chunk,
+        }  # fmt: skip
         if isinstance(network, str):
             network = workload.get(network)
+        if not isinstance(network, (Workload, Network)):
+            raise expected("network", "a workload's name, a Workload or a Network", repr(network))
         self.workload = network if isinstance(network, Workload) else None
         self.network: Network = network.network if isinstance(network, Workload) else network
         if len(self.network.infos[-1].output_shape) != 1:
@@ -137,6 +143,10 @@ class Engine:
             return self.network.check_weights(dict(weights), "weights"), "given as arrays"
         if weights == "random":
             return self.network.random_weights(), "random"
+        if not isinstance(weights, (str, Path)):
+            raise expected(
+                "weights", "default, random, a path or a mapping of arrays", repr(weights)
+            )
         if weights != "default":
             return weight_files.read(weights, self.network), str(weights)
         if self.workload is None or self.workload.default_weights is None:
@@ -145,6 +155,22 @@ class Engine:
                 "comes without weights"
             )
         return weight_files.read(self.workload.default_weights, self.network), "default"
+
+    def __repr__(self) -> str:
+        reduction = " with reduction" if self.choice.reduction else ""
+        closed = ", closed" if self._program is None else ""
+        return (
+            f"<Engine of {self.network.name} on {self.device.name}: {self.choice.variant}{reduction}, "
+            f"{self.dtype}, data mode {self.data_mode}, {self.threads} threads{closed}>"
+        )
+
+    def __reduce__(self) -> tuple:
+        """Pickles the description and the weights; an equal engine is made of them, in any process."""
+        self._open()
+        network: Any = self.network
+        if self.workload is not None and self.workload.name in workload.names():
+            network = self.workload.name
+        return _engine_of, (network, self.weights, self.weights_source, self._options)
 
     def __enter__(self) -> Engine:
         return self
@@ -485,6 +511,14 @@ class Engine:
             InputError: it is no whole number of at least 1.
         """
         return _check_batch(batch, images) or min(DEFAULT_BATCH, max(images, 1))
+
+
+def _engine_of(
+    network: str | Network, weights: dict[str, np.ndarray], source: str, options: dict[str, Any]
+) -> Engine:
+    engine = Engine(network, weights=weights, **options)
+    engine.weights_source = source
+    return engine
 
 
 def _where(view: arrays.View) -> str:

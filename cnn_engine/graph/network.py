@@ -156,6 +156,8 @@ def operator_of(layer: Layer) -> Operator:
 
 
 def _require(name: str, value: int) -> None:
+    if not isinstance(value, (int, np.integer)) or isinstance(value, bool):
+        raise InputError(f"{name}: expected a whole number, found {value!r}")
     if value < 1:
         raise InputError(f"{name}: expected at least 1, found {value}")
 
