@@ -12,6 +12,8 @@ COMMANDS = {
     "compare": "say whether one result is faster than another, layer by layer",
     "characterize": "measure networks at low batch: utilisation, memory, power, latency",
     "transfer": "measure copies to and from a GPU against the batch, and predict others",
+    "inspect": "say what an ONNX file computes, what of it folds and fuses, and what is not supported",
+    "export": "write a PyTorch model as an ONNX file, checked against PyTorch's own numbers",
     "doctor": "say what was built, what this machine has, and what is missing",
 }
 

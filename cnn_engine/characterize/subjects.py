@@ -5,10 +5,7 @@ A subject gives, for one batch size at a time, the passes to be timed and what i
 
 from __future__ import annotations
 
-import ast
 import gc
-import importlib
-import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from .. import callables
 from ..engine.engine import Engine
 from ..errors import InputError, UnsupportedError, expected
 from ..measure import step_times
@@ -372,48 +370,14 @@ class TorchSubject:
 
 def _resolve(spec: str) -> tuple[Callable[..., Any], dict[str, Any], str]:
     """Returns the callable that ``spec`` names, its arguments, and a short name."""
-    option = f"--torch: {spec}"
-    target, *words = spec.split(",")
-    module_name, colon, attribute = target.partition(":")
-    if not (module_name and colon and attribute):
-        raise expected("--torch", "module:callable[,key=value...]", repr(spec))
-    arguments = dict(_argument(option, word) for word in words)
-    for name in ("weights", "pretrained"):
-        if arguments.get(name):
+    found, arguments, name = callables.resolve("--torch", spec)
+    for key in ("weights", "pretrained"):
+        if arguments.get(key):
             raise expected(
-                option, "random weights (nothing is downloaded)", f"{name}={arguments[name]}"
-            )
-    try:
-        found: Any = importlib.import_module(module_name)
-    except (Exception, SystemExit) as error:  # a module of the user's may fail in any way
-        hint = " (pip install 'cnn-engine[torch]')" if module_name.startswith("torchvision") else ""
-        raise expected(
-            option, f"a module {module_name} that can be imported", f"{error}{hint}"
-        ) from error
-    for part in attribute.split("."):
-        if not hasattr(found, part):
-            raise expected(option, f"{part!r} in {module_name}", "none of that name")
-        found = getattr(found, part)
-    if not callable(found):
-        raise expected(option, "something to call", f"an object of type {type(found).__name__}")
-    try:
-        inspect.signature(found).bind(**arguments)
-    except TypeError as error:
-        raise expected(option, f"arguments that {attribute} takes", error) from error
-    except ValueError:
-        pass  # a callable without a signature: the call itself will tell
-    given = ",".join(words)
-    return found, arguments, f"{attribute}({given})" if given else attribute
-
-
-def _argument(option: str, word: str) -> tuple[str, Any]:
-    key, equals, text = word.partition("=")
-    if not (key.isidentifier() and equals):
-        raise expected(option, "key=value after the callable", repr(word))
-    try:
-        return key, ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        return key, text
+                f"--torch: {spec}", "random weights (nothing is downloaded)",
+                f"{key}={arguments[key]}",
+            )  # fmt: skip
+    return found, arguments, name
 
 
 def check_images(dataset: Dataset, batches: list[int]) -> None:

@@ -1,0 +1,56 @@
+"""``module:callable[,key=value...]`` on a command line: which function, with which arguments."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from .errors import expected
+
+
+def resolve(option: str, spec: str) -> tuple[Callable[..., Any], dict[str, Any], str]:
+    """Returns the callable that ``spec`` names, its arguments, and a short name.
+
+    Raises:
+        InputError: there is no such module or callable, or it does not take the arguments; names ``option``.
+    """
+    where = f"{option}: {spec}"
+    target, *words = spec.split(",")
+    module_name, colon, attribute = target.partition(":")
+    if not (module_name and colon and attribute):
+        raise expected(option, "module:callable[,key=value...]", repr(spec))
+    arguments = dict(_argument(where, word) for word in words)
+    try:
+        found: Any = importlib.import_module(module_name)
+    except (Exception, SystemExit) as error:  # a module of the user's may fail in any way
+        hint = " (pip install 'cnn-engine[torch]')" if module_name.startswith("torchvision") else ""
+        raise expected(
+            where, f"a module {module_name} that can be imported", f"{error}{hint}"
+        ) from error
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            raise expected(where, f"{part!r} in {module_name}", "none of that name")
+        found = getattr(found, part)
+    if not callable(found):
+        raise expected(where, "something to call", f"an object of type {type(found).__name__}")
+    try:
+        inspect.signature(found).bind(**arguments)
+    except TypeError as error:
+        raise expected(where, f"arguments that {attribute} takes", error) from error
+    except ValueError:
+        pass  # a callable without a signature: the call itself will tell
+    given = ",".join(words)
+    return found, arguments, f"{attribute}({given})" if given else attribute
+
+
+def _argument(where: str, word: str) -> tuple[str, Any]:
+    key, equals, text = word.partition("=")
+    if not (key.isidentifier() and equals):
+        raise expected(where, "key=value after the callable", repr(word))
+    try:
+        return key, ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return key, text

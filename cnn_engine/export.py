@@ -1,0 +1,301 @@
+"""``python -m cnn_engine.export``: a PyTorch model as an ONNX file, checked against PyTorch's own numbers."""
+
+from __future__ import annotations
+
+import inspect
+import io
+import logging
+import re
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from . import callables, cli
+from .errors import InputError, expected
+from .graph.onnx import load
+from .graph.reference import reference
+from .io.files import atomic_write
+
+EXPORTERS = ("dynamo", "torchscript")
+
+#: How far the file's outputs, computed in float64, may be from PyTorch's, as a part of the largest output.
+#: The exporters and the reader fold constants and round them to float32, a few times in a deep network.
+TOLERANCE = 1e-5
+
+#: Images that random weights' batch norm sees before the export, so that activations stay of one size.
+STATISTICS_IMAGES = 4
+
+#: The images' names in the file.
+INPUT, OUTPUT = "images", "outputs"
+
+
+def build(spec: str, weights: str, option: str = "model") -> tuple[Any, str]:
+    """Returns (module in evaluation mode, name) of ``module:callable[,key=value...]``.
+
+    Args:
+        weights: ``DEFAULT`` (the model's own trained ones), ``random``, or a path to a state dictionary
+            (``.safetensors``, or what ``torch.save`` writes).
+
+    Raises:
+        InputError: there is no such callable, it does not give a module, or the weights do not fit it.
+    """
+    torch = _torch()
+    function, arguments, name = callables.resolve(option, spec)
+    trained = weights == "DEFAULT"
+    taken = _parameters(function)
+    if "weights" in taken:  # torchvision
+        arguments.setdefault("weights", "DEFAULT" if trained else None)
+    elif "pretrained" in taken or _from_timm(function):
+        arguments.setdefault("pretrained", trained)
+    torch.manual_seed(0)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of models' constructors
+            module = function(**arguments)
+    except Exception as error:  # a module of the user's may fail in any way
+        raise expected(
+            f"{option}: {spec}", "a model", f"{type(error).__name__}: {error}"
+        ) from error
+    if not isinstance(module, torch.nn.Module):
+        raise expected(f"{option}: {spec}", "a torch.nn.Module", type(module).__name__)
+    if weights not in ("DEFAULT", "random"):
+        _read_weights(torch, module, Path(weights))
+    return module.eval(), name
+
+
+def _torch() -> Any:
+    try:
+        import torch
+    except ImportError as error:
+        raise InputError(
+            f"expected the package torch to export models, found none ({error}): "
+            "pip install 'cnn-engine[torch]'"
+        ) from None
+    return torch
+
+
+def _parameters(function: Callable[..., Any]) -> set[str]:
+    try:
+        return set(inspect.signature(function).parameters)
+    except ValueError:
+        return set()
+
+
+def _from_timm(function: Callable[..., Any]) -> bool:
+    return getattr(function, "__module__", "").partition(".")[0] == "timm"
+
+
+def _read_weights(torch: Any, module: Any, path: Path) -> None:
+    try:
+        if path.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            state = load_file(path)
+        else:
+            state = torch.load(path, map_location="cpu", weights_only=True)
+        module.load_state_dict(state)
+    except Exception as error:  # torch's many ways to say that a file does not fit
+        reason = " ".join(str(error).split())[:300]
+        raise expected(
+            "--weights", "a state dictionary of the model", f"{path}: {reason}"
+        ) from error
+
+
+def images_shape(module: Any, given: tuple[int, ...] | None) -> tuple[int, ...]:
+    """Returns the shape of one image: as given, as timm's model says, or 3 x 224 x 224."""
+    if given is not None:
+        return given
+    settings = getattr(module, "default_cfg", None)
+    if isinstance(settings, dict) and settings.get("input_size"):
+        return tuple(settings["input_size"])
+    return (3, 299, 299) if type(module).__name__ == "Inception3" else (3, 224, 224)
+
+
+def run_statistics(module: Any, shape: tuple[int, ...]) -> None:
+    """Lets batch norm see random images, as training would, so that random weights give sensible numbers."""
+    torch = _torch()
+    norms = [m for m in module.modules() if isinstance(m, torch.nn.modules.batchnorm._BatchNorm)]
+    if not norms:
+        return
+    for norm in norms:
+        norm.train()
+        norm.momentum = None  # the mean over what was seen
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        module(torch.randn(STATISTICS_IMAGES, *shape, generator=generator))
+    module.eval()
+
+
+def write(
+    module: Any, shape: tuple[int, ...], path: str, exporter: str, batch: int | None, opset: int
+) -> None:
+    """Writes ``module`` to ``path``.
+
+    Args:
+        shape: of one image.
+        exporter: ``dynamo`` or ``torchscript``: PyTorch's newer and its older one.
+        batch: images a pass; None leaves it open.
+
+    Raises:
+        InputError: PyTorch cannot export the model; says why.
+    """
+    torch = _torch()
+    # An open batch is exported with two images: exporters take a one for a constant.
+    example = torch.zeros(batch or 2, *shape)
+    options: dict[str, Any] = {
+        "input_names": [INPUT],
+        "output_names": [OUTPUT],
+        "opset_version": opset,
+    }
+    if exporter == "torchscript":
+        options |= {"dynamo": False}
+        if batch is None:
+            options["dynamic_axes"] = {INPUT: {0: "batch"}, OUTPUT: {0: "batch"}}
+    else:
+        options |= {"dynamo": True, "external_data": False, "verbose": False}
+        if batch is None:
+            options["dynamic_shapes"] = ({0: torch.export.Dim("batch", min=1)},)
+    try:
+        with _quiet(), tempfile.TemporaryDirectory() as folder:
+            made = Path(folder) / "model.onnx"
+            torch.onnx.export(module, (example,), str(made), **options)
+            data = made.read_bytes()
+    except Exception as error:  # what its exporters raise has no common base
+        reason = " ".join(re.sub(r"\x1b\[[0-9;]*m", "", str(error)).split())[:400]
+        raise InputError(
+            f"--exporter {exporter}: the model cannot be exported: {type(error).__name__}: {reason}"
+        ) from error
+    with atomic_write(path, "wb") as file:
+        file.write(data)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keeps the exporters' own remarks to themselves: what matters comes as an error."""
+    logging.disable(logging.ERROR)
+    try:
+        with (
+            warnings.catch_warnings(),
+            redirect_stdout(io.StringIO()),
+            redirect_stderr(io.StringIO()),
+        ):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+def check(module: Any, shape: tuple[int, ...], path: str, batch: int | None) -> float:
+    """Returns the largest difference of the file's outputs from PyTorch's, both in float64.
+
+    As a part of the largest output; for one and for three images where the batch is open.
+    """
+    torch = _torch()
+    graph = load(path)
+    generator = np.random.default_rng(0)
+    module = module.double()
+    worst = 0.0
+    for images in (batch,) if batch is not None else (1, 3):
+        x = generator.normal(size=(images, *shape)).astype(np.float32)
+        with torch.no_grad():
+            wanted = _first(module(torch.from_numpy(x).double())).numpy()
+        found = reference(graph if batch is not None else graph.with_batch(images), {INPUT: x})
+        array = found[graph.outputs[0]]
+        if array.shape != wanted.shape:
+            raise expected(path, f"an output of {list(wanted.shape)}", list(array.shape))
+        difference = np.abs(array - wanted).max() / max(np.abs(wanted).max(), 1e-300)
+        worst = max(worst, float(difference) if np.isfinite(difference) else np.inf)
+    return worst
+
+
+def _first(outputs: Any) -> Any:
+    """Returns the first tensor of what a module gives: itself, or of a tuple, list or mapping."""
+    while not hasattr(outputs, "detach"):
+        outputs = next(iter(outputs.values() if hasattr(outputs, "values") else outputs))
+    return outputs.detach()
+
+
+def parser() -> cli.ArgumentParser:
+    """Returns the command's parser."""
+    p = cli.ArgumentParser(
+        prog="python -m cnn_engine.export",
+        description="Writes a PyTorch model as an ONNX file, and compares what the file computes with "
+        "PyTorch's own numbers, both in float64.",
+        epilog="exit codes: 0 done; 1 the file computes something else; 2 the input is at fault",
+    )
+    p.add_argument(
+        "model",
+        metavar="MODULE:FUNCTION[,KEY=VALUE...]",
+        help="what makes the model, such as torchvision.models:resnet50 or timm.models:convnext_tiny",
+    )
+    p.add_argument(
+        "--weights",
+        default="random",
+        metavar="NAME",
+        help="DEFAULT (the model's own trained weights, which PyTorch may download), random (default; batch "
+        "norm sees a few random images), or a path to a state dictionary",
+    )
+    p.add_argument("--output", required=True, metavar="PATH", help="the .onnx file")
+    p.add_argument(
+        "--exporter", choices=EXPORTERS, default="dynamo", help="PyTorch's newer (default) or older"
+    )
+    p.add_argument(
+        "--batch", type=cli.whole_number(1, 65536), metavar="N",
+        help="images a pass, fixed in the file (default: left open)",
+    )  # fmt: skip
+    p.add_argument(
+        "--input-shape", type=_shape, metavar="C,H,W",
+        help="of one image (default: what the model says, or 3,224,224)",
+    )  # fmt: skip
+    p.add_argument(
+        "--opset", type=cli.whole_number(13, 28), default=18, metavar="N", help="default: 18"
+    )
+    return p
+
+
+def _shape(text: str) -> tuple[int, ...]:
+    convert = cli.whole_number(1, 65536)
+    sizes = tuple(convert(word) for word in text.split(","))
+    if len(sizes) != 3:
+        raise expected("--input-shape", "channels, rows and columns", text)
+    return sizes
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs the command line; returns its exit code."""
+    return cli.run(_main, arguments)
+
+
+def _main(arguments: list[str] | None) -> int:
+    options = parser().parse_args(arguments)
+    cli.check_outputs({"--output": options.output})
+    if options.output == "-":
+        raise expected("--output", "the path of a file", "-")
+    module, name = build(options.model, options.weights)
+    shape = images_shape(module, options.input_shape)
+    if options.weights == "random":
+        run_statistics(module, shape)
+    write(module, shape, options.output, options.exporter, options.batch, options.opset)
+    difference = check(module, shape, options.output, options.batch)
+    graph = load(options.output, batch=options.batch)
+    parameters = sum(array.size for array in graph.constants.values())
+    print(
+        f"{options.output}: {name}, {len(graph.nodes)} nodes, {parameters / 1e6:.2f} million parameters, "
+        f"images of {' x '.join(map(str, shape))}"
+    )
+    passed = difference <= TOLERANCE
+    print(
+        f"check: {'passed' if passed else 'FAILED'}: at most {difference:.1e} of the largest output from "
+        f"PyTorch's (float64, limit {TOLERANCE:g})"
+    )
+    return cli.DONE if passed else cli.CHECK_FAILED
+
+
+if __name__ == "__main__":
+    sys.exit(main())

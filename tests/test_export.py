@@ -1,0 +1,167 @@
+"""PyTorch models as ONNX files: what is written computes what PyTorch does."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+
+from cnn_engine import export
+from cnn_engine.errors import InputError
+from cnn_engine.graph.onnx import load
+
+torch = pytest.importorskip("torch")
+
+MODELS = """
+import torch
+from torch import nn
+
+class Tiny(nn.Module):
+    def __init__(self, width=4, weights=None):
+        super().__init__()
+        self.trained = weights
+        self.conv = nn.Conv2d(3, width, 3, padding=1, bias=False)
+        self.norm = nn.BatchNorm2d(width)
+        self.fc = nn.Linear(width, 5)
+
+    def forward(self, images):
+        x = torch.relu(self.norm(self.conv(images)))
+        return {"logits": self.fc(x.mean((2, 3)))}
+
+class Plain(Tiny):
+    def forward(self, images):
+        return super().forward(images)["logits"]
+
+def pretrained(pretrained=False):
+    model = Plain()
+    model.trained = pretrained
+    return model
+
+def number():
+    return 3
+
+def fails():
+    raise RuntimeError("as it must")
+
+class Branches(nn.Module):
+    def forward(self, images):
+        return images if images.sum() > 0 else -images
+"""
+
+
+@pytest.fixture
+def models(tmp_path, monkeypatch):
+    (tmp_path / "exported_models.py").write_text(MODELS)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield "exported_models"
+    sys.modules.pop("exported_models", None)
+
+
+@pytest.mark.parametrize("exporter", export.EXPORTERS)
+@pytest.mark.parametrize("batch", [None, 2])
+def test_both_exporters_and_an_open_batch(models, tmp_path, capsys, exporter, batch):
+    if exporter == "dynamo":
+        pytest.importorskip("onnxscript")
+    path = tmp_path / "net.onnx"
+    words = [f"{models}:Plain,width=6", "--output", str(path), "--exporter", exporter]
+    words += ["--input-shape", "3,8,9"] + ([] if batch is None else ["--batch", str(batch)])
+    assert export.main(words) == 0
+    assert "check: passed" in capsys.readouterr().out
+    graph = load(path)
+    assert graph.inputs[0].shape == (batch or 1, 3, 8, 9)
+    assert bool(graph.batched) == (batch is None)
+    assert [p.name for p in tmp_path.glob("*.onnx*")] == ["net.onnx"]
+
+
+def test_another_computation_is_seen(models, tmp_path, capsys, monkeypatch):
+    """The check is PyTorch's: here it is run after the weights have changed."""
+    run = export.check
+
+    def changed(module, *arguments):
+        with torch.no_grad():
+            module.fc.bias += 0.01
+        return run(module, *arguments)
+
+    monkeypatch.setattr(export, "check", changed)
+    words = [f"{models}:Plain", "--output", str(tmp_path / "net.onnx"), "--input-shape", "3,8,8"]
+    assert export.main([*words, "--exporter", "torchscript"]) == 1
+    assert "check: FAILED" in capsys.readouterr().out
+
+
+def test_weights_by_the_models_own_way(models):
+    assert export.build(f"{models}:Plain", "DEFAULT")[0].trained == "DEFAULT"
+    assert export.build(f"{models}:Plain", "random")[0].trained is None
+    assert export.build(f"{models}:pretrained", "DEFAULT")[0].trained is True
+    assert export.build(f"{models}:pretrained", "random")[0].trained is False
+
+
+@pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
+def test_weights_from_a_file(models, tmp_path, suffix):
+    from safetensors.torch import save_file
+
+    module, _ = export.build(f"{models}:Plain", "random")
+    state = {name: torch.full_like(value, 2) for name, value in module.state_dict().items()}
+    path = tmp_path / f"weights{suffix}"
+    (torch.save if suffix == ".pt" else save_file)(state, path)
+    found, _ = export.build(f"{models}:Plain", str(path))
+    assert found.fc.bias.detach().tolist() == [2] * 5
+    with pytest.raises(InputError, match="--weights: expected a state dictionary of the model"):
+        export.build(f"{models}:Plain,width=7", str(path))
+
+
+def test_random_weights_see_images_first(models):
+    module, _ = export.build(f"{models}:Plain", "random")
+    before = module.norm.running_var.clone()
+    export.run_statistics(module, (3, 8, 8))
+    assert not torch.equal(module.norm.running_var, before)
+    assert not module.training
+    assert not module.norm.training
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("{m}:number", "expected a torch.nn.Module, found int"),
+        ("{m}:fails", "expected a model, found RuntimeError: as it must"),
+        ("{m}:missing", "'missing' in {m}"),
+        ("nothing", "module:callable[,key=value...]"),
+    ],
+)
+def test_what_is_no_model(models, capsys, tmp_path, spec, message):
+    output = tmp_path / "net.onnx"
+    assert export.main([spec.format(m=models), "--output", str(output)]) == 2
+    assert message.format(m=models) in capsys.readouterr().err
+    assert not output.exists()
+
+
+def test_what_cannot_be_exported(models, capsys, tmp_path):
+    pytest.importorskip("onnxscript")
+    output = tmp_path / "net.onnx"
+    assert export.main([f"{models}:Branches", "--output", str(output)]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: --exporter dynamo: the model cannot be exported")
+    assert error.count("\n") == 1
+    assert not output.exists()
+
+
+def test_sizes_of_images(models):
+    module, _ = export.build(f"{models}:Plain", "random")
+    assert export.images_shape(module, None) == (3, 224, 224)
+    assert export.images_shape(module, (1, 2, 3)) == (1, 2, 3)
+    module.default_cfg = {"input_size": (3, 32, 32)}
+    assert export.images_shape(module, None) == (3, 32, 32)
+
+
+def test_differences_are_of_the_largest_output(models, tmp_path):
+    module, _ = export.build(f"{models}:Tiny", "random")
+    path = str(tmp_path / "net.onnx")
+    export.write(module, (3, 8, 8), path, "torchscript", 1, 18)
+    assert export.check(module, (3, 8, 8), path, 1) < 1e-6
+    assert np.isfinite(export.TOLERANCE)
+
+
+def test_torch_that_is_not_there_is_named(capsys, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert export.main(["a:b", "--output", str(tmp_path / "net.onnx")]) == 2
+    assert "pip install 'cnn-engine[torch]'" in capsys.readouterr().err
