@@ -120,7 +120,8 @@ def place(
     if old:
         graph = graph.replaced(old, new)
         for node in new:
-            chosen[node.name] = choose(graph, node)
+            if (kernel := choose(graph, node)) is not None:
+                chosen[node.name] = kernel
     places = {name: kernel.device for name, kernel in chosen.items()}
     return _with_copies(graph, placement, places, chosen, stand_ins, on_device)
 

@@ -17,7 +17,10 @@ __all__ = [
     "on_both",
 ]  # fmt: skip
 
-_FAMILIES = ("convolution", "copies", "pointwise", "pooling", "products", "softmax", "whole")
+_FAMILIES = (
+    "convolution", "copies", "movement", "norms", "pointwise", "pooling", "products", "softmax",
+    "reductions", "resizing", "whole",
+)  # fmt: skip
 
 TABLE: tuple[Kernel, ...] = tuple(
     row for family in _FAMILIES for row in importlib.import_module(f"{__name__}.{family}").ROWS
