@@ -13,7 +13,6 @@ import argparse
 import json
 import sys
 from dataclasses import asdict, dataclass, field
-from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -178,7 +177,9 @@ def measure(device: str, batches: tuple[int, ...], variants: tuple[str, ...]) ->
     return cells, described
 
 
-def markdown(cells: list[Cell], described: dict[str, Any], command: str, took_s: float) -> str:
+def markdown(
+    cells: list[Cell], described: dict[str, Any], command: str, watch: environment.Stopwatch
+) -> str:
     """Returns the record as a document."""
     where = described["gpu"] or described["cpu"]
     lines = [
@@ -186,7 +187,7 @@ def markdown(cells: list[Cell], described: dict[str, Any], command: str, took_s:
         "",
         f"- Machine: {where}, {described['driver'] or described['cpu_instruction_set']}",
         f"- Commit: {described['commit'] or 'not known'}",
-        f"- Command: `{command}`, {environment.now()}, took {units.seconds(took_s)}",
+        f"- Command: `{command}`, {watch.started}, took {units.seconds(watch.seconds)}",
         f"- A sum is within {SUM_SHARE:.0%} of the pass, a step within {STEP_SHARE:.0%} and "
         f"{units.seconds(STEP_S)} of its record, or it is in **bold**. *before* are passes before "
         "anything was recorded in the process; *cost* is that of a pass looked into, in plain ones.",
@@ -245,12 +246,11 @@ def _main(arguments: list[str] | None) -> int:
     parser.add_argument("--markdown", metavar="PATH")
     options = parser.parse_args(arguments)
     batches = tuple(cli.whole_number(1, 10**7)(word) for word in options.batches.split(","))
-    begin = perf_counter()
+    watch = environment.Stopwatch()
     cells, described = measure(options.device, batches, tuple(options.variants.split(",")))
-    took_s = perf_counter() - begin
     words = sys.argv[1:] if arguments is None else arguments
     command = " ".join(["python -m benchmarks.add_up", *words])
-    document = markdown(cells, described, command, took_s)
+    document = markdown(cells, described, command, watch)
     print(document, end="")
     if options.markdown:
         with atomic_write(options.markdown) as file:
@@ -258,7 +258,7 @@ def _main(arguments: list[str] | None) -> int:
     if options.json:
         rows = [{**asdict(cell), "adds_up": cell.adds_up, "agrees": cell.agrees} for cell in cells]
         with atomic_write(options.json) as file:
-            record = {"started": environment.now(), "duration_s": took_s, "command": command}
+            record = {**watch.stamp(), "command": command}
             json.dump({**record, "environment": described, "cells": rows}, file, indent=2)
             file.write("\n")
     good = all(cell.adds_up and cell.agrees for cell in cells)

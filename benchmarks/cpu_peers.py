@@ -257,10 +257,12 @@ def main(arguments: list[str] | None = None) -> int:
         options.data, None if options.data != "synthetic" else max(options.batch)
     )
     records = np.ascontiguousarray(images.images)
+    watch = environment.Stopwatch()
     document = {
         "schema": 1,
         "command": shlex.join(sys.orig_argv),
         "date": time.strftime("%Y-%m-%d"),
+        **watch.stamp(),
         "environment": describe_machine(),
         "network": network.name,
         "flops_per_image": network.flops(1),
@@ -285,6 +287,7 @@ def main(arguments: list[str] | None = None) -> int:
                     flush=True,
                 )
     document["fma_peak_flops"] = statistics.median(peaks)
+    document |= watch.stamp()
     if options.output is not None:
         with atomic_write(options.output / "cpu_peers.json") as file:
             json.dump(document, file, indent=1)

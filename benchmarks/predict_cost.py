@@ -97,6 +97,7 @@ def _main(arguments: list[str] | None) -> int:
     parser.add_argument("--samples", type=cli.whole_number(1, 10**8), default=20_000)
     parser.add_argument("--json", metavar="PATH")
     options = parser.parse_args(arguments)
+    watch = environment.Stopwatch()
     with Engine(device=options.device, variant=options.variant, threads=options.threads) as engine:
         on_cuda = engine.device.kind == "cuda"
         calls = calls_on_cuda(engine) if on_cuda else calls_on_cpu(engine)
@@ -111,7 +112,8 @@ def _main(arguments: list[str] | None) -> int:
         )
     if options.json:
         with atomic_write(options.json) as file:
-            json.dump({"environment": described, "seconds": times}, file, indent=2)
+            document = {**watch.stamp(), "environment": described, "seconds": times}
+            json.dump(document, file, indent=2)
     return cli.DONE
 
 

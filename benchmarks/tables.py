@@ -22,6 +22,7 @@ from cnn_engine.devices import threads
 from cnn_engine.engine import variants
 from cnn_engine.errors import InputError
 from cnn_engine.io.files import atomic_write, describe_os_error
+from cnn_engine.measure.environment import Stopwatch
 
 from . import markdown
 from .cells import Cell, CheckFailed, Engines, Interrupted, measure, runner_cost_s, to_dict
@@ -157,6 +158,7 @@ class Tables:
 
     def __init__(self, options: argparse.Namespace, command: str) -> None:
         self.options, self.command = options, command
+        self.watch = Stopwatch()
         default = Path(os.environ.get("CNN_ENGINE_TEST_DATA", ROOT.parent / "shared" / "data"))
         self.data_folder = options.data or default
         weights_folder = options.weights or default
@@ -258,6 +260,7 @@ class Tables:
         """The JSON file."""
         return {
             "command": self.command,
+            **self.watch.stamp(),
             "environment": self.environment,
             "records": self.records,
             "repeats": self.options.repeats,

@@ -150,6 +150,7 @@ def _main(arguments: list[str] | None) -> int:
     run = _Run(subjects, batches, device, settings, folder, options.quiet)
     run.report.header = {
         "command": shlex.join(["python", "-m", "cnn_engine.characterize", *words]),
+        **run.watch.stamp(),
         "environment": _environment(device),
         "options": {**vars(settings), **about},
     }
@@ -173,6 +174,7 @@ def _main(arguments: list[str] | None) -> int:
 def _finish(run: _Run, wants_plot: bool, device: Any, load_average: float | None) -> None:
     """Adds the machine's state and the plot, and writes all files a last time."""
     report = run.report
+    report.header |= run.watch.stamp()
     report.header["environment"].update(environment.state(device, load_average))
     report.notes += report.header["environment"]["warnings"]
     if wants_plot and any(point.throughput_images_per_s for point in report.points):
@@ -203,6 +205,7 @@ class _Run:
             for subject in subjects
             for batch in batches
         }
+        self.watch = environment.Stopwatch()
         self.report = files.Report(folder, {}, list(self.points.values()))
         self.meters: Meters | None = None
 

@@ -9,6 +9,7 @@ from contextlib import suppress
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 from .. import _cpu
@@ -22,6 +23,23 @@ SYSTEM = Path("/sys")
 def now() -> str:
     """Returns the date and time in UTC as ISO 8601 has them, to the second: ``2026-01-31T12:00:00Z``."""
     return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+class Stopwatch:
+    """When something began, and how long ago that was."""
+
+    def __init__(self) -> None:
+        self.started = now()
+        self._begin = perf_counter()
+
+    @property
+    def seconds(self) -> float:
+        """Since it was made, by a monotonic clock."""
+        return perf_counter() - self._begin
+
+    def stamp(self) -> dict[str, Any]:
+        """Returns what every document of results has: ``started`` and ``duration_s``."""
+        return {"started": self.started, "duration_s": self.seconds}
 
 
 def package_version(name: str) -> str | None:

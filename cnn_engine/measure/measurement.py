@@ -69,7 +69,7 @@ def profile(
     progress: Any,
 ) -> Result:
     """Returns the result of ``engine`` on ``images``; see :meth:`cnn_engine.Engine.profile`."""
-    started, begin = environment.now(), perf_counter()
+    watch = environment.Stopwatch()
     dataset = {"name": "array", "source": "given as arrays"}
     notes = []
     if isinstance(images, Dataset):
@@ -96,7 +96,7 @@ def profile(
 
     result = Result(
         command=shlex.join(sys.orig_argv),
-        started=started,
+        started=watch.started,
         environment=environment.describe(engine.device),
         network=engine.network.name,
         weights=engine.weights_source,
@@ -117,7 +117,7 @@ def profile(
     if settings.check:
         result.check = engine.check(found.array[:CHECK_IMAGES])
         if not result.check.passed:
-            result.duration_s = perf_counter() - begin
+            result.duration_s = watch.seconds
             return result
     if count:
         _time(result, engine, found, rows, settings, progress)
@@ -130,7 +130,7 @@ def profile(
         engine.phases.accuracy_s = perf_counter() - start
     if engine.workload is not None and engine.workload.report_lines is not None:
         result.extra_lines = engine.workload.report_lines(result)
-    result.duration_s = perf_counter() - begin
+    result.duration_s = watch.seconds
     return result
 
 

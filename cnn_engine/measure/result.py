@@ -312,7 +312,7 @@ class Result:
     timed_pass: TimedPass | None = None
     whole_pass: WholePass | None = None  # `pass` in the JSON document
     started: str | None = None  # when: ISO 8601, UTC
-    duration_s: float | None = None  # of the whole run, checks included
+    duration_s: float | None = None  # of the call that made it, its check included
     profile: Profile | None = None  # what filled the time; None unless it was asked for
     iterations: int = 0  # complete passes over all images in the run that does not time layers
     images_done: int = 0  # images of the first pass; fewer than dataset images when interrupted

@@ -40,9 +40,10 @@ AGREE_WITHIN = 0.01
 IN_A_TURN = 5
 LONG_S = 0.05
 
-#: No turn begins after the first so many seconds if the fewest turns are done, nor after the second.
-CAP_S = 3.0
-LIMIT_S = 10.0
+#: No turn begins after the first so many seconds if the fewest turns are done, nor after the second. A last
+#: batch that is smaller gets a quarter of the samples and of these.
+CAP_S = 2.0
+LIMIT_S = 8.0
 FEWEST_TURNS = 3
 
 
@@ -130,7 +131,7 @@ def time_layers(
                 part = slice(first, first + size * count)
                 one = _Taken(engine, images[part], probabilities[part], size, count, device_meter)
                 taken.append(one)
-                one.take(samples, progress if not first else None)
+                one.take(max(samples // 4, 1) if first else samples, first > 0, progress)
                 device_meter = one.meter
     except KeyboardInterrupt:
         steps.interrupted = True
@@ -188,8 +189,9 @@ class _Taken:
         plan, _ = next(batches(self.engine, self.images[part], self.probabilities[part], self.size))
         return plan
 
-    def take(self, samples: int, progress: Progress | None) -> None:
-        """Runs passes of all kinds in turns."""
+    def take(self, samples: int, last: bool, progress: Progress) -> None:
+        """Runs passes of all kinds in turns; ``last``: of the last batch."""
+        part = 0.25 if last else 1.0
         in_a_turn = 1 if self._run_marked(self.plan) > LONG_S else IN_A_TURN
         begin = perf_counter()
         turns = 0
@@ -201,7 +203,7 @@ class _Taken:
             for index in range(passes):
                 for run in (self._plain, self._clocked)[:: 1 if (turns + index) % 2 else -1]:
                     run(self.following())
-                if progress is not None:
+                if not last:
                     progress(self.size)
             if self.meter is not None:
                 self._meter(passes)
@@ -209,7 +211,8 @@ class _Taken:
                 self.inside.measure(self.following, passes)
             turns += 1
             elapsed_s = perf_counter() - begin
-            if elapsed_s > LIMIT_S or (elapsed_s > CAP_S and turns >= FEWEST_TURNS):
+            enough = elapsed_s > part * CAP_S and turns >= FEWEST_TURNS
+            if enough or elapsed_s > part * LIMIT_S:
                 break
 
     def _settled(self) -> bool:

@@ -6,7 +6,6 @@ import argparse
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 from .. import cli, devices, workload
@@ -244,7 +243,7 @@ def _measure_all(
         for subject, raw in wanted
     ):
         return
-    started, begin = environment.now(), perf_counter()
+    watch = environment.Stopwatch()
     load_average = environment.host_load()
     for direction in sorted(directions):
         peak[direction] = {"bytes": PEAK_BYTES, "seconds": peak_times(device, direction)}
@@ -267,8 +266,7 @@ def _measure_all(
         machine["environment"] = {
             **described,
             **environment.state(device, load_average),
-            "started": started,
-            "duration_s": perf_counter() - begin,
+            **watch.stamp(),
             "device_times": device_source(),
         }
         files.write_document(section / files.MACHINE, machine)
