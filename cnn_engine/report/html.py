@@ -308,7 +308,7 @@ def _between(results: Sequence[Result]) -> Groups:
     columns = {
         "time": lambda result, row: units.seconds(row.seconds),
         "share": lambda result, row: _share(result, row.seconds),
-        "": lambda result, row: text.BETWEEN.get(row.name, units.UNKNOWN),
+        "what it is": lambda result, row: text.BETWEEN.get(row.name, units.UNKNOWN),
     }
     found = [
         {row.name: row for row in r.whole_pass.between} if r.whole_pass else {} for r in results
