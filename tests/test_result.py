@@ -12,7 +12,7 @@ import pytest
 
 from cnn_engine import Engine, InputError, report
 from cnn_engine.devices import nvml
-from cnn_engine.measure import environment, result
+from cnn_engine.measure import environment, result, step_times
 from cnn_engine.measure.result import Result
 
 RNG = np.random.default_rng(5)
@@ -224,3 +224,19 @@ def test_the_state_of_a_gpu_is_plausible():
     assert 10 < state["power_w"] <= 1.2 * state["power_limit_w"]
     assert 10 < state["temperature_c"] < 110
     assert state["other_processes"] is None or state["other_processes"] >= 0
+
+
+def test_whether_records_may_be_taken_is_passed_on(monkeypatch):
+    asked = []
+    time_layers = step_times.time_layers
+
+    def noted(*arguments, records, **options):
+        asked.append(records)
+        return time_layers(*arguments, records=records, **options)
+
+    monkeypatch.setattr(step_times, "time_layers", noted)
+    images = np.zeros((2, 3, 32, 32), np.uint8)
+    with Engine(weights="random", device="cpu", variant="fused") as engine:
+        engine.profile(images, check=False, iterations=1)
+        engine.profile(images, check=False, iterations=1, records=False)
+    assert asked == [True, False]

@@ -475,6 +475,7 @@ class Engine:
         check: bool = True,
         probabilities: np.ndarray | None = None,
         progress: Any = None,
+        records: bool = True,
     ) -> Result:
         """Checks the variant against the reference, then times it: whole passes, and every step.
 
@@ -490,6 +491,8 @@ class Engine:
             check: whether to compare with the float64 reference first. When that fails, nothing is timed.
             probabilities: float32 [N, classes], filled with the result; None: not kept.
             progress: an object with ``start(what, images)``, ``advance(images)`` and ``stop()``, or None.
+            records: whether times of a CUDA device may be taken by activity records, after which later passes
+                of the process may stay a little slower; else by events.
 
         Returns:
             The result. Ctrl-C ends the timing early and keeps what was measured (``interrupted``).
@@ -497,7 +500,7 @@ class Engine:
         Raises:
             InputError: an argument is at fault.
         """
-        settings = measurement.Settings(warmup, iterations, duration_s, percentiles, check)
+        settings = measurement.Settings(warmup, iterations, duration_s, percentiles, check, records)
         progress = progress or measurement.NoProgress()
         with self._profiling:
             return measurement.profile(

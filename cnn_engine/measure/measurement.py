@@ -45,6 +45,7 @@ class Settings:
     duration_s: float | None = None
     percentiles: tuple[float, ...] = (50.0, 90.0, 99.0)
     check: bool = True
+    records: bool = True
 
     def __post_init__(self) -> None:
         for option, value, lowest in (
@@ -161,7 +162,9 @@ def _time(
         result.latency = Latency(samples, tuple(float(p) for p in settings.percentiles))
     if not passes.interrupted:
         progress.start("layers", step_times.LAYER_SAMPLES * batch)
-        steps = step_times.time_layers(engine, images, probabilities, batch, progress.advance)
+        steps = step_times.time_layers(
+            engine, images, probabilities, batch, progress.advance, records=settings.records
+        )
         result.notes += steps.notes
         if steps.hidden is not None:
             result.notes.append(steps.hidden.describe())
