@@ -22,8 +22,8 @@ def with_extra_step(engine: Engine, monkeypatch, step: Step) -> None:
     """Makes every plan of ``engine`` begin its second layer with ``step``."""
     plan_of = engine.plan
 
-    def plan(batch, dtype, **options):
-        plan = plan_of(batch, dtype, **options)
+    def plan(*arguments, **options):
+        plan = plan_of(*arguments, **options)
         if not any(s is step for s in plan.steps):
             plan.steps.insert(2, step)
             plan.__post_init__()
@@ -108,7 +108,7 @@ def test_few_passes_are_sampled_again_and_the_last_batch_by_itself():
         steps = look_into(engine, IMAGES, 3)
     whole = steps.whole_pass
     assert steps.timed_pass.calls == whole.calls == 2  # of three images and of one
-    assert step_times.FEWEST_TURNS <= whole.samples <= step_times.MOST_SAMPLES
+    assert 1 <= whole.samples <= step_times.MOST_SAMPLES
     for layer in steps.layers:
         assert layer.calls == 2
         assert len(layer.samples_s) == whole.samples

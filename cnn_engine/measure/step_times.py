@@ -44,7 +44,7 @@ LONG_S = 0.05
 #: batch that is smaller gets a quarter of the samples and of these.
 CAP_S = 2.0
 LIMIT_S = 8.0
-FEWEST_TURNS = 3
+FEWEST_TURNS = 6
 
 
 @dataclass
