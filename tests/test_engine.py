@@ -178,7 +178,7 @@ def test_bad_images(images, message):
         ({"device": "cuda:99"}, "expected"),
         (
             {"variant": "fast"},
-            "--variant: expected auto or one of if, pad, tiled, blocked, fused, found 'fast'",
+            "--variant: expected auto or one of if, pad, blocked, tiled, fused, found 'fast'",
         ),
         (
             {"dtype": "float64"},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import os
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,8 +16,9 @@ from .. import _cpu, devices, workload
 from ..devices import arrays
 from ..devices import threads as thread_counts
 from ..errors import InputError, UnsupportedError, expected
-from ..graph import reference
+from ..graph import onnx, reference
 from ..graph.graph import Graph
+from ..graph.model import Model
 from ..graph.network import Network
 from ..io import weights as weight_files
 from ..measure import measurement
@@ -52,8 +54,9 @@ class Engine:
     interpreter's lock is released while kernels run. :meth:`profile` waits for a profile in another thread.
 
     Args:
-        network: a workload's name, a :class:`~cnn_engine.workload.Workload`, or a
-            :class:`~cnn_engine.graph.network.Network`.
+        network: a workload's name, a :class:`~cnn_engine.workload.Workload`, a
+            :class:`~cnn_engine.graph.network.Network`, a :class:`~cnn_engine.graph.graph.Graph`, or an ONNX
+            model: its path, its bytes or an ``onnx.ModelProto``.
         weights: ``"default"`` (the workload's own), ``"random"``, a path (``.safetensors`` or a ConvNetJS
             folder), or a mapping from parameter names to arrays.
         device: ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
@@ -63,6 +66,7 @@ class Engine:
         data_mode: ``"resident"``, or on CUDA ``"transfer"``, ``"managed"`` or ``"stream"``.
         threads: of CPU work; None: as many as CPUs.
         chunk: images that move at a time in the data mode ``stream``; None: found by measurement.
+        input_shape: of an ONNX model, input -> its shape, where the model leaves dimensions open.
 
     Raises:
         InputError: an argument or a weights file is at fault.
@@ -71,7 +75,7 @@ class Engine:
 
     def __init__(
         self,
-        network: str | Workload | Network = "cifar10",
+        network: str | os.PathLike | bytes | Workload | Network | Graph | Any = "cifar10",
         *,
         weights: str | Path | Mapping[str, np.ndarray] = "default",
         device: str = "auto",
@@ -81,21 +85,24 @@ class Engine:
         data_mode: str = "resident",
         threads: int | None = None,
         chunk: int | None = None,
+        input_shape: Mapping[str, tuple[int, ...]] | None = None,
     ) -> None:
         start = perf_counter()
         self._options = {
             "device": device, "variant": variant, "reduction": reduction, "dtype": dtype,
             "data_mode": data_mode, "threads": threads, "chunk": chunk,
         }  # fmt: skip
-        if isinstance(network, str):
-            network = workload.get(network)
-        if not isinstance(network, (Workload, Network)):
-            raise expected("network", "a workload's name, a Workload or a Network", repr(network))
+        network = _find(network, input_shape)
         self.workload = network if isinstance(network, Workload) else None
-        self.network: Network = network.network if isinstance(network, Workload) else network
-        if len(self.network.infos[-1].output_shape) != 1:
+        self.network: Network | Model = (
+            network.network if isinstance(network, Workload) else network
+        )
+        is_model = isinstance(self.network, Model)
+        if not is_model and len(self.network.infos[-1].output_shape) != 1:
             raise InputError(f"{self.network.name}: expected a last layer with one row of outputs")
         self._classes = self.network.classes
+        #: Images a pass, where the model is for so many alone.
+        self._only_batch = self.network.batch if is_model and not self.network.any_batch else None
         self.threads = thread_counts.check(threads, "--threads")
         self.device = devices.select(device)
         if chunk is not None and (not isinstance(chunk, int) or chunk < 1):
@@ -116,7 +123,10 @@ class Engine:
         # Chunks on several streams are each computed as resident data is.
         mode = "resident" if data_mode == "stream" else data_mode
         placement = Placement(self.device, mode, self.threads)
-        self._program: Program | None = Program(self._graph, placement, self.choice, dtype)
+        self._program: Program | None = Program(
+            self._graph, placement, self.choice, dtype, fuses=is_model,
+            first=(self.network.batch, self._reads_pixels) if is_model else (1, True),
+        )  # fmt: skip
         self._program.load()
         self.phases.load_parameters_s = perf_counter() - start
         self._plans = PlanPool()
@@ -128,8 +138,14 @@ class Engine:
     def _graph(self, batch: int, pixels: bool) -> Graph:
         return self.network.graph(batch, pixels, self.weights)
 
+    @property
+    def _reads_pixels(self) -> bool:
+        """Whether a model's images are pixels."""
+        return self.network.base.inputs[:1] and self.network.base.inputs[0].dtype == "uint8"
+
     def _why_not_fused(self) -> str | None:
-        graph = self._graph(1, True)
+        model = isinstance(self.network, Model)
+        graph = self.network.base if model else self._graph(1, True)
         try:
             node = fused.chain(graph, self.dtype)
         except UnsupportedError as error:
@@ -139,6 +155,10 @@ class Engine:
     def _read_weights(
         self, weights: str | Path | Mapping[str, np.ndarray]
     ) -> tuple[dict[str, np.ndarray], str]:
+        if isinstance(self.network, Model):
+            if weights != "default":
+                raise expected("--weights", "default, for a model has its own", repr(weights))
+            return dict(self.network.base.constants), "the model's"
         if isinstance(weights, Mapping):
             return self.network.check_weights(dict(weights), "weights"), "given as arrays"
         if weights == "random":
@@ -170,7 +190,8 @@ class Engine:
         network: Any = self.network
         if self.workload is not None and self.workload.name in workload.names():
             network = self.workload.name
-        return _engine_of, (network, self.weights, self.weights_source, self._options)
+        weights = "default" if isinstance(network, Model) else self.weights
+        return _engine_of, (network, weights, self.weights_source, self._options)
 
     def __enter__(self) -> Engine:
         return self
@@ -288,6 +309,8 @@ class Engine:
 
     def check_images(self, images: Any) -> arrays.View:
         """Looks at ``images``; raises InputError unless they are of the network's shape."""
+        if isinstance(self.network, Model) and (reason := self.network.why_not_images):
+            raise UnsupportedError(f"{self.network.name}: {reason}; Engine.run takes any graph")
         kind = getattr(images, "dtype", None)
         dtype = "uint8" if str(kind).removeprefix("torch.") == "uint8" else "float32"
         found = arrays.view("images", images, dtype=dtype, ndim=4)
@@ -350,7 +373,7 @@ class Engine:
                 raise expected("out", f"memory of {_where(found)}, as the images", _where(target))
             if target.overlaps(found):
                 raise InputError("out: expected memory apart from the images, found an overlap")
-        batch = _check_batch(batch, count)
+        batch = self._only_batch or _check_batch(batch, count)
         if found.device != arrays.CPU:
             target = arrays.empty_beside(found, shape) if out is None else target
             shelf = self._predict_on_device(found, target, batch or count)
@@ -446,8 +469,77 @@ class Engine:
         plan.buffers.append(program)
         return plan
 
+    def run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Runs any graph once.
+
+        Args:
+            inputs: name -> NumPy array of the input's type and shape, C-contiguous. Where the graph is for
+                any batch, dimension 0 is the batch, the same in all inputs that have one.
+
+        Returns:
+            name -> array, for every output.
+
+        Raises:
+            InputError: the inputs do not fit the graph, or the batch not in memory.
+        """
+        graph = self._input_graph(inputs)
+        wanted = {value.name: value for value in graph.inputs}
+        if inputs.keys() != wanted.keys():
+            raise expected(
+                "inputs", ", ".join(wanted) or "none", ", ".join(map(str, inputs)) or "none"
+            )
+        if self.data_mode == "stream":
+            raise expected("data_mode", "any but stream, which predict alone has", "stream")
+        batch = graph.batch
+        found = []
+        for name, value in wanted.items():
+            array = arrays.view(
+                f"inputs: {name}", inputs[name], dtype=value.dtype, ndim=len(value.shape)
+            )
+            if array.device != arrays.CPU:
+                raise UnsupportedError(
+                    f"inputs: {name}: expected a NumPy array, found one of a device"
+                )
+            if name in graph.batched:
+                batch = array.shape[0] if not found or batch == graph.batch else batch
+            found.append(array)
+        for array, value in zip(found, graph.inputs, strict=True):
+            shape = value.shape
+            if value.name in graph.batched:
+                shape = (batch, *shape[1:])
+            if array.shape != shape:
+                raise expected(f"inputs: {value.name}", f"shape {list(shape)}", list(array.shape))
+        pixels = any(value.dtype == "uint8" for value in graph.inputs[:1])
+        key = "run", batch, pixels
+        self._open()
+        shelf, plan = self._plans.take(key, lambda: self._build_run(batch, pixels))
+        outputs = {name: np.empty(value.shape, value.dtype) for name, value in plan.outputs.items()}
+        try:
+            plan.bind(*(array.address for array in found), *map(address_of, outputs.values()))
+            plan.run()
+        except BaseException:  # its memory may still be in use: it is not given to another call
+            shelf.made -= 1
+            raise
+        shelf.give_back(plan)
+        return outputs
+
+    def _input_graph(self, inputs: Mapping[str, Any]) -> Graph:
+        """Returns the graph that says what ``inputs`` must be."""
+        if isinstance(self.network, Model):
+            return self.network.base
+        pixels = str(getattr(inputs.get("images"), "dtype", "")) == "uint8"
+        return self._graph(1, pixels)
+
+    def _build_run(self, batch: int | None, pixels: bool) -> Plan:
+        program = self._open()
+        plan = build(program, batch, pixels)
+        plan.buffers.append(program)
+        return plan
+
     def check(self, images: np.ndarray) -> Check:
         """Compares the probabilities of ``images`` with the float64 reference's."""
+        if isinstance(self.network, Model):
+            return self._check_model(images)
         found = self.predict(images)
         wanted = reference.forward(self.network, self.weights, images)
         with np.errstate(invalid="ignore"):
@@ -513,15 +605,38 @@ class Engine:
         Raises:
             InputError: it is no whole number of at least 1.
         """
+        if self._only_batch:
+            return self._only_batch
         return _check_batch(batch, images) or min(DEFAULT_BATCH, max(images, 1))
 
 
 def _engine_of(
-    network: str | Network, weights: dict[str, np.ndarray], source: str, options: dict[str, Any]
+    network: Any, weights: str | dict[str, np.ndarray], source: str, options: dict[str, Any]
 ) -> Engine:
     engine = Engine(network, weights=weights, **options)
     engine.weights_source = source
     return engine
+
+
+def _find(
+    network: Any, input_shape: Mapping[str, tuple[int, ...]] | None
+) -> Workload | Network | Model:
+    """Returns what an engine is made for; see :class:`Engine`."""
+    if isinstance(network, str) and not network.endswith(".onnx"):
+        network = workload.get(network)
+    if isinstance(network, (str, os.PathLike, bytes)) or hasattr(network, "SerializeToString"):
+        network = onnx.load(network, input_shape=input_shape)
+    elif input_shape is not None:
+        raise expected("--input-shape", "an ONNX model", type(network).__name__)
+    if isinstance(network, Graph):
+        return Model(network)
+    if isinstance(network, (Workload, Network, Model)):
+        return network
+    raise expected(
+        "network",
+        "a workload's name, a Workload, a Network, a Graph or an ONNX model",
+        repr(network),
+    )
 
 
 def _where(view: arrays.View) -> str:

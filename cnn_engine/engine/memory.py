@@ -208,7 +208,7 @@ def plan(
                         root[name] = (source, offset)
                         held.last = max(held.last, planner.last_use(name))
                         if not alias:
-                            held.written.append(index)
+                            held.written.append((0, held.nbytes, index))
                         continue
             if name in outputs:
                 continue
@@ -221,11 +221,19 @@ def plan(
 def _join_concatenations(planner: _Planner, outputs: set[str]) -> None:
     """Has the inputs of concatenations written in place, where their parts of the output are in one piece.
 
-    The output's memory is then taken as soon as the first part is written; a concatenation of which this
-    would raise the most that is alive is left as it is.
+    The output's memory is then taken as soon as the first part is written; a part of which this would raise
+    the most that is alive above what it is where no value shares memory is copied instead.
     """
     graph, storages = planner.graph, planner.storages
-    limits: dict[str, int] = {}
+    alone: dict[str, list[Lifetime]] = {}
+    for node in graph.nodes:
+        for name in node.outputs:
+            if name not in outputs:
+                last = max(planner.last_use(name), planner.steps[node.name])
+                nbytes = _aligned(graph.values[name].nbytes)
+                life = Lifetime(name, nbytes, planner.steps[node.name], last)
+                alone.setdefault(planner.arena_of(name), []).append(life)
+    limits = {arena: most_alive(lifetimes) for arena, lifetimes in alone.items()}
 
     def lives(arena: str) -> list[Lifetime]:
         return [
@@ -259,28 +267,29 @@ def _join_concatenations(planner: _Planner, outputs: set[str]) -> None:
                 and node.inputs.index(name) == place
                 and offset % 16 == 0
                 # Nothing may be written over what is still to be read through the other.
-                and all(write <= step for write in part.written)
-                and all(write > part.last for write in held.written)
+                and all(write <= step for _, _, write in part.written)
+                and all(
+                    write > part.last
+                    for start, end, write in held.written
+                    if start < offset + value.nbytes and offset < end
+                )
             )
             if fits and held.arena is not None:
                 before = (held.first, held.last)
-                if arena not in limits:
-                    limits[arena] = most_alive(lives(arena))
                 del storages[source]
                 held.first = min(held.first, part.first)
                 held.last = max(held.last, part.last)
-                now = most_alive(lives(arena))
-                if now > limits[arena]:
+                if most_alive(lives(arena)) > limits[arena]:
                     held.first, held.last = before
                     storages[source] = part
                     fits = False
-                else:
-                    limits[arena] = now
             elif fits:  # the caller's memory, which costs nothing
                 del storages[source]
             if fits:
                 planner.root[source] = (target, offset)
-                held.written += part.written
+                held.written += [
+                    (offset + start, offset + end, write) for start, end, write in part.written
+                ]
             offset += value.nbytes
 
 

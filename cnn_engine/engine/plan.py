@@ -16,7 +16,8 @@ import numpy as np
 from ..devices import Buffer
 from ..devices.cpu import CpuDevice
 from ..errors import InputError, UnsupportedError
-from ..graph.graph import Graph, Node
+from ..graph import passes
+from ..graph.graph import Graph, Node, Value
 from . import fused, kernels, memory
 from .kernels import Call, Kernel
 from .memory import MemoryPlan
@@ -76,6 +77,7 @@ class Plan:
         chunk: the number of images that move at a time where copies overlap with kernels, else None.
         slots: the names of the inputs, then of the outputs, in the order in which :meth:`bind` takes them.
         stand_ins: node -> why it runs on another device than the rest, or without a kernel of ours.
+        outputs: the outputs, by their names, in order.
     """
 
     batch: int
@@ -85,6 +87,7 @@ class Plan:
     chunk: int | None = None
     slots: Sequence[str] = (INPUT.name, OUTPUT.name)
     stand_ins: Mapping[str, str] = field(default_factory=dict)
+    outputs: Mapping[str, Value] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._calls = [(step.function, step.args) for step in self.steps]
@@ -115,7 +118,8 @@ class Program:
         placement: where nodes run.
         choice: the variant.
         dtype: what fused kernels compute in.
-        pixels: whether ``graph_of`` can take pixels.
+        first: the batch that constants are loaded with, and whether its images are pixels.
+        fuses: whether what follows a convolution may become part of it, as reports then show it.
     """
 
     def __init__(
@@ -124,13 +128,15 @@ class Program:
         placement: Placement,
         choice: Choice,
         dtype: str = "float32",
-        pixels: bool = True,
+        first: tuple[int, bool] = (1, True),
+        fuses: bool = False,
     ) -> None:
         self.graph_of = graph_of
         self.placement = placement
         self.choice = choice
         self.dtype = dtype
-        self._takes_pixels = pixels
+        self.first = first
+        self._fuses = fuses and (choice.automatic or choice.variant == "blocked")
         self._uploaded: dict[tuple[str, str], tuple[np.ndarray, Buffer]] = {}
         self._prepared: dict[tuple[str, Kernel], tuple[Any, Any]] = {}
 
@@ -147,11 +153,13 @@ class Program:
         choice = self.choice
         if not choice.layered:
             graph = graph.replaced(graph.nodes, [self._chain(graph, pixels)])
+        elif self._fuses:
+            graph = passes.fuse(graph)
         variant = None if choice.automatic else choice.variant
         return place(graph, self.placement, variant, choice.reduction, on_device)
 
     def _chain(self, graph: Graph, pixels: bool) -> Node:
-        if pixels or not self._takes_pixels:
+        if pixels or not self.first[1]:
             return fused.chain(graph, self.dtype)
         # One compiled network for pixels and for what they become.
         op = fused.chain(self.graph_of(1, True), self.dtype).op
@@ -159,7 +167,7 @@ class Program:
 
     def load(self) -> None:
         """Brings constants to where the kernels want them, before the first pass."""
-        placed = self.placed(1, self._takes_pixels)
+        placed = self.placed(*self.first)
         for node in placed.graph.nodes:
             kernel = placed.kernels.get(node.name)
             if kernel is None:
@@ -216,9 +224,14 @@ def build(program: Program, batch: int, pixels: bool, images_on_device: bool = F
     builder = _Builder(program, placed, planned, buffers)
     slots = tuple(builder.slots.values())
     steps = builder.steps(graph, caller_waits=not images_on_device)
+    outputs = {
+        called: graph.values[name]
+        for name, called in zip(graph.outputs, placed.outputs, strict=True)
+    }
     return Plan(
-        batch, steps, planned.sizes, [buffers, program], slots=slots, stand_ins=placed.stand_ins
-    )
+        batch, steps, planned.sizes, [buffers, program], slots=slots, stand_ins=placed.stand_ins,
+        outputs=outputs,
+    )  # fmt: skip
 
 
 def _plan_memory(placed: Placed, program: Program) -> MemoryPlan:

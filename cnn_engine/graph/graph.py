@@ -86,6 +86,13 @@ class Graph:
         object.__setattr__(self, "constants", MappingProxyType(dict(self.constants)))
         _ = self.values  # everything that can be wrong is found while the values are made
 
+    def __reduce__(self) -> tuple:
+        """Pickles what the graph was made of; views of dictionaries cannot be pickled."""
+        return Graph, (
+            self.name, self.inputs, self.outputs, self.nodes, dict(self.constants), self.batched,
+            self.rebuild, self.notes,
+        )  # fmt: skip
+
     @cached_property
     def values(self) -> Mapping[str, Value]:
         """Every tensor: inputs, constants and the outputs of nodes, by name."""

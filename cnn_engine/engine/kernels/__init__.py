@@ -65,7 +65,7 @@ def choose(
     reasons = []
     for row in rows:
         reason = row.refuses(node, graph)
-        if reason is None:
+        if reason is None and (row.name == variant or row.automatic(node, graph)):
             return row, ""
-        reasons.append(f"{row.name}: {reason}")
+        reasons.append(f"{row.name}: {reason or 'not for a node of this size'}")
     return None, "; ".join(dict.fromkeys(reasons)) or f"no kernel on {device}"

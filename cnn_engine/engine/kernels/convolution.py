@@ -34,6 +34,11 @@ def _not_tiled(node: Node, graph: Graph) -> str | None:
     return why_not(node, graph)
 
 
+def _is_small(node: Node, graph: Graph) -> bool:
+    """Whether filters are as few as in the networks that ``tiled`` was written for."""
+    return graph.values[node.inputs[1]].shape[0] <= 32
+
+
 def shape_of(node: Node, x: Value, weight: Value) -> Any:
     """Returns the compiled functions' shape of a convolution."""
     op, (filters, _, *kernel) = node.op, weight.shape
@@ -132,13 +137,14 @@ def _rows(variant: str, summary: str, rewrite=None) -> list[Kernel]:
 
 ROWS = [
     Kernel(
-        "conv2d", "blocked", "cpu", _make_blocked, why_not=_not_blocked, reduction=False,
+        "conv2d", "tiled", "cuda", _make("tiled", False), why_not=_not_tiled, reduction=False,
+        automatic=_is_small,
+        summary="sums in registers over tiles of the input in shared memory (CUDA)",
+    ),
+    *on_both(
+        "conv2d", "blocked", _make_blocked, why_not=_not_blocked, reduction=False,
         workspace=_blocked_workspace, prepare=_pack, packs=(1,),
         summary="a matrix product in blocks that fit caches and registers, weights packed once",
-    ),
-    Kernel(
-        "conv2d", "tiled", "cuda", _make("tiled", False), why_not=_not_tiled, reduction=False,
-        summary="sums in registers over tiles of the input in shared memory (CUDA)",
     ),
     *_rows(
         "pad", "first writes a zero-padded copy of its input, then runs branch-free", padded_apart

@@ -53,6 +53,10 @@ def _never(node: Node, graph: Graph) -> str | None:
     return None
 
 
+def _always(node: Node, graph: Graph) -> bool:
+    return True
+
+
 def _no_bytes(node: Node, graph: Graph, device: Any, threads: int) -> int:
     return 0
 
@@ -71,6 +75,7 @@ class Kernel:
         computes: what ``--dtype`` may ask it to compute in.
         layouts: of input 0 that it takes.
         why_not: returns why it cannot run a node, or None where it can.
+        automatic: whether ``auto`` may pick it for a node that it can run.
         workspace: returns the bytes of scratch memory that a call needs on a device, with so many threads.
         in_place: whether output 0 may lie where input 0 lies.
         reduction: None, or whether this is the form in which several lanes share one output's sum.
@@ -90,6 +95,7 @@ class Kernel:
     computes: tuple[str, ...] = ("float32",)
     layouts: tuple[str, ...] = ("contiguous",)
     why_not: Callable[[Node, Graph], str | None] = _never
+    automatic: Callable[[Node, Graph], bool] = _always
     workspace: Callable[[Node, Graph, Any, int], int] = _no_bytes
     in_place: bool = False
     reduction: bool | None = None

@@ -1,0 +1,128 @@
+"""Memory that values share: as little as can be, and never what another still needs."""
+
+from __future__ import annotations
+
+import graphs
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cnn_engine import Engine, InputError
+from cnn_engine.devices.cpu import CpuDevice
+from cnn_engine.engine import memory
+from cnn_engine.engine.memory import Lifetime
+from cnn_engine.graph import reference
+from cnn_engine.graph.graph import Graph
+from cnn_engine.operators.shaping import Concat
+
+#: What a plan may take, of the most that is alive at once.
+SLACK = 1.1
+
+
+def values_alive(graph: Graph) -> int:
+    """The largest set of values alive at once where none shares memory: counted step by step."""
+    made = {name: i for i, node in enumerate(graph.nodes) for name in node.outputs}
+    last = {
+        name: max((i for i, node in enumerate(graph.nodes) if name in node.inputs), default=first)
+        for name, first in made.items()
+    }
+    return max(
+        sum(graph.values[n].nbytes for n, first in made.items() if first <= step <= last[n])
+        for step in range(len(graph.nodes))
+    )
+
+
+def plan_of(graph: Graph) -> memory.MemoryPlan:
+    with Engine(graph, device="cpu", threads=1) as e:
+        placed = e._program.placed(*e._program.first)
+        return memory.plan(
+            placed.graph,
+            placed.homes.__getitem__,
+            in_place=lambda node: placed.kernels[node.name].in_place,
+            is_alias=lambda node: node.name not in placed.kernels,
+        )
+
+
+@pytest.mark.parametrize(
+    "graph",
+    [
+        pytest.param(
+            lambda: graphs.resnet((3, 4, 6, 3), (1, 3, 64, 64), weights=False), id="resnet50"
+        ),
+        pytest.param(lambda: graphs.densenet((6, 12, 48, 32), (1, 3, 64, 64)), id="densenet201"),
+        pytest.param(lambda: graphs.densenet((6, 12, 48, 32), (3, 3, 64, 64)), id="densenet201x3"),
+        pytest.param(lambda: graphs.unet(4, (1, 3, 64, 64)), id="unet"),
+        pytest.param(lambda: graphs.unet(3, (2, 3, 64, 64)), id="unetx2"),
+    ],
+)
+def test_networks_take_little_more_than_what_is_alive(graph):
+    graph = graph()
+    found = plan_of(graph)
+    assert found.sizes["cpu"] <= SLACK * found.alive["cpu"]
+    assert found.sizes["cpu"] <= SLACK * values_alive(graph)
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 64), st.integers(0, 40), st.integers(0, 12)),
+        min_size=1,
+        max_size=60,
+    )
+)
+@settings(max_examples=100, deadline=None)
+def test_lifetimes_that_meet_do_not_overlap(rows):
+    lives = [Lifetime(i, 256 * n, first, first + more) for i, (n, first, more) in enumerate(rows)]
+    places, size = memory.pack(lives)
+    for a in lives:
+        assert 0 <= places[a.name] <= size - a.nbytes
+        for b in lives:
+            if a.name < b.name and a.meets(b):
+                apart = (
+                    places[a.name] + a.nbytes <= places[b.name]
+                    or places[b.name] + b.nbytes <= places[a.name]
+                )
+                assert apart, (a, b)
+    assert size >= memory.most_alive(lives)
+
+
+@given(st.integers(0, 10**6), st.integers(1, 40), st.integers(1, 3))
+@settings(max_examples=60, deadline=None)
+def test_random_graphs_are_exact_and_small(seed, nodes, batch):
+    """Outputs in place, seen under another shape, or part of a concatenation: none is written over."""
+    graph = graphs.random_graph(seed, nodes, batch)
+    images = np.random.default_rng(seed).integers(-3, 4, (batch, 2, 3, 4)).astype(np.float32)
+    wanted = reference.reference(graph, {"images": images})
+    with Engine(graph, device="cpu", threads=1) as e:
+        found = e.run({"images": images})
+        assert list(found) == list(graph.outputs)
+        for name, array in found.items():
+            np.testing.assert_array_equal(array, wanted[name], err_msg=name)
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_parts_of_a_concatenation_are_written_in_place(batch):
+    b = graphs.Builder((batch, 3, 8, 8))
+    x = b.relu(b.conv("images", 8))
+    parts = [b.relu(b.conv(x, 16, kernel)) for kernel in (1, 3, 5)]
+    joined = b.relu(b.add(Concat(1), *parts))
+    b.head(joined, 4)
+    found = plan_of(b.graph())
+    inside = [found.storage.get(name, (name, 0)) for name in parts]
+    part = 16 * 8 * 8 * 4
+    if batch == 1:
+        assert [offset for _, offset in inside] == [0, part, 2 * part]
+        assert len({root for root, _ in inside}) == 1
+    else:  # an image's parts lie in three pieces
+        assert len({root for root, _ in inside}) == 3
+
+
+def test_a_batch_that_cannot_fit_says_what_it_needs(monkeypatch):
+    monkeypatch.setattr(CpuDevice, "free_memory", lambda self: 1 << 20)
+    with (
+        Engine(graphs.resnet((1, 1), (1, 3, 64, 64), width=16), device="cpu") as e,
+        pytest.raises(
+            InputError, match=r"64 images need .* GiB on cpu for activations at their peak"
+        ),
+    ):
+        e.predict(np.zeros((64, 3, 64, 64), np.float32), 64)
