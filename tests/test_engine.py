@@ -197,7 +197,10 @@ def test_bad_images(images, message):
             {"data_mode": "cloud"},
             "--data-mode: expected one of managed, resident, stream, transfer",
         ),
-        ({"network": 5}, "network: expected a workload's name, a Workload or a Network, found 5"),
+        (
+            {"network": 5},
+            "network: expected a workload's name, a Workload, .* or an ONNX model, found 5",
+        ),
         ({"device": 0}, "device: expected auto, cpu, cuda, cuda:N or a torch.device, found 0"),
         (
             {"weights": 5},
