@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections import defaultdict
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -148,12 +149,12 @@ class Bench:
 
         found = RecordMeter().measure(following, RECORDED_PASSES)
         steps = found[0].plan.steps
-        medians: dict[str, float] = {}
+        medians: dict[str, float] = defaultdict(float)
         for k, step in enumerate(steps):
-            if step.place == "cuda":
+            if step.place == "cuda":  # where a pass has chunks, a step each
                 name = f"{step.name} {step.direction}" if step.kind == "copy" else step.name
-                medians[name] = float(np.median([one.seconds[k] for one in found]))
-        return medians
+                medians[name] += float(np.median([one.seconds[k] for one in found]))
+        return dict(medians)
 
 
 def measure(device: str, batches: tuple[int, ...], variants: tuple[str, ...]) -> tuple[list, dict]:
