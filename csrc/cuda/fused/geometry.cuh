@@ -22,9 +22,13 @@
 
 namespace cnn_engine::cuda::fused {
 
-// Shared memory that a block can have on devices before 9.0, and on the least of those that have
-// code here: 8.0 and 8.7; 8.6, 8.9 and 12.0.
-constexpr int kSharedBefore90 = 163 * 1024, kLeastShared = 99 * 1024;
+// Shared memory that a block can have on every device of an architecture (90 for 9.0). What takes
+// more is not compiled for it, nor launched where the driver made machine code from its PTX.
+constexpr int kLeastShared = 99 * 1024, kMiddleShared = 163 * 1024, kMostShared = 227 * 1024;
+__host__ __device__ constexpr int shared_of(int architecture) {
+  if (architecture == 80 || architecture == 87) return kMiddleShared;
+  return architecture < 90 || architecture / 10 == 12 ? kLeastShared : kMostShared;
+}
 
 enum class Activation { none, relu, tanh };
 

@@ -17,6 +17,7 @@ struct Kernel {
   // What a device must have for the kernel, which is the instrumented one's, so that both take the
   // same route.
   static constexpr int kSharedBytes = kTimedBytes<Net, Parts, InputParts, R>;
+  static_assert(kSharedBytes <= kMostShared);
 
   // Once a device, before the first launch: a block gets more than 48 KB only when asked for.
   static void prepare() { allow(plain(), kBytes); }
@@ -34,11 +35,12 @@ struct Kernel {
       CUDA_CHECK(cudaLaunchKernelEx(&launch.config, timed, TimedParameters{p, ticks}));
     }
   }
-  // Whether it was compiled for 9.0 or later: machine code always is where it runs, PTX may not be.
-  static bool is_for_90() {
+  // What its code was compiled for, such as 90: on newer devices the driver may have made it from
+  // PTX for an older one.
+  static int architecture() {
     cudaFuncAttributes attributes;
     CUDA_CHECK(cudaFuncGetAttributes(&attributes, plain()));
-    return attributes.ptxVersion >= 90;
+    return attributes.ptxVersion;
   }
   // Clusters that fit on the device together: fewer than its multiprocessors suggest, since a
   // cluster stays within one of the device's groups of them.
@@ -107,7 +109,7 @@ class NetworkPlan final : public Plan {
   template <class R>
   using Two = Kernel<Net, M, Parts, Parts, R>;
   using Middle =
-      Route<Many::kWarps, teams_within<Net, Parts, Many, kSharedBefore90>(), Many::kPixelTiles>;
+      Route<Many::kWarps, teams_within<Net, Parts, Many, kMiddleShared>(), Many::kPixelTiles>;
   using Small = Route<Few::kWarps, Few::kGroups, Few::kPixelTiles, 1, false>;
   static constexpr bool kHasMiddle = Middle::kGroups > 1 && Middle::kGroups < Many::kGroups;
   static constexpr bool kHasSmall = Two<Few>::kSharedBytes > kLeastShared;
@@ -126,13 +128,13 @@ class NetworkPlan final : public Plan {
     parameters_.weights = weights_.as<const unsigned char>();
     parameters_.head = head_.as<const float4>();
     parameters_.head_bias = head_bias_.as<const float>();
-    const bool is_for_90 = Two<Few>::is_for_90();
-    if (!is_for_90) shared_ = std::min(shared_, kSharedBefore90);
+    const int architecture = Two<Few>::architecture();
+    shared_ = std::min(shared_, shared_of(architecture));
     prepare<Many>();
     prepare<Few>();
     if constexpr (kHasMiddle) prepare<Middle>();
     if constexpr (kHasSmall) prepare<Small>();
-    if (is_for_90 && device_attribute(cudaDevAttrClusterLaunch, device) != 0 &&
+    if (architecture >= 90 && device_attribute(cudaDevAttrClusterLaunch, device) != 0 &&
         Two<VeryFew>::kSharedBytes <= shared_) {
       prepare<VeryFew>();
       clusters_ = std::min(One<VeryFew>::most_at_once(), Two<VeryFew>::most_at_once());

@@ -341,15 +341,15 @@ struct Team : TeamInput<Net, M, Parts, InputParts, R> {
   }
 };
 
-// What a device that is older than 9.0 cannot run is not compiled for it.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
-constexpr bool kBefore90 = true;
+#ifdef __CUDA_ARCH__
+constexpr int kArchitecture = __CUDA_ARCH__ / 10;
 #else
-constexpr bool kBefore90 = false;
+constexpr int kArchitecture = 90;
 #endif
+// Whether the architecture that is compiled for can run the kernel, instrumented or not.
 template <class Net, int Parts, int InputParts, class R>
-constexpr bool kCanRun =
-    !kBefore90 || (R::kCluster == 1 && kTimedBytes<Net, Parts, InputParts, R> <= kSharedBefore90);
+constexpr bool kCanRun = kTimedBytes<Net, Parts, InputParts, R> <= shared_of(kArchitecture) &&
+                         (R::kCluster == 1 || kArchitecture >= 90);
 
 template <class Net, class M, int Parts, int InputParts, class R, bool Timed>
 __global__ void __launch_bounds__(R::kThreads, 1) fused_network_kernel(
