@@ -122,6 +122,27 @@ def add_batch_sizes(parser: argparse.ArgumentParser, default: str) -> None:
     )
 
 
+def _named_shape(text: str) -> tuple[str, tuple[int, ...]]:
+    """Returns (input, shape) of ``images=1,3,224,224``."""
+    name, equals, sizes = text.rpartition("=")
+    words = sizes.split(",")
+    if not (name and equals) or not all(re.fullmatch("[0-9]{1,9}", word) for word in words):
+        raise argparse.ArgumentTypeError(f"expected NAME=1,3,224,224, found {text!r}")
+    return name, tuple(int(word) for word in words)
+
+
+def add_input_shape(parser: argparse.ArgumentParser) -> None:
+    """Adds ``--input-shape`` as every command has it that reads models: a list of (input, shape)."""
+    parser.add_argument(
+        "--input-shape",
+        action="append",
+        type=_named_shape,
+        metavar="NAME=N,...",
+        help="an input's shape, such as images=1,3,224,224, where the file leaves dimensions open beside "
+        "the batch; may be given again",
+    )
+
+
 def number(lowest: float, highest: float) -> Callable[[str], float]:
     """Returns a converter for argparse that takes numbers above ``lowest``, up to ``highest``."""
 

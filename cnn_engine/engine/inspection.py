@@ -1,0 +1,159 @@
+"""What the engine makes of a graph, without running it: rewrites, kernels on each device, memory."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+
+from ..devices.cpu import CpuDevice
+from ..devices.threads import default as default_threads
+from ..graph import passes
+from ..graph.graph import Graph, Node, Note, Value
+from . import kernels, memory
+from .placement import Placement, place
+
+DEVICES = ("cpu", "cuda")
+
+
+@dataclass(frozen=True)
+class NodeFacts:
+    """One node as the engine runs it.
+
+    Attributes:
+        name, kind: of the node and its operator.
+        attributes: what its record says, defaults left out, as text.
+        inputs: the values that it reads and that are no constants.
+        outputs: what it makes.
+        parameters: elements of the constants that it reads.
+        flops, bytes: of one pass; see :class:`~cnn_engine.operators.operator.Cost`.
+        covers: the names of the file's nodes that it stands for.
+        kernels: device -> the kernel that runs it, ``NumPy``, ``CPU`` (on the CPU instead) or ``none`` (its
+            output is the same memory under another shape).
+        reasons: device -> why no kernel of ours runs it there.
+    """
+
+    name: str
+    kind: str
+    attributes: str
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+    parameters: int
+    flops: int
+    bytes: int
+    covers: tuple[str, ...]
+    kernels: Mapping[str, str]
+    reasons: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """A graph before and after the engine's rewrites.
+
+    Attributes:
+        given, graph: before and after.
+        nodes: facts of every node of ``graph``.
+        parameter_bytes: of all constants.
+        peak_bytes, alive_bytes: of the memory that values share on the CPU, and the most that is alive at
+            once; inputs, outputs and constants are not among it.
+        notes: what was rewritten, and why.
+    """
+
+    given: Graph
+    graph: Graph
+    nodes: tuple[NodeFacts, ...]
+    parameter_bytes: int
+    peak_bytes: int
+    alive_bytes: int
+    notes: tuple[Note, ...]
+
+    @property
+    def parameters(self) -> int:
+        return sum(array.size for array in self.graph.constants.values())
+
+    @property
+    def flops(self) -> int:
+        return sum(node.flops for node in self.nodes)
+
+    @property
+    def bytes(self) -> int:
+        return sum(node.bytes for node in self.nodes)
+
+    def kinds(self) -> list[tuple[str, int, int]]:
+        """Returns (operator, nodes, FLOPs), the most FLOPs first."""
+        counts = Counter(node.kind for node in self.nodes)
+        flops = {kind: sum(n.flops for n in self.nodes if n.kind == kind) for kind in counts}
+        return sorted(
+            ((kind, count, flops[kind]) for kind, count in counts.items()),
+            key=lambda row: (-row[2], -row[1], row[0]),
+        )
+
+
+def inspect(given: Graph) -> Inspection:
+    """Returns what the engine makes of ``given``."""
+    graph = passes.fuse(passes.simplify(given))
+    nodes = tuple(_facts(graph, node) for node in graph.nodes)
+    peak, alive = _memory(graph)
+    total = sum(array.nbytes for array in graph.constants.values())
+    return Inspection(given, graph, nodes, total, peak, alive, graph.notes)
+
+
+def _facts(graph: Graph, node: Node) -> NodeFacts:
+    cost = graph.cost_of(node)
+    names = dict.fromkeys(name for name in node.inputs if name is not None)
+    found = {device: _kernel(node, graph, device) for device in DEVICES}
+    return NodeFacts(
+        node.name,
+        node.op.kind,
+        attributes_of(node),
+        tuple(graph.values[name] for name in names if name not in graph.constants),
+        graph.outputs_of(node),
+        sum(graph.constants[name].size for name in names if name in graph.constants),
+        cost.flops,
+        cost.bytes,
+        node.covers or (node.name,),
+        {device: name for device, (name, _) in found.items()},
+        {device: why for device, (_, why) in found.items() if why},
+    )
+
+
+def attributes_of(node: Node) -> str:
+    """Returns the record's attributes that are not its defaults, as ``stride=(2, 2), groups=4``."""
+    found = []
+    for field in fields(node.op):
+        value = getattr(node.op, field.name)
+        if value != field.default:
+            found.append(f"{field.name}={getattr(value, 'kind', value)}")
+    return ", ".join(found)
+
+
+def _kernel(node: Node, graph: Graph, device: str) -> tuple[str, str]:
+    if node.op.kind in kernels.ALIASES:
+        return "none", ""
+    kernel, why = kernels.choose(node, graph, device)
+    if kernel is not None:
+        return kernel.name, ""
+    return "NumPy" if device == "cpu" else "CPU", why
+
+
+def _memory(graph: Graph) -> tuple[int, int]:
+    """Returns the bytes of the CPU's arena, and the most that are alive at once."""
+    device, threads = CpuDevice(), default_threads()
+    placed = place(graph, Placement(device, "resident", threads), None, None)
+
+    def in_place(node: Node) -> bool:
+        kernel = placed.kernels.get(node.name)
+        return kernel is not None and kernel.in_place
+
+    def workspace(node: Node) -> int:
+        kernel = placed.kernels.get(node.name)
+        return 0 if kernel is None else kernel.workspace(node, placed.graph, device, threads)
+
+    planned = memory.plan(
+        placed.graph,
+        lambda value: "cpu",
+        in_place=in_place,
+        is_alias=lambda node: node.op.kind in kernels.ALIASES,
+        workspace=workspace,
+    )
+    return planned.sizes.get("cpu", 0), planned.alive.get("cpu", 0)

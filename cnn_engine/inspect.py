@@ -1,0 +1,67 @@
+"""``python -m cnn_engine.inspect x.onnx``: what a model computes, and what the engine makes of it."""
+
+from __future__ import annotations
+
+import sys
+
+from . import cli
+from .engine import inspection
+from .graph.onnx import UnsupportedNodesError, load
+from .io.files import write_text
+from .report import graph_page
+from .report import inspection as report
+
+
+def parser() -> cli.ArgumentParser:
+    """Returns the command's parser."""
+    p = cli.ArgumentParser(
+        prog="python -m cnn_engine.inspect",
+        description="Says what an ONNX model computes: its nodes with shapes, parameters, FLOPs and bytes; "
+        "what is folded and fused into what, and why; which kernel runs each node on each device; the memory "
+        "that a pass needs; and every node that is not supported.",
+        epilog="exit codes: 0 the engine can run it; 2 the file is at fault, or some nodes are not supported",
+    )
+    p.add_argument("model", metavar="PATH", help="an .onnx file")
+    p.add_argument(
+        "--batch", type=cli.whole_number(1, 65536), metavar="N",
+        help="images a pass, where the file leaves it open (default: 1)",
+    )  # fmt: skip
+    cli.add_input_shape(p)
+    p.add_argument("--json", metavar="PATH", help="writes it as JSON (- for standard output)")
+    p.add_argument("--html", metavar="PATH", help="writes a page with a picture of the graph")
+    p.add_argument("--quiet", action="store_true", help="prints nothing but errors")
+    return p
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs the command line; returns its exit code."""
+    return cli.run(_main, arguments)
+
+
+def _main(arguments: list[str] | None) -> int:
+    options = parser().parse_args(arguments)
+    cli.check_outputs({"--json": options.json, "--html": options.html}, [options.model])
+    show = not options.quiet and "-" not in (options.json, options.html)
+    try:
+        graph = load(
+            options.model, batch=options.batch, input_shape=dict(options.input_shape or ())
+        )
+    except UnsupportedNodesError as error:
+        if options.json:
+            content = report.unsupported_dict(options.model, error.nodes)
+            write_text(options.json, report.dumps(content))
+        if show:
+            print(report.unsupported_text(error.nodes), end="")
+        raise
+    found = inspection.inspect(graph)
+    if options.json:
+        write_text(options.json, report.dumps(report.to_dict(found)))
+    if options.html:
+        write_text(options.html, graph_page.render(found))
+    if show:
+        print(report.text(found), end="")
+    return cli.DONE
+
+
+if __name__ == "__main__":
+    sys.exit(main())

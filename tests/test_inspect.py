@@ -1,0 +1,167 @@
+"""What ``inspect`` says of a model: text, JSON, a page, and everything that is not supported."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+from onnx_models import model, tensor
+
+from cnn_engine import inspect
+from cnn_engine.engine import inspection
+from cnn_engine.graph.onnx import load
+from cnn_engine.report import graph_page
+from cnn_engine.report import inspection as report
+
+node = helper.make_node
+
+
+def block(batch="N") -> onnx.ModelProto:
+    """A residual block of two convolutions, with a reshape and a classifier behind it."""
+    rng = np.random.default_rng(0)
+    nodes = [
+        node("Conv", ["x", "w0"], ["a"], pads=[1, 1, 1, 1], name="first"),
+        node("BatchNormalization", ["a", "s", "s", "s", "s"], ["b"], name="norm"),
+        node("Relu", ["b"], ["c"], name="relu"),
+        node("Conv", ["c", "w1"], ["d"], pads=[1, 1, 1, 1], name="second"),
+        node("Add", ["d", "x"], ["e"], name="residual"),
+        node("GlobalAveragePool", ["e"], ["f"], name="mean"),
+        node("Flatten", ["f"], ["g"], name="flat"),
+        node("Gemm", ["g", "v"], ["y"], transB=1, name="classifier"),
+    ]
+    constants = {
+        "w0": rng.normal(size=(4, 4, 3, 3)).astype(np.float32),
+        "w1": rng.normal(size=(4, 4, 3, 3)).astype(np.float32),
+        "s": np.ones(4, np.float32),
+        "v": rng.normal(size=(10, 4)).astype(np.float32),
+    }
+    return model(nodes, [tensor("x", [batch, 4, 8, 8])], [tensor("y", None)], constants, opset=15)
+
+
+@pytest.fixture
+def path(tmp_path):
+    path = tmp_path / "block.onnx"
+    onnx.save(block(), path)
+    return path
+
+
+def test_facts():
+    found = inspection.inspect(load(block(), batch=2))
+    facts = {n.name: n for n in found.nodes}
+    assert list(facts) == ["first", "second", "mean", "flat", "classifier"]
+    assert facts["first"].covers == ("first", "norm", "relu")
+    assert facts["first"].parameters == 4 * 4 * 9 + 4
+    assert facts["first"].flops == 2 * 2 * 4 * 64 * 36
+    assert facts["second"].covers == ("second", "residual")
+    assert [v.name for v in facts["second"].inputs] == ["c", "x"]
+    assert facts["flat"].kernels == {"cpu": "none", "cuda": "none"}
+    assert "padding=(1, 1, 1, 1)" in facts["first"].attributes
+    assert "activation=relu" in facts["first"].attributes
+    assert "stride" not in facts["first"].attributes
+    assert found.flops == sum(n.flops for n in found.nodes)
+    assert found.parameters == 2 * 144 + 4 + 40
+    assert found.peak_bytes >= found.alive_bytes >= 2 * 2 * 4 * 64 * 4
+    assert all(n.kernels[d] for n in found.nodes for d in inspection.DEVICES)
+
+
+def test_text_names_every_node_and_why_it_went(path, capsys):
+    assert inspect.main([str(path)]) == 0
+    text = capsys.readouterr().out
+    for name in ("first", "second", "mean", "flat", "classifier"):
+        assert re.search(rf"^  {name} ", text, re.M)
+    assert "5, after rewrites took 3 of 8" in text
+    assert "input x:" in text
+    assert "1 x 4 x 8 x 8 (any batch)" in text
+    assert (
+        "norm -> first: batch_norm with constants scales and shifts the channels of conv2d" in text
+    )
+    assert "residual -> second: it is added to the sum while it is stored" in text
+
+
+def test_json_says_the_same(path, tmp_path, capsys):
+    output = tmp_path / "x.json"
+    assert inspect.main([str(path), "--json", str(output), "--batch", "3", "--quiet"]) == 0
+    assert capsys.readouterr().out == ""
+    found = json.loads(output.read_text())
+    assert found["inputs"] == {"x": {"shape": [3, 4, 8, 8], "dtype": "float32"}}
+    assert found["outputs"]["y"]["shape"] == [3, 10]
+    assert [n["name"] for n in found["nodes"]] == ["first", "second", "mean", "flat", "classifier"]
+    assert found["flops"] == sum(n["flops"] for n in found["nodes"])
+    assert {r["what"] for r in found["rewrites"]} >= {"norm", "relu", "residual"}
+    assert inspect.main([str(path), "--json", "-"]) == 0
+    assert json.loads(capsys.readouterr().out)["command"] == "inspect"
+
+
+def test_all_unsupported_nodes_are_listed(tmp_path, capsys):
+    nodes = [node("Det", [f"x{i}"], [f"x{i + 1}"], name=f"det{i}") for i in range(20)]
+    proto = model(nodes, [tensor("x0", [1, 2, 2])], [tensor("x20", None)])
+    path, output = tmp_path / "x.onnx", tmp_path / "x.json"
+    onnx.save(proto, path)
+    assert inspect.main([str(path), "--json", str(output)]) == 2
+    out, err = capsys.readouterr()
+    assert all(re.search(rf"^  det{i} +Det ", out, re.M) for i in range(20))
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    listed = json.loads(output.read_text())["unsupported"]
+    assert [n["name"] for n in listed] == [f"det{i}" for i in range(20)]
+    assert listed[0]["reason"] == "the operator is not supported"
+
+
+def test_open_dimensions_by_option(tmp_path, capsys):
+    path = tmp_path / "x.onnx"
+    proto = model(
+        [node("Relu", ["x"], ["y"])], [tensor("x", ["N", 3, "H", "W"])], [tensor("y", None)]
+    )
+    onnx.save(proto, path)
+    assert inspect.main([str(path)]) == 2
+    assert "--input-shape x=" in capsys.readouterr().err
+    assert inspect.main([str(path), "--input-shape", "x=1,3,5,6"]) == 0
+    assert "1 x 3 x 5 x 6" in capsys.readouterr().out
+    assert inspect.main([str(path), "--input-shape", "x:1,3"]) == 2
+    assert "expected NAME=1,3,224,224, found 'x:1,3'" in capsys.readouterr().err
+
+
+def test_the_page_draws_every_node(path, tmp_path):
+    output = tmp_path / "x.html"
+    assert inspect.main([str(path), "--html", str(output), "--quiet"]) == 0
+    page = output.read_text()
+    for name in ("first", "second", "mean", "flat", "classifier"):
+        assert f"<title>{name}: " in page
+    assert page.count("<path ") == 6  # x -> first -> second <- x, then a chain
+    assert "script" not in page.replace("description", "")
+    assert "http" not in page.replace("http-equiv", "")
+
+
+def test_boxes_do_not_overlap():
+    """Eight branches beside each other, of two lengths, joined."""
+    nodes, ends = [], []
+    for i in range(8):
+        nodes.append(node("Relu", ["x"], [f"a{i}"]))
+        if i % 2:
+            nodes.append(node("Tanh", [f"a{i}"], [f"b{i}"]))
+        ends.append(f"b{i}" if i % 2 else f"a{i}")
+    nodes.append(node("Concat", ends, ["y"], axis=0))
+    found = inspection.inspect(load(model(nodes, [tensor("x", [1, 3])], [tensor("y", None)])))
+    drawn = graph_page.picture(found)
+    boxes = [(b.x, b.y) for b in drawn.boxes]
+    for i, (x, y) in enumerate(boxes):
+        assert 0 <= x <= drawn.width - graph_page.BOX_WIDTH
+        assert 0 <= y <= drawn.height - graph_page.BOX_HEIGHT
+        for u, v in boxes[:i]:
+            assert abs(x - u) >= graph_page.BOX_WIDTH or abs(y - v) >= graph_page.BOX_HEIGHT
+    assert len(drawn.paths) == 8 + 4 + 8
+
+
+def test_names_from_files_are_escaped(tmp_path):
+    proto = model(
+        [node("Relu", ["x"], ["y"], name="<script>\x1b[31m")],
+        [tensor("x", [1])],
+        [tensor("y", None)],
+    )
+    found = inspection.inspect(load(proto))
+    assert "<script>" not in graph_page.render(found)
+    assert "\x1b" not in report.text(found)
