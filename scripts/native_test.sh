@@ -9,8 +9,8 @@ build=$(mktemp -d)
 trap 'rm -rf "$build"' EXIT
 shopt -s extglob
 kernels=(csrc/cpu/!(dispatch).cpp csrc/cpu/fused/{direct,pointwise,winograd}.cpp)
-once=(csrc/cpu/dispatch.cpp csrc/runtime/thread_pool.cpp tests/native/fused_test.cpp
-      csrc/cpu/fused/{layered,network,operations,pack,plan,why_not}.cpp)
+runtime=(csrc/runtime/{pace,thread_pool}.cpp)
+once=(csrc/cpu/dispatch.cpp tests/native/fused_test.cpp csrc/cpu/fused/{layered,network,operations,pack,plan,why_not}.cpp)
 flags=(-std=c++17 -O2 -g -Icsrc -fopenmp-simd -fno-math-errno -fno-trapping-math)
 compiler=g++ link=() run=()
 declare -A sets=([baseline]="")
@@ -26,6 +26,8 @@ case "${1:-}" in
   aarch64) compiler=aarch64-linux-gnu-g++ link=(-static) run=(qemu-aarch64) ;;
   *) echo "error: expected thread or aarch64, found '${1:-}'" >&2; exit 2 ;;
 esac
+$compiler "${flags[@]}" "${runtime[@]}" tests/native/pool_test.cpp "${link[@]}" -pthread -o "$build/pool_test"
+"${run[@]}" "$build/pool_test"
 for set in "${!sets[@]}"; do
   sources=("${kernels[@]}")
   [ "$set" != avx512bf16 ] || sources=(csrc/cpu/fused/bfloat16.cpp)
@@ -35,5 +37,5 @@ for set in "${!sets[@]}"; do
       -o "$build/$set-$(basename "$source").o"
   done
 done
-$compiler "${flags[@]}" "${once[@]}" "$build"/*.o "${link[@]}" -pthread -o "$build/fused_test"
+$compiler "${flags[@]}" "${once[@]}" "${runtime[@]}" "$build"/*.o "${link[@]}" -pthread -o "$build/fused_test"
 "${run[@]}" "$build/fused_test"

@@ -1,4 +1,5 @@
 // The module cnn_engine._cpu: shapes (used by both devices), CPU operators, instruction sets.
+#include "bindings/no_gil.h"
 #include "bindings/operators.h"
 #include "cpu/kernels.h"
 
@@ -15,9 +16,8 @@ void add_shapes(py::module_& module) {
 }
 
 void add_operators(py::module_& module) {
-  using NoGil = py::call_guard<py::gil_scoped_release>;
 #define CNN_ENGINE_CPU_OPERATOR(name)                             \
-  bind<NoGil>(                                                    \
+  bind<py::call_guard<NoGil>>(                                    \
       module, #name, [] { return cpu::selected_kernels().name; }, \
       static_cast<decltype(cpu::Kernels::name)>(nullptr));
 #include "ops/operators.def"

@@ -2,6 +2,7 @@
 #include "ops/fused_cpu.h"
 
 #include "bindings/description.h"
+#include "bindings/no_gil.h"
 
 namespace cnn_engine::bindings {
 namespace {
@@ -38,7 +39,7 @@ void add_fused(py::module_& module) {
              Address probabilities, int threads) {
             network.run(in<char>(images), is_uint8, n, out(probabilities), threads);
           },
-          py::call_guard<py::gil_scoped_release>())
+          py::call_guard<NoGil>())
       .def(
           "run_timed",
           [](const FusedNetwork& network, Address images, bool is_uint8, int n,
@@ -46,7 +47,7 @@ void add_fused(py::module_& module) {
             network.run_timed(in<char>(images), is_uint8, n, out(probabilities), threads,
                               reinterpret_cast<double*>(seconds));
           },
-          py::call_guard<py::gil_scoped_release>(),
+          py::call_guard<NoGil>(),
           "As run; adds each part's seconds to the float64 array [len(parts)] at the last address.")
       .def_property_readonly(
           "parts",
@@ -60,8 +61,7 @@ void add_fused(py::module_& module) {
       .def_property_readonly("instruction_set", &FusedNetwork::instruction_set)
       .def_property_readonly("multiply_adds", &FusedNetwork::multiply_adds);
   module.def("measure_fma_peak", &cpu::measure_fma_peak, py::arg("seconds"),
-             py::call_guard<py::gil_scoped_release>(),
-             "FLOP/s of one core with the selected instruction set.");
+             py::call_guard<NoGil>(), "FLOP/s of one core with the selected instruction set.");
 }
 
 }  // namespace cnn_engine::bindings

@@ -2,6 +2,7 @@
 #include "ops/fused_cuda.h"
 
 #include "bindings/description.h"
+#include "bindings/no_gil.h"
 #include "runtime/device.h"
 
 namespace cnn_engine::bindings {
@@ -73,7 +74,7 @@ void add_fused(py::module_& module) {
       .def_property_readonly("shared_bytes", &FusedNetwork::shared_bytes)
       .def_property_readonly("whole", &FusedNetwork::whole);
   // float32 multiply-adds a second that the current device reaches when it does nothing else.
-  module.def("measure_fma_peak", &cuda::measure_fma_peak, py::call_guard<py::gil_scoped_release>());
+  module.def("measure_fma_peak", &cuda::measure_fma_peak, py::call_guard<NoGil>());
 }
 
 }  // namespace cnn_engine::bindings

@@ -39,8 +39,9 @@ class FusedNetwork {
   // Why this CPU, with the instruction set that is selected now, does not run the network, or "".
   static std::string why_not(const NetworkDescription& description, FusedDtype dtype);
 
-  // May be called from several threads at once; one of them has the workers, the others run alone.
-  // No more threads work than this process has CPUs. Memory for a pass is kept for the next one.
+  // May be called from several threads at once; they share the CPUs. No more threads work for one
+  // call than this process has CPUs, and one alone where others do not pay (runtime/pace.h). A call
+  // has memory of its own, one workspace a thread whatever n is, which is kept for later ones.
   void run(const void* images,  // [N, C, H, W] uint8 or float32
            bool is_uint8, int n,
            float* output,  // [N, outputs]

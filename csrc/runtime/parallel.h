@@ -2,11 +2,13 @@
 //
 // Parts are claimed, not dealt out, so that a thread that the system does not run at the moment
 // holds nothing up: with dealt parts (an OpenMP static schedule, which this replaced) one busy
-// process beside two threads made passes of 2 ms take 24, a slice of the system's scheduler.
+// process beside two threads made passes of 2 ms take 24, a slice of the system's scheduler. Where
+// other threads do not pay at all, the caller works alone (runtime/pace.h).
 #pragma once
 
 #include <cstdint>
 
+#include "runtime/pace.h"
 #include "runtime/thread_pool.h"
 
 namespace cnn_engine {
@@ -38,11 +40,16 @@ static inline void parallel_for(std::int64_t count, std::int64_t cost, int threa
   const std::int64_t worth = count * (cost > 0 ? cost : 1) / kWorthAThread;
   if (worth < threads) threads = static_cast<int>(worth);
   if (threads > 1) {
+    static Pace paces[64];  // by the logarithm of the work
+    Pace& pace = paces[63 - __builtin_clzll(static_cast<unsigned long long>(worth))];
+    const Turn turn = begin_pass(pace, threads, steady_time());
     const std::int64_t most = std::int64_t{threads} * kPartsAThread;
     Shared shared{body, count, count < most ? count : most, 0};
-    if (run_on_threads(threads, &Shared::work, &shared)) return;
+    const bool helped = run_on_threads(turn.threads, &Shared::work, &shared);
+    end_pass(pace, turn, helped, worth, steady_time());
+  } else {
+    body(std::int64_t{0}, count);
   }
-  body(std::int64_t{0}, count);
 }
 
 }  // namespace cnn_engine

@@ -3,10 +3,12 @@
 #include <pthread.h>
 #include <sched.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
-#include <deque>
+#include <cstdint>
+#include <memory>
 #include <mutex>
 #include <system_error>
 #include <thread>
@@ -14,11 +16,12 @@
 namespace cnn_engine {
 namespace {
 
+using Clock = std::chrono::steady_clock;
+
 // Spins until ready() or about 50 microseconds have passed: longer than the pause between the
 // passes of a loop, short enough that an idle process uses no CPU. Returns whether it became ready.
 template <typename Ready>
 bool spin(const Ready& ready) {
-  using Clock = std::chrono::steady_clock;
   for (int i = 0; i < 64; ++i) {
     if (ready()) return true;
     pause_cpu();
@@ -36,78 +39,126 @@ bool spin(const Ready& ready) {
 class Pool {
  public:
   bool run(int threads, void (*body)(void*, int), void* context) {
-    const std::unique_lock<std::mutex> mine(callers_, std::try_to_lock);
-    if (!mine.owns_lock() || !grow(threads - 1)) return false;
-    body_ = body;
-    context_ = context;
-    for (int i = 1; i < threads; ++i) wake(workers_[i - 1]);
+    const int helpers = take_share(threads);
+    Worker* called = nullptr;
+    int index = 0;
+    for (Worker* worker = first_.load(std::memory_order_acquire); worker && index < helpers;
+         worker = worker->next) {
+      int expected = idle;
+      if (worker->state.load(std::memory_order_relaxed) != idle ||
+          !worker->state.compare_exchange_strong(expected, reserved)) {
+        continue;
+      }
+      worker->set(body, context, ++index, called);
+      called = worker;
+      worker->call();
+    }
+    while (index < helpers) {
+      Worker* worker = start(body, context, index + 1, called);
+      if (!worker) break;
+      called = worker;
+      ++index;
+    }
     body(context, 0);
-    for (int i = 1; i < threads; ++i) finish(workers_[i - 1]);
-    return true;
+    for (Worker* worker = called; worker;) {
+      Worker* next = worker->next_called;  // not ours any more once it is idle
+      worker->finish();
+      worker = next;
+    }
+    busy_.fetch_sub(1 + helpers, std::memory_order_relaxed);
+    return called != nullptr;
   }
 
  private:
-  enum State { idle, called, working };
+  // Its caller takes it from idle through reserved to called, and back to idle from wherever it has
+  // come; the worker itself goes from called through working to done.
+  enum State { idle, reserved, called, working, done };
 
   struct alignas(64) Worker {
     std::atomic<int> state{idle};
     std::atomic<bool> asleep{false};
+    void (*body)(void*, int) = nullptr;
+    void* context = nullptr;
+    int index = 0;
+    Worker* next_called = nullptr;  // of the same caller
+    Worker* next = nullptr;         // of the pool
     std::mutex mutex;
     std::condition_variable changed;
+
+    void set(void (*to)(void*, int), void* with, int number, Worker* others) {
+      body = to;
+      context = with;
+      index = number;
+      next_called = others;
+    }
+
+    void call() {
+      state.store(called);  // sequentially consistent, as is `asleep`: one sees the other
+      if (asleep.load()) {
+        const std::lock_guard<std::mutex> lock(mutex);
+        changed.notify_one();
+      }
+    }
+
+    // Takes the call back from a worker that has not come yet, or waits for it to be done.
+    void finish() {
+      int expected = called;
+      if (state.compare_exchange_strong(expected, idle)) return;
+      wait_until([&] { return state.load(std::memory_order_acquire) == done; });
+      state.store(idle, std::memory_order_release);
+    }
+
+    void work() {
+      const auto is_called = [&] {
+        return state.load() == called;
+      };
+      for (;;) {
+        if (!spin(is_called)) {
+          std::unique_lock<std::mutex> lock(mutex);
+          asleep.store(true);
+          changed.wait(lock, is_called);
+          asleep.store(false);
+        }
+        int expected = called;
+        if (!state.compare_exchange_strong(expected, working)) continue;
+        body(context, index);
+        state.store(done, std::memory_order_release);
+      }
+    }
   };
 
-  bool grow(int count) {
-    while (static_cast<int>(workers_.size()) < count) {
-      workers_.emplace_back();
-      const int index = static_cast<int>(workers_.size());
-      try {
-        // Never joined: the pool lives until the process ends.
-        std::thread([this, index] { work(workers_[index - 1], index); }).detach();
-      } catch (const std::system_error&) {
-        workers_.pop_back();
-        return false;
-      }
+  // How many threads may help a caller: what others have taken, CPUs or threads, is not there.
+  int take_share(int threads) {
+    const int most = std::max(threads, available_cpus()) - 1;
+    int busy = busy_.load(std::memory_order_relaxed), helpers;
+    do {
+      helpers = std::max(0, std::min(threads - 1, most - busy));
+    } while (!busy_.compare_exchange_weak(busy, busy + 1 + helpers, std::memory_order_relaxed));
+    return helpers;
+  }
+
+  // Adds a worker that is called already; null if the system has no more threads.
+  Worker* start(void (*body)(void*, int), void* context, int index, Worker* others) {
+    auto worker = std::make_unique<Worker>();
+    Worker* added = worker.get();
+    added->set(body, context, index, others);
+    added->state.store(called, std::memory_order_relaxed);
+    try {
+      // Never joined: the pool lives until the process ends.
+      std::thread([added] { added->work(); }).detach();
+    } catch (const std::system_error&) {
+      return nullptr;
     }
-    return true;
-  }
-
-  static void wake(Worker& worker) {
-    worker.state.store(called);  // sequentially consistent, as is `asleep`: one sees the other
-    if (worker.asleep.load()) {
-      const std::lock_guard<std::mutex> lock(worker.mutex);
-      worker.changed.notify_one();
+    worker.release();
+    added->next = first_.load(std::memory_order_relaxed);
+    while (!first_.compare_exchange_weak(added->next, added, std::memory_order_release,
+                                         std::memory_order_relaxed)) {
     }
+    return added;
   }
 
-  // Takes the call back from a worker that has not come yet, or waits for it to be done.
-  static void finish(Worker& worker) {
-    int expected = called;
-    if (worker.state.compare_exchange_strong(expected, idle)) return;
-    wait_until([&] { return worker.state.load(std::memory_order_acquire) == idle; });
-  }
-
-  void work(Worker& worker, int index) {
-    const auto is_called = [&] {
-      return worker.state.load() == called;
-    };
-    for (;;) {
-      if (!spin(is_called)) {
-        std::unique_lock<std::mutex> lock(worker.mutex);
-        worker.asleep.store(true);
-        worker.changed.wait(lock, is_called);
-        worker.asleep.store(false);
-      }
-      int expected = called;
-      if (!worker.state.compare_exchange_strong(expected, working)) continue;
-      body_(context_, index);
-      worker.state.store(idle, std::memory_order_release);
-    }
-  }
-
-  std::mutex callers_;
-  std::deque<Worker> workers_;  // a deque: workers never move
-  void (*body_)(void*, int) = nullptr;
-  void* context_ = nullptr;
+  std::atomic<Worker*> first_{nullptr};  // a list that only grows
+  std::atomic<int> busy_{0};             // callers and the threads that may help them
 };
 
 std::atomic<Pool*> pool{nullptr};
@@ -116,21 +167,18 @@ std::atomic<Pool*> pool{nullptr};
 // new one is made when it is needed.
 void forget_pool() { pool.store(nullptr); }
 
+[[maybe_unused]] const int at_fork = pthread_atfork(nullptr, nullptr, forget_pool);
+
 Pool& instance() {
-  static std::once_flag once;
-  std::call_once(once, [] { pthread_atfork(nullptr, nullptr, forget_pool); });
-  Pool* current = pool.load();
+  Pool* current = pool.load(std::memory_order_acquire);
   if (current == nullptr) {
-    auto* made = new Pool;
-    if (pool.compare_exchange_strong(current, made)) return *made;
-    delete made;
+    auto made = std::make_unique<Pool>();
+    if (pool.compare_exchange_strong(current, made.get())) return *made.release();
   }
   return *current;
 }
 
-}  // namespace
-
-int available_cpus() {
+int count_cpus() {
   cpu_set_t set;
   CPU_ZERO(&set);
   if (sched_getaffinity(0, sizeof set, &set) == 0 && CPU_COUNT(&set) > 0) return CPU_COUNT(&set);
@@ -138,10 +186,25 @@ int available_cpus() {
   return count ? static_cast<int>(count) : 1;
 }
 
+}  // namespace
+
+int available_cpus() {
+  // Asking the system costs more than all else that a call of the pool does.
+  static std::atomic<int> known{0};
+  static std::atomic<std::int64_t> until{0};
+  const std::int64_t now = Clock::now().time_since_epoch().count();
+  if (now >= until.load(std::memory_order_acquire)) {
+    known.store(count_cpus(), std::memory_order_relaxed);
+    constexpr Clock::duration kept = std::chrono::milliseconds(100);
+    until.store(now + kept.count(), std::memory_order_release);
+  }
+  return known.load(std::memory_order_relaxed);
+}
+
 bool run_on_threads(int threads, void (*body)(void* context, int index), void* context) {
-  if (threads == 1) {
+  if (threads <= 1) {
     body(context, 0);
-    return true;
+    return false;
   }
   return instance().run(threads, body, context);
 }

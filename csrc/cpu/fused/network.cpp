@@ -3,7 +3,6 @@
 #include <atomic>
 #include <chrono>
 #include <cstring>
-#include <mutex>
 #include <new>
 #include <numeric>
 #include <stdexcept>
@@ -15,6 +14,7 @@
 #include "cpu/fused/plan.h"
 #include "cpu/kernels.h"
 #include "ops/fused_cpu.h"
+#include "runtime/pace.h"
 #include "runtime/thread_pool.h"
 
 namespace cnn_engine::cpu {
@@ -70,8 +70,10 @@ struct FusedNetwork::State {
   Pixels pixels;
   std::unique_ptr<Plan> plan;
   LayeredNetwork layered;
-  std::mutex mutex;                                 // of `workspaces`
-  std::vector<std::unique_ptr<Buffer>> workspaces;  // that no call uses now
+  // Kept for the next calls, of any size: as many as were in use at once, up to this number. No
+  // lock, so that a child that is forked in the middle of a call finds none taken.
+  std::atomic<Buffer*> workspaces[64] = {};
+  Pace paces[32];  // by the logarithm of the images in a pass
 
   State(const NetworkDescription& description, bool bfloat16, const InstructionSet& set)
       : kernels(*set.fused),
@@ -87,21 +89,30 @@ struct FusedNetwork::State {
 #endif
   }
 
+  ~State() {
+    for (auto& slot : workspaces) delete slot.load(std::memory_order_relaxed);
+  }
+
   std::unique_ptr<Buffer> take() {
-    {
-      const std::lock_guard<std::mutex> lock(mutex);
-      if (!workspaces.empty()) {
-        auto workspace = std::move(workspaces.back());
-        workspaces.pop_back();
-        return workspace;
+    for (auto& slot : workspaces) {
+      if (slot.load(std::memory_order_relaxed) == nullptr) continue;
+      if (Buffer* workspace = slot.exchange(nullptr, std::memory_order_acquire)) {
+        return std::unique_ptr<Buffer>(workspace);
       }
     }
     return std::make_unique<Buffer>(plan->workspace);
   }
 
   void give_back(std::unique_ptr<Buffer> workspace) {
-    const std::lock_guard<std::mutex> lock(mutex);
-    workspaces.push_back(std::move(workspace));
+    for (auto& slot : workspaces) {
+      Buffer* none = nullptr;
+      if (slot.load(std::memory_order_relaxed) == nullptr &&
+          slot.compare_exchange_strong(none, workspace.get(), std::memory_order_release,
+                                       std::memory_order_relaxed)) {
+        workspace.release();
+        return;
+      }
+    }
   }
 };
 
@@ -281,6 +292,13 @@ void FusedNetwork::run_with(const void* images, bool is_uint8, int n, float* out
   const std::size_t image_bytes = plan.image_size * (is_uint8 ? 1 : sizeof(float));
   if (plan.multiply_adds * n < kWorthThreads || threads < 1) threads = 1;
   if (threads > 1) threads = std::min(threads, available_cpus());
+  Pace& pace = state.paces[31 - __builtin_clz(static_cast<unsigned>(n))];
+  const bool paced = threads > 1;
+  Turn turn{};
+  if (paced) {
+    turn = begin_pass(pace, threads, steady_time());
+    threads = turn.threads;
+  }
 
   // A few images beyond a multiple of the threads would leave threads idle for a whole image's
   // time.
@@ -297,30 +315,27 @@ void FusedNetwork::run_with(const void* images, bool is_uint8, int n, float* out
   const int stride = fused::round_up(parts, 8);  // threads write to cache lines of their own
   std::vector<double> laps(timed ? std::size_t(threads) * stride : 0);
 
-  const auto attempt = [&](int count) {
-    const int whole = count > 1 ? n - left : n;
-    Pass pass{state.kernels,
-              plan,
-              state.layered,
-              {state.pixels.scale, state.pixels.offset, is_uint8},
-              static_cast<const char*>(images),
-              image_bytes,
-              output,
-              whole,
-              n,
-              std::max(1, std::min(Plan::kGroup, whole / count)),
-              count,
-              workspaces.data(),
-              laps.data(),
-              stride};
-    const bool ran = run_on_threads(
-        count, [](void* context, int index) { static_cast<Pass*>(context)->work<timed>(index); },
-        &pass);
-    if (pass.out_of_memory.load()) throw std::bad_alloc();
-    return ran;
-  };
-  if (!attempt(threads)) attempt(1);
+  const int whole = n - left;
+  Pass pass{state.kernels,
+            plan,
+            state.layered,
+            {state.pixels.scale, state.pixels.offset, is_uint8},
+            static_cast<const char*>(images),
+            image_bytes,
+            output,
+            whole,
+            n,
+            std::max(1, std::min(Plan::kGroup, whole / threads)),
+            threads,
+            workspaces.data(),
+            laps.data(),
+            stride};
+  const bool helped = run_on_threads(
+      threads, [](void* context, int index) { static_cast<Pass*>(context)->work<timed>(index); },
+      &pass);
+  if (paced) end_pass(pace, turn, helped, n, steady_time());
   for (auto& workspace : workspaces) state.give_back(std::move(workspace));
+  if (pass.out_of_memory.load()) throw std::bad_alloc();
   if constexpr (timed) {
     const double wall = std::chrono::duration<double>(SteadyClock::now() - start).count();
     const double sum = std::accumulate(laps.begin(), laps.end(), 0.0);

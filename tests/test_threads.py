@@ -1,0 +1,352 @@
+"""Threads on the CPU: how many by default, that they come, and callers, children and exits beside them."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cifar10.network import NETWORK as CIFAR10
+from cnn_engine import _cpu
+from cnn_engine.devices import threads
+from cnn_engine.engine import fused as fused_kernels
+
+CPUS = len(os.sched_getaffinity(0))
+several_cpus = pytest.mark.skipif(CPUS < 2, reason="this process has one CPU")
+
+
+def build():
+    parameters = CIFAR10.random_weights(0)
+    return _cpu.FusedNetwork(*fused_kernels.description(CIFAR10, parameters), "float32")
+
+
+def pixels(count: int) -> np.ndarray:
+    return np.random.default_rng(count).integers(0, 256, (count, 3, 32, 32), dtype=np.uint8)
+
+
+class Call:
+    """One call of ``FusedNetwork.run``, with its memory."""
+
+    def __init__(self, fused, count: int, workers: int) -> None:
+        self.images = pixels(count)
+        self.out = np.zeros((count, 10), np.float32)
+        self.arguments = (self.images.ctypes.data, True, count, self.out.ctypes.data, workers)
+        self.run = fused.run
+
+    def __call__(self) -> np.ndarray:
+        self.run(*self.arguments)
+        return self.out
+
+
+# ---- how many by default ----
+
+
+def files(root: Path, contents: dict[str, str]) -> tuple[Path, Path]:
+    """Writes fake cgroup files; returns the folder of the cgroups and the process's own list."""
+    for name, text in contents.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="ascii")
+    return root / "cgroup", root / "self"
+
+
+@pytest.mark.parametrize(
+    ("contents", "cpus"),
+    [
+        ({}, None),
+        ({"self": "0::/\n"}, None),
+        ({"self": "0::/\n", "cgroup/cpu.max": "max 100000\n"}, None),
+        ({"self": "0::/\n", "cgroup/cpu.max": "150000 100000\n"}, 1.5),
+        ({"self": "0::/a/b\n", "cgroup/a/cpu.max": "200000 100000\n",
+          "cgroup/a/b/cpu.max": "max 100000\n"}, 2.0),
+        ({"self": "0::/a/b\n", "cgroup/a/cpu.max": "800000 100000\n",
+          "cgroup/a/b/cpu.max": "300000 100000\n"}, 3.0),
+        ({"self": "0::/../host\n", "cgroup/cpu.max": "50000 100000\n"}, 0.5),
+        ({"self": "0::/a\n", "cgroup/a/cpu.max": "nonsense\n"}, None),
+        ({"self": "4:cpu,cpuacct:/docker/x\n1:name=systemd:/\n",
+          "cgroup/cpu,cpuacct/docker/x/cpu.cfs_quota_us": "400000\n",
+          "cgroup/cpu,cpuacct/docker/x/cpu.cfs_period_us": "100000\n"}, 4.0),
+        ({"self": "4:cpuacct,cpu:/docker/x\n", "cgroup/cpu/cpu.cfs_quota_us": "250000\n",
+          "cgroup/cpu/cpu.cfs_period_us": "100000\n"}, 2.5),
+        ({"self": "4:cpu:/x\n", "cgroup/cpu/x/cpu.cfs_quota_us": "-1\n",
+          "cgroup/cpu/x/cpu.cfs_period_us": "100000\n"}, None),
+        ({"self": "9:memory:/x\n", "cgroup/memory/x/cpu.max": "100000 100000\n"}, None),
+        ({"self": "4:cpu:/x\n0::/y\n", "cgroup/cpu/x/cpu.cfs_quota_us": "200000\n",
+          "cgroup/cpu/x/cpu.cfs_period_us": "100000\n"}, 2.0),
+        ({"self": "no cgroups at all\n"}, None),
+    ],
+    ids=["no file", "no limit file", "max", "a share", "above", "the least", "outside the namespace",
+         "nonsense", "v1", "v1 in a container", "v1 unlimited", "another controller", "hybrid", "garbage"],
+)  # fmt: skip
+def test_quota(tmp_path, contents, cpus):
+    assert threads.quota(*files(tmp_path, contents)) == cpus
+
+
+@pytest.mark.parametrize(
+    ("granted", "wanted"), [(None, CPUS), (0.5, 1), (1.9, 1), (1e6, CPUS), (float(CPUS), CPUS)]
+)
+def test_default_is_what_affinity_and_quota_leave(monkeypatch, granted, wanted):
+    monkeypatch.setattr(threads, "quota", lambda: granted)
+    assert threads.default() == wanted == threads.check(None)
+
+
+def test_default_respects_affinity():
+    code = "import os; os.sched_setaffinity(0, [min(os.sched_getaffinity(0))]); " + (
+        "from cnn_engine.devices import threads; print(threads.default())"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.stdout == "1\n"
+
+
+# ---- that they come ----
+
+#: Runs one pass, waits until its threads are asleep, runs another: prints how many threads the first one
+#: started, and whether those were given a CPU once more, sooner or later.
+COMING = """
+import os, time
+import numpy as np
+from test_threads import Call, build
+from cnn_engine import _cpu
+
+def tasks():
+    return {int(name) for name in os.listdir("/proc/self/task")}
+
+def slices():
+    return sum(int(open(f"/proc/self/task/{i}/schedstat").read().split()[2]) for i in workers)
+
+def asleep():
+    return all(open(f"/proc/self/task/{i}/stat").read().split()[2] == "S" for i in workers)
+
+def becomes(true):
+    end = time.monotonic() + 20
+    while not (found := true()) and time.monotonic() < end:
+        time.sleep(0.02)
+    return found
+
+def fused():
+    return Call(build(), 64, 2)
+
+def layered():
+    shape = _cpu.Conv2dShape(64, 3, 32, 32, 16, 5, 5, 1, 1, 2, 2)
+    x, w, y = (np.zeros(n, np.float32) for n in (64 * 3072, 1200, 64 * 16384))
+    arguments = x.ctypes.data, w.ctypes.data, 0, y.ctypes.data, shape, _cpu.Conv2dVariant.direct, True
+    return lambda: _cpu.conv2d(*arguments, 2)
+
+call = {kind}()
+before = tasks()
+call()
+workers = tasks() - before
+time.sleep(0.1)
+assert becomes(asleep)
+before = slices()
+call()
+print(len(workers), becomes(lambda: slices() > before))
+"""
+
+
+def python(code: str, *arguments: str) -> subprocess.CompletedProcess:
+    here = Path(__file__).resolve().parent
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(here), str(here.parent)])}
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        env=environment, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+
+
+@several_cpus
+@pytest.mark.skipif(not os.path.exists("/proc/self/schedstat"), reason="no schedstat here")
+@pytest.mark.parametrize("kind", ["fused", "layered"])
+def test_two_threads_are_two_and_wake_up(kind):
+    result = python(COMING.replace("{kind}", kind))
+    assert result.returncode == 0, result.stderr
+    assert result.stdout == "1 True\n"
+
+
+def test_python_goes_on_while_a_pass_runs():
+    """The interpreter's lock is given back: another thread counts on in the middle of a pass."""
+    call = Call(build(), 400, 1)
+    stop = threading.Event()
+    count = 0
+
+    def counting() -> None:
+        nonlocal count
+        while not stop.is_set():
+            count += 1
+            time.sleep(0)  # what it counts are its turns
+
+    switch = sys.getswitchinterval()
+    sys.setswitchinterval(100)  # nobody is made to give the lock back
+    counter = threading.Thread(target=counting)
+    counter.start()
+    try:
+        gained = []
+        for _ in range(20):
+            before = count
+            call()
+            gained.append(count - before)
+    finally:
+        stop.set()
+        sys.setswitchinterval(switch)
+        counter.join()
+    assert np.median(gained) > 10, gained
+
+
+# ---- callers at once, children, exits ----
+
+
+def test_several_callers_at_once():
+    fused = build()
+    calls = [Call(fused, count, workers) for count in (1, 9, 3) for workers in (1, 2)]
+    wanted = [call().copy() for call in calls]
+    failures = []
+
+    def work() -> None:
+        own = [Call(fused, len(call.images), call.arguments[-1]) for call in calls]
+        for _ in range(20):
+            for call, right in zip(own, wanted, strict=True):
+                call.out.fill(-1)
+                if not (call() == right).all():
+                    failures.append(call.arguments)
+
+    callers = [threading.Thread(target=work) for _ in range(4)]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
+    assert not failures
+
+
+def test_a_busy_pool_drops_no_work():
+    """Layered operators, whose loops share a pool that a long pass of another thread has taken."""
+    long = Call(build(), 2000, max(CPUS, 2))
+    size = 200_000
+    x = np.random.default_rng(0).standard_normal(size).astype(np.float32)
+    shape = _cpu.ElementwiseShape(size, 4)
+    busy = threading.Thread(target=lambda: [long() for _ in range(3)])
+    busy.start()
+    checks = 0
+    while busy.is_alive() or not checks:
+        y = np.full(size, np.nan, np.float32)
+        _cpu.relu(x.ctypes.data, y.ctypes.data, shape, max(CPUS, 2))
+        np.testing.assert_array_equal(y, np.maximum(x, 0))
+        checks += 1
+    busy.join()
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_a_forked_child_has_its_own_threads():
+    call = Call(build(), 3, 2)
+    wanted = call().copy()
+    child = os.fork()
+    if child == 0:
+        call.out.fill(-1)
+        os._exit(0 if (call() == wanted).all() else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    np.testing.assert_array_equal(call(), wanted)
+
+
+#: Forks again and again while other threads are in the middle of passes; a child that hangs is killed.
+FORKING = """
+import os, signal, sys, threading, warnings
+from test_threads import Call, build
+warnings.simplefilter("ignore")
+fused = build()
+wanted = Call(fused, 5, 2)().copy()
+stop = False
+
+def work():
+    call = Call(fused, 5, 2)
+    while not stop:
+        call()
+
+callers = [threading.Thread(target=work) for _ in range(2)]
+for caller in callers:
+    caller.start()
+bad = 0
+for _ in range(40):
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        os._exit(0 if all((Call(fused, 5, 2)() == wanted).all() for _ in range(3)) else 1)
+    bad += os.waitpid(child, 0)[1] != 0
+stop = True
+for caller in callers:
+    caller.join()
+print(bad)
+"""
+
+
+def test_a_child_forked_in_the_middle_of_passes():
+    result = python(FORKING)
+    assert result.stdout == "0\n", result.stderr
+
+
+LEAVING = """
+import sys, threading, time
+import cnn_engine
+from test_threads import pixels
+engine = cnn_engine.Engine("cifar10", weights="random", device="cpu", variant=sys.argv[1], threads=2)
+images = pixels(int(sys.argv[2]))
+engine.predict(images)
+
+def work():
+    engine = cnn_engine.Engine("cifar10", weights="random", device="cpu", variant=sys.argv[1], threads=2)
+    started.release()
+    while True:
+        engine.predict(images)
+
+started = threading.Semaphore(0)
+for _ in range(2):
+    threading.Thread(target=work, daemon=True).start()
+    started.acquire()
+time.sleep(0.05)
+"""
+
+
+@pytest.mark.parametrize("variant", ["fused", "pad"])
+@pytest.mark.parametrize("count", [1, 50])
+def test_an_interpreter_ends_while_daemon_threads_predict(variant, count):
+    result = python(LEAVING, variant, str(count))
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+# ---- memory ----
+
+
+class Mallinfo(ctypes.Structure):
+    """C's ``struct mallinfo2``: ten sizes."""
+
+    _fields_ = tuple((f"size{index}", ctypes.c_size_t) for index in range(10))
+
+
+def allocated() -> int:
+    """Bytes that the C library has given out and not got back."""
+    library = ctypes.CDLL(None)
+    if not hasattr(library, "mallinfo2"):
+        pytest.skip("no mallinfo2 here")
+    library.mallinfo2.restype = Mallinfo
+    found = library.mallinfo2()
+    return found.size4 + found.size7  # mapped, and in the heap
+
+
+def test_memory_does_not_grow_with_the_batches_seen():
+    fused = build()
+    images, out = pixels(300), np.empty((300, 10), np.float32)
+
+    def pass_over(count: int, workers: int) -> None:
+        fused.run(images.ctypes.data, True, count, out.ctypes.data, workers)
+
+    for count in (1, 2, 3, 300):
+        pass_over(count, 2)
+    before = allocated()
+    for count in range(1, 301):
+        for workers in (1, 2):
+            pass_over(count, workers)
+    assert allocated() - before < 100_000  # a pass's own memory is 338 KB
