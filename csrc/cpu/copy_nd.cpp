@@ -8,9 +8,12 @@
 namespace cnn_engine::cpu::CNN_ENGINE_ISA {
 namespace {
 
-// Elements a side of a tile: its lines of input, one a row, stay in the first cache while the
-// output is written row by row.
+// Elements a side of a tile: its lines of input, one a column, stay in the first cache while the
+// output is written row by row. Tiles are done in strips of four along the input's lines, each
+// while the next one's lines come from memory: too many lines for the processor to foresee by
+// itself.
 constexpr std::int64_t kTile = 16;
+constexpr std::int64_t kStrip = 4 * kTile;
 
 template <typename Item>
 struct Vector;
@@ -77,18 +80,18 @@ void transpose(const Item* input, Item* output, const Strided<2>& walk, int othe
   const std::int64_t columns = walk.dims[last];
   const std::int64_t to_step = walk.strides[0][other];
   const std::int64_t from_step = walk.strides[1][last];
-  const std::int64_t row_tiles = (rows + kTile - 1) / kTile;
+  const std::int64_t row_strips = (rows + kStrip - 1) / kStrip;
   const std::int64_t column_tiles = (columns + kTile - 1) / kTile;
   std::int64_t outer = 1;
   for (int d = 0; d < last; ++d) outer *= d == other ? 1 : walk.dims[d];
-  const std::int64_t tiles = outer * row_tiles * column_tiles;
-  parallel_for(tiles, kTile * kTile, threads, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t tile = begin; tile < end; ++tile) {
-      const std::int64_t column = tile % column_tiles * kTile;
-      const std::int64_t row = tile / column_tiles % row_tiles * kTile;
-      std::int64_t rest = tile / (column_tiles * row_tiles);
-      const Item* from = input + row + column * from_step;
-      Item* to = output + row * to_step + column;
+  const std::int64_t strips = outer * row_strips * column_tiles;
+  parallel_for(strips, kStrip * kTile, threads, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t strip = begin; strip < end; ++strip) {
+      const std::int64_t column = strip % column_tiles * kTile;
+      const std::int64_t first = strip / column_tiles % row_strips * kStrip;
+      std::int64_t rest = strip / (column_tiles * row_strips);
+      const Item* from = input + column * from_step;
+      Item* to = output + column;
       for (int d = last - 1; d >= 0; --d) {
         if (d == other) continue;
         const std::int64_t place = rest % walk.dims[d];
@@ -96,8 +99,17 @@ void transpose(const Item* input, Item* output, const Strided<2>& walk, int othe
         to += place * walk.strides[0][d];
         from += place * walk.strides[1][d];
       }
-      transpose_tile(from, from_step, to, to_step, rows - row < kTile ? rows - row : kTile,
-                     columns - column < kTile ? columns - column : kTile);
+      const std::int64_t width = columns - column < kTile ? columns - column : kTile;
+      for (std::int64_t row = first; row < first + kStrip && row < rows; row += kTile) {
+        const std::int64_t next = row + kTile;
+        if (next < rows) {
+          for (std::int64_t i = 0; i < width; ++i) __builtin_prefetch(from + next + i * from_step);
+          const std::int64_t ahead = rows - next < kTile ? rows - next : kTile;
+          for (std::int64_t j = 0; j < ahead; ++j) __builtin_prefetch(to + (next + j) * to_step, 1);
+        }
+        transpose_tile(from + row, from_step, to + row * to_step, to_step,
+                       rows - row < kTile ? rows - row : kTile, width);
+      }
     }
   });
 }

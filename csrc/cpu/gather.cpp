@@ -25,6 +25,8 @@ void gather_items(const void* input, const std::int64_t* tables, void* output,
     if (d < end_dim) rows *= p.dims[d];
   }
   if (length == 0 || p.run == 0) return;
+  bool whole = p.run == 1;  // whether the last dimension has nothing to fill, and so no branch
+  for (std::int64_t i = 0; i < length && whole; ++i) whole = table[end_dim][i] >= 0;
   parallel_for(rows, length * p.run, threads, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t row = begin; row < end; ++row) {
       std::int64_t start = 0;
@@ -40,6 +42,8 @@ void gather_items(const void* input, const std::int64_t* tables, void* output,
       const std::int64_t* last = table[end_dim];
       if (!inside) {
         for (std::int64_t i = 0; i < length * p.run; ++i) to[i] = value;
+      } else if (whole) {
+        for (std::int64_t i = 0; i < length; ++i) to[i] = x[start + last[i]];
       } else if (p.run == 1) {
         for (std::int64_t i = 0; i < length; ++i) to[i] = last[i] < 0 ? value : x[start + last[i]];
       } else {

@@ -26,6 +26,7 @@ struct Square {
 
 template <typename Map>
 struct Sum {
+  using State = double;
   static constexpr double kStart = 0.0;
   static inline __attribute__((always_inline)) double take(double sum, double x) {
     return sum + Map::of(x);
@@ -40,6 +41,7 @@ struct Sum {
 };
 
 struct Product {
+  using State = double;
   static constexpr double kStart = 1.0;
   static inline __attribute__((always_inline)) double take(double product, double x) {
     return product * x;
@@ -56,14 +58,13 @@ struct Product {
 // The largest, or the smallest: of the numbers with their sign turned, the largest. NaN wins.
 template <int sign>
 struct Extreme {
-  static constexpr double kStart = sign * -__builtin_inf();
-  static inline __attribute__((always_inline)) double take(double best, double x) {
-    return sign * x > sign * best || x != x ? x : best;
+  using State = float;
+  static constexpr float kStart = sign * -__builtin_inff();
+  static inline __attribute__((always_inline)) float take(float best, float x) {
+    return (sign * x > sign * best) | (x != x) ? x : best;
   }
-  static inline __attribute__((always_inline)) double join(double a, double b) {
-    return take(a, b);
-  }
-  static double line(const float* x, std::int64_t count) {
+  static inline __attribute__((always_inline)) float join(float a, float b) { return take(a, b); }
+  static float line(const float* x, std::int64_t count) {
     float best = -__builtin_inff();
     int nan = 0;
 #pragma omp simd reduction(max : best) reduction(| : nan)
@@ -72,7 +73,7 @@ struct Extreme {
       best = value > best ? value : best;
       nan |= value != value;
     }
-    return nan ? __builtin_nan("") : sign * best;
+    return nan ? __builtin_nanf("") : sign * best;
   }
 };
 
@@ -94,7 +95,7 @@ double finish(Reduction reduction, double value, std::int64_t axis) {
 // that a single line keeps all threads busy.
 constexpr std::int64_t kPart = 1 << 16;
 // Columns side by side that are reduced together.
-constexpr std::int64_t kColumns = 64;
+constexpr std::int64_t kColumns = 256;
 
 template <typename Kind>
 void reduce_lines(const float* x, float* y, const AxisShape& p, Reduction reduction, int threads) {
@@ -107,8 +108,9 @@ void reduce_lines(const float* x, float* y, const AxisShape& p, Reduction reduct
     return;
   }
   const std::int64_t parts = (p.axis + kPart - 1) / kPart;
-  const std::unique_ptr<double[]> results(new double[p.outer * parts]);
-  double* const result = results.get();
+  using State = typename Kind::State;
+  const std::unique_ptr<State[]> results(new State[p.outer * parts]);
+  State* const result = results.get();
   parallel_for(p.outer * parts, kPart, threads, [=](std::int64_t begin, std::int64_t end) {
     for (std::int64_t i = begin; i < end; ++i) {
       const std::int64_t first = i % parts * kPart;
@@ -117,7 +119,7 @@ void reduce_lines(const float* x, float* y, const AxisShape& p, Reduction reduct
     }
   });
   for (std::int64_t o = 0; o < p.outer; ++o) {
-    double value = Kind::kStart;
+    State value = Kind::kStart;
     for (std::int64_t i = 0; i < parts; ++i) value = Kind::join(value, result[o * parts + i]);
     y[o] = static_cast<float>(finish(reduction, value, p.axis));
   }
@@ -143,7 +145,7 @@ template <typename Kind>
 void reduce_kind(const float* x, float* y, const AxisShape& p, Reduction reduction, int threads) {
   if (p.inner == 1) return reduce_lines<Kind>(x, y, p, reduction, threads);
   for_columns(p, 1, threads, [=](std::int64_t from, std::int64_t to, std::int64_t columns) {
-    double value[kColumns];
+    typename Kind::State value[kColumns];
     for (std::int64_t i = 0; i < columns; ++i) value[i] = Kind::kStart;
     for (std::int64_t a = 0; a < p.axis; ++a) {
       const float* row = x + from + a * p.inner;

@@ -34,7 +34,7 @@ void softmax_line(const float* x, float* y, std::int64_t count, bool logarithm) 
   }
 }
 
-constexpr std::int64_t kColumns = 64;
+constexpr std::int64_t kColumns = 256;
 
 void softmax_columns(const float* x, float* y, std::int64_t axis, std::int64_t inner,
                      std::int64_t columns, bool logarithm) {
@@ -53,17 +53,31 @@ void softmax_columns(const float* x, float* y, std::int64_t axis, std::int64_t i
   }
   for (std::int64_t a = 0; a < axis; ++a) {
     const float* row = x + a * inner;
+    float* to = y + a * inner;
+    if (logarithm) {
 #pragma omp simd
-    for (std::int64_t i = 0; i < columns; ++i) sum[i] += math::exp(row[i] - largest[i]);
+      for (std::int64_t i = 0; i < columns; ++i) sum[i] += math::exp(row[i] - largest[i]);
+    } else {
+#pragma omp simd
+      for (std::int64_t i = 0; i < columns; ++i) {
+        const double e = math::exp(row[i] - largest[i]);
+        sum[i] += e;
+        to[i] = static_cast<float>(e);
+      }
+    }
   }
   for (std::int64_t i = 0; i < columns; ++i) sum[i] = logarithm ? math::log(sum[i]) : 1.0 / sum[i];
   for (std::int64_t a = 0; a < axis; ++a) {
     const float* row = x + a * inner;
     float* to = y + a * inner;
+    if (logarithm) {
 #pragma omp simd
-    for (std::int64_t i = 0; i < columns; ++i) {
-      const double below = row[i] - largest[i];
-      to[i] = static_cast<float>(logarithm ? below - sum[i] : math::exp(below) * sum[i]);
+      for (std::int64_t i = 0; i < columns; ++i) {
+        to[i] = static_cast<float>(row[i] - largest[i] - sum[i]);
+      }
+    } else {
+#pragma omp simd
+      for (std::int64_t i = 0; i < columns; ++i) to[i] = static_cast<float>(to[i] * sum[i]);
     }
   }
 }

@@ -6,6 +6,7 @@ from typing import Any
 
 from ... import _cpu
 from .kernel import Bound, Call, Kernel
+from .strided import copy_shape
 
 _ANY = ()
 
@@ -15,8 +16,13 @@ def _host(call: Call) -> Bound:
 
 
 def _device(call: Call) -> Bound:
-    function: Any = getattr(call.device, f"copy_{call.node.op.direction}")
-    return function, [*call.to, *call.at, call.inputs[0].nbytes]
+    direction = getattr(call.node.op, "direction", "d2d")
+    x = call.inputs[0]
+    if direction == "d2d":
+        shape = copy_shape(x, (x.size,), (1,), (1,))
+        return call.native("copy_nd", *call.at, *call.to, shape)
+    function: Any = getattr(call.device, f"copy_{direction}")
+    return function, [*call.to, *call.at, x.nbytes]
 
 
 ROWS = [
