@@ -69,7 +69,7 @@ def _seconds_axis(axis: Axis) -> None:
 
 
 def _short_seconds(value: float) -> str:
-    for factor, unit in ((1, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns")):
+    for factor, unit in ((1, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns")):
         if value >= factor * 0.9999:
             return f"{value / factor:.4g} {unit}"
     return "0" if value == 0 else f"{value:.1g} s"

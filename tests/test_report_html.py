@@ -14,6 +14,7 @@ from samples import CASES, every_result, make, make_bare, make_cuda, make_profil
 from cnn_engine.compare import comparison
 from cnn_engine.errors import InputError
 from cnn_engine.measure.result import Latency, Result, TimelineEvent
+from cnn_engine.measure.statistics import Estimate
 from cnn_engine.report import charts, html, json
 
 
@@ -113,7 +114,8 @@ def test_html_keeps_order_when_results_have_different_layers():
 
 def test_html_histogram_counts_every_sample_once():
     samples = [*np.random.default_rng(1).gamma(2, 1, 1000), 1e6]
-    found = charts.histogram(make(latency=Latency(samples)))
+    result = make(latency=Latency(samples))
+    found = charts.histogram(result, charts.latency_axis([result]))
     counted = sum(int(bin["title"].rpartition(": ")[2].split()[0]) for bin in found["bins"])
     beyond = int(found["beyond"].split()[0])
     assert counted + beyond == len(samples)
@@ -281,13 +283,14 @@ def test_html_shows_verdicts_on_several_results():
     found = tables(slow, fast, comparisons=[verdict])
     caption = "B (fast.json) against A (slow.json)"
     p50 = found.row(caption, "pass p50")
-    assert p50[-1] == "faster"
-    assert 0.49 < float(p50[2]) < 0.51
+    assert p50[0] == "faster"  # first, where a phone shows it
+    assert 0.49 < float(p50[1]) < 0.51
     low, high = (float(end) for end in p50[3].split(" to "))
-    assert low < float(p50[2]) < high
-    assert found.row(caption, "conv1")[-1] == "cannot tell: no raw samples"
+    assert low < float(p50[1]) < high
+    conv1 = found.row(caption, "conv1")
+    assert (conv1[0], conv1[-1]) == ("cannot tell", "no raw samples")
     other_way = tables(fast, slow, comparisons=[comparison.compare(fast, slow)])
-    assert other_way.row("B (", "pass p50")[-1] == "slower"
+    assert other_way.row("B (", "pass p50")[0] == "slower"
 
 
 def test_html_charts_the_profiled_run_apart():
@@ -356,3 +359,40 @@ def test_html_of_any_document_is_a_page_or_an_error_of_one_line(data):
         assert "\n" not in str(error)
         return
     Page(html.render([result]))
+
+
+def test_html_begins_with_the_result_and_ends_with_the_settings():
+    text = Page(html.render([make()])).text
+    order = [text.rindex(f" {name} ") for name in ("Layers", "Latency", "Phases", "What ran")]
+    assert order == sorted(order)
+    assert "Result A" not in html.render([make()])
+    assert 'class="key"' not in html.render([make()])
+
+
+def test_html_title_says_network_device_and_day():
+    document = html.render([make(started="2026-11-21T10:00:00Z")])
+    title = document.partition("<title>")[2].partition("</title>")[0]
+    assert title.startswith("cifar10 on cpu (")
+    assert ", 2026-11-21 - cnn_engine" in title
+
+
+def test_ratios_lie_on_one_axis_about_one():
+    def ratio(value, low, high):
+        return Estimate(value, low, high)
+
+    half, same, unknown = charts.ratios([ratio(0.5, 0.4, 0.6), ratio(1.0, 0.9, 1.1), None])
+    assert unknown is None
+    assert same["value"] == pytest.approx(50)
+    assert 0 < half["low"] < half["value"] < half["high"] < 50
+    assert same["low"] < 50 < same["high"] <= 100
+
+
+def test_samples_over_time_share_the_axis_of_the_histograms():
+    rising = make(latency=Latency(list(np.linspace(1, 2, 1000))))
+    other = make(latency=Latency([4.0] * 10))
+    axis = charts.latency_axis([rising, other])
+    assert axis[0] == 1
+    assert axis[1] >= 4
+    heights = [float(point.split(",")[1]) for point in charts.samples(rising, axis)["line"].split()]
+    assert heights == sorted(heights, reverse=True)  # SVG counts downwards: later passes lie higher
+    assert charts.samples(make(latency=None), None) is None

@@ -21,7 +21,7 @@ from ..measure.result import Result
 from ..measure.statistics import Estimate
 from ..report import text, units
 from . import comparison
-from .comparison import CANNOT_TELL, COPY, FASTER, LAYER, SAME, SLOWER, SUM, Comparison, Row
+from .comparison import CANNOT_TELL, COPY, LAYER, SUM, Comparison, Row
 
 SCHEMA = 1
 LETTERS = string.ascii_uppercase
@@ -197,7 +197,7 @@ def _gate(found: Sequence[Comparison], limit: float | None, layer_limit: float |
         cli.print_error(
             f"{compared.other}: {row.title}: expected at most {units.number(1 + most)} x the time in "
             f"{compared.baseline}, found {units.number(row.ratio.value)} "
-            f"(95 % interval {_interval(row.ratio)})"
+            f"(95 % interval {comparison.interval(row.ratio)})"
         )
     return cli.CHECK_FAILED if judged else cli.DONE
 
@@ -217,30 +217,10 @@ def render(found: Sequence[Comparison], results: Sequence[Result]) -> str:
     ]
     for letter, compared in zip(LETTERS[1:], found, strict=False):
         parts += _compared(compared, letter)
-    parts.append([summary(compared, LETTERS[1 + index]) for index, compared in enumerate(found)])
+    parts.append(
+        [f"Summary: {compared.summary(LETTERS[i])}" for i, compared in enumerate(found, 1)]
+    )
     return "\n\n".join("\n".join(part) for part in parts if part)
-
-
-def summary(compared: Comparison, letter: str = "B") -> str:
-    """Returns one line: the verdict on the whole pass, and how many layers and copies have which."""
-    whole = compared.whole
-    if whole is None or whole.ratio is None:
-        said = f"cannot tell whether {letter} is faster than A: not both have samples of passes"
-    else:
-        verdict = {
-            FASTER: f"{letter} is faster than A",
-            SLOWER: f"{letter} is slower than A",
-            SAME: f"{letter} is the same as A within {units.percent(compared.threshold)}",
-            CANNOT_TELL: f"cannot tell whether {letter} is faster than A ({whole.reason})",
-        }[whole.verdict]
-        said = f"{verdict}: median {compared.per} {units.number(whole.ratio.value)} x"
-        if whole.ratio.known:
-            said += f" ({_interval(whole.ratio)})"
-    counts = dict.fromkeys((FASTER, SLOWER, SAME, CANNOT_TELL), 0)
-    for row in compared.steps:
-        counts[row.verdict] += 1
-    steps = ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count)
-    return f"Summary: {said}; layers and copies: {steps or 'none in both'}"
 
 
 def _what(name: str, result: Result) -> str:
@@ -311,16 +291,13 @@ def _cells(row: Row, compared: Comparison) -> list[str]:
         cells.append(
             units.seconds(value) if row.unit == "s" else f"{units.number(value)} {row.unit}"
         )
-    cells += [units.number(None if row.ratio is None else row.ratio.value), _interval(row.ratio)]
+    cells += [
+        units.number(None if row.ratio is None else row.ratio.value),
+        comparison.interval(row.ratio),
+    ]
     if compared.noise_known:
         cells.append(units.percent(row.noise))
     return [*cells, row.verdict]
-
-
-def _interval(ratio: Estimate | None) -> str:
-    if ratio is None or not ratio.known:
-        return units.UNKNOWN
-    return f"{units.number(ratio.low)} to {units.number(ratio.high)}"
 
 
 def to_json(found: Sequence[Comparison]) -> str:

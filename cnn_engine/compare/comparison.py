@@ -125,6 +125,34 @@ class Comparison:
         """The layers and copies that both have."""
         return [row for row in self.rows if row.section in (LAYER, COPY)]
 
+    def summary(self, letter: str = "B") -> str:
+        """Returns one line: the verdict on the whole pass, and how many layers and copies have which."""
+        whole = self.whole
+        if whole is None or whole.ratio is None:
+            said = f"cannot tell whether {letter} is faster than A: not both have samples of passes"
+        else:
+            verdict = {
+                FASTER: f"{letter} is faster than A",
+                SLOWER: f"{letter} is slower than A",
+                SAME: f"{letter} is the same as A within {units.percent(self.threshold)}",
+                CANNOT_TELL: f"cannot tell whether {letter} is faster than A ({whole.reason})",
+            }[whole.verdict]
+            said = f"{verdict}: median {self.per} {units.number(whole.ratio.value)} x"
+            if whole.ratio.known:
+                said += f" ({interval(whole.ratio)})"
+        counts = dict.fromkeys((FASTER, SLOWER, SAME, CANNOT_TELL), 0)
+        for row in self.steps:
+            counts[row.verdict] += 1
+        steps = ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count)
+        return f"{said}; layers and copies: {steps or 'none in both'}"
+
+
+def interval(ratio: Estimate | None) -> str:
+    """Returns the ends of a ratio's interval as text."""
+    if ratio is None or not ratio.known:
+        return units.UNKNOWN
+    return f"{units.number(ratio.low)} to {units.number(ratio.high)}"
+
 
 def check_comparable(name: str, result: Result) -> None:
     """Checks what a comparison relies on.

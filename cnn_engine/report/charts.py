@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ KINDS = (
 )  # fmt: skip
 
 BINS = 40
+COLUMNS = 300  # stretches of passes in the plot of samples over time
 TIMELINE_PASSES = 3
 TIMELINE_EVENTS = 400
 LABEL_PIXELS = 900  # what a chart is wide on a desktop: whether a name fits into its segment
@@ -96,22 +97,93 @@ def _steps(result: Result) -> list[tuple[str, str, float]]:
     return [step for step in steps if math.isfinite(step[2]) and step[2] > 0]
 
 
-# ---- histogram ----
+# ---- ratios ----
 
 
-def histogram(result: Result) -> dict[str, Any] | None:
-    """Returns the bins of the latency's samples, without the tail that would squeeze all others."""
+def ratios(found: Sequence[Any]) -> list[dict[str, float] | None]:
+    """Returns where ratios and their intervals lie on one logarithmic axis, in percent; None where unknown.
+
+    ``one`` is where the ratio is 1: no difference.
+    """
+    known = [r for r in found if r is not None and math.isfinite(r.value) and r.value > 0]
+    # Wide intervals go past the ends, so that they do not squeeze all others.
+    reach = 1.5 * max([0.1, *(abs(math.log(r.value)) for r in known)])
+
+    def place(ratio: float) -> float:
+        return min(max(50 + 50 * math.log(ratio) / reach, 0.0), 100.0) if ratio > 0 else 0.0
+
+    return [
+        None
+        if r not in known
+        else {
+            "value": place(r.value),
+            "low": place(r.low) if r.known else place(r.value),
+            "high": place(r.high) if r.known else place(r.value),
+            "one": 50.0,
+        }
+        for r in found
+    ]
+
+
+# ---- latency ----
+
+
+def _samples_ms(result: Result) -> np.ndarray:
     if result.latency is None:
-        return None
+        return np.empty(0)
     samples = np.asarray(result.latency.samples_ms, float)
-    samples = samples[np.isfinite(samples)]
-    if not len(samples):
+    return samples[np.isfinite(samples)]
+
+
+def latency_axis(results: Sequence[Result]) -> tuple[float, float] | None:
+    """Returns the ends in ms of an axis for all results, without the tails that would squeeze all others."""
+    ends = []
+    for samples in filter(len, map(_samples_ms, results)):
+        least, most, p95 = (float(q) for q in np.percentile(samples, (0, 100, 95)))
+        ends.append((least, min(most, p95 + (p95 - least) / 2)))
+    if not ends:
         return None
-    marks = {f"p{q}": float(np.percentile(samples, q)) for q in (50, 90, 99)}
-    least, most, p95 = (float(q) for q in np.percentile(samples, (0, 100, 95)))
-    end = min(most, p95 + (p95 - least) / 2)
+    least, end = min(low for low, _ in ends), max(high for _, high in ends)
     if not end > least:  # one sample, or a clock too coarse to tell them apart
         least, end = least * 0.99, end * 1.01 or 1.0
+    return least, end
+
+
+def samples(result: Result, axis: tuple[float, float] | None) -> dict[str, Any] | None:
+    """Returns the latency of the passes in the order in which they ran: a drift or a stall shows.
+
+    The line is the median of each of up to :data:`COLUMNS` stretches, the band their range, in a box of
+    1,000 by 100 whose lower edge is the axis' beginning.
+    """
+    found = _samples_ms(result)
+    if len(found) < 2:
+        return None
+    least, end = axis
+    parts = np.array_split(found, min(COLUMNS, len(found)))
+    x = np.linspace(0, 1000, len(parts))
+    low, middle, high = (
+        100 - 100 * np.clip((np.array([f(part) for part in parts]) - least) / (end - least), 0, 1)
+        for f in (np.min, np.median, np.max)
+    )
+
+    def points(xs: np.ndarray, ys: np.ndarray) -> list[str]:
+        return [f"{a:.1f},{b:.1f}" for a, b in zip(xs, ys, strict=True)]
+
+    return {
+        "line": " ".join(points(x, middle)),
+        "band": " ".join(points(x, low) + points(x[::-1], high[::-1])),
+        "count": units.count(len(found)),
+    }
+
+
+def histogram(result: Result, axis: tuple[float, float] | None) -> dict[str, Any] | None:
+    """Returns the bins of the latency's samples between the ends of ``axis``."""
+    samples = _samples_ms(result)
+    if not len(samples):
+        return None
+    least, end = axis
+    most = float(samples.max())
+    marks = {f"p{q}": float(np.percentile(samples, q)) for q in (50, 90, 99)}
     counts, edges = np.histogram(samples, min(BINS, 4 + math.isqrt(len(samples))), (least, end))
     beyond = int(np.count_nonzero(samples > end))
     width = 100 / len(counts)

@@ -46,9 +46,10 @@ class Groups:
 
 @dataclass
 class View:
-    """What the page shows of one result, ``key`` being the letter that it goes by."""
+    """What the page shows of one result: ``key`` is the letter, ``name`` the words that it goes by."""
 
     key: str
+    name: str
     result: Result
     title: str
     summary: list[tuple[str, str]]
@@ -57,6 +58,7 @@ class View:
     scaled: list[charts.Segment]  # on the scale that all results share
     shares: list[charts.Segment]  # on its own scale
     histogram: dict[str, Any] | None
+    samples: dict[str, Any] | None
     timelines: list[dict[str, Any]]
     profile: list[profile_page.Activity]
 
@@ -73,7 +75,9 @@ def render(results: Sequence[Result], comparisons: Sequence[Comparison] = ()) ->
     if not results:
         raise InputError("results: expected at least one to show, found none")
     longest = max(map(charts.total, results))
-    views = [_view(index, result, longest) for index, result in enumerate(results)]
+    axis = charts.latency_axis(results)
+    alone = len(results) == 1
+    views = [_view(index, result, longest, axis, alone) for index, result in enumerate(results)]
     segments = (
         segment
         for view in views
@@ -84,7 +88,7 @@ def render(results: Sequence[Result], comparisons: Sequence[Comparison] = ()) ->
         for segment in lane
     )
     page = _template().render(
-        title=" / ".join(dict.fromkeys(result.network for result in results)),
+        title=" / ".join(dict.fromkeys(map(_title, results))),
         views=views,
         what_ran=_table(dict(text.what_ran(result)) for result in results),
         environment=_table(dict(text.environment(result)) for result in results),
@@ -118,13 +122,26 @@ def _template() -> Template:
     return environment.from_string(files(__package__).joinpath("page.html").read_text("utf-8"))
 
 
-def _view(index: int, result: Result, longest: float) -> View:
+def _title(result: Result) -> str:
+    """Returns what the window is called: the network, its device and the day."""
+    day = f", {result.started[:10]}" if result.started else ""
+    return f"{result.network} on {result.device} ({result.device_name}){day}"
+
+
+def _view(
+    index: int,
+    result: Result,
+    longest: float,
+    axis: tuple[float, float] | None,
+    alone: bool,
+) -> View:
     reduction = " with reduction" if result.reduction else ""
     accuracy = result.accuracy and units.percent(result.accuracy.top1)
     verdict = "not made" if result.check is None else ("passed", "FAILED")[not result.check.passed]
     median = result.latency and result.latency.to_dict()["p50"] / 1e3
     return View(
         key=_letters(index),
+        name="Result" if alone else f"Result {_letters(index)}",
         result=result,
         title=f"{result.network}, {result.variant}{reduction}, {result.data_mode} on {result.device}",
         summary=[
@@ -138,7 +155,8 @@ def _view(index: int, result: Result, longest: float) -> View:
         steps=units.seconds(text.whole_seconds(result)),
         scaled=charts.bar(result, longest),
         shares=charts.bar(result, charts.total(result)),
-        histogram=charts.histogram(result),
+        histogram=charts.histogram(result, axis),
+        samples=charts.samples(result, axis),
         timelines=charts.timelines(result),
         profile=profile_page.tables(result),
     )
@@ -196,19 +214,21 @@ def _throughput(result: Result) -> str:
 def _verdicts(index: int, found: Comparison) -> dict[str, Any]:
     """Returns the table of one comparison with the first result, and what it says besides."""
     rows = []
-    for row in found.rows:
+    ratios = [row.ratio for row in found.rows]
+    for row, span in zip(found.rows, charts.ratios(ratios), strict=True):
         ratio = row.ratio
         known = ratio is not None and ratio.known
         cells = [
+            f"{units.number(ratio.low)} to {units.number(ratio.high)}" if known else units.UNKNOWN,
             _amount(row.baseline.value, row.unit),
             _amount(row.other.value, row.unit),
-            units.number(None if ratio is None else ratio.value),
-            f"{units.number(ratio.low)} to {units.number(ratio.high)}" if known else units.UNKNOWN,
         ]
-        rows.append((row.title, cells, row.verdict, row.reason))
+        value = units.number(None if ratio is None else ratio.value)
+        rows.append((row.title, row.verdict, row.reason, value, span, cells))
     per = f"; times are of one {found.per}" if found.per != "pass" else ""
     return {
         "key": _letters(index),
+        "summary": found.summary(_letters(index)),
         "caption": f"{_letters(index)} ({found.other}) against A ({found.baseline}): ratios with 95 % "
         f"intervals, differences below {units.percent(found.threshold)} do not count{per}",
         "rows": rows,
