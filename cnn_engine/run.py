@@ -12,7 +12,7 @@ import numpy as np
 from . import cli, report, workload
 from .devices import threads
 from .engine import variants
-from .engine.engine import DEFAULT_BATCH, Engine
+from .engine.engine import Engine
 from .errors import expected
 from .io.files import atomic_write
 from .io.progress import Progress
@@ -48,15 +48,16 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--device", default="auto", help="auto (default), cpu, cuda or cuda:N")
     p.add_argument(
         "--data-mode",
-        default="resident",
-        help="where data lives on CUDA: resident (default); transfer: each convolution copies its input "
+        default="auto",
+        help="where data lives on CUDA: resident; auto (default): resident, as stream where a pass has "
+        "several chunks; transfer: each convolution copies its input "
         "in and its output out, the other layers run on the CPU; managed: the same over managed memory; "
         "stream: page-locked chunks, copies overlapped with kernels",
     )
     p.add_argument(
         "--chunk",
         type=count(1, MOST_IMAGES),
-        help="images that move at a time with --data-mode stream (default: found by measurement)",
+        help="images that move at a time with --data-mode stream (default: by rule)",
     )
     p.add_argument(
         "--dtype", default="float32", help=f"default: float32; or of {', '.join(variants.DTYPES)}"
@@ -64,7 +65,8 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument(
         "--batch",
         type=count(1, MOST_IMAGES),
-        help=f"images a pass (default: {DEFAULT_BATCH}, or all when fewer)",
+        help="images a pass, or all when fewer (default: by rule, as many as are fast; the report says "
+        "how many)",
     )
     p.add_argument("--images", type=count(1, MOST_IMAGES), help="how many of them (default: all)")
     p.add_argument(

@@ -188,14 +188,14 @@ def test_bad_images(images, message):
         ({"dtype": "bfloat16", "variant": "pad"}, "one of float32 for pad on cpu, found bfloat16"),
         ({"variant": "tiled"}, "--variant: tiled: expected a device of kind cuda, found cpu"),
         ({"variant": "fused", "reduction": True}, "--reduction: expected a variant that has one"),
-        ({"chunk": 5}, "--chunk: expected the data mode stream, found resident"),
+        ({"chunk": 5}, "--chunk: expected the data mode stream, found auto"),
         (
             {"data_mode": "transfer"},
             "--data-mode: expected resident on the device cpu, found transfer",
         ),
         (
             {"data_mode": "cloud"},
-            "--data-mode: expected one of managed, resident, stream, transfer",
+            "--data-mode: expected one of auto, managed, resident, stream, transfer",
         ),
         (
             {"network": 5},

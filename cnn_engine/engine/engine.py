@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 import os
 import threading
@@ -28,12 +29,10 @@ from . import fused, variants
 from .placement import Placement
 from .plan import Plan, Program, build
 from .pool import CLOSED, KEPT_BYTES, KEPT_SHELVES, PlanPool, Shelf, plan_bytes
+from .schedule import Schedule
 from .stream import build_stream
 
 address_of = _cpu.address_of
-
-#: Images a pass unless said: enough to occupy a CPU's threads, small enough for any memory.
-DEFAULT_BATCH = 100
 
 #: The largest error of a probability that a correct variant may have, by data type.
 #: float32: sums of up to 500 products of numbers near 1, through three layers and a softmax, stay within
@@ -41,10 +40,6 @@ DEFAULT_BATCH = 100
 #: tf32, float16, bfloat16: weights and activations are rounded to 11, 11 or 8 bits at every layer. With
 #: CIFAR-10's weights and bfloat16, exact sums of rounded values are up to 3.6e-2 off.
 TOLERANCE = {"float32": 1e-5, "tf32": 2e-2, "float16": 2e-2, "bfloat16": 6e-2}
-
-#: What the data mode ``stream`` tries, as parts of a batch, to find the best size of a chunk.
-CHUNKS_A_BATCH = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48)
-SMALLEST_CHUNK = 256
 
 
 class Engine:
@@ -63,9 +58,10 @@ class Engine:
         variant: ``"auto"``, or one of :data:`cnn_engine.engine.variants.VARIANTS`.
         reduction: let several lanes share one output's sum; None: off, or what ``"auto"`` finds fastest.
         dtype: ``"float32"``, or what the variant ``fused`` computes in besides.
-        data_mode: ``"resident"``, or on CUDA ``"transfer"``, ``"managed"`` or ``"stream"``.
+        data_mode: ``"auto"``: resident, with copies that overlap with kernels in passes over many images;
+            ``"resident"``; or on CUDA ``"transfer"``, ``"managed"`` or ``"stream"``.
         threads: of CPU work; None: as many as CPUs.
-        chunk: images that move at a time in the data mode ``stream``; None: found by measurement.
+        chunk: images that move at a time in the data mode ``stream``; None: by rule.
         input_shape: of an ONNX model, input -> its shape, where the model leaves dimensions open.
 
     Raises:
@@ -82,7 +78,7 @@ class Engine:
         variant: str = "auto",
         reduction: bool | None = None,
         dtype: str = "float32",
-        data_mode: str = "resident",
+        data_mode: str = "auto",
         threads: int | None = None,
         chunk: int | None = None,
         input_shape: Mapping[str, tuple[int, ...]] | None = None,
@@ -111,17 +107,20 @@ class Engine:
             raise expected("--chunk", "the data mode stream", data_mode)
         self.chunk = chunk
         self.dtype = dtype
+        if data_mode == "auto" and self.device.kind == "cpu":
+            data_mode = "resident"
         self.data_mode = data_mode
         self.phases = Phases(create_network_s=perf_counter() - start)
 
         start = perf_counter()
         self.weights, self.weights_source = self._read_weights(weights)
         self.choice = variants.choose(
-            self.device.kind, variant, reduction, dtype, data_mode, self._why_not_fused,
+            self.device.kind, variant, reduction, dtype,
+            "resident" if data_mode == "auto" else data_mode, self._why_not_fused,
             times_layers=self.workload is not None and self.workload.times_layers,
         )  # fmt: skip
         # Chunks on several streams are each computed as resident data is.
-        mode = "resident" if data_mode == "stream" else data_mode
+        mode = "resident" if data_mode in ("auto", "stream") else data_mode
         placement = Placement(self.device, mode, self.threads)
         self._program: Program | None = Program(
             self._graph, placement, self.choice, dtype, fuses=is_model,
@@ -129,10 +128,10 @@ class Engine:
         )  # fmt: skip
         self._program.load()
         self.phases.load_parameters_s = perf_counter() - start
+        self._schedule = self._make_schedule()
         self._plans = PlanPool()
         self._lent: dict[tuple, tuple[Shelf, Plan]] = {}  # by plan()
         self._profiling = threading.RLock()
-        self._chunks: dict[tuple[int, bool], int] = {}
         self._ready: dict[tuple, Shelf] = {}  # of predict's usual calls
 
     def _graph(self, batch: int, pixels: bool) -> Graph:
@@ -142,6 +141,23 @@ class Engine:
     def _reads_pixels(self) -> bool:
         """Whether a model's images are pixels."""
         return self.network.base.inputs[:1] and self.network.base.inputs[0].dtype == "uint8"
+
+    def _make_schedule(self) -> Schedule:
+        model = isinstance(self.network, Model)
+        graph, batch = (
+            (self.network.base, self.network.batch) if model else (self._graph(1, True), 1)
+        )
+        between = sum(graph.values[name].nbytes for node in graph.nodes for name in node.outputs)
+        image = math.prod(graph.inputs[0].shape) if graph.inputs else 1
+        gpu = self.device.kind == "cuda"
+        return Schedule(
+            self.data_mode,
+            max(image // batch, 1),
+            between // batch if self.choice.layered else 0,
+            self.threads,
+            self.device.properties["multiprocessors"] if gpu else 0,
+            self.device.properties["total_memory"] if gpu else 0,
+        )
 
     def _why_not_fused(self) -> str | None:
         model = isinstance(self.network, Model)
@@ -236,8 +252,8 @@ class Engine:
         _, batch, pixels, pinned = key
         program = self._open()
         start = perf_counter()
-        if self.data_mode == "stream":
-            chunk = self.chunk or self._best_chunk(batch, pixels)
+        if self._schedule.overlaps(batch, pixels):
+            chunk = self.chunk or self._schedule.chunk(batch, pixels)
             plan = build_stream(program, batch, pixels, chunk, pinned)
         else:
             plan = build(program, batch, pixels)
@@ -257,42 +273,18 @@ class Engine:
 
         It stays the caller's, apart from what :meth:`predict` uses, until the engine is closed.
         """
-        plan = self.plan(batch, dtype, self._pinned(images, probabilities))
+        pinned = self._pinned(batch, dtype == np.uint8, images, probabilities)
+        plan = self.plan(batch, dtype, pinned)
         plan.bind(images, probabilities)
         return plan
 
-    def _pinned(self, images: int, probabilities: int) -> tuple[bool, bool]:
+    def _pinned(
+        self, batch: int, pixels: bool, images: int, probabilities: int
+    ) -> tuple[bool, bool]:
         """Whether each is page-locked, where that makes a difference."""
-        if self.data_mode != "stream":
+        if not self._schedule.overlaps(batch, pixels):
             return False, False
         return self.device.is_pinned(images), self.device.is_pinned(probabilities)
-
-    def _best_chunk(self, batch: int, pixels: bool) -> int:
-        """Returns the size of chunk with the fastest pass over ``batch`` random images."""
-        key = (batch, pixels)
-        if key not in self._chunks:
-            generator = np.random.default_rng(0)
-            images = self.empty_images(batch, np.uint8 if pixels else np.float32)
-            images.reshape(-1).view(np.uint8)[:] = generator.integers(
-                0, 128, images.nbytes, np.uint8
-            )
-            probabilities = self.empty_probabilities(batch)
-            addresses = address_of(images), address_of(probabilities)
-            times = {}
-            for parts in CHUNKS_A_BATCH:
-                chunk = -(-batch // parts)
-                if chunk in times or (parts > 1 and chunk < SMALLEST_CHUNK):
-                    continue
-                plan = build_stream(self._program, batch, pixels, chunk, (True, True))
-                plan.bind(*addresses)
-                samples = []
-                for _ in range(4):
-                    start = perf_counter()
-                    plan.run()
-                    samples.append(perf_counter() - start)
-                times[chunk] = min(samples[1:])
-            self._chunks[key] = min(times, key=times.get)
-        return self._chunks[key]
 
     def empty_images(self, count: int, dtype: Any = np.uint8) -> np.ndarray:
         """Returns memory for ``count`` images [N, C, H, W], page-locked on CUDA, to be filled."""
@@ -324,16 +316,18 @@ class Engine:
 
         Args:
             images: [N, C, H, W], C-contiguous: uint8 pixels, which are normalised, or float32 input, which
-                is taken as it is. A NumPy array; with ``resident`` or ``stream`` data also an array of the
-                engine's CUDA device (CuPy, PyTorch, DLPack ...), which stays there.
-            batch: images a pass, all where there are fewer; None: 100, or all for an array on the device.
+                is taken as it is. A NumPy array, copied to a GPU fastest from :meth:`empty_images`; with
+                ``auto``, ``resident`` or ``stream`` data also an array of the engine's CUDA device (CuPy,
+                PyTorch, DLPack ...), which stays there.
+            batch: images a pass, all where there are fewer; None: by rule, as many as are fast.
             out: float32 [N, classes] beside the images, to be filled; None: a new array.
 
         Returns:
             float32 [N, classes], or ``out``: a NumPy array, complete; or for an array on the device an array
             of its library (else CuPy's), queued on the caller's current stream and not waited for. With
             ``out``, nothing is allocated from the second call alike on, so that the caller may capture the
-            call into a CUDA graph.
+            call into a CUDA graph. The graph uses memory that belongs to the engine and to the stream: launch
+            it in turn with other calls on that stream, and before the engine is closed.
 
         Raises:
             InputError: the images or ``out`` do not fit the network, or a batch does not fit in memory.
@@ -376,20 +370,17 @@ class Engine:
         batch = self._only_batch or _check_batch(batch, count)
         if found.device != arrays.CPU:
             target = arrays.empty_beside(found, shape) if out is None else target
-            shelf = self._predict_on_device(found, target, batch or count)
+            size = batch or self._schedule.batch_on_device(count)
+            shelf = self._predict_on_device(found, target, size)
             glance = arrays.glance(images, out)
-            if batch is None and shelf is not None and glance is not None:
+            if batch is None and 0 < count <= size and glance is not None:
                 self._remember(glance[0], shelf)
             return target.array if out is None else out
-        if out is not None:
-            probabilities = target.array
-        elif self.data_mode == "stream":
-            probabilities = self.empty_probabilities(count)
-        else:
-            probabilities = np.empty(shape, np.float32)
-        size = self.batch_size(batch, count)
+        probabilities = np.empty(shape, np.float32) if out is None else target.array
+        pixels = found.dtype == np.uint8
+        size = batch or self._schedule.batch(count, pixels)
         shelf = self._predict_on_host(found, probabilities, size)
-        if batch is None and self.data_mode != "stream" and 0 < count <= size:
+        if batch is None and 0 < count <= size and not self._schedule.overlaps(count, pixels):
             self._remember((found.shape, found.dtype), shelf)
         return probabilities if out is None else out
 
@@ -404,15 +395,15 @@ class Engine:
     ) -> Shelf | None:
         """Runs passes over ``batch`` images and what is left; returns the last one's shelf."""
         source, target = images.address, address_of(probabilities)
+        pixels = images.dtype == np.uint8
         count = images.shape[0]
         image_bytes, row_bytes = images.nbytes // max(count, 1), 4 * self._classes
         shelf = None
         self._open()
         for first in range(0, count, batch):
             addresses = source + first * image_bytes, target + first * row_bytes
-            key = self._host_key(
-                min(batch, count - first), images.dtype == np.uint8, self._pinned(*addresses)
-            )
+            size = min(batch, count - first)
+            key = self._host_key(size, pixels, self._pinned(size, pixels, *addresses))
             shelf = self._plans.run(key, lambda key=key: self._build(key), *addresses)
         return shelf
 
@@ -431,7 +422,7 @@ class Engine:
     ) -> Shelf | None:
         """Queues passes on the stream that the library of ``images`` works on; returns the last shelf."""
         if (
-            self.data_mode not in ("resident", "stream")
+            self.data_mode not in ("auto", "resident", "stream")
             or self.device.name != f"cuda:{images.device}"
         ):
             raise UnsupportedError(
@@ -574,7 +565,7 @@ class Engine:
         Args:
             images: uint8 or float32 [N, C, H, W] in host memory, or a data set with its labels.
             labels: [N], or None where they are not known.
-            batch: images a pass; None: 100.
+            batch: images a pass, all where there are fewer; None: as :meth:`predict` takes them.
             warmup: passes before the first that counts.
             iterations: how often all images are run in the run that times whole passes.
             duration_s: instead of ``iterations``, repeat until so many seconds have passed. With neither,
@@ -599,15 +590,24 @@ class Engine:
                 self, images, labels, batch, settings, probabilities, progress
             )
 
-    def batch_size(self, batch: int | None, images: int) -> int:
-        """Returns how many of ``images`` are in a pass: all where ``batch`` is more; None: the default.
+    def batch_size(self, batch: int | None, images: int, dtype: Any = np.uint8) -> int:
+        """Returns how many of ``images`` are in a pass: all where ``batch`` is more; None: by rule.
 
         Raises:
             InputError: it is no whole number of at least 1.
         """
         if self._only_batch:
             return self._only_batch
-        return _check_batch(batch, images) or min(DEFAULT_BATCH, max(images, 1))
+        named = _check_batch(batch, images)
+        return named or self._schedule.batch(images, np.dtype(dtype) == np.uint8)
+
+    def data_mode_of(self, batch: int, dtype: Any = np.uint8) -> str:
+        """Returns the data mode of a pass over ``batch`` images in host memory: what ``auto`` becomes."""
+        if self.data_mode != "auto":
+            return self.data_mode
+        return (
+            "stream" if self._schedule.overlaps(batch, np.dtype(dtype) == np.uint8) else "resident"
+        )
 
 
 def _engine_of(

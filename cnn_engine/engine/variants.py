@@ -166,7 +166,7 @@ def _why_not(
 
 
 def _check_data_mode(device: str, data_mode: str) -> None:
-    everywhere = sorted({mode for modes in DATA_MODES.values() for mode in modes})
+    everywhere = sorted({"auto", *(mode for modes in DATA_MODES.values() for mode in modes)})
     if data_mode not in everywhere:
         raise expected("--data-mode", f"one of {', '.join(everywhere)}", repr(data_mode))
     known = DATA_MODES[device]

@@ -95,6 +95,10 @@ def profile(
     if engine.device.note:
         notes.append(engine.device.note)
 
+    size = engine.batch_size(batch, count, found.dtype)
+    if batch is None and count:
+        notes.append(f"batch: {size:,} of {count:,} images a pass, by rule, since none was named")
+
     result = Result(
         command=shlex.join(sys.orig_argv),
         started=watch.started,
@@ -108,8 +112,8 @@ def profile(
         variant_reason=engine.choice.reason,
         reduction=engine.choice.reduction,
         dtype=engine.dtype,
-        data_mode=engine.data_mode,
-        batch=engine.batch_size(batch, count),
+        data_mode=engine.data_mode_of(size, found.dtype),
+        batch=size,
         threads=engine.threads,
         phases=engine.phases,
         notes=notes,

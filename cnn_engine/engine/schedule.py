@@ -1,0 +1,101 @@
+"""How many images a pass takes, and how many move at a time, where the caller names neither.
+
+By rule and not by measurement: a first call costs no more than the next one, and every run does the same. The
+constants come from docs/performance.md and ``python -m benchmarks.plain_call``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+#: Images of a whole wave of the fused kernels, for each multiprocessor: a block has 2 teams in float32 and 5
+#: in float16, each with an image of its own, and what does not divide leaves teams idle.
+WAVE = 10
+WAVES = 3
+
+#: The first chunk's copy and the last one's kernel overlap with nothing.
+CHUNKS_A_PASS = 8
+CHUNK_BYTES = 16 << 20
+
+#: Past so many chunks, filling and draining a pass costs nothing that can be measured.
+MOST_CHUNKS = 256
+
+#: Bytes between layers that passes on a GPU may take, unless a single image takes more; and the part of a
+#: card's memory that they may.
+GPU_ACTIVATIONS = 1 << 30
+GPU_PART = 32
+
+#: Images of a pass on a GPU whose copies overlap with nothing.
+GPU_BYTES = 256 << 20
+
+#: Images a pass on the CPU: enough to share out, few enough to stay in its caches and for Ctrl-C to be heard.
+CPU_FUSED = 1024
+CPU_FUSED_A_THREAD = 64
+CPU_LAYERED = 64
+CPU_LEAST = 4
+CPU_ACTIVATIONS = 32 << 20
+
+#: Images a pass in the data modes that show what copies cost.
+TO_SHOW = 100
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The rule for one engine.
+
+    Attributes:
+        data_mode: ``auto`` lets copies overlap with kernels where a pass has several chunks.
+        image_bytes: of an image that comes as uint8 pixels.
+        activation_bytes: between layers, of an image; 0 where the network is one kernel.
+        threads: of the CPU.
+        multiprocessors: of the GPU; 0 on the CPU.
+        memory: bytes of the GPU's memory.
+    """
+
+    data_mode: str
+    image_bytes: int
+    activation_bytes: int
+    threads: int
+    multiprocessors: int = 0
+    memory: int = 0
+
+    def _bytes(self, pixels: bool) -> int:
+        return self.image_bytes * (1 if pixels else 4)
+
+    def _most_between_layers(self) -> int:
+        most = min(GPU_ACTIVATIONS, self.memory // GPU_PART)
+        return max(most // self.activation_bytes, 1) if self.activation_bytes else 1 << 62
+
+    def chunk(self, batch: int, pixels: bool) -> int:
+        """Returns how many images are to move at a time: whole waves where several of them fit."""
+        wave = WAVE * self.multiprocessors
+        most = min(CHUNK_BYTES // self._bytes(pixels), self._most_between_layers())
+        if most < wave:
+            return max(most, 1)
+        return wave * max(min(most // wave, WAVES, batch // (CHUNKS_A_PASS * wave)), 1)
+
+    def overlaps(self, batch: int, pixels: bool) -> bool:
+        """Whether a pass over ``batch`` images in host memory goes in chunks."""
+        if self.data_mode == "auto":
+            return self.multiprocessors > 0 and batch >= 2 * self.chunk(batch, pixels)
+        return self.data_mode == "stream"
+
+    def batch(self, images: int, pixels: bool) -> int:
+        """Returns how many of ``images`` in host memory a pass is to take."""
+        if self.multiprocessors == 0:
+            if not self.activation_bytes:
+                most = max(CPU_FUSED, CPU_FUSED_A_THREAD * self.threads)
+            else:
+                most = CPU_ACTIVATIONS // self.activation_bytes
+                most = min(max(most, CPU_LEAST), CPU_LAYERED)
+        elif self.data_mode in ("transfer", "managed"):
+            most = TO_SHOW
+        elif self.overlaps(images, pixels):
+            most = MOST_CHUNKS * self.chunk(images, pixels)
+        else:
+            most = min(max(GPU_BYTES // self._bytes(pixels), 1), self._most_between_layers())
+        return max(min(images, most), 1)
+
+    def batch_on_device(self, images: int) -> int:
+        """Returns how many of ``images`` on the device a pass is to take."""
+        return max(min(images, self._most_between_layers()), 1)
