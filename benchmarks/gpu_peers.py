@@ -229,27 +229,28 @@ def chart(document: dict, path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(figsize=(9, 6))
     rows = [r for r in document["rows"] if r["where"] == "device"]
-    for color, dtype in zip(
-        ("C0", "C3", "C2", "C1"), sorted({r["dtype"] for r in rows}), strict=False
-    ):
-        for ours, style, width in ((True, "o-", 2), (False, ".--", 1)):
+    bus = document["limits"]["pinned_host_to_device_bytes_per_s"] / np.prod(NETWORK.input_shape)
+    dtypes = [dtype for dtype in DTYPES if any(r["dtype"] == dtype for r in rows)]
+    # A panel a data type: ours are so close to each other that one panel's lines would hide each other.
+    figure, panels = pyplot.subplots(
+        1, len(dtypes), figsize=(3.4 * len(dtypes), 4.2), sharey=True, squeeze=False
+    )
+    for axes, dtype in zip(panels[0], dtypes, strict=True):
+        for ours, style, color in ((True, "o-", "C0"), (False, "s--", "0.4")):
             best: dict[int, float] = {}
             for r in rows:
                 if r["dtype"] == dtype and r["ours"] == ours:
                     best[r["batch"]] = max(best.get(r["batch"], 0.0), r["images_per_s"])
             if best:
-                label = f"fused {dtype}" if ours else f"best peer, {dtype}"
-                points = sorted(best.items())
-                axes.loglog(
-                    *zip(*points, strict=True), style, color=color, linewidth=width, label=label
-                )
-    bus = document["limits"]["pinned_host_to_device_bytes_per_s"] / np.prod(NETWORK.input_shape)
-    axes.axhline(bus, color="black", linewidth=0.8, linestyle=":", label="what the bus can bring")
-    axes.set(xlabel="batch", ylabel="images/s", title=document["environment"]["gpu"])
-    axes.legend(fontsize=8)
-    axes.grid(alpha=0.3)
+                points = zip(*sorted(best.items()), strict=True)
+                axes.loglog(*points, style, color=color, label="fused" if ours else "best peer")
+        axes.axhline(bus, color="black", linewidth=0.8, linestyle=":", label="what the bus brings")
+        axes.set(xlabel="batch", title=dtype)
+        axes.grid(alpha=0.3)
+    panels[0][0].set_ylabel("images/s")
+    panels[0][0].legend(fontsize=8)
+    figure.suptitle(document["environment"]["gpu"])
     figure.tight_layout()
     with atomic_write(path, "wb") as file:
         figure.savefig(file, format=path.suffix.removeprefix(".") or "svg")

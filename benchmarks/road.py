@@ -124,7 +124,8 @@ def draw(tables: dict[str, Any], peers: dict[str, Any], file: Any) -> None:
         for position, value in enumerate(values):
             axes.annotate(
                 text(value), (value, position), xytext=(5, 0), textcoords="offset points",
-                va="center", fontsize=9,
+                va="center", fontsize=9, zorder=3,
+                bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8},  # lines stay behind
             )  # fmt: skip
         axes.set_yticks(range(len(bars)), labels, fontsize=9)
         axes.invert_yaxis()
@@ -137,12 +138,13 @@ def draw(tables: dict[str, Any], peers: dict[str, Any], file: Any) -> None:
     right.set_xlabel(f"images a second, {MANY:,} a pass from host to host unless said")
     bus = peers["limits"]["pinned_host_to_device_bytes_per_s"] / 3072
     floor = peers["limits"]["fp32_flops_per_s"] / peers["flops_an_image"]
-    for rate, name in ((bus, "the bus"), (floor, "fp32 multiply-adds")):
-        right.axvline(rate, color="black", linestyle=":", linewidth=1)
+    for rate, name, side in ((bus, "the bus", "left"), (floor, "fp32 multiply-adds", "right")):
+        right.axvline(rate, color="black", linestyle=":", linewidth=1, zorder=0)
         right.annotate(
-            f"{name}: {_rate(rate)}", (rate, -0.6), rotation=90, fontsize=8, ha="right", va="top",
-            xytext=(-2, 0), textcoords="offset points",
+            f"{name}: {_rate(rate)}", (rate, len(many)), fontsize=8, ha=side, va="bottom",
+            xytext=(3 if side == "left" else -3, 0), textcoords="offset points",
         )  # fmt: skip
+    right.set_ylim(len(many) + 0.1, -0.6)
     commits = [record["environment"]["commit"] for record in (tables, peers)]
     figure.suptitle(
         f"CIFAR-10 network on {peers['environment']['gpu']} "
