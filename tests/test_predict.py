@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
@@ -10,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import tolerances
-from test_engine import CELLS, NETWORK, VARIANTS, engine, pixels
+from test_engine import CELLS, NETWORK, ODD_NETWORKS, VARIANTS, engine, pixels
 
 from cnn_engine import (
     Conv2d,
@@ -24,7 +25,7 @@ from cnn_engine import (
     UnsupportedError,
 )
 from cnn_engine.devices.cpu import CpuDevice
-from cnn_engine.engine import pool
+from cnn_engine.engine import pool, stream
 from cnn_engine.graph import reference
 
 
@@ -349,3 +350,133 @@ def test_a_larger_batch_takes_the_memory_that_idle_plans_hold(monkeypatch, rng):
         )
         e.predict(images)
         assert e._plans.nbytes == 2 * one
+
+
+@pytest.mark.parametrize(("variant", "reduction"), VARIANTS)
+@pytest.mark.parametrize("network", [NETWORK, *ODD_NETWORKS], ids=lambda n: n.name)
+def test_nothing_is_written_but_the_rows_of_out(rng, network, variant, reduction):
+    """Not the images, which a first ReLU could be run over, and nothing beside the rows."""
+    images = rng.standard_normal((5, *network.input_shape)).astype(np.float32)
+    before = images.copy()
+    try:
+        e = engine(network, variant=variant, reduction=reduction)
+    except UnsupportedError:
+        assert variant == "fused"
+        return
+    with e:
+        around = np.full((15, network.classes), -7, np.float32)
+        out = around[5:10]
+        for batch in (None, None, 2):
+            out[...] = -7
+            assert e.predict(images, batch, out) is out
+            np.testing.assert_array_equal(images, before)
+            np.testing.assert_array_equal(around[:5], -7)
+            np.testing.assert_array_equal(around[10:], -7)
+            np.testing.assert_array_equal(out, e.predict(before))
+
+
+def test_an_out_inside_the_images_is_refused_by_a_call_like_the_last_one(rng):
+    images = rng.standard_normal((5, 3, 32, 32)).astype(np.float32)
+    with engine() as e:
+        out = np.empty((5, 10), np.float32)
+        for _ in range(2):
+            e.predict(images, out=out)
+        with pytest.raises(InputError, match="found an overlap"):
+            e.predict(images, out=images.reshape(-1)[:50].reshape(5, 10))
+
+
+@pytest.mark.parametrize("variant", ["if", "pad"])
+def test_a_batch_is_refused_from_the_first_byte_that_is_not_free(monkeypatch, rng, variant):
+    images = pixels(rng, 6)
+    with engine(variant=variant) as e:
+        e.predict(images)
+        needed = e._plans.nbytes
+    assert needed >= 6 * 4 * max(math.prod(info.output_shape) for info in NETWORK.infos)
+    monkeypatch.setattr(CpuDevice, "free_memory", lambda self: needed)
+    with engine(variant=variant) as e:
+        e.predict(images)
+    monkeypatch.setattr(CpuDevice, "free_memory", lambda self: needed - 1)
+    with engine(variant=variant) as e, pytest.raises(InputError, match="--batch: 6 images need"):
+        e.predict(images)
+
+
+@pytest.mark.parametrize("short", ["host", "device"])
+def test_chunks_are_refused_before_anything_is_taken(monkeypatch, short):
+    """Page-locked staging counts as memory of the host."""
+
+    class Taken(Exception):
+        pass
+
+    class Device:
+        kind, name, free = "cuda", "cuda:0", 1 << 60
+
+        def lane(self):
+            raise Taken
+
+        def free_memory(self):
+            return self.free
+
+    device = Device()
+    needed = 3 * 8 * (3 * 32 * 32 + 4 * 10)  # three chunks of pixels and of rows
+    host = needed
+    monkeypatch.setattr(CpuDevice, "free_memory", lambda self: host)
+    with engine() as e:
+        program = e._open().on(device)
+        with pytest.raises(Taken):
+            stream.build_stream(program, 100, True, 8, (False, False))
+        if short == "host":
+            host -= 1
+        else:
+            device.free = needed - 1
+        where = "cpu" if short == "host" else "cuda:0"
+        with pytest.raises(
+            InputError, match=f"--batch: 3 chunks of 8 images need .* GiB on {where}"
+        ):
+            stream.build_stream(program, 100, True, 8, (False, False))
+        if short == "host":
+            with pytest.raises(Taken):
+                stream.build_stream(program, 100, True, 8, (True, True))
+
+
+@pytest.mark.gpu
+def test_a_second_device_serves_host_arrays_whichever_is_current(rng):
+    import cupy
+
+    if cupy.cuda.runtime.getDeviceCount() < 2:
+        pytest.skip("needs two GPUs")
+    images = pixels(rng, 300)
+    for variant in ("fused", "tiled"):
+        for mode in ("resident", "stream"):
+            with (
+                cupy.cuda.Device(0),
+                engine(device="cuda:1", variant=variant, data_mode=mode) as e,
+            ):
+                wanted = reference.forward(NETWORK, e.weights, images)
+                for _ in range(2):
+                    found = e.predict(images)
+                    tolerances.assert_close(found, wanted, tolerances.PROBABILITY)
+                assert e.profile(images, iterations=1).check.passed
+                assert cupy.cuda.runtime.getDevice() == 0
+
+
+@pytest.mark.gpu
+def test_a_captured_call_outlives_many_other_sizes_of_batch(rng):
+    import cupy
+
+    images = cupy.asarray(pixels(rng, 7))
+    out = cupy.full((7, 10), -1, np.float32)
+    stream_ = cupy.cuda.Stream(non_blocking=True)
+    with engine(device="cuda", variant="tiled") as e, stream_:
+        e._plans.kept_bytes = 1 << 20
+        e.predict(images, out=out)
+        stream_.synchronize()
+        stream_.begin_capture()
+        e.predict(images, out=out)
+        graph = stream_.end_capture()
+        for count in range(8, 80):
+            e.predict(cupy.asarray(pixels(rng, count)))
+        out[...] = -1
+        graph.launch(stream_)
+        stream_.synchronize()
+        wanted = reference.forward(NETWORK, e.weights, images.get())
+        tolerances.assert_close(out.get(), wanted, tolerances.PROBABILITY)

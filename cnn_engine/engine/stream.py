@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 
 from .. import _cpu
+from ..devices.cpu import CpuDevice
+from ..errors import InputError
 from .plan import Plan, Program, Slot, Step, build
 
 #: Chunks on their way at the same time: one comes in while another computes and a third goes out.
@@ -29,10 +31,9 @@ def build_stream(
     """
     placement = program.placement
     chunk = min(chunk, batch)
-    lanes = [
-        _Lane(program, placement.device.lane(), pixels, chunk, pinned)
-        for _ in range(min(LANES, -(-batch // chunk)))
-    ]
+    count = min(LANES, -(-batch // chunk))
+    staged = _check_free(program, pixels, chunk, count, pinned)
+    lanes = [_Lane(program, placement.device.lane(), pixels, chunk, pinned) for _ in range(count)]
     steps: list[Step] = []
     for index, first in enumerate(range(0, batch, chunk)):
         lane = lanes[index % len(lanes)]
@@ -41,8 +42,24 @@ def build_stream(
     last = -(-batch // chunk)
     for index in range(last, last + len(lanes)):
         steps += lanes[index % len(lanes)].finish()
-    nbytes = {"cuda": sum(lane.nbytes for lane in lanes)}
+    nbytes = {"cuda": sum(lane.nbytes for lane in lanes), "pinned": staged}
     return Plan(batch, steps, nbytes, [lanes], chunk, lanes[0].slots)
+
+
+def _check_free(
+    program: Program, pixels: bool, chunk: int, lanes: int, pinned: tuple[bool, bool]
+) -> int:
+    """Refuses chunks that cannot come in and go out; returns the bytes that stage them, page-locked."""
+    graph = program.graph_of(chunk, pixels)
+    ends = graph.inputs[0].nbytes, graph.values[graph.outputs[0]].nbytes
+    staged = lanes * sum(end for end, there in zip(ends, pinned, strict=True) if not there)
+    for memory, wanted in ((CpuDevice(), staged), (program.placement.device, lanes * sum(ends))):
+        if wanted > (free := memory.free_memory()):
+            raise InputError(
+                f"--batch: {lanes} chunks of {chunk} images need {wanted / 2**30:.1f} GiB on "
+                f"{memory.name}, expected at most the {free / 2**30:.1f} GiB that are free"
+            )
+    return staged
 
 
 class _Lane:
