@@ -31,7 +31,8 @@ run_tests() {
   python3 -m pytest -q -m gpu -p no:cacheprovider 2>&1 | tee "$OUT/test.txt" | tail -n 25
 }
 
-operators=(tests/test_{conv2d,pad2d,elementwise,max_pool2d,linear,softmax}.py)
+operators=(tests/test_{conv2d,pad2d,elementwise,max_pool2d,linear,softmax}.py
+  tests/test_{unary,binary,copy_nd,reduce,norm}.py)
 
 sanitize() {  # CUPTI's tests are left out: two tools cannot watch one process
   local tool chosen

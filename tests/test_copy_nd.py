@@ -105,6 +105,25 @@ def test_threads_share_all_of_it(rng, threads):
         np.testing.assert_array_equal(out, view)
 
 
+@pytest.mark.gpu
+def test_more_elements_than_32_bits_count():
+    """Reversed, so that no wider items are copied."""
+    import cupy
+
+    from cnn_engine.devices import cuda_module
+
+    size = 2**31 + 5
+    if cupy.cuda.runtime.memGetInfo()[0] < 4 * size:
+        pytest.skip(f"needs {4 * size / 1e9:.0f} GB of free GPU memory")
+    x = cupy.tile(cupy.arange(251, dtype=cupy.uint8), size // 251 + 1)[:size]
+    y = cupy.zeros(size, cupy.uint8)
+    shape = _cpu.CopyShape(1, *dims((size,)), *dims((-1,)), *dims((1,)), size - 1, 0)
+    cuda_module.load().copy_nd(x.data.ptr, y.data.ptr, shape, 0)
+    for begin in range(0, size, 1 << 28):
+        part = slice(begin, min(begin + (1 << 28), size))
+        assert bool((y[part] == x[::-1][part]).all()), begin
+
+
 def test_errors():
     with pytest.raises(ValueError, match="itemsize: expected 1, 2, 4 or 8, found 3"):
         _cpu.CopyShape(3, *dims((2,)), *[0] * 8, *[0] * 7, 1, 0, 0)

@@ -13,6 +13,7 @@ struct Divisor {
   unsigned value, factor, shift;
 
   Divisor() = default;
+  // divisor: from 1 to 2^31 - 1.
   explicit Divisor(std::int64_t divisor) : value(static_cast<unsigned>(divisor)), shift(0) {
     while (shift < 31 && (1u << shift) < value) ++shift;
     const std::uint64_t above = (std::uint64_t{1} << shift) - value;

@@ -29,8 +29,9 @@ void where(const std::uint8_t* condition, const float* x, const float* y, float*
     strides[2][d] = shape.x_strides[d];
     strides[3][d] = shape.y_strides[d];
   }
-  const Walk<4> walk(collapse<4>(shape.dims, strides));
-  if (walk.size == 0) return;
+  const Strided<4> elements = collapse<4>(shape.dims, strides);
+  if (elements.size == 0) return;
+  const Walk<4> walk(elements);
   with_index(walk.size, [&](auto index) {
     where_kernel<decltype(index)>
         <<<blocks_for(walk.size), kBlockThreads, 0, stream>>>(condition, x, y, out, walk);
