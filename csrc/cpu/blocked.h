@@ -3,7 +3,7 @@
 // compiled once for each instruction set.
 #pragma once
 
-#include <limits>
+#include <type_traits>
 
 #include "cpu/fused/vector.h"
 #include "ops/panels.h"
@@ -186,29 +186,68 @@ struct DepthParts {
   }
 };
 
-// Few columns: y[m, t] for T of them, with the rows of B panels on SIMD lanes. x[t] is a column.
+// The transposed tile: y[t, m] for T columns x[t], each with its values side by side, and the rows
+// of B panels on SIMD lanes. For matrices with few columns, or whose columns lie so.
 template <int T, int B, int R>
-CNN_ENGINE_INLINE void multiply_few(const float* a, std::int64_t panel_size, int depth,
-                                    const float* x, std::int64_t x_stride, float (*y)[B * R]) {
+CNN_ENGINE_INLINE void multiply_columns(const float* a, std::int64_t panel_size, int depth,
+                                        const float* x, std::int64_t x_stride, float (*y)[B * R]) {
   Vec<R> sum[T][B] = {};
   for (int c = 0; c < depth; ++c) {
+    Vec<R> weights[B];
 #pragma GCC unroll 4
-    for (int b = 0; b < B; ++b) {
-      const Vec<R> weights = load<R>(a + b * panel_size + std::int64_t{c} * R);
+    for (int b = 0; b < B; ++b) weights[b] = load<R>(a + b * panel_size + std::int64_t{c} * R);
+#pragma GCC unroll 8
+    for (int t = 0; t < T; ++t) {
+      const float value = x[t * x_stride + c];
 #pragma GCC unroll 4
-      for (int t = 0; t < T; ++t) sum[t][b] += weights * x[t * x_stride + c];
+      for (int b = 0; b < B; ++b) sum[t][b] += weights[b] * value;
     }
   }
-#pragma GCC unroll 4
+#pragma GCC unroll 8
   for (int t = 0; t < T; ++t) {
 #pragma GCC unroll 4
     for (int b = 0; b < B; ++b) store<R>(y[t] + b * R, sum[t][b]);
   }
 }
 
+// Columns and panels that together fit the registers.
+constexpr int kColumnsTogether = 4;
+constexpr int kPanelsTogether = kRegisters * (kWide < 8 ? kWide : 8) / 64;
+
+// Calls finish(column, first row, its sums, how many) for all of `columns` and `count` panels.
+template <int R, typename Finish>
+void multiply_all_columns(const float* a, const Panels& panels, int count, const float* x,
+                          std::int64_t x_stride, int columns, const Finish& finish) {
+  const auto run = [&](auto t_size, auto b_size, int t, int panel) {
+    constexpr int T = decltype(t_size)::value, B = decltype(b_size)::value;
+    float sums[T][B * R];
+    multiply_columns<T, B, R>(a + panel * panels.panel_size(), panels.panel_size(), panels.depth,
+                              x + t * x_stride, x_stride, sums);
+    for (int i = 0; i < T; ++i) finish(t + i, panel * R, sums[i], B * R);
+  };
+  using One = std::integral_constant<int, 1>;
+  using Columns = std::integral_constant<int, kColumnsTogether>;
+  using PanelCount = std::integral_constant<int, kPanelsTogether>;
+  int t = 0;
+  for (; t + kColumnsTogether <= columns; t += kColumnsTogether) {
+    int panel = 0;
+    for (; panel + kPanelsTogether <= count; panel += kPanelsTogether) {
+      run(Columns(), PanelCount(), t, panel);
+    }
+    for (; panel < count; ++panel) run(Columns(), One(), t, panel);
+  }
+  for (; t < columns; ++t) {
+    int panel = 0;
+    for (; panel + kPanelsTogether <= count; panel += kPanelsTogether) {
+      run(One(), PanelCount(), t, panel);
+    }
+    for (; panel < count; ++panel) run(One(), One(), t, panel);
+  }
+}
+
 // Packs rows of a matrix, `columns` apart each value and `stride` apart each row, as one panel.
-void pack_panel(const float* matrix, std::int64_t stride, std::int64_t columns, int rows,
-                const Panels& panels, float* to) {
+inline void pack_panel(const float* matrix, std::int64_t stride, std::int64_t columns, int rows,
+                       const Panels& panels, float* to) {
   for (int c = 0; c < panels.depth; ++c) {
     for (int m = 0; m < panels.rows; ++m) {
       *to++ = m < rows ? matrix[m * stride + c * columns] : 0.0f;

@@ -12,7 +12,7 @@ namespace {
 
 // With fewer outputs a map than half a vector, filters are on the lanes instead.
 constexpr int kFewOutputs = kWide / 2;
-constexpr int kFewAtOnce = 4;  // columns
+constexpr int kFewAtOnce = 4 * kColumnsTogether;  // columns
 
 bool few_outputs(const Conv2dShape& p) { return p.out_h() * p.out_w() <= kFewOutputs; }
 
@@ -206,69 +206,48 @@ void write_columns(const Conv2dShape& p, const float* input, int g, std::int64_t
   }
 }
 
-template <int T, int B, int R>
-void few_panels(const float* a, const Panels& panels, const float* x, float* output,
-                const Epilogue& epilogue, const Conv2dShape& p, int g, std::int64_t first,
-                int first_row) {
-  float sums[T][B * R];
-  multiply_few<T, B, R>(a, panels.panel_size(), panels.depth, x, panels.depth, sums);
-  const int area = p.out_h() * p.out_w(), filters = p.group_filters();
-  for (int t = 0; t < T; ++t) {
-    const std::int64_t n = (first + t) / area;
-    for (int row = 0; row < B * R && first_row + row < filters; ++row) {
-      const int k = g * filters + first_row + row;
-      const std::int64_t at = (n * p.k + k) * area + (first + t) % area;
-      float value = sums[t][row];
-      if (epilogue.bias) value += epilogue.bias[k];
-      if (epilogue.residual) value += epilogue.residual[at];
-      output[at] = clamp_one(value, epilogue.lowest, epilogue.highest);
-    }
-  }
-}
-
 template <int R>
 void few(const float* input, const float* packed, const Epilogue& epilogue, float* output,
          const Scratch& scratch, const Conv2dShape& p, int threads) {
-  constexpr int B = 4;
   const Panels panels = p.panels();
-  const std::int64_t columns = std::int64_t{p.n} * p.out_h() * p.out_w();
+  const int area = p.out_h() * p.out_w(), filters = p.group_filters();
+  const std::int64_t columns = std::int64_t{p.n} * area;
   const std::int64_t blocks = (columns + kFewAtOnce - 1) / kFewAtOnce;
-  const int rows = (panels.panels + B - 1) / B;
-  const std::int64_t cost = std::int64_t{kFewAtOnce} * B * R * panels.depth;
-  parallel_for(p.groups * rows * blocks, cost, threads, [&](std::int64_t begin, std::int64_t end) {
-    const Scratch::Part part(scratch);
-    std::int64_t written = -1;
-    for (std::int64_t index = begin; index < end; ++index) {
-      const int g = static_cast<int>(index / rows / blocks);
-      const std::int64_t first = index / rows % blocks * kFewAtOnce;
-      const int count =
-          static_cast<int>(columns - first < kFewAtOnce ? columns - first : kFewAtOnce);
-      if (index / rows != written) {
-        write_columns(p, input, g, first, count, part.data());
-        written = index / rows;
-      }
-      const int first_panel = static_cast<int>(index % rows) * B;
-      const float* a = packed + g * panels.size() + first_panel * panels.panel_size();
-      const auto run = [&](auto t, auto b, int at, int panel) {
-        few_panels<decltype(t)::value, decltype(b)::value, R>(
-            a + panel * panels.panel_size(), panels, part.data() + std::int64_t{at} * panels.depth,
-            output, epilogue, p, g, first + at, (first_panel + panel) * R);
-      };
-      using One = std::integral_constant<int, 1>;
-      using All = std::integral_constant<int, kFewAtOnce>;
-      using Wide = std::integral_constant<int, B>;
-      const bool whole = panels.panels - first_panel >= B;
-      for (int panel = 0; panel < (whole ? 1 : panels.panels - first_panel); ++panel) {
-        if (count == kFewAtOnce) {
-          whole ? run(All(), Wide(), 0, panel) : run(All(), One(), 0, panel);
-        } else {
-          for (int t = 0; t < count; ++t) {
-            whole ? run(One(), Wide(), t, panel) : run(One(), One(), t, panel);
+  const int shares = (panels.panels + kPanelsTogether - 1) / kPanelsTogether;
+  const std::int64_t cost = std::int64_t{kFewAtOnce} * kPanelsTogether * R * panels.depth;
+  parallel_for(
+      p.groups * blocks * shares, cost, threads, [&](std::int64_t begin, std::int64_t end) {
+        const Scratch::Part part(scratch);
+        std::int64_t written = -1;
+        for (std::int64_t index = begin; index < end; ++index) {
+          const std::int64_t block = index / shares;
+          const int g = static_cast<int>(block / blocks);
+          const std::int64_t first = block % blocks * kFewAtOnce;
+          const std::int64_t left = columns - first;
+          const int count = static_cast<int>(left < kFewAtOnce ? left : kFewAtOnce);
+          if (block != written) {
+            write_columns(p, input, g, first, count, part.data());
+            written = block;
           }
+          const int panel = static_cast<int>(index % shares) * kPanelsTogether;
+          const int here =
+              panels.panels - panel < kPanelsTogether ? panels.panels - panel : kPanelsTogether;
+          multiply_all_columns<R>(
+              packed + g * panels.size() + panel * panels.panel_size(), panels, here, part.data(),
+              panels.depth, count, [&](int t, int row, const float* sums, int rows) {
+                const std::int64_t n = (first + t) / area, place = (first + t) % area;
+                row += panel * R;
+                for (int i = 0; i < rows && row + i < filters; ++i) {
+                  const int k = g * filters + row + i;
+                  const std::int64_t at = (n * p.k + k) * area + place;
+                  float value = sums[i];
+                  if (epilogue.bias) value += epilogue.bias[k];
+                  if (epilogue.residual) value += epilogue.residual[at];
+                  output[at] = clamp_one(value, epilogue.lowest, epilogue.highest);
+                }
+              });
         }
-      }
-    }
-  });
+      });
 }
 
 }  // namespace

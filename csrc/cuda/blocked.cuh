@@ -18,6 +18,9 @@
 #include <cstdint>
 
 #include "cuda/launch.cuh"
+#include "ops/panels.h"
+#include "runtime/check.h"
+#include "runtime/stream.h"
 
 namespace cnn_engine::cuda {
 
@@ -122,6 +125,85 @@ __device__ __forceinline__ void blocked_product(float* shared, A& a, B& b, int f
           make_float4(sum[m][4 * v], sum[m][4 * v + 1], sum[m][4 * v + 2], sum[m][4 * v + 3]));
     }
   }
+}
+
+// What is added to a sum and what bounds it.
+struct Epilogue {
+  const float* bias;      // or null
+  const float* residual;  // as y, or null
+  float lowest, highest;
+
+  // Of the sum for y[at], in row (or column) k of the bias.
+  __device__ float operator()(float value, int k, std::int64_t at) const {
+    if (bias) value += bias[k];
+    if (residual) value += residual[at];
+    value = value < lowest ? lowest : value;  // a NaN stays
+    return value > highest ? highest : value;
+  }
+};
+
+// A tile of packed rows (ops/panels.h): each thread copies 4 rows of a product, in some panels.
+template <typename Tile>
+class PackedRows {
+ public:
+  static constexpr int kRows = Tile::M < 8 ? 4 : 8;  // of a panel
+
+  // `packed` begins with the tile's first panel; `panels` are there from that one on.
+  __device__ PackedRows(const float* packed, int panels, int depth)
+      : t_(threadIdx.x % kPanel / kVectors), panels_(panels - threadIdx.x / kPanel) {
+    const int panel = threadIdx.x / kPanel, row = threadIdx.x % kVectors * 4;
+    from_ = packed + (static_cast<std::int64_t>(panel) * depth + t_) * kRows + row;
+    step_ = static_cast<std::int64_t>(Tile::threads / kPanel) * depth * kRows;
+    to_ = t_ * Tile::a_pitch + panel * kRows + row;
+    packed_ = packed;
+  }
+
+  __device__ void load(float* to, int first, int end) const {
+    if (kCopies == 1 && Tile::threads > kAll && threadIdx.x >= kAll) return;
+    const float* from = from_ + static_cast<std::int64_t>(first) * kRows;
+    const bool there = first + t_ < end;
+#pragma unroll
+    for (int i = 0; i < kCopies; ++i) {
+      const bool valid = there && i * (Tile::threads / kPanel) < panels_;
+      copy_async<16>(to + to_ + i * (Tile::threads / kPanel) * kRows,
+                     valid ? from + i * step_ : packed_, valid);
+    }
+  }
+
+ private:
+  static constexpr int kVectors = kRows / 4, kPanel = kVectors * kBlockDepth;
+  static constexpr int kAll = Tile::M * kBlockDepth / 4;  // vectors of a part
+  static constexpr int kCopies = kAll > Tile::threads ? kAll / Tile::threads : 1;
+  static_assert(Tile::threads % kPanel == 0 && (kAll % Tile::threads == 0 || kCopies == 1));
+  const float* packed_;
+  const float* from_;
+  std::int64_t step_;
+  int t_, panels_, to_;
+};
+
+// Adds the splits' sums in order; one thread makes one output.
+static __global__ void blocked_sum_kernel(const float* __restrict__ parts,  // [splits, size]
+                                          float* __restrict__ output,  // [size] = [., biases, area]
+                                          const Epilogue epilogue, int splits, std::int64_t size,
+                                          unsigned area, unsigned biases) {
+  const std::int64_t at = grid_thread();
+  if (at >= size) return;
+  float sum = parts[at];
+  for (int split = 1; split < splits; ++split) sum += parts[split * size + at];
+  const int k = static_cast<unsigned>(at) / area % biases;
+  output[at] = epilogue(sum, k, at);
+}
+
+inline void launch_blocked_sum(const float* parts, float* output, const Epilogue& epilogue,
+                               int splits, std::int64_t size, unsigned area, unsigned biases,
+                               Stream stream) {
+  blocked_sum_kernel<<<blocks_for(size), kBlockThreads, 0, stream>>>(parts, output, epilogue,
+                                                                     splits, size, area, biases);
+  CUDA_CHECK_LAUNCH("blocked_sum_kernel");
+}
+
+inline bool at_16_bytes(const void* address) {
+  return reinterpret_cast<std::uintptr_t>(address) % 16 == 0;
 }
 
 // Into how many parts a depth is split so that there are blocks for a large GPU, none of them

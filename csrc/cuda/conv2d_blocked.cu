@@ -65,8 +65,8 @@ void conv2d_blocked(const float* input, const float* packed, const float* bias,
   const std::int64_t image_in = std::int64_t{shape.c} * shape.h * shape.w;
   const std::int64_t image_out = std::int64_t{shape.k} * shape.out_h() * shape.out_w();
   for_each_part(shape, [&](std::int64_t first, const Conv2dShape& part) {
-    const ConvEpilogue epilogue = {bias, residual ? residual + first * image_out : nullptr, lowest,
-                                   highest};
+    const Epilogue epilogue = {bias, residual ? residual + first * image_out : nullptr, lowest,
+                               highest};
     const float* x = input + first * image_in;
     float* y = output + first * image_out;
     if (shape.depthwise()) {

@@ -5,61 +5,8 @@
 
 #include "cuda/blocked.cuh"
 #include "ops/conv2d.h"
-#include "runtime/check.h"
 
 namespace cnn_engine::cuda {
-
-struct ConvEpilogue {
-  const float* bias;      // [K] or null
-  const float* residual;  // [N, K, OH, OW] or null
-  float lowest, highest;
-
-  __device__ float operator()(float value, int k, std::int64_t at) const {
-    if (bias) value += bias[k];
-    if (residual) value += residual[at];
-    value = value < lowest ? lowest : value;  // a NaN stays
-    return value > highest ? highest : value;
-  }
-};
-
-// A tile of packed rows (ops/panels.h): each thread copies 4 rows of a product, in some panels.
-template <typename Tile>
-class PackedRows {
- public:
-  static constexpr int kRows = Tile::M < 8 ? 4 : 8;  // of a panel
-
-  // `packed` begins with the tile's first panel; `panels` are there from that one on.
-  __device__ PackedRows(const float* packed, int panels, int depth)
-      : t_(threadIdx.x % kPanel / kVectors), panels_(panels - threadIdx.x / kPanel) {
-    const int panel = threadIdx.x / kPanel, row = threadIdx.x % kVectors * 4;
-    from_ = packed + (static_cast<std::int64_t>(panel) * depth + t_) * kRows + row;
-    step_ = static_cast<std::int64_t>(Tile::threads / kPanel) * depth * kRows;
-    to_ = t_ * Tile::a_pitch + panel * kRows + row;
-    packed_ = packed;
-  }
-
-  __device__ void load(float* to, int first, int end) const {
-    if (kCopies == 1 && Tile::threads > kAll && threadIdx.x >= kAll) return;
-    const float* from = from_ + static_cast<std::int64_t>(first) * kRows;
-    const bool there = first + t_ < end;
-#pragma unroll
-    for (int i = 0; i < kCopies; ++i) {
-      const bool valid = there && i * (Tile::threads / kPanel) < panels_;
-      copy_async<16>(to + to_ + i * (Tile::threads / kPanel) * kRows,
-                     valid ? from + i * step_ : packed_, valid);
-    }
-  }
-
- private:
-  static constexpr int kVectors = kRows / 4, kPanel = kVectors * kBlockDepth;
-  static constexpr int kAll = Tile::M * kBlockDepth / 4;  // vectors of a part
-  static constexpr int kCopies = kAll > Tile::threads ? kAll / Tile::threads : 1;
-  static_assert(Tile::threads % kPanel == 0 && (kAll % Tile::threads == 0 || kCopies == 1));
-  const float* packed_;
-  const float* from_;
-  std::int64_t step_;
-  int t_, panels_, to_;
-};
 
 // Any convolution: a thread copies some taps of some columns, each tested against the image's
 // bounds. Where the taps of a part lie is worked out by the block's first threads, a part ahead.
@@ -188,7 +135,7 @@ class ImagePlaces {
 // A tile's sums, finished into y or, where the depth is split, as they are into the workspace.
 struct ConvOutput {
   float* to;
-  ConvEpilogue epilogue;
+  Epilogue epilogue;
   bool last;                   // not split
   bool aligned;                // four columns are 16 bytes at a multiple of 16, of one image
   int filters, first_k, rows;  // of all; of the tile: its first in y, and how many exist
@@ -236,7 +183,7 @@ __global__ void __launch_bounds__(Tile::threads, 384 / Tile::threads + (Tile::th
     conv2d_blocked_kernel(const float* __restrict__ input,   // [N, C, H, W]
                           const float* __restrict__ packed,  // [groups][panels][depth][rows]
                           float* __restrict__ output,        // [N, K, OH, OW], or so many a split
-                          const ConvEpilogue epilogue, const __grid_constant__ Conv2dShape p,
+                          const Epilogue epilogue, const __grid_constant__ Conv2dShape p,
                           const ConvGrid grid) {
   __shared__ __align__(16) float shared[kBlockStages * Tile::stage];
   unsigned block = blockIdx.x;
@@ -275,19 +222,6 @@ __global__ void __launch_bounds__(Tile::threads, 384 / Tile::threads + (Tile::th
   }
 }
 
-// Adds the splits' sums in order; one thread makes one output.
-__global__ void conv2d_blocked_sum_kernel(const float* __restrict__ parts,  // [splits, size]
-                                          float* __restrict__ output,       // [size]
-                                          const ConvEpilogue epilogue, int splits,
-                                          std::int64_t size, unsigned area, unsigned filters) {
-  const std::int64_t at = grid_thread();
-  if (at >= size) return;
-  float sum = parts[at];
-  for (int split = 1; split < splits; ++split) sum += parts[split * size + at];
-  const int k = static_cast<unsigned>(at) / area % filters;
-  output[at] = epilogue(sum, k, at);
-}
-
 // How a shape's product is cut; by the shape alone.
 struct ConvPlan {
   enum Size { filters4, filters8, filters32, filters64, small, large } size;
@@ -324,24 +258,21 @@ struct ConvPlan {
   }
 };
 
-inline void launch_conv2d_blocked(const float* input, const float* packed,
-                                  const ConvEpilogue& epilogue, float* output, float* workspace,
-                                  const Conv2dShape& shape, Stream stream) {
+inline void launch_conv2d_blocked(const float* input, const float* packed, const Epilogue& epilogue,
+                                  float* output, float* workspace, const Conv2dShape& shape,
+                                  Stream stream) {
   const ConvPlan plan(shape);
   const unsigned area = shape.out_h() * shape.out_w();
-  const auto at_16 = [](const void* address) {
-    return reinterpret_cast<std::uintptr_t>(address) % 16 == 0;
-  };
   const bool split = plan.splits > 1;
   ConvGrid grid;
   grid.splits = plan.splits;
   grid.row_tiles = static_cast<int>(plan.row_tiles);
   grid.columns = shape.n * area;
-  grid.aligned = area % 4 == 0 && at_16(split ? workspace : output);
+  grid.aligned = area % 4 == 0 && at_16_bytes(split ? workspace : output);
   grid.part_size = shape.output_size();
   const bool places = shape.r == 1 && shape.s == 1 && shape.stride_h == 1 && shape.stride_w == 1 &&
                       shape.pad_top == 0 && shape.pad_left == 0 && shape.pad_bottom == 0 &&
-                      shape.pad_right == 0 && area % 4 == 0 && at_16(input);
+                      shape.pad_right == 0 && area % 4 == 0 && at_16_bytes(input);
   const std::int64_t blocks = plan.row_tiles * plan.column_tiles * shape.groups * plan.splits;
   const auto launch = [&](auto tile) {
     using Tile = decltype(tile);
@@ -372,9 +303,8 @@ inline void launch_conv2d_blocked(const float* input, const float* packed,
       break;
   }
   if (split) {
-    conv2d_blocked_sum_kernel<<<blocks_for(grid.part_size), kBlockThreads, 0, stream>>>(
-        workspace, output, epilogue, plan.splits, grid.part_size, area, shape.k);
-    CUDA_CHECK_LAUNCH("conv2d_blocked_sum_kernel");
+    launch_blocked_sum(workspace, output, epilogue, plan.splits, grid.part_size, area, shape.k,
+                       stream);
   }
 }
 

@@ -16,7 +16,7 @@ template <int Side, int Stride, int Rows>
 __global__ void conv2d_depthwise_kernel(const float* __restrict__ input,   // [N, C, H, W]
                                         const float* __restrict__ weight,  // [K, R, S]
                                         float* __restrict__ output,        // [N, K, OH, OW]
-                                        const ConvEpilogue epilogue, const Conv2dShape p) {
+                                        const Epilogue epilogue, const Conv2dShape p) {
   const unsigned out_w = p.out_w(), out_h = p.out_h(), bands = (out_h + Rows - 1) / Rows;
   const std::int64_t thread = grid_thread();
   if (thread >= static_cast<std::int64_t>(p.n) * p.k * bands * out_w) return;
@@ -72,7 +72,7 @@ __global__ void conv2d_depthwise_kernel(const float* __restrict__ input,   // [N
 }
 
 inline void launch_conv2d_depthwise(const float* input, const float* weight,
-                                    const ConvEpilogue& epilogue, float* output,
+                                    const Epilogue& epilogue, float* output,
                                     const Conv2dShape& shape, Stream stream) {
   const auto launch = [&](auto kernel, int rows) {
     const std::int64_t threads =

@@ -4,6 +4,7 @@
 // With `reduction`, several lanes share one output's sum: SIMD lanes on the CPU, a warp on CUDA.
 #pragma once
 
+#include "ops/panels.h"
 #include "runtime/shape.h"
 #include "runtime/stream.h"
 
@@ -19,6 +20,9 @@ struct LinearShape {
     return std::int64_t{out_features} * in_features;
   }
   CNN_ENGINE_INLINE std::int64_t output_size() const { return std::int64_t{n} * out_features; }
+  // As linear_blocked.h packs the weights, and the floats of it.
+  CNN_ENGINE_INLINE Panels panels() const { return Panels(out_features, in_features); }
+  CNN_ENGINE_INLINE std::int64_t packed_size() const { return panels().size(); }
   CNN_ENGINE_INLINE std::int64_t flops() const { return 2 * output_size() * in_features; }
   CNN_ENGINE_INLINE std::int64_t bytes() const {
     return 4 * (input_size() + weight_size() + out_features + output_size());
