@@ -24,6 +24,8 @@ from .devices.arrays import CPU, View, view
 from .engine.kernels import convolution
 from .errors import InputError, UnsupportedError
 from .graph.network import Pair, pair
+from .operators.matmul import Matmul
+from .operators.operator import Value
 
 #: ``variant`` of :func:`conv2d` -> the kernels' name for it.
 CONV2D_VARIANTS = convolution.NATIVE
@@ -256,6 +258,206 @@ def max_pool2d(
     return y.array
 
 
+def average_pool2d(
+    input: Any,
+    kernel: int | Pair,
+    *,
+    stride: int | Pair | None = None,
+    padding: int | tuple[int, ...] = 0,
+    dilation: int | Pair = 1,
+    extra: int | Pair = 0,
+    count_include_pad: bool = False,
+    out: Any = None,
+    threads: int | None = None,
+    stream: Any = None,
+) -> Any:
+    """Takes the mean of every window.
+
+    Args:
+        extra: rows below and columns on the right, beyond the padding, that only make room for a last window.
+        count_include_pad: divide by the places in the image and its padding; else by those in the image.
+
+    The rest is as for :func:`max_pool2d`, but for the padding, which may be any.
+    """
+    window = (kernel, stride, padding, dilation, extra)
+    return _sum_pool("average_pool2d", input, window, bool(count_include_pad), out, threads, stream)
+
+
+def lp_pool2d(
+    input: Any,
+    kernel: int | Pair,
+    *,
+    p: int = 2,
+    stride: int | Pair | None = None,
+    padding: int | tuple[int, ...] = 0,
+    dilation: int | Pair = 1,
+    extra: int | Pair = 0,
+    out: Any = None,
+    threads: int | None = None,
+    stream: Any = None,
+) -> Any:
+    """Takes the ``p``-norm of every window, 0 outside the image. Else as :func:`average_pool2d`."""
+    if isinstance(p, bool) or not isinstance(p, int) or not 1 <= p < 2**31:
+        raise InputError(f"lp_pool2d: p: expected a whole number from 1, found {p!r}")
+    window = (kernel, stride, padding, dilation, extra)
+    return _sum_pool("lp_pool2d", input, window, p, out, threads, stream)
+
+
+def _sum_pool(name, input, window, option, out, threads, stream):
+    kernel, stride, padding, dilation, extra = window
+    x = view(f"{name}: input", input, ndim=4)
+    kernels = pair(f"{name}: kernel", kernel)
+    shape = _shape(
+        name, _cpu.AveragePool2dShape, *x.shape, *kernels,
+        *(kernels if stride is None else pair(f"{name}: stride", stride)),
+        *_paddings(f"{name}: padding", padding), *pair(f"{name}: dilation", dilation),
+        *pair(f"{name}: extra", extra),
+    )  # fmt: skip
+    y = _output(name, out, x, (*x.shape[:2], shape.out_h, shape.out_w))
+    _refuse_overlap(name, y, x)
+    _call(name, (x, y), (shape, option), threads, stream)
+    return y.array
+
+
+def lrn(
+    input: Any,
+    size: int,
+    *,
+    alpha: float = 1e-4,
+    beta: float = 0.75,
+    k: float = 1.0,
+    out: Any = None,
+    threads: int | None = None,
+    stream: Any = None,
+) -> Any:
+    """Divides [N, C, ...] by ``(k + alpha / size * sum of squares of size near channels) ** beta``."""
+    x = view("lrn: input", input)
+    if len(x.shape) < 2:
+        raise InputError(f"lrn: input: expected at least 2 dimensions, found {len(x.shape)}")
+    shape = _shape("lrn", _cpu.LrnShape, *x.shape[:2], math.prod(x.shape[2:]), size, alpha, beta, k)
+    y = _output("lrn", out, x, x.shape)
+    _refuse_overlap("lrn", y, x)
+    _call("lrn", (x, y), (shape,), threads, stream)
+    return y.array
+
+
+def conv_transpose2d(
+    input: Any,
+    weight: Any,
+    bias: Any = None,
+    *,
+    stride: int | Pair = 1,
+    padding: int | tuple[int, ...] = 0,
+    output_padding: int | Pair = 0,
+    dilation: int | Pair = 1,
+    groups: int = 1,
+    out: Any = None,
+    threads: int | None = None,
+    stream: Any = None,
+) -> Any:
+    """Writes a filter for every input element, what :func:`conv2d`'s gradient does.
+
+    Args:
+        input: [N, C, H, W].
+        weight: [C, K / groups, R, S].
+        bias: [K], or None.
+        padding: taken away from the output: one number, rows and columns, or (above, left, below, right).
+        output_padding: rows added below and columns on the right.
+        out: [N, K, OH, OW] with OH = (H - 1) * stride + dilation * (R - 1) + 1 + added - taken away.
+    """
+    name = "conv_transpose2d"
+    x = view(f"{name}: input", input, ndim=4)
+    w = view(f"{name}: weight", weight, ndim=4)
+    if isinstance(groups, bool) or not isinstance(groups, int) or groups < 1:
+        raise InputError(f"{name}: groups: expected a whole number from 1, found {groups!r}")
+    if w.shape[0] != x.shape[1] or x.shape[1] % groups:
+        raise InputError(
+            f"{name}: weight: expected {x.shape[1]} channels in {groups} groups, found {w.shape[0]}"
+        )
+    filters = w.shape[1] * groups
+    shape = _shape(
+        name, _cpu.ConvTranspose2dShape, *x.shape, filters, *w.shape[2:],
+        *pair(f"{name}: stride", stride), *_paddings(f"{name}: padding", padding),
+        *pair(f"{name}: dilation", dilation), groups,
+        *pair(f"{name}: output_padding", output_padding),
+    )  # fmt: skip
+    b = None if bias is None else view(f"{name}: bias", bias, shape=(filters,))
+    y = _output(name, out, x, (x.shape[0], filters, shape.out_h, shape.out_w))
+    _refuse_overlap(name, y, x, w, b)
+    _call(name, (x, w, b, y), (shape,), threads, stream)
+    return y.array
+
+
+def matmul(
+    a: Any,
+    b: Any,
+    bias: Any = None,
+    *,
+    transpose: tuple[bool, bool] = (False, False),
+    blocked: bool = True,
+    lowest: float = -math.inf,
+    highest: float = math.inf,
+    out: Any = None,
+    threads: int | None = None,
+    stream: Any = None,
+) -> Any:
+    """Computes ``min(max(a @ b + bias, lowest), highest)`` by NumPy's rules for ``@``.
+
+    Args:
+        a, b: [..., I, F] and [..., F, J], batch dimensions broadcasting; or vectors.
+        bias: [J], or None.
+        transpose: whether a's, and b's, last two dimensions are exchanged first.
+        blocked: sum in tiles; else each element by itself, in order.
+    """
+    x, y = view("matmul: a", a), view("matmul: b", b)
+    shapes = [
+        (*v.shape[:-2], *v.shape[:-3:-1]) if exchanged and len(v.shape) > 1 else v.shape
+        for v, exchanged in zip((x, y), transpose, strict=True)
+    ]
+    values = [Value(name, shape) for name, shape in zip("ab", shapes, strict=True)]
+    try:
+        ((result, _),) = Matmul().infer(values)
+    except InputError as error:
+        raise InputError(f"matmul: {error}") from None
+    numbers = Matmul.numbers(x.shape, y.shape, transpose)
+    if numbers is None:
+        raise UnsupportedError(
+            f"matmul: expected at most 4 batch dimensions that cannot be taken together, "
+            f"found {list(x.shape)} and {list(y.shape)}"
+        )
+    shape = _shape("matmul", _cpu.MatmulShape, *numbers)
+    z = _output("matmul", out, x, result)
+    v = None if bias is None else view("matmul: bias", bias, shape=(numbers[1],))
+    _refuse_overlap("matmul", z, x, y, v)
+    if blocked:
+        space = _workspace(x, "matmul_blocked_workspace", shape, threads)
+        _call("matmul_blocked", (x, y, v, z, space), (shape, lowest, highest), threads, stream)
+    else:
+        _call("matmul", (x, y, v, z), (shape, lowest, highest), threads, stream)
+    return z.array
+
+
+def linear_blocked(
+    input: Any,
+    weight: Any,
+    bias: Any = None,
+    *,
+    lowest: float = -math.inf,
+    highest: float = math.inf,
+    out: Any = None,
+    threads: int | None = None,
+    stream: Any = None,
+) -> Any:
+    """Computes :func:`linear` in tiles, clamped. Packs the weights in each call; an engine does it once."""
+    name = "linear_blocked"
+    x, w, b, y, shape = _linear_views(name, input, weight, bias, out)
+    packed = arrays.empty_beside(x, (shape.packed_size,))
+    _call("linear_pack", (w, packed), (shape,), threads, stream)
+    space = _workspace(x, "linear_blocked_workspace", shape, threads)
+    _call(name, (x, packed, b, y, space), (shape, lowest, highest), threads, stream)
+    return y.array
+
+
 def linear(
     input: Any,
     weight: Any,
@@ -267,19 +469,24 @@ def linear(
     stream: Any = None,
 ) -> Any:
     """Computes ``input @ weight.T + bias`` for ``input`` [N, F], ``weight`` [M, F], ``bias`` [M]; [N, M]."""
-    x = view("linear: input", input, ndim=2)
-    w = view("linear: weight", weight, ndim=2)
-    if w.shape[1] != x.shape[1]:
-        raise InputError(
-            f"linear: weight: expected {x.shape[1]} input features, found {w.shape[1]} "
-            f"(shape {list(w.shape)})"
-        )
-    shape = _shape("linear", _cpu.LinearShape, *x.shape, w.shape[0])
-    b = None if bias is None else view("linear: bias", bias, shape=(w.shape[0],))
-    y = _output("linear", out, x, (x.shape[0], w.shape[0]))
-    _refuse_overlap("linear", y, x, w, b)
+    x, w, b, y, shape = _linear_views("linear", input, weight, bias, out)
     _call("linear", (x, w, b, y), (shape, bool(reduction)), threads, stream)
     return y.array
+
+
+def _linear_views(name, input, weight, bias, out):
+    x = view(f"{name}: input", input, ndim=2)
+    w = view(f"{name}: weight", weight, ndim=2)
+    if w.shape[1] != x.shape[1]:
+        raise InputError(
+            f"{name}: weight: expected {x.shape[1]} input features, found {w.shape[1]} "
+            f"(shape {list(w.shape)})"
+        )
+    shape = _shape(name, _cpu.LinearShape, *x.shape, w.shape[0])
+    b = None if bias is None else view(f"{name}: bias", bias, shape=(w.shape[0],))
+    y = _output(name, out, x, (x.shape[0], w.shape[0]))
+    _refuse_overlap(name, y, x, w, b)
+    return x, w, b, y, shape
 
 
 def softmax(

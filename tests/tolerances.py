@@ -101,6 +101,13 @@ def normalized(x, wanted, scale, shift, centered: bool) -> np.ndarray:
     return functions(np.abs(wanted) + np.minimum(spread, 2e4) * factor + offset)
 
 
+def power_of_sum(wanted: np.ndarray, terms: int, power: float) -> np.ndarray:
+    """The bound for a power of a sum of ``terms`` positive numbers: its relative error times that power."""
+    with np.errstate(all="ignore"):
+        bound = functions(wanted) + power * terms * EPS * np.abs(wanted)
+    return np.where(np.isfinite(bound), bound, 0)
+
+
 def assert_close(found: np.ndarray, wanted: np.ndarray, bound, **parameters: object) -> None:
     """Asserts |found - wanted| <= bound; on failure names the worst place and all ``parameters``.
 

@@ -51,7 +51,7 @@ class AveragePool2d(Operator):
 
     def _windows(self, x: np.ndarray) -> np.ndarray:
         view = windows(x, self.kernel, self.stride, self.dilation)
-        return view.reshape(*view.shape[: 2 + self.rank], -1)
+        return view.reshape(*view.shape[: 2 + self.rank], math.prod(self.kernel))
 
     def counts(self, sizes: tuple[int, ...]) -> np.ndarray:
         """Returns the divisor at every place over an image of ``sizes``."""

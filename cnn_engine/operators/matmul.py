@@ -10,7 +10,7 @@ from typing import ClassVar
 import numpy as np
 
 from ..errors import InputError
-from .operator import Operator, broadcast, check_types, float64, need, same_dtype
+from .operator import Operator, Shape, broadcast, check_types, float64, need, same_dtype
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,56 @@ class Matmul(Operator):
         if a[-1] != (b[0] if len(b) == 1 else b[-2]):
             raise InputError(f"expected as many columns as rows, found {list(a)} and {list(b)}")
         return (((*broadcast(a[:-2], b[:-2]), *rows, *columns), dtype),)
+
+    @staticmethod
+    def numbers(a: Shape, b: Shape, transpose: tuple[bool, bool] = (False, False)):
+        """Returns the sizes and strides of contiguous inputs, as the kernels take them (csrc/ops/matmul.h).
+
+        Args:
+            transpose: whether a's, and b's, last two dimensions are exchanged before the product.
+
+        Returns:
+            Rows, columns and depth; strides of a's rows and depth and of b's depth and columns; four batch
+            dimensions, outermost first, and the strides of each in a and in b. None where neighbouring
+            batch dimensions cannot be taken together until four are left.
+        """
+        steps = []
+        matrices = []
+        for shape, exchanged, row in ((a, transpose[0], True), (b, transpose[1], False)):
+            if len(shape) == 1:
+                steps.append(())
+                size, step = ((1, shape[0]), (0, 1)) if row else ((shape[0], 1), (1, 0))
+            else:
+                all_steps = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
+                steps.append(tuple(all_steps[:-2]))
+                size, step = tuple(shape[-2:]), tuple(all_steps[-2:])
+                if exchanged:
+                    size, step = size[::-1], step[::-1]
+            matrices.append((size, step))
+        (rows, depth), (a_row, a_depth) = matrices[0]
+        (_, columns), (b_depth, b_column) = matrices[1]
+        batch = broadcast(a[:-2], b[:-2])
+        strides = []
+        for shape, own in ((a[:-2], steps[0]), (b[:-2], steps[1])):
+            missing = (0,) * (len(batch) - len(shape))
+            strides.append(
+                (*missing, *(0 if n == 1 else s for n, s in zip(shape, own, strict=True)))
+            )
+        taken: list[list[int]] = []  # size, stride in a, stride in b
+        for size, *both in zip(batch, *strides, strict=True):
+            if size == 1:
+                continue
+            if taken and all(
+                outer == size * inner for outer, inner in zip(taken[-1][1:], both, strict=True)
+            ):
+                taken[-1] = [taken[-1][0] * size, *both]
+            else:
+                taken.append([size, *both])
+        if len(taken) > 4:
+            return None
+        taken = [[1, 0, 0]] * (4 - len(taken)) + taken
+        dimensions = [number for column in zip(*taken, strict=True) for number in column]
+        return (rows, columns, depth, a_row, a_depth, b_depth, b_column, *dimensions)
 
     def reference(self, a, b):
         return np.asarray(np.matmul(float64(a), float64(b)))

@@ -106,12 +106,12 @@ void multiply_edge(const float* a, int a_stride, const float* b, int b_stride, i
   }
 }
 
-template <int V>
-void multiply_panel(const float* a, int panel_rows, const float* b, int b_stride, int depth,
-                    float* y, std::int64_t y_stride, bool first, const Epilogue* last, int rows,
-                    int columns) {
-  const auto tile = [&](auto size, int row) {
-    constexpr int M = decltype(size)::value;
+// `rows` of one panel and the columns of one tile, whose rows in `b` are whole vectors.
+CNN_ENGINE_INLINE void multiply_panel(const float* a, int panel_rows, const float* b, int depth,
+                                      float* y, std::int64_t y_stride, bool first,
+                                      const Epilogue* last, int rows, int columns) {
+  const auto tile = [&](auto rows_size, auto vectors, int row) {
+    constexpr int M = decltype(rows_size)::value, V = decltype(vectors)::value;
     Epilogue part;
     if (last) {
       part = *last;
@@ -119,45 +119,25 @@ void multiply_panel(const float* a, int panel_rows, const float* b, int b_stride
       if (part.residual) part.residual += row * y_stride;
     }
     const Epilogue* end = last ? &part : nullptr;
+    float* to = y + row * y_stride;
     if (rows - row >= M && columns == V * kWide) {
-      multiply_tile<M, V>(a + row, panel_rows, b, b_stride, depth, y + row * y_stride, y_stride,
-                          first, end);
+      multiply_tile<M, V>(a + row, panel_rows, b, V * kWide, depth, to, y_stride, first, end);
     } else {
-      multiply_edge<M, V>(a + row, panel_rows, b, b_stride, depth, y + row * y_stride, y_stride,
-                          first, end, rows - row < M ? rows - row : M, columns);
+      multiply_edge<M, V>(a + row, panel_rows, b, V * kWide, depth, to, y_stride, first, end,
+                          rows - row < M ? rows - row : M, columns);
     }
   };
-  if (kTileRows == 8 && panel_rows == 8) {
-    tile(std::integral_constant<int, 8>(), 0);
-  } else {
-    for (int row = 0; row < rows; row += 4) tile(std::integral_constant<int, 4>(), row);
-  }
-}
-
-// Rows [0, rows) of y in so many panels of `a`; the columns of one tile, vectors of them.
-CNN_ENGINE_INLINE void multiply_panels(const float* a, const Panels& panels, int from, int depth,
-                                       const float* b, int b_stride, float* y,
-                                       std::int64_t y_stride, bool first, const Epilogue* last,
-                                       int rows, int columns) {
-  const int vectors = (columns + kWide - 1) / kWide;
-  for (int row = 0; row < rows; row += panels.rows) {
-    const float* panel = a + row / panels.rows * panels.panel_size() + from * panels.rows;
-    const int here = rows - row < panels.rows ? rows - row : panels.rows;
-    Epilogue part;
-    if (last) {
-      part = *last;
-      if (part.bias) part.bias += row;
-      if (part.residual) part.residual += row * y_stride;
+  const auto panel = [&](auto vectors) {
+    if (kTileRows == 8 && panel_rows == 8) {
+      tile(std::integral_constant<int, 8>(), vectors, 0);
+    } else {
+      for (int row = 0; row < rows; row += 4) tile(std::integral_constant<int, 4>(), vectors, row);
     }
-    const auto run = [&](auto size) {
-      multiply_panel<decltype(size)::value>(panel, panels.rows, b, b_stride, depth,
-                                            y + row * y_stride, y_stride, first,
-                                            last ? &part : nullptr, here, columns);
-    };
-    if (vectors == 1) run(std::integral_constant<int, 1>());
-    if (vectors == 2) run(std::integral_constant<int, 2>());
-    if (vectors == 3) run(std::integral_constant<int, kTileVectors>());
-  }
+  };
+  const int vectors = (columns + kWide - 1) / kWide;
+  if (vectors == 1) panel(std::integral_constant<int, 1>());
+  if (vectors == 2) panel(std::integral_constant<int, 2>());
+  if (vectors == 3) panel(std::integral_constant<int, kTileVectors>());
 }
 
 // Columns are cut into tiles of nearly the same number of vectors.

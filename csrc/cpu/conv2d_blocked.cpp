@@ -16,11 +16,22 @@ constexpr int kFewAtOnce = 4 * kColumnsTogether;  // columns
 
 bool few_outputs(const Conv2dShape& p) { return p.out_h() * p.out_w() <= kFewOutputs; }
 
+constexpr std::int64_t kTileFloats = std::int64_t{kTileDepth} * kTileColumns + 2 * kWide;
+
+// Tiles that share a pass over the filters: where those are too large for the second-level cache,
+// reading them costs more than that tiles do not stay in the first.
+int tiles_together(const Conv2dShape& p) {
+  constexpr std::int64_t kSecondLevel = 1 << 18;  // floats
+  const int tiles = ColumnTiles(p.out_h() * p.out_w()).count;
+  if (p.panels().size() <= kSecondLevel) return 1;
+  return tiles < 4 ? tiles : 4;
+}
+
 std::int64_t scratch_floats(const Conv2dShape& p) {
   if (p.depthwise()) return depthwise_scratch(p);
   if (few_outputs(p)) return std::int64_t{kFewAtOnce} * p.taps();
-  // A tile, room for a vector that runs over its end, and which outputs of a row a tap column has.
-  return std::int64_t{kTileDepth} * kTileColumns + 2 * kWide + 2 * p.s;
+  // Tiles, room for a vector that runs over an end, and which outputs of a row a tap column has.
+  return tiles_together(p) * kTileFloats + 2 * p.s;
 }
 
 // Outputs side by side in one row of the output map.
@@ -90,8 +101,6 @@ class Columns {
     count_ = count;
   }
 
-  int width() const { return width_; }
-
   void write(int begin, int end, float* to) const {
     const int area = p_.r * p_.s;
     int c = begin / area, r = begin % area / p_.s, s = begin % p_.s;
@@ -144,40 +153,50 @@ void blocked(const float* input, const float* packed, const Epilogue& epilogue, 
   const ColumnTiles tiles(area);
   const DepthParts parts(panels.depth);
   const float* input_end = input + p.input_size();
-  // Where there are few tiles, threads share one's filters out; each then writes out its columns.
-  const std::int64_t whole = std::int64_t{p.n} * p.groups * tiles.count;
+  const int together = tiles_together(p), bundles = (tiles.count + together - 1) / together;
+  // Where there are few tiles, threads share their filters out; each then writes out their columns.
+  const std::int64_t whole = std::int64_t{p.n} * p.groups * bundles;
   std::int64_t shares = (4 * threads + whole - 1) / whole;
   if (shares > panels.panels / 8) shares = panels.panels / 8;
   if (threads == 1 || shares < 1) shares = 1;
-  const std::int64_t cost = std::int64_t{kTileColumns} * filters * panels.depth / shares;
+  const std::int64_t cost = std::int64_t{kTileColumns} * together * filters * panels.depth / shares;
   parallel_for(whole * shares, cost, threads, [&](std::int64_t begin, std::int64_t end) {
     const Scratch::Part part(scratch);
     float* columns = part.data();
-    int* inside =
-        reinterpret_cast<int*>(columns + std::int64_t{kTileDepth} * kTileColumns + 2 * kWide);
+    int* inside = reinterpret_cast<int*>(columns + together * kTileFloats);
     for (std::int64_t index = begin; index < end; ++index) {
       const int share = static_cast<int>(index % shares);
-      const int tile = static_cast<int>(index / shares % tiles.count);
-      const std::int64_t group = index / shares / tiles.count;  // of all images
+      const int first_tile = static_cast<int>(index / shares % bundles) * together;
+      const int end_tile =
+          first_tile + together < tiles.count ? first_tile + together : tiles.count;
+      const std::int64_t group = index / shares / bundles;  // of all images
       const int g = static_cast<int>(group % p.groups);
       const int first_panel = static_cast<int>(panels.panels * share / shares);
       const int end_panel = static_cast<int>(panels.panels * (share + 1) / shares);
-      const int first_row = first_panel * panels.rows;
-      const int end_row = end_panel * panels.rows < filters ? end_panel * panels.rows : filters;
-      const int first = tiles.first(tile), count = tiles.first(tile + 1) - first;
-      const Columns x(p, input + group * p.group_channels() * p.h * p.w, input_end, first, count,
-                      inside);
-      const std::int64_t at = (group * filters + first_row) * area + first;
-      const float* a = packed + g * panels.size() + first_panel * panels.panel_size();
-      Epilogue last = epilogue;
-      if (last.bias) last.bias += g * filters + first_row;
-      if (last.residual) last.residual += at;
       for (int depth = 0; depth < parts.count; ++depth) {
         const int from = parts.first(depth), to = parts.first(depth + 1);
-        x.write(from, to, columns);
-        multiply_panels(a, panels, from, to - from, columns, x.width(), output + at, area,
-                        depth == 0, depth + 1 == parts.count ? &last : nullptr, end_row - first_row,
-                        count);
+        for (int tile = first_tile; tile < end_tile; ++tile) {
+          const int first = tiles.first(tile), count = tiles.first(tile + 1) - first;
+          const Columns x(p, input + group * p.group_channels() * p.h * p.w, input_end, first,
+                          count, inside);
+          x.write(from, to, columns + (tile - first_tile) * kTileFloats);
+        }
+        for (int panel = first_panel; panel < end_panel; ++panel) {
+          const int row = panel * panels.rows;
+          const int rows = filters - row < panels.rows ? filters - row : panels.rows;
+          const float* a =
+              packed + g * panels.size() + panel * panels.panel_size() + from * panels.rows;
+          for (int tile = first_tile; tile < end_tile; ++tile) {
+            const int first = tiles.first(tile), count = tiles.first(tile + 1) - first;
+            const std::int64_t at = (group * filters + row) * area + first;
+            Epilogue last = epilogue;
+            if (last.bias) last.bias += g * filters + row;
+            if (last.residual) last.residual += at;
+            multiply_panel(a, panels.rows, columns + (tile - first_tile) * kTileFloats, to - from,
+                           output + at, area, depth == 0,
+                           depth + 1 == parts.count ? &last : nullptr, rows, count);
+          }
+        }
       }
     }
   });

@@ -30,6 +30,8 @@ _BY_OPERATOR: dict[tuple[str, str], list[Kernel]] = {}
 for _row in TABLE:
     _BY_OPERATOR.setdefault((_row.op, _row.device), []).append(_row)
 
+_VARIANTS = frozenset(row.name for row in TABLE if row.op == "conv2d")
+
 #: Operators whose output is their input under another shape: nothing is run.
 ALIASES = frozenset({"reshape"})
 
@@ -54,12 +56,15 @@ def choose(
     """Returns the fastest kernel that can run ``node``, or None and why none can.
 
     Args:
-        variant: a kernel's name; among operators that have one of that name, only it may run.
+        variant: a kernel's name; among operators that have one of that name, only it may run, and among
+            others none that belongs to another variant.
         reduction: among kernels with and without, only this form may run; None: either.
     """
     rows = of(node.op.kind, device)
     if is_variant(node.op.kind, device, variant):
         rows = [row for row in rows if row.name == variant]
+    elif variant is not None:
+        rows = [row for row in rows if row.name not in _VARIANTS]
     if reduction is not None:
         rows = [row for row in rows if row.reduction in (None, reduction)]
     reasons = []

@@ -1,4 +1,4 @@
-"""The kernels of conv2d, and of the padded copy that its variant ``pad`` reads."""
+"""The kernels of conv2d and its transpose, and of the padded copy that the variant ``pad`` reads."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ def _make(variant: str, reduction: bool):
     return make
 
 
-def _limits(node: Node) -> tuple[float, float] | None:
-    """Returns what the blocked kernels clamp a sum to, or None where it is no clamp that follows it."""
+def limits(node: Node) -> tuple[float, float] | None:
+    """Returns what blocked kernels clamp a sum to, or None where it is no clamp that follows it."""
     activation = node.op.activation
     if activation is None:
         return -math.inf, math.inf
@@ -71,7 +71,7 @@ def _limits(node: Node) -> tuple[float, float] | None:
 
 
 def _not_blocked(node: Node, graph: Graph) -> str | None:
-    if _limits(node) is None:
+    if limits(node) is None:
         return f"expected relu or clip after the sum, found {node.op.activation.kind}"
     if node.inputs[1] not in graph.constants:
         return "expected constant weights, which are packed once"
@@ -100,7 +100,7 @@ def _make_blocked(call: Call) -> Bound:
     bias, residual = (*call.at[2:], 0, 0)[:2]
     return call.native(
         "conv2d_blocked", call.at[0], call.prepared.address, bias, residual, call.to[0],
-        call.workspace, shape, *_limits(call.node),
+        call.workspace, shape, *limits(call.node),
     )  # fmt: skip
 
 
@@ -135,6 +135,22 @@ def _rows(variant: str, summary: str, rewrite=None) -> list[Kernel]:
     ]
 
 
+def _transposed_why_not(node: Node, graph: Graph) -> str | None:
+    if node.op.activation is not None:
+        return "expected a sum alone, found something after it"
+    return None
+
+
+def _make_transposed(call: Call) -> Bound:
+    op, (_, filters, *kernel) = call.node.op, call.inputs[1].shape
+    shape = _cpu.ConvTranspose2dShape(
+        *call.inputs[0].shape, filters * op.groups, *kernel, *op.stride, *op.padding, *op.dilation,
+        op.groups, *op.output_padding,
+    )  # fmt: skip
+    bias = call.at[2] if len(call.at) > 2 else 0
+    return call.native("conv_transpose2d", *call.at[:2], bias, call.to[0], shape)
+
+
 ROWS = [
     Kernel(
         "conv2d", "tiled", "cuda", _make("tiled", False), why_not=_not_tiled, reduction=False,
@@ -151,4 +167,7 @@ ROWS = [
     ),
     *_rows("if", "tests the image's bounds inside the innermost loop"),
     *on_both("pad2d", "pad2d", _make_pad),
+    *on_both(
+        "conv_transpose2d", "conv_transpose2d", _make_transposed, why_not=_transposed_why_not
+    ),
 ]  # fmt: skip
