@@ -62,7 +62,12 @@ class FakeCuda(CpuDevice):
         super().__init__()
         self.kernels = FakeKernels()
         self.context = nullcontext()
-        self.properties = {"name": self.model, "managed_memory": True}
+        self.properties = {
+            "name": self.model,
+            "managed_memory": True,
+            "multiprocessors": 132,
+            "total_memory": 2**37,
+        }
 
     def lane(self) -> FakeCuda:
         return FakeCuda()
