@@ -28,9 +28,7 @@ from cnn_engine import Engine, _cpu
 
 ATTEMPTS = 3  # each with twice the calls of the one before it
 ROUNDS = 9
-BATCH = (
-    2048  # some 70 ms: far more than waking a thread, and than what is tried without them (pace.h)
-)
+BATCH = 2048  # some 70 ms: far more than waking a thread; too long for trials without (pace.h)
 
 SECOND_CPU = 1.6  # what the control must gain for a ratio to say something
 MEMORY = bytes(8_000_000)  # hashed in some milliseconds, without Python's lock

@@ -137,7 +137,7 @@ def layered():
     shape = _cpu.Conv2dShape(64, 3, 32, 32, 16, 5, 5, 1, 1, 2, 2)
     x, w, y = (np.zeros(n, np.float32) for n in (64 * 3072, 1200, 64 * 16384))
     arguments = x.ctypes.data, w.ctypes.data, 0, y.ctypes.data, shape, _cpu.Conv2dVariant.direct, True
-    return lambda: _cpu.conv2d(*arguments, 2)
+    return lambda: (_cpu.conv2d(*arguments, 2), x, w, y)  # which live as long as the call
 
 call = {kind}()
 before = tasks()

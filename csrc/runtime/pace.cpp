@@ -20,8 +20,6 @@ constexpr std::int64_t kMillisecond = 1'000'000;
 constexpr std::int64_t kAlonePause = 50 * kMillisecond;
 constexpr std::int64_t kFirstPause = 2 * kMillisecond, kLastPause = 1000 * kMillisecond;
 constexpr std::int64_t kPassesATrial = 400;
-// A slow thread holds up a pass by a slice of the system's scheduler, some milliseconds.
-constexpr std::int64_t kLong = 20 * kMillisecond;
 
 class Writer {
  public:
@@ -98,8 +96,7 @@ Turn begin_pass(Pace& pace, int threads, std::int64_t time) {
   Turn turn{threads, false, time};
   const Writer writer(pace);
   if (!writer) return turn;
-  const bool due = pace.known[pace.alone] && time >= pace.next;
-  if (pace.trial == 0 && due && (pace.alone || pace.shortest < kLong)) {
+  if (pace.trial == 0 && pace.known[pace.alone] && time >= pace.next) {
     pace.trial = kWarmUp + kTrial;
     pace.trial_sum = 0;
   }

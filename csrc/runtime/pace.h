@@ -4,8 +4,7 @@
 //
 // Of one kind of pass, the mean times with and without other threads are kept, and the faster way
 // is taken. Now and then a few passes go the other way; with other threads, ever more rarely as
-// long as that is slower. Passes of many milliseconds always have them: there, what a slow thread
-// can hold up is little. What is computed must not depend on the way.
+// long as that is slower. What is computed must not depend on the way.
 #pragma once
 
 #include <atomic>
