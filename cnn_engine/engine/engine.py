@@ -9,7 +9,7 @@ import threading
 from collections.abc import Mapping
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,15 +17,16 @@ from .. import _cpu, devices, workload
 from ..devices import arrays
 from ..devices import threads as thread_counts
 from ..errors import InputError, UnsupportedError, expected
-from ..graph import onnx, reference
+from ..graph import onnx
 from ..graph.graph import Graph
 from ..graph.model import Model
 from ..graph.network import Network
 from ..io import weights as weight_files
-from ..measure import measurement
-from ..measure.result import Check, Phases, Result
 from ..workload import Dataset, Workload
 from . import fused, variants
+from .check import Check
+from .check import check as compare
+from .phases import Phases
 from .placement import Placement
 from .plan import Plan, Program, build
 from .pool import CLOSED, KEPT_BYTES, KEPT_SHELVES, PlanPool, Shelf, plan_bytes
@@ -34,12 +35,8 @@ from .stream import build_stream
 
 address_of = _cpu.address_of
 
-#: The largest error of a probability that a correct variant may have, by data type.
-#: float32: sums of up to 500 products of numbers near 1, through three layers and a softmax, stay within
-#: some 1e-6 of float64 in any order of summation.
-#: tf32, float16, bfloat16: weights and activations are rounded to 11, 11 or 8 bits at every layer. With
-#: CIFAR-10's weights and bfloat16, exact sums of rounded values are up to 3.6e-2 off.
-TOLERANCE = {"float32": 1e-5, "tf32": 2e-2, "float16": 2e-2, "bfloat16": 6e-2}
+if TYPE_CHECKING:
+    from ..measure.result import Result
 
 
 class Engine:
@@ -529,21 +526,7 @@ class Engine:
 
     def check(self, images: np.ndarray) -> Check:
         """Compares the probabilities of ``images`` with the float64 reference's."""
-        if isinstance(self.network, Model):
-            return self._check_model(images)
-        found = self.predict(images)
-        wanted = reference.forward(self.network, self.weights, images)
-        with np.errstate(invalid="ignore"):
-            difference = np.abs(found - wanted)
-        return Check(
-            reference="NumPy float64",
-            images=len(images),
-            max_abs_diff=float(difference.max(initial=0.0)),
-            top1_agreement=float(np.mean(found.argmax(1) == wanted.argmax(1)))
-            if len(images)
-            else 1.0,
-            tolerance=TOLERANCE[self.dtype],
-        )
+        return compare(self.predict, self._graph, images, self.dtype, self._only_batch)
 
     def profile(
         self,
@@ -583,6 +566,8 @@ class Engine:
         Raises:
             InputError: an argument is at fault.
         """
+        from ..measure import measurement  # it stands on the engine, and is loaded by who measures
+
         settings = measurement.Settings(warmup, iterations, duration_s, percentiles, check, records)
         progress = progress or measurement.NoProgress()
         with self._profiling:

@@ -5,7 +5,8 @@ Floats are float64 throughout, the rest is exact.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -25,13 +26,18 @@ from .network import Network, pair
 PART = 64
 
 
-def reference(graph: Graph, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def reference(
+    graph: Graph,
+    inputs: Mapping[str, np.ndarray],
+    run: Callable[..., Any] | None = None,
+) -> dict[str, np.ndarray]:
     """Returns every output of ``graph`` by name: floats in float64, others in their own type.
 
     What the graph itself holds in float16 stays float16 between the nodes.
 
     Args:
         inputs: name -> array of the shape that the graph has; floats of any type.
+        run: called with a node, the graph and the node's arrays in the place of its operator's reference.
 
     Raises:
         InputError: an input is missing, unknown or of another shape.
@@ -53,7 +59,8 @@ def reference(graph: Graph, inputs: Mapping[str, np.ndarray]) -> dict[str, np.nd
         arrays[name] = array.astype(np.float64 if wide else value.dtype)
     uses = {name: len(nodes) for name, nodes in graph.consumers.items()}
     for node in graph.nodes:
-        results = node.op.reference(*(arrays[name] for name in node.inputs))
+        given = [arrays[name] for name in node.inputs]
+        results = node.op.reference(*given) if run is None else run(node, graph, *given)
         results = results if isinstance(results, tuple) else (results,)
         for name, result in zip(node.outputs, results, strict=True):
             if graph.values[name].dtype == "float16":

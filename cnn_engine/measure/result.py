@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from ..engine.check import Check
+from ..engine.phases import Phases
 from ..errors import InputError, expected
 from .profile_tables import Profile
 
@@ -199,45 +201,6 @@ class Accuracy:
     @property
     def top1(self) -> float:
         return self.correct / self.total if self.total else 0.0
-
-
-@dataclass
-class Check:
-    """How far the outputs are from the float64 reference, on ``images`` images.
-
-    ``passed`` is whether ``max_abs_diff`` is within ``tolerance`` (of probabilities).
-    """
-
-    reference: str
-    images: int
-    max_abs_diff: float
-    top1_agreement: float
-    tolerance: float
-
-    @property
-    def passed(self) -> bool:
-        return self.max_abs_diff <= self.tolerance  # False for NaN
-
-
-@dataclass
-class Phases:
-    """Seconds of each phase of a run; None for a phase that did not take place.
-
-    ``forward_s`` is the wall time of one forward pass over all images, copies included, in the run that
-    does not time layers; ``total_s`` is the sum of the other phases.
-    """
-
-    load_data_s: float | None = None
-    create_network_s: float | None = None
-    load_parameters_s: float | None = None
-    create_outputs_s: float | None = None
-    forward_s: float | None = None
-    accuracy_s: float | None = None
-    free_memory_s: float | None = None
-
-    @property
-    def total_s(self) -> float:
-        return sum(seconds for seconds in asdict(self).values() if seconds is not None)
 
 
 @dataclass

@@ -1,0 +1,82 @@
+"""The check against the reference: rounding passes it at any depth, one wrong weight does not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import graphs
+import numpy as np
+import pytest
+
+from cnn_engine import Engine
+from cnn_engine.engine import check as checks
+from cnn_engine.graph import reference
+
+DEEP = graphs.resnet((3, 4, 6, 3), (1, 3, 32, 32), width=8)  # the layers of ResNet-50, narrower
+
+
+@pytest.fixture
+def images(rng):
+    return rng.standard_normal((4, 3, 32, 32)).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("variant", "reduction"), [("auto", None), ("if", False), ("if", True), ("pad", True)]
+)
+def test_a_deep_network_passes(images, variant, reduction):
+    with Engine(DEEP, device="cpu", variant=variant, reduction=reduction, threads=1) as e:
+        found = e.check(images)
+    assert found.passed
+    assert found.max_abs_diff > found.tolerance / 1000, "a limit that no error could reach"
+    assert found.images == len(images)
+
+
+def wrong(engine: Engine, images: np.ndarray, name: str, weight: np.ndarray) -> checks.Check:
+    """Checks an engine against the graph with one other weight."""
+    graph = replace(DEEP, constants={**DEEP.constants, name: weight})
+    return checks.check(engine.predict, lambda batch, _: graph.with_batch(batch), images, "float32")
+
+
+def test_one_wrong_weight_fails_in_nearly_any_layer(images):
+    caught = []
+    names = [name for name, array in DEEP.constants.items() if array.ndim == 4]
+    with Engine(DEEP, device="cpu", threads=1) as e:
+        for name in names[::5]:
+            weight = DEEP.constants[name].copy()
+            weight.flat[np.abs(weight).argmax()] = 0
+            found = wrong(e, images, name, weight)
+            caught.append(not found.passed)
+            # What is behind a relu that is never on changes nothing.
+            assert found.passed or found.max_abs_diff > 10 * found.tolerance
+    assert len(names) > 50
+    assert np.mean(caught) >= 0.7, caught
+
+
+def test_a_shifted_tap_fails(images):
+    weight = np.roll(DEEP.constants["w0"], 1, axis=3)
+    with Engine(DEEP, device="cpu", threads=1) as e:
+        assert not wrong(e, images, "w0", weight).passed
+
+
+def test_nan_fails(images):
+    with Engine(DEEP, device="cpu", threads=1) as e:
+        found = checks.check(lambda x: e.predict(x) * np.nan, e._graph, images, "float32")
+    assert not found.passed
+
+
+def test_coarser_types_are_allowed_more():
+    images = np.random.default_rng(0).integers(0, 256, (16, 3, 32, 32), dtype=np.uint8)
+    with Engine("cifar10", device="cpu") as e:
+        graph = e._graph(len(images), True)
+        outputs = reference.reference(graph, {"images": images})
+        limits = [
+            checks.tolerance(graph, {"images": images}, outputs, dtype)["probabilities"]
+            for dtype in ("float32", "float16", "bfloat16")
+        ]
+    assert limits[0] < 1e-4 < limits[1] < limits[2] < 0.3
+
+
+def test_large_networks_are_checked_on_fewer_images():
+    assert checks.images_for(8_000_000, 256) == 256
+    assert checks.images_for(8_000_000_000, 256) == 2
+    assert checks.images_for(10**12, 256) == 1

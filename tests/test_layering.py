@@ -1,0 +1,109 @@
+"""Imports go one way: what stands lower knows nothing of what stands on it."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import cnn_engine
+
+ROOT = Path(cnn_engine.__file__).parent
+
+#: From the ground up; a part may import from its own row and from those below it.
+ROWS = [
+    ("errors", "_cpu", "_cuda", "interrupts"),
+    ("operators",),
+    ("graph",),
+    ("devices", "io", "workload"),
+    ("engine",),
+    ("measure",),
+    ("report",),
+]
+RANK = {part: rank for rank, row in enumerate(ROWS) for part in row}
+DOORS = len(ROWS)
+
+#: Imports inside of functions that go up: what a user calls on an engine, and which stands above it.
+LAZY = {("engine/engine.py", "measure")}
+
+
+def part_of(module: str) -> str:
+    return module.split(".")[1] if "." in module else ""
+
+
+def imports(path: Path) -> Iterator[tuple[str, bool]]:
+    """Yields every part of the package that a file imports, and whether at its top level."""
+    package = ["cnn_engine", *path.relative_to(ROOT).parts[:-1]]
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    top = set(tree.body)
+    hints = {
+        inner
+        for node in tree.body
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        for inner in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        if node in hints:
+            continue
+        names: list[str] = []
+        if isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            module = ".".join([*base, *([node.module] if node.module else [])])
+            # ``from .. import engine`` names parts; ``from ..engine import x`` is one itself.
+            names = (
+                [f"{module}.{a.name}" for a in node.names] if module == "cnn_engine" else [module]
+            )
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        for name in names:
+            if name.startswith("cnn_engine."):
+                yield part_of(name), node in top
+
+
+FILES = sorted(ROOT.rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_imports_go_down(path):
+    name = str(path.relative_to(ROOT))
+    own = path.relative_to(ROOT).parts[0].removesuffix(".py")
+    rank = RANK.get(own, DOORS)
+    for part, at_top in imports(path):
+        if part in RANK or rank < DOORS:
+            above = RANK.get(part, DOORS) > rank
+            assert not above or (not at_top and (name, part) in LAZY), f"{name} imports {part}"
+
+
+def test_no_circles():
+    """Modules of one part do not wait for each other while they are imported."""
+    names = {
+        ".".join(["cnn_engine", *p.relative_to(ROOT).with_suffix("").parts]).removesuffix(
+            ".__init__"
+        ): p
+        for p in FILES
+    }
+    needs: dict[str, set[str]] = {}
+    for name, path in names.items():
+        package = name.split(".") if path.stem == "__init__" else name.split(".")[:-1]
+        needs[name] = set()
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ImportFrom) and node.level:
+                base = package[: len(package) - node.level + 1]
+                module = ".".join([*base, *([node.module] if node.module else [])])
+                found = {f"{module}.{alias.name}" for alias in node.names} & names.keys()
+                needs[name] |= found or ({module} & names.keys())
+        # A package is always there before its modules, which may register themselves with it.
+        needs[name] -= {other for other in needs[name] if name.startswith(f"{other}.")}
+    done: set[str] = set()
+
+    def visit(name: str, above: tuple[str, ...]) -> None:
+        assert name not in above, " -> ".join([*above[above.index(name) :], name])
+        if name not in done:
+            for other in needs[name]:
+                visit(other, (*above, name))
+            done.add(name)
+
+    for name in names:
+        visit(name, ())
