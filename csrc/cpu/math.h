@@ -12,10 +12,11 @@ namespace cnn_engine::cpu::CNN_ENGINE_ISA::math {
 
 #define CNN_ENGINE_MATH static inline __attribute__((always_inline)) double
 
-static inline __attribute__((always_inline)) std::int64_t bits_of(double x) {
-  return __builtin_bit_cast(std::int64_t, x);
+// Unsigned, as what is shifted and added below may pass over the highest bit.
+static inline __attribute__((always_inline)) std::uint64_t bits_of(double x) {
+  return __builtin_bit_cast(std::uint64_t, x);
 }
-CNN_ENGINE_MATH from_bits(std::int64_t bits) { return __builtin_bit_cast(double, bits); }
+CNN_ENGINE_MATH from_bits(std::uint64_t bits) { return __builtin_bit_cast(double, bits); }
 
 // x held between two numbers; NaN stays NaN, for which every comparison is false.
 CNN_ENGINE_MATH clamp(double x, double lowest, double highest) {
@@ -59,14 +60,13 @@ CNN_ENGINE_MATH expm1(double x) {
 
 // The natural logarithm of a double that is neither subnormal nor infinite; x > 0.
 CNN_ENGINE_MATH log_of_positive(double x) {
-  constexpr std::int64_t kRootHalf = 0x3fe6a09e667f3bcd;  // sqrt(1/2)
-  constexpr std::int64_t kOne = 0x3ff0000000000000;
-  constexpr std::int64_t kTwo52 = 0x4330000000000000;
+  constexpr std::uint64_t kRootHalf = 0x3fe6a09e667f3bcd;  // sqrt(1/2)
+  constexpr std::uint64_t kOne = 0x3ff0000000000000;
+  constexpr std::uint64_t kTwo52 = 0x4330000000000000;
   // x = 2^e m with m between sqrt(1/2) and sqrt(2); the exponent without its bias is put into the
   // last bits of 2^52 to become a double.
-  const std::int64_t moved = bits_of(x) + (kOne - kRootHalf);
-  const std::int64_t biased = static_cast<std::int64_t>(static_cast<std::uint64_t>(moved) >> 52);
-  const double e = from_bits(biased | kTwo52) - (4503599627370496.0 + 1023.0);
+  const std::uint64_t moved = bits_of(x) + (kOne - kRootHalf);
+  const double e = from_bits(moved >> 52 | kTwo52) - (4503599627370496.0 + 1023.0);
   const double m = from_bits((moved & 0x000fffffffffffff) + kRootHalf);
   const double s = (m - 1.0) / (m + 1.0);  // log m = 2 atanh s
   const double t = s * s;
