@@ -149,8 +149,8 @@ class Engine:
         gpu = self.device.kind == "cuda"
         return Schedule(
             self.data_mode,
-            max(image // batch, 1),
-            between // batch if self.choice.layered else 0,
+            max(image // max(batch, 1), 1),
+            between // max(batch, 1) if self.choice.layered else 0,
             self.threads,
             self.device.properties["multiprocessors"] if gpu else 0,
             self.device.properties["total_memory"] if gpu else 0,

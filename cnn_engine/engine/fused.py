@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -72,6 +73,8 @@ class Chain(Operator):
         """
         rows = []
         for node in self.nodes:
+            if node.op.kind == "reshape":
+                continue  # of images to rows: the same memory
             op = node.op
             outputs, kernel, stride, padding, addresses = 0, (0, 0), (1, 1), (0, 0), [0, 0]
             if len(node.inputs) > 1:
@@ -109,14 +112,20 @@ def chain(graph: Graph, dtype: str, scale: float = 1.0, offset: float = 0.0) -> 
             raise UnsupportedError("expected one scale and offset for all channels")
         scale, offset = op.scale[0], op.offset[0]
         value = graph.nodes[0].outputs[0]
+    if graph.values[value].dtype != "float32":
+        raise UnsupportedError(f"expected layers of float32, found {graph.values[value].dtype}")
     for node in nodes:
         reason = None
-        if node.op.kind not in _LAYERS:
+        if _to_rows(node, graph, value):
+            pass
+        elif node.op.kind not in _LAYERS:
             reason = f"expected one of {', '.join(_LAYERS)}"
         elif node.inputs[0] != value or any(n not in graph.constants for n in node.inputs[1:]):
             reason = "expected a chain of layers, each reading the one before it"
         elif not _plain(node, graph):
-            reason = "expected one group, no dilation, the same padding on both sides"
+            reason = (
+                "expected one group, no dilation, the same padding on both sides, rows in softmax"
+            )
         if reason:
             raise UnsupportedError(f"node {node.name} ({node.op.kind}): {reason}")
         value = node.outputs[0]
@@ -129,9 +138,18 @@ def chain(graph: Graph, dtype: str, scale: float = 1.0, offset: float = 0.0) -> 
     return Node("network", op, inputs, (value,), covers)
 
 
+def _to_rows(node: Node, graph: Graph, value: str) -> bool:
+    """Whether ``node`` makes rows of the images ``value``."""
+    shape = graph.values[value].shape
+    rows = (shape[0], math.prod(shape[1:]))
+    made = graph.values[node.outputs[0]].shape
+    return node.op.kind == "reshape" and node.inputs == (value,) and made == rows
+
+
 def _plain(node: Node, graph: Graph) -> bool:
     op = node.op
     padding = getattr(op, "padding", (0, 0, 0, 0))
+    shape = graph.values[node.inputs[0]].shape
     return (
         getattr(op, "groups", 1) == 1
         and getattr(op, "dilation", (1, 1)) == (1, 1)
@@ -139,7 +157,7 @@ def _plain(node: Node, graph: Graph) -> bool:
         and getattr(op, "activation", None) is None
         and getattr(op, "indices", None) is None
         and len(node.inputs) <= 3
-        and (op.kind != "softmax" or op.axis in (-1, len(graph.values[node.inputs[0]].shape) - 1))
+        and (op.kind != "softmax" or (op.axis in (-1, 1) and len(shape) == 2))
     )
 
 

@@ -246,6 +246,8 @@ class Network:
         for layer in self.layers:
             try:
                 operator = operator_of(layer)
+                if isinstance(layer, Softmax):
+                    shape = (math.prod(shape),)  # an image counts as one row
                 parameters = layer.parameters(shape)
                 ((output, _),) = operator.infer(_inputs(1, shape, parameters))
             except UnsupportedError:
@@ -278,7 +280,13 @@ class Network:
             normalize = operators.normalize.Normalize((self.scale,), (self.offset,))
             nodes.append(Node("normalize", normalize, (value,), ("normalized",)))
             value = "normalized"
+        shape = self.input_shape
         for info in self.infos:
+            if isinstance(info.layer, Softmax) and len(shape) > 1:
+                name = f"{info.layer.name} rows"
+                nodes.append(Node(name, operators.shaping.Reshape((0, -1)), (value,), (name,)))
+                value = name
+            shape = info.output_shape
             last = info is self.infos[-1]
             output = "probabilities" if last else f"{info.layer.name} output"
             inputs = (value, *info.parameters)
