@@ -444,6 +444,35 @@ def test_files_at_fault_take_one_line(source, message):
     assert len(str(raised.value)) < 2000
 
 
+def test_names_from_files_stay_on_the_line():
+    proto = model([node("Nothing\n\x1b", ["x"], ["y"])], [tensor("x", [1])], [tensor("y", None)])
+    with pytest.raises(UnsupportedError) as raised:
+        load(proto)
+    assert "Nothing\\n\\x1b" in str(raised.value)
+    proto.graph.node[0].op_type = "N" * 10_000
+    with pytest.raises(UnsupportedError) as raised:
+        load(proto)
+    assert len(str(raised.value)) < 4100
+
+
+def test_names_that_are_no_text():
+    data = relu([1]).SerializeToString().replace(b"Relu", b"\x93elu")
+    with pytest.raises(InputError, match="expected names in UTF-8"):
+        load(data)
+
+
+@pytest.mark.parametrize("dims", [[0, 2**60, 2**60], [1] * 40])
+def test_dimensions_that_no_array_has(dims):
+    with pytest.raises(InputError, match="tensor 'w': expected"):
+        load(lying_weight(dims))
+
+
+def test_attributes_of_another_kind():
+    proto, _ = one_node("Einsum", [X4], equation=["ij", "jk"])
+    with pytest.raises(UnsupportedError, match="equation: expected str"):
+        load(proto)
+
+
 def test_what_is_no_model():
     with pytest.raises(
         InputError, match="expected a path, bytes or an onnx.ModelProto, found builtins.int"

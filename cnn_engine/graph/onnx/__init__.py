@@ -20,6 +20,9 @@ from .refusal import UnsupportedNode, UnsupportedNodesError
 
 __all__ = ["UnsupportedNode", "UnsupportedNodesError", "load"]
 
+#: Characters of an error: names in a file may be of any length.
+LONGEST_MESSAGE = 4000
+
 #: What local functions may grow to when they are written out.
 MOST_NODES = 200_000
 
@@ -47,9 +50,23 @@ def load(
         InputError: the file cannot be read, or is at fault: one line that says how.
         UnsupportedNodesError: the engine lacks some of its operators; names all of them.
     """
-    model, name, folder = protobuf.read(source)
-    reader = _Reader(model, name, folder, dict(input_shape or {}), dict(constants or {}))
-    return reader.graph(1 if batch is None else batch)
+    try:
+        model, name, folder = protobuf.read(source)
+        reader = _Reader(model, name, folder, dict(input_shape or {}), dict(constants or {}))
+        return reader.graph(1 if batch is None else batch)
+    except UnicodeDecodeError as error:  # protobuf decodes names when they are asked for
+        raise InputError(
+            f"model: expected names in UTF-8, found the bytes {error.object!r}"[:200]
+        ) from None
+    except InputError as error:
+        error.args = (_one_line(str(error)),)
+        raise
+
+
+def _one_line(message: str) -> str:
+    """Returns ``message`` with what would break the line written as escapes: names come from the file."""
+    line = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in message)
+    return line if len(line) <= LONGEST_MESSAGE else f"{line[:LONGEST_MESSAGE]}..."
 
 
 class _Reader:

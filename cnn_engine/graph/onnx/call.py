@@ -59,7 +59,7 @@ class Call:
             return value.decode("utf-8", "replace")
         if proto.type == 4:
             return protobuf.array(value, self._importer.folder)
-        return list(value) if proto.type in (6, 7) else value
+        return list(value) if proto.type in (6, 7, 8) else value
 
     def integers(self, name: str, default: Sequence[int] | None = None) -> tuple[int, ...] | None:
         """Returns an attribute that is a list of whole numbers."""
@@ -221,9 +221,8 @@ class Call:
             if field.name in self._attributes:
                 value = self.attribute(field.name)
                 kind = str(field.type)
-                if (kind in ("int", "bool") and not isinstance(value, int)) or (
-                    kind == "float" and not isinstance(value, float)
-                ):
+                wanted = {"int": int, "bool": int, "float": float, "str": str}.get(kind)
+                if wanted is None or not isinstance(value, wanted):
                     raise Refusal(field.name, f"expected {kind}, found {str(value)[:40]!r}")
                 values[field.name] = bool(value) if kind == "bool" else value
         self.refuse_others()

@@ -16,9 +16,6 @@ from .call import RECORDS, Call
 from .converters import CONVERTERS
 from .refusal import ALL_FILL_BYTES, Refusal, UnsupportedNode, UnsupportedNodesError
 
-#: The largest tensor that is believed, in elements.
-LARGEST = 2**40
-
 
 class Importer:
     """The state of one import."""
@@ -61,7 +58,7 @@ class Importer:
             raise InputError(
                 f"{self.source}: expected every tensor made once, found {value.name!r} twice"
             )
-        if value.size > LARGEST or len(value.shape) > 32:
+        if not protobuf.believable(value.shape):
             raise InputError(
                 f"{self.source}: tensor {value.name!r}: expected at most 2^40 elements in 32 dimensions, "
                 f"found {list(value.shape)[:33]}"

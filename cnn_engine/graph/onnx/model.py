@@ -17,6 +17,9 @@ from ...errors import InputError, UnsupportedError, expected
 NEWEST_OPSET = 28
 OLDEST_OPSET = 6
 
+#: The largest tensor that is believed, in elements; dimensions of 0 do not hide others.
+LARGEST = 2**40
+
 #: ONNX's numbers of element types (TensorProto.DataType) and NumPy's names.
 DTYPES = {
     1: "float32", 2: "uint8", 3: "int8", 4: "uint16", 5: "int16", 6: "int32", 7: "int64",
@@ -113,6 +116,11 @@ def _parse(onnx, data: bytes, name: str):
     return model
 
 
+def believable(shape: tuple[int, ...]) -> bool:
+    """Whether a tensor of ``shape`` can be: neither too large nor of too many dimensions."""
+    return len(shape) <= 32 and math.prod(size for size in shape if size) <= LARGEST
+
+
 def array(tensor, folder: Path | None = None) -> np.ndarray:
     """Returns the elements of a TensorProto.
 
@@ -131,6 +139,8 @@ def array(tensor, folder: Path | None = None) -> np.ndarray:
     shape = tuple(tensor.dims)
     if min(shape, default=0) < 0 or len(shape) > 32:
         raise InputError(f"{name}: expected dimensions of at least 0, found {list(shape)[:33]}")
+    if not believable(shape):
+        raise InputError(f"{name}: expected at most 2^40 elements, found {list(shape)}")
     size = math.prod(shape)
     nbytes = size * dtype.itemsize
     if tensor.HasField("segment"):
