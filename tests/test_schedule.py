@@ -36,6 +36,13 @@ def test_on_an_h200(images, pixels, batch, chunk):
         assert H200.chunk(batch, pixels) == chunk
 
 
+@pytest.mark.parametrize(
+    ("batch", "chunk"), [(2640, 660), (10_000, 660), (50_000, 3300), (10**6, 7920)]
+)
+def test_chunks_from_pageable_memory(batch, chunk):
+    assert H200.chunk(batch, True, pageable=True) == chunk
+
+
 @pytest.mark.parametrize("multiprocessors", [1, 30, 46, 82, 108, 132, 148])
 @pytest.mark.parametrize("activations", [0, 5_000, 400_000, 1 << 33])
 @pytest.mark.parametrize("image_bytes", [28 * 28, CIFAR10, 3 * 224 * 224, 3 * 4096 * 4096])

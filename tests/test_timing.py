@@ -267,7 +267,8 @@ class TestOnAGpu:
             engine.profile(
                 IMAGES, batch=1, check=False
             )  # so that nothing is loaded for the first time
-            _cuda.delay(300_000_000, other.ptr)
+            for _ in range(40):  # longer than all that is timed
+                _cuda.delay(300_000_000, other.ptr)
             result = engine.profile(IMAGES, batch=1, check=False, iterations=1)
             busy = not other.done
         assert busy
@@ -292,7 +293,8 @@ class TestOnAGpu:
                 on_device = {(s.name, s.direction) for s in steps if s.place == "cuda"}
                 assert len(cell.recorded) == len(on_device)
                 tries.append((cell.sum_s / cell.plain_s, cell.off, cell.rows))
-                if cell.adds_up and cell.agrees:
+                # An event costs the GPU microseconds (docs/measuring.md), so only records show single steps.
+                if cell.adds_up and (cell.agrees or not records):
                     break
             else:
                 raise AssertionError(tries)

@@ -250,7 +250,7 @@ class Engine:
         program = self._open()
         start = perf_counter()
         if self._schedule.overlaps(batch, pixels):
-            chunk = self.chunk or self._schedule.chunk(batch, pixels)
+            chunk = self.chunk or self._schedule.chunk(batch, pixels, pageable=not pinned[0])
             plan = build_stream(program, batch, pixels, chunk, pinned)
         else:
             plan = build(program, batch, pixels)

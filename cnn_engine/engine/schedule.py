@@ -17,6 +17,13 @@ WAVES = 3
 CHUNKS_A_PASS = 8
 CHUNK_BYTES = 16 << 20
 
+#: From pageable memory a chunk is staged by the host's threads before it is copied: more and smaller chunks
+#: of a short pass overlap more of that, and larger ones of a long pass start the threads less often.
+PAGEABLE_WAVE = WAVE // 2
+PAGEABLE_WAVES = 12
+PAGEABLE_CHUNKS_A_PASS = 15
+PAGEABLE_CHUNK_BYTES = 32 << 20
+
 #: Past so many chunks, filling and draining a pass costs nothing that can be measured.
 MOST_CHUNKS = 256
 
@@ -66,13 +73,20 @@ class Schedule:
         most = min(GPU_ACTIVATIONS, self.memory // GPU_PART)
         return max(most // self.activation_bytes, 1) if self.activation_bytes else 1 << 62
 
-    def chunk(self, batch: int, pixels: bool) -> int:
-        """Returns how many images are to move at a time: whole waves where several of them fit."""
-        wave = WAVE * self.multiprocessors
-        most = min(CHUNK_BYTES // self._bytes(pixels), self._most_between_layers())
+    def chunk(self, batch: int, pixels: bool, pageable: bool = False) -> int:
+        """Returns how many images are to move at a time: whole waves where several of them fit.
+
+        ``pageable`` says whether the images are in memory that is not page-locked.
+        """
+        images, waves, parts, nbytes = WAVE, WAVES, CHUNKS_A_PASS, CHUNK_BYTES
+        if pageable:
+            images, waves = PAGEABLE_WAVE, PAGEABLE_WAVES
+            parts, nbytes = PAGEABLE_CHUNKS_A_PASS, PAGEABLE_CHUNK_BYTES
+        wave = images * self.multiprocessors
+        most = min(nbytes // self._bytes(pixels), self._most_between_layers())
         if most < wave:
             return max(most, 1)
-        return wave * max(min(most // wave, WAVES, batch // (CHUNKS_A_PASS * wave)), 1)
+        return wave * max(min(most // wave, waves, batch // (parts * wave)), 1)
 
     def overlaps(self, batch: int, pixels: bool) -> bool:
         """Whether a pass over ``batch`` images in host memory goes in chunks."""
