@@ -84,6 +84,8 @@ class _Reader:
         self.opset = self._opset(model)
         self.model = self._without_functions(model)
         self.protos = self.model.graph
+        for named in (*self.protos.input, *self.protos.output, *self.protos.initializer):
+            protobuf.check_text(named.name)
         self.initializers: dict[str, np.ndarray] = {}
         for tensor in self.protos.initializer:
             if not tensor.name or tensor.name in self.initializers:

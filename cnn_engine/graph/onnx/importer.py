@@ -77,6 +77,9 @@ class Importer:
     ) -> None:
         """Converts nodes in order; unsupported ones are collected."""
         for index, proto in enumerate(protos):
+            protobuf.check_text(
+                proto.op_type, proto.name, proto.domain, *proto.input, *proto.output
+            )
             name = prefix + (proto.name or f"{proto.op_type}_{index}")
             call = Call(self, proto, name, scope or {})
             for needed in call.inputs:

@@ -116,6 +116,18 @@ def _parse(onnx, data: bytes, name: str):
     return model
 
 
+def check_text(*names: str | bytes) -> None:
+    """Raises InputError unless ``names`` are text; versions of protobuf give what is no UTF-8 as bytes."""
+    for name in names:
+        if not isinstance(name, str):
+            raise no_text(name)
+
+
+def no_text(found: bytes) -> InputError:
+    """Returns the error of a name that is no text."""
+    return InputError(f"model: expected names in UTF-8, found the bytes {bytes(found)[:80]!r}")
+
+
 def believable(shape: tuple[int, ...]) -> bool:
     """Whether a tensor of ``shape`` can be: neither too large nor of too many dimensions."""
     return len(shape) <= 32 and math.prod(size for size in shape if size) <= LARGEST
