@@ -235,6 +235,36 @@ inline void pack_panel(const float* matrix, std::int64_t stride, std::int64_t co
   }
 }
 
+template <int W>
+CNN_ENGINE_INLINE Vec<W> every_second(Vec<W> a, Vec<W> b) {
+  IntVec<W> places;
+#pragma GCC unroll 16
+  for (int i = 0; i < W; ++i) places[i] = 2 * i;
+  return __builtin_shuffle(a, b, places);
+}
+
+// to[i] = from[i * stride] for i < count. Whole vectors where they end before `end`: what is
+// written past `count` is written again later, or is past the tile.
+CNN_ENGINE_INLINE void copy_run(float* to, const float* from, int count, int stride,
+                                const float* end) {
+  int i = 0;
+  if (stride == 1) {
+    for (; i < count && end - from >= i + kWide; i += kWide) {
+      store<kWide>(to + i, load<kWide>(from + i));
+    }
+  } else if (stride == 2) {
+    for (; i < count && end - from >= 2 * (i + kWide); i += kWide) {
+      store<kWide>(to + i, every_second<kWide>(load<kWide>(from + 2 * i),
+                                               load<kWide>(from + 2 * i + kWide)));
+    }
+  }
+  for (; i < count; ++i) to[i] = from[std::int64_t{i} * stride];
+}
+
+CNN_ENGINE_INLINE void fill_zero(float* to, int count) {
+  for (int i = 0; i < count; ++i) to[i] = 0.0f;
+}
+
 // Scratch for the threads of one call, from the call's workspace: a body takes a part when it
 // begins and gives it back when it ends, so there are as many parts as threads.
 class Scratch {

@@ -9,18 +9,19 @@
 namespace cnn_engine::cpu::CNN_ENGINE_ISA {
 namespace {
 
-// The specification: one output element, summed in the order channel, row, column.
-template <Conv2dVariant variant>
+// The specification: one output element, summed in the order channel, row, column. Without dilation
+// (`dilated` false) its step is a constant, which loops of a few taps are faster with.
+template <Conv2dVariant variant, bool dilated>
 inline float sum_in_order(const float* image,   // [C / groups, H, W]
                           const float* filter,  // [C / groups, R, S]
-                          const Conv2dShape& p, int top, int left) {
+                          const Conv2dShape& p, int channels, int top, int left) {
+  const int step_h = dilated ? p.dilation_h : 1, step_w = dilated ? p.dilation_w : 1;
   float sum = 0.0f;
-  const int channels = p.group_channels();
   for (int c = 0; c < channels; ++c) {
     for (int r = 0; r < p.r; ++r) {
       for (int s = 0; s < p.s; ++s) {
-        const int y = top + r * p.dilation_h;
-        const int x = left + s * p.dilation_w;
+        const int y = top + r * step_h;
+        const int x = left + s * step_w;
         if (variant == Conv2dVariant::pad || (y >= 0 && y < p.h && x >= 0 && x < p.w)) {
           sum += image[(c * p.h + y) * p.w + x] * filter[(c * p.r + r) * p.s + s];
         }
@@ -34,12 +35,16 @@ inline float sum_in_order(const float* image,   // [C / groups, H, W]
 // loops over the taps become one, long enough to be worth SIMD lanes. (No standard container here:
 // its code would be shared with the builds for other instruction sets.)
 struct Taps {
-  int* row;  // [C / groups * R * S] each
+  int count;  // C / groups * R * S
+  int* row;   // [count] each
   int* column;
   int* offset;
 
   explicit Taps(const Conv2dShape& p)
-      : row(new int[std::size_t{3} * p.taps()]), column(row + p.taps()), offset(column + p.taps()) {
+      : count(p.taps()),
+        row(new int[std::size_t{3} * count]),
+        column(row + count),
+        offset(column + count) {
     int t = 0;
     for (int c = 0; c < p.group_channels(); ++c) {
       for (int r = 0; r < p.r; ++r) {
@@ -62,7 +67,7 @@ template <Conv2dVariant variant>
 inline float sum_with_reduction(const float* image,   // [C / groups, H, W]
                                 const float* filter,  // [C / groups, R, S]
                                 const Conv2dShape& p, const Taps& taps, int top, int left) {
-  const int count = p.taps();
+  const int count = taps.count;
   const int corner = top * p.w + left;
   const int* offset = taps.offset;
   float sum = 0.0f;
@@ -94,17 +99,17 @@ void for_each_output(const float* input, const float* weight, const float* bias,
   const int out_h = p.out_h();
   const int out_w = p.out_w();
   const std::int64_t group_size = std::int64_t{p.group_channels()} * p.h * p.w;
-  const int group_filters = p.group_filters();
+  const int group_filters = p.group_filters(), taps = p.taps();
   // One index is one row of one output map: enough of them to share out at any batch size.
   const std::int64_t rows = std::int64_t{p.n} * p.k * out_h;
   parallel_for(
-      rows, std::int64_t{out_w} * p.taps(), threads, [&](std::int64_t begin, std::int64_t end) {
+      rows, std::int64_t{out_w} * taps, threads, [&](std::int64_t begin, std::int64_t end) {
         for (std::int64_t index = begin; index < end; ++index) {
           const int i = static_cast<int>(index % out_h);
           const int k = static_cast<int>(index / out_h % p.k);
           const std::int64_t group = index / out_h / p.k * p.groups + k / group_filters;
           const float* image = input + group * group_size;
-          const float* filter = weight + std::int64_t{k} * p.taps();
+          const float* filter = weight + std::int64_t{k} * taps;
           for (int j = 0; j < out_w; ++j) {
             const float value =
                 sum(image, filter, i * p.stride_h - p.pad_top, j * p.stride_w - p.pad_left);
@@ -124,10 +129,19 @@ void run(const float* input, const float* weight, const float* bias, float* outp
                                return sum_with_reduction<variant>(image, filter, p, taps, top,
                                                                   left);
                              });
-  } else {
+  } else if (p.dilation_h == 1 && p.dilation_w == 1) {
+    const int channels = p.group_channels();
     for_each_output<variant>(input, weight, bias, output, p, threads,
                              [&](const float* image, const float* filter, int top, int left) {
-                               return sum_in_order<variant>(image, filter, p, top, left);
+                               return sum_in_order<variant, false>(image, filter, p, channels, top,
+                                                                   left);
+                             });
+  } else {
+    const int channels = p.group_channels();
+    for_each_output<variant>(input, weight, bias, output, p, threads,
+                             [&](const float* image, const float* filter, int top, int left) {
+                               return sum_in_order<variant, true>(image, filter, p, channels, top,
+                                                                  left);
                              });
   }
 }

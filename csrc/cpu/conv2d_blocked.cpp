@@ -40,36 +40,6 @@ struct Run {
   int y, x;          // of the input, for the first tap
 };
 
-template <int W>
-CNN_ENGINE_INLINE Vec<W> every_second(Vec<W> a, Vec<W> b) {
-  IntVec<W> places;
-#pragma GCC unroll 16
-  for (int i = 0; i < W; ++i) places[i] = 2 * i;
-  return __builtin_shuffle(a, b, places);
-}
-
-// to[i] = from[i * stride] for i < count. Whole vectors where they end before `end`: what is
-// written past `count` is written again later, or is past the tile.
-CNN_ENGINE_INLINE void copy_run(float* to, const float* from, int count, int stride,
-                                const float* end) {
-  int i = 0;
-  if (stride == 1) {
-    for (; i < count && end - from >= i + kWide; i += kWide) {
-      store<kWide>(to + i, load<kWide>(from + i));
-    }
-  } else if (stride == 2) {
-    for (; i < count && end - from >= 2 * (i + kWide); i += kWide) {
-      store<kWide>(to + i, every_second<kWide>(load<kWide>(from + 2 * i),
-                                               load<kWide>(from + 2 * i + kWide)));
-    }
-  }
-  for (; i < count; ++i) to[i] = from[std::int64_t{i} * stride];
-}
-
-CNN_ENGINE_INLINE void fill_zero(float* to, int count) {
-  for (int i = 0; i < count; ++i) to[i] = 0.0f;
-}
-
 // Writes taps [begin, end) of the columns from output `first` on, a row a tap.
 class Columns {
  public:

@@ -21,7 +21,8 @@ struct Band {
 
   CNN_ENGINE_INLINE explicit Band(const Conv2dShape& p) {
     const int last = (p.s - 1) * p.dilation_w / p.stride_w;
-    pitch = (p.out_w() + kWide - 1) / kWide * kWide + last + 1;
+    const int lanes = p.out_w() <= kNarrow ? kNarrow : kWide;
+    pitch = (p.out_w() + lanes - 1) / lanes * lanes + last + 1;
     const int window = (p.r - 1) * p.dilation_h + 1;
     // About a second-level cache's part, and at least the border's worth of rows.
     const std::int64_t row = std::int64_t{p.stride_w} * pitch;
@@ -39,46 +40,66 @@ std::int64_t depthwise_scratch(const Conv2dShape& p) {
   return Band(p).size(p) + kWide + p.r * p.s;  // the band, and where in it each tap is
 }
 
-// Output columns [x, x + V * W) of row i of the band; `count` of them exist.
+// V vectors of outputs, `step` apart in the band and `to_step` apart in y; of vector v, count - v *
+// fewer exist.
 template <int W, int V>
-CNN_ENGINE_INLINE void depthwise_columns(const float* band, const int* taps, const float* filter,
-                                         int area, float bias, const float* residual,
-                                         const Epilogue& epilogue, float* to, int count) {
+CNN_ENGINE_INLINE void depthwise_vectors(const float* band, std::int64_t step, const int* taps,
+                                         const float* filter, int area, float bias,
+                                         const float* residual, const Epilogue& epilogue, float* to,
+                                         int to_step, int count, int fewer) {
   Vec<W> sum[V] = {};
   for (int t = 0; t < area; ++t) {
     const float* from = band + taps[t];
 #pragma GCC unroll 4
-    for (int v = 0; v < V; ++v) sum[v] += load<W>(from + v * W) * filter[t];
+    for (int v = 0; v < V; ++v) sum[v] += load<W>(from + v * step) * filter[t];
   }
 #pragma GCC unroll 4
   for (int v = 0; v < V; ++v) {
     Vec<W> value = sum[v] + bias;
-    const int here = count - v * W;
+    const int here = count - v * fewer;
+    const float* other = residual ? residual + v * to_step : nullptr;
+    float* y = to + v * to_step;
     if (here >= W) {
-      if (residual) value += load<W>(residual + v * W);
-      store<W>(to + v * W, clamp(value, epilogue.lowest, epilogue.highest));
+      if (other) value += load<W>(other);
+      store<W>(y, clamp(value, epilogue.lowest, epilogue.highest));
     } else {
       for (int i = 0; i < here; ++i) {
-        const float one = residual ? value[i] + residual[v * W + i] : value[i];
-        to[v * W + i] = clamp_one(one, epilogue.lowest, epilogue.highest);
+        y[i] = clamp_one(other ? value[i] + other[i] : value[i], epilogue.lowest, epilogue.highest);
       }
     }
   }
 }
 
+// `rows` of outputs, whose first taps are `step` apart in the band: several vectors of one row, or
+// one of several rows.
 template <int W>
-CNN_ENGINE_INLINE void depthwise_row(const float* band, const int* taps, const float* filter,
-                                     int area, float bias, const float* residual,
-                                     const Epilogue& epilogue, float* to, int out_w) {
+void depthwise_rows(const float* band, std::int64_t step, const int* taps, const float* filter,
+                    int area, float bias, const float* residual, const Epilogue& epilogue,
+                    float* to, int rows, int out_w) {
+  constexpr int V = kDepthwiseVectors;
   int x = 0;
-  for (; out_w - x > (kDepthwiseVectors - 1) * W; x += kDepthwiseVectors * W) {
-    depthwise_columns<W, kDepthwiseVectors>(band + x, taps, filter, area, bias,
-                                            residual ? residual + x : nullptr, epilogue, to + x,
-                                            out_w - x);
+  for (; out_w - x > (V - 1) * W; x += V * W) {
+    for (int i = 0; i < rows; ++i) {
+      const std::int64_t at = std::int64_t{i} * out_w + x;
+      depthwise_vectors<W, V>(band + i * step + x, W, taps, filter, area, bias,
+                              residual ? residual + at : nullptr, epilogue, to + at, W, out_w - x,
+                              W);
+    }
   }
   for (; x < out_w; x += W) {
-    depthwise_columns<W, 1>(band + x, taps, filter, area, bias, residual ? residual + x : nullptr,
-                            epilogue, to + x, out_w - x);
+    int i = 0;
+    for (; i + V <= rows; i += V) {
+      const std::int64_t at = std::int64_t{i} * out_w + x;
+      depthwise_vectors<W, V>(band + i * step + x, step, taps, filter, area, bias,
+                              residual ? residual + at : nullptr, epilogue, to + at, out_w,
+                              out_w - x, 0);
+    }
+    for (; i < rows; ++i) {
+      const std::int64_t at = std::int64_t{i} * out_w + x;
+      depthwise_vectors<W, 1>(band + i * step + x, step, taps, filter, area, bias,
+                              residual ? residual + at : nullptr, epilogue, to + at, out_w,
+                              out_w - x, 0);
+    }
   }
 }
 
@@ -88,6 +109,7 @@ void depthwise(const float* input, const float* weight, const Epilogue& epilogue
   const int multiplier = p.group_filters();
   const Band shape(p);
   const int bands = (out_h + shape.outputs - 1) / shape.outputs;
+  const float* input_end = input + p.input_size();
   const std::int64_t cost = std::int64_t{shape.outputs} * out_w * area * multiplier;
   parallel_for(
       std::int64_t{p.n} * p.c * bands, cost, threads, [&](std::int64_t begin, std::int64_t end) {
@@ -119,14 +141,12 @@ void depthwise(const float* input, const float* weight, const Epilogue& epilogue
               before = before < shape.pitch ? before : shape.pitch;
               after = after < shape.pitch ? after : shape.pitch;
               if (after < before) after = before;
-              const float* line = from + std::int64_t{y} * p.w + x;
-              for (int i = 0; i < before; ++i) to[i] = 0.0f;
-              if (p.stride_w == 1) {
-                for (int i = before; i < after; ++i) to[i] = line[i];
-              } else {
-                for (int i = before; i < after; ++i) to[i] = line[std::int64_t{i} * p.stride_w];
-              }
-              for (int i = after; i < shape.pitch; ++i) to[i] = 0.0f;
+              fill_zero(to, before);
+              // What it writes past the row is zeros, or the next phase or row, that are written
+              // later.
+              copy_run(to + before, from + std::int64_t{y} * p.w + x + before * p.stride_w,
+                       after - before, p.stride_w, input_end);
+              fill_zero(to + after, shape.pitch - after);
             }
           }
           const std::int64_t c = channel % p.c;
@@ -135,18 +155,11 @@ void depthwise(const float* input, const float* weight, const Epilogue& epilogue
             const float* filter = weight + k * area;
             const float bias = epilogue.bias ? epilogue.bias[k] : 0.0f;
             const std::int64_t at = ((channel / p.c * p.k + k) * out_h + first) * out_w;
-            for (int i = 0; i < count; ++i) {
-              const float* row = band + std::int64_t{i} * p.stride_h * p.stride_w * shape.pitch;
-              const float* residual =
-                  epilogue.residual ? epilogue.residual + at + std::int64_t{i} * out_w : nullptr;
-              float* to = output + at + std::int64_t{i} * out_w;
-              if (out_w <= kNarrow) {
-                depthwise_row<kNarrow>(row, taps, filter, area, bias, residual, epilogue, to,
-                                       out_w);
-              } else {
-                depthwise_row<kWide>(row, taps, filter, area, bias, residual, epilogue, to, out_w);
-              }
-            }
+            const std::int64_t step = std::int64_t{p.stride_h} * p.stride_w * shape.pitch;
+            const float* residual = epilogue.residual ? epilogue.residual + at : nullptr;
+            const auto rows_of = out_w <= kNarrow ? depthwise_rows<kNarrow> : depthwise_rows<kWide>;
+            rows_of(band, step, taps, filter, area, bias, residual, epilogue, output + at, count,
+                    out_w);
           }
         }
       });
