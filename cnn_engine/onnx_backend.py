@@ -114,7 +114,7 @@ class CnnEngineRep(BackendRep):
                 raise UnsupportedError(
                     f"input {name!r}: expected an array, found {type(array).__name__}"
                 )
-        return {name: np.asarray(array) for name, array in fed.items()}
+        return {name: np.asarray(array, order="C") for name, array in fed.items()}
 
     def _runner(
         self, known: Mapping[str, np.ndarray], fed: Mapping[str, np.ndarray] | None

@@ -18,8 +18,7 @@ from cnn_engine.graph.onnx import UnsupportedNodesError
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
 
 
-class Backend(suite.ReferenceBackend):
-    """The interface over the operators' references."""
+Backend = onnx_backend.CnnEngineBackend
 
 
 def add() -> onnx.ModelProto:
@@ -90,9 +89,10 @@ def test_devices():
     assert not onnx_backend.supports_device("TPU")
 
 
-def test_onnxs_own_tests_pass_or_say_why_not():
+@pytest.mark.parametrize("device", ["CPU", pytest.param("CUDA", marks=pytest.mark.gpu)])
+def test_onnxs_own_tests_pass_or_say_why_not(device):
     """Every test of every group; ``docs/onnx_node_tests.md`` lists them."""
-    found = suite.run(Backend, "CPU")
+    found = suite.run(Backend, device)
     states = Counter(state for group in found.values() for state, _ in group.values())
     wrong = [name for group in found.values() for name, (s, _) in group.items() if s == suite.WRONG]
     assert not wrong
@@ -101,6 +101,16 @@ def test_onnxs_own_tests_pass_or_say_why_not():
         assert {state for state, _ in found[group].values()} == {suite.PASSED}
     assert states.keys() == {suite.PASSED, suite.NOT_SUPPORTED}
     assert all(why for group in found.values() for s, why in group.values() if s != suite.PASSED)
+
+
+def test_the_references_pass_too():
+    """Of the node tests, those of convolutions and pools: the references behind the same interface."""
+    found = suite.run(
+        suite.ReferenceBackend, "CPU", "^test_(basic_)?(conv|maxpool|averagepool|batchnorm)_"
+    )
+    states = Counter(state for state, _ in found["node"].values())
+    assert states[suite.PASSED] >= 40
+    assert states[suite.WRONG] == 0
 
 
 def test_a_wrong_output_is_seen():
