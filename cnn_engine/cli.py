@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import NoReturn
 
-from . import interrupts
+from . import interrupts, workload
 from .errors import CnnEngineError, InputError, expected
 from .io.files import check_writable
 from .report.units import printable
@@ -141,6 +141,32 @@ def add_input_shape(parser: argparse.ArgumentParser) -> None:
         help="an input's shape, such as images=1,3,224,224, where the file leaves dimensions open beside "
         "the batch; may be given again",
     )
+
+
+def add_network(parser: argparse.ArgumentParser) -> None:
+    """Adds ``--network``, and in its place ``--model``; see :func:`workload_of`."""
+    known = ", ".join(workload.names())
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--network", help=f"default: cifar10; or of {known}")
+    which.add_argument(
+        "--model", metavar="FILE.onnx", help="an ONNX model in the network's place; --data takes a "
+        ".npy or .npz of its images (default: random ones)",
+    )  # fmt: skip
+    add_input_shape(parser)
+
+
+def workload_of(options: argparse.Namespace) -> workload.Workload:
+    """Returns what ``--network`` or ``--model`` names; cifar10 where neither is given.
+
+    Raises:
+        InputError: there is no such network, or the model is at fault.
+    """
+    shapes = dict(options.input_shape or []) or None
+    if options.model is not None:
+        return workload.of_model(options.model, shapes)
+    if shapes is not None:
+        raise expected("--input-shape", "the option --model beside it", "none")
+    return workload.get("cifar10" if options.network is None else options.network)
 
 
 def number(lowest: float, highest: float) -> Callable[[str], float]:

@@ -9,7 +9,7 @@ from time import perf_counter
 
 import numpy as np
 
-from . import cli, report, workload
+from . import cli, report
 from .devices import threads
 from .engine import variants
 from .engine.engine import Engine
@@ -33,11 +33,7 @@ def parser() -> argparse.ArgumentParser:
         "input is at fault; 130 interrupted, what was measured is still written",
     )
     count = cli.whole_number
-    p.add_argument(
-        "--network",
-        default="cifar10",
-        help=f"default: cifar10; or of {', '.join(workload.names())}",
-    )
+    cli.add_network(p)
     rows = "; ".join(f"{row.name}: {row.summary}" for row in variants.VARIANTS.values())
     p.add_argument("--variant", default="auto", help=f"{rows}; auto (default): the fastest")
     p.add_argument(
@@ -147,7 +143,7 @@ def _main(arguments: list[str] | None) -> int:
     outputs = {name: getattr(options, name) for name in ("json", "csv", "trace", "html")}
     _check_outputs(outputs, options.save_probabilities)
 
-    found = workload.get(options.network)
+    found = cli.workload_of(options)
     start = perf_counter()
     dataset = found.load_data(options.data, options.images)
     load_data_s = perf_counter() - start

@@ -13,13 +13,14 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .errors import InputError, expected
+from .errors import InputError, UnsupportedError, expected
 
 if TYPE_CHECKING:
+    from .graph.model import Model
     from .graph.network import Network
     from .measure.result import Result
 
@@ -95,7 +96,7 @@ class Workload:
         times_layers: whether those lines need each layer's time, so that ``auto`` keeps to layered variants.
     """
 
-    network: Network
+    network: Network | Model
     load_data: Callable[[str, int | None], Dataset]
     default_weights: Path | None = None
     report_lines: Callable[[Result], list[str]] | None = None
@@ -104,6 +105,65 @@ class Workload:
     @property
     def name(self) -> str:
         return self.network.name
+
+
+#: Images that are made for a model unless said.
+MODEL_IMAGES = 32
+
+
+def of_model(source: Any, input_shape: Mapping[str, tuple[int, ...]] | None = None) -> Workload:
+    """Returns the workload of an ONNX model: its images are read from an array, or random.
+
+    Args:
+        source: a path, a model's bytes or an ``onnx.ModelProto``.
+        input_shape: input -> its shape, where the model leaves dimensions open.
+
+    Raises:
+        InputError: the model is at fault, or is no network from images to rows of numbers.
+        UnsupportedError: the engine lacks some of its operators.
+    """
+    from .graph import onnx
+    from .graph.model import Model
+
+    model = Model(onnx.load(source, input_shape=input_shape))
+    if reason := model.why_not_images:
+        raise UnsupportedError(f"{source}: {reason}; Engine.run takes any graph")
+    dtype = model.base.inputs[0].dtype
+
+    def load_data(path: str, images: int | None) -> Dataset:
+        if path in ("auto", "synthetic"):
+            count = MODEL_IMAGES if images is None else images
+            generator = np.random.default_rng(0)
+            shape = (count, *model.input_shape)
+            made = (
+                generator.integers(0, 256, shape, np.uint8)
+                if dtype == "uint8"
+                else generator.standard_normal(shape, np.float32)
+            )
+            note = "images: random, since none are given; --data PATH.npy reads some"
+            return Dataset("random images", "synthetic", made, None, note)
+        return _from_array(path, images, dtype)
+
+    return Workload(model, load_data)
+
+
+def _from_array(path: str, images: int | None, dtype: str) -> Dataset:
+    """Reads images, and labels where an ``.npz`` has them, from NumPy's files."""
+    try:
+        found = np.load(path, allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise expected(
+            "--data", "auto, synthetic or a .npy or .npz file", f"{path}: {error}"
+        ) from None
+    labels = None
+    if not isinstance(found, np.ndarray):
+        if "images" not in found:
+            raise expected(path, "an array called images", ", ".join(found.files) or "none")
+        labels = found["labels"][:images] if "labels" in found else None
+        found = found["images"]
+    if found.dtype.name != dtype:
+        raise expected(path, f"images of type {dtype}", found.dtype.name)
+    return Dataset(Path(path).name, path, np.ascontiguousarray(found[:images]), labels)
 
 
 #: The project's own workloads: name -> "module:attribute", imported when first asked for.

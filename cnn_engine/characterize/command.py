@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from .. import cli, devices, workload
+from .. import cli, devices
 from ..devices import threads
 from ..engine import variants
 from ..errors import CnnEngineError, InputError, expected
@@ -39,10 +39,7 @@ def parser() -> argparse.ArgumentParser:
         "failed (the others are measured); 2 the input is at fault; 130 interrupted, what was measured "
         "is still written",
     )
-    p.add_argument(
-        "--network",
-        help=f"one of {', '.join(workload.names())} (default: cifar10; none with --torch alone)",
-    )
+    cli.add_network(p)
     p.add_argument(
         "--variant",
         action="append",
@@ -347,11 +344,11 @@ def _subjects(
     if options.torch_dtype not in TORCH_DTYPES:
         raise expected("--torch-dtype", f"one of {', '.join(TORCH_DTYPES)}", options.torch_dtype)
     shape = _shape(options.shape)
-    name = options.network or (None if options.torch and not options.variant else "cifar10")
+    ours = options.network or options.model or options.variant or not options.torch
     subjects: list[Subject] = []
     about: dict[str, Any] = {"batches": batches}
-    if name is not None:
-        found = workload.get(name)
+    if ours:
+        found = cli.workload_of(options)
         dataset = _load_data(found, options, batches)
         about |= {
             "weights": options.weights,

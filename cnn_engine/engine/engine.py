@@ -524,6 +524,12 @@ class Engine:
         plan.buffers.append(program)
         return plan
 
+    def memory(self, plan: Plan) -> dict[str, int]:
+        """Returns the bytes of a plan: of activations at their peak, and of all weights."""
+        graph = self.network.base if isinstance(self.network, Model) else self._graph(1, True)
+        weights = sum(array.nbytes for array in graph.constants.values())
+        return {"peak_activation_bytes": plan_bytes(plan), "weights_bytes": weights}
+
     def check(self, images: np.ndarray) -> Check:
         """Compares the probabilities of ``images`` with the float64 reference's."""
         return compare(self.predict, self._graph, images, self.dtype, self._only_batch)

@@ -37,23 +37,29 @@ class Chain(Operator):
     offset: float
     dtype: str
 
-    def _walk(self, inputs: Sequence[Value | None]) -> tuple[dict[str, Value], int]:
+    def _walk(
+        self, inputs: Sequence[Value | None]
+    ) -> tuple[dict[str, Value], list[tuple[str, str, int]]]:
         values = dict(zip(self.inputs, inputs, strict=True))
         first = values[self.inputs[0]]
         values[self.nodes[0].inputs[0]] = Value("", first.shape, "float32")
-        flops = 0
+        layers = []
         for node in self.nodes:
             given = [values[name] for name in node.inputs]
             ((shape, dtype),) = node.op.infer(given)
             values[node.outputs[0]] = made = Value("", shape, dtype)
-            flops += node.op.cost(given, [made]).flops
-        return values, flops
+            layers.append((node.name, node.op.kind, node.op.cost(given, [made]).flops))
+        return values, layers
 
     def infer(self, inputs):
         last = self._walk(inputs)[0][self.nodes[-1].outputs[0]]
         return ((last.shape, last.dtype),)
 
     def flops(self, inputs, outputs) -> int:
+        return sum(flops for _, _, flops in self.layers(inputs))
+
+    def layers(self, inputs: Sequence[Value | None]) -> list[tuple[str, str, int]]:
+        """Returns the name, the operator and the FLOPs of every layer."""
         return self._walk(inputs)[1]
 
     def reference(self, *arrays):

@@ -39,6 +39,15 @@ class Slot:
 INPUT, OUTPUT = Slot("images"), Slot("probabilities")
 
 
+@dataclass(frozen=True)
+class Part:
+    """A layer of a fused step, with the FLOPs of one call."""
+
+    name: str
+    kind: str
+    flops: int
+
+
 @dataclass
 class Step:
     """One call of a pass.
@@ -51,6 +60,7 @@ class Step:
         direction: of a copy, ``h2d`` or ``d2h``; ``h2h`` for staging on the CPU.
         lane: the device whose stream the work is on, where that is not the engine's own.
         kernel: the name of the kernel that runs it.
+        parts: of a fused step, its layers.
     """
 
     name: str
@@ -63,6 +73,7 @@ class Step:
     direction: str | None = None
     lane: Any = None
     kernel: str = ""
+    parts: tuple[Part, ...] = ()
 
 
 @dataclass
@@ -373,10 +384,17 @@ class _Builder:
                 kernel.name,
             )
         cost = graph.cost_of(node)
+        parts: tuple[Part, ...] = ()
+        if isinstance(node.op, fused.Chain):
+            parts = tuple(
+                Part(name, REPORT_KINDS.get(kind, kind), flops)
+                for name, kind, flops in node.op.layers(call.inputs)
+            )
         kind = REPORT_KINDS.get(node.op.kind, node.op.kind)
         return Step(
-            node.name, kind, where, function, args, cost.flops, cost.bytes, kernel=kernel.name
-        )
+            node.name, kind, where, function, args, cost.flops, cost.bytes, kernel=kernel.name,
+            parts=parts,
+        )  # fmt: skip
 
 
 def _copy_of(step: Step) -> Step:

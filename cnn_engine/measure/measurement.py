@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import shlex
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -125,6 +126,9 @@ def profile(
             result.duration_s = watch.seconds
             return result
     if count:
+        plan = engine.plan(result.batch if result.batch < count else count, found.dtype)
+        result.memory = engine.memory(plan)
+        result.notes += _stand_ins(plan.stand_ins)
         _time(result, engine, found, rows, settings, progress)
     result.environment.update(environment.state(engine.device, load_average))
     if labels is not None and result.images_done:
@@ -137,6 +141,18 @@ def profile(
         result.extra_lines = engine.workload.report_lines(result)
     result.duration_s = watch.seconds
     return result
+
+
+def _stand_ins(found: Mapping[str, str]) -> list[str]:
+    """Returns what the report says of nodes that run elsewhere than the rest, or in NumPy."""
+    reasons: dict[str, list[str]] = {}
+    for name, why in found.items():
+        reasons.setdefault(why, []).append(name)
+    return [
+        f"{len(names)} {'node' if len(names) == 1 else 'nodes'} ({', '.join(names[:4])}"
+        f"{' ...' if len(names) > 4 else ''}): {why}"
+        for why, names in reasons.items()
+    ]
 
 
 def _time(

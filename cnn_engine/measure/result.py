@@ -65,6 +65,7 @@ class LayerTime:
         flops, bytes: of all calls; multiply-adds count two, bytes count each tensor once.
         samples_s: ``seconds`` of each sampled pass over a full batch, in order.
         inside: of a fused network, the parts of its one step; else empty.
+        kernel: the kernel that ran it; ``numpy`` where there is none of ours yet; empty where not known.
     """
 
     name: str
@@ -77,6 +78,7 @@ class LayerTime:
     bytes: int = 0
     samples_s: list[float] = field(default_factory=list, repr=False)
     inside: list[LayerPart] = field(default_factory=list)
+    kernel: str = ""
 
     @property
     def seconds(self) -> float:
@@ -274,6 +276,7 @@ class Result:
     stop: Stop | None = None
     timed_pass: TimedPass | None = None
     whole_pass: WholePass | None = None  # `pass` in the JSON document
+    memory: dict[str, int] | None = None  # peak_activation_bytes of a pass, weights_bytes
     started: str | None = None  # when: ISO 8601, UTC
     duration_s: float | None = None  # of the call that made it, its check included
     profile: Profile | None = None  # what filled the time; None unless it was asked for
@@ -308,6 +311,7 @@ class Result:
             "data_mode": self.data_mode,
             "batch": self.batch,
             "threads": self.threads,
+            "memory": self.memory,
             "accuracy": self.accuracy and {**asdict(self.accuracy), "top1": self.accuracy.top1},
             "check": self.check and {**asdict(self.check), "passed": self.check.passed},
             "phases": {**asdict(self.phases), "total_s": self.phases.total_s},

@@ -356,7 +356,9 @@ class _Account:
             return copy
         layer = self._layers.get(step.name)
         if layer is None:
-            layer = self._layers[step.name] = LayerTime(step.name, step.kind, step.place)
+            layer = self._layers[step.name] = LayerTime(
+                step.name, step.kind, step.place, kernel=step.kernel
+            )
             self.steps.layers.append(layer)
         return layer
 
@@ -397,10 +399,10 @@ class _Account:
         if shares is None:
             return
         layer = self._row(one.plan.steps[inside.position])
-        infos = one.engine.network.infos
+        nodes = one.plan.steps[inside.position].parts
         images = sum(other.size * other.count for other in self.taken)
         for part, share in zip(inside.parts, shares, strict=True):
-            layers = [infos[index].layer for index in part]
+            layers = [nodes[index] for index in part]
             layer.inside.append(
                 LayerPart(
                     "+".join(found.name for found in layers),
@@ -408,7 +410,7 @@ class _Account:
                     [found.name for found in layers],
                     share * layer.seconds,
                     share,
-                    sum(infos[index].flops(1) for index in part) * images,
+                    sum(found.flops for found in layers) // one.plan.batch * images,
                 )
             )
 

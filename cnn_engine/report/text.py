@@ -8,7 +8,8 @@ from collections.abc import Iterable
 from rich.console import Console
 from rich.table import Table
 
-from ..measure.result import Check, Latency, Result
+from ..engine.plan import REPORT_KINDS
+from ..measure.result import Check, Latency, LayerTime, Result
 from . import units
 
 WIDTH = 100
@@ -188,6 +189,7 @@ def what_ran(result: Result) -> list[tuple[str, str]]:
         ("Data mode", result.data_mode),
         ("Batch", units.counted(result.batch, "image")),
         ("Threads", units.count(result.threads)),
+        *_memory(result),
         ("Command", result.command),
     ]
     if result.started is not None:
@@ -219,6 +221,21 @@ def _passes(result: Result) -> list[tuple[str, str]]:
     return rows
 
 
+def _memory(result: Result) -> list[tuple[str, str]]:
+    if result.memory is None:
+        return []
+    peak, weights = (result.memory[k] for k in ("peak_activation_bytes", "weights_bytes"))
+    return [
+        ("Memory", f"{units.size(peak)} activations at their peak, {units.size(weights)} weights")
+    ]
+
+
+def _where(layer: LayerTime) -> str:
+    """Returns where a layer ran, with its kernel where the layer's kind does not say it."""
+    plain = layer.kernel in ("", layer.kind) or REPORT_KINDS.get(layer.kernel) == layer.kind
+    return layer.place if plain else f"{layer.place} {layer.kernel}"
+
+
 def _layers(result: Result) -> list[str]:
     if not result.layers:
         return []
@@ -234,7 +251,7 @@ def _layers(result: Result) -> list[str]:
             units.giga_per_second(layer.flops, layer.seconds),
             units.giga_per_second(layer.bytes, layer.seconds),
             units.count(layer.calls),
-            units.printable(layer.place),
+            units.printable(_where(layer)),
         ]
         if on_device:
             row.append(units.seconds(None if layer.device_s is None else layer.host_s))

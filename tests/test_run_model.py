@@ -1,0 +1,79 @@
+"""``run --model``: an ONNX file in a network's place, from the command line to the report."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from cnn_engine import run
+
+onnx = pytest.importorskip("onnx")
+
+
+@pytest.fixture
+def model(tmp_path, rng):
+    """A file with a convolution, an operator that has no kernel of ours, and a row an image."""
+    helper, proto = onnx.helper, onnx.TensorProto
+    weight = rng.standard_normal((4, 3, 3, 3)).astype(np.float32)
+    graph = helper.make_graph(
+        [
+            helper.make_node("Conv", ["x", "w"], ["c"], pads=[1, 1, 1, 1], name="conv"),
+            helper.make_node("Relu", ["c"], ["r"], name="relu"),
+            helper.make_node("Hardmax", ["r"], ["h"], axis=3, name="hardmax"),
+            helper.make_node("GlobalAveragePool", ["h"], ["g"], name="pool"),
+            helper.make_node("Flatten", ["g"], ["y"], name="flat"),
+        ],
+        "net",
+        [helper.make_tensor_value_info("x", proto.FLOAT, ["n", 3, "h", 8])],
+        [helper.make_tensor_value_info("y", proto.FLOAT, ["n", 4])],
+        [onnx.numpy_helper.from_array(weight, "w")],
+    )
+    path = tmp_path / "net.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]), path)
+    return str(path)
+
+
+SHAPE = ["--input-shape", "x=1,3,8,8"]
+PLAIN = ["--device", "cpu", "--threads", "1", "--iterations", "1"]
+
+
+def test_a_model_is_checked_timed_and_told_of_node_by_node(model, tmp_path, capsys):
+    images = np.random.default_rng(0).standard_normal((3, 3, 8, 8)).astype(np.float32)
+    np.savez(tmp_path / "data.npz", images=images, labels=np.array([0, 1, 2], np.uint8))
+    path = tmp_path / "r.json"
+    options = ["--data", str(tmp_path / "data.npz"), "--json", str(path), *PLAIN]
+    fixed = ["--model", model, "--input-shape", "x=3,3,8,8"]
+    assert run.main([*fixed, *options]) == 0
+    text = capsys.readouterr().out
+    assert "cpu blocked" in text
+    assert "activations at their peak" in text
+    assert "(hardmax): NumPy on the CPU" in text
+    found = json.loads(path.read_text())
+    assert found["network"] == "net"
+    assert found["accuracy"]["total"] == 3
+    assert {row["name"]: row["kernel"] for row in found["layers"]}["hardmax"] == "numpy"
+    assert found["check"]["max_abs_diff"] < found["check"]["tolerance"]
+    assert found["memory"]["weights_bytes"] >= 4 * 27 * 4
+    assert 0 < found["memory"]["peak_activation_bytes"] < 100_000
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ([], "--input-shape x="),
+        (["--network", "cifar10"], "not allowed with argument"),
+        ([*SHAPE, "--weights", "random"], "--weights: expected default"),
+        ([*SHAPE, "--data", "/nowhere.npy"], "--data: expected auto, synthetic or a .npy or .npz"),
+    ],
+)
+def test_what_does_not_fit_is_one_line(model, options, message, capsys):
+    try:
+        code = run.main(["--model", model, *options, *PLAIN])
+    except SystemExit as error:  # argparse's own
+        code = error.code
+    assert code == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
