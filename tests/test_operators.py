@@ -10,6 +10,7 @@ from cnn_engine.errors import InputError
 from cnn_engine.graph import reference as chain
 from cnn_engine.operators.conv2d import Conv2d, Conv3d
 from cnn_engine.operators.linear import Linear
+from cnn_engine.operators.lp_normalization import LpNormalization
 from cnn_engine.operators.max_pool2d import MaxPool2d
 from cnn_engine.operators.normalize import Normalize
 from cnn_engine.operators.operator import Operator, Value
@@ -179,3 +180,14 @@ def test_gelu_forms_have_their_own_functions():
 def test_floating_functions_refuse_integers():
     with pytest.raises(InputError, match="expected floats, found int64"):
         UNARY["exp"]().infer([Value("x", (2,), "int64")])
+
+
+@pytest.mark.parametrize("p", [1, 2])
+@pytest.mark.parametrize("axis", [0, -1])
+def test_lp_normalization_makes_norms_one_and_leaves_zeros(rng, p, axis):
+    x = rng.standard_normal((3, 4)).astype(np.float32)
+    x[(slice(None), 1) if axis == 0 else (1, slice(None))] = 0
+    y = LpNormalization(axis, p).reference(x)
+    norms = (np.abs(y) ** p).sum(axis)
+    np.testing.assert_allclose(norms, [1, 0, 1, 1][: len(norms)] if axis == 0 else [1, 0, 1])
+    np.testing.assert_array_equal(np.sign(y), np.sign(x))

@@ -19,6 +19,7 @@ _FILES = (
     "gather",
     "linear",
     "logic",
+    "lp_normalization",
     "matmul",
     "max_pool2d",
     "norm",
