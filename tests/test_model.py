@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 
 import fake_cuda
 import graphs
@@ -117,6 +118,22 @@ def test_several_inputs_and_outputs(place, outputs):
             for name, array in found.items():
                 np.testing.assert_array_equal(array, wanted[name], err_msg=name)
                 assert array.dtype == graph.values[name].dtype
+
+
+def test_constants_that_differ_from_batch_to_batch_outlive_the_plans_of_others(rng):
+    """A file's shape arithmetic may fold the batch into a constant, of the same name for every batch."""
+
+    def made(batch: int) -> Graph:
+        b = graphs.Builder((batch, 3, 4, 4))
+        b.constants["bias"] = np.full((3, 4, 4), batch, np.float32)
+        b.add(Add(), b.relu("images"), "bias")
+        return replace(b.graph(), rebuild=made)
+
+    with Engine(made(1), device="cpu", threads=1) as e:
+        for batch in (1, 2, 3, 1, 2):
+            images = rng.standard_normal((batch, 3, 4, 4)).astype(np.float32)
+            (found,) = e.run({"images": images}).values()
+            np.testing.assert_array_equal(found, np.maximum(images, 0) + batch)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cnn_engine import _cpu, workload
-from cnn_engine.engine.plan import INPUT, OUTPUT, Plan, Step
+from cnn_engine.engine.plan import INPUT, OUTPUT, Part, Plan, Step
 from cnn_engine.measure import meters, pass_parts, step_times
 from cnn_engine.measure.pass_parts import HOST, LAUNCH, OVERLAP, STAGING, WAITING, take_apart
 
@@ -271,11 +271,14 @@ def test_parts_inside_of_a_fused_network_add_up_to_its_row():
 
     def plan_at(images, probabilities, batch, dtype):
         step = Step("network", "fused", "cpu", fused.run, [INPUT, True, batch, OUTPUT, 1], 7, 9)
+        step.parts = tuple(
+            Part(info.layer.name, info.layer.kind, info.flops(batch)) for info in cifar10.infos
+        )
         plan = Plan(batch, [step], {}, [])
         plan.bind(images, probabilities)
         return plan
 
-    engine = types.SimpleNamespace(device=device, plan_at=plan_at, network=cifar10)
+    engine = types.SimpleNamespace(device=device, plan_at=plan_at)
     images, probabilities = np.zeros((5, 3), np.uint8), np.zeros((5, 10), np.float32)
     found = step_times.time_layers(engine, images, probabilities, 2, lambda count: None)
     (layer,) = found.layers

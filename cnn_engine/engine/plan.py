@@ -148,8 +148,9 @@ class Program:
         self.dtype = dtype
         self.first = first
         self._fuses = fuses and (choice.automatic or choice.variant == "blocked")
-        self._uploaded: dict[tuple[str, str], tuple[np.ndarray, Buffer]] = {}
-        self._prepared: dict[tuple[str, Kernel], tuple[Any, Any]] = {}
+        # By the arrays themselves, which are kept: plans hold addresses for as long as there are plans.
+        self._uploaded: dict[tuple[int, str], tuple[np.ndarray, Buffer]] = {}
+        self._prepared: dict[tuple, tuple[list, Any]] = {}
 
     def on(self, device: Any) -> Program:
         """Returns the same program with its work on another stream of the same device."""
@@ -192,24 +193,23 @@ class Program:
     def constant(self, graph: Graph, name: str, where: str) -> int:
         """Returns the address of a constant in a place."""
         array = graph.constants[name]
-        known = self._uploaded.get((name, where))
-        if known is None or known[0] is not array:
-            device = self.placement.device if where == "cuda" else CpuDevice()
-            known = array, device.upload(np.ascontiguousarray(array))
-            self._uploaded[name, where] = known
-        return known[1].address
+        key = id(array), where
+        if key not in self._uploaded:
+            buffer = self.device_of(where).upload(np.ascontiguousarray(array))
+            self._uploaded[key] = array, buffer
+        return self._uploaded[key][1].address
 
     def prepared(self, graph: Graph, node: Node, kernel: Kernel) -> Any:
         """Returns what ``kernel`` made of the constants of ``node``."""
         constants = [graph.constants.get(name) for name in node.inputs]
-        found = self._prepared.get((node.name, kernel))
-        if found is None or any(a is not b for a, b in zip(found[0], constants, strict=True)):
-            made = kernel.prepare(node, graph, self.device_of(kernel.device))
-            found = constants, made
-            # One that goes on in layers after its kernel has memory of its own: one for each stream.
-            if getattr(made, "whole", True):
-                self._prepared[node.name, kernel] = found
-        return found[1]
+        key = node.name, kernel, tuple(map(id, constants))
+        if key in self._prepared:
+            return self._prepared[key][1]
+        made = kernel.prepare(node, graph, self.device_of(kernel.device))
+        # One that goes on in layers after its kernel has memory of its own: one for each stream.
+        if getattr(made, "whole", True):
+            self._prepared[key] = constants, made
+        return made
 
     def device_of(self, where: str) -> Any:
         """Returns the device of a place."""

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from ...errors import InputError
-from ...graph.network import Conv2d, LayerInfo, Linear, Network, pair
+from ...graph.network import LayerInfo, Network
 
 
 def read(folder: Path, network: Network) -> dict[str, np.ndarray]:
@@ -28,7 +28,7 @@ def read(folder: Path, network: Network) -> dict[str, np.ndarray]:
         for path in folder.iterdir()
         if (match := re.fullmatch(r"layer(\d+)_(conv|fc)\.txt", path.name))
     )
-    layers = [info for info in network.infos if isinstance(info.layer, (Conv2d, Linear))]
+    layers = [info for info in network.infos if info.operator.kind in ("conv2d", "linear")]
     if [kind for _, kind, _ in files] != [info.layer.kind for info in layers]:
         wanted = ", ".join(f"layer*_{info.layer.kind}.txt" for info in layers)
         found = ", ".join(path.name for *_, path in files) or "none"
@@ -47,17 +47,17 @@ def _read_layer(path: Path, info: LayerInfo, network: Network) -> dict[str, np.n
         raise InputError(
             f"{path}: expected text, found byte {error.object[error.start]:#04x}"
         ) from error
-    if isinstance(layer, Conv2d):
-        rows, columns = pair("kernel", layer.kernel)
-        channels = info.input_shape[0]
-        wanted = (columns, rows, channels, layer.out_channels)
-        file_shape = (layer.out_channels, columns, rows, channels)
+    outputs, *sizes = info.parameters[f"{layer.name}.weight"]
+    if info.operator.kind == "conv2d":
+        channels, rows, columns = sizes
+        wanted = (columns, rows, channels, outputs)
+        file_shape = (outputs, columns, rows, channels)
         axes = (0, 3, 2, 1)  # filter, column, row, channel -> filter, channel, row, column
     else:
         inputs = int(np.prod(info.input_shape))
-        wanted = (inputs, layer.out_features)
+        wanted = (inputs, outputs)
         image = info.input_shape if len(info.input_shape) == 3 else (inputs, 1, 1)
-        file_shape = (layer.out_features, image[1], image[2], image[0])
+        file_shape = (outputs, image[1], image[2], image[0])
         axes = (0, 3, 1, 2)  # output, row, column, channel -> output, channel, row, column
     if header.split() != [str(number) for number in wanted]:
         raise InputError(

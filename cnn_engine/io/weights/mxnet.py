@@ -21,7 +21,7 @@ from typing import IO
 import numpy as np
 
 from ...errors import InputError, expected
-from ...graph.network import Conv2d, LayerInfo, Linear, Network
+from ...graph.network import LayerInfo, Network
 
 MAGIC_LIST = 0x112
 MAGIC_ARRAY = 0xF993FAC9
@@ -177,8 +177,8 @@ def _match(path: Path, entries: dict[str, _Entry], network: Network) -> dict[str
             raise expected(str(path), "names arg:<layer>_weight and arg:<layer>_bias", repr(name))
         layers.setdefault(parts[1], {})[parts[2]] = entry
     places: dict[str, _Entry] = {}
-    for kind, dimensions, what in ((Conv2d, 4, "convolutions"), (Linear, 2, "fully connected")):
-        wanted = [info for info in network.infos if isinstance(info.layer, kind)]
+    for kind, dimensions, what in (("conv2d", 4, "convolutions"), ("linear", 2, "fully connected")):
+        wanted = [info for info in network.infos if info.operator.kind == kind]
         found = sorted(
             (
                 name
