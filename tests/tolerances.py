@@ -22,6 +22,10 @@ FUNCTION_ULPS = 8.0
 #: Probabilities of a whole network in float32: three layers of sums; the project's own limit.
 PROBABILITY = 1e-5
 
+#: Outputs of a network of some tens of layers, as a part of the largest, beside another float32 computation
+#: of it: the requirement is 1e-5 of the largest logit from float64's.
+NETWORK_LOGITS = 1e-5
+
 
 def sum_of_products(terms: int, magnitude: np.ndarray) -> np.ndarray:
     """The bound for sums of ``terms`` products whose absolute values sum to ``magnitude``."""

@@ -1,0 +1,291 @@
+"""Networks of torchvision and timm, exported by PyTorch and run by the engine: logits, memory, times.
+
+``python -m benchmarks.models --device cuda --networks torchvision --json models.json --markdown models.md``
+
+Each network gets random weights with statistics of batch norm that were run, is exported to ONNX by PyTorch's
+exporters, and its logits are compared with those of PyTorch in float64, ONNX Runtime's and PyTorch's float32
+on the CPU beside them. Every network is exported and run in processes of its own: one that fails is a row
+that says why.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from cnn_engine import cli, devices
+from cnn_engine.devices import threads as thread_counts
+from cnn_engine.export import EXPORTERS
+from cnn_engine.io.files import write_text
+from cnn_engine.measure import environment
+from cnn_engine.report import units
+
+TORCHVISION = (
+    "alexnet", "vgg16_bn", "resnet18", "resnet50", "resnet152", "resnext50_32x4d", "wide_resnet50_2",
+    "densenet121", "densenet201", "squeezenet1_1", "googlenet", "inception_v3", "mobilenet_v2",
+    "mobilenet_v3_large", "shufflenet_v2_x0_5", "mnasnet1_0", "efficientnet_b0", "efficientnet_v2_s",
+    "regnet_y_400mf", "convnext_tiny",
+)  # fmt: skip
+TIMM = (
+    "convnextv2_atto", "dla34", "ese_vovnet19b_dw", "ghostnet_100", "hrnet_w18_small", "mixnet_s",
+    "mobilevit_xxs", "nf_regnet_b0", "repvgg_a0", "resnest14d", "rexnet_100", "skresnet18",
+)  # fmt: skip
+GROUPS = {"torchvision": TORCHVISION, "timm": TIMM}
+
+#: What logits may be away from float64's, as a part of the largest: this, or so many times ONNX Runtime's.
+LIMIT, TIMES = 1e-5, 2.0
+
+PASSED, WRONG, FAILED = "passed", "wrong", "failed"
+
+
+def spec_of(name: str) -> str:
+    """Returns ``module:function`` of a network's name, which may be one itself."""
+    if ":" in name:
+        return name
+    return f"{'timm' if name in TIMM else 'torchvision'}.models:{name}"
+
+
+def networks(text: str) -> list[str]:
+    """Returns the networks that a comma-separated list of names and groups names."""
+    return [n for word in text.split(",") if word for n in GROUPS.get(word, (word,))]
+
+
+def child(stage: str, task: Mapping[str, Any], limit_s: float) -> dict[str, Any]:
+    """Runs a stage of :mod:`benchmarks.models_worker`; returns what it found, or the ``reason`` why not."""
+    command = [sys.executable, "-m", "benchmarks.models_worker", stage, json.dumps(task)]
+    settings = os.environ | {"PYTHONWARNINGS": "ignore"}
+    if task.get("threads"):
+        settings["OMP_NUM_THREADS"] = str(task["threads"])
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=limit_s, env=settings
+        )
+    except subprocess.TimeoutExpired:
+        return {"reason": f"{stage}: took more than {limit_s:g} s"}
+    lines = done.stdout.splitlines()
+    if done.returncode == 0 and lines:
+        return json.loads(lines[-1])
+    said = done.stderr.strip().splitlines()
+    return {
+        "reason": f"{stage}: exit {done.returncode}: {said[-1][:300] if said else 'no message'}"
+    }
+
+
+def rows(
+    name: str, made: Mapping[str, Any], options: Any, folder: Path
+) -> Iterator[dict[str, Any]]:
+    """Yields the rows of one network: an exporter and a batch each."""
+    for exporter in options.exporter:
+        exported = made if "reason" in made else made["exports"][exporter]
+        ran: dict[str, Any] = {"reason": exported["reason"]} if "reason" in exported else {}
+        if not ran:
+            task = {
+                "device": options.device, "threads": options.threads, "files": exported["files"],
+                "logits": f"{folder}/logits.npz",
+            }  # fmt: skip
+            ran = child("run", task, options.limit)
+        for batch in options.batch:
+            row = {
+                "network": name,
+                "exporter": exporter,
+                "batch": batch,
+                "shape": made.get("shape"),
+            }
+            row |= ran if "reason" in ran else ran[str(batch)]
+            if "fixed" in exported:
+                row["fixed_batch"] = exported["fixed"]
+            if "float32" in made:
+                row["torch_float32_error"] = made["float32"][str(batch)]
+            if "runtime" in exported:
+                row["onnxruntime_error"] = exported["runtime"][str(batch)]
+            yield row | {"verdict": verdict(row)}
+
+
+def verdict(row: Mapping[str, Any]) -> str:
+    """Returns whether a row's logits are right: see ``LIMIT``."""
+    if "error" not in row:
+        return FAILED
+    peer = row.get("onnxruntime_error")
+    limit = max(LIMIT, TIMES * peer) if isinstance(peer, float) else LIMIT
+    return PASSED if row["error"] <= limit and row["same_again"] else WRONG
+
+
+def markdown(record: Mapping[str, Any]) -> str:
+    """Returns the page."""
+    found = record["environment"]
+    versions = ", ".join(f"{name} {value}" for name, value in found["versions"].items() if value)
+    count = {state: sum(r["verdict"] == state for r in record["rows"]) for state in (PASSED, WRONG)}
+    lines = [
+        f"# Networks of torchvision and timm, {record['device']}",
+        "",
+        f"- Machine: {found['gpu'] or found['cpu']}; {record['threads']} threads, "
+        f"{found['cpu_instruction_set']} kernels"
+        + (f"; load {record['load']:.1f} at the start" if record["load"] is not None else ""),
+        f"- Versions: {versions}",
+        *(
+            f"- `{ran['command']}`: commit {ran['commit'] or 'not known'}, {ran['started']}"
+            for ran in record["commands"]
+        ),
+        f"- {count[PASSED]} of {len(record['rows'])} passed, {count[WRONG]} wrong, "
+        f"{len(record['rows']) - count[PASSED] - count[WRONG]} failed",
+        "",
+        "Random weights, batch norm's statistics from a pass over random images. Errors are the largest",
+        "difference from PyTorch's float64 logits, as a part of the largest logit; a row passes where the",
+        f"engine's is at most {TIMES:g} times ONNX Runtime's or {LIMIT:g}, and a second pass gives the same",
+        "bits. Create: from the file to an engine, beyond the driver's start; first: the first pass, which",
+        "plans; pass: a median, from host memory to host memory. Memory: of activations at its peak (with",
+        "kernels' scratch), and as a multiple of the largest set of values alive at once if none shared any.",
+        "",
+        "| network | image | exporter | batch | error | ONNX Runtime's | PyTorch float32's | verdict "
+        "| create, s | first, s | pass, ms | memory, MiB | of alive | not on own kernels |",
+        "|---|---|---|--:|--:|--:|--:|---|--:|--:|--:|--:|--:|---|",
+    ]
+    lines += [_line(row) for row in record["rows"]]
+    for row in record["rows"]:
+        for node in row.get("unsupported", ()):
+            lines += [
+                "",
+                f"- {row['network']}, {row['exporter']}, batch {row['batch']}: {units.printable(node)}",
+            ]
+    return "\n".join(lines) + "\n"
+
+
+def _line(row: Mapping[str, Any]) -> str:
+    def error(key: str) -> str:
+        value = row.get(key)
+        return f"{value:.1e}" if isinstance(value, float) else units.UNKNOWN
+
+    shape = "x".join(map(str, row["shape"])) if row["shape"] else units.UNKNOWN
+    cells = [row["network"], shape, row["exporter"] + (" (fixed)" if "fixed_batch" in row else "")]
+    cells += [str(row["batch"]), error("error"), error("onnxruntime_error")]
+    cells += [error("torch_float32_error"), row["verdict"]]
+    if "error" in row:
+        kinds = "; ".join(f"{n} {kind}" for kind, n in sorted(row["stand_ins"].items()))
+        cells += [
+            f"{row['create_s']:.2f}", f"{row['first_pass_s']:.2f}", f"{row['pass_s'] * 1e3:.3g}",
+            f"{row['peak_bytes'] / 2**20:.2f} ({row['memory_bytes'] / 2**20:.2f})",
+            f"{row['peak_ratio'] or 0:.2f}", kinds,
+        ]  # fmt: skip
+    else:
+        cells += [units.UNKNOWN] * 5 + [row["reason"]]
+    return f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |"
+
+
+def parser() -> cli.ArgumentParser:
+    """Returns the command's parser."""
+    p = cli.ArgumentParser(
+        prog="python -m benchmarks.models",
+        description="Runs networks of torchvision and timm, exported to ONNX, and compares their logits.",
+    )
+    p.add_argument("--device", default="auto", help="cpu, cuda or cuda:N; default: auto")
+    p.add_argument(
+        "--networks", type=networks, default=list(TORCHVISION + TIMM), metavar="A,B",
+        help="names, torchvision, timm (groups), or module:function; default: both groups",
+    )  # fmt: skip
+    p.add_argument("--exporter", nargs="+", choices=EXPORTERS, default=list(EXPORTERS))
+    p.add_argument(
+        "--batch", nargs="+", type=cli.whole_number(1, 1024), default=[1, 3], metavar="N"
+    )
+    p.add_argument(
+        "--size", type=cli.whole_number(1, 4096), metavar="N",
+        help="rows and columns of an image; default: the network's own",
+    )  # fmt: skip
+    p.add_argument(
+        "--jobs", type=cli.whole_number(1, 64), default=1, metavar="N",
+        help="networks that are exported at once, while others run; default: 1, nothing beside a pass",
+    )  # fmt: skip
+    p.add_argument("--threads", type=int, help="of the engine; default: all")
+    p.add_argument(
+        "--limit", type=float, default=600, metavar="SECONDS", help="of one process; default: 600"
+    )
+    p.add_argument("--json", metavar="PATH", help="writes what was found")
+    p.add_argument("--markdown", metavar="PATH", help="writes a page")
+    p.add_argument(
+        "--add", action="store_true", help="to the rows of --json's file, same rows replaced"
+    )
+    return p
+
+
+def _exported(
+    options: Any, top: Path, pool: ThreadPoolExecutor
+) -> Iterator[tuple[str, Path, Future]]:
+    """Yields (name, folder, what will be found) of all networks while they are exported in ``pool``."""
+
+    def begin(index: int, name: str) -> tuple[str, Path, Future]:
+        folder = top / str(index)
+        folder.mkdir()
+        task = {
+            "spec": spec_of(name), "size": options.size, "exporters": options.exporter,
+            "batches": options.batch, "folder": str(folder),
+            "threads": max(1, thread_counts.default() // options.jobs),
+        }  # fmt: skip
+        return name, folder, pool.submit(child, "make", task, options.limit)
+
+    begun = (begin(index, name) for index, name in enumerate(options.networks))
+    # One job at a time: nothing is exported beside a pass that is timed.
+    yield from begun if options.jobs == 1 else list(begun)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs the command line; returns its exit code: 1 where a row has not passed."""
+    return cli.run(_main, arguments)
+
+
+def _main(arguments: list[str] | None) -> int:
+    options = parser().parse_args(arguments)
+    device = devices.select(options.device)
+    options.threads = thread_counts.check(options.threads, "--threads")
+    watch = environment.Stopwatch()
+    described = environment.describe(device)
+    for package in ("onnx", "onnxruntime", "torch", "torchvision", "timm"):
+        described["versions"][package] = environment.package_version(package)
+    record: dict[str, Any] = {
+        "schema": "cnn_engine.models/1", "device": device.name, "threads": options.threads,
+        "environment": described, "load": environment.host_load(),
+        "commands": [], "rows": [],
+    }  # fmt: skip
+    if options.add and options.json and Path(options.json).exists():
+        known = json.loads(Path(options.json).read_text())
+        record |= {key: known[key] for key in ("commands", "rows")}
+    record["commands"].append(
+        {
+            "command": " ".join(["python -m benchmarks.models", *(arguments or sys.argv[1:])]),
+            "commit": described["commit"],
+            "started": watch.started,
+        }
+    )
+
+    def write() -> None:
+        stamped = record | watch.stamp()
+        if options.json:
+            write_text(options.json, json.dumps(stamped, indent=1) + "\n")
+        if options.markdown:
+            write_text(options.markdown, markdown(stamped))
+
+    ours: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as top, ThreadPoolExecutor(options.jobs) as pool:
+        for name, folder, future in _exported(options, Path(top), pool):
+            for row in rows(name, future.result(), options, folder):
+                key = ("network", "exporter", "batch")
+                record["rows"] = [r for r in record["rows"] if any(r[k] != row[k] for k in key)] + [
+                    row
+                ]
+                ours.append(row)
+                print(_line(row), flush=True)
+                write()
+            shutil.rmtree(folder)
+    passed = sum(row["verdict"] == PASSED for row in ours)
+    print(f"{passed} of {len(ours)} passed in {watch.seconds:.0f} s")
+    return cli.DONE if passed == len(ours) else cli.CHECK_FAILED
+
+
+if __name__ == "__main__":
+    sys.exit(main())
