@@ -21,6 +21,7 @@ from onnx.backend.test.loader import load_model_tests
 from onnx.backend.test.runner import Runner
 
 from cnn_engine import cli, devices
+from cnn_engine.engine import inspection
 from cnn_engine.errors import CnnEngineError, InputError, UnsupportedError
 from cnn_engine.graph.graph import Graph
 from cnn_engine.graph.reference import reference
@@ -106,7 +107,7 @@ def cases(group: str) -> Iterator[tuple[str, onnx.ModelProto, list[tuple], float
 
 
 def status(backend: type[CnnEngineBackend], device: str, case) -> tuple[str, str]:
-    """Runs one test; returns its status, and why where it has not passed."""
+    """Runs one test; returns its status, and why it has not passed, or what ran it beside our kernels."""
     _, model, sets, rtol, atol = case
     try:
         prepared = backend.prepare(model, device)
@@ -117,7 +118,13 @@ def status(backend: type[CnnEngineBackend], device: str, case) -> tuple[str, str
         return NOT_SUPPORTED, _reason(error)
     except (AssertionError, CnnEngineError) as error:
         return WRONG, _reason(error)
-    return PASSED, ""
+    if backend is not CnnEngineBackend:
+        return PASSED, ""
+    nodes = inspection.inspect(prepared.graph).nodes
+    others = {
+        f"{n.kind} by {n.kernels[k]}" for n in nodes for k in n.reasons if k == device.lower()
+    }
+    return PASSED, ", ".join(sorted(others))
 
 
 def _reason(error: Exception) -> str:
@@ -156,24 +163,25 @@ def markdown(records: Mapping[str, Mapping]) -> str:
         "Every test of ONNX's own suite for backends, as `cnn_engine.onnx_backend` does it: passed, or why",
         "not. `python -m benchmarks.onnx_node_tests --markdown docs/onnx_node_tests.md` writes this page.",
         "A test passes where shape and type are right and every element is within rtol 1e-3 and atol 1e-7,",
-        "or what the test itself asks.",
+        "or what the test itself asks. What has no kernel for its type or shape is run by its",
+        "reference in NumPy, or instead of CUDA by the CPU: passed tests name it. `kernels alone` have none.",
         "",
     ]
     for device, record in records.items():
         lines.append(
             f"- **{device}**: {record['machine']}; onnx {record['onnx']}; commit {record['commit']}"
         )
-    lines += [
-        "",
-        f"| group | tests | {' | '.join(f'{d}: passed' for d in names)} | not supported | wrong |",
-    ]
-    lines.append("|---|--:|" + "--:|" * (len(names) + 2))
+    heads = [f"{d}: passed | kernels alone | not supported | wrong" for d in names]
+    lines += ["", f"| group | tests | {' | '.join(heads)} |"]
+    lines.append("|---|--:|" + "--:|" * (4 * len(names)))
     for group in GROUPS:
-        counts = [Counter(s for s, _ in records[d]["tests"].get(group, {}).values()) for d in names]
-        total = len(records[names[0]]["tests"].get(group, {}))
-        cells = [str(c[PASSED]) for c in counts]
-        cells += [" / ".join(str(c[s]) for c in counts) for s in (NOT_SUPPORTED, WRONG)]
-        lines.append(f"| {group} | {total} | {' | '.join(cells)} |")
+        cells = [str(len(records[names[0]]["tests"].get(group, {})))]
+        for name in names:
+            found = records[name]["tests"].get(group, {}).values()
+            counts = Counter(state for state, _ in found)
+            alone = sum(state == PASSED and not others for state, others in found)
+            cells += map(str, (counts[PASSED], alone, counts[NOT_SUPPORTED], counts[WRONG]))
+        lines.append(f"| {group} | {' | '.join(cells)} |")
     for group in GROUPS:
         lines += ["", f"## {group}", "", f"| test | {' | '.join(names)} |"]
         lines.append("|---|" + "---|" * len(names))

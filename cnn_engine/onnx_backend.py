@@ -66,6 +66,11 @@ class CnnEngineRep(BackendRep):
         except InputError:
             pass  # dimensions that only what is given tells
 
+    @property
+    def graph(self) -> Graph:
+        """The graph that was made or run last."""
+        return next(reversed(self._runners.values()))[0]
+
     def run(self, inputs: Any, **kwargs: Any) -> tuple[np.ndarray, ...]:
         """Runs the model.
 

@@ -490,6 +490,22 @@ def test_large_results_of_constants_stay_nodes():
     assert [n.op.kind for n in graph.nodes] == ["expand", "reduce_max"]
 
 
+def test_a_mask_of_large_images_takes_no_memory():
+    nodes = [node("Dropout", ["x"], ["y", "mask"])]
+    proto = model(nodes, [tensor("x", [2**20, 2**19])], [tensor("y", None)])
+    assert [n.op.kind for n in load(proto).nodes] == ["copy"]
+
+
+def test_long_dimensions_beside_empty_ones_are_not_folded():
+    zeros, ends = np.int64([0]), np.int64([2**39])
+    inner = [node("Slice", ["x", "zeros", "ends", "one"], ["a"]), node("Relu", ["a"], ["y"])]
+    proto = model(
+        [node("ConstantOfShape", ["shape"], ["x"]), *inner], [], [tensor("y", None)],
+        {"shape": np.int64([0, 2**39]), "zeros": zeros, "ends": ends, "one": np.int64([1])},
+    )  # fmt: skip
+    assert [n.op.kind for n in load(proto).nodes] == ["slice", "relu"]
+
+
 def test_tensors_in_every_field_of_a_protobuf():
     for array in (
         np.float32([1.5, -2]), np.float64([1.5]), np.float16([1.5, -2]), np.int8([-3]),

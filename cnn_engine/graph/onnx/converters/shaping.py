@@ -106,7 +106,8 @@ def dropout(call) -> None:
     call.alias(call.input(0))
     if call.wants(1):
         x = call.value(0)
-        call.set_constant(np.ones(x.shape, bool if call.opset >= 10 else x.dtype), output=1)
+        kept = np.ones((), bool if call.opset >= 10 else x.dtype)
+        call.set_constant(np.broadcast_to(kept, x.shape), output=1)  # takes no memory yet
 
 
 @converts("Concat")

@@ -98,6 +98,7 @@ def eye_like(call) -> None:
 @converts("NonZero")
 def non_zero(call) -> None:
     found = call.constant(0, "the input")
+    _bounded((np.count_nonzero(found), found.ndim), 8)
     call.set_constant(np.array(np.nonzero(found), np.int64).reshape(found.ndim, -1), output=0)
 
 
@@ -113,6 +114,7 @@ def gather(call) -> None:
 def compress(call) -> None:
     x = call.value(0)
     condition = call.constant(1, "condition")
+    _bounded((np.count_nonzero(condition),), 8)
     name = call.input(0)
     axis = 0
     if call.has_attribute("axis"):
