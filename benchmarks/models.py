@@ -118,6 +118,14 @@ def verdict(row: Mapping[str, Any]) -> str:
     return PASSED if row["error"] <= limit and row["same_again"] else WRONG
 
 
+def _key(row: Mapping[str, Any]) -> tuple:
+    """Returns what a row is of; rows are in this order: torchvision's networks, timm's, any other."""
+    names = TORCHVISION + TIMM
+    name = row["network"]
+    place = names.index(name) if name in names else len(names)
+    return place, name, -EXPORTERS.index(row["exporter"]), row["batch"]
+
+
 def markdown(record: Mapping[str, Any]) -> str:
     """Returns the page."""
     found = record["environment"]
@@ -274,10 +282,9 @@ def _main(arguments: list[str] | None) -> int:
     with tempfile.TemporaryDirectory() as top, ThreadPoolExecutor(options.jobs) as pool:
         for name, folder, future in _exported(options, Path(top), pool):
             for row in rows(name, future.result(), options, folder):
-                key = ("network", "exporter", "batch")
-                record["rows"] = [r for r in record["rows"] if any(r[k] != row[k] for k in key)] + [
-                    row
-                ]
+                record["rows"] = sorted(
+                    [r for r in record["rows"] if _key(r) != _key(row)] + [row], key=_key
+                )
                 ours.append(row)
                 print(_line(row), flush=True)
                 write()

@@ -286,3 +286,24 @@ def test_a_network_that_fails_is_a_row(tmp_path, capsys):
 def test_verdict(error, peer, same, verdict):
     row = {"error": error, "onnxruntime_error": peer, "same_again": same}
     assert models.verdict(row) == verdict
+
+
+def test_names():
+    assert models.networks("timm,alexnet,") == [*models.TIMM, "alexnet"]
+    assert models.spec_of("alexnet") == "torchvision.models:alexnet"
+    assert models.spec_of("dla34") == "timm.models:dla34"
+    assert models.spec_of("a.b:c") == "a.b:c"
+    assert len(set(models.TORCHVISION)) == 20
+    assert len(set(models.TIMM) - set(models.TORCHVISION)) >= 10
+
+
+def test_rows_are_added_in_order(tmp_path):
+    """Those of another run stay, apart from those that are run again."""
+    record = tmp_path / "models.json"
+    words = ["--device", "cpu", "--limit", "0.01", "--json", str(record), "--add"]
+    words += ["--exporter", "torchscript", "--batch", "1", "--networks"]
+    for names in ("dla34,resnet18", "alexnet,resnet18"):
+        assert models.main([*words, names]) == 1
+    found = json.loads(record.read_text())
+    assert [row["network"] for row in found["rows"]] == ["alexnet", "resnet18", "dla34"]
+    assert len(found["commands"]) == 2
