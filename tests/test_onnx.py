@@ -30,6 +30,24 @@ def same_as_onnx(proto: onnx.ModelProto, inputs: dict[str, np.ndarray]) -> None:
         np.testing.assert_allclose(found[name], array, rtol=2e-5, atol=2e-6)
 
 
+@pytest.mark.parametrize("shape", [(1, 4, 6), (3, 4, 2, 5), (5, 4)])
+def test_batch_norm_by_its_own_statistics(shape):
+    """Training's, which exported weight standardisation uses; with the running statistics."""
+    rng = np.random.default_rng(0)
+    arrays = [rng.normal(size=shape), *rng.normal(size=(3, 4)), rng.uniform(1, 2, 4)]
+    proto, inputs = one_node(
+        "BatchNormalization", [a.astype(np.float32) for a in arrays], 15, 3,
+        training_mode=1, momentum=0.75, epsilon=1e-3,
+    )  # fmt: skip
+    same_as_onnx(proto, inputs)
+    known, _ = one_node(
+        "BatchNormalization", [a.astype(np.float32) for a in arrays], 15, 3, known=range(5),
+        training_mode=1, momentum=0.75, epsilon=1e-3,
+    )  # fmt: skip
+    same_as_onnx(known, {})
+    assert not load(known).nodes or all(n.op.kind == "copy" for n in load(known).nodes)
+
+
 def test_load_is_the_packages():
     assert cnn_engine.load is load
 
@@ -274,7 +292,7 @@ def test_all_unsupported_nodes_at_once():
         node("Relu", ["x"], ["a"]),
         node("NonMaxSuppression", ["a", "a"], ["b"], name="nms"),
         node("GroupQueryAttention", ["b"], ["c"], domain="com.microsoft"),
-        node("BatchNormalization", ["x", "s", "s", "s", "s"], ["d"], training_mode=1, name="bn"),
+        node("BatchNormalization", ["x", "s", "s", "s", "s"], ["d"], spatial=0, name="bn"),
         node("If", ["x"], ["e"], then_branch=relu([1]).graph, else_branch=relu([1]).graph),
         node("Relu", ["c"], ["y"]),
     ]
@@ -285,7 +303,7 @@ def test_all_unsupported_nodes_at_once():
     assert [(n.name, n.operator, n.attribute) for n in raised.value.nodes] == [
         ("nms", "NonMaxSuppression", None),
         ("GroupQueryAttention_2", "GroupQueryAttention", None),
-        ("bn", "BatchNormalization", "training_mode"),
+        ("bn", "BatchNormalization", "spatial"),
         ("If_4", "If", None),
     ]
     assert "\n" not in str(raised.value)

@@ -7,8 +7,10 @@ import math
 import numpy as np
 
 from ....errors import InputError
+from ....operators.binary import Add, Mul, Sub
 from ....operators.norm import BatchNorm, GroupNorm, InstanceNorm, LayerNorm, Lrn, RmsNorm
 from ....operators.operator import axis_in
+from ....operators.reduce import ReduceMean
 from ....operators.resize import COORDINATES, NEAREST, Resize
 from ....operators.shaping import Expand, Reshape
 from ..refusal import Refusal
@@ -18,6 +20,9 @@ from . import converts
 @converts("BatchNormalization")
 def batch_norm(call) -> None:
     epsilon = call.number("epsilon", 1e-5)
+    if call.opset >= 14 and call.number("training_mode", 0):
+        _by_own_statistics(call, epsilon)
+        return
     if call.number("training_mode", 0) or (call.opset < 7 and not call.number("is_test", 0)):
         raise Refusal("training_mode", "training is not supported")
     if not call.number("spatial", 1):
@@ -26,6 +31,31 @@ def batch_norm(call) -> None:
     if any(call.wants(index) for index in range(1, 5)):
         raise Refusal("the outputs for training", "training is not supported")
     call.finish(BatchNorm(epsilon), call.inputs)
+
+
+def _by_own_statistics(call, epsilon: float) -> None:
+    """Batch norm by the mean and variance of x itself, as exported weight standardisation has it.
+
+    The running statistics, which are outputs too, move towards them.
+    """
+    momentum = call.number("momentum", 0.9)
+    call.refuse_others()
+    x, rank = call.value(0), len(call.value(0).shape)
+    if rank < 2 or x.dtype != "float32":
+        raise Refusal("training_mode", f"expected float32 of 2 dimensions or more, found {x.dtype}")
+    axes = (0, *range(2, rank))
+    centred = call.emit(Sub(), [x.name, call.emit(ReduceMean(axes), [x.name])])
+    squares = call.emit(Mul(), [centred, centred])
+    mean = call.emit(ReduceMean(axes, keepdims=False), [x.name])
+    variance = call.emit(ReduceMean(axes, keepdims=False), [squares])
+    call.finish(BatchNorm(epsilon), [*call.inputs[:3], mean, variance])
+    old_part, new_part = (
+        call.set_constant(np.float32(share)) for share in (momentum, 1 - momentum)
+    )
+    for index, old, new in ((1, call.input(3), mean), (2, call.input(4), variance)):
+        if call.wants(index):
+            parts = [call.emit(Mul(), [old, old_part]), call.emit(Mul(), [new, new_part])]
+            call.emit(Add(), parts, [call.output(index)])
 
 
 @converts("InstanceNormalization")
