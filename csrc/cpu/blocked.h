@@ -1,6 +1,7 @@
-// The inner loop of blocked products: a tile of y[m, p] += sum over c of a[c, m] * b[c, p], in the
-// order of c, with p on SIMD lanes and the tile in registers. Included only by files that are
-// compiled once for each instruction set.
+// The inner loop of blocked products: a tile of y[m, p] += sum over c of a[c, m] * b[c, p], with p
+// on SIMD lanes and the tile in registers. A part of the depth is summed in the order of c by
+// itself, and then added to what the parts before it gave: rounding errors are those of short sums.
+// Included only by files that are compiled once for each instruction set.
 #pragma once
 
 #include <type_traits>
@@ -44,13 +45,6 @@ CNN_ENGINE_INLINE void multiply_tile(const float* a, int a_stride, const float* 
                                      int depth, float* y, std::int64_t y_stride, bool first,
                                      const Epilogue* last) {
   Vec<kWide> sum[M][V] = {};
-  if (!first) {
-#pragma GCC unroll 8
-    for (int m = 0; m < M; ++m) {
-#pragma GCC unroll 4
-      for (int v = 0; v < V; ++v) sum[m][v] = load<kWide>(y + m * y_stride + v * kWide);
-    }
-  }
   for (int c = 0; c < depth; ++c, a += a_stride, b += b_stride) {
     Vec<kWide> columns[V];
 #pragma GCC unroll 4
@@ -67,6 +61,7 @@ CNN_ENGINE_INLINE void multiply_tile(const float* a, int a_stride, const float* 
 #pragma GCC unroll 4
     for (int v = 0; v < V; ++v) {
       Vec<kWide> value = sum[m][v];
+      if (!first) value += load<kWide>(y + m * y_stride + v * kWide);
       if (last) {
         if (last->bias) value += last->bias[m];
         if (last->residual) {

@@ -4,8 +4,8 @@
 //
 // NaN stays NaN. With lowest = -inf and highest = inf nothing is clamped; relu is 0 and inf. Any
 // kernel, stride, padding, dilation and groups. Weights are packed once, by conv2d_pack. Each
-// output is one sum in the order channel, row, column on the CPU, and of a number of such parts on
-// CUDA that depends on the shape alone: the same bits with any number of threads, on any GPU.
+// output is a sum of parts, and a part one sum in the order channel, row, column; how many parts
+// depends on the shape alone: the same bits with any number of threads, on any GPU.
 //
 // Layouts: x [N,C,H,W], b [K] or null, residual (may be null, not y)
 // and y [N,K,OH,OW]; float32, C-contiguous. Packed weights: [groups][panels][C/groups * R *
