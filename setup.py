@@ -8,6 +8,7 @@ Options are environment variables, so that they reach the build through pip:
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from contextlib import suppress
@@ -42,9 +43,8 @@ class CMakeBuild(build_ext):
             configure.append(f"-D{option}={os.environ.get(option, default)}")
         configure += shlex.split(os.environ.get("CMAKE_ARGS", ""))
         if "CMAKE_GENERATOR" not in os.environ:
-            from ninja import BIN_DIR  # of this build's environment; the last one's is gone
-
-            configure += ["-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={BIN_DIR}/ninja"]
+            # Named, since the kept folder remembers that of the last build's environment, which is gone.
+            configure += ["-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={shutil.which('ninja')}"]
         subprocess.run(configure, check=True)
         _build(["cmake", "--build", str(build), "--parallel"])
 
