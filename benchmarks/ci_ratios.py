@@ -137,8 +137,8 @@ def ratios() -> list[Ratio]:
     else:
         found.append(
             Ratio("AVX-512 to AVX2, fused", with_instruction_set("avx512", images),
-                  with_instruction_set("avx2", images), 1.05,
-                  "32 registers instead of 16 are worth 1.2 and more; beyond noise in a median of pairs")
+                  with_instruction_set("avx2", images), 0.95,
+                  "1.05 to 1.2 on Zen 4: not slower, within noise; test_fused_cpu.py says which set runs")
         )  # fmt: skip
     return found
 
