@@ -70,7 +70,9 @@ def parser() -> argparse.ArgumentParser:
         help="about how long a cell may take a repeat; what is left out is extrapolated, and marked "
         "(default: as long as it takes)",
     )
-    p.add_argument("--threads", type=count(1, threads.MOST), help="of CPU work (default: all CPUs)")
+    p.add_argument(
+        "--threads", type=count(1, threads.MOST), help="of CPU work (default: the CPUs granted)"
+    )
     p.add_argument(
         "--data",
         type=Path,

@@ -77,7 +77,9 @@ def parser() -> argparse.ArgumentParser:
         help="default (default): the network's own; random; a .safetensors file, a ConvNetJS folder, or an "
         "MXNet .params file",
     )
-    p.add_argument("--threads", type=count(1, threads.MOST), help="of CPU work (default: all CPUs)")
+    p.add_argument(
+        "--threads", type=count(1, threads.MOST), help="of CPU work (default: the CPUs granted)"
+    )
     p.add_argument(
         "--warmup",
         type=count(0, 10**6),

@@ -81,7 +81,9 @@ def parser() -> argparse.ArgumentParser:
     )
     cli.add_batch_sizes(p, DEFAULT_BATCHES)
     p.add_argument(
-        "--threads", type=cli.whole_number(1, threads.MOST), help="of CPU work (default: all CPUs)"
+        "--threads",
+        type=cli.whole_number(1, threads.MOST),
+        help="of CPU work (default: the CPUs granted)",
     )
     defaults = Settings()
     p.add_argument(
