@@ -52,7 +52,7 @@ def make(task: Mapping[str, Any]) -> dict[str, Any]:
         ``files`` (batch -> path), ``fixed`` (why the batch could not be left open) and ``runtime`` (batch ->
         ONNX Runtime's error), or the ``reason`` why there is none.
     """
-    _ignore_compiled_operators()
+    ignore_compiled_operators()
     import torch
 
     torch.set_num_threads(task["threads"])
@@ -97,7 +97,7 @@ def make(task: Mapping[str, Any]) -> dict[str, Any]:
     return {"shape": list(shape), "float32": errors, "exports": exports}
 
 
-def _ignore_compiled_operators() -> None:
+def ignore_compiled_operators() -> None:
     """Lets torchvision be imported where its compiled operators (boxes, not needed here) are missing."""
     import torch
 

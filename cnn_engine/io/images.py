@@ -1,0 +1,479 @@
+"""Image files to arrays: decoded by Pillow, resized and cropped as torchvision does, in worker processes.
+
+What a network reads is made in two steps. :func:`decode` makes pixels, uint8 [C, H, W], equal to those of
+torchvision's transforms on PIL images; :meth:`Preprocess.normalised` makes float32 of them. Workers do the
+first, so that a quarter of the bytes goes between processes.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import multiprocessing
+import os
+import re
+import signal
+import threading
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, fields
+from functools import cached_property
+from itertools import islice
+from multiprocessing.connection import wait
+from typing import Any
+
+import numpy as np
+
+from ..devices import threads
+from ..errors import CnnEngineError, InputError, UnsupportedError, expected
+from .files import describe_os_error
+
+#: Names of files that are taken for images, as torchvision's ``ImageFolder`` does.
+SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".pgm", ".bmp", ".tif", ".tiff", ".webp")
+
+#: What Pillow may read: none of the formats that it hands to other programs.
+FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP", "GIF")
+
+#: Of one image, as stored and as resized: Pillow's own limit against decompression bombs.
+MOST_PIXELS = 2**30 // 12
+
+#: Longest side that an image is resized or cropped to.
+LONGEST_SIDE = 8192
+
+#: Modes of Pillow with 8 bits a channel or less, which it converts to RGB or grey without loss of range.
+_MODES = (
+    "1",
+    "L",
+    "LA",
+    "La",
+    "P",
+    "PA",
+    "RGB",
+    "RGBA",
+    "RGBa",
+    "RGBX",
+    "CMYK",
+    "YCbCr",
+    "HSV",
+    "LAB",
+)
+
+#: Images that a worker decodes at a time; more would keep the consumer waiting for the first.
+CHUNK = 8
+#: Chunks that are decoded or waiting to be taken, for each worker.
+AHEAD = 2
+#: Fewer files than these are decoded in the calling process: a worker takes about half a second to start.
+FEW = 32
+
+INTERPOLATIONS = ("bilinear", "bicubic", "nearest")
+
+#: A path, or the bytes of a file with the name that errors call it.
+File = str | os.PathLike[str] | tuple[str, bytes]
+
+
+@dataclass(frozen=True)
+class Preprocess:
+    """How an image becomes what a network reads: resized, cropped, and perhaps normalised.
+
+    Attributes:
+        resize: the shorter side, in pixels, or (rows, columns); None: not resized.
+        crop: (rows, columns) or one number for both, about the centre, zeros where the image is smaller;
+            None: not cropped.
+        mean, std: of the channels, where pixels are from 0 to 1; None: 0 and 1.
+        interpolation: of :data:`INTERPOLATIONS`; the first two with antialiasing, as Pillow always has it.
+
+    Raises:
+        InputError: a value is at fault.
+    """
+
+    resize: int | tuple[int, int] | None = None
+    crop: tuple[int, int] | None = None
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+    interpolation: str = "bilinear"
+
+    def __post_init__(self) -> None:
+        if isinstance(self.crop, int):
+            object.__setattr__(self, "crop", (self.crop, self.crop))
+        sides = (self.resize,) if isinstance(self.resize, int) else self.resize or ()
+        for name, values in (("resize", sides), ("crop", self.crop or ())):
+            for side in values:
+                if not isinstance(side, int) or not 1 <= side <= LONGEST_SIDE:
+                    raise _expected(name, f"sides from 1 to {LONGEST_SIDE}", side)
+        for name, values in (("mean", self.mean), ("std", self.std)):
+            if values is not None and not (values and all(map(math.isfinite, values))):
+                raise _expected(name, "finite numbers, one a channel", values)
+        if self.std is not None and not all(value > 0 for value in self.std):
+            raise _expected("std", "numbers above 0", self.std)
+        if self.mean and self.std and len(self.mean) != len(self.std):
+            raise _expected("std", f"{len(self.mean)} numbers, as mean has", len(self.std))
+        if self.interpolation not in INTERPOLATIONS:
+            raise _expected(
+                "interpolation", f"one of {', '.join(INTERPOLATIONS)}", self.interpolation
+            )
+
+    @classmethod
+    def parse(cls, text: str) -> Preprocess:
+        """Returns what ``--preprocess`` names.
+
+        ``imagenet`` (that of :data:`PRESETS`), or settings with commas between, perhaps after a preset's
+        name: ``resize=232,crop=224,mean=0.485/0.456/0.406,std=0.229/0.224/0.225,interpolation=bicubic``.
+        Sides are one number, or two as ``224x256`` (rows, columns); ``none`` undoes a preset's setting.
+
+        Raises:
+            InputError: names what is at fault.
+        """
+        found: dict[str, Any] = {}
+        known = [field.name for field in fields(cls)]
+        for index, word in enumerate(text.split(",")):
+            key, equals, value = word.strip().partition("=")
+            if not equals and index == 0 and key in PRESETS:
+                found = {name: getattr(PRESETS[key], name) for name in known}
+            elif not equals or key not in known:
+                settings = f"settings such as resize=256,crop=224 ({', '.join(known)})"
+                wanted = f"{' or '.join(PRESETS)}, or {settings}"
+                raise expected("--preprocess", wanted, repr(word))
+            else:
+                found[key] = None if value == "none" else _VALUES[key](key, value)
+        return cls(**found)
+
+    def __str__(self) -> str:
+        """The settings as :meth:`parse` reads them; a preset by its name."""
+        for name, preset in PRESETS.items():
+            if self == preset:
+                return name
+        words = []
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if value != field.default:
+                joint = "x" if field.name in ("resize", "crop") else "/"
+                text = joint.join(map(str, value)) if isinstance(value, tuple) else str(value)
+                words.append(f"{field.name}={text}")
+        return ",".join(words) or "none"
+
+    @property
+    def normalises(self) -> bool:
+        """Whether a mean or a standard deviation is given, so that the result cannot be pixels."""
+        return self.mean is not None or self.std is not None
+
+    @property
+    def size(self) -> tuple[int, int] | None:
+        """(rows, columns) of every result; None: they follow from the image."""
+        return self.crop or (self.resize if isinstance(self.resize, tuple) else None)
+
+    def check(self, shape: tuple[int, ...], option: str = "--preprocess") -> None:
+        """Checks that results fit images of ``shape``, [C, H, W].
+
+        Raises:
+            InputError: they cannot.
+        """
+        if len(shape) != 3 or shape[0] not in (1, 3):
+            wanted = "a network of images [1 or 3, H, W], which files of images fill"
+            raise UnsupportedError(f"{option}: expected {wanted}, found {list(shape)}")
+        if self.size is not None and self.size != tuple(shape[1:]):
+            found = "x".join(map(str, self.size))
+            raise expected(option, f"images of {shape[1]}x{shape[2]}, as the network reads", found)
+        for name, values in (("mean", self.mean), ("std", self.std)):
+            if values is not None and len(values) != shape[0]:
+                raise expected(
+                    f"{option}: {name}", f"{shape[0]} numbers, one a channel", len(values)
+                )
+
+    def normalised(self, pixels: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+        """Returns float32 [N, C, H, W] of uint8 ``pixels`` [N, C, H, W]: from 0 to 1, then (x - mean) / std.
+
+        The same float32 bits as torchvision's ``convert_image_dtype`` and ``normalize`` give on a CPU.
+        """
+        if out is None:
+            out = np.empty(pixels.shape, np.float32)
+        tables = self._tables
+        for channel in range(pixels.shape[1]):
+            table = tables[channel % len(tables)]
+            # "clip" lets NumPy write into `out` without a buffer; no pixel is out of range.
+            for image, row in zip(pixels, out, strict=True):
+                np.take(table, image[channel], out=row[channel], mode="clip")
+        return out
+
+    @cached_property
+    def _tables(self) -> list[np.ndarray]:
+        """What each of the 256 values of a pixel becomes, one table a channel (or one for all)."""
+        values = np.arange(256, dtype=np.float32) / np.float32(255)
+        channels = len(self.mean or self.std or (0.0,))
+        mean = np.float32(self.mean or (0.0,) * channels)
+        std = np.float32(self.std or (1.0,) * channels)
+        return [(values - m) / s for m, s in zip(mean, std, strict=True)]
+
+
+#: What ``--preprocess`` knows by name: what torchvision's ImageNet networks were first measured with.
+PRESETS = {
+    "imagenet": Preprocess(256, (224, 224), (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+}
+
+
+def _expected(name: str, wanted: str, found: object) -> InputError:
+    return expected(f"--preprocess: {name}", wanted, found)
+
+
+def _side(key: str, text: str) -> int | tuple[int, int]:
+    if not re.fullmatch(r"[0-9]{1,6}(x[0-9]{1,6})?", text):
+        raise _expected(key, "a side such as 224, or 224x256 (rows, columns)", repr(text))
+    sides = tuple(map(int, text.split("x")))
+    return sides if len(sides) == 2 else sides[0]
+
+
+def _numbers(key: str, text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(word) for word in text.split("/"))
+    except ValueError:
+        raise _expected(key, "numbers such as 0.485/0.456/0.406", repr(text)) from None
+
+
+_VALUES: dict[str, Callable[[str, str], Any]] = {
+    "resize": _side,
+    "crop": _side,
+    "mean": _numbers,
+    "std": _numbers,
+    "interpolation": lambda key, text: text,
+}
+
+
+# ---- one image ----
+
+
+def decode(file: File, preprocess: Preprocess, shape: tuple[int, ...]) -> np.ndarray:
+    """Returns the pixels of one file, resized and cropped.
+
+    Colours become grey for one channel, and any other mode RGB for three, as Pillow converts: transparency
+    is dropped, CMYK is taken without a profile, and orientation in EXIF is ignored, as torchvision does.
+
+    Args:
+        file: a path, or (name, bytes).
+        preprocess: its mean and std are left to :meth:`Preprocess.normalised`.
+        shape: [C, H, W], C being 1 or 3.
+
+    Returns:
+        uint8 ``shape``, C-contiguous.
+
+    Raises:
+        InputError: the file cannot be read, is no image, is broken, has more than 8 bits a channel or more
+            than :data:`MOST_PIXELS` pixels, or the result is not of ``shape``.
+        UnsupportedError: Pillow is not installed.
+    """
+    image_module = _pillow()
+    name = str(file[0]) if isinstance(file, tuple) else os.fspath(file)
+    try:
+        with open(file, "rb") if not isinstance(file, tuple) else io.BytesIO(file[1]) as stream:
+            pixels = _pixels(image_module, stream, name, preprocess, shape[0])
+    except CnnEngineError:
+        raise
+    except MemoryError:
+        raise InputError(f"{name}: expected an image that fits in memory") from None
+    except OSError as error:
+        raise expected(name, "an image", _reason(error, name)) from error
+    except Exception as error:  # on broken files, Pillow's readers fail in any way
+        raise expected(name, "an image", _reason(error, name)) from error
+    if pixels.shape != tuple(shape):
+        found = f"{pixels.shape[1]}x{pixels.shape[2]}"
+        hint = "" if preprocess.size else " (--preprocess resizes and crops)"
+        raise expected(name, f"an image of {shape[1]}x{shape[2]}{hint}", found)
+    return pixels
+
+
+_opening = threading.Lock()
+
+
+def _pixels(
+    pillow: Any, stream: Any, name: str, preprocess: Preprocess, channels: int
+) -> np.ndarray:
+    # Filters of warnings belong to all threads, so one at a time changes them.
+    with _opening, warnings.catch_warnings():
+        # Pillow warns from its limit and fails from twice that; the check below is of both, in our words.
+        warnings.simplefilter("ignore", pillow.DecompressionBombWarning)
+        image = pillow.open(stream, formats=FORMATS)
+    with image:
+        _check_pixels(name, image.size)
+        if image.mode not in _MODES:
+            raise expected(name, "an image of at most 8 bits a channel", f"mode {image.mode}")
+        image = image.convert("RGB" if channels == 3 else "L")
+        image = _cropped(_resized(pillow, image, name, preprocess), preprocess)
+        pixels = np.asarray(image).reshape(image.height, image.width, channels)
+    return np.ascontiguousarray(pixels.transpose(2, 0, 1))
+
+
+def _resized(pillow: Any, image: Any, name: str, preprocess: Preprocess) -> Any:
+    """Returns ``image`` resized; sides are rounded as torchvision's ``resize`` rounds them."""
+    size = preprocess.resize
+    if size is None:
+        return image
+    if isinstance(size, int):
+        longer = int(size * max(image.size) / min(image.size))
+        size = (longer, size) if image.width <= image.height else (size, longer)
+    rows, columns = size
+    _check_pixels(name, (columns, rows))
+    if (columns, rows) == image.size:
+        return image
+    method = getattr(pillow.Resampling, preprocess.interpolation.upper())
+    return image.resize((columns, rows), method)
+
+
+def _cropped(image: Any, preprocess: Preprocess) -> Any:
+    """Returns the centre of ``image``, in zeros where it is smaller; as torchvision's ``center_crop``."""
+    if preprocess.crop is None:
+        return image
+    rows, columns = preprocess.crop
+    left = _first(image.width, columns)
+    top = _first(image.height, rows)
+    return image.crop((left, top, left + columns, top + rows))
+
+
+def _first(side: int, crop: int) -> int:
+    """Returns the first row or column of a crop: a half rounds to even inside, and to the left outside."""
+    return round((side - crop) / 2) if crop <= side else -((crop - side) // 2)
+
+
+def _check_pixels(name: str, size: tuple[int, int]) -> None:
+    if min(size) < 1 or size[0] * size[1] > MOST_PIXELS:
+        raise expected(name, f"an image of 1 to {MOST_PIXELS:,} pixels", f"{size[0]}x{size[1]}")
+
+
+def _reason(error: Exception, name: str) -> str:
+    if isinstance(error, OSError) and error.errno is not None:
+        return describe_os_error(error)
+    words = " ".join(str(error).split()) or type(error).__name__
+    if "cannot identify image file" in words:
+        return f"none that Pillow reads ({', '.join(FORMATS)})"
+    return words.replace(name, "the file")
+
+
+def _pillow() -> Any:
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise UnsupportedError(
+            f"images: expected the package Pillow to decode them, found none ({error}); "
+            "pip install 'cnn-engine[images]'"
+        ) from error
+    return Image
+
+
+# ---- many ----
+
+
+def decoded(
+    files: Iterable[File],
+    preprocess: Preprocess,
+    shape: tuple[int, ...],
+    *,
+    workers: int | None = None,
+) -> Iterator[np.ndarray | InputError]:
+    """Yields the pixels of every file, in order, decoded beside what the caller does.
+
+    At most ``(AHEAD * workers + 1) * CHUNK`` images are held at a time. The iterator ends the workers when it
+    ends, is closed (:func:`contextlib.closing`), or is dropped; Ctrl-C reaches the calling process alone, and
+    workers of one that was killed end by themselves. A script that decodes in worker processes needs
+    ``if __name__ == "__main__":``, since each imports it anew.
+
+    Args:
+        files: taken as they are needed, so they may be a generator.
+        preprocess, shape: as for :func:`decode`.
+        workers: processes; 0: none, decoded when asked for; None: as many as CPUs are granted, but 0 for
+            fewer than :data:`FEW` files.
+
+    Yields:
+        uint8 ``shape``, or in the place of a file that is at fault the :class:`InputError` that says why.
+
+    Raises:
+        UnsupportedError: Pillow is not installed.
+        InputError: ``workers`` is at fault, or a worker ended, as when the system has no memory left.
+    """
+    _pillow()
+    if workers is not None and (not isinstance(workers, int) or not 0 <= workers <= threads.MOST):
+        raise expected("workers", f"a whole number from 0 to {threads.MOST}", workers)
+    return _decoded(iter(files), preprocess, tuple(shape), workers)
+
+
+def _decoded(
+    files: Iterator[File], preprocess: Preprocess, shape: tuple[int, ...], workers: int | None
+) -> Iterator[np.ndarray | InputError]:
+    first = list(islice(files, FEW)) if workers is None else []
+    if workers == 0 or (workers is None and len(first) < FEW):
+        for file in (*first, *files):
+            yield _attempt(file, preprocess, shape)
+        return
+    files = _chain(first, files)
+    workers = threads.default() if workers is None else workers
+    # Not forked: this process has threads, whose locks a fork would copy as they are held.
+    pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _start_worker)
+    running: deque[Future[list[np.ndarray | InputError]]] = deque()
+    try:
+        _submit(pool, running, files, preprocess, shape, AHEAD * workers)
+        while running:
+            chunk = running.popleft().result()
+            _submit(pool, running, files, preprocess, shape, 1)
+            yield from chunk
+    except BrokenProcessPool as error:
+        raise InputError(
+            "images: expected the worker processes to decode, found that one ended (is there memory left; "
+            'is a script\'s work under if __name__ == "__main__"?)'
+        ) from error
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _chain(first: list[File], rest: Iterator[File]) -> Iterator[File]:
+    yield from first
+    yield from rest
+
+
+def _submit(
+    pool: ProcessPoolExecutor,
+    running: deque[Future[list[np.ndarray | InputError]]],
+    files: Iterator[File],
+    preprocess: Preprocess,
+    shape: tuple[int, ...],
+    chunks: int,
+) -> None:
+    for _ in range(chunks):
+        if part := list(islice(files, CHUNK)):
+            with _without_interrupts():  # workers inherit it; Ctrl-C waits until they are started
+                running.append(pool.submit(_decode_chunk, part, preprocess, shape))
+
+
+def _decode_chunk(
+    files: list[File], preprocess: Preprocess, shape: tuple[int, ...]
+) -> list[np.ndarray | InputError]:
+    return [_attempt(file, preprocess, shape) for file in files]
+
+
+def _attempt(file: File, preprocess: Preprocess, shape: tuple[int, ...]) -> np.ndarray | InputError:
+    try:
+        return decode(file, preprocess, shape)
+    except InputError as error:
+        return InputError(str(error))  # without its cause, which may not travel between processes
+
+
+def _start_worker() -> None:
+    """Leaves Ctrl-C to the parent, and ends with it, also when it is killed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    warnings.simplefilter("ignore")  # Pillow's, of odd files: what cannot be decoded is an error
+    parent = multiprocessing.parent_process()
+
+    def follow() -> None:
+        wait([parent.sentinel])
+        os._exit(1)
+
+    if parent is not None:
+        threading.Thread(target=follow, daemon=True).start()
+
+
+class _without_interrupts:
+    """Holds SIGINT back in this thread and in the processes that it starts."""
+
+    def __enter__(self) -> None:
+        self._before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+
+    def __exit__(self, *exception: object) -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._before)
