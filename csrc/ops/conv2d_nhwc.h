@@ -1,0 +1,91 @@
+// conv2d_nhwc: conv2d over images whose channels lie side by side, with what comes before and after
+// it:
+//
+//   y = activation(conv2d(z) + bias + residual);  z = max(x * scale + shift, floor) inside the image
+//
+// conv2d is the formula of conv2d.h, z is 0 outside the image. Weights are packed once for a method,
+// by conv2d_nhwc_pack. The activation is a function of unary.h with its alpha and beta; clip with
+// -inf and inf is none. NaN stays NaN, in z too.
+//
+// Methods:
+//   direct     any kernel, stride, padding, dilation and groups
+//   planar     the same without groups, reading x as [N,C,H,W]: for a first layer of few channels
+//   depthwise  one channel and one filter a group
+//   winograd2, winograd4  3x3, stride 1, no dilation, one group: Winograd's convolution with output
+//              tiles of 2x2 or 4x4 (cpu/fused/cook_toom.h)
+// Each output is one fixed order of sums that depends on the shape of one image and on the method
+// alone: the same bits with any number of threads and any batch.
+//
+// Layouts: x [N,H,W,x_pitch], residual (may be null, not y) [N,OH,OW,residual_pitch], y
+// [N,OH,OW,y_pitch], of which the first C, K and K of each row are meant; scale, shift [C], scale
+// [N,C] with scale_per_image; each null where there is none; float32. Packed weights and the
+// workspace hold what conv2d_nhwc_packed (floats) and conv2d_nhwc_workspace (bytes) say.
+#pragma once
+
+#include "ops/conv2d.h"
+#include "ops/unary.h"
+
+namespace cnn_engine {
+
+enum class Conv2dMethod { direct, planar, depthwise, winograd2, winograd4 };
+
+inline const char* name_of(Conv2dMethod method) {
+  switch (method) {
+    case Conv2dMethod::direct:
+      return "direct";
+    case Conv2dMethod::planar:
+      return "planar";
+    case Conv2dMethod::depthwise:
+      return "depthwise";
+    case Conv2dMethod::winograd2:
+      return "winograd2";
+    case Conv2dMethod::winograd4:
+      return "winograd4";
+  }
+  return nullptr;
+}
+
+// Floats from the channels of one place to those of the next.
+struct Conv2dPitches {
+  int x, y;
+  int residual = 0;
+  static constexpr int kOptionalMembers = 1;
+
+  void validate() const {
+    require_at_least("input pitch", x, 1);
+    require_at_least("output pitch", y, 1);
+    require_at_least("residual pitch", residual, 0);
+  }
+};
+
+// Why `method` cannot run a convolution of this shape, or null where it can.
+inline const char* conv2d_nhwc_why_not(const Conv2dShape& p, Conv2dMethod method) {
+  const bool winograd = method == Conv2dMethod::winograd2 || method == Conv2dMethod::winograd4;
+  if (method == Conv2dMethod::depthwise && (p.groups != p.c || p.k != p.c)) {
+    return "expected one channel and one filter a group";
+  }
+  if ((winograd || method == Conv2dMethod::planar) && p.groups != 1) return "expected one group";
+  if (winograd && (p.r != 3 || p.s != 3)) return "expected a kernel of 3x3";
+  if (winograd && (p.stride_h != 1 || p.stride_w != 1)) return "expected a stride of 1";
+  if (winograd && (p.dilation_h != 1 || p.dilation_w != 1)) return "expected a dilation of 1";
+  return nullptr;
+}
+
+namespace cpu {
+std::int64_t conv2d_nhwc_packed(const Conv2dShape& shape, Conv2dMethod method);
+void conv2d_nhwc_pack(const float* weight,  // [K, C / groups, R, S]
+                      float* packed,        // [conv2d_nhwc_packed]
+                      const Conv2dShape& shape, Conv2dMethod method, int threads);
+std::int64_t conv2d_nhwc_workspace(const Conv2dShape& shape, Conv2dMethod method, int threads);
+void conv2d_nhwc(const float* input,     // [N, H, W, pitches.x]; planar: [N, C, H, W]
+                 const float* packed,    // [conv2d_nhwc_packed]
+                 const float* bias,      // [K] or null
+                 const float* residual,  // [N, OH, OW, pitches.residual] or null
+                 const float* scale,     // [C] or [N, C], or null; direct alone
+                 const float* shift,     // [C] or null; with scale
+                 float* output,          // [N, OH, OW, pitches.y]
+                 void* workspace, const Conv2dShape& shape, const Conv2dPitches& pitches,
+                 Conv2dMethod method, bool scale_per_image, float floor, UnaryFunction activation,
+                 float alpha, float beta, int threads);
+}  // namespace cpu
+}  // namespace cnn_engine
