@@ -1,11 +1,12 @@
 // conv2d_nhwc: conv2d over images whose channels lie side by side, with what comes before and after
 // it:
 //
-//   y = activation(conv2d(z) + bias + residual);  z = max(x * scale + shift, floor) inside the image
+//   y = activation(conv2d(z) + bias + residual);  z = max(x * scale + shift, floor) inside the
+//   image
 //
-// conv2d is the formula of conv2d.h, z is 0 outside the image. Weights are packed once for a method,
-// by conv2d_nhwc_pack. The activation is a function of unary.h with its alpha and beta; clip with
-// -inf and inf is none. NaN stays NaN, in z too.
+// conv2d is the formula of conv2d.h, z is 0 outside the image. Weights are packed once for a
+// method, by conv2d_nhwc_pack. The activation is a function of unary.h with its alpha and beta;
+// clip with -inf and inf is none. NaN stays NaN, in z too.
 //
 // Methods:
 //   direct     any kernel, stride, padding, dilation and groups

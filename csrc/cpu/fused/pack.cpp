@@ -1,9 +1,10 @@
 #include "cpu/fused/pack.h"
 
-#include <cmath>
 #include <cstring>
+#include <vector>
 
 #include "cpu/fused/block.h"
+#include "cpu/fused/kernel_transform.h"
 
 namespace cnn_engine::cpu::fused {
 namespace {
@@ -18,39 +19,22 @@ void for_each_block(int pitch, int lanes, const Place& place) {
   }
 }
 
-// G [m + r - 1, r] of cook_toom.h: the powers of a point over the value there of the polynomial
-// that is zero at the other points; for infinity, the last power.
-std::vector<std::vector<double>> kernel_transform(int m, int r) {
-  const std::vector<double> points = m + r - 1 == 8 ? std::vector<double>{0, 1, -1, 2, -2, .5, -.5}
-                                     : m + r - 1 == 6 ? std::vector<double>{0, 1, -1, .5, -.5}
-                                                      : std::vector<double>{0, 1, -1};
-  std::vector<std::vector<double>> g;
-  for (const double p : points) {
-    double value = 1;
-    for (const double q : points) value *= p == q ? 1 : p - q;
-    std::vector<double> row;
-    for (int tap = 0; tap < r; ++tap) row.push_back(std::pow(p, tap) / value);
-    g.push_back(row);
-  }
-  g.emplace_back(r, 0.0);
-  g.back().back() = 1;
-  return g;
-}
-
 }  // namespace
 
 std::unique_ptr<Buffer> pack_winograd(const ConvStep& s, const float* weight) {
-  const auto gh = kernel_transform(s.tile_h, s.r);
-  const auto gw = kernel_transform(s.tile_w, s.s);
-  const std::size_t columns = gw.size(), frequencies = gh.size() * columns;
+  double gh[8][5], gw[8][5];
+  kernel_transform(s.tile_h, s.r, gh);
+  kernel_transform(s.tile_w, s.s, gw);
+  const std::size_t rows = s.tile_h + s.r - 1, columns = s.tile_w + s.s - 1;
+  const std::size_t frequencies = rows * columns;
   auto packed = std::make_unique<Buffer>(frequencies * s.c * s.k_pitch);
   float* block = packed->data();
-  std::vector<double> half(gh.size() * s.s);
+  std::vector<double> half(rows * s.s);
   const auto pack_block = [&](int first, int channels) {
     for (int k = first; k < first + channels && k < s.k; ++k) {
       for (int c = 0; c < s.c; ++c) {
         const float* g = weight + (std::size_t(k) * s.c + c) * s.r * s.s;
-        for (std::size_t i = 0; i < gh.size(); ++i) {
+        for (std::size_t i = 0; i < rows; ++i) {
           for (int x = 0; x < s.s; ++x) {
             double sum = 0;
             for (int y = 0; y < s.r; ++y) sum += gh[i][y] * g[y * s.s + x];

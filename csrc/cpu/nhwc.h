@@ -1,0 +1,281 @@
+// The inner loop of products over images whose channels lie side by side:
+//
+//   y[t, k] += sum over taps a, channels c of x[t * stride + taps[a] + c] * w[a, c, k]
+//
+// with k on SIMD lanes and a tile of rows t by vectors of k in registers. Channels are cut into
+// parts, each summed by itself in the order a, c and then added to what the parts before it gave:
+// rounding errors are those of short sums, and a part's weights stay in a cache.
+// Included only by files that are compiled once for each instruction set.
+#pragma once
+
+#include <limits>
+#include <type_traits>
+#include <utility>
+
+#include "cpu/blocked.h"
+#include "ops/unary.h"
+
+namespace cnn_engine::cpu::CNN_ENGINE_ISA {
+
+void unary(const float* input, float* output, std::int64_t size, UnaryFunction function,
+           float alpha, float beta, int threads);
+
+namespace {
+
+// What is done to a sum: in registers where it is a clamp, else to rows that are still in a cache.
+struct Activation {
+  UnaryFunction function;
+  float alpha, beta;
+  float lowest = -std::numeric_limits<float>::infinity();
+  float highest = std::numeric_limits<float>::infinity();
+  bool clamps = true;
+
+  Activation(UnaryFunction function, float alpha, float beta)
+      : function(function), alpha(alpha), beta(beta) {
+    if (function == UnaryFunction::relu) {
+      lowest = 0.0f;
+    } else if (function == UnaryFunction::clip) {
+      lowest = alpha;
+      highest = beta;
+    } else {
+      clamps = false;
+    }
+  }
+
+  void apply(float* y, std::int64_t stride, std::int64_t rows, int count) const {
+    if (clamps) return;
+    if (stride == count) return unary(y, y, rows * count, function, alpha, beta, 1);
+    for (std::int64_t i = 0; i < rows; ++i) {
+      unary(y + i * stride, y + i * stride, count, function, alpha, beta, 1);
+    }
+  }
+};
+
+// Shares of the filters, where there are too few other tasks for the threads.
+inline int filter_shares(std::int64_t tasks, int filters, int threads) {
+  constexpr int kLeast = 64;
+  const int blocks = filters / kLeast;
+  if (threads == 1 || tasks >= 2 * threads || blocks < 2) return 1;
+  const std::int64_t wanted = (4 * threads + tasks - 1) / tasks;
+  return static_cast<int>(wanted < blocks ? wanted : blocks);
+}
+
+// Filters are packed in groups of so many, whatever the width of the vectors is, missing ones zero:
+// [groups][parts][taps][channels of the part][kFilterGroup].
+constexpr int kFilterGroup = 16;
+// Products of a part of a sum.
+constexpr int kPartProducts = 512;
+
+constexpr int filter_groups(int filters) { return (filters + kFilterGroup - 1) / kFilterGroup; }
+
+// The first filter of a share, or of the one past the last.
+inline int share_begin(int filters, int share, int shares) {
+  const int first =
+      static_cast<int>(std::int64_t{filter_groups(filters)} * share / shares) * kFilterGroup;
+  return first < filters ? first : filters;
+}
+
+// The channels of a sum in parts of nearly the same length.
+struct ChannelParts {
+  int channels, count;
+
+  CNN_ENGINE_INLINE ChannelParts(int channels, int taps)
+      : channels(channels),
+        count(
+            static_cast<int>((std::int64_t{channels} * taps + kPartProducts - 1) / kPartProducts)) {
+    if (count > channels) count = channels;
+  }
+  CNN_ENGINE_INLINE int first(int part) const {
+    return static_cast<int>(std::int64_t{channels} * part / count);
+  }
+};
+
+struct Product {
+  const std::int64_t* taps;  // offsets in x
+  int tap_count;
+  ChannelParts parts;
+  std::int64_t stride;   // of x, from row to row
+  const float* weights;  // packed
+  int filters;
+  std::int64_t y_stride, residual_stride;
+
+  CNN_ENGINE_INLINE std::int64_t group_size() const {
+    return std::int64_t{tap_count} * parts.channels * kFilterGroup;
+  }
+};
+
+// One tile: B vectors of W filters.
+struct NhwcTile {
+  const float* x;
+  std::int64_t x_stride;
+  const std::int64_t* taps;
+  int tap_count, channels;
+  const float* w;
+  std::int64_t group_size;
+  float* y;
+  std::int64_t y_stride;
+  bool first;            // y is not read
+  const Epilogue* last;  // what follows the sum, or null
+  std::int64_t residual_stride;
+  int valid;  // filters that there are
+};
+
+template <int W>
+CNN_ENGINE_INLINE void store_some(float* to, Vec<W> value, int count) {
+  if (count >= W) return store<W>(to, value);
+  for (int i = 0; i < count; ++i) to[i] = value[i];
+}
+
+template <int W>
+CNN_ENGINE_INLINE Vec<W> load_some(const float* from, int count) {
+  if (count >= W) return load<W>(from);
+  Vec<W> value{};
+  for (int i = 0; i < count; ++i) value[i] = from[i];
+  return value;
+}
+
+template <int W, int B, int T>
+void nhwc_tile(const NhwcTile& p) {
+  Vec<W> sum[T][B] = {};
+  const float* w = p.w;
+  for (int a = 0; a < p.tap_count; ++a) {
+    const float* x = p.x + p.taps[a];
+    for (int c = 0; c < p.channels; ++c, ++x, w += kFilterGroup) {
+      Vec<W> weights[B];
+#pragma GCC unroll 4
+      for (int b = 0; b < B; ++b) {
+        weights[b] = load<W>(w + b * W / kFilterGroup * p.group_size + b * W % kFilterGroup);
+      }
+#pragma GCC unroll 16
+      for (int t = 0; t < T; ++t) {
+        const float value = x[t * p.x_stride];
+#pragma GCC unroll 4
+        for (int b = 0; b < B; ++b) sum[t][b] += weights[b] * value;
+      }
+    }
+  }
+  const bool whole = p.valid >= B * W;
+#pragma GCC unroll 16
+  for (int t = 0; t < T; ++t) {
+#pragma GCC unroll 4
+    for (int b = 0; b < B; ++b) {
+      float* y = p.y + t * p.y_stride + b * W;
+      const int count = whole ? W : p.valid - b * W;
+      Vec<W> value = sum[t][b];
+      if (!p.first) value += load_some<W>(y, count);
+      if (const Epilogue* last = p.last) {
+        if (last->bias) value += load_some<W>(last->bias + b * W, count);
+        if (last->residual) {
+          value += load_some<W>(last->residual + t * p.residual_stride + b * W, count);
+        }
+        value = clamp(value, last->lowest, last->highest);
+      }
+      store_some<W>(y, value, count);
+    }
+  }
+}
+
+using NhwcTileFunction = void (*)(const NhwcTile&);
+
+// Rows of a tile that fit the registers beside B weights and a value.
+template <int B>
+constexpr int kNhwcRows = kRegisters == 32 ? (B == 4   ? 6
+                                              : B == 3 ? 8
+                                                       : 12)
+                                           : (B == 2 ? 6 : 12);
+constexpr int kNhwcMostRows = 12;
+// Vectors of a tile: as many as one group of filters at least where registers are few.
+constexpr int kNhwcVectors = kRegisters == 32 ? 4 : 2;
+
+template <int W, int B, int... T>
+constexpr void fill_tiles(NhwcTileFunction (&to)[kNhwcMostRows + 1],
+                          std::integer_sequence<int, T...>) {
+  ((to[T + 1] = nhwc_tile<W, B, T + 1>), ...);
+}
+
+struct NhwcTiles {
+  NhwcTileFunction wide[kNhwcVectors + 1][kNhwcMostRows + 1] = {};
+  NhwcTileFunction narrow[kNhwcMostRows + 1] = {};  // one vector of kNarrow
+
+  constexpr NhwcTiles() {
+    fill_tiles<kWide, 1>(wide[1], std::make_integer_sequence<int, kNhwcRows<1>>());
+    fill_tiles<kWide, 2>(wide[2], std::make_integer_sequence<int, kNhwcRows<2>>());
+    if constexpr (kNhwcVectors == 4) {
+      fill_tiles<kWide, 3>(wide[3], std::make_integer_sequence<int, kNhwcRows<3>>());
+      fill_tiles<kWide, 4>(wide[4], std::make_integer_sequence<int, kNhwcRows<4>>());
+    }
+    fill_tiles<kNarrow, 1>(narrow, std::make_integer_sequence<int, kNhwcRows<1>>());
+  }
+};
+inline constexpr NhwcTiles kNhwcTiles;
+
+// Filters [begin, end) as blocks of vectors of one width: body(first filter, functions by rows,
+// most rows, filters of the block).
+template <typename Body>
+CNN_ENGINE_INLINE void for_filter_blocks(int begin, int end, const Body& body) {
+  int vectors = (end - begin) / kWide;
+  int k = begin;
+  // Blocks of nearly the same number of vectors.
+  for (int blocks = (vectors + kNhwcVectors - 1) / kNhwcVectors; blocks > 0; --blocks) {
+    const int size = kWide < kFilterGroup ? (vectors < kNhwcVectors ? vectors : kNhwcVectors)
+                                          : (vectors + blocks - 1) / blocks;
+    constexpr int rows[] = {0, kNhwcRows<1>, kNhwcRows<2>, kNhwcRows<3>, kNhwcRows<4>};
+    body(k, kNhwcTiles.wide[size], rows[size], size * kWide);
+    k += size * kWide;
+    vectors -= size;
+  }
+  while (k < end) {
+    if (kNarrow < kWide && end - k <= kNarrow) {
+      body(k, kNhwcTiles.narrow, kNhwcRows<1>, end - k);
+      k = end;
+    } else {
+      const int count = end - k < kWide ? end - k : kWide;
+      body(k, kNhwcTiles.wide[1], kNhwcRows<1>, count);
+      k += count;
+    }
+  }
+}
+
+// Filters [begin, end), whose first is a group's first, for all runs of rows. runs(body) calls
+// body(x, y, residual or null, rows) for each, all pointing at channel and filter 0.
+template <typename Runs>
+void multiply_runs(const Product& p, int begin, int end, const Epilogue& epilogue,
+                   const Runs& runs) {
+  for (int part = 0; part < p.parts.count; ++part) {
+    const int from = p.parts.first(part), channels = p.parts.first(part + 1) - from;
+    const bool is_last = part + 1 == p.parts.count;
+    for_filter_blocks(begin, end,
+                      [&](int k, const NhwcTileFunction* functions, int most, int valid) {
+                        Epilogue last = epilogue;
+                        if (last.bias) last.bias += k;
+                        NhwcTile tile;
+                        tile.x_stride = p.stride;
+                        tile.taps = p.taps;
+                        tile.tap_count = p.tap_count;
+                        tile.channels = channels;
+                        tile.w = p.weights + k / kFilterGroup * p.group_size() + k % kFilterGroup +
+                                 std::int64_t{from} * p.tap_count * kFilterGroup;
+                        tile.group_size = p.group_size();
+                        tile.y_stride = p.y_stride;
+                        tile.first = part == 0;
+                        tile.last = is_last ? &last : nullptr;
+                        tile.residual_stride = p.residual_stride;
+                        tile.valid = valid;
+                        runs([&](const float* x, float* y, const float* residual, int rows) {
+                          const int tiles = (rows + most - 1) / most;
+                          int row = 0;
+                          for (int i = 0; i < tiles; ++i) {
+                            const int next = static_cast<int>(std::int64_t{rows} * (i + 1) / tiles);
+                            tile.x = x + from + row * p.stride;
+                            tile.y = y + k + row * p.y_stride;
+                            if (residual) last.residual = residual + k + row * p.residual_stride;
+                            functions[next - row](tile);
+                            row = next;
+                          }
+                        });
+                      });
+  }
+}
+
+}  // namespace
+}  // namespace cnn_engine::cpu::CNN_ENGINE_ISA
