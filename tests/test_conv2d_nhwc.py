@@ -1,0 +1,184 @@
+"""conv2d over images whose channels lie side by side: every method, against float64."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import tolerances
+
+from cnn_engine import _cpu
+from cnn_engine.operators.conv2d import Conv2d
+from cnn_engine.operators.unary import HardSwish, Relu
+
+Method = _cpu.Conv2dMethod
+DIRECT, PLANAR, WINOGRAD2, WINOGRAD4 = (
+    Method.direct, Method.planar, Method.winograd2, Method.winograd4,
+)  # fmt: skip
+NONE = _cpu.UnaryFunction.clip, -math.inf, math.inf
+
+# n, c, h, w, k, kernel, stride, (above, left, below, right), dilation, groups
+CASES = [
+    (2, 16, 9, 7, 24, (1, 1), (1, 1), (0, 0, 0, 0), (1, 1), 1),
+    (1, 600, 5, 6, 70, (1, 1), (1, 1), (0, 0, 0, 0), (1, 1), 1),
+    (3, 16, 1, 1, 10, (1, 1), (1, 1), (0, 0, 0, 0), (1, 1), 1),
+    (1, 40, 8, 9, 33, (1, 1), (2, 2), (0, 0, 0, 0), (1, 1), 1),
+    (1, 20, 13, 11, 40, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 1),
+    (2, 130, 7, 7, 130, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 1),
+    (1, 64, 30, 31, 72, (3, 3), (1, 1), (1, 0, 2, 1), (1, 1), 1),
+    (1, 24, 14, 14, 24, (3, 3), (2, 2), (1, 1, 1, 1), (1, 1), 1),
+    (2, 3, 17, 15, 20, (7, 7), (2, 2), (3, 3, 3, 3), (1, 1), 1),
+    (2, 40, 8, 8, 16, (5, 3), (1, 2), (2, 1, 0, 1), (1, 1), 1),
+    (2, 32, 10, 9, 48, (3, 3), (1, 1), (1, 1, 1, 1), (2, 2), 4),
+    (1, 12, 5, 4, 20, (1, 1), (1, 1), (0, 0, 0, 0), (1, 1), 2),
+    (1, 1, 3, 3, 1, (3, 3), (1, 1), (0, 0, 0, 0), (1, 1), 1),
+    (0, 8, 3, 3, 8, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 1),
+]
+
+
+def methods(case):
+    _, c, *_, kernel, stride, _, dilation, groups = case
+    yield DIRECT
+    if groups == 1 and c * math.prod(kernel) <= 1024:
+        yield PLANAR
+    if groups == 1 and kernel == (3, 3) and stride == dilation == (1, 1):
+        yield WINOGRAD2
+        yield WINOGRAD4
+
+
+def ids(case):
+    return "-".join(str(part).replace(" ", "") for part in case)
+
+
+ALL = [pytest.param(case, method, id=f"{ids(case)}-{method.name}")
+       for case in CASES for method in methods(case)]  # fmt: skip
+
+
+@pytest.fixture(params=_cpu.instruction_sets())
+def instruction_set(request):
+    selected = _cpu.selected_instruction_set()
+    _cpu.select_instruction_set(request.param)
+    yield request.param
+    _cpu.select_instruction_set(selected)
+
+
+def address(array):
+    return 0 if array is None else array.ctypes.data
+
+
+def arrays(rng, case):
+    n, c, h, w, k, kernel, *_, groups = case
+    shapes = (n, c, h, w), (k, c // groups, *kernel), (k,)
+    return [rng.standard_normal(shape).astype(np.float32) for shape in shapes]
+
+
+def record(case, activation=None):
+    *_, stride, padding, dilation, groups = case
+    return Conv2d(stride, padding, dilation, groups, activation)
+
+
+def run(case, method, x, weight, bias, *, residual=None, scale=None, shift=None, per_image=False,
+        floor=-math.inf, activation=NONE, threads=1, more=(0, 0)):  # fmt: skip
+    """Calls the kernel with pitches of ``more`` floats than channels; what lies between must stay."""
+    n, c, h, w, k, kernel, stride, padding, dilation, groups = case
+    shape = _cpu.Conv2dShape(n, c, h, w, k, *kernel, *stride, *padding, *dilation, groups)
+    pitches = _cpu.Conv2dPitches(c + more[0], k + more[1], k)
+    images = x
+    if method != PLANAR:
+        images = np.full((n, h, w, c + more[0]), np.nan, np.float32)
+        images[..., :c] = x.transpose(0, 2, 3, 1)
+    packed = np.empty(_cpu.conv2d_nhwc_packed(shape, method), np.float32)
+    _cpu.conv2d_nhwc_pack(address(weight), address(packed), shape, method, threads)
+    size = _cpu.conv2d_nhwc_workspace(shape, method, threads) // 4
+    workspace = np.full(size + 64, np.nan, np.float32)
+    workspace[size:] = 5
+    out = np.full((n, shape.out_h, shape.out_w, k + more[1]), 7, np.float32)
+    if residual is not None:
+        residual = np.ascontiguousarray(residual.transpose(0, 2, 3, 1))
+    _cpu.conv2d_nhwc(
+        *map(address, (images, packed, bias, residual, scale, shift, out, workspace)), shape,
+        pitches, method, per_image, floor, *activation, threads,
+    )  # fmt: skip
+    assert (out[..., k:] == 7).all()
+    assert (workspace[size:] == 5).all()
+    return np.ascontiguousarray(out[..., :k].transpose(0, 3, 1, 2))
+
+
+def bound(case, method, x, weight, bias):
+    """How far sums may be from float64's."""
+    terms = math.prod(weight.shape[1:])
+    magnitude = record(case).reference(*map(np.abs, (x, weight, bias)))
+    if method in (WINOGRAD2, WINOGRAD4):
+        m = 4 if method == WINOGRAD4 else 2
+        padding = case[7]
+        magnitude = magnitude + tolerances.winograd_magnitude(x, weight, padding, m)
+        terms = x.shape[1] * (m + 2) ** 2
+    return tolerances.sum_of_products(terms, magnitude)
+
+
+@pytest.mark.parametrize(("case", "method"), ALL)
+def test_against_reference(rng, instruction_set, case, method):
+    x, weight, bias = arrays(rng, case)
+    wanted = record(case).reference(x, weight, bias)
+    found = run(case, method, x, weight, bias, more=(5, 3))
+    tolerances.assert_close(found, wanted, bound(case, method, x, weight, bias))
+
+
+@pytest.mark.parametrize(("case", "method"), ALL)
+def test_same_bits_with_any_threads_and_batch(rng, case, method):
+    x, weight, bias = arrays(rng, case)
+    one = run(case, method, x, weight, bias)
+    for threads in (2, 3, 8):
+        assert np.array_equal(run(case, method, x, weight, bias, threads=threads), one)
+    for n in range(case[0]):
+        alone = run((1, *case[1:]), method, np.ascontiguousarray(x[n : n + 1]), weight, bias)
+        assert np.array_equal(alone[0], one[n])
+
+
+@pytest.mark.parametrize(("case", "method"), ALL)
+def test_residual_and_activation(rng, case, method):
+    x, weight, bias = arrays(rng, case)
+    wanted = record(case).reference(x, weight, bias)
+    residual = rng.standard_normal(wanted.shape).astype(np.float32)
+    limit = bound(case, method, x, weight, bias)
+    functions = _cpu.UnaryFunction
+    for activation, op in (
+        ((functions.relu, 0, 0), Relu()),
+        ((functions.hard_swish, 0, 0), HardSwish()),
+    ):
+        found = run(case, method, x, weight, bias, residual=residual, activation=activation)
+        sums = wanted + residual
+        # hard_swish's slope is at most 1.5.
+        tolerances.assert_close(found, op.reference(sums), 1.5 * limit + tolerances.functions(sums))
+
+
+@pytest.mark.parametrize("case", CASES, ids=ids)
+@pytest.mark.parametrize("per_image", [False, True])
+def test_prologue(rng, case, per_image):
+    """Borders are zeros of what the prologue gives, not of what it reads."""
+    x, weight, bias = arrays(rng, case)
+    n, c = case[:2]
+    scale = rng.standard_normal((n, c) if per_image else c).astype(np.float32)
+    shift = None if per_image else rng.standard_normal(c).astype(np.float32)
+    wide = scale.astype(np.float64).reshape(-1, c, 1, 1)
+    z, size = x * wide, np.abs(x * wide)
+    if shift is not None:
+        z, size = z + shift.reshape(c, 1, 1), size + np.abs(shift).reshape(c, 1, 1)
+    floor = -math.inf if per_image else 0.0
+    wanted = record(case).reference(np.maximum(z, floor), weight, bias)
+    found = run(
+        case, DIRECT, x, weight, bias, scale=scale, shift=shift, per_image=per_image, floor=floor
+    )
+    tolerances.assert_close(found, wanted, bound(case, DIRECT, size, weight, bias))
+
+
+@pytest.mark.parametrize("method", [DIRECT, PLANAR, WINOGRAD2, WINOGRAD4], ids=lambda m: m.name)
+def test_nan_stays(rng, method):
+    case = (1, 4, 12, 12, 8, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 1)
+    x, weight, bias = arrays(rng, case)
+    x[0, 2, 5, 6] = np.nan
+    found = run(case, method, x, weight, bias, activation=(_cpu.UnaryFunction.relu, 0, 0))
+    assert np.isnan(found[0, :, 4:7, 5:8]).all()
+    if method in (DIRECT, PLANAR):
+        assert np.isnan(found).sum() == 8 * 9
