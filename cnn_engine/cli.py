@@ -9,7 +9,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from . import interrupts, workload
 from .errors import CnnEngineError, InputError, expected
@@ -150,7 +150,7 @@ def add_network(parser: argparse.ArgumentParser) -> None:
     which.add_argument("--network", help=f"default: cifar10; or of {known}")
     which.add_argument(
         "--model", metavar="FILE.onnx", help="an ONNX model in the network's place; --data takes a "
-        ".npy or .npz of its images (default: random ones)",
+        ".npy or .npz of its images, or files of images (default: random ones)",
     )  # fmt: skip
     add_input_shape(parser)
 
@@ -167,6 +167,67 @@ def workload_of(options: argparse.Namespace) -> workload.Workload:
     if shapes is not None:
         raise expected("--input-shape", "the option --model beside it", "none")
     return workload.get("cifar10" if options.network is None else options.network)
+
+
+def add_images(parser: argparse.ArgumentParser) -> None:
+    """Adds what ``--data`` needs beside it where it names files of images; see :func:`dataset_of`."""
+    parser.add_argument(
+        "--preprocess",
+        help="for files of images: imagenet (shorter side to 256, centre crop of 224, mean and standard "
+        "deviation, as torchvision's presets), or settings such as resize=232,crop=224,"
+        "mean=0.485/0.456/0.406,std=0.229/0.224/0.225,interpolation=bicubic, or both (default: as they are, "
+        "for networks that take pixels)",
+    )
+    parser.add_argument(
+        "--classes",
+        metavar="FILE",
+        help="names of the network's outputs: JSON or a line each (default: folders in order of their names)",
+    )
+
+
+def dataset_of(
+    options: argparse.Namespace, found: workload.Workload, images: int | None, **more: Any
+) -> workload.Dataset:
+    """Returns the images that ``--data`` names: the workload's own, or files of images.
+
+    Args:
+        images: how many; None: all.
+        more: of :func:`cnn_engine.io.image_files.load`.
+
+    Raises:
+        InputError: an option or a file is at fault.
+    """
+    from .graph.model import Model
+    from .io import image_files
+    from .io.images import Preprocess
+
+    network = found.network
+    if options.data in ("auto", "synthetic") or not image_files.is_image_files(options.data):
+        for option in ("preprocess", "classes"):
+            if getattr(options, option) is not None:
+                raise expected(f"--{option}", "files of images in --data beside it", options.data)
+        return found.load_data(options.data, images)
+    takes = ("uint8", "float32")
+    if isinstance(network, Model):
+        takes = (network.base.inputs[0].dtype,)
+    if options.preprocess is None and "uint8" not in takes:
+        wanted = (
+            f"imagenet or other settings, for {network.name} reads {takes[0]} and files hold pixels"
+        )
+        raise expected("--preprocess", wanted, "none")
+    preprocess = Preprocess.parse(options.preprocess) if options.preprocess else Preprocess()
+    preprocess.check(network.input_shape)
+    dtype = takes[-1] if preprocess.normalises else takes[0]
+    if preprocess.normalises and dtype == "uint8":
+        raise expected(
+            "--preprocess", f"no mean or std, for {network.name} reads pixels", preprocess
+        )
+    outputs = network.classes
+    classes = image_files.Classes.read(options.classes, outputs) if options.classes else None
+    return image_files.load(
+        options.data, network.input_shape, outputs,
+        dtype=dtype, preprocess=preprocess, classes=classes, images=images, **more,
+    )  # fmt: skip
 
 
 def number(lowest: float, highest: float) -> Callable[[str], float]:

@@ -69,8 +69,10 @@ def parser() -> argparse.ArgumentParser:
         "--data",
         default="auto",
         help="auto (default): $CNN_ENGINE_DATA, else the user's cache, else synthetic images; synthetic; "
-        "or a path that the network's data set understands",
+        "a path that the network's data set understands; or files of images: a folder with one folder a "
+        "class, a list of them (.txt: path and label a line), one image",
     )
+    cli.add_images(p)
     p.add_argument(
         "--weights",
         default="default",
@@ -147,7 +149,7 @@ def _main(arguments: list[str] | None) -> int:
 
     found = cli.workload_of(options)
     start = perf_counter()
-    dataset = found.load_data(options.data, options.images)
+    dataset = cli.dataset_of(options, found, options.images)
     load_data_s = perf_counter() - start
 
     engine = Engine(
@@ -162,7 +164,10 @@ def _main(arguments: list[str] | None) -> int:
         chunk=options.chunk,
     )
     engine.phases.load_data_s = load_data_s
-    probabilities = np.zeros((len(dataset), engine.network.classes), np.float32)
+    images = len(dataset)
+    if options.save_probabilities and dataset.rest is not None:
+        images += dataset.rest.count
+    probabilities = np.zeros((images, engine.network.classes), np.float32)
     progress = None if options.quiet else Progress()
     result = engine.profile(
         dataset,
@@ -177,7 +182,8 @@ def _main(arguments: list[str] | None) -> int:
     )
     if options.profile:
         top = profile.TOP if options.top is None else options.top
-        _profile(engine, dataset.images, probabilities, result, top, progress)
+        rows = probabilities[: len(dataset)]
+        _profile(engine, dataset.images, rows, result, top, progress)
     start = perf_counter()
     engine.close()
     result.phases.free_memory_s = perf_counter() - start
@@ -186,7 +192,8 @@ def _main(arguments: list[str] | None) -> int:
 
     if options.save_probabilities and result.images_done:
         with atomic_write(options.save_probabilities, "wb") as file:
-            np.save(file, probabilities[: result.images_done])
+            done = result.dataset.get("predicted_images", result.images_done)
+            np.save(file, probabilities[:done])
     if not options.quiet and "-" not in outputs.values():
         print(report.text.render(result))
         if result.profile is not None:

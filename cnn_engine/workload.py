@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,15 +26,34 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
+class Rest:
+    """Images of a data set beyond those that are held in memory.
+
+    Attributes:
+        count: how many.
+        labels: [count], or None where they are not known.
+        chunks: takes how many images; yields as many at a time, [<= N, C, H, W] as those that are held are,
+            until all have come; to be closed where it is left before its end.
+    """
+
+    count: int
+    labels: np.ndarray | None
+    chunks: Callable[[int], Iterator[np.ndarray]]
+
+
+@dataclass(frozen=True)
 class Dataset:
     """Images and, where they are known, their labels.
 
     Attributes:
         name: the data set's name, as the reports print it.
         source: the path that it was read from, or ``"synthetic"``.
-        images: uint8 [N, C, H, W], pixel values.
-        labels: uint8 [N], or None where the images have no labels.
+        images: uint8 [N, C, H, W], pixel values; or float32, what the network reads.
+        labels: [N], the numbers of classes, or None where the images have no labels.
         note: a sentence for the user, such as why synthetic images are used, or None.
+        files: what each image was read from, where each has a file of its own.
+        classes: the name of each output of the network, where they are known.
+        rest: more images, that memory would not hold.
     """
 
     name: str
@@ -42,6 +61,9 @@ class Dataset:
     images: np.ndarray
     labels: np.ndarray | None = None
     note: str | None = None
+    files: Sequence[str] | None = None
+    classes: Sequence[str] | None = None
+    rest: Rest | None = None
 
     def __len__(self) -> int:
         return len(self.images)
@@ -153,7 +175,9 @@ def _from_array(path: str, images: int | None, dtype: str) -> Dataset:
         found = np.load(path, allow_pickle=False)
     except (OSError, ValueError) as error:
         raise expected(
-            "--data", "auto, synthetic or a .npy or .npz file", f"{path}: {error}"
+            "--data",
+            "auto, synthetic or a .npy or .npz file, or files of images",
+            f"{path}: {error}",
         ) from None
     labels = None
     if not isinstance(found, np.ndarray):

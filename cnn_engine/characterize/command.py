@@ -56,6 +56,7 @@ def parser() -> argparse.ArgumentParser:
     )
     p.add_argument("--device", default="auto", help="auto (default), cpu, cuda or cuda:N")
     p.add_argument("--data", default="auto", help="auto (default), synthetic, or a path; see run")
+    cli.add_images(p)
     p.add_argument(
         "--weights", default="default", help="default (default), random, or a path; see run"
     )
@@ -387,10 +388,10 @@ def _tell_apart(subjects: list[Subject]) -> None:
 def _load_data(found: Workload, options: argparse.Namespace, batches: list[int]) -> Dataset:
     wanted = options.images or max(DEFAULT_IMAGES, *batches)
     try:
-        dataset = found.load_data(options.data, wanted)
+        dataset = cli.dataset_of(options, found, wanted, held_bytes=None)
     except InputError as error:
         if options.images is not None or not str(error).startswith("--images"):
             raise
-        dataset = found.load_data(options.data, None)  # fewer than the default: all there are
+        dataset = cli.dataset_of(options, found, None, held_bytes=None)  # fewer: all there are
     check_images(dataset, batches)
     return dataset

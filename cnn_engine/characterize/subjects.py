@@ -141,7 +141,7 @@ class _EnginePasses:
     def __init__(self, engine: Engine, dataset: Dataset, batch: int) -> None:
         self.engine, self.labels, self.batch = engine, dataset.labels, batch
         self.count = len(dataset) // batch
-        self.images = engine.empty_images(self.count * batch)
+        self.images = engine.empty_images(self.count * batch, dataset.images.dtype)
         self.images[:] = dataset.images[: len(self.images)]
         self.probabilities = engine.empty_probabilities(len(self.images))
         self.probabilities[:] = 0  # pages are there before they are timed

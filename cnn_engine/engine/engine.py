@@ -561,7 +561,8 @@ class Engine:
                 repeat until the median is known within 1 %, for at most five seconds.
             percentiles: of the latency, from 0 to 100.
             check: whether to compare with the float64 reference first. When that fails, nothing is timed.
-            probabilities: float32 [N, classes], filled with the result; None: not kept.
+            probabilities: float32 [N, classes], filled with the result; None: not kept. There may be rows for
+                the rest of a data set as well (:attr:`Dataset.rest`).
             progress: an object with ``start(what, images)``, ``advance(images)`` and ``stop()``, or None.
             records: whether times of a CUDA device may be taken by activity records, after which later passes
                 of the process may stay a little slower; else by events.

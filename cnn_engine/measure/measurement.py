@@ -14,9 +14,9 @@ import numpy as np
 
 from ..devices import arrays
 from ..errors import InputError, expected
-from ..workload import Dataset
-from . import environment, step_times, timing
-from .result import Accuracy, Latency, Result
+from ..workload import Dataset, Rest
+from . import accuracy, environment, step_times, timing
+from .result import Latency, Result
 
 if TYPE_CHECKING:
     from ..engine.engine import Engine
@@ -74,20 +74,25 @@ def profile(
     watch = environment.Stopwatch()
     dataset = {"name": "array", "source": "given as arrays"}
     notes = []
-    if isinstance(images, Dataset):
-        dataset = {"name": images.name, "source": images.source}
-        notes = [images.note] if images.note else []
-        images, labels = images.images, images.labels if labels is None else labels
+    given = images if isinstance(images, Dataset) else None
+    if given is not None:
+        dataset = {"name": given.name, "source": given.source}
+        notes = [given.note] if given.note else []
+        images, labels = given.images, given.labels if labels is None else labels
     found = engine.check_images(images)
     if found.device != arrays.CPU:
         raise InputError("images: expected host memory to profile, found a CUDA device's")
     count = found.shape[0]
     if labels is not None and np.shape(labels) != (count,):
         raise InputError(f"labels: expected shape [{count}], found {list(np.shape(labels))}")
+    rest = given.rest if given is not None else None
     shape = (count, engine.network.classes)
     if probabilities is None:
         probabilities = np.empty(shape, np.float32)
-    rows = arrays.view("probabilities", probabilities, shape=shape, writable=True)
+    elif rest is not None and len(probabilities) == count + rest.count:
+        shape = (len(probabilities), *shape[1:])  # those of the rest are wanted too
+    arrays.view("probabilities", probabilities, shape=shape, writable=True)
+    rows = arrays.view("probabilities", probabilities[:count], writable=True)
     if engine.dtype == "tf32":
         notes.append(
             "tf32: TF32's 11 significant bits, computed as float16 with a power of two for each layer, "
@@ -131,16 +136,44 @@ def profile(
         result.notes += _stand_ins(plan.stand_ins)
         _time(result, engine, found, rows, settings, progress)
     result.environment.update(environment.state(engine.device, load_average))
-    if labels is not None and result.images_done:
+    if result.images_done:
         start = perf_counter()
         done = result.images_done
-        correct = int(np.sum(probabilities[:done].argmax(axis=1) == labels[:done]))
-        result.accuracy = Accuracy(correct, done)
-        engine.phases.accuracy_s = perf_counter() - start
+        if labels is not None:
+            result.accuracy = accuracy.count(probabilities[:done], labels[:done])
+        if rest is not None and not result.interrupted:
+            _finish(result, engine, rest, probabilities[count:], progress)
+        if labels is not None:
+            engine.phases.accuracy_s = perf_counter() - start
+        if given is not None and given.files is not None:
+            result.predictions = accuracy.predictions(
+                probabilities[:done],
+                None if labels is None else labels[:done],
+                given.files,
+                given.classes,
+            )
     if engine.workload is not None and engine.workload.report_lines is not None:
         result.extra_lines = engine.workload.report_lines(result)
     result.duration_s = watch.seconds
     return result
+
+
+def _finish(result: Result, engine: Engine, rest: Rest, rows: np.ndarray, progress: Any) -> None:
+    """Predicts the images that are not held in memory, where anybody wants to know."""
+    held, every = result.dataset["images"], result.dataset["images"] + rest.count
+    result.dataset["total_images"] = every
+    note = f"images: times are of {held:,} of {every:,}, which are held in memory"
+    if result.accuracy is not None or len(rows):
+        begin = perf_counter()
+        result.accuracy, done, result.interrupted = accuracy.count_rest(
+            engine, rest, result.batch, result.accuracy, rows, progress
+        )
+        result.dataset["predicted_images"] = held + done
+        rate = done / max(perf_counter() - begin, 1e-9)
+        note += f"; the others were decoded beside the passes, {rate:.4g} images/s"
+        if result.interrupted:
+            note += f", and interrupted after {done:,} of them"
+    result.notes.append(note)
 
 
 def _stand_ins(found: Mapping[str, str]) -> list[str]:

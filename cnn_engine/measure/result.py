@@ -195,14 +195,55 @@ class Stop:
 
 @dataclass
 class Accuracy:
-    """How many of ``total`` images have their label's class as the most probable."""
+    """How many of ``total`` images have their label's class as the most probable.
+
+    Attributes:
+        correct, total: images.
+        top5_correct: with their class among the five most probable; None where there are no more than five,
+            or it is not known.
+    """
 
     correct: int
     total: int
+    top5_correct: int | None = None
 
     @property
     def top1(self) -> float:
         return self.correct / self.total if self.total else 0.0
+
+    @property
+    def top5(self) -> float | None:
+        if self.top5_correct is None:
+            return None
+        return self.top5_correct / self.total if self.total else 0.0
+
+    def __add__(self, other: Accuracy) -> Accuracy:
+        known = self.top5_correct is not None and other.top5_correct is not None
+        return Accuracy(
+            self.correct + other.correct,
+            self.total + other.total,
+            self.top5_correct + other.top5_correct if known else None,
+        )
+
+
+@dataclass
+class Prediction:
+    """What the network says of one image.
+
+    Attributes:
+        file: that it was read from.
+        label: the number of its class, where it is known.
+        top: the numbers of the classes with the largest outputs, the largest first.
+        outputs: their outputs.
+        names: of these classes, where they are known; ``label_name``: of the label's.
+    """
+
+    file: str
+    label: int | None
+    top: list[int]
+    outputs: list[float]
+    names: list[str] = field(default_factory=list)
+    label_name: str | None = None
 
 
 @dataclass
@@ -268,6 +309,9 @@ class Result:
     threads: int
     phases: Phases = field(default_factory=Phases)
     accuracy: Accuracy | None = None
+    predictions: list[Prediction] = field(
+        default_factory=list
+    )  # of some images, where they are files
     check: Check | None = None
     layers: list[LayerTime] = field(default_factory=list)
     copies: list[CopyTime] = field(default_factory=list)
@@ -312,7 +356,9 @@ class Result:
             "batch": self.batch,
             "threads": self.threads,
             "memory": self.memory,
-            "accuracy": self.accuracy and {**asdict(self.accuracy), "top1": self.accuracy.top1},
+            "accuracy": self.accuracy
+            and {**asdict(self.accuracy), "top1": self.accuracy.top1, "top5": self.accuracy.top5},
+            "predictions": [asdict(prediction) for prediction in self.predictions],
             "check": self.check and {**asdict(self.check), "passed": self.check.passed},
             "phases": {**asdict(self.phases), "total_s": self.phases.total_s},
             "layers": [_step(layer) for layer in self.layers],

@@ -61,6 +61,7 @@ class View:
     samples: dict[str, Any] | None
     timelines: list[dict[str, Any]]
     profile: list[profile_page.Activity]
+    predictions: list[tuple[str, str, str]]
 
 
 def render(results: Sequence[Result], comparisons: Sequence[Comparison] = ()) -> str:
@@ -137,6 +138,7 @@ def _view(
 ) -> View:
     reduction = " with reduction" if result.reduction else ""
     accuracy = result.accuracy and units.percent(result.accuracy.top1)
+    top5 = result.accuracy and result.accuracy.top5
     verdict = "not made" if result.check is None else ("passed", "FAILED")[not result.check.passed]
     median = result.latency and result.latency.to_dict()["p50"] / 1e3
     return View(
@@ -149,6 +151,7 @@ def _view(
             (f"Median latency, batch {units.count(result.batch)}", units.seconds(median)),
             ("Throughput", _throughput(result)),
             ("Accuracy", accuracy or text.accuracy(result)),
+            *([("Accuracy, top-5", units.percent(top5))] if top5 is not None else []),
             ("Check", verdict),
         ],
         warnings=_warnings(result),
@@ -159,6 +162,7 @@ def _view(
         samples=charts.samples(result, axis),
         timelines=charts.timelines(result),
         profile=profile_page.tables(result),
+        predictions=[text.predicted(found) for found in result.predictions],
     )
 
 

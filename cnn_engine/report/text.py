@@ -9,11 +9,14 @@ from rich.console import Console
 from rich.table import Table
 
 from ..engine.plan import REPORT_KINDS
-from ..measure.result import Check, Latency, LayerTime, Result
+from ..measure.result import Check, Latency, LayerTime, Prediction, Result
 from . import units
 
 WIDTH = 100
 NO_BREAK = "\ue000"  # for private use, in no printable text; rich breaks lines at every real space
+
+#: Classes that are shown of a prediction; the JSON document has five.
+PREDICTED = 3
 
 #: The parts of an environment that change from minute to minute, and the units that end their keys.
 STATES = {"gpu_state": "GPU", "cpu_state": "CPU"}
@@ -55,6 +58,7 @@ def render(result: Result) -> str:
         fields([("Check", check(result.check))]),
         [
             f"Net Accuracy: {accuracy(result)}",
+            *top5(result),
             *fields(
                 [
                     ("Net Accuracy time", units.seconds(phases.accuracy_s)),
@@ -63,6 +67,7 @@ def render(result: Result) -> str:
                 ]
             ),
         ],
+        _predictions(result),
         fields([("Note", units.printable(note)) for note in result.notes]),
         result.extra_lines,
     ]
@@ -76,6 +81,41 @@ def accuracy(result: Result) -> str:
         correct = f"{units.count(found.correct)} of {units.count(found.total)} correct"
         return f"{units.percent(found.top1)} ({correct})"
     return "no labels" if result.images_done else "not measured"
+
+
+def top5(result: Result) -> list[str]:
+    """Returns the line of the five most probable classes, or none where that is not known."""
+    found = result.accuracy
+    if found is None or found.top5 is None:
+        return []
+    correct = f"{units.count(found.top5_correct)} of {units.count(found.total)} correct"
+    return [f"Net Accuracy top-5: {units.percent(found.top5)} ({correct})"]
+
+
+def predicted(found: Prediction) -> tuple[str, str, str]:
+    """Returns a prediction's file, the classes on top with their outputs, and whether the first is right."""
+    names = found.names or [f"class {number}" for number in found.top]
+    pairs = list(zip(names, found.outputs, strict=True))[:PREDICTED]
+    words = ", ".join(f"{units.printable(name)} {units.number(value)}" for name, value in pairs)
+    if found.label is None:
+        verdict = units.UNKNOWN
+    elif found.top[0] == found.label:
+        verdict = "right"
+    else:
+        name = found.label_name or f"class {found.label}"
+        verdict = f"wrong: {units.printable(name)}"
+    return units.printable(found.file), words, verdict
+
+
+def _predictions(result: Result) -> list[str]:
+    """Returns the first images, and the first wrong ones, with the classes on top."""
+    if not result.predictions:
+        return []
+    rows = []
+    for found in map(predicted, result.predictions):
+        file, words, verdict = found
+        rows.append((file, f"{verdict}; {words}" if verdict != units.UNKNOWN else words))
+    return ["Predictions (the first images, and the first wrong ones)", *fields(rows)]
 
 
 def check(found: Check | None) -> str:
