@@ -134,6 +134,44 @@ CNN_ENGINE_INLINE Vec<W> load_some(const float* from, int count) {
   return value;
 }
 
+// What follows the sums of a tile, whose vectors are all whole or may not be.
+template <bool whole, int W, int B, int T>
+CNN_ENGINE_INLINE void finish_tile(const NhwcTile& p, const Vec<W> (&sum)[T][B]) {
+  const auto count = [&](int b) {
+    return whole ? W : p.valid - b * W;
+  };
+  if (!p.last) {
+#pragma GCC unroll 16
+    for (int t = 0; t < T; ++t) {
+#pragma GCC unroll 4
+      for (int b = 0; b < B; ++b) {
+        float* y = p.y + t * p.y_stride + b * W;
+        Vec<W> value = sum[t][b];
+        if (!p.first) value += load_some<W>(y, count(b));
+        store_some<W>(y, value, count(b));
+      }
+    }
+    return;
+  }
+  const Epilogue last = *p.last;
+#pragma GCC unroll 4
+  for (int b = 0; b < B; ++b) {
+    Vec<W> bias{};
+    if (last.bias) bias = load_some<W>(last.bias + b * W, count(b));
+#pragma GCC unroll 16
+    for (int t = 0; t < T; ++t) {
+      float* y = p.y + t * p.y_stride + b * W;
+      Vec<W> value = sum[t][b];
+      if (!p.first) value += load_some<W>(y, count(b));
+      value += bias;
+      if (last.residual) {
+        value += load_some<W>(last.residual + t * p.residual_stride + b * W, count(b));
+      }
+      store_some<W>(y, clamp(value, last.lowest, last.highest), count(b));
+    }
+  }
+}
+
 template <int W, int B, int T>
 void nhwc_tile(const NhwcTile& p) {
   Vec<W> sum[T][B] = {};
@@ -154,24 +192,10 @@ void nhwc_tile(const NhwcTile& p) {
       }
     }
   }
-  const bool whole = p.valid >= B * W;
-#pragma GCC unroll 16
-  for (int t = 0; t < T; ++t) {
-#pragma GCC unroll 4
-    for (int b = 0; b < B; ++b) {
-      float* y = p.y + t * p.y_stride + b * W;
-      const int count = whole ? W : p.valid - b * W;
-      Vec<W> value = sum[t][b];
-      if (!p.first) value += load_some<W>(y, count);
-      if (const Epilogue* last = p.last) {
-        if (last->bias) value += load_some<W>(last->bias + b * W, count);
-        if (last->residual) {
-          value += load_some<W>(last->residual + t * p.residual_stride + b * W, count);
-        }
-        value = clamp(value, last->lowest, last->highest);
-      }
-      store_some<W>(y, value, count);
-    }
+  if (p.valid >= B * W) {
+    finish_tile<true, W, B, T>(p, sum);
+  } else {
+    finish_tile<false, W, B, T>(p, sum);
   }
 }
 
