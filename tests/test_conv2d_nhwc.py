@@ -13,8 +13,8 @@ from cnn_engine.operators.conv2d import Conv2d
 from cnn_engine.operators.unary import HardSwish, Relu
 
 Method = _cpu.Conv2dMethod
-DIRECT, PLANAR, WINOGRAD2, WINOGRAD4 = (
-    Method.direct, Method.planar, Method.winograd2, Method.winograd4,
+DIRECT, PLANAR, DEPTHWISE, WINOGRAD2, WINOGRAD4 = (
+    Method.direct, Method.planar, Method.depthwise, Method.winograd2, Method.winograd4,
 )  # fmt: skip
 NONE = _cpu.UnaryFunction.clip, -math.inf, math.inf
 
@@ -34,12 +34,25 @@ CASES = [
     (1, 12, 5, 4, 20, (1, 1), (1, 1), (0, 0, 0, 0), (1, 1), 2),
     (1, 1, 3, 3, 1, (3, 3), (1, 1), (0, 0, 0, 0), (1, 1), 1),
     (0, 8, 3, 3, 8, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 1),
+    (2, 16, 9, 22, 16, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 16),
+    (1, 200, 7, 7, 200, (5, 5), (1, 1), (2, 2, 2, 2), (1, 1), 200),
+    (1, 72, 15, 29, 72, (3, 3), (2, 2), (1, 1, 1, 1), (1, 1), 72),
+    (2, 24, 16, 16, 24, (5, 5), (2, 2), (2, 2, 2, 2), (1, 1), 24),
+    (1, 19, 6, 9, 19, (3, 3), (1, 1), (0, 2, 2, 0), (1, 1), 19),
+    (1, 37, 5, 5, 37, (5, 5), (1, 2), (4, 4, 4, 4), (1, 1), 37),
+    (2, 5, 4, 2, 5, (3, 3), (2, 1), (1, 1, 1, 1), (1, 1), 5),
+    (1, 13, 9, 8, 13, (3, 3), (1, 1), (2, 2, 2, 2), (2, 2), 13),
+    (1, 40, 8, 10, 40, (7, 7), (1, 1), (3, 3, 3, 3), (1, 1), 40),
+    (1, 24, 11, 9, 24, (2, 4), (3, 3), (1, 0, 2, 3), (1, 2), 24),
+    (1, 8, 3, 2, 8, (3, 3), (4, 4), (6, 6, 6, 6), (1, 1), 8),
 ]
 
 
 def methods(case):
     _, c, *_, kernel, stride, _, dilation, groups = case
     yield DIRECT
+    if groups == c == case[4] and groups > 1:
+        yield DEPTHWISE
     if groups == 1 and c * math.prod(kernel) <= 1024:
         yield PLANAR
     if groups == 1 and kernel == (3, 3) and stride == dilation == (1, 1):

@@ -1,10 +1,12 @@
-// conv2d_nhwc on the CPU: the direct methods here, Winograd's in conv2d_nhwc_winograd.h.
+// conv2d_nhwc on the CPU: the direct methods here, the others in conv2d_nhwc_winograd.h
+// and conv2d_nhwc_depthwise.h.
 //
 // Work is shared out in bands of output rows (1x1 convolutions: runs of places) and, where those
 // are few, in shares of the filters. What is read with a border, or through a prologue, is first
 // written out for the band.
 #include "ops/conv2d_nhwc.h"
 
+#include "cpu/conv2d_nhwc_depthwise.h"
 #include "cpu/conv2d_nhwc_winograd.h"
 #include "cpu/nhwc.h"
 #include "runtime/parallel.h"
@@ -279,6 +281,7 @@ std::int64_t conv2d_nhwc_packed(const Conv2dShape& p, Conv2dMethod method) {
   const std::int64_t filters = std::int64_t{filter_groups(p.group_filters())} * kFilterGroup;
   if (method == Conv2dMethod::winograd4) return 36 * filters * p.c;
   if (method == Conv2dMethod::winograd2) return 16 * filters * p.c;
+  if (method == Conv2dMethod::depthwise) return depthwise_packed(p);
   return p.groups * filters * p.taps();
 }
 
@@ -288,6 +291,7 @@ void conv2d_nhwc_pack(const float* weight, float* packed, const Conv2dShape& sha
   if (method == Conv2dMethod::winograd4 || method == Conv2dMethod::winograd2) {
     return winograd_pack(weight, packed, p, method, threads);
   }
+  if (method == Conv2dMethod::depthwise) return depthwise_pack(weight, packed, p);
   const bool planar = method == Conv2dMethod::planar;
   const int area = p.r * p.s, filters = p.group_filters();
   const int tap_count = planar ? p.taps() : area, channels = planar ? 1 : p.group_channels();
@@ -315,6 +319,7 @@ std::int64_t scratch_floats(const Conv2dShape& p, Conv2dMethod method, int threa
   if (method == Conv2dMethod::winograd4 || method == Conv2dMethod::winograd2) {
     return winograd_scratch(p, method);
   }
+  if (method == Conv2dMethod::depthwise) return depthwise_scratch(p);
   return direct_scratch(p, method, threads);
 }
 
@@ -347,8 +352,10 @@ void conv2d_nhwc(const float* input, const float* packed, const float* bias, con
                       call.activation, threads);
     case Conv2dMethod::planar:
       return banded(call, scratch, p, true, threads);
-    case Conv2dMethod::direct:
     case Conv2dMethod::depthwise:
+      return depthwise(input, packed, bias, residual, output, scratch, p, pitches, call.activation,
+                       threads);
+    case Conv2dMethod::direct:
       if (is_pointwise(p)) return pointwise(call, scratch, p, threads);
       return banded(call, scratch, p, false, threads);
   }

@@ -1,0 +1,245 @@
+// conv2d_nhwc with one channel and one filter a group: channels on SIMD lanes.
+//
+// Several outputs of a row are summed together in registers: an input is loaded once for all of
+// them that read it, and so are the weights of a row of taps. Rows of taps outside the image are
+// left out; columns outside it are read from a row of zeros. Where the channels or the columns are
+// no whole number of blocks, the last block begins earlier and writes some outputs again. Included
+// only by files that are compiled once for each instruction set.
+#pragma once
+
+#include "cpu/nhwc.h"
+#include "ops/conv2d_nhwc.h"
+#include "ops/window.h"
+#include "runtime/parallel.h"
+
+namespace cnn_engine::cpu::CNN_ENGINE_ISA {
+namespace {
+
+// Outputs of a row at once: the sizes of most networks' maps are multiples of 7, and 7 sums, 5
+// weights and an input fit 16 registers.
+constexpr int kDepthwiseColumns = 7;
+
+// A row of outputs, for the channels [0, channels) that the pointers are at.
+struct DepthwiseRow {
+  const float* input;     // of the image's row of the first tap inside it
+  const float* weights;   // of that tap's row
+  const float* bias;      // or null
+  const float* residual;  // or null
+  const float* zeros;     // as many as there are channels
+  float* output;
+  std::int64_t row, place, weight;            // floats from one to the next
+  std::int64_t output_place, residual_place;  // the same, of a row's outputs
+  int channels, rows, columns, width;         // rows of taps inside; taps of a row; of the image
+  int stride, dilation, pad;
+  float lowest, highest;
+};
+
+template <int W>
+CNN_ENGINE_INLINE void finish_depthwise(const DepthwiseRow& d, Vec<W> value, int column, int c) {
+  if (d.residual) value += load<W>(d.residual + column * d.residual_place + c);
+  float* to = d.output + column * d.output_place + c;
+  if constexpr (W == 1) {
+    *to = clamp_one(value[0], d.lowest, d.highest);
+  } else {
+    store<W>(to, clamp(value, d.lowest, d.highest));
+  }
+}
+
+// Outputs [first, first + T) for channels [c, c + W); from(r, j) is where the jth column that they
+// read lies in the rth row.
+template <int W, int T, int S, int Stride, typename From>
+CNN_ENGINE_INLINE void depthwise_block(const DepthwiseRow& d, int first, int c, const From& from) {
+  constexpr int J = (T - 1) * Stride + S;
+  Vec<W> sum[T];
+  const Vec<W> bias = d.bias ? load<W>(d.bias + c) : Vec<W>{};
+#pragma GCC unroll 8
+  for (int t = 0; t < T; ++t) sum[t] = bias;
+  const float* filter = d.weights + c;
+  for (int r = 0; r < d.rows; ++r) {
+    Vec<W> weights[S];
+#pragma GCC unroll 8
+    for (int s = 0; s < S; ++s, filter += d.weight) weights[s] = load<W>(filter);
+#pragma GCC unroll 32
+    for (int j = 0; j < J; ++j) {
+      const Vec<W> x = load<W>(from(r, j) + c);
+#pragma GCC unroll 8
+      for (int t = 0; t < T; ++t) {
+        const int s = j - t * Stride;
+        if (s >= 0 && s < S) sum[t] += x * weights[s];
+      }
+    }
+  }
+#pragma GCC unroll 8
+  for (int t = 0; t < T; ++t) finish_depthwise<W>(d, sum[t], first + t, c);
+}
+
+// The same for any number of taps and any steps between them, one output.
+template <int W>
+CNN_ENGINE_INLINE void depthwise_one(const DepthwiseRow& d, int at, int c) {
+  const int left = at * d.stride - d.pad;
+  const int begin = first_inside(left, d.dilation);
+  const int end = end_inside(left, d.columns, d.dilation, d.width);
+  Vec<W> sum = d.bias ? load<W>(d.bias + c) : Vec<W>{};
+  for (int r = 0; r < d.rows; ++r) {
+    const float* row = d.input + r * d.row + c;
+    const float* filter = d.weights + (r * d.columns + (begin - left) / d.dilation) * d.weight + c;
+    for (int x = begin; x < end; x += d.dilation, filter += d.weight) {
+      sum += load<W>(row + x * d.place) * load<W>(filter);
+    }
+  }
+  finish_depthwise<W>(d, sum, at, c);
+}
+
+// Calls run(width, c) so that all of `channels` are covered.
+template <typename Run>
+CNN_ENGINE_INLINE void for_channels(int channels, const Run& run) {
+  int c = 0;
+  for (; c + kWide <= channels; c += kWide) run(std::integral_constant<int, kWide>(), c);
+  if (c == channels) return;
+  if (channels >= kNarrow && channels - c <= kNarrow) {
+    run(std::integral_constant<int, kNarrow>(), channels - kNarrow);
+  } else if (channels >= kWide) {
+    run(std::integral_constant<int, kWide>(), channels - kWide);
+  } else {
+    for (; c < channels; ++c) run(std::integral_constant<int, 1>(), c);
+  }
+}
+
+template <int T, int S, int Stride>
+void depthwise_blocks(const DepthwiseRow& d, int begin, int end, const float** table) {
+  constexpr int J = (T - 1) * Stride + S;
+  for (int at = begin; at < end; at += T) {
+    const int first = at + T <= end ? at : end - T;
+    const int left = first * Stride - d.pad;
+    if (left >= 0 && left + J <= d.width) {
+      const float* corner = d.input + left * d.place;
+      const auto from = [=, &d](int r, int j) {
+        return corner + r * d.row + j * d.place;
+      };
+      for_channels(d.channels, [&](auto width, int c) {
+        depthwise_block<decltype(width)::value, T, S, Stride>(d, first, c, from);
+      });
+    } else {
+      for (int r = 0; r < d.rows; ++r) {
+        for (int j = 0; j < J; ++j) {
+          const int x = left + j;
+          table[r * J + j] = x >= 0 && x < d.width ? d.input + r * d.row + x * d.place : d.zeros;
+        }
+      }
+      const auto from = [=](int r, int j) {
+        return table[r * J + j];
+      };
+      for_channels(d.channels, [&](auto width, int c) {
+        depthwise_block<decltype(width)::value, T, S, Stride>(d, first, c, from);
+      });
+    }
+  }
+}
+
+// All outputs of a row.
+template <int S, int Stride>
+void depthwise_row(const DepthwiseRow& d, int outputs, const float** table) {
+  if (outputs >= kDepthwiseColumns) {
+    depthwise_blocks<kDepthwiseColumns, S, Stride>(d, 0, outputs, table);
+  } else if (outputs >= 4) {
+    depthwise_blocks<4, S, Stride>(d, 0, outputs, table);
+  } else {
+    depthwise_blocks<1, S, Stride>(d, 0, outputs, table);
+  }
+}
+
+void depthwise_any_row(const DepthwiseRow& d, int outputs, const float**) {
+  for (int at = 0; at < outputs; ++at) {
+    for_channels(d.channels,
+                 [&](auto width, int c) { depthwise_one<decltype(width)::value>(d, at, c); });
+  }
+}
+
+auto depthwise_row_of(const Conv2dShape& p) {
+  if (p.dilation_w == 1 && p.stride_w == 1 && p.s == 3) return depthwise_row<3, 1>;
+  if (p.dilation_w == 1 && p.stride_w == 1 && p.s == 5) return depthwise_row<5, 1>;
+  if (p.dilation_w == 1 && p.stride_w == 2 && p.s == 3) return depthwise_row<3, 2>;
+  if (p.dilation_w == 1 && p.stride_w == 2 && p.s == 5) return depthwise_row<5, 2>;
+  return depthwise_any_row;
+}
+
+// Channels are shared out too where there are few rows.
+int depthwise_shares(const Conv2dShape& p) {
+  const int wanted = (32 + p.out_h() - 1) / p.out_h(), most = p.c / 64;
+  return most < 1 ? 1 : wanted < most ? wanted : most;
+}
+
+std::int64_t depthwise_packed(const Conv2dShape& p) { return std::int64_t{p.r} * p.s * p.c; }
+
+void depthwise_pack(const float* weight,  // [K, 1, R, S]
+                    float* packed,        // [R, S, K]
+                    const Conv2dShape& p) {
+  const int area = p.r * p.s;
+  for (int t = 0; t < area; ++t) {
+    for (int k = 0; k < p.k; ++k) packed[std::int64_t{t} * p.k + k] = weight[k * area + t];
+  }
+}
+
+// Of each thread: zeros, and the places of a block's columns.
+std::int64_t depthwise_scratch(const Conv2dShape& p) {
+  const std::int64_t zeros = (p.c + 15) / 16 * 16;
+  if (p.stride_w > 2 || p.s > 5) return zeros;
+  return zeros + 2 * std::int64_t{p.r} * ((kDepthwiseColumns - 1) * p.stride_w + p.s);
+}
+
+void depthwise(const float* input, const float* packed, const float* bias, const float* residual,
+               float* output, const Scratch& scratch, const Conv2dShape& p,
+               const Conv2dPitches& pitches, const Activation& activation, int threads) {
+  const int out_h = p.out_h(), out_w = p.out_w();
+  const int shares = depthwise_shares(p);
+  const auto run_row = depthwise_row_of(p);
+  const std::int64_t zeros = (p.c + 15) / 16 * 16;
+  const std::int64_t rows = std::int64_t{p.n} * out_h;
+  const std::int64_t cost = std::int64_t{p.c} / shares * out_w * (p.r * p.s + 4) / kNarrow;
+  parallel_for(rows * shares, cost, threads, [&](std::int64_t begin, std::int64_t end) {
+    const Scratch::Part part(scratch);
+    fill_zero(part.data(), static_cast<int>(zeros));
+    const float** table = reinterpret_cast<const float**>(part.data() + zeros);
+    DepthwiseRow d;
+    d.zeros = part.data();
+    d.row = std::int64_t{p.w} * pitches.x * p.dilation_h;
+    d.place = pitches.x;
+    d.weight = p.c;
+    d.output_place = pitches.y;
+    d.residual_place = pitches.residual;
+    d.columns = p.s;
+    d.width = p.w;
+    d.stride = p.stride_w;
+    d.dilation = p.dilation_w;
+    d.pad = p.pad_left;
+    d.lowest = activation.lowest;
+    d.highest = activation.highest;
+    // By rows within a share of an image's channels: what one row reads the next finds in a cache.
+    for (std::int64_t index = begin; index < end; ++index) {
+      const std::int64_t image = index / (std::int64_t{out_h} * shares);
+      const int share = static_cast<int>(index / out_h % shares);
+      const int i = static_cast<int>(index % out_h);
+      const int c = static_cast<int>(std::int64_t{p.c} * share / shares / kWide * kWide);
+      const int c_end =
+          share + 1 == shares
+              ? p.c
+              : static_cast<int>(std::int64_t{p.c} * (share + 1) / shares / kWide * kWide);
+      const int top = i * p.stride_h - p.pad_top;
+      const int y = first_inside(top, p.dilation_h);
+      const int y_end = end_inside(top, p.r, p.dilation_h, p.h);
+      d.channels = c_end - c;
+      d.rows = y_end > y ? (y_end - y + p.dilation_h - 1) / p.dilation_h : 0;
+      d.input = input + (image * p.h + y) * p.w * pitches.x + c;
+      d.weights = packed + std::int64_t{(y - top) / p.dilation_h} * p.s * p.c + c;
+      d.bias = bias ? bias + c : nullptr;
+      const std::int64_t at = (image * out_h + i) * out_w;
+      d.residual = residual ? residual + at * pitches.residual + c : nullptr;
+      d.output = output + at * pitches.y + c;
+      run_row(d, out_w, table);
+      activation.apply(d.output, pitches.y, out_w, d.channels);
+    }
+  });
+}
+
+}  // namespace
+}  // namespace cnn_engine::cpu::CNN_ENGINE_ISA
