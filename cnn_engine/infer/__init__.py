@@ -1,0 +1,5 @@
+"""``python -m cnn_engine.infer``: predictions for data sets of any size, in a table, once each."""
+
+from .command import main
+
+__all__ = ["main"]

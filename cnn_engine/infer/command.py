@@ -1,0 +1,459 @@
+"""``python -m cnn_engine.infer``: predictions for data sets of any size, in a table, once each."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import re
+import shlex
+import sys
+from contextlib import ExitStack
+from time import perf_counter
+from typing import Any
+
+from .. import cli
+from ..devices import cuda_module, threads
+from ..engine import variants
+from ..errors import CnnEngineError, expected
+from ..io.files import write_text
+from ..io.images import Preprocess
+from ..measure.environment import Stopwatch, host_load
+from . import estimate, output, packages, readers, sources, summary
+from .display import Display, Metrics
+from .folder import Folder
+from .output import Record
+from .progress import Tracker
+from .shards import Shard
+from .supervise import Supervisor
+
+MOST_WORKERS = 4096
+
+#: Seconds that a stage is measured alone for, at most, and as a share of the run.
+CEILING_S, CEILING_SHARE, LEAST_CEILING_S = 1.0, 0.02, 0.1
+
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12,
+          "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}  # fmt: skip
+
+
+def parser() -> argparse.ArgumentParser:
+    """Returns the command's parser."""
+    p = cli.ArgumentParser(
+        prog="python -m cnn_engine.infer",
+        description="Runs a network over data sets of any size and writes a row an image to Parquet files, "
+        "each image once, whatever dies on the way: the same command again does what is missing. Shards of "
+        "the input are computed by worker processes of this machine, by Ray, or by the tasks of a cluster's "
+        "array of jobs.",
+        epilog="exit codes: 0 done; 1 some shards were set aside, which are named, and all others are done; "
+        "2 the input is at fault; 130 interrupted by Ctrl-C and 143 by SIGTERM, what was done is kept",
+    )
+    count = cli.whole_number
+    p.add_argument(
+        "inputs",
+        metavar="INPUT",
+        nargs="*",
+        help="folders, image files, WebDataset tars, Parquet files (of image bytes or of arrays), CIFAR-10's "
+        ".bin, IDX, .npy; globs of them; or @LIST, a file with one of these a line",
+    )
+    p.add_argument("--output", metavar="DIR", help="the folder of the rows, created where missing")
+    cli.add_network(p)
+    p.add_argument(
+        "--weights", default="default", help="default (default), random, or a file as for run"
+    )
+    p.add_argument(
+        "--device", default="auto",
+        help="auto (default), cpu, cuda: a worker a GPU; or cuda:N: that GPU alone",
+    )  # fmt: skip
+    p.add_argument("--variant", default="auto", help="as for run (default: auto)")
+    p.add_argument("--reduction", action=argparse.BooleanOptionalAction, help="as for run")
+    p.add_argument(
+        "--dtype", default="float32", help=f"default: float32; or of {', '.join(variants.DTYPES)}"
+    )
+    p.add_argument("--batch", type=count(1, 10**8), help="images a pass (default: by rule)")
+    p.add_argument(
+        "--preprocess", metavar="WHAT", help="what is done to images that are not of the network's size, "
+        "such as imagenet, or resize=256,crop=224 (default: they must be)",
+    )  # fmt: skip
+    p.add_argument(
+        "--columns", default="", metavar="image=NAME,label=NAME,id=NAME",
+        help="columns of Parquet files (default: "
+        + "; ".join(f"{role}: the first of {', '.join(names)}" for role, names in sources.COLUMNS.items())
+        + ")",
+    )  # fmt: skip
+    p.add_argument(
+        "--top", type=count(1, 10**6), metavar="K",
+        help="keep the K largest probabilities and their classes (default: all probabilities)",
+    )  # fmt: skip
+    p.add_argument(
+        "--shard-size", type=_size, metavar="SIZE",
+        help="of input in a shard, such as 64MB (default: a 64th of all, from 4 MiB to 1 GiB)",
+    )  # fmt: skip
+    p.add_argument(
+        "--workers", type=_workers, default="auto", metavar="N",
+        help="auto (default): one a GPU, one a CPU; each has its share of the CPUs",
+    )  # fmt: skip
+    p.add_argument(
+        "--threads", type=count(1, threads.MOST), help="of each worker (default: its share)"
+    )
+    p.add_argument(
+        "--engine", choices=("local", "ray"), default="local",
+        help="what runs the workers (default: local, processes of this machine)",
+    )  # fmt: skip
+    p.add_argument(
+        "--address", help="of a Ray cluster, or auto (default: one that ends with this command)"
+    )
+    p.add_argument("--shard-index", type=count(0, 10**6), metavar="I", help="of an array of jobs: do every "
+                   "N-th shard from the I-th on, I from 0")  # fmt: skip
+    p.add_argument("--shard-count", type=count(1, 10**6), metavar="N", help="how many jobs it has")
+    p.add_argument(
+        "--stall", type=cli.number(0, 10**7), default=600, metavar="S",
+        help="end and replace a worker that made no progress for so long (default: 600)",
+    )  # fmt: skip
+    p.add_argument(
+        "--verify", action="store_true", help="read all that is there with its checksums, and do again what "
+        "is broken",
+    )  # fmt: skip
+    p.add_argument(
+        "--ceilings", action=argparse.BooleanOptionalAction, default=True,
+        help="measure each stage alone at the end, for the report (default: yes)",
+    )  # fmt: skip
+    p.add_argument(
+        "--metrics",
+        metavar="PATH",
+        help="write progress in Prometheus' text format, again and again",
+    )
+    p.add_argument("--json", metavar="PATH", help="write the report as JSON; - for standard output")
+    p.add_argument(
+        "--html", metavar="PATH", help="write the report as one page; - for standard output"
+    )
+    p.add_argument("--quiet", action="store_true", help="print no report and no progress")
+    estimate.add_options(p)
+    return p
+
+
+def _size(text: str) -> int:
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) *([kmgt]?i?)b?", text.strip().lower())
+    value = float(match[1]) * _UNITS.get(match[2], 0) if match else 0
+    if not 1 <= value <= 1 << 50:
+        raise argparse.ArgumentTypeError(f"expected a size such as 64MB or 1GiB, found {text!r}")
+    return int(value)
+
+
+def _workers(text: str) -> int | str:
+    return text if text == "auto" else cli.whole_number(1, MOST_WORKERS)(text)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs the command with ``arguments`` (None: the process's); returns its exit code."""
+    return cli.run(_main, arguments)
+
+
+def _main(arguments: list[str] | None) -> int:
+    options = parser().parse_args(arguments)
+    if options.plan is not None:
+        return estimate.main(options)
+    _check(options)
+    words = sys.argv[1:] if arguments is None else arguments
+    command = shlex.join(["python", "-m", "cnn_engine.infer", *words])
+    with ExitStack() as stack:
+        return _Run(options, command, stack).run()
+
+
+def _check(options: argparse.Namespace) -> None:
+    if not options.inputs:
+        raise expected("INPUT", "a folder or file of images", "none")
+    if options.output is None:
+        raise expected("--output", "a folder for the rows", "none")
+    if (options.shard_index is None) != (options.shard_count is None):
+        raise expected("--shard-index", "--shard-count beside it", "one without the other")
+    if options.shard_count is not None and options.shard_index >= options.shard_count:
+        raise expected("--shard-index", f"below {options.shard_count}", options.shard_index)
+    if options.address is not None and options.engine != "ray":
+        raise expected("--address", "the option --engine ray beside it", options.engine)
+    if options.preprocess is not None:
+        Preprocess.parse(options.preprocess)
+    packages.arrow()
+    cli.check_outputs({f"--{name}": getattr(options, name) for name in ("metrics", "json", "html")})
+    place = os.path.realpath(options.output)
+    for path in options.inputs:
+        if os.path.isdir(path) and os.path.commonpath([place, os.path.realpath(path)]) == (
+            os.path.realpath(path)
+        ):
+            raise expected("--output", f"a folder outside of the input {path}", options.output)
+
+
+def _columns(text: str) -> dict[str, str]:
+    found = {}
+    for word in filter(None, text.split(",")):
+        role, equals, name = word.partition("=")
+        if role not in sources.COLUMNS or not equals or not name:
+            raise expected("--columns", "image=NAME,label=NAME,id=NAME", repr(word))
+        found[role] = name
+    return found
+
+
+class _Run:
+    """One command from its options to its exit code."""
+
+    def __init__(self, options: argparse.Namespace, command: str, stack: ExitStack) -> None:
+        self._options, self._command, self._stack = options, command, stack
+        self._watch, self._load = Stopwatch(), host_load()
+        self._display = Display(options.quiet)
+        self._metrics = Metrics(options.metrics)
+        self._wanted_columns = _columns(options.columns)
+        self._done: dict[int, Record] = {}
+        self._ceilings: dict[str, list[dict[str, Any]]] = {}
+        self._working_s = 0.0
+
+    def run(self) -> int:
+        options = self._options
+        index, count = options.shard_index or 0, options.shard_count or 1
+        self._folder = self._stack.enter_context(Folder(options.output, index, count))
+        self._stack.callback(self._folder.clean)
+        begun = self._folder.document()
+        cuda = _is_cuda(options.device)
+        workers = _worker_count(options, cuda)
+        pool = self._pool(begun, workers, cuda)
+        self._stack.callback(pool.close)
+        self._stack.callback(self._display.stop)
+        self._supervisor = supervisor = Supervisor(pool, workers)
+        supervisor.stall_s = options.stall
+        hello = supervisor.first_hello()
+        self._document = self._planned(hello)
+        every = self._folder.shards()
+        mine = self._folder.mine(every)
+        self._id = _identity(self._document)
+        before = self._done_before(mine)
+        todo = [shard for shard in mine if shard.index not in before]
+        self._done = before
+        opening = {
+            "folder": str(self._folder.path),
+            "temporary": str(self._folder.temporary),
+            "run": self._id,
+        }
+        tracker = Tracker(len(mine), len(before), todo)
+        interrupted = False
+
+        def tick(supervisor: Supervisor) -> None:
+            state = tracker.state(supervisor)
+            self._display.show(state)
+            self._metrics.write(state, supervisor.counts.stages)
+
+        begin = perf_counter()
+        try:
+            if todo:
+                supervisor.run(self._folder, todo, self._id, opening, tick)
+            self._working_s = perf_counter() - begin
+            if todo and options.ceilings:
+                self._measure([shard for shard in todo if shard.index in supervisor.done])
+        except KeyboardInterrupt:
+            interrupted = True
+            self._working_s = self._working_s or perf_counter() - begin
+        except CnnEngineError:
+            self._finish(every, mine)
+            raise
+        self._metrics.write(tracker.state(supervisor), supervisor.counts.stages, now=True)
+        manifest = self._finish(every, mine)
+        self._report(hello, every, mine, before, todo, manifest, interrupted)
+        if interrupted:
+            left = len(todo) - len(supervisor.done)
+            raise KeyboardInterrupt(
+                f"{left} of {len(mine)} shards are left; the same command does them"
+            )
+        for aside in supervisor.set_aside:
+            cli.print_error(f"{self._named(aside.shard)}: set aside: {aside.reason}")
+        return cli.CHECK_FAILED if supervisor.set_aside else cli.DONE
+
+    def _pool(self, begun: dict[str, Any] | None, workers: int, cuda: bool) -> Any:
+        options = self._options
+        batch = options.batch
+        if batch is None and begun is not None:
+            batch = begun["settings"]["batch"]  # the rule may say otherwise on another machine
+        if options.model is None and options.input_shape:
+            raise expected("--input-shape", "the option --model beside it", "none")
+        config = {
+            "network": options.network or "cifar10",
+            "model": None if options.model is None else os.path.abspath(options.model),
+            "input_shape": options.input_shape,
+            "weights": options.weights,
+            "device": options.device,
+            "variant": options.variant,
+            "reduction": options.reduction,
+            "dtype": options.dtype,
+            "threads": options.threads,
+            "batch": batch,
+            "top": options.top,
+            "columns": self._wanted_columns,
+            "preprocess": options.preprocess,
+        }
+        if options.engine == "ray":
+            from .ray_pool import RayPool
+
+            return RayPool(config, workers, cuda, options.address)
+        from .local import LocalPool
+
+        return LocalPool(config, workers, cuda and options.device in ("auto", "cuda"))
+
+    def _planned(self, hello: dict[str, Any]) -> dict[str, Any]:
+        """Returns what the folder is for, planned now or before."""
+        options = self._options
+        wanted = sources.Wanted(tuple(hello["shape"]), self._wanted_columns)
+        settings = {
+            key: hello[key]
+            for key in ("network", "model_sha256", "device_kind", "variant", "reduction", "dtype", "batch",
+                        "classes", "preprocess")
+        }  # fmt: skip
+        settings["top"] = options.top
+        settings["columns"] = self._wanted_columns
+        begin = perf_counter()
+
+        def found() -> Any:
+            for source in sources.find(options.inputs, wanted):
+                _check_reads(source, hello)
+                yield source
+
+        document = self._folder.plan(
+            settings, hello["environment"], options.inputs, found, options.shard_size
+        )
+        self._planning_s = perf_counter() - begin
+        return document
+
+    def _done_before(self, mine: list[Shard]) -> dict[int, Record]:
+        found = self._folder.done(mine, self._id)
+        if self._options.verify:
+            for shard in mine:
+                if shard.index not in found:
+                    continue
+                fault = output.verify(self._folder.shard_path(shard))
+                if fault is not None:
+                    self._display.note(f"{shard.name}: broken, and done again: {fault}")
+                    self._folder.remove(shard)
+                    del found[shard.index]
+        return found
+
+    def _measure(self, shards: list[Shard]) -> None:
+        from .ceilings import STAGES
+
+        seconds = min(max(CEILING_SHARE * self._working_s, LEAST_CEILING_S), CEILING_S)
+        try:
+            for stage in STAGES if shards else ():
+                self._ceilings[stage] = self._supervisor.measure(stage, shards, seconds)
+        except CnnEngineError as error:
+            self._display.note(f"ceilings: not measured: {error}")
+            self._ceilings = {}
+
+    def _finish(self, every: list[Shard], mine: list[Shard]) -> dict[str, Any]:
+        """Writes the manifest: of an array, each command writes what it sees, the last one all."""
+        self._display.stop()
+        self._done = {**self._done, **self._supervisor.done}
+        done = self._done
+        if self._folder.count > 1:
+            done = {**self._folder.done(every, self._id, remove=False), **done}
+        return self._folder.write_manifest(self._document, every, done)
+
+    def _report(
+        self,
+        hello: dict[str, Any],
+        every: list[Shard],
+        mine: list[Shard],
+        before: dict[int, Record],
+        todo: list[Shard],
+        manifest: dict[str, Any],
+        interrupted: bool,
+    ) -> None:
+        options, supervisor = self._options, self._supervisor
+        found = summary.Summary(
+            command=self._command,
+            hello=hello,
+            document=self._document,
+            output=str(self._folder.path),
+            engine=options.engine,
+            part=None if options.shard_count is None else self._folder.part,
+            workers=len(supervisor.hosts_of_workers()),
+            hosts=supervisor.hosts(),
+            cores=supervisor.pool.cores(),
+            shards=len(mine),
+            before=len(before),
+            done=len(supervisor.done),
+            set_aside=[
+                {
+                    "shard": aside.shard.name,
+                    "input": self._inputs_of(aside.shard),
+                    "reason": aside.reason,
+                }
+                for aside in supervisor.set_aside
+            ],
+            rows=sum(record.rows for record in supervisor.done.values()),
+            errors=sum(record.errors for record in supervisor.done.values()),
+            input_bytes=sum(s.bytes for s in todo if s.index in supervisor.done),
+            output_bytes=sum(record.bytes for record in supervisor.done.values()),
+            counts=supervisor.counts,
+            ceilings=self._ceilings,
+            planning_s=self._planning_s,
+            working_s=self._working_s,
+            interrupted=interrupted,
+            manifest={
+                key: manifest[key]
+                for key in ("complete", "images", "errors", "shards_done", "shards")
+            },
+            load_average=self._load,
+            stamp=self._watch.stamp(),
+        )
+        document = found.to_dict()
+        if not options.quiet and "-" not in (options.json, options.html):
+            print(summary.text(document))
+        if options.json is not None:
+            write_text(options.json, json.dumps(document, indent=2) + "\n")
+        if options.html is not None:
+            write_text(options.html, summary.html(document))
+
+    def _inputs_of(self, shard: Shard) -> str:
+        from .shards import pieces_of
+
+        pieces = pieces_of(self._folder.run, shard)
+        more = f" and {len(pieces) - 1} more" if len(pieces) > 1 else ""
+        return f"{pieces[0].path}{more}"
+
+    def _named(self, shard: Shard) -> str:
+        return f"{shard.name} ({self._inputs_of(shard)})"
+
+
+def _identity(document: dict[str, Any]) -> str:
+    """Returns what tells the files of this run from another's."""
+    words = [document["settings"], document["plan"]["digest"]]
+    return hashlib.sha256(json.dumps(words, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def _check_reads(source: sources.Source, hello: dict[str, Any]) -> None:
+    """Refuses images that the network has no place for."""
+    given = "float32" if source.kind in readers.FLOATS else "uint8"
+    becomes = "float32" if hello["normalises"] else given
+    if becomes not in hello["reads"]:
+        if becomes == "uint8":
+            raise expected(
+                source.path,
+                f"--preprocess beside images of pixels, for {hello['network']} reads float32",
+                "none",
+            )
+        raise expected(source.path, f"{hello['reads'][0]} images, as the model reads", becomes)
+
+
+def _is_cuda(device: str) -> bool:
+    if device == "auto":
+        return cuda_module.unavailable() is None
+    return device.startswith("cuda")
+
+
+def _worker_count(options: argparse.Namespace, cuda: bool) -> int:
+    if options.workers != "auto":
+        return options.workers
+    if options.engine == "ray":
+        from .ray_pool import cluster_workers
+
+        return cluster_workers(options.address, cuda)
+    if cuda:
+        from .local import visible_gpus
+
+        return 1 if ":" in options.device else max(len(visible_gpus()), 1)
+    return threads.default()

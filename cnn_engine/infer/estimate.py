@@ -1,0 +1,222 @@
+"""``infer --plan``: from a measured rate to nodes, hours and bytes for any number of images."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from .. import cli
+from ..errors import InputError, expected
+from ..io.files import describe_os_error, write_text
+from ..report import text as text_report
+from ..report import units
+from .display import duration
+
+#: Nodes of the table where neither ``--nodes`` nor ``--hours`` is given.
+NODES = (1, 4, 16, 64, 256)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of the planner."""
+    group = parser.add_argument_group("planner (nothing is run)")
+    group.add_argument(
+        "--plan", type=_images, metavar="IMAGES",
+        help="print how many nodes and how long so many images take, such as 1e9, and what binds",
+    )  # fmt: skip
+    group.add_argument(
+        "--rate-from",
+        metavar="REPORT.json",
+        help="a report of this command, measured on one such node",
+    )
+    group.add_argument("--nodes", type=cli.whole_number(1, 10**6), help="how many there are")
+    group.add_argument("--hours", type=cli.number(0, 10**6), help="how long it may take")
+    group.add_argument(
+        "--storage", type=cli.number(0, 10**9), metavar="GB/S",
+        help="what the storage that all nodes share reads and writes together (default: no limit)",
+    )  # fmt: skip
+    group.add_argument(
+        "--image-bytes", type=cli.number(0, 10**12), metavar="BYTES",
+        help="of input an image (default: as in the report)",
+    )  # fmt: skip
+
+
+def _images(text: str) -> int:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 1 <= number <= 1e18:
+        raise argparse.ArgumentTypeError(f"expected a number of images such as 1e9, found {text!r}")
+    return int(number)
+
+
+def main(options: argparse.Namespace) -> int:
+    """Prints the plan; returns the exit code."""
+    if options.rate_from is None:
+        raise expected("--plan", "--rate-from REPORT.json beside it", "none")
+    if options.nodes is not None and options.hours is not None:
+        raise expected("--plan", "--nodes or --hours", "both")
+    cli.check_outputs({"--json": options.json}, [options.rate_from])
+    measured = load(options.rate_from)
+    found = plan(
+        measured, options.plan, options.nodes, options.hours, options.storage, options.image_bytes
+    )
+    if not options.quiet and options.json != "-":
+        print(render(found))
+    if options.json is not None:
+        write_text(options.json, json.dumps(found, indent=2) + "\n")
+    return cli.DONE
+
+
+def load(path: str) -> dict[str, Any]:
+    """Reads a report of ``infer --json``.
+
+    Raises:
+        InputError: it is none, or nothing was measured.
+    """
+    try:
+        document = json.loads(Path(path).read_text("utf-8"))
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {describe_os_error(error)}") from error
+    except ValueError as error:
+        raise expected(path, "the JSON report of infer", f"something else ({error})") from error
+    if not isinstance(document, dict) or document.get("kind") != "inference":
+        raise expected(path, "the JSON report of infer", "something else")
+    if not document.get("images_per_s") or len(document.get("hosts") or ()) != 1:
+        raise expected(path, "a measured rate of one machine", "none")
+    return document
+
+
+def plan(
+    measured: dict[str, Any],
+    images: int,
+    nodes: int | None = None,
+    hours: float | None = None,
+    storage_gb_s: float | None = None,
+    image_bytes: float | None = None,
+) -> dict[str, Any]:
+    """Returns how long ``images`` take on so many nodes like the measured one, and what binds them.
+
+    A node does what was measured. Nodes share nothing but the storage: where its bandwidth is given, all
+    together read and write no more than that. ``image_bytes`` other than the report's scale what is read
+    alone, not what decoding costs.
+
+    Args:
+        measured: a report of one machine.
+        nodes: how many; with ``hours`` None and None: several numbers.
+        hours: find the fewest nodes that do it in so many.
+        storage_gb_s: of all nodes together, 10^9 bytes a second.
+        image_bytes: of input an image; None: as measured.
+    """
+    rate = measured["images_per_s"]
+    read = measured["input_bytes"] / measured["images"] if image_bytes is None else image_bytes
+    written = measured["output_bytes"] / measured["images"]
+    binds = measured.get("bound_by") or measured.get("busiest_stage")
+    most = None if storage_gb_s is None else storage_gb_s * 1e9 / (read + written)
+    if hours is not None:
+        needed = images / (hours * 3600)
+        if most is not None and needed > most:
+            least = images / most / 3600
+            raise InputError(
+                f"--hours: expected at least {units.number(least)}, which {storage_gb_s:g} GB/s of storage "
+                f"take, found {hours:g}"
+            )
+        counts = [math.ceil(needed / rate)]
+    else:
+        counts = list(NODES) if nodes is None else [nodes]
+    rows = []
+    for count in counts:
+        together = count * rate
+        limited = most is not None and together > most
+        together = most if limited else together
+        rows.append(
+            {
+                "nodes": count,
+                "workers": count * measured["workers"],
+                "images_per_s": together,
+                "seconds": images / together,
+                "bound_by": "storage" if limited else binds,
+                "read_bytes_per_s": together * read,
+                "written_bytes_per_s": together * written,
+            }
+        )
+    return {
+        "schema": 1,
+        "kind": "inference plan",
+        "images": images,
+        "measured": {
+            "command": measured["command"],
+            "images": measured["images"],
+            "images_per_s": rate,
+            "workers": measured["workers"],
+            "device_name": measured["device_name"],
+            "cpu": measured["environment"]["cpu"],
+            "commit": measured["environment"]["commit"],
+            "started": measured["started"],
+            "bound_by": binds,
+            "efficiency": measured["efficiency"],
+            "ceilings": {name: row["images_per_s"] for name, row in measured["ceilings"].items()},
+        },
+        "input_bytes_an_image": read,
+        "output_bytes_an_image": written,
+        "input_bytes": round(images * read),
+        "output_bytes": round(images * written),
+        "shards": max(math.ceil(images * read / (1 << 30)), 1),
+        "storage_bytes_per_s": None if storage_gb_s is None else storage_gb_s * 1e9,
+        "rows": rows,
+    }
+
+
+def render(found: dict[str, Any]) -> str:
+    """Returns a plan as text."""
+    measured = found["measured"]
+    ceilings = ", ".join(
+        f"{'all on the CPUs' if name == 'cores' else name} {units.number(rate)}"
+        for name, rate in measured["ceilings"].items()
+    )
+    fields = [
+        ("Images", units.count(found["images"])),
+        (
+            "Measured",
+            f"{units.number(measured['images_per_s'])} images/s with "
+            f"{units.counted(measured['workers'], 'worker')} on {measured['device_name']}, "
+            f"{units.count(measured['images'])} images, {measured['started']}, commit "
+            f"{measured['commit'] or 'unknown'}",
+        ),
+        ("Bound by", f"{measured['bound_by']}" + (
+            "" if measured["efficiency"] is None
+            else f", {units.percent(measured['efficiency'])} of its ceiling")),
+        ("Ceilings, images/s", ceilings or "not measured"),
+        ("Read", f"{units.size(found['input_bytes'])}, "
+                 f"{units.number(found['input_bytes_an_image'])} B an image"),
+        ("Written", f"{units.size(found['output_bytes'])}, "
+                    f"{units.number(found['output_bytes_an_image'])} B an image"),
+        ("Shards", f"{units.count(found['shards'])} of at most 1 GiB"),
+    ]  # fmt: skip
+    rows = [
+        [
+            units.count(row["nodes"]),
+            units.number(row["images_per_s"]),
+            _long(row["seconds"]),
+            f"{units.size(int(row['read_bytes_per_s']))}/s",
+            f"{units.size(int(row['written_bytes_per_s']))}/s",
+            str(row["bound_by"]),
+        ]
+        for row in found["rows"]
+    ]
+    table = text_report.table(["Nodes", "images/s", "time", "read", "written", "bound by"], rows)
+    note = (
+        "Computed from the measured rate: nodes are taken to share nothing but the storage"
+        + ("" if found["storage_bytes_per_s"] else ", which is taken to keep up (--storage)")
+        + "."
+    )
+    lines = text_report.fields([(label, units.printable(value)) for label, value in fields])
+    return "\n".join([*lines, "", *table, "", note])
+
+
+def _long(seconds: float) -> str:
+    days = seconds / 86400
+    return f"{units.number(days)} days" if days >= 2 else duration(seconds)

@@ -1,0 +1,256 @@
+"""A shard's rows as a Parquet file: whole or not at all, and once."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import CnnEngineError
+from ..io.files import describe_os_error
+from . import packages
+
+#: Bytes of probabilities that are written as one row group, and how many rows that may be.
+GROUP_BYTES = 8 << 20
+LEAST_ROWS, MOST_ROWS = 1024, 1 << 16
+
+KEY = b"cnn_engine"
+
+
+class OutputError(CnnEngineError):
+    """The output folder cannot be written: no shard's fault, and nothing that another attempt mends."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """What is known of a shard that is done: its rows, those with an error, and the file's bytes."""
+
+    rows: int
+    errors: int
+    bytes: int
+
+
+def schema(classes: int, top: int | None) -> Any:
+    """Returns the columns: the same in every file, whatever is known of the images.
+
+    Args:
+        classes: numbers that the network gives for an image.
+        top: how many of the largest are kept; None: all, as ``probabilities``.
+    """
+    pa = packages.arrow()
+    if top is None:
+        numbers = [pa.field("probabilities", pa.list_(pa.float32(), classes))]
+    else:
+        numbers = [
+            pa.field("top_classes", pa.list_(pa.int32(), top)),
+            pa.field("top_probabilities", pa.list_(pa.float32(), top)),
+        ]
+    return pa.schema(
+        [
+            pa.field("id", pa.string(), nullable=False),
+            *numbers,
+            pa.field("label", pa.int64()),
+            pa.field("error", pa.string()),
+        ]
+    )
+
+
+def best(rows: np.ndarray, top: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the ``top`` largest of each row, largest first, and their classes; of equals the first."""
+    classes = np.argsort(-rows, axis=1, kind="stable")[:, :top]
+    return classes.astype(np.int32), np.take_along_axis(rows, classes, 1)
+
+
+class ShardFile:
+    """Writes one shard: rows to a temporary name, then fsync, then the shard's own name.
+
+    A file under the shard's name is complete, since it gets that name only at the end; of two attempts, the
+    first to end stays, and the other changes nothing.
+
+    Args:
+        folder: where the shard's file is to be.
+        temporary: the temporary file's path, in a folder of the same file system.
+        run: what tells this run's files from another's.
+        top: see :func:`schema`.
+
+    Raises:
+        OutputError: it cannot be created or, in any method, written.
+    """
+
+    def __init__(
+        self, folder: Path, temporary: Path, name: str, run: str, classes: int, top: int | None
+    ) -> None:
+        self._final, self._temporary, self._name, self._run = (
+            folder / f"{name}.parquet", temporary, name, run,
+        )  # fmt: skip
+        self._classes, self._top = classes, top
+        self._schema = schema(classes, top)
+        self._group = min(max(GROUP_BYTES // (4 * classes), LEAST_ROWS), MOST_ROWS)
+        self._parts: list[Any] = []
+        self._waiting = self.rows = self.errors = 0
+        pq = packages.parquet()
+        numbers = [name for name in self._schema.names if "probabilities" in name]
+        with _written(self._final):
+            self._file = open(temporary, "xb")  # noqa: SIM115
+            try:
+                self._writer = pq.ParquetWriter(
+                    self._file,
+                    self._schema,
+                    # Probabilities are noise to a compressor; ids begin alike.
+                    compression={
+                        name: "none" if name in numbers else "zstd" for name in self._schema.names
+                    },
+                    use_dictionary=["error"],
+                    column_encoding={"id": "DELTA_BYTE_ARRAY"},
+                    write_page_checksum=True,
+                )
+            except BaseException:
+                self._file.close()
+                raise
+
+    def add(self, ids: Any, rows: np.ndarray, labels: Any, errors: dict[int, str]) -> None:
+        """Adds ``rows``, float32 [N, classes], which may be overwritten afterwards; a bad image has none."""
+        pa = packages.arrow()
+        count = len(ids)
+        bad = None
+        if errors:
+            mask = np.zeros(count, bool)
+            mask[list(errors)] = True
+            bad = pa.array(mask)
+        if self._top is None:
+            numbers = [(np.array(rows, np.float32, copy=True), self._classes)]
+        else:
+            numbers = [(array, self._top) for array in best(rows, self._top)]
+        lists = [
+            pa.FixedSizeListArray.from_arrays(pa.array(array.reshape(-1)), size, mask=bad)
+            for array, size in numbers
+        ]
+        messages = pa.array([errors.get(at) for at in range(count)] if errors else [None] * count,
+                            pa.string())  # fmt: skip
+        ids = ids if isinstance(ids, pa.Array) else pa.array(ids, pa.string())
+        labels = labels if isinstance(labels, pa.Array) else pa.array(labels, pa.int64())
+        self._parts.append(pa.record_batch([ids, *lists, labels, messages], schema=self._schema))
+        self._waiting += count
+        self.rows += count
+        self.errors += len(errors)
+        if self._waiting >= self._group:
+            self._write(last=False)
+
+    def _write(self, last: bool) -> None:
+        """Writes whole row groups, so that where they end does not depend on how rows came."""
+        pa = packages.arrow()
+        table = pa.Table.from_batches(self._parts, self._schema)
+        whole = len(table) if last else len(table) // self._group * self._group
+        with _written(self._final):
+            for first in range(0, whole, self._group):
+                part = table.slice(first, min(self._group, whole - first)).combine_chunks()
+                self._writer.write_table(part, row_group_size=self._group)
+        rest = table.slice(whole)
+        self._parts = rest.to_batches()
+        self._waiting = len(rest)
+
+    def commit(self) -> Record:
+        """Completes the file and gives it its name, on the disk before it returns; returns what is in it."""
+        if self._waiting or not self.rows:
+            self._write(last=True)
+        facts = {"run": self._run, "shard": self._name, "rows": self.rows, "errors": self.errors}
+        with _written(self._final):
+            self._writer.add_key_value_metadata({KEY: json.dumps(facts).encode()})
+            self._writer.close()
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            size = self._file.tell()
+            self._file.close()
+            publish(self._temporary, self._final)
+        return Record(self.rows, self.errors, size)
+
+    def discard(self) -> None:
+        """Removes what was written."""
+        with suppress(Exception):  # what could not be written cannot be closed well either
+            self._writer.close()
+        with suppress(OSError):
+            self._file.close()
+        with suppress(OSError):
+            os.unlink(self._temporary)
+
+
+class _written:
+    """Makes an OSError of what is written to ``path`` an :class:`OutputError`."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if isinstance(error, OSError):
+            raise OutputError(f"cannot write {self._path}: {describe_os_error(error)}") from error
+
+
+def publish(temporary: Path, final: Path) -> bool:
+    """Gives a complete file its final name, on the disk when it returns; whether there was none of that name.
+
+    A link fails where the name is taken; where a file system has no links, a rename replaces the file by one
+    of the same bytes.
+    """
+    try:
+        os.link(temporary, final)
+    except FileExistsError:
+        new = False
+    except OSError as error:
+        if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK):
+            raise
+        os.rename(temporary, final)
+        sync_folder(final.parent)
+        return True
+    else:
+        new = True
+    sync_folder(final.parent)
+    os.unlink(temporary)
+    return new
+
+
+def sync_folder(folder: Path) -> None:
+    """Puts the names in a folder on the disk."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def inspect(path: Path, name: str, run: str) -> Record | None:
+    """Returns what a shard's file has; None where there is none, or not a whole one of this run.
+
+    A Parquet file that was cut off has no footer; rows and sizes in the footer are compared with the file.
+    """
+    pa, pq = packages.arrow(), packages.parquet()
+    try:
+        size = path.stat().st_size
+        with pq.ParquetFile(path) as file:
+            facts = json.loads((file.metadata.metadata or {}).get(KEY, b"{}"))
+            rows = file.metadata.num_rows
+    except (OSError, ValueError, pa.ArrowException):
+        return None
+    if (facts.get("run"), facts.get("shard"), facts.get("rows")) != (run, name, rows):
+        return None
+    return Record(rows, int(facts.get("errors", 0)), size)
+
+
+def verify(path: Path) -> str | None:
+    """Reads all of a shard's file with the checksums of its pages; returns what is wrong, or None."""
+    pa, pq = packages.arrow(), packages.parquet()
+    try:
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+            for group in range(file.num_row_groups):
+                file.read_row_group(group)
+    except (OSError, pa.ArrowException) as error:
+        return " ".join(str(error).split())
+    return None

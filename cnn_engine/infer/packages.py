@@ -1,0 +1,33 @@
+"""The packages of the extra ``infer``, imported when they are needed and named where they are missing."""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+
+from ..errors import UnsupportedError
+
+
+def need(module: str, distribution: str, purpose: str, extra: str = "infer") -> ModuleType:
+    """Returns ``module``.
+
+    Raises:
+        UnsupportedError: it is not installed; says what it is for and what installs it.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise UnsupportedError(
+            f"infer: expected the package {distribution} {purpose}, found none ({error}); "
+            f"pip install 'cnn-engine[{extra}]'"
+        ) from error
+
+
+def arrow() -> ModuleType:
+    """Returns ``pyarrow``."""
+    return need("pyarrow", "pyarrow", "for Parquet files")
+
+
+def parquet() -> ModuleType:
+    """Returns ``pyarrow.parquet``."""
+    return need("pyarrow.parquet", "pyarrow", "for Parquet files")

@@ -1,0 +1,263 @@
+"""Reads, decodes, computes and writes at once, each stage waiting for the next where that is behind."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from ..errors import CnnEngineError
+from ..graph.model import Model
+from ..io.files import describe_os_error
+from . import readers
+from .decoding import Decoder
+from .output import OutputError, Record, ShardFile
+from .readers import Chunk, Slot
+from .shards import Shard, pieces_of
+from .sources import Wanted
+
+#: Chunks of encoded images that are read ahead, and chunks of pixels and rows that there are at all.
+READ_AHEAD, SLOTS = 2, 4
+
+STAGES = ("read", "decode", "compute", "write")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the rows depend on, and where they go.
+
+    Attributes:
+        folder: the output folder.
+        temporary: where files are written before they have their names.
+        run: what tells this run's files from another's.
+        batch: images a pass, and a chunk.
+        top: classes that are kept of an image; None: all probabilities.
+    """
+
+    folder: Path
+    temporary: Path
+    run: str
+    batch: int
+    top: int | None
+    wanted: Wanted
+
+
+@dataclass
+class Stage:
+    """What one stage has done: seconds at work (not waiting), images, bytes."""
+
+    seconds: float = 0.0
+    images: int = 0
+    bytes: int = 0
+
+
+@dataclass
+class Job:
+    """A shard on its way."""
+
+    shard: Shard
+    attempt: str
+    begin: float = field(default_factory=perf_counter)
+    failed: tuple[str, str] | None = None  # kind, message
+
+
+_END = object()  # of a job
+
+
+class Failure:
+    """Kinds of failures: a shard's own, one that another attempt may mend, and the output folder's."""
+
+    INPUT, RETRY, OUTPUT = "input", "retry", "output"
+
+
+class Pipeline:
+    """The stages of one worker, each in a thread of its own.
+
+    Args:
+        engine: that computes.
+        decoder: of images that come as files.
+        settings: for all shards.
+        done: called with (shard, record or None, (kind, message) or None, seconds) when a shard ends.
+    """
+
+    def __init__(
+        self,
+        engine: Any,
+        decoder: Decoder,
+        settings: Settings,
+        done: Callable[[Shard, Record | None, tuple[str, str] | None, float], None],
+    ) -> None:
+        self._engine, self._decoder, self._settings, self._done = engine, decoder, settings, done
+        self.stages = {name: Stage() for name in STAGES}
+        self.images = self.errors = 0  # written
+        self._slots: queue.Queue[Slot] = queue.Queue()
+        self._made = 0
+        self._making = threading.Lock()
+        self._jobs: queue.Queue[Job] = queue.Queue()
+        self._read: queue.Queue = queue.Queue(READ_AHEAD)
+        self._decoded: queue.Queue = queue.Queue(SLOTS)
+        self._computed: queue.Queue = queue.Queue(SLOTS)
+        model = engine.network
+        self._fixed = isinstance(model, Model) and not model.any_batch
+        for name in STAGES:
+            loop = getattr(self, f"_{name}_loop")
+            threading.Thread(target=loop, name=name, daemon=True).start()
+
+    def submit(self, shard: Shard, attempt: str) -> None:
+        """Lets a shard follow those before it; ``attempt`` names its temporary file."""
+        self._jobs.put(Job(shard, attempt))
+
+    def _take_slot(self) -> Slot:
+        with self._making:
+            if self._slots.empty() and self._made < SLOTS:
+                self._made += 1
+                return Slot(self._engine, self._settings.batch)
+        return self._slots.get()
+
+    # ---- the stages ----
+
+    def _read_loop(self) -> None:
+        stage = self.stages["read"]
+        while True:
+            job = self._jobs.get()
+            waited = 0.0
+            begin = perf_counter()
+            taken: list[Slot] = []  # by a chunk that is still being read
+
+            def slot(taken: list[Slot] = taken) -> Slot:
+                nonlocal waited
+                start = perf_counter()
+                taken.append(self._take_slot())
+                waited += perf_counter() - start
+                return taken[0]
+
+            try:
+                pieces = pieces_of(self._settings.folder / "_run", job.shard)
+                for chunk in readers.chunks(
+                    pieces, self._settings.batch, self._settings.wanted, slot
+                ):
+                    stage.seconds += perf_counter() - begin - waited
+                    stage.images += len(chunk)
+                    stage.bytes += chunk_bytes(chunk)
+                    taken.clear()
+                    self._read.put((job, chunk))
+                    begin, waited = perf_counter(), 0.0
+                    if job.failed:
+                        break
+            except Exception as error:
+                job.failed = job.failed or _failure(error)
+                for found in taken:
+                    self._slots.put(found)
+            self._read.put((job, _END))
+
+    def _decode_loop(self) -> None:
+        stage = self.stages["decode"]
+        while True:
+            job, chunk = self._read.get()
+            if chunk is not _END and not job.failed:
+                slot = self._take_slot() if chunk.encoded is not None else chunk.slot
+                begin = perf_counter()
+                try:
+                    if chunk.encoded is not None:
+                        chunk.slot = slot
+                        self._decoder.decode(chunk, slot)
+                        stage.images += len(chunk)
+                    else:
+                        self._decoder.normalise(chunk)
+                except Exception as error:
+                    job.failed = job.failed or _failure(error)
+                stage.seconds += perf_counter() - begin
+            self._decoded.put((job, chunk))
+
+    def _compute_loop(self) -> None:
+        stage = self.stages["compute"]
+        while True:
+            job, chunk = self._decoded.get()
+            if chunk is not _END and not job.failed:
+                begin = perf_counter()
+                try:
+                    self.compute(chunk)
+                    stage.images += len(chunk)
+                except Exception as error:
+                    job.failed = job.failed or _failure(error)
+                stage.seconds += perf_counter() - begin
+            self._computed.put((job, chunk))
+
+    def compute(self, chunk: Chunk) -> None:
+        """Fills the rows of a chunk's slot."""
+        slot, count = chunk.slot, len(chunk)
+        images = slot.images(chunk.dtype)
+        if self._fixed and count < len(images):  # the model is for so many images alone
+            images[count:] = 0
+            count = len(images)
+        for at in chunk.errors:
+            images[at] = 0
+        self._engine.predict(images[:count], batch=self._settings.batch, out=slot.rows[:count])
+
+    def _write_loop(self) -> None:
+        stage = self.stages["write"]
+        file: ShardFile | None = None
+        while True:
+            job, chunk = self._computed.get()
+            begin = perf_counter()
+            record = None
+            try:
+                if not job.failed and file is None:
+                    file = self.open(job)
+                if not job.failed and chunk is _END:
+                    record = file.commit()
+                elif not job.failed:
+                    file.add(chunk.ids, chunk.slot.rows[: len(chunk)], chunk.labels, chunk.errors)
+                    stage.images += len(chunk)
+                    self.images += len(chunk)
+                    self.errors += len(chunk.errors)
+            except Exception as error:
+                job.failed = job.failed or _failure(error)
+            if chunk is not _END and chunk.slot is not None:
+                self._slots.put(chunk.slot)
+            if chunk is _END:
+                if file is not None and record is None:
+                    file.discard()
+                elif file is not None:
+                    stage.bytes += record.bytes
+                file = None
+            stage.seconds += perf_counter() - begin
+            if chunk is _END:
+                self._done(job.shard, record, job.failed, perf_counter() - job.begin)
+
+    def open(self, job: Job) -> ShardFile:
+        """Begins a shard's file."""
+        settings = self._settings
+        temporary = settings.temporary / f"{job.shard.name}.{job.attempt}"
+        return ShardFile(
+            settings.folder, temporary, job.shard.name, settings.run,
+            self._engine.network.classes, settings.top,
+        )  # fmt: skip
+
+
+def chunk_bytes(chunk: Chunk) -> int:
+    """Returns the bytes of input in a chunk."""
+    if chunk.encoded is not None:
+        return sum(map(len, chunk.encoded))
+    return (
+        int(np.prod(chunk.slot.images(chunk.dtype).shape[1:]))
+        * len(chunk)
+        * (4 if chunk.dtype == "float32" else 1)
+    )
+
+
+def _failure(error: Exception) -> tuple[str, str]:
+    if isinstance(error, OutputError):
+        return Failure.OUTPUT, str(error)
+    if isinstance(error, CnnEngineError):
+        return Failure.INPUT, str(error)
+    if isinstance(error, OSError):
+        where = f"{error.filename}: " if error.filename else ""
+        return Failure.RETRY, f"{where}cannot be read: {describe_os_error(error)}"
+    return Failure.RETRY, f"{type(error).__name__}: {error}"

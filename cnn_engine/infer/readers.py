@@ -1,0 +1,430 @@
+"""Reads a shard's images, a chunk at a time: files as bytes, arrays straight into the engine's memory."""
+
+from __future__ import annotations
+
+import os
+import tarfile
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from ..errors import InputError, expected
+from ..io.files import describe_os_error
+from ..io.images import SUFFIXES
+from . import packages
+from .shards import TO_THE_END, Piece, sample_key
+from .sources import (
+    CIFAR_RECORD,
+    Wanted,
+    column,
+    idx_header,
+    idx_labels,
+    npy_header,
+    open_idx,
+)
+
+#: Kinds whose images are files, to be decoded; those of the others are arrays.
+ENCODED = ("image", "tar", "parquet-bytes")
+
+#: Kinds whose images are the network's own float32 input.
+FLOATS = ("npy-float32", "parquet-float32")
+
+
+class Slot:
+    """Memory for a chunk's images and rows, page-locked on CUDA, that goes round the pipeline."""
+
+    def __init__(self, engine: Any, size: int) -> None:
+        self._engine, self._size = engine, size
+        self._images: dict[str, np.ndarray] = {}
+        self.rows = engine.empty_probabilities(size)
+
+    def images(self, dtype: str) -> np.ndarray:
+        """Returns uint8 or float32 [size, C, H, W], the same each time."""
+        if dtype not in self._images:
+            self._images[dtype] = self._engine.empty_images(self._size, np.dtype(dtype))
+        return self._images[dtype]
+
+
+@dataclass
+class Chunk:
+    """Images that go through the pipeline together.
+
+    Attributes:
+        slot: whose first ``len(ids)`` images these are, once they are decoded.
+        ids: a string each.
+        labels: a whole number or None each.
+        encoded: bytes of each file, until they are decoded; None for arrays.
+        errors: position -> what is wrong with that image.
+        dtype: of the images in the slot.
+    """
+
+    slot: Slot | None
+    ids: Any
+    labels: Any
+    encoded: list[bytes] | None = None
+    errors: dict[int, str] = field(default_factory=dict)
+    dtype: str = "uint8"
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+def chunks(
+    pieces: list[Piece], size: int, wanted: Wanted, slot: Callable[[], Slot]
+) -> Iterator[Chunk]:
+    """Yields the images of ``pieces``, which are of one kind, in chunks of ``size`` and one of what is left.
+
+    Args:
+        slot: returns memory for a chunk of arrays; it may wait until there is some.
+
+    Raises:
+        InputError: a file is broken, so that the shard cannot be had.
+        OSError: a file cannot be read, perhaps for a while.
+    """
+    kind = pieces[0].kind
+    if kind in ENCODED:
+        items = _ENCODED[kind]
+        every = (item for piece in pieces for item in items(piece, wanted))
+        yield from _encoded_chunks(every, size)
+    else:
+        yield from _array_chunks(pieces, size, wanted, slot)
+
+
+Item = tuple[
+    str, int | None, bytes | str
+]  # an id, a label, a file's bytes or what is wrong with it
+
+
+def _encoded_chunks(items: Iterator[Item], size: int) -> Iterator[Chunk]:
+    while part := list(islice(items, size)):
+        ids, labels, files = map(list, zip(*part, strict=True))
+        errors = {at: file for at, file in enumerate(files) if isinstance(file, str)}
+        encoded = [b"" if isinstance(file, str) else file for file in files]
+        yield Chunk(None, ids, labels, encoded, errors)
+
+
+def _text(path: str) -> str:
+    """Returns a path as UTF-8 can have it."""
+    return os.fsencode(path).decode("utf-8", "backslashreplace")
+
+
+def _image(piece: Piece, wanted: Wanted) -> Iterator[Item]:
+    name = _text(piece.path)
+    try:
+        with open(piece.path, "rb") as file:
+            yield name, None, file.read()
+    except OSError as error:
+        # Of a file that is gone or forbidden there is a row; a disk that fails is the shard's matter.
+        if not isinstance(error, (FileNotFoundError, PermissionError, IsADirectoryError)):
+            raise
+        yield name, None, f"cannot be read: {describe_os_error(error)}"
+
+
+def _tar(piece: Piece, wanted: Wanted) -> Iterator[Item]:
+    """Yields a tar's samples: files of one stem, of which one is an image and ``.cls`` may be its label."""
+    with open(piece.path, "rb") as file:
+        yield from _samples(piece, _members(piece, file))
+
+
+def _members(piece: Piece, file: Any) -> Iterator[tuple[str, bytes]]:
+    """Yields names and contents of the plain files in a part of a tar."""
+    last = piece.images == TO_THE_END  # whatever the file's size was when it was planned
+    file.seek(piece.first)
+    try:
+        with tarfile.open(fileobj=file, mode="r:") as archive:
+            for member in archive:
+                archive.members = []  # else it keeps all of them
+                if not last and member.offset >= piece.first + piece.bytes:
+                    return
+                if not member.isfile():
+                    continue
+                file.seek(member.offset_data)  # several times as fast as extractfile
+                data = file.read(member.size)
+                if len(data) < member.size or member.issparse():
+                    raise expected(piece.path, f"a sound tar, with all of {member.name}", "less")
+                yield member.name, data
+            # tarfile takes what it cannot read for the end, which is marked by zeros.
+            file.seek(archive.offset)
+            if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
+                found = f"neither a file nor the archive's end at byte {archive.offset:,}"
+                raise expected(piece.path, "a sound tar", found)
+    except tarfile.TarError as error:
+        raise expected(piece.path, "a sound tar", error) from error
+
+
+def _samples(piece: Piece, members: Iterable[tuple[str, bytes]]) -> Iterator[Item]:
+    name = _text(piece.path)
+    key, image, label = None, None, None
+    for member, data in members:
+        stem = sample_key(member)
+        if stem != key and image is not None:
+            yield image[0], label, image[1]
+        if stem != key:
+            key, image, label = stem, None, None
+        lower = member.lower()
+        if lower.endswith(SUFFIXES):
+            if image is not None:  # two images of one stem, such as left.jpg and right.jpg have
+                yield image[0], label, image[1]
+            image = (f"{name}#{_text(member)}", data)
+        elif lower.endswith(".cls"):
+            label = _label(data)
+    if image is not None:
+        yield image[0], label, image[1]
+
+
+def _label(data: bytes) -> int | None:
+    try:
+        return int(data)
+    except ValueError:
+        return None
+
+
+def _parquet_bytes(piece: Piece, wanted: Wanted) -> Iterator[Item]:
+    at = piece.first
+    for images, labels, ids in _parquet_parts(piece, wanted):
+        pa = packages.arrow()
+        if pa.types.is_struct(images.type):
+            images = images.field("bytes")
+        for image, label, name in zip(images.to_pylist(), labels, ids, strict=True):
+            name = f"{_text(piece.path)}#{at}" if name is None else str(name)
+            yield name, label, "expected an image, found null" if image is None else image
+            at += 1
+
+
+def _parquet_parts(piece: Piece, wanted: Wanted) -> Iterator[tuple[Any, Iterable, Iterable]]:
+    """Yields (images, labels, ids) of the rows of a piece; images as Arrow has them."""
+    pa, pq = packages.arrow(), packages.parquet()
+    try:
+        with pq.ParquetFile(piece.path, pre_buffer=False) as file:
+            schema = file.schema_arrow
+            names = [column(piece.path, schema, role, wanted) for role in ("image", "label", "id")]
+            groups, at = [], 0
+            for index in range(file.num_row_groups):
+                if piece.first <= at < piece.first + piece.images:
+                    groups.append(index)
+                at += file.metadata.row_group(index).num_rows
+            done = 0
+            for part in file.iter_batches(
+                PARQUET_ROWS, groups, [name for name in names if name], use_threads=False
+            ):
+                done += len(part)
+                labels, ids = (
+                    part.column(name).to_pylist() if name else [None] * len(part)
+                    for name in names[1:]
+                )
+                labels = [label if isinstance(label, int) else None for label in labels]
+                yield part.column(names[0]), labels, ids
+            if done != piece.images:
+                raise expected(piece.path, f"{piece.images:,} images as planned", f"{done:,}")
+    except pa.ArrowException as error:
+        words = " ".join(str(error).split())
+        raise expected(piece.path, "a sound Parquet file", words) from error
+
+
+#: Rows of a Parquet file that are decompressed at a time.
+PARQUET_ROWS = 1024
+
+_ENCODED: dict[str, Callable[[Piece, Wanted], Iterator[Item]]] = {
+    "image": _image,
+    "tar": _tar,
+    "parquet-bytes": _parquet_bytes,
+}
+
+
+# ---- arrays ----
+
+
+def _array_chunks(
+    pieces: list[Piece], size: int, wanted: Wanted, slot: Callable[[], Slot]
+) -> Iterator[Chunk]:
+    """Fills one slot after the other, over the ends of files."""
+    dtype = "float32" if pieces[0].kind in FLOATS else "uint8"
+    total = sum(piece.images for piece in pieces)
+    filled = done = 0
+    current: Slot | None = None
+    ids: list[Any] = []
+    labels: list[Any] = []
+    errors: dict[int, str] = {}
+    for piece in pieces:
+        read = _ARRAYS[piece.kind](piece, wanted)
+        next(read)  # opens it
+        at = 0
+        while at < piece.images:
+            if current is None:
+                current, filled, ids, labels, errors = slot(), 0, [], [], {}
+            count = min(size - filled, piece.images - at)
+            target = current.images(dtype)[filled : filled + count]
+            names, found, faults = read.send(target)
+            ids.append(_numbered(piece, piece.first + at, count) if names is None else names)
+            labels.append(np.full(count, -1) if found is None else found)
+            errors.update({filled + position: what for position, what in faults.items()})
+            at, filled, done = at + count, filled + count, done + count
+            if filled == size or done == total:
+                pa = packages.arrow()
+                joined = np.concatenate(labels)
+                yield Chunk(
+                    current,
+                    pa.concat_arrays(ids),
+                    pa.array(joined, pa.int64(), mask=joined < 0),
+                    None,
+                    errors,
+                    dtype,
+                )
+                current = None
+        read.close()
+
+
+def _numbered(piece: Piece, first: int, count: int) -> Any:
+    """Returns the ids ``path#first`` and so on, as Arrow has them: a string at a time takes longer."""
+    pa = packages.arrow()
+    import pyarrow.compute as pc
+
+    numbers = pa.array(np.arange(first, first + count)).cast(pa.string())
+    return pc.binary_join_element_wise(_text(piece.path), numbers, "#")
+
+
+#: What one ``send`` of an array reader gives: ids or None, labels or None, and faults by position.
+Part = tuple[Any, np.ndarray | None, dict[int, str]]
+
+
+def _read_into(file: Any, target: np.ndarray, path: str) -> None:
+    view = memoryview(target).cast("B")
+    done = 0
+    while done < len(view):
+        count = file.readinto(view[done:])
+        if not count:
+            raise expected(path, f"{len(view) - done:,} bytes more", "its end")
+        done += count
+
+
+def _npy(piece: Piece, wanted: Wanted) -> Iterator[Part]:
+    shape, dtype, offset = npy_header(piece.path)
+    if shape[0] < piece.first + piece.images or shape[1:] != tuple(wanted.shape):
+        found = f"{dtype} {list(shape)}"
+        raise expected(piece.path, f"{piece.first + piece.images:,} images as planned", found)
+    image = int(np.prod(shape[1:])) * dtype.itemsize
+    with open(piece.path, "rb", buffering=0) as file:
+        file.seek(offset + piece.first * image)
+        target = yield None
+        while True:
+            _read_into(file, target, piece.path)
+            target = yield None, None, {}
+
+
+def _cifar(piece: Piece, wanted: Wanted) -> Iterator[Part]:
+    with open(piece.path, "rb", buffering=0) as file:
+        file.seek(piece.first * CIFAR_RECORD)
+        target = yield None
+        while True:
+            records = np.empty((len(target), CIFAR_RECORD), np.uint8)
+            _read_into(file, records, piece.path)
+            target.reshape(len(target), -1)[...] = records[:, 1:]
+            target = yield None, records[:, 0].astype(np.int64), {}
+
+
+def _idx(piece: Piece, wanted: Wanted) -> Iterator[Part]:
+    beside = idx_labels(piece.path)
+    labels = None
+    if beside is not None:
+        with open_idx(beside) as file:
+            (count,) = idx_header(beside, file, 1)
+            labels = np.frombuffer(file.read(count), np.uint8).astype(np.int64)
+        if len(labels) < piece.first + piece.images:
+            raise expected(beside, "a label an image", f"{len(labels):,}")
+    with open_idx(piece.path) as file:
+        shape = idx_header(piece.path, file, 3)
+        file.seek(piece.first * shape[1] * shape[2], os.SEEK_CUR)
+        at = piece.first
+        target = yield None
+        while True:
+            _read_into(file, target, piece.path)
+            some = None if labels is None else labels[at : at + len(target)]
+            at += len(target)
+            target = yield None, some, {}
+
+
+def _parquet_arrays(piece: Piece, wanted: Wanted) -> Iterator[Part]:
+    pa = packages.arrow()
+    values = int(np.prod(wanted.shape))
+    dtype = np.dtype("uint8" if piece.kind == "parquet-uint8" else "float32")
+    at = piece.first
+    target = yield None
+    filled = 0
+    ids: list[Any] = []
+    labels: list[Any] = []
+    faults: dict[int, str] = {}
+    for images, some, names in _parquet_parts(piece, wanted):
+        begin = 0
+        some = np.array([-1 if label is None else label for label in some], np.int64)
+        while begin < len(images):
+            count = min(len(images) - begin, len(target) - filled)
+            part = images.slice(begin, count)
+            found = _rectangular(part, values, dtype)
+            rows = target[filled : filled + count].reshape(count, -1)
+            if found is not None:
+                rows[...] = found
+            else:
+                for position, array in enumerate(part):
+                    flat = _flat(array.as_py(), dtype)
+                    if flat is None or flat.size != values:
+                        size = "null" if flat is None else f"{flat.size}"
+                        faults[filled + position] = f"expected {values} values, found {size}"
+                        rows[position] = 0
+                    else:
+                        rows[position] = flat
+            some_names = names[begin : begin + count]
+            if any(name is None for name in some_names):
+                ids.append(_numbered(piece, at, count))
+            else:
+                ids.append(pa.array([str(name) for name in some_names], pa.string()))
+            labels.append(some[begin : begin + count])
+            at, begin, filled = at + count, begin + count, filled + count
+            if filled == len(target):
+                target = yield pa.concat_arrays(ids), np.concatenate(labels), faults
+                filled, ids, labels, faults = 0, [], [], {}
+    raise InputError(f"{piece.path}: expected more rows")
+
+
+def _rectangular(part: Any, values: int, dtype: np.dtype) -> np.ndarray | None:
+    """Returns [N, values] of lists that all have so many, without a copy; None where one has not."""
+    count = len(part)
+    while hasattr(part, "flatten") and str(part.type) not in ("uint8", "float"):
+        if part.null_count:
+            return None
+        if len(part) == count and not _even(part, values):
+            return None
+        part = part.flatten()
+    if part.null_count or len(part) != count * values:
+        return None
+    return part.to_numpy(zero_copy_only=True).reshape(count, values)
+
+
+def _even(part: Any, values: int) -> bool:
+    """Whether the outermost lists have one length each, so that equal shares of the values are theirs."""
+    types = packages.arrow().types
+    if types.is_fixed_size_list(part.type):
+        return True
+    lengths = np.diff(part.offsets.to_numpy())
+    return bool(len(lengths) == 0 or (lengths == lengths[0]).all())
+
+
+def _flat(value: Any, dtype: np.dtype) -> np.ndarray | None:
+    if value is None:
+        return None
+    try:
+        return np.array(value, dtype).reshape(-1)
+    except (TypeError, ValueError):  # ragged, or null inside
+        return None
+
+
+_ARRAYS: dict[str, Callable[[Piece, Wanted], Any]] = {
+    "npy": _npy,
+    "npy-float32": _npy,
+    "cifar": _cifar,
+    "idx": _idx,
+    "parquet-uint8": _parquet_arrays,
+    "parquet-float32": _parquet_arrays,
+}

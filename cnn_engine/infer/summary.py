@@ -1,0 +1,275 @@
+"""What a run did, how fast, and how fast it could have been: as JSON, as text and as one page."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from ..measure import environment
+from ..report import text as text_report
+from ..report import units
+from ..report.json import finite
+from .supervise import Counts
+
+SCHEMA = 1
+
+
+@dataclass
+class Summary:
+    """All that a run knows when it ends; :meth:`to_dict` is the JSON document."""
+
+    command: str
+    hello: dict[str, Any]
+    document: dict[str, Any]
+    output: str
+    engine: str
+    part: str | None
+    workers: int
+    hosts: list[str]
+    cores: int
+    shards: int
+    before: int
+    done: int
+    set_aside: list[dict[str, str]]
+    rows: int
+    errors: int
+    input_bytes: int
+    output_bytes: int
+    counts: Counts
+    ceilings: dict[str, list[dict[str, Any]]]
+    planning_s: float
+    working_s: float
+    interrupted: bool
+    manifest: dict[str, Any]
+    load_average: float | None
+    stamp: dict[str, Any]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the report as JSON has it; what is not known is null."""
+        ceilings, limit = ceilings_of(self.ceilings, self.cores)
+        rate = self.rows / self.working_s if self.rows and self.working_s else None
+        reached = None
+        if rate is not None and limit is not None:
+            reached = rate / ceilings[limit]["images_per_s"]
+        busy = {
+            name: {**stage, "share": stage["seconds"] / (self.workers * self.working_s)}
+            for name, stage in self.counts.stages.items()
+            if self.working_s
+        }
+        described = dict(self.hello["environment"])
+        described["load_average"] = self.load_average
+        cpu = {"load_average": self.load_average}
+        described["warnings"] = environment.cpu_warnings(cpu)
+        document = {
+            "schema": SCHEMA,
+            "kind": "inference",
+            "command": self.command,
+            **self.stamp,
+            "environment": described,
+            "settings": self.document["settings"],
+            "weights": self.hello["weights"],
+            "inputs": self.document["inputs"],
+            "plan": self.document["plan"],
+            "output": self.output,
+            "engine": self.engine,
+            "part": self.part,
+            "workers": self.workers,
+            "threads": self.hello["threads"],
+            "hosts": self.hosts,
+            "device": self.hello["device"],
+            "device_name": self.hello["device_name"],
+            "decoder": self.hello["decoder"],
+            "cores": self.cores,
+            "interrupted": self.interrupted,
+            "images": self.rows,
+            "errors": self.errors,
+            "input_bytes": self.input_bytes,
+            "output_bytes": self.output_bytes,
+            "shards": {
+                "total": self.shards,
+                "done_before": self.before,
+                "done": self.done,
+                "set_aside": self.set_aside,
+            },
+            "retries": self.counts.retries,
+            "restarts": self.counts.restarts,
+            "planning_s": self.planning_s,
+            "working_s": self.working_s,
+            "images_per_s": rate,
+            "peak_bytes_a_worker": self.counts.peak_bytes,
+            "stages": busy,
+            "busiest_stage": self.counts.bound_by(),
+            "ceilings": ceilings,
+            "bound_by": limit,
+            "efficiency": reached,
+            "folder": self.manifest,
+        }
+        return finite(document)
+
+
+def ceilings_of(
+    measured: dict[str, list[dict[str, Any]]], cores: int
+) -> tuple[dict[str, dict[str, Any]], str | None]:
+    """Returns what each stage does alone with all workers at it, and the name of the lowest ceiling.
+
+    Beside the stages, ``cores`` is the ceiling of them together: their CPU time an image, on the CPUs that
+    there are. A stage that has nothing to do has no row.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for stage, rows in measured.items():
+        rows = [row for row in rows if row["images"]]
+        if not rows:
+            continue
+        images = sum(row["images"] for row in rows)
+        found[stage] = {
+            "images_per_s": sum(row["images"] / row["seconds"] for row in rows),
+            "bytes_an_image": sum(row["bytes"] for row in rows) / images,
+            "cpu_s_an_image": sum(row["cpu_seconds"] for row in rows) / images,
+        }
+    if not found:
+        return {}, None
+    together = sum(row["cpu_s_an_image"] for row in found.values())
+    if together:
+        found["cores"] = {
+            "images_per_s": cores / together,
+            "bytes_an_image": None,
+            "cpu_s_an_image": together,
+        }
+    return found, min(found, key=lambda name: found[name]["images_per_s"])
+
+
+def facts(document: dict[str, Any]) -> list[tuple[str, str]]:
+    """Returns what ran, on what, and what became of it, a line each."""
+    settings, plan = document["settings"], document["plan"]
+    top = settings["top"]
+    variant = settings["variant"] + (" with reduction" if settings["reduction"] else "")
+    planned = "" if plan["images"] < 0 else f", {units.counted(plan['images'], 'image')}"
+    rows = [
+        ("Network", f"{settings['network']}, SHA-256 {settings['model_sha256'][:12]}"),
+        ("Weights", document["weights"]),
+        ("Input", " ".join(document["inputs"])),
+        ("Plan", f"{units.counted(plan['shards'], 'shard')}{planned}, {units.size(plan['bytes'])}"),
+        ("Output", document["output"]),
+        ("Rows", "all probabilities" if top is None else f"the {top} largest probabilities"),
+        ("Device", f"{document['device']}, {document['device_name']}"),
+        ("Variant", f"{variant}, {settings['dtype']}, batch {units.count(settings['batch'])}"),
+        (
+            "Workers",
+            f"{units.count(document['workers'])} ({document['engine']}), "
+            f"{units.counted(document['threads'], 'thread')} each, on "
+            f"{units.counted(document['cores'], 'CPU')} of "
+            f"{units.counted(len(document['hosts']), 'machine')}",
+        ),
+        ("Command", document["command"]),
+        ("Started", f"{document['started']}, took {units.seconds(document['duration_s'])}"),
+    ]
+    if document["part"] is not None:
+        rows.insert(4, ("Part of an array", document["part"]))
+    rows += [("Warning", warning) for warning in document["environment"]["warnings"]]
+    if document["interrupted"]:
+        rows.append(("Warning", "interrupted: the same command does what is left"))
+    return [(label, units.printable(value)) for label, value in rows]
+
+
+def outcome(document: dict[str, Any]) -> list[tuple[str, str]]:
+    """Returns the counts and rates, a line each."""
+    shards, folder = document["shards"], document["folder"]
+    rate = document["images_per_s"]
+    rows = [
+        ("Images", f"{units.count(document['images'])}, {units.count(document['errors'])} of them bad"),
+        (
+            "Shards",
+            f"{units.count(shards['done'])} done, {units.count(shards['done_before'])} had been, of "
+            f"{units.count(shards['total'])}",
+        ),
+        ("Retries, new workers", f"{units.count(document['retries'])}, {units.count(document['restarts'])}"),
+        (
+            "Folder",
+            f"{'complete' if folder['complete'] else 'not complete'}: "
+            f"{units.counted(folder['images'], 'row')}, {units.count(folder['errors'])} of them bad",
+        ),
+        ("Planning, working", f"{units.seconds(document['planning_s'])}, "
+                              f"{units.seconds(document['working_s'])}"),
+        ("Throughput", "-" if rate is None else f"{units.number(rate)} images/s"),
+        (
+            "Read, written",
+            f"{units.size(document['input_bytes'])}, {units.size(document['output_bytes'])}",
+        ),
+        ("Peak memory of a worker", units.size(document["peak_bytes_a_worker"] or None)),
+    ]  # fmt: skip
+    if document["bound_by"] is not None:
+        rows.append(("Bound by", f"{document['bound_by']}, the lowest of the ceilings"))
+        rows.append(("Efficiency", f"{units.percent(document['efficiency'])} of that ceiling"))
+    rows += [
+        ("Set aside", units.printable(f"{row['shard']} ({row['input']}): {row['reason']}"))
+        for row in shards["set_aside"]
+    ]
+    return rows
+
+
+#: The columns of :func:`stage_rows`.
+COLUMNS = ("Stage", "alone, images/s", "alone, bytes", "CPU time an image", "at work here")
+
+
+def stage_rows(document: dict[str, Any]) -> list[list[str]]:
+    """Returns a row a stage: what it does alone, and how much of the run it was at work."""
+    rows = []
+    for name in dict.fromkeys((*document["ceilings"], *document["stages"])):
+        ceiling, stage = document["ceilings"].get(name), document["stages"].get(name)
+        if ceiling is None and not stage["images"]:
+            continue
+        rate = ceiling and ceiling["images_per_s"]
+        nbytes = ceiling and ceiling["bytes_an_image"]
+        rows.append(
+            [
+                "all on the CPUs" if name == "cores" else name,
+                units.number(rate),
+                units.UNKNOWN if not nbytes else f"{units.size(int(rate * nbytes))}/s",
+                units.seconds(ceiling and ceiling["cpu_s_an_image"]),
+                units.percent(stage and stage["share"]),
+            ]
+        )
+    return rows
+
+
+def text(document: dict[str, Any]) -> str:
+    """Returns the report as text, at most 100 columns wide where no path is longer."""
+    parts = [
+        text_report.fields(facts(document)),
+        text_report.fields(outcome(document)),
+    ]
+    if document["stages"]:
+        parts.append(text_report.table(list(COLUMNS), stage_rows(document)))
+    return "\n\n".join("\n".join(part) for part in parts)
+
+
+def html(document: dict[str, Any]) -> str:
+    """Returns the report as one page without scripts or anything from elsewhere."""
+    rows = stage_rows(document)
+    most = max((row["images_per_s"] for row in document["ceilings"].values()), default=0)
+    bars = [
+        (name, row["images_per_s"], 100 * row["images_per_s"] / most)
+        for name, row in document["ceilings"].items()
+    ]
+    if bars and document["images_per_s"]:
+        rate = document["images_per_s"]
+        bars.append(("this run", rate, 100 * rate / most))
+    return _template().render(
+        title=f"Inference: {document['settings']['network']}",
+        facts=facts(document),
+        outcome=outcome(document),
+        columns=COLUMNS,
+        rows=rows,
+        bars=bars,
+        number=units.number,
+    )
+
+
+@cache
+def _template() -> Any:
+    from jinja2 import Environment
+
+    source = files(__package__).joinpath("page.html").read_text("utf-8")
+    return Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(source)

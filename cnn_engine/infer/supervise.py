@@ -1,0 +1,346 @@
+"""Hands shards to workers, counts what they die of, and goes on until all that can be done is."""
+
+from __future__ import annotations
+
+import os
+import queue
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Any, Protocol
+
+from ..errors import InputError
+from .folder import Folder
+from .output import OutputError, Record
+from .pipeline import STAGES, Failure
+from .shards import Shard
+
+#: Workers that a shard may kill, and attempts that may fail, before it is set aside.
+DEATHS = ATTEMPTS = 3
+
+#: Shards that a worker has at a time: while the last chunks of one are written, the next is read.
+AHEAD = 2
+
+#: Workers in a row that may end before they can work.
+STARTS = 3
+
+#: How long a worker may take to start, and to go on without a sign of progress.
+START_S, STALL_S = 300.0, 600.0
+
+Event = dict[str, Any]
+
+
+class Pool(Protocol):
+    """Workers of one kind: local processes or Ray's actors. One that ended gives ``{"event": "died"}``."""
+
+    events: queue.Queue[tuple[int, Event]]
+
+    def start(self, worker: int) -> None:
+        """Starts worker number ``worker``, again if it ended; it says ``hello`` when it is ready."""
+
+    def send(self, worker: int, message: Event) -> None:
+        """Sends a command; a worker that has ended gets none."""
+
+    def kill(self, worker: int) -> None:
+        """Ends a worker at once."""
+
+    def cores(self) -> int:
+        """Returns the CPUs that all workers share."""
+
+    def close(self) -> None:
+        """Ends all workers, and waits for it."""
+
+
+@dataclass
+class SetAside:
+    """A shard that could not be done, and why."""
+
+    shard: Shard
+    reason: str
+
+
+@dataclass
+class Counts:
+    """What all workers have done, those that ended included."""
+
+    images: int = 0
+    errors: int = 0
+    restarts: int = 0
+    retries: int = 0
+    peak_bytes: int = 0
+    stages: dict[str, dict[str, float]] = field(
+        default_factory=lambda: {name: {"seconds": 0.0, "images": 0, "bytes": 0} for name in STAGES}
+    )
+
+    def bound_by(self) -> str | None:
+        """Returns the stage that is at work most of the time."""
+        busiest = max(self.stages, key=lambda name: self.stages[name]["seconds"])
+        return busiest if self.stages[busiest]["seconds"] else None
+
+
+@dataclass
+class _State:
+    """One worker."""
+
+    ready: bool = False
+    shards: list[int] = field(default_factory=list)
+    beat: Event | None = None
+    moved: float = field(default_factory=monotonic)
+
+
+class Supervisor:
+    """One run over ``shards`` by ``workers`` workers of a pool.
+
+    Args:
+        pool: the first of whose workers has started (see :meth:`first_hello`).
+        folder: where shards are recorded as they are done.
+        run: what tells this run's files from another's.
+    """
+
+    def __init__(self, pool: Pool, workers: int) -> None:
+        self.pool, self.workers = pool, workers
+        self.done: dict[int, Record] = {}
+        self.set_aside: list[SetAside] = []
+        self.counts = Counts()
+        self.stall_s = STALL_S
+        self._states: dict[int, _State] = {}
+        self._hellos: dict[int, Event] = {}
+        self._past: list[Event] = []  # the last counts of workers that ended
+        self._failed_starts = 0
+        self._attempt = 0
+
+    def first_hello(self) -> Event:
+        """Starts one worker and returns what it says of itself.
+
+        Raises:
+            InputError: the worker's configuration is at fault, or it does not start.
+        """
+        self._start(0)
+        while 0 not in self._hellos:
+            for _ in self._take(1.0):
+                pass
+            self._check_stalled()
+        return self._hellos[0]
+
+    def hosts_of_workers(self) -> list[str]:
+        """Returns the machine of each worker that has been ready."""
+        return [hello["host"] for hello in self._hellos.values()]
+
+    def hosts(self) -> list[str]:
+        """Returns the machines that workers were on."""
+        return sorted({hello["host"] for hello in self._hellos.values()})
+
+    def run(
+        self,
+        folder: Folder,
+        shards: list[Shard],
+        run: str,
+        opening: Event,
+        tick: Callable[[Supervisor], None],
+    ) -> None:
+        """Runs ``shards``; ``done`` and ``set_aside`` are what became of them.
+
+        Args:
+            opening: what workers are told before their first shard.
+            tick: called a few times a second.
+
+        Raises:
+            OutputError: the output folder cannot be written.
+            InputError: no worker can be started.
+        """
+        self._folder, self._run, self._opening = folder, run, opening
+        self._shards = {shard.index: shard for shard in shards}
+        self._waiting = deque(shard.index for shard in shards)
+        self._suspects: deque[int] = (
+            deque()
+        )  # which were there when a worker died: each is tried alone
+        self._deaths: dict[int, int] = {}
+        self._attempts: dict[int, int] = {}
+        self._begun: set[int] = set()
+        for worker in range(min(self.workers, max(len(shards), 1))):
+            if worker not in self._states:
+                self._start(worker)
+        for worker, state in self._states.items():
+            if state.ready:
+                self._open(worker)
+        self._feed()
+        while len(self.done) + len(self.set_aside) < len(shards):
+            for _ in self._take(0.2):
+                pass
+            self._check_stalled()
+            self._feed()
+            tick(self)
+
+    def measure(self, stage: str, shards: list[Shard], seconds: float) -> list[Event]:
+        """Has every worker measure ``stage`` alone, all at the same time; returns what each found.
+
+        Raises:
+            CnnEngineError: a worker died of it.
+        """
+        workers = [worker for worker, state in self._states.items() if state.ready]
+        for index, worker in enumerate(workers):
+            self.pool.send(
+                worker,
+                {"command": "measure", "stage": stage, "seconds": seconds,
+                 "shard": vars(shards[index % len(shards)]), "attempt": self._next_attempt()},
+            )  # fmt: skip
+        found: list[Event] = []
+        end = monotonic() + 60 + 10 * seconds
+        while len(found) < len(workers):
+            for _, event in self._take(1.0):
+                if event["event"] == "measured":
+                    found.append(event)
+                if event["event"] == "died":
+                    raise InputError(f"{stage}: a worker ended while it was measured")
+            if monotonic() > end:
+                raise InputError(f"{stage}: took more than {60 + 10 * seconds:g} s to measure")
+        return found
+
+    # ---- workers ----
+
+    def _start(self, worker: int) -> None:
+        self._states[worker] = _State()
+        self.pool.start(worker)
+
+    def _open(self, worker: int) -> None:
+        self.pool.send(worker, {"command": "open", **self._opening})
+
+    def _next_attempt(self) -> str:
+        self._attempt += 1
+        return f"{os.getpid()}-{self._attempt}"
+
+    def _take(self, timeout: float) -> Iterator[tuple[int, Event]]:
+        """Waits for an event and yields it and those behind it, each of them dealt with."""
+        with suppress(queue.Empty):
+            worker, event = self.pool.events.get(timeout=timeout)
+            while True:
+                getattr(self, f"_on_{event['event']}")(worker, event)
+                yield worker, event
+                worker, event = self.pool.events.get_nowait()
+
+    def _on_hello(self, worker: int, event: Event) -> None:
+        first = self._hellos.get(0)
+        for key in ("model_sha256", "batch", "classes", "variant", "dtype", "device_kind"):
+            if first is not None and event[key] != first[key]:
+                raise InputError(
+                    f"worker {worker} on {event['host']}: expected {key} {first[key]}, as worker 0 has, "
+                    f"found {event[key]}"
+                )
+        self._hellos[worker] = event
+        self._failed_starts = 0
+        state = self._states[worker]
+        state.ready, state.moved = True, monotonic()
+        if hasattr(self, "_opening"):
+            self._open(worker)
+
+    def _on_error(self, worker: int, event: Event) -> None:
+        raise InputError(event["message"])
+
+    def _on_beat(self, worker: int, event: Event) -> None:
+        state = self._states[worker]
+        before = state.beat
+        if before is None or before["stages"] != event["stages"]:
+            state.moved = monotonic()
+        state.beat = event
+        self._add_up()
+
+    def _on_measured(self, worker: int, event: Event) -> None:
+        self._states[worker].moved = monotonic()
+
+    def _on_done(self, worker: int, event: Event) -> None:
+        index = event["shard"]
+        self._forget(worker, index)
+        if (
+            index in self.done or index not in self._shards
+        ):  # a late attempt: the first one's file stays
+            return
+        record = Record(event["rows"], event["errors"], event["bytes"])
+        self._folder.record(self._run, self._shards[index], record, self._hellos[worker]["host"])
+        self.done[index] = record
+
+    def _on_failed(self, worker: int, event: Event) -> None:
+        index, kind, message = event["shard"], event["kind"], event["message"]
+        self._forget(worker, index)
+        if kind == Failure.OUTPUT:
+            raise OutputError(message)
+        self._attempts[index] = self._attempts.get(index, 0) + 1
+        if kind == Failure.INPUT or self._attempts[index] >= ATTEMPTS:
+            self._put_aside(index, message)
+        else:
+            self.counts.retries += 1
+            self._waiting.append(index)
+
+    def _on_died(self, worker: int, event: Event) -> None:
+        state = self._states.pop(worker)
+        if state.beat is not None:
+            self._past.append(state.beat)
+        if not state.ready:
+            self._failed_starts += 1
+            if self._failed_starts >= STARTS:
+                raise InputError(
+                    f"worker: expected it to start, found that {STARTS} in a row ended: {event['reason']}"
+                )
+        for index in state.shards:
+            self._deaths[index] = self._deaths.get(index, 0) + 1
+            if self._deaths[index] >= DEATHS:
+                self._put_aside(index, f"killed {DEATHS} workers ({event['reason']})")
+            else:
+                self.counts.retries += 1
+                self._suspects.append(index)
+        self.counts.restarts += 1
+        self._start(worker)
+
+    def _forget(self, worker: int, index: int) -> None:
+        state = self._states[worker]
+        if index in state.shards:
+            state.shards.remove(index)
+        state.moved = monotonic()
+
+    def _put_aside(self, index: int, reason: str) -> None:
+        self.set_aside.append(SetAside(self._shards[index], reason))
+
+    def _check_stalled(self) -> None:
+        """Kills workers that hang: a file system that does not answer, an image that never ends."""
+        now = monotonic()
+        for worker, state in list(self._states.items()):
+            busy = bool(state.shards) or not state.ready
+            limit = self.stall_s if state.ready else max(START_S, self.stall_s)
+            if busy and now - state.moved > limit:
+                state.moved = now  # its end will be heard of
+                self.pool.kill(worker)
+
+    # ---- shards ----
+
+    def _feed(self) -> None:
+        """Gives shards to workers that have room; what a worker died of before is given alone."""
+        for worker, state in self._states.items():
+            if not state.ready:
+                continue
+            while len(state.shards) < AHEAD and not any(i in self._deaths for i in state.shards):
+                if self._suspects:
+                    if state.shards:
+                        break
+                    index = self._suspects.popleft()
+                elif self._waiting:
+                    index = self._waiting.popleft()
+                else:
+                    break
+                if not state.shards:
+                    state.moved = monotonic()
+                state.shards.append(index)
+                self.pool.send(
+                    worker,
+                    {"command": "run", "shard": vars(self._shards[index]),
+                     "attempt": self._next_attempt()},
+                )  # fmt: skip
+
+    def _add_up(self) -> None:
+        beats = [*self._past, *(s.beat for s in self._states.values() if s.beat is not None)]
+        self.counts.images = sum(beat["images"] for beat in beats)
+        self.counts.errors = sum(beat["errors"] for beat in beats)
+        self.counts.peak_bytes = max(beat["peak_bytes"] for beat in beats)
+        for name, stage in self.counts.stages.items():
+            for key in stage:
+                stage[key] = sum(beat["stages"][name][key] for beat in beats)

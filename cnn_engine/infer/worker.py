@@ -1,0 +1,242 @@
+"""A worker: an engine and its pipeline, told what to do and telling what was done, in JSON messages.
+
+``python -m cnn_engine.infer.worker`` is a process of the local engine. Commands come on standard input, events go
+to standard output, a line each. When standard input ends, so does the process: its parent is gone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import resource
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..engine.engine import Engine
+from ..errors import CnnEngineError, expected
+from ..graph.model import Model
+from ..io.images import Preprocess
+from ..measure import environment
+from ..workload import get, of_model
+from . import ceilings, packages
+from .decoding import Decoder
+from .output import Record
+from .pipeline import Pipeline, Settings
+from .shards import Shard
+from .sources import Wanted
+
+#: How often a worker says how far it is.
+BEAT_S = 0.25
+
+#: Images of a chunk that the batch's rule may ask for: these bytes, so that memory and latency stay small.
+CHUNK_BYTES = 32 << 20
+
+Message = dict[str, Any]
+
+
+class Worker:
+    """An engine with its pipeline.
+
+    Args:
+        config: ``network`` or ``model`` (with ``input_shape``), ``weights``, ``device``, ``variant``,
+            ``reduction``, ``dtype``, ``threads``, ``batch``, ``top``, ``columns``, ``preprocess``.
+        emit: takes events; called from several threads.
+
+    Raises:
+        CnnEngineError: the configuration is at fault, or cannot be had here.
+    """
+
+    def __init__(self, config: Message, emit: Callable[[Message], None]) -> None:
+        self._config, self._emit = config, emit
+        packages.arrow()
+        if config.get("model") is not None:
+            shapes = {name: tuple(shape) for name, shape in config.get("input_shape") or []}
+            workload = of_model(config["model"], shapes or None)
+        else:
+            workload = get(config["network"])
+        self.engine = Engine(
+            workload,
+            weights=config["weights"],
+            device=config["device"],
+            variant=config["variant"],
+            reduction=config["reduction"],
+            dtype=config["dtype"],
+            threads=config["threads"],
+        )
+        network = self.engine.network
+        self._preprocess = None
+        if config["preprocess"] is not None:
+            self._preprocess = Preprocess.parse(config["preprocess"])
+            self._preprocess.check(network.input_shape)
+        self.wanted = Wanted(tuple(network.input_shape), config["columns"])
+        self.decoder = Decoder(network.input_shape, self._preprocess, self.engine.threads)
+        self.batch = self._batch(config["batch"])
+        self.top = config["top"]
+        if self.top is not None and self.top > network.classes:
+            raise expected("--top", f"at most {network.classes}, the network's classes", self.top)
+        self.pipeline: Pipeline | None = None
+
+    def _batch(self, named: int | None) -> int:
+        network = self.engine.network
+        if isinstance(network, Model) and not network.any_batch:
+            if named not in (None, network.batch):
+                raise expected("--batch", f"{network.batch}, for which alone the model is", named)
+            return network.batch
+        if named is not None:
+            return named
+        image = int(np.prod(network.input_shape))
+        return min(self.engine.batch_size(None, 1 << 20), max(CHUNK_BYTES // image, 1))
+
+    def hello(self) -> Message:
+        """Returns what the engine turned out to be, for the parent's settings and checks."""
+        engine = self.engine
+        network, choice = engine.network, engine.choice
+        is_model = isinstance(network, Model)
+        reads = [network.base.inputs[0].dtype] if is_model else ["uint8", "float32"]
+        described = environment.describe(engine.device)
+        for name in ("pyarrow", "pillow", "simplejpeg", "onnx"):
+            described["versions"][name] = environment.package_version(name)
+        return {
+            "event": "hello",
+            "host": platform.node(),
+            "pid": os.getpid(),
+            "network": network.name,
+            "model_sha256": model_hash(engine),
+            "weights": str(engine.weights_source),
+            "device": engine.device.name,
+            "device_kind": engine.device.kind,
+            "device_name": engine.device.model,
+            "variant": choice.variant,
+            "reduction": choice.reduction,
+            "dtype": engine.dtype,
+            "threads": engine.threads,
+            "batch": self.batch,
+            "classes": network.classes,
+            "shape": list(network.input_shape),
+            "reads": reads,
+            "normalises": self._preprocess is not None and self._preprocess.normalises,
+            "preprocess": None if self._preprocess is None else str(self._preprocess),
+            "decoder": self.decoder.name,
+            "environment": described,
+        }
+
+    def open(self, message: Message) -> None:
+        """Begins with a folder: ``folder``, ``temporary`` and ``run``; see :class:`Settings`."""
+        self.settings = Settings(
+            Path(message["folder"]), Path(message["temporary"]), message["run"], self.batch,
+            self.top, self.wanted,
+        )  # fmt: skip
+        self.pipeline = Pipeline(self.engine, self.decoder, self.settings, self._ended)
+        threading.Thread(target=self._beat, args=(threading.Event(),), daemon=True).start()
+
+    def handle(self, message: Message) -> None:
+        """Does what a command says: ``open``, ``run`` a shard, or ``measure`` a stage."""
+        command = message["command"]
+        if command == "open":
+            self.open(message)
+        elif command == "run":
+            self.pipeline.submit(Shard(**message["shard"]), message["attempt"])
+        elif command == "measure":
+            threading.Thread(target=self._measure, args=(message,), daemon=True).start()
+
+    def _measure(self, message: Message) -> None:
+        found = ceilings.measure(
+            self.engine, self.decoder, self.settings, Shard(**message["shard"]),
+            message["stage"], message["seconds"], message["attempt"],
+        )  # fmt: skip
+        self._emit({"event": "measured", "stage": message["stage"], **found})
+
+    def _ended(
+        self,
+        shard: Shard,
+        record: Record | None,
+        failed: tuple[str, str] | None,
+        seconds: float,
+    ) -> None:
+        if record is not None:
+            event = {"event": "done", **vars(record)}
+        else:
+            event = {"event": "failed", "kind": failed[0], "message": failed[1]}
+        # Counts first: whoever hears of the shard has heard of its images.
+        self._emit(self.counts())
+        self._emit({**event, "shard": shard.index, "seconds": seconds})
+
+    def counts(self) -> Message:
+        """Returns how far the stages are."""
+        pipeline = self.pipeline
+        return {
+            "event": "beat",
+            "images": pipeline.images,
+            "errors": pipeline.errors,
+            "stages": {name: vars(stage).copy() for name, stage in pipeline.stages.items()},
+            "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        }
+
+    def _beat(self, never: threading.Event) -> None:
+        while not never.wait(BEAT_S):
+            self._emit(self.counts())
+
+
+def model_hash(engine: Engine) -> str:
+    """Returns a SHA-256 of what is computed: the graph and its weights."""
+    digest = hashlib.sha256()
+    network = engine.network
+    if isinstance(network, Model):
+        for node in network.base.nodes:
+            digest.update(repr((node.op, node.inputs, node.outputs)).encode())
+        constants = network.base.constants
+    else:
+        digest.update(repr((network.input_shape, network.layers)).encode())
+        digest.update(repr((network.scale, network.offset)).encode())
+        constants = engine.weights
+    for name in sorted(constants):
+        array = np.ascontiguousarray(constants[name])
+        digest.update(repr((name, array.shape, array.dtype.str)).encode())
+        digest.update(memoryview(array).cast("B") if array.size else b"")
+    return digest.hexdigest()
+
+
+def main() -> int:
+    """Serves the process that started this one, until it closes standard input."""
+    # What libraries print must not get between events.
+    events = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
+    os.dup2(2, 1)
+    lock = threading.Lock()
+
+    def emit(event: Message) -> None:
+        line = json.dumps(event) + "\n"
+        try:
+            with lock:
+                events.write(line)
+                events.flush()
+        except (OSError, ValueError):
+            os._exit(1)  # nobody listens any more
+
+    config = json.loads(sys.stdin.readline() or "null")
+    if config is None:
+        return 0
+    try:
+        worker = Worker(config, emit)
+        hello = worker.hello()
+    except CnnEngineError as error:
+        emit({"event": "error", "message": str(error)})
+        return 2
+    except MemoryError as error:
+        emit({"event": "error", "message": f"out of memory: {error}"})
+        return 2
+    emit(hello)
+    for line in sys.stdin:
+        worker.handle(json.loads(line))
+    # Threads are in the middle of shards that nobody waits for: their files have no names yet.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,348 @@
+"""``python -m cnn_engine.infer``: each kind of input, the engine's rows once each, and refusals."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import infer_inputs
+import numpy as np
+import pyarrow.dataset
+import pyarrow.parquet as pq
+import pytest
+
+from cnn_engine import Engine, infer
+from cnn_engine import __main__ as doors
+
+ENGINE = Engine("cifar10", device="cpu", threads=1)
+COMMON = ["--device", "cpu", "--workers", "1", "--no-ceilings"]
+
+
+def run(*words: object) -> int:
+    return infer.main([str(word) for word in (*words, *COMMON)])
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.glob("*.parquet")}
+
+
+@pytest.fixture(scope="module")
+def images():
+    return infer_inputs.pixels(300)
+
+
+@pytest.mark.parametrize("kind", infer_inputs.KINDS)
+def test_rows_are_the_engines(kind, images, tmp_path, capsys):
+    wanted = infer_inputs.make(kind, tmp_path / "in", images, parts=2)
+    assert run(tmp_path / "in", "--output", tmp_path / "out", "--shard-size", "100kB") == 0
+    assert "Images                       : 300, 0 of them bad" in capsys.readouterr().out
+    table = infer_inputs.rows(tmp_path / "out")
+    found = infer_inputs.probabilities(table)
+    assert found.tobytes() == ENGINE.predict(np.ascontiguousarray(wanted)).tobytes()
+    ids = table["id"].to_pylist()
+    assert len(set(ids)) == 300
+    assert all(name.startswith(str(tmp_path / "in")) for name in ids)
+    labelled = kind in infer_inputs.LABELLED
+    assert table["label"].to_pylist() == [at % 10 if labelled else None for at in range(300)]
+    assert table["error"].null_count == 300
+    assert pyarrow.dataset.dataset(tmp_path / "out").count_rows() == 300
+    manifest = json.loads((tmp_path / "out/_manifest.json").read_text())
+    assert (manifest["complete"], manifest["images"], manifest["errors"]) == (True, 300, 0)
+    assert manifest["settings"]["model_sha256"]
+    assert not list((tmp_path / "out/_run/temporary/0-of-1").iterdir())
+
+
+def test_idx_of_the_courses_size(tmp_path):
+    generator = np.random.default_rng(0)
+    images = generator.integers(0, 256, (70, 48, 48), np.uint8)
+    (tmp_path / "t-images-idx3-ubyte").write_bytes(
+        bytes((0, 0, 8, 3))
+        + b"".join(n.to_bytes(4, "big") for n in images.shape)
+        + images.tobytes()
+    )
+    (tmp_path / "t-labels-idx1-ubyte").write_bytes(
+        bytes((0, 0, 8, 1)) + (70).to_bytes(4, "big") + bytes(range(70))
+    )
+    out = tmp_path / "out"
+    words = [tmp_path / "t-images-idx3-ubyte", "--network", "ece408", "--weights", "random"]
+    assert run(*words, "--output", out, "--shard-size", "50kB") == 0
+    with Engine("ece408", weights="random", device="cpu", threads=1) as engine:
+        wanted = engine.predict(images[:, None])
+    table = infer_inputs.rows(out)
+    assert len(list(out.glob("shard-*"))) > 2
+    assert infer_inputs.probabilities(table).tobytes() == wanted.tobytes()
+    assert table["label"].to_pylist() == list(range(70))
+
+
+def test_the_plan_is_the_same_every_time_and_workers_change_nothing(images, tmp_path):
+    infer_inputs.make("tar", tmp_path / "in", images, parts=1)
+    for name, workers in (("a", "1"), ("b", "2")):
+        words = [str(tmp_path / "in"), "--output", str(tmp_path / name), "--shard-size=50kB",
+                 "--device=cpu", "--workers", workers, "--no-ceilings", "--quiet"]  # fmt: skip
+        assert infer.main(words) == 0
+    assert contents(tmp_path / "a") == contents(tmp_path / "b")
+    assert len(contents(tmp_path / "a")) > 5  # one tar was cut between its samples
+
+
+def test_a_list_a_glob_and_what_they_name(images, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    infer_inputs.make("npy", Path("in"), images[:60], parts=3)
+    Path("list").write_text("in/part-000.npy\n\nin/part-00[12].npy\n")
+    assert run("@list", "--output", "out", "--quiet") == 0
+    assert infer_inputs.rows(Path("out"))["id"].to_pylist()[::20] == [
+        f"in/part-00{part}.npy#0" for part in range(3)
+    ]
+
+
+def test_the_same_command_again_does_what_is_missing_and_nothing_else(images, tmp_path):
+    infer_inputs.make("npy", tmp_path / "in", images)
+    out = tmp_path / "out"
+    words = [tmp_path / "in", "--output", out, "--shard-size", "100kB", "--quiet"]
+    assert run(*words) == 0
+    first = contents(out)
+    (out / "shard-000001.parquet").unlink()
+    cut = out / "shard-000003.parquet"
+    cut.write_bytes(first[cut.name][:-100])  # as a disk may leave a file
+    stamps = {path.name: path.stat().st_mtime_ns for path in out.glob("*.parquet")}
+    report = tmp_path / "report.json"
+    assert run(*words, "--json", report) == 0
+    assert contents(out) == first
+    after = {path.name: path.stat().st_mtime_ns for path in out.glob("*.parquet")}
+    assert {name for name in after if after[name] != stamps.get(name)} == {
+        "shard-000001.parquet",
+        "shard-000003.parquet",
+    }
+    document = json.loads(report.read_text())
+    assert document["shards"]["done"] == 2
+    assert document["shards"]["done_before"] == len(first) - 2
+    # Also where the ledger is lost: what counts are the files.
+    for path in (out / "_run/ledger").iterdir():
+        path.unlink()
+    (out / "shard-000002.parquet").unlink()
+    assert run(*words) == 0
+    assert contents(out) == first
+
+
+def test_damage_inside_a_file_is_found_when_asked_for(images, tmp_path):
+    infer_inputs.make("npy", tmp_path / "in", images)
+    out = tmp_path / "out"
+    words = [tmp_path / "in", "--output", out, "--shard-size", "100kB", "--quiet"]
+    assert run(*words) == 0
+    first = contents(out)
+    damaged = bytearray(first["shard-000002.parquet"])
+    at = len(damaged) // 2
+    damaged[at] ^= 0xFF
+    (out / "shard-000002.parquet").write_bytes(damaged)
+    assert run(*words, "--verify") == 0
+    assert contents(out) == first
+
+
+def test_bad_images_are_rows_with_an_error(images, tmp_path, capsys):
+    folder = tmp_path / "in"
+    wanted = infer_inputs.make("image", folder, images[:40])
+    inside = folder / "part-000"
+    good = (inside / "000005.jpg").read_bytes()
+    (inside / "000005.jpg").write_bytes(good[: len(good) // 2])
+    (inside / "000007.jpg").write_bytes(b"no image")
+    (inside / "000009.png").write_bytes(infer_inputs.encoded(images[9, :, :20], "PNG"))
+    (inside / "000011.jpg").write_bytes(b"")
+    out = tmp_path / "out"
+    assert run(folder, "--output", out) == 0
+    assert "41, 4 of them bad" in capsys.readouterr().out
+    table = infer_inputs.rows(out)
+    errors = {
+        os.path.basename(row["id"]): row["error"] for row in table.to_pylist() if row["error"]
+    }
+    assert sorted(errors) == ["000005.jpg", "000007.jpg", "000009.png", "000011.jpg"]
+    assert errors["000009.png"].startswith("expected an image of 32x32")
+    assert "found 20x32" in errors["000009.png"] or "found 32x20" in errors["000009.png"]
+    assert all(error.startswith("expected an image") for error in errors.values())
+    assert [row["probabilities"] is None for row in table.to_pylist()].count(True) == 4
+    keep = np.setdiff1d(np.arange(40), [5, 7, 11])
+    assert (
+        infer_inputs.probabilities(table).tobytes()
+        == ENGINE.predict(np.ascontiguousarray(wanted[keep])).tobytes()
+    )
+    assert json.loads((out / "_manifest.json").read_text())["errors"] == 4
+
+
+def test_images_of_other_sizes_and_the_largest_probabilities(images, tmp_path):
+    from cnn_engine.io.images import Preprocess, decode
+
+    (tmp_path / "in").mkdir()
+    large = infer_inputs.pixels(1)[0].repeat(3, 1).repeat(2, 2)
+    for name in "ab":
+        (tmp_path / f"in/{name}.jpg").write_bytes(infer_inputs.encoded(large))
+    words = [tmp_path / "in", "--output", tmp_path / "out", "--top", "3", "--preprocess"]
+    assert run(*words, "resize=32x32") == 0
+    one = decode(str(tmp_path / "in/a.jpg"), Preprocess(resize=(32, 32)), (3, 32, 32))
+    wanted = ENGINE.predict(one[None])[0]
+    for row in infer_inputs.rows(tmp_path / "out").to_pylist():
+        order = np.argsort(-wanted, kind="stable")[:3]
+        assert row["top_classes"] == order.tolist()
+        assert np.float32(row["top_probabilities"]).tobytes() == wanted[order].tobytes()
+
+
+def test_an_unreadable_shard_is_set_aside_and_done_when_it_can_be(images, tmp_path, capsys):
+    folder, out = tmp_path / "in", tmp_path / "out"
+    infer_inputs.make("tar", folder, images[:90], parts=3)
+    whole = (folder / "part-001.tar").read_bytes()
+    (folder / "part-001.tar").write_bytes(whole[: len(whole) // 2])
+    words = [folder, "--output", out, "--quiet", "--shard-size", "50kB"]
+    assert run(*words) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1
+    assert "part-001.tar): set aside: " in lines[0]
+    assert "expected a sound tar" in lines[0]
+    assert sorted(contents(out)) == ["shard-000000.parquet", "shard-000002.parquet"]
+    assert not json.loads((out / "_manifest.json").read_text())["complete"]
+    (folder / "part-001.tar").write_bytes(whole)
+    assert run(*words) == 0
+    ids = infer_inputs.rows(out)["id"].to_pylist()
+    assert [name.rpartition("#")[2] for name in ids] == [f"{at:06d}.jpg" for at in range(90)]
+
+
+def test_a_truncated_array_names_what_is_missing(images, tmp_path, capsys):
+    infer_inputs.make("npy", tmp_path / "in", images[:50])
+    path = tmp_path / "in/part-000.npy"
+    path.write_bytes(path.read_bytes()[:-10])
+    assert run(tmp_path / "in", "--output", tmp_path / "out") == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "expected 153,728 bytes, as its header says, found 153,718" in line
+
+
+def test_another_model_or_other_settings_are_refused(images, tmp_path, capsys):
+    infer_inputs.make("npy", tmp_path / "in", images[:50])
+    words = [tmp_path / "in", "--output", tmp_path / "out", "--quiet"]
+    assert run(*words) == 0
+    before = contents(tmp_path / "out")
+    for more, what in (
+        (["--weights", "random"], "model_sha256"),
+        (["--variant", "pad"], "variant"),
+        (["--top", "2"], "top"),
+        (["--batch", "7"], "batch"),
+        (["--shard-size", "9MB"], "--shard-size"),
+    ):
+        assert run(*words, *more) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert f"{what}: expected " in line
+        assert "as the folder was begun with" in line
+    infer_inputs.make("npy", tmp_path / "other", images[:50])
+    assert run(tmp_path / "other", "--output", tmp_path / "out") == 2
+    assert "INPUT: expected" in capsys.readouterr().err
+    assert contents(tmp_path / "out") == before
+
+
+def test_an_array_of_jobs_shares_a_folder(images, tmp_path):
+    infer_inputs.make("npy", tmp_path / "in", images)
+    words = [tmp_path / "in", "--shard-size", "100kB", "--quiet"]
+    assert run(*words, "--output", tmp_path / "whole") == 0
+    out = tmp_path / "out"
+    for index in (2, 0, 1):
+        assert run(*words, "--output", out, "--shard-index", index, "--shard-count", 3) == 0
+        complete = json.loads((out / "_manifest.json").read_text())["complete"]
+        assert complete == (index == 1)
+    assert contents(out) == contents(tmp_path / "whole")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "INPUT: expected a folder or file of images, found none"),
+        (["nowhere", "--output", "out"], "nowhere: expected a file, a folder or a glob of some, found nothing"),
+        (["empty", "--output", "out"], "INPUT: expected at least one image, found none"),
+        (["in"], "--output: expected a folder for the rows, found none"),
+        (["in", "in/part-000.npy", "--output", "out"], "in/part-000.npy: expected each image once, found "),
+        (["in", "--output", "in/out"], "--output: expected a folder outside of the input in, found in/out"),
+        (["wrong.npy", "--output", "out"], "wrong.npy: expected images of [3, 32, 32], as the network reads, "
+         "found [1, 5, 5]"),
+        (["text.txt", "--output", "out"], "text.txt: expected a file of images ("),
+        (["in", "--output", "out", "--top", "11"], "--top: expected at most 10, the network's classes, found 11"),
+        (["in", "--output", "out", "--variant", "tiled"], "variant"),
+        (["in", "--output", "out", "--shard-index", "3", "--shard-count", "3"], "--shard-index: expected below 3"),
+        (["in", "--output", "out", "--address", "auto"], "--address: expected the option --engine ray"),
+        (["in", "--output", "out", "--columns", "picture=a"], "--columns: expected image=NAME"),
+        (["in", "--output", "text.txt"], "--output: expected a folder, found a file at text.txt"),
+        (["in", "--output", "out", "--shard-size", "many"], "--shard-size: expected a size such as 64MB"),
+        (["@nolist", "--output", "out"], "nolist: expected a list of inputs, found: No such file"),
+    ],
+)  # fmt: skip
+def test_what_is_at_fault_is_one_line(words, message, images, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    infer_inputs.make("npy", Path("in"), images[:20])
+    Path("empty").mkdir()
+    Path("text.txt").write_text("hello")
+    np.save("wrong.npy", np.zeros((2, 1, 5, 5), np.uint8))
+    assert run(*words) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: {message}") or (message == "variant" and message in line)
+
+
+def test_metrics_reports_and_the_planner(images, tmp_path, capsys):
+    infer_inputs.make("tar", tmp_path / "in", images, parts=3)
+    paths = {name: tmp_path / f"r.{name}" for name in ("json", "html")}
+    words = [tmp_path / "in", "--output", tmp_path / "out", "--json", paths["json"], "--html",
+             paths["html"], "--metrics", tmp_path / "m.prom", "--device=cpu", "--workers=1"]  # fmt: skip
+    assert doors.main(["infer", *map(str, words)]) == 0
+    out = capsys.readouterr().out
+    for word in ("read", "decode", "compute", "write", "Efficiency", "Bound by", "all on the CPUs"):
+        assert word in out
+    assert " 0.00" not in out
+    document = json.loads(paths["json"].read_text())
+    assert set(document["ceilings"]) == {"read", "decode", "compute", "write", "cores"}
+    lowest = min(row["images_per_s"] for row in document["ceilings"].values())
+    assert document["ceilings"][document["bound_by"]]["images_per_s"] == lowest
+    assert document["efficiency"] == pytest.approx(document["images_per_s"] / lowest)
+    assert "<script" not in paths["html"].read_text()
+    metrics = (tmp_path / "m.prom").read_text()
+    assert "cnn_engine_infer_images 300.0" in metrics
+    assert 'cnn_engine_infer_stage_seconds{stage="decode"}' in metrics
+
+    plan = ["--plan", "1e9", "--rate-from", str(paths["json"])]
+    assert infer.main([*plan, "--nodes", "10", "--json", str(tmp_path / "plan.json")]) == 0
+    out = capsys.readouterr().out
+    assert "1,000,000,000" in out
+    found = json.loads((tmp_path / "plan.json").read_text())
+    (row,) = found["rows"]
+    assert row["seconds"] == pytest.approx(1e9 / (10 * document["images_per_s"]))
+    assert found["output_bytes"] == pytest.approx(
+        1e9 * document["output_bytes"] / document["images"]
+    )
+    assert infer.main([*plan, "--hours", "1", "--json", "-"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)["rows"]
+    rate = document["images_per_s"]
+    assert (row["nodes"] - 1) * rate * 3600 < 1e9 <= row["nodes"] * rate * 3600
+    assert infer.main([*plan, "--nodes", "1000000", "--storage", "0.001", "--json", "-"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)["rows"]
+    assert row["bound_by"] == "storage"
+    assert row["read_bytes_per_s"] + row["written_bytes_per_s"] == pytest.approx(1e6)
+
+
+def test_columns_are_taken_by_name(images, tmp_path):
+    import pyarrow as pa
+
+    (tmp_path / "in").mkdir()
+    nested = pa.array(
+        [image.tolist() for image in images[:30]], pa.list_(pa.list_(pa.list_(pa.uint8())))
+    )
+    table = pa.table({"picture": nested, "which": [f"n{at}" for at in range(30)], "y": range(30)})
+    pq.write_table(table, tmp_path / "in/a.parquet")
+    columns = "image=picture,label=y,id=which"
+    assert run(tmp_path / "in", "--output", tmp_path / "out", "--columns", columns, "--quiet") == 0
+    found = infer_inputs.rows(tmp_path / "out")
+    assert found["id"].to_pylist() == [f"n{at}" for at in range(30)]
+    assert found["label"].to_pylist() == list(range(30))
+    assert infer_inputs.probabilities(found).tobytes() == ENGINE.predict(images[:30]).tobytes()
+
+
+def test_lines_where_there_is_no_terminal_and_quiet(images, tmp_path):
+    infer_inputs.make("npy", tmp_path / "in", images[:20])
+    words = [sys.executable, "-m", "cnn_engine.infer", str(tmp_path / "in"), *COMMON]
+    done = subprocess.run(
+        [*words, "--output", str(tmp_path / "out"), "--quiet"],
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
