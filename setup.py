@@ -2,6 +2,7 @@
 
 Options are environment variables, so that they reach the build through pip:
 ``CNN_ENGINE_CUDA`` (``auto``, ``on``, ``off``), ``CNN_ENGINE_CUDA_ARCHITECTURES`` (such as ``90a``),
+``CNN_ENGINE_OPENACC`` (``auto``, ``on``, ``off``), ``CNN_ENGINE_OPENACC_SHAPE`` (such as ``0:4:32``),
 ``CNN_ENGINE_COMMIT`` (where there is no git to ask), and ``CMAKE_ARGS`` for anything else.
 """
 
@@ -38,6 +39,8 @@ class CMakeBuild(build_ext):
         for option, default in (
             ("CNN_ENGINE_CUDA", "auto"),
             ("CNN_ENGINE_CUDA_ARCHITECTURES", "default"),
+            ("CNN_ENGINE_OPENACC", "auto"),
+            ("CNN_ENGINE_OPENACC_SHAPE", ""),
             ("CNN_ENGINE_COMMIT", ""),
         ):
             configure.append(f"-D{option}={os.environ.get(option, default)}")
@@ -50,7 +53,7 @@ class CMakeBuild(build_ext):
 
     def get_outputs(self) -> list[str]:
         folder = Path(self.build_lib) / "cnn_engine"
-        return [str(path) for path in folder.glob("_c*.so")]
+        return [str(path) for path in folder.glob("_[co]*.so")]
 
 
 def _build(command: list[str]) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from . import cli, workload
-from .devices import cuda_module, threads
+from .devices import cuda_module, openacc_module, threads
 from .errors import CnnEngineError
 from .measure import environment
 from .measure.records import activity
@@ -62,6 +62,7 @@ def findings() -> Iterator[Finding]:
         else:
             yield Finding(FAULT, package, "not installed", f"pip install {package}")
     yield from _cuda_findings()
+    yield from _openacc_findings()
     yield from _laboratory_findings()
     yield from _workload_findings()
 
@@ -115,6 +116,25 @@ def _cuda_findings() -> Iterator[Finding]:
     else:
         text = "not installed; needed for --device cuda"
         yield Finding(MISSING, "CuPy", text, "pip install 'cnn-engine[cuda13]' (or [cuda12])")
+
+
+def _openacc_findings() -> Iterator[Finding]:
+    try:
+        module = openacc_module.load()
+    except CnnEngineError:
+        remedy = "install GCC or nvc++ and build again; only --device openacc needs it"
+        yield Finding(MISSING, "OpenACC", "not built", remedy)
+        return
+    shape = f", gangs:workers:vector {module.shape}" if module.shape else ""
+    target = f"offloads to {module.offload}" if module.offload else "for the host alone"
+    yield Finding(OK, "OpenACC", f"built by {module.compiler}, {target}{shape}; openacc:host runs")
+    if not module.offload:
+        why = f"no offload target: {module.why_not_offload}"
+        yield Finding(MISSING, "OpenACC GPU", why, openacc_module.offload_remedy(module))
+    elif reason := openacc_module.unavailable():
+        yield Finding(MISSING, "OpenACC GPU", reason.removeprefix("device openacc: "))
+    else:
+        yield Finding(OK, "OpenACC GPU", "a loop ran on it: --device openacc")
 
 
 def _laboratory_findings() -> Iterator[Finding]:

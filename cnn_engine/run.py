@@ -41,7 +41,11 @@ def parser() -> argparse.ArgumentParser:
         action=argparse.BooleanOptionalAction,
         help="let several lanes share one output's sum (default: no; auto: what is fastest)",
     )
-    p.add_argument("--device", default="auto", help="auto (default), cpu, cuda or cuda:N")
+    p.add_argument(
+        "--device",
+        default="auto",
+        help="auto (default), cpu, cuda, cuda:N, openacc or openacc:host",
+    )
     p.add_argument(
         "--data-mode",
         default="auto",

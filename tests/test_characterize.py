@@ -142,7 +142,10 @@ def test_every_column_is_explained():
         (["--duration", "nan"], "--duration: expected a number"),
         (["--sample-period", "-1"], "--sample-period: expected a number"),
         (["--dtype", "float8"], "--dtype: expected one of"),
-        (["--device", "gpu"], "--device: expected auto, cpu, cuda or cuda:N"),
+        (
+            ["--device", "gpu"],
+            "--device: expected auto, cpu, cuda, cuda:N, openacc or openacc:host",
+        ),
         (["--data", "/none"], "/none"),
         (["--weights", "/none"], "/none"),
         (["--shape", "3,224"], "--shape: expected C,H,W"),

@@ -65,6 +65,7 @@ PLACEMENTS = [
         device, mode, marks=[pytest.mark.gpu] if device == "cuda" else [], id=f"{device}-{mode}"
     )
     for device, modes in variants.DATA_MODES.items()
+    if device != "openacc"  # test_openacc.py has it
     for mode in modes
 ]
 
@@ -173,8 +174,14 @@ def test_bad_images(images, message):
     ("options", "message"),
     [
         ({"network": "lenet"}, "network: expected one of"),
-        ({"device": "tpu"}, "--device: expected auto, cpu, cuda or cuda:N, found 'tpu'"),
-        ({"device": "cuda:x"}, "--device: expected auto, cpu, cuda or cuda:N"),
+        (
+            {"device": "tpu"},
+            "--device: expected auto, cpu, cuda, cuda:N, openacc or openacc:host, found 'tpu'",
+        ),
+        (
+            {"device": "cuda:x"},
+            "--device: expected auto, cpu, cuda, cuda:N, openacc or openacc:host",
+        ),
         ({"device": "cuda:99"}, "expected"),
         (
             {"variant": "fast"},
@@ -201,7 +208,10 @@ def test_bad_images(images, message):
             {"network": 5},
             "network: expected a workload's name, a Workload, .* or an ONNX model, found 5",
         ),
-        ({"device": 0}, "device: expected auto, cpu, cuda, cuda:N or a torch.device, found 0"),
+        (
+            {"device": 0},
+            "device: expected auto, cpu, cuda, cuda:N, openacc or openacc:host, or a torch.device",
+        ),
         (
             {"weights": 5},
             "weights: expected default, random, a path or a mapping of arrays, found 5",
@@ -284,7 +294,8 @@ def test_a_torch_device_names_a_device():
     with engine(device=torch.device("cpu")) as e:
         assert e.device.name == "cpu"
     with pytest.raises(
-        InputError, match=r"--device: expected auto, cpu, cuda or cuda:N, found 'meta'"
+        InputError,
+        match=r"--device: expected auto, cpu, cuda, cuda:N, openacc or openacc:host, found 'meta'",
     ):
         engine(device=torch.device("meta"))
 

@@ -147,7 +147,7 @@ ERRORS = [
     (["--network", "lenet"], "network: expected one of"),
     (["--variant", "fast"], "--variant: expected auto or one of if, pad, blocked, tiled, fused"),
     (["--dtype", "int3"], "--dtype: expected one of float32"),
-    (["--device", "tpu"], "--device: expected auto, cpu, cuda or cuda:N"),
+    (["--device", "tpu"], "--device: expected auto, cpu, cuda, cuda:N, openacc or openacc:host"),
     (
         ["--data-mode", "transfer"],
         "--data-mode: expected resident on the device cpu, found transfer",

@@ -124,7 +124,10 @@ def test_on_a_gpu(small, tmp_path):
         (["--images", "1,x"], "--images: expected a whole number from 1 to 1000000, found 'x'"),
         (["--repeats", "0"], "--repeats: expected a whole number"),
         (["--limit-seconds", "0"], "--limit-seconds: expected a number above 0"),
-        (["--device", "tpu"], "--device: expected auto, cpu, cuda or cuda:N, found 'tpu'"),
+        (
+            ["--device", "tpu"],
+            "--device: expected auto, cpu, cuda, cuda:N, openacc or openacc:host, found 'tpu'",
+        ),
         (["--data", "/nowhere"], "--data: expected cifar-10-batches-bin in /nowhere, found none"),
         (["--weights", "/nowhere"], "--weights: expected a file or folder, found none at /nowhere"),
         (["--output", "/proc/nothing"], "--output: /proc/nothing: No such file or directory"),

@@ -8,6 +8,9 @@ from typing import Any
 from ..errors import UnsupportedError, expected
 from . import cuda_module
 
+#: What --device takes.
+NAMES = "auto, cpu, cuda, cuda:N, openacc or openacc:host"
+
 
 @dataclass(frozen=True)
 class Buffer:
@@ -19,7 +22,9 @@ class Buffer:
 
 
 def select(name: str) -> Any:
-    """Returns the device called ``auto``, ``cpu``, ``cuda`` or ``cuda:N``; PyTorch's devices have names too.
+    """Returns the device called ``auto``, ``cpu``, ``cuda``, ``cuda:N``, ``openacc`` or ``openacc:host``.
+
+    PyTorch's devices have names too.
 
     ``auto`` is the first CUDA device that the kernels run on, where there is one and CuPy, else the CPU; its
     ``note`` says what was passed over and why.
@@ -33,14 +38,18 @@ def select(name: str) -> Any:
     if type(name).__module__ == "torch":
         name = str(name)
     if not isinstance(name, str):
-        raise expected("device", "auto, cpu, cuda, cuda:N or a torch.device", repr(name))
+        raise expected("device", f"{NAMES}, or a torch.device", repr(name))
     if name == "cpu":
         return CpuDevice()
     if name == "auto":
         return _first_usable()
     kind, colon, index = name.partition(":")
+    if name in ("openacc", "openacc:host"):
+        from .openacc import OpenAccDevice
+
+        return OpenAccDevice(name == "openacc:host")
     if kind != "cuda" or (colon and not (index.isascii() and index.isdecimal())):
-        raise expected("--device", "auto, cpu, cuda or cuda:N", repr(name))
+        raise expected("--device", NAMES, repr(name))
     reason = cuda_module.unavailable(int(index or 0))
     if reason is not None:
         raise UnsupportedError(f"--{reason}" if reason.startswith("device") else reason)

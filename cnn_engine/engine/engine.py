@@ -51,7 +51,8 @@ class Engine:
             model: its path, its bytes or an ``onnx.ModelProto``.
         weights: ``"default"`` (the workload's own), ``"random"``, a path (``.safetensors`` or a ConvNetJS
             folder), or a mapping from parameter names to arrays.
-        device: ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
+        device: ``"auto"``, ``"cpu"``, ``"cuda"``, ``"cuda:N"``, or ``"openacc"`` or ``"openacc:host"``: the
+            operators in OpenACC directives, on a GPU or on the host.
         variant: ``"auto"``, or one of :data:`cnn_engine.engine.variants.VARIANTS`.
         reduction: let several lanes share one output's sum; None: off, or what ``"auto"`` finds fastest.
         dtype: ``"float32"``, or what the variant ``fused`` computes in besides.
@@ -104,8 +105,10 @@ class Engine:
             raise expected("--chunk", "the data mode stream", data_mode)
         self.chunk = chunk
         self.dtype = dtype
-        if data_mode == "auto" and self.device.kind == "cpu":
+        if data_mode == "auto" and self.device.kind != "cuda":
             data_mode = "resident"
+        if self.device.kind == "openacc":
+            self.device.check_data_mode(data_mode)
         self.data_mode = data_mode
         self.phases = Phases(create_network_s=perf_counter() - start)
 

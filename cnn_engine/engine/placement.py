@@ -44,11 +44,14 @@ class Placement:
     threads: int
 
     def wants(self, kind: str) -> str:
-        """Returns ``cpu`` or ``cuda`` for an operator."""
+        """Returns the kind of device that is to run an operator."""
         whole = self.data_mode == "resident"
-        if self.device.kind == "cuda" and (whole or kind in self.CONVOLUTIONS):
-            return "cuda"
-        return "cpu"
+        return self.device.kind if whole or kind in self.CONVOLUTIONS else "cpu"
+
+    @property
+    def regions(self) -> bool:
+        """Whether data directives around a node copy for it, so that no copy is a node of its own."""
+        return self.device.kind == "openacc" and self.data_mode == "transfer"
 
 
 @dataclass(frozen=True)
@@ -57,9 +60,9 @@ class Placed:
 
     Attributes:
         graph: with its copies; its outputs lie where the caller wants them.
-        places: node -> ``cpu`` or ``cuda``.
+        places: node -> the kind of its device: ``cpu``, ``cuda``, ``openacc``.
         kernels: node -> its kernel; a node that runs nothing has none.
-        homes: value -> ``cpu``, ``cuda``, or ``managed``, which both reach.
+        homes: value -> a kind of device, or ``managed``, which both reach.
         outputs: what the caller calls the outputs.
         stand_ins: node -> why it runs on another device than the rest, or without a kernel of ours.
     """
@@ -100,7 +103,7 @@ def place(
         kernel, why = kernels.choose(node, graph, wanted, variant, reduction)
         if kernel is None and kernels.is_variant(kind, wanted, variant):
             raise UnsupportedError(f"--variant: {variant}: node {node.name} ({kind}): {why}")
-        if kernel is None and wanted == "cuda":
+        if kernel is None and wanted != "cpu":
             stand_ins[node.name] = f"on the CPU: {why}"
             kernel, why = kernels.choose(node, graph, "cpu", variant, reduction)
         if kernel is None:
@@ -135,9 +138,10 @@ def _with_copies(
     on_device: bool,
 ) -> Placed:
     """Inserts copies as nodes where a value is needed in another place than the one where it is made."""
-    caller = "cuda" if on_device else "cpu"
+    kind = placement.device.kind
+    caller = kind if on_device else "cpu"
     managed = placement.data_mode == "managed"
-    transfer = placement.data_mode == "transfer"
+    transfer = placement.data_mode == "transfer" and not placement.regions
     inputs = {value.name for value in graph.inputs}
     home = dict.fromkeys(inputs, caller)
     copies: dict[tuple[str, str], str] = {}  # (value, place) -> its name there
@@ -147,8 +151,7 @@ def _with_copies(
     def move(value: str, source: str, to: str, what: str, keep: bool = True) -> str:
         if (value, to) in copies:
             return copies[value, to]
-        ways = {("cpu", "cuda"): "h2d", ("cuda", "cpu"): "d2h", ("cuda", "cuda"): "d2d"}
-        direction = ways.get((source, to), "h2h")
+        direction = f"{'h' if source == 'cpu' else 'd'}2{'h' if to == 'cpu' else 'd'}"
         made = f"{value}@{to}"
         while made in home:
             made += "'"
@@ -157,7 +160,7 @@ def _with_copies(
             name += "'"
         names.add(name)
         nodes.append(Node(name, Move(direction, what), (value,), (made,)))
-        places[name] = "cpu" if direction == "h2h" else "cuda"
+        places[name] = "cpu" if direction == "h2h" else kind
         chosen[name] = kernels.of("copy", places[name])[0]
         home[made] = "managed" if managed else to
         if keep:
@@ -168,7 +171,7 @@ def _with_copies(
         own = [n for n in node.inputs if n is not None and n not in graph.constants]
         if node.name not in places:  # an alias, where its input is
             places[node.name] = "cpu" if not own else _reached(home[own[0]], caller)
-        place = places[node.name]
+        place = "cpu" if placement.regions else places[node.name]  # where its memory is
         reads = {}
         for value in own:
             if home[value] in (place, "managed") or value in reads:
@@ -176,7 +179,7 @@ def _with_copies(
             resident = placement.data_mode == "resident" and value in inputs
             what = value if resident else f"{node.name} input"
             reads[value] = move(
-                value, home[value], place, what, keep=not (transfer and place == "cuda")
+                value, home[value], place, what, keep=not (transfer and place != "cpu")
             )
         if reads:
             node = replace(node, inputs=tuple(reads.get(n, n) for n in node.inputs))
@@ -184,7 +187,7 @@ def _with_copies(
         for value in node.outputs:
             home[value] = "managed" if managed else place
             alone = value in graph.outputs and not graph.consumers[value]
-            if transfer and place == "cuda" and not alone:
+            if transfer and place != "cpu" and not alone:
                 # As the thesis began: what a convolution writes goes back to the host at once.
                 copies[value, "cpu"] = move(value, "cuda", "cpu", f"{node.name} output")
     outputs: list[str] = []

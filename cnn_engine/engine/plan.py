@@ -19,7 +19,7 @@ from ..errors import InputError, UnsupportedError
 from ..graph import passes
 from ..graph.graph import Graph, Node, Value
 from . import fused, kernels, memory
-from .kernels import Call, Kernel
+from .kernels import Call, Kernel, openacc
 from .memory import MemoryPlan
 from .placement import Move, Placed, Placement, place
 from .variants import Choice
@@ -272,7 +272,7 @@ def _allocate(placement: Placement, planned: MemoryPlan, batch: int) -> dict[str
     host, device = CpuDevice(), placement.device
     if managed := planned.sizes.get("managed", 0):
         device.check_managed(managed)
-    for where, owner in (("cpu", host), ("cuda", device)):
+    for where, owner in (("cpu", host), (device.kind, device)):
         wanted = planned.sizes.get(where, 0)
         if wanted and wanted > (free := owner.free_memory()):
             raise InputError(
@@ -280,8 +280,8 @@ def _allocate(placement: Placement, planned: MemoryPlan, batch: int) -> dict[str
                 f"activations at their peak, expected at most the {free / 2**30:.1f} GiB that are free"
             )
     allocators = {
+        device.kind: device.allocate,
         "cpu": host.allocate,
-        "cuda": getattr(device, "allocate", None),
         "managed": getattr(device, "allocate_managed", None),
     }
     return {arena: allocators[arena](nbytes) for arena, nbytes in planned.sizes.items()}
@@ -334,7 +334,7 @@ class _Builder:
             if managed and pending and placed.places[node.name] == "cpu":
                 steps.append(_copy_of(sync))
                 pending = False
-            steps.append(self._step(graph, node, kernel))
+            steps += self._steps_of(graph, node, kernel)
             pending = pending or placed.places[node.name] == "cuda"
             arrives = isinstance(node.op, Move) and node.op.direction == "d2h"
             if arrives and not (
@@ -345,7 +345,7 @@ class _Builder:
             steps.append(_copy_of(sync))
         return steps
 
-    def _step(self, graph: Graph, node: Node, kernel: Kernel) -> Step:
+    def _steps_of(self, graph: Graph, node: Node, kernel: Kernel) -> list[Step]:
         where = self.placed.places[node.name]
         prepared = None
         if kernel.prepare is not None:
@@ -371,18 +371,12 @@ class _Builder:
             raise UnsupportedError(f"node {node.name} ({node.op.kind}): {error}") from None
         if isinstance(node.op, Move):
             nbytes = call.inputs[0].nbytes
-            return Step(
-                node.op.what,
-                "copy",
-                where,
-                function,
-                args,
-                0,
-                nbytes,
-                node.op.direction,
-                None,
-                kernel.name,
-            )
+            return [
+                Step(
+                    node.op.what, "copy", where, function, args, 0, nbytes, node.op.direction, None,
+                    kernel.name,
+                )
+            ]  # fmt: skip
         cost = graph.cost_of(node)
         parts: tuple[Part, ...] = ()
         if isinstance(node.op, fused.Chain):
@@ -391,10 +385,24 @@ class _Builder:
                 for name, kind, flops in node.op.layers(call.inputs)
             )
         kind = REPORT_KINDS.get(node.op.kind, node.op.kind)
-        return Step(
+        step = Step(
             node.name, kind, where, function, args, cost.flops, cost.bytes, kernel=kernel.name,
             parts=parts,
         )  # fmt: skip
+        if not (self.program.placement.regions and where == "openacc"):
+            return [step]
+        enter, leave = (
+            # On the host the region is opened all the same, and nothing is copied.
+            Step(
+                f"{node.name} {what}", "copy", where, *bound, 0,
+                0 if call.device.host else value.nbytes, direction,
+            )
+            for what, bound, value, direction in zip(
+                ("input", "output"), openacc.around(call), (call.inputs[0], call.outputs[0]),
+                ("h2d", "d2h"), strict=True,
+            )
+        )  # fmt: skip
+        return [enter, step, leave]
 
 
 def _copy_of(step: Step) -> Step:

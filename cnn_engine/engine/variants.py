@@ -12,7 +12,11 @@ from ..errors import UnsupportedError, expected
 from . import kernels
 
 #: Where data lives, by device; see the README.
-DATA_MODES = {"cpu": ("resident",), "cuda": ("resident", "transfer", "managed", "stream")}
+DATA_MODES = {
+    "cpu": ("resident",),
+    "cuda": ("resident", "transfer", "managed", "stream"),
+    "openacc": ("resident", "transfer", "managed"),
+}
 
 
 @dataclass(frozen=True)
@@ -102,7 +106,7 @@ def choose(
     """Returns what runs for ``--variant``, ``--reduction`` (None: not said), ``--dtype``, ``--data-mode``.
 
     Args:
-        device: its kind, ``cpu`` or ``cuda``.
+        device: its kind, ``cpu``, ``cuda`` or ``openacc``.
         why_not_fused: asked at most once: why the network cannot run as one kernel, or None.
         times_layers: whether ``auto`` is to keep layers apart, as the report needs their times.
 

@@ -19,7 +19,7 @@ __all__ = [
 
 _FAMILIES = (
     "convolution", "copies", "movement", "norms", "pointwise", "pooling", "products", "softmax",
-    "reductions", "resizing", "whole",
+    "reductions", "resizing", "whole", "openacc",
 )  # fmt: skip
 
 TABLE: tuple[Kernel, ...] = tuple(

@@ -39,14 +39,17 @@ class Call:
     threads: int
 
     def native(self, function: str, *arguments: Any) -> Bound:
-        """Returns the call of a compiled function; the threads or the stream come after ``arguments``."""
-        where = self.device.stream_handle if self.device.kind == "cuda" else self.threads
+        """Returns the call of a compiled function; the threads, the stream or the device come last."""
+        kind = self.device.kind
+        where = self.device.stream_handle if kind == "cuda" else self.threads
+        if kind == "openacc":
+            where = self.device.number
         return getattr(functions(self.device), function), [*arguments, where]
 
 
 def functions(device: Any) -> Any:
     """Returns the module with a device's compiled functions."""
-    return device.kernels if device.kind == "cuda" else _cpu
+    return _cpu if device.kind == "cpu" else device.kernels
 
 
 def _never(node: Node, graph: Graph) -> str | None:
@@ -68,7 +71,7 @@ class Kernel:
     Attributes:
         op: the operator's kind.
         name: what ``--variant`` takes, where it is a variant; what reports show beside the node.
-        device: ``cpu`` or ``cuda``.
+        device: ``cpu``, ``cuda`` or ``openacc``.
         make: returns the compiled function and its arguments. Addresses may be stand-ins that are filled in
             later, so they are passed on as they are, each an argument of its own.
         dtypes: of input 0 that it takes; empty: all.

@@ -1,0 +1,32 @@
+# Compiles one file of loop nests and writes what the compiler says of its directives to OBJECT.mapping, in lines
+# `file:line:column: text`. Called in csrc with SETTINGS, SOURCE and OBJECT.
+include("${SETTINGS}")
+set(asks "")
+if(kind STREQUAL "gcc")
+  # -fopt-info has the loops; the copies and reductions stand in the first of GCC's own intermediate forms.
+  file(REMOVE "${OBJECT}.info" "${OBJECT}.gimple")
+  set(asks "${says}=${OBJECT}.info" "-fdump-tree-gimple-lineno=${OBJECT}.gimple")
+endif()
+execute_process(COMMAND "${compiler}" ${flags} ${asks} -I. -c "${SOURCE}" -o "${OBJECT}"
+                RESULT_VARIABLE code ERROR_VARIABLE text)
+if(NOT code STREQUAL "0")
+  message(FATAL_ERROR "${text}")
+endif()
+if(kind STREQUAL "gcc")
+  if(text)
+    message("${text}")
+  endif()
+  set(text "")
+  if(EXISTS "${OBJECT}.info")
+    file(READ "${OBJECT}.info" text)
+  endif()
+  if(EXISTS "${OBJECT}.gimple")
+    file(STRINGS "${OBJECT}.gimple" lines REGEX "^ *\\[[^]]+\\] #pragma (omp target oacc|acc )")
+    foreach(line IN LISTS lines)
+      string(REGEX REPLACE "^ *\\[([^]]+)\\] #pragma" "\\1: directive:" line "${line}")
+      string(REGEX REPLACE "\\[[^]:]+:[0-9]+:[0-9]+\\] " "" line "${line}")  # places within the line
+      string(APPEND text "${line}\n")
+    endforeach()
+  endif()
+endif()
+file(WRITE "${OBJECT}.mapping" "${text}")

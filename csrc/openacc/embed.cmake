@@ -1,0 +1,31 @@
+# Writes FOLDER/listing.cpp: sources with what the compiler said of them (listing.h). Where the compiler offloads, it
+# compiles for the GPU when it links, so the objects are linked once for what it says then. Called in csrc with
+# SETTINGS, FOLDER and NAMES.
+include("${SETTINGS}")
+set(for_gpu "")
+if(kind STREQUAL "gcc" AND offload)
+  set(objects "")
+  foreach(name IN LISTS NAMES)
+    list(APPEND objects "${FOLDER}/${name}.o")
+  endforeach()
+  execute_process(COMMAND "${compiler}" ${target} "-foffload-options=nvptx-none=${says}" -O3 -shared -fPIC ${objects}
+                          -o "${FOLDER}/asked.so"
+                  RESULT_VARIABLE code ERROR_VARIABLE for_gpu)
+  if(NOT code STREQUAL "0")
+    message(FATAL_ERROR "${for_gpu}")
+  endif()
+  file(REMOVE "${FOLDER}/asked.so")
+endif()
+set(content "// Made by csrc/openacc/embed.cmake.\n#include \"openacc/listing.h\"\n\nnamespace cnn_engine::openacc {\n")
+string(APPEND content "extern const Listing listings[] = {\n")
+set(count 0)
+foreach(name IN LISTS NAMES)
+  file(READ "openacc/${name}.cpp" source)
+  file(READ "${FOLDER}/${name}.o.mapping" mapping)
+  string(REGEX MATCHALL "openacc/${name}\\.cpp:[^\n]*\n" own "${for_gpu}")
+  list(JOIN own "" own)
+  string(APPEND content "{\"openacc/${name}.cpp\", R\"~~~(${source})~~~\", R\"~~~(${mapping})~~~\", R\"~~~(${own})~~~\"},\n")
+  math(EXPR count "${count} + 1")
+endforeach()
+string(APPEND content "};\nextern const int listing_count = ${count};\n}  // namespace cnn_engine::openacc\n")
+file(WRITE "${FOLDER}/listing.cpp" "${content}")
