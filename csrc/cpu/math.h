@@ -152,4 +152,38 @@ CNN_ENGINE_MATH normal_cdf(double x) {
 
 #undef CNN_ENGINE_MATH
 
+// In float32, for what networks compute of millions of numbers: twice as many on a vector, and
+// cheaper divisions. sigmoid32 is within 3 units in the last place, subnormal numbers too.
+
+// exp(x) for x <= 0; 0 past -120. 2^k is made of two factors, as it may be below what one can be.
+static inline __attribute__((always_inline)) float exp_of_negative(float x) {
+  constexpr float kShift = 12582912.0f;  // 1.5 * 2^23
+  x = x < -120.0f ? -120.0f : x;
+  const float shifted = x * 1.44269504f + kShift;
+  const float k = shifted - kShift;
+  // ln 2 in two parts, of which the first times k is exact.
+  const float r = (x - k * 0.693359375f) + k * 0.00021219444f;
+  float q = 0.0013926184f;
+  q = q * r + 0.008363179f;
+  q = q * r + 0.041666556f;
+  q = q * r + 0.16666576f;
+  q = q * r + 0.5f;
+  const float rest = 1.0f + (r + r * r * q);
+  const auto power = __builtin_bit_cast(std::uint32_t, shifted) - 0x4b400000u;  // k; 0 or negative
+  const std::uint32_t half = power >> 1;  // of its 9 last bits, which alone stay
+  const float first = __builtin_bit_cast(float, (half + 127u) << 23);
+  const float second = __builtin_bit_cast(float, (power - half + 127u) << 23);
+  return rest * first * second;
+}
+
+static inline __attribute__((always_inline)) float sigmoid32(float x) {
+  const float small = exp_of_negative(-__builtin_fabsf(x));
+  return (x < 0.0f ? small : 1.0f) / (1.0f + small);
+}
+
+static inline __attribute__((always_inline)) float clamp32(float x, float lowest, float highest) {
+  const float low = x < lowest ? lowest : x;
+  return low > highest ? highest : low;
+}
+
 }  // namespace cnn_engine::cpu::CNN_ENGINE_ISA::math
