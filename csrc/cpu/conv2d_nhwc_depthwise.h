@@ -7,6 +7,7 @@
 // only by files that are compiled once for each instruction set.
 #pragma once
 
+#include "cpu/channels.h"
 #include "cpu/nhwc.h"
 #include "ops/conv2d_nhwc.h"
 #include "ops/window.h"
@@ -88,21 +89,6 @@ CNN_ENGINE_INLINE void depthwise_one(const DepthwiseRow& d, int at, int c) {
     }
   }
   finish_depthwise<W>(d, sum, at, c);
-}
-
-// Calls run(width, c) so that all of `channels` are covered.
-template <typename Run>
-CNN_ENGINE_INLINE void for_channels(int channels, const Run& run) {
-  int c = 0;
-  for (; c + kWide <= channels; c += kWide) run(std::integral_constant<int, kWide>(), c);
-  if (c == channels) return;
-  if (channels >= kNarrow && channels - c <= kNarrow) {
-    run(std::integral_constant<int, kNarrow>(), channels - kNarrow);
-  } else if (channels >= kWide) {
-    run(std::integral_constant<int, kWide>(), channels - kWide);
-  } else {
-    for (; c < channels; ++c) run(std::integral_constant<int, 1>(), c);
-  }
 }
 
 template <int T, int S, int Stride>
