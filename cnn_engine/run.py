@@ -18,6 +18,7 @@ from .io.files import atomic_write
 from .io.progress import Progress
 from .measure import profile, timing
 from .measure.result import Result
+from .report import grouping
 from .report import profile as profile_report
 
 MOST_IMAGES = 100_000_000
@@ -120,9 +121,16 @@ def parser() -> argparse.ArgumentParser:
     )
     p.add_argument(
         "--top",
-        type=cli.number(0, 100),
-        metavar="PERCENT",
-        help=f"of the time, above the line in the tables of --profile (default: {profile.TOP:g})",
+        type=cli.number(0, 10**6),
+        metavar="N",
+        help="layers, or groups of them, that the report shows, the longest first (default: all); with "
+        f"--profile, percent of the time above the line in its tables (default: {profile.TOP:g})",
+    )
+    p.add_argument(
+        "--group-by",
+        choices=grouping.WAYS,
+        help="sum up the report's layers by operator, or by block: the module with a number in its name, "
+        "such as layer1.0 (default: a row a layer)",
     )
     for option, what in (
         ("json", "the result as JSON (schema 1)"),
@@ -146,8 +154,7 @@ def main(arguments: list[str] | None = None) -> int:
 def _main(arguments: list[str] | None) -> int:
     options = parser().parse_args(arguments)
     percentiles = _percentiles(options.percentiles)
-    if options.top is not None and not options.profile:
-        raise expected("--top", "the option --profile beside it", "none")
+    top = _top(options.top, options.profile)
     outputs = {name: getattr(options, name) for name in ("json", "csv", "trace", "html")}
     _check_outputs(outputs, options.save_probabilities)
 
@@ -185,9 +192,8 @@ def _main(arguments: list[str] | None) -> int:
         progress=progress,
     )
     if options.profile:
-        top = profile.TOP if options.top is None else options.top
         rows = probabilities[: len(dataset)]
-        _profile(engine, dataset.images, rows, result, top, progress)
+        _profile(engine, dataset.images, rows, result, options.top or profile.TOP, progress)
     start = perf_counter()
     engine.close()
     result.phases.free_memory_s = perf_counter() - start
@@ -199,7 +205,7 @@ def _main(arguments: list[str] | None) -> int:
             done = result.dataset.get("predicted_images", result.images_done)
             np.save(file, probabilities[:done])
     if not options.quiet and "-" not in outputs.values():
-        print(report.text.render(result))
+        print(report.text.render(result, options.group_by, top))
         if result.profile is not None:
             print(f"\n{profile_report.render(result.profile)}")
     report.write(result, **outputs)
@@ -231,6 +237,19 @@ def _profile(
     result.interrupted = found.interrupted
     result.timeline += profile.timeline_events(found, result.timeline)
     result.timeline_total += found.events_total
+
+
+def _top(number: float | None, profiles: bool) -> int | None:
+    """Returns how many layers the report shows; None for all, as where --top is of the profile."""
+    if number is None:
+        return None
+    if profiles:
+        if number > 100:
+            raise expected("--top", "at most 100 percent of the time with --profile", f"{number:g}")
+        return None
+    if number != int(number):
+        raise expected("--top", "a whole number of layers, or --profile beside it", f"{number:g}")
+    return int(number)
 
 
 def _percentiles(text: str) -> tuple[float, ...]:

@@ -213,6 +213,31 @@ def make_profiled(**changes) -> Result:
     return make(**{**values, **changes})
 
 
+def make_deep() -> Result:
+    """Returns the result of a network of 150 layers, as PyTorch's exporter names them."""
+    names = [
+        f"/layer{1 + i // 37}/layer{1 + i // 37}.{i % 37 // 3}/conv{i % 37 % 3 + 1}/Conv"
+        for i in range(148)
+    ]
+    layers = [
+        LayerTime(
+            name,
+            "conv",
+            "cpu",
+            551,
+            1e-5 * (1 + i * 37 % 148),
+            None,
+            10**9,
+            10**6,
+            kernel="blocked",
+        )
+        for i, name in enumerate(names)
+    ]
+    layers.insert(0, LayerTime("/maxpool/MaxPool", "pool", "cpu", 551, 2e-2, None, 0, 10**6))
+    layers.append(LayerTime("/fc/Gemm", "fc", "cpu", 551, 3e-7, None, 10**6, 10**6))
+    return make(layers=layers, network="deep")
+
+
 def make_bare(**changes) -> Result:
     """Returns the result of a run that timed nothing."""
     values = {

@@ -23,7 +23,7 @@ import numpy as np
 import pytest
 from browser import Browser, contrast, missing, too_faint
 from PIL import Image
-from samples import CASES, make, make_bare, make_cuda, make_profiled
+from samples import CASES, make, make_bare, make_cuda, make_deep, make_profiled
 
 import cnn_engine
 from cnn_engine.compare import comparison
@@ -86,6 +86,7 @@ def given(ending: str) -> dict[str, Any]:
 PAGES = {
     "run": lambda: html.render([run("pad")]),
     "compared": compared,
+    "deep": lambda: html.render([make_deep()]),
     "bare": lambda: html.render([make_bare()]),
     "failed": lambda: html.render([CASES["check failed"], CASES["interrupted"]]),
     "outlandish": lambda: html.render(
@@ -223,6 +224,65 @@ def test_axe_finds_nothing_to_complain_of(browser, page, scheme):
     assert found["passed"] > 30
 
 
+# ---- many layers ----
+
+ROWS = """return [...document.querySelectorAll("#layer-table tbody tr")].filter(r => !r.hidden)
+    .map(r => [...r.cells].map(c => c.textContent))"""
+
+
+def test_layers_are_sorted_by_a_click(browser, folder):
+    from selenium.webdriver.common.keys import Keys
+
+    browser.open(written("deep", folder))
+    given = browser.script(ROWS)
+    assert len(given) == 151
+    sums = given[-1]
+    assert sums[0] == "Sum of layers"
+    heads = browser.driver.find_elements("css selector", "#layer-table thead button")
+    assert [head.text for head in heads[:3]] == ["Layer", "time", "share"]
+
+    def seconds(row: list[str]) -> float:
+        number, unit = row[1].split()
+        return float(number) * {"s": 1, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}[unit]
+
+    heads[1].click()
+    rows = browser.script(ROWS)
+    assert rows[0][0] == "/maxpool/MaxPool"
+    assert rows[-1] == sums
+    times = list(map(seconds, rows[:-1]))
+    assert times == sorted(times, reverse=True)
+    assert len({row[0] for row in rows}) == 151
+    assert (
+        browser.script("return document.querySelectorAll('#layer-table [aria-sort]').length") == 1
+    )
+    heads[1].send_keys(Keys.ENTER)
+    times = list(map(seconds, browser.script(ROWS)[:-1]))
+    assert times == sorted(times)
+    heads[1].click()
+    assert browser.script(ROWS) == given
+    heads[4].click()  # GFLOP/s: what has none comes last
+    assert browser.script(ROWS)[-2][4] == "-"
+    heads[0].click()
+    assert [row[0] for row in browser.script(ROWS)[:2]] == [
+        "/fc/Gemm",
+        "/layer1/layer1.0/conv1/Conv",
+    ]
+
+
+def test_layers_are_searched(browser, folder):
+    browser.open(written("deep", folder))
+    field = browser.driver.find_element("css selector", "input[type=search]")
+    assert field.accessible_name == "Search layers"
+    field.send_keys("LAYER2.0 conv")
+    rows = browser.script(ROWS)
+    names = [row[0] for row in rows]
+    assert names == [*(f"/layer2/layer2.0/conv{i}/Conv" for i in (1, 2, 3)), "Sum of layers"]
+    assert browser.script("return document.querySelector('output').textContent") == "3 of 150"
+    field.clear()
+    browser.script("document.querySelector('input').dispatchEvent(new Event('input'))")
+    assert len(browser.script(ROWS)) == 151
+
+
 # ---- the keyboard ----
 
 FOCUS = """
@@ -262,7 +322,7 @@ def test_keyboard_reaches_everything_and_shows_where_it_is(browser, page, scheme
     assert reached[0]["what"] == "A #results"  # the way past the contents
     assert len({focus["what"] for focus in reached}) == len(reached)
     wanted = browser.script("""
-        const inner = "a[href], summary, [tabindex='0']";
+        const inner = "a[href], summary, button, input, [tabindex='0']";
         return [...document.querySelectorAll(inner)].filter(e => e.checkVisibility()).length""")
     assert len(reached) == wanted
     for focus in reached:

@@ -203,9 +203,12 @@ def test_without_the_option_nothing_is_profiled(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--top", "90"], "--top: expected the option --profile beside it"),
-        (["--profile", "--top", "0"], "--top: expected a number above 0, up to 100, found '0'"),
-        (["--profile", "--top", "101"], "--top: expected"),
+        (
+            ["--top", "2.5"],
+            "--top: expected a whole number of layers, or --profile beside it, found 2.5",
+        ),
+        (["--profile", "--top", "0"], "--top: expected a number above 0"),
+        (["--profile", "--top", "101"], "--top: expected at most 100 percent of the time"),
         (["--profile", "--top", "most"], "--top: expected"),
     ],
 )

@@ -1,4 +1,6 @@
-"""Results side by side as one HTML page that needs no network and no script.
+"""Results side by side as one HTML page that needs no network.
+
+Tables of many layers are sorted and searched by ``page.js``, which is in the page; without it all is there.
 
 This module turns results into what the page shows, in the order of the page; ``charts.py`` makes its charts,
 ``profile_page.py`` the tables of a profile, and ``page.html`` is the page.
@@ -6,6 +8,8 @@ This module turns results into what the page shows, in the order of the page; ``
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
@@ -16,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError
 from ..measure.result import LayerPart, LayerTime, Result
-from . import charts, profile_page, text, units
+from . import charts, grouping, profile_page, text, units
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -24,6 +28,9 @@ if TYPE_CHECKING:
     from ..compare.comparison import Comparison
 
 SUM = "Sum of layers"
+
+#: Rows of layers from which on there are sums by operator and by block, and a script to sort and search.
+MANY = 20
 
 
 @dataclass
@@ -42,6 +49,7 @@ class Groups:
 
     columns: list[str]
     rows: list[tuple[str, list[list[str] | None]]]
+    sum: str | None = None  # the label of the last row, where that is the sum of the others
 
 
 @dataclass
@@ -88,6 +96,8 @@ def render(results: Sequence[Result], comparisons: Sequence[Comparison] = ()) ->
         )
         for segment in lane
     )
+    layers = _layers(results)
+    many = len(layers.rows) > MANY
     page = _template().render(
         title=" / ".join(dict.fromkeys(map(_title, results))),
         views=views,
@@ -98,7 +108,9 @@ def render(results: Sequence[Result], comparisons: Sequence[Comparison] = ()) ->
         verdicts=[_verdicts(index, found) for index, found in enumerate(comparisons, 1)],
         timers=_table(map(_timers, results)),
         unlike=len({_images(result) for result in results}) > 1,
-        layers=_layers(results),
+        layers=layers,
+        summaries=_summaries(results) if many else [],
+        script=_script() if many else None,
         copies=_copies(results),
         between=_between(results),
         profile=_table(map(profile_page.summary, results)),
@@ -121,6 +133,16 @@ def _template() -> Template:
         finalize=lambda value: value if hasattr(value, "__html__") else units.printable(value),
     )
     return environment.from_string(files(__package__).joinpath("page.html").read_text("utf-8"))
+
+
+@cache
+def _script() -> dict[str, Any]:
+    """Returns the page's script, and the hash by which its policy lets it run, and nothing else."""
+    from markupsafe import Markup  # Jinja2's own
+
+    text = files(__package__).joinpath("page.js").read_text("utf-8")
+    digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+    return {"text": Markup(text), "hash": digest}
 
 
 def _title(result: Result) -> str:
@@ -317,7 +339,32 @@ def _layers(results: Sequence[Result]) -> Groups:
                 f"{part.name} (inside {layer.name})": _inside(layer, part) for part in layer.inside
             }
         found.append(layers | {SUM: _sum(result.layers)} if layers else layers)
-    return _groups(results, columns, found)
+    return _groups(results, columns, found, SUM)
+
+
+def _summaries(results: Sequence[Result]) -> list[tuple[str, str, Groups]]:
+    """Returns tables of layers taken together: caption, what a row is, and the table."""
+    columns: dict[str, Callable[[Result, LayerTime], str]] = {
+        "time": lambda result, row: units.seconds(row.seconds),
+        "share": lambda result, row: _share(result, row.seconds),
+        "GFLOP/s": lambda result, row: units.giga_per_second(row.flops, row.seconds),
+        "GB/s": lambda result, row: units.giga_per_second(row.bytes, row.seconds),
+        "calls": lambda result, row: units.count(row.calls),
+    }
+    tables = []
+    for way in grouping.WAYS:
+        found = [
+            {_label(way, row.name): row for row in grouping.grouped(result.layers, way)}
+            for result in results
+        ]
+        if max(map(len, found)) < max(len(result.layers) for result in results):
+            table = _groups(results, columns, found)
+            tables.append((f"Layers by {way}", way.capitalize(), table))
+    return tables
+
+
+def _label(way: str, name: str) -> str:
+    return text.kind_name(name) if way == "operator" else name
 
 
 def _inside(layer: LayerTime, part: LayerPart) -> LayerTime:
@@ -371,6 +418,7 @@ def _groups(
     results: Sequence[Result],
     columns: dict[str, Callable[[Result, Any], str]],
     found: list[dict[str, Any]],  # of each result, its steps by name
+    last: str | None = None,
 ) -> Groups:
     rows = []
     for name in _merged([list(steps) for steps in found]):
@@ -379,7 +427,7 @@ def _groups(
             for result, steps in zip(results, found, strict=True)
         ]
         rows.append((name, row))
-    return Groups(list(columns), rows)
+    return Groups(list(columns), rows, last)
 
 
 def _share(result: Result, seconds: float) -> str:

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from ..engine.plan import REPORT_KINDS
 from ..measure.result import Check, Latency, LayerTime, Prediction, Result
-from . import units
+from . import grouping, units
 
 WIDTH = 100
 NO_BREAK = "\ue000"  # for private use, in no printable text; rich breaks lines at every real space
@@ -26,8 +26,11 @@ UNITS = {"mhz": "MHz", "w": "W", "c": "\N{DEGREE SIGN}C"}
 SUMS = {"conv": "Conv", "relu": "ReLU", "pool": "Pool", "fc": "FC", "softmax": "Softmax"}
 
 
-def render(result: Result) -> str:
-    """Returns the report on ``result``: at most 100 columns wide, without colours."""
+def render(result: Result, group_by: str | None = None, top: int | None = None) -> str:
+    """Returns the report on ``result``: at most 100 columns wide, without colours.
+
+    ``group_by`` and ``top`` make fewer rows of its layers; see :func:`~cnn_engine.report.grouping.grouped`.
+    """
     phases = result.phases
     parts = [
         [f"CNN for {result.dataset['images']} images"],
@@ -52,7 +55,7 @@ def render(result: Result) -> str:
                 *_passes(result),
             ]
         ),
-        _layers(result),
+        _layers(result, group_by, top),
         _copies(result),
         _between(result),
         fields([("Check", check(result.check))]),
@@ -276,13 +279,14 @@ def _where(layer: LayerTime) -> str:
     return layer.place if plain else f"{layer.place} {layer.kernel}"
 
 
-def _layers(result: Result) -> list[str]:
+def _layers(result: Result, group_by: str | None, top: int | None) -> list[str]:
     if not result.layers:
         return []
     whole_s = whole_seconds(result)
     on_device = any(layer.device_s is not None for layer in result.layers)
+    shown = grouping.grouped(result.layers, group_by, top)
     rows = []
-    for layer in result.layers:
+    for layer in shown:
         row = [
             f"Time for {units.printable(layer.name)}",
             ":",
@@ -308,7 +312,8 @@ def _layers(result: Result) -> list[str]:
                 "inside",
             ]
             rows.append([*row, units.UNKNOWN] if on_device else row)
-    names = ["Layers", "", "time", "share", "GFLOP/s", "GB/s", "calls", "on"]
+    title = "Layers" if group_by is None else f"Layers by {group_by}"
+    names = [title, "", "time", "share", "GFLOP/s", "GB/s", "calls", "on"]
     lines = table([*names, "launch"] if on_device else names, rows)
 
     sums: dict[str, float | None] = dict.fromkeys(SUMS)
@@ -317,7 +322,7 @@ def _layers(result: Result) -> list[str]:
     words = [f"{kind_name(kind)}: {units.seconds(value)}" for kind, value in sums.items()]
     lines += ["", *_joined(words[: len(SUMS)]), *_joined(words[len(SUMS) :])]
 
-    if inside := [layer.name for layer in result.layers if layer.inside]:
+    if inside := [layer.name for layer in shown if layer.inside]:
         names = ", ".join(map(units.printable, inside))
         lines += fields(
             [("In parentheses", f"inside of {names}, which has them in its time; {INSIDE}")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -80,7 +81,7 @@ class Importer:
             protobuf.check_text(
                 proto.op_type, proto.name, proto.domain, *proto.input, *proto.output
             )
-            name = prefix + (proto.name or f"{proto.op_type}_{index}")
+            name = prefix + _module(proto) + (proto.name or f"{proto.op_type}_{index}")
             call = Call(self, proto, name, scope or {})
             for needed in call.inputs:
                 if needed is not None and needed not in self.values and needed not in self.unknown:
@@ -250,6 +251,15 @@ class Importer:
             reason = " ".join(str(error).split())[:200]
             raise Refusal(None, f"the operator's definition cannot be had: {reason}") from None
         return None
+
+
+def _module(proto) -> str:
+    """Returns ``layer1.0.conv1/`` where PyTorch's newer exporter tells a node's module beside it, else ""."""
+    for prop in getattr(proto, "metadata_props", ()):
+        if prop.key == "pkg.torch.onnx.name_scopes":
+            scopes = re.findall(r"'([\w.]{0,200})'", prop.value)
+            return f"{scopes[-2]}/" if len(scopes) > 1 and scopes[-2] else ""
+    return ""
 
 
 def _type(onnx, value: Value):
