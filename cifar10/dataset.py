@@ -14,6 +14,7 @@ import os
 import re
 import stat
 import tarfile
+import weakref
 import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -218,7 +219,7 @@ def _open(path: Path) -> _File:
         raise expected(str(path), "CIFAR-10 images", "an empty file")
     if not os.access(path, os.R_OK):
         raise InputError(f"{path}: cannot be read: permission denied")
-    kinds: dict[str, Callable[[Path, int], _File]] = {".npz": _NpzFile, ".tar": _JpegTar}
+    kinds: dict[str, Callable[[Path, int], _File]] = {".npz": _NpzFile, ".tar": JpegTar}
     return kinds.get(path.suffix.lower(), _BinaryFile)(path, found.st_size)
 
 
@@ -357,7 +358,7 @@ class _NpzFile:
         return _check_labels(self._path, labels)
 
 
-class _JpegTar:
+class JpegTar:
     """A tar of the JPEG copy: ``images.bin`` (JPEGs end to end), ``offsets.npy`` (uint32 [N, 2]:
     start, length) and ``labels.npy`` (uint8 [N]). Decoding needs Pillow.
     """
@@ -366,6 +367,7 @@ class _JpegTar:
 
     def __init__(self, path: Path, size: int) -> None:
         self._path = path
+        self._descriptor: int | None = None
         try:
             # "r:" refuses compression, so that no member is larger than the file.
             with tarfile.open(path, "r:") as archive:
@@ -410,23 +412,40 @@ class _JpegTar:
     def __len__(self) -> int:
         return len(self._labels)
 
+    @property
+    def labels(self) -> np.ndarray:
+        """uint8 [N]; checked to be classes."""
+        return _check_labels(self._path, self._labels)
+
+    def jpeg(self, number: int) -> bytes:
+        """Returns the file of one image; several threads may ask at once.
+
+        Raises:
+            InputError: it cannot be read, or is not within the archive.
+        """
+        start, length = self._offsets[number].tolist()
+        if start + length > self._data_size or not 0 < length <= _MAX_JPEG_BYTES:
+            wanted = f"a JPEG within the {self._data_size} bytes of images.bin"
+            raise expected(self._where(number), wanted, f"{length} bytes at {start}")
+        try:
+            if self._descriptor is None:
+                self._descriptor = os.open(self._path, os.O_RDONLY)
+                weakref.finalize(self, os.close, self._descriptor)
+            return os.pread(self._descriptor, length, self._data_start + start)
+        except OSError as error:
+            raise InputError(f"{self._path}: cannot be read: {describe_os_error(error)}") from error
+
+    def _where(self, number: int) -> str:
+        return f"{self._path}: image {number} (the first is 0)"
+
     def read_into(self, pixels: np.ndarray) -> np.ndarray:
         try:
             from PIL import Image
         except ImportError as error:
             wanted = "Pillow to decode the JPEGs (pip install pillow)"
             raise InputError(f"{self._path}: expected {wanted}, found no such package") from error
-        try:
-            with open(self._path, "rb") as file:
-                for number, (start, length) in enumerate(self._offsets[: len(pixels)].tolist()):
-                    where = f"{self._path}: image {number} (the first is 0)"
-                    if start + length > self._data_size or not 0 < length <= _MAX_JPEG_BYTES:
-                        wanted = f"a JPEG within the {self._data_size} bytes of images.bin"
-                        raise expected(where, wanted, f"{length} bytes at {start}")
-                    file.seek(self._data_start + start)
-                    pixels[number] = _decode_jpeg(Image, where, file.read(length))
-        except OSError as error:
-            raise InputError(f"{self._path}: cannot be read: {describe_os_error(error)}") from error
+        for number in range(len(pixels)):
+            pixels[number] = _decode_jpeg(Image, self._where(number), self.jpeg(number))
         return _check_labels(self._path, self._labels[: len(pixels)])
 
 

@@ -13,6 +13,7 @@ COMMANDS = {
     "characterize": "measure networks at low batch: utilisation, memory, power, latency",
     "transfer": "measure copies to and from a GPU against the batch, and predict others",
     "infer": "predictions for data sets of any size, in Parquet files, once an image, whatever dies",
+    "ensemble": "read and decode images once for many networks, over processes and GPUs",
     "inspect": "say what an ONNX file computes, what of it folds and fuses, and what is not supported",
     "export": "write a PyTorch model as an ONNX file, checked against PyTorch's own numbers",
     "doctor": "say what was built, what this machine has, and what is missing",

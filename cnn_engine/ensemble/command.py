@@ -1,0 +1,385 @@
+"""The command line, and the order in which ranks come together, run and report."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import signal
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .. import cli, devices
+from ..devices import threads
+from ..errors import CnnEngineError, InputError, expected
+from ..io.files import make_folder
+from ..io.images import Preprocess
+from ..measure import environment
+from . import augment, collect, members, meters, outputs, report, watchdog
+from .order import Order
+from .pipeline import FAIL, SKIP
+from .roles import ALL_SHARED, DESIGNS, IN_PROCESS, NONE, Roles, roles
+from .run import Plan, RankRun, make_members
+from .source import Source, source
+from .transport import Transport, launched_rank, transport
+from .watchdog import Watchdog
+
+INFER, TRAIN = "infer", "train"
+MOST_RANKS = 65_536
+MODULE = "cnn_engine.ensemble"
+
+
+def parser() -> argparse.ArgumentParser:
+    """Returns the command's parser."""
+    p = cli.ArgumentParser(
+        prog=f"[mpirun -n R] python -m {MODULE}",
+        description="Reads and decodes images once, and feeds them to many networks: over MPI, each rank "
+        "being a process; without mpirun, in one process.",
+        epilog="exit codes: 0 done; 1 a rank died, hangs or failed in a way of its own; 2 the input is at "
+        "fault; 130 interrupted. Under mpirun the launcher may have its own code, never 0",
+    )
+    count = cli.whole_number
+    add = p.add_argument
+    designs = "; ".join(f"{name}: {what}" for name, what in DESIGNS.items())
+    add(
+        "--design",
+        default=None,
+        help=f"{designs} (default: {ALL_SHARED}, of one rank {IN_PROCESS})",
+    )
+    add("--members", type=count(1, members.MOST_MEMBERS), metavar="N", help="how many (default: 1)")
+    add(
+        "--member",
+        action="append",
+        metavar="KEY=VALUE,...",
+        help="one member, in the place of --members; may be given again. Keys: network or model (an ONNX "
+        "file), weights, device, variant, dtype, name",
+    )
+    add("--work", choices=(INFER,), default=INFER, help=f"default: {INFER}")
+    add("--data", default="auto", metavar="PATH", help="a .tar of JPEGs or a folder that has train.tar "
+        "and test.tar; a folder of images; jpeg:WxH: synthetic JPEGs of that size; or as for run "
+        "(default: auto)")  # fmt: skip
+    add("--images", type=count(1, 10**8), metavar="N", help="how many of them (default: all)")
+    add("--preprocess", metavar="SETTINGS", help="how images are resized and cropped, such as imagenet or "
+        "resize=256,crop=224 (default: not)")  # fmt: skip
+    add(
+        "--batch",
+        type=count(1, 10**6),
+        default=256,
+        metavar="N",
+        help="images a step (default: 256)",
+    )
+    add("--epochs", type=count(1, 10**6), default=1, metavar="N", help="default: 1")
+    add("--steps", type=count(1, 10**9), metavar="N", help="the most steps in all (default: all)")
+    add("--preprocessors", type=count(1, MOST_RANKS), metavar="P", help="ranks that decode in the "
+        "broadcasting designs (default: half of them)")  # fmt: skip
+    add("--dedicated", action="store_true", help="they have no members")
+    add("--balance", action="store_true", help="measure what members cost, place them by it, and give "
+        "ranks beyond their number to the costliest (--work infer)")  # fmt: skip
+    for option, default, what in (
+        ("queue", 4, "batches that are read and decoded ahead"),
+        ("prefetch", 4, "batches that are sent ahead"),
+        ("readers", 1, "threads that read, for each pipeline"),
+        ("decoders", 1, "threads that decode, for each pipeline"),
+    ):
+        add(f"--{option}", type=count(1, 4096), default=default, metavar="N",
+            help=f"{what} (default: {default})")  # fmt: skip
+    add("--augment", choices=augment.KINDS, help="mirror (fast), and shift (full), on the member's side "
+        f"(default: none; full for {TRAIN})")  # fmt: skip
+    add("--shuffle", action=argparse.BooleanOptionalAction, help=f"default: for {TRAIN}")
+    add("--seed", type=count(0, 2**63 - 1), default=0, metavar="N", help="default: 0")
+    add("--corrupt", choices=(FAIL, SKIP), default=FAIL, help="images that cannot be decoded: end, or "
+        f"name them and go on (default: {FAIL})")  # fmt: skip
+    add("--combine", default="mean", metavar="HOW", help="the members' probabilities: "
+        f"{', '.join(members.COMBINATIONS)}, weights with commas between, or module:callable[,key=value...], "
+        "which returns a function of [M, N, C] to [N, C] (default: mean)")  # fmt: skip
+    add("--device", default="auto", help="of members that name none: auto (default), cpu, cuda, cuda:N; "
+        "rank: the GPU of the rank's number on its host")  # fmt: skip
+    add("--weights", default="default", help="of members that name none: default (default), random, or a "
+        "path; {} in it is the member's number")  # fmt: skip
+    add("--threads", type=count(1, threads.MOST), metavar="N", help="of a rank's CPU work (default: the "
+        "CPUs granted, divided among the ranks of a host)")  # fmt: skip
+    add("--nccl", action="store_true", help="send between GPUs by NCCL, one GPU a rank")
+    add("--ceilings", type=cli.number(0, 600), default=1.0, metavar="S", help="seconds for each part alone, "
+        "before the run (default: 1)")  # fmt: skip
+    add("--no-ceilings", action="store_true", help="leave that out")
+    add("--digest", action="store_true", help="hash what each member was given, into the JSON")
+    add("--mpstat", metavar="LOG", help="take CPU utilisation from a log of mpstat -P ALL SECONDS")
+    add("--stall", type=cli.number(0, 10**6), default=watchdog.STALL_S, metavar="S", help="a rank whose own "
+        f"work does not go on for so long hangs, and ends all (default: {watchdog.STALL_S:g})")  # fmt: skip
+    add("--start-timeout", type=cli.number(0, 10**6), default=watchdog.START_S, metavar="S",
+        help=f"the same before the first step (default: {watchdog.START_S:g})")  # fmt: skip
+    add("--output", metavar="DIR", help="for members' probabilities or weights, and report.json")
+    for option, what in (
+        ("json", "the result as JSON"),
+        ("csv", "one row, as --collect makes of a result"),
+        ("trace", "a timeline of all ranks that Perfetto and chrome://tracing open"),
+        ("html", "the report as one page"),
+    ):
+        add(f"--{option}", metavar="PATH", help=f"write {what}; - for standard output")
+    add("--quiet", action="store_true", help="print no report")
+    add("--collect", metavar="DIR", help="put the reports (JSON) of earlier runs in DIR into one table and "
+        "chart: ensembles.csv, .parquet, .png, in --output or DIR")  # fmt: skip
+    add("--dry-run", action="store_true", help="print every rank's role, and exit")
+    add(
+        "--ranks",
+        type=count(1, MOST_RANKS),
+        metavar="R",
+        help="with --dry-run: as if there were so many",
+    )
+    return p
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs the command with ``arguments`` (None: the process's); returns its exit code."""
+    return cli.run(_main, arguments)
+
+
+def _main(arguments: list[str] | None) -> int:
+    options = _options(arguments)
+    if options.collect is not None:
+        output = make_folder(options.output or options.collect, "--output")
+        print("\n".join(collect.collect(Path(options.collect), output)))
+        return cli.DONE
+    if options.dry_run:
+        print(_dry_run(options))
+        return cli.DONE
+    if launched_rank():
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - rank 0 speaks for all
+    transported = transport()
+    watching = Watchdog(transported, options.stall, options.start_timeout)
+    words = sys.argv[1:] if arguments is None else arguments
+    session = _Session(options, shlex.join(["python", "-m", MODULE, *words]), transported, watching)
+    try:
+        session.prepare()
+        session.run()
+    except KeyboardInterrupt:
+        return session.interrupted()
+    except CnnEngineError as error:
+        if transported.size == 1:
+            raise
+        watching.failed(error, cli.INPUT_AT_FAULT)
+    except Exception as error:
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        place = f"{os.path.basename(where.filename)}:{where.lineno}"
+        line = f"{type(error).__name__}: {error} ({place})"
+        watching.failed(line, watchdog.LOST)
+    transported.close()
+    return cli.DONE
+
+
+def _options(arguments: list[str] | None) -> argparse.Namespace:
+    """Returns the options; of what is at fault in them, one rank tells."""
+    if not launched_rank():
+        options = parser().parse_args(arguments)
+        _check(options)
+        return options
+    shown, sys.stderr = sys.stderr, open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    try:
+        options = parser().parse_args(arguments)
+        _check(options)
+    except InputError:
+        sys.exit(cli.INPUT_AT_FAULT)
+    sys.stderr = shown
+    return options
+
+
+def _check(options: argparse.Namespace) -> None:
+    if options.ranks is not None and not options.dry_run:
+        raise expected("--ranks", "the option --dry-run beside it", "none")
+    if options.balance and options.work == TRAIN:
+        raise expected("--balance", f"the work {INFER}", TRAIN)
+    found = {f"--{name}": getattr(options, name) for name in ("json", "csv", "trace", "html")}
+    if not launched_rank():
+        cli.check_outputs(found)
+    _specs(options)
+    if options.preprocess is not None:
+        Preprocess.parse(options.preprocess)
+
+
+def _specs(options: argparse.Namespace) -> list[members.Spec]:
+    return members.specs(options.members, options.member, options.device, options.weights)
+
+
+def _roles(options: argparse.Namespace, ranks: int, costs: list[float] | None = None) -> Roles:
+    design = options.design or (IN_PROCESS if ranks == 1 else ALL_SHARED)
+    count = len(_specs(options))
+    return roles(
+        design, ranks, count, options.preprocessors, options.dedicated, costs, costs is not None
+    )
+
+
+def _dry_run(options: argparse.Namespace) -> str:
+    ranks = options.ranks or int(os.environ.get("SLURM_NTASKS") or 1)
+    found = _roles(options, ranks)
+    names = [spec.name for spec in _specs(options)]
+    lines = [f"{found.design}: {DESIGNS[found.design]}"]
+    lines += [f"rank {rank}: {found.says(rank, names)}" for rank in range(ranks)]
+    return "\n".join(lines)
+
+
+class _Session:
+    """All that one rank does, from the options to the outputs."""
+
+    def __init__(
+        self, options: argparse.Namespace, command: str, transported: Transport, watching: Watchdog
+    ):
+        self.options, self.command = options, command
+        self.transport, self.watchdog = transported, watching
+        self.rank = transported.rank
+        self.first = self.rank == 0
+        self.folder: Path | None = None
+        self.run_of_rank: RankRun | None = None
+        self.plan: Plan | None = None
+        self.source: Source | None = None
+        self.stopwatch = environment.Stopwatch()
+        self.load = environment.host_load()
+
+    def prepare(self) -> None:
+        """Reads what the rank needs, and makes its members."""
+        options = self.options
+        given = self.transport.all((vars(options), os.uname().nodename))
+        if any(one != given[0][0] for one, _ in given):
+            raise InputError("options: expected the same of all ranks, found different ones")
+        hosts = [host for _, host in given]
+        specs = [self._placed(spec, hosts) for spec in _specs(options)]
+        workload = members.check_shapes(specs)
+        if options.output is not None:
+            self.folder = make_folder(options.output, "--output")
+        members.combination(options.combine, len(specs))
+        count = threads.default() if options.threads is None else options.threads
+        here = hosts.count(hosts[self.rank])
+        self.threads = count if options.threads else max(count // here, 1)
+        preprocess = None if options.preprocess is None else Preprocess.parse(options.preprocess)
+        part = "train" if options.work == TRAIN else "test"
+        self.watchdog.doing("main", "reading its data")
+        self.source = source(options.data, workload, options.images, preprocess, part)
+        sizes = self.transport.all(len(self.source))
+        if len({*sizes}) > 1:
+            raise expected("--data", "as many images on every rank", sizes)
+        shuffle = options.work == TRAIN if options.shuffle is None else options.shuffle
+        kind = options.augment or ("full" if options.work == TRAIN else "none")
+        self.watchdog.doing("main", "making its members")
+        costs = self._costs(specs) if options.balance else None
+        found = _roles(options, self.transport.size, costs)
+        self.watchdog.know([found.says(r, [s.name for s in specs]) for r in range(found.ranks)])
+        order = Order(
+            len(self.source), options.batch, options.epochs, shuffle, options.seed, options.steps
+        )
+        self.plan = Plan(
+            found, order, tuple(specs), options.work, kind, options.seed, options.queue,
+            options.prefetch, options.readers, options.decoders, options.corrupt,
+            0.0 if options.no_ceilings else options.ceilings, options.nccl, options.digest,
+        )  # fmt: skip
+        self.members = make_members(
+            self.plan, self.rank, len(self.source), self.folder, self.threads
+        )
+        self.run_of_rank = RankRun(
+            self.plan, self.transport, self.watchdog, self.source, workload.network.input_shape,
+            self.members,
+        )  # fmt: skip
+
+    def _placed(self, spec: members.Spec, hosts: list[str]) -> members.Spec:
+        from dataclasses import replace
+
+        weights = spec.weights.replace("{}", str(spec.index))
+        device = spec.device
+        if device == "rank":
+            device = f"cuda:{hosts[: self.rank].count(hosts[self.rank])}"
+        return replace(spec, weights=weights, device=device)
+
+    def _costs(self, specs: list[members.Spec]) -> list[float]:
+        """Returns the seconds that each member takes for a batch, measured on rank 0."""
+        found = None
+        if self.first:
+            found = []
+            batch = min(self.options.batch, len(self.source))
+            images = np.zeros((batch, *self.source.shape), np.uint8)
+            for spec in specs:
+                member = members.InferMember(spec, batch, None, self.threads)
+                member.predict(images)
+                begin = time.perf_counter()
+                member.predict(images)
+                found.append(time.perf_counter() - begin)
+                member.close()
+        return self.transport.all(found)[0]
+
+    def run(self) -> None:
+        """Runs, and on rank 0 writes and prints the report."""
+        assert self.run_of_rank is not None
+        self.run_of_rank.run()
+        self.watchdog.doing("main", "its end")
+        found = {member.spec.index: member.finish() for member in self.members}
+        results = self.transport.to_first(found)
+        reports = self.transport.to_first(self.run_of_rank.report)
+        for member in self.members:
+            member.close()
+        if self.first:
+            assert results is not None
+            assert reports is not None
+            extra = outputs.infer(self.plan, results, self.options.combine, self.folder)
+            self._write(reports, extra)
+        self.watchdog.finish()
+
+    def interrupted(self) -> int:
+        """Keeps what there is; returns the exit code, or ends with the other ranks."""
+        for number in (signal.SIGINT, signal.SIGTERM):  # the launcher's, as all are ended
+            signal.signal(number, signal.SIG_IGN)
+        time.sleep(2 * watchdog.ROUND_S)  # a launcher's signal may be because a rank died
+        for member in getattr(self, "members", ()):
+            member.close()
+        fault = self.watchdog.fault
+        if self.first and self.run_of_rank is not None and self.folder is not None:
+            about = {"interrupted": True, "fault": fault}
+            outputs.write_json(
+                self.folder / "report.json",
+                report.document(self.plan, [self.run_of_rank.report], {**self._about(), **about}),
+            )
+        if fault is None and self.first:
+            print("interrupted", file=sys.stderr)
+        if self.transport.size > 1:
+            self.watchdog.leave(cli.INTERRUPTED)
+        return watchdog.LOST if fault else cli.INTERRUPTED
+
+    def _about(self) -> dict[str, Any]:
+        device = self.members[0].device if self.members else devices.select("cpu")
+        return {
+            "command": self.command,
+            **self.stopwatch.stamp(),
+            "environment": environment.describe(device) | environment.state(device, self.load),
+            "transport": getattr(self.transport, "name", "") + (", NCCL" if self.plan.nccl else ""),
+            "data": {"name": self.source.name, "images": len(self.source)},
+            "interrupted": False,
+            "fault": None,
+        }
+
+    def _write(self, reports: list[Any], extra: dict[str, Any]) -> None:
+        options = self.options
+        notes = list(extra.pop("notes", []))
+        if options.mpstat is not None:
+            usage = meters.read_mpstat(options.mpstat).to_dict()
+            for one in reports:
+                one.usage = None
+            reports[0].usage = usage
+        idle = [str(r) for r, one in enumerate(reports) if one.role == "idle"]
+        if idle:
+            notes.append(f"idle in this design: rank {', '.join(idle)}")
+        if self.plan.roles.design == NONE and self.plan.roles.ranks > len(self.plan.specs):
+            notes.append("more ranks than members: some have nothing to do")
+        about = self._about()
+        about["environment"].setdefault("warnings", [])
+        document = report.document(
+            self.plan,
+            reports,
+            {**about, **extra, "notes": notes + about["environment"]["warnings"]},
+        )
+        if self.folder is not None:
+            outputs.write_json(self.folder / "report.json", document)
+        paths = {name: getattr(options, name) for name in ("json", "csv", "trace", "html")}
+        if not options.quiet and "-" not in paths.values():
+            print(report.text(document))
+        outputs.write(document, reports, paths)

@@ -1,0 +1,256 @@
+"""The networks of an ensemble: which there are, and what each does with a batch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+import numpy as np
+
+from .. import callables, workload
+from ..devices import threads as thread_counts
+from ..engine.engine import Engine
+from ..errors import InputError, UnsupportedError, expected
+from ..io.files import atomic_write, describe_os_error
+from ..workload import Workload
+from .order import Batch
+from .source import CORRUPT, UNKNOWN
+
+MOST_MEMBERS = 1024
+
+#: Keys of ``--member``.
+_KEYS = ("network", "model", "weights", "device", "variant", "dtype", "name")
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A member as the command line names it.
+
+    Attributes:
+        index: its number.
+        name: for reports and files.
+        network, model: a workload's name, or in its place an ONNX file.
+        weights, device, variant, dtype: as for ``run``.
+    """
+
+    index: int
+    name: str = ""
+    network: str = "cifar10"
+    model: str | None = None
+    weights: str = "default"
+    device: str = "auto"
+    variant: str = "auto"
+    dtype: str = "float32"
+
+    @property
+    def file_stem(self) -> str:
+        return f"member-{self.index}"
+
+    def workload(self) -> Workload:
+        return workload.of_model(self.model) if self.model else workload.get(self.network)
+
+
+def specs(members: int | None, lists: list[str] | None, device: str, weights: str) -> list[Spec]:
+    """Returns the members of ``--members N`` or of one ``--member KEY=VALUE,...`` each.
+
+    Raises:
+        InputError: names the option and what is at fault.
+    """
+    if not lists:
+        count = 1 if members is None else members
+        return [Spec(k, f"cifar10-{k}", weights=weights, device=device) for k in range(count)]
+    if members is not None and members != len(lists):
+        raise expected("--members", f"as many as there are --member ({len(lists)})", members)
+    found = []
+    for index, text in enumerate(lists):
+        given = {"device": device, "weights": weights}
+        for word in text.split(","):
+            key, equals, value = word.partition("=")
+            if not (equals and value and key in _KEYS):
+                raise expected("--member", f"KEY=VALUE,... of {', '.join(_KEYS)}", repr(word))
+            given[key] = value
+        if "network" in given and "model" in given:
+            raise expected("--member", "network or model", "both")
+        if "model" in given and given["weights"] == weights:
+            given["weights"] = "default"  # those of the file
+        name = (
+            given.pop("name", None)
+            or Path(given.get("model", given.get("network", "cifar10"))).stem
+        )
+        found.append(Spec(index, f"{name}-{index}", **given))
+    return found
+
+
+class Member(Protocol):
+    """What a rank runs on each batch.
+
+    Attributes:
+        spec: which member.
+        device: where it runs, as ``devices.select`` gives it.
+    """
+
+    spec: Spec
+    device: Any
+
+    def step(self, batch: Batch, images: Any, labels: np.ndarray) -> None:
+        """Works on one batch: ``images`` uint8 [N, C, H, W], ``labels`` int32 [N]."""
+
+    def finish(self) -> dict[str, Any]:
+        """Returns what there is to report; writes what there is to write."""
+
+    def close(self) -> None:
+        """Ends it; keeps what was done so far."""
+
+
+class InferMember:
+    """Runs the engine, and keeps the probabilities of every sample.
+
+    Args:
+        samples: in the data set, those of the last epoch are kept.
+        folder: for ``member-K.part``, to which each batch's rows are appended as they come, and which
+            becomes ``member-K.npy`` at the end; None: nothing is written.
+        part: of the steps, those whose number is ``part[0]`` of ``part[1]``: other ranks run the others.
+    """
+
+    def __init__(
+        self,
+        spec: Spec,
+        samples: int,
+        folder: Path | None,
+        threads: int | None = None,
+        part: tuple[int, int] = (0, 1),
+    ):
+        self.spec, self._part = spec, part
+        self._engine = Engine(
+            spec.workload(), weights=spec.weights, device=spec.device, variant=spec.variant,
+            dtype=spec.dtype, threads=threads,
+        )  # fmt: skip
+        self.device = self._engine.device
+        self.shape = self._engine.network.input_shape
+        self.probabilities = np.full((samples, self._engine.network.classes), np.nan, np.float32)
+        self._labels = np.full(samples, UNKNOWN, np.int32)
+        self._path = None if folder is None else folder / spec.file_stem
+        self._file: IO[bytes] | None = None
+        if self._path is not None and part[0] == 0:
+            try:
+                self._file = open(self._path.with_suffix(".part"), "wb", buffering=0)  # noqa: SIM115
+            except OSError as error:
+                raise InputError(
+                    f"--output: cannot write {self._path}.part: {describe_os_error(error)}"
+                ) from error
+
+    def predict(self, images: Any) -> np.ndarray:
+        """Returns the probabilities of one batch, float32 [N, classes], and keeps nothing."""
+        found = self._engine.predict(images)
+        return found.get() if hasattr(found, "get") else np.asarray(found)
+
+    def step(self, batch: Batch, images: Any, labels: np.ndarray) -> None:
+        if batch.number % self._part[1] != self._part[0]:
+            return
+        found = self.predict(images)
+        found = np.where((labels == CORRUPT)[:, None], np.float32("nan"), found)
+        self.probabilities[batch.samples] = found
+        self._labels[batch.samples] = labels
+        if self._file is not None:
+            row = np.empty(len(found), _row(found.shape[1]))
+            row["sample"], row["probabilities"] = batch.samples, found
+            self._file.write(row.tobytes())
+
+    def finish(self) -> dict[str, Any]:
+        return {"labels": self._labels, "probabilities": self.probabilities}
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+        self._engine.close()
+
+
+def _row(classes: int) -> np.dtype:
+    return np.dtype([("sample", "<i8"), ("probabilities", "<f4", (classes,))])
+
+
+def read_part(path: str | os.PathLike[str], classes: int) -> np.ndarray:
+    """Reads what a run that did not end well left in ``member-K.part``.
+
+    Returns:
+        rows of ``sample`` (int64) and ``probabilities`` (float32 [classes]): whole ones.
+    """
+    content = Path(path).read_bytes()
+    dtype = _row(classes)
+    return np.frombuffer(content, dtype, len(content) // dtype.itemsize)
+
+
+def keep(folder: Path, spec: Spec, probabilities: np.ndarray) -> None:
+    """Writes ``member-K.npy``, and removes ``member-K.part``."""
+    path = folder / f"{spec.file_stem}.npy"
+    with atomic_write(path, "wb") as file:
+        np.save(file, probabilities)
+    path.with_suffix(".part").unlink(missing_ok=True)
+
+
+# ---- several members' probabilities as one ----
+
+COMBINATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "mean": lambda rows: rows.mean(0, dtype=np.float64),
+    "median": lambda rows: np.median(rows, 0),
+    "product": lambda rows: np.exp(np.log(np.maximum(rows, 1e-30)).mean(0, dtype=np.float64)),
+    "vote": lambda rows: np.eye(rows.shape[2])[rows.argmax(2)].mean(0),
+}
+
+
+def combination(text: str, members: int) -> Callable[[np.ndarray], np.ndarray]:
+    """Returns the function that ``--combine`` names: of members' probabilities [M, N, C] to [N, C].
+
+    It is one of :data:`COMBINATIONS`, weights of a mean with commas between, or what
+    ``module:callable[,key=value...]`` returns.
+
+    Raises:
+        InputError: there is none, or there are not as many weights as members.
+    """
+    if text in COMBINATIONS:
+        return COMBINATIONS[text]
+    if ":" in text:
+        make, arguments, _ = callables.resolve("--combine", text)
+        return make(**arguments)
+    try:
+        weights = np.array([float(word) for word in text.split(",")])
+    except ValueError:
+        weights = np.zeros(0)
+    if len(weights) != members or not np.isfinite(weights).all() or not weights.sum() > 0:
+        kinds = ", ".join(COMBINATIONS)
+        raise expected(
+            "--combine", f"{kinds}, module:callable, or {members} weights, one a member", repr(text)
+        )
+    return lambda rows: np.tensordot(weights / weights.sum(), rows, 1)
+
+
+def accuracy(probabilities: np.ndarray, labels: np.ndarray) -> dict[str, Any] | None:
+    """Returns ``{correct, total, top1}`` over samples with a label that were run; None: there are none."""
+    known = (labels >= 0) & ~np.isnan(probabilities).any(1)
+    total = int(known.sum())
+    if not total:
+        return None
+    correct = int((probabilities[known].argmax(1) == labels[known]).sum())
+    return {"correct": correct, "total": total, "top1": correct / total}
+
+
+def threads_of_a_rank(threads: int | None, ranks_here: int) -> int:
+    """Returns how many threads a rank's members use: of the CPUs granted, an equal part of each rank here."""
+    return threads or max(thread_counts.default() // ranks_here, 1)
+
+
+def check_shapes(found: list[Spec]) -> Workload:
+    """Returns the workload of the first member.
+
+    Raises:
+        InputError: the members read images of different shapes, or have different numbers of classes.
+    """
+    workloads = [spec.workload() for spec in found]
+    for what in ("input_shape", "classes"):
+        values = [getattr(one.network, what) for one in workloads]
+        if len({*map(str, values)}) > 1:
+            raise UnsupportedError(f"--member: expected the same {what} of all, found {values}")
+    return workloads[0]

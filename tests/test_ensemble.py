@@ -1,0 +1,483 @@
+"""The ensemble in one process: its roles, pipeline, exchange of batches, members, reports and tables."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import types
+from collections import defaultdict
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cnn_engine import cli, workload
+from cnn_engine.ensemble import collect, command, exchange, members, meters, pipeline, roles, source
+from cnn_engine.ensemble.order import Order
+from cnn_engine.errors import InputError
+from cnn_engine.io.images import Preprocess
+
+SHARING = (roles.ALL_SHARED, roles.SINGLE, roles.MULTI)
+QUIET = ["--quiet", "--no-ceilings", "--device", "cpu", "--threads", "1"]
+
+
+# ---- roles ----
+
+
+@given(
+    st.sampled_from(list(roles.DESIGNS)), st.integers(1, 12), st.integers(1, 20),
+    st.one_of(st.none(), st.integers(1, 12)), st.booleans(),
+)  # fmt: skip
+def test_every_member_is_somewhere_once_and_somebody_preprocesses(
+    design, ranks, count, decoding, dedicated
+):
+    try:
+        found = roles.roles(design, ranks, count, decoding, dedicated)
+    except InputError as error:
+        assert str(error).startswith(("--preprocessors", "--dedicated"))
+        return
+    assert len(found.members) == ranks
+    assert sorted(m for own in found.members for m in own) == list(range(count))
+    assert found.preprocessors
+    if dedicated:
+        assert not any(found.members[rank] for rank in found.preprocessors)
+    if design == roles.NONE:
+        assert found.preprocessors == found.receivers
+    assert all(found.says(rank) for rank in range(ranks))
+
+
+@given(st.lists(st.floats(0.01, 100), min_size=1, max_size=8), st.integers(1, 12))
+def test_costly_members_get_more_of_the_ranks(costs, ranks):
+    placed = roles.place(costs, ranks, replicate=True)
+    assert len(placed) == ranks
+    replicas = [sum(m in own for own in placed) for m in range(len(costs))]
+    assert min(replicas) >= 1
+    if ranks > len(costs):
+        assert sum(replicas) == ranks
+        loads = [cost / many for cost, many in zip(costs, replicas, strict=True)]
+        # No member has so little to do that one of its ranks would serve the slowest better.
+        slowest = max(loads)
+        for cost, many in zip(costs, replicas, strict=True):
+            assert many == 1 or cost / (many - 1) >= slowest - 1e-9
+    else:
+        assert max(replicas) == 1
+
+
+# ---- the pipeline and the exchange ----
+
+
+def numbers_source(samples, shape=(1, 2, 2)):
+    images = np.arange(samples * int(np.prod(shape)), dtype=np.int64) % 251
+    data = workload.Dataset(
+        "numbers", "made", images.astype(np.uint8).reshape(samples, *shape), np.arange(samples) % 10
+    )
+    return source.ArraySource(data)
+
+
+class Board:
+    """Where ranks that are threads leave their messages: by group, kind and how many came before."""
+
+    def __init__(self, size):
+        self.size = size
+        self.messages = defaultdict(dict)
+        self.groups = [0] * size
+
+
+class ThreadGroup:
+    def __init__(self, board, name, ranks, rank):
+        self.board, self.name, self.ranks = board, name, list(ranks)
+        self.rank, self.size = self.ranks.index(rank), len(self.ranks)
+        self.sent = 0
+
+    def _post(self, data, needed, finish):
+        key = (self.name, self.sent)
+        self.sent += 1
+        self.board.messages[key][self.rank] = None if data is None else data.copy()
+        done = []
+
+        class Request:
+            def done(request):
+                found = self.board.messages[key]
+                if not done and all(rank in found for rank in needed):
+                    finish(found)
+                    done.append(True)
+                return bool(done)
+
+        return Request()
+
+    def broadcast(self, data, root):
+        def finish(found):
+            data[...] = found[root]
+
+        return self._post(data if self.rank == root else None, [root], finish)
+
+    def gather(self, part, whole, counts, root):
+        def finish(found):
+            if self.rank == root:
+                whole[...] = np.concatenate([found[rank] for rank in range(self.size)])
+
+        assert len(part) == counts[self.rank]
+        return self._post(part, range(self.size) if self.rank == root else [], finish)
+
+    def allgather(self, part, whole, counts):
+        def finish(found):
+            whole[...] = np.concatenate([found[rank] for rank in range(self.size)])
+
+        assert len(part) == counts[self.rank]
+        return self._post(part, range(self.size), finish)
+
+
+class ThreadTransport:
+    def __init__(self, board, rank):
+        self.board, self.rank, self.size = board, rank, board.size
+
+    def group(self, ranks):
+        name = self.board.groups[self.rank]
+        self.board.groups[self.rank] += 1
+        if self.rank not in ranks:
+            return None
+        return ThreadGroup(self.board, name, ranks, self.rank)
+
+
+def delivered(found, order, rank_source, **options):
+    """Returns what each rank was given, all ranks being threads."""
+    board = Board(found.ranks)
+    got, failures = [[] for _ in range(found.ranks)], []
+
+    def rank_run(rank):
+        try:
+            groups = exchange.Groups(found, ThreadTransport(board, rank))
+            parts = exchange.own_parts(found, rank, order)
+            own = None if parts is None else pipeline.Pipeline(rank_source, parts, queue=2)
+            running = exchange.Exchange(
+                found, rank, order, own, groups, rank_source.shape, **options
+            )
+            for number, buffer in running:
+                got[rank].append((number, buffer.images.copy(), buffer.labels.copy()))
+            running.close()
+            if own is not None:
+                own.close()
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=rank_run, args=(rank,)) for rank in range(found.ranks)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert not failures, failures
+    assert not any(thread.is_alive() for thread in threads)
+    return got
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.sampled_from(SHARING), st.integers(1, 4), st.integers(1, 5), st.integers(1, 40),
+    st.integers(1, 9), st.integers(1, 2), st.integers(1, 3), st.integers(1, 4), st.booleans(),
+)  # fmt: skip
+def test_every_sample_reaches_every_member_once_and_in_order(
+    design, ranks, count, samples, batch, epochs, prefetch, decoding, dedicated
+):
+    broadcasts = design != roles.ALL_SHARED
+    try:
+        found = roles.roles(
+            design, ranks, count, decoding if broadcasts else None, dedicated and broadcasts
+        )
+    except InputError:
+        return
+    order = Order(samples, batch, epochs, shuffle=True, seed=3)
+    data = numbers_source(samples)
+    for rank, got in enumerate(delivered(found, order, data, prefetch=prefetch)):
+        if not found.members[rank]:
+            assert got == []
+            continue
+        assert [number for number, _, _ in got] == list(order.numbers)
+        for number, images, labels in got:
+            wanted = order[number].samples
+            assert (images == data._images[wanted]).all()
+            assert (labels == data.labels[wanted]).all()
+
+
+def test_a_pipeline_keeps_the_order_with_many_threads():
+    data, order = numbers_source(500), Order(500, 7, shuffle=True)
+    made = pipeline.Pipeline(
+        data, (order[k].samples for k in order.numbers), queue=5, readers=3, decoders=4
+    )
+    for number, buffer in zip(order.numbers, made, strict=True):
+        assert (buffer.labels == data.labels[order[number].samples]).all()
+    made.close()
+    assert made.work.images == 500
+    assert made.work.core_s > 0
+
+
+def broken_source(monkeypatch, *samples):
+    found = source.SyntheticJpegs(40, (20, 16), Preprocess(resize=(8, 8)), (3, 8, 8))
+    read = found.read
+    monkeypatch.setattr(
+        found, "read", lambda sample: b"\xff\xd8 none" if sample in samples else read(sample)
+    )
+    return found
+
+
+def test_corrupt_images_are_named_and_skipped(monkeypatch):
+    made = pipeline.Pipeline(
+        broken_source(monkeypatch, 3, 25), iter([np.arange(20), np.arange(20, 40)]), corrupt="skip"
+    )
+    first, second = made
+    made.close()
+    assert made.work.corrupt == [3, 25]
+    assert "synthetic JPEG 3: expected an image" in made.work.reasons[0]
+    assert [*np.flatnonzero(first.labels == source.CORRUPT)] == [3]
+    assert [*np.flatnonzero(second.labels == source.CORRUPT)] == [5]
+    assert not first.images[3].any()
+    assert first.images[4].any()
+
+
+def test_corrupt_images_end_it_where_that_is_asked_for(monkeypatch):
+    made = pipeline.Pipeline(broken_source(monkeypatch, 3), iter([np.arange(20)]))
+    with pytest.raises(InputError, match="synthetic JPEG 3: .*--corrupt skip goes on without it"):
+        made.take()
+    made.close()
+
+
+# ---- the command ----
+
+
+def run(tmp_path, *words):
+    path = tmp_path / "report.json"
+    assert command.main(["--json", str(path), *QUIET, *words]) == cli.DONE
+    return json.loads(path.read_text())
+
+
+@pytest.mark.parametrize("design", list(roles.DESIGNS))
+def test_all_designs_give_members_the_same_bits(tmp_path, design):
+    words = ("--data", "jpeg:40x30", "--images", "70", "--batch", "16", "--augment", "full",
+             "--shuffle", "--seed", "5", "--members", "2", "--digest")  # fmt: skip
+    alone = run(tmp_path, "--design", "none", *words)
+    found = run(tmp_path, "--design", design, *words)
+    digests = found["rank_reports"][0]["digests"]
+    assert digests == alone["rank_reports"][0]["digests"]
+    assert digests["0"] == digests["1"]
+    assert found["images"] == 70
+    decoded = found["rank_reports"][0]["preprocessing"]["images"]
+    assert decoded == (140 if design == roles.NONE else 70)
+
+
+def test_probabilities_are_those_of_the_engine(tmp_path, capsys):
+    from cnn_engine.workloads.cifar10 import dataset
+
+    import cnn_engine
+
+    words = ["--data", "synthetic", "--images", "90", "--batch", "40", "--member", "weights=random"]
+    words += ["--member", "network=cifar10,name=own", "--combine", "3,1", "--device", "cpu"]
+    output = tmp_path / "output"
+    assert command.main([*words, "--output", str(output), "--ceilings", "0.05"]) == cli.DONE
+    images = dataset.load("synthetic", 90).images
+    engine = cnn_engine.Engine("cifar10", device="cpu")
+    wanted = np.concatenate([engine.predict(images[k : k + 40]) for k in (0, 40, 80)])
+    found = [np.load(output / f"member-{k}.npy") for k in (0, 1)]
+    assert (found[1] == wanted).all()
+    mean = np.tensordot([0.75, 0.25], found, 1).astype(np.float32)
+    assert (np.load(output / "ensemble.npy") == mean).all()
+    assert sorted(path.name for path in output.iterdir()) == [
+        "ensemble.npy", "member-0.npy", "member-1.npy", "report.json",
+    ]  # fmt: skip
+    text = capsys.readouterr().out
+    assert "Ensemble of 2 members, in-process, 1 rank" in text
+    assert "Bound by" in text
+    document = json.loads((output / "report.json").read_text())
+    steps = document["rank_reports"][0]["steps"]
+    parts = sum(steps[key] for key in ("compute_s", "waiting_s", "augment_s", "extra_s"))
+    assert parts == pytest.approx(steps["total_s"])
+    limits = document["ceilings_images_per_s"]
+    assert limits["communication"] is None
+    assert limits[document["bound_by"]] == min(limits["members"], limits["preprocessing"])
+
+
+def test_page_trace_and_csv_are_written(tmp_path):
+    paths = {kind: tmp_path / f"found.{kind}" for kind in ("html", "trace", "csv")}
+    words = [word for kind, path in paths.items() for word in (f"--{kind}", str(path))]
+    run(tmp_path, "--data", "synthetic", "--images", "50", *words)
+    assert "preprocesses; member 0 (cifar10-0)" in paths["html"].read_text()
+    events = json.loads(paths["trace"].read_text())["traceEvents"]
+    assert {event["cat"] for event in events if event["ph"] == "X"} == {
+        "compute", "waiting", "augment",
+    }  # fmt: skip
+    assert paths["csv"].read_text().splitlines()[0] == ",".join(collect.COLUMNS)
+
+
+def test_a_member_that_raises_is_named(tmp_path, monkeypatch, capsys):
+    def fail(self, *rest):
+        raise ValueError("on purpose")
+
+    ended = []
+    monkeypatch.setattr(members.InferMember, "step", fail)
+    monkeypatch.setattr("os._exit", lambda code: ended.append(code))
+    command.main(["--data", "synthetic", "--images", "50", *QUIET])
+    assert ended == [1]
+    line = capsys.readouterr().err
+    assert line.startswith("error: preprocesses; member 0 (cifar10-0): ValueError: on purpose (")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--design", "ring"], "--design: expected one of none, all-shared"),
+        (["--design", "none", "--preprocessors", "1"], "--preprocessors: expected the design"),
+        (["--design", "multi-bcast", "--dedicated"], "--dedicated: expected at least two ranks"),
+        (["--design", "single-bcast", "--preprocessors", "2"], "--preprocessors: expected at most 1"),
+        (["--member", "speed=3"], "--member: expected KEY=VALUE"),
+        (["--member", "network=cifar10", "--members", "2"], "--members: expected as many"),
+        (["--member", "network=cifar10", "--member", "network=ece408"], "--member: expected the same"),
+        (["--combine", "1,2,3"], "--combine: expected"),
+        (["--data", "jpeg:32"], "--data: expected jpeg:WIDTHxHEIGHT"),
+        (["--ranks", "3"], "--ranks: expected the option --dry-run"),
+        (["--preprocess", "resize=4,crop=4", "--data", "jpeg:32x32"], "--preprocess: expected images"),
+        (["--collect", "nowhere-at-all"], "--collect"),
+    ],
+)  # fmt: skip
+def test_options_at_fault(words, message, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert command.main([*words, *QUIET]) == cli.INPUT_AT_FAULT
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert message in error
+    assert len(error.splitlines()) == 1
+
+
+def test_a_dry_run_prints_every_role(capsys):
+    words = ["--dry-run", "--ranks", "3", "--design", "single-bcast", "--members", "2"]
+    assert command.main([*words, "--preprocessors", "2"]) == cli.DONE
+    assert capsys.readouterr().out.splitlines()[1:] == [
+        "rank 0: preprocesses; merges; member 0 (cifar10-0)",
+        "rank 1: preprocesses; member 1 (cifar10-1)",
+        "rank 2: idle",
+    ]
+
+
+# ---- sources ----
+
+
+def test_folders_of_images_are_classes(tmp_path):
+    image = pytest.importorskip("PIL.Image")
+    for name, value in (("b/1.png", 20), ("a/2.png", 40), ("a/1.png", 60)):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        image.new("RGB", (32, 32), (value, 0, 0)).save(path)
+    found = source.source(str(tmp_path), workload.get("cifar10"), None)
+    assert [*found.labels] == [0, 0, 1]
+    pixels = np.empty((3, 32, 32), np.uint8)
+    for sample, value in enumerate((60, 40, 20)):
+        found.decode(sample, found.read(sample), pixels)
+        assert (pixels[0] == value).all()
+    assert len(source.source(str(tmp_path), workload.get("cifar10"), 2)) == 2
+    with pytest.raises(InputError, match="--images: expected at most 3"):
+        source.source(str(tmp_path), workload.get("cifar10"), 4)
+
+
+def test_what_a_run_left_can_be_read(tmp_path):
+    spec = members.Spec(0, weights="random", device="cpu")
+    member = members.InferMember(spec, 20, tmp_path, 1)
+    order = Order(20, 8)
+    images = np.zeros((8, 3, 32, 32), np.uint8)
+    member.step(order[1], images, np.zeros(8, np.int32))
+    path = tmp_path / "member-0.part"
+    with path.open("ab") as file:
+        file.write(b"half a row")
+    rows = members.read_part(path, 10)
+    assert [*rows["sample"]] == [*range(8, 16)]
+    assert (rows["probabilities"] == member.probabilities[8:16]).all()
+    member.close()
+
+
+# ---- combinations ----
+
+
+def test_combinations(monkeypatch):
+    rows = np.array([[[0.9, 0.1], [0.4, 0.6]], [[0.2, 0.8], [0.3, 0.7]], [[0.3, 0.7], [0.9, 0.1]]])
+    combine = members.combination
+    assert combine("mean", 3)(rows) == pytest.approx(rows.mean(0))
+    assert combine("vote", 3)(rows) == pytest.approx(np.array([[1, 2], [1, 2]]) / 3)
+    assert combine("1,0,3", 3)(rows) == pytest.approx((rows[0] + 3 * rows[2]) / 4)
+    assert combine("product", 3)(rows)[0].argmax() == 1
+    assert combine("median", 3)(rows) == pytest.approx(np.median(rows, 0))
+    made = types.ModuleType("rules")
+    made.powers = lambda exponent: lambda some: (some**exponent).mean(0)
+    monkeypatch.setitem(sys.modules, "rules", made)
+    assert combine("rules:powers,exponent=2", 3)(rows) == pytest.approx((rows**2).mean(0))
+
+
+def test_accuracy_leaves_out_what_was_not_run_or_has_no_label():
+    probabilities = np.array([[1, 0], [0, 1], [np.nan, np.nan], [1, 0]], np.float32)
+    found = members.accuracy(probabilities, np.array([0, 0, 1, source.UNKNOWN]))
+    assert found == {"correct": 1, "total": 2, "top1": 0.5}
+    assert members.accuracy(probabilities, np.full(4, source.UNKNOWN)) is None
+
+
+# ---- meters ----
+
+MPSTAT = """Linux 6.1.0 (node7) \t11/21/2026 \t_x86_64_\t(2 CPU)
+
+11:59:59 PM  CPU    %usr   %nice    %sys %iowait    %irq   %soft  %steal  %guest  %gnice   %idle
+12:00:00 AM  all   50.00    0.00    0.00    0.00    0.00    0.00    0.00    0.00    0.00   50.00
+12:00:00 AM    0   40.00    0.00    0.00    0.00    0.00    0.00    0.00    0.00    0.00   60.00
+12:00:00 AM    1    0.00    0.00    0.00    0.00    0.00    0.00    0.00    0.00    0.00  100.00
+
+12:00:00 AM  CPU    %usr   %nice    %sys %iowait    %irq   %soft  %steal  %guest  %gnice   %idle
+12:00:02 AM  all   50.00    0.00    0.00    0.00    0.00    0.00    0.00    0.00    0.00   50.00
+12:00:02 AM    0   90.00    0.00    0.00    0.00    0.00    0.00    0.00    0.00    0.00   10.00
+12:00:02 AM    1   20.00    0.00    5.00    0.00    0.00    0.00    0.00    0.00    0.00   75.00
+
+Average:     all   50.00    0.00    0.00    0.00    0.00    0.00    0.00    0.00    0.00   50.00
+"""
+
+
+def test_an_mpstat_log_is_read(tmp_path):
+    path = tmp_path / "mpstat.log"
+    path.write_text(MPSTAT)
+    usage = meters.read_mpstat(path)
+    assert usage.host == "node7"
+    assert usage.times_s == [0, 2]
+    assert usage.cores[1] == pytest.approx([0.9, 0.25])
+    assert usage.core_s == pytest.approx(2.3)
+    path.write_text(MPSTAT.splitlines()[0])
+    with pytest.raises(InputError, match="expected the log of mpstat"):
+        meters.read_mpstat(path)
+
+
+def test_a_log_past_midnight_goes_on(tmp_path):
+    path = tmp_path / "mpstat.log"
+    path.write_text(MPSTAT.replace("12:00:00 AM    ", "11:59:59 PM    "))
+    assert meters.read_mpstat(path).times_s == [0, 3]
+
+
+# ---- tables ----
+
+
+def test_runs_are_collected_into_one_table(tmp_path):
+    words = ("--data", "synthetic", "--images", "40")
+    for name, count in (("a", "1"), ("b", "1"), ("c", "2")):
+        folder = tmp_path / name
+        folder.mkdir()
+        run(folder, *words, "--members", count)
+    (tmp_path / "other.json").write_text('{"kind": "something else"}')
+    (tmp_path / "broken.json").write_text("{")
+    output = tmp_path / "table"
+    assert command.main(["--collect", str(tmp_path), "--output", str(output)]) == cli.DONE
+    rows = collect.table(collect.read(tmp_path))
+    assert [(one["members"], one["count"]) for one in rows] == [(1, 2), (2, 1)]
+    rates = [json.loads((tmp_path / k / "report.json").read_text())["throughput_images_per_s"]
+             for k in "ab"]  # fmt: skip
+    assert rows[0]["images_per_s"] == pytest.approx(np.mean(rates))
+    assert len((output / "ensembles.csv").read_text().splitlines()) == 3
+    assert (output / "ensembles.png").read_bytes()[1:4] == b"PNG"
+
+
+def test_the_table_is_written_as_parquet(tmp_path):
+    parquet = pytest.importorskip("pyarrow.parquet")
+    run(tmp_path, "--data", "synthetic", "--images", "40")
+    rows = collect.table(collect.read(tmp_path))
+    collect.write_parquet(rows, tmp_path / "table.parquet")
+    assert parquet.read_table(tmp_path / "table.parquet").to_pylist() == rows
