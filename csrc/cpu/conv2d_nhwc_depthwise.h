@@ -92,15 +92,16 @@ CNN_ENGINE_INLINE void depthwise_one(const DepthwiseRow& d, int at, int c) {
 }
 
 template <int T, int S, int Stride>
-void depthwise_blocks(const DepthwiseRow& d, int begin, int end, const float** table) {
+void depthwise_blocks(const DepthwiseRow& row, int outputs, const float** table) {
   constexpr int J = (T - 1) * Stride + S;
-  for (int at = begin; at < end; at += T) {
-    const int first = at + T <= end ? at : end - T;
+  const DepthwiseRow d = row;  // its own, which no store can change
+  for (int at = 0; at < outputs; at += T) {
+    const int first = at + T <= outputs ? at : outputs - T;
     const int left = first * Stride - d.pad;
     if (left >= 0 && left + J <= d.width) {
       const float* corner = d.input + left * d.place;
-      const auto from = [=, &d](int r, int j) {
-        return corner + r * d.row + j * d.place;
+      const auto from = [corner, row = d.row, place = d.place](int r, int j) {
+        return corner + r * row + j * place;
       };
       for_channels(d.channels, [&](auto width, int c) {
         depthwise_block<decltype(width)::value, T, S, Stride>(d, first, c, from);
@@ -126,11 +127,11 @@ void depthwise_blocks(const DepthwiseRow& d, int begin, int end, const float** t
 template <int S, int Stride>
 void depthwise_row(const DepthwiseRow& d, int outputs, const float** table) {
   if (outputs >= kDepthwiseColumns) {
-    depthwise_blocks<kDepthwiseColumns, S, Stride>(d, 0, outputs, table);
+    depthwise_blocks<kDepthwiseColumns, S, Stride>(d, outputs, table);
   } else if (outputs >= 4) {
-    depthwise_blocks<4, S, Stride>(d, 0, outputs, table);
+    depthwise_blocks<4, S, Stride>(d, outputs, table);
   } else {
-    depthwise_blocks<1, S, Stride>(d, 0, outputs, table);
+    depthwise_blocks<1, S, Stride>(d, outputs, table);
   }
 }
 
