@@ -155,47 +155,67 @@ def to_onnx(network: Network, weights: dict[str, np.ndarray], batch: int):
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
 
 
-def openvino(task: Task) -> Iterator[Contestant]:
-    import onnx  # noqa: F401
+def openvino_on(model: str | io.BytesIO, images: np.ndarray, threads: int) -> Iterator[Contestant]:
+    """OpenVINO on an ONNX model, given as a path or its bytes, in both precisions."""
     import openvino
 
-    model = to_onnx(task.network, task.weights, task.batch).SerializeToString()
     core = openvino.Core()
     for dtype, precision in (("float32", "f32"), ("bfloat16", "bf16")):
         options = {
-            "INFERENCE_NUM_THREADS": task.threads,
+            "INFERENCE_NUM_THREADS": threads,
             "INFERENCE_PRECISION_HINT": precision,
             "PERFORMANCE_HINT": "LATENCY",
         }
-        compiled = core.compile_model(core.read_model(io.BytesIO(model)), "CPU", options)
+        if isinstance(model, io.BytesIO):
+            model.seek(0)
+        read = core.read_model(model)
+        read.reshape(list(images.shape))
+        compiled = core.compile_model(read, "CPU", options)
         if compiled.get_property("INFERENCE_PRECISION_HINT").to_string() != precision:
             print(f"left out: OpenVINO {precision}: this CPU does not have it")
             continue
         request = compiled.create_infer_request()
-        request.set_input_tensor(openvino.Tensor(task.input, shared_memory=True))
+        request.set_input_tensor(openvino.Tensor(images, shared_memory=True))
         yield Contestant(
             "OpenVINO", False, dtype, request.infer, lambda r=request: r.get_output_tensor().data
         )
 
 
-def onnxruntime(task: Task) -> Iterator[Contestant]:
+def onnxruntime_on(
+    model: str | bytes, images: np.ndarray, classes: int, threads: int
+) -> Iterator[Contestant]:
+    """ONNX Runtime on a model, given as a path or its bytes."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = task.threads
+    options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
-    model = to_onnx(task.network, task.weights, task.batch).SerializeToString()
     session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-    out = np.empty((task.batch, task.network.classes), np.float32)
+    out = np.empty((len(images), classes), np.float32)
     binding = session.io_binding()
     for bind, name, array in (
-        (binding.bind_input, "images", task.input),
-        (binding.bind_output, task.network.layers[-1].name, out),
+        (binding.bind_input, session.get_inputs()[0].name, images),
+        (binding.bind_output, session.get_outputs()[0].name, out),
     ):
         bind(name, "cpu", 0, np.float32, array.shape, array.ctypes.data)
     yield Contestant(
         "ONNX Runtime", False, "float32", lambda: session.run_with_iobinding(binding), lambda: out
     )
+
+
+def openvino(task: Task) -> Iterator[Contestant]:
+    import onnx  # noqa: F401
+    import openvino  # noqa: F401
+
+    model = to_onnx(task.network, task.weights, task.batch).SerializeToString()
+    yield from openvino_on(io.BytesIO(model), task.input, task.threads)
+
+
+def onnxruntime(task: Task) -> Iterator[Contestant]:
+    import onnxruntime  # noqa: F401
+
+    model = to_onnx(task.network, task.weights, task.batch).SerializeToString()
+    yield from onnxruntime_on(model, task.input, task.network.classes, task.threads)
 
 
 def torch(task: Task) -> Iterator[Contestant]:

@@ -18,6 +18,7 @@ import shlex
 import statistics
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -136,14 +137,31 @@ def sample(contestant: Contestant, passes: int) -> float:
     return (time.perf_counter() - start) / passes
 
 
+def take_turns(contestants: Sequence[Contestant], repeats: int) -> tuple[list[list[float]], float]:
+    """Times the contestants in turns; returns the samples of each, and the FMA peak of one core."""
+    from cnn_engine import _cpu
+
+    passes = []
+    for contestant in contestants:
+        once = min(sample(contestant, 1) for _ in range(1 if contestant.slow else 3))
+        passes.append(max(1, round(SAMPLE_S / max(once, 1e-7))))
+    samples: list[list[float]] = [[] for _ in contestants]
+    peaks = []
+    for turn in range(repeats):
+        time.sleep(PAUSE_S)
+        peaks.append(_cpu.measure_fma_peak(SAMPLE_S))
+        for contestant, count, found in zip(contestants, passes, samples, strict=True):
+            if not contestant.slow or turn < 3:
+                found.append(sample(contestant, count))
+    return samples, statistics.median(peaks)
+
+
 def compete(
     task: Task, repeats: int, only: str | None, missing: dict[str, str]
 ) -> tuple[list[Row], float]:
     """Checks the contestants, then times them in turns; returns also the FMA peak of one core."""
-    from cnn_engine import _cpu
-
     wanted = reference.forward(task.network, task.weights, task.pixels)
-    fit, passes = [], {}
+    fit = []
     for contestant in contestants(task, only, missing):
         try:
             accuracy = check(contestant, wanted)
@@ -152,26 +170,15 @@ def compete(
                 raise
             print(f"left out: {error}", flush=True)
             continue
-        once = min(sample(contestant, 1) for _ in range(1 if contestant.slow else 3))
-        passes[id(contestant)] = max(1, round(SAMPLE_S / max(once, 1e-7)))
         fit.append((contestant, accuracy))
-    samples: dict[int, list[float]] = {id(c): [] for c, _ in fit}
-    peaks = []
-    for turn in range(repeats):
-        time.sleep(PAUSE_S)
-        peaks.append(_cpu.measure_fma_peak(SAMPLE_S))
-        for contestant, _ in fit:
-            if turn == 0 or not contestant.slow or turn < 3:
-                samples[id(contestant)].append(sample(contestant, passes[id(contestant)]))
+    samples, peak = take_turns([contestant for contestant, _ in fit], repeats)
     rows = []
-    for contestant, (difference, agreement) in fit:
-        times = samples[id(contestant)]
+    for (contestant, (difference, agreement)), times in zip(fit, samples, strict=True):
         median = statistics.median(times)
         rows.append(
             Row(contestant.name, contestant.ours, contestant.dtype, task.batch, task.threads, median,
                 min(times), max(times), len(times), task.batch / median, difference, agreement)
         )  # fmt: skip
-    peak = statistics.median(peaks)
     compare(rows, peak, task)
     return rows, peak
 

@@ -1,0 +1,429 @@
+"""Imported networks on the CPU beside OpenVINO and ONNX Runtime, in one run, in turns.
+
+    python -m benchmarks.cpu_models --json models.json --markdown models.md --chart models.png
+
+Each network gets random weights, is exported to ONNX by PyTorch, and every contestant reads that file and the
+same images. Logits are compared with PyTorch's in float64. For a batch and a number of threads all take
+turns, one sample each a round, as in :mod:`benchmarks.cpu_peers`; a number is the median of its samples.
+A network may be the path of an ONNX file too: then its logits are compared with our reference in float64.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+import statistics
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cnn_engine import Engine, cli
+from cnn_engine.devices import threads as thread_counts
+from cnn_engine.errors import InputError
+from cnn_engine.graph import reference
+from cnn_engine.graph.onnx import load
+from cnn_engine.io.files import atomic_write, check_writable, write_text
+from cnn_engine.measure import environment
+
+from . import models
+from .cpu_contestants import Contestant, onnxruntime_on, openvino_on
+from .cpu_peers import describe_machine, take_turns
+from .models_worker import error_of, images_name, logits_name
+
+#: How many times as fast as the better library a network is to be, in float32.
+TARGETS = {
+    "vgg16": 1.5, "resnet18": 1.5, "resnet50": 1.2, "densenet121": 1.2, "squeezenet1_1": 1.2,
+    "mobilenet_v3_large": 1.0, "efficientnet_b0": 1.0,
+}  # fmt: skip
+#: What the error of the logits may be of ONNX Runtime's, and peak memory of the weights.
+MOST_ERROR, MOST_MEMORY = 2.0, 1.5
+#: Whose layers and memory are shown.
+SHOWN = "resnet50"
+
+
+@dataclass
+class Row:
+    """One contestant on one network, batch and number of threads; seconds are of one batch.
+
+    Attributes:
+        error: the largest difference from float64's logits, as a part of the largest logit.
+        ratio: of a row of ours, how many times as fast as the better library of its type.
+        error_ratio: of a row of ours in float32, its error as a multiple of ONNX Runtime's.
+    """
+
+    network: str
+    batch: int
+    threads: int
+    name: str
+    ours: bool
+    dtype: str
+    seconds: float
+    lowest_s: float
+    highest_s: float
+    samples: int
+    images_per_s: float
+    error: float
+    ratio: float | None = None
+    best_peer: str | None = None
+    error_ratio: float | None = None
+
+
+@dataclass
+class Exported:
+    """A network's file, and images with the logits that float64 gives, by batch."""
+
+    name: str
+    path: str
+    images: dict[int, np.ndarray]
+    logits: dict[int, np.ndarray]
+
+
+def make(name: str, options: Any, folder: Path) -> Exported:
+    """Exports a network by its name, or reads the ONNX file at that path.
+
+    Raises:
+        InputError: PyTorch could not export it.
+    """
+    batches = options.batch
+    if name.endswith(".onnx"):
+        rng, images, logits = np.random.default_rng(0), {}, {}
+        for batch in batches:
+            graph = load(name, batch=batch)
+            (value,) = graph.inputs
+            images[batch] = rng.normal(size=(batch, *value.shape[1:])).astype(np.float32)
+            (logits[batch],) = reference.reference(graph, {value.name: images[batch]}).values()
+        return Exported(Path(name).stem, name, images, logits)
+    task = {
+        "spec": models.spec_of(name), "size": None, "exporters": ["torchscript"], "batches": batches,
+        "folder": str(folder), "threads": thread_counts.default(),
+    }  # fmt: skip
+    made = models.child("make", task, options.limit)
+    found = made if "reason" in made else made["exports"]["torchscript"]
+    if "reason" in found:
+        raise InputError(f"{name}: {found['reason']}")
+    with np.load(folder / "logits.npz") as arrays:
+        images = {batch: arrays[images_name(batch)] for batch in batches}
+        logits = {batch: arrays[logits_name(batch)] for batch in batches}
+    return Exported(name, found["files"][str(batches[0])], images, logits)
+
+
+def ours(path: str, images: np.ndarray, classes: int, threads: int) -> Iterator[Contestant]:
+    """Our engine, without its checks of arguments: its plan on arrays that stay."""
+    engine = Engine(path, device="cpu", threads=threads)
+    plan = engine.plan(len(images), images.dtype)
+    out = np.empty((len(images), classes), np.float32)
+    plan.bind(images.ctypes.data, out.ctypes.data)
+
+    def run(plan=plan, engine=engine, images=images):
+        plan.run()
+
+    yield Contestant("cnn_engine", True, "float32", run, lambda: out)
+
+
+def contestants(
+    exported: Exported, batch: int, threads: int, missing: dict[str, str]
+) -> list[Contestant]:
+    """Returns who is installed; ``missing`` collects who is not, with the reason."""
+    images, path = exported.images[batch], exported.path
+    classes = exported.logits[batch].shape[1]
+    found = [*ours(path, images, classes, threads)]
+    for name, make_them in (
+        ("OpenVINO", lambda: openvino_on(path, images, threads)),
+        ("ONNX Runtime", lambda: onnxruntime_on(path, images, classes, threads)),
+    ):
+        if name in missing:
+            continue
+        try:
+            found += make_them()
+        except ImportError as error:
+            missing[name] = str(error)
+            print(f"left out: {name}: {error}", flush=True)
+    return found
+
+
+def compete(
+    exported: Exported, batch: int, threads: int, repeats: int, missing: dict[str, str]
+) -> tuple[list[Row], float]:
+    """Compares the contestants' logits, then times them in turns; returns also a core's FMA peak."""
+    competing = contestants(exported, batch, threads, missing)
+    errors = []
+    for contestant in competing:
+        contestant.run()
+        found = np.array(contestant.probabilities(), np.float64)
+        errors.append(error_of(found, exported.logits[batch]))
+    samples, peak = take_turns(competing, repeats)
+    rows = []
+    for contestant, error, times in zip(competing, errors, samples, strict=True):
+        median = statistics.median(times)
+        rows.append(
+            Row(exported.name, batch, threads, contestant.name, contestant.ours, contestant.dtype, median,
+                min(times), max(times), len(times), batch / median, error)
+        )  # fmt: skip
+    compare(rows)
+    return rows, peak
+
+
+def compare(rows: Sequence[Row]) -> None:
+    """Fills in our ratios to the better library, and to ONNX Runtime's error."""
+    for row in rows:
+        if not row.ours:
+            continue
+        peers = [other for other in rows if not other.ours and other.dtype == row.dtype]
+        if peers:
+            best = min(peers, key=lambda other: other.seconds)
+            row.ratio, row.best_peer = best.seconds / row.seconds, best.name
+        for other in peers:
+            if other.name == "ONNX Runtime" and other.error:
+                row.error_ratio = row.error / other.error
+
+
+def layers(exported: Exported, threads: int) -> list[dict[str, Any]]:
+    """Returns what each layer of a pass of one image takes, in order."""
+    with Engine(exported.path, device="cpu", threads=threads) as engine:
+        images = next(iter(exported.images.values()))[:1]
+        result = engine.profile(images, batch=1, duration_s=2.0, check=False)
+    return [
+        {
+            "name": layer.name, "kind": layer.kind, "kernel": layer.kernel,
+            "seconds": statistics.median(layer.samples_s), "flops": layer.flops // layer.calls,
+        }
+        for layer in result.layers
+    ]  # fmt: skip
+
+
+# ---- what is written ----
+
+
+def _cells(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, int, dict[str, list]]]:
+    """Yields (threads, batch, network -> rows) of every cell."""
+    for threads, batch in sorted({(row["threads"], row["batch"]) for row in rows}):
+        found: dict[str, list] = {}
+        for row in rows:
+            if (row["threads"], row["batch"]) == (threads, batch):
+                found.setdefault(row["network"], []).append(row)
+        yield threads, batch, found
+
+
+def _contestant(row: Mapping[str, Any]) -> str:
+    return row["name"] + ("" if row["dtype"] == "float32" else f", {row['dtype']}")
+
+
+def markdown(document: Mapping[str, Any]) -> str:
+    """The results as tables."""
+    about, rows = document["environment"], document["rows"]
+    versions = ", ".join(f"{name} {value}" for name, value in about["versions"].items() if value)
+    peak = document["fma_peak_flops"]
+    load_average = document["load"]
+    lines = [
+        "# Imported networks on the CPU",
+        "",
+        f"- Machine: {about['cpus']} x {about['cpu']}, {about['os']}; {about['cpu_instruction_set']} kernels"
+        + (f"; load {load_average:.1f} at the start" if load_average is not None else ""),
+        f"- Versions: {versions}",
+        f"- Commit: {about['commit'] or 'not known'}; started {document['started']}",
+        f"- Command: `{document['command']}`",
+        f"- FMA peak of one core, measured in this run: {peak / 1e9:.1f} GFLOP/s",
+        "- Numbers are medians of one pass in milliseconds, in turns in one process. Ratio: how many times",
+        "  as fast as the better library in float32. Errors: the largest difference from float64's logits,",
+        "  as a part of the largest; then ours as a multiple of ONNX Runtime's, of which at most "
+        f"{MOST_ERROR:g} is asked for.",
+        *(f"- Left out: {name}: {reason}" for name, reason in document["left_out"].items()),
+    ]
+    names = list(dict.fromkeys(_contestant(row) for row in rows))
+    for threads, batch, networks in _cells(rows):
+        lines += ["", f"## Batch {batch}, threads {threads}", ""]
+        lines += [
+            f"| network | {' | '.join(names)} | ratio | target | errors | of ONNX Runtime's |"
+        ]
+        lines += ["|---|" + "--:|" * (len(names) + 2) + "---|--:|"]
+        for network, found in networks.items():
+            by_name = {_contestant(row): row for row in found}
+            row = found[0]
+            times = [f"{by_name[n]['seconds'] * 1e3:.2f}" if n in by_name else "-" for n in names]
+            errors = ", ".join(f"{by_name[n]['error']:.1e}" for n in names if n in by_name)
+            lines.append(
+                f"| {network} | {' | '.join(times)} | {_ratio(row['ratio'], TARGETS.get(network))} "
+                f"| {TARGETS.get(network, '-')} | {errors} | {_number(row['error_ratio'])} |"
+            )
+    if document["layers"]:
+        lines += ["", f"## Layers of {SHOWN}, batch 1, threads 1", ""]
+        lines += ["| layer | kernel | us | GFLOP/s | of the peak |", "|---|---|--:|--:|--:|"]
+        for layer in document["layers"]:
+            rate = layer["flops"] / layer["seconds"]
+            speed = f"{rate / 1e9:.1f} | {rate / peak:.0%}" if rate else "- | -"
+            time = f"{layer['seconds'] * 1e6:.0f}"
+            lines.append(f"| {layer['name']} | {layer['kernel']} | {time} | {speed} |")
+    if document["memory"]:
+        lines += [
+            "",
+            f"## Memory of {SHOWN}, batch 1, in a process of its own",
+            "",
+            _memory(document),
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def _ratio(ratio: float | None, target: float | None) -> str:
+    if ratio is None:
+        return "-"
+    return f"**{ratio:.2f}**" if target is not None and ratio >= target else f"{ratio:.2f}"
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+def _memory(document: Mapping[str, Any]) -> str:
+    found = document["memory"]
+    if "reason" in found:
+        return f"Not measured: {found['reason']}."
+    weights, before, peak = (found[f"{key}_bytes"] for key in ("weights", "before", "peak"))
+    return (
+        f"{peak / 2**20:.0f} MiB resident at the peak, {peak / weights:.2f} times the weights' "
+        f"{weights / 2**20:.0f} MiB (at most {MOST_MEMORY:g} is asked for); {before / 2**20:.0f} MiB of it "
+        "the interpreter with the engine imported."
+    )
+
+
+def draw(document: Mapping[str, Any], file: Any) -> None:
+    """Draws our speed beside the better library's into ``file``, a bar a cell, as PNG."""
+    from matplotlib.figure import Figure
+
+    rows = [row for row in document["rows"] if row["ratio"] is not None]
+    networks = list(dict.fromkeys(row["network"] for row in rows))
+    cells = sorted({(row["threads"], row["batch"]) for row in rows})
+    figure = Figure(figsize=(2 + 1.5 * max(len(networks), 3), 5), layout="constrained")
+    axes = figure.subplots()
+    width = 0.8 / max(len(cells), 1)
+    shades = ("#9dc3f0", "#5d97dd", "#f2bf8d", "#e08a3c", "#9aa3ad", "#5d6670")
+    for index, (threads, batch) in enumerate(cells):
+        found = {
+            row["network"]: row["ratio"]
+            for row in rows
+            if (row["threads"], row["batch"]) == (threads, batch)
+        }
+        axes.bar(
+            [i + (index - (len(cells) - 1) / 2) * width for i in range(len(networks))],
+            [found.get(network, 0.0) for network in networks], width,
+            color=shades[index % len(shades)], label=f"batch {batch}, threads {threads}",
+        )  # fmt: skip
+    for place, network in enumerate(networks):
+        if network in TARGETS:
+            ends = place - 0.45, place + 0.45
+            label = None if place else "target"
+            axes.plot(ends, [TARGETS[network]] * 2, color="black", linewidth=1.5, label=label)
+    axes.axhline(1.0, color="black", linestyle=":", linewidth=1)
+    axes.set_xticks(range(len(networks)), networks, rotation=15)
+    axes.set_ylabel("times as fast as the better library")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, fontsize=9)
+    about = document["environment"]
+    axes.set_title(
+        f"Imported networks beside OpenVINO and ONNX Runtime, float32 (higher is better)\n"
+        f"{about['cpu']}, {about['cpu_instruction_set']} kernels, commit {about['commit'] or 'not known'}",
+        fontsize=10,
+    )
+    figure.savefig(file, format="png", dpi=120)
+
+
+def parser() -> cli.ArgumentParser:
+    """Returns the command's parser."""
+    p = cli.ArgumentParser(
+        prog="python -m benchmarks.cpu_models",
+        description="Times imported networks on the CPU beside OpenVINO and ONNX Runtime, in turns.",
+    )
+    p.add_argument(
+        "--networks", type=lambda text: text.split(","), default=list(TARGETS), metavar="A,B",
+        help="names as benchmarks.models has them, or paths of .onnx files; default: those with a target",
+    )  # fmt: skip
+    p.add_argument(
+        "--batch", nargs="+", type=cli.whole_number(1, 1024), default=[1, 8], metavar="N"
+    )
+    p.add_argument(
+        "--threads", nargs="+", type=cli.whole_number(1, 1024), default=[1, 2], metavar="N"
+    )
+    p.add_argument(
+        "--repeats", type=cli.whole_number(1, 1000), default=7, help="samples (default: 7)"
+    )
+    p.add_argument(
+        "--limit", type=float, default=900, metavar="SECONDS", help="of an export; default: 900"
+    )
+    p.add_argument("--json", metavar="PATH", help="writes what was found")
+    p.add_argument("--markdown", metavar="PATH", help="writes tables")
+    p.add_argument("--chart", metavar="PATH", help="writes a chart, as PNG")
+    return p
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs the command line; returns its exit code."""
+    return cli.run(_main, arguments)
+
+
+def _main(arguments: list[str] | None) -> int:
+    options = parser().parse_args(arguments)
+    for name in ("json", "markdown", "chart"):
+        if getattr(options, name):
+            check_writable(getattr(options, name), f"--{name}")
+    watch = environment.Stopwatch()
+    document: dict[str, Any] = {
+        "schema": "cnn_engine.cpu_models/1",
+        "command": shlex.join(["python", "-m", "benchmarks.cpu_models", *(arguments or sys.argv[1:])]),
+        "environment": describe_machine(),
+        "load": environment.host_load(),
+        "left_out": {}, "rows": [], "layers": [], "memory": None,
+    }  # fmt: skip
+    peaks: list[float] = []
+
+    def write() -> None:
+        stamped = document | watch.stamp() | {"fma_peak_flops": statistics.median(peaks)}
+        if options.json:
+            write_text(options.json, json.dumps(stamped, indent=1) + "\n")
+        if options.markdown:
+            write_text(options.markdown, markdown(stamped))
+        if options.chart:
+            with atomic_write(options.chart, "wb") as file:
+                draw(stamped, file)
+
+    with tempfile.TemporaryDirectory() as top:
+        for name in options.networks:
+            folder = Path(top) / "network"
+            folder.mkdir()
+            exported = make(name, options, folder)
+            for threads in options.threads:
+                for batch in options.batch:
+                    rows, peak = compete(
+                        exported, batch, threads, options.repeats, document["left_out"]
+                    )
+                    peaks.append(peak)
+                    document["rows"] += [asdict(row) for row in rows]
+                    _show(rows)
+            if exported.name == SHOWN:
+                document["layers"] = layers(exported, 1)
+                task = {"file": exported.path, "threads": 1, "batch": 1}
+                document["memory"] = models.child("resident", task, options.limit)
+                print(_memory(document))
+            write()
+            shutil.rmtree(folder)
+    return cli.DONE
+
+
+def _show(rows: Sequence[Row]) -> None:
+    first = rows[0]
+    times = "  ".join(f"{_contestant(asdict(row))} {row.seconds * 1e3:.2f} ms" for row in rows)
+    ratio = "" if first.ratio is None else f"  {first.ratio:.2f}x {first.best_peer}"
+    worse = "" if first.error_ratio is None else f", {first.error_ratio:.2f} of ONNX Runtime's"
+    print(
+        f"{first.network}  threads {first.threads} batch {first.batch}  {times}{ratio}  "
+        f"error {first.error:.1e}{worse}",
+        flush=True,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

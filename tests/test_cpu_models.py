@@ -1,0 +1,88 @@
+"""``python -m benchmarks.cpu_models`` on a network of a few layers: what it writes."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import onnx
+import onnx_models
+import pytest
+from onnx import helper
+
+from benchmarks import cpu_models, models
+
+
+@pytest.fixture
+def network(tmp_path, rng):
+    """The path of a small network's ONNX file, named as the one whose layers are shown."""
+    constants = {
+        "w1": rng.standard_normal((16, 3, 3, 3)), "b1": rng.standard_normal(16),
+        "w2": rng.standard_normal((16, 1, 3, 3)), "w3": rng.standard_normal((16, 10)),
+    }  # fmt: skip
+    nodes = [
+        helper.make_node("Conv", ["x", "w1", "b1"], ["c1"], pads=[1, 1, 1, 1]),
+        helper.make_node("Relu", ["c1"], ["r1"]),
+        helper.make_node("Conv", ["r1", "w2"], ["c2"], group=16, strides=[2, 2]),
+        helper.make_node("GlobalAveragePool", ["c2"], ["p"]),
+        helper.make_node("Flatten", ["p"], ["f"]),
+        helper.make_node("MatMul", ["f", "w3"], ["y"]),
+    ]
+    made = onnx_models.model(
+        nodes, [onnx_models.tensor("x", ("batch", 3, 12, 12))], [onnx_models.tensor("y", ("batch", 10))],
+        {name: values.astype(np.float32) for name, values in constants.items()},
+    )  # fmt: skip
+    path = tmp_path / f"{cpu_models.SHOWN}.onnx"
+    onnx.save(made, path)
+    return path
+
+
+def test_writes_what_it_measured(network, tmp_path):
+    pytest.importorskip("onnxruntime")
+    chart = ["--chart", str(tmp_path / "c.png")]
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        chart = []
+    code = cpu_models.main(
+        ["--networks", str(network), "--batch", "1", "2", "--threads", "1", "--repeats", "2",
+         "--json", str(tmp_path / "m.json"), "--markdown", str(tmp_path / "m.md"), *chart]
+    )  # fmt: skip
+    assert code == 0
+    document = json.loads((tmp_path / "m.json").read_text())
+    rows = [row for row in document["rows"] if row["dtype"] == "float32"]
+    assert {(row["name"], row["batch"]) for row in rows} >= {
+        (name, batch) for name in ("cnn_engine", "ONNX Runtime") for batch in (1, 2)
+    }
+    assert all(0 < row["error"] < models.LIMIT for row in rows)
+    first = rows[0]
+    assert first["ours"]
+    assert first["ratio"] > 0
+    assert first["error_ratio"] > 0
+    assert sum(layer["flops"] for layer in document["layers"]) > 2 * 16 * 27 * 144
+    memory = document["memory"]
+    assert memory["peak_bytes"] > memory["before_bytes"] > memory["weights_bytes"] > 2000
+    page = (tmp_path / "m.md").read_text()
+    assert f"| {cpu_models.SHOWN} |" in page
+    assert f"## Layers of {cpu_models.SHOWN}" in page
+    if chart:
+        assert (tmp_path / "c.png").read_bytes().startswith(b"\x89PNG")
+
+
+def row(name, dtype, seconds, error, ours=False):
+    times = seconds, seconds, seconds
+    return cpu_models.Row("n", 1, 1, name, ours, dtype, *times, 1, 1 / seconds, error)
+
+
+def test_the_ratio_is_to_the_better_library_of_the_same_type():
+    rows = [row("cnn_engine", "float32", 2.0, 3e-7, ours=True), row("OpenVINO", "float32", 3.0, 1e-6),
+            row("OpenVINO", "bfloat16", 1.0, 1e-2), row("ONNX Runtime", "float32", 5.0, 2e-7)]  # fmt: skip
+    cpu_models.compare(rows)
+    assert (rows[0].ratio, rows[0].best_peer) == (1.5, "OpenVINO")
+    assert rows[0].error_ratio == pytest.approx(1.5)
+
+
+def test_a_network_that_cannot_be_exported_is_an_error(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(models, "child", lambda *_: {"reason": "make: exit 1: no such network"})
+    assert cpu_models.main(["--networks", "nothing"]) != 0
+    assert "nothing: make: exit 1: no such network" in capsys.readouterr().err
