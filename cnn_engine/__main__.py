@@ -16,6 +16,7 @@ COMMANDS = {
     "ensemble": "read and decode images once for many networks, over processes and GPUs",
     "inspect": "say what an ONNX file computes, what of it folds and fuses, and what is not supported",
     "export": "write a PyTorch model as an ONNX file, checked against PyTorch's own numbers",
+    "valprep": "sort ImageNet's validation images into one folder a class",
     "doctor": "say what was built, what this machine has, and what is missing",
 }
 

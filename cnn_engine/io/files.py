@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-from ..errors import InputError
+from ..errors import InputError, expected
 
 
 def describe_os_error(error: OSError) -> str:
@@ -29,6 +29,26 @@ def status(path: Path) -> os.stat_result:
     except (OSError, ValueError) as error:  # ValueError: a null byte in the path
         reason = describe_os_error(error) if isinstance(error, OSError) else str(error)
         raise InputError(f"{path}: expected a file or folder, found: {reason}") from error
+
+
+def read_text(path: str | os.PathLike[str], most_bytes: int) -> str:
+    """Returns the text of a file in UTF-8, with or without a byte order mark.
+
+    Raises:
+        InputError: it cannot be read, is no such text, or has more than ``most_bytes``.
+    """
+    try:
+        with open(path, "rb") as file:
+            content = file.read(most_bytes + 1)
+    except (OSError, ValueError) as error:  # ValueError: a null byte in the path
+        reason = describe_os_error(error) if isinstance(error, OSError) else str(error)
+        raise InputError(f"{path}: cannot be read: {reason}") from error
+    if len(content) > most_bytes:
+        raise expected(str(path), f"at most {most_bytes} bytes", "more")
+    try:
+        return content.decode("utf-8-sig")
+    except ValueError as error:
+        raise expected(str(path), "text in UTF-8", error) from error
 
 
 def check_writable(path: str | os.PathLike[str], option: str) -> Path:

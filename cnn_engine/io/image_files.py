@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import CnnEngineError, InputError, expected
+from ..errors import InputError, expected
 from ..workload import Dataset, Rest
-from .files import describe_os_error
+from .files import describe_os_error, read_text
 from .images import SUFFIXES, Preprocess, decoded
 
 #: What a list of files is called: lines of a path and a label.
@@ -56,7 +56,7 @@ class Classes:
         Raises:
             InputError: it cannot be read, or does not have a name for each of ``outputs``.
         """
-        text = _read_text(path)
+        text = read_text(path, LARGEST_TEXT)
         try:
             found = json.loads(text)
         except ValueError as error:
@@ -238,7 +238,7 @@ def _number(
 
 
 def _find_in_list(path: str, outputs: int, classes: Classes | None) -> ImageFiles:
-    lines = [line.strip() for line in _read_text(path).splitlines()]
+    lines = [line.strip() for line in read_text(path, LARGEST_TEXT).splitlines()]
     rows = [line.rsplit(maxsplit=1) for line in lines if line]
     if not rows:
         raise expected(path, "lines of a path and a label", "none")
@@ -276,21 +276,6 @@ def _labels(
     if labels.max() >= outputs:
         raise expected(path, f"labels from 0 to {outputs - 1}", int(labels.max()))
     return labels, shown
-
-
-def _read_text(path: str) -> str:
-    try:
-        with open(path, "rb") as file:
-            content = file.read(LARGEST_TEXT + 1)
-        if len(content) > LARGEST_TEXT:
-            raise expected(path, f"at most {LARGEST_TEXT} bytes", "more")
-        return content.decode("utf-8-sig")
-    except CnnEngineError:
-        raise
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {describe_os_error(error)}") from error
-    except ValueError as error:  # a null byte in the path, or no UTF-8
-        raise expected(path, "text in UTF-8", error) from error
 
 
 # ---- images ----
