@@ -334,6 +334,18 @@ def test_characterize_takes_files_too(model, folder, tmp_path):
     assert document["points"][1]["accuracy"] == pytest.approx(np.mean(rows.argmax(1) == labels))
 
 
+def test_characterize_takes_a_model_and_makes_images(model, tmp_path):
+    options = ["--duration", "0.01", "--settle", "0.01", "--device", "cpu", "--no-plot", "--quiet"]
+    out = ["--output", str(tmp_path)]
+    model_options = ["--model", str(model), "--variant", "blocked,if", "--batch", "1,3"]
+    assert characterize.main([*model_options, *options, *out]) == 0
+    document = json.loads((tmp_path / "characterize.json").read_text())
+    assert [point["status"] for point in document["points"]] == ["ok"] * 4
+    assert {point["variant"] for point in document["points"]} == {"blocked", "if"}
+    assert all(point["throughput_images_per_s"] > 0 for point in document["points"])
+    assert document["options"]["dataset"]["labels"] is False
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import onnx_models
 import pytest
 from fake_cupti import install
+from onnx import helper
 from transfers import (
     BREAK,
     SLOPE,
@@ -85,6 +87,42 @@ def test_all_networks_and_shapes_in_one_command(device, tmp_path):
     found = document(tmp_path / GPU / "3x8x8" / "regression.json")
     assert found["weights"] is None
     assert found["image_bytes"] == 192
+
+
+def test_a_models_images_and_weights(device, tmp_path, capsys):
+    nodes = [
+        helper.make_node("Flatten", ["x"], ["f"], name="flat"),
+        helper.make_node("Gemm", ["f", "w"], ["y"], name="fc"),
+    ]
+    made = onnx_models.model(
+        nodes, [onnx_models.tensor("x", ["n", 3, 8, "w"])], [onnx_models.tensor("y", ["n", 5])],
+        {"w": np.ones((96, 5), np.float32)},
+    )  # fmt: skip
+    path = tmp_path / "small.onnx"
+    path.write_bytes(made.SerializeToString())
+    arguments = ["--batch", "1-4", "--repeats", 2, "--no-plot", "--output", tmp_path / "out"]
+    shape = ["--input-shape", "x=1,3,8,4"]
+    assert run("--model", path, *shape, *arguments) == 0
+    (folder,) = (tmp_path / "out" / GPU).iterdir()
+    found = document(folder / "regression_h2d_pageable_float32.json")
+    assert found["image_bytes"] == 4 * 3 * 8 * 4
+    assert found["weights"]["bytes"] == 4 * 96 * 5
+    assert found["weights"]["samples"] == 2
+    moved = {nbytes for nbytes, direction in device.copies if direction == "h2d"}
+    assert {4 * 96, 8 * 96, 12 * 96, 16 * 96, 4 * 480} <= moved
+    assert run("--model", path, *shape, "--dtype", "uint8", *arguments) == 0
+    assert document(folder / "regression.json")["image_bytes"] == 96
+    capsys.readouterr()
+    for options, words in (
+        (["--model", path, *shape, "--network", "cifar10"], "--dtype: expected uint8 or float32"),
+        (["--model", path], "--input-shape x="),
+        (["--model", tmp_path / "none.onnx"], "none.onnx"),
+        (shape, "--input-shape: expected the option --model beside it"),
+    ):
+        assert run(*options, *arguments) == 2
+        error = capsys.readouterr().err
+        assert words in error
+        assert error.count("\n") == 1
 
 
 def test_what_exists_is_not_measured_again(device, tmp_path):

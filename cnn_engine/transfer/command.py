@@ -47,8 +47,13 @@ def parser() -> argparse.ArgumentParser:
     count = cli.whole_number
     p.add_argument(
         "--network", nargs="+", default=[], metavar="NAME",
-        help=f"of {', '.join(workload.names())} (default: all of them, unless --shape is given)",
+        help=f"of {', '.join(workload.names())} (default: all of them, unless --model or --shape is given)",
     )  # fmt: skip
+    p.add_argument(
+        "--model", action="append", default=[], metavar="FILE.onnx",
+        help="the images and weights of an ONNX model; repeated for more",
+    )  # fmt: skip
+    cli.add_input_shape(p)
     p.add_argument(
         "--shape", action="append", default=[], metavar="C,H,W",
         help="images of this shape, such as 3,224,224; repeated for more",
@@ -63,8 +68,9 @@ def parser() -> argparse.ArgumentParser:
         help="of the host: pageable (default), pinned (page-locked), or both",
     )  # fmt: skip
     p.add_argument(
-        "--dtype", choices=subjects.DTYPES, default="uint8",
-        help="of the images: uint8 pixels (default), as run moves them, or float32",
+        "--dtype", choices=subjects.DTYPES,
+        help="of the images: uint8 pixels or float32 (default: as run moves them: a model's input as it is, "
+        "others as uint8)",
     )  # fmt: skip
     p.add_argument(
         "--repeats", type=count(2, 1_000_000), default=DEFAULT_REPEATS,
@@ -118,14 +124,17 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _main(arguments: list[str] | None) -> int:
     options = parser().parse_args(arguments)
+    models = _models(options)
+    dtype = _dtype(options, models)
     modes = [
-        Mode(direction, memory, options.dtype)
+        Mode(direction, memory, dtype)
         for direction in _each(options.direction, subjects.DIRECTIONS)
         for memory in _each(options.memory, subjects.MEMORIES)
     ]
     asked = _sizes(options.predict, "--predict") if options.predict else None
     output = Path(options.output)
     names = [subjects.path_safe(name) for name in options.network]
+    names += [subject.folder for subject in models]
     names += [subjects.from_shape(shape).folder for shape in options.shape]
     code = cli.DONE
     if options.organize is not None:
@@ -136,7 +145,7 @@ def _main(arguments: list[str] | None) -> int:
         files.prepare(output)
         _write(_analyse(raws, options), options, output)
     elif asked is None or options.batch:
-        code = _measure(options, modes, output)
+        code = _measure(options, models, modes, output)
     if asked is not None and code == cli.DONE:
         found = analysis.predict(output, names or None, modes, asked)
         print(text.predictions(found, options.quiet))
@@ -150,9 +159,28 @@ def _each(choice: str, all_of_them: tuple[str, ...]) -> tuple[str, ...]:
 # ---- measuring ----
 
 
-def _measure(options: argparse.Namespace, modes: list[Mode], output: Path) -> int:
-    names = options.network or ([] if options.shape else workload.names())
-    wanted = [subjects.find(name) for name in names]
+def _models(options: argparse.Namespace) -> list[Subject]:
+    shapes = dict(options.input_shape or []) or None
+    if shapes is not None and not options.model:
+        raise expected("--input-shape", "the option --model beside it", "none")
+    return [subjects.of_model(path, shapes) for path in options.model]
+
+
+def _dtype(options: argparse.Namespace, models: list[Subject]) -> str:
+    """Returns the type of all images that are moved."""
+    found = {subject.dtype for subject in models}
+    if options.network or not models:
+        found.add("uint8")
+    if options.dtype is None and len(found) > 1:
+        raise expected("--dtype", "uint8 or float32, for the networks read both", "none")
+    return options.dtype or found.pop()
+
+
+def _measure(
+    options: argparse.Namespace, models: list[Subject], modes: list[Mode], output: Path
+) -> int:
+    names = options.network or ([] if options.shape or models else workload.names())
+    wanted = [*map(subjects.find, names), *models]
     wanted += [subjects.from_shape(shape) for shape in options.shape]
     wanted = subjects.distinct(wanted)
     batches = _sizes(options.batch or [DEFAULT_BATCHES], "--batch")
@@ -295,10 +323,8 @@ def _measure_weights(
 ) -> None:
     copies = min(settings.repeats, MOST_WEIGHTS_COPIES)
     for mode in _weights_missing(subject, raw, settings, fresh):
-        weights = workload.get(subject.name).network.random_weights()
-        files.write_times(
-            raw.weights_path(mode), weights_times(device, weights, mode.memory, copies)
-        )
+        times = weights_times(device, subject.make_weights(), mode.memory, copies)
+        files.write_times(raw.weights_path(mode), times)
 
 
 # ---- writing ----

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from itertools import product
 
 import numpy as np
@@ -61,11 +62,17 @@ class Subject:
         name: of the network; of a bare shape, such as ``3x224x224``.
         shape: (channels, rows, columns) of one image.
         parameters: name -> shape, float32; None for a bare shape.
+        dtype: that the images have unless said.
+        make_weights: returns arrays of these parameters.
     """
 
     name: str
     shape: tuple[int, int, int]
     parameters: dict[str, tuple[int, ...]] | None = None
+    dtype: str = "uint8"
+    make_weights: Callable[[], dict[str, np.ndarray]] | None = field(
+        default=None, compare=False, repr=False
+    )
 
     def image_bytes(self, dtype: str) -> int:
         """Bytes of one image."""
@@ -99,7 +106,23 @@ def find(name: str) -> Subject:
     if re.fullmatch(r"[0-9]+x[0-9]+x[0-9]+", name):
         return from_shape(name.replace("x", ","))
     network = workload.get(name).network
-    return Subject(network.name, network.input_shape, network.parameters)
+    return Subject(
+        network.name, network.input_shape, network.parameters, make_weights=network.random_weights
+    )
+
+
+def of_model(path: str, input_shape: Mapping[str, tuple[int, ...]] | None = None) -> Subject:
+    """Returns the images of an ONNX model, in its input's type, and its weights.
+
+    Raises:
+        InputError: the model is at fault, or its input is no images.
+    """
+    network = workload.of_model(path, input_shape).network
+    weights = {n: a for n, a in network.base.constants.items() if a.dtype == np.float32}
+    return Subject(
+        network.name, network.input_shape, {name: array.shape for name, array in weights.items()},
+        network.base.inputs[0].dtype, lambda: weights,
+    )  # fmt: skip
 
 
 def from_shape(text: str) -> Subject:
