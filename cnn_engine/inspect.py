@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 
 from . import cli
+from .devices import openacc_mapping, openacc_module
 from .engine import inspection
+from .errors import expected
 from .graph.onnx import UnsupportedNodesError, load
 from .io.files import write_text
-from .report import graph_page
+from .report import graph_page, openacc
 from .report import inspection as report
 
 
@@ -21,7 +24,11 @@ def parser() -> cli.ArgumentParser:
         "that a pass needs; and every node that is not supported.",
         epilog="exit codes: 0 the engine can run it; 2 the file is at fault, or some nodes are not supported",
     )
-    p.add_argument("model", metavar="PATH", help="an .onnx file")
+    p.add_argument("model", metavar="PATH", nargs="?", help="an .onnx file")
+    p.add_argument(
+        "--device", metavar="openacc",
+        help="in the place of PATH: what the compiler made of every OpenACC directive",
+    )  # fmt: skip
     p.add_argument(
         "--batch", type=cli.whole_number(1, 65536), metavar="N",
         help="images a pass, where the file leaves it open (default: 1)",
@@ -40,8 +47,13 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _main(arguments: list[str] | None) -> int:
     options = parser().parse_args(arguments)
-    cli.check_outputs({"--json": options.json, "--html": options.html}, [options.model])
+    read = [] if options.model is None else [options.model]
+    cli.check_outputs({"--json": options.json, "--html": options.html}, read)
     show = not options.quiet and "-" not in (options.json, options.html)
+    if options.device is not None:
+        return _directives(options, show)
+    if options.model is None:
+        raise expected("PATH", "an .onnx file, or --device openacc", "none")
     try:
         graph = load(
             options.model, batch=options.batch, input_shape=dict(options.input_shape or ())
@@ -60,6 +72,22 @@ def _main(arguments: list[str] | None) -> int:
         write_text(options.html, graph_page.render(found))
     if show:
         print(report.text(found), end="")
+    return cli.DONE
+
+
+def _directives(options: argparse.Namespace, show: bool) -> int:
+    """Says what is kept in the OpenACC module; needs no GPU."""
+    if options.device not in ("openacc", "openacc:host"):
+        raise expected("--device", "openacc", repr(options.device))
+    if options.model is not None:
+        raise expected("--device openacc", "no model beside it", options.model)
+    found = openacc_mapping.of(openacc_module.load())
+    if options.json:
+        write_text(options.json, report.dumps(openacc.to_dict(found)))
+    if options.html:
+        write_text(options.html, openacc.page(found))
+    if show:
+        print(openacc.text(found), end="")
     return cli.DONE
 
 

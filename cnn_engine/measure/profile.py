@@ -15,7 +15,7 @@ import numpy as np
 
 from ..engine.plan import Plan, Step
 from ..errors import UnsupportedError
-from . import profile_tables, statistics, timing
+from . import openacc_profile, profile_tables, statistics, timing
 from .profile_tables import PROFILED, SET_NAME, Cost, Profile, copy_name
 from .records import activity
 from .records.activity_records import Trace
@@ -75,6 +75,12 @@ def collect(
     Returns:
         The profile; ``notes`` say what is left out. Ctrl-C ends it early and keeps what was recorded.
     """
+    if engine.device.kind == "openacc":
+        found, *samples = openacc_profile.collect(
+            engine, images, probabilities, batch, result, top=top, progress=progress
+        )
+        found.cost = cost(*samples, result)
+        return found
     if engine.device.kind != "cuda":
         return _without_records(result, top, [ON_A_CPU])
     passes = _Passes(engine, images, probabilities, batch, progress)

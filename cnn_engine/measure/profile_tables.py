@@ -10,6 +10,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from .openacc_events import Timing
 from .records.activity_records import Copy, Kernel, Trace, covered_s
 
 if TYPE_CHECKING:
@@ -191,6 +192,7 @@ class Profile:
         api: calls of the CUDA API by name. ``cpu``: layers that ran on the CPU.
         layers: kernels by layer. ``copies``, ``managed``: copies, and events of managed memory.
         capture, cost: None without records.
+        openacc: what ran directive by directive (:class:`.openacc_events.Timing`); None on other devices.
         notes: what is left out, and why.
         interrupted: whether Ctrl-C ended it early.
         events: [name, kind, track, start, seconds, pass] for traces, ``events_total`` before they were
@@ -215,6 +217,7 @@ class Profile:
     managed: list[ManagedRow] = field(default_factory=list)
     capture: Capture | None = None
     cost: Cost | None = None
+    openacc: Timing | None = None
     notes: list[str] = field(default_factory=list)
     interrupted: bool = False
     events: list[Any] = field(default_factory=list, repr=False)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from rich.table import Table
 
 from ..measure.profile_tables import EVENTS, HOST_CLOCK, Capture, Cost, Profile, Row, line_after
-from . import units
+from . import openacc, units
 from .text import fields, rendered
 
 RIGHT, LEFT = "right", "left"
@@ -32,10 +32,15 @@ def render(profile: Profile) -> str:
         ["What filled the time", *fields(summary(profile))],
         _activities(titles.get(profile.source, "GPU activities"), profile.gpu, profile.top),
         _activities("CUDA API calls", profile.api, profile.top),
-        _activities("Layers on the CPU", profile.cpu, profile.top),
+        _activities(
+            "Layers, host clock" if profile.openacc else "Layers on the CPU",
+            profile.cpu,
+            profile.top,
+        ),
         _layers(profile),
         _copies(profile),
         _managed(profile),
+        [openacc.timing(profile.openacc)] if profile.openacc else [],
     ]
     return "\n\n".join("\n".join(part) for part in parts if part)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..measure import profile_tables
 from ..measure.result import Result
-from . import profile, units
+from . import openacc, profile, units
 
 
 @dataclass
@@ -40,7 +40,10 @@ def tables(result: Result) -> list[Activity]:
     of_all = [
         _activities("GPU activities", found.gpu, found.top),
         _activities("CUDA API calls", found.api, found.top),
-        _activities("Layers on the CPU", found.cpu, found.top),
+        _activities("Layers, host clock" if found.openacc else "Layers on the CPU", found.cpu, found.top),
+        Activity(
+            "OpenACC directives", openacc.COLUMNS, openacc.table(found.openacc) if found.openacc else []
+        ),
         Activity(
             "Kernels by layer",
             ["share", *profile.TIMES, "grid", "block", "registers", "shared", "kernel"],

@@ -1,0 +1,122 @@
+"""What ran in OpenACC, directive by directive, through the runtime's own profiling interface (acc_prof.h)."""
+
+from __future__ import annotations
+
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..devices import openacc_mapping
+from . import timing
+from .openacc_events import Row, Timing
+from .profile_tables import Profile, from_steps
+
+if TYPE_CHECKING:
+    from ..engine.engine import Engine
+    from .result import Result
+
+#: So many passes are run plain too, in turn with profiled ones, for what profiling costs.
+PLAIN = 20
+
+#: No pass begins after so many seconds: one iteration over a few thousand images is complete in it.
+CAP_S = 60.0
+
+
+def collect(
+    engine: Engine,
+    images: np.ndarray,
+    probabilities: np.ndarray,
+    batch: int,
+    result: Result,
+    *,
+    top: float,
+    progress: Any = None,
+) -> tuple[Profile, list[float], list[float]]:
+    """Runs all images once under the profiling interface, so that counts are those of the images.
+
+    Returns:
+        The profile, with ``openacc``; and seconds of passes of a full batch, plain and profiled.
+    """
+    module = engine.device.kernels
+    found: dict[tuple, dict[str, Any]] = {}
+    plain_s: list[float] = []
+    profiled_s: list[float] = []
+    done = images_done = 0
+    wall_s = 0.0
+    interrupted = False
+    passes = -(-len(images) // batch)
+    if progress is not None:
+        progress.start("profile", len(images))
+    deadline = perf_counter() + CAP_S
+    try:
+        for plan, count in timing.batches(engine, images, probabilities, batch):
+            if len(plain_s) < PLAIN:
+                start = perf_counter()
+                plan.run()
+                if count == batch:
+                    plain_s.append(perf_counter() - start)
+            module.start_profile()
+            try:
+                start = perf_counter()
+                plan.run()
+                seconds = perf_counter() - start
+            finally:
+                _add(found, module.stop_profile())
+            if count == batch:
+                profiled_s.append(seconds)
+            wall_s += seconds
+            done += 1
+            images_done += count
+            if progress is not None:
+                progress.advance(count)
+            if perf_counter() > deadline:
+                break
+    except KeyboardInterrupt:
+        interrupted = True
+    finally:
+        if progress is not None:
+            progress.stop()
+    profile = from_steps(result, top=top, notes=[])
+    profile.passes, profile.images, profile.wall_s = done, images_done, wall_s
+    profile.interrupted = interrupted
+    # They are of other passes, and neither a GPU's own records nor the CPU alone: the layers stay.
+    profile.gpu, profile.cpu_s = [], None
+    if done < passes:
+        profile.notes.append(
+            f"{passes - done} of {passes} passes (at most {CAP_S:g} s are profiled)"
+        )
+    if engine.device.host:
+        profile.copies = []
+        profile.notes.append(
+            "kernels launched, transfers: on the host a compute region is a call, and data stays where it is"
+        )
+    profile.openacc = _timing(engine, found)
+    return profile, plain_s[1:], profiled_s[1 : len(plain_s)]
+
+
+def _add(found: dict[tuple, dict[str, Any]], rows: list[dict[str, Any]]) -> None:
+    for row in rows:
+        key = tuple(row[name] for name in ("file", "line", "kind", "kernel", "variable"))
+        kept = found.setdefault(key, {**row, "count": 0, "bytes": 0, "total_s": 0.0})
+        for name in ("count", "bytes", "total_s"):
+            kept[name] += row[name]
+        kept["min_s"] = min(kept["min_s"], row["min_s"])
+        kept["max_s"] = max(kept["max_s"], row["max_s"])
+
+
+def _timing(engine: Engine, found: dict[tuple, dict[str, Any]]) -> Timing:
+    device = engine.device
+    mapping = openacc_mapping.of(device.kernels)
+    order = {
+        kind: i for i, kind in enumerate(("data", "copyin", "region", "kernel", "copyout", "wait"))
+    }
+    rows = []
+    for one in sorted(
+        found.values(), key=lambda r: (r["file"], r["line"], order[r["kind"]], r["variable"])
+    ):
+        directive = mapping.at(one["file"], one["line"])
+        source, said = (directive.source, directive.said) if directive else ("", [])
+        rows.append(Row(source=source, said=list(said), **one))
+    where = "host" if device.host else "NVIDIA"
+    return Timing(where, max(device.number, 0), device.host, device.kernels.compiler, rows)
