@@ -195,3 +195,38 @@ def test_nan_stays(rng, method):
     assert np.isnan(found[0, :, 4:7, 5:8]).all()
     if method in (DIRECT, PLANAR):
         assert np.isnan(found).sum() == 8 * 9
+
+
+def to_bfloat16(array):
+    """Rounds to the nearest, ties to even."""
+    bits = np.ascontiguousarray(array).view(np.uint32)
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32)
+
+
+@pytest.mark.skipif(bool(_cpu.bfloat16_why_not()), reason=_cpu.bfloat16_why_not())
+@pytest.mark.parametrize("case", CASES, ids=ids)
+def test_bfloat16(rng, case):
+    """Sums of what is rounded to bfloat16 are as those of float32, with any number of threads."""
+    x, weight, bias = arrays(rng, case)
+    n, c, h, w, k, kernel, stride, padding, dilation, groups = case
+    shape = _cpu.Conv2dShape(n, c, h, w, k, *kernel, *stride, *padding, *dilation, groups)
+    images = np.full((n, h, w, c + 3), np.nan, np.float32)
+    images[..., :c] = x.transpose(0, 2, 3, 1)
+    packed = np.empty(_cpu.conv2d_nhwc_bfloat16_packed(shape), np.float32)
+    _cpu.conv2d_nhwc_bfloat16_pack(address(weight), address(packed), shape)
+    found = []
+    for threads in (1, 2, 8):
+        size = _cpu.conv2d_nhwc_bfloat16_workspace(shape, threads) // 4
+        workspace = np.full(size + 64, np.nan, np.float32)
+        workspace[size:] = 5
+        out = np.empty((n, shape.out_h, shape.out_w, k), np.float32)
+        _cpu.conv2d_nhwc_bfloat16(
+            *map(address, (images, packed, bias, None, None, None, out, workspace)), shape,
+            _cpu.Conv2dPitches(c + 3, k), False, -math.inf, *NONE, threads,
+        )  # fmt: skip
+        assert (workspace[size:] == 5).all()
+        found.append(out.transpose(0, 3, 1, 2))
+    assert np.array_equal(found[0], found[1])
+    assert np.array_equal(found[0], found[2])
+    near = to_bfloat16(x), to_bfloat16(weight), bias
+    tolerances.assert_close(found[0], record(case).reference(*near), bound(case, DIRECT, *near))

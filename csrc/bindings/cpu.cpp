@@ -20,6 +20,17 @@ void add_operators(py::module_& module) {
   bind<py::call_guard<NoGil>>(                                    \
       module, #name, [] { return cpu::selected_kernels().name; }, \
       static_cast<decltype(cpu::Kernels::name)>(nullptr));
+#if defined(__x86_64__)
+#define CNN_ENGINE_BFLOAT16_OPERATOR(name)                        \
+  bind<py::call_guard<NoGil>>(                                    \
+      module, #name,                                              \
+      [] {                                                        \
+        const std::string reason = cpu::bfloat16_why_not();       \
+        if (!reason.empty()) throw std::invalid_argument(reason); \
+        return &cpu::avx512bf16::name;                            \
+      },                                                          \
+      static_cast<decltype(&cpu::name)>(nullptr));
+#endif
 #include "ops/operators.def"
 }
 
@@ -59,6 +70,8 @@ PYBIND11_MODULE(_cpu, module) {
         return names;
       },
       "The instruction sets built in that this CPU has, narrowest first.");
+  module.def("bfloat16_why_not", &cpu::bfloat16_why_not,
+             "Why nothing can be multiplied in bfloat16 here, or an empty text.");
   module.def("select_instruction_set",
              [](const std::string& name) { cpu::select_instruction_set(name.c_str()); });
   module.def("selected_instruction_set", &cpu::selected_instruction_set);

@@ -1,6 +1,7 @@
 // Which instruction set's build of the kernels is used.
 #include <cstdlib>
 #include <cstring>
+#include <string>
 
 #include "cpu/kernels.h"
 
@@ -63,5 +64,18 @@ void select_instruction_set(const char* name) { selected() = find("instruction s
 const InstructionSet& selected_set() { return *selected(); }
 
 const char* selected_instruction_set() { return selected()->name; }
+
+std::string bfloat16_why_not() {
+#if defined(__x86_64__)
+  if (!__builtin_cpu_supports("avx512bf16")) {
+    return "bfloat16: expected a CPU with AVX512-BF16, found one without";
+  }
+#endif
+  if (std::strcmp(selected_set().name, "avx512") != 0) {
+    return std::string("bfloat16: expected the instruction set avx512, found ") +
+           selected_set().name;
+  }
+  return "";
+}
 
 }  // namespace cnn_engine::cpu

@@ -2,6 +2,8 @@
 // (the macro CNN_ENGINE_ISA). This table is how the rest of the program reaches one such build.
 #pragma once
 
+#include <string>
+
 #include "cpu/fused/steps.h"
 #include "ops/operators.h"
 
@@ -26,7 +28,9 @@ extern const Kernels kernels;
 extern const fused::FusedKernels fused_kernels;
 }  // namespace avx512
 
-namespace avx512bf16 {  // cpu/fused/bfloat16.cpp, for CPUs with AVX512-BF16 too
+namespace avx512bf16 {  // for CPUs with AVX512-BF16 too
+#define CNN_ENGINE_BFLOAT16_OPERATOR(name) extern decltype(cpu::name) name;
+#include "ops/operators.def"
 void fused_direct_bfloat16(const fused::ConvStep& s, const float* in, float* out, float* scratch,
                            int begin, int end);
 void fused_linear_bfloat16(const fused::LinearStep& s, const float* in, std::size_t in_stride,
@@ -47,6 +51,9 @@ int instruction_sets(const InstructionSet** sets);
 // by every use.
 const InstructionSet& selected_set();
 inline const Kernels& selected_kernels() { return *selected_set().kernels; }
+
+// Why nothing can be multiplied in bfloat16, by this CPU with the selected set; empty where it can.
+std::string bfloat16_why_not();
 
 // Selects by name the kernels that the operators use from now on; throws std::invalid_argument for
 // a name that was not built or that this CPU lacks. Not to be called while an operator runs.

@@ -60,6 +60,25 @@ inline int filter_shares(std::int64_t tasks, int filters, int threads) {
   return static_cast<int>(wanted < blocks ? wanted : blocks);
 }
 
+// Whether what is multiplied are pairs of bfloat16 in the place of a float32.
+#if defined(CNN_ENGINE_PAIRS)
+constexpr bool kPairs = true;
+
+CNN_ENGINE_INLINE void multiply_add(Vec<16>& sum, Vec<16> weights, float value) {
+  sum = (Vec<16>)_mm512_dpbf16_ps((__m512)sum, (__m512bh)weights, (__m512bh)_mm512_set1_ps(value));
+}
+CNN_ENGINE_INLINE void multiply_add(Vec<8>& sum, Vec<8> weights, float value) {
+  sum = (Vec<8>)_mm256_dpbf16_ps((__m256)sum, (__m256bh)weights, (__m256bh)_mm256_set1_ps(value));
+}
+#else
+constexpr bool kPairs = false;
+
+template <typename V>
+CNN_ENGINE_INLINE void multiply_add(V& sum, V weights, float value) {
+  sum += weights * value;
+}
+#endif
+
 // Filters are packed in groups of so many, whatever the width of the vectors is, missing ones zero:
 // [groups][parts][taps][channels of the part][kFilterGroup].
 constexpr int kFilterGroup = 16;
@@ -188,7 +207,7 @@ void nhwc_tile(const NhwcTile& p) {
       for (int t = 0; t < T; ++t) {
         const float value = x[t * p.x_stride];
 #pragma GCC unroll 4
-        for (int b = 0; b < B; ++b) sum[t][b] += weights[b] * value;
+        for (int b = 0; b < B; ++b) multiply_add(sum[t][b], weights[b], value);
       }
     }
   }

@@ -88,5 +88,16 @@ void conv2d_nhwc(const float* input,     // [N, H, W, pitches.x]; planar: [N, C,
                  void* workspace, const Conv2dShape& shape, const Conv2dPitches& pitches,
                  Conv2dMethod method, bool scale_per_image, float floor, UnaryFunction activation,
                  float alpha, float beta, int threads);
+
+// The direct method with z and the weights rounded to bfloat16, and sums of float32; with groups,
+// those have an even number of channels. For CPUs that cpu/kernels.h's bfloat16_why_not takes.
+std::int64_t conv2d_nhwc_bfloat16_packed(const Conv2dShape& shape);
+void conv2d_nhwc_bfloat16_pack(const float* weight, float* packed, const Conv2dShape& shape);
+std::int64_t conv2d_nhwc_bfloat16_workspace(const Conv2dShape& shape, int threads);
+void conv2d_nhwc_bfloat16(const float* input, const float* packed, const float* bias,
+                          const float* residual, const float* scale, const float* shift,
+                          float* output, void* workspace, const Conv2dShape& shape,
+                          const Conv2dPitches& pitches, bool scale_per_image, float floor,
+                          UnaryFunction activation, float alpha, float beta, int threads);
 }  // namespace cpu
 }  // namespace cnn_engine

@@ -267,15 +267,8 @@ FusedNetwork& FusedNetwork::operator=(FusedNetwork&&) noexcept = default;
 
 std::string FusedNetwork::why_not(const NetworkDescription& description, FusedDtype dtype) {
   if (dtype == FusedDtype::bfloat16) {
-#if defined(__x86_64__)
-    if (!__builtin_cpu_supports("avx512bf16")) {
-      return "bfloat16: expected a CPU with AVX512-BF16, found one without";
-    }
-#endif
-    if (std::strcmp(selected_set().name, "avx512") != 0) {
-      return std::string("bfloat16: expected the instruction set avx512, found ") +
-             selected_set().name;
-    }
+    const std::string reason = bfloat16_why_not();
+    if (!reason.empty()) return reason;
   }
   return fused::why_not(description);
 }

@@ -1,0 +1,352 @@
+// The direct and planar methods of conv2d_nhwc, in float32 or with what is multiplied rounded to
+// bfloat16: pairs of channels are then what a channel is otherwise, four bytes.
+//
+// Work is shared out in bands of output rows (1x1 convolutions: runs of places) and, where those
+// are few, in shares of the filters. What is read with a border, through a prologue or in bfloat16
+// is first written out for the band. Included only by files that are compiled once for each
+// instruction set.
+#pragma once
+
+#include "cpu/nhwc.h"
+#include "ops/conv2d_nhwc.h"
+#include "runtime/parallel.h"
+
+namespace cnn_engine::cpu::CNN_ENGINE_ISA {
+namespace {
+
+constexpr std::int64_t kBandFloats = 48 << 10;  // of a band: a part of the second-level cache
+constexpr int kRunRows = 96;                    // places of a run of a 1x1 convolution
+constexpr int kMostTaps = 1024;
+
+// Numbers of four bytes that hold so many channels of a place.
+constexpr int units(int channels) { return kPairs ? (channels + 1) / 2 : channels; }
+
+struct Prologue {
+  const float* scale;
+  const float* shift;
+  bool per_image;
+  float floor;
+
+  bool any() const { return scale != nullptr || shift != nullptr || floor > kNone; }
+  static constexpr float kNone = -std::numeric_limits<float>::infinity();
+};
+
+// max(x * scale + shift, floor) of the channels of one place; a NaN stays.
+inline void write_place(const float* from, float* to, int channels, const float* scale,
+                        const float* shift, float floor) {
+#if defined(CNN_ENGINE_PAIRS)
+  constexpr int W = 16;
+  const Vec<W> lowest = splat<W>(floor);
+  for (int c = 0; c < channels; c += W) {
+    const int count = channels - c;
+    Vec<W> value = load_some<W>(from + c, count);
+    if (scale) value *= load_some<W>(scale + c, count);
+    if (shift) value += load_some<W>(shift + c, count);
+    const __m256bh rounded = _mm512_cvtneps_pbh(raised(lowest, value));
+    const int bytes = 4 * units(count < W ? count : W);
+    __builtin_memcpy(to + c / 2, &rounded, bytes);
+  }
+#else
+#pragma omp simd
+  for (int c = 0; c < channels; ++c) {
+    float value = from[c];
+    if (scale) value *= scale[c];
+    if (shift) value += shift[c];
+    to[c] = value < floor ? floor : value;
+  }
+#endif
+}
+
+inline bool is_pointwise(const Conv2dShape& p) {
+  return p.r == 1 && p.s == 1 && p.stride_h == 1 && p.stride_w == 1 && p.pad_top == 0 &&
+         p.pad_left == 0 && p.pad_bottom == 0 && p.pad_right == 0;
+}
+
+inline bool is_padded(const Conv2dShape& p) {
+  return p.pad_top != 0 || p.pad_left != 0 || p.pad_bottom != 0 || p.pad_right != 0;
+}
+
+// A band of output rows, and the input rows under it.
+struct Bands {
+  int rows;     // of outputs, at most
+  int count;    // of bands an image
+  int in_rows;  // of inputs, at most
+  int width;    // of inputs with their border
+
+  Bands(const Conv2dShape& p, int threads) : width(p.w + p.pad_left + p.pad_right) {
+    const std::int64_t row = std::int64_t{width} * units(p.c);
+    const int out_h = p.out_h();
+    std::int64_t most =
+        (kBandFloats / row - std::int64_t{p.dilation_h} * (p.r - 1) - 1) / p.stride_h + 1;
+    if (most < 1) most = 1;
+    if (most > out_h) most = out_h;
+    count = static_cast<int>((out_h + most - 1) / most);
+    const int wanted = 4 * threads;
+    if (threads > 1 && count * p.n < wanted) {
+      count = (wanted + p.n - 1) / p.n;
+      if (count > (out_h + 1) / 2) count = (out_h + 1) / 2;
+    }
+    rows = (out_h + count - 1) / count;
+    in_rows = (rows - 1) * p.stride_h + p.dilation_h * (p.r - 1) + 1;
+  }
+  int first(int band, int out_h) const {
+    return static_cast<int>(std::int64_t{out_h} * band / count);
+  }
+  std::int64_t floats(const Conv2dShape& p) const {
+    return std::int64_t{in_rows} * width * units(p.c);
+  }
+};
+
+inline std::int64_t direct_scratch(const Conv2dShape& p, Conv2dMethod method) {
+  if (is_pointwise(p) && method == Conv2dMethod::direct) {
+    return std::int64_t{kRunRows} * units(p.c);
+  }
+  return Bands(p, 1).floats(p);  // with more threads bands are smaller
+}
+
+// All arguments of a call but the shape.
+struct Direct {
+  const float* input;
+  const float* packed;
+  const float* bias;
+  const float* residual;
+  Prologue prologue;
+  float* output;
+  Conv2dPitches pitches;
+  Activation activation;
+};
+
+inline Epilogue epilogue_of(const Direct& call, int g, int filters) {
+  return {call.bias ? call.bias + std::int64_t{g} * filters : nullptr, nullptr,
+          call.activation.lowest, call.activation.highest};
+}
+
+inline void pointwise(const Direct& call, const Scratch& scratch, const Conv2dShape& p,
+                      int threads) {
+  const std::int64_t area = std::int64_t{p.h} * p.w, places = p.n * area;
+  const int channels = p.group_channels(), filters = p.group_filters();
+  const std::int64_t zero = 0;
+  std::int64_t runs = (places + kRunRows - 1) / kRunRows;
+  if (threads > 1 && runs < 4 * threads) {
+    const std::int64_t most = (places + 23) / 24;
+    runs = most < 4 * threads ? (most > runs ? most : runs) : 4 * threads;
+  }
+  const int shares = filter_shares(runs * p.groups, filters, threads);
+  const std::int64_t cost = (places / runs + 1) * p.c * filters / shares;
+  const bool copies = kPairs || call.prologue.any();
+  parallel_for(runs * shares, cost, threads, [&](std::int64_t begin, std::int64_t end) {
+    const Scratch::Part part(scratch);
+    for (std::int64_t index = begin; index < end; ++index) {
+      const std::int64_t run = index / shares;
+      const int share = static_cast<int>(index % shares);
+      const std::int64_t first = places * run / runs;
+      const int count = static_cast<int>(places * (run + 1) / runs - first);
+      const float* x = call.input + first * call.pitches.x;
+      std::int64_t stride = call.pitches.x;
+      if (copies) {
+        for (int i = 0; i < count; ++i) {
+          const Prologue& z = call.prologue;
+          const float* scale = z.per_image ? z.scale + (first + i) / area * p.c : z.scale;
+          write_place(x + i * stride, part.data() + std::int64_t{i} * units(p.c), p.c, scale,
+                      z.shift, z.floor);
+        }
+        x = part.data();
+        stride = units(p.c);
+      }
+      const int from = share_begin(filters, share, shares);
+      const int to = share_begin(filters, share + 1, shares);
+      for (int g = 0; g < p.groups; ++g) {
+        Product product{&zero,
+                        1,
+                        ChannelParts(units(channels), 1),
+                        stride,
+                        nullptr,
+                        filters,
+                        call.pitches.y,
+                        call.pitches.residual};
+        product.weights = call.packed + g * filter_groups(filters) * product.group_size();
+        float* y = call.output + first * call.pitches.y + std::int64_t{g} * filters;
+        const float* residual = call.residual ? call.residual + first * call.pitches.residual +
+                                                    std::int64_t{g} * filters
+                                              : nullptr;
+        multiply_runs(product, from, to, epilogue_of(call, g, filters), [&](const auto& body) {
+          body(x + std::int64_t{g} * units(channels), y, residual, count);
+        });
+        call.activation.apply(y + from, call.pitches.y, count, to - from);
+      }
+    }
+  });
+}
+
+// Writes input rows [top, top + rows), which may lie outside, with their border and the prologue.
+inline void write_band(const Direct& call, const Conv2dShape& p, const Bands& bands, int n, int top,
+                       int rows, bool planar, float* to) {
+  const Prologue& z = call.prologue;
+  const int width = bands.width;
+  if (planar) {
+    for (int c = 0; c < p.c; ++c) {
+      const float* plane = call.input + (std::int64_t{n} * p.c + c) * p.h * p.w;
+      for (int i = 0; i < rows; ++i) {
+        float* row = to + (std::int64_t{c} * bands.in_rows + i) * width;
+        const int y = top + i;
+        if (y < 0 || y >= p.h) {
+          fill_zero(row, width);
+          continue;
+        }
+        fill_zero(row, p.pad_left);
+        __builtin_memcpy(row + p.pad_left, plane + std::int64_t{y} * p.w, sizeof(float) * p.w);
+        fill_zero(row + p.pad_left + p.w, p.pad_right);
+      }
+    }
+    return;
+  }
+  const float* image = call.input + std::int64_t{n} * p.h * p.w * call.pitches.x;
+  const float* scale = z.per_image ? z.scale + std::int64_t{n} * p.c : z.scale;
+  const bool plain = !kPairs && !z.any();
+  const int place = units(p.c);
+  for (int i = 0; i < rows; ++i) {
+    float* row = to + std::int64_t{i} * width * place;
+    const int y = top + i;
+    if (y < 0 || y >= p.h) {
+      fill_zero(row, width * place);
+      continue;
+    }
+    fill_zero(row, p.pad_left * place);
+    row += std::int64_t{p.pad_left} * place;
+    const float* from = image + std::int64_t{y} * p.w * call.pitches.x;
+    if (plain && call.pitches.x == p.c) {
+      __builtin_memcpy(row, from, sizeof(float) * p.w * p.c);
+    } else {
+      for (int x = 0; x < p.w; ++x) {
+        float* at = row + std::int64_t{x} * place;
+        if (plain) {
+          __builtin_memcpy(at, from, sizeof(float) * p.c);
+        } else {
+          write_place(from, at, p.c, scale, z.shift, z.floor);
+        }
+        from += call.pitches.x;
+      }
+    }
+    fill_zero(row + std::int64_t{p.w} * place, p.pad_right * place);
+  }
+}
+
+inline void banded(const Direct& call, const Scratch& scratch, const Conv2dShape& p, bool planar,
+                   int threads) {
+  const Bands bands(p, threads);
+  const int out_h = p.out_h(), out_w = p.out_w();
+  const int channels = p.group_channels(), filters = p.group_filters();
+  const std::int64_t tasks = std::int64_t{p.n} * bands.count;
+  const int shares = filter_shares(tasks, filters, threads);
+  const std::int64_t cost = std::int64_t{bands.rows} * out_w * p.taps() * p.k / shares;
+  const bool copies = kPairs || planar || is_padded(p) || call.prologue.any();
+  const std::int64_t pitch = planar ? 1 : copies ? units(p.c) : call.pitches.x;
+  const std::int64_t row = (copies ? bands.width : p.w) * pitch;
+  const int tap_count = planar ? p.taps() : p.r * p.s;
+  std::int64_t taps[kMostTaps];
+  for (int a = 0; a < tap_count; ++a) {
+    const int s = a % p.s, r = a / p.s % p.r, c = a / p.s / p.r;
+    taps[a] = c * bands.in_rows * row + r * p.dilation_h * row + s * p.dilation_w * pitch;
+  }
+  parallel_for(tasks * shares, cost, threads, [&](std::int64_t begin, std::int64_t end) {
+    const Scratch::Part part(scratch);
+    std::int64_t written = -1;
+    for (std::int64_t index = begin; index < end; ++index) {
+      const std::int64_t task = index / shares;
+      const int share = static_cast<int>(index % shares);
+      const int n = static_cast<int>(task / bands.count);
+      const int band = static_cast<int>(task % bands.count);
+      const int first = bands.first(band, out_h);
+      const int rows = bands.first(band + 1, out_h) - first;
+      const int top = first * p.stride_h - p.pad_top;
+      const float* x = part.data();
+      if (!copies) {
+        x = call.input + (std::int64_t{n} * p.h + top) * row;
+      } else if (task != written) {
+        const int in_rows = (rows - 1) * p.stride_h + p.dilation_h * (p.r - 1) + 1;
+        write_band(call, p, bands, n, top, in_rows, planar, part.data());
+        written = task;
+      }
+      const int from = share_begin(filters, share, shares);
+      const int to = share_begin(filters, share + 1, shares);
+      const std::int64_t place = (std::int64_t{n} * out_h + first) * out_w;
+      for (int g = 0; g < p.groups; ++g) {
+        Product product{taps,
+                        tap_count,
+                        ChannelParts(planar ? 1 : units(channels), tap_count),
+                        p.stride_w * pitch,
+                        nullptr,
+                        filters,
+                        call.pitches.y,
+                        call.pitches.residual};
+        product.weights = call.packed + g * filter_groups(filters) * product.group_size();
+        float* y = call.output + place * call.pitches.y + std::int64_t{g} * filters;
+        const float* residual = call.residual ? call.residual + place * call.pitches.residual +
+                                                    std::int64_t{g} * filters
+                                              : nullptr;
+        multiply_runs(product, from, to, epilogue_of(call, g, filters), [&](const auto& body) {
+          for (int i = 0; i < rows; ++i) {
+            const std::int64_t at = std::int64_t{i} * out_w;
+            body(x + i * p.stride_h * row + std::int64_t{g} * units(channels),
+                 y + at * call.pitches.y,
+                 residual ? residual + at * call.pitches.residual : nullptr, out_w);
+          }
+        });
+        call.activation.apply(y + from, call.pitches.y, std::int64_t{rows} * out_w, to - from);
+      }
+    }
+  });
+}
+
+// One number of four bytes: a channel's weight, or those of a pair of channels in bfloat16.
+inline float packed_unit(const float* weight, int c, int channels, int area) {
+#if defined(CNN_ENGINE_PAIRS)
+  Vec<4> pair{};
+  for (int i = 0; i < 2 && 2 * c + i < channels; ++i) pair[i] = weight[(2 * c + i) * area];
+  const __m128bh rounded = _mm_cvtneps_pbh(pair);
+  float both;
+  __builtin_memcpy(&both, &rounded, sizeof both);
+  return both;
+#else
+  static_cast<void>(channels);
+  return weight[std::int64_t{c} * area];
+#endif
+}
+
+inline std::int64_t direct_packed(const Conv2dShape& p, Conv2dMethod method) {
+  const std::int64_t filters = std::int64_t{filter_groups(p.group_filters())} * kFilterGroup;
+  if (method == Conv2dMethod::planar) return filters * p.taps();
+  return p.groups * filters * p.r * p.s * units(p.group_channels());
+}
+
+inline void direct_pack(const float* weight, float* packed, const Conv2dShape& p,
+                        Conv2dMethod method) {
+  const bool planar = method == Conv2dMethod::planar;
+  const int area = p.r * p.s, filters = p.group_filters();
+  const int tap_count = planar ? p.taps() : area, channels = planar ? 1 : units(p.group_channels());
+  const ChannelParts parts(channels, tap_count);
+  for (int g = 0; g < p.groups; ++g) {
+    for (int group = 0; group < filter_groups(filters); ++group) {
+      for (int part = 0; part < parts.count; ++part) {
+        for (int a = 0; a < tap_count; ++a) {
+          for (int c = parts.first(part); c < parts.first(part + 1); ++c) {
+            for (int i = 0; i < kFilterGroup; ++i) {
+              const int k = group * kFilterGroup + i;
+              const std::int64_t filter = (std::int64_t{g} * filters + k) * p.taps();
+              if (k >= filters) {
+                *packed++ = 0.0f;
+              } else if (planar) {
+                *packed++ = weight[filter + a];
+              } else {
+                *packed++ = packed_unit(weight + filter + a, c, p.group_channels(), area);
+              }
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace cnn_engine::cpu::CNN_ENGINE_ISA
