@@ -220,6 +220,8 @@ class _Run:
         self._supervisor = supervisor = Supervisor(pool, workers)
         supervisor.stall_s = options.stall
         hello = supervisor.first_hello()
+        if begun is None:  # else there may be little left to do
+            supervisor.start_rest()
         self._document = self._planned(hello)
         every = self._folder.shards()
         mine = self._folder.mine(every)

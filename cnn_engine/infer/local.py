@@ -42,6 +42,9 @@ class LocalPool:
         cuda: whether each is to have one of the GPUs, in turn.
     """
 
+    #: Seconds that a process may take to start.
+    start_limit_s: float | None = 300.0
+
     def __init__(self, config: Event, workers: int, cuda: bool) -> None:
         self._config, self._workers = config, workers
         self._gpus = visible_gpus() if cuda else []

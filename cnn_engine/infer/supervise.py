@@ -26,8 +26,8 @@ AHEAD = 2
 #: Workers in a row that may end before they can work.
 STARTS = 3
 
-#: How long a worker may take to start, and to go on without a sign of progress.
-START_S, STALL_S = 300.0, 600.0
+#: Seconds that a worker may go on without a sign of progress.
+STALL_S = 600.0
 
 Event = dict[str, Any]
 
@@ -36,6 +36,7 @@ class Pool(Protocol):
     """Workers of one kind: local processes or Ray's actors. One that ended gives ``{"event": "died"}``."""
 
     events: queue.Queue[tuple[int, Event]]
+    start_limit_s: float | None
 
     def start(self, worker: int) -> None:
         """Starts worker number ``worker``, again if it ended; it says ``hello`` when it is ready."""
@@ -123,6 +124,12 @@ class Supervisor:
                 pass
             self._check_stalled()
         return self._hellos[0]
+
+    def start_rest(self) -> None:
+        """Starts the other workers, so that they are ready when there are shards."""
+        for worker in range(self.workers):
+            if worker not in self._states:
+                self._start(worker)
 
     def hosts_of_workers(self) -> list[str]:
         """Returns the machine of each worker that has been ready."""
@@ -306,8 +313,8 @@ class Supervisor:
         now = monotonic()
         for worker, state in list(self._states.items()):
             busy = bool(state.shards) or not state.ready
-            limit = self.stall_s if state.ready else max(START_S, self.stall_s)
-            if busy and now - state.moved > limit:
+            limit = self.stall_s if state.ready else self.pool.start_limit_s
+            if busy and limit is not None and now - state.moved > limit:
                 state.moved = now  # its end will be heard of
                 self.pool.kill(worker)
 

@@ -1,0 +1,363 @@
+"""What infer leaves behind when it is disturbed: ``python -m benchmarks.infer_faults --output FOLDER``.
+
+Each fault strikes a run at a random moment. Then what can be mended is, the same command is run once more, and
+every file is compared with those of an undisturbed run, byte by byte. Needs psutil; the faults of Ray need Ray,
+and a full disk is a small file system that only root can mount.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import psutil
+
+from cnn_engine.measure import environment
+from cnn_engine.workload import get
+
+ROOT = Path(__file__).resolve().parents[1]
+TIMEOUT_S = 300
+
+
+@dataclass
+class Stand:
+    """A data set, an undisturbed run of it, and how to run it again.
+
+    Attributes:
+        inputs: a folder of tars.
+        seconds: that a run takes.
+        wanted: file -> bytes of the undisturbed run.
+    """
+
+    inputs: Path
+    folder: Path
+    random: random.Random
+    seconds: float = 0.0
+    wanted: dict[str, bytes] = field(default_factory=dict)
+
+    def command(self, output: Path, *more: str) -> list[str]:
+        return [
+            sys.executable, "-m", "cnn_engine.infer", str(self.inputs), "--output", str(output),
+            "--device", "cpu", "--workers", "2", "--no-ceilings", "--quiet",
+            "--shard-size", str(max(path.stat().st_size for path in self.inputs.iterdir())), *more,
+        ]  # fmt: skip
+
+    def start(self, output: Path, *more: str, **options: object) -> subprocess.Popen:
+        return subprocess.Popen(
+            self.command(output, *more),
+            cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, **options,
+        )  # fmt: skip
+
+    def wait_a_while(self, share: float = 1.0) -> None:
+        """Sleeps for a random part of what a run takes."""
+        time.sleep(self.random.uniform(0, share * self.seconds))
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Returns the bytes of every shard's file."""
+    return {path.name: path.read_bytes() for path in sorted(folder.glob("*.parquet"))}
+
+
+def make_inputs(folder: Path, images: int, tars: int) -> None:
+    """Writes images of CIFAR-10's size as JPEGs in tars."""
+    import io
+    import tarfile
+
+    from PIL import Image
+
+    pixels = get("cifar10").load_data("synthetic", images).images
+    folder.mkdir(parents=True)
+    for part, some in enumerate(np.array_split(np.arange(images), tars)):
+        with tarfile.open(folder / f"part-{part:03d}.tar", "w") as archive:
+            for at in some:
+                file = io.BytesIO()
+                Image.fromarray(pixels[at].transpose(1, 2, 0)).save(file, "JPEG")
+                member = tarfile.TarInfo(f"{at:06d}.jpg")
+                member.size = file.tell()
+                file.seek(0)
+                archive.addfile(member, file)
+
+
+def end(process: subprocess.Popen) -> int:
+    """Waits for a process; returns its exit code."""
+    try:
+        process.communicate(timeout=TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
+        return -999
+    return process.returncode
+
+
+def children(process: subprocess.Popen, name: str) -> list[psutil.Process]:
+    """Returns what a command started whose command line has ``name`` in it."""
+    found = []
+    with suppress(psutil.Error):
+        for child in psutil.Process(process.pid).children(recursive=True):
+            with suppress(psutil.Error):
+                if name in " ".join(child.cmdline()):
+                    found.append(child)
+    return found
+
+
+# ---- the faults: each disturbs a run that writes to `output`, and returns its exit code ----
+
+
+def kill_worker(stand: Stand, output: Path) -> int:
+    process = stand.start(output)
+    stand.wait_a_while()
+    _kill_one(stand, children(process, "cnn_engine.infer.worker"))
+    return end(process)
+
+
+def kill_parent(stand: Stand, output: Path) -> int:
+    process = stand.start(output)
+    stand.wait_a_while()
+    process.kill()
+    return end(process)
+
+
+def interrupt(stand: Stand, output: Path) -> int:
+    process = stand.start(output)
+    stand.wait_a_while()
+    process.send_signal(signal.SIGINT)
+    return end(process)
+
+
+def terminate(stand: Stand, output: Path) -> int:
+    process = stand.start(output)
+    stand.wait_a_while()
+    process.send_signal(signal.SIGTERM)
+    return end(process)
+
+
+def kill_actor(stand: Stand, output: Path) -> int:
+    process = stand.start(output, "--engine", "ray")
+    _when_there(process, "ray::Actor")
+    stand.wait_a_while()
+    _kill_one(stand, children(process, "ray::Actor"))
+    return end(process)
+
+
+def kill_raylet(stand: Stand, output: Path) -> int:
+    process = stand.start(output, "--engine", "ray")
+    _when_there(process, "ray::Actor")
+    stand.wait_a_while()
+    for child in children(process, "raylet/raylet"):
+        child.kill()
+    return end(process)
+
+
+def full_disk(stand: Stand, output: Path) -> int:
+    """Runs on a file system that a random part of the rows fits into."""
+    # Of whole pages; what a run keeps beside the rows is some of it.
+    need = sum(-(-len(data) // 4096) * 4096 for data in stand.wanted.values())
+    size = int(need * stand.random.uniform(0.02, 0.95)) // 4096 * 4096
+    output.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(output)]
+    subprocess.run(mount, check=True)
+    try:
+        code = end(stand.start(output))
+        left = list(output.glob("_run/temporary/*/*"))
+        code = code if not left else -998
+    finally:
+        _release(output)
+    return code
+
+
+def _release(output: Path) -> None:
+    """Moves what a small file system has to the disk below it."""
+    kept = output.with_name(f"{output.name}-kept")
+    shutil.copytree(output, kept)
+    subprocess.run(["umount", str(output)], check=True)
+    output.rmdir()
+    kept.rename(output)
+
+
+def unreadable_shard(stand: Stand, output: Path) -> int:
+    """Cuts off a tar of a run that has begun, and gives it back for the next."""
+    path = stand.random.choice(sorted(stand.inputs.glob("*.tar")))
+    whole = path.read_bytes()
+    process = stand.start(output)
+    while not (output / "_run/run.json").exists() and process.poll() is None:  # planned
+        time.sleep(0.01)
+    stand.wait_a_while(0.3)
+    path.write_bytes(whole[: stand.random.randrange(len(whole))])
+    code = end(process)
+    path.write_bytes(whole)
+    return code
+
+
+def two_commands(stand: Stand, output: Path) -> int:
+    """Runs the command twice at once; returns the code of the one that was not refused."""
+    first = stand.start(output)
+    stand.wait_a_while()
+    second = stand.start(output)
+    codes = sorted((end(first), end(second)))
+    return codes[0] if codes in ([0, 0], [0, 2]) else -997
+
+
+FAULTS: dict[str, tuple[Callable[[Stand, Path], int], tuple[int, ...]]] = {
+    "kill -9 a worker": (kill_worker, (0,)),
+    "kill -9 the parent": (kill_parent, (-signal.SIGKILL, 0)),
+    "Ctrl-C": (interrupt, (130, 0)),
+    "SIGTERM": (terminate, (143, 0)),
+    "full disk": (full_disk, (2,)),
+    "unreadable shard": (unreadable_shard, (1, 0)),
+    "two commands on one folder": (two_commands, (0,)),
+    "kill -9 a Ray actor": (kill_actor, (0,)),
+    "kill -9 the raylet": (kill_raylet, (-1,)),  # whatever Ray makes of it, but not forever
+}
+
+
+def _kill_one(stand: Stand, found: list[psutil.Process]) -> None:
+    if found:
+        with suppress(psutil.Error):
+            stand.random.choice(found).kill()
+
+
+def _when_there(process: subprocess.Popen, name: str) -> None:
+    """Waits until a command has started a process of that name."""
+    begin = time.monotonic()
+    while not children(process, name) and process.poll() is None:
+        if time.monotonic() - begin > 60:
+            return
+        time.sleep(0.1)
+
+
+def corrupt_jpegs(stand: Stand, repeats: int) -> dict[str, object]:
+    """Breaks a random image, each time; its row alone may differ."""
+    import pyarrow.parquet as pq
+
+    good = 0
+    for number in range(repeats):
+        path = stand.random.choice(sorted(stand.inputs.glob("*.tar")))
+        whole = path.read_bytes()
+        broken = bytearray(whole)
+        starts = [at for at in range(0, len(whole), 512) if whole[at : at + 3] == b"\xff\xd8\xff"]
+        at = stand.random.choice(starts)
+        broken[at : at + 3] = b"bad"
+        path.write_bytes(broken)
+        output = stand.folder / f"corrupt-{number}"
+        try:
+            codes = [end(stand.start(output)), end(stand.start(output))]
+        finally:
+            path.write_bytes(whole)
+        differ = [name for name, data in contents(output).items() if data != stand.wanted.get(name)]
+        rows = pq.read_table(output).to_pylist()
+        reference = pq.read_table(stand.folder / "undisturbed").to_pylist()
+        pairs = list(zip(rows, reference, strict=True))
+        wrong = [row for row, wanted in pairs if row != wanted]
+        good += (
+            codes == [0, 0]
+            and len(differ) == len(wrong) == 1
+            and wrong[0]["probabilities"] is None
+            and wrong[0]["error"].startswith("expected an image")
+        )
+        shutil.rmtree(output)
+    return {
+        "fault": "corrupt JPEG",
+        "times": repeats,
+        "exit_codes": {"0": repeats},
+        "identical": good,
+    }
+
+
+def strike(stand: Stand, name: str, repeats: int) -> dict[str, object]:
+    """Runs one fault so many times; returns how the runs ended and how many were mended by one more."""
+    fault, allowed = FAULTS[name]
+    codes: dict[str, int] = {}
+    identical = 0
+    for number in range(repeats):
+        output = stand.folder / f"fault-{number}"
+        code = fault(stand, output)
+        codes[str(code)] = codes.get(str(code), 0) + 1
+        again = end(stand.start(output))
+        same = contents(output) == stand.wanted and not list(output.glob("_run/temporary/*/*"))
+        if again == 0 and same and (code in allowed or allowed == (-1,)):
+            identical += 1
+        else:
+            print(
+                f"{name}: run {number}: exit codes {code} and {again}, identical: {same}",
+                flush=True,
+            )
+        shutil.rmtree(output)
+    return {"fault": name, "times": repeats, "exit_codes": codes, "identical": identical}
+
+
+def stand_in(folder: Path, images: int, tars: int, seed: int) -> Stand:
+    """Returns a data set in ``folder`` with an undisturbed run."""
+    stand = Stand(folder / "in", folder, random.Random(seed))
+    make_inputs(stand.inputs, images, tars)
+    begin = time.monotonic()
+    code = end(stand.start(folder / "undisturbed"))
+    stand.seconds = time.monotonic() - begin
+    stand.wanted = contents(folder / "undisturbed")
+    if code or not stand.wanted:
+        raise RuntimeError(f"the undisturbed run ended with {code}")
+    return stand
+
+
+def main() -> int:
+    """Runs the faults; returns 0 if one more run mended each."""
+    p = argparse.ArgumentParser(description=__doc__)
+    p.add_argument("--output", required=True, help="a folder for infer_faults.json and .md")
+    p.add_argument("--work", required=True, help="a new folder for the runs")
+    p.add_argument("--repeats", type=int, default=20)
+    p.add_argument("--images", type=int, default=12_000)
+    p.add_argument("--tars", type=int, default=40)
+    p.add_argument("--seed", type=int, default=0)
+    p.add_argument("--only", action="append", help="a fault's name; may be given again")
+    options = p.parse_args()
+    load = environment.host_load()
+    stand = stand_in(Path(options.work), options.images, options.tars, options.seed)
+    rows = []
+    for name in (*FAULTS, "corrupt JPEG"):
+        if options.only and name not in options.only:
+            continue
+        if name == "corrupt JPEG":
+            rows.append(corrupt_jpegs(stand, options.repeats))
+        else:
+            rows.append(strike(stand, name, options.repeats))
+        print(rows[-1], flush=True)
+    from cnn_engine.devices.cpu import CpuDevice
+
+    document = {
+        "command": " ".join(["python", "-m", "benchmarks.infer_faults", *sys.argv[1:]]),
+        "started": environment.now(),
+        "environment": environment.describe(CpuDevice()),
+        "load_average": [load, environment.host_load()],
+        "images": options.images,
+        "tars": options.tars,
+        "shards": len(stand.wanted),
+        "run_s": stand.seconds,
+        "faults": rows,
+    }
+    output = Path(options.output)
+    output.mkdir(parents=True, exist_ok=True)
+    (output / "infer_faults.json").write_text(json.dumps(document, indent=1) + "\n")
+    lines = ["| fault | times | exit codes of the disturbed run | one more run: files identical |",
+             "|---|---|---|---|"]  # fmt: skip
+    for row in rows:
+        codes = ", ".join(f"{code}: {count}" for code, count in sorted(row["exit_codes"].items()))
+        lines.append(f"| {row['fault']} | {row['times']} | {codes} | {row['identical']} |")
+    (output / "infer_faults.md").write_text("\n".join(lines) + "\n")
+    print("\n".join(lines))
+    os.sync()
+    return 0 if all(row["identical"] == row["times"] for row in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

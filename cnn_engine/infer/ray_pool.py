@@ -1,0 +1,187 @@
+"""Workers as Ray's actors: on the machines of a cluster, each with a GPU or a CPU that Ray gives it."""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from ..devices import threads
+from ..errors import CnnEngineError, InputError
+from . import packages
+from .worker import Worker
+
+Event = dict[str, Any]
+
+#: Seconds that a call for events waits for one, so that it ends soon after an actor does.
+WAIT_S = 1.0
+
+
+class Actor:
+    """A worker in a process of Ray; what the local engine has pipes for are calls."""
+
+    def __init__(self, config: Event) -> None:
+        self._events: queue.Queue[Event] = queue.Queue()
+        try:
+            self._worker = Worker(config, self._events.put)
+            self._events.put(self._worker.hello())
+        except CnnEngineError as error:
+            self._events.put({"event": "error", "message": str(error)})
+
+    def send(self, message: Event) -> None:
+        """Does what a command says."""
+        self._worker.handle(message)
+
+    def take(self) -> list[Event]:
+        """Returns the events since the last call; waits a moment for one."""
+        found = []
+        end = monotonic() + WAIT_S
+        with suppress(queue.Empty):
+            found.append(self._events.get(timeout=max(end - monotonic(), 0)))
+            while True:
+                found.append(self._events.get_nowait())
+        return found
+
+
+def _ray() -> Any:
+    return packages.need("ray", "ray", "for --engine ray", "ray")
+
+
+@contextmanager
+def _our_signals() -> Iterator[None]:
+    """Keeps what this command answers signals with, which Ray replaces."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def connect(address: str | None, workers: int | None = None) -> Any:
+    """Returns ``ray``, connected: to a cluster, or to an instance that ends with this process.
+
+    Raises:
+        InputError: there is no cluster at ``address``.
+        UnsupportedError: Ray is not installed.
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    # Ray's processes inherit it: that is where they find the package, installed or not.
+    root = str(Path(__file__).resolve().parents[2])
+    paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
+    os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
+    ray = _ray()
+    if ray.is_initialized():
+        return ray
+    local = {"num_cpus": max(threads.default(), workers or 1), "include_dashboard": False}
+    try:
+        with _our_signals():
+            ray.init(
+                address or "local", log_to_driver=False, logging_level="ERROR",
+                **({} if address else local),
+            )  # fmt: skip
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        raise InputError(f"--address: expected a Ray cluster, found: {reason[0]}") from error
+    return ray
+
+
+def cluster_workers(address: str | None, cuda: bool) -> int:
+    """Returns how many workers a cluster has room for: one a GPU, else one a CPU."""
+    resources = connect(address).cluster_resources()
+    return max(int(resources.get("GPU" if cuda else "CPU", 1)), 1)
+
+
+class RayPool:
+    """Actors, placed by what they need: a GPU each, or CPUs.
+
+    An actor whose machine is lost is started again where there is room; where there is none it waits, and the
+    others go on. All machines see the output folder and the inputs under the same paths.
+    """
+
+    #: An actor may have to wait until the cluster has room.
+    start_limit_s: float | None = None
+
+    def __init__(self, config: Event, workers: int, cuda: bool, address: str | None) -> None:
+        self._ray = ray = connect(address, workers)
+        resources = ray.cluster_resources()
+        cpus, gpus = int(resources.get("CPU", 1)), int(resources.get("GPU", 0))
+        count = config["threads"]
+        if count is None:
+            count = max(cpus // max(gpus, 1), 1) if cuda else max(cpus // workers, 1)
+        self._config = {**config, "threads": count, "device": "cuda" if cuda else "cpu"}
+        self._actor = ray.remote(Actor).options(
+            num_cpus=min(count, cpus), num_gpus=1 if cuda else 0, max_concurrency=4, max_restarts=0,
+            scheduling_strategy="SPREAD",
+        )  # fmt: skip
+        self._cpus = cpus
+        self.events: queue.Queue[tuple[int, Event]] = queue.Queue()
+        self._actors: dict[int, Any] = {}
+        self._outboxes: dict[int, queue.Queue[Event | None]] = {}
+        self._closing = False
+
+    def start(self, worker: int) -> None:
+        actor = self._actor.remote(self._config)
+        self._actors[worker] = actor
+        self._outboxes[worker] = outbox = queue.Queue()
+        threading.Thread(target=self._listen, args=(worker, actor), daemon=True).start()
+        threading.Thread(target=self._talk, args=(actor, outbox), daemon=True).start()
+
+    def _listen(self, worker: int, actor: Any) -> None:
+        ray = self._ray
+        while not self._closing:
+            try:
+                for event in ray.get(actor.take.remote()):
+                    self.events.put((worker, event))
+            except (
+                Exception
+            ) as error:  # RayActorError and its kin: the process or its machine is gone
+                self._outboxes[worker].put(None)
+                if not self._closing:
+                    self.events.put((worker, {"event": "died", "reason": _reason(error)}))
+                return
+
+    def _talk(self, actor: Any, outbox: queue.Queue[Event | None]) -> None:
+        """Sends messages one after the other: an actor that answers several at once keeps no order."""
+        with suppress(Exception):  # it has ended, which its listener says
+            while (message := outbox.get()) is not None:
+                self._ray.get(actor.send.remote(message))
+            return
+        if not self._closing:
+            with suppress(Exception):
+                self._ray.kill(actor)
+
+    def send(self, worker: int, message: Event) -> None:
+        self._outboxes[worker].put(message)
+
+    def kill(self, worker: int) -> None:
+        with suppress(Exception):
+            self._ray.kill(self._actors[worker])
+
+    def cores(self) -> int:
+        return self._cpus
+
+    def close(self) -> None:
+        self._closing = True
+        for worker in self._actors:
+            self._outboxes[worker].put(None)
+            self.kill(worker)
+        self._ray.shutdown()
+
+
+def _reason(error: Exception) -> str:
+    """Returns the part of Ray's message that says what happened."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    for line in lines:
+        if "cause:" in line.lower() or "died" in line.lower():
+            return line[:300]
+    return lines[0][:300] if lines else type(error).__name__
