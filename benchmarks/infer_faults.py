@@ -1,8 +1,8 @@
 """What infer leaves behind when it is disturbed: ``python -m benchmarks.infer_faults --output FOLDER``.
 
-Each fault strikes a run at a random moment. Then what can be mended is, the same command is run once more, and
-every file is compared with those of an undisturbed run, byte by byte. Needs psutil; the faults of Ray need Ray,
-and a full disk is a small file system that only root can mount.
+Each fault strikes a run at a random moment. Then what can be mended is, the same command is run once more,
+and every file is compared with those of an undisturbed run, byte by byte. Needs psutil; faults of Ray need
+Ray, and a full disk is a small file system that only root can mount.
 """
 
 from __future__ import annotations

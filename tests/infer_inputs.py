@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import queue
 import tarfile
 from itertools import pairwise
 from pathlib import Path
@@ -11,6 +12,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from PIL import Image
+
+from cnn_engine.errors import CnnEngineError
+from cnn_engine.infer.worker import Worker
 
 
 def pixels(count: int, seed: int = 0) -> np.ndarray:
@@ -102,3 +106,33 @@ def rows(folder: Path) -> pa.Table:
 def probabilities(table: pa.Table) -> np.ndarray:
     column = table["probabilities"].combine_chunks()
     return column.flatten().to_numpy().reshape(len(table) - column.null_count, -1)
+
+
+class InlinePool:
+    """Workers in threads of this process, which need not be started; otherwise as the local engine's."""
+
+    start_limit_s = 300.0
+
+    def __init__(self, config: dict, workers: int, cuda: bool) -> None:
+        self._config, self._workers = config, {}
+        self.events: queue.Queue = queue.Queue()
+
+    def start(self, worker: int) -> None:
+        def emit(event: dict) -> None:
+            self.events.put((worker, event))
+
+        try:
+            self._workers[worker] = Worker({**self._config, "threads": 1}, emit)
+        except CnnEngineError as error:
+            emit({"event": "error", "message": str(error)})
+        else:
+            emit(self._workers[worker].hello())
+
+    def send(self, worker: int, message: dict) -> None:
+        self._workers[worker].handle(message)
+
+    def cores(self) -> int:
+        return 1
+
+    def close(self) -> None:
+        self._workers = {}

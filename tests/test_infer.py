@@ -29,6 +29,18 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.glob("*.parquet")}
 
 
+@pytest.fixture(autouse=True)
+def inline(request, monkeypatch):
+    """Saves the time that processes take to start, but where a test asks for them."""
+    if "processes" not in request.fixturenames:
+        monkeypatch.setattr("cnn_engine.infer.local.LocalPool", infer_inputs.InlinePool)
+
+
+@pytest.fixture
+def processes():
+    """Workers are processes."""
+
+
 @pytest.fixture(scope="module")
 def images():
     return infer_inputs.pixels(300)
@@ -77,7 +89,7 @@ def test_idx_of_the_courses_size(tmp_path):
     assert table["label"].to_pylist() == list(range(70))
 
 
-def test_the_plan_is_the_same_every_time_and_workers_change_nothing(images, tmp_path):
+def test_the_plan_is_the_same_every_time_and_workers_change_nothing(images, tmp_path, processes):
     infer_inputs.make("tar", tmp_path / "in", images, parts=1)
     for name, workers in (("a", "1"), ("b", "2")):
         words = [str(tmp_path / "in"), "--output", str(tmp_path / name), "--shard-size=50kB",
@@ -282,7 +294,7 @@ def test_what_is_at_fault_is_one_line(words, message, images, tmp_path, monkeypa
     assert line.startswith(f"error: {message}") or (message == "variant" and message in line)
 
 
-def test_metrics_reports_and_the_planner(images, tmp_path, capsys):
+def test_metrics_reports_and_the_planner(images, tmp_path, capsys, processes):
     infer_inputs.make("tar", tmp_path / "in", images, parts=3)
     paths = {name: tmp_path / f"r.{name}" for name in ("json", "html")}
     words = [tmp_path / "in", "--output", tmp_path / "out", "--json", paths["json"], "--html",

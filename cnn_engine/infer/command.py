@@ -202,7 +202,6 @@ class _Run:
         self._display = Display(options.quiet)
         self._metrics = Metrics(options.metrics)
         self._wanted_columns = _columns(options.columns)
-        self._done: dict[int, Record] = {}
         self._ceilings: dict[str, list[dict[str, Any]]] = {}
         self._working_s = 0.0
 
@@ -228,7 +227,6 @@ class _Run:
         self._id = _identity(self._document)
         before = self._done_before(mine)
         todo = [shard for shard in mine if shard.index not in before]
-        self._done = before
         opening = {
             "folder": str(self._folder.path),
             "temporary": str(self._folder.temporary),
@@ -253,10 +251,10 @@ class _Run:
             interrupted = True
             self._working_s = self._working_s or perf_counter() - begin
         except CnnEngineError:
-            self._finish(every, mine)
+            self._finish(every)
             raise
         self._metrics.write(tracker.state(supervisor), supervisor.counts.stages, now=True)
-        manifest = self._finish(every, mine)
+        manifest = self._finish(every)
         self._report(hello, every, mine, before, todo, manifest, interrupted)
         if interrupted:
             left = len(todo) - len(supervisor.done)
@@ -345,13 +343,11 @@ class _Run:
             self._display.note(f"ceilings: not measured: {error}")
             self._ceilings = {}
 
-    def _finish(self, every: list[Shard], mine: list[Shard]) -> dict[str, Any]:
-        """Writes the manifest: of an array, each command writes what it sees, the last one all."""
+    def _finish(self, every: list[Shard]) -> dict[str, Any]:
+        """Ends the workers and writes the manifest: of what is there, whoever wrote it, heard of or not."""
         self._display.stop()
-        self._done = {**self._done, **self._supervisor.done}
-        done = self._done
-        if self._folder.count > 1:
-            done = {**self._folder.done(every, self._id, remove=False), **done}
+        self._supervisor.pool.close()
+        done = self._folder.done(every, self._id, remove=False)
         return self._folder.write_manifest(self._document, every, done)
 
     def _report(
@@ -414,8 +410,8 @@ class _Run:
         from .shards import pieces_of
 
         pieces = pieces_of(self._folder.run, shard)
-        more = f" and {len(pieces) - 1} more" if len(pieces) > 1 else ""
-        return f"{pieces[0].path}{more}"
+        first, last = pieces[0].path, pieces[-1].path
+        return first if first == last else f"{first} to {last}"
 
     def _named(self, shard: Shard) -> str:
         return f"{shard.name} ({self._inputs_of(shard)})"

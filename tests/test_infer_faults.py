@@ -1,0 +1,420 @@
+"""What infer leaves behind when it is disturbed: files whole or not there, each once, the same as ever."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import infer_inputs
+import numpy as np
+import psutil
+import pytest
+
+from cnn_engine import infer
+from cnn_engine.errors import InputError
+from cnn_engine.infer import output
+from cnn_engine.infer.output import OutputError, Record
+from cnn_engine.infer.shards import Shard
+from cnn_engine.infer.supervise import Supervisor
+
+#: Slow enough to be disturbed: about a tenth of a second a shard.
+WORDS = ["--device", "cpu", "--variant", "if", "--batch", "10", "--shard-size", "62kB", "--no-ceilings",
+         "--quiet"]  # fmt: skip
+COUNT = 200
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.glob("*.parquet")}
+
+
+def left_over(folder: Path) -> list[Path]:
+    return list((folder / "_run/temporary").glob("*/*"))
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("faults") / "in"
+    infer_inputs.make("npy", folder, infer_inputs.pixels(COUNT))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wanted(inputs, tmp_path_factory):
+    """The files of an undisturbed run."""
+    out = tmp_path_factory.mktemp("undisturbed") / "out"
+    assert infer.main([str(inputs), "--output", str(out), "--workers", "2", *WORDS]) == 0
+    found = contents(out)
+    assert len(found) == COUNT // 20
+    return found
+
+
+def start(inputs: Path, out: Path, *more: str, **options) -> subprocess.Popen:
+    words = [sys.executable, "-m", "cnn_engine.infer", str(inputs), "--output", str(out), *WORDS]
+    return subprocess.Popen(
+        [*words, "--workers", "1", *more],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options,
+    )  # fmt: skip
+
+
+def when_begun(process: subprocess.Popen, out: Path) -> None:
+    """Waits for the first shard."""
+    end = time.monotonic() + 60
+    while not contents(out) and process.poll() is None and time.monotonic() < end:
+        time.sleep(0.005)
+
+
+def finish(process: subprocess.Popen) -> tuple[int, str]:
+    errors = process.communicate(timeout=120)[1]
+    return process.returncode, errors
+
+
+def mended(inputs: Path, out: Path, wanted: dict[str, bytes]) -> None:
+    """Runs the same command once more and compares every byte."""
+    code, errors = finish(start(inputs, out))
+    assert (code, errors) == (0, "")
+    assert contents(out) == wanted
+    assert left_over(out) == []
+    assert json.loads((out / "_manifest.json").read_text())["images"] == COUNT
+
+
+def test_a_killed_worker_is_replaced(inputs, wanted, tmp_path):
+    out, report = tmp_path / "out", tmp_path / "report.json"
+    process = start(inputs, out, "--json", str(report))
+    when_begun(process, out)
+    for child in psutil.Process(process.pid).children():
+        child.kill()
+    assert finish(process) == (0, "")
+    assert contents(out) == wanted
+    assert left_over(out) == []
+    assert json.loads(report.read_text())["restarts"] == 1
+
+
+def test_a_killed_parent_takes_its_workers_along(inputs, wanted, tmp_path):
+    out = tmp_path / "out"
+    process = start(inputs, out)
+    when_begun(process, out)
+    children = psutil.Process(process.pid).children()
+    assert children
+    process.kill()
+    finish(process)
+    assert not psutil.wait_procs(children, timeout=30)[1]
+    done = contents(out)
+    assert all(wanted[name] == data for name, data in done.items())
+    mended(inputs, out, wanted)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_signals_keep_what_is_done(number, code, inputs, wanted, tmp_path):
+    out = tmp_path / "out"
+    process = start(inputs, out)
+    when_begun(process, out)
+    process.send_signal(number)
+    found, errors = finish(process)
+    assert found == code
+    assert errors.startswith("interrupted: ")
+    assert errors.endswith("shards are left; the same command does them\n")
+    assert left_over(out) == []
+    manifest = json.loads((out / "_manifest.json").read_text())
+    assert 0 < manifest["shards_done"] == len(contents(out)) < len(wanted)
+    mended(inputs, out, wanted)
+
+
+def test_a_full_disk_ends_the_command_in_one_line(inputs, wanted, tmp_path):
+    """A limit on the size of files stands for it: writing fails in the middle of one."""
+    out = tmp_path / "out"
+    least = min(map(len, wanted.values()))
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (least - 100, resource.RLIM_INFINITY))
+
+    (out / "_run").mkdir(parents=True)
+    code, errors = finish(start(inputs, out, preexec_fn=limit))
+    assert code == 2
+    assert len(errors.splitlines()) == 1
+    assert errors.startswith("error: cannot write ")
+    assert "File too large" in errors
+    assert contents(out) == {}
+    assert left_over(out) == []
+    mended(inputs, out, wanted)
+
+
+def test_a_second_command_on_the_same_folder_is_refused(inputs, wanted, tmp_path):
+    out = tmp_path / "out"
+    first = start(inputs, out)
+    when_begun(first, out)
+    code, errors = finish(start(inputs, out))
+    assert code == 2
+    (line,) = errors.splitlines()
+    assert "--output: expected a folder that no other command writes" in line
+    assert f"found process {first.pid} on " in line
+    # Nor may a part of an array of jobs.
+    code, errors = finish(start(inputs, out, "--shard-index", "0", "--shard-count", "2"))
+    assert code == 2
+    assert finish(first) == (0, "")
+    assert contents(out) == wanted
+
+
+def test_a_shard_that_kills_three_workers_is_set_aside(tmp_path):
+    """And what was in the same worker is not."""
+    images = infer_inputs.pixels(40)
+    infer_inputs.make("image", tmp_path / "in", images, parts=4)
+    poison = tmp_path / "in/part-002/000025.jpg"
+    hook = tmp_path / "hook"
+    hook.mkdir()
+    (hook / "sitecustomize.py").write_text(
+        "import builtins, os\n"
+        "real = builtins.open\n"
+        "def opened(path, *rest, **more):\n"
+        f"    if path == {str(poison)!r}:\n"
+        "        os.kill(os.getpid(), 9)\n"
+        "    return real(path, *rest, **more)\n"
+        "builtins.open = opened\n"
+    )
+    size = sum(path.stat().st_size for path in (tmp_path / "in/part-000").iterdir())
+    report = tmp_path / "report.json"
+    process = subprocess.run(
+        [sys.executable, "-m", "cnn_engine.infer", str(tmp_path / "in"), "--output",
+         str(tmp_path / "out"), "--device=cpu", "--workers=1", "--no-ceilings", "--quiet",
+         "--shard-size", str(size), "--json", str(report)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(hook), os.environ.get("PYTHONPATH", "")])},
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert process.returncode == 1
+    (line,) = process.stderr.splitlines()
+    assert "set aside: killed 3 workers (signal SIGKILL)" in line
+    assert "part-002/" in line
+    document = json.loads(report.read_text())
+    shards = document["shards"]
+    assert len(shards["set_aside"]) == 1
+    assert shards["done"] == shards["total"] - 1
+    assert document["restarts"] == 3
+
+
+# ---- one shard's file ----
+
+
+def written(folder: Path, name: str, count: int = 5) -> output.ShardFile:
+    file = output.ShardFile(folder, folder / name, "shard-000000", "run", 3, None)
+    rows = np.arange(3 * count, dtype=np.float32).reshape(count, 3)
+    file.add([f"i{at}" for at in range(count)], rows, [None] * count, {1: "bad"})
+    return file
+
+
+def test_a_late_attempt_changes_nothing(tmp_path):
+    first, late = written(tmp_path, "a"), written(tmp_path, "b")
+    assert (
+        first.commit()
+        == late.commit()
+        == Record(5, 1, (tmp_path / "shard-000000.parquet").stat().st_size)
+    )
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["shard-000000.parquet"]
+    stamp = os.stat(tmp_path / "shard-000000.parquet")
+    written(tmp_path, "c").commit()
+    assert os.stat(tmp_path / "shard-000000.parquet") == stamp or (
+        os.stat(tmp_path / "shard-000000.parquet").st_ino == stamp.st_ino
+    )
+
+
+def test_where_links_are_not_to_be_had_files_are_renamed(tmp_path, monkeypatch):
+    def no_links(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", no_links)
+    record = written(tmp_path, "a").commit()
+    assert output.inspect(tmp_path / "shard-000000.parquet", "shard-000000", "run") == record
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_bytes_are_on_the_disk_before_the_name_and_the_name_before_the_news(tmp_path, monkeypatch):
+    calls = []
+    sync, link = os.fsync, os.link
+
+    def fsync(descriptor: int) -> None:
+        kind = "folder" if os.path.isdir(f"/proc/self/fd/{descriptor}") else "file"
+        if kind == "file":
+            size = os.fstat(descriptor).st_size
+            assert size == os.stat(tmp_path / "a").st_size > 0
+        calls.append(f"fsync {kind}")
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(os, "link", lambda *paths: (calls.append("link"), link(*paths)))
+    file = written(tmp_path, "a")
+    assert calls == []
+    file.commit()
+    assert calls == ["fsync file", "link", "fsync folder"]
+
+
+def test_every_cut_of_a_file_is_seen(tmp_path):
+    record = written(tmp_path, "a").commit()
+    path = tmp_path / "shard-000000.parquet"
+    data = path.read_bytes()
+    assert output.inspect(path, "shard-000000", "run") == record
+    for length in range(0, len(data), 37):
+        path.write_bytes(data[:length])
+        assert output.inspect(path, "shard-000000", "run") is None
+    path.write_bytes(data)
+    assert output.inspect(path, "shard-000001", "run") is None
+    assert output.inspect(path, "shard-000000", "another") is None
+
+
+def test_rows_come_in_the_same_groups_however_they_came(tmp_path, monkeypatch):
+    monkeypatch.setattr(output, "LEAST_ROWS", 7)
+    monkeypatch.setattr(output, "MOST_ROWS", 7)
+    rows = np.arange(90, dtype=np.float32).reshape(30, 3)
+    for name, cuts in (("a", [30]), ("b", [1, 12, 13, 4])):
+        folder = tmp_path / name
+        folder.mkdir()
+        file = output.ShardFile(folder, folder / "t", "s", "run", 3, None)
+        at = 0
+        for cut in cuts:
+            file.add([f"i{i}" for i in range(at, at + cut)], rows[at : at + cut], [None] * cut, {})
+            at += cut
+        file.commit()
+    assert (tmp_path / "a/s.parquet").read_bytes() == (tmp_path / "b/s.parquet").read_bytes()
+
+
+# ---- the supervisor, with workers that do what a test says ----
+
+
+class FakePool:
+    """Workers whose answer to a shard is what ``script`` says of (worker's life, shard)."""
+
+    start_limit_s = 300.0
+
+    def __init__(self, script) -> None:
+        self.events: queue.Queue = queue.Queue()
+        self.script, self.log = script, []
+        self.has: dict[int, list[int]] = {}
+
+    def start(self, worker: int) -> None:
+        self.has[worker] = []
+        hello = dict.fromkeys(
+            ("model_sha256", "batch", "classes", "variant", "dtype", "device_kind"), 1
+        )
+        self.events.put((worker, {"event": "hello", "host": "here", **hello}))
+
+    def send(self, worker: int, message: dict) -> None:
+        if message["command"] != "run":
+            return
+        shard = message["shard"]["index"]
+        self.has[worker].append(shard)
+        self.log.append((worker, tuple(self.has[worker])))
+        answer = self.script(shard)
+        if answer is None:
+            return
+        if answer["event"] != "died":
+            self.has[worker].remove(shard)
+            answer = {"shard": shard, **answer}
+        self.events.put((worker, answer))
+
+    def kill(self, worker: int) -> None:
+        self.events.put((worker, {"event": "died", "reason": "killed"}))
+
+    def cores(self) -> int:
+        return 1
+
+    def close(self) -> None:
+        pass
+
+
+DONE = {"event": "done", "rows": 1, "errors": 0, "bytes": 1}
+DIED = {"event": "died", "reason": "signal SIGKILL"}
+
+
+def supervised(script, count: int, workers: int = 1, **settings) -> tuple[Supervisor, FakePool]:
+    pool = FakePool(script)
+    supervisor = Supervisor(pool, workers)
+    for name, value in settings.items():
+        setattr(supervisor, name, value)
+    supervisor.first_hello()
+    folder = SimpleNamespace(record=lambda *_: None)
+    supervisor.run(
+        folder, [Shard(i, "npy", 1, 1, i, 1) for i in range(count)], "run", {}, lambda _: None
+    )
+    return supervisor, pool
+
+
+def test_a_suspect_is_tried_alone_and_set_aside_after_three_deaths():
+    supervisor, pool = supervised(lambda shard: DIED if shard == 3 else DONE, 8)
+    assert sorted(supervisor.done) == [0, 1, 2, 4, 5, 6, 7]
+    assert [aside.shard.index for aside in supervisor.set_aside] == [3]
+    assert supervisor.counts.restarts == 3
+    assert [held for _, held in pool.log if 3 in held and len(held) == 1]
+
+
+def test_what_fails_to_be_read_is_tried_again_and_what_is_broken_is_not():
+    tries: dict[int, int] = {}
+
+    def script(shard: int) -> dict:
+        tries[shard] = tries.get(shard, 0) + 1
+        if shard == 1 and tries[shard] < 3:
+            return {
+                "event": "failed",
+                "kind": "retry",
+                "message": "cannot be read: Input/output error",
+            }
+        if shard == 2:
+            return {"event": "failed", "kind": "input", "message": "expected a sound tar"}
+        return DONE
+
+    supervisor, _ = supervised(script, 4)
+    assert sorted(supervisor.done) == [0, 1, 3]
+    assert tries == {0: 1, 1: 3, 2: 1, 3: 1}
+    assert supervisor.set_aside[0].reason == "expected a sound tar"
+
+
+def test_an_output_that_cannot_be_written_ends_the_run():
+    failed = {
+        "event": "failed",
+        "kind": "output",
+        "message": "cannot write x: No space left on device",
+    }
+    with pytest.raises(OutputError, match="No space left"):
+        supervised(lambda shard: failed, 4)
+
+
+def test_a_worker_that_hangs_is_killed():
+    hung = []
+
+    def script(shard: int) -> dict | None:
+        if shard == 1 and not hung:
+            hung.append(shard)
+            return None
+        return DONE
+
+    supervisor, _ = supervised(script, 3, stall_s=0.3)
+    assert sorted(supervisor.done) == [0, 1, 2]
+    assert supervisor.counts.restarts == 1
+
+
+def test_workers_that_never_start_are_given_up():
+    pool = FakePool(lambda shard: DONE)
+    pool.start = lambda worker: pool.events.put(
+        (worker, {"event": "died", "reason": "exit code 1: no"})
+    )
+    with pytest.raises(InputError, match="3 in a row ended: exit code 1: no"):
+        Supervisor(pool, 1).first_hello()
+
+
+def test_a_worker_of_another_build_is_refused():
+    pool = FakePool(lambda shard: DONE)
+    supervisor = Supervisor(pool, 2)
+    supervisor.first_hello()
+    pool.start(1)
+    worker, event = pool.events.get()
+    with pytest.raises(
+        InputError, match="worker 1 on there: expected batch 1, as worker 0 has, found 2"
+    ):
+        supervisor._on_hello(worker, {**event, "host": "there", "batch": 2})
+    with contextlib.suppress(queue.Empty):
+        pool.events.get_nowait()
