@@ -10,8 +10,9 @@ from ..devices.cpu import CpuDevice
 from ..devices.threads import default as default_threads
 from ..graph import passes
 from ..graph.graph import Graph, Node, Note, Value
-from . import kernels, memory
+from . import kernels
 from .placement import Placement, place
+from .plan import plan_memory
 
 DEVICES = ("cpu", "cuda")
 
@@ -140,20 +141,5 @@ def _memory(graph: Graph) -> tuple[int, int]:
     """Returns the bytes of the CPU's arena, and the most that are alive at once."""
     device, threads = CpuDevice(), default_threads()
     placed = place(graph, Placement(device, "resident", threads), None, None)
-
-    def in_place(node: Node) -> bool:
-        kernel = placed.kernels.get(node.name)
-        return kernel is not None and kernel.in_place
-
-    def workspace(node: Node) -> int:
-        kernel = placed.kernels.get(node.name)
-        return 0 if kernel is None else kernel.workspace(node, placed.graph, device, threads)
-
-    planned = memory.plan(
-        placed.graph,
-        lambda value: "cpu",
-        in_place=in_place,
-        is_alias=lambda node: node.op.kind in kernels.ALIASES,
-        workspace=workspace,
-    )
+    planned = plan_memory(placed, lambda kind: device, threads)
     return planned.sizes.get("cpu", 0), planned.alive.get("cpu", 0)

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+
+import numpy as np
 
 from ..graph.graph import Graph, Node
 
@@ -41,6 +43,8 @@ class MemoryPlan:
         offsets: value -> (arena, first byte).
         storage: value -> (the value whose memory holds it, first byte in it), for values that have none of
             their own: those written in place, seen under another shape, or part of a concatenation.
+        pitches: value -> the elements from one row of its last dimension to the next, for values that are
+            columns of a concatenation's.
         workspaces: node -> (arena, first byte) of its kernel's scratch memory.
         alive: arena -> the most bytes that are alive at once, which no plan can be below.
     """
@@ -50,6 +54,7 @@ class MemoryPlan:
     storage: Mapping[str, tuple[str, int]]
     workspaces: Mapping[str, tuple[str, int]]
     alive: Mapping[str, int]
+    pitches: Mapping[str, int] = field(default_factory=dict)
 
 
 def most_alive(lifetimes: Iterable[Lifetime]) -> int:
@@ -115,6 +120,34 @@ def _place(lifetimes: Sequence[Lifetime]) -> tuple[dict[Hashable, int], int]:
     return offsets, total
 
 
+@dataclass(frozen=True)
+class Region:
+    """Bytes of a storage: ``rows`` rows of ``run`` bytes, the first at ``start``, each ``pitch`` further."""
+
+    start: int
+    run: int
+    pitch: int
+    rows: int
+
+    @staticmethod
+    def whole(start: int, nbytes: int) -> Region:
+        """Returns ``nbytes`` bytes in one piece."""
+        return Region(start, nbytes, nbytes, 1)
+
+    @property
+    def end(self) -> int:
+        return self.start + (self.rows - 1) * self.pitch + self.run
+
+    def meets(self, other: Region) -> bool:
+        """Whether the regions share a byte; where their pitches differ, whether they may."""
+        if self.end <= other.start or other.end <= self.start:
+            return False
+        if self.pitch != other.pitch:
+            return True
+        apart = (other.start - self.start) % self.pitch
+        return apart < self.run or self.pitch - apart < other.run
+
+
 @dataclass
 class _Storage:
     """Values that share memory: the first step that writes it, the last that uses it."""
@@ -123,9 +156,8 @@ class _Storage:
     nbytes: int
     first: int
     last: int
-    written: list[int] = field(
-        default_factory=list
-    )  # steps that write over what another has written
+    #: What is written over what another has written, and the step that does.
+    written: list[tuple[Region, int]] = field(default_factory=list)
 
 
 @dataclass
@@ -135,6 +167,7 @@ class _Planner:
     steps: Mapping[str, int] = field(init=False)
     root: dict[str, tuple[str, int]] = field(default_factory=dict)
     storages: dict[str, _Storage] = field(default_factory=dict)
+    pitches: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.steps = {node.name: index for index, node in enumerate(self.graph.nodes)}
@@ -160,6 +193,7 @@ def plan(
     is_alias: Callable[[Node], bool],
     workspace: Callable[[Node], int] = lambda node: 0,
     workspace_arena: Callable[[Node], str] = lambda node: "cpu",
+    takes_pitch: Callable[[Node, int | None], bool] = lambda node, place: False,
 ) -> MemoryPlan:
     """Plans the memory of one pass.
 
@@ -170,6 +204,7 @@ def plan(
         in_place: whether a node's output 0 may be written over its input 0.
         is_alias: whether a node's output is its input under another shape.
         workspace: bytes of scratch memory of a node.
+        takes_pitch: whether a node's input of that place, or its outputs (None), may be columns of wider rows.
     """
     planner = _Planner(graph, arena_of)
     fixed = {value.name for value in graph.inputs} | set(graph.constants)
@@ -208,26 +243,34 @@ def plan(
                         root[name] = (source, offset)
                         held.last = max(held.last, planner.last_use(name))
                         if not alias:
-                            held.written.append((0, held.nbytes, index))
+                            held.written.append((Region.whole(0, held.nbytes), index))
                         continue
             if name in outputs:
                 continue
             last = max(planner.last_use(name), index)
             storages[name] = _Storage(arena_of(name), value.nbytes, index, last)
-    _join_concatenations(planner, outputs)
+    _join_concatenations(planner, outputs, is_alias, takes_pitch)
     return _packed(planner, workspace, workspace_arena)
 
 
-def _join_concatenations(planner: _Planner, outputs: set[str]) -> None:
-    """Has the inputs of concatenations written in place, where their parts of the output are in one piece.
+def _join_concatenations(
+    planner: _Planner,
+    outputs: set[str],
+    is_alias: Callable[[Node], bool],
+    takes_pitch: Callable[[Node, int | None], bool],
+) -> None:
+    """Has the inputs of concatenations written where their parts of the output are.
 
-    The output's memory is then taken as soon as the first part is written; a part of which this would raise
-    the most that is alive above what it is where no value shares memory is copied instead.
+    Parts are in one piece, or columns of the output's rows where all that write and read them take those.
+    The output's memory is taken as soon as the first part is written; a part of which this would raise the
+    most that is alive above what it is where no value shares memory is copied instead.
     """
     graph, storages = planner.graph, planner.storages
     alone: dict[str, list[Lifetime]] = {}
+    members: dict[str, list[str]] = {}
     for node in graph.nodes:
         for name in node.outputs:
+            members.setdefault(planner.find(name)[0], []).append(name)
             if name not in outputs:
                 last = max(planner.last_use(name), planner.steps[node.name])
                 nbytes = _aligned(graph.values[name].nbytes)
@@ -242,6 +285,20 @@ def _join_concatenations(planner: _Planner, outputs: set[str]) -> None:
             if held.arena == arena
         ]
 
+    def can_be_columns(source: str, columns: int) -> bool:
+        """Whether all that write and read a storage take rows of ``columns`` elements among wider ones."""
+        for name in members[source]:
+            value, maker = graph.values[name], graph.producers[name]
+            if value.shape[-1:] != (columns,) or value.nbytes != storages[source].nbytes:
+                return False
+            if not is_alias(maker) and not takes_pitch(maker, None):
+                return False
+            for user in graph.consumers[name]:
+                places = [place for place, given in enumerate(user.inputs) if given == name]
+                if not is_alias(user) and not all(takes_pitch(user, place) for place in places):
+                    return False
+        return True
+
     for node in reversed(graph.nodes):
         if node.op.kind != "concat":
             continue
@@ -250,14 +307,24 @@ def _join_concatenations(planner: _Planner, outputs: set[str]) -> None:
         held = storages[target]
         arena = planner.arena_of(output)
         shape = graph.values[output].shape
-        if math.prod(shape[: node.op.axis % max(len(shape), 1)]) != 1:
+        axis = node.op.axis % max(len(shape), 1)
+        in_rows = math.prod(shape[:axis]) != 1
+        if (in_rows or output in planner.pitches) and axis != len(shape) - 1:
             continue
+        pitch = planner.pitches.get(output, shape[-1])
+        in_rows = in_rows and pitch != 0
         offset = base
         step = planner.steps[node.name]
         for place, name in enumerate(node.inputs):
             value = graph.values[name]
             source, inside = planner.find(name)
             part = storages.get(source)
+            if in_rows:
+                item, columns = np.dtype(value.dtype).itemsize, value.shape[-1]
+                region = Region(offset, columns * item, pitch * item, math.prod(shape[:-1]))
+                width = columns * item
+            else:
+                region, width = Region.whole(offset, value.nbytes), value.nbytes
             fits = (
                 part is not None
                 and source != target
@@ -266,13 +333,10 @@ def _join_concatenations(planner: _Planner, outputs: set[str]) -> None:
                 and part.nbytes == value.nbytes
                 and node.inputs.index(name) == place
                 and offset % 16 == 0
+                and (not in_rows or can_be_columns(source, columns))
                 # Nothing may be written over what is still to be read through the other.
-                and all(write <= step for _, _, write in part.written)
-                and all(
-                    write > part.last
-                    for start, end, write in held.written
-                    if start < offset + value.nbytes and offset < end
-                )
+                and all(write <= step for _, write in part.written)
+                and all(write > part.last for other, write in held.written if other.meets(region))
             )
             if fits and held.arena is not None:
                 before = (held.first, held.last)
@@ -287,10 +351,13 @@ def _join_concatenations(planner: _Planner, outputs: set[str]) -> None:
                 del storages[source]
             if fits:
                 planner.root[source] = (target, offset)
-                held.written += [
-                    (offset + start, offset + end, write) for start, end, write in part.written
-                ]
-            offset += value.nbytes
+                for other, write in part.written:
+                    moved = region if in_rows else replace(other, start=offset + other.start)
+                    held.written.append((moved, write))
+                if in_rows:
+                    planner.pitches.update(dict.fromkeys(members[source], pitch))
+                members[target] += members.pop(source)
+            offset += width
 
 
 def _packed(
@@ -318,7 +385,7 @@ def _packed(
             else:
                 offsets[life.name] = place
     storage = {name: planner.find(name) for name in planner.root}
-    return MemoryPlan(sizes, offsets, storage, workspaces, alive)
+    return MemoryPlan(sizes, offsets, storage, workspaces, alive, planner.pitches)
 
 
 def _aligned(nbytes: int) -> int:

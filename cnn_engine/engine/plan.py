@@ -25,7 +25,10 @@ from .placement import Move, Placed, Placement, place
 from .variants import Choice
 
 #: What reports call operators that had names before there were records.
-REPORT_KINDS = {"conv2d": "conv", "max_pool2d": "pool", "linear": "fc", "pad2d": "pad"}
+REPORT_KINDS = {
+    "conv2d": "conv", "max_pool2d": "pool", "linear": "fc", "pad2d": "pad", "conv2d_nhwc": "conv",
+    "max_pool2d_nhwc": "pool", "average_pool2d_nhwc": "average_pool2d",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -148,6 +151,14 @@ class Program:
         self.dtype = dtype
         self.first = first
         self._fuses = fuses and (choice.automatic or choice.variant == "blocked")
+        self._channels_last = (
+            self._fuses
+            and choice.automatic
+            and not choice.reduction
+            and placement.device.kind == "cpu"
+            and placement.data_mode == "resident"
+        )
+        self._laid: Graph | None = None
         # By the arrays themselves, which are kept: plans hold addresses for as long as there are plans.
         self._uploaded: dict[tuple[int, str], tuple[np.ndarray, Buffer]] = {}
         self._prepared: dict[tuple, tuple[list, Any]] = {}
@@ -167,6 +178,11 @@ class Program:
             graph = graph.replaced(graph.nodes, [self._chain(graph, pixels)])
         elif self._fuses:
             graph = passes.fuse(graph)
+        if self._channels_last:
+            graph = passes.lay_channels_last(graph)
+            # What the rewrites made of constants is the same for every batch.
+            self._laid = self._laid or graph
+            graph = graph.sharing(self._laid)
         variant = None if choice.automatic else choice.variant
         return place(graph, self.placement, variant, choice.reduction, on_device)
 
@@ -230,7 +246,7 @@ def build(program: Program, batch: int, pixels: bool, images_on_device: bool = F
     """
     placed = program.placed(batch, pixels, images_on_device)
     graph = placed.graph
-    planned = _plan_memory(placed, program)
+    planned = plan_memory(placed, program.device_of, program.placement.threads)
     buffers = _allocate(program.placement, planned, batch)
     builder = _Builder(program, placed, planned, buffers)
     slots = tuple(builder.slots.values())
@@ -245,26 +261,28 @@ def build(program: Program, batch: int, pixels: bool, images_on_device: bool = F
     )  # fmt: skip
 
 
-def _plan_memory(placed: Placed, program: Program) -> MemoryPlan:
-    graph, threads = placed.graph, program.placement.threads
+def plan_memory(placed: Placed, device_of: Callable[[str], Any], threads: int) -> MemoryPlan:
+    """Plans the memory of a pass.
 
-    def in_place(node: Node) -> bool:
-        kernel = placed.kernels.get(node.name)
-        return kernel is not None and kernel.in_place
+    Args:
+        device_of: returns the device of a kind.
+    """
+    graph, chosen = placed.graph, placed.kernels
 
     def workspace(node: Node) -> int:
-        kernel = placed.kernels.get(node.name)
+        kernel = chosen.get(node.name)
         if kernel is None:
             return 0
-        return kernel.workspace(node, graph, program.device_of(kernel.device), threads)
+        return kernel.workspace(node, graph, device_of(kernel.device), threads)
 
     return memory.plan(
         graph,
         placed.homes.__getitem__,
-        in_place=in_place,
+        in_place=lambda node: node.name in chosen and chosen[node.name].in_place,
         is_alias=lambda node: node.op.kind in kernels.ALIASES,
         workspace=workspace,
         workspace_arena=lambda node: placed.places[node.name],
+        takes_pitch=lambda node, place: node.name in chosen and place in chosen[node.name].pitched,
     )
 
 
@@ -363,7 +381,7 @@ class _Builder:
             workspace = self.buffers[arena].address + start
         call = Call(
             node, graph.inputs_of(node), graph.outputs_of(node), at, to, workspace, prepared,
-            self.program.device_of(where), self.program.placement.threads,
+            self.program.device_of(where), self.program.placement.threads, self.planned.pitches,
         )  # fmt: skip
         try:
             function, args = kernel.make(call)

@@ -13,6 +13,7 @@ _FILES = (
     "average_pool2d",
     "binary",
     "cast",
+    "channels_last",
     "conv2d",
     "conv_transpose2d",
     "copy",

@@ -28,11 +28,13 @@ class BatchNorm(Operator):
 
     Attributes:
         epsilon: added to the variance.
+        axis: the dimension of the channels: 1, or -1 for x [N, ..., C].
     """
 
     kind: ClassVar[str] = "batch_norm"
     in_place: ClassVar[bool] = True
     epsilon: float = 1e-5
+    axis: int = 1
 
     def infer(self, inputs):
         need(inputs, 5)
@@ -42,7 +44,7 @@ class BatchNorm(Operator):
             raise InputError(f"expected at least 2 dimensions, found {list(x.shape)}")
         names = ("scale", "bias", "mean", "variance")
         for name, value in zip(names, inputs[1:], strict=True):
-            _per_channel(name, value.shape, x.shape[1])
+            _per_channel(name, value.shape, x.shape[self.axis])
         return ((x.shape, x.dtype),)
 
     def affine(self, scale, bias, mean, variance) -> tuple[np.ndarray, np.ndarray]:
@@ -54,7 +56,8 @@ class BatchNorm(Operator):
 
     def reference(self, x, scale, bias, mean, variance):
         factor, offset = self.affine(scale, bias, mean, variance)
-        return float64(x) * _channels(factor, x.ndim) + _channels(offset, x.ndim)
+        rank = 2 if self.axis == -1 else x.ndim
+        return float64(x) * _channels(factor, rank) + _channels(offset, rank)
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from ... import _cpu
@@ -26,6 +26,8 @@ class Call:
         prepared: what the kernel's ``prepare`` returned, or None.
         device: where it runs.
         threads: of CPU work.
+        pitches: name of a value -> elements from one row of its last dimension to the next, where other
+            values' columns lie between.
     """
 
     node: Node
@@ -37,6 +39,11 @@ class Call:
     prepared: Any
     device: Any
     threads: int
+    pitches: Mapping[str, int] = field(default_factory=dict)
+
+    def pitch(self, value: Value | None) -> int:
+        """Returns the elements from one row of the last dimension of ``value`` to the next; 0 for None."""
+        return 0 if value is None else self.pitches.get(value.name, value.shape[-1])
 
     def native(self, function: str, *arguments: Any) -> Bound:
         """Returns the call of a compiled function; the threads, the stream or the device come last."""
@@ -81,6 +88,7 @@ class Kernel:
         automatic: whether ``auto`` may pick it for a node that it can run.
         workspace: returns the bytes of scratch memory that a call needs on a device, with so many threads.
         in_place: whether output 0 may lie where input 0 lies.
+        pitched: the inputs, and None for the outputs, that may be columns of wider rows: see Call.pitches.
         reduction: None, or whether this is the form in which several lanes share one output's sum.
         rewrite: returns the nodes that stand for a node before this kernel runs it, or None as it stands.
         prepare: returns what is made once for a node from its constants (packed weights, say) and kept for
@@ -101,6 +109,7 @@ class Kernel:
     automatic: Callable[[Node, Graph], bool] = _always
     workspace: Callable[[Node, Graph, Any, int], int] = _no_bytes
     in_place: bool = False
+    pitched: Container[int | None] = ()
     reduction: bool | None = None
     rewrite: Callable[[Node, Graph], Sequence[Node] | None] = _never
     prepare: Callable[[Node, Graph, Any], Any] | None = None

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,9 @@ from .kernel import Bound, Call, Kernel
 from .strided import MOST, beyond, copy_shape, keeping, repeated, row_major, together
 
 _ITEMS = (1, 2, 4, 8)
+
+#: The places of any number of inputs, and the outputs.
+_EVERY = (None, *range(1 << 10))
 
 #: (shape, steps in the input, steps in the output, first places in both) of one copy.
 Copied = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], int, int]
@@ -61,16 +65,18 @@ def _permuted(split: tuple[int, ...], perm: tuple[int, ...]) -> Copied:
     return shape, tuple(steps[axis] for axis in perm), row_major(shape), 0, 0
 
 
-def _pieces(node: Node, inputs: list[Value], outputs: list[Value]) -> list[Copied]:
+def _pieces(
+    node: Node, inputs: list[Value], outputs: list[Value], pitches: Mapping[str, int]
+) -> list[Copied]:
     """Returns a copy for each output of a split, or each input of a concatenation."""
     splits = node.op.kind == "split"
     whole, parts = (inputs[0], outputs) if splits else (outputs[0], inputs)
     axis = axis_in(node.op.axis, len(whole.shape))
-    steps = row_major(whole.shape)
+    steps = row_major(whole.shape, pitches.get(whole.name))
     copies: list[Copied] = []
     first = 0
     for part in parts:
-        own = row_major(part.shape)
+        own = row_major(part.shape, pitches.get(part.name))
         if splits:
             copies.append((part.shape, steps, own, first, 0))
         else:
@@ -89,10 +95,12 @@ _ONE: dict[str, Callable[[Any, Value, Value], Copied]] = {
 }
 
 
-def _copies(node: Node, inputs: Any, outputs: Any) -> list[Copied]:
+def _copies(
+    node: Node, inputs: Any, outputs: Any, pitches: Mapping[str, int] = MappingProxyType({})
+) -> list[Copied]:
     if node.op.kind in _ONE:
         return [_ONE[node.op.kind](node.op, inputs[0], outputs[0])]
-    return _pieces(node, inputs, outputs)
+    return _pieces(node, inputs, outputs, pitches)
 
 
 def _why_not(node: Node, graph: Graph) -> str | None:
@@ -111,7 +119,7 @@ def _odd_items(value: Value) -> str | None:
 
 
 def _make(call: Call) -> Bound:
-    copies = _copies(call.node, call.inputs, call.outputs)
+    copies = _copies(call.node, call.inputs, call.outputs, call.pitches)
     item = np.dtype(call.inputs[0].dtype).itemsize
     bounds = []
     for index, copied in enumerate(copies):
@@ -215,14 +223,20 @@ def _make_gather(call: Call) -> Bound:
 
 def _rows(op: str, name: str, make: Callable[[Call], Bound], **options: Any) -> list[Kernel]:
     """Returns a row for any element on the CPU, and one for floats on CUDA: others stay on the host."""
+    cuda = {key: value for key, value in options.items() if key != "pitched"}
     return [
         Kernel(op, name, "cpu", make, dtypes=(), **options),
-        Kernel(op, name, "cuda", make, **options),
+        Kernel(op, name, "cuda", make, **cuda),
     ]
 
 
 ROWS = [
-    *(row for op in (*_ONE, "split", "concat") for row in _rows(op, "copy_nd", _make, why_not=_why_not)),
+    *(row for op in _ONE for row in _rows(op, "copy_nd", _make, why_not=_why_not)),
+    *(
+        row
+        for op in ("split", "concat")
+        for row in _rows(op, "copy_nd", _make, why_not=_why_not, pitched=_EVERY)
+    ),
     *_rows("pad", "gather", _make_pad, why_not=_pad_why_not),
     *_rows(
         "gather", "gather", _make_gather, why_not=_gather_why_not, packs=(1,),

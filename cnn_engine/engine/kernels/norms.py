@@ -30,8 +30,10 @@ def _batch_why_not(node: Node, graph: Graph) -> str | None:
 
 
 def _make_batch(call: Call) -> Bound:
-    outer, channels, *places = call.inputs[0].shape
-    shape = _cpu.ChannelShape(outer, channels, math.prod(places))
+    sizes, axis = call.inputs[0].shape, call.node.op.axis
+    channels = sizes[axis]
+    outer, inner = (math.prod(sizes[:-1]), 1) if axis == -1 else (sizes[0], math.prod(sizes[2:]))
+    shape = _cpu.ChannelShape(outer, channels, inner)
     center, scale, shift = (call.prepared.address + 4 * channels * i for i in range(3))
     return call.native("affine_channel", call.at[0], center, scale, shift, call.to[0], shape)
 

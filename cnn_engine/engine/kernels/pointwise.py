@@ -50,9 +50,8 @@ def _make_unary(call: Call) -> Bound:
 
 def _make_binary(call: Call) -> Bound:
     (x, y), (out,) = call.inputs, call.outputs
-    found = walk(
-        out.shape, repeated(x.shape, out.shape), repeated(y.shape, out.shape), row_major(out.shape)
-    )
+    steps = [repeated(v.shape, out.shape, call.pitches.get(v.name)) for v in (x, y)]
+    found = walk(out.shape, *steps, row_major(out.shape))
     shape = _cpu.BinaryShape(*found[0], *found[1], *found[2])
     function = getattr(_cpu.BinaryFunction, call.node.op.function)
     return call.native("binary", *call.at, call.to[0], shape, function)
@@ -98,7 +97,9 @@ ROWS: list[Kernel] = [
     *(
         row
         for kind in _kinds(Binary, _cpu.BinaryFunction)
-        for row in on_both(kind, "binary", _make_binary, why_not=_broadcast_why_not, in_place=True)
+        for row in on_both(
+            kind, "binary", _make_binary, why_not=_broadcast_why_not, in_place=True, pitched=(0, 1)
+        )
     ),
     *on_both("where", "where", _make_where, dtypes=("bool",), why_not=_broadcast_why_not),
 ]

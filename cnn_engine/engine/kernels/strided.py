@@ -20,15 +20,22 @@ MOST = 8
 Shape = Sequence[int]
 
 
-def row_major(shape: Shape) -> tuple[int, ...]:
-    """Returns the steps, in elements, of a contiguous tensor."""
-    return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
+def row_major(shape: Shape, pitch: int | None = None) -> tuple[int, ...]:
+    """Returns the steps, in elements, of a contiguous tensor.
+
+    Args:
+        pitch: from one row of the last dimension to the next, where that is more than the row.
+    """
+    steps = tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
+    if pitch is None or not shape or pitch == shape[-1]:
+        return steps
+    return (*(math.prod(shape[axis + 1 : -1]) * pitch for axis in range(len(shape) - 1)), 1)
 
 
-def repeated(shape: Shape, wide: Shape) -> tuple[int, ...]:
-    """Returns the steps of a contiguous tensor of ``shape`` broadcast to ``wide``."""
+def repeated(shape: Shape, wide: Shape, pitch: int | None = None) -> tuple[int, ...]:
+    """Returns the steps of a tensor of ``shape`` broadcast to ``wide``; ``pitch``: see :func:`row_major`."""
     steps = tuple(
-        0 if size == 1 else step for size, step in zip(shape, row_major(shape), strict=True)
+        0 if size == 1 else step for size, step in zip(shape, row_major(shape, pitch), strict=True)
     )
     return (0,) * (len(wide) - len(shape)) + steps
 

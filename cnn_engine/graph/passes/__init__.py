@@ -1,6 +1,7 @@
 """Rewrites: plain functions from a graph to one that computes the same. Each notes what it did and why.
 
-:func:`simplify` takes away what need not be run; :func:`fuse` marks what a kernel can do on its way.
+:func:`simplify` takes away what need not be run; :func:`fuse` marks what a kernel can do on its way;
+:func:`lay_channels_last` does both for kernels over images whose channels lie side by side.
 """
 
 from __future__ import annotations
@@ -10,15 +11,19 @@ from dataclasses import replace
 
 from ..graph import Graph
 from .affine import fold_affine_after, fold_affine_before
+from .channels_last import channels_last
+from .concatenations import nest_concatenations
 from .constants import drop_unused, fold_constants
 from .epilogues import EPILOGUES, fuse_activations, fuse_residuals
 from .functions import recognise_functions
 from .identities import drop_identities, merge_shapes
 from .padding import fold_padding
+from .prologues import fuse_prologues
 
 __all__ = [
     "EPILOGUES",
     "Pass",
+    "channels_last",
     "drop_identities",
     "drop_unused",
     "fold_affine_after",
@@ -27,8 +32,11 @@ __all__ = [
     "fold_padding",
     "fuse",
     "fuse_activations",
+    "fuse_prologues",
     "fuse_residuals",
+    "lay_channels_last",
     "merge_shapes",
+    "nest_concatenations",
     "recognise_functions",
     "simplify",
 ]
@@ -46,6 +54,12 @@ SIMPLIFYING: tuple[Pass, ...] = (
     drop_unused,
 )
 FUSING: tuple[Pass, ...] = (fuse_residuals, fuse_activations)
+LAYING: tuple[Pass, ...] = (
+    channels_last,
+    fuse_prologues,
+    fuse_activations,
+    nest_concatenations,
+)
 
 
 def simplify(graph: Graph) -> Graph:
@@ -56,6 +70,14 @@ def simplify(graph: Graph) -> Graph:
 def fuse(graph: Graph) -> Graph:
     """Returns ``graph`` with residual additions and activations as parts of the convolutions before them."""
     return _until_done(graph, FUSING)
+
+
+def lay_channels_last(graph: Graph) -> Graph:
+    """Returns ``graph`` as the CPU's fastest kernels run it: images [N, H, W, C] from convolution to convolution.
+
+    What precedes a convolution, and all functions that follow one, become parts of it.
+    """
+    return _until_done(graph, LAYING)
 
 
 def _until_done(graph: Graph, passes: Sequence[Pass]) -> Graph:

@@ -5,13 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from ...operators import KINDS
 from ...operators.binary import Add
 from ...operators.conv2d import Conv2d
+from ...operators.unary import Unary
 from ..graph import Graph, Node
 from .rewriting import Rewrites, absent, covering, only_user
 
+#: Every function from floats to floats.
+FUNCTIONS = tuple(
+    kind
+    for kind, record in KINDS.items()
+    if issubclass(record, Unary)
+    and record.types in ("floats", "numbers")
+    and record.result is Unary.result
+)
+
 #: Which functions an operator's kernels apply to their sums.
-EPILOGUES: Mapping[str, tuple[str, ...]] = {"conv2d": ("relu", "clip")}
+EPILOGUES: Mapping[str, tuple[str, ...]] = {"conv2d": ("relu", "clip"), "conv2d_nhwc": FUNCTIONS}
 
 
 def fuse_residuals(graph: Graph) -> Graph:

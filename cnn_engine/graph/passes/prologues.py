@@ -1,0 +1,114 @@
+"""What stands before a 1x1 convolution over channels side by side, into the convolution's record."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from ...operators.binary import Mul
+from ...operators.channels_last import Conv2dNhwc
+from ...operators.norm import BatchNorm
+from ...operators.shaping import Reshape
+from ...operators.unary import Relu
+from ..graph import Graph, Node
+from .constants import drop_unused
+from .rewriting import Rewrites, absent, constant, covering, only_user
+
+
+@dataclass
+class _Prologue:
+    """What ``nodes`` do to x: times ``affine``'s or ``factors``' numbers a channel, at least ``floor``."""
+
+    x: str
+    nodes: list[Node] = field(default_factory=list)
+    floor: float | None = None
+    affine: tuple[np.ndarray, np.ndarray] | None = None
+    factors: str | None = None
+
+
+def fuse_prologues(graph: Graph) -> Graph:
+    """Has 1x1 convolutions scale, shift and clamp what they read, as they read it.
+
+    The batch norm, the relu or the product with one number a channel of an image that did so go, where no
+    one else reads what they make.
+    """
+    rewrites = Rewrites(graph)
+    for conv in graph.nodes:
+        found = _prologue(graph, conv.inputs[0]) if _takes_one(graph, conv) else None
+        if found is None or not found.nodes:
+            continue
+        name = rewrites.fresh(f"{conv.name}.scale")
+        scale = shift = None
+        by, constants = [], {}
+        if found.affine is not None:
+            scale, shift = name, rewrites.fresh(f"{conv.name}.shift")
+            dtype = graph.values[conv.inputs[1]].dtype
+            for key, numbers in zip((scale, shift), found.affine, strict=True):
+                constants[key] = numbers.astype(dtype)
+        elif found.factors is not None:
+            scale = name
+            images, *_, channels = graph.values[found.factors].shape
+            shape = (images, channels) if images > 1 else (channels,)
+            by.append(Node(name, Reshape(shape), (found.factors,), (scale,)))
+        bias, residual = (None if absent(conv, place) else conv.inputs[place] for place in (2, 3))
+        merged = replace(
+            conv,
+            op=replace(conv.op, floor=found.floor),
+            inputs=(found.x, conv.inputs[1], bias, residual, scale, shift),
+            covers=covering(*reversed(found.nodes), conv),
+        )
+        rewrites.replace([conv], [merged, *by], "it is applied to what is read", constants)
+    return drop_unused(rewrites.apply())
+
+
+def _takes_one(graph: Graph, node: Node) -> bool:
+    """Whether ``node`` is a 1x1 convolution that reads its input as it is."""
+    op = node.op
+    return (
+        isinstance(op, Conv2dNhwc)
+        and not op.planar
+        and op.groups == 1
+        and op.floor is None
+        and absent(node, 4)
+        and graph.values[node.inputs[1]].shape[2:] == (1, 1)
+    )
+
+
+def _prologue(graph: Graph, x: str) -> _Prologue:
+    """Returns what makes ``x`` that can be done where it is read: at most a relu after a scale."""
+    found = _Prologue(x)
+    node = _made_for_convolutions(graph, x)
+    if node is not None and isinstance(node.op, Relu):
+        found.x, found.floor, found.nodes = node.inputs[0], 0.0, [node]
+        x = found.x
+        node = graph.producers.get(x) if only_user(graph, x) is node else None
+    if node is None:
+        return found
+    if isinstance(node.op, BatchNorm) and node.op.axis == -1:
+        parameters = [constant(graph, node, place) for place in range(1, 5)]
+        if all(array is not None for array in parameters):
+            a, b = node.op.affine(*parameters)
+            if np.isfinite(a).all() and np.isfinite(b).all():
+                found.x, found.affine = node.inputs[0], (a, b)
+                found.nodes.append(node)
+    elif type(node.op) is Mul:
+        for index in (0, 1):
+            images, factors = (graph.values[node.inputs[place]].shape for place in (index, 1 - index))
+            given = node.inputs[1 - index] not in graph.constants
+            each = (images[:1], (1,)) if len(images) == len(factors) == 4 else ()
+            if given and factors[:1] in each and factors[1:] == (1, 1, images[-1]):
+                found.x, found.factors = node.inputs[index], node.inputs[1 - index]
+                found.nodes.append(node)
+                break
+    return found
+
+
+def _made_for_convolutions(graph: Graph, x: str) -> Node | None:
+    """Returns the node that makes ``x`` where only convolutions that take a prologue read it."""
+    users = graph.consumers[x]
+    if x in graph.outputs or any(
+        not _takes_one(graph, user) or user.inputs.count(x) > 1 for user in users
+    ):
+        return None
+    return graph.producers.get(x)
