@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import graphs
 import numpy as np
 import pytest
@@ -12,8 +14,10 @@ from cnn_engine import Engine, InputError
 from cnn_engine.devices.cpu import CpuDevice
 from cnn_engine.engine import memory
 from cnn_engine.engine.memory import Lifetime
+from cnn_engine.engine.plan import plan_memory
 from cnn_engine.graph import reference
 from cnn_engine.graph.graph import Graph
+from cnn_engine.operators.max_pool2d import MaxPool2d
 from cnn_engine.operators.shaping import Concat
 
 #: What a plan may take, of the most that is alive at once.
@@ -36,12 +40,10 @@ def values_alive(graph: Graph) -> int:
 def plan_of(graph: Graph) -> memory.MemoryPlan:
     with Engine(graph, device="cpu", threads=1) as e:
         placed = e._program.placed(*e._program.first)
-        return memory.plan(
-            placed.graph,
-            placed.homes.__getitem__,
-            in_place=lambda node: placed.kernels[node.name].in_place,
-            is_alias=lambda node: node.name not in placed.kernels,
-        )
+        bare = {
+            name: replace(kernel, workspace=lambda *_: 0) for name, kernel in placed.kernels.items()
+        }
+        return plan_memory(replace(placed, kernels=bare), lambda kind: e.device, 1)
 
 
 @pytest.mark.parametrize(
@@ -109,12 +111,34 @@ def test_parts_of_a_concatenation_are_written_in_place(batch):
     b.head(joined, 4)
     found = plan_of(b.graph())
     inside = [found.storage.get(name, (name, 0)) for name in parts]
-    part = 16 * 8 * 8 * 4
-    if batch == 1:
-        assert [offset for _, offset in inside] == [0, part, 2 * part]
-        assert len({root for root, _ in inside}) == 1
-    else:  # an image's parts lie in three pieces
-        assert len({root for root, _ in inside}) == 3
+    assert [offset for _, offset in inside] == [
+        0,
+        16 * 4,
+        2 * 16 * 4,
+    ]  # of the first place's channels
+    assert len({root for root, _ in inside}) == 1
+    assert [found.pitches[name] for name in parts] == [3 * 16] * 3
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_parts_of_planes_are_written_in_place_where_they_are_in_one_piece(batch):
+    b = graphs.Builder((batch, 3, 8, 8))
+    parts = [
+        b.add(MaxPool2d((size, size), (1, 1), 4 * (size // 2,)), "images") for size in (3, 5, 7)
+    ]
+    b.relu(b.add(Concat(1), *parts))
+    found = plan_of(b.graph())
+    roots = {found.storage.get(name, (name, 0))[0] for name in parts}
+    assert len(roots) == (1 if batch == 1 else 3)
+    assert not found.pitches
+
+
+def test_the_concatenations_of_a_densenet_take_one_tensor_a_block():
+    graph = graphs.densenet((6, 12), (2, 3, 64, 64))
+    found = plan_of(graph)
+    joins = [node for node in graph.nodes if node.op.kind == "concat"]
+    roots = {found.storage.get(node.outputs[0], node.outputs)[0] for node in joins}
+    assert roots <= {joins[5].outputs[0], joins[-1].outputs[0]}
 
 
 def test_a_batch_that_cannot_fit_says_what_it_needs(monkeypatch):

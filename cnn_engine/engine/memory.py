@@ -204,7 +204,7 @@ def plan(
         in_place: whether a node's output 0 may be written over its input 0.
         is_alias: whether a node's output is its input under another shape.
         workspace: bytes of scratch memory of a node.
-        takes_pitch: whether a node's input of that place, or its outputs (None), may be columns of wider rows.
+        takes_pitch: whether a node's input of that place, or its outputs (None), may be columns of more.
     """
     planner = _Planner(graph, arena_of)
     fixed = {value.name for value in graph.inputs} | set(graph.constants)

@@ -73,7 +73,7 @@ def fuse(graph: Graph) -> Graph:
 
 
 def lay_channels_last(graph: Graph) -> Graph:
-    """Returns ``graph`` as the CPU's fastest kernels run it: images [N, H, W, C] from convolution to convolution.
+    """Returns ``graph`` as the CPU's fastest kernels run it: images between convolutions are [N, H, W, C].
 
     What precedes a convolution, and all functions that follow one, become parts of it.
     """

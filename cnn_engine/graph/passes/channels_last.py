@@ -32,7 +32,7 @@ from ...operators.softmax import Softmax
 from ...operators.unary import Unary
 from ..graph import Graph, Node, Note
 from .constants import drop_unused
-from .identities import merge_shapes
+from .identities import drop_identities, merge_shapes
 
 #: A first layer of at most so many channels reads [N, C, H, W] as it is given.
 PLANAR_CHANNELS = 4
@@ -45,7 +45,7 @@ def channels_last(graph: Graph) -> Graph:
     """
     if not any(_is_seed(graph, node) for node in graph.nodes):
         return graph
-    return merge_shapes(drop_unused(_Layouts(graph).rewritten()))
+    return drop_identities(merge_shapes(drop_unused(_Layouts(graph).rewritten())))
 
 
 def _is_seed(graph: Graph, node: Node) -> bool:
@@ -159,7 +159,7 @@ class _Layouts:
         return self.names[name, True]
 
     def _op(self, node: Node) -> Operator | None:
-        """Returns the operator of ``node`` over images whose channels are last, or None: it is left as it is."""
+        """Returns the operator of ``node`` over images whose channels are last, or None: it stays."""
         graph, op = self.graph, node.op
         if _is_seed(graph, node):
             x = node.inputs[0]
@@ -171,7 +171,9 @@ class _Layouts:
             return None
         if isinstance(op, Binary):
             fits = all(
-                name in graph.constants or len(self._shape(name)) == 4 or graph.values[name].size == 1
+                name in graph.constants
+                or len(self._shape(name)) == 4
+                or graph.values[name].size == 1
                 for name in node.inputs
             )
             return op if fits else None

@@ -11,7 +11,7 @@ from .rewriting import Rewrites
 
 
 def nest_concatenations(graph: Graph) -> Graph:
-    """Has a concatenation read the earlier one whose inputs it begins with, as every layer of a DenseNet does.
+    """Has concatenations read earlier ones whose inputs they begin with, as the layers of a DenseNet do.
 
     The longer one's memory may then hold the shorter one's, and nothing is written twice.
     """

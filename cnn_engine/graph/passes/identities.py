@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ...operators.average_pool2d import AveragePool2d, LpPool2d
 from ...operators.cast import Cast
 from ...operators.copy import Copy
+from ...operators.max_pool2d import MaxPool2d
 from ...operators.pad import Pad
 from ...operators.pad2d import Pad2d
 from ...operators.shaping import Concat, Expand, Reshape, Slice, Split, Tile, Transpose
-from ..graph import Graph, Node
+from ..graph import Graph, Node, Value
 from .rewriting import Rewrites, covering, only_user
 
 
@@ -31,6 +33,8 @@ def _why(graph: Graph, node: Node) -> str | None:
     match node.op:
         case Copy():
             return "it copies its input"
+        case MaxPool2d() | AveragePool2d() if _takes_itself(node, x, y):
+            return "its windows are of one element"
         case Reshape() | Expand() | Tile() | Pad2d() if x.shape == y.shape:
             return "its output has its input's shape"
         case Pad(pads=pads) if not any(pads):
@@ -44,6 +48,17 @@ def _why(graph: Graph, node: Node) -> str | None:
         case Concat() | Split() if len(node.inputs) == 1:
             return "there is one part only"
     return None
+
+
+def _takes_itself(node: Node, x: Value, y: Value) -> bool:
+    """Whether a pool's windows are of one element, each its own; an lp_pool takes magnitudes."""
+    op = node.op
+    return (
+        x.shape == y.shape
+        and set(op.kernel) == set(op.stride) == {1}
+        and not any(op.padding)
+        and not isinstance(op, LpPool2d)
+    )
 
 
 def merge_shapes(graph: Graph) -> Graph:

@@ -94,7 +94,9 @@ def _prologue(graph: Graph, x: str) -> _Prologue:
                 found.nodes.append(node)
     elif type(node.op) is Mul:
         for index in (0, 1):
-            images, factors = (graph.values[node.inputs[place]].shape for place in (index, 1 - index))
+            images, factors = (
+                graph.values[node.inputs[place]].shape for place in (index, 1 - index)
+            )
             given = node.inputs[1 - index] not in graph.constants
             each = (images[:1], (1,)) if len(images) == len(factors) == 4 else ()
             if given and factors[:1] in each and factors[1:] == (1, 1, images[-1]):

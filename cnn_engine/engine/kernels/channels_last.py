@@ -1,0 +1,158 @@
+"""The CPU's kernels over images whose channels lie side by side, [N, H, W, C]."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+
+from ... import _cpu
+from ...devices import Buffer
+from ...graph.graph import Graph, Node, Value
+from ...operators.average_pool2d import AveragePool2d
+from ...operators.channels_last import TO_FIRST, TO_LAST
+from ...operators.max_pool2d import MaxPool2d
+from ...operators.operator import Operator
+from ...operators.shaping import Transpose
+from .kernel import Bound, Call, Kernel
+from .strided import unused
+
+#: Outputs from which Winograd's tiles of 4x4 are used, and of 2x2; channels and filters that fill its lanes.
+TILES_OF_4, TILES_OF_2, LANES = 12, 4, 16
+
+WINOGRAD = (_cpu.Conv2dMethod.winograd2, _cpu.Conv2dMethod.winograd4)
+
+
+def shape_of(node: Node, x: Value, weight: Value) -> Any:
+    """Returns the compiled functions' shape of a convolution."""
+    op, (filters, _, *kernel) = node.op, weight.shape
+    sizes = x.shape if op.planar else tuple(x.shape[axis] for axis in TO_FIRST)
+    return _cpu.Conv2dShape(
+        *sizes, filters, *kernel, *op.stride, *op.padding, *op.dilation, op.groups
+    )
+
+
+def method(node: Node, graph: Graph) -> Any:
+    """Returns how a convolution is computed, by its shape alone: the same for every batch.
+
+    Winograd's tiles of 4x4 take 2.25 multiplications for 9, and those of 2x2 take 4, but both move more data,
+    and need enough places and channels to fill tiles and vectors.
+    """
+    op, methods = node.op, _cpu.Conv2dMethod
+    filters, channels, *kernel = graph.values[node.inputs[1]].shape
+    if op.planar:
+        return methods.planar
+    if op.groups > 1 and channels == 1 and filters == op.groups:
+        return methods.depthwise
+    rows, columns = graph.values[node.outputs[0]].shape[1:3]
+    plain = op.groups == 1 and op.stride == (1, 1) and op.dilation == (1, 1)
+    if not plain or kernel != [3, 3] or _has_prologue(node) or min(channels, filters) < LANES:
+        return methods.direct
+    if min(rows, columns) >= TILES_OF_4:
+        return methods.winograd4
+    return methods.winograd2 if min(rows, columns) >= TILES_OF_2 else methods.direct
+
+
+def _has_prologue(node: Node) -> bool:
+    return node.op.floor is not None or any(name is not None for name in node.inputs[4:])
+
+
+def _not_constant(node: Node, graph: Graph) -> str | None:
+    if node.inputs[1] not in graph.constants:
+        return "expected constant weights, which are packed once"
+    activation = node.op.activation
+    if activation is not None and not hasattr(_cpu.UnaryFunction, activation.function):
+        return f"expected a function that kernels have after the sum, found {activation.kind}"
+    return None
+
+
+def _not_winograd(node: Node, graph: Graph) -> str | None:
+    if method(node, graph) not in WINOGRAD:
+        return "expected a kernel of 3x3 with a stride of 1 over enough places and channels"
+    return _not_constant(node, graph)
+
+
+@dataclass(frozen=True)
+class _Packed:
+    """The weights of a convolution as its method reads them."""
+
+    method: Any
+    buffer: Buffer
+
+
+def _pack(node: Node, graph: Graph, device: Any) -> _Packed:
+    how, shape = method(node, graph), shape_of(node, *graph.inputs_of(node)[:2])
+    packed = device.allocate(4 * _cpu.conv2d_nhwc_packed(shape, how))
+    weight = np.ascontiguousarray(graph.constants[node.inputs[1]])
+    _cpu.conv2d_nhwc_pack(_cpu.address_of(weight), packed.address, shape, how, 1)
+    return _Packed(how, packed)
+
+
+def _workspace(node: Node, graph: Graph, device: Any, threads: int) -> int:
+    shape = shape_of(node, *graph.inputs_of(node)[:2])
+    return _cpu.conv2d_nhwc_workspace(shape, method(node, graph), threads)
+
+
+def _make(call: Call) -> Bound:
+    op, (x, weight, _, residual, scale, _) = call.node.op, (*call.inputs, *[None] * 4)[:6]
+    bias, added, factors, shift = (*call.at[2:], 0, 0, 0, 0)[:4]
+    activation, alpha, beta = _cpu.UnaryFunction.clip, -math.inf, math.inf
+    if op.activation is not None:
+        activation = getattr(_cpu.UnaryFunction, op.activation.function)
+        alpha, beta = float(op.activation.alpha), float(op.activation.beta)
+    pitches = _cpu.Conv2dPitches(
+        weight.shape[1] * op.groups if op.planar else call.pitch(x), call.pitch(call.outputs[0]),
+        call.pitch(residual),
+    )  # fmt: skip
+    floor = -math.inf if op.floor is None else op.floor
+    by_image = scale is not None and len(scale.shape) == 2
+    return call.native(
+        "conv2d_nhwc", call.at[0], call.prepared.buffer.address, bias, added, factors, shift, call.to[0],
+        call.workspace, shape_of(call.node, x, weight), pitches, call.prepared.method, by_image, floor,
+        activation, alpha, beta,
+    )  # fmt: skip
+
+
+def _conv2d(name: str, why_not: Any) -> Kernel:
+    return Kernel(
+        "conv2d_nhwc", name, "cpu", _make, why_not=why_not, prepare=_pack, packs=(1,),
+        workspace=_workspace, pitched=(None, 0, 3),
+    )  # fmt: skip
+
+
+def _by_planes(record: type[Operator]) -> Callable[[Node, Graph], list[Node]]:
+    """Returns a rewrite into the pool ``record`` over [N, C, H, W], between transposes."""
+
+    def rewrite(node: Node, graph: Graph) -> list[Node]:
+        (x,), (y,) = node.inputs, node.outputs
+        planes, pooled = (unused(graph, f"{name} NCHW") for name in (f"{node.name}: {x}", y))
+        before, after = (unused(graph, f"{node.name}.{word}") for word in ("planes", "places"))
+        own = {field.name: getattr(node.op, field.name) for field in fields(record)}
+        return [
+            Node(before, Transpose(TO_FIRST), (x,), (planes,)),
+            replace(node, op=record(**own), inputs=(planes,), outputs=(pooled,)),
+            Node(after, Transpose(TO_LAST), (pooled,), (y,)),
+        ]
+
+    return rewrite
+
+
+def _never_made(call: Call) -> Bound:
+    raise NotImplementedError(call.node.name)  # the rewrite puts other nodes there
+
+
+ROWS = [
+    _conv2d("winograd", _not_winograd),
+    _conv2d("channels_last", _not_constant),
+    Kernel("max_pool2d_nhwc", "max_pool2d", "cpu", _never_made, rewrite=_by_planes(MaxPool2d)),
+    Kernel(
+        "average_pool2d_nhwc",
+        "average_pool2d",
+        "cpu",
+        _never_made,
+        rewrite=_by_planes(AveragePool2d),
+    ),
+]
