@@ -47,7 +47,7 @@ def test_a_model_is_checked_timed_and_told_of_node_by_node(model, tmp_path, caps
     fixed = ["--model", model, "--input-shape", "x=3,3,8,8"]
     assert run.main([*fixed, *options]) == 0
     text = capsys.readouterr().out
-    assert "cpu blocked" in text
+    assert "cpu channels_last" in text
     assert "activations at their peak" in text
     assert "(hardmax): NumPy on the CPU" in text
     found = json.loads(path.read_text())
