@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,13 +11,9 @@ import numpy as np
 from ... import _cpu
 from ...devices import Buffer
 from ...graph.graph import Graph, Node, Value
-from ...operators.average_pool2d import AveragePool2d
-from ...operators.channels_last import TO_FIRST, TO_LAST
-from ...operators.max_pool2d import MaxPool2d
-from ...operators.operator import Operator
-from ...operators.shaping import Transpose
+from ...operators.channels_last import TO_FIRST
+from . import pooling
 from .kernel import Bound, Call, Kernel
-from .strided import unused
 
 #: Outputs from which Winograd's tiles of 4x4 are used, and of 2x2; channels and filters that fill its lanes.
 TILES_OF_4, TILES_OF_2, LANES = 12, 4, 16
@@ -29,7 +24,7 @@ WINOGRAD = (_cpu.Conv2dMethod.winograd2, _cpu.Conv2dMethod.winograd4)
 def shape_of(node: Node, x: Value, weight: Value) -> Any:
     """Returns the compiled functions' shape of a convolution."""
     op, (filters, _, *kernel) = node.op, weight.shape
-    sizes = x.shape if op.planar else tuple(x.shape[axis] for axis in TO_FIRST)
+    sizes = x.shape if op.planar else _sizes(x)
     return _cpu.Conv2dShape(
         *sizes, filters, *kernel, *op.stride, *op.padding, *op.dilation, op.groups
     )
@@ -123,36 +118,32 @@ def _conv2d(name: str, why_not: Any) -> Kernel:
     )  # fmt: skip
 
 
-def _by_planes(record: type[Operator]) -> Callable[[Node, Graph], list[Node]]:
-    """Returns a rewrite into the pool ``record`` over [N, C, H, W], between transposes."""
-
-    def rewrite(node: Node, graph: Graph) -> list[Node]:
-        (x,), (y,) = node.inputs, node.outputs
-        planes, pooled = (unused(graph, f"{name} NCHW") for name in (f"{node.name}: {x}", y))
-        before, after = (unused(graph, f"{node.name}.{word}") for word in ("planes", "places"))
-        own = {field.name: getattr(node.op, field.name) for field in fields(record)}
-        return [
-            Node(before, Transpose(TO_FIRST), (x,), (planes,)),
-            replace(node, op=record(**own), inputs=(planes,), outputs=(pooled,)),
-            Node(after, Transpose(TO_LAST), (pooled,), (y,)),
-        ]
-
-    return rewrite
+def _sizes(x: Value) -> tuple[int, ...]:
+    """Returns the images' N, C, H and W."""
+    return tuple(x.shape[axis] for axis in TO_FIRST)
 
 
-def _never_made(call: Call) -> Bound:
-    raise NotImplementedError(call.node.name)  # the rewrite puts other nodes there
+def _make_pool(call: Call) -> Bound:
+    op, (x,), (y,) = call.node.op, call.inputs, call.outputs
+    window = (*op.kernel, *op.stride, *op.padding, *op.dilation)
+    pitches = call.pitch(x), call.pitch(y)
+    if op.kind == "max_pool2d_nhwc":
+        shape = _cpu.MaxPool2dShape(*_sizes(x), *window)
+        return call.native(op.kind, call.at[0], call.to[0], shape, *pitches)
+    shape = _cpu.AveragePool2dShape(*_sizes(x), *window, *op.extra)
+    return call.native(op.kind, call.at[0], call.to[0], shape, *pitches, op.count_include_pad)
 
 
 ROWS = [
     _conv2d("winograd", _not_winograd),
     _conv2d("channels_last", _not_constant),
-    Kernel("max_pool2d_nhwc", "max_pool2d", "cpu", _never_made, rewrite=_by_planes(MaxPool2d)),
     Kernel(
-        "average_pool2d_nhwc",
-        "average_pool2d",
+        "max_pool2d_nhwc",
+        "channels_last",
         "cpu",
-        _never_made,
-        rewrite=_by_planes(AveragePool2d),
+        _make_pool,
+        why_not=pooling.why_not,
+        pitched=(None, 0),
     ),
+    Kernel("average_pool2d_nhwc", "channels_last", "cpu", _make_pool, pitched=(None, 0)),
 ]

@@ -62,7 +62,7 @@ ROWS = [
         "normalize", "normalize", pointwise._make_normalize, dtypes=("uint8",),
         why_not=_not_one_scale,
     ),
-    _row("max_pool2d", "max_pool2d", pooling._make, why_not=pooling._why_not),
+    _row("max_pool2d", "max_pool2d", pooling._make, why_not=pooling.why_not),
     *(
         row
         for reduction in (True, False)

@@ -17,7 +17,8 @@ def _make(call: Call) -> Bound:
     return call.native("max_pool2d", call.at[0], call.to[0], shape)
 
 
-def _why_not(node: Node, graph: Graph) -> str | None:
+def why_not(node: Node, graph: Graph) -> str | None:
+    """Returns why the kernels cannot run a max pool: empty windows, or places asked for."""
     op = node.op
     for i in (0, 1):
         if max(op.padding[i], op.padding[2 + i]) > op.dilation[i] * (op.kernel[i] - 1):
@@ -50,7 +51,7 @@ def _make_lrn(call: Call) -> Bound:
 
 
 ROWS = [
-    *on_both("max_pool2d", "max_pool2d", _make, why_not=_why_not),
+    *on_both("max_pool2d", "max_pool2d", _make, why_not=why_not),
     *on_both("average_pool2d", "average_pool2d", _make_average),
     *on_both("lp_pool2d", "lp_pool2d", _make_norm),
     *on_both("lrn", "lrn", _make_lrn),
