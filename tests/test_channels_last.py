@@ -51,6 +51,13 @@ def test_a_first_layer_of_few_channels_reads_its_input_as_it_is():
     assert after.nodes[1].op.axes == (1, 2)
 
 
+def test_pools_of_one_element_go():
+    b = Builder(2, 3, 6, 6)
+    x = b.add(AveragePool2d((1, 1), (1, 1)), b.conv("x", 3, 4))
+    after = same(b.graph(b.add(MaxPool2d((1, 1), (2, 2)), x)), passes.lay_channels_last)
+    assert kinds(after) == ["conv2d_nhwc", "max_pool2d_nhwc", "transpose"]
+
+
 def test_graphs_without_convolutions_stay():
     b = Builder(2, 3, 6, 6)
     before = b.graph(b.add(MaxPool2d((2, 2), (2, 2)), b.add(Relu(), "x")))

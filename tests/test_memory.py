@@ -124,7 +124,7 @@ def test_parts_of_a_concatenation_are_written_in_place(batch):
 def test_parts_of_planes_are_written_in_place_where_they_are_in_one_piece(batch):
     b = graphs.Builder((batch, 3, 8, 8))
     parts = [
-        b.add(MaxPool2d((size, size), (1, 1), 4 * (size // 2,)), "images") for size in (3, 5, 7)
+        b.add(MaxPool2d((size, size), (1, 1), 4 * (size // 2,)), "images") for size in (1, 3, 5)
     ]
     b.relu(b.add(Concat(1), *parts))
     found = plan_of(b.graph())

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ...operators.average_pool2d import AveragePool2d, LpPool2d
 from ...operators.cast import Cast
+from ...operators.channels_last import AveragePool2dNhwc, MaxPool2dNhwc
 from ...operators.copy import Copy
-from ...operators.max_pool2d import MaxPool2d
 from ...operators.pad import Pad
 from ...operators.pad2d import Pad2d
 from ...operators.shaping import Concat, Expand, Reshape, Slice, Split, Tile, Transpose
@@ -33,7 +32,7 @@ def _why(graph: Graph, node: Node) -> str | None:
     match node.op:
         case Copy():
             return "it copies its input"
-        case MaxPool2d() | AveragePool2d() if _takes_itself(node, x, y):
+        case MaxPool2dNhwc() | AveragePool2dNhwc() if _takes_itself(node, x, y):
             return "its windows are of one element"
         case Reshape() | Expand() | Tile() | Pad2d() if x.shape == y.shape:
             return "its output has its input's shape"
@@ -51,14 +50,9 @@ def _why(graph: Graph, node: Node) -> str | None:
 
 
 def _takes_itself(node: Node, x: Value, y: Value) -> bool:
-    """Whether a pool's windows are of one element, each its own; an lp_pool takes magnitudes."""
+    """Whether a pool's windows are of one element, each its own."""
     op = node.op
-    return (
-        x.shape == y.shape
-        and set(op.kernel) == set(op.stride) == {1}
-        and not any(op.padding)
-        and not isinstance(op, LpPool2d)
-    )
+    return x.shape == y.shape and set(op.kernel) == set(op.stride) == {1} and not any(op.padding)
 
 
 def merge_shapes(graph: Graph) -> Graph:
