@@ -10,7 +10,7 @@ trap 'rm -rf "$build"' EXIT
 shopt -s extglob
 kernels=(csrc/cpu/!(dispatch).cpp csrc/cpu/fused/{direct,pointwise,winograd}.cpp)
 runtime=(csrc/runtime/{pace,thread_pool}.cpp)
-once=(csrc/cpu/dispatch.cpp tests/native/fused_test.cpp csrc/cpu/fused/{layered,network,operations,pack,plan,why_not}.cpp)
+once=(csrc/cpu/dispatch.cpp csrc/cpu/fused/{layered,network,operations,pack,plan,why_not}.cpp)
 flags=(-std=c++17 -O2 -g -Icsrc -fopenmp-simd -fno-math-errno -fno-trapping-math)
 compiler=g++ link=() run=()
 declare -A sets=([baseline]="")
@@ -37,5 +37,10 @@ for set in "${!sets[@]}"; do
       -o "$build/$set-$(basename "$source").o"
   done
 done
-$compiler "${flags[@]}" "${once[@]}" "${runtime[@]}" "$build"/*.o "${link[@]}" -pthread -o "$build/fused_test"
-"${run[@]}" "$build/fused_test"
+for source in "${once[@]}" "${runtime[@]}"; do
+  $compiler "${flags[@]}" -c "$source" -o "$build/once-$(basename "$source").o"
+done
+for test in fused_test nhwc_test; do
+  $compiler "${flags[@]}" "tests/native/$test.cpp" "$build"/*.o "${link[@]}" -pthread -o "$build/$test"
+  "${run[@]}" "$build/$test"
+done
