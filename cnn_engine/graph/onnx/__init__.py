@@ -52,7 +52,9 @@ def load(
     """
     try:
         model, name, folder = protobuf.read(source)
-        reader = _Reader(model, name, folder, dict(input_shape or {}), dict(constants or {}))
+        reader = _Reader(
+            model, name, folder, dict(input_shape or {}), dict(constants or {}), model is not source
+        )
         return reader.graph(1 if batch is None else batch)
     except UnicodeDecodeError as error:  # protobuf decodes names when they are asked for
         raise InputError(
@@ -79,6 +81,7 @@ class _Reader:
         folder: Path | None,
         shapes: dict[str, tuple[int, ...]],
         constants: dict[str, np.ndarray],
+        own: bool,
     ) -> None:
         self.source, self.folder, self.shapes, self.constants = source, folder, shapes, constants
         self.opset = self._opset(model)
@@ -98,6 +101,11 @@ class _Reader:
                 raise type(error)(f"{source}: {error}") from None
         if self.protos.sparse_initializer:
             raise UnsupportedError(f"{source}: sparse initializers are not supported")
+        if own:  # a parsed message keeps its memory until it goes, and its weights are arrays now
+            del self.protos.initializer[:]
+            slim = type(self.model)()
+            slim.CopyFrom(self.model)
+            self.model, self.protos = slim, slim.graph
         self._check_names()
 
     def _opset(self, model) -> int:
