@@ -153,21 +153,16 @@ CNN_ENGINE_INLINE Vec<W> load_some(const float* from, int count) {
   return value;
 }
 
-// What follows the sums of a tile, whose vectors are all whole or may not be.
-template <bool whole, int W, int B, int T>
+// What follows the sums of a tile of whole vectors.
+template <int W, int B, int T>
 CNN_ENGINE_INLINE void finish_tile(const NhwcTile& p, const Vec<W> (&sum)[T][B]) {
-  const auto count = [&](int b) {
-    return whole ? W : p.valid - b * W;
-  };
   if (!p.last) {
 #pragma GCC unroll 16
     for (int t = 0; t < T; ++t) {
 #pragma GCC unroll 4
       for (int b = 0; b < B; ++b) {
         float* y = p.y + t * p.y_stride + b * W;
-        Vec<W> value = sum[t][b];
-        if (!p.first) value += load_some<W>(y, count(b));
-        store_some<W>(y, value, count(b));
+        store<W>(y, p.first ? sum[t][b] : sum[t][b] + load<W>(y));
       }
     }
     return;
@@ -176,17 +171,32 @@ CNN_ENGINE_INLINE void finish_tile(const NhwcTile& p, const Vec<W> (&sum)[T][B])
 #pragma GCC unroll 4
   for (int b = 0; b < B; ++b) {
     Vec<W> bias{};
-    if (last.bias) bias = load_some<W>(last.bias + b * W, count(b));
+    if (last.bias) bias = load<W>(last.bias + b * W);
 #pragma GCC unroll 16
     for (int t = 0; t < T; ++t) {
       float* y = p.y + t * p.y_stride + b * W;
       Vec<W> value = sum[t][b];
-      if (!p.first) value += load_some<W>(y, count(b));
+      if (!p.first) value += load<W>(y);
       value += bias;
-      if (last.residual) {
-        value += load_some<W>(last.residual + t * p.residual_stride + b * W, count(b));
+      if (last.residual) value += load<W>(last.residual + t * p.residual_stride + b * W);
+      store<W>(y, clamp(value, last.lowest, last.highest));
+    }
+  }
+}
+
+// What follows the sums [rows, width] of a tile of which the first filters alone are there.
+inline void finish_edge(const NhwcTile& p, const float* sums, int rows, int width) {
+  for (int t = 0; t < rows; ++t) {
+    float* y = p.y + t * p.y_stride;
+    for (int k = 0; k < p.valid; ++k) {
+      float value = sums[t * width + k];
+      if (!p.first) value += y[k];
+      if (const Epilogue* last = p.last) {
+        if (last->bias) value += last->bias[k];
+        if (last->residual) value += last->residual[t * p.residual_stride + k];
+        value = clamp_one(value, last->lowest, last->highest);
       }
-      store_some<W>(y, clamp(value, last.lowest, last.highest), count(b));
+      y[k] = value;
     }
   }
 }
@@ -211,11 +221,12 @@ void nhwc_tile(const NhwcTile& p) {
       }
     }
   }
-  if (p.valid >= B * W) {
-    finish_tile<true, W, B, T>(p, sum);
-  } else {
-    finish_tile<false, W, B, T>(p, sum);
+  if (p.valid >= B * W) return finish_tile<W, B, T>(p, sum);
+  float sums[T * B * W];
+  for (int t = 0; t < T; ++t) {
+    for (int b = 0; b < B; ++b) store<W>(sums + (t * B + b) * W, sum[t][b]);
   }
+  finish_edge(p, sums, T, B * W);
 }
 
 using NhwcTileFunction = void (*)(const NhwcTile&);
@@ -230,10 +241,13 @@ constexpr int kNhwcMostRows = 12;
 // Vectors of a tile: as many as one group of filters at least where registers are few.
 constexpr int kNhwcVectors = kRegisters == 32 ? 4 : 2;
 
+// Numbers of rows that there are tiles of.
+using NhwcRowCounts = std::integer_sequence<int, 1, 2, 3, 4, 5, 6, 8, 12>;
+
 template <int W, int B, int... T>
 constexpr void fill_tiles(NhwcTileFunction (&to)[kNhwcMostRows + 1],
                           std::integer_sequence<int, T...>) {
-  ((to[T + 1] = nhwc_tile<W, B, T + 1>), ...);
+  ((to[T] = T > kNhwcRows<B> ? nullptr : nhwc_tile < W, B, T <= kNhwcRows<B> ? T : 1 >), ...);
 }
 
 struct NhwcTiles {
@@ -241,13 +255,13 @@ struct NhwcTiles {
   NhwcTileFunction narrow[kNhwcMostRows + 1] = {};  // one vector of kNarrow
 
   constexpr NhwcTiles() {
-    fill_tiles<kWide, 1>(wide[1], std::make_integer_sequence<int, kNhwcRows<1>>());
-    fill_tiles<kWide, 2>(wide[2], std::make_integer_sequence<int, kNhwcRows<2>>());
+    fill_tiles<kWide, 1>(wide[1], NhwcRowCounts());
+    fill_tiles<kWide, 2>(wide[2], NhwcRowCounts());
     if constexpr (kNhwcVectors == 4) {
-      fill_tiles<kWide, 3>(wide[3], std::make_integer_sequence<int, kNhwcRows<3>>());
-      fill_tiles<kWide, 4>(wide[4], std::make_integer_sequence<int, kNhwcRows<4>>());
+      fill_tiles<kWide, 3>(wide[3], NhwcRowCounts());
+      fill_tiles<kWide, 4>(wide[4], NhwcRowCounts());
     }
-    fill_tiles<kNarrow, 1>(narrow, std::make_integer_sequence<int, kNhwcRows<1>>());
+    fill_tiles<kNarrow, 1>(narrow, NhwcRowCounts());
   }
 };
 inline constexpr NhwcTiles kNhwcTiles;
@@ -305,15 +319,17 @@ void multiply_runs(const Product& p, int begin, int end, const Epilogue& epilogu
                         tile.residual_stride = p.residual_stride;
                         tile.valid = valid;
                         runs([&](const float* x, float* y, const float* residual, int rows) {
-                          const int tiles = (rows + most - 1) / most;
-                          int row = 0;
-                          for (int i = 0; i < tiles; ++i) {
-                            const int next = static_cast<int>(std::int64_t{rows} * (i + 1) / tiles);
+                          // Tiles of nearly the same number of rows.
+                          int tiles = (rows + most - 1) / most;
+                          for (int row = 0; row < rows;) {
+                            int count = (rows - row + tiles - 1) / tiles;
+                            while (!functions[count]) --count;
                             tile.x = x + from + row * p.stride;
                             tile.y = y + k + row * p.y_stride;
                             if (residual) last.residual = residual + k + row * p.residual_stride;
-                            functions[next - row](tile);
-                            row = next;
+                            functions[count](tile);
+                            row += count;
+                            if (tiles > 1) --tiles;
                           }
                         });
                       });
