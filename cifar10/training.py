@@ -234,7 +234,7 @@ def _divergence(scores: torch.Tensor, example: torch.Tensor, temperature: float)
 
 
 @contextmanager
-def _deterministic() -> Iterator[None]:
+def deterministic() -> Iterator[None]:
     """Asks PyTorch for algorithms that give the same sums every time, within the block."""
     before = torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
@@ -244,6 +244,99 @@ def _deterministic() -> Iterator[None]:
         yield
     finally:
         torch.use_deterministic_algorithms(before, warn_only=warn_only)
+
+
+class Trainee:
+    """A network while it is trained, one batch after the other.
+
+    Args:
+        network: as for :func:`train`.
+        recipe: as for :func:`train`; of it, the steps depend on the rates and the teacher's part.
+        steps: of the whole schedule.
+        device: of PyTorch.
+        teacher: as for :func:`train`.
+
+    Attributes:
+        parameters: name -> tensor; see :func:`initial_parameters`.
+        scores: the forward pass in training, of uint8 [N, C, H, W]; may be replaced by one that does more,
+            such as one that averages gradients over processes.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        recipe: Recipe,
+        steps: int,
+        device: str | torch.device = "cpu",
+        teacher: Teacher | None = None,
+    ) -> None:
+        self.network, self.recipe, self._teacher = network, recipe, teacher
+        initial = initial_parameters(network, recipe.seed)
+        self.parameters = {
+            name: value.to(device) if _is_statistic(name) else torch.nn.Parameter(value.to(device))
+            for name, value in initial.items()
+        }
+        self.trained = {k: v for k, v in self.parameters.items() if not _is_statistic(k)}
+        self._taught = teacher and _to_tensors(teacher.weights, device)
+        decayed = [value for value in self.trained.values() if value.ndim > 1]
+        undecayed = [value for value in self.trained.values() if value.ndim == 1]
+        self.optimizer = torch.optim.AdamW(
+            [{"params": decayed}, {"params": undecayed, "weight_decay": 0.0}],
+            lr=recipe.learning_rate,
+            weight_decay=recipe.weight_decay,
+            fused=True,
+        )
+        self.schedule = torch.optim.lr_scheduler.OneCycleLR(
+            self.optimizer,
+            recipe.learning_rate,
+            total_steps=steps + 1,  # one more, as it steps after the last one too
+            pct_start=0.1,
+            cycle_momentum=False,
+        )
+        self.scores: Callable[[torch.Tensor], torch.Tensor] = lambda images: forward(
+            network, self.parameters, images, training=True
+        )
+
+    @property
+    def learning_rate(self) -> float:
+        """Of the next step."""
+        return self.schedule.get_last_lr()[0]
+
+    def step(self, images: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Learns from one batch: uint8 [N, C, H, W] and int64 [N].
+
+        Returns:
+            the mean loss, and how many were right, before the step.
+        """
+        scores = self.scores(images)
+        loss = F.cross_entropy(scores, labels)
+        if self._teacher:
+            with torch.no_grad():
+                example = forward(self._teacher.network, self._taught, images)
+            part = self.recipe.teacher_weight
+            divergence = _divergence(scores, example, self.recipe.temperature)
+            loss = (1 - part) * loss + part * divergence
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        self.schedule.step()
+        return loss.detach(), (scores.detach().argmax(1) == labels).sum()
+
+    def state(self) -> dict:
+        """Returns all that :meth:`restore` needs to go on from here."""
+        return {
+            "parameters": {name: value.detach().clone() for name, value in self.parameters.items()},
+            "optimizer": self.optimizer.state_dict(),
+            "schedule": self.schedule.state_dict(),
+        }
+
+    def restore(self, state: dict) -> None:
+        """Goes on from what :meth:`state` returned."""
+        with torch.no_grad():
+            for name, value in self.parameters.items():
+                value.copy_(state["parameters"][name])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.schedule.load_state_dict(state["schedule"])
 
 
 def train(
@@ -274,7 +367,7 @@ def train(
     Raises:
         InputError: the recipe does not fit the images, or training diverged.
     """
-    with _deterministic():
+    with deterministic():
         return _train(network, data, recipe, device, evaluate or {}, log, teacher)
 
 
@@ -293,24 +386,8 @@ def _train(
     images, labels = _tensors(data, device)
     others = {name: _tensors(other, device) for name, other in evaluate.items()}
     generator = torch.Generator().manual_seed(recipe.seed)
-    parameters = {k: v.to(device) for k, v in initial_parameters(network, recipe.seed).items()}
-    trained = {k: v.requires_grad_() for k, v in parameters.items() if not _is_statistic(k)}
-    taught = teacher and _to_tensors(teacher.weights, device)
-    decayed = [value for value in trained.values() if value.ndim > 1]
-    undecayed = [value for value in trained.values() if value.ndim == 1]
-    optimizer = torch.optim.AdamW(
-        [{"params": decayed}, {"params": undecayed, "weight_decay": 0.0}],
-        lr=recipe.learning_rate,
-        weight_decay=recipe.weight_decay,
-        fused=True,
-    )
-    schedule = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer,
-        recipe.learning_rate,
-        total_steps=recipe.epochs * steps + 1,  # one more, as it steps after the last one too
-        pct_start=0.1,
-        cycle_momentum=False,
-    )
+    trainee = Trainee(network, recipe, recipe.epochs * steps, device, teacher)
+    parameters = trainee.parameters
     settled = recipe.epochs - int(recipe.epochs * recipe.settle)
     begin = time.monotonic()
     for epoch in range(1, recipe.epochs + 1):
@@ -322,20 +399,10 @@ def _train(
         correct = torch.zeros((), device=device)
         batches = epoch_images.split(recipe.batch_size), epoch_labels.split(recipe.batch_size)
         for some, wanted in zip(*batches, strict=True):
-            rate = schedule.get_last_lr()[0]
-            scores = forward(network, parameters, some, training=True)
-            loss = F.cross_entropy(scores, wanted)
-            if teacher:
-                with torch.no_grad():
-                    example = forward(teacher.network, taught, some)
-                part = recipe.teacher_weight
-                loss = (1 - part) * loss + part * _divergence(scores, example, recipe.temperature)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            schedule.step()
-            loss_sum += loss.detach()
-            correct += (scores.detach().argmax(1) == wanted).sum()
+            rate = trainee.learning_rate
+            loss, right = trainee.step(some, wanted)
+            loss_sum += loss
+            correct += right
         entry = {
             "network": network.name,
             "epoch": epoch,

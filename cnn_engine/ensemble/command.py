@@ -9,6 +9,8 @@ import signal
 import sys
 import time
 import traceback
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +22,10 @@ from ..errors import CnnEngineError, InputError, expected
 from ..io.files import make_folder
 from ..io.images import Preprocess
 from ..measure import environment
-from . import augment, collect, members, meters, outputs, report, watchdog
+from . import augment, collect, members, meters, outputs, report, train, watchdog
 from .order import Order
 from .pipeline import FAIL, SKIP
-from .roles import ALL_SHARED, DESIGNS, IN_PROCESS, NONE, Roles, roles
+from .roles import ALL_SHARED, DATA_PARALLEL, DESIGNS, IN_PROCESS, NONE, Roles, roles
 from .run import Plan, RankRun, make_members
 from .source import Source, source
 from .transport import Transport, launched_rank, transport
@@ -59,7 +61,7 @@ def parser() -> argparse.ArgumentParser:
         help="one member, in the place of --members; may be given again. Keys: network or model (an ONNX "
         "file), weights, device, variant, dtype, name",
     )
-    add("--work", choices=(INFER,), default=INFER, help=f"default: {INFER}")
+    add("--work", choices=(INFER, TRAIN), default=INFER, help=f"default: {INFER}")
     add("--data", default="auto", metavar="PATH", help="a .tar of JPEGs or a folder that has train.tar "
         "and test.tar; a folder of images; jpeg:WxH: synthetic JPEGs of that size; or as for run "
         "(default: auto)")  # fmt: skip
@@ -103,6 +105,28 @@ def parser() -> argparse.ArgumentParser:
         "path; {} in it is the member's number")  # fmt: skip
     add("--threads", type=count(1, threads.MOST), metavar="N", help="of a rank's CPU work (default: the "
         "CPUs granted, divided among the ranks of a host)")  # fmt: skip
+    add("--data-parallel", action="store_true", help=f"with --work {TRAIN}: one model, of which every rank "
+        "has its part of each batch, by PyTorch's DistributedDataParallel")  # fmt: skip
+    add(
+        "--checkpoint-every",
+        type=count(1, 10**9),
+        metavar="N",
+        help="steps (default: those of an epoch)",
+    )
+    add("--resume", action="store_true", help="go on from the last checkpoint in --output that all members "
+        "have; from the beginning where there is none")  # fmt: skip
+    add(
+        "--learning-rate",
+        type=cli.number(0, 1000),
+        metavar="X",
+        help="highest (default: the recipe's)",
+    )
+    add(
+        "--weight-decay",
+        type=cli.number(0, 1000),
+        metavar="X",
+        help="of weights (default: the recipe's)",
+    )
     add("--nccl", action="store_true", help="send between GPUs by NCCL, one GPU a rank")
     add("--ceilings", type=cli.number(0, 600), default=1.0, metavar="S", help="seconds for each part alone, "
         "before the run (default: 1)")  # fmt: skip
@@ -193,6 +217,20 @@ def _check(options: argparse.Namespace) -> None:
         raise expected("--ranks", "the option --dry-run beside it", "none")
     if options.balance and options.work == TRAIN:
         raise expected("--balance", f"the work {INFER}", TRAIN)
+    if options.work == INFER:
+        for name in (
+            "data_parallel",
+            "checkpoint_every",
+            "resume",
+            "learning_rate",
+            "weight_decay",
+        ):
+            if getattr(options, name):
+                raise expected(f"--{name.replace('_', '-')}", f"the work {TRAIN}", INFER)
+    elif options.output is None:
+        raise expected("--output", f"a folder for the weights, with the work {TRAIN}", "none")
+    if options.data_parallel and (options.design or len(_specs(options)) > 1):
+        raise expected("--data-parallel", "one member, and no --design", "others")
     found = {f"--{name}": getattr(options, name) for name in ("json", "csv", "trace", "html")}
     if not launched_rank():
         cli.check_outputs(found)
@@ -206,6 +244,8 @@ def _specs(options: argparse.Namespace) -> list[members.Spec]:
 
 
 def _roles(options: argparse.Namespace, ranks: int, costs: list[float] | None = None) -> Roles:
+    if options.data_parallel:
+        return roles(DATA_PARALLEL, ranks, 1)
     design = options.design or (IN_PROCESS if ranks == 1 else ALL_SHARED)
     count = len(_specs(options))
     return roles(
@@ -217,7 +257,8 @@ def _dry_run(options: argparse.Namespace) -> str:
     ranks = options.ranks or int(os.environ.get("SLURM_NTASKS") or 1)
     found = _roles(options, ranks)
     names = [spec.name for spec in _specs(options)]
-    lines = [f"{found.design}: {DESIGNS[found.design]}"]
+    what = DESIGNS.get(found.design, "one model, each rank has its part of every batch")
+    lines = [f"{found.design}: {what}"]
     lines += [f"rank {rank}: {found.says(rank, names)}" for rank in range(ranks)]
     return "\n".join(lines)
 
@@ -270,13 +311,16 @@ class _Session:
         order = Order(
             len(self.source), options.batch, options.epochs, shuffle, options.seed, options.steps
         )
+        maker = self._trainer(order, specs, found) if options.work == TRAIN else None
+        if maker is not None:
+            order, maker = maker
         self.plan = Plan(
             found, order, tuple(specs), options.work, kind, options.seed, options.queue,
             options.prefetch, options.readers, options.decoders, options.corrupt,
             0.0 if options.no_ceilings else options.ceilings, options.nccl, options.digest,
         )  # fmt: skip
         self.members = make_members(
-            self.plan, self.rank, len(self.source), self.folder, self.threads
+            self.plan, self.rank, len(self.source), self.folder, self.threads, maker
         )
         self.run_of_rank = RankRun(
             self.plan, self.transport, self.watchdog, self.source, workload.network.input_shape,
@@ -284,13 +328,33 @@ class _Session:
         )  # fmt: skip
 
     def _placed(self, spec: members.Spec, hosts: list[str]) -> members.Spec:
-        from dataclasses import replace
-
         weights = spec.weights.replace("{}", str(spec.index))
         device = spec.device
         if device == "rank":
             device = f"cuda:{hosts[: self.rank].count(hosts[self.rank])}"
         return replace(spec, weights=weights, device=device)
+
+    def _trainer(
+        self, order: Order, specs: list[members.Spec], found: Roles
+    ) -> tuple[Order, Callable[[members.Spec], members.Member]]:
+        """Returns the order from where training begins, and what makes a member that trains."""
+        options = self.options
+        every = options.checkpoint_every or order.batches_per_epoch
+        if options.resume:
+            steps = [sorted(train.checkpoints(self.folder, spec)) for spec in specs]
+            known = self.transport.all(steps)
+            together = [{s for one in known for s in one[k]} for k in range(len(specs))]
+            order = replace(order, start=min(train.common_start(together), order.end))
+        replicas = self.transport.size if options.data_parallel else 1
+        last = order.samples % order.batch or order.batch
+        if min(last, order.batch) < 2 * replicas:
+            wanted = f"at least {2 * replicas} images in every step, of {order.samples}"
+            raise expected("--batch", wanted, f"{order.batch}, which leaves {last} in the last")
+        settings = train.Settings(
+            order, self.folder, options.seed, every, self.threads, options.learning_rate,
+            options.weight_decay, replicas,
+        )  # fmt: skip
+        return order, lambda spec: train.TrainMember(spec, settings, self.transport)
 
     def _costs(self, specs: list[members.Spec]) -> list[float]:
         """Returns the seconds that each member takes for a batch, measured on rank 0."""
@@ -301,9 +365,9 @@ class _Session:
             images = np.zeros((batch, *self.source.shape), np.uint8)
             for spec in specs:
                 member = members.InferMember(spec, batch, None, self.threads)
-                member.predict(images)
+                member.probe(images)
                 begin = time.perf_counter()
-                member.predict(images)
+                member.probe(images)
                 found.append(time.perf_counter() - begin)
                 member.close()
         return self.transport.all(found)[0]
@@ -321,7 +385,11 @@ class _Session:
         if self.first:
             assert results is not None
             assert reports is not None
-            extra = outputs.infer(self.plan, results, self.options.combine, self.folder)
+            extra = (
+                outputs.trained(self.plan, results)
+                if self.plan.work == TRAIN
+                else outputs.infer(self.plan, results, self.options.combine, self.folder)
+            )
             self._write(reports, extra)
         self.watchdog.finish()
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from .order import Order, split
 from .pipeline import Buffer, Pipeline
-from .roles import ALL_SHARED, MULTI, SINGLE, Roles
+from .roles import ALL_SHARED, DATA_PARALLEL, MULTI, SINGLE, Roles
 from .transport import Group, Request, Transport
 
 #: Seconds between two looks at messages that are not done, from the first to the longest.
@@ -96,8 +96,8 @@ def own_parts(roles: Roles, rank: int, order: Order) -> Iterator[np.ndarray] | N
     if rank not in roles.preprocessors:
         return None
     index, many = roles.preprocessors.index(rank), len(roles.preprocessors)
-    if roles.design in (ALL_SHARED, SINGLE):
-        return (order[number].part(index, many) for number in order.numbers)
+    if roles.design in (ALL_SHARED, SINGLE, DATA_PARALLEL):
+        return (order[number].part(index, many).samples for number in order.numbers)
     if roles.design == MULTI:
         return (order[number].samples for number in order.numbers[index::many])
     return (order[number].samples for number in order.numbers)

@@ -95,6 +95,9 @@ class Member(Protocol):
     spec: Spec
     device: Any
 
+    def probe(self, images: Any) -> Any:
+        """Does the work of a step on ``images``, and keeps nothing of it: to be timed."""
+
     def step(self, batch: Batch, images: Any, labels: np.ndarray) -> None:
         """Works on one batch: ``images`` uint8 [N, C, H, W], ``labels`` int32 [N]."""
 
@@ -142,7 +145,7 @@ class InferMember:
                     f"--output: cannot write {self._path}.part: {describe_os_error(error)}"
                 ) from error
 
-    def predict(self, images: Any) -> np.ndarray:
+    def probe(self, images: Any) -> np.ndarray:
         """Returns the probabilities of one batch, float32 [N, classes], and keeps nothing."""
         found = self._engine.predict(images)
         return found.get() if hasattr(found, "get") else np.asarray(found)
@@ -150,7 +153,7 @@ class InferMember:
     def step(self, batch: Batch, images: Any, labels: np.ndarray) -> None:
         if batch.number % self._part[1] != self._part[0]:
             return
-        found = self.predict(images)
+        found = self.probe(images)
         found = np.where((labels == CORRUPT)[:, None], np.float32("nan"), found)
         self.probabilities[batch.samples] = found
         self._labels[batch.samples] = labels

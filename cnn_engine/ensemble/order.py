@@ -45,10 +45,10 @@ class Batch:
     def __len__(self) -> int:
         return len(self.samples)
 
-    def part(self, index: int, parts: int) -> np.ndarray:
-        """Returns the samples of the part ``index`` of ``parts``."""
+    def part(self, index: int, parts: int) -> Batch:
+        """Returns the part ``index`` of ``parts``."""
         begin, end = split(len(self), parts)[index]
-        return self.samples[begin:end]
+        return Batch(self.number, self.epoch, self.samples[begin:end], self.first + begin)
 
 
 @dataclass(frozen=True)

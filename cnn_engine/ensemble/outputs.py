@@ -51,6 +51,14 @@ def infer(
     return {"accuracy": found if known else None, "combine": combine}
 
 
+def trained(plan: Plan, results: list[dict[int, dict[str, Any]]]) -> dict[str, Any]:
+    """Returns ``training``: the log of each member, and where its weights are."""
+    found = {}
+    for spec in plan.specs:
+        found[spec.name] = next(rank[spec.index] for rank in results if spec.index in rank)
+    return {"training": found}
+
+
 def write_json(path: str | os.PathLike[str], document: dict[str, Any]) -> None:
     """Writes the report as standard JSON."""
     write_text(path, json.dumps(json_report.finite(document), indent=1, allow_nan=False) + "\n")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..report import units
-from .roles import IN_PROCESS, NONE, Roles
+from .roles import DATA_PARALLEL, IN_PROCESS, NONE, Roles
 from .run import Plan, RankReport
 
 SCHEMA = 1
@@ -43,8 +43,10 @@ def document(plan: Plan, ranks: Sequence[RankReport], about: dict[str, Any]) -> 
     """
     roles = plan.roles
     working = [rank for rank in ranks if rank.steps.get("steps")]
+    whole = roles.design != DATA_PARALLEL  # each rank sees all images, or a part of them
     longest = max((rank.steps["total_s"] for rank in working), default=0.0)
-    images = max((rank.steps["images"] for rank in working), default=0)
+    seen = [rank.steps["images"] for rank in working]
+    images = max(seen, default=0) if whole else sum(seen)
     limits = ceilings(roles, ranks)
     corrupt = sorted({sample for rank in ranks for sample in rank.preprocessing.get("corrupt", ())})
     reasons = sorted({why for rank in ranks for why in rank.preprocessing.get("reasons", ())})
@@ -131,6 +133,14 @@ def text(found: dict[str, Any]) -> str:
                 else f"{units.UNKNOWN:>8}  no labels"
             )
             lines.append(f"{units.printable(name):<24}  {cells}")
+    if found.get("training"):
+        lines.append("")
+    for name, one in (found.get("training") or {}).items():
+        last = one["log"][-1] if one["log"] else None
+        if last:
+            right = units.percent(last["train_accuracy"])
+            what = f"loss {last['loss']:.4f}, training accuracy {right} in epoch {last['epoch']}"
+            lines.append(f"{units.printable(name)}: {what}: {one['weights']}")
     lines += [f"note: {note}" for note in found.get("notes", ())]
     return "\n".join(lines)
 

@@ -11,6 +11,9 @@ NONE, ALL_SHARED, SINGLE, MULTI, IN_PROCESS = (
     "none", "all-shared", "single-bcast", "multi-bcast", "in-process",
 )  # fmt: skip
 
+#: One model over all ranks, each with its part of every batch: not of ensembles, so not among the designs.
+DATA_PARALLEL = "data-parallel"
+
 #: Design -> what it does.
 DESIGNS = {
     NONE: "every member reads and decodes for itself",
@@ -90,6 +93,8 @@ def roles(
     Raises:
         InputError: the numbers do not fit each other.
     """
+    if design == DATA_PARALLEL:
+        return Roles(design, ranks, tuple(range(ranks)), ((0,),) * ranks)
     if design not in DESIGNS:
         raise expected("--design", f"one of {', '.join(DESIGNS)}", repr(design))
     broadcasts = design in (SINGLE, MULTI)

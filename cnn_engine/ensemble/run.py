@@ -19,12 +19,15 @@ from . import augment, exchange, measure
 from .exchange import Exchange, Groups, OwnBatches, own_parts
 from .members import InferMember, Member, Spec
 from .meters import CpuSampler, GpuSampler
-from .order import Order
+from .order import Batch, Order
 from .pipeline import Buffer, Pipeline
-from .roles import NONE, Roles
+from .roles import DATA_PARALLEL, NONE, Roles
 from .source import Source
 from .transport import NcclGroup, Transport
 from .watchdog import Watchdog
+
+#: Part of the epochs of training, at the end, in which images are mirrored alone; see the CIFAR-10 recipe.
+SETTLE = 0.1
 
 #: Batches that the ceiling of communication is measured with.
 CEILING_BATCHES = 24
@@ -62,6 +65,12 @@ class Plan:
     ceilings_s: float = 0.0
     nccl: bool = False
     digest: bool = False
+
+    def augmentation(self, batch: Batch) -> str:
+        """Returns how a batch is augmented: in the last epochs of training, images are no longer shifted."""
+        last = self.order.epochs - int(self.order.epochs * SETTLE)
+        settled = self.work == "train" and batch.epoch >= last
+        return "fast" if self.augment == "full" and settled else self.augment
 
 
 @dataclass
@@ -262,6 +271,8 @@ class RankRun:
         steps, event = self.steps, self.steps.event
         for number in self.plan.order.numbers:
             batch = self.plan.order[number]
+            if self.plan.roles.design == DATA_PARALLEL:
+                batch = batch.part(self.rank, self.plan.roles.ranks)
             first = perf_counter()
             for feed, iterator in zip(self._feeds, iterators, strict=True):
                 begin = perf_counter()
@@ -304,7 +315,7 @@ class RankRun:
 
             with cupy.cuda.Device(device.index):
                 images = cupy.asarray(images)  # once for all members of this GPU
-        return augment.augmented(images, batch, self.plan.augment, self.plan.seed)
+        return augment.augmented(images, batch, self.plan.augmentation(batch), self.plan.seed)
 
     def _hash(self, member: int, buffer: Buffer, images: Any) -> None:
         import hashlib
@@ -381,17 +392,18 @@ class RankRun:
                 one.close()
 
     def _members_alone(self, seconds: float) -> float | None:
-        probes = [member for member in self.members if isinstance(member, InferMember)]
-        if not probes or not len(self.plan.order):
+        if not self.members or not len(self.plan.order):
             return None
         batch = self.plan.order[self.plan.order.start]
+        if self.plan.roles.design == DATA_PARALLEL:
+            return None
         buffer = Buffer(len(batch), self.shape)
         buffer.images[...] = 0
         images = self._prepared(buffer, batch)
 
         def work() -> int:
-            for member in probes:
-                member.predict(images)
+            for member in self.members:
+                member.probe(images)
             return len(batch)
 
         return measure.rate(work, seconds, self.watchdog.tick)
