@@ -7,7 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+import tolerances
 
 from benchmarks import ensemble_faults as faults
 
@@ -100,3 +102,28 @@ def test_what_is_at_fault_in_the_options_is_told_once():
     errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert len(errors) == 1, done.stderr
     assert "--design: expected one of" in errors[0]
+
+
+def test_one_model_trains_in_two_processes(tmp_path):
+    """Gradients are averaged, so that the first steps' losses are those of one process, within noise."""
+    pytest.importorskip("torch")
+    generator = np.random.default_rng(0)
+    labels = generator.integers(0, 10, 64).astype(np.uint8)
+    images = generator.integers(0, 256, (64, 3, 32, 32), np.uint8)
+    np.savez(tmp_path / "images.npz", images=images, labels=labels)
+    words = ["--work", "train", "--data", str(tmp_path / "images.npz"), "--batch", "32", "--epochs"]
+    words += ["2", "--device", "cpu", "--threads", "1", "--no-ceilings", "--quiet", "--stall", "60"]
+    two, one = tmp_path / "two", tmp_path / "one"
+    done = mpirun(2, *words, "--data-parallel", "--output", str(two))
+    assert done.returncode == 0, done.stderr
+    command = [sys.executable, "-m", "cnn_engine.ensemble", *words, "--output", str(one)]
+    subprocess.run(command, check=True, cwd=ROOT, timeout=100)
+    losses = [
+        [json.loads(line)["loss"] for line in (path / "member-0.jsonl").read_text().splitlines()]
+        for path in (two, one)
+    ]
+    assert len(losses[0]) == 2
+    # Each process normalises by the statistics of its own half: the losses are near, not the same.
+    assert losses[0] == pytest.approx(losses[1], rel=tolerances.DATA_PARALLEL_LOSS)
+    report = json.loads((two / "report.json").read_text())
+    assert [rank["steps"]["images"] for rank in report["rank_reports"]] == [64, 64]

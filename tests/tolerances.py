@@ -182,3 +182,9 @@ def assert_same_function(found: np.ndarray, wanted: np.ndarray) -> None:
     scale = np.abs(wanted).max(initial=1.0)
     bound = 2**13 * np.finfo(np.float64).eps * scale
     assert_close(found, wanted, bound)
+
+
+#: Relative, of the mean losses of two epochs that train one model in two processes and in one. Batch
+#: normalisation has the statistics of 16 images in place of 32: means differ by some 1/sqrt(16) of the
+#: spread, which a loss near log(10) shows a tenth of.
+DATA_PARALLEL_LOSS = 0.1

@@ -136,7 +136,7 @@ def parser() -> argparse.ArgumentParser:
     add("--stall", type=cli.number(0, 10**6), default=watchdog.STALL_S, metavar="S", help="a rank whose own "
         f"work does not go on for so long hangs, and ends all (default: {watchdog.STALL_S:g})")  # fmt: skip
     add("--start-timeout", type=cli.number(0, 10**6), default=watchdog.START_S, metavar="S",
-        help=f"the same before the first step (default: {watchdog.START_S:g})")  # fmt: skip
+        help=f"the same until the first step is done (default: {watchdog.START_S:g})")  # fmt: skip
     add("--output", metavar="DIR", help="for members' probabilities or weights, and report.json")
     for option, what in (
         ("json", "the result as JSON"),

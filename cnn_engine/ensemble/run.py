@@ -218,7 +218,8 @@ class RankRun:
             core_s = time.process_time()
             self._begin = perf_counter()
             try:
-                self.watchdog.started()
+                if not self.members:
+                    self.watchdog.started()
                 self.watchdog.doing("main", None)
                 self._feeds = self._open(plan.order)
                 self._go_through()
@@ -300,6 +301,8 @@ class RankRun:
                 steps.augment_s += ready - waited
                 event("wait", "waiting", begin - self._begin, waited - self._begin, number)
                 event("augment", "augment", waited - self._begin, ready - self._begin, number)
+            if not steps.steps:
+                self.watchdog.started()
             steps.steps += 1
             steps.images += len(batch)
             steps.slowest_s = max(steps.slowest_s, perf_counter() - first)

@@ -161,10 +161,11 @@ class TrainMember:
             raise expected("--learning-rate", "one that converges", f"a loss of {loss.item()}")
         order, done = self._settings.order, batch.number + 1
         if done % order.batches_per_epoch == 0 or done == order.end:
+            loss_sum, right_sum, seen = self._sums.tolist()
             self._log.append({
                 "network": self.spec.name, "epoch": batch.epoch + 1, "steps": done,
-                "learning_rate": rate, "loss": self._sums[0] / self._sums[2],
-                "train_accuracy": self._sums[1] / self._sums[2],
+                "learning_rate": rate, "loss": loss_sum / seen,
+                "train_accuracy": right_sum / seen,
                 "seconds": round(time.monotonic() - self._begin, 2),
             })  # fmt: skip
             self._sums[:] = 0

@@ -26,7 +26,7 @@ from .transport import Mpi, Transport
 ROUND_S, BEAT_S, MISSED_S = 0.1, 0.5, 5.0
 #: Seconds without progress after which a rank that does not wait for others is taken to hang.
 STALL_S = 7.0
-#: The same before the first batch, in which weights are read and libraries start.
+#: The same until the first batch is done: weights are read, libraries start and choose their kernels.
 START_S = 60.0
 #: Seconds that ranks have to keep what they did before all are ended.
 GRACE_S = 1.0
@@ -78,7 +78,7 @@ class Watchdog:
         self._world: Any = None
         if isinstance(transport, Mpi):
             self._world = transport.world.Dup()
-        self._heard = monotonic()
+        self._heard, self._heard_started = monotonic(), False
         self._sent = 0.0
         self._requests: list[Any] = []
         self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
@@ -100,7 +100,7 @@ class Watchdog:
             self._ticks += 1
 
     def started(self) -> None:
-        """Tells that the first batch is about to be worked on."""
+        """Tells that the first batch is done, on a rank without members that it begins."""
         self._started = True
         self.tick()
 
@@ -160,19 +160,21 @@ class Watchdog:
         self._requests = [request for request in self._requests if not request.Test()]
         if now - self._sent >= BEAT_S:
             self._sent = now
-            self._requests.append(self._world.isend(None, following, _BEAT))
+            self._requests.append(self._world.isend(self._started, following, _BEAT))
         while self._world.iprobe(tag=_BEAT):
-            self._world.recv(tag=_BEAT)
+            self._heard_started = self._world.recv(tag=_BEAT)
             self._heard = now
         if self._world.iprobe(tag=_FAULT):
             self.fault, self.code = self._world.recv(tag=_FAULT)
             _thread.interrupt_main()
             self._stop.wait(2 * GRACE_S)
             self._abort()
-        if now - self._heard > MISSED_S and self.size > 1:
+        # Python's lock is held while large libraries are loaded, so that a rank may be silent as it starts.
+        limit = MISSED_S if self._heard_started else self._start_s
+        if now - self._heard > limit and self.size > 1:
             before = (self.rank - 1) % self.size
             self._end(
-                f"{self._name(before)}: expected a sign of life within {MISSED_S:g} s, found none",
+                f"{self._name(before)}: expected a sign of life within {limit:g} s, found none",
                 LOST,
             )
 
