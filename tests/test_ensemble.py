@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 import threading
 import types
 from collections import defaultdict
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,6 +22,7 @@ from cnn_engine.ensemble.order import Order
 from cnn_engine.errors import InputError
 from cnn_engine.io.images import Preprocess
 
+ROOT = Path(__file__).resolve().parents[1]
 SHARING = (roles.ALL_SHARED, roles.SINGLE, roles.MULTI)
 QUIET = ["--quiet", "--no-ceilings", "--device", "cpu", "--threads", "1"]
 
@@ -481,3 +485,31 @@ def test_the_table_is_written_as_parquet(tmp_path):
     rows = collect.table(collect.read(tmp_path))
     collect.write_parquet(rows, tmp_path / "table.parquet")
     assert parquet.read_table(tmp_path / "table.parquet").to_pylist() == rows
+
+
+# ---- job scripts ----
+
+
+@pytest.mark.parametrize(
+    ("script", "wanted"),
+    [
+        ("ensemble.slurm", ["single-bcast: ", "rank 0: preprocesses; merges; member 0 (cifar10-0)",
+                            "rank 1: preprocesses; member 1 (cifar10-1)",
+                            "rank 2: member 2 (cifar10-2)", "rank 3: member 3 (cifar10-3)"]),
+        ("ensemble.pbs", ["all-shared: ", *(f"rank {k}: preprocesses; member {k} (cifar10-{k})"
+                                            for k in range(4))]),
+    ],
+)  # fmt: skip
+def test_job_scripts_parse_and_print_every_role(script, wanted):
+    path = ROOT / "examples" / "cluster" / script
+    subprocess.run(["bash", "-n", str(path)], check=True)
+    names = ("PATH", "HOME", "PYTHONPATH")
+    kept = {key: value for key, value in os.environ.items() if key in names}
+    found = subprocess.run(
+        ["bash", str(path)], cwd=ROOT, capture_output=True, text=True, timeout=100,
+        env={**kept, "DRY_RUN": "1", "DATA": "test.tar", "PYTHON": sys.executable},
+    )  # fmt: skip
+    assert found.returncode == 0, found.stderr
+    lines = found.stdout.splitlines()
+    assert len(lines) == len(wanted)
+    assert all(line.startswith(start) for line, start in zip(lines, wanted, strict=True))

@@ -23,7 +23,7 @@ WORDS = ("--data", "jpeg:40x30", "--images", "150", "--batch", "16", "--augment"
          "--ceilings", "0.1", "--stall", "30")  # fmt: skip
 
 
-def mpirun(ranks, *words, timeout_s=100):
+def mpirun(ranks, *words, timeout_s=250):
     return subprocess.run(
         [faults.mpirun(), "-n", str(ranks), sys.executable, "-m", "cnn_engine.ensemble", *words],
         capture_output=True, text=True, timeout=timeout_s, env=faults.environment(), cwd=ROOT,
@@ -112,7 +112,8 @@ def test_one_model_trains_in_two_processes(tmp_path):
     images = generator.integers(0, 256, (64, 3, 32, 32), np.uint8)
     np.savez(tmp_path / "images.npz", images=images, labels=labels)
     words = ["--work", "train", "--data", str(tmp_path / "images.npz"), "--batch", "32", "--epochs"]
-    words += ["2", "--device", "cpu", "--threads", "1", "--no-ceilings", "--quiet", "--stall", "60"]
+    words += ["2", "--device", "cpu", "--threads", "1", "--no-ceilings", "--quiet"]
+    words += ["--stall", "60", "--start-timeout", "200"]
     two, one = tmp_path / "two", tmp_path / "one"
     done = mpirun(2, *words, "--data-parallel", "--output", str(two))
     assert done.returncode == 0, done.stderr

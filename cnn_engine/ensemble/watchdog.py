@@ -27,7 +27,7 @@ ROUND_S, BEAT_S, MISSED_S = 0.1, 0.5, 5.0
 #: Seconds without progress after which a rank that does not wait for others is taken to hang.
 STALL_S = 7.0
 #: The same until the first batch is done: weights are read, libraries start and choose their kernels.
-START_S = 60.0
+START_S = 120.0
 #: Seconds that ranks have to keep what they did before all are ended.
 GRACE_S = 1.0
 
