@@ -30,6 +30,7 @@ QUIET = ["--quiet", "--no-ceilings", "--device", "cpu", "--threads", "1"]
 # ---- roles ----
 
 
+@settings(deadline=None)
 @given(
     st.sampled_from(list(roles.DESIGNS)), st.integers(1, 12), st.integers(1, 20),
     st.one_of(st.none(), st.integers(1, 12)), st.booleans(),
@@ -52,6 +53,7 @@ def test_every_member_is_somewhere_once_and_somebody_preprocesses(
     assert all(found.says(rank) for rank in range(ranks))
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(0.01, 100), min_size=1, max_size=8), st.integers(1, 12))
 def test_costly_members_get_more_of_the_ranks(costs, ranks):
     placed = roles.place(costs, ranks, replicate=True)

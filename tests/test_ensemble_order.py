@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cnn_engine.ensemble import augment, order, philox
@@ -30,6 +30,7 @@ def test_philox_gives_the_known_answers(counter, key, expected):
     assert (drawn == drawn[0]).all()
 
 
+@settings(deadline=None)
 @given(st.integers(1, 500), st.integers(0, 2**63 - 1), st.integers(0, 2**32 - 1))
 def test_an_epoch_has_every_sample_once(samples, seed, epoch):
     found = order.permutation(samples, seed, epoch)
@@ -43,6 +44,7 @@ def test_epochs_and_seeds_differ():
     assert (first != order.permutation(1000, 1, 0)).sum() > 900
 
 
+@settings(deadline=None)
 @given(st.integers(0, 10_000), st.integers(1, 64))
 def test_parts_cover_a_length_evenly(length, parts):
     ranges = order.split(length, parts)
@@ -53,6 +55,7 @@ def test_parts_cover_a_length_evenly(length, parts):
     assert max(sizes) - min(sizes) <= 1
 
 
+@settings(deadline=None)
 @given(
     st.integers(1, 300), st.integers(1, 70), st.integers(1, 3), st.booleans(),
     st.one_of(st.none(), st.integers(1, 20)), st.integers(0, 20), st.integers(1, 8),
@@ -77,6 +80,7 @@ def test_a_number_beyond_the_end_is_refused():
         order.Order(10, 5)[2]
 
 
+@settings(deadline=None)
 @given(st.sampled_from(augment.KINDS), st.integers(0, 2**40), st.integers(1, 9), st.integers(1, 9))
 def test_an_image_is_augmented_the_same_in_any_company(kind, seed, height, width):
     images = np.random.default_rng(0).integers(0, 256, (12, 3, height, width), np.uint8)

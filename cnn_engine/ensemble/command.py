@@ -187,6 +187,9 @@ def _main(arguments: list[str] | None) -> int:
         if transported.size == 1:
             raise
         watching.failed(error, cli.INPUT_AT_FAULT)
+    except BrokenPipeError:
+        transported.close()
+        raise
     except Exception as error:
         where = traceback.extract_tb(error.__traceback__)[-1]
         place = f"{os.path.basename(where.filename)}:{where.lineno}"
@@ -390,7 +393,11 @@ class _Session:
                 if self.plan.work == TRAIN
                 else outputs.infer(self.plan, results, self.options.combine, self.folder)
             )
-            self._write(reports, extra)
+            try:
+                self._write(reports, extra)
+            except BrokenPipeError:  # who read the text has gone; the files are written
+                self.watchdog.finish()
+                raise
         self.watchdog.finish()
 
     def interrupted(self) -> int:
@@ -448,6 +455,6 @@ class _Session:
         if self.folder is not None:
             outputs.write_json(self.folder / "report.json", document)
         paths = {name: getattr(options, name) for name in ("json", "csv", "trace", "html")}
-        if not options.quiet and "-" not in paths.values():
-            print(report.text(document))
         outputs.write(document, reports, paths)
+        if not options.quiet and "-" not in paths.values():
+            print(report.text(document), flush=True)
