@@ -323,6 +323,7 @@ void multiply_runs(const Product& p, int begin, int end, const Epilogue& epilogu
                           int tiles = (rows + most - 1) / most;
                           for (int row = 0; row < rows;) {
                             int count = (rows - row + tiles - 1) / tiles;
+                            if (count > most) count = most;
                             while (!functions[count]) --count;
                             tile.x = x + from + row * p.stride;
                             tile.y = y + k + row * p.y_stride;
