@@ -5,6 +5,7 @@
 #include <math.h>
 
 #include "cpu/math.h"
+#include "cpu/sigmoid.h"
 #include "runtime/parallel.h"
 
 namespace cnn_engine::cpu::CNN_ENGINE_ISA {
@@ -103,6 +104,15 @@ void run(const float* input, float* output, std::int64_t size, double a, double 
 
 void unary(const float* input, float* output, std::int64_t size, UnaryFunction function,
            float alpha, float beta, int threads) {
+#if defined(__AVX512F__)
+  if (function == UnaryFunction::sigmoid || function == UnaryFunction::swish) {
+    const auto part = function == UnaryFunction::swish ? sigmoids<true> : sigmoids<false>;
+    return parallel_for(size, unary_swish::kCost / 2, threads,
+                        [=](std::int64_t begin, std::int64_t end) {
+                          part(input + begin, output + begin, end - begin, alpha);
+                        });
+  }
+#endif
   switch (function) {
 #define CNN_ENGINE_RUN(name) \
   case UnaryFunction::name:  \
