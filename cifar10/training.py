@@ -142,7 +142,11 @@ def forward(
     Returns:
         float32 [N, classes], before the softmax.
     """
-    x = images.float() * network.scale + network.offset
+    scale, offset = (
+        torch.tensor(values, dtype=torch.float32, device=images.device).reshape(-1, 1, 1)
+        for values in (network.scale, network.offset)
+    )
+    x = images.float() * scale + offset
     for layer in network.layers:
         x = _apply(layer, parameters, x, training)
     return x

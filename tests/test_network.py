@@ -1,11 +1,66 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from cnn_engine.workloads.cifar10 import WORKLOAD
 
-from cnn_engine import Conv2d, InputError, Linear, MaxPool2d, Network, Relu, Softmax, workload
+from cnn_engine import (
+    Conv2d,
+    Engine,
+    InputError,
+    Linear,
+    MaxPool2d,
+    Network,
+    Relu,
+    Softmax,
+    UnsupportedError,
+    workload,
+)
 from cnn_engine.workload import Workload
+
+SCALES, OFFSETS = (1 / 58, 1 / 57, 1 / 59), (-2.1, -2.0, -1.8)
+
+
+def per_channel() -> Network:
+    layers = (Conv2d("conv1", 8, 3, padding=1), Relu("relu1"), Linear("fc", 5), Softmax("softmax"))
+    return Network("per_channel", (3, 6, 7), layers, SCALES, OFFSETS)
+
+
+@pytest.mark.parametrize("variant", ["if", "pad", "blocked", "auto"])
+def test_scale_and_offset_of_each_channel(variant):
+    """The same as one scale and offset over images that were normalised outside."""
+    network = per_channel()
+    weights = network.random_weights()
+    pixels = np.random.default_rng(0).integers(0, 256, (5, 3, 6, 7), np.uint8)
+    scale, offset = (np.float32(values).reshape(3, 1, 1) for values in (SCALES, OFFSETS))
+    floats = pixels.astype(np.float32) * scale + offset
+    engine = Engine(network, weights=weights, device="cpu", variant=variant)
+    assert engine.check(pixels).passed
+    found, wanted = engine.predict(pixels), engine.predict(floats)
+    assert np.abs(found - wanted).max() <= engine.check(pixels).tolerance
+    plain = Engine(
+        replace(network, scale=SCALES[0], offset=OFFSETS[0]), weights=weights, device="cpu"
+    )
+    assert np.abs(plain.predict(pixels) - wanted).max() > 1e-3
+
+
+def test_fused_says_that_it_has_one_scale():
+    with pytest.raises(UnsupportedError, match="expected one scale and offset for all channels"):
+        Engine(per_channel(), weights="random", device="cpu", variant="fused")
+
+
+def test_scales_that_do_not_fit_are_refused():
+    layers = (Linear("fc", 2), Softmax("softmax"))
+    for scale in ((1.0, 2.0), (1.0, float("nan"), 1.0), "1", [[1.0] * 3]):
+        with pytest.raises(
+            InputError, match="n: scale: expected a finite number, or 3, one a channel"
+        ):
+            Network("n", (3, 4, 4), layers, scale)
+    network = Network("n", (3, 4, 4), layers, [1, 2, 3], np.float32([0, 0, 1]))
+    assert (network.scale, network.offset) == ((1.0, 2.0, 3.0), (0.0, 0.0, 1.0))
+    assert hash(network) == hash(replace(network))
 
 
 def test_cifar10_is_the_thesis_network():

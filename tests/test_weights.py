@@ -26,6 +26,32 @@ def test_safetensors_round_trip(tmp_path):
     assert all((found[name] == wanted[name]).all() for name in wanted)
 
 
+def test_bfloat16_is_read_as_float32(tmp_path):
+    """Beside other types, with every exponent and sign; the bits are the upper half of float32's."""
+    wanted = np.float32([[1.0, -2.5], [1.0078125, 3.3895314e38]])
+    tiny = np.float32([-1e-40, 0.0])  # a subnormal, as bfloat16 has it
+    halves = [(values.view(np.uint32) >> 16).astype("<u2") for values in (wanted, tiny)]
+    entries = {
+        "fc.weight": {"dtype": "BF16", "shape": [2, 2], "data_offsets": [0, 8]},
+        "fc.bias": {"dtype": "F16", "shape": [2], "data_offsets": [8, 12]},
+    }
+    path = tmp_path / "w.safetensors"
+    path.write_bytes(hostile(entries, halves[0].tobytes() + np.float16([0.5, -7]).tobytes()))
+    found = weights.read(path, TINY)
+    assert found["fc.weight"].dtype == np.float32
+    assert np.array_equal(found["fc.weight"], (halves[0].astype(np.uint32) << 16).view(np.float32))
+    assert np.array_equal(found["fc.weight"][:, 0], wanted[:, 0])
+    assert list(found["fc.bias"]) == [0.5, -7]
+    entries["fc.bias"]["dtype"] = "BF16"
+    path.write_bytes(hostile(entries, halves[0].tobytes() + halves[1].tobytes()))
+    found = weights.read(path, TINY)["fc.bias"]
+    assert found[0] == pytest.approx(-1e-40, rel=0.01)
+    assert found[1] == 0
+    path.write_bytes(hostile(entries, halves[0].tobytes()))  # cut off
+    with pytest.raises(InputError, match=r"w\.safetensors: expected"):
+        weights.read(path, TINY)
+
+
 def test_convnetjs_golden_output_of_conv1(test_data):
     found = weights.read(test_data("convnetjs-cifar10"), NETWORK)
     gold = test_data("convnetjs-cifar10/conv1_image0.gold.txt").read_text().split()[1:]

@@ -11,7 +11,7 @@ from typing import ClassVar
 import numpy as np
 
 from .. import operators
-from ..errors import InputError, UnsupportedError
+from ..errors import InputError, UnsupportedError, expected
 from ..operators import Cost, Operator, Value
 from ..operators.windows import Pair
 from .graph import Graph, Node
@@ -204,6 +204,10 @@ class LayerInfo:
         return _inputs(batch, self.input_shape, self.parameters)
 
 
+def _numbers(value: float | tuple[float, ...]) -> tuple[float, ...]:
+    return value if isinstance(value, tuple) else (value,)
+
+
 def _inputs(
     batch: int, shape: tuple[int, ...], parameters: Mapping[str, tuple[int, ...]]
 ) -> list[Value]:
@@ -219,14 +223,28 @@ class Network:
         name: the network's name on the command line.
         input_shape: (channels, rows, columns) of one image.
         layers: in order; names are unique; the last one's output is one row of class probabilities.
-        scale, offset: a pixel (uint8) enters the first layer as ``pixel * scale + offset``.
+        scale, offset: a pixel (uint8) enters the first layer as ``pixel * scale + offset``: one number for
+            all channels, or one for each.
+
+    Raises:
+        InputError: ``scale`` or ``offset`` does not fit the channels.
     """
 
     name: str
     input_shape: tuple[int, int, int]
     layers: tuple[Layer, ...]
-    scale: float = 1 / 255
-    offset: float = 0.0
+    scale: float | tuple[float, ...] = 1 / 255
+    offset: float | tuple[float, ...] = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("scale", "offset"):
+            values = np.asarray(getattr(self, name))
+            fits = values.ndim == 0 or values.shape == self.input_shape[:1]
+            if not fits or values.dtype.kind not in "iuf" or not np.isfinite(values).all():
+                wanted = f"a finite number, or {self.input_shape[0]}, one a channel"
+                raise expected(f"{self.name}: {name}", wanted, getattr(self, name))
+            if values.ndim:  # a list or an array becomes what can be hashed and compared
+                object.__setattr__(self, name, tuple(map(float, values)))
 
     @cached_property
     def infos(self) -> tuple[LayerInfo, ...]:
@@ -277,7 +295,7 @@ class Network:
         value = "images"
         nodes = []
         if pixels:
-            normalize = operators.normalize.Normalize((self.scale,), (self.offset,))
+            normalize = operators.normalize.Normalize(*map(_numbers, (self.scale, self.offset)))
             nodes.append(Node("normalize", normalize, (value,), ("normalized",)))
             value = "normalized"
         shape = self.input_shape
