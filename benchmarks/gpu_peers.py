@@ -23,6 +23,7 @@ from cnn_engine.workloads.cifar10.network import NETWORK, WORKLOAD
 
 from cnn_engine import InputError, _cpu
 from cnn_engine.devices import cuda_module
+from cnn_engine.engine.check import LIMITS
 from cnn_engine.graph import reference
 from cnn_engine.io.files import atomic_write, check_writable
 
@@ -31,8 +32,6 @@ from .gpu_contestants import Contestant, Jax, Ours, Torch, sample, streamed
 
 DTYPES = ("float32", "tf32", "float16", "bfloat16")
 BATCHES = (1, 5, 20, 100, 1000, 10000, 50000)
-#: Largest |probability - float64's| that is timed.
-ERROR = {"float32": 1e-5, "tf32": 2e-2, "float16": 2e-2, "bfloat16": 1e-1}
 FLOPS = NETWORK.flops(1)
 BYTES = int(np.prod(NETWORK.input_shape)) + 4 * NETWORK.classes
 CHECKED = 256  # images compared with float64
@@ -133,7 +132,7 @@ def compete(
             contestant.wait()
         cupy.cuda.Device().synchronize()
         diff = difference(contestant.probabilities(), wanted)
-        if diff[0] > ERROR[contestant.dtype]:
+        if diff[0] > LIMITS["cuda"][contestant.dtype]:
             if contestant.ours:
                 raise SystemExit(
                     f"{contestant.name}, batch {batch}: {diff[0]:.3g} from float64: not timed"

@@ -9,6 +9,7 @@ import pytest
 import tolerances
 
 from cnn_engine.devices import cuda_module
+from cnn_engine.engine.check import LIMITS
 from cnn_engine.engine.fused import description
 from cnn_engine.graph import reference
 from cnn_engine.graph.network import Conv2d, Linear, MaxPool2d, Network, Relu, Softmax, Tanh
@@ -48,13 +49,7 @@ BATCHES = [1, 2, 3, 16, 17, 31, 33, 127, 133, 1001]
 #: Passes over one batch that must all give the same: a race shows in some.
 REPEATS = 200
 
-#: Roundings of 11 and 8 bits through three layers, on probabilities: 40 units of either format.
-ERROR = {
-    "float32": tolerances.PROBABILITY,
-    "tf32": 40 * 2.0**-11,
-    "float16": 40 * 2.0**-11,
-    "bfloat16": 40 * 2.0**-8,
-}
+ERROR = LIMITS["cuda"]
 
 
 def fused(network: Network, weights: dict[str, np.ndarray], dtype: str, **options):

@@ -12,11 +12,14 @@ import tolerances
 
 from cnn_engine.devices.cpu import CpuDevice
 from cnn_engine.engine.placement import Placement
+from cnn_engine.engine.placement import place as placed
 from cnn_engine.engine.plan import Program, build
 from cnn_engine.engine.variants import Choice
+from cnn_engine.errors import UnsupportedError
 from cnn_engine.graph.graph import Graph, Node, Value
 from cnn_engine.operators import KINDS
 from cnn_engine.operators.binary import Binary
+from cnn_engine.operators.conv2d import Conv2d
 from cnn_engine.operators.reduce import Reduce
 from cnn_engine.operators.resize import COORDINATES
 from cnn_engine.operators.unary import Unary
@@ -31,6 +34,27 @@ def place(request):
     from cnn_engine.devices.cuda import CudaDevice
 
     return CudaDevice(0)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "stride", "fits"),
+    [((5, 5), (1, 1), True), ((11, 11), (4, 4), True), ((99, 99), (1, 1), False), ((5, 5), (80, 80), False)],
+)  # fmt: skip
+def test_tiled_says_what_does_not_fit_before_anything_runs(kernel, stride, fits):
+    """On a GPU that is not there: the plan is refused, and what chooses by itself takes another."""
+    values = {"x": (1, 3, 400, 400), "w": (4, 3, *kernel)}
+    op = Conv2d(stride)
+    node = Node("conv", op, ("x", "w"), ("y",))
+    images = Value("x", values["x"], "float32")
+    graph = Graph("test", (images,), ("y",), (node,), {"w": np.zeros(values["w"], np.float32)})
+    placement = Placement(fake_cuda.FakeCuda(), "resident", 1)
+    if fits:
+        assert placed(graph, placement, "tiled", False).kernels["conv"].name == "tiled"
+        return
+    words = "--variant: tiled: node conv .*: expected a kernel whose tile fits into 49,152 bytes of shared"
+    with pytest.raises(UnsupportedError, match=words):
+        placed(graph, placement, "tiled", False)
+    assert placed(graph, placement, None, False).kernels["conv"].name == "blocked"
 
 
 def run(place, op, *arrays, known=(), host=False):

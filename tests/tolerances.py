@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from cnn_engine.engine.check import LIMITS
+
 EPS = np.finfo(np.float32).eps
 
 #: Times sqrt(n): the slack over the expected error of random signs, so that a tail event is not a failure.
@@ -20,7 +22,7 @@ SLACK = 8.0
 FUNCTION_ULPS = 8.0
 
 #: Probabilities of a whole network in float32: three layers of sums; the project's own limit.
-PROBABILITY = 1e-5
+PROBABILITY = LIMITS["cpu"]["float32"]
 
 #: Outputs of a network of some tens of layers, as a part of the largest, beside another float32 computation
 #: of it: the requirement is 1e-5 of the largest logit from float64's.

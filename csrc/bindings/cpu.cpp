@@ -2,6 +2,7 @@
 #include "bindings/no_gil.h"
 #include "bindings/operators.h"
 #include "cpu/kernels.h"
+#include "ops/conv2d_tiles.h"
 
 namespace cnn_engine::bindings {
 
@@ -72,6 +73,9 @@ PYBIND11_MODULE(_cpu, module) {
       "The instruction sets built in that this CPU has, narrowest first.");
   module.def("bfloat16_why_not", &cpu::bfloat16_why_not,
              "Why nothing can be multiplied in bfloat16 here, or an empty text.");
+  module.def("fits_conv2d_tiled", &fits_conv2d_tiled,
+             "Whether a tile of a convolution fits into the shared memory that any GPU has.");
+  module.attr("tiled_shared_bytes") = kTiledSharedBytes;
   module.def("select_instruction_set",
              [](const std::string& name) { cpu::select_instruction_set(name.c_str()); });
   module.def("selected_instruction_set", &cpu::selected_instruction_set);

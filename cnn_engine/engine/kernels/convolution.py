@@ -31,7 +31,17 @@ def why_not(node: Node, graph: Graph) -> str | None:
 def _not_tiled(node: Node, graph: Graph) -> str | None:
     if node.op.groups != 1:
         return f"expected one group, found {node.op.groups}"
-    return why_not(node, graph)
+    if reason := why_not(node, graph):
+        return reason
+    shape = shape_of(node, *graph.inputs_of(node)[:2])
+    if not _cpu.fits_conv2d_tiled(shape):
+        rows, columns = graph.values[node.inputs[1]].shape[2:]
+        strides = "x".join(map(str, node.op.stride))
+        return (
+            f"expected a kernel whose tile fits into {_cpu.tiled_shared_bytes:,} bytes of shared memory, "
+            f"found {rows}x{columns} with stride {strides}"
+        )
+    return None
 
 
 def _is_small(node: Node, graph: Graph) -> bool:
