@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import random
 import shutil
 import signal
@@ -24,11 +23,14 @@ from pathlib import Path
 import numpy as np
 import psutil
 
+from cnn_engine.devices.cpu import CpuDevice
 from cnn_engine.measure import environment
 from cnn_engine.workload import get
 
 ROOT = Path(__file__).resolve().parents[1]
 TIMEOUT_S = 300
+
+CORRUPT = "corrupt JPEG"
 
 
 @dataclass
@@ -57,7 +59,9 @@ class Stand:
     def start(self, output: Path, *more: str, **options: object) -> subprocess.Popen:
         return subprocess.Popen(
             self.command(output, *more),
-            cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, **options,
+            cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            # A shell lets what it runs in the background ignore Ctrl-C.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL), **options,
         )  # fmt: skip
 
     def wait_a_while(self, share: float = 1.0) -> None:
@@ -93,12 +97,11 @@ def make_inputs(folder: Path, images: int, tars: int) -> None:
 def end(process: subprocess.Popen) -> int:
     """Waits for a process; returns its exit code."""
     try:
-        process.communicate(timeout=TIMEOUT_S)
+        return process.wait(timeout=TIMEOUT_S)
     except subprocess.TimeoutExpired:
         process.kill()
-        process.communicate()
+        process.wait()
         return -999
-    return process.returncode
 
 
 def children(process: subprocess.Popen, name: str) -> list[psutil.Process]:
@@ -213,7 +216,10 @@ FAULTS: dict[str, tuple[Callable[[Stand, Path], int], tuple[int, ...]]] = {
     "kill -9 a worker": (kill_worker, (0,)),
     "kill -9 the parent": (kill_parent, (-signal.SIGKILL, 0)),
     "Ctrl-C": (interrupt, (130, 0)),
-    "SIGTERM": (terminate, (143, 0)),
+    "SIGTERM": (
+        terminate,
+        (143, -signal.SIGTERM, 0),
+    ),  # before the command has begun, as any program
     "full disk": (full_disk, (2,)),
     "unreadable shard": (unreadable_shard, (1, 0)),
     "two commands on one folder": (two_commands, (0,)),
@@ -268,7 +274,7 @@ def corrupt_jpegs(stand: Stand, repeats: int) -> dict[str, object]:
         )
         shutil.rmtree(output)
     return {
-        "fault": "corrupt JPEG",
+        "fault": CORRUPT,
         "times": repeats,
         "exit_codes": {"0": repeats},
         "identical": good,
@@ -323,20 +329,29 @@ def main() -> int:
     options = p.parse_args()
     load = environment.host_load()
     stand = stand_in(Path(options.work), options.images, options.tars, options.seed)
-    rows = []
-    for name in (*FAULTS, "corrupt JPEG"):
-        if options.only and name not in options.only:
-            continue
-        if name == "corrupt JPEG":
+    rows: list[dict[str, object]] = []
+    names = [name for name in (*FAULTS, CORRUPT) if not options.only or name in options.only]
+    for name in names:
+        if name == CORRUPT:
             rows.append(corrupt_jpegs(stand, options.repeats))
         else:
             rows.append(strike(stand, name, options.repeats))
         print(rows[-1], flush=True)
-    from cnn_engine.devices.cpu import CpuDevice
+        write(Path(options.output), options, stand, load, rows)
+    return 0 if all(row["identical"] == row["times"] for row in rows) else 1
 
+
+def write(
+    output: Path,
+    options: argparse.Namespace,
+    stand: Stand,
+    load: float | None,
+    rows: list[dict[str, object]],
+) -> None:
+    """Writes what is known so far, as JSON and as a table."""
     document = {
         "command": " ".join(["python", "-m", "benchmarks.infer_faults", *sys.argv[1:]]),
-        "started": environment.now(),
+        "written": environment.now(),
         "environment": environment.describe(CpuDevice()),
         "load_average": [load, environment.host_load()],
         "images": options.images,
@@ -345,7 +360,6 @@ def main() -> int:
         "run_s": stand.seconds,
         "faults": rows,
     }
-    output = Path(options.output)
     output.mkdir(parents=True, exist_ok=True)
     (output / "infer_faults.json").write_text(json.dumps(document, indent=1) + "\n")
     lines = ["| fault | times | exit codes of the disturbed run | one more run: files identical |",
@@ -354,9 +368,6 @@ def main() -> int:
         codes = ", ".join(f"{code}: {count}" for code, count in sorted(row["exit_codes"].items()))
         lines.append(f"| {row['fault']} | {row['times']} | {codes} | {row['identical']} |")
     (output / "infer_faults.md").write_text("\n".join(lines) + "\n")
-    print("\n".join(lines))
-    os.sync()
-    return 0 if all(row["identical"] == row["times"] for row in rows) else 1
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ import pytest
 
 from cnn_engine import Engine, infer
 from cnn_engine import __main__ as doors
+from cnn_engine.infer import shards
 
 ENGINE = Engine("cifar10", device="cpu", threads=1)
 COMMON = ["--device", "cpu", "--workers", "1", "--no-ceilings"]
@@ -215,6 +216,28 @@ def test_an_unreadable_shard_is_set_aside_and_done_when_it_can_be(images, tmp_pa
     assert run(*words) == 0
     ids = infer_inputs.rows(out)["id"].to_pylist()
     assert [name.rpartition("#")[2] for name in ids] == [f"{at:06d}.jpg" for at in range(90)]
+
+
+def test_a_file_that_is_gone_is_no_bad_image(images, tmp_path, capsys, monkeypatch):
+    """What it holds is not known: its shard waits for it."""
+    infer_inputs.make("image", tmp_path / "in", images[:10])
+    path, away = tmp_path / "in/part-000/000003.jpg", tmp_path / "away"
+    words = [tmp_path / "in", "--output", tmp_path / "out", "--quiet"]
+    plan = shards.write
+
+    def planned(*arguments):
+        found = plan(*arguments)
+        path.rename(away)
+        return found
+
+    monkeypatch.setattr(shards, "write", planned)
+    assert run(*words) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith("000003.jpg: cannot be read: No such file or directory")
+    assert contents(tmp_path / "out") == {}
+    away.rename(path)
+    assert run(*words) == 0
+    assert len(infer_inputs.rows(tmp_path / "out")) == 10
 
 
 def test_a_truncated_array_names_what_is_missing(images, tmp_path, capsys):

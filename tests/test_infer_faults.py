@@ -22,14 +22,15 @@ import pytest
 from cnn_engine import infer
 from cnn_engine.errors import InputError
 from cnn_engine.infer import output
+from cnn_engine.infer.folder import Folder
 from cnn_engine.infer.output import OutputError, Record
 from cnn_engine.infer.shards import Shard
 from cnn_engine.infer.supervise import Supervisor
 
-#: Slow enough to be disturbed: about a tenth of a second a shard.
-WORDS = ["--device", "cpu", "--variant", "if", "--batch", "10", "--shard-size", "62kB", "--no-ceilings",
+#: Slow enough to be disturbed: about a twentieth of a second a shard.
+WORDS = ["--device", "cpu", "--variant", "if", "--batch", "10", "--shard-size", "31kB", "--no-ceilings",
          "--quiet"]  # fmt: skip
-COUNT = 200
+COUNT = 120
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -53,7 +54,7 @@ def wanted(inputs, tmp_path_factory):
     out = tmp_path_factory.mktemp("undisturbed") / "out"
     assert infer.main([str(inputs), "--output", str(out), "--workers", "2", *WORDS]) == 0
     found = contents(out)
-    assert len(found) == COUNT // 20
+    assert len(found) == COUNT // 10
     return found
 
 
@@ -78,9 +79,10 @@ def finish(process: subprocess.Popen) -> tuple[int, str]:
 
 
 def mended(inputs: Path, out: Path, wanted: dict[str, bytes]) -> None:
-    """Runs the same command once more and compares every byte."""
-    code, errors = finish(start(inputs, out))
-    assert (code, errors) == (0, "")
+    """Runs the same command once more, without processes, and compares every byte."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("cnn_engine.infer.local.LocalPool", infer_inputs.InlinePool)
+        assert infer.main([str(inputs), "--output", str(out), *WORDS]) == 0
     assert contents(out) == wanted
     assert left_over(out) == []
     assert json.loads((out / "_manifest.json").read_text())["images"] == COUNT
@@ -147,20 +149,23 @@ def test_a_full_disk_ends_the_command_in_one_line(inputs, wanted, tmp_path):
     mended(inputs, out, wanted)
 
 
-def test_a_second_command_on_the_same_folder_is_refused(inputs, wanted, tmp_path):
+def test_a_second_command_on_the_same_folder_is_refused(inputs, wanted, tmp_path, capsys):
     out = tmp_path / "out"
-    first = start(inputs, out)
-    when_begun(first, out)
-    code, errors = finish(start(inputs, out))
-    assert code == 2
-    (line,) = errors.splitlines()
-    assert "--output: expected a folder that no other command writes" in line
-    assert f"found process {first.pid} on " in line
-    # Nor may a part of an array of jobs.
-    code, errors = finish(start(inputs, out, "--shard-index", "0", "--shard-count", "2"))
-    assert code == 2
-    assert finish(first) == (0, "")
-    assert contents(out) == wanted
+    words = [str(inputs), "--output", str(out), *WORDS]
+    part = ["--shard-index", "1", "--shard-count", "2"]
+    with Folder(str(out)):
+        for more in ([], part):  # nor may a part of an array of jobs
+            assert infer.main([*words, *more]) == 2
+            (line,) = capsys.readouterr().err.splitlines()
+            assert "--output: expected a folder that no other command writes" in line
+            assert f"found process {os.getpid()} on " in line
+    with Folder(str(out), 0, 2):  # other parts may, but not the whole, nor the same part again
+        for more in ([], ["--shard-index", "0", "--shard-count", "2"]):
+            assert infer.main([*words, *more]) == 2
+            assert "--output: expected a folder" in capsys.readouterr().err
+        Folder(str(out), 1, 2).close()
+    assert contents(out) == {}
+    mended(inputs, out, wanted)
 
 
 def test_a_shard_that_kills_three_workers_is_set_aside(tmp_path):

@@ -228,8 +228,8 @@ class _Run:
         before = self._done_before(mine)
         todo = [shard for shard in mine if shard.index not in before]
         opening = {
-            "folder": str(self._folder.path),
-            "temporary": str(self._folder.temporary),
+            "folder": os.path.abspath(self._folder.path),
+            "temporary": os.path.abspath(self._folder.temporary),
             "run": self._id,
         }
         tracker = Tracker(len(mine), len(before), todo)
@@ -272,11 +272,15 @@ class _Run:
             batch = begun["settings"]["batch"]  # the rule may say otherwise on another machine
         if options.model is None and options.input_shape:
             raise expected("--input-shape", "the option --model beside it", "none")
+        weights = options.weights
+        if weights not in ("default", "random"):
+            weights = os.path.abspath(weights)
         config = {
             "network": options.network or "cifar10",
             "model": None if options.model is None else os.path.abspath(options.model),
             "input_shape": options.input_shape,
-            "weights": options.weights,
+            "weights": weights,
+            "cwd": os.getcwd(),
             "device": options.device,
             "variant": options.variant,
             "reduction": options.reduction,
@@ -344,11 +348,10 @@ class _Run:
             self._ceilings = {}
 
     def _finish(self, every: list[Shard]) -> dict[str, Any]:
-        """Ends the workers and writes the manifest: of what is there, whoever wrote it, heard of or not."""
+        """Ends the workers and writes the manifest."""
         self._display.stop()
         self._supervisor.pool.close()
-        done = self._folder.done(every, self._id, remove=False)
-        return self._folder.write_manifest(self._document, every, done)
+        return self._folder.write_manifest(self._document, every, self._id)
 
     def _report(
         self,

@@ -109,17 +109,16 @@ class Display:
     def note(self, text: str) -> None:
         """Says something that is to stay."""
         if not self._quiet:
-            (self._bar.console.print if self._bar is not None else _to_stderr)(text)
+            if self._bar is not None:
+                self._bar.console.print(text, markup=False, highlight=False)
+            else:
+                print(text, file=sys.stderr, flush=True)
 
     def stop(self) -> None:
         """Removes the bar."""
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
-
-
-def _to_stderr(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 class Metrics:

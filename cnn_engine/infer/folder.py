@@ -17,9 +17,9 @@ import json
 import os
 import platform
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -149,9 +149,7 @@ class Folder:
             InputError: the folder was planned for other settings or inputs, or a source is at fault.
             OutputError: it cannot be written.
         """
-        descriptor = os.open(self.run / "lock-plan", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)  # the first of an array plans, the others wait
+        with self._turn():  # the first of an array plans, the others wait
             found = self.document()
             if found is not None:
                 _check_same(self.path, found, settings, inputs, shard_bytes)
@@ -184,6 +182,18 @@ class Folder:
             finally:
                 shutil.rmtree(place, ignore_errors=True)
             return document
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """Lets the commands of an array do what is of all, one after the other."""
+        try:
+            path = self.run / "lock-turn"
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        except OSError as error:
+            raise OutputError(f"cannot write {path}: {describe_os_error(error)}") from error
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
         finally:
             os.close(descriptor)
 
@@ -275,14 +285,24 @@ class Folder:
             ) from error
 
     def write_manifest(
-        self, document: dict[str, Any], every: list[Shard], done: dict[int, Record]
+        self, document: dict[str, Any], every: list[Shard], run: str
     ) -> dict[str, Any]:
-        """Writes the manifest of what is done; returns it.
+        """Writes the manifest of what is there, whoever wrote it; returns it.
 
         Raises:
             InputError: it cannot be written.
         """
-        manifest = {
+        with self._turn():  # of an array, the last to write has seen all
+            done = self.done(every, run, remove=False)
+            manifest = self._manifest(document, every, done)
+            _write_json(self.path / MANIFEST, manifest)
+        return manifest
+
+    @staticmethod
+    def _manifest(
+        document: dict[str, Any], every: list[Shard], done: dict[int, Record]
+    ) -> dict[str, Any]:
+        return {
             "schema": SCHEMA,
             "complete": len(done) == len(every),
             "images": sum(record.rows for record in done.values()),
@@ -299,8 +319,6 @@ class Folder:
                 if shard.index in done
             ],
         }
-        _write_json(self.path / MANIFEST, manifest)
-        return manifest
 
 
 def _read_holder(path: Path) -> str:

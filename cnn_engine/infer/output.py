@@ -131,8 +131,9 @@ class ShardFile:
             pa.FixedSizeListArray.from_arrays(pa.array(array.reshape(-1)), size, mask=bad)
             for array, size in numbers
         ]
-        messages = pa.array([errors.get(at) for at in range(count)] if errors else [None] * count,
-                            pa.string())  # fmt: skip
+        messages = pa.nulls(count, pa.string())
+        if errors:
+            messages = pa.array([errors.get(at) for at in range(count)], pa.string())
         ids = ids if isinstance(ids, pa.Array) else pa.array(ids, pa.string())
         labels = labels if isinstance(labels, pa.Array) else pa.array(labels, pa.int64())
         self._parts.append(pa.record_batch([ids, *lists, labels, messages], schema=self._schema))

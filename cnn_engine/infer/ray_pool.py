@@ -28,6 +28,8 @@ class Actor:
 
     def __init__(self, config: Event) -> None:
         self._events: queue.Queue[Event] = queue.Queue()
+        with suppress(OSError):
+            os.chdir(config["cwd"])  # which the paths of inputs may be relative to
         try:
             self._worker = Worker(config, self._events.put)
             self._events.put(self._worker.hello())

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from ..errors import InputError, expected
-from ..io.files import describe_os_error
 from ..io.images import SUFFIXES
 from . import packages
 from .shards import TO_THE_END, Piece, sample_key
@@ -112,15 +111,10 @@ def _text(path: str) -> str:
 
 
 def _image(piece: Piece, wanted: Wanted) -> Iterator[Item]:
-    name = _text(piece.path)
-    try:
-        with open(piece.path, "rb") as file:
-            yield name, None, file.read()
-    except OSError as error:
-        # Of a file that is gone or forbidden there is a row; a disk that fails is the shard's matter.
-        if not isinstance(error, (FileNotFoundError, PermissionError, IsADirectoryError)):
-            raise
-        yield name, None, f"cannot be read: {describe_os_error(error)}"
+    # A file that cannot be read, perhaps for a while, is no bad image: its shard is not done.
+    with open(piece.path, "rb") as file:
+        data = file.read()
+    yield _text(piece.path), None, data
 
 
 def _tar(piece: Piece, wanted: Wanted) -> Iterator[Item]:

@@ -11,6 +11,7 @@ from ..measure import environment
 from ..report import text as text_report
 from ..report import units
 from ..report.json import finite
+from . import memory
 from .supervise import Counts
 
 SCHEMA = 1
@@ -99,6 +100,7 @@ class Summary:
             "working_s": self.working_s,
             "images_per_s": rate,
             "peak_bytes_a_worker": self.counts.peak_bytes,
+            "peak_bytes_of_the_command": memory.peak_bytes(),
             "stages": busy,
             "busiest_stage": self.counts.bound_by(),
             "ceilings": ceilings,
@@ -197,7 +199,8 @@ def outcome(document: dict[str, Any]) -> list[tuple[str, str]]:
             "Read, written",
             f"{units.size(document['input_bytes'])}, {units.size(document['output_bytes'])}",
         ),
-        ("Peak memory of a worker", units.size(document["peak_bytes_a_worker"] or None)),
+        ("Peak memory", f"{units.size(document['peak_bytes_a_worker'] or None)} a worker, "
+                        f"{units.size(document['peak_bytes_of_the_command'])} the command itself"),
     ]  # fmt: skip
     if document["bound_by"] is not None:
         rows.append(("Bound by", f"{document['bound_by']}, the lowest of the ceilings"))

@@ -10,7 +10,6 @@ import hashlib
 import json
 import os
 import platform
-import resource
 import sys
 import threading
 from collections.abc import Callable
@@ -25,7 +24,7 @@ from ..graph.model import Model
 from ..io.images import Preprocess
 from ..measure import environment
 from ..workload import get, of_model
-from . import ceilings, packages
+from . import ceilings, memory, packages
 from .decoding import Decoder
 from .output import Record
 from .pipeline import Pipeline, Settings
@@ -176,7 +175,7 @@ class Worker:
             "images": pipeline.images,
             "errors": pipeline.errors,
             "stages": {name: vars(stage).copy() for name, stage in pipeline.stages.items()},
-            "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+            "peak_bytes": memory.peak_bytes(),
         }
 
     def _beat(self, never: threading.Event) -> None:

@@ -1,0 +1,137 @@
+"""``infer --engine ray``: the same files as the local engine's, also when an actor or a machine is lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import infer_inputs
+import psutil
+import pytest
+
+from cnn_engine import infer
+
+pytest.importorskip("ray")
+
+#: Slow enough to be disturbed.
+WORDS = ["--variant", "if", "--batch", "10", "--shard-size", "31kB", "--no-ceilings", "--quiet",
+         "--device", "cpu"]  # fmt: skip
+COUNT = 400
+
+#: A cluster of a head without CPUs and two machines with one each, of which the busier one is lost.
+LOSING = """
+import sys, threading, time
+from pathlib import Path
+import psutil
+from ray.cluster_utils import Cluster
+from cnn_engine import infer
+
+if __name__ == "__main__":
+    inputs, out, report, *words = sys.argv[1:]
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+    nodes = [cluster.add_node(num_cpus=1) for _ in range(2)]
+    cluster.wait_for_nodes()
+
+    def lose():
+        while len(list(Path(out).glob("*.parquet"))) < 2:
+            time.sleep(0.01)
+        found = psutil.Process().children(recursive=True)
+        actors = [p for p in found if "ray::Actor" in " ".join(p.cmdline())]
+        busiest = max(actors, key=lambda p: p.cpu_times().user)
+        for node in nodes:
+            if node.all_processes["raylet"][0].process.pid == busiest.ppid():
+                cluster.remove_node(node, allow_graceful=False)
+
+    threading.Thread(target=lose, daemon=True).start()
+    ours = ["--engine", "ray", "--address", cluster.address, "--workers", "2", "--json", report]
+    code = infer.main([inputs, "--output", out, *ours, *words])
+    cluster.shutdown()
+    sys.exit(code)
+"""
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.glob("*.parquet")}
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("ray") / "in"
+    infer_inputs.make("npy", folder, infer_inputs.pixels(COUNT))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wanted(inputs, tmp_path_factory):
+    out = tmp_path_factory.mktemp("local") / "out"
+    assert infer.main([str(inputs), "--output", str(out), "--workers", "2", *WORDS]) == 0
+    return contents(out)
+
+
+def environment() -> dict[str, str]:
+    paths = [str(Path(infer.__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+            "RAY_USAGE_STATS_ENABLED": "0"}  # fmt: skip
+
+
+@pytest.mark.timeout(240)
+def test_an_actor_is_killed_and_the_files_are_the_local_engines(inputs, wanted, tmp_path):
+    out, report = tmp_path / "out", tmp_path / "report.json"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "cnn_engine.infer", str(inputs), "--output", str(out), *WORDS,
+         "--engine", "ray", "--workers", "2", "--json", str(report)],
+        env=environment(), stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        end = time.monotonic() + 120
+        while len(contents(out)) < 2 and process.poll() is None and time.monotonic() < end:
+            time.sleep(0.01)
+        actors = []
+        for child in psutil.Process(process.pid).children(recursive=True):
+            with suppress(psutil.Error):
+                if "ray::Actor" in " ".join(child.cmdline()):
+                    actors.append(child)
+        assert actors
+        actors[0].kill()
+        errors = process.communicate(timeout=120)[1]
+    finally:
+        process.kill()
+        process.communicate()
+    assert process.returncode == 0, errors
+    assert contents(out) == wanted
+    document = json.loads(report.read_text())
+    assert document["engine"] == "ray"
+    assert document["restarts"] == 1
+
+
+@pytest.mark.timeout(240)
+def test_a_machine_is_lost_and_the_others_do_its_shards(inputs, wanted, tmp_path):
+    script = tmp_path / "losing.py"
+    script.write_text(LOSING)
+    out, report = tmp_path / "out", tmp_path / "report.json"
+    done = subprocess.run(
+        [sys.executable, str(script), str(inputs), str(out), str(report), *WORDS],
+        env=environment(), capture_output=True, text=True, timeout=200,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert contents(out) == wanted
+    document = json.loads(report.read_text())
+    assert document["folder"]["complete"]
+    assert document["retries"] >= 1
+
+
+def test_a_cluster_that_is_not_there_is_one_line(inputs, tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "cnn_engine.infer", str(inputs), "--output", str(tmp_path / "out"),
+         "--engine", "ray", "--address", "nonsense"],
+        env=environment(), capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].startswith(
+        "error: --address: expected a Ray cluster, found: "
+    )
