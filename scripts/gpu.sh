@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Builds, tests and measures on any machine with an NVIDIA GPU, nvcc, Python, CuPy and pytest; needs no network.
 #
-#   scripts/gpu.sh [build] [test] [sanitize] [table] [laboratory] [documented] [peers] ...      (no step named: all of them)
+#   scripts/gpu.sh [build] [test] [sanitize] [table] [laboratory] [documented] [peers] [openacc] ...
+#                                                                        (no step named: all but openacc)
 #
 # OUT           folder for results (default: gpu-results)
 # CNN_ENGINE_TEST_DATA   the real data; tests that need it skip without
@@ -94,6 +95,19 @@ peers() {  # beside PyTorch and JAX, and what a call costs the host
     tail -n 60
 }
 
+openacc() {  # directives on the GPU: modules that scripts/openacc_carry.sh made, with libgomp and its plugin
+  local carried="${OPENACC_MODULES:-.local/openacc}"
+  [ ! -d "$carried" ] || cp "$carried"/*.so* cnn_engine/
+  python3 -m cnn_engine.doctor | tee "$OUT/openacc-doctor.txt" | grep -A 1 OpenACC
+  python3 -m cnn_engine.inspect --device openacc --json "$OUT/openacc-mapping.json" >"$OUT/openacc-mapping.txt"
+  CNN_ENGINE_OPENACC_GPU=1 python3 -m pytest -q -p no:cacheprovider tests/test_openacc*.py 2>&1 |
+    tee "$OUT/openacc-test.txt" | tail -n 5
+  python3 -m cnn_engine.run --device openacc --variant if --data-mode transfer --batch 1 --images 1200 --data synthetic \
+    --iterations 1 --profile --json "$OUT/openacc-profile.json" >"$OUT/openacc-profile.txt"
+  sed -n '/Accelerator Kernel Timing/,$p' "$OUT/openacc-profile.txt" | head -n 40
+  python3 -m benchmarks.openacc_table --limit "${OPENACC_LIMIT:-400}" --output "$OUT/openacc"
+}
+
 for step in "${steps[@]}"; do
   echo "== $step"
   case "$step" in
@@ -104,6 +118,7 @@ for step in "${steps[@]}"; do
     laboratory) laboratory ;;
     documented) documented ;;
     peers) peers ;;
-    *) echo "error: expected build, test, sanitize, table, laboratory, documented or peers, found '$step'" >&2; exit 2 ;;
+    openacc) openacc ;;
+    *) echo "error: expected build, test, sanitize, table, laboratory, documented, peers or openacc, found '$step'" >&2; exit 2 ;;
   esac
 done

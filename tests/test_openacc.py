@@ -39,15 +39,23 @@ VARIANTS = [("if", False), ("if", True), ("pad", False), ("pad", True)]
 MODES = ["resident", "transfer"]
 
 
-def run(op, *arrays, variant="if", reduction=False, mode="resident"):
-    """Runs ``op`` on the host through OpenACC; every node must have a kernel of its own."""
+@pytest.fixture(
+    params=["openacc:host", *(["openacc"] if "CNN_ENGINE_OPENACC_GPU" in os.environ else [])]
+)
+def place(request):
+    """The host; with ``CNN_ENGINE_OPENACC_GPU`` in the environment a GPU too, which must be there then."""
+    return request.param
+
+
+def run(place, op, *arrays, variant="if", reduction=False, mode="resident"):
+    """Runs ``op`` through OpenACC; every node must have a kernel of its own."""
     names = [f"x{i}" for i in range(len(arrays))]
     values = [Value(n, a.shape, a.dtype.name) for n, a in zip(names, arrays, strict=True)]
     graph = Graph(
         "test", (values[0],), ("y",), (Node("node", op, tuple(names), ("y",)),),
         dict(zip(names[1:], arrays[1:], strict=True)),
     )  # fmt: skip
-    device = devices.select("openacc:host")
+    device = devices.select(place)
     program = Program(
         lambda batch, pixels: graph, Placement(device, mode, 1), Choice(variant, reduction, None)
     )
@@ -73,7 +81,7 @@ def floats(rng, *shape):
 @built
 @pytest.mark.parametrize(("variant", "reduction"), VARIANTS)
 @pytest.mark.parametrize("shape", test_conv2d.SHAPES + test_conv2d.GENERAL[:10], ids=str)
-def test_conv2d_against_reference(rng, shape, variant, reduction):
+def test_conv2d_against_reference(place, rng, shape, variant, reduction):
     mode = MODES[len(str(shape)) % 2]
     n, c, h, w, k, r, s, stride, padding, *more = shape
     dilation, groups = more or (1, 1)
@@ -81,7 +89,7 @@ def test_conv2d_against_reference(rng, shape, variant, reduction):
     op = Conv2d(both(stride), four(padding), both(dilation), groups)
     x, weight = floats(rng, n, c, h, w), floats(rng, k, c // groups, r, s)
     for bias in ((floats(rng, k),), ()):
-        found = run(op, x, weight, *bias, variant=variant, reduction=reduction, mode=mode)
+        found = run(place, op, x, weight, *bias, variant=variant, reduction=reduction, mode=mode)
         wanted = op.reference(x, weight, *bias)
         magnitude = op.reference(np.abs(x), np.abs(weight), *map(np.abs, bias))
         bound = tolerances.sum_of_products(c // groups * r * s + 1, magnitude)
@@ -91,12 +99,12 @@ def test_conv2d_against_reference(rng, shape, variant, reduction):
 @built
 @pytest.mark.parametrize("reduction", [False, True])
 @pytest.mark.parametrize("shape", [(1, 320, 10), (7, 33, 5), (0, 4, 3)], ids=str)
-def test_linear_against_reference(rng, shape, reduction):
+def test_linear_against_reference(place, rng, shape, reduction):
     n, features, outputs = shape
     op = KINDS["linear"]()
     x, weight = floats(rng, n, features), floats(rng, outputs, features)
     for bias in ((floats(rng, outputs),), ()):
-        found = run(op, x, weight, *bias, reduction=reduction)
+        found = run(place, op, x, weight, *bias, reduction=reduction)
         magnitude = op.reference(np.abs(x), np.abs(weight), *map(np.abs, bias))
         bound = tolerances.sum_of_products(features + 1, magnitude)
         tolerances.assert_close(found, op.reference(x, weight, *bias), bound, shape=shape)
@@ -104,14 +112,14 @@ def test_linear_against_reference(rng, shape, reduction):
 
 @built
 @pytest.mark.parametrize("reduction", [False, True])
-def test_softmax_against_reference(rng, reduction):
+def test_softmax_against_reference(place, rng, reduction):
     x = floats(rng, 9, 13) * 30
     x[1, 2], x[2, 3], x[3] = np.nan, np.inf, -np.inf
     x[4, 5:] = -np.inf
     op = KINDS["softmax"](1)
     with np.errstate(all="ignore"):
         wanted = op.reference(x)
-    found = run(op, x, reduction=reduction)
+    found = run(place, op, x, reduction=reduction)
     plain = np.isfinite(x).all(1)
     tolerances.assert_close(found[plain], wanted[plain], tolerances.softmax(x[plain]))
     assert np.isnan(found[1:4]).all()
@@ -124,36 +132,38 @@ def test_softmax_against_reference(rng, reduction):
     ("kernel", "stride", "padding", "dilation"),
     [((2, 2), (2, 2), (0, 0, 0, 0), (1, 1)), ((3, 2), (1, 2), (1, 0, 2, 1), (2, 1))],
 )
-def test_max_pool2d_against_reference(rng, kernel, stride, padding, dilation):
+def test_max_pool2d_against_reference(place, rng, kernel, stride, padding, dilation):
     x = floats(rng, 2, 3, 9, 8)
     x[0, 0, 4, 4], x[1, 2] = np.nan, -np.inf
     op = KINDS["max_pool2d"](kernel, stride, padding, dilation)
-    np.testing.assert_array_equal(run(op, x), op.reference(x).astype(np.float32))
+    np.testing.assert_array_equal(run(place, op, x), op.reference(x).astype(np.float32))
 
 
 @built
-def test_elementwise_against_reference(rng):
+def test_elementwise_against_reference(place, rng):
     x = floats(rng, 2, 3, 5, 7) * 4
     x[0, 0, 0, 0] = np.nan
-    np.testing.assert_array_equal(run(KINDS["relu"](), x), KINDS["relu"]().reference(x))
+    np.testing.assert_array_equal(run(place, KINDS["relu"](), x), KINDS["relu"]().reference(x))
     op = KINDS["tanh"]()
     bound = tolerances.unary("tanh", x, op.reference(x), 0, 0)
-    tolerances.assert_close(run(op, x)[1:], op.reference(x)[1:], bound[1:])
+    tolerances.assert_close(run(place, op, x)[1:], op.reference(x)[1:], bound[1:])
     op = KINDS["pad2d"]((1, 2, 3, 0))
-    np.testing.assert_array_equal(run(op, x), op.reference(x))
+    np.testing.assert_array_equal(run(place, op, x), op.reference(x))
     pixels = rng.integers(0, 256, (2, 3, 4, 5), np.uint8)
     op = KINDS["normalize"]((1 / 255,), (-0.5,))
     wanted = op.reference(pixels)
-    tolerances.assert_close(run(op, pixels), wanted, tolerances.functions(np.abs(wanted) + 1))
+    tolerances.assert_close(
+        run(place, op, pixels), wanted, tolerances.functions(np.abs(wanted) + 1)
+    )
 
 
 @built
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(("variant", "reduction"), VARIANTS)
 @pytest.mark.parametrize("name", ["cifar10", "ece408"])
-def test_networks_against_reference(rng, name, variant, reduction, mode):
+def test_networks_against_reference(place, rng, name, variant, reduction, mode):
     options = {"variant": variant, "reduction": reduction, "data_mode": mode}
-    with Engine(name, weights="random", device="openacc:host", **options) as engine:
+    with Engine(name, weights="random", device=place, **options) as engine:
         images = rng.integers(0, 256, (5, *engine.network.input_shape), np.uint8)
         wanted = reference.forward(engine.network, engine.weights, images)
         bound = tolerances.PROBABILITY * np.maximum(1, np.abs(wanted))
@@ -167,28 +177,28 @@ def test_networks_against_reference(rng, name, variant, reduction, mode):
 
 
 @built
-def test_real_images_and_weights(test_data):
+def test_real_images_and_weights(place, test_data):
     """865 of 1,102, as the thesis' weights get; every variant and data mode agrees on the first of them."""
     dataset = workload.get("cifar10").load_data(str(test_data("cifar-10-batches-bin")), 1102)
     weights = test_data("convnetjs-cifar10")
-    with Engine("cifar10", weights=weights, device="openacc:host", variant="pad") as engine:
+    with Engine("cifar10", weights=weights, device=place, variant="pad") as engine:
         wanted = engine.predict(dataset.images)
     assert int((wanted.argmax(1) == dataset.labels).sum()) == 865
     for mode in MODES:
         for variant, reduction in VARIANTS:
             options = {"variant": variant, "reduction": reduction, "data_mode": mode}
-            with Engine("cifar10", weights=weights, device="openacc:host", **options) as engine:
+            with Engine("cifar10", weights=weights, device=place, **options) as engine:
                 found = engine.predict(dataset.images[:24])
             tolerances.assert_close(found, wanted[:24], 2 * tolerances.PROBABILITY, **options)
 
 
 @built
-def test_course_network(test_data):
+def test_course_network(place, test_data):
     """84 of the first 100, as the course published."""
     found = workload.get("ece408")
     dataset = found.load_data(str(test_data("fashion-mnist")), 100)
     weights = test_data("ece408") / "ece408-0002.params"
-    with Engine(found, weights=weights, device="openacc:host", variant="if") as engine:
+    with Engine(found, weights=weights, device=place, variant="if") as engine:
         classes = engine.predict(dataset.images).argmax(1)
     assert int((classes == dataset.labels).sum()) == 84
 

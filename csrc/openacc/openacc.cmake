@@ -26,6 +26,7 @@ function(openacc_accepts result message)  # whether a compiler with flags makes 
                   RESULT_VARIABLE code OUTPUT_VARIABLE output ERROR_VARIABLE output)
   string(REGEX MATCH "[^\n]*(error|fatal)[^\n]*" output "${output}")
   string(REGEX REPLACE "[\"\\\\]" "'" output "${output}")
+  string(REGEX REPLACE "(could not find [^ ]+) in .*" "\\1" output "${output}")  # GCC's whole search path
   set(${message} "${output}" PARENT_SCOPE)
   if(code STREQUAL "0")
     set(${result} ON PARENT_SCOPE)

@@ -1,0 +1,44 @@
+"""The thesis' table in OpenACC: cells that are done stay, and what cannot run says why in its row."""
+
+from __future__ import annotations
+
+import json
+
+from benchmarks import openacc_table
+
+
+def test_table_goes_on_where_it_stopped(tmp_path, monkeypatch, capsys):
+    asked = []
+
+    def measure(cell, weights, data, threads):
+        asked.append(cell.name)
+        found = {
+            "cell": vars(cell),
+            "unsupported": None,
+            "seconds": 1.5 if cell.variant == "if" else 0.75,
+        }
+        if cell.data_mode == "managed":
+            return {"cell": vars(cell), "unsupported": "--data-mode: managed: none here"}
+        parts = {"conv": 0.5, "pad": 0.125, "relu": 0.0625, "pool": 0.0625, "copies": 0.25}
+        found.update(parts=parts, conv_regions=3600, conv_launches=3600)
+        return found
+
+    monkeypatch.setattr(openacc_table, "measure", measure)
+    arguments = ["--images", "1200", "--output", str(tmp_path)]
+    assert openacc_table.main([*arguments, "--limit", "-1"]) == 0
+    assert asked == []
+    assert "0 cells, 24 left to be measured" in capsys.readouterr().out
+    assert openacc_table.main(arguments) == 0
+    assert len(asked) == len(set(asked)) == 24  # two devices, three data modes, four ways
+    assert openacc_table.main(arguments) == 0
+    assert len(asked) == 24
+    table = (tmp_path / "openacc.md").read_text().splitlines()
+    measured = "0.75 | 0.5 | 0.125 | 0.25 | 0.125 | 3,600, 3,600 | 0.75 | 1 |"
+    assert f"| 1,200 | transfer | pad | yes | 3.827 | {measured}" in table
+    refused = (
+        "| 1,200 | managed | if | no | 7.578 | --data-mode: managed: none here | | | | | | - | |"
+    )
+    assert refused in table
+    assert (
+        json.loads((tmp_path / "cuda-resident-if-in-order-1200.json").read_text())["seconds"] == 1.5
+    )
