@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from ..devices.cpu import CpuDevice
 from ..devices.threads import default as default_threads
@@ -29,8 +29,8 @@ class NodeFacts:
         parameters: elements of the constants that it reads.
         flops, bytes: of one pass; see :class:`~cnn_engine.operators.operator.Cost`.
         covers: the names of the file's nodes that it stands for.
-        kernels: device -> the kernel that runs it, ``NumPy``, ``CPU`` (on the CPU instead) or ``none`` (its
-            output is the same memory under another shape).
+        kernels: device -> the kernel that runs it, alone or with others, ``NumPy``, ``CPU`` (on the CPU
+            instead) or ``none`` (its output is the same memory under another shape).
         reasons: device -> why no kernel of ours runs it there.
     """
 
@@ -93,16 +93,25 @@ class Inspection:
 def inspect(given: Graph) -> Inspection:
     """Returns what the engine makes of ``given``."""
     graph = passes.fuse(passes.simplify(given))
-    nodes = tuple(_facts(graph, node) for node in graph.nodes)
-    peak, alive = _memory(graph)
+    laid = passes.lay_channels_last(graph)
+    runs = {name: node for node in laid.nodes for name in node.covers or (node.name,)}
+    nodes = tuple(_facts(graph, node, laid, runs) for node in graph.nodes)
+    peak, alive = _memory(laid)
     total = sum(array.nbytes for array in graph.constants.values())
-    return Inspection(given, graph, nodes, total, peak, alive, graph.notes)
+    more = laid.notes[len(graph.notes) :]
+    notes = (*graph.notes, *(replace(note, why=f"{note.why} (on the CPU)") for note in more))
+    return Inspection(given, graph, nodes, total, peak, alive, notes)
 
 
-def _facts(graph: Graph, node: Node) -> NodeFacts:
+def _facts(graph: Graph, node: Node, laid: Graph, runs: Mapping[str, Node]) -> NodeFacts:
+    """Returns the facts of ``node``, which as part of ``runs`` is a node of ``laid`` on the CPU."""
     cost = graph.cost_of(node)
     names = dict.fromkeys(name for name in node.inputs if name is not None)
-    found = {device: _kernel(node, graph, device) for device in DEVICES}
+    own = runs.get((node.covers or (node.name,))[-1])
+    found = {
+        device: _kernel(node, graph, device) if device != "cpu" else _kernel(own, laid, device)
+        for device in DEVICES
+    }
     return NodeFacts(
         node.name,
         node.op.kind,
@@ -128,8 +137,8 @@ def attributes_of(node: Node) -> str:
     return ", ".join(found)
 
 
-def _kernel(node: Node, graph: Graph, device: str) -> tuple[str, str]:
-    if node.op.kind in kernels.ALIASES:
+def _kernel(node: Node | None, graph: Graph, device: str) -> tuple[str, str]:
+    if node is None or node.op.kind in kernels.ALIASES:
         return "none", ""
     kernel, why = kernels.choose(node, graph, device)
     if kernel is not None:

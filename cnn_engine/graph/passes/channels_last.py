@@ -99,6 +99,9 @@ class _Layouts:
                 op = Transpose(perm)
             node = Node(self._fresh(f"{made}.{op.kind}"), op, (source,), (made,))
             self._nodes.append(node)
+            maker = self.graph.producers.get(name)
+            why = f"its channels are {'last' if last else 'first'} for what reads it next"
+            self._notes.append(Note(maker.name if maker else name, node.name, why))
             self.names[key] = made
         return self.names[key]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -11,8 +12,7 @@ from ...operators.channels_last import Conv2dNhwc
 from ...operators.norm import BatchNorm
 from ...operators.shaping import Reshape
 from ...operators.unary import Relu
-from ..graph import Graph, Node
-from .constants import drop_unused
+from ..graph import Graph, Node, Note
 from .rewriting import Rewrites, absent, constant, covering, only_user
 
 
@@ -34,6 +34,7 @@ def fuse_prologues(graph: Graph) -> Graph:
     one else reads what they make.
     """
     rewrites = Rewrites(graph)
+    into: dict[str, str] = {}
     for conv in graph.nodes:
         found = _prologue(graph, conv.inputs[0]) if _takes_one(graph, conv) else None
         if found is None or not found.nodes:
@@ -58,8 +59,21 @@ def fuse_prologues(graph: Graph) -> Graph:
             inputs=(found.x, conv.inputs[1], bias, residual, scale, shift),
             covers=covering(*reversed(found.nodes), conv),
         )
-        rewrites.replace([conv], [merged, *by], "it is applied to what is read", constants)
-    return drop_unused(rewrites.apply())
+        rewrites.replace([conv], [merged, *by], "", constants)
+        into.update((node.name, conv.name) for node in found.nodes)
+    return _without_unread(rewrites.apply(), into)
+
+
+def _without_unread(graph: Graph, into: Mapping[str, str]) -> Graph:
+    """Takes away the nodes of ``into`` that no one reads any more: they are part of another node."""
+    needed, gone = set(graph.outputs), []
+    for node in reversed(graph.nodes):
+        if node.name in into and needed.isdisjoint(node.outputs):
+            gone.append(node)
+        else:
+            needed.update(name for name in node.inputs if name is not None)
+    notes = [Note(node.name, into[node.name], "it is applied to what is read") for node in gone]
+    return graph.replaced(gone, (), notes=notes) if gone else graph
 
 
 def _takes_one(graph: Graph, node: Node) -> bool:
