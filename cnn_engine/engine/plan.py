@@ -18,6 +18,7 @@ from ..devices.cpu import CpuDevice
 from ..errors import InputError, UnsupportedError
 from ..graph import passes
 from ..graph.graph import Graph, Node, Value
+from ..graph.onnx.weights import let_go
 from . import fused, kernels, memory
 from .kernels import Call, Kernel, openacc
 from .memory import MemoryPlan
@@ -205,6 +206,8 @@ class Program:
             for index, name in enumerate(node.inputs):
                 if name in placed.graph.constants and not kernel.takes_up(index):
                     self.constant(placed.graph, name, placed.places[node.name])
+                if name in placed.graph.constants:
+                    let_go(placed.graph.constants[name])
 
     def constant(self, graph: Graph, name: str, where: str) -> int:
         """Returns the address of a constant in a place."""

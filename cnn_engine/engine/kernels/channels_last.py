@@ -6,14 +6,12 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from ... import _cpu
 from ...devices import Buffer
 from ...graph.graph import Graph, Node, Value
 from ...operators.channels_last import TO_FIRST
 from . import pooling
-from .kernel import Bound, Call, Kernel
+from .kernel import Bound, Call, Kernel, brought
 
 #: Outputs from which Winograd's tiles of 4x4 are used, and of 2x2; channels and filters that fill its lanes.
 TILES_OF_4, TILES_OF_2, LANES = 12, 4, 16
@@ -81,8 +79,8 @@ class _Packed:
 def _pack(node: Node, graph: Graph, device: Any) -> _Packed:
     how, shape = method(node, graph), shape_of(node, *graph.inputs_of(node)[:2])
     packed = device.allocate(4 * _cpu.conv2d_nhwc_packed(shape, how))
-    weight = np.ascontiguousarray(graph.constants[node.inputs[1]])
-    _cpu.conv2d_nhwc_pack(_cpu.address_of(weight), packed.address, shape, how, 1)
+    weight = brought(graph.constants[node.inputs[1]], device)
+    _cpu.conv2d_nhwc_pack(weight.address, packed.address, shape, how, 1)
     return _Packed(how, packed)
 
 

@@ -6,12 +6,10 @@ import math
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from ... import _cpu
 from ...graph.graph import Graph, Node, Value
 from ...operators.pad2d import Pad2d
-from .kernel import Bound, Call, Kernel, functions, on_both
+from .kernel import Bound, Call, Kernel, brought, functions, on_both
 
 #: The name of a variant -> the compiled functions' name for it.
 NATIVE = {
@@ -94,7 +92,7 @@ def _pack(node: Node, graph: Graph, device: Any) -> Any:
     shape = shape_of(node, x, weight)
     packed = device.allocate(4 * shape.packed_size)
     where = device.stream_handle if device.kind == "cuda" else 1
-    source = device.upload(np.ascontiguousarray(graph.constants[node.inputs[1]]))
+    source = brought(graph.constants[node.inputs[1]], device)
     functions(device).conv2d_pack(source.address, packed.address, shape, where)
     device.synchronize()
     return packed

@@ -6,7 +6,10 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from ... import _cpu
+from ...devices import Buffer
 from ...graph.graph import Graph, Node, Value
 
 #: A compiled function and its arguments, addresses among them as integers.
@@ -57,6 +60,14 @@ class Call:
 def functions(device: Any) -> Any:
     """Returns the module with a device's compiled functions."""
     return _cpu if device.kind == "cpu" else device.kernels
+
+
+def brought(array: np.ndarray, device: Any) -> Any:
+    """Returns a buffer of the device with ``array``: on the CPU it is the array itself, if aligned."""
+    array = np.require(array, requirements=("C", "A"))
+    if device.kind == "cpu":
+        return Buffer(_cpu.address_of(array), array.nbytes, array)
+    return device.upload(array)
 
 
 def _never(node: Node, graph: Graph) -> str | None:

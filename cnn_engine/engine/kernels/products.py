@@ -5,12 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numpy as np
-
 from ... import _cpu
 from ...graph.graph import Graph, Node, Value
 from .convolution import limits
-from .kernel import Bound, Call, functions, on_both
+from .kernel import Bound, Call, brought, functions, on_both
 
 
 def _linear_shape(x: Value, weight: Value) -> Any:
@@ -45,7 +43,7 @@ def _pack(node: Node, graph: Graph, device: Any) -> Any:
     shape = _linear_shape(*graph.inputs_of(node)[:2])
     packed = device.allocate(4 * shape.packed_size)
     where = device.stream_handle if device.kind == "cuda" else 1
-    source = device.upload(np.ascontiguousarray(graph.constants[node.inputs[1]]))
+    source = brought(graph.constants[node.inputs[1]], device)
     functions(device).linear_pack(source.address, packed.address, shape, where)
     device.synchronize()
     return packed

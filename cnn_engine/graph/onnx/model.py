@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from ...errors import InputError, UnsupportedError, expected
+from . import weights
 
 #: The newest opset whose operators the converters were written against.
 NEWEST_OPSET = 28
@@ -90,7 +91,7 @@ def read(source) -> tuple[object, str, Path | None]:
                 f"{path}: expected less than 2 GiB (the limit of protobuf; larger models keep their weights "
                 f"in external data), found {size} bytes"
             )
-        data = path.read_bytes()
+        data = weights.without_weights(path) or path.read_bytes()
     except OSError as error:
         raise InputError(
             f"{path}: expected an ONNX file that can be read, found: {error.strerror}"
@@ -211,7 +212,11 @@ def _external(tensor, name: str, folder: Path | None, dtype, nbytes: int) -> np.
                 f"{name}: expected {nbytes} bytes from {offset} in {location!r}, "
                 f"found {length} claimed, {available} in the file"
             )
-        found = np.fromfile(path, dtype.newbyteorder("<"), nbytes // dtype.itemsize, offset=offset)
+        stored, count = dtype.newbyteorder("<"), nbytes // dtype.itemsize
+        if nbytes < weights.LARGE_TENSOR:
+            found = np.fromfile(path, stored, count, offset=offset)
+        else:
+            found = weights.mapped(path, stored, count, offset)
     except OSError as error:
         raise InputError(f"{name}: {location!r} cannot be read: {error.strerror}") from None
     return found.astype(dtype, copy=False)
