@@ -18,7 +18,7 @@ from cnn_engine.graph.onnx import weights
 @pytest.fixture
 def small(monkeypatch):
     """Has files and tensors of any size count as large."""
-    monkeypatch.setattr(weights, "LARGE_FILE", 0)
+    monkeypatch.setattr(weights, "LARGE_FILE", 1)
     monkeypatch.setattr(weights, "LARGE_TENSOR", 1)
 
 
@@ -92,7 +92,7 @@ def test_broken_files_are_what_they_are_when_read_whole(tmp_path_factory, cut, c
     path = tmp_path_factory.mktemp("broken") / "net.onnx"
     path.write_bytes(data)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(weights, "LARGE_FILE", 0)
+        patch.setattr(weights, "LARGE_FILE", 1)
         patch.setattr(weights, "LARGE_TENSOR", 1)
         found = outcome(path)
     wanted = outcome(path)
