@@ -1,4 +1,4 @@
-"""All designs of ensembles with 1 to 4 members: bits, images/s, core-seconds: ``python -m benchmarks.ensembles``.
+"""The designs of ensembles side by side: bits, images/s, core-seconds: ``python -m benchmarks.ensembles``.
 
 Runs ``mpirun -n R python -m cnn_engine.ensemble`` for every design and number of members, compares what each
 member was given with the design ``none``, and writes the table and the chart of ``ensemble --collect`` with a

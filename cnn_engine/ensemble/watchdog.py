@@ -22,9 +22,10 @@ from typing import Any
 from ..report.units import printable
 from .transport import Mpi, Transport
 
-#: Seconds between two rounds, between two beats, and after which a beat is missed.
+#: Seconds between two rounds, between two beats, and without a beat after which a stopped rank is given up.
 ROUND_S, BEAT_S, MISSED_S = 0.1, 0.5, 5.0
-#: Seconds without progress after which a rank that does not wait for others is taken to hang.
+#: Seconds without progress after which a rank that does not wait for others is taken to hang; without a
+#: beat, after which it is taken to be gone.
 STALL_S = 7.0
 #: The same until the first batch is done: weights are read, libraries start and choose their kernels.
 START_S = 120.0
@@ -66,6 +67,7 @@ class Watchdog:
         self._job = peers[0][2]
         self._roles = [""] * self.size
         self._peers = [f"process {pid} on {host}" for host, pid, _ in peers]
+        self._pids = [pid for _, pid, _ in peers]
         host = peers[self.rank][0]
         self._processes: dict[int, int] = {}  # file descriptor -> rank
         for rank, (name, pid, _) in enumerate(peers):
@@ -169,14 +171,29 @@ class Watchdog:
             _thread.interrupt_main()
             self._stop.wait(2 * GRACE_S)
             self._abort()
+        silent = now - self._heard
+        if silent <= MISSED_S or self.size < 2:
+            return
+        before = (self.rank - 1) % self.size
         # Python's lock is held while large libraries are loaded, so that a rank may be silent as it starts.
-        limit = MISSED_S if self._heard_started else self._start_s
-        if now - self._heard > limit and self.size > 1:
-            before = (self.rank - 1) % self.size
+        limit = self._stall_s if self._heard_started else self._start_s
+        if self._is_stopped(before):
+            limit = MISSED_S
+        if silent > limit:
             self._end(
                 f"{self._name(before)}: expected a sign of life within {limit:g} s, found none",
                 LOST,
             )
+
+    def _is_stopped(self, rank: int) -> bool:
+        """Whether a process of this host was stopped by a signal, and is not just short of CPU time."""
+        if rank not in self._processes.values():
+            return False
+        try:
+            with open(f"/proc/{self._pids[rank]}/stat", encoding="ascii", errors="replace") as file:
+                return file.read().rpartition(")")[2].split()[0] in "Tt"
+        except (OSError, IndexError):
+            return False
 
     def _look_at_self(self) -> None:
         now = monotonic()
