@@ -290,14 +290,16 @@ class _Session:
         if any(one != given[0][0] for one, _ in given):
             raise InputError("options: expected the same of all ranks, found different ones")
         hosts = [host for _, host in given]
+        here = hosts[: self.rank].count(hosts[self.rank])
+        if options.nccl and self.transport.size == 1:
+            raise expected("--nccl", "several ranks (mpirun)", "one")
         specs = [self._placed(spec, hosts) for spec in _specs(options)]
         workload = members.check_shapes(specs)
         if options.output is not None:
             self.folder = make_folder(options.output, "--output")
         members.combination(options.combine, len(specs))
         count = threads.default() if options.threads is None else options.threads
-        here = hosts.count(hosts[self.rank])
-        self.threads = count if options.threads else max(count // here, 1)
+        self.threads = count if options.threads else max(count // hosts.count(hosts[self.rank]), 1)
         preprocess = None if options.preprocess is None else Preprocess.parse(options.preprocess)
         part = "train" if options.work == TRAIN else "test"
         self.watchdog.doing("main", "reading its data")
@@ -327,7 +329,7 @@ class _Session:
         )
         self.run_of_rank = RankRun(
             self.plan, self.transport, self.watchdog, self.source, workload.network.input_shape,
-            self.members,
+            self.members, here,
         )  # fmt: skip
 
     def _placed(self, spec: members.Spec, hosts: list[str]) -> members.Spec:

@@ -166,7 +166,8 @@ class Exchange:
         if self._empty is np.empty:
             return own
         moved = Buffer(len(own), self._shape, self._empty)
-        moved.bytes.set(own.bytes)
+        with moved.bytes.device:
+            moved.bytes.set(own.bytes)
         return moved
 
     def _gathered(self, number: int, own: Buffer, whole: Buffer | None, to_all: bool) -> list:

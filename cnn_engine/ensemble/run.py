@@ -133,6 +133,7 @@ class RankRun:
         source: of the samples; None on a rank that reads none.
         shape: of an image.
         members: of this rank, made and ready.
+        gpu_index: the GPU that NCCL sends from and receives on.
 
     Attributes:
         report: filled as the run goes on, so that it can be kept when that is interrupted.
@@ -146,7 +147,9 @@ class RankRun:
         source: Source | None,
         shape: tuple[int, ...],
         members: list[Member],
+        gpu_index: int = 0,
     ):
+        self._gpu_index = gpu_index
         self.plan, self.transport, self.watchdog = plan, transport, watchdog
         self.source, self.shape, self.members = source, shape, members
         self.rank = transport.rank
@@ -161,7 +164,7 @@ class RankRun:
         self._begin = perf_counter()
 
     def _wrap(self, group: Any) -> Any:
-        return NcclGroup(group) if self.plan.nccl else group
+        return NcclGroup(group, self._gpu_index) if self.plan.nccl else group
 
     def _pipeline(self, parts: Iterator[np.ndarray]) -> Pipeline:
         plan = self.plan
@@ -175,7 +178,11 @@ class RankRun:
             return np.empty
         import cupy
 
-        return cupy.empty
+        def empty(shape: Any, dtype: Any) -> Any:
+            with cupy.cuda.Device(self._gpu_index):  # of this thread, whichever that is
+                return cupy.empty(shape, dtype)
+
+        return empty
 
     def _open(self, order: Order, canned: bool = False) -> list[_Feed]:
         """Begins to read, decode and send the batches of ``order``; ``canned``: only to send."""

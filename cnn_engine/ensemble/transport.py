@@ -206,7 +206,7 @@ class _NcclRequest:
 class NcclGroup:
     """Broadcasts between GPUs, one a rank, by NCCL through CuPy; data are CuPy arrays of this rank's GPU."""
 
-    def __init__(self, group: _MpiGroup):
+    def __init__(self, group: _MpiGroup, device: int):
         try:
             import cupy
             from cupy.cuda import nccl
@@ -215,8 +215,10 @@ class NcclGroup:
         self._cupy, self._nccl = cupy, nccl
         self.rank, self.size = group.rank, group.size
         name = group.communicator.bcast(nccl.get_unique_id() if group.rank == 0 else None, 0)
-        self._communicator = nccl.NcclCommunicator(group.size, name, group.rank)
-        self._stream = cupy.cuda.Stream(non_blocking=True)
+        self._device = cupy.cuda.Device(device)
+        with self._device:
+            self._communicator = nccl.NcclCommunicator(group.size, name, group.rank)
+            self._stream = cupy.cuda.Stream(non_blocking=True)
 
     def _finish(self, *kept: Any) -> Request:
         event = self._cupy.cuda.Event(disable_timing=True)
@@ -230,28 +232,29 @@ class NcclGroup:
         )
 
     def broadcast(self, data: Any, root: int) -> Request:
-        self._wait_for_caller()
-        self._one(data, data.size, root)
-        return self._finish(data)
+        with self._device:
+            self._wait_for_caller()
+            self._one(data, data.size, root)
+            return self._finish(data)
 
     def gather(self, part: Any, whole: Any, counts: Sequence[int], root: int) -> Request:
         if whole is None:  # NCCL has no gather: who does not need the whole receives it too
-            whole = self._cupy.empty(sum(counts), np.uint8)
+            with self._device:
+                whole = self._cupy.empty(sum(counts), np.uint8)
         return self.allgather(part, whole, counts)
 
     def allgather(self, part: Any, whole: Any, counts: Sequence[int]) -> Request:
         begins = np.cumsum([0, *counts]).tolist()
         own = begins[self.rank]
-        whole[own : own + counts[self.rank]] = part
-        self._wait_for_caller()
-        self._nccl.groupStart()
-        for root, count in enumerate(
-            counts
-        ):  # parts differ in size, which ncclAllGather does not take
-            if count:
-                self._one(whole[begins[root] : begins[root] + count], count, root)
-        self._nccl.groupEnd()
-        return self._finish(part, whole)
+        with self._device:
+            whole[own : own + counts[self.rank]] = part
+            self._wait_for_caller()
+            self._nccl.groupStart()
+            for root, count in enumerate(counts):  # of any sizes, which ncclAllGather does not take
+                if count:
+                    self._one(whole[begins[root] : begins[root] + count], count, root)
+            self._nccl.groupEnd()
+            return self._finish(part, whole)
 
     def _wait_for_caller(self) -> None:
         self._stream.wait_event(self._cupy.cuda.get_current_stream().record())
