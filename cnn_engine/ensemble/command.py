@@ -35,6 +35,9 @@ INFER, TRAIN = "infer", "train"
 MOST_RANKS = 65_536
 MODULE = "cnn_engine.ensemble"
 
+#: Options that are of training alone.
+_TRAINING = ("data_parallel", "checkpoint_every", "resume", "learning_rate", "weight_decay")
+
 
 def parser() -> argparse.ArgumentParser:
     """Returns the command's parser."""
@@ -221,13 +224,7 @@ def _check(options: argparse.Namespace) -> None:
     if options.balance and options.work == TRAIN:
         raise expected("--balance", f"the work {INFER}", TRAIN)
     if options.work == INFER:
-        for name in (
-            "data_parallel",
-            "checkpoint_every",
-            "resume",
-            "learning_rate",
-            "weight_decay",
-        ):
+        for name in _TRAINING:
             if getattr(options, name):
                 raise expected(f"--{name.replace('_', '-')}", f"the work {TRAIN}", INFER)
     elif options.output is None:
@@ -304,6 +301,7 @@ class _Session:
         part = "train" if options.work == TRAIN else "test"
         self.watchdog.doing("main", "reading its data")
         self.source = source(options.data, workload, options.images, preprocess, part)
+        self.watchdog.doing("main", None)  # others may be slower
         sizes = self.transport.all(len(self.source))
         if len({*sizes}) > 1:
             raise expected("--data", "as many images on every rank", sizes)
@@ -316,9 +314,9 @@ class _Session:
         order = Order(
             len(self.source), options.batch, options.epochs, shuffle, options.seed, options.steps
         )
-        maker = self._trainer(order, specs, found) if options.work == TRAIN else None
-        if maker is not None:
-            order, maker = maker
+        maker = None
+        if options.work == TRAIN:
+            order, maker = self._trainer(order, specs, found)
         self.plan = Plan(
             found, order, tuple(specs), options.work, kind, options.seed, options.queue,
             options.prefetch, options.readers, options.decoders, options.corrupt,
@@ -327,6 +325,7 @@ class _Session:
         self.members = make_members(
             self.plan, self.rank, len(self.source), self.folder, self.threads, maker
         )
+        self.watchdog.doing("main", None)
         self.run_of_rank = RankRun(
             self.plan, self.transport, self.watchdog, self.source, workload.network.input_shape,
             self.members, here,

@@ -142,17 +142,15 @@ class TrainMember:
             self._trainee.scores = _parallel(torch, training, network, self._trainee)
 
     def step(self, batch: Batch, images: Any, labels: np.ndarray) -> None:
+        torch = self._torch
+        images = self._tensor(images)
         known = labels >= 0
         if not known.all():
-            images, labels = images[known], labels[known]
+            labels = labels[known]
+            images = images[torch.from_numpy(known).to(self._on)]
         if len(labels) < 2:
             raise expected("--batch", "at least 2 images with labels in every step", len(labels))
-        torch = self._torch
         wanted = torch.from_numpy(labels.astype(np.int64)).to(self._on)
-        if isinstance(images, np.ndarray):
-            images = torch.from_numpy(np.ascontiguousarray(images)).to(self._on)
-        else:
-            images = torch.as_tensor(images, device=self._on)
         rate = self._trainee.learning_rate
         loss, right = self._trainee.step(images, wanted)
         count = len(labels)
@@ -173,14 +171,18 @@ class TrainMember:
         if done % self._settings.checkpoint_every == 0 or done == order.end:
             self._save(done)
 
+    def _tensor(self, images: Any) -> Any:
+        """Returns pixels of NumPy or CuPy as PyTorch's, on this member's device."""
+        if isinstance(images, np.ndarray):
+            images = self._torch.from_numpy(np.ascontiguousarray(images))
+        return self._torch.as_tensor(images, device=self._on)
+
     def probe(self, images: Any) -> None:
         """Does a step's work on one batch with a network of its own, to be timed."""
         torch = self._torch
         if self._probe is None:
             self._probe = self._training.Trainee(self.network, self._recipe, 10**6, self._on)
-        if isinstance(images, np.ndarray):
-            images = torch.from_numpy(images)
-        images = torch.as_tensor(images, device=self._on)
+        images = self._tensor(images)
         loss, _ = self._probe.step(images, torch.zeros(len(images), dtype=torch.int64).to(self._on))
         loss.item()
 
