@@ -138,19 +138,20 @@ def _openacc_findings() -> Iterator[Finding]:
 
 
 def _laboratory_findings() -> Iterator[Finding]:
-    """The packages that transfer, characterize and run --profile take, and what they can see here."""
-    for package, purpose in (
-        ("scipy", "regressions of transfer, intervals of compare"),
-        ("psutil", "CPU utilisation in characterize"),
-        ("matplotlib", "plots"),
-        ("nvidia-ml-py", "clocks, power and utilisation of a GPU"),
+    """The packages that transfer, characterize, run --profile and files of images take."""
+    for package, purpose, extra in (
+        ("scipy", "regressions of transfer, intervals of compare", "lab"),
+        ("psutil", "CPU utilisation in characterize", "lab"),
+        ("matplotlib", "plots", "lab"),
+        ("nvidia-ml-py", "clocks, power and utilisation of a GPU", "lab"),
+        ("pillow", "files of images in --data", "images"),
     ):
         found = environment.package_version(package)
         if found:
             yield Finding(OK, package, found)
         else:
             text = f"not installed; for {purpose}"
-            yield Finding(MISSING, package, text, "pip install 'cnn-engine[lab]'")
+            yield Finding(MISSING, package, text, f"pip install 'cnn-engine[{extra}]'")
     reason = activity.unavailable()
     if reason is None:
         yield Finding(OK, "CUPTI", "activity records can be had: run --profile")

@@ -18,7 +18,8 @@ from cnn_engine.io import image_files
 from cnn_engine.io.image_files import Classes, find, is_image_files, load
 from cnn_engine.io.images import Preprocess
 from cnn_engine.measure import accuracy
-from cnn_engine.measure.result import Accuracy
+from cnn_engine.measure.result import Accuracy, Result
+from cnn_engine.report import text as report_text
 
 NAMES = ("ant", "bee", "cat", "dog", "elk", "fox", "gnu")
 
@@ -292,6 +293,34 @@ def test_what_is_not_held_is_decoded_beside_the_passes(
     assert document["accuracy"]["correct"] == int(np.sum(rows.argmax(1) == labels))
     assert np.array_equal(np.load(out), rows)
     assert any("times are of 5 of 22" in note for note in document["notes"])
+    result = Result.from_dict(document)
+    assert result.predictions[0].file == "ant/0.jpg"
+    assert f"{folder.name}, 5 images of 22" in report_text.render(result)
+    document["dataset"]["total_images"] = "many"
+    with pytest.raises(InputError, match="total_images: expected a value of type int"):
+        Result.from_dict(document)
+
+
+def test_interrupted_it_keeps_what_was_counted(model, folder, tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(load.__kwdefaults__, "held_bytes", 5 * 3 * 24 * 24 * 4)
+    ahead = image_files._ahead
+
+    def interrupted(items):
+        yield next(ahead(items))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(image_files, "_ahead", interrupted)
+    monkeypatch.setattr(accuracy, "LEAST", 4)
+    path, out = tmp_path / "r.json", tmp_path / "p.npy"
+    data = ["--data", str(folder), "--preprocess", PREPROCESS, "--batch", "2"]
+    options = ["--device", "cpu", "--threads", "1", "--iterations", "1", "--json", str(path)]
+    words = ["--model", str(model), *data, *options, "--save-probabilities", str(out)]
+    assert run.main(words) == 130
+    document = json.loads(path.read_text())
+    assert document["interrupted"] is True
+    assert document["accuracy"]["total"] == document["dataset"]["predicted_images"] == 9
+    assert len(np.load(out)) == 9
+    assert any("interrupted after 4 of them" in note for note in document["notes"])
 
 
 def test_the_report_shows_top5_and_predictions(model, folder, tmp_path, capsys):
@@ -299,10 +328,10 @@ def test_the_report_shows_top5_and_predictions(model, folder, tmp_path, capsys):
     options = ["--device", "cpu", "--threads", "1", "--iterations", "1", "--html", str(page)]
     data = ["--data", str(folder), "--preprocess", PREPROCESS]
     assert run.main(["--model", str(model), *data, *options]) == 0
-    text = capsys.readouterr().out
-    assert "Net Accuracy top-5: " in text
-    assert "ant/0.jpg" in text
-    assert "wrong: " in text
+    out = capsys.readouterr().out
+    assert "Net Accuracy top-5: " in out
+    assert "ant/0.jpg" in out
+    assert "wrong: " in out
     html = page.read_text()
     assert "Accuracy, top-5" in html
     assert "ant/0.jpg" in html

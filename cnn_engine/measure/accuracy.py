@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 TOP = 5
 
+#: Images that are handed over at a time, at least: with fewer, both sides would wait at every image.
+LEAST = 32
+
 #: Images whose predictions a result shows.
 SHOWN = 5
 
@@ -52,7 +55,7 @@ def count_rest(
         the sum, how many images were done, and whether Ctrl-C ended it early.
     """
     done = 0
-    size = batch * -(-32 // batch)  # fewer would wait for each other at every image
+    size = batch * -(-LEAST // batch)
     progress.start("images", rest.count)
     try:
         with closing(rest.chunks(size)) as chunks:

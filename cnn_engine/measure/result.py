@@ -429,6 +429,8 @@ class _Dataset:
     name: str
     source: str
     images: int
+    total_images: int | None = None  # where more than those that are timed
+    predicted_images: int | None = None
 
 
 def _step(step: LayerTime | CopyTime) -> dict[str, Any]:

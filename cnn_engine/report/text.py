@@ -219,6 +219,8 @@ def _plain(value: object) -> str:
 def what_ran(result: Result) -> list[tuple[str, str]]:
     """Returns what ran, on what, and how, a line each."""
     images = units.counted(result.dataset["images"], "image")
+    if total := result.dataset.get("total_images"):
+        images += f" of {units.count(total)}"
     source = result.dataset["source"]
     source = "" if result.dataset["name"].startswith(source) else f", from {source}"
     rows = [
