@@ -17,8 +17,8 @@ namespace cnn_engine::cpu::CNN_ENGINE_ISA {
 namespace {
 
 // Outputs of a row at once: the sizes of most networks' maps are multiples of 7, and 7 sums, 5
-// weights and an input fit 16 registers.
-constexpr int kDepthwiseColumns = 7;
+// weights and an input fit 16 registers; twice as many sums fit 32.
+constexpr int kDepthwiseColumns = kRegisters == 32 ? 14 : 7;
 
 // A row of outputs, for the channels [0, channels) that the pointers are at.
 struct DepthwiseRow {
@@ -53,24 +53,24 @@ CNN_ENGINE_INLINE void depthwise_block(const DepthwiseRow& d, int first, int c, 
   constexpr int J = (T - 1) * Stride + S;
   Vec<W> sum[T];
   const Vec<W> bias = d.bias ? load<W>(d.bias + c) : Vec<W>{};
-#pragma GCC unroll 8
+#pragma GCC unroll 16
   for (int t = 0; t < T; ++t) sum[t] = bias;
   const float* filter = d.weights + c;
   for (int r = 0; r < d.rows; ++r) {
     Vec<W> weights[S];
-#pragma GCC unroll 8
+#pragma GCC unroll 16
     for (int s = 0; s < S; ++s, filter += d.weight) weights[s] = load<W>(filter);
 #pragma GCC unroll 32
     for (int j = 0; j < J; ++j) {
       const Vec<W> x = load<W>(from(r, j) + c);
-#pragma GCC unroll 8
+#pragma GCC unroll 16
       for (int t = 0; t < T; ++t) {
         const int s = j - t * Stride;
         if (s >= 0 && s < S) sum[t] += x * weights[s];
       }
     }
   }
-#pragma GCC unroll 8
+#pragma GCC unroll 16
   for (int t = 0; t < T; ++t) finish_depthwise<W>(d, sum[t], first + t, c);
 }
 
@@ -128,6 +128,8 @@ template <int S, int Stride>
 void depthwise_row(const DepthwiseRow& d, int outputs, const float** table) {
   if (outputs >= kDepthwiseColumns) {
     depthwise_blocks<kDepthwiseColumns, S, Stride>(d, outputs, table);
+  } else if (outputs >= 7) {
+    depthwise_blocks<7, S, Stride>(d, outputs, table);
   } else if (outputs >= 4) {
     depthwise_blocks<4, S, Stride>(d, outputs, table);
   } else {
