@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tolerances
 
-from cnn_engine import Engine, InputError, UnsupportedError
+from cnn_engine import Engine, InputError, UnsupportedError, _cpu
 from cnn_engine.engine import variants
 from cnn_engine.graph import reference
 from cnn_engine.graph.graph import Graph, Node, Value
@@ -218,3 +218,19 @@ def test_an_onnx_model_by_path_bytes_and_proto(tmp_path, rng):
                 np.testing.assert_array_equal(again.predict(images), e.predict(images))
     with pytest.raises(InputError, match="weights: expected default"):
         Engine(path, device="cpu", weights="random")
+
+
+@pytest.mark.skipif(bool(_cpu.bfloat16_why_not()), reason=_cpu.bfloat16_why_not())
+def test_convolutions_in_bfloat16(rng):
+    """Direct ones multiply in it, the others stay float32; the check allows for just that rounding."""
+    graph = graphs.resnet((1, 1), (1, 3, 32, 32))
+    images = rng.standard_normal((3, 3, 32, 32)).astype(np.float32)
+    wide = Engine(graph, device="cpu", dtype="float32")
+    with Engine(graph, device="cpu", dtype="bfloat16") as engine:
+        steps = engine.plan(3, images.dtype).steps
+        assert "bfloat16" in {step.kernel for step in steps}
+        found = engine.check(images)
+        assert found.passed
+        assert found.max_abs_diff > wide.check(images).tolerance
+    with pytest.raises(UnsupportedError, match="bfloat16"):
+        Engine(graph, device="cpu", dtype="bfloat16", variant="if")

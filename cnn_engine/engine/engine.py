@@ -55,7 +55,8 @@ class Engine:
             operators in OpenACC directives, on a GPU or on the host.
         variant: ``"auto"``, or one of :data:`cnn_engine.engine.variants.VARIANTS`.
         reduction: let several lanes share one output's sum; None: off, or what ``"auto"`` finds fastest.
-        dtype: ``"float32"``, or what the variant ``fused`` computes in besides.
+        dtype: ``"float32"``, or what the variant ``fused`` computes in besides; a model's convolutions on a
+            CPU that multiplies it also ``"bfloat16"``.
         data_mode: ``"auto"``: resident, with copies that overlap with kernels in passes over many images;
             ``"resident"``; or on CUDA ``"transfer"``, ``"managed"`` or ``"stream"``.
         threads: of CPU work; None: as many as CPUs.
@@ -118,6 +119,7 @@ class Engine:
             self.device.kind, variant, reduction, dtype,
             "resident" if data_mode == "auto" else data_mode, self._why_not_fused,
             times_layers=self.workload is not None and self.workload.times_layers,
+            layered_dtypes=self._layered_dtypes(is_model),
         )  # fmt: skip
         # Chunks on several streams are each computed as resident data is.
         mode = "resident" if data_mode in ("auto", "stream") else data_mode
@@ -158,6 +160,12 @@ class Engine:
             self.device.properties["multiprocessors"] if gpu else 0,
             self.device.properties["total_memory"] if gpu else 0,
         )
+
+    def _layered_dtypes(self, is_model: bool) -> tuple[str, ...]:
+        """The data types in which nodes by themselves are computed here."""
+        if is_model and self.device.kind == "cpu" and not _cpu.bfloat16_why_not():
+            return "float32", "bfloat16"
+        return ("float32",)
 
     def _why_not_fused(self) -> str | None:
         model = isinstance(self.network, Model)

@@ -184,6 +184,8 @@ class Program:
             # What the rewrites made of constants is the same for every batch.
             self._laid = self._laid or graph
             graph = graph.sharing(self._laid)
+            if self.dtype != "float32":
+                graph = passes.round_operands(graph, self.dtype)
         variant = None if choice.automatic else choice.variant
         return place(graph, self.placement, variant, choice.reduction, on_device)
 

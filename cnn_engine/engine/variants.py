@@ -5,7 +5,7 @@ All of it is read from the table of kernels.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..errors import UnsupportedError, expected
@@ -102,6 +102,7 @@ def choose(
     data_mode: str,
     why_not_fused: Callable[[], str | None],
     times_layers: bool = False,
+    layered_dtypes: Sequence[str] = ("float32",),
 ) -> Choice:
     """Returns what runs for ``--variant``, ``--reduction`` (None: not said), ``--dtype``, ``--data-mode``.
 
@@ -109,6 +110,7 @@ def choose(
         device: its kind, ``cpu``, ``cuda`` or ``openacc``.
         why_not_fused: asked at most once: why the network cannot run as one kernel, or None.
         times_layers: whether ``auto`` is to keep layers apart, as the report needs their times.
+        layered_dtypes: data types that the kernels of single nodes can compute in here.
 
     Raises:
         InputError: no such variant, data type or data mode.
@@ -119,8 +121,8 @@ def choose(
     _check_data_mode(device, data_mode)
     if variant == "auto":
         if times_layers and dtype == "float32":
-            return _auto(device, reduction, dtype, data_mode, lambda: "the report times each layer")
-        return _auto(device, reduction, dtype, data_mode, why_not_fused)
+            why_not_fused = _layers_are_timed
+        return _auto(device, reduction, dtype, data_mode, why_not_fused, layered_dtypes)
     if variant not in VARIANTS:
         raise expected("--variant", f"auto or one of {', '.join(VARIANTS)}", repr(variant))
     reason = _why_not(VARIANTS[variant], device, reduction, dtype, data_mode)
@@ -131,17 +133,22 @@ def choose(
     return Choice(variant, bool(reduction), None)
 
 
+def _layers_are_timed() -> str:
+    return "the report times each layer"
+
+
 def _auto(
     device: str,
     reduction: bool | None,
     dtype: str,
     data_mode: str,
     why_not_fused: Callable[[], str | None],
+    layered_dtypes: Sequence[str],
 ) -> Choice:
     why = _why_not(VARIANTS["fused"], device, reduction, dtype, data_mode) or why_not_fused()
     if why is None:
         return Choice("fused", False, "the fastest there is")
-    if dtype != "float32":
+    if dtype not in layered_dtypes:
         raise UnsupportedError(f"--dtype: {dtype} needs the variant fused, which cannot run: {why}")
     row = next(
         row

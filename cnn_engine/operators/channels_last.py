@@ -43,11 +43,14 @@ class Conv2dNhwc(Conv2d):
     Attributes:
         planar: whether x is [N, C, H, W], as a first layer's is.
         floor: the least that z can be, or None.
+        operands: what z and the weights may be rounded to before they are multiplied; the reference rounds
+            nothing.
     """
 
     kind: ClassVar[str] = "conv2d_nhwc"
     planar: bool = False
     floor: float | None = None
+    operands: str = "float32"
 
     def infer(self, inputs):
         need(inputs, 2, 6)

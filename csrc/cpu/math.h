@@ -186,7 +186,8 @@ static inline __attribute__((always_inline)) float clamp32(float x, float lowest
   return low > highest ? highest : low;
 }
 
-// x / 6 by a product: 1/6 in two parts, as the rounding of one is the same way in every layer.
+// x / 6 of a finite x by a product: 1/6 in two parts, as the rounding of one is the same way in
+// every layer.
 static inline __attribute__((always_inline)) float sixth32(float x) {
   constexpr float kHigh = 1.0f / 6.0f;
   constexpr float kLow = static_cast<float>(1.0 / 6.0 - static_cast<double>(kHigh));

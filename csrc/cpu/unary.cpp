@@ -31,7 +31,9 @@ CNN_ENGINE_FUNCTION(elu, 10, x < 0.0f ? a * math::expm1(x) : x)
 CNN_ENGINE_FUNCTION(selu, 10, (b * (x < 0.0f ? a * math::expm1(x) : x)))
 CNN_ENGINE_FUNCTION(sigmoid, 4, math::sigmoid32(x))
 CNN_ENGINE_FUNCTION(hard_sigmoid, 1, math::clamp32(float(a) * x + float(b), 0.0f, 1.0f))
-CNN_ENGINE_FUNCTION(hard_swish, 1, (x * math::clamp32(math::sixth32(x + 3.0f), 0.0f, 1.0f)))
+CNN_ENGINE_FUNCTION(hard_swish, 1,
+                    (x *
+                     math::clamp32(math::sixth32(math::clamp32(x + 3.0f, 0.0f, 8.0f)), 0.0f, 1.0f)))
 CNN_ENGINE_FUNCTION(swish, 4, (x * math::sigmoid32(float(a) * x)))
 CNN_ENGINE_FUNCTION(gelu, 20, (x * math::normal_cdf(x)))
 CNN_ENGINE_FUNCTION(clip, 1, math::clamp32(x, float(a), float(b)))

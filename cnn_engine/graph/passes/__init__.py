@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from ..graph import Graph
 from .affine import fold_affine_after, fold_affine_before
-from .channels_last import channels_last
+from .channels_last import channels_last, round_operands
 from .concatenations import nest_concatenations
 from .constants import drop_unused, fold_constants
 from .epilogues import EPILOGUES, fuse_activations, fuse_residuals
@@ -38,6 +38,7 @@ __all__ = [
     "merge_shapes",
     "nest_concatenations",
     "recognise_functions",
+    "round_operands",
     "simplify",
 ]
 

@@ -48,6 +48,14 @@ def channels_last(graph: Graph) -> Graph:
     return drop_identities(merge_shapes(drop_unused(_Layouts(graph).rewritten())))
 
 
+def round_operands(graph: Graph, dtype: str) -> Graph:
+    """Lets kernels round what convolutions over images [N, H, W, C] multiply to ``dtype``."""
+    nodes = [node for node in graph.nodes if type(node.op) is Conv2dNhwc]
+    return graph.replaced(
+        nodes, [replace(node, op=replace(node.op, operands=dtype)) for node in nodes]
+    )
+
+
 def _is_seed(graph: Graph, node: Node) -> bool:
     return type(node.op) is Conv2d and node.inputs[1] in graph.constants
 
