@@ -210,6 +210,7 @@ def dataset_of(
     takes = ("uint8", "float32")
     if isinstance(network, Model):
         takes = (network.base.inputs[0].dtype,)
+        more["batch"] = 1 if network.any_batch else network.batch
     if options.preprocess is None and "uint8" not in takes:
         wanted = (
             f"imagenet or other settings, for {network.name} reads {takes[0]} and files hold pixels"

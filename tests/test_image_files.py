@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 
 import numpy as np
+import onnx
 import onnx_models
 import pytest
+import tolerances
 from image_files import picture, save
 from onnx import helper
 
@@ -299,6 +301,30 @@ def test_what_is_not_held_is_decoded_beside_the_passes(
     document["dataset"]["total_images"] = "many"
     with pytest.raises(InputError, match="total_images: expected a value of type int"):
         Result.from_dict(document)
+
+
+def test_a_model_for_one_size_of_batch_is_given_full_passes(model, folder, tmp_path, capsys):
+    made = onnx.load(model)
+    for value in (*made.graph.input, *made.graph.output):
+        value.type.tensor_type.shape.dim[0].dim_value = 4
+    fixed = tmp_path / "fixed.onnx"
+    onnx.save(made, fixed)
+    out = tmp_path / "p.npy"
+    document = run_json(
+        capsys, "--model", fixed, "--data", folder, "--preprocess", PREPROCESS,
+        "--save-probabilities", out,
+    )  # fmt: skip
+    rows, labels = expected_rows(model, folder)
+    assert document["dataset"]["images"] == 20
+    assert document["accuracy"]["total"] == 22
+    assert document["accuracy"]["correct"] == int(np.sum(rows.argmax(1) == labels))
+    assert np.abs(np.load(out) - rows).max() <= tolerances.NETWORK_LOGITS * np.abs(rows).max()
+    data = ["--data", str(folder), "--preprocess", PREPROCESS, "--images", "3"]
+    assert run.main(["--model", str(fixed), *data]) == 2
+    assert (
+        "expected at least 4 images, for which alone the model is made, found 3"
+        in capsys.readouterr().err
+    )
 
 
 def test_interrupted_it_keeps_what_was_counted(model, folder, tmp_path, capsys, monkeypatch):

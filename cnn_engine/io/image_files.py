@@ -291,6 +291,7 @@ def load(
     classes: Classes | None = None,
     images: int | None = None,
     held_bytes: int | None = HELD_BYTES,
+    batch: int = 1,
     workers: int | None = None,
 ) -> Dataset:
     """Returns the images that ``path`` stands for, as a network reads them; see :func:`find`.
@@ -302,6 +303,7 @@ def load(
         images: how many, evenly spread; None: all.
         held_bytes: images that take more are decoded when they are asked for (:attr:`Dataset.rest`); None:
             all are held.
+        batch: of a model that is made for so many images alone: as many are held as fill passes.
         workers: processes that decode; see :func:`~cnn_engine.io.images.decoded`.
 
     Raises:
@@ -309,7 +311,12 @@ def load(
     """
     found = find(path, outputs, classes).spread(images)
     size = int(np.prod(shape)) * np.dtype(dtype).itemsize
-    held = len(found) if held_bytes is None else min(len(found), max(held_bytes // size, 1))
+    if len(found) < batch:
+        raise expected(
+            path, f"at least {batch} images, for which alone the model is made", len(found)
+        )
+    held = len(found) if held_bytes is None else min(len(found), max(held_bytes // size, batch))
+    held -= held % batch
 
     def chunks(files: Sequence[str], count: int) -> Iterator[np.ndarray]:
         return _chunks(files, preprocess, shape, dtype, count, workers)

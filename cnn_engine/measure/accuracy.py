@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..graph.model import Model
 from ..workload import Rest
 from .result import Accuracy, Prediction
 
@@ -56,11 +57,14 @@ def count_rest(
     """
     done = 0
     size = batch * -(-LEAST // batch)
+    fixed = isinstance(engine.network, Model) and not engine.network.any_batch
     progress.start("images", rest.count)
     try:
         with closing(rest.chunks(size)) as chunks:
             for images in chunks:
-                rows = engine.predict(images, batch=batch)
+                lacking = -len(images) % batch if fixed else 0
+                images = np.concatenate([images, np.repeat(images[-1:], lacking, axis=0)])
+                rows = engine.predict(images, batch=batch)[: len(images) - lacking]
                 if len(out):
                     out[done : done + len(rows)] = rows
                 if found is not None:
