@@ -346,7 +346,19 @@ def test_a_gpu_that_does_not_run_a_loop_is_refused(fake, monkeypatch, code, said
     assert "\n" not in str(error.value)
 
 
+def test_a_module_that_does_not_load_is_told_from_one_that_is_missing(monkeypatch):
+    """As where PyTorch's older libgomp is in the process already."""
+    monkeypatch.setitem(sys.modules, "cnn_engine._openacc", None)
+    monkeypatch.setattr(openacc_module.importlib.util, "find_spec", lambda name: object())
+    import cnn_engine
+
+    monkeypatch.delattr(cnn_engine, "_openacc", raising=False)
+    with pytest.raises(UnsupportedError, match="expected the OpenACC module to load, found: "):
+        openacc_module.load()
+
+
 def test_without_the_module(monkeypatch):
+    monkeypatch.setattr(openacc_module.importlib.util, "find_spec", lambda name: None)
     monkeypatch.setitem(sys.modules, "cnn_engine._openacc", None)
     import cnn_engine
 

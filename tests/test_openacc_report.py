@@ -284,6 +284,7 @@ def test_doctor_on_three_builds(monkeypatch):
 def test_doctor_where_the_module_is_missing(monkeypatch):
     import cnn_engine
 
+    monkeypatch.setattr(openacc_module.importlib.util, "find_spec", lambda name: None)
     monkeypatch.setitem(sys.modules, "cnn_engine._openacc", None)
     monkeypatch.delattr(cnn_engine, "_openacc", raising=False)
     assert [found.text for found in doctor._openacc_findings()] == ["not built"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import importlib.util
 import os
 import subprocess
 import sys
@@ -22,11 +23,17 @@ def load() -> ModuleType:
     """Returns ``cnn_engine._openacc``.
 
     Raises:
-        UnsupportedError: this installation was built without it.
+        UnsupportedError: this installation was built without it, or it cannot be loaded.
     """
     try:
         from .. import _openacc
     except ImportError as error:
+        if importlib.util.find_spec("cnn_engine._openacc") is not None:
+            raise UnsupportedError(
+                f"device openacc: expected the OpenACC module to load, found: {error}; where it is a libgomp "
+                "that another package loaded first (PyTorch has one), use OpenACC before importing that "
+                "package, or in a process of its own"
+            ) from error
         raise UnsupportedError(
             "device openacc: expected an installation with the OpenACC module, found one built without it "
             f"({error}); install again with GCC or nvc++ (see docs/openacc.md)"

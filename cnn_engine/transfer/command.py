@@ -219,6 +219,8 @@ def _cuda(name: str) -> Any:
     if name == "cpu":
         raise InputError("--device: expected cuda or cuda:N (the CPU needs no transfer), found cpu")
     device = devices.select(name)
+    if device.kind == "openacc":
+        raise InputError(f"--device: expected cuda or cuda:N, found {name}")
     if device.kind != "cuda":
         raise UnsupportedError(device.note)
     return device
