@@ -16,7 +16,7 @@ import pytest
 
 from cnn_engine import Engine, infer
 from cnn_engine import __main__ as doors
-from cnn_engine.infer import shards
+from cnn_engine.infer import readers, shards
 
 ENGINE = Engine("cifar10", device="cpu", threads=1)
 COMMON = ["--device", "cpu", "--workers", "1", "--no-ceilings"]
@@ -98,6 +98,34 @@ def test_the_plan_is_the_same_every_time_and_workers_change_nothing(images, tmp_
         assert infer.main(words) == 0
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
     assert len(contents(tmp_path / "a")) > 5  # one tar was cut between its samples
+
+
+def test_ids_are_numbered_by_hand():
+    for first, count in ((0, 1), (0, 12), (95, 10), (998, 1005), (123456789, 3), (7, 0)):
+        found = readers.numbered("a/b\udcff.npy", first, count).to_pylist()
+        assert found == [f"a/b\\xff.npy#{number}" for number in range(first, first + count)]
+
+
+def test_large_chunks_are_read_by_several_threads(images, tmp_path, monkeypatch):
+    infer_inputs.make("npy", tmp_path / "in", images, parts=2)
+    monkeypatch.setattr(readers, "READ_BYTES", 1000)
+    assert run(tmp_path / "in", "--output", tmp_path / "out", "--quiet") == 0
+    found = infer_inputs.probabilities(infer_inputs.rows(tmp_path / "out"))
+    assert found.tobytes() == ENGINE.predict(images).tobytes()
+
+
+@pytest.mark.gpu
+def test_rows_on_a_gpu(images, tmp_path, processes):
+    infer_inputs.make("tar", tmp_path / "in", images, parts=2)
+    words = [str(tmp_path / "in"), "--output", str(tmp_path / "out"), "--device", "cuda", "--json",
+             str(tmp_path / "report.json"), "--quiet"]  # fmt: skip
+    assert infer.main(words) == 0
+    wanted = infer_inputs.make("tar", tmp_path / "again", images)
+    with Engine("cifar10", device="cuda") as engine:
+        expected = engine.predict(np.ascontiguousarray(wanted))
+    found = infer_inputs.probabilities(infer_inputs.rows(tmp_path / "out"))
+    assert found.tobytes() == expected.tobytes()
+    assert "copy" in json.loads((tmp_path / "report.json").read_text())["ceilings"]
 
 
 def test_a_list_a_glob_and_what_they_name(images, tmp_path, monkeypatch):

@@ -336,8 +336,10 @@ DONE = {"event": "done", "rows": 1, "errors": 0, "bytes": 1}
 DIED = {"event": "died", "reason": "signal SIGKILL"}
 
 
-def supervised(script, count: int, workers: int = 1, **settings) -> tuple[Supervisor, FakePool]:
-    pool = FakePool(script)
+def supervised(
+    script, count: int, workers: int = 1, pool=FakePool, **settings
+) -> tuple[Supervisor, FakePool]:
+    pool = pool(script)
     supervisor = Supervisor(pool, workers)
     for name, value in settings.items():
         setattr(supervisor, name, value)
@@ -400,6 +402,25 @@ def test_a_worker_that_hangs_is_killed():
     supervisor, _ = supervised(script, 3, stall_s=0.3)
     assert sorted(supervisor.done) == [0, 1, 2]
     assert supervisor.counts.restarts == 1
+
+
+def test_a_worker_whose_end_is_not_heard_of_is_not_waited_for():
+    lost = []
+
+    def script(shard: int) -> dict | None:
+        if shard == 1 and not lost:
+            lost.append(shard)
+            return None
+        return DONE
+
+    class Silent(FakePool):
+        def kill(self, worker: int) -> None:
+            self.killed = worker
+
+    supervisor, pool = supervised(script, 3, pool=Silent, silent_s=0.3, grace_s=0.3)
+    assert sorted(supervisor.done) == [0, 1, 2]
+    assert supervisor.counts.restarts == 1
+    assert pool.killed == 0
 
 
 def test_workers_that_never_start_are_given_up():

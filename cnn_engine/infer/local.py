@@ -93,15 +93,16 @@ class LocalPool:
         reading = threading.Thread(target=errors, daemon=True)
         reading.start()
         for line in process.stdout:
-            with suppress(ValueError):  # a line that was cut off when the worker was killed
-                self.events.put((worker, json.loads(line)))
+            if self._processes[worker] is process:
+                with suppress(ValueError):  # a line that was cut off when the worker was killed
+                    self.events.put((worker, json.loads(line)))
         code = process.wait()
         reading.join()
         process.stdout.close()
         process.stderr.close()
         with suppress(OSError):  # what could not be sent any more
             process.stdin.close()
-        if not self._closing:
+        if not self._closing and self._processes[worker] is process:
             self.events.put((worker, {"event": "died", "reason": _reason(code, last)}))
 
     @staticmethod

@@ -19,6 +19,9 @@ from .worker import Worker
 
 Event = dict[str, Any]
 
+#: Seconds that an actor may take to start where nothing else can take its place.
+START_S = 120.0
+
 #: Seconds that a call for events waits for one, so that it ends soon after an actor does.
 WAIT_S = 1.0
 
@@ -110,11 +113,10 @@ class RayPool:
     others go on. All machines see the output folder and the inputs under the same paths.
     """
 
-    #: An actor may have to wait until the cluster has room.
-    start_limit_s: float | None = None
-
     def __init__(self, config: Event, workers: int, cuda: bool, address: str | None) -> None:
         self._ray = ray = connect(address, workers)
+        # On a cluster, an actor may have to wait until there is room.
+        self.start_limit_s: float | None = None if address else START_S
         resources = ray.cluster_resources()
         cpus, gpus = int(resources.get("CPU", 1)), int(resources.get("GPU", 0))
         count = config["threads"]
@@ -142,11 +144,16 @@ class RayPool:
         ray = self._ray
         while not self._closing:
             try:
-                for event in ray.get(actor.take.remote()):
+                found = ray.get(actor.take.remote())
+                if self._actors[worker] is not actor:
+                    return
+                for event in found:
                     self.events.put((worker, event))
             except (
                 Exception
             ) as error:  # RayActorError and its kin: the process or its machine is gone
+                if self._actors[worker] is not actor:
+                    return
                 self._outboxes[worker].put(None)
                 if not self._closing:
                     self.events.put((worker, {"event": "died", "reason": _reason(error)}))

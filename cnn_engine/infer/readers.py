@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tarfile
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -252,7 +253,7 @@ def _array_chunks(
             count = min(size - filled, piece.images - at)
             target = current.images(dtype)[filled : filled + count]
             names, found, faults = read.send(target)
-            ids.append(_numbered(piece, piece.first + at, count) if names is None else names)
+            ids.append(numbered(piece.path, piece.first + at, count) if names is None else names)
             labels.append(np.full(count, -1) if found is None else found)
             errors.update({filled + position: what for position, what in faults.items()})
             at, filled, done = at + count, filled + count, done + count
@@ -271,13 +272,30 @@ def _array_chunks(
         read.close()
 
 
-def _numbered(piece: Piece, first: int, count: int) -> Any:
-    """Returns the ids ``path#first`` and so on, as Arrow has them: a string at a time takes longer."""
-    pa = packages.arrow()
-    import pyarrow.compute as pc
+def numbered(path: str, first: int, count: int) -> Any:
+    """Returns the ids ``path#first`` and so on, as Arrow has them.
 
-    numbers = pa.array(np.arange(first, first + count)).cast(pa.string())
-    return pc.binary_join_element_wise(_text(piece.path), numbers, "#")
+    Digits are written into memory by NumPy, a column at a time: joining strings takes several times as long,
+    which is more than a GPU takes for an image.
+    """
+    pa = packages.arrow()
+    prefix = np.frombuffer(f"{_text(path)}#".encode(), np.uint8)
+    parts = []
+    while count or not parts:
+        digits = len(str(first))  # those of one length at a time
+        width = len(prefix) + digits
+        some = min(count, 10**digits - first, np.iinfo(np.int32).max // width)
+        text = np.empty((some, width), np.uint8)
+        text[:, : len(prefix)] = prefix
+        numbers = np.arange(first, first + some)
+        for place in range(1, digits + 1):
+            numbers, digit = np.divmod(numbers, 10)
+            text[:, -place] = digit + ord("0")
+        offsets = np.arange(some + 1, dtype=np.int32) * np.int32(width)
+        buffers = pa.py_buffer(offsets), pa.py_buffer(text)
+        parts.append(pa.StringArray.from_buffers(some, *buffers))
+        first, count = first + some, count - some
+    return pa.concat_arrays(parts)
 
 
 #: What one ``send`` of an array reader gives: ids or None, labels or None, and faults by position.
@@ -294,17 +312,43 @@ def _read_into(file: Any, target: np.ndarray, path: str) -> None:
         done += count
 
 
+#: Bytes that are worth a thread of their own, and threads that read one chunk at most: a GPU takes more bytes
+#: a second than one thread copies from the system's cache.
+READ_BYTES, READ_THREADS = 16 << 20, 4
+
+_reading = ThreadPoolExecutor(READ_THREADS, "read-part")
+
+
+def _read_at(file: Any, target: np.ndarray, offset: int, path: str) -> None:
+    """Fills ``target`` from byte ``offset`` on."""
+    view = memoryview(target).cast("B")
+    parts = min(max(len(view) // READ_BYTES, 1), READ_THREADS)
+    bounds = [len(view) * part // parts for part in range(parts + 1)]
+
+    def read(begin: int, end: int) -> None:
+        while begin < end:
+            count = os.preadv(file.fileno(), [view[begin:end]], offset + begin)
+            if not count:
+                raise expected(path, f"{end - begin:,} bytes more", "its end")
+            begin += count
+
+    if parts == 1:
+        read(0, len(view))
+    else:
+        list(_reading.map(read, bounds[:-1], bounds[1:]))
+
+
 def _npy(piece: Piece, wanted: Wanted) -> Iterator[Part]:
     shape, dtype, offset = npy_header(piece.path)
     if shape[0] < piece.first + piece.images or shape[1:] != tuple(wanted.shape):
         found = f"{dtype} {list(shape)}"
         raise expected(piece.path, f"{piece.first + piece.images:,} images as planned", found)
-    image = int(np.prod(shape[1:])) * dtype.itemsize
+    at = offset + piece.first * int(np.prod(shape[1:])) * dtype.itemsize
     with open(piece.path, "rb", buffering=0) as file:
-        file.seek(offset + piece.first * image)
         target = yield None
         while True:
-            _read_into(file, target, piece.path)
+            _read_at(file, target, at, piece.path)
+            at += target.nbytes
             target = yield None, None, {}
 
 
@@ -371,7 +415,7 @@ def _parquet_arrays(piece: Piece, wanted: Wanted) -> Iterator[Part]:
                         rows[position] = flat
             some_names = names[begin : begin + count]
             if any(name is None for name in some_names):
-                ids.append(_numbered(piece, at, count))
+                ids.append(numbered(piece.path, at, count))
             else:
                 ids.append(pa.array([str(name) for name in some_names], pa.string()))
             labels.append(some[begin : begin + count])

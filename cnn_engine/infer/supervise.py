@@ -29,6 +29,10 @@ STARTS = 3
 #: Seconds that a worker may go on without a sign of progress.
 STALL_S = 600.0
 
+#: Seconds without a word from a worker, which speaks a few times a second, until it is ended; and from then
+#: until it is taken for dead, heard of or not.
+SILENT_S, GRACE_S = 60.0, 10.0
+
 Event = dict[str, Any]
 
 
@@ -39,7 +43,10 @@ class Pool(Protocol):
     start_limit_s: float | None
 
     def start(self, worker: int) -> None:
-        """Starts worker number ``worker``, again if it ended; it says ``hello`` when it is ready."""
+        """Starts worker number ``worker``, which says ``hello`` when it is ready.
+
+        Nothing is heard any more of one that had that number before.
+        """
 
     def send(self, worker: int, message: Event) -> None:
         """Sends a command; a worker that has ended gets none."""
@@ -89,6 +96,9 @@ class _State:
     shards: list[int] = field(default_factory=list)
     beat: Event | None = None
     moved: float = field(default_factory=monotonic)
+    heard: float = field(default_factory=monotonic)
+    opened: bool = False
+    killed: float | None = None
 
 
 class Supervisor:
@@ -105,7 +115,7 @@ class Supervisor:
         self.done: dict[int, Record] = {}
         self.set_aside: list[SetAside] = []
         self.counts = Counts()
-        self.stall_s = STALL_S
+        self.stall_s, self.silent_s, self.grace_s = STALL_S, SILENT_S, GRACE_S
         self._states: dict[int, _State] = {}
         self._hellos: dict[int, Event] = {}
         self._past: list[Event] = []  # the last counts of workers that ended
@@ -212,6 +222,8 @@ class Supervisor:
         self.pool.start(worker)
 
     def _open(self, worker: int) -> None:
+        state = self._states[worker]
+        state.opened, state.heard = True, monotonic()
         self.pool.send(worker, {"command": "open", **self._opening})
 
     def _next_attempt(self) -> str:
@@ -223,6 +235,8 @@ class Supervisor:
         with suppress(queue.Empty):
             worker, event = self.pool.events.get(timeout=timeout)
             while True:
+                if worker in self._states:
+                    self._states[worker].heard = monotonic()
                 getattr(self, f"_on_{event['event']}")(worker, event)
                 yield worker, event
                 worker, event = self.pool.events.get_nowait()
@@ -309,14 +323,21 @@ class Supervisor:
         self.set_aside.append(SetAside(self._shards[index], reason))
 
     def _check_stalled(self) -> None:
-        """Kills workers that hang: a file system that does not answer, an image that never ends."""
+        """Ends workers that hang, as on an image that never ends, and those that are silent.
+
+        The end of a machine may be heard of late, or not at all: then it is not waited for.
+        """
         now = monotonic()
         for worker, state in list(self._states.items()):
             busy = bool(state.shards) or not state.ready
             limit = self.stall_s if state.ready else self.pool.start_limit_s
-            if busy and limit is not None and now - state.moved > limit:
-                state.moved = now  # its end will be heard of
+            stalled = busy and limit is not None and now - state.moved > limit
+            silent = state.opened and now - state.heard > self.silent_s
+            if state.killed is None and (stalled or silent):
+                state.killed = now
                 self.pool.kill(worker)
+            elif state.killed is not None and now - state.killed > self.grace_s:
+                self._on_died(worker, {"event": "died", "reason": "no sign of life"})
 
     # ---- shards ----
 

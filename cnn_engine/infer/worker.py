@@ -34,8 +34,9 @@ from .sources import Wanted
 #: How often a worker says how far it is.
 BEAT_S = 0.25
 
-#: Images of a chunk that the batch's rule may ask for: these bytes, so that memory and latency stay small.
-CHUNK_BYTES = 32 << 20
+#: Bytes of pixels that a chunk may have: enough on a GPU that what Python does for a chunk does not count, so
+#: few that memory stays small.
+CHUNK_BYTES = {"cpu": 32 << 20, "cuda": 128 << 20}
 
 Message = dict[str, Any]
 
@@ -91,7 +92,10 @@ class Worker:
         if named is not None:
             return named
         image = int(np.prod(network.input_shape))
-        return min(self.engine.batch_size(None, 1 << 20), max(CHUNK_BYTES // image, 1))
+        return min(
+            self.engine.batch_size(None, 1 << 20),
+            max(CHUNK_BYTES[self.engine.device.kind] // image, 1),
+        )
 
     def hello(self) -> Message:
         """Returns what the engine turned out to be, for the parent's settings and checks."""
