@@ -9,7 +9,7 @@ namespace cnn_engine::bindings {
 
 namespace py = pybind11;
 
-// Python checks arrays (cnn_engine/ops.py) and passes their addresses: one convention for NumPy,
+// Python checks arrays (cnn_engine/ops) and passes their addresses: one convention for NumPy,
 // CuPy and anything else, and a call that costs well under a microsecond.
 using Address = std::uintptr_t;
 
