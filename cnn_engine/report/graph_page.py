@@ -129,7 +129,7 @@ def render(found: Inspection) -> str:
     """Returns the page."""
     drawn = picture(found)
     return (
-        _template()
+        template("graph.html")
         .render(
             title=found.graph.name,
             summary=inspection.summary(found),
@@ -148,7 +148,8 @@ def render(found: Inspection) -> str:
 
 
 @cache
-def _template() -> Any:
+def template(name: str) -> Any:
+    """Returns one of the pages beside this file, ready to be filled."""
     from jinja2 import Environment, StrictUndefined  # only for those who want a page
 
     environment = Environment(
@@ -158,4 +159,4 @@ def _template() -> Any:
         lstrip_blocks=True,
         finalize=lambda value: value if hasattr(value, "__html__") else units.printable(value),
     )
-    return environment.from_string(files(__package__).joinpath("graph.html").read_text("utf-8"))
+    return environment.from_string(files(__package__).joinpath(name).read_text("utf-8"))

@@ -5,14 +5,13 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from functools import cache
-from importlib.resources import files
 from itertools import groupby
 from typing import Any
 
 from ..devices.openacc_mapping import Directive, Mapping
 from ..measure.openacc_events import Row, Timing
 from . import units
+from .graph_page import template
 
 WIDTH = 100
 
@@ -99,22 +98,11 @@ def page(found: Mapping) -> str:
         for file, lines in found.sources.items()
     }
     return (
-        _template()
+        template("openacc.html")
         .render(title="OpenACC directives", summary=summary(found), sources=sources)
         .strip()
         + "\n"
     )
-
-
-@cache
-def _template() -> Any:
-    from jinja2 import Environment, StrictUndefined  # only for those who want a page
-
-    environment = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
-        finalize=lambda value: value if hasattr(value, "__html__") else units.printable(value),
-    )  # fmt: skip
-    return environment.from_string(files(__package__).joinpath("openacc.html").read_text("utf-8"))
 
 
 # ---- what ran ----

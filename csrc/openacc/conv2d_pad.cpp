@@ -1,5 +1,6 @@
 // conv2d, variant `pad`: the input has been padded (pad2d.cpp), so that no bounds are tested
-// (contract: ops/conv2d.h). Apart from that the nests are those of conv2d_if.cpp.
+// (contract: ops/conv2d.h). Apart from that the nests are those of conv2d_if.cpp, written out
+// again: nests side by side, each with what its compiler says, are what they are here for.
 #include "openacc/operators.h"
 #include "openacc/shape_clauses.h"
 #include "openacc/site.h"

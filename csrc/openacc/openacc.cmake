@@ -9,7 +9,7 @@ elseif(NOT openacc MATCHES "^(auto|on|1)$")
 endif()
 
 set(acc "${CMAKE_CURRENT_BINARY_DIR}/openacc")
-file(MAKE_DIRECTORY "${acc}")
+file(MAKE_DIRECTORY "${acc}" "${CNN_ENGINE_OUTPUT}")
 file(WRITE "${acc}/check.cpp" "#include <acc_prof.h>
 #include <openacc.h>
 #ifndef _OPENACC
