@@ -111,9 +111,9 @@ def main() -> int:
         file = io.BytesIO()
         Image.fromarray(image.transpose(1, 2, 0)).save(file, "JPEG", quality=90)
         files.append(file.getvalue())
-    decoded = np.stack(
-        [np.asarray(Image.open(io.BytesIO(data))).transpose(2, 0, 1) for data in files]
-    )
+    decoded = np.empty_like(images)
+    for at, data in enumerate(files):
+        decoded[at] = np.asarray(Image.open(io.BytesIO(data))).transpose(2, 0, 1)
     with Engine("cifar10", device="cpu") as engine:
         wanted = {False: engine.predict(images), True: engine.predict(decoded)}
     rows = []

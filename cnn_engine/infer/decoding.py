@@ -18,7 +18,7 @@ PART = 64
 class Decoder:
     """Decodes the chunks of one worker on ``threads`` threads.
 
-    simplejpeg gives the pixels that Pillow gives, in a quarter of the time for small images
+    simplejpeg gives the pixels that Pillow gives, in a fraction of the time for small images
     (``python -m benchmarks.infer_readers``); it is used where it is installed and nothing is to be resized.
 
     Args:
