@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import operator
 import os
 import threading
 from collections.abc import Mapping
@@ -17,13 +16,11 @@ from .. import _cpu, devices, workload
 from ..devices import arrays
 from ..devices import threads as thread_counts
 from ..errors import InputError, UnsupportedError, expected
-from ..graph import onnx
 from ..graph.graph import Graph
 from ..graph.model import Model
 from ..graph.network import Network
-from ..io import weights as weight_files
 from ..workload import Dataset, Workload
-from . import fused, variants
+from . import arguments, fused, variants
 from .check import Check
 from .check import check as compare
 from .phases import Phases
@@ -31,6 +28,7 @@ from .placement import Placement
 from .plan import Plan, Program, build
 from .pool import CLOSED, KEPT_BYTES, KEPT_SHELVES, PlanPool, Shelf, plan_bytes
 from .schedule import Schedule
+from .source import find, read_weights
 from .stream import build_stream
 
 address_of = _cpu.address_of
@@ -87,7 +85,7 @@ class Engine:
             "device": device, "variant": variant, "reduction": reduction, "dtype": dtype,
             "data_mode": data_mode, "threads": threads, "chunk": chunk,
         }  # fmt: skip
-        network = _find(network, input_shape)
+        network = find(network, input_shape)
         self.workload = network if isinstance(network, Workload) else None
         self.network: Network | Model = (
             network.network if isinstance(network, Workload) else network
@@ -114,7 +112,9 @@ class Engine:
         self.phases = Phases(create_network_s=perf_counter() - start)
 
         start = perf_counter()
-        self.weights, self.weights_source = self._read_weights(weights)
+        self.weights, self.weights_source = read_weights(
+            weights, self.network, self.workload and self.workload.default_weights
+        )
         self.choice = variants.choose(
             self.device.kind, variant, reduction, dtype,
             "resident" if data_mode == "auto" else data_mode, self._why_not_fused,
@@ -175,30 +175,6 @@ class Engine:
         except UnsupportedError as error:
             return str(error)
         return fused.why_not(node, graph.constants, self.device)
-
-    def _read_weights(
-        self, weights: str | Path | Mapping[str, np.ndarray]
-    ) -> tuple[dict[str, np.ndarray], str]:
-        if isinstance(self.network, Model):
-            if weights != "default":
-                raise expected("--weights", "default, for a model has its own", repr(weights))
-            return dict(self.network.base.constants), "the model's"
-        if isinstance(weights, Mapping):
-            return self.network.check_weights(dict(weights), "weights"), "given as arrays"
-        if weights == "random":
-            return self.network.random_weights(), "random"
-        if not isinstance(weights, (str, Path)):
-            raise expected(
-                "weights", "default, random, a path or a mapping of arrays", repr(weights)
-            )
-        if weights != "default":
-            return weight_files.read(weights, self.network), str(weights)
-        if self.workload is None or self.workload.default_weights is None:
-            raise InputError(
-                f"--weights: expected a path or random, found default, but {self.network.name} "
-                "comes without weights"
-            )
-        return weight_files.read(self.workload.default_weights, self.network), "default"
 
     def __repr__(self) -> str:
         reduction = " with reduction" if self.choice.reduction else ""
@@ -372,10 +348,14 @@ class Engine:
         if out is not None:
             target = arrays.view("out", out, shape=shape, writable=True)
             if target.device != found.device:
-                raise expected("out", f"memory of {_where(found)}, as the images", _where(target))
+                raise expected(
+                    "out",
+                    f"memory of {arguments.place_of(found)}, as the images",
+                    arguments.place_of(target),
+                )
             if target.overlaps(found):
                 raise InputError("out: expected memory apart from the images, found an overlap")
-        batch = self._only_batch or _check_batch(batch, count)
+        batch = self._only_batch or arguments.batch_size(batch, count)
         if found.device != arrays.CPU:
             target = arrays.empty_beside(found, shape) if out is None else target
             size = batch or self._schedule.batch_on_device(count)
@@ -482,32 +462,9 @@ class Engine:
             InputError: the inputs do not fit the graph, or the batch not in memory.
         """
         graph = self._input_graph(inputs)
-        wanted = {value.name: value for value in graph.inputs}
-        if inputs.keys() != wanted.keys():
-            raise expected(
-                "inputs", ", ".join(wanted) or "none", ", ".join(map(str, inputs)) or "none"
-            )
         if self.data_mode == "stream":
             raise expected("data_mode", "any but stream, which predict alone has", "stream")
-        batch = graph.batch
-        found = []
-        for name, value in wanted.items():
-            array = arrays.view(
-                f"inputs: {name}", inputs[name], dtype=value.dtype, ndim=len(value.shape)
-            )
-            if array.device != arrays.CPU:
-                raise UnsupportedError(
-                    f"inputs: {name}: expected a NumPy array, found one of a device"
-                )
-            if name in graph.batched:
-                batch = array.shape[0] if not found or batch == graph.batch else batch
-            found.append(array)
-        for array, value in zip(found, graph.inputs, strict=True):
-            shape = value.shape
-            if value.name in graph.batched:
-                shape = (batch, *shape[1:])
-            if array.shape != shape:
-                raise expected(f"inputs: {value.name}", f"shape {list(shape)}", list(array.shape))
+        found, batch = arguments.of_graph(graph, inputs)
         pixels = any(value.dtype == "uint8" for value in graph.inputs[:1])
         key = "run", batch, pixels
         self._open()
@@ -601,7 +558,7 @@ class Engine:
         """
         if self._only_batch:
             return self._only_batch
-        named = _check_batch(batch, images)
+        named = arguments.batch_size(batch, images)
         return named or self._schedule.batch(images, np.dtype(dtype) == np.uint8)
 
     def data_mode_of(self, batch: int, dtype: Any = np.uint8) -> str:
@@ -619,41 +576,3 @@ def _engine_of(
     engine = Engine(network, weights=weights, **options)
     engine.weights_source = source
     return engine
-
-
-def _find(
-    network: Any, input_shape: Mapping[str, tuple[int, ...]] | None
-) -> Workload | Network | Model:
-    """Returns what an engine is made for; see :class:`Engine`."""
-    if isinstance(network, str) and not network.endswith(".onnx"):
-        network = workload.get(network)
-    if isinstance(network, (str, os.PathLike, bytes)) or hasattr(network, "SerializeToString"):
-        network = onnx.load(network, input_shape=input_shape)
-    elif input_shape is not None:
-        raise expected("--input-shape", "an ONNX model", type(network).__name__)
-    if isinstance(network, Graph):
-        return Model(network)
-    if isinstance(network, (Workload, Network, Model)):
-        return network
-    raise expected(
-        "network",
-        "a workload's name, a Workload, a Network, a Graph or an ONNX model",
-        repr(network),
-    )
-
-
-def _where(view: arrays.View) -> str:
-    return "the CPU" if view.device == arrays.CPU else f"cuda:{view.device}"
-
-
-def _check_batch(batch: Any, images: int) -> int | None:
-    """Returns ``batch``, or the number of images where that is less; None for None."""
-    if batch is None:
-        return None
-    try:
-        number = -1 if isinstance(batch, bool) else operator.index(batch)
-    except TypeError:
-        number = -1
-    if number < 1:
-        raise expected("--batch", "a whole number of at least 1", batch)
-    return min(number, max(images, 1))
