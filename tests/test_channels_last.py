@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import pickle
+
 import numpy as np
 import pytest
+import tolerances
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_passes import Builder, kinds, same
 
-from cnn_engine import _cpu
+from cnn_engine import Engine, _cpu
 from cnn_engine.graph import passes
-from cnn_engine.graph.graph import Node
+from cnn_engine.graph.graph import Graph, Node, Value
+from cnn_engine.graph.reference import reference
 from cnn_engine.operators import KINDS
 from cnn_engine.operators.average_pool2d import AveragePool2d
 from cnn_engine.operators.binary import Add, Mul, Sub
@@ -177,6 +181,33 @@ def test_a_prologue_that_two_read_goes():
     assert "batch_norm" not in kinds(after)
 
 
+def test_averages_of_a_sum_are_sums_of_averages():
+    b = Builder(2, 3, 6, 6)
+    x = b.add(Relu(), b.norm(b.conv("x", 3, 8), 8))
+    y = b.add(Conv2d(), x, b.constant(4, 8, 1, 1), b.constant(4))
+    y = b.add(AveragePool2d((2, 2), (2, 2), count_include_pad=True), y)
+    after = same(b.graph(y), passes.lay_channels_last)
+    assert kinds(after) == [
+        "conv2d_nhwc", "batch_norm", "relu", "average_pool2d_nhwc", "conv2d_nhwc", "transpose",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "pool",
+    [
+        AveragePool2d((2, 2), (1, 1)),
+        AveragePool2d((2, 2), (2, 2), (1, 0, 1, 0)),
+        MaxPool2d((2, 2), (2, 2)),
+    ],
+    ids=str,
+)
+def test_other_pools_stay_behind(pool):
+    b = Builder(2, 3, 6, 6)
+    y = b.add(pool, b.add(Conv2d(), b.conv("x", 3, 8), b.constant(4, 8, 1, 1), b.constant(4)))
+    after = same(b.graph(y), passes.lay_channels_last)
+    assert kinds(after)[:2] == ["conv2d_nhwc", "conv2d_nhwc"]
+
+
 @pytest.mark.parametrize("images", [1, 2])
 @pytest.mark.parametrize("turned", [False, True])
 @pytest.mark.parametrize("relu", [False, True])
@@ -211,64 +242,66 @@ def test_repeated_concatenations_nest():
     assert [len(inputs) for inputs in joins] == [2, 2, 2]
 
 
-@settings(deadline=None, max_examples=120)
-@given(data=st.data())
-def test_random_graphs(data):
-    """Every operator here makes images of 4 or 8 channels, 8 x 8 each."""
-    b = Builder(data.draw(st.integers(1, 2)), 4, 8, 8, seed=data.draw(st.integers(0, 99)))
-    channels = {"x": 4}
+def random_graph(data, channels: int = 4, size: int = 8) -> Graph | None:
+    """Returns a graph of images of ``channels``, or twice as many, ``size`` x ``size`` each."""
+    few, border = channels, (1, 1, 1, 1)
+    b = Builder(data.draw(st.integers(1, 2)), few, size, size, seed=data.draw(st.integers(0, 99)))
+    widths = {"x": few}
     steps = (
         "conv", "conv", "point", "norm", "relu", "swish", "add", "gate", "concat", "half", "pool",
         "mean", "constant", "turn",
     )  # fmt: skip
     for step in data.draw(st.lists(st.sampled_from(steps), min_size=1, max_size=12)):
-        names = list(channels)
+        names = list(widths)
         x = data.draw(st.sampled_from(names[-4:]))
-        c, filters = channels[x], 4
-        border = (1, 1, 1, 1)
+        made = c = widths[x]
         match step:
             case "conv":
-                filters = data.draw(st.sampled_from([4, 8]))
-                groups = data.draw(st.sampled_from([1, 2, 4]))
-                y = b.conv(x, c, filters, padding=border, groups=groups)
+                made = data.draw(st.sampled_from([few, 2 * few]))
+                groups = data.draw(st.sampled_from([1, 2, few]))
+                y = b.conv(x, c, made, padding=border, groups=groups)
             case "point":
-                y = pointwise(b, x, c, 4)
+                y, made = pointwise(b, x, c, few), few
             case "norm":
-                y, filters = b.norm(x, c), c
+                y = b.norm(x, c)
             case "relu" | "swish":
-                y, filters = b.add(Relu() if step == "relu" else Swish(), x), c
+                y = b.add(Relu() if step == "relu" else Swish(), x)
             case "add":
-                alike = [name for name in names if channels[name] == c]
-                y, filters = b.add(Add(), x, data.draw(st.sampled_from(alike))), c
+                alike = [name for name in names if widths[name] == c]
+                y = b.add(Add(), x, data.draw(st.sampled_from(alike)))
             case "gate":
-                pooled = b.add(ReduceMean((2, 3)), x)
-                y, filters = b.add(Mul(), x, b.add(Sigmoid(), pointwise(b, pooled, c, c))), c
-            case "concat":
-                few = [name for name in names if channels[name] == 4]
-                if c == 8:
-                    continue
-                y, filters = b.add(Concat(1), x, data.draw(st.sampled_from(few))), 8
+                gate = b.add(Sigmoid(), pointwise(b, b.add(ReduceMean((2, 3)), x), c, c))
+                y = b.add(Mul(), x, gate)
+            case "concat" if c == few:
+                other = data.draw(st.sampled_from([name for name in names if widths[name] == few]))
+                y, made = b.add(Concat(1), x, other), 2 * few
             case "half":
-                y = b.add(Slice((0,), (4,), (1,), (1,)), x)
+                y, made = b.add(Slice((0,), (few,), (1,), (1,)), x), few
             case "pool":
                 op = data.draw(st.sampled_from([MaxPool2d, AveragePool2d]))
-                y, filters = b.add(op((3, 3), (1, 1), border), x), c
+                y = b.add(op((3, 3), (1, 1), border), x)
             case "mean":
-                y, filters = b.add(Mul(), x, b.add(ReduceMean((1, 2)), x)), c
+                y = b.add(Mul(), x, b.add(ReduceMean((1, 2)), x))
             case "constant":
-                y, filters = b.add(Mul(), x, b.constant(c, 1, 1)), c
+                y = b.add(Mul(), x, b.constant(c, 1, 1))
+            case "turn":
+                y = b.add(Transpose((0, 1, 3, 2)), x)
             case _:
-                y, filters = b.add(Transpose((0, 1, 3, 2)), x), c
-        channels[y] = filters
-    made = list(channels)[1:]
-    outputs = (
-        data.draw(st.lists(st.sampled_from(made), min_size=1, max_size=3, unique=True))
-        if made
-        else []
-    )
-    if outputs:
-        before = passes.fuse(passes.simplify(b.graph(*outputs)))
-        same(before, passes.lay_channels_last)
+                continue
+        widths[y] = made
+    names = list(widths)[1:]
+    if not names:
+        return None
+    outputs = data.draw(st.lists(st.sampled_from(names), min_size=1, max_size=3, unique=True))
+    return b.graph(*outputs)
+
+
+@settings(deadline=None, max_examples=120)
+@given(data=st.data())
+def test_random_graphs(data):
+    graph = random_graph(data)
+    if graph is not None:
+        same(passes.fuse(passes.simplify(graph)), passes.lay_channels_last)
 
 
 def test_every_function_of_an_epilogue_is_a_kernel_s():
@@ -282,3 +315,101 @@ def test_batch_norm_by_its_last_dimension(rng):
     wanted = BatchNorm().reference(x, *parameters)
     found = BatchNorm(axis=-1).reference(np.moveaxis(x, 1, -1), *parameters)
     np.testing.assert_array_equal(np.moveaxis(found, -1, 1), wanted)
+
+
+# -- engines -----------------------------------------------------------------------------------------
+
+
+def as_float32(graph: Graph) -> Graph:
+    constants = {name: array.astype(np.float32) for name, array in graph.constants.items()}
+    inputs = tuple(Value(value.name, value.shape) for value in graph.inputs)
+    return Graph("test", inputs, graph.outputs, graph.nodes, constants, ("x",))
+
+
+def check_engine(graph: Graph, threads: int = 2) -> Engine:
+    """Asserts that an engine computes what the reference does, for two batches; returns it."""
+    engine = Engine(as_float32(graph), device="cpu", threads=threads)
+    for batch in (graph.inputs[0].shape[0], 3):
+        images = np.random.default_rng(batch).standard_normal((batch, *graph.inputs[0].shape[1:]))
+        images = images.astype(np.float32)
+        wanted = reference(engine.network.graph(batch), {"x": images})
+        for name, array in engine.run({"x": images}).items():
+            bound = tolerances.NETWORK_LOGITS * np.abs(wanted[name]).max()
+            tolerances.assert_close(array, wanted[name], bound, output=name)
+    return engine
+
+
+def test_a_densely_connected_network(rng):
+    b = Builder(1, 3, 24, 24)
+    x = b.add(MaxPool2d((3, 3), (2, 2), (1, 1, 1, 1)), b.add(Relu(), b.conv("x", 3, 16)))
+    width = 16
+    for count in (3, 2):
+        features = [x]
+        for _ in range(count):
+            joined = b.add(Concat(1), *features) if len(features) > 1 else features[0]
+            y = pointwise(b, b.add(Relu(), b.norm(joined, width)), width, 32)
+            y = b.conv(b.add(Relu(), b.norm(y, 32)), 32, 16, padding=(1, 1, 1, 1))
+            features.append(y)
+            width += 16
+        x = b.add(Relu(), b.norm(b.add(Concat(1), *features), width))
+        x, width = (
+            b.add(AveragePool2d((2, 2), (2, 2)), pointwise(b, x, width, width // 2)),
+            width // 2,
+        )
+    engine = check_engine(b.graph(b.add(ReduceMean((2, 3), keepdims=False), x)))
+    steps = engine.plan(1, np.dtype(np.float32)).steps
+    assert {step.kind for step in steps} <= {
+        "conv",
+        "pool",
+        "average_pool2d",
+        "concat",
+        "reduce_mean",
+        "batch_norm",
+        "relu",
+    }
+    kernels = {step.kernel for step in steps if step.kind == "conv"}
+    assert kernels == {"channels_last", "winograd"}
+    engine.close()
+
+
+@pytest.mark.parametrize("function", [Relu(), Swish()], ids=lambda op: op.kind)
+def test_an_inverted_residual_network(function):
+    b = Builder(1, 3, 16, 16)
+    x = b.add(function, b.conv("x", 3, 16, padding=(1, 1, 1, 1), stride=(2, 2)))
+    for _ in range(2):
+        y = b.add(function, pointwise(b, x, 16, 24))
+        y = b.add(function, b.conv(y, 24, 24, groups=24, padding=(1, 1, 1, 1)))
+        pooled = pointwise(b, b.add(ReduceMean((2, 3)), y), 24, 8)
+        gate = b.add(HardSigmoid(), pointwise(b, b.add(Relu(), pooled), 8, 24))
+        y = pointwise(b, b.add(Mul(), y, gate), 24, 16)
+        x = b.add(Add(), y, x)
+    engine = check_engine(b.graph(b.add(Reshape((0, -1)), x)))
+    assert {step.kind for step in engine.plan(1, np.dtype(np.float32)).steps} == {
+        "conv", "reduce_mean", "transpose",
+    }  # fmt: skip
+    again = pickle.loads(pickle.dumps(engine))
+    images = np.ones((2, 3, 16, 16), np.float32)
+    np.testing.assert_array_equal(again.predict(images), engine.predict(images))
+    engine.close()
+
+
+def test_variants_by_name_keep_their_kernels():
+    b = Builder(1, 3, 16, 16)
+    y = b.add(Reshape((0, -1)), b.conv(b.add(Relu(), b.conv("x", 3, 16)), 16, 16))
+    for variant in ("if", "pad", "blocked"):
+        with Engine(as_float32(b.graph(y)), device="cpu", variant=variant) as engine:
+            steps = engine.plan(1, np.dtype(np.float32)).steps
+            assert {step.kernel for step in steps if step.kind == "conv"} == {variant}
+    with Engine(as_float32(b.graph(y)), device="cpu") as engine:
+        engine.predict(np.zeros((1, 3, 16, 16), np.float32))
+        packed = dict(engine._program._prepared)
+        engine.predict(np.zeros((4, 3, 16, 16), np.float32))
+        assert dict(engine._program._prepared) == packed  # once for all batches
+
+
+@settings(deadline=None, max_examples=40)
+@given(data=st.data())
+def test_engines_of_random_graphs(data):
+    graph = random_graph(data, channels=16, size=14)
+    if graph is not None:
+        check_engine(graph, data.draw(st.integers(1, 3))).close()

@@ -18,6 +18,7 @@ from .epilogues import EPILOGUES, fuse_activations, fuse_residuals
 from .functions import recognise_functions
 from .identities import drop_identities, merge_shapes
 from .padding import fold_padding
+from .pooling import pool_first
 from .prologues import fuse_prologues
 
 __all__ = [
@@ -37,6 +38,7 @@ __all__ = [
     "lay_channels_last",
     "merge_shapes",
     "nest_concatenations",
+    "pool_first",
     "recognise_functions",
     "round_operands",
     "simplify",
@@ -57,6 +59,7 @@ SIMPLIFYING: tuple[Pass, ...] = (
 FUSING: tuple[Pass, ...] = (fuse_residuals, fuse_activations)
 LAYING: tuple[Pass, ...] = (
     channels_last,
+    pool_first,
     fuse_prologues,
     fuse_activations,
     nest_concatenations,
