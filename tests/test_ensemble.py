@@ -17,7 +17,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cnn_engine import cli, workload
-from cnn_engine.ensemble import collect, command, exchange, members, meters, pipeline, roles, source
+from cnn_engine.ensemble import (
+    collect,
+    command,
+    exchange,
+    members,
+    meters,
+    outputs,
+    pipeline,
+    roles,
+    source,
+)
 from cnn_engine.ensemble.order import Order
 from cnn_engine.errors import InputError
 from cnn_engine.io.images import Preprocess
@@ -515,3 +525,21 @@ def test_job_scripts_parse_and_print_every_role(script, wanted):
     lines = found.stdout.splitlines()
     assert len(lines) == len(wanted)
     assert all(line.startswith(start) for line, start in zip(lines, wanted, strict=True))
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_last_words_are_whole_or_not_there(named, tmp_path, monkeypatch):
+    if not named:  # a file system without files that have no name
+        monkeypatch.delattr(os, "O_TMPFILE", raising=False)
+    path = tmp_path / "report.json"
+    for number in (1, 2):
+        outputs.write_last_words(path, {"number": number, "rate": float("nan")})
+        assert json.loads(path.read_text()) == {"number": number, "rate": None}
+    assert [*tmp_path.iterdir()] == [path]
+    assert path.stat().st_mode & 0o777 == 0o666 & ~umask()
+
+
+def umask():
+    value = os.umask(0)
+    os.umask(value)
+    return value

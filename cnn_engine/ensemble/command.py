@@ -411,7 +411,7 @@ class _Session:
         fault = self.watchdog.fault
         if self.first and self.run_of_rank is not None and self.folder is not None:
             about = {"interrupted": True, "fault": fault}
-            outputs.write_json(
+            outputs.write_last_words(
                 self.folder / "report.json",
                 report.document(self.plan, [self.run_of_rank.report], {**self._about(), **about}),
             )
