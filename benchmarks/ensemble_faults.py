@@ -25,6 +25,9 @@ import numpy as np
 #: Seconds within which everybody has ended.
 LIMIT_S = 10.0
 
+#: Images a step, and classes of the network.
+BATCH, CLASSES = 20, 10
+
 #: What happens to a rank at its step :data:`STEP`.
 STEP = 6
 FAULTS = {
@@ -162,7 +165,7 @@ def attempt(
         words = [
             mpirun(), "-n", str(ranks), sys.executable, "-m", "benchmarks.ensemble_faults", "worker",
             fault, str(rank), "--design", design, "--members", str(ranks), "--data", "jpeg:32x32",
-            "--images", "20000" if fault in FAULTS else "600", "--batch", "20", "--no-ceilings",
+            "--images", "20000" if fault in FAULTS else "600", "--batch", str(BATCH), "--no-ceilings",
             "--device", "cpu", "--threads", "1", "--output", str(output), "--stall", str(STALL_S),
             "--digest", *(("--corrupt", "skip") if fault == "skip" else ()), *extra,
         ]  # fmt: skip
@@ -180,12 +183,19 @@ def attempt(
         end = time.time()
         happened = re.search(r"fault at ([0-9.]+)", error)
         seconds = end - (float(happened[1]) if happened else begin)
-        wrong = judge(fault, rank, ranks, process.returncode, seconds, error, output)
+        dedicated = "--dedicated" in extra
+        wrong = judge(fault, rank, process.returncode, seconds, error, output, dedicated)
         return Outcome(process.returncode, seconds, wrong, error)
 
 
 def judge(
-    fault: str, rank: int, ranks: int, code: int, seconds: float, error: str, output: Path
+    fault: str,
+    rank: int,
+    code: int,
+    seconds: float,
+    error: str,
+    output: Path,
+    dedicated: bool = False,
 ) -> str | None:
     """Returns what is wrong with how a try ended, or None."""
     named = [line for line in error.splitlines() if line.startswith("error: ")]
@@ -217,9 +227,14 @@ def judge(
         json.loads(path.read_text())
     for path in output.glob("*.npy") if output.is_dir() else ():
         np.load(path)
-    kept = [path.stat().st_size for path in output.glob("member-*.part")] if output.is_dir() else []
-    if fault not in ("start", "corrupt") and (len(kept) < ranks or not all(kept)):
-        return f"what was done is not kept: {kept}"
+    if fault not in ("start", "corrupt"):
+        # A rank that preprocesses alone has no member; others have the one of their number, and its steps.
+        from cnn_engine.ensemble.members import read_part
+
+        kept = {path.name: len(read_part(path, CLASSES)) for path in output.glob("member-*.part")}
+        own = kept.get(f"member-{rank}.part", 0)
+        if not (any(kept.values()) if dedicated else own >= (STEP - 1) * BATCH):
+            return f"what was done is not kept: {kept} images"
     return None
 
 
