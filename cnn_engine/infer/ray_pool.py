@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import queue
 import signal
@@ -20,7 +21,7 @@ from .worker import Worker
 Event = dict[str, Any]
 
 #: Seconds that an actor may take to start where nothing else can take its place.
-START_S = 120.0
+START_S = 300.0
 
 #: Seconds that a call for events waits for one, so that it ends soon after an actor does.
 WAIT_S = 1.0
@@ -87,11 +88,12 @@ def connect(address: str | None, workers: int | None = None) -> Any:
     ray = _ray()
     if ray.is_initialized():
         return ray
+    logging.getLogger("ray").setLevel(logging.ERROR)  # its notes at every start
     local = {"num_cpus": max(threads.default(), workers or 1), "include_dashboard": False}
     try:
         with _our_signals():
             ray.init(
-                address or "local", log_to_driver=False, logging_level="ERROR",
+                address or "local", log_to_driver=False, configure_logging=False,
                 **({} if address else local),
             )  # fmt: skip
     except (ConnectionError, ValueError, RuntimeError) as error:
