@@ -6,6 +6,7 @@ import math
 import os
 import threading
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -128,6 +129,9 @@ class Engine:
             self._graph, placement, self.choice, dtype, fuses=is_model,
             first=(self.network.batch, self._reads_pixels) if is_model else (1, True),
         )  # fmt: skip
+        if self._program.channels_last:
+            others = "channels_last and winograd where weights are constants"
+            self.choice = replace(self.choice, reason=f"{self.choice.reason}; {others}")
         self._program.load()
         self.phases.load_parameters_s = perf_counter() - start
         self._schedule = self._make_schedule()

@@ -135,6 +135,9 @@ class Program:
         dtype: what fused kernels compute in.
         first: the batch that constants are loaded with, and whether its images are pixels.
         fuses: whether what follows a convolution may become part of it, as reports then show it.
+
+    Attributes:
+        channels_last: whether images lie with their channels side by side between convolutions.
     """
 
     def __init__(
@@ -152,7 +155,7 @@ class Program:
         self.dtype = dtype
         self.first = first
         self._fuses = fuses and (choice.automatic or choice.variant == "blocked")
-        self._channels_last = (
+        self.channels_last = (
             self._fuses
             and choice.automatic
             and not choice.reduction
@@ -179,7 +182,7 @@ class Program:
             graph = graph.replaced(graph.nodes, [self._chain(graph, pixels)])
         elif self._fuses:
             graph = passes.fuse(graph)
-        if self._channels_last:
+        if self.channels_last:
             graph = passes.lay_channels_last(graph)
             # What the rewrites made of constants is the same for every batch.
             self._laid = self._laid or graph
