@@ -215,7 +215,7 @@ def two_commands(stand: Stand, output: Path) -> int:
 FAULTS: dict[str, tuple[Callable[[Stand, Path], int], tuple[int, ...]]] = {
     "kill -9 a worker": (kill_worker, (0,)),
     "kill -9 the parent": (kill_parent, (-signal.SIGKILL, 0)),
-    "Ctrl-C": (interrupt, (130, 0)),
+    "Ctrl-C": (interrupt, (130, -signal.SIGINT, 0)),
     "SIGTERM": (
         terminate,
         (143, -signal.SIGTERM, 0),
