@@ -361,6 +361,7 @@ def test_options_at_fault(words, message, capsys, tmp_path, monkeypatch):
     assert error.startswith("error: ")
     assert message in error
     assert len(error.splitlines()) == 1
+    assert not any(thread.name == "watchdog" for thread in threading.enumerate())
 
 
 def test_a_dry_run_prints_every_role(capsys):

@@ -198,6 +198,8 @@ def _main(arguments: list[str] | None) -> int:
         place = f"{os.path.basename(where.filename)}:{where.lineno}"
         line = f"{type(error).__name__}: {error} ({place})"
         watching.failed(line, watchdog.LOST)
+    finally:
+        watching.stop()  # the process may go on, and must not be ended for a run that has failed
     transported.close()
     return cli.DONE
 

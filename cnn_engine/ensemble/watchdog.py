@@ -117,6 +117,10 @@ class Watchdog:
         barrier = self._transport.barrier()
         while not barrier.done():
             sleep(0.005)
+        self.stop()
+
+    def stop(self) -> None:
+        """Watches no more, without a word to others."""
         self._stop.set()
         self._thread.join(5)
         for descriptor in self._processes:

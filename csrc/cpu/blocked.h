@@ -29,6 +29,7 @@ struct Epilogue {
   const float* bias;      // one for each row of y, or null
   const float* residual;  // as y, or null
   float lowest, highest;
+  bool hard_swish = false;  // of what the bounds leave
 };
 
 // The larger and the smaller of a bound and a value; a NaN stays, as it is the second operand. The
@@ -74,6 +75,27 @@ CNN_ENGINE_INLINE V clamp(V value, float lowest, float highest) {
 CNN_ENGINE_INLINE float clamp_one(float value, float lowest, float highest) {
   value = value < lowest ? lowest : value;
   return value > highest ? highest : value;
+}
+
+// x * (x / 6 + 1/2 held between 0 and 1), with math.h's sixth32.
+template <typename V>
+CNN_ENGINE_INLINE V hard_swish(V x) {
+  constexpr float kHigh = 1.0f / 6.0f;
+  constexpr float kLow = static_cast<float>(1.0 / 6.0 - static_cast<double>(kHigh));
+  const V shifted = clamp(x + 3.0f, 0.0f, 8.0f);
+  return x * clamp(shifted * kHigh + shifted * kLow, 0.0f, 1.0f);
+}
+
+// What follows a sum, in registers.
+template <typename V>
+CNN_ENGINE_INLINE V finished(const Epilogue& epilogue, V value) {
+  value = clamp(value, epilogue.lowest, epilogue.highest);
+  return epilogue.hard_swish ? hard_swish(value) : value;
+}
+CNN_ENGINE_INLINE float finished_one(const Epilogue& epilogue, float value) {
+  Vec<4> wide{};
+  wide[0] = value;
+  return finished(epilogue, wide)[0];
 }
 
 // Rows of one panel from `a`, columns of V vectors from `b`. The part of the depth may be the first

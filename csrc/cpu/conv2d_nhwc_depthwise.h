@@ -32,7 +32,7 @@ struct DepthwiseRow {
   std::int64_t output_place, residual_place;  // the same, of a row's outputs
   int channels, rows, columns, width;         // rows of taps inside; taps of a row; of the image
   int stride, dilation, pad;
-  float lowest, highest;
+  Epilogue epilogue;
 };
 
 template <int W>
@@ -40,9 +40,9 @@ CNN_ENGINE_INLINE void finish_depthwise(const DepthwiseRow& d, Vec<W> value, int
   if (d.residual) value += load<W>(d.residual + column * d.residual_place + c);
   float* to = d.output + column * d.output_place + c;
   if constexpr (W == 1) {
-    *to = clamp_one(value[0], d.lowest, d.highest);
+    *to = finished_one(d.epilogue, value[0]);
   } else {
-    store<W>(to, clamp(value, d.lowest, d.highest));
+    store<W>(to, finished(d.epilogue, value));
   }
 }
 
@@ -201,8 +201,7 @@ void depthwise(const float* input, const float* packed, const float* bias, const
     d.stride = p.stride_w;
     d.dilation = p.dilation_w;
     d.pad = p.pad_left;
-    d.lowest = activation.lowest;
-    d.highest = activation.highest;
+    d.epilogue = activation.epilogue(nullptr);
     // By rows within a share of an image's channels: what one row reads the next finds in a cache.
     for (std::int64_t index = begin; index < end; ++index) {
       const std::int64_t image = index / (std::int64_t{out_h} * shares);

@@ -104,6 +104,21 @@ inline std::int64_t direct_scratch(const Conv2dShape& p, Conv2dMethod method) {
   return Bands(p, 1).floats(p);  // with more threads bands are smaller
 }
 
+// What is summed over: taps, and for each what lies side by side in memory. That are channels, and
+// in the planes of a first layer the taps of a row.
+struct Taps {
+  int count, channels;
+  int taps;  // that stand side by side, and are one here
+
+  Taps(const Conv2dShape& p, bool planar) {
+    taps = planar && p.dilation_w == 1 ? p.s : 1;
+    count = (planar ? p.taps() : p.r * p.s) / taps;
+    channels = planar ? taps : units(p.group_channels());
+  }
+  int first(int index) const { return index * taps; }
+  ChannelParts parts() const { return ChannelParts(channels, count); }
+};
+
 // All arguments of a call but the shape.
 struct Direct {
   const float* input;
@@ -117,8 +132,7 @@ struct Direct {
 };
 
 inline Epilogue epilogue_of(const Direct& call, int g, int filters) {
-  return {call.bias ? call.bias + std::int64_t{g} * filters : nullptr, nullptr,
-          call.activation.lowest, call.activation.highest};
+  return call.activation.epilogue(call.bias ? call.bias + std::int64_t{g} * filters : nullptr);
 }
 
 inline void pointwise(const Direct& call, const Scratch& scratch, const Conv2dShape& p,
@@ -242,11 +256,12 @@ inline void banded(const Direct& call, const Scratch& scratch, const Conv2dShape
   const bool copies = kPairs || planar || is_padded(p) || call.prologue.any();
   const std::int64_t pitch = planar ? 1 : copies ? units(p.c) : call.pitches.x;
   const std::int64_t row = (copies ? bands.width : p.w) * pitch;
-  const int tap_count = planar ? p.taps() : p.r * p.s;
+  const Taps sums(p, planar);
   std::int64_t taps[kMostTaps];
-  for (int a = 0; a < tap_count; ++a) {
+  for (int index = 0; index < sums.count; ++index) {
+    const int a = sums.first(index);
     const int s = a % p.s, r = a / p.s % p.r, c = a / p.s / p.r;
-    taps[a] = c * bands.in_rows * row + r * p.dilation_h * row + s * p.dilation_w * pitch;
+    taps[index] = c * bands.in_rows * row + r * p.dilation_h * row + s * p.dilation_w * pitch;
   }
   parallel_for(tasks * shares, cost, threads, [&](std::int64_t begin, std::int64_t end) {
     const Scratch::Part part(scratch);
@@ -271,14 +286,8 @@ inline void banded(const Direct& call, const Scratch& scratch, const Conv2dShape
       const int to = share_begin(filters, share + 1, shares);
       const std::int64_t place = (std::int64_t{n} * out_h + first) * out_w;
       for (int g = 0; g < p.groups; ++g) {
-        Product product{taps,
-                        tap_count,
-                        ChannelParts(planar ? 1 : units(channels), tap_count),
-                        p.stride_w * pitch,
-                        nullptr,
-                        filters,
-                        call.pitches.y,
-                        call.pitches.residual};
+        Product product{taps,    sums.count, sums.parts(),   p.stride_w * pitch,
+                        nullptr, filters,    call.pitches.y, call.pitches.residual};
         product.weights = call.packed + g * filter_groups(filters) * product.group_size();
         float* y = call.output + place * call.pitches.y + std::int64_t{g} * filters;
         const float* residual = call.residual ? call.residual + place * call.pitches.residual +
@@ -323,12 +332,12 @@ inline void direct_pack(const float* weight, float* packed, const Conv2dShape& p
                         Conv2dMethod method) {
   const bool planar = method == Conv2dMethod::planar;
   const int area = p.r * p.s, filters = p.group_filters();
-  const int tap_count = planar ? p.taps() : area, channels = planar ? 1 : units(p.group_channels());
-  const ChannelParts parts(channels, tap_count);
+  const Taps taps(p, planar);
+  const ChannelParts parts = taps.parts();
   for (int g = 0; g < p.groups; ++g) {
     for (int group = 0; group < filter_groups(filters); ++group) {
       for (int part = 0; part < parts.count; ++part) {
-        for (int a = 0; a < tap_count; ++a) {
+        for (int a = 0; a < taps.count; ++a) {
           for (int c = parts.first(part); c < parts.first(part + 1); ++c) {
             for (int i = 0; i < kFilterGroup; ++i) {
               const int k = group * kFilterGroup + i;
@@ -336,7 +345,7 @@ inline void direct_pack(const float* weight, float* packed, const Conv2dShape& p
               if (k >= filters) {
                 *packed++ = 0.0f;
               } else if (planar) {
-                *packed++ = weight[filter + a];
+                *packed++ = weight[filter + a * taps.channels + c];
               } else {
                 *packed++ = packed_unit(weight + filter + a, c, p.group_channels(), area);
               }

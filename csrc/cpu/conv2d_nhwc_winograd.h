@@ -110,8 +110,7 @@ CNN_ENGINE_INLINE void output_tile(const float* m, std::int64_t step, const Wino
       if (to.residual) {
         value += load_some<W>(to.residual + i * to.residual_row + j * to.residual_pitch + k, count);
       }
-      value = clamp(value, epilogue.lowest, epilogue.highest);
-      store_some<W>(to.y + i * to.row + j * to.pitch + k, value, count);
+      store_some<W>(to.y + i * to.row + j * to.pitch + k, finished(epilogue, value), count);
     }
   }
 }
@@ -126,7 +125,7 @@ void winograd_tiles(const float* input, const float* packed, const float* bias,
   std::int64_t tasks = (shape.tiles + shape.together - 1) / shape.together;
   const int shares = filter_shares(tasks, p.k, threads);
   const std::int64_t cost = shape.together * S * S * std::int64_t{p.c} * p.k / shares;
-  const Epilogue epilogue{bias, nullptr, activation.lowest, activation.highest};
+  const Epilogue epilogue = activation.epilogue(bias);
   const std::int64_t zero = 0;
   parallel_for(tasks * shares, cost, threads, [&](std::int64_t begin, std::int64_t end) {
     const Scratch::Part part(scratch);

@@ -22,13 +22,15 @@ void unary(const float* input, float* output, std::int64_t size, UnaryFunction f
 
 namespace {
 
-// What is done to a sum: in registers where it is a clamp, else to rows that are still in a cache.
+// What is done to a sum: in registers where that takes a few instructions, else to rows that are
+// still in a cache.
 struct Activation {
   UnaryFunction function;
   float alpha, beta;
   float lowest = -std::numeric_limits<float>::infinity();
   float highest = std::numeric_limits<float>::infinity();
-  bool clamps = true;
+  bool hard_swish = false;
+  bool in_registers = true;
 
   Activation(UnaryFunction function, float alpha, float beta)
       : function(function), alpha(alpha), beta(beta) {
@@ -37,13 +39,19 @@ struct Activation {
     } else if (function == UnaryFunction::clip) {
       lowest = alpha;
       highest = beta;
+    } else if (function == UnaryFunction::hard_swish) {
+      hard_swish = true;
     } else {
-      clamps = false;
+      in_registers = false;
     }
   }
 
+  Epilogue epilogue(const float* bias) const {
+    return {bias, nullptr, lowest, highest, hard_swish};
+  }
+
   void apply(float* y, std::int64_t stride, std::int64_t rows, int count) const {
-    if (clamps) return;
+    if (in_registers) return;
     if (stride == count) return unary(y, y, rows * count, function, alpha, beta, 1);
     for (std::int64_t i = 0; i < rows; ++i) {
       unary(y + i * stride, y + i * stride, count, function, alpha, beta, 1);
@@ -179,7 +187,7 @@ CNN_ENGINE_INLINE void finish_tile(const NhwcTile& p, const Vec<W> (&sum)[T][B])
       if (!p.first) value += load<W>(y);
       value += bias;
       if (last.residual) value += load<W>(last.residual + t * p.residual_stride + b * W);
-      store<W>(y, clamp(value, last.lowest, last.highest));
+      store<W>(y, finished(last, value));
     }
   }
 }
@@ -194,7 +202,7 @@ inline void finish_edge(const NhwcTile& p, const float* sums, int rows, int widt
       if (const Epilogue* last = p.last) {
         if (last->bias) value += last->bias[k];
         if (last->residual) value += last->residual[t * p.residual_stride + k];
-        value = clamp_one(value, last->lowest, last->highest);
+        value = finished_one(*last, value);
       }
       y[k] = value;
     }
