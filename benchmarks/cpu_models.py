@@ -25,7 +25,7 @@ import numpy as np
 
 from cnn_engine import Engine, cli
 from cnn_engine.devices import threads as thread_counts
-from cnn_engine.errors import InputError
+from cnn_engine.errors import InputError, UnsupportedError
 from cnn_engine.graph import reference
 from cnn_engine.graph.onnx import load
 from cnn_engine.io.files import atomic_write, check_writable, write_text
@@ -114,16 +114,21 @@ def make(name: str, options: Any, folder: Path) -> Exported:
 
 
 def ours(path: str, images: np.ndarray, classes: int, threads: int) -> Iterator[Contestant]:
-    """Our engine, without its checks of arguments: its plan on arrays that stay."""
-    engine = Engine(path, device="cpu", threads=threads)
-    plan = engine.plan(len(images), images.dtype)
-    out = np.empty((len(images), classes), np.float32)
-    plan.bind(images.ctypes.data, out.ctypes.data)
+    """Our engine, without its checks of arguments: its plans on arrays that stay."""
+    for dtype in ("float32", "bfloat16"):
+        try:
+            engine = Engine(path, device="cpu", threads=threads, dtype=dtype)
+        except UnsupportedError as error:
+            print(f"left out: cnn_engine {dtype}: {error}", flush=True)
+            continue
+        plan = engine.plan(len(images), images.dtype)
+        out = np.empty((len(images), classes), np.float32)
+        plan.bind(images.ctypes.data, out.ctypes.data)
 
-    def run(plan=plan, engine=engine, images=images):
-        plan.run()
+        def run(plan=plan, engine=engine, images=images):
+            plan.run()
 
-    yield Contestant("cnn_engine", True, "float32", run, lambda: out)
+        yield Contestant("cnn_engine", True, dtype, run, lambda out=out: out)
 
 
 def contestants(
@@ -230,26 +235,27 @@ def markdown(document: Mapping[str, Any]) -> str:
         f"- Command: `{document['command']}`",
         f"- FMA peak of one core, measured in this run: {peak / 1e9:.1f} GFLOP/s",
         "- Numbers are medians of one pass in milliseconds, in turns in one process. Ratio: how many times",
-        "  as fast as the better library in float32. Errors: the largest difference from float64's logits,",
-        "  as a part of the largest; then ours as a multiple of ONNX Runtime's, of which at most "
-        f"{MOST_ERROR:g} is asked for.",
+        "  as fast as the better library in float32; bfloat16's beside OpenVINO's. Errors: the largest",
+        "  difference from float64's logits, as a part of the largest; then ours as a multiple of ONNX",
+        f"  Runtime's, of which at most {MOST_ERROR:g} is asked for.",
         *(f"- Left out: {name}: {reason}" for name, reason in document["left_out"].items()),
     ]
     names = list(dict.fromkeys(_contestant(row) for row in rows))
     for threads, batch, networks in _cells(rows):
         lines += ["", f"## Batch {batch}, threads {threads}", ""]
         lines += [
-            f"| network | {' | '.join(names)} | ratio | target | errors | of ONNX Runtime's |"
+            f"| network | {' | '.join(names)} | ratio | target | bfloat16's | errors | of ONNX Runtime's |"
         ]
-        lines += ["|---|" + "--:|" * (len(names) + 2) + "---|--:|"]
+        lines += ["|---|" + "--:|" * (len(names) + 3) + "---|--:|"]
         for network, found in networks.items():
             by_name = {_contestant(row): row for row in found}
-            row = found[0]
+            row, short = found[0], by_name.get(f"{found[0]['name']}, bfloat16")
             times = [f"{by_name[n]['seconds'] * 1e3:.2f}" if n in by_name else "-" for n in names]
             errors = ", ".join(f"{by_name[n]['error']:.1e}" for n in names if n in by_name)
             lines.append(
                 f"| {network} | {' | '.join(times)} | {_ratio(row['ratio'], TARGETS.get(network))} "
-                f"| {TARGETS.get(network, '-')} | {errors} | {_number(row['error_ratio'])} |"
+                f"| {TARGETS.get(network, '-')} | {_number(short['ratio'] if short else None)} | {errors} "
+                f"| {_number(row['error_ratio'])} |"
             )
     if document["layers"]:
         lines += ["", f"## Layers of {SHOWN}, batch 1, threads 1", ""]
@@ -295,7 +301,9 @@ def draw(document: Mapping[str, Any], file: Any) -> None:
     """Draws our speed beside the better library's into ``file``, a bar a cell, as PNG."""
     from matplotlib.figure import Figure
 
-    rows = [row for row in document["rows"] if row["ratio"] is not None]
+    rows = [
+        row for row in document["rows"] if row["ratio"] is not None and row["dtype"] == "float32"
+    ]
     networks = list(dict.fromkeys(row["network"] for row in rows))
     cells = sorted({(row["threads"], row["batch"]) for row in rows})
     figure = Figure(figsize=(2 + 1.5 * max(len(networks), 3), 5), layout="constrained")
