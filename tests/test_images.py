@@ -231,10 +231,11 @@ def test_workers_is_checked():
 
 
 SCRIPT = """
-import sys, time
+import signal, sys
 from cnn_engine.io.images import Preprocess, decoded
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
     path = sys.argv[1]
 
     def endless():
