@@ -8,7 +8,7 @@ cd "$(dirname "$0")/.."
 build=$(mktemp -d)
 trap 'rm -rf "$build"' EXIT
 shopt -s extglob
-kernels=(csrc/cpu/!(dispatch).cpp csrc/cpu/fused/{direct,pointwise,winograd}.cpp)
+kernels=(csrc/cpu/!(dispatch|*_bfloat16).cpp csrc/cpu/fused/{direct,pointwise,winograd}.cpp)
 runtime=(csrc/runtime/{pace,thread_pool}.cpp)
 once=(csrc/cpu/dispatch.cpp csrc/cpu/fused/{layered,network,operations,pack,plan,why_not}.cpp)
 flags=(-std=c++17 -O2 -g -Icsrc -fopenmp-simd -fno-math-errno -fno-trapping-math)
@@ -30,7 +30,7 @@ $compiler "${flags[@]}" "${runtime[@]}" tests/native/pool_test.cpp "${link[@]}" 
 "${run[@]}" "$build/pool_test"
 for set in "${!sets[@]}"; do
   sources=("${kernels[@]}")
-  [ "$set" != avx512bf16 ] || sources=(csrc/cpu/fused/bfloat16.cpp)
+  [ "$set" != avx512bf16 ] || sources=(csrc/cpu/conv2d_nhwc_bfloat16.cpp csrc/cpu/fused/bfloat16.cpp)
   for source in "${sources[@]}"; do
     # shellcheck disable=SC2086
     $compiler "${flags[@]}" ${sets[$set]} -DCNN_ENGINE_ISA="$set" -c "$source" \

@@ -221,21 +221,33 @@ struct DepthParts {
   }
 };
 
+// Products of a part of such a sum.
+constexpr int kPartOfColumn = 256;
+
 // The transposed tile: y[t, m] for T columns x[t], each with its values side by side, and the rows
 // of B panels on SIMD lanes. For matrices with few columns, or whose columns lie so.
 template <int T, int B, int R>
 CNN_ENGINE_INLINE void multiply_columns(const float* a, std::int64_t panel_size, int depth,
                                         const float* x, std::int64_t x_stride, float (*y)[B * R]) {
   Vec<R> sum[T][B] = {};
-  for (int c = 0; c < depth; ++c) {
-    Vec<R> weights[B];
+  for (int from = 0; from < depth; from += kPartOfColumn) {
+    const int to = depth - from < kPartOfColumn ? depth : from + kPartOfColumn;
+    Vec<R> part[T][B] = {};
+    for (int c = from; c < to; ++c) {
+      Vec<R> weights[B];
 #pragma GCC unroll 4
-    for (int b = 0; b < B; ++b) weights[b] = load<R>(a + b * panel_size + std::int64_t{c} * R);
+      for (int b = 0; b < B; ++b) weights[b] = load<R>(a + b * panel_size + std::int64_t{c} * R);
+#pragma GCC unroll 8
+      for (int t = 0; t < T; ++t) {
+        const float value = x[t * x_stride + c];
+#pragma GCC unroll 4
+        for (int b = 0; b < B; ++b) part[t][b] += weights[b] * value;
+      }
+    }
 #pragma GCC unroll 8
     for (int t = 0; t < T; ++t) {
-      const float value = x[t * x_stride + c];
 #pragma GCC unroll 4
-      for (int b = 0; b < B; ++b) sum[t][b] += weights[b] * value;
+      for (int b = 0; b < B; ++b) sum[t][b] += part[t][b];
     }
   }
 #pragma GCC unroll 8
