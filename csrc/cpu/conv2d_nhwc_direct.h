@@ -16,7 +16,6 @@ namespace {
 
 constexpr std::int64_t kBandFloats = 48 << 10;  // of a band: a part of the second-level cache
 constexpr int kRunRows = 96;                    // places of a run of a 1x1 convolution
-constexpr int kMostTaps = 1024;
 
 // Numbers of four bytes that hold so many channels of a place.
 constexpr int units(int channels) { return kPairs ? (channels + 1) / 2 : channels; }
@@ -97,13 +96,6 @@ struct Bands {
   }
 };
 
-inline std::int64_t direct_scratch(const Conv2dShape& p, Conv2dMethod method) {
-  if (is_pointwise(p) && method == Conv2dMethod::direct) {
-    return std::int64_t{kRunRows} * units(p.c);
-  }
-  return Bands(p, 1).floats(p);  // with more threads bands are smaller
-}
-
 // What is summed over: taps, and for each what lies side by side in memory. That are channels, and
 // in the planes of a first layer the taps of a row.
 struct Taps {
@@ -116,8 +108,18 @@ struct Taps {
     channels = planar ? taps : units(p.group_channels());
   }
   int first(int index) const { return index * taps; }
+  // Of scratch memory for the taps' offsets, in whole cache lines.
+  std::int64_t floats() const { return (std::int64_t{2} * count + 15) / 16 * 16; }
   ChannelParts parts() const { return ChannelParts(channels, count); }
 };
+
+inline std::int64_t direct_scratch(const Conv2dShape& p, Conv2dMethod method) {
+  if (is_pointwise(p) && method == Conv2dMethod::direct) {
+    return std::int64_t{kRunRows} * units(p.c);
+  }
+  // With more threads bands are smaller.
+  return Taps(p, method == Conv2dMethod::planar).floats() + Bands(p, 1).floats(p);
+}
 
 // All arguments of a call but the shape.
 struct Direct {
@@ -257,14 +259,15 @@ inline void banded(const Direct& call, const Scratch& scratch, const Conv2dShape
   const std::int64_t pitch = planar ? 1 : copies ? units(p.c) : call.pitches.x;
   const std::int64_t row = (copies ? bands.width : p.w) * pitch;
   const Taps sums(p, planar);
-  std::int64_t taps[kMostTaps];
-  for (int index = 0; index < sums.count; ++index) {
-    const int a = sums.first(index);
-    const int s = a % p.s, r = a / p.s % p.r, c = a / p.s / p.r;
-    taps[index] = c * bands.in_rows * row + r * p.dilation_h * row + s * p.dilation_w * pitch;
-  }
   parallel_for(tasks * shares, cost, threads, [&](std::int64_t begin, std::int64_t end) {
     const Scratch::Part part(scratch);
+    auto* taps = reinterpret_cast<std::int64_t*>(part.data());
+    float* written_out = part.data() + sums.floats();
+    for (int index = 0; index < sums.count; ++index) {
+      const int a = sums.first(index);
+      const int s = a % p.s, r = a / p.s % p.r, c = a / p.s / p.r;
+      taps[index] = c * bands.in_rows * row + r * p.dilation_h * row + s * p.dilation_w * pitch;
+    }
     std::int64_t written = -1;
     for (std::int64_t index = begin; index < end; ++index) {
       const std::int64_t task = index / shares;
@@ -274,12 +277,12 @@ inline void banded(const Direct& call, const Scratch& scratch, const Conv2dShape
       const int first = bands.first(band, out_h);
       const int rows = bands.first(band + 1, out_h) - first;
       const int top = first * p.stride_h - p.pad_top;
-      const float* x = part.data();
+      const float* x = written_out;
       if (!copies) {
         x = call.input + (std::int64_t{n} * p.h + top) * row;
       } else if (task != written) {
         const int in_rows = (rows - 1) * p.stride_h + p.dilation_h * (p.r - 1) + 1;
-        write_band(call, p, bands, n, top, in_rows, planar, part.data());
+        write_band(call, p, bands, n, top, in_rows, planar, written_out);
         written = task;
       }
       const int from = share_begin(filters, share, shares);

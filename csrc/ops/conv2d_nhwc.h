@@ -59,19 +59,6 @@ struct Conv2dPitches {
   }
 };
 
-// Why `method` cannot run a convolution of this shape, or null where it can.
-inline const char* conv2d_nhwc_why_not(const Conv2dShape& p, Conv2dMethod method) {
-  const bool winograd = method == Conv2dMethod::winograd2 || method == Conv2dMethod::winograd4;
-  if (method == Conv2dMethod::depthwise && (p.groups != p.c || p.k != p.c)) {
-    return "expected one channel and one filter a group";
-  }
-  if ((winograd || method == Conv2dMethod::planar) && p.groups != 1) return "expected one group";
-  if (winograd && (p.r != 3 || p.s != 3)) return "expected a kernel of 3x3";
-  if (winograd && (p.stride_h != 1 || p.stride_w != 1)) return "expected a stride of 1";
-  if (winograd && (p.dilation_h != 1 || p.dilation_w != 1)) return "expected a dilation of 1";
-  return nullptr;
-}
-
 namespace cpu {
 std::int64_t conv2d_nhwc_packed(const Conv2dShape& shape, Conv2dMethod method);
 void conv2d_nhwc_pack(const float* weight,  // [K, C / groups, R, S]
