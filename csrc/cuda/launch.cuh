@@ -2,8 +2,14 @@
 // outputs.
 #pragma once
 
+#include <cuda_runtime.h>
+
 #include <cstdint>
 #include <limits>
+#include <utility>
+
+#include "runtime/check.h"
+#include "runtime/stream.h"
 
 namespace cnn_engine::cuda {
 
@@ -27,6 +33,56 @@ void for_each_part_of_batch(int images, std::int64_t outputs_an_image, const Bod
     const std::int64_t left = images - first;
     body(first, static_cast<int>(left < most ? left : most));
   }
+}
+
+// Whether kernels of the current device may wait for their inputs by themselves.
+inline bool waits_in_kernels() {
+  int device = 0, major = 0;
+  CUDA_CHECK(cudaGetDevice(&device));
+  CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
+  return major >= 9;
+}
+
+// Launches `kernel` so that it may start while the kernel before it on the stream still runs
+// (programmatic dependent launch, compute capability 9.0; before that in order). It must call
+// wait_for_inputs() before it touches what another kernel of the pass does. `cluster` blocks along
+// z are a cluster.
+template <typename... Parameters, typename... Arguments>
+void launch(const char* name, void (*kernel)(Parameters...), dim3 grid, dim3 block,
+            unsigned shared_bytes, Stream stream, int cluster, Arguments&&... arguments) {
+  cudaLaunchAttribute attributes[2] = {};
+  unsigned count = 0;
+  if (waits_in_kernels()) {
+    attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[count++].val.programmaticStreamSerializationAllowed = 1;
+  }
+  if (cluster > 1) {
+    attributes[count].id = cudaLaunchAttributeClusterDimension;
+    attributes[count++].val.clusterDim = {1, 1, static_cast<unsigned>(cluster)};
+  }
+  cudaLaunchConfig_t config = {};
+  config.gridDim = grid;
+  config.blockDim = block;
+  config.dynamicSmemBytes = shared_bytes;
+  config.stream = stream;
+  config.attrs = attributes;
+  config.numAttrs = count;
+  check(cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...), name, __FILE__,
+        __LINE__);
+}
+
+// Returns once all that the kernels before this one on the stream wrote can be seen.
+__device__ inline void wait_for_inputs() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// The next kernel on the stream may start once every block has called this, or ended.
+__device__ inline void let_successors_start() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
 }
 
 // This thread's place in a one-dimensional grid.
