@@ -312,6 +312,25 @@ def test_probabilities_are_those_of_the_engine(tmp_path, capsys):
     assert limits[document["bound_by"]] == min(limits["members"], limits["preprocessing"])
 
 
+@pytest.mark.parametrize("balance", [[], ["--balance"]])
+def test_members_read_what_preprocess_makes(tmp_path, balance):
+    import cnn_engine
+
+    preprocess = Preprocess.parse("resize=36,crop=32,mean=0.5/0.4/0.3,std=0.2/0.3/0.4")
+    words = ["--data", "jpeg:50x40", "--images", "20", "--batch", "8", "--preprocess", str(preprocess)]
+    output = tmp_path / "output"
+    assert command.main([*words, *balance, *QUIET, "--output", str(output)]) == cli.DONE
+    network = workload.get("cifar10")
+    jpegs = source.source("jpeg:50x40", network, 20, preprocess)
+    pixels = np.empty((20, 3, 32, 32), np.uint8)
+    for sample in range(20):
+        jpegs.decode(sample, jpegs.read(sample), pixels[sample])
+    images = preprocess.normalised(pixels)
+    with cnn_engine.Engine(network, device="cpu", threads=1) as engine:
+        wanted = np.concatenate([engine.predict(images[k : k + 8]) for k in (0, 8, 16)])
+    assert (np.load(output / "member-0.npy") == wanted).all()
+
+
 def test_page_trace_and_csv_are_written(tmp_path):
     paths = {kind: tmp_path / f"found.{kind}" for kind in ("html", "trace", "csv")}
     words = [word for kind, path in paths.items() for word in (f"--{kind}", str(path))]
@@ -351,6 +370,7 @@ def test_a_member_that_raises_is_named(tmp_path, monkeypatch, capsys):
         (["--data", "jpeg:32"], "--data: expected jpeg:WIDTHxHEIGHT"),
         (["--ranks", "3"], "--ranks: expected the option --dry-run"),
         (["--preprocess", "resize=4,crop=4", "--data", "jpeg:32x32"], "--preprocess: expected images"),
+        (["--preprocess", "imagenet", "--work", "train", "--output", "o"], "--preprocess: expected no mean"),
         (["--collect", "nowhere-at-all"], "--collect"),
     ],
 )  # fmt: skip

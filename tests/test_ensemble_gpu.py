@@ -14,6 +14,7 @@ from benchmarks import ensemble_faults as faults
 from cnn_engine import cli
 from cnn_engine.ensemble import augment, command
 from cnn_engine.ensemble.order import Order
+from cnn_engine.io.images import Preprocess
 
 pytestmark = pytest.mark.gpu
 ROOT = Path(__file__).resolve().parents[1]
@@ -49,6 +50,17 @@ def test_augmentation_on_the_device_is_that_of_the_host():
     for kind in ("fast", "full"):
         wanted = augment.augmented(images, batch, kind, 3)
         assert (augment.augmented(cupy.asarray(images), batch, kind, 3).get() == wanted).all()
+
+
+def test_pixels_are_normalised_on_the_device_as_on_the_host():
+    import cupy
+
+    images = np.arange(2 * 3 * 32 * 32, dtype=np.int64).astype(np.uint8).reshape(2, 3, 32, 32)
+    for text in ("imagenet", "std=0.3/0.4/0.5"):
+        preprocess = Preprocess.parse(text)
+        wanted = preprocess.normalised(images)
+        found = augment.normalised(cupy.asarray(images), preprocess)
+        assert found.get().tobytes() == wanted.tobytes()
 
 
 @pytest.mark.parametrize("design", ["all-shared", "single-bcast", "multi-bcast"])

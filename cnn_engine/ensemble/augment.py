@@ -1,4 +1,6 @@
-"""Augmentation of pixels, on the side of the member: an image depends on its number and the epoch alone.
+"""What becomes of pixels on the side of the member: augmentation and, for some networks, normalisation.
+
+How an image is augmented depends on its number and the epoch alone.
 
 ``fast`` mirrors; ``full`` mirrors and shifts by up to a sixteenth of the sides, the border reflected, which
 for 32x32 pixels is what the CIFAR-10 recipe does.
@@ -10,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from ..io.images import Preprocess
 from .order import AUGMENT, Batch
 from .philox import words
 
@@ -76,3 +79,23 @@ def augmented(images: Any, batch: Batch, kind: str, seed: int) -> Any:
 
             index = tuple(cupy.asarray(part) for part in index)
     return images[index]
+
+
+def normalised(images: Any, preprocess: Preprocess) -> Any:
+    """Returns float32 of pixels, (x / 255 - mean) / std: the same bits on a GPU as on the host.
+
+    Args:
+        images: uint8 [N, C, H, W], NumPy or CuPy.
+
+    Returns:
+        float32 [N, C, H, W], of the same kind.
+    """
+    if isinstance(images, np.ndarray):
+        return preprocess.normalised(images)
+    import cupy
+
+    found = cupy.empty(images.shape, np.float32)
+    for channel in range(images.shape[1]):
+        table = preprocess.tables[channel % len(preprocess.tables)]
+        found[:, channel] = cupy.asarray(table).take(images[:, channel])
+    return found

@@ -238,7 +238,10 @@ def _check(options: argparse.Namespace) -> None:
         cli.check_outputs(found)
     _specs(options)
     if options.preprocess is not None:
-        Preprocess.parse(options.preprocess)
+        preprocess = Preprocess.parse(options.preprocess)
+        if options.work == TRAIN and preprocess.normalises:
+            wanted = f"no mean or std beside --work {TRAIN}, whose networks scale pixels themselves"
+            raise expected("--preprocess", wanted, preprocess)
 
 
 def _specs(options: argparse.Namespace) -> list[members.Spec]:
@@ -300,6 +303,7 @@ class _Session:
         count = threads.default() if options.threads is None else options.threads
         self.threads = count if options.threads else max(count // hosts.count(hosts[self.rank]), 1)
         preprocess = None if options.preprocess is None else Preprocess.parse(options.preprocess)
+        self.normalise = preprocess if preprocess is not None and preprocess.normalises else None
         part = "train" if options.work == TRAIN else "test"
         self.watchdog.doing("main", "reading its data")
         self.source = source(options.data, workload, options.images, preprocess, part)
@@ -323,6 +327,7 @@ class _Session:
             found, order, tuple(specs), options.work, kind, options.seed, options.queue,
             options.prefetch, options.readers, options.decoders, options.corrupt,
             0.0 if options.no_ceilings else options.ceilings, options.nccl, options.digest,
+            self.normalise,
         )  # fmt: skip
         self.members = make_members(
             self.plan, self.rank, len(self.source), self.folder, self.threads, maker
@@ -369,6 +374,8 @@ class _Session:
             found = []
             batch = min(self.options.batch, len(self.source))
             images = np.zeros((batch, *self.source.shape), np.uint8)
+            if self.normalise is not None:
+                images = augment.normalised(images, self.normalise)
             for spec in specs:
                 member = members.InferMember(spec, batch, None, self.threads)
                 member.probe(images)

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import UnsupportedError
+from ..io.images import Preprocess
 from . import augment, exchange, measure
 from .exchange import Exchange, Groups, OwnBatches, own_parts
 from .members import InferMember, Member, Spec
@@ -49,6 +50,7 @@ class Plan:
         ceilings_s: seconds for each of the three ceilings; 0: they are not measured.
         nccl: send between GPUs.
         digest: hash what each member was given.
+        normalise: of the pixels, what their members read; None: the pixels themselves.
     """
 
     roles: Roles
@@ -65,6 +67,7 @@ class Plan:
     ceilings_s: float = 0.0
     nccl: bool = False
     digest: bool = False
+    normalise: Preprocess | None = None
 
     def augmentation(self, batch: Batch) -> str:
         """Returns how a batch is augmented: in the last epochs of training, images are no longer shifted."""
@@ -319,13 +322,16 @@ class RankRun:
                 pass
 
     def _prepared(self, buffer: Buffer, batch: Any) -> Any:
-        images = buffer.images
-        if (device := self._gpu()) is not None and isinstance(images, np.ndarray):
-            import cupy
+        """Returns what the members of this rank read: made once for all of them, where they are."""
+        plan, images = self.plan, buffer.images
+        with ExitStack() as stack:
+            if (device := self._gpu()) is not None:
+                import cupy
 
-            with cupy.cuda.Device(device.index):
-                images = cupy.asarray(images)  # once for all members of this GPU
-        return augment.augmented(images, batch, self.plan.augmentation(batch), self.plan.seed)
+                stack.enter_context(cupy.cuda.Device(device.index))
+                images = cupy.asarray(images)
+            images = augment.augmented(images, batch, plan.augmentation(batch), plan.seed)
+            return images if plan.normalise is None else augment.normalised(images, plan.normalise)
 
     def _hash(self, member: int, buffer: Buffer, images: Any) -> None:
         import hashlib

@@ -189,7 +189,7 @@ class Preprocess:
         """
         if out is None:
             out = np.empty(pixels.shape, np.float32)
-        tables = self._tables
+        tables = self.tables
         for channel in range(pixels.shape[1]):
             table = tables[channel % len(tables)]
             # "clip" lets NumPy write into `out` without a buffer; no pixel is out of range.
@@ -198,7 +198,7 @@ class Preprocess:
         return out
 
     @cached_property
-    def _tables(self) -> list[np.ndarray]:
+    def tables(self) -> list[np.ndarray]:
         """What each of the 256 values of a pixel becomes, one table a channel (or one for all)."""
         values = np.arange(256, dtype=np.float32) / np.float32(255)
         channels = len(self.mean or self.std or (0.0,))
