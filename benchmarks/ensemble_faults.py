@@ -138,10 +138,11 @@ class Outcome:
 
 
 def environment() -> dict[str, str]:
-    """Returns the variables with which Open MPI starts as root, on fewer cores than ranks."""
+    """Returns the variables with which Open MPI starts as root, on fewer cores than ranks, bound to none."""
     return {
         **os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-        "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe", "OMP_NUM_THREADS": "1",
+        "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+        "PRTE_MCA_hwloc_default_binding_policy": "none", "OMP_NUM_THREADS": "1",
     }  # fmt: skip
 
 
