@@ -105,7 +105,9 @@ openacc() {  # directives on the GPU: modules that scripts/openacc_carry.sh made
   python3 -m cnn_engine.run --device openacc --variant if --data-mode transfer --batch 1 --images 1200 --data synthetic \
     --iterations 1 --profile --json "$OUT/openacc-profile.json" >"$OUT/openacc-profile.txt"
   sed -n '/Accelerator Kernel Timing/,$p' "$OUT/openacc-profile.txt" | head -n 40
-  python3 -m benchmarks.openacc_table --limit "${OPENACC_LIMIT:-400}" --output "$OUT/openacc"
+  local cells="${OPENACC_CELLS:-.local/openacc-cells}"  # kept, so that another run goes on
+  python3 -m benchmarks.openacc_table --limit "${OPENACC_LIMIT:-400}" --output "$cells"
+  tar czf "$OUT/openacc-cells.tar.gz" -C "$cells" .
 }
 
 for step in "${steps[@]}"; do

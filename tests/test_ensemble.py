@@ -317,7 +317,16 @@ def test_members_read_what_preprocess_makes(tmp_path, balance):
     import cnn_engine
 
     preprocess = Preprocess.parse("resize=36,crop=32,mean=0.5/0.4/0.3,std=0.2/0.3/0.4")
-    words = ["--data", "jpeg:50x40", "--images", "20", "--batch", "8", "--preprocess", str(preprocess)]
+    words = [
+        "--data",
+        "jpeg:50x40",
+        "--images",
+        "20",
+        "--batch",
+        "8",
+        "--preprocess",
+        str(preprocess),
+    ]
     output = tmp_path / "output"
     assert command.main([*words, *balance, *QUIET, "--output", str(output)]) == cli.DONE
     network = workload.get("cifar10")

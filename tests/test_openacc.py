@@ -178,7 +178,7 @@ def test_networks_against_reference(place, rng, name, variant, reduction, mode):
 
 @built
 def test_real_images_and_weights(place, test_data):
-    """865 of 1,102, as the thesis' weights get; every variant and data mode agrees on the first of them."""
+    """865 of 1,102, as the thesis' weights get, by every variant and data mode; on a host the first agree."""
     dataset = workload.get("cifar10").load_data(str(test_data("cifar-10-batches-bin")), 1102)
     weights = test_data("convnetjs-cifar10")
     with Engine("cifar10", weights=weights, device=place, variant="pad") as engine:
@@ -187,9 +187,12 @@ def test_real_images_and_weights(place, test_data):
     for mode in MODES:
         for variant, reduction in VARIANTS:
             options = {"variant": variant, "reduction": reduction, "data_mode": mode}
+            count = 24 if place == "openacc:host" else 1102  # with reduction 18 s there
             with Engine("cifar10", weights=weights, device=place, **options) as engine:
-                found = engine.predict(dataset.images[:24])
-            tolerances.assert_close(found, wanted[:24], 2 * tolerances.PROBABILITY, **options)
+                found = engine.predict(dataset.images[:count])
+            tolerances.assert_close(found, wanted[:count], 2 * tolerances.PROBABILITY, **options)
+            if count == 1102:
+                assert int((found.argmax(1) == dataset.labels).sum()) == 865, options
 
 
 @built

@@ -42,3 +42,18 @@ def test_table_goes_on_where_it_stopped(tmp_path, monkeypatch, capsys):
     assert (
         json.loads((tmp_path / "cuda-resident-if-in-order-1200.json").read_text())["seconds"] == 1.5
     )
+
+
+def test_a_cell_that_would_outlast_the_limit_is_left(tmp_path, monkeypatch):
+    asked = []
+
+    def measure(cell, weights, data, threads):
+        asked.append((cell.variant, cell.images))
+        seconds = cell.images / (10.0 if cell.variant == "if" else 1e6)
+        return {"cell": vars(cell), "unsupported": None, "seconds": seconds, "parts": {}}
+
+    monkeypatch.setattr(openacc_table, "measure", measure)
+    words = ["--images", "100,50000", "--beside", "none", "--limit", "60"]
+    assert openacc_table.main([*words, "--output", str(tmp_path)]) == 0
+    assert {variant for variant, images in asked if images == 100} == {"if", "pad"}
+    assert {variant for variant, images in asked if images == 50000} == {"pad"}
