@@ -4,8 +4,9 @@ A copy is timed twice, never at once. Its *wall* time goes from the call to the 
 clock, with no event in between: what whoever waits for the batch sees. Its *device* time is what the GPU
 copied for, by CUPTI's activity records. They slow down later calls, so all wall times are taken before any
 record is switched on. Without CUPTI it lies between two events on the copy's stream, less what two events
-with nothing in between take, out of page-locked memory: out of pageable memory the host moves the bytes too,
-through page-locked buffers of the driver, and events would hold that as well.
+with nothing in between take. Either is taken out of page-locked memory: out of pageable memory the host moves
+the bytes too, through page-locked buffers of the driver, from one of its copies to the next, and the span of
+a record or between two events holds that as well, on a busy host more of it than the wall times did.
 
 Batch sizes and modes are gone through in a random order, several times, so that a drift of clocks or a burst
 of other work does not look like a slope. Every group of copies moves contents of its own, and what has
@@ -128,14 +129,14 @@ class Bench:
     def time_recorded(
         self, mode: Mode, nbytes: int, copies: int, warmup: int, into: Samples
     ) -> None:
-        """Adds the device times of ``copies`` copies to ``into``, by activity records.
+        """Adds the device times of ``copies`` copies to ``into``, by records and out of page-locked memory.
 
         Raises:
             TransferMismatch: what arrived is not what was sent.
             DeviceError: a copy failed.
             UnsupportedError: records cannot be had.
         """
-        with self._copying(mode, nbytes, warmup) as copy:
+        with self._copying(_page_locked(mode), nbytes, warmup) as copy:
             recorded_times(self.device, copy, copies, into.device)
 
     def time_by_events(
@@ -147,7 +148,7 @@ class Bench:
             TransferMismatch: what arrived is not what was sent.
             DeviceError: a copy failed.
         """
-        with self._copying(Mode(mode.direction, "pinned", mode.dtype), nbytes, warmup) as copy:
+        with self._copying(_page_locked(mode), nbytes, warmup) as copy:
             event_times(self.device, copy, copies, into.device)
 
     @contextmanager
@@ -186,6 +187,10 @@ class Bench:
                 f"check of a copy ({mode}, {units.size(nbytes)}): expected the bytes that were sent, found "
                 f"{units.counted(wrong, 'byte')} that differ"
             )
+
+
+def _page_locked(mode: Mode) -> Mode:
+    return Mode(mode.direction, "pinned", mode.dtype)
 
 
 def wall_times(device: Any, copy: Callable[[], None], copies: int, into: list[float]) -> None:
@@ -263,17 +268,16 @@ def measure_device(
     To be called after all wall times of the process were taken: activity records slow down later calls.
     """
     groups = plan_device(raw, settings)
-    records = activity.unavailable() is None
-    if groups and records:
-        bench = Bench(device, _largest(groups, subject), _any_pinned(groups), settings.seed)
+    if not groups:
+        return
+    bench = Bench(device, _largest(groups, subject), True, settings.seed)
+    if activity.unavailable() is None:
         try:
             _measure(bench.time_recorded, groups, subject, raw, settings, progress)
             return
         except UnsupportedError:  # after all
             groups = plan_device(raw, settings)
-    if groups:
-        bench = Bench(device, _largest(groups, subject), True, settings.seed)
-        _measure(bench.time_by_events, groups, subject, raw, settings, progress)
+    _measure(bench.time_by_events, groups, subject, raw, settings, progress)
 
 
 def device_source() -> str:
