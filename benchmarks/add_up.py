@@ -22,6 +22,7 @@ from cnn_engine import Engine, InputError, cli
 from cnn_engine.io.files import atomic_write
 from cnn_engine.measure import environment, step_times, timing
 from cnn_engine.measure.meters import RecordMeter
+from cnn_engine.measure.pass_parts import OVERLAP
 from cnn_engine.measure.profile_tables import EVENTS
 from cnn_engine.measure.records import activity
 from cnn_engine.report import units
@@ -67,13 +68,22 @@ class Cell:
         """The step farthest from its record: name, seconds, and their share of what is allowed.
 
         By events, copies of pageable memory are timed on page-locked memory: their records hold waiting for
-        the driver's staging too, and are not compared.
+        the driver's staging too, and are not compared. Where chunks overlap, kernels of one run beside those
+        of another, which of them by chance: they are compared together.
         """
-        found = [
-            (name, self.rows[name] - seconds, STEP_SHARE * seconds + STEP_S)
+        pairs = {
+            name: (self.rows[name], seconds)
             for name, seconds in self.recorded.items()
             if (self.source, self.memory) != (EVENTS, "pageable")
             or not name.endswith((" h2d", " d2h"))
+        }
+        if OVERLAP in self.rows:
+            kernels = [name for name in pairs if not name.endswith((" h2d", " d2h"))]
+            together = zip(*(pairs.pop(name) for name in kernels), strict=True)
+            pairs["kernels"] = tuple(map(sum, together))
+        found = [
+            (name, seconds - recorded, STEP_SHARE * recorded + STEP_S)
+            for name, (seconds, recorded) in pairs.items()
         ]
         rows = [(name, difference, abs(difference) / most) for name, difference, most in found]
         return max(rows, key=lambda row: row[2], default=None)
