@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,9 @@ GROUPS = {"torchvision": TORCHVISION, "timm": TIMM}
 
 #: What logits may be away from float64's, as a part of the largest: this, or so many times ONNX Runtime's.
 LIMIT, TIMES = 1e-5, 2.0
+
+#: What a row says of time; None where networks ran beside each other.
+TIMES_OF_ROW = ("create_s", "create_cpu_s", "device_start_s", "first_pass_s", "pass_s")
 
 PASSED, WRONG, FAILED = "passed", "wrong", "failed"
 
@@ -100,6 +103,8 @@ def rows(
                 "shape": made.get("shape"),
             }
             row |= ran if "reason" in ran else ran[str(batch)]
+            if options.together:
+                row |= dict.fromkeys(TIMES_OF_ROW)
             if "fixed" in exported:
                 row["fixed_batch"] = exported["fixed"]
             if "float32" in made:
@@ -178,7 +183,12 @@ def _line(row: Mapping[str, Any]) -> str:
     if "error" in row:
         kinds = "; ".join(f"{n} {kind}" for kind, n in sorted(row["stand_ins"].items()))
         cells += [
-            f"{row['create_s']:.2f}", f"{row['first_pass_s']:.2f}", f"{row['pass_s'] * 1e3:.3g}",
+            *(
+                units.UNKNOWN if row[key] is None else text.format(row[key] * scale)
+                for key, text, scale in (
+                    ("create_s", "{:.2f}", 1), ("first_pass_s", "{:.2f}", 1), ("pass_s", "{:.3g}", 1e3)
+                )
+            ),
             f"{row['peak_bytes'] / 2**20:.2f} ({row['memory_bytes'] / 2**20:.2f})",
             f"{row['peak_ratio'] or 0:.2f}", kinds,
         ]  # fmt: skip
@@ -210,6 +220,10 @@ def parser() -> cli.ArgumentParser:
         "--jobs", type=cli.whole_number(1, 64), default=1, metavar="N",
         help="networks that are exported at once, while others run; default: 1, nothing beside a pass",
     )  # fmt: skip
+    p.add_argument(
+        "--together", action="store_true",
+        help="run networks beside each other, too, --jobs at once: sooner done, without times",
+    )  # fmt: skip
     p.add_argument("--threads", type=int, help="of the engine; default: all")
     p.add_argument(
         "--limit", type=float, default=600, metavar="SECONDS", help="of one process; default: 600"
@@ -222,24 +236,33 @@ def parser() -> cli.ArgumentParser:
     return p
 
 
-def _exported(
-    options: Any, top: Path, pool: ThreadPoolExecutor
-) -> Iterator[tuple[str, Path, Future]]:
-    """Yields (name, folder, what will be found) of all networks while they are exported in ``pool``."""
+def _rows(options: Any, top: Path, pool: ThreadPoolExecutor) -> Iterator[dict[str, Any]]:
+    """Yields the rows of all networks, which are exported in ``pool`` and, where told so, run there."""
 
-    def begin(index: int, name: str) -> tuple[str, Path, Future]:
-        folder = top / str(index)
+    def make(folder: Path, name: str) -> dict[str, Any]:
         folder.mkdir()
         task = {
             "spec": spec_of(name), "size": options.size, "exporters": options.exporter,
             "batches": options.batch, "folder": str(folder),
             "threads": max(1, thread_counts.default() // options.jobs),
         }  # fmt: skip
-        return name, folder, pool.submit(child, "make", task, options.limit)
+        return child("make", task, options.limit)
 
-    begun = (begin(index, name) for index, name in enumerate(options.networks))
+    def all_of(folder: Path, name: str) -> list[dict[str, Any]]:
+        found = list(rows(name, make(folder, name), options, folder))
+        shutil.rmtree(folder)
+        return found
+
+    places = [(top / str(index), name) for index, name in enumerate(options.networks)]
+    if options.together:
+        for done in as_completed([pool.submit(all_of, *place) for place in places]):
+            yield from done.result()
+        return
+    begun = ((*place, pool.submit(make, *place)) for place in places)
     # One job at a time: nothing is exported beside a pass that is timed.
-    yield from begun if options.jobs == 1 else list(begun)
+    for folder, name, future in begun if options.jobs == 1 else list(begun):
+        yield from rows(name, future.result(), options, folder)
+        shutil.rmtree(folder)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -280,15 +303,13 @@ def _main(arguments: list[str] | None) -> int:
 
     ours: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as top, ThreadPoolExecutor(options.jobs) as pool:
-        for name, folder, future in _exported(options, Path(top), pool):
-            for row in rows(name, future.result(), options, folder):
-                record["rows"] = sorted(
-                    [r for r in record["rows"] if _key(r) != _key(row)] + [row], key=_key
-                )
-                ours.append(row)
-                print(_line(row), flush=True)
-                write()
-            shutil.rmtree(folder)
+        for row in _rows(options, Path(top), pool):
+            record["rows"] = sorted(
+                [r for r in record["rows"] if _key(r) != _key(row)] + [row], key=_key
+            )
+            ours.append(row)
+            print(_line(row), flush=True)
+            write()
     passed = sum(row["verdict"] == PASSED for row in ours)
     print(f"{passed} of {len(ours)} passed in {watch.seconds:.0f} s")
     return cli.DONE if passed == len(ours) else cli.CHECK_FAILED
