@@ -140,7 +140,7 @@ function behind(element) {
     return r.left <= box.left && box.left <= r.right && r.top <= y && y <= r.bottom;
   };
   for (let e = element; e; e = e.parentElement) {
-    const rect = e.tagName === "svg" ? [...e.querySelectorAll(":scope > rect")].find(under) : null;
+    const rect = "svg g".includes(e.tagName) ? [...e.querySelectorAll(":scope > rect")].find(under) : null;
     if (rect) return getComputedStyle(rect).fill;
     const colour = getComputedStyle(e).backgroundColor;
     if (!clear(colour)) return colour;

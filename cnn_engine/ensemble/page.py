@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from functools import cache
-from importlib.resources import files
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..report import units
+from ..report.pages import template
 from .report import text
-
-if TYPE_CHECKING:
-    from jinja2 import Template
 
 #: Of a host's samples, those that are drawn.
 MOST_POINTS = 600
@@ -23,7 +19,7 @@ _PARTS = (
 def render(document: dict[str, Any]) -> str:
     """Returns the page of a report, as :func:`cnn_engine.ensemble.report.document` makes it."""
     ranks = document["rank_reports"]
-    return _template().render(
+    return template("page.html", __package__).render(
         title=f"Ensemble: {document['design']}, {len(document['members'])} members",
         text=text(document),
         bars=[_bar(rank) for rank in ranks if rank["steps"].get("total_s")],
@@ -65,12 +61,3 @@ def _chart(usage: dict[str, Any]) -> dict[str, Any]:
         "core_s": units.number(usage["core_s"]),
         "points": " ".join(points),
     }
-
-
-@cache
-def _template() -> Template:
-    from jinja2 import Environment, StrictUndefined
-
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
-    source = files(__package__).joinpath("page.html").read_text(encoding="utf-8")
-    return environment.from_string(source)

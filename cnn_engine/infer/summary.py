@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
-from importlib.resources import files
 from typing import Any
 
 from ..measure import environment
 from ..report import text as text_report
 from ..report import units
 from ..report.json import finite
+from ..report.pages import template
 from . import memory
 from .supervise import Counts
 
@@ -259,7 +258,7 @@ def html(document: dict[str, Any]) -> str:
     if bars and document["images_per_s"]:
         rate = document["images_per_s"]
         bars.append(("this run", rate, 100 * rate / most))
-    return _template().render(
+    return template("page.html", __package__).render(
         title=f"Inference: {document['settings']['network']}",
         facts=facts(document),
         outcome=outcome(document),
@@ -268,11 +267,3 @@ def html(document: dict[str, Any]) -> str:
         bars=bars,
         number=units.number,
     )
-
-
-@cache
-def _template() -> Any:
-    from jinja2 import Environment
-
-    source = files(__package__).joinpath("page.html").read_text("utf-8")
-    return Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(source)

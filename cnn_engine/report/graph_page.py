@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
-from importlib.resources import files
-from typing import Any
 
 from ..engine.inspection import Inspection, NodeFacts
 from . import inspection, units
+from .pages import template
 
 BOX_WIDTH, BOX_HEIGHT = 150, 36
 GAP_X, GAP_Y = 24, 30
@@ -145,18 +143,3 @@ def render(found: Inspection) -> str:
         .strip()
         + "\n"
     )
-
-
-@cache
-def template(name: str) -> Any:
-    """Returns one of the pages beside this file, ready to be filled."""
-    from jinja2 import Environment, StrictUndefined  # only for those who want a page
-
-    environment = Environment(
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        finalize=lambda value: value if hasattr(value, "__html__") else units.printable(value),
-    )
-    return environment.from_string(files(__package__).joinpath(name).read_text("utf-8"))

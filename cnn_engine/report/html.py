@@ -21,10 +21,9 @@ from typing import TYPE_CHECKING, Any
 from ..errors import InputError
 from ..measure.result import LayerPart, LayerTime, Result
 from . import charts, grouping, profile_page, text, units
+from .pages import template
 
 if TYPE_CHECKING:
-    from jinja2 import Template
-
     from ..compare.comparison import Comparison
 
 SUM = "Sum of layers"
@@ -98,7 +97,7 @@ def render(results: Sequence[Result], comparisons: Sequence[Comparison] = ()) ->
     )
     layers = _layers(results)
     many = len(layers.rows) > MANY
-    page = _template().render(
+    page = template("page.html").render(
         title=" / ".join(dict.fromkeys(map(_title, results))),
         views=views,
         what_ran=_table(dict(text.what_ran(result)) for result in results),
@@ -119,20 +118,6 @@ def render(results: Sequence[Result], comparisons: Sequence[Comparison] = ()) ->
         legend=charts.legend(segments),
     )
     return page.strip() + "\n"
-
-
-@cache
-def _template() -> Template:
-    from jinja2 import Environment, StrictUndefined  # only for those who want a page
-
-    environment = Environment(
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        finalize=lambda value: value if hasattr(value, "__html__") else units.printable(value),
-    )
-    return environment.from_string(files(__package__).joinpath("page.html").read_text("utf-8"))
 
 
 @cache

@@ -11,7 +11,7 @@ from typing import Any
 from ..devices.openacc_mapping import Directive, Mapping
 from ..measure.openacc_events import Row, Timing
 from . import units
-from .graph_page import template
+from .pages import template
 
 WIDTH = 100
 

@@ -1,5 +1,11 @@
 // FusedNetwork: which compiled-in network a description is, its weights on a device, and its
 // launches.
+//
+// ece408's kernel ends with its convolutions; the linear layers after it are a tail that is run
+// here and not by nodes of their own. A network in float16, bfloat16 or tf32 computes so inside its
+// kernel alone: no layered kernel has those types, so an engine of that type would have none for
+// the tail. And a network that is one call needs no memory between its layers for a whole batch:
+// kTailImages at a time are enough.
 #include <stdexcept>
 #include <vector>
 
