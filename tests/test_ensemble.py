@@ -27,6 +27,8 @@ from cnn_engine.ensemble import (
     pipeline,
     roles,
     source,
+    transport,
+    watchdog,
 )
 from cnn_engine.ensemble.order import Order
 from cnn_engine.errors import InputError
@@ -363,6 +365,30 @@ def test_a_member_that_raises_is_named(tmp_path, monkeypatch, capsys):
     assert ended == [1]
     line = capsys.readouterr().err
     assert line.startswith("error: preprocesses; member 0 (cifar10-0): ValueError: on purpose (")
+
+
+def test_a_rank_that_told_of_a_fault_and_ended_is_not_said_to_have_died(monkeypatch, capsys):
+    class World:
+        def iprobe(self, tag):
+            return tag == watchdog._FAULT
+
+        def recv(self, tag):
+            return "rank 1: expected a sign of life", 1
+
+        def Abort(self, code):
+            raise SystemExit(code)
+
+    monkeypatch.setattr(watchdog, "GRACE_S", 0.0)
+    monkeypatch.setattr(watchdog._thread, "interrupt_main", lambda: None)
+    watching = watchdog.Watchdog(transport.Alone())
+    watching.stop()
+    watching._stop.clear()
+    watching._world, watching._processes = World(), {7: 2}
+    monkeypatch.setattr(watching, "_poll", types.SimpleNamespace(poll=lambda wait: [(7, 1)]))
+    with pytest.raises(SystemExit):
+        watching._look_at_processes()
+    assert watching.fault == "rank 1: expected a sign of life"
+    assert not capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

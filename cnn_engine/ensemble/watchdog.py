@@ -157,6 +157,7 @@ class Watchdog:
         if self._finishing is not None and monotonic() - self._finishing < MISSED_S:
             self._stop.wait(wait_ms / 1000)  # who has ended may have ended well
             return
+        self._hear_of_fault()  # of which that rank may have told and ended, while this one had no CPU
         rank = self._processes[found[0][0]]
         self._end(f"{self._name(rank)}: expected to go on, found that it died", LOST)
 
@@ -170,11 +171,7 @@ class Watchdog:
         while self._world.iprobe(tag=_BEAT):
             self._heard_started = self._world.recv(tag=_BEAT)
             self._heard = now
-        if self._world.iprobe(tag=_FAULT):
-            self.fault, self.code = self._world.recv(tag=_FAULT)
-            _thread.interrupt_main()
-            self._stop.wait(2 * GRACE_S)
-            self._abort()
+        self._hear_of_fault()
         silent = now - self._heard
         if silent <= MISSED_S or self.size < 2:
             return
@@ -188,6 +185,14 @@ class Watchdog:
                 f"{self._name(before)}: expected a sign of life within {limit:g} s, found none",
                 LOST,
             )
+
+    def _hear_of_fault(self) -> None:
+        """Ends this rank where another has told of a fault."""
+        if self._world is not None and self._world.iprobe(tag=_FAULT):
+            self.fault, self.code = self._world.recv(tag=_FAULT)
+            _thread.interrupt_main()
+            self._stop.wait(2 * GRACE_S)
+            self._abort()
 
     def _is_stopped(self, rank: int) -> bool:
         """Whether a process of this host was stopped by a signal, and is not just short of CPU time."""
