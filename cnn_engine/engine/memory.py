@@ -20,6 +20,9 @@ ALIGNMENT = 256
 #: Past so many values that share an arena, fewer ways of packing them are tried.
 MANY = 1000
 
+#: Packings that are tried from each order, unless one is the best that can be.
+TRIES = 8
+
 
 @dataclass(frozen=True)
 class Lifetime:
@@ -73,8 +76,9 @@ def most_alive(lifetimes: Iterable[Lifetime]) -> int:
 def pack(lifetimes: Sequence[Lifetime]) -> tuple[dict[Hashable, int], int]:
     """Returns an offset for each lifetime, and the bytes of the arena that holds them all.
 
-    Best fit, the first to be placed being the largest, the longest, or the first that is needed: to find
-    the best packing is NP-hard, so the best of these is taken.
+    Best fit, the first to be placed being the largest, the longest, or the first that is needed; what then
+    ends highest is placed first, a few times. To find the best packing is NP-hard, so the best of these is
+    taken.
     """
     lifetimes = [life for life in lifetimes if life.nbytes]
     lower = most_alive(lifetimes)
@@ -88,12 +92,18 @@ def pack(lifetimes: Sequence[Lifetime]) -> tuple[dict[Hashable, int], int]:
     if not lifetimes:
         return {}, 0
     best: tuple[dict[Hashable, int], int] = ({}, 1 << 62)
-    for order in orders[:2] if len(lifetimes) > MANY else orders:
-        found = _place(sorted(lifetimes, key=order))
-        if found[1] < best[1]:
-            best = found
-        if best[1] <= lower:
-            break
+    many = len(lifetimes) > MANY
+    for order in orders[:2] if many else orders:
+        turn = sorted(lifetimes, key=order)
+        for _ in range(1 if many else TRIES):
+            offsets, nbytes = _place(turn)
+            if nbytes < best[1]:
+                best = offsets, nbytes
+            if nbytes <= lower:
+                return best
+            highest = next(life for life in turn if offsets[life.name] + life.nbytes == nbytes)
+            turn.remove(highest)
+            turn.insert(0, highest)
     return best
 
 
