@@ -28,18 +28,17 @@ case "${1:-}" in
 esac
 $compiler "${flags[@]}" "${runtime[@]}" tests/native/pool_test.cpp "${link[@]}" -pthread -o "$build/pool_test"
 "${run[@]}" "$build/pool_test"
-for set in "${!sets[@]}"; do
-  sources=("${kernels[@]}")
-  [ "$set" != avx512bf16 ] || sources=(csrc/cpu/conv2d_nhwc_bfloat16.cpp csrc/cpu/fused/bfloat16.cpp)
-  for source in "${sources[@]}"; do
-    # shellcheck disable=SC2086
-    $compiler "${flags[@]}" ${sets[$set]} -DCNN_ENGINE_ISA="$set" -c "$source" \
-      -o "$build/$set-$(basename "$source").o"
+compile() {  # FLAGS NAME SOURCE: one command, on a line
+  echo "$compiler ${flags[*]} $1 -c $3 -o $build/$2-$(basename "$3").o"
+}
+{
+  for set in "${!sets[@]}"; do
+    sources=("${kernels[@]}")
+    [ "$set" != avx512bf16 ] || sources=(csrc/cpu/conv2d_nhwc_bfloat16.cpp csrc/cpu/fused/bfloat16.cpp)
+    for source in "${sources[@]}"; do compile "${sets[$set]} -DCNN_ENGINE_ISA=$set" "$set" "$source"; done
   done
-done
-for source in "${once[@]}" "${runtime[@]}"; do
-  $compiler "${flags[@]}" -c "$source" -o "$build/once-$(basename "$source").o"
-done
+  for source in "${once[@]}" "${runtime[@]}"; do compile "" once "$source"; done
+} | xargs -d '\n' -n 1 -P "$(nproc)" sh -c
 for test in fused_test nhwc_test; do
   $compiler "${flags[@]}" "tests/native/$test.cpp" "$build"/*.o "${link[@]}" -pthread -o "$build/$test"
   "${run[@]}" "$build/$test"
