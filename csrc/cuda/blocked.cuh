@@ -5,7 +5,8 @@
 // parts ahead of the one that is multiplied: a[kBlockDepth][M + 8], b[kBlockDepth][N]. (The 8
 // spread the rows of a packed panel over the banks.) A thread reads 4 neighbouring rows or columns
 // as one vector. Where tiles are too few for a GPU, the depth is split among blocks, by the shape
-// alone, and a second kernel adds the parts in order. Loaders and writers say what a, b and y are:
+// alone, and a second kernel adds the parts in order. Sums are long: see kPartOfSum. Loaders and
+// writers say what a, b and y are:
 //
 //   a.load(to, first, end), b.load(to, first, end)  copy products [first, end) of the tile, zero
 //   past
@@ -65,6 +66,8 @@ __device__ __forceinline__ void blocked_product(float* shared, A& a, B& b, int f
   constexpr int kRowVectors = Tile::rows / 4, kColumnVectors = Tile::columns / 4;
   const int row = threadIdx.x / Tile::across * 4, column = threadIdx.x % Tile::across * 4;
   float sum[Tile::rows][Tile::columns] = {};
+  // What the sums were before this part: volatile, so in local memory; registers are all taken.
+  volatile float before[Tile::rows][Tile::columns];
   const int parts = (end - first + kBlockDepth - 1) / kBlockDepth;
 
   const auto load = [&](int part) {
@@ -78,39 +81,50 @@ __device__ __forceinline__ void blocked_product(float* shared, A& a, B& b, int f
   };
 #pragma unroll
   for (int part = 0; part < kBlockStages - 1; ++part) load(part);
-  for (int part = 0; part < parts; ++part) {
-    wait_for_copies<kBlockStages - 2>();
-    __syncthreads();  // this part is there, and the one before it has been read
-    load(part + kBlockStages - 1);
-    const float* x = shared + part % kBlockStages * Tile::stage;
-    const float* y = x + kBlockDepth * Tile::a_pitch;
+  for (int begin = 0, until; begin < parts; begin = until) {
+    until = min(begin + kPartOfSum / kBlockDepth, parts);
+    for (int part = begin; part < until; ++part) {
+      wait_for_copies<kBlockStages - 2>();
+      __syncthreads();  // this part is there, and the one before it has been read
+      load(part + kBlockStages - 1);
+      const float* x = shared + part % kBlockStages * Tile::stage;
+      const float* y = x + kBlockDepth * Tile::a_pitch;
 #pragma unroll
-    for (int t = 0; t < kBlockDepth; ++t) {
-      float4 rows[kRowVectors], columns[kColumnVectors];
+      for (int t = 0; t < kBlockDepth; ++t) {
+        float4 rows[kRowVectors], columns[kColumnVectors];
 #pragma unroll
-      for (int v = 0; v < kRowVectors; ++v) {
-        rows[v] = *reinterpret_cast<const float4*>(x + t * Tile::a_pitch +
-                                                   v * (Tile::M / kRowVectors) + row);
-      }
-#pragma unroll
-      for (int v = 0; v < kColumnVectors; ++v) {
-        columns[v] = *reinterpret_cast<const float4*>(y + t * Tile::N +
-                                                      v * (Tile::N / kColumnVectors) + column);
-      }
-#pragma unroll
-      for (int m = 0; m < Tile::rows; ++m) {
-        const float4& four = rows[m / 4];
-        const float value = m % 4 == 0   ? four.x
-                            : m % 4 == 1 ? four.y
-                            : m % 4 == 2 ? four.z
-                                         : four.w;
+        for (int v = 0; v < kRowVectors; ++v) {
+          rows[v] = *reinterpret_cast<const float4*>(x + t * Tile::a_pitch +
+                                                     v * (Tile::M / kRowVectors) + row);
+        }
 #pragma unroll
         for (int v = 0; v < kColumnVectors; ++v) {
-          sum[m][4 * v] = fmaf(value, columns[v].x, sum[m][4 * v]);
-          sum[m][4 * v + 1] = fmaf(value, columns[v].y, sum[m][4 * v + 1]);
-          sum[m][4 * v + 2] = fmaf(value, columns[v].z, sum[m][4 * v + 2]);
-          sum[m][4 * v + 3] = fmaf(value, columns[v].w, sum[m][4 * v + 3]);
+          columns[v] = *reinterpret_cast<const float4*>(y + t * Tile::N +
+                                                        v * (Tile::N / kColumnVectors) + column);
         }
+#pragma unroll
+        for (int m = 0; m < Tile::rows; ++m) {
+          const float4& four = rows[m / 4];
+          const float value = m % 4 == 0   ? four.x
+                              : m % 4 == 1 ? four.y
+                              : m % 4 == 2 ? four.z
+                                           : four.w;
+#pragma unroll
+          for (int v = 0; v < kColumnVectors; ++v) {
+            sum[m][4 * v] = fmaf(value, columns[v].x, sum[m][4 * v]);
+            sum[m][4 * v + 1] = fmaf(value, columns[v].y, sum[m][4 * v + 1]);
+            sum[m][4 * v + 2] = fmaf(value, columns[v].z, sum[m][4 * v + 2]);
+            sum[m][4 * v + 3] = fmaf(value, columns[v].w, sum[m][4 * v + 3]);
+          }
+        }
+      }
+    }
+#pragma unroll
+    for (int m = 0; m < Tile::rows; ++m) {
+#pragma unroll
+      for (int q = 0; q < Tile::columns; ++q) {
+        if (begin > 0) sum[m][q] += before[m][q];
+        if (until < parts) before[m][q] = sum[m][q], sum[m][q] = 0.0f;
       }
     }
   }

@@ -17,6 +17,10 @@ constexpr int kBlockThreads = 256;
 constexpr int kWarpThreads = 32;
 constexpr unsigned kFullMask = 0xffffffffu;
 
+// Products that are summed apart: a float32 sum's error grows with its length, and that of rows as
+// long as a VGG's 25,088 would otherwise be the network's.
+constexpr int kPartOfSum = 256;
+
 // Blocks of kBlockThreads for `threads` threads.
 inline unsigned blocks_for(std::int64_t threads) {
   return static_cast<unsigned>((threads + kBlockThreads - 1) / kBlockThreads);

@@ -19,7 +19,12 @@ __global__ void linear_kernel(const float* __restrict__ input,   // [N, F]
   const float* x = input + static_cast<std::int64_t>(n) * p.in_features;
   const float* w = weight + static_cast<std::int64_t>(m) * p.in_features;
   float sum = 0.0f;
-  for (int f = 0; f < p.in_features; ++f) sum += x[f] * w[f];
+  for (int f = 0; f < p.in_features;) {
+    const int end = min(f + kPartOfSum, p.in_features);
+    float part = 0.0f;
+    for (; f < end; ++f) part += x[f] * w[f];
+    sum += part;
+  }
   output[index] = bias ? sum + bias[m] : sum;
 }
 

@@ -19,7 +19,12 @@ __global__ void matmul_kernel(const float* __restrict__ a, const float* __restri
   const float* x = a + p.offset(p.a_batch, z) + row * p.a_row;
   const float* y = b + p.offset(p.b_batch, z) + column * p.b_column;
   float sum = 0.0f;
-  for (int t = 0; t < p.depth; ++t) sum += x[t * p.a_depth] * y[t * p.b_depth];
+  for (int t = 0; t < p.depth;) {
+    const int end = min(t + kPartOfSum, p.depth);
+    float part = 0.0f;
+    for (; t < end; ++t) part += x[t * p.a_depth] * y[t * p.b_depth];
+    sum += part;
+  }
   output[index] = epilogue(sum, column, index);
 }
 
