@@ -33,6 +33,7 @@ from cnn_engine.graph import reference
 from cnn_engine.io import weights as weight_files
 from cnn_engine.io.files import atomic_write
 from cnn_engine.measure import environment
+from cnn_engine.report import units
 
 from .cpu_contestants import MAKERS, Contestant, Task
 
@@ -203,8 +204,10 @@ def markdown(document: dict) -> str:
         "",
         f"- Machine: {about['cpus']} x {about['cpu']}, {about['os']}; {about['cpu_instruction_set']} kernels",
         f"- Versions: {versions}",
-        f"- Commit: {about['commit'] or 'not known'}; date: {document['date']}",
-        f"- Command: `{document['command']}`",
+        f"- Commit: {about['commit'] or 'not known'}",
+        f"- Command: `{document['command']}`, {document['started']}, took "
+        f"{units.seconds(document['duration_s'])}"
+        + (f"; load {document['load']:.1f} at the start" if document["load"] is not None else ""),
         f"- Images: {document['data']}; weights: {document['weights']}",
         f"- FMA peak of one core, measured in this run: {document['fma_peak_flops'] / 1e9:.1f} GFLOP/s",
         "- Numbers are medians; the range is that of all samples. The share of the peak counts the network's "
@@ -265,8 +268,10 @@ def main(arguments: list[str] | None = None) -> int:
     watch = environment.Stopwatch()
     document = {
         "schema": 1,
-        "command": shlex.join(sys.orig_argv),
-        "date": time.strftime("%Y-%m-%d"),
+        "command": shlex.join(
+            ["python", "-m", "benchmarks.cpu_peers", *(arguments or sys.argv[1:])]
+        ),
+        "load": environment.host_load(),
         **watch.stamp(),
         "environment": describe_machine(),
         "network": network.name,
