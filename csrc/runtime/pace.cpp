@@ -20,6 +20,9 @@ constexpr std::int64_t kMillisecond = 1'000'000;
 constexpr std::int64_t kAlonePause = 50 * kMillisecond;
 constexpr std::int64_t kFirstPause = 2 * kMillisecond, kLastPause = 1000 * kMillisecond;
 constexpr std::int64_t kPassesATrial = 400;
+// Passes that would take so long alone: what the caller's own part of them says is believed. In
+// shorter ones, what passes from one CPU's caches to the other's slows the caller down as well.
+constexpr std::int64_t kLong = kMillisecond / 50;
 
 class Writer {
  public:
@@ -105,14 +108,27 @@ Turn begin_pass(Pace& pace, int threads, std::int64_t time) {
   return turn;
 }
 
-void end_pass(Pace& pace, const Turn& turn, bool helped, std::int64_t units, std::int64_t time) {
+void end_pass(Pace& pace, const Turn& turn, bool helped, std::int64_t units, std::int64_t time,
+              std::int64_t without) {
   const bool alone = turn.threads == 1;
   if (!alone && !helped) return;  // the threads are others' now
   const Writer writer(pace);
   if (!writer) return;
   const std::int64_t length = std::max<std::int64_t>(1, time - turn.start);
   pace.shortest = pace.shortest ? std::min(pace.shortest, length) : length;
-  const double taken = static_cast<double>(length) / static_cast<double>(units);
+  double taken = static_cast<double>(length) / static_cast<double>(units);
+  if (!alone && without >= kLong) {
+    double& mean = pace.mean[1];
+    const double estimate = static_cast<double>(without) / static_cast<double>(units);
+    if (pace.alone) {
+      taken *= mean / estimate;  // of a pass like those alone
+    } else {
+      if (pace.known[1] && estimate > kOutlier * mean) return;  // the caller lost its own CPU
+      mean = pace.known[1] ? mean + (estimate - mean) / kRemembered : estimate;
+      pace.known[1] = true;
+      pace.next = std::max(pace.next, time + kAlonePause);
+    }
+  }
   if (turn.trial) {
     if (pace.trial > 0 && alone != pace.alone) count_trial(pace, taken, time);
   } else if (alone == pace.alone) {

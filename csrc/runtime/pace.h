@@ -4,7 +4,9 @@
 //
 // Of one kind of pass, the mean times with and without other threads are kept, and the faster way
 // is taken. Now and then a few passes go the other way; with other threads, ever more rarely as
-// long as that is slower. What is computed must not depend on the way.
+// long as that is slower. A long pass with threads tells itself what it would take without them, by
+// the caller's own part of it: such passes never go alone to find out, and passes of unlike speed
+// are compared with themselves. What is computed must not depend on the way.
 #pragma once
 
 #include <atomic>
@@ -41,6 +43,9 @@ std::int64_t steady_time();
 Turn begin_pass(Pace& pace, int threads, std::int64_t time);
 
 // The pass ended at `time`. `helped`: what run_on_threads returned; `units`: its size, in anything.
-void end_pass(Pace& pace, const Turn& turn, bool helped, std::int64_t units, std::int64_t time);
+// `alone`: where it was helped, how long the caller would have taken for all of it, at the speed at
+// which it did its own part; 0 if that is not known.
+void end_pass(Pace& pace, const Turn& turn, bool helped, std::int64_t units, std::int64_t time,
+              std::int64_t alone = 0);
 
 }  // namespace cnn_engine

@@ -21,19 +21,40 @@ template <typename Body>
 static inline void parallel_for(std::int64_t count, std::int64_t cost, int threads,
                                 const Body& body) {
   constexpr std::int64_t kWorthAThread = 20000;
-  constexpr int kPartsAThread = 4;
   struct Shared {
     const Body& body;
-    std::int64_t count, parts, next;
+    std::int64_t count, threads, next;
+    // Of the caller: when it began and ended, and how many indices it did.
+    std::int64_t began, ended, own;
 
-    static void work(void* context, int) {
+    // Claims a part of what is left, down to a small part of all: large ones at first, and none
+    // that others would wait for at the end.
+    bool claim(std::int64_t& begin, std::int64_t& end) {
+      // Builtins: std::atomic's functions could be shared with builds for other instruction sets.
+      begin = __atomic_load_n(&next, __ATOMIC_RELAXED);
+      do {
+        if (begin >= count) return false;
+        std::int64_t size = (count - begin) / (2 * threads);
+        const std::int64_t least = count / (16 * threads);
+        if (size < least) size = least;
+        end = begin + (size > 1 ? size : 1);
+        if (end > count) end = count;
+      } while (!__atomic_compare_exchange_n(&next, &begin, end, true, __ATOMIC_RELAXED,
+                                            __ATOMIC_RELAXED));
+      return true;
+    }
+
+    static void work(void* context, int index) {
       Shared& shared = *static_cast<Shared*>(context);
-      for (;;) {
-        // Builtins: std::atomic's functions could be shared with builds for other instruction sets.
-        const std::int64_t part = __atomic_fetch_add(&shared.next, 1, __ATOMIC_RELAXED);
-        if (part >= shared.parts) return;
-        shared.body(shared.count * part / shared.parts, shared.count * (part + 1) / shared.parts);
+      std::int64_t begin, end, done = 0;
+      if (index == 0) shared.began = steady_time();
+      while (shared.claim(begin, end)) {
+        shared.body(begin, end);
+        done += end - begin;
       }
+      if (index != 0) return;
+      shared.ended = steady_time();
+      shared.own = done;
     }
   };
   if (count <= 0) return;
@@ -43,10 +64,11 @@ static inline void parallel_for(std::int64_t count, std::int64_t cost, int threa
     static Pace paces[64];  // by the logarithm of the work
     Pace& pace = paces[63 - __builtin_clzll(static_cast<unsigned long long>(worth))];
     const Turn turn = begin_pass(pace, threads, steady_time());
-    const std::int64_t most = std::int64_t{threads} * kPartsAThread;
-    Shared shared{body, count, count < most ? count : most, 0};
+    Shared shared{body, count, turn.threads, 0, 0, 0, 0};
     const bool helped = run_on_threads(turn.threads, &Shared::work, &shared);
-    end_pass(pace, turn, helped, worth, steady_time());
+    const double others = shared.own ? static_cast<double>(count) / shared.own : 0;
+    const double alone = static_cast<double>(shared.ended - shared.began) * others;
+    end_pass(pace, turn, helped, worth, steady_time(), static_cast<std::int64_t>(alone));
   } else {
     body(std::int64_t{0}, count);
   }

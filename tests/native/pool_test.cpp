@@ -135,23 +135,28 @@ void test_fork() {
   expect(helped(), "the parent keeps its threads");
 }
 
-// Passes of a made-up clock: so long with two threads, so long alone.
+// Passes of a made-up clock: so long with two threads, so long alone. Long ones tell what they
+// would take alone.
 struct Simulation {
   Pace pace;
   std::int64_t time = 1;
   int alone = 0, all = 0;
 
-  void run(int passes, std::int64_t with_help, std::int64_t without, int stall_every = 0) {
+  void run(int passes, std::int64_t with_help, std::int64_t without, int stall_every = 0,
+           bool tells = false) {
     alone = all = 0;
     for (int i = 0; i < passes; ++i) {
-      const Turn turn = begin_pass(pace, 2, time);
-      const bool is_alone = turn.threads == 1;
-      alone += is_alone;
-      ++all;
-      time += is_alone ? without : with_help;
-      if (!is_alone && stall_every && i % stall_every == 0) time += 4'000'000;
-      end_pass(pace, turn, !is_alone, 1, time);
+      pass(with_help, without, stall_every && i % stall_every == 0 ? 4'000'000 : 0, tells);
     }
+  }
+
+  void pass(std::int64_t with_help, std::int64_t without, std::int64_t stall, bool tells) {
+    const Turn turn = begin_pass(pace, 2, time);
+    const bool is_alone = turn.threads == 1;
+    alone += is_alone;
+    ++all;
+    time += is_alone ? without : with_help + stall;
+    end_pass(pace, turn, !is_alone, 1, time, tells ? without : 0);
   }
 };
 
@@ -179,6 +184,41 @@ void test_pace() {
     s.run(100000, 20'000, 35'000, 100);
     expect(s.time < std::int64_t{100000} * 35'000 * 105 / 100,
            "threads that stall make passes at most 5 % slower than none");
+  }
+  {
+    Simulation s;
+    s.run(20000, 20'000, 35'000);
+    s.run(200, 20'000, 35'000, 4);
+    expect(s.alone > 190, "a stall stops the use of threads at once, not at the next trial");
+  }
+  {
+    Simulation s;
+    s.run(20000, 600'000, 1'000'000, 0, true);
+    expect(s.alone == 0, "long passes that threads shorten never go alone");
+    s.run(1000, 1'100'000, 1'000'000, 0, true);
+    expect(s.alone > 700, "long passes that threads lengthen soon go alone");
+    s.run(20000, 600'000, 1'000'000, 0, true);
+    expect(s.alone < s.all / 2, "threads that pay again are found by long passes");
+  }
+  {
+    Simulation stalled;
+    stalled.run(1000, 600'000, 1'000'000, 5, true);
+    expect(stalled.alone > 900, "long passes that stall go alone");
+    // Passes of one size, but of unlike speed: which of them a trial meets is chance.
+    int most = 0;
+    for (std::uint32_t state = 1; state <= 16; ++state) {
+      Simulation s;
+      s.run(1000, 600'000, 1'000'000, 5, true);
+      s.alone = 0;
+      std::uint32_t chance = state;
+      for (int i = 0; i < 20000; ++i) {
+        chance = chance * 1664525u + 1013904223u;
+        const std::int64_t slow = chance >> 31 ? 20 : 1;
+        s.pass(slow * 700'000, slow * 1'000'000, 0, true);
+      }
+      most = s.alone > most ? s.alone : most;
+    }
+    expect(most < 50, "long passes of unlike speed are compared with themselves");
   }
   {
     Simulation s;
