@@ -346,7 +346,10 @@ class Scratch {
       : memory_(
             reinterpret_cast<char*>((reinterpret_cast<std::uintptr_t>(workspace) + 63) / 64 * 64)),
         step_(kHeader + (floats + 15) / 16 * 64) {
-    for (int i = 0; i < threads; ++i) *flag(i) = 0;
+    for (int i = 0; i < threads; ++i) {
+      flag(i)[0] = 0;
+      flag(i)[1] = -1;
+    }
   }
 
   class Part {
@@ -362,6 +365,9 @@ class Scratch {
     float* data() const {
       return reinterpret_cast<float*>(reinterpret_cast<char*>(flag_) + kHeader);
     }
+    // What the body before left here, whatever thread it was on: a number of the caller's, at first
+    // -1.
+    int& holds() const { return flag_[1]; }
 
    private:
     int* flag_;

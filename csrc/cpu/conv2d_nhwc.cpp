@@ -8,9 +8,9 @@
 namespace cnn_engine::cpu::CNN_ENGINE_ISA {
 
 std::int64_t conv2d_nhwc_packed(const Conv2dShape& p, Conv2dMethod method) {
-  const std::int64_t filters = std::int64_t{filter_groups(p.group_filters())} * kFilterGroup;
-  if (method == Conv2dMethod::winograd4) return 36 * filters * p.c;
-  if (method == Conv2dMethod::winograd2) return 16 * filters * p.c;
+  if (method == Conv2dMethod::winograd4 || method == Conv2dMethod::winograd2) {
+    return WinogradShape(p, method).packed(p);
+  }
   if (method == Conv2dMethod::depthwise) return depthwise_packed(p);
   return direct_packed(p, method);
 }
@@ -60,8 +60,9 @@ void conv2d_nhwc(const float* input, const float* packed, const float* bias, con
   switch (method) {
     case Conv2dMethod::winograd2:
     case Conv2dMethod::winograd4:
-      return winograd(input, packed, bias, residual, output, scratch, p, pitches, method,
-                      call.activation, threads);
+      return winograd({input, packed, residual, output, pitches, call.activation,
+                       call.activation.epilogue(bias)},
+                      scratch, p, method, threads);
     case Conv2dMethod::planar:
       return banded(call, scratch, p, true, threads);
     case Conv2dMethod::depthwise:

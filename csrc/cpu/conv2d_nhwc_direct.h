@@ -15,7 +15,10 @@ namespace cnn_engine::cpu::CNN_ENGINE_ISA {
 namespace {
 
 constexpr std::int64_t kBandFloats = 48 << 10;  // of a band: a part of the second-level cache
-constexpr int kRunRows = 96;                    // places of a run of a 1x1 convolution
+// The same where the weights do not fit beside it: they are read for every band.
+constexpr std::int64_t kLargeBandFloats = 144 << 10;
+// Places of a run of a 1x1 convolution.
+constexpr int kRunRows = 96, kLeastRunRows = 24;
 
 // Numbers of four bytes that hold so many channels of a place.
 constexpr int units(int channels) { return kPairs ? (channels + 1) / 2 : channels; }
@@ -69,22 +72,23 @@ inline bool is_padded(const Conv2dShape& p) {
 struct Bands {
   int rows;     // of outputs, at most
   int count;    // of bands an image
+  int shares;   // of the filters
   int in_rows;  // of inputs, at most
   int width;    // of inputs with their border
 
   Bands(const Conv2dShape& p, int threads) : width(p.w + p.pad_left + p.pad_right) {
     const std::int64_t row = std::int64_t{width} * units(p.c);
     const int out_h = p.out_h();
+    const std::int64_t weights = std::int64_t{p.taps()} * p.k;
+    const std::int64_t floats = weights > kLargeBandFloats ? kLargeBandFloats : kBandFloats;
     std::int64_t most =
-        (kBandFloats / row - std::int64_t{p.dilation_h} * (p.r - 1) - 1) / p.stride_h + 1;
+        (floats / row - std::int64_t{p.dilation_h} * (p.r - 1) - 1) / p.stride_h + 1;
     if (most < 1) most = 1;
     if (most > out_h) most = out_h;
-    count = static_cast<int>((out_h + most - 1) / most);
-    const int wanted = 4 * threads;
-    if (threads > 1 && count * p.n < wanted) {
-      count = (wanted + p.n - 1) / p.n;
-      if (count > (out_h + 1) / 2) count = (out_h + 1) / 2;
-    }
+    const bool by_filters = weights > std::int64_t{p.n} * p.h * p.w * p.c;
+    const TaskSplit split(out_h, most, 2, p.group_filters(), by_filters, threads, p.n);
+    count = static_cast<int>(split.tasks);
+    shares = split.shares;
     rows = (out_h + count - 1) / count;
     in_rows = (rows - 1) * p.stride_h + p.dilation_h * (p.r - 1) + 1;
   }
@@ -142,30 +146,27 @@ inline void pointwise(const Direct& call, const Scratch& scratch, const Conv2dSh
   const std::int64_t area = std::int64_t{p.h} * p.w, places = p.n * area;
   const int channels = p.group_channels(), filters = p.group_filters();
   const std::int64_t zero = 0;
-  std::int64_t runs = (places + kRunRows - 1) / kRunRows;
-  if (threads > 1 && runs < 4 * threads) {
-    const std::int64_t most = (places + 23) / 24;
-    runs = most < 4 * threads ? (most > runs ? most : runs) : 4 * threads;
-  }
-  const int shares = filter_shares(runs * p.groups, filters, threads);
-  const std::int64_t cost = (places / runs + 1) * p.c * filters / shares;
+  const TaskSplit split(places, kRunRows, kLeastRunRows, filters, filters > places, threads);
+  const int shares = split.shares;
+  const std::int64_t cost = (places / split.tasks + 1) * p.c * filters / shares;
   const bool copies = kPairs || call.prologue.any();
-  parallel_for(runs * shares, cost, threads, [&](std::int64_t begin, std::int64_t end) {
+  parallel_for(split.tasks * shares, cost, threads, [&](std::int64_t begin, std::int64_t end) {
     const Scratch::Part part(scratch);
     for (std::int64_t index = begin; index < end; ++index) {
-      const std::int64_t run = index / shares;
+      const int run = static_cast<int>(index / shares);
       const int share = static_cast<int>(index % shares);
-      const std::int64_t first = places * run / runs;
-      const int count = static_cast<int>(places * (run + 1) / runs - first);
+      const std::int64_t first = split.first(run);
+      const int count = static_cast<int>(split.first(run + 1) - first);
       const float* x = call.input + first * call.pitches.x;
       std::int64_t stride = call.pitches.x;
       if (copies) {
-        for (int i = 0; i < count; ++i) {
+        for (int i = 0; i < count && part.holds() != run; ++i) {
           const Prologue& z = call.prologue;
           const float* scale = z.per_image ? z.scale + (first + i) / area * p.c : z.scale;
           write_place(x + i * stride, part.data() + std::int64_t{i} * units(p.c), p.c, scale,
                       z.shift, z.floor);
         }
+        part.holds() = run;
         x = part.data();
         stride = units(p.c);
       }
@@ -253,7 +254,7 @@ inline void banded(const Direct& call, const Scratch& scratch, const Conv2dShape
   const int out_h = p.out_h(), out_w = p.out_w();
   const int channels = p.group_channels(), filters = p.group_filters();
   const std::int64_t tasks = std::int64_t{p.n} * bands.count;
-  const int shares = filter_shares(tasks, filters, threads);
+  const int shares = bands.shares;
   const std::int64_t cost = std::int64_t{bands.rows} * out_w * p.taps() * p.k / shares;
   const bool copies = kPairs || planar || is_padded(p) || call.prologue.any();
   const std::int64_t pitch = planar ? 1 : copies ? units(p.c) : call.pitches.x;
@@ -268,22 +269,20 @@ inline void banded(const Direct& call, const Scratch& scratch, const Conv2dShape
       const int s = a % p.s, r = a / p.s % p.r, c = a / p.s / p.r;
       taps[index] = c * bands.in_rows * row + r * p.dilation_h * row + s * p.dilation_w * pitch;
     }
-    std::int64_t written = -1;
     for (std::int64_t index = begin; index < end; ++index) {
-      const std::int64_t task = index / shares;
+      const int task = static_cast<int>(index / shares);
       const int share = static_cast<int>(index % shares);
-      const int n = static_cast<int>(task / bands.count);
-      const int band = static_cast<int>(task % bands.count);
+      const int n = task / bands.count, band = task % bands.count;
       const int first = bands.first(band, out_h);
       const int rows = bands.first(band + 1, out_h) - first;
       const int top = first * p.stride_h - p.pad_top;
       const float* x = written_out;
       if (!copies) {
         x = call.input + (std::int64_t{n} * p.h + top) * row;
-      } else if (task != written) {
+      } else if (part.holds() != task) {
         const int in_rows = (rows - 1) * p.stride_h + p.dilation_h * (p.r - 1) + 1;
         write_band(call, p, bands, n, top, in_rows, planar, written_out);
-        written = task;
+        part.holds() = task;
       }
       const int from = share_begin(filters, share, shares);
       const int to = share_begin(filters, share + 1, shares);

@@ -3,8 +3,10 @@
 //   V[f, t, c] = B^T d B of tile t's input;  M[f, t, k] = sum over c of V[f, t, c] * U[f, c, k];
 //   output of tile t = activation(A^T M A + bias + residual)
 //
-// with channels, then filters on SIMD lanes. Every tile is computed by itself, so results depend
-// neither on the number of threads nor on how tiles are grouped.
+// with channels, then filters on SIMD lanes. Filters are taken in blocks and, where U does not fit
+// the second-level cache, channels in parts, for which U = G w G^T is made of the weights as they
+// are read. Every tile is computed by itself, so results depend neither on the number of threads
+// nor on how tiles are grouped.
 #pragma once
 
 #include "cpu/fused/cook_toom.h"
@@ -16,16 +18,24 @@
 namespace cnn_engine::cpu::CNN_ENGINE_ISA {
 namespace {
 
-constexpr std::int64_t kWinogradFloats = 160 << 10;   // of V and M: most of the second-level cache
-constexpr std::int64_t kWinogradWeights = 128 << 10;  // U of more floats is read from further away
-constexpr int kMostTiles = 64;
+// Filters of a block, of which all that is between the transforms stays in the second-level cache.
+constexpr int kWinogradFilters = 64;
+// Of U: what is larger is made of the weights as they are read, for some channels at a time. Of
+// 3x3, those are 9 numbers in the place of 16 or 36, and come from a cache further away or from
+// memory.
+constexpr std::int64_t kWinogradWeights = 256 << 10;
+constexpr int kWinogradChannels = 64;
+// Of V, with U of its own or made as it is read: that costs less the more tiles it is made for.
+constexpr std::int64_t kWinogradFloats = 128 << 10, kWinogradMostFloats = 384 << 10;
+constexpr int kLeastTiles = 12, kMostTiles = 64;
 
 struct WinogradShape {
   int m, side, frequencies;  // outputs and inputs of a tile's side
   int tiles_x, area;         // tiles of a row, of an image
   std::int64_t tiles;        // of all images
   int c_pitch, k_pitch;
-  int together;  // tiles of a task
+  bool makes_u;  // as it reads the weights
+  int together;  // tiles of a task, at most
 
   WinogradShape(const Conv2dShape& p, Conv2dMethod method)
       : m(method == Conv2dMethod::winograd4 ? 4 : 2), side(m + 2), frequencies(side * side) {
@@ -34,17 +44,25 @@ struct WinogradShape {
     tiles = std::int64_t{p.n} * area;
     c_pitch = (p.c + kNarrow - 1) / kNarrow * kNarrow;
     k_pitch = filter_groups(p.k) * kFilterGroup;
-    std::int64_t most = kWinogradFloats / (frequencies * (c_pitch + k_pitch));
-    // All of U is read for the tiles of one task.
-    const std::int64_t least =
-        std::int64_t{frequencies} * p.c * k_pitch > kWinogradWeights ? 24 : 6;
-    if (most < least) most = least;
+    makes_u = std::int64_t{frequencies} * p.c * k_pitch > kWinogradWeights;
+    std::int64_t most = (makes_u ? kWinogradMostFloats : kWinogradFloats) / (frequencies * c_pitch);
+    if (most < kLeastTiles) most = kLeastTiles;
     together = static_cast<int>(most > kMostTiles ? kMostTiles : most);
   }
   std::int64_t v_step(int count) const { return std::int64_t{count} * c_pitch + 16; }
-  std::int64_t m_step(int count) const { return std::int64_t{count} * k_pitch + 16; }
+  std::int64_t m_step(int count) const { return std::int64_t{count} * kWinogradFilters + 16; }
+  // Of a frequency's weights, for the channels of a part.
+  static constexpr std::int64_t kUStep = kWinogradChannels * kWinogradFilters + 16;
+  std::int64_t u_floats() const { return makes_u ? frequencies * kUStep : 0; }
   std::int64_t floats() const {
-    return frequencies * (v_step(together) + m_step(together)) + c_pitch;
+    return frequencies * (v_step(together) + m_step(together)) + c_pitch + u_floats();
+  }
+  std::int64_t packed(const Conv2dShape& p) const {
+    return std::int64_t{makes_u ? 9 : frequencies} * p.c * k_pitch;
+  }
+  // The channels of a sum in parts.
+  int parts(const Conv2dShape& p) const {
+    return makes_u ? (p.c + kWinogradChannels - 1) / kWinogradChannels : 1;
   }
 };
 
@@ -115,107 +133,241 @@ CNN_ENGINE_INLINE void output_tile(const float* m, std::int64_t step, const Wino
   }
 }
 
+// o = G w for three taps, with G's numbers: rows of points that differ in their sign share sums.
+template <int S, int W>
+CNN_ENGINE_INLINE void kernel_transform(const float (&g)[S][3], const Vec<W> (&w)[3],
+                                        Vec<W> (&o)[S]) {
+  o[0] = g[0][0] * w[0];
+#pragma GCC unroll 2
+  for (int i = 1; i + 1 < S; i += 2) {
+    const Vec<W> even = g[i][0] * w[0] + g[i][2] * w[2], odd = g[i][1] * w[1];
+    o[i] = even + odd;
+    o[i + 1] = even - odd;
+  }
+  o[S - 1] = w[2];
+}
+
+// U of a group's channels: [frequencies][channels][kFilterGroup] of weights [channels][9][the
+// same].
+template <int S>
+void make_u(const float (&g)[S][3], const float* weights, int channels, float* u) {
+  constexpr int W = kWide < kFilterGroup ? kWide : kFilterGroup;
+  for (int c = 0; c < channels; ++c, weights += 9 * kFilterGroup, u += kFilterGroup) {
+    for (int i = 0; i < kFilterGroup; i += W) {
+      Vec<W> half[S][3];
+#pragma GCC unroll 3
+      for (int x = 0; x < 3; ++x) {
+        Vec<W> w[3], o[S];
+#pragma GCC unroll 3
+        for (int y = 0; y < 3; ++y) w[y] = load<W>(weights + (y * 3 + x) * kFilterGroup + i);
+        kernel_transform<S, W>(g, w, o);
+#pragma GCC unroll 6
+        for (int y = 0; y < S; ++y) half[y][x] = o[y];
+      }
+#pragma GCC unroll 6
+      for (int y = 0; y < S; ++y) {
+        Vec<W> o[S];
+        kernel_transform<S, W>(g, half[y], o);
+#pragma GCC unroll 6
+        for (int x = 0; x < S; ++x) store<W>(u + (y * S + x) * WinogradShape::kUStep + i, o[x]);
+      }
+    }
+  }
+}
+
+// All arguments of a call but the shape.
+struct Winograd {
+  const float* input;
+  const float* packed;
+  const float* residual;
+  float* output;
+  Conv2dPitches pitches;
+  Activation activation;
+  Epilogue epilogue;
+};
+
+// V of tiles [first, first + count).
 template <int M>
-void winograd_tiles(const float* input, const float* packed, const float* bias,
-                    const float* residual, float* output, const Scratch& scratch,
-                    const Conv2dShape& p, const WinogradShape& shape, const Conv2dPitches& pitches,
-                    const Activation& activation, int threads) {
+void write_tiles(const Winograd& call, const Conv2dShape& p, const WinogradShape& shape,
+                 std::int64_t first, int count, const float* nothing, float* v) {
   constexpr int S = M + 2;
+  for (int t = 0; t < count; ++t) {
+    const std::int64_t n = (first + t) / shape.area;
+    const int tile = static_cast<int>((first + t) % shape.area);
+    const int top = tile / shape.tiles_x * M - p.pad_top;
+    const int left = tile % shape.tiles_x * M - p.pad_left;
+    const float* places[S * S];
+    for (int i = 0; i < S; ++i) {
+      for (int j = 0; j < S; ++j) {
+        const int y = top + i, x = left + j;
+        const bool inside = y >= 0 && y < p.h && x >= 0 && x < p.w;
+        const std::int64_t place = (n * p.h + y) * p.w + x;
+        places[i * S + j] = inside ? call.input + place * call.pitches.x : nothing;
+      }
+    }
+    float* to = v + std::int64_t{t} * shape.c_pitch;
+    const std::int64_t step = shape.v_step(count);
+    int c = 0;
+    for (; c + kWide <= p.c; c += kWide) input_tile<S, kWide>(places, c, kWide, to, step);
+    for (; c < p.c; c += kNarrow) input_tile<S, kNarrow>(places, c, p.c - c, to, step);
+  }
+}
+
+// Outputs of tiles [first, first + count) and filters [from, to), of M for these filters.
+template <int M>
+void read_tiles(const Winograd& call, const Conv2dShape& p, const WinogradShape& shape,
+                std::int64_t first, int count, const float* m, int from, int to) {
   const int out_h = p.out_h(), out_w = p.out_w();
-  std::int64_t tasks = (shape.tiles + shape.together - 1) / shape.together;
-  const int shares = filter_shares(tasks, p.k, threads);
-  const std::int64_t cost = shape.together * S * S * std::int64_t{p.c} * p.k / shares;
-  const Epilogue epilogue = activation.epilogue(bias);
-  const std::int64_t zero = 0;
-  parallel_for(tasks * shares, cost, threads, [&](std::int64_t begin, std::int64_t end) {
+  const Conv2dPitches& pitches = call.pitches;
+  const std::int64_t step = shape.m_step(count);
+  for (int t = 0; t < count; ++t) {
+    const std::int64_t n = (first + t) / shape.area;
+    const int tile = static_cast<int>((first + t) % shape.area);
+    const int top = tile / shape.tiles_x * M, left = tile % shape.tiles_x * M;
+    const std::int64_t place = (n * out_h + top) * out_w + left;
+    const WinogradOutput at{call.output + place * pitches.y,
+                            call.residual ? call.residual + place * pitches.residual : nullptr,
+                            std::int64_t{out_w} * pitches.y,
+                            pitches.y,
+                            std::int64_t{out_w} * pitches.residual,
+                            pitches.residual,
+                            out_h - top < M ? out_h - top : M,
+                            out_w - left < M ? out_w - left : M};
+    const float* sums = m + t * kWinogradFilters - from;
+    int k = from;
+    for (; k + kWide <= to; k += kWide) {
+      output_tile<M, kWide>(sums, step, at, call.epilogue, k, kWide);
+    }
+    for (; k < to; k += kNarrow) {
+      output_tile<M, kNarrow>(sums, step, at, call.epilogue, k, to - k);
+    }
+    for (int i = 0; i < at.rows; ++i) {
+      call.activation.apply(at.y + i * at.row + from, pitches.y, at.columns, to - from);
+    }
+  }
+}
+
+// G of the kernels' transform, in float32.
+template <int M>
+struct KernelTransform {
+  float g[M + 2][3];
+
+  KernelTransform() {
+    double exact[8][5];
+    fused::kernel_transform(M, 3, exact);
+    for (int i = 0; i < M + 2; ++i) {
+      for (int tap = 0; tap < 3; ++tap) g[i][tap] = static_cast<float>(exact[i][tap]);
+    }
+  }
+};
+
+// M of `count` tiles and of the filters [from, to), a block of those up to `last`; u is where U is
+// made.
+template <int M>
+void multiply_tiles(const Winograd& call, const Conv2dShape& p, const WinogradShape& shape,
+                    const KernelTransform<M>& transform, const float* v, int count, int from,
+                    int to, int last, float* u, float* m) {
+  constexpr int kFrequencies = (M + 2) * (M + 2);
+  const std::int64_t v_step = shape.v_step(count), m_step = shape.m_step(count), zero = 0;
+  const int groups = filter_groups(to - from), parts = shape.parts(p);
+  // Of a group, in the memory of the packed weights or of a frequency of U.
+  const std::int64_t group_size = std::int64_t{p.c} * kFilterGroup;
+  const auto part_begin = [&](int part) {
+    return static_cast<int>(std::int64_t{p.c} * part / parts);
+  };
+  const auto weights_of = [&](int filter, int c) {
+    return call.packed + (filter / kFilterGroup * group_size + std::int64_t{c} * kFilterGroup) * 9;
+  };
+  NhwcTile tile;
+  tile.x_stride = shape.c_pitch;
+  tile.taps = &zero;
+  tile.tap_count = 1;
+  tile.y_stride = kWinogradFilters;
+  tile.last = nullptr;
+  for (int part = 0; part < parts; ++part) {
+    const int c = part_begin(part);
+    const bool is_last = part + 1 == parts;
+    tile.channels = part_begin(part + 1) - c;
+    tile.first = part == 0;
+    const float* weights = call.packed + from / kFilterGroup * group_size;
+    std::int64_t u_step = shape.k_pitch / kFilterGroup * group_size;
+    tile.group_size = group_size;
+    Ahead ahead{nullptr, 0, 0, 0};
+    if (shape.makes_u) {
+      tile.group_size = tile.channels * kFilterGroup;
+      for (int i = 0; i < groups; ++i) {
+        make_u<M + 2>(transform.g, weights_of(from + i * kFilterGroup, c), tile.channels,
+                      u + i * tile.group_size);
+      }
+      weights = u;
+      u_step = WinogradShape::kUStep;
+      if (!is_last) {
+        const std::int64_t next = part_begin(part + 2) - part_begin(part + 1);
+        ahead = {weights_of(from, part_begin(part + 1)), next * 9, group_size * 9, groups};
+      } else if (to < last) {
+        const int next = filter_groups(last - to);
+        ahead = {weights_of(to, 0), std::int64_t{part_begin(1)} * 9, group_size * 9,
+                 next < groups ? next : groups};
+      }
+    }
+    for (int f = 0; f < kFrequencies; ++f) {
+      for_filter_blocks(0, groups * kFilterGroup,
+                        [&](int k, const NhwcTileFunction* functions, int most, int valid) {
+                          tile.w = weights + f * u_step + k / kFilterGroup * tile.group_size +
+                                   k % kFilterGroup;
+                          tile.valid = valid;
+                          multiply_rows(tile, functions, most, v + f * v_step + c,
+                                        m + f * m_step + k, count, ahead, nullptr, nullptr);
+                        });
+    }
+  }
+}
+
+template <int M>
+void winograd_tiles(const Winograd& call, const Scratch& scratch, const Conv2dShape& p,
+                    const WinogradShape& shape, int threads) {
+  const KernelTransform<M> transform;
+  const TaskSplit split(shape.tiles, shape.together, kLeastTiles, p.k, p.k > shape.tiles, threads);
+  const std::int64_t products = shape.tiles * shape.frequencies * std::int64_t{p.c} * p.k;
+  const std::int64_t units = split.tasks * split.shares;
+  parallel_for(units, products / units, threads, [&](std::int64_t begin, std::int64_t end) {
     const Scratch::Part part(scratch);
     float* nothing = part.data();  // a place outside the image
-    fill_zero(nothing, shape.c_pitch);
-    float* v = nothing + shape.c_pitch;
+    float* u = nothing + shape.c_pitch;
+    float* v = u + shape.u_floats();
     float* m = v + shape.frequencies * shape.v_step(shape.together);
-    std::int64_t written = -1;
     for (std::int64_t index = begin; index < end; ++index) {
-      const std::int64_t task = index / shares;
-      const int share = static_cast<int>(index % shares);
-      const std::int64_t first = shape.tiles * task / tasks;
-      const int count = static_cast<int>(shape.tiles * (task + 1) / tasks - first);
-      const std::int64_t v_step = shape.v_step(count), m_step = shape.m_step(count);
-      if (task != written) {
-        for (int t = 0; t < count; ++t) {
-          const std::int64_t n = (first + t) / shape.area;
-          const int tile = static_cast<int>((first + t) % shape.area);
-          const int top = tile / shape.tiles_x * M - p.pad_top;
-          const int left = tile % shape.tiles_x * M - p.pad_left;
-          const float* places[S * S];
-          for (int i = 0; i < S; ++i) {
-            for (int j = 0; j < S; ++j) {
-              const int y = top + i, x = left + j;
-              const bool inside = y >= 0 && y < p.h && x >= 0 && x < p.w;
-              places[i * S + j] = inside ? input + ((n * p.h + y) * p.w + x) * pitches.x : nothing;
-            }
-          }
-          float* to = v + std::int64_t{t} * shape.c_pitch;
-          int c = 0;
-          for (; c + kWide <= p.c; c += kWide) input_tile<S, kWide>(places, c, kWide, to, v_step);
-          for (; c < p.c; c += kNarrow) input_tile<S, kNarrow>(places, c, p.c - c, to, v_step);
-        }
-        written = task;
+      const int task = static_cast<int>(index / split.shares);
+      const int share = static_cast<int>(index % split.shares);
+      const std::int64_t first = split.first(task);
+      const int count = static_cast<int>(split.first(task + 1) - first);
+      if (part.holds() != task) {
+        fill_zero(nothing, shape.c_pitch);
+        write_tiles<M>(call, p, shape, first, count, nothing, v);
+        part.holds() = task;
       }
-      const int from = share_begin(p.k, share, shares), to = share_begin(p.k, share + 1, shares);
-      const Epilogue nothing_after{nullptr, nullptr, -std::numeric_limits<float>::infinity(),
-                                   std::numeric_limits<float>::infinity()};
-      Product product{&zero,   1,   ChannelParts(p.c, 1), shape.c_pitch,
-                      nullptr, p.k, shape.k_pitch,        0};
-      for (int f = 0; f < S * S; ++f) {
-        product.weights = packed + std::int64_t{f} * shape.k_pitch * p.c;
-        multiply_runs(
-            product, from, (to + kFilterGroup - 1) / kFilterGroup * kFilterGroup, nothing_after,
-            [&](const auto& body) { body(v + f * v_step, m + f * m_step, nullptr, count); });
-      }
-      for (int t = 0; t < count; ++t) {
-        const std::int64_t n = (first + t) / shape.area;
-        const int tile = static_cast<int>((first + t) % shape.area);
-        const int top = tile / shape.tiles_x * M, left = tile % shape.tiles_x * M;
-        const std::int64_t place = (n * out_h + top) * out_w + left;
-        const WinogradOutput at{output + place * pitches.y,
-                                residual ? residual + place * pitches.residual : nullptr,
-                                std::int64_t{out_w} * pitches.y,
-                                pitches.y,
-                                std::int64_t{out_w} * pitches.residual,
-                                pitches.residual,
-                                out_h - top < M ? out_h - top : M,
-                                out_w - left < M ? out_w - left : M};
-        const float* sums = m + std::int64_t{t} * shape.k_pitch;
-        int k = from;
-        for (; k + kWide <= to; k += kWide) {
-          output_tile<M, kWide>(sums, m_step, at, epilogue, k, kWide);
-        }
-        for (; k < to; k += kNarrow) {
-          output_tile<M, kNarrow>(sums, m_step, at, epilogue, k, to - k);
-        }
-        for (int i = 0; i < at.rows; ++i) {
-          activation.apply(at.y + i * at.row + from, pitches.y, at.columns, to - from);
-        }
+      const int last = share_begin(p.k, share + 1, split.shares);
+      for (int from = share_begin(p.k, share, split.shares), to; from < last; from = to) {
+        to = from + kWinogradFilters < last ? from + kWinogradFilters : last;
+        multiply_tiles<M>(call, p, shape, transform, v, count, from, to, last, u, m);
+        read_tiles<M>(call, p, shape, first, count, m, from, to);
       }
     }
   });
 }
 
-inline void winograd(const float* input, const float* packed, const float* bias,
-                     const float* residual, float* output, const Scratch& scratch,
-                     const Conv2dShape& p, const Conv2dPitches& pitches, Conv2dMethod method,
-                     const Activation& activation, int threads) {
+inline void winograd(const Winograd& call, const Scratch& scratch, const Conv2dShape& p,
+                     Conv2dMethod method, int threads) {
   const WinogradShape shape(p, method);
   if (method == Conv2dMethod::winograd4) {
-    winograd_tiles<4>(input, packed, bias, residual, output, scratch, p, shape, pitches, activation,
-                      threads);
+    winograd_tiles<4>(call, scratch, p, shape, threads);
   } else {
-    winograd_tiles<2>(input, packed, bias, residual, output, scratch, p, shape, pitches, activation,
-                      threads);
+    winograd_tiles<2>(call, scratch, p, shape, threads);
   }
 }
 
-// U = G g G^T, in float64 until the end: [frequencies][groups][channels in parts][kFilterGroup].
+// The weights [groups][channels][9][kFilterGroup], where U is made as they are read; else U = G g
+// G^T, in float64 until the end: [frequencies][groups][channels][kFilterGroup].
 inline void winograd_pack(const float* weight, float* packed, const Conv2dShape& p,
                           Conv2dMethod method, int threads) {
   const WinogradShape shape(p, method);
@@ -223,34 +375,37 @@ inline void winograd_pack(const float* weight, float* packed, const Conv2dShape&
   fused::kernel_transform(shape.m, 3, g);
   const int side = shape.side;
   const std::int64_t step = std::int64_t{shape.k_pitch} * p.c;  // of a frequency
-  parallel_for(filter_groups(p.k), std::int64_t{p.c} * 16 * 200, threads,
-               [&](std::int64_t begin, std::int64_t end) {
-                 for (std::int64_t group = begin; group < end; ++group) {
-                   for (int c = 0; c < p.c; ++c) {
-                     float* to = packed + (group * p.c + c) * kFilterGroup;
-                     for (int i = 0; i < kFilterGroup; ++i) {
-                       const std::int64_t k = group * kFilterGroup + i;
-                       if (k >= p.k) {
-                         for (int f = 0; f < side * side; ++f) to[f * step + i] = 0.0f;
-                         continue;
-                       }
-                       const float* w = weight + (k * p.c + c) * 9;
-                       double half[6][3];
-                       for (int a = 0; a < side; ++a) {
-                         for (int x = 0; x < 3; ++x) {
-                           half[a][x] = g[a][0] * w[x] + g[a][1] * w[3 + x] + g[a][2] * w[6 + x];
-                         }
-                       }
-                       for (int f = 0; f < side * side; ++f) {
-                         const double* row = half[f / side];
-                         const double* column = g[f % side];
-                         to[f * step + i] = static_cast<float>(
-                             row[0] * column[0] + row[1] * column[1] + row[2] * column[2]);
-                       }
-                     }
-                   }
-                 }
-               });
+  const std::int64_t cost = std::int64_t{p.c} * 16 * 200;
+  parallel_for(filter_groups(p.k), cost, threads, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t group = begin; group < end; ++group) {
+      for (int c = 0; c < p.c; ++c) {
+        const std::int64_t place = group * p.c + c;
+        for (int i = 0; i < kFilterGroup; ++i) {
+          const std::int64_t k = group * kFilterGroup + i;
+          float none[9] = {};
+          const float* w = k < p.k ? weight + (k * p.c + c) * 9 : none;
+          if (shape.makes_u) {
+            float* to = packed + place * 9 * kFilterGroup + i;
+            for (int tap = 0; tap < 9; ++tap) to[tap * kFilterGroup] = w[tap];
+            continue;
+          }
+          float* to = packed + place * kFilterGroup + i;
+          double half[6][3];
+          for (int a = 0; a < side; ++a) {
+            for (int x = 0; x < 3; ++x) {
+              half[a][x] = g[a][0] * w[x] + g[a][1] * w[3 + x] + g[a][2] * w[6 + x];
+            }
+          }
+          for (int f = 0; f < side * side; ++f) {
+            const double* row = half[f / side];
+            const double* column = g[f % side];
+            to[f * step] =
+                static_cast<float>(row[0] * column[0] + row[1] * column[1] + row[2] * column[2]);
+          }
+        }
+      }
+    }
+  });
 }
 
 }  // namespace

@@ -4,8 +4,9 @@
 //
 // with k on SIMD lanes and a tile of rows t by vectors of k in registers. Channels are cut into
 // parts, each summed by itself in the order a, c and then added to what the parts before it gave:
-// rounding errors are those of short sums, and a part's weights stay in a cache.
-// Included only by files that are compiled once for each instruction set.
+// rounding errors are those of short sums, and a part's weights stay in the first-level cache,
+// while those that follow are asked for. Included only by files that are compiled once for each
+// instruction set.
 #pragma once
 
 #include <limits>
@@ -59,15 +60,6 @@ struct Activation {
   }
 };
 
-// Shares of the filters, where there are too few other tasks for the threads.
-inline int filter_shares(std::int64_t tasks, int filters, int threads) {
-  constexpr int kLeast = 64;
-  const int blocks = filters / kLeast;
-  if (threads == 1 || tasks >= 2 * threads || blocks < 2) return 1;
-  const std::int64_t wanted = (4 * threads + tasks - 1) / tasks;
-  return static_cast<int>(wanted < blocks ? wanted : blocks);
-}
-
 // Whether what is multiplied are pairs of bfloat16 in the place of a float32.
 #if defined(CNN_ENGINE_PAIRS)
 constexpr bool kPairs = true;
@@ -90,17 +82,52 @@ CNN_ENGINE_INLINE void multiply_add(V& sum, V weights, float value) {
 // Filters are packed in groups of so many, whatever the width of the vectors is, missing ones zero:
 // [groups][parts][taps][channels of the part][kFilterGroup].
 constexpr int kFilterGroup = 16;
-// Products of a part of a sum.
-constexpr int kPartProducts = 512;
+// Products of a part of a sum: of a block of filters, their weights fill 32 KB at most.
+constexpr int kPartProducts = 128;
 
 constexpr int filter_groups(int filters) { return (filters + kFilterGroup - 1) / kFilterGroup; }
 
+// Filters of a share: a multiple of so many.
+constexpr int kShareFilters = 64;
+
 // The first filter of a share, or of the one past the last.
 inline int share_begin(int filters, int share, int shares) {
-  const int first =
-      static_cast<int>(std::int64_t{filter_groups(filters)} * share / shares) * kFilterGroup;
+  const int blocks = (filters + kShareFilters - 1) / kShareFilters;
+  const int first = static_cast<int>(std::int64_t{blocks} * share / shares) * kShareFilters;
   return first < filters ? first : filters;
 }
+
+// Rows of a product in tasks, and the filters of each in shares, so that there is something for
+// each thread. Where the weights are more than what they are multiplied by, threads share out the
+// filters first, so that each reads only some of the weights; else the rows.
+struct TaskSplit {
+  std::int64_t rows, tasks;
+  int shares = 1;
+
+  // `most`, `least`: rows of a task; fewer than the least are made only where there are no more.
+  // `images`: how many times there are such rows.
+  TaskSplit(std::int64_t rows, std::int64_t most, std::int64_t least, int filters, bool by_filters,
+            int threads, int images = 1)
+      : rows(rows), tasks((rows + most - 1) / most) {
+    if (threads == 1) return;
+    const std::int64_t wanted = (std::int64_t{4} * threads + images - 1) / images;
+    const auto share_filters = [&] {
+      const int blocks = filters / kShareFilters;
+      while (shares < blocks && (tasks * shares < wanted || tasks * images * shares % threads)) {
+        ++shares;
+      }
+    };
+    if (by_filters) share_filters();
+    if (tasks * shares < 2 * wanted) {
+      const std::int64_t even = (tasks * shares + wanted - 1) / wanted * wanted / shares;
+      const std::int64_t possible = (rows + least - 1) / least;
+      const std::int64_t more = even < possible ? even : possible;
+      if (more > tasks && !(by_filters && tasks * shares >= wanted)) tasks = more;
+    }
+    if (!by_filters) share_filters();
+  }
+  std::int64_t first(std::int64_t task) const { return rows * task / tasks; }
+};
 
 // The channels of a sum in parts of nearly the same length.
 struct ChannelParts {
@@ -144,7 +171,28 @@ struct NhwcTile {
   bool first;            // y is not read
   const Epilogue* last;  // what follows the sum, or null
   std::int64_t residual_stride;
-  int valid;  // filters that there are
+  int valid;           // filters that there are
+  const float* ahead;  // what is brought to the second-level cache meanwhile, at each product
+  int ahead_step;
+};
+
+// Weights that come next, so many runs of lines: they are asked for while others are multiplied, a
+// line a product.
+struct Ahead {
+  const float* run;
+  std::int64_t lines, step;  // of a run; from one to the next
+  int runs;
+  std::int64_t asked = 0;
+
+  CNN_ENGINE_INLINE void next(NhwcTile& tile) {
+    tile.ahead = runs > 0 ? run + asked * kFilterGroup : tile.w;
+    tile.ahead_step = runs > 0 ? kFilterGroup : 0;
+    asked += std::int64_t{tile.tap_count} * tile.channels;
+    if (asked < lines) return;
+    asked = 0;
+    run += step;
+    --runs;
+  }
 };
 
 template <int W>
@@ -213,9 +261,13 @@ template <int W, int B, int T>
 void nhwc_tile(const NhwcTile& p) {
   Vec<W> sum[T][B] = {};
   const float* w = p.w;
+  const float* ahead = p.ahead;
+  const int ahead_step = p.ahead_step;
   for (int a = 0; a < p.tap_count; ++a) {
     const float* x = p.x + p.taps[a];
     for (int c = 0; c < p.channels; ++c, ++x, w += kFilterGroup) {
+      __builtin_prefetch(ahead, 0, 2);
+      ahead += ahead_step;
       Vec<W> weights[B];
 #pragma GCC unroll 4
       for (int b = 0; b < B; ++b) {
@@ -301,6 +353,25 @@ CNN_ENGINE_INLINE void for_filter_blocks(int begin, int end, const Body& body) {
   }
 }
 
+// Some rows, in tiles of nearly the same number.
+CNN_ENGINE_INLINE void multiply_rows(NhwcTile& tile, const NhwcTileFunction* functions, int most,
+                                     const float* x, float* y, int rows, Ahead& ahead,
+                                     Epilogue* last, const float* residual) {
+  int tiles = (rows + most - 1) / most;
+  for (int row = 0; row < rows;) {
+    int count = (rows - row + tiles - 1) / tiles;
+    if (count > most) count = most;
+    while (!functions[count]) --count;
+    tile.x = x + row * tile.x_stride;
+    tile.y = y + row * tile.y_stride;
+    if (residual) last->residual = residual + row * tile.residual_stride;
+    ahead.next(tile);
+    functions[count](tile);
+    row += count;
+    if (tiles > 1) --tiles;
+  }
+}
+
 // Filters [begin, end), whose first is a group's first, for all runs of rows. runs(body) calls
 // body(x, y, residual or null, rows) for each, all pointing at channel and filter 0.
 template <typename Runs>
@@ -309,6 +380,17 @@ void multiply_runs(const Product& p, int begin, int end, const Epilogue& epilogu
   for (int part = 0; part < p.parts.count; ++part) {
     const int from = p.parts.first(part), channels = p.parts.first(part + 1) - from;
     const bool is_last = part + 1 == p.parts.count;
+    // The weights of the block from filter k on, or of the next part's first.
+    const auto ahead_of = [&](int k) {
+      const bool same = k < end;
+      const int at = same ? k : begin, i = same ? part : part + 1;
+      if (i == p.parts.count) return Ahead{nullptr, 0, 0, 0};
+      const int groups = filter_groups(end - at), most = kNhwcVectors * kWide / kFilterGroup;
+      return Ahead{p.weights + at / kFilterGroup * p.group_size() +
+                       std::int64_t{p.parts.first(i)} * p.tap_count * kFilterGroup,
+                   std::int64_t{p.parts.first(i + 1) - p.parts.first(i)} * p.tap_count,
+                   p.group_size(), groups < most ? groups : most};
+    };
     for_filter_blocks(begin, end,
                       [&](int k, const NhwcTileFunction* functions, int most, int valid) {
                         Epilogue last = epilogue;
@@ -326,20 +408,10 @@ void multiply_runs(const Product& p, int begin, int end, const Epilogue& epilogu
                         tile.last = is_last ? &last : nullptr;
                         tile.residual_stride = p.residual_stride;
                         tile.valid = valid;
+                        Ahead ahead = ahead_of(k + valid);
                         runs([&](const float* x, float* y, const float* residual, int rows) {
-                          // Tiles of nearly the same number of rows.
-                          int tiles = (rows + most - 1) / most;
-                          for (int row = 0; row < rows;) {
-                            int count = (rows - row + tiles - 1) / tiles;
-                            if (count > most) count = most;
-                            while (!functions[count]) --count;
-                            tile.x = x + from + row * p.stride;
-                            tile.y = y + k + row * p.y_stride;
-                            if (residual) last.residual = residual + k + row * p.residual_stride;
-                            functions[count](tile);
-                            row += count;
-                            if (tiles > 1) --tiles;
-                          }
+                          multiply_rows(tile, functions, most, x + from, y + k, rows, ahead, &last,
+                                        residual ? residual + k : nullptr);
                         });
                       });
   }
