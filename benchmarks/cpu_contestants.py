@@ -7,7 +7,7 @@ Libraries get float32 input that is normalised already, in their own best layout
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -18,6 +18,9 @@ from cnn_engine.engine import variants
 from cnn_engine.engine.fused import description
 from cnn_engine.graph import reference
 from cnn_engine.graph.network import Conv2d, Linear, MaxPool2d, Network, Relu, Softmax, Tanh, pair
+
+#: What OpenVINO and our engine compute in.
+DTYPES = ("float32", "bfloat16")
 
 
 @dataclass
@@ -155,12 +158,15 @@ def to_onnx(network: Network, weights: dict[str, np.ndarray], batch: int):
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
 
 
-def openvino_on(model: str | io.BytesIO, images: np.ndarray, threads: int) -> Iterator[Contestant]:
-    """OpenVINO on an ONNX model, given as a path or its bytes, in both precisions."""
+def openvino_on(
+    model: str | io.BytesIO, images: np.ndarray, threads: int, dtypes: Sequence[str] = DTYPES
+) -> Iterator[Contestant]:
+    """OpenVINO on an ONNX model, given as a path or its bytes, in one precision or both."""
     import openvino
 
     core = openvino.Core()
-    for dtype, precision in (("float32", "f32"), ("bfloat16", "bf16")):
+    for dtype in dtypes:
+        precision = {"float32": "f32", "bfloat16": "bf16"}[dtype]
         options = {
             "INFERENCE_NUM_THREADS": threads,
             "INFERENCE_PRECISION_HINT": precision,

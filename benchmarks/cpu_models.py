@@ -32,7 +32,7 @@ from cnn_engine.io.files import atomic_write, check_writable, write_text
 from cnn_engine.measure import environment
 
 from . import models
-from .cpu_contestants import Contestant, onnxruntime_on, openvino_on
+from .cpu_contestants import DTYPES, Contestant, onnxruntime_on, openvino_on
 from .cpu_peers import describe_machine, take_turns
 from .models_worker import error_of, images_name, logits_name
 
@@ -113,9 +113,11 @@ def make(name: str, options: Any, folder: Path) -> Exported:
     return Exported(name, found["files"][str(batches[0])], images, logits)
 
 
-def ours(path: str, images: np.ndarray, classes: int, threads: int) -> Iterator[Contestant]:
+def ours(
+    path: str, images: np.ndarray, classes: int, threads: int, dtypes: Sequence[str]
+) -> Iterator[Contestant]:
     """Our engine, without its checks of arguments: its plans on arrays that stay."""
-    for dtype in ("float32", "bfloat16"):
+    for dtype in dtypes:
         try:
             engine = Engine(path, device="cpu", threads=threads, dtype=dtype)
         except UnsupportedError as error:
@@ -132,14 +134,14 @@ def ours(path: str, images: np.ndarray, classes: int, threads: int) -> Iterator[
 
 
 def contestants(
-    exported: Exported, batch: int, threads: int, missing: dict[str, str]
+    exported: Exported, batch: int, threads: int, dtypes: Sequence[str], missing: dict[str, str]
 ) -> list[Contestant]:
     """Returns who is installed; ``missing`` collects who is not, with the reason."""
     images, path = exported.images[batch], exported.path
     classes = exported.logits[batch].shape[1]
-    found = [*ours(path, images, classes, threads)]
+    found = [*ours(path, images, classes, threads, dtypes)]
     for name, make_them in (
-        ("OpenVINO", lambda: openvino_on(path, images, threads)),
+        ("OpenVINO", lambda: openvino_on(path, images, threads, dtypes)),
         ("ONNX Runtime", lambda: onnxruntime_on(path, images, classes, threads)),
     ):
         if name in missing:
@@ -153,10 +155,15 @@ def contestants(
 
 
 def compete(
-    exported: Exported, batch: int, threads: int, repeats: int, missing: dict[str, str]
+    exported: Exported,
+    batch: int,
+    threads: int,
+    dtypes: Sequence[str],
+    repeats: int,
+    missing: dict[str, str],
 ) -> tuple[list[Row], float]:
     """Compares the contestants' logits, then times them in turns; returns also a core's FMA peak."""
-    competing = contestants(exported, batch, threads, missing)
+    competing = contestants(exported, batch, threads, dtypes, missing)
     errors = []
     for contestant in competing:
         contestant.run()
@@ -356,6 +363,7 @@ def parser() -> cli.ArgumentParser:
     p.add_argument(
         "--threads", nargs="+", type=cli.whole_number(1, 1024), default=[1, 2], metavar="N"
     )
+    p.add_argument("--dtype", nargs="+", choices=DTYPES, default=list(DTYPES), help="default: both")
     p.add_argument(
         "--repeats", type=cli.whole_number(1, 1000), default=7, help="samples (default: 7)"
     )
@@ -406,8 +414,8 @@ def _main(arguments: list[str] | None) -> int:
             for threads in options.threads:
                 for batch in options.batch:
                     rows, peak = compete(
-                        exported, batch, threads, options.repeats, document["left_out"]
-                    )
+                        exported, batch, threads, options.dtype, options.repeats, document["left_out"],
+                    )  # fmt: skip
                     peaks.append(peak)
                     document["rows"] += [asdict(row) for row in rows]
                     _show(rows)

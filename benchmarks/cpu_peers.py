@@ -41,6 +41,7 @@ from .cpu_contestants import MAKERS, Contestant, Task
 LIBRARIES = 10
 SAMPLE_S = 0.03
 SLOW_BATCH = 32  # the largest of the layered variants and the reference, whose rates hardly change
+LONG_S = 0.3  # a pass that takes so long warms up by itself
 PAUSE_S = 0.01  # longer than the threads of the libraries here spin for work
 PACKAGES = ("openvino", "onnxruntime", "onnx", "torch")
 
@@ -125,10 +126,10 @@ def check(contestant: Contestant, wanted: np.ndarray) -> tuple[float, float]:
     return difference, float((found.argmax(1) == wanted.argmax(1)).mean())
 
 
-def sample(contestant: Contestant, passes: int) -> float:
+def sample(contestant: Contestant, passes: int, warm_up: bool = True) -> float:
     """Returns seconds a pass, after a pause and passes that do not count."""
     time.sleep(PAUSE_S)
-    for _ in range(1 if contestant.slow else max(1, passes // 10)):
+    for _ in range((1 if contestant.slow else max(1, passes // 10)) if warm_up else 0):
         contestant.run()
     start = time.perf_counter()
     for _ in range(passes):
@@ -140,18 +141,23 @@ def take_turns(contestants: Sequence[Contestant], repeats: int) -> tuple[list[li
     """Times the contestants in turns; returns the samples of each, and the FMA peak of one core."""
     from cnn_engine import _cpu
 
-    passes = []
+    passes, short = [], []
     for contestant in contestants:
-        once = min(sample(contestant, 1) for _ in range(1 if contestant.slow else 3))
+        once = sample(contestant, 1)
+        short.append(once < LONG_S)
+        if short[-1] and not contestant.slow:
+            once = min(once, *(sample(contestant, 1) for _ in range(2)))
         passes.append(max(1, round(SAMPLE_S / max(once, 1e-7))))
     samples: list[list[float]] = [[] for _ in contestants]
     peaks = []
     for turn in range(repeats):
         time.sleep(PAUSE_S)
         peaks.append(_cpu.measure_fma_peak(SAMPLE_S))
-        for contestant, count, found in zip(contestants, passes, samples, strict=True):
+        for contestant, count, warm_up, found in zip(
+            contestants, passes, short, samples, strict=True
+        ):
             if not contestant.slow or turn < 3:
-                found.append(sample(contestant, count))
+                found.append(sample(contestant, count, warm_up))
     return samples, statistics.median(peaks)
 
 
