@@ -5,8 +5,10 @@ Nothing is allocated for what a file says it has, only for what it has.
 
 from __future__ import annotations
 
+import importlib.util
 import math
 import os
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -53,6 +55,29 @@ def package():
     return onnx
 
 
+def messages():
+    """Returns ONNX's messages, without the rest of the package: that takes 10 MiB of memory and more time
+    than most models take to be read.
+
+    Raises:
+        InputError: the package is not installed.
+    """
+    name = "onnx.onnx_ml_pb2"
+    if "onnx" in sys.modules:
+        return package()
+    if name in sys.modules:
+        return sys.modules[name]
+    found = importlib.util.find_spec("onnx")
+    path = Path(found.origin).with_name("onnx_ml_pb2.py") if found and found.origin else None
+    if path is None or not path.is_file():
+        return package()
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    # The package, if it is imported later, takes the same classes.
+    return sys.modules.setdefault(name, module)
+
+
 def dtype_name(number: int) -> str:
     """Returns NumPy's name of ONNX's element type ``number``.
 
@@ -71,12 +96,11 @@ def read(source) -> tuple[object, str, Path | None]:
     Raises:
         InputError: it cannot be read, or is not an ONNX model.
     """
-    onnx = package()
-    if isinstance(source, onnx.ModelProto):
-        return source, source.graph.name or "model", None
     if isinstance(source, (bytes, bytearray, memoryview)):
-        return _parse(onnx, bytes(source), "model"), "model", None
+        return _parse(bytes(source), "model"), "model", None
     if not isinstance(source, (str, os.PathLike)):
+        if isinstance(source, package().ModelProto):
+            return source, source.graph.name or "model", None
         raise expected(
             "model", "a path, bytes or an onnx.ModelProto", f"{type(source).__module__}."
             f"{type(source).__qualname__}",
@@ -96,13 +120,13 @@ def read(source) -> tuple[object, str, Path | None]:
         raise InputError(
             f"{path}: expected an ONNX file that can be read, found: {error.strerror}"
         ) from None
-    return _parse(onnx, data, str(path)), str(path), path.parent
+    return _parse(data, str(path)), str(path), path.parent
 
 
-def _parse(onnx, data: bytes, name: str):
+def _parse(data: bytes, name: str):
+    model = messages().ModelProto()
     from google.protobuf.message import DecodeError
 
-    model = onnx.ModelProto()
     try:
         model.ParseFromString(data)
     except (DecodeError, RuntimeError, ValueError) as error:
