@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tolerances
+from conftest import Device
+from native import call
 
 from cnn_engine import _cpu
 from cnn_engine.operators.average_pool2d import AveragePool2d
@@ -44,17 +46,21 @@ def shape_of(kind, case):
     )
 
 
-def run(kind, case, x, options=(), *, threads=1, more=(0, 0)):
+def run(kind, case, x, options=(), *, threads=1, more=(0, 0), place="cpu"):
     """Calls the kernel with pitches of ``more`` floats than channels; what lies between must stay."""
+    device = Device(place)
     n, c, h, w = x.shape
     shape = shape_of(kind, case)
     images = np.full((n, h, w, c + more[0]), np.nan, np.float32)
     images[..., :c] = x.transpose(0, 2, 3, 1)
-    memory = np.full(n * shape.out_h * shape.out_w * (c + more[1]) + 64, GUARD, np.float32)
-    name = f"{kind}_pool2d_nhwc"
-    getattr(_cpu, name)(
-        images.ctypes.data, memory[32:].ctypes.data, shape, c + more[0], c + more[1], *options, threads
+    memory = device.put(
+        np.full(n * shape.out_h * shape.out_w * (c + more[1]) + 64, GUARD, np.float32)
+    )
+    call(
+        device, f"{kind}_pool2d_nhwc", device.put(images), memory[32:], shape, c + more[0],
+        c + more[1], *options, threads=threads,
     )  # fmt: skip
+    memory = device.get(memory)
     out = memory[32:-32].reshape(n, shape.out_h, shape.out_w, c + more[1])
     assert (memory[:32] == GUARD).all()
     assert (memory[-32:] == GUARD).all()
@@ -104,3 +110,17 @@ def test_same_bits_with_any_threads_and_batch(rng, kind, options):
         np.testing.assert_array_equal(run(kind, case, x, options, threads=threads), one)
     alone = run(kind, (1, *case[1:]), x[3:4], options)
     np.testing.assert_array_equal(alone[0], one[3])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("more", [(0, 0), (5, 3), (4, 8)])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_on_cuda_as_on_the_cpu(rng, case, more):
+    x = numbers(rng, case)
+    wanted = run("max", case, x)
+    np.testing.assert_array_equal(run("max", case, x, more=more, place="cuda"), wanted)
+    x = rng.standard_normal(case[:4]).astype(np.float32)
+    for counted in (False, True):
+        wanted = run("average", case, x, (counted,))
+        found = run("average", case, x, (counted,), more=more, place="cuda")
+        tolerances.assert_close(found, wanted, tolerances.functions(wanted), case=case)

@@ -126,6 +126,8 @@ void bind_shape(py::module_& module, const char* name) {
   CNN_ENGINE_PROPERTY(out_h);
   CNN_ENGINE_PROPERTY(out_w);
   CNN_ENGINE_PROPERTY(packed_size);
+  CNN_ENGINE_PROPERTY(weight_size);
+  CNN_ENGINE_PROPERTY(output_size);
 #undef CNN_ENGINE_PROPERTY
 }
 

@@ -9,11 +9,13 @@ namespace {
 
 // `inner` and `size` are in groups of `elements`.
 template <int elements, typename Index>
-__global__ void affine_channel_kernel(const float* x,                    // may be y
-                                      const float* __restrict__ center,  // [channels], or null
-                                      const float* __restrict__ scale,   // [channels]
-                                      const float* __restrict__ shift,   // [channels]
+__global__ void affine_channel_kernel(const float* x,       // may be y
+                                      const float* center,  // [channels], or null
+                                      const float* scale,   // [channels]
+                                      const float* shift,   // [channels]
                                       float* y, const Walk<1> walk) {
+  wait_for_inputs();
+  let_successors_start();
   const std::int64_t threads = static_cast<std::int64_t>(gridDim.x) * blockDim.x;
   for (std::int64_t i = grid_thread(); i < walk.size; i += threads) {
     Index row;
@@ -58,15 +60,10 @@ void affine_channel(const float* x, const float* center, const float* scale, con
   const unsigned blocks = blocks_for(groups.size);
   with_index(groups.size, [&](auto index) {
     using Index = decltype(index);
-    if (fours) {
-      affine_channel_kernel<4, Index>
-          <<<blocks, kBlockThreads, 0, stream>>>(x, center, scale, shift, y, Walk<1>(groups));
-    } else {
-      affine_channel_kernel<1, Index>
-          <<<blocks, kBlockThreads, 0, stream>>>(x, center, scale, shift, y, Walk<1>(groups));
-    }
+    launch("launch of affine_channel_kernel",
+           fours ? affine_channel_kernel<4, Index> : affine_channel_kernel<1, Index>, blocks,
+           kBlockThreads, 0, stream, 1, x, center, scale, shift, y, Walk<1>(groups));
   });
-  CUDA_CHECK_LAUNCH("affine_channel_kernel");
 }
 
 }  // namespace cnn_engine::cuda

@@ -54,6 +54,8 @@ __device__ void load(const float* from, bool repeated, float (&values)[elements]
 // y.
 template <typename Function, int elements, typename Index>
 __global__ void binary_kernel(const float* x, const float* y, float* out, const Walk<3> walk) {
+  wait_for_inputs();
+  let_successors_start();
   const std::int64_t threads = static_cast<std::int64_t>(gridDim.x) * blockDim.x;
   const bool x_repeated = walk.rank == 0 || walk.strides[1][walk.rank - 1] == 0;
   const bool y_repeated = walk.rank == 0 || walk.strides[2][walk.rank - 1] == 0;
@@ -97,15 +99,10 @@ void launch_binary(const float* x, const float* y, float* out, Strided<3> walk, 
   with_index(walk.size, [&](auto index) {
     using Index = decltype(index);
     const unsigned blocks = blocks_for(walk.size);
-    if (fours) {
-      binary_kernel<Function, 4, Index>
-          <<<blocks, kBlockThreads, 0, stream>>>(x, y, out, Walk<3>(walk));
-    } else {
-      binary_kernel<Function, 1, Index>
-          <<<blocks, kBlockThreads, 0, stream>>>(x, y, out, Walk<3>(walk));
-    }
+    launch("launch of binary_kernel",
+           fours ? binary_kernel<Function, 4, Index> : binary_kernel<Function, 1, Index>, blocks,
+           kBlockThreads, 0, stream, 1, x, y, out, Walk<3>(walk));
   });
-  CUDA_CHECK_LAUNCH("binary_kernel");
 }
 
 }  // namespace

@@ -14,8 +14,9 @@ constexpr int kTileRows = 8;  // of threads: each copies kTile / kTileRows items
 constexpr int kShortest = 8;  // dimensions below it leave too much of a tile empty
 
 template <typename Item, typename Index>
-__global__ void copy_kernel(const Item* __restrict__ input, Item* __restrict__ output,
-                            const Walk<2> walk) {
+__global__ void copy_kernel(const Item* input, Item* output, const Walk<2> walk) {
+  wait_for_inputs();
+  let_successors_start();
   const std::int64_t threads = static_cast<std::int64_t>(gridDim.x) * blockDim.x;
   for (std::int64_t i = grid_thread(); i < walk.size; i += threads) {
     std::int64_t at[2];
@@ -34,9 +35,11 @@ struct Transpose {
 };
 
 template <typename Item>
-__global__ void transpose_kernel(const Item* __restrict__ input, Item* __restrict__ output,
-                                 const Transpose p, const Walk<2> outer) {
+__global__ void transpose_kernel(const Item* input, Item* output, const Transpose p,
+                                 const Walk<2> outer) {
   __shared__ Item tile[kTile][kTile + 1];  // one more: columns fall into different banks
+  wait_for_inputs();
+  let_successors_start();
   for (unsigned index = blockIdx.x; index < p.tiles; index += gridDim.x) {
     const unsigned above = index / p.column_tiles;
     const unsigned column = (index - above * p.column_tiles) * kTile;
@@ -98,19 +101,18 @@ bool launch_transpose(const void* input, void* output, const Strided<2>& walk, S
   const std::int64_t tiles = outer.size * p.row_tiles * p.column_tiles;
   if (!is_narrow(tiles)) return false;
   p.tiles = static_cast<unsigned>(tiles);
-  transpose_kernel<Item><<<p.tiles, dim3(kTile, kTileRows), 0, stream>>>(
-      static_cast<const Item*>(input), static_cast<Item*>(output), p, Walk<2>(outer));
-  CUDA_CHECK_LAUNCH("transpose_kernel");
+  launch("launch of transpose_kernel", transpose_kernel<Item>, p.tiles, dim3(kTile, kTileRows), 0,
+         stream, 1, static_cast<const Item*>(input), static_cast<Item*>(output), p, Walk<2>(outer));
   return true;
 }
 
 template <typename Item>
 void launch_copy(const void* input, void* output, const Strided<2>& walk, Stream stream) {
   with_index(walk.size, [&](auto index) {
-    copy_kernel<Item, decltype(index)><<<blocks_for(walk.size), kBlockThreads, 0, stream>>>(
-        static_cast<const Item*>(input), static_cast<Item*>(output), Walk<2>(walk));
+    launch("launch of copy_kernel", copy_kernel<Item, decltype(index)>, blocks_for(walk.size),
+           kBlockThreads, 0, stream, 1, static_cast<const Item*>(input), static_cast<Item*>(output),
+           Walk<2>(walk));
   });
-  CUDA_CHECK_LAUNCH("copy_kernel");
 }
 
 // Takes `ratio` elements side by side as one, where every run of them starts and ends at whole

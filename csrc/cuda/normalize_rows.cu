@@ -25,10 +25,10 @@ __device__ Sums sum_warp(Sums sums) {
 
 // Threads `lane`, `lane` + `lanes`, ... make row `r`; sum_all adds up over all of them.
 template <typename SumAll>
-__device__ void normalize_row(const float* x, const float* __restrict__ scale,
-                              const float* __restrict__ shift, float* y, float* mean,
-                              float* inverse, const NormalizeRowsShape& p, std::int64_t r, int lane,
-                              int lanes, const Divisor& by_span, const SumAll& sum_all) {
+__device__ void normalize_row(const float* x, const float* scale, const float* shift, float* y,
+                              float* mean, float* inverse, const NormalizeRowsShape& p,
+                              std::int64_t r, int lane, int lanes, const Divisor& by_span,
+                              const SumAll& sum_all) {
   const std::int64_t count = p.row();
   x += r * count;
   y += r * count;
@@ -60,11 +60,12 @@ __device__ void normalize_row(const float* x, const float* __restrict__ scale,
 }
 
 __global__ void normalize_rows_warp_kernel(const float* x,  // [rows, channels, span]
-                                           const float* __restrict__ scale,
-                                           const float* __restrict__ shift,
+                                           const float* scale, const float* shift,
                                            float* y,  // [rows, channels, span]; may be x
                                            float* mean, float* inverse, const NormalizeRowsShape p,
                                            const Divisor by_span) {
+  wait_for_inputs();
+  let_successors_start();
   const std::int64_t warps = static_cast<std::int64_t>(gridDim.x) * blockDim.x / kWarpThreads;
   const int lane = threadIdx.x % kWarpThreads;
   for (std::int64_t r = grid_thread() / kWarpThreads; r < p.rows; r += warps) {
@@ -74,11 +75,12 @@ __global__ void normalize_rows_warp_kernel(const float* x,  // [rows, channels, 
 }
 
 __global__ void normalize_rows_block_kernel(const float* x,  // [rows, channels, span]
-                                            const float* __restrict__ scale,
-                                            const float* __restrict__ shift,
+                                            const float* scale, const float* shift,
                                             float* y,  // [rows, channels, span]; may be x
                                             float* mean, float* inverse, const NormalizeRowsShape p,
                                             const Divisor by_span) {
+  wait_for_inputs();
+  let_successors_start();
   constexpr int kWarps = kBlockThreads / kWarpThreads;
   __shared__ Sums parts[kWarps];
   for (std::int64_t r = blockIdx.x; r < p.rows; r += gridDim.x) {
@@ -111,13 +113,12 @@ void normalize_rows(const float* x, const float* scale, const float* shift, floa
   const Divisor by_span(p.span);
   if (p.row() >= kLongRow) {
     const unsigned blocks = static_cast<unsigned>(p.rows < kMostBlocks ? p.rows : kMostBlocks);
-    normalize_rows_block_kernel<<<blocks, kBlockThreads, 0, stream>>>(x, scale, shift, y, mean,
-                                                                      inverse, p, by_span);
-    CUDA_CHECK_LAUNCH("normalize_rows_block_kernel");
+    launch("launch of normalize_rows_block_kernel", normalize_rows_block_kernel, blocks,
+           kBlockThreads, 0, stream, 1, x, scale, shift, y, mean, inverse, p, by_span);
   } else {
-    normalize_rows_warp_kernel<<<blocks_for(p.rows * kWarpThreads), kBlockThreads, 0, stream>>>(
-        x, scale, shift, y, mean, inverse, p, by_span);
-    CUDA_CHECK_LAUNCH("normalize_rows_warp_kernel");
+    launch("launch of normalize_rows_warp_kernel", normalize_rows_warp_kernel,
+           blocks_for(p.rows * kWarpThreads), kBlockThreads, 0, stream, 1, x, scale, shift, y, mean,
+           inverse, p, by_span);
   }
 }
 

@@ -2,12 +2,16 @@
 // block a long one; else a thread takes a column, or where there are few columns the eight warps of
 // a block share 32 of them. The order of every sum depends on the shape alone. Sums are of doubles:
 // they are bound by memory even where a GPU has few units for doubles.
+#include <cooperative_groups.h>
+
 #include "cuda/strided.cuh"
 #include "ops/reduce.h"
 #include "runtime/check.h"
 
 namespace cnn_engine::cuda {
 namespace {
+
+constexpr int kMostWarps = 32;  // of a block
 
 // Each kind: its state, how it starts, takes an element in, joins two states, and ends.
 
@@ -144,9 +148,11 @@ __device__ typename Kind::State join_warp(const Kind& kind, typename Kind::State
 
 // One warp makes one output, from a line [axis].
 template <typename Kind>
-__global__ void reduce_warp_kernel(const float* __restrict__ x,            // [outer, axis]
-                                   typename Kind::Output* __restrict__ y,  // [outer]
+__global__ void reduce_warp_kernel(const float* x,            // [outer, axis]
+                                   typename Kind::Output* y,  // [outer]
                                    const AxisShape p, const Kind kind) {
+  wait_for_inputs();
+  let_successors_start();
   const std::int64_t warps = static_cast<std::int64_t>(gridDim.x) * blockDim.x / kWarpThreads;
   const int lane = threadIdx.x % kWarpThreads;
   for (std::int64_t o = grid_thread() / kWarpThreads; o < p.outer; o += warps) {
@@ -160,9 +166,11 @@ __global__ void reduce_warp_kernel(const float* __restrict__ x,            // [o
 
 // One block makes one output, from a long line [axis]; four sums a thread keep loads in flight.
 template <typename Kind>
-__global__ void reduce_block_kernel(const float* __restrict__ x,            // [outer, axis]
-                                    typename Kind::Output* __restrict__ y,  // [outer]
+__global__ void reduce_block_kernel(const float* x,            // [outer, axis]
+                                    typename Kind::Output* y,  // [outer]
                                     const AxisShape p, const Kind kind, bool vectors) {
+  wait_for_inputs();
+  let_successors_start();
   using State = typename Kind::State;
   __shared__ State states[kBlockThreads / kWarpThreads];
   const int warp = threadIdx.x / kWarpThreads;
@@ -194,9 +202,11 @@ __global__ void reduce_block_kernel(const float* __restrict__ x,            // [
 
 // One thread makes one output, from a column; neighbours read neighbouring elements.
 template <typename Kind>
-__global__ void reduce_column_kernel(const float* __restrict__ x,            // [outer, axis, inner]
-                                     typename Kind::Output* __restrict__ y,  // [outer, inner]
+__global__ void reduce_column_kernel(const float* x,            // [outer, axis, inner]
+                                     typename Kind::Output* y,  // [outer, inner]
                                      const AxisShape p, const Kind kind) {
+  wait_for_inputs();
+  let_successors_start();
   const std::int64_t threads = static_cast<std::int64_t>(gridDim.x) * blockDim.x;
   for (std::int64_t i = grid_thread(); i < p.outer * p.inner; i += threads) {
     const std::int64_t o = i / p.inner;
@@ -207,31 +217,49 @@ __global__ void reduce_column_kernel(const float* __restrict__ x,            // 
   }
 }
 
-// One block makes 32 neighbouring outputs: each of its warps takes every eighth element of the
-// columns.
+// A cluster of gridDim.z blocks makes 32 neighbouring outputs: each of its warps takes a part of
+// the columns' elements, as many apart as there are warps in the cluster.
 template <typename Kind>
-__global__ void reduce_columns_kernel(const float* __restrict__ x,  // [outer, axis, inner]
-                                      typename Kind::Output* __restrict__ y,  // [outer, inner]
+__global__ void reduce_columns_kernel(const float* x,            // [outer, axis, inner]
+                                      typename Kind::Output* y,  // [outer, inner]
                                       const AxisShape p, const Kind kind, std::int64_t groups) {
   using State = typename Kind::State;
-  constexpr int kWarps = kBlockThreads / kWarpThreads;
-  __shared__ State states[kWarps][kWarpThreads];
+  __shared__ State states[kMostWarps][kWarpThreads];
+  wait_for_inputs();
+  let_successors_start();
   const int lane = threadIdx.x % kWarpThreads;
   const int warp = threadIdx.x / kWarpThreads;
+  const int warps = blockDim.x / kWarpThreads;
+  const int first = blockIdx.z * warps + warp;
+  const std::int64_t step = static_cast<std::int64_t>(warps) * gridDim.z;
   for (std::int64_t block = blockIdx.x; block < p.outer * groups; block += gridDim.x) {
     const std::int64_t o = block / groups;
     const std::int64_t i = (block - o * groups) * kWarpThreads + lane;
     State state = kind.start();
     if (i < p.inner) {
       const float* column = x + o * p.axis * p.inner + i;
-      for (std::int64_t a = warp; a < p.axis; a += kWarps) {
-        kind.take(state, column[a * p.inner], a);
-      }
+#pragma unroll 8
+      for (std::int64_t a = first; a < p.axis; a += step) kind.take(state, column[a * p.inner], a);
     }
     states[warp][lane] = state;
     __syncthreads();
-    if (warp == 0 && i < p.inner) {
-      for (int w = 1; w < kWarps; ++w) state = kind.join(state, states[w][lane]);
+    if (warp == 0) {
+      for (int w = 1; w < warps; ++w) state = kind.join(state, states[w][lane]);
+      states[0][lane] = state;
+    }
+#if __CUDA_ARCH__ >= 900
+    if (gridDim.z > 1) {
+      const auto cluster = cooperative_groups::this_cluster();
+      cluster.sync();
+      if (blockIdx.z == 0 && warp == 0) {
+        for (unsigned b = 1; b < gridDim.z; ++b) {
+          state = kind.join(state, cluster.map_shared_rank(&states[0][0], b)[lane]);
+        }
+      }
+      cluster.sync();  // no block ends, or goes on, before its states were read
+    }
+#endif
+    if (blockIdx.z == 0 && warp == 0 && i < p.inner) {
       y[o * p.inner + i] = kind.end(state, p.axis);
     }
     __syncthreads();  // before the next columns' states
@@ -241,6 +269,8 @@ __global__ void reduce_columns_kernel(const float* __restrict__ x,  // [outer, a
 constexpr std::int64_t kLongLine = 2048;        // elements that are worth a block
 constexpr std::int64_t kManyColumns = 1 << 16;  // threads that fill a GPU
 constexpr std::int64_t kMostBlocks = 1 << 30;
+constexpr std::int64_t kManyBlocks = 132;  // that keep a large GPU busy
+constexpr int kMostParts = 8;              // blocks of a cluster that any GPU with clusters has
 
 template <typename Kind>
 void launch_reduce(const float* x, typename Kind::Output* y, const AxisShape& p, const Kind& kind,
@@ -249,22 +279,27 @@ void launch_reduce(const float* x, typename Kind::Output* y, const AxisShape& p,
   if (p.inner == 1 && p.axis >= kLongLine) {
     const bool vectors = p.axis % 4 == 0 && is_aligned(x, 16);
     const unsigned blocks = static_cast<unsigned>(p.outer < kMostBlocks ? p.outer : kMostBlocks);
-    reduce_block_kernel<<<blocks, kBlockThreads, 0, stream>>>(x, y, p, kind, vectors);
-    CUDA_CHECK_LAUNCH("reduce_block_kernel");
+    launch("launch of reduce_block_kernel", reduce_block_kernel<Kind>, blocks, kBlockThreads, 0,
+           stream, 1, x, y, p, kind, vectors);
   } else if (p.inner == 1) {
-    reduce_warp_kernel<<<blocks_for(p.outer * kWarpThreads), kBlockThreads, 0, stream>>>(x, y, p,
-                                                                                         kind);
-    CUDA_CHECK_LAUNCH("reduce_warp_kernel");
+    launch("launch of reduce_warp_kernel", reduce_warp_kernel<Kind>,
+           blocks_for(p.outer * kWarpThreads), kBlockThreads, 0, stream, 1, x, y, p, kind);
   } else if (p.outer * p.inner >= kManyColumns || p.axis < 16) {
-    reduce_column_kernel<<<blocks_for(p.outer * p.inner), kBlockThreads, 0, stream>>>(x, y, p,
-                                                                                      kind);
-    CUDA_CHECK_LAUNCH("reduce_column_kernel");
+    launch("launch of reduce_column_kernel", reduce_column_kernel<Kind>,
+           blocks_for(p.outer * p.inner), kBlockThreads, 0, stream, 1, x, y, p, kind);
   } else {
     const std::int64_t groups = (p.inner + kWarpThreads - 1) / kWarpThreads;
     const std::int64_t blocks = p.outer * groups < kMostBlocks ? p.outer * groups : kMostBlocks;
-    reduce_columns_kernel<<<static_cast<unsigned>(blocks), kBlockThreads, 0, stream>>>(
-        x, y, p, kind, groups);
-    CUDA_CHECK_LAUNCH("reduce_columns_kernel");
+    int warps = kBlockThreads / kWarpThreads, parts = 1;
+    while (warps < kMostWarps && p.axis >= 8 * warps) warps *= 2;
+    if (waits_in_kernels()) {  // where there are clusters
+      while (parts < kMostParts && blocks * parts < kManyBlocks && p.axis >= 8 * warps * parts) {
+        parts *= 2;
+      }
+    }
+    launch("launch of reduce_columns_kernel", reduce_columns_kernel<Kind>,
+           dim3(static_cast<unsigned>(blocks), 1, parts), warps * kWarpThreads, 0, stream, parts, x,
+           y, p, kind, groups);
   }
 }
 

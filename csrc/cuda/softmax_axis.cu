@@ -49,6 +49,8 @@ __device__ void softmax_line(const float* x, float* y, std::int64_t axis, std::i
 __global__ void softmax_axis_warp_kernel(const float* x,  // [outer, axis]
                                          float* y,        // [outer, axis]; may be x
                                          const AxisShape p, bool logarithm) {
+  wait_for_inputs();
+  let_successors_start();
   const std::int64_t warps = static_cast<std::int64_t>(gridDim.x) * blockDim.x / kWarpThreads;
   const int lane = threadIdx.x % kWarpThreads;
   for (std::int64_t o = grid_thread() / kWarpThreads; o < p.outer; o += warps) {
@@ -73,6 +75,8 @@ __device__ Value join_block(Value value, Value* shared, const Join& join) {
 __global__ void softmax_axis_block_kernel(const float* x,  // [outer, axis]
                                           float* y,        // [outer, axis]; may be x
                                           const AxisShape p, bool logarithm) {
+  wait_for_inputs();
+  let_successors_start();
   __shared__ float maxima[kBlockThreads / kWarpThreads];
   __shared__ double sums[kBlockThreads / kWarpThreads];
   for (std::int64_t o = blockIdx.x; o < p.outer; o += gridDim.x) {
@@ -90,6 +94,8 @@ __global__ void softmax_axis_block_kernel(const float* x,  // [outer, axis]
 __global__ void softmax_axis_column_kernel(const float* x,  // [outer, axis, inner]
                                            float* y,        // [outer, axis, inner]; may be x
                                            const AxisShape p, bool logarithm) {
+  wait_for_inputs();
+  let_successors_start();
   const std::int64_t threads = static_cast<std::int64_t>(gridDim.x) * blockDim.x;
   for (std::int64_t i = grid_thread(); i < p.outer * p.inner; i += threads) {
     const std::int64_t o = i / p.inner;
@@ -106,17 +112,15 @@ void softmax_axis(const float* x, float* y, const AxisShape& shape, bool logarit
   const AxisShape& p = shape;
   if (p.outer * p.axis * p.inner == 0) return;
   if (p.inner > 1) {
-    softmax_axis_column_kernel<<<blocks_for(p.outer * p.inner), kBlockThreads, 0, stream>>>(
-        x, y, p, logarithm);
-    CUDA_CHECK_LAUNCH("softmax_axis_column_kernel");
+    launch("launch of softmax_axis_column_kernel", softmax_axis_column_kernel,
+           blocks_for(p.outer * p.inner), kBlockThreads, 0, stream, 1, x, y, p, logarithm);
   } else if (p.axis >= kLongLine) {
     const unsigned blocks = static_cast<unsigned>(p.outer < kMostBlocks ? p.outer : kMostBlocks);
-    softmax_axis_block_kernel<<<blocks, kBlockThreads, 0, stream>>>(x, y, p, logarithm);
-    CUDA_CHECK_LAUNCH("softmax_axis_block_kernel");
+    launch("launch of softmax_axis_block_kernel", softmax_axis_block_kernel, blocks, kBlockThreads,
+           0, stream, 1, x, y, p, logarithm);
   } else {
-    softmax_axis_warp_kernel<<<blocks_for(p.outer * kWarpThreads), kBlockThreads, 0, stream>>>(
-        x, y, p, logarithm);
-    CUDA_CHECK_LAUNCH("softmax_axis_warp_kernel");
+    launch("launch of softmax_axis_warp_kernel", softmax_axis_warp_kernel,
+           blocks_for(p.outer * kWarpThreads), kBlockThreads, 0, stream, 1, x, y, p, logarithm);
   }
 }
 

@@ -11,6 +11,8 @@ template <typename Function>
 __global__ void unary_kernel(const float* input,  // [size]
                              float* output,       // [size]; may be the input
                              std::int64_t size, float a, float b, bool vectors) {
+  wait_for_inputs();
+  let_successors_start();
   const std::int64_t threads = static_cast<std::int64_t>(gridDim.x) * blockDim.x;
   const std::int64_t groups = vectors ? size / 4 : 0;
   for (std::int64_t i = grid_thread(); i < groups; i += threads) {
@@ -31,8 +33,8 @@ void launch_unary(const float* input, float* output, std::int64_t size, float a,
                   Stream stream) {
   const bool vectors = is_aligned(input, 16) && is_aligned(output, 16);
   const unsigned blocks = blocks_for(vectors ? size / 4 + size % 4 : size);
-  unary_kernel<Function><<<blocks, kBlockThreads, 0, stream>>>(input, output, size, a, b, vectors);
-  CUDA_CHECK_LAUNCH("unary_kernel");
+  launch("launch of unary_kernel", unary_kernel<Function>, blocks, kBlockThreads, 0, stream, 1,
+         input, output, size, a, b, vectors);
 }
 
 }  // namespace

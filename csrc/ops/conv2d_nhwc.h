@@ -46,6 +46,25 @@ inline const char* name_of(Conv2dMethod method) {
   return nullptr;
 }
 
+// What x's values (after the prologue) and the weights are rounded to before they are multiplied,
+// on CUDA; sums are float32. float32 is multiplied as two parts of tf32: its error is that of
+// float32.
+enum class Conv2dOperands { float32, tf32, float16, bfloat16 };
+
+inline const char* name_of(Conv2dOperands operands) {
+  switch (operands) {
+    case Conv2dOperands::float32:
+      return "float32";
+    case Conv2dOperands::tf32:
+      return "tf32";
+    case Conv2dOperands::float16:
+      return "float16";
+    case Conv2dOperands::bfloat16:
+      return "bfloat16";
+  }
+  return nullptr;
+}
+
 // Floats from the channels of one place to those of the next.
 struct Conv2dPitches {
   int x, y;

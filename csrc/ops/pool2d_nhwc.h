@@ -7,9 +7,10 @@
 
 #include "ops/average_pool2d.h"
 #include "ops/max_pool2d.h"
+#include "runtime/stream.h"
 
-namespace cnn_engine::cpu {
-
+namespace cnn_engine {
+namespace cpu {
 void max_pool2d_nhwc(const float* input,  // [N, H, W, x_pitch]
                      float* output,       // [N, OH, OW, y_pitch]
                      const MaxPool2dShape& shape, int x_pitch, int y_pitch, int threads);
@@ -17,5 +18,14 @@ void average_pool2d_nhwc(const float* input,  // [N, H, W, x_pitch]
                          float* output,       // [N, OH, OW, y_pitch]
                          const AveragePool2dShape& shape, int x_pitch, int y_pitch,
                          bool count_include_pad, int threads);
-
-}  // namespace cnn_engine::cpu
+}  // namespace cpu
+namespace cuda {
+void max_pool2d_nhwc(const float* input,  // [N, H, W, x_pitch]
+                     float* output,       // [N, OH, OW, y_pitch]
+                     const MaxPool2dShape& shape, int x_pitch, int y_pitch, Stream stream);
+void average_pool2d_nhwc(const float* input,  // [N, H, W, x_pitch]
+                         float* output,       // [N, OH, OW, y_pitch]
+                         const AveragePool2dShape& shape, int x_pitch, int y_pitch,
+                         bool count_include_pad, Stream stream);
+}  // namespace cuda
+}  // namespace cnn_engine

@@ -1,0 +1,200 @@
+// conv2d_nhwc_depthwise on CUDA: no product of matrices, but as many bytes as sums.
+//
+// A thread makes `Columns` outputs beside each other of `Width` neighbouring channels, so that a
+// column of the image, once read, serves all of them; neighbouring threads make neighbouring
+// channels. With Side > 0: square kernels without dilation and with equal strides of Stride,
+// compiled in; those of 3x3 have their weights in registers before the kernel waits for its inputs.
+// Side = 0: any kernel, stride and dilation, one output a thread.
+#include "cuda/activation.cuh"
+#include "cuda/channels.cuh"
+#include "cuda/launch.cuh"
+#include "cuda/strided.cuh"
+#include "ops/conv2d_nhwc_depthwise.h"
+
+namespace cnn_engine::cuda {
+namespace {
+
+constexpr int kThreads = 128;
+// Threads that keep every multiprocessor of a large GPU busy: with fewer, a thread makes one
+// output.
+constexpr std::int64_t kManyThreads = 132 * 512;
+
+struct Depthwise {
+  const float* input;
+  const float* packed;
+  const float* bias;
+  const float* residual;
+  float* output;
+  Conv2dPitches pitches;
+  Activation activation;
+  unsigned runs;                        // of columns in a row of outputs
+  Divisor by_groups, by_runs, by_rows;  // groups of channels, runs, rows of outputs
+};
+
+template <int Side, int Stride, int Columns, int Width>
+__global__ void __launch_bounds__(kThreads)
+    conv2d_nhwc_depthwise_kernel(const __grid_constant__ Depthwise d,
+                                 const __grid_constant__ Conv2dShape p) {
+  using Run = Channels<Width>;
+  constexpr bool kHeld = Side == 3;
+  const std::int64_t thread = grid_thread();
+  const unsigned groups = d.by_groups.value;
+  if (thread >= static_cast<std::int64_t>(p.n) * p.out_h() * d.runs * groups) {
+    return wait_for_inputs();
+  }
+  const unsigned index = static_cast<unsigned>(thread);
+  const unsigned place = d.by_groups.quotient(index);
+  const int c = static_cast<int>(index - place * groups) * Width;
+  const unsigned row = d.by_runs.quotient(place);
+  const int first = static_cast<int>(place - row * d.runs) * Columns;
+  const unsigned n = d.by_rows.quotient(row);
+  const int i = static_cast<int>(row - n * p.out_h());
+  const int top = i * (Side > 0 ? Stride : p.stride_h) - p.pad_top;
+  const int left = first * (Side > 0 ? Stride : p.stride_w) - p.pad_left;
+  const float* weight = d.packed + c;
+  Run held[kHeld ? Side * Side : 1];
+  if constexpr (kHeld) {
+#pragma unroll
+    for (int t = 0; t < Side * Side; ++t) held[t] = Run::load(weight + t * p.c);
+  } else {
+    for (int t = 0; t < p.r * p.s; ++t) {
+      asm volatile("prefetch.global.L2 [%0];" ::"l"(weight + static_cast<std::int64_t>(t) * p.c));
+    }
+  }
+  wait_for_inputs();
+  let_successors_start();
+
+  const float* image = d.input + static_cast<std::int64_t>(n) * p.h * p.w * d.pitches.x + c;
+  Run sum[Columns];
+#pragma unroll
+  for (int j = 0; j < Columns; ++j) sum[j] = Run::all(0.0f);
+  const auto take = [](Run& sum, const Run& x, const Run& w) {
+#pragma unroll
+    for (int v = 0; v < Width; ++v) sum.value[v] = fmaf(x.value[v], w.value[v], sum.value[v]);
+  };
+  if constexpr (Side > 0) {
+    constexpr int kRead = (Columns - 1) * Stride + Side;
+#pragma unroll(Side <= 5 ? Side : 1)
+    for (int r = 0; r < Side; ++r) {
+      const int y = top + r;
+      if (y < 0 || y >= p.h) continue;
+      const float* line = image + (static_cast<std::int64_t>(y) * p.w + left) * d.pitches.x;
+      Run x[kRead];
+#pragma unroll
+      for (int s = 0; s < kRead; ++s) {
+        const bool inside = left + s >= 0 && left + s < p.w;
+        x[s] = inside ? Run::load(line + s * d.pitches.x) : Run::all(0.0f);
+      }
+#pragma unroll
+      for (int s = 0; s < Side; ++s) {
+        const Run w = kHeld ? held[r * Side + s] : Run::load(weight + (r * Side + s) * p.c);
+#pragma unroll
+        for (int j = 0; j < Columns; ++j) take(sum[j], x[j * Stride + s], w);
+      }
+    }
+  } else {
+    for (int r = 0; r < p.r; ++r) {
+      const int y = top + r * p.dilation_h;
+      if (y < 0 || y >= p.h) continue;
+      for (int s = 0; s < p.s; ++s) {
+        const int x = left + s * p.dilation_w;
+        if (x < 0 || x >= p.w) continue;
+        take(sum[0], Run::load(image + (static_cast<std::int64_t>(y) * p.w + x) * d.pitches.x),
+             Run::load(weight + (static_cast<std::int64_t>(r) * p.s + s) * p.c));
+      }
+    }
+  }
+
+  const std::int64_t at = static_cast<std::int64_t>(row) * p.out_w() + first;
+  const Run bias = d.bias != nullptr ? Run::load(d.bias + c) : Run::all(0.0f);
+#pragma unroll
+  for (int j = 0; j < Columns; ++j) {
+    if (first + j >= p.out_w()) break;
+    Run y = sum[j];
+#pragma unroll
+    for (int v = 0; v < Width; ++v) y.value[v] += bias.value[v];
+    if (d.residual != nullptr) {
+      const Run added = Run::load(d.residual + (at + j) * d.pitches.residual + c);
+#pragma unroll
+      for (int v = 0; v < Width; ++v) y.value[v] += added.value[v];
+    }
+#pragma unroll
+    for (int v = 0; v < Width; ++v) y.value[v] = d.activation(y.value[v]);
+    y.store(d.output + (at + j) * d.pitches.y + c);
+  }
+}
+
+__global__ void conv2d_nhwc_depthwise_pack_kernel(const float* __restrict__ weight,  // [C, R, S]
+                                                  float* __restrict__ packed,        // [R, S, C]
+                                                  int channels, int taps) {
+  const std::int64_t index = grid_thread();
+  if (index >= static_cast<std::int64_t>(channels) * taps) return;
+  const std::int64_t tap = index / channels;
+  packed[index] = weight[(index - tap * channels) * taps + tap];
+}
+
+template <int Side, int Stride, int Columns, int Width>
+void launch_depthwise(Depthwise d, const Conv2dShape& p, Stream stream) {
+  d.runs = (p.out_w() + Columns - 1) / Columns;
+  d.by_groups = Divisor(p.c / Width);
+  d.by_runs = Divisor(d.runs);
+  d.by_rows = Divisor(p.out_h());
+  const std::int64_t threads = std::int64_t{p.n} * p.out_h() * d.runs * (p.c / Width);
+  launch("launch of conv2d_nhwc_depthwise_kernel",
+         conv2d_nhwc_depthwise_kernel<Side, Stride, Columns, Width>,
+         static_cast<unsigned>((threads + kThreads - 1) / kThreads), kThreads, 0, stream, 1, d, p);
+}
+
+template <int Side, int Stride>
+void launch_square(const Depthwise& d, const Conv2dShape& p, Stream stream) {
+  constexpr int kColumns = 4;
+  const std::int64_t runs = (p.out_w() + kColumns - 1) / kColumns;
+  if (std::int64_t{p.n} * p.out_h() * runs * (p.c / 4) >= kManyThreads) {
+    return launch_depthwise<Side, Stride, kColumns, 4>(d, p, stream);
+  }
+  launch_depthwise<Side, Stride, 1, 4>(d, p, stream);
+}
+
+}  // namespace
+
+void conv2d_nhwc_depthwise_pack(const float* weight, float* packed, const Conv2dShape& shape,
+                                Stream stream) {
+  conv2d_nhwc_depthwise_pack_kernel<<<blocks_for(shape.weight_size()), kBlockThreads, 0, stream>>>(
+      weight, packed, shape.c, shape.r * shape.s);
+  CUDA_CHECK_LAUNCH("conv2d_nhwc_depthwise_pack_kernel");
+}
+
+void conv2d_nhwc_depthwise(const float* input, const float* packed, const float* bias,
+                           const float* residual, float* output, const Conv2dShape& shape,
+                           const Conv2dPitches& pitches, UnaryFunction activation, float alpha,
+                           float beta, Stream stream) {
+  const std::int64_t image_in = std::int64_t{shape.h} * shape.w;
+  const std::int64_t image_out = std::int64_t{shape.out_h()} * shape.out_w();
+  for_each_part_of_batch(shape.n, image_out * shape.c, [&](std::int64_t first, int images) {
+    Conv2dShape p = shape;
+    p.n = images;
+    Depthwise d{};
+    d.input = input + first * image_in * pitches.x;
+    d.packed = packed;
+    d.bias = bias;
+    d.residual = residual ? residual + first * image_out * pitches.residual : nullptr;
+    d.output = output + first * image_out * pitches.y;
+    d.pitches = pitches;
+    d.activation = {activation, alpha, beta};
+    const bool fours = in_fours(input, p.c, pitches.x) && in_fours(output, p.c, pitches.y) &&
+                       in_fours(residual, p.c, pitches.residual) && in_fours(packed, p.c, 0) &&
+                       in_fours(bias, p.c, 0);
+    if (!fours) return launch_depthwise<0, 1, 1, 1>(d, p, stream);
+    const bool square =
+        p.r == p.s && p.stride_h == p.stride_w && p.dilation_h == 1 && p.dilation_w == 1;
+    const int side = square ? p.s : 0, stride = p.stride_h;
+    if (side == 3 && stride == 1) return launch_square<3, 1>(d, p, stream);
+    if (side == 3 && stride == 2) return launch_square<3, 2>(d, p, stream);
+    if (side == 5 && stride == 1) return launch_square<5, 1>(d, p, stream);
+    if (side == 5 && stride == 2) return launch_square<5, 2>(d, p, stream);
+    if (side == 7 && stride == 1) return launch_square<7, 1>(d, p, stream);
+    launch_depthwise<0, 1, 1, 4>(d, p, stream);
+  });
+}
+
+}  // namespace cnn_engine::cuda

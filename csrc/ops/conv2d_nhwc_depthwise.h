@@ -1,0 +1,26 @@
+// conv2d_nhwc_depthwise on CUDA: conv2d_nhwc.h with one channel and one filter a group, and nothing
+// before it:
+//
+//   y = activation(conv2d(x) + bias + residual)
+//
+// Layouts: x [N,H,W,x_pitch], residual (may be null, not y) [N,OH,OW,residual_pitch], y
+// [N,OH,OW,y_pitch], of which the first C of each place are meant; weights packed [R,S,C]; float32.
+// Each output is summed in the order row, column: the same bits with any batch.
+#pragma once
+
+#include "ops/conv2d_nhwc.h"
+
+namespace cnn_engine::cuda {
+
+void conv2d_nhwc_depthwise_pack(const float* weight,  // [C, 1, R, S]
+                                float* packed,        // [R, S, C]
+                                const Conv2dShape& shape, Stream stream);
+void conv2d_nhwc_depthwise(const float* input,     // [N, H, W, pitches.x]
+                           const float* packed,    // [R, S, C]
+                           const float* bias,      // [C] or null
+                           const float* residual,  // [N, OH, OW, pitches.residual] or null
+                           float* output,          // [N, OH, OW, pitches.y]
+                           const Conv2dShape& shape, const Conv2dPitches& pitches,
+                           UnaryFunction activation, float alpha, float beta, Stream stream);
+
+}  // namespace cnn_engine::cuda

@@ -1,0 +1,82 @@
+"""linear_rows: linear layers of a few rows on CUDA, with weights kept in each type."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import tolerances
+from conftest import Device
+from native import call, rounded
+
+from cnn_engine import _cpu
+from cnn_engine.engine.check import ROUNDING
+from cnn_engine.operators.linear import Linear
+from cnn_engine.operators.unary import Relu, Sigmoid
+
+pytestmark = pytest.mark.gpu
+
+Function = _cpu.UnaryFunction
+NONE = Function.clip, -math.inf, math.inf
+
+# rows, features, outputs
+SHAPES = [
+    (1, 2048, 1000),
+    (1, 25088, 40),
+    (2, 960, 240),
+    (5, 8, 33),
+    (8, 72, 24),
+    (13, 1280, 100),
+    (1, 1, 1),
+    (3, 7, 5),
+    (4, 515, 130),
+    (0, 16, 4),
+]
+
+
+def run(x, weight, bias, operands="float32", activation=NONE):
+    device = Device("cuda")
+    shape = _cpu.LinearShape(len(x), weight.shape[1], len(weight))
+    kind = getattr(_cpu.Conv2dOperands, operands)
+    size = device_function("linear_rows_packed")(shape, kind, 0)
+    packed = device.library.zeros(size, np.uint8)
+    call(device, "linear_rows_pack", device.put(weight), packed, shape, kind)
+    out, memory = device.guarded((len(x), len(weight)))
+    call(
+        device, "linear_rows", device.put(x), packed, None if bias is None else device.put(bias),
+        out, shape, kind, *activation,
+    )  # fmt: skip
+    device.check_guards(memory)
+    return device.get(out)
+
+
+def device_function(name):
+    from cnn_engine.devices import cuda_module
+
+    return getattr(cuda_module.load(), name)
+
+
+@pytest.mark.parametrize("operands", ["float32", "tf32", "float16", "bfloat16"])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_against_reference(rng, shape, operands):
+    n, f, m = shape
+    x, weight, bias = (rng.standard_normal(s).astype(np.float32) for s in ((n, f), (m, f), (m,)))
+    size = np.abs(x).astype(np.float64) @ np.abs(weight).T
+    limit = tolerances.sum_of_products(f, size + np.abs(bias))
+    if operands in ("float16", "bfloat16"):
+        limit = limit + ROUNDING[operands] * size
+    wanted = Linear().reference(x, weight, bias)
+    tolerances.assert_close(run(x, weight, bias, operands), wanted, limit)
+    bare = Linear().reference(x, weight)
+    tolerances.assert_close(run(x, weight, None, operands), bare, limit)
+    for activation, op in (((Function.relu, 0, 0), Relu()), ((Function.sigmoid, 0, 0), Sigmoid())):
+        found = run(x, weight, bias, operands, activation)
+        wide = limit + tolerances.functions(wanted)
+        tolerances.assert_close(found, rounded(op.reference(wanted)), wide)
+
+
+def test_each_row_has_the_same_bits_among_others(rng):
+    x, weight = (rng.standard_normal(s).astype(np.float32) for s in ((8, 600), (50, 600)))
+    together = run(x, weight, None)
+    assert np.array_equal(run(x[3:4], weight, None)[0], together[3])
