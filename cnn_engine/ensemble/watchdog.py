@@ -157,7 +157,11 @@ class Watchdog:
         if self._finishing is not None and monotonic() - self._finishing < MISSED_S:
             self._stop.wait(wait_ms / 1000)  # who has ended may have ended well
             return
-        self._hear_of_fault()  # of which that rank may have told and ended, while this one had no CPU
+        # That rank may have told of a fault and ended while this one had no CPU; messages come in piece by piece.
+        end = monotonic() + ROUND_S
+        while monotonic() < end:
+            self._hear_of_fault()
+            sleep(ROUND_S / 10)
         rank = self._processes[found[0][0]]
         self._end(f"{self._name(rank)}: expected to go on, found that it died", LOST)
 
