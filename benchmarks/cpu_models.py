@@ -422,7 +422,7 @@ def _main(arguments: list[str] | None) -> int:
             if exported.name == SHOWN:
                 document["layers"] = layers(exported, 1)
                 task = {"file": exported.path, "threads": 1, "batch": 1}
-                document["memory"] = models.child("resident", task, options.limit)
+                document["memory"] = models.child("resident", task, options.limit, "resident")
                 print(_memory(document))
             write()
             shutil.rmtree(folder)

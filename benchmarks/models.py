@@ -61,9 +61,11 @@ def networks(text: str) -> list[str]:
     return [n for word in text.split(",") if word for n in GROUPS.get(word, (word,))]
 
 
-def child(stage: str, task: Mapping[str, Any], limit_s: float) -> dict[str, Any]:
-    """Runs a stage of :mod:`benchmarks.models_worker`; returns what it found, or the ``reason`` why not."""
-    command = [sys.executable, "-m", "benchmarks.models_worker", stage, json.dumps(task)]
+def child(
+    stage: str, task: Mapping[str, Any], limit_s: float, module: str = "models_worker"
+) -> dict[str, Any]:
+    """Runs a stage of a module of this folder; returns what it found, or the ``reason`` why not."""
+    command = [sys.executable, "-m", f"benchmarks.{module}", stage, json.dumps(task)]
     settings = os.environ | {"PYTHONWARNINGS": "ignore"}
     if task.get("threads"):
         settings["OMP_NUM_THREADS"] = str(task["threads"])

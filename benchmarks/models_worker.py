@@ -281,45 +281,13 @@ def _measure(engine: Engine, images: np.ndarray, wanted: np.ndarray) -> dict[str
     }
 
 
-def resident(task: Mapping[str, Any]) -> dict[str, Any]:
-    """Measures the memory of a process that does nothing but run a network, as Linux counts it.
-
-    Args:
-        task: ``file`` (an ONNX model), ``threads`` and ``batch``.
-
-    Returns:
-        ``weights_bytes``; ``before_bytes``, of the interpreter with the engine imported; ``peak_bytes``, the
-        most that was resident at any time.
-    """
-    before = _resident_bytes("VmRSS")
-    engine = Engine(task["file"], device="cpu", threads=task["threads"])
-    images = np.zeros((task["batch"], *engine.network.input_shape), np.float32)
-    name = engine.network.base.inputs[0].name
-    for _ in range(3):
-        engine.run({name: images})
-    constants = engine.network.base.constants.values()
-    return {
-        "weights_bytes": sum(array.nbytes for array in constants),
-        "before_bytes": before,
-        "peak_bytes": _resident_bytes("VmHWM"),
-    }
-
-
-def _resident_bytes(key: str) -> int:
-    """Returns a line of this process's status; not getrusage's, which knows the parent's too."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(f"{key}:"):
-            return int(line.split()[1]) * 1024
-    raise ValueError(f"/proc/self/status: expected {key}, found none")
-
-
 def main() -> int:
     """Runs one stage; prints what it found."""
     stage, text = sys.argv[1:]
     task = json.loads(text)
     if "files" in task:
         task["files"] = {int(batch): path for batch, path in task["files"].items()}
-    print(json.dumps({"make": make, "run": run, "resident": resident}[stage](task)))
+    print(json.dumps({"make": make, "run": run}[stage](task)))
     return 0
 
 

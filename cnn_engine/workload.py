@@ -8,7 +8,6 @@ package declares under the entry point group ``cnn_engine.workloads``, and those
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +19,8 @@ import numpy as np
 from .errors import InputError, UnsupportedError, expected
 
 if TYPE_CHECKING:
+    import importlib.metadata
+
     from .graph.model import Model
     from .graph.network import Network
     from .measure.result import Result
@@ -213,6 +214,8 @@ def register(workload: Workload) -> None:
 
 
 def _entry_points() -> dict[str, importlib.metadata.EntryPoint]:
+    import importlib.metadata  # 3 MiB, which networks of other sources have no use for
+
     return {e.name: e for e in importlib.metadata.entry_points(group="cnn_engine.workloads")}
 
 

@@ -202,17 +202,23 @@ class Program:
     def load(self) -> None:
         """Brings constants to where the kernels want them, before the first pass."""
         placed = self.placed(*self.first)
-        for node in placed.graph.nodes:
+        constants = placed.graph.constants
+
+        def nbytes(node: Node) -> int:
+            return sum(constants[name].nbytes for name in node.inputs if name in constants)
+
+        # The largest first: what it takes for a moment to bring them is not on top of all others.
+        for node in sorted(placed.graph.nodes, key=nbytes, reverse=True):
             kernel = placed.kernels.get(node.name)
             if kernel is None:
                 continue
             if kernel.prepare is not None:
                 self.prepared(placed.graph, node, kernel)
             for index, name in enumerate(node.inputs):
-                if name in placed.graph.constants and not kernel.takes_up(index):
+                if name in constants and not kernel.takes_up(index):
                     self.constant(placed.graph, name, placed.places[node.name])
-                if name in placed.graph.constants:
-                    let_go(placed.graph.constants[name])
+                if name in constants:
+                    let_go(constants[name])
 
     def constant(self, graph: Graph, name: str, where: str) -> int:
         """Returns the address of a constant in a place."""

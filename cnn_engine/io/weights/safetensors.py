@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from safetensors import SafetensorError, deserialize, safe_open
 
 from ...errors import InputError
 
@@ -16,6 +15,8 @@ def read(path: Path) -> dict[str, np.ndarray]:
     Raises:
         InputError: it is not a whole safetensors file, or holds another type that NumPy lacks.
     """
+    from safetensors import SafetensorError, deserialize, safe_open
+
     try:
         with safe_open(path, framework="numpy") as file:
             kinds = {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
