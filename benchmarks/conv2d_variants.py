@@ -13,7 +13,7 @@ import json
 import math
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,6 +32,9 @@ MOST_LAUNCHES = 20
 
 #: Filters of a layer, by which the rule is made.
 FILTERS = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512, 1 << 31)
+
+KERNELS = ("tiled", "blocked")
+COMPARED = 1 << 20  # outputs, at most
 
 Shape = tuple[int, ...]  # C, H, W, K, R, S, strides, paddings, dilations: see Conv2dShape
 
@@ -66,9 +69,8 @@ def times(device: Any, calls: dict[str, Callable[[], None]]) -> dict[str, float]
     best = dict.fromkeys(calls, math.inf)
 
     def sample(call: Callable[[], None], launches: int) -> float:
-        device.delay(
-            20e-6 + 10e-6 * launches
-        )  # so that launches wait for the device, and not it for them
+        # Launches wait for the device, and not it for them.
+        device.delay(20e-6 + 10e-6 * launches)
         events[0].record(device.stream)
         for _ in range(launches):
             call()
@@ -87,43 +89,57 @@ def times(device: Any, calls: dict[str, Callable[[], None]]) -> dict[str, float]
     return best
 
 
-def measure(device: Any, batch: int, sizes: Shape) -> dict[str, Any] | None:
-    """Returns a row: a convolution's time by each kernel; None where ``tiled`` does not take it."""
-    shape = _cpu.Conv2dShape(batch, *sizes, 1)
-    if not _cpu.fits_conv2d_tiled(shape):
-        return None
-    (channels, height, width, filters, *kernel), stream = sizes[:6], device.stream_handle
-    random = np.random.default_rng(0)
-    x = device.upload(random.normal(size=(batch, channels, height, width)).astype(np.float32))
-    weight = random.normal(size=(filters, channels, *kernel)).astype(np.float32)
-    w, b = device.upload(weight), device.upload(np.zeros(filters, np.float32))
-    count = batch * filters * shape.out_h * shape.out_w
-    outputs = {name: device.allocate(4 * count) for name in ("tiled", "blocked")}
-    packed = device.allocate(4 * shape.packed_size)
-    native = device.kernels
-    native.conv2d_pack(w.address, packed.address, shape, stream)
-    space = device.allocate(native.conv2d_blocked_workspace(shape, 1))
-    tiled = (x.address, w.address, b.address, outputs["tiled"].address, shape)
-    tiled += (_cpu.Conv2dVariant.tiled, False, stream)
-    blocked = (x.address, packed.address, b.address, 0, outputs["blocked"].address, space.address)
-    blocked += (shape, -math.inf, math.inf, stream)
-    calls = {
-        "tiled": lambda: native.conv2d(*tiled),
-        "blocked": lambda: native.conv2d_blocked(*blocked),
-    }
-    found = times(device, calls)
-    arrays = {name: np.empty(count, np.float32) for name in outputs}
-    for name, array in arrays.items():
-        device.copy_d2h(_cpu.address_of(array), outputs[name].address, array.nbytes)
-    device.synchronize()
-    difference = float(np.abs(arrays["tiled"] - arrays["blocked"]).max())
-    largest = float(np.abs(arrays["blocked"]).max())
-    if not difference <= 1e-4 * largest:
-        raise RuntimeError(f"{sizes}: expected equal outputs, found {difference} of {largest}")
-    return {
-        "shape": list(sizes), "batch": batch, "tiled_s": found["tiled"],
-        "blocked_s": found["blocked"], "gflop": 2e-9 * count * channels * math.prod(kernel),
-    }  # fmt: skip
+class Task:
+    """A convolution of a batch, and how many numbers its images, weights and outputs are."""
+
+    def __init__(self, batch: int, sizes: Shape) -> None:
+        channels, height, width, filters, *kernel = sizes[:6]
+        self.batch, self.sizes, self.filters = batch, sizes, filters
+        self.shape = _cpu.Conv2dShape(batch, *sizes, 1)
+        self.images = batch * channels * height * width
+        self.weights = filters * channels * math.prod(kernel)
+        self.outputs = batch * filters * self.shape.out_h * self.shape.out_w
+
+
+class Bench:
+    """Memory on the device for the largest of some convolutions: random numbers to read, and two outputs."""
+
+    def __init__(self, device: Any, tasks: Sequence[Task]) -> None:
+        source = max(task.images + task.weights + task.filters for task in tasks)
+        output = max(task.outputs for task in tasks)
+        packed = max(task.shape.packed_size for task in tasks)
+        random = np.random.default_rng(0).random(source, np.float32) - np.float32(0.5)
+        self.device = device
+        self._source = device.upload(random)
+        self._outputs = {name: device.allocate(4 * output) for name in KERNELS}
+        self._packed = device.allocate(4 * packed)
+
+    def measure(self, task: Task) -> dict[str, float]:
+        """Returns the seconds of a convolution by each kernel, whose first outputs are compared."""
+        device, native, stream = self.device, self.device.kernels, self.device.stream_handle
+        shape, x = task.shape, self._source.address
+        w, bias = x + 4 * task.images, x + 4 * (task.images + task.weights)
+        native.conv2d_pack(w, self._packed.address, shape, stream)
+        space = device.allocate(native.conv2d_blocked_workspace(shape, 1))
+        to = {name: buffer.address for name, buffer in self._outputs.items()}
+        tiled = (x, w, bias, to["tiled"], shape, _cpu.Conv2dVariant.tiled, False, stream)
+        blocked = (x, self._packed.address, bias, 0, to["blocked"], space.address, shape)
+        blocked += (-math.inf, math.inf, stream)
+        found = times(
+            device,
+            {
+                "tiled": lambda: native.conv2d(*tiled),
+                "blocked": lambda: native.conv2d_blocked(*blocked),
+            },
+        )
+        made = [np.empty(min(task.outputs, COMPARED), np.float32) for _ in to]
+        for array, address in zip(made, to.values(), strict=True):
+            device.copy_d2h(_cpu.address_of(array), address, array.nbytes)
+        device.synchronize()
+        difference, largest = np.abs(np.subtract(*made)).max(), np.abs(made[1]).max()
+        if not difference <= 1e-4 * largest:
+            raise RuntimeError(f"expected equal outputs, found {difference} of {largest}")
+        return found
 
 
 def summary(rows: list[dict[str, Any]]) -> Iterator[str]:
@@ -207,13 +223,14 @@ def _main(arguments: list[str] | None) -> int:
         except (CnnEngineError, RuntimeError, NotImplementedError) as error:
             print(f"left out: {name}: {error}", file=sys.stderr)
     print(f"{len(shapes)} shapes of {len(names)} networks", flush=True)
+    tasks = [Task(batch, sizes) for batch in options.batch for sizes in shapes]
+    tasks = [task for task in tasks if _cpu.fits_conv2d_tiled(task.shape)]
     rows: list[dict[str, Any]] = []
     with device.context, device.stream:
-        for batch in options.batch:
-            for sizes in shapes:
-                row = measure(device, batch, sizes)
-                if row is not None:
-                    rows.append(row)
+        bench = Bench(device, tasks)
+        for task in tasks:
+            found = {f"{name}_s": seconds for name, seconds in bench.measure(task).items()}
+            rows.append({"shape": list(task.sizes), "batch": task.batch, **found})
     record = {
         "schema": "cnn_engine.conv2d_variants/1", "networks": names,
         "command": " ".join(["python -m benchmarks.conv2d_variants", *(arguments or sys.argv[1:])]),
