@@ -106,4 +106,28 @@ void conv2d_nhwc_bfloat16(const float* input, const float* packed, const float* 
                           const Conv2dPitches& pitches, bool scale_per_image, float floor,
                           UnaryFunction activation, float alpha, float beta, int threads);
 }  // namespace cpu
+
+namespace cuda {
+// On tensor cores; the direct method, or the planar one, of at most four channels. The prologue
+// needs a kernel of 1x1 without padding, channels and filters in fours, and all at 16 bytes. What
+// conv2d_nhwc_pack wrote is complete on return.
+std::int64_t conv2d_nhwc_packed(const Conv2dShape& shape, bool planar, Conv2dOperands operands,
+                                int);                                            // bytes
+std::int64_t conv2d_nhwc_workspace(const Conv2dShape& shape, bool planar, int);  // bytes
+void conv2d_nhwc_pack(const float* weight,  // [K, C / groups, R, S]
+                      void* packed,         // [conv2d_nhwc_packed]
+                      const Conv2dShape& shape, bool planar, Conv2dOperands operands,
+                      Stream stream);
+void conv2d_nhwc(const float* input,     // [N, H, W, pitches.x]; planar: [N, C, H, W]
+                 const void* packed,     // [conv2d_nhwc_packed]
+                 const float* bias,      // [K] or null
+                 const float* residual,  // [N, OH, OW, pitches.residual] or null
+                 const float* scale,     // [C] or [N, C], or null
+                 const float* shift,     // [C] or null
+                 float* output,          // [N, OH, OW, pitches.y]
+                 void* workspace,        // [conv2d_nhwc_workspace]
+                 const Conv2dShape& shape, const Conv2dPitches& pitches, bool planar,
+                 Conv2dOperands operands, bool scale_per_image, float floor,
+                 UnaryFunction activation, float alpha, float beta, Stream stream);
+}  // namespace cuda
 }  // namespace cnn_engine

@@ -18,7 +18,7 @@
 // bank conflicts.
 #pragma once
 
-#include "cuda/fused/mma.cuh"
+#include "cuda/mma.cuh"
 
 namespace cnn_engine::cuda::fused {
 

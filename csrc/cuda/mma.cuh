@@ -12,7 +12,7 @@
 
 #include <cstdint>
 
-namespace cnn_engine::cuda::fused {
+namespace cnn_engine::cuda {
 
 struct Half {
   __device__ static std::uint32_t pack(float low, float high) {
@@ -191,4 +191,4 @@ __device__ inline void wait_for_bytes(std::uint32_t barrier) {
 #endif
 }
 
-}  // namespace cnn_engine::cuda::fused
+}  // namespace cnn_engine::cuda

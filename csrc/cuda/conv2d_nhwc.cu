@@ -1,0 +1,218 @@
+// conv2d_nhwc on CUDA: the choice of a tile, of the blocks that share its sums, and of how terms
+// are read.
+#include <cmath>
+#include <limits>
+
+#include "cuda/conv2d_nhwc_product.h"
+#include "cuda/launch.cuh"
+#include "cuda/strided.cuh"
+
+namespace cnn_engine::cuda {
+namespace nhwc {
+namespace {
+
+// Microseconds of a step of a tile on a multiprocessor by itself, and of the same where others of
+// its blocks have steps at the same time. Measured on an H200: docs/performance.md.
+struct TileCost {
+  int rows, columns;
+  double alone, shared;
+};
+constexpr TileCost kCosts[] = {
+    {64, 64, 0.13, 0.10},  {32, 64, 0.11, 0.07},   {16, 64, 0.10, 0.06}, {64, 32, 0.11, 0.07},
+    {128, 64, 0.16, 0.15}, {128, 128, 0.30, 0.28}, {64, 64, 0.12, 0.10},
+};
+
+int divided(int count, int by) { return (count + by - 1) / by; }
+
+}  // namespace
+
+Choice choose(const Product& p, Conv2dOperands operands, Reads reads, int multiprocessors,
+              bool clusters) {
+  Choice best = {};
+  double least = std::numeric_limits<double>::infinity();
+  for (int tile = 0; tile < kTiles; ++tile) {
+    if (!is_compiled(tile, operands, reads)) continue;
+    const TileCost& cost = kCosts[tile];
+    const double tiles =
+        double{1} * divided(p.rows, cost.rows) * divided(p.filters, cost.columns) * p.shape.groups;
+    for (int split = 1; split <= 16; split *= 2) {
+      if (split > 1 && (!clusters || split > p.steps)) break;
+      const int steps = divided(p.steps, split);
+      if (steps * (split - 1) >= p.steps) continue;  // a block would have none
+      const double load = std::ceil(tiles * split / multiprocessors);
+      const double time = steps * (cost.alone + (load - 1) * cost.shared) + 0.15 * load +
+                          (split > 1 ? 0.5 + 0.03 * split : 0.0);
+      if (time < least) {
+        least = time;
+        best = {tile, split};
+      }
+    }
+  }
+  return best;
+}
+
+}  // namespace nhwc
+
+namespace {
+
+// A planar x becomes [N, H, W, 4] first: four channels are read at once.
+constexpr int kPlanarChannels = 4;
+
+int channels_of(const Conv2dShape& shape, bool planar) {
+  return planar ? kPlanarChannels : shape.group_channels();
+}
+
+int steps_of(const Conv2dShape& shape, bool planar) {
+  const int terms = channels_of(shape, planar) * shape.r * shape.s;
+  return (terms + nhwc::kStepTerms - 1) / nhwc::kStepTerms;
+}
+
+void check_planar(const Conv2dShape& shape, bool planar) {
+  if (planar && (shape.groups > 1 || shape.c > kPlanarChannels)) {
+    throw std::invalid_argument("planar: expected one group and at most 4 channels, found " +
+                                std::to_string(shape.groups) + " and " + std::to_string(shape.c));
+  }
+}
+
+__global__ void four_channels_kernel(const float* __restrict__ x,  // [N, C, H, W]
+                                     float4* __restrict__ y,       // [N, H, W]
+                                     int channels, int places, std::int64_t all) {
+  let_successors_start();
+  wait_for_inputs();
+  const std::int64_t index = grid_thread();
+  if (index >= all) return;
+  const std::int64_t image = index / places;
+  const float* const from = x + image * channels * places + (index - image * places);
+  const auto channel = [&](int c) {
+    return c < channels ? from[static_cast<std::int64_t>(c) * places] : 0.0f;
+  };
+  y[index] = make_float4(channel(0), channel(1), channel(2), channel(3));
+}
+
+template <typename Operand>
+struct Tag {
+  using type = Operand;
+};
+
+// Calls body with the tag of the operands.
+template <typename Body>
+void with_operands(Conv2dOperands operands, const Body& body) {
+  switch (operands) {
+    case Conv2dOperands::float32:
+      return body(Tag<nhwc::Split>());
+    case Conv2dOperands::tf32:
+      return body(Tag<nhwc::Tf32>());
+    case Conv2dOperands::float16:
+      return body(Tag<nhwc::Float16>());
+    case Conv2dOperands::bfloat16:
+      return body(Tag<nhwc::Bfloat16>());
+  }
+}
+
+}  // namespace
+
+std::int64_t conv2d_nhwc_packed(const Conv2dShape& shape, bool planar, Conv2dOperands operands,
+                                int) {
+  check_planar(shape, planar);
+  const int lane_bytes = operands == Conv2dOperands::float32 ? 64
+                         : operands == Conv2dOperands::tf32  ? 32
+                                                             : 16;
+  return std::int64_t{shape.groups} * ((shape.group_filters() + 15) / 16) *
+         steps_of(shape, planar) * (nhwc::kUnits * 32 * lane_bytes);
+}
+
+std::int64_t conv2d_nhwc_workspace(const Conv2dShape& shape, bool planar, int) {
+  return planar ? std::int64_t{16} * shape.n * shape.h * shape.w : 0;
+}
+
+void conv2d_nhwc_pack(const float* weight, void* packed, const Conv2dShape& shape, bool planar,
+                      Conv2dOperands operands, Stream stream) {
+  check_planar(shape, planar);
+  with_operands(operands, [&](auto tag) {
+    nhwc::launch_pack<typename decltype(tag)::type>(weight, packed, shape,
+                                                    channels_of(shape, planar),
+                                                    steps_of(shape, planar) * nhwc::kUnits, stream);
+  });
+  // conv2d_nhwc reads them before it waits for the kernels before it.
+  CUDA_CHECK(cudaStreamSynchronize(stream));
+}
+
+void conv2d_nhwc(const float* input, const void* packed, const float* bias, const float* residual,
+                 const float* scale, const float* shift, float* output, void* workspace,
+                 const Conv2dShape& shape, const Conv2dPitches& pitches, bool planar,
+                 Conv2dOperands operands, bool scale_per_image, float floor,
+                 UnaryFunction activation, float alpha, float beta, Stream stream) {
+  using nhwc::Reads;
+  check_planar(shape, planar);
+  const std::int64_t places = std::int64_t{shape.out_h()} * shape.out_w();
+  if (shape.n == 0) return;
+  const int x_pitch = planar ? kPlanarChannels : pitches.x;
+  if (planar) {
+    const int image = shape.h * shape.w;
+    const std::int64_t all = std::int64_t{image} * shape.n;
+    launch("four_channels_kernel", four_channels_kernel, dim3(blocks_for(all)), dim3(kBlockThreads),
+           0, stream, 1, input, static_cast<float4*>(workspace), shape.c, image, all);
+    input = static_cast<const float*>(workspace);
+  }
+  const bool prologue = scale || shift || floor > -std::numeric_limits<float>::infinity();
+  const auto fours = [](const void* address, int pitch) {
+    return is_aligned(address, 16) && pitch % 4 == 0;
+  };
+  const bool vectors = channels_of(shape, planar) % 4 == 0 && shape.group_filters() % 4 == 0 &&
+                       fours(input, x_pitch) && fours(output, pitches.y) &&
+                       (!residual || fours(residual, pitches.residual));
+  if (prologue &&
+      !(vectors && !planar && fours(scale, 0) && fours(shift, 0) && shape.r * shape.s == 1 &&
+        shape.pad_top + shape.pad_left + shape.pad_bottom + shape.pad_right == 0)) {
+    throw std::invalid_argument(
+        "scale, shift, floor: expected a kernel of 1x1 without padding, and channels and filters "
+        "in "
+        "fours at 16 bytes");
+  }
+  if (!is_aligned(packed, 16)) {
+    throw std::invalid_argument("packed weights: expected an address that is a multiple of 16");
+  }
+  const Reads reads = prologue ? Reads::prologue : vectors ? Reads::vectors : Reads::single;
+  int device = 0, multiprocessors = 0;
+  CUDA_CHECK(cudaGetDevice(&device));
+  CUDA_CHECK(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device));
+  const bool clusters = waits_in_kernels();
+
+  const std::int64_t image_in = std::int64_t{shape.h} * shape.w * x_pitch;
+  const std::int64_t widest = pitches.y > pitches.residual ? pitches.y : pitches.residual;
+  const std::int64_t image_out = places * widest;
+  for_each_part_of_batch(
+      shape.n, image_in > image_out ? image_in : image_out, [&](std::int64_t first, int images) {
+        nhwc::Product p = {};
+        p.x = input + first * image_in;
+        p.packed = packed;
+        p.bias = bias;
+        p.residual = residual ? residual + first * places * pitches.residual : nullptr;
+        p.scale = scale_per_image ? scale + first * shape.c : scale;
+        p.shift = shift;
+        p.y = output + first * places * pitches.y;
+        p.shape = shape;
+        p.shape.n = images;
+        p.channels = channels_of(shape, planar);
+        p.filters = shape.group_filters();
+        p.out_h = shape.out_h();
+        p.out_w = shape.out_w();
+        p.x_pitch = x_pitch;
+        p.y_pitch = pitches.y;
+        p.residual_pitch = pitches.residual;
+        p.rows = static_cast<int>(images * places);
+        p.terms = p.channels * shape.r * shape.s;
+        p.steps = steps_of(shape, planar);
+        p.scale_per_image = scale_per_image;
+        p.floor = floor;
+        p.activation = activation;
+        p.alpha = alpha;
+        p.beta = beta;
+        const nhwc::Choice choice = nhwc::choose(p, operands, reads, multiprocessors, clusters);
+        with_operands(operands, [&](auto tag) {
+          nhwc::launch_product<typename decltype(tag)::type>(p, reads, choice, stream);
+        });
+      });
+}
+
+}  // namespace cnn_engine::cuda

@@ -1,0 +1,653 @@
+// conv2d_nhwc on CUDA: an implicit matrix product on tensor cores.
+//
+// Rows are places of the output, columns are filters, and the terms of a sum are a filter's taps,
+// (r, s, c) with c fastest, in steps of 32. A block sums one tile over its part of the steps; the
+// blocks of a cluster have the other parts. Each of them gets the partial sums of some of the
+// tile's rows from all, and adds them up in the order of their ranks: the bits depend on the shape
+// alone.
+//
+// x lies in shared memory as float32 and is rounded on its way to registers, where it may also get
+// its prologue. A lane reads four neighbouring terms of a row at once, and takes them for the four
+// that PTX's layout gives it: the packed weights are permuted alike.
+//
+// Packed weights: [groups][ceil(K / 16)][2 * steps][32 lanes][2 filters][4 terms]: lane 4 g + t has
+// terms 4 t to 4 t + 3 of filters g and g + 8. They are asked for before the kernel waits for its
+// inputs.
+#pragma once
+
+#include <stdexcept>
+#include <string>
+#include <tuple>
+#include <type_traits>
+
+#include "cuda/conv2d_nhwc_product.h"
+#include "cuda/launch.cuh"
+#include "cuda/mma.cuh"
+#include "cuda/unary.cuh"
+
+namespace cnn_engine::cuda::nhwc {
+
+constexpr int kNowhere = -(1 << 29);  // a row outside every image
+
+// ---- what is multiplied ----
+
+// Two terms of 16 bits in a register.
+template <typename Format, Conv2dOperands operands>
+struct Rounded16 {
+  static constexpr Conv2dOperands kOperands = operands;
+  static constexpr bool kSumsSteps = false;
+  static constexpr int kLaneBytes = 16;  // of a unit of 16 terms and 16 filters
+
+  static __device__ void pack(char* lane, const float (&terms)[2][4]) {
+    auto* words = reinterpret_cast<std::uint32_t*>(lane);
+    for (int f = 0; f < 2; ++f) {
+      words[2 * f] = Format::pack(terms[f][0], terms[f][1]);
+      words[2 * f + 1] = Format::pack(terms[f][2], terms[f][3]);
+    }
+  }
+
+  struct A {
+    std::uint32_t words[4];
+    __device__ A(const float4& low, const float4& high) {  // rows g and g + 8
+      words[0] = Format::pack(low.x, low.y);
+      words[1] = Format::pack(high.x, high.y);
+      words[2] = Format::pack(low.z, low.w);
+      words[3] = Format::pack(high.z, high.w);
+    }
+  };
+  struct B {
+    uint4 words;
+    __device__ explicit B(const char* lane) : words(*reinterpret_cast<const uint4*>(lane)) {}
+  };
+  static __device__ void multiply(float (&low)[4], float (&high)[4], const A& a, const B& b) {
+    const std::uint32_t first[2] = {b.words.x, b.words.y}, second[2] = {b.words.z, b.words.w};
+    Format::mma16(low, a.words, first);
+    Format::mma16(high, a.words, second);
+  }
+};
+
+struct Float16 : Rounded16<Half, Conv2dOperands::float16> {};
+struct Bfloat16 : Rounded16<cuda::Bfloat16, Conv2dOperands::bfloat16> {};
+
+__device__ inline std::uint32_t to_tf32(float x) {
+  std::uint32_t bits;
+  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(x));
+  return bits;
+}
+
+__device__ inline void multiply_tf32(float (&d)[4], std::uint32_t a0, std::uint32_t a1,
+                                     std::uint32_t a2, std::uint32_t a3, std::uint32_t b0,
+                                     std::uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+      "{%0,%1,%2,%3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+struct Tf32 {
+  static constexpr Conv2dOperands kOperands = Conv2dOperands::tf32;
+  static constexpr bool kSumsSteps = false;
+  static constexpr int kLaneBytes = 32;
+
+  static __device__ void pack(char* lane, const float (&terms)[2][4]) {
+    auto* words = reinterpret_cast<std::uint32_t*>(lane);
+    for (int f = 0; f < 2; ++f) {
+      for (int i = 0; i < 4; ++i) words[4 * f + i] = to_tf32(terms[f][i]);
+    }
+  }
+
+  struct A {
+    std::uint32_t low[4], high[4];
+    __device__ A(const float4& l, const float4& h)
+        : low{to_tf32(l.x), to_tf32(l.y), to_tf32(l.z), to_tf32(l.w)},
+          high{to_tf32(h.x), to_tf32(h.y), to_tf32(h.z), to_tf32(h.w)} {}
+  };
+  struct B {
+    uint4 words[2];
+    __device__ explicit B(const char* lane)
+        : words{reinterpret_cast<const uint4*>(lane)[0], reinterpret_cast<const uint4*>(lane)[1]} {}
+  };
+  static __device__ void multiply_one(float (&d)[4], const std::uint32_t (&low)[4],
+                                      const std::uint32_t (&high)[4], const uint4& b) {
+    multiply_tf32(d, low[0], high[0], low[1], high[1], b.x, b.y);
+    multiply_tf32(d, low[2], high[2], low[3], high[3], b.z, b.w);
+  }
+  static __device__ void multiply(float (&low)[4], float (&high)[4], const A& a, const B& b) {
+    multiply_one(low, a.low, a.high, b.words[0]);
+    multiply_one(high, a.low, a.high, b.words[1]);
+  }
+};
+
+// float32 as a tf32 value and a tf32 remainder: three of the four products are as good as float32.
+struct Split {
+  static constexpr Conv2dOperands kOperands = Conv2dOperands::float32;
+  static constexpr bool kSumsSteps = true;
+  static constexpr int kLaneBytes = 64;
+
+  static __device__ void divide(float x, std::uint32_t& whole, std::uint32_t& rest) {
+    whole = to_tf32(x);
+    const float left = x - __uint_as_float(whole);
+    rest = to_tf32(left == left ? left : 0.0f);  // of an infinity: all of it is in `whole`
+  }
+
+  static __device__ void pack(char* lane, const float (&terms)[2][4]) {
+    auto* words = reinterpret_cast<std::uint32_t*>(lane);
+    for (int f = 0; f < 2; ++f) {
+      for (int i = 0; i < 4; ++i) divide(terms[f][i], words[8 * f + i], words[8 * f + 4 + i]);
+    }
+  }
+
+  struct A {
+    std::uint32_t low[4], high[4], low_rest[4], high_rest[4];
+    __device__ A(const float4& l, const float4& h) {
+      divide(l.x, low[0], low_rest[0]);
+      divide(l.y, low[1], low_rest[1]);
+      divide(l.z, low[2], low_rest[2]);
+      divide(l.w, low[3], low_rest[3]);
+      divide(h.x, high[0], high_rest[0]);
+      divide(h.y, high[1], high_rest[1]);
+      divide(h.z, high[2], high_rest[2]);
+      divide(h.w, high[3], high_rest[3]);
+    }
+  };
+  struct B {
+    uint4 words[4];
+    __device__ explicit B(const char* lane)
+        : words{reinterpret_cast<const uint4*>(lane)[0], reinterpret_cast<const uint4*>(lane)[1],
+                reinterpret_cast<const uint4*>(lane)[2], reinterpret_cast<const uint4*>(lane)[3]} {}
+  };
+  static __device__ void multiply(float (&low)[4], float (&high)[4], const A& a, const B& b) {
+    Tf32::multiply_one(low, a.low_rest, a.high_rest, b.words[0]);
+    Tf32::multiply_one(low, a.low, a.high, b.words[1]);
+    Tf32::multiply_one(low, a.low, a.high, b.words[0]);
+    Tf32::multiply_one(high, a.low_rest, a.high_rest, b.words[2]);
+    Tf32::multiply_one(high, a.low, a.high, b.words[3]);
+    Tf32::multiply_one(high, a.low, a.high, b.words[2]);
+  }
+};
+
+// ---- the kernel ----
+
+// How a block's tile is shared out: WarpRows x WarpColumns warps of (16 Rows) x (16 Columns), and
+// TermWarps times so many, each with their own part of every step's terms.
+template <int WarpRows_, int WarpColumns_, int Rows_, int Columns_, int TermWarps_ = 1>
+struct Tile {
+  static constexpr int kWarpColumns = WarpColumns_, kTermWarps = TermWarps_;
+  static constexpr int kRows16 = Rows_, kColumns16 = Columns_;
+  static constexpr int kWarps = WarpRows_ * WarpColumns_;  // that share the tile
+  static constexpr int kThreads = 32 * kWarps * kTermWarps;
+  static constexpr int kRows = 16 * kRows16 * WarpRows_;
+  static constexpr int kColumns = 16 * kColumns16 * WarpColumns_;
+  static_assert(kUnits % kTermWarps == 0);
+};
+
+// Shared memory: a ring of stages, the partial sums that the block adds up, the residual where
+// there is room, the bias, and where each row's window begins.
+template <typename Operand, typename Tile>
+struct Memory {
+  static constexpr int kXBytes = Tile::kRows * kStepTerms * 4;
+  static constexpr int kUnitBytes = 32 * Operand::kLaneBytes;
+  static constexpr int kStageBytes = kXBytes + Tile::kColumns / 16 * kUnits * kUnitBytes;
+
+  // Of one row of sums, in floats: neighbouring rows' columns are in banks apart.
+  static constexpr int kPitch = Tile::kColumns + 8;
+  static constexpr int kSumBytes = Tile::kTermWarps * Tile::kRows * kPitch * 4;
+  static constexpr int kBiasBytes = Tile::kColumns * 4;
+  static constexpr int kTableBytes = Tile::kRows * static_cast<int>(sizeof(int4));
+
+  // 99 KiB are what every GPU from 8.6 on has; two blocks of that fit on a 9.0.
+  static constexpr int kLeft = 99 * 1024 - kBiasBytes - kTableBytes;
+  // The sums of a large tile lie where the stages were, and its residual is read when it is needed.
+  static constexpr bool kSumsInRing = Tile::kRows * Tile::kColumns > 64 * 64;
+  static constexpr int kStagesWithSums = (kLeft - kSumBytes) / kStageBytes;
+  static constexpr int kRowBytes = Tile::kColumns * 4;  // of the residual
+  static constexpr bool kResidual =
+      !kSumsInRing && kLeft - kSumBytes - Tile::kRows * kRowBytes >= 4 * kStageBytes;
+  static constexpr int kResidualBytes = kResidual ? Tile::kRows * kRowBytes : 0;
+  static constexpr int kFit =
+      (kLeft - kResidualBytes - (kSumsInRing ? 0 : kSumBytes)) / kStageBytes;
+  static constexpr int kStages = kFit > 12 ? 12 : kFit;
+  static_assert(kStages >= 3);
+
+  static constexpr int kRingBytes = kStages * kStageBytes;
+  static_assert(!kSumsInRing || kSumBytes <= kRingBytes);
+  static constexpr int kSums = kSumsInRing ? 0 : kRingBytes;
+  static constexpr int kResiduals = kSumsInRing ? kRingBytes : kSums + kSumBytes;
+  static constexpr int kBias = kResiduals + kResidualBytes;
+  static constexpr int kTable = kBias + kBiasBytes;
+  static constexpr int kBytes = kTable + kTableBytes;
+};
+
+// `Bytes` (16 or 4) come from memory, or are zeros.
+template <int Bytes>
+__device__ inline void copy_or_zero(std::uint32_t to, const void* from, bool some) {
+  const int bytes = some ? Bytes : 0;
+  if constexpr (Bytes == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes)
+                 : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(bytes)
+                 : "memory");
+  }
+}
+
+__device__ inline void arrive_at_cluster_barrier() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+#endif
+}
+
+__device__ inline void wait_at_cluster_barrier() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+}
+
+__device__ inline void store_cluster(std::uint32_t address, float x, float y) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("st.shared::cluster.v2.f32 [%0], {%1,%2};" ::"r"(address), "f"(x), "f"(y)
+               : "memory");
+#endif
+}
+
+// A thread's place among the taps: of the terms that it copies in every step.
+struct Taps {
+  int c, r, s, left;  // left: terms from here to the end
+
+  __device__ Taps(const Product& p, int term) : left(p.terms - term) {
+    const int tap = term / p.channels;
+    c = term - tap * p.channels;
+    r = tap / p.shape.s;
+    s = tap - r * p.shape.s;
+  }
+
+  __device__ void next_step(const Product& p) {
+    left -= kStepTerms;
+    for (c += kStepTerms; c >= p.channels;) {
+      c -= p.channels;
+      if (++s == p.shape.s) {
+        s = 0;
+        ++r;
+      }
+    }
+  }
+};
+
+__device__ inline float activated(const Product& p, float x) {
+  if (p.activation == UnaryFunction::clip) return clamp(x, p.alpha, p.beta);
+  if (p.activation == UnaryFunction::relu) return unary_relu::of(x, 0.0f, 0.0f);
+  if (p.activation == UnaryFunction::hard_swish) return unary_hard_swish::of(x, 0.0f, 0.0f);
+  if (p.activation == UnaryFunction::swish) return unary_swish::of(x, p.alpha, 0.0f);
+  return unary_of(p.activation, x, p.alpha, p.beta);
+}
+
+__device__ inline float4 operator+(const float4& a, const float4& b) {
+  return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
+}
+
+// Vectors: four neighbouring channels lie at 16 bytes, and so do y's and the residual's filters.
+template <typename Operand, typename Tile, bool Vectors, bool Prologue>
+__global__ __launch_bounds__(Tile::kThreads, 2) void conv2d_nhwc_kernel(const Product p) {
+  using At = Memory<Operand, Tile>;
+  extern __shared__ __align__(128) char memory[];
+  int4* const table = reinterpret_cast<int4*>(memory + At::kTable);  // offset, row, column, image
+  const std::uint32_t shared = shared_address(memory);
+
+  let_successors_start();
+  const int thread = threadIdx.x, lane = thread % 32;
+  const int split = p.split;
+  const int rank = split > 1 ? static_cast<int>(cluster_rank()) : 0;
+  const int group = static_cast<int>(blockIdx.z) / split;
+  const int first_row = static_cast<int>(blockIdx.x) * Tile::kRows;
+  const int first_filter = static_cast<int>(blockIdx.y) * Tile::kColumns;
+  const int first_step = rank * p.steps_a_block;
+  const int steps = max(0, min(p.steps_a_block, p.steps - first_step));
+  // Sums may be sent to a block that runs, once it needs none of the memory where they go.
+  if (split > 1 && !At::kSumsInRing) arrive_at_cluster_barrier();
+
+  // The bias and the weights of the first steps, which no kernel of the pass writes.
+  const int first_channel = group * p.filters + first_filter;
+  for (int column = thread; column < Tile::kColumns; column += Tile::kThreads) {
+    const bool some = p.bias && first_filter + column < p.filters;
+    copy_or_zero<4>(shared + At::kBias + 4 * column, some ? p.bias + first_channel + column : p.x,
+                    some);
+  }
+  const int filters16 = (p.filters + 15) / 16;
+  const char* const weights = static_cast<const char*>(p.packed) +
+                              (static_cast<std::int64_t>(group) * filters16 + first_filter / 16) *
+                                  (p.steps * kUnits) * static_cast<std::int64_t>(At::kUnitBytes) +
+                              static_cast<std::int64_t>(first_step) * (kUnits * At::kUnitBytes);
+  const auto copy_weights = [&](int step, int stage) {
+    constexpr int kChunks = kUnits * At::kUnitBytes / 16;  // of 16 filters
+    constexpr int kAll = Tile::kColumns / 16 * kChunks;
+    const std::uint32_t to = shared + stage * At::kStageBytes + At::kXBytes;
+#pragma unroll
+    for (int i = 0; i < (kAll + Tile::kThreads - 1) / Tile::kThreads; ++i) {
+      const int chunk = thread + i * Tile::kThreads;
+      if (kAll % Tile::kThreads != 0 && chunk >= kAll) break;
+      const int block = chunk / kChunks;
+      const bool some = first_filter / 16 + block < filters16;
+      const char* from = weights;
+      if (some) {
+        from += static_cast<std::int64_t>(block) * (p.steps * kUnits * At::kUnitBytes) +
+                (step * kChunks + chunk % kChunks) * 16;
+      }
+      copy_or_zero<16>(to + chunk * 16, from, some);
+    }
+  };
+  constexpr int kAhead = At::kStages - 1;
+#pragma unroll 1
+  for (int step = 0; step < min(kAhead, steps); ++step) copy_weights(step, step);
+
+  // Where each row's window begins.
+  for (int row = thread; row < Tile::kRows; row += Tile::kThreads) {
+    int4 place = {0, kNowhere, kNowhere, 0};
+    const int index = first_row + row;
+    if (index < p.rows) {
+      const int line = index / p.out_w;
+      place.w = line / p.out_h;
+      place.y = (line - place.w * p.out_h) * p.shape.stride_h - p.shape.pad_top;
+      place.z = (index - line * p.out_w) * p.shape.stride_w - p.shape.pad_left;
+      place.x =
+          ((place.w * p.shape.h + place.y) * p.shape.w + place.z) * p.x_pitch + group * p.channels;
+    }
+    table[row] = place;
+  }
+  __syncthreads();
+
+  constexpr int kWidth = Vectors ? 4 : 1;  // terms that a thread copies at once
+  constexpr int kThreadsARow = kStepTerms / kWidth;
+  constexpr int kRowsAtOnce = Tile::kThreads / kThreadsARow;
+  const int term = thread % kThreadsARow * kWidth;
+  Taps taps(p, first_step * kStepTerms + term);
+  const auto copy_x = [&](int stage) {  // in the order of the steps
+    const std::uint32_t to = shared + stage * At::kStageBytes;
+    const int down = taps.r * p.shape.dilation_h, right = taps.s * p.shape.dilation_w;
+    const int offset = (down * p.shape.w + right) * p.x_pitch + taps.c;
+#pragma unroll
+    for (int i = 0; i < (Tile::kRows + kRowsAtOnce - 1) / kRowsAtOnce; ++i) {
+      const int row = thread / kThreadsARow + i * kRowsAtOnce;
+      if (Tile::kRows % kRowsAtOnce != 0 && row >= Tile::kRows) break;
+      const int4 place = table[row];
+      const bool some = taps.left > 0 &&
+                        static_cast<unsigned>(place.y + down) < static_cast<unsigned>(p.shape.h) &&
+                        static_cast<unsigned>(place.z + right) < static_cast<unsigned>(p.shape.w);
+      // Chunks of 16 bytes, those of odd rows with their halves exchanged: see the reads.
+      const int chunk = (term / 4) ^ (row % 2 * 4);
+      copy_or_zero<4 * kWidth>(to + (row * kStepTerms + chunk * 4 + term % 4) * 4,
+                               some ? p.x + place.x + offset : p.x, some);
+    }
+    taps.next_step(p);
+  };
+
+  wait_for_inputs();
+#pragma unroll 1
+  for (int step = 0; step < kAhead; ++step) {
+    if (step < steps) copy_x(step);
+    commit_copies();  // the first one has the weights of all of them
+  }
+
+  // The block adds up and writes so many rows of the tile.
+  const int own_rows = Tile::kRows / split, first_own = rank * own_rows;
+  constexpr int kQuads = Tile::kColumns / 4;
+  const bool residual_is_copied = At::kResidual && Vectors && p.residual;
+  if (residual_is_copied) {  // with the next copies
+    for (int quad = thread; quad < own_rows * kQuads; quad += Tile::kThreads) {
+      const int index = first_row + first_own + quad / kQuads;
+      const int column = quad % kQuads * 4;
+      const bool some = index < p.rows && first_filter + column < p.filters;
+      const float* from = p.residual;
+      if (some)
+        from += static_cast<std::int64_t>(index) * p.residual_pitch + first_channel + column;
+      copy_or_zero<16>(shared + At::kResiduals + quad * 16, from, some);
+    }
+  }
+
+  const int g = lane / 4, t = lane % 4;
+  const int term_warp = thread / (32 * Tile::kWarps), warp = thread / 32 % Tile::kWarps;
+  const int warp_row = warp / Tile::kWarpColumns * (16 * Tile::kRows16);
+  const int warp_column16 = warp % Tile::kWarpColumns * Tile::kColumns16;
+  using Sums = float[Tile::kRows16][2 * Tile::kColumns16][4];
+  Sums sums = {};
+  int stage = 0, next = kAhead;
+#pragma unroll 1
+  for (int step = 0; step < steps; ++step) {
+    wait_for_copies<kAhead - 1>();
+    __syncthreads();
+    if (step + kAhead < steps) {
+      copy_weights(step + kAhead, next);
+      copy_x(next);
+    }
+    commit_copies();
+    const char* const from = memory + stage * At::kStageBytes;
+    stage = stage == At::kStages - 1 ? 0 : stage + 1;
+    next = next == At::kStages - 1 ? 0 : next + 1;
+    // Tensor cores cut off what does not fit a sum's 24 bits. So that float32's error stays that of
+    // float32, a step's products are summed by themselves, and steps by additions that round.
+    Sums few = {};
+    Sums& of_step = Operand::kSumsSteps ? few : sums;
+#pragma unroll
+    for (int i_unit = 0; i_unit < kUnits / Tile::kTermWarps; ++i_unit) {
+      const int unit = i_unit * Tile::kTermWarps + term_warp;
+      float4 factors, added;
+      const int term = (first_step + step) * kStepTerms + unit * 16 + 4 * t;
+      const int channel = group * p.channels + term;  // where there is a prologue
+      if constexpr (Prologue) {
+        const auto four = [&](const float* from, float other) {
+          if (!from || term >= p.channels) return make_float4(other, other, other, other);
+          return *reinterpret_cast<const float4*>(from + channel);
+        };
+        factors = four(p.scale_per_image ? nullptr : p.scale, 1.0f);
+        added = four(p.shift, 0.0f);
+      }
+      // Eight lanes that read at once have two neighbouring rows: halves of all banks.
+      const auto read = [&](int row) {
+        const int chunk = (unit * 4 + t) ^ (row % 2 * 4);
+        float4 x = *reinterpret_cast<const float4*>(from + (row * kStepTerms + chunk * 4) * 4);
+        if constexpr (Prologue) {
+          if (p.scale_per_image && term < p.channels) {
+            factors = *reinterpret_cast<const float4*>(
+                p.scale + static_cast<std::int64_t>(table[row].w) * p.shape.c + channel);
+          }
+          // A comparison with NaN is false: it stays.
+          const auto one = [&](float v, float a, float b) {
+            v = fmaf(v, a, b);
+            return v < p.floor ? p.floor : v;
+          };
+          x = make_float4(one(x.x, factors.x, added.x), one(x.y, factors.y, added.y),
+                          one(x.z, factors.z, added.z), one(x.w, factors.w, added.w));
+        }
+        return x;
+      };
+#pragma unroll
+      for (int i = 0; i < Tile::kRows16; ++i) {
+        const int row = warp_row + 16 * i + g;
+        const typename Operand::A a(read(row), read(row + 8));
+#pragma unroll
+        for (int j = 0; j < Tile::kColumns16; ++j) {
+          const typename Operand::B b(from + At::kXBytes +
+                                      ((warp_column16 + j) * kUnits + unit) * At::kUnitBytes +
+                                      lane * Operand::kLaneBytes);
+          Operand::multiply(of_step[i][2 * j], of_step[i][2 * j + 1], a, b);
+        }
+      }
+    }
+    if constexpr (Operand::kSumsSteps) {
+#pragma unroll
+      for (int i = 0; i < Tile::kRows16; ++i) {
+#pragma unroll
+        for (int j = 0; j < 2 * Tile::kColumns16; ++j) {
+#pragma unroll
+          for (int e = 0; e < 4; ++e) sums[i][j][e] += few[i][j][e];
+        }
+      }
+    }
+  }
+
+  // Partial sums go to the block that adds them up: [split][term warps][own rows][kPitch].
+  wait_for_copies<0>();
+  if constexpr (At::kSumsInRing) {
+    __syncthreads();
+    if (split > 1) arrive_at_cluster_barrier();
+  }
+  if (split > 1) wait_at_cluster_barrier();
+  const auto send = [&](int row, int column, float x, float y) {
+    const int owner = row / own_rows;
+    const int slot = (rank * Tile::kTermWarps + term_warp) * own_rows + row - owner * own_rows;
+    const int offset = At::kSums + (slot * At::kPitch + column) * 4;
+    if (split > 1) {
+      store_cluster(cluster_address(shared + offset, owner), x, y);
+    } else {
+      *reinterpret_cast<float2*>(memory + offset) = make_float2(x, y);
+    }
+  };
+#pragma unroll
+  for (int i = 0; i < Tile::kRows16; ++i) {
+#pragma unroll
+    for (int j = 0; j < 2 * Tile::kColumns16; ++j) {
+      const int row = warp_row + 16 * i + g, column = 16 * warp_column16 + 8 * j + 2 * t;
+      send(row, column, sums[i][j][0], sums[i][j][1]);
+      send(row + 8, column, sums[i][j][2], sums[i][j][3]);
+    }
+  }
+  if (split > 1) {
+    arrive_at_cluster_barrier();
+    wait_at_cluster_barrier();
+  }
+  __syncthreads();  // what each thread's copies brought, and, alone, the sums
+
+  const int slots = split * Tile::kTermWarps;
+#pragma unroll 1
+  for (int quad = thread; quad < own_rows * kQuads; quad += Tile::kThreads) {
+    const int row = quad / kQuads, column = quad % kQuads * 4;
+    const int index = first_row + first_own + row, filter = first_filter + column;
+    if (index >= p.rows || filter >= p.filters) continue;
+    const float4* part =
+        reinterpret_cast<const float4*>(memory + At::kSums + (row * At::kPitch + column) * 4);
+    const int apart = own_rows * At::kPitch / 4;
+    float4 sum = part[0];
+    if (slots > 1) sum = sum + part[apart];
+    for (int slot = 2; slot < slots; slot += 2) {
+      part += 2 * apart;
+      sum = sum + part[0];
+      if (slot + 1 < slots) sum = sum + part[apart];
+    }
+    sum = sum + *reinterpret_cast<const float4*>(memory + At::kBias + column * 4);
+    const int channel = first_channel + column;
+    float* const to = p.y + static_cast<std::int64_t>(index) * p.y_pitch + channel;
+    const float* const added =
+        p.residual ? p.residual + static_cast<std::int64_t>(index) * p.residual_pitch + channel
+                   : nullptr;
+    if constexpr (Vectors) {
+      if (residual_is_copied) {
+        sum = sum + *reinterpret_cast<const float4*>(memory + At::kResiduals + quad * 16);
+      } else if (added) {
+        sum = sum + *reinterpret_cast<const float4*>(added);
+      }
+      *reinterpret_cast<float4*>(to) = make_float4(activated(p, sum.x), activated(p, sum.y),
+                                                   activated(p, sum.z), activated(p, sum.w));
+    } else {
+      const float four[4] = {sum.x, sum.y, sum.z, sum.w};
+      for (int i = 0; i < min(4, p.filters - filter); ++i) {
+        to[i] = activated(p, four[i] + (added ? added[i] : 0.0f));
+      }
+    }
+  }
+}
+
+// ---- which tile, and how many blocks share it ----
+
+using TileList = std::tuple<Tile<2, 2, 2, 2>,     // 64 x 64
+                            Tile<2, 2, 1, 2, 2>,  // 32 x 64
+                            Tile<1, 4, 1, 1, 2>,  // 16 x 64
+                            Tile<4, 1, 1, 2, 2>,  // 64 x 32
+                            Tile<4, 2, 2, 2>,     // 128 x 64
+                            Tile<2, 4, 4, 2>,     // 128 x 128
+                            Tile<4, 2, 1, 2>>;    // 64 x 64, twice the warps
+static_assert(std::tuple_size_v<TileList> == kTiles);
+
+template <typename Operand, typename Tile, Reads reads>
+void launch_tile(Product p, int split, Stream stream) {
+  const auto kernel =
+      conv2d_nhwc_kernel<Operand, Tile, reads != Reads::single, reads == Reads::prologue>;
+  constexpr int kBytes = Memory<Operand, Tile>::kBytes;
+  CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
+  if (split > 8) {
+    CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1));
+  }
+  p.split = split;
+  p.steps_a_block = (p.steps + split - 1) / split;
+  const dim3 grid((p.rows + Tile::kRows - 1) / Tile::kRows,
+                  (p.filters + Tile::kColumns - 1) / Tile::kColumns, p.shape.groups * split);
+  launch("conv2d_nhwc_kernel", kernel, grid, dim3(Tile::kThreads), kBytes, stream, split, p);
+}
+
+template <typename Operand, Reads reads, int Index = 0>
+void launch_tiles(const Product& p, const Choice& choice, Stream stream) {
+  if constexpr (Index < kTiles) {
+    if constexpr (is_compiled(Index, Operand::kOperands, reads)) {
+      if (choice.tile == Index) {
+        return launch_tile<Operand, std::tuple_element_t<Index, TileList>, reads>(p, choice.split,
+                                                                                  stream);
+      }
+    }
+    return launch_tiles<Operand, reads, Index + 1>(p, choice, stream);
+  } else {
+    throw std::logic_error("conv2d_nhwc: expected a tile that is compiled, found number " +
+                           std::to_string(choice.tile));
+  }
+}
+
+template <typename Operand>
+void launch_product(const Product& p, Reads reads, const Choice& choice, Stream stream) {
+  switch (reads) {
+    case Reads::vectors:
+      return launch_tiles<Operand, Reads::vectors>(p, choice, stream);
+    case Reads::prologue:
+      return launch_tiles<Operand, Reads::prologue>(p, choice, stream);
+    case Reads::single:
+      return launch_tiles<Operand, Reads::single>(p, choice, stream);
+  }
+}
+
+// One thread packs a lane's weights of 16 terms and 16 filters.
+template <typename Operand>
+__global__ void conv2d_nhwc_pack_kernel(const float* __restrict__ weight,  // [K, C / groups, R, S]
+                                        char* __restrict__ packed, const Conv2dShape shape,
+                                        int channels, int units, std::int64_t lanes) {
+  const std::int64_t index = grid_thread();
+  if (index >= lanes) return;
+  const int lane = static_cast<int>(index % 32), unit = static_cast<int>(index / 32 % units);
+  const int blocks = (shape.group_filters() + 15) / 16;
+  const int block = static_cast<int>(index / 32 / units % blocks);
+  const int group = static_cast<int>(index / 32 / units / blocks);
+  const int taps = shape.r * shape.s;
+  float terms[2][4];
+  for (int f = 0; f < 2; ++f) {
+    const int filter = block * 16 + f * 8 + lane / 4;
+    for (int i = 0; i < 4; ++i) {
+      const int term = unit * 16 + lane % 4 * 4 + i, c = term % channels, tap = term / channels;
+      const bool some = filter < shape.group_filters() && c < shape.group_channels() && tap < taps;
+      const int at = (group * shape.group_filters() + filter) * shape.group_channels() + c;
+      terms[f][i] = some ? weight[static_cast<std::int64_t>(at) * taps + tap] : 0.0f;
+    }
+  }
+  Operand::pack(packed + index * Operand::kLaneBytes, terms);
+}
+
+template <typename Operand>
+void launch_pack(const float* weight, void* packed, const Conv2dShape& shape, int channels,
+                 int units, Stream stream) {
+  const std::int64_t lanes =
+      std::int64_t{32} * units * ((shape.group_filters() + 15) / 16) * shape.groups;
+  conv2d_nhwc_pack_kernel<Operand><<<blocks_for(lanes), kBlockThreads, 0, stream>>>(
+      weight, static_cast<char*>(packed), shape, channels, units, lanes);
+  CUDA_CHECK_LAUNCH("conv2d_nhwc_pack_kernel");
+}
+
+// Each is compiled in a file of its own.
+#define CNN_ENGINE_OPERANDS(Operand)                                                   \
+  template void launch_product<Operand>(const Product&, Reads, const Choice&, Stream); \
+  template void launch_pack<Operand>(const float*, void*, const Conv2dShape&, int, int, Stream);
+
+}  // namespace cnn_engine::cuda::nhwc

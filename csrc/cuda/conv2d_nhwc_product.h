@@ -1,0 +1,66 @@
+// One launch of conv2d_nhwc on CUDA: what it computes, and what the host chooses for it.
+#pragma once
+
+#include <cstdint>
+
+#include "ops/conv2d_nhwc.h"
+
+namespace cnn_engine::cuda::nhwc {
+
+constexpr int kStepTerms = 32;
+constexpr int kUnits = kStepTerms / 16;  // of 16 terms
+constexpr int kTiles = 7;
+
+struct Product {
+  const float* x;
+  const void* packed;
+  const float *bias, *residual, *scale, *shift;
+  float* y;
+  Conv2dShape shape;      // of this part of the batch
+  int channels, filters;  // of a group
+  int out_h, out_w;
+  int x_pitch, y_pitch, residual_pitch;
+  int rows;           // places of the output
+  int terms;          // of a sum
+  int steps;          // ceil(terms / kStepTerms)
+  int steps_a_block;  // of a cluster's part
+  int split;          // blocks of a cluster
+  bool scale_per_image;
+  float floor, alpha, beta;
+  UnaryFunction activation;
+};
+
+// How the terms come: four neighbouring channels at once, these with a prologue, or one by one.
+enum class Reads { vectors, prologue, single };
+
+struct Choice {
+  int tile;   // of conv2d_nhwc.cuh's list
+  int split;  // blocks that share a tile's terms
+};
+
+// Tiles that are compiled for a way of reading. Splitting float32 leaves no room for the largest.
+constexpr bool is_compiled(int tile, Conv2dOperands operands, Reads reads) {
+  if (operands == Conv2dOperands::float32 && tile == 5) return false;
+  if (reads == Reads::vectors) return true;
+  if (reads == Reads::prologue) return tile < 3 || tile == 4;
+  return tile < 2;
+}
+
+// The fastest choice by a model of its time: the same on every GPU of as many multiprocessors.
+Choice choose(const Product& p, Conv2dOperands operands, Reads reads, int multiprocessors,
+              bool clusters);
+
+// Names for what is multiplied; conv2d_nhwc_{float32,tf32,float16,bfloat16}.cu have each by itself.
+struct Split;
+struct Tf32;
+struct Float16;
+struct Bfloat16;
+
+template <typename Operand>
+void launch_product(const Product& p, Reads reads, const Choice& choice, Stream stream);
+// Packs weights for `channels` of a group, of which those past the shape's are zeros.
+template <typename Operand>
+void launch_pack(const float* weight, void* packed, const Conv2dShape& shape, int channels,
+                 int units, Stream stream);
+
+}  // namespace cnn_engine::cuda::nhwc
