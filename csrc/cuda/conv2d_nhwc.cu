@@ -11,16 +11,53 @@ namespace cnn_engine::cuda {
 namespace nhwc {
 namespace {
 
-// Microseconds of a step of a tile on a multiprocessor by itself, and of the same where others of
-// its blocks have steps at the same time. Measured on an H200: docs/performance.md.
+// What a launch takes, in microseconds: fitted to 1,300 launches of 37 convolutions, of batches of
+// 1 and 20, on an H200; the geometric mean of the times of what is chosen is 1.01 to 1.18 times
+// that of the fastest (docs/performance.md).
 struct TileCost {
   int rows, columns;
-  double alone, shared;
+  double step;   // of a block by itself
+  double share;  // of a step of each block that a multiprocessor has
+  double block;  // of a block beside its steps
 };
-constexpr TileCost kCosts[] = {
-    {64, 64, 0.13, 0.10},  {32, 64, 0.11, 0.07},   {16, 64, 0.10, 0.06}, {64, 32, 0.11, 0.07},
-    {128, 64, 0.16, 0.15}, {128, 128, 0.30, 0.28}, {64, 64, 0.12, 0.10},
+
+struct Costs {
+  double launch, cluster_block;  // the latter for each block of a cluster
+  TileCost tiles[kTiles];
 };
+
+constexpr Costs kRounded16 = {0.34,
+                              0.235,
+                              {{64, 64, 0.575, 0.323, 2.47},
+                               {32, 64, 0.265, 0.168, 2.11},
+                               {16, 64, 0.287, 0.163, 1.92},
+                               {64, 32, 0.372, 0.217, 2.21},
+                               {128, 64, 0.665, 0.729, 2.94},
+                               {128, 128, 1.015, 0.649, 3.85},
+                               {64, 64, 0.446, 0.292, 2.21}}};
+constexpr Costs kTf32 = {0.17,
+                         0.293,
+                         {{64, 64, 0.811, 0.494, 2.44},
+                          {32, 64, 0.453, 0.293, 2.04},
+                          {16, 64, 0.443, 0.271, 1.84},
+                          {64, 32, 0.522, 0.333, 2.13},
+                          {128, 64, 0.924, 1.089, 2.80},
+                          {128, 128, 1.676, 1.684, 4.93},
+                          {64, 64, 0.851, 0.565, 2.06}}};
+constexpr Costs kSplit = {0.04,
+                          0.390,
+                          {{64, 64, 1.649, 1.013, 2.47},
+                           {32, 64, 1.113, 0.742, 1.97},
+                           {16, 64, 0.760, 0.492, 1.67},
+                           {64, 32, 1.102, 0.752, 2.04},
+                           {128, 64, 1.452, 2.307, 3.57},
+                           {128, 128, 2.900, 4.600, 7.00},
+                           {64, 64, 1.836, 1.409, 2.22}}};
+
+const Costs& costs_of(Conv2dOperands operands) {
+  if (operands == Conv2dOperands::float32) return kSplit;
+  return operands == Conv2dOperands::tf32 ? kTf32 : kRounded16;
+}
 
 int divided(int count, int by) { return (count + by - 1) / by; }
 
@@ -28,20 +65,21 @@ int divided(int count, int by) { return (count + by - 1) / by; }
 
 Choice choose(const Product& p, Conv2dOperands operands, Reads reads, int multiprocessors,
               bool clusters) {
+  const Costs& costs = costs_of(operands);
   Choice best = {};
   double least = std::numeric_limits<double>::infinity();
   for (int tile = 0; tile < kTiles; ++tile) {
     if (!is_compiled(tile, operands, reads)) continue;
-    const TileCost& cost = kCosts[tile];
+    const TileCost& cost = costs.tiles[tile];
     const double tiles =
         double{1} * divided(p.rows, cost.rows) * divided(p.filters, cost.columns) * p.shape.groups;
-    for (int split = 1; split <= 16; split *= 2) {
-      if (split > 1 && (!clusters || split > p.steps)) break;
+    for (int split = 1; split <= (clusters ? 16 : 1); split *= 2) {
       const int steps = divided(p.steps, split);
-      if (steps * (split - 1) >= p.steps) continue;  // a block would have none
-      const double load = std::ceil(tiles * split / multiprocessors);
-      const double time = steps * (cost.alone + (load - 1) * cost.shared) + 0.15 * load +
-                          (split > 1 ? 0.5 + 0.03 * split : 0.0);
+      if (steps * (split - 1) >= p.steps) continue;                      // a block would have none
+      const double blocks = std::ceil(tiles * split / multiprocessors);  // of a multiprocessor
+      const double time = costs.launch + (split > 1 ? costs.cluster_block * split : 0.0) +
+                          std::fmax(steps * cost.step, steps * cost.share * blocks) +
+                          cost.block * blocks;
       if (time < least) {
         least = time;
         best = {tile, split};
