@@ -17,6 +17,7 @@ from .workload import Dataset, Workload, register
 if TYPE_CHECKING:
     from . import ops
     from .engine.engine import Engine
+    from .engine.kernels import Kernel
 
 __version__ = "0.2.0"
 
@@ -27,6 +28,7 @@ __all__ = [
     "DeviceError",
     "Engine",
     "InputError",
+    "Kernel",
     "Linear",
     "MaxPool2d",
     "Network",
@@ -41,7 +43,7 @@ __all__ = [
 ]
 
 #: What needs the compiled kernels, imported when first asked for: describing and training networks does not.
-_COMPILED = {"Engine": ".engine.engine", "ops": ".ops"}
+_COMPILED = {"Engine": ".engine.engine", "Kernel": ".engine.kernels", "ops": ".ops"}
 
 
 def __getattr__(name: str) -> Any:

@@ -14,6 +14,7 @@ COMMANDS = {
     "transfer": "measure copies to and from a GPU against the batch, and predict others",
     "infer": "predictions for data sets of any size, in Parquet files, once an image, whatever dies",
     "ensemble": "read and decode images once for many networks, over processes and GPUs",
+    "kernel": "write, check and rank kernels of your own, each in one file",
     "inspect": "say what an ONNX file computes, what of it folds and fuses, and what is not supported",
     "export": "write a PyTorch model as an ONNX file, checked against PyTorch's own numbers",
     "valprep": "sort ImageNet's validation images into one folder a class",

@@ -155,6 +155,18 @@ def add_network(parser: argparse.ArgumentParser) -> None:
     add_input_shape(parser)
 
 
+def add_kernels(parser: argparse.ArgumentParser) -> None:
+    """Adds ``--kernel``: a list of what ``Engine(kernels=...)`` takes."""
+    parser.add_argument(
+        "--kernel",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="a kernel of your own (.cu, .cpp) in the place of the engine's, for all nodes of its operator, "
+        "or for one: conv2:my.cu; may be given again (python -m cnn_engine.kernel new writes one that works)",
+    )
+
+
 def workload_of(options: argparse.Namespace) -> workload.Workload:
     """Returns what ``--network`` or ``--model`` names; cifar10 where neither is given.
 

@@ -8,6 +8,7 @@ import sys
 from . import cli
 from .devices import openacc_mapping, openacc_module
 from .engine import inspection
+from .engine.arguments import own_kernels
 from .errors import expected
 from .graph.onnx import UnsupportedNodesError, load
 from .io.files import write_text
@@ -34,6 +35,7 @@ def parser() -> cli.ArgumentParser:
         help="images a pass, where the file leaves it open (default: 1)",
     )  # fmt: skip
     cli.add_input_shape(p)
+    cli.add_kernels(p)
     p.add_argument("--json", metavar="PATH", help="writes it as JSON (- for standard output)")
     p.add_argument("--html", metavar="PATH", help="writes a page with a picture of the graph")
     p.add_argument("--quiet", action="store_true", help="prints nothing but errors")
@@ -65,7 +67,7 @@ def _main(arguments: list[str] | None) -> int:
         if show:
             print(report.unsupported_text(error.nodes), end="")
         raise
-    found = inspection.inspect(graph)
+    found = inspection.inspect(graph, own_kernels(options.kernel))
     if options.json:
         write_text(options.json, report.dumps(report.to_dict(found)))
     if options.html:

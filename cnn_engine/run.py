@@ -16,6 +16,7 @@ from .engine.engine import Engine
 from .errors import expected
 from .io.files import atomic_write
 from .io.progress import Progress
+from .kernel import trying
 from .measure import profile, timing
 from .measure.result import Result
 from .report import grouping
@@ -37,6 +38,7 @@ def parser() -> argparse.ArgumentParser:
     cli.add_network(p)
     rows = "; ".join(f"{row.name}: {row.summary}" for row in variants.VARIANTS.values())
     p.add_argument("--variant", default="auto", help=f"{rows}; auto (default): the fastest")
+    cli.add_kernels(p)
     p.add_argument(
         "--reduction",
         action=argparse.BooleanOptionalAction,
@@ -173,7 +175,11 @@ def _main(arguments: list[str] | None) -> int:
         data_mode=options.data_mode,
         threads=options.threads,
         chunk=options.chunk,
+        kernels=options.kernel,
     )
+    if options.kernel and options.check and (fault := trying.fault(engine)):
+        cli.print_error(f"--kernel: {fault}; nothing was timed")
+        return cli.CHECK_FAILED
     engine.phases.load_data_s = load_data_s
     images = len(dataset)
     if options.save_probabilities and dataset.rest is not None:

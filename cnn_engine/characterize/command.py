@@ -46,6 +46,7 @@ def parser() -> argparse.ArgumentParser:
         help="variants with commas between, or repeated: "
         f"auto, {', '.join(variants.VARIANTS)} (default: auto)",
     )
+    cli.add_kernels(p)
     p.add_argument(
         "--reduction",
         action=argparse.BooleanOptionalAction,
@@ -366,7 +367,7 @@ def _subjects(
                 EngineSubject(
                     found, dataset, variant=variant, reduction=options.reduction,
                     dtype=options.dtype, weights=options.weights, device=device.name,
-                    threads=options.threads,
+                    threads=options.threads, kernels=options.kernel,
                 )
             )  # fmt: skip
     for spec in dict.fromkeys(options.torch):

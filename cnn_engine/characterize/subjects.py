@@ -6,6 +6,7 @@ A subject gives, for one batch size at a time, the passes to be timed and what i
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ import numpy as np
 from .. import callables
 from ..engine.engine import Engine
 from ..errors import InputError, UnsupportedError, expected
+from ..kernel import trying
 from ..measure import step_times
 from ..measure.measurement import CHECK_IMAGES
 from ..measure.result import Check
@@ -101,6 +103,7 @@ class EngineSubject:
         self.workload, self.dataset, self.options = workload, dataset, options
         words = [workload.name, options["variant"]]
         words += ["reduction"] if options.get("reduction") else []
+        words += [os.path.basename(file) for file in options.get("kernels", ())]
         words += [options["dtype"]] if options["dtype"] != "float32" else []
         self.name = " ".join(words)
         self.model, self.dtype = workload.name, options["dtype"]
@@ -115,6 +118,8 @@ class EngineSubject:
             InputError: an option is at fault, or the device or the variant lacks what is asked for.
         """
         with Engine(self.workload, **self.options) as engine:
+            if check and (fault := trying.fault(engine)):
+                raise InputError(f"--kernel: {fault}")
             self.variant, self.reduction = engine.choice.variant, engine.choice.reduction
             if check:
                 self.check = engine.check(self.dataset.images[:CHECK_IMAGES])

@@ -7,8 +7,11 @@ import csv
 import io
 import json
 import math
+import shlex
 import string
+import subprocess
 import sys
+import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -24,6 +27,10 @@ from . import comparison
 from .comparison import CANNOT_TELL, COPY, LAYER, SUM, Comparison, Row
 
 SCHEMA = 1
+
+#: What stands before the options in the command of a run, and options that name files to be written.
+RUNS = ("cnn_engine.run", "run")
+OUTPUTS = ("--json", "--csv", "--trace", "--html", "--save-probabilities")
 LETTERS = string.ascii_uppercase
 
 COLUMNS = (
@@ -48,7 +55,15 @@ def parser() -> argparse.ArgumentParser:
         "baseline", metavar="A.json", help="what the others are compared with; - for standard input"
     )
     p.add_argument(
-        "others", metavar="B.json", nargs="+", help="one result or more; - for standard input"
+        "others", metavar="B.json", nargs="*", help="one result or more; - for standard input"
+    )
+    p.add_argument(
+        "--kernel",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="run A.json's command once more with a kernel of your own, as another result: my.cu, or "
+        "conv2:my.cu for one node; may be given again for more results",
     )
     p.add_argument(
         "--threshold",
@@ -120,10 +135,15 @@ def _main(arguments: list[str] | None) -> int:
     paths = [options.baseline, *options.others, *options.noise]
     outputs = {name: getattr(options, name) for name in ("json", "csv", "html")}
     _check_paths(paths, outputs)
+    if not options.others and not options.kernel:
+        raise expected("B.json", "a result to compare with, or --kernel", "none")
 
     names = ["standard input" if path == "-" else path for path in paths]
     loaded = [_load(path, name) for path, name in zip(paths, names, strict=True)]
     count = 1 + len(options.others)
+    with_kernels = [_with_kernel(loaded[0], kernel) for kernel in options.kernel]
+    loaded[count:count], names[count:count] = with_kernels, options.kernel
+    count += len(with_kernels)
     results, repeats = loaded[:count], loaded[count:]
     for name, repeat in zip(names[count:], repeats, strict=True):
         comparison.check_repeat((names[0], f"--noise: {name}"), results[0], repeat)
@@ -142,6 +162,36 @@ def _main(arguments: list[str] | None) -> int:
     for name, document in texts.items():
         write_text(outputs[name], document)
     return _gate(found, options.fail_on, options.fail_on_layers)
+
+
+def _with_kernel(baseline: Result, kernel: str) -> Result:
+    """Returns the result of the baseline's command with a kernel of the user's own.
+
+    Raises:
+        InputError: the command was no run, or fails.
+    """
+    words = shlex.split(baseline.command)
+    at = next((i for i, word in enumerate(words) if word in RUNS or word.endswith("/run.py")), None)
+    if at is None:
+        raise expected(
+            "--kernel", "a baseline that python -m cnn_engine.run wrote", baseline.command
+        )
+    kept, skip = [], False
+    for word in words[at + 1 :]:
+        if not skip and word.split("=")[0] not in OUTPUTS:
+            kept.append(word)
+        skip = word in OUTPUTS and not skip
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "result.json"
+        done = subprocess.run(
+            [sys.executable, "-m", "cnn_engine.run", *kept, "--kernel", kernel, "--quiet", "--json",
+             str(path)],
+            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False,
+        )  # fmt: skip
+        if done.returncode or not path.exists():
+            last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+            raise InputError(f"--kernel {kernel}: {last.removeprefix('error: ')}")
+        return _load(str(path), kernel)
 
 
 def _check_paths(paths: list[str], outputs: dict[str, str | None]) -> None:

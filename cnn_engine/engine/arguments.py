@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..devices import arrays
 from ..errors import UnsupportedError, expected
 from ..graph.graph import Graph
+from ..operators import KINDS
+from .kernels import Kernel
 
 
 def place_of(view: arrays.View) -> str:
@@ -57,3 +60,43 @@ def of_graph(graph: Graph, inputs: Mapping[str, Any]) -> tuple[list[arrays.View]
         if array.shape != shape:
             raise expected(f"inputs: {value.name}", f"shape {list(shape)}", list(array.shape))
     return found, batch
+
+
+def own_kernels(given: Sequence[str | Kernel] | Mapping[str, str | Kernel]) -> dict[str, Kernel]:
+    """Returns node, or operator -> the kernel of a user's own.
+
+    Args:
+        given: ``"my.cu"``, ``"conv2:my.cu"`` or kernels; or a mapping from nodes or operators to either.
+
+    Raises:
+        InputError: a file is at fault, or two kernels are for the same.
+    """
+    if isinstance(given, (str, os.PathLike, Kernel)):
+        given = [given]
+    if isinstance(given, Mapping):
+        pairs = list(given.items())
+    else:
+        pairs = [target_and_file(one) if isinstance(one, str) else (None, one) for one in given]
+    found: dict[str, Kernel] = {}
+    for target, one in pairs:
+        kernel = one if isinstance(one, Kernel) else Kernel.from_file(one)
+        target = target or kernel.op
+        if target in KINDS and target != kernel.op:
+            raise expected(
+                f"--kernel: {kernel.name}", f"a kernel of {target}", f"one of {kernel.op}"
+            )
+        if target in found:
+            raise expected(
+                f"--kernel: {target}", "one kernel", f"{found[target].name} and {kernel.name}"
+            )
+        found[target] = kernel
+    return found
+
+
+def target_and_file(text: str) -> tuple[str | None, str]:
+    """Returns what ``conv2:my.cu`` says: a node or an operator, or None, and a file."""
+    target, colon, file = text.partition(":")
+    # A path may hold a colon too; a node's name rarely holds a separator, and then the file tells.
+    if not colon or os.path.exists(text):
+        return None, text
+    return target, file

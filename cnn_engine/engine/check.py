@@ -63,8 +63,11 @@ class Check:
         return self.max_abs_diff <= self.tolerance  # False for NaN
 
 
-def disturbed(rng: np.random.Generator, dtype: str) -> Callable[[Node, Graph], Callable]:
+def disturbed(
+    rng: np.random.Generator, dtype: str | Callable[[Node], str]
+) -> Callable[[Node, Graph], Callable]:
     """Returns what runs a node's reference as if each of its numbers were rounded."""
+    of = (lambda node: dtype) if isinstance(dtype, str) else dtype
 
     def around(array: np.ndarray | None, *scales: float) -> np.ndarray | None:
         if array is None or array.dtype.kind != "f":
@@ -77,8 +80,8 @@ def disturbed(rng: np.random.Generator, dtype: str) -> Callable[[Node, Graph], C
     def run(node: Node, graph: Graph, *arrays: np.ndarray | None):
         terms = node.op.terms(graph.inputs_of(node))
         operands = [SUM_ROUNDING * math.sqrt(terms) / 2]
-        if dtype != "float32" and terms > 1:
-            operands.append(ROUNDING[dtype] / 2)  # the standard deviation of what rounding does
+        if of(node) != "float32" and terms > 1:
+            operands.append(ROUNDING[of(node)] / 2)  # the standard deviation of what rounding does
         found = node.op.reference(*(around(array, *operands) for array in arrays))
         # A running sum of terms of one sign is rounded at every step: more than independent signs show.
         result = SUM_ROUNDING * (1 + math.sqrt(terms / 3))
@@ -93,7 +96,7 @@ def tolerance(
     graph: Graph,
     inputs: Mapping[str, np.ndarray],
     outputs: Mapping[str, np.ndarray],
-    dtype: str = "float32",
+    dtype: str | Callable[[Node], str] = "float32",
 ) -> dict[str, float]:
     """Returns how far each floating output may be from ``outputs``, the reference's for ``inputs``."""
     most = {
@@ -120,7 +123,7 @@ def check(
     predict: Callable[[np.ndarray], np.ndarray],
     graph_of: Callable[[int, bool], Graph],
     images: np.ndarray,
-    dtype: str,
+    dtype: str | Callable[[Node], str],
     batch: int | None = None,
 ) -> Check:
     """Compares one row an image with the reference's.
@@ -128,7 +131,7 @@ def check(
     Args:
         graph_of: the graph for a batch, whose images are pixels or not.
         images: uint8 or float32 [N, C, H, W].
-        dtype: what the engine computes in.
+        dtype: what the engine computes in, or a function from nodes to that.
         batch: for which alone the graph is made, or None.
     """
     pixels = images.dtype == np.uint8

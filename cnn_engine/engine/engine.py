@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
@@ -17,13 +17,14 @@ from .. import _cpu, devices, workload
 from ..devices import arrays
 from ..devices import threads as thread_counts
 from ..errors import InputError, UnsupportedError, expected
-from ..graph.graph import Graph
+from ..graph.graph import Graph, Node
 from ..graph.model import Model
 from ..graph.network import Network
 from ..workload import Dataset, Workload
 from . import arguments, fused, variants
 from .check import Check
 from .check import check as compare
+from .kernels import Kernel
 from .phases import Phases
 from .placement import Placement
 from .plan import Plan, Program, build
@@ -61,6 +62,9 @@ class Engine:
         threads: of CPU work; None: as many as CPUs.
         chunk: images that move at a time in the data mode ``stream``; None: by rule.
         input_shape: of an ONNX model, input -> its shape, where the model leaves dimensions open.
+        kernels: kernels of a user's own in the place of the engine's: as ``--kernel`` takes them
+            (``"my.cu"``, ``"conv2:my.cu"``) or :class:`cnn_engine.Kernel`, each for all nodes of its
+            operator that it can run; or a mapping from nodes or operators to either.
 
     Raises:
         InputError: an argument or a weights file is at fault.
@@ -80,11 +84,12 @@ class Engine:
         threads: int | None = None,
         chunk: int | None = None,
         input_shape: Mapping[str, tuple[int, ...]] | None = None,
+        kernels: Sequence[str | Kernel] | Mapping[str, str | Kernel] = (),
     ) -> None:
         start = perf_counter()
         self._options = {
             "device": device, "variant": variant, "reduction": reduction, "dtype": dtype,
-            "data_mode": data_mode, "threads": threads, "chunk": chunk,
+            "data_mode": data_mode, "threads": threads, "chunk": chunk, "kernels": kernels,
         }  # fmt: skip
         network = find(network, input_shape)
         self.workload = network if isinstance(network, Workload) else None
@@ -105,6 +110,8 @@ class Engine:
             raise expected("--chunk", "the data mode stream", data_mode)
         self.chunk = chunk
         self.dtype = dtype
+        #: Node, or operator -> the kernel of a user's own.
+        self.kernels = arguments.own_kernels(kernels)
         if data_mode == "auto" and self.device.kind != "cuda":
             data_mode = "resident"
         if self.device.kind == "openacc":
@@ -128,6 +135,7 @@ class Engine:
         self._program: Program | None = Program(
             self._graph, placement, self.choice, dtype, fuses=is_model,
             first=(self.network.batch, self._reads_pixels) if is_model else (1, True),
+            own=self.kernels,
         )  # fmt: skip
         if self._program.channels_last:
             others = "channels_last and winograd where weights are constants"
@@ -172,6 +180,8 @@ class Engine:
         return ("float32",)
 
     def _why_not_fused(self) -> str | None:
+        if self.kernels:
+            return "kernels of your own run nodes by themselves"
         model = isinstance(self.network, Model)
         graph = self.network.base if model else self._graph(1, True)
         try:
@@ -502,9 +512,32 @@ class Engine:
         weights = sum(array.nbytes for array in graph.constants.values())
         return {"peak_activation_bytes": plan_bytes(plan), "weights_bytes": weights}
 
+    def own_kernels(
+        self, batch: int, dtype: Any = np.uint8
+    ) -> tuple[list[dict[str, Any]], list[str]]:
+        """Returns what the kernels of a user's own run in a pass: as the JSON has it, and as sentences."""
+        if not self.kernels:
+            return [], []
+        placed = self._open().placed(batch, np.dtype(dtype) == np.uint8)
+        found, words = [], []
+        for target, kernel in self.kernels.items():
+            nodes = [name for name, row in placed.kernels.items() if row is kernel]
+            found.append(
+                {"kernel": kernel.name, "file": kernel.file, "operator": kernel.op, "target": target,
+                 "nodes": nodes, "computes": kernel.computes[0]}
+            )  # fmt: skip
+            words.append(f"kernel: {kernel.name} runs {', '.join(nodes)}: named by --kernel")
+        words += [f"kernel: not {name}: {why}" for name, why in placed.refused.items()]
+        return found, words
+
     def check(self, images: np.ndarray) -> Check:
         """Compares the probabilities of ``images`` with the float64 reference's."""
-        return compare(self.predict, self._graph, images, self.dtype, self._only_batch)
+        return compare(self.predict, self._graph, images, self._computes, self._only_batch)
+
+    def _computes(self, node: Node) -> str:
+        """What the products of a node are rounded to."""
+        own = self.kernels.get(node.name) or self.kernels.get(node.op.kind)
+        return self.dtype if own is None else own.computes[0]
 
     def profile(
         self,

@@ -11,7 +11,8 @@ from ..devices.threads import default as default_threads
 from ..graph import passes
 from ..graph.graph import Graph, Node, Note, Value
 from . import kernels
-from .placement import Placement, place
+from .kernels import Kernel
+from .placement import Placement, check_own, own_kernel, place
 from .plan import plan_memory
 
 DEVICES = ("cpu", "cuda")
@@ -90,12 +91,22 @@ class Inspection:
         )
 
 
-def inspect(given: Graph) -> Inspection:
-    """Returns what the engine makes of ``given``."""
+def inspect(given: Graph, named: Mapping[str, Kernel] | None = None) -> Inspection:
+    """Returns what the engine makes of ``given``.
+
+    Args:
+        named: node, or operator -> a kernel of a user's own.
+
+    Raises:
+        UnsupportedError: a kernel of a user's own can run none of its nodes.
+    """
+    named = named or {}
     graph = passes.fuse(passes.simplify(given))
-    laid = passes.lay_channels_last(graph)
+    laid = graph if named else passes.lay_channels_last(graph)
+    for kind in dict.fromkeys(kernel.device for kernel in named.values()):
+        _check_named(graph, kind, {t: k for t, k in named.items() if k.device == kind})
     runs = {name: node for node in laid.nodes for name in node.covers or (node.name,)}
-    nodes = tuple(_facts(graph, node, laid, runs) for node in graph.nodes)
+    nodes = tuple(_facts(graph, node, laid, runs, named) for node in graph.nodes)
     peak, alive = _memory(laid)
     total = sum(array.nbytes for array in graph.constants.values())
     more = laid.notes[len(graph.notes) :]
@@ -103,13 +114,17 @@ def inspect(given: Graph) -> Inspection:
     return Inspection(given, graph, nodes, total, peak, alive, notes)
 
 
-def _facts(graph: Graph, node: Node, laid: Graph, runs: Mapping[str, Node]) -> NodeFacts:
+def _facts(
+    graph: Graph, node: Node, laid: Graph, runs: Mapping[str, Node], named: Mapping[str, Kernel]
+) -> NodeFacts:
     """Returns the facts of ``node``, which as part of ``runs`` is a node of ``laid`` on the CPU."""
     cost = graph.cost_of(node)
     names = dict.fromkeys(name for name in node.inputs if name is not None)
     own = runs.get((node.covers or (node.name,))[-1])
     found = {
-        device: _kernel(node, graph, device) if device != "cpu" else _kernel(own, laid, device)
+        device: _kernel(node, graph, device, named)
+        if device != "cpu"
+        else _kernel(own, laid, device, named)
         for device in DEVICES
     }
     return NodeFacts(
@@ -137,13 +152,24 @@ def attributes_of(node: Node) -> str:
     return ", ".join(found)
 
 
-def _kernel(node: Node | None, graph: Graph, device: str) -> tuple[str, str]:
+def _kernel(
+    node: Node | None, graph: Graph, device: str, named: Mapping[str, Kernel]
+) -> tuple[str, str]:
     if node is None or node.op.kind in kernels.ALIASES:
         return "none", ""
+    if (kernel := own_kernel(node, graph, device, named, {})) is not None:
+        return f"{kernel.name} (--kernel)", ""
     kernel, why = kernels.choose(node, graph, device)
     if kernel is not None:
         return kernel.name, ""
     return "NumPy" if device == "cpu" else "CPU", why
+
+
+def _check_named(graph: Graph, device: str, named: Mapping[str, Kernel]) -> None:
+    """Refuses kernels of a user's own that run nothing on a kind of device."""
+    refused: dict[str, str] = {}
+    chosen = {node.name: own_kernel(node, graph, device, named, refused) for node in graph.nodes}
+    check_own(named, chosen, refused)
 
 
 def _memory(graph: Graph) -> tuple[int, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from ..errors import UnsupportedError
@@ -65,6 +65,7 @@ class Placed:
         homes: value -> a kind of device, or ``managed``, which both reach.
         outputs: what the caller calls the outputs.
         stand_ins: node -> why it runs on another device than the rest, or without a kernel of ours.
+        refused: node -> why a kernel of a user's own does not run it.
     """
 
     graph: Graph
@@ -73,6 +74,7 @@ class Placed:
     homes: Mapping[str, str]
     outputs: tuple[str, ...]
     stand_ins: Mapping[str, str]
+    refused: Mapping[str, str] = field(default_factory=dict)
 
 
 def place(
@@ -81,6 +83,7 @@ def place(
     variant: str | None,
     reduction: bool | None,
     on_device: bool = False,
+    own: Mapping[str, Kernel] | None = None,
 ) -> Placed:
     """Chooses a place and a kernel for every node, and inserts the copies between them.
 
@@ -88,18 +91,23 @@ def place(
         variant: the kernel that operators which have one of that name must run; None: the fastest.
         reduction: whether sums are shared among lanes; None: what is fastest.
         on_device: whether the caller's inputs and outputs are memory of the device.
+        own: node, or operator -> the kernel of a user's own that runs it, or all of them that it can.
 
     Raises:
         UnsupportedError: a node's operator has the variant, but it cannot run this node.
     """
     chosen: dict[str, Kernel] = {}
     stand_ins: dict[str, str] = {}
+    refused: dict[str, str] = {}
 
     def choose(graph: Graph, node: Node) -> Kernel | None:
         kind = node.op.kind
         if kind in kernels.ALIASES:
             return None
         wanted = placement.wants(kind)
+        kernel = own_kernel(node, graph, wanted, own or {}, refused)
+        if kernel is not None:
+            return kernel
         kernel, why = kernels.choose(node, graph, wanted, variant, reduction)
         if kernel is None and kernels.is_variant(kind, wanted, variant):
             raise UnsupportedError(f"--variant: {variant}: node {node.name} ({kind}): {why}")
@@ -125,8 +133,44 @@ def place(
         for node in new:
             if (kernel := choose(graph, node)) is not None:
                 chosen[node.name] = kernel
+    check_own(own or {}, chosen, refused)
     places = {name: kernel.device for name, kernel in chosen.items()}
-    return _with_copies(graph, placement, places, chosen, stand_ins, on_device)
+    placed = _with_copies(graph, placement, places, chosen, stand_ins, on_device)
+    return replace(placed, refused=refused)
+
+
+def own_kernel(
+    node: Node, graph: Graph, device: str, own: Mapping[str, Kernel], refused: dict[str, str]
+) -> Kernel | None:
+    """Returns the user's kernel of a node, or None where there is none or it cannot run it."""
+    kernel = own.get(node.name) or own.get(node.op.kind)
+    if kernel is None or kernel.op != node.op.kind:
+        return None
+    if kernel.device != device:
+        refused[node.name] = f"it is for {kernel.device}, and the node runs on {device}"
+        return None
+    plain = node
+    if (nodes := kernel.rewrite(node, graph)) is not None:
+        graph = graph.replaced([node], nodes)
+        plain = nodes[0]
+    reason = kernel.refuses(plain, graph)
+    if reason is not None:
+        refused[node.name] = reason
+        return None
+    return kernel
+
+
+def check_own(
+    own: Mapping[str, Kernel], chosen: Mapping[str, Kernel | None], refused: Mapping[str, str]
+) -> None:
+    """Refuses kernels of a user's own that run nothing."""
+    for target, kernel in own.items():
+        if target in refused or not any(row is kernel for row in chosen.values()):
+            reasons = "; ".join(f"{name}: {why}" for name, why in refused.items())
+            raise UnsupportedError(
+                f"--kernel: {kernel.name}: expected {target} that it can run, found "
+                f"{reasons or 'none in the network'}"
+            )
 
 
 def _with_copies(

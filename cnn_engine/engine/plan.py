@@ -135,6 +135,7 @@ class Program:
         dtype: what fused kernels compute in.
         first: the batch that constants are loaded with, and whether its images are pixels.
         fuses: whether what follows a convolution may become part of it, as reports then show it.
+        own: node, or operator -> a kernel of a user's own.
 
     Attributes:
         channels_last: whether images lie with their channels side by side between convolutions.
@@ -148,17 +149,20 @@ class Program:
         dtype: str = "float32",
         first: tuple[int, bool] = (1, True),
         fuses: bool = False,
+        own: Mapping[str, Kernel] | None = None,
     ) -> None:
         self.graph_of = graph_of
         self.placement = placement
         self.choice = choice
         self.dtype = dtype
         self.first = first
+        self.own = dict(own or {})
         self._fuses = fuses and (choice.automatic or choice.variant == "blocked")
         self.channels_last = (
             self._fuses
             and choice.automatic
             and not choice.reduction
+            and not self.own  # whose tensors are row-major
             and placement.device.kind == "cpu"
             and placement.data_mode == "resident"
         )
@@ -190,7 +194,7 @@ class Program:
             if self.dtype != "float32":
                 graph = passes.round_operands(graph, self.dtype)
         variant = None if choice.automatic else choice.variant
-        return place(graph, self.placement, variant, choice.reduction, on_device)
+        return place(graph, self.placement, variant, choice.reduction, on_device, self.own)
 
     def _chain(self, graph: Graph, pixels: bool) -> Node:
         if pixels or not self.first[1]:

@@ -124,6 +124,8 @@ def profile(
         phases=engine.phases,
         notes=notes,
     )
+    result.kernels, words = engine.own_kernels(size, found.dtype)
+    result.notes += words
     load_average = environment.host_load()
     if settings.check:
         result.check = engine.check(found.array[:CHECK_IMAGES])

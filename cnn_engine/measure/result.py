@@ -328,6 +328,8 @@ class Result:
     images_done: int = 0  # images of the first pass; fewer than dataset images when interrupted
     interrupted: bool = False
     notes: list[str] = field(default_factory=list)
+    # Of a user's own: kernel, file, operator, target, nodes, computes.
+    kernels: list[dict[str, Any]] = field(default_factory=list)
     timeline: list[TimelineEvent] = field(default_factory=list)  # of the first passes only
     timeline_total: int = 0  # events there would be of all passes
     extra_lines: list[str] = field(
@@ -374,6 +376,7 @@ class Result:
             "images_done": self.images_done,
             "interrupted": self.interrupted,
             "notes": self.notes,
+            "kernels": self.kernels,
             "extra_lines": self.extra_lines,
             "timeline": {
                 "total": self.timeline_total,

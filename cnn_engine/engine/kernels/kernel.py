@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -107,6 +108,7 @@ class Kernel:
         packs: the inputs that ``prepare`` takes up, constants that are not brought to the device otherwise;
             their addresses are 0. None: all.
         summary: one line for ``--help`` and the docs, where the name is a variant.
+        file: of a kernel of a user's own, its path.
     """
 
     op: str
@@ -126,6 +128,30 @@ class Kernel:
     prepare: Callable[[Node, Graph, Any], Any] | None = None
     packs: tuple[int, ...] | None = None
     summary: str = ""
+    file: str | None = None
+
+    @staticmethod
+    def from_file(path: str | os.PathLike[str]) -> Kernel:
+        """Returns the kernel in a file of a user's own, CUDA (``.cu``) or C++ (``.cpp``): docs/course.md.
+
+        Raises:
+            InputError: the file cannot be read, or what it says of itself is at fault.
+        """
+        from . import user  # which stands on this module
+
+        return user.from_file(path)
+
+    @staticmethod
+    def from_callable(
+        function: Callable[..., None], op: str, device: str = "cuda", **options: Any
+    ) -> Kernel:
+        """Returns the kernel that a Python callable runs: CuPy's RawKernel, Numba's, Triton's.
+
+        See :func:`cnn_engine.engine.kernels.user.from_callable`.
+        """
+        from . import user
+
+        return user.from_callable(function, op, device, **options)
 
     def takes_up(self, place: int) -> bool:
         """Whether ``prepare`` takes up the constant that is input ``place``."""

@@ -1,0 +1,201 @@
+"""``kernel check``: a kernel over a grid of shapes, then timed on the largest; one finding, or none."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from .. import devices
+from ..engine.kernels.user import source
+from ..errors import UnsupportedError
+from ..measure import statistics
+from ..measure.statistics import Estimate
+from ..operators.operator import Cost
+from .cases import Case, grid
+from .trial import Fault, Limits, Outcome, Series, Trial, wanted
+
+#: Timed calls of the largest case.
+CALLS = 30
+
+#: Seconds that they may take.
+BUDGET_S = 5.0
+
+#: What compute-sanitizer is run with, in turn.
+SANITIZERS = ("memcheck", "racecheck", "initcheck", "synccheck")
+
+
+@dataclass
+class Checked:
+    """What was found out about a kernel.
+
+    Attributes:
+        file, operator, device, computes: of the kernel.
+        outcomes: the cases that it passed or does not take.
+        fault: what is wrong, in one line, or None; cases after it were not tried.
+        time: seconds of one call of the largest case that it takes, or None.
+        timed: that case's label.
+        cost: of that case.
+        launches: what each kernel of a CUDA file needs of the GPU.
+        peak: FLOP/s that stand for all of the device, and what they are, or None.
+        sanitized: what was run with which sanitizer.
+    """
+
+    file: str
+    operator: str
+    device: str
+    computes: str
+    outcomes: list[Outcome] = field(default_factory=list)
+    fault: str | None = None
+    time: Estimate | None = None
+    timed: str | None = None
+    cost: Cost | None = None
+    launches: list[dict[str, Any]] = field(default_factory=list)
+    peak: tuple[float, str] | None = None
+    sanitized: list[str] = field(default_factory=list)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns what ``--json`` writes."""
+        return {
+            "schema": 1, "file": self.file, "operator": self.operator, "device": self.device,
+            "computes": self.computes, "passed": self.fault is None, "fault": self.fault,
+            "cases": [
+                {"case": o.case.label, "refused": o.refused, "max_abs_diff": o.error,
+                 "tolerance": o.allowed} for o in self.outcomes
+            ],
+            "timed": self.timed, "seconds": self.time and asdict(self.time),
+            "flops": self.cost and self.cost.flops, "bytes": self.cost and self.cost.bytes,
+            "peak_flops_per_s": self.peak and self.peak[0], "peak": self.peak and self.peak[1],
+            "launches": self.launches, "sanitized": self.sanitized,
+        }  # fmt: skip
+
+
+def check(
+    path: str,
+    device: str | None = None,
+    threads: int = 1,
+    limits: Limits | None = None,
+    sanitize: bool = False,
+    cases: Sequence[Case] | None = None,
+    time: bool = True,
+    told: Callable[[str], None] = lambda text: None,
+) -> Checked:
+    """Tries a kernel file; what is wrong with it is in the result.
+
+    Args:
+        device: None: the one that the file is for.
+        sanitize: with AddressSanitizer and UndefinedBehaviorSanitizer, or compute-sanitizer.
+        cases: None: the operator's grid.
+        time: whether to time the last case that it takes.
+        told: called with each case's label before it is tried.
+
+    Raises:
+        InputError: the file cannot be read, or its directives are at fault.
+        UnsupportedError: there is no such device, compiler or sanitizer.
+    """
+    read = source.read(path)
+    device = device or read.device
+    if device.partition(":")[0] != read.device:
+        raise UnsupportedError(
+            f"--device: expected {read.device}, for which {path} is, found {device}"
+        )
+    place = devices.select(device)
+    found = Checked(str(path), read.contract.op, place.name, read.computes)
+    cases = grid(read.contract.op) if cases is None else list(cases)
+    generator = np.random.default_rng(secrets.randbits(128))
+    try:
+        with Trial(str(path), device, threads, limits, sanitize and read.device == "cpu") as trial:
+            taken = None
+            for case in cases:
+                told(case.label)
+                outcome = trial.check(case, wanted(case, generator, read.computes))
+                found.outcomes.append(outcome)
+                taken = taken if outcome.refused else case
+            if taken is None:
+                reasons = "; ".join(dict.fromkeys(o.refused for o in found.outcomes if o.refused))
+                raise Fault(f"expected a case that it takes, found none: {reasons}")
+            if sanitize and read.device == "cpu":
+                found.sanitized.append("AddressSanitizer and UndefinedBehaviorSanitizer")
+            elif time:
+                told(f"{taken.label}, timed")
+                series = Series.make(taken, CALLS, read.computes)
+                found.time = statistics.quantile(trial.time(series, CALLS, BUDGET_S))
+                found.timed = taken.label
+                found.cost = taken.graph.cost_of(taken.node)
+                found.launches = trial.ask("resources", 10)["launches"]
+        if sanitize and read.device == "cuda":
+            _compute_sanitizer(found, str(path), device, told)
+    except Fault as fault:
+        found.fault = str(fault)
+    if found.time is not None and found.cost.flops:
+        found.peak = peak(place, threads)
+    return found
+
+
+def peak(device: Any, threads: int) -> tuple[float, str]:
+    """Returns FLOP/s in float32 that stand for all of a device, and what they are."""
+    if device.kind == "cuda":
+        properties = device.context.attributes
+        major, minor = device.properties["compute_capability"]
+        lanes = 64 if (major, minor) in ((7, 0), (7, 2), (7, 5), (8, 0)) else 128
+        clock = properties["ClockRate"] * 1e3
+        number = 2.0 * lanes * device.properties["multiprocessors"] * clock
+        return number, f"float32 at {clock / 1e9:.2f} GHz, without tensor cores"
+    from time import perf_counter
+
+    size = 1024
+    a = np.random.default_rng(0).standard_normal((size, size), np.float32)
+    seconds = []
+    for _ in range(7):
+        start = perf_counter()
+        a @ a
+        seconds.append(perf_counter() - start)
+    return 2.0 * size**3 / min(seconds), "NumPy's matrix product of 1024 x 1024"
+
+
+def _compute_sanitizer(found: Checked, path: str, device: str, told: Callable[[str], None]) -> None:
+    """Runs the smaller cases once more under each of compute-sanitizer's tools.
+
+    Raises:
+        Fault: one found something.
+        UnsupportedError: it is not installed.
+    """
+    program = shutil.which("compute-sanitizer")
+    if program is None:
+        raise UnsupportedError(
+            "--sanitize: expected compute-sanitizer (of the CUDA toolkit) on PATH, found none"
+        )
+    labels = [o.case.label for o in found.outcomes if not o.refused and o.case.label != "large"]
+    for tool in SANITIZERS:
+        told(f"compute-sanitizer --tool {tool}")
+        done = subprocess.run(
+            [program, "--tool", tool, "--error-exitcode", "99", "--print-limit", "1",
+             "--kernel-name-exclude", "kernel_substring=delay", sys.executable, "-m",
+             "cnn_engine.kernel.once", path, device, json.dumps(labels[:6])],
+            capture_output=True, text=True, errors="replace", timeout=600, check=False,
+        )  # fmt: skip
+        if done.returncode:
+            lines = [line.strip("= ").strip() for line in done.stdout.splitlines()]
+            first = next((line for line in lines if line.startswith(_FINDINGS)), "")
+            place = next((line for line in lines if ".cu:" in line), "")
+            last = next((line for line in reversed(lines) if line), "no message")
+            raise Fault(f"compute-sanitizer {tool}: {first or last} {place}".strip())
+        found.sanitized.append(f"compute-sanitizer {tool}")
+
+
+_FINDINGS = (
+    "Invalid",
+    "Error:",
+    "Warning:",
+    "Uninitialized",
+    "Barrier",
+    "Misaligned",
+    "Program hit",
+)

@@ -1,0 +1,209 @@
+"""``python -m cnn_engine.kernel new | check | rank``: kernels of your own."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+
+from .. import cli, devices
+from ..devices import threads as thread_counts
+from ..engine.kernels.user import CONTRACTS
+from ..engine.kernels.user.source import COMPUTES
+from ..errors import expected
+from ..io.files import write_text
+from ..measure import environment
+from . import board, check, rank, templates, text
+from .trial import Limits
+
+
+def parser() -> argparse.ArgumentParser:
+    """Returns the command's parser."""
+    p = cli.ArgumentParser(
+        prog="python -m cnn_engine.kernel",
+        description="Kernels of your own, each in one file, with nothing to build: NVRTC compiles CUDA, "
+        "C++ by the machine's compiler. They run in networks with `run --kernel FILE`.",
+        epilog="exit codes: 0 done; 1 the kernel is wrong; 2 the input is at fault; 130 interrupted",
+    )
+    commands = p.add_subparsers(dest="action", required=True, parser_class=cli.ArgumentParser)
+    new = commands.add_parser(
+        "new", help="print a commented file that already works: the plain loop",
+        description="Prints a commented kernel file that already works, with its operator's contract.",
+    )  # fmt: skip
+    new.add_argument("operator", help=", ".join(CONTRACTS))
+    new.add_argument("--device", default="cuda", choices=("cuda", "cpu"), help="default: cuda")
+    new.add_argument("--output", metavar="FILE", help="write it there (default: standard output)")
+    checks = commands.add_parser(
+        "check", help="compare it with the float64 reference over a grid of shapes, and time it",
+        description="Compares a kernel with the float64 reference over a grid of shapes, in a process of its "
+        "own with guards around all memory, then times it on the largest.",
+        epilog="exit codes: 0 it is right; 1 it is wrong: one line says how; 2 the input is at fault",
+    )  # fmt: skip
+    checks.add_argument("file", metavar="FILE", help="a kernel file: .cu, or .cpp")
+    _add_common(checks)
+    checks.add_argument(
+        "--sanitize", action="store_true",
+        help="CUDA: again under compute-sanitizer's memcheck, racecheck, initcheck and synccheck; C++: "
+        "compiled with AddressSanitizer and UndefinedBehaviorSanitizer, not timed",
+    )  # fmt: skip
+    ranks = commands.add_parser(
+        "rank", help="check and time many on a network's nodes: a board",
+        description="Checks and times kernels on the nodes of a network, each in a process of its own, on "
+        "inputs and weights that are new in every call. Wrong, crashing and hanging ones are named, and last.",
+    )  # fmt: skip
+    ranks.add_argument(
+        "files", metavar="SUBMISSION", nargs="+", help="kernel files of one operator"
+    )
+    cli.add_network(ranks)
+    _add_common(ranks)
+    ranks.add_argument(
+        "--batch", type=cli.whole_number(1, 65536), default=16, metavar="N",
+        help="images a call (default: 16)",
+    )  # fmt: skip
+    ranks.add_argument(
+        "--calls", type=cli.whole_number(2, 10_000), default=60, metavar="N",
+        help="timed calls of each node (default: 60)",
+    )  # fmt: skip
+    ranks.add_argument(
+        "--beside", default="", metavar="NAME,...",
+        help="the engine's own kernels that are timed too, such as if,tiled,blocked, and torch",
+    )  # fmt: skip
+    ranks.add_argument(
+        "--computes", default="float32", metavar="TYPE,...",
+        help=f"what products may be rounded to: {', '.join(COMPUTES)} (default: float32)",
+    )  # fmt: skip
+    ranks.add_argument(
+        "--html", metavar="PATH", help="write the board as one page; - for standard output"
+    )
+    return p
+
+
+def _add_common(p: argparse.ArgumentParser) -> None:
+    p.add_argument(
+        "--device", metavar="NAME", help="cpu, cuda or cuda:N (default: as the file's ending says)"
+    )
+    p.add_argument(
+        "--threads", type=cli.whole_number(1, thread_counts.MOST),
+        help="of CPU work (default: the CPUs granted)",
+    )  # fmt: skip
+    p.add_argument(
+        "--limit", type=cli.number(0.0, 3600.0), default=Limits.seconds, metavar="S",
+        help=f"seconds that one call may take (default: {Limits.seconds:g})",
+    )  # fmt: skip
+    p.add_argument(
+        "--memory", type=cli.whole_number(1 << 10, 1 << 20), default=Limits.memory >> 20,
+        metavar="MIB", help=f"of a kernel on the CPU, MiB (default: {Limits.memory >> 20})",
+    )  # fmt: skip
+    p.add_argument("--json", metavar="PATH", help="write the result as JSON; - for standard output")
+    p.add_argument("--quiet", action="store_true", help="print nothing but errors")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs the command line; returns its exit code."""
+    return cli.run(_main, arguments)
+
+
+def _main(arguments: list[str] | None) -> int:
+    options = parser().parse_args(arguments)
+    return {"new": _new, "check": _check, "rank": _rank}[options.action](options)
+
+
+def _new(options: argparse.Namespace) -> int:
+    name = f"my_{options.operator}.{templates.ENDINGS[options.device]}"
+    content = templates.text(options.operator, options.device, options.output or name)
+    if options.output is None:
+        print(content, end="")
+    else:
+        cli.check_outputs({"--output": options.output})
+        write_text(options.output, content)
+    return cli.DONE
+
+
+def _check(options: argparse.Namespace) -> int:
+    cli.check_outputs({"--json": options.json}, [options.file])
+    show = not options.quiet and options.json != "-"
+    found = check.check(
+        options.file, options.device, thread_counts.check(options.threads, "--threads"),
+        _limits(options), options.sanitize, told=_teller(show),
+    )  # fmt: skip
+    _clear(show)
+    if options.json:
+        write_text(options.json, json.dumps(found.to_dict(), indent=1) + "\n")
+    if show:
+        print(text.checked(found))
+    if found.fault is not None:
+        cli.print_error(f"{options.file}: {found.fault}")
+        return cli.CHECK_FAILED
+    return cli.DONE
+
+
+def _rank(options: argparse.Namespace) -> int:
+    outputs = {"--json": options.json, "--html": options.html}
+    cli.check_outputs(outputs, options.files)
+    show = not options.quiet and "-" not in outputs.values()
+    allowed = [word for word in options.computes.split(",") if word]
+    for word in allowed:
+        if word not in COMPUTES:
+            raise expected("--computes", f"of {', '.join(COMPUTES)}", repr(word))
+    beside = [word for word in options.beside.split(",") if word]
+    op, kind, entries = rank.entries_of(options.files, beside, allowed)
+    if options.device is not None and options.device.partition(":")[0] != kind:
+        raise expected("--device", f"{kind}, for which the files are", options.device)
+    device = devices.select(options.device or kind)
+    workload = cli.workload_of(options)
+    graph = _graph(workload, options.batch)
+    cases = rank.nodes_of(graph, op)
+    threads = thread_counts.check(options.threads, "--threads")
+    entries = rank.rank(
+        entries,
+        cases,
+        device.name,
+        threads,
+        options.calls,
+        limits=_limits(options),
+        told=_teller(show),
+    )
+    _clear(show)
+    found = rank.Board(
+        workload.name, op, device.name, options.batch, threads, options.calls,
+        sum(case.graph.cost_of(case.node).flops for case in cases),
+        [case.label for case in cases], entries, environment.describe(device),
+        shlex.join(["python", "-m", "cnn_engine.kernel", *sys.argv[1:]]),
+    )  # fmt: skip
+    if options.json:
+        write_text(options.json, json.dumps(found.to_dict(), indent=1) + "\n")
+    if options.html:
+        write_text(options.html, board.page(found))
+    if show:
+        print(text.board(found))
+    return cli.DONE if any(e.fault is None for e in entries) else cli.CHECK_FAILED
+
+
+def _graph(workload, batch: int):
+    """Returns a workload's graph for a batch; only shapes matter, so weights are random."""
+    from ..engine.source import read_weights
+    from ..graph import passes
+    from ..graph.model import Model
+
+    network = workload.network
+    if isinstance(network, Model):
+        size = batch if network.any_batch else network.batch
+        return passes.simplify(network.graph(size, False, {}))
+    weights, _ = read_weights("random", network, workload.default_weights)
+    return network.graph(batch, False, weights)
+
+
+def _limits(options: argparse.Namespace) -> Limits:
+    return Limits(options.limit, options.memory << 20)
+
+
+def _teller(show: bool):
+    """Returns what says what is going on, where somebody looks at it."""
+    if not show or not sys.stderr or not sys.stderr.isatty():
+        return lambda words: None
+    return lambda words: print(f"\r\033[K{words}", end="", file=sys.stderr, flush=True)
+
+
+def _clear(show: bool) -> None:
+    _teller(show)("")

@@ -1,0 +1,81 @@
+"""What ``kernel check`` and ``kernel rank`` print."""
+
+from __future__ import annotations
+
+from ..measure.statistics import Estimate
+from ..report import units
+from .check import Checked
+from .rank import Board
+
+
+def checked(found: Checked) -> str:
+    """Returns the report of a check."""
+    passed = [o for o in found.outcomes if o.refused is None]
+    refused = [o for o in found.outcomes if o.refused is not None]
+    lines = [f"{found.file}: {found.operator} on {found.device}"]
+    for outcome in found.outcomes:
+        what = (
+            f"not taken: {outcome.refused}"
+            if outcome.refused
+            else f"right, within {outcome.error:.2g} (allowed {outcome.allowed:.2g})"
+        )
+        lines.append(f"  {outcome.case.label:<32} {what}")
+    if found.fault is not None:
+        return "\n".join(lines)
+    for launch in found.launches:
+        grid, block = (" x ".join(map(str, launch[name])) for name in ("grid", "block"))
+        lines.append(
+            f"  {launch['kernel']}: grid {grid}, block {block}: {launch['registers']} registers a thread, "
+            f"{units.size(launch['shared_bytes'])} shared memory a block, {launch['local_bytes']} bytes "
+            f"of local memory a thread (spills), occupancy {units.percent(launch['occupancy'])}"
+        )
+    if found.time is not None:
+        seconds, cost = found.time.value, found.cost
+        lines.append(
+            f"  {found.timed}: {interval(found.time)}; {units.giga_per_second(cost.bytes, seconds)} GB/s of "
+            f"{units.size(cost.bytes)}"
+        )
+        if cost.flops:
+            text = f"  {units.giga_per_second(cost.flops, seconds)} GFLOP/s"
+            if found.peak:
+                share = units.percent(cost.flops / seconds / found.peak[0])
+                text += f", {share} of {found.peak[0] / 1e9:,.0f} ({found.peak[1]})"
+            lines.append(text)
+    for tool in found.sanitized:
+        lines.append(f"  {tool}: nothing found")
+    rest = f", {len(refused)} not taken" if refused else ""
+    lines.append(f"{units.counted(len(passed), 'case')} passed{rest}")
+    return "\n".join(lines)
+
+
+def interval(time: Estimate) -> str:
+    """Returns a time with its interval."""
+    if not time.known:
+        return units.seconds(time.value)
+    return f"{units.seconds(time.value)} ({units.seconds(time.low)} to {units.seconds(time.high)})"
+
+
+def board(found: Board) -> str:
+    """Returns the board as a table."""
+    width = max([len(entry.name) for entry in found.entries] + [6])
+    lines = [
+        f"{found.operator} of {found.network} ({', '.join(found.nodes)}), batch {found.batch}, "
+        f"on {found.device}: medians of {found.calls} calls on fresh inputs, with 95 % intervals",
+        f"{'':>5} {'kernel':<{width}} {'computes':<9} {'sum':>10} {'from':>10} {'to':>10} {'GFLOP/s':>9}  "
+        + "  ".join(f"{node:>10}" for node in found.nodes),
+    ]
+    for entry in found.entries:
+        if entry.fault is not None:
+            lines.append(f"{'-':>5} {entry.name:<{width}} {entry.fault}")
+            continue
+        total = entry.total
+        place = f"{entry.place}{'=' if entry.ties else ''}"
+        lines.append(
+            f"{place:>5} {entry.name:<{width}} {entry.computes:<9} {units.seconds(total.value):>10} "
+            f"{units.seconds(total.low):>10} {units.seconds(total.high):>10} "
+            f"{units.giga_per_second(found.flops, total.value):>9}  "
+            + "  ".join(f"{units.seconds(entry.nodes[node].value):>10}" for node in found.nodes)
+        )
+    if any(entry.ties for entry in found.entries):
+        lines.append("=: a tie: the intervals cannot tell these kernels apart")
+    return "\n".join(lines)

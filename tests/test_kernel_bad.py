@@ -1,0 +1,121 @@
+"""Kernels that are wrong are answered in one line each, and harm nothing."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import bad_kernels
+import pytest
+
+from cnn_engine import InputError
+from cnn_engine.kernel import cases, check, command
+from cnn_engine.kernel.trial import Limits
+
+#: Short cases that show what each kernel does wrong, and the one that is timed.
+FEW = ("one image, one channel", "odd sizes", "padding", "stride")
+LIMITS = Limits(seconds=3.0, memory=2 << 30)
+
+
+def few():
+    return [case for case in cases.grid("conv2d") if case.label in FEW]
+
+
+def finding(path, **options):
+    """Returns what a check says is wrong, however it says it."""
+    try:
+        found = check.check(str(path), threads=2, limits=LIMITS, cases=few(), **options)
+    except InputError as error:
+        return str(error)
+    return found.fault or ""
+
+
+@pytest.mark.parametrize("name", bad_kernels.CPP)
+def test_cpp_is_answered_in_one_line(name, tmp_path):
+    bad = bad_kernels.CPP[name]
+    path = tmp_path / "bad.cpp"
+    path.write_text(bad_kernels.cpp(bad))
+    line = finding(path, time=False)
+    assert line, "it passed"
+    assert "\n" not in line
+    assert bad.says in line, line
+
+
+@pytest.mark.parametrize("name", bad_kernels.CPP_CHEATS)
+def test_cheats_are_found_in_timed_calls(name, tmp_path, monkeypatch):
+    monkeypatch.setattr(check, "CALLS", 80)
+    bad = bad_kernels.CPP_CHEATS[name]
+    path = tmp_path / "bad.cpp"
+    path.write_text(bad_kernels.cpp(bad))
+    line = finding(path)
+    assert bad.says in line, line or "it passed"
+
+
+def test_sanitizers_name_the_line(tmp_path):
+    bad = bad_kernels.CPP["out of bounds"]
+    path = tmp_path / "bad.cpp"
+    text = bad_kernels.cpp(bad).replace("{_STORE}", "")
+    text = text.replace(
+        "float sum =", "int wide = 2147483647; wide += shape.n; y[0] = wide; float sum ="
+    )
+    path.write_text(text)
+    line = finding(path, sanitize=True)
+    assert "signed integer overflow" in line, line
+    assert "bad.cpp:" in line
+
+
+def test_board_of_bad_kernels(tmp_path):
+    """All of them beside one that is right: it is first, they are last, each with its line."""
+    right = tmp_path / "right.cpp"
+    right.write_text(bad_kernels.templates.text("conv2d", "cpu", "right.cpp"))
+    files = [str(right)]
+    for name in ("syntax", "infinite loop", "calls exit", "writes inputs", "wrong stride"):
+        path = tmp_path / f"{name.replace(' ', '_')}.cpp"
+        path.write_text(bad_kernels.cpp(bad_kernels.CPP[name]))
+        files.append(str(path))
+    board, page = tmp_path / "board.json", tmp_path / "board.html"
+    done = subprocess.run(
+        [sys.executable, "-m", "cnn_engine.kernel", "rank", *files, "--network", "ece408",
+         "--batch", "1", "--calls", "8", "--limit", "4", "--beside", "blocked", "--json", str(board),
+         "--html", str(page)],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = json.loads(board.read_text())
+    names = [entry["name"] for entry in found["entries"]]
+    assert set(names[:2]) == {"right.cpp", "blocked"}
+    assert names[2:] == [file.rpartition("/")[2] for file in files[1:]]
+    assert all(entry["fault"] for entry in found["entries"][2:])
+    assert [entry["place"] for entry in found["entries"][2:]] == [None] * 5
+    for entry in found["entries"][:2]:
+        assert entry["seconds"]["low"] <= entry["seconds"]["value"] <= entry["seconds"]["high"]
+        assert set(entry["nodes"]) == {"conv1", "conv2"}
+    html = page.read_text()
+    assert "infinite_loop.cpp" in html
+    assert "<script" not in html
+
+
+def test_names_of_files_are_escaped(tmp_path):
+    path = tmp_path / "<b>.cpp"
+    path.write_text(bad_kernels.templates.text("conv2d", "cpu", "x.cpp"))
+    page = tmp_path / "board.html"
+    code = command.main(
+        ["rank", str(path), "--network", "ece408", "--batch", "1", "--calls", "6", "--html",
+         str(page), "--quiet"]
+    )  # fmt: skip
+    assert code == 0
+    assert "<b>.cpp" not in page.read_text()
+    assert "&lt;b&gt;.cpp" in page.read_text()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", bad_kernels.CUDA)
+def test_cuda_is_answered_in_one_line(name, tmp_path):
+    bad = bad_kernels.CUDA[name]
+    path = tmp_path / "bad.cu"
+    path.write_text(bad_kernels.cuda(bad))
+    line = finding(path, time=False)
+    assert line, "it passed"
+    assert "\n" not in line
+    assert bad.says in line, line
