@@ -15,7 +15,7 @@ from cnn_engine import InputError, Kernel
 from cnn_engine.engine.kernels.user import CONTRACTS, cpp, expressions, nvrtc, source, structs
 from cnn_engine.kernel import cases, check, command, templates
 from cnn_engine.kernel.cases import Case
-from cnn_engine.kernel.trial import judge_output, wanted
+from cnn_engine.kernel.trial import judge_output, judged
 
 ROOT = Path(__file__).resolve().parent.parent
 STEPS = sorted((ROOT / "examples" / "kernels").glob("conv2d_*"))
@@ -54,7 +54,7 @@ def test_template_is_right_unchanged(op, tmp_path):
 def test_template_of_a_function_is_right_unchanged(op, tmp_path):
     kernel = Kernel.from_file(written(tmp_path, op, "cpu"))
     for case in cases.grid(op):
-        given_inputs = wanted(case, np.random.default_rng(0), "float32")
+        given_inputs = judged(case, np.random.default_rng(0), "float32")
         engine = cnn_engine.Engine(case.graph, device="cpu", kernels=[kernel], threads=2)
         found = engine.run(given_inputs.inputs)["y"]
         judge_output(found.astype(np.float32), given_inputs, case)
@@ -150,8 +150,8 @@ def test_expressions_stay_small():
         ("// launch: ", "// call: ", "expected // launch: in a CUDA file, found // call:"),
         ("shape);\n", "shape)\n", "up to a semicolon"),
         ("n * k,", "n * planes,", "found 'planes'"),
-        ("(x, weight, bias, y, shape);", "(x, weight, bias, shape);", "expected y among the arguments"),
-        ("(x, weight, bias, y, shape);", "(x, weight, bias, y, workspace, shape);", "// workspace:"),
+        ("weight, bias, y, shape);", "weight, bias, shape);", "expected y among the arguments"),
+        ("weight, bias, y, shape);", "weight, bias, y, workspace, shape);", "// workspace:"),
         ("// operator: conv2d", "// operator: conv2d\n// computes: int4", "computes: one of float32"),
         ("// operator: conv2d", "// operator: conv2d\n// operator: linear", "expected one line"),
         ("<<<dim3", "<<dim3", "expected name<<<grid, block>>>"),

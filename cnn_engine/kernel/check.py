@@ -20,7 +20,7 @@ from ..measure import statistics
 from ..measure.statistics import Estimate
 from ..operators.operator import Cost
 from .cases import Case, grid
-from .trial import Fault, Limits, Outcome, Series, Trial, wanted
+from .trial import Fault, Limits, Outcome, Series, Trial, judged, slack
 
 #: Timed calls of the largest case.
 CALLS = 30
@@ -115,7 +115,7 @@ def check(
             taken = None
             for case in cases:
                 told(case.label)
-                outcome = trial.check(case, wanted(case, generator, read.computes))
+                outcome = trial.check(case, judged(case, generator, read.computes))
                 found.outcomes.append(outcome)
                 taken = taken if outcome.refused else case
             if taken is None:
@@ -125,7 +125,8 @@ def check(
                 found.sanitized.append("AddressSanitizer and UndefinedBehaviorSanitizer")
             elif time:
                 told(f"{taken.label}, timed")
-                series = Series.make(taken, CALLS, read.computes)
+                series = Series.make(taken, CALLS)
+                series = series.within(slack(series.first, taken, read.computes))
                 found.time = statistics.quantile(trial.time(series, CALLS, BUDGET_S))
                 found.timed = taken.label
                 found.cost = taken.graph.cost_of(taken.node)

@@ -50,7 +50,7 @@ def parser() -> argparse.ArgumentParser:
     ranks = commands.add_parser(
         "rank", help="check and time many on a network's nodes: a board",
         description="Checks and times kernels on the nodes of a network, each in a process of its own, on "
-        "inputs and weights that are new in every call. Wrong, crashing and hanging ones are named, and last.",
+        "inputs and weights that are new in every call. Wrong ones come last, with the reason.",
     )  # fmt: skip
     ranks.add_argument(
         "files", metavar="SUBMISSION", nargs="+", help="kernel files of one operator"
@@ -64,6 +64,10 @@ def parser() -> argparse.ArgumentParser:
     ranks.add_argument(
         "--calls", type=cli.whole_number(2, 10_000), default=60, metavar="N",
         help="timed calls of each node (default: 60)",
+    )  # fmt: skip
+    ranks.add_argument(
+        "--rounds", type=cli.whole_number(1, 100), default=2, metavar="N",
+        help="times through all kernels, in turned order, with the calls shared among them (default: 2)",
     )  # fmt: skip
     ranks.add_argument(
         "--beside", default="", metavar="NAME,...",
@@ -161,6 +165,7 @@ def _rank(options: argparse.Namespace) -> int:
         device.name,
         threads,
         options.calls,
+        options.rounds,
         limits=_limits(options),
         told=_teller(show),
     )

@@ -17,7 +17,7 @@ from ..graph.graph import Graph
 from ..measure import statistics
 from ..measure.statistics import Estimate
 from .cases import Case, grid, of_node
-from .trial import Fault, Limits, Series, Trial, wanted
+from .trial import Fault, Limits, Series, Trial, judged, slack
 
 
 @dataclass
@@ -178,9 +178,13 @@ def rank(
     generator = np.random.default_rng(secrets.randbits(128))
     kinds = sorted({entry.computes for entry in entries if entry.fault is None})
     op = cases[0].op.kind
-    given = {kind: [(case, wanted(case, generator, kind)) for case in grid(op)] for kind in kinds}
+    given = {kind: [(case, judged(case, generator, kind)) for case in grid(op)] for kind in kinds}
     each = -(-calls // rounds)
-    series = {(case.label, kind): Series.make(case, each, kind) for case in cases for kind in kinds}
+    series = {}
+    for case in cases:
+        made = Series.make(case, each)
+        for kind in kinds:
+            series[case.label, kind] = made.within(slack(made.first, case, kind))
     for number in range(rounds):
         order = entries if number % 2 == 0 else entries[::-1]
         for entry in order:

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import threading
 from base64 import b64encode
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -100,19 +100,31 @@ class Wanted:
     allowed: np.ndarray | None = None
 
 
-def wanted(
-    case: Case, generator: np.random.Generator, computes: str, compare: bool = True
-) -> Wanted:
-    """Returns fresh inputs with their reference."""
+def wanted(case: Case, generator: np.random.Generator, compare: bool = True) -> Wanted:
+    """Returns fresh inputs, with their reference where they are to be compared."""
     inputs = case.arrays(generator)
-    if not compare:
-        return Wanted(inputs)
-    outputs = reference.reference(case.graph, inputs)
-    (y,) = outputs.values()
-    (slack,) = tolerance(case.graph, inputs, outputs, computes).values()
+    y = None
+    if compare:
+        (y,) = reference.reference(case.graph, inputs).values()
+    return Wanted(inputs, y)
+
+
+def slack(given: Wanted, case: Case, computes: str) -> float:
+    """Returns how far rounding may take an output, where products are rounded to ``computes``."""
+    (found,) = tolerance(case.graph, given.inputs, {"y": given.y}, computes).values()
+    return found
+
+
+def room(allowed: float, y: np.ndarray) -> np.ndarray:
+    """Returns the tolerance of every element."""
     with np.errstate(invalid="ignore"):
-        allowed = slack + FUNCTION_ULPS * np.abs(np.where(np.isfinite(y), y, 0.0))
-    return Wanted(inputs, y, allowed)
+        return allowed + FUNCTION_ULPS * np.abs(np.where(np.isfinite(y), y, 0.0))
+
+
+def judged(case: Case, generator: np.random.Generator, computes: str) -> Wanted:
+    """Returns fresh inputs with their reference and its tolerance."""
+    given = wanted(case, generator)
+    return replace(given, allowed=room(slack(given, case, computes), given.y))
 
 
 @dataclass
@@ -132,16 +144,24 @@ class Series:
         """A set that has its reference."""
         return next(given for given in self.sets if given.y is not None)
 
+    def within(self, allowed: float) -> Series:
+        """Returns the same inputs with another tolerance."""
+        return Series(
+            self.case,
+            [g if g.y is None else replace(g, allowed=room(allowed, g.y)) for g in self.sets],
+        )
+
     @staticmethod
-    def make(case: Case, calls: int, computes: str) -> Series:
-        """Returns ``calls`` sets where memory allows, from numbers that nobody can know beforehand."""
+    def make(case: Case, calls: int) -> Series:
+        """Returns ``calls`` sets where memory allows, from numbers that nobody can know beforehand.
+
+        The tolerance is missing: :meth:`within`.
+        """
         generator = np.random.default_rng(secrets.randbits(128))
         nbytes = sum(v.nbytes for v in case.graph.inputs) + 4 * int(np.prod(case.outputs))
         count = max(min(calls, MOST_SETS_BYTES // max(nbytes, 1)), 2)
         compared = set(generator.choice(count, min(COMPARED, count), replace=False).tolist())
-        return Series(
-            case, [wanted(case, generator, computes, i in compared) for i in range(count)]
-        )
+        return Series(case, [wanted(case, generator, i in compared) for i in range(count)])
 
 
 class Trial:

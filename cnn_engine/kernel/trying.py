@@ -9,7 +9,7 @@ import numpy as np
 from ..engine.engine import Engine
 from ..graph.model import Model
 from .cases import of_node
-from .trial import Fault, Limits, Trial, wanted
+from .trial import Fault, Limits, Trial, judged
 
 #: Images: two, so that what is the second's is seen.
 IMAGES = 2
@@ -37,7 +37,7 @@ def fault(engine: Engine, limits: Limits | None = None) -> str | None:
             with Trial(file, engine.device.name, engine.threads, limits) as trial:
                 for node, kernel in nodes:
                     case = of_node(placed.graph, node)
-                    outcome = trial.check(case, wanted(case, generator, kernel.computes[0]))
+                    outcome = trial.check(case, judged(case, generator, kernel.computes[0]))
                     if outcome.refused:
                         return f"{file}: {node.name}: {outcome.refused}"
         except Fault as found:

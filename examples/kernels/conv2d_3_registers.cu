@@ -7,7 +7,8 @@
 //
 // operator: conv2d
 // requires: r == SIZE && s == SIZE && stride_h == 1 && stride_w == 1 && dilation_h == 1 &&
-//           dilation_w == 1 && groups == 1 && 4 * c * (h * w + SIZE * SIZE * FILTERS) + 4 * SIZE + 16 <= 49152 &&
+//           dilation_w == 1 && groups == 1 &&
+//           4 * c * (h * w + SIZE * SIZE * FILTERS) + 4 * PIXELS <= 49152 &&
 //           pad_top + pad_left + pad_bottom + pad_right == 0
 // launch: conv2d_registers<<<dim3(n, ceil_div(k, FILTERS)), 128,
 //         4 * (c * SIZE * SIZE * FILTERS + c * h * w + PIXELS)>>>(x, weight, bias, y, shape);

@@ -63,6 +63,14 @@ def parse(text: str) -> ast.expr:
     return tree
 
 
+def text(tree: ast.expr) -> str:
+    """Returns an expression in C's notation."""
+    python = ast.unparse(tree)
+    for word, sign in ((" and ", " && "), (" or ", " || "), ("not ", "!")):
+        python = python.replace(word, sign)
+    return python
+
+
 def names(tree: ast.expr) -> set[str]:
     """Returns the names of the numbers that an expression reads."""
     called = {node.func for node in ast.walk(tree) if isinstance(node, ast.Call)}

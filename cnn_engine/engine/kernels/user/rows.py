@@ -39,9 +39,12 @@ def from_file(path: str | Path, sanitize: bool = False) -> Kernel:
         if reason := read.contract.refuses(node, graph):
             return reason
         if read.requires is not None:
-            text, tree = read.requires
-            if not expressions.value(tree, numbers(read, node, graph)):
-                return f"{read.name} requires {text}"
+            given, tree = numbers(read, node, graph), read.requires
+            whole = isinstance(tree, ast.BoolOp) and isinstance(tree.op, ast.And)
+            parts = tree.values if whole else [tree]
+            broken = [expressions.text(p) for p in parts if not expressions.value(p, given)]
+            if broken:
+                return f"{read.name} requires {' && '.join(broken)}"
         return None
 
     def workspace(node: Node, graph: Graph, device: Any, threads: int) -> int:

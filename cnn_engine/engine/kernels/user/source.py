@@ -73,7 +73,7 @@ class Source:
         contract: of its operator.
         launches: what a call runs, in order.
         workspace: bytes of scratch memory, or None.
-        requires: what must hold of a node's sizes, as (text, expression), or None.
+        requires: what must hold of a node's sizes, or None.
         computes: what operands of products are rounded to.
         macros: the file's own numbers.
     """
@@ -84,7 +84,7 @@ class Source:
     contract: Contract
     launches: tuple[Launch, ...]
     workspace: ast.expr | None
-    requires: tuple[str, ast.expr] | None
+    requires: ast.expr | None
     computes: str
     macros: dict[str, int]
 
@@ -158,7 +158,7 @@ class _Reader:
         for line, text in found["workspace"]:
             workspace = self.expression(line, text, known)
         for line, text in found["requires"]:
-            requires = text, self.expression(line, text, known - {"threads"})
+            requires = self.expression(line, text, known - {"threads"})
         computes = "float32"
         for line, computes in found["computes"]:
             if computes not in COMPUTES:
@@ -239,7 +239,7 @@ class _Reader:
 
 
 def _whole(text: str) -> bool:
-    return not text.endswith(("&&", "||", "+", "-", "*", "/", ",", "("))
+    return not text.endswith(("&&", "||", "+", "-", "*", "/", ",", "(", "=", "<", ">"))
 
 
 def split(text: str) -> list[str]:
