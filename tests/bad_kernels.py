@@ -21,7 +21,7 @@ _CPP_LOOP = "#pragma omp parallel for collapse(2) num_threads(threads)\n"
 _STORE = "y[((n * shape.k + f) * shape.out_h + i) * shape.out_w + j] = sum;"
 
 CPP = {
-    "syntax": Bad(_SUM, "float sum = bias ? bias[f] : ;", "bad.cpp:41:"),
+    "syntax": Bad(_SUM, "float sum = bias ? bias[f] : ;", "bad.cpp:{line}:"),
     "wrong shape": Bad("shape.out_w + j] = sum", "shape.w + j] = sum", ""),
     "out of bounds": Bad(
         _STORE,
@@ -132,7 +132,7 @@ def cpp(bad: Bad) -> str:
 
 
 CUDA = {
-    "syntax": Bad(_SUM, "float sum = bias ? bias[f] : ;", "bad.cu:42: "),
+    "syntax": Bad(_SUM, "float sum = bias ? bias[f] : ;", "bad.cu:{line}: "),
     "wrong shape": Bad("shape.out_w + j] = sum", "shape.w + j] = sum", ""),
     "out of bounds": Bad(
         _STORE,
