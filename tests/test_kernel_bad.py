@@ -84,7 +84,7 @@ def test_board_of_bad_kernels(tmp_path):
     board, page = tmp_path / "board.json", tmp_path / "board.html"
     done = subprocess.run(
         [sys.executable, "-m", "cnn_engine.kernel", "rank", *files, "--network", "ece408",
-         "--batch", "1", "--calls", "8", "--limit", "4", "--beside", "blocked", "--json", str(board),
+         "--batch", "1", "--calls", "8", "--limit", "8", "--beside", "blocked", "--json", str(board),
          "--html", str(page)],
         capture_output=True, text=True, check=False,
     )  # fmt: skip

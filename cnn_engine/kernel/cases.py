@@ -99,7 +99,7 @@ def _conv2d(op: str) -> Iterator[Case]:
     yield _convolution("one column", (2, 3, 33, 1), 4, (3, 1))
     yield _convolution("5x5 kernel", (3, 4, 21, 19), 10, (5, 5))
     yield _convolution("many filters", (1, 3, 6, 6), 130, (3, 3))
-    yield _convolution("large", (16, 16, 48, 48), 32, (5, 5))
+    yield _convolution("large", (8, 16, 48, 48), 32, (5, 5))
 
 
 def _conv_transpose2d(op: str) -> Iterator[Case]:

@@ -95,18 +95,20 @@ class Job:
         prepared = getattr(self, "prepared", None)
         if self.read is None and self.bound.prepare is not None:
             # What the engine's own kernels make of constants: the weights are known to it beforehand.
-            prepared = self._prepared(graph, node, regions)
+            prepared = self._prepared(graph, node, regions, at_end)
         at = tuple(0 if name is None else where[name] for name in node.inputs)
         call = Call(
             node, graph.inputs_of(node), graph.outputs_of(node), at, (where["y"],),
             where["workspace"], prepared, self.device, self.threads,
         )  # fmt: skip
+        self.kept = call  # and the packed weights, whose address is among the arguments
         self.function, self.arguments = self.bound.make(call)
 
-    def _prepared(self, graph: Any, node: Any, regions: dict) -> Any:
+    def _prepared(self, graph: Any, node: Any, regions: dict, at_end: bool) -> Any:
         weight = None
         if "weight" in regions:
-            weight = self.memory.array(regions["weight"], graph.values["weight"].shape)
+            shape = graph.values["weight"].shape
+            weight = self.memory.array(regions["weight"], shape, at_end)
         return self.bound.prepare(node, _known(graph, weight), self.device)
 
     def call(self, at_end: bool) -> dict[str, Any]:
@@ -205,8 +207,8 @@ class _OnDevice:
         start = region.start(at_end) // 256 * 256
         return self.buffers[region.name].address + BAND + start
 
-    def array(self, region: Any, shape: tuple[int, ...]) -> np.ndarray:
-        start = region.offset + region.start(True)
+    def array(self, region: Any, shape: tuple[int, ...], at_end: bool) -> np.ndarray:
+        start = region.offset + region.start(at_end)
         return self.host[start : start + region.nbytes].view(np.float32).reshape(shape)
 
     def bring(self, number: int, at_end: bool) -> None:
@@ -290,8 +292,8 @@ class _OnHost(Guarded):
 
     fetch = bring
 
-    def array(self, region: Any, shape: tuple[int, ...]) -> np.ndarray:
-        memory = (ctypes.c_char * region.nbytes).from_address(self.address(region, True))
+    def array(self, region: Any, shape: tuple[int, ...], at_end: bool) -> np.ndarray:
+        memory = (ctypes.c_char * region.nbytes).from_address(self.address(region, at_end))
         return np.frombuffer(memory, np.float32).reshape(shape)
 
 
