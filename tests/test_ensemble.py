@@ -239,6 +239,22 @@ def broken_source(monkeypatch, *samples):
     return found
 
 
+def test_every_decoder_has_a_part_to_work_on(monkeypatch):
+    """Eight parts meet in as many threads, though the queue is of two."""
+    meeting = threading.Barrier(8, timeout=20)
+    found = numbers_source(8)
+    decode = found.decode
+
+    def met(sample, encoded, out):
+        meeting.wait()
+        decode(sample, encoded, out)
+
+    monkeypatch.setattr(found, "decode", met)
+    one = pipeline.Pipeline(found, [np.array([k]) for k in range(8)], queue=2, decoders=8)
+    assert len(list(one)) == 8
+    one.close()
+
+
 def test_corrupt_images_are_named_and_skipped(monkeypatch):
     made = pipeline.Pipeline(
         broken_source(monkeypatch, 3, 25), iter([np.arange(20), np.arange(20, 40)]), corrupt="skip"

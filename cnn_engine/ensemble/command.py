@@ -86,7 +86,7 @@ def parser() -> argparse.ArgumentParser:
     add("--balance", action="store_true", help="measure what members cost, place them by it, and give "
         "ranks beyond their number to the costliest (--work infer)")  # fmt: skip
     for option, default, what in (
-        ("queue", 4, "batches that are read and decoded ahead"),
+        ("queue", 4, "batches that are read and decoded ahead, at least one for each decoder"),
         ("prefetch", 4, "batches that are sent ahead"),
         ("readers", 1, "threads that read, for each pipeline"),
         ("decoders", 1, "threads that decode, for each pipeline"),

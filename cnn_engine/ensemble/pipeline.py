@@ -71,7 +71,7 @@ class Pipeline:
     Args:
         source: of the samples.
         parts: the samples of each buffer.
-        queue: buffers that are read, decoded or ready at a time.
+        queue: buffers that are read, decoded or ready at a time; at least one for each decoder.
         readers, decoders: threads.
         corrupt: ``"skip"`` gives a sample that cannot be read or decoded zeros and the label
             :data:`CORRUPT`; ``"fail"`` raises.
@@ -89,7 +89,8 @@ class Pipeline:
         corrupt: str = FAIL,
         tick: Callable[[], None] = lambda: None,
     ):
-        self._source, self._parts, self._queue = source, iter(parts), queue
+        self._source, self._parts = source, iter(parts)
+        self._queue = max(queue, decoders)
         self._corrupt, self._tick = corrupt, tick
         self._readers = ThreadPoolExecutor(readers, "reader")
         self._decoders = ThreadPoolExecutor(decoders, "decoder")

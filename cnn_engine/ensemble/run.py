@@ -361,7 +361,8 @@ class RankRun:
         }
         report.queues = {
             "preprocessed": measure.fill(
-                (some for work in works for some in work.fill), self.plan.queue
+                (some for work in works for some in work.fill),
+                max(self.plan.queue, self.plan.decoders),
             ),
         }
         if self.plan.roles.shares:

@@ -157,7 +157,7 @@ class Watchdog:
         if self._finishing is not None and monotonic() - self._finishing < MISSED_S:
             self._stop.wait(wait_ms / 1000)  # who has ended may have ended well
             return
-        # That rank may have told of a fault and ended while this one had no CPU; messages come in piece by piece.
+        # That rank may have told of a fault and ended while this one had no CPU; messages come bit by bit.
         end = monotonic() + ROUND_S
         while monotonic() < end:
             self._hear_of_fault()

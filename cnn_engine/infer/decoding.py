@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -11,7 +12,7 @@ from ..errors import InputError
 from ..io.images import Preprocess, decode
 from .readers import Chunk, Slot
 
-#: Images of a chunk that one thread decodes at a time.
+#: Images of a chunk that one thread decodes at a time, at most.
 PART = 64
 
 
@@ -33,6 +34,7 @@ class Decoder:
         self._jpeg = None
         if self._shape[0] in (1, 3) and self._preprocess.resize is self._preprocess.crop is None:
             self._jpeg = _simplejpeg()
+        self._threads = threads
         self._pool = ThreadPoolExecutor(threads) if threads > 1 else None
 
     @property
@@ -43,26 +45,35 @@ class Decoder:
     def decode(self, chunk: Chunk, slot: Slot) -> None:
         """Fills ``slot`` with the images of ``chunk``; a bad one is zeros and an error."""
         assert chunk.encoded is not None
-        pixels = slot.images("uint8")[: len(chunk)]
-        parts = range(0, len(chunk), PART)
-        run = map if self._pool is None or len(parts) < 2 else self._pool.map
-        list(run(lambda first: self._part(chunk, pixels, first), parts))
+        pixels = slot.images("uint8")
+        self._in_parts(chunk, slot, lambda part: self._decode(chunk, pixels, part))
         chunk.slot, chunk.encoded = slot, None
-        if self._normalises:
-            self._preprocess.normalised(pixels, slot.images("float32")[: len(chunk)])
-            chunk.dtype = "float32"
 
     def normalise(self, chunk: Chunk) -> None:
         """Makes of a chunk of pixels the float32 images that the network reads, where it is to."""
         if self._normalises and chunk.dtype == "uint8" and chunk.slot is not None:
-            slot, count = chunk.slot, len(chunk)
-            self._preprocess.normalised(
-                slot.images("uint8")[:count], slot.images("float32")[:count]
-            )
+            self._in_parts(chunk, chunk.slot, lambda part: None)
+
+    def _in_parts(self, chunk: Chunk, slot: Slot, work: Callable[[range], None]) -> None:
+        """Does ``work``, and normalises where that is to be, for some images at a time on every thread."""
+        count = len(chunk)
+        pixels = slot.images("uint8")
+        floats = slot.images("float32") if self._normalises else None
+        step = min(PART, max(-(-count // self._threads), 1))
+        parts = [range(first, min(first + step, count)) for first in range(0, count, step)]
+
+        def both(part: range) -> None:
+            work(part)
+            if floats is not None:
+                some = slice(part.start, part.stop)
+                self._preprocess.normalised(pixels[some], floats[some])
+
+        list((map if self._pool is None or len(parts) < 2 else self._pool.map)(both, parts))
+        if self._normalises:
             chunk.dtype = "float32"
 
-    def _part(self, chunk: Chunk, pixels: np.ndarray, first: int) -> None:
-        for at in range(first, min(first + PART, len(chunk))):
+    def _decode(self, chunk: Chunk, pixels: np.ndarray, part: range) -> None:
+        for at in part:
             if at in chunk.errors:
                 pixels[at] = 0
                 continue
