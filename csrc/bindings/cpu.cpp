@@ -73,6 +73,18 @@ PYBIND11_MODULE(_cpu, module) {
       "The instruction sets built in that this CPU has, narrowest first.");
   module.def("bfloat16_why_not", &cpu::bfloat16_why_not,
              "Why nothing can be multiplied in bfloat16 here, or an empty text.");
+  module.def(
+      "bfloat16_pays",
+      [] {
+#if defined(__x86_64__)
+        return !__builtin_cpu_is("intel");
+#else
+        return false;
+#endif
+      },
+      "Whether a pair of products in bfloat16 is faster than two in float32: on Intel's CPUs, "
+      "whose "
+      "VDPBF16PS has a quarter of the rate of multiply-adds, it is not (docs/performance.md).");
   module.def("fits_conv2d_tiled", &fits_conv2d_tiled,
              "Whether a tile of a convolution fits into the shared memory that any GPU has.");
   module.attr("tiled_shared_bytes") = kTiledSharedBytes;

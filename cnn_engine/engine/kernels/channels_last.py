@@ -74,6 +74,8 @@ def _not_winograd(node: Node, graph: Graph) -> str | None:
 def _not_bfloat16(node: Node, graph: Graph) -> str | None:
     if node.op.operands != "bfloat16":
         return "expected operands that may be rounded to bfloat16"
+    if not _cpu.bfloat16_pays():
+        return "expected a CPU that multiplies bfloat16 faster than float32"
     if method(node, graph) != _cpu.Conv2dMethod.direct:
         return "expected a convolution that is computed directly"
     if node.op.groups > 1 and graph.values[node.inputs[1]].shape[1] % 2:
