@@ -35,8 +35,10 @@ TORCHVISION = (
     "regnet_y_400mf", "convnext_tiny",
 )  # fmt: skip
 TIMM = (
-    "convnextv2_atto", "dla34", "ese_vovnet19b_dw", "ghostnet_100", "hrnet_w18_small", "mixnet_s",
-    "mobilevit_xxs", "nf_regnet_b0", "repvgg_a0", "resnest14d", "rexnet_100", "skresnet18",
+    "convnextv2_atto", "dla34", "eca_nfnet_l0", "edgenext_xx_small", "ese_vovnet19b_dw", "fastvit_t8",
+    "ghostnet_100", "hrnet_w18_small", "inception_v4", "mixnet_s", "mobileone_s0", "mobilevit_xxs",
+    "nf_regnet_b0", "poolformer_s12", "regnetz_b16", "repghostnet_100", "repvgg_a0", "res2net50_26w_4s",
+    "resnest14d", "rexnet_100", "skresnet18", "xception41",
 )  # fmt: skip
 GROUPS = {"torchvision": TORCHVISION, "timm": TIMM}
 
