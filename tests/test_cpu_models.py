@@ -69,6 +69,19 @@ def test_writes_what_it_measured(network, tmp_path):
         assert (tmp_path / "c.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_types_can_be_left_out(network, tmp_path):
+    pytest.importorskip("onnxruntime")
+    path = tmp_path / "m.json"
+    code = cpu_models.main(
+        ["--networks", str(network), "--batch", "1", "--threads", "1", "--repeats", "1", "--dtype",
+         "float32", "--json", str(path)]
+    )  # fmt: skip
+    assert code == 0
+    found = {row["name"]: row["dtype"] for row in json.loads(path.read_text())["rows"]}
+    assert found["cnn_engine"] == "float32"
+    assert set(found.values()) == {"float32"}
+
+
 def row(name, dtype, seconds, error, ours=False):
     times = seconds, seconds, seconds
     return cpu_models.Row("n", 1, 1, name, ours, dtype, *times, 1, 1 / seconds, error)
