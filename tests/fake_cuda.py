@@ -48,8 +48,64 @@ class FakeKernels:
         return launch
 
 
+class FakeTensorCores(FakeKernels):
+    """The functions that only CUDA has, made of the CPU's; weights are packed as they are given."""
+
+    @staticmethod
+    def conv2d_nhwc_packed(shape: Any, operands: Any, _stream: int) -> int:
+        method = _cpu.Conv2dMethod
+        return 4 * max(
+            _cpu.conv2d_nhwc_packed(shape, how) for how in (method.direct, method.planar)
+        )
+
+    @staticmethod
+    def conv2d_nhwc_pack(weight, packed, shape, planar, operands, _stream) -> None:
+        method = _cpu.Conv2dMethod.planar if planar else _cpu.Conv2dMethod.direct
+        _cpu.conv2d_nhwc_pack(weight, packed, shape, method, 1)
+
+    @staticmethod
+    def conv2d_nhwc(*arguments: Any) -> None:
+        *pointers, shape, pitches, planar, _operands, by_image, floor, f, a, b, _stream = arguments
+        method = _cpu.Conv2dMethod.planar if planar else _cpu.Conv2dMethod.direct
+        assert not pointers[4] or pointers[0] % 16 == 0
+        workspace = np.empty(_cpu.conv2d_nhwc_workspace(shape, method, 1), np.uint8)
+        _cpu.conv2d_nhwc(
+            *pointers, workspace.ctypes.data, shape, pitches, method, by_image, floor, f, a, b, 1
+        )
+
+    @staticmethod
+    def conv2d_nhwc_depthwise_pack(weight, packed, shape, _stream) -> None:
+        _cpu.copy(weight, packed, 4 * shape.weight_size, 1)
+
+    @staticmethod
+    def conv2d_nhwc_depthwise(
+        x, packed, bias, residual, y, shape, pitches, f, a, b, _stream
+    ) -> None:
+        method = _cpu.Conv2dMethod.depthwise
+        ours = np.empty(_cpu.conv2d_nhwc_packed(shape, method), np.float32)
+        _cpu.conv2d_nhwc_pack(packed, ours.ctypes.data, shape, method, 1)
+        workspace = np.empty(_cpu.conv2d_nhwc_workspace(shape, method, 1), np.uint8)
+        _cpu.conv2d_nhwc(
+            x, ours.ctypes.data, bias, residual, 0, 0, y, workspace.ctypes.data, shape, pitches,
+            method, False, -np.inf, f, a, b, 1,
+        )  # fmt: skip
+
+    @staticmethod
+    def linear_rows_packed(shape, operands, _stream) -> int:
+        return 4 * shape.weight_size
+
+    @staticmethod
+    def linear_rows_pack(weight, packed, shape, operands, _stream) -> None:
+        _cpu.copy(weight, packed, 4 * shape.weight_size, 1)
+
+    @staticmethod
+    def linear_rows(x, packed, bias, y, shape, operands, f, a, b, _stream) -> None:
+        _cpu.linear(x, packed, bias, y, shape, False, 1)
+        _cpu.unary(y, y, shape.output_size, f, a, b, 1)
+
+
 class FakeCuda(CpuDevice):
-    """``cuda:0``."""
+    """``cuda:0``; with tensor cores, or so old that it has none."""
 
     kind = "cuda"
     name = "cuda:0"
@@ -58,22 +114,25 @@ class FakeCuda(CpuDevice):
     model = "a fake"
     stream = None
 
-    def __init__(self) -> None:
+    def __init__(self, tensor_cores: bool = False) -> None:
         super().__init__()
-        self.kernels = FakeKernels()
+        self.tensor_cores = tensor_cores
+        self.captured = 0
+        self.kernels = FakeTensorCores() if tensor_cores else FakeKernels()
         self.context = nullcontext()
         self.properties = {
             "name": self.model,
             "managed_memory": True,
             "multiprocessors": 132,
             "total_memory": 2**37,
+            "compute_capability": (9, 0) if tensor_cores else (7, 0),
         }
 
     def lane(self) -> FakeCuda:
-        return FakeCuda()
+        return FakeCuda(self.tensor_cores)
 
     def on(self, stream: int) -> FakeCuda:
-        other = FakeCuda()
+        other = FakeCuda(self.tensor_cores)
         other.stream_handle = stream
         return other
 
@@ -98,14 +157,22 @@ class FakeCuda(CpuDevice):
     def is_current(self) -> bool:
         return True
 
+    def is_capturing(self, stream: int) -> bool:
+        return False
 
-def install(monkeypatch) -> None:
+    def capture(self, run: Any) -> tuple[Any, list[Any]]:
+        """A graph that is no less work than its parts."""
+        self.captured += 1
+        return run, [self.stream_handle]
+
+
+def install(monkeypatch, tensor_cores: bool = False) -> None:
     """Makes every device ``cuda...`` that is asked for a fake."""
     from cnn_engine import devices
 
     real = devices.select
 
     def select(name: str) -> Any:
-        return FakeCuda() if name.startswith("cuda") else real(name)
+        return FakeCuda(tensor_cores) if name.startswith("cuda") else real(name)
 
     monkeypatch.setattr(devices, "select", select)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -124,6 +126,24 @@ class CudaDevice:
         """Whether what is queued on ``stream`` becomes part of a CUDA graph."""
         return bool(self._runtime.streamIsCapturing(stream))
 
+    def capture(self, run: Callable[[int], None]) -> tuple[Callable[..., None], list[Any]]:
+        """Returns the call that does on this stream what ``run`` queues on the one that it is given.
+
+        Only what this thread does counts: others may go on with the device meanwhile.
+        """
+        runtime = self._runtime
+        with self.context:
+            stream = self._cupy.cuda.Stream(non_blocking=True)
+            stream.begin_capture(runtime.streamCaptureModeThreadLocal)
+            try:
+                run(stream.ptr)
+            except BaseException:
+                with contextlib.suppress(Exception):  # it says once more what failed
+                    stream.end_capture()
+                raise
+            graph = _Launched(stream.end_capture(), runtime.graphLaunch)
+        return graph, [self.stream_handle]
+
     def synchronize(self) -> None:
         """Waits for everything queued on the stream.
 
@@ -163,6 +183,20 @@ class CudaDevice:
                 f"at most a quarter of the card's free memory ({free // 4 / 2**20:.0f} MiB)",
                 f"{nbytes / 2**20:.0f} MiB; use a smaller --batch",
             )
+
+
+class _Launched:
+    """A graph, which is kept for as long as this; called with a stream, it is launched there."""
+
+    __slots__ = ("_graph", "_handle", "_launch")
+
+    def __init__(self, graph: Any, launch: Callable[[int, int], None]) -> None:
+        self._graph = graph
+        self._handle = graph.graphExec
+        self._launch = launch
+
+    def __call__(self, stream: int) -> None:
+        self._launch(self._handle, stream)
 
 
 class _Handle:

@@ -34,6 +34,7 @@ from .source import find, read_weights
 from .stream import build_stream
 
 address_of = _cpu.address_of
+Conv2dOperands = _cpu.Conv2dOperands
 
 if TYPE_CHECKING:
     from ..measure.result import Result
@@ -55,8 +56,10 @@ class Engine:
             operators in OpenACC directives, on a GPU or on the host.
         variant: ``"auto"``, or one of :data:`cnn_engine.engine.variants.VARIANTS`.
         reduction: let several lanes share one output's sum; None: off, or what ``"auto"`` finds fastest.
-        dtype: ``"float32"``, or what the variant ``fused`` computes in besides; a model's convolutions on a
-            CPU that multiplies it also ``"bfloat16"``.
+        dtype: ``"float32"``, or what the variant ``fused`` computes in besides. What a model's convolutions
+            and linear layers multiply can be rounded, with ``auto``, to ``"bfloat16"`` on a CPU that
+            multiplies it, and to ``"tf32"``, ``"float16"`` or ``"bfloat16"`` on CUDA from compute capability
+            8.0 on; all else stays float32.
         data_mode: ``"auto"``: resident, with copies that overlap with kernels in passes over many images;
             ``"resident"``; or on CUDA ``"transfer"``, ``"managed"`` or ``"stream"``.
         threads: of CPU work; None: as many as CPUs.
@@ -127,7 +130,7 @@ class Engine:
             self.device.kind, variant, reduction, dtype,
             "resident" if data_mode == "auto" else data_mode, self._why_not_fused,
             times_layers=self.workload is not None and self.workload.times_layers,
-            layered_dtypes=self._layered_dtypes(is_model),
+            layered_dtypes=self._layered_dtypes(is_model, reduction),
         )  # fmt: skip
         # Chunks on several streams are each computed as resident data is.
         mode = "resident" if data_mode in ("auto", "stream") else data_mode
@@ -139,6 +142,8 @@ class Engine:
         )  # fmt: skip
         if self._program.channels_last:
             others = "channels_last and winograd where weights are constants"
+            if self.device.kind == "cuda":
+                others = "channels_last on tensor cores where weights are constants"
             self.choice = replace(self.choice, reason=f"{self.choice.reason}; {others}")
         self._program.load()
         self.phases.load_parameters_s = perf_counter() - start
@@ -173,10 +178,13 @@ class Engine:
             self.device.properties["total_memory"] if gpu else 0,
         )
 
-    def _layered_dtypes(self, is_model: bool) -> tuple[str, ...]:
+    def _layered_dtypes(self, is_model: bool, reduction: bool | None) -> tuple[str, ...]:
         """The data types in which nodes by themselves are computed here."""
         if is_model and self.device.kind == "cpu" and not _cpu.bfloat16_why_not():
             return "float32", "bfloat16"
+        whole = self.data_mode in ("auto", "resident", "stream") and not reduction
+        if is_model and whole and variants.has_tensor_cores(self.device):
+            return tuple(Conv2dOperands.__members__)
         return ("float32",)
 
     def _why_not_fused(self) -> str | None:

@@ -23,7 +23,8 @@ from . import fused, kernels, memory
 from .kernels import Call, Kernel, openacc
 from .memory import MemoryPlan
 from .placement import Move, Placed, Placement, place
-from .variants import Choice
+from .replay import Replays
+from .variants import Choice, has_tensor_cores
 
 #: What reports call operators that had names before there were records.
 REPORT_KINDS = {
@@ -41,6 +42,9 @@ class Slot:
 
 
 INPUT, OUTPUT = Slot("images"), Slot("probabilities")
+
+#: Stands for the handle of the stream that a step's work is queued on: see :meth:`Plan.on_stream`.
+STREAM = Slot("stream of the pass")
 
 
 @dataclass(frozen=True)
@@ -93,6 +97,9 @@ class Plan:
         slots: the names of the inputs, then of the outputs, in the order in which :meth:`bind` takes them.
         stand_ins: node -> why it runs on another device than the rest, or without a kernel of ours.
         outputs: the outputs, by their names, in order.
+        replays: how the device's part of a pass becomes one call, or None: every pass goes step by step.
+
+    ``calls`` are the steps' functions and arguments, ``bound`` the addresses that were last bound.
     """
 
     batch: int
@@ -103,25 +110,43 @@ class Plan:
     slots: Sequence[str] = (INPUT.name, OUTPUT.name)
     stand_ins: Mapping[str, str] = field(default_factory=dict)
     outputs: Mapping[str, Value] = field(default_factory=dict)
+    replays: Replays | None = None
 
     def __post_init__(self) -> None:
-        self._calls = [(step.function, step.args) for step in self.steps]
+        self.calls = [(step.function, step.args) for step in self.steps]
+        self.bound: tuple[int, ...] = ()
         slots: dict[str, list[tuple[list[Any], int, int]]] = {name: [] for name in self.slots}
+        self._streams: list[tuple[list[Any], int]] = []
         for step in self.steps:
             for index, argument in enumerate(step.args):
-                if isinstance(argument, Slot):
+                if argument is STREAM:
+                    self._streams.append((step.args, index))
+                elif isinstance(argument, Slot):
                     slots[argument.name].append((step.args, index, argument.offset))
         self._slots = [slots[name] for name in self.slots]
+        if self.replays is not None:
+            self.on_stream(self.replays.device.stream_handle)
+
+    def on_stream(self, handle: int) -> None:
+        """Has steps that say so queue their work on this stream from now on."""
+        for args, index in self._streams:
+            args[index] = handle
 
     def bind(self, *addresses: int) -> None:
         """Sets the addresses of the inputs and of where the outputs go, such as images, probabilities."""
+        self.bound = addresses
         for places, address in zip(self._slots, addresses, strict=True):
             for args, index, offset in places:
                 args[index] = address + offset
 
     def run(self) -> None:
         """Runs one pass; where inputs and outputs are host memory, they are done on return."""
-        for function, args in self._calls:
+        for function, args in self.calls if self.replays is None else self.replays.calls(self):
+            function(*args)
+
+    def run_steps(self) -> None:
+        """Runs one pass step by step, as those whose steps are timed are run."""
+        for function, args in self.calls:
             function(*args)
 
 
@@ -132,13 +157,14 @@ class Program:
         graph_of: returns the graph for a batch, whose images are pixels or not.
         placement: where nodes run.
         choice: the variant.
-        dtype: what fused kernels compute in.
+        dtype: what fused kernels compute in, and what others may round the operands of sums to.
         first: the batch that constants are loaded with, and whether its images are pixels.
         fuses: whether what follows a convolution may become part of it, as reports then show it.
         own: node, or operator -> a kernel of a user's own.
 
     Attributes:
         channels_last: whether images lie with their channels side by side between convolutions.
+        replays: whether the device's part of a pass is to become one call.
     """
 
     def __init__(
@@ -163,7 +189,14 @@ class Program:
             and choice.automatic
             and not choice.reduction
             and not self.own  # whose tensors are row-major
-            and placement.device.kind == "cpu"
+            and placement.data_mode == "resident"
+            and (placement.device.kind == "cpu" or has_tensor_cores(placement.device))
+        )
+        self.replays = (
+            self._fuses
+            and choice.automatic
+            and not self.own  # which may queue work elsewhere
+            and placement.device.kind == "cuda"
             and placement.data_mode == "resident"
         )
         self._laid: Graph | None = None
@@ -187,11 +220,12 @@ class Program:
         elif self._fuses:
             graph = passes.fuse(graph)
         if self.channels_last:
-            graph = passes.lay_channels_last(graph)
+            on_cuda = self.placement.device.kind == "cuda"
+            graph = passes.lay_channels_last(graph, fours=on_cuda)
             # What the rewrites made of constants is the same for every batch.
             self._laid = self._laid or graph
             graph = graph.sharing(self._laid)
-            if self.dtype != "float32":
+            if on_cuda or self.dtype != "float32":
                 graph = passes.round_operands(graph, self.dtype)
         variant = None if choice.automatic else choice.variant
         return place(graph, self.placement, variant, choice.reduction, on_device, self.own)
@@ -276,6 +310,7 @@ def build(program: Program, batch: int, pixels: bool, images_on_device: bool = F
     return Plan(
         batch, steps, planned.sizes, [buffers, program], slots=slots, stand_ins=placed.stand_ins,
         outputs=outputs,
+        replays=Replays(program.placement.device, images_on_device) if program.replays else None,
     )  # fmt: skip
 
 
@@ -400,6 +435,7 @@ class _Builder:
         call = Call(
             node, graph.inputs_of(node), graph.outputs_of(node), at, to, workspace, prepared,
             self.program.device_of(where), self.program.placement.threads, self.planned.pitches,
+            STREAM if self.program.replays and where == "cuda" else None,
         )  # fmt: skip
         try:
             function, args = kernel.make(call)

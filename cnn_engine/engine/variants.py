@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ..errors import UnsupportedError, expected
 from . import kernels
@@ -64,6 +65,9 @@ def _variants() -> dict[str, Variant]:
     return found
 
 
+#: The first compute capability whose tensor cores take tf32 and bfloat16.
+TENSOR_CORES = (8, 0)
+
 #: Every variant by its name.
 VARIANTS = _variants()
 
@@ -71,6 +75,14 @@ VARIANTS = _variants()
 DTYPES = tuple(
     dict.fromkeys(d for row in VARIANTS.values() for types in row.dtypes.values() for d in types)
 )
+
+
+def has_tensor_cores(device: Any) -> bool:
+    """Whether the kernels over images [N, H, W, C] run on a device that is a GPU."""
+    return (
+        device.kind == "cuda"
+        and tuple(device.properties.get("compute_capability", ())) >= TENSOR_CORES
+    )
 
 
 @dataclass(frozen=True)

@@ -182,12 +182,12 @@ class _Passes:
             self.progress.start("profile", rounds * in_round * self.batch)
         try:
             with activity.record(managed_device=managed):  # the first one sets CUPTI up
-                plan.run()
+                plan.run_steps()
             self.deadline = perf_counter() + CAP_S
             for first in range(0, rounds * in_round, in_round):
                 for plan, count in self._window(first, in_round):
                     start = perf_counter()
-                    plan.run()
+                    plan.run_steps()
                     if count == self.batch:
                         self.plain_s.append(perf_counter() - start)
                 with activity.record(self.trace, managed_device=managed) as self.trace:

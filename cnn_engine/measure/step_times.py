@@ -227,7 +227,7 @@ class _Taken:
 
     def _plain(self, plan: Plan) -> None:
         start = perf_counter()
-        plan.run()
+        plan.run_steps()
         self.plain.append(perf_counter() - start)
 
     def _clocked(self, plan: Plan) -> None:

@@ -41,22 +41,24 @@ def method(node: Node, graph: Graph) -> Any:
     filters, channels, *kernel = graph.values[node.inputs[1]].shape
     if op.planar:
         return methods.planar
-    if op.groups > 1 and channels == 1 and filters == op.groups and not _has_prologue(node):
+    if op.groups > 1 and channels == 1 and filters == op.groups and not has_prologue(node):
         return methods.depthwise
     rows, columns = graph.values[node.outputs[0]].shape[1:3]
     plain = op.groups == 1 and op.stride == (1, 1) and op.dilation == (1, 1)
-    if not plain or kernel != [3, 3] or _has_prologue(node) or min(channels, filters) < LANES:
+    if not plain or kernel != [3, 3] or has_prologue(node) or min(channels, filters) < LANES:
         return methods.direct
     if op.operands != "float32" and min(rows, columns) >= TILES_OF_4:
         return methods.winograd4
     return methods.winograd2 if min(rows, columns) >= TILES_OF_2 else methods.direct
 
 
-def _has_prologue(node: Node) -> bool:
+def has_prologue(node: Node) -> bool:
+    """Whether something is done to what a convolution reads."""
     return node.op.floor is not None or any(name is not None for name in node.inputs[4:])
 
 
-def _not_constant(node: Node, graph: Graph) -> str | None:
+def not_constant(node: Node, graph: Graph) -> str | None:
+    """Returns why no kernel here can run a convolution: weights that are computed, or what follows it."""
     if node.inputs[1] not in graph.constants:
         return "expected constant weights, which are packed once"
     activation = node.op.activation
@@ -68,7 +70,7 @@ def _not_constant(node: Node, graph: Graph) -> str | None:
 def _not_winograd(node: Node, graph: Graph) -> str | None:
     if method(node, graph) not in WINOGRAD:
         return "expected a kernel of 3x3 with a stride of 1 over enough places and channels"
-    return _not_constant(node, graph)
+    return not_constant(node, graph)
 
 
 def _not_bfloat16(node: Node, graph: Graph) -> str | None:
@@ -80,7 +82,7 @@ def _not_bfloat16(node: Node, graph: Graph) -> str | None:
         return "expected a convolution that is computed directly"
     if node.op.groups > 1 and graph.values[node.inputs[1]].shape[1] % 2:
         return "expected groups of an even number of channels"
-    return _not_constant(node, graph)
+    return not_constant(node, graph)
 
 
 def _pack_bfloat16(node: Node, graph: Graph, device: Any) -> Buffer:
@@ -126,23 +128,30 @@ def _make_bfloat16(call: Call) -> Bound:
 
 
 def _bound(call: Call, function: str, packed: Buffer, *method: Any) -> Bound:
-    op, (x, weight, _, residual, scale, _) = call.node.op, (*call.inputs, *[None] * 4)[:6]
+    op, (x, weight, _, _, scale, _) = call.node.op, (*call.inputs, *[None] * 4)[:6]
     bias, added, factors, shift = (*call.at[2:], 0, 0, 0, 0)[:4]
-    activation, alpha, beta = _cpu.UnaryFunction.clip, -math.inf, math.inf
-    if op.activation is not None:
-        activation = getattr(_cpu.UnaryFunction, op.activation.function)
-        alpha, beta = float(op.activation.alpha), float(op.activation.beta)
-    pitches = _cpu.Conv2dPitches(
-        weight.shape[1] * op.groups if op.planar else call.pitch(x), call.pitch(call.outputs[0]),
-        call.pitch(residual),
-    )  # fmt: skip
     floor = -math.inf if op.floor is None else op.floor
     by_image = scale is not None and len(scale.shape) == 2
     return call.native(
         function, call.at[0], packed.address, bias, added, factors, shift, call.to[0],
-        call.workspace, shape_of(call.node, x, weight), pitches, *method, by_image, floor,
-        activation, alpha, beta,
+        call.workspace, shape_of(call.node, x, weight), pitches_of(call), *method, by_image, floor,
+        *activation_of(op),
     )  # fmt: skip
+
+
+def pitches_of(call: Call) -> Any:
+    """Returns the pitches of a convolution's images."""
+    op, (x, weight, _, residual) = call.node.op, (*call.inputs, None, None)[:4]
+    own = weight.shape[1] * op.groups if op.planar else call.pitch(x)
+    return _cpu.Conv2dPitches(own, call.pitch(call.outputs[0]), call.pitch(residual))
+
+
+def activation_of(op: Any) -> tuple[Any, float, float]:
+    """Returns the function that follows a sum, with its two numbers: clip that clips nothing is none."""
+    if op.activation is None:
+        return _cpu.UnaryFunction.clip, -math.inf, math.inf
+    function = getattr(_cpu.UnaryFunction, op.activation.function)
+    return function, float(op.activation.alpha), float(op.activation.beta)
 
 
 def _conv2d(name: str, why_not: Any) -> Kernel:
@@ -157,7 +166,8 @@ def _sizes(x: Value) -> tuple[int, ...]:
     return tuple(x.shape[axis] for axis in TO_FIRST)
 
 
-def _make_pool(call: Call) -> Bound:
+def make_pool(call: Call) -> Bound:
+    """Returns the call of a pool."""
     op, (x,), (y,) = call.node.op, call.inputs, call.outputs
     window = (*op.kernel, *op.stride, *op.padding, *op.dilation)
     pitches = call.pitch(x), call.pitch(y)
@@ -181,14 +191,14 @@ ROWS = [
         workspace=_workspace_bfloat16,
         pitched=(None, 0, 3),
     ),
-    _conv2d("channels_last", _not_constant),
+    _conv2d("channels_last", not_constant),
     Kernel(
         "max_pool2d_nhwc",
         "channels_last",
         "cpu",
-        _make_pool,
+        make_pool,
         why_not=pooling.why_not,
         pitched=(None, 0),
     ),
-    Kernel("average_pool2d_nhwc", "channels_last", "cpu", _make_pool, pitched=(None, 0)),
+    Kernel("average_pool2d_nhwc", "channels_last", "cpu", make_pool, pitched=(None, 0)),
 ]

@@ -32,6 +32,7 @@ class Call:
         threads: of CPU work.
         pitches: name of a value -> elements from one row of its last dimension to the next, where other
             values' columns lie between.
+        stream: what stands for the stream's handle, or None: the device's own.
     """
 
     node: Node
@@ -44,6 +45,7 @@ class Call:
     device: Any
     threads: int
     pitches: Mapping[str, int] = field(default_factory=dict)
+    stream: Any = None
 
     def pitch(self, value: Value | None) -> int:
         """Returns the elements from one row of the last dimension of ``value`` to the next; 0 for None."""
@@ -52,7 +54,9 @@ class Call:
     def native(self, function: str, *arguments: Any) -> Bound:
         """Returns the call of a compiled function; the threads, the stream or the device come last."""
         kind = self.device.kind
-        where = self.device.stream_handle if kind == "cuda" else self.threads
+        where = self.threads
+        if kind == "cuda":
+            where = self.device.stream_handle if self.stream is None else self.stream
         if kind == "openacc":
             where = self.device.number
         return getattr(functions(self.device), function), [*arguments, where]

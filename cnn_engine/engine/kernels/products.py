@@ -11,14 +11,15 @@ from .convolution import limits
 from .kernel import Bound, Call, brought, functions, on_both
 
 
-def _linear_shape(x: Value, weight: Value) -> Any:
+def linear_shape(x: Value, weight: Value) -> Any:
+    """Returns the compiled functions' shape of a linear layer."""
     return _cpu.LinearShape(x.shape[0], weight.shape[1], weight.shape[0])
 
 
 def _make_linear(reduction: bool):
     def make(call: Call) -> Bound:
         bias = call.at[2] if len(call.at) > 2 else 0
-        shape = _linear_shape(*call.inputs[:2])
+        shape = linear_shape(*call.inputs[:2])
         return call.native("linear", *call.at[:2], bias, call.to[0], shape, reduction)
 
     return make
@@ -40,7 +41,7 @@ def _not_blocked(node: Node, graph: Graph) -> str | None:
 
 def _pack(node: Node, graph: Graph, device: Any) -> Any:
     """Returns the packed weights, in memory of the device."""
-    shape = _linear_shape(*graph.inputs_of(node)[:2])
+    shape = linear_shape(*graph.inputs_of(node)[:2])
     packed = device.allocate(4 * shape.packed_size)
     where = device.stream_handle if device.kind == "cuda" else 1
     source = brought(graph.constants[node.inputs[1]], device)
@@ -50,7 +51,7 @@ def _pack(node: Node, graph: Graph, device: Any) -> Any:
 
 
 def _linear_workspace(node: Node, graph: Graph, device: Any, threads: int) -> int:
-    shape = _linear_shape(*graph.inputs_of(node)[:2])
+    shape = linear_shape(*graph.inputs_of(node)[:2])
     return functions(device).linear_blocked_workspace(shape, threads)
 
 
@@ -58,7 +59,7 @@ def _make_blocked_linear(call: Call) -> Bound:
     bias = call.at[2] if len(call.at) > 2 else 0
     return call.native(
         "linear_blocked", call.at[0], call.prepared.address, bias, call.to[0], call.workspace,
-        _linear_shape(*call.inputs[:2]), *limits(call.node),
+        linear_shape(*call.inputs[:2]), *limits(call.node),
     )  # fmt: skip
 
 

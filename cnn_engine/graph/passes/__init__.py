@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from ..graph import Graph
 from .affine import fold_affine_after, fold_affine_before
@@ -64,6 +65,10 @@ LAYING: tuple[Pass, ...] = (
     fuse_activations,
     nest_concatenations,
 )
+LAYING_IN_FOURS: tuple[Pass, ...] = tuple(
+    partial(fuse_prologues, fours=True) if rewrite is fuse_prologues else rewrite
+    for rewrite in LAYING
+)
 
 
 def simplify(graph: Graph) -> Graph:
@@ -76,12 +81,15 @@ def fuse(graph: Graph) -> Graph:
     return _until_done(graph, FUSING)
 
 
-def lay_channels_last(graph: Graph) -> Graph:
-    """Returns ``graph`` as the CPU's fastest kernels run it: images between convolutions are [N, H, W, C].
+def lay_channels_last(graph: Graph, fours: bool = False) -> Graph:
+    """Returns ``graph`` as the fastest kernels run it: images between convolutions are [N, H, W, C].
 
     What precedes a convolution, and all functions that follow one, become parts of it.
+
+    Args:
+        fours: whether kernels do what precedes a convolution only where channels come in fours, as on CUDA.
     """
-    return _until_done(graph, LAYING)
+    return _until_done(graph, LAYING_IN_FOURS if fours else LAYING)
 
 
 def _until_done(graph: Graph, passes: Sequence[Pass]) -> Graph:

@@ -1,4 +1,4 @@
-"""Images with their channels side by side, as the CPU's fastest kernels take them.
+"""Images with their channels side by side, as the fastest kernels take them.
 
 A layout is a shape here: values become [N, H, W, C], operators read and write them so, and transposes stand
 where other operators read them.
@@ -21,6 +21,7 @@ from ...operators.channels_last import (
     MaxPool2dNhwc,
 )
 from ...operators.conv2d import Conv2d
+from ...operators.linear import Linear
 from ...operators.max_pool2d import MaxPool2d
 from ...operators.norm import BatchNorm
 from ...operators.operator import Operator, Shape, axis_in
@@ -49,8 +50,8 @@ def channels_last(graph: Graph) -> Graph:
 
 
 def round_operands(graph: Graph, dtype: str) -> Graph:
-    """Lets kernels round what convolutions over images [N, H, W, C] multiply to ``dtype``."""
-    nodes = [node for node in graph.nodes if type(node.op) is Conv2dNhwc]
+    """Lets kernels round to ``dtype`` what convolutions over [N, H, W, C] and linear layers multiply."""
+    nodes = [node for node in graph.nodes if type(node.op) in (Conv2dNhwc, Linear)]
     return graph.replaced(
         nodes, [replace(node, op=replace(node.op, operands=dtype)) for node in nodes]
     )

@@ -10,7 +10,7 @@ import numpy as np
 from ...operators.binary import Mul
 from ...operators.channels_last import Conv2dNhwc
 from ...operators.norm import BatchNorm
-from ...operators.shaping import Reshape
+from ...operators.shaping import Concat, Reshape
 from ...operators.unary import Relu
 from ..graph import Graph, Node, Note
 from .rewriting import Rewrites, absent, constant, covering, only_user
@@ -27,16 +27,23 @@ class _Prologue:
     factors: str | None = None
 
 
-def fuse_prologues(graph: Graph) -> Graph:
+def fuse_prologues(graph: Graph, fours: bool = False) -> Graph:
     """Has 1x1 convolutions scale, shift and clamp what they read, as they read it.
 
     The batch norm, the relu or the product with one number a channel of an image that did so go, where no
     one else reads what they make.
+
+    Args:
+        fours: whether convolutions can do so only where four channels at a time lie at 16 bytes.
     """
     rewrites = Rewrites(graph)
+    if fours and any(width % 4 for width in _columns(graph)):
+        return graph
     into: dict[str, str] = {}
     for conv in graph.nodes:
         found = _prologue(graph, conv.inputs[0]) if _takes_one(graph, conv) else None
+        if fours and found is not None and graph.values[found.x].shape[-1] % 4:
+            continue
         if found is None or not found.nodes:
             continue
         name = rewrites.fresh(f"{conv.name}.scale")
@@ -86,7 +93,19 @@ def _takes_one(graph: Graph, node: Node) -> bool:
         and op.floor is None
         and absent(node, 4)
         and graph.values[node.inputs[1]].shape[2:] == (1, 1)
+        and not any(op.padding)
     )
+
+
+def _columns(graph: Graph) -> list[int]:
+    """Returns the channels of all images that may be columns of wider rows."""
+    return [
+        graph.values[name].shape[-1]
+        for node in graph.nodes
+        if isinstance(node.op, Concat)
+        for name in node.inputs
+        if len(graph.values[name].shape) == 4
+    ]
 
 
 def _prologue(graph: Graph, x: str) -> _Prologue:

@@ -1,0 +1,175 @@
+"""CUDA's kernels over images whose channels lie side by side, [N, H, W, C], and over rows of features."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from ... import _cpu
+from ...devices import Buffer
+from ...errors import UnsupportedError
+from ...graph.graph import Graph, Node, Value
+from . import pooling
+from .channels_last import (
+    activation_of,
+    has_prologue,
+    make_pool,
+    not_constant,
+    pitches_of,
+    shape_of,
+)
+from .kernel import Bound, Call, Kernel, brought
+from .products import linear_shape
+
+#: Rows up to which a product is bound by how fast its weights are read.
+FEW_ROWS = 8
+
+#: The largest number in float16.
+FLOAT16 = float(np.finfo(np.float16).max)
+
+
+def _operands(node: Node) -> Any:
+    return getattr(_cpu.Conv2dOperands, node.op.operands)
+
+
+def _packed(node: Node, graph: Graph, device: Any, nbytes: int, function: str, *how: Any) -> Buffer:
+    """Returns what a compiled function makes of a node's weights, complete, in the device's memory."""
+    weight = graph.constants[node.inputs[1]]
+    most = float(np.abs(weight).max(initial=0.0))
+    if node.op.operands == "float16" and most > FLOAT16:
+        raise UnsupportedError(
+            f"--dtype: float16: node {node.name}: expected weights of at most "
+            f"{FLOAT16:.0f}, found {most:g}; bfloat16 and tf32 have room for them"
+        )
+    packed = device.allocate(nbytes)
+    source = brought(weight, device)
+    getattr(device.kernels, function)(source.address, packed.address, *how, device.stream_handle)
+    device.synchronize()
+    return packed
+
+
+# ---- convolutions ----
+
+
+def _pack(node: Node, graph: Graph, device: Any) -> Buffer:
+    shape, operands = shape_of(node, *graph.inputs_of(node)[:2]), _operands(node)
+    nbytes = device.kernels.conv2d_nhwc_packed(shape, operands, 0)
+    return _packed(node, graph, device, nbytes, "conv2d_nhwc_pack", shape, node.op.planar, operands)
+
+
+def _make(call: Call) -> Bound:
+    op, (x, weight, _, _, scale, _) = call.node.op, (*call.inputs, *[None] * 4)[:6]
+    bias, residual, factors, shift = (*call.at[2:], 0, 0, 0, 0)[:4]
+    by_image = scale is not None and len(scale.shape) == 2
+    return call.native(
+        "conv2d_nhwc", call.at[0], call.prepared.address, bias, residual, factors, shift,
+        call.to[0], shape_of(call.node, x, weight), pitches_of(call), op.planar,
+        _operands(call.node), by_image, -math.inf if op.floor is None else op.floor,
+        *activation_of(op),
+    )  # fmt: skip
+
+
+def _not_depthwise(node: Node, graph: Graph) -> str | None:
+    filters, channels = graph.values[node.inputs[1]].shape[:2]
+    if node.op.planar or node.op.groups == 1 or channels != 1 or filters != node.op.groups:
+        return "expected one channel and one filter a group"
+    if has_prologue(node):
+        return "expected nothing before the convolution"
+    return not_constant(node, graph)
+
+
+def _pack_depthwise(node: Node, graph: Graph, device: Any) -> Buffer:
+    x, weight = graph.inputs_of(node)[:2]
+    nbytes, shape = 4 * weight.size, shape_of(node, x, weight)
+    return _packed(node, graph, device, nbytes, "conv2d_nhwc_depthwise_pack", shape)
+
+
+def _make_depthwise(call: Call) -> Bound:
+    bias, residual = (*call.at[2:], 0, 0)[:2]
+    return call.native(
+        "conv2d_nhwc_depthwise", call.at[0], call.prepared.address, bias, residual, call.to[0],
+        shape_of(call.node, *call.inputs[:2]), pitches_of(call), *activation_of(call.node.op),
+    )  # fmt: skip
+
+
+# ---- rows of features, and images of one place ----
+
+
+def _not_rows(node: Node, graph: Graph) -> str | None:
+    x, weight, *_ = graph.inputs_of(node)
+    if node.op.operands is None:
+        return "expected what operands may be rounded to, as auto says for models"
+    if node.op.kind == "conv2d_nhwc":
+        one = x.shape[1:3] == weight.shape[2:] == (1, 1) and not node.op.planar
+        if not one or node.op.groups > 1 or any(node.op.padding):
+            return "expected images of one place"
+        if has_prologue(node) or any(name is not None for name in node.inputs[3:4]):
+            return "expected nothing before the product, and nothing added to it"
+    if x.shape[0] > FEW_ROWS:
+        return f"expected at most {FEW_ROWS} rows, found {x.shape[0]}"
+    if any(name is not None and name not in graph.constants for name in node.inputs[2:3]):
+        return "expected a constant bias, which is read before what is computed"
+    return not_constant(node, graph)
+
+
+def _pack_rows(node: Node, graph: Graph, device: Any) -> Buffer:
+    shape, operands = linear_shape(*graph.inputs_of(node)[:2]), _operands(node)
+    nbytes = device.kernels.linear_rows_packed(shape, operands, 0)
+    return _packed(node, graph, device, nbytes, "linear_rows_pack", shape, operands)
+
+
+def _make_rows(call: Call) -> Bound:
+    bias = (*call.at[2:], 0)[0]
+    return call.native(
+        "linear_rows", call.at[0], call.prepared.address, bias, call.to[0],
+        linear_shape(*call.inputs[:2]), _operands(call.node), *activation_of(call.node.op),
+    )  # fmt: skip
+
+
+def _as_convolution(x: Value, weight: Value) -> Any:
+    """Returns the shape of a linear layer as a convolution of images of one place."""
+    outputs, features = weight.shape
+    return _cpu.Conv2dShape(x.shape[0], features, 1, 1, outputs, 1, 1, 1, 1, 0, 0)
+
+
+def _not_product(node: Node, graph: Graph) -> str | None:
+    if node.op.operands is None:
+        return "expected what operands may be rounded to, as auto says for models"
+    return not_constant(node, graph)
+
+
+def _pack_product(node: Node, graph: Graph, device: Any) -> Buffer:
+    shape, operands = _as_convolution(*graph.inputs_of(node)[:2]), _operands(node)
+    nbytes = device.kernels.conv2d_nhwc_packed(shape, operands, 0)
+    return _packed(node, graph, device, nbytes, "conv2d_nhwc_pack", shape, False, operands)
+
+
+def _make_product(call: Call) -> Bound:
+    x, weight = call.inputs[:2]
+    return call.native(
+        "conv2d_nhwc", call.at[0], call.prepared.address, (*call.at[2:], 0)[0], 0, 0, 0,
+        call.to[0], _as_convolution(x, weight), _cpu.Conv2dPitches(*reversed(weight.shape)), False,
+        _operands(call.node), False, -math.inf, *activation_of(call.node.op),
+    )  # fmt: skip
+
+
+def _row(op: str, name: str, make: Any, why_not: Any, prepare: Any, pitched: Any = ()) -> Kernel:
+    return Kernel(
+        op, name, "cuda", make, why_not=why_not, prepare=prepare, packs=(1,), pitched=pitched
+    )
+
+
+ROWS = [
+    _row("conv2d_nhwc", "rows", _make_rows, _not_rows, _pack_rows),
+    _row("conv2d_nhwc", "depthwise", _make_depthwise, _not_depthwise, _pack_depthwise, (None, 0, 3)),
+    _row("conv2d_nhwc", "implicit_gemm", _make, not_constant, _pack, (None, 0, 3)),
+    _row("linear", "rows", _make_rows, _not_rows, _pack_rows),
+    _row("linear", "implicit_gemm", _make_product, _not_product, _pack_product),
+    Kernel(
+        "max_pool2d_nhwc", "channels_last", "cuda", make_pool, why_not=pooling.why_not,
+        pitched=(None, 0),
+    ),
+    Kernel("average_pool2d_nhwc", "channels_last", "cuda", make_pool, pitched=(None, 0)),
+]  # fmt: skip

@@ -1,0 +1,102 @@
+"""Passes whose work on a GPU is one call: a CUDA graph, captured at a plan's second pass, then launched.
+
+To launch a kernel costs the host some microseconds, a kernel of a small batch runs for as long; a graph costs
+the host one launch for all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .plan import Plan, Step
+
+#: Pairs of addresses of a caller's arrays for which a plan keeps graphs.
+KEPT_GRAPHS = 8
+
+#: Pairs of addresses that a plan has seen, of which the next pass makes a graph.
+KEPT_ADDRESSES = 64
+
+#: Steps in a row that are worth a graph.
+FEWEST_STEPS = 2
+
+
+class Replays:
+    """The graphs of a plan, each with what comes before, between and after in the order of the steps.
+
+    Args:
+        device: on which the plan runs.
+        on_device: whether inputs and outputs are a caller's memory of the device, whose addresses are then
+            part of the graphs, and whose stream may itself be captured.
+
+    Attributes:
+        why_not: why passes are run step by step, or None.
+    """
+
+    def __init__(self, device: Any, on_device: bool) -> None:
+        self.device = device
+        self.why_not: str | None = None
+        self._on_device = on_device
+        self._seen: dict[tuple[int, ...], None] = {}
+        self._calls: dict[tuple[int, ...], list[tuple]] = {}
+
+    def calls(self, plan: Plan) -> Sequence[tuple]:
+        """Returns the calls of the next pass of ``plan``."""
+        if self.why_not is not None:
+            return plan.calls
+        key: tuple[int, ...] = ()
+        if self._on_device:
+            if self.device.is_capturing(self.device.stream_handle):
+                return plan.calls  # the caller's graph takes the steps themselves
+            key = plan.bound
+        found = self._calls.get(key)
+        if found is not None:
+            return found
+        if key not in self._seen:  # what is compiled or loaded at the first pass is not captured
+            _keep(self._seen, key, None, KEPT_ADDRESSES)
+            return plan.calls
+        try:
+            made = self._capture(plan)
+        except Exception as error:  # CuPy's and ours: a step that cannot be part of a graph
+            self.why_not = f"capture failed: {error}"
+            return plan.calls
+        _keep(self._calls, key, made, KEPT_GRAPHS)
+        return made
+
+    def _capture(self, plan: Plan) -> list[tuple]:
+        made: list[tuple] = []
+        for steps, captured in _segments(plan.steps):
+            calls = [(step.function, step.args) for step in steps]
+            if not captured:
+                made += calls
+                continue
+
+            def run(stream: int, calls: list[tuple] = calls) -> None:
+                plan.on_stream(stream)
+                try:
+                    for function, args in calls:
+                        function(*args)
+                finally:
+                    plan.on_stream(self.device.stream_handle)
+
+            made.append(self.device.capture(run))
+        return made
+
+
+def _segments(steps: Sequence[Step]) -> list[tuple[list[Step], bool]]:
+    """Returns the steps in runs, and whether each is work on the device alone and worth a graph."""
+    runs: list[tuple[list[Step], bool]] = []
+    for step in steps:
+        inside = step.place == "cuda" and step.direction not in ("h2d", "d2h", "h2h")
+        if not runs or runs[-1][1] != inside:
+            runs.append(([], inside))
+        runs[-1][0].append(step)
+    return [(run, inside and len(run) >= FEWEST_STEPS) for run, inside in runs]
+
+
+def _keep(kept: dict, key: Any, value: Any, most: int) -> None:
+    """Puts a value into ``kept``, from which the oldest goes."""
+    while len(kept) >= most:
+        kept.pop(next(iter(kept)))
+    kept[key] = value

@@ -1,0 +1,268 @@
+"""Models on a GPU with tensor cores: channels last, operands rounded, and passes that are one CUDA graph.
+
+The GPU is not there (its kernels are played by the CPU's), or the one that there is.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from types import SimpleNamespace
+
+import fake_cuda
+import numpy as np
+import pytest
+import tolerances
+from test_passes import Builder
+
+from cnn_engine import Engine, UnsupportedError, _cpu
+from cnn_engine.engine import replay
+from cnn_engine.engine.check import ROUNDING
+from cnn_engine.graph import reference
+from cnn_engine.graph.graph import Graph, Value
+from cnn_engine.operators.average_pool2d import AveragePool2d
+from cnn_engine.operators.binary import Add, Mul
+from cnn_engine.operators.conv2d import Conv2d
+from cnn_engine.operators.linear import Linear
+from cnn_engine.operators.max_pool2d import MaxPool2d
+from cnn_engine.operators.reduce import ReduceMean
+from cnn_engine.operators.shaping import Concat
+from cnn_engine.operators.unary import HardSwish, Relu, Sigmoid
+
+DTYPES = list(_cpu.Conv2dOperands.__members__)
+
+
+@pytest.fixture(params=["fake", pytest.param("cuda", marks=pytest.mark.gpu)])
+def gpu(request, monkeypatch):
+    if request.param == "fake":
+        fake_cuda.install(monkeypatch, tensor_cores=True)
+    return request.param
+
+
+def network(size: int = 17, width: int = 8) -> Graph:
+    """What mobile networks and DenseNets are made of, in a few layers, for any batch."""
+    b = Builder(1, 3, size, size)
+    x = b.conv("x", 3, width, stride=(2, 2), padding=(1, 1, 1, 1))
+    x = b.add(HardSwish(), x)
+    y = b.add(Relu(), b.conv(x, width, width, padding=(1, 1, 1, 1), groups=width))
+    gate = b.add(Relu(), point(b, b.add(ReduceMean((2, 3)), y), width, 4))
+    gate = b.add(Sigmoid(), point(b, gate, 4, width))
+    x = b.add(Add(), point(b, b.add(Mul(), y, gate), width, width), x)
+    x = b.add(MaxPool2d((3, 3), (2, 2), (1, 1, 1, 1)), x)
+    for joined in (width, width + 4):
+        z = point(b, b.add(Relu(), b.norm(x, joined)), joined, width)
+        z = b.conv(b.add(Relu(), z), width, 4, padding=(1, 1, 1, 1))
+        x = b.add(Concat(1), x, z)
+    x = b.add(AveragePool2d((2, 2), (2, 2)), b.add(Relu(), b.norm(x, width + 8)))
+    x = b.add(ReduceMean((2, 3), keepdims=False), x)
+    x = b.add(Relu(), b.add(Linear(), x, b.constant(12, width + 8), b.constant(12)))
+    x = b.add(Linear(), x, b.constant(10, 12), b.constant(10))
+    nodes = tuple(
+        replace(node, inputs=tuple("images" if name == "x" else name for name in node.inputs))
+        for node in b.nodes
+    )
+    constants = {name: array.astype(np.float32) for name, array in b.constants.items()}
+    value = Value("images", (1, 3, size, size))
+    return Graph("small", (value,), (x,), nodes, constants, batched=("images",))
+
+
+def point(b: Builder, x: str, channels: int, filters: int) -> str:
+    return b.add(Conv2d(), x, b.constant(filters, channels, 1, 1), b.constant(filters))
+
+
+def images(batch: int, size: int = 17) -> np.ndarray:
+    return np.random.default_rng(batch).standard_normal((batch, 3, size, size)).astype(np.float32)
+
+
+def kernels(engine: Engine, batch: int = 1) -> dict[str, str]:
+    plan = engine.plan(batch, np.dtype(np.float32))
+    return {step.name: step.kernel for step in plan.steps if step.kernel}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [17, 32])
+def test_outputs_are_the_references(gpu, dtype, size):
+    with Engine(network(size=size), device="cuda", dtype=dtype) as engine:
+        for batch in (1, 3, 9):
+            check = engine.check(images(batch, size))
+            assert check.passed, (batch, check)
+        found = kernels(engine)
+    assert {"implicit_gemm", "depthwise", "rows", "channels_last"} <= set(found.values())
+    assert not {"conv2d", "blocked", "transpose"} & set(found.values())
+
+
+def test_many_rows_are_a_product(gpu):
+    with Engine(network(), device="cuda") as engine:
+        rows = [name for name, kernel in kernels(engine, 9).items() if kernel == "rows"]
+    assert rows == []
+
+
+def test_what_stands_before_a_convolution_is_read_in_fours(gpu):
+    """A concatenation of widths that are no fours leaves batch norms as nodes."""
+    with Engine(network(width=6), device="cuda") as engine:
+        assert engine.check(images(2)).passed
+        assert "affine_channel" in kernels(engine, 2).values()
+    with Engine(network(width=8), device="cuda") as engine:
+        found = list(kernels(engine, 2).values())
+    assert found.count("affine_channel") == 1  # before the pool
+
+
+def test_a_plan_becomes_one_call_at_its_second_pass(gpu):
+    x = images(2)
+    with Engine(network(), device="cuda") as engine:
+        wanted = engine.predict(x)
+        for _ in range(3):
+            np.testing.assert_array_equal(engine.predict(x), wanted)
+        plan = engine.plan(2, x.dtype)
+        assert plan.replays.why_not is None
+        out = np.empty_like(wanted)
+        plan.bind(x.ctypes.data, out.ctypes.data)
+        plan.run()
+        plan.run()
+        calls = plan.replays.calls(plan)
+        copies = sum(step.kind in ("copy", "sync") for step in plan.steps)
+        assert len(calls) == copies + 1 < len(plan.steps)
+        np.testing.assert_array_equal(out, wanted)
+        other = images(2)[::-1].copy()
+        plan.bind(other.ctypes.data, out.ctypes.data)
+        plan.run()
+        np.testing.assert_array_equal(out, wanted[::-1])
+
+
+def test_runs_of_any_graph_are_replayed(gpu):
+    x = images(1)
+    with Engine(network(), device="cuda") as engine:
+        found = [engine.run({"images": x}) for _ in range(3)]
+        (wanted,) = reference.reference(engine.network.graph(1), {"images": x}).values()
+    for outputs in found:
+        (array,) = outputs.values()
+        np.testing.assert_array_equal(array, *found[0].values())
+        limit = tolerances.PROBABILITY * np.abs(wanted).max()
+        tolerances.assert_close(array, wanted, limit)
+
+
+def test_a_capture_that_fails_leaves_the_steps(gpu, monkeypatch):
+    x = images(1)
+    with Engine(network(), device="cuda") as engine:
+
+        def capture(run):
+            raise RuntimeError("no graphs today")
+
+        monkeypatch.setattr(engine.device, "capture", capture)
+        wanted = engine.predict(x)
+        for _ in range(2):
+            np.testing.assert_array_equal(engine.predict(x), wanted)
+        plan = engine.plan(1, x.dtype)
+        assert plan.replays.why_not == "capture failed: no graphs today"
+
+
+def test_threads_do_not_disturb_each_other(gpu):
+    inputs = [images(batch) for batch in (1, 2, 3, 1)]
+    with Engine(network(), device="cuda") as engine:
+        wanted = [engine.predict(x) for x in inputs]
+        found: dict[int, list] = {k: [] for k in range(len(inputs))}
+
+        def work(k: int) -> None:
+            found[k] += [engine.predict(inputs[k]) for _ in range(20)]
+
+        threads = [threading.Thread(target=work, args=(k,)) for k in found]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    for k, rows in found.items():
+        for array in rows:
+            np.testing.assert_array_equal(array, wanted[k])
+
+
+def test_few_addresses_are_kept():
+    """A plan for a caller's arrays on the device has a graph for each of a few pairs of them."""
+
+    class Device(fake_cuda.FakeCuda):
+        capturing = False
+
+        def is_capturing(self, stream):
+            return self.capturing
+
+    device = Device(True)
+    replays = replay.Replays(device, True)
+
+    plan = SimpleNamespace(calls=[("step by step", ())], steps=(), bound=())
+    for pair in range(3 * replay.KEPT_ADDRESSES):
+        plan.bound = (pair, pair)
+        assert replays.calls(plan) is plan.calls
+    for _ in range(2):
+        plan.bound = (7, 7)
+        first = replays.calls(plan)
+    assert replays.calls(plan) is first is not plan.calls
+    device.capturing = True
+    assert replays.calls(plan) is plan.calls
+    device.capturing = False
+    for pair in range(3 * replay.KEPT_GRAPHS):
+        plan.bound = (pair, 0)
+        replays.calls(plan)
+        replays.calls(plan)
+    assert len(replays._calls) == replay.KEPT_GRAPHS
+
+
+@pytest.mark.parametrize("dtype", DTYPES[1:])
+def test_dtypes_are_refused_where_nothing_rounds(monkeypatch, dtype):
+    fake_cuda.install(monkeypatch)  # without tensor cores
+    with pytest.raises(UnsupportedError, match=f"--dtype: {dtype} needs the variant fused"):
+        Engine(network(), device="cuda", dtype=dtype)
+    fake_cuda.install(monkeypatch, tensor_cores=True)
+    for options in ({"data_mode": "transfer"}, {"variant": "tiled"}, {"reduction": True}):
+        with pytest.raises(UnsupportedError, match=dtype):
+            Engine(network(), device="cuda", dtype=dtype, **options)
+
+
+def test_weights_out_of_float16_are_refused(gpu):
+    graph = network()
+    first = next(name for name, array in graph.constants.items() if array.ndim == 4)
+    constants = {**graph.constants, first: graph.constants[first] * np.float32(1e6)}
+    graph = replace(graph, constants=constants)
+    with pytest.raises(
+        UnsupportedError, match="float16: node conv2d0: expected weights of at most"
+    ):
+        Engine(graph, device="cuda", dtype="float16")
+    Engine(graph, device="cuda", dtype="bfloat16").close()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_arrays_on_the_device(dtype):
+    import cupy
+
+    x = images(2)
+    with Engine(network(), device="cuda", dtype=dtype) as engine:
+        wanted = engine.predict(x)
+        for stream in (cupy.cuda.Stream.null, cupy.cuda.Stream(non_blocking=True)):
+            with stream:
+                there, out = cupy.asarray(x), cupy.zeros(wanted.shape, np.float32)
+                for _ in range(4):
+                    out[:] = -1
+                    engine.predict(there, out=out)
+                    np.testing.assert_array_equal(cupy.asnumpy(out), wanted)
+        with cupy.cuda.Stream(non_blocking=True) as stream:
+            engine.predict(there, out=out)
+            stream.synchronize()
+            stream.begin_capture()
+            engine.predict(there, out=out)
+            graph = stream.end_capture()
+            out[:] = -1
+            graph.launch(stream)
+            np.testing.assert_array_equal(cupy.asnumpy(out), wanted)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_same_bits_every_run(dtype):
+    x = images(3, 40)
+    with Engine(network(size=40, width=32), device="cuda", dtype=dtype) as engine:
+        wanted = engine.predict(x)
+        for _ in range(100):
+            np.testing.assert_array_equal(engine.predict(x), wanted)
+
+
+def test_rounding_is_what_the_check_allows():
+    assert set(DTYPES) == {*ROUNDING} - {"float64"}
