@@ -19,6 +19,7 @@ from cnn_engine.operators import KINDS
 from cnn_engine.operators.average_pool2d import AveragePool2d
 from cnn_engine.operators.binary import Add, Mul, Sub
 from cnn_engine.operators.conv2d import Conv2d
+from cnn_engine.operators.matmul import Matmul
 from cnn_engine.operators.max_pool2d import MaxPool2d
 from cnn_engine.operators.norm import BatchNorm
 from cnn_engine.operators.pad import Pad
@@ -26,7 +27,7 @@ from cnn_engine.operators.reduce import ReduceMax, ReduceMean
 from cnn_engine.operators.resize import Resize
 from cnn_engine.operators.shaping import Concat, DepthToSpace, Reshape, Slice, Split, Transpose
 from cnn_engine.operators.softmax import Softmax
-from cnn_engine.operators.unary import Clip, HardSigmoid, Relu, Sigmoid, Swish
+from cnn_engine.operators.unary import Clip, Gelu, HardSigmoid, Relu, Sigmoid, Swish
 
 
 def pointwise(b: Builder, x: str, channels: int, filters: int) -> str:
@@ -413,3 +414,28 @@ def test_engines_of_random_graphs(data):
     graph = random_graph(data, channels=16, size=14)
     if graph is not None:
         check_engine(graph, data.draw(st.integers(1, 3))).close()
+
+
+def test_products_over_channels_are_convolutions_on_cuda():
+    """A block of ConvNeXt: two products with biases, a function, a factor a channel, and a sum."""
+    b = Builder(2, 3, 6, 6)
+    x = b.conv("x", 3, 4, padding=(1, 1, 1, 1))
+    y = b.add(Transpose((0, 2, 3, 1)), x)
+    y = b.add(Add(), b.constant(8), b.add(Matmul(), y, b.constant(4, 8)))
+    y = b.add(Matmul(), b.add(Gelu(), y), b.constant(8, 4))
+    y = b.add(Mul(), b.add(Add(), y, b.constant(4)), b.constant(4))
+    y = b.add(Add(), b.add(Transpose((0, 3, 1, 2)), y), x)
+    graph = b.graph(b.conv(y, 4, 4))
+    after = same(graph, lambda graph: passes.lay_channels_last(graph, "cuda"))
+    assert kinds(after) == ["conv2d_nhwc"] * 4 + ["transpose"]
+    assert [node.inputs[3] is not None for node in after.nodes[2:3] if node.inputs[3:]] == [True]
+    assert "matmul" in kinds(same(graph, passes.lay_channels_last))
+
+
+@pytest.mark.parametrize("shape", [(4, 4, 8), (4,), (1, 4, 4, 8)])
+def test_other_products_stay(shape):
+    b = Builder(2, 3, 4, 4)
+    x = b.add(Transpose((0, 2, 3, 1)), b.conv("x", 3, 4, padding=(1, 1, 1, 1)))
+    y = b.add(Matmul(), x, b.constant(*shape))
+    after = same(b.graph(y), lambda graph: passes.lay_channels_last(graph, "cuda"))
+    assert "matmul" in kinds(after)

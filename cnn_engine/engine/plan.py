@@ -220,12 +220,12 @@ class Program:
         elif self._fuses:
             graph = passes.fuse(graph)
         if self.channels_last:
-            on_cuda = self.placement.device.kind == "cuda"
-            graph = passes.lay_channels_last(graph, fours=on_cuda)
+            kind = self.placement.device.kind
+            graph = passes.lay_channels_last(graph, kind)
             # What the rewrites made of constants is the same for every batch.
             self._laid = self._laid or graph
             graph = graph.sharing(self._laid)
-            if on_cuda or self.dtype != "float32":
+            if kind == "cuda" or self.dtype != "float32":
                 graph = passes.round_operands(graph, self.dtype)
         variant = None if choice.automatic else choice.variant
         return place(graph, self.placement, variant, choice.reduction, on_device, self.own)

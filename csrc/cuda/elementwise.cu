@@ -24,6 +24,8 @@ template <typename Input, typename Function>
 __global__ void elementwise_kernel(const Input* input,  // [size]; relu and tanh may work in place
                                    float* output,       // [size]
                                    std::int64_t size, Function function) {
+  wait_for_inputs();
+  let_successors_start();
   const std::int64_t index = grid_thread();
   if (index < size) output[index] = function(input[index]);
 }
@@ -32,9 +34,8 @@ template <typename Input, typename Function>
 void launch_elementwise(const Input* input, float* output, const ElementwiseShape& shape,
                         Function function, Stream stream) {
   if (shape.size == 0) return;
-  elementwise_kernel<<<blocks_for(shape.size), kBlockThreads, 0, stream>>>(input, output,
-                                                                           shape.size, function);
-  CUDA_CHECK_LAUNCH("elementwise_kernel");
+  launch("launch of elementwise_kernel", elementwise_kernel<Input, Function>,
+         blocks_for(shape.size), kBlockThreads, 0, stream, 1, input, output, shape.size, function);
 }
 
 }  // namespace

@@ -20,6 +20,7 @@ from .functions import recognise_functions
 from .identities import drop_identities, merge_shapes
 from .padding import fold_padding
 from .pooling import pool_first
+from .products import convolve_products, fold_constants_after
 from .prologues import fuse_prologues
 
 __all__ = [
@@ -65,9 +66,15 @@ LAYING: tuple[Pass, ...] = (
     fuse_activations,
     nest_concatenations,
 )
-LAYING_IN_FOURS: tuple[Pass, ...] = tuple(
-    partial(fuse_prologues, fours=True) if rewrite is fuse_prologues else rewrite
-    for rewrite in LAYING
+LAYING_ON_CUDA: tuple[Pass, ...] = (
+    channels_last,
+    convolve_products,
+    fold_constants_after,
+    fuse_residuals,
+    pool_first,
+    partial(fuse_prologues, fours=True),
+    fuse_activations,
+    nest_concatenations,
 )
 
 
@@ -81,15 +88,13 @@ def fuse(graph: Graph) -> Graph:
     return _until_done(graph, FUSING)
 
 
-def lay_channels_last(graph: Graph, fours: bool = False) -> Graph:
+def lay_channels_last(graph: Graph, device: str = "cpu") -> Graph:
     """Returns ``graph`` as the fastest kernels run it: images between convolutions are [N, H, W, C].
 
-    What precedes a convolution, and all functions that follow one, become parts of it.
-
-    Args:
-        fours: whether kernels do what precedes a convolution only where channels come in fours, as on CUDA.
+    What precedes a convolution, and all functions that follow one, become parts of it. On ``cuda`` the
+    former where channels come in fours, and products over channels become convolutions.
     """
-    return _until_done(graph, LAYING_IN_FOURS if fours else LAYING)
+    return _until_done(graph, LAYING_ON_CUDA if device == "cuda" else LAYING)
 
 
 def _until_done(graph: Graph, passes: Sequence[Pass]) -> Graph:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from ...operators import KINDS
 from ...operators.binary import Add
+from ...operators.channels_last import Conv2dNhwc
 from ...operators.conv2d import Conv2d
 from ...operators.unary import Unary
 from ..graph import Graph, Node
@@ -38,7 +39,7 @@ def fuse_residuals(graph: Graph) -> Graph:
             other = add.inputs[1 - index]
             if (
                 conv is not None
-                and type(conv.op) is Conv2d
+                and type(conv.op) in (Conv2d, Conv2dNhwc)
                 and conv.op.activation is None
                 and absent(conv, 3)
                 and only_user(graph, name) is add
@@ -47,7 +48,7 @@ def fuse_residuals(graph: Graph) -> Graph:
             ):
                 bias = None if absent(conv, 2) else conv.inputs[2]
                 merged = replace(
-                    conv, inputs=(*conv.inputs[:2], bias, other), outputs=add.outputs,
+                    conv, inputs=(*conv.inputs[:2], bias, other, *conv.inputs[4:]), outputs=add.outputs,
                     covers=covering(conv, add),
                 )  # fmt: skip
                 rewrites.replace([conv, add], [merged], "it is added to the sum while it is stored")
