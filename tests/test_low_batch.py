@@ -87,7 +87,8 @@ def test_outputs_are_the_references(gpu, dtype, size):
             check = engine.check(images(batch, size))
             assert check.passed, (batch, check)
         found = kernels(engine)
-    assert {"implicit_gemm", "depthwise", "rows", "channels_last"} <= set(found.values())
+    wanted = {"implicit_gemm", "depthwise", "rows", "channels_last", "squeeze_excite"}
+    assert wanted <= set(found.values())
     assert not {"conv2d", "blocked", "transpose"} & set(found.values())
 
 

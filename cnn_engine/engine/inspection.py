@@ -102,11 +102,11 @@ def inspect(given: Graph, named: Mapping[str, Kernel] | None = None) -> Inspecti
     """
     named = named or {}
     graph = passes.fuse(passes.simplify(given))
-    laid = graph if named else passes.lay_channels_last(graph)
+    run = {device: _Run(graph, device, bool(named)) for device in DEVICES}
     for kind in dict.fromkeys(kernel.device for kernel in named.values()):
         _check_named(graph, kind, {t: k for t, k in named.items() if k.device == kind})
-    runs = {name: node for node in laid.nodes for name in node.covers or (node.name,)}
-    nodes = tuple(_facts(graph, node, laid, runs, named) for node in graph.nodes)
+    nodes = tuple(_facts(graph, node, run, named) for node in graph.nodes)
+    laid = run["cpu"].graph
     peak, alive = _memory(laid)
     total = sum(array.nbytes for array in graph.constants.values())
     more = laid.notes[len(graph.notes) :]
@@ -114,18 +114,35 @@ def inspect(given: Graph, named: Mapping[str, Kernel] | None = None) -> Inspecti
     return Inspection(given, graph, nodes, total, peak, alive, notes)
 
 
+class _Run:
+    """A graph as a device runs it in float32 (on CUDA: a GPU with tensor cores).
+
+    Attributes:
+        graph: the graph; with kernels of a user's own, as it is.
+        nodes: the name of a node that was there before -> the node that it is part of.
+    """
+
+    def __init__(self, graph: Graph, device: str, named: bool) -> None:
+        self.graph = graph
+        if not named:
+            self.graph = passes.lay_channels_last(graph, device)
+            if device == "cuda":
+                self.graph = passes.round_operands(self.graph, "float32")
+        self.nodes = {
+            name: node for node in self.graph.nodes for name in node.covers or (node.name,)
+        }
+
+
 def _facts(
-    graph: Graph, node: Node, laid: Graph, runs: Mapping[str, Node], named: Mapping[str, Kernel]
+    graph: Graph, node: Node, run: Mapping[str, _Run], named: Mapping[str, Kernel]
 ) -> NodeFacts:
-    """Returns the facts of ``node``, which as part of ``runs`` is a node of ``laid`` on the CPU."""
+    """Returns the facts of ``node`` and of what it is part of on each device."""
     cost = graph.cost_of(node)
     names = dict.fromkeys(name for name in node.inputs if name is not None)
-    own = runs.get((node.covers or (node.name,))[-1])
+    last = (node.covers or (node.name,))[-1]
     found = {
-        device: _kernel(node, graph, device, named)
-        if device != "cpu"
-        else _kernel(own, laid, device, named)
-        for device in DEVICES
+        device: _kernel(own.nodes.get(last), own.graph, device, named)
+        for device, own in run.items()
     }
     return NodeFacts(
         node.name,

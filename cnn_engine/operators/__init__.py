@@ -32,6 +32,7 @@ _FILES = (
     "resize",
     "shaping",
     "softmax",
+    "squeeze_excite",
     "unary",
     "where",
 )

@@ -14,7 +14,7 @@
 namespace cnn_engine::cuda {
 namespace {
 
-constexpr int kThreads = 128;
+constexpr int kThreads = 64;
 // Threads that keep every multiprocessor of a large GPU busy: with fewer, a thread makes one
 // output.
 constexpr std::int64_t kManyThreads = 132 * 512;
@@ -74,16 +74,23 @@ __global__ void __launch_bounds__(kThreads)
   };
   if constexpr (Side > 0) {
     constexpr int kRead = (Columns - 1) * Stride + Side;
-#pragma unroll(Side <= 5 ? Side : 1)
+    // Places outside are read at the image's edge, and then taken as 0: a load that may be left out
+    // would wait for its own turn.
+    int columns[kRead];
+#pragma unroll
+    for (int s = 0; s < kRead; ++s) columns[s] = min(max(left + s, 0), p.w - 1) * d.pitches.x;
+#pragma unroll
     for (int r = 0; r < Side; ++r) {
       const int y = top + r;
-      if (y < 0 || y >= p.h) continue;
-      const float* line = image + (static_cast<std::int64_t>(y) * p.w + left) * d.pitches.x;
+      const bool row_inside = y >= 0 && y < p.h;
+      const float* line =
+          image + static_cast<std::int64_t>(min(max(y, 0), p.h - 1)) * p.w * d.pitches.x;
       Run x[kRead];
 #pragma unroll
+      for (int s = 0; s < kRead; ++s) x[s] = Run::load(line + columns[s]);
+#pragma unroll
       for (int s = 0; s < kRead; ++s) {
-        const bool inside = left + s >= 0 && left + s < p.w;
-        x[s] = inside ? Run::load(line + s * d.pitches.x) : Run::all(0.0f);
+        if (!row_inside || left + s < 0 || left + s >= p.w) x[s] = Run::all(0.0f);
       }
 #pragma unroll
       for (int s = 0; s < Side; ++s) {

@@ -1,53 +1,20 @@
 // linear_rows on CUDA: a warp makes an output feature of up to `Rows` rows. Its first weights are
 // on their way before it waits for its inputs.
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
 #include "cuda/activation.cuh"
 #include "cuda/channels.cuh"
 #include "cuda/launch.cuh"
 #include "cuda/reduce.cuh"
+#include "cuda/row_weights.cuh"
 #include "ops/linear_rows.h"
 
 namespace cnn_engine::cuda {
 namespace {
 
 constexpr int kThreads = 128;
-constexpr int kAhead = 8;  // loads of weights in flight
 
-// Weights that a thread reads at a time.
-template <typename T, int width>
-struct Weights;
-
-template <typename T>
-struct Weights<T, 1> {
-  T value;
-  __device__ void load(const T* from) { value = *from; }
-  __device__ void unpack(float (&to)[1]) const { to[0] = static_cast<float>(value); }
-};
-
-template <>
-struct Weights<float, 4> {
-  float4 value;
-  __device__ void load(const float* from) { value = *reinterpret_cast<const float4*>(from); }
-  __device__ void unpack(float (&to)[4]) const {
-    to[0] = value.x;
-    to[1] = value.y;
-    to[2] = value.z;
-    to[3] = value.w;
-  }
-};
-
-template <typename T>
-struct Weights<T, 8> {
-  uint4 value;
-  __device__ void load(const T* from) { value = *reinterpret_cast<const uint4*>(from); }
-  __device__ void unpack(float (&to)[8]) const {
-    const T* values = reinterpret_cast<const T*>(&value);
-#pragma unroll
-    for (int i = 0; i < 8; ++i) to[i] = static_cast<float>(values[i]);
-  }
-};
+// Loads of weights in flight: as many as registers beside the rows' sums allow.
+template <int Rows>
+constexpr int kAhead = Rows > 4 ? 4 : 8;
 
 // Blocks: of warps, one an output feature; then groups of rows.
 template <typename T, int width, int Rows>
@@ -57,41 +24,51 @@ __global__ void __launch_bounds__(kThreads)
                        const float* __restrict__ bias,  // [M] or null
                        float* output,                   // [N, M]
                        const LinearShape p, const Activation activation) {
-  constexpr int kStep = kWarpThreads * width;
+  constexpr int kStep = kWarpThreads * width, kLoads = kAhead<Rows>;
   const int m = blockIdx.x * (kThreads / kWarpThreads) + threadIdx.x / kWarpThreads;
   if (m >= p.out_features) return wait_for_inputs();
   const int first_row = blockIdx.y * Rows;
   const int first = threadIdx.x % kWarpThreads * width;
   const T* row = packed + static_cast<std::int64_t>(m) * p.in_features;
   const float added = bias != nullptr ? bias[m] : 0.0f;
-  Weights<T, width> weights[kAhead];
+  // What lies past the end is read at the last place, and not taken: a load that may be left out
+  // would wait for its own turn.
+  const int last = p.in_features - width;
+  Weights<T, width> weights[kLoads];
 #pragma unroll
-  for (int k = 0; k < kAhead; ++k) {
-    if (first + k * kStep < p.in_features) weights[k].load(row + first + k * kStep);
-  }
+  for (int k = 0; k < kLoads; ++k) weights[k].load(row + min(first + k * kStep, last));
   wait_for_inputs();
   let_successors_start();
 
-  float sum[Rows] = {};
-  for (int begin = first; begin < p.in_features; begin += kAhead * kStep) {
+  const float* x[Rows];
 #pragma unroll
-    for (int k = 0; k < kAhead; ++k) {
-      const int f = begin + k * kStep;
-      if (f >= p.in_features) break;
-      float w[width];
-      weights[k].unpack(w);
-      const int next = f + kAhead * kStep;
-      if (next < p.in_features) weights[k].load(row + next);
+  for (int n = 0; n < Rows; ++n) {
+    x[n] = input + static_cast<std::int64_t>(min(first_row + n, p.n - 1)) * p.in_features;
+  }
+  constexpr int kRun = width == 1 ? 1 : 4;
+  float sum[Rows] = {};
+  for (int begin = first; begin - first < p.in_features; begin += kLoads * kStep) {
+#pragma unroll
+    for (int k = 0; k < kLoads; ++k) {
+      const int f = begin + k * kStep, at = min(f, last);
+      Channels<kRun> run[Rows][width / kRun];
 #pragma unroll
       for (int n = 0; n < Rows; ++n) {
-        if (first_row + n >= p.n) break;
-        const float* x = input + static_cast<std::int64_t>(first_row + n) * p.in_features + f;
-        constexpr int kRun = width == 1 ? 1 : 4;
 #pragma unroll
-        for (int v = 0; v < width; v += kRun) {
-          const auto run = Channels<kRun>::load(x + v);
+        for (int v = 0; v < width / kRun; ++v) {
+          run[n][v] = Channels<kRun>::load(x[n] + at + v * kRun);
+        }
+      }
+      float w[width];
+      weights[k].unpack(w);
+      weights[k].load(row + min(f + kLoads * kStep, last));
+      if (f <= last) {
 #pragma unroll
-          for (int i = 0; i < kRun; ++i) sum[n] = fmaf(run.value[i], w[v + i], sum[n]);
+        for (int n = 0; n < Rows; ++n) {
+#pragma unroll
+          for (int i = 0; i < width; ++i) {
+            sum[n] = fmaf(run[n][i / kRun].value[i % kRun], w[i], sum[n]);
+          }
         }
       }
     }
@@ -114,20 +91,6 @@ __global__ void linear_rows_pack_kernel(const float* __restrict__ weight, T* __r
   if (index < size) packed[index] = static_cast<T>(weight[index]);
 }
 
-// Calls body(a null pointer to the type that weights are kept as).
-template <typename Body>
-void with_type(Conv2dOperands operands, const Body& body) {
-  switch (operands) {
-    case Conv2dOperands::float32:
-    case Conv2dOperands::tf32:
-      return body(static_cast<float*>(nullptr));
-    case Conv2dOperands::float16:
-      return body(static_cast<__half*>(nullptr));
-    case Conv2dOperands::bfloat16:
-      return body(static_cast<__nv_bfloat16*>(nullptr));
-  }
-}
-
 template <typename T, int width, int Rows>
 void launch_rows(const float* input, const T* packed, const float* bias, float* output,
                  const LinearShape& p, const Activation& activation, Stream stream) {
@@ -141,6 +104,8 @@ template <typename T, int width>
 void launch_width(const float* input, const T* packed, const float* bias, float* output,
                   const LinearShape& p, const Activation& activation, Stream stream) {
   if (p.n == 1) return launch_rows<T, width, 1>(input, packed, bias, output, p, activation, stream);
+  if (p.n == 2) return launch_rows<T, width, 2>(input, packed, bias, output, p, activation, stream);
+  if (p.n <= 5) return launch_rows<T, width, 5>(input, packed, bias, output, p, activation, stream);
   launch_rows<T, width, 8>(input, packed, bias, output, p, activation, stream);
 }
 
@@ -148,13 +113,13 @@ void launch_width(const float* input, const T* packed, const float* bias, float*
 
 std::int64_t linear_rows_packed(const LinearShape& shape, Conv2dOperands operands, int) {
   std::int64_t size = 0;
-  with_type(operands, [&](auto* type) { size = shape.weight_size() * sizeof(*type); });
+  with_row_type(operands, [&](auto* type) { size = shape.weight_size() * sizeof(*type); });
   return size;
 }
 
 void linear_rows_pack(const float* weight, void* packed, const LinearShape& shape,
                       Conv2dOperands operands, Stream stream) {
-  with_type(operands, [&](auto* type) {
+  with_row_type(operands, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
     linear_rows_pack_kernel<T><<<blocks_for(shape.weight_size()), kBlockThreads, 0, stream>>>(
         weight, static_cast<T*>(packed), shape.weight_size());
@@ -167,7 +132,7 @@ void linear_rows(const float* input, const void* packed, const float* bias, floa
                  float alpha, float beta, Stream stream) {
   if (shape.n == 0) return;
   const Activation end{activation, alpha, beta};
-  with_type(operands, [&](auto* type) {
+  with_row_type(operands, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
     constexpr int kWidth = 16 / sizeof(T);
     const T* weights = static_cast<const T*>(packed);

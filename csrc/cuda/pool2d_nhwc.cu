@@ -32,7 +32,9 @@ struct Places {
   Divisor by_groups, by_columns, by_rows;  // groups of channels; columns and rows of outputs
 };
 
-template <int Width, typename Kind, typename Shape>
+// Side > 0: square windows without dilation, whose places are all read before any is taken; those
+// outside the image at its edge.
+template <int Side, int Width, typename Kind, typename Shape>
 __global__ void __launch_bounds__(kThreads)
     pool2d_nhwc_kernel(const float* input,  // [N, H, W, x_pitch]
                        float* output,       // [N, OH, OW, y_pitch]
@@ -51,18 +53,35 @@ __global__ void __launch_bounds__(kThreads)
   const int top = static_cast<int>(row - n * p.out_h()) * p.stride_h - p.pad_top;
   const int left = static_cast<int>(place - row * p.out_w()) * p.stride_w - p.pad_left;
   const float* image = input + static_cast<std::int64_t>(n) * p.h * p.w * places.x_pitch + c;
-  const int y_end = end_inside(top, p.r, p.dilation_h, p.h);
-  const int x_first = first_inside(left, p.dilation_w);
-  const int x_end = end_inside(left, p.s, p.dilation_w, p.w);
   auto value = Channels<Width>::all(Kind::kStart);
-  for (int y = first_inside(top, p.dilation_h); y < y_end; y += p.dilation_h) {
-    const float* line = image + static_cast<std::int64_t>(y) * p.w * places.x_pitch;
-#pragma unroll 4
-    for (int x = x_first; x < x_end; x += p.dilation_w) {
-      const auto found =
-          Channels<Width>::load(line + static_cast<std::int64_t>(x) * places.x_pitch);
+  const auto take = [&](const Channels<Width>& x) {
 #pragma unroll
-      for (int v = 0; v < Width; ++v) value.value[v] = Kind::take(value.value[v], found.value[v]);
+    for (int v = 0; v < Width; ++v) value.value[v] = Kind::take(value.value[v], x.value[v]);
+  };
+  if constexpr (Side > 0) {
+    Channels<Width> x[Side][Side];
+#pragma unroll
+    for (int i = 0; i < Side * Side; ++i) {
+      const int y = min(max(top + i / Side, 0), p.h - 1);
+      const int column = min(max(left + i % Side, 0), p.w - 1);
+      const std::int64_t at = static_cast<std::int64_t>(y) * p.w + column;
+      x[i / Side][i % Side] = Channels<Width>::load(image + at * places.x_pitch);
+    }
+#pragma unroll
+    for (int i = 0; i < Side * Side; ++i) {
+      const int y = top + i / Side, column = left + i % Side;
+      if (y >= 0 && y < p.h && column >= 0 && column < p.w) take(x[i / Side][i % Side]);
+    }
+  } else {
+    const int y_end = end_inside(top, p.r, p.dilation_h, p.h);
+    const int x_first = first_inside(left, p.dilation_w);
+    const int x_end = end_inside(left, p.s, p.dilation_w, p.w);
+    for (int y = first_inside(top, p.dilation_h); y < y_end; y += p.dilation_h) {
+      const float* line = image + static_cast<std::int64_t>(y) * p.w * places.x_pitch;
+#pragma unroll 4
+      for (int x = x_first; x < x_end; x += p.dilation_w) {
+        take(Channels<Width>::load(line + static_cast<std::int64_t>(x) * places.x_pitch));
+      }
     }
   }
 #pragma unroll
@@ -82,8 +101,13 @@ void launch_pool(const float* input, float* output, const Shape& shape, int x_pi
     const int groups = fours ? p.c / 4 : p.c;
     const Places places{x_pitch, y_pitch, Divisor(groups), Divisor(p.out_w()), Divisor(p.out_h())};
     const std::int64_t threads = images * image_out * groups;
+    const bool square = p.r == p.s && p.dilation_h == 1 && p.dilation_w == 1;
+    const int side = fours && square && (p.r == 2 || p.r == 3) ? p.r : 0;
     launch("launch of pool2d_nhwc_kernel",
-           fours ? pool2d_nhwc_kernel<4, Kind, Shape> : pool2d_nhwc_kernel<1, Kind, Shape>,
+           side == 3   ? pool2d_nhwc_kernel<3, 4, Kind, Shape>
+           : side == 2 ? pool2d_nhwc_kernel<2, 4, Kind, Shape>
+           : fours     ? pool2d_nhwc_kernel<0, 4, Kind, Shape>
+                       : pool2d_nhwc_kernel<0, 1, Kind, Shape>,
            static_cast<unsigned>((threads + kThreads - 1) / kThreads), kThreads, 0, stream, 1,
            input + first * image_in, output + first * image_out * y_pitch, p, places, kind);
   });

@@ -148,10 +148,15 @@ def pitches_of(call: Call) -> Any:
 
 def activation_of(op: Any) -> tuple[Any, float, float]:
     """Returns the function that follows a sum, with its two numbers: clip that clips nothing is none."""
-    if op.activation is None:
+    return function_of(op.activation)
+
+
+def function_of(record: Any) -> tuple[Any, float, float]:
+    """Returns a function of the kernels, with its two numbers, for a record or None."""
+    if record is None:
         return _cpu.UnaryFunction.clip, -math.inf, math.inf
-    function = getattr(_cpu.UnaryFunction, op.activation.function)
-    return function, float(op.activation.alpha), float(op.activation.beta)
+    function = getattr(_cpu.UnaryFunction, record.function)
+    return function, float(record.alpha), float(record.beta)
 
 
 def _conv2d(name: str, why_not: Any) -> Kernel:
