@@ -50,6 +50,10 @@ class FakeKernels:
         return launch
 
 
+#: How the CPU computes what reads [N, H, W, C], and what reads [N, C, H, W].
+METHODS = {False: _cpu.Conv2dMethod.direct, True: _cpu.Conv2dMethod.planar}
+
+
 def at(address: int, size: int) -> np.ndarray:
     """Returns the floats at an address."""
     return np.ctypeslib.as_array((ctypes.c_float * size).from_address(address))
@@ -65,25 +69,25 @@ class FakeTensorCores(FakeKernels):
     """The functions that only CUDA has, made of the CPU's; weights are packed as they are given."""
 
     @staticmethod
-    def conv2d_nhwc_packed(shape: Any, operands: Any, _stream: int) -> int:
-        method = _cpu.Conv2dMethod
-        return 4 * max(
-            _cpu.conv2d_nhwc_packed(shape, how) for how in (method.direct, method.planar)
-        )
+    def conv2d_nhwc_packed(shape: Any, planar: bool, operands: Any, _threads: int) -> int:
+        return 4 * _cpu.conv2d_nhwc_packed(shape, METHODS[planar])
+
+    @staticmethod
+    def conv2d_nhwc_workspace(shape: Any, planar: bool, _threads: int) -> int:
+        return _cpu.conv2d_nhwc_workspace(shape, METHODS[planar], 1)
 
     @staticmethod
     def conv2d_nhwc_pack(weight, packed, shape, planar, operands, _stream) -> None:
-        method = _cpu.Conv2dMethod.planar if planar else _cpu.Conv2dMethod.direct
-        _cpu.conv2d_nhwc_pack(weight, packed, shape, method, 1)
+        _cpu.conv2d_nhwc_pack(weight, packed, shape, METHODS[planar], 1)
 
     @staticmethod
     def conv2d_nhwc(*arguments: Any) -> None:
         *pointers, shape, pitches, planar, _operands, by_image, floor, f, a, b, _stream = arguments
-        method = _cpu.Conv2dMethod.planar if planar else _cpu.Conv2dMethod.direct
-        assert not pointers[4] or pointers[0] % 16 == 0
-        workspace = np.empty(_cpu.conv2d_nhwc_workspace(shape, method, 1), np.uint8)
+        assert not pointers[4] or pointers[0] % 16 == pointers[6] % 16 == 0
+        own = pointers[7] or np.empty(_cpu.conv2d_nhwc_workspace(shape, METHODS[planar], 1), "u1")
+        workspace = own if isinstance(own, int) else own.ctypes.data
         _cpu.conv2d_nhwc(
-            *pointers, workspace.ctypes.data, shape, pitches, method, by_image, floor, f, a, b, 1
+            *pointers[:7], workspace, shape, pitches, METHODS[planar], by_image, floor, f, a, b, 1
         )
 
     @staticmethod

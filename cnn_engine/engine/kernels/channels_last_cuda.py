@@ -58,8 +58,14 @@ def _packed(
 
 def _pack(node: Node, graph: Graph, device: Any) -> Buffer:
     shape, operands = shape_of(node, *graph.inputs_of(node)[:2]), _operands(node)
-    nbytes = device.kernels.conv2d_nhwc_packed(shape, operands, 0)
-    return _packed(node, graph, device, nbytes, "conv2d_nhwc_pack", shape, node.op.planar, operands)
+    how = shape, node.op.planar, operands
+    nbytes = device.kernels.conv2d_nhwc_packed(*how, 0)
+    return _packed(node, graph, device, nbytes, "conv2d_nhwc_pack", *how)
+
+
+def _workspace(node: Node, graph: Graph, device: Any, threads: int) -> int:
+    shape = shape_of(node, *graph.inputs_of(node)[:2])
+    return device.kernels.conv2d_nhwc_workspace(shape, node.op.planar, 0)
 
 
 def _make(call: Call) -> Bound:
@@ -68,7 +74,7 @@ def _make(call: Call) -> Bound:
     by_image = scale is not None and len(scale.shape) == 2
     return call.native(
         "conv2d_nhwc", call.at[0], call.prepared.address, bias, residual, factors, shift,
-        call.to[0], shape_of(call.node, x, weight), pitches_of(call), op.planar,
+        call.to[0], call.workspace, shape_of(call.node, x, weight), pitches_of(call), op.planar,
         _operands(call.node), by_image, -math.inf if op.floor is None else op.floor,
         *activation_of(op),
     )  # fmt: skip
@@ -145,7 +151,7 @@ def _not_product(node: Node, graph: Graph) -> str | None:
 
 def _pack_product(node: Node, graph: Graph, device: Any) -> Buffer:
     shape, operands = _as_convolution(*graph.inputs_of(node)[:2]), _operands(node)
-    nbytes = device.kernels.conv2d_nhwc_packed(shape, operands, 0)
+    nbytes = device.kernels.conv2d_nhwc_packed(shape, False, operands, 0)
     return _packed(node, graph, device, nbytes, "conv2d_nhwc_pack", shape, False, operands)
 
 
@@ -153,7 +159,7 @@ def _make_product(call: Call) -> Bound:
     x, weight = call.inputs[:2]
     return call.native(
         "conv2d_nhwc", call.at[0], call.prepared.address, (*call.at[2:], 0)[0], 0, 0, 0,
-        call.to[0], _as_convolution(x, weight), _cpu.Conv2dPitches(*reversed(weight.shape)), False,
+        call.to[0], 0, _as_convolution(x, weight), _cpu.Conv2dPitches(*reversed(weight.shape)), False,
         _operands(call.node), False, -math.inf, *activation_of(call.node.op),
     )  # fmt: skip
 
@@ -204,7 +210,10 @@ def _row(op: str, name: str, make: Any, why_not: Any, prepare: Any, pitched: Any
 ROWS = [
     _row("conv2d_nhwc", "rows", _make_rows, _not_rows, _pack_rows),
     _row("conv2d_nhwc", "depthwise", _make_depthwise, _not_depthwise, _pack_depthwise, (None, 0, 3)),
-    _row("conv2d_nhwc", "implicit_gemm", _make, not_constant, _pack, (None, 0, 3)),
+    Kernel(
+        "conv2d_nhwc", "implicit_gemm", "cuda", _make, why_not=not_constant, prepare=_pack,
+        packs=(1,), workspace=_workspace, pitched=(None, 0, 3),
+    ),
     _row("linear", "rows", _make_rows, _not_rows, _pack_rows),
     _row("linear", "implicit_gemm", _make_product, _not_product, _pack_product),
     Kernel(

@@ -42,7 +42,11 @@ def fuse_prologues(graph: Graph, fours: bool = False) -> Graph:
     into: dict[str, str] = {}
     for conv in graph.nodes:
         found = _prologue(graph, conv.inputs[0]) if _takes_one(graph, conv) else None
-        if fours and found is not None and graph.values[found.x].shape[-1] % 4:
+        if (
+            fours
+            and found is not None
+            and any(graph.values[name].shape[-1] % 4 for name in (found.x, conv.outputs[0]))
+        ):
             continue
         if found is None or not found.nodes:
             continue
