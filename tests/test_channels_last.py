@@ -449,7 +449,7 @@ def test_gates_are_one_node_on_cuda(bias):
     gate = b.add(ReduceMean((-2, -1)), x)
     for function, layer in zip((Swish(), Sigmoid()), layers, strict=True):
         gate = b.add(function, b.add(Conv2d(), gate, *layer[: 1 + bias]))
-    y = pointwise(b, b.add(Mul(), gate, x), 8, 5)
+    y = pointwise(b, b.add(Mul(), gate, x), 8, 4)
     after = same(b.graph(y), lambda graph: passes.lay_channels_last(passes.fuse(graph), "cuda"))
     assert kinds(after) == [
         "conv2d_nhwc", "max_pool2d_nhwc", "squeeze_excite", "reshape", "conv2d_nhwc", "transpose",

@@ -108,7 +108,7 @@ def test_what_stands_before_a_convolution_is_read_in_fours(gpu):
     assert found.count("affine_channel") == 1  # before the pool
 
 
-def test_a_plan_becomes_one_call_at_its_second_pass(gpu):
+def test_a_plan_becomes_one_call_behind_its_first_pass(gpu):
     x = images(2)
     with Engine(network(), device="cuda") as engine:
         wanted = engine.predict(x)

@@ -141,8 +141,12 @@ class Plan:
 
     def run(self) -> None:
         """Runs one pass; where inputs and outputs are host memory, they are done on return."""
-        for function, args in self.calls if self.replays is None else self.replays.calls(self):
+        replays = self.replays
+        calls = self.calls if replays is None else replays.calls(self)
+        for function, args in calls:
             function(*args)
+        if replays is not None and calls is self.calls:
+            replays.ran(self)
 
     def run_steps(self) -> None:
         """Runs one pass step by step, as those whose steps are timed are run."""

@@ -1,4 +1,4 @@
-"""Passes whose work on a GPU is one call: a CUDA graph, captured at a plan's second pass, then launched.
+"""Passes whose work on a GPU is one call: a CUDA graph, captured behind a plan's first pass, then launched.
 
 To launch a kernel costs the host some microseconds, a kernel of a small batch runs for as long; a graph costs
 the host one launch for all of them.
@@ -51,16 +51,24 @@ class Replays:
                 return plan.calls  # the caller's graph takes the steps themselves
             key = plan.bound
         found = self._calls.get(key)
-        if found is not None:
-            return found
-        if key not in self._seen:  # what is compiled or loaded at the first pass is not captured
+        if found is None and key in self._seen:
+            found = self._made(plan, key)
+        if found is None:  # what is compiled or loaded at the first pass is not captured
             _keep(self._seen, key, None, KEPT_ADDRESSES)
-            return plan.calls
+        return plan.calls if found is None else found
+
+    def ran(self, plan: Plan) -> None:
+        """Makes the graph of a plan for host memory once it has run."""
+        if not self._on_device and self.why_not is None and () not in self._calls:
+            self._made(plan, ())
+
+    def _made(self, plan: Plan, key: tuple[int, ...]) -> list[tuple] | None:
+        """Returns the calls with a new graph; None where there can be none."""
         try:
             made = self._capture(plan)
         except Exception as error:  # CuPy's and ours: a step that cannot be part of a graph
             self.why_not = f"capture failed: {error}"
-            return plan.calls
+            return None
         _keep(self._calls, key, made, KEPT_GRAPHS)
         return made
 

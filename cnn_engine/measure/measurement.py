@@ -20,6 +20,7 @@ from .result import Latency, Result
 
 if TYPE_CHECKING:
     from ..engine.engine import Engine
+    from ..engine.plan import Plan
 
 #: Images that the check against the float64 reference takes: about a second of NumPy.
 CHECK_IMAGES = 256
@@ -137,6 +138,7 @@ def profile(
         result.memory = engine.memory(plan)
         result.notes += _stand_ins(plan.stand_ins)
         _time(result, engine, found, rows, settings, progress)
+        result.notes += _replayed(plan)
     result.environment.update(environment.state(engine.device, load_average))
     if result.images_done:
         start = perf_counter()
@@ -176,6 +178,15 @@ def _finish(result: Result, engine: Engine, rest: Rest, rows: np.ndarray, progre
         if result.interrupted:
             note += f", and interrupted after {done:,} of them"
     result.notes.append(note)
+
+
+def _replayed(plan: Plan) -> list[str]:
+    """Says how passes were run where a plan's work on the device can be one call."""
+    if plan.replays is None:
+        return []
+    if plan.replays.why_not is not None:
+        return [f"passes are run step by step: {plan.replays.why_not}"]
+    return ["a pass's work on the device is one CUDA graph; its steps are timed step by step"]
 
 
 def _stand_ins(found: Mapping[str, str]) -> list[str]:
