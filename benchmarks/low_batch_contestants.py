@@ -15,7 +15,7 @@ import numpy as np
 from cnn_engine import Engine, export
 
 from .models import spec_of
-from .models_worker import OPSET
+from .models_worker import OPSET, ignore_compiled_operators
 
 #: Bytes written between passes that are to find nothing in the second-level cache: more than any GPU has.
 FLUSH_BYTES = 256 << 20
@@ -33,6 +33,7 @@ class Contestant:
         run: queues one pass over images on the device, on the current stream, and returns at once.
         whole: makes one pass over images in host memory; the logits are there on return.
         logits: of the last pass on the device, as an array of the device.
+        keep: what a graph reads and nothing else holds.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Contestant:
     run: Callable[[], object]
     whole: Callable[[], np.ndarray]
     logits: Callable[[], Any]
+    keep: object = None
     samples: list[float] = field(default_factory=list)  # ms a pass, one pass behind another
     flushed: list[float] = field(
         default_factory=list
@@ -55,6 +57,7 @@ class Model:
     """
 
     def __init__(self, name: str, size: int | None, folder: Path) -> None:
+        ignore_compiled_operators()
         import torch
 
         self.torch, self.name = torch, name
@@ -163,7 +166,7 @@ def _captured(
         graph.replay()
         return logits.float().cpu().numpy()
 
-    return Contestant(name, False, graph.replay, whole, lambda: logits.float())
+    return Contestant(name, False, graph.replay, whole, lambda: logits.float(), module)
 
 
 class Clock:
