@@ -64,12 +64,12 @@ class Model:
         torch.manual_seed(0)
         self.module, _ = export.build(spec_of(name), "random")
         self.shape = export.images_shape(self.module, size and (3, size, size))
-        export.run_statistics(self.module, self.shape)
         self.path = folder / f"{name}-{self.shape[-1]}.onnx"
         state = folder / f"{name}-{self.shape[-1]}.pt"
         if self.path.exists() and state.exists():
             self.module.load_state_dict(torch.load(state, weights_only=True))
         else:
+            export.run_statistics(self.module, self.shape)
             export.write(self.module, self.shape, str(self.path), "torchscript", None, OPSET)
             torch.save(self.module.state_dict(), state)
         self.module = self.module.cuda()
