@@ -182,8 +182,13 @@ class Engine:
         """The data types in which nodes by themselves are computed here."""
         if is_model and self.device.kind == "cpu" and not _cpu.bfloat16_why_not():
             return "float32", "bfloat16"
-        whole = self.data_mode in ("auto", "resident", "stream") and not reduction
-        if is_model and whole and variants.has_tensor_cores(self.device):
+        whole = self.data_mode in ("auto", "resident", "stream")
+        if (
+            is_model
+            and whole
+            and not (reduction or self.kernels)
+            and variants.has_tensor_cores(self.device)
+        ):
             return tuple(Conv2dOperands.__members__)
         return ("float32",)
 
