@@ -5,7 +5,6 @@ What an engine plans for a GPU can so be looked at, and run for its numbers, on 
 
 from __future__ import annotations
 
-import ctypes
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +13,6 @@ import numpy as np
 
 from cnn_engine import _cpu
 from cnn_engine.devices.cpu import CpuDevice
-from cnn_engine.engine.kernels import channels_last_cuda
 
 
 class FakeFused:
@@ -52,17 +50,6 @@ class FakeKernels:
 
 #: How the CPU computes what reads [N, H, W, C], and what reads [N, C, H, W].
 METHODS = {False: _cpu.Conv2dMethod.direct, True: _cpu.Conv2dMethod.planar}
-
-
-def at(address: int, size: int) -> np.ndarray:
-    """Returns the floats at an address."""
-    return np.ctypeslib.as_array((ctypes.c_float * size).from_address(address))
-
-
-def gate_shape(x: Any, w1: Any, w2: Any, pitch: int) -> tuple:
-    """What stands for a shape whose numbers Python cannot read."""
-    _cpu.SqueezeExciteShape(*x.shape, w1.shape[0], w2.shape[0], pitch)
-    return x.shape, w1.shape[0], w2.shape[0], pitch
 
 
 class FakeTensorCores(FakeKernels):
@@ -106,21 +93,6 @@ class FakeTensorCores(FakeKernels):
             x, ours.ctypes.data, bias, residual, 0, 0, y, workspace.ctypes.data, shape, pitches,
             method, False, -np.inf, f, a, b, 1,
         )  # fmt: skip
-
-    @staticmethod
-    def squeeze_excite(*arguments: Any) -> None:
-        """In NumPy, with the shape that :func:`gate_shape` made; the functions are the CPU's."""
-        x, w1, b1, w2, b2, y, gate, _operands, *functions, _stream = arguments
-        (n, h, w, c), hidden, outputs, pitch = gate
-        rows = at(x, n * h * w * pitch).reshape(n, h * w, pitch)[:, :, :c].mean(axis=1)
-        for weight, bias, size, function in (
-            (w1, b1, hidden, functions[:3]), (w2, b2, outputs, functions[3:]),
-        ):  # fmt: skip
-            rows = rows @ at(weight, size * rows.shape[1]).reshape(size, -1).T
-            rows = np.ascontiguousarray(rows + (at(bias, size) if bias else 0), np.float32)
-            address = rows.ctypes.data
-            _cpu.unary(address, address, rows.size, *function, 1)
-        at(y, n * outputs)[:] = rows.ravel()
 
     @staticmethod
     def linear_rows_packed(shape, operands, _stream) -> int:
@@ -202,7 +174,6 @@ def install(monkeypatch, tensor_cores: bool = False) -> None:
     """Makes every device ``cuda...`` that is asked for a fake."""
     from cnn_engine import devices
 
-    monkeypatch.setattr(channels_last_cuda, "_gate", gate_shape)
     real = devices.select
 
     def select(name: str) -> Any:

@@ -439,36 +439,3 @@ def test_other_products_stay(shape):
     y = b.add(Matmul(), x, b.constant(*shape))
     after = same(b.graph(y), lambda graph: passes.lay_channels_last(graph, "cuda"))
     assert "matmul" in kinds(after)
-
-
-@pytest.mark.parametrize("bias", [False, True])
-def test_gates_are_one_node_on_cuda(bias):
-    b = Builder(2, 3, 6, 6)
-    x = b.add(MaxPool2d((2, 2), (2, 2)), b.conv("x", 3, 8))
-    layers = [(b.constant(4, 8, 1, 1), b.constant(4)), (b.constant(8, 4, 1, 1), b.constant(8))]
-    gate = b.add(ReduceMean((-2, -1)), x)
-    for function, layer in zip((Swish(), Sigmoid()), layers, strict=True):
-        gate = b.add(function, b.add(Conv2d(), gate, *layer[: 1 + bias]))
-    y = pointwise(b, b.add(Mul(), gate, x), 8, 4)
-    after = same(b.graph(y), lambda graph: passes.lay_channels_last(passes.fuse(graph), "cuda"))
-    assert kinds(after) == [
-        "conv2d_nhwc", "max_pool2d_nhwc", "squeeze_excite", "reshape", "conv2d_nhwc", "transpose",
-    ]  # fmt: skip
-    (node,) = (node for node in after.nodes if node.op.kind == "squeeze_excite")
-    assert (node.op.first, node.op.second, len(node.covers)) == (Swish(), Sigmoid(), 5)
-    rounded = passes.round_operands(after, "float16")
-    assert {n.op.operands for n in rounded.nodes if hasattr(n.op, "operands")} == {"float16"}
-
-
-@pytest.mark.parametrize("at_fault", ["a mean of columns", "a mean that two read", "a large layer"])
-def test_other_means_stay(at_fault):
-    b = Builder(2, 3, 6, 6)
-    x = b.conv("x", 3, 8)
-    mean = b.add(ReduceMean((2,) if at_fault == "a mean of columns" else (2, 3)), x)
-    hidden = 1028 if at_fault == "a large layer" else 4
-    gate = b.add(Sigmoid(), pointwise(b, pointwise(b, mean, 8, hidden), hidden, 8))
-    outputs = [b.add(Mul(), gate, x)]
-    if at_fault == "a mean that two read":
-        outputs.append(b.add(Relu(), mean))
-    after = same(b.graph(*outputs), lambda graph: passes.lay_channels_last(graph, "cuda"))
-    assert "reduce_mean" in kinds(after)

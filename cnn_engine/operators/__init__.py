@@ -32,7 +32,6 @@ _FILES = (
     "resize",
     "shaping",
     "softmax",
-    "squeeze_excite",
     "unary",
     "where",
 )

@@ -14,7 +14,6 @@ from ...graph.graph import Graph, Node, Value
 from . import pooling
 from .channels_last import (
     activation_of,
-    function_of,
     has_prologue,
     make_pool,
     not_constant,
@@ -35,11 +34,9 @@ def _operands(node: Node) -> Any:
     return getattr(_cpu.Conv2dOperands, node.op.operands)
 
 
-def _packed(
-    node: Node, graph: Graph, device: Any, nbytes: int, function: str, *how: Any, place: int = 1
-) -> Buffer:
-    """Returns what a compiled function makes of the weights at ``place``, complete, on the device."""
-    weight = graph.constants[node.inputs[place]]
+def _packed(node: Node, graph: Graph, device: Any, nbytes: int, function: str, *how: Any) -> Buffer:
+    """Returns what a compiled function makes of a node's weights, complete, on the device."""
+    weight = graph.constants[node.inputs[1]]
     most = float(np.abs(weight).max(initial=0.0))
     if node.op.operands == "float16" and most > FLOAT16:
         raise UnsupportedError(
@@ -164,43 +161,6 @@ def _make_product(call: Call) -> Bound:
     )  # fmt: skip
 
 
-# ---- gates ----
-
-
-def _gate(x: Value, w1: Value, w2: Value, pitch: int) -> Any:
-    return _cpu.SqueezeExciteShape(*x.shape, w1.shape[0], w2.shape[0], pitch)
-
-
-def _not_gate(node: Node, graph: Graph) -> str | None:
-    if any(name is not None and name not in graph.constants for name in node.inputs[1:]):
-        return "expected constant weights, which are packed once"
-    for function in (node.op.first, node.op.second):
-        if function is not None and not hasattr(_cpu.UnaryFunction, function.function):
-            return f"expected a function that kernels have after the sum, found {function.kind}"
-    return None
-
-
-def _pack_gate(node: Node, graph: Graph, device: Any) -> tuple[Buffer, Buffer]:
-    operands, packed = _operands(node), []
-    for place in (1, 3):
-        filters, channels = graph.values[node.inputs[place]].shape[:2]
-        shape = _cpu.LinearShape(1, channels, filters)
-        nbytes = device.kernels.linear_rows_packed(shape, operands, 0)
-        how = "linear_rows_pack", shape, operands
-        packed.append(_packed(node, graph, device, nbytes, *how, place=place))
-    return tuple(packed)
-
-
-def _make_gate(call: Call) -> Bound:
-    x, w1, _, w2 = call.inputs[:4]
-    op, (first, second) = call.node.op, call.prepared
-    return call.native(
-        "squeeze_excite", call.at[0], first.address, call.at[2], second.address,
-        (*call.at[4:], 0)[0], call.to[0], _gate(x, w1, w2, call.pitch(x)), _operands(call.node),
-        *function_of(op.first), *function_of(op.second),
-    )  # fmt: skip
-
-
 def _row(op: str, name: str, make: Any, why_not: Any, prepare: Any, pitched: Any = ()) -> Kernel:
     return Kernel(
         op, name, "cuda", make, why_not=why_not, prepare=prepare, packs=(1,), pitched=pitched
@@ -216,10 +176,6 @@ ROWS = [
     ),
     _row("linear", "rows", _make_rows, _not_rows, _pack_rows),
     _row("linear", "implicit_gemm", _make_product, _not_product, _pack_product),
-    Kernel(
-        "squeeze_excite", "squeeze_excite", "cuda", _make_gate, why_not=_not_gate,
-        prepare=_pack_gate, packs=(1, 3), pitched=(0,),
-    ),
     Kernel(
         "max_pool2d_nhwc", "channels_last", "cuda", make_pool, why_not=pooling.why_not,
         pitched=(None, 0),

@@ -17,7 +17,6 @@ from .concatenations import nest_concatenations
 from .constants import drop_unused, fold_constants
 from .epilogues import EPILOGUES, fuse_activations, fuse_residuals
 from .functions import recognise_functions
-from .gates import fuse_gates
 from .identities import drop_identities, merge_shapes
 from .padding import fold_padding
 from .pooling import pool_first
@@ -75,7 +74,6 @@ LAYING_ON_CUDA: tuple[Pass, ...] = (
     pool_first,
     partial(fuse_prologues, fours=True),
     fuse_activations,
-    fuse_gates,
     nest_concatenations,
 )
 
