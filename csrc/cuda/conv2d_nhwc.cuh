@@ -313,31 +313,34 @@ __global__ __launch_bounds__(Tile::kThreads, 2) void conv2d_nhwc_kernel(const Pr
                     some);
   }
   const int filters16 = (p.filters + 15) / 16;
-  const char* const weights = static_cast<const char*>(p.packed) +
-                              (static_cast<std::int64_t>(group) * filters16 + first_filter / 16) *
-                                  (p.steps * kUnits) * static_cast<std::int64_t>(At::kUnitBytes) +
-                              static_cast<std::int64_t>(first_step) * (kUnits * At::kUnitBytes);
-  const auto copy_weights = [&](int step, int stage) {
-    constexpr int kChunks = kUnits * At::kUnitBytes / 16;  // of 16 filters
-    constexpr int kAll = Tile::kColumns / 16 * kChunks;
-    const std::uint32_t to = shared + stage * At::kStageBytes + At::kXBytes;
+  constexpr int kChunks = kUnits * At::kUnitBytes / 16;  // of a step of 16 filters
+  constexpr int kAllChunks = Tile::kColumns / 16 * kChunks;
+  constexpr int kOwnChunks = (kAllChunks + Tile::kThreads - 1) / Tile::kThreads;
+  static_assert(kAllChunks % Tile::kThreads == 0 || kAllChunks < Tile::kThreads);
+  const char* weights[kOwnChunks];  // null: filters past the last, zeros
 #pragma unroll
-    for (int i = 0; i < (kAll + Tile::kThreads - 1) / Tile::kThreads; ++i) {
-      const int chunk = thread + i * Tile::kThreads;
-      if (kAll % Tile::kThreads != 0 && chunk >= kAll) break;
-      const int block = chunk / kChunks;
-      const bool some = first_filter / 16 + block < filters16;
-      const char* from = weights;
-      if (some) {
-        from += static_cast<std::int64_t>(block) * (p.steps * kUnits * At::kUnitBytes) +
-                (step * kChunks + chunk % kChunks) * 16;
-      }
-      copy_or_zero<16>(to + chunk * 16, from, some);
+  for (int i = 0; i < kOwnChunks; ++i) {
+    const int chunk = thread + i * Tile::kThreads;
+    const int block = first_filter / 16 + chunk / kChunks;
+    const std::int64_t units = static_cast<std::int64_t>(group * filters16 + block) * p.steps;
+    weights[i] = block < filters16
+                     ? static_cast<const char*>(p.packed) +
+                           (units + first_step) * (kUnits * At::kUnitBytes) + chunk % kChunks * 16
+                     : nullptr;
+  }
+  const auto copy_weights = [&](int stage) {  // in the order of the steps
+    const std::uint32_t to = shared + stage * At::kStageBytes + At::kXBytes + thread * 16;
+#pragma unroll
+    for (int i = 0; i < kOwnChunks; ++i) {
+      if (kAllChunks < Tile::kThreads && thread >= kAllChunks) break;
+      const bool some = weights[i] != nullptr;
+      copy_or_zero<16>(to + i * Tile::kThreads * 16, some ? weights[i] : p.packed, some);
+      if (some) weights[i] += kUnits * At::kUnitBytes;
     }
   };
   constexpr int kAhead = At::kStages - 1;
 #pragma unroll 1
-  for (int step = 0; step < min(kAhead, steps); ++step) copy_weights(step, step);
+  for (int step = 0; step < min(kAhead, steps); ++step) copy_weights(step);
 
   // Where each row's window begins.
   for (int row = thread; row < Tile::kRows; row += Tile::kThreads) {
@@ -388,7 +391,9 @@ __global__ __launch_bounds__(Tile::kThreads, 2) void conv2d_nhwc_kernel(const Pr
   }
 
   // The block adds up and writes so many rows of the tile.
-  const int own_rows = Tile::kRows / split, first_own = rank * own_rows;
+  static_assert((Tile::kRows & (Tile::kRows - 1)) == 0);  // and split is a power of two
+  const int own_rows_log2 = __ffs(Tile::kRows) - __ffs(split);
+  const int own_rows = 1 << own_rows_log2, first_own = rank << own_rows_log2;
   constexpr int kQuads = Tile::kColumns / 4;
   const bool residual_is_copied = At::kResidual && Vectors && p.residual;
   if (residual_is_copied) {  // with the next copies
@@ -415,7 +420,7 @@ __global__ __launch_bounds__(Tile::kThreads, 2) void conv2d_nhwc_kernel(const Pr
     wait_for_copies<kAhead - 1>();
     __syncthreads();
     if (step + kAhead < steps) {
-      copy_weights(step + kAhead, next);
+      copy_weights(next);
       copy_x(next);
     }
     commit_copies();
@@ -492,8 +497,9 @@ __global__ __launch_bounds__(Tile::kThreads, 2) void conv2d_nhwc_kernel(const Pr
   }
   if (split > 1) wait_at_cluster_barrier();
   const auto send = [&](int row, int column, float x, float y) {
-    const int owner = row / own_rows;
-    const int slot = (rank * Tile::kTermWarps + term_warp) * own_rows + row - owner * own_rows;
+    const int owner = row >> own_rows_log2;
+    const int slot =
+        ((rank * Tile::kTermWarps + term_warp) << own_rows_log2) + (row & (own_rows - 1));
     const int offset = At::kSums + (slot * At::kPitch + column) * 4;
     if (split > 1) {
       store_cluster(cluster_address(shared + offset, owner), x, y);
