@@ -112,8 +112,8 @@ void check_planar(const Conv2dShape& shape, bool planar) {
   }
 }
 
-__global__ void four_channels_kernel(const float* __restrict__ x,  // [N, C, H, W]
-                                     float4* __restrict__ y,       // [N, H, W]
+__global__ void four_channels_kernel(const float* x,  // [N, C, H, W]
+                                     float4* y,       // [N, H, W]
                                      int channels, int places, std::int64_t all) {
   let_successors_start();
   wait_for_inputs();
