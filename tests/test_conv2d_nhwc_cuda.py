@@ -12,6 +12,7 @@ from native import call
 from test_conv2d_nhwc import CASES, DIRECT, NONE, arrays, bound, ids, record
 
 from cnn_engine import _cpu
+from cnn_engine.devices import cuda_module
 from cnn_engine.operators.unary import HardSwish, Relu
 
 pytestmark = pytest.mark.gpu
@@ -84,3 +85,137 @@ def test_depthwise_keeps_nan(rng):
     found = depthwise(case, x, weight, bias, activation=(_cpu.UnaryFunction.relu, 0, 0))
     assert np.isnan(found).sum() == 9
     assert math.isfinite(found[0, 1].sum())
+
+
+# ---- as an implicit matrix product on tensor cores ----
+
+#: N, C, H, W, K, kernel, stride, padding, dilation, groups: few and many terms, filters and places; every
+#: tile, sums shared by 1 to 16 blocks, channels and filters that are no multiples of four, of 16, of a tile.
+PRODUCTS = [
+    *(case for case in CASES if not case[-1] == case[1] == case[4] > 1),
+    *(
+        (n, *rest)
+        for n in (1, 3, 20)
+        for rest in (
+            (512, 7, 7, 512, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 1),
+            (256, 7, 7, 512, (1, 1), (1, 1), (0, 0, 0, 0), (1, 1), 1),
+            (64, 28, 30, 96, (3, 3), (2, 2), (1, 1, 1, 1), (1, 1), 1),
+            (64, 14, 14, 64, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 4),
+            (30, 10, 10, 35, (3, 3), (1, 1), (1, 1, 1, 1), (2, 2), 5),
+            (2048, 1, 1, 1000, (1, 1), (1, 1), (0, 0, 0, 0), (1, 1), 1),
+            (24, 56, 56, 72, (1, 1), (1, 1), (0, 0, 0, 0), (1, 1), 1),
+        )
+    ),
+]
+OPERANDS = ("float32", "tf32", "float16", "bfloat16")
+
+
+def product(
+    case, operands, x, weight, bias, *, planar=False, residual=None, before=(), activation=NONE, more=(0, 0)
+):  # fmt: skip
+    """Calls the kernel; ``before``: scale, shift and the least that their result can be."""
+    device = Device("cuda")
+    n, c, h, w, k, kernel, stride, padding, dilation, groups = case
+    shape = _cpu.Conv2dShape(n, c, h, w, k, *kernel, *stride, *padding, *dilation, groups)
+    kind = getattr(_cpu.Conv2dOperands, operands)
+    images = np.ascontiguousarray(x)
+    if not planar:
+        images = np.full((n, h, w, c + more[0]), np.nan, np.float32)
+        images[..., :c] = x.transpose(0, 2, 3, 1)
+    kernels = cuda_module.load()
+    packed = device.put(np.full(kernels.conv2d_nhwc_packed(shape, planar, kind, 0), 255), np.uint8)
+    call(device, "conv2d_nhwc_pack", device.put(weight), packed, shape, planar, kind)
+    workspace = kernels.conv2d_nhwc_workspace(shape, planar, 0)
+    out = device.put(np.full((n, shape.out_h, shape.out_w, k + more[1]), 7, np.float32))
+    added = None if residual is None else device.put(residual.transpose(0, 2, 3, 1))
+    scale, shift, floor = before or (None, None, -math.inf)
+    call(
+        device, "conv2d_nhwc", device.put(images), packed, None if bias is None else device.put(bias),
+        added, None if scale is None else device.put(scale),
+        None if shift is None else device.put(shift), out,
+        device.put(np.full(workspace, 255), np.uint8) if workspace else None, shape,
+        _cpu.Conv2dPitches(c + more[0], k + more[1], k), planar, kind,
+        scale is not None and scale.ndim == 2, floor, *activation,
+    )  # fmt: skip
+    found = device.get(out)
+    assert (found[..., k:] == 7).all()
+    return np.ascontiguousarray(found[..., :k].transpose(0, 3, 1, 2))
+
+
+def whole_numbers(rng, case):
+    """Arrays of small whole numbers: every product and sum of them is exact, whatever they are rounded to."""
+    return [rng.integers(-2, 3, a.shape).astype(np.float32) for a in arrays(rng, case)]
+
+
+@pytest.mark.parametrize("operands", OPERANDS)
+@pytest.mark.parametrize("case", PRODUCTS, ids=ids)
+def test_products_of_whole_numbers_are_exact(rng, case, operands):
+    x, weight, bias = whole_numbers(rng, case)
+    wanted = record(case).reference(x, weight, bias)
+    for more in ((0, 0), (4, 8), (5, 3)):
+        assert np.array_equal(product(case, operands, x, weight, bias, more=more), wanted)
+    residual = rng.integers(-9, 9, wanted.shape).astype(np.float32)
+    found = product(
+        case, operands, x, weight, None, residual=residual, activation=(_cpu.UnaryFunction.relu, 0, 0)
+    )  # fmt: skip
+    sums = record(case).reference(x, weight, None) + residual
+    assert np.array_equal(found, np.maximum(sums, 0))
+
+
+@pytest.mark.parametrize("operands", OPERANDS)
+@pytest.mark.parametrize("channels", [1, 3, 4])
+def test_planar_images(rng, channels, operands):
+    case = (3, channels, 33, 47, 64, (7, 7), (2, 2), (3, 3, 3, 3), (1, 1), 1)
+    x, weight, bias = whole_numbers(rng, case)
+    found = product(case, operands, x, weight, bias, planar=True)
+    assert np.array_equal(found, record(case).reference(x, weight, bias))
+
+
+@pytest.mark.parametrize("operands", OPERANDS)
+@pytest.mark.parametrize("by_image", [False, True])
+def test_what_comes_before_the_products(rng, by_image, operands):
+    case = (3, 72, 9, 11, 40, (1, 1), (1, 1), (0, 0, 0, 0), (1, 1), 1)
+    x, weight, bias = whole_numbers(rng, case)
+    scale = rng.integers(1, 4, (3, 72) if by_image else 72).astype(np.float32)
+    shift = None if by_image else rng.integers(-2, 3, 72).astype(np.float32)
+    z = x * (scale if by_image else scale[None])[..., None, None]
+    if shift is not None:
+        z = np.maximum(z + shift[:, None, None], 0)
+    floor = -math.inf if by_image else 0.0
+    found = product(case, operands, x, weight, bias, before=(scale, shift, floor))
+    assert np.array_equal(found, record(case).reference(z, weight, bias))
+
+
+#: The largest error of a product, of its size; float32 keeps 21 bits of it, and sums steps by rounding.
+ERRORS = {"float32": 2.0**-19, "tf32": 2.0**-10, "float16": 2.0**-10, "bfloat16": 2.0**-7}
+
+
+@pytest.mark.parametrize("operands", OPERANDS)
+@pytest.mark.parametrize("case", PRODUCTS[-7:], ids=ids)
+def test_products_are_rounded_as_their_operands(rng, case, operands):
+    x, weight, bias = arrays(rng, case)
+    wanted = record(case).reference(x, weight, bias)
+    sizes = record(case).reference(abs(x), abs(weight), abs(bias))
+    found = product(case, operands, x, weight, bias)
+    assert (abs(found - wanted) <= 1.01 * ERRORS[operands] * sizes).all()
+    again = product(case, operands, x, weight, bias)
+    assert np.array_equal(found, again)
+
+
+@pytest.mark.parametrize("operands", OPERANDS)
+def test_products_keep_nan_and_infinity(rng, operands):
+    case = (1, 64, 8, 8, 64, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 1)
+    x, weight, bias = whole_numbers(rng, case)
+    weight = abs(weight) + 1
+    x[0, 5, 0, 0], x[0, 6, 7, 7] = np.nan, np.inf
+    found = product(case, operands, x, weight, bias, activation=(_cpu.UnaryFunction.relu, 0, 0))
+    assert np.isnan(found[0, :, :2, :2]).all()
+    assert np.isnan(found).sum() == 4 * 64
+    assert np.isposinf(found[0, :, 6:, 6:]).all()
+
+
+def test_what_cannot_come_before_is_refused(rng):
+    case = (1, 64, 8, 8, 64, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 1)
+    x, weight, bias = arrays(rng, case)
+    with pytest.raises(ValueError, match="expected a kernel of 1x1 without padding"):
+        product(case, "float16", x, weight, bias, before=(np.ones(64, np.float32), None, 0.0))

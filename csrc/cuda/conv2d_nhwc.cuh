@@ -130,6 +130,11 @@ struct Split {
     rest = to_tf32(left == left ? left : 0.0f);  // of an infinity: all of it is in `whole`
   }
 
+  // 0 for an infinity, which times a remainder of 0 would be NaN.
+  static __device__ std::uint32_t finite(std::uint32_t bits) {
+    return (bits & 0x7fffffffu) == 0x7f800000u ? 0u : bits;
+  }
+
   static __device__ void pack(char* lane, const float (&terms)[2][4]) {
     auto* words = reinterpret_cast<std::uint32_t*>(lane);
     for (int f = 0; f < 2; ++f) {
@@ -157,11 +162,17 @@ struct Split {
                 reinterpret_cast<const uint4*>(lane)[2], reinterpret_cast<const uint4*>(lane)[3]} {}
   };
   static __device__ void multiply(float (&low)[4], float (&high)[4], const A& a, const B& b) {
+    std::uint32_t finite_low[4], finite_high[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      finite_low[i] = finite(a.low[i]);
+      finite_high[i] = finite(a.high[i]);
+    }
     Tf32::multiply_one(low, a.low_rest, a.high_rest, b.words[0]);
-    Tf32::multiply_one(low, a.low, a.high, b.words[1]);
+    Tf32::multiply_one(low, finite_low, finite_high, b.words[1]);
     Tf32::multiply_one(low, a.low, a.high, b.words[0]);
     Tf32::multiply_one(high, a.low_rest, a.high_rest, b.words[2]);
-    Tf32::multiply_one(high, a.low, a.high, b.words[3]);
+    Tf32::multiply_one(high, finite_low, finite_high, b.words[3]);
     Tf32::multiply_one(high, a.low, a.high, b.words[2]);
   }
 };
