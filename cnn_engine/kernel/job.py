@@ -72,9 +72,12 @@ class Job:
     def _other(self, node: Any, graph: Any) -> tuple[Kernel | None, str]:
         if self.subject == "torch":
             return _torch(node.op, self.device.kind, self.threads), "PyTorch has none"
-        return choose(
-            node, _known(graph, None), self.device.kind, self.subject.removeprefix("engine:"), False
-        )
+        name, known = self.subject.removeprefix("engine:"), _known(graph, None)
+        kernel, why = choose(node, known, self.device.kind, name, False)
+        if kernel is not None and kernel.rewrite(node, known) is not None:
+            # By itself it would read past its input.
+            return None, f"{name}: expected one kernel, found one that reads what another node makes"
+        return kernel, why
 
     def map(self, plan: str) -> dict[str, Any]:
         """Takes the layout of the case's buffers, and brings them into being."""
