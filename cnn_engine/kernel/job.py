@@ -76,7 +76,10 @@ class Job:
         kernel, why = choose(node, known, self.device.kind, name, False)
         if kernel is not None and kernel.rewrite(node, known) is not None:
             # By itself it would read past its input.
-            return None, f"{name}: expected one kernel, found one that reads what another node makes"
+            return (
+                None,
+                f"{name}: expected one kernel, found one that reads what another node makes",
+            )
         return kernel, why
 
     def map(self, plan: str) -> dict[str, Any]:
