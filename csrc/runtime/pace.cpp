@@ -124,7 +124,12 @@ void end_pass(Pace& pace, const Turn& turn, bool helped, std::int64_t units, std
       taken *= mean / estimate;  // of a pass like those alone
     } else {
       if (pace.known[1] && estimate > kOutlier * mean) return;  // the caller lost its own CPU
-      mean = pace.known[1] ? mean + (estimate - mean) / kRemembered : estimate;
+      // What slows both ways down (memory that is touched first) says nothing about threads: it is
+      // the passes' own ratios that are remembered, by moving both means together.
+      const double before = pace.known[1] ? mean : estimate;
+      mean = before + (estimate - before) / kRemembered;
+      pace.mean[0] *= mean / before;
+      taken *= mean / estimate;
       pace.known[1] = true;
       pace.next = std::max(pace.next, time + kAlonePause);
     }
