@@ -242,25 +242,6 @@ __device__ inline void copy_or_zero(std::uint32_t to, const void* from, bool som
   }
 }
 
-__device__ inline void arrive_at_cluster_barrier() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-#endif
-}
-
-__device__ inline void wait_at_cluster_barrier() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-#endif
-}
-
-__device__ inline void store_cluster(std::uint32_t address, float x, float y) {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("st.shared::cluster.v2.f32 [%0], {%1,%2};" ::"r"(address), "f"(x), "f"(y)
-               : "memory");
-#endif
-}
-
 // A thread's place among the taps: of the terms that it copies in every step.
 struct Taps {
   int c, r, s, left;  // left: terms from here to the end
@@ -528,8 +509,7 @@ __global__ __launch_bounds__(Tile::kThreads, 2) void conv2d_nhwc_kernel(const Pr
     }
   }
   if (split > 1) {
-    arrive_at_cluster_barrier();
-    wait_at_cluster_barrier();
+    cluster_barrier();
   }
   __syncthreads();  // what each thread's copies brought, and, alone, the sums
 

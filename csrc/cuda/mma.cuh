@@ -114,14 +114,23 @@ __device__ inline std::uint32_t cluster_rank() {
   return rank;
 }
 
-// All threads of the cluster; what they stored in each other's shared memory before is seen after.
-__device__ inline void cluster_barrier() {
+// The halves of a barrier of all threads of the cluster: what they stored in each other's shared
+// memory before they arrive is seen by those that have waited.
+__device__ inline void arrive_at_cluster_barrier() {
 #if __CUDA_ARCH__ >= 900
-  asm volatile(
-      "barrier.cluster.arrive.release.aligned;\n"
-      "barrier.cluster.wait.acquire.aligned;" ::
-          : "memory");
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 #endif
+}
+
+__device__ inline void wait_at_cluster_barrier() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+}
+
+__device__ inline void cluster_barrier() {
+  arrive_at_cluster_barrier();
+  wait_at_cluster_barrier();
 }
 
 // The address, in the shared memory of the cluster's block `rank`, of what is at `address` in this
@@ -136,6 +145,13 @@ __device__ inline std::uint32_t cluster_address(std::uint32_t address, std::uint
 __device__ inline void store_cluster(std::uint32_t address, std::uint32_t value) {
 #if __CUDA_ARCH__ >= 900
   asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
+#endif
+}
+
+__device__ inline void store_cluster(std::uint32_t address, float x, float y) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("st.shared::cluster.v2.f32 [%0], {%1,%2};" ::"r"(address), "f"(x), "f"(y)
+               : "memory");
 #endif
 }
 
