@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis
 import numpy as np
 import pytest
+from turns import turn
 
 from cnn_engine.devices import cuda_module
 
@@ -35,6 +37,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if gpu and (reason := gpu_missing()):
         for item in gpu:
             item.add_marker(pytest.mark.skip(reason=f"needs a GPU: {reason}"))
+
+
+@pytest.hookimpl(
+    wrapper=True, tryfirst=True
+)  # around the test's timeout, which does not count waiting
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[object]:
+    marks = {mark.name for mark in item.iter_markers()}
+    with turn(alone="alone" in marks and "skip" not in marks):
+        return (yield)
 
 
 @pytest.fixture(scope="session")

@@ -60,6 +60,7 @@ class TestOnAGpu:
             for row in profiled:
                 assert 0 < float(row["kernel_s"]) <= float(row["wall_s"])
 
+    @pytest.mark.alone
     def test_a_kernel_that_fills_the_time_is_seen(self):
         """Passes of one kernel of 5 ms are busy nearly all of the time; with 5 ms of nothing, half of it."""
         from cnn_engine.devices import select

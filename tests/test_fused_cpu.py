@@ -379,6 +379,7 @@ def test_a_timed_pass_covers_every_layer_once(network, seed, threads, batch, bro
     assert (seconds > 0).all()
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("batch", [1, 3, 40])
 @pytest.mark.parametrize("name", NETWORKS)
@@ -394,6 +395,7 @@ def test_parts_add_up_to_their_pass(instruction_set, rng, name, batch, threads):
     assert 0.95 <= max(shares) <= 1.0
 
 
+@pytest.mark.alone
 def test_seconds_are_added_and_the_heavy_part_is_the_heavy_one(rng):
     """One convolution with nearly all of the work: it has nearly all of the time."""
     layers = (Conv2d("conv", 32, 5, padding=2), Relu("relu"), Linear("fc", 2), Softmax("softmax"))

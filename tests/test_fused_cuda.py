@@ -244,6 +244,7 @@ def run_timed(kernels, images, runs: int):
 FIRST_TICKS = 10**9
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("limit", [None, SMALL, MIDDLE])
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("name", list(NETWORKS))
@@ -262,6 +263,7 @@ def test_timed_parts(gpu, rng, name, dtype, limit):
             assert shares.max() < 0.95, f"batch {batch}: {shares}"
 
 
+@pytest.mark.alone
 def test_timed_parts_are_the_life_of_all_teams(gpu, rng):
     """Ticks of the clock make up the kernel's time, and convolutions take the shares of their products."""
     module = cuda_module.load()
@@ -280,6 +282,7 @@ def test_timed_parts_are_the_life_of_all_teams(gpu, rng):
     assert shares[4] < 0.1
 
 
+@pytest.mark.alone
 def test_timed_parts_after_the_kernel_are_times(gpu, rng):
     """Where layers follow, ticks are picoseconds, also of a batch that is run in several parts."""
     kernels = fused(ECE408, random_weights(ECE408, rng), "float32")
@@ -549,6 +552,7 @@ def test_conv2d_step(gpu, rng, shape, pool, relu):
     tolerances.assert_close(gpu.get(out), wanted, bound, shape=shape, relu=relu, pool=pool)
 
 
+@pytest.mark.alone
 def test_fma_peak():
     """Beside what the multiprocessors could do at their highest clock: half of it at least, and no more."""
     module = cuda_module.load()
@@ -558,6 +562,7 @@ def test_fma_peak():
     assert 0.5 < module.measure_fma_peak() / peak < 1.05
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("milliseconds", [0, 5, 20])
 def test_a_delay_occupies_its_stream_that_long(milliseconds):
     import cupy

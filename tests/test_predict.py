@@ -164,6 +164,7 @@ def test_a_call_on_the_device_can_be_captured(rng, variant):
         tolerances.assert_close(out.get(), wanted, tolerances.PROBABILITY)
 
 
+@pytest.mark.alone
 @pytest.mark.gpu
 def test_a_call_on_the_device_does_not_wait(rng):
     import cupy

@@ -193,6 +193,7 @@ def test_images_are_repeated_in_order():
     assert cells.repeated(Dataset("d", "s", pixels), 2).labels is None
 
 
+@pytest.mark.alone
 def test_the_runner_s_own_cost_is_small():
     assert cells.runner_cost_s() < 5e-6
 

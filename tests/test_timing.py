@@ -78,6 +78,7 @@ def assert_adds_up(look, tries: int = 4) -> None:
     raise AssertionError(f"sum of the rows to the passes: {found}")
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("variant", ["fused", "pad"])
 @pytest.mark.parametrize("batch", [1, 7, 100])
 def test_steps_add_up_to_the_plain_passes_beside_them(variant, batch):
@@ -137,6 +138,7 @@ def test_calls_of_one_name_are_one_sample_a_pass(monkeypatch):
     assert nap.seconds >= 4 * 0.002
 
 
+@pytest.mark.alone
 def test_the_runner_costs_little_between_layers():
     """The Python between two steps, measured with steps that do nothing."""
     with Engine(weights="random", device="cpu") as engine:
@@ -242,6 +244,7 @@ def test_latency_percentiles():
     assert found["samples"] == 100
 
 
+@pytest.mark.alone
 @pytest.mark.gpu
 class TestOnAGpu:
     def test_a_known_delay_is_seen_in_its_own_step(self, monkeypatch):
