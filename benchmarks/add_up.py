@@ -10,7 +10,6 @@ with the median of its records in passes of their own. Every variant is checked 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections import defaultdict
 from dataclasses import asdict, dataclass, field
@@ -18,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import record
 from cnn_engine import Engine, InputError, cli
-from cnn_engine.io.files import atomic_write
 from cnn_engine.measure import environment, step_times, timing
 from cnn_engine.measure.meters import RecordMeter
 from cnn_engine.measure.pass_parts import OVERLAP
@@ -195,17 +194,17 @@ def measure(device: str, batches: tuple[int, ...], variants: tuple[str, ...]) ->
     return cells, described
 
 
-def markdown(
-    cells: list[Cell], described: dict[str, Any], command: str, watch: environment.Stopwatch
-) -> str:
-    """Returns the record as a document."""
+def markdown(cells: list[Cell], document: dict[str, Any]) -> str:
+    """Returns the page of ``document``, whose rows are ``cells``."""
+    described = document["environment"]
     where = described["gpu"] or described["cpu"]
     lines = [
         "# The steps of a pass beside the pass",
         "",
         f"- Machine: {where}, {described['driver'] or described['cpu_instruction_set']}",
         f"- Commit: {described['commit'] or 'not known'}",
-        f"- Command: `{command}`, {watch.started}, took {units.seconds(watch.seconds)}",
+        f"- Command: `{document['command']}`, {document['started']}, took "
+        f"{units.seconds(document['duration_s'])}",
         f"- A sum is within {SUM_SHARE:.0%} of the pass, a step within {STEP_SHARE:.0%} and "
         f"{units.seconds(STEP_S)} of its record, or it is in **bold**. *before* are passes before "
         "anything was recorded in the process; *cost* is that of a pass looked into, in plain ones.",
@@ -260,25 +259,16 @@ def _main(arguments: list[str] | None) -> int:
         "--batches", default=",".join(map(str, BATCHES)), help="default: %(default)s"
     )
     parser.add_argument("--variants", default=",".join(VARIANTS), help="default: %(default)s")
-    parser.add_argument("--json", metavar="PATH")
-    parser.add_argument("--markdown", metavar="PATH")
+    record.add_options(parser, "json", "markdown")
     options = parser.parse_args(arguments)
     batches = tuple(cli.whole_number(1, 10**7)(word) for word in options.batches.split(","))
-    watch = environment.Stopwatch()
+    found = record.Record("add_up", options, arguments)
     cells, described = measure(options.device, batches, tuple(options.variants.split(",")))
-    words = sys.argv[1:] if arguments is None else arguments
-    command = " ".join(["python -m benchmarks.add_up", *words])
-    document = markdown(cells, described, command, watch)
-    print(document, end="")
-    if options.markdown:
-        with atomic_write(options.markdown) as file:
-            file.write(document)
-    if options.json:
-        rows = [{**asdict(cell), "adds_up": cell.adds_up, "agrees": cell.agrees} for cell in cells]
-        with atomic_write(options.json) as file:
-            record = {**watch.stamp(), "command": command}
-            json.dump({**record, "environment": described, "cells": rows}, file, indent=2)
-            file.write("\n")
+    rows = [{**asdict(cell), "adds_up": cell.adds_up, "agrees": cell.agrees} for cell in cells]
+    found.document |= {"environment": described, "cells": rows}
+    page = markdown(cells, found.stamped())
+    print(page, end="")
+    found.write(lambda _: page)
     good = all(cell.adds_up and cell.agrees for cell in cells)
     return cli.DONE if good else cli.CHECK_FAILED
 

@@ -9,7 +9,6 @@ least of some turns of both; both kernels' outputs are compared before.
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 import warnings
@@ -18,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import record
 from cnn_engine import _cpu, cli, devices, export
 from cnn_engine.errors import CnnEngineError, expected
-from cnn_engine.io.files import write_text
 from cnn_engine.measure import environment
 
 from . import models
@@ -166,18 +165,19 @@ def summary(rows: list[dict[str, Any]]) -> Iterator[str]:
                 )
 
 
-def markdown(record: dict[str, Any]) -> str:
+def markdown(document: dict[str, Any]) -> str:
     """Returns the page."""
-    found = record["environment"]
+    found = document["environment"]
     lines = [
-        f"# `tiled` and `blocked` over the convolutions of {len(record['networks'])} networks",
+        f"# `tiled` and `blocked` over the convolutions of {len(document['networks'])} networks",
         "",
         f"- Machine: {found['gpu']}, {found['driver']}",
-        f"- Command: `{record['command']}`, commit {found['commit'] or 'not known'}, {record['started']}",
+        f"- Command: `{document['command']}`, commit {found['commit'] or 'not known'}, "
+        f"{document['started']}",
         "- Times of kernels on the device, the least of some turns; convolutions of one group,",
         "  each shape once.",
         "",
-        *summary(record["rows"]),
+        *summary(document["rows"]),
     ]
     return "\n".join(lines) + "\n"
 
@@ -196,8 +196,7 @@ def parser() -> cli.ArgumentParser:
     p.add_argument(
         "--batch", nargs="+", type=cli.whole_number(1, 1024), default=[1, 16], metavar="N"
     )
-    p.add_argument("--json", metavar="PATH", help="writes what was found")
-    p.add_argument("--markdown", metavar="PATH", help="writes a page")
+    record.add_options(p, "json", "markdown")
     return p
 
 
@@ -213,7 +212,9 @@ def _main(arguments: list[str] | None) -> int:
     device = devices.select(options.device)
     if device.kind != "cuda":
         raise expected("--device", "a CUDA device", device.name)
-    watch = environment.Stopwatch()
+    found = record.Record(
+        "conv2d_variants", options, arguments, environment=environment.describe(device)
+    )
     shapes: dict[Shape, None] = {}
     names: list[str] = []
     for name in options.networks:
@@ -229,18 +230,11 @@ def _main(arguments: list[str] | None) -> int:
     with device.context, device.stream:
         bench = Bench(device, tasks)
         for task in tasks:
-            found = {f"{name}_s": seconds for name, seconds in bench.measure(task).items()}
-            rows.append({"shape": list(task.sizes), "batch": task.batch, **found})
-    record = {
-        "schema": "cnn_engine.conv2d_variants/1", "networks": names,
-        "command": " ".join(["python -m benchmarks.conv2d_variants", *(arguments or sys.argv[1:])]),
-        "environment": environment.describe(device), "rows": rows, **watch.stamp(),
-    }  # fmt: skip
+            times = {f"{name}_s": seconds for name, seconds in bench.measure(task).items()}
+            rows.append({"shape": list(task.sizes), "batch": task.batch, **times})
+    found.document |= {"networks": names, "rows": rows}
     print("\n".join(summary(rows)))
-    if options.json:
-        write_text(options.json, json.dumps(record) + "\n")
-    if options.markdown:
-        write_text(options.markdown, markdown(record))
+    found.write(markdown)
     return cli.DONE
 
 

@@ -21,10 +21,10 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
+from benchmarks import record
 from cnn_engine import cli, devices
 from cnn_engine.devices import threads as thread_counts
 from cnn_engine.export import EXPORTERS
-from cnn_engine.io.files import write_text
 from cnn_engine.measure import environment
 from cnn_engine.report import units
 
@@ -232,8 +232,7 @@ def parser() -> cli.ArgumentParser:
     p.add_argument(
         "--limit", type=float, default=600, metavar="SECONDS", help="of one process; default: 600"
     )
-    p.add_argument("--json", metavar="PATH", help="writes what was found")
-    p.add_argument("--markdown", metavar="PATH", help="writes a page")
+    record.add_options(p, "json", "markdown")
     p.add_argument(
         "--add", action="store_true", help="to the rows of --json's file, same rows replaced"
     )
@@ -278,44 +277,29 @@ def _main(arguments: list[str] | None) -> int:
     options = parser().parse_args(arguments)
     device = devices.select(options.device)
     options.threads = thread_counts.check(options.threads, "--threads")
-    watch = environment.Stopwatch()
     described = environment.describe(device)
     for package in ("onnx", "onnxruntime", "torch", "torchvision", "timm"):
         described["versions"][package] = environment.package_version(package)
-    record: dict[str, Any] = {
-        "schema": "cnn_engine.models/1", "device": device.name, "threads": options.threads,
-        "environment": described, "load": environment.host_load(),
-        "commands": [], "rows": [],
-    }  # fmt: skip
+    found = record.Record(
+        "models", options, arguments, device=device.name, threads=options.threads,
+        environment=described, load=environment.host_load(), commands=[], rows=[],
+    )  # fmt: skip
+    document = found.document
     if options.add and options.json and Path(options.json).exists():
         known = json.loads(Path(options.json).read_text())
-        record |= {key: known[key] for key in ("commands", "rows")}
-    record["commands"].append(
-        {
-            "command": " ".join(["python -m benchmarks.models", *(arguments or sys.argv[1:])]),
-            "commit": described["commit"],
-            "started": watch.started,
-        }
-    )
-
-    def write() -> None:
-        stamped = record | watch.stamp()
-        if options.json:
-            write_text(options.json, json.dumps(stamped, indent=1) + "\n")
-        if options.markdown:
-            write_text(options.markdown, markdown(stamped))
-
+        document |= {key: known[key] for key in ("commands", "rows")}
+    ran = {"command": document.pop("command"), "commit": described["commit"]}
+    document["commands"].append(ran | {"started": found.watch.started})
     ours: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as top, ThreadPoolExecutor(options.jobs) as pool:
         for row in _rows(options, Path(top), pool):
-            record["rows"] = sorted(
-                [r for r in record["rows"] if _key(r) != _key(row)] + [row], key=_key
-            )
+            others = [r for r in document["rows"] if _key(r) != _key(row)]
+            document["rows"] = sorted([*others, row], key=_key)
             ours.append(row)
             print(_line(row), flush=True)
-            write()
+            found.write(markdown)
     passed = sum(row["verdict"] == PASSED for row in ours)
-    print(f"{passed} of {len(ours)} passed in {watch.seconds:.0f} s")
+    print(f"{passed} of {len(ours)} passed in {found.watch.seconds:.0f} s")
     return cli.DONE if passed == len(ours) else cli.CHECK_FAILED
 
 

@@ -4,6 +4,8 @@ For 1, 100, 10,000 and many images, and on CUDA for float32 and float16 and for 
 memory: the wall time of ``Engine.predict(images)`` as it comes, in turns with the same call with every batch,
 data mode and chunk of a sweep named. Medians; the best is the best median. On the CPU the sweep is over
 batches, with 1 thread and with all. What a call returns is compared with the plain one's before it is timed.
+Where one call takes longer than a row may, the sweep is over the first images, and its best are in turns with
+the plain call over all of them.
 
 ``--python-threads``: instead, images a second with 1 and 2 Python threads that call one engine.
 """
@@ -11,27 +13,31 @@ batches, with 1 thread and with all. What a call returns is compared with the pl
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from statistics import median
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 
+from benchmarks import record
 from cnn_engine import Engine, cli
-from cnn_engine.devices import threads as thread_counts
+from cnn_engine.devices import threads
 from cnn_engine.errors import CnnEngineError
-from cnn_engine.io.files import atomic_write
 from cnn_engine.measure import environment
+from cnn_engine.report import units
 
 CPU_BATCHES = (1, 16, 64, 256, 1024, 4096, 16384)
 CUDA_BATCHES = (1, 100, 1000, 10_000, 50_000, 1_000_000)
 CHUNKS = (660, 1320, 2640, 3960, 7920)
 NEEDED = 0.9
 WORTH_S = 1e-3  # of a sample: shorter calls are repeated
+FEWEST = 3  # turns
+SWEPT = 10_000  # images of a sweep where all would take too long
+CLOSEST = 2  # of the sweep that are timed over all images then
 
 
 def sample(call: Callable[[], Any]) -> float:
@@ -55,7 +61,7 @@ def race(calls: dict[str, Callable[[], Any]], seconds: float) -> dict[str, float
     end = perf_counter() + seconds
     running = dict(calls)
     turns = 0
-    while turns < 5 or (perf_counter() < end and turns < 200):
+    while turns < FEWEST or (perf_counter() < end and turns < 200):
         for name, call in running.items():
             times[name].append(sample(call))
         turns += 1
@@ -98,19 +104,29 @@ def measure(
     seconds: float,
 ) -> dict[str, Any]:  # fmt: skip
     """Returns a row of the table for ``count`` images."""
+    start = perf_counter()
     wanted = engine.predict(images)
-    calls: dict[str, Callable[[], Any]] = {"plain": lambda: engine.predict(images)}
+    swept = images[:SWEPT] if perf_counter() - start > seconds else images
+    calls: dict[str, Callable[[np.ndarray], Any]] = {"plain": engine.predict}
     for name, (other, batch) in named.items():
         try:
-            found = other.predict(images, batch)
+            found = other.predict(swept, batch)
         except CnnEngineError as error:
             print(f"left out: {name}: {error}", file=sys.stderr)
             continue
-        if np.abs(found - wanted).max() > 1e-5:
+        if np.abs(found - wanted[: len(swept)]).max() > 1e-5:
             raise RuntimeError(f"{name}: expected the plain call's probabilities, found others")
-        calls[name] = lambda other=other, batch=batch: other.predict(images, batch)
-    times = race(calls, seconds)
-    best = min((name for name in times if name != "plain"), key=times.__getitem__)
+        calls[name] = lambda some, other=other, batch=batch: other.predict(some, batch)
+
+    def race_over(some: np.ndarray) -> dict[str, float]:
+        return race({name: partial(call, some) for name, call in calls.items()}, seconds)
+
+    times = race_over(swept)
+    closest = sorted(times.keys() - {"plain"}, key=times.__getitem__)
+    if len(swept) < count:
+        calls = {name: calls[name] for name in ["plain", *closest[:CLOSEST]]}
+        times = race_over(images)
+    best = min(times.keys() - {"plain"}, key=times.__getitem__)
     size = engine.batch_size(None, count)
     return {
         "images": count,
@@ -125,13 +141,16 @@ def measure(
     }
 
 
-def rows(device: str, counts: list[int], seconds: float) -> list[dict[str, Any]]:
+def rows(
+    device: str, counts: list[int], kernels: list[int], seconds: float
+) -> list[dict[str, Any]]:
+    """Returns the rows of the table; ``kernels``: numbers of threads on the CPU."""
     found = []
     generator = np.random.default_rng(0)
     if device == "cpu":
-        for threads in sorted({1, thread_counts.default()}):
+        for number in kernels:
             for count in counts:
-                engine, named = variants_on_cpu(count, threads)
+                engine, named = variants_on_cpu(count, number)
                 images = generator.integers(0, 256, (count, *engine.network.input_shape), np.uint8)
                 found.append({"memory": "host", **measure(count, engine, named, images, seconds)})
                 show(found[-1])
@@ -163,13 +182,25 @@ def show(row: dict[str, Any]) -> None:
     )
 
 
-def table(found: list[dict[str, Any]]) -> str:
-    """Returns the rows as Markdown."""
+def _lines(document: dict[str, Any]) -> str:
+    return "".join(f"{row}\n" for row in document["rows"])
+
+
+def markdown(document: dict[str, Any]) -> str:
+    """Returns the page."""
+    where = document["environment"]
     lines = [
+        "# predict without options",
+        "",
+        f"- Machine: {where['gpu'] or where['cpu']}, {where['driver'] or where['cpu_instruction_set']}",
+        f"- Commit: {where['commit'] or 'not known'}",
+        f"- Command: `{document['command']}`, {document['started']}, took "
+        f"{units.seconds(document['duration_s'])}",
+        "",
         "| images | dtype | memory | threads | plain, images/s | chosen | best, images/s | of | plain/best |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
-    for row in found:
+    for row in document["rows"]:
         lines.append(
             f"| {row['images']:,} | {row['dtype']} | {row['memory']} | {row['threads']} "
             f"| {row['plain_images_per_s']:,.0f} | {row['chosen']} | {row['best_images_per_s']:,.0f} "
@@ -178,15 +209,14 @@ def table(found: list[dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def python_threads(device: str, seconds: float) -> list[dict[str, Any]]:
+def python_threads(device: str, kernels: list[int], seconds: float) -> list[dict[str, Any]]:
     """Returns images a second of one engine with 1 and 2 Python threads, in turns."""
     found = []
     variants = ("fused", "pad") if device == "cpu" else ("fused", "tiled")
-    counts = sorted({1, thread_counts.default()}) if device == "cpu" else [None]
     for variant in variants:
-        for threads in counts:
+        for number in kernels if device == "cpu" else [None]:
             for batch in (1, 7, 100):
-                with Engine(device=device, variant=variant, threads=threads) as engine:
+                with Engine(device=device, variant=variant, threads=number) as engine:
                     images = np.zeros((batch, *engine.network.input_shape), np.uint8)
                     rates = ([], [])
                     for _ in range(5):
@@ -249,27 +279,33 @@ def _main(arguments: list[str] | None) -> int:
         "--seconds", type=cli.number(0, 3600), default=2.0, help="of each row (default: 2)"
     )
     parser.add_argument("--python-threads", action="store_true", help="see above")
-    parser.add_argument("--json", metavar="PATH")
-    parser.add_argument("--markdown", metavar="PATH")
+    parser.add_argument(
+        "--threads", type=cli.whole_number(1, threads.MOST), nargs="+",
+        help="of the CPU (default: 1, and the CPUs granted)",
+    )  # fmt: skip
+    record.add_options(parser, "json", "markdown")
     options = parser.parse_args(arguments)
     most = 100_000 if options.device == "cpu" else 1_000_000
     counts = options.images or [1, 100, 10_000, most]
+    kernels = sorted(set(options.threads or (1, threads.default())))
     with Engine(device=options.device) as engine:
         described = environment.describe(engine.device)
+    whole = record.Record(
+        "plain_call",
+        options,
+        arguments,
+        environment=described,
+        load=environment.host_load(),
+        rows=[],
+    )
     if options.python_threads:
-        found = python_threads(options.device, options.seconds)
-        text = "\n".join(str(row) for row in found) + "\n"
+        found, page = python_threads(options.device, kernels, options.seconds), _lines
     else:
-        found = rows(options.device, counts, options.seconds)
-        text = table(found)
-        below = [row for row in found if row["share"] < NEEDED]
-        print(f"{len(found) - len(below)} of {len(found)} rows reach {100 * NEEDED:.0f} %")
-    if options.json:
-        with atomic_write(options.json) as file:
-            json.dump({"environment": described, "rows": found}, file, indent=2)
-    if options.markdown:
-        with atomic_write(options.markdown) as file:
-            file.write(text)
+        found, page = rows(options.device, counts, kernels, options.seconds), markdown
+        good = sum(row["share"] >= NEEDED for row in found)
+        print(f"{good} of {len(found)} rows reach {100 * NEEDED:.0f} %")
+    whole.document["rows"] = found
+    whole.write(page)
     return cli.DONE
 
 

@@ -9,15 +9,14 @@ Medians of ``--samples`` calls.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from statistics import median
 from time import perf_counter
 
 import numpy as np
 
+from benchmarks import record
 from cnn_engine import Engine, cli
-from cnn_engine.io.files import atomic_write
 from cnn_engine.measure import environment
 
 BURST = 50  # calls between two waits for the GPU: far fewer than its queue holds
@@ -95,25 +94,22 @@ def _main(arguments: list[str] | None) -> int:
     parser.add_argument("--variant", default="auto")
     parser.add_argument("--threads", type=cli.whole_number(1, 4096))
     parser.add_argument("--samples", type=cli.whole_number(1, 10**8), default=20_000)
-    parser.add_argument("--json", metavar="PATH")
+    record.add_options(parser, "json")
     options = parser.parse_args(arguments)
-    watch = environment.Stopwatch()
+    found = record.Record("predict_cost", options, arguments)
     with Engine(device=options.device, variant=options.variant, threads=options.threads) as engine:
         on_cuda = engine.device.kind == "cuda"
         calls = calls_on_cuda(engine) if on_cuda else calls_on_cpu(engine)
         wait = _wait_for_the_gpu if on_cuda else int
         times = turns(calls, options.samples, wait)
-        described = environment.describe(engine.device)
+        found.document |= {"environment": environment.describe(engine.device), "seconds": times}
         print(f"{engine.device.model}, {engine.choice.variant}, batch 1, {options.samples} calls")
     bare = times["bare pass"]
     for name, seconds in times.items():
         print(
             f"{name:<22} {seconds * 1e6:8.2f} us   {(seconds - bare) * 1e6:+8.2f} us beside the pass"
         )
-    if options.json:
-        with atomic_write(options.json) as file:
-            document = {**watch.stamp(), "environment": described, "seconds": times}
-            json.dump(document, file, indent=2)
+    found.write()
     return cli.DONE
 
 
