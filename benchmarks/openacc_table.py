@@ -5,6 +5,10 @@ not measured again, so that a table can be made in several runs on a machine tha
 
     python -m benchmarks.openacc_table --output results/openacc
     python -m benchmarks.openacc_table --device openacc:host --beside cpu --images 60 --output /tmp/openacc
+
+Up to 1,200 images a cell is looked into: layers, copies, OpenACC's events. More are run once and timed
+alone, for at most ``--cell`` seconds; where these end before the images do, their time is scaled, and the
+table says so.
 """
 
 from __future__ import annotations
@@ -19,16 +23,20 @@ from time import perf_counter
 import numpy as np
 
 from cnn_engine import Engine, cli, workload
-from cnn_engine.errors import CnnEngineError
+from cnn_engine.errors import CnnEngineError, expected
 from cnn_engine.io.files import write_text
-from cnn_engine.measure import profile
+from cnn_engine.measure import environment, measurement, profile, timing
 
 PUBLISHED = Path(__file__).with_name("published.json")
 MODES = ("managed", "transfer", "resident")
-#: How often a cell's images are run: timed, looked into, and with whatever comes before and after.
-RUNS = 2.5
 #: Images of the run that counts regions and launches; the known numbers are of 1,200.
 COUNTED = 1200
+#: Images between two looks at the clock, in cells of more.
+BLOCK = 1000
+#: Passes before the first that counts.
+WARMUP = 20
+#: Seconds of a cell beside its passes: an engine, its check, the last block.
+AROUND_S = 3.0
 
 
 @dataclass(frozen=True)
@@ -49,8 +57,8 @@ class Cell:
         )
 
 
-def measure(cell: Cell, weights: str, data: str, threads: int) -> dict:
-    """Returns what was found: seconds, their parts, the check, and counts of OpenACC's events."""
+def measure(cell: Cell, weights: str, data: str, threads: int, most_s: float) -> dict:
+    """Returns what was found: seconds and the check; up to 1,200 images also parts, and OpenACC's events."""
     dataset = workload.get("cifar10").load_data(data, cell.images)
     try:
         engine = Engine(
@@ -60,26 +68,64 @@ def measure(cell: Cell, weights: str, data: str, threads: int) -> dict:
     except CnnEngineError as error:
         return {"cell": asdict(cell), "unsupported": str(error)}
     with engine:
-        result = engine.profile(dataset, batch=1, warmup=20, iterations=1)
-        found = {
-            "cell": asdict(cell),
-            "unsupported": None,
-            "environment": result.environment,
-            "check": asdict(result.check) if result.check else None,
-            "correct": result.accuracy and [result.accuracy.correct, result.accuracy.total],
-            "seconds": result.phases.forward_s,
-            "images": result.images_done,
-            "parts": parts(result),
+        found = {"cell": asdict(cell), "unsupported": None}
+        look = _once if cell.images > COUNTED else _looked_into
+        return found | look(engine, cell, dataset, most_s)
+
+
+def _once(engine: Engine, cell: Cell, dataset: workload.Dataset, most_s: float) -> dict:
+    """Returns the seconds of one run over all images, or over those that ``most_s`` allows, scaled."""
+    check = engine.check(dataset.images[: measurement.CHECK_IMAGES])
+    described = environment.describe(engine.device)
+    if not check.passed:
+        return {
+            "environment": described,
+            "check": asdict(check),
+            "unsupported": f"wrong: {check.max_abs_diff:.3g} away",
         }
-        if engine.device.kind == "openacc" and cell.images <= COUNTED:
-            probabilities = np.zeros((len(dataset), 10), np.float32)
-            seen = profile.collect(engine, dataset.images, probabilities, 1, result).openacc
-            found["counts"] = {
-                kind: seen.count(kind) for kind in ("region", "kernel", "data", "copyin", "copyout")
-            }
-            found["conv_regions"] = seen.count("region", "conv2d")
-            found["conv_launches"] = seen.count("kernel", "conv2d")
-            found["profile"] = asdict(seen)
+    ran, blocks = 0, []
+    while ran < cell.images and sum(blocks) < most_s:
+        images = dataset.images[ran : ran + BLOCK]
+        probabilities = np.empty((len(images), engine.network.classes), np.float32)
+        passes = timing.time_passes(
+            engine, images, probabilities, 1, warmup=0 if blocks else WARMUP, iterations=1,
+            duration_s=None, progress=lambda count: None,
+        )  # fmt: skip
+        if passes.interrupted:
+            raise KeyboardInterrupt
+        blocks.append(passes.forward_s)
+        ran += len(images)
+    return {
+        "environment": described | environment.state(engine.device, environment.host_load()),
+        "check": asdict(check),
+        "seconds": sum(blocks) * cell.images / ran,
+        "images": ran,
+        "blocks_s": blocks,
+    }
+
+
+def _looked_into(engine: Engine, cell: Cell, dataset: workload.Dataset, most_s: float) -> dict:
+    """Returns seconds, their parts, and the counts of OpenACC's events."""
+    result = engine.profile(dataset, batch=1, warmup=WARMUP, iterations=1)
+    if result.interrupted:
+        raise KeyboardInterrupt
+    found = {
+        "environment": result.environment,
+        "check": asdict(result.check) if result.check else None,
+        "correct": result.accuracy and [result.accuracy.correct, result.accuracy.total],
+        "seconds": result.phases.forward_s,
+        "images": result.images_done,
+        "parts": parts(result),
+    }
+    if engine.device.kind == "openacc":
+        probabilities = np.zeros((len(dataset), 10), np.float32)
+        seen = profile.collect(engine, dataset.images, probabilities, 1, result).openacc
+        found["counts"] = {
+            kind: seen.count(kind) for kind in ("region", "kernel", "data", "copyin", "copyout")
+        }
+        found["conv_regions"] = seen.count("region", "conv2d")
+        found["conv_launches"] = seen.count("kernel", "conv2d")
+        found["profile"] = asdict(seen)
     return found
 
 
@@ -93,11 +139,11 @@ def parts(result) -> dict[str, float]:
     return found
 
 
-def expected_s(cell: Cell, found: dict[Cell, dict]) -> float:
+def expected_s(cell: Cell, found: dict[Cell, dict], most_s: float) -> float:
     """Returns about how long a cell takes, by the same one on fewer images; 0 where there is none."""
     return max(
         (
-            RUNS * one["seconds"] * cell.images / other.images
+            min(one["seconds"] * cell.images / other.images, most_s) + AROUND_S
             for other, one in found.items()
             if other.images < cell.images
             and replace(other, images=cell.images) == cell
@@ -122,7 +168,8 @@ def markdown(found: dict[Cell, dict], device: str, beside: str | None) -> str:
     lines = [
         "# The thesis' table in OpenACC",
         "",
-        "Seconds for all images, one a pass, copies included. Published: NVIDIA V100, nvc.",
+        "Seconds for all images, one a pass, copies included. Published: NVIDIA V100, nvc. Above",
+        f"{COUNTED:,} images passes are not looked into.",
         "",
         f"| images | data mode | variant | reduction | published | {device} | conv | pad | copies | other | "
         f"regions, launches of convolutions | {beside or 'beside'} | {device} / {beside or 'beside'} |",
@@ -135,24 +182,31 @@ def markdown(found: dict[Cell, dict], device: str, beside: str | None) -> str:
             continue
         twin = found.get(Cell(beside or "", *list(asdict(cell).values())[1:]), {})
         known, own, other = published(cell), one.get("seconds"), twin.get("seconds")
+        beside_it = timed(twin)
         form = "yes" if cell.reduction else "no"
         head = (
             f"| {cell.images:,} | {cell.data_mode} | {cell.variant} | {form} | {number(known)} | "
         )
         if own is None:
-            lines.append(f"{head}{one['unsupported']} | | | | | | {number(other)} | |")
+            lines.append(f"{head}{one['unsupported']} | | | | | | {beside_it} | |")
             continue
-        kinds = dict(one["parts"])
+        kinds = dict(one.get("parts", {}))
         split = [kinds.pop(kind, 0.0) for kind in ("conv", "pad", "copies")]
-        split.append(sum(kinds.values()))
+        split = [*split, sum(kinds.values())] if "parts" in one else [None] * 4
         counts = (
             f"{one['conv_regions']:,}, {one['conv_launches']:,}" if "conv_regions" in one else "-"
         )
         ratio = number(own / other) if other else "-"
         lines.append(
-            f"{head}{number(own)} | {' | '.join(map(number, split))} | {counts} | {number(other)} | {ratio} |"
+            f"{head}{timed(one)} | {' | '.join(map(number, split))} | {counts} | {beside_it} | {ratio} |"
         )
     return "\n".join(lines) + "\n"
+
+
+def timed(found: dict) -> str:
+    """Returns a cell's seconds, and from how many images they were scaled."""
+    text, ran = number(found.get("seconds")), found.get("images")
+    return f"{text}, scaled from {ran:,}" if ran and ran < found["cell"]["images"] else text
 
 
 def number(value: float | None) -> str:
@@ -173,6 +227,9 @@ def _main(arguments: list[str] | None) -> int:
     p.add_argument(
         "--images", default="1200,50000", help="with commas between (default: 1200,50000)"
     )
+    p.add_argument(
+        "--modes", default=",".join(MODES), help=f"with commas between (default: {','.join(MODES)})"
+    )
     p.add_argument("--weights", default="default", help="as run has it")
     p.add_argument("--data", default="synthetic", help="as run has it (default: synthetic)")
     p.add_argument(
@@ -182,12 +239,24 @@ def _main(arguments: list[str] | None) -> int:
         metavar="S",
         help="no cell begins after so many seconds, or that would take longer by what fewer images took",
     )
+    p.add_argument(
+        "--cell",
+        type=float,
+        default=40.0,
+        metavar="S",
+        help="of a cell of more than 1,200 images; what is left of them is scaled (default: 40)",
+    )
     p.add_argument("--threads", type=int, default=1, help="of what runs on the CPU (default: 1)")
     p.add_argument("--output", required=True, metavar="FOLDER", help="for cells and the table")
     options = p.parse_args(arguments)
     folder = Path(options.output)
     folder.mkdir(parents=True, exist_ok=True)
+    if not options.cell > 0:
+        raise expected("--cell", "a positive number of seconds", options.cell)
     beside = None if options.beside == "none" else options.beside
+    modes = options.modes.split(",")
+    if unknown := [mode for mode in modes if mode not in MODES]:
+        raise expected("--modes", f"some of {', '.join(MODES)}", unknown[0])
     start = perf_counter()
     found: dict[Cell, dict] = {}
     left = 0
@@ -196,16 +265,16 @@ def _main(arguments: list[str] | None) -> int:
         for images in options.images.split(",")
         for device in (options.device, beside)
         if device
-        for mode in MODES
+        for mode in modes
         for variant in ("if", "pad")
         for reduction in (False, True)
     ):
         path = folder / f"{cell.name}.json"
         if not path.exists():
-            if perf_counter() - start + expected_s(cell, found) > options.limit:
+            if perf_counter() - start + expected_s(cell, found, options.cell) > options.limit:
                 left += 1
                 continue
-            one = measure(cell, options.weights, options.data, options.threads)
+            one = measure(cell, options.weights, options.data, options.threads, options.cell)
             write_text(path, json.dumps(one, indent=1) + "\n")
             print(f"{cell.name}: {one['unsupported'] or number(one['seconds']) + ' s'}", flush=True)
         found[cell] = json.loads(path.read_text())
