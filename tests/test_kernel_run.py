@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -213,27 +216,54 @@ def test_triton_callable(images):
     assert np.abs(engine.predict(images) - plain).max() <= LIMITS["cuda"]["float32"]
 
 
-@pytest.mark.gpu
-def test_numba_callable(images):
+@pytest.fixture
+def numba_kernels():
     try:
-        from numba import cuda
+        import numba_kernels
     except Exception as error:  # an old Numba with a new NumPy ends in an AttributeError
         pytest.skip(f"needs Numba: {error}")
+    return numba_kernels
 
-    @cuda.jit
-    def kernel(x, y):
-        i = cuda.grid(1)
-        if i < x.size:
-            y[i] = max(x[i], 0.0)
 
-    def relu(x, y, shape, stream):
-        own = cuda.external_stream(stream)
-        kernel[-(-shape.count // 256), 256, own](
-            cuda.as_cuda_array(x.reshape(-1)), cuda.as_cuda_array(y.reshape(-1))
-        )
+def test_what_numba_compiled_is_a_callable(images, numba_kernels):
+    plain = Engine("cifar10", device="cpu").predict(images)
+    kernel = Kernel.from_callable(numba_kernels.conv2d, "conv2d", "cpu")
+    engine = Engine("cifar10", device="cpu", kernels=[kernel])
+    assert np.abs(engine.predict(images) - plain).max() <= LIMITS["cpu"]["float32"]
+    steps = [step.kernel for step in engine.plan(5, images.dtype).steps]
+    assert steps.count("conv2d") == 3
+    assert engine.check(images).passed
 
+
+def test_numba_for_cuda_in_its_simulator(numba_kernels):
+    """The same kernel as on a GPU, in Numba's own stand-in for one, over the CPU's arrays."""
+    done = subprocess.run(
+        [sys.executable, "-c", SIMULATED],
+        capture_output=True, text=True, check=False, cwd=Path(__file__).parent,
+        env={**os.environ, "NUMBA_ENABLE_CUDASIM": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["relu", "right"]
+
+
+SIMULATED = """
+import numba_kernels, numpy as np
+from cnn_engine import Engine, Kernel
+from cnn_engine.graph.graph import Graph, Node, Value
+from cnn_engine.operators.unary import Relu
+graph = Graph("one", (Value("x", (2, 3, 5, 7)),), ("y",), (Node("relu", Relu(), ("x",), ("y",)),))
+x = np.random.default_rng(0).standard_normal((2, 3, 5, 7), np.float32)
+engine = Engine(graph, device="cpu", kernels=[Kernel.from_callable(numba_kernels.relu, "relu", "cpu")])
+assert np.array_equal(engine.run({"x": x})["y"], np.maximum(x, 0))
+print(next(iter(engine.own_kernels(2, np.float32)[0]))["kernel"], "right")
+"""
+
+
+@pytest.mark.gpu
+def test_numba_for_cuda(images, numba_kernels):
     plain = Engine("cifar10", device="cuda").predict(images)
-    engine = Engine("cifar10", device="cuda", kernels=[Kernel.from_callable(relu, "relu")])
+    kernels = [Kernel.from_callable(numba_kernels.relu, "relu")]
+    engine = Engine("cifar10", device="cuda", kernels=kernels)
     assert np.abs(engine.predict(images) - plain).max() <= LIMITS["cuda"]["float32"]
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import math
 import re
+from collections import namedtuple
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -59,7 +60,7 @@ class Contract:
     @property
     def fields(self) -> tuple[str, ...]:
         """The names of the struct's members."""
-        return tuple(name for name, _ in structs()[self.struct].type._fields_)
+        return structs()[self.struct].sizes._fields
 
     def refuses(self, node: Node, graph: Graph) -> str | None:
         """Returns why no kernel of this contract can run ``node``, or None."""
@@ -83,9 +84,17 @@ class Contract:
 
 @dataclass(frozen=True)
 class Struct:
-    """A struct of the header: its ctypes type, and the comment above it."""
+    """A struct of the header.
+
+    Attributes:
+        type: as C has it.
+        sizes: as Python has it: a named tuple, which Numba takes too.
+        comment: what is said above it.
+        text: its declaration.
+    """
 
     type: type[ctypes.Structure]
+    sizes: type[tuple]
     comment: str
     text: str
 
@@ -101,7 +110,8 @@ def structs() -> Mapping[str, Struct]:
             for member in line.strip().rstrip(";").split(maxsplit=1)[1].split(",")
         ]
         made = type(name, (ctypes.Structure,), {"_fields_": members})
-        found[name] = Struct(made, comment.strip(), f"struct {name} {{\n{body}}};")
+        sizes = namedtuple(name, [member for member, _ in members])
+        found[name] = Struct(made, sizes, comment.strip(), f"struct {name} {{\n{body}}};")
     return found
 
 

@@ -254,8 +254,8 @@ def from_callable(
 
     Args:
         function: called as ``function(*tensors, shape)``, such as ``(x, weight, bias, y, shape)``, and fills
-            ``y``. Tensors are arrays over the engine's own memory, ``bias`` may be None; ``shape`` has the
-            sizes as attributes (:data:`CONTRACTS`). On CUDA the engine's stream is CuPy's, and PyTorch's,
+            ``y``. Tensors are arrays over the engine's own memory, ``bias`` may be None; ``shape`` is a named
+            tuple of the sizes (:data:`CONTRACTS`). On CUDA the engine's stream is CuPy's, and PyTorch's,
             current one; a function with a parameter ``stream`` is given its handle by that name.
         op: the operator's kind.
         device: ``cpu`` or ``cuda``.
@@ -299,7 +299,7 @@ def _callable_bound(
     function: Callable[..., None], contract: Contract, call: Call, arrays: str, takes_stream: bool
 ) -> Bound:
     values = contract.values(call.node.op, call.inputs, call.outputs[0])
-    shape = structs()[contract.struct].type(*values.values())
+    shape = structs()[contract.struct].sizes(**values)
     shapes = [None if value is None else value.shape for value in call.inputs]
     shapes += [None] * (len(contract.inputs) - len(shapes)) + [call.outputs[0].shape]
     at = [*call.at, *[0] * (len(contract.inputs) - len(call.at)), call.to[0]]
