@@ -33,6 +33,7 @@ from samples import CASES, make, make_bare, make_cuda, make_deep, make_profiled
 import cnn_engine
 from cnn_engine import __main__ as doors
 from cnn_engine.compare import comparison
+from cnn_engine.kernel import templates
 from cnn_engine.measure.result import Result, TimelineEvent
 from cnn_engine.report import html, trace
 from cnn_engine.report import json as report_json
@@ -100,6 +101,26 @@ def by_command(*words: str) -> str:
         return Path("page.html").read_text("utf-8")
 
 
+def board() -> str:
+    """Returns the page of a board: a kernel that is right, the engine's own, and one that is wrong."""
+    with TemporaryDirectory() as folder, contextlib.chdir(folder):
+        right = templates.text("conv2d", "cpu", "right.cpp")
+        Path("right.cpp").write_text(right, "utf-8")
+        Path("wrong_in_every_place.cpp").write_text(right.replace("sum +=", "sum -="), "utf-8")
+        words = [
+            "rank",
+            "right.cpp",
+            "wrong_in_every_place.cpp",
+            "--network",
+            "ece408",
+            "--batch",
+            "1",
+        ]
+        words += ["--calls", "6", "--rounds", "1", "--beside", "blocked", "--html", "page.html"]
+        assert doors.main(["kernel", *words]) == 0
+        return Path("page.html").read_text("utf-8")
+
+
 PAGES = {
     "run": lambda: html.render([run("pad")]),
     "compared": compared,
@@ -116,6 +137,7 @@ PAGES = {
     "ensemble": lambda: by_command(
         "ensemble", "--members", "2", "--data", "synthetic", "--images", "50", "--output", "out"
     ),
+    "board": board,
     **given(".html"),
 }
 

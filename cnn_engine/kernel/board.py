@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from importlib.resources import files
-
-from ..report import units
+from ..report import pages, units
 from .rank import Board
 
 
 def page(found: Board) -> str:
     """Returns the page."""
-    from jinja2 import Environment, StrictUndefined  # only for those who want a page
-
-    environment = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    source = files(__package__).joinpath("board.html").read_text(encoding="utf-8")
     longest = max((e.total.value for e in found.entries if e.total), default=1.0)
-    return environment.from_string(source).render(board=found, units=units, longest=longest)
+    return pages.template("board.html", __package__).render(
+        title=f"{found.operator} of {found.network}", board=found, units=units, longest=longest
+    )

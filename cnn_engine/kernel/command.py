@@ -110,6 +110,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _main(arguments: list[str] | None) -> int:
     options = parser().parse_args(arguments)
+    options.words = sys.argv[1:] if arguments is None else arguments
     return {"new": _new, "check": _check, "rank": _rank}[options.action](options)
 
 
@@ -174,7 +175,7 @@ def _rank(options: argparse.Namespace) -> int:
         workload.name, op, device.name, options.batch, threads, options.calls,
         sum(case.graph.cost_of(case.node).flops for case in cases),
         [case.label for case in cases], entries, environment.describe(device),
-        shlex.join(["python", "-m", "cnn_engine.kernel", *sys.argv[1:]]),
+        shlex.join(["python", "-m", "cnn_engine.kernel", *options.words]),
     )  # fmt: skip
     if options.json:
         write_text(options.json, json.dumps(found.to_dict(), indent=1) + "\n")
