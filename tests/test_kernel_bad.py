@@ -11,7 +11,7 @@ import pytest
 
 from cnn_engine import InputError
 from cnn_engine.kernel import cases, check, command
-from cnn_engine.kernel.trial import Limits
+from cnn_engine.kernel.process import Limits
 
 #: Short cases that show what each kernel does wrong, and the one that is timed.
 FEW = ("one image, one channel", "odd sizes", "padding", "stride")

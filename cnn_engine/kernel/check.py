@@ -20,7 +20,9 @@ from ..measure import statistics
 from ..measure.statistics import Estimate
 from ..operators.operator import Cost
 from .cases import Case, grid
-from .trial import Fault, Limits, Outcome, Series, Trial, judged, slack
+from .process import Fault, Limits
+from .trial import Outcome, Trial
+from .wanted import Series, judged, slack
 
 #: Timed calls of the largest case.
 CALLS = 30
@@ -130,7 +132,7 @@ def check(
                 found.time = statistics.quantile(trial.time(series, CALLS, BUDGET_S))
                 found.timed = taken.label
                 found.cost = taken.graph.cost_of(taken.node)
-                found.launches = trial.ask("resources", 10)["launches"]
+                found.launches = trial.resources()
         if sanitize and read.device == "cuda":
             _compute_sanitizer(found, str(path), device, told)
     except Fault as fault:

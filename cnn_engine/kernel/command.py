@@ -15,7 +15,7 @@ from ..errors import expected
 from ..io.files import write_text
 from ..measure import environment
 from . import board, check, rank, templates, text
-from .trial import Limits
+from .process import Limits
 
 
 def parser() -> argparse.ArgumentParser:

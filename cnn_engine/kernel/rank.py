@@ -17,7 +17,9 @@ from ..graph.graph import Graph
 from ..measure import statistics
 from ..measure.statistics import Estimate
 from .cases import Case, grid, of_node
-from .trial import Fault, Limits, Series, Trial, judged, slack
+from .process import Fault, Limits
+from .trial import Trial
+from .wanted import Series, judged, slack
 
 
 @dataclass
@@ -26,7 +28,7 @@ class Entry:
 
     Attributes:
         name: the file's, or what stands for one of the engine's or PyTorch's.
-        subject: see :class:`~cnn_engine.kernel.trial.Trial`.
+        subject: see :class:`~cnn_engine.kernel.process.Process`.
         computes: what products are rounded to.
         samples: node -> seconds of single calls.
         fault: why it is last, in one line, or None.

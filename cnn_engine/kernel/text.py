@@ -55,14 +55,20 @@ def interval(time: Estimate) -> str:
     return f"{units.seconds(time.value)} ({units.seconds(time.low)} to {units.seconds(time.high)})"
 
 
+#: Nodes whose times are beside the sum; of more the JSON and the page have them.
+MOST_NODES = 6
+
+
 def board(found: Board) -> str:
     """Returns the board as a table."""
     width = max([len(entry.name) for entry in found.entries] + [6])
+    nodes = found.nodes if len(found.nodes) <= MOST_NODES else []
+    named = ", ".join(nodes) or units.counted(len(found.nodes), "node")
     lines = [
-        f"{found.operator} of {found.network} ({', '.join(found.nodes)}), batch {found.batch}, "
+        f"{found.operator} of {found.network} ({named}), batch {found.batch}, "
         f"on {found.device}: medians of {found.calls} calls on fresh inputs, with 95 % intervals",
-        f"{'':>5} {'kernel':<{width}} {'computes':<9} {'sum':>10} {'from':>10} {'to':>10} {'GFLOP/s':>9}  "
-        + "  ".join(f"{node:>10}" for node in found.nodes),
+        f"{'':>5} {'kernel':<{width}} {'computes':<9} {'sum':>10} {'from':>10} {'to':>10} {'GFLOP/s':>9}"
+        + "".join(f"  {node:>10}" for node in nodes),
     ]
     for entry in found.entries:
         if entry.fault is not None:
@@ -73,8 +79,11 @@ def board(found: Board) -> str:
         lines.append(
             f"{place:>5} {entry.name:<{width}} {entry.computes:<9} {units.seconds(total.value):>10} "
             f"{units.seconds(total.low):>10} {units.seconds(total.high):>10} "
-            f"{units.giga_per_second(found.flops, total.value):>9}  "
-            + "  ".join(f"{units.seconds(entry.nodes[node].value):>10}" for node in found.nodes)
+            f"{units.giga_per_second(found.flops, total.value):>9}"
+            + "".join(
+                f"  {units.seconds(entry.nodes[node].value):>{max(len(node), 10)}}"
+                for node in nodes
+            )
         )
     if any(entry.ties for entry in found.entries):
         lines.append("=: a tie: the intervals cannot tell these kernels apart")

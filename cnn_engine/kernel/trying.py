@@ -9,7 +9,9 @@ import numpy as np
 from ..engine.engine import Engine
 from ..graph.model import Model
 from .cases import of_node
-from .trial import Fault, Limits, Trial, judged
+from .process import Fault, Limits
+from .trial import Trial
+from .wanted import judged
 
 #: Images: two, so that what is the second's is seen.
 IMAGES = 2
