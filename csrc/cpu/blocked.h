@@ -12,6 +12,7 @@
 
 #include "cpu/fused/vector.h"
 #include "ops/panels.h"
+#include "runtime/parallel.h"
 
 namespace cnn_engine::cpu::CNN_ENGINE_ISA {
 namespace {
@@ -333,7 +334,8 @@ CNN_ENGINE_INLINE void fill_zero(float* to, int count) {
 }
 
 // Scratch for the threads of one call, from the call's workspace: a body takes a part when it
-// begins and gives it back when it ends, so there are as many parts as threads.
+// begins, its thread's own if it can, and gives it back when it ends, so there are as many parts as
+// threads.
 class Scratch {
  public:
   static constexpr std::int64_t kHeader = 64;
@@ -345,7 +347,8 @@ class Scratch {
   Scratch(void* workspace, int threads, std::int64_t floats)
       : memory_(
             reinterpret_cast<char*>((reinterpret_cast<std::uintptr_t>(workspace) + 63) / 64 * 64)),
-        step_(kHeader + (floats + 15) / 16 * 64) {
+        step_(kHeader + (floats + 15) / 16 * 64),
+        threads_(threads) {
     for (int i = 0; i < threads; ++i) {
       flag(i)[0] = 0;
       flag(i)[1] = -1;
@@ -355,8 +358,11 @@ class Scratch {
   class Part {
    public:
     explicit Part(const Scratch& scratch) {
-      int i = 0;  // at most as many bodies run as there are parts: one is free
-      while (__atomic_exchange_n(scratch.flag(i), 1, __ATOMIC_ACQUIRE) != 0) ++i;
+      int i = loop_thread() % scratch.threads_;
+      // At most as many bodies run as there are parts: one is free.
+      while (__atomic_exchange_n(scratch.flag(i), 1, __ATOMIC_ACQUIRE) != 0) {
+        i = (i + 1) % scratch.threads_;
+      }
       flag_ = scratch.flag(i);
     }
     ~Part() { __atomic_store_n(flag_, 0, __ATOMIC_RELEASE); }
@@ -378,6 +384,7 @@ class Scratch {
 
   char* memory_;
   std::int64_t step_;
+  int threads_;
 };
 
 }  // namespace

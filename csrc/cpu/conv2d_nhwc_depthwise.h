@@ -152,11 +152,19 @@ auto depthwise_row_of(const Conv2dShape& p) {
   return depthwise_any_row;
 }
 
-// Channels are shared out too where there are few rows.
-int depthwise_shares(const Conv2dShape& p) {
-  const int wanted = (32 + p.out_h() - 1) / p.out_h(), most = p.c / 64;
-  return most < 1 ? 1 : wanted < most ? wanted : most;
-}
+// Bands of an image's output rows, and shares of its channels, which are the same for any number of
+// threads: what three rows of a share take stays in the first-level cache while a band is computed.
+// Bands come before shares, so that a thread finds the rows that it wrote itself.
+struct DepthwiseSplit {
+  int bands, shares;
+
+  DepthwiseSplit(const Conv2dShape& p, int threads) {
+    const int out_h = p.out_h(), wanted = (32 + out_h - 1) / out_h, most = p.c / 64;
+    shares = most < 1 ? 1 : wanted < most ? wanted : most;
+    bands = threads == 1 ? 1 : (4 * threads + p.n - 1) / p.n;
+    if (bands > out_h) bands = out_h;
+  }
+};
 
 std::int64_t depthwise_packed(const Conv2dShape& p) { return std::int64_t{p.r} * p.s * p.c; }
 
@@ -180,12 +188,14 @@ void depthwise(const float* input, const float* packed, const float* bias, const
                float* output, const Scratch& scratch, const Conv2dShape& p,
                const Conv2dPitches& pitches, const Activation& activation, int threads) {
   const int out_h = p.out_h(), out_w = p.out_w();
-  const int shares = depthwise_shares(p);
+  const DepthwiseSplit split(p, threads);
+  const int shares = split.shares;
   const auto run_row = depthwise_row_of(p);
   const std::int64_t zeros = (p.c + 15) / 16 * 16;
-  const std::int64_t rows = std::int64_t{p.n} * out_h;
-  const std::int64_t cost = std::int64_t{p.c} / shares * out_w * (p.r * p.s + 4) / kNarrow;
-  parallel_for(rows * shares, cost, threads, [&](std::int64_t begin, std::int64_t end) {
+  const std::int64_t tasks = std::int64_t{p.n} * split.bands * shares;
+  const std::int64_t outputs = std::int64_t{p.n} * p.c * out_h * out_w;
+  const std::int64_t cost = outputs / tasks * (p.r * p.s + 4) / kNarrow;
+  parallel_for(tasks, cost, threads, [&](std::int64_t begin, std::int64_t end) {
     const Scratch::Part part(scratch);
     fill_zero(part.data(), static_cast<int>(zeros));
     const float** table = reinterpret_cast<const float**>(part.data() + zeros);
@@ -202,29 +212,31 @@ void depthwise(const float* input, const float* packed, const float* bias, const
     d.dilation = p.dilation_w;
     d.pad = p.pad_left;
     d.epilogue = activation.epilogue(nullptr);
-    // By rows within a share of an image's channels: what one row reads the next finds in a cache.
     for (std::int64_t index = begin; index < end; ++index) {
-      const std::int64_t image = index / (std::int64_t{out_h} * shares);
-      const int share = static_cast<int>(index / out_h % shares);
-      const int i = static_cast<int>(index % out_h);
+      const std::int64_t image = index / (std::int64_t{split.bands} * shares);
+      const int band = static_cast<int>(index / shares % split.bands);
+      const int share = static_cast<int>(index % shares);
       const int c = static_cast<int>(std::int64_t{p.c} * share / shares / kWide * kWide);
       const int c_end =
           share + 1 == shares
               ? p.c
               : static_cast<int>(std::int64_t{p.c} * (share + 1) / shares / kWide * kWide);
-      const int top = i * p.stride_h - p.pad_top;
-      const int y = first_inside(top, p.dilation_h);
-      const int y_end = end_inside(top, p.r, p.dilation_h, p.h);
       d.channels = c_end - c;
-      d.rows = y_end > y ? (y_end - y + p.dilation_h - 1) / p.dilation_h : 0;
-      d.input = input + (image * p.h + y) * p.w * pitches.x + c;
-      d.weights = packed + std::int64_t{(y - top) / p.dilation_h} * p.s * p.c + c;
       d.bias = bias ? bias + c : nullptr;
-      const std::int64_t at = (image * out_h + i) * out_w;
-      d.residual = residual ? residual + at * pitches.residual + c : nullptr;
-      d.output = output + at * pitches.y + c;
-      run_row(d, out_w, table);
-      activation.apply(d.output, pitches.y, out_w, d.channels);
+      const int last = static_cast<int>(std::int64_t{out_h} * (band + 1) / split.bands);
+      for (int i = static_cast<int>(std::int64_t{out_h} * band / split.bands); i < last; ++i) {
+        const int top = i * p.stride_h - p.pad_top;
+        const int y = first_inside(top, p.dilation_h);
+        const int y_end = end_inside(top, p.r, p.dilation_h, p.h);
+        d.rows = y_end > y ? (y_end - y + p.dilation_h - 1) / p.dilation_h : 0;
+        d.input = input + (image * p.h + y) * p.w * pitches.x + c;
+        d.weights = packed + std::int64_t{(y - top) / p.dilation_h} * p.s * p.c + c;
+        const std::int64_t at = (image * out_h + i) * out_w;
+        d.residual = residual ? residual + at * pitches.residual + c : nullptr;
+        d.output = output + at * pitches.y + c;
+        run_row(d, out_w, table);
+        activation.apply(d.output, pitches.y, out_w, d.channels);
+      }
     }
   });
 }

@@ -150,11 +150,14 @@ inline void pointwise(const Direct& call, const Scratch& scratch, const Conv2dSh
   const int shares = split.shares;
   const std::int64_t cost = (places / split.tasks + 1) * p.c * filters / shares;
   const bool copies = kPairs || call.prologue.any();
+  // A thread has all runs of its filters, or all filters of its runs; what is written out is used
+  // for all shares of a run.
+  const bool runs_inside = filters > places && !copies;
   parallel_for(split.tasks * shares, cost, threads, [&](std::int64_t begin, std::int64_t end) {
     const Scratch::Part part(scratch);
     for (std::int64_t index = begin; index < end; ++index) {
-      const int run = static_cast<int>(index / shares);
-      const int share = static_cast<int>(index % shares);
+      const int run = static_cast<int>(runs_inside ? index % split.tasks : index / shares);
+      const int share = static_cast<int>(runs_inside ? index / split.tasks : index % shares);
       const std::int64_t first = split.first(run);
       const int count = static_cast<int>(split.first(run + 1) - first);
       const float* x = call.input + first * call.pitches.x;

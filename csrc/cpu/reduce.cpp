@@ -96,6 +96,9 @@ double finish(Reduction reduction, double value, std::int64_t axis) {
 constexpr std::int64_t kPart = 1 << 16;
 // Columns side by side that are reduced together.
 constexpr std::int64_t kColumns = 256;
+// Rows of many columns, such as the places of an image, are reduced in so many pieces at most, of
+// so many elements at least: a thread reads those that it wrote itself.
+constexpr std::int64_t kMostPieces = 8, kPiece = 1 << 13;
 
 template <typename Kind>
 void reduce_lines(const float* x, float* y, const AxisShape& p, Reduction reduction, int threads) {
@@ -141,17 +144,58 @@ void for_columns(const AxisShape& p, std::int64_t cost, int threads, const Body&
                });
 }
 
+// What `rows` rows of columns come to.
+template <typename Kind>
+void reduce_rows(const float* x, std::int64_t rows, std::int64_t step, std::int64_t columns,
+                 typename Kind::State* value) {
+  for (std::int64_t i = 0; i < columns; ++i) value[i] = Kind::kStart;
+  for (std::int64_t a = 0; a < rows; ++a, x += step) {
+#pragma omp simd
+    for (std::int64_t i = 0; i < columns; ++i) value[i] = Kind::take(value[i], x[i]);
+  }
+}
+
+// Pieces of the rows first, then what they came to, in order.
+template <typename Kind>
+void reduce_pieces(const float* x, float* y, const AxisShape& p, std::int64_t pieces,
+                   Reduction reduction, int threads) {
+  using State = typename Kind::State;
+  const std::unique_ptr<State[]> results(new State[p.outer * pieces * p.inner]);
+  State* const result = results.get();
+  const std::int64_t cost = p.axis / pieces * p.inner;
+  parallel_for(p.outer * pieces, cost, threads, [=](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t i = begin; i < end; ++i) {
+      const std::int64_t first = p.axis * (i % pieces) / pieces;
+      const std::int64_t rows = p.axis * (i % pieces + 1) / pieces - first;
+      const float* from = x + (i / pieces * p.axis + first) * p.inner;
+      for (std::int64_t c = 0; c < p.inner; c += kColumns) {
+        const std::int64_t columns = p.inner - c < kColumns ? p.inner - c : kColumns;
+        reduce_rows<Kind>(from + c, rows, p.inner, columns, result + i * p.inner + c);
+      }
+    }
+  });
+  parallel_for(p.outer, pieces * p.inner, threads, [=](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t o = begin; o < end; ++o) {
+      for (std::int64_t c = 0; c < p.inner; ++c) {
+        const State* from = result + o * pieces * p.inner + c;
+        State value = from[0];
+        for (std::int64_t i = 1; i < pieces; ++i) value = Kind::join(value, from[i * p.inner]);
+        y[o * p.inner + c] = static_cast<float>(finish(reduction, value, p.axis));
+      }
+    }
+  });
+}
+
 template <typename Kind>
 void reduce_kind(const float* x, float* y, const AxisShape& p, Reduction reduction, int threads) {
   if (p.inner == 1) return reduce_lines<Kind>(x, y, p, reduction, threads);
+  std::int64_t pieces = p.axis * p.inner / kPiece;
+  if (pieces > kMostPieces) pieces = kMostPieces;
+  if (pieces > p.axis) pieces = p.axis;
+  if (pieces > 1) return reduce_pieces<Kind>(x, y, p, pieces, reduction, threads);
   for_columns(p, 1, threads, [=](std::int64_t from, std::int64_t to, std::int64_t columns) {
     typename Kind::State value[kColumns];
-    for (std::int64_t i = 0; i < columns; ++i) value[i] = Kind::kStart;
-    for (std::int64_t a = 0; a < p.axis; ++a) {
-      const float* row = x + from + a * p.inner;
-#pragma omp simd
-      for (std::int64_t i = 0; i < columns; ++i) value[i] = Kind::take(value[i], row[i]);
-    }
+    reduce_rows<Kind>(x + from, p.axis, p.inner, columns, value);
     for (std::int64_t i = 0; i < columns; ++i) {
       y[to + i] = static_cast<float>(finish(reduction, value[i], p.axis));
     }

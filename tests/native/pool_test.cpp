@@ -122,6 +122,39 @@ void test_busy() {
   expect(helped(), "threads that were held come again");
 }
 
+// Loops of any length are covered once, whoever comes; a thread is the same to all of its parts.
+void test_loops() {
+  bool all_once = true, known = true;
+  for (const int threads : {2, 3, 8, 70}) {
+    for (const int count : {1, 2, 7, 31, 1000, 4097}) {
+      std::vector<std::atomic<int>> touched(count);
+      std::atomic<bool> right{true};
+      parallel_for(count, kWorthAThread * 100, threads, [&](std::int64_t begin, std::int64_t end) {
+        if (loop_thread() < 0 || loop_thread() >= threads) right = false;
+        for (std::int64_t i = begin; i < end; ++i) ++touched[i];
+      });
+      for (const auto& times : touched) all_once &= times == 1;
+      known &= right;
+    }
+  }
+  expect(all_once, "loops cover their ranges once");
+  expect(known && loop_thread() == 0, "threads of a loop have numbers below its threads");
+  // One thread that stops in its first part: the other does all the rest.
+  std::atomic<int> inside{0}, done{0};
+  std::atomic<bool> waited{false};
+  parallel_for(64, kWorthAThread * 100, 2, [&](std::int64_t begin, std::int64_t end) {
+    if (inside.fetch_add(1) == 0) {
+      const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+      while (done.load() + (end - begin) < 64 && !waited) {
+        yield_cpu();
+        waited = std::chrono::steady_clock::now() > until;
+      }
+    }
+    done += static_cast<int>(end - begin);
+  });
+  expect(done == 64 && !waited, "what a thread that stands still has not claimed, others do");
+}
+
 void test_fork() {
   expect(helped(), "threads come before a fork");
   const pid_t child = fork();
@@ -221,6 +254,13 @@ void test_pace() {
     expect(most < 50, "long passes of unlike speed are compared with themselves");
   }
   {
+    // The first passes touch their memory: they count a hundred times as much in means of times.
+    Simulation s;
+    s.run(2, 100'000'000, 190'000'000, 0, true);
+    s.run(1000, 1'100'000, 1'000'000, 0, true);
+    expect(s.alone > 800, "threads that cost are left out soon after first passes that took long");
+  }
+  {
     Simulation s;
     s.run(50, 1'000'000'000, 1'900'000'000);
     expect(s.alone == 0, "long passes are tried alone only after many");
@@ -234,6 +274,7 @@ int main() {
   test_growth();
   test_threads_come();
   test_busy();
+  test_loops();
   test_fork();
   test_pace();
   std::printf("%d failed\n", failures);
