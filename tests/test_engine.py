@@ -106,16 +106,17 @@ def test_against_reference(rng, device, data_mode, variant, reduction, network, 
 @pytest.mark.parametrize("batch", [1, 100, 1102])
 @pytest.mark.parametrize("threads", [1, 2])
 def test_real_images_and_weights(test_data, device, data_mode, variant, reduction, batch, threads):
-    """865 of 1,102, as the thesis' weights get; a batch of one takes a share of the images."""
+    """865 of 1,102, as the thesis' weights get; on the CPU in batches of 100, and of the others a share."""
     weights = test_data("convnetjs-cifar10")
     dataset = WORKLOAD.load_data(str(test_data("cifar-10-batches-bin")), 1102)
+    count = 1102 if device == "cuda" or batch == 100 else 207
     with engine(
         weights=weights, device=device, data_mode=data_mode, variant=variant, reduction=reduction,
         threads=threads,
     ) as e:  # fmt: skip
-        found = e.predict(dataset.images, batch)
-    assert np.sum(found.argmax(1) == dataset.labels) == 865
-    wanted = real_reference(weights, dataset.images)
+        found = e.predict(dataset.images[:count], batch)
+    assert count < 1102 or np.sum(found.argmax(1) == dataset.labels) == 865
+    wanted = real_reference(weights, dataset.images)[:count]
     tolerances.assert_close(found, wanted, tolerances.PROBABILITY, batch=batch)
 
 

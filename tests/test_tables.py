@@ -13,6 +13,7 @@ import pytest
 from benchmarks import cells, tables
 from cnn_engine import Dataset, Engine
 from cnn_engine.engine import variants
+from cnn_engine.measure import step_times
 from cnn_engine.measure.result import Result
 
 FEW = ["--device", "cpu", "--threads", "1", "--images", "3,6", "--repeats", "2"]
@@ -30,14 +31,19 @@ def small(test_data, monkeypatch):
     monkeypatch.setattr(tables, "BATCHES", (1, 5))
     monkeypatch.setattr(tables, "BATCH_TABLE_IMAGES", 5)
     monkeypatch.setattr(cells, "PILOT_IMAGES", 4)
+    for name, least in (("CAP_S", 0.01), ("FEWEST_TURNS", 1), ("IN_A_TURN", 1)):
+        monkeypatch.setattr(step_times, name, least)  # what is looked at are tables, not times
     return folder
 
 
 def test_all_tables(small, tmp_path, capsys):
     output = tmp_path / "new" / "folder"
-    arguments = [*FEW, "--limit-seconds", "0.05", "--output", str(output), "--no-charts"]
+    arguments = [*FEW, "--limit-seconds", "0.05", "--output", str(output)]
     assert tables.main(arguments) == 0
-    assert sorted(path.name for path in output.iterdir()) == ["tables.json", "tables.md"]
+    charts = ["batch.png", "course.png", "thesis-3.png", "thesis-6.png"]
+    assert {path.name for path in output.iterdir()} == {*charts, "tables.json", "tables.md"}
+    for name in charts:
+        assert (output / name).read_bytes().startswith(b"\x89PNG")
     found = json.loads((output / "tables.json").read_text())
     assert found["environment"]["device"] == "cpu"
     assert "host" not in found["environment"]
@@ -64,6 +70,7 @@ def test_all_tables(small, tmp_path, capsys):
     assert 0 < found["runner_cost_s_per_layer"] < 5e-6
 
     text = (output / "tables.md").read_text()
+    assert all(f"]({name})" in text for name in charts)
     for part in ("## The thesis", "## The course", "## Every variant", "### 3 images", "Commit:"):
         assert part in text
     assert "0.01450" not in text  # times carry their units
@@ -77,29 +84,10 @@ def test_all_tables(small, tmp_path, capsys):
     assert str(small) not in text
 
 
-def test_charts_of_one_table(small, tmp_path):
-    pytest.importorskip("matplotlib")
-    arguments = [
-        *FEW,
-        "--images",
-        "3",
-        "--thesis",
-        "--course",
-        "--batch",
-        "--output",
-        str(tmp_path),
-    ]
-    assert tables.main(arguments) == 0
-    written = {path.name for path in tmp_path.iterdir()}
-    assert written == {"tables.json", "tables.md", "thesis-3.png", "course.png", "batch.png"}
-    for path in tmp_path.glob("*.png"):
-        assert path.read_bytes().startswith(b"\x89PNG")
-        assert f"]({path.name})" in (tmp_path / "tables.md").read_text()
-
-
 def test_one_table_alone(small, tmp_path):
     arguments = [*FEW, "--thesis", "--output", str(tmp_path), "--no-charts"]
     assert tables.main(arguments) == 0
+    assert {path.name for path in tmp_path.iterdir()} == {"tables.json", "tables.md"}
     found = json.loads((tmp_path / "tables.json").read_text())
     assert list(found["tables"]) == ["thesis"]
     assert not any(cell["extrapolated"] for cell in found["tables"]["thesis"])
