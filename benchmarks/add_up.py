@@ -63,8 +63,8 @@ class Cell:
     notes: list[str] = field(default_factory=list)
 
     @property
-    def off(self) -> tuple[str, float, float] | None:
-        """The step farthest from its record: name, seconds, and their share of what is allowed.
+    def off(self) -> tuple[str, float, float, float] | None:
+        """The step farthest from its record: name, seconds, the record's, and the share of what is allowed.
 
         By events, copies of pageable memory are timed on page-locked memory: their records hold waiting for
         the driver's staging too, and are not compared. Where chunks overlap, kernels of one run beside those
@@ -81,11 +81,11 @@ class Cell:
             together = zip(*(pairs.pop(name) for name in kernels), strict=True)
             pairs["kernels"] = tuple(map(sum, together))
         found = [
-            (name, seconds - recorded, STEP_SHARE * recorded + STEP_S)
+            (name, seconds - recorded, recorded,
+             abs(seconds - recorded) / (STEP_SHARE * recorded + STEP_S))
             for name, (seconds, recorded) in pairs.items()
-        ]
-        rows = [(name, difference, abs(difference) / most) for name, difference, most in found]
-        return max(rows, key=lambda row: row[2], default=None)
+        ]  # fmt: skip
+        return max(found, key=lambda row: row[-1], default=None)
 
     @property
     def adds_up(self) -> bool:
@@ -94,7 +94,7 @@ class Cell:
     @property
     def agrees(self) -> bool:
         """Whether every step agrees with its record; true where there is none."""
-        return self.off is None or self.off[2] <= 1
+        return self.off is None or self.off[-1] <= 1
 
 
 class Bench:
@@ -217,8 +217,8 @@ def markdown(cells: list[Cell], document: dict[str, Any]) -> str:
         ratio = _bold(f"{cell.sum_s / cell.plain_s:.3f}", cell.adds_up)
         farthest = "-"
         if cell.off is not None:
-            name, difference, _ = cell.off
-            share = difference / cell.recorded[name] if cell.recorded[name] else 0.0
+            name, difference, recorded, _ = cell.off
+            share = difference / recorded if recorded else 0.0
             text = f"{name}: {units.seconds(difference)}, {share:+.1%}"
             farthest = _bold(text, cell.agrees)
         cost = ", ".join("-" if v is None else f"{v:.2f}" for v in cell.cost.values())

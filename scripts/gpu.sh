@@ -41,6 +41,8 @@ sanitize() {  # CUPTI's tests are left out: two tools cannot watch one process
         tests/test_fused_cuda.py::test_with_the_shared_memory_of_smaller_devices\[cifar10-{float32,float16}-{101376,166912}-133\]
         tests/test_fused_cuda.py::test_timed_parts\[cifar10-float{32,16}-None\])
     fi
+    # What a warp's sums take is estimated from the clock, which the tool slows unevenly.
+    [ "$tool" != initcheck ] || chosen+=(-k "not real_images and not torch and not timed_parts")
     # shellcheck disable=SC2206
     [ -z "${SANITIZE:-}" ] || chosen=($SANITIZE)
     timeout 580 compute-sanitizer --tool "$tool" --error-exitcode 9 \

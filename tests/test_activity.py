@@ -335,6 +335,7 @@ def test_every_launch_of_a_run_is_captured(cuda):
     assert all("emcpy" in by_correlation[c.correlation].name for c in trace.copies)
 
 
+@pytest.mark.alone
 @pytest.mark.gpu
 @pytest.mark.parametrize("seconds", [0.002, 0.02])
 def test_a_known_delay_has_its_length_in_the_record(cuda, seconds):

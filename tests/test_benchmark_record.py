@@ -8,9 +8,10 @@ import json
 import numpy as np
 import pytest
 
-from benchmarks import plain_call, predict_cost, record
+from benchmarks import add_up, plain_call, predict_cost, record
 from cnn_engine import Engine
 from cnn_engine.errors import InputError
+from cnn_engine.measure.pass_parts import OVERLAP
 
 
 def options(*words: str) -> argparse.Namespace:
@@ -92,3 +93,19 @@ def wrong_for(engine, predict):
         return predict(self, *arguments) + (1e-3 if self is engine else 0)
 
     return predicted
+
+
+def test_where_chunks_overlap_their_kernels_are_beside_their_records_together():
+    rows = {"conv1": 3e-6, "conv2": 5e-6, "images h2d": 1e-6, OVERLAP: -2e-6}
+    recorded = {"conv1": 1e-6, "conv2": 4e-6, "images h2d": 1e-6}
+    cell = add_up.Cell(
+        "fused", 9, "page-locked", "records", 7e-6, 7e-6, 7e-6, rows=rows, recorded=recorded
+    )
+    name, seconds, record_s, allowed = cell.off
+    assert (name, seconds, record_s) == ("kernels", pytest.approx(3e-6), pytest.approx(5e-6))
+    assert allowed == pytest.approx(3.0)
+    assert not cell.agrees
+    described = {"gpu": "some GPU", "driver": "580", "commit": None}
+    stamp = {"command": "c", "started": "now", "duration_s": 1.0}
+    page = add_up.markdown([cell], {"environment": described, **stamp})
+    assert "| **kernels: 3.000 us, +60.0%** |" in page

@@ -462,9 +462,9 @@ def test_empty_batch_and_graph(gpu, rng):
     kernels = fused(CIFAR10, weights, "float32")
     assert run(gpu, kernels, np.zeros((0, 3, 32, 32), np.uint8)).shape == (0, 10)
     images = rng.integers(0, 256, (3, 3, 32, 32), np.uint8)
-    on_device, out = cupy.asarray(images), cupy.full((3, 10), -1, np.float32)
     stream = cupy.cuda.Stream(non_blocking=True)
-    with stream:
+    with stream:  # which waits for no other: what it works on is made on it
+        on_device, out = cupy.asarray(images), cupy.full((3, 10), -1, np.float32)
         stream.begin_capture()
         kernels.run(on_device.data.ptr, True, 3, out.data.ptr, stream.ptr)
         graph = stream.end_capture()

@@ -248,6 +248,7 @@ def test_a_gpu_run_is_captured_whole(data_mode):
     assert profile.timeline_events(found)
 
 
+@pytest.mark.alone
 @pytest.mark.gpu
 def test_events_and_records_agree_on_a_long_kernel():
     if reason := activity.unavailable():
