@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import onnx
 import pytest
@@ -498,6 +500,16 @@ def test_what_is_no_model():
         load(5)
     with pytest.raises(InputError, match="none.onnx: expected an ONNX file that can be read"):
         load("none.onnx")
+    with pytest.raises(InputError, match="that can be read, found: embedded null byte"):
+        load("a\0.onnx")
+
+
+def test_what_never_ends_is_no_file(tmp_path):
+    pipe = tmp_path / "pipe.onnx"
+    os.mkfifo(pipe)  # nobody writes to it: to open it would wait for ever
+    for path in (pipe, "/dev/zero"):
+        with pytest.raises(InputError, match="expected an ONNX file, found a special file"):
+            load(path)
 
 
 def test_large_results_of_constants_stay_nodes():

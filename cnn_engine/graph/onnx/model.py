@@ -108,17 +108,19 @@ def read(source) -> tuple[object, str, Path | None]:
     path = Path(source)
     try:
         size = path.stat().st_size
-        if path.is_dir():
-            raise InputError(f"{path}: expected an ONNX file, found a folder")
+        if not path.is_file():  # a pipe may never be written to, a device never end
+            found = "a folder" if path.is_dir() else "a special file"
+            raise InputError(f"{path}: expected an ONNX file, found {found}")
         if size >= 2**31:
             raise InputError(
                 f"{path}: expected less than 2 GiB (the limit of protobuf; larger models keep their weights "
                 f"in external data), found {size} bytes"
             )
         data = weights.without_weights(path) or path.read_bytes()
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: a null byte in the path
+        found = error.strerror if isinstance(error, OSError) else error
         raise InputError(
-            f"{path}: expected an ONNX file that can be read, found: {error.strerror}"
+            f"{path}: expected an ONNX file that can be read, found: {found}"
         ) from None
     return _parse(data, str(path)), str(path), path.parent
 
