@@ -8,6 +8,7 @@ for 32x32 pixels is what the CIFAR-10 recipe does.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -47,19 +48,28 @@ def places(batch: Batch, shape: tuple[int, ...], kind: str, seed: int) -> tuple[
     return rows, columns
 
 
-def augmented(images: Any, batch: Batch, kind: str, seed: int) -> Any:
+def augmented(
+    images: Any,
+    batch: Batch,
+    kind: str,
+    seed: int,
+    move: Callable[[Any], Any] = lambda images: images,
+) -> Any:
     """Returns ``images`` as ``kind`` makes them of ``seed``, the epoch and the samples' numbers.
 
     Args:
         images: uint8 [N, C, H, W]: a NumPy or CuPy array, or a tensor of PyTorch on any device.
         kind: of :data:`KINDS`.
+        move: to where they are augmented, such as a GPU; called once the host's part is done, for it may
+            wait until the step before has ended there.
 
     Returns:
-        an array of the same kind and shape; ``images`` itself for ``none``.
+        an array of the same shape, of the kind that ``move`` makes; for ``none`` what that makes.
     """
     if kind == "none":
-        return images
+        return move(images)
     rows, columns = places(batch, tuple(images.shape[1:]), kind, seed)
+    images = move(images)
     count, channels = images.shape[:2]
     index: tuple[Any, ...] = (
         np.arange(count)[:, None, None, None],

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from .. import cli, devices
-from ..devices import threads
+from ..devices import cuda_module, threads
 from ..errors import CnnEngineError, InputError, expected
 from ..io.files import make_folder
 from ..io.images import Preprocess
@@ -103,7 +103,7 @@ def parser() -> argparse.ArgumentParser:
         f"{', '.join(members.COMBINATIONS)}, weights with commas between, or module:callable[,key=value...], "
         "which returns a function of [M, N, C] to [N, C] (default: mean)")  # fmt: skip
     add("--device", default="auto", help="of members that name none: auto (default), cpu, cuda, cuda:N; "
-        "rank: the GPU of the rank's number on its host")  # fmt: skip
+        "rank: the GPU of the rank's number on its host, in turn")  # fmt: skip
     add("--weights", default="default", help="of members that name none: default (default), random, or a "
         "path; {} in it is the member's number")  # fmt: skip
     add("--threads", type=count(1, threads.MOST), metavar="N", help="of a rank's CPU work (default: the "
@@ -342,7 +342,8 @@ class _Session:
         weights = spec.weights.replace("{}", str(spec.index))
         device = spec.device
         if device == "rank":
-            device = f"cuda:{hosts[: self.rank].count(hosts[self.rank])}"
+            here = hosts[: self.rank].count(hosts[self.rank])
+            device = f"cuda:{here % max(cuda_module.device_count(), 1)}"
         return replace(spec, weights=weights, device=device)
 
     def _trainer(

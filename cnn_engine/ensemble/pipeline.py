@@ -92,6 +92,7 @@ class Pipeline:
         self._source, self._parts = source, iter(parts)
         self._queue = max(queue, decoders)
         self._corrupt, self._tick = corrupt, tick
+        self._images = getattr(source, "images", None)  # where there is nothing to decode
         self._readers = ThreadPoolExecutor(readers, "reader")
         self._decoders = ThreadPoolExecutor(decoders, "decoder")
         self._running: deque[Future[Buffer]] = deque()
@@ -105,6 +106,9 @@ class Pipeline:
             part = next(self._parts, None)
             if part is None:
                 return
+            if self._images is not None:
+                self._running.append(self._decoders.submit(self._copy, part))
+                continue
             encoded = self._readers.submit(self._read, part)
             self._running.append(self._decoders.submit(self._decode, part, encoded))
 
@@ -135,6 +139,18 @@ class Pipeline:
         self._closed = True
         for pool in (self._readers, self._decoders):
             pool.shutdown(wait=False, cancel_futures=True)
+
+    def _copy(self, part: np.ndarray) -> Buffer:
+        """Makes a buffer of images that are in memory: all at once, for one by one costs Python more."""
+        begin = time.thread_time()
+        buffer = Buffer(len(part), self._source.shape)
+        np.take(self._images, part, axis=0, out=buffer.images, mode="clip")
+        buffer.labels[...] = self._source.labels[part]
+        self._tick()
+        with self._lock:
+            self.work.images += len(part)
+            self.work.read_s += time.thread_time() - begin
+        return buffer
 
     def _read(self, part: np.ndarray) -> list[Any]:
         begin = time.thread_time()

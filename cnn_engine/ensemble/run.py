@@ -323,14 +323,15 @@ class RankRun:
 
     def _prepared(self, buffer: Buffer, batch: Any) -> Any:
         """Returns what the members of this rank read: made once for all of them, where they are."""
-        plan, images = self.plan, buffer.images
+        plan, move = self.plan, np.asarray
         with ExitStack() as stack:
             if (device := self._gpu()) is not None:
                 import cupy
 
                 stack.enter_context(cupy.cuda.Device(device.index))
-                images = cupy.asarray(images)
-            images = augment.augmented(images, batch, plan.augmentation(batch), plan.seed)
+                move = cupy.asarray
+            kind = plan.augmentation(batch)
+            images = augment.augmented(buffer.images, batch, kind, plan.seed, move)
             return images if plan.normalise is None else augment.normalised(images, plan.normalise)
 
     def _hash(self, member: int, buffer: Buffer, images: Any) -> None:

@@ -147,10 +147,14 @@ class SyntheticJpegs(_Jpegs):
 
 
 class ArraySource:
-    """Images that are in memory already, such as those of binary records: to read one is to copy it."""
+    """Images that are in memory already, such as those of binary records: to read one is to copy it.
+
+    Attributes:
+        images: all of them, uint8 [N, C, H, W], so that many can be copied at once.
+    """
 
     def __init__(self, data: Dataset):
-        self.name, self._images = data.name, data.images
+        self.name, self.images = data.name, data.images
         self.shape = data.images.shape[1:]
         labels = data.labels
         self.labels = (
@@ -158,10 +162,10 @@ class ArraySource:
         )
 
     def __len__(self) -> int:
-        return len(self._images)
+        return len(self.images)
 
     def read(self, sample: int) -> np.ndarray:
-        return self._images[sample]
+        return self.images[sample]
 
     def decode(self, sample: int, encoded: np.ndarray, out: np.ndarray) -> None:
         out[...] = encoded
@@ -174,6 +178,7 @@ class _First:
         self._source = source
         self.name, self.shape, self.labels = source.name, source.shape, source.labels[:samples]
         self.read, self.decode = source.read, source.decode
+        self.images = getattr(source, "images", None)
 
     def __len__(self) -> int:
         return len(self.labels)

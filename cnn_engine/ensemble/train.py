@@ -130,6 +130,9 @@ class TrainMember:
         self._probe: Any = None
         self._log: list[dict[str, Any]] = []
         self._sums = np.zeros(3)  # loss times images, right, images of this epoch
+        self._last: tuple[Any, Any, int] | None = (
+            None  # what the last step gave, not yet among them
+        )
         self._begin = time.monotonic()
         if order.start:
             self._restore(checkpoints(settings.folder, spec)[order.start])
@@ -151,13 +154,13 @@ class TrainMember:
         if len(labels) < 2:
             raise expected("--batch", "at least 2 images with labels in every step", len(labels))
         wanted = torch.from_numpy(labels.astype(np.int64)).to(self._on)
-        rate = self._trainee.learning_rate
-        loss, right = self._trainee.step(images, wanted)
-        count = len(labels)
-        self._sums += loss.item() * count, right.item(), count
-        if not np.isfinite(self._sums[0]):
-            raise expected("--learning-rate", "one that converges", f"a loss of {loss.item()}")
+        rate, every = self._trainee.learning_rate, self._settings.checkpoint_every
+        before, self._last = self._last, (*self._trainee.step(images, wanted), len(labels))
+        self._add(before)
         order, done = self._settings.order, batch.number + 1
+        if done % order.batches_per_epoch == 0 or done % every == 0 or done == order.end:
+            self._add(self._last)
+            self._last = None
         if done % order.batches_per_epoch == 0 or done == order.end:
             loss_sum, right_sum, seen = self._sums.tolist()
             self._log.append({
@@ -168,8 +171,17 @@ class TrainMember:
             })  # fmt: skip
             self._sums[:] = 0
             self._write_log()
-        if done % self._settings.checkpoint_every == 0 or done == order.end:
+        if done % every == 0 or done == order.end:
             self._save(done)
+
+    def _add(self, step: tuple[Any, Any, int] | None) -> None:
+        """Waits for a step, and counts it: after the next was begun, so that the device goes on."""
+        if step is None:
+            return
+        loss, right, count = step
+        self._sums += loss.item() * count, right.item(), count
+        if not np.isfinite(self._sums[0]):
+            raise expected("--learning-rate", "one that converges", f"a loss of {loss.item()}")
 
     def _tensor(self, images: Any) -> Any:
         """Returns pixels of NumPy or CuPy as PyTorch's, on this member's device."""
@@ -271,4 +283,7 @@ def _parallel(torch: Any, training: Any, network: Network, trainee: Any) -> Any:
         def forward(self, images: Any) -> Any:
             return training.forward(network, trainee.parameters, images, training=True)
 
-    return torch.nn.parallel.DistributedDataParallel(Model())
+    # Statistics are each rank's own, and those of the first are kept: none need be sent.
+    return torch.nn.parallel.DistributedDataParallel(
+        Model(), broadcast_buffers=False, gradient_as_bucket_view=True
+    )

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from itertools import islice
-from time import perf_counter, process_time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count, cycle, islice
+from time import perf_counter, process_time, thread_time
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ import numpy as np
 from . import readers
 from .decoding import Decoder
 from .output import ShardFile
-from .pipeline import Settings, chunk_bytes
+from .pipeline import WRITERS, Settings, chunk_bytes
 from .readers import Chunk, Slot
 from .shards import Shard, pieces_of
 
@@ -27,46 +28,54 @@ def measure(
     engine: Any,
     decoder: Decoder,
     settings: Settings,
-    shard: Shard,
+    shards: list[Shard],
     stage: str,
     seconds: float,
     attempt: str,
 ) -> dict[str, Any]:
-    """Runs one stage alone for about ``seconds`` on images of ``shard``.
+    """Runs one stage alone for about ``seconds`` on images of ``shards``.
 
     Returns:
         ``images``, ``seconds``, ``cpu_seconds`` of the process, and ``bytes``; images 0 where the stage has
         nothing to do here, and ``error`` where it failed.
     """
     try:
-        return _MEASURES[stage](engine, decoder, settings, shard, seconds, attempt)
+        return _MEASURES[stage](engine, decoder, settings, shards, seconds, attempt)
     except Exception as error:  # a ceiling that cannot be had must not end a run that is done
         return {"images": 0, "seconds": 0.0, "cpu_seconds": 0.0, "bytes": 0, "error": str(error)}
 
 
-def _timed(steps: Iterator[tuple[int, int]], seconds: float) -> dict[str, Any]:
-    """Takes steps, each (images, bytes), until the time is over."""
+def _timed(
+    steps: Iterator[tuple[int, int]],
+    seconds: float,
+    cpu_clock: Callable[[], float] = process_time,
+) -> dict[str, Any]:
+    """Takes steps, each (images, bytes), until the time is over, after a first one that makes memory."""
     images = nbytes = 0
-    begin, cpu = perf_counter(), process_time()
-    for count, size in steps:
-        images, nbytes = images + count, nbytes + size
+    next(steps, None)
+    begin, cpu = perf_counter(), cpu_clock()
+    for some, size in steps:
+        images, nbytes = images + some, nbytes + size
         if perf_counter() - begin >= seconds:
             break
     return {
         "images": images,
         "seconds": perf_counter() - begin,
-        "cpu_seconds": process_time() - cpu,
+        "cpu_seconds": cpu_clock() - cpu,
         "bytes": nbytes,
     }
 
 
-def _chunks(settings: Settings, shard: Shard, slot: Callable[[], Slot]) -> Iterator[Chunk]:
-    pieces = pieces_of(settings.folder / "_run", shard)
-    return readers.chunks(pieces, settings.batch, settings.wanted, slot)
+def _chunks(
+    settings: Settings, shards: Iterable[Shard], slot: Callable[[], Slot]
+) -> Iterator[Chunk]:
+    for shard in shards:
+        pieces = pieces_of(settings.folder / "_run", shard)
+        yield from readers.chunks(pieces, settings.batch, settings.wanted, slot)
 
 
-def _sample(engine: Any, settings: Settings, shard: Shard) -> list[Chunk]:
-    return list(islice(_chunks(settings, shard, lambda: Slot(engine, settings.batch)), CHUNKS))
+def _sample(engine: Any, settings: Settings, shards: list[Shard]) -> list[Chunk]:
+    return list(islice(_chunks(settings, shards, lambda: Slot(engine, settings.batch)), CHUNKS))
 
 
 def _forever(chunks: list[Chunk], step: Callable[[Chunk], int]) -> Iterator[tuple[int, int]]:
@@ -75,47 +84,46 @@ def _forever(chunks: list[Chunk], step: Callable[[Chunk], int]) -> Iterator[tupl
             yield len(chunk), step(chunk)
 
 
-def _read(engine, decoder, settings, shard, seconds, attempt):
+def _read(engine, decoder, settings, shards, seconds, attempt):
     slot = Slot(engine, settings.batch)
+    endless = _chunks(settings, cycle(shards), lambda: slot)
+    return _timed(((len(chunk), chunk_bytes(chunk)) for chunk in endless), seconds)
+
+
+def _decode(engine, decoder, settings, shards, seconds, attempt):
+    sample = _sample(engine, settings, shards)
+    if not sample or sample[0].encoded is None:
+        return _timed(iter(()), seconds)
 
     def steps() -> Iterator[tuple[int, int]]:
-        while True:
-            for chunk in _chunks(settings, shard, lambda: slot):
-                yield len(chunk), chunk_bytes(chunk)
+        slots = [Slot(engine, settings.batch) for _ in range(2)]
+        before: list[tuple[Chunk, Callable[[], None]]] = []  # as in a run, the next has begun
+        for chunk, slot in zip(cycle(sample), cycle(slots), strict=False):
+            again = Chunk(slot, chunk.ids, chunk.labels, chunk.encoded, dict(chunk.errors))
+            before.append((chunk, decoder.begin(again)))
+            if len(before) == len(slots):
+                done, finish = before.pop(0)
+                finish()
+                yield len(done), sum(map(len, done.encoded))
 
     return _timed(steps(), seconds)
 
 
-def _decode(engine, decoder, settings, shard, seconds, attempt):
-    slot = Slot(engine, settings.batch)
-    sample = _sample(engine, settings, shard)
-    if not sample or sample[0].encoded is None:
-        return _timed(iter(()), seconds)
-
-    def step(chunk: Chunk) -> int:
-        again = Chunk(None, chunk.ids, chunk.labels, chunk.encoded, dict(chunk.errors))
-        decoder.decode(again, slot)
-        return sum(map(len, chunk.encoded))
-
-    return _timed(_forever(sample, step), seconds)
-
-
-def _decoded(engine, decoder, settings, shard) -> list[Chunk]:
-    sample = _sample(engine, settings, shard)
+def _decoded(engine, decoder, settings, shards) -> list[Chunk]:
+    sample = _sample(engine, settings, shards)
     for chunk in sample:
-        if chunk.encoded is not None:
-            decoder.decode(chunk, Slot(engine, settings.batch))
-        else:
-            decoder.normalise(chunk)
+        if chunk.slot is None:
+            chunk.slot = Slot(engine, settings.batch)
+        decoder.begin(chunk)()
     return sample
 
 
-def _copy(engine, decoder, settings, shard, seconds, attempt):
+def _copy(engine, decoder, settings, shards, seconds, attempt):
     if engine.device.kind != "cuda":
         return _timed(iter(()), seconds)
     import cupy
 
-    sample = _decoded(engine, decoder, settings, shard)
+    sample = _decoded(engine, decoder, settings, shards)
     with engine.device.context:
         target = cupy.empty((settings.batch, *engine.network.input_shape), sample[0].dtype)
 
@@ -128,15 +136,14 @@ def _copy(engine, decoder, settings, shard, seconds, attempt):
         return _timed(_forever(sample, step), seconds)
 
 
-def _compute(engine, decoder, settings, shard, seconds, attempt):
-    sample = _decoded(engine, decoder, settings, shard)
+def _compute(engine, decoder, settings, shards, seconds, attempt):
+    sample = _decoded(engine, decoder, settings, shards)
 
     def step(chunk: Chunk) -> int:
         images, rows = chunk.slot.images(chunk.dtype), chunk.slot.rows
-        count = len(chunk)
-        if getattr(engine.network, "any_batch", True) is False:  # for a full batch alone
-            count = settings.batch
-        engine.predict(images[:count], batch=settings.batch, out=rows[:count])
+        full = getattr(engine.network, "any_batch", True) is False  # for a full batch alone
+        some = settings.batch if full else len(chunk)
+        engine.predict(images[:some], batch=settings.batch, out=rows[:some])
         return images[: len(chunk)].nbytes
 
     for chunk in sample:
@@ -144,28 +151,29 @@ def _compute(engine, decoder, settings, shard, seconds, attempt):
     return _timed(_forever(sample, step), seconds)
 
 
-def _write(engine, decoder, settings, shard, seconds, attempt):
-    """Writes files as large as the shard's, fsync included, under temporary names that they keep."""
-    sample = _sample(engine, settings, shard)
+def _write(engine, decoder, settings, shards, seconds, attempt):
+    """Writes files as large as the shards', fsync included, under temporary names that they keep."""
+    sample = _sample(engine, settings, shards)
     for chunk in sample:
-        slot = chunk.slot or Slot(engine, settings.batch)
-        chunk.slot = slot
-        slot.rows[...] = np.random.default_rng(0).random(slot.rows.shape, np.float32)
-    images = max(shard.images, sum(map(len, sample)))
+        chunk.slot = chunk.slot or Slot(engine, settings.batch)
+        rows = chunk.slot.rows
+        rows[...] = np.random.default_rng(0).random(rows.shape, np.float32)
+    known = [shard.images for shard in shards if shard.images > 0]
+    images = sum(known) // len(known) if known else sum(map(len, sample))
     classes = engine.network.classes
 
-    def steps() -> Iterator[tuple[int, int]]:
-        number = 0
-        while sample:
-            number += 1
-            name = f"measured-{attempt}-{number}"
+    def steps(writer: int) -> Iterator[tuple[int, int]]:
+        for number in count():
+            name = f"measured-{attempt}-{writer}-{number}"
             temporary = settings.temporary / name
             file = ShardFile(settings.temporary, temporary, name, "measured", classes, settings.top)
             try:
-                for chunk, _ in zip(
-                    _endless(sample), range(-(-images // settings.batch)), strict=False
-                ):
-                    file.add(chunk.ids, chunk.slot.rows[: len(chunk)], chunk.labels, {})
+                for chunk in cycle(sample):
+                    left = images - file.rows
+                    some = min(left, len(chunk))
+                    file.add(chunk.ids[:some], chunk.slot.rows[:some], chunk.labels[:some], {})
+                    if some == left:
+                        break
                 record = file.commit()
                 os.unlink(settings.temporary / f"{name}.parquet")
             except BaseException:
@@ -173,12 +181,15 @@ def _write(engine, decoder, settings, shard, seconds, attempt):
                 raise
             yield record.rows, record.bytes
 
-    return _timed(steps(), seconds)
-
-
-def _endless(chunks: list[Chunk]) -> Iterator[Chunk]:
-    while True:
-        yield from chunks
+    if not sample:
+        return _timed(iter(()), seconds)
+    with ThreadPoolExecutor(WRITERS) as pool:
+        each = list(pool.map(lambda n: _timed(steps(n), seconds, thread_time), range(WRITERS)))
+    total = {key: sum(one[key] for one in each) for key in each[0]}
+    return {
+        **total,
+        "seconds": total["images"] / sum(one["images"] / one["seconds"] for one in each),
+    }
 
 
 _MEASURES = {

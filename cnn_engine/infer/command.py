@@ -30,8 +30,8 @@ from .supervise import Supervisor
 
 MOST_WORKERS = 4096
 
-#: Seconds that a stage is measured alone for, at most, and as a share of the run.
-CEILING_S, CEILING_SHARE, LEAST_CEILING_S = 1.0, 0.02, 0.1
+#: Seconds that a stage is measured alone for: at most, as a share of the run, and at least.
+CEILING_S, CEILING_SHARE, LEAST_CEILING_S = 2.0, 0.1, 0.25
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12,
           "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}  # fmt: skip
@@ -218,9 +218,9 @@ class _Run:
         self._stack.callback(self._display.stop)
         self._supervisor = supervisor = Supervisor(pool, workers)
         supervisor.stall_s = options.stall
-        hello = supervisor.first_hello()
         if begun is None:  # else there may be little left to do
-            supervisor.start_rest()
+            supervisor.start_all()
+        hello = supervisor.first_hello()
         self._document = self._planned(hello)
         every = self._folder.shards()
         mine = self._folder.mine(every)

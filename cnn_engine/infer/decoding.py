@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
 import numpy as np
@@ -12,8 +12,9 @@ from ..errors import InputError
 from ..io.images import Preprocess, decode
 from .readers import Chunk, Slot
 
-#: Images of a chunk that one thread decodes at a time, at most.
-PART = 64
+#: Images of a chunk that one thread decodes at a time, at most, and parts a thread, so that all end at
+#: about the same time.
+PART, PARTS = 64, 4
 
 
 class Decoder:
@@ -44,43 +45,59 @@ class Decoder:
 
     def decode(self, chunk: Chunk, slot: Slot) -> None:
         """Fills ``slot`` with the images of ``chunk``; a bad one is zeros and an error."""
-        assert chunk.encoded is not None
-        pixels = slot.images("uint8")
-        self._in_parts(chunk, slot, lambda part: self._decode(chunk, pixels, part))
-        chunk.slot, chunk.encoded = slot, None
+        chunk.slot = slot
+        self.begin(chunk)()
 
-    def normalise(self, chunk: Chunk) -> None:
-        """Makes of a chunk of pixels the float32 images that the network reads, where it is to."""
-        if self._normalises and chunk.dtype == "uint8" and chunk.slot is not None:
-            self._in_parts(chunk, chunk.slot, lambda part: None)
+    def begin(self, chunk: Chunk) -> Callable[[], None]:
+        """Begins to make what the network reads of a chunk that has a slot; returns what waits for it.
 
-    def _in_parts(self, chunk: Chunk, slot: Slot, work: Callable[[range], None]) -> None:
-        """Does ``work``, and normalises where that is to be, for some images at a time on every thread."""
-        count = len(chunk)
-        pixels = slot.images("uint8")
-        floats = slot.images("float32") if self._normalises else None
-        step = min(PART, max(-(-count // self._threads), 1))
-        parts = [range(first, min(first + step, count)) for first in range(0, count, step)]
+        Files are decoded; pixels become float32 where they are to be normalised.
+        """
+        slot, encoded = chunk.slot, chunk.encoded
+        pixels = slot.images("uint8") if encoded is not None or chunk.dtype == "uint8" else None
+        normalises = self._normalises and pixels is not None
+        if encoded is None and not normalises:
+            return lambda: None
+        floats = slot.images("float32") if normalises else None
 
-        def both(part: range) -> None:
-            work(part)
+        def work(part: range) -> None:
+            if encoded is not None:
+                self._decode(encoded, chunk.errors, pixels, part)
             if floats is not None:
                 some = slice(part.start, part.stop)
                 self._preprocess.normalised(pixels[some], floats[some])
 
-        list((map if self._pool is None or len(parts) < 2 else self._pool.map)(both, parts))
-        if self._normalises:
-            chunk.dtype = "float32"
+        step = min(PART, max(-(-len(chunk) // (PARTS * self._threads)), 1))
+        parts = [
+            range(first, min(first + step, len(chunk))) for first in range(0, len(chunk), step)
+        ]
+        doing = None if self._pool is None else [self._pool.submit(work, part) for part in parts]
 
-    def _decode(self, chunk: Chunk, pixels: np.ndarray, part: range) -> None:
+        def finish() -> None:
+            if doing is None:
+                for part in parts:
+                    work(part)
+            else:
+                wait(doing)  # all of them, for the slot is to be free even if one fails
+                for one in doing:
+                    one.result()
+            chunk.encoded = None
+            if normalises:
+                chunk.dtype = "float32"
+
+        return finish
+
+    def _decode(
+        self, encoded: list[bytes], errors: dict[int, str], pixels: np.ndarray, part: range
+    ) -> None:
         for at in part:
-            if at in chunk.errors:
+            if at in errors:
                 pixels[at] = 0
                 continue
             try:
-                self._one(chunk.encoded[at], pixels[at])
+                self._one(encoded[at], pixels[at])
             except InputError as error:
-                chunk.errors[at] = str(error).removeprefix("image: ")
+                errors[at] = str(error).removeprefix("image: ")
                 pixels[at] = 0
 
     def _one(self, data: bytes, target: np.ndarray) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import queue
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -24,6 +26,9 @@ from .sources import Wanted
 
 #: Chunks of encoded images that are read ahead, and chunks of pixels and rows that there are at all.
 READ_AHEAD, SLOTS = 2, 4
+
+#: Files that are written at a time: writing one is the work of one thread, and less than a GPU computes.
+WRITERS = 4
 
 STAGES = ("read", "decode", "compute", "write")
 
@@ -50,7 +55,7 @@ class Settings:
 
 @dataclass
 class Stage:
-    """What one stage has done: seconds at work (not waiting), images, bytes."""
+    """What one stage has done: seconds at work (not waiting; of several threads the mean), images, bytes."""
 
     seconds: float = 0.0
     images: int = 0
@@ -59,10 +64,11 @@ class Stage:
 
 @dataclass
 class Job:
-    """A shard on its way."""
+    """A shard on its way, at the end of which one of the writers takes it."""
 
     shard: Shard
     attempt: str
+    computed: queue.Queue
     begin: float = field(default_factory=perf_counter)
     failed: tuple[str, str] | None = None  # kind, message
 
@@ -101,17 +107,20 @@ class Pipeline:
         self._making = threading.Lock()
         self._jobs: queue.Queue[Job] = queue.Queue()
         self._read: queue.Queue = queue.Queue(READ_AHEAD)
+        self._decoding: queue.Queue = queue.Queue(1)  # the next beside the one that is waited for
         self._decoded: queue.Queue = queue.Queue(SLOTS)
-        self._computed: queue.Queue = queue.Queue(SLOTS)
+        self._computed: list[queue.Queue] = [queue.Queue(SLOTS) for _ in range(WRITERS)]
+        self._next_writer = itertools.cycle(self._computed)
+        self._counting = threading.Lock()  # what several writers count
         model = engine.network
         self._fixed = isinstance(model, Model) and not model.any_batch
-        for name in STAGES:
-            loop = getattr(self, f"_{name}_loop")
-            threading.Thread(target=loop, name=name, daemon=True).start()
+        loops = (self._read_loop, self._begin_loop, self._decode_loop, self._compute_loop)
+        for loop in (*loops, *(partial(self._write_loop, jobs) for jobs in self._computed)):
+            threading.Thread(target=loop, daemon=True).start()
 
     def submit(self, shard: Shard, attempt: str) -> None:
         """Lets a shard follow those before it; ``attempt`` names its temporary file."""
-        self._jobs.put(Job(shard, attempt))
+        self._jobs.put(Job(shard, attempt, next(self._next_writer)))
 
     def _take_slot(self) -> Slot:
         with self._making:
@@ -156,23 +165,35 @@ class Pipeline:
                     self._slots.put(found)
             self._read.put((job, _END))
 
-    def _decode_loop(self) -> None:
-        stage = self.stages["decode"]
+    def _begin_loop(self) -> None:
+        """Begins to decode a chunk while the one before it is decoded, so that no thread waits at its end."""
         while True:
             job, chunk = self._read.get()
+            finish = None
+            begin = perf_counter()
             if chunk is not _END and not job.failed:
-                slot = self._take_slot() if chunk.encoded is not None else chunk.slot
-                begin = perf_counter()
+                if chunk.slot is None:
+                    chunk.slot = self._take_slot()
+                    begin = perf_counter()
                 try:
-                    if chunk.encoded is not None:
-                        chunk.slot = slot
-                        self._decoder.decode(chunk, slot)
-                        stage.images += len(chunk)
-                    else:
-                        self._decoder.normalise(chunk)
+                    finish = self._decoder.begin(chunk)
                 except Exception as error:
                     job.failed = job.failed or _failure(error)
-                stage.seconds += perf_counter() - begin
+            self._decoding.put((job, chunk, begin, finish))
+
+    def _decode_loop(self) -> None:
+        stage, end = self.stages["decode"], 0.0
+        while True:
+            job, chunk, begin, finish = self._decoding.get()
+            if finish is not None:
+                encoded = chunk.encoded is not None
+                try:
+                    finish()
+                    stage.images += len(chunk) if encoded else 0
+                except Exception as error:
+                    job.failed = job.failed or _failure(error)
+                begin, end = max(begin, end), perf_counter()
+                stage.seconds += end - begin
             self._decoded.put((job, chunk))
 
     def _compute_loop(self) -> None:
@@ -187,7 +208,7 @@ class Pipeline:
                 except Exception as error:
                     job.failed = job.failed or _failure(error)
                 stage.seconds += perf_counter() - begin
-            self._computed.put((job, chunk))
+            job.computed.put((job, chunk))
 
     def compute(self, chunk: Chunk) -> None:
         """Fills the rows of a chunk's slot."""
@@ -200,23 +221,23 @@ class Pipeline:
             images[at] = 0
         self._engine.predict(images[:count], batch=self._settings.batch, out=slot.rows[:count])
 
-    def _write_loop(self) -> None:
+    def _write_loop(self, computed: queue.Queue) -> None:
         stage = self.stages["write"]
         file: ShardFile | None = None
         while True:
-            job, chunk = self._computed.get()
+            job, chunk = computed.get()
             begin = perf_counter()
             record = None
+            images = errors = nbytes = 0
             try:
                 if not job.failed and file is None:
                     file = self.open(job)
                 if not job.failed and chunk is _END:
                     record = file.commit()
+                    nbytes = record.bytes
                 elif not job.failed:
                     file.add(chunk.ids, chunk.slot.rows[: len(chunk)], chunk.labels, chunk.errors)
-                    stage.images += len(chunk)
-                    self.images += len(chunk)
-                    self.errors += len(chunk.errors)
+                    images, errors = len(chunk), len(chunk.errors)
             except Exception as error:
                 job.failed = job.failed or _failure(error)
             if chunk is not _END and chunk.slot is not None:
@@ -224,10 +245,13 @@ class Pipeline:
             if chunk is _END:
                 if file is not None and record is None:
                     file.discard()
-                elif file is not None:
-                    stage.bytes += record.bytes
                 file = None
-            stage.seconds += perf_counter() - begin
+            with self._counting:
+                stage.seconds += (perf_counter() - begin) / WRITERS
+                stage.images += images
+                stage.bytes += nbytes
+                self.images += images
+                self.errors += errors
             if chunk is _END:
                 self._done(job.shard, record, job.failed, perf_counter() - job.begin)
 

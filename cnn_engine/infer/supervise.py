@@ -20,8 +20,12 @@ from .shards import Shard
 #: Workers that a shard may kill, and attempts that may fail, before it is set aside.
 DEATHS = ATTEMPTS = 3
 
-#: Shards that a worker has at a time: while the last chunks of one are written, the next is read.
-AHEAD = 2
+#: Shards that a worker has at a time, since while the last chunks of some are written the next are read, and
+#: how many when few are left, so that all workers end at about the same time.
+AHEAD, LAST_AHEAD = 4, 2
+
+#: Shards that each worker has its stages measured on alone, at most.
+MEASURED = 16
 
 #: Workers in a row that may end before they can work.
 STARTS = 3
@@ -105,7 +109,7 @@ class Supervisor:
     """One run over ``shards`` by ``workers`` workers of a pool.
 
     Args:
-        pool: the first of whose workers has started (see :meth:`first_hello`).
+        pool: whose workers :meth:`start_all`, :meth:`first_hello` or :meth:`run` start.
         folder: where shards are recorded as they are done.
         run: what tells this run's files from another's.
     """
@@ -123,23 +127,23 @@ class Supervisor:
         self._attempt = 0
 
     def first_hello(self) -> Event:
-        """Starts one worker and returns what it says of itself.
+        """Returns what the first worker that is ready says of itself; starts one where none was.
 
         Raises:
             InputError: the worker's configuration is at fault, or it does not start.
         """
-        self._start(0)
-        while 0 not in self._hellos:
+        if not self._states:
+            self._start(0)
+        while not self._hellos:
             for _ in self._take(1.0):
                 pass
             self._check_stalled()
-        return self._hellos[0]
+        return next(iter(self._hellos.values()))
 
-    def start_rest(self) -> None:
-        """Starts the other workers, so that they are ready when there are shards."""
+    def start_all(self) -> None:
+        """Starts all workers at once, so that they are ready when there are shards."""
         for worker in range(self.workers):
-            if worker not in self._states:
-                self._start(worker)
+            self._start(worker)
 
     def hosts_of_workers(self) -> list[str]:
         """Returns the machine of each worker that has been ready."""
@@ -198,10 +202,11 @@ class Supervisor:
         """
         workers = [worker for worker, state in self._states.items() if state.ready]
         for index, worker in enumerate(workers):
+            own = shards[index :: len(workers)][:MEASURED] or shards[:1]
             self.pool.send(
                 worker,
                 {"command": "measure", "stage": stage, "seconds": seconds,
-                 "shard": vars(shards[index % len(shards)]), "attempt": self._next_attempt()},
+                 "shards": [vars(shard) for shard in own], "attempt": self._next_attempt()},
             )  # fmt: skip
         found: list[Event] = []
         end = monotonic() + 60 + 10 * seconds
@@ -242,12 +247,12 @@ class Supervisor:
                 worker, event = self.pool.events.get_nowait()
 
     def _on_hello(self, worker: int, event: Event) -> None:
-        first = self._hellos.get(0)
+        first, other = next(iter(self._hellos.items()), (worker, event))
         for key in ("model_sha256", "batch", "classes", "variant", "dtype", "device_kind"):
-            if first is not None and event[key] != first[key]:
+            if event[key] != other[key]:
                 raise InputError(
-                    f"worker {worker} on {event['host']}: expected {key} {first[key]}, as worker 0 has, "
-                    f"found {event[key]}"
+                    f"worker {worker} on {event['host']}: expected {key} {other[key]}, as worker {first} "
+                    f"has, found {event[key]}"
                 )
         self._hellos[worker] = event
         self._failed_starts = 0
@@ -343,10 +348,12 @@ class Supervisor:
 
     def _feed(self) -> None:
         """Gives shards to workers that have room; what a worker died of before is given alone."""
+        many = len(self._waiting) > AHEAD * self.workers
         for worker, state in self._states.items():
             if not state.ready:
                 continue
-            while len(state.shards) < AHEAD and not any(i in self._deaths for i in state.shards):
+            most = AHEAD if many else LAST_AHEAD
+            while len(state.shards) < most and not any(i in self._deaths for i in state.shards):
                 if self._suspects:
                     if state.shards:
                         break

@@ -151,7 +151,7 @@ class Worker:
 
     def _measure(self, message: Message) -> None:
         found = ceilings.measure(
-            self.engine, self.decoder, self.settings, Shard(**message["shard"]),
+            self.engine, self.decoder, self.settings, [Shard(**shard) for shard in message["shards"]],
             message["stage"], message["seconds"], message["attempt"],
         )  # fmt: skip
         self._emit({"event": "measured", "stage": message["stage"], **found})

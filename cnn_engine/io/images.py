@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from functools import cached_property
 from itertools import islice
@@ -288,19 +289,37 @@ _opening = threading.Lock()
 def _pixels(
     pillow: Any, stream: Any, name: str, preprocess: Preprocess, channels: int
 ) -> np.ndarray:
-    # Filters of warnings belong to all threads, so one at a time changes them.
-    with _opening, warnings.catch_warnings():
-        # Pillow warns from its limit and fails from twice that; the check below is of both, in our words.
-        warnings.simplefilter("ignore", pillow.DecompressionBombWarning)
-        image = pillow.open(stream, formats=FORMATS)
-    with image:
+    with _opened_jpeg(stream) or _opened(pillow, stream) as image:
         _check_pixels(name, image.size)
         if image.mode not in _MODES:
             raise expected(name, "an image of at most 8 bits a channel", f"mode {image.mode}")
-        image = image.convert("RGB" if channels == 3 else "L")
+        mode = "RGB" if channels == 3 else "L"
+        if image.mode != mode:
+            image = image.convert(mode)
         image = _cropped(_resized(pillow, image, name, preprocess), preprocess)
         pixels = np.asarray(image).reshape(image.height, image.width, channels)
     return np.ascontiguousarray(pixels.transpose(2, 0, 1))
+
+
+def _opened_jpeg(stream: Any) -> Any:
+    """Returns what Pillow's ``open`` makes of most JPEGs, without its lock below; None: it has to tell."""
+    from PIL.JpegImagePlugin import JpegImageFile
+
+    begins = stream.read(3)
+    stream.seek(0)
+    if begins == b"\xff\xd8\xff":
+        with suppress(Exception):  # on broken files, Pillow's readers fail in any way
+            return JpegImageFile(stream)
+    stream.seek(0)
+    return None
+
+
+def _opened(pillow: Any, stream: Any) -> Any:
+    # Filters of warnings belong to all threads, so one at a time changes them.
+    with _opening, warnings.catch_warnings():
+        # Pillow warns from its limit and fails from twice that; the check of pixels is of both, in our words.
+        warnings.simplefilter("ignore", pillow.DecompressionBombWarning)
+        return pillow.open(stream, formats=FORMATS)
 
 
 def _resized(pillow: Any, image: Any, name: str, preprocess: Preprocess) -> Any:
