@@ -214,7 +214,7 @@ def test_every_sample_reaches_every_member_once_and_in_order(
         assert [number for number, _, _ in got] == list(order.numbers)
         for number, images, labels in got:
             wanted = order[number].samples
-            assert (images == data._images[wanted]).all()
+            assert (images == data.images[wanted]).all()
             assert (labels == data.labels[wanted]).all()
 
 
