@@ -283,7 +283,4 @@ def _parallel(torch: Any, training: Any, network: Network, trainee: Any) -> Any:
         def forward(self, images: Any) -> Any:
             return training.forward(network, trainee.parameters, images, training=True)
 
-    # Statistics are each rank's own, and those of the first are kept: none need be sent.
-    return torch.nn.parallel.DistributedDataParallel(
-        Model(), broadcast_buffers=False, gradient_as_bucket_view=True
-    )
+    return torch.nn.parallel.DistributedDataParallel(Model(), gradient_as_bucket_view=True)
