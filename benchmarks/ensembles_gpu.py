@@ -221,11 +221,9 @@ def figures(document: dict[str, Any]) -> dict[str, Any]:
     }
     peers = [rank["waits"]["peers"] for rank in ranks]
     limits = document["ceilings_images_per_s"]
-    rate = document["throughput_images_per_s"]
-    sent = limits["communication"]
     return {
         "ranks": document["ranks"],
-        "images_per_s": rate,
+        "images_per_s": document["throughput_images_per_s"],
         "images_done": document["images"],
         "seconds": document["seconds"],
         "core_s": document["core_s"],
@@ -234,7 +232,7 @@ def figures(document: dict[str, Any]) -> dict[str, Any]:
         "bound_by": document["bound_by"],
         "steps": steps,
         "peers_s": sum(peers) / len(peers),
-        "communication_share": rate / sent if sent else None,
+        "communication_share": document["communication_share"],
         "environment": document["environment"],
         "command": document["command"],
     }

@@ -62,7 +62,9 @@ def test_members_of_several_processes_get_the_bits_of_none(design, ranks, option
     decoded = sum(rank["preprocessing"]["images"] for rank in document["rank_reports"])
     assert decoded == (4 * 150 if design == "none" else 150)
     if design != "none":
-        assert document["ceilings_images_per_s"]["communication"] > 0
+        sent = document["ceilings_images_per_s"]["communication"]
+        assert sent > 0
+        assert document["communication_share"] == document["throughput_images_per_s"] / sent
 
 
 def test_replicas_share_the_batches_of_a_member(tmp_path):

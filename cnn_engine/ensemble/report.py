@@ -48,6 +48,7 @@ def document(plan: Plan, ranks: Sequence[RankReport], about: dict[str, Any]) -> 
     seen = [rank.steps["images"] for rank in working]
     images = max(seen, default=0) if whole else sum(seen)
     limits = ceilings(roles, ranks)
+    rate, sent = units.per_second(images, longest), limits["communication"]
     corrupt = sorted({sample for rank in ranks for sample in rank.preprocessing.get("corrupt", ())})
     reasons = sorted({why for rank in ranks for why in rank.preprocessing.get("reasons", ())})
     return {
@@ -68,7 +69,7 @@ def document(plan: Plan, ranks: Sequence[RankReport], about: dict[str, Any]) -> 
         "steps": len(plan.order),
         "images": images,
         "seconds": longest,
-        "throughput_images_per_s": units.per_second(images, longest),
+        "throughput_images_per_s": rate,
         "start_up_s": max((rank.start_up_s or 0.0 for rank in ranks), default=None),
         "core_s": {
             "preprocessing": sum(rank.preprocessing.get("core_s", 0.0) for rank in ranks),
@@ -77,6 +78,7 @@ def document(plan: Plan, ranks: Sequence[RankReport], about: dict[str, Any]) -> 
         },
         "ceilings_images_per_s": limits,
         "bound_by": bound(limits),
+        "communication_share": units.share(rate, sent) if rate and sent else None,
         "corrupt": {"count": len(corrupt), "samples": corrupt, "reasons": reasons},
         "options": {
             "augment": plan.augment, "seed": plan.seed, "queue": plan.queue,
@@ -120,6 +122,9 @@ def text(found: dict[str, Any]) -> str:
                 row(f"Ceiling, {part} alone", f"{units.number(rate)} images/s")
         reached = units.share(found["throughput_images_per_s"] or 0.0, limits[found["bound_by"]])
         row("Bound by", f"{found['bound_by']}, {units.percent(reached)} of its ceiling")
+    if found["communication_share"] is not None:
+        share = units.percent(found["communication_share"])
+        row("Communication", f"would take {share} of a step if nothing went on beside it")
     if found["corrupt"]["count"]:
         row("Corrupt", f"{units.counted(found['corrupt']['count'], 'image')} left out")
         lines += [f"  {why}" for why in found["corrupt"]["reasons"]]
