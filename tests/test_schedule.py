@@ -22,6 +22,8 @@ CPU = Schedule("resident", CIFAR10, 0, 2)
         (1, True, 1, None),
         (100, True, 100, None),
         (1_000, True, 1_000, None),
+        (2_639, True, 2_639, None),
+        (2_640, True, 2_640, 1_320),  # two chunks: where overlap begins
         (10_000, True, 10_000, 1_320),
         (50_000, True, 50_000, 3_960),  # as docs/performance.md found best for the fused kernel
         (50_000, False, 50_000, 1_320),

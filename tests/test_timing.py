@@ -34,18 +34,18 @@ def with_extra_step(engine: Engine, monkeypatch, step: Step) -> None:
 
 def test_a_known_delay_on_the_cpu_is_seen_in_its_own_layer(monkeypatch):
     with Engine(weights="random", device="cpu", variant="if", threads=1) as engine:
-        step = Step("nap", "nap", "cpu", time.sleep, [0.02])
+        step = Step("nap", "nap", "cpu", time.sleep, [0.1])
         with_extra_step(engine, monkeypatch, step)
         result = engine.profile(IMAGES, batch=1, check=False)
     layers = {layer.name: layer for layer in result.layers}
     # A loaded machine makes all of it longer, but no pass shorter than its nap, which is in no other row.
-    assert layers["nap"].host_s >= 4 * 0.02
-    assert min(layers["nap"].samples_s) >= 0.02
+    assert layers["nap"].host_s >= 4 * 0.1
+    assert min(layers["nap"].samples_s) >= 0.1
     for layer in result.layers:
-        assert layer.name == "nap" or min(layer.samples_s) < 0.02
-    assert result.latency.to_dict()["min"] >= 20
-    assert result.phases.forward_s >= 4 * 0.02
-    assert result.whole_pass.wall_s >= 4 * 0.02
+        assert layer.name == "nap" or min(layer.samples_s) < 0.1
+    assert result.latency.to_dict()["min"] >= 100
+    assert result.phases.forward_s >= 4 * 0.1
+    assert result.whole_pass.wall_s >= 4 * 0.1
 
 
 def look_into(engine: Engine, images: np.ndarray, batch: int, **options) -> step_times.Steps:

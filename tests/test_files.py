@@ -1,0 +1,34 @@
+"""Files that the engine writes and reads: their permissions, and the most that is taken of one."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from cnn_engine.errors import InputError
+from cnn_engine.io import files
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o077, 0o002])
+def test_a_file_has_the_permissions_of_any_other(tmp_path, umask):
+    """Not those of the temporary file that it was."""
+    before = os.umask(umask)
+    try:
+        files.write_text(tmp_path / "ours", "text")
+        (tmp_path / "any").write_text("text")
+        assert os.umask(umask) == umask
+    finally:
+        os.umask(before)
+    assert (tmp_path / "ours").stat().st_mode == (tmp_path / "any").stat().st_mode
+
+
+def test_what_is_longer_than_expected_is_refused_and_not_cut_off(tmp_path):
+    path = tmp_path / "text"
+    path.write_bytes(b"\xef\xbb\xbf" + "ä".encode() * 4)
+    assert files.read_text(path, 11) == "ääää"
+    with pytest.raises(InputError, match="expected at most 10 bytes, found more"):
+        files.read_text(path, 10)
+    path.write_bytes(b"\xff")
+    with pytest.raises(InputError, match="expected text in UTF-8"):
+        files.read_text(path, 10)
