@@ -7,10 +7,11 @@ import subprocess
 import sys
 
 import bad_kernels
+import numpy as np
 import pytest
 
 from cnn_engine import InputError
-from cnn_engine.kernel import cases, check, command
+from cnn_engine.kernel import cases, check, command, text
 from cnn_engine.kernel.process import Limits
 
 #: Short cases that show what each kernel does wrong, and the one that is timed.
@@ -116,6 +117,30 @@ def test_names_of_files_are_escaped(tmp_path):
     assert code == 0
     assert "<b>.cpp" not in page.read_text()
     assert "&lt;b&gt;.cpp" in page.read_text()
+
+
+def test_board_of_a_models_nodes(tmp_path, capsys):
+    """An ONNX file's convolutions; of more than fit a line the text has the sum alone."""
+    onnx = pytest.importorskip("onnx")
+    from onnx_models import model, tensor
+
+    count = text.MOST_NODES + 1
+    weights = {f"w{i}": np.full((2, 2, 3, 3), 0.1, np.float32) for i in range(count)}
+    nodes = [
+        onnx.helper.make_node("Conv", [f"x{i}", f"w{i}"], [f"x{i + 1}"], f"conv{i}", pads=[1] * 4)
+        for i in range(count)
+    ]
+    shape = [1, 2, 6, 6]
+    path, board = tmp_path / "chain.onnx", tmp_path / "board.json"
+    made = model(nodes, [tensor("x0", shape)], [tensor(f"x{count}", shape)], weights)
+    onnx.save(made, str(path))
+    file = tmp_path / "my_conv.cpp"
+    file.write_text(bad_kernels.templates.text("conv2d", "cpu", file.name))
+    words = ["rank", str(file), "--model", str(path), "--calls", "6", "--rounds", "1"]
+    assert command.main([*words, "--json", str(board)]) == 0
+    assert "conv2d of chain (7 nodes), batch 1" in capsys.readouterr().out
+    found = json.loads(board.read_text())
+    assert list(found["entries"][0]["nodes"]) == [f"conv{i}" for i in range(count)]
 
 
 @pytest.mark.gpu

@@ -11,7 +11,11 @@ from .. import cli, devices
 from ..devices import threads as thread_counts
 from ..engine.kernels.user import CONTRACTS
 from ..engine.kernels.user.source import COMPUTES
+from ..engine.source import read_weights
 from ..errors import expected
+from ..graph import onnx, passes
+from ..graph.graph import Graph
+from ..graph.model import Model
 from ..io.files import write_text
 from ..measure import environment
 from . import board, check, rank, templates, text
@@ -156,8 +160,7 @@ def _rank(options: argparse.Namespace) -> int:
     if options.device is not None and options.device.partition(":")[0] != kind:
         raise expected("--device", f"{kind}, for which the files are", options.device)
     device = devices.select(options.device or kind)
-    workload = cli.workload_of(options)
-    graph = _graph(workload, options.batch)
+    name, batch, graph = _graph(options)
     cases = rank.nodes_of(graph, op)
     threads = thread_counts.check(options.threads, "--threads")
     entries = rank.rank(
@@ -172,7 +175,7 @@ def _rank(options: argparse.Namespace) -> int:
     )
     _clear(show)
     found = rank.Board(
-        workload.name, op, device.name, options.batch, threads, options.calls,
+        name, op, device.name, batch, threads, options.calls,
         sum(case.graph.cost_of(case.node).flops for case in cases),
         [case.label for case in cases], entries, environment.describe(device),
         shlex.join(["python", "-m", "cnn_engine.kernel", *options.words]),
@@ -186,18 +189,16 @@ def _rank(options: argparse.Namespace) -> int:
     return cli.DONE if any(e.fault is None for e in entries) else cli.CHECK_FAILED
 
 
-def _graph(workload, batch: int):
-    """Returns a workload's graph for a batch; only shapes matter, so weights are random."""
-    from ..engine.source import read_weights
-    from ..graph import passes
-    from ..graph.model import Model
-
-    network = workload.network
-    if isinstance(network, Model):
-        size = batch if network.any_batch else network.batch
-        return passes.simplify(network.graph(size, False, {}))
-    weights, _ = read_weights("random", network, workload.default_weights)
-    return network.graph(batch, False, weights)
+def _graph(options: argparse.Namespace) -> tuple[str, int, Graph]:
+    """Returns a network's name, a batch and the graph for it; only shapes matter: weights are random."""
+    if options.model is not None:  # any graph: that of no classifier too
+        model = Model(onnx.load(options.model, input_shape=dict(options.input_shape or []) or None))
+        size = options.batch if model.any_batch else model.batch
+        return model.name, size, passes.simplify(model.graph(size, False, {}))
+    workload = cli.workload_of(options)
+    weights, _ = read_weights("random", workload.network, workload.default_weights)
+    batch = options.batch
+    return workload.name, batch, workload.network.graph(batch, False, weights)
 
 
 def _limits(options: argparse.Namespace) -> Limits:
