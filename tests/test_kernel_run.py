@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -216,15 +217,22 @@ def test_triton_callable(images):
     assert np.abs(engine.predict(images) - plain).max() <= LIMITS["cuda"]["float32"]
 
 
+#: Numba with a NumPy newer than it warns of what is its own.
+numbas_warnings = pytest.mark.filterwarnings("ignore")
+
+
 @pytest.fixture
 def numba_kernels():
     try:
-        import numba_kernels
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            import numba_kernels
     except Exception as error:  # an old Numba with a new NumPy ends in an AttributeError
         pytest.skip(f"needs Numba: {error}")
     return numba_kernels
 
 
+@numbas_warnings
 def test_what_numba_compiled_is_a_callable(images, numba_kernels):
     plain = Engine("cifar10", device="cpu").predict(images)
     kernel = Kernel.from_callable(numba_kernels.conv2d, "conv2d", "cpu")
@@ -235,6 +243,7 @@ def test_what_numba_compiled_is_a_callable(images, numba_kernels):
     assert engine.check(images).passed
 
 
+@numbas_warnings
 def test_numba_for_cuda_in_its_simulator(numba_kernels):
     """The same kernel as on a GPU, in Numba's own stand-in for one, over the CPU's arrays."""
     done = subprocess.run(
@@ -260,6 +269,7 @@ print(next(iter(engine.own_kernels(2, np.float32)[0]))["kernel"], "right")
 
 
 @pytest.mark.gpu
+@numbas_warnings
 def test_numba_for_cuda(images, numba_kernels):
     plain = Engine("cifar10", device="cuda").predict(images)
     kernels = [Kernel.from_callable(numba_kernels.relu, "relu")]

@@ -291,6 +291,8 @@ class FakeModule(SimpleNamespace):
 
 @pytest.fixture
 def fake(monkeypatch):
+    monkeypatch.setattr(openacc_module, "_ran", False)
+
     def put(**facts):
         monkeypatch.setattr(openacc_module, "load", lambda: FakeModule(**facts))
 
@@ -347,6 +349,18 @@ def test_a_gpu_that_does_not_run_a_loop_is_refused(fake, monkeypatch, code, said
     with pytest.raises(UnsupportedError, match=said) as error:
         devices.select("openacc")
     assert "\n" not in str(error.value)
+
+
+def test_a_gpu_is_tried_until_it_ran_a_loop_and_not_again(fake, monkeypatch):
+    fake(devices=1)
+    answers = ["ran there: False", "ran there: True"]
+    found = lambda *a, **k: SimpleNamespace(stdout=answers.pop(0), stderr="", returncode=0)  # noqa: E731
+    monkeypatch.setattr(openacc_module.subprocess, "run", found)
+    with pytest.raises(UnsupportedError, match="ran there: False"):
+        devices.select("openacc")
+    for _ in range(3):
+        assert devices.select("openacc").name == "openacc"
+    assert answers == []
 
 
 def test_a_module_that_does_not_load_is_told_from_one_that_is_missing(monkeypatch):

@@ -186,6 +186,12 @@ def test_profile_counts_what_ran():
     text = profile_report.render(result.profile)
     assert "compute region reached 18 times" in text
     assert "run on the host 18 times" in text
+    whole = sum(row.total_s for row in found.rows if row.kind in ("region", "data"))
+    assert sum(row.excl_s for row in found.rows) == pytest.approx(whole)  # each moment once
+    assert all(row.excl_min_s * row.count <= row.excl_s <= row.total_s for row in found.rows)
+    names = {row.event for row in found.rows}
+    assert {"acc_compute_construct", "acc_enter_data", "acc_exit_data"} <= names
+    assert f"acc_compute_construct@conv2d_if.cpp:{nest.line}" in text
     read = Result.from_dict(json.loads(json.dumps(result.to_dict())))
     assert read.profile.openacc == found
     assert "OpenACC directives" in html.render([read])
@@ -229,6 +235,7 @@ def test_layout_of_a_gpus_profile():
         row(51, "enter", "data"),
         row(51, "enter", "copyin", bytes=3600 * 4096, total_s=1e-6 * 3600, min_s=5e-7, max_s=5e-6),
     ])  # fmt: skip
+    found.rows.append(row(26, "conv2d_if", "implicit", event="acc_enter_data", excl_s=1e-3))
     assert openacc.timing(found).splitlines() == [
         "Accelerator Kernel Timing data",
         "openacc/conv2d_if.cpp",
@@ -244,6 +251,33 @@ def test_layout_of_a_gpus_profile():
         "    51: data region reached 3,600 times",
         "        51: data copyin transfers: 3,600 (14.75 MB)",
         "             device time(us): total=3,600 max=5 min=0.5 avg=1",
+    ]
+
+
+def test_times_without_what_is_inside_are_nvprofs_lines():
+    def row(line, event, excl_s, **options):
+        facts = {
+            "kind": "",
+            "file": "openacc/conv2d_if.cpp",
+            "function": "",
+            "source": "",
+            "said": [],
+        }
+        facts |= {"kernel": "", "variable": "", "gangs": 0, "workers": 0, "vector": 0, "bytes": 0}
+        facts |= {"count": 3600, "total_s": 1.0, "min_s": 0.0, "max_s": 0.0}
+        spread = {"excl_min_s": excl_s / 7200, "excl_max_s": excl_s / 1800}
+        return Row(line=line, event=event, excl_s=excl_s, **{**facts, **spread, **options})
+
+    rows = [
+        row(26, "acc_compute_construct", 0.036),
+        row(26, "acc_enqueue_launch", 0.324, kernel="conv2d_if$_omp_fn"),
+    ]
+    assert openacc.exclusive(Timing("NVIDIA", 0, False, "GNU 12.2.0", rows)).splitlines() == [
+        "OpenACC (excl)     Time(%)       Time      Calls        Avg        Min        Max  Name",
+        "                   90.00 %   324.0 ms      3,600   90.00 us   45.00 us   180.0 us  "
+        "acc_enqueue_launch@conv2d_if.cpp:26 (conv2d_if$_omp_fn)",
+        "                   10.00 %   36.00 ms      3,600   10.00 us   5.000 us   20.00 us  "
+        "acc_compute_construct@conv2d_if.cpp:26",
     ]
 
 

@@ -54,7 +54,7 @@ def unavailable() -> str | None:
         )
     if module.device_count() == 0:
         return f"device openacc: expected a GPU through OpenACC, found none ({why_no_gpu(module)})"
-    return _probe()
+    return None if _ran else _probe()
 
 
 def offload_remedy(module: ModuleType) -> str:
@@ -92,8 +92,13 @@ def _loads(library: str, folder: Path) -> bool:
     return False
 
 
+#: Whether a loop has run on the GPU: to ask again for every engine would take a second each.
+_ran = False
+
+
 def _probe() -> str | None:
     """Runs a loop on the GPU in a process of its own, which the runtime ends when it cannot."""
+    global _ran
     package = Path(__file__).parents[1]
     code = "from cnn_engine import _openacc; print('ran there:', _openacc.probe(0))"
     path = os.pathsep.join(filter(None, [str(package.parent), os.environ.get("PYTHONPATH")]))
@@ -106,7 +111,8 @@ def _probe() -> str | None:
         return (
             f"device openacc: expected a loop to run on the GPU, found none after {PROBE_S} seconds"
         )
-    if found.stdout.strip() == "ran there: True":
+    _ran = found.stdout.strip() == "ran there: True"
+    if _ran:
         return None
     said = [line.strip() for line in (found.stderr or found.stdout).splitlines() if line.strip()]
     reason = "; ".join(said[-3:]) or f"the process ended with {found.returncode}"

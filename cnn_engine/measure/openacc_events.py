@@ -13,10 +13,13 @@ class Row:
         file, line, function: of the directive.
         source, said: the directive, and what the compiler made of it.
         kind: ``region`` (a compute construct), ``kernel`` (a launch on a GPU), ``data`` (a data region's
-            beginning or end), ``copyin`` and ``copyout`` (transfers), ``wait``.
+            beginning or end), ``implicit`` (one that a construct has for itself), ``copyin`` and ``copyout``
+            (transfers), ``wait``.
         kernel, variable: the names of what was launched or copied, where the runtime says them.
         gangs, workers, vector: of a launch.
         bytes: of transfers.
+        event: as the interface calls it: ``acc_compute_construct`` and so on.
+        excl_s, excl_min_s, excl_max_s: without the events inside, so that they add up.
     """
 
     file: str
@@ -35,6 +38,10 @@ class Row:
     total_s: float
     min_s: float
     max_s: float
+    event: str = ""
+    excl_s: float = 0.0
+    excl_min_s: float = 0.0
+    excl_max_s: float = 0.0
 
 
 @dataclass

@@ -97,20 +97,22 @@ def collect(
 
 def _add(found: dict[tuple, dict[str, Any]], rows: list[dict[str, Any]]) -> None:
     for row in rows:
-        key = tuple(row[name] for name in ("file", "line", "kind", "kernel", "variable"))
-        kept = found.setdefault(key, {**row, "count": 0, "bytes": 0, "total_s": 0.0})
-        for name in ("count", "bytes", "total_s"):
+        key = tuple(row[name] for name in ("file", "line", "kind", "event", "kernel", "variable"))
+        if (kept := found.setdefault(key, row)) is row:
+            continue
+        for name in ("count", "bytes", "total_s", "excl_s"):
             kept[name] += row[name]
-        kept["min_s"] = min(kept["min_s"], row["min_s"])
-        kept["max_s"] = max(kept["max_s"], row["max_s"])
+        for name in ("min_s", "excl_min_s"):
+            kept[name] = min(kept[name], row[name])
+        for name in ("max_s", "excl_max_s"):
+            kept[name] = max(kept[name], row[name])
 
 
 def _timing(engine: Engine, found: dict[tuple, dict[str, Any]]) -> Timing:
     device = engine.device
     mapping = openacc_mapping.of(device.kernels)
-    order = {
-        kind: i for i, kind in enumerate(("data", "copyin", "region", "kernel", "copyout", "wait"))
-    }
+    kinds = ("data", "copyin", "region", "implicit", "kernel", "copyout", "wait")
+    order = {kind: i for i, kind in enumerate(kinds)}
     rows = []
     for one in sorted(
         found.values(), key=lambda r: (r["file"], r["line"], order[r["kind"]], r["variable"])

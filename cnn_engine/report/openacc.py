@@ -115,6 +115,8 @@ def timing(found: Timing) -> str:
         lines.append(file or "(outside of any directive of ours)")
         by_function: dict[str, list[Row]] = {}
         for row in in_file:
+            if row.kind == "implicit":
+                continue
             by_function.setdefault(row.function, []).append(row)
         for function, rows in by_function.items():
             own = sum(
@@ -124,6 +126,23 @@ def timing(found: Timing) -> str:
             lines.append(f"    time(us): {_us(own)}")
             for row in rows:
                 lines += _row(row, found.host)
+    return "\n".join(map(units.printable, lines))
+
+
+def exclusive(found: Timing) -> str:
+    """Returns every event's time without the events inside it, the longest first, as nvprof has them."""
+    rows = sorted(found.rows, key=lambda row: row.excl_s, reverse=True)
+    whole = sum(row.excl_s for row in rows) or 1.0
+    heads = ("Time(%)", "Time", "Calls", "Avg", "Min", "Max")
+    lines = ["OpenACC (excl)  " + " ".join(f"{head:>10}" for head in heads) + "  Name"]
+    for row in rows:
+        what = row.kernel or row.variable
+        name = f"{row.event}@{row.file.rpartition('/')[2]}:{row.line}"
+        mean_s = row.excl_s / max(row.count, 1)
+        cells = [units.percent(row.excl_s / whole), units.seconds(row.excl_s), f"{row.count:,}"]
+        cells += map(units.seconds, (mean_s, row.excl_min_s, row.excl_max_s))
+        numbers = " ".join(f"{cell:>10}" for cell in cells)
+        lines.append(f"{'':<16}{numbers}  {name}{f' ({what})' if what else ''}")
     return "\n".join(map(units.printable, lines))
 
 
@@ -187,4 +206,5 @@ def table(found: Timing) -> list[tuple[str, list[str]]]:
             ],
         )
         for row in found.rows
+        if row.kind != "implicit"
     ]  # fmt: skip

@@ -41,6 +41,7 @@ def render(profile: Profile) -> str:
         _copies(profile),
         _managed(profile),
         [openacc.timing(profile.openacc)] if profile.openacc else [],
+        [openacc.exclusive(profile.openacc)] if profile.openacc else [],
     ]
     return "\n\n".join("\n".join(part) for part in parts if part)
 

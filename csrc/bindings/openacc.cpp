@@ -41,6 +41,7 @@ py::list stop_profile() {
   for (const openacc::ProfileRow& row : openacc::stop_profile()) {
     py::dict one;
     one["kind"] = row.kind;
+    one["event"] = row.event;
     one["file"] = row.file;
     one["line"] = row.line;
     one["function"] = row.function;
@@ -54,6 +55,9 @@ py::list stop_profile() {
     one["total_s"] = row.total_s;
     one["min_s"] = row.min_s;
     one["max_s"] = row.max_s;
+    one["excl_s"] = row.excl_s;
+    one["excl_min_s"] = row.excl_min_s;
+    one["excl_max_s"] = row.excl_max_s;
     rows.append(one);
   }
   return rows;

@@ -11,8 +11,10 @@ namespace cnn_engine::openacc {
 // All events of one kind at one directive.
 struct ProfileRow {
   // "region": a compute construct; "kernel": a launch on a GPU; "data": a data region's beginning
-  // or end; "copyin", "copyout": a transfer; "wait": for the device; "alloc": memory of it.
+  // or end, "implicit" where a construct has it for itself; "copyin", "copyout": a transfer;
+  // "wait": for the device.
   std::string kind;
+  std::string event;  // as the interface calls it, without "_start" and "_end"
   std::string file, function;
   int line = 0;
   std::string kernel;    // its name, of a launch
@@ -21,6 +23,7 @@ struct ProfileRow {
   std::int64_t count = 0;
   std::int64_t bytes = 0;  // of transfers
   double total_s = 0, min_s = 0, max_s = 0;
+  double excl_s = 0, excl_min_s = 0, excl_max_s = 0;  // without the events inside
 };
 
 // Empties the table and begins to count, until `stop_profile`, in every thread.
