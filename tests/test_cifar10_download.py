@@ -162,6 +162,15 @@ def test_broken_connection_resumes(server, tmp_path):
     assert any("broke off (1000 of" in line for line in lines)
 
 
+def test_as_long_as_bytes_come_it_goes_on(server, tmp_path):
+    """However often the connection breaks, and where only the last byte is missing."""
+    server.break_after = [300] * 12 + [len(server.content) - 12 * 300 - 1]
+    fetch(server, tmp_path)
+    assert_whole(tmp_path)
+    assert len(server.requests) == 14
+    assert server.requests[-1]["Range"] == f"bytes={len(server.content) - 1}-"
+
+
 def test_interrupted_run_is_resumed_by_the_next(server, tmp_path, monkeypatch):
     monkeypatch.setattr(fetching, "_CHUNK_BYTES", 1000)
 
