@@ -80,3 +80,19 @@ def test_large_networks_are_checked_on_fewer_images():
     assert checks.images_for(8_000_000, 256) == 256
     assert checks.images_for(8_000_000_000, 256) == 2
     assert checks.images_for(10**12, 256) == 1
+
+
+def test_a_check_takes_the_images_that_it_can_afford(monkeypatch):
+    images = np.random.default_rng(0).integers(0, 256, (9, 3, 32, 32), dtype=np.uint8)
+    with Engine("cifar10", device="cpu") as e:
+        graph = e._graph(1, True)
+        flops = sum(graph.cost_of(node).flops for node in graph.nodes)
+        for affordable, taken in ((3.5, 3), (0.5, 1), (100, 9)):
+            monkeypatch.setattr(checks, "MOST_FLOPS", affordable * flops)
+            assert e.check(images).images == taken
+            assert e.check(images[:0]).images == 0
+        # A model for batches of four is checked on whole ones: one at least.
+        for affordable, given, taken in ((3.5, 9, 4), (0.5, 9, 4), (100, 9, 8), (100, 3, 0)):
+            monkeypatch.setattr(checks, "MOST_FLOPS", affordable * flops)
+            found = checks.check(e.predict, e._graph, images[:given], "float32", batch=4)
+            assert found.images == taken

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from noise import noise
+from scipy import stats
 
 from cnn_engine.measure import statistics
 
@@ -37,6 +38,18 @@ def test_the_medians_interval_holds_the_median(count, correlation, rng):
 def test_the_means_interval_holds_the_mean(count, correlation, rng):
     skewed = lambda: 100 + np.exp(noise(count, correlation, rng))  # noqa: E731
     assert coverage(statistics.mean, skewed, 100 + math.exp(0.5)) >= 0.9
+
+
+@pytest.mark.parametrize("count", [6, 7, 30])
+def test_the_means_interval_is_students(count):
+    """Of the logarithm, with the standard deviation of a sample."""
+    samples = 10 + np.random.default_rng(1).permutation(count)
+    found = statistics.mean(samples)
+    freedom = max(found.independent, statistics.FEWEST) - 1
+    error = np.std(samples, ddof=1) / math.sqrt(found.independent) / samples.mean()
+    error *= stats.t.ppf(0.975, freedom) * max(statistics.FEWEST / found.independent, 1)
+    assert math.log(found.high / found.value) == pytest.approx(error, rel=5e-3)
+    assert math.log(found.value / found.low) == pytest.approx(error, rel=5e-3)
 
 
 def test_a_high_percentile(rng):
