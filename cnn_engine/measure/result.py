@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import types
-import typing
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
@@ -13,8 +10,9 @@ import numpy as np
 
 from ..engine.check import Check
 from ..engine.phases import Phases
-from ..errors import InputError, expected
+from ..errors import expected
 from .profile_tables import Profile
+from .reading import brief, read
 
 #: Of the JSON document. Keys may be added to a schema; one that is renamed or means something else makes a
 #: new one.
@@ -22,9 +20,6 @@ SCHEMA = 1
 
 #: Raw samples of one quantity that the JSON document keeps; more are thinned evenly, in order.
 MOST_SAMPLES = 10_000
-
-#: Of the whole numbers in a document: what 64 bits hold.
-LARGEST = 2**63 - 1
 
 
 def thinned(samples: Sequence[float]) -> list[float]:
@@ -396,9 +391,9 @@ class Result:
             InputError: the document is of another schema, or lacks a key, or a value is of another kind.
         """
         if not isinstance(document, dict) or "schema" not in document:
-            raise expected(name, "the JSON document of a run, with a schema", _brief(document))
+            raise expected(name, "the JSON document of a run, with a schema", brief(document))
         if document["schema"] != SCHEMA:
-            raise expected(f"{name}: schema", SCHEMA, _brief(document["schema"]))
+            raise expected(f"{name}: schema", SCHEMA, brief(document["schema"]))
         values = dict(document)
         samples, found = values.pop("latency_samples_ms", None), values.pop("latency_ms", None)
         if samples:
@@ -411,17 +406,17 @@ class Result:
         values["whole_pass"] = values.pop("pass", None)
         timeline = values.pop("timeline", None) or {"total": 0, "events": []}
         if not isinstance(timeline, dict) or not isinstance(timeline.get("events"), list):
-            raise expected(f"{name}: timeline", "an object with a list of events", _brief(timeline))
+            raise expected(f"{name}: timeline", "an object with a list of events", brief(timeline))
         names = [column.name for column in fields(TimelineEvent)]
         for event in timeline["events"]:
             if not isinstance(event, list) or len(event) != len(names):
-                raise expected(f"{name}: timeline", f"events of {len(names)} values", _brief(event))
+                raise expected(f"{name}: timeline", f"events of {len(names)} values", brief(event))
         values["timeline"] = [dict(zip(names, e, strict=True)) for e in timeline["events"]]
         values["timeline_total"] = timeline.get("total")
-        result = _read(cls, values, name)
-        _read(_Dataset, result.dataset, f"{name}: dataset")
+        result = read(cls, values, name)
+        read(_Dataset, result.dataset, f"{name}: dataset")
         warnings = result.environment.get("warnings")
-        _read(list[str] | None, warnings, f"{name}: environment: warnings")
+        read(list[str] | None, warnings, f"{name}: environment: warnings")
         return result
 
 
@@ -445,58 +440,3 @@ def _percentiles(latency: Any) -> list[float]:
     words = [key[1:] for key in latency if key[:1] == "p"] if isinstance(latency, dict) else []
     found = [float(word) for word in words if word.replace(".", "", 1).isdecimal()]
     return [percentile for percentile in found if percentile <= 100]
-
-
-def _brief(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-def _read(kind: Any, value: Any, name: str) -> Any:
-    """Returns ``value``, read from JSON, as what the annotation ``kind`` says.
-
-    Raises:
-        InputError: it is something else; ``name`` is the path to it.
-    """
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if origin is types.UnionType:
-        if value is None:
-            return None
-        kind = next(argument for argument in arguments if argument is not types.NoneType)
-        return _read(kind, value, name)
-    if kind is Any:
-        return value
-    if kind is float:
-        if value is None:  # JSON's only way to write NaN
-            return math.nan
-        if isinstance(value, (int, float)) and not isinstance(value, bool):
-            try:
-                return float(value)
-            except OverflowError:
-                pass
-        raise expected(name, "a number", _brief(value))
-    if origin in (list, tuple):
-        if not isinstance(value, (list, tuple)):
-            raise expected(name, "a list", _brief(value))
-        if origin is tuple and Ellipsis not in arguments and len(value) != len(arguments):
-            raise expected(name, f"a list of {len(arguments)} values", _brief(value))
-        return origin(_read(arguments[0], item, name) for item in value)
-    if origin is dict:
-        kind = dict
-    if not hasattr(kind, "__dataclass_fields__"):
-        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-            raise expected(name, f"a value of type {kind.__name__}", _brief(value))
-        if kind is int and abs(value) > LARGEST:
-            raise expected(name, f"a whole number of at most {LARGEST}", _brief(value))
-        return value
-    if not isinstance(value, dict):
-        raise expected(name, "an object", _brief(value))
-    kinds = typing.get_type_hints(kind)
-    given = {}
-    for part in fields(kind):
-        path = f"{name}: {part.name}"
-        if part.name in value:
-            given[part.name] = _read(kinds[part.name], value[part.name], path)
-        elif part.default is part.default_factory:  # both are MISSING: it has to be there
-            raise InputError(f"{path}: expected a value, found none")
-    return kind(**given)
