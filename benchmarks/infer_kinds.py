@@ -92,10 +92,45 @@ def equal(out: Path, wanted: np.ndarray) -> bool:
     return values.tobytes() == wanted.tobytes() and len(set(ids)) == len(ids) == len(wanted)
 
 
+def page(document: dict) -> str:
+    """Returns the record as Markdown."""
+    about = document["environment"]
+    loads = [row["load_average"] for row in document["rows"]]
+    cores = document["rows"][0]["cores"]
+    efficiencies = [row["efficiency"] for row in document["rows"] if row["efficiency"] is not None]
+    lines = [
+        "# Sharded inference of every kind of input",
+        "",
+        f"{document['images']:,} images of 32x32 made from real ones, in {document['shards']} shards a kind, "
+        f"CIFAR-10's network; {about['cpu']} ({about['cpu_instruction_set']}), {cores} CPUs without a GPU;",
+        f"`{document['command']}`,",
+        f"commit {about['commit']}, {document['written']} ([all figures](infer_kinds.json)).",
+        "",
+        "`local-1` is one worker with a thread for each CPU, `local-2` two that share them, `ray-2` two actors",
+        "of Ray, which has its own processes beside them. All rows are compared with the bits of",
+        "`Engine.predict`. Efficiency is the share of the lowest ceiling that was reached: of a stage alone, or",
+        f"of what all stages together take of the CPUs (`cores`); it is {units.percent(min(efficiencies))} to",
+        f"{units.percent(max(efficiencies))}. The load before a run, which the run before it is part of, was",
+        f"{min(loads):.1f} to {max(loads):.1f}.",
+        "",
+        "| input | workers | shards | equal | images/s | bound by | its ceiling | efficiency | load |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for row in document["rows"]:
+        bound = row["bound_by"]
+        ceiling = row["ceilings"][bound]["images_per_s"] if bound else None
+        lines.append(
+            f"| {row['kind']} | {row['engine']} | {row['shards']} | {'yes' if row['equal'] else 'NO'} | "
+            f"{units.number(row['images_per_s'])} | {bound} | {units.number(ceiling)} | "
+            f"{units.percent(row['efficiency'])} | {row['load_average']:.1f} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
 def main() -> int:
     """Runs every kind with every engine; returns 0 if all rows were the engine's."""
     p = argparse.ArgumentParser(description=__doc__)
-    p.add_argument("--output", required=True, help="a folder for infer_kinds.json and .md")
+    p.add_argument("--output", required=True, help="a folder for infer_kinds.json and README.md")
     p.add_argument("--work", required=True, help="a new folder for data and rows")
     p.add_argument("--data", help="CIFAR-10 images, as run --data takes them (default: synthetic)")
     p.add_argument("--images", type=int, default=60_000)
@@ -134,7 +169,7 @@ def main() -> int:
                     "shards": found["shards"]["total"],
                     "load_average": load,
                     **{key: found[key] for key in ("images_per_s", "working_s", "duration_s", "bound_by",
-                                                   "efficiency", "ceilings", "busiest_stage",
+                                                   "efficiency", "ceilings", "busiest_stage", "cores",
                                                    "peak_bytes_a_worker")},
                 }
             )  # fmt: skip
@@ -144,25 +179,15 @@ def main() -> int:
         "written": environment.now(),
         "environment": found["environment"],
         "images": options.images,
+        "shards": options.shards,
         "rows": rows,
     }
     output = Path(options.output)
     output.mkdir(parents=True, exist_ok=True)
     (output / "infer_kinds.json").write_text(json.dumps(document, indent=1) + "\n")
-    lines = [
-        "| input | workers | shards | equal | images/s | bound by | its ceiling | efficiency | load |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
-    for row in rows:
-        bound = row["bound_by"]
-        ceiling = row["ceilings"][bound]["images_per_s"] if bound else None
-        lines.append(
-            f"| {row['kind']} | {row['engine']} | {row['shards']} | {'yes' if row['equal'] else 'NO'} | "
-            f"{units.number(row['images_per_s'])} | {bound} | {units.number(ceiling)} | "
-            f"{units.percent(row['efficiency'])} | {row['load_average']:.1f} |"
-        )
-    (output / "infer_kinds.md").write_text("\n".join(lines) + "\n")
-    print("\n".join(lines))
+    text = page(document)
+    (output / "README.md").write_text(text, "utf-8")
+    print(text)
     return 0 if all(row["equal"] for row in rows) else 1
 
 
