@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from statistics import median
 from time import perf_counter
@@ -143,18 +143,16 @@ def measure(
 
 def rows(
     device: str, counts: list[int], kernels: list[int], seconds: float
-) -> list[dict[str, Any]]:
-    """Returns the rows of the table; ``kernels``: numbers of threads on the CPU."""
-    found = []
+) -> Iterator[dict[str, Any]]:
+    """Yields the rows of the table; ``kernels``: numbers of threads on the CPU."""
     generator = np.random.default_rng(0)
     if device == "cpu":
         for number in kernels:
             for count in counts:
                 engine, named = variants_on_cpu(count, number)
                 images = generator.integers(0, 256, (count, *engine.network.input_shape), np.uint8)
-                found.append({"memory": "host", **measure(count, engine, named, images, seconds)})
-                show(found[-1])
-        return found
+                yield {"memory": "host", **measure(count, engine, named, images, seconds)}
+        return
     for dtype in ("float32", "float16"):
         for count in counts:
             engine, named = variants_on_cuda(count, dtype)
@@ -164,12 +162,9 @@ def rows(
                 if memory == "page-locked":
                     images = engine.empty_images(count)
                     images[...] = pageable
-                row = measure(count, engine, named, images, seconds)
-                found.append({"memory": memory, **row})
-                show(found[-1])
+                yield {"memory": memory, **measure(count, engine, named, images, seconds)}
             for other in {engine, *(other for other, _ in named.values())}:
                 other.close()
-    return found
 
 
 def show(row: dict[str, Any]) -> None:
@@ -298,14 +293,17 @@ def _main(arguments: list[str] | None) -> int:
         load=environment.host_load(),
         rows=[],
     )
+    found = whole.document["rows"]
     if options.python_threads:
-        found, page = python_threads(options.device, kernels, options.seconds), _lines
-    else:
-        found, page = rows(options.device, counts, kernels, options.seconds), markdown
-        good = sum(row["share"] >= NEEDED for row in found)
-        print(f"{good} of {len(found)} rows reach {100 * NEEDED:.0f} %")
-    whole.document["rows"] = found
-    whole.write(page)
+        found += python_threads(options.device, kernels, options.seconds)
+        whole.write(_lines)
+        return cli.DONE
+    for row in rows(options.device, counts, kernels, options.seconds):
+        show(row)
+        found.append(row)
+        whole.write(markdown)  # what is done stays where a later row takes too long
+    good = sum(row["share"] >= NEEDED for row in found)
+    print(f"{good} of {len(found)} rows reach {100 * NEEDED:.0f} %")
     return cli.DONE
 
 

@@ -109,3 +109,17 @@ def test_where_chunks_overlap_their_kernels_are_beside_their_records_together():
     stamp = {"command": "c", "started": "now", "duration_s": 1.0}
     page = add_up.markdown([cell], {"environment": described, **stamp})
     assert "| **kernels: 3.000 us, +60.0%** |" in page
+
+
+def test_a_run_that_is_cut_off_keeps_its_rows(tmp_path, monkeypatch):
+    measure, path = plain_call.measure, tmp_path / "found.json"
+
+    def interrupted(count, *rest):
+        if count > 1:
+            raise KeyboardInterrupt
+        return measure(count, *rest)
+
+    monkeypatch.setattr(plain_call, "measure", interrupted)
+    words = ["--images", "1", "50", "--threads", "1", "--seconds", "1e-6", "--json", str(path)]
+    assert plain_call.main(words) == 130
+    assert [row["images"] for row in json.loads(path.read_text())["rows"]] == [1]
