@@ -37,6 +37,7 @@ struct DepthwiseRow {
 
 template <int W>
 CNN_ENGINE_INLINE void finish_depthwise(const DepthwiseRow& d, Vec<W> value, int column, int c) {
+  if (d.bias) value += load<W>(d.bias + c);
   if (d.residual) value += load<W>(d.residual + column * d.residual_place + c);
   float* to = d.output + column * d.output_place + c;
   if constexpr (W == 1) {
@@ -52,9 +53,8 @@ template <int W, int T, int S, int Stride, typename From>
 CNN_ENGINE_INLINE void depthwise_block(const DepthwiseRow& d, int first, int c, const From& from) {
   constexpr int J = (T - 1) * Stride + S;
   Vec<W> sum[T];
-  const Vec<W> bias = d.bias ? load<W>(d.bias + c) : Vec<W>{};
 #pragma GCC unroll 16
-  for (int t = 0; t < T; ++t) sum[t] = bias;
+  for (int t = 0; t < T; ++t) sum[t] = Vec<W>{};
   const float* filter = d.weights + c;
   for (int r = 0; r < d.rows; ++r) {
     Vec<W> weights[S];
@@ -80,7 +80,7 @@ CNN_ENGINE_INLINE void depthwise_one(const DepthwiseRow& d, int at, int c) {
   const int left = at * d.stride - d.pad;
   const int begin = first_inside(left, d.dilation);
   const int end = end_inside(left, d.columns, d.dilation, d.width);
-  Vec<W> sum = d.bias ? load<W>(d.bias + c) : Vec<W>{};
+  Vec<W> sum{};
   for (int r = 0; r < d.rows; ++r) {
     const float* row = d.input + r * d.row + c;
     const float* filter = d.weights + (r * d.columns + (begin - left) / d.dilation) * d.weight + c;

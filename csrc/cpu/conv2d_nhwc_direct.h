@@ -17,6 +17,9 @@ namespace {
 constexpr std::int64_t kBandFloats = 48 << 10;  // of a band: a part of the second-level cache
 // The same where the weights do not fit beside it: they are read for every band.
 constexpr std::int64_t kLargeBandFloats = 144 << 10;
+// Of a band whose inputs are unrolled, at most, and the outputs of a row that is short.
+constexpr std::int64_t kUnrolledFloats = 256 << 10;
+constexpr int kShortRow = 16;
 // Places of a run of a 1x1 convolution.
 constexpr int kRunRows = 96, kLeastRunRows = 24;
 
@@ -68,21 +71,31 @@ inline bool is_padded(const Conv2dShape& p) {
   return p.pad_top != 0 || p.pad_left != 0 || p.pad_bottom != 0 || p.pad_right != 0;
 }
 
-// A band of output rows, and the input rows under it.
-struct Bands {
-  int rows;     // of outputs, at most
-  int count;    // of bands an image
-  int shares;   // of the filters
-  int in_rows;  // of inputs, at most
-  int width;    // of inputs with their border
+// Whether what each output reads is written out for it, taps side by side: output rows then follow
+// one another, and tiles of products need not end where short rows do. With a stride it is little
+// more than what is read.
+inline bool is_unrolled(const Conv2dShape& p, bool planar) {
+  return !planar && p.stride_w > 1 && p.groups == 1 && p.out_w() <= kShortRow;
+}
 
-  Bands(const Conv2dShape& p, int threads) : width(p.w + p.pad_left + p.pad_right) {
+// A band of output rows, and what is read for them.
+struct Bands {
+  int rows;       // of outputs, at most
+  int count;      // of bands an image
+  int shares;     // of the filters
+  int in_rows;    // of inputs, at most
+  int width;      // of inputs with their border
+  bool unrolled;  // see is_unrolled()
+
+  Bands(const Conv2dShape& p, bool planar, int threads)
+      : width(p.w + p.pad_left + p.pad_right), unrolled(is_unrolled(p, planar)) {
     const std::int64_t row = std::int64_t{width} * units(p.c);
     const int out_h = p.out_h();
     const std::int64_t weights = std::int64_t{p.taps()} * p.k;
     const std::int64_t floats = weights > kLargeBandFloats ? kLargeBandFloats : kBandFloats;
     std::int64_t most =
-        (floats / row - std::int64_t{p.dilation_h} * (p.r - 1) - 1) / p.stride_h + 1;
+        unrolled ? kUnrolledFloats / unrolled_row(p)
+                 : (floats / row - std::int64_t{p.dilation_h} * (p.r - 1) - 1) / p.stride_h + 1;
     if (most < 1) most = 1;
     if (most > out_h) most = out_h;
     const bool by_filters = weights > std::int64_t{p.n} * p.h * p.w * p.c;
@@ -95,8 +108,12 @@ struct Bands {
   int first(int band, int out_h) const {
     return static_cast<int>(std::int64_t{out_h} * band / count);
   }
+  // Floats of an output row's unrolled inputs.
+  static std::int64_t unrolled_row(const Conv2dShape& p) {
+    return std::int64_t{p.out_w()} * p.r * p.s * units(p.c);
+  }
   std::int64_t floats(const Conv2dShape& p) const {
-    return std::int64_t{in_rows} * width * units(p.c);
+    return unrolled ? rows * unrolled_row(p) : std::int64_t{in_rows} * width * units(p.c);
   }
 };
 
@@ -122,7 +139,8 @@ inline std::int64_t direct_scratch(const Conv2dShape& p, Conv2dMethod method) {
     return std::int64_t{kRunRows} * units(p.c);
   }
   // With more threads bands are smaller.
-  return Taps(p, method == Conv2dMethod::planar).floats() + Bands(p, 1).floats(p);
+  const bool planar = method == Conv2dMethod::planar;
+  return Taps(p, planar).floats() + Bands(p, planar, 1).floats(p);
 }
 
 // All arguments of a call but the shape.
@@ -251,15 +269,45 @@ inline void write_band(const Direct& call, const Conv2dShape& p, const Bands& ba
   }
 }
 
+// Writes what output rows [first, first + rows) read, for each output its taps side by side.
+inline void write_unrolled(const Direct& call, const Conv2dShape& p, int n, int first, int rows,
+                           float* to) {
+  const Prologue& z = call.prologue;
+  const float* image = call.input + std::int64_t{n} * p.h * p.w * call.pitches.x;
+  const float* scale = z.per_image ? z.scale + std::int64_t{n} * p.c : z.scale;
+  const bool plain = !kPairs && !z.any();
+  const int place = units(p.c), out_w = p.out_w();
+  for (int i = first; i < first + rows; ++i) {
+    for (int j = 0; j < out_w; ++j) {
+      for (int r = 0; r < p.r; ++r) {
+        for (int s = 0; s < p.s; ++s, to += place) {
+          const int y = i * p.stride_h - p.pad_top + r * p.dilation_h;
+          const int x = j * p.stride_w - p.pad_left + s * p.dilation_w;
+          if (y < 0 || y >= p.h || x < 0 || x >= p.w) {
+            fill_zero(to, place);
+            continue;
+          }
+          const float* from = image + (std::int64_t{y} * p.w + x) * call.pitches.x;
+          if (plain) {
+            __builtin_memcpy(to, from, sizeof(float) * p.c);
+          } else {
+            write_place(from, to, p.c, scale, z.shift, z.floor);
+          }
+        }
+      }
+    }
+  }
+}
+
 inline void banded(const Direct& call, const Scratch& scratch, const Conv2dShape& p, bool planar,
                    int threads) {
-  const Bands bands(p, threads);
+  const Bands bands(p, planar, threads);
   const int out_h = p.out_h(), out_w = p.out_w();
   const int channels = p.group_channels(), filters = p.group_filters();
   const std::int64_t tasks = std::int64_t{p.n} * bands.count;
   const int shares = bands.shares;
   const std::int64_t cost = std::int64_t{bands.rows} * out_w * p.taps() * p.k / shares;
-  const bool copies = kPairs || planar || is_padded(p) || call.prologue.any();
+  const bool copies = kPairs || planar || bands.unrolled || is_padded(p) || call.prologue.any();
   const std::int64_t pitch = planar ? 1 : copies ? units(p.c) : call.pitches.x;
   const std::int64_t row = (copies ? bands.width : p.w) * pitch;
   const Taps sums(p, planar);
@@ -271,6 +319,7 @@ inline void banded(const Direct& call, const Scratch& scratch, const Conv2dShape
       const int a = sums.first(index);
       const int s = a % p.s, r = a / p.s % p.r, c = a / p.s / p.r;
       taps[index] = c * bands.in_rows * row + r * p.dilation_h * row + s * p.dilation_w * pitch;
+      if (bands.unrolled) taps[index] = index * pitch;
     }
     for (std::int64_t index = begin; index < end; ++index) {
       const int task = static_cast<int>(index / shares);
@@ -284,14 +333,19 @@ inline void banded(const Direct& call, const Scratch& scratch, const Conv2dShape
         x = call.input + (std::int64_t{n} * p.h + top) * row;
       } else if (part.holds() != task) {
         const int in_rows = (rows - 1) * p.stride_h + p.dilation_h * (p.r - 1) + 1;
-        write_band(call, p, bands, n, top, in_rows, planar, written_out);
+        if (bands.unrolled) {
+          write_unrolled(call, p, n, first, rows, written_out);
+        } else {
+          write_band(call, p, bands, n, top, in_rows, planar, written_out);
+        }
         part.holds() = task;
       }
       const int from = share_begin(filters, share, shares);
       const int to = share_begin(filters, share + 1, shares);
       const std::int64_t place = (std::int64_t{n} * out_h + first) * out_w;
       for (int g = 0; g < p.groups; ++g) {
-        Product product{taps,    sums.count, sums.parts(),   p.stride_w * pitch,
+        const std::int64_t step = (bands.unrolled ? p.r * p.s : p.stride_w) * pitch;
+        Product product{taps,    sums.count, sums.parts(),   step,
                         nullptr, filters,    call.pitches.y, call.pitches.residual};
         product.weights = call.packed + g * filter_groups(filters) * product.group_size();
         float* y = call.output + place * call.pitches.y + std::int64_t{g} * filters;
@@ -299,6 +353,7 @@ inline void banded(const Direct& call, const Scratch& scratch, const Conv2dShape
                                                     std::int64_t{g} * filters
                                               : nullptr;
         multiply_runs(product, from, to, epilogue_of(call, g, filters), [&](const auto& body) {
+          if (bands.unrolled) return body(x, y, residual, rows * out_w);
           for (int i = 0; i < rows; ++i) {
             const std::int64_t at = std::int64_t{i} * out_w;
             body(x + i * p.stride_h * row + std::int64_t{g} * units(channels),

@@ -28,6 +28,55 @@ constexpr int kWinogradChannels = 64;
 // Of V, with U of its own or made as it is read: that costs less the more tiles it is made for.
 constexpr std::int64_t kWinogradFloats = 128 << 10, kWinogradMostFloats = 384 << 10;
 constexpr int kLeastTiles = 12, kMostTiles = 64;
+// Of a sum, with tiles of 4x4: rounding errors, which the transform back makes larger, are those of
+// short sums.
+constexpr int kWinogradSum = 64;
+
+// Points of evaluation of tiles of 4x4: 0, A, -A, B, -B and infinity. Of those tried they have the
+// least rounding error, half of that of 1 and 1/2; their powers and products are exact.
+constexpr float kPointA = 0.625f, kPointB = 1.5f;
+constexpr float kSquareA = kPointA * kPointA, kSquareB = kPointB * kPointB;
+
+// o = B^T d, see cook_toom.h; with kPointA and kPointB for 6 products.
+template <typename V>
+CNN_ENGINE_INLINE void tile_input(const V (&d)[4], V (&o)[4]) {
+  input_transform(d, o);
+}
+template <typename V>
+CNN_ENGINE_INLINE void tile_input(const V (&d)[6], V (&o)[6]) {
+  o[0] = (d[4] - (kSquareA + kSquareB) * d[2]) + kSquareA * kSquareB * d[0];
+  const V even1 = d[4] - kSquareB * d[2];
+  const V odd1 = d[3] - kSquareB * d[1];
+  o[1] = even1 + kPointA * odd1;
+  o[2] = even1 - kPointA * odd1;
+  const V even2 = d[4] - kSquareA * d[2];
+  const V odd2 = d[3] - kSquareA * d[1];
+  o[3] = even2 + kPointB * odd2;
+  o[4] = even2 - kPointB * odd2;
+  o[5] = (d[5] - (kSquareA + kSquareB) * d[3]) + kSquareA * kSquareB * d[1];
+}
+
+// y = A^T m
+template <typename V>
+CNN_ENGINE_INLINE void tile_output(const V (&m)[4], V (&y)[2]) {
+  output_transform(m, y);
+}
+template <typename V>
+CNN_ENGINE_INLINE void tile_output(const V (&m)[6], V (&y)[4]) {
+  const V sum1 = m[1] + m[2], difference1 = kPointA * (m[1] - m[2]);
+  const V sum2 = m[3] + m[4], difference2 = kPointB * (m[3] - m[4]);
+  y[0] = (m[0] + sum1) + sum2;
+  y[1] = difference1 + difference2;
+  y[2] = kSquareA * sum1 + kSquareB * sum2;
+  y[3] = (kSquareA * difference1 + m[5]) + kSquareB * difference2;
+}
+
+// G for tiles of MxM.
+inline void tile_kernel(int m, double (&g)[8][5]) {
+  if (m == 2) return fused::kernel_transform(2, 3, g);
+  constexpr double points[7] = {0, kPointA, -kPointA, kPointB, -kPointB};
+  fused::kernel_transform(points, 5, 3, g);
+}
 
 struct WinogradShape {
   int m, side, frequencies;  // outputs and inputs of a tile's side
@@ -79,14 +128,14 @@ CNN_ENGINE_INLINE void input_tile(const float* const (&places)[S * S], int c, in
     Vec<W> d[S], o[S];
 #pragma GCC unroll 6
     for (int i = 0; i < S; ++i) d[i] = load_some<W>(places[i * S + j] + c, count);
-    input_transform(d, o);
+    tile_input(d, o);
 #pragma GCC unroll 6
     for (int i = 0; i < S; ++i) half[i][j] = o[i];
   }
 #pragma GCC unroll 6
   for (int i = 0; i < S; ++i) {
     Vec<W> o[S];
-    input_transform(half[i], o);
+    tile_input(half[i], o);
 #pragma GCC unroll 6
     for (int j = 0; j < S; ++j) store<W>(v + (i * S + j) * step + c, o[j]);
   }
@@ -110,7 +159,7 @@ CNN_ENGINE_INLINE void output_tile(const float* m, std::int64_t step, const Wino
     Vec<W> d[S], o[M];
 #pragma GCC unroll 6
     for (int i = 0; i < S; ++i) d[i] = load<W>(m + (i * S + j) * step + k);
-    output_transform(d, o);
+    tile_output(d, o);
 #pragma GCC unroll 4
     for (int i = 0; i < M; ++i) half[i][j] = o[i];
   }
@@ -120,7 +169,7 @@ CNN_ENGINE_INLINE void output_tile(const float* m, std::int64_t step, const Wino
   for (int i = 0; i < M; ++i) {
     if (i >= to.rows) return;
     Vec<W> o[M];
-    output_transform(half[i], o);
+    tile_output(half[i], o);
 #pragma GCC unroll 4
     for (int j = 0; j < M; ++j) {
       if (j >= to.columns) continue;
@@ -254,7 +303,7 @@ struct KernelTransform {
 
   KernelTransform() {
     double exact[8][5];
-    fused::kernel_transform(M, 3, exact);
+    tile_kernel(M, exact);
     for (int i = 0; i < M + 2; ++i) {
       for (int tap = 0; tap < 3; ++tap) g[i][tap] = static_cast<float>(exact[i][tap]);
     }
@@ -287,16 +336,16 @@ void multiply_tiles(const Winograd& call, const Conv2dShape& p, const WinogradSh
   for (int part = 0; part < parts; ++part) {
     const int c = part_begin(part);
     const bool is_last = part + 1 == parts;
-    tile.channels = part_begin(part + 1) - c;
-    tile.first = part == 0;
+    const int channels = part_begin(part + 1) - c;
+    const int sums = M == 4 ? (channels + kWinogradSum - 1) / kWinogradSum : 1;
     const float* weights = call.packed + from / kFilterGroup * group_size;
     std::int64_t u_step = shape.k_pitch / kFilterGroup * group_size;
     tile.group_size = group_size;
     Ahead ahead{nullptr, 0, 0, 0};
     if (shape.makes_u) {
-      tile.group_size = tile.channels * kFilterGroup;
+      tile.group_size = std::int64_t{channels} * kFilterGroup;
       for (int i = 0; i < groups; ++i) {
-        make_u<M + 2>(transform.g, weights_of(from + i * kFilterGroup, c), tile.channels,
+        make_u<M + 2>(transform.g, weights_of(from + i * kFilterGroup, c), channels,
                       u + i * tile.group_size);
       }
       weights = u;
@@ -313,11 +362,17 @@ void multiply_tiles(const Winograd& call, const Conv2dShape& p, const WinogradSh
     for (int f = 0; f < kFrequencies; ++f) {
       for_filter_blocks(0, groups * kFilterGroup,
                         [&](int k, const NhwcTileFunction* functions, int most, int valid) {
-                          tile.w = weights + f * u_step + k / kFilterGroup * tile.group_size +
-                                   k % kFilterGroup;
+                          const float* w = weights + f * u_step +
+                                           k / kFilterGroup * tile.group_size + k % kFilterGroup;
                           tile.valid = valid;
-                          multiply_rows(tile, functions, most, v + f * v_step + c,
-                                        m + f * m_step + k, count, ahead, nullptr, nullptr);
+                          for (int sum = 0; sum < sums; ++sum) {
+                            const int begin = channels * sum / sums;
+                            tile.channels = channels * (sum + 1) / sums - begin;
+                            tile.w = w + begin * kFilterGroup;
+                            tile.first = part == 0 && sum == 0;
+                            multiply_rows(tile, functions, most, v + f * v_step + c + begin,
+                                          m + f * m_step + k, count, ahead, nullptr);
+                          }
                         });
     }
   }
@@ -372,7 +427,7 @@ inline void winograd_pack(const float* weight, float* packed, const Conv2dShape&
                           Conv2dMethod method, int threads) {
   const WinogradShape shape(p, method);
   double g[8][5];
-  fused::kernel_transform(shape.m, 3, g);
+  tile_kernel(shape.m, g);
   const int side = shape.side;
   const std::int64_t step = std::int64_t{shape.k_pitch} * p.c;  // of a frequency
   const std::int64_t cost = std::int64_t{p.c} * 16 * 200;

@@ -158,8 +158,9 @@ struct Product {
   }
 };
 
-// One tile: B vectors of W filters.
+// Tiles of B vectors of W filters, one below the other.
 struct NhwcTile {
+  int tiles;
   const float* x;
   std::int64_t x_stride;
   const std::int64_t* taps;
@@ -171,8 +172,9 @@ struct NhwcTile {
   bool first;            // y is not read
   const Epilogue* last;  // what follows the sum, or null
   std::int64_t residual_stride;
-  int valid;           // filters that there are
-  const float* ahead;  // what is brought to the second-level cache meanwhile, at each product
+  const float* residual;  // or null
+  int valid;              // filters that there are
+  const float* ahead;     // what is brought to the second-level cache meanwhile, at each product
   int ahead_step;
 };
 
@@ -187,7 +189,7 @@ struct Ahead {
   CNN_ENGINE_INLINE void next(NhwcTile& tile) {
     tile.ahead = runs > 0 ? run + asked * kFilterGroup : tile.w;
     tile.ahead_step = runs > 0 ? kFilterGroup : 0;
-    asked += std::int64_t{tile.tap_count} * tile.channels;
+    asked += std::int64_t{tile.tiles} * tile.tap_count * tile.channels;
     if (asked < lines) return;
     asked = 0;
     run += step;
@@ -209,15 +211,16 @@ CNN_ENGINE_INLINE Vec<W> load_some(const float* from, int count) {
   return value;
 }
 
-// What follows the sums of a tile of whole vectors.
+// What follows the sums of a tile of whole vectors, whose first output is `output`.
 template <int W, int B, int T>
-CNN_ENGINE_INLINE void finish_tile(const NhwcTile& p, const Vec<W> (&sum)[T][B]) {
+CNN_ENGINE_INLINE void finish_tile(const NhwcTile& p, const Vec<W> (&sum)[T][B], float* output,
+                                   const float* residual) {
   if (!p.last) {
 #pragma GCC unroll 16
     for (int t = 0; t < T; ++t) {
 #pragma GCC unroll 4
       for (int b = 0; b < B; ++b) {
-        float* y = p.y + t * p.y_stride + b * W;
+        float* y = output + t * p.y_stride + b * W;
         store<W>(y, p.first ? sum[t][b] : sum[t][b] + load<W>(y));
       }
     }
@@ -230,26 +233,27 @@ CNN_ENGINE_INLINE void finish_tile(const NhwcTile& p, const Vec<W> (&sum)[T][B])
     if (last.bias) bias = load<W>(last.bias + b * W);
 #pragma GCC unroll 16
     for (int t = 0; t < T; ++t) {
-      float* y = p.y + t * p.y_stride + b * W;
+      float* y = output + t * p.y_stride + b * W;
       Vec<W> value = sum[t][b];
       if (!p.first) value += load<W>(y);
       value += bias;
-      if (last.residual) value += load<W>(last.residual + t * p.residual_stride + b * W);
+      if (residual) value += load<W>(residual + t * p.residual_stride + b * W);
       store<W>(y, finished(last, value));
     }
   }
 }
 
 // What follows the sums [rows, width] of a tile of which the first filters alone are there.
-inline void finish_edge(const NhwcTile& p, const float* sums, int rows, int width) {
+inline void finish_edge(const NhwcTile& p, const float* sums, int rows, int width, float* output,
+                        const float* residual) {
   for (int t = 0; t < rows; ++t) {
-    float* y = p.y + t * p.y_stride;
+    float* y = output + t * p.y_stride;
     for (int k = 0; k < p.valid; ++k) {
       float value = sums[t * width + k];
       if (!p.first) value += y[k];
       if (const Epilogue* last = p.last) {
         if (last->bias) value += last->bias[k];
-        if (last->residual) value += last->residual[t * p.residual_stride + k];
+        if (residual) value += residual[t * p.residual_stride + k];
         value = finished_one(*last, value);
       }
       y[k] = value;
@@ -259,34 +263,45 @@ inline void finish_edge(const NhwcTile& p, const float* sums, int rows, int widt
 
 template <int W, int B, int T>
 void nhwc_tile(const NhwcTile& p) {
-  Vec<W> sum[T][B] = {};
-  const float* w = p.w;
   const float* ahead = p.ahead;
   const int ahead_step = p.ahead_step;
-  for (int a = 0; a < p.tap_count; ++a) {
-    const float* x = p.x + p.taps[a];
-    for (int c = 0; c < p.channels; ++c, ++x, w += kFilterGroup) {
-      __builtin_prefetch(ahead, 0, 2);
-      ahead += ahead_step;
-      Vec<W> weights[B];
+  const float* input = p.x;
+  const float* residual = p.residual;
+  float* output = p.y;
+  for (int tile = 0; tile < p.tiles; ++tile) {
+    Vec<W> sum[T][B] = {};
+    const float* w = p.w;
+    for (int a = 0; a < p.tap_count; ++a) {
+      const float* x = input + p.taps[a];
+      for (int c = 0; c < p.channels; ++c, ++x, w += kFilterGroup) {
+        __builtin_prefetch(ahead, 0, 2);
+        ahead += ahead_step;
+        Vec<W> weights[B];
 #pragma GCC unroll 4
-      for (int b = 0; b < B; ++b) {
-        weights[b] = load<W>(w + b * W / kFilterGroup * p.group_size + b * W % kFilterGroup);
-      }
+        for (int b = 0; b < B; ++b) {
+          weights[b] = load<W>(w + b * W / kFilterGroup * p.group_size + b * W % kFilterGroup);
+        }
 #pragma GCC unroll 16
-      for (int t = 0; t < T; ++t) {
-        const float value = x[t * p.x_stride];
+        for (int t = 0; t < T; ++t) {
+          const float value = x[t * p.x_stride];
 #pragma GCC unroll 4
-        for (int b = 0; b < B; ++b) multiply_add(sum[t][b], weights[b], value);
+          for (int b = 0; b < B; ++b) multiply_add(sum[t][b], weights[b], value);
+        }
       }
     }
+    if (p.valid >= B * W) {
+      finish_tile<W, B, T>(p, sum, output, residual);
+    } else {
+      float sums[T * B * W];
+      for (int t = 0; t < T; ++t) {
+        for (int b = 0; b < B; ++b) store<W>(sums + (t * B + b) * W, sum[t][b]);
+      }
+      finish_edge(p, sums, T, B * W, output, residual);
+    }
+    input += T * p.x_stride;
+    output += T * p.y_stride;
+    if (residual) residual += T * p.residual_stride;
   }
-  if (p.valid >= B * W) return finish_tile<W, B, T>(p, sum);
-  float sums[T * B * W];
-  for (int t = 0; t < T; ++t) {
-    for (int b = 0; b < B; ++b) store<W>(sums + (t * B + b) * W, sum[t][b]);
-  }
-  finish_edge(p, sums, T, B * W);
 }
 
 using NhwcTileFunction = void (*)(const NhwcTile&);
@@ -356,19 +371,20 @@ CNN_ENGINE_INLINE void for_filter_blocks(int begin, int end, const Body& body) {
 // Some rows, in tiles of nearly the same number.
 CNN_ENGINE_INLINE void multiply_rows(NhwcTile& tile, const NhwcTileFunction* functions, int most,
                                      const float* x, float* y, int rows, Ahead& ahead,
-                                     Epilogue* last, const float* residual) {
-  int tiles = (rows + most - 1) / most;
+                                     const float* residual) {
   for (int row = 0; row < rows;) {
-    int count = (rows - row + tiles - 1) / tiles;
-    if (count > most) count = most;
+    const int left = rows - row, tiles = (left + most - 1) / most;
+    int count = (left + tiles - 1) / tiles;
     while (!functions[count]) --count;
+    // As many as leave tiles of a row less, where there are such.
+    tile.tiles = functions[count - 1] ? left - tiles * (count - 1) : left / count;
+    if (tile.tiles <= 0 || tile.tiles > tiles) tile.tiles = 1;
     tile.x = x + row * tile.x_stride;
     tile.y = y + row * tile.y_stride;
-    if (residual) last->residual = residual + row * tile.residual_stride;
+    tile.residual = residual ? residual + row * tile.residual_stride : nullptr;
     ahead.next(tile);
     functions[count](tile);
-    row += count;
-    if (tiles > 1) --tiles;
+    row += tile.tiles * count;
   }
 }
 
@@ -410,7 +426,7 @@ void multiply_runs(const Product& p, int begin, int end, const Epilogue& epilogu
                         tile.valid = valid;
                         Ahead ahead = ahead_of(k + valid);
                         runs([&](const float* x, float* y, const float* residual, int rows) {
-                          multiply_rows(tile, functions, most, x + from, y + k, rows, ahead, &last,
+                          multiply_rows(tile, functions, most, x + from, y + k, rows, ahead,
                                         residual ? residual + k : nullptr);
                         });
                       });

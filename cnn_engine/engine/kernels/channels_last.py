@@ -14,7 +14,7 @@ from . import pooling
 from .kernel import Bound, Call, Kernel, brought
 
 #: Outputs from which Winograd's tiles of 4x4 are used, and of 2x2; channels and filters that fill its lanes.
-TILES_OF_4, TILES_OF_2, LANES = 12, 4, 16
+TILES_OF_4, TILES_OF_2, LANES = 16, 4, 16
 
 WINOGRAD = (_cpu.Conv2dMethod.winograd2, _cpu.Conv2dMethod.winograd4)
 
@@ -32,10 +32,8 @@ def method(node: Node, graph: Graph) -> Any:
     """Returns how a convolution is computed, by its shape alone: the same for every batch.
 
     Winograd's tiles of 4x4 take 2.25 multiplications for 9, and those of 2x2 take 4, but both move more data,
-    and need enough places and channels to fill tiles and vectors. Tiles of 4x4 lose two bits: the logits of
-    ResNet-18, ResNet-50 and DenseNet-121 were then 3 to 5 times as far from float64 as those of plain sums,
-    with tiles of 2x2 at most 1.7 times (docs/performance.md). So float32 takes those, and where operands may
-    be rounded to bfloat16, the large tiles in float32 are both faster and more accurate than that.
+    and need enough places and channels to fill tiles and vectors. With their points and short sums, logits
+    are within twice ONNX Runtime's error (docs/performance.md).
     """
     op, methods = node.op, _cpu.Conv2dMethod
     filters, channels, *kernel = graph.values[node.inputs[1]].shape
@@ -47,7 +45,7 @@ def method(node: Node, graph: Graph) -> Any:
     plain = op.groups == 1 and op.stride == (1, 1) and op.dilation == (1, 1)
     if not plain or kernel != [3, 3] or has_prologue(node) or min(channels, filters) < LANES:
         return methods.direct
-    if op.operands != "float32" and min(rows, columns) >= TILES_OF_4:
+    if min(rows, columns) >= TILES_OF_4:
         return methods.winograd4
     return methods.winograd2 if min(rows, columns) >= TILES_OF_2 else methods.direct
 

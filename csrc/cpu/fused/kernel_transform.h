@@ -1,16 +1,15 @@
-// G [m + r - 1, r] of Winograd's convolution (cook_toom.h, which the order of the points is to
-// match): the powers of a point over the value there of the polynomial that is zero at the other
-// points; for infinity, the last power.
+// G of Winograd's convolution.
 #pragma once
 
 #include "runtime/shape.h"
 
 namespace cnn_engine::cpu::fused {
 
-CNN_ENGINE_INLINE void kernel_transform(int m, int r, double (&g)[8][5]) {
-  constexpr double kPoints[3][7] = {{0, 1, -1}, {0, 1, -1, .5, -.5}, {0, 1, -1, 2, -2, .5, -.5}};
-  const int finite = m + r - 2;
-  const double (&points)[7] = kPoints[finite / 2 - 1];
+// G [m + r - 1, r] of Winograd's convolution (cook_toom.h, which the order of the points is to
+// match) with so many finite points: the powers of a point over the value there of the polynomial
+// that is zero at the other points; for infinity, the last power.
+CNN_ENGINE_INLINE void kernel_transform(const double (&points)[7], int finite, int r,
+                                        double (&g)[8][5]) {
   for (int i = 0; i < finite; ++i) {
     double value = 1;
     for (int j = 0; j < finite; ++j) value *= i == j ? 1 : points[i] - points[j];
@@ -18,6 +17,13 @@ CNN_ENGINE_INLINE void kernel_transform(int m, int r, double (&g)[8][5]) {
     for (int tap = 0; tap < r; ++tap, power *= points[i]) g[i][tap] = power / value;
   }
   for (int tap = 0; tap < r; ++tap) g[finite][tap] = tap == r - 1;
+}
+
+// With cook_toom.h's points.
+CNN_ENGINE_INLINE void kernel_transform(int m, int r, double (&g)[8][5]) {
+  constexpr double kPoints[3][7] = {{0, 1, -1}, {0, 1, -1, .5, -.5}, {0, 1, -1, 2, -2, .5, -.5}};
+  const int finite = m + r - 2;
+  kernel_transform(kPoints[finite / 2 - 1], finite, r, g);
 }
 
 }  // namespace cnn_engine::cpu::fused
