@@ -18,8 +18,8 @@ import numpy as np
 
 from cnn_engine import Engine, devices, export
 from cnn_engine.engine import memory
+from cnn_engine.engine.apart import build
 from cnn_engine.engine.placement import Placed
-from cnn_engine.engine.plan import build
 from cnn_engine.errors import CnnEngineError
 from cnn_engine.graph.graph import Graph, Node
 from cnn_engine.graph.onnx import UnsupportedNodesError

@@ -22,12 +22,13 @@ from ..graph.model import Model
 from ..graph.network import Network
 from ..workload import Dataset, Workload
 from . import arguments, fused, variants
+from .apart import build
 from .check import Check
 from .check import check as compare
 from .kernels import Kernel
 from .phases import Phases
 from .placement import Placement
-from .plan import Plan, Program, build
+from .plan import Plan, Program
 from .pool import CLOSED, KEPT_BYTES, KEPT_SHELVES, PlanPool, Shelf, plan_bytes
 from .schedule import Schedule
 from .source import find, read_weights

@@ -248,9 +248,9 @@ def _with_copies(
                 taken.add(value)
         if lies != caller:
             value = copies.get((value, caller)) or move(value, lies, caller, value)
-        elif _memory_of(value, producers) in taken:
+        elif memory_of(value, producers) in taken:
             value = move(value, lies, caller, value, keep=False)
-        taken.add(_memory_of(value, producers))
+        taken.add(memory_of(value, producers))
         outputs.append(value)
     placed = replace(graph, nodes=tuple(nodes), outputs=tuple(outputs))
     return Placed(placed, places, chosen, home, graph.outputs, stand_ins)
@@ -260,7 +260,7 @@ def _reached(home: str, caller: str) -> str:
     return caller if home == "managed" else home
 
 
-def _memory_of(value: str, producers: Mapping[str, Node]) -> str:
+def memory_of(value: str, producers: Mapping[str, Node]) -> str:
     """Returns the value of which ``value`` is but another shape."""
     while (node := producers.get(value)) is not None and node.op.kind in kernels.ALIASES:
         value = node.inputs[0]

@@ -8,8 +8,8 @@ change from pass to pass.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -25,6 +25,9 @@ from .memory import MemoryPlan
 from .placement import Move, Placed, Placement, place
 from .replay import Replays
 from .variants import Choice, has_tensor_cores
+
+if TYPE_CHECKING:
+    from .apart import Lanes
 
 #: What reports call operators that had names before there were records.
 REPORT_KINDS = {
@@ -98,6 +101,7 @@ class Plan:
         stand_ins: node -> why it runs on another device than the rest, or without a kernel of ours.
         outputs: the outputs, by their names, in order.
         replays: how the device's part of a pass becomes one call, or None: every pass goes step by step.
+        lanes: how threads take images of their own, or None.
 
     ``calls`` are the steps' functions and arguments, ``bound`` the addresses that were last bound.
     """
@@ -111,6 +115,7 @@ class Plan:
     stand_ins: Mapping[str, str] = field(default_factory=dict)
     outputs: Mapping[str, Value] = field(default_factory=dict)
     replays: Replays | None = None
+    lanes: Lanes | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         self.calls = [(step.function, step.args) for step in self.steps]
@@ -141,6 +146,9 @@ class Plan:
 
     def run(self) -> None:
         """Runs one pass; where inputs and outputs are host memory, they are done on return."""
+        if self.lanes is not None:
+            self.lanes.run(self.bound[0])
+            return
         replays = self.replays
         calls = self.calls if replays is None else replays.calls(self)
         for function, args in calls:
@@ -213,6 +221,12 @@ class Program:
         other = Program.__new__(Program)
         other.__dict__.update(self.__dict__)
         other.placement = Placement(device, self.placement.data_mode, self.placement.threads)
+        return other
+
+    def alone(self) -> Program:
+        """Returns the same program on one thread."""
+        other = self.on(self.placement.device)
+        other.placement = replace(self.placement, threads=1)
         return other
 
     def placed(self, batch: int, pixels: bool, on_device: bool = False) -> Placed:
@@ -303,8 +317,9 @@ def build(program: Program, batch: int, pixels: bool, images_on_device: bool = F
     placed = program.placed(batch, pixels, images_on_device)
     graph = placed.graph
     planned = plan_memory(placed, program.device_of, program.placement.threads)
-    buffers = _allocate(program.placement, planned, batch)
-    builder = _Builder(program, placed, planned, buffers)
+    check_fits(program.placement, planned.sizes, batch)
+    buffers = allocate(program.placement, planned)
+    builder = Builder(program, placed, planned, buffers)
     slots = tuple(builder.slots.values())
     steps = builder.steps(graph, caller_waits=not images_on_device)
     outputs = {
@@ -343,26 +358,32 @@ def plan_memory(placed: Placed, device_of: Callable[[str], Any], threads: int) -
     )
 
 
-def _allocate(placement: Placement, planned: MemoryPlan, batch: int) -> dict[str, Buffer]:
-    host, device = CpuDevice(), placement.device
-    if managed := planned.sizes.get("managed", 0):
+def check_fits(placement: Placement, sizes: Mapping[str, int], batch: int) -> None:
+    """Raises InputError where arenas of these sizes are more than what is free."""
+    device = placement.device
+    if managed := sizes.get("managed", 0):
         device.check_managed(managed)
-    for where, owner in (("cpu", host), (device.kind, device)):
-        wanted = planned.sizes.get(where, 0)
+    for where, owner in (("cpu", CpuDevice()), (device.kind, device)):
+        wanted = sizes.get(where, 0)
         if wanted and wanted > (free := owner.free_memory()):
             raise InputError(
                 f"--batch: {batch} images need {wanted / 2**30:.1f} GiB on {owner.name} for "
                 f"activations at their peak, expected at most the {free / 2**30:.1f} GiB that are free"
             )
+
+
+def allocate(placement: Placement, planned: MemoryPlan) -> dict[str, Buffer]:
+    """Returns the arenas of a plan."""
+    device = placement.device
     allocators = {
         device.kind: device.allocate,
-        "cpu": host.allocate,
+        "cpu": CpuDevice().allocate,
         "managed": getattr(device, "allocate_managed", None),
     }
     return {arena: allocators[arena](nbytes) for arena, nbytes in planned.sizes.items()}
 
 
-class _Builder:
+class Builder:
     """Turns placed nodes into steps."""
 
     def __init__(

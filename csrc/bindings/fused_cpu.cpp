@@ -1,8 +1,11 @@
 // cnn_engine._cpu.FusedNetwork.
 #include "ops/fused_cpu.h"
 
+#include <exception>
+
 #include "bindings/description.h"
 #include "bindings/no_gil.h"
+#include "runtime/thread_pool.h"
 
 namespace cnn_engine::bindings {
 namespace {
@@ -60,6 +63,34 @@ void add_fused(py::module_& module) {
       .def_property_readonly("outputs", &FusedNetwork::outputs)
       .def_property_readonly("instruction_set", &FusedNetwork::instruction_set)
       .def_property_readonly("multiply_adds", &FusedNetwork::multiply_adds);
+  module.def(
+      "on_threads",
+      [](int threads, const py::function& body) {
+        struct Call {
+          const py::function& body;
+          std::exception_ptr error;  // the first; under the interpreter's lock
+        } call{body, nullptr};
+        {
+          const NoGil released;
+          run_on_threads(
+              threads,
+              [](void* context, int index) {
+                Call& mine = *static_cast<Call*>(context);
+                const py::gil_scoped_acquire acquire;
+                try {
+                  mine.body(index);
+                } catch (...) {
+                  if (!mine.error) mine.error = std::current_exception();
+                }
+              },
+              &call);
+        }
+        if (call.error) std::rethrow_exception(call.error);
+      },
+      py::arg("threads"), py::arg("body"),
+      "Calls body(0) here and at the same time, as threads of the pool come, body(index) for "
+      "others "
+      "below `threads`; work is to be claimed in it. Raises what the first of them raised.");
   module.def("measure_fma_peak", &cpu::measure_fma_peak, py::arg("seconds"),
              py::call_guard<NoGil>(), "FLOP/s of one core with the selected instruction set.");
 }
