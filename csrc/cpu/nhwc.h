@@ -84,6 +84,9 @@ CNN_ENGINE_INLINE void multiply_add(V& sum, V weights, float value) {
 constexpr int kFilterGroup = 16;
 // Products of a part of a sum: of a block of filters, their weights fill 32 KB at most.
 constexpr int kPartProducts = 128;
+// The same of sums of fewer products than kLongSum: one part would be nearly all of them, and its
+// error, in the light networks that have such sums, the largest.
+constexpr int kShortSumProducts = 64, kLongSum = 256;
 
 constexpr int filter_groups(int filters) { return (filters + kFilterGroup - 1) / kFilterGroup; }
 
@@ -133,10 +136,10 @@ struct TaskSplit {
 struct ChannelParts {
   int channels, count;
 
-  CNN_ENGINE_INLINE ChannelParts(int channels, int taps)
-      : channels(channels),
-        count(
-            static_cast<int>((std::int64_t{channels} * taps + kPartProducts - 1) / kPartProducts)) {
+  CNN_ENGINE_INLINE ChannelParts(int channels, int taps) : channels(channels) {
+    const std::int64_t products = std::int64_t{channels} * taps;
+    const int most = products < kLongSum ? kShortSumProducts : kPartProducts;
+    count = static_cast<int>((products + most - 1) / most);
     if (count > channels) count = channels;
   }
   CNN_ENGINE_INLINE int first(int part) const {

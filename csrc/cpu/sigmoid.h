@@ -26,11 +26,15 @@ inline __attribute__((always_inline)) __m512 sigmoid16(__m512 x) {
   q = _mm512_fmadd_ps(q, r, _mm512_set1_ps(0.041666556f));
   q = _mm512_fmadd_ps(q, r, _mm512_set1_ps(0.16666576f));
   q = _mm512_fmadd_ps(q, r, _mm512_set1_ps(0.5f));
-  const __m512 rest = _mm512_add_ps(one, _mm512_fmadd_ps(_mm512_mul_ps(r, r), q, r));
-  const __m512 small = _mm512_maskz_scalef_ps(kAll, rest, k);  // exp(-|x|)
+  const __m512 p = _mm512_fmadd_ps(_mm512_mul_ps(r, r), q, r);
+  const __m512 rest = _mm512_add_ps(one, p);
+  const __m512 small = _mm512_maskz_scalef_ps(kAll, rest, k);
   const __m512 sum = _mm512_add_ps(one, small);
+  // What the rounding of the sum leaves out.
+  const __m512 sum_low = _mm512_sub_ps(small, _mm512_sub_ps(sum, one));
   const __m512 near = _mm512_maskz_rcp14_ps(kAll, sum);
-  const __m512 inverse = _mm512_fmadd_ps(near, _mm512_fnmadd_ps(sum, near, one), near);
+  const __m512 error = _mm512_fnmadd_ps(sum_low, near, _mm512_fnmadd_ps(sum, near, one));
+  const __m512 inverse = _mm512_fmadd_ps(near, error, near);
   const __mmask16 negative = _mm512_movepi32_mask(_mm512_castps_si512(x));
   return _mm512_mul_ps(_mm512_mask_blend_ps(negative, one, small), inverse);
 }
