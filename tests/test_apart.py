@@ -10,8 +10,9 @@ from graphs import Builder, resnet
 
 from cnn_engine import Engine, _cpu
 from cnn_engine.engine import apart
-from cnn_engine.operators.binary import Sub
+from cnn_engine.operators.binary import Mul, Sub
 from cnn_engine.operators.reduce import ReduceMean
+from cnn_engine.operators.unary import Sigmoid
 
 BATCHES = (2, 5, 8)
 
@@ -69,7 +70,7 @@ def test_residuals_are_not_cut():
 
 @pytest.mark.parametrize("threads", [1, 2, 8])
 def test_the_same_bits_as_together(threads, monkeypatch):
-    graphs = [network(), resnet((1, 1), (1, 3, 32, 32))]
+    graphs = [network(), gated(), resnet((1, 1), (1, 3, 32, 32))]
     for graph in graphs:
         shape = graph.inputs[0].shape[1:]
         with monkeypatch.context() as patched:
@@ -89,6 +90,23 @@ def test_the_same_bits_as_together(threads, monkeypatch):
                 plan.bind(x.ctypes.data, out.ctypes.data)
                 plan.run_steps()
                 np.testing.assert_array_equal(out, expected)
+
+
+def gated():
+    """A block with squeeze-and-excite between layers of few weights."""
+    b = Builder((1, 3, 64, 64))
+    x = b.relu(b.conv("images", 16, stride=2))
+    gate = b.add(Sigmoid(), b.conv(b.add(ReduceMean((2, 3)), x), 16, 1))
+    x = b.relu(b.conv(b.add(Mul(), x, gate), 16, 1))
+    return b.graph(b.head(b.relu(b.conv(x, 16)), 10))
+
+
+def test_gates_are_of_each_image():
+    with Engine(gated(), device="cpu") as engine:
+        graph = engine._program.placed(1, False).graph
+        count = apart.cut(graph, engine._program.placed(8, False).graph)
+        convolutions = [node.op.kind == "conv2d_nhwc" for node in graph.nodes]
+        assert sum(convolutions[:count]) == sum(convolutions) == 4
 
 
 def test_what_looks_at_other_images_stays_together(monkeypatch):

@@ -22,7 +22,7 @@ from ..operators.conv2d import Conv2d
 from ..operators.max_pool2d import MaxPool2d
 from ..operators.norm import BatchNorm
 from ..operators.reduce import Reduce
-from ..operators.shaping import Concat, Transpose
+from ..operators.shaping import Concat, Reshape, Transpose
 from ..operators.unary import Unary
 from . import kernels
 from .placement import Placed, memory_of
@@ -35,7 +35,7 @@ MOST_IMAGES = CPU_LAYERED
 
 #: What computes an image's part of its output from that image alone, as long as the batch stays in front.
 OF_EACH_IMAGE = (
-    AveragePool2d, BatchNorm, Binary, Concat, Conv2d, MaxPool2d, Reduce, Transpose, Unary,
+    AveragePool2d, BatchNorm, Binary, Concat, Conv2d, MaxPool2d, Reduce, Reshape, Transpose, Unary,
 )  # fmt: skip
 
 
@@ -46,7 +46,10 @@ def is_of_each_image(node: Node, graph: Graph, whole: Graph) -> bool:
         if name is None or name in graph.constants:
             return True
         one, all_of_them = graph.values[name].shape, whole.values[name].shape
-        return one[:1] == (1,) and all_of_them == (whole.batch, *one[1:])
+        images = {(whole.batch, *one)}  # a gate of one image has no batch
+        if one[:1] == (1,):
+            images.add((whole.batch, *one[1:]))
+        return all_of_them in images
 
     return isinstance(node.op, OF_EACH_IMAGE) and all(map(is_image, (*node.inputs, *node.outputs)))
 
@@ -82,7 +85,8 @@ def cut(graph: Graph, whole: Graph) -> int:
             gain += graph.values[name].nbytes
             if name in last:
                 alive.add(name)
-        if alive == set(node.outputs) and node.op.kind not in kernels.ALIASES and gain > most:
+        alone = alive == set(node.outputs) and graph.values[node.outputs[0]].shape[:1] == (1,)
+        if alone and node.op.kind not in kernels.ALIASES and gain > most:
             best, most = place + 1, gain
     return best
 
