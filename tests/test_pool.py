@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cnn_engine.engine.pool import PlanPool
+from cnn_engine.engine.pool import KEPT_SHELVES, PlanPool
 from cnn_engine.errors import InputError
 
 
@@ -84,3 +84,21 @@ def test_memory_is_looked_for_among_idle_plans_before_a_call_is_refused():
     assert tries == [1000, 0]
     with pytest.raises(InputError, match="no memory"):
         pool.run("larger", lambda: (_ for _ in ()).throw(InputError("no memory")), 0, 0)
+
+
+def test_kinds_of_calls_are_forgotten_though_their_plans_have_no_memory():
+    made = []
+
+    def make() -> FakePlan:
+        made.append(FakePlan(0))
+        return made[-1]
+
+    pool = PlanPool()
+    for key in range(KEPT_SHELVES + 100):
+        pool.run(key, make, 0, 0)
+    assert len(made) == KEPT_SHELVES + 100
+    pool.run(KEPT_SHELVES + 99, make, 0, 0)
+    assert len(made) == KEPT_SHELVES + 100, "the last is kept"
+    for key in range(KEPT_SHELVES + 100):
+        pool.run(key, make, 0, 0)
+    assert len(made) >= KEPT_SHELVES + 200, "of the others at least as many as are too many are not"

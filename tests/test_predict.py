@@ -69,9 +69,14 @@ def test_out_is_filled_and_returned(rng):
         (lambda: [0.0], "out: expected a NumPy array"),
     ],
 )  # fmt: skip
-def test_an_out_that_does_not_fit_is_refused(rng, make, message):
-    with engine() as e, pytest.raises(InputError, match=message):
-        e.predict(pixels(rng, 5), out=make())
+@pytest.mark.parametrize("calls", [0, 1], ids=["at first", "after a call alike"])
+def test_an_out_that_does_not_fit_is_refused(rng, make, message, calls):
+    images = pixels(rng, 5)
+    with engine() as e:
+        for _ in range(calls):
+            e.predict(images)
+        with pytest.raises(InputError, match=message):
+            e.predict(images, out=make())
 
 
 def test_an_out_inside_the_images_is_refused(rng):

@@ -197,7 +197,7 @@ def _with_copies(
             return copies[value, to]
         direction = f"{'h' if source == 'cpu' else 'd'}2{'h' if to == 'cpu' else 'd'}"
         made = f"{value}@{to}"
-        while made in home:
+        while made in home or made in graph.values:
             made += "'"
         name = what
         while name in names:
