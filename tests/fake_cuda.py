@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 
 from cnn_engine import _cpu
 from cnn_engine.devices.cpu import CpuDevice
@@ -37,7 +38,9 @@ class FakeKernels:
     FusedNetwork = FakeFused
 
     def __getattr__(self, name: str) -> Any:
-        function = getattr(_cpu, name)
+        function = getattr(_cpu, name, None)
+        if function is None:  # only a plan is made of it
+            return lambda *arguments: pytest.fail(f"{name}: expected a GPU")
 
         def launch(*arguments: Any) -> Any:
             *arguments, _stream = arguments
@@ -53,14 +56,19 @@ METHODS = {False: _cpu.Conv2dMethod.direct, True: _cpu.Conv2dMethod.planar}
 
 
 class FakeTensorCores(FakeKernels):
-    """The functions that only CUDA has, made of the CPU's; weights are packed as they are given."""
+    """The functions that only CUDA has, made of the CPU's; weights are packed as they are given.
+
+    Images are float32 in memory: plans that store them in 16 bits can be looked at, but not run.
+    """
 
     @staticmethod
     def conv2d_nhwc_packed(shape: Any, planar: bool, operands: Any, _threads: int) -> int:
         return 4 * _cpu.conv2d_nhwc_packed(shape, METHODS[planar])
 
     @staticmethod
-    def conv2d_nhwc_workspace(shape: Any, planar: bool, _threads: int) -> int:
+    def conv2d_nhwc_workspace(
+        shape: Any, planar: bool, operands: Any, x: Any, _threads: int
+    ) -> int:
         return _cpu.conv2d_nhwc_workspace(shape, METHODS[planar], 1)
 
     @staticmethod
@@ -69,7 +77,8 @@ class FakeTensorCores(FakeKernels):
 
     @staticmethod
     def conv2d_nhwc(*arguments: Any) -> None:
-        *pointers, shape, pitches, planar, _operands, by_image, floor, f, a, b, _stream = arguments
+        *pointers, shape, pitches, _types, _told = arguments[:12]
+        planar, _operands, by_image, floor, f, a, b, _stream = arguments[12:]
         assert not pointers[4] or pointers[0] % 16 == pointers[6] % 16 == 0
         own = pointers[7] or np.empty(_cpu.conv2d_nhwc_workspace(shape, METHODS[planar], 1), "u1")
         workspace = own if isinstance(own, int) else own.ctypes.data
@@ -83,7 +92,7 @@ class FakeTensorCores(FakeKernels):
 
     @staticmethod
     def conv2d_nhwc_depthwise(
-        x, packed, bias, residual, y, shape, pitches, f, a, b, _stream
+        x, packed, bias, residual, y, shape, pitches, _stored, _told, f, a, b, _stream
     ) -> None:
         method = _cpu.Conv2dMethod.depthwise
         ours = np.empty(_cpu.conv2d_nhwc_packed(shape, method), np.float32)
@@ -103,9 +112,19 @@ class FakeTensorCores(FakeKernels):
         _cpu.copy(weight, packed, 4 * shape.weight_size, 1)
 
     @staticmethod
-    def linear_rows(x, packed, bias, y, shape, operands, f, a, b, _stream) -> None:
+    def linear_rows(x, packed, bias, y, shape, _x, _y, _told, operands, f, a, b, _stream) -> None:
         _cpu.linear(x, packed, bias, y, shape, False, 1)
         _cpu.unary(y, y, shape.output_size, f, a, b, 1)
+
+    @staticmethod
+    def max_pool2d_nhwc(*arguments: Any) -> None:
+        *arguments, _stored, _stream = arguments
+        _cpu.max_pool2d_nhwc(*arguments, 1)
+
+    @staticmethod
+    def average_pool2d_nhwc(*arguments: Any) -> None:
+        *arguments, _stored, _stream = arguments
+        _cpu.average_pool2d_nhwc(*arguments, 1)
 
 
 class FakeCuda(CpuDevice):
@@ -170,9 +189,17 @@ class FakeCuda(CpuDevice):
         return run, [self.stream_handle]
 
 
-def install(monkeypatch, tensor_cores: bool = False) -> None:
-    """Makes every device ``cuda...`` that is asked for a fake."""
+def install(monkeypatch, tensor_cores: bool = False, stores: bool = False) -> None:
+    """Makes every device ``cuda...`` that is asked for a fake.
+
+    Args:
+        stores: whether plans may store images in 16 bits; they cannot be run then.
+    """
     from cnn_engine import devices
+    from cnn_engine.engine import storage
+
+    if not stores:
+        monkeypatch.setattr(storage, "DTYPES", ())
 
     real = devices.select
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import halves
 import numpy as np
 import pytest
 import tolerances
@@ -29,8 +30,10 @@ LARGE = [
 DEPTHWISE = [case for case in CASES if case[-1] == case[1] == case[4] > 1] + LARGE
 
 
-def depthwise(case, x, weight, bias, *, residual=None, activation=NONE, more=(0, 0)):
-    """Calls the kernel with pitches of ``more`` floats than channels; what lies between must stay."""
+def depthwise(
+    case, x, weight, bias, *, residual=None, activation=NONE, more=(0, 0), stored="float32"
+):  # fmt: skip
+    """Calls the kernel with pitches of ``more`` elements than channels; what lies between must stay."""
     device = Device("cuda")
     n, c, h, w, k, kernel, stride, padding, dilation, groups = case
     shape = _cpu.Conv2dShape(n, c, h, w, k, *kernel, *stride, *padding, *dilation, groups)
@@ -38,14 +41,15 @@ def depthwise(case, x, weight, bias, *, residual=None, activation=NONE, more=(0,
     images[..., :c] = x.transpose(0, 2, 3, 1)
     packed = device.put(np.full(weight.size, np.nan, np.float32))
     call(device, "conv2d_nhwc_depthwise_pack", device.put(weight), packed, shape)
-    out = device.put(np.full((n, shape.out_h, shape.out_w, k + more[1]), 7, np.float32))
-    added = None if residual is None else device.put(residual.transpose(0, 2, 3, 1))
+    out = halves.put(device, np.full((n, shape.out_h, shape.out_w, k + more[1]), 7), stored)
+    added = None if residual is None else halves.put(device, residual.transpose(0, 2, 3, 1), stored)
     call(
-        device, "conv2d_nhwc_depthwise", device.put(images), packed,
+        device, "conv2d_nhwc_depthwise", halves.put(device, images, stored), packed,
         None if bias is None else device.put(bias), added, out, shape,
-        _cpu.Conv2dPitches(c + more[0], k + more[1], k), *activation,
+        _cpu.Conv2dPitches(c + more[0], k + more[1], k), halves.kind(stored), halves.NO_ONE,
+        *activation,
     )  # fmt: skip
-    found = device.get(out)
+    found = halves.get(device, out, stored)
     assert (found[..., k:] == 7).all()
     return np.ascontiguousarray(found[..., :k].transpose(0, 3, 1, 2))
 
@@ -67,6 +71,21 @@ def test_depthwise(rng, case, more):
         )
         sums = wanted + residual
         tolerances.assert_close(found, op.reference(sums), 1.5 * limit + tolerances.functions(sums))
+
+
+@pytest.mark.parametrize("stored", halves.STORED)
+@pytest.mark.parametrize("case", DEPTHWISE, ids=ids)
+def test_depthwise_in_16_bits(rng, case, stored):
+    x, weight, bias = whole_numbers(rng, case)
+    residual = np.zeros_like(record(case).reference(x, weight, bias), np.float32)
+    residual += rng.integers(-9, 9, residual.shape)
+    wanted = np.maximum(record(case).reference(x, weight, bias) + residual, 0)
+    for more in ((0, 0), (5, 3), (4, 8)):
+        found = depthwise(
+            case, x, weight, bias, residual=residual, activation=(_cpu.UnaryFunction.relu, 0, 0),
+            more=more, stored=stored,
+        )  # fmt: skip
+        assert np.array_equal(found, halves.rounded(wanted, stored))
 
 
 def test_depthwise_has_the_same_bits_with_any_batch(rng):
@@ -111,9 +130,14 @@ OPERANDS = ("float32", "tf32", "float16", "bfloat16")
 
 
 def product(
-    case, operands, x, weight, bias, *, planar=False, residual=None, before=(), activation=NONE, more=(0, 0)
+    case, operands, x, weight, bias, *, planar=False, residual=None, before=(), activation=NONE,
+    more=(0, 0), stored=("float32",) * 3, told=halves.NO_ONE,
 ):  # fmt: skip
-    """Calls the kernel; ``before``: scale, shift and the least that their result can be."""
+    """Calls the kernel.
+
+    ``before``: scale, shift and the least that their result can be; ``stored``: how x, the residual and y lie
+    in memory.
+    """
     device = Device("cuda")
     n, c, h, w, k, kernel, stride, padding, dilation, groups = case
     shape = _cpu.Conv2dShape(n, c, h, w, k, *kernel, *stride, *padding, *dilation, groups)
@@ -125,19 +149,23 @@ def product(
     kernels = cuda_module.load()
     packed = device.put(np.full(kernels.conv2d_nhwc_packed(shape, planar, kind, 0), 255), np.uint8)
     call(device, "conv2d_nhwc_pack", device.put(weight), packed, shape, planar, kind)
-    workspace = kernels.conv2d_nhwc_workspace(shape, planar, 0)
-    out = device.put(np.full((n, shape.out_h, shape.out_w, k + more[1]), 7, np.float32))
-    added = None if residual is None else device.put(residual.transpose(0, 2, 3, 1))
+    types = [halves.kind(name) for name in stored]
+    workspace = kernels.conv2d_nhwc_workspace(shape, planar, kind, types[0], 0)
+    out = halves.put(device, np.full((n, shape.out_h, shape.out_w, k + more[1]), 7), stored[2])
+    added = (
+        None if residual is None else halves.put(device, residual.transpose(0, 2, 3, 1), stored[1])
+    )
     scale, shift, floor = before or (None, None, -math.inf)
     call(
-        device, "conv2d_nhwc", device.put(images), packed, None if bias is None else device.put(bias),
+        device, "conv2d_nhwc", halves.put(device, images, stored[0]), packed,
+        None if bias is None else device.put(bias),
         added, None if scale is None else device.put(scale),
         None if shift is None else device.put(shift), out,
         device.put(np.full(workspace, 255), np.uint8) if workspace else None, shape,
-        _cpu.Conv2dPitches(c + more[0], k + more[1], k), planar, kind,
-        scale is not None and scale.ndim == 2, floor, *activation,
+        _cpu.Conv2dPitches(c + more[0], k + more[1], k), _cpu.Conv2dStored(*types), told, planar,
+        kind, scale is not None and scale.ndim == 2, floor, *activation,
     )  # fmt: skip
-    found = device.get(out)
+    found = halves.get(device, out, stored[2])
     assert (found[..., k:] == 7).all()
     return np.ascontiguousarray(found[..., :k].transpose(0, 3, 1, 2))
 
@@ -162,6 +190,63 @@ def test_products_of_whole_numbers_are_exact(rng, case, operands):
     assert np.array_equal(found, np.maximum(sums, 0))
 
 
+@pytest.mark.parametrize("operands", ["float16", "bfloat16"])
+@pytest.mark.parametrize("case", PRODUCTS, ids=ids)
+def test_products_of_images_in_16_bits(rng, case, operands):
+    x, weight, bias = whole_numbers(rng, case)
+    sums = record(case).reference(x, weight, bias)
+    residual = rng.integers(-9, 9, sums.shape).astype(np.float32)
+    wanted = np.maximum(sums + residual, 0)
+    for more, stored in (
+        ((0, 0), (operands, operands, operands)),
+        ((8, 8), (operands, operands, operands)),
+        ((4, 4), (operands, "float32", operands)),
+        ((5, 3), (operands, operands, "float32")),
+        ((0, 0), ("float32", operands, "float32")),
+    ):
+        found = product(
+            case, operands, x, weight, bias, residual=residual, more=more, stored=stored,
+            activation=(_cpu.UnaryFunction.relu, 0, 0),
+        )  # fmt: skip
+        assert np.array_equal(found, halves.rounded(wanted, stored[2])), (more, stored)
+
+
+def test_who_asks_is_told_of_infinities_in_float16(rng):
+    """Of finite sums past 65,504 alone, and only where y is float16."""
+    import cupy
+
+    case = (1, 64, 8, 8, 64, (1, 1), (1, 1), (0, 0, 0, 0), (1, 1), 1)
+    x, weight = np.ones((1, 64, 8, 8), np.float32), np.ones((64, 64, 1, 1), np.float32)
+    word = np.frombuffer(cupy.cuda.alloc_pinned_memory(4), np.int32, 1)
+    told = _cpu.Overflow(word.ctypes.data, 5)
+
+    def said(bias, operands="float16", stored=("float16",) * 3):
+        word[0] = 0
+        found = product(
+            case, operands, x, weight, np.full(64, bias, np.float32), told=told, stored=stored
+        )
+        cupy.cuda.Device().synchronize()
+        return int(word[0]), found.max()
+
+    assert said(65440.0) == (0, 65504.0)
+    assert said(65440.0 + 15.0) == (0, 65504.0)
+    assert said(65456.0) == (5, np.inf)
+    assert said(np.inf) == (0, np.inf)
+    assert said(1e9, "float16", ("float16", "float16", "float32"))[0] == 0
+    assert said(1e9, "bfloat16", ("bfloat16",) * 3)[0] == 0
+    x[0, 3, 4, 5] = np.inf
+    assert said(0.0) == (0, np.inf)
+
+
+def test_images_in_another_type_are_refused(rng):
+    case = (1, 8, 4, 4, 8, (1, 1), (1, 1), (0, 0, 0, 0), (1, 1), 1)
+    x, weight, bias = arrays(rng, case)
+    with pytest.raises(
+        ValueError, match="y: expected float32 or float16, which is multiplied, found"
+    ):
+        product(case, "float16", x, weight, bias, stored=("float16", "float16", "bfloat16"))
+
+
 @pytest.mark.parametrize("operands", OPERANDS)
 @pytest.mark.parametrize("channels", [1, 3, 4])
 def test_planar_images(rng, channels, operands):
@@ -182,8 +267,12 @@ def test_what_comes_before_the_products(rng, by_image, operands):
     if shift is not None:
         z = np.maximum(z + shift[:, None, None], 0)
     floor = -math.inf if by_image else 0.0
-    found = product(case, operands, x, weight, bias, before=(scale, shift, floor))
-    assert np.array_equal(found, record(case).reference(z, weight, bias))
+    wanted = record(case).reference(z, weight, bias)
+    for stored in {"float32", operands} & {*halves.STORED}:
+        found = product(
+            case, operands, x, weight, bias, before=(scale, shift, floor), stored=(stored,) * 3
+        )
+        assert np.array_equal(found, halves.rounded(wanted, stored))
 
 
 #: The largest error of a product, of its size; float32 keeps 21 bits of it, and sums steps by rounding.

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 
+import halves
 import numpy as np
 import pytest
 import tolerances
 from conftest import Device
-from native import call, rounded
+from native import call, check_guards, guarded, rounded
 
 from cnn_engine import _cpu
 from cnn_engine.engine.check import ROUNDING
@@ -35,20 +36,23 @@ SHAPES = [
 ]
 
 
-def run(x, weight, bias, operands="float32", activation=NONE):
+def run(x, weight, bias, operands="float32", activation=NONE, stored=("float32", "float32")):
     device = Device("cuda")
     shape = _cpu.LinearShape(len(x), weight.shape[1], len(weight))
     kind = getattr(_cpu.Conv2dOperands, operands)
     size = device_function("linear_rows_packed")(shape, kind, 0)
     packed = device.library.zeros(size, np.uint8)
     call(device, "linear_rows_pack", device.put(weight), packed, shape, kind)
-    out, memory = device.guarded((len(x), len(weight)))
+    dtype = np.float32 if stored[1] == "float32" else np.uint16
+    out, memory = guarded(device, (len(x), len(weight)), dtype)
     call(
-        device, "linear_rows", device.put(x), packed, None if bias is None else device.put(bias),
-        out, shape, kind, *activation,
+        device, "linear_rows", halves.put(device, x, stored[0]), packed,
+        None if bias is None else device.put(bias), out, shape, *map(halves.kind, stored),
+        halves.NO_ONE, kind, *activation,
     )  # fmt: skip
-    device.check_guards(memory)
-    return device.get(out)
+    check_guards(device, memory, dtype)
+    found = device.get(out)
+    return halves.wide(found.view(np.float16) if stored[1] == "float16" else found, stored[1])
 
 
 def device_function(name):
@@ -74,6 +78,17 @@ def test_against_reference(rng, shape, operands):
         found = run(x, weight, bias, operands, activation)
         wide = limit + tolerances.functions(wanted)
         tolerances.assert_close(found, rounded(op.reference(wanted)), wide)
+
+
+@pytest.mark.parametrize("operands", ["float16", "bfloat16"])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_rows_in_16_bits(rng, shape, operands):
+    n, f, m = shape
+    x, weight, bias = (rng.integers(-2, 3, s).astype(np.float32) for s in ((n, f), (m, f), (m,)))
+    wanted = Linear().reference(x, weight, bias)
+    for stored in ((operands, operands), (operands, "float32"), ("float32", operands)):
+        found = run(x, weight, bias, operands, stored=stored)
+        assert np.array_equal(found, halves.rounded(wanted, stored[1]))
 
 
 def test_each_row_has_the_same_bits_among_others(rng):

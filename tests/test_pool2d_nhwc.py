@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import halves
 import numpy as np
 import pytest
 import tolerances
@@ -46,25 +47,26 @@ def shape_of(kind, case):
     )
 
 
-def run(kind, case, x, options=(), *, threads=1, more=(0, 0), place="cpu"):
-    """Calls the kernel with pitches of ``more`` floats than channels; what lies between must stay."""
+def run(kind, case, x, options=(), *, threads=1, more=(0, 0), place="cpu", stored="float32"):
+    """Calls the kernel with pitches of ``more`` elements than channels; what lies between must stay."""
     device = Device(place)
     n, c, h, w = x.shape
     shape = shape_of(kind, case)
     images = np.full((n, h, w, c + more[0]), np.nan, np.float32)
     images[..., :c] = x.transpose(0, 2, 3, 1)
-    memory = device.put(
-        np.full(n * shape.out_h * shape.out_w * (c + more[1]) + 64, GUARD, np.float32)
-    )
+    guard = GUARD if stored == "float32" else np.float32(-72.5)
+    size = n * shape.out_h * shape.out_w * (c + more[1]) + 64
+    memory = halves.put(device, np.full(size, guard), stored)
+    types = () if place == "cpu" else (halves.kind(stored),)
     call(
-        device, f"{kind}_pool2d_nhwc", device.put(images), memory[32:], shape, c + more[0],
-        c + more[1], *options, threads=threads,
+        device, f"{kind}_pool2d_nhwc", halves.put(device, images, stored), memory[32:], shape,
+        c + more[0], c + more[1], *options, *types, threads=threads,
     )  # fmt: skip
-    memory = device.get(memory)
+    memory = halves.get(device, memory, stored)
     out = memory[32:-32].reshape(n, shape.out_h, shape.out_w, c + more[1])
-    assert (memory[:32] == GUARD).all()
-    assert (memory[-32:] == GUARD).all()
-    assert (out[..., c:] == GUARD).all()
+    assert (memory[:32] == guard).all()
+    assert (memory[-32:] == guard).all()
+    assert (out[..., c:] == guard).all()
     return np.ascontiguousarray(out[..., :c].transpose(0, 3, 1, 2))
 
 
@@ -124,3 +126,17 @@ def test_on_cuda_as_on_the_cpu(rng, case, more):
         wanted = run("average", case, x, (counted,))
         found = run("average", case, x, (counted,), more=more, place="cuda")
         tolerances.assert_close(found, wanted, tolerances.functions(wanted), case=case)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("stored", ["float16", "bfloat16"])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_in_16_bits(rng, case, stored):
+    x = halves.rounded(numbers(rng, case), stored)
+    for more in ((0, 0), (5, 3), (4, 8)):
+        found = run("max", case, x, more=more, place="cuda", stored=stored)
+        np.testing.assert_array_equal(found, run("max", case, x))
+        whole = rng.integers(-8, 9, x.shape).astype(np.float32)
+        found = run("average", case, whole, (True,), more=more, place="cuda", stored=stored)
+        wanted = run("average", case, whole, (True,), place="cuda")
+        np.testing.assert_array_equal(found, halves.rounded(wanted, stored))

@@ -10,8 +10,6 @@ import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-import numpy as np
-
 from ..graph.graph import Graph, Node
 
 #: Every value begins at a multiple of so many bytes: a cache line on the CPU, a memory segment on a GPU.
@@ -330,7 +328,7 @@ def _join_concatenations(
             source, inside = planner.find(name)
             part = storages.get(source)
             if in_rows:
-                item, columns = np.dtype(value.dtype).itemsize, value.shape[-1]
+                item, columns = value.item_bytes, value.shape[-1]
                 region = Region(offset, columns * item, pitch * item, math.prod(shape[:-1]))
                 width = columns * item
             else:

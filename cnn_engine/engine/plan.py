@@ -19,7 +19,7 @@ from ..errors import InputError, UnsupportedError
 from ..graph import passes
 from ..graph.graph import Graph, Node, Value
 from ..graph.onnx.weights import let_go
-from . import fused, kernels, memory
+from . import fused, kernels, memory, storage
 from .kernels import Call, Kernel, openacc
 from .memory import MemoryPlan
 from .placement import Move, Placed, Placement, place
@@ -102,6 +102,7 @@ class Plan:
         outputs: the outputs, by their names, in order.
         replays: how the device's part of a pass becomes one call, or None: every pass goes step by step.
         lanes: how threads take images of their own, or None.
+        overflows: who is told of results past float16's range.
 
     ``calls`` are the steps' functions and arguments, ``bound`` the addresses that were last bound.
     """
@@ -116,6 +117,7 @@ class Plan:
     outputs: Mapping[str, Value] = field(default_factory=dict)
     replays: Replays | None = None
     lanes: Lanes | None = field(default=None, repr=False)
+    overflows: Sequence[storage.Overflows] = ()
 
     def __post_init__(self) -> None:
         self.calls = [(step.function, step.args) for step in self.steps]
@@ -145,7 +147,12 @@ class Plan:
                 args[index] = address + offset
 
     def run(self) -> None:
-        """Runs one pass; where inputs and outputs are host memory, they are done on return."""
+        """Runs one pass; where inputs and outputs are host memory, they are done on return.
+
+        Raises:
+            UnsupportedError: a result of this pass, or of an earlier one that ended only now, did not fit
+                into float16.
+        """
         if self.lanes is not None:
             self.lanes.run(self.bound[0])
             return
@@ -155,6 +162,12 @@ class Plan:
             function(*args)
         if replays is not None and calls is self.calls:
             replays.ran(self)
+        self.check()
+
+    def check(self) -> None:
+        """Raises UnsupportedError where a result of passes that are done did not fit into float16."""
+        for overflow in self.overflows:
+            overflow.check()
 
     def run_steps(self) -> None:
         """Runs one pass step by step, as those whose steps are timed are run."""
@@ -239,12 +252,15 @@ class Program:
             graph = passes.fuse(graph)
         if self.channels_last:
             kind = self.placement.device.kind
-            graph = passes.lay_channels_last(graph, kind)
+            stores = kind == "cuda" and self.dtype in storage.DTYPES
+            graph = passes.lay_channels_last(graph, kind, run=8 if stores else 4)
             # What the rewrites made of constants is the same for every batch.
             self._laid = self._laid or graph
             graph = graph.sharing(self._laid)
             if kind == "cuda" or self.dtype != "float32":
                 graph = passes.round_operands(graph, self.dtype)
+            if stores:
+                graph = storage.store_rounded(graph, self.dtype, kind)
         variant = None if choice.automatic else choice.variant
         return place(graph, self.placement, variant, choice.reduction, on_device, self.own)
 
@@ -330,6 +346,7 @@ def build(program: Program, batch: int, pixels: bool, images_on_device: bool = F
         batch, steps, planned.sizes, [buffers, program], slots=slots, stand_ins=placed.stand_ins,
         outputs=outputs,
         replays=Replays(program.placement.device, images_on_device) if program.replays else None,
+        overflows=() if builder.overflows is None else (builder.overflows,),
     )  # fmt: skip
 
 
@@ -400,6 +417,8 @@ class Builder:
         graph = placed.graph
         names = [value.name for value in graph.inputs]
         self.slots = {name: name for name in names}
+        rounds = program.dtype == "float16" and bool(graph.stored)
+        self.overflows = storage.Overflows(program.placement.device) if rounds else None
         for name, called in zip(graph.outputs, placed.outputs, strict=True):
             self.slots[name] = called if called not in names else f"{called} (output)"
 
@@ -461,6 +480,7 @@ class Builder:
             node, graph.inputs_of(node), graph.outputs_of(node), at, to, workspace, prepared,
             self.program.device_of(where), self.program.placement.threads, self.planned.pitches,
             STREAM if self.program.replays and where == "cuda" else None,
+            kernels.NO_ONE if self.overflows is None else self.overflows.of(node.name),
         )  # fmt: skip
         try:
             function, args = kernel.make(call)

@@ -43,7 +43,9 @@ def build_stream(
     for index in range(last, last + len(lanes)):
         steps += lanes[index % len(lanes)].finish()
     nbytes = {"cuda": sum(lane.nbytes for lane in lanes), "pinned": staged}
-    return Plan(batch, steps, nbytes, [lanes], chunk, lanes[0].slots)
+    inner = [plan for lane in lanes for plan in lane.plans.values()]
+    overflows = [overflow for plan in inner for overflow in plan.overflows]
+    return Plan(batch, steps, nbytes, [lanes], chunk, lanes[0].slots, overflows=overflows)
 
 
 def _check_free(

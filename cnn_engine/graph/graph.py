@@ -68,6 +68,7 @@ class Graph:
         rebuild: returns the same graph for another batch, where shapes alone cannot say it (a file's
             shape arithmetic has the batch folded into it); None where :meth:`with_batch` can.
         notes: what rewrites have done so far.
+        stored: value -> the type of its elements in memory, where that is not their own.
 
     Raises:
         InputError: a name is used twice, a tensor is used before it is made, or shapes do not fit.
@@ -81,16 +82,18 @@ class Graph:
     batched: tuple[str, ...] = ()
     rebuild: Callable[[int], Graph] | None = field(default=None, compare=False, repr=False)
     notes: tuple[Note, ...] = field(default=(), compare=False, repr=False)
+    stored: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "constants", MappingProxyType(dict(self.constants)))
+        object.__setattr__(self, "stored", MappingProxyType(dict(self.stored)))
         _ = self.values  # everything that can be wrong is found while the values are made
 
     def __reduce__(self) -> tuple:
         """Pickles what the graph was made of; views of dictionaries cannot be pickled."""
         return Graph, (
             self.name, self.inputs, self.outputs, self.nodes, dict(self.constants), self.batched,
-            self.rebuild, self.notes,
+            self.rebuild, self.notes, dict(self.stored),
         )  # fmt: skip
 
     @cached_property
@@ -138,7 +141,7 @@ class Graph:
         if len(found) != len(node.outputs):
             raise InputError(f"{where}: expected {len(found)} outputs, found {len(node.outputs)}")
         for name, (shape, dtype) in zip(node.outputs, found, strict=True):
-            yield Value(name, tuple(shape), dtype)
+            yield Value(name, tuple(shape), dtype, stored=self.stored.get(name, ""))
 
     @cached_property
     def producers(self) -> Mapping[str, Node]:

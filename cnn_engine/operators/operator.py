@@ -27,12 +27,15 @@ class Value:
         shape: all dimensions; ``()`` is a scalar.
         dtype: NumPy's name of the element type, such as ``float32``, ``int64`` or ``bool``.
         layout: ``contiguous`` (row-major), or a name that an engine's kernels agree on.
+        stored: the type of its elements in memory, where that is another: ``float16`` or ``bfloat16`` for
+            ``float32``, which operators then still take and make.
     """
 
     name: str
     shape: Shape
     dtype: str = "float32"
     layout: str = "contiguous"
+    stored: str = ""
 
     @property
     def size(self) -> int:
@@ -40,9 +43,14 @@ class Value:
         return math.prod(self.shape)
 
     @property
+    def item_bytes(self) -> int:
+        """The bytes of an element in memory."""
+        return 2 if self.stored else np.dtype(self.dtype).itemsize
+
+    @property
     def nbytes(self) -> int:
-        """The bytes of the elements, without padding."""
-        return self.size * np.dtype(self.dtype).itemsize
+        """The bytes of the elements in memory, without padding."""
+        return self.size * self.item_bytes
 
 
 @dataclass(frozen=True)

@@ -1,36 +1,11 @@
 // binary on CUDA: one thread makes four neighbouring elements where the operands' last strides are
 // 0 or 1 and everything starts at 16 bytes, else one.
+#include "cuda/binary.cuh"
 #include "cuda/strided.cuh"
-#include "ops/binary.h"
 #include "runtime/check.h"
 
 namespace cnn_engine::cuda {
 namespace {
-
-#define CNN_ENGINE_FUNCTION(name, expression)                           \
-  struct binary_##name {                                                \
-    static __device__ float of(float x, float y) { return expression; } \
-  };
-
-CNN_ENGINE_FUNCTION(add, x + y)
-CNN_ENGINE_FUNCTION(sub, x - y)
-CNN_ENGINE_FUNCTION(mul, (x * y))
-CNN_ENGINE_FUNCTION(div, x / y)
-CNN_ENGINE_FUNCTION(pow, powf(x, y))
-// Of two numbers with a NaN among them no comparison is true.
-CNN_ENGINE_FUNCTION(max, x > y || x != x ? x : y)
-CNN_ENGINE_FUNCTION(min, x < y || x != x ? x : y)
-CNN_ENGINE_FUNCTION(fmod, fmodf(x, y))
-CNN_ENGINE_FUNCTION(prelu, x < 0.0f ? x * y : x)
-#undef CNN_ENGINE_FUNCTION
-
-struct binary_mod {
-  static __device__ float of(float x, float y) {
-    const float rest = fmodf(x, y);
-    if (rest == 0.0f) return copysignf(0.0f, y);
-    return (rest < 0.0f) != (y < 0.0f) ? rest + y : rest;
-  }
-};
 
 // Four elements from `at`, or one that is repeated.
 template <int elements>

@@ -5,6 +5,7 @@
 
 #include "cuda/conv2d_nhwc_product.h"
 #include "cuda/launch.cuh"
+#include "cuda/stored.cuh"
 #include "cuda/strided.cuh"
 
 namespace cnn_engine::cuda {
@@ -96,13 +97,15 @@ namespace {
 // A planar x becomes [N, H, W, 4] first: four channels are read at once.
 constexpr int kPlanarChannels = 4;
 
+bool has_16_bits(Conv2dOperands operands) { return nhwc::step_terms(operands) == 64; }
+
 int channels_of(const Conv2dShape& shape, bool planar) {
   return planar ? kPlanarChannels : shape.group_channels();
 }
 
-int steps_of(const Conv2dShape& shape, bool planar) {
+int steps_of(const Conv2dShape& shape, bool planar, Conv2dOperands operands) {
   const int terms = channels_of(shape, planar) * shape.r * shape.s;
-  return (terms + nhwc::kStepTerms - 1) / nhwc::kStepTerms;
+  return (terms + nhwc::step_terms(operands) - 1) / nhwc::step_terms(operands);
 }
 
 void check_planar(const Conv2dShape& shape, bool planar) {
@@ -112,9 +115,11 @@ void check_planar(const Conv2dShape& shape, bool planar) {
   }
 }
 
+template <typename T>
 __global__ void four_channels_kernel(const float* x,  // [N, C, H, W]
-                                     float4* y,       // [N, H, W]
-                                     int channels, int places, std::int64_t all) {
+                                     T* y,            // [N, H, W, 4]
+                                     int channels, int places, std::int64_t all,
+                                     const Overflow overflow) {
   let_successors_start();
   wait_for_inputs();
   const std::int64_t index = grid_thread();
@@ -124,7 +129,23 @@ __global__ void four_channels_kernel(const float* x,  // [N, C, H, W]
   const auto channel = [&](int c) {
     return c < channels ? from[static_cast<std::int64_t>(c) * places] : 0.0f;
   };
-  y[index] = make_float4(channel(0), channel(1), channel(2), channel(3));
+  const float four[4] = {channel(0), channel(1), channel(2), channel(3)};
+  store_neighbours(y + index * 4, four, overflow);
+}
+
+// Images whose channels lie side by side become rounded ones without anything between their places.
+template <typename T>
+__global__ void rounded_images_kernel(const float* x,  // [places, pitch]
+                                      T* y,            // [places, channels]
+                                      int channels, int pitch, std::int64_t all,
+                                      const Overflow overflow) {
+  let_successors_start();
+  wait_for_inputs();
+  const std::int64_t index = grid_thread();
+  if (index >= all) return;
+  const std::int64_t place = index / channels;
+  const float one[1] = {x[place * pitch + (index - place * channels)]};
+  store_neighbours(y + index, one, overflow);
 }
 
 template <typename Operand>
@@ -156,61 +177,95 @@ std::int64_t conv2d_nhwc_packed(const Conv2dShape& shape, bool planar, Conv2dOpe
                          : operands == Conv2dOperands::tf32  ? 32
                                                              : 16;
   return std::int64_t{shape.groups} * ((shape.group_filters() + 15) / 16) *
-         steps_of(shape, planar) * (nhwc::kUnits * 32 * lane_bytes);
+         steps_of(shape, planar, operands) * (nhwc::step_terms(operands) / 16 * 32 * lane_bytes);
 }
 
-std::int64_t conv2d_nhwc_workspace(const Conv2dShape& shape, bool planar, int) {
-  return planar ? std::int64_t{16} * shape.n * shape.h * shape.w : 0;
+std::int64_t conv2d_nhwc_workspace(const Conv2dShape& shape, bool planar, Conv2dOperands operands,
+                                   Stored x, int) {
+  const bool rounds = has_16_bits(operands) && x == Stored::float32;
+  if (!planar && !rounds) return 0;
+  return std::int64_t{shape.n} * shape.h * shape.w * (planar ? kPlanarChannels : shape.c) *
+         (rounds ? 2 : 4);
 }
 
 void conv2d_nhwc_pack(const float* weight, void* packed, const Conv2dShape& shape, bool planar,
                       Conv2dOperands operands, Stream stream) {
   check_planar(shape, planar);
   with_operands(operands, [&](auto tag) {
-    nhwc::launch_pack<typename decltype(tag)::type>(weight, packed, shape,
-                                                    channels_of(shape, planar),
-                                                    steps_of(shape, planar) * nhwc::kUnits, stream);
+    nhwc::launch_pack<typename decltype(tag)::type>(
+        weight, packed, shape, channels_of(shape, planar),
+        steps_of(shape, planar, operands) * (nhwc::step_terms(operands) / 16), stream);
   });
   // conv2d_nhwc reads them before it waits for the kernels before it.
   CUDA_CHECK(cudaStreamSynchronize(stream));
 }
 
-void conv2d_nhwc(const float* input, const void* packed, const float* bias, const float* residual,
-                 const float* scale, const float* shift, float* output, void* workspace,
-                 const Conv2dShape& shape, const Conv2dPitches& pitches, bool planar,
-                 Conv2dOperands operands, bool scale_per_image, float floor,
-                 UnaryFunction activation, float alpha, float beta, Stream stream) {
+void conv2d_nhwc(const void* input, const void* packed, const float* bias, const void* residual,
+                 const float* scale, const float* shift, void* output, void* workspace,
+                 const Conv2dShape& shape, const Conv2dPitches& pitches, const Conv2dStored& stored,
+                 const Overflow& overflow, bool planar, Conv2dOperands operands,
+                 bool scale_per_image, float floor, UnaryFunction activation, float alpha,
+                 float beta, Stream stream) {
   using nhwc::Reads;
   check_planar(shape, planar);
+  check_stored("x", stored.x, operands);
+  check_stored("residual", stored.residual, operands);
+  check_stored("y", stored.y, operands);
+  if (planar && stored.x != Stored::float32) {
+    throw std::invalid_argument(std::string("planar: expected x as float32, found ") +
+                                name_of(stored.x));
+  }
   const std::int64_t places = std::int64_t{shape.out_h()} * shape.out_w();
   if (shape.n == 0) return;
-  const int x_pitch = planar ? kPlanarChannels : pitches.x;
-  if (planar) {
+  const Stored multiplied = operands == Conv2dOperands::float16    ? Stored::float16
+                            : operands == Conv2dOperands::bfloat16 ? Stored::bfloat16
+                                                                   : Stored::float32;
+  int x_pitch = planar ? kPlanarChannels : pitches.x;
+  if (planar || stored.x != multiplied) {
     const int image = shape.h * shape.w;
-    const std::int64_t all = std::int64_t{image} * shape.n;
-    launch("four_channels_kernel", four_channels_kernel, dim3(blocks_for(all)), dim3(kBlockThreads),
-           0, stream, 1, input, static_cast<float4*>(workspace), shape.c, image, all);
-    input = static_cast<const float*>(workspace);
+    const float* const x = static_cast<const float*>(input);
+    with_stored(multiplied, [&](auto* type) {
+      using T = std::remove_pointer_t<decltype(type)>;
+      T* const to = static_cast<T*>(workspace);
+      const std::int64_t all = std::int64_t{image} * shape.n * (planar ? 1 : shape.c);
+      const unsigned blocks = blocks_for(all);
+      if (planar) {
+        launch("four_channels_kernel", four_channels_kernel<T>, dim3(blocks), dim3(kBlockThreads),
+               0, stream, 1, x, to, shape.c, image, all, overflow);
+      } else {
+        launch("rounded_images_kernel", rounded_images_kernel<T>, dim3(blocks),
+               dim3(kBlockThreads), 0, stream, 1, x, to, shape.c, x_pitch, all, overflow);
+        x_pitch = shape.c;
+      }
+    });
+    input = workspace;
   }
-  const bool prologue = scale || shift || floor > -std::numeric_limits<float>::infinity();
-  const auto fours = [](const void* address, int pitch) {
-    return is_aligned(address, 16) && pitch % 4 == 0;
+  // Runs of so many elements, each at an address that is a multiple of their bytes.
+  const auto in_runs = [](int run, const void* address, int pitch, Stored stored) {
+    return is_aligned(address, run * bytes_of(stored)) && pitch % run == 0;
   };
-  const bool vectors = channels_of(shape, planar) % 4 == 0 && shape.group_filters() % 4 == 0 &&
-                       fours(input, x_pitch) && fours(output, pitches.y) &&
-                       (!residual || fours(residual, pitches.residual));
-  if (prologue &&
-      !(vectors && !planar && fours(scale, 0) && fours(shift, 0) && shape.r * shape.s == 1 &&
-        shape.pad_top + shape.pad_left + shape.pad_bottom + shape.pad_right == 0)) {
+  const int channels = channels_of(shape, planar), whole = 16 / bytes_of(multiplied);
+  const bool prologue = scale || shift || floor > -std::numeric_limits<float>::infinity();
+  const bool fours = channels % 4 == 0 && shape.group_filters() % 4 == 0 &&
+                     in_runs(4, input, x_pitch, multiplied) &&
+                     in_runs(4, output, pitches.y, stored.y) &&
+                     (!residual || in_runs(4, residual, pitches.residual, stored.residual));
+  const bool vectors =
+      fours && channels % whole == 0 && in_runs(whole, input, x_pitch, multiplied);
+  if (prologue && !(vectors && !planar && is_aligned(scale, 16) && is_aligned(shift, 16) &&
+                    shape.r * shape.s == 1 &&
+                    shape.pad_top + shape.pad_left + shape.pad_bottom + shape.pad_right == 0)) {
     throw std::invalid_argument(
-        "scale, shift, floor: expected a kernel of 1x1 without padding, and channels and filters "
-        "in "
-        "fours at 16 bytes");
+        "scale, shift, floor: expected a kernel of 1x1 without padding, channels in runs of 16 "
+        "bytes and filters in fours, all at 16 bytes");
   }
   if (!is_aligned(packed, 16)) {
     throw std::invalid_argument("packed weights: expected an address that is a multiple of 16");
   }
-  const Reads reads = prologue ? Reads::prologue : vectors ? Reads::vectors : Reads::single;
+  const Reads reads = prologue                                ? Reads::prologue
+                      : vectors                               ? Reads::vectors
+                      : fours && multiplied != Stored::float32 ? Reads::fours
+                                                              : Reads::single;
   int device = 0, multiprocessors = 0;
   CUDA_CHECK(cudaGetDevice(&device));
   CUDA_CHECK(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device));
@@ -222,16 +277,21 @@ void conv2d_nhwc(const float* input, const void* packed, const float* bias, cons
   for_each_part_of_batch(
       shape.n, image_in > image_out ? image_in : image_out, [&](std::int64_t first, int images) {
         nhwc::Product p = {};
-        p.x = input + first * image_in;
+        p.x = element(input, multiplied, first * image_in);
         p.packed = packed;
         p.bias = bias;
-        p.residual = residual ? residual + first * places * pitches.residual : nullptr;
+        p.residual =
+            residual ? element(residual, stored.residual, first * places * pitches.residual)
+                     : nullptr;
+        p.residual_is_rounded = stored.residual != Stored::float32;
+        p.y_is_rounded = stored.y != Stored::float32;
+        p.overflow = overflow;
         p.scale = scale_per_image ? scale + first * shape.c : scale;
         p.shift = shift;
-        p.y = output + first * places * pitches.y;
+        p.y = element(output, stored.y, first * places * pitches.y);
         p.shape = shape;
         p.shape.n = images;
-        p.channels = channels_of(shape, planar);
+        p.channels = channels;
         p.filters = shape.group_filters();
         p.out_h = shape.out_h();
         p.out_w = shape.out_w();
@@ -240,7 +300,7 @@ void conv2d_nhwc(const float* input, const void* packed, const float* bias, cons
         p.residual_pitch = pitches.residual;
         p.rows = static_cast<int>(images * places);
         p.terms = p.channels * shape.r * shape.s;
-        p.steps = steps_of(shape, planar);
+        p.steps = steps_of(shape, planar, operands);
         p.scale_per_image = scale_per_image;
         p.floor = floor;
         p.activation = activation;

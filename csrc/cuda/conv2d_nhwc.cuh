@@ -1,16 +1,17 @@
 // conv2d_nhwc on CUDA: an implicit matrix product on tensor cores.
 //
 // Rows are places of the output, columns are filters, and the terms of a sum are a filter's taps,
-// (r, s, c) with c fastest, in steps of 32. A block sums one tile over its part of the steps; the
+// (r, s, c) with c fastest, in steps of 128 bytes of x. A block sums one tile over its part of the steps; the
 // blocks of a cluster have the other parts. Each of them gets the partial sums of some of the
 // tile's rows from all, and adds them up in the order of their ranks: the bits depend on the shape
 // alone.
 //
-// x lies in shared memory as float32 and is rounded on its way to registers, where it may also get
-// its prologue. A lane reads four neighbouring terms of a row at once, and takes them for the four
-// that PTX's layout gives it: the packed weights are permuted alike.
+// x lies in shared memory as it does in memory, float32 or of the operands' 16 bits; float32 is
+// rounded on its way to registers, where x may also get its prologue. A lane reads four neighbouring
+// terms of a row at once, and takes them for the four that PTX's layout gives it: the packed weights
+// are permuted alike.
 //
-// Packed weights: [groups][ceil(K / 16)][2 * steps][32 lanes][2 filters][4 terms]: lane 4 g + t has
+// Packed weights: [groups][ceil(K / 16)][units of 16 terms][32 lanes][2 filters][4 terms]: lane 4 g + t has
 // terms 4 t to 4 t + 3 of filters g and g + 8. They are asked for before the kernel waits for its
 // inputs.
 #pragma once
@@ -23,6 +24,7 @@
 #include "cuda/conv2d_nhwc_product.h"
 #include "cuda/launch.cuh"
 #include "cuda/mma.cuh"
+#include "cuda/stored.cuh"
 #include "cuda/unary.cuh"
 
 namespace cnn_engine::cuda::nhwc {
@@ -31,10 +33,26 @@ constexpr int kNowhere = -(1 << 29);  // a row outside every image
 
 // ---- what is multiplied ----
 
-// Two terms of 16 bits in a register.
-template <typename Format, Conv2dOperands operands>
-struct Rounded16 {
+// What the kinds of operands have in common. X: the type of x in memory; Four: four terms of a row.
+template <typename X_, typename Four_, Conv2dOperands operands>
+struct Terms {
+  using X = X_;
+  using Four = Four_;
   static constexpr Conv2dOperands kOperands = operands;
+  static constexpr int kStepTerms = step_terms(operands);
+  static constexpr int kUnits = kStepTerms / 16;
+  static_assert(kStepTerms * sizeof(X) == 128);
+
+  // What is added, bit by bit, to a byte's place in a row of shared memory, so that the lanes that
+  // read at once, two rows of float32 or four of 16 bits, meet in no bank.
+  static __device__ int swizzle(int row) {
+    return sizeof(X) == 4 ? row % 2 * 64 : row % 4 * 32;
+  }
+};
+
+// Two terms of 16 bits in a register.
+template <typename Format, typename X, Conv2dOperands operands>
+struct Rounded16 : Terms<X, uint2, operands> {
   static constexpr bool kSumsSteps = false;
   static constexpr int kLaneBytes = 16;  // of a unit of 16 terms and 16 filters
 
@@ -46,14 +64,18 @@ struct Rounded16 {
     }
   }
 
+  static __device__ float4 widen(const uint2& x) {
+    const float2 first = Format::unpack(x.x), second = Format::unpack(x.y);
+    return make_float4(first.x, first.y, second.x, second.y);
+  }
+  static __device__ uint2 narrow(const float4& x) {
+    return make_uint2(Format::pack(x.x, x.y), Format::pack(x.z, x.w));
+  }
+
   struct A {
     std::uint32_t words[4];
-    __device__ A(const float4& low, const float4& high) {  // rows g and g + 8
-      words[0] = Format::pack(low.x, low.y);
-      words[1] = Format::pack(high.x, high.y);
-      words[2] = Format::pack(low.z, low.w);
-      words[3] = Format::pack(high.z, high.w);
-    }
+    __device__ A(const uint2& low, const uint2& high)  // rows g and g + 8
+        : words{low.x, high.x, low.y, high.y} {}
   };
   struct B {
     uint4 words;
@@ -66,8 +88,8 @@ struct Rounded16 {
   }
 };
 
-struct Float16 : Rounded16<Half, Conv2dOperands::float16> {};
-struct Bfloat16 : Rounded16<cuda::Bfloat16, Conv2dOperands::bfloat16> {};
+struct Float16 : Rounded16<Half, __half, Conv2dOperands::float16> {};
+struct Bfloat16 : Rounded16<cuda::Bfloat16, __nv_bfloat16, Conv2dOperands::bfloat16> {};
 
 __device__ inline std::uint32_t to_tf32(float x) {
   std::uint32_t bits;
@@ -84,8 +106,14 @@ __device__ inline void multiply_tf32(float (&d)[4], std::uint32_t a0, std::uint3
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
-struct Tf32 {
-  static constexpr Conv2dOperands kOperands = Conv2dOperands::tf32;
+// Terms that are float32 in memory.
+template <Conv2dOperands operands>
+struct Wide : Terms<float, float4, operands> {
+  static __device__ float4 widen(const float4& x) { return x; }
+  static __device__ float4 narrow(const float4& x) { return x; }
+};
+
+struct Tf32 : Wide<Conv2dOperands::tf32> {
   static constexpr bool kSumsSteps = false;
   static constexpr int kLaneBytes = 32;
 
@@ -119,8 +147,7 @@ struct Tf32 {
 };
 
 // float32 as a tf32 value and a tf32 remainder: three of the four products are as good as float32.
-struct Split {
-  static constexpr Conv2dOperands kOperands = Conv2dOperands::float32;
+struct Split : Wide<Conv2dOperands::float32> {
   static constexpr bool kSumsSteps = true;
   static constexpr int kLaneBytes = 64;
 
@@ -189,16 +216,18 @@ struct Tile {
   static constexpr int kThreads = 32 * kWarps * kTermWarps;
   static constexpr int kRows = 16 * kRows16 * WarpRows_;
   static constexpr int kColumns = 16 * kColumns16 * WarpColumns_;
-  static_assert(kUnits % kTermWarps == 0);
 };
 
 // Shared memory: a ring of stages, the partial sums that the block adds up, the residual where
 // there is room, the bias, and where each row's window begins.
 template <typename Operand, typename Tile>
 struct Memory {
-  static constexpr int kXBytes = Tile::kRows * kStepTerms * 4;
+  static_assert(Operand::kUnits % Tile::kTermWarps == 0);
+  static constexpr int kXRowBytes = 128;
+  static constexpr int kXBytes = Tile::kRows * kXRowBytes;
   static constexpr int kUnitBytes = 32 * Operand::kLaneBytes;
-  static constexpr int kStageBytes = kXBytes + Tile::kColumns / 16 * kUnits * kUnitBytes;
+  static constexpr int kStepBytes = Operand::kUnits * kUnitBytes;  // of the weights of 16 filters
+  static constexpr int kStageBytes = kXBytes + Tile::kColumns / 16 * kStepBytes;
 
   // Of one row of sums, in floats: neighbouring rows' columns are in banks apart.
   static constexpr int kPitch = Tile::kColumns + 8;
@@ -211,7 +240,8 @@ struct Memory {
   // The sums of a large tile lie where the stages were, and its residual is read when it is needed.
   static constexpr bool kSumsInRing = Tile::kRows * Tile::kColumns > 64 * 64;
   static constexpr int kStagesWithSums = (kLeft - kSumBytes) / kStageBytes;
-  static constexpr int kRowBytes = Tile::kColumns * 4;  // of the residual
+  static constexpr int kQuadBytes = 4 * sizeof(typename Operand::X);  // of the residual
+  static constexpr int kRowBytes = Tile::kColumns / 4 * kQuadBytes;
   static constexpr bool kResidual =
       !kSumsInRing && kLeft - kSumBytes - Tile::kRows * kRowBytes >= 4 * kStageBytes;
   static constexpr int kResidualBytes = kResidual ? Tile::kRows * kRowBytes : 0;
@@ -229,39 +259,46 @@ struct Memory {
   static constexpr int kBytes = kTable + kTableBytes;
 };
 
-// `Bytes` (16 or 4) come from memory, or are zeros.
+// `Bytes` (16, 8, 4 or 2) come from memory, or are zeros.
 template <int Bytes>
 __device__ inline void copy_or_zero(std::uint32_t to, const void* from, bool some) {
   const int bytes = some ? Bytes : 0;
-  if constexpr (Bytes == 16) {
+  if constexpr (Bytes == 2) {  // which no asynchronous copy has
+    const unsigned short value = some ? *static_cast<const unsigned short*>(from) : 0;
+    asm volatile("st.shared.u16 [%0], %1;" ::"r"(to), "h"(value) : "memory");
+  } else if constexpr (Bytes == 16) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes)
                  : "memory");
   } else {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(bytes)
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(from), "n"(Bytes),
+                 "r"(bytes)
                  : "memory");
   }
 }
 
 // A thread's place among the taps: of the terms that it copies in every step.
 struct Taps {
-  int c, r, s, left;  // left: terms from here to the end
+  int c, r, s, left;           // left: terms from here to the end
+  int taps_a_step, rest;       // of a step's terms
 
-  __device__ Taps(const Product& p, int term) : left(p.terms - term) {
+  __device__ Taps(const Product& p, int term, int step_terms) : left(p.terms - term) {
     const int tap = term / p.channels;
     c = term - tap * p.channels;
     r = tap / p.shape.s;
     s = tap - r * p.shape.s;
+    taps_a_step = step_terms / p.channels;
+    rest = step_terms - taps_a_step * p.channels;
   }
 
-  __device__ void next_step(const Product& p) {
-    left -= kStepTerms;
-    for (c += kStepTerms; c >= p.channels;) {
+  __device__ void next_step(const Product& p, int step_terms) {
+    left -= step_terms;
+    s += taps_a_step;
+    c += rest;
+    if (c >= p.channels) {
       c -= p.channels;
-      if (++s == p.shape.s) {
-        s = 0;
-        ++r;
-      }
+      ++s;
     }
+    for (; s >= p.shape.s; ++r) s -= p.shape.s;
   }
 };
 
@@ -277,10 +314,13 @@ __device__ inline float4 operator+(const float4& a, const float4& b) {
   return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
 }
 
-// Vectors: four neighbouring channels lie at 16 bytes, and so do y's and the residual's filters.
-template <typename Operand, typename Tile, bool Vectors, bool Prologue>
+// But with single reads, four neighbouring filters of y and of the residual lie together.
+template <typename Operand, typename Tile, Reads reads>
 __global__ __launch_bounds__(Tile::kThreads, 2) void conv2d_nhwc_kernel(const Product p) {
   using At = Memory<Operand, Tile>;
+  using X = typename Operand::X;
+  constexpr bool Vectors = reads != Reads::single, Prologue = reads == Reads::prologue;
+  constexpr int kStepTerms = Operand::kStepTerms, kUnits = Operand::kUnits;
   extern __shared__ __align__(128) char memory[];
   int4* const table = reinterpret_cast<int4*>(memory + At::kTable);  // offset, row, column, image
   const std::uint32_t shared = shared_address(memory);
@@ -301,11 +341,11 @@ __global__ __launch_bounds__(Tile::kThreads, 2) void conv2d_nhwc_kernel(const Pr
   const int first_channel = group * p.filters + first_filter;
   for (int column = thread; column < Tile::kColumns; column += Tile::kThreads) {
     const bool some = p.bias && first_filter + column < p.filters;
-    copy_or_zero<4>(shared + At::kBias + 4 * column, some ? p.bias + first_channel + column : p.x,
-                    some);
+    const float* const from = some ? p.bias + first_channel + column : nullptr;
+    copy_or_zero<4>(shared + At::kBias + 4 * column, some ? from : p.packed, some);
   }
   const int filters16 = (p.filters + 15) / 16;
-  constexpr int kChunks = kUnits * At::kUnitBytes / 16;  // of a step of 16 filters
+  constexpr int kChunks = At::kStepBytes / 16;  // of a step of 16 filters
   constexpr int kAllChunks = Tile::kColumns / 16 * kChunks;
   constexpr int kOwnChunks = (kAllChunks + Tile::kThreads - 1) / Tile::kThreads;
   static_assert(kAllChunks % Tile::kThreads == 0 || kAllChunks < Tile::kThreads);
@@ -317,7 +357,7 @@ __global__ __launch_bounds__(Tile::kThreads, 2) void conv2d_nhwc_kernel(const Pr
     const std::int64_t units = static_cast<std::int64_t>(group * filters16 + block) * p.steps;
     weights[i] = block < filters16
                      ? static_cast<const char*>(p.packed) +
-                           (units + first_step) * (kUnits * At::kUnitBytes) + chunk % kChunks * 16
+                           (units + first_step) * At::kStepBytes + chunk % kChunks * 16
                      : nullptr;
   }
   const auto copy_weights = [&](int stage) {  // in the order of the steps
@@ -327,7 +367,7 @@ __global__ __launch_bounds__(Tile::kThreads, 2) void conv2d_nhwc_kernel(const Pr
       if (kAllChunks < Tile::kThreads && thread >= kAllChunks) break;
       const bool some = weights[i] != nullptr;
       copy_or_zero<16>(to + i * Tile::kThreads * 16, some ? weights[i] : p.packed, some);
-      if (some) weights[i] += kUnits * At::kUnitBytes;
+      if (some) weights[i] += At::kStepBytes;
     }
   };
   constexpr int kAhead = At::kStages - 1;
@@ -350,13 +390,17 @@ __global__ __launch_bounds__(Tile::kThreads, 2) void conv2d_nhwc_kernel(const Pr
   }
   __syncthreads();
 
-  constexpr int kWidth = Vectors ? 4 : 1;  // terms that a thread copies at once
+  // Terms that a thread copies at once.
+  constexpr int kWidth = reads == Reads::single  ? 1
+                         : reads == Reads::fours ? 4
+                                                 : 16 / static_cast<int>(sizeof(X));
   constexpr int kThreadsARow = kStepTerms / kWidth;
   constexpr int kRowsAtOnce = Tile::kThreads / kThreadsARow;
   const int term = thread % kThreadsARow * kWidth;
-  Taps taps(p, first_step * kStepTerms + term);
+  Taps taps(p, first_step * kStepTerms + term, kStepTerms);
   const auto copy_x = [&](int stage) {  // in the order of the steps
     const std::uint32_t to = shared + stage * At::kStageBytes;
+    const X* const x = static_cast<const X*>(p.x);
     const int down = taps.r * p.shape.dilation_h, right = taps.s * p.shape.dilation_w;
     const int offset = (down * p.shape.w + right) * p.x_pitch + taps.c;
 #pragma unroll
@@ -367,12 +411,11 @@ __global__ __launch_bounds__(Tile::kThreads, 2) void conv2d_nhwc_kernel(const Pr
       const bool some = taps.left > 0 &&
                         static_cast<unsigned>(place.y + down) < static_cast<unsigned>(p.shape.h) &&
                         static_cast<unsigned>(place.z + right) < static_cast<unsigned>(p.shape.w);
-      // Chunks of 16 bytes, those of odd rows with their halves exchanged: see the reads.
-      const int chunk = (term / 4) ^ (row % 2 * 4);
-      copy_or_zero<4 * kWidth>(to + (row * kStepTerms + chunk * 4 + term % 4) * 4,
-                               some ? p.x + place.x + offset : p.x, some);
+      const int byte = (term * static_cast<int>(sizeof(X))) ^ Operand::swizzle(row);
+      copy_or_zero<static_cast<int>(sizeof(X)) * kWidth>(
+          to + row * At::kXRowBytes + byte, some ? x + place.x + offset : x, some);
     }
-    taps.next_step(p);
+    taps.next_step(p, kStepTerms);
   };
 
   wait_for_inputs();
@@ -387,16 +430,17 @@ __global__ __launch_bounds__(Tile::kThreads, 2) void conv2d_nhwc_kernel(const Pr
   const int own_rows_log2 = __ffs(Tile::kRows) - __ffs(split);
   const int own_rows = 1 << own_rows_log2, first_own = rank << own_rows_log2;
   constexpr int kQuads = Tile::kColumns / 4;
-  const bool residual_is_copied = At::kResidual && Vectors && p.residual;
+  const bool residual_is_copied =
+      At::kResidual && Vectors && p.residual && p.residual_is_rounded == (sizeof(X) == 2);
   if (residual_is_copied) {  // with the next copies
     for (int quad = thread; quad < own_rows * kQuads; quad += Tile::kThreads) {
       const int index = first_row + first_own + quad / kQuads;
       const int column = quad % kQuads * 4;
       const bool some = index < p.rows && first_filter + column < p.filters;
-      const float* from = p.residual;
+      const X* from = static_cast<const X*>(p.residual);
       if (some)
         from += static_cast<std::int64_t>(index) * p.residual_pitch + first_channel + column;
-      copy_or_zero<16>(shared + At::kResiduals + quad * 16, from, some);
+      copy_or_zero<At::kQuadBytes>(shared + At::kResiduals + quad * At::kQuadBytes, from, some);
     }
   }
 
@@ -437,11 +481,14 @@ __global__ __launch_bounds__(Tile::kThreads, 2) void conv2d_nhwc_kernel(const Pr
         factors = four(p.scale_per_image ? nullptr : p.scale, 1.0f);
         added = four(p.shift, 0.0f);
       }
-      // Eight lanes that read at once have two neighbouring rows: halves of all banks.
       const auto read = [&](int row) {
-        const int chunk = (unit * 4 + t) ^ (row % 2 * 4);
-        float4 x = *reinterpret_cast<const float4*>(from + (row * kStepTerms + chunk * 4) * 4);
-        if constexpr (Prologue) {
+        const int byte =
+            ((unit * 16 + t * 4) * static_cast<int>(sizeof(X))) ^ Operand::swizzle(row);
+        const auto four =
+            *reinterpret_cast<const typename Operand::Four*>(from + row * At::kXRowBytes + byte);
+        if constexpr (!Prologue) {
+          return four;
+        } else {
           if (p.scale_per_image && term < p.channels) {
             factors = *reinterpret_cast<const float4*>(
                 p.scale + static_cast<std::int64_t>(table[row].w) * p.shape.c + channel);
@@ -451,10 +498,11 @@ __global__ __launch_bounds__(Tile::kThreads, 2) void conv2d_nhwc_kernel(const Pr
             v = fmaf(v, a, b);
             return v < p.floor ? p.floor : v;
           };
-          x = make_float4(one(x.x, factors.x, added.x), one(x.y, factors.y, added.y),
-                          one(x.z, factors.z, added.z), one(x.w, factors.w, added.w));
+          const float4 x = Operand::widen(four);
+          return Operand::narrow(
+              make_float4(one(x.x, factors.x, added.x), one(x.y, factors.y, added.y),
+                          one(x.z, factors.z, added.z), one(x.w, factors.w, added.w)));
         }
-        return x;
       };
 #pragma unroll
       for (int i = 0; i < Tile::kRows16; ++i) {
@@ -531,22 +579,43 @@ __global__ __launch_bounds__(Tile::kThreads, 2) void conv2d_nhwc_kernel(const Pr
     }
     sum = sum + *reinterpret_cast<const float4*>(memory + At::kBias + column * 4);
     const int channel = first_channel + column;
-    float* const to = p.y + static_cast<std::int64_t>(index) * p.y_pitch + channel;
-    const float* const added =
-        p.residual ? p.residual + static_cast<std::int64_t>(index) * p.residual_pitch + channel
-                   : nullptr;
+    const std::int64_t to = static_cast<std::int64_t>(index) * p.y_pitch + channel;
+    const std::int64_t added = static_cast<std::int64_t>(index) * p.residual_pitch + channel;
+    float four[4] = {sum.x, sum.y, sum.z, sum.w};
+    constexpr bool kRounds = sizeof(X) == 2;
     if constexpr (Vectors) {
+      float more[4] = {};
       if (residual_is_copied) {
-        sum = sum + *reinterpret_cast<const float4*>(memory + At::kResiduals + quad * 16);
-      } else if (added) {
-        sum = sum + *reinterpret_cast<const float4*>(added);
+        const char* const from = memory + At::kResiduals + quad * At::kQuadBytes;
+        load_neighbours(reinterpret_cast<const X*>(from), more);
+      } else if (p.residual) {
+        if (kRounds && p.residual_is_rounded) {
+          load_neighbours(static_cast<const X*>(p.residual) + added, more);
+        } else {
+          load_neighbours(static_cast<const float*>(p.residual) + added, more);
+        }
       }
-      *reinterpret_cast<float4*>(to) = make_float4(activated(p, sum.x), activated(p, sum.y),
-                                                   activated(p, sum.z), activated(p, sum.w));
+#pragma unroll
+      for (int i = 0; i < 4; ++i) four[i] = activated(p, four[i] + more[i]);
+      if (kRounds && p.y_is_rounded) {
+        store_neighbours(static_cast<X*>(p.y) + to, four, p.overflow);
+      } else {
+        store_neighbours(static_cast<float*>(p.y) + to, four, p.overflow);
+      }
     } else {
-      const float four[4] = {sum.x, sum.y, sum.z, sum.w};
       for (int i = 0; i < min(4, p.filters - filter); ++i) {
-        to[i] = activated(p, four[i] + (added ? added[i] : 0.0f));
+        float one[1] = {0.0f};
+        if (p.residual && kRounds && p.residual_is_rounded) {
+          load_neighbours(static_cast<const X*>(p.residual) + added + i, one);
+        } else if (p.residual) {
+          load_neighbours(static_cast<const float*>(p.residual) + added + i, one);
+        }
+        one[0] = activated(p, four[i] + one[0]);
+        if (kRounds && p.y_is_rounded) {
+          store_neighbours(static_cast<X*>(p.y) + to + i, one, p.overflow);
+        } else {
+          store_neighbours(static_cast<float*>(p.y) + to + i, one, p.overflow);
+        }
       }
     }
   }
@@ -565,8 +634,7 @@ static_assert(std::tuple_size_v<TileList> == kTiles);
 
 template <typename Operand, typename Tile, Reads reads>
 void launch_tile(Product p, int split, Stream stream) {
-  const auto kernel =
-      conv2d_nhwc_kernel<Operand, Tile, reads != Reads::single, reads == Reads::prologue>;
+  const auto kernel = conv2d_nhwc_kernel<Operand, Tile, reads>;
   constexpr int kBytes = Memory<Operand, Tile>::kBytes;
   CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
   if (split > 8) {
@@ -602,6 +670,8 @@ void launch_product(const Product& p, Reads reads, const Choice& choice, Stream 
       return launch_tiles<Operand, Reads::vectors>(p, choice, stream);
     case Reads::prologue:
       return launch_tiles<Operand, Reads::prologue>(p, choice, stream);
+    case Reads::fours:
+      return launch_tiles<Operand, Reads::fours>(p, choice, stream);
     case Reads::single:
       return launch_tiles<Operand, Reads::single>(p, choice, stream);
   }

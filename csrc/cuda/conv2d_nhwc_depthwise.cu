@@ -19,21 +19,23 @@ constexpr int kThreads = 64;
 // output.
 constexpr std::int64_t kManyThreads = 132 * 512;
 
+template <typename T>
 struct Depthwise {
-  const float* input;
+  const T* input;
   const float* packed;
   const float* bias;
-  const float* residual;
-  float* output;
+  const T* residual;
+  T* output;
   Conv2dPitches pitches;
+  Overflow overflow;
   Activation activation;
   unsigned runs;                        // of columns in a row of outputs
   Divisor by_groups, by_runs, by_rows;  // groups of channels, runs, rows of outputs
 };
 
-template <int Side, int Stride, int Columns, int Width>
+template <typename T, int Side, int Stride, int Columns, int Width>
 __global__ void __launch_bounds__(kThreads)
-    conv2d_nhwc_depthwise_kernel(const __grid_constant__ Depthwise d,
+    conv2d_nhwc_depthwise_kernel(const __grid_constant__ Depthwise<T> d,
                                  const __grid_constant__ Conv2dShape p) {
   using Run = Channels<Width>;
   constexpr bool kHeld = Side == 3;
@@ -64,7 +66,7 @@ __global__ void __launch_bounds__(kThreads)
   wait_for_inputs();
   let_successors_start();
 
-  const float* image = d.input + static_cast<std::int64_t>(n) * p.h * p.w * d.pitches.x + c;
+  const T* image = d.input + static_cast<std::int64_t>(n) * p.h * p.w * d.pitches.x + c;
   Run sum[Columns];
 #pragma unroll
   for (int j = 0; j < Columns; ++j) sum[j] = Run::all(0.0f);
@@ -83,7 +85,7 @@ __global__ void __launch_bounds__(kThreads)
     for (int r = 0; r < Side; ++r) {
       const int y = top + r;
       const bool row_inside = y >= 0 && y < p.h;
-      const float* line =
+      const T* line =
           image + static_cast<std::int64_t>(min(max(y, 0), p.h - 1)) * p.w * d.pitches.x;
       Run x[kRead];
 #pragma unroll
@@ -127,7 +129,7 @@ __global__ void __launch_bounds__(kThreads)
     }
 #pragma unroll
     for (int v = 0; v < Width; ++v) y.value[v] = d.activation(y.value[v]);
-    y.store(d.output + (at + j) * d.pitches.y + c);
+    y.store(d.output + (at + j) * d.pitches.y + c, d.overflow);
   }
 }
 
@@ -140,20 +142,20 @@ __global__ void conv2d_nhwc_depthwise_pack_kernel(const float* __restrict__ weig
   packed[index] = weight[(index - tap * channels) * taps + tap];
 }
 
-template <int Side, int Stride, int Columns, int Width>
-void launch_depthwise(Depthwise d, const Conv2dShape& p, Stream stream) {
+template <int Side, int Stride, int Columns, int Width, typename T>
+void launch_depthwise(Depthwise<T> d, const Conv2dShape& p, Stream stream) {
   d.runs = (p.out_w() + Columns - 1) / Columns;
   d.by_groups = Divisor(p.c / Width);
   d.by_runs = Divisor(d.runs);
   d.by_rows = Divisor(p.out_h());
   const std::int64_t threads = std::int64_t{p.n} * p.out_h() * d.runs * (p.c / Width);
   launch("launch of conv2d_nhwc_depthwise_kernel",
-         conv2d_nhwc_depthwise_kernel<Side, Stride, Columns, Width>,
+         conv2d_nhwc_depthwise_kernel<T, Side, Stride, Columns, Width>,
          static_cast<unsigned>((threads + kThreads - 1) / kThreads), kThreads, 0, stream, 1, d, p);
 }
 
-template <int Side, int Stride>
-void launch_square(const Depthwise& d, const Conv2dShape& p, Stream stream) {
+template <int Side, int Stride, typename T>
+void launch_square(const Depthwise<T>& d, const Conv2dShape& p, Stream stream) {
   constexpr int kColumns = 4;
   const std::int64_t runs = (p.out_w() + kColumns - 1) / kColumns;
   if (std::int64_t{p.n} * p.out_h() * runs * (p.c / 4) >= kManyThreads) {
@@ -171,36 +173,43 @@ void conv2d_nhwc_depthwise_pack(const float* weight, float* packed, const Conv2d
   CUDA_CHECK_LAUNCH("conv2d_nhwc_depthwise_pack_kernel");
 }
 
-void conv2d_nhwc_depthwise(const float* input, const float* packed, const float* bias,
-                           const float* residual, float* output, const Conv2dShape& shape,
-                           const Conv2dPitches& pitches, UnaryFunction activation, float alpha,
-                           float beta, Stream stream) {
+void conv2d_nhwc_depthwise(const void* input, const float* packed, const float* bias,
+                           const void* residual, void* output, const Conv2dShape& shape,
+                           const Conv2dPitches& pitches, Stored stored, const Overflow& overflow,
+                           UnaryFunction activation, float alpha, float beta, Stream stream) {
   const std::int64_t image_in = std::int64_t{shape.h} * shape.w;
   const std::int64_t image_out = std::int64_t{shape.out_h()} * shape.out_w();
-  for_each_part_of_batch(shape.n, image_out * shape.c, [&](std::int64_t first, int images) {
-    Conv2dShape p = shape;
-    p.n = images;
-    Depthwise d{};
-    d.input = input + first * image_in * pitches.x;
-    d.packed = packed;
-    d.bias = bias;
-    d.residual = residual ? residual + first * image_out * pitches.residual : nullptr;
-    d.output = output + first * image_out * pitches.y;
-    d.pitches = pitches;
-    d.activation = {activation, alpha, beta};
-    const bool fours = in_fours(input, p.c, pitches.x) && in_fours(output, p.c, pitches.y) &&
-                       in_fours(residual, p.c, pitches.residual) && in_fours(packed, p.c, 0) &&
-                       in_fours(bias, p.c, 0);
-    if (!fours) return launch_depthwise<0, 1, 1, 1>(d, p, stream);
-    const bool square =
-        p.r == p.s && p.stride_h == p.stride_w && p.dilation_h == 1 && p.dilation_w == 1;
-    const int side = square ? p.s : 0, stride = p.stride_h;
-    if (side == 3 && stride == 1) return launch_square<3, 1>(d, p, stream);
-    if (side == 3 && stride == 2) return launch_square<3, 2>(d, p, stream);
-    if (side == 5 && stride == 1) return launch_square<5, 1>(d, p, stream);
-    if (side == 5 && stride == 2) return launch_square<5, 2>(d, p, stream);
-    if (side == 7 && stride == 1) return launch_square<7, 1>(d, p, stream);
-    launch_depthwise<0, 1, 1, 4>(d, p, stream);
+  const bool fours = in_fours(input, shape.c, pitches.x, stored) &&
+                     in_fours(output, shape.c, pitches.y, stored) &&
+                     in_fours(residual, shape.c, pitches.residual, stored) &&
+                     in_fours(packed, shape.c, 0) && in_fours(bias, shape.c, 0);
+  with_stored(stored, [&](auto* type) {
+    using T = std::remove_pointer_t<decltype(type)>;
+    for_each_part_of_batch(shape.n, image_out * shape.c, [&](std::int64_t first, int images) {
+      Conv2dShape p = shape;
+      p.n = images;
+      Depthwise<T> d{};
+      d.input = static_cast<const T*>(input) + first * image_in * pitches.x;
+      d.packed = packed;
+      d.bias = bias;
+      if (residual) {
+        d.residual = static_cast<const T*>(residual) + first * image_out * pitches.residual;
+      }
+      d.output = static_cast<T*>(output) + first * image_out * pitches.y;
+      d.pitches = pitches;
+      d.overflow = overflow;
+      d.activation = {activation, alpha, beta};
+      if (!fours) return launch_depthwise<0, 1, 1, 1>(d, p, stream);
+      const bool square =
+          p.r == p.s && p.stride_h == p.stride_w && p.dilation_h == 1 && p.dilation_w == 1;
+      const int side = square ? p.s : 0, stride = p.stride_h;
+      if (side == 3 && stride == 1) return launch_square<3, 1>(d, p, stream);
+      if (side == 3 && stride == 2) return launch_square<3, 2>(d, p, stream);
+      if (side == 5 && stride == 1) return launch_square<5, 1>(d, p, stream);
+      if (side == 5 && stride == 2) return launch_square<5, 2>(d, p, stream);
+      if (side == 7 && stride == 1) return launch_square<7, 1>(d, p, stream);
+      launch_depthwise<0, 1, 1, 4>(d, p, stream);
+    });
   });
 }
 

@@ -7,22 +7,28 @@
 
 namespace cnn_engine::cuda::nhwc {
 
-constexpr int kStepTerms = 32;
-constexpr int kUnits = kStepTerms / 16;  // of 16 terms
 constexpr int kTiles = 7;
 
+// Terms of a step: 128 bytes of a row of x.
+constexpr int step_terms(Conv2dOperands operands) {
+  return operands == Conv2dOperands::float32 || operands == Conv2dOperands::tf32 ? 32 : 64;
+}
+
 struct Product {
-  const float* x;
+  const void* x;  // as the operands lie in memory; so do the residual and y, where they are rounded
   const void* packed;
-  const float *bias, *residual, *scale, *shift;
-  float* y;
+  const float *bias, *scale, *shift;
+  const void* residual;
+  void* y;
+  bool residual_is_rounded, y_is_rounded;
+  Overflow overflow;
   Conv2dShape shape;      // of this part of the batch
   int channels, filters;  // of a group
   int out_h, out_w;
   int x_pitch, y_pitch, residual_pitch;
   int rows;           // places of the output
   int terms;          // of a sum
-  int steps;          // ceil(terms / kStepTerms)
+  int steps;          // ceil(terms / step_terms)
   int steps_a_block;  // of a cluster's part
   int split;          // blocks of a cluster
   bool scale_per_image;
@@ -30,8 +36,9 @@ struct Product {
   UnaryFunction activation;
 };
 
-// How the terms come: four neighbouring channels at once, these with a prologue, or one by one.
-enum class Reads { vectors, prologue, single };
+// How the terms come: 16 bytes of neighbouring channels at once, these with a prologue, four
+// channels of 16 bits, or one by one.
+enum class Reads { vectors, prologue, fours, single };
 
 struct Choice {
   int tile;   // of conv2d_nhwc.cuh's list
@@ -43,6 +50,7 @@ constexpr bool is_compiled(int tile, Conv2dOperands operands, Reads reads) {
   if (operands == Conv2dOperands::float32 && tile == 5) return false;
   if (reads == Reads::vectors) return true;
   if (reads == Reads::prologue) return tile < 3 || tile == 4;
+  if (reads == Reads::fours) return step_terms(operands) == 64 && (tile < 2 || tile == 4);
   return tile < 2;
 }
 

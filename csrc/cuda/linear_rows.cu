@@ -5,6 +5,7 @@
 #include "cuda/launch.cuh"
 #include "cuda/reduce.cuh"
 #include "cuda/row_weights.cuh"
+#include "cuda/strided.cuh"
 #include "ops/linear_rows.h"
 
 namespace cnn_engine::cuda {
@@ -17,13 +18,14 @@ template <int Rows>
 constexpr int kAhead = Rows > 4 ? 4 : 8;
 
 // Blocks: of warps, one an output feature; then groups of rows.
-template <typename T, int width, int Rows>
+template <typename T, typename X, int width, int Rows>
 __global__ void __launch_bounds__(kThreads)
-    linear_rows_kernel(const float* input,              // [N, F]
+    linear_rows_kernel(const X* input,                  // [N, F]
                        const T* __restrict__ packed,    // [M, F]
                        const float* __restrict__ bias,  // [M] or null
-                       float* output,                   // [N, M]
-                       const LinearShape p, const Activation activation) {
+                       void* output,                    // [N, M], as float32 or as T
+                       const bool rounds, const Overflow overflow, const LinearShape p,
+                       const Activation activation) {
   constexpr int kStep = kWarpThreads * width, kLoads = kAhead<Rows>;
   const int m = blockIdx.x * (kThreads / kWarpThreads) + threadIdx.x / kWarpThreads;
   if (m >= p.out_features) return wait_for_inputs();
@@ -40,25 +42,19 @@ __global__ void __launch_bounds__(kThreads)
   wait_for_inputs();
   let_successors_start();
 
-  const float* x[Rows];
+  const X* x[Rows];
 #pragma unroll
   for (int n = 0; n < Rows; ++n) {
     x[n] = input + static_cast<std::int64_t>(min(first_row + n, p.n - 1)) * p.in_features;
   }
-  constexpr int kRun = width == 1 ? 1 : 4;
   float sum[Rows] = {};
   for (int begin = first; begin - first < p.in_features; begin += kLoads * kStep) {
 #pragma unroll
     for (int k = 0; k < kLoads; ++k) {
       const int f = begin + k * kStep, at = min(f, last);
-      Channels<kRun> run[Rows][width / kRun];
+      Channels<width> run[Rows];
 #pragma unroll
-      for (int n = 0; n < Rows; ++n) {
-#pragma unroll
-        for (int v = 0; v < width / kRun; ++v) {
-          run[n][v] = Channels<kRun>::load(x[n] + at + v * kRun);
-        }
-      }
+      for (int n = 0; n < Rows; ++n) run[n] = Channels<width>::load(x[n] + at);
       float w[width];
       weights[k].unpack(w);
       weights[k].load(row + min(f + kLoads * kStep, last));
@@ -67,7 +63,7 @@ __global__ void __launch_bounds__(kThreads)
         for (int n = 0; n < Rows; ++n) {
 #pragma unroll
           for (int i = 0; i < width; ++i) {
-            sum[n] = fmaf(run[n][i / kRun].value[i % kRun], w[i], sum[n]);
+            sum[n] = fmaf(run[n].value[i], w[i], sum[n]);
           }
         }
       }
@@ -78,8 +74,13 @@ __global__ void __launch_bounds__(kThreads)
     if (first_row + n >= p.n) break;
     const float total = warp_sum(sum[n]);
     if (threadIdx.x % kWarpThreads == 0) {
-      output[static_cast<std::int64_t>(first_row + n) * p.out_features + m] =
-          activation(total + added);
+      const std::int64_t at = static_cast<std::int64_t>(first_row + n) * p.out_features + m;
+      const Channels<1> y{{activation(total + added)}};
+      if (rounds) {
+        y.store(static_cast<T*>(output) + at, overflow);
+      } else {
+        y.store(static_cast<float*>(output) + at);
+      }
     }
   }
 }
@@ -91,22 +92,33 @@ __global__ void linear_rows_pack_kernel(const float* __restrict__ weight, T* __r
   if (index < size) packed[index] = static_cast<T>(weight[index]);
 }
 
-template <typename T, int width, int Rows>
-void launch_rows(const float* input, const T* packed, const float* bias, float* output,
-                 const LinearShape& p, const Activation& activation, Stream stream) {
+struct Call {
+  const void* input;
+  const void* packed;
+  const float* bias;
+  void* output;
+  bool rounds;
+  Overflow overflow;
+  LinearShape shape;
+  Activation activation;
+};
+
+template <typename T, typename X, int width, int Rows>
+void launch_rows(const Call& c, Stream stream) {
   constexpr int kWarps = kThreads / kWarpThreads;
+  const LinearShape& p = c.shape;
   const dim3 grid((p.out_features + kWarps - 1) / kWarps, (p.n + Rows - 1) / Rows);
-  launch("launch of linear_rows_kernel", linear_rows_kernel<T, width, Rows>, grid, kThreads, 0,
-         stream, 1, input, packed, bias, output, p, activation);
+  launch("launch of linear_rows_kernel", linear_rows_kernel<T, X, width, Rows>, grid, kThreads, 0,
+         stream, 1, static_cast<const X*>(c.input), static_cast<const T*>(c.packed), c.bias,
+         c.output, c.rounds, c.overflow, p, c.activation);
 }
 
-template <typename T, int width>
-void launch_width(const float* input, const T* packed, const float* bias, float* output,
-                  const LinearShape& p, const Activation& activation, Stream stream) {
-  if (p.n == 1) return launch_rows<T, width, 1>(input, packed, bias, output, p, activation, stream);
-  if (p.n == 2) return launch_rows<T, width, 2>(input, packed, bias, output, p, activation, stream);
-  if (p.n <= 5) return launch_rows<T, width, 5>(input, packed, bias, output, p, activation, stream);
-  launch_rows<T, width, 8>(input, packed, bias, output, p, activation, stream);
+template <typename T, typename X, int width>
+void launch_width(const Call& c, Stream stream) {
+  if (c.shape.n == 1) return launch_rows<T, X, width, 1>(c, stream);
+  if (c.shape.n == 2) return launch_rows<T, X, width, 2>(c, stream);
+  if (c.shape.n <= 5) return launch_rows<T, X, width, 5>(c, stream);
+  launch_rows<T, X, width, 8>(c, stream);
 }
 
 }  // namespace
@@ -127,21 +139,27 @@ void linear_rows_pack(const float* weight, void* packed, const LinearShape& shap
   });
 }
 
-void linear_rows(const float* input, const void* packed, const float* bias, float* output,
-                 const LinearShape& shape, Conv2dOperands operands, UnaryFunction activation,
+void linear_rows(const void* input, const void* packed, const float* bias, void* output,
+                 const LinearShape& shape, Stored x_stored, Stored y_stored,
+                 const Overflow& overflow, Conv2dOperands operands, UnaryFunction activation,
                  float alpha, float beta, Stream stream) {
   if (shape.n == 0) return;
-  const Activation end{activation, alpha, beta};
+  check_stored("x", x_stored, operands);
+  check_stored("y", y_stored, operands);
+  const Call call{input, packed, bias, output, y_stored != Stored::float32, overflow, shape,
+                  {activation, alpha, beta}};
   with_row_type(operands, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
     constexpr int kWidth = 16 / sizeof(T);
-    const T* weights = static_cast<const T*>(packed);
-    const bool wide = shape.in_features % kWidth == 0 && in_fours(input, shape.in_features, 0) &&
-                      in_fours(packed, 0, 0);
-    if (wide) {
-      return launch_width<T, kWidth>(input, weights, bias, output, shape, end, stream);
-    }
-    launch_width<T, 1>(input, weights, bias, output, shape, end, stream);
+    const bool wide = shape.in_features % kWidth == 0 && is_aligned(packed, 16) &&
+                      is_aligned(input, 16);
+    const auto launch_x = [&](auto* x) {
+      using X = std::remove_pointer_t<decltype(x)>;
+      if (wide) return launch_width<T, X, kWidth>(call, stream);
+      launch_width<T, X, 1>(call, stream);
+    };
+    if (x_stored == Stored::float32) return launch_x(static_cast<float*>(nullptr));
+    launch_x(type);
   });
 }
 

@@ -34,10 +34,10 @@ struct Places {
 
 // Side > 0: square windows without dilation, whose places are all read before any is taken; those
 // outside the image at its edge.
-template <int Side, int Width, typename Kind, typename Shape>
+template <typename T, int Side, int Width, typename Kind, typename Shape>
 __global__ void __launch_bounds__(kThreads)
-    pool2d_nhwc_kernel(const float* input,  // [N, H, W, x_pitch]
-                       float* output,       // [N, OH, OW, y_pitch]
+    pool2d_nhwc_kernel(const T* input,  // [N, H, W, x_pitch]
+                       T* output,       // [N, OH, OW, y_pitch]
                        const __grid_constant__ Shape p, const __grid_constant__ Places places,
                        const Kind kind) {
   wait_for_inputs();
@@ -52,7 +52,7 @@ __global__ void __launch_bounds__(kThreads)
   const unsigned n = places.by_rows.quotient(row);
   const int top = static_cast<int>(row - n * p.out_h()) * p.stride_h - p.pad_top;
   const int left = static_cast<int>(place - row * p.out_w()) * p.stride_w - p.pad_left;
-  const float* image = input + static_cast<std::int64_t>(n) * p.h * p.w * places.x_pitch + c;
+  const T* image = input + static_cast<std::int64_t>(n) * p.h * p.w * places.x_pitch + c;
   auto value = Channels<Width>::all(Kind::kStart);
   const auto take = [&](const Channels<Width>& x) {
 #pragma unroll
@@ -77,7 +77,7 @@ __global__ void __launch_bounds__(kThreads)
     const int x_first = first_inside(left, p.dilation_w);
     const int x_end = end_inside(left, p.s, p.dilation_w, p.w);
     for (int y = first_inside(top, p.dilation_h); y < y_end; y += p.dilation_h) {
-      const float* line = image + static_cast<std::int64_t>(y) * p.w * places.x_pitch;
+      const T* line = image + static_cast<std::int64_t>(y) * p.w * places.x_pitch;
 #pragma unroll 4
       for (int x = x_first; x < x_end; x += p.dilation_w) {
         take(Channels<Width>::load(line + static_cast<std::int64_t>(x) * places.x_pitch));
@@ -90,39 +90,46 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 template <typename Shape, typename Kind>
-void launch_pool(const float* input, float* output, const Shape& shape, int x_pitch, int y_pitch,
-                 const Kind& kind, Stream stream) {
+void launch_pool(const void* input, void* output, const Shape& shape, int x_pitch, int y_pitch,
+                 const Kind& kind, Stored stored, Stream stream) {
   const std::int64_t image_in = std::int64_t{shape.h} * shape.w * x_pitch;
   const std::int64_t image_out = std::int64_t{shape.out_h()} * shape.out_w();
-  const bool fours = in_fours(input, shape.c, x_pitch) && in_fours(output, shape.c, y_pitch);
-  for_each_part_of_batch(shape.n, image_out * shape.c, [&](std::int64_t first, int images) {
-    Shape p = shape;
-    p.n = images;
-    const int groups = fours ? p.c / 4 : p.c;
-    const Places places{x_pitch, y_pitch, Divisor(groups), Divisor(p.out_w()), Divisor(p.out_h())};
-    const std::int64_t threads = images * image_out * groups;
-    const bool square = p.r == p.s && p.dilation_h == 1 && p.dilation_w == 1;
-    const int side = fours && square && (p.r == 2 || p.r == 3) ? p.r : 0;
-    launch("launch of pool2d_nhwc_kernel",
-           side == 3   ? pool2d_nhwc_kernel<3, 4, Kind, Shape>
-           : side == 2 ? pool2d_nhwc_kernel<2, 4, Kind, Shape>
-           : fours     ? pool2d_nhwc_kernel<0, 4, Kind, Shape>
-                       : pool2d_nhwc_kernel<0, 1, Kind, Shape>,
-           static_cast<unsigned>((threads + kThreads - 1) / kThreads), kThreads, 0, stream, 1,
-           input + first * image_in, output + first * image_out * y_pitch, p, places, kind);
+  const bool fours =
+      in_fours(input, shape.c, x_pitch, stored) && in_fours(output, shape.c, y_pitch, stored);
+  with_stored(stored, [&](auto* type) {
+    using T = std::remove_pointer_t<decltype(type)>;
+    for_each_part_of_batch(shape.n, image_out * shape.c, [&](std::int64_t first, int images) {
+      Shape p = shape;
+      p.n = images;
+      const int groups = fours ? p.c / 4 : p.c;
+      const Places places{x_pitch, y_pitch, Divisor(groups), Divisor(p.out_w()),
+                          Divisor(p.out_h())};
+      const std::int64_t threads = images * image_out * groups;
+      const bool square = p.r == p.s && p.dilation_h == 1 && p.dilation_w == 1;
+      const int side = fours && square && (p.r == 2 || p.r == 3) ? p.r : 0;
+      launch("launch of pool2d_nhwc_kernel",
+             side == 3   ? pool2d_nhwc_kernel<T, 3, 4, Kind, Shape>
+             : side == 2 ? pool2d_nhwc_kernel<T, 2, 4, Kind, Shape>
+             : fours     ? pool2d_nhwc_kernel<T, 0, 4, Kind, Shape>
+                         : pool2d_nhwc_kernel<T, 0, 1, Kind, Shape>,
+             static_cast<unsigned>((threads + kThreads - 1) / kThreads), kThreads, 0, stream, 1,
+             static_cast<const T*>(input) + first * image_in,
+             static_cast<T*>(output) + first * image_out * y_pitch, p, places, kind);
+    });
   });
 }
 
 }  // namespace
 
-void max_pool2d_nhwc(const float* input, float* output, const MaxPool2dShape& shape, int x_pitch,
-                     int y_pitch, Stream stream) {
-  launch_pool(input, output, shape, x_pitch, y_pitch, Maximum{}, stream);
+void max_pool2d_nhwc(const void* input, void* output, const MaxPool2dShape& shape, int x_pitch,
+                     int y_pitch, Stored stored, Stream stream) {
+  launch_pool(input, output, shape, x_pitch, y_pitch, Maximum{}, stored, stream);
 }
 
-void average_pool2d_nhwc(const float* input, float* output, const AveragePool2dShape& shape,
-                         int x_pitch, int y_pitch, bool count_include_pad, Stream stream) {
-  launch_pool(input, output, shape, x_pitch, y_pitch, Average{count_include_pad}, stream);
+void average_pool2d_nhwc(const void* input, void* output, const AveragePool2dShape& shape,
+                         int x_pitch, int y_pitch, bool count_include_pad, Stored stored,
+                         Stream stream) {
+  launch_pool(input, output, shape, x_pitch, y_pitch, Average{count_include_pad}, stored, stream);
 }
 
 }  // namespace cnn_engine::cuda

@@ -19,11 +19,13 @@
 //
 // Layouts: x [N,H,W,x_pitch], residual (may be null, not y) [N,OH,OW,residual_pitch], y
 // [N,OH,OW,y_pitch], of which the first C, K and K of each row are meant; scale, shift [C], scale
-// [N,C] with scale_per_image; each null where there is none; float32. Packed weights and the
-// workspace hold what conv2d_nhwc_packed (floats) and conv2d_nhwc_workspace (bytes) say.
+// [N,C] with scale_per_image; each null where there is none; float32, but on CUDA x, residual and y
+// as Conv2dStored says. Packed weights and the workspace hold what conv2d_nhwc_packed (floats) and
+// conv2d_nhwc_workspace (bytes) say.
 #pragma once
 
 #include "ops/conv2d.h"
+#include "ops/stored.h"
 #include "ops/unary.h"
 
 namespace cnn_engine {
@@ -65,7 +67,15 @@ inline const char* name_of(Conv2dOperands operands) {
   return nullptr;
 }
 
-// Floats from the channels of one place to those of the next.
+// Throws where a tensor is stored as neither float32 nor what is multiplied.
+inline void check_stored(const char* tensor, Stored stored, Conv2dOperands operands) {
+  if (stored != Stored::float32 && std::string(name_of(stored)) != name_of(operands)) {
+    throw std::invalid_argument(std::string(tensor) + ": expected float32 or " + name_of(operands) +
+                                ", which is multiplied, found " + name_of(stored));
+  }
+}
+
+// Elements from the channels of one place to those of the next.
 struct Conv2dPitches {
   int x, y;
   int residual = 0;
@@ -76,6 +86,13 @@ struct Conv2dPitches {
     require_at_least("output pitch", y, 1);
     require_at_least("residual pitch", residual, 0);
   }
+};
+
+// How the images lie in memory on CUDA: float32, or the type of 16 bits that is multiplied.
+struct Conv2dStored {
+  Stored x, residual, y;
+
+  void validate() const {}
 };
 
 namespace cpu {
@@ -109,25 +126,28 @@ void conv2d_nhwc_bfloat16(const float* input, const float* packed, const float* 
 
 namespace cuda {
 // On tensor cores; the direct method, or the planar one, of at most four channels. The prologue
-// needs a kernel of 1x1 without padding, channels and filters in fours, and all at 16 bytes. What
+// needs a kernel of 1x1 without padding, channels in runs of 16 bytes, filters in fours, and all at
+// 16 bytes. Where operands have 16 bits and x has 32, x is rounded into the workspace first. What
 // conv2d_nhwc_pack wrote is complete on return.
 std::int64_t conv2d_nhwc_packed(const Conv2dShape& shape, bool planar, Conv2dOperands operands,
-                                int);                                            // bytes
-std::int64_t conv2d_nhwc_workspace(const Conv2dShape& shape, bool planar, int);  // bytes
-void conv2d_nhwc_pack(const float* weight,  // [K, C / groups, R, S]
-                      void* packed,         // [conv2d_nhwc_packed]
+                                int);  // bytes
+std::int64_t conv2d_nhwc_workspace(const Conv2dShape& shape, bool planar, Conv2dOperands operands,
+                                   Stored x, int);  // bytes
+void conv2d_nhwc_pack(const float* weight,          // [K, C / groups, R, S]
+                      void* packed,                 // [conv2d_nhwc_packed]
                       const Conv2dShape& shape, bool planar, Conv2dOperands operands,
                       Stream stream);
-void conv2d_nhwc(const float* input,     // [N, H, W, pitches.x]; planar: [N, C, H, W]
-                 const void* packed,     // [conv2d_nhwc_packed]
-                 const float* bias,      // [K] or null
-                 const float* residual,  // [N, OH, OW, pitches.residual] or null
-                 const float* scale,     // [C] or [N, C], or null
-                 const float* shift,     // [C] or null
-                 float* output,          // [N, OH, OW, pitches.y]
-                 void* workspace,        // [conv2d_nhwc_workspace]
-                 const Conv2dShape& shape, const Conv2dPitches& pitches, bool planar,
-                 Conv2dOperands operands, bool scale_per_image, float floor,
-                 UnaryFunction activation, float alpha, float beta, Stream stream);
+void conv2d_nhwc(const void* input,     // [N, H, W, pitches.x]; planar: float32 [N, C, H, W]
+                 const void* packed,    // [conv2d_nhwc_packed]
+                 const float* bias,     // [K] or null
+                 const void* residual,  // [N, OH, OW, pitches.residual] or null
+                 const float* scale,    // [C] or [N, C], or null
+                 const float* shift,    // [C] or null
+                 void* output,          // [N, OH, OW, pitches.y]
+                 void* workspace,       // [conv2d_nhwc_workspace]
+                 const Conv2dShape& shape, const Conv2dPitches& pitches, const Conv2dStored& stored,
+                 const Overflow& overflow, bool planar, Conv2dOperands operands,
+                 bool scale_per_image, float floor, UnaryFunction activation, float alpha,
+                 float beta, Stream stream);
 }  // namespace cuda
 }  // namespace cnn_engine

@@ -3,8 +3,9 @@
 //
 //   y[n,m] = activation(b[m] + sum over f of x[n,f] * w[m,f])
 //
-// Layouts: x [N,F], b [M] or null, y [N,M]; float32, C-contiguous; weights packed [M,F] as float16
-// or bfloat16, else as float32 (tf32 too). x is not rounded, sums are float32, of one row in an
+// Layouts: x [N,F], b [M] or null, y [N,M]; float32, x and y also in the weights' type;
+// C-contiguous; weights packed [M,F] as float16 or bfloat16, else as float32 (tf32 too). x is not
+// rounded, sums are float32, of one row in an
 // order that depends on F alone. The activation is a function of unary.h with its alpha and beta.
 #pragma once
 
@@ -17,11 +18,12 @@ std::int64_t linear_rows_packed(const LinearShape& shape, Conv2dOperands operand
 void linear_rows_pack(const float* weight,                                                // [M, F]
                       void* packed,  // [linear_rows_packed]
                       const LinearShape& shape, Conv2dOperands operands, Stream stream);
-void linear_rows(const float* input,  // [N, F]
+void linear_rows(const void* input,   // [N, F]
                  const void* packed,  // [linear_rows_packed]
                  const float* bias,   // [M] or null
-                 float* output,       // [N, M]
-                 const LinearShape& shape, Conv2dOperands operands, UnaryFunction activation,
+                 void* output,        // [N, M]
+                 const LinearShape& shape, Stored x_stored, Stored y_stored,
+                 const Overflow& overflow, Conv2dOperands operands, UnaryFunction activation,
                  float alpha, float beta, Stream stream);
 
 }  // namespace cnn_engine::cuda

@@ -2,11 +2,12 @@
 // bits, over images whose channels lie side by side.
 //
 // Layouts: x [N,H,W,x_pitch], y [N,OH,OW,y_pitch], of which the first C of each place are meant;
-// float32.
+// float32, on CUDA both as `stored` says.
 #pragma once
 
 #include "ops/average_pool2d.h"
 #include "ops/max_pool2d.h"
+#include "ops/stored.h"
 #include "runtime/stream.h"
 
 namespace cnn_engine {
@@ -20,12 +21,13 @@ void average_pool2d_nhwc(const float* input,  // [N, H, W, x_pitch]
                          bool count_include_pad, int threads);
 }  // namespace cpu
 namespace cuda {
-void max_pool2d_nhwc(const float* input,  // [N, H, W, x_pitch]
-                     float* output,       // [N, OH, OW, y_pitch]
-                     const MaxPool2dShape& shape, int x_pitch, int y_pitch, Stream stream);
-void average_pool2d_nhwc(const float* input,  // [N, H, W, x_pitch]
-                         float* output,       // [N, OH, OW, y_pitch]
+void max_pool2d_nhwc(const void* input,  // [N, H, W, x_pitch]
+                     void* output,       // [N, OH, OW, y_pitch]
+                     const MaxPool2dShape& shape, int x_pitch, int y_pitch, Stored stored,
+                     Stream stream);
+void average_pool2d_nhwc(const void* input,  // [N, H, W, x_pitch]
+                         void* output,       // [N, OH, OW, y_pitch]
                          const AveragePool2dShape& shape, int x_pitch, int y_pitch,
-                         bool count_include_pad, Stream stream);
+                         bool count_include_pad, Stored stored, Stream stream);
 }  // namespace cuda
 }  // namespace cnn_engine

@@ -9,12 +9,12 @@ from __future__ import annotations
 import importlib
 
 from ...graph.graph import Graph, Node
-from .kernel import Bound, Call, Kernel, functions, on_both
+from .kernel import NO_ONE, Bound, Call, Kernel, functions, on_both
 from .numpy import NUMPY
 
 __all__ = [
-    "ALIASES", "NUMPY", "TABLE", "Bound", "Call", "Kernel", "choose", "functions", "is_variant", "of",
-    "on_both",
+    "ALIASES", "NO_ONE", "NUMPY", "TABLE", "Bound", "Call", "Kernel", "choose", "functions",
+    "is_variant", "of", "on_both",
 ]  # fmt: skip
 
 _FAMILIES = (

@@ -20,7 +20,7 @@ from .channels_last import (
     pitches_of,
     shape_of,
 )
-from .kernel import Bound, Call, Kernel, brought
+from .kernel import Bound, Call, Kernel, brought, stored, storing
 from .products import linear_shape
 
 #: Rows up to which a product is bound by how fast its weights are read.
@@ -62,17 +62,19 @@ def _pack(node: Node, graph: Graph, device: Any) -> Buffer:
 
 def _workspace(node: Node, graph: Graph, device: Any, threads: int) -> int:
     shape = shape_of(node, *graph.inputs_of(node)[:2])
-    return device.kernels.conv2d_nhwc_workspace(shape, node.op.planar, 0)
+    how = shape, node.op.planar, _operands(node), stored(graph.values[node.inputs[0]])
+    return device.kernels.conv2d_nhwc_workspace(*how, 0)
 
 
 def _make(call: Call) -> Bound:
-    op, (x, weight, _, _, scale, _) = call.node.op, (*call.inputs, *[None] * 4)[:6]
+    op, (x, weight, _, added, scale, _) = call.node.op, (*call.inputs, *[None] * 4)[:6]
+    types = _cpu.Conv2dStored(stored(x), stored(added), stored(call.outputs[0]))
     bias, residual, factors, shift = (*call.at[2:], 0, 0, 0, 0)[:4]
     by_image = scale is not None and len(scale.shape) == 2
     return call.native(
         "conv2d_nhwc", call.at[0], call.prepared.address, bias, residual, factors, shift,
-        call.to[0], call.workspace, shape_of(call.node, x, weight), pitches_of(call), op.planar,
-        _operands(call.node), by_image, -math.inf if op.floor is None else op.floor,
+        call.to[0], call.workspace, shape_of(call.node, x, weight), pitches_of(call), types,
+        call.overflow, op.planar, _operands(call.node), by_image, -math.inf if op.floor is None else op.floor,
         *activation_of(op),
     )  # fmt: skip
 
@@ -96,7 +98,8 @@ def _make_depthwise(call: Call) -> Bound:
     bias, residual = (*call.at[2:], 0, 0)[:2]
     return call.native(
         "conv2d_nhwc_depthwise", call.at[0], call.prepared.address, bias, residual, call.to[0],
-        shape_of(call.node, *call.inputs[:2]), pitches_of(call), *activation_of(call.node.op),
+        shape_of(call.node, *call.inputs[:2]), pitches_of(call), stored(call.outputs[0]),
+        call.overflow, *activation_of(call.node.op),
     )  # fmt: skip
 
 
@@ -130,7 +133,8 @@ def _make_rows(call: Call) -> Bound:
     bias = (*call.at[2:], 0)[0]
     return call.native(
         "linear_rows", call.at[0], call.prepared.address, bias, call.to[0],
-        linear_shape(*call.inputs[:2]), _operands(call.node), *activation_of(call.node.op),
+        linear_shape(*call.inputs[:2]), stored(call.inputs[0]), stored(call.outputs[0]),
+        call.overflow, _operands(call.node), *activation_of(call.node.op),
     )  # fmt: skip
 
 
@@ -152,33 +156,58 @@ def _pack_product(node: Node, graph: Graph, device: Any) -> Buffer:
     return _packed(node, graph, device, nbytes, "conv2d_nhwc_pack", shape, False, operands)
 
 
+def _product_workspace(node: Node, graph: Graph, device: Any, threads: int) -> int:
+    x, weight = graph.inputs_of(node)[:2]
+    how = _as_convolution(x, weight), False, _operands(node), stored(x)
+    return device.kernels.conv2d_nhwc_workspace(*how, 0)
+
+
 def _make_product(call: Call) -> Bound:
     x, weight = call.inputs[:2]
+    types = _cpu.Conv2dStored(stored(x), stored(None), stored(call.outputs[0]))
     return call.native(
         "conv2d_nhwc", call.at[0], call.prepared.address, (*call.at[2:], 0)[0], 0, 0, 0,
-        call.to[0], 0, _as_convolution(x, weight), _cpu.Conv2dPitches(*reversed(weight.shape)), False,
+        call.to[0], call.workspace, _as_convolution(x, weight),
+        _cpu.Conv2dPitches(*reversed(weight.shape)), types, call.overflow, False,
         _operands(call.node), False, -math.inf, *activation_of(call.node.op),
     )  # fmt: skip
 
 
-def _row(op: str, name: str, make: Any, why_not: Any, prepare: Any, pitched: Any = ()) -> Kernel:
-    return Kernel(
-        op, name, "cuda", make, why_not=why_not, prepare=prepare, packs=(1,), pitched=pitched
-    )
+def _make_pool(call: Call) -> Bound:
+    function, arguments = make_pool(call)
+    return function, [*arguments[:-1], stored(call.inputs[0]), arguments[-1]]
+
+
+def _row(op: str, name: str, make: Any, why_not: Any, prepare: Any, **options: Any) -> Kernel:
+    return Kernel(op, name, "cuda", make, why_not=why_not, prepare=prepare, packs=(1,), **options)
+
+
+#: What a convolution reads and writes that may be columns of wider rows, or lie in memory in 16 bits.
+_IMAGES = (None, 0, 3)
 
 
 ROWS = [
-    _row("conv2d_nhwc", "rows", _make_rows, _not_rows, _pack_rows),
-    _row("conv2d_nhwc", "depthwise", _make_depthwise, _not_depthwise, _pack_depthwise, (None, 0, 3)),
-    Kernel(
-        "conv2d_nhwc", "implicit_gemm", "cuda", _make, why_not=not_constant, prepare=_pack,
-        packs=(1,), workspace=_workspace, pitched=(None, 0, 3),
+    _row("conv2d_nhwc", "rows", _make_rows, _not_rows, _pack_rows, stores=storing(None, 0)),
+    _row(
+        "conv2d_nhwc", "depthwise", _make_depthwise, _not_depthwise, _pack_depthwise,
+        pitched=_IMAGES, stores=storing(*_IMAGES), alike=True,
     ),
-    _row("linear", "rows", _make_rows, _not_rows, _pack_rows),
-    _row("linear", "implicit_gemm", _make_product, _not_product, _pack_product),
-    Kernel(
-        "max_pool2d_nhwc", "channels_last", "cuda", make_pool, why_not=pooling.why_not,
-        pitched=(None, 0),
+    _row(
+        "conv2d_nhwc", "implicit_gemm", _make, not_constant, _pack, workspace=_workspace,
+        pitched=_IMAGES, stores=storing(*_IMAGES),
     ),
-    Kernel("average_pool2d_nhwc", "channels_last", "cuda", make_pool, pitched=(None, 0)),
+    _row("linear", "rows", _make_rows, _not_rows, _pack_rows, stores=storing(None, 0)),
+    _row(
+        "linear", "implicit_gemm", _make_product, _not_product, _pack_product,
+        workspace=_product_workspace, stores=storing(None, 0),
+    ),
+    *(
+        Kernel(
+            op, "channels_last", "cuda", _make_pool, pitched=(None, 0), stores=storing(None, 0),
+            alike=True, **more,
+        )
+        for op, more in (
+            ("max_pool2d_nhwc", {"why_not": pooling.why_not}), ("average_pool2d_nhwc", {}),
+        )
+    ),
 ]  # fmt: skip

@@ -13,6 +13,9 @@ from ... import _cpu
 from ...devices import Buffer
 from ...graph.graph import Graph, Node, Value
 
+#: Stands where no one is told of results past float16's range.
+NO_ONE = _cpu.Overflow(0, 0)
+
 #: A compiled function and its arguments, addresses among them as integers.
 Bound = tuple[Callable[..., None], list[Any]]
 
@@ -33,6 +36,7 @@ class Call:
         pitches: name of a value -> elements from one row of its last dimension to the next, where other
             values' columns lie between.
         stream: what stands for the stream's handle, or None: the device's own.
+        overflow: who is told of results past float16's range, for kernels that round them.
     """
 
     node: Node
@@ -46,10 +50,16 @@ class Call:
     threads: int
     pitches: Mapping[str, int] = field(default_factory=dict)
     stream: Any = None
+    overflow: Any = NO_ONE
 
     def pitch(self, value: Value | None) -> int:
         """Returns the elements from one row of the last dimension of ``value`` to the next; 0 for None."""
         return 0 if value is None else self.pitches.get(value.name, value.shape[-1])
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether any of its values lies in memory in another type than its own."""
+        return any(value is not None and value.stored for value in (*self.inputs, *self.outputs))
 
     def native(self, function: str, *arguments: Any) -> Bound:
         """Returns the call of a compiled function; the threads, the stream or the device come last."""
@@ -83,6 +93,20 @@ def _always(node: Node, graph: Graph) -> bool:
     return True
 
 
+def _no_places(node: Node, graph: Graph) -> Container[int | None]:
+    return ()
+
+
+def storing(*places: int | None) -> Callable[[Node, Graph], Container[int | None]]:
+    """Returns what says of every node that these may be stored: see Kernel.stores."""
+    return lambda node, graph: places
+
+
+def stored(value: Value | None) -> Any:
+    """Returns how a value lies in memory, as the compiled functions take it."""
+    return getattr(_cpu.Stored, (value.stored if value is not None else "") or "float32")
+
+
 def _no_bytes(node: Node, graph: Graph, device: Any, threads: int) -> int:
     return 0
 
@@ -105,6 +129,9 @@ class Kernel:
         workspace: returns the bytes of scratch memory that a call needs on a device, with so many threads.
         in_place: whether output 0 may lie where input 0 lies.
         pitched: the inputs, and None for the outputs, that may be columns of wider rows: see Call.pitches.
+        stores: returns the inputs, and None for the outputs, that may lie in memory in 16 bits where the
+            operator has them as float32: see Value.stored.
+        alike: whether those lie in memory in the same type.
         reduction: None, or whether this is the form in which several lanes share one output's sum.
         rewrite: returns the nodes that stand for a node before this kernel runs it, or None as it stands.
         prepare: returns what is made once for a node from its constants (packed weights, say) and kept for
@@ -127,6 +154,8 @@ class Kernel:
     workspace: Callable[[Node, Graph, Any, int], int] = _no_bytes
     in_place: bool = False
     pitched: Container[int | None] = ()
+    stores: Callable[[Node, Graph], Container[int | None]] = _no_places
+    alike: bool = False
     reduction: bool | None = None
     rewrite: Callable[[Node, Graph], Sequence[Node] | None] = _never
     prepare: Callable[[Node, Graph, Any], Any] | None = None
@@ -168,6 +197,12 @@ class Kernel:
             return f"expected {' or '.join(self.dtypes)}, found {first.dtype}"
         if first is not None and first.layout not in self.layouts:
             return f"expected the layout {' or '.join(self.layouts)}, found {first.layout}"
+        places = None
+        for place, name in (*enumerate(node.inputs), *((None, name) for name in node.outputs)):
+            if name is not None and (found := graph.values[name].stored):
+                places = self.stores(node, graph) if places is None else places
+                if place not in places:
+                    return f"expected float32 in memory, found {found}"
         return self.why_not(node, graph)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from ... import _cpu
 from ...graph.graph import Graph, Node, Value
 from ...operators.operator import axis_in
-from .kernel import Bound, Call, Kernel
+from .kernel import Bound, Call, Kernel, storing
 from .strided import MOST, beyond, copy_shape, keeping, repeated, row_major, together
 
 _ITEMS = (1, 2, 4, 8)
@@ -114,13 +114,13 @@ def _why_not(node: Node, graph: Graph) -> str | None:
 
 
 def _odd_items(value: Value) -> str | None:
-    size = np.dtype(value.dtype).itemsize
+    size = value.item_bytes
     return None if size in _ITEMS else f"expected elements of 1, 2, 4 or 8 bytes, found {size}"
 
 
 def _make(call: Call) -> Bound:
     copies = _copies(call.node, call.inputs, call.outputs, call.pitches)
-    item = np.dtype(call.inputs[0].dtype).itemsize
+    item = call.inputs[0].item_bytes
     bounds = []
     for index, copied in enumerate(copies):
         source = call.at[index if len(call.at) > 1 else 0]
@@ -135,7 +135,7 @@ def _make(call: Call) -> Bound:
 def gathered(call: Call, tables: list[np.ndarray], run: int, fill: int = 0) -> Bound:
     """Returns the call of gather by tables of offsets, which are uploaded and kept with it."""
     sizes = [len(table) for table in tables] + [1] * (MOST - len(tables))
-    item = np.dtype(call.inputs[0].dtype).itemsize
+    item = call.inputs[0].item_bytes
     shape = _cpu.GatherShape(item, len(tables), *sizes, run, fill)
     table = call.device.upload(np.concatenate(tables).astype(np.int64))
     return keeping(call.native("gather", call.at[0], table.address, call.to[0], shape), table)
@@ -197,6 +197,12 @@ def _pad_why_not(node: Node, graph: Graph) -> str | None:
     return _odd_items(x)
 
 
+def _pad_stores(node: Node, graph: Graph) -> tuple[int | None, ...]:
+    """What fills is given as the bits of float32: those of 0 are the same in 16 bits."""
+    zero = not np.float32(node.op.value).view(np.uint32)
+    return (None, 0) if zero else ()
+
+
 def _indices(node: Node, graph: Graph, device: Any = None) -> np.ndarray:
     """Returns the constant indices of a gather; negative ones count from the end."""
     return np.asarray(graph.constants[node.inputs[1]]).ravel().astype(np.int64)
@@ -224,9 +230,10 @@ def _make_gather(call: Call) -> Bound:
 def _rows(op: str, name: str, make: Callable[[Call], Bound], **options: Any) -> list[Kernel]:
     """Returns a row for any element on the CPU, and one for floats on CUDA: others stay on the host."""
     cuda = {key: value for key, value in options.items() if key != "pitched"}
+    cuda.setdefault("stores", storing(*_EVERY))
     return [
         Kernel(op, name, "cpu", make, dtypes=(), **options),
-        Kernel(op, name, "cuda", make, **cuda),
+        Kernel(op, name, "cuda", make, alike=True, **cuda),
     ]
 
 
@@ -237,9 +244,9 @@ ROWS = [
         for op in ("split", "concat")
         for row in _rows(op, "copy_nd", _make, why_not=_why_not, pitched=_EVERY)
     ),
-    *_rows("pad", "gather", _make_pad, why_not=_pad_why_not),
+    *_rows("pad", "gather", _make_pad, why_not=_pad_why_not, stores=_pad_stores),
     *_rows(
         "gather", "gather", _make_gather, why_not=_gather_why_not, packs=(1,),
-        prepare=_indices,
+        prepare=_indices, stores=storing(None, 0),
     ),
 ]  # fmt: skip

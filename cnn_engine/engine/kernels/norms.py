@@ -10,7 +10,10 @@ import numpy as np
 from ... import _cpu
 from ...graph.graph import Graph, Node, Value
 from ...operators.operator import axis_in
-from .kernel import Bound, Call, on_both
+from .kernel import Bound, Call, on_both, stored
+
+#: Elements of a row that is normalised where it lies in memory in 16 bits.
+MOST_STORED = 2048
 
 
 def _affine(node: Node, graph: Graph, device: Any) -> Any:
@@ -35,6 +38,12 @@ def _make_batch(call: Call) -> Bound:
     outer, inner = (math.prod(sizes[:-1]), 1) if axis == -1 else (sizes[0], math.prod(sizes[2:]))
     shape = _cpu.ChannelShape(outer, channels, inner)
     center, scale, shift = (call.prepared.address + 4 * channels * i for i in range(3))
+    if call.is_stored:
+        types = stored(call.inputs[0]), stored(call.outputs[0])
+        return call.native(
+            "affine_channel_stored", call.at[0], center, scale, shift, call.to[0], shape, *types,
+            call.overflow,
+        )  # fmt: skip
     return call.native("affine_channel", call.at[0], center, scale, shift, call.to[0], shape)
 
 
@@ -74,17 +83,39 @@ def _make_layer(call: Call) -> Bound:
     centered = call.node.op.kind == "layer_norm"
     shape = _cpu.NormalizeRowsShape(rows, 1, row, 1, call.node.op.epsilon, centered)
     scale, shift = (*call.at[1:3], 0)[:2]
+    if call.is_stored:
+        types = stored(x), stored(call.outputs[0])
+        return call.native(
+            "normalize_rows_stored", call.at[0], scale, shift, call.to[0], shape, *types,
+            call.overflow,
+        )  # fmt: skip
     mean, inverse = call.to[1:3] if len(call.to) > 1 else (0, 0)
     return call.native("normalize_rows", call.at[0], scale, shift, call.to[0], mean, inverse, shape)
+
+
+def _batch_stores(node: Node, graph: Graph) -> tuple[int | None, ...]:
+    channels_last = node.op.axis in (-1, len(graph.values[node.inputs[0]].shape) - 1)
+    return (None, 0) if channels_last else ()
+
+
+def _layer_stores(node: Node, graph: Graph) -> tuple[int | None, ...]:
+    row = math.prod(_tail(node, graph.values[node.inputs[0]]))
+    return (None, 0) if row <= MOST_STORED and len(node.outputs) == 1 else ()
 
 
 ROWS = [
     *on_both(
         "batch_norm", "affine_channel", _make_batch, why_not=_batch_why_not, prepare=_affine,
-        packs=(1, 2, 3, 4), in_place=True,
+        packs=(1, 2, 3, 4), in_place=True, stores=_batch_stores,
     ),
     *on_both("instance_norm", "normalize_rows", _make_groups, why_not=_all_float32, in_place=True),
     *on_both("group_norm", "normalize_rows", _make_groups, why_not=_all_float32, in_place=True),
-    *on_both("layer_norm", "normalize_rows", _make_layer, why_not=_layer_why_not, in_place=True),
-    *on_both("rms_norm", "normalize_rows", _make_layer, why_not=_layer_why_not, in_place=True),
+    *(
+        row
+        for kind in ("layer_norm", "rms_norm")
+        for row in on_both(
+            kind, "normalize_rows", _make_layer, why_not=_layer_why_not, in_place=True,
+            stores=_layer_stores,
+        )
+    ),
 ]  # fmt: skip

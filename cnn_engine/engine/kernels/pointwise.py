@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 
@@ -12,12 +13,14 @@ from ...operators import KINDS
 from ...operators.binary import Binary
 from ...operators.operator import Operator
 from ...operators.unary import Unary
-from .kernel import Bound, Call, Kernel, on_both
+from .kernel import Bound, Call, Kernel, on_both, stored, storing
 from .strided import MOST, keeping, repeated, row_major, together, walk
 
 
 def _make(name: str):
     def make(call: Call) -> Bound:
+        if call.is_stored:
+            return _stored_unary(call, getattr(_cpu.UnaryFunction, name), 0.0, 0.0)
         shape = _cpu.ElementwiseShape(call.inputs[0].size, 4)
         return call.native(name, call.at[0], call.to[0], shape)
 
@@ -45,7 +48,17 @@ def _make_unary(call: Call) -> Bound:
     op = call.node.op
     function = getattr(_cpu.UnaryFunction, op.function)
     size, numbers = call.inputs[0].size, (float(op.alpha), float(op.beta))
+    if call.is_stored:
+        return _stored_unary(call, function, *numbers)
     return call.native("unary", call.at[0], call.to[0], size, function, *numbers)
+
+
+def _stored_unary(call: Call, *function: Any) -> Bound:
+    (x,), (y,) = call.inputs, call.outputs
+    types = stored(x), stored(y)
+    return call.native(
+        "unary_stored", call.at[0], call.to[0], x.size, *types, call.overflow, *function
+    )
 
 
 def _make_binary(call: Call) -> Bound:
@@ -54,6 +67,11 @@ def _make_binary(call: Call) -> Bound:
     found = walk(out.shape, *steps, row_major(out.shape))
     shape = _cpu.BinaryShape(*found[0], *found[1], *found[2])
     function = getattr(_cpu.BinaryFunction, call.node.op.function)
+    if call.is_stored:
+        types = map(stored, (x, y, out))
+        return call.native(
+            "binary_stored", *call.at, call.to[0], shape, *types, call.overflow, function
+        )
     return call.native("binary", *call.at, call.to[0], shape, function)
 
 
@@ -85,21 +103,22 @@ def _kinds(record: type[Operator], functions: type) -> list[str]:
     ]
 
 
+_ONE = {"in_place": True, "stores": storing(None, 0)}
+_TWO = {"in_place": True, "pitched": (0, 1), "stores": storing(None, 0, 1)}
+
 ROWS: list[Kernel] = [
-    *on_both("relu", "relu", _make("relu"), in_place=True),
-    *on_both("tanh", "tanh", _make("tanh"), in_place=True),
+    *on_both("relu", "relu", _make("relu"), **_ONE),
+    *on_both("tanh", "tanh", _make("tanh"), **_ONE),
     *on_both("normalize", "normalize", _make_normalize, dtypes=("uint8",)),
     *(
         row
         for kind in _kinds(Unary, _cpu.UnaryFunction)
-        for row in on_both(kind, "unary", _make_unary, in_place=True)
+        for row in on_both(kind, "unary", _make_unary, **_ONE)
     ),
     *(
         row
         for kind in _kinds(Binary, _cpu.BinaryFunction)
-        for row in on_both(
-            kind, "binary", _make_binary, why_not=_broadcast_why_not, in_place=True, pitched=(0, 1)
-        )
+        for row in on_both(kind, "binary", _make_binary, why_not=_broadcast_why_not, **_TWO)
     ),
     *on_both("where", "where", _make_where, dtypes=("bool",), why_not=_broadcast_why_not),
 ]

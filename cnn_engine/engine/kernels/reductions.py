@@ -12,8 +12,11 @@ from ...operators import KINDS
 from ...operators.operator import axis_in
 from ...operators.reduce import Reduce
 from ...operators.shaping import Reshape, Transpose
-from .kernel import Bound, Call, on_both
+from .kernel import Bound, Call, on_both, stored
 from .strided import unused
+
+#: Means of columns that one call makes where they lie in memory in 16 bits.
+MOST_STORED = 65535
 
 
 def _line(shape: tuple[int, ...], axes: tuple[int, ...]) -> tuple[int, int, int] | None:
@@ -38,9 +41,18 @@ def _line(shape: tuple[int, ...], axes: tuple[int, ...]) -> tuple[int, int, int]
 def _make(call: Call) -> Bound:
     op = call.node.op
     shape = _cpu.AxisShape(*_line(call.inputs[0].shape, op.axes))
+    if call.is_stored:
+        types = stored(call.inputs[0]), stored(call.outputs[0])
+        return call.native("mean_stored", call.at[0], call.to[0], shape, *types, call.overflow)
     return call.native(
         "reduce", call.at[0], call.to[0], shape, getattr(_cpu.Reduction, op.function)
     )
+
+
+def _stores(node: Node, graph: Graph) -> tuple[int | None, ...]:
+    line = _line(graph.values[node.inputs[0]].shape, node.op.axes)
+    is_mean = node.op.function == "mean" and line is not None
+    return (None, 0) if is_mean and line[0] <= MOST_STORED else ()
 
 
 def _side_by_side(node: Node, graph: Graph) -> list[Node] | None:
@@ -93,7 +105,7 @@ def _reductions() -> list[Any]:
         row
         for kind, record in KINDS.items()
         if issubclass(record, Reduce)
-        for row in on_both(kind, "reduce", _make, rewrite=_side_by_side)
+        for row in on_both(kind, "reduce", _make, rewrite=_side_by_side, stores=_stores)
     ]
 
 

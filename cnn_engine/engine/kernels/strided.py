@@ -8,8 +8,6 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any
 
-import numpy as np
-
 from ... import _cpu
 from ...graph.graph import Graph, Value
 from .kernel import Bound
@@ -82,7 +80,7 @@ def copy_shape(
     found = walk(shape, reads, writes)
     if found is None:
         return None
-    return _cpu.CopyShape(np.dtype(value.dtype).itemsize, *chain(*found), start, target)
+    return _cpu.CopyShape(value.item_bytes, *chain(*found), start, target)
 
 
 def unused(graph: Graph, name: str) -> str:

@@ -66,16 +66,20 @@ LAYING: tuple[Pass, ...] = (
     fuse_activations,
     nest_concatenations,
 )
-LAYING_ON_CUDA: tuple[Pass, ...] = (
-    channels_last,
-    convolve_products,
-    fold_constants_after,
-    fuse_residuals,
-    pool_first,
-    partial(fuse_prologues, fours=True),
-    fuse_activations,
-    nest_concatenations,
-)
+#: By the channels that convolutions read at once: 16 bytes of float32, or of 16 bits.
+LAYING_ON_CUDA: dict[int, tuple[Pass, ...]] = {
+    run: (
+        channels_last,
+        convolve_products,
+        fold_constants_after,
+        fuse_residuals,
+        pool_first,
+        partial(fuse_prologues, run=run),
+        fuse_activations,
+        nest_concatenations,
+    )
+    for run in (4, 8)
+}
 
 
 def simplify(graph: Graph) -> Graph:
@@ -88,13 +92,14 @@ def fuse(graph: Graph) -> Graph:
     return _until_done(graph, FUSING)
 
 
-def lay_channels_last(graph: Graph, device: str = "cpu") -> Graph:
+def lay_channels_last(graph: Graph, device: str = "cpu", run: int = 4) -> Graph:
     """Returns ``graph`` as the fastest kernels run it: images between convolutions are [N, H, W, C].
 
     What precedes a convolution, and all functions that follow one, become parts of it. On ``cuda`` the
-    former where channels come in fours, and products over channels become convolutions.
+    former where channels come in runs of 4 or, in 16 bits, of 8, and products over channels become
+    convolutions.
     """
-    return _until_done(graph, LAYING_ON_CUDA if device == "cuda" else LAYING)
+    return _until_done(graph, LAYING_ON_CUDA[run] if device == "cuda" else LAYING)
 
 
 def _until_done(graph: Graph, passes: Sequence[Pass]) -> Graph:

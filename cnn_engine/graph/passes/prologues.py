@@ -27,25 +27,23 @@ class _Prologue:
     factors: str | None = None
 
 
-def fuse_prologues(graph: Graph, fours: bool = False) -> Graph:
+def fuse_prologues(graph: Graph, run: int = 1) -> Graph:
     """Has 1x1 convolutions scale, shift and clamp what they read, as they read it.
 
     The batch norm, the relu or the product with one number a channel of an image that did so go, where no
     one else reads what they make.
 
     Args:
-        fours: whether convolutions can do so only where four channels at a time lie at 16 bytes.
+        run: channels that convolutions read at once, where they can do so: 16 bytes of them.
     """
     rewrites = Rewrites(graph)
-    if fours and any(width % 4 for width in _columns(graph)):
+    if any(width % run for width in _columns(graph)):
         return graph
     into: dict[str, str] = {}
     for conv in graph.nodes:
         found = _prologue(graph, conv.inputs[0]) if _takes_one(graph, conv) else None
-        if (
-            fours
-            and found is not None
-            and any(graph.values[name].shape[-1] % 4 for name in (found.x, conv.outputs[0]))
+        if found is not None and any(
+            graph.values[name].shape[-1] % run for name in (found.x, conv.outputs[0])
         ):
             continue
         if found is None or not found.nodes:

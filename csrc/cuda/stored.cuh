@@ -1,0 +1,88 @@
+// Elements of the types of stored.h: neighbours are read and written at once, as float32.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+#include <type_traits>
+
+#include "ops/stored.h"
+
+namespace cnn_engine::cuda {
+
+__device__ inline float widened(float x) { return x; }
+__device__ inline float widened(__half x) { return __half2float(x); }
+__device__ inline float widened(__nv_bfloat16 x) { return __bfloat162float(x); }
+
+template <typename T>
+__device__ inline T narrowed(float x);
+template <>
+__device__ inline float narrowed<float>(float x) {
+  return x;
+}
+template <>
+__device__ inline __half narrowed<__half>(float x) {
+  return __float2half_rn(x);
+}
+template <>
+__device__ inline __nv_bfloat16 narrowed<__nv_bfloat16>(float x) {
+  return __float2bfloat16_rn(x);
+}
+
+// `width` neighbours, aligned to all of them or to 16 bytes.
+template <typename T, int width>
+struct alignas(sizeof(T) * width < 16 ? sizeof(T) * width : 16) Neighbours {
+  T value[width];
+};
+
+template <int width, typename T>
+__device__ inline void load_neighbours(const T* from, float (&to)[width]) {
+  const auto found = *reinterpret_cast<const Neighbours<T, width>*>(from);
+#pragma unroll
+  for (int i = 0; i < width; ++i) to[i] = widened(found.value[i]);
+}
+
+template <int width, typename T>
+__device__ inline void store_neighbours(T* to, const float (&from)[width],
+                                        const Overflow& overflow) {
+  Neighbours<T, width> made;
+#pragma unroll
+  for (int i = 0; i < width; ++i) made.value[i] = narrowed<T>(from[i]);
+  *reinterpret_cast<Neighbours<T, width>*>(to) = made;
+  if constexpr (std::is_same_v<T, __half>) {
+    // From 65,520, halfway to what would be next, up to the largest of float32.
+    constexpr unsigned kLeast = 0x477ff000u, kInfinity = 0x7f800000u;
+    bool past = false;
+#pragma unroll
+    for (int i = 0; i < width; ++i) {
+      past |= (__float_as_uint(from[i]) & 0x7fffffffu) - kLeast < kInfinity - kLeast;
+    }
+    if (past && overflow.word != 0) {
+      *reinterpret_cast<volatile int*>(overflow.word) = overflow.number;
+    }
+  }
+}
+
+// Calls body(a null pointer to the type of the elements).
+template <typename Body>
+void with_stored(Stored stored, const Body& body) {
+  switch (stored) {
+    case Stored::float32:
+      return body(static_cast<float*>(nullptr));
+    case Stored::float16:
+      return body(static_cast<__half*>(nullptr));
+    case Stored::bfloat16:
+      return body(static_cast<__nv_bfloat16*>(nullptr));
+  }
+}
+
+// Where element `offset` of a tensor lies.
+inline const void* element(const void* tensor, Stored stored, std::int64_t offset) {
+  return static_cast<const char*>(tensor) + offset * bytes_of(stored);
+}
+inline void* element(void* tensor, Stored stored, std::int64_t offset) {
+  return static_cast<char*>(tensor) + offset * bytes_of(stored);
+}
+
+}  // namespace cnn_engine::cuda

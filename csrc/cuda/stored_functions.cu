@@ -1,0 +1,364 @@
+// Functions of tensors in 16 bits on CUDA. T is that type; each tensor is float32 or T.
+#include <cooperative_groups.h>
+
+#include "cuda/activation.cuh"
+#include "cuda/binary.cuh"
+#include "cuda/channels.cuh"
+#include "cuda/reduce.cuh"
+#include "cuda/strided.cuh"
+#include "ops/stored_functions.h"
+
+namespace cnn_engine::cuda {
+namespace {
+
+// A tensor of float32, or of T where it is rounded.
+template <typename T>
+struct Tensor {
+  void* at;
+  bool rounded;
+
+  Tensor(const void* at, Stored stored)
+      : at(const_cast<void*>(at)), rounded(stored != Stored::float32) {}
+
+  template <int width>
+  __device__ Channels<width> load(std::int64_t offset) const {
+    if (rounded) return Channels<width>::load(static_cast<const T*>(at) + offset);
+    return Channels<width>::load(static_cast<const float*>(at) + offset);
+  }
+  template <int width>
+  __device__ void store(std::int64_t offset, const Channels<width>& x,
+                        const Overflow& overflow) const {
+    if (rounded) return x.store(static_cast<T*>(at) + offset, overflow);
+    x.store(static_cast<float*>(at) + offset);
+  }
+
+  bool in_runs(int width) const { return is_aligned(at, width * (rounded ? sizeof(T) : 4)); }
+};
+
+// Calls body(a null pointer to the type of 16 bits that the tensors have).
+template <typename Body>
+void with_rounded(const Body& body, Stored a, Stored b, Stored c = Stored::float32) {
+  Stored found = Stored::float32;
+  for (const Stored stored : {a, b, c}) {
+    if (stored == Stored::float32) continue;
+    if (found != Stored::float32 && found != stored) {
+      throw std::invalid_argument(std::string("stored: expected one type beside float32, found ") +
+                                  name_of(found) + " and " + name_of(stored));
+    }
+    found = stored;
+  }
+  if (found == Stored::bfloat16) return body(static_cast<__nv_bfloat16*>(nullptr));
+  body(static_cast<__half*>(nullptr));
+}
+
+// ---- element by element ----
+
+template <typename T, int width>
+__global__ void unary_stored_kernel(const Tensor<T> x, const Tensor<T> y, std::int64_t groups,
+                                    const Activation function, const Overflow overflow) {
+  wait_for_inputs();
+  let_successors_start();
+  const std::int64_t i = grid_thread();
+  if (i >= groups) return;
+  Channels<width> run = x.template load<width>(i * width);
+#pragma unroll
+  for (int v = 0; v < width; ++v) run.value[v] = function(run.value[v]);
+  y.store(i * width, run, overflow);
+}
+
+// One thread makes a group of `width` elements; `walk` is over groups, its strides are of groups'
+// first elements. An operand whose last stride is 0 is repeated over them.
+template <typename T, int width, typename Index>
+__global__ void binary_stored_kernel(const Tensor<T> x, const Tensor<T> y, const Tensor<T> out,
+                                     const Walk<3> walk, const BinaryFunction function,
+                                     const Overflow overflow) {
+  wait_for_inputs();
+  let_successors_start();
+  const std::int64_t i = grid_thread();
+  if (i >= walk.size) return;
+  std::int64_t at[3];
+  walk.place(static_cast<Index>(i), at);
+  const auto load = [&](const Tensor<T>& from, int k) {
+    if (width == 1 || walk.strides[k][walk.rank - 1] != 0) return from.template load<width>(at[k]);
+    return Channels<width>::all(from.template load<1>(at[k]).value[0]);
+  };
+  Channels<width> a = load(x, 1);
+  const Channels<width> b = load(y, 2);
+#pragma unroll
+  for (int v = 0; v < width; ++v) a.value[v] = binary_of(function, a.value[v], b.value[v]);
+  out.store(at[0], a, overflow);
+}
+
+template <typename T, int width>
+__global__ void affine_channel_stored_kernel(const Tensor<T> x, const float* center,
+                                             const float* scale, const float* shift,
+                                             const Tensor<T> y, int channels, std::int64_t groups,
+                                             const Overflow overflow) {
+  wait_for_inputs();
+  let_successors_start();
+  const std::int64_t i = grid_thread();
+  if (i >= groups) return;
+  const int c = static_cast<int>(i * width % channels);
+  Channels<width> run = x.template load<width>(i * width);
+  const auto middle =
+      center != nullptr ? Channels<width>::load(center + c) : Channels<width>::all(0.0f);
+  const auto factor = Channels<width>::load(scale + c), above = Channels<width>::load(shift + c);
+#pragma unroll
+  for (int v = 0; v < width; ++v) {
+    run.value[v] = (run.value[v] - middle.value[v]) * factor.value[v] + above.value[v];
+  }
+  y.store(i * width, run, overflow);
+}
+
+// ---- rows ----
+
+constexpr int kRowThreads = 128;
+
+// A warp makes a row, which it holds in registers: `Runs` runs of `width` channels a lane. The mean
+// is taken first, the variance of differences from it.
+template <typename T, int width, int Runs>
+__global__ void __launch_bounds__(kRowThreads)
+    normalize_rows_stored_kernel(const Tensor<T> x, const float* scale, const float* shift,
+                                 const Tensor<T> y, const NormalizeRowsShape p,
+                                 const Overflow overflow) {
+  const int lane = threadIdx.x % kWarpThreads, channels = static_cast<int>(p.channels);
+  const std::int64_t row = grid_thread() / kWarpThreads;
+  wait_for_inputs();
+  let_successors_start();
+  if (row >= p.rows) return;
+  const std::int64_t first = row * channels;
+  Channels<width> run[Runs];
+  float sum = 0.0f;
+#pragma unroll
+  for (int i = 0; i < Runs; ++i) {
+    const int c = (i * kWarpThreads + lane) * width;
+    run[i] = c < channels ? x.template load<width>(first + c) : Channels<width>::all(0.0f);
+#pragma unroll
+    for (int v = 0; v < width; ++v) sum += run[i].value[v];
+  }
+  const float mean = p.centered ? warp_sum(sum) / channels : 0.0f;
+  float squares = 0.0f;
+#pragma unroll
+  for (int i = 0; i < Runs; ++i) {
+    const bool some = (i * kWarpThreads + lane) * width < channels;
+#pragma unroll
+    for (int v = 0; v < width; ++v) {
+      const float apart = some ? run[i].value[v] - mean : 0.0f;
+      squares = fmaf(apart, apart, squares);
+    }
+  }
+  const float factor = rsqrtf(warp_sum(squares) / channels + p.epsilon);
+#pragma unroll
+  for (int i = 0; i < Runs; ++i) {
+    const int c = (i * kWarpThreads + lane) * width;
+    if (c >= channels) break;
+    const auto wide =
+        scale != nullptr ? Channels<width>::load(scale + c) : Channels<width>::all(1.0f);
+    const auto above =
+        shift != nullptr ? Channels<width>::load(shift + c) : Channels<width>::all(0.0f);
+#pragma unroll
+    for (int v = 0; v < width; ++v) {
+      run[i].value[v] = (run[i].value[v] - mean) * factor * wide.value[v] + above.value[v];
+    }
+    y.store(first + c, run[i], overflow);
+  }
+}
+
+// ---- means of columns ----
+
+constexpr int kMeanThreads = 256;
+constexpr int kMeanRuns = 8;  // of a block, side by side, at most
+constexpr int kMeanParts = 8;
+
+// The blocks of a cluster share the rows of `runs` runs of `width` columns; so do the threads of a
+// block. Sums are added in the order of threads and then of blocks.
+template <typename T, int width>
+__global__ void __launch_bounds__(kMeanThreads)
+    mean_stored_kernel(const Tensor<T> x, const Tensor<T> y, const AxisShape p, int runs_log2,
+                       const Overflow overflow) {
+  __shared__ float sums[kMeanThreads * width];
+  wait_for_inputs();
+  let_successors_start();
+  const int runs = 1 << runs_log2, rows = kMeanThreads >> runs_log2;
+  const int run = threadIdx.x & (runs - 1), row = threadIdx.x >> runs_log2;
+  const int axis = static_cast<int>(p.axis), parts = gridDim.z;
+  const std::int64_t column = (static_cast<std::int64_t>(blockIdx.x) * runs + run) * width;
+  const bool some = column < p.inner;
+  const std::int64_t first = blockIdx.y * p.axis * p.inner + column;
+  auto sum = Channels<width>::all(0.0f);
+  if (some) {
+#pragma unroll 4
+    for (int a = blockIdx.z * rows + row; a < axis; a += rows * parts) {
+      const auto found = x.template load<width>(first + a * p.inner);
+#pragma unroll
+      for (int v = 0; v < width; ++v) sum.value[v] += found.value[v];
+    }
+  }
+  const int columns = runs * width;
+#pragma unroll
+  for (int v = 0; v < width; ++v) sums[row * columns + run * width + v] = sum.value[v];
+  __syncthreads();
+  float all = 0.0f;
+  const int own = threadIdx.x;
+  if (own < columns) {
+#pragma unroll 8
+    for (int r = 0; r < rows; ++r) all += sums[r * columns + own];
+  }
+  __syncthreads();
+#if __CUDA_ARCH__ >= 900
+  if (parts > 1) {
+    if (own < columns) sums[own] = all;
+    const auto cluster = cooperative_groups::this_cluster();
+    cluster.sync();
+    if (blockIdx.z == 0 && own < columns) {
+      for (int part = 1; part < parts; ++part) all += cluster.map_shared_rank(sums, part)[own];
+    }
+    cluster.sync();  // no block ends before its sums were read
+  }
+#endif
+  const std::int64_t c = static_cast<std::int64_t>(blockIdx.x) * columns + own;
+  if (blockIdx.z == 0 && own < columns && c < p.inner) {
+    y.store(blockIdx.y * p.inner + c, Channels<1>{{all / axis}}, overflow);
+  }
+}
+
+}  // namespace
+
+void unary_stored(const void* input, void* output, std::int64_t size, Stored x_stored,
+                  Stored y_stored, const Overflow& overflow, UnaryFunction function, float alpha,
+                  float beta, Stream stream) {
+  if (size <= 0) return;
+  with_rounded(
+      [&](auto* type) {
+        using T = std::remove_pointer_t<decltype(type)>;
+        const Tensor<T> x(input, x_stored), y(output, y_stored);
+        const bool fours = size % 4 == 0 && x.in_runs(4) && y.in_runs(4);
+        const std::int64_t groups = fours ? size / 4 : size;
+        launch("launch of unary_stored_kernel",
+               fours ? unary_stored_kernel<T, 4> : unary_stored_kernel<T, 1>, blocks_for(groups),
+               kBlockThreads, 0, stream, 1, x, y, groups, Activation{function, alpha, beta},
+               overflow);
+      },
+      x_stored, y_stored);
+}
+
+void binary_stored(const void* x, const void* y, void* out, const BinaryShape& shape,
+                   Stored x_stored, Stored y_stored, Stored out_stored, const Overflow& overflow,
+                   BinaryFunction function, Stream stream) {
+  std::int64_t strides[3][kMaxDims];
+  row_major(shape.dims, strides[0]);
+  for (int d = 0; d < kMaxDims; ++d) {
+    strides[1][d] = shape.x_strides[d];
+    strides[2][d] = shape.y_strides[d];
+  }
+  Strided<3> walk = collapse<3>(shape.dims, strides);
+  if (walk.size == 0) return;
+  with_rounded(
+      [&](auto* type) {
+        using T = std::remove_pointer_t<decltype(type)>;
+        const Tensor<T> tensors[3] = {{out, out_stored}, {x, x_stored}, {y, y_stored}};
+        const int last = walk.rank - 1;
+        bool fours = walk.rank > 0 && walk.dims[last] % 4 == 0;
+        for (int k = 0; k < 3 && fours; ++k) {
+          if (walk.strides[k][last] == 0) continue;
+          fours = walk.strides[k][last] == 1 && tensors[k].in_runs(4);
+          for (int d = 0; d < last; ++d) fours = fours && walk.strides[k][d] % 4 == 0;
+        }
+        if (fours) {
+          walk.dims[last] /= 4;
+          walk.size /= 4;
+          for (int k = 0; k < 3; ++k) walk.strides[k][last] *= 4;
+        }
+        with_index(walk.size, [&](auto index) {
+          using Index = decltype(index);
+          launch("launch of binary_stored_kernel",
+                 fours ? binary_stored_kernel<T, 4, Index> : binary_stored_kernel<T, 1, Index>,
+                 blocks_for(walk.size), kBlockThreads, 0, stream, 1, tensors[1], tensors[2],
+                 tensors[0], Walk<3>(walk), function, overflow);
+        });
+      },
+      x_stored, y_stored, out_stored);
+}
+
+void affine_channel_stored(const void* x, const float* center, const float* scale,
+                           const float* shift, void* y, const ChannelShape& shape, Stored x_stored,
+                           Stored y_stored, const Overflow& overflow, Stream stream) {
+  const std::int64_t size = shape.outer * shape.channels;
+  if (size == 0) return;
+  with_rounded(
+      [&](auto* type) {
+        using T = std::remove_pointer_t<decltype(type)>;
+        const Tensor<T> from(x, x_stored), to(y, y_stored);
+        const bool fours = shape.channels % 4 == 0 && from.in_runs(4) && to.in_runs(4) &&
+                           is_aligned(center, 16) && is_aligned(scale, 16) && is_aligned(shift, 16);
+        const std::int64_t groups = fours ? size / 4 : size;
+        launch("launch of affine_channel_stored_kernel",
+               fours ? affine_channel_stored_kernel<T, 4> : affine_channel_stored_kernel<T, 1>,
+               blocks_for(groups), kBlockThreads, 0, stream, 1, from, center, scale, shift, to,
+               static_cast<int>(shape.channels), groups, overflow);
+      },
+      x_stored, y_stored);
+}
+
+void normalize_rows_stored(const void* x, const float* scale, const float* shift, void* y,
+                           const NormalizeRowsShape& shape, Stored x_stored, Stored y_stored,
+                           const Overflow& overflow, Stream stream) {
+  if (shape.groups != 1 || shape.span != 1 || shape.channels > kMostRowChannels) {
+    throw std::invalid_argument("rows: expected one group, a span of 1 and at most " +
+                                std::to_string(kMostRowChannels) + " channels");
+  }
+  if (shape.rows * shape.channels == 0) return;
+  with_rounded(
+      [&](auto* type) {
+        using T = std::remove_pointer_t<decltype(type)>;
+        const Tensor<T> from(x, x_stored), to(y, y_stored);
+        const bool fours = shape.channels % 4 == 0 && from.in_runs(4) && to.in_runs(4) &&
+                           is_aligned(scale, 16) && is_aligned(shift, 16);
+        const int lane_channels = static_cast<int>((shape.channels + 31) / 32);
+        const auto kernel = fours ? (lane_channels <= 4    ? normalize_rows_stored_kernel<T, 4, 1>
+                                     : lane_channels <= 12 ? normalize_rows_stored_kernel<T, 4, 3>
+                                     : lane_channels <= 24 ? normalize_rows_stored_kernel<T, 4, 6>
+                                                           : normalize_rows_stored_kernel<T, 4, 16>)
+                                  : (lane_channels <= 8 ? normalize_rows_stored_kernel<T, 1, 8>
+                                                        : normalize_rows_stored_kernel<T, 1, 64>);
+        const std::int64_t threads = shape.rows * kWarpThreads;
+        launch("launch of normalize_rows_stored_kernel", kernel,
+               static_cast<unsigned>((threads + kRowThreads - 1) / kRowThreads), kRowThreads, 0,
+               stream, 1, from, scale, shift, to, shape, overflow);
+      },
+      x_stored, y_stored);
+}
+
+void mean_stored(const void* x, void* y, const AxisShape& shape, Stored x_stored, Stored y_stored,
+                 const Overflow& overflow, Stream stream) {
+  if (shape.outer * shape.inner == 0) return;
+  constexpr std::int64_t kMostImages = 65535;
+  if (shape.outer > kMostImages || shape.axis > std::numeric_limits<int>::max() / 2) {
+    throw std::invalid_argument("mean: expected at most 65535 means a column, of at most 2^30");
+  }
+  with_rounded(
+      [&](auto* type) {
+        using T = std::remove_pointer_t<decltype(type)>;
+        const Tensor<T> from(x, x_stored), to(y, y_stored);
+        const bool fours = shape.inner % 4 == 0 && from.in_runs(4);
+        const int width = fours ? 4 : 1;
+        int runs_log2 = 0;
+        while ((1 << runs_log2) < 4 * kMeanRuns / width && (width << runs_log2) < shape.inner) {
+          ++runs_log2;
+        }
+        const int rows = kMeanThreads >> runs_log2;
+        int parts = 1;
+        while (waits_in_kernels() && parts < kMeanParts && shape.axis >= 4 * rows * parts) {
+          parts *= 2;
+        }
+        const std::int64_t columns = width << runs_log2;
+        const dim3 grid(static_cast<unsigned>((shape.inner + columns - 1) / columns),
+                        static_cast<unsigned>(shape.outer), parts);
+        launch("launch of mean_stored_kernel",
+               fours ? mean_stored_kernel<T, 4> : mean_stored_kernel<T, 1>, grid, kMeanThreads, 0,
+               stream, parts, from, to, shape, runs_log2, overflow);
+      },
+      x_stored, y_stored);
+}
+
+}  // namespace cnn_engine::cuda

@@ -1,0 +1,45 @@
+// Functions of tensors of which some lie in memory in 16 bits (stored.h), on CUDA: unary.h,
+// binary.h, affine_channel.h, normalize_rows.h and the mean of reduce.h with a type for each tensor,
+// float32 or the same one of 16 bits. What is computed is float32.
+//
+// Layouts: as there; of affine_channel inner is 1, of normalize_rows groups and span are 1 and
+// channels at most kMostRowChannels; parameters are float32.
+#pragma once
+
+#include "ops/affine_channel.h"
+#include "ops/binary.h"
+#include "ops/normalize_rows.h"
+#include "ops/reduce.h"
+#include "ops/stored.h"
+#include "ops/unary.h"
+
+namespace cnn_engine::cuda {
+
+constexpr int kMostRowChannels = 2048;
+
+void unary_stored(const void* input,  // [size]
+                  void* output,       // [size]; may be the input, where their types are the same
+                  std::int64_t size, Stored x_stored, Stored y_stored, const Overflow& overflow,
+                  UnaryFunction function, float alpha, float beta, Stream stream);
+void binary_stored(const void* x, const void* y, void* out, const BinaryShape& shape,
+                   Stored x_stored, Stored y_stored, Stored out_stored, const Overflow& overflow,
+                   BinaryFunction function, Stream stream);
+void affine_channel_stored(const void* x,        // [outer, channels]
+                           const float* center,  // [channels]; null: 0
+                           const float* scale,   // [channels]
+                           const float* shift,   // [channels]
+                           void* y,              // [outer, channels]
+                           const ChannelShape& shape, Stored x_stored, Stored y_stored,
+                           const Overflow& overflow, Stream stream);
+void normalize_rows_stored(const void* x,       // [rows, channels]
+                           const float* scale,  // [channels]; null: 1
+                           const float* shift,  // [channels]; null: 0
+                           void* y,             // [rows, channels]
+                           const NormalizeRowsShape& shape, Stored x_stored, Stored y_stored,
+                           const Overflow& overflow, Stream stream);
+void mean_stored(const void* x,  // [outer, axis, inner]
+                 void* y,        // [outer, inner]
+                 const AxisShape& shape, Stored x_stored, Stored y_stored,
+                 const Overflow& overflow, Stream stream);
+
+}  // namespace cnn_engine::cuda

@@ -1,0 +1,179 @@
+"""Values that lie in memory in 16 bits: which do, what that takes, and results that do not fit."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import replace
+
+import fake_cuda
+import numpy as np
+import pytest
+from graphs import Builder
+from test_low_batch import images, network
+
+from cnn_engine import Engine
+from cnn_engine.engine import storage
+from cnn_engine.errors import UnsupportedError
+from cnn_engine.graph.graph import Graph, Node, Value
+from cnn_engine.operators.reduce import ReduceMean
+from cnn_engine.operators.shaping import Concat
+from cnn_engine.operators.softmax import Softmax
+from cnn_engine.operators.unary import Relu, Sigmoid
+
+
+@pytest.fixture
+def fake(monkeypatch):
+    fake_cuda.install(monkeypatch, tensor_cores=True, stores=True)
+
+
+def placed(graph: Graph, dtype: str):
+    with Engine(graph, device="cuda", dtype=dtype) as engine:
+        return engine._program.placed(1, False)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_what_kernels_hand_on_is_stored_rounded(fake, dtype):
+    graph = placed(network(), dtype).graph
+    whole = {value.name for value in graph.inputs} | set(graph.outputs)
+    for node in graph.nodes:
+        if node.op.kind == "copy":  # of what comes in, and what goes out
+            whole |= {*node.inputs, *node.outputs}
+        if (
+            node.op.kind == "conv2d_nhwc"
+        ):  # numbers that images are multiplied with as they are read
+            whole |= set(node.inputs[4:5])
+    for node in reversed(graph.nodes):
+        if node.op.kind == "reshape" and node.outputs[0] in whole:
+            whole |= set(node.inputs)
+    made = {name: graph.values[name] for node in graph.nodes for name in node.outputs}
+    assert len(made.keys() - whole) > 10
+    for name, value in made.items():
+        assert value.stored == ("" if name in whole else dtype), name
+        assert value.nbytes == (4 if name in whole else 2) * value.size
+
+
+def test_float32_and_tf32_are_stored_as_they_are(fake):
+    for dtype in ("float32", "tf32"):
+        assert not placed(network(), dtype).graph.stored
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_plans_take_half_of_the_memory(fake, dtype):
+    sizes = {}
+    for kind in ("tf32", dtype):
+        with Engine(network(size=64, width=32), device="cuda", dtype=kind) as engine:
+            sizes[kind] = engine.plan(4, np.dtype(np.float32)).nbytes["cuda"]
+    assert sizes[dtype] < 0.75 * sizes["tf32"]  # the images that come in are float32
+
+
+def test_what_moves_elements_changes_no_type(fake):
+    """Where one of a concatenation's values is a caller's, all of them are as he has them."""
+    b = Builder((1, 16, 8, 8))
+    x = b.conv("images", 16)
+    y = b.relu(b.conv(x, 16))
+    joined = b.add(Concat(1), x, y)
+    z = b.conv(joined, 8)
+    graph = b.graph(z)
+    stored = placed(replace(graph, outputs=(z, joined)), "float16").graph
+    concats = [node for node in stored.nodes if node.op.kind == "concat"]
+    assert concats
+    for node in concats:
+        assert not any(
+            value.stored for value in (*stored.inputs_of(node), *stored.outputs_of(node))
+        )
+    alone = placed(graph, "float16").graph
+    for node in alone.nodes:
+        if node.op.kind == "concat":
+            values = (*alone.inputs_of(node), *alone.outputs_of(node))
+            assert {value.stored for value in values} == {"float16"}
+
+
+def test_what_has_no_kernel_for_it_reads_float32(fake):
+    b = Builder((1, 16, 8, 8))
+    y = b.add(Softmax(1), b.conv("images", 16))
+    graph = placed(b.graph(b.conv(y, 8)), "float16").graph
+    (node,) = (node for node in graph.nodes if node.op.kind == "softmax")
+    assert not any(value.stored for value in (*graph.inputs_of(node), *graph.outputs_of(node)))
+
+
+def test_a_graph_keeps_what_is_stored():
+    value = Value("x", (2, 8))
+    graph = Graph(
+        "g",
+        (value,),
+        ("z",),
+        (Node("a", Relu(), ("x",), ("y",)), Node("b", Sigmoid(), ("y",), ("z",))),
+    )
+    stored = replace(graph, stored={"y": "float16"})
+    assert stored.values["y"].nbytes == 32
+    assert stored.values["y"].dtype == "float32"
+    assert stored.replaced([stored.nodes[1]], [replace(stored.nodes[1], op=Relu())]).stored == {
+        "y": "float16"
+    }
+    assert pickle.loads(pickle.dumps(stored)).stored == {"y": "float16"}
+
+
+def test_words_are_used_again_and_told_of_once(fake):
+    device = fake_cuda.FakeCuda(True)
+    told = storage.Overflows(device)
+    told.of("first")
+    told.of("second")
+    told.check()
+    told._word[0] = 2
+    with pytest.raises(
+        UnsupportedError, match="float16: node second: expected results of at most 65504"
+    ):
+        told.check()
+    told.check()
+    word = told._word
+    word[0] = 1
+    del told
+    again = storage.Overflows(device)
+    assert again._word is word
+    again.check()
+
+
+def large(factor: float) -> Graph:
+    """Sums that grow past float16's range in the second convolution, and shrink again behind it."""
+    b = Builder((1, 8, 6, 6))
+    x = b.relu(b.conv(b.conv("images", 8, 1), 16, 1))
+    x = b.add(ReduceMean((2, 3), keepdims=False), b.conv(x, 8, 1))
+    graph = b.graph(x)
+    first, second, third = (node.inputs[1] for node in graph.nodes if node.op.kind == "conv2d")
+    constants = dict(graph.constants)
+    for name, value in ((first, 1.0), (second, factor), (third, 1 / factor)):
+        constants[name] = np.abs(constants[name]) * np.float32(value)
+    return replace(graph, constants=constants)
+
+
+@pytest.mark.gpu
+def test_results_out_of_float16_are_refused_by_name():
+    x = np.abs(images(1, 6)[:, :1]).repeat(8, 1)
+    for factor, dtype in ((4.0, "float16"), (3e4, "bfloat16")):
+        with Engine(large(factor), device="cuda", dtype=dtype) as engine:
+            assert np.isfinite(engine.predict(x)).all()
+    with Engine(large(3e4), device="cuda", dtype="float16") as engine:
+        for _ in range(3):
+            with pytest.raises(
+                UnsupportedError, match="float16: node conv2d1: expected results of"
+            ):
+                engine.predict(x)
+        for _ in range(3):
+            assert np.isfinite(engine.predict(x * np.float32(1e-6))).all()
+
+
+@pytest.mark.gpu
+def test_a_caller_on_the_device_learns_of_it_with_a_later_call():
+    import cupy
+
+    x = cupy.abs(cupy.asarray(images(1, 6)[:, :1].repeat(8, 1)))
+    with Engine(large(3e4), device="cuda", dtype="float16") as engine:
+
+        def passes() -> None:
+            for _ in range(20):
+                found = engine.predict(x)
+                cupy.cuda.Device().synchronize()
+                assert not np.isfinite(cupy.asnumpy(found)).all()
+
+        with pytest.raises(UnsupportedError, match="expected results of at most 65504"):
+            passes()
