@@ -87,8 +87,9 @@ class FakeTensorCores(FakeKernels):
         )
 
     @staticmethod
-    def conv2d_nhwc_depthwise_pack(weight, packed, shape, _stream) -> None:
-        _cpu.copy(weight, packed, 4 * shape.weight_size, 1)
+    def conv2d_nhwc_depthwise_pack(weight, packed, shape, stored, _stream) -> None:
+        wide = stored == _cpu.Stored.float32
+        _cpu.copy(weight, packed, (4 if wide else 2) * shape.weight_size, 1)
 
     @staticmethod
     def conv2d_nhwc_depthwise(

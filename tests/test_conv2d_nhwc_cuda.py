@@ -40,14 +40,14 @@ def depthwise(
     images = np.full((n, h, w, c + more[0]), np.nan, np.float32)
     images[..., :c] = x.transpose(0, 2, 3, 1)
     packed = device.put(np.full(weight.size, np.nan, np.float32))
-    call(device, "conv2d_nhwc_depthwise_pack", device.put(weight), packed, shape)
+    kind = halves.kind(stored)
+    call(device, "conv2d_nhwc_depthwise_pack", device.put(weight), packed, shape, kind)
     out = halves.put(device, np.full((n, shape.out_h, shape.out_w, k + more[1]), 7), stored)
     added = None if residual is None else halves.put(device, residual.transpose(0, 2, 3, 1), stored)
     call(
         device, "conv2d_nhwc_depthwise", halves.put(device, images, stored), packed,
         None if bias is None else device.put(bias), added, out, shape,
-        _cpu.Conv2dPitches(c + more[0], k + more[1], k), halves.kind(stored), halves.NO_ONE,
-        *activation,
+        _cpu.Conv2dPitches(c + more[0], k + more[1], k), kind, halves.NO_ONE, *activation,
     )  # fmt: skip
     found = halves.get(device, out, stored)
     assert (found[..., k:] == 7).all()

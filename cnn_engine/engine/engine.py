@@ -60,7 +60,8 @@ class Engine:
         dtype: ``"float32"``, or what the variant ``fused`` computes in besides. What a model's convolutions
             and linear layers multiply can be rounded, with ``auto``, to ``"bfloat16"`` on a CPU that
             multiplies it, and to ``"tf32"``, ``"float16"`` or ``"bfloat16"`` on CUDA from compute capability
-            8.0 on; all else stays float32.
+            8.0 on. In float16 and bfloat16 what kernels hand on to each other lies in memory so as well;
+            sums, inputs and outputs stay float32.
         data_mode: ``"auto"``: resident, with copies that overlap with kernels in passes over many images;
             ``"resident"``; or on CUDA ``"transfer"``, ``"managed"`` or ``"stream"``.
         threads: of CPU work; None: as many as CPUs.

@@ -173,7 +173,7 @@ void with_operands(Conv2dOperands operands, const Body& body) {
 std::int64_t conv2d_nhwc_packed(const Conv2dShape& shape, bool planar, Conv2dOperands operands,
                                 int) {
   check_planar(shape, planar);
-  const int lane_bytes = operands == Conv2dOperands::float32 ? 64
+  const int lane_bytes = operands == Conv2dOperands::float32 ? 48
                          : operands == Conv2dOperands::tf32  ? 32
                                                              : 16;
   return std::int64_t{shape.groups} * ((shape.group_filters() + 15) / 16) *
@@ -233,8 +233,8 @@ void conv2d_nhwc(const void* input, const void* packed, const float* bias, const
         launch("four_channels_kernel", four_channels_kernel<T>, dim3(blocks), dim3(kBlockThreads),
                0, stream, 1, x, to, shape.c, image, all, overflow);
       } else {
-        launch("rounded_images_kernel", rounded_images_kernel<T>, dim3(blocks),
-               dim3(kBlockThreads), 0, stream, 1, x, to, shape.c, x_pitch, all, overflow);
+        launch("rounded_images_kernel", rounded_images_kernel<T>, dim3(blocks), dim3(kBlockThreads),
+               0, stream, 1, x, to, shape.c, x_pitch, all, overflow);
         x_pitch = shape.c;
       }
     });
@@ -250,8 +250,7 @@ void conv2d_nhwc(const void* input, const void* packed, const float* bias, const
                      in_runs(4, input, x_pitch, multiplied) &&
                      in_runs(4, output, pitches.y, stored.y) &&
                      (!residual || in_runs(4, residual, pitches.residual, stored.residual));
-  const bool vectors =
-      fours && channels % whole == 0 && in_runs(whole, input, x_pitch, multiplied);
+  const bool vectors = fours && channels % whole == 0 && in_runs(whole, input, x_pitch, multiplied);
   if (prologue && !(vectors && !planar && is_aligned(scale, 16) && is_aligned(shift, 16) &&
                     shape.r * shape.s == 1 &&
                     shape.pad_top + shape.pad_left + shape.pad_bottom + shape.pad_right == 0)) {
@@ -262,10 +261,10 @@ void conv2d_nhwc(const void* input, const void* packed, const float* bias, const
   if (!is_aligned(packed, 16)) {
     throw std::invalid_argument("packed weights: expected an address that is a multiple of 16");
   }
-  const Reads reads = prologue                                ? Reads::prologue
-                      : vectors                               ? Reads::vectors
+  const Reads reads = prologue                                 ? Reads::prologue
+                      : vectors                                ? Reads::vectors
                       : fours && multiplied != Stored::float32 ? Reads::fours
-                                                              : Reads::single;
+                                                               : Reads::single;
   int device = 0, multiprocessors = 0;
   CUDA_CHECK(cudaGetDevice(&device));
   CUDA_CHECK(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device));
@@ -280,9 +279,9 @@ void conv2d_nhwc(const void* input, const void* packed, const float* bias, const
         p.x = element(input, multiplied, first * image_in);
         p.packed = packed;
         p.bias = bias;
-        p.residual =
-            residual ? element(residual, stored.residual, first * places * pitches.residual)
-                     : nullptr;
+        p.residual = residual
+                         ? element(residual, stored.residual, first * places * pitches.residual)
+                         : nullptr;
         p.residual_is_rounded = stored.residual != Stored::float32;
         p.y_is_rounded = stored.y != Stored::float32;
         p.overflow = overflow;

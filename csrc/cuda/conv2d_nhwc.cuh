@@ -1,19 +1,19 @@
 // conv2d_nhwc on CUDA: an implicit matrix product on tensor cores.
 //
 // Rows are places of the output, columns are filters, and the terms of a sum are a filter's taps,
-// (r, s, c) with c fastest, in steps of 128 bytes of x. A block sums one tile over its part of the steps; the
-// blocks of a cluster have the other parts. Each of them gets the partial sums of some of the
-// tile's rows from all, and adds them up in the order of their ranks: the bits depend on the shape
-// alone.
+// (r, s, c) with c fastest, in steps of 128 bytes of x. A block sums one tile over its part of the
+// steps; the blocks of a cluster have the other parts. Each of them gets the partial sums of some
+// of the tile's rows from all, and adds them up in the order of their ranks: the bits depend on the
+// shape alone.
 //
 // x lies in shared memory as it does in memory, float32 or of the operands' 16 bits; float32 is
-// rounded on its way to registers, where x may also get its prologue. A lane reads four neighbouring
-// terms of a row at once, and takes them for the four that PTX's layout gives it: the packed weights
-// are permuted alike.
+// rounded or divided on its way to registers, where x may also get its prologue. A lane reads four
+// neighbouring terms of a row at once, and takes them for the four that PTX's layout gives it: the
+// packed weights are permuted alike.
 //
-// Packed weights: [groups][ceil(K / 16)][units of 16 terms][32 lanes][2 filters][4 terms]: lane 4 g + t has
-// terms 4 t to 4 t + 3 of filters g and g + 8. They are asked for before the kernel waits for its
-// inputs.
+// Packed weights: [groups][ceil(K / 16)][units of 16 terms][32 lanes][2 filters][4 terms]: lane 4 g
+// + t has terms 4 t to 4 t + 3 of filters g and g + 8. They are asked for before the kernel waits
+// for its inputs.
 #pragma once
 
 #include <stdexcept>
@@ -45,15 +45,12 @@ struct Terms {
 
   // What is added, bit by bit, to a byte's place in a row of shared memory, so that the lanes that
   // read at once, two rows of float32 or four of 16 bits, meet in no bank.
-  static __device__ int swizzle(int row) {
-    return sizeof(X) == 4 ? row % 2 * 64 : row % 4 * 32;
-  }
+  static __device__ int swizzle(int row) { return sizeof(X) == 4 ? row % 2 * 64 : row % 4 * 32; }
 };
 
 // Two terms of 16 bits in a register.
 template <typename Format, typename X, Conv2dOperands operands>
 struct Rounded16 : Terms<X, uint2, operands> {
-  static constexpr bool kSumsSteps = false;
   static constexpr int kLaneBytes = 16;  // of a unit of 16 terms and 16 filters
 
   static __device__ void pack(char* lane, const float (&terms)[2][4]) {
@@ -114,7 +111,6 @@ struct Wide : Terms<float, float4, operands> {
 };
 
 struct Tf32 : Wide<Conv2dOperands::tf32> {
-  static constexpr bool kSumsSteps = false;
   static constexpr int kLaneBytes = 32;
 
   static __device__ void pack(char* lane, const float (&terms)[2][4]) {
@@ -146,61 +142,91 @@ struct Tf32 : Wide<Conv2dOperands::tf32> {
   }
 };
 
-// float32 as a tf32 value and a tf32 remainder: three of the four products are as good as float32.
+// float32 as three values of bfloat16, which hold all of its 24 bits; of the nine products the
+// three smallest, of 2^-24, are left out. Tensor cores cut off what does not fit a sum's bits,
+// always towards zero, which through many layers is an error of its own. So no sum goes on there:
+// the 16 largest products are summed by themselves, which loses next to nothing since each has 16
+// bits, the others too, and both are added by additions that round.
 struct Split : Wide<Conv2dOperands::float32> {
-  static constexpr bool kSumsSteps = true;
-  static constexpr int kLaneBytes = 64;
+  static constexpr int kLaneBytes = 48;
+  static constexpr int kParts = 3;
 
-  static __device__ void divide(float x, std::uint32_t& whole, std::uint32_t& rest) {
-    whole = to_tf32(x);
-    const float left = x - __uint_as_float(whole);
-    rest = to_tf32(left == left ? left : 0.0f);  // of an infinity: all of it is in `whole`
+  // The parts of two terms, in pairs. What is infinite, or rounds to it, is all in the first.
+  static __device__ void divide(float x, float y, std::uint32_t (&pairs)[kParts]) {
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+      pairs[part] = cuda::Bfloat16::pack(x, y);
+      const float2 whole = cuda::Bfloat16::unpack(pairs[part]);
+      x -= whole.x;
+      y -= whole.y;
+      if (!(fabsf(x) < INFINITY)) x = 0.0f;
+      if (!(fabsf(y) < INFINITY)) y = 0.0f;
+    }
   }
 
-  // 0 for an infinity, which times a remainder of 0 would be NaN.
-  static __device__ std::uint32_t finite(std::uint32_t bits) {
-    return (bits & 0x7fffffffu) == 0x7f800000u ? 0u : bits;
+  // 0 for each infinity of a pair, which times a part of 0 would be NaN.
+  static __device__ std::uint32_t finite(std::uint32_t pair) {
+    if ((pair & 0x7fffu) == 0x7f80u) pair &= 0xffff0000u;
+    if ((pair & 0x7fff0000u) == 0x7f800000u) pair &= 0xffffu;
+    return pair;
   }
 
   static __device__ void pack(char* lane, const float (&terms)[2][4]) {
-    auto* words = reinterpret_cast<std::uint32_t*>(lane);
+    auto* words = reinterpret_cast<std::uint32_t*>(lane);  // [parts][filters][pairs]
     for (int f = 0; f < 2; ++f) {
-      for (int i = 0; i < 4; ++i) divide(terms[f][i], words[8 * f + i], words[8 * f + 4 + i]);
+      for (int i = 0; i < 2; ++i) {
+        std::uint32_t pairs[kParts];
+        divide(terms[f][2 * i], terms[f][2 * i + 1], pairs);
+        for (int part = 0; part < kParts; ++part) words[4 * part + 2 * f + i] = pairs[part];
+      }
     }
   }
 
   struct A {
-    std::uint32_t low[4], high[4], low_rest[4], high_rest[4];
+    std::uint32_t words[kParts][4], finite_words[4];
     __device__ A(const float4& l, const float4& h) {
-      divide(l.x, low[0], low_rest[0]);
-      divide(l.y, low[1], low_rest[1]);
-      divide(l.z, low[2], low_rest[2]);
-      divide(l.w, low[3], low_rest[3]);
-      divide(h.x, high[0], high_rest[0]);
-      divide(h.y, high[1], high_rest[1]);
-      divide(h.z, high[2], high_rest[2]);
-      divide(h.w, high[3], high_rest[3]);
+      const float2 twos[4] = {{l.x, l.y}, {h.x, h.y}, {l.z, l.w}, {h.z, h.w}};
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        std::uint32_t pairs[kParts];
+        divide(twos[i].x, twos[i].y, pairs);
+#pragma unroll
+        for (int part = 0; part < kParts; ++part) words[part][i] = pairs[part];
+        finite_words[i] = finite(pairs[0]);
+      }
     }
   };
   struct B {
-    uint4 words[4];
+    uint4 words[kParts];
     __device__ explicit B(const char* lane)
         : words{reinterpret_cast<const uint4*>(lane)[0], reinterpret_cast<const uint4*>(lane)[1],
-                reinterpret_cast<const uint4*>(lane)[2], reinterpret_cast<const uint4*>(lane)[3]} {}
+                reinterpret_cast<const uint4*>(lane)[2]} {}
   };
-  static __device__ void multiply(float (&low)[4], float (&high)[4], const A& a, const B& b) {
-    std::uint32_t finite_low[4], finite_high[4];
+  static __device__ void multiply_filters(float (&sums)[4], const A& a,
+                                          const std::uint32_t (&b)[kParts][2]) {
+    float large[4] = {}, small[4] = {};
+    cuda::Bfloat16::mma16(small, a.words[2], b[0]);
+    cuda::Bfloat16::mma16(small, a.finite_words, b[2]);
+    cuda::Bfloat16::mma16(small, a.words[1], b[1]);
+    cuda::Bfloat16::mma16(small, a.words[1], b[0]);
+    cuda::Bfloat16::mma16(small, a.finite_words, b[1]);
+    cuda::Bfloat16::mma16(large, a.words[0], b[0]);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      finite_low[i] = finite(a.low[i]);
-      finite_high[i] = finite(a.high[i]);
+    for (int e = 0; e < 4; ++e) sums[e] += small[e];
+#pragma unroll
+    for (int e = 0; e < 4; ++e) sums[e] += large[e];
+  }
+  static __device__ void multiply(float (&low)[4], float (&high)[4], const A& a, const B& b) {
+    std::uint32_t first[kParts][2], second[kParts][2];
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+      first[part][0] = b.words[part].x;
+      first[part][1] = b.words[part].y;
+      second[part][0] = b.words[part].z;
+      second[part][1] = b.words[part].w;
     }
-    Tf32::multiply_one(low, a.low_rest, a.high_rest, b.words[0]);
-    Tf32::multiply_one(low, finite_low, finite_high, b.words[1]);
-    Tf32::multiply_one(low, a.low, a.high, b.words[0]);
-    Tf32::multiply_one(high, a.low_rest, a.high_rest, b.words[2]);
-    Tf32::multiply_one(high, finite_low, finite_high, b.words[3]);
-    Tf32::multiply_one(high, a.low, a.high, b.words[2]);
+    multiply_filters(low, a, first);
+    multiply_filters(high, a, second);
   }
 };
 
@@ -278,8 +304,8 @@ __device__ inline void copy_or_zero(std::uint32_t to, const void* from, bool som
 
 // A thread's place among the taps: of the terms that it copies in every step.
 struct Taps {
-  int c, r, s, left;           // left: terms from here to the end
-  int taps_a_step, rest;       // of a step's terms
+  int c, r, s, left;      // left: terms from here to the end
+  int taps_a_step, rest;  // of a step's terms
 
   __device__ Taps(const Product& p, int term, int step_terms) : left(p.terms - term) {
     const int tap = term / p.channels;
@@ -348,7 +374,6 @@ __global__ __launch_bounds__(Tile::kThreads, 2) void conv2d_nhwc_kernel(const Pr
   constexpr int kChunks = At::kStepBytes / 16;  // of a step of 16 filters
   constexpr int kAllChunks = Tile::kColumns / 16 * kChunks;
   constexpr int kOwnChunks = (kAllChunks + Tile::kThreads - 1) / Tile::kThreads;
-  static_assert(kAllChunks % Tile::kThreads == 0 || kAllChunks < Tile::kThreads);
   const char* weights[kOwnChunks];  // null: filters past the last, zeros
 #pragma unroll
   for (int i = 0; i < kOwnChunks; ++i) {
@@ -356,15 +381,15 @@ __global__ __launch_bounds__(Tile::kThreads, 2) void conv2d_nhwc_kernel(const Pr
     const int block = first_filter / 16 + chunk / kChunks;
     const std::int64_t units = static_cast<std::int64_t>(group * filters16 + block) * p.steps;
     weights[i] = block < filters16
-                     ? static_cast<const char*>(p.packed) +
-                           (units + first_step) * At::kStepBytes + chunk % kChunks * 16
+                     ? static_cast<const char*>(p.packed) + (units + first_step) * At::kStepBytes +
+                           chunk % kChunks * 16
                      : nullptr;
   }
   const auto copy_weights = [&](int stage) {  // in the order of the steps
     const std::uint32_t to = shared + stage * At::kStageBytes + At::kXBytes + thread * 16;
 #pragma unroll
     for (int i = 0; i < kOwnChunks; ++i) {
-      if (kAllChunks < Tile::kThreads && thread >= kAllChunks) break;
+      if (kAllChunks % Tile::kThreads != 0 && thread + i * Tile::kThreads >= kAllChunks) break;
       const bool some = weights[i] != nullptr;
       copy_or_zero<16>(to + i * Tile::kThreads * 16, some ? weights[i] : p.packed, some);
       if (some) weights[i] += At::kStepBytes;
@@ -412,8 +437,8 @@ __global__ __launch_bounds__(Tile::kThreads, 2) void conv2d_nhwc_kernel(const Pr
                         static_cast<unsigned>(place.y + down) < static_cast<unsigned>(p.shape.h) &&
                         static_cast<unsigned>(place.z + right) < static_cast<unsigned>(p.shape.w);
       const int byte = (term * static_cast<int>(sizeof(X))) ^ Operand::swizzle(row);
-      copy_or_zero<static_cast<int>(sizeof(X)) * kWidth>(
-          to + row * At::kXRowBytes + byte, some ? x + place.x + offset : x, some);
+      copy_or_zero<static_cast<int>(sizeof(X)) * kWidth>(to + row * At::kXRowBytes + byte,
+                                                         some ? x + place.x + offset : x, some);
     }
     taps.next_step(p, kStepTerms);
   };
@@ -463,10 +488,6 @@ __global__ __launch_bounds__(Tile::kThreads, 2) void conv2d_nhwc_kernel(const Pr
     const char* const from = memory + stage * At::kStageBytes;
     stage = stage == At::kStages - 1 ? 0 : stage + 1;
     next = next == At::kStages - 1 ? 0 : next + 1;
-    // Tensor cores cut off what does not fit a sum's 24 bits. So that float32's error stays that of
-    // float32, a step's products are summed by themselves, and steps by additions that round.
-    Sums few = {};
-    Sums& of_step = Operand::kSumsSteps ? few : sums;
 #pragma unroll
     for (int i_unit = 0; i_unit < kUnits / Tile::kTermWarps; ++i_unit) {
       const int unit = i_unit * Tile::kTermWarps + term_warp;
@@ -513,17 +534,7 @@ __global__ __launch_bounds__(Tile::kThreads, 2) void conv2d_nhwc_kernel(const Pr
           const typename Operand::B b(from + At::kXBytes +
                                       ((warp_column16 + j) * kUnits + unit) * At::kUnitBytes +
                                       lane * Operand::kLaneBytes);
-          Operand::multiply(of_step[i][2 * j], of_step[i][2 * j + 1], a, b);
-        }
-      }
-    }
-    if constexpr (Operand::kSumsSteps) {
-#pragma unroll
-      for (int i = 0; i < Tile::kRows16; ++i) {
-#pragma unroll
-        for (int j = 0; j < 2 * Tile::kColumns16; ++j) {
-#pragma unroll
-          for (int e = 0; e < 4; ++e) sums[i][j][e] += few[i][j][e];
+          Operand::multiply(sums[i][2 * j], sums[i][2 * j + 1], a, b);
         }
       }
     }

@@ -1,4 +1,4 @@
-// conv2d_nhwc with what is multiplied as float32, in two parts of tf32.
+// conv2d_nhwc with what is multiplied as float32, in three parts of bfloat16.
 #include "cuda/conv2d_nhwc.cuh"
 
 namespace cnn_engine::cuda::nhwc {

@@ -146,13 +146,19 @@ void linear_rows(const void* input, const void* packed, const float* bias, void*
   if (shape.n == 0) return;
   check_stored("x", x_stored, operands);
   check_stored("y", y_stored, operands);
-  const Call call{input, packed, bias, output, y_stored != Stored::float32, overflow, shape,
+  const Call call{input,
+                  packed,
+                  bias,
+                  output,
+                  y_stored != Stored::float32,
+                  overflow,
+                  shape,
                   {activation, alpha, beta}};
   with_row_type(operands, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
     constexpr int kWidth = 16 / sizeof(T);
-    const bool wide = shape.in_features % kWidth == 0 && is_aligned(packed, 16) &&
-                      is_aligned(input, 16);
+    const bool wide =
+        shape.in_features % kWidth == 0 && is_aligned(packed, 16) && is_aligned(input, 16);
     const auto launch_x = [&](auto* x) {
       using X = std::remove_pointer_t<decltype(x)>;
       if (wide) return launch_width<T, X, kWidth>(call, stream);

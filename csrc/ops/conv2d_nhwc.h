@@ -49,7 +49,7 @@ inline const char* name_of(Conv2dMethod method) {
 }
 
 // What x's values (after the prologue) and the weights are rounded to before they are multiplied,
-// on CUDA; sums are float32. float32 is multiplied as two parts of tf32: its error is that of
+// on CUDA; sums are float32. float32 is multiplied as three parts of bfloat16: its error is that of
 // float32.
 enum class Conv2dOperands { float32, tf32, float16, bfloat16 };
 

@@ -4,8 +4,9 @@
 //   y = activation(conv2d(x) + bias + residual)
 //
 // Layouts: x [N,H,W,x_pitch], residual (may be null, not y) [N,OH,OW,residual_pitch], y
-// [N,OH,OW,y_pitch], of which the first C of each place are meant, all three of one type; weights
-// packed [R,S,C] and bias float32. Each output is summed in the order row, column: the same bits with any batch.
+// [N,OH,OW,y_pitch], of which the first C of each place are meant, all of them and
+// the packed weights [R,S,C] of one type; bias float32. Each output is summed in the order row,
+// column: the same bits with any batch.
 #pragma once
 
 #include "ops/conv2d_nhwc.h"
@@ -13,10 +14,10 @@
 namespace cnn_engine::cuda {
 
 void conv2d_nhwc_depthwise_pack(const float* weight,  // [C, 1, R, S]
-                                float* packed,        // [R, S, C]
-                                const Conv2dShape& shape, Stream stream);
+                                void* packed,         // [R, S, C]
+                                const Conv2dShape& shape, Stored stored, Stream stream);
 void conv2d_nhwc_depthwise(const void* input,     // [N, H, W, pitches.x]
-                           const float* packed,   // [R, S, C]
+                           const void* packed,    // [R, S, C]
                            const float* bias,     // [C] or null
                            const void* residual,  // [N, OH, OW, pitches.residual] or null
                            void* output,          // [N, OH, OW, pitches.y]

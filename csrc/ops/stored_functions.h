@@ -1,6 +1,6 @@
 // Functions of tensors of which some lie in memory in 16 bits (stored.h), on CUDA: unary.h,
-// binary.h, affine_channel.h, normalize_rows.h and the mean of reduce.h with a type for each tensor,
-// float32 or the same one of 16 bits. What is computed is float32.
+// binary.h, affine_channel.h, normalize_rows.h and the mean of reduce.h with a type for each
+// tensor, float32 or the same one of 16 bits. What is computed is float32.
 //
 // Layouts: as there; of affine_channel inner is 1, of normalize_rows groups and span are 1 and
 // channels at most kMostRowChannels; parameters are float32.
@@ -39,7 +39,7 @@ void normalize_rows_stored(const void* x,       // [rows, channels]
                            const Overflow& overflow, Stream stream);
 void mean_stored(const void* x,  // [outer, axis, inner]
                  void* y,        // [outer, inner]
-                 const AxisShape& shape, Stored x_stored, Stored y_stored,
-                 const Overflow& overflow, Stream stream);
+                 const AxisShape& shape, Stored x_stored, Stored y_stored, const Overflow& overflow,
+                 Stream stream);
 
 }  // namespace cnn_engine::cuda

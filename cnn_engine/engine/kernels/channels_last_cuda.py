@@ -90,8 +90,9 @@ def _not_depthwise(node: Node, graph: Graph) -> str | None:
 
 def _pack_depthwise(node: Node, graph: Graph, device: Any) -> Buffer:
     x, weight = graph.inputs_of(node)[:2]
-    nbytes, shape = 4 * weight.size, shape_of(node, x, weight)
-    return _packed(node, graph, device, nbytes, "conv2d_nhwc_depthwise_pack", shape)
+    shape = shape_of(node, x, weight)
+    nbytes = x.item_bytes * weight.size
+    return _packed(node, graph, device, nbytes, "conv2d_nhwc_depthwise_pack", shape, stored(x))
 
 
 def _make_depthwise(call: Call) -> Bound:

@@ -229,11 +229,10 @@ def _make_gather(call: Call) -> Bound:
 
 def _rows(op: str, name: str, make: Callable[[Call], Bound], **options: Any) -> list[Kernel]:
     """Returns a row for any element on the CPU, and one for floats on CUDA: others stay on the host."""
-    cuda = {key: value for key, value in options.items() if key != "pitched"}
-    cuda.setdefault("stores", storing(*_EVERY))
+    options.setdefault("stores", storing(*_EVERY))
     return [
-        Kernel(op, name, "cpu", make, dtypes=(), **options),
-        Kernel(op, name, "cuda", make, alike=True, **cuda),
+        Kernel(op, name, "cpu", make, dtypes=(), alike=True, **options),
+        Kernel(op, name, "cuda", make, alike=True, **options),
     ]
 
 

@@ -15,7 +15,7 @@ from .affine import fold_affine_after, fold_affine_before
 from .channels_last import channels_last, round_operands
 from .concatenations import nest_concatenations
 from .constants import drop_unused, fold_constants
-from .epilogues import EPILOGUES, fuse_activations, fuse_residuals
+from .epilogues import EPILOGUES, EPILOGUES_ON_CUDA, fuse_activations, fuse_residuals
 from .functions import recognise_functions
 from .identities import drop_identities, merge_shapes
 from .padding import fold_padding
@@ -73,9 +73,11 @@ LAYING_ON_CUDA: dict[int, tuple[Pass, ...]] = {
         convolve_products,
         fold_constants_after,
         fuse_residuals,
-        pool_first,
+        # Before pools change places with convolutions that have nothing before them: a norm and a relu by
+        # themselves cost more than the places that are pooled afterwards.
         partial(fuse_prologues, run=run),
-        fuse_activations,
+        pool_first,
+        partial(fuse_activations, functions=EPILOGUES_ON_CUDA),
         nest_concatenations,
     )
     for run in (4, 8)

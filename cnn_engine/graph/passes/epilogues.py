@@ -25,6 +25,9 @@ FUNCTIONS = tuple(
 #: Which functions an operator's kernels apply to their sums.
 EPILOGUES: Mapping[str, tuple[str, ...]] = {"conv2d": ("relu", "clip"), "conv2d_nhwc": FUNCTIONS}
 
+#: The same on CUDA, of linear layers with constant weights too.
+EPILOGUES_ON_CUDA: Mapping[str, tuple[str, ...]] = {**EPILOGUES, "linear": FUNCTIONS}
+
 
 def fuse_residuals(graph: Graph) -> Graph:
     """Makes the addition of a tensor of the same shape to a convolution's output part of the convolution."""
@@ -72,6 +75,8 @@ def fuse_activations(graph: Graph, functions: Mapping[str, tuple[str, ...]] = EP
     for node in graph.nodes:
         allowed = functions.get(node.op.kind, ())
         if not allowed or node.op.activation is not None:
+            continue
+        if node.op.kind == "linear" and node.inputs[1] not in graph.constants:
             continue
         after = only_user(graph, node.outputs[0])
         if after is None or after.op.kind not in allowed or not rewrites.free(node, after):
