@@ -51,6 +51,7 @@ __global__ void __launch_bounds__(kThreads)
   constexpr bool kHoldsWeights =
       Side > 0 && Side * Side * kWords <= (Columns > 1 ? kMostWeights : kMostWindow);
   constexpr int kRows = Side * kRead * kWords <= kMostWindow ? Side : 1;  // read at once
+  let_successors_start();
   const std::int64_t thread = grid_thread();
   const unsigned groups = d.by_groups.value;
   if (thread >= static_cast<std::int64_t>(p.n) * p.out_h() * d.runs * groups) {
@@ -79,7 +80,6 @@ __global__ void __launch_bounds__(kThreads)
   }
   const Run bias = d.bias != nullptr ? Run::load(d.bias + c) : Run::all(0.0f);
   wait_for_inputs();
-  let_successors_start();
 
   const T* image = d.input + static_cast<std::int64_t>(n) * p.h * p.w * d.pitches.x + c;
   Run sum[Columns];

@@ -27,6 +27,7 @@ __global__ void __launch_bounds__(kThreads)
                        const bool rounds, const Overflow overflow, const LinearShape p,
                        const Activation activation) {
   constexpr int kStep = kWarpThreads * width, kLoads = kAhead<Rows>;
+  let_successors_start();
   const int m = blockIdx.x * (kThreads / kWarpThreads) + threadIdx.x / kWarpThreads;
   if (m >= p.out_features) return wait_for_inputs();
   const int first_row = blockIdx.y * Rows;
@@ -40,7 +41,6 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
   for (int k = 0; k < kLoads; ++k) weights[k].load(row + min(first + k * kStep, last));
   wait_for_inputs();
-  let_successors_start();
 
   const X* x[Rows];
 #pragma unroll

@@ -40,8 +40,8 @@ __global__ void __launch_bounds__(kThreads)
                        T* output,       // [N, OH, OW, y_pitch]
                        const __grid_constant__ Shape p, const __grid_constant__ Places places,
                        const Kind kind) {
-  wait_for_inputs();
   let_successors_start();
+  wait_for_inputs();
   const std::int64_t thread = grid_thread();
   const unsigned groups = places.by_groups.value;
   if (thread >= static_cast<std::int64_t>(p.n) * p.out_h() * p.out_w() * groups) return;

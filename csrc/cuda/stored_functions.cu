@@ -56,8 +56,8 @@ void with_rounded(const Body& body, Stored a, Stored b, Stored c = Stored::float
 template <typename T, int width>
 __global__ void unary_stored_kernel(const Tensor<T> x, const Tensor<T> y, std::int64_t groups,
                                     const Activation function, const Overflow overflow) {
-  wait_for_inputs();
   let_successors_start();
+  wait_for_inputs();
   const std::int64_t i = grid_thread();
   if (i >= groups) return;
   Channels<width> run = x.template load<width>(i * width);
@@ -72,8 +72,8 @@ template <typename T, int width, typename Index>
 __global__ void binary_stored_kernel(const Tensor<T> x, const Tensor<T> y, const Tensor<T> out,
                                      const Walk<3> walk, const BinaryFunction function,
                                      const Overflow overflow) {
-  wait_for_inputs();
   let_successors_start();
+  wait_for_inputs();
   const std::int64_t i = grid_thread();
   if (i >= walk.size) return;
   std::int64_t at[3];
@@ -94,8 +94,8 @@ __global__ void affine_channel_stored_kernel(const Tensor<T> x, const float* cen
                                              const float* scale, const float* shift,
                                              const Tensor<T> y, int channels, std::int64_t groups,
                                              const Overflow overflow) {
-  wait_for_inputs();
   let_successors_start();
+  wait_for_inputs();
   const std::int64_t i = grid_thread();
   if (i >= groups) return;
   const int c = static_cast<int>(i * width % channels);
@@ -123,8 +123,8 @@ __global__ void __launch_bounds__(kRowThreads)
                                  const Overflow overflow) {
   const int lane = threadIdx.x % kWarpThreads, channels = static_cast<int>(p.channels);
   const std::int64_t row = grid_thread() / kWarpThreads;
-  wait_for_inputs();
   let_successors_start();
+  wait_for_inputs();
   if (row >= p.rows) return;
   const std::int64_t first = row * channels;
   Channels<width> run[Runs];
@@ -177,8 +177,8 @@ __global__ void __launch_bounds__(kMeanThreads)
     mean_stored_kernel(const Tensor<T> x, const Tensor<T> y, const AxisShape p, int runs_log2,
                        const Overflow overflow) {
   __shared__ float sums[kMeanThreads * width];
-  wait_for_inputs();
   let_successors_start();
+  wait_for_inputs();
   const int runs = 1 << runs_log2, rows = kMeanThreads >> runs_log2;
   const int run = threadIdx.x & (runs - 1), row = threadIdx.x >> runs_log2;
   const int axis = static_cast<int>(p.axis), parts = gridDim.z;
