@@ -175,6 +175,11 @@ class FakeCuda(CpuDevice):
 
     copy_d2h = copy_h2d
 
+    def copy_h2d_on(self, to: int, source: int, nbytes: int, stream: int) -> None:
+        self.copy_h2d(to, source, nbytes)
+
+    copy_d2h_on = copy_h2d_on
+
     def event(self) -> Any:
         return SimpleNamespace(record=lambda stream: None)
 

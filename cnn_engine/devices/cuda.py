@@ -118,6 +118,14 @@ class CudaDevice:
         """Queues a copy to host memory on the stream; wait before reading it."""
         self._runtime.memcpyAsync(to, source, nbytes, 2, self.stream_handle)
 
+    def copy_h2d_on(self, to: int, source: int, nbytes: int, stream: int) -> None:
+        """The same of page-locked memory, on another stream of the device."""
+        self._runtime.memcpyAsync(to, source, nbytes, 1, stream)
+
+    def copy_d2h_on(self, to: int, source: int, nbytes: int, stream: int) -> None:
+        """The same to page-locked memory, on another stream of the device."""
+        self._runtime.memcpyAsync(to, source, nbytes, 2, stream)
+
     def is_current(self) -> bool:
         """Whether it is the calling thread's current device, on which kernels are launched."""
         return self._runtime.getDevice() == self.index

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .. import _cpu
 from ..devices import Buffer
 from ..devices.cpu import CpuDevice
 from ..errors import InputError, UnsupportedError
@@ -46,6 +47,9 @@ class Slot:
 
 INPUT, OUTPUT = Slot("images"), Slot("probabilities")
 
+#: Threads that fill page-locked memory, and bytes that are worth another.
+MOST_STAGING, STAGED_A_THREAD = 8, 256 << 10
+
 #: Stands for the handle of the stream that a step's work is queued on: see :meth:`Plan.on_stream`.
 STREAM = Slot("stream of the pass")
 
@@ -72,6 +76,7 @@ class Step:
         lane: the device whose stream the work is on, where that is not the engine's own.
         kernel: the name of the kernel that runs it.
         parts: of a fused step, its layers.
+        staged: whether a copy is between memory that belongs to the plan, so that it can be part of a graph.
     """
 
     name: str
@@ -85,6 +90,7 @@ class Step:
     lane: Any = None
     kernel: str = ""
     parts: tuple[Part, ...] = ()
+    staged: bool = False
 
 
 @dataclass
@@ -342,8 +348,11 @@ def build(program: Program, batch: int, pixels: bool, images_on_device: bool = F
         called: graph.values[name]
         for name, called in zip(graph.outputs, placed.outputs, strict=True)
     }
+    sizes = dict(planned.sizes)
+    if builder.staging:
+        sizes["pinned"] = sum(array.nbytes for array in builder.staging)
     return Plan(
-        batch, steps, planned.sizes, [buffers, program], slots=slots, stand_ins=placed.stand_ins,
+        batch, steps, sizes, [buffers, program, builder.staging], slots=slots, stand_ins=placed.stand_ins,
         outputs=outputs,
         replays=Replays(program.placement.device, images_on_device) if program.replays else None,
         overflows=() if builder.overflows is None else (builder.overflows,),
@@ -419,6 +428,9 @@ class Builder:
         self.slots = {name: name for name in names}
         rounds = program.dtype == "float16" and bool(graph.stored)
         self.overflows = storage.Overflows(program.placement.device) if rounds else None
+        #: Page-locked memory between the caller's and the device's, and what is copied out of it at the end.
+        self.staging: list[np.ndarray] = []
+        self.last: list[Step] = []
         for name, called in zip(graph.outputs, placed.outputs, strict=True):
             self.slots[name] = called if called not in names else f"{called} (output)"
 
@@ -458,7 +470,7 @@ class Builder:
                 steps.append(_copy_of(sync))
         if device.kind == "cuda" and caller_waits:
             steps.append(_copy_of(sync))
-        return steps
+        return steps + self.last
 
     def _steps_of(self, graph: Graph, node: Node, kernel: Kernel) -> list[Step]:
         where = self.placed.places[node.name]
@@ -488,6 +500,9 @@ class Builder:
             raise UnsupportedError(f"node {node.name} ({node.op.kind}): {error}") from None
         if isinstance(node.op, Move):
             nbytes = call.inputs[0].nbytes
+            crosses = self.program.replays and node.op.direction in ("h2d", "d2h")
+            if crosses and any(isinstance(end, Slot) for end in (at[0], to[0])):
+                return self._staged(node.op, at[0], to[0], nbytes)
             return [
                 Step(
                     node.op.what, "copy", where, function, args, 0, nbytes, node.op.direction, None,
@@ -520,6 +535,32 @@ class Builder:
             )
         )  # fmt: skip
         return [enter, step, leave]
+
+    def _staged(self, move: Move, source: Any, to: Any, nbytes: int) -> list[Step]:
+        """Returns the steps of a copy from or to the caller's memory through page-locked memory.
+
+        The host's own threads fill that faster than the driver copies pageable memory, and what is left is
+        part of the graph of the pass.
+        """
+        device, threads = self.program.placement.device, self.program.placement.threads
+        memory = device.empty_pinned((max(nbytes, 1),), np.uint8)
+        self.staging.append(memory)
+        address = memory.__array_interface__["data"][0]
+        threads = max(1, min(threads, MOST_STAGING, nbytes // STAGED_A_THREAD))
+
+        def step(place: str, function: Any, args: list[Any], direction: str) -> Step:
+            return Step(
+                move.what, "copy", place, function, args, 0, nbytes, direction,
+                staged=place == "cuda",
+            )  # fmt: skip
+
+        if move.direction == "h2d":
+            return [
+                step("cpu", _cpu.copy, [source, address, nbytes, threads], "h2h"),
+                step("cuda", device.copy_h2d_on, [to, address, nbytes, STREAM], "h2d"),
+            ]
+        self.last.append(step("cpu", _cpu.copy, [address, to, nbytes, threads], "h2h"))
+        return [step("cuda", device.copy_d2h_on, [address, source, nbytes, STREAM], "d2h")]
 
 
 def _copy_of(step: Step) -> Step:

@@ -96,7 +96,8 @@ def _segments(steps: Sequence[Step]) -> list[tuple[list[Step], bool]]:
     """Returns the steps in runs, and whether each is work on the device alone and worth a graph."""
     runs: list[tuple[list[Step], bool]] = []
     for step in steps:
-        inside = step.place == "cuda" and step.direction not in ("h2d", "d2h", "h2h")
+        moves = step.direction in ("h2d", "d2h", "h2h") and not step.staged
+        inside = step.place == "cuda" and not moves
         if not runs or runs[-1][1] != inside:
             runs.append(([], inside))
         runs[-1][0].append(step)

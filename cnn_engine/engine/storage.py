@@ -86,15 +86,17 @@ class Words:
             self._idle.append(word)
 
 
-_WORDS = Words()
+#: By the class of the devices whose kernels reach them.
+_WORDS: dict[type, Words] = {}
 
 
 class Overflows:
     """Is told by the kernels of a plan which node's result was finite and is an infinity in float16."""
 
     def __init__(self, device: Any) -> None:
-        self._word = _WORDS.take(device)
-        weakref.finalize(self, _WORDS.give_back, self._word)
+        words = _WORDS.setdefault(type(device), Words())
+        self._word = words.take(device)
+        weakref.finalize(self, words.give_back, self._word)
         self._nodes: list[str] = []
 
     def of(self, node: str) -> Any:

@@ -12,9 +12,9 @@ namespace cnn_engine::cuda {
 namespace nhwc {
 namespace {
 
-// What a launch takes, in microseconds: fitted to 1,300 launches of 37 convolutions, of batches of
-// 1 and 20, on an H200; the geometric mean of the times of what is chosen is 1.01 to 1.18 times
-// that of the fastest (docs/performance.md).
+// What a launch takes, in microseconds: fitted to 720 launches of 27 convolutions in each type, of
+// batches of 1, 5 and 20, on an H200; the geometric mean of the times of what is chosen is 1.01 to
+// 1.10 times that of the fastest (docs/performance.md).
 struct TileCost {
   int rows, columns;
   double step;   // of a block by itself
@@ -27,15 +27,15 @@ struct Costs {
   TileCost tiles[kTiles];
 };
 
-constexpr Costs kRounded16 = {0.34,
-                              0.235,
-                              {{64, 64, 0.575, 0.323, 2.47},
-                               {32, 64, 0.265, 0.168, 2.11},
-                               {16, 64, 0.287, 0.163, 1.92},
-                               {64, 32, 0.372, 0.217, 2.21},
-                               {128, 64, 0.665, 0.729, 2.94},
-                               {128, 128, 1.015, 0.649, 3.85},
-                               {64, 64, 0.446, 0.292, 2.21}}};
+constexpr Costs kRounded16 = {0.71,
+                              0.200,
+                              {{64, 64, 0.838, 0.471, 2.15},
+                               {32, 64, 0.411, 0.268, 1.47},
+                               {16, 64, 0.339, 0.222, 1.20},
+                               {64, 32, 0.480, 0.308, 1.45},
+                               {128, 64, 1.094, 0.660, 2.92},
+                               {128, 128, 1.732, 0.991, 5.25},
+                               {64, 64, 0.681, 0.441, 1.74}}};
 constexpr Costs kTf32 = {0.17,
                          0.293,
                          {{64, 64, 0.811, 0.494, 2.44},
@@ -45,15 +45,15 @@ constexpr Costs kTf32 = {0.17,
                           {128, 64, 0.924, 1.089, 2.80},
                           {128, 128, 1.676, 1.684, 4.93},
                           {64, 64, 0.851, 0.565, 2.06}}};
-constexpr Costs kSplit = {0.04,
-                          0.390,
-                          {{64, 64, 1.649, 1.013, 2.47},
-                           {32, 64, 1.113, 0.742, 1.97},
-                           {16, 64, 0.760, 0.492, 1.67},
-                           {64, 32, 1.102, 0.752, 2.04},
-                           {128, 64, 1.452, 2.307, 3.57},
-                           {128, 128, 2.900, 4.600, 7.00},
-                           {64, 64, 1.836, 1.409, 2.22}}};
+constexpr Costs kSplit = {0.24,
+                          0.241,
+                          {{64, 64, 1.613, 0.949, 2.00},
+                           {32, 64, 0.818, 0.520, 1.49},
+                           {16, 64, 0.624, 0.400, 1.35},
+                           {64, 32, 0.869, 0.563, 1.54},
+                           {128, 64, 3.003, 1.732, 2.77},
+                           {128, 128, 6.000, 3.500, 5.00},
+                           {64, 64, 1.375, 0.925, 1.65}}};
 
 const Costs& costs_of(Conv2dOperands operands) {
   if (operands == Conv2dOperands::float32) return kSplit;

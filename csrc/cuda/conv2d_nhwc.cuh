@@ -145,8 +145,8 @@ struct Tf32 : Wide<Conv2dOperands::tf32> {
 // float32 as three values of bfloat16, which hold all of its 24 bits; of the nine products the
 // three smallest, of 2^-24, are left out. Tensor cores cut off what does not fit a sum's bits,
 // always towards zero, which through many layers is an error of its own. So no sum goes on there:
-// the 16 largest products are summed by themselves, which loses next to nothing since each has 16
-// bits, the others too, and both are added by additions that round.
+// the 16 largest products are summed by themselves, then what that lost (the same products to its
+// negative), the others too, and all are added by additions that round.
 struct Split : Wide<Conv2dOperands::float32> {
   static constexpr int kLaneBytes = 48;
   static constexpr int kParts = 3;
@@ -211,8 +211,12 @@ struct Split : Wide<Conv2dOperands::float32> {
     cuda::Bfloat16::mma16(small, a.words[1], b[0]);
     cuda::Bfloat16::mma16(small, a.finite_words, b[1]);
     cuda::Bfloat16::mma16(large, a.words[0], b[0]);
+    float lost[4] = {-large[0], -large[1], -large[2], -large[3]};
+    cuda::Bfloat16::mma16(lost, a.words[0], b[0]);
 #pragma unroll
-    for (int e = 0; e < 4; ++e) sums[e] += small[e];
+    for (int e = 0; e < 4; ++e) {  // of an infinity nothing is lost
+      sums[e] += small[e] + (fabsf(lost[e]) < INFINITY ? lost[e] : 0.0f);
+    }
 #pragma unroll
     for (int e = 0; e < 4; ++e) sums[e] += large[e];
   }
