@@ -3,10 +3,16 @@
     python -m benchmarks.low_batch --json low.json --markdown low.md --chart low.png
 
 Each network gets random weights, is exported to ONNX by PyTorch and read by the engine; PyTorch runs the
-module itself, in a CUDA graph and compiled. For a batch and a data type all take turns, a sample each a
+module itself, in a CUDA graph and compiled. JAX takes no part: it has no form of these networks that it
+could read. For a batch and a data type all take turns, a sample each a
 round: passes one behind another, a pass after the second-level cache was overwritten (device time by events),
 and a pass from host memory to host memory. A number is the median of its samples. Logits are compared with
-PyTorch's in float64. What was found is written after every cell, so that a run may be ended at any time.
+PyTorch's in float64. What was found is written after every cell, so that a run may be ended at any time;
+with ``--keep`` the next one leaves out the cells that are in ``--json`` already.
+
+    python -m benchmarks.low_batch --check --network resnet18 --size 33x47 --batch 1 2 3 33 --json odd.json
+
+compares logits alone.
 """
 
 from __future__ import annotations
@@ -24,6 +30,7 @@ from typing import Any
 import numpy as np
 
 from cnn_engine import Engine, cli, devices
+from cnn_engine.errors import expected
 from cnn_engine.graph.graph import Graph
 from cnn_engine.io.files import atomic_write, check_writable, write_text
 from cnn_engine.measure import environment
@@ -92,8 +99,8 @@ def measure_cell(
     clock.take_turns(contestants, options.rounds, options.milliseconds)
     rows = [
         {
-            "network": model.name, "dtype": dtype, "batch": batch, "name": one.name,
-            "ours": one.ours, "device_ms": statistics.median(one.samples),
+            "network": model.name, "size": list(model.shape[1:]), "dtype": dtype, "batch": batch,
+            "name": one.name, "ours": one.ours, "device_ms": statistics.median(one.samples),
             "lowest_ms": min(one.samples), "highest_ms": max(one.samples),
             "flushed_ms": statistics.median(one.flushed), "wall_ms": statistics.median(one.walls),
             "error": errors[one.name] if isinstance(errors[one.name], float) else None,
@@ -105,6 +112,7 @@ def measure_cell(
     first["floor_ms"] = floor_s(own.engine.network.graph(batch), dtype) * 1e3
     if options.bits:
         first["same_bits"] = clock.same_bits(contestants[0], options.bits)
+        first["beside_another"] = own.beside_another(images, options.bits // 10)
     if peers:
         best = min(peers, key=lambda row: row["device_ms"])
         first |= {
@@ -115,6 +123,30 @@ def measure_cell(
         own = [row["error"] for row in peers if row["error"]]
         if own and first["error"] is not None:
             first["error_ratio"] = first["error"] / min(own)
+    return {"rows": rows, "left_out": left_out}
+
+
+def check_cell(
+    model: who.Model, dtype: str, batch: int, own: who.Ours, options: Any
+) -> dict[str, Any]:
+    """Returns the rows of a cell whose logits alone are compared."""
+    images = model.images(batch)
+    wanted = model.exact(images)
+    rows = []
+    contestants = [own.contestant(images), *who.pytorch(model, dtype, images, options.peers)]
+    left_out = {one[0]: one[1] for one in contestants if isinstance(one, tuple)}
+    for one in contestants:
+        if isinstance(one, tuple):
+            continue
+        one.run()
+        error = error_of(one.whole().astype(np.float64), wanted)
+        rows.append(
+            {"network": model.name, "size": list(model.shape[1:]), "dtype": dtype, "batch": batch,
+             "name": one.name, "ours": one.ours, "error": error, "wrong": None}
+        )  # fmt: skip
+    peers = [row["error"] for row in rows if not row["ours"]]
+    if peers:
+        rows[0]["error_ratio"] = rows[0]["error"] / max(min(peers), 1e-30)
     return {"rows": rows, "left_out": left_out}
 
 
@@ -155,6 +187,8 @@ def ms(value: float | None) -> str:
 def markdown(document: Mapping[str, Any]) -> str:
     """Returns the tables."""
     about = document["environment"]
+    checked = [row for row in document["rows"] if row["ours"] and "device_ms" not in row]
+    document = {**document, "rows": [row for row in document["rows"] if "device_ms" in row]}
     ours = [row for row in document["rows"] if row["ours"]]
     ahead = [row for row in ours if row.get("ratio", 0) > 1]
     lines = [
@@ -195,6 +229,16 @@ def markdown(document: Mapping[str, Any]) -> str:
             f"| {times('ratio')} | {ms(row['flushed_ms'])}, {times('flushed_ratio')} "
             f"| {ms(row['wall_ms'])}, {times('wall_ratio')} | {floor} | {error} |"
         )
+    if checked:
+        within = sum(row.get("error_ratio", 0) <= MOST_ERROR for row in checked)
+        worst = max(checked, key=lambda row: row.get("error_ratio", 0))
+        sizes = dict.fromkeys("x".join(map(str, row["size"])) for row in checked)
+        lines += [
+            "",
+            f"Logits alone, images of {', '.join(sizes)}: the error is at most {MOST_ERROR} times "
+            f"PyTorch's own in {within} of {len(checked)} cells; the worst is {worst['network']} "
+            f"{worst['dtype']}, batch {worst['batch']}, {worst.get('error_ratio', 0):.2f} times.",
+        ]
     bits = [row for row in ours if "same_bits" in row]
     if bits:
         same = sum(row["same_bits"] for row in bits)
@@ -202,6 +246,12 @@ def markdown(document: Mapping[str, Any]) -> str:
             "",
             f"{document['bits']} passes gave the same bits in {same} of {len(bits)} cells.",
         ]
+    beside = [row["beside_another"] for row in ours if "beside_another" in row]
+    if beside:
+        lines.append(
+            f"Beside another engine's on another stream passes gave theirs in {sum(beside)} of "
+            f"{len(beside)}."
+        )
     lines += [
         f"\nLeft out: {name}, {reason}" for name, reason in document["left_out"].items()
     ]  # fmt: skip
@@ -262,7 +312,18 @@ def parser() -> cli.ArgumentParser:
         "--peers", nargs="*", choices=PEERS, default=["torch", "default"],
         help="PyTorch in a CUDA graph, and modes of torch.compile, which take up to a minute a cell",
     )  # fmt: skip
-    p.add_argument("--size", type=cli.whole_number(8, 4096), help="rows and columns of an image")
+    p.add_argument(
+        "--size",
+        type=_size,
+        metavar="ROWS[xCOLUMNS]",
+        help="of an image; default: the network's own",
+    )
+    p.add_argument("--check", action="store_true", help="compares logits, and times nothing")
+    p.add_argument(
+        "--keep",
+        action="store_true",
+        help="adds to what is in --json, without the cells that it has",
+    )
     p.add_argument("--rounds", type=cli.whole_number(1, 1000), default=7, help="default: 7")
     p.add_argument(
         "--milliseconds", type=float, default=20.0, metavar="MS", help="of a sample; default: 20"
@@ -281,6 +342,13 @@ def parser() -> cli.ArgumentParser:
     p.add_argument("--markdown", metavar="PATH", help="writes tables")
     p.add_argument("--chart", metavar="PATH", help="writes a chart, as PNG")
     return p
+
+
+def _size(text: str) -> tuple[int, int]:
+    """Returns rows and columns, such as of 224 or 192x160."""
+    number = cli.whole_number(8, 4096)
+    rows, _, columns = text.partition("x")
+    return number(rows), number(columns or rows)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -302,6 +370,18 @@ def _main(arguments: list[str] | None) -> int:
         "rows": [], "left_out": {}, "steps": [],
     }  # fmt: skip
     document["environment"]["versions"]["torch"] = environment.package_version("torch")
+    if options.keep and options.json and Path(options.json).exists():
+        before = json.loads(Path(options.json).read_text())
+        if before.get("schema") != document["schema"]:
+            raise expected("--json", f"a file of {document['schema']}", before.get("schema"))
+        commits = [about["environment"]["commit"] for about in (before, document)]
+        if commits[0] != commits[1]:
+            raise expected("--keep", f"cells of commit {commits[1]}", str(commits[0]))
+        document |= {key: before[key] for key in ("rows", "left_out", "steps")}
+        document["command"] = "; ".join(
+            dict.fromkeys([*before["command"].split("; "), document["command"]])
+        )
+    there = {_cell(row) for row in document["rows"]}
 
     def write(last: bool) -> None:
         stamped = document | watch.stamp()
@@ -330,17 +410,23 @@ def _main(arguments: list[str] | None) -> int:
             for dtype in options.dtype:
                 if late(f"{name} {dtype}"):
                     continue
+                left = [b for b in options.batch if (name, dtype, b, model.shape[1:]) not in there]
+                if not left:
+                    continue
                 own = who.Ours(model, dtype)
-                for batch in options.batch:
+                for batch in left:
                     cell = f"{name} {dtype} batch {batch}"
                     if late(cell):
                         continue
-                    found = measure_cell(model, dtype, batch, own, clock, options)
+                    if options.check:
+                        found = check_cell(model, dtype, batch, own, options)
+                    else:
+                        found = measure_cell(model, dtype, batch, own, clock, options)
                     document["rows"] += found["rows"]
                     document["left_out"] |= {
                         f"{key} of {cell}": reason for key, reason in found["left_out"].items()
                     }
-                    if options.steps:
+                    if options.steps and not options.check:
                         steps = steps_of(own.engine, batch)
                         document["steps"].append({"cell": cell, "steps": steps})
                     _show(found["rows"])
@@ -351,10 +437,17 @@ def _main(arguments: list[str] | None) -> int:
     return cli.DONE
 
 
+def _cell(row: Mapping[str, Any]) -> tuple:
+    """Returns what a row is of: network, data type, batch, and the size of an image."""
+    return row["network"], row["dtype"], row["batch"], tuple(row["size"])
+
+
 def _show(rows: Sequence[Mapping[str, Any]]) -> None:
     first = rows[0]
     times = "  ".join(
         f"{row['name']} {ms(row['device_ms'])} ({ms(row['flushed_ms'])}, {ms(row['wall_ms'])})"
+        if "device_ms" in row
+        else row["name"]
         for row in rows
     )
     said = f"{first['network']} {first['dtype']} batch {first['batch']}: {times}"

@@ -53,19 +53,20 @@ class Model:
     """A network of random weights as PyTorch has it, and the ONNX file that we read.
 
     Args:
+        size: rows and columns of an image, or None for the network's own.
         folder: where files are kept; one that is there is not written again.
     """
 
-    def __init__(self, name: str, size: int | None, folder: Path) -> None:
+    def __init__(self, name: str, size: tuple[int, int] | None, folder: Path) -> None:
         ignore_compiled_operators()
         import torch
 
         self.torch, self.name = torch, name
         torch.manual_seed(0)
         self.module, _ = export.build(spec_of(name), "random")
-        self.shape = export.images_shape(self.module, size and (3, size, size))
-        self.path = folder / f"{name}-{self.shape[-1]}.onnx"
-        state = folder / f"{name}-{self.shape[-1]}.pt"
+        self.shape = export.images_shape(self.module, size and (3, *size))
+        stem = f"{name}-{self.shape[1]}x{self.shape[2]}".replace(":", ".")
+        self.path, state = folder / f"{stem}.onnx", folder / f"{stem}.pt"
         if self.path.exists() and state.exists():
             self.module.load_state_dict(torch.load(state, weights_only=True))
         else:
@@ -83,7 +84,7 @@ class Model:
         torch = self.torch
         self.module.double()
         with torch.no_grad():
-            found = export._first(self.module(torch.from_numpy(images).cuda().double())).cpu()
+            found = export.first_output(self.module(torch.from_numpy(images).cuda().double())).cpu()
         self.module.float()
         return found.numpy()
 
@@ -92,7 +93,32 @@ class Ours:
     """Our engine of a network in a data type."""
 
     def __init__(self, model: Model, dtype: str) -> None:
-        self.engine = Engine(str(model.path), device="cuda", dtype=dtype)
+        self._make = lambda: Engine(str(model.path), device="cuda", dtype=dtype)
+        self.engine = self._make()
+
+    def beside_another(self, images: np.ndarray, runs: int) -> bool:
+        """Whether so many passes give their bits while another engine's passes run on another stream."""
+        import cupy
+
+        there, out = (
+            cupy.asarray(images),
+            cupy.empty((len(images), self.engine.network.classes), np.float32),
+        )
+        other, streams = cupy.empty_like(out), [cupy.cuda.Stream(non_blocking=True) for _ in "ab"]
+        wanted = cupy.array(self.engine.predict(there, out=out)).view(np.uint32)
+        differ = cupy.zeros((), np.int64)
+        cupy.cuda.Device().synchronize()
+        with self._make() as second:
+            for _ in range(runs):
+                for engine, stream, rows in zip(
+                    (self.engine, second), streams, (out, other), strict=True
+                ):
+                    with stream:
+                        engine.predict(there, out=rows)
+                for stream, rows in zip(streams, (out, other), strict=True):
+                    stream.synchronize()
+                    differ += (rows.view(np.uint32) != wanted).any()
+            return int(differ) == 0
 
     def contestant(self, images: np.ndarray) -> Contestant:
         """Returns the engine with these images."""
@@ -159,7 +185,7 @@ def _captured(
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            logits = export._first(module(static))
+            logits = export.first_output(module(static))
 
     def whole() -> np.ndarray:
         static.copy_(host, non_blocking=True)

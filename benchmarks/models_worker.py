@@ -69,7 +69,7 @@ def make(task: Mapping[str, Any]) -> dict[str, Any]:
     def logits(dtype: Any) -> dict[int, np.ndarray]:
         with torch.no_grad():
             return {
-                batch: export._first(module(torch.from_numpy(x).to(dtype))).numpy()
+                batch: export.first_output(module(torch.from_numpy(x).to(dtype))).numpy()
                 for batch, x in images.items()
             }
 

@@ -204,7 +204,7 @@ def check(module: Any, shape: tuple[int, ...], path: str, batch: int | None) -> 
     for images in (batch,) if batch is not None else (1, 3):
         x = generator.normal(size=(images, *shape)).astype(np.float32)
         with torch.no_grad():
-            wanted = _first(module(torch.from_numpy(x).double())).numpy()
+            wanted = first_output(module(torch.from_numpy(x).double())).numpy()
         found = reference(graph if batch is not None else graph.with_batch(images), {INPUT: x})
         array = found[graph.outputs[0]]
         if array.shape != wanted.shape:
@@ -214,7 +214,7 @@ def check(module: Any, shape: tuple[int, ...], path: str, batch: int | None) -> 
     return worst
 
 
-def _first(outputs: Any) -> Any:
+def first_output(outputs: Any) -> Any:
     """Returns the first tensor of what a module gives: itself, or of a tuple, list or mapping."""
     while not hasattr(outputs, "detach"):
         outputs = next(iter(outputs.values() if hasattr(outputs, "values") else outputs))
