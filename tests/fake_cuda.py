@@ -72,6 +72,14 @@ class FakeTensorCores(FakeKernels):
         return _cpu.conv2d_nhwc_workspace(shape, METHODS[planar], 1)
 
     @staticmethod
+    def conv2d_nhwc_wgmma_takes(shape: Any, operands: Any, device: int) -> bool:
+        return False
+
+    @staticmethod
+    def conv2d_nhwc_wgmma_planar_takes(shape: Any, operands: Any, device: int) -> bool:
+        return False
+
+    @staticmethod
     def conv2d_nhwc_pack(weight, packed, shape, planar, operands, _stream) -> None:
         _cpu.conv2d_nhwc_pack(weight, packed, shape, METHODS[planar], 1)
 

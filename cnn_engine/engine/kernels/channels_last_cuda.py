@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -53,15 +54,46 @@ def _packed(node: Node, graph: Graph, device: Any, nbytes: int, function: str, *
 # ---- convolutions ----
 
 
-def _pack(node: Node, graph: Graph, device: Any) -> Buffer:
-    shape, operands = shape_of(node, *graph.inputs_of(node)[:2]), _operands(node)
-    how = shape, node.op.planar, operands
-    nbytes = device.kernels.conv2d_nhwc_packed(*how, 0)
-    return _packed(node, graph, device, nbytes, "conv2d_nhwc_pack", *how)
+@dataclass(frozen=True)
+class _Weights(Buffer):
+    """Packed weights, and the compiled function that they are for."""
+
+    function: str
+
+
+def _function(node: Node, graph: Graph, device: Any, shape: Any) -> str:
+    """Returns the compiled function that runs a product: GPUs that have wgmma have their own."""
+    kernels, how = device.kernels, (shape, _operands(node), device.index)
+    x, constants = graph.values[node.inputs[0]], graph.constants
+    bias, residual = (*node.inputs[2:4], None, None)[:2]
+    if any(name not in (None, *constants) for name in (bias, *node.inputs[5:6])):
+        return "conv2d_nhwc"  # what is read before the kernels before it have ended
+    if node.op.kind == "conv2d_nhwc" and node.op.planar:
+        alone = residual is None and not has_prologue(node)
+        if alone and kernels.conv2d_nhwc_wgmma_planar_takes(*how):
+            return "conv2d_nhwc_wgmma_planar"
+    elif x.stored == node.op.operands and kernels.conv2d_nhwc_wgmma_takes(*how):
+        return "conv2d_nhwc_wgmma"
+    return "conv2d_nhwc"
+
+
+def _weights(node: Node, graph: Graph, device: Any, shape: Any, planar: bool) -> _Weights:
+    function, operands = _function(node, graph, device, shape), _operands(node)
+    how = (shape, planar, operands) if function == "conv2d_nhwc" else (shape, operands)
+    nbytes = getattr(device.kernels, f"{function}_packed")(*how, 0)
+    packed = _packed(node, graph, device, nbytes, f"{function}_pack", *how)
+    return _Weights(packed.address, packed.nbytes, packed.owner, function)
+
+
+def _pack(node: Node, graph: Graph, device: Any) -> _Weights:
+    shape = shape_of(node, *graph.inputs_of(node)[:2])
+    return _weights(node, graph, device, shape, node.op.planar)
 
 
 def _workspace(node: Node, graph: Graph, device: Any, threads: int) -> int:
     shape = shape_of(node, *graph.inputs_of(node)[:2])
+    if _function(node, graph, device, shape) != "conv2d_nhwc":
+        return 0
     how = shape, node.op.planar, _operands(node), stored(graph.values[node.inputs[0]])
     return device.kernels.conv2d_nhwc_workspace(*how, 0)
 
@@ -70,12 +102,22 @@ def _make(call: Call) -> Bound:
     op, (x, weight, _, added, scale, _) = call.node.op, (*call.inputs, *[None] * 4)[:6]
     types = _cpu.Conv2dStored(stored(x), stored(added), stored(call.outputs[0]))
     bias, residual, factors, shift = (*call.at[2:], 0, 0, 0, 0)[:4]
+    shape, pitches = shape_of(call.node, x, weight), pitches_of(call)
+    function, first = call.prepared.function, (call.at[0], call.prepared.address, bias)
+    operands, activation = _operands(call.node), activation_of(op)
+    if function == "conv2d_nhwc_wgmma_planar":
+        out = call.outputs[0]
+        how = call.to[0], shape, call.pitch(out), stored(out), call.overflow
+        return call.native(function, *first, *how, operands, *activation)
     by_image = scale is not None and len(scale.shape) == 2
+    before = by_image, -math.inf if op.floor is None else op.floor
+    first += residual, factors, shift, call.to[0]
+    if function == "conv2d_nhwc_wgmma":
+        how = shape, pitches, types, call.overflow, operands
+        return call.native(function, *first, *how, *before, *activation)
     return call.native(
-        "conv2d_nhwc", call.at[0], call.prepared.address, bias, residual, factors, shift,
-        call.to[0], call.workspace, shape_of(call.node, x, weight), pitches_of(call), types,
-        call.overflow, op.planar, _operands(call.node), by_image, -math.inf if op.floor is None else op.floor,
-        *activation_of(op),
+        function, *first, call.workspace, shape, pitches, types, call.overflow, op.planar, operands,
+        *before, *activation,
     )  # fmt: skip
 
 
@@ -151,26 +193,33 @@ def _not_product(node: Node, graph: Graph) -> str | None:
     return not_constant(node, graph)
 
 
-def _pack_product(node: Node, graph: Graph, device: Any) -> Buffer:
-    shape, operands = _as_convolution(*graph.inputs_of(node)[:2]), _operands(node)
-    nbytes = device.kernels.conv2d_nhwc_packed(shape, False, operands, 0)
-    return _packed(node, graph, device, nbytes, "conv2d_nhwc_pack", shape, False, operands)
+def _pack_product(node: Node, graph: Graph, device: Any) -> _Weights:
+    return _weights(node, graph, device, _as_convolution(*graph.inputs_of(node)[:2]), False)
 
 
 def _product_workspace(node: Node, graph: Graph, device: Any, threads: int) -> int:
     x, weight = graph.inputs_of(node)[:2]
-    how = _as_convolution(x, weight), False, _operands(node), stored(x)
+    shape = _as_convolution(x, weight)
+    if _function(node, graph, device, shape) != "conv2d_nhwc":
+        return 0
+    how = shape, False, _operands(node), stored(x)
     return device.kernels.conv2d_nhwc_workspace(*how, 0)
 
 
 def _make_product(call: Call) -> Bound:
     x, weight = call.inputs[:2]
     types = _cpu.Conv2dStored(stored(x), stored(None), stored(call.outputs[0]))
+    bias, shape = (*call.at[2:], 0)[0], _as_convolution(x, weight)
+    pitches = _cpu.Conv2dPitches(*reversed(weight.shape))
+    function, first = call.prepared.function, (call.at[0], call.prepared.address, bias)
+    operands, activation = _operands(call.node), activation_of(call.node.op)
+    first += 0, 0, 0, call.to[0]
+    if function == "conv2d_nhwc_wgmma":
+        how = shape, pitches, types, call.overflow, operands
+        return call.native(function, *first, *how, False, -math.inf, *activation)
     return call.native(
-        "conv2d_nhwc", call.at[0], call.prepared.address, (*call.at[2:], 0)[0], 0, 0, 0,
-        call.to[0], call.workspace, _as_convolution(x, weight),
-        _cpu.Conv2dPitches(*reversed(weight.shape)), types, call.overflow, False,
-        _operands(call.node), False, -math.inf, *activation_of(call.node.op),
+        function, *first, call.workspace, shape, pitches, types, call.overflow, False, operands, False,
+        -math.inf, *activation,
     )  # fmt: skip
 
 

@@ -1,0 +1,86 @@
+// One launch of conv2d_nhwc as wgmma multiplies: what it computes, and what the host chooses for
+// it.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+#include <limits>
+
+#include "ops/conv2d_nhwc.h"
+#include "ops/stored.h"
+
+namespace cnn_engine::cuda::wgmma {
+
+constexpr int kFilters = 64;  // of a unit of packed weights
+
+// Whether a device has wgmma, the kernels were compiled for it, and operands have 16 bits.
+bool runs_on(int device, Conv2dOperands operands);
+
+struct Product {
+  const char* packed;
+  const float *bias, *scale, *shift;
+  const void* residual;
+  void* y;
+  bool residual_is_rounded, y_is_rounded;  // stored as what is multiplied, not as float32
+  bool in_pieces;  // y and the residual are read and written 16 bytes at once
+  bool tiled;      // x is rows of channels: the copy engine need not know of images
+  int rows;        // places of the output
+  bool scale_per_image;
+  float floor;
+  int channels, filters, y_pitch, residual_pitch;
+  int out_h, out_w, stride_h, stride_w, pad_top, pad_left, dilation_h, dilation_w;
+  int taps_a_row;     // the kernel's width
+  int chunks;         // steps of a tap's channels
+  int steps;          // taps * chunks
+  int steps_a_block;  // of a cluster's part
+  int split;          // blocks of a cluster
+  int stages;
+  int residual_rows;  // that a block copies to shared memory with the copy engine; 0: none
+  float alpha, beta;
+  UnaryFunction activation;
+  Overflow overflow;
+
+  bool has_prologue() const {
+    return scale || shift || floor > -std::numeric_limits<float>::infinity();
+  }
+};
+
+// What the copy engine reads x from.
+struct Images {
+  const void* x;      // [N, H, W, pitch]
+  Conv2dShape shape;  // of this part of the batch
+  int pitch;
+};
+
+// Tiles: 64 filters for each group, a warpgroup, and so many places; whether they are compiled with
+// something before the products, too.
+struct TileShape {
+  int groups, columns;
+  bool prologue = false;
+
+  constexpr int stage_bytes() const { return 128 * (groups * kFilters + columns); }
+};
+constexpr TileShape kShapes[] = {{1, 16, true}, {1, 24},  {1, 32, true},  {1, 56},
+                                 {1, 64, true}, {1, 104}, {1, 128, true}, {1, 256},
+                                 {2, 64, true}, {2, 128}, {2, 256}};
+constexpr int kTiles = sizeof(kShapes) / sizeof(kShapes[0]);
+
+struct Choice {
+  int tile;    // of kShapes
+  int split;   // blocks that share a tile's steps
+  int stages;  // that a block has room for
+};
+
+// The fastest choice by a model of its time: the same on every GPU of as many multiprocessors.
+Choice choose(const Product& p, int multiprocessors);
+
+// For __half and __nv_bfloat16, in files of their own.
+template <typename T>
+void launch_product(const Images& images, const Product& p, const Choice& choice, Stream stream);
+// Packs weights whose taps have `chunks` steps.
+template <typename T>
+void launch_pack(const float* weight, void* packed, const Conv2dShape& shape, int chunks,
+                 Stream stream);
+
+}  // namespace cnn_engine::cuda::wgmma

@@ -1,0 +1,161 @@
+// Hopper's products of matrices and tensor copies by PTX (compute capability 9.0a).
+//
+// Matrices lie in shared memory as rows of 128 bytes of K, in groups of eight rows (1,024 bytes, so
+// aligned), whose pieces of 16 bytes are exchanged as the copy engine does it: piece i of row r is
+// at i ^ (r % 8).
+//
+// A warpgroup, four warps, holds D [64 x N] together: with warp w of it, g = lane / 4 and
+// t = lane % 4, d[4 j] and d[4 j + 1] are columns 8 j + 2 t and the next of row 16 w + g, and
+// d[4 j + 2], d[4 j + 3] of row + 8.
+#pragma once
+
+#include <cuda.h>
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+
+namespace cnn_engine::cuda {
+
+constexpr int kRowBytes = 128;         // of K in shared memory
+constexpr int kMatrixRows = 64;        // of A and D
+constexpr int kInstructionBytes = 32;  // of K that one instruction takes
+
+// Where a piece of 16 bytes of a row lies among the row's eight.
+__host__ __device__ constexpr int exchanged(int row, int piece) { return piece ^ (row & 7); }
+
+// How wgmma is told of a matrix at `address` of the block's shared memory.
+__device__ inline std::uint64_t matrix_at(std::uint32_t address) {
+  constexpr std::uint64_t kExchanged128 = 1, kEightRows = 8 * kRowBytes;
+  return kExchanged128 << 62 | (kEightRows >> 4) << 32 | std::uint64_t{1} << 16 |
+         ((address & 0x3ffff) >> 4);
+}
+
+__device__ inline void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ inline void commit_products() {
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+template <int Pending>
+__device__ inline void wait_for_products() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(Pending) : "memory");
+}
+
+// d += a b^T for 32 bytes of K.
+template <typename Operand, int N>
+struct Wgmma;
+
+// Four registers, of eight columns, at a time: their operands' numbers and the operands.
+#define CNN_ENGINE_D4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define CNN_ENGINE_D16(i) \
+  CNN_ENGINE_D4(i), CNN_ENGINE_D4(i + 4), CNN_ENGINE_D4(i + 8), CNN_ENGINE_D4(i + 12)
+#define CNN_ENGINE_D64(i) \
+  CNN_ENGINE_D16(i), CNN_ENGINE_D16(i + 16), CNN_ENGINE_D16(i + 32), CNN_ENGINE_D16(i + 48)
+#define CNN_ENGINE_N8 "%0, %1, %2, %3, %4, %5, %6, %7"
+#define CNN_ENGINE_N12 CNN_ENGINE_N8 ", %8, %9, %10, %11"
+#define CNN_ENGINE_N16 CNN_ENGINE_N12 ", %12, %13, %14, %15"
+#define CNN_ENGINE_N28 CNN_ENGINE_N16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27"
+#define CNN_ENGINE_N32 CNN_ENGINE_N28 ", %28, %29, %30, %31"
+#define CNN_ENGINE_N52                                                       \
+  CNN_ENGINE_N32                                                             \
+  ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, " \
+  "%46, %47, %48, %49, %50, %51"
+#define CNN_ENGINE_N56 CNN_ENGINE_N52 ", %52, %53, %54, %55"
+#define CNN_ENGINE_N64 CNN_ENGINE_N56 ", %56, %57, %58, %59, %60, %61, %62, %63"
+#define CNN_ENGINE_N128                                                         \
+  CNN_ENGINE_N64                                                                \
+  ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, "    \
+  "%78, %79, %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, " \
+  "%93, %94, %95, %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, "     \
+  "%106, %107, %108, %109, %110, %111, %112, %113, %114, %115, %116, %117, "    \
+  "%118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+
+// `a` and `b` are the numbers of the operands behind d's.
+#define CNN_ENGINE_WGMMA(Operand, n, types, more, numbers, a_number, b_number, ...)            \
+  template <>                                                                                  \
+  struct Wgmma<Operand, n> {                                                                   \
+    static __device__ void multiply(float (&d)[n / 2], std::uint64_t a, std::uint64_t b) {     \
+      asm volatile(                                                                            \
+          "{\n.reg .pred p;\nsetp.eq.u32 p, 0, 0;\nwgmma.mma_async.sync.aligned.m64n" #n types \
+          " {" numbers "}, %" #a_number ", %" #b_number ", p, 1, 1" more ";\n}"                \
+          : __VA_ARGS__                                                                        \
+          : "l"(a), "l"(b)                                                                     \
+          : "memory");                                                                         \
+    }                                                                                          \
+  };
+#define CNN_ENGINE_WGMMAS(Operand, types, more)                                                  \
+  CNN_ENGINE_WGMMA(Operand, 16, types, more, CNN_ENGINE_N8, 8, 9, CNN_ENGINE_D4(0),              \
+                   CNN_ENGINE_D4(4))                                                             \
+  CNN_ENGINE_WGMMA(Operand, 24, types, more, CNN_ENGINE_N12, 12, 13, CNN_ENGINE_D4(0),           \
+                   CNN_ENGINE_D4(4), CNN_ENGINE_D4(8))                                           \
+  CNN_ENGINE_WGMMA(Operand, 32, types, more, CNN_ENGINE_N16, 16, 17, CNN_ENGINE_D16(0))          \
+  CNN_ENGINE_WGMMA(Operand, 56, types, more, CNN_ENGINE_N28, 28, 29, CNN_ENGINE_D16(0),          \
+                   CNN_ENGINE_D4(16), CNN_ENGINE_D4(20), CNN_ENGINE_D4(24))                      \
+  CNN_ENGINE_WGMMA(Operand, 64, types, more, CNN_ENGINE_N32, 32, 33, CNN_ENGINE_D16(0),          \
+                   CNN_ENGINE_D16(16))                                                           \
+  CNN_ENGINE_WGMMA(Operand, 104, types, more, CNN_ENGINE_N52, 52, 53, CNN_ENGINE_D16(0),         \
+                   CNN_ENGINE_D16(16), CNN_ENGINE_D16(32), CNN_ENGINE_D4(48))                    \
+  CNN_ENGINE_WGMMA(Operand, 112, types, more, CNN_ENGINE_N56, 56, 57, CNN_ENGINE_D16(0),         \
+                   CNN_ENGINE_D16(16), CNN_ENGINE_D16(32), CNN_ENGINE_D4(48), CNN_ENGINE_D4(52)) \
+  CNN_ENGINE_WGMMA(Operand, 128, types, more, CNN_ENGINE_N64, 64, 65, CNN_ENGINE_D64(0))         \
+  CNN_ENGINE_WGMMA(Operand, 256, types, more, CNN_ENGINE_N128, 128, 129, CNN_ENGINE_D64(0),      \
+                   CNN_ENGINE_D64(64))
+
+CNN_ENGINE_WGMMAS(__half, "k16.f32.f16.f16", ", 0, 0")
+CNN_ENGINE_WGMMAS(__nv_bfloat16, "k16.f32.bf16.bf16", ", 0, 0")
+
+// ---- barriers of shared memory that count arrivals and bytes, used phase after phase ----
+
+__device__ inline void init_phases(std::uint32_t barrier, int arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+
+__device__ inline void arrive(std::uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+// Returns once the phase of that parity (0 for the first, then 1, 0, ...) has ended.
+__device__ inline void wait_for_phase(std::uint32_t barrier, int parity) {
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "again:\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@!done bra again;\n"
+      "}" ::"r"(barrier),
+      "r"(parity)
+      : "memory");
+}
+
+// ---- tensor copies; their bytes, zeros among them, count at the barrier ----
+
+__device__ inline void prefetch_map(const CUtensorMap* map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
+__device__ inline void copy_tile(std::uint32_t to, const CUtensorMap* map, int column, int row,
+                                 std::uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], "
+      "[%1, {%2, %3}], [%4];" ::"r"(to),
+      "l"(map), "r"(column), "r"(row), "r"(barrier)
+      : "memory");
+}
+
+// Places of a window's tap (down, right) over images [n, h, w, c], from that window on whose first
+// tap is at (n, h, w).
+__device__ inline void copy_taps(std::uint32_t to, const CUtensorMap* map, int c, int w, int h,
+                                 int n, int right, int down, std::uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes [%0], "
+      "[%1, {%2, %3, %4, %5}], [%6], {%7, %8};" ::"r"(to),
+      "l"(map), "r"(c), "r"(w), "r"(h), "r"(n), "r"(barrier),
+      "h"(static_cast<unsigned short>(right)), "h"(static_cast<unsigned short>(down))
+      : "memory");
+}
+
+// What was stored in shared memory is seen by copies and products that are asked for later.
+__device__ inline void publish_to_engines() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+}  // namespace cnn_engine::cuda

@@ -1,0 +1,53 @@
+// conv2d_nhwc of operands of 16 bits on GPUs of compute capability 9.0, whose engines bring both of
+// them to shared memory and multiply from there:
+//
+//   y = activation(conv2d(z) + bias + residual);  z = max(x * scale + shift, floor)
+//
+// z is rounded as x is, and other than x only for a kernel of 1x1 without padding. Layouts: as
+// conv2d_nhwc's, x stored as what is multiplied, at an address and with a pitch that
+// are multiples of 16 bytes. One group, channels in eights, strides up to 8, and windows that reach
+// up to 128 places beyond the image. The same bits in every run; they depend on the shape alone.
+#pragma once
+
+#include "ops/conv2d_nhwc.h"
+
+namespace cnn_engine::cuda {
+
+// 1 where a device, by its number, runs it.
+std::int64_t conv2d_nhwc_wgmma_takes(const Conv2dShape& shape, Conv2dOperands operands, int device);
+std::int64_t conv2d_nhwc_wgmma_packed(const Conv2dShape& shape, Conv2dOperands, int);  // bytes
+// What it wrote is complete on return.
+void conv2d_nhwc_wgmma_pack(const float* weight,  // [K, C, R, S]
+                            void* packed,         // [conv2d_nhwc_wgmma_packed]
+                            const Conv2dShape& shape, Conv2dOperands operands, Stream stream);
+void conv2d_nhwc_wgmma(const void* input,     // [N, H, W, pitches.x]
+                       const void* packed,    // [conv2d_nhwc_wgmma_packed]
+                       const float* bias,     // [K] or null
+                       const void* residual,  // [N, OH, OW, pitches.residual] or null
+                       const float* scale,    // [C] or [N, C], or null
+                       const float* shift,    // [C] or null
+                       void* output,          // [N, OH, OW, pitches.y]
+                       const Conv2dShape& shape, const Conv2dPitches& pitches,
+                       const Conv2dStored& stored, const Overflow& overflow,
+                       Conv2dOperands operands, bool scale_per_image, float floor,
+                       UnaryFunction activation, float alpha, float beta, Stream stream);
+
+// A first layer: x is [N, C, H, W] in float32, which is rounded as it is read. One group of at most
+// four channels, kernels of at most eight columns, without dilation, 1 or 2 columns apart.
+std::int64_t conv2d_nhwc_wgmma_planar_takes(const Conv2dShape& shape, Conv2dOperands operands,
+                                            int device);
+std::int64_t conv2d_nhwc_wgmma_planar_packed(const Conv2dShape& shape, Conv2dOperands,
+                                             int);       // bytes
+void conv2d_nhwc_wgmma_planar_pack(const float* weight,  // [K, C, R, S]
+                                   void* packed,         // [conv2d_nhwc_wgmma_planar_packed]
+                                   const Conv2dShape& shape, Conv2dOperands operands,
+                                   Stream stream);
+void conv2d_nhwc_wgmma_planar(const float* input,  // [N, C, H, W]
+                              const void* packed,  // [conv2d_nhwc_wgmma_planar_packed]
+                              const float* bias,   // [K] or null
+                              void* output,        // [N, OH, OW, y_pitch]
+                              const Conv2dShape& shape, int y_pitch, Stored stored,
+                              const Overflow& overflow, Conv2dOperands operands,
+                              UnaryFunction activation, float alpha, float beta, Stream stream);
+
+}  // namespace cnn_engine::cuda

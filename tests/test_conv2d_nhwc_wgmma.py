@@ -1,0 +1,277 @@
+"""conv2d over images whose channels lie side by side in 16 bits, as Hopper GPUs have it: against float64."""
+
+from __future__ import annotations
+
+import math
+
+import halves
+import numpy as np
+import pytest
+from conftest import Device
+from native import call
+from test_conv2d_nhwc import CASES, NONE, arrays, ids, record
+from test_conv2d_nhwc_cuda import ERRORS, PRODUCTS, whole_numbers
+
+from cnn_engine import _cpu
+from cnn_engine.devices import cuda_module
+
+pytestmark = pytest.mark.gpu
+
+RELU = (_cpu.UnaryFunction.relu, 0, 0)
+OPERANDS = ("float16", "bfloat16")
+
+#: Images of every size from 1 to 33, windows that reach far beyond them, and one side that is longer.
+SIZES = [
+    *(
+        (2, 64, size, 34 - size, 72, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 1)
+        for size in range(1, 34)
+    ),
+    (1, 8, 3, 2, 8, (3, 3), (4, 4), (6, 6, 6, 6), (1, 1), 1),
+    (2, 72, 11, 9, 40, (2, 4), (3, 3), (1, 0, 2, 3), (1, 2), 1),
+    (1, 64, 20, 30, 64, (3, 5), (1, 2), (5, 2, 0, 7), (5, 3), 1),
+    (1, 136, 9, 12, 200, (1, 1), (2, 3), (0, 1, 2, 0), (1, 1), 1),
+    (1, 8, 160, 9, 16, (3, 3), (8, 7), (100, 3, 50, 3), (60, 1), 1),
+    (300, 64, 1, 1, 65, (1, 1), (1, 1), (0, 0, 0, 0), (1, 1), 1),
+    (20, 256, 14, 14, 256, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 1),
+    (20, 64, 56, 56, 256, (1, 1), (1, 1), (0, 0, 0, 0), (1, 1), 1),
+]
+
+
+def shape_of(case):
+    n, c, h, w, k, kernel, stride, padding, dilation, groups = case
+    return _cpu.Conv2dShape(n, c, h, w, k, *kernel, *stride, *padding, *dilation, groups)
+
+
+def takes(case, operands="float16") -> bool:
+    kind = getattr(_cpu.Conv2dOperands, operands)
+    return bool(cuda_module.load().conv2d_nhwc_wgmma_takes(shape_of(case), kind, 0))
+
+
+@pytest.fixture(autouse=True)
+def hopper():
+    if not takes((1, 8, 1, 1, 8, (1, 1), (1, 1), (0, 0, 0, 0), (1, 1), 1)):
+        pytest.skip("needs a GPU of compute capability 9.0, and kernels for 90a")
+
+
+def product(
+    case, operands, x, weight, bias, *, residual=None, activation=NONE, more=(0, 0), stored=None,
+    told=halves.NO_ONE, before=(None, None, -math.inf),
+):  # fmt: skip
+    """Calls the kernel.
+
+    ``before``: scale, shift and the least that z can be; ``more``: of the pitches of x and y; ``stored``: how
+    x, the residual and y lie in memory.
+    """
+    device, shape = Device("cuda"), shape_of(case)
+    kind, stored = getattr(_cpu.Conv2dOperands, operands), stored or (operands,) * 3
+    n, c, h, w, k = case[:5]
+    images = np.full((n, h, w, c + more[0]), np.nan, np.float32)
+    images[..., :c] = x.transpose(0, 2, 3, 1)
+    nbytes = cuda_module.load().conv2d_nhwc_wgmma_packed(shape, kind, 0)
+    packed = device.put(np.full(nbytes, 255), np.uint8)
+    call(device, "conv2d_nhwc_wgmma_pack", device.put(weight), packed, shape, kind)
+    out = halves.put(device, np.full((n, shape.out_h, shape.out_w, k + more[1]), 7), stored[2])
+    added = residual
+    if residual is not None:
+        added = halves.put(device, residual.transpose(0, 2, 3, 1), stored[1])
+    types = _cpu.Conv2dStored(*map(halves.kind, stored))
+    call(
+        device, "conv2d_nhwc_wgmma", halves.put(device, images, stored[0]), packed,
+        None if bias is None else device.put(bias), added,
+        *(None if factor is None else device.put(factor) for factor in before[:2]), out, shape,
+        _cpu.Conv2dPitches(c + more[0], k + more[1], k), types, told, kind,
+        before[0] is not None and before[0].ndim == 2, before[2], *activation,
+    )  # fmt: skip
+    found = halves.get(device, out, stored[2])
+    assert (found[..., k:] == 7).all()
+    return np.ascontiguousarray(found[..., :k].transpose(0, 3, 1, 2))
+
+
+@pytest.mark.parametrize("operands", OPERANDS)
+@pytest.mark.parametrize("case", [*CASES, *PRODUCTS, *SIZES], ids=ids)
+def test_whole_numbers_are_exact(rng, case, operands):
+    if not takes(case):
+        assert case[-1] > 1 or case[1] % 8
+        return
+    x, weight, bias = whole_numbers(rng, case)
+    sums = record(case).reference(x, weight, bias)
+    wanted = halves.rounded(sums, operands)
+    assert np.array_equal(product(case, operands, x, weight, bias), wanted)
+    residual = rng.integers(-9, 9, sums.shape).astype(np.float32)
+    added = np.maximum(sums + residual, 0)
+    for more, stored in (
+        ((8, 8), (operands, operands, operands)),
+        ((0, 4), (operands, "float32", "float32")),
+        ((16, 3), (operands, operands, operands)),
+    ):
+        found = product(
+            case, operands, x, weight, bias, residual=residual, activation=RELU, more=more,
+            stored=stored,
+        )  # fmt: skip
+        assert np.array_equal(found, halves.rounded(added, stored[2])), (more, stored)
+
+
+@pytest.mark.parametrize("operands", OPERANDS)
+@pytest.mark.parametrize("case", [PRODUCTS[-14], *SIZES[-2:]], ids=ids)
+def test_errors_are_those_of_the_operands(rng, case, operands):
+    x, weight, bias = arrays(rng, case)
+    wanted = record(case).reference(x, weight, bias)
+    sizes = record(case).reference(abs(x), abs(weight), abs(bias))
+    found = product(case, operands, x, weight, bias, stored=(operands, operands, "float32"))
+    assert (abs(found - wanted) <= 1.01 * ERRORS[operands] * sizes).all()
+    for _ in range(20):
+        again = product(case, operands, x, weight, bias, stored=(operands, operands, "float32"))
+        assert np.array_equal(found, again)
+
+
+@pytest.mark.parametrize("operands", OPERANDS)
+@pytest.mark.parametrize(
+    "case",
+    [
+        (1, 64, 56, 56, 128, (1, 1), (1, 1), (0, 0, 0, 0), (1, 1), 1),
+        (3, 72, 9, 11, 40, (1, 1), (1, 1), (0, 0, 0, 0), (1, 1), 1),
+        (5, 1000, 7, 7, 128, (1, 1), (1, 1), (0, 0, 0, 0), (1, 1), 1),
+        (20, 256, 28, 28, 128, (1, 1), (1, 1), (0, 0, 0, 0), (1, 1), 1),
+        (2, 96, 15, 15, 64, (1, 1), (2, 2), (0, 0, 0, 0), (1, 1), 1),
+    ],
+    ids=ids,
+)
+@pytest.mark.parametrize("by_image", [False, True])
+def test_what_comes_before_the_products(rng, case, by_image, operands):
+    n, c, *_ = case
+    x, weight, bias = whole_numbers(rng, case)
+    scale = rng.integers(1, 4, (n, c) if by_image else c).astype(np.float32)
+    shift = None if by_image else rng.integers(-2, 3, c).astype(np.float32)
+    z = x * (scale if by_image else scale[None])[..., None, None]
+    floor = -math.inf if by_image else 0.0
+    if shift is not None:
+        z = np.maximum(z + shift[:, None, None], 0)
+    stored = (operands, operands, "float32")
+    found = product(
+        case, operands, x, weight, bias, before=(scale, shift, floor), more=(8, 0), stored=stored
+    )
+    assert np.array_equal(found, record(case).reference(z, weight, bias))
+
+
+def test_functions_and_special_values(rng):
+    case = (1, 64, 8, 8, 64, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 1)
+    x, weight, bias = whole_numbers(rng, case)
+    sums = record(case).reference(x, weight, bias)
+    clip = (_cpu.UnaryFunction.clip, -3, 6)
+    found = product(case, "float16", x, weight, bias, activation=clip)
+    assert np.array_equal(found, np.clip(sums, -3, 6))
+    leaky = (_cpu.UnaryFunction.leaky_relu, 0.5, 0)
+    found = product(case, "float16", x, weight, bias, activation=leaky)
+    assert np.array_equal(found, np.where(sums < 0, sums / 2, sums))
+    weight = abs(weight) + 1
+    x[0, 5, 0, 0], x[0, 6, 7, 7] = np.nan, np.inf
+    found = product(case, "float16", x, weight, bias, activation=RELU)
+    assert np.isnan(found).sum() == 4 * 64
+    assert np.isposinf(found[0, :, 6:, 6:]).all()
+
+
+def test_who_asks_is_told_of_infinities_in_float16():
+    import cupy
+
+    case = (1, 64, 8, 8, 64, (1, 1), (1, 1), (0, 0, 0, 0), (1, 1), 1)
+    x, weight = np.ones((1, 64, 8, 8), np.float32), np.ones((64, 64, 1, 1), np.float32)
+    word = np.frombuffer(cupy.cuda.alloc_pinned_memory(4), np.int32, 1)
+    told = _cpu.Overflow(word.ctypes.data, 5)
+    for bias, wanted in ((65440.0, 0), (65456.0, 5), (np.inf, 0)):
+        word[0] = 0
+        product(case, "float16", x, weight, np.full(64, bias, np.float32), told=told)
+        cupy.cuda.Device().synchronize()
+        assert word[0] == wanted
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"more": (4, 0)}, "expected x in float16, its pitch and all addresses"),
+        ({"stored": ("float32",) * 3}, "found float32 with a pitch of 64"),
+        ({"stored": ("float16", "float16", "bfloat16")}, "y: expected float32 or float16"),
+        ({"operands": "tf32"}, "expected operands of 16 bits, found tf32"),
+        ({"case": (1, 64, 8, 8, 64, (3, 3), (1, 1), (1,) * 4, (1, 1), 2)}, "expected one group"),
+        ({"case": (1, 60, 8, 8, 64, (3, 3), (1, 1), (1,) * 4, (1, 1), 1)}, "channels in eights"),
+        ({"case": (1, 64, 8, 8, 64, (3, 3), (9, 1), (1,) * 4, (1, 1), 1)}, "strides up to 8"),
+        ({"case": (1, 8, 8, 8, 8, (3, 3), (1, 1), (129,) * 4, (1, 1), 1)}, "128 places beyond"),
+        ({"before": (None, None, 0.0)}, "expected a kernel of 1x1 without padding"),
+    ],
+)
+def test_what_it_does_not_take_is_refused(rng, change, said):
+    case = change.pop("case", (1, 64, 8, 8, 64, (3, 3), (1, 1), (1,) * 4, (1, 1), 1))
+    operands = change.pop("operands", "float16")
+    x, weight, bias = arrays(rng, case)
+    with pytest.raises(ValueError, match=said):
+        product(case, operands, x, weight, bias, **change)
+
+
+# ---- first layers ----
+
+#: One to three tiles of a row, rows that are left over, windows of one to eight columns.
+FIRST = [
+    (3, 3, 33, 47, 64, (7, 7), (2, 2), (3, 3, 3, 3), (1, 1), 1),
+    (1, 3, 224, 224, 64, (7, 7), (2, 2), (3, 3, 3, 3), (1, 1), 1),
+    (20, 3, 30, 225, 32, (3, 3), (2, 2), (0, 1, 1, 0), (1, 1), 1),
+    (2, 1, 19, 300, 70, (5, 8), (1, 1), (2, 4, 2, 4), (1, 1), 1),
+    (9, 4, 40, 17, 130, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 1),
+    (1, 2, 9, 9, 8, (1, 1), (3, 2), (0, 0, 0, 0), (1, 1), 1),
+    (1, 3, 5, 4, 35, (8, 2), (1, 2), (9, 9, 9, 9), (1, 1), 1),
+]
+
+
+def first_layer(case, operands, x, weight, bias, activation=NONE, more=0, stored=None):
+    device, shape = Device("cuda"), shape_of(case)
+    kind, stored = getattr(_cpu.Conv2dOperands, operands), stored or operands
+    n, _, _, _, k = case[:5]
+    nbytes = cuda_module.load().conv2d_nhwc_wgmma_planar_packed(shape, kind, 0)
+    packed = device.put(np.full(nbytes, 255), np.uint8)
+    call(device, "conv2d_nhwc_wgmma_planar_pack", device.put(weight), packed, shape, kind)
+    out = halves.put(device, np.full((n, shape.out_h, shape.out_w, k + more), 7), stored)
+    call(
+        device, "conv2d_nhwc_wgmma_planar", device.put(x), packed,
+        None if bias is None else device.put(bias), out, shape, k + more, halves.kind(stored),
+        halves.NO_ONE, kind, *activation,
+    )  # fmt: skip
+    found = halves.get(device, out, stored)
+    assert (found[..., k:] == 7).all()
+    return np.ascontiguousarray(found[..., :k].transpose(0, 3, 1, 2))
+
+
+@pytest.mark.parametrize("operands", OPERANDS)
+@pytest.mark.parametrize("case", FIRST, ids=ids)
+def test_first_layers_of_whole_numbers_are_exact(rng, case, operands):
+    x, weight, bias = whole_numbers(rng, case)
+    sums = record(case).reference(x, weight, bias)
+    found = first_layer(case, operands, x, weight, bias)
+    assert np.array_equal(found, halves.rounded(sums, operands))
+    for more, stored in ((8, operands), (3, operands), (5, "float32")):
+        found = first_layer(case, operands, x, weight, None, RELU, more, stored)
+        wanted = np.maximum(record(case).reference(x, weight, None), 0)
+        assert np.array_equal(found, halves.rounded(wanted, stored))
+
+
+@pytest.mark.parametrize("operands", OPERANDS)
+def test_first_layers_round_what_they_read(rng, operands):
+    case = FIRST[0]
+    x, weight, bias = arrays(rng, case)
+    wanted = record(case).reference(x, weight, bias)
+    sizes = record(case).reference(abs(x), abs(weight), abs(bias))
+    found = first_layer(case, operands, x, weight, bias, stored="float32")
+    assert (abs(found - wanted) <= 1.01 * ERRORS[operands] * sizes).all()
+    again = first_layer(case, operands, x, weight, bias, stored="float32")
+    assert np.array_equal(found, again)
+
+
+@pytest.mark.parametrize(
+    ("case", "said"),
+    [
+        ((1, 5, 8, 8, 64, (3, 3), (1, 1), (1,) * 4, (1, 1), 1), "at most 4 channels"),
+        ((1, 3, 8, 9, 64, (3, 9), (1, 1), (1,) * 4, (1, 1), 1), "at most 8 columns"),
+        ((1, 3, 8, 8, 64, (3, 3), (1, 4), (1,) * 4, (1, 1), 1), "1 or 2 columns apart"),
+        ((1, 3, 99, 8, 64, (90, 3), (1, 1), (1,) * 4, (1, 1), 1), "rows that fit into shared"),
+    ],
+)
+def test_other_first_layers_are_refused(rng, case, said):
+    with pytest.raises(ValueError, match=said):
+        first_layer(case, "float16", *arrays(rng, case))
