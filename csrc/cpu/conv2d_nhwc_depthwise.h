@@ -152,17 +152,24 @@ auto depthwise_row_of(const Conv2dShape& p) {
   return depthwise_any_row;
 }
 
+// Channels for each place of an image from which the expansion before, by six as in most networks,
+// has more weights than what it reads and writes.
+constexpr int kChannelsAPlace = 7;
+
 // Bands of an image's output rows, and shares of its channels, which are the same for any number of
 // threads: what three rows of a share take stays in the first-level cache while a band is computed.
-// Bands come before shares, so that a thread finds the rows that it wrote itself.
+// Bands come before shares, so that a thread finds the rows that it wrote itself; with so many
+// channels for so few places that the convolution before was shared out by filters, there is one.
 struct DepthwiseSplit {
   int bands, shares;
 
   DepthwiseSplit(const Conv2dShape& p, int threads) {
     const int out_h = p.out_h(), wanted = (32 + out_h - 1) / out_h, most = p.c / 64;
     shares = most < 1 ? 1 : wanted < most ? wanted : most;
-    bands = threads == 1 ? 1 : (4 * threads + p.n - 1) / p.n;
-    if (bands > out_h) bands = out_h;
+    const int parts = threads == 1 ? 1 : (4 * threads + p.n - 1) / p.n;
+    const bool by_channels = p.c > kChannelsAPlace * p.h * p.w;
+    bands = by_channels ? 1 : parts < out_h ? parts : out_h;
+    if (by_channels && parts > shares) shares = parts < most ? parts : most;
   }
 };
 

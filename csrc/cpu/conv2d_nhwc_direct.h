@@ -164,13 +164,16 @@ inline void pointwise(const Direct& call, const Scratch& scratch, const Conv2dSh
   const std::int64_t area = std::int64_t{p.h} * p.w, places = p.n * area;
   const int channels = p.group_channels(), filters = p.group_filters();
   const std::int64_t zero = 0;
-  const TaskSplit split(places, kRunRows, kLeastRunRows, filters, filters > places, threads);
+  // What passes from one thread's caches to the other's is the weights, or what is read and
+  // written.
+  const bool by_filters = std::int64_t{p.c} * filters > places * (p.c + p.k);
+  const TaskSplit split(places, kRunRows, kLeastRunRows, filters, by_filters, threads);
   const int shares = split.shares;
   const std::int64_t cost = (places / split.tasks + 1) * p.c * filters / shares;
   const bool copies = kPairs || call.prologue.any();
   // A thread has all runs of its filters, or all filters of its runs; what is written out is used
   // for all shares of a run.
-  const bool runs_inside = filters > places && !copies;
+  const bool runs_inside = by_filters && !copies;
   parallel_for(split.tasks * shares, cost, threads, [&](std::int64_t begin, std::int64_t end) {
     const Scratch::Part part(scratch);
     for (std::int64_t index = begin; index < end; ++index) {
