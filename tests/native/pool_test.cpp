@@ -109,6 +109,18 @@ void test_busy() {
   Claims claims(threads, 100);
   const bool called = run_on_threads(threads, &Claims::work, &claims);
   expect(!called, "a busy pool calls no threads for another caller");
+  // Of two threads more, one is left: the other is this caller itself.
+  std::atomic<int> helpers{0};
+  run_on_threads(
+      threads + 2,
+      [](void* context, int index) {
+        auto& came = *static_cast<std::atomic<int>*>(context);
+        if (index) ++came;
+        const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(200);
+        while (came.load() < 2 && std::chrono::steady_clock::now() < end) yield_cpu();
+      },
+      &helpers);
+  expect(helpers < 2, "threads of several callers together are no more than one of them may have");
   expect(claims.done == 100, "what a busy pool cannot share, the caller does alone");
   std::vector<std::uint8_t> touched(1000);
   parallel_for(1000, 1000, threads, [&](std::int64_t begin, std::int64_t end) {
