@@ -5,7 +5,7 @@
 
 namespace cnn_engine::cuda {
 
-// A function of unary.h; the cheap ones that networks have most are not called.
+// A function of unary.h; those that networks have most are not called.
 struct Activation {
   UnaryFunction function;
   float alpha, beta;
@@ -18,6 +18,8 @@ struct Activation {
         return unary_relu::of(x, alpha, beta);
       case UnaryFunction::hard_swish:
         return unary_hard_swish::of(x, alpha, beta);
+      case UnaryFunction::swish:
+        return unary_swish::of(x, alpha, beta);
       case UnaryFunction::hard_sigmoid:
         return unary_hard_sigmoid::of(x, alpha, beta);
       default:
