@@ -91,10 +91,15 @@ def main(arguments: list[str] | None = None) -> int:
     path = options.output / "cells.jsonl"
     done = {(row["cell"], row["design"]) for row in read(path)}
     cells = {str(cell): cell for cell in CELLS}
+    # Side by side are runs of different cells, which need different things most.
+    groups = [
+        options.cells[at : at + options.lanes] for at in range(0, len(options.cells), options.lanes)
+    ]
     todo = [
         (cells[name], design)
-        for name in options.cells
+        for group in groups
         for design in roles.DESIGNS
+        for name in group
         if (name, design) not in done
     ]
     make_data(options.data)

@@ -20,27 +20,25 @@ from .shards import Shard, pieces_of
 
 STAGES = ("read", "decode", "copy", "compute", "write")
 
-#: Chunks that the stages after reading are measured on.
-CHUNKS = 4
-
 
 def measure(
     engine: Any,
     decoder: Decoder,
     settings: Settings,
+    slots: list[Slot],
     shards: list[Shard],
     stage: str,
     seconds: float,
     attempt: str,
 ) -> dict[str, Any]:
-    """Runs one stage alone for about ``seconds`` on images of ``shards``.
+    """Runs one stage alone for about ``seconds`` on images of ``shards``, in the memory of ``slots``.
 
     Returns:
         ``images``, ``seconds``, ``cpu_seconds`` of the process, and ``bytes``; images 0 where the stage has
         nothing to do here, and ``error`` where it failed.
     """
     try:
-        return _MEASURES[stage](engine, decoder, settings, shards, seconds, attempt)
+        return _MEASURES[stage](engine, decoder, settings, slots, shards, seconds, attempt)
     except Exception as error:  # a ceiling that cannot be had must not end a run that is done
         return {"images": 0, "seconds": 0.0, "cpu_seconds": 0.0, "bytes": 0, "error": str(error)}
 
@@ -74,8 +72,10 @@ def _chunks(
         yield from readers.chunks(pieces, settings.batch, settings.wanted, slot)
 
 
-def _sample(engine: Any, settings: Settings, shards: list[Shard]) -> list[Chunk]:
-    return list(islice(_chunks(settings, shards, lambda: Slot(engine, settings.batch)), CHUNKS))
+def _sample(settings: Settings, slots: list[Slot], shards: list[Shard]) -> list[Chunk]:
+    """Returns a chunk for each slot: of files to decode, or of images in it."""
+    free = iter(slots)
+    return list(islice(_chunks(settings, shards, lambda: next(free)), len(slots)))
 
 
 def _forever(chunks: list[Chunk], step: Callable[[Chunk], int]) -> Iterator[tuple[int, int]]:
@@ -84,24 +84,24 @@ def _forever(chunks: list[Chunk], step: Callable[[Chunk], int]) -> Iterator[tupl
             yield len(chunk), step(chunk)
 
 
-def _read(engine, decoder, settings, shards, seconds, attempt):
-    slot = Slot(engine, settings.batch)
-    endless = _chunks(settings, cycle(shards), lambda: slot)
+def _read(engine, decoder, settings, slots, shards, seconds, attempt):
+    turn = cycle(slots)  # one alone might stay in a cache
+    endless = _chunks(settings, cycle(shards), lambda: next(turn))
     return _timed(((len(chunk), chunk_bytes(chunk)) for chunk in endless), seconds)
 
 
-def _decode(engine, decoder, settings, shards, seconds, attempt):
-    sample = _sample(engine, settings, shards)
+def _decode(engine, decoder, settings, slots, shards, seconds, attempt):
+    sample = _sample(settings, slots, shards)
     if not sample or sample[0].encoded is None:
         return _timed(iter(()), seconds)
 
     def steps() -> Iterator[tuple[int, int]]:
-        slots = [Slot(engine, settings.batch) for _ in range(2)]
+        two = slots[:2]
         before: list[tuple[Chunk, Callable[[], None]]] = []  # as in a run, the next has begun
-        for chunk, slot in zip(cycle(sample), cycle(slots), strict=False):
-            again = Chunk(slot, chunk.ids, chunk.labels, chunk.encoded, dict(chunk.errors))
+        for chunk, slot in zip(cycle(sample), cycle(two), strict=False):
+            again = Chunk(slot, chunk.count, chunk.columns, chunk.encoded, dict(chunk.errors))
             before.append((chunk, decoder.begin(again)))
-            if len(before) == len(slots):
+            if len(before) == len(two):
                 done, finish = before.pop(0)
                 finish()
                 yield len(done), sum(map(len, done.encoded))
@@ -109,21 +109,20 @@ def _decode(engine, decoder, settings, shards, seconds, attempt):
     return _timed(steps(), seconds)
 
 
-def _decoded(engine, decoder, settings, shards) -> list[Chunk]:
-    sample = _sample(engine, settings, shards)
-    for chunk in sample:
-        if chunk.slot is None:
-            chunk.slot = Slot(engine, settings.batch)
+def _decoded(decoder, settings, slots, shards) -> list[Chunk]:
+    sample = _sample(settings, slots, shards)
+    for chunk, slot in zip(sample, slots, strict=False):
+        chunk.slot = slot
         decoder.begin(chunk)()
     return sample
 
 
-def _copy(engine, decoder, settings, shards, seconds, attempt):
+def _copy(engine, decoder, settings, slots, shards, seconds, attempt):
     if engine.device.kind != "cuda":
         return _timed(iter(()), seconds)
     import cupy
 
-    sample = _decoded(engine, decoder, settings, shards)
+    sample = _decoded(decoder, settings, slots, shards)
     with engine.device.context:
         target = cupy.empty((settings.batch, *engine.network.input_shape), sample[0].dtype)
 
@@ -136,8 +135,8 @@ def _copy(engine, decoder, settings, shards, seconds, attempt):
         return _timed(_forever(sample, step), seconds)
 
 
-def _compute(engine, decoder, settings, shards, seconds, attempt):
-    sample = _decoded(engine, decoder, settings, shards)
+def _compute(engine, decoder, settings, slots, shards, seconds, attempt):
+    sample = _decoded(decoder, settings, slots, shards)
 
     def step(chunk: Chunk) -> int:
         images, rows = chunk.slot.images(chunk.dtype), chunk.slot.rows
@@ -151,13 +150,12 @@ def _compute(engine, decoder, settings, shards, seconds, attempt):
     return _timed(_forever(sample, step), seconds)
 
 
-def _write(engine, decoder, settings, shards, seconds, attempt):
+def _write(engine, decoder, settings, slots, shards, seconds, attempt):
     """Writes files as large as the shards', fsync included, under temporary names that they keep."""
-    sample = _sample(engine, settings, shards)
-    for chunk in sample:
-        chunk.slot = chunk.slot or Slot(engine, settings.batch)
-        rows = chunk.slot.rows
-        rows[...] = np.random.default_rng(0).random(rows.shape, np.float32)
+    sample = _sample(settings, slots, shards)
+    columns = [chunk.columns() for chunk in sample]
+    for slot in slots:
+        slot.rows[...] = np.random.default_rng(0).random(slot.rows.shape, np.float32)
     known = [shard.images for shard in shards if shard.images > 0]
     images = sum(known) // len(known) if known else sum(map(len, sample))
     classes = engine.network.classes
@@ -168,10 +166,11 @@ def _write(engine, decoder, settings, shards, seconds, attempt):
             temporary = settings.temporary / name
             file = ShardFile(settings.temporary, temporary, name, "measured", classes, settings.top)
             try:
-                for chunk in cycle(sample):
+                for (ids, labels), slot in cycle(zip(columns, slots, strict=False)):
                     left = images - file.rows
-                    some = min(left, len(chunk))
-                    file.add(chunk.ids[:some], chunk.slot.rows[:some], chunk.labels[:some], {})
+                    some = min(left, len(ids))
+                    file.add(ids[:some], slot.rows[:some], labels[:some], {})
+                    file.write()
                     if some == left:
                         break
                 record = file.commit()

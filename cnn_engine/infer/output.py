@@ -115,7 +115,10 @@ class ShardFile:
                 raise
 
     def add(self, ids: Any, rows: np.ndarray, labels: Any, errors: dict[int, str]) -> None:
-        """Adds ``rows``, float32 [N, classes], which may be overwritten afterwards; a bad image has none."""
+        """Takes ``rows``, float32 [N, classes], which may be overwritten afterwards; a bad image has none.
+
+        They are written by :meth:`write` and :meth:`commit`.
+        """
         pa = packages.arrow()
         count = len(ids)
         bad = None
@@ -140,6 +143,9 @@ class ShardFile:
         self._waiting += count
         self.rows += count
         self.errors += len(errors)
+
+    def write(self) -> None:
+        """Writes what makes whole row groups."""
         if self._waiting >= self._group:
             self._write(last=False)
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -236,13 +237,16 @@ class Pipeline:
                     record = file.commit()
                     nbytes = record.bytes
                 elif not job.failed:
-                    file.add(chunk.ids, chunk.slot.rows[: len(chunk)], chunk.labels, chunk.errors)
+                    ids, labels = chunk.columns()
+                    file.add(ids, chunk.slot.rows[: len(chunk)], labels, chunk.errors)
+                    self._free(chunk)
+                    file.write()
                     images, errors = len(chunk), len(chunk.errors)
             except Exception as error:
                 job.failed = job.failed or _failure(error)
-            if chunk is not _END and chunk.slot is not None:
-                self._slots.put(chunk.slot)
-            if chunk is _END:
+            if chunk is not _END:
+                self._free(chunk)
+            else:
                 if file is not None and record is None:
                     file.discard()
                 file = None
@@ -254,6 +258,22 @@ class Pipeline:
                 self.errors += errors
             if chunk is _END:
                 self._done(job.shard, record, job.failed, perf_counter() - job.begin)
+
+    def _free(self, chunk: Chunk) -> None:
+        """Lets another chunk have the slot, if this one has it still."""
+        slot, chunk.slot = chunk.slot, None
+        if slot is not None:
+            self._slots.put(slot)
+
+    @contextmanager
+    def slots(self) -> Iterator[list[Slot]]:
+        """Lends all slots, while no shard is under way."""
+        lent = [self._take_slot() for _ in range(SLOTS)]
+        try:
+            yield lent
+        finally:
+            for slot in lent:
+                self._slots.put(slot)
 
     def open(self, job: Job) -> ShardFile:
         """Begins a shard's file."""

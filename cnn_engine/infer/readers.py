@@ -7,6 +7,7 @@ import tarfile
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -53,23 +54,24 @@ class Chunk:
     """Images that go through the pipeline together.
 
     Attributes:
-        slot: whose first ``len(ids)`` images these are, once they are decoded.
-        ids: a string each.
-        labels: a whole number or None each.
+        slot: whose first ``count`` images these are, once they are decoded.
+        count: how many.
+        columns: returns the ids, a string each, and the labels, a whole number or None each; made where they
+            are written, for reading is what binds.
         encoded: bytes of each file, until they are decoded; None for arrays.
         errors: position -> what is wrong with that image.
         dtype: of the images in the slot.
     """
 
     slot: Slot | None
-    ids: Any
-    labels: Any
+    count: int
+    columns: Callable[[], tuple[Any, Any]]
     encoded: list[bytes] | None = None
     errors: dict[int, str] = field(default_factory=dict)
     dtype: str = "uint8"
 
     def __len__(self) -> int:
-        return len(self.ids)
+        return self.count
 
 
 def chunks(
@@ -103,7 +105,7 @@ def _encoded_chunks(items: Iterator[Item], size: int) -> Iterator[Chunk]:
         ids, labels, files = map(list, zip(*part, strict=True))
         errors = {at: file for at, file in enumerate(files) if isinstance(file, str)}
         encoded = [b"" if isinstance(file, str) else file for file in files]
-        yield Chunk(None, ids, labels, encoded, errors)
+        yield Chunk(None, len(ids), partial(tuple, (ids, labels)), encoded, errors)
 
 
 def _text(path: str) -> str:
@@ -240,8 +242,7 @@ def _array_chunks(
     total = sum(piece.images for piece in pieces)
     filled = done = 0
     current: Slot | None = None
-    ids: list[Any] = []
-    labels: list[Any] = []
+    parts: list[Callable[[], tuple[Any, np.ndarray]]] = []
     errors: dict[int, str] = {}
     for piece in pieces:
         read = _ARRAYS[piece.kind](piece, wanted)
@@ -249,27 +250,31 @@ def _array_chunks(
         at = 0
         while at < piece.images:
             if current is None:
-                current, filled, ids, labels, errors = slot(), 0, [], [], {}
+                current, filled, parts, errors = slot(), 0, [], {}
             count = min(size - filled, piece.images - at)
             target = current.images(dtype)[filled : filled + count]
             names, found, faults = read.send(target)
-            ids.append(numbered(piece.path, piece.first + at, count) if names is None else names)
-            labels.append(np.full(count, -1) if found is None else found)
+            parts.append(partial(_part, piece.path, piece.first + at, count, names, found))
             errors.update({filled + position: what for position, what in faults.items()})
             at, filled, done = at + count, filled + count, done + count
             if filled == size or done == total:
-                pa = packages.arrow()
-                joined = np.concatenate(labels)
-                yield Chunk(
-                    current,
-                    pa.concat_arrays(ids),
-                    pa.array(joined, pa.int64(), mask=joined < 0),
-                    None,
-                    errors,
-                    dtype,
-                )
+                yield Chunk(current, filled, partial(_joined, parts), None, errors, dtype)
                 current = None
         read.close()
+
+
+def _part(
+    path: str, first: int, count: int, names: Any, labels: np.ndarray | None
+) -> tuple[Any, np.ndarray]:
+    ids = numbered(path, first, count) if names is None else names
+    return ids, np.full(count, -1) if labels is None else labels
+
+
+def _joined(parts: list[Callable[[], tuple[Any, np.ndarray]]]) -> tuple[Any, Any]:
+    pa = packages.arrow()
+    ids, labels = zip(*(part() for part in parts), strict=True)
+    joined = np.concatenate(labels)
+    return pa.concat_arrays(ids), pa.array(joined, pa.int64(), mask=joined < 0)
 
 
 #: The last digits of numbers that follow each other, which are the same in every so many of them.

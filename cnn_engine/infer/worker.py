@@ -150,10 +150,12 @@ class Worker:
             threading.Thread(target=self._measure, args=(message,), daemon=True).start()
 
     def _measure(self, message: Message) -> None:
-        found = ceilings.measure(
-            self.engine, self.decoder, self.settings, [Shard(**shard) for shard in message["shards"]],
-            message["stage"], message["seconds"], message["attempt"],
-        )  # fmt: skip
+        shards = [Shard(**shard) for shard in message["shards"]]
+        with self.pipeline.slots() as slots:
+            found = ceilings.measure(
+                self.engine, self.decoder, self.settings, slots, shards, message["stage"],
+                message["seconds"], message["attempt"],
+            )  # fmt: skip
         self._emit({"event": "measured", "stage": message["stage"], **found})
 
     def _ended(
