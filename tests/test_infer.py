@@ -16,7 +16,8 @@ import pytest
 
 from cnn_engine import Engine, infer
 from cnn_engine import __main__ as doors
-from cnn_engine.infer import readers, shards
+from cnn_engine.devices import threads
+from cnn_engine.infer import command, local, readers, shards
 
 ENGINE = Engine("cifar10", device="cpu", threads=1)
 COMMON = ["--device", "cpu", "--workers", "1", "--no-ceilings"]
@@ -112,6 +113,27 @@ def test_large_chunks_are_read_by_several_threads(images, tmp_path, monkeypatch)
     assert run(tmp_path / "in", "--output", tmp_path / "out", "--quiet") == 0
     found = infer_inputs.probabilities(infer_inputs.rows(tmp_path / "out"))
     assert found.tobytes() == ENGINE.predict(images).tobytes()
+
+
+def test_workers_by_rule(images, tmp_path, monkeypatch):
+    infer_inputs.make("tar", tmp_path / "files", images)
+    infer_inputs.make("npy", tmp_path / "arrays", images)
+    monkeypatch.setattr(local, "visible_gpus", lambda: ["0", "1"])
+
+    def workers(name, device="cuda", cpus=32, *more):
+        monkeypatch.setattr(threads, "default", lambda: cpus)
+        words = [str(tmp_path / name), "--device", device, *more]
+        options = command.parser().parse_args(words)
+        return command._worker_count(options, device != "cpu")
+
+    assert workers("arrays") == 2
+    assert workers("files") == 2 * command.MOST_A_GPU
+    assert workers("files", cpus=16) == 4  # each of them has four CPUs
+    assert workers("files", cpus=2) == 2
+    assert workers("files", "cuda:1") == workers("nothing", "cuda:1") == 1
+    assert workers("nothing") == 2
+    assert workers("files", "cpu") == 32
+    assert workers("files", "cuda", 32, "--workers", "3") == 3
 
 
 @pytest.mark.gpu

@@ -30,6 +30,10 @@ from .supervise import Supervisor
 
 MOST_WORKERS = 4096
 
+#: CPUs of a worker that decodes for a GPU, where it has more than one worker: threads of one process wait for
+#: each other, since Pillow takes Python's lock many times an image.
+CPUS_A_WORKER, MOST_A_GPU = 4, 4
+
 #: Seconds that a stage is measured alone for: at most, as a share of the run, and at least.
 CEILING_S, CEILING_SHARE, LEAST_CEILING_S = 2.0, 0.1, 0.25
 
@@ -91,7 +95,8 @@ def parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     p.add_argument(
         "--workers", type=_workers, default="auto", metavar="N",
-        help="auto (default): one a GPU, one a CPU; each has its share of the CPUs",
+        help=f"auto (default): one a GPU, and up to {MOST_A_GPU} where there are files to decode; one a CPU; "
+        "each has its share of the CPUs",
     )  # fmt: skip
     p.add_argument(
         "--threads", type=count(1, threads.MOST), help="of each worker (default: its share)"
@@ -456,5 +461,10 @@ def _worker_count(options: argparse.Namespace, cuda: bool) -> int:
     if cuda:
         from .local import visible_gpus
 
-        return 1 if ":" in options.device else max(len(visible_gpus()), 1)
+        gpus = 1 if ":" in options.device else max(len(visible_gpus()), 1)
+        if ":" in options.device or not sources.are_files(
+            options.inputs, _columns(options.columns)
+        ):
+            return gpus
+        return gpus * min(max(threads.default() // gpus // CPUS_A_WORKER, 1), MOST_A_GPU)
     return threads.default()

@@ -19,6 +19,7 @@ from . import packages
 from .shards import TO_THE_END, Piece, sample_key
 from .sources import (
     CIFAR_RECORD,
+    ENCODED,
     Wanted,
     column,
     idx_header,
@@ -26,9 +27,6 @@ from .sources import (
     npy_header,
     open_idx,
 )
-
-#: Kinds whose images are files, to be decoded; those of the others are arrays.
-ENCODED = ("image", "tar", "parquet-bytes")
 
 #: Kinds whose images are the network's own float32 input.
 FLOATS = ("npy-float32", "parquet-float32")

@@ -29,6 +29,9 @@ COLUMNS = {
     "id": ("id", "key", "__key__", "image_id"),
 }
 
+#: Kinds whose images are files, to be decoded; those of the others are arrays.
+ENCODED = ("image", "tar", "parquet-bytes")
+
 _IDX_TYPE_UINT8 = 8
 
 
@@ -87,6 +90,15 @@ def find(inputs: Sequence[str], wanted: Wanted) -> Iterator[Source]:
             raise expected(
                 path, f"a file of images ({', '.join(_known())})", "another kind of file"
             )
+
+
+def are_files(inputs: Sequence[str], columns: dict[str, str]) -> bool:
+    """Returns whether the first input is image files, to be decoded; not, if it is at fault."""
+    try:
+        first = next(find(inputs, Wanted(CIFAR_SHAPE, columns)), None)
+    except InputError:  # arrays of another shape, or a fault that planning tells
+        return False
+    return first is not None and first.kind in ENCODED
 
 
 def _known() -> list[str]:

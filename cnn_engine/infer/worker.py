@@ -34,7 +34,7 @@ from .sources import Wanted
 #: How often a worker says how far it is.
 BEAT_S = 0.25
 
-#: Bytes of pixels that a chunk may have: enough on a GPU that what Python does for a chunk does not count, so
+#: Bytes of images that a chunk may have: enough on a GPU that what Python does for a chunk does not count, so
 #: few that memory stays small.
 CHUNK_BYTES = {"cpu": 32 << 20, "cuda": 128 << 20}
 
@@ -92,6 +92,8 @@ class Worker:
         if named is not None:
             return named
         image = int(np.prod(network.input_shape))
+        if self._preprocess is not None and self._preprocess.normalises:
+            image *= 1 + 4  # the pixels, and float32 of them
         return min(
             self.engine.batch_size(None, 1 << 20),
             max(CHUNK_BYTES[self.engine.device.kind] // image, 1),
