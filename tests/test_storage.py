@@ -11,8 +11,9 @@ import pytest
 from graphs import Builder
 from test_low_batch import images, network
 
-from cnn_engine import Engine
+from cnn_engine import Engine, _cpu
 from cnn_engine.engine import storage
+from cnn_engine.engine.kernels import channels_last, channels_last_cuda
 from cnn_engine.errors import UnsupportedError
 from cnn_engine.graph.graph import Graph, Node, Value
 from cnn_engine.operators.reduce import ReduceMean
@@ -50,6 +51,34 @@ def test_what_kernels_hand_on_is_stored_rounded(fake, dtype):
     for name, value in made.items():
         assert value.stored == ("" if name in whole else dtype), name
         assert value.nbytes == (4 if name in whole else 2) * value.size
+
+
+def test_hoppers_functions_run_what_they_take(fake, monkeypatch):
+    """Of images in 16 bits, and of first layers without a residual; never with a bias that is computed."""
+    graphs = {dtype: placed(network(), dtype).graph for dtype in ("float16", "bfloat16", "tf32")}
+    halves = _cpu.Conv2dOperands.float16, _cpu.Conv2dOperands.bfloat16
+    for name in ("conv2d_nhwc_wgmma_takes", "conv2d_nhwc_wgmma_planar_takes"):
+        taken = staticmethod(lambda shape, operands, _: operands in halves)
+        monkeypatch.setattr(fake_cuda.FakeTensorCores, name, taken)
+    device, found = fake_cuda.FakeCuda(True), set()
+    for dtype, graph in graphs.items():
+        for node in graph.nodes:
+            if node.op.kind != "conv2d_nhwc":
+                continue
+            shape = channels_last.shape_of(node, *graph.inputs_of(node)[:2])
+            function = channels_last_cuda._function(node, graph, device, shape)
+            wanted = "conv2d_nhwc"
+            if dtype != "tf32" and node.op.planar:
+                wanted = "conv2d_nhwc_wgmma_planar"
+            elif dtype != "tf32" and graph.values[node.inputs[0]].stored:
+                wanted = "conv2d_nhwc_wgmma"
+            assert function == wanted, node.name
+            found.add(function)
+            inputs = list(node.inputs) + [None] * (3 - len(node.inputs))
+            inputs[2] = node.inputs[0]
+            other = replace(node, inputs=tuple(inputs))
+            assert channels_last_cuda._function(other, graph, device, shape) == "conv2d_nhwc"
+    assert "conv2d_nhwc_wgmma" in found
 
 
 def test_float32_and_tf32_are_stored_as_they_are(fake):
