@@ -14,7 +14,7 @@ from . import pooling
 from .kernel import Bound, Call, Kernel, brought
 
 #: Outputs from which Winograd's tiles of 4x4 are used, and of 2x2; channels and filters that fill its lanes.
-TILES_OF_4, TILES_OF_2, LANES = 16, 4, 16
+TILES_OF_4, TILES_OF_2, LANES = 14, 4, 16
 
 WINOGRAD = (_cpu.Conv2dMethod.winograd2, _cpu.Conv2dMethod.winograd4)
 
