@@ -74,6 +74,7 @@ def run(
     steps = [rank["steps"] for rank in report["rank_reports"]]
     each = report["steps"]
     return {
+        "cpus": os.cpu_count(),
         "ranks": ranks,
         "seed": seed,
         "batch": batch,
@@ -119,7 +120,7 @@ def page(rows: list[dict[str, Any]]) -> str:
     lines = [
         "# One model over two GPUs",
         "",
-        f"`python -m benchmarks.data_parallel`, {about.get('gpu')}, {about.get('cpu')}, {os.cpu_count()} "
+        f"`python -m benchmarks.data_parallel`, {about.get('gpu')}, {about.get('cpu')}, {rows[0]['cpus']} "
         f"CPUs; commit {about.get('commit')}; CIFAR-10's network, batch {rows[0]['batch']} of all GPUs.",
         "",
         "Loss of an epoch (mean over its images, as the weights change); both seeds on one GPU and on two:",

@@ -198,7 +198,7 @@ def words_of(options: argparse.Namespace, cell: Cell, design: str, folder: Path)
 
 def run(options: argparse.Namespace, cell: Cell, design: str, lane: int) -> dict[str, Any]:
     """Runs one design of one cell; returns its row, or what went wrong."""
-    about = {"cell": str(cell), "design": design, **asdict(cell)}
+    about = {"cell": str(cell), "design": design, **asdict(cell), "machine_cpus": os.cpu_count()}
     with tempfile.TemporaryDirectory() as name:
         words = words_of(options, cell, design, Path(name))
         if cell.cpus:
@@ -253,7 +253,7 @@ def page(rows: list[dict[str, Any]]) -> str:
         "# Ensembles on the GPUs of one machine",
         "",
         f"`python -m benchmarks.ensembles_gpu`, {about.get('gpu')}, {about.get('cpu')}, "
-        f"{os.cpu_count()} CPUs; commit {about.get('commit')}; {environment.now()}.",
+        f"{good[0]['machine_cpus']} CPUs; commit {about.get('commit')}; {environment.now()}.",
     ]
     for cell in CELLS:
         mine = [row for row in rows if row["cell"] == str(cell)]
