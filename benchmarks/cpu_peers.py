@@ -128,9 +128,12 @@ def check(contestant: Contestant, wanted: np.ndarray) -> tuple[float, float]:
 
 
 def sample(contestant: Contestant, passes: int, warm_up: bool = True) -> float:
-    """Returns seconds a pass, after a pause and passes that do not count."""
+    """Returns seconds a pass, after a pause and as many passes that do not count.
+
+    The first passes after a pause are up to twice as slow, for some 20 ms: threads wake, caches are refilled.
+    """
     time.sleep(PAUSE_S)
-    for _ in range((1 if contestant.slow else max(1, passes // 10)) if warm_up else 0):
+    for _ in range((1 if contestant.slow else passes) if warm_up else 0):
         contestant.run()
     start = time.perf_counter()
     for _ in range(passes):
