@@ -185,6 +185,8 @@ def words_of(options: argparse.Namespace, cell: Cell, design: str, folder: Path)
     words += ["--data", str(data / "large/train.tar" if large else data / "train.tar")]
     if large:
         words += ["--preprocess", "imagenet" if cell.work == "infer" else "resize=32x32"]
+    if design in (roles.SINGLE, roles.MULTI):
+        words += ["--preprocessors", str(ranks)]  # else half of them, and of the CPUs
     steps = STEPS[cell.images, cell.cpus]
     if large and cell.cpus and cell.members == 8:
         steps //= 2
