@@ -111,6 +111,7 @@ def measure_cell(
     first, *peers = rows
     first["floor_ms"] = floor_s(own.engine.network.graph(batch), dtype) * 1e3
     if options.bits:
+        first["bits"] = options.bits
         first["same_bits"] = clock.same_bits(contestants[0], options.bits)
         first["beside_another"] = own.beside_another(images, options.bits // 10)
     if peers:
@@ -242,9 +243,10 @@ def markdown(document: Mapping[str, Any]) -> str:
     bits = [row for row in ours if "same_bits" in row]
     if bits:
         same = sum(row["same_bits"] for row in bits)
+        runs = sorted({row["bits"] for row in bits})
         lines += [
             "",
-            f"{document['bits']} passes gave the same bits in {same} of {len(bits)} cells.",
+            f"{' and '.join(map(str, runs))} passes gave the same bits in {same} of {len(bits)} cells.",
         ]
     beside = [row["beside_another"] for row in ours if "beside_another" in row]
     if beside:
@@ -366,7 +368,7 @@ def _main(arguments: list[str] | None) -> int:
     document: dict[str, Any] = {
         "schema": "cnn_engine.low_batch/1",
         "command": shlex.join(["python", "-m", "benchmarks.low_batch", *(arguments or sys.argv[1:])]),
-        "environment": environment.describe(device), "bits": options.bits,
+        "environment": environment.describe(device),
         "rows": [], "left_out": {}, "steps": [],
     }  # fmt: skip
     document["environment"]["versions"]["torch"] = environment.package_version("torch")
@@ -377,7 +379,10 @@ def _main(arguments: list[str] | None) -> int:
         commits = [about["environment"]["commit"] for about in (before, document)]
         if commits[0] != commits[1]:
             raise expected("--keep", f"cells of commit {commits[1]}", str(commits[0]))
-        document |= {key: before[key] for key in ("rows", "left_out", "steps")}
+        document |= {key: before[key] for key in ("rows", "steps")}
+        document["left_out"] = {
+            name: why for name, why in before["left_out"].items() if "not begun" not in why
+        }
         document["command"] = "; ".join(
             dict.fromkeys([*before["command"].split("; "), document["command"]])
         )
