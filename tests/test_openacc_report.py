@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from types import SimpleNamespace
 
+import fake_cupti
 import numpy as np
 import pytest
 from test_openacc import FakeModule, built
 
 from cnn_engine import Engine, UnsupportedError, doctor, inspect
 from cnn_engine.devices import openacc_mapping, openacc_module
-from cnn_engine.measure import profile
+from cnn_engine.measure import openacc_profile, profile
 from cnn_engine.measure.openacc_events import Row, Timing
+from cnn_engine.measure.profile_tables import Profile
+from cnn_engine.measure.records import activity
 from cnn_engine.measure.result import Result
 from cnn_engine.report import html, openacc
 from cnn_engine.report import profile as profile_report
@@ -201,6 +205,50 @@ def test_profile_counts_what_ran():
     assert found.count("region", "pad2d") == 18
     assert found.count("region", "softmax") == 6
     assert found.count("data") == 0  # one region for as long as there are weights
+
+
+@built
+def test_records_of_cupti_stand_beside_it(monkeypatch):
+    """What the driver did in passes of their own; where there are no records, the reason."""
+    cupti = fake_cupti.install(monkeypatch)
+    images = np.zeros((3, 3, 32, 32), np.uint8)
+    probabilities = np.zeros((3, 10), np.float32)
+    found = Profile("events", 90.0, 3, 3, 1.0)
+    with Engine("cifar10", device="openacc:host", variant="if") as engine:
+        plan, run = type(engine.plan(1, images.dtype)), type(engine.plan(1, images.dtype)).run
+
+        def launch(self):
+            run(self)
+            cupti.launch(1e-4, name="conv2d_if$_omp_fn$0")
+
+        monkeypatch.setattr(plan, "run", launch)
+        openacc_profile._record(found, engine, images, probabilities, 1)
+        assert [(row.name, row.calls) for row in found.gpu] == [("conv2d_if$_omp_fn$0", 3)]
+        assert [(row.name, row.calls) for row in found.api] == [("cudaLaunchKernel", 3)]
+        found = Profile("events", 90.0, 3, 3, 1.0)
+        fake_cupti.install(monkeypatch, refuse="everything")
+        openacc_profile._record(found, engine, images, probabilities, 1)
+    assert (found.gpu, found.api) == ([], [])
+    assert "INSUFFICIENT_PRIVILEGES" in found.notes[0]
+
+
+@built
+@pytest.mark.skipif("CNN_ENGINE_OPENACC_GPU" not in os.environ, reason="needs a GPU for OpenACC")
+def test_records_of_a_gpu():
+    """Each launch that OpenACC tells of is a kernel of CUPTI's, where there are records."""
+    if reason := activity.unavailable():
+        pytest.skip(reason)
+    images = np.random.default_rng(0).integers(0, 256, (6, 3, 32, 32), np.uint8)
+    with Engine("cifar10", device="openacc", variant="if", data_mode="transfer") as engine:
+        result = engine.profile(images, batch=1, iterations=1, check=False)
+        found = profile.collect(engine, images, np.zeros((6, 10), np.float32), 1, result)
+    kernels = [row for row in found.gpu if row.kind == "kernel"]
+    assert sum(row.calls for row in kernels) == found.openacc.count("kernel") == 18
+    assert any(row.name == "cuLaunchKernel" for row in found.api)
+    assert found.openacc.count("implicit") + found.openacc.count("region") > 0
+    text = profile_report.render(found)
+    assert "GPU activities\n" in text
+    assert "acc_enqueue_launch@conv2d_if.cpp" in text
 
 
 @built

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..devices import openacc_mapping
-from . import timing
+from ..errors import UnsupportedError
+from . import profile_tables, timing
 from .openacc_events import Row, Timing
 from .profile_tables import Profile, from_steps
+from .records import activity
 
 if TYPE_CHECKING:
     from ..engine.engine import Engine
@@ -18,6 +21,9 @@ if TYPE_CHECKING:
 
 #: So many passes are run plain too, in turn with profiled ones, for what profiling costs.
 PLAIN = 20
+
+#: Passes whose activities are recorded by CUPTI, after the others: records cost time.
+RECORDED = 100
 
 #: No pass begins after so many seconds: one iteration over a few thousand images is complete in it.
 CAP_S = 60.0
@@ -91,8 +97,34 @@ def collect(
         profile.notes.append(
             "kernels launched, transfers: on the host a compute region is a call, and data stays where it is"
         )
+    elif not interrupted:
+        _record(profile, engine, images, probabilities, batch)
     profile.openacc = _timing(engine, found)
     return profile, plain_s[1:], profiled_s[1 : len(plain_s)]
+
+
+def _record(
+    profile: Profile, engine: Engine, images: np.ndarray, probabilities: np.ndarray, batch: int
+) -> None:
+    """Adds what CUPTI has of more passes: the GPU's activities and the driver's calls; or why it has none."""
+    done = 0
+    try:
+        for most in (1, RECORDED):  # the first recording sets CUPTI up
+            passes = islice(timing.batches(engine, images, probabilities, batch), most)
+            with activity.record() as trace:
+                for done, (plan, _) in enumerate(passes, 1):  # noqa: B007
+                    plan.run()
+    except UnsupportedError as error:
+        profile.notes.append(str(error))
+        return
+    except KeyboardInterrupt:
+        profile.interrupted = True
+        return
+    profile.gpu = profile_tables.activities(trace)
+    profile.api = profile_tables.api_calls(trace.api)
+    profile.notes.append(
+        f"GPU activities and CUDA API calls of the profiled passes: they are of {done} more, for CUPTI"
+    )
 
 
 def _add(found: dict[tuple, dict[str, Any]], rows: list[dict[str, Any]]) -> None:

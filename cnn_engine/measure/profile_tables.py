@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from .openacc_events import Timing
-from .records.activity_records import Copy, Kernel, Trace, covered_s
+from .records.activity_records import ApiCall, Copy, Kernel, Trace, covered_s
 
 if TYPE_CHECKING:
     from ..engine.plan import Step
@@ -265,14 +265,7 @@ def from_trace(
         kernel_s=trace.busy_s(), copy_s=covered_s(trace.copies), gpu_s=covered_s(device_work),
         api_s=covered_s(calls), notes=notes,
     )  # fmt: skip
-    profile.gpu = rows(
-        [
-            *(((kernel.name, "kernel"), kernel.seconds) for kernel in trace.kernels),
-            *(((copy_name(copy), "copy"), copy.seconds) for copy in trace.copies),
-            *(((SET_NAME, "set"), found.seconds) for found in trace.sets),
-        ]
-    )
-    profile.api = rows(((call.name, "api"), call.seconds) for call in calls)
+    profile.gpu, profile.api = activities(trace), api_calls(calls)
     profile.cpu = rows(((step.name, step.kind), seconds) for step, seconds in cpu)
     profile.cpu_s = sum(row.total_s for row in profile.cpu)
     profile.layers = _kernels_by_layer([(step_of(kernel), kernel) for kernel in trace.kernels], ran)
@@ -281,6 +274,22 @@ def from_trace(
     profile.capture = capture(trace, ran)
     profile.capture.calls_outside = len(trace.api) - len(calls)
     return profile
+
+
+def activities(trace: Trace) -> list[Row]:
+    """Returns a row for each kernel, direction of copies and the sets of a trace."""
+    return rows(
+        [
+            *(((kernel.name, "kernel"), kernel.seconds) for kernel in trace.kernels),
+            *(((copy_name(copy), "copy"), copy.seconds) for copy in trace.copies),
+            *(((SET_NAME, "set"), found.seconds) for found in trace.sets),
+        ]
+    )
+
+
+def api_calls(calls: Iterable[ApiCall]) -> list[Row]:
+    """Returns a row for each API function."""
+    return rows(((call.name, "api"), call.seconds) for call in calls)
 
 
 def from_steps(result: Result, *, top: float, notes: Sequence[str]) -> Profile:

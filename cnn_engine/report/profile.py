@@ -28,6 +28,8 @@ def render(profile: Profile) -> str:
         EVENTS: "GPU activities (layers and copies, between events)",
         HOST_CLOCK: "GPU activities",
     }
+    if profile.openacc is not None:
+        titles = {}
     parts = [
         ["What filled the time", *fields(summary(profile))],
         _activities(titles.get(profile.source, "GPU activities"), profile.gpu, profile.top),
