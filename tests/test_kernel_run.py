@@ -8,6 +8,7 @@ import subprocess
 import sys
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -271,6 +272,14 @@ print(next(iter(engine.own_kernels(2, np.float32)[0]))["kernel"], "right")
 @pytest.mark.gpu
 @numbas_warnings
 def test_numba_for_cuda(images, numba_kernels):
+    import cupy
+
+    x, y = cupy.asarray([-1.0, 2.0], cupy.float32), cupy.zeros(2, cupy.float32)
+    try:
+        numba_kernels.relu(x, y, SimpleNamespace(count=2))
+    except Exception as error:  # Numba by itself, with this NumPy or without a toolkit of its own
+        pytest.skip(f"needs Numba that compiles for CUDA: {type(error).__name__}: {error}")
+    assert y.tolist() == [0.0, 2.0]
     plain = Engine("cifar10", device="cuda").predict(images)
     kernels = [Kernel.from_callable(numba_kernels.relu, "relu")]
     engine = Engine("cifar10", device="cuda", kernels=kernels)
