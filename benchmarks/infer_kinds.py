@@ -177,7 +177,7 @@ def main() -> int:
     document = {
         "command": " ".join(["python", "-m", "benchmarks.infer_kinds", *sys.argv[1:]]),
         "written": environment.now(),
-        "environment": found["environment"],
+        "environment": {k: v for k, v in found["environment"].items() if k != "host"},
         "images": options.images,
         "shards": options.shards,
         "rows": rows,
