@@ -95,7 +95,7 @@ def main(arguments: list[str] | None = None) -> int:
     groups = [
         options.cells[at : at + options.lanes] for at in range(0, len(options.cells), options.lanes)
     ]
-    todo = [
+    missing = [
         (cells[name], design)
         for group in groups
         for design in roles.DESIGNS
@@ -120,7 +120,7 @@ def main(arguments: list[str] | None = None) -> int:
 
     for few in (True, False):
         with ThreadPoolExecutor(options.lanes if few else 1) as pool:
-            list(pool.map(one, [job for job in todo if bool(job[0].cpus) == few]))
+            list(pool.map(one, [job for job in missing if bool(job[0].cpus) == few]))
     rows = read(path)
     (options.output / "README.md").write_text(page(rows), "utf-8")
     return cli.CHECK_FAILED if any("error" in row for row in rows) else cli.DONE
