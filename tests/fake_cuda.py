@@ -178,15 +178,10 @@ class FakeCuda(CpuDevice):
     def is_pinned(self, address: int) -> bool:
         return False
 
-    def copy_h2d(self, to: int, source: int, nbytes: int) -> None:
+    def copy_h2d(self, to: int, source: int, nbytes: int, stream: int | None = None) -> None:
         _cpu.copy(source, to, nbytes, 1)
 
     copy_d2h = copy_h2d
-
-    def copy_h2d_on(self, to: int, source: int, nbytes: int, stream: int) -> None:
-        self.copy_h2d(to, source, nbytes)
-
-    copy_d2h_on = copy_h2d_on
 
     def event(self) -> Any:
         return SimpleNamespace(record=lambda stream: None)

@@ -110,21 +110,18 @@ class CudaDevice:
         self.synchronize()
         return buffer
 
-    def copy_h2d(self, to: int, source: int, nbytes: int) -> None:
-        """Queues a copy of host memory on the stream; pageable memory may be reused on return."""
-        self._runtime.memcpyAsync(to, source, nbytes, 1, self.stream_handle)
+    def copy_h2d(self, to: int, source: int, nbytes: int, stream: int | None = None) -> None:
+        """Queues a copy of host memory; pageable memory may be reused on return.
 
-    def copy_d2h(self, to: int, source: int, nbytes: int) -> None:
-        """Queues a copy to host memory on the stream; wait before reading it."""
-        self._runtime.memcpyAsync(to, source, nbytes, 2, self.stream_handle)
+        On ``stream``, of the same device, or the device's own.
+        """
+        queue = self.stream_handle if stream is None else stream
+        self._runtime.memcpyAsync(to, source, nbytes, 1, queue)
 
-    def copy_h2d_on(self, to: int, source: int, nbytes: int, stream: int) -> None:
-        """The same of page-locked memory, on another stream of the device."""
-        self._runtime.memcpyAsync(to, source, nbytes, 1, stream)
-
-    def copy_d2h_on(self, to: int, source: int, nbytes: int, stream: int) -> None:
-        """The same to page-locked memory, on another stream of the device."""
-        self._runtime.memcpyAsync(to, source, nbytes, 2, stream)
+    def copy_d2h(self, to: int, source: int, nbytes: int, stream: int | None = None) -> None:
+        """Queues a copy to host memory; wait before reading it. The stream is as above."""
+        queue = self.stream_handle if stream is None else stream
+        self._runtime.memcpyAsync(to, source, nbytes, 2, queue)
 
     def is_current(self) -> bool:
         """Whether it is the calling thread's current device, on which kernels are launched."""

@@ -557,10 +557,10 @@ class Builder:
         if move.direction == "h2d":
             return [
                 step("cpu", _cpu.copy, [source, address, nbytes, threads], "h2h"),
-                step("cuda", device.copy_h2d_on, [to, address, nbytes, STREAM], "h2d"),
+                step("cuda", device.copy_h2d, [to, address, nbytes, STREAM], "h2d"),
             ]
         self.last.append(step("cpu", _cpu.copy, [address, to, nbytes, threads], "h2h"))
-        return [step("cuda", device.copy_d2h_on, [address, source, nbytes, STREAM], "d2h")]
+        return [step("cuda", device.copy_d2h, [address, source, nbytes, STREAM], "d2h")]
 
 
 def _copy_of(step: Step) -> Step:
