@@ -257,8 +257,8 @@ def _measure(engine: Engine, images: np.ndarray, wanted: np.ndarray) -> dict[str
         start = perf_counter()
         (again, *_) = engine.run({name: images}).values()
         times.append(perf_counter() - start)
-    placed = engine._program.placed(len(images), pixels=False)
-    plan = build(engine._program, len(images), pixels=False)
+    placed = engine._plans.open().placed(len(images), pixels=False)
+    plan = build(engine._plans.open(), len(images), pixels=False)
     operators = {node.name: node.op.kind for node in placed.graph.nodes}
     alone: dict[str, int] = {}
     for node, why in plan.stand_ins.items():

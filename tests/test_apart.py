@@ -37,8 +37,8 @@ def alone(monkeypatch) -> None:
 
 def test_the_first_part_ends_where_weights_begin_to_outweigh():
     with Engine(network(), device="cpu") as engine:
-        graph = engine._program.placed(1, False).graph
-        count = apart.cut(graph, engine._program.placed(8, False).graph)
+        graph = engine._plans.open().placed(1, False).graph
+        count = apart.cut(graph, engine._plans.open().placed(8, False).graph)
         assert 0 < count < len(graph.nodes)
         (name,) = graph.nodes[count - 1].outputs
         later = {n for node in graph.nodes[count:] for n in node.inputs} & set(graph.producers)
@@ -61,8 +61,8 @@ def test_the_first_part_ends_where_weights_begin_to_outweigh():
 def test_residuals_are_not_cut():
     graph = resnet((2, 2), (1, 3, 32, 32))
     with Engine(graph, device="cpu") as engine:
-        placed = engine._program.placed(1, False).graph
-        count = apart.cut(placed, engine._program.placed(2, False).graph)
+        placed = engine._plans.open().placed(1, False).graph
+        count = apart.cut(placed, engine._plans.open().placed(2, False).graph)
         read = {n for node in placed.nodes[count:] for n in node.inputs if n in placed.producers}
         made = {n for node in placed.nodes[:count] for n in node.outputs}
         assert len(read & made) == 1
@@ -103,8 +103,8 @@ def gated():
 
 def test_gates_are_of_each_image():
     with Engine(gated(), device="cpu") as engine:
-        graph = engine._program.placed(1, False).graph
-        count = apart.cut(graph, engine._program.placed(8, False).graph)
+        graph = engine._plans.open().placed(1, False).graph
+        count = apart.cut(graph, engine._plans.open().placed(8, False).graph)
         convolutions = [node.op.kind == "conv2d_nhwc" for node in graph.nodes]
         assert sum(convolutions[:count]) == sum(convolutions) == 4
 

@@ -403,9 +403,9 @@ def test_variants_by_name_keep_their_kernels():
             assert {step.kernel for step in steps if step.kind == "conv"} == {variant}
     with Engine(as_float32(b.graph(y)), device="cpu") as engine:
         engine.predict(np.zeros((1, 3, 16, 16), np.float32))
-        packed = dict(engine._program._prepared)
+        packed = dict(engine._plans.open()._prepared)
         engine.predict(np.zeros((4, 3, 16, 16), np.float32))
-        assert dict(engine._program._prepared) == packed  # once for all batches
+        assert dict(engine._plans.open()._prepared) == packed  # once for all batches
 
 
 @settings(deadline=None, max_examples=40)

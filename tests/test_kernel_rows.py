@@ -11,9 +11,10 @@ import pytest
 import tolerances
 
 from cnn_engine.devices.cpu import CpuDevice
+from cnn_engine.engine.builder import build
 from cnn_engine.engine.placement import Placement
 from cnn_engine.engine.placement import place as placed
-from cnn_engine.engine.plan import Program, build
+from cnn_engine.engine.program import Program
 from cnn_engine.engine.variants import Choice
 from cnn_engine.errors import UnsupportedError
 from cnn_engine.graph.graph import Graph, Node, Value

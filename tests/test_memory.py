@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from cnn_engine import Engine, InputError
 from cnn_engine.devices.cpu import CpuDevice
 from cnn_engine.engine import memory
+from cnn_engine.engine.builder import plan_memory
 from cnn_engine.engine.memory import Lifetime
-from cnn_engine.engine.plan import plan_memory
 from cnn_engine.graph import reference
 from cnn_engine.graph.graph import Graph
 from cnn_engine.operators.max_pool2d import MaxPool2d
@@ -39,7 +39,7 @@ def values_alive(graph: Graph) -> int:
 
 def plan_of(graph: Graph) -> memory.MemoryPlan:
     with Engine(graph, device="cpu", threads=1) as e:
-        placed = e._program.placed(*e._program.first)
+        placed = e._plans.open().placed(*e._plans.open().first)
         bare = {
             name: replace(kernel, workspace=lambda *_: 0) for name, kernel in placed.kernels.items()
         }

@@ -189,7 +189,7 @@ def test_outputs_are_those_of_onnx(wanted, network, batch, device):
 @pytest.mark.parametrize("batch", [1, 3])
 def test_memory_is_little_more_than_what_is_alive(network, batch):
     with Engine(network(), device="cpu", threads=1) as engine:
-        placed = engine._program.placed(batch, pixels=False)
+        placed = engine._plans.open().placed(batch, pixels=False)
     alive = models_worker.most_alive(placed.graph)
     assert 0 < models_worker.peak_of(placed) <= PEAK * alive
 

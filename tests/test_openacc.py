@@ -18,8 +18,9 @@ import tolerances
 
 from cnn_engine import Engine, UnsupportedError, devices, workload
 from cnn_engine.devices import openacc_module
+from cnn_engine.engine.builder import build
 from cnn_engine.engine.placement import Placement
-from cnn_engine.engine.plan import Program, build
+from cnn_engine.engine.program import Program
 from cnn_engine.engine.variants import Choice
 from cnn_engine.graph import reference
 from cnn_engine.graph.graph import Graph, Node, Value

@@ -324,13 +324,13 @@ def test_memory_kept_for_many_sizes_of_batch_is_bounded(monkeypatch, rng):
     images = pixels(rng, 60, WIDE.input_shape)
     with engine(WIDE, variant="pad") as e:
         e.predict(images)
-        one = e._plans.nbytes
+        one = e._plans.pool.nbytes
         assert one > 60 * 4 * 8 * 64 * 64  # what is measured below is real
-        monkeypatch.setattr(e._plans, "kept_bytes", 3 * one)
+        monkeypatch.setattr(e._plans.pool, "kept_bytes", 3 * one)
         for _ in range(2):
             for count in (*range(1, 61), *range(60, 0, -1)):
                 e.predict(images[:count])
-                assert e._plans.nbytes <= 3 * one
+                assert e._plans.pool.nbytes <= 3 * one
         wanted = reference.forward(WIDE, e.weights, images)
         tolerances.assert_close(e.predict(images), wanted, tolerances.PROBABILITY)
 
@@ -349,19 +349,19 @@ def test_resident_memory_stays_bounded_over_many_sizes_of_batch(rng):
         for count in range(1, 121):
             e.predict(images[:count])
         assert resident() - before < pool.KEPT_BYTES + (64 << 20)
-        assert e._plans.nbytes > pool.KEPT_BYTES // 2
+        assert e._plans.pool.nbytes > pool.KEPT_BYTES // 2
 
 
 def test_a_larger_batch_takes_the_memory_that_idle_plans_hold(monkeypatch, rng):
     images = pixels(rng, 40)
     with engine(variant="pad") as e:
         e.predict(images[:20])
-        one = e._plans.nbytes
+        one = e._plans.pool.nbytes
         monkeypatch.setattr(
-            CpuDevice, "free_memory", lambda self: 2 * one + one // 2 - e._plans.nbytes
+            CpuDevice, "free_memory", lambda self: 2 * one + one // 2 - e._plans.pool.nbytes
         )
         e.predict(images)
-        assert e._plans.nbytes == 2 * one
+        assert e._plans.pool.nbytes == 2 * one
 
 
 @pytest.mark.parametrize(("variant", "reduction"), VARIANTS)
@@ -402,7 +402,7 @@ def test_a_batch_is_refused_from_the_first_byte_that_is_not_free(monkeypatch, rn
     images = pixels(rng, 6)
     with engine(variant=variant) as e:
         e.predict(images)
-        needed = e._plans.nbytes
+        needed = e._plans.pool.nbytes
     assert needed >= 6 * 4 * max(math.prod(info.output_shape) for info in NETWORK.infos)
     monkeypatch.setattr(CpuDevice, "free_memory", lambda self: needed)
     with engine(variant=variant) as e:
@@ -433,7 +433,7 @@ def test_chunks_are_refused_before_anything_is_taken(monkeypatch, short):
     host = needed
     monkeypatch.setattr(CpuDevice, "free_memory", lambda self: host)
     with engine() as e:
-        program = e._open().on(device)
+        program = e._plans.open().on(device)
         with pytest.raises(Taken):
             stream.build_stream(program, 100, True, 8, (False, False))
         if short == "host":
@@ -479,7 +479,7 @@ def test_a_captured_call_outlives_many_other_sizes_of_batch(rng):
     out = cupy.full((7, 10), -1, np.float32)
     stream_ = cupy.cuda.Stream(non_blocking=True)
     with engine(device="cuda", variant="tiled") as e, stream_:
-        e._plans.kept_bytes = 1 << 20
+        e._plans.pool.kept_bytes = 1 << 20
         e.predict(images, out=out)
         stream_.synchronize()
         stream_.begin_capture()

@@ -136,4 +136,4 @@ def test_a_million_images_take_no_more_of_the_device_than_a_hundred_thousand(var
         before = pool.used_bytes()
         e.predict(images)
         assert pool.used_bytes() <= 3 * before  # both plans are kept; their chunks differ
-        assert e._plans.nbytes < 4 << 30
+        assert e._plans.pool.nbytes < 4 << 30

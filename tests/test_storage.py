@@ -29,7 +29,7 @@ def fake(monkeypatch):
 
 def placed(graph: Graph, dtype: str):
     with Engine(graph, device="cuda", dtype=dtype) as engine:
-        return engine._program.placed(1, False)
+        return engine._plans.open().placed(1, False)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])

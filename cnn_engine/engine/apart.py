@@ -25,9 +25,11 @@ from ..operators.reduce import Reduce
 from ..operators.shaping import Concat, Reshape, Transpose
 from ..operators.unary import Unary
 from . import kernels
+from .builder import Builder, allocate, check_fits, plan_memory
+from .builder import build as build_together
 from .placement import Placed, memory_of
-from .plan import Builder, Plan, Program, Slot, Step, allocate, check_fits, plan_memory
-from .plan import build as build_together
+from .plan import Plan, Slot, Step
+from .program import Program
 from .schedule import CPU_LAYERED
 
 #: Images of a pass at most, each of which has steps of its own: as many as a plain call gives a pass.
@@ -160,7 +162,7 @@ class Lanes:
 
 
 def build(program: Program, batch: int, pixels: bool, images_on_device: bool = False) -> Plan:
-    """Builds the plan of a pass, with images apart where that may pay: see :func:`.plan.build`."""
+    """Builds the plan of a pass, with images apart where that may pay: see :func:`.builder.build`."""
     if (
         program.channels_last
         and program.placement.device.kind == "cpu"

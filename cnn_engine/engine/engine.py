@@ -22,17 +22,17 @@ from ..graph.model import Model
 from ..graph.network import Network
 from ..workload import Dataset, Workload
 from . import arguments, fused, variants
-from .apart import build
 from .check import Check
 from .check import check as compare
 from .kernels import Kernel
 from .phases import Phases
 from .placement import Placement
-from .plan import Plan, Program
-from .pool import CLOSED, KEPT_BYTES, KEPT_SHELVES, PlanPool, Shelf, plan_bytes
+from .plan import Plan
+from .plans import Plans
+from .pool import plan_bytes
+from .program import Program
 from .schedule import Schedule
 from .source import find, read_weights
-from .stream import build_stream
 
 address_of = _cpu.address_of
 Conv2dOperands = _cpu.Conv2dOperands
@@ -137,23 +137,22 @@ class Engine:
         # Chunks on several streams are each computed as resident data is.
         mode = "resident" if data_mode in ("auto", "stream") else data_mode
         placement = Placement(self.device, mode, self.threads)
-        self._program: Program | None = Program(
+        program = Program(
             self._graph, placement, self.choice, dtype, fuses=is_model,
             first=(self.network.batch, self._reads_pixels) if is_model else (1, True),
             own=self.kernels,
         )  # fmt: skip
-        if self._program.channels_last:
+        if program.channels_last:
             others = "channels_last and winograd where weights are constants"
             if self.device.kind == "cuda":
                 others = "channels_last on tensor cores where weights are constants"
             self.choice = replace(self.choice, reason=f"{self.choice.reason}; {others}")
-        self._program.load()
+        program.load()
         self.phases.load_parameters_s = perf_counter() - start
         self._schedule = self._make_schedule()
-        self._plans = PlanPool()
-        self._lent: dict[tuple, tuple[Shelf, Plan]] = {}  # by plan()
+        self._plans = Plans(program, self._schedule, chunk, self.phases)
+        self._ready = self._plans.ready  # of predict's usual calls
         self._profiling = threading.RLock()
-        self._ready: dict[tuple, Shelf] = {}  # of predict's usual calls
 
     def _graph(self, batch: int, pixels: bool) -> Graph:
         return self.network.graph(batch, pixels, self.weights)
@@ -207,7 +206,7 @@ class Engine:
 
     def __repr__(self) -> str:
         reduction = " with reduction" if self.choice.reduction else ""
-        closed = ", closed" if self._program is None else ""
+        closed = ", closed" if self._plans.closed else ""
         return (
             f"<Engine of {self.network.name} on {self.device.name}: {self.choice.variant}{reduction}, "
             f"{self.dtype}, data mode {self.data_mode}, {self.threads} threads{closed}>"
@@ -215,7 +214,7 @@ class Engine:
 
     def __reduce__(self) -> tuple:
         """Pickles the description and the weights; an equal engine is made of them, in any process."""
-        self._open()
+        self._plans.open()
         network: Any = self.network
         if self.workload is not None and self.workload.name in workload.names():
             network = self.workload.name
@@ -234,9 +233,6 @@ class Engine:
         Passes that other threads have begun end as usual, and free what they use; calls after that raise
         InputError. CUDA graphs that captured a call may not be launched any more.
         """
-        self._program = None
-        self._ready.clear()
-        self._lent.clear()
         self._plans.close()
 
     def plan(
@@ -249,55 +245,17 @@ class Engine:
 
         ``pinned`` says whether images and probabilities are page-locked, which ``stream`` uses.
         """
-        key = self._host_key(batch, dtype == np.uint8, pinned)
-        if key not in self._lent:
-            while sum(plan_bytes(plan) for _, plan in self._lent.values()) > KEPT_BYTES:
-                shelf, _ = self._lent.pop(next(iter(self._lent)))
-                shelf.made -= 1  # whoever still has the plan keeps its memory
-            self._lent[key] = self._plans.take(key, lambda: self._build(key))
-        return self._lent[key][1]
-
-    def _host_key(self, batch: int, pixels: bool, pinned: tuple[bool, bool]) -> tuple:
-        return "host", batch, pixels, pinned
-
-    def _build(self, key: tuple) -> Plan:
-        """Builds a plan for images in host memory."""
-        _, batch, pixels, pinned = key
-        program = self._open()
-        start = perf_counter()
-        if self._schedule.overlaps(batch, pixels):
-            chunk = self.chunk or self._schedule.chunk(batch, pixels, pageable=not pinned[0])
-            plan = build_stream(program, batch, pixels, chunk, pinned)
-        else:
-            plan = build(program, batch, pixels)
-        plan.buffers.append(program)  # the weights: a pass may end after the engine was closed
-        seconds = perf_counter() - start
-        self.phases.create_outputs_s = (self.phases.create_outputs_s or 0) + seconds
-        return plan
-
-    def _open(self) -> Program:
-        program = self._program
-        if program is None:
-            raise InputError(CLOSED)
-        return program
+        return self._plans.lend(batch, dtype == np.uint8, pinned)
 
     def plan_at(self, images: int, probabilities: int, batch: int, dtype: np.dtype) -> Plan:
         """Returns the plan for ``batch`` images at these addresses, bound to them, and lent to the caller.
 
         It stays the caller's, apart from what :meth:`predict` uses, until the engine is closed.
         """
-        pinned = self._pinned(batch, dtype == np.uint8, images, probabilities)
+        pinned = self._plans.pinned(batch, dtype == np.uint8, images, probabilities)
         plan = self.plan(batch, dtype, pinned)
         plan.bind(images, probabilities)
         return plan
-
-    def _pinned(
-        self, batch: int, pixels: bool, images: int, probabilities: int
-    ) -> tuple[bool, bool]:
-        """Whether each is page-locked, where that makes a difference."""
-        if not self._schedule.overlaps(batch, pixels):
-            return False, False
-        return self.device.is_pinned(images), self.device.is_pinned(probabilities)
 
     def empty_images(self, count: int, dtype: Any = np.uint8) -> np.ndarray:
         """Returns memory for ``count`` images [N, C, H, W], page-locked on CUDA, to be filled."""
@@ -388,41 +346,18 @@ class Engine:
         if found.device != arrays.CPU:
             target = arrays.empty_beside(found, shape) if out is None else target
             size = batch or self._schedule.batch_on_device(count)
-            shelf = self._predict_on_device(found, target, size)
+            shelf = self._plans.run_on_device(found, target, size)
             glance = arrays.glance(images, out)
             if batch is None and 0 < count <= size and glance is not None:
-                self._remember(glance[0], shelf)
+                self._plans.remember(glance[0], shelf)
             return target.array if out is None else out
         probabilities = np.empty(shape, np.float32) if out is None else target.array
         pixels = found.dtype == np.uint8
         size = batch or self._schedule.batch(count, pixels)
-        shelf = self._predict_on_host(found, probabilities, size)
+        shelf = self._plans.run_on_host(found, probabilities, size)
         if batch is None and 0 < count <= size and not self._schedule.overlaps(count, pixels):
-            self._remember((found.shape, found.dtype), shelf)
+            self._plans.remember((found.shape, found.dtype), shelf)
         return probabilities if out is None else out
-
-    def _remember(self, key: tuple, shelf: Shelf) -> None:
-        """Lets the next call alike go straight to its plans."""
-        if len(self._ready) >= KEPT_SHELVES:
-            self._ready.clear()
-        self._ready[key] = shelf
-
-    def _predict_on_host(
-        self, images: arrays.View, probabilities: np.ndarray, batch: int
-    ) -> Shelf | None:
-        """Runs passes over ``batch`` images and what is left; returns the last one's shelf."""
-        source, target = images.address, address_of(probabilities)
-        pixels = images.dtype == np.uint8
-        count = images.shape[0]
-        image_bytes, row_bytes = images.nbytes // max(count, 1), 4 * self._classes
-        shelf = None
-        self._open()
-        for first in range(0, count, batch):
-            addresses = source + first * image_bytes, target + first * row_bytes
-            size = min(batch, count - first)
-            key = self._host_key(size, pixels, self._pinned(size, pixels, *addresses))
-            shelf = self._plans.run(key, lambda key=key: self._build(key), *addresses)
-        return shelf
 
     def _fits(self, out: Any, images: np.ndarray) -> bool:
         """Whether ``out`` is what :meth:`predict` fills, as cheaply as that can be said for certain."""
@@ -433,49 +368,6 @@ class Engine:
             and out.flags.carray  # contiguous and writable
             and not np.may_share_memory(out, images)
         )
-
-    def _predict_on_device(
-        self, images: arrays.View, probabilities: arrays.View, batch: int
-    ) -> Shelf | None:
-        """Queues passes on the stream that the library of ``images`` works on; returns the last shelf."""
-        if (
-            self.data_mode not in ("auto", "resident", "stream")
-            or self.device.name != f"cuda:{images.device}"
-        ):
-            raise UnsupportedError(
-                f"images: expected a NumPy array for the device {self.device.name} in the data mode "
-                f"{self.data_mode}, found an array on cuda:{images.device}"
-            )
-        stream = arrays.current_stream(images)
-        owner = arrays.stream_owner(stream)
-        count = images.shape[0]
-        image_bytes, row_bytes = images.nbytes // max(count, 1), 4 * self._classes
-        shelf = None
-        self._open()
-        with self.device.context:
-            capturing = self.device.is_capturing(stream)
-            for first in range(0, count, max(batch, 1)):
-                # Memory between layers belongs to the stream, so that passes on two streams do not meet.
-                key = (
-                    "stream", stream, owner, min(batch, count - first), images.dtype == np.uint8
-                )  # fmt: skip
-                shelf = self._plans.run(
-                    key,
-                    lambda key=key: self._build_on(key),
-                    images.address + first * image_bytes,
-                    probabilities.address + first * row_bytes,
-                    keep=capturing,
-                )
-        return shelf
-
-    def _build_on(self, key: tuple) -> Plan:
-        """Builds a plan for images on the device, with all of its work on one stream."""
-        _, stream, _, batch, pixels = key
-        program = self._open()
-        program = program.on(self.device.on(stream))
-        plan = build(program, batch, pixels, images_on_device=True)
-        plan.buffers.append(program)
-        return plan
 
     def run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Runs any graph once.
@@ -495,18 +387,7 @@ class Engine:
             raise expected("data_mode", "any but stream, which predict alone has", "stream")
         found, batch = arguments.of_graph(graph, inputs)
         pixels = any(value.dtype == "uint8" for value in graph.inputs[:1])
-        key = "run", batch, pixels
-        self._open()
-        shelf, plan = self._plans.take(key, lambda: self._build_run(batch, pixels))
-        outputs = {name: np.empty(value.shape, value.dtype) for name, value in plan.outputs.items()}
-        try:
-            plan.bind(*(array.address for array in found), *map(address_of, outputs.values()))
-            plan.run()
-        except BaseException:  # its memory may still be in use: it is not given to another call
-            shelf.made -= 1
-            raise
-        shelf.give_back(plan)
-        return outputs
+        return self._plans.run(found, batch, pixels)
 
     def _input_graph(self, inputs: Mapping[str, Any]) -> Graph:
         """Returns the graph that says what ``inputs`` must be."""
@@ -514,12 +395,6 @@ class Engine:
             return self.network.base
         pixels = str(getattr(inputs.get("images"), "dtype", "")) == "uint8"
         return self._graph(1, pixels)
-
-    def _build_run(self, batch: int | None, pixels: bool) -> Plan:
-        program = self._open()
-        plan = build(program, batch, pixels)
-        plan.buffers.append(program)
-        return plan
 
     def memory(self, plan: Plan) -> dict[str, int]:
         """Returns the bytes of a plan: of activations at their peak, and of all weights."""
@@ -533,7 +408,7 @@ class Engine:
         """Returns what the kernels of a user's own run in a pass: as the JSON has it, and as sentences."""
         if not self.kernels:
             return [], []
-        placed = self._open().placed(batch, np.dtype(dtype) == np.uint8)
+        placed = self._plans.open().placed(batch, np.dtype(dtype) == np.uint8)
         found, words = [], []
         for target, kernel in self.kernels.items():
             nodes = [name for name, row in placed.kernels.items() if row is kernel]

@@ -11,9 +11,9 @@ from ..devices.threads import default as default_threads
 from ..graph import passes
 from ..graph.graph import Graph, Node, Note, Value
 from . import kernels
+from .builder import plan_memory
 from .kernels import Kernel
 from .placement import Placement, check_own, own_kernel, place
-from .plan import plan_memory
 
 DEVICES = ("cpu", "cuda")
 

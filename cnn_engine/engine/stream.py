@@ -10,7 +10,9 @@ import numpy as np
 from .. import _cpu
 from ..devices.cpu import CpuDevice
 from ..errors import InputError
-from .plan import Plan, Program, Slot, Step, build
+from .builder import build
+from .plan import Plan, Slot, Step
+from .program import Program
 
 #: Chunks on their way at the same time: one comes in while another computes and a third goes out.
 LANES = 3

@@ -23,7 +23,7 @@ def fault(engine: Engine, limits: Limits | None = None) -> str | None:
     Each runs in a process of its own, on random numbers in the shapes of its nodes: what crashes, hangs or
     writes where it should not is known before it could harm this process.
     """
-    program = engine._open()
+    program = engine._plans.open()
     batch = engine.network.batch if isinstance(engine.network, Model) else IMAGES
     if isinstance(engine.network, Model) and engine.network.any_batch:
         batch = IMAGES

@@ -1,0 +1,201 @@
+"""The plans of an engine: one for each kind of call, built when first asked for, and run."""
+
+from __future__ import annotations
+
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from .. import _cpu
+from ..devices import arrays
+from ..errors import InputError, UnsupportedError
+from .apart import build
+from .phases import Phases
+from .plan import Plan
+from .pool import CLOSED, KEPT_BYTES, KEPT_SHELVES, PlanPool, Shelf, plan_bytes
+from .program import Program
+from .schedule import Schedule
+from .stream import build_stream
+
+address_of = _cpu.address_of
+
+
+class Plans:
+    """The plans of one engine.
+
+    Args:
+        program: what they are built from.
+        schedule: how many images move at a time.
+        chunk: as many as that, where the caller says so.
+        phases: takes the seconds that building took.
+
+    Attributes:
+        pool: those that wait for their next pass.
+        ready: shape and type of images -> the plans of a call that needs no further look.
+    """
+
+    def __init__(
+        self, program: Program, schedule: Schedule, chunk: int | None, phases: Phases
+    ) -> None:
+        self._program: Program | None = program
+        self.schedule = schedule
+        self.chunk = chunk
+        self.phases = phases
+        self.device = program.placement.device
+        self.pool = PlanPool()
+        self.ready: dict[tuple, Shelf] = {}
+        self._lent: dict[tuple, tuple[Shelf, Plan]] = {}  # by lend()
+
+    @property
+    def closed(self) -> bool:
+        return self._program is None
+
+    def open(self) -> Program:
+        """Returns what plans are built from.
+
+        Raises:
+            InputError: they were closed.
+        """
+        program = self._program
+        if program is None:
+            raise InputError(CLOSED)
+        return program
+
+    def close(self) -> None:
+        """Drops all plans; those in use when their passes end. Calls from now on are refused."""
+        self._program = None
+        self.ready.clear()
+        self._lent.clear()
+        self.pool.close()
+
+    def lend(self, batch: int, pixels: bool, pinned: tuple[bool, bool]) -> Plan:
+        """Returns a plan over images in host memory that no other call runs.
+
+        ``pinned`` says whether images and probabilities are page-locked, which ``stream`` uses.
+        """
+        key = self._host_key(batch, pixels, pinned)
+        if key not in self._lent:
+            while sum(plan_bytes(plan) for _, plan in self._lent.values()) > KEPT_BYTES:
+                shelf, _ = self._lent.pop(next(iter(self._lent)))
+                shelf.made -= 1  # whoever still has the plan keeps its memory
+            self._lent[key] = self.pool.take(key, lambda: self._build(key))
+        return self._lent[key][1]
+
+    def _host_key(self, batch: int, pixels: bool, pinned: tuple[bool, bool]) -> tuple:
+        return "host", batch, pixels, pinned
+
+    def _build(self, key: tuple) -> Plan:
+        """Builds a plan for images in host memory."""
+        _, batch, pixels, pinned = key
+        program = self.open()
+        start = perf_counter()
+        if self.schedule.overlaps(batch, pixels):
+            chunk = self.chunk or self.schedule.chunk(batch, pixels, pageable=not pinned[0])
+            plan = build_stream(program, batch, pixels, chunk, pinned)
+        else:
+            plan = build(program, batch, pixels)
+        plan.buffers.append(program)  # the weights: a pass may end after the engine was closed
+        seconds = perf_counter() - start
+        self.phases.create_outputs_s = (self.phases.create_outputs_s or 0) + seconds
+        return plan
+
+    def pinned(
+        self, batch: int, pixels: bool, images: int, probabilities: int
+    ) -> tuple[bool, bool]:
+        """Whether each is page-locked, where that makes a difference."""
+        if not self.schedule.overlaps(batch, pixels):
+            return False, False
+        return self.device.is_pinned(images), self.device.is_pinned(probabilities)
+
+    def remember(self, key: tuple, shelf: Shelf) -> None:
+        """Lets the next call alike go straight to its plans."""
+        if len(self.ready) >= KEPT_SHELVES:
+            self.ready.clear()
+        self.ready[key] = shelf
+
+    def run_on_host(
+        self, images: arrays.View, probabilities: np.ndarray, batch: int
+    ) -> Shelf | None:
+        """Runs passes over ``batch`` images and what is left; returns the last one's shelf."""
+        source, target = images.address, address_of(probabilities)
+        pixels = images.dtype == np.uint8
+        count = images.shape[0]
+        image_bytes, row_bytes = (
+            array.nbytes // max(count, 1) for array in (images, probabilities)
+        )
+        shelf = None
+        self.open()
+        for first in range(0, count, batch):
+            addresses = source + first * image_bytes, target + first * row_bytes
+            size = min(batch, count - first)
+            key = self._host_key(size, pixels, self.pinned(size, pixels, *addresses))
+            shelf = self.pool.run(key, lambda key=key: self._build(key), *addresses)
+        return shelf
+
+    def run_on_device(
+        self, images: arrays.View, probabilities: arrays.View, batch: int
+    ) -> Shelf | None:
+        """Queues passes on the stream that the library of ``images`` works on; returns the last shelf."""
+        mode = self.schedule.data_mode
+        if (
+            mode not in ("auto", "resident", "stream")
+            or self.device.name != f"cuda:{images.device}"
+        ):
+            raise UnsupportedError(
+                f"images: expected a NumPy array for the device {self.device.name} in the data mode "
+                f"{mode}, found an array on cuda:{images.device}"
+            )
+        stream = arrays.current_stream(images)
+        owner = arrays.stream_owner(stream)
+        count = images.shape[0]
+        image_bytes, row_bytes = (
+            array.nbytes // max(count, 1) for array in (images, probabilities)
+        )
+        shelf = None
+        self.open()
+        with self.device.context:
+            capturing = self.device.is_capturing(stream)
+            for first in range(0, count, max(batch, 1)):
+                # Memory between layers belongs to the stream, so that passes on two streams do not meet.
+                key = (
+                    "stream", stream, owner, min(batch, count - first), images.dtype == np.uint8
+                )  # fmt: skip
+                shelf = self.pool.run(
+                    key,
+                    lambda key=key: self._build_on(key),
+                    images.address + first * image_bytes,
+                    probabilities.address + first * row_bytes,
+                    keep=capturing,
+                )
+        return shelf
+
+    def _build_on(self, key: tuple) -> Plan:
+        """Builds a plan for images on the device, with all of its work on one stream."""
+        _, stream, _, batch, pixels = key
+        program = self.open()
+        program = program.on(self.device.on(stream))
+        plan = build(program, batch, pixels, images_on_device=True)
+        plan.buffers.append(program)
+        return plan
+
+    def run(self, inputs: list[arrays.View], batch: int | None, pixels: bool) -> dict[str, Any]:
+        """Runs any graph once; returns its outputs by name."""
+        key = "run", batch, pixels
+        self.open()
+        shelf, plan = self.pool.take(key, lambda: self._build_run(batch, pixels))
+        outputs = {name: np.empty(value.shape, value.dtype) for name, value in plan.outputs.items()}
+        try:
+            plan.bind(*(array.address for array in inputs), *map(address_of, outputs.values()))
+            plan.run()
+        except BaseException:  # its memory may still be in use: it is not given to another call
+            shelf.made -= 1
+            raise
+        shelf.give_back(plan)
+        return outputs
+
+    def _build_run(self, batch: int | None, pixels: bool) -> Plan:
+        program = self.open()
+        plan = build(program, batch, pixels)
+        plan.buffers.append(program)
+        return plan

@@ -1,0 +1,163 @@
+"""What the passes of an engine have in common: its graph, how that runs, and its constants on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ..devices import Buffer
+from ..devices.cpu import CpuDevice
+from ..graph import passes
+from ..graph.graph import Graph, Node
+from ..graph.onnx.weights import let_go
+from . import fused, storage
+from .kernels import Kernel
+from .placement import Placed, Placement, place
+from .variants import Choice, has_tensor_cores
+
+
+class Program:
+    """What plans are built from: a graph for any batch, how it runs, and its constants where they are needed.
+
+    Args:
+        graph_of: returns the graph for a batch, whose images are pixels or not.
+        placement: where nodes run.
+        choice: the variant.
+        dtype: what fused kernels compute in, and what others may round the operands of sums to.
+        first: the batch that constants are loaded with, and whether its images are pixels.
+        fuses: whether what follows a convolution may become part of it, as reports then show it.
+        own: node, or operator -> a kernel of a user's own.
+
+    Attributes:
+        channels_last: whether images lie with their channels side by side between convolutions.
+        replays: whether the device's part of a pass is to become one call.
+    """
+
+    def __init__(
+        self,
+        graph_of: Callable[[int, bool], Graph],
+        placement: Placement,
+        choice: Choice,
+        dtype: str = "float32",
+        first: tuple[int, bool] = (1, True),
+        fuses: bool = False,
+        own: Mapping[str, Kernel] | None = None,
+    ) -> None:
+        self.graph_of = graph_of
+        self.placement = placement
+        self.choice = choice
+        self.dtype = dtype
+        self.first = first
+        self.own = dict(own or {})
+        self._fuses = fuses and (choice.automatic or choice.variant == "blocked")
+        self.channels_last = (
+            self._fuses
+            and choice.automatic
+            and not choice.reduction
+            and not self.own  # whose tensors are row-major
+            and placement.data_mode == "resident"
+            and (placement.device.kind == "cpu" or has_tensor_cores(placement.device))
+        )
+        self.replays = (
+            self._fuses
+            and choice.automatic
+            and not self.own  # which may queue work elsewhere
+            and placement.device.kind == "cuda"
+            and placement.data_mode == "resident"
+        )
+        self._laid: Graph | None = None
+        # By the arrays themselves, which are kept: plans hold addresses for as long as there are plans.
+        self._uploaded: dict[tuple[int, str], tuple[np.ndarray, Buffer]] = {}
+        self._prepared: dict[tuple, tuple[list, Any]] = {}
+
+    def on(self, device: Any) -> Program:
+        """Returns the same program with its work on another stream of the same device."""
+        other = Program.__new__(Program)
+        other.__dict__.update(self.__dict__)
+        other.placement = Placement(device, self.placement.data_mode, self.placement.threads)
+        return other
+
+    def alone(self) -> Program:
+        """Returns the same program on one thread."""
+        other = self.on(self.placement.device)
+        other.placement = replace(self.placement, threads=1)
+        return other
+
+    def placed(self, batch: int, pixels: bool, on_device: bool = False) -> Placed:
+        """Returns the graph of a pass with a place and a kernel for every node."""
+        graph = self.graph_of(batch, pixels)
+        choice = self.choice
+        if not choice.layered:
+            graph = graph.replaced(graph.nodes, [self._chain(graph, pixels)])
+        elif self._fuses:
+            graph = passes.fuse(graph)
+        if self.channels_last:
+            kind = self.placement.device.kind
+            stores = kind == "cuda" and self.dtype in storage.DTYPES
+            graph = passes.lay_channels_last(graph, kind, run=8 if stores else 4)
+            # What the rewrites made of constants is the same for every batch.
+            self._laid = self._laid or graph
+            graph = graph.sharing(self._laid)
+            if kind == "cuda" or self.dtype != "float32":
+                graph = passes.round_operands(graph, self.dtype)
+            if stores:
+                graph = storage.store_rounded(graph, self.dtype, kind)
+        variant = None if choice.automatic else choice.variant
+        return place(graph, self.placement, variant, choice.reduction, on_device, self.own)
+
+    def _chain(self, graph: Graph, pixels: bool) -> Node:
+        if pixels or not self.first[1]:
+            return fused.chain(graph, self.dtype)
+        # One compiled network for pixels and for what they become.
+        op = fused.chain(self.graph_of(1, True), self.dtype).op
+        return fused.chain(graph, self.dtype, op.scale, op.offset)
+
+    def load(self) -> None:
+        """Brings constants to where the kernels want them, before the first pass."""
+        placed = self.placed(*self.first)
+        constants = placed.graph.constants
+
+        def nbytes(node: Node) -> int:
+            return sum(constants[name].nbytes for name in node.inputs if name in constants)
+
+        # The largest first: what it takes for a moment to bring them is not on top of all others.
+        for node in sorted(placed.graph.nodes, key=nbytes, reverse=True):
+            kernel = placed.kernels.get(node.name)
+            if kernel is None:
+                continue
+            if kernel.prepare is not None:
+                self.prepared(placed.graph, node, kernel)
+            for index, name in enumerate(node.inputs):
+                if name in constants and not kernel.takes_up(index):
+                    self.constant(placed.graph, name, placed.places[node.name])
+                if name in constants:
+                    let_go(constants[name])
+
+    def constant(self, graph: Graph, name: str, where: str) -> int:
+        """Returns the address of a constant in a place."""
+        array = graph.constants[name]
+        key = id(array), where
+        if key not in self._uploaded:
+            buffer = self.device_of(where).upload(np.ascontiguousarray(array))
+            self._uploaded[key] = array, buffer
+        return self._uploaded[key][1].address
+
+    def prepared(self, graph: Graph, node: Node, kernel: Kernel) -> Any:
+        """Returns what ``kernel`` made of the constants of ``node``."""
+        constants = [graph.constants.get(name) for name in node.inputs]
+        key = node.name, kernel, tuple(map(id, constants))
+        if key in self._prepared:
+            return self._prepared[key][1]
+        made = kernel.prepare(node, graph, self.device_of(kernel.device))
+        # One that goes on in layers after its kernel has memory of its own: one for each stream.
+        if getattr(made, "whole", True):
+            self._prepared[key] = constants, made
+        return made
+
+    def device_of(self, where: str) -> Any:
+        """Returns the device of a place."""
+        device = self.placement.device
+        return device if device.kind == where else CpuDevice()
