@@ -1,9 +1,11 @@
-"""Who takes part in :mod:`benchmarks.low_batch`: our engine and PyTorch, on the same images on a GPU."""
+"""Who takes part in :mod:`benchmarks.low_batch`: our engine and PyTorch, on the same images on one device."""
 
 from __future__ import annotations
 
+import copy
+import fcntl
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +21,7 @@ from .models_worker import OPSET, ignore_compiled_operators
 
 #: Bytes written between passes that are to find nothing in the second-level cache: more than any GPU has.
 FLUSH_BYTES = 256 << 20
-#: Passes before the first that counts, and those that see whether bits stay the same.
+#: Passes before the first that counts.
 WARMUP = 3
 #: PyTorch's modes of torch.compile whose CUDA graph is ours to capture.
 COMPILE_MODES = {"default": "default", "max-autotune": "max-autotune-no-cudagraphs"}
@@ -33,6 +35,7 @@ class Contestant:
         run: queues one pass over images on the device, on the current stream, and returns at once.
         whole: makes one pass over images in host memory; the logits are there on return.
         logits: of the last pass on the device, as an array of the device.
+        wait: waits for passes on a stream that only the contestant knows: its device times are the host's.
         keep: what a graph reads and nothing else holds.
     """
 
@@ -41,12 +44,30 @@ class Contestant:
     run: Callable[[], object]
     whole: Callable[[], np.ndarray]
     logits: Callable[[], Any]
+    wait: Callable[[], object] | None = None
     keep: object = None
     samples: list[float] = field(default_factory=list)  # ms a pass, one pass behind another
-    flushed: list[float] = field(
-        default_factory=list
-    )  # ms of a pass after the cache was overwritten
+    flushed: list[float] = field(default_factory=list)  # ms of a pass after the cache was written
     walls: list[float] = field(default_factory=list)  # ms of a pass, host memory to host memory
+
+
+def on_host(array: Any) -> np.ndarray:
+    """Returns an array of a device, or of the host, in host memory."""
+    if hasattr(array, "cpu"):
+        array = array.cpu()  # PyTorch's
+    elif hasattr(array, "__cuda_array_interface__"):
+        import cupy
+
+        array = cupy.asnumpy(array)
+    return np.asarray(array)
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """Keeps other processes out of what is done to ``path``."""
+    with open(f"{path}.lock", "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 class Model:
@@ -54,26 +75,31 @@ class Model:
 
     Args:
         size: rows and columns of an image, or None for the network's own.
-        folder: where files are kept; one that is there is not written again.
+        folder: where files are kept; one that is there is not written again, by other processes neither.
+        device: ``cpu`` or ``cuda``.
+
+    Raises:
+        InputError: there is no such network, or PyTorch cannot export it.
     """
 
-    def __init__(self, name: str, size: tuple[int, int] | None, folder: Path) -> None:
+    def __init__(self, name: str, size: tuple[int, int] | None, folder: Path, device: str) -> None:
         ignore_compiled_operators()
         import torch
 
-        self.torch, self.name = torch, name
+        self.torch, self.name, self.device = torch, name, device
         torch.manual_seed(0)
         self.module, _ = export.build(spec_of(name), "random")
         self.shape = export.images_shape(self.module, size and (3, *size))
         stem = f"{name}-{self.shape[1]}x{self.shape[2]}".replace(":", ".")
         self.path, state = folder / f"{stem}.onnx", folder / f"{stem}.pt"
-        if self.path.exists() and state.exists():
-            self.module.load_state_dict(torch.load(state, weights_only=True))
-        else:
-            export.run_statistics(self.module, self.shape)
-            export.write(self.module, self.shape, str(self.path), "torchscript", None, OPSET)
-            torch.save(self.module.state_dict(), state)
-        self.module = self.module.cuda()
+        with _alone(self.path):
+            if self.path.exists() and state.exists():
+                self.module.load_state_dict(torch.load(state, weights_only=True))
+            else:
+                export.run_statistics(self.module, self.shape)
+                export.write(self.module, self.shape, str(self.path), "torchscript", None, OPSET)
+                torch.save(self.module.state_dict(), state)
+        self.module = self.module.to(device)
 
     def images(self, batch: int) -> np.ndarray:
         """Returns the images of a batch, the same whenever it is asked for."""
@@ -84,7 +110,8 @@ class Model:
         torch = self.torch
         self.module.double()
         with torch.no_grad():
-            found = export.first_output(self.module(torch.from_numpy(images).cuda().double())).cpu()
+            there = torch.from_numpy(images).to(self.device).double()
+            found = export.first_output(self.module(there)).cpu()
         self.module.float()
         return found.numpy()
 
@@ -93,17 +120,32 @@ class Ours:
     """Our engine of a network in a data type."""
 
     def __init__(self, model: Model, dtype: str) -> None:
-        self._make = lambda: Engine(str(model.path), device="cuda", dtype=dtype)
+        self.device = model.device
+        self._make = lambda: Engine(str(model.path), device=model.device, dtype=dtype)
         self.engine = self._make()
+
+    def _there(self, images: np.ndarray) -> tuple[Any, Any]:
+        """Returns images on the device and room for their logits."""
+        xp = np
+        if self.device == "cuda":
+            import cupy as xp
+        return xp.asarray(images), xp.empty((len(images), self.engine.network.classes), np.float32)
+
+    def same_bits(self, images: np.ndarray, runs: int) -> bool:
+        """Whether so many passes give the same bits."""
+        there, out = self._there(images)
+        wanted = self.engine.predict(there, out=out).copy().view(np.uint32)
+        differ = (wanted != wanted).sum()
+        for _ in range(runs):
+            out.fill(np.nan)
+            differ += (self.engine.predict(there, out=out).view(np.uint32) != wanted).any()
+        return int(differ) == 0
 
     def beside_another(self, images: np.ndarray, runs: int) -> bool:
         """Whether so many passes give their bits while another engine's passes run on another stream."""
         import cupy
 
-        there, out = (
-            cupy.asarray(images),
-            cupy.empty((len(images), self.engine.network.classes), np.float32),
-        )
+        there, out = self._there(images)
         other, streams = cupy.empty_like(out), [cupy.cuda.Stream(non_blocking=True) for _ in "ab"]
         wanted = cupy.array(self.engine.predict(there, out=out)).view(np.uint32)
         differ = cupy.zeros((), np.int64)
@@ -122,111 +164,172 @@ class Ours:
 
     def contestant(self, images: np.ndarray) -> Contestant:
         """Returns the engine with these images."""
-        import cupy
-
-        engine, there = self.engine, cupy.asarray(images)
-        out = cupy.empty((len(images), engine.network.classes), np.float32)
+        engine, (there, out) = self.engine, self._there(images)
         return Contestant(
             "cnn_engine", True, lambda: engine.predict(there, out=out),
             lambda: engine.predict(images), lambda: out,
         )  # fmt: skip
 
 
-@contextmanager
-def _precision(torch: Any, dtype: str) -> Iterator[None]:
-    before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cudnn.benchmark = True
-    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = dtype == "tf32"
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = before
+class PyTorch:
+    """A network in a data type as PyTorch runs it; its modules serve all batches.
 
-
-def pytorch(model: Model, dtype: str, images: np.ndarray, peers: list[str]) -> Iterator[Any]:
-    """Yields PyTorch's contestants, or the (name, reason) of those that did not run.
-
-    Args:
-        peers: of ``torch`` (a CUDA graph, in both layouts of images) and the modes of torch.compile.
+    Peers are ``torch`` (on a GPU in a CUDA graph), in both layouts of images, and the modes of torch.compile,
+    channels last.
     """
-    import copy
 
-    torch = model.torch
-    kind = {"float16": torch.float16, "bfloat16": torch.bfloat16}.get(dtype, torch.float32)
-    layouts = {"": torch.contiguous_format, ", channels last": torch.channels_last}
-    for peer in peers:
-        for words, layout in layouts.items():
-            if peer != "torch" and layout is torch.contiguous_format:
-                continue
-            name = ("PyTorch graph" if peer == "torch" else f"torch.compile {peer}") + words
-            try:
-                with _precision(torch, dtype):
-                    module = copy.deepcopy(model.module).to(kind).to(memory_format=layout)
-                    if peer != "torch":
-                        torch._dynamo.reset()
-                        module = torch.compile(module, mode=COMPILE_MODES[peer])
-                    yield _captured(torch, name, module, images, kind, layout)
-            except Exception as error:  # it has no common base
-                yield name, " ".join(f"{type(error).__name__}: {error}".split())[:300]
-            torch.cuda.empty_cache()
+    def __init__(self, model: Model, dtype: str) -> None:
+        self.model, self.torch, self.dtype = model, model.torch, dtype
+        torch = self.torch
+        self.kind = {"float16": torch.float16, "bfloat16": torch.bfloat16}.get(dtype, torch.float32)
+        self._modules: dict[tuple[str, str], Any] = {}
+        self._images: dict[tuple[int, str], Any] = {}
+        torch._dynamo.config.recompile_limit = 64  # a batch each, of copies of one class
+
+    def names(self, peer: str) -> dict[str, str]:
+        """Returns name -> layout of the contestants of a peer."""
+        if peer != "torch":
+            return {f"torch.compile {peer}, channels last": "channels_last"}
+        name = "PyTorch graph" if self.model.device == "cuda" else "PyTorch"
+        return {name: "contiguous_format", f"{name}, channels last": "channels_last"}
+
+    def compile(self, peer: str, images: np.ndarray) -> None:
+        """Compiles for these images; what was compiled is kept."""
+        with self._as_told():
+            module = self._module(peer, "channels_last")
+            module(self._static(images, "channels_last"))
+            self._synchronize()
+
+    def logits(self, images: np.ndarray, layout: str) -> np.ndarray:
+        """Returns what the module gives, neither compiled nor in a graph."""
+        with self._as_told(search=False):
+            module = self._module("torch", layout)
+            return on_host(export.first_output(module(self._static(images, layout))).float())
+
+    def contestants(self, images: np.ndarray, peers: Iterable[str]) -> Iterator[Any]:
+        """Yields the contestants of peers, or the (name, reason) of those that did not run."""
+        for peer in peers:
+            for name, layout in self.names(peer).items():
+                try:
+                    with self._as_told():
+                        found = self._contestant(name, self._module(peer, layout), images, layout)
+                except Exception as error:  # it has no common base
+                    found = name, reason(error)
+                yield found
+                if self.model.device == "cuda":
+                    self.torch.cuda.empty_cache()
+
+    def _module(self, peer: str, layout: str) -> Any:
+        key = peer, layout
+        if key not in self._modules:
+            module = copy.deepcopy(self.model.module).to(self.kind)
+            module = module.to(memory_format=getattr(self.torch, layout))
+            if peer != "torch":
+                module = self.torch.compile(module, mode=COMPILE_MODES[peer], dynamic=False)
+            self._modules[key] = module
+        return self._modules[key]
+
+    def _static(self, images: np.ndarray, layout: str) -> Any:
+        """Returns the images on the device, at one address."""
+        key = len(images), layout
+        if key not in self._images:
+            there = self.torch.from_numpy(images).to(self.model.device).to(self.kind)
+            self._images[key] = there.contiguous(memory_format=getattr(self.torch, layout))
+        return self._images[key]
+
+    @contextmanager
+    def _as_told(self, search: bool = True) -> Iterator[None]:
+        """Computes as the data type says, without gradients, with the fastest kernels that cuDNN has."""
+        backends, tf32 = self.torch.backends, self.dtype == "tf32"
+        before = backends.cudnn.allow_tf32, backends.cuda.matmul.allow_tf32
+        backends.cudnn.benchmark = search
+        backends.cudnn.allow_tf32 = backends.cuda.matmul.allow_tf32 = tf32
+        try:
+            with self.torch.no_grad():
+                yield
+        finally:
+            backends.cudnn.allow_tf32, backends.cuda.matmul.allow_tf32 = before
+
+    def _synchronize(self) -> None:
+        if self.model.device == "cuda":
+            self.torch.cuda.synchronize()
+
+    def _contestant(self, name: str, module: Any, images: np.ndarray, layout: str) -> Contestant:
+        torch, host, box = self.torch, self.torch.from_numpy(images), []
+        static = self._static(images, layout)
+
+        def run() -> None:
+            with torch.no_grad():
+                box[:] = [export.first_output(module(static))]
+
+        replay, keep = run, module
+        if self.model.device == "cuda":
+            side = torch.cuda.Stream()
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                for _ in range(WARMUP):
+                    run()
+            torch.cuda.current_stream().wait_stream(side)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                run()
+            replay, keep = graph.replay, (module, graph)
+
+        def whole() -> np.ndarray:
+            static.copy_(host, non_blocking=True)
+            replay()
+            return box[0].float().cpu().numpy()
+
+        return Contestant(name, False, replay, whole, lambda: box[0].float(), keep=keep)
 
 
-def _captured(
-    torch: Any, name: str, module: Any, images: np.ndarray, kind: Any, layout: Any
-) -> Contestant:
-    host = torch.from_numpy(images)
-    static = host.cuda().to(kind).contiguous(memory_format=layout)
-    with torch.no_grad():
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(WARMUP):
-                module(static)
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            logits = export.first_output(module(static))
-
-    def whole() -> np.ndarray:
-        static.copy_(host, non_blocking=True)
-        graph.replay()
-        return logits.float().cpu().numpy()
-
-    return Contestant(name, False, graph.replay, whole, lambda: logits.float(), module)
+def reason(error: Exception) -> str:
+    """Returns an error in one line that is not too long."""
+    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
 
 
 class Clock:
-    """Times contestants by the device's events on the null stream, in turns."""
+    """Times contestants in turns: by the device's events on the null stream, or by the host's clock."""
 
-    def __init__(self) -> None:
-        import cupy
+    def __init__(self, device: str) -> None:
+        self._cupy = None
+        if device == "cuda":
+            import cupy
 
-        self.cupy = cupy
-        self._scratch = cupy.empty(FLUSH_BYTES, np.uint8)
+            self._cupy = cupy
+        self._scratch = (self._cupy or np).empty(FLUSH_BYTES, np.uint8)
 
-    def _elapsed(self, queue: Callable[[], object], before: Callable[[], object] | None) -> float:
-        event = self.cupy.cuda.Event
+    def _elapsed(self, one: Contestant, queue: Callable[[], object], flush: bool) -> float:
+        if flush:
+            self._scratch.fill(0)
+        if self._cupy is None or one.wait is not None:
+            if self._cupy is not None:
+                self._cupy.cuda.Device().synchronize()
+            begin = time.perf_counter()
+            queue()
+            if one.wait is not None:
+                one.wait()
+            return (time.perf_counter() - begin) * 1e3
+        event = self._cupy.cuda.Event
         start, stop = event(), event()
-        if before is not None:
-            before()
         start.record()
         queue()
         stop.record()
         stop.synchronize()
-        return self.cupy.cuda.get_elapsed_time(start, stop)
+        return self._cupy.cuda.get_elapsed_time(start, stop)
 
-    def passes(self, run: Callable[[], object], count: int) -> float:
+    def passes(self, one: Contestant, count: int) -> float:
         """Returns ms a pass of ``count`` passes one behind another."""
 
         def queue() -> None:
             for _ in range(count):
-                run()
+                one.run()
 
-        return self._elapsed(queue, None) / count
+        return self._elapsed(one, queue, False) / count
 
-    def flushed(self, run: Callable[[], object]) -> float:
+    def flushed(self, one: Contestant) -> float:
         """Returns ms of a pass that finds nothing in the second-level cache."""
-        return self._elapsed(run, lambda: self._scratch.fill(0))
+        return self._elapsed(one, one.run, True)
 
     def take_turns(self, contestants: list[Contestant], rounds: int, milliseconds: float) -> None:
         """Fills the samples: in each round every contestant runs for about so long."""
@@ -235,24 +338,13 @@ class Clock:
             for _ in range(WARMUP):
                 one.run()
                 one.whole()
-            once = self.passes(one.run, 2)
+            once = self.passes(one, 2)
             counts.append(max(2, min(int(milliseconds / max(once, 1e-3)), 200)))
         for _ in range(rounds):
             for one, count in zip(contestants, counts, strict=True):
-                one.samples.append(self.passes(one.run, count))
-                one.flushed.append(median(self.flushed(one.run) for _ in range(3)))
+                one.samples.append(self.passes(one, count))
+                one.flushed.append(median(self.flushed(one) for _ in range(3)))
                 start = time.perf_counter()
                 for _ in range(5):
                     one.whole()
                 one.walls.append((time.perf_counter() - start) * 1e3 / 5)
-
-    def same_bits(self, contestant: Contestant, runs: int) -> bool:
-        """Whether so many passes give the same bits."""
-        cupy = self.cupy
-        contestant.run()
-        first = cupy.array(contestant.logits()).view(np.uint32)
-        differ = cupy.zeros((), np.int64)
-        for _ in range(runs):
-            contestant.run()
-            differ += (cupy.asarray(contestant.logits()).view(np.uint32) != first).any()
-        return int(differ) == 0

@@ -236,6 +236,13 @@ def parser() -> cli.ArgumentParser:
     p.add_argument(
         "--add", action="store_true", help="to the rows of --json's file, same rows replaced"
     )
+    p.add_argument(
+        "--shard", type=record.shard, default=(1, 1), metavar="K/N", help="a part of the networks"
+    )
+    p.add_argument(
+        "--merge", nargs="+", metavar="FILE",
+        help="runs nothing: makes one record of what --json wrote; the first that has a row counts",
+    )  # fmt: skip
     return p
 
 
@@ -285,11 +292,12 @@ def _main(arguments: list[str] | None) -> int:
         environment=described, load=environment.host_load(), commands=[], rows=[],
     )  # fmt: skip
     document = found.document
+    if options.merge:
+        return _merge(found, options.merge)
+    found.begin(described["commit"])
     if options.add and options.json and Path(options.json).exists():
-        known = json.loads(Path(options.json).read_text())
-        document |= {key: known[key] for key in ("commands", "rows")}
-    ran = {"command": document.pop("command"), "commit": described["commit"]}
-    document["commands"].append(ran | {"started": found.watch.started})
+        found.take_in(options.json, "--add", _key)
+    options.networks = options.networks[options.shard[0] - 1 :: options.shard[1]]
     ours: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as top, ThreadPoolExecutor(options.jobs) as pool:
         for row in _rows(options, Path(top), pool):
@@ -301,6 +309,19 @@ def _main(arguments: list[str] | None) -> int:
     passed = sum(row["verdict"] == PASSED for row in ours)
     print(f"{passed} of {len(ours)} passed in {found.watch.seconds:.0f} s")
     return cli.DONE if passed == len(ours) else cli.CHECK_FAILED
+
+
+def _merge(found: record.Record, paths: list[str]) -> int:
+    """Makes one record of several: see ``--merge``."""
+    document = found.document
+    found.begin_merge(paths[0], "device", "threads", "environment", "load")
+    for path in paths:
+        found.take_in(path, "--merge", _key, lambda one: one["environment"]["gpu"] or one["device"])
+    document["rows"].sort(key=_key)
+    found.write(markdown)
+    wrong = sum(row["verdict"] != PASSED for row in document["rows"])
+    print(f"{len(document['rows']) - wrong} of {len(document['rows'])} passed")
+    return cli.DONE if not wrong else cli.CHECK_FAILED
 
 
 if __name__ == "__main__":

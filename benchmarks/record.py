@@ -6,10 +6,12 @@ import json
 import shlex
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Mapping
+from pathlib import Path
 from typing import IO, Any
 
 from cnn_engine import cli
+from cnn_engine.errors import expected
 from cnn_engine.io.files import atomic_write, write_text
 from cnn_engine.measure.environment import Stopwatch
 
@@ -27,10 +29,33 @@ def add_options(parser: ArgumentParser, *forms: str) -> None:
         parser.add_argument(f"--{form}", metavar="PATH", help=FORMS[form])
 
 
+def shard(text: str) -> tuple[int, int]:
+    """Returns (K, N) of ``K/N``, the K-th of N parts of the work, the first of which is 1."""
+    first, _, count = text.partition("/")
+    count = cli.whole_number(1, 1000)(count)
+    return cli.whole_number(1, count)(first), count
+
+
 def command_line(name: str, arguments: list[str] | None) -> str:
     """Returns the command of the benchmark ``name``; ``arguments``: None for the process's."""
     words = sys.argv[1:] if arguments is None else arguments
     return shlex.join(["python", "-m", f"benchmarks.{name}", *words])
+
+
+def read(path: str, option: str, schema: str) -> dict[str, Any]:
+    """Returns the document that a benchmark wrote.
+
+    Raises:
+        InputError: there is none, or it is another benchmark's; names ``option`` and the file.
+    """
+    try:
+        found = json.loads(Path(path).read_text())
+    except (OSError, ValueError) as error:
+        raise expected(f"{option}: {path}", "what --json writes", error) from None
+    known = found.get("schema") if isinstance(found, dict) else type(found).__name__
+    if known != schema:
+        raise expected(f"{option}: {path}", schema, known)
+    return found
 
 
 class Record:
@@ -52,6 +77,46 @@ class Record:
         self.document: dict[str, Any] = {
             "schema": f"cnn_engine.{name}/1", "command": command_line(name, arguments), **content,
         }  # fmt: skip
+
+    def begin(self, commit: str | None) -> None:
+        """Lets the document have the commands of all runs that it is of, this one's the first."""
+        ran = {"command": self.document.pop("command"), "commit": commit}
+        self.document["commands"] = [ran | {"started": self.watch.started}]
+
+    def begin_merge(self, path: str, *about: str) -> None:
+        """Lets the document be of other runs alone: what ``about`` names is as the first of them has it."""
+        first = read(path, "--merge", self.document["schema"])
+        del self.document["command"]
+        self.document |= {name: first[name] for name in about} | {"commands": []}
+
+    def take_in(
+        self,
+        path: str,
+        option: str,
+        key: Callable[[Mapping[str, Any]], Hashable],
+        same: Callable[[Mapping[str, Any]], object] = lambda document: None,
+    ) -> dict[str, Any]:
+        """Adds the rows of a document that another run wrote, but those that are here already.
+
+        Args:
+            option: what named ``path``.
+            key: returns what a row is of.
+            same: returns what must be the same in both documents.
+
+        Returns:
+            The document.
+
+        Raises:
+            InputError: it is no document of this benchmark, or of something else.
+        """
+        known = read(path, option, self.document["schema"])
+        if same(known) != same(self.document):
+            raise expected(f"{option}: {path}", same(self.document), same(known))
+        there = {key(row) for row in self.document["rows"]}
+        self.document["rows"] += [row for row in known["rows"] if key(row) not in there]
+        commands = [*known["commands"], *self.document["commands"]]
+        self.document["commands"] = sorted(commands, key=lambda ran: ran["started"])
+        return known
 
     def stamped(self) -> dict[str, Any]:
         """Returns the document with when it began and how long it has taken."""

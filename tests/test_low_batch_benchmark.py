@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import io
 import json
+import signal
+import time
+from argparse import ArgumentTypeError
 
 import graphs
 import pytest
 
-from benchmarks import low_batch
+from benchmarks import low_batch, record
+from benchmarks import low_batch_cell as cell
+from benchmarks import low_batch_jobs as jobs
+from benchmarks import low_batch_pages as pages
+from cnn_engine.errors import InputError
 
 
 def row(**given):
@@ -45,33 +52,127 @@ def document():
     ]
     about = {"gpu": "a GPU", "driver": "CUDA 13", "commit": "abc"}
     return {
-        "environment": about, "command": "python -m benchmarks.low_batch", "started": "2026-01-01",
+        "schema": "cnn_engine.low_batch/1", "environment": about, "bits": 1000, "steps": [],
+        "commands": [{"command": "python -m benchmarks.low_batch", "started": "2026-01-01"}],
         "rows": [ours, slow, *peers, checked], "left_out": {"torch.compile of resnet18": "no compiler"},
     }  # fmt: skip
 
 
 def test_tables_name_the_best_peer_and_what_is_behind():
-    text = low_batch.markdown(document())
+    text = pages.markdown(document())
     assert "Ahead in 1 of 2 cells." in text
-    assert "| resnet18 | float16 | 1 | 0.100 | 0.360 PyTorch graph | 3.60 |" in text
-    assert "| 20% | 1.0e-03 (1.0e-03) |" in text
-    assert "| not finite |" in text
+    assert "| resnet18 | float16 | 1 | 0.100 | 0.360 PyTorch graph | 3.60 | yes |" in text
+    assert "| resnet18 | tf32 | 1 | 0.100 | 0.050 PyTorch graph | 0.50 | **no** |" in text
+    assert "| 20% | 1.0e-03, 0.90 |" in text
+    assert "Wrong: resnet18 tf32 batch 1, 224x224: not finite" in text
+    assert "The error is at most 1.5 times PyTorch's own in 1 of 2 cells" in text
     assert "1000 passes gave the same bits in 1 of 2 cells." in text
     assert "another stream passes gave theirs in 1 of 1." in text
     assert "images of 33x47: the error is at most 1.5 times PyTorch's own in 0 of 1 cells" in text
     assert "Left out: torch.compile of resnet18, no compiler" in text
+    assert "Goals reached: 0 of 1." in text
+    assert "| resnet18 | float16 | 1 | 0.080 ms | 0.100 | no |" in text
+
+
+def test_goals_are_of_time_or_of_a_peer():
+    assert pages.goal(row(device_ms=0.08), []) == ("0.080 ms", True)
+    graph = row(name="PyTorch graph, channels last", ours=False, device_ms=0.41)
+    assert pages.goal(row(dtype="float32"), [graph]) == ("4 times PyTorch graph (0.410)", True)
+    assert pages.goal(row(dtype="float32", device_ms=0.11), [graph])[1] is False
+    assert pages.goal(row(batch=20), [graph]) is None  # not compiled, so there is nothing to say
+    assert pages.goal(row(dtype="tf32"), [graph]) is None
+
+
+def test_parts_have_every_cell_once_and_about_the_same_work():
+    cells = [
+        jobs.Cell(network, dtype, batch)
+        for batch in low_batch.BATCHES
+        for dtype in low_batch.DTYPES
+        for network in low_batch.NETWORKS
+    ]
+    parts = [jobs.part(cells, which, 4) for which in (1, 2, 3, 4)]
+    assert sorted(str(one) for part in parts for one in part) == sorted(map(str, cells))
+    work = [sum(cell.seconds for cell in part) for part in parts]
+    assert max(work) < 1.1 * min(work)
+    assert all(part == [cell for cell in cells if cell in part] for part in parts)
+    for task in jobs.tasks_of(cells):
+        assert len({(cell.network, cell.dtype) for cell in task}) == 1
+    assert jobs.part(cells, 1, 1) == cells
+    few = cells[:2]
+    assert [jobs.part(few, which, 3) for which in (1, 2, 3)].count([]) == 1
+
+
+def test_what_takes_too_long_ends():
+    with pytest.raises(TimeoutError), cell.at_most(0.05):
+        time.sleep(5)
+    with pytest.raises(TimeoutError), cell.at_most(-1.0):
+        pytest.fail("it was begun")
+    with cell.at_most(float("inf")):
+        pass
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+
+
+def written(folder, name, **given):
+    path = folder / name
+    path.write_text(json.dumps(document() | given))
+    return str(path)
+
+
+def test_parts_become_one_record(tmp_path):
+    third = row(network="vgg16", size=[224, 224])
+    commands = [{"command": "later", "started": "2026-01-02"}]
+    first = written(tmp_path, "1.json", left_out={"vgg16 float16 batch 1": "not begun"})
+    second = written(
+        tmp_path, "2.json", rows=[third, row(device_ms=9.0)], left_out={}, commands=commands
+    )
+    words = ["--json", f"{tmp_path}/all.json", "--markdown", f"{tmp_path}/all.md"]
+    assert low_batch.main(["--merge", first, second, *words]) == 0
+    found = json.loads((tmp_path / "all.json").read_text())
+    assert len(found["rows"]) == len(document()["rows"]) + 1
+    assert [one["device_ms"] for one in found["rows"] if one["ours"] and "device_ms" in one] == [
+        0.1, 0.1, 0.1,
+    ]  # fmt: skip
+    assert [one["command"] for one in found["commands"]][-1] == "later"
+    assert "command" not in found
+    assert found["left_out"] == {}
+    assert "vgg16" in (tmp_path / "all.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("given", "wrong"),
+    [
+        ({"schema": "cnn_engine.models/1"}, "expected cnn_engine.low_batch/1"),
+        ({"environment": {"gpu": "a GPU", "commit": "def"}}, "expected commit abc on a GPU"),
+        (None, "expected what --json writes"),
+    ],
+)
+def test_other_records_are_not_merged(tmp_path, capsys, given, wrong):
+    first, second = written(tmp_path, "1.json"), written(tmp_path, "2.json", **(given or {}))
+    if given is None:
+        (tmp_path / "2.json").write_text("{")
+    assert low_batch.main(["--merge", first, second]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"error: --merge: {second}: {wrong}")
+    assert said.count("\n") == 1
+
+
+def test_shards_are_named_from_one():
+    assert record.shard("2/4") == (2, 4)
+    for text in ("0/4", "5/4", "1", "a/b", "1/0"):
+        with pytest.raises((ArgumentTypeError, InputError)):
+            record.shard(text)
 
 
 def test_sizes_are_rows_and_columns():
     options = low_batch.parser().parse_args(["--size", "192x160"])
-    assert options.size == (192, 160)
-    assert low_batch.parser().parse_args(["--size", "33"]).size == (33, 33)
+    assert options.size == [(192, 160)]
+    assert low_batch.parser().parse_args(["--size", "33", "8x9"]).size == [(33, 33), (8, 9)]
 
 
 def test_a_chart_has_a_panel_a_type():
     pytest.importorskip("matplotlib")
     file = io.BytesIO()
-    low_batch.draw(document(), file)
+    pages.draw(document(), file)
     assert file.getvalue()[:4] == b"\x89PNG"
 
 
@@ -80,12 +181,70 @@ def test_the_floor_is_what_must_be_read_and_waited_for():
     graph = graphs.resnet((3, 4, 6, 3), (1, 3, 112, 112), weights=False)
     layers = 1 + 3 * 16 + 1  # the convolutions beside a block's own do not wait
     weights = sum(array.size for array in graph.constants.values())
-    wanted = weights * 2 / low_batch.BYTES_PER_S + layers * low_batch.WAIT_S
-    assert low_batch.floor_s(graph, "float16") == pytest.approx(wanted)
+    wanted = weights * 2 / cell.BYTES_PER_S + layers * cell.WAIT_S
+    assert cell.floor_s(graph, "float16") == pytest.approx(wanted)
     many = graph.with_batch(100)
-    flops = sum(many.cost_of(n).flops for n in many.nodes if n.op.kind in low_batch.SUMS)
-    products = flops / low_batch.FLOPS_PER_S["tf32"] + layers * low_batch.WAIT_S
-    assert low_batch.floor_s(many, "tf32") == pytest.approx(products)
+    flops = sum(many.cost_of(n).flops for n in many.nodes if n.op.kind in cell.SUMS)
+    products = flops / cell.FLOPS_PER_S["tf32"] + layers * cell.WAIT_S
+    assert cell.floor_s(many, "tf32") == pytest.approx(products)
+
+
+def tiny_network():
+    torch = pytest.importorskip("torch")
+    return torch.nn.Sequential(
+        torch.nn.Conv2d(3, 8, 3, 2, 1), torch.nn.BatchNorm2d(8), torch.nn.ReLU(),
+        torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(8, 10),
+    )  # fmt: skip
+
+
+TINY = "--network test_low_batch_benchmark:tiny_network --device cpu --dtype float32 --batch 1 3"
+
+
+@pytest.mark.parametrize("jobs", ["", "--jobs 2 --prepare 120"])
+def test_runs_on_the_cpu_in_this_process_or_in_others(tmp_path, jobs):
+    pytest.importorskip("torchvision")
+    words = (
+        f"{TINY} --peers torch --rounds 2 --milliseconds 1 --bits 3 --json {tmp_path}/l.json {jobs}"
+    )
+    assert low_batch.main(words.split()) == 0
+    found = json.loads((tmp_path / "l.json").read_text())
+    assert found["left_out"] == {}
+    ours = [one for one in found["rows"] if one["ours"]]
+    assert [one["batch"] for one in ours] == [1, 3]
+    for one in ours:
+        assert one["error"] < 1e-6
+        assert one["same_bits"]
+        assert one["ratio"] > 0
+        assert one["ahead"] == (one["ratio"] > 1)
+    assert {one["name"] for one in found["rows"]} == {
+        "cnn_engine", "PyTorch", "PyTorch, channels last",
+    }  # fmt: skip
+    assert low_batch.main([*words.replace("3 --peers", "3 2 --peers").split(), "--keep"]) == 0
+    kept = json.loads((tmp_path / "l.json").read_text())
+    assert kept["rows"][: len(found["rows"])] == found["rows"]
+    assert [one["batch"] for one in kept["rows"] if one["ours"]] == [1, 3, 2]
+    assert len(kept["commands"]) == 2
+
+
+def test_a_process_that_fails_leaves_its_cells_out(tmp_path):
+    pytest.importorskip("torchvision")
+    words = TINY.replace("tiny_network", "no_such") + f" --jobs 1 --json {tmp_path}/l.json"
+    assert low_batch.main(words.split()) == 0
+    found = json.loads((tmp_path / "l.json").read_text())
+    assert found["rows"] == []
+    assert all("no_such" in why for why in found["left_out"].values())
+    assert len(found["left_out"]) == 2
+
+
+def test_logits_alone_on_the_cpu(tmp_path):
+    pytest.importorskip("torchvision")
+    words = f"{TINY} --check --size 33x47 8 --json {tmp_path}/l.json"
+    assert low_batch.main(words.split()) == 0
+    ours = [one for one in json.loads((tmp_path / "l.json").read_text())["rows"] if one["ours"]]
+    assert [(one["size"], one["batch"]) for one in ours] == [
+        ([33, 47], 1), ([33, 47], 3), ([8, 8], 1), ([8, 8], 3),
+    ]  # fmt: skip
+    assert all(one["error"] < 1e-6 and one["error_ratio"] > 0 for one in ours)
 
 
 @pytest.mark.gpu
@@ -111,7 +270,8 @@ def test_writes_what_it_measured(tmp_path):
     kept = json.loads((tmp_path / "l.json").read_text())
     assert kept["rows"][: len(found["rows"])] == found["rows"]
     assert [row["batch"] for row in kept["rows"] if row["ours"]] == [1, 3, 2]
-    assert all(row["beside_another"] for row in kept["rows"] if row["ours"])
+    beside = [row["beside_another"] for row in kept["rows"] if "beside_another" in row]
+    assert beside == [True]  # with the smallest batch
 
 
 @pytest.mark.gpu
