@@ -20,6 +20,11 @@ constexpr std::int64_t kMillisecond = 1'000'000;
 constexpr std::int64_t kAlonePause = 50 * kMillisecond;
 constexpr std::int64_t kFirstPause = 2 * kMillisecond, kLastPause = 1000 * kMillisecond;
 constexpr std::int64_t kPassesATrial = 400;
+// Where passes tell themselves, after so many alone: some tens of passes of a network.
+constexpr std::int64_t kLongPassesATrial = 200;
+// What the other way's mean is at most, by this way's: how much slower it has been says nothing
+// about what it is now.
+constexpr double kMuchSlower = 1.25;
 // Passes that would take so long alone: what the caller's own part of them says is believed. In
 // shorter ones, what passes from one CPU's caches to the other's slows the caller down as well.
 constexpr std::int64_t kLong = kMillisecond / 50;
@@ -44,6 +49,10 @@ class Writer {
 
 void plan_trial(Pace& pace, std::int64_t time) {
   pace.trial = 0;
+  if (pace.tells) {
+    pace.next = time + kLongPassesATrial * pace.shortest;
+    return;
+  }
   const std::int64_t pause = pace.alone ? pace.pause : kAlonePause;
   pace.next = time + std::max(pause, kPassesATrial * pace.shortest);
 }
@@ -65,7 +74,8 @@ void count_trial(Pace& pace, double taken, std::int64_t time) {
   --pace.trial;
   if (pace.trial > 0 && pace.trial_sum <= limit) return;  // it may still be the faster one
   const double mean = pace.trial_sum / std::max(1, counted);
-  pace.mean[other] = pace.known[other] ? (pace.mean[other] + mean) / 2 : mean;
+  const double before = std::min(pace.mean[other], kMuchSlower * pace.mean[pace.alone]);
+  pace.mean[other] = pace.known[other] ? (before + mean) / 2 : mean;
   pace.known[other] = true;
   if (pace.mean[other] * kClearly < pace.mean[pace.alone]) return change_ways(pace, time);
   if (pace.alone) pace.pause = std::min(2 * pace.pause, kLastPause);
@@ -99,7 +109,8 @@ Turn begin_pass(Pace& pace, int threads, std::int64_t time) {
   Turn turn{threads, false, time};
   const Writer writer(pace);
   if (!writer) return turn;
-  if (pace.trial == 0 && pace.known[pace.alone] && time >= pace.next) {
+  const bool wanted = pace.alone || !pace.tells;
+  if (wanted && pace.trial == 0 && pace.known[pace.alone] && time >= pace.next) {
     pace.trial = kWarmUp + kTrial;
     pace.trial_sum = 0;
   }
@@ -117,6 +128,7 @@ void end_pass(Pace& pace, const Turn& turn, bool helped, std::int64_t units, std
   const std::int64_t length = std::max<std::int64_t>(1, time - turn.start);
   pace.shortest = pace.shortest ? std::min(pace.shortest, length) : length;
   double taken = static_cast<double>(length) / static_cast<double>(units);
+  if (!alone && without > 0) pace.tells = without >= kLong;
   if (!alone && without >= kLong) {
     double& mean = pace.mean[1];
     const double estimate = static_cast<double>(without) / static_cast<double>(units);

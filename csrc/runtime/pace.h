@@ -5,8 +5,8 @@
 // Of one kind of pass, the mean times with and without other threads are kept, and the faster way
 // is taken. Now and then a few passes go the other way; with other threads, ever more rarely as
 // long as that is slower. A long pass with threads tells itself what it would take without them, by
-// the caller's own part of it: such passes never go alone to find out, and passes of unlike speed
-// are compared with themselves. What is computed must not depend on the way.
+// the caller's own part of it: such passes never go alone to find out, not after a rest either, and
+// passes of unlike speed are compared with themselves. What is computed must not depend on the way.
 #pragma once
 
 #include <atomic>
@@ -20,6 +20,7 @@ struct Pace {
   std::atomic<bool> writing{false};
   bool alone = false;         // the way that is taken
   bool known[2] = {};         // [0] helped, [1] alone
+  bool tells = false;         // helped passes tell what they would take alone
   double mean[2] = {};        // time of a pass, by its units
   int seen = 0;               // passes before the first that counts
   int trial = 0;              // passes of the other way that are still to come

@@ -246,6 +246,21 @@ void test_pace() {
     expect(s.alone < s.all / 2, "threads that pay again are found by long passes");
   }
   {
+    Simulation s;
+    s.run(1000, 600'000, 1'000'000, 0, true);
+    for (int i = 0; i < 100; ++i) {
+      s.time += 60'000'000;
+      s.run(5, 600'000, 1'000'000, 0, true);
+      if (s.alone) break;
+    }
+    expect(s.alone == 0, "long passes that threads shorten do not go alone after a rest either");
+    s.run(1000, 50'000'000, 1'000'000, 0, true);
+    const int disturbed = s.alone;
+    s.run(400, 600'000, 1'000'000, 0, true);
+    expect(disturbed > 900 && s.alone < 300,
+           "threads that were a hundred times as slow are found soon after");
+  }
+  {
     Simulation stalled;
     stalled.run(1000, 600'000, 1'000'000, 5, true);
     expect(stalled.alone > 900, "long passes that stall go alone");
