@@ -382,7 +382,10 @@ template <int M>
 void winograd_tiles(const Winograd& call, const Scratch& scratch, const Conv2dShape& p,
                     const WinogradShape& shape, int threads) {
   const KernelTransform<M> transform;
-  const TaskSplit split(shape.tiles, shape.together, kLeastTiles, p.k, p.k > shape.tiles, threads);
+  // U is made for each task: no more tasks than needed where filters are enough for the threads.
+  const bool enough = shape.makes_u && p.k > shape.tiles && p.k / kShareFilters >= threads;
+  const int least = enough ? shape.together : kLeastTiles;
+  const TaskSplit split(shape.tiles, shape.together, least, p.k, p.k > shape.tiles, threads);
   const std::int64_t products = shape.tiles * shape.frequencies * std::int64_t{p.c} * p.k;
   const std::int64_t units = split.tasks * split.shares;
   parallel_for(units, products / units, threads, [&](std::int64_t begin, std::int64_t end) {
