@@ -1,6 +1,6 @@
 """Our fused kernels beside PyTorch and JAX on one GPU, in one run, with the limits measured in it too.
 
-    python -m benchmarks.gpu_peers --json gpu.json --markdown gpu.md --chart gpu.svg
+    python -m benchmarks.gpu_peers --json gpu.json --markdown gpu.md --chart gpu.png
 
 Every contestant turns the same uint8 images into probabilities with the same weights, and is compared with
 float64 before it is timed. For a batch, all contestants take turns, one sample each a round, so that what
@@ -12,22 +12,20 @@ so its samples are wall times around work that is waited for, and are marked so.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from typing import IO
 
 import numpy as np
 from cnn_engine.workloads.cifar10.network import NETWORK, WORKLOAD
 
-from cnn_engine import InputError, _cpu
+from cnn_engine import InputError, _cpu, cli
 from cnn_engine.devices import cuda_module
 from cnn_engine.engine.check import LIMITS
 from cnn_engine.graph import reference
-from cnn_engine.io.files import atomic_write, check_writable
 
-from . import gpu_course
+from . import gpu_course, record
 from .gpu_contestants import Contestant, Jax, Ours, Torch, sample, streamed
 
 DTYPES = ("float32", "tf32", "float16", "bfloat16")
@@ -190,7 +188,7 @@ def markdown(document: dict) -> str:
         f"{name} {value}" for name, value in environment["versions"].items() if value
     )
     lines = [f"# GPU peers: {environment['gpu']}", ""]
-    lines += [f"`{document['command']}`, {environment['date']}, {versions}", ""]
+    lines += [f"`{document['command']}`, {document['started']}, {versions}", ""]
     lines += ["| limit measured in this run | value |", "|---|---|"]
     for name, value in limits.items():
         lines.append(
@@ -221,7 +219,7 @@ def markdown(document: dict) -> str:
     return "\n".join(lines + gpu_course.markdown(document["course"])) + "\n"
 
 
-def chart(document: dict, path: Path) -> None:
+def chart(document: dict, file: IO[bytes]) -> None:
     """Images a second over the batch size: for each data type, ours and the best peer at each batch."""
     import matplotlib
 
@@ -251,13 +249,11 @@ def chart(document: dict, path: Path) -> None:
     panels[0][0].legend(fontsize=8)
     figure.suptitle(document["environment"]["gpu"])
     figure.tight_layout()
-    with atomic_write(path, "wb") as file:
-        figure.savefig(file, format=path.suffix.removeprefix(".") or "svg")
+    figure.savefig(file, format="png")
 
 
 def environment() -> dict:
     """The machine and the versions beside the numbers."""
-    import datetime
     import platform
 
     import cupy
@@ -272,7 +268,6 @@ def environment() -> dict:
         "host": platform.processor() or platform.machine(),
         "commit": _cpu.commit or None,
         "versions": {name: package_version(name) for name in names},
-        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
     }
 
 
@@ -282,7 +277,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     def numbers(text):
         return [int(part) for part in text.split(",")]
 
-    parser = argparse.ArgumentParser(
+    parser = cli.ArgumentParser(
         prog="python -m benchmarks.gpu_peers", description=__doc__.splitlines()[0]
     )
     parser.add_argument("--batches", type=numbers, default=list(BATCHES))
@@ -309,8 +304,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--quick", action="store_true", help="small limits: for trying the script out"
     )
-    for option in ("json", "markdown", "chart"):
-        parser.add_argument(f"--{option}", type=Path)
+    record.add_options(parser, *record.FORMS)
     options = parser.parse_args(arguments)
     for dtype in options.dtypes:
         if dtype not in DTYPES:
@@ -337,11 +331,13 @@ def load_weights(path: str | None) -> dict[str, np.ndarray]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs the comparison."""
+    """Runs the comparison; returns the command's exit code."""
+    return cli.run(_main, arguments)
+
+
+def _main(arguments: list[str] | None) -> int:
     options = parse(arguments)
-    for option in ("json", "markdown", "chart"):
-        if path := getattr(options, option):
-            check_writable(path, f"--{option}")
+    found = record.Record("gpu_peers", options, arguments)
     if reason := cuda_module.unavailable():
         raise InputError(reason)
     import cupy
@@ -373,32 +369,17 @@ def main(arguments: list[str] | None = None) -> int:
                             wanted[:batch], options.rounds)  # fmt: skip
     add_ratios(rows, limits)
     course = gpu_course.measure(torch_peer, options.course_images, options.rounds)
-    document = {
-        "schema": 1,
-        "command": "python -m benchmarks.gpu_peers "
-        + " ".join(arguments if arguments is not None else sys.argv[1:]),
+    found.document |= {
         "environment": environment(),
         "limits": limits,
         "flops_an_image": FLOPS,
         "rows": [asdict(row) for row in rows],
         "course": course,
     }
-    text = markdown(document)
-    print(text)
-    if options.json:
-        with atomic_write(options.json) as file:
-            json.dump(document, file, indent=1)
-    if options.markdown:
-        with atomic_write(options.markdown) as file:
-            file.write(text)
-    if options.chart:
-        chart(document, options.chart)
-    return 0
+    print(markdown(found.stamped()))
+    found.write(markdown, chart)
+    return cli.DONE
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+    sys.exit(main())

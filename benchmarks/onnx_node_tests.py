@@ -25,9 +25,10 @@ from cnn_engine.engine import inspection
 from cnn_engine.errors import CnnEngineError, InputError, UnsupportedError
 from cnn_engine.graph.graph import Graph
 from cnn_engine.graph.reference import reference
-from cnn_engine.io.files import write_text
 from cnn_engine.measure import environment
 from cnn_engine.onnx_backend import CnnEngineBackend
+
+from . import record
 
 GROUPS = ("node", "simple", "pytorch-converted", "pytorch-operator", "light")
 PASSED, NOT_SUPPORTED, WRONG = "passed", "not supported", "wrong"
@@ -167,9 +168,9 @@ def markdown(records: Mapping[str, Mapping]) -> str:
         "reference in NumPy, or instead of CUDA by the CPU: passed tests name it. `kernels alone` have none.",
         "",
     ]
-    for device, record in records.items():
+    for device, found in records.items():
         lines.append(
-            f"- **{device}**: {record['machine']}; onnx {record['onnx']}; commit {record['commit']}"
+            f"- **{device}**: {found['machine']}; onnx {found['onnx']}; commit {found['commit']}"
         )
     heads = [f"{d}: passed | kernels alone | not supported | wrong" for d in names]
     lines += ["", f"| group | tests | {' | '.join(heads)} |"]
@@ -211,7 +212,6 @@ def _main(arguments: list[str] | None) -> int:
         "default: CPU, and CUDA where there is one",
     )  # fmt: skip
     parser.add_argument("--only", default="", metavar="REGEX", help="tests whose name matches")
-    parser.add_argument("--json", metavar="PATH", help="writes what was found")
     parser.add_argument(
         "--read",
         action="append",
@@ -219,13 +219,14 @@ def _main(arguments: list[str] | None) -> int:
         metavar="PATH",
         help="adds what --json wrote elsewhere",
     )
-    parser.add_argument("--markdown", metavar="PATH", help="writes the page")
+    record.add_options(parser, "json", "markdown")
     options = parser.parse_args(arguments)
-    records = {}
+    records: dict[str, dict] = {}
+    whole = record.Record("onnx_node_tests", options, arguments, devices=records)
     for path in options.read:
         try:
-            records.update(json.loads(Path(path).read_text()))
-        except (OSError, ValueError) as error:
+            records.update(json.loads(Path(path).read_text())["devices"])
+        except (OSError, ValueError, LookupError, TypeError) as error:
             raise InputError(
                 f"--read: {path}: expected what --json wrote, found: {error}"
             ) from None
@@ -243,18 +244,15 @@ def _main(arguments: list[str] | None) -> int:
             "tests": tests,
         }  # fmt: skip
     wrong = 0
-    for device, record in records.items():
-        for group, tests in record["tests"].items():
+    for device, found in records.items():
+        for group, tests in found["tests"].items():
             counts = Counter(state for state, _ in tests.values())
             print(f"{device} {group}: " + ", ".join(f"{n} {state}" for state, n in counts.items()))
             for name, (state, why) in tests.items():
                 if state == WRONG:
                     wrong += 1
                     print(f"  wrong: {name}: {why}")
-    if options.json:
-        write_text(options.json, json.dumps(records, indent=1) + "\n")
-    if options.markdown:
-        write_text(options.markdown, markdown(records))
+    whole.write(lambda document: markdown(document["devices"]))
     return cli.CHECK_FAILED if wrong else cli.DONE
 
 

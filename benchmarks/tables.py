@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -21,10 +20,9 @@ from cnn_engine import cli, devices, workload
 from cnn_engine.devices import threads
 from cnn_engine.engine import variants
 from cnn_engine.errors import InputError
-from cnn_engine.io.files import atomic_write, describe_os_error
-from cnn_engine.measure.environment import Stopwatch
+from cnn_engine.io.files import describe_os_error
 
-from . import markdown
+from . import markdown, record
 from .cells import Cell, CheckFailed, Engines, Interrupted, measure, runner_cost_s, to_dict
 
 THESIS, COURSE, BATCH = "thesis", "course", "batch"
@@ -109,8 +107,9 @@ def _main(arguments: list[str] | None) -> int:
     charts = _charts() if options.charts else None
     _make_folder(options.output)
     asked = [table for table in TABLES if getattr(options, table)] or list(TABLES)
-    given = sys.argv[1:] if arguments is None else arguments
-    tables = Tables(options, shlex.join(["python", "-m", "benchmarks.tables", *given]))
+    paths = {"json": options.output / "tables.json", "markdown": options.output / "tables.md"}
+    found = record.Record("tables", argparse.Namespace(**paths), arguments)
+    tables = Tables(options, found.document["command"])
     interrupted = False
     try:
         for table in asked:
@@ -124,13 +123,9 @@ def _main(arguments: list[str] | None) -> int:
         tables.engines.close()
     if not tables.environment:  # interrupted before the first complete round
         return cli.INTERRUPTED
-    document = tables.document()
-    with atomic_write(options.output / "tables.json") as file:
-        json.dump(document, file, indent=1)
-        file.write("\n")
+    found.document |= tables.document()
     images = charts.draw(tables, options.output) if charts else {}
-    with atomic_write(options.output / "tables.md") as file:
-        file.write(markdown.render(tables, images, interrupted))
+    found.write(lambda _: markdown.render(tables, images, interrupted))
     print(f"wrote {', '.join(['tables.md', 'tables.json', *images.values()])} to {options.output}")
     return cli.INTERRUPTED if interrupted else cli.DONE
 
@@ -160,7 +155,6 @@ class Tables:
 
     def __init__(self, options: argparse.Namespace, command: str) -> None:
         self.options, self.command = options, command
-        self.watch = Stopwatch()
         default = Path(os.environ.get("CNN_ENGINE_TEST_DATA", ROOT.parent / "shared" / "data"))
         self.data_folder = options.data or default
         weights_folder = options.weights or default
@@ -259,10 +253,8 @@ class Tables:
         return {}
 
     def document(self) -> dict[str, Any]:
-        """The JSON file."""
+        """What was found, for the JSON file."""
         return {
-            "command": self.command,
-            **self.watch.stamp(),
             "environment": self.environment,
             "records": self.records,
             "repeats": self.options.repeats,
