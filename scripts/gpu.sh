@@ -1,14 +1,23 @@
 #!/usr/bin/env bash
 # Builds, tests and measures on any machine with an NVIDIA GPU, nvcc, Python, CuPy and pytest; needs no network.
 #
-#   scripts/gpu.sh [build] [test] [sanitize] [table] [laboratory] [documented] [peers] [openacc] ...
-#                                                                        (no step named: all but openacc)
+#   scripts/gpu.sh [build] [test] [sanitize] [table] [laboratory] [documented] [peers]  (no step named: these)
+#   scripts/gpu.sh [openacc] [low-batch] [autotuned] [strangers] [sizes] [study] [models] ...
 #
 # OUT           folder for results (default: gpu-results)
 # CNN_ENGINE_TEST_DATA   the real data; tests that need it skip without
 # SANITIZE      what the sanitizers run, as pytest takes it (default: every test of a kernel)
 #
-# laboratory needs the extras lab and profile, and torchvision; peers needs PyTorch and JAX.
+# SHARD         K/N: of low-batch and models, the K-th of N parts (default: 1/1); merge them with --merge
+# MODELS        folder of exported networks, which steps share (default: $OUT/networks)
+# LIMIT         seconds after which low-batch, autotuned, strangers and sizes begin nothing more (default: 500)
+#
+# laboratory needs the extras lab and profile, and torchvision; peers needs PyTorch and JAX; low-batch and what
+# comes after it torchvision and timm. On a machine with four GPUs and 64 cores, in less than 520 s:
+#
+#   for i in 0 1 2 3; do
+#     CUDA_VISIBLE_DEVICES=$i SHARD=$((i + 1))/4 taskset -c $((16 * i))-$((16 * i + 15)) scripts/gpu.sh low-batch &
+#   done; wait
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export OUT="${OUT:-gpu-results}"
@@ -109,6 +118,63 @@ openacc() {  # directives on the GPU: modules that scripts/openacc_carry.sh made
     tee "$OUT/openacc-test.txt" | tail -n 5  # last: each process has GCC's code compiled by the driver
 }
 
+shard="${SHARD:-1/1}"
+exported="${MODELS:-$OUT/networks}"
+limit="${LIMIT:-500}"
+turns=(--rounds 5 --milliseconds 10 --models "$exported")
+
+low_batch() {  # imported networks beside PyTorch: 10 networks, 3 data types, 5 batches
+  python3 -m benchmarks.low_batch --shard "$shard" --jobs 24 --prepare $((limit / 2)) --limit "$limit" "${turns[@]}" \
+    --json "$OUT/low-batch-${shard%/*}.json" >"$OUT/low-batch-${shard%/*}.txt"
+}
+
+autotuned() {  # the same beside torch.compile's longest search, and JAX
+  TORCHINDUCTOR_COMPILE_THREADS=2 python3 -m benchmarks.low_batch --jobs 8 --prepare $((limit * 3 / 4)) --limit "$limit" \
+    "${turns[@]}" --network resnet18 resnet50 mobilenet_v3_large vgg16 --batch 1 20 --dtype float16 \
+    --peers torch default max-autotune jax --json "$OUT/autotuned.json" >"$OUT/autotuned.txt"
+}
+
+strangers() {  # networks that no one tuned for
+  python3 -m benchmarks.low_batch --jobs 10 --prepare $((limit / 2)) --limit "$limit" "${turns[@]}" \
+    --network dla34 ese_vovnet19b_dw ghostnet_100 res2net50_26w_4s xception41 --batch 1 20 \
+    --dtype float16 float32 --json "$OUT/strangers.json" --markdown "$OUT/strangers.md"
+}
+
+sizes() {  # logits alone, of odd images and all batches; a process a network, as exports take a core each
+  local network networks=(resnet18 resnet50 densenet121 mobilenet_v3_large efficientnet_b0 convnext_tiny squeezenet1_1)
+  for network in "${networks[@]}"; do
+    OMP_NUM_THREADS=1 python3 -m benchmarks.low_batch --check --network "$network" --limit "$limit" --models "$exported" \
+      --size 33x47 192x160 225 224 --batch 1 2 7 16 33 --json "$OUT/sizes-$network.json" >"$OUT/sizes-$network.txt" &
+  done
+  OMP_NUM_THREADS=1 python3 -m benchmarks.low_batch --check --network resnet18 mobilenet_v3_large --limit "$limit" \
+    --size 33x47 --batch $(seq 1 33) --json "$OUT/sizes-batches.json" >"$OUT/sizes-batches.txt" &
+  wait
+  python3 -m benchmarks.low_batch --merge "$OUT"/sizes-*.json --json "$OUT/sizes.json" --markdown "$OUT/sizes.md"
+  rm "$OUT"/sizes-*.json
+}
+
+study() {  # the seed study's table: a GPU's utilisation and memory at low batch, ours beside PyTorch's
+  local network file
+  for network in ${STUDY:-resnet152 densenet201}; do
+    file="$exported/$network-224x224.onnx"  # as benchmarks.low_batch keeps them
+    [ -e "$file" ] || { mkdir -p "$exported"; python3 -m cnn_engine.export "torchvision.models:$network" --output "$file" \
+      --exporter torchscript; }
+    python3 -m cnn_engine.characterize --device cuda --model "$file" --dtype float16 --torch-dtype float16 \
+      --torch "torchvision.models:$network" --batch 1,5,10,15,20 --images 60 --no-check --settle 0.6 --duration 0.6 \
+      --sample-period 0.05 --output "$OUT/study-$network" >"$OUT/study-$network.txt"
+    cat "$OUT/study-$network.txt"
+  done
+}
+
+models() {  # logits of imported networks in float32: timm's, and torchvision's from PyTorch's newer exporter
+  local found=0
+  python3 -m benchmarks.models --device cuda --networks timm --together --jobs 14 --exporter torchscript \
+    --shard "$shard" --json "$OUT/timm-${shard%/*}.json" --markdown "$OUT/timm-${shard%/*}.md" || found=$?
+  python3 -m benchmarks.models --device cuda --networks torchvision --together --jobs 14 \
+    --shard "$shard" --json "$OUT/models-${shard%/*}.json" --markdown "$OUT/models-${shard%/*}.md" || found=$?
+  return $found
+}
+
 for step in "${steps[@]}"; do
   echo "== $step"
   case "$step" in
@@ -119,7 +185,8 @@ for step in "${steps[@]}"; do
     laboratory) laboratory ;;
     documented) documented ;;
     peers) peers ;;
-    openacc) openacc ;;
-    *) echo "error: expected build, test, sanitize, table, laboratory, documented, peers or openacc, found '$step'" >&2; exit 2 ;;
+    openacc | autotuned | strangers | sizes | study | models) "$step" ;;
+    low-batch) low_batch ;;
+    *) echo "error: expected a step that the head of this file names, found '$step'" >&2; exit 2 ;;
   esac
 done

@@ -307,3 +307,22 @@ def test_rows_are_added_in_order(tmp_path):
     found = json.loads(record.read_text())
     assert [row["network"] for row in found["rows"]] == ["alexnet", "resnet18", "dla34"]
     assert len(found["commands"]) == 2
+
+
+def test_shards_become_one_record(tmp_path):
+    words = ["--device", "cpu", "--limit", "0.01", "--exporter", "torchscript", "--batch", "1"]
+    for which in (1, 2):
+        record = ["--json", str(tmp_path / f"{which}.json"), "--shard", f"{which}/2"]
+        assert models.main([*words, *record, "--networks", "dla34,resnet18,alexnet"]) == 1
+    rows = [json.loads((tmp_path / f"{n}.json").read_text())["rows"] for n in (1, 2)]
+    assert [[row["network"] for row in part] for part in rows] == [
+        ["alexnet", "dla34"],
+        ["resnet18"],
+    ]
+    parts = [str(tmp_path / f"{n}.json") for n in (1, 2)]
+    whole = ["--json", str(tmp_path / "all.json"), "--markdown", str(tmp_path / "all.md")]
+    assert models.main(["--device", "cpu", "--merge", *parts, *whole]) == 1
+    found = json.loads((tmp_path / "all.json").read_text())
+    assert [row["network"] for row in found["rows"]] == ["alexnet", "resnet18", "dla34"]
+    assert len(found["commands"]) == 2
+    assert "0 of 3 passed" in (tmp_path / "all.md").read_text()
