@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import fake_cuda
+import numpy as np
 import pytest
 
+from cnn_engine import Engine
 from cnn_engine.engine.placement import Placement, place
 from cnn_engine.graph.graph import Graph, Node, Value
 from cnn_engine.operators.binary import Add
+from cnn_engine.operators.gather import GatherElements
 from cnn_engine.operators.unary import Relu
 
 
@@ -43,3 +46,21 @@ def test_a_managed_output_that_is_read_on_is_copied_for_the_caller():
     assert found.graph.producers[y].inputs == ("y",)
     assert found.graph.producers[y].op.kind == "copy"
     assert z == "z"
+
+
+def test_an_output_that_the_host_reads_on_is_there_when_it_does(monkeypatch):
+    """Its copy does not wait in page-locked memory for the end of the pass."""
+    fake_cuda.install(monkeypatch, tensor_cores=True)
+    indices = np.array([[0, 2], [1, 0]])
+    graph = Graph(
+        "both", (Value("x", (2, 3)),), ("y", "z"),
+        (Node("first", Relu(), ("x",), ("y",)),
+         Node("second", GatherElements(1), ("y", "indices"), ("z",))), {"indices": indices},
+    )  # fmt: skip
+    x = np.random.default_rng(0).standard_normal((4, 2, 3)).astype(np.float32)
+    with Engine(graph, device="cuda") as engine:
+        for one in x:  # each into new arrays
+            found = engine.run({"x": one})
+            y = np.maximum(one, 0)
+            np.testing.assert_array_equal(found["y"], y)
+            np.testing.assert_array_equal(found["z"], np.take_along_axis(y, indices, 1))

@@ -199,7 +199,9 @@ class Builder:
             raise UnsupportedError(f"node {node.name} ({node.op.kind}): {error}") from None
         if isinstance(node.op, Move):
             nbytes = call.inputs[0].nbytes
-            crosses = self.program.replays and node.op.direction in ("h2d", "d2h")
+            # What the host reads on must be in its place with the copy, not at the end of the pass.
+            last = node.op.direction == "d2h" and not graph.consumers[node.outputs[0]]
+            crosses = self.program.replays and (node.op.direction == "h2d" or last)
             if crosses and any(isinstance(end, Slot) for end in (at[0], to[0])):
                 return self._staged(node.op, at[0], to[0], nbytes)
             return [
