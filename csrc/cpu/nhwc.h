@@ -177,8 +177,7 @@ struct NhwcTile {
   std::int64_t residual_stride;
   const float* residual;  // or null
   int valid;              // filters that there are
-  const float* ahead;     // what is brought to the second-level cache meanwhile, at each product
-  int ahead_step;
+  struct Ahead* ahead;    // what is brought to the second-level cache meanwhile
 };
 
 // Weights that come next, so many runs of lines: they are asked for while others are multiplied, a
@@ -189,14 +188,17 @@ struct Ahead {
   int runs;
   std::int64_t asked = 0;
 
-  CNN_ENGINE_INLINE void next(NhwcTile& tile) {
-    tile.ahead = runs > 0 ? run + asked * kFilterGroup : tile.w;
-    tile.ahead_step = runs > 0 ? kFilterGroup : 0;
-    asked += std::int64_t{tile.tiles} * tile.tap_count * tile.channels;
-    if (asked < lines) return;
-    asked = 0;
-    run += step;
-    --runs;
+  // The next `count` lines, one after the other; null where all have been asked for.
+  CNN_ENGINE_INLINE const float* take(std::int64_t count) {
+    if (runs <= 0) return nullptr;
+    const float* from = run + asked * kFilterGroup;
+    asked += count;
+    if (asked >= lines) {
+      asked = 0;
+      run += step;
+      --runs;
+    }
+    return from;
   }
 };
 
@@ -266,14 +268,15 @@ inline void finish_edge(const NhwcTile& p, const float* sums, int rows, int widt
 
 template <int W, int B, int T>
 void nhwc_tile(const NhwcTile& p) {
-  const float* ahead = p.ahead;
-  const int ahead_step = p.ahead_step;
   const float* input = p.x;
   const float* residual = p.residual;
   float* output = p.y;
   for (int tile = 0; tile < p.tiles; ++tile) {
     Vec<W> sum[T][B] = {};
     const float* w = p.w;
+    const float* ahead = p.ahead->take(std::int64_t{p.tap_count} * p.channels);
+    const int ahead_step = ahead ? kFilterGroup : 0;
+    if (!ahead) ahead = w;
     for (int a = 0; a < p.tap_count; ++a) {
       const float* x = input + p.taps[a];
       for (int c = 0; c < p.channels; ++c, ++x, w += kFilterGroup) {
@@ -385,7 +388,7 @@ CNN_ENGINE_INLINE void multiply_rows(NhwcTile& tile, const NhwcTileFunction* fun
     tile.x = x + row * tile.x_stride;
     tile.y = y + row * tile.y_stride;
     tile.residual = residual ? residual + row * tile.residual_stride : nullptr;
-    ahead.next(tile);
+    tile.ahead = &ahead;
     functions[count](tile);
     row += tile.tiles * count;
   }
