@@ -2,11 +2,35 @@
 
 from __future__ import annotations
 
+import mmap
+import threading
+from contextlib import suppress
+
 import numpy as np
 
 from . import Buffer
 
 ALIGNMENT = 64
+#: A large page. Buffers of so many bytes or more are mapped, in pieces, of which the rest is for those that follow:
+#: what is not touched takes no memory.
+PAGE, MAPPED, PIECE = 2 << 20, 1 << 20, 128 << 20
+
+
+def _map(nbytes: int) -> np.ndarray:
+    """Returns zeros that begin at a large page, in large pages where the system has them.
+
+    Weights that are read once a pass miss the address translation of small pages at every other line.
+    """
+    private = getattr(mmap, "MAP_PRIVATE", 0) | getattr(mmap, "MAP_ANONYMOUS", 0)
+    try:
+        memory = mmap.mmap(-1, nbytes + PAGE, **({"flags": private} if private else {}))
+    except OSError as error:
+        raise MemoryError(f"{nbytes} bytes: {error}") from None
+    with suppress(AttributeError, OSError):  # other systems, or a kernel without them
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    array = np.frombuffer(memory, np.uint8)
+    start = -array.__array_interface__["data"][0] % PAGE
+    return array[start : start + nbytes]
 
 
 class CpuDevice:
@@ -17,6 +41,8 @@ class CpuDevice:
 
     def __init__(self, note: str | None = None) -> None:
         self.note = note  # why it was chosen, for the report
+        self._lock = threading.Lock()
+        self._left = np.empty(0, np.uint8)  # of the piece that was mapped last
 
     @property
     def model(self) -> str:
@@ -40,16 +66,21 @@ class CpuDevice:
 
     def allocate(self, nbytes: int) -> Buffer:
         """Returns ``nbytes`` of memory."""
-        array = np.empty(nbytes + ALIGNMENT, np.uint8)
-        start = array.__array_interface__["data"][0]
-        address = (start + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
-        return Buffer(address, nbytes, array)
+        if nbytes < MAPPED:
+            array = np.empty(nbytes + ALIGNMENT, np.uint8)
+            array = array[-array.__array_interface__["data"][0] % ALIGNMENT :][:nbytes]
+        else:
+            size = -(-nbytes // ALIGNMENT) * ALIGNMENT
+            with self._lock:
+                if size > self._left.size:
+                    self._left = _map(max(PIECE, -(-size // PAGE) * PAGE))
+                array, self._left = self._left[:nbytes], self._left[size:]
+        return Buffer(array.__array_interface__["data"][0], nbytes, array)
 
     def upload(self, array: np.ndarray) -> Buffer:
         """Returns a copy of ``array``."""
         buffer = self.allocate(array.nbytes)
-        start = buffer.address - buffer.owner.__array_interface__["data"][0]
-        buffer.owner[start : start + array.nbytes] = array.reshape(-1).view(np.uint8)
+        buffer.owner[:] = array.reshape(-1).view(np.uint8)
         return buffer
 
     def synchronize(self) -> None:

@@ -101,8 +101,8 @@ def allocate(placement: Placement, planned: MemoryPlan) -> dict[str, Buffer]:
     """Returns the arenas of a plan."""
     device = placement.device
     allocators = {
-        device.kind: device.allocate,
         "cpu": CpuDevice().allocate,
+        device.kind: device.allocate,
         "managed": getattr(device, "allocate_managed", None),
     }
     return {arena: allocators[arena](nbytes) for arena, nbytes in planned.sizes.items()}
