@@ -107,3 +107,9 @@ def test_no_circles():
 
     for name in names:
         visit(name, ())
+
+
+def test_the_package_shows_what_is_the_users_alone():
+    """Its names, those that are imported when first asked for too; no module that it uses itself."""
+    assert set(dir(cnn_engine)) == {*cnn_engine.__all__, "__version__"}
+    assert all(hasattr(cnn_engine, name) for name in dir(cnn_engine))

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
@@ -38,6 +38,8 @@ address_of = _cpu.address_of
 Conv2dOperands = _cpu.Conv2dOperands
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from ..measure.result import Result
 
 
@@ -281,6 +283,17 @@ class Engine:
             wanted = ", ".join(map(str, self.network.input_shape))
             raise InputError(f"images: expected shape [N, {wanted}], found {list(found.shape)}")
         return found
+
+    @overload
+    def predict(
+        self,
+        images: NDArray[Any],
+        batch: int | None = None,
+        out: NDArray[np.float32] | None = None,
+    ) -> NDArray[np.float32]: ...
+
+    @overload
+    def predict(self, images: Any, batch: int | None = None, out: Any = None) -> Any: ...
 
     def predict(self, images: Any, batch: int | None = None, out: Any = None) -> Any:
         """Returns the probability of every class for every image.
