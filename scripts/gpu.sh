@@ -42,11 +42,12 @@ operators=(tests/test_{conv2d,pad2d,elementwise,max_pool2d,linear,softmax}.py
 
 sanitize() {  # CUPTI's tests are left out: two tools cannot watch one process
   local tool chosen
+  export CNN_ENGINE_TEST_REPEATS=1  # a tool sees a race in one pass, and takes seconds for it
   for tool in memcheck racecheck initcheck synccheck; do
     chosen=("${operators[@]}" tests/test_{fused_cuda,engine,predict}.py -k "not real_images and not torch")
     if [ "$tool" = racecheck ]; then  # an hour for all: each route of the fused kernels, in each dtype
       chosen=("${operators[@]}" tests/test_fused_cuda.py::test_against_reference\[{cifar10,ece408}-{float32,float16,bfloat16}-{1,33,133}\]
-        tests/test_fused_cuda.py::test_clusters_that_take_several_images\[ece408-{float32,float16,bfloat16}-{34,96}\]
+        tests/test_fused_cuda.py::test_clusters_that_take_several_images\[{cifar10,ece408}-{float32,float16,bfloat16}-{34,96}\]
         tests/test_fused_cuda.py::test_with_the_shared_memory_of_smaller_devices\[cifar10-{float32,float16}-{101376,166912}-133\]
         tests/test_fused_cuda.py::test_timed_parts\[cifar10-float{32,16}-None\])
     fi

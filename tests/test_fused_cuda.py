@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 
 import numpy as np
@@ -46,8 +47,8 @@ NETWORKS = {"cifar10": CIFAR10, "ece408": ECE408}
 #: (a cluster an image, a block an image, many images a block).
 BATCHES = [1, 2, 3, 16, 17, 31, 33, 127, 133, 1001]
 
-#: Passes over one batch that must all give the same: a race shows in some.
-REPEATS = 200
+#: Passes over one batch that must all give the same: a race shows in some. A sanitizer needs to see one.
+REPEATS = int(os.environ.get("CNN_ENGINE_TEST_REPEATS", "200"))
 
 ERROR = LIMITS["cuda"]
 
@@ -256,7 +257,7 @@ def test_timed_parts(gpu, rng, name, dtype, limit):
     for batch in (1, 40, 133, 700):
         images = rng.integers(0, 256, (batch, *network.input_shape), np.uint8)
         for source in (images, (images / 255).astype(np.float32)):
-            found, ticks, _ = run_timed(kernels, source, runs=10)
+            found, ticks, _ = run_timed(kernels, source, runs=min(10, REPEATS))
             np.testing.assert_array_equal(found, run(gpu, kernels, source))
             assert (ticks.astype(np.int64) > 0).all(), f"batch {batch}: {ticks}"
             shares = ticks / ticks.sum()
