@@ -291,6 +291,9 @@ def test_html_shows_verdicts_on_several_results():
     assert (conv1[0], conv1[-1]) == ("cannot tell", "no raw samples")
     other_way = tables(fast, slow, comparisons=[comparison.compare(fast, slow)])
     assert other_way.row("B (", "pass p50")[0] == "slower"
+    page = html.render([slow, fast], [verdict])
+    assert page.count("B is faster than A") == 1
+    assert page.index("B is faster than A") < page.index("<article>")  # above what was run
 
 
 def test_html_charts_the_profiled_run_apart():
