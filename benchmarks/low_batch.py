@@ -69,6 +69,7 @@ def parser() -> cli.ArgumentParser:
         help="PyTorch in a CUDA graph, modes of torch.compile, which take up to minutes a cell, and JAX",
     )  # fmt: skip
     p.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    p.add_argument("--tune", action="store_true", help="our engine measures its kernels: see run")
     p.add_argument(
         "--size", nargs="+", type=_size, default=[None], metavar="ROWS[xCOLUMNS]",
         help="of images, several with --check; default: the network's own",

@@ -74,7 +74,7 @@ class Group:
 
     def __init__(self, model: who.Model, dtype: str, options: Any) -> None:
         self.model, self.dtype, self.options = model, dtype, options
-        self.own = who.Ours(model, dtype)
+        self.own = who.Ours(model, dtype, options.tune)
         self.torch = who.PyTorch(model, dtype)
         self.jax: Jax | None = None
         self.wanted: dict[int, np.ndarray] = {}

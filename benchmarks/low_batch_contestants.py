@@ -119,9 +119,9 @@ class Model:
 class Ours:
     """Our engine of a network in a data type."""
 
-    def __init__(self, model: Model, dtype: str) -> None:
+    def __init__(self, model: Model, dtype: str, tune: bool = False) -> None:
         self.device = model.device
-        self._make = lambda: Engine(str(model.path), device=model.device, dtype=dtype)
+        self._make = lambda: Engine(str(model.path), device=model.device, dtype=dtype, tune=tune)
         self.engine = self._make()
 
     def _there(self, images: np.ndarray) -> tuple[Any, Any]:

@@ -11,7 +11,7 @@ import multiprocessing
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from time import perf_counter
@@ -110,7 +110,6 @@ class _Worker:
     process: Any
     ready: bool = False
     fault: str = ""
-    left: list[Cell] = field(default_factory=list)
 
     def end(self, fault: str = "") -> None:
         self.fault = self.fault or fault
@@ -148,6 +147,7 @@ def measure(
     # A core each: PyTorch's threads and compilers would each take all.
     for name in ("OMP_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS"):
         os.environ.setdefault(name, "1")
+    os.environ.setdefault("PYTHONWARNINGS", "ignore")
     context = multiprocessing.get_context("spawn")
     waiting, workers = tasks_of(cells), []
     try:
@@ -164,7 +164,7 @@ def measure(
                 )
                 process.start()
                 there.close()
-                workers.append(_Worker(task, here, process, left=list(task)))
+                workers.append(_Worker(task, here, process))
                 running[here] = workers[-1]
             over = options.prepare + GRACE_S - passed
             if over <= 0:
@@ -193,11 +193,11 @@ def measure(
             elif left <= 0:
                 yield cell, f"--limit {options.limit:g}: not begun"
             else:
-                yield cell, worker.ask(cell.batch, min(max(left, 1.0), LONGEST_S))
-                worker.left.remove(cell)
-                if not worker.left:
-                    worker.end()
-    finally:
+                begin = perf_counter()
+                found = worker.ask(cell.batch, min(left + GRACE_S, LONGEST_S))
+                say(f"{cell}: took {perf_counter() - begin:.1f} s")
+                yield cell, found
+    finally:  # not before: a process that ends frees memory, which the others wait for
         for worker in workers:
             if worker.process.is_alive():
                 worker.end()

@@ -167,6 +167,15 @@ def add_kernels(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_tune(parser: argparse.ArgumentParser) -> None:
+    """Adds ``--tune``: what ``Engine(tune=...)`` takes."""
+    parser.add_argument(
+        "--tune", action="store_true",
+        help="measure the best few kernels of each node on this device, and keep what was found in the "
+        "user's cache (default: those that the model of their costs names)",
+    )  # fmt: skip
+
+
 def workload_of(options: argparse.Namespace) -> workload.Workload:
     """Returns what ``--network`` or ``--model`` names; cifar10 where neither is given.
 

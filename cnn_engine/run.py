@@ -39,6 +39,7 @@ def parser() -> argparse.ArgumentParser:
     rows = "; ".join(f"{row.name}: {row.summary}" for row in variants.VARIANTS.values())
     p.add_argument("--variant", default="auto", help=f"{rows}; auto (default): the fastest")
     cli.add_kernels(p)
+    cli.add_tune(p)
     p.add_argument(
         "--reduction",
         action=argparse.BooleanOptionalAction,
@@ -176,6 +177,7 @@ def _main(arguments: list[str] | None) -> int:
         threads=options.threads,
         chunk=options.chunk,
         kernels=options.kernel,
+        tune=options.tune,
     )
     if options.kernel and options.check and (fault := trying.fault(engine)):
         cli.print_error(f"--kernel: {fault}; nothing was timed")

@@ -47,6 +47,7 @@ def parser() -> argparse.ArgumentParser:
         f"auto, {', '.join(variants.VARIANTS)} (default: auto)",
     )
     cli.add_kernels(p)
+    cli.add_tune(p)
     p.add_argument(
         "--reduction",
         action=argparse.BooleanOptionalAction,
@@ -252,6 +253,8 @@ class _Run:
             point.status = OK
             if load.settings:
                 self.report.header["options"]["torch"] = load.settings
+            for note in load.notes:
+                point.add_note(note)
             try:
                 rows = measure.time_point(point, load, self.meters, self.settings)
             except KeyboardInterrupt:
@@ -367,7 +370,7 @@ def _subjects(
                 EngineSubject(
                     found, dataset, variant=variant, reduction=options.reduction,
                     dtype=options.dtype, weights=options.weights, device=device.name,
-                    threads=options.threads, kernels=options.kernel,
+                    threads=options.threads, kernels=options.kernel, tune=options.tune,
                 )
             )  # fmt: skip
     for spec in dict.fromkeys(options.torch):

@@ -77,6 +77,7 @@ class Load:
         accuracy: runs what images remain and returns (correct, labelled); None where there are no labels.
         time_inside: times layers or modules over so many passes; None where that cannot be done.
         settings: what else decides the speed, for the JSON document.
+        notes: what there is to say of it, such as what was tuned.
     """
 
     batch: int
@@ -86,6 +87,7 @@ class Load:
     accuracy: Callable[[], tuple[int, int]] | None = None
     time_inside: Callable[[int], InsideTimes] | None = None
     settings: dict[str, Any] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
 
 
 class EngineSubject:
@@ -170,6 +172,7 @@ class _EnginePasses:
             memory=self.memory if cuda else None,
             accuracy=self.accuracy if self.labels is not None else None,
             time_inside=self.time_inside,
+            notes=engine.tuned(batch, self.images.dtype)[1],
         )
 
     def next_pass(self) -> Callable[[], None]:

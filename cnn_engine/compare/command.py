@@ -66,6 +66,10 @@ def parser() -> argparse.ArgumentParser:
         "conv2:my.cu for one node; may be given again for more results",
     )
     p.add_argument(
+        "--tune", action="store_true",
+        help="run A.json's command once more with --tune, as another result",
+    )  # fmt: skip
+    p.add_argument(
         "--threshold",
         type=fraction(1),
         default=comparison.THRESHOLD,
@@ -135,15 +139,16 @@ def _main(arguments: list[str] | None) -> int:
     paths = [options.baseline, *options.others, *options.noise]
     outputs = {name: getattr(options, name) for name in ("json", "csv", "html")}
     _check_paths(paths, outputs)
-    if not options.others and not options.kernel:
-        raise expected("B.json", "a result to compare with, or --kernel", "none")
+    if not (options.others or options.kernel or options.tune):
+        raise expected("B.json", "a result to compare with, --kernel or --tune", "none")
 
     names = ["standard input" if path == "-" else path for path in paths]
     loaded = [_load(path, name) for path, name in zip(paths, names, strict=True)]
     count = 1 + len(options.others)
-    with_kernels = [_with_kernel(loaded[0], kernel) for kernel in options.kernel]
-    loaded[count:count], names[count:count] = with_kernels, options.kernel
-    count += len(with_kernels)
+    more = [["--kernel", kernel] for kernel in options.kernel] + [["--tune"]] * options.tune
+    loaded[count:count] = [_again(loaded[0], words) for words in more]
+    names[count:count] = [words[-1] for words in more]
+    count += len(more)
     results, repeats = loaded[:count], loaded[count:]
     for name, repeat in zip(names[count:], repeats, strict=True):
         comparison.check_repeat((names[0], f"--noise: {name}"), results[0], repeat)
@@ -164,18 +169,17 @@ def _main(arguments: list[str] | None) -> int:
     return _gate(found, options.fail_on, options.fail_on_layers)
 
 
-def _with_kernel(baseline: Result, kernel: str) -> Result:
-    """Returns the result of the baseline's command with a kernel of the user's own.
+def _again(baseline: Result, more: list[str]) -> Result:
+    """Returns the result of the baseline's command with an option more, such as a kernel of the user's own.
 
     Raises:
         InputError: the command was no run, or fails.
     """
+    said = " ".join(more)
     words = shlex.split(baseline.command)
     at = next((i for i, word in enumerate(words) if word in RUNS or word.endswith("/run.py")), None)
     if at is None:
-        raise expected(
-            "--kernel", "a baseline that python -m cnn_engine.run wrote", baseline.command
-        )
+        raise expected(more[0], "a baseline that python -m cnn_engine.run wrote", baseline.command)
     kept, skip = [], False
     for word in words[at + 1 :]:
         if not skip and word.split("=")[0] not in OUTPUTS:
@@ -184,14 +188,13 @@ def _with_kernel(baseline: Result, kernel: str) -> Result:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "result.json"
         done = subprocess.run(
-            [sys.executable, "-m", "cnn_engine.run", *kept, "--kernel", kernel, "--quiet", "--json",
-             str(path)],
+            [sys.executable, "-m", "cnn_engine.run", *kept, *more, "--quiet", "--json", str(path)],
             stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False,
         )  # fmt: skip
         if done.returncode or not path.exists():
             last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-            raise InputError(f"--kernel {kernel}: {last.removeprefix('error: ')}")
-        return _load(str(path), kernel)
+            raise InputError(f"{said}: {last.removeprefix('error: ')}")
+        return _load(str(path), said)
 
 
 def _check_paths(paths: list[str], outputs: dict[str, str | None]) -> None:

@@ -21,7 +21,7 @@ from ..graph.graph import Graph, Node
 from ..graph.model import Model
 from ..graph.network import Network
 from ..workload import Dataset, Workload
-from . import arguments, fused, variants
+from . import arguments, fused, tuning, variants
 from .check import Check
 from .check import check as compare
 from .kernels import Kernel
@@ -33,6 +33,7 @@ from .pool import plan_bytes
 from .program import Program
 from .schedule import Schedule
 from .source import find, read_weights
+from .tuning import Tuner
 
 address_of = _cpu.address_of
 Conv2dOperands = _cpu.Conv2dOperands
@@ -72,6 +73,9 @@ class Engine:
         kernels: kernels of a user's own in the place of the engine's: as ``--kernel`` takes them
             (``"my.cu"``, ``"conv2:my.cu"``) or :class:`cnn_engine.Kernel`, each for all nodes of its
             operator that it can run; or a mapping from nodes or operators to either.
+        tune: measure the best few kernels of each node on this device, when a plan for a batch is first
+            built, and keep what was found in the user's cache; False: the kernels that the engine's model of
+            their costs names, always the same.
 
     Raises:
         InputError: an argument or a weights file is at fault.
@@ -92,11 +96,13 @@ class Engine:
         chunk: int | None = None,
         input_shape: Mapping[str, tuple[int, ...]] | None = None,
         kernels: Sequence[str | Kernel] | Mapping[str, str | Kernel] = (),
+        tune: bool = False,
     ) -> None:
         start = perf_counter()
         self._options = {
             "device": device, "variant": variant, "reduction": reduction, "dtype": dtype,
             "data_mode": data_mode, "threads": threads, "chunk": chunk, "kernels": kernels,
+            "tune": tune,
         }  # fmt: skip
         network = find(network, input_shape)
         self.workload = network if isinstance(network, Workload) else None
@@ -139,10 +145,13 @@ class Engine:
         # Chunks on several streams are each computed as resident data is.
         mode = "resident" if data_mode in ("auto", "stream") else data_mode
         placement = Placement(self.device, mode, self.threads)
+        chooses = self.choice.layered and self.choice.automatic and mode == "resident"
+        self._tune = tune
+        self._tuner = Tuner(self.device, dtype) if tune and chooses else None
         program = Program(
             self._graph, placement, self.choice, dtype, fuses=is_model,
             first=(self.network.batch, self._reads_pixels) if is_model else (1, True),
-            own=self.kernels,
+            own=self.kernels, tuner=self._tuner,
         )  # fmt: skip
         if program.channels_last:
             others = "channels_last and winograd where weights are constants"
@@ -432,6 +441,16 @@ class Engine:
             words.append(f"kernel: {kernel.name} runs {', '.join(nodes)}: named by --kernel")
         words += [f"kernel: not {name}: {why}" for name, why in placed.refused.items()]
         return found, words
+
+    def tuned(self, batch: int, dtype: Any = np.uint8) -> tuple[list[dict[str, Any]], list[str]]:
+        """Returns what tuning changed in a pass, as the JSON has it, and what there is to say of it."""
+        if not self._tune:
+            return [], []
+        if self._tuner is None:
+            return [], [f"tuning: nothing to choose in {self.choice.variant}, {self.data_mode}"]
+        program, pixels = self._plans.open(), np.dtype(dtype) == np.uint8
+        found = self._tuner.tuned(program, program.laid(batch, pixels), batch, pixels)
+        return tuning.told(found), [*self._tuner.notes, tuning.summary(found)]
 
     def check(self, images: np.ndarray) -> Check:
         """Compares the probabilities of ``images`` with the float64 reference's."""

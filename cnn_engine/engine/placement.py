@@ -84,6 +84,7 @@ def place(
     reduction: bool | None,
     on_device: bool = False,
     own: Mapping[str, Kernel] | None = None,
+    tuned: Mapping[str, Kernel] | None = None,
 ) -> Placed:
     """Chooses a place and a kernel for every node, and inserts the copies between them.
 
@@ -92,6 +93,7 @@ def place(
         reduction: whether sums are shared among lanes; None: what is fastest.
         on_device: whether the caller's inputs and outputs are memory of the device.
         own: node, or operator -> the kernel of a user's own that runs it, or all of them that it can.
+        tuned: node -> the kernel that was measured to be faster than the first that can run it.
 
     Raises:
         UnsupportedError: a node's operator has the variant, but it cannot run this node.
@@ -106,6 +108,7 @@ def place(
             return None
         wanted = placement.wants(kind)
         kernel = own_kernel(node, graph, wanted, own or {}, refused)
+        kernel = kernel or (tuned or {}).get(node.name)
         if kernel is not None:
             return kernel
         kernel, why = kernels.choose(node, graph, wanted, variant, reduction)

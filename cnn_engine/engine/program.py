@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +16,7 @@ from ..graph.onnx.weights import let_go
 from . import fused, storage
 from .kernels import Kernel
 from .placement import Placed, Placement, place
+from .tuning import Chosen, Tuner
 from .variants import Choice, has_tensor_cores
 
 
@@ -30,6 +31,7 @@ class Program:
         first: the batch that constants are loaded with, and whether its images are pixels.
         fuses: whether what follows a convolution may become part of it, as reports then show it.
         own: node, or operator -> a kernel of a user's own.
+        tuner: chooses kernels by measuring them, or None.
 
     Attributes:
         channels_last: whether images lie with their channels side by side between convolutions.
@@ -45,6 +47,7 @@ class Program:
         first: tuple[int, bool] = (1, True),
         fuses: bool = False,
         own: Mapping[str, Kernel] | None = None,
+        tuner: Tuner | None = None,
     ) -> None:
         self.graph_of = graph_of
         self.placement = placement
@@ -52,6 +55,7 @@ class Program:
         self.dtype = dtype
         self.first = first
         self.own = dict(own or {})
+        self.tuner: Tuner | Chosen | None = tuner
         self._fuses = fuses and (choice.automatic or choice.variant == "blocked")
         self.channels_last = (
             self._fuses
@@ -86,8 +90,23 @@ class Program:
         other.placement = replace(self.placement, threads=1)
         return other
 
+    def with_kernels(self, chosen: Chosen) -> Program:
+        """Returns the same program with these kernels for some of its nodes, in place of a tuner's."""
+        other = self.on(self.placement.device)
+        other.tuner = chosen
+        return other
+
     def placed(self, batch: int, pixels: bool, on_device: bool = False) -> Placed:
         """Returns the graph of a pass with a place and a kernel for every node."""
+        graph, variant = self.laid(batch, pixels), self.choice.variant
+        tuned = self.tuner.kernels(self, graph, batch, pixels) if self.tuner else {}
+        return place(
+            graph, self.placement, None if self.choice.automatic else variant, self.choice.reduction,
+            on_device, self.own, tuned,
+        )  # fmt: skip
+
+    def laid(self, batch: int, pixels: bool) -> Graph:
+        """Returns the graph of a pass, rewritten for the device, before its nodes have kernels."""
         graph = self.graph_of(batch, pixels)
         choice = self.choice
         if not choice.layered:
@@ -105,8 +124,7 @@ class Program:
                 graph = passes.round_operands(graph, self.dtype)
             if stores:
                 graph = storage.store_rounded(graph, self.dtype, kind)
-        variant = None if choice.automatic else choice.variant
-        return place(graph, self.placement, variant, choice.reduction, on_device, self.own)
+        return graph
 
     def _chain(self, graph: Graph, pixels: bool) -> Node:
         if pixels or not self.first[1]:
@@ -116,7 +134,12 @@ class Program:
         return fused.chain(graph, self.dtype, op.scale, op.offset)
 
     def load(self) -> None:
-        """Brings constants to where the kernels want them, before the first pass."""
+        """Brings constants to where the kernels want them, before the first pass.
+
+        With a tuner that is done for the batch of each plan: another batch may have other kernels.
+        """
+        if self.tuner is not None:
+            return
         placed = self.placed(*self.first)
         constants = placed.graph.constants
 
@@ -148,7 +171,7 @@ class Program:
     def prepared(self, graph: Graph, node: Node, kernel: Kernel) -> Any:
         """Returns what ``kernel`` made of the constants of ``node``."""
         constants = [graph.constants.get(name) for name in node.inputs]
-        key = node.name, kernel, tuple(map(id, constants))
+        key = node.name, kernel.prepare, tuple(map(id, constants))
         if key in self._prepared:
             return self._prepared[key][1]
         made = kernel.prepare(node, graph, self.device_of(kernel.device))
@@ -156,6 +179,15 @@ class Program:
         if getattr(made, "whole", True):
             self._prepared[key] = constants, made
         return made
+
+    def forget_prepared(self, known: Collection[tuple]) -> None:
+        """Frees what was prepared since :meth:`prepared_keys` returned ``known``."""
+        for key in self._prepared.keys() - known:
+            del self._prepared[key]
+
+    def prepared_keys(self) -> Collection[tuple]:
+        """Returns what stands for all that was prepared until now."""
+        return set(self._prepared)
 
     def device_of(self, where: str) -> Any:
         """Returns the device of a place."""

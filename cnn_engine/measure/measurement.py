@@ -126,7 +126,8 @@ def profile(
         notes=notes,
     )
     result.kernels, words = engine.own_kernels(size, found.dtype)
-    result.notes += words
+    result.tuned, more = engine.tuned(size, found.dtype)
+    result.notes += [*words, *more]
     load_average = environment.host_load()
     if settings.check:
         result.check = engine.check(found.array[:CHECK_IMAGES])

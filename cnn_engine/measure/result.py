@@ -325,6 +325,8 @@ class Result:
     notes: list[str] = field(default_factory=list)
     # Of a user's own: kernel, file, operator, target, nodes, computes.
     kernels: list[dict[str, Any]] = field(default_factory=list)
+    # Of --tune: node, kernel, form, instead_of, seconds, seconds_instead (of a call).
+    tuned: list[dict[str, Any]] = field(default_factory=list)
     timeline: list[TimelineEvent] = field(default_factory=list)  # of the first passes only
     timeline_total: int = 0  # events there would be of all passes
     extra_lines: list[str] = field(
@@ -372,6 +374,7 @@ class Result:
             "interrupted": self.interrupted,
             "notes": self.notes,
             "kernels": self.kernels,
+            "tuned": self.tuned,
             "extra_lines": self.extra_lines,
             "timeline": {
                 "total": self.timeline_total,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from ... import _cpu
@@ -104,17 +105,25 @@ class _Packed:
     buffer: Buffer
 
 
-def _pack(node: Node, graph: Graph, device: Any) -> _Packed:
-    how, shape = method(node, graph), shape_of(node, *graph.inputs_of(node)[:2])
+def _pack(node: Node, graph: Graph, device: Any, how: Any = None) -> _Packed:
+    how, shape = how or method(node, graph), shape_of(node, *graph.inputs_of(node)[:2])
     packed = device.allocate(4 * _cpu.conv2d_nhwc_packed(shape, how))
     weight = brought(graph.constants[node.inputs[1]], device)
     _cpu.conv2d_nhwc_pack(weight.address, packed.address, shape, how, 1)
     return _Packed(how, packed)
 
 
-def _workspace(node: Node, graph: Graph, device: Any, threads: int) -> int:
+def _workspace(node: Node, graph: Graph, device: Any, threads: int, how: Any = None) -> int:
     shape = shape_of(node, *graph.inputs_of(node)[:2])
-    return _cpu.conv2d_nhwc_workspace(shape, method(node, graph), threads)
+    return _cpu.conv2d_nhwc_workspace(shape, how or method(node, graph), threads)
+
+
+def _forms(node: Node, graph: Graph, device: Any) -> list[Kernel]:
+    """Returns a convolution in the ways that are not the one which its shape says."""
+    own = method(node, graph)
+    if own not in WINOGRAD:
+        return []
+    return [_FORMS[how] for how in (*WINOGRAD, _cpu.Conv2dMethod.direct) if how != own]
 
 
 def _make(call: Call) -> Bound:
@@ -160,7 +169,7 @@ def function_of(record: Any) -> tuple[Any, float, float]:
 def _conv2d(name: str, why_not: Any) -> Kernel:
     return Kernel(
         "conv2d_nhwc", name, "cpu", _make, why_not=why_not, prepare=_pack, packs=(1,),
-        workspace=_workspace, pitched=(None, 0, 3),
+        workspace=_workspace, pitched=(None, 0, 3), forms=_forms,
     )  # fmt: skip
 
 
@@ -205,3 +214,13 @@ ROWS = [
     ),
     Kernel("average_pool2d_nhwc", "channels_last", "cpu", make_pool, pitched=(None, 0)),
 ]
+
+_FORMS = {
+    how: replace(
+        ROWS[0],
+        form=how.name,
+        prepare=partial(_pack, how=how),
+        workspace=partial(_workspace, how=how),
+    )
+    for how in (*WINOGRAD, _cpu.Conv2dMethod.direct)
+}

@@ -107,6 +107,10 @@ def stored(value: Value | None) -> Any:
     return getattr(_cpu.Stored, (value.stored if value is not None else "") or "float32")
 
 
+def _no_forms(node: Node, graph: Graph, device: Any) -> Sequence[Kernel]:
+    return ()
+
+
 def _no_bytes(node: Node, graph: Graph, device: Any, threads: int) -> int:
     return 0
 
@@ -138,6 +142,10 @@ class Kernel:
             every plan.
         packs: the inputs that ``prepare`` takes up, constants that are not brought to the device otherwise;
             their addresses are 0. None: all.
+        form: what tells kernels of one name apart that run a node in different ways, such as the size of a
+            tile; empty where the kernel chooses for itself.
+        forms: returns the kernel in the forms that a node may also have on a device, those first that ought
+            to be fastest: what ``--tune`` measures beside the kernel itself.
         summary: one line for ``--help`` and the docs, where the name is a variant.
         file: of a kernel of a user's own, its path.
     """
@@ -160,6 +168,8 @@ class Kernel:
     rewrite: Callable[[Node, Graph], Sequence[Node] | None] = _never
     prepare: Callable[[Node, Graph, Any], Any] | None = None
     packs: tuple[int, ...] | None = None
+    form: str = ""
+    forms: Callable[[Node, Graph, Any], Sequence[Kernel]] = _no_forms
     summary: str = ""
     file: str | None = None
 

@@ -51,8 +51,12 @@ def read(name: str) -> bytes | None:
         return None
 
 
-def keep(name: str, data: bytes) -> None:
-    """Keeps ``data`` under ``name``, where that can be done; whole or not at all."""
+def keep(name: str, data: bytes) -> bool:
+    """Keeps ``data`` under ``name``, where that can be done, whole or not at all.
+
+    Returns:
+        Whether it is there for other processes, too.
+    """
     with contextlib.suppress(OSError):
         descriptor, temporary = tempfile.mkstemp(dir=folder())
         try:
@@ -62,3 +66,5 @@ def keep(name: str, data: bytes) -> None:
         except OSError:
             os.unlink(temporary)
             raise
+        return not (_made and folder() == _own())
+    return False
