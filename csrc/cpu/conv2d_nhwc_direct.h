@@ -22,6 +22,10 @@ constexpr std::int64_t kUnrolledFloats = 256 << 10;
 constexpr int kShortRow = 16;
 // Places of a run of a 1x1 convolution.
 constexpr int kRunRows = 96, kLeastRunRows = 24;
+// Of what a 1x1 convolution reads and writes: more leaves the second-level cache, and is asked for
+// a run ahead, where sums are long enough to do so beside them.
+constexpr std::int64_t kCachedFloats = 512 << 10;
+constexpr int kLongRow = 64;
 
 // Numbers of four bytes that hold so many channels of a place.
 constexpr int units(int channels) { return kPairs ? (channels + 1) / 2 : channels; }
@@ -171,6 +175,7 @@ inline void pointwise(const Direct& call, const Scratch& scratch, const Conv2dSh
   const int shares = split.shares;
   const std::int64_t cost = (places / split.tasks + 1) * p.c * filters / shares;
   const bool copies = kPairs || call.prologue.any();
+  const bool leaves_cache = p.c >= kLongRow && places * (p.c + p.k) > kCachedFloats;
   // A thread has all runs of its filters, or all filters of its runs; what is written out is used
   // for all shares of a run.
   const bool runs_inside = by_filters && !copies;
@@ -196,6 +201,14 @@ inline void pointwise(const Direct& call, const Scratch& scratch, const Conv2dSh
       }
       const int from = share_begin(filters, share, shares);
       const int to = share_begin(filters, share + 1, shares);
+      // Of the places that this body comes to next.
+      const std::int64_t next = index + 1 < end && run + 1 < split.tasks ? first + count : places;
+      const std::int64_t more = next + count < places ? count : places - next;
+      const auto rows_of = [&](const float* rows, int pitch, int size, Ahead* then) {
+        const bool asks = leaves_cache && rows && pitch == size;
+        const std::int64_t lines = asks ? more * pitch / kFilterGroup : 0;
+        return Ahead{asks ? rows + next * pitch : rows, lines, 0, lines > 0, then};
+      };
       for (int g = 0; g < p.groups; ++g) {
         Product product{&zero,
                         1,
@@ -210,7 +223,11 @@ inline void pointwise(const Direct& call, const Scratch& scratch, const Conv2dSh
         const float* residual = call.residual ? call.residual + first * call.pitches.residual +
                                                     std::int64_t{g} * filters
                                               : nullptr;
-        multiply_runs(product, from, to, epilogue_of(call, g, filters), [&](const auto& body) {
+        Ahead written = rows_of(call.output, call.pitches.y, p.k, nullptr);
+        Ahead added = rows_of(call.residual, call.pitches.residual, p.k, &written);
+        Ahead read = rows_of(call.input, call.pitches.x, p.c, &added);
+        const Epilogue epilogue = epilogue_of(call, g, filters);
+        multiply_runs(product, from, to, epilogue, &read, [&](const auto& body) {
           body(x + std::int64_t{g} * units(channels), y, residual, count);
         });
         call.activation.apply(y + from, call.pitches.y, count, to - from);
@@ -355,7 +372,8 @@ inline void banded(const Direct& call, const Scratch& scratch, const Conv2dShape
         const float* residual = call.residual ? call.residual + place * call.pitches.residual +
                                                     std::int64_t{g} * filters
                                               : nullptr;
-        multiply_runs(product, from, to, epilogue_of(call, g, filters), [&](const auto& body) {
+        const Epilogue epilogue = epilogue_of(call, g, filters);
+        multiply_runs(product, from, to, epilogue, nullptr, [&](const auto& body) {
           if (bands.unrolled) return body(x, y, residual, rows * out_w);
           for (int i = 0; i < rows; ++i) {
             const std::int64_t at = std::int64_t{i} * out_w;

@@ -180,23 +180,28 @@ struct NhwcTile {
   struct Ahead* ahead;    // what is brought to the second-level cache meanwhile
 };
 
-// Weights that come next, so many runs of lines: they are asked for while others are multiplied, a
-// line a product.
+// What comes next, so many runs of lines: they are asked for while others are multiplied, a line a
+// product. First weights, and then what is read and written after them.
 struct Ahead {
   const float* run;
   std::int64_t lines, step;  // of a run; from one to the next
   int runs;
+  Ahead* then = nullptr;
   std::int64_t asked = 0;
 
   // The next `count` lines, one after the other; null where all have been asked for.
   CNN_ENGINE_INLINE const float* take(std::int64_t count) {
-    if (runs <= 0) return nullptr;
-    const float* from = run + asked * kFilterGroup;
-    asked += count;
-    if (asked >= lines) {
-      asked = 0;
-      run += step;
-      --runs;
+    Ahead* at = this;
+    while (at->runs <= 0) {
+      at = at->then;
+      if (!at) return nullptr;
+    }
+    const float* from = at->run + at->asked * kFilterGroup;
+    at->asked += count;
+    if (at->asked >= at->lines) {
+      at->asked = 0;
+      at->run += at->step;
+      --at->runs;
     }
     return from;
   }
@@ -395,9 +400,10 @@ CNN_ENGINE_INLINE void multiply_rows(NhwcTile& tile, const NhwcTileFunction* fun
 }
 
 // Filters [begin, end), whose first is a group's first, for all runs of rows. runs(body) calls
-// body(x, y, residual or null, rows) for each, all pointing at channel and filter 0.
+// body(x, y, residual or null, rows) for each, all pointing at channel and filter 0. `then`: what
+// is asked for after weights, or null.
 template <typename Runs>
-void multiply_runs(const Product& p, int begin, int end, const Epilogue& epilogue,
+void multiply_runs(const Product& p, int begin, int end, const Epilogue& epilogue, Ahead* then,
                    const Runs& runs) {
   for (int part = 0; part < p.parts.count; ++part) {
     const int from = p.parts.first(part), channels = p.parts.first(part + 1) - from;
@@ -406,12 +412,12 @@ void multiply_runs(const Product& p, int begin, int end, const Epilogue& epilogu
     const auto ahead_of = [&](int k) {
       const bool same = k < end;
       const int at = same ? k : begin, i = same ? part : part + 1;
-      if (i == p.parts.count) return Ahead{nullptr, 0, 0, 0};
+      if (i == p.parts.count) return Ahead{nullptr, 0, 0, 0, then};
       const int groups = filter_groups(end - at), most = kNhwcVectors * kWide / kFilterGroup;
       return Ahead{p.weights + at / kFilterGroup * p.group_size() +
                        std::int64_t{p.parts.first(i)} * p.tap_count * kFilterGroup,
                    std::int64_t{p.parts.first(i + 1) - p.parts.first(i)} * p.tap_count,
-                   p.group_size(), groups < most ? groups : most};
+                   p.group_size(), groups < most ? groups : most, then};
     };
     for_filter_blocks(begin, end,
                       [&](int k, const NhwcTileFunction* functions, int most, int valid) {
