@@ -10,8 +10,6 @@ A network may be the path of an ONNX file too: then its logits are compared with
 
 from __future__ import annotations
 
-import json
-import shlex
 import shutil
 import statistics
 import sys
@@ -28,10 +26,9 @@ from cnn_engine.devices import threads as thread_counts
 from cnn_engine.errors import InputError, UnsupportedError
 from cnn_engine.graph import reference
 from cnn_engine.graph.onnx import load
-from cnn_engine.io.files import atomic_write, check_writable, write_text
 from cnn_engine.measure import environment
 
-from . import models
+from . import models, record
 from .cpu_contestants import DTYPES, Contestant, onnxruntime_on, openvino_on
 from .cpu_peers import describe_machine, take_turns
 from .models_worker import error_of, images_name, logits_name
@@ -370,9 +367,7 @@ def parser() -> cli.ArgumentParser:
     p.add_argument(
         "--limit", type=float, default=900, metavar="SECONDS", help="of an export; default: 900"
     )
-    p.add_argument("--json", metavar="PATH", help="writes what was found")
-    p.add_argument("--markdown", metavar="PATH", help="writes tables")
-    p.add_argument("--chart", metavar="PATH", help="writes a chart, as PNG")
+    record.add_options(p, "json", "markdown", "chart")
     return p
 
 
@@ -383,29 +378,11 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _main(arguments: list[str] | None) -> int:
     options = parser().parse_args(arguments)
-    for name in ("json", "markdown", "chart"):
-        if getattr(options, name):
-            check_writable(getattr(options, name), f"--{name}")
-    watch = environment.Stopwatch()
-    document: dict[str, Any] = {
-        "schema": "cnn_engine.cpu_models/1",
-        "command": shlex.join(["python", "-m", "benchmarks.cpu_models", *(arguments or sys.argv[1:])]),
-        "environment": describe_machine(),
-        "load": environment.host_load(),
-        "left_out": {}, "rows": [], "layers": [], "memory": None,
-    }  # fmt: skip
-    peaks: list[float] = []
-
-    def write() -> None:
-        stamped = document | watch.stamp() | {"fma_peak_flops": statistics.median(peaks)}
-        if options.json:
-            write_text(options.json, json.dumps(stamped, indent=1) + "\n")
-        if options.markdown:
-            write_text(options.markdown, markdown(stamped))
-        if options.chart:
-            with atomic_write(options.chart, "wb") as file:
-                draw(stamped, file)
-
+    found = record.Record(
+        "cpu_models", options, arguments, environment=describe_machine(), load=environment.host_load(),
+        left_out={}, rows=[], layers=[], memory=None,
+    )  # fmt: skip
+    document, peaks = found.document, []
     with tempfile.TemporaryDirectory() as top:
         for name in options.networks:
             folder = Path(top) / "network"
@@ -418,13 +395,14 @@ def _main(arguments: list[str] | None) -> int:
                     )  # fmt: skip
                     peaks.append(peak)
                     document["rows"] += [asdict(row) for row in rows]
+                    document["fma_peak_flops"] = statistics.median(peaks)
                     _show(rows)
             if exported.name == SHOWN:
                 document["layers"] = layers(exported, 1)
                 task = {"file": exported.path, "threads": 1, "batch": 1}
                 document["memory"] = models.child("resident", task, options.limit, "resident")
                 print(_memory(document))
-            write()
+            found.write(markdown, draw)
             shutil.rmtree(folder)
     return cli.DONE
 

@@ -1,6 +1,6 @@
 """Our CPU variants beside OpenVINO, ONNX Runtime and PyTorch, in one run, with the FMA peak measured in it.
 
-    python -m benchmarks.cpu_peers --output results
+    python -m benchmarks.cpu_peers --json cpu_peers.json --markdown cpu_peers.md
 
 Every contestant has the same images and the same weights and is compared with float64 before it is timed.
 For a batch and a number of threads all take turns, one sample each a round (A B C A B C), so that what
@@ -13,14 +13,11 @@ do not count. Libraries that are not installed are left out with a line that say
 from __future__ import annotations
 
 import argparse
-import json
-import shlex
 import statistics
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 import numpy as np
 
@@ -31,10 +28,10 @@ from cnn_engine.engine.check import LIMITS
 from cnn_engine.errors import InputError, UnsupportedError
 from cnn_engine.graph import reference
 from cnn_engine.io import weights as weight_files
-from cnn_engine.io.files import atomic_write
 from cnn_engine.measure import environment
 from cnn_engine.report import units
 
+from . import record
 from .cpu_contestants import MAKERS, Contestant, Task
 
 #: Times the limit of ours: the largest |probability - float64's| with which a library is timed.
@@ -85,7 +82,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument(
         "--only", help="contestants whose names hold one of these words, with commas between"
     )
-    p.add_argument("--output", type=Path, help="a folder for cpu_peers.json and cpu_peers.md")
+    record.add_options(p, "json", "markdown")
     return p
 
 
@@ -258,8 +255,6 @@ def describe_machine() -> dict:
 def main(arguments: list[str] | None = None) -> int:
     """Runs the command; returns its exit code."""
     options = parser().parse_args(arguments)
-    if options.output is not None and not options.output.is_dir():
-        raise InputError(f"--output: expected an existing folder, found none at {options.output}")
     chosen = workload.get(options.network)
     network = chosen.network
     if options.weights == "random":
@@ -275,22 +270,12 @@ def main(arguments: list[str] | None = None) -> int:
         options.data, None if options.data != "synthetic" else max(options.batch)
     )
     records = np.ascontiguousarray(images.images)
-    watch = environment.Stopwatch()
-    document = {
-        "schema": 1,
-        "command": shlex.join(
-            ["python", "-m", "benchmarks.cpu_peers", *(arguments or sys.argv[1:])]
-        ),
-        "load": environment.host_load(),
-        **watch.stamp(),
-        "environment": describe_machine(),
-        "network": network.name,
-        "flops_per_image": network.flops(1),
-        "data": f"{images.name}, {images.source}",
-        "weights": str(options.weights),
-        "left_out": {},
-        "rows": [],
-    }
+    found = record.Record(
+        "cpu_peers", options, arguments, load=environment.host_load(), environment=describe_machine(),
+        network=network.name, flops_per_image=network.flops(1), data=f"{images.name}, {images.source}",
+        weights=str(options.weights), left_out={}, rows=[],
+    )  # fmt: skip
+    document = found.document
     peaks = []
     for threads in options.threads:
         for batch in options.batch:
@@ -307,13 +292,7 @@ def main(arguments: list[str] | None = None) -> int:
                     flush=True,
                 )
     document["fma_peak_flops"] = statistics.median(peaks)
-    document |= watch.stamp()
-    if options.output is not None:
-        with atomic_write(options.output / "cpu_peers.json") as file:
-            json.dump(document, file, indent=1)
-            file.write("\n")
-        with atomic_write(options.output / "cpu_peers.md") as file:
-            file.write(markdown(document))
+    found.write(markdown)
     return cli.DONE
 
 
