@@ -1,4 +1,5 @@
 // The module cnn_engine._cpu: shapes (used by both devices), CPU operators, instruction sets.
+#include "bindings/built.h"
 #include "bindings/no_gil.h"
 #include "bindings/operators.h"
 #include "cpu/kernels.h"
@@ -59,8 +60,8 @@ PYBIND11_MODULE(_cpu, module) {
   py::object named = py::str("cnn_engine._cpu");
   module.attr("address_of") = py::reinterpret_steal<py::object>(
       PyCFunction_NewEx(&address_of_method, nullptr, named.ptr()));
-  module.attr("commit") = CNN_ENGINE_COMMIT;
-  module.attr("compiler") = CNN_ENGINE_CXX_COMPILER;
+  module.attr("commit") = kCommit;
+  module.attr("compiler") = kCompiler;
   module.def(
       "instruction_sets",
       [] {
