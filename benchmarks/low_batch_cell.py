@@ -47,12 +47,16 @@ def floor_s(graph: Graph, dtype: str) -> float:
     return max(weights * ITEM[dtype] / BYTES_PER_S, flops / FLOPS_PER_S[dtype]) + deepest * WAIT_S
 
 
+#: What is said of what was not done in time; compilers make other errors of it.
+LATE = "not done in the time that there was"
+
+
 @contextmanager
 def at_most(seconds: float) -> Iterator[None]:
     """Ends what takes longer with TimeoutError; in the main thread alone."""
 
     def late(*_: object) -> None:
-        raise TimeoutError("not done in the time that there was")
+        raise TimeoutError(LATE)
 
     if seconds <= 0:
         late()
@@ -103,7 +107,7 @@ class Group:
                         self.torch.compile(peer, images)
             except Exception as error:  # it has no common base
                 name = "JAX" if peer == "jax" else next(iter(self.torch.names(peer)))
-                missing[name] = who.reason(error)
+                missing[name] = LATE if LATE in str(error) else who.reason(error)
 
     def same_bits(self, batch: int) -> None:
         """Sees whether passes give the same bits, alone and beside another engine's."""

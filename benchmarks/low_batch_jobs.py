@@ -6,6 +6,7 @@ hardly at all. Nothing is measured before every process is ready or was told to 
 
 from __future__ import annotations
 
+import logging
 import math
 import multiprocessing
 import os
@@ -78,6 +79,7 @@ def part(cells: Sequence[Cell], which: int, parts: int) -> list[Cell]:
 def _serve(cells: list[Cell], options: Any, folder: str, seconds: float, pipe: Connection) -> None:
     """A process of its own: makes cells ready, says so, and measures those that it is told."""
     until = perf_counter() + seconds
+    logging.disable(logging.CRITICAL)  # compilers write pages where they are told to stop
     with suppress(EOFError, BrokenPipeError, KeyboardInterrupt):
         try:
             model = who.Model(cells[0].network, None, Path(folder), options.device)

@@ -47,9 +47,11 @@ def _timed(document: Mapping[str, Any]) -> tuple[list[Row], dict[tuple, list[Row
 
 def summary(document: Mapping[str, Any]) -> str:
     """Such as "Ahead in 3 of 4 cells."; cells without any peer count for neither."""
-    ours, _ = _timed(document)
+    ours, peers = _timed(document)
     beside = [row for row in ours if "ratio" in row]
-    return f"Ahead in {sum(row['ratio'] > 1 for row in beside)} of {len(beside)} cells."
+    said = f"Ahead in {sum(row['ratio'] > 1 for row in beside)} of {len(beside)} cells"
+    alone = sum(not any("compile" in peer["name"] for peer in peers[_cell(row)]) for row in beside)
+    return f"{said}; in {alone} of them torch.compile took no part." if alone else f"{said}."
 
 
 def goal(row: Row, peers: Sequence[Row]) -> tuple[str, bool] | None:

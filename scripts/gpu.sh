@@ -16,8 +16,9 @@
 # comes after it torchvision and timm. On a machine with four GPUs and 64 cores, in less than 520 s:
 #
 #   for i in 0 1 2 3; do
-#     CUDA_VISIBLE_DEVICES=$i SHARD=$((i + 1))/4 taskset -c $((16 * i))-$((16 * i + 15)) scripts/gpu.sh low-batch &
+#     CUDA_VISIBLE_DEVICES=$i SHARD=$((i + 1))/4 timeout 520 taskset -c $((16 * i))-$((16 * i + 15)) scripts/gpu.sh low-batch &
 #   done; wait
+#   python3 -m benchmarks.low_batch --merge "$OUT"/low-batch-?.json --json low.json --markdown low.md --chart low.png
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export OUT="${OUT:-gpu-results}"

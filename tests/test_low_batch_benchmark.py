@@ -60,7 +60,7 @@ def document():
 
 def test_tables_name_the_best_peer_and_what_is_behind():
     text = pages.markdown(document())
-    assert "Ahead in 1 of 2 cells." in text
+    assert "Ahead in 1 of 2 cells; in 2 of them torch.compile took no part." in text
     assert "| resnet18 | float16 | 1 | 0.100 | 0.360 PyTorch graph | 3.60 | yes |" in text
     assert "| resnet18 | tf32 | 1 | 0.100 | 0.050 PyTorch graph | 0.50 | **no** |" in text
     assert "| 20% | 1.0e-03, 0.90 |" in text
@@ -72,6 +72,15 @@ def test_tables_name_the_best_peer_and_what_is_behind():
     assert "Left out: torch.compile of resnet18, no compiler" in text
     assert "Goals reached: 0 of 1." in text
     assert "| resnet18 | float16 | 1 | 0.080 ms | 0.100 | no |" in text
+
+
+def test_the_summary_counts_what_was_compiled():
+    found = document()
+    for dtype in ("float16", "tf32"):
+        one = row(name="torch.compile default, channels last", ours=False, dtype=dtype)
+        found["rows"].append(one)
+    assert pages.summary(found) == "Ahead in 1 of 2 cells."
+    assert pages.summary(found | {"rows": []}) == "Ahead in 0 of 0 cells."
 
 
 def test_goals_are_of_time_or_of_a_peer():
