@@ -2,7 +2,8 @@
 
 Trains CIFAR-10's network with each of two seeds on one GPU and on two, with the same batches in the same
 order, and compares the loss curves: between one GPU and two they may differ as seeds do. Then images/s with
-large batches. Writes data_parallel.json, README.md and a chart; what was done is in the JSON as runs end.
+large batches. Writes data_parallel.json, README.md and a chart; what was done is in the JSON as runs end, and
+the same command goes on with what is missing.
 """
 
 from __future__ import annotations
@@ -25,6 +26,9 @@ from .ensemble_faults import mpirun
 
 SEEDS = (0, 1)
 
+#: What tells runs apart.
+JOB = ("ranks", "seed", "batch", "epochs")
+
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs all; returns the exit code."""
@@ -43,10 +47,11 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     options.output.mkdir(parents=True, exist_ok=True)
     path = options.output / "data_parallel.json"
-    rows: list[dict[str, Any]] = []
+    rows = json.loads(path.read_text("utf-8"))["rows"] if path.is_file() else []
+    done = {tuple(row[key] for key in JOB) for row in rows}
     jobs = [(ranks, seed, options.batch, options.epochs) for seed in SEEDS for ranks in (1, 2)]
     jobs += [(ranks, 0, batch, options.fast_epochs) for batch in options.fast for ranks in (1, 2)]
-    for ranks, seed, batch, epochs in jobs:
+    for ranks, seed, batch, epochs in (job for job in jobs if job not in done):
         rows.append(run(options, ranks, seed, batch, epochs))
         shown = {key: value for key, value in rows[-1].items() if key not in ("log", "environment")}
         print(shown, flush=True)

@@ -6,6 +6,8 @@ import json
 import os
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import infer_inputs
@@ -17,7 +19,8 @@ import pytest
 from cnn_engine import Engine, infer
 from cnn_engine import __main__ as doors
 from cnn_engine.devices import threads
-from cnn_engine.infer import command, local, readers, shards
+from cnn_engine.errors import InputError
+from cnn_engine.infer import command, local, readers, shards, sources
 
 ENGINE = Engine("cifar10", device="cpu", threads=1)
 COMMON = ["--device", "cpu", "--workers", "1", "--no-ceilings"]
@@ -297,6 +300,77 @@ def test_a_truncated_array_names_what_is_missing(images, tmp_path, capsys):
     assert run(tmp_path / "in", "--output", tmp_path / "out") == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "expected 153,728 bytes, as its header says, found 153,718" in line
+
+
+class _Slots:
+    """Memory for chunks of arrays of so many images, kept."""
+
+    def __init__(self, size):
+        self.size, self.made = size, []
+
+    def __call__(self):
+        self.made.append(np.zeros((self.size, 3, 32, 32), np.uint8))
+        return self
+
+    def images(self, dtype):
+        return self.made[-1]
+
+
+def test_arrays_are_read_in_parts_while_the_next_chunk_is_begun(images, tmp_path, monkeypatch):
+    monkeypatch.setattr(readers, "READ_BYTES", 10_000)  # a chunk is 70 of them
+    held, read_at = threading.Event(), readers._read_at
+
+    def waiting(*words):
+        assert held.wait(30)
+        return read_at(*words)
+
+    monkeypatch.setattr(readers, "_read_at", waiting)
+    paths = [tmp_path / "a.npy", tmp_path / "b.npy"]
+    for path, some in zip(paths, (images[:150], images[150:]), strict=True):
+        np.save(path, some)
+    pieces = [shards.Piece("npy", str(path), 0, 150, 1) for path in paths]
+    slots = _Slots(230)  # the first chunk is of both files
+    wanted = sources.Wanted((3, 32, 32), {})
+    found = list(readers.chunks(pieces, slots.size, wanted, slots))
+    assert [len(chunk) for chunk in found] == [230, 70]
+    assert not any(array.any() for array in slots.made)
+    held.set()
+    assert all(chunk.finish_reading() is not None for chunk in found)
+    assert np.array_equal(slots.made[0], images[:230])
+    assert np.array_equal(slots.made[1][:70], images[230:])
+
+
+def test_nothing_reads_into_memory_that_is_given_back(images, tmp_path, monkeypatch):
+    monkeypatch.setattr(readers, "READ_BYTES", 10_000)
+    done, read_at = [], readers._read_at
+
+    def slow(*words):
+        time.sleep(0.01)
+        done.append(read_at(*words))
+        return done[-1]
+
+    monkeypatch.setattr(readers, "_read_at", slow)
+    paths = [tmp_path / "a.npy", tmp_path / "b.npy"]
+    for path in paths:
+        np.save(path, images)
+    pieces = [shards.Piece("npy", str(path), 0, 300, 1) for path in paths]
+    np.save(paths[1], images[:200])  # since it was planned
+    with pytest.raises(InputError, match="expected 300 images as planned"):
+        list(readers.chunks(pieces, 1000, sources.Wanted((3, 32, 32), {}), _Slots(1000)))
+    assert len(done) == -(
+        -images.nbytes // 10_000
+    )  # of the first file: all ended before it was told
+
+    np.save(paths[1], images)
+    slots = _Slots(600)
+    (chunk,) = readers.chunks(pieces, 1000, sources.Wanted((3, 32, 32), {}), slots)
+    assert chunk.finish_reading() is not None
+    assert np.array_equal(slots.made[0][300:], images)
+    done.clear()
+    (chunk,) = readers.chunks(pieces, 1000, sources.Wanted((3, 32, 32), {}), slots)
+    os.truncate(paths[0], 50_000)  # while it is read
+    with pytest.raises(InputError, match="bytes more, found its end"):
+        chunk.finish_reading()
 
 
 def test_another_model_or_other_settings_are_refused(images, tmp_path, capsys):

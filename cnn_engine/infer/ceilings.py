@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from itertools import count, cycle, islice
 from time import perf_counter, process_time, thread_time
 from typing import Any
@@ -75,7 +77,10 @@ def _chunks(
 def _sample(settings: Settings, slots: list[Slot], shards: list[Shard]) -> list[Chunk]:
     """Returns a chunk for each slot: of files to decode, or of images in it."""
     free = iter(slots)
-    return list(islice(_chunks(settings, shards, lambda: next(free)), len(slots)))
+    sample = list(islice(_chunks(settings, shards, lambda: next(free)), len(slots)))
+    for chunk in sample:
+        chunk.finish_reading()
+    return sample
 
 
 def _forever(chunks: list[Chunk], step: Callable[[Chunk], int]) -> Iterator[tuple[int, int]]:
@@ -85,9 +90,22 @@ def _forever(chunks: list[Chunk], step: Callable[[Chunk], int]) -> Iterator[tupl
 
 
 def _read(engine, decoder, settings, slots, shards, seconds, attempt):
-    turn = cycle(slots)  # one alone might stay in a cache
-    endless = _chunks(settings, cycle(shards), lambda: next(turn))
-    return _timed(((len(chunk), chunk_bytes(chunk)) for chunk in endless), seconds)
+    def steps() -> Iterator[tuple[int, int]]:
+        turn = cycle(slots)  # one alone might stay in a cache
+        before: deque[Chunk] = deque()
+        try:
+            for chunk in _chunks(settings, cycle(shards), lambda: next(turn)):
+                before.append(chunk)
+                if len(before) == len(slots):  # as in a run, the next have begun
+                    done = before.popleft()
+                    done.finish_reading()
+                    yield len(done), chunk_bytes(done)
+        finally:
+            for chunk in before:
+                chunk.finish_reading()
+
+    with closing(steps()) as reading:
+        return _timed(reading, seconds)
 
 
 def _decode(engine, decoder, settings, slots, shards, seconds, attempt):

@@ -90,6 +90,7 @@ class Pipeline:
         engine: that computes.
         decoder: of images that come as files.
         settings: for all shards.
+        slots: memory that is there already.
         done: called with (shard, record or None, (kind, message) or None, seconds) when a shard ends.
     """
 
@@ -98,13 +99,16 @@ class Pipeline:
         engine: Any,
         decoder: Decoder,
         settings: Settings,
+        slots: list[Slot],
         done: Callable[[Shard, Record | None, tuple[str, str] | None, float], None],
     ) -> None:
         self._engine, self._decoder, self._settings, self._done = engine, decoder, settings, done
         self.stages = {name: Stage() for name in STAGES}
         self.images = self.errors = 0  # written
         self._slots: queue.Queue[Slot] = queue.Queue()
-        self._made = 0
+        for slot in slots:
+            self._slots.put(slot)
+        self._made = len(slots)
         self._making = threading.Lock()
         self._jobs: queue.Queue[Job] = queue.Queue()
         self._read: queue.Queue = queue.Queue(READ_AHEAD)
@@ -133,12 +137,11 @@ class Pipeline:
     # ---- the stages ----
 
     def _read_loop(self) -> None:
-        stage = self.stages["read"]
         while True:
             job = self._jobs.get()
             waited = 0.0
             begin = perf_counter()
-            taken: list[Slot] = []  # by a chunk that is still being read
+            taken: list[Slot] = []  # by a chunk that is still being made
 
             def slot(taken: list[Slot] = taken) -> Slot:
                 nonlocal waited
@@ -152,11 +155,8 @@ class Pipeline:
                 for chunk in readers.chunks(
                     pieces, self._settings.batch, self._settings.wanted, slot
                 ):
-                    stage.seconds += perf_counter() - begin - waited
-                    stage.images += len(chunk)
-                    stage.bytes += chunk_bytes(chunk)
                     taken.clear()
-                    self._read.put((job, chunk))
+                    self._read.put((job, chunk, begin + waited, perf_counter()))
                     begin, waited = perf_counter(), 0.0
                     if job.failed:
                         break
@@ -164,13 +164,25 @@ class Pipeline:
                 job.failed = job.failed or _failure(error)
                 for found in taken:
                     self._slots.put(found)
-            self._read.put((job, _END))
+            self._read.put((job, _END, 0.0, 0.0))
 
     def _begin_loop(self) -> None:
         """Begins to decode a chunk while the one before it is decoded, so that no thread waits at its end."""
+        stage, last = self.stages["read"], 0.0
         while True:
-            job, chunk = self._read.get()
+            job, chunk, begin, end = self._read.get()
             finish = None
+            if chunk is not _END:
+                try:
+                    end = chunk.finish_reading() or end
+                    stage.images += len(chunk)
+                    stage.bytes += chunk_bytes(chunk)
+                except Exception as error:
+                    job.failed = job.failed or _failure(error)
+                    end = perf_counter()
+                # The next chunk may have been begun before this one was read.
+                stage.seconds += max(end - max(begin, last), 0.0)
+                last = max(end, last)
             begin = perf_counter()
             if chunk is not _END and not job.failed:
                 if chunk.slot is None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import tarfile
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice
+from itertools import islice, pairwise
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -59,6 +60,7 @@ class Chunk:
         encoded: bytes of each file, until they are decoded; None for arrays.
         errors: position -> what is wrong with that image.
         dtype: of the images in the slot.
+        reading: parts that are still being read into the slot; see :meth:`finish_reading`.
     """
 
     slot: Slot | None
@@ -67,15 +69,28 @@ class Chunk:
     encoded: list[bytes] | None = None
     errors: dict[int, str] = field(default_factory=dict)
     dtype: str = "uint8"
+    reading: list[Future] = field(default_factory=list)
 
     def __len__(self) -> int:
         return self.count
+
+    def finish_reading(self) -> float | None:
+        """Waits for all of the chunk to be read; returns when it was, None if it was when it was made.
+
+        Raises:
+            InputError, OSError: see :func:`chunks`; nothing reads into the slot any more.
+        """
+        parts, self.reading = self.reading, []
+        wait(parts)
+        return max((part.result() for part in parts), default=None)
 
 
 def chunks(
     pieces: list[Piece], size: int, wanted: Wanted, slot: Callable[[], Slot]
 ) -> Iterator[Chunk]:
     """Yields the images of ``pieces``, which are of one kind, in chunks of ``size`` and one of what is left.
+
+    Arrays may be read while the next chunk is begun: :meth:`Chunk.finish_reading` waits for them.
 
     Args:
         slot: returns memory for a chunk of arrays; it may wait until there is some.
@@ -242,23 +257,29 @@ def _array_chunks(
     current: Slot | None = None
     parts: list[Callable[[], tuple[Any, np.ndarray]]] = []
     errors: dict[int, str] = {}
-    for piece in pieces:
-        read = _ARRAYS[piece.kind](piece, wanted)
-        next(read)  # opens it
-        at = 0
-        while at < piece.images:
-            if current is None:
-                current, filled, parts, errors = slot(), 0, [], {}
-            count = min(size - filled, piece.images - at)
-            target = current.images(dtype)[filled : filled + count]
-            names, found, faults = read.send(target)
-            parts.append(partial(_part, piece.path, piece.first + at, count, names, found))
-            errors.update({filled + position: what for position, what in faults.items()})
-            at, filled, done = at + count, filled + count, done + count
-            if filled == size or done == total:
-                yield Chunk(current, filled, partial(_joined, parts), None, errors, dtype)
-                current = None
-        read.close()
+    reading: list[Future] = []
+    try:
+        for piece in pieces:
+            read = _ARRAYS[piece.kind](piece, wanted)
+            next(read)  # opens it
+            at = 0
+            while at < piece.images:
+                if current is None:
+                    current, filled, parts, errors, reading = slot(), 0, [], {}, []
+                count = min(size - filled, piece.images - at)
+                target = current.images(dtype)[filled : filled + count]
+                names, found, faults, begun = read.send(target)
+                reading += begun
+                parts.append(partial(_part, piece.path, piece.first + at, count, names, found))
+                errors.update({filled + position: what for position, what in faults.items()})
+                at, filled, done = at + count, filled + count, done + count
+                if filled == size or done == total:
+                    columns = partial(_joined, parts)
+                    yield Chunk(current, filled, columns, None, errors, dtype, reading)
+                    current, reading = None, []
+            read.close()
+    finally:
+        wait(reading)  # of a chunk that was not made whole
 
 
 def _part(
@@ -311,8 +332,9 @@ def numbered(path: str, first: int, count: int) -> Any:
     return pa.concat_arrays(parts)
 
 
-#: What one ``send`` of an array reader gives: ids or None, labels or None, and faults by position.
-Part = tuple[Any, np.ndarray | None, dict[int, str]]
+#: What one ``send`` of an array reader gives: ids or None, labels or None, faults by position, and what still
+#: reads.
+Part = tuple[Any, np.ndarray | None, dict[int, str], list[Future]]
 
 
 def _read_into(file: Any, target: np.ndarray, path: str) -> None:
@@ -325,30 +347,23 @@ def _read_into(file: Any, target: np.ndarray, path: str) -> None:
         done += count
 
 
-#: Bytes that are worth a thread of their own, and threads that read one chunk at most: a GPU takes more bytes
-#: a second than one thread copies from the system's cache.
+#: Bytes that are worth a thread of their own, and threads that read: a GPU takes more bytes a second than one
+#: thread copies from the system's cache.
 READ_BYTES, READ_THREADS = 16 << 20, 8
 
 _reading = ThreadPoolExecutor(READ_THREADS, "read-part")
 
 
-def _read_at(file: Any, target: np.ndarray, offset: int, path: str) -> None:
-    """Fills ``target`` from byte ``offset`` on."""
-    view = memoryview(target).cast("B")
-    parts = min(max(len(view) // READ_BYTES, 1), READ_THREADS)
-    bounds = [len(view) * part // parts for part in range(parts + 1)]
-
-    def read(begin: int, end: int) -> None:
-        while begin < end:
-            count = os.preadv(file.fileno(), [view[begin:end]], offset + begin)
+def _read_at(path: str, view: memoryview, offset: int) -> float:
+    """Fills ``view`` from byte ``offset`` of a file on; returns when it was full."""
+    with open(path, "rb", buffering=0) as file:
+        done = 0
+        while done < len(view):
+            count = os.preadv(file.fileno(), [view[done:]], offset + done)
             if not count:
-                raise expected(path, f"{end - begin:,} bytes more", "its end")
-            begin += count
-
-    if parts == 1:
-        read(0, len(view))
-    else:
-        list(_reading.map(read, bounds[:-1], bounds[1:]))
+                raise expected(path, f"{len(view) - done:,} bytes more", "its end")
+            done += count
+    return perf_counter()
 
 
 def _npy(piece: Piece, wanted: Wanted) -> Iterator[Part]:
@@ -357,12 +372,17 @@ def _npy(piece: Piece, wanted: Wanted) -> Iterator[Part]:
         found = f"{dtype} {list(shape)}"
         raise expected(piece.path, f"{piece.first + piece.images:,} images as planned", found)
     at = offset + piece.first * int(np.prod(shape[1:])) * dtype.itemsize
-    with open(piece.path, "rb", buffering=0) as file:
-        target = yield None
-        while True:
-            _read_at(file, target, at, piece.path)
-            at += target.nbytes
-            target = yield None, None, {}
+    target = yield None
+    while True:
+        view = memoryview(target).cast("B")
+        count = -(-len(view) // READ_BYTES)
+        bounds = [len(view) * part // count for part in range(count + 1)]
+        begun = [
+            _reading.submit(_read_at, piece.path, view[begin:end], at + begin)
+            for begin, end in pairwise(bounds)
+        ]
+        at += len(view)
+        target = yield None, None, {}, begun
 
 
 def _cifar(piece: Piece, wanted: Wanted) -> Iterator[Part]:
@@ -373,7 +393,7 @@ def _cifar(piece: Piece, wanted: Wanted) -> Iterator[Part]:
             records = np.empty((len(target), CIFAR_RECORD), np.uint8)
             _read_into(file, records, piece.path)
             target.reshape(len(target), -1)[...] = records[:, 1:]
-            target = yield None, records[:, 0].astype(np.int64), {}
+            target = yield None, records[:, 0].astype(np.int64), {}, []
 
 
 def _idx(piece: Piece, wanted: Wanted) -> Iterator[Part]:
@@ -394,7 +414,7 @@ def _idx(piece: Piece, wanted: Wanted) -> Iterator[Part]:
             _read_into(file, target, piece.path)
             some = None if labels is None else labels[at : at + len(target)]
             at += len(target)
-            target = yield None, some, {}
+            target = yield None, some, {}, []
 
 
 def _parquet_arrays(piece: Piece, wanted: Wanted) -> Iterator[Part]:
@@ -434,7 +454,7 @@ def _parquet_arrays(piece: Piece, wanted: Wanted) -> Iterator[Part]:
             labels.append(some[begin : begin + count])
             at, begin, filled = at + count, begin + count, filled + count
             if filled == len(target):
-                target = yield pa.concat_arrays(ids), np.concatenate(labels), faults
+                target = yield pa.concat_arrays(ids), np.concatenate(labels), faults, []
                 filled, ids, labels, faults = 0, [], [], {}
     raise InputError(f"{piece.path}: expected more rows")
 

@@ -27,7 +27,8 @@ from ..workload import get, of_model
 from . import ceilings, memory, packages
 from .decoding import Decoder
 from .output import Record
-from .pipeline import Pipeline, Settings
+from .pipeline import SLOTS, Pipeline, Settings
+from .readers import Slot
 from .shards import Shard
 from .sources import Wanted
 
@@ -82,6 +83,34 @@ class Worker:
         if self.top is not None and self.top > network.classes:
             raise expected("--top", f"at most {network.classes}, the network's classes", self.top)
         self.pipeline: Pipeline | None = None
+        self._slots = self._warm()
+
+    def _warm(self) -> list[Slot]:
+        """Returns the pipeline's memory after a first pass: on a GPU both take long the first time."""
+        if self.engine.device.kind != "cuda":
+            return []
+        floats = ["float32"] if self._normalises or "uint8" not in self._reads else []
+        pixels = ["uint8"] if self._normalises or not floats else []
+        slots = [Slot(self.engine, self.batch) for _ in range(SLOTS)]
+        for slot in slots:
+            for dtype in (*floats, *pixels):
+                slot.images(dtype)
+        images = slots[0].images((*floats, *pixels)[0])
+        images[...] = 0
+        self.engine.predict(images, batch=self.batch, out=slots[0].rows)
+        return slots
+
+    @property
+    def _normalises(self) -> bool:
+        return self._preprocess is not None and self._preprocess.normalises
+
+    @property
+    def _reads(self) -> list[str]:
+        """What images the network reads."""
+        network = self.engine.network
+        if isinstance(network, Model):
+            return [network.base.inputs[0].dtype]
+        return ["uint8", "float32"]
 
     def _batch(self, named: int | None) -> int:
         network = self.engine.network
@@ -92,7 +121,7 @@ class Worker:
         if named is not None:
             return named
         image = int(np.prod(network.input_shape))
-        if self._preprocess is not None and self._preprocess.normalises:
+        if self._normalises:
             image *= 1 + 4  # the pixels, and float32 of them
         return min(
             self.engine.batch_size(None, 1 << 20),
@@ -103,8 +132,6 @@ class Worker:
         """Returns what the engine turned out to be, for the parent's settings and checks."""
         engine = self.engine
         network, choice = engine.network, engine.choice
-        is_model = isinstance(network, Model)
-        reads = [network.base.inputs[0].dtype] if is_model else ["uint8", "float32"]
         described = environment.describe(engine.device)
         for name in ("pyarrow", "pillow", "simplejpeg", "onnx"):
             described["versions"][name] = environment.package_version(name)
@@ -125,8 +152,8 @@ class Worker:
             "batch": self.batch,
             "classes": network.classes,
             "shape": list(network.input_shape),
-            "reads": reads,
-            "normalises": self._preprocess is not None and self._preprocess.normalises,
+            "reads": self._reads,
+            "normalises": self._normalises,
             "preprocess": None if self._preprocess is None else str(self._preprocess),
             "decoder": self.decoder.name,
             "environment": described,
@@ -138,7 +165,7 @@ class Worker:
             Path(message["folder"]), Path(message["temporary"]), message["run"], self.batch,
             self.top, self.wanted,
         )  # fmt: skip
-        self.pipeline = Pipeline(self.engine, self.decoder, self.settings, self._ended)
+        self.pipeline = Pipeline(self.engine, self.decoder, self.settings, self._slots, self._ended)
         threading.Thread(target=self._beat, args=(threading.Event(),), daemon=True).start()
 
     def handle(self, message: Message) -> None:

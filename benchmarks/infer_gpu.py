@@ -1,0 +1,254 @@
+"""infer on the GPUs of one machine: ``python -m benchmarks.infer_gpu --data DIR --output DIR``.
+
+Ten and forty million images of 32x32 as arrays by CIFAR-10's network, and 100,000 JPEGs of 500x375 by
+torchvision's ResNet-50, on one GPU and on two, with 16 CPUs each. Each run's report is appended to
+``runs.jsonl`` as it ends, so that what was done stays; the same command goes on with what is missing. Needs
+the extras ``infer`` and ``export``, and torchvision.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from cnn_engine import cli
+from cnn_engine.report import units
+
+#: Images in a file of arrays, of which there are more names.
+ARRAY_IMAGES = 1_000_000
+
+#: Different JPEGs that are made, in so many tars, which have more names.
+JPEGS, TARS = 2_000, 10
+
+CPUS_A_GPU = 16
+
+
+@dataclass(frozen=True)
+class Run:
+    """What is run.
+
+    Attributes:
+        images: arrays where there are so many that they are a multiple of :data:`ARRAY_IMAGES`, else JPEGs.
+        gpus: that it may use, with :data:`CPUS_A_GPU` CPUs each.
+        workers: a number or ``auto``.
+    """
+
+    images: int
+    gpus: int
+    workers: str = "auto"
+
+    @property
+    def arrays(self) -> bool:
+        return self.images % ARRAY_IMAGES == 0
+
+    def __str__(self) -> str:
+        return f"{'arrays' if self.arrays else 'jpegs'}-{self.images}-{self.gpus}-{self.workers}"
+
+
+RUNS = [
+    Run(1_000_000, 2), Run(10_000_000, 1), Run(10_000_000, 2), Run(40_000_000, 1), Run(40_000_000, 2),
+    Run(40_000_000, 2, "4"), Run(100_000, 2), Run(100_000, 1),
+]  # fmt: skip
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs what is missing; returns 1 if a run failed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "--data", type=Path, required=True, metavar="DIR", help="what is made goes there"
+    )
+    parser.add_argument("--output", type=Path, required=True, metavar="DIR")
+    parser.add_argument("--runs", nargs="*", default=[str(run) for run in RUNS])
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--seconds", type=float, default=1e9, help="begin no run after so many")
+    options = parser.parse_args(arguments)
+    end = time.monotonic() + options.seconds
+    options.output.mkdir(parents=True, exist_ok=True)
+    path = options.output / "runs.jsonl"
+    rows = (
+        [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+        if path.is_file()
+        else []
+    )
+    done = {row["run"] for row in rows}
+    for run in (parsed(name) for name in options.runs):
+        if str(run) in done or time.monotonic() > end:
+            continue
+        make(options.data, run)
+        row = measured(options, run)
+        rows.append(row)
+        with path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+        print(run, row.get("images_per_s") or row.get("error"), row.get("working_s"), flush=True)
+    (options.output / "README.md").write_text(page(rows), "utf-8")
+    return cli.CHECK_FAILED if any("error" in row for row in rows) else cli.DONE
+
+
+def parsed(name: str) -> Run:
+    """Returns the run of that name."""
+    _, images, gpus, workers = name.split("-")
+    return Run(int(images), int(gpus), workers)
+
+
+def folder_of(data: Path, run: Run) -> Path:
+    """Returns the folder of the run's images."""
+    return data / f"{'arrays' if run.arrays else 'jpegs'}-{run.images}"
+
+
+def make(data: Path, run: Run) -> None:
+    """Makes the run's images, under many names, and its model, where they are not there."""
+    folder = folder_of(data, run)
+    if folder.is_dir():
+        return
+    data.mkdir(parents=True, exist_ok=True)
+    if run.arrays:
+        first = data / "images.npy"
+        if not first.is_file():
+            images = np.lib.format.open_memmap(first, "w+", np.uint8, (ARRAY_IMAGES, 3, 32, 32))
+            parts = np.array_split(images, os.cpu_count() or 1)
+            with ThreadPoolExecutor() as pool:
+                list(pool.map(fill, parts, range(len(parts))))
+            images.flush()
+        names = [(first, f"part-{number:03d}.npy") for number in range(run.images // ARRAY_IMAGES)]
+    else:
+        tars = make_tars(data)
+        times = run.images // JPEGS
+        names = [(path, f"{path.stem}-{n:03d}.tar") for n in range(times) for path in tars]
+        model = data / "resnet50.onnx"
+        if not model.is_file():
+            subprocess.run([sys.executable, "-m", "cnn_engine.export", "torchvision.models:resnet50",
+                            "--output", str(model)], check=True, stdout=subprocess.DEVNULL)  # fmt: skip
+    folder.mkdir()
+    for source, name in names:
+        os.link(source, folder / name)
+
+
+def fill(images: np.ndarray, seed: int) -> None:
+    """Fills ``images`` with random pixels."""
+    flat = images.reshape(-1)
+    flat[...] = np.frombuffer(np.random.default_rng(seed).bytes(flat.size), np.uint8)
+
+
+def make_tars(data: Path) -> list[Path]:
+    """Returns tars of JPEGs of 500x375, made where they are not there."""
+    paths = [data / f"jpegs-{number}.tar" for number in range(TARS)]
+    if not paths[-1].is_file():
+        with ThreadPoolExecutor() as pool:
+            files = list(pool.map(jpeg, range(JPEGS)))
+        for number, path in enumerate(paths):
+            with tarfile.open(path, "w") as archive:
+                for at in range(number, JPEGS, TARS):
+                    member = tarfile.TarInfo(f"{at:06d}.jpg")
+                    member.size = len(files[at])
+                    archive.addfile(member, io.BytesIO(files[at]))
+    return paths
+
+
+def jpeg(seed: int) -> bytes:
+    """Returns a JPEG of 500x375, smooth with noise, of about 86 kB."""
+    generator = np.random.default_rng(seed)
+    coarse = Image.fromarray(generator.integers(0, 256, (12, 16, 3), np.uint8))
+    fine = np.asarray(coarse.resize((500, 375), Image.Resampling.BICUBIC)).astype(np.int16)
+    noise = generator.integers(-12, 13, fine.shape, np.int16)
+    stream = io.BytesIO()
+    Image.fromarray(np.clip(fine + noise, 0, 255).astype(np.uint8)).save(stream, "JPEG", quality=90)
+    return stream.getvalue()
+
+
+def measured(options: argparse.Namespace, run: Run) -> dict[str, Any]:
+    """Returns the run's row: its report, or what went wrong."""
+    words = [
+        sys.executable, "-m", "cnn_engine.infer", str(folder_of(options.data, run)), "--device",
+        options.device, "--workers", run.workers, "--quiet",
+    ]  # fmt: skip
+    if run.arrays:
+        words += ["--shard-size", "1GiB"]
+    else:
+        model = str(options.data / "resnet50.onnx")
+        words += [
+            "--model",
+            model,
+            "--preprocess",
+            "imagenet",
+            "--top",
+            "5",
+            "--shard-size",
+            "32MiB",
+        ]
+    cpus = sorted(os.sched_getaffinity(0))[: run.gpus * CPUS_A_GPU]
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0,1").split(",")[: run.gpus]
+    environment = dict(os.environ, CUDA_VISIBLE_DEVICES=",".join(visible))
+    with tempfile.TemporaryDirectory(dir=options.data) as name:
+        report = Path(name, "report.json")
+        words += ["--output", str(Path(name, "rows")), "--json", str(report)]
+        words = ["taskset", "-c", ",".join(map(str, cpus)), *words]
+        about = {"run": str(run), **asdict(run), "cpus": len(cpus)}
+        try:
+            done = subprocess.run(
+                words, env=environment, capture_output=True, text=True, timeout=300
+            )
+        except subprocess.TimeoutExpired:
+            return {**about, "error": "not done after 300 s"}
+        if done.returncode:
+            last = (done.stderr.strip().splitlines() or ["no word"])[-3:]
+            return {**about, "error": f"exit code {done.returncode}: {' / '.join(last)}"}
+        document = json.loads(report.read_text("utf-8"))
+        shutil.rmtree(Path(name, "rows"))
+    document["environment"].pop("host", None)
+    return {**about, **{key: document[key] for key in KEPT}}
+
+
+#: Of a run's report.
+KEPT = (
+    "command", "environment", "settings", "workers", "threads", "device_name", "decoder", "cores", "images",
+    "errors", "input_bytes", "output_bytes", "shards", "retries", "restarts", "planning_s", "working_s",
+    "duration_s", "images_per_s", "peak_bytes_a_worker", "stages", "ceilings", "bound_by", "efficiency",
+)  # fmt: skip
+
+
+def page(rows: list[dict[str, Any]]) -> str:
+    """Returns the table as Markdown."""
+    lines = [
+        "| input | GPUs | workers | images/s | of as many times one GPU | working, s | read | decode | "
+        "copy | compute | write | all on the CPUs | bound by | of its ceiling | peak a worker, GB |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    good = [row for row in rows if "error" not in row]
+    alone = {row["images"]: row["images_per_s"] for row in good if row["gpus"] == 1}
+    for row in rows:
+        if "error" in row:
+            lines.append(f"| {row['run']} | failed: {row['error'][:200]} |")
+            continue
+        one = alone.get(row["images"])
+        share = units.percent(row["images_per_s"] / (row["gpus"] * one)) if one else ""
+        ceilings = " | ".join(
+            units.number(row["ceilings"][name]["images_per_s"]) if name in row["ceilings"] else ""
+            for name in ("read", "decode", "copy", "compute", "write", "cores")
+        )
+        kind = "arrays" if row["run"].startswith("arrays") else "JPEGs"
+        lines.append(
+            f"| {row['images']:,} {kind} | {row['gpus']} | {row['workers']} | "
+            f"{units.number(row['images_per_s'])} | {share} | {row['working_s']:.1f} of "
+            f"{row['duration_s']:.1f} | {ceilings} | {row['bound_by']} | "
+            f"{units.percent(row['efficiency'])} | {row['peak_bytes_a_worker'] / 1e9:.3f} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
