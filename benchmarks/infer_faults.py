@@ -1,8 +1,9 @@
-"""What infer leaves behind when it is disturbed: ``python -m benchmarks.infer_faults --output FOLDER``.
+"""What infer leaves behind when it is disturbed: ``python -m benchmarks.infer_faults --work FOLDER``.
 
 Each fault strikes a run at a random moment. Then what can be mended is, the same command is run once more,
-and every file is compared with those of an undisturbed run, byte by byte. Needs psutil; faults of Ray need
-Ray, and a full disk is a small file system that only root can mount.
+and every file is compared with those of an undisturbed run, byte by byte. What was tried is written after
+each try; ``--add`` goes on from there. Needs psutil; faults of Ray need Ray, and a full disk is a small file
+system that only root can mount.
 """
 
 from __future__ import annotations
@@ -19,13 +20,17 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
 
+from cnn_engine import cli
 from cnn_engine.devices.cpu import CpuDevice
 from cnn_engine.measure import environment
 from cnn_engine.workload import get
+
+from . import record
 
 ROOT = Path(__file__).resolve().parents[1]
 TIMEOUT_S = 300
@@ -243,64 +248,44 @@ def _when_there(process: subprocess.Popen, name: str) -> None:
         time.sleep(0.1)
 
 
-def corrupt_jpegs(stand: Stand, repeats: int) -> dict[str, object]:
-    """Breaks a random image, each time; its row alone may differ."""
+def corrupt_jpeg(stand: Stand, output: Path) -> tuple[int, bool]:
+    """Breaks a random image; returns the exit code and whether its row alone differs, in two runs."""
     import pyarrow.parquet as pq
 
-    good = 0
-    for number in range(repeats):
-        path = stand.random.choice(sorted(stand.inputs.glob("*.tar")))
-        whole = path.read_bytes()
-        broken = bytearray(whole)
-        starts = [at for at in range(0, len(whole), 512) if whole[at : at + 3] == b"\xff\xd8\xff"]
-        at = stand.random.choice(starts)
-        broken[at : at + 3] = b"bad"
-        path.write_bytes(broken)
-        output = stand.folder / f"corrupt-{number}"
-        try:
-            codes = [end(stand.start(output)), end(stand.start(output))]
-        finally:
-            path.write_bytes(whole)
-        differ = [name for name, data in contents(output).items() if data != stand.wanted.get(name)]
-        rows = pq.read_table(output).to_pylist()
-        reference = pq.read_table(stand.folder / "undisturbed").to_pylist()
-        pairs = list(zip(rows, reference, strict=True))
-        wrong = [row for row, wanted in pairs if row != wanted]
-        good += (
-            codes == [0, 0]
-            and len(differ) == len(wrong) == 1
-            and wrong[0]["probabilities"] is None
-            and wrong[0]["error"].startswith("expected an image")
-        )
-        shutil.rmtree(output)
-    return {
-        "fault": CORRUPT,
-        "times": repeats,
-        "exit_codes": {"0": repeats},
-        "identical": good,
-    }
+    path = stand.random.choice(sorted(stand.inputs.glob("*.tar")))
+    whole = path.read_bytes()
+    broken = bytearray(whole)
+    starts = [at for at in range(0, len(whole), 512) if whole[at : at + 3] == b"\xff\xd8\xff"]
+    at = stand.random.choice(starts)
+    broken[at : at + 3] = b"bad"
+    path.write_bytes(broken)
+    try:
+        codes = [end(stand.start(output)), end(stand.start(output))]
+    finally:
+        path.write_bytes(whole)
+    differ = [name for name, data in contents(output).items() if data != stand.wanted.get(name)]
+    rows, reference = (
+        pq.read_table(folder).to_pylist() for folder in (output, stand.folder / "undisturbed")
+    )
+    wrong = [row for row, wanted in zip(rows, reference, strict=True) if row != wanted]
+    good = (
+        codes == [0, 0]
+        and len(differ) == len(wrong) == 1
+        and wrong[0]["probabilities"] is None
+        and wrong[0]["error"].startswith("expected an image")
+    )
+    return codes[0], good
 
 
-def strike(stand: Stand, name: str, repeats: int) -> dict[str, object]:
-    """Runs one fault so many times; returns how the runs ended and how many were mended by one more."""
+def mended(stand: Stand, name: str, output: Path) -> tuple[int, bool]:
+    """Lets a fault strike; returns the exit code and whether one more run gives what none had disturbed."""
     fault, allowed = FAULTS[name]
-    codes: dict[str, int] = {}
-    identical = 0
-    for number in range(repeats):
-        output = stand.folder / f"fault-{number}"
-        code = fault(stand, output)
-        codes[str(code)] = codes.get(str(code), 0) + 1
-        again = end(stand.start(output))
-        same = contents(output) == stand.wanted and not list(output.glob("_run/temporary/*/*"))
-        if again == 0 and same and (code in allowed or allowed == (-1,)):
-            identical += 1
-        else:
-            print(
-                f"{name}: run {number}: exit codes {code} and {again}, identical: {same}",
-                flush=True,
-            )
-        shutil.rmtree(output)
-    return {"fault": name, "times": repeats, "exit_codes": codes, "identical": identical}
+    code = fault(stand, output)
+    again = end(stand.start(output))
+    same = contents(output) == stand.wanted and not list(output.glob("_run/temporary/*/*"))
+    if not same or again:
+        print(f"{name}: exit codes {code} and {again}, identical: {same}", flush=True)
+    return code, again == 0 and same and (code in allowed or allowed == (-1,))
 
 
 def stand_in(folder: Path, images: int, tars: int, seed: int) -> Stand:
@@ -316,58 +301,73 @@ def stand_in(folder: Path, images: int, tars: int, seed: int) -> Stand:
     return stand
 
 
-def main() -> int:
+def main(arguments: list[str] | None = None) -> int:
     """Runs the faults; returns 0 if one more run mended each."""
+    return cli.run(_main, arguments)
+
+
+def _main(arguments: list[str] | None) -> int:
+    names = (*FAULTS, CORRUPT)
     p = argparse.ArgumentParser(description=__doc__)
-    p.add_argument("--output", required=True, help="a folder for infer_faults.json and .md")
     p.add_argument("--work", required=True, help="a new folder for the runs")
     p.add_argument("--repeats", type=int, default=20)
     p.add_argument("--images", type=int, default=12_000)
     p.add_argument("--tars", type=int, default=40)
     p.add_argument("--seed", type=int, default=0)
-    p.add_argument("--only", action="append", help="a fault's name; may be given again")
-    options = p.parse_args()
-    load = environment.host_load()
+    p.add_argument("--only", action="append", choices=names, help="may be given again")
+    p.add_argument("--add", action="store_true", help="to the tries in --json's file")
+    record.add_options(p, "json", "markdown")
+    options = p.parse_args(arguments)
+    found = record.Record(
+        "infer_faults", options, arguments, environment=environment.describe(CpuDevice()),
+        commands=[], faults=[],
+    )  # fmt: skip
+    document = found.document
+    document["environment"].pop("host", None)
+    if options.add and options.json and Path(options.json).exists():
+        known = json.loads(Path(options.json).read_text())
+        document |= {key: known[key] for key in ("commands", "faults")}
     stand = stand_in(Path(options.work), options.images, options.tars, options.seed)
-    rows: list[dict[str, object]] = []
-    names = [name for name in (*FAULTS, CORRUPT) if not options.only or name in options.only]
-    for name in names:
-        if name == CORRUPT:
-            rows.append(corrupt_jpegs(stand, options.repeats))
-        else:
-            rows.append(strike(stand, name, options.repeats))
-        print(rows[-1], flush=True)
-        write(Path(options.output), options, stand, load, rows)
-    return 0 if all(row["identical"] == row["times"] for row in rows) else 1
-
-
-def write(
-    output: Path,
-    options: argparse.Namespace,
-    stand: Stand,
-    load: float | None,
-    rows: list[dict[str, object]],
-) -> None:
-    """Writes what is known so far, as JSON and as a table."""
-    document = {
-        "command": " ".join(["python", "-m", "benchmarks.infer_faults", *sys.argv[1:]]),
-        "written": environment.now(),
-        "environment": environment.describe(CpuDevice()),
-        "load_average": [load, environment.host_load()],
-        "images": options.images,
-        "tars": options.tars,
-        "shards": len(stand.wanted),
+    ran: dict[str, Any] = {
+        "command": document.pop("command"),
+        "commit": document["environment"]["commit"],
+        "started": found.watch.started,
         "run_s": stand.seconds,
-        "faults": rows,
+        "load_average": [environment.host_load()] * 2,
     }
-    output.mkdir(parents=True, exist_ok=True)
-    (output / "infer_faults.json").write_text(json.dumps(document, indent=1) + "\n")
+    document["commands"].append(ran)
+    rows = {row["fault"]: row for row in document["faults"]}
+    good = True
+    for name in (name for name in names if name in (options.only or names)):
+        row = rows.setdefault(
+            name, {"fault": name, "times": 0, "exit_codes": {}, "as_undisturbed": 0}
+        )
+        for number in range(options.repeats):
+            output = stand.folder / f"fault-{number}"
+            if name == CORRUPT:
+                code, same = corrupt_jpeg(stand, output)
+            else:
+                code, same = mended(stand, name, output)
+            shutil.rmtree(output)
+            row["times"] += 1
+            row["exit_codes"][str(code)] = row["exit_codes"].get(str(code), 0) + 1
+            row["as_undisturbed"] += same
+            good = good and same
+            ran["load_average"] = [ran["load_average"][0], environment.host_load()]
+            document["faults"] = list(rows.values())
+            found.write(page)
+        print(row, flush=True)
+    return cli.DONE if good else cli.CHECK_FAILED
+
+
+def page(document: dict[str, Any]) -> str:
+    """Returns the tries as a table."""
     lines = ["| fault | times | exit codes of the disturbed run | one more run: files identical |",
              "|---|---|---|---|"]  # fmt: skip
-    for row in rows:
+    for row in document["faults"]:
         codes = ", ".join(f"{code}: {count}" for code, count in sorted(row["exit_codes"].items()))
-        lines.append(f"| {row['fault']} | {row['times']} | {codes} | {row['identical']} |")
-    (output / "infer_faults.md").write_text("\n".join(lines) + "\n")
+        lines.append(f"| {row['fault']} | {row['times']} | {codes} | {row['as_undisturbed']} |")
+    return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":

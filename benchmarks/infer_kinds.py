@@ -1,4 +1,4 @@
-"""infer on every kind of input: ``python -m benchmarks.infer_kinds --output FOLDER --work FOLDER``.
+"""infer on every kind of input: ``python -m benchmarks.infer_kinds --work FOLDER --json PATH``.
 
 The same images as arrays and as JPEGs, in as many shards of each kind; every row is compared with the bits
 that ``Engine.predict`` gives, and the throughput is put beside the measured ceilings.
@@ -20,10 +20,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from PIL import Image
 
-from cnn_engine import Engine
+from cnn_engine import Engine, cli
 from cnn_engine.measure import environment
 from cnn_engine.report import units
 from cnn_engine.workload import get
+
+from . import record
 
 ROOT = Path(__file__).resolve().parents[1]
 KINDS = ("npy", "cifar", "parquet-uint8", "parquet-bytes", "tar", "image")
@@ -104,7 +106,7 @@ def page(document: dict) -> str:
         f"{document['images']:,} images of 32x32 made from real ones, in {document['shards']} shards a kind, "
         f"CIFAR-10's network; {about['cpu']} ({about['cpu_instruction_set']}), {cores} CPUs without a GPU;",
         f"`{document['command']}`,",
-        f"commit {about['commit']}, {document['written']} ([all figures](infer_kinds.json)).",
+        f"commit {about['commit']}, {document['started']} ([all figures](infer_kinds.json)).",
         "",
         "`local-1` is one worker with a thread for each CPU, `local-2` two that share them, `ray-2` two",
         "actors of Ray, which has its own processes beside them. All rows are compared with the bits of",
@@ -127,10 +129,13 @@ def page(document: dict) -> str:
     return "\n".join(lines) + "\n"
 
 
-def main() -> int:
+def main(arguments: list[str] | None = None) -> int:
     """Runs every kind with every engine; returns 0 if all rows were the engine's."""
+    return cli.run(_main, arguments)
+
+
+def _main(arguments: list[str] | None) -> int:
     p = argparse.ArgumentParser(description=__doc__)
-    p.add_argument("--output", required=True, help="a folder for infer_kinds.json and README.md")
     p.add_argument("--work", required=True, help="a new folder for data and rows")
     p.add_argument("--data", help="CIFAR-10 images, as run --data takes them (default: synthetic)")
     p.add_argument("--images", type=int, default=60_000)
@@ -138,7 +143,12 @@ def main() -> int:
     p.add_argument(
         "--engine", action="append", help="local-1, local-2 or ray-2; may be given again"
     )
-    options = p.parse_args()
+    record.add_options(p, "json", "markdown")
+    options = p.parse_args(arguments)
+    rows: list[dict] = []
+    kept = record.Record(
+        "infer_kinds", options, arguments, images=options.images, shards=options.shards, rows=rows
+    )
     work = Path(options.work)
     images = real_images(options.data, options.images)
     files = []
@@ -151,7 +161,6 @@ def main() -> int:
         decoded[at] = np.asarray(Image.open(io.BytesIO(data))).transpose(2, 0, 1)
     with Engine("cifar10", device="cpu") as engine:
         wanted = {False: engine.predict(images), True: engine.predict(decoded)}
-    rows = []
     for kind in KINDS:
         make(kind, work / kind, images, files, options.shards)
         for name in options.engine or ("local-1", "local-2", "ray-2"):
@@ -174,21 +183,12 @@ def main() -> int:
                 }
             )  # fmt: skip
             print({key: value for key, value in rows[-1].items() if key != "ceilings"}, flush=True)
-    document = {
-        "command": " ".join(["python", "-m", "benchmarks.infer_kinds", *sys.argv[1:]]),
-        "written": environment.now(),
-        "environment": {k: v for k, v in found["environment"].items() if k != "host"},
-        "images": options.images,
-        "shards": options.shards,
-        "rows": rows,
-    }
-    output = Path(options.output)
-    output.mkdir(parents=True, exist_ok=True)
-    (output / "infer_kinds.json").write_text(json.dumps(document, indent=1) + "\n")
-    text = page(document)
-    (output / "README.md").write_text(text, "utf-8")
-    print(text)
-    return 0 if all(row["equal"] for row in rows) else 1
+            kept.document["environment"] = {
+                key: value for key, value in found["environment"].items() if key != "host"
+            }
+            kept.write(page)
+    print(page(kept.stamped()))
+    return cli.DONE if all(row["equal"] for row in rows) else cli.CHECK_FAILED
 
 
 if __name__ == "__main__":
