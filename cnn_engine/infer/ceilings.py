@@ -22,6 +22,9 @@ from .shards import Shard, pieces_of
 
 STAGES = ("read", "decode", "copy", "compute", "write")
 
+#: Stages at once, as in a run, since they share the machine's memory.
+TOGETHER = "read and copy"
+
 
 def measure(
     engine: Any,
@@ -90,6 +93,12 @@ def _forever(chunks: list[Chunk], step: Callable[[Chunk], int]) -> Iterator[tupl
 
 
 def _read(engine, decoder, settings, slots, shards, seconds, attempt):
+    return _reading(settings, slots, shards, seconds, lambda chunk: None)
+
+
+def _reading(settings, slots, shards, seconds, then: Callable[[Chunk], None]) -> dict[str, Any]:
+    """Reads into one slot after the other, and does what follows with each chunk while others are read."""
+
     def steps() -> Iterator[tuple[int, int]]:
         turn = cycle(slots)  # one alone might stay in a cache
         before: deque[Chunk] = deque()
@@ -99,6 +108,7 @@ def _read(engine, decoder, settings, slots, shards, seconds, attempt):
                 if len(before) == len(slots):  # as in a run, the next have begun
                     done = before.popleft()
                     done.finish_reading()
+                    then(done)
                     yield len(done), chunk_bytes(done)
         finally:
             for chunk in before:
@@ -106,6 +116,16 @@ def _read(engine, decoder, settings, slots, shards, seconds, attempt):
 
     with closing(steps()) as reading:
         return _timed(reading, seconds)
+
+
+def _read_and_copy(engine, decoder, settings, slots, shards, seconds, attempt):
+    sample = next(_chunks(settings, shards, lambda: slots[0]), None)
+    if engine.device.kind != "cuda" or sample is None or sample.encoded is not None:
+        return _timed(iter(()), seconds)
+    sample.finish_reading()
+    with engine.device.context:
+        copy = _copier(engine, settings, sample.dtype)
+        return _reading(settings, slots, shards, seconds, copy)
 
 
 def _decode(engine, decoder, settings, slots, shards, seconds, attempt):
@@ -135,22 +155,27 @@ def _decoded(decoder, settings, slots, shards) -> list[Chunk]:
     return sample
 
 
+def _copier(engine, settings, dtype: str) -> Callable[[Chunk], int]:
+    """Returns what copies a chunk's images to the GPU, and waits for it; it returns their bytes."""
+    import cupy
+
+    target = cupy.empty((settings.batch, *engine.network.input_shape), dtype)
+
+    def copy(chunk: Chunk) -> int:
+        images = chunk.slot.images(chunk.dtype)[: len(chunk)]
+        target[: len(chunk)].set(images)
+        cupy.cuda.get_current_stream().synchronize()
+        return images.nbytes
+
+    return copy
+
+
 def _copy(engine, decoder, settings, slots, shards, seconds, attempt):
     if engine.device.kind != "cuda":
         return _timed(iter(()), seconds)
-    import cupy
-
     sample = _decoded(decoder, settings, slots, shards)
     with engine.device.context:
-        target = cupy.empty((settings.batch, *engine.network.input_shape), sample[0].dtype)
-
-        def step(chunk: Chunk) -> int:
-            images = chunk.slot.images(chunk.dtype)[: len(chunk)]
-            target[: len(chunk)].set(images)
-            cupy.cuda.get_current_stream().synchronize()
-            return images.nbytes
-
-        return _timed(_forever(sample, step), seconds)
+        return _timed(_forever(sample, _copier(engine, settings, sample[0].dtype)), seconds)
 
 
 def _compute(engine, decoder, settings, slots, shards, seconds, attempt):
@@ -188,7 +213,6 @@ def _write(engine, decoder, settings, slots, shards, seconds, attempt):
                     left = images - file.rows
                     some = min(left, len(ids))
                     file.add(ids[:some], slot.rows[:some], labels[:some], {})
-                    file.write()
                     if some == left:
                         break
                 record = file.commit()
@@ -215,4 +239,5 @@ _MEASURES = {
     "copy": _copy,
     "compute": _compute,
     "write": _write,
+    TOGETHER: _read_and_copy,
 }

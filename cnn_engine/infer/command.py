@@ -342,11 +342,11 @@ class _Run:
         return found
 
     def _measure(self, shards: list[Shard]) -> None:
-        from .ceilings import STAGES
+        from .ceilings import STAGES, TOGETHER
 
         seconds = min(max(CEILING_SHARE * self._working_s, LEAST_CEILING_S), CEILING_S)
         try:
-            for stage in STAGES if shards else ():
+            for stage in (*STAGES, TOGETHER) if shards else ():
                 self._ceilings[stage] = self._supervisor.measure(stage, shards, seconds)
         except CnnEngineError as error:
             self._display.note(f"ceilings: not measured: {error}")

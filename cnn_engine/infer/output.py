@@ -115,10 +115,7 @@ class ShardFile:
                 raise
 
     def add(self, ids: Any, rows: np.ndarray, labels: Any, errors: dict[int, str]) -> None:
-        """Takes ``rows``, float32 [N, classes], which may be overwritten afterwards; a bad image has none.
-
-        They are written by :meth:`write` and :meth:`commit`.
-        """
+        """Writes ``rows``, float32 [N, classes], which are the file's from now on; a bad image has none."""
         pa = packages.arrow()
         count = len(ids)
         bad = None
@@ -127,7 +124,7 @@ class ShardFile:
             mask[list(errors)] = True
             bad = pa.array(mask)
         if self._top is None:
-            numbers = [(np.array(rows, np.float32, copy=True), self._classes)]
+            numbers = [(rows, self._classes)]
         else:
             numbers = [(array, self._top) for array in best(rows, self._top)]
         lists = [
@@ -143,9 +140,6 @@ class ShardFile:
         self._waiting += count
         self.rows += count
         self.errors += len(errors)
-
-    def write(self) -> None:
-        """Writes what makes whole row groups."""
         if self._waiting >= self._group:
             self._write(last=False)
 

@@ -29,7 +29,10 @@ from .sources import Wanted
 READ_AHEAD, SLOTS = 2, 4
 
 #: Files that are written at a time: writing one is the work of one thread, and less than a GPU computes.
-WRITERS = 4
+WRITERS = 6
+
+#: Bytes of rows that may wait for each writer: those of a file come all at once, and then the next file's.
+WAITING_BYTES = 32 << 20
 
 STAGES = ("read", "decode", "compute", "write")
 
@@ -91,6 +94,7 @@ class Pipeline:
         decoder: of images that come as files.
         settings: for all shards.
         slots: memory that is there already.
+        computed: called with a shard of which nothing is left but to write its rows.
         done: called with (shard, record or None, (kind, message) or None, seconds) when a shard ends.
     """
 
@@ -100,9 +104,11 @@ class Pipeline:
         decoder: Decoder,
         settings: Settings,
         slots: list[Slot],
+        computed: Callable[[Shard], None],
         done: Callable[[Shard, Record | None, tuple[str, str] | None, float], None],
     ) -> None:
-        self._engine, self._decoder, self._settings, self._done = engine, decoder, settings, done
+        self._engine, self._decoder, self._settings = engine, decoder, settings
+        self._on_computed, self._on_done = computed, done
         self.stages = {name: Stage() for name in STAGES}
         self.images = self.errors = 0  # written
         self._slots: queue.Queue[Slot] = queue.Queue()
@@ -114,7 +120,9 @@ class Pipeline:
         self._read: queue.Queue = queue.Queue(READ_AHEAD)
         self._decoding: queue.Queue = queue.Queue(1)  # the next beside the one that is waited for
         self._decoded: queue.Queue = queue.Queue(SLOTS)
-        self._computed: list[queue.Queue] = [queue.Queue(SLOTS) for _ in range(WRITERS)]
+        rows_bytes = 4 * settings.batch * engine.network.classes
+        waiting = max(WAITING_BYTES // rows_bytes, SLOTS)
+        self._computed: list[queue.Queue] = [queue.Queue(waiting) for _ in range(WRITERS)]
         self._next_writer = itertools.cycle(self._computed)
         self._counting = threading.Lock()  # what several writers count
         model = engine.network
@@ -213,15 +221,26 @@ class Pipeline:
         stage = self.stages["compute"]
         while True:
             job, chunk = self._decoded.get()
-            if chunk is not _END and not job.failed:
+            if chunk is _END:
+                self._on_computed(job.shard)
+                job.computed.put((job, chunk, None))
+                continue
+            rows = None
+            if not job.failed:
                 begin = perf_counter()
                 try:
                     self.compute(chunk)
+                    rows = chunk.slot.rows[: len(chunk)].copy()
                     stage.images += len(chunk)
                 except Exception as error:
                     job.failed = job.failed or _failure(error)
                 stage.seconds += perf_counter() - begin
-            job.computed.put((job, chunk))
+            if (
+                chunk.slot is not None
+            ):  # a writer takes longer than a GPU, which has others to fill meanwhile
+                self._slots.put(chunk.slot)
+                chunk.slot = None
+            job.computed.put((job, chunk, rows))
 
     def compute(self, chunk: Chunk) -> None:
         """Fills the rows of a chunk's slot."""
@@ -238,7 +257,7 @@ class Pipeline:
         stage = self.stages["write"]
         file: ShardFile | None = None
         while True:
-            job, chunk = computed.get()
+            job, chunk, rows = computed.get()
             begin = perf_counter()
             record = None
             images = errors = nbytes = 0
@@ -250,15 +269,11 @@ class Pipeline:
                     nbytes = record.bytes
                 elif not job.failed:
                     ids, labels = chunk.columns()
-                    file.add(ids, chunk.slot.rows[: len(chunk)], labels, chunk.errors)
-                    self._free(chunk)
-                    file.write()
+                    file.add(ids, rows, labels, chunk.errors)
                     images, errors = len(chunk), len(chunk.errors)
             except Exception as error:
                 job.failed = job.failed or _failure(error)
-            if chunk is not _END:
-                self._free(chunk)
-            else:
+            if chunk is _END:
                 if file is not None and record is None:
                     file.discard()
                 file = None
@@ -269,13 +284,7 @@ class Pipeline:
                 self.images += images
                 self.errors += errors
             if chunk is _END:
-                self._done(job.shard, record, job.failed, perf_counter() - job.begin)
-
-    def _free(self, chunk: Chunk) -> None:
-        """Lets another chunk have the slot, if this one has it still."""
-        slot, chunk.slot = chunk.slot, None
-        if slot is not None:
-            self._slots.put(slot)
+                self._on_done(job.shard, record, job.failed, perf_counter() - job.begin)
 
     @contextmanager
     def slots(self) -> Iterator[list[Slot]]:

@@ -255,7 +255,7 @@ def _array_chunks(
     total = sum(piece.images for piece in pieces)
     filled = done = 0
     current: Slot | None = None
-    parts: list[Callable[[], tuple[Any, np.ndarray]]] = []
+    parts: list[Callable[[], tuple[Any, Any]]] = []
     errors: dict[int, str] = {}
     reading: list[Future] = []
     try:
@@ -284,16 +284,18 @@ def _array_chunks(
 
 def _part(
     path: str, first: int, count: int, names: Any, labels: np.ndarray | None
-) -> tuple[Any, np.ndarray]:
-    ids = numbered(path, first, count) if names is None else names
-    return ids, np.full(count, -1) if labels is None else labels
-
-
-def _joined(parts: list[Callable[[], tuple[Any, np.ndarray]]]) -> tuple[Any, Any]:
+) -> tuple[Any, Any]:
     pa = packages.arrow()
+    ids = numbered(path, first, count) if names is None else names
+    if labels is None:
+        return ids, pa.nulls(count, pa.int64())
+    return ids, pa.array(labels, pa.int64(), mask=labels < 0)
+
+
+def _joined(parts: list[Callable[[], tuple[Any, Any]]]) -> tuple[Any, Any]:
     ids, labels = zip(*(part() for part in parts), strict=True)
-    joined = np.concatenate(labels)
-    return pa.concat_arrays(ids), pa.array(joined, pa.int64(), mask=joined < 0)
+    concat = packages.arrow().concat_arrays
+    return concat(ids), concat(labels)
 
 
 #: The last digits of numbers that follow each other, which are the same in every so many of them.
@@ -349,7 +351,7 @@ def _read_into(file: Any, target: np.ndarray, path: str) -> None:
 
 #: Bytes that are worth a thread of their own, and threads that read: a GPU takes more bytes a second than one
 #: thread copies from the system's cache.
-READ_BYTES, READ_THREADS = 16 << 20, 8
+READ_BYTES, READ_THREADS = 16 << 20, 12
 
 _reading = ThreadPoolExecutor(READ_THREADS, "read-part")
 

@@ -11,6 +11,7 @@ from ..report import units
 from ..report.json import finite
 from ..report.pages import template
 from . import memory
+from .ceilings import STAGES
 from .supervise import Counts
 
 SCHEMA = 1
@@ -115,8 +116,8 @@ def ceilings_of(
 ) -> tuple[dict[str, dict[str, Any]], str | None]:
     """Returns what each stage does alone with all workers at it, and the name of the lowest ceiling.
 
-    Beside the stages, ``cores`` is the ceiling of them together: their CPU time an image, on the CPUs that
-    there are. A stage that has nothing to do has no row.
+    Beside the stages, ``read and copy`` is of both at once, and ``cores`` of all of them together: their CPU
+    time an image, on the CPUs that there are. A stage that has nothing to do has no row.
     """
     found: dict[str, dict[str, Any]] = {}
     for stage, rows in measured.items():
@@ -131,7 +132,7 @@ def ceilings_of(
         }
     if not found:
         return {}, None
-    together = sum(row["cpu_s_an_image"] for row in found.values())
+    together = sum(row["cpu_s_an_image"] for name, row in found.items() if name in STAGES)
     if together:
         found["cores"] = {
             "images_per_s": cores / together,

@@ -14,15 +14,15 @@ from typing import Any, Protocol
 from ..errors import InputError
 from .folder import Folder
 from .output import OutputError, Record
-from .pipeline import STAGES, Failure
+from .pipeline import STAGES, WRITERS, Failure
 from .shards import Shard
 
 #: Workers that a shard may kill, and attempts that may fail, before it is set aside.
 DEATHS = ATTEMPTS = 3
 
-#: Shards that a worker has at a time, since while the last chunks of some are written the next are read, and
-#: how many when few are left, so that all workers end at about the same time.
-AHEAD, LAST_AHEAD = 4, 2
+#: Shards that a worker has at a time beside those of which only rows are left to be written; how many when
+#: few are left, so that all workers end at about the same time; and with those that are written.
+AHEAD, LAST_AHEAD, IN_HAND = 4, 2, 4 + WRITERS
 
 #: Shards that each worker has its stages measured on alone, at most.
 MEASURED = 16
@@ -98,6 +98,7 @@ class _State:
 
     ready: bool = False
     shards: list[int] = field(default_factory=list)
+    computed: set[int] = field(default_factory=set)  # of these
     beat: Event | None = None
     moved: float = field(default_factory=monotonic)
     heard: float = field(default_factory=monotonic)
@@ -275,6 +276,9 @@ class Supervisor:
     def _on_measured(self, worker: int, event: Event) -> None:
         self._states[worker].moved = monotonic()
 
+    def _on_computed(self, worker: int, event: Event) -> None:
+        self._states[worker].computed.add(event["shard"])
+
     def _on_done(self, worker: int, event: Event) -> None:
         index = event["shard"]
         self._forget(worker, index)
@@ -322,6 +326,7 @@ class Supervisor:
         state = self._states[worker]
         if index in state.shards:
             state.shards.remove(index)
+        state.computed.discard(index)
         state.moved = monotonic()
 
     def _put_aside(self, index: int, reason: str) -> None:
@@ -353,7 +358,11 @@ class Supervisor:
             if not state.ready:
                 continue
             most = AHEAD if many else LAST_AHEAD
-            while len(state.shards) < most and not any(i in self._deaths for i in state.shards):
+            while (
+                len(state.shards) - len(state.computed) < most
+                and len(state.shards) < IN_HAND
+                and not any(i in self._deaths for i in state.shards)
+            ):
                 if self._suspects:
                     if state.shards:
                         break

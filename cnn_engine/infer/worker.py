@@ -57,6 +57,7 @@ class Worker:
     def __init__(self, config: Message, emit: Callable[[Message], None]) -> None:
         self._config, self._emit = config, emit
         packages.arrow()
+        packages.parquet()  # which takes long the first time
         if config.get("model") is not None:
             shapes = {name: tuple(shape) for name, shape in config.get("input_shape") or []}
             workload = of_model(config["model"], shapes or None)
@@ -165,7 +166,9 @@ class Worker:
             Path(message["folder"]), Path(message["temporary"]), message["run"], self.batch,
             self.top, self.wanted,
         )  # fmt: skip
-        self.pipeline = Pipeline(self.engine, self.decoder, self.settings, self._slots, self._ended)
+        self.pipeline = Pipeline(
+            self.engine, self.decoder, self.settings, self._slots, self._computed, self._ended
+        )
         threading.Thread(target=self._beat, args=(threading.Event(),), daemon=True).start()
 
     def handle(self, message: Message) -> None:
@@ -186,6 +189,9 @@ class Worker:
                 message["seconds"], message["attempt"],
             )  # fmt: skip
         self._emit({"event": "measured", "stage": message["stage"], **found})
+
+    def _computed(self, shard: Shard) -> None:
+        self._emit({"event": "computed", "shard": shard.index})
 
     def _ended(
         self,
