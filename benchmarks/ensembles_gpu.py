@@ -1,10 +1,10 @@
 """Ensembles on the GPUs of one machine: ``python -m benchmarks.ensembles_gpu --data DIR --output DIR``.
 
-Every design, with four and eight members, that infer and that train, on JPEGs of 500x375 and on
+Every design, with two, four and eight members, that infer and that train, on JPEGs of 500x375 and on
 CIFAR-10's, with all CPUs and with four of them. Each run's figures are appended to ``cells.jsonl`` as it
-ends, so that what was done stays; the same command goes on with what is missing. README.md is of all. With
-four CPUs, several runs go on side by side, each on CPUs of its own. Needs the extras ``ensemble`` and
-``export``, and torchvision.
+ends, so that what was done stays; the same command goes on with what is missing. README.md and ensembles.png
+are of all. With four CPUs, several runs go on side by side, each on CPUs of its own. Needs the extras
+``ensemble`` and ``export``, and torchvision.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ from typing import Any
 import numpy as np
 
 from cnn_engine import cli
-from cnn_engine.ensemble import roles
+from cnn_engine.ensemble import collect, roles
 from cnn_engine.measure import environment
 from cnn_engine.report import units
+from cnn_engine.report.plotting import unavailable
 
 from .ensemble_faults import environment as mpi_environment
 from .ensemble_faults import mpirun
@@ -37,7 +38,8 @@ from .ensemble_faults import mpirun
 #: JPEGs of ImageNet's size that are made, and names that they have.
 PICTURES, NAMES = 64, 4096
 
-FEW_CPUS = 4
+#: CPUs that are few, and ranks on them.
+FEW_CPUS, FEW_RANKS = 4, 2
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,7 @@ CELLS = [
     Cell(work, images, members, cpus)
     for work in ("infer", "train")
     for images in ("500x375", "32x32")
-    for members in (4, 8)
+    for members in (2, 4, 8)
     for cpus in (FEW_CPUS, 0)
 ]
 
@@ -123,6 +125,8 @@ def main(arguments: list[str] | None = None) -> int:
             list(pool.map(one, [job for job in missing if bool(job[0].cpus) == few]))
     rows = read(path)
     (options.output / "README.md").write_text(page(rows), "utf-8")
+    if unavailable() is None:
+        draw(rows, options.output / "ensembles.png")
     return cli.CHECK_FAILED if any("error" in row for row in rows) else cli.DONE
 
 
@@ -171,7 +175,7 @@ def words_of(options: argparse.Namespace, cell: Cell, design: str, folder: Path)
     """Returns the command of one run."""
     data = options.data
     cpus = cell.cpus or len(os.sched_getaffinity(0))
-    ranks = 2 if cell.cpus else cell.members
+    ranks = FEW_RANKS if cell.cpus else cell.members
     if design == roles.IN_PROCESS:
         ranks = 1
     own = cell.members // ranks if design == roles.NONE else 1  # pipelines a rank
@@ -290,6 +294,26 @@ def page(rows: list[dict[str, Any]]) -> str:
                 f"{units.percent(row['images_per_s'] / row['ceilings'][bound])} |"
             )
     return "\n".join(lines) + "\n"
+
+
+def draw(rows: list[dict[str, Any]], path: Path) -> None:
+    """Draws images/s, and core-seconds of decoding 1,000 images, against the number of members."""
+    order = [(str(cell), design) for design in roles.DESIGNS for cell in CELLS]
+    points = [
+        {
+            "work": row["work"],
+            "data": f"images of {row['images']}, {row['cpus'] or 'all'} CPUs, core-seconds of 1,000 images",
+            "ranks": FEW_RANKS if row["cpus"] else "as many",
+            "design": row["design"],
+            "members": row["members"],
+            "images_per_s": row["images_per_s"],
+            "preprocessing_core_s": 1000 * row["core_s"]["preprocessing"] / row["images_done"],
+        }
+        for row in sorted(rows, key=lambda row: order.index((row["cell"], row["design"])))
+        if "error" not in row
+    ]
+    if points:
+        collect.draw(points, path)
 
 
 if __name__ == "__main__":

@@ -62,12 +62,17 @@ class Stand:
         ]  # fmt: skip
 
     def start(self, output: Path, *more: str, **options: object) -> subprocess.Popen:
-        return subprocess.Popen(
-            self.command(output, *more),
-            cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-            # A shell lets what it runs in the background ignore Ctrl-C.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL), **options,
-        )  # fmt: skip
+        with open(self.said, "ab") as errors:
+            return subprocess.Popen(
+                self.command(output, *more), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=errors,
+                # A shell lets what it runs in the background ignore Ctrl-C.
+                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL), **options,
+            )  # fmt: skip
+
+    @property
+    def said(self) -> Path:
+        """The file of what commands wrote to standard error."""
+        return self.folder / "said"
 
     def wait_a_while(self, share: float = 1.0) -> None:
         """Sleeps for a random part of what a run takes."""
@@ -280,12 +285,15 @@ def corrupt_jpeg(stand: Stand, output: Path) -> tuple[int, bool]:
 def mended(stand: Stand, name: str, output: Path) -> tuple[int, bool]:
     """Lets a fault strike; returns the exit code and whether one more run gives what none had disturbed."""
     fault, allowed = FAULTS[name]
+    stand.said.write_bytes(b"")
     code = fault(stand, output)
     again = end(stand.start(output))
     same = contents(output) == stand.wanted and not list(output.glob("_run/temporary/*/*"))
-    if not same or again:
+    good = again == 0 and same and (code in allowed or allowed == (-1,))
+    if not good:
         print(f"{name}: exit codes {code} and {again}, identical: {same}", flush=True)
-    return code, again == 0 and same and (code in allowed or allowed == (-1,))
+        print(stand.said.read_text("utf-8", "replace")[-2000:], flush=True)
+    return code, good
 
 
 def stand_in(folder: Path, images: int, tars: int, seed: int) -> Stand:

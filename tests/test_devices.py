@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from time import perf_counter, process_time
 from types import SimpleNamespace
 
 import pytest
@@ -95,3 +96,13 @@ def test_the_remedy_names_the_architecture_to_build_for(machine):
     machine((11, 0))
     with pytest.raises(UnsupportedError, match="CNN_ENGINE_CUDA_ARCHITECTURES=110$"):
         devices.select("cuda")
+
+
+@pytest.mark.gpu
+def test_threads_that_wait_for_a_gpu_may_sleep():
+    device = devices.select("cuda")
+    device.sleep_while_waiting()
+    device.kernels.delay(200_000_000, device.stream_handle)  # nanoseconds
+    begin, cpu = perf_counter(), process_time()
+    device.synchronize()
+    assert process_time() - cpu < 0.5 * (perf_counter() - begin)

@@ -302,6 +302,22 @@ def test_a_truncated_array_names_what_is_missing(images, tmp_path, capsys):
     assert "expected 153,728 bytes, as its header says, found 153,718" in line
 
 
+def test_shards_have_whole_passes(images, tmp_path):
+    infer_inputs.make("npy", tmp_path / "in", images, parts=1)
+    words = [
+        "--quiet",
+        "--shard-size",
+        "100kB",
+        "--batch",
+        "7",
+    ]  # 32 images, but for the file's header
+    assert run(tmp_path / "in", "--output", tmp_path / "out", *words) == 0
+    files = sorted((tmp_path / "out").glob("*.parquet"))
+    assert [pq.read_metadata(file).num_rows for file in files] == [28] * 10 + [20]
+    found = infer_inputs.probabilities(infer_inputs.rows(tmp_path / "out"))
+    assert found.tobytes() == ENGINE.predict(images, batch=7).tobytes()
+
+
 class _Slots:
     """Memory for chunks of arrays of so many images, kept."""
 

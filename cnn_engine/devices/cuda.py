@@ -74,6 +74,13 @@ class CudaDevice:
             free, _ = self._runtime.memGetInfo()
             return free + self._cupy.get_default_memory_pool().free_bytes()
 
+    def sleep_while_waiting(self) -> None:
+        """Lets this process's threads sleep until the device is done, for other work to have their cores.
+
+        By default they watch it, and are told some microseconds sooner.
+        """
+        self.kernels.sleep_while_waiting(self.index)
+
     def allocate(self, nbytes: int) -> Buffer:
         """Returns ``nbytes`` of device memory."""
         with self.context, self.stream:

@@ -162,7 +162,7 @@ class Folder:
             shutil.rmtree(place, ignore_errors=True)
             try:
                 place.mkdir()
-                totals: Totals = shards.write(sources(), place, shard_bytes)
+                totals: Totals = shards.write(sources(), place, shard_bytes, settings["batch"])
                 for name in ("pieces", "shards"):
                     os.replace(place / name, self.run / name)
                 output.sync_folder(self.run)

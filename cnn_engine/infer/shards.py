@@ -79,13 +79,16 @@ class Totals:
     digest: str
 
 
-def write(sources: Iterable[Source], folder: Path, shard_bytes: int | None = None) -> Totals:
+def write(
+    sources: Iterable[Source], folder: Path, shard_bytes: int | None = None, batch: int = 1
+) -> Totals:
     """Plans shards and writes them to ``folder/pieces`` and ``folder/shards``, which must not be there.
 
     The sources are gone through twice, from a file, so that memory does not grow with them.
 
     Args:
         shard_bytes: of input in a shard; None: by the size of all.
+        batch: images a pass, of which shards have whole ones where files can be cut anywhere.
 
     Raises:
         InputError: a source is at fault, or there is no image.
@@ -105,7 +108,7 @@ def write(sources: Iterable[Source], folder: Path, shard_bytes: int | None = Non
     with ExitStack() as files:
         add_piece = files.enter_context(_writing(folder / "pieces", _PIECE))
         add_shard = files.enter_context(_writing(folder / "shards", _SHARD))
-        for pieces in _grouped(_cut(_sources(listed), shard_bytes), shard_bytes):
+        for pieces in _grouped(_cut(_sources(listed), shard_bytes, batch), shard_bytes):
             for piece in pieces:
                 row = (piece.kind, os.fsencode(piece.path), piece.first, piece.images, piece.bytes)
                 digest.update(repr(row).encode())
@@ -193,7 +196,7 @@ def _sources(path: Path) -> Iterator[Source]:
         )
 
 
-def _cut(sources: Iterable[Source], shard_bytes: int) -> Iterator[Piece]:
+def _cut(sources: Iterable[Source], shard_bytes: int, batch: int) -> Iterator[Piece]:
     """Yields pieces of at most about ``shard_bytes``."""
     for source in sources:
         if source.images is None:
@@ -202,6 +205,7 @@ def _cut(sources: Iterable[Source], shard_bytes: int) -> Iterator[Piece]:
             yield from _cut_units(source, shard_bytes)
         elif source.images:
             most = max(shard_bytes * source.images // max(source.bytes, 1), 1)
+            most -= most % batch if most > batch else 0
             most = source.images if source.whole else most
             for first in range(0, source.images, most):
                 images = min(most, source.images - first)

@@ -90,6 +90,7 @@ class Worker:
         """Returns the pipeline's memory after a first pass: on a GPU both take long the first time."""
         if self.engine.device.kind != "cuda":
             return []
+        self.engine.device.sleep_while_waiting()  # the cores have images to decode
         floats = ["float32"] if self._normalises or "uint8" not in self._reads else []
         pixels = ["uint8"] if self._normalises or not floats else []
         slots = [Slot(self.engine, self.batch) for _ in range(SLOTS)]

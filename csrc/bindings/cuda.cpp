@@ -72,6 +72,12 @@ int pointer_device(Address address) {
   return attributes.type == cudaMemoryTypeUnregistered ? -1 : attributes.device;
 }
 
+// Lets threads that wait for a device sleep, where they keep a core busy by default.
+void sleep_while_waiting(int device) {
+  const cuda::DeviceGuard guard(device);
+  CUDA_CHECK(cudaSetDeviceFlags(cudaDeviceScheduleBlockingSync));
+}
+
 // Why the kernels here cannot run on a device, or "": the smallest of them is tried.
 std::string kernels_error(int device) {
   try {
@@ -107,6 +113,7 @@ PYBIND11_MODULE(_cuda, module) {
   module.def("device_properties", &device_properties);
   module.def("pointer_device", &pointer_device);
   module.def("kernels_error", &kernels_error);
+  module.def("sleep_while_waiting", &sleep_while_waiting);
   module.def("driver_version", [] { return version(&cudaDriverGetVersion); });
   module.def("runtime_version", [] { return version(&cudaRuntimeGetVersion); });
   module.def("get_device", [] { return version(&cudaGetDevice); });
