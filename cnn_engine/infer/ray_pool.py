@@ -96,7 +96,7 @@ def connect(address: str | None, workers: int | None = None) -> Any:
                 address or "local", log_to_driver=False, configure_logging=False,
                 **({} if address else local),
             )  # fmt: skip
-    except (ConnectionError, ValueError, RuntimeError) as error:
+    except Exception as error:  # plain ones too, where its own processes do not start in time
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise InputError(f"--address: expected a Ray cluster, found: {reason[0]}") from error
     return ray
