@@ -91,8 +91,10 @@ def run(
             for key in ("compute", "waiting", "augment", "extra", "total")
         },
         "core_s": report["core_s"]["processes"],
-        "environment": report["environment"],
-        "command": report["command"],
+        "environment": {
+            key: value for key, value in report["environment"].items() if key != "host"
+        },
+        "command": report["command"].replace(folder, "OUTPUT").replace(options.data, "DATA"),
         "log": [
             {key: entry[key] for key in ("epoch", "loss", "train_accuracy", "seconds")}
             for entry in log

@@ -219,11 +219,15 @@ def run(options: argparse.Namespace, cell: Cell, design: str, lane: int) -> dict
         if done.returncode:
             last = (done.stderr.strip().splitlines() or ["no word"])[-3:]
             return {**about, "error": f"exit code {done.returncode}: {' / '.join(last)}"}
-        return {**about, **figures(json.loads(Path(name, "report.json").read_text("utf-8")))}
+        text = Path(name, "report.json").read_text("utf-8")
+        for path, called in ((name, "OUTPUT"), (str(options.data), "DATA")):
+            text = text.replace(path, called)
+        return {**about, **figures(json.loads(text))}
 
 
 def figures(document: dict[str, Any]) -> dict[str, Any]:
     """Returns what the table has of a run's report."""
+    document["environment"].pop("host", None)
     ranks = document["rank_reports"]
     working = [rank for rank in ranks if rank["steps"].get("steps")]
     steps = {
@@ -302,7 +306,7 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
     points = [
         {
             "work": row["work"],
-            "data": f"images of {row['images']}, {row['cpus'] or 'all'} CPUs, core-seconds of 1,000 images",
+            "data": f"images of {row['images']}, {row['cpus'] or 'all'} CPUs",
             "ranks": FEW_RANKS if row["cpus"] else "as many",
             "design": row["design"],
             "members": row["members"],

@@ -207,7 +207,8 @@ def measured(options: argparse.Namespace, run: Run) -> dict[str, Any]:
         if done.returncode:
             last = (done.stderr.strip().splitlines() or ["no word"])[-3:]
             return {**about, "error": f"exit code {done.returncode}: {' / '.join(last)}"}
-        document = json.loads(report.read_text("utf-8"))
+        text = report.read_text("utf-8").replace(name, "OUTPUT").replace(str(options.data), "DATA")
+        document = json.loads(text)
         shutil.rmtree(Path(name, "rows"))
     document["environment"].pop("host", None)
     return {**about, **{key: document[key] for key in KEPT}}
