@@ -46,23 +46,28 @@ class Run:
         images: arrays where there are so many that they are a multiple of :data:`ARRAY_IMAGES`, else JPEGs.
         gpus: that it may use, with :data:`CPUS_A_GPU` CPUs each.
         workers: a number or ``auto``.
+        shard: bytes of arrays in a shard, as ``--shard-size`` has them.
     """
 
     images: int
     gpus: int
     workers: str = "auto"
+    shard: str = "1GiB"
 
     @property
     def arrays(self) -> bool:
         return self.images % ARRAY_IMAGES == 0
 
     def __str__(self) -> str:
-        return f"{'arrays' if self.arrays else 'jpegs'}-{self.images}-{self.gpus}-{self.workers}"
+        kind = "arrays" if self.arrays else "jpegs"
+        return f"{kind}-{self.images}-{self.gpus}-{self.workers}-{self.shard}"
 
 
 RUNS = [
-    Run(1_000_000, 2), Run(10_000_000, 1), Run(10_000_000, 2), Run(40_000_000, 1), Run(40_000_000, 2),
-    Run(40_000_000, 2, "4"), Run(100_000, 2), Run(100_000, 1),
+    Run(10_000_000, 1), Run(10_000_000, 2), Run(40_000_000, 1), Run(40_000_000, 2), Run(40_000_000, 2, "4"),
+    Run(100_000, 2), Run(100_000, 1),
+    # For memory: of so many shards that each writer has some.
+    Run(1_000_000, 1, shard="64MiB"), Run(10_000_000, 1, shard="64MiB"),
 ]  # fmt: skip
 
 
@@ -101,8 +106,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 def parsed(name: str) -> Run:
     """Returns the run of that name."""
-    _, images, gpus, workers = name.split("-")
-    return Run(int(images), int(gpus), workers)
+    _, images, gpus, *others = name.split("-")
+    return Run(int(images), int(gpus), *others)
 
 
 def folder_of(data: Path, run: Run) -> Path:
@@ -177,7 +182,7 @@ def measured(options: argparse.Namespace, run: Run) -> dict[str, Any]:
         options.device, "--workers", run.workers, "--quiet",
     ]  # fmt: skip
     if run.arrays:
-        words += ["--shard-size", "1GiB"]
+        words += ["--shard-size", run.shard]
     else:
         model = str(options.data / "resnet50.onnx")
         words += [

@@ -29,7 +29,7 @@ from .sources import Wanted
 READ_AHEAD, SLOTS = 2, 4
 
 #: Files that are written at a time: writing one is the work of one thread, and less than a GPU computes.
-WRITERS = 6
+WRITERS = 8
 
 #: Bytes of rows that may wait for each writer: those of a file come all at once, and then the next file's.
 WAITING_BYTES = 32 << 20
