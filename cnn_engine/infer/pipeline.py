@@ -26,7 +26,7 @@ from .shards import Shard, pieces_of
 from .sources import Wanted
 
 #: Chunks of encoded images that are read ahead, and chunks of pixels and rows that there are at all.
-READ_AHEAD, SLOTS = 2, 4
+READ_AHEAD, SLOTS = 3, 6
 
 #: Files that are written at a time: writing one is the work of one thread, and less than a GPU computes.
 WRITERS = 8

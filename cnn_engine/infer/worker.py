@@ -11,6 +11,7 @@ import json
 import os
 import platform
 import sys
+import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -26,7 +27,7 @@ from ..measure import environment
 from ..workload import get, of_model
 from . import ceilings, memory, packages
 from .decoding import Decoder
-from .output import Record
+from .output import Record, ShardFile
 from .pipeline import SLOTS, Pipeline, Settings
 from .readers import Slot
 from .shards import Shard
@@ -34,6 +35,10 @@ from .sources import Wanted
 
 #: How often a worker says how far it is.
 BEAT_S = 0.25
+
+#: Seconds that a thread may keep Python's lock while others want it: a GPU computes a chunk in less than the
+#: default.
+SWITCH_S = 0.0005
 
 #: Bytes of images that a chunk may have: enough on a GPU that what Python does for a chunk does not count, so
 #: few that memory stays small.
@@ -57,7 +62,6 @@ class Worker:
     def __init__(self, config: Message, emit: Callable[[Message], None]) -> None:
         self._config, self._emit = config, emit
         packages.arrow()
-        packages.parquet()  # which takes long the first time
         if config.get("model") is not None:
             shapes = {name: tuple(shape) for name, shape in config.get("input_shape") or []}
             workload = of_model(config["model"], shapes or None)
@@ -87,7 +91,10 @@ class Worker:
         self._slots = self._warm()
 
     def _warm(self) -> list[Slot]:
-        """Returns the pipeline's memory after a first pass: on a GPU both take long the first time."""
+        """Returns the pipeline's memory, after a first pass and a first file: all of it takes long once.
+
+        On a GPU, that is; on CPUs nothing is gained by it.
+        """
         if self.engine.device.kind != "cuda":
             return []
         self.engine.device.sleep_while_waiting()  # the cores have images to decode
@@ -100,6 +107,11 @@ class Worker:
         images = slots[0].images((*floats, *pixels)[0])
         images[...] = 0
         self.engine.predict(images, batch=self.batch, out=slots[0].rows)
+        with tempfile.TemporaryDirectory() as name:
+            folder, classes = Path(name), self.engine.network.classes
+            file = ShardFile(folder, folder / "first", "first", "", classes, self.top)
+            file.add(["0"], slots[0].rows[:1].copy(), [None], {})
+            file.commit()
         return slots
 
     @property
@@ -260,6 +272,7 @@ def main() -> int:
         except (OSError, ValueError):
             os._exit(1)  # nobody listens any more
 
+    sys.setswitchinterval(SWITCH_S)
     config = json.loads(sys.stdin.readline() or "null")
     if config is None:
         return 0
