@@ -34,6 +34,10 @@ SIZES = [
     (300, 64, 1, 1, 65, (1, 1), (1, 1), (0, 0, 0, 0), (1, 1), 1),
     (20, 256, 14, 14, 256, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 1),
     (20, 64, 56, 56, 256, (1, 1), (1, 1), (0, 0, 0, 0), (1, 1), 1),
+    # More tiles than multiprocessors, the last of them filled in part.
+    (20, 64, 57, 55, 72, (1, 1), (1, 1), (0, 0, 0, 0), (1, 1), 1),
+    (5, 72, 61, 47, 200, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 1),
+    (9, 64, 33, 47, 328, (3, 3), (2, 1), (1, 1, 1, 1), (1, 1), 1),
 ]
 
 
@@ -112,7 +116,7 @@ def test_whole_numbers_are_exact(rng, case, operands):
 
 
 @pytest.mark.parametrize("operands", OPERANDS)
-@pytest.mark.parametrize("case", [PRODUCTS[-14], *SIZES[-2:]], ids=ids)
+@pytest.mark.parametrize("case", [PRODUCTS[-14], *SIZES[-5:]], ids=ids)
 def test_errors_are_those_of_the_operands(rng, case, operands):
     x, weight, bias = arrays(rng, case)
     wanted = record(case).reference(x, weight, bias)

@@ -272,7 +272,9 @@ def test_writes_what_it_measured(tmp_path):
         "PyTorch graph",
         "PyTorch graph, channels last",
     }
-    assert {step["kernel"] for step in found["steps"][0]["steps"]} >= {"implicit_gemm", "depthwise"}
+    kernels = {step["kernel"] for step in found["steps"][0]["steps"]}
+    assert "depthwise" in kernels
+    assert kernels & {"implicit_gemm", "wgmma"}
     assert "mobilenet_v3_small" in (tmp_path / "l.md").read_text()
     again = arguments.replace("--batch 1 3", "--batch 1 3 2 --keep")
     assert low_batch.main(again.split()) == 0

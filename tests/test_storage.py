@@ -12,8 +12,8 @@ from graphs import Builder
 from test_low_batch import images, network
 
 from cnn_engine import Engine, _cpu
-from cnn_engine.engine import storage
-from cnn_engine.engine.kernels import channels_last, channels_last_cuda
+from cnn_engine.engine import kernels, storage
+from cnn_engine.engine.kernels import channels_last_cuda
 from cnn_engine.errors import UnsupportedError
 from cnn_engine.graph.graph import Graph, Node, Value
 from cnn_engine.operators.reduce import ReduceMean
@@ -65,20 +65,26 @@ def test_hoppers_functions_run_what_they_take(fake, monkeypatch):
         for node in graph.nodes:
             if node.op.kind != "conv2d_nhwc":
                 continue
-            shape = channels_last.shape_of(node, *graph.inputs_of(node)[:2])
-            function = channels_last_cuda._function(node, graph, device, shape)
+            function = channels_last_cuda._function(node, graph, device)
             wanted = "conv2d_nhwc"
             if dtype != "tf32" and node.op.planar:
                 wanted = "conv2d_nhwc_wgmma_planar"
             elif dtype != "tf32" and graph.values[node.inputs[0]].stored:
                 wanted = "conv2d_nhwc_wgmma"
             assert function == wanted, node.name
-            found.add(function)
+            kernel, _ = kernels.choose(node, graph, "cuda")
+            if kernel.name == "implicit_gemm":
+                weights = channels_last_cuda._Weights(0, 0, None, function)
+                found.add((function, kernel.shown_as(weights)))
             inputs = list(node.inputs) + [None] * (3 - len(node.inputs))
             inputs[2] = node.inputs[0]
             other = replace(node, inputs=tuple(inputs))
-            assert channels_last_cuda._function(other, graph, device, shape) == "conv2d_nhwc"
-    assert "conv2d_nhwc_wgmma" in found
+            assert channels_last_cuda._function(other, graph, device) == "conv2d_nhwc"
+    assert found == {
+        ("conv2d_nhwc", "implicit_gemm"),
+        ("conv2d_nhwc_wgmma", "wgmma"),
+        ("conv2d_nhwc_wgmma_planar", "wgmma_planar"),
+    }
 
 
 def test_float32_and_tf32_are_stored_as_they_are(fake):

@@ -219,8 +219,8 @@ class Builder:
             )
         kind = REPORT_KINDS.get(node.op.kind, node.op.kind)
         step = Step(
-            node.name, kind, where, function, args, cost.flops, cost.bytes, kernel=kernel.name,
-            parts=parts,
+            node.name, kind, where, function, args, cost.flops, cost.bytes,
+            kernel=kernel.shown_as(prepared), parts=parts,
         )  # fmt: skip
         if not (self.program.placement.regions and where == "openacc"):
             return [step]

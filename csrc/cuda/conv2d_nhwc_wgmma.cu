@@ -55,21 +55,20 @@ const char* why_not(const Conv2dShape& shape) {
   return nullptr;
 }
 
-// What a launch takes, in microseconds: fitted to launches of 44 convolutions, of batches of 1 and
-// 20, on an H200; the geometric mean of the times of what is chosen is 1.04 times that of the
+// What a launch takes, in microseconds: fitted to launches of 78 convolutions, of batches of 1, 5
+// and 20, on an H200; the geometric mean of the times of what is chosen is 1.04 times that of the
 // fastest (docs/performance.md).
 struct TileCost {
   double step;   // of a block by itself
   double share;  // of a step of each block that a multiprocessor has
-  double block;  // of a block beside its steps
 };
-constexpr double kLaunch = 1.514, kCluster = 0.221;
-constexpr double kClusterBlock = 0.209;  // for each block of a cluster
-constexpr double kLatency = 2.064;       // of a copy, which all stages share
-constexpr TileCost kCosts[] = {{0.168, 0.129, 0.19}, {0.171, 0.129, 0.38}, {0.166, 0.135, 0.49},
-                               {0.195, 0.147, 0.78}, {0.205, 0.137, 0.92}, {0.200, 0.107, 1.70},
-                               {0.251, 0.280, 1.74}, {0.426, 0.114, 3.52}, {0.154, 0.201, 1.66},
-                               {0.214, 0.365, 3.08}, {0.129, 0.128, 9.89}};
+constexpr double kLaunch = 1.332;
+constexpr double kClusterBlock = 0.043;            // for each block of a cluster
+constexpr double kSent = 0.090;                    // eight places, to others of the cluster
+constexpr double kEight = 0.122, kShared = 0.101;  // eight places' end, likewise
+constexpr double kLatency = 0.553;                 // of a copy, which all stages share
+constexpr TileCost kCosts[] = {{0.110, 0.099}, {0.105, 0.106}, {0.118, 0.118}, {0.108, 0.123},
+                               {0.135, 0.148}, {0.225, 0.249}, {0.190, 0.208}};
 static_assert(sizeof(kCosts) / sizeof(kCosts[0]) == kTiles);
 
 void check(const Conv2dShape& shape) {
@@ -105,12 +104,16 @@ Choice choose(const Product& p, int multiprocessors) {
       const int places = split < 4 ? multiprocessors : multiprocessors * (64 - split) / 66;
       const double blocks = std::ceil(tiles * split / places);
       // Two blocks of a multiprocessor, of this launch or of the next, have half of its memory.
-      const bool alone = blocks == 1 || shape.groups * shape.columns > 256;
-      const int stages = std::max(2, (alone ? kAll : kHalf) / shape.stage_bytes());
-      const double late = steps > stages ? kLatency / stages : 0.0;
-      const double by_itself = steps * std::max(cost.step, late) * std::ceil(blocks / 2);
-      const double time = kLaunch + (split > 1 ? kCluster + kClusterBlock * split : 0.0) +
-                          std::max(by_itself, steps * cost.share * blocks) + cost.block * blocks;
+      const int own = own_rows(shape.columns, split);
+      const int beside = received_bytes(shape.groups, shape.columns, split) +
+                         (p.residual ? own * shape.groups * 128 : 0);
+      const int stages = std::max(2, ((blocks == 1 ? kAll : kHalf) - beside) / shape.stage_bytes());
+      const double late = steps > stages ? kLatency / stages : 0.0, rounds = std::ceil(blocks / 2);
+      const double sums =
+          std::max(steps * std::max(cost.step, late) * rounds, steps * cost.share * blocks);
+      const double sent = split > 1 ? kClusterBlock * split + kSent * (shape.columns / 8) : 0.0;
+      const double end = own / 8 * std::max(kEight * rounds, kShared * shape.groups * blocks);
+      const double time = kLaunch + sent * rounds + sums + end;
       if (time < least) {
         least = time;
         best = {tile, split, stages};
@@ -214,6 +217,11 @@ void conv2d_nhwc_wgmma(const void* input, const void* packed, const float* bias,
     p.beta = beta;
     p.activation = activation;
     p.overflow = overflow;
+    const bool is_relu = activation == UnaryFunction::relu;
+    p.low = is_relu ? 0.0f : alpha;
+    p.high = is_relu ? std::numeric_limits<float>::infinity() : beta;
+    p.in_fragments = (is_relu || activation == UnaryFunction::clip) && p.y_is_rounded &&
+                     p.in_pieces && p.filters % 8 == 0 && (!residual || p.residual_is_rounded);
     const wgmma::Choice choice = wgmma::choose(p, multiprocessors);
     wgmma::with_type(operands, [&](auto* type) {
       wgmma::launch_product<std::remove_pointer_t<decltype(type)>>(x, p, choice, stream);

@@ -2,20 +2,25 @@
 //
 // D [filters, places]: a tile has 64 filters a warpgroup and any multiple of eight places, so that
 // few places waste nothing. K are a filter's taps, (r, s, c) with c fastest, in steps of 128 bytes
-// of one tap's channels. One thread asks for what the steps need, weights before the kernel waits
-// for its inputs, into a ring of stages; warpgroups multiply. Weights are packed as the stages have
-// them: [ceil(K / 64)][steps][64 filters][128 bytes], their pieces exchanged (wgmma.cuh), zeros
-// beyond the last filter and channel. Images come by im2col copies, or as rows.
+// of one tap's channels. Warps of their own ask for what the steps need, weights before the kernel
+// waits for its inputs, into a ring of stages; warpgroups multiply. Weights are packed as the
+// stages have them: [ceil(K / 64)][steps][64 filters][128 bytes], their pieces exchanged
+// (wgmma.cuh), zeros beyond the last filter and channel. Images come by im2col copies, or as rows.
 //
-// The blocks of a cluster have parts of a tile's steps. Sums go to shared memory as float32,
-// [places][filters], and each block adds up its share of the places from all of the cluster's
-// memories in the order of their ranks: the bits depend on the shape alone.
+// The blocks of a cluster have parts of a tile's steps. Each adds up every split-th eight of the
+// tile's places: the others send it what they hold of them, and it adds in a fixed order: the bits
+// depend on the shape alone.
+//
+// Clamped results that are stored as what is multiplied are made as products are held, with bias
+// and residual, and leave through shared memory in 16 bits. All others leave as float32 sums, which
+// what follows is applied to as rows are written.
 #pragma once
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
 #include <algorithm>
+#include <type_traits>
 
 #include "cuda/conv2d_nhwc_wgmma_end.cuh"
 #include "cuda/conv2d_nhwc_wgmma_map.h"
@@ -28,45 +33,19 @@
 namespace cnn_engine::cuda {
 namespace wgmma {
 
-// Shared memory: the ring, in whose place the sums come; the residual, as the copy engine brings
-// it; and the barriers.
 template <int Groups, int Columns>
-struct Memory {
+struct Tile {
   static constexpr int kWeightBytes = Groups * kFilters * kRowBytes;
   static constexpr int kStageBytes = kWeightBytes + Columns * kRowBytes;
   // Lanes that store sums at once have four places and eight filters: all banks.
   static constexpr int kPitch = Groups * kFilters + 4;
-  static constexpr int kSumBytes = (Columns * kPitch * 4 + 127) / 128 * 128;
-
-  static __host__ __device__ constexpr int residual(int stages) {
-    return stages * kStageBytes > kSumBytes ? stages * kStageBytes : kSumBytes;
-  }
-  static __host__ __device__ constexpr int barriers(int stages, int residual_rows) {
-    return residual(stages) + Groups * residual_rows * kRowBytes;
-  }
-  static constexpr int bytes(int stages, int residual_rows) {
-    return barriers(stages, residual_rows) + 16 * stages + 8;
-  }
+  static constexpr int kMadePitch = Groups * kFilters * 2 + 16;  // bytes, of rows of 8x8 tiles
+  // Pairs of warps that ask for copies. What one asks for takes 220 cycles, longer than the
+  // products of a small tile's step: two take turns.
+  static constexpr int kPairs = Groups == 1 && Columns <= 128 ? 2 : 1;
+  static constexpr int kThreads = 128 * Groups + 64 * kPairs;
+  static constexpr int kBlocks = Columns > 128 ? 3 - Groups : 2;  // of a multiprocessor
 };
-
-__device__ inline float4 load_cluster(std::uint32_t address) {
-  float4 value;
-  asm volatile("ld.shared::cluster.v4.f32 {%0,%1,%2,%3}, [%4];"
-               : "=f"(value.x), "=f"(value.y), "=f"(value.z), "=f"(value.w)
-               : "r"(address)
-               : "memory");
-  return value;
-}
-
-// Few columns have several sums, added up in the end: products that add to the same sums wait for
-// each other.
-__host__ __device__ constexpr int chains_of(int groups, int columns) {
-  return columns <= 32 ? 4 / groups : columns <= 64 ? 2 / groups : 1;
-}
-
-constexpr int blocks_a_multiprocessor(int groups, int columns) {
-  return columns > 128 ? 3 - groups : 2;
-}
 
 // What comes before the products, on a step's places in shared memory: z = max(x scale + shift,
 // floor).
@@ -106,129 +85,165 @@ __device__ inline void apply_prologue(const Product& p, char* places, int first_
 }
 
 template <typename T, int Groups, int Columns, bool Prologue>
-__global__ void __launch_bounds__(128 * Groups + 32, blocks_a_multiprocessor(Groups, Columns))
+__global__ void __launch_bounds__(Tile<Groups, Columns>::kThreads, Tile<Groups, Columns>::kBlocks)
     conv2d_nhwc_wgmma_kernel(const __grid_constant__ CUtensorMap images,
                              const __grid_constant__ CUtensorMap residuals,
                              const __grid_constant__ Product p) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  using At = Memory<Groups, Columns>;
+  using At = Tile<Groups, Columns>;
   constexpr int kTileFilters = Groups * kFilters, kThreads = 128 * Groups;  // that multiply
+  constexpr int kUnitBytes = kFilters * kRowBytes;
   extern __shared__ __align__(1024) char memory[];
   const std::uint32_t ring = shared_address(memory);
-  const std::uint32_t full = ring + At::barriers(p.stages, p.residual_rows);
+  const std::uint32_t received = ring + p.at.received;
+  const std::uint32_t full = ring + p.at.barriers;
   const std::uint32_t empty = full + 8 * p.stages, residual_is_here = empty + 8 * p.stages;
+  const std::uint32_t all_received = residual_is_here + 8;
 
   let_successors_start();
-  const int thread = threadIdx.x;
+  const int thread = threadIdx.x, warp = same_in_warp(thread / 32);
   const int rank = p.split > 1 ? static_cast<int>(cluster_rank()) : 0;
   const int first_row = static_cast<int>(blockIdx.x) * Columns;
   const int first_filter = static_cast<int>(blockIdx.y) * kTileFilters;
   const int first_step = rank * p.steps_a_block;
   const int steps = max(0, min(p.steps_a_block, p.steps - first_step));
+  // The block adds up and writes every p.split-th eight of the tile's places.
+  const int own_eights = (Columns / 8 - rank + p.split - 1) >> p.log_split;
+  const int units = min(Groups, (p.filters - first_filter + kFilters - 1) / kFilters);
 
   if (thread == kThreads) {
     prefetch_map(&images);
-    init_phases(residual_is_here, 1);
     if (p.residual_rows > 0) prefetch_map(&residuals);
+    init_phases(residual_is_here, 1);
     for (int stage = 0; stage < p.stages; ++stage) {
       init_phases(full + 8 * stage, 1);
       init_phases(empty + 8 * stage, Groups);
     }
-    publish_to_engines();
+    if (p.split > 1) {
+      init_phases(all_received, 1);
+      expect_bytes(all_received, (p.split - 1) * own_eights * kThreads * 16);
+    }
+    publish_barriers();
   }
+  __syncwarp();
+  if (p.split > 1) arrive_at_cluster_barrier_relaxed();
   __syncthreads();
 
-  // The block adds up and writes these of the tile's places; a thread has filters side by side.
-  constexpr int kWidth = 16 / sizeof(T), kPieces = kTileFilters / kWidth;
-  const int own_rows = (Columns + p.split - 1) / p.split, own = rank * own_rows;
-  const int rows = min(own_rows, min(Columns, p.rows - first_row) - own);
-  const int first_own = thread / kPieces, filter = first_filter + thread % kPieces * kWidth;
-  const int left = p.filters - filter;  // filters from this thread's first one on
-  const bool whole = p.in_pieces && left >= kWidth;
-  float bias[kWidth];
-
-  constexpr int kChains = chains_of(Groups, Columns);
-  // Blocks of which a thread reads sums at once.
-  constexpr int kAtOnce = Groups == 1 && Columns <= 64 ? 8 : 4;
-  float sums[kChains][Columns / 2] = {};
-  if (thread >= kThreads) {
-    if (thread == kThreads) {
-      constexpr int kUnitBytes = kFilters * kRowBytes;
-      const int first_unit = first_filter / kFilters;
-      const int units = min(Groups, (p.filters + kFilters - 1) / kFilters - first_unit);
+  if (warp >= kThreads / 32) {
+    // One of a pair asks for weights and one for images, of every kPairs-th step.
+    constexpr int kPairs = At::kPairs;
+    const int helper = warp - kThreads / 32, first = helper / 2;
+    const bool leads = leads_warp();
+    int stage = first, parity = 1;
+    const auto next = [&] {
+      stage += kPairs;
+      if (stage >= p.stages) {
+        stage -= p.stages;
+        parity ^= 1;
+      }
+    };
+    if (helper % 2 == 0) {
       const char* weights =
-          p.packed + (static_cast<std::int64_t>(first_unit) * p.steps + first_step) * kUnitBytes;
-      const auto copy_weights = [&](int stage) {  // in the order of the steps
+          p.packed +
+          (static_cast<std::int64_t>(first_filter / kFilters) * p.steps + first_step + first) *
+              kUnitBytes;
+      const std::int64_t unit_bytes = static_cast<std::int64_t>(p.steps) * kUnitBytes;
+#pragma unroll 1
+      for (int step = first; step < steps; step += kPairs) {
         const std::uint32_t to = ring + stage * At::kStageBytes, barrier = full + 8 * stage;
-        expect_bytes(barrier, units * kUnitBytes + Columns * kRowBytes);
-        for (int unit = 0; unit < units; ++unit) {
-          copy_bulk(to + unit * kUnitBytes,
-                    weights + static_cast<std::int64_t>(unit) * p.steps * kUnitBytes, kUnitBytes,
-                    barrier);
+        wait_for_phase(empty + 8 * stage, parity);
+        if (leads) {
+          expect_bytes(barrier, units * kUnitBytes + Columns * kRowBytes);
+          copy_bulk(to, weights, kUnitBytes, barrier);
+          if (Groups > 1 && units > 1) {
+            copy_bulk(to + kUnitBytes, weights + unit_bytes, kUnitBytes, barrier);
+          }
         }
-        weights += kUnitBytes;
-      };
+        weights += kPairs * kUnitBytes;
+        next();
+      }
+    } else {
       constexpr int kChannels = kRowBytes / static_cast<int>(sizeof(T));
       const int line = first_row / p.out_w, image = line / p.out_h;
       const int h = (line - image * p.out_h) * p.stride_h - p.pad_top;
       const int w = (first_row - line * p.out_w) * p.stride_w - p.pad_left;
-      const int tap = first_step / p.chunks;
-      int chunk = first_step - tap * p.chunks;
+      const int tap = (first_step + first) / p.chunks;
+      int chunk = first_step + first - tap * p.chunks;
       int r = tap / p.taps_a_row, s = tap - r * p.taps_a_row;
-      const auto copy_images = [&](int stage) {  // in the order of the steps
-        const std::uint32_t to = ring + stage * At::kStageBytes + At::kWeightBytes;
-        if (p.tiled) {
-          copy_tile(to, &images, chunk * kChannels, first_row, full + 8 * stage);
-        } else {
-          copy_taps(to, &images, chunk * kChannels, w, h, image, s * p.dilation_w, r * p.dilation_h,
-                    full + 8 * stage);
-        }
-        if (++chunk == p.chunks) {
-          chunk = 0;
-          if (++s == p.taps_a_row) {
-            s = 0;
-            ++r;
-          }
-        }
-      };
-      const int ahead = min(p.stages, steps);
-#pragma unroll 1
-      for (int step = 0; step < ahead; ++step) copy_weights(step);
+      // Never: but so all of it is divided before the wait, where the compiler would not.
+      if ((image | chunk | r | s) < 0) return;
       wait_for_inputs();
 #pragma unroll 1
-      for (int step = 0; step < ahead; ++step) copy_images(step);
-      if (p.residual_rows > 0) {
-        expect_bytes(residual_is_here, units * p.residual_rows * kRowBytes);
-        for (int unit = 0; unit < units; ++unit) {
-          copy_tile(ring + At::residual(p.stages) + unit * p.residual_rows * kRowBytes, &residuals,
-                    first_filter + unit * kFilters, first_row + own, residual_is_here);
-        }
-      }
-      int stage = 0, parity = 0;
-#pragma unroll 1
-      for (int step = ahead; step < steps; ++step) {
+      for (int step = first; step < steps; step += kPairs) {
+        const std::uint32_t to = ring + stage * At::kStageBytes + At::kWeightBytes,
+                            barrier = full + 8 * stage;
         wait_for_phase(empty + 8 * stage, parity);
-        copy_weights(stage);
-        copy_images(stage);
-        if (++stage == p.stages) {
-          stage = 0;
-          parity ^= 1;
+        if (leads) {
+          if (p.tiled) {
+            copy_tile(to, &images, chunk * kChannels, first_row, barrier);
+          } else {
+            copy_taps(to, &images, chunk * kChannels, w, h, image, s * p.dilation_w,
+                      r * p.dilation_h, barrier);
+          }
         }
+#pragma unroll
+        for (int i = 0; i < kPairs; ++i) {
+          if (++chunk == p.chunks) {
+            chunk = 0;
+            if (++s == p.taps_a_row) {
+              s = 0;
+              ++r;
+            }
+          }
+        }
+        next();
       }
     }
-    __syncwarp();
-  } else {
+    return;
+  }
+
+  float bias[2];  // of the rows of D that a thread has
 #pragma unroll
-    for (int i = 0; i < kWidth; ++i) bias[i] = p.bias && i < left ? p.bias[filter + i] : 0.0f;
-    wait_for_inputs();
-    const int group = thread / 128;
+  for (int i = 0; i < 2; ++i) {
+    const int filter = first_filter + warp * 16 + thread % 32 / 4 + 8 * i;
+    bias[i] = p.bias && filter < p.filters ? p.bias[filter] : 0.0f;
+  }
+
+  // A thread has filters side by side of a row.
+  constexpr int kWidth = 16 / sizeof(T), kPieces = kTileFilters / kWidth;
+  const int filter = first_filter + thread % kPieces * kWidth;
+  const int left = p.filters - filter;  // filters from this thread's first one on
+  const bool whole = p.in_pieces && left >= kWidth;
+  float bias_of[kWidth];
+#pragma unroll
+  for (int i = 0; i < kWidth; ++i)
+    bias_of[i] = !p.in_fragments && p.bias && i < left ? p.bias[filter + i] : 0.0f;
+
+  if (p.split > 1) wait_at_cluster_barrier();  // others have made their barriers
+  wait_for_inputs();
+  if (p.residual_rows > 0 && thread == 0) {
+    expect_bytes(residual_is_here, units * p.residual_rows * kRowBytes);
+    const int copied = p.split > 1 ? 8 : Columns;
+#pragma unroll 1
+    for (int unit = 0; unit < units; ++unit) {
+#pragma unroll 1
+      for (int row = 0; row < p.residual_rows; row += copied) {
+        copy_tile(ring + p.at.residual + (unit * p.residual_rows + row) * kRowBytes, &residuals,
+                  first_filter + unit * kFilters, first_row + (row << p.log_split) + rank * 8,
+                  residual_is_here);
+      }
+    }
+  }
+
+  float sums[Columns / 2] = {};
+  {
+    const std::uint64_t weights = matrix_at(ring + warp / 4 * kUnitBytes);
+    const std::uint64_t places = matrix_at(ring + At::kWeightBytes);
     int stage = 0, parity = 0, before = 0;
 #pragma unroll 1
     for (int step = 0; step < steps; ++step) {
       wait_for_phase(full + 8 * stage, parity);
-      const std::uint32_t at = ring + stage * At::kStageBytes;
-      const std::uint64_t weights = matrix_at(at + group * (kFilters * kRowBytes));
-      const std::uint64_t places = matrix_at(at + At::kWeightBytes);
+      const int at = stage * (At::kStageBytes >> 4);
       if constexpr (Prologue) {
         apply_prologue<T, kThreads, Columns>(p, memory + stage * At::kStageBytes + At::kWeightBytes,
                                              first_row, first_step + step, thread);
@@ -237,7 +252,7 @@ __global__ void __launch_bounds__(128 * Groups + 32, blocks_a_multiprocessor(Gro
 #pragma unroll
       for (int k = 0; k < kRowBytes / kInstructionBytes; ++k) {
         constexpr int kApart = kInstructionBytes >> 4;
-        Wgmma<T, Columns>::multiply(sums[k % kChains], weights + k * kApart, places + k * kApart);
+        Wgmma<T, Columns>::multiply(sums, weights + at + k * kApart, places + at + k * kApart);
       }
       commit_products();
       wait_for_products<1>();  // those of the step before
@@ -249,87 +264,114 @@ __global__ void __launch_bounds__(128 * Groups + 32, blocks_a_multiprocessor(Gro
       }
     }
     wait_for_products<0>();
-#pragma unroll
-    for (int apart = kChains / 2; apart > 0; apart /= 2) {
-#pragma unroll
-      for (int chain = 0; chain < apart; ++chain) {
-#pragma unroll
-        for (int i = 0; i < Columns / 2; ++i) sums[chain][i] += sums[chain + apart][i];
-      }
-    }
-
+  }
+  // What is made: rounded, [own places][kMadePitch], or sums, [own places][kPitch].
+  if (p.residual_rows > 0) wait_for_phase(residual_is_here, 0);
+  const std::uint32_t made = ring + p.at.made;
+  const std::uint32_t tiles_to =
+      made + row_of_tiles(thread) * At::kMadePitch + warp * 32 + piece_of_tiles(thread) * 16;
+  const std::uint32_t tiles_from =
+      ring + p.at.residual + (warp / 4 * p.residual_rows + row_of_tiles(thread)) * kRowBytes +
+      exchanged(row_of_tiles(thread), warp % 4 * 2 + piece_of_tiles(thread)) * 16;
+  float* const made_sums =
+      reinterpret_cast<float*>(memory + p.at.made) + place_of_sums<At::kPitch>(thread);
+  const auto place_of = [&](int row) {
+    return first_row + ((((row >> 3) << p.log_split) + rank) << 3) + row % 8;
+  };
+  bool past = false;
+  const auto load_residual = [&](int eight, std::uint32_t (&tiles)[2]) {
+    tiles[0] = tiles[1] = 0;
+    if (p.residual_rows > 0) load_two_tiles(tiles, tiles_from + eight * 8 * kRowBytes);
+  };
+  const auto end = [&](int eight, const float (&sum)[4], const std::uint32_t (&tiles)[2]) {
+    past |= end_in_fragments<T>(p, sum, bias, tiles, p.rows - place_of(eight * 8),
+                                tiles_to + eight * 8 * At::kMadePitch);
+  };
+  const auto keep_sums = [&](int eight, const float (&sum)[4]) {
+    store_sums<At::kPitch>(made_sums + eight * 8 * At::kPitch, sum);
+  };
+  const auto add_up = [&](auto split) {
+    add_up_in_cluster<split, Columns, kThreads>(reinterpret_cast<float4*>(memory), sums, rank,
+                                                received, all_received, thread,
+                                                [&](int eight, const float (&sum)[4]) {
+                                                  if (!p.in_fragments) return keep_sums(eight, sum);
+                                                  std::uint32_t tiles[2];
+                                                  load_residual(eight, tiles);
+                                                  end(eight, sum, tiles);
+                                                });
+  };
+  if (p.split == 1) {
     named_barrier<kThreads>(1);  // no one multiplies what lies in the ring
-    store_sums<Columns, At::kPitch>(reinterpret_cast<float*>(memory), sums[0], thread);
-  }
-
-  if (p.split > 1) {
-    cluster_barrier();
-  } else {
-    __syncthreads();
-  }
-
-  if (thread < kThreads) {
-    if (p.residual_rows > 0) wait_for_phase(residual_is_here, 0);
-#pragma unroll 2
-    for (int row = first_own; row < rows; row += kThreads / kPieces) {
-      if (left <= 0) break;
-      const std::int64_t place = first_row + own + row;
-      float added[kWidth] = {};
-      if (p.residual_rows > 0) {
-        const char* const from = memory + At::residual(p.stages) +
-                                 (thread % kPieces / 8 * p.residual_rows + row) * kRowBytes;
-        load_neighbours(reinterpret_cast<const T*>(from) + thread % 8 * kWidth, added);
-      } else if (p.residual) {
-        const std::int64_t from = place * p.residual_pitch + filter;
-        if (p.residual_is_rounded) {
-          load_piece(static_cast<const T*>(p.residual) + from, added, whole, left);
+    constexpr int kEights = Columns / 8, kAtOnce = 4;
+#pragma unroll
+    for (int first = 0; first < kEights; first += kAtOnce) {
+      std::uint32_t tiles[kAtOnce][2];
+#pragma unroll
+      for (int j = first; j < kEights && j < first + kAtOnce; ++j) {
+        if (p.in_fragments) load_residual(j, tiles[j - first]);
+      }
+#pragma unroll
+      for (int j = first; j < kEights && j < first + kAtOnce; ++j) {
+        const float sum[4] = {sums[4 * j], sums[4 * j + 1], sums[4 * j + 2], sums[4 * j + 3]};
+        if (p.in_fragments) {
+          end(j, sum, tiles[j - first]);
         } else {
-          load_piece(static_cast<const float*>(p.residual) + from, added, whole, left);
+          keep_sums(j, sum);
         }
-      }
-      const int offset = ((own + row) * At::kPitch + thread % kPieces * kWidth) * 4;
-      float value[kWidth] = {};
-      const auto take = [&](int i, const float4& four) {
-        value[i] += four.x;
-        value[i + 1] += four.y;
-        value[i + 2] += four.z;
-        value[i + 3] += four.w;
-      };
-      if (p.split == 1) {
-#pragma unroll
-        for (int i = 0; i < kWidth; i += 4) {
-          take(i, *reinterpret_cast<const float4*>(memory + offset + 4 * i));
-        }
-      } else {
-#pragma unroll 1
-        for (int first = 0; first < p.split; first += kAtOnce) {
-          float4 four[kAtOnce][kWidth / 4];
-#pragma unroll
-          for (int j = 0; j < kAtOnce; ++j) {
-            const std::uint32_t from = cluster_address(ring + offset, min(first + j, p.split - 1));
-#pragma unroll
-            for (int i = 0; i < kWidth / 4; ++i) four[j][i] = load_cluster(from + 16 * i);
-          }
-#pragma unroll
-          for (int j = 0; j < kAtOnce; ++j) {
-            if (first + j >= p.split) break;
-#pragma unroll
-            for (int i = 0; i < kWidth / 4; ++i) take(4 * i, four[j][i]);
-          }
-        }
-      }
-#pragma unroll
-      for (int i = 0; i < kWidth; ++i) value[i] += bias[i] + added[i];
-      activate(p, value);
-      const std::int64_t to = place * p.y_pitch + filter;
-      if (p.y_is_rounded) {
-        store_piece(static_cast<T*>(p.y) + to, value, whole, left, p.overflow);
-      } else {
-        store_piece(static_cast<float*>(p.y) + to, value, whole, left, p.overflow);
       }
     }
+  } else if (p.split == 2) {
+    add_up(std::integral_constant<int, 2>());
+  } else if (p.split == 4) {
+    add_up(std::integral_constant<int, 4>());
+  } else {
+    add_up(std::integral_constant<int, 8>());
   }
-  if (p.split > 1) cluster_barrier();  // others may still read this block's sums
+  if (past && warp / 4 < units) tell(p.overflow);  // filters beyond the last have no weights
+  named_barrier<kThreads>(1);
+
+  if (left <= 0) return;
+  if (p.in_fragments) {
+#pragma unroll 2
+    for (int row = thread / kPieces; row < own_eights * 8; row += kThreads / kPieces) {
+      const std::int64_t place = place_of(row);
+      if (place >= p.rows) break;
+      *reinterpret_cast<float4*>(static_cast<T*>(p.y) + place * p.y_pitch + filter) =
+          load_float4(made + row * At::kMadePitch + thread % kPieces * 16);
+    }
+    return;
+  }
+#pragma unroll 1
+  for (int row = thread / kPieces; row < own_eights * 8; row += kThreads / kPieces) {
+    const std::int64_t place = place_of(row);
+    if (place >= p.rows) break;
+    float added[kWidth] = {};
+    if (p.residual_rows > 0) {
+      const char* const from =
+          memory + p.at.residual + (thread % kPieces / 8 * p.residual_rows + row) * kRowBytes;
+      load_neighbours(reinterpret_cast<const T*>(from + exchanged(row, thread % 8) * 16), added);
+    } else if (p.residual) {
+      const std::int64_t from = place * p.residual_pitch + filter;
+      if (p.residual_is_rounded) {
+        load_piece(static_cast<const T*>(p.residual) + from, added, whole, left);
+      } else {
+        load_piece(static_cast<const float*>(p.residual) + from, added, whole, left);
+      }
+    }
+    float value[kWidth];
+    load_neighbours(reinterpret_cast<const float*>(memory + p.at.made) + row * At::kPitch +
+                        thread % kPieces * kWidth,
+                    value);
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) value[i] += bias_of[i] + added[i];
+    activate(p, value);
+    const std::int64_t to = place * p.y_pitch + filter;
+    if (p.y_is_rounded) {
+      store_piece(static_cast<T*>(p.y) + to, value, whole, left, p.overflow);
+    } else {
+      store_piece(static_cast<float*>(p.y) + to, value, whole, left, p.overflow);
+    }
+  }
 #endif
 }
 
@@ -337,24 +379,35 @@ __global__ void __launch_bounds__(128 * Groups + 32, blocks_a_multiprocessor(Gro
 
 template <typename T, int Groups, int Columns, bool Prologue>
 void launch_tile(const Images& images, Product p, const Choice& choice, Stream stream) {
-  using At = Memory<Groups, Columns>;
+  using At = Tile<Groups, Columns>;
   const auto kernel = conv2d_nhwc_wgmma_kernel<T, Groups, Columns, Prologue>;
+  constexpr int kTileFilters = Groups * kFilters;
   p.split = choice.split;
+  p.log_split = log2_of(choice.split);
   p.steps_a_block = (p.steps + p.split - 1) / p.split;
   p.stages = std::min(choice.stages, p.steps_a_block);
   p.tiled = is_tiled(images.shape);
   CUtensorMap residuals = {};
   if (p.residual && p.residual_is_rounded && p.in_pieces) {
-    p.residual_rows = (Columns + p.split - 1) / p.split;
-    residuals = map_of_rows<T>(p.residual, p.rows, p.filters, p.residual_pitch, p.residual_rows,
-                               CU_TENSOR_MAP_SWIZZLE_NONE);
+    p.residual_rows = own_rows(Columns, p.split);
+    residuals = map_of_rows<T>(p.residual, p.rows, p.filters, p.residual_pitch,
+                               p.split > 1 ? 8 : Columns, CU_TENSOR_MAP_SWIZZLE_128B);
   }
-  const int bytes = At::bytes(p.stages, p.residual_rows);
+  const int rows = own_rows(Columns, p.split);
+  p.at.made = p.split > 1 ? rows * kTileFilters * 4 : 0;
+  int bytes = std::max(p.stages * At::kStageBytes, p.at.made + rows * At::kPitch * 4);
+  const auto take = [&](int more) {
+    const int at = (bytes + 1023) / 1024 * 1024;
+    bytes = at + more;
+    return at;
+  };
+  p.at.residual = take(Groups * p.residual_rows * kRowBytes);
+  p.at.received = take(received_bytes(Groups, Columns, p.split));
+  p.at.barriers = take(16 * p.stages + 16);
   CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-  constexpr int kTileFilters = Groups * kFilters;
   const dim3 grid((p.rows + Columns - 1) / Columns, (p.filters + kTileFilters - 1) / kTileFilters,
                   p.split);
-  launch("conv2d_nhwc_wgmma_kernel", kernel, grid, dim3(128 * Groups + 32), bytes, stream, p.split,
+  launch("conv2d_nhwc_wgmma_kernel", kernel, grid, dim3(At::kThreads), bytes, stream, p.split,
          map_of_images<T>(images.x, images.shape, images.pitch, Columns), residuals, p);
 }
 

@@ -1,23 +1,118 @@
 // How convolutions that wgmma multiplies end: sums to shared memory, functions, pieces of rows.
 #pragma once
 
+#include "cuda/mma.cuh"
 #include "cuda/stored.cuh"
 #include "cuda/unary.cuh"
+#include "cuda/wgmma.cuh"
 
 namespace cnn_engine::cuda::wgmma {
 
-// What a warpgroup holds, as [columns][pitch] with the rows of D side by side: `thread` of them.
-template <int Columns, int Pitch>
-__device__ inline void store_sums(float* to, const float (&sums)[Columns / 2], int thread) {
-  const int lane = thread % 32, g = lane / 4, t = lane % 4;
-  to += 2 * t * Pitch + thread / 32 * 16 + g;
+// What warps hold of eight places (wgmma.cuh), as [places][Pitch] with the rows of D side by side.
+template <int Pitch>
+__device__ inline int place_of_sums(unsigned thread) {
+  return thread % 4 * 2 * Pitch + thread / 32 * 16 + thread % 32 / 4;
+}
+template <int Pitch>
+__device__ inline void store_sums(float* to, const float (&sums)[4]) {
+  to[0] = sums[0];
+  to[Pitch] = sums[1];
+  to[8] = sums[2];
+  to[Pitch + 8] = sums[3];
+}
+
+// Adds up what the `Split` blocks of a cluster hold of a tile. Every Split-th eight of the places
+// is one block's: block b sends it what its threads hold, [(b ^ owner) - 1][eight][thread][4], and
+// it adds that in this order to its own, which lies in `own` meanwhile, and calls keep(eight,
+// sums).
+template <int Split, int Columns, int Threads, typename Keep>
+__device__ inline void add_up_in_cluster(float4* own, const float (&sums)[Columns / 2], int rank,
+                                         std::uint32_t received, std::uint32_t all_received,
+                                         unsigned thread, const Keep& keep) {
+  constexpr int kEights = Columns / 8, kOwn = (kEights + Split - 1) / Split;
+  constexpr int kEightBytes = Threads * 16, kBlockBytes = kOwn * kEightBytes;
+  received += thread * 16;
 #pragma unroll
-  for (int j = 0; j < Columns / 8; ++j) {
-    to[8 * j * Pitch] = sums[4 * j];
-    to[(8 * j + 1) * Pitch] = sums[4 * j + 1];
-    to[8 * j * Pitch + 8] = sums[4 * j + 2];
-    to[(8 * j + 1) * Pitch + 8] = sums[4 * j + 3];
+  for (int j = 0; j < kEights; ++j) {
+    const int owner = j % Split;
+    if (owner == rank) continue;
+    const std::uint32_t slot = received + ((rank ^ owner) - 1) * kBlockBytes;
+    send_cluster(cluster_address(slot + j / Split * kEightBytes, owner),
+                 cluster_address(all_received, owner), sums[4 * j], sums[4 * j + 1],
+                 sums[4 * j + 2], sums[4 * j + 3]);
   }
+  named_barrier<Threads>(1);  // no one multiplies what lies in the ring
+#pragma unroll
+  for (int j = 0; j < kEights; ++j) {
+    if (j % Split != rank) continue;
+    own[j / Split * Threads + thread] = {sums[4 * j], sums[4 * j + 1], sums[4 * j + 2],
+                                         sums[4 * j + 3]};
+  }
+  if (rank >= kEights) return;
+  wait_for_cluster_phase(all_received, 0);
+#pragma unroll 1
+  for (int eight = 0; eight * Split + rank < kEights; ++eight) {
+    float4 sum = own[eight * Threads + thread];
+#pragma unroll
+    for (int block = 0; block < Split - 1; ++block) {
+      const float4 more = load_float4(received + block * kBlockBytes + eight * kEightBytes);
+      sum.x += more.x;
+      sum.y += more.y;
+      sum.z += more.z;
+      sum.w += more.w;
+    }
+    keep(eight, {sum.x, sum.y, sum.z, sum.w});
+  }
+}
+
+// Where a lane's row of a pair of 8x8 tiles begins for load_two_tiles and store_two_tiles: eight
+// places of 16 filters.
+__device__ inline int row_of_tiles(int lane) { return lane % 8; }
+__device__ inline int piece_of_tiles(int lane) { return lane / 8 % 2; }
+
+__device__ inline void load_two_tiles(std::uint32_t (&a)[2], std::uint32_t address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0,%1}, [%2];"
+               : "=r"(a[0]), "=r"(a[1])
+               : "r"(address)
+               : "memory");
+}
+
+__device__ inline void store_two_tiles(std::uint32_t address, std::uint32_t a, std::uint32_t b) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1,%2};" ::"r"(address),
+               "r"(a), "r"(b)
+               : "memory");
+}
+
+// NaN where x is.
+__device__ inline float between(float x, float low, float high) {
+  float y;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(x), "f"(low));
+  asm("min.NaN.f32 %0, %0, %1;" : "+f"(y) : "f"(high));
+  return y;
+}
+
+// Ends eight places of 16 filters, as a warp holds them (wgmma.cuh), and stores them rounded: a
+// lane gives the address of a row of the result. Returns whether one of the first `left` places is
+// past the range of T.
+template <typename T, typename P>
+__device__ inline bool end_in_fragments(const P& p, const float (&sums)[4], const float (&bias)[2],
+                                        const std::uint32_t (&residual)[2], int left,
+                                        std::uint32_t to) {
+  float value[4];
+  load_neighbours(reinterpret_cast<const T*>(residual), value);
+  alignas(8) T made[4];
+  bool past = false;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    value[i] = between(sums[i] + (bias[i / 2] + value[i]), p.low, p.high);
+    made[i] = narrowed<T>(value[i]);
+    if constexpr (std::is_same_v<T, __half>) {
+      past |= static_cast<int>(threadIdx.x % 4 * 2 + i % 2) < left && is_past_float16(value[i]);
+    }
+  }
+  store_two_tiles(to, reinterpret_cast<const std::uint32_t*>(made)[0],
+                  reinterpret_cast<const std::uint32_t*>(made)[1]);
+  return past;
 }
 
 // The function is looked up once for all values.

@@ -149,7 +149,11 @@ __global__ void __launch_bounds__(128 * Rows, 2)
   wait_for_products<0>();
   __syncthreads();  // no one multiplies what lies there
   float* const own = reinterpret_cast<float*>(memory) + group * (kPlaces * kPitch);
-  store_sums<kPlaces, kPitch>(own, sums, thread % 128);
+#pragma unroll
+  for (int j = 0; j < kPlaces / 8; ++j) {
+    store_sums<kPitch>(own + place_of_sums<kPitch>(thread % 128) + 8 * j * kPitch,
+                       {sums[4 * j], sums[4 * j + 1], sums[4 * j + 2], sums[4 * j + 3]});
+  }
   __syncthreads();
 
   const int row = first_row + group;

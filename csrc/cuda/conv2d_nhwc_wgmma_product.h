@@ -30,13 +30,20 @@ struct Product {
   float floor;
   int channels, filters, y_pitch, residual_pitch;
   int out_h, out_w, stride_h, stride_w, pad_top, pad_left, dilation_h, dilation_w;
-  int taps_a_row;     // the kernel's width
-  int chunks;         // steps of a tap's channels
-  int steps;          // taps * chunks
-  int steps_a_block;  // of a cluster's part
-  int split;          // blocks of a cluster
+  int taps_a_row;        // the kernel's width
+  int chunks;            // steps of a tap's channels
+  int steps;             // taps * chunks
+  int steps_a_block;     // of a cluster's part
+  int split, log_split;  // blocks of a cluster, 1 << log_split
   int stages;
   int residual_rows;  // that a block copies to shared memory with the copy engine; 0: none
+  bool in_fragments;  // the end is computed as products are held: a clamp between low and high
+  float low, high;
+  // In shared memory, of what the block has made, in the ring's place, and behind the ring of the
+  // residual, as the copy engine brings it, what the cluster's other blocks send, and the barriers.
+  struct {
+    int made, residual, received, barriers;
+  } at;
   float alpha, beta;
   UnaryFunction activation;
   Overflow overflow;
@@ -61,10 +68,17 @@ struct TileShape {
 
   constexpr int stage_bytes() const { return 128 * (groups * kFilters + columns); }
 };
-constexpr TileShape kShapes[] = {{1, 16, true}, {1, 24},  {1, 32, true},  {1, 56},
-                                 {1, 64, true}, {1, 104}, {1, 128, true}, {1, 256},
-                                 {2, 64, true}, {2, 128}, {2, 256}};
+constexpr TileShape kShapes[] = {{1, 16, true}, {1, 24},        {1, 32, true}, {1, 56},
+                                 {1, 64, true}, {1, 128, true}, {2, 64, true}};
 constexpr int kTiles = sizeof(kShapes) / sizeof(kShapes[0]);
+
+// Places of a tile that a block of a cluster adds up, in eights, and what others send it for that.
+constexpr int own_rows(int columns, int split) { return (columns / 8 + split - 1) / split * 8; }
+constexpr int received_bytes(int groups, int columns, int split) {
+  return (split - 1) * own_rows(columns, split) * groups * kFilters * 4;
+}
+
+constexpr int log2_of(int power) { return power > 1 ? 1 + log2_of(power / 2) : 0; }
 
 struct Choice {
   int tile;    // of kShapes

@@ -43,6 +43,16 @@ __device__ inline void load_neighbours(const T* from, float (&to)[width]) {
   for (int i = 0; i < width; ++i) to[i] = widened(found.value[i]);
 }
 
+// Whether a finite number is an infinity in float16: from 65,520, halfway to what would be next.
+__device__ inline bool is_past_float16(float value) {
+  constexpr unsigned kLeast = 0x477ff000u, kInfinity = 0x7f800000u;
+  return (__float_as_uint(value) & 0x7fffffffu) - kLeast < kInfinity - kLeast;
+}
+
+__device__ inline void tell(const Overflow& overflow) {
+  if (overflow.word != 0) *reinterpret_cast<volatile int*>(overflow.word) = overflow.number;
+}
+
 template <int width, typename T>
 __device__ inline void store_neighbours(T* to, const float (&from)[width],
                                         const Overflow& overflow) {
@@ -51,16 +61,10 @@ __device__ inline void store_neighbours(T* to, const float (&from)[width],
   for (int i = 0; i < width; ++i) made.value[i] = narrowed<T>(from[i]);
   *reinterpret_cast<Neighbours<T, width>*>(to) = made;
   if constexpr (std::is_same_v<T, __half>) {
-    // From 65,520, halfway to what would be next, up to the largest of float32.
-    constexpr unsigned kLeast = 0x477ff000u, kInfinity = 0x7f800000u;
     bool past = false;
 #pragma unroll
-    for (int i = 0; i < width; ++i) {
-      past |= (__float_as_uint(from[i]) & 0x7fffffffu) - kLeast < kInfinity - kLeast;
-    }
-    if (past && overflow.word != 0) {
-      *reinterpret_cast<volatile int*>(overflow.word) = overflow.number;
-    }
+    for (int i = 0; i < width; ++i) past |= is_past_float16(from[i]);
+    if (past) tell(overflow);
   }
 }
 

@@ -126,6 +126,66 @@ __device__ inline void wait_for_phase(std::uint32_t barrier, int parity) {
       : "memory");
 }
 
+// The block's barriers, made by this thread, can be used by copies and by the cluster.
+__device__ inline void publish_barriers() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+// Without what these threads have stored: barriers are published by themselves.
+__device__ inline void arrive_at_cluster_barrier_relaxed() {
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
+
+// As wait_for_phase, for what other blocks of the cluster sent.
+__device__ inline void wait_for_cluster_phase(std::uint32_t barrier, int parity) {
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "again:\n"
+      "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
+      "@!done bra again;\n"
+      "}" ::"r"(barrier),
+      "r"(parity)
+      : "memory");
+}
+
+// Stores four numbers at an address of a block of the cluster, whose barrier counts the bytes.
+__device__ inline void send_cluster(std::uint32_t to, std::uint32_t barrier, float a, float b,
+                                    float c, float d) {
+  asm volatile(
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1,%2,%3,%4}, "
+      "[%5];" ::"r"(to),
+      "f"(a), "f"(b), "f"(c), "f"(d), "r"(barrier)
+      : "memory");
+}
+
+__device__ inline float4 load_float4(std::uint32_t address) {
+  float4 value;
+  asm volatile("ld.shared.v4.f32 {%0,%1,%2,%3}, [%4];"
+               : "=f"(value.x), "=f"(value.y), "=f"(value.z), "=f"(value.w)
+               : "r"(address)
+               : "memory");
+  return value;
+}
+
+// ---- warps whose threads go the same way, so that the compiler keeps what they share once ----
+
+__device__ inline int same_in_warp(int value) { return __shfl_sync(0xffffffffu, value, 0); }
+
+// True in one thread of the warp.
+__device__ inline bool leads_warp() {
+  std::uint32_t leads;
+  asm volatile(
+      "{\n"
+      ".reg .pred leads;\n"
+      "elect.sync _|leads, 0xffffffff;\n"
+      "selp.u32 %0, 1, 0, leads;\n"
+      "}"
+      : "=r"(leads));
+  return leads != 0;
+}
+
 // ---- tensor copies; their bytes, zeros among them, count at the barrier ----
 
 __device__ inline void prefetch_map(const CUtensorMap* map) {

@@ -51,7 +51,14 @@ def _packed(node: Node, graph: Graph, device: Any, nbytes: int, function: str, *
     return packed
 
 
-# ---- convolutions ----
+# ---- convolutions, and linear layers as convolutions of images of one place ----
+
+#: The compiled functions that run products, and how reports name them.
+_FUNCTIONS = {
+    "conv2d_nhwc": "implicit_gemm",
+    "conv2d_nhwc_wgmma": "wgmma",
+    "conv2d_nhwc_wgmma_planar": "wgmma_planar",
+}
 
 
 @dataclass(frozen=True)
@@ -61,14 +68,23 @@ class _Weights(Buffer):
     function: str
 
 
-def _function(node: Node, graph: Graph, device: Any, shape: Any) -> str:
+def _shape(node: Node, x: Value, weight: Value) -> tuple[Any, bool]:
+    """Returns the shape of a convolution or a linear layer, and whether its images are [N, C, H, W]."""
+    if node.op.kind == "conv2d_nhwc":
+        return shape_of(node, x, weight), node.op.planar
+    outputs, features = weight.shape
+    return _cpu.Conv2dShape(x.shape[0], features, 1, 1, outputs, 1, 1, 1, 1, 0, 0), False
+
+
+def _function(node: Node, graph: Graph, device: Any) -> str:
     """Returns the compiled function that runs a product: GPUs that have wgmma have their own."""
+    shape, planar = _shape(node, *graph.inputs_of(node)[:2])
     kernels, how = device.kernels, (shape, _operands(node), device.index)
     x, constants = graph.values[node.inputs[0]], graph.constants
     bias, residual = (*node.inputs[2:4], None, None)[:2]
     if any(name not in (None, *constants) for name in (bias, *node.inputs[5:6])):
         return "conv2d_nhwc"  # what is read before the kernels before it have ended
-    if node.op.kind == "conv2d_nhwc" and node.op.planar:
+    if planar:
         alone = residual is None and not has_prologue(node)
         if alone and kernels.conv2d_nhwc_wgmma_planar_takes(*how):
             return "conv2d_nhwc_wgmma_planar"
@@ -77,46 +93,48 @@ def _function(node: Node, graph: Graph, device: Any, shape: Any) -> str:
     return "conv2d_nhwc"
 
 
-def _weights(node: Node, graph: Graph, device: Any, shape: Any, planar: bool) -> _Weights:
-    function, operands = _function(node, graph, device, shape), _operands(node)
+def _pack(node: Node, graph: Graph, device: Any) -> _Weights:
+    shape, planar = _shape(node, *graph.inputs_of(node)[:2])
+    function, operands = _function(node, graph, device), _operands(node)
     how = (shape, planar, operands) if function == "conv2d_nhwc" else (shape, operands)
     nbytes = getattr(device.kernels, f"{function}_packed")(*how, 0)
     packed = _packed(node, graph, device, nbytes, f"{function}_pack", *how)
     return _Weights(packed.address, packed.nbytes, packed.owner, function)
 
 
-def _pack(node: Node, graph: Graph, device: Any) -> _Weights:
-    shape = shape_of(node, *graph.inputs_of(node)[:2])
-    return _weights(node, graph, device, shape, node.op.planar)
+def _shows(prepared: _Weights) -> str:
+    return _FUNCTIONS[prepared.function]
 
 
 def _workspace(node: Node, graph: Graph, device: Any, threads: int) -> int:
-    shape = shape_of(node, *graph.inputs_of(node)[:2])
-    if _function(node, graph, device, shape) != "conv2d_nhwc":
+    if _function(node, graph, device) != "conv2d_nhwc":
         return 0
-    how = shape, node.op.planar, _operands(node), stored(graph.values[node.inputs[0]])
+    x, weight = graph.inputs_of(node)[:2]
+    how = *_shape(node, x, weight), _operands(node), stored(x)
     return device.kernels.conv2d_nhwc_workspace(*how, 0)
 
 
 def _make(call: Call) -> Bound:
     op, (x, weight, _, added, scale, _) = call.node.op, (*call.inputs, *[None] * 4)[:6]
-    types = _cpu.Conv2dStored(stored(x), stored(added), stored(call.outputs[0]))
     bias, residual, factors, shift = (*call.at[2:], 0, 0, 0, 0)[:4]
-    shape, pitches = shape_of(call.node, x, weight), pitches_of(call)
+    (shape, planar), out = _shape(call.node, x, weight), call.outputs[0]
     function, first = call.prepared.function, (call.at[0], call.prepared.address, bias)
     operands, activation = _operands(call.node), activation_of(op)
     if function == "conv2d_nhwc_wgmma_planar":
-        out = call.outputs[0]
         how = call.to[0], shape, call.pitch(out), stored(out), call.overflow
         return call.native(function, *first, *how, operands, *activation)
-    by_image = scale is not None and len(scale.shape) == 2
-    before = by_image, -math.inf if op.floor is None else op.floor
+    if op.kind == "linear":
+        pitches, floor = _cpu.Conv2dPitches(*reversed(weight.shape)), None
+    else:
+        pitches, floor = pitches_of(call), op.floor
+    before = scale is not None and len(scale.shape) == 2, -math.inf if floor is None else floor
     first += residual, factors, shift, call.to[0]
+    types = _cpu.Conv2dStored(stored(x), stored(added), stored(out))
     if function == "conv2d_nhwc_wgmma":
         how = shape, pitches, types, call.overflow, operands
         return call.native(function, *first, *how, *before, *activation)
     return call.native(
-        function, *first, call.workspace, shape, pitches, types, call.overflow, op.planar, operands,
+        function, *first, call.workspace, shape, pitches, types, call.overflow, planar, operands,
         *before, *activation,
     )  # fmt: skip
 
@@ -181,46 +199,10 @@ def _make_rows(call: Call) -> Bound:
     )  # fmt: skip
 
 
-def _as_convolution(x: Value, weight: Value) -> Any:
-    """Returns the shape of a linear layer as a convolution of images of one place."""
-    outputs, features = weight.shape
-    return _cpu.Conv2dShape(x.shape[0], features, 1, 1, outputs, 1, 1, 1, 1, 0, 0)
-
-
 def _not_product(node: Node, graph: Graph) -> str | None:
     if node.op.operands is None:
         return "expected what operands may be rounded to, as auto says for models"
     return not_constant(node, graph)
-
-
-def _pack_product(node: Node, graph: Graph, device: Any) -> _Weights:
-    return _weights(node, graph, device, _as_convolution(*graph.inputs_of(node)[:2]), False)
-
-
-def _product_workspace(node: Node, graph: Graph, device: Any, threads: int) -> int:
-    x, weight = graph.inputs_of(node)[:2]
-    shape = _as_convolution(x, weight)
-    if _function(node, graph, device, shape) != "conv2d_nhwc":
-        return 0
-    how = shape, False, _operands(node), stored(x)
-    return device.kernels.conv2d_nhwc_workspace(*how, 0)
-
-
-def _make_product(call: Call) -> Bound:
-    x, weight = call.inputs[:2]
-    types = _cpu.Conv2dStored(stored(x), stored(None), stored(call.outputs[0]))
-    bias, shape = (*call.at[2:], 0)[0], _as_convolution(x, weight)
-    pitches = _cpu.Conv2dPitches(*reversed(weight.shape))
-    function, first = call.prepared.function, (call.at[0], call.prepared.address, bias)
-    operands, activation = _operands(call.node), activation_of(call.node.op)
-    first += 0, 0, 0, call.to[0]
-    if function == "conv2d_nhwc_wgmma":
-        how = shape, pitches, types, call.overflow, operands
-        return call.native(function, *first, *how, False, -math.inf, *activation)
-    return call.native(
-        function, *first, call.workspace, shape, pitches, types, call.overflow, False, operands, False,
-        -math.inf, *activation,
-    )  # fmt: skip
 
 
 def _make_pool(call: Call) -> Bound:
@@ -244,12 +226,12 @@ ROWS = [
     ),
     _row(
         "conv2d_nhwc", "implicit_gemm", _make, not_constant, _pack, workspace=_workspace,
-        pitched=_IMAGES, stores=storing(*_IMAGES),
+        shows=_shows, pitched=_IMAGES, stores=storing(*_IMAGES),
     ),
     _row("linear", "rows", _make_rows, _not_rows, _pack_rows, stores=storing(None, 0)),
     _row(
-        "linear", "implicit_gemm", _make_product, _not_product, _pack_product,
-        workspace=_product_workspace, stores=storing(None, 0),
+        "linear", "implicit_gemm", _make, _not_product, _pack, workspace=_workspace, shows=_shows,
+        stores=storing(None, 0),
     ),
     *(
         Kernel(

@@ -140,6 +140,8 @@ class Kernel:
         rewrite: returns the nodes that stand for a node before this kernel runs it, or None as it stands.
         prepare: returns what is made once for a node from its constants (packed weights, say) and kept for
             every plan.
+        shows: returns the name that reports show, of what ``prepare`` returned, where that chose among
+            several; None: ``name``.
         packs: the inputs that ``prepare`` takes up, constants that are not brought to the device otherwise;
             their addresses are 0. None: all.
         form: what tells kernels of one name apart that run a node in different ways, such as the size of a
@@ -167,6 +169,7 @@ class Kernel:
     reduction: bool | None = None
     rewrite: Callable[[Node, Graph], Sequence[Node] | None] = _never
     prepare: Callable[[Node, Graph, Any], Any] | None = None
+    shows: Callable[[Any], str] | None = None
     packs: tuple[int, ...] | None = None
     form: str = ""
     forms: Callable[[Node, Graph, Any], Sequence[Kernel]] = _no_forms
@@ -199,6 +202,10 @@ class Kernel:
     def takes_up(self, place: int) -> bool:
         """Whether ``prepare`` takes up the constant that is input ``place``."""
         return self.prepare is not None and (self.packs is None or place in self.packs)
+
+    def shown_as(self, prepared: Any) -> str:
+        """Returns what reports call the kernel that runs a node for which it ``prepared`` this."""
+        return self.name if self.shows is None else self.shows(prepared)
 
     def refuses(self, node: Node, graph: Graph) -> str | None:
         """Returns why the kernel cannot run ``node``, or None."""
