@@ -22,9 +22,10 @@ constexpr std::int64_t kUnrolledFloats = 256 << 10;
 constexpr int kShortRow = 16;
 // Places of a run of a 1x1 convolution.
 constexpr int kRunRows = 96, kLeastRunRows = 24;
-// Of what a 1x1 convolution reads and writes: more leaves the second-level cache, and is asked for
-// a run ahead, where sums are long enough to do so beside them.
-constexpr std::int64_t kCachedFloats = 512 << 10;
+// Of what a 1x1 convolution reads and writes: more may have left the second-level cache, and is
+// asked for a run ahead, where there are channels and filters enough to do so beside their
+// products.
+constexpr std::int64_t kCachedFloats = 256 << 10;
 constexpr int kLongRow = 64;
 
 // Numbers of four bytes that hold so many channels of a place.
@@ -175,7 +176,9 @@ inline void pointwise(const Direct& call, const Scratch& scratch, const Conv2dSh
   const int shares = split.shares;
   const std::int64_t cost = (places / split.tasks + 1) * p.c * filters / shares;
   const bool copies = kPairs || call.prologue.any();
-  const bool leaves_cache = p.c >= kLongRow && places * (p.c + p.k) > kCachedFloats;
+  const int moved = p.c + (call.residual ? 2 : 1) * p.k;
+  const bool has_time = !copies && p.c >= kLongRow && filters >= kLongRow;
+  const bool asks_ahead = has_time && places * moved > kCachedFloats;
   // A thread has all runs of its filters, or all filters of its runs; what is written out is used
   // for all shares of a run.
   const bool runs_inside = by_filters && !copies;
@@ -205,7 +208,7 @@ inline void pointwise(const Direct& call, const Scratch& scratch, const Conv2dSh
       const std::int64_t next = index + 1 < end && run + 1 < split.tasks ? first + count : places;
       const std::int64_t more = next + count < places ? count : places - next;
       const auto rows_of = [&](const float* rows, int pitch, int size, Ahead* then) {
-        const bool asks = leaves_cache && rows && pitch == size;
+        const bool asks = asks_ahead && rows && pitch == size;
         const std::int64_t lines = asks ? more * pitch / kFilterGroup : 0;
         return Ahead{asks ? rows + next * pitch : rows, lines, 0, lines > 0, then};
       };
