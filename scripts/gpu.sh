@@ -15,6 +15,7 @@
 # laboratory needs the extras lab and profile, and torchvision; peers needs PyTorch and JAX; low-batch and what
 # comes after it torchvision and timm. On a machine with four GPUs and 64 cores, in less than 520 s:
 #
+#   export OUT MODELS=/tmp/networks LIMIT=440
 #   for i in 0 1 2 3; do
 #     CUDA_VISIBLE_DEVICES=$i SHARD=$((i + 1))/4 timeout 520 taskset -c $((16 * i))-$((16 * i + 15)) scripts/gpu.sh low-batch &
 #   done; wait
@@ -139,7 +140,7 @@ autotuned() {  # the same beside torch.compile's longest search, and JAX
 strangers() {  # networks that no one tuned for
   python3 -m benchmarks.low_batch --jobs 10 --prepare $((limit / 2)) --limit "$limit" "${turns[@]}" \
     --network dla34 ese_vovnet19b_dw ghostnet_100 res2net50_26w_4s xception41 --batch 1 20 \
-    --dtype float16 float32 --json "$OUT/strangers.json" --markdown "$OUT/strangers.md"
+    --dtype float16 float32 --peers torch --json "$OUT/strangers.json" --markdown "$OUT/strangers.md"
 }
 
 sizes() {  # logits alone, of odd images and all batches; a process a network, as exports take a core each

@@ -11,8 +11,8 @@ import numpy as np
 from . import Buffer
 
 ALIGNMENT = 64
-#: A large page. Buffers of so many bytes or more are mapped, in pieces, of which the rest is for those that follow:
-#: what is not touched takes no memory.
+#: A large page. Buffers of so many bytes or more are mapped, in pieces, of which the rest is for those that
+#: follow: what is not touched takes no memory.
 PAGE, MAPPED, PIECE = 2 << 20, 1 << 20, 128 << 20
 
 
