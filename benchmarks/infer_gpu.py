@@ -216,14 +216,16 @@ def measured(options: argparse.Namespace, run: Run) -> dict[str, Any]:
         document = json.loads(text)
         shutil.rmtree(Path(name, "rows"))
     document["environment"].pop("host", None)
+    document["hosts"] = ["a machine"] * len(document["hosts"])
     return {**about, **{key: document[key] for key in KEPT}}
 
 
 #: Of a run's report.
 KEPT = (
-    "command", "environment", "settings", "workers", "threads", "device_name", "decoder", "cores", "images",
-    "errors", "input_bytes", "output_bytes", "shards", "retries", "restarts", "planning_s", "working_s",
-    "duration_s", "images_per_s", "peak_bytes_a_worker", "stages", "ceilings", "bound_by", "efficiency",
+    "schema", "kind", "command", "started", "environment", "settings", "workers", "threads", "hosts",
+    "device_name", "decoder", "cores", "images", "errors", "input_bytes", "output_bytes", "shards", "retries",
+    "restarts", "planning_s", "working_s", "duration_s", "images_per_s", "peak_bytes_a_worker", "stages",
+    "ceilings", "bound_by", "efficiency",
 )  # fmt: skip
 
 
