@@ -120,6 +120,7 @@ class Pipeline:
         self._read: queue.Queue = queue.Queue(READ_AHEAD)
         self._decoding: queue.Queue = queue.Queue(1)  # the next beside the one that is waited for
         self._decoded: queue.Queue = queue.Queue(SLOTS)
+        self._finished: queue.Queue = queue.Queue(1)
         rows_bytes = 4 * settings.batch * engine.network.classes
         waiting = max(WAITING_BYTES // rows_bytes, SLOTS)
         self._computed: list[queue.Queue] = [queue.Queue(waiting) for _ in range(WRITERS)]
@@ -127,7 +128,9 @@ class Pipeline:
         self._counting = threading.Lock()  # what several writers count
         model = engine.network
         self._fixed = isinstance(model, Model) and not model.any_batch
-        loops = (self._read_loop, self._begin_loop, self._decode_loop, self._compute_loop)
+        loops = (
+            self._read_loop, self._begin_loop, self._decode_loop, self._compute_loop, self._keep_loop,
+        )  # fmt: skip
         for loop in (*loops, *(partial(self._write_loop, jobs) for jobs in self._computed)):
             threading.Thread(target=loop, daemon=True).start()
 
@@ -221,25 +224,31 @@ class Pipeline:
         stage = self.stages["compute"]
         while True:
             job, chunk = self._decoded.get()
-            if chunk is _END:
-                self._on_computed(job.shard)
-                job.computed.put((job, chunk, None))
-                continue
-            rows = None
-            if not job.failed:
+            if chunk is not _END and not job.failed:
                 begin = perf_counter()
                 try:
                     self.compute(chunk)
-                    rows = chunk.slot.rows[: len(chunk)].copy()
                     stage.images += len(chunk)
                 except Exception as error:
                     job.failed = job.failed or _failure(error)
                 stage.seconds += perf_counter() - begin
-            if (
-                chunk.slot is not None
-            ):  # a writer takes longer than a GPU, which has others to fill meanwhile
-                self._slots.put(chunk.slot)
-                chunk.slot = None
+            self._finished.put((job, chunk))
+
+    def _keep_loop(self) -> None:
+        """Lets others have a chunk's memory: a writer takes longer than a GPU, which goes on meanwhile."""
+        while True:
+            job, chunk = self._finished.get()
+            rows = None
+            if chunk is _END:
+                self._on_computed(job.shard)
+            else:
+                try:
+                    rows = None if job.failed else chunk.slot.rows[: len(chunk)].copy()
+                except MemoryError as error:
+                    job.failed = _failure(error)
+                if chunk.slot is not None:
+                    self._slots.put(chunk.slot)
+                    chunk.slot = None
             job.computed.put((job, chunk, rows))
 
     def compute(self, chunk: Chunk) -> None:
