@@ -237,12 +237,14 @@ def page(rows: list[dict[str, Any]]) -> str:
         "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     good = [row for row in rows if "error" not in row]
-    alone = {row["images"]: row["images_per_s"] for row in good if row["gpus"] == 1}
+    alone = {
+        (row["images"], row.get("shard")): row["images_per_s"] for row in good if row["gpus"] == 1
+    }
     for row in rows:
         if "error" in row:
             lines.append(f"| {row['run']} | failed: {row['error'][:200]} |")
             continue
-        one = alone.get(row["images"])
+        one = alone.get((row["images"], row.get("shard")))
         share = units.percent(row["images_per_s"] / (row["gpus"] * one)) if one else ""
         ceilings = " | ".join(
             units.number(row["ceilings"][name]["images_per_s"]) if name in row["ceilings"] else ""
