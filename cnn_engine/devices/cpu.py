@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import threading
 from contextlib import suppress
@@ -31,6 +32,12 @@ def _map(nbytes: int) -> np.ndarray:
     array = np.frombuffer(memory, np.uint8)
     start = -array.__array_interface__["data"][0] % PAGE
     return array[start : start + nbytes]
+
+
+def give_back() -> None:
+    """Gives the system what was freed and the C library keeps: megabytes, once weights are packed."""
+    with suppress(AttributeError, OSError, TypeError):  # other libraries
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 class CpuDevice:

@@ -21,7 +21,7 @@ from ..graph.graph import Graph, Node
 from ..graph.model import Model
 from ..graph.network import Network
 from ..workload import Dataset, Workload
-from . import arguments, fused, tuning, variants
+from . import arguments, fused, variants
 from .check import Check
 from .check import check as compare
 from .kernels import Kernel
@@ -33,7 +33,6 @@ from .pool import plan_bytes
 from .program import Program
 from .schedule import Schedule
 from .source import find, read_weights
-from .tuning import Tuner
 
 address_of = _cpu.address_of
 Conv2dOperands = _cpu.Conv2dOperands
@@ -147,7 +146,11 @@ class Engine:
         placement = Placement(self.device, mode, self.threads)
         chooses = self.choice.layered and self.choice.automatic and mode == "resident"
         self._tune = tune
-        self._tuner = Tuner(self.device, dtype) if tune and chooses else None
+        self._tuner = None
+        if tune and chooses:
+            from . import tuning  # and what it imports, where it is asked for
+
+            self._tuner = tuning.Tuner(self.device, dtype)
         program = Program(
             self._graph, placement, self.choice, dtype, fuses=is_model,
             first=(self.network.batch, self._reads_pixels) if is_model else (1, True),
@@ -450,6 +453,8 @@ class Engine:
             return [], [f"tuning: nothing to choose in {self.choice.variant}, {self.data_mode}"]
         program, pixels = self._plans.open(), np.dtype(dtype) == np.uint8
         found = self._tuner.tuned(program, program.laid(batch, pixels), batch, pixels)
+        from . import tuning
+
         return tuning.told(found), [*self._tuner.notes, tuning.summary(found)]
 
     def check(self, images: np.ndarray) -> Check:

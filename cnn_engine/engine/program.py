@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..devices import Buffer
-from ..devices.cpu import CpuDevice
+from ..devices.cpu import CpuDevice, give_back
 from ..graph import passes
 from ..graph.graph import Graph, Node
 from ..graph.onnx.weights import let_go
 from . import fused, storage
 from .kernels import Kernel
 from .placement import Placed, Placement, place
-from .tuning import Chosen, Tuner
 from .variants import Choice, has_tensor_cores
+
+if TYPE_CHECKING:
+    from .tuning import Chosen, Tuner
 
 
 class Program:
@@ -158,6 +160,7 @@ class Program:
                     self.constant(placed.graph, name, placed.places[node.name])
                 if name in constants:
                     let_go(constants[name])
+        give_back()
 
     def constant(self, graph: Graph, name: str, where: str) -> int:
         """Returns the address of a constant in a place."""
