@@ -8,20 +8,19 @@ from __future__ import annotations
 import statistics
 
 import numpy as np
+from cnn_engine.workloads.fashion_mnist.network import NETWORK
 
-from cnn_engine import _cpu
+from cnn_engine import Engine, _cpu
 from cnn_engine.devices import cuda_module
 from cnn_engine.graph import reference
 
 from .gpu_contestants import Contestant, sample
 
 IMAGE = (1, 48, 48)
-#: kind, out_channels, kernel, weight's name
+#: Up to the end of the second convolution: kind, out_channels, kernel, weight's name.
 LAYERS = (
     ("conv2d", 6, 5, "conv1"), ("tanh", 0, 0, ""), ("max_pool2d", 0, 2, ""), ("conv2d", 16, 5, "conv2"),
-    ("linear", 140, 0, "fc1"), ("tanh", 0, 0, ""), ("linear", 10, 0, "fc2"), ("softmax", 0, 0, ""),
 )  # fmt: skip
-CONVOLUTIONS = 4  # layers up to the end of the second convolution
 #: Largest difference from float64, as a share of the largest value.
 ERROR = {"float32": 1e-5, "tf32": 1e-2, "float16": 1e-2}
 CHECKED = 32
@@ -66,36 +65,37 @@ def ours(weights, images, pooled):
                 x.data.ptr, weight.data.ptr, 0, out.data.ptr, shape, False, False, stream.ptr
             )
 
-        yield (
-            name,
-            Contestant(
-                "tiled float32", True, "float32", tiled, lambda out=out: cupy.asnumpy(out[:CHECKED])
-            ),
-        )
+        yield name, ours_of("tiled float32", "float32", tiled, out)
     for dtype in ("float32", "float16"):
-        for part, layers in (("convolutions", LAYERS[:CONVOLUTIONS]), ("whole", LAYERS)):
-            rows = []
-            for kind, channels, kernel, name in layers:
-                stride = kernel if kind == "max_pool2d" else 1
-                keys = (name, f"{name}.bias")
-                pointers = [weights[key].ctypes.data if key in weights else 0 for key in keys]
-                rows.append((kind, channels, kernel, kernel, stride, stride, 0, 0, *pointers))
-            network = module.FusedNetwork(IMAGE, 1.0, 0.0, rows, dtype)
-            out = cupy.full((count, network.outputs), -1, np.float32)
+        rows = []
+        for kind, channels, kernel, name in LAYERS:
+            stride = kernel if kind == "max_pool2d" else 1
+            weight = weights[name].ctypes.data if name else 0
+            rows.append((kind, channels, kernel, kernel, stride, stride, 0, 0, weight, 0))
+        network = module.FusedNetwork(IMAGE, 1.0, 0.0, rows, dtype)
+        out = cupy.full((count, network.outputs), -1, np.float32)
 
-            def fused(network=network, out=out):
-                network.run(images.data.ptr, True, count, out.data.ptr, stream.ptr)
+        def fused(network=network, out=out):
+            network.run(images.data.ptr, True, count, out.data.ptr, stream.ptr)
 
-            yield (
-                part,
-                Contestant(
-                    f"fused {dtype}",
-                    True,
-                    dtype,
-                    fused,
-                    lambda out=out: cupy.asnumpy(out[:CHECKED]),
-                ),
-            )
+        yield "convolutions", ours_of(f"fused {dtype}", dtype, fused, out)
+        named = {
+            name if "." in name else f"{name}.weight": array for name, array in weights.items()
+        }
+        engine = Engine(NETWORK, weights=named, device="cuda", variant="fused", dtype=dtype)
+        out = cupy.full((count, NETWORK.classes), -1, np.float32)
+
+        def whole(engine=engine, out=out):
+            engine.predict(images, out=out)
+
+        yield "whole", ours_of(f"fused {dtype}", dtype, whole, out)
+
+
+def ours_of(name: str, dtype: str, run, out) -> Contestant:
+    """Returns a contestant of ours whose result lies in ``out``."""
+    import cupy
+
+    return Contestant(name, True, dtype, run, lambda: cupy.asnumpy(out[:CHECKED]))
 
 
 def torchs(peer, weights, images, pooled):

@@ -19,8 +19,6 @@ from cnn_engine.devices.cpu import CpuDevice
 class FakeFused:
     """Takes every network, and runs it as the CPU's fused network does, in float32."""
 
-    whole = True
-
     def __init__(self, *arguments: Any) -> None:
         self._network = _cpu.FusedNetwork(*arguments[:4], "float32")
 

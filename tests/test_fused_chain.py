@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 from graphs import Builder
 
+from cnn_engine.devices.cpu import CpuDevice
 from cnn_engine.engine import fused
 from cnn_engine.errors import UnsupportedError
 from cnn_engine.graph.graph import Graph
+from cnn_engine.operators.binary import Add
 from cnn_engine.operators.conv2d import Conv2d
+from cnn_engine.operators.linear import Linear
 from cnn_engine.operators.max_pool2d import MaxPool2d
 from cnn_engine.operators.normalize import Normalize
+from cnn_engine.operators.shaping import Reshape
+from cnn_engine.operators.softmax import LogSoftmax
 from cnn_engine.operators.unary import Relu, Sigmoid
 
 CONV = Conv2d((1, 1), (1, 1, 1, 1))
@@ -33,6 +41,40 @@ def test_a_plain_chain_is_one_node(normalize):
     assert node.covers == tuple(inner.name for inner in built(normalize=normalize).nodes)
 
 
+def test_a_chain_ends_where_another_node_reads_what_it_makes():
+    b = Builder((2, 4, 8, 8))
+    first = b.add(CONV, "images", b.constant((6, 4, 3, 3)))
+    second = b.add(Relu(), first)
+    b.add(Add(), second, first)
+    graph = b.graph()
+    assert [node.op.kind for node in fused.chain(graph, "float32").op.nodes] == ["conv2d"]
+    with pytest.raises(UnsupportedError, match="each reading the one before it"):
+        fused.longest(graph, "float32", CpuDevice())
+
+
+def test_as_many_layers_as_the_kernel_takes_and_none_before_the_last_image():
+    """What is left to other nodes makes rows; a network whose rest makes images is no chain."""
+    b = Builder((2, 4, 8, 8))
+    x = b.add(CONV, "images", b.constant((6, 4, 3, 3)))
+    rows = b.add(Reshape((2, -1)), b.add(Relu(), x))
+    x = b.add(Linear(), rows, b.constant((5, 384)))
+    b.add(LogSoftmax(1), x)
+    graph = b.graph()
+    assert fused.longest(graph, "float32", CpuDevice()) == 4
+    node = fused.chain(graph, "float32", 4)
+    assert node.covers == tuple(inner.name for inner in graph.nodes[:4])
+    assert node.name == f"{graph.nodes[0].name} to {graph.nodes[3].name}"
+    with pytest.raises(UnsupportedError, match="expected one of conv2d"):
+        fused.chain(graph, "float32", 5)
+    weight = graph.nodes[3].inputs[1]
+    broken = replace(graph, constants={**graph.constants, weight: graph.constants[weight] * np.nan})
+    assert fused.longest(broken, "float32", CpuDevice()) == 3  # the linear layer runs by itself
+    weight = graph.nodes[0].inputs[1]
+    broken = replace(graph, constants={**graph.constants, weight: graph.constants[weight] * np.nan})
+    with pytest.raises(UnsupportedError, match="layer 1 .conv2d.: weight: expected finite numbers"):
+        fused.longest(broken, "float32", CpuDevice())
+
+
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
@@ -50,4 +92,4 @@ def test_a_plain_chain_is_one_node(normalize):
 )
 def test_what_a_chain_cannot_say_is_refused(changed, message):
     with pytest.raises(UnsupportedError, match=message):
-        fused.chain(built(**changed), "float32")
+        fused.longest(built(**changed), "float32", CpuDevice())

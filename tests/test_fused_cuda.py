@@ -11,7 +11,7 @@ import tolerances
 
 from cnn_engine.devices import cuda_module
 from cnn_engine.engine.check import LIMITS
-from cnn_engine.engine.fused import description
+from cnn_engine.engine.fused import chain
 from cnn_engine.graph import reference
 from cnn_engine.graph.network import Conv2d, Linear, MaxPool2d, Network, Relu, Softmax, Tanh
 
@@ -43,6 +43,9 @@ ECE408 = Network(
 )  # fmt: skip
 NETWORKS = {"cifar10": CIFAR10, "ece408": ECE408}
 
+#: Layers that the kernel runs: the course network's end with its convolutions.
+LAYERS = {"cifar10": 11, "ece408": 4}
+
 #: One image; less than a tile; around a warp and a multiprocessor's share; every route of the kernels
 #: (a cluster an image, a block an image, many images a block).
 BATCHES = [1, 2, 3, 16, 17, 31, 33, 127, 133, 1001]
@@ -53,8 +56,24 @@ REPEATS = int(os.environ.get("CNN_ENGINE_TEST_REPEATS", "200"))
 ERROR = LIMITS["cuda"]
 
 
+def description(network: Network, weights: dict[str, np.ndarray]) -> tuple:
+    """Returns the arguments of ``_cuda.FusedNetwork``; ``weights`` must outlive the call."""
+    graph = network.graph(1, True, weights)
+    count = LAYERS[network.name] if network in NETWORKS.values() else None
+    return chain(graph, "float32", count).op.description(graph.constants)
+
+
 def fused(network: Network, weights: dict[str, np.ndarray], dtype: str, **options):
     return cuda_module.load().FusedNetwork(*description(network, weights), dtype, **options)
+
+
+def probabilities(network: Network, weights: dict[str, np.ndarray], found: np.ndarray):
+    """Returns what the kernel made, or what the layers after it make of that, in float64."""
+    if network is not ECE408:
+        return found
+    x = reference.linear(found.astype(np.float64), weights["fc1.weight"], weights["fc1.bias"])
+    x = reference.linear(reference.tanh(x), weights["fc2.weight"], weights["fc2.bias"])
+    return reference.softmax(x)
 
 
 def random_weights(network: Network, rng: np.random.Generator) -> dict[str, np.ndarray]:
@@ -126,9 +145,10 @@ def test_against_reference(gpu, rng, name, dtype, batch):
     kernels = fused(network, weights, dtype)
     assert kernels.instantiation == name
     wanted = reference.forward(network, weights, images)
-    check(run(gpu, kernels, images), wanted, dtype, batch=batch, input="uint8")
     floats = (images * np.float32(network.scale) + np.float32(network.offset)).astype(np.float32)
-    check(run(gpu, kernels, floats), wanted, dtype, batch=batch, input="float32")
+    for source in (images, floats):
+        found = probabilities(network, weights, run(gpu, kernels, source))
+        check(found, wanted, dtype, batch=batch, input=source.dtype)
 
 
 @pytest.mark.parametrize("batch", [34, 61, 96])
@@ -148,15 +168,15 @@ def test_clusters_that_take_several_images(gpu, rng, name, dtype, batch):
     for source in (images, floats):
         with stream:
             on_device = cupy.asarray(source)
-            out = cupy.full((REPEATS, batch, 10), -1, np.float32)
+            out = cupy.full((REPEATS, batch, kernels.outputs), -1, np.float32)
         for index in range(REPEATS):
             kernels.run(
                 on_device.data.ptr, source.dtype == np.uint8, batch, out[index].data.ptr, stream.ptr
             )
         stream.synchronize()
-        found = out.get()
-        check(found[0], wanted, dtype, batch=batch, input=source.dtype)
-        same = (found == found[0]).all(axis=(1, 2))
+        found = probabilities(network, weights, out[0].get())
+        check(found, wanted, dtype, batch=batch, input=source.dtype)
+        same = (out == out[0]).all(axis=(1, 2)).get()
         assert same.all(), f"other results than the first in {(~same).sum()} of {REPEATS} runs"
 
 
@@ -175,9 +195,10 @@ def test_with_the_shared_memory_of_smaller_devices(gpu, rng, name, dtype, limit,
     kernels = fused(network, weights, dtype, _shared_limit=limit)
     assert 0 < kernels.shared_bytes <= limit
     wanted = reference.forward(network, weights, images)
-    check(run(gpu, kernels, images), wanted, dtype, batch=batch, limit=limit)
     floats = (images * np.float32(network.scale) + np.float32(network.offset)).astype(np.float32)
-    check(run(gpu, kernels, floats), wanted, dtype, batch=batch, limit=limit, input="float32")
+    for source in (images, floats):
+        found = probabilities(network, weights, run(gpu, kernels, source))
+        check(found, wanted, dtype, batch=batch, limit=limit, input=source.dtype)
 
 
 def test_a_large_multiprocessor_is_filled(gpu, rng):
@@ -207,7 +228,7 @@ def test_too_little_shared_memory_is_told_in_numbers(gpu, rng):
 
 PARTS = {
     "cifar10": [(0, 1, 2), (3, 4, 5), (6, 7, 8), (9,), (10,)],
-    "ece408": [(0, 1, 2), (3,), (4,), (5,), (6,), (7,)],
+    "ece408": [(0, 1, 2), (3,)],
 }
 
 
@@ -283,16 +304,47 @@ def test_timed_parts_are_the_life_of_all_teams(gpu, rng):
     assert shares[4] < 0.1
 
 
-@pytest.mark.alone
-def test_timed_parts_after_the_kernel_are_times(gpu, rng):
-    """Where layers follow, ticks are picoseconds, also of a batch that is run in several parts."""
-    kernels = fused(ECE408, random_weights(ECE408, rng), "float32")
+@pytest.mark.parametrize("dtype", list(ERROR))
+def test_layers_after_the_kernel_are_nodes(rng, dtype):
+    """Of the course network in every type, on host memory, in chunks, and on the caller's stream."""
+    import cupy
+
+    from cnn_engine import Engine
+
+    weights = random_weights(ECE408, rng)
+    options = {"weights": weights, "device": "cuda", "variant": "fused", "dtype": dtype}
+    for batch in (1, 2, 33, 700):
+        images = rng.integers(0, 256, (batch, 1, 48, 48), np.uint8)
+        wanted = reference.forward(ECE408, weights, images)
+        for mode in ("resident", "stream"):
+            with Engine(ECE408, data_mode=mode, **options) as engine:
+                for _ in range(3):  # as steps, then as a graph
+                    check(engine.predict(images), wanted, dtype, batch=batch, mode=mode)
+        with Engine(ECE408, **options) as engine:
+            steps = [
+                step for step in engine.plan(batch, images.dtype).steps if step.place == "cuda"
+            ]
+            names = [step.name for step in steps if step.kind != "copy"]
+            assert names == ["conv1 to conv2", "fc1", "tanh2", "fc2", "softmax"], names
+            on_device, out = cupy.asarray(images), cupy.empty((batch, 10), np.float32)
+            for _ in range(3):
+                out.fill(-1)
+                engine.predict(on_device, out=out)
+                check(out.get(), wanted, dtype, batch=batch)
+
+
+def test_a_pass_times_layers_after_the_kernel_as_nodes(rng):
+    """The parts of the kernel are its own; what follows has its rows, and they add up to the pass."""
+    from cnn_engine import Engine
+
+    weights = random_weights(ECE408, rng)
     images = rng.integers(0, 256, (9_000, 1, 48, 48), np.uint8)
-    found, ticks, seconds = run_timed(kernels, images, runs=10)
-    np.testing.assert_array_equal(found, run(gpu, kernels, images))
-    assert 0.5 < ticks.sum() * 1e-12 / 10 / seconds < 1.02
-    shares = ticks / ticks.sum()
-    assert shares[2] > 2 * shares[3:].max()  # 5,184 features to 140 outputs, beside 140 to 10
+    with Engine(ECE408, weights=weights, device="cuda", variant="fused") as engine:
+        result = engine.profile(images, batch=9_000, iterations=3)
+    assert result.check.passed
+    rows = {layer.name: layer for layer in result.layers}
+    assert [part.name for part in rows["conv1 to conv2"].inside] == ["conv1+tanh1+pool1", "conv2"]
+    assert rows["fc1"].device_s > 2 * rows["fc2"].device_s  # 5,184 features to 140, 140 to 10
 
 
 def test_weights_are_there_before_any_stream(gpu, rng):
@@ -323,9 +375,9 @@ def test_on_a_device_that_is_not_current(two_devices, rng, name, batch):
     module, device = cuda_module.load(), two_devices
     kernels = module.FusedNetwork(*description(network, weights), "float32", device.index)
     source = device.upload(images)
-    out = device.allocate(4 * 10 * batch)
+    found = np.empty((batch, kernels.outputs), np.float32)
+    out = device.allocate(found.nbytes)
     assert module.pointer_device(source.address) == module.pointer_device(out.address) == 1
-    found = np.empty((batch, 10), np.float32)
     start, end = device.event(), device.event()
     start.record(device.stream)
     device.delay(1e-3)
@@ -334,7 +386,7 @@ def test_on_a_device_that_is_not_current(two_devices, rng, name, batch):
     device.copy_d2h(found.__array_interface__["data"][0], out.address, found.nbytes)
     device.synchronize()
     assert device.elapsed_s(start, end) >= 1e-3
-    check(found, wanted, "float32", batch=batch)
+    check(probabilities(network, weights, found), wanted, "float32", batch=batch)
     assert module.get_device() == 0
 
 
@@ -475,15 +527,13 @@ def test_empty_batch_and_graph(gpu, rng):
 
 
 def test_convolutions_alone(gpu, rng):
-    """A description that ends after the convolutions gives their output."""
-    network = Network("part", ECE408.input_shape, ECE408.layers[:4], scale=1.0, offset=0.0)
+    """The kernel of a network that goes on after its convolutions makes what they make."""
     weights = random_weights(ECE408, rng)
     images = rng.integers(0, 256, (37, 1, 48, 48), np.uint8)
     x = np.asarray(images, np.float64)
     x = reference.max_pool2d(reference.tanh(reference.conv2d(x, weights["conv1.weight"])), 2)
     wanted = reference.conv2d(x, weights["conv2.weight"]).reshape(37, -1)
-    kernels = fused(network, weights, "float32")
-    assert kernels.whole
+    kernels = fused(ECE408, weights, "float32")
     assert kernels.outputs == 5184
     found = run(gpu, kernels, images)
     tolerances.assert_close(found, wanted, 1e-5 * np.abs(wanted).max(), part="ece408")

@@ -19,6 +19,7 @@ from .placement import Move, Placed, Placement
 from .plan import REPORT_KINDS, STREAM, Part, Plan, Slot, Step
 from .program import Program
 from .replay import Replays
+from .variants import Choice
 
 #: Threads that fill page-locked memory, and bytes that are worth another.
 MOST_STAGING, STAGED_A_THREAD = 8, 256 << 10
@@ -56,6 +57,14 @@ def build(program: Program, batch: int, pixels: bool, images_on_device: bool = F
         replays=Replays(program.placement.device, images_on_device) if program.replays else None,
         overflows=() if builder.overflows is None else (builder.overflows,),
     )  # fmt: skip
+
+
+def build_layers(graph: Graph) -> Plan:
+    """Builds the plan of a graph on one thread of the CPU, by the plainest kernels."""
+    placement = Placement(CpuDevice(), "resident", 1)
+    return build(
+        Program(lambda _batch, _pixels: graph, placement, Choice("if", True, None)), 1, False
+    )
 
 
 def plan_memory(placed: Placed, device_of: Callable[[str], Any], threads: int) -> MemoryPlan:

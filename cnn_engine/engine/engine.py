@@ -135,6 +135,7 @@ class Engine:
         self.weights, self.weights_source = read_weights(
             weights, self.network, self.workload and self.workload.default_weights
         )
+        self._chained: int | None = None  # layers that one kernel runs, where the choice is fused
         self.choice = variants.choose(
             self.device.kind, variant, reduction, dtype,
             "resident" if data_mode == "auto" else data_mode, self._why_not_fused,
@@ -154,7 +155,7 @@ class Engine:
         program = Program(
             self._graph, placement, self.choice, dtype, fuses=is_model,
             first=(self.network.batch, self._reads_pixels) if is_model else (1, True),
-            own=self.kernels, tuner=self._tuner,
+            own=self.kernels, tuner=self._tuner, chained=self._chained,
         )  # fmt: skip
         if program.channels_last:
             others = "channels_last and winograd where weights are constants"
@@ -163,7 +164,7 @@ class Engine:
             self.choice = replace(self.choice, reason=f"{self.choice.reason}; {others}")
         program.load()
         self.phases.load_parameters_s = perf_counter() - start
-        self._schedule = self._make_schedule()
+        self._schedule = self._make_schedule(program)
         self._plans = Plans(program, self._schedule, chunk, self.phases)
         self._ready = self._plans.ready  # of predict's usual calls
         self._profiling = threading.RLock()
@@ -176,21 +177,26 @@ class Engine:
         """Whether a model's images are pixels."""
         return self.network.base.inputs[:1] and self.network.base.inputs[0].dtype == "uint8"
 
-    def _make_schedule(self) -> Schedule:
+    def _make_schedule(self, program: Program) -> Schedule:
         model = isinstance(self.network, Model)
         graph, batch = (
             (self.network.base, self.network.batch) if model else (self._graph(1, True), 1)
         )
-        between = sum(graph.values[name].nbytes for node in graph.nodes for name in node.outputs)
+        # What a kernel over a chain makes lies in memory for the nodes after it, if there are any.
+        nodes = (
+            graph.nodes[max(program.covered - 1, 0) :] if program.covered < len(graph.nodes) else ()
+        )
+        between = sum(graph.values[name].nbytes for node in nodes for name in node.outputs)
         image = math.prod(graph.inputs[0].shape) if graph.inputs else 1
         gpu = self.device.kind == "cuda"
         return Schedule(
             self.data_mode,
             max(image // max(batch, 1), 1),
-            between // max(batch, 1) if self.choice.layered else 0,
+            between // max(batch, 1),
             self.threads,
             self.device.properties["multiprocessors"] if gpu else 0,
             self.device.properties["total_memory"] if gpu else 0,
+            not self.choice.layered,
         )
 
     def _layered_dtypes(self, is_model: bool, reduction: bool | None) -> tuple[str, ...]:
@@ -213,10 +219,10 @@ class Engine:
         model = isinstance(self.network, Model)
         graph = self.network.base if model else self._graph(1, True)
         try:
-            node = fused.chain(graph, self.dtype)
+            self._chained = fused.longest(graph, self.dtype, self.device)
         except UnsupportedError as error:
             return str(error)
-        return fused.why_not(node, graph.constants, self.device)
+        return None
 
     def __repr__(self) -> str:
         reduction = " with reduction" if self.choice.reduction else ""

@@ -1,10 +1,10 @@
-"""A chain of layers as one node, for the kernels that run it in one call."""
+"""A chain of layers as one node, for the kernels that run it in one call: a network, or its first layers."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -13,6 +13,7 @@ from ..errors import UnsupportedError
 from ..graph.graph import Graph, Node, Value
 from ..graph.network import Network
 from ..operators import Operator
+from ..operators.shaping import Reshape
 from .kernels import functions
 
 
@@ -72,6 +73,18 @@ class Chain(Operator):
             values[node.outputs[0]] = node.op.reference(*(values[name] for name in node.inputs))
         return values[self.nodes[-1].outputs[0]]
 
+    def layered(self, constants: Mapping[str, np.ndarray]) -> Graph:
+        """Returns the layers as a graph of one image, float32."""
+        images = self.nodes[0].inputs[0]
+        nodes = [
+            replace(node, op=Reshape((1, -1))) if node.op.kind == "reshape" else node
+            for node in self.nodes
+        ]
+        return Graph(
+            "layers", (Value(images, (1, *self.shape), "float32"),), self.nodes[-1].outputs,
+            tuple(nodes), {name: constants[name] for name in self.inputs[1:]},
+        )  # fmt: skip
+
     def description(self, constants: Mapping[str, np.ndarray]) -> tuple:
         """Returns the arguments that both devices' ``FusedNetwork`` take before the data type.
 
@@ -98,50 +111,103 @@ class Chain(Operator):
 _LAYERS = ("conv2d", "max_pool2d", "linear", "relu", "tanh", "softmax")
 
 
-def chain(graph: Graph, dtype: str, scale: float = 1.0, offset: float = 0.0) -> Node:
-    """Returns ``graph`` as one node.
+def chain(
+    graph: Graph, dtype: str, count: int | None = None, scale: float = 1.0, offset: float = 0.0
+) -> Node:
+    """Returns the first nodes of ``graph`` as one.
 
     Args:
+        count: how many, without one that normalises pixels; None: as many as are a chain of layers.
         scale, offset: of pixels, where the graph itself does not normalise them.
 
     Raises:
-        UnsupportedError: it is no chain of layers that any kernel has; says which node is not.
+        UnsupportedError: they are no chain of layers that any kernel has; says which node is not.
     """
-    nodes = list(graph.nodes)
-    if len(graph.inputs) != 1 or len(graph.outputs) != 1 or not nodes:
-        raise UnsupportedError("expected a chain of layers from one input to one output")
+    nodes, (scale, offset), reason = _chained(graph, scale, offset)
+    if not nodes or (count is not None and count > len(nodes)):
+        raise UnsupportedError(reason)
+    nodes = nodes[:count]
     images = graph.inputs[0]
-    value = images.name
-    if nodes[0].op.kind == "normalize" and nodes[0].inputs == (value,):
-        op = nodes.pop(0).op
-        if len(op.scale) > 1 or len(op.offset) > 1:
-            raise UnsupportedError("expected one scale and offset for all channels")
-        scale, offset = op.scale[0], op.offset[0]
-        value = graph.nodes[0].outputs[0]
-    if graph.values[value].dtype != "float32":
-        raise UnsupportedError(f"expected layers of float32, found {graph.values[value].dtype}")
-    for node in nodes:
-        reason = None
-        if _to_rows(node, graph, value):
-            pass
-        elif node.op.kind not in _LAYERS:
-            reason = f"expected one of {', '.join(_LAYERS)}"
-        elif node.inputs[0] != value or any(n not in graph.constants for n in node.inputs[1:]):
-            reason = "expected a chain of layers, each reading the one before it"
-        elif not _plain(node, graph):
-            reason = (
-                "expected one group, no dilation, the same padding on both sides, rows in softmax"
-            )
-        if reason:
-            raise UnsupportedError(f"node {node.name} ({node.op.kind}): {reason}")
-        value = node.outputs[0]
-    if value != graph.outputs[0] or len(images.shape) != 4:
-        raise UnsupportedError("expected a chain of layers from images to its last layer")
-    constants = [name for node in nodes for name in node.inputs[1:]]
-    inputs = (images.name, *dict.fromkeys(constants))
+    inputs = (images.name, *dict.fromkeys(name for node in nodes for name in node.inputs[1:]))
     op = Chain(tuple(nodes), inputs, images.shape[1:], scale, offset, dtype)
-    covers = tuple(node.name for node in graph.nodes)
-    return Node("network", op, inputs, (value,), covers)
+    covers = tuple(node.name for node in graph.nodes[: graph.places[nodes[-1].name] + 1])
+    name = f"{nodes[0].name} to {nodes[-1].name}"
+    if len(covers) == len(graph.nodes):
+        name = "network"
+    return Node(name, op, inputs, nodes[-1].outputs, covers)
+
+
+def _chained(
+    graph: Graph, scale: float, offset: float
+) -> tuple[list[Node], tuple[float, float], str]:
+    """Returns the first nodes that are a chain, how it reads pixels, and why the next is no part of it."""
+    found: list[Node] = []
+    if len(graph.inputs) != 1 or len(graph.inputs[0].shape) != 4:
+        return found, (scale, offset), "expected a chain of layers from one input of images"
+    value = graph.inputs[0].name
+    for node in graph.nodes:
+        op = node.op
+        if op.kind == "normalize" and value == graph.inputs[0].name == node.inputs[0]:
+            if len(op.scale) > 1 or len(op.offset) > 1:
+                return found, (scale, offset), "expected one scale and offset for all channels"
+            (scale,), (offset,) = op.scale, op.offset
+        else:
+            if graph.values[value].dtype != "float32":
+                reason = f"expected layers of float32, found {graph.values[value].dtype}"
+            else:
+                reason = _why_not_next(node, graph, value)
+            if reason:
+                return found, (scale, offset), f"node {node.name} ({op.kind}): {reason}"
+            found.append(node)
+        (value,) = node.outputs
+        if value in graph.outputs or len(graph.consumers[value]) != 1:
+            break
+    return found, (scale, offset), "expected a chain of layers, each reading the one before it"
+
+
+def _why_not_next(node: Node, graph: Graph, value: str) -> str | None:
+    """Returns why ``node`` is no layer that follows on ``value``, or None."""
+    if _to_rows(node, graph, value):
+        return None
+    if node.op.kind not in _LAYERS:
+        return f"expected one of {', '.join(_LAYERS)}"
+    if node.inputs[0] != value or any(n not in graph.constants for n in node.inputs[1:]):
+        return "expected a chain of layers, each reading the one before it"
+    if not _plain(node, graph):
+        return "expected one group, no dilation, the same padding on both sides, rows in softmax"
+    return None
+
+
+def longest(graph: Graph, dtype: str, device: Any) -> int:
+    """Returns how many nodes, from the first on, a kernel of ``device`` runs in one call; the most it can.
+
+    What is left to kernels of their own are layers of rows: no convolution or pooling.
+
+    Raises:
+        UnsupportedError: there is none; says why.
+    """
+    whole = chain(graph, dtype)
+    rows = _first_of_rows(graph)
+    *_, reason = _chained(graph, 1.0, 0.0)
+    count = len(whole.op.nodes)
+    while count and graph.places[whole.op.nodes[count - 1].name] + 1 >= rows:
+        node = chain(graph, dtype, count)
+        refused = why_not(node, graph.constants, device)
+        if refused is None:
+            return count
+        reason = refused if count == len(whole.op.nodes) else reason
+        count -= 1
+    raise UnsupportedError(reason)
+
+
+def _first_of_rows(graph: Graph) -> int:
+    """Returns the place of the first node from which on every one makes rows of numbers."""
+    place = len(graph.nodes)
+    for node in reversed(graph.nodes):
+        if any(len(graph.values[name].shape) > 2 for name in node.outputs):
+            break
+        place -= 1
+    return place
 
 
 def _to_rows(node: Node, graph: Graph, value: str) -> bool:

@@ -34,10 +34,13 @@ class Program:
         fuses: whether what follows a convolution may become part of it, as reports then show it.
         own: node, or operator -> a kernel of a user's own.
         tuner: chooses kernels by measuring them, or None.
+        chained: where the variant is fused: how many layers one kernel runs, the others running by
+            themselves; None: all.
 
     Attributes:
         channels_last: whether images lie with their channels side by side between convolutions.
         replays: whether the device's part of a pass is to become one call.
+        covered: nodes of the graph, from the first on, that one kernel runs, where the variant is fused.
     """
 
     def __init__(
@@ -50,6 +53,7 @@ class Program:
         fuses: bool = False,
         own: Mapping[str, Kernel] | None = None,
         tuner: Tuner | None = None,
+        chained: int | None = None,
     ) -> None:
         self.graph_of = graph_of
         self.placement = placement
@@ -58,7 +62,14 @@ class Program:
         self.first = first
         self.own = dict(own or {})
         self.tuner: Tuner | Chosen | None = tuner
-        self._fuses = fuses and (choice.automatic or choice.variant == "blocked")
+        self.chained = chained
+        self.covered = 0
+        goes_on = False  # after a chain
+        if not choice.layered:
+            graph = graph_of(*first)
+            self.covered = len(self._chain(graph, first[1]).covers)
+            goes_on = self.covered < len(graph.nodes)
+        self._fuses = fuses and choice.layered and (choice.automatic or choice.variant == "blocked")
         self.channels_last = (
             self._fuses
             and choice.automatic
@@ -68,8 +79,7 @@ class Program:
             and (placement.device.kind == "cpu" or has_tensor_cores(placement.device))
         )
         self.replays = (
-            self._fuses
-            and choice.automatic
+            ((fuses and choice.automatic) or goes_on)
             and not self.own  # which may queue work elsewhere
             and placement.device.kind == "cuda"
             and placement.data_mode == "resident"
@@ -112,7 +122,8 @@ class Program:
         graph = self.graph_of(batch, pixels)
         choice = self.choice
         if not choice.layered:
-            graph = graph.replaced(graph.nodes, [self._chain(graph, pixels)])
+            chain = self._chain(graph, pixels)
+            graph = graph.replaced([n for n in graph.nodes if n.name in chain.covers], [chain])
         elif self._fuses:
             graph = passes.fuse(graph)
         if self.channels_last:
@@ -130,10 +141,10 @@ class Program:
 
     def _chain(self, graph: Graph, pixels: bool) -> Node:
         if pixels or not self.first[1]:
-            return fused.chain(graph, self.dtype)
+            return fused.chain(graph, self.dtype, self.chained)
         # One compiled network for pixels and for what they become.
-        op = fused.chain(self.graph_of(1, True), self.dtype).op
-        return fused.chain(graph, self.dtype, op.scale, op.offset)
+        op = fused.chain(self.graph_of(1, True), self.dtype, self.chained).op
+        return fused.chain(graph, self.dtype, self.chained, op.scale, op.offset)
 
     def load(self) -> None:
         """Brings constants to where the kernels want them, before the first pass.
@@ -178,9 +189,7 @@ class Program:
         if key in self._prepared:
             return self._prepared[key][1]
         made = kernel.prepare(node, graph, self.device_of(kernel.device))
-        # One that goes on in layers after its kernel has memory of its own: one for each stream.
-        if getattr(made, "whole", True):
-            self._prepared[key] = constants, made
+        self._prepared[key] = constants, made
         return made
 
     def forget_prepared(self, known: Collection[tuple]) -> None:

@@ -57,6 +57,7 @@ class Schedule:
         threads: of the CPU.
         multiprocessors: of the GPU; 0 on the CPU.
         memory: bytes of the GPU's memory.
+        chained: whether the first layers, with most of the work, are one kernel.
     """
 
     data_mode: str
@@ -65,6 +66,7 @@ class Schedule:
     threads: int
     multiprocessors: int = 0
     memory: int = 0
+    chained: bool = False
 
     def _bytes(self, pixels: bool) -> int:
         return self.image_bytes * (1 if pixels else 4)
@@ -97,11 +99,10 @@ class Schedule:
     def batch(self, images: int, pixels: bool) -> int:
         """Returns how many of ``images`` in host memory a pass is to take."""
         if self.multiprocessors == 0:
-            if not self.activation_bytes:
-                most = max(CPU_FUSED, CPU_FUSED_A_THREAD * self.threads)
-            else:
-                most = CPU_ACTIVATIONS // self.activation_bytes
-                most = min(max(most, CPU_LEAST), CPU_LAYERED)
+            most = max(CPU_FUSED, CPU_FUSED_A_THREAD * self.threads)
+            if self.activation_bytes:
+                most = min(most, max(CPU_ACTIVATIONS // self.activation_bytes, CPU_LEAST))
+                most = most if self.chained else min(most, CPU_LAYERED)
         elif self.data_mode in ("transfer", "managed"):
             most = TO_SHOW
         elif self.overlaps(images, pixels):

@@ -16,53 +16,81 @@ cpu::FusedDtype dtype_of(const std::string& name) {
   throw std::invalid_argument("dtype: expected float32 or bfloat16, found '" + name + "'");
 }
 
+// A network, and what computes an image that it leaves out: a Python function of the addresses of
+// the image and of its outputs, or None.
+struct Fused : cpu::FusedNetwork {
+  py::object otherwise;
+
+  // `run` returns the images that were left out.
+  template <typename Run>
+  void complete(Address images, Address outputs, const Run& run) const {
+    std::vector<int> left_out;
+    {
+      const NoGil released;
+      left_out = run();
+    }
+    for (const int i : left_out) {
+      if (otherwise.is_none()) {
+        throw std::invalid_argument(
+            "images: expected finite numbers, found NaN or infinity in "
+            "image " +
+            std::to_string(i));
+      }
+      otherwise(images + i * image_size() * sizeof(float),
+                outputs + i * this->outputs() * sizeof(float));
+    }
+  }
+};
+
 }  // namespace
 
 void add_fused(py::module_& module) {
-  using cpu::FusedNetwork;
-  py::class_<FusedNetwork>(module, "FusedNetwork",
-                           "A whole network in one call: csrc/ops/fused_cpu.h.")
+  py::class_<Fused>(module, "FusedNetwork", "A whole network in one call: csrc/ops/fused_cpu.h.")
       .def(py::init([](const Input& shape, float scale, float offset,
-                       const std::vector<Layer>& layers, const std::string& dtype) {
-             return FusedNetwork(describe(shape, scale, offset, layers), dtype_of(dtype));
+                       const std::vector<Layer>& layers, const std::string& dtype,
+                       const py::object& otherwise) {
+             return Fused{{describe(shape, scale, offset, layers), dtype_of(dtype)}, otherwise};
            }),
            py::arg("shape"), py::arg("scale"), py::arg("offset"), py::arg("layers"),
-           py::arg("dtype"))
+           py::arg("dtype"), py::arg("otherwise") = py::none(),
+           "`otherwise(image, outputs)` is called with the addresses of an image that holds NaN or "
+           "infinity and of where its outputs go; without it such images are refused.")
       .def_static(
           "why_not",
           [](const Input& shape, float scale, float offset, const std::vector<Layer>& layers,
              const std::string& dtype) {
-            return FusedNetwork::why_not(describe(shape, scale, offset, layers), dtype_of(dtype));
+            return Fused::why_not(describe(shape, scale, offset, layers), dtype_of(dtype));
           },
           py::arg("shape"), py::arg("scale"), py::arg("offset"), py::arg("layers"),
           py::arg("dtype"), "Why this CPU does not run the network, or an empty string.")
-      .def(
-          "run",
-          [](const FusedNetwork& network, Address images, bool is_uint8, int n,
-             Address probabilities, int threads) {
-            network.run(in<char>(images), is_uint8, n, out(probabilities), threads);
-          },
-          py::call_guard<NoGil>())
+      .def("run",
+           [](const Fused& network, Address images, bool is_uint8, int n, Address outputs,
+              int threads) {
+             network.complete(images, outputs, [&] {
+               return network.run(in<char>(images), is_uint8, n, out(outputs), threads);
+             });
+           })
       .def(
           "run_timed",
-          [](const FusedNetwork& network, Address images, bool is_uint8, int n,
-             Address probabilities, int threads, Address seconds) {
-            network.run_timed(in<char>(images), is_uint8, n, out(probabilities), threads,
-                              reinterpret_cast<double*>(seconds));
+          [](const Fused& network, Address images, bool is_uint8, int n, Address outputs,
+             int threads, Address seconds) {
+            network.complete(images, outputs, [&] {
+              return network.run_timed(in<char>(images), is_uint8, n, out(outputs), threads,
+                                       reinterpret_cast<double*>(seconds));
+            });
           },
-          py::call_guard<NoGil>(),
           "As run; adds each part's seconds to the float64 array [len(parts)] at the last address.")
       .def_property_readonly(
           "parts",
-          [](const FusedNetwork& network) {
+          [](const Fused& network) {
             py::list parts;
             for (const auto& layers : network.parts()) parts.append(py::tuple(py::cast(layers)));
             return parts;
           },
           "Tuples of the indices of the layers that are timed together, in order.")
-      .def_property_readonly("outputs", &FusedNetwork::outputs)
-      .def_property_readonly("instruction_set", &FusedNetwork::instruction_set)
-      .def_property_readonly("multiply_adds", &FusedNetwork::multiply_adds);
+      .def_property_readonly("outputs", &Fused::outputs)
+      .def_property_readonly("instruction_set", &Fused::instruction_set)
+      .def_property_readonly("multiply_adds", &Fused::multiply_adds);
   module.def(
       "on_threads",
       [](int threads, const py::function& body) {

@@ -71,8 +71,7 @@ void add_fused(py::module_& module) {
                              })
       .def_property_readonly("outputs", &FusedNetwork::outputs)
       .def_property_readonly("instantiation", &FusedNetwork::instantiation)
-      .def_property_readonly("shared_bytes", &FusedNetwork::shared_bytes)
-      .def_property_readonly("whole", &FusedNetwork::whole);
+      .def_property_readonly("shared_bytes", &FusedNetwork::shared_bytes);
   // float32 multiply-adds a second that the current device reaches when it does nothing else.
   module.def("measure_fma_peak", &cuda::measure_fma_peak, py::call_guard<NoGil>());
 }

@@ -11,8 +11,9 @@
 // before them. Results are bit-identical for any number of threads and any N, and differ between
 // instruction sets.
 //
-// NaN and infinity: a float32 image that holds one is computed by the layered operators, with what
-// their contracts say. Numbers beyond about 1e30 may overflow earlier than they do there.
+// NaN and infinity: a float32 image that holds one is left out, for whoever calls to have computed
+// layer by layer: Winograd's sums would spread it over whole tiles. Numbers beyond about 1e30 may
+// overflow earlier than they do there.
 #pragma once
 
 #include <memory>
@@ -42,30 +43,32 @@ class FusedNetwork {
   // May be called from several threads at once; they share the CPUs. No more threads work for one
   // call than this process has CPUs, and one alone where others do not pay (runtime/pace.h). A call
   // has memory of its own, one workspace a thread whatever n is, which is kept for later ones.
-  void run(const void* images,  // [N, C, H, W] uint8 or float32
-           bool is_uint8, int n,
-           float* output,  // [N, outputs]
-           int threads) const;
+  // Returns the images that were left out, in order; their outputs are not written.
+  std::vector<int> run(const void* images,  // [N, C, H, W] uint8 or float32
+                       bool is_uint8, int n,
+                       float* output,  // [N, outputs]
+                       int threads) const;
 
   // The same pass, and where its time went: adds to seconds[i] those of parts()[i], by the clock
   // between steps. With several threads, each thread's own time counts, waiting too, scaled so that
   // the parts sum to the pass as its caller sees it.
-  void run_timed(const void* images, bool is_uint8, int n, float* output, int threads,
-                 double* seconds) const;  // [parts]
+  std::vector<int> run_timed(const void* images, bool is_uint8, int n, float* output, int threads,
+                             double* seconds) const;  // [parts]
 
   // The layers, by index, that are computed, and timed, together: in order, each layer once. What
   // brings the images in is in the first part; what takes the results out, in the last.
   const std::vector<std::vector<int>>& parts() const;
 
-  int outputs() const;                  // values an image
+  std::size_t image_size() const;       // values an image
+  int outputs() const;                  // that it makes of an image
   const char* instruction_set() const;  // that the weights are packed for
   double multiply_adds() const;         // an image, as the description says; fewer are done
 
  private:
   struct State;
   template <bool timed>
-  void run_with(const void* images, bool is_uint8, int n, float* output, int threads,
-                double* seconds) const;
+  std::vector<int> run_with(const void* images, bool is_uint8, int n, float* output, int threads,
+                            double* seconds) const;
   std::unique_ptr<State> state_;
 };
 

@@ -15,8 +15,7 @@
 // largest possible one of their layer lose bits that TF32 would keep.
 //
 // Which networks: those compiled in (csrc/cuda/fused/), each a chain of convolution (stride 1),
-// activation and 2x2 pooling; one that ends there may go on with linear, relu, tanh and softmax,
-// which the layered kernels then run on a part of the batch at a time. why_not says what does not
+// activation and 2x2 pooling, and a linear layer and softmax or none. why_not says what does not
 // fit.
 #pragma once
 
@@ -51,17 +50,15 @@ class FusedNetwork {
   static std::string why_not(const NetworkDescription& description, FusedDtype dtype, int device,
                              int shared_limit = kNoLimit);
 
-  // Only launches: no allocation and no wait, so it may be captured into a graph. Runs of one
-  // object share its workspace where the network goes on after the kernel: order them on one
-  // stream.
+  // Only launches: no allocation and no wait, so it may be captured into a graph.
   void run(const void* images,  // [N, C, H, W] uint8 or float32
            bool is_uint8, int n,
            float* output,  // [N, outputs]
            Stream stream) const;
 
-  // The same from instrumented kernels, which add to ticks[i] (device memory) what parts()[i] took:
-  // of the multiprocessors' clocks, or of the GPU's timer where the network goes on after the
-  // kernel. The shares of the parts in their sum are meant, not the numbers.
+  // The same from instrumented kernels, which add to ticks[i] (device memory) what parts()[i] took
+  // of the multiprocessors' clocks. The shares of the parts in their sum are meant, not the
+  // numbers.
   void run_timed(const void* images, bool is_uint8, int n, float* output, Stream stream,
                  unsigned long long* ticks) const;
   // The layers of each part, as indices of the description's: in order, and all of them.
@@ -69,7 +66,6 @@ class FusedNetwork {
 
   int outputs() const;                // values an image
   const char* instantiation() const;  // the compiled-in network that runs it
-  bool whole() const;                 // whether the kernel runs all layers
   int shared_bytes() const;           // that a block of its kernels takes at most
 
  private:

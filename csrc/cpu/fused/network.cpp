@@ -3,13 +3,11 @@
 #include <atomic>
 #include <chrono>
 #include <cstring>
-#include <new>
 #include <numeric>
 #include <stdexcept>
 #include <type_traits>
 
 #include "cpu/fused/laps.h"
-#include "cpu/fused/layered.h"
 #include "cpu/fused/operations.h"
 #include "cpu/fused/plan.h"
 #include "cpu/kernels.h"
@@ -23,7 +21,6 @@ namespace {
 using fused::Buffer;
 using fused::FusedKernels;
 using fused::Laps;
-using fused::LayeredNetwork;
 using fused::NoLaps;
 using fused::Pixels;
 using fused::Plan;
@@ -69,7 +66,6 @@ struct FusedNetwork::State {
   const char* instruction_set;
   Pixels pixels;
   std::unique_ptr<Plan> plan;
-  LayeredNetwork layered;
   // Kept for the next calls, of any size: as many as were in use at once, up to this number. No
   // lock, so that a child that is forked in the middle of a call finds none taken.
   std::atomic<Buffer*> workspaces[64] = {};
@@ -79,8 +75,7 @@ struct FusedNetwork::State {
       : kernels(*set.fused),
         instruction_set(set.name),
         pixels{description.scale, description.offset, true},
-        plan(fused::make_plan(description, bfloat16, *set.fused)),
-        layered(description) {
+        plan(fused::make_plan(description, bfloat16, *set.fused)) {
 #if defined(__x86_64__)
     if (bfloat16) {
       kernels.direct = avx512bf16::fused_direct_bfloat16;
@@ -123,7 +118,6 @@ namespace {
 struct Pass {
   const FusedKernels& kernels;
   const Plan& plan;
-  const LayeredNetwork& layered;
   Pixels pixels;
   const char* images;
   std::size_t image_bytes;
@@ -139,8 +133,8 @@ struct Pass {
   // Where the shared images are: step s of image i is phase i * steps + s. The upper half is the
   // phase, the lower the next part of it that nobody has claimed.
   std::atomic<std::uint64_t> ticket{0};
-  std::atomic<int> done{0};  // parts of this phase
-  mutable std::atomic<bool> out_of_memory{false};
+  std::atomic<int> done{0};                   // parts of this phase
+  mutable std::atomic<bool> left_out{false};  // whether any image was
 
   const void* image(int i) const { return images + i * image_bytes; }
 
@@ -156,22 +150,12 @@ struct Pass {
   }
 
   template <typename Clock>
-  void run_layered(int i, Clock& laps) const {
-    try {
-      layered.run(static_cast<const float*>(image(i)), output + std::size_t(i) * plan.outputs,
-                  [&](int layer) { laps.end(plan.part_of_layer[layer]); });
-    } catch (const std::bad_alloc&) {  // may not leave a worker; the caller throws it again
-      out_of_memory.store(true, std::memory_order_relaxed);
-    }
-  }
-
-  template <typename Clock>
   void run_group(int first, int count, float* shared, Clock& laps) const {
     int slots[Plan::kGroup];
     int filled = 0;
     for (int i = first; i < first + count; ++i) {
       if (!regular(i)) {
-        run_layered(i, laps);
+        left_out.store(true, std::memory_order_relaxed);
         continue;
       }
       for (std::size_t s = 0; s < plan.tail; ++s) {
@@ -182,6 +166,7 @@ struct Pass {
       }
       slots[filled++] = i;
     }
+    if (filled == 0) return;
     float* tail = shared + plan.tail_offset;
     for (std::size_t s = plan.tail; s < plan.steps.size(); ++s) {
       const Step& step = plan.steps[s];
@@ -274,12 +259,12 @@ std::string FusedNetwork::why_not(const NetworkDescription& description, FusedDt
 }
 
 template <bool timed>
-void FusedNetwork::run_with(const void* images, bool is_uint8, int n, float* output, int threads,
-                            double* seconds) const {
+std::vector<int> FusedNetwork::run_with(const void* images, bool is_uint8, int n, float* output,
+                                        int threads, double* seconds) const {
   using SteadyClock = std::chrono::steady_clock;
   [[maybe_unused]] SteadyClock::time_point start;
   if constexpr (timed) start = SteadyClock::now();
-  if (n <= 0) return;
+  if (n <= 0) return {};
   State& state = *state_;
   const Plan& plan = *state.plan;
   const std::size_t image_bytes = plan.image_size * (is_uint8 ? 1 : sizeof(float));
@@ -311,7 +296,6 @@ void FusedNetwork::run_with(const void* images, bool is_uint8, int n, float* out
   const int whole = n - left;
   Pass pass{state.kernels,
             plan,
-            state.layered,
             {state.pixels.scale, state.pixels.offset, is_uint8},
             static_cast<const char*>(images),
             image_bytes,
@@ -328,7 +312,6 @@ void FusedNetwork::run_with(const void* images, bool is_uint8, int n, float* out
       &pass);
   if (paced) end_pass(pace, turn, helped, n, steady_time());
   for (auto& workspace : workspaces) state.give_back(std::move(workspace));
-  if (pass.out_of_memory.load()) throw std::bad_alloc();
   if constexpr (timed) {
     const double wall = std::chrono::duration<double>(SteadyClock::now() - start).count();
     const double sum = std::accumulate(laps.begin(), laps.end(), 0.0);
@@ -337,18 +320,25 @@ void FusedNetwork::run_with(const void* images, bool is_uint8, int n, float* out
       if (part < parts && sum > 0) seconds[part] += wall * laps[i] / sum;
     }
   }
+  std::vector<int> left_out;
+  for (int i = 0; i < n && pass.left_out.load(); ++i) {
+    if (!pass.regular(i)) left_out.push_back(i);
+  }
+  return left_out;
 }
 
-void FusedNetwork::run(const void* images, bool is_uint8, int n, float* output, int threads) const {
-  run_with<false>(images, is_uint8, n, output, threads, nullptr);
+std::vector<int> FusedNetwork::run(const void* images, bool is_uint8, int n, float* output,
+                                   int threads) const {
+  return run_with<false>(images, is_uint8, n, output, threads, nullptr);
 }
 
-void FusedNetwork::run_timed(const void* images, bool is_uint8, int n, float* output, int threads,
-                             double* seconds) const {
-  run_with<true>(images, is_uint8, n, output, threads, seconds);
+std::vector<int> FusedNetwork::run_timed(const void* images, bool is_uint8, int n, float* output,
+                                         int threads, double* seconds) const {
+  return run_with<true>(images, is_uint8, n, output, threads, seconds);
 }
 
 const std::vector<std::vector<int>>& FusedNetwork::parts() const { return state_->plan->parts; }
+std::size_t FusedNetwork::image_size() const { return state_->plan->image_size; }
 int FusedNetwork::outputs() const { return state_->plan->outputs; }
 const char* FusedNetwork::instruction_set() const { return state_->instruction_set; }
 double FusedNetwork::multiply_adds() const { return state_->plan->multiply_adds; }

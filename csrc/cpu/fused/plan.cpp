@@ -66,12 +66,9 @@ class Builder {
  private:
   // The image's own step is part of what reads it; a flatten, of its softmax or of what it follows.
   void assign_parts() {
-    plan_->part_of_layer.resize(description_.layers.size());
     for (std::size_t i = 0; i < operations_.size(); ++i) {
       if (!operations_[i].layers.empty()) plan_->parts.push_back(operations_[i].layers);
-      const int part = static_cast<int>(plan_->parts.size()) - 1;
-      for (const int layer : operations_[i].layers) plan_->part_of_layer[layer] = part;
-      plan_->steps[i + 1].part = part;
+      plan_->steps[i + 1].part = static_cast<int>(plan_->parts.size()) - 1;
     }
   }
 

@@ -221,13 +221,7 @@ struct Instantiate {
   }
   static constexpr Instantiation instantiation(const char* name) {
     static_assert(kKernelParts<Net> <= kMostParts);
-    return {name,
-            Net::kChannels * Net::kPixels,
-            Net::kOutputs,
-            &parts<Net>,
-            &difference<Net>,
-            &shared_bytes,
-            &make};
+    return {name, Net::kOutputs, &parts<Net>, &difference<Net>, &shared_bytes, &make};
   }
 };
 

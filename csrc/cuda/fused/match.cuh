@@ -65,26 +65,16 @@ class Matcher {
     softmax.kind = LayerKind::softmax;
     next(linear);
     next(softmax);
+  }
+
+  void end() {
     if (difference_.empty() && used_ < description_.layers.size()) {
       difference_ = "layer " + std::to_string(used_ + 1) + ": expected no more layers, found " +
                     text_of(description_.layers[used_]);
     }
   }
 
-  // Layers that the layered kernels can run on what the kernel made.
-  void tail() {
-    for (std::size_t i = used_; difference_.empty() && i < description_.layers.size(); ++i) {
-      const LayerKind kind = description_.layers[i].kind;
-      if (kind == LayerKind::conv2d || kind == LayerKind::max_pool2d) {
-        difference_ = "layer " + std::to_string(i + 1) +
-                      ": expected linear, relu, tanh or softmax, found " +
-                      text_of(description_.layers[i]);
-      }
-    }
-  }
-
   const std::string& difference() const { return difference_; }
-  std::size_t used() const { return used_; }
 
  private:
   bool at(LayerKind kind) const {
@@ -129,15 +119,12 @@ std::vector<int> parts() {
 }
 
 template <class Net>
-std::string difference(const NetworkDescription& description, std::size_t& used) {
+std::string difference(const NetworkDescription& description) {
   Matcher matcher(description);
   matcher.input(Net::kChannels, Net::kHeight, Net::kWidth);
   match_convolutions<Net>(matcher);
-  if constexpr (Net::kClasses > 0)
-    matcher.head(Net::kClasses);
-  else
-    matcher.tail();
-  used = matcher.used();
+  if constexpr (Net::kClasses > 0) matcher.head(Net::kClasses);
+  matcher.end();
   return matcher.difference();
 }
 

@@ -61,12 +61,10 @@ constexpr int kMostParts = 8;  // of one kernel, that an instrumented run times
 
 struct Instantiation {
   const char* name;
-  int image_elements;           // C * H * W
-  int outputs;                  // that the kernel writes an image
+  int outputs;                  // an image
   std::vector<int> (*parts)();  // layers that each timed part of the kernel covers, in order
-  // "" if the description starts with this network; else the first difference. `used` becomes the
-  // number of layers that the kernel runs.
-  std::string (*difference)(const NetworkDescription& description, std::size_t& used);
+  // "" if the description is this network; else the first difference.
+  std::string (*difference)(const NetworkDescription& description);
   // Shared memory that a block needs at least.
   int (*shared_bytes)(FusedDtype dtype);
   // `shared`: the shared memory that a block may take of the device's.
