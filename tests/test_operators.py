@@ -15,6 +15,7 @@ from cnn_engine.operators.max_pool2d import MaxPool2d
 from cnn_engine.operators.normalize import Normalize
 from cnn_engine.operators.operator import Operator, Value
 from cnn_engine.operators.pad2d import Pad2d
+from cnn_engine.operators.reverse_sequence import ReverseSequence
 from cnn_engine.operators.softmax import LogSoftmax, Softmax
 from cnn_engine.operators.unary import Clip, Gelu, Relu, Unary
 
@@ -180,6 +181,15 @@ def test_gelu_forms_have_their_own_functions():
 def test_floating_functions_refuse_integers():
     with pytest.raises(InputError, match="expected floats, found int64"):
         UNARY["exp"]().infer([Value("x", (2,), "int64")])
+
+
+def test_reverse_sequence_reverses_so_many_of_each_row():
+    x, lengths = np.arange(8).reshape(2, 4), np.array([3, 1])
+    wanted = [[2, 1, 0, 3], [4, 5, 6, 7]]
+    np.testing.assert_array_equal(ReverseSequence(0, 1).reference(x, lengths), wanted)
+    np.testing.assert_array_equal(ReverseSequence(1, 0).reference(x.T, lengths).T, wanted)
+    with pytest.raises(InputError, match=r"expected x \[batch, time, ...\] and lengths \[batch\]"):
+        ReverseSequence().infer([Value("x", (2, 4), "int64"), Value("lengths", (2,), "int64")])
 
 
 @pytest.mark.parametrize("p", [1, 2])

@@ -30,6 +30,7 @@ _FILES = (
     "pad2d",
     "reduce",
     "resize",
+    "reverse_sequence",
     "shaping",
     "softmax",
     "unary",
