@@ -144,29 +144,26 @@ def _chained(
     found: list[Node] = []
     if len(graph.inputs) != 1 or len(graph.inputs[0].shape) != 4:
         return found, (scale, offset), "expected a chain of layers from one input of images"
-    value = graph.inputs[0].name
+    images = value = graph.inputs[0].name
     for node in graph.nodes:
-        op = node.op
-        if op.kind == "normalize" and value == graph.inputs[0].name == node.inputs[0]:
-            if len(op.scale) > 1 or len(op.offset) > 1:
+        if node.op.kind == "normalize" and node.inputs == (images,) and not found:
+            if len(node.op.scale) > 1 or len(node.op.offset) > 1:
                 return found, (scale, offset), "expected one scale and offset for all channels"
-            (scale,), (offset,) = op.scale, op.offset
+            (scale,), (offset,) = node.op.scale, node.op.offset
+        elif reason := _why_not_next(node, graph, value):
+            return found, (scale, offset), f"node {node.name} ({node.op.kind}): {reason}"
         else:
-            if graph.values[value].dtype != "float32":
-                reason = f"expected layers of float32, found {graph.values[value].dtype}"
-            else:
-                reason = _why_not_next(node, graph, value)
-            if reason:
-                return found, (scale, offset), f"node {node.name} ({op.kind}): {reason}"
             found.append(node)
         (value,) = node.outputs
-        if value in graph.outputs or len(graph.consumers[value]) != 1:
-            break
-    return found, (scale, offset), "expected a chain of layers, each reading the one before it"
+    return found, (scale, offset), "expected more layers"
 
 
 def _why_not_next(node: Node, graph: Graph, value: str) -> str | None:
     """Returns why ``node`` is no layer that follows on ``value``, or None."""
+    if graph.values[value].dtype != "float32":
+        return f"expected layers of float32, found {graph.values[value].dtype}"
+    if value in graph.outputs or len(graph.consumers[value]) > 1:
+        return "expected a chain of layers, each reading the one before it"
     if _to_rows(node, graph, value):
         return None
     if node.op.kind not in _LAYERS:
