@@ -17,14 +17,14 @@ from cnn_engine.devices.cpu import CpuDevice
 
 
 class FakeFused:
-    """Takes every network, and runs it as the CPU's fused network does, in float32."""
+    """Takes what the CPU's fused network does, and runs it as that does, in float32."""
 
     def __init__(self, *arguments: Any) -> None:
         self._network = _cpu.FusedNetwork(*arguments[:4], "float32")
 
     @staticmethod
     def why_not(*arguments: Any) -> str:
-        return ""
+        return _cpu.FusedNetwork.why_not(*arguments[:4], "float32")
 
     def run(self, images: int, pixels: bool, count: int, to: int, stream: int) -> None:
         self._network.run(images, pixels, count, to, 1)

@@ -339,7 +339,8 @@ def test_a_pass_times_layers_after_the_kernel_as_nodes(rng):
 
     weights = random_weights(ECE408, rng)
     images = rng.integers(0, 256, (9_000, 1, 48, 48), np.uint8)
-    with Engine(ECE408, weights=weights, device="cuda", variant="fused") as engine:
+    options = {"device": "cuda", "variant": "fused", "data_mode": "resident"}
+    with Engine(ECE408, weights=weights, **options) as engine:
         result = engine.profile(images, batch=9_000, iterations=3)
     assert result.check.passed
     rows = {layer.name: layer for layer in result.layers}

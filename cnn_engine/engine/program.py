@@ -110,12 +110,14 @@ class Program:
 
     def placed(self, batch: int, pixels: bool, on_device: bool = False) -> Placed:
         """Returns the graph of a pass with a place and a kernel for every node."""
-        graph, variant = self.laid(batch, pixels), self.choice.variant
+        graph = self.laid(batch, pixels)
+        variant, reduction = self.choice.variant, self.choice.reduction
+        if self.choice.automatic:
+            variant = None
+        if not self.choice.layered:  # the fastest kernel for each node after the chain
+            variant = reduction = None
         tuned = self.tuner.kernels(self, graph, batch, pixels) if self.tuner else {}
-        return place(
-            graph, self.placement, None if self.choice.automatic else variant, self.choice.reduction,
-            on_device, self.own, tuned,
-        )  # fmt: skip
+        return place(graph, self.placement, variant, reduction, on_device, self.own, tuned)
 
     def laid(self, batch: int, pixels: bool) -> Graph:
         """Returns the graph of a pass, rewritten for the device, before its nodes have kernels."""
