@@ -64,6 +64,8 @@ def test_as_many_layers_as_the_kernel_takes_and_none_before_the_last_image():
     node = fused.chain(graph, "float32", 4)
     assert node.covers == tuple(inner.name for inner in graph.nodes[:4])
     assert node.name == f"{graph.nodes[0].name} to {graph.nodes[3].name}"
+    kinds = [kind for _, kind, _ in node.op.layers(graph.inputs_of(node))]
+    assert kinds == [row[0] for row in node.op.description(graph.constants)[3]]
     with pytest.raises(UnsupportedError, match="expected one of conv2d"):
         fused.chain(graph, "float32", 5)
     weight = graph.nodes[3].inputs[1]
