@@ -5,15 +5,19 @@ from __future__ import annotations
 import json
 import re
 
+import graphs
 import numpy as np
 import onnx
 import pytest
 from onnx import helper
 from onnx_models import model, tensor
 
-from cnn_engine import inspect
+from cnn_engine import Engine, inspect
 from cnn_engine.engine import inspection
 from cnn_engine.graph.onnx import load
+from cnn_engine.operators.linear import Linear
+from cnn_engine.operators.shaping import Reshape
+from cnn_engine.operators.softmax import LogSoftmax
 from cnn_engine.report import graph_page
 from cnn_engine.report import inspection as report
 
@@ -66,6 +70,21 @@ def test_facts():
     assert found.parameters == 2 * 144 + 4 + 40
     assert found.peak_bytes >= found.alive_bytes >= 2 * 2 * 4 * 64 * 4
     assert all(n.kernels[d] for n in found.nodes for d in inspection.DEVICES)
+
+
+def test_what_the_cpu_runs_as_one_kernel_is_fused():
+    """As the engine has it: a chain's first layers in one call, the others by kernels of their own."""
+    b = graphs.Builder((1, 3, 8, 8))
+    rows = b.add(Reshape((1, -1)), b.relu(b.conv("images", 4)))
+    x = b.add(Linear(), rows, b.constant((5, 256)))
+    b.add(LogSoftmax(1), x)
+    found = inspection.inspect(b.graph())
+    kernels = {node.kind: node.kernels["cpu"] for node in found.nodes}
+    assert kernels.pop("log_softmax") == "softmax_axis"
+    assert set(kernels.values()) == {"fused"}
+    with Engine(b.graph(), device="cpu") as engine:
+        steps = [step.kernel for step in engine.plan(1, np.dtype(np.float32)).steps]
+    assert steps == ["fused", "softmax_axis"]
 
 
 def test_text_names_every_node_and_why_it_went(path, capsys):

@@ -8,9 +8,10 @@ from dataclasses import dataclass, fields, replace
 
 from ..devices.cpu import CpuDevice
 from ..devices.threads import default as default_threads
+from ..errors import UnsupportedError
 from ..graph import passes
 from ..graph.graph import Graph, Node, Note, Value
-from . import kernels
+from . import fused, kernels
 from .builder import plan_memory
 from .kernels import Kernel
 from .placement import Placement, check_own, own_kernel, place
@@ -101,8 +102,11 @@ def inspect(given: Graph, named: Mapping[str, Kernel] | None = None) -> Inspecti
         UnsupportedError: a kernel of a user's own can run none of its nodes.
     """
     named = named or {}
-    graph = passes.fuse(passes.simplify(given))
-    run = {device: _Run(graph, device, bool(named)) for device in DEVICES}
+    simple = passes.simplify(given)
+    graph = passes.fuse(simple)
+    run = {device: _Run(graph, device, plain=bool(named)) for device in DEVICES}
+    if not named and (chained := _chained(simple)) is not None:
+        run["cpu"] = chained
     for kind in dict.fromkeys(kernel.device for kernel in named.values()):
         _check_named(graph, kind, {t: k for t, k in named.items() if k.device == kind})
     nodes = tuple(_facts(graph, node, run, named) for node in graph.nodes)
@@ -118,19 +122,31 @@ class _Run:
     """A graph as a device runs it in float32 (on CUDA: a GPU with tensor cores).
 
     Attributes:
-        graph: the graph; with kernels of a user's own, as it is.
+        graph: the graph; ``plain``, with kernels of a user's own or over a chain, as it is.
         nodes: the name of a node that was there before -> the node that it is part of.
     """
 
-    def __init__(self, graph: Graph, device: str, named: bool) -> None:
+    def __init__(self, graph: Graph, device: str, plain: bool) -> None:
         self.graph = graph
-        if not named:
+        if not plain:
             self.graph = passes.lay_channels_last(graph, device)
             if device == "cuda":
                 self.graph = passes.round_operands(self.graph, "float32")
         self.nodes = {
             name: node for node in self.graph.nodes for name in node.covers or (node.name,)
         }
+
+
+def _chained(graph: Graph) -> _Run | None:
+    """Returns the graph as the CPU runs it where one kernel runs its first layers, or None."""
+    try:
+        node = fused.chain(graph, "float32", fused.longest(graph, "float32", CpuDevice()))
+    except UnsupportedError:
+        return None
+    covered = [graph.nodes[graph.places[name]] for name in node.covers]
+    names = [name for inner in covered for name in inner.covers or (inner.name,)]
+    whole = replace(node, covers=tuple(names))
+    return _Run(graph.replaced(covered, [whole]), "cpu", plain=True)
 
 
 def _facts(
