@@ -449,6 +449,7 @@ CIRCLE = model(
         (one_node("Expand", [X4, np.int64([2**40, 1, 1, 1, 1])], known=(1,))[0], "at most 2^40 elements"),
         (one_node("Conv", [X4[:, :, :2], X4])[0], "a window of at most the padded input, found 4 over 2"),
         (one_node("Concat", [X4, X4[:, :1]], axis=0)[0], "alike but for dimension 0"),
+        (one_node("Split", [X4], num_outputs=65536)[0], "num_outputs: expected 1 as named, found 65536"),
         (bomb(), "expected functions that grow to up to"),
         (calls_itself(), "functions that do not call themselves, found 'f'"),
         (one_node("Add", [X4, np.float32([np.nan])], known=(1,))[0],

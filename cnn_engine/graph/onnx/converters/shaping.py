@@ -129,8 +129,8 @@ def split(call) -> None:
     count = call.number("num_outputs", len(call.outputs))
     call.refuse_others()
     if sizes is None:
-        if not 1 <= count <= 65536:
-            raise InputError(f"num_outputs: expected at least 1, found {count}")
+        if count != len(call.outputs):
+            raise InputError(f"num_outputs: expected {len(call.outputs)} as named, found {count}")
         size = -(-shape[axis] // count)
         if call.opset < 18 and size * count != shape[axis]:
             raise InputError(f"expected {shape[axis]} elements in {count} equal pieces")
