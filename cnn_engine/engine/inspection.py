@@ -192,7 +192,7 @@ def _kernel(
         return "none", ""
     if (kernel := own_kernel(node, graph, device, named, {})) is not None:
         return f"{kernel.name} (--kernel)", ""
-    kernel, why = kernels.choose(node, graph, device)
+    kernel, why = kernels.choose(node, graph, device, reduction=False)
     if kernel is not None:
         return kernel.name, ""
     return "NumPy" if device == "cpu" else "CPU", why

@@ -8,7 +8,7 @@ from typing import Any
 from ... import _cpu
 from ...graph.graph import Graph, Node, Value
 from .convolution import limits
-from .kernel import Bound, Call, brought, functions, on_both
+from .kernel import Bound, Call, Kernel, brought, functions, on_both
 
 
 def linear_shape(x: Value, weight: Value) -> Any:
@@ -37,6 +37,32 @@ def _not_blocked(node: Node, graph: Graph) -> str | None:
     if node.inputs[1] not in graph.constants:
         return "expected constant weights, which are packed once"
     return None
+
+
+#: Up to so many products a warp for each output is faster than tiles (an H200, 140 to 5,184 features).
+WARP_PRODUCTS = 20_000_000
+
+#: Tiles of linear_narrow that fill a large GPU, their rows and columns, and the columns of linear_blocked's.
+NARROW_TILES, NARROW_ROWS, NARROW_COLUMNS, BLOCKED_COLUMNS = 132, 64, 48, 128
+
+
+def _few_products(node: Node, graph: Graph) -> bool:
+    shape = linear_shape(*graph.inputs_of(node)[:2])
+    return shape.flops <= 2 * WARP_PRODUCTS
+
+
+def _is_narrow(node: Node, graph: Graph) -> bool:
+    """Whether there are rows enough for narrow tiles, and wide ones would be a third empty."""
+    x, weight = graph.inputs_of(node)[:2]
+    tiles, wide = (-(-weight.shape[0] // columns) for columns in (NARROW_COLUMNS, BLOCKED_COLUMNS))
+    filled = -(-x.shape[0] // NARROW_ROWS) * tiles >= NARROW_TILES
+    return filled and 3 * tiles * NARROW_COLUMNS <= 2 * wide * BLOCKED_COLUMNS
+
+
+def _make_narrow(call: Call) -> Bound:
+    bias = call.at[2] if len(call.at) > 2 else 0
+    shape = linear_shape(*call.inputs[:2])
+    return call.native("linear_narrow", *call.at[:2], bias, call.to[0], shape)
 
 
 def _pack(node: Node, graph: Graph, device: Any) -> Any:
@@ -92,6 +118,14 @@ def _make_matmul(call: Call) -> Bound:
 
 
 ROWS = [
+    Kernel(
+        "linear", "warp", "cuda", _make_linear(True), reduction=True, why_not=_not_linear,
+        automatic=_few_products,
+    ),
+    Kernel(
+        "linear", "narrow", "cuda", _make_narrow, reduction=False, why_not=_not_linear,
+        automatic=_is_narrow,
+    ),
     *on_both(
         "linear", "blocked", _make_blocked_linear, why_not=_not_blocked, reduction=False,
         workspace=_linear_workspace, prepare=_pack, packs=(1,),

@@ -1,25 +1,24 @@
-// linear for the wide layers after a fused kernel: y[n,m] = b[m] + sum over f of x[n,f] * w[m,f]
+// linear_narrow on CUDA: y[n,m] = b[m] + sum over f of x[n,f] * w[m,f]
 //
 // Layouts: x [N,F], w [M,F], b [M] or null, y [N,M]; float32. A block of 128 threads makes 64 rows
 // x 48 columns of y; a thread 4 x 6 of them in registers. 32 features of both tiles at a time come
 // to shared memory, features outermost, so that a thread reads its rows as one vector and its
 // columns as three. Features past F are zeros there, and rows and columns past the ends repeat the
 // last and are not stored.
-#pragma once
-
-#include "ops/linear.h"
+#include "ops/linear_narrow.h"
 #include "runtime/check.h"
 
-namespace cnn_engine::cuda::fused {
+namespace cnn_engine::cuda {
+namespace {
 
 constexpr int kLinearRows = 64, kLinearColumns = 48, kLinearFeatures = 32, kLinearThreads = 128;
 
 __global__ void __launch_bounds__(kLinearThreads)
-    linear_tiled_kernel(const float* __restrict__ input,   // [N, F]
-                        const float* __restrict__ weight,  // [M, F]
-                        const float* __restrict__ bias,    // [M] or null
-                        float* __restrict__ output,        // [N, M]
-                        const LinearShape p) {
+    linear_narrow_kernel(const float* __restrict__ input,   // [N, F]
+                         const float* __restrict__ weight,  // [M, F]
+                         const float* __restrict__ bias,    // [M] or null
+                         float* __restrict__ output,        // [N, M]
+                         const LinearShape p) {
   constexpr int kPad = 4;  // keeps vectors aligned and spreads the transposed stores over the banks
   __shared__ __align__(16) float x[kLinearFeatures][kLinearRows + kPad];
   __shared__ __align__(16) float w[kLinearFeatures][kLinearColumns + kPad];
@@ -84,13 +83,15 @@ __global__ void __launch_bounds__(kLinearThreads)
   }
 }
 
-inline void launch_linear_tiled(const float* input, const float* weight, const float* bias,
-                                float* output, const LinearShape& shape, Stream stream) {
+}  // namespace
+
+void linear_narrow(const float* input, const float* weight, const float* bias, float* output,
+                   const LinearShape& shape, Stream stream) {
   if (shape.n == 0) return;
   const dim3 grid((shape.n + kLinearRows - 1) / kLinearRows,
                   (shape.out_features + kLinearColumns - 1) / kLinearColumns);
-  linear_tiled_kernel<<<grid, kLinearThreads, 0, stream>>>(input, weight, bias, output, shape);
-  CUDA_CHECK_LAUNCH("linear_tiled_kernel");
+  linear_narrow_kernel<<<grid, kLinearThreads, 0, stream>>>(input, weight, bias, output, shape);
+  CUDA_CHECK_LAUNCH("linear_narrow_kernel");
 }
 
-}  // namespace cnn_engine::cuda::fused
+}  // namespace cnn_engine::cuda
