@@ -58,7 +58,7 @@ struct Plan {
 
   std::vector<Step> steps;
   std::vector<std::unique_ptr<Buffer>> weights;
-  std::vector<std::vector<int>> parts;  // indices of layers whose steps are timed together
+  std::vector<std::vector<int>> parts;           // indices of layers whose steps are timed together
   std::size_t tail = 0;                          // index of the first step that takes a group
   std::size_t tail_offset = 0, tail_stride = 0;  // of the tail's buffers
   std::size_t scratch_offset = 0;
