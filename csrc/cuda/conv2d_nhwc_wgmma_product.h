@@ -68,8 +68,9 @@ struct TileShape {
 
   constexpr int stage_bytes() const { return 128 * (groups * kFilters + columns); }
 };
-constexpr TileShape kShapes[] = {{1, 16, true}, {1, 24},        {1, 32, true}, {1, 56},
-                                 {1, 64, true}, {1, 128, true}, {2, 64, true}};
+constexpr TileShape kShapes[] = {{1, 16, true},  {1, 24},       {1, 32, true},
+                                 {1, 56},        {1, 64, true}, {1, 104},
+                                 {1, 128, true}, {2, 64, true}, {2, 128}};
 constexpr int kTiles = sizeof(kShapes) / sizeof(kShapes[0]);
 
 // Places of a tile that a block of a cluster adds up, in eights, and what others send it for that.
