@@ -53,6 +53,14 @@ class FakeKernels:
 METHODS = {False: _cpu.Conv2dMethod.direct, True: _cpu.Conv2dMethod.planar}
 
 
+class AxisShape(_cpu.AxisShape):
+    """Keeps the numbers that the compiled record does not show."""
+
+    def __init__(self, outer: int, axis: int, inner: int) -> None:
+        super().__init__(outer, axis, inner)
+        self.outer, self.inner = outer, inner
+
+
 class FakeTensorCores(FakeKernels):
     """The functions that only CUDA has, made of the CPU's; weights are packed as they are given.
 
@@ -122,6 +130,30 @@ class FakeTensorCores(FakeKernels):
     def linear_rows(x, packed, bias, y, shape, _x, _y, _told, operands, f, a, b, _stream) -> None:
         _cpu.linear(x, packed, bias, y, shape, False, 1)
         _cpu.unary(y, y, shape.output_size, f, a, b, 1)
+
+    @staticmethod
+    def squeeze_excite_packed(shape, hidden, operands, _stream) -> int:
+        return 8 * shape.inner * hidden
+
+    @staticmethod
+    def squeeze_excite_pack(first, second, packed, shape, hidden, operands, _stream) -> None:
+        half = 4 * shape.inner * hidden
+        _cpu.copy(first, packed, half, 1)
+        _cpu.copy(second, packed + half, half, 1)
+
+    @staticmethod
+    def squeeze_excite(
+        x, packed, b1, b2, y, shape, hidden, _stored, _operands, f, fa, fb, g, ga, gb, _stream
+    ) -> None:
+        n, c = shape.outer, shape.inner
+        mean, sums = np.empty((n, c), np.float32), np.empty((n, hidden), np.float32)
+        at, there = mean.ctypes.data, sums.ctypes.data
+        _cpu.reduce(x, at, shape, _cpu.Reduction.mean, 1)
+        _cpu.linear(at, packed, b1, there, _cpu.LinearShape(n, c, hidden), False, 1)
+        _cpu.unary(there, there, sums.size, f, fa, fb, 1)
+        second = packed + 4 * c * hidden
+        _cpu.linear(there, second, b2, y, _cpu.LinearShape(n, hidden, c), False, 1)
+        _cpu.unary(y, y, mean.size, g, ga, gb, 1)
 
     @staticmethod
     def max_pool2d_nhwc(*arguments: Any) -> None:
@@ -205,6 +237,7 @@ def install(monkeypatch, tensor_cores: bool = False, stores: bool = False) -> No
     from cnn_engine import devices
     from cnn_engine.engine import storage
 
+    monkeypatch.setattr(_cpu, "AxisShape", AxisShape)
     if not stores:
         monkeypatch.setattr(storage, "DTYPES", ())
 

@@ -16,7 +16,7 @@ import tolerances
 from test_passes import Builder
 
 from cnn_engine import Engine, UnsupportedError, _cpu
-from cnn_engine.engine import replay
+from cnn_engine.engine import builder, replay
 from cnn_engine.engine.check import ROUNDING
 from cnn_engine.graph import reference
 from cnn_engine.graph.graph import Graph, Value
@@ -270,3 +270,42 @@ def test_the_same_bits_every_run(dtype):
 
 def test_rounding_is_what_the_check_allows():
     assert set(DTYPES) == {*ROUNDING} - {"float64"}
+
+
+def test_a_chunk_is_queued_by_its_own_plan(monkeypatch):
+    """Passes of many images from host memory: after its first chunks a lane's kernels are one call."""
+    fake_cuda.install(monkeypatch, tensor_cores=True)
+    x = images(23)
+    with Engine(network(), device="cuda", data_mode="stream", chunk=3) as engine:
+        wanted = np.concatenate([engine.predict(part) for part in np.array_split(x, 8)])
+        for _ in range(3):
+            np.testing.assert_array_equal(engine.predict(x), wanted)
+        plan = engine.plan(23, x.dtype)
+        assert len(plan.replays.calls(plan)) < len(plan.calls) / 2
+        inner = [own for lane in plan.buffers[0] for own in lane.plans.values()]
+        assert sorted(own.batch for own in inner) == [2, 3, 3, 3]
+        assert [len(own.replays._calls) for own in inner] == [1] * 4
+        timed = np.empty_like(wanted)
+        plan.bind(x.ctypes.data, timed.ctypes.data)
+        plan.run_steps()
+        np.testing.assert_array_equal(timed, wanted)
+
+
+def test_images_cross_in_parts(monkeypatch):
+    """One part is on its way while the next is copied; the last one belongs to the graph."""
+    fake_cuda.install(monkeypatch, tensor_cores=True)
+    x = images(8)
+    with Engine(network(), device="cuda") as engine:
+        wanted = engine.predict(x)
+    monkeypatch.setattr(builder, "STAGED_A_PART", 8192)
+    with Engine(network(), device="cuda") as engine:
+        for _ in range(3):
+            np.testing.assert_array_equal(engine.predict(x), wanted)
+        plan = engine.plan(8, x.dtype)
+        copies = [step for step in plan.steps if step.kind == "copy"]
+        count = x.nbytes // 8192
+        assert count > 1
+        assert [step.direction for step in copies] == ["h2h", "h2d"] * count + ["d2h", "h2h"]
+        assert sum(step.bytes for step in copies if step.direction == "h2d") == x.nbytes
+        # Two calls a part, of which the last one's second is the graph; the wait, and the rows.
+        assert len(plan.replays.calls(plan)) == 2 * count + 2

@@ -43,6 +43,8 @@ def test_what_kernels_hand_on_is_stored_rounded(fake, dtype):
             node.op.kind == "conv2d_nhwc"
         ):  # numbers that images are multiplied with as they are read
             whole |= set(node.inputs[4:5])
+        if node.op.kind == "squeeze_excite":  # which makes such numbers
+            whole |= set(node.outputs)
     for node in reversed(graph.nodes):
         if node.op.kind == "reshape" and node.outputs[0] in whole:
             whole |= set(node.inputs)
@@ -51,6 +53,20 @@ def test_what_kernels_hand_on_is_stored_rounded(fake, dtype):
     for name, value in made.items():
         assert value.stored == ("" if name in whole else dtype), name
         assert value.nbytes == (4 if name in whole else 2) * value.size
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_a_first_layer_reads_float32_behind_other_nodes_too(fake, dtype):
+    """Its kernels read [N, C, H, W], which they round themselves."""
+    small = network()
+    nodes = tuple(
+        replace(node, inputs=tuple("a" if name == "images" else name for name in node.inputs))
+        for node in small.nodes
+    )
+    first = Node("first", Sigmoid(), ("images",), ("a",))
+    graph = placed(replace(small, nodes=(first, *nodes)), dtype).graph
+    planar = [node for node in graph.nodes if node.op.kind == "conv2d_nhwc" and node.op.planar]
+    assert [graph.values[node.inputs[0]].stored for node in planar] == [""]
 
 
 def test_hoppers_functions_run_what_they_take(fake, monkeypatch):

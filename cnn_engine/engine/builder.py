@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,9 @@ from .variants import Choice
 
 #: Threads that fill page-locked memory, and bytes that are worth another.
 MOST_STAGING, STAGED_A_THREAD = 8, 256 << 10
+
+#: Parts in which a caller's input crosses to the device, and bytes that are worth one.
+STAGED_PARTS, STAGED_A_PART = 8, 192 << 10
 
 
 def build(program: Program, batch: int, pixels: bool, images_on_device: bool = False) -> Plan:
@@ -249,28 +253,44 @@ class Builder:
     def _staged(self, move: Move, source: Any, to: Any, nbytes: int) -> list[Step]:
         """Returns the steps of a copy from or to the caller's memory through page-locked memory.
 
-        The host's own threads fill that faster than the driver copies pageable memory, and what is left is
-        part of the graph of the pass.
+        The host's own threads fill that faster than the driver copies pageable memory. On the way in one part
+        crosses the bus while the next is filled; from the last part on all is part of the graph of the pass.
         """
         device, threads = self.program.placement.device, self.program.placement.threads
         memory = device.empty_pinned((max(nbytes, 1),), np.uint8)
         self.staging.append(memory)
         address = memory.__array_interface__["data"][0]
-        threads = max(1, min(threads, MOST_STAGING, nbytes // STAGED_A_THREAD))
 
         def step(place: str, function: Any, args: list[Any], direction: str) -> Step:
             return Step(
-                move.what, "copy", place, function, args, 0, nbytes, direction,
+                move.what, "copy", place, function, args, 0, args[2], direction,
                 staged=place == "cuda",
             )  # fmt: skip
 
+        def host(source: Any, to: Any, nbytes: int) -> Step:
+            most = max(1, min(threads, MOST_STAGING, nbytes // STAGED_A_THREAD))
+            return step("cpu", _cpu.copy, [source, to, nbytes, most], "h2h")
+
         if move.direction == "h2d":
-            return [
-                step("cpu", _cpu.copy, [source, address, nbytes, threads], "h2h"),
-                step("cuda", device.copy_h2d, [to, address, nbytes, STREAM], "h2d"),
-            ]
-        self.last.append(step("cpu", _cpu.copy, [address, to, nbytes, threads], "h2h"))
+            steps = []
+            count = max(1, min(STAGED_PARTS, nbytes // STAGED_A_PART))
+            size = max(-(-nbytes // count // 4096) * 4096, 1)
+            for first in range(0, nbytes, size):
+                part, there = min(size, nbytes - first), address + first
+                steps += [
+                    host(_beyond(source, first), there, part),
+                    step("cuda", device.copy_h2d, [_beyond(to, first), there, part, STREAM], "h2d"),
+                ]
+            return steps
+        self.last.append(host(address, to, nbytes))
         return [step("cuda", device.copy_d2h, [address, source, nbytes, STREAM], "d2h")]
+
+
+def _beyond(address: Any, offset: int) -> Any:
+    """Returns what is so many bytes beyond an address, or beyond what stands for one."""
+    if isinstance(address, Slot):
+        return replace(address, offset=address.offset + offset)
+    return address + offset
 
 
 def _copy_of(step: Step) -> Step:

@@ -25,6 +25,7 @@ from . import arguments, fused, variants
 from .check import Check
 from .check import check as compare
 from .kernels import Kernel
+from .memory import alive_between
 from .phases import Phases
 from .placement import Placement
 from .plan import Plan
@@ -186,9 +187,13 @@ class Engine:
         nodes = (
             graph.nodes[max(program.covered - 1, 0) :] if program.covered < len(graph.nodes) else ()
         )
-        between = sum(graph.values[name].nbytes for node in nodes for name in node.outputs)
         image = math.prod(graph.inputs[0].shape) if graph.inputs else 1
         gpu = self.device.kind == "cuda"
+        between = (
+            alive_between(graph, nodes)
+            if gpu
+            else sum(graph.values[name].nbytes for node in nodes for name in node.outputs)
+        )
         return Schedule(
             self.data_mode,
             max(image // max(batch, 1), 1),

@@ -71,6 +71,19 @@ def most_alive(lifetimes: Iterable[Lifetime]) -> int:
     return most
 
 
+def alive_between(graph: Graph, nodes: Sequence[Node]) -> int:
+    """Returns the most bytes of what ``nodes`` of ``graph`` make that are alive at once, none shared."""
+    places = graph.places
+    return most_alive(
+        Lifetime(
+            name, graph.values[name].nbytes, places[node.name],
+            max((places[user.name] for user in graph.consumers[name]), default=places[node.name]),
+        )
+        for node in nodes
+        for name in node.outputs
+    )  # fmt: skip
+
+
 def pack(lifetimes: Sequence[Lifetime]) -> tuple[dict[Hashable, int], int]:
     """Returns an offset for each lifetime, and the bytes of the arena that holds them all.
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..graph.graph import Value
 from . import storage
-from .replay import Replays
+from .replay import Queued, Replays
 
 if TYPE_CHECKING:
     from .apart import Lanes
@@ -106,7 +106,7 @@ class Plan:
     slots: Sequence[str] = (INPUT.name, OUTPUT.name)
     stand_ins: Mapping[str, str] = field(default_factory=dict)
     outputs: Mapping[str, Value] = field(default_factory=dict)
-    replays: Replays | None = None
+    replays: Replays | Queued | None = None
     lanes: Lanes | None = field(default=None, repr=False)
     overflows: Sequence[storage.Overflows] = ()
 
@@ -122,7 +122,7 @@ class Plan:
                 elif isinstance(argument, Slot):
                     slots[argument.name].append((step.args, index, argument.offset))
         self._slots = [slots[name] for name in self.slots]
-        if self.replays is not None:
+        if isinstance(self.replays, Replays):
             self.on_stream(self.replays.device.stream_handle)
 
     def on_stream(self, handle: int) -> None:
@@ -147,13 +147,17 @@ class Plan:
         if self.lanes is not None:
             self.lanes.run(self.bound[0])
             return
+        self.queue()
+        self.check()
+
+    def queue(self) -> None:
+        """Runs one pass as :meth:`run` does, and does not look at results."""
         replays = self.replays
         calls = self.calls if replays is None else replays.calls(self)
         for function, args in calls:
             function(*args)
         if replays is not None and calls is self.calls:
             replays.ran(self)
-        self.check()
 
     def check(self) -> None:
         """Raises UnsupportedError where a result of passes that are done did not fit into float16."""

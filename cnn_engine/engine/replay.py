@@ -92,6 +92,19 @@ class Replays:
         return made
 
 
+class Queued:
+    """The calls of a pass in chunks, in which a chunk's work on the device is queued by its own plan."""
+
+    why_not = None
+
+    def __init__(self, calls: Sequence[tuple]) -> None:
+        self._calls = calls
+
+    def calls(self, plan: Plan) -> Sequence[tuple]:
+        """Returns the calls of the next pass of ``plan``."""
+        return self._calls
+
+
 def _segments(steps: Sequence[Step]) -> list[tuple[list[Step], bool]]:
     """Returns the steps in runs, and whether each is work on the device alone and worth a graph."""
     runs: list[tuple[list[Step], bool]] = []

@@ -13,6 +13,7 @@ from ..errors import InputError
 from .builder import build
 from .plan import Plan, Slot, Step
 from .program import Program
+from .replay import Queued
 
 #: Chunks on their way at the same time: one comes in while another computes and a third goes out.
 LANES = 3
@@ -37,17 +38,30 @@ def build_stream(
     staged = _check_free(program, pixels, chunk, count, pinned)
     lanes = [_Lane(program, placement.device.lane(), pixels, chunk, pinned) for _ in range(count)]
     steps: list[Step] = []
+    calls: list[tuple] = []
+
+    def add(found: list[Step]) -> None:
+        steps.extend(found)
+        calls.extend((step.function, step.args) for step in found)
+
     for index, first in enumerate(range(0, batch, chunk)):
         lane = lanes[index % len(lanes)]
-        steps += lane.finish()
-        steps += lane.begin(first, min(chunk, batch - first))
+        add(lane.finish())
+        begin, inner, end = lane.begin(first, min(chunk, batch - first))
+        add(begin)
+        steps += [replace(step, lane=lane.device) for step in inner.steps]
+        calls.append((inner.queue, ()))
+        add(end)
     last = -(-batch // chunk)
     for index in range(last, last + len(lanes)):
-        steps += lanes[index % len(lanes)].finish()
+        add(lanes[index % len(lanes)].finish())
     nbytes = {"cuda": sum(lane.nbytes for lane in lanes), "pinned": staged}
     inner = [plan for lane in lanes for plan in lane.plans.values()]
     overflows = [overflow for plan in inner for overflow in plan.overflows]
-    return Plan(batch, steps, nbytes, [lanes], chunk, lanes[0].slots, overflows=overflows)
+    return Plan(
+        batch, steps, nbytes, [lanes], chunk, lanes[0].slots, overflows=overflows,
+        replays=Queued(calls) if program.replays else None,
+    )  # fmt: skip
 
 
 def _check_free(
@@ -104,8 +118,8 @@ class _Lane:
         arguments = [to, source, nbytes]
         return Step(what, "copy", "cuda", function, arguments, 0, nbytes, direction, self.device)
 
-    def begin(self, first: int, count: int) -> list[Step]:
-        """Returns the steps that send a chunk on its way."""
+    def begin(self, first: int, count: int) -> tuple[list[Step], Plan, list[Step]]:
+        """Returns what sends a chunk on its way: steps before its own plan, that plan, and steps after it."""
         if count not in self.plans:
             self.plans[count] = build(self.program, count, self.pixels, images_on_device=True)
             self.plans[count].bind(self.images.address, self.probabilities.address)
@@ -117,7 +131,6 @@ class _Lane:
             steps.append(self._stage(self.slots[0], source, staged, nbytes))
             source = staged
         steps.append(self._copy(self.slots[0], "h2d", self.images.address, source, nbytes))
-        steps += [replace(step, lane=self.device) for step in self.plans[count].steps]
         to: Any = Slot(self.slots[1], first * self.row_bytes)
         nbytes = count * self.row_bytes
         self.pending = [Step("sync", "sync", "cpu", self.device.synchronize, [])]
@@ -125,8 +138,8 @@ class _Lane:
             staged = self.staging[1].__array_interface__["data"][0]
             self.pending.append(self._stage(self.slots[1], staged, to, nbytes))
             to = staged
-        steps.append(self._copy(self.slots[1], "d2h", to, self.probabilities.address, nbytes))
-        return steps
+        end = self._copy(self.slots[1], "d2h", to, self.probabilities.address, nbytes)
+        return steps, self.plans[count], [end]
 
     def finish(self) -> list[Step]:
         """Returns the steps that wait for the chunk that is on its way, if there is one."""

@@ -33,6 +33,7 @@ _FILES = (
     "reverse_sequence",
     "shaping",
     "softmax",
+    "squeeze_excite",
     "unary",
     "where",
 )

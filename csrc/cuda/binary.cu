@@ -51,26 +51,9 @@ __global__ void binary_kernel(const float* x, const float* y, float* out, const 
   }
 }
 
-// Whether an operand can be read in fours: repeated or side by side in the last dimension, each run
-// starting at 16 bytes.
-bool in_fours(const float* operand, const Strided<3>& walk, int k) {
-  const int last = walk.rank - 1;
-  if (walk.strides[k][last] == 0) return true;
-  bool fits = walk.strides[k][last] == 1 && is_aligned(operand, 16);
-  for (int d = 0; d < last; ++d) fits = fits && walk.strides[k][d] % 4 == 0;
-  return fits;
-}
-
 template <typename Function>
 void launch_binary(const float* x, const float* y, float* out, Strided<3> walk, Stream stream) {
-  const int last = walk.rank - 1;
-  const bool fours = walk.rank > 0 && walk.dims[last] % 4 == 0 && in_fours(out, walk, 0) &&
-                     in_fours(x, walk, 1) && in_fours(y, walk, 2);
-  if (fours) {
-    walk.dims[last] /= 4;
-    walk.size /= 4;
-    for (int k = 0; k < 3; ++k) walk.strides[k][last] *= 4;
-  }
+  const bool fours = take_fours(walk, {is_aligned(out, 16), is_aligned(x, 16), is_aligned(y, 16)});
   with_index(walk.size, [&](auto index) {
     using Index = decltype(index);
     const unsigned blocks = blocks_for(walk.size);
@@ -84,13 +67,7 @@ void launch_binary(const float* x, const float* y, float* out, Strided<3> walk, 
 
 void binary(const float* x, const float* y, float* out, const BinaryShape& shape,
             BinaryFunction function, Stream stream) {
-  std::int64_t strides[3][kMaxDims];
-  row_major(shape.dims, strides[0]);
-  for (int d = 0; d < kMaxDims; ++d) {
-    strides[1][d] = shape.x_strides[d];
-    strides[2][d] = shape.y_strides[d];
-  }
-  const Strided<3> walk = collapse<3>(shape.dims, strides);
+  const Strided<3> walk = walk_of(shape);
   if (walk.size == 0) return;
   switch (function) {
 #define CNN_ENGINE_LAUNCH(name) \

@@ -1,6 +1,7 @@
 // The functions of binary.h on CUDA.
 #pragma once
 
+#include "cuda/strided.cuh"
 #include "ops/binary.h"
 
 namespace cnn_engine::cuda {
@@ -39,6 +40,37 @@ __device__ inline float binary_of(BinaryFunction function, float x, float y) {
 #undef CNN_ENGINE_CASE
   }
   return 0.0f;
+}
+
+// Has a walk over the result, x and y go in groups of four, where all three are repeated or side by
+// side in the last dimension, and each group starts where four can be read at once; returns whether
+// it does. `aligned`: whether each of the tensors starts so.
+inline bool take_fours(Strided<3>& walk, const bool (&aligned)[3]) {
+  const int last = walk.rank - 1;
+  if (last < 0 || walk.dims[last] % 4 != 0) return false;
+  for (int k = 0; k < 3; ++k) {
+    const std::int64_t* const strides = walk.strides[k];
+    if (strides[last] == 0) continue;
+    if (strides[last] != 1 || !aligned[k]) return false;
+    for (int d = 0; d < last; ++d) {
+      if (strides[d] % 4 != 0) return false;
+    }
+  }
+  walk.dims[last] /= 4;
+  walk.size /= 4;
+  for (int k = 0; k < 3; ++k) walk.strides[k][last] *= 4;
+  return true;
+}
+
+// The walk of a call over its result, x and y.
+inline Strided<3> walk_of(const BinaryShape& shape) {
+  std::int64_t strides[3][kMaxDims];
+  row_major(shape.dims, strides[0]);
+  for (int d = 0; d < kMaxDims; ++d) {
+    strides[1][d] = shape.x_strides[d];
+    strides[2][d] = shape.y_strides[d];
+  }
+  return collapse<3>(shape.dims, strides);
 }
 
 }  // namespace cnn_engine::cuda

@@ -2,8 +2,7 @@
 #pragma once
 
 #include "cuda/mma.cuh"
-#include "cuda/stored.cuh"
-#include "cuda/unary.cuh"
+#include "cuda/rounded.cuh"
 #include "cuda/wgmma.cuh"
 
 namespace cnn_engine::cuda::wgmma {
@@ -115,25 +114,10 @@ __device__ inline bool end_in_fragments(const P& p, const float (&sums)[4], cons
   return past;
 }
 
-// The function is looked up once for all values.
+// What is multiplied has 16 bits, and so have the errors of what is kept as float32.
 template <typename P, int n>
 __device__ inline void activate(const P& p, float (&value)[n]) {
-  const auto each = [&](const auto& function) {
-#pragma unroll
-    for (int i = 0; i < n; ++i) value[i] = function(value[i]);
-  };
-  switch (p.activation) {
-    case UnaryFunction::clip:
-      return each([&](float x) { return clamp(x, p.alpha, p.beta); });
-    case UnaryFunction::relu:
-      return each([](float x) { return unary_relu::of(x, 0.0f, 0.0f); });
-    case UnaryFunction::hard_swish:
-      return each([](float x) { return unary_hard_swish::of(x, 0.0f, 0.0f); });
-    case UnaryFunction::swish:
-      return each([&](float x) { return unary_swish::of(x, p.alpha, 0.0f); });
-    default:
-      return each([&](float x) { return unary_of(p.activation, x, p.alpha, p.beta); });
-  }
+  apply<__half>(Activation{p.activation, p.alpha, p.beta}, value);
 }
 
 // The first `left` of neighbours; all of them at once where they are `whole`.

@@ -245,36 +245,19 @@ void unary_stored(const void* input, void* output, std::int64_t size, Stored x_s
 void binary_stored(const void* x, const void* y, void* out, const BinaryShape& shape,
                    Stored x_stored, Stored y_stored, Stored out_stored, const Overflow& overflow,
                    BinaryFunction function, Stream stream) {
-  std::int64_t strides[3][kMaxDims];
-  row_major(shape.dims, strides[0]);
-  for (int d = 0; d < kMaxDims; ++d) {
-    strides[1][d] = shape.x_strides[d];
-    strides[2][d] = shape.y_strides[d];
-  }
-  Strided<3> walk = collapse<3>(shape.dims, strides);
+  Strided<3> walk = walk_of(shape);
   if (walk.size == 0) return;
   with_rounded(
       [&](auto* type) {
         using T = std::remove_pointer_t<decltype(type)>;
-        const Tensor<T> tensors[3] = {{out, out_stored}, {x, x_stored}, {y, y_stored}};
-        const int last = walk.rank - 1;
-        bool fours = walk.rank > 0 && walk.dims[last] % 4 == 0;
-        for (int k = 0; k < 3 && fours; ++k) {
-          if (walk.strides[k][last] == 0) continue;
-          fours = walk.strides[k][last] == 1 && tensors[k].in_runs(4);
-          for (int d = 0; d < last; ++d) fours = fours && walk.strides[k][d] % 4 == 0;
-        }
-        if (fours) {
-          walk.dims[last] /= 4;
-          walk.size /= 4;
-          for (int k = 0; k < 3; ++k) walk.strides[k][last] *= 4;
-        }
+        const Tensor<T> result(out, out_stored), a(x, x_stored), b(y, y_stored);
+        const bool fours = take_fours(walk, {result.in_runs(4), a.in_runs(4), b.in_runs(4)});
         with_index(walk.size, [&](auto index) {
           using Index = decltype(index);
           launch("launch of binary_stored_kernel",
                  fours ? binary_stored_kernel<T, 4, Index> : binary_stored_kernel<T, 1, Index>,
-                 blocks_for(walk.size), kBlockThreads, 0, stream, 1, tensors[1], tensors[2],
-                 tensors[0], Walk<3>(walk), function, overflow);
+                 blocks_for(walk.size), kBlockThreads, 0, stream, 1, a, b, result, Walk<3>(walk),
+                 function, overflow);
         });
       },
       x_stored, y_stored, out_stored);

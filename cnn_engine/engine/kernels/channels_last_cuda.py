@@ -15,6 +15,7 @@ from ...graph.graph import Graph, Node, Value
 from . import pooling
 from .channels_last import (
     activation_of,
+    function_of,
     has_prologue,
     make_pool,
     not_constant,
@@ -35,18 +36,27 @@ def _operands(node: Node) -> Any:
     return getattr(_cpu.Conv2dOperands, node.op.operands)
 
 
-def _packed(node: Node, graph: Graph, device: Any, nbytes: int, function: str, *how: Any) -> Buffer:
+def _packed(
+    node: Node,
+    graph: Graph,
+    device: Any,
+    nbytes: int,
+    function: str,
+    *how: Any,
+    places: tuple[int, ...] = (1,),
+) -> Buffer:
     """Returns what a compiled function makes of a node's weights, complete, on the device."""
-    weight = graph.constants[node.inputs[1]]
-    most = float(np.abs(weight).max(initial=0.0))
+    weights = [graph.constants[node.inputs[place]] for place in places]
+    most = max(float(np.abs(weight).max(initial=0.0)) for weight in weights)
     if node.op.operands == "float16" and most > FLOAT16:
         raise UnsupportedError(
             f"--dtype: float16: node {node.name}: expected weights of at most "
             f"{FLOAT16:.0f}, found {most:g}; bfloat16 and tf32 have room for them"
         )
     packed = device.allocate(nbytes)
-    source = brought(weight, device)
-    getattr(device.kernels, function)(source.address, packed.address, *how, device.stream_handle)
+    sources = [brought(weight, device) for weight in weights]
+    addresses = (source.address for source in sources)
+    getattr(device.kernels, function)(*addresses, packed.address, *how, device.stream_handle)
     device.synchronize()
     return packed
 
@@ -164,6 +174,42 @@ def _make_depthwise(call: Call) -> Bound:
     )  # fmt: skip
 
 
+# ---- gates ----
+
+
+def _gates_of(node: Node, graph: Graph) -> tuple[Any, int, Any]:
+    """Returns the shape of the images, the hidden sums and what weights are kept as."""
+    images, first = graph.inputs_of(node)[:2]
+    n, h, w, c = images.shape
+    return _cpu.AxisShape(n, h * w, c), first.shape[0], _operands(node)
+
+
+def _no_gates(node: Node, graph: Graph) -> str | None:
+    if any(name is not None and name not in graph.constants for name in node.inputs[1:]):
+        return "expected constant weights, which are packed once"
+    for function in (node.op.activation, node.op.gate):
+        if function is not None and not hasattr(_cpu.UnaryFunction, function.function):
+            return f"expected functions that kernels have after the sum, found {function.kind}"
+    return None
+
+
+def _pack_gates(node: Node, graph: Graph, device: Any) -> Buffer:
+    how = _gates_of(node, graph)
+    nbytes = device.kernels.squeeze_excite_packed(*how, 0)
+    return _packed(node, graph, device, nbytes, "squeeze_excite_pack", *how, places=(1, 2))
+
+
+def _make_gates(call: Call) -> Bound:
+    op, (x, first) = call.node.op, call.inputs[:2]
+    n, h, w, c = x.shape
+    biases = (*call.at[3:], 0, 0)[:2]
+    return call.native(
+        "squeeze_excite", call.at[0], call.prepared.address, *biases, call.to[0],
+        _cpu.AxisShape(n, h * w, c), first.shape[0], stored(x), _operands(call.node),
+        *function_of(op.activation), *function_of(op.gate),
+    )  # fmt: skip
+
+
 # ---- rows of features, and images of one place ----
 
 
@@ -218,6 +264,11 @@ def _row(op: str, name: str, make: Any, why_not: Any, prepare: Any, **options: A
 _IMAGES = (None, 0, 3)
 
 
+def _stored_images(node: Node, graph: Graph) -> tuple[int | None, ...]:
+    """Returns the places of a convolution that may be stored: [N, C, H, W] is read as float32."""
+    return _IMAGES[:1] + _IMAGES[2:] if node.op.planar else _IMAGES
+
+
 ROWS = [
     _row("conv2d_nhwc", "rows", _make_rows, _not_rows, _pack_rows, stores=storing(None, 0)),
     _row(
@@ -226,7 +277,11 @@ ROWS = [
     ),
     _row(
         "conv2d_nhwc", "implicit_gemm", _make, not_constant, _pack, workspace=_workspace,
-        shows=_shows, pitched=_IMAGES, stores=storing(*_IMAGES),
+        shows=_shows, pitched=_IMAGES, stores=_stored_images,
+    ),
+    Kernel(
+        "squeeze_excite", "squeeze_excite", "cuda", _make_gates, why_not=_no_gates,
+        prepare=_pack_gates, packs=(1, 2), stores=storing(0),
     ),
     _row("linear", "rows", _make_rows, _not_rows, _pack_rows, stores=storing(None, 0)),
     _row(

@@ -17,6 +17,7 @@ from .concatenations import nest_concatenations
 from .constants import drop_unused, fold_constants
 from .epilogues import EPILOGUES, EPILOGUES_ON_CUDA, fuse_activations, fuse_residuals
 from .functions import recognise_functions
+from .gates import fuse_gates
 from .identities import drop_identities, merge_shapes
 from .padding import fold_padding
 from .pooling import pool_first
@@ -35,6 +36,7 @@ __all__ = [
     "fold_padding",
     "fuse",
     "fuse_activations",
+    "fuse_gates",
     "fuse_prologues",
     "fuse_residuals",
     "lay_channels_last",
@@ -78,6 +80,7 @@ LAYING_ON_CUDA: dict[int, tuple[Pass, ...]] = {
         partial(fuse_prologues, run=run),
         pool_first,
         partial(fuse_activations, functions=EPILOGUES_ON_CUDA),
+        fuse_gates,
         nest_concatenations,
     )
     for run in (4, 8)
@@ -98,8 +101,8 @@ def lay_channels_last(graph: Graph, device: str = "cpu", run: int = 4) -> Graph:
     """Returns ``graph`` as the fastest kernels run it: images between convolutions are [N, H, W, C].
 
     What precedes a convolution, and all functions that follow one, become parts of it. On ``cuda`` the
-    former where channels come in runs of 4 or, in 16 bits, of 8, and products over channels become
-    convolutions.
+    former where channels come in runs of 4 or, in 16 bits, of 8, products over channels become convolutions,
+    and what makes the gates of squeeze-and-excite blocks becomes one node.
     """
     return _until_done(graph, LAYING_ON_CUDA[run] if device == "cuda" else LAYING)
 

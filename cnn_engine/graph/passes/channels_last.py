@@ -30,6 +30,7 @@ from ...operators.reduce import Reduce
 from ...operators.resize import Resize
 from ...operators.shaping import Concat, Reshape, Slice, Split, Transpose
 from ...operators.softmax import Softmax
+from ...operators.squeeze_excite import SqueezeExcite
 from ...operators.unary import Unary
 from ..graph import Graph, Node, Note
 from .constants import drop_unused
@@ -50,8 +51,8 @@ def channels_last(graph: Graph) -> Graph:
 
 
 def round_operands(graph: Graph, dtype: str) -> Graph:
-    """Lets kernels round to ``dtype`` what convolutions over [N, H, W, C] and linear layers multiply."""
-    nodes = [node for node in graph.nodes if type(node.op) in (Conv2dNhwc, Linear)]
+    """Lets kernels round to ``dtype`` what convolutions, gates and linear layers multiply."""
+    nodes = [node for node in graph.nodes if type(node.op) in (Conv2dNhwc, Linear, SqueezeExcite)]
     return graph.replaced(
         nodes, [replace(node, op=replace(node.op, operands=dtype)) for node in nodes]
     )

@@ -1,0 +1,65 @@
+"""What makes the factors of squeeze-and-excite blocks, as one operator."""
+
+from __future__ import annotations
+
+from ...operators.channels_last import Conv2dNhwc
+from ...operators.reduce import ReduceMean
+from ...operators.squeeze_excite import SqueezeExcite
+from ..graph import Graph, Node
+from .rewriting import Rewrites, absent, covering, only_user
+
+#: Channels come in runs of so many, and there are at most so many of them and of hidden sums.
+RUN, MOST = 8, 4096
+
+
+def fuse_gates(graph: Graph) -> Graph:
+    """Makes one node of a mean over an image's places and the two 1x1 convolutions that alone follow it.
+
+    Each of the three is over before its work could fill a GPU: what they cost is their starts.
+    """
+    rewrites = Rewrites(graph)
+    for mean in graph.nodes:
+        if not _is_mean(graph, mean):
+            continue
+        first = only_user(graph, mean.outputs[0])
+        second = None if first is None else only_user(graph, first.outputs[0])
+        if second is None or not (_is_product(graph, first) and _is_product(graph, second)):
+            continue
+        (x,), (y,) = mean.inputs, second.outputs
+        channels, hidden = (graph.values[node.outputs[0]].shape[3] for node in (mean, first))
+        if graph.values[y].shape[3] != channels or channels % RUN or max(channels, hidden) > MOST:
+            continue
+        biases = tuple(None if absent(node, 2) else node.inputs[2] for node in (first, second))
+        merged = Node(
+            mean.name, SqueezeExcite(first.op.activation, second.op.activation),
+            (x, first.inputs[1], second.inputs[1], *biases), (y,), covering(mean, first, second),
+        )  # fmt: skip
+        rewrites.replace([mean, first, second], [merged], "together they are squeeze_excite")
+    return rewrites.apply()
+
+
+def _is_mean(graph: Graph, node: Node) -> bool:
+    """Whether ``node`` takes the mean over the places of images [N, H, W, C], and leaves them one."""
+    op, images = node.op, graph.values[node.inputs[0]].shape if node.inputs[0] else ()
+    return (
+        type(op) is ReduceMean
+        and op.keepdims
+        and len(images) == 4
+        and sorted(axis % 4 for axis in op.axes) == [1, 2]
+        and images[1] * images[2] > 0
+    )
+
+
+def _is_product(graph: Graph, node: Node) -> bool:
+    """Whether ``node`` is a convolution of images of one place by constants, with a function at its end."""
+    op = node.op
+    return (
+        type(op) is Conv2dNhwc
+        and not (op.planar or any(op.padding))
+        and op.groups == 1
+        and op.floor is None
+        and graph.values[node.inputs[1]].shape[2:] == (1, 1)
+        and node.inputs[1] in graph.constants
+        and (absent(node, 2) or node.inputs[2] in graph.constants)
+        and all(absent(node, place) for place in (3, 4, 5))
+    )

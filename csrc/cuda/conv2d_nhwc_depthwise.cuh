@@ -1,0 +1,44 @@
+// What the kernels of conv2d_nhwc_depthwise share: their arguments, and where a thread's outputs
+// are.
+#pragma once
+
+#include "cuda/channels.cuh"
+#include "cuda/launch.cuh"
+#include "cuda/rounded.cuh"
+#include "cuda/strided.cuh"
+#include "ops/conv2d_nhwc_depthwise.h"
+
+namespace cnn_engine::cuda {
+
+constexpr int kDepthwiseThreads = 64;
+
+template <typename T>
+struct Depthwise {
+  const T* input;
+  const T* packed;
+  const float* bias;
+  const T* residual;
+  T* output;
+  Conv2dPitches pitches;
+  Overflow overflow;
+  Activation activation;
+  Divisor by_groups, by_runs, by_rows;  // groups of channels; runs of columns; rows, or strips
+};
+
+// Channels are fastest, then columns, rows and images.
+struct DepthwisePlace {
+  int group, run, row;
+  unsigned image;
+
+  template <typename T>
+  __device__ DepthwisePlace(const Depthwise<T>& d, std::int64_t thread) {
+    const unsigned index = static_cast<unsigned>(thread);
+    const unsigned place = d.by_groups.quotient(index), line = d.by_runs.quotient(place);
+    image = d.by_rows.quotient(line);
+    group = static_cast<int>(index - place * d.by_groups.value);
+    run = static_cast<int>(place - line * d.by_runs.value);
+    row = static_cast<int>(line - image * d.by_rows.value);
+  }
+};
+
+}  // namespace cnn_engine::cuda

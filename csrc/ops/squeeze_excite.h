@@ -1,0 +1,35 @@
+// squeeze_excite on CUDA: the factors by which a squeeze-and-excite block multiplies channels:
+//
+//   h[n,m] = inner(b1[m] + sum over c of w1[m,c] * mean over p of x[n,p,c])
+//   y[n,c] = outer(b2[c] + sum over m of w2[c,m] * h[n,m])
+//
+// Layouts: x [N,P,C], float32 or in the weights' type; b1 [M], b2 [C], each or null; y [N,C];
+// float32; C-contiguous. The weights are packed as float16 or bfloat16, else as float32 (tf32 too).
+// Means and sums are float32, and nothing between is rounded. C is a multiple of 8. The functions
+// are those of unary.h with their alphas and betas. Each row has the same bits with any batch.
+#pragma once
+
+#include "ops/conv2d_nhwc.h"
+#include "ops/reduce.h"
+#include "ops/unary.h"
+
+namespace cnn_engine::cuda {
+
+std::int64_t squeeze_excite_packed(const AxisShape& shape, int hidden, Conv2dOperands operands,
+                                   int);                       // bytes
+void squeeze_excite_pack(const float* first,                   // [M, C]
+                         const float* second,                  // [C, M]
+                         void* packed,                         // [squeeze_excite_packed]
+                         const AxisShape& shape,               // N, P, C
+                         int hidden, Conv2dOperands operands,  // M
+                         Stream stream);
+void squeeze_excite(const void* x,             // [N, P, C]
+                    const void* packed,        // [squeeze_excite_packed]
+                    const float* first_bias,   // [M] or null
+                    const float* second_bias,  // [C] or null
+                    float* y,                  // [N, C]
+                    const AxisShape& shape, int hidden, Stored x_stored, Conv2dOperands operands,
+                    UnaryFunction inner, float inner_alpha, float inner_beta, UnaryFunction outer,
+                    float outer_alpha, float outer_beta, Stream stream);
+
+}  // namespace cnn_engine::cuda

@@ -1,0 +1,268 @@
+"""squeeze_excite: the rewrite that makes it, its record, and its kernel on CUDA."""
+
+from __future__ import annotations
+
+import math
+
+import fake_cuda
+import halves
+import numpy as np
+import pytest
+import tolerances
+from conftest import Device
+from native import call, check_guards, guarded
+from test_passes import Builder, same
+
+from cnn_engine import Engine, _cpu
+from cnn_engine.devices import cuda_module
+from cnn_engine.engine import kernels
+from cnn_engine.engine.check import ROUNDING
+from cnn_engine.errors import InputError
+from cnn_engine.graph import passes
+from cnn_engine.graph.graph import Value
+from cnn_engine.operators.binary import Mul
+from cnn_engine.operators.conv2d import Conv2d
+from cnn_engine.operators.reduce import ReduceMax, ReduceMean
+from cnn_engine.operators.squeeze_excite import SqueezeExcite
+from cnn_engine.operators.unary import HardSigmoid, Relu, Sigmoid, Swish
+
+Function = _cpu.UnaryFunction
+
+
+def block(batch=2, channels=16, hidden=4, inner=Relu, outer=HardSigmoid, mean=None, bias=True):
+    """A convolution, a squeeze-and-excite block and the convolution that reads its product."""
+    b = Builder(batch, 3, 9, 7)
+    x = b.conv(b.add(Relu(), "x"), 3, channels)
+    y = b.add(mean or ReduceMean((2, 3), True), x)
+    for filters, function in ((hidden, inner), (channels, outer)):
+        read = channels if filters == hidden else hidden
+        more = (b.constant(filters),) if bias else ()
+        y = b.add(Conv2d(), y, b.constant(filters, read, 1, 1), *more)
+        y = b.add(function(), y) if function else y
+    gate = y
+    y = b.add(Conv2d(), b.add(Mul(), x, gate), b.constant(8, channels, 1, 1))
+    return b, x, gate, b.graph(y)
+
+
+def laid(graph):
+    return passes.lay_channels_last(passes.fuse(graph), "cuda", run=8)
+
+
+def found_in(graph):
+    return [node for node in graph.nodes if node.op.kind == "squeeze_excite"]
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize(
+    ("inner", "outer"), [(Relu, HardSigmoid), (Swish, Sigmoid), (None, None)], ids=str
+)
+def test_a_mean_and_two_products_become_one_node(batch, bias, inner, outer):
+    *_, graph = block(batch, inner=inner, outer=outer, bias=bias)
+    after = same(graph, laid)
+    (node,) = found_in(after)
+    assert type(node.op.activation) is (inner or type(None))
+    assert type(node.op.gate) is (outer or type(None))
+    assert len(node.covers) == 3 + (inner is not None) + (outer is not None)
+    assert not [n for n in after.nodes if n.op.kind in ("reduce_mean", "mul")]
+    assert "together they are squeeze_excite" in {note.why for note in after.notes}
+    kernel, _ = kernels.choose(node, passes.round_operands(after, "float16"), "cuda")
+    # In the rewrites' own float64 there is no kernel.
+    assert kernel is None
+
+
+def test_what_does_not_fit_stays_as_it_is():
+    """Odd channels, another reduction, a mean with other readers, sums that the graph gives back."""
+    graphs = [
+        block(channels=12)[-1], block(mean=ReduceMax((2, 3), True))[-1],
+        block(mean=ReduceMean((3,), True))[-1],
+    ]  # fmt: skip
+    b, _, gate, _ = block()
+    graphs.append(b.graph(gate, b.nodes[2].outputs[0]))
+    for graph in graphs:
+        assert not found_in(same(graph, laid))
+
+
+def test_the_cpu_has_its_nodes():
+    *_, graph = block()
+    assert not found_in(passes.lay_channels_last(passes.fuse(graph)))
+
+
+def test_record():
+    x, first = Value("x", (2, 3, 5, 8)), Value("f", (4, 8, 1, 1))
+    second = Value("s", (8, 4, 1, 1))
+    op = SqueezeExcite(Relu(), Sigmoid())
+    assert op.infer([x, first, second]) == (((2, 1, 1, 8), "float32"),)
+    assert op.flops([x, first, second], [Value("y", (2, 1, 1, 8))]) == 2 * 2 * 2 * 8 * 4
+    assert op.terms([x, first, second]) == 8
+    for wrong in (
+        [x, first],
+        [x, second, first],
+        [x, first, second, second],
+        [first, first, second],
+    ):
+        with pytest.raises(InputError, match="expected"):
+            op.infer(wrong)
+
+
+def test_an_engine_runs_it(monkeypatch):
+    """On a device that is not there, whose kernels are the CPU's: every argument is at its place."""
+    *_, graph = block()
+    wide = np.random.default_rng(3).uniform(-1, 1, (2, 3, 9, 7)).astype(np.float32)
+    graph = single(graph)
+    with Engine(graph, device="cpu") as engine:
+        (wanted,) = engine.run({"x": wide}).values()
+    fake_cuda.install(monkeypatch, tensor_cores=True)
+    with Engine(graph, device="cuda") as engine:
+        (found,) = engine.run({"x": wide}).values()
+        steps = [step.kernel for step in engine._plans._build_run(2, False).steps]
+    assert "squeeze_excite" in steps
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
+
+
+def single(graph):
+    """The same graph in float32."""
+    from dataclasses import replace
+
+    constants = {name: array.astype(np.float32) for name, array in graph.constants.items()}
+    inputs = tuple(replace(value, dtype="float32") for value in graph.inputs)
+    return replace(graph, inputs=inputs, constants=constants)
+
+
+# ---- the kernel ----
+
+# images, places, channels, hidden: of EfficientNet and MobileNetV3, odd ones, and one whose weights shared
+# memory does not hold
+SHAPES = [
+    (1, 12544, 32, 8), (2, 3136, 96, 4), (1, 784, 144, 6), (3, 196, 480, 20), (1, 49, 1152, 48),
+    (20, 49, 960, 240), (1, 1, 8, 1), (33, 3, 72, 24), (2, 1551, 16, 7), (1, 30, 4096, 3),
+    (1, 5, 1536, 1536), (2, 9, 24, 4096), (0, 4, 8, 2),
+]  # fmt: skip
+
+
+def run(x, first, second, biases, operands, stored, inner, outer):
+    device = Device("cuda")
+    n, places, channels = x.shape
+    shape, hidden = _cpu.AxisShape(n, places, channels), len(first)
+    kind = getattr(_cpu.Conv2dOperands, operands)
+    size = cuda_module.load().squeeze_excite_packed(shape, hidden, kind, 0)
+    packed = device.library.full(size, 0xFF, np.uint8)
+    call(
+        device, "squeeze_excite_pack", device.put(first), device.put(second), packed, shape, hidden,
+        kind,
+    )  # fmt: skip
+    out, memory = guarded(device, (n, channels), np.float32)
+    there = [None if bias is None else device.put(bias) for bias in biases]
+    call(
+        device, "squeeze_excite", halves.put(device, x, stored), packed, *there, out, shape, hidden,
+        halves.kind(stored), kind, *inner, *outer,
+    )  # fmt: skip
+    check_guards(device, memory, np.float32)
+    return device.get(out)
+
+
+def arrays(rng, shape, stored="float32"):
+    n, places, channels, hidden = shape
+    x = halves.rounded(rng.standard_normal((n, places, channels)) + 1, stored)
+    first = rng.standard_normal((hidden, channels)).astype(np.float32) / math.sqrt(channels)
+    second = rng.standard_normal((channels, hidden)).astype(np.float32) / math.sqrt(hidden)
+    biases = [rng.standard_normal(size).astype(np.float32) for size in (hidden, channels)]
+    return x, first, second, biases
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("operands", "stored"),
+    [("float32", "float32"), ("tf32", "float32"), ("float16", "float16"), ("float16", "float32"),
+     ("bfloat16", "bfloat16"), ("bfloat16", "float32")],
+)  # fmt: skip
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_kernel(rng, shape, operands, stored):
+    x, first, second, biases = arrays(rng, shape, stored)
+    hidden, channels = first.shape
+    for given in (biases, (None, None)):
+        images, weights = x[:, :, None, :], (first[..., None, None], second[..., None, None])
+        wanted = SqueezeExcite(Relu()).reference(images, *weights, *given)[:, 0, 0]
+        found = run(
+            x, first, second, given, operands, stored, (Function.relu, 0, 0),
+            (Function.clip, -math.inf, math.inf),
+        )  # fmt: skip
+        mean = np.abs(x).mean(1) if x.size else np.abs(x).sum(1)
+        sums = mean @ np.abs(first).T + (0 if given[0] is None else np.abs(given[0]))
+        size = sums @ np.abs(second).T + (0 if given[1] is None else np.abs(given[1]))
+        limit = tolerances.sum_of_products(x.shape[1] + channels + hidden, size)
+        if operands in ("float16", "bfloat16"):
+            limit = limit + 2 * ROUNDING[operands] * size
+        tolerances.assert_close(found, wanted, limit)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("inner", "outer"),
+    [((Swish(), Function.swish, 1, 0), (Sigmoid(), Function.sigmoid, 1, 0)),
+     ((Relu(), Function.relu, 0, 0), (HardSigmoid(1 / 6), Function.hard_sigmoid, 1 / 6, 0.5))],
+    ids=["efficientnet", "mobilenet"],
+)  # fmt: skip
+def test_functions(rng, inner, outer):
+    x, first, second, biases = arrays(rng, (3, 49, 96, 24))
+    found = run(x, first, second, biases, "float32", "float32", inner[1:], outer[1:])
+    op = SqueezeExcite(inner[0], outer[0])
+    weights = first[..., None, None], second[..., None, None]
+    wanted = op.reference(x[:, :, None, :], *weights, *biases)[:, 0, 0]
+    tolerances.assert_close(found, wanted, np.full_like(wanted, 1e-5))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", [(33, 196, 480, 20), (20, 12544, 32, 8)], ids=str)
+def test_each_image_has_the_same_bits_among_others_and_again(rng, shape):
+    x, first, second, biases = arrays(rng, shape, "float16")
+    how = (
+        first,
+        second,
+        biases,
+        "float16",
+        "float16",
+        (Function.swish, 1, 0),
+        (Function.sigmoid, 1, 0),
+    )
+    together = run(x, *how)
+    for _ in range(3):
+        assert np.array_equal(run(x, *how), together)
+    for n in (0, len(x) - 1):
+        assert np.array_equal(run(x[n : n + 1], *how)[0], together[n])
+
+
+@pytest.mark.gpu
+def test_nan_reaches_all_factors_of_its_image_alone(rng):
+    x, first, second, biases = arrays(rng, (2, 49, 64, 16))
+    x[1, 7, 40] = np.nan
+    none = (Function.clip, -math.inf, math.inf)
+    found = run(x, first, second, biases, "float32", "float32", none, none)
+    assert np.isfinite(found[0]).all()
+    assert np.isnan(found[1]).all()
+
+
+@pytest.mark.gpu
+def test_what_does_not_fit_is_refused():
+    module, kind = cuda_module.load(), _cpu.Conv2dOperands.float16
+    for channels, hidden in ((12, 4), (8192, 4), (8, 0), (8, 5000)):
+        with pytest.raises(ValueError, match="expected channels in eights"):
+            module.squeeze_excite_packed(_cpu.AxisShape(1, 4, channels), hidden, kind, 0)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float32", "tf32", "float16", "bfloat16"])
+@pytest.mark.parametrize("batch", [1, 2, 9, 20, 33])
+def test_engine(dtype, batch):
+    *_, graph = block(batch, channels=64, hidden=12)
+    graph = single(graph)
+    x = np.random.default_rng(3).uniform(-1, 1, (batch, 3, 9, 7)).astype(np.float32)
+    with Engine(graph, device="cpu") as engine:
+        (wanted,) = engine.run({"x": x}).values()
+    with Engine(graph, device="cuda", dtype=dtype) as engine:
+        (found,) = engine.run({"x": x}).values()
+        assert "squeeze_excite" in [
+            step.kernel for step in engine._plans._build_run(batch, False).steps
+        ]
+    limit = {"float32": 1e-5, "tf32": 4e-3, "float16": 4e-3, "bfloat16": 3e-2}[dtype]
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=limit * np.abs(wanted).max())
