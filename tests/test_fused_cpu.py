@@ -328,7 +328,8 @@ def test_one_pixel_that_is_not_finite_stays_where_it_is(instruction_set, rng, va
 
 
 def test_without_layers_to_take_them_images_that_are_not_finite_are_refused(rng):
-    fused = _cpu.FusedNetwork(*description(CIFAR10, weights_of(CIFAR10)))
+    parameters = weights_of(CIFAR10)  # alive until they are packed: their addresses are given
+    fused = _cpu.FusedNetwork(*description(CIFAR10, parameters))
     images = rng.standard_normal((5, 3, 32, 32)).astype(np.float32)
     run(fused, images, threads=2)
     images[3, 0, 0, 0] = np.inf
