@@ -79,13 +79,7 @@ def parser() -> cli.ArgumentParser:
         "--keep", action="store_true",
         help="adds to what is in --json, without the cells that it has",
     )  # fmt: skip
-    p.add_argument(
-        "--shard", type=record.shard, default=(1, 1), metavar="K/N", help="a part of the cells"
-    )
-    p.add_argument(
-        "--merge", nargs="+", metavar="FILE",
-        help="measures nothing: makes one record of what --json wrote; the first that has a cell counts",
-    )  # fmt: skip
+    record.add_shards(p, "cells", "cell")
     p.add_argument(
         "--jobs", type=cli.whole_number(0, 256), default=0, metavar="N",
         help="processes that make cells ready side by side, before any is timed; default: 0, each cell "

@@ -236,13 +236,7 @@ def parser() -> cli.ArgumentParser:
     p.add_argument(
         "--add", action="store_true", help="to the rows of --json's file, same rows replaced"
     )
-    p.add_argument(
-        "--shard", type=record.shard, default=(1, 1), metavar="K/N", help="a part of the networks"
-    )
-    p.add_argument(
-        "--merge", nargs="+", metavar="FILE",
-        help="runs nothing: makes one record of what --json wrote; the first that has a row counts",
-    )  # fmt: skip
+    record.add_shards(p, "networks", "row")
     return p
 
 

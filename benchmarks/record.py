@@ -29,6 +29,17 @@ def add_options(parser: ArgumentParser, *forms: str) -> None:
         parser.add_argument(f"--{form}", metavar="PATH", help=FORMS[form])
 
 
+def add_shards(parser: ArgumentParser, parts: str, row: str) -> None:
+    """Adds ``--shard``, a part of the ``parts``, and ``--merge``, one record of several."""
+    parser.add_argument(
+        "--shard", type=shard, default=(1, 1), metavar="K/N", help=f"a part of the {parts}"
+    )
+    parser.add_argument(
+        "--merge", nargs="+", metavar="FILE",
+        help=f"runs nothing: makes one record of what --json wrote; the first that has a {row} counts",
+    )  # fmt: skip
+
+
 def shard(text: str) -> tuple[int, int]:
     """Returns (K, N) of ``K/N``, the K-th of N parts of the work, the first of which is 1."""
     first, _, count = text.partition("/")

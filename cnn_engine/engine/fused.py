@@ -184,16 +184,15 @@ def longest(graph: Graph, dtype: str, device: Any) -> int:
     Raises:
         UnsupportedError: there is none; says why.
     """
-    whole = chain(graph, dtype)
+    nodes, _, reason = _chained(graph, 1.0, 0.0)
     rows = _first_of_rows(graph)
-    *_, reason = _chained(graph, 1.0, 0.0)
-    count = len(whole.op.nodes)
-    while count and graph.places[whole.op.nodes[count - 1].name] + 1 >= rows:
+    count = len(nodes)
+    while count and graph.places[nodes[count - 1].name] + 1 >= rows:
         node = chain(graph, dtype, count)
         refused = why_not(node, graph.constants, device)
         if refused is None:
             return count
-        reason = refused if count == len(whole.op.nodes) else reason
+        reason = refused if count == len(nodes) else reason
         count -= 1
     raise UnsupportedError(reason)
 

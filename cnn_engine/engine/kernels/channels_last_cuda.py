@@ -177,9 +177,8 @@ def _make_depthwise(call: Call) -> Bound:
 # ---- gates ----
 
 
-def _gates_of(node: Node, graph: Graph) -> tuple[Any, int, Any]:
+def _gates_of(node: Node, images: Value, first: Value) -> tuple[Any, int, Any]:
     """Returns the shape of the images, the hidden sums and what weights are kept as."""
-    images, first = graph.inputs_of(node)[:2]
     n, h, w, c = images.shape
     return _cpu.AxisShape(n, h * w, c), first.shape[0], _operands(node)
 
@@ -194,19 +193,18 @@ def _no_gates(node: Node, graph: Graph) -> str | None:
 
 
 def _pack_gates(node: Node, graph: Graph, device: Any) -> Buffer:
-    how = _gates_of(node, graph)
+    how = _gates_of(node, *graph.inputs_of(node)[:2])
     nbytes = device.kernels.squeeze_excite_packed(*how, 0)
     return _packed(node, graph, device, nbytes, "squeeze_excite_pack", *how, places=(1, 2))
 
 
 def _make_gates(call: Call) -> Bound:
     op, (x, first) = call.node.op, call.inputs[:2]
-    n, h, w, c = x.shape
+    shape, hidden, operands = _gates_of(call.node, x, first)
     biases = (*call.at[3:], 0, 0)[:2]
     return call.native(
-        "squeeze_excite", call.at[0], call.prepared.address, *biases, call.to[0],
-        _cpu.AxisShape(n, h * w, c), first.shape[0], stored(x), _operands(call.node),
-        *function_of(op.activation), *function_of(op.gate),
+        "squeeze_excite", call.at[0], call.prepared.address, *biases, call.to[0], shape, hidden,
+        stored(x), operands, *function_of(op.activation), *function_of(op.gate),
     )  # fmt: skip
 
 
