@@ -61,6 +61,16 @@ def test_data():
     return find
 
 
+@pytest.fixture
+def torchvision():
+    """Returns torchvision, also where its wheel lacks its compiled operators; skips where it is absent."""
+    pytest.importorskip("torch")
+    from benchmarks.models_worker import ignore_compiled_operators
+
+    ignore_compiled_operators()
+    return pytest.importorskip("torchvision")
+
+
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def device(request) -> Device:
     """Every device in turn: how a test makes arrays there and gets them back."""

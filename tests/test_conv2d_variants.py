@@ -66,8 +66,7 @@ def test_the_summary_counts_by_batch_filters_and_kernel():
     ]
 
 
-def test_shapes_are_those_of_the_network():
-    pytest.importorskip("torchvision")
+def test_shapes_are_those_of_the_network(torchvision):
     found = list(bench.shapes_of("squeezenet1_1"))
     assert len(found) == 26
     assert found[0] == (3, 224, 224, 64, 3, 3, 2, 2, 0, 0, 0, 0, 1, 1)

@@ -210,8 +210,7 @@ TINY = "--network test_low_batch_benchmark:tiny_network --device cpu --dtype flo
 
 
 @pytest.mark.parametrize("jobs", ["", "--jobs 2 --prepare 120"])
-def test_runs_on_the_cpu_in_this_process_or_in_others(tmp_path, jobs):
-    pytest.importorskip("torchvision")
+def test_runs_on_the_cpu_in_this_process_or_in_others(tmp_path, jobs, torchvision):
     words = (
         f"{TINY} --peers torch --rounds 2 --milliseconds 1 --bits 3 --json {tmp_path}/l.json {jobs}"
     )
@@ -235,8 +234,7 @@ def test_runs_on_the_cpu_in_this_process_or_in_others(tmp_path, jobs):
     assert len(kept["commands"]) == 2
 
 
-def test_a_process_that_fails_leaves_its_cells_out(tmp_path):
-    pytest.importorskip("torchvision")
+def test_a_process_that_fails_leaves_its_cells_out(tmp_path, torchvision):
     words = TINY.replace("tiny_network", "no_such") + f" --jobs 1 --json {tmp_path}/l.json"
     assert low_batch.main(words.split()) == 0
     found = json.loads((tmp_path / "l.json").read_text())
@@ -245,8 +243,7 @@ def test_a_process_that_fails_leaves_its_cells_out(tmp_path):
     assert len(found["left_out"]) == 2
 
 
-def test_logits_alone_on_the_cpu(tmp_path):
-    pytest.importorskip("torchvision")
+def test_logits_alone_on_the_cpu(tmp_path, torchvision):
     words = f"{TINY} --check --size 33x47 8 --json {tmp_path}/l.json"
     assert low_batch.main(words.split()) == 0
     ours = [one for one in json.loads((tmp_path / "l.json").read_text())["rows"] if one["ours"]]
@@ -257,8 +254,7 @@ def test_logits_alone_on_the_cpu(tmp_path):
 
 
 @pytest.mark.gpu
-def test_writes_what_it_measured(tmp_path):
-    pytest.importorskip("torchvision")
+def test_writes_what_it_measured(tmp_path, torchvision):
     arguments = (
         "--network mobilenet_v3_small --size 64 --batch 1 3 --dtype float16 --peers torch --rounds 2 "
         f"--milliseconds 2 --bits 20 --steps --json {tmp_path}/l.json --markdown {tmp_path}/l.md"
@@ -286,8 +282,7 @@ def test_writes_what_it_measured(tmp_path):
 
 
 @pytest.mark.gpu
-def test_checks_odd_sizes(tmp_path):
-    pytest.importorskip("torchvision")
+def test_checks_odd_sizes(tmp_path, torchvision):
     arguments = (
         "--network mobilenet_v3_small --size 33x47 --batch 1 7 --dtype float16 float32 --peers torch "
         f"--check --json {tmp_path}/l.json"
