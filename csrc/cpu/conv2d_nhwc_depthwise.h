@@ -164,8 +164,9 @@ struct DepthwiseSplit {
   int bands, shares;
 
   DepthwiseSplit(const Conv2dShape& p, int threads) {
-    const int out_h = p.out_h(), wanted = (32 + out_h - 1) / out_h, most = p.c / 64;
-    shares = most < 1 ? 1 : wanted < most ? wanted : most;
+    const int out_h = p.out_h(), wanted = (32 + out_h - 1) / out_h;
+    const int most = p.c < 64 ? 1 : p.c / 64;
+    shares = wanted < most ? wanted : most;
     const int parts = threads == 1 ? 1 : (4 * threads + p.n - 1) / p.n;
     const bool by_channels = p.c > kChannelsAPlace * p.h * p.w;
     bands = by_channels ? 1 : parts < out_h ? parts : out_h;
