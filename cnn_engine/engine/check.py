@@ -41,6 +41,10 @@ TRIALS = 2
 #: (Winograd's transforms, blocks) whose errors are a few times those of a plain sum.
 SLACK = 3.0
 
+#: How often constants are rounded on their way from a model to a graph: a batch norm's scale is a root, a
+#: quotient and a product.
+FOLDS = 3
+
 #: FLOPs that one check spends on the reference, so that a large network is checked on fewer images.
 MOST_FLOPS = 2e10
 
@@ -99,14 +103,52 @@ def tolerance(
     dtype: str | Callable[[Node], str] = "float32",
 ) -> dict[str, float]:
     """Returns how far each floating output may be from ``outputs``, the reference's for ``inputs``."""
+    return _tried(outputs, lambda rng: reference.reference(graph, inputs, disturbed(rng, dtype)))
+
+
+def tolerance_of_constants(
+    graph: Graph, inputs: Mapping[str, np.ndarray], outputs: Mapping[str, np.ndarray]
+) -> dict[str, float]:
+    """Returns how far outputs in float64 may be from ``outputs`` where constants were rounded to float32.
+
+    That is less than :func:`tolerance`, which rounds what is computed, too. What writes a file and what reads
+    it fold scales into weights: each number is rounded, and a filter's scale for all of its numbers,
+    :data:`FOLDS` times.
+    """
+
+    def run(rng: np.random.Generator) -> dict[str, np.ndarray]:
+        constants = {name: _rounded(rng, array) for name, array in graph.constants.items()}
+
+        def with_those(node: Node, _: Graph, *arrays: np.ndarray | None):
+            given = zip(node.inputs, arrays, strict=True)
+            return node.op.reference(*(constants.get(name, array) for name, array in given))
+
+        return reference.reference(graph, inputs, with_those)
+
+    return _tried(outputs, run)
+
+
+def _rounded(rng: np.random.Generator, array: np.ndarray) -> np.ndarray:
+    """Returns floats as if each, and a factor that each filter has, had been rounded to float32."""
+    if array.dtype.kind != "f":
+        return array
+    filters = (*array.shape[:1], *[1] * (array.ndim - 1))
+    relative = rng.standard_normal(array.shape) + rng.standard_normal(filters)
+    return array * (1 + FOLDS * SUM_ROUNDING * relative)
+
+
+def _tried(
+    outputs: Mapping[str, np.ndarray],
+    run: Callable[[np.random.Generator], Mapping[str, np.ndarray]],
+) -> dict[str, float]:
+    """Returns, for each floating output, :data:`SLACK` times the largest change in :data:`TRIALS` runs."""
     most = {
         name: SUM_ROUNDING * float(np.abs(array[np.isfinite(array)]).max(initial=0.0))
         for name, array in outputs.items()
         if array.dtype.kind == "f"
     }
     for trial in range(TRIALS):
-        run = disturbed(np.random.default_rng(trial), dtype)
-        found = reference.reference(graph, inputs, run)
+        found = run(np.random.default_rng(trial))
         for name in most:
             with np.errstate(invalid="ignore"):
                 change = np.abs(found[name] - outputs[name])
