@@ -439,3 +439,19 @@ def test_other_products_stay(shape):
     y = b.add(Matmul(), x, b.constant(*shape))
     after = same(b.graph(y), lambda graph: passes.lay_channels_last(graph, "cuda"))
     assert "matmul" in kinds(after)
+
+
+def test_images_without_a_place_are_all_padding(rng):
+    constants = {
+        "w": rng.standard_normal((6, 8, 3, 2)).astype(np.float32),
+        "b": rng.standard_normal(6).astype(np.float32),
+    }
+    nodes = (
+        Node("cut", Slice((0,), (0,), (3,), (1,)), ("x",), ("nothing",)),
+        Node("conv", Conv2d(padding=(1, 1, 1, 1)), ("nothing", "w", "b"), ("y",)),
+    )
+    graph = Graph("test", (Value("x", (2, 8, 3, 4)),), ("y",), nodes, constants)
+    with Engine(graph, device="cpu", threads=1) as e:
+        found = e.run({"x": rng.standard_normal((2, 8, 3, 4)).astype(np.float32)})["y"]
+    assert found.shape == (2, 6, 3, 1)
+    assert (found == constants["b"].reshape(-1, 1, 1)).all()

@@ -12,6 +12,7 @@ from ...devices import Buffer
 from ...graph.graph import Graph, Node, Value
 from ...operators.channels_last import TO_FIRST
 from . import pooling
+from .convolution import nothing_to_read
 from .kernel import Bound, Call, Kernel, brought
 
 #: Outputs from which Winograd's tiles of 4x4 are used, and of 2x2; channels and filters that fill its lanes.
@@ -63,7 +64,7 @@ def not_constant(node: Node, graph: Graph) -> str | None:
     activation = node.op.activation
     if activation is not None and not hasattr(_cpu.UnaryFunction, activation.function):
         return f"expected a function that kernels have after the sum, found {activation.kind}"
-    return None
+    return nothing_to_read(node, graph)
 
 
 def _not_winograd(node: Node, graph: Graph) -> str | None:

@@ -19,11 +19,17 @@ NATIVE = {
 }
 
 
+def nothing_to_read(node: Node, graph: Graph) -> str | None:
+    """Returns why no kernel can run a convolution of images without a place or a channel, all padding."""
+    sizes = graph.values[node.inputs[0]].shape
+    return f"expected images with elements, found {list(sizes)}" if 0 in sizes else None
+
+
 def why_not(node: Node, graph: Graph) -> str | None:
     """Returns why the plain kernels cannot run a convolution: something comes after its sum."""
     if node.op.activation is not None or len(node.inputs) > 3:
         return "expected a convolution alone, found something after its sum"
-    return None
+    return nothing_to_read(node, graph)
 
 
 def _not_tiled(node: Node, graph: Graph) -> str | None:
@@ -83,7 +89,7 @@ def _not_blocked(node: Node, graph: Graph) -> str | None:
         return f"expected relu or clip after the sum, found {node.op.activation.kind}"
     if node.inputs[1] not in graph.constants:
         return "expected constant weights, which are packed once"
-    return None
+    return nothing_to_read(node, graph)
 
 
 def _pack(node: Node, graph: Graph, device: Any) -> Any:
@@ -146,7 +152,7 @@ def _rows(variant: str, summary: str, rewrite=None) -> list[Kernel]:
 def _transposed_why_not(node: Node, graph: Graph) -> str | None:
     if node.op.activation is not None:
         return "expected a sum alone, found something after it"
-    return None
+    return nothing_to_read(node, graph)
 
 
 def _make_transposed(call: Call) -> Bound:
