@@ -18,7 +18,8 @@ from cnn_engine.engine.memory import Lifetime
 from cnn_engine.graph import reference
 from cnn_engine.graph.graph import Graph
 from cnn_engine.operators.max_pool2d import MaxPool2d
-from cnn_engine.operators.shaping import Concat
+from cnn_engine.operators.shaping import Concat, Reshape
+from cnn_engine.operators.unary import Neg
 
 #: What a plan may take, of the most that is alive at once.
 SLACK = 1.1
@@ -107,6 +108,21 @@ def test_random_graphs_are_exact_and_small(seed, nodes, batch):
         assert list(found) == list(graph.outputs)
         for name, array in found.items():
             np.testing.assert_array_equal(array, wanted[name], err_msg=name)
+
+
+def test_what_is_written_over_a_concatenation_leaves_its_parts_to_later_readers(rng):
+    """Also where it is an output under another shape, whose memory is the caller's."""
+    b = graphs.Builder((1, 2, 3, 4))
+    part = b.relu("images")
+    over = b.add(Neg(), b.add(Concat(1), part, b.add(Neg(), "images")))
+    shown = b.add(Reshape((1, 48)), over)
+    later = b.add(Neg(), part)
+    graph = b.graph(shown, later)
+    images = rng.standard_normal((1, 2, 3, 4)).astype(np.float32)
+    with Engine(graph, device="cpu", threads=1) as e:
+        found = e.run({"images": images})
+    np.testing.assert_array_equal(found[later], -np.maximum(images, 0))
+    np.testing.assert_array_equal(found[shown][0, :24], -np.maximum(images, 0).reshape(-1))
 
 
 @pytest.mark.parametrize("batch", [1, 2])

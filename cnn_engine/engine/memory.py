@@ -250,6 +250,7 @@ def plan(
                         and held.nbytes == value.nbytes
                     ):
                         root[source] = (name, 0)
+                        storages[name].written += held.written
                         del storages[source]
                         continue
                     if alias:
