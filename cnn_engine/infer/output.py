@@ -94,13 +94,15 @@ class ShardFile:
         self._group = min(max(GROUP_BYTES // (4 * classes), LEAST_ROWS), MOST_ROWS)
         self._parts: list[Any] = []
         self._waiting = self.rows = self.errors = 0
-        pq = packages.parquet()
+        pa, pq = packages.arrow(), packages.parquet()
         numbers = [name for name in self._schema.names if "probabilities" in name]
         with _written(self._final):
             self._file = open(temporary, "xb")  # noqa: SIM115
             try:
+                # Arrow's own file: what it writes needs no lock of Python's.
+                self._sink = pa.OSFile(os.fsencode(temporary), "wb")
                 self._writer = pq.ParquetWriter(
-                    self._file,
+                    self._sink,
                     self._schema,
                     # Probabilities are noise to a compressor; ids begin alike.
                     compression={
@@ -164,19 +166,18 @@ class ShardFile:
         with _written(self._final):
             self._writer.add_key_value_metadata({KEY: json.dumps(facts).encode()})
             self._writer.close()
-            self._file.flush()
+            self._sink.close()
             os.fsync(self._file.fileno())
-            size = self._file.tell()
+            size = os.fstat(self._file.fileno()).st_size
             self._file.close()
             publish(self._temporary, self._final)
         return Record(self.rows, self.errors, size)
 
     def discard(self) -> None:
         """Removes what was written."""
-        with suppress(Exception):  # what could not be written cannot be closed well either
-            self._writer.close()
-        with suppress(OSError):
-            self._file.close()
+        for file in (self._writer, self._sink, self._file):
+            with suppress(Exception):  # what could not be written cannot be closed well either
+                file.close()
         with suppress(OSError):
             os.unlink(self._temporary)
 
@@ -192,7 +193,8 @@ class _written:
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if isinstance(error, OSError):
-            raise OutputError(f"cannot write {self._path}: {describe_os_error(error)}") from error
+            reason = os.strerror(error.errno) if error.errno else describe_os_error(error)
+            raise OutputError(f"cannot write {self._path}: {reason}") from error
 
 
 def publish(temporary: Path, final: Path) -> bool:
