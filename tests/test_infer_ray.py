@@ -9,12 +9,16 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import infer_inputs
 import psutil
 import pytest
 
 from cnn_engine import infer
+from cnn_engine.errors import InputError
+from cnn_engine.infer import ray_pool
+from cnn_engine.infer.supervise import Supervisor
 
 pytest.importorskip("ray")
 
@@ -123,6 +127,32 @@ def test_a_machine_is_lost_and_the_others_do_its_shards(inputs, wanted, tmp_path
     document = json.loads(report.read_text())
     assert document["folder"]["complete"]
     assert document["retries"] >= 1
+
+
+def test_actors_that_cannot_be_made_are_one_line(monkeypatch):
+    """Ray raises what it will where its own processes are gone."""
+
+    class Gone:
+        def cluster_resources(self):
+            return {"CPU": 2.0}
+
+        def remote(self, _):
+            return self
+
+        def options(self, **_):
+            return SimpleNamespace(remote=self.refuse)
+
+        def refuse(self, _):
+            raise ConnectionError("the raylet is gone")
+
+        def shutdown(self):
+            pass
+
+    monkeypatch.setattr(ray_pool, "connect", lambda address, workers: Gone())
+    pool = ray_pool.RayPool({"threads": None}, 2, False, None)
+    with pytest.raises(InputError, match="3 in a row ended: the raylet is gone"):
+        Supervisor(pool, 2).first_hello()
+    pool.close()
 
 
 def test_a_cluster_that_is_not_there_is_one_line(inputs, tmp_path):

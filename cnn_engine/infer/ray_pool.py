@@ -136,9 +136,14 @@ class RayPool:
         self._closing = False
 
     def start(self, worker: int) -> None:
-        actor = self._actor.remote(self._config)
-        self._actors[worker] = actor
         self._outboxes[worker] = outbox = queue.Queue()
+        try:
+            actor = self._actor.remote(self._config)
+        except Exception as error:  # plain ones too, where its own processes do not answer
+            self._actors[worker] = None
+            self.events.put((worker, {"event": "died", "reason": _reason(error)}))
+            return
+        self._actors[worker] = actor
         threading.Thread(target=self._listen, args=(worker, actor), daemon=True).start()
         threading.Thread(target=self._talk, args=(actor, outbox), daemon=True).start()
 
