@@ -17,8 +17,10 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -47,6 +49,20 @@ SOUND = {
 }
 
 DESIGNS = ("none", "all-shared", "single-bcast", "multi-bcast")
+
+TWO = ("--preprocessors", "2")
+
+#: What a rank of three does -> design, rank, options of the command.
+ROLES: dict[str, tuple[str, int, tuple[str, ...]]] = {
+    "none: decodes for its own member": ("none", 1, ()),
+    "all-shared: decodes a part, has a member": ("all-shared", 1, ()),
+    "single-bcast: merges and broadcasts, has a member": ("single-bcast", 0, TWO),
+    "single-bcast: decodes a part, has a member": ("single-bcast", 1, TWO),
+    "single-bcast: has a member alone": ("single-bcast", 2, TWO),
+    "single-bcast: merges and broadcasts, has no member": ("single-bcast", 0, ("--dedicated",)),
+    "multi-bcast: decodes and broadcasts, has a member": ("multi-bcast", 0, TWO),
+    "multi-bcast: has a member alone": ("multi-bcast", 2, TWO),
+}
 #: Seconds in the command lines below after which a rank hangs: shorter than the default, to try more often.
 STALL_S = 3.0
 
@@ -248,31 +264,53 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--tries", type=int, default=50, help="of each fault")
     parser.add_argument("--ranks", type=int, default=3)
     parser.add_argument("--faults", nargs="+", default=[*FAULTS, *SOUND], choices=[*FAULTS, *SOUND])
+    parser.add_argument(
+        "--roles", action="store_true", help="so many tries for each role of a rank, of three ranks"
+    )
     parser.add_argument("--output", type=Path, metavar="FILE.json")
     options = parser.parse_args(words)
-    rows, failed = [], 0
+    turns = [
+        (DESIGNS[number % len(DESIGNS)], number % options.ranks, ())
+        for number in range(options.tries)
+    ]
+    rows: list[dict[str, Any]] = []
     for fault in options.faults:
-        times, wrong = [], []
-        for number in range(options.tries):
-            design, rank = DESIGNS[number % len(DESIGNS)], number % options.ranks
-            found = attempt(fault, rank, options.ranks, design)
-            times.append(found.seconds)
-            if found.wrong:
-                wrong.append(f"{design}, rank {rank}: {found.wrong}")
-                print(f"  {fault}: {wrong[-1]}\n{found.error}", file=sys.stderr, flush=True)
-        what = {**FAULTS, **SOUND}[fault]
-        rows.append({
-            "fault": fault, "what": what, "tries": options.tries, "as_expected": options.tries - len(wrong),
+        if options.roles:
+            for role, one in ROLES.items():
+                rows.append({"fault": fault, "role": role})
+                tried(rows, [one] * options.tries, 3, options.output)
+        else:
+            rows.append({"fault": fault})
+            tried(rows, turns, options.ranks, options.output)
+    return int(any(row["wrong"] for row in rows))
+
+
+def tried(
+    rows: list[dict[str, Any]],
+    tries: Sequence[tuple[str, int, tuple[str, ...]]],
+    ranks: int,
+    output: Path | None,
+) -> None:
+    """Runs tries, each (design, rank, options), of the last row's fault, and adds to it how they end."""
+    row = rows[-1]
+    fault = row["fault"]
+    times, wrong = [], []
+    for number, (design, rank, extra) in enumerate(tries, 1):
+        found = attempt(fault, rank, ranks, design, extra)
+        times.append(found.seconds)
+        if found.wrong:
+            wrong.append(f"{design}, rank {rank}: {found.wrong}")
+            print(f"  {fault}: {wrong[-1]}\n{found.error}", file=sys.stderr, flush=True)
+        row |= {
+            "what": {**FAULTS, **SOUND}[fault], "tries": number, "as_expected": number - len(wrong),
             "seconds_median": float(np.median(times)), "seconds_most": max(times), "wrong": wrong,
-        })  # fmt: skip
-        failed += len(wrong)
-        print(
-            f"{what}: {options.tries - len(wrong)} of {options.tries} as expected, median "
-            f"{np.median(times):.2f} s, longest {max(times):.2f} s", flush=True,
-        )  # fmt: skip
-        if options.output:
-            options.output.write_text(json.dumps(rows, indent=1) + "\n")
-    return int(failed > 0)
+        }  # fmt: skip
+        if output:
+            output.write_text(json.dumps(rows, indent=1) + "\n")
+    print(
+        f"{', '.join(filter(None, [row['what'], row.get('role')]))}: {row['as_expected']} of {row['tries']} "
+        f"as expected, median {np.median(times):.2f} s, longest {max(times):.2f} s", flush=True,
+    )  # fmt: skip
 
 
 if __name__ == "__main__":
