@@ -87,6 +87,8 @@ X4 = np.linspace(-2, 3, 2 * 3 * 4 * 5, dtype=np.float32).reshape(2, 3, 4, 5)
         ("Resize", [X4, None, np.array([1, 1, 2.5, 0.5], np.float32)], (2,), 13, {"mode": "linear"}),
         ("Resize", [X4, None, None, np.array([2, 3, 7, 3])], (3,), 13,
          {"mode": "cubic", "coordinate_transformation_mode": "align_corners"}),
+        ("Resize", [X4.reshape(2, 6, 10)[..., :7], None, np.array([1, 1, 0.5], np.float32)], (2,), 19,
+         {"nearest_mode": "ceil", "coordinate_transformation_mode": "half_pixel_symmetric"}),
         ("Flatten", [X4], (), 9, {"axis": -2}),
         ("Gemm", [X4[0, 0], X4[1, 1]], (), 13, {"transB": 1, "alpha": 0.5}),
         ("Gemm", [X4[0, 0], X4[1, 1], X4[0, 0, :1]], (), 13, {"transA": 1, "beta": 2.0}),

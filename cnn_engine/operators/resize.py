@@ -99,8 +99,8 @@ class Resize(Operator):
                     return start * (size - 1) + i * (end - start) * (size - 1) / (wide - 1)
                 return np.full(out, 0.5 * (start + end) * (size - 1))
             case "half_pixel_symmetric":
-                whole = out / (scale * size)
-                return size / 2 * (1 - whole) + (i + 0.5) / scale - 0.5
+                # Both middles stand on each other; written so that places at whole numbers stay there.
+                return (size - out / scale) / 2 + (i + 0.5) / scale - 0.5
             case _:
                 return (i + 0.5) / scale - 0.5
 
