@@ -455,3 +455,17 @@ def test_images_without_a_place_are_all_padding(rng):
         found = e.run({"x": rng.standard_normal((2, 8, 3, 4)).astype(np.float32)})["y"]
     assert found.shape == (2, 6, 3, 1)
     assert (found == constants["b"].reshape(-1, 1, 1)).all()
+
+
+@pytest.mark.parametrize(("batch", "kept"), [(1, 2), (3000, 0)])
+def test_in_tf32_short_first_convolutions_keep_float32(batch, kept):
+    """Of a seventh of all products, those that are short: see FIRST_PART."""
+    b = Builder(batch, 8, 124, 124)
+    x = "x"
+    for _ in range(24):
+        x = b.conv(x, 8, 8)
+    graph = passes.lay_channels_last(b.graph(x), "cuda")
+    for dtype, first in (("tf32", "float32"), ("float16", "float16"), ("float32", "float32")):
+        rounded = passes.round_operands(graph, dtype)
+        found = [node.op.operands for node in rounded.nodes if node.op.kind == "conv2d_nhwc"]
+        assert found == [first] * kept + [dtype] * (24 - kept)

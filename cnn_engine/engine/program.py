@@ -187,7 +187,8 @@ class Program:
     def prepared(self, graph: Graph, node: Node, kernel: Kernel) -> Any:
         """Returns what ``kernel`` made of the constants of ``node``."""
         constants = [graph.constants.get(name) for name in node.inputs]
-        key = node.name, kernel.prepare, tuple(map(id, constants))
+        operands = getattr(node.op, "operands", None)  # which depend on the batch
+        key = node.name, kernel.prepare, operands, tuple(map(id, constants))
         if key in self._prepared:
             return self._prepared[key][1]
         made = kernel.prepare(node, graph, self.device_of(kernel.device))
