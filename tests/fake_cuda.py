@@ -92,7 +92,7 @@ class FakeTensorCores(FakeKernels):
     @staticmethod
     def conv2d_nhwc(*arguments: Any) -> None:
         *pointers, shape, pitches, _types, _told = arguments[:12]
-        planar, _operands, by_image, floor, f, a, b, _stream = arguments[12:]
+        planar, _operands, by_image, floor, f, a, b, _rank, _stream = arguments[12:]
         assert not pointers[4] or pointers[0] % 16 == pointers[6] % 16 == 0
         own = pointers[7] or np.empty(_cpu.conv2d_nhwc_workspace(shape, METHODS[planar], 1), "u1")
         workspace = own if isinstance(own, int) else own.ctypes.data

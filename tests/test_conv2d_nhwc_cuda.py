@@ -132,12 +132,12 @@ OPERANDS = ("float32", "tf32", "float16", "bfloat16")
 
 def product(
     case, operands, x, weight, bias, *, planar=False, residual=None, before=(), activation=NONE,
-    more=(0, 0), stored=("float32",) * 3, told=halves.NO_ONE,
+    more=(0, 0), stored=("float32",) * 3, told=halves.NO_ONE, rank=0,
 ):  # fmt: skip
     """Calls the kernel.
 
     ``before``: scale, shift and the least that their result can be; ``stored``: how x, the residual and y lie
-    in memory.
+    in memory; ``rank``: of the tile and split.
     """
     device = Device("cuda")
     n, c, h, w, k, kernel, stride, padding, dilation, groups = case
@@ -164,7 +164,7 @@ def product(
         None if shift is None else device.put(shift), out,
         device.put(np.full(workspace, 255), np.uint8) if workspace else None, shape,
         _cpu.Conv2dPitches(c + more[0], k + more[1], k), _cpu.Conv2dStored(*types), told, planar,
-        kind, scale is not None and scale.ndim == 2, floor, *activation,
+        kind, scale is not None and scale.ndim == 2, floor, *activation, rank,
     )  # fmt: skip
     found = halves.get(device, out, stored[2])
     assert (found[..., k:] == 7).all()
@@ -189,6 +189,16 @@ def test_products_of_whole_numbers_are_exact(rng, case, operands):
     )  # fmt: skip
     sums = record(case).reference(x, weight, None) + residual
     assert np.array_equal(found, np.maximum(sums, 0))
+
+
+@pytest.mark.parametrize("operands", OPERANDS)
+@pytest.mark.parametrize("case", PRODUCTS[::3], ids=ids)
+def test_every_tile_and_split_is_exact(rng, case, operands):
+    """Ranks are more than there are tiles and splits: the last runs then."""
+    x, weight, bias = whole_numbers(rng, case)
+    wanted = record(case).reference(x, weight, bias)
+    for rank in (-1, *range(36)):
+        assert np.array_equal(product(case, operands, x, weight, bias, rank=rank), wanted), rank
 
 
 @pytest.mark.parametrize("operands", ["float16", "bfloat16"])

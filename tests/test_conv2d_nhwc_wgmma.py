@@ -59,12 +59,12 @@ def hopper():
 
 def product(
     case, operands, x, weight, bias, *, residual=None, activation=NONE, more=(0, 0), stored=None,
-    told=halves.NO_ONE, before=(None, None, -math.inf),
+    told=halves.NO_ONE, before=(None, None, -math.inf), rank=0,
 ):  # fmt: skip
     """Calls the kernel.
 
     ``before``: scale, shift and the least that z can be; ``more``: of the pitches of x and y; ``stored``: how
-    x, the residual and y lie in memory.
+    x, the residual and y lie in memory; ``rank``: of the tile and split.
     """
     device, shape = Device("cuda"), shape_of(case)
     kind, stored = getattr(_cpu.Conv2dOperands, operands), stored or (operands,) * 3
@@ -84,7 +84,7 @@ def product(
         None if bias is None else device.put(bias), added,
         *(None if factor is None else device.put(factor) for factor in before[:2]), out, shape,
         _cpu.Conv2dPitches(c + more[0], k + more[1], k), types, told, kind,
-        before[0] is not None and before[0].ndim == 2, before[2], *activation,
+        before[0] is not None and before[0].ndim == 2, before[2], *activation, rank,
     )  # fmt: skip
     found = halves.get(device, out, stored[2])
     assert (found[..., k:] == 7).all()
@@ -113,6 +113,20 @@ def test_whole_numbers_are_exact(rng, case, operands):
             stored=stored,
         )  # fmt: skip
         assert np.array_equal(found, halves.rounded(added, stored[2])), (more, stored)
+
+
+@pytest.mark.parametrize("operands", OPERANDS)
+@pytest.mark.parametrize("case", [SIZES[28], SIZES[35], *SIZES[-3:]], ids=ids)
+def test_every_tile_and_split_is_exact(rng, case, operands):
+    """Ranks are more than there are tiles and splits: the last of them runs then."""
+    x, weight, bias = whole_numbers(rng, case)
+    sums = record(case).reference(x, weight, bias)
+    residual = rng.integers(-9, 9, sums.shape).astype(np.float32)
+    wanted = halves.rounded(np.maximum(sums + residual, 0), operands)
+    more = {"residual": residual, "activation": RELU}
+    for rank in (-1, *range(40)):
+        found = product(case, operands, x, weight, bias, rank=rank, **more)
+        assert np.array_equal(found, wanted), rank
 
 
 @pytest.mark.parametrize("operands", OPERANDS)

@@ -113,6 +113,30 @@ def test_passes_are_really_timed(graph, images):
         assert np.abs(logits - plain.predict(images)).max() < 1e-4
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_passes_are_really_timed_on_a_gpu(graph, images, dtype, monkeypatch):
+    """Whatever is chosen; here that is never for lack of a gain."""
+    pass_time, measured = tuning.pass_time, []
+
+    def faster(*arguments):
+        measured.append(pass_time(*arguments))
+        return -float(len(measured) == 1)
+
+    monkeypatch.setattr(tuning, "pass_time", faster)
+    with Engine(graph, device="cuda", dtype=dtype) as plain:
+        wanted = plain.predict(images)
+    found = []
+    for _ in range(2):
+        with Engine(graph, device="cuda", dtype=dtype, tune=True) as engine:
+            found.append((engine.predict(images), engine.tuned(ROWS, np.float32)[0]))
+            assert np.array_equal(engine.predict(images), found[-1][0])
+    assert all(0 < seconds < 1 for seconds in measured)
+    assert np.array_equal(found[0][0], found[1][0])
+    assert found[0][1] == found[1][1]
+    assert np.abs(found[0][0] - wanted).max() <= 0.02 * np.abs(wanted).max()
+
+
 def deep(text):
     return text.replace('"nodes": {', '"nodes": {"a": ' + "[" * 100_000 + "]" * 100_000 + ", ", 1)
 
@@ -207,6 +231,42 @@ def test_rows_and_tiles_take_turns_on_a_gpu(monkeypatch, folder):
         assert np.abs(logits - plain.predict(images)).max() < 1e-3
     (file,) = folder.iterdir()
     assert json.loads(file.read_text())["driver"] == "13000"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "function"), [("tf32", "conv2d_nhwc"), ("float16", "conv2d_nhwc_wgmma")]
+)
+def test_tiles_and_splits_of_products_are_forms(graph, monkeypatch, dtype, function):
+    """The fake GPU runs no float16; what would be run is looked at."""
+    fake_cuda.install(monkeypatch, tensor_cores=True, stores=True)
+    monkeypatch.setattr(fake_cuda.FakeKernels, "driver_version", lambda self: 13000, raising=False)
+    cores = fake_cuda.FakeTensorCores
+    for name, own in {
+        "takes": lambda *shape: function == "conv2d_nhwc_wgmma",
+        "packed": lambda *shape: 64,
+        "pack": lambda *shape: None,
+    }.items():
+        monkeypatch.setattr(cores, f"conv2d_nhwc_wgmma_{name}", staticmethod(own), raising=False)
+    monkeypatch.setattr(cores, function, function, raising=False)
+    forms: set[str] = set()
+
+    def says(kernel):
+        forms.add(kernel.form)
+        return 1.0 if kernel.form == "rank 2" else 2.0
+
+    Times(monkeypatch, says)
+    whole = iter([1.0, 2.0])
+    monkeypatch.setattr(tuning, "pass_time", lambda *arguments: next(whole))
+    with Engine(graph, device="cuda", dtype=dtype, tune=True) as engine:
+        found = engine.tuned(ROWS, np.float32)[0]
+        steps = engine.plan(ROWS, np.dtype(np.float32)).steps
+    assert forms == {"", "rank 1", "rank 2", "rank 3"}
+    assert {one["form"] for one in found} == {"rank 2"}
+    tuned = {one["node"] for one in found}
+    products = [step for step in steps if step.function == function]
+    assert len(products) > 5
+    assert {step.args[-2] for step in products} == {2}
+    assert tuned >= {step.name for step in products}
 
 
 def test_a_fused_network_has_nothing_to_choose(folder):

@@ -5,6 +5,7 @@
 
 #include "cuda/conv2d_nhwc_product.h"
 #include "cuda/launch.cuh"
+#include "cuda/rated.h"
 #include "cuda/stored.cuh"
 #include "cuda/strided.cuh"
 
@@ -65,10 +66,9 @@ int divided(int count, int by) { return (count + by - 1) / by; }
 }  // namespace
 
 Choice choose(const Product& p, Conv2dOperands operands, Reads reads, int multiprocessors,
-              bool clusters) {
+              bool clusters, int rank) {
   const Costs& costs = costs_of(operands);
-  Choice best = {};
-  double least = std::numeric_limits<double>::infinity();
+  Rated<Choice, kTiles * 5> found;  // a tile with 1, 2, 4, 8 and 16 blocks for its terms
   for (int tile = 0; tile < kTiles; ++tile) {
     if (!is_compiled(tile, operands, reads)) continue;
     const TileCost& cost = costs.tiles[tile];
@@ -81,13 +81,10 @@ Choice choose(const Product& p, Conv2dOperands operands, Reads reads, int multip
       const double time = costs.launch + (split > 1 ? costs.cluster_block * split : 0.0) +
                           std::fmax(steps * cost.step, steps * cost.share * blocks) +
                           cost.block * blocks;
-      if (time < least) {
-        least = time;
-        best = {tile, split};
-      }
+      found.add(time, {tile, split});
     }
   }
-  return best;
+  return found.at(rank);
 }
 
 }  // namespace nhwc
@@ -205,7 +202,7 @@ void conv2d_nhwc(const void* input, const void* packed, const float* bias, const
                  const Conv2dShape& shape, const Conv2dPitches& pitches, const Conv2dStored& stored,
                  const Overflow& overflow, bool planar, Conv2dOperands operands,
                  bool scale_per_image, float floor, UnaryFunction activation, float alpha,
-                 float beta, Stream stream) {
+                 float beta, int rank, Stream stream) {
   using nhwc::Reads;
   check_planar(shape, planar);
   check_stored("x", stored.x, operands);
@@ -305,7 +302,8 @@ void conv2d_nhwc(const void* input, const void* packed, const float* bias, const
         p.activation = activation;
         p.alpha = alpha;
         p.beta = beta;
-        const nhwc::Choice choice = nhwc::choose(p, operands, reads, multiprocessors, clusters);
+        const nhwc::Choice choice =
+            nhwc::choose(p, operands, reads, multiprocessors, clusters, rank);
         with_operands(operands, [&](auto tag) {
           nhwc::launch_product<typename decltype(tag)::type>(p, reads, choice, stream);
         });

@@ -55,8 +55,9 @@ constexpr bool is_compiled(int tile, Conv2dOperands operands, Reads reads) {
 }
 
 // The fastest choice by a model of its time: the same on every GPU of as many multiprocessors.
+// Those after it, to be measured, have ranks from 1 on.
 Choice choose(const Product& p, Conv2dOperands operands, Reads reads, int multiprocessors,
-              bool clusters);
+              bool clusters, int rank);
 
 // Names for what is multiplied; conv2d_nhwc_{float32,tf32,float16,bfloat16}.cu have each by itself.
 struct Split;

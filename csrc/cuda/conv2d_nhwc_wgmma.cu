@@ -5,6 +5,7 @@
 
 #include "cuda/conv2d_nhwc_wgmma_product.h"
 #include "cuda/launch.cuh"
+#include "cuda/rated.h"
 #include "cuda/stored.cuh"
 #include "cuda/strided.cuh"
 #include "ops/conv2d_nhwc_wgmma.h"
@@ -89,9 +90,8 @@ bool runs_on(int device, Conv2dOperands operands) {
          (operands == Conv2dOperands::float16 || operands == Conv2dOperands::bfloat16);
 }
 
-Choice choose(const Product& p, int multiprocessors) {
-  Choice best = {};
-  double least = std::numeric_limits<double>::infinity();
+Choice choose(const Product& p, int multiprocessors, int rank) {
+  Rated<Choice, kTiles * 4> found;  // a tile with 1, 2, 4 and 8 blocks for its sums
   for (int tile = 0; tile < kTiles; ++tile) {
     const TileShape& shape = kShapes[tile];
     if (p.has_prologue() && !shape.prologue) continue;
@@ -114,14 +114,10 @@ Choice choose(const Product& p, int multiprocessors) {
           std::max(steps * std::max(cost.step, late) * rounds, steps * cost.share * blocks);
       const double sent = split > 1 ? kClusterBlock * split + kSent * (shape.columns / 8) : 0.0;
       const double end = own / 8 * std::max(kEight * rounds, kShared * shape.groups * blocks);
-      const double time = kLaunch + sent * rounds + sums + end;
-      if (time < least) {
-        least = time;
-        best = {tile, split, stages};
-      }
+      found.add(kLaunch + sent * rounds + sums + end, {tile, split, stages});
     }
   }
-  return best;
+  return found.at(rank);
 }
 
 }  // namespace wgmma
@@ -153,7 +149,7 @@ void conv2d_nhwc_wgmma(const void* input, const void* packed, const float* bias,
                        const Conv2dShape& shape, const Conv2dPitches& pitches,
                        const Conv2dStored& stored, const Overflow& overflow,
                        Conv2dOperands operands, bool scale_per_image, float floor,
-                       UnaryFunction activation, float alpha, float beta, Stream stream) {
+                       UnaryFunction activation, float alpha, float beta, int rank, Stream stream) {
   wgmma::check(shape);
   check_stored("residual", stored.residual, operands);
   check_stored("y", stored.y, operands);
@@ -223,7 +219,7 @@ void conv2d_nhwc_wgmma(const void* input, const void* packed, const float* bias,
     p.high = is_relu ? std::numeric_limits<float>::infinity() : beta;
     p.in_fragments = (is_relu || activation == UnaryFunction::clip) && p.y_is_rounded &&
                      p.in_pieces && p.filters % 8 == 0 && (!residual || p.residual_is_rounded);
-    const wgmma::Choice choice = wgmma::choose(p, multiprocessors);
+    const wgmma::Choice choice = wgmma::choose(p, multiprocessors, rank);
     wgmma::with_type(operands, [&](auto* type) {
       wgmma::launch_product<std::remove_pointer_t<decltype(type)>>(x, p, choice, stream);
     });

@@ -88,7 +88,8 @@ struct Choice {
 };
 
 // The fastest choice by a model of its time: the same on every GPU of as many multiprocessors.
-Choice choose(const Product& p, int multiprocessors);
+// Those after it, to be measured, have ranks from 1 on.
+Choice choose(const Product& p, int multiprocessors, int rank);
 
 // For __half and __nv_bfloat16, in files of their own.
 template <typename T>

@@ -128,7 +128,8 @@ namespace cuda {
 // On tensor cores; the direct method, or the planar one, of at most four channels. The prologue
 // needs a kernel of 1x1 without padding, channels in runs of 16 bytes, filters in fours, and all at
 // 16 bytes. Where operands have 16 bits and x has 32, x is rounded into the workspace first. What
-// conv2d_nhwc_pack wrote is complete on return.
+// conv2d_nhwc_pack wrote is complete on return. Tile and split of the sums are those of a rank in
+// the model of their times: 0 the fastest, 1 the next; from as many as there are on, the last.
 std::int64_t conv2d_nhwc_packed(const Conv2dShape& shape, bool planar, Conv2dOperands operands,
                                 int);  // bytes
 std::int64_t conv2d_nhwc_workspace(const Conv2dShape& shape, bool planar, Conv2dOperands operands,
@@ -148,6 +149,6 @@ void conv2d_nhwc(const void* input,     // [N, H, W, pitches.x]; planar: float32
                  const Conv2dShape& shape, const Conv2dPitches& pitches, const Conv2dStored& stored,
                  const Overflow& overflow, bool planar, Conv2dOperands operands,
                  bool scale_per_image, float floor, UnaryFunction activation, float alpha,
-                 float beta, Stream stream);
+                 float beta, int rank, Stream stream);
 }  // namespace cuda
 }  // namespace cnn_engine

@@ -6,7 +6,8 @@
 // z is rounded as x is, and other than x only for a kernel of 1x1 without padding. Layouts: as
 // conv2d_nhwc's, x stored as what is multiplied, at an address and with a pitch that
 // are multiples of 16 bytes. One group, channels in eights, strides up to 8, and windows that reach
-// up to 128 places beyond the image. The same bits in every run; they depend on the shape alone.
+// up to 128 places beyond the image. Tile and split of the sums are those of a rank, as
+// conv2d_nhwc's. The same bits in every run; they depend on the shape and the rank alone.
 #pragma once
 
 #include "ops/conv2d_nhwc.h"
@@ -30,7 +31,7 @@ void conv2d_nhwc_wgmma(const void* input,     // [N, H, W, pitches.x]
                        const Conv2dShape& shape, const Conv2dPitches& pitches,
                        const Conv2dStored& stored, const Overflow& overflow,
                        Conv2dOperands operands, bool scale_per_image, float floor,
-                       UnaryFunction activation, float alpha, float beta, Stream stream);
+                       UnaryFunction activation, float alpha, float beta, int rank, Stream stream);
 
 // A first layer: x is [N, C, H, W] in float32, which is rounded as it is read. One group of at most
 // four channels, kernels of at most eight columns, without dilation, 1 or 2 columns apart.

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -124,7 +126,7 @@ def _workspace(node: Node, graph: Graph, device: Any, threads: int) -> int:
     return device.kernels.conv2d_nhwc_workspace(*how, 0)
 
 
-def _make(call: Call) -> Bound:
+def _make(call: Call, rank: int = 0) -> Bound:
     op, (x, weight, _, added, scale, _) = call.node.op, (*call.inputs, *[None] * 4)[:6]
     bias, residual, factors, shift = (*call.at[2:], 0, 0, 0, 0)[:4]
     (shape, planar), out = _shape(call.node, x, weight), call.outputs[0]
@@ -142,10 +144,10 @@ def _make(call: Call) -> Bound:
     types = _cpu.Conv2dStored(stored(x), stored(added), stored(out))
     if function == "conv2d_nhwc_wgmma":
         how = shape, pitches, types, call.overflow, operands
-        return call.native(function, *first, *how, *before, *activation)
+        return call.native(function, *first, *how, *before, *activation, rank)
     return call.native(
         function, *first, call.workspace, shape, pitches, types, call.overflow, planar, operands,
-        *before, *activation,
+        *before, *activation, rank,
     )  # fmt: skip
 
 
@@ -267,6 +269,16 @@ def _stored_images(node: Node, graph: Graph) -> tuple[int | None, ...]:
     return _IMAGES[:1] + _IMAGES[2:] if node.op.planar else _IMAGES
 
 
+#: Of the tiles and splits of a product, those that --tune measures beside the first.
+RANKS = (1, 2, 3)
+
+
+def _forms(node: Node, graph: Graph, device: Any) -> Sequence[Kernel]:
+    """Returns a product with the tiles and splits that the model of their times says are next."""
+    planar = _function(node, graph, device) == "conv2d_nhwc_wgmma_planar"
+    return () if planar else _RANKED[node.op.kind]
+
+
 ROWS = [
     _row("conv2d_nhwc", "rows", _make_rows, _not_rows, _pack_rows, stores=storing(None, 0)),
     _row(
@@ -275,7 +287,7 @@ ROWS = [
     ),
     _row(
         "conv2d_nhwc", "implicit_gemm", _make, not_constant, _pack, workspace=_workspace,
-        shows=_shows, pitched=_IMAGES, stores=_stored_images,
+        shows=_shows, pitched=_IMAGES, stores=_stored_images, forms=_forms,
     ),
     Kernel(
         "squeeze_excite", "squeeze_excite", "cuda", _make_gates, why_not=_no_gates,
@@ -284,7 +296,7 @@ ROWS = [
     _row("linear", "rows", _make_rows, _not_rows, _pack_rows, stores=storing(None, 0)),
     _row(
         "linear", "implicit_gemm", _make, _not_product, _pack, workspace=_workspace, shows=_shows,
-        stores=storing(None, 0),
+        stores=storing(None, 0), forms=_forms,
     ),
     *(
         Kernel(
@@ -296,3 +308,9 @@ ROWS = [
         )
     ),
 ]  # fmt: skip
+
+_RANKED = {
+    row.op: [replace(row, form=f"rank {rank}", make=partial(_make, rank=rank)) for rank in RANKS]
+    for row in ROWS
+    if row.forms is _forms
+}
