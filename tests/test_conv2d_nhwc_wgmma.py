@@ -130,6 +130,21 @@ def test_every_tile_and_split_is_exact(rng, case, operands):
 
 
 @pytest.mark.parametrize("operands", OPERANDS)
+@pytest.mark.parametrize("size", [(1, 57, 55), (20, 56, 56)])
+def test_tiles_whose_sums_one_block_makes_have_the_same_bits(rng, size, operands):
+    """64 channels are one step, which no blocks share: among the tiles are those of blocks that stay."""
+    n, h, w = size
+    case = (n, 64, h, w, 200, (1, 1), (1, 1), (0, 0, 0, 0), (1, 1), 1)
+    x, weight, bias = arrays(rng, case)
+    residual = rng.standard_normal((n, 200, h, w), np.float32)
+    found = [
+        product(case, operands, x, weight, bias, residual=residual, activation=RELU, rank=rank)
+        for rank in range(13)
+    ]
+    assert all(np.array_equal(found[0], other) for other in found[1:])
+
+
+@pytest.mark.parametrize("operands", OPERANDS)
 @pytest.mark.parametrize("case", [PRODUCTS[-14], *SIZES[-5:]], ids=ids)
 def test_errors_are_those_of_the_operands(rng, case, operands):
     x, weight, bias = arrays(rng, case)

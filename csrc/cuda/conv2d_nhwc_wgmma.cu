@@ -58,7 +58,7 @@ const char* why_not(const Conv2dShape& shape) {
 
 // What a launch takes, in microseconds: fitted to launches of 78 convolutions, of batches of 1, 5
 // and 20, on an H200; the geometric mean of the times of what is chosen is 1.02 times that of the
-// fastest (docs/performance.md).
+// fastest (docs/performance.md). Of one-tile blocks, then of blocks that stay.
 struct TileCost {
   double step;   // of a block by itself
   double share;  // of a step of each block that a multiprocessor has
@@ -72,6 +72,16 @@ constexpr TileCost kCosts[] = {{0.107, 0.091}, {0.119, 0.100}, {0.131, 0.149},
                                {0.127, 0.158}, {0.129, 0.156}, {0.169, 0.222},
                                {0.300, 0.275}, {0.135, 0.208}, {0.442, 0.375}};
 static_assert(sizeof(kCosts) / sizeof(kCosts[0]) == kTiles);
+
+// Of blocks that stay: each of a block's tiles takes `tile` and the longer of its steps and its
+// `end`.
+struct StayingCost {
+  double tile, step, end;
+};
+constexpr double kStayingLaunch = 1.884;
+constexpr StayingCost kStayingCosts[] = {
+    {0.747, 0.488, 0.780}, {1.311, 0.518, 0.701}, {1.055, 0.493, 1.325}};
+static_assert(sizeof(kStayingCosts) / sizeof(kStayingCosts[0]) == kStayingTiles);
 
 void check(const Conv2dShape& shape) {
   if (const char* expected = why_not(shape)) {
@@ -91,7 +101,7 @@ bool runs_on(int device, Conv2dOperands operands) {
 }
 
 Choice choose(const Product& p, int multiprocessors, int rank) {
-  Rated<Choice, kTiles * 4> found;  // a tile with 1, 2, 4 and 8 blocks for its sums
+  Rated<Choice, kTiles * 4 + kStayingTiles> found;  // a tile with 1, 2, 4 and 8 blocks for its sums
   for (int tile = 0; tile < kTiles; ++tile) {
     const TileShape& shape = kShapes[tile];
     if (p.has_prologue() && !shape.prologue) continue;
@@ -114,8 +124,19 @@ Choice choose(const Product& p, int multiprocessors, int rank) {
           std::max(steps * std::max(cost.step, late) * rounds, steps * cost.share * blocks);
       const double sent = split > 1 ? kClusterBlock * split + kSent * (shape.columns / 8) : 0.0;
       const double end = own / 8 * std::max(kEight * rounds, kShared * shape.groups * blocks);
-      found.add(kLaunch + sent * rounds + sums + end, {tile, split, stages});
+      found.add(kLaunch + sent * rounds + sums + end,
+                {false, tile, split, stages, multiprocessors});
     }
+  }
+  for (int tile = 0; tile < kStayingTiles && p.in_fragments && !p.has_prologue(); ++tile) {
+    const StayingShape& shape = kStaying[tile];
+    const StayingCost& cost = kStayingCosts[tile];
+    const double tiles =
+        double{1} * divided(p.rows, shape.columns) * divided(p.filters, shape.groups * kFilters);
+    if (tiles <= multiprocessors) continue;
+    const double rounds = std::ceil(tiles / (multiprocessors * shape.blocks));
+    found.add(kStayingLaunch + rounds * (cost.tile + std::max(p.steps * cost.step, cost.end)),
+              {true, tile, 1, 0, multiprocessors});
   }
   return found.at(rank);
 }

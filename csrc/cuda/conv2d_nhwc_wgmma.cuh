@@ -25,6 +25,7 @@
 #include "cuda/conv2d_nhwc_wgmma_end.cuh"
 #include "cuda/conv2d_nhwc_wgmma_map.h"
 #include "cuda/conv2d_nhwc_wgmma_product.h"
+#include "cuda/conv2d_nhwc_wgmma_staying.cuh"
 #include "cuda/launch.cuh"
 #include "cuda/mma.cuh"
 #include "cuda/stored.cuh"
@@ -426,6 +427,7 @@ void launch_tiles(const Images& images, const Product& p, const Choice& choice, 
 
 template <typename T>
 void launch_product(const Images& images, const Product& p, const Choice& choice, Stream stream) {
+  if (choice.stays) return launch_staying<T>(images, p, choice, stream);
   if (p.has_prologue()) return launch_tiles<T, true>(images, p, choice, stream);
   launch_tiles<T, false>(images, p, choice, stream);
 }

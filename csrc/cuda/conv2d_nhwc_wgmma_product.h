@@ -36,6 +36,7 @@ struct Product {
   int steps_a_block;     // of a cluster's part
   int split, log_split;  // blocks of a cluster, 1 << log_split
   int stages;
+  int slots, tiles, filter_tiles;  // of blocks that stay
   int residual_rows;  // that a block copies to shared memory with the copy engine; 0: none
   bool in_fragments;  // the end is computed as products are held: a clamp between low and high
   float low, high;
@@ -73,6 +74,13 @@ constexpr TileShape kShapes[] = {{1, 16, true},  {1, 24},       {1, 32, true},
                                  {1, 128, true}, {2, 64, true}, {2, 128}};
 constexpr int kTiles = sizeof(kShapes) / sizeof(kShapes[0]);
 
+// Tiles of blocks that stay, and how many blocks of how many stages and slots a multiprocessor has.
+struct StayingShape {
+  int groups, columns, blocks, stages, slots;
+};
+constexpr StayingShape kStaying[] = {{1, 64, 3, 3, 2}, {1, 128, 2, 3, 2}, {2, 128, 1, 5, 2}};
+constexpr int kStayingTiles = sizeof(kStaying) / sizeof(kStaying[0]);
+
 // Places of a tile that a block of a cluster adds up, in eights, and what others send it for that.
 constexpr int own_rows(int columns, int split) { return (columns / 8 + split - 1) / split * 8; }
 constexpr int received_bytes(int groups, int columns, int split) {
@@ -82,9 +90,11 @@ constexpr int received_bytes(int groups, int columns, int split) {
 constexpr int log2_of(int power) { return power > 1 ? 1 + log2_of(power / 2) : 0; }
 
 struct Choice {
-  int tile;    // of kShapes
+  bool stays;
+  int tile;    // of kShapes, or of kStaying
   int split;   // blocks that share a tile's steps
   int stages;  // that a block has room for
+  int multiprocessors;
 };
 
 // The fastest choice by a model of its time: the same on every GPU of as many multiprocessors.

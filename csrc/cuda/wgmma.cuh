@@ -213,6 +213,23 @@ __device__ inline void copy_taps(std::uint32_t to, const CUtensorMap* map, int c
       : "memory");
 }
 
+// ---- tensor copies from shared memory, which a thread waits for ----
+
+__device__ inline void store_tile(const CUtensorMap* map, std::uint32_t from, int column, int row) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%1, %2}], [%3];" ::"l"(map),
+      "r"(column), "r"(row), "r"(from)
+      : "memory");
+}
+__device__ inline void commit_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+// Returns once all that this thread stores was read; was written.
+__device__ inline void wait_for_reads() {
+  asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+}
+__device__ inline void wait_for_stores() {
+  asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+}
+
 // What was stored in shared memory is seen by copies and products that are asked for later.
 __device__ inline void publish_to_engines() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");

@@ -1,0 +1,275 @@
+// conv2d_nhwc_wgmma where there are more tiles than multiprocessors have room for: blocks that stay
+// and take one tile after another, so that copies for the next and stores of the last go on while
+// one is multiplied. Of clamped results that are stored as what is multiplied (Product's
+// in_fragments).
+//
+// Beside the warpgroups that multiply, one warp asks for weights and one for images, into the ring
+// of stages, and one for what comes and goes by slots: a tile's residual is copied into a slot, the
+// warpgroups make the result in its place, and from there it is copied to y. A tile's pieces of 16
+// bytes lie exchanged (wgmma.cuh). Tiles of the same places follow each other.
+#pragma once
+
+#include "cuda/conv2d_nhwc_wgmma_end.cuh"
+#include "cuda/conv2d_nhwc_wgmma_map.h"
+#include "cuda/conv2d_nhwc_wgmma_product.h"
+#include "cuda/launch.cuh"
+#include "cuda/mma.cuh"
+#include "cuda/wgmma.cuh"
+
+namespace cnn_engine::cuda {
+
+namespace wgmma {
+
+// A stage of a ring and the parity of its phase.
+struct Turn {
+  int at = 0, parity;
+  __device__ void next(int count) {
+    if (++at == count) {
+      at = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+template <typename T, int Groups, int Columns, int Blocks>
+__global__ void __launch_bounds__(128 * Groups + 96, Blocks)
+    conv2d_nhwc_wgmma_staying_kernel(const __grid_constant__ CUtensorMap images,
+                                     const __grid_constant__ CUtensorMap residuals,
+                                     const __grid_constant__ CUtensorMap results,
+                                     const __grid_constant__ Product p) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  constexpr int kTileFilters = Groups * kFilters, kWarps = 4 * Groups;  // that multiply
+  constexpr int kUnitBytes = kFilters * kRowBytes, kWeightBytes = Groups * kUnitBytes;
+  constexpr int kSlotUnitBytes = Columns * kRowBytes;
+  constexpr int kStageBytes = kWeightBytes + Columns * kRowBytes;
+  extern __shared__ __align__(1024) char memory[];
+  const std::uint32_t ring = shared_address(memory);
+  const std::uint32_t slots = ring + p.stages * kStageBytes;
+  const std::uint32_t full = slots + p.slots * Groups * kSlotUnitBytes;
+  const std::uint32_t empty = full + 8 * p.stages, ready = empty + 8 * p.stages;
+  const std::uint32_t made = ready + 8 * p.slots;
+
+  let_successors_start();
+  const int thread = threadIdx.x, warp = same_in_warp(thread / 32);
+  if (thread == 0) {
+    prefetch_map(&images);
+    prefetch_map(&results);
+    for (int stage = 0; stage < p.stages; ++stage) {
+      init_phases(full + 8 * stage, 1);
+      init_phases(empty + 8 * stage, Groups);
+    }
+    for (int slot = 0; slot < p.slots; ++slot) {
+      init_phases(ready + 8 * slot, 1);
+      init_phases(made + 8 * slot, kWarps);
+    }
+    publish_barriers();
+  }
+  __syncthreads();
+
+  const int first_tile = static_cast<int>(blockIdx.x), apart = static_cast<int>(gridDim.x);
+  const auto units_of = [&](int first_filter) {
+    return min(Groups, (p.filters - first_filter + kFilters - 1) / kFilters);
+  };
+  if (warp == kWarps) {  // asks for weights
+    const bool leads = leads_warp();
+    Turn stage = {0, 1};
+#pragma unroll 1
+    for (int tile = first_tile; tile < p.tiles; tile += apart) {
+      const int first_filter = tile % p.filter_tiles * kTileFilters, units = units_of(first_filter);
+      const char* weights =
+          p.packed + static_cast<std::int64_t>(first_filter / kFilters) * p.steps * kUnitBytes;
+#pragma unroll 1
+      for (int step = 0; step < p.steps; ++step) {
+        const std::uint32_t to = ring + stage.at * kStageBytes, barrier = full + 8 * stage.at;
+        wait_for_phase(empty + 8 * stage.at, stage.parity);
+        if (leads) {
+          expect_bytes(barrier, units * kUnitBytes + Columns * kRowBytes);
+          copy_bulk(to, weights, kUnitBytes, barrier);
+          if (Groups > 1 && units > 1) {
+            copy_bulk(to + kUnitBytes, weights + static_cast<std::int64_t>(p.steps) * kUnitBytes,
+                      kUnitBytes, barrier);
+          }
+        }
+        weights += kUnitBytes;
+        stage.next(p.stages);
+      }
+    }
+    return;
+  }
+  if (warp == kWarps + 1) {  // asks for images
+    const bool leads = leads_warp();
+    constexpr int kChannels = kRowBytes / static_cast<int>(sizeof(T));
+    Turn stage = {0, 1};
+    bool waited = false;
+#pragma unroll 1
+    for (int tile = first_tile; tile < p.tiles; tile += apart) {
+      const int first_row = tile / p.filter_tiles * Columns;
+      const int line = first_row / p.out_w, image = line / p.out_h;
+      const int h = (line - image * p.out_h) * p.stride_h - p.pad_top;
+      const int w = (first_row - line * p.out_w) * p.stride_w - p.pad_left;
+      if ((image | line) < 0) return;  // never
+      if (!waited) wait_for_inputs();
+      waited = true;
+      int chunk = 0, r = 0, s = 0;
+#pragma unroll 1
+      for (int step = 0; step < p.steps; ++step) {
+        const std::uint32_t to = ring + stage.at * kStageBytes + kWeightBytes,
+                            barrier = full + 8 * stage.at;
+        wait_for_phase(empty + 8 * stage.at, stage.parity);
+        if (leads) {
+          if (p.tiled) {
+            copy_tile(to, &images, chunk * kChannels, first_row, barrier);
+          } else {
+            copy_taps(to, &images, chunk * kChannels, w, h, image, s * p.dilation_w,
+                      r * p.dilation_h, barrier);
+          }
+        }
+        if (++chunk == p.chunks) {
+          chunk = 0;
+          if (++s == p.taps_a_row) {
+            s = 0;
+            ++r;
+          }
+        }
+        stage.next(p.stages);
+      }
+    }
+    return;
+  }
+  if (warp == kWarps + 2) {  // brings residuals, and stores
+    const bool leads = leads_warp();
+    const auto prepare = [&](int tile, int slot) {
+      if (!leads || tile >= p.tiles) return;
+      const std::uint32_t to = slots + slot * Groups * kSlotUnitBytes, barrier = ready + 8 * slot;
+      if (!p.residual) return arrive(barrier);
+      const int first_filter = tile % p.filter_tiles * kTileFilters, units = units_of(first_filter);
+      expect_bytes(barrier, units * kSlotUnitBytes);
+      for (int unit = 0; unit < units; ++unit) {
+        copy_tile(to + unit * kSlotUnitBytes, &residuals, first_filter + unit * kFilters,
+                  tile / p.filter_tiles * Columns, barrier);
+      }
+    };
+    if (p.residual) wait_for_inputs();
+    for (int slot = 0; slot < p.slots; ++slot) prepare(first_tile + slot * apart, slot);
+    Turn slot = {0, 0};
+#pragma unroll 1
+    for (int tile = first_tile; tile < p.tiles; tile += apart) {
+      wait_for_phase(made + 8 * slot.at, slot.parity);
+      const int first_filter = tile % p.filter_tiles * kTileFilters, units = units_of(first_filter);
+      if (leads) {
+        for (int unit = 0; unit < units; ++unit) {
+          store_tile(&results, slots + (slot.at * Groups + unit) * kSlotUnitBytes,
+                     first_filter + unit * kFilters, tile / p.filter_tiles * Columns);
+        }
+        commit_stores();
+        wait_for_reads();
+      }
+      __syncwarp();
+      prepare(tile + p.slots * apart, slot.at);
+      slot.next(p.slots);
+    }
+    if (leads) wait_for_stores();
+    return;
+  }
+
+  const int lane = thread % 32;
+  const std::uint64_t weights = matrix_at(ring + warp / 4 * kUnitBytes);
+  const std::uint64_t places = matrix_at(ring + kWeightBytes);
+  const std::uint32_t tiles =
+      slots + warp / 4 * kSlotUnitBytes + row_of_tiles(lane) * kRowBytes +
+      exchanged(row_of_tiles(lane), warp % 4 * 2 + piece_of_tiles(lane)) * 16;
+  wait_for_inputs();  // of what this kernel overwrites, others may read
+  Turn stage = {0, 0}, slot = {0, 0};
+#pragma unroll 1
+  for (int tile = first_tile; tile < p.tiles; tile += apart) {
+    const int first_filter = tile % p.filter_tiles * kTileFilters;
+    float bias[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int filter = first_filter + warp * 16 + lane / 4 + 8 * i;
+      bias[i] = p.bias && filter < p.filters ? p.bias[filter] : 0.0f;
+    }
+    float sums[Columns / 2] = {};
+    int before = 0;
+#pragma unroll 1
+    for (int step = 0; step < p.steps; ++step) {
+      wait_for_phase(full + 8 * stage.at, stage.parity);
+      const int at = stage.at * (kStageBytes >> 4);
+      begin_products();
+#pragma unroll
+      for (int k = 0; k < kRowBytes / kInstructionBytes; ++k) {
+        constexpr int kApart = kInstructionBytes >> 4;
+        Wgmma<T, Columns>::multiply(sums, weights + at + k * kApart, places + at + k * kApart);
+      }
+      commit_products();
+      wait_for_products<1>();  // those of the step before
+      if (step > 0 && thread % 128 == 0) arrive(empty + 8 * before);
+      before = stage.at;
+      stage.next(p.stages);
+    }
+    wait_for_products<0>();
+    if (thread % 128 == 0) arrive(empty + 8 * before);
+
+    wait_for_phase(ready + 8 * slot.at, slot.parity);
+    const std::uint32_t from = tiles + slot.at * Groups * kSlotUnitBytes;
+    const int left = p.rows - tile / p.filter_tiles * Columns;
+    bool past = false;
+    constexpr int kEights = Columns / 8, kAtOnce = 4;
+#pragma unroll
+    for (int first = 0; first < kEights; first += kAtOnce) {
+      std::uint32_t more[kAtOnce][2] = {};
+#pragma unroll
+      for (int j = first; j < kEights && j < first + kAtOnce; ++j) {
+        if (p.residual) load_two_tiles(more[j - first], from + j * 8 * kRowBytes);
+      }
+#pragma unroll
+      for (int j = first; j < kEights && j < first + kAtOnce; ++j) {
+        const float sum[4] = {sums[4 * j], sums[4 * j + 1], sums[4 * j + 2], sums[4 * j + 3]};
+        past |= end_in_fragments<T>(p, sum, bias, more[j - first], left - 8 * j,
+                                    from + j * 8 * kRowBytes);
+      }
+    }
+    if (past && warp / 4 < units_of(first_filter)) tell(p.overflow);
+    publish_to_engines();
+    __syncwarp();
+    if (lane == 0) arrive(made + 8 * slot.at);
+    slot.next(p.slots);
+  }
+#endif
+}
+
+template <typename T, int Tile>
+void launch_staying_tile(const Images& images, Product p, int multiprocessors, Stream stream) {
+  constexpr StayingShape kShape = kStaying[Tile];
+  constexpr int kTileFilters = kShape.groups * kFilters, kColumns = kShape.columns;
+  const auto kernel = conv2d_nhwc_wgmma_staying_kernel<T, kShape.groups, kColumns, kShape.blocks>;
+  p.stages = kShape.stages;
+  p.slots = kShape.slots;
+  p.tiled = is_tiled(images.shape);
+  p.residual_rows = p.residual ? kColumns : 0;
+  p.filter_tiles = (p.filters + kTileFilters - 1) / kTileFilters;
+  p.tiles = (p.rows + kColumns - 1) / kColumns * p.filter_tiles;
+  const auto map = [&](const void* rows, int pitch) {
+    return map_of_rows<T>(rows, p.rows, p.filters, pitch, kColumns, CU_TENSOR_MAP_SWIZZLE_128B);
+  };
+  const CUtensorMap residuals = p.residual ? map(p.residual, p.residual_pitch) : CUtensorMap{};
+  constexpr int kBytes = kShape.stages * (kShape.groups * kFilters + kColumns) * kRowBytes +
+                         kShape.slots * kShape.groups * kColumns * kRowBytes +
+                         16 * (kShape.stages + kShape.slots);
+  CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
+  launch("conv2d_nhwc_wgmma_staying_kernel", kernel,
+         dim3(std::min(kShape.blocks * multiprocessors, p.tiles)), dim3(128 * kShape.groups + 96),
+         kBytes, stream, 1, map_of_images<T>(images.x, images.shape, images.pitch, kColumns),
+         residuals, map(p.y, p.y_pitch), p);
+}
+
+template <typename T, int Tile = 0>
+void launch_staying(const Images& images, const Product& p, const Choice& choice, Stream stream) {
+  if constexpr (Tile < kStayingTiles) {
+    if (choice.tile != Tile) return launch_staying<T, Tile + 1>(images, p, choice, stream);
+    launch_staying_tile<T, Tile>(images, p, choice.multiprocessors, stream);
+  }
+}
+
+}  // namespace wgmma
+}  // namespace cnn_engine::cuda
