@@ -19,6 +19,7 @@ from ..graph.graph import Graph, Node
 from ..operators.average_pool2d import AveragePool2d
 from ..operators.binary import Binary
 from ..operators.conv2d import Conv2d
+from ..operators.expand_depthwise import ExpandDepthwise
 from ..operators.max_pool2d import MaxPool2d
 from ..operators.norm import BatchNorm
 from ..operators.reduce import Reduce
@@ -37,7 +38,8 @@ MOST_IMAGES = CPU_LAYERED
 
 #: What computes an image's part of its output from that image alone, as long as the batch stays in front.
 OF_EACH_IMAGE = (
-    AveragePool2d, BatchNorm, Binary, Concat, Conv2d, MaxPool2d, Reduce, Reshape, Transpose, Unary,
+    AveragePool2d, BatchNorm, Binary, Concat, Conv2d, ExpandDepthwise, MaxPool2d, Reduce, Reshape,
+    Transpose, Unary,
 )  # fmt: skip
 
 
@@ -87,7 +89,7 @@ def cut(graph: Graph, whole: Graph) -> int:
             gain += graph.values[name].nbytes
             if name in last:
                 alive.add(name)
-        alone = alive == set(node.outputs) and graph.values[node.outputs[0]].shape[:1] == (1,)
+        alone = alive == set(node.outputs[:1]) and graph.values[node.outputs[0]].shape[:1] == (1,)
         if alone and node.op.kind not in kernels.ALIASES and gain > most:
             best, most = place + 1, gain
     return best

@@ -132,6 +132,8 @@ class _Run:
             self.graph = passes.lay_channels_last(graph, device)
             if device == "cuda":
                 self.graph = passes.round_operands(self.graph, "float32")
+            else:
+                self.graph = passes.fuse_expansions(self.graph)
         self.nodes = {
             name: node for node in self.graph.nodes for name in node.covers or (node.name,)
         }

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .. import _cpu
 from ..devices import Buffer
 from ..devices.cpu import CpuDevice, give_back
 from ..graph import passes
@@ -137,6 +138,8 @@ class Program:
             graph = graph.sharing(self._laid)
             if kind == "cuda" or self.dtype != "float32":
                 graph = passes.round_operands(graph, self.dtype)
+            if kind == "cpu" and (self.dtype == "float32" or not _cpu.bfloat16_pays()):
+                graph = passes.fuse_expansions(graph)
             if stores:
                 graph = storage.store_rounded(graph, self.dtype, kind)
         return graph

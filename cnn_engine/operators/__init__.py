@@ -17,6 +17,7 @@ _FILES = (
     "conv2d",
     "conv_transpose2d",
     "copy",
+    "expand_depthwise",
     "gather",
     "linear",
     "logic",

@@ -30,7 +30,7 @@ struct Epilogue {
   const float* bias;      // one for each row of y, or null
   const float* residual;  // as y, or null
   float lowest, highest;
-  bool hard_swish = false;  // of what the bounds leave
+  bool hard_swish = false;  // in the bounds' place
 };
 
 // The larger and the smaller of a bound and a value; a NaN stays, as it is the second operand. The
@@ -84,14 +84,14 @@ CNN_ENGINE_INLINE V hard_swish(V x) {
   constexpr float kHigh = 1.0f / 6.0f;
   constexpr float kLow = static_cast<float>(1.0 / 6.0 - static_cast<double>(kHigh));
   const V shifted = clamp(x + 3.0f, 0.0f, 8.0f);
-  return x * clamp(shifted * kHigh + shifted * kLow, 0.0f, 1.0f);
+  return x * lowered(1.0f - V{}, shifted * kHigh + shifted * kLow);
 }
 
 // What follows a sum, in registers.
 template <typename V>
 CNN_ENGINE_INLINE V finished(const Epilogue& epilogue, V value) {
-  value = clamp(value, epilogue.lowest, epilogue.highest);
-  return epilogue.hard_swish ? hard_swish(value) : value;
+  if (epilogue.hard_swish) return hard_swish(value);
+  return clamp(value, epilogue.lowest, epilogue.highest);
 }
 CNN_ENGINE_INLINE float finished_one(const Epilogue& epilogue, float value) {
   Vec<4> wide{};

@@ -137,14 +137,14 @@ void depthwise_row(const DepthwiseRow& d, int outputs, const float** table) {
   }
 }
 
-void depthwise_any_row(const DepthwiseRow& d, int outputs, const float**) {
+inline void depthwise_any_row(const DepthwiseRow& d, int outputs, const float**) {
   for (int at = 0; at < outputs; ++at) {
     for_channels(d.channels,
                  [&](auto width, int c) { depthwise_one<decltype(width)::value>(d, at, c); });
   }
 }
 
-auto depthwise_row_of(const Conv2dShape& p) {
+inline auto depthwise_row_of(const Conv2dShape& p) {
   if (p.dilation_w == 1 && p.stride_w == 1 && p.s == 3) return depthwise_row<3, 1>;
   if (p.dilation_w == 1 && p.stride_w == 1 && p.s == 5) return depthwise_row<5, 1>;
   if (p.dilation_w == 1 && p.stride_w == 2 && p.s == 3) return depthwise_row<3, 2>;
@@ -155,6 +155,9 @@ auto depthwise_row_of(const Conv2dShape& p) {
 // Channels for each place of an image from which the expansion before, by six as in most networks,
 // has more weights than what it reads and writes.
 constexpr int kChannelsAPlace = 7;
+
+// Whether a thread takes some channels of all rows, rather than some rows.
+inline bool by_channels(const Conv2dShape& p) { return p.c > kChannelsAPlace * p.h * p.w; }
 
 // Bands of an image's output rows, and shares of its channels, which are the same for any number of
 // threads: what three rows of a share take stays in the first-level cache while a band is computed.
@@ -168,58 +171,81 @@ struct DepthwiseSplit {
     const int most = p.c < 64 ? 1 : p.c / 64;
     shares = wanted < most ? wanted : most;
     const int parts = threads == 1 ? 1 : (4 * threads + p.n - 1) / p.n;
-    const bool by_channels = p.c > kChannelsAPlace * p.h * p.w;
-    bands = by_channels ? 1 : parts < out_h ? parts : out_h;
-    if (by_channels && parts > shares) shares = parts < most ? parts : most;
+    bands = by_channels(p) ? 1 : parts < out_h ? parts : out_h;
+    if (by_channels(p) && parts > shares) shares = parts < most ? parts : most;
   }
 };
 
-std::int64_t depthwise_packed(const Conv2dShape& p) { return std::int64_t{p.r} * p.s * p.c; }
+inline std::int64_t depthwise_packed(const Conv2dShape& p) { return std::int64_t{p.r} * p.s * p.c; }
 
-void depthwise_pack(const float* weight,  // [K, 1, R, S]
-                    float* packed,        // [R, S, K]
-                    const Conv2dShape& p) {
+inline void depthwise_pack(const float* weight,  // [K, 1, R, S]
+                           float* packed,        // [R, S, K]
+                           const Conv2dShape& p) {
   const int area = p.r * p.s;
   for (int t = 0; t < area; ++t) {
     for (int k = 0; k < p.k; ++k) packed[std::int64_t{t} * p.k + k] = weight[k * area + t];
   }
 }
 
-// Of each thread: zeros, and the places of a block's columns.
-std::int64_t depthwise_scratch(const Conv2dShape& p) {
+// Of each thread: zeros, and the places of a block's columns, in whole cache lines.
+inline std::int64_t depthwise_scratch(const Conv2dShape& p) {
   const std::int64_t zeros = (p.c + 15) / 16 * 16;
   if (p.stride_w > 2 || p.s > 5) return zeros;
-  return zeros + 2 * std::int64_t{p.r} * ((kDepthwiseColumns - 1) * p.stride_w + p.s);
+  const int places = p.r * ((kDepthwiseColumns - 1) * p.stride_w + p.s);
+  return zeros + (std::int64_t{2} * places + 15) / 16 * 16;
 }
 
-void depthwise(const float* input, const float* packed, const float* bias, const float* residual,
-               float* output, const Scratch& scratch, const Conv2dShape& p,
-               const Conv2dPitches& pitches, const Activation& activation, int threads) {
+// Where the places of a block's columns are written.
+inline const float** depthwise_table(float* scratch, const Conv2dShape& p) {
+  return reinterpret_cast<const float**>(scratch + (p.c + 15) / 16 * 16);
+}
+
+// What all rows of a call have in common; zeros are written to the scratch memory.
+inline DepthwiseRow depthwise_rows(float* scratch, const Conv2dShape& p,
+                                   const Conv2dPitches& pitches, const Activation& activation) {
+  fill_zero(scratch, (p.c + 15) / 16 * 16);
+  DepthwiseRow d{};
+  d.zeros = scratch;
+  d.row = std::int64_t{p.w} * pitches.x * p.dilation_h;
+  d.place = pitches.x;
+  d.weight = p.c;
+  d.output_place = pitches.y;
+  d.residual_place = pitches.residual;
+  d.columns = p.s;
+  d.width = p.w;
+  d.stride = p.stride_w;
+  d.dilation = p.dilation_w;
+  d.pad = p.pad_left;
+  d.epilogue = activation.epilogue(nullptr);
+  return d;
+}
+
+// Sets what a row of outputs reads, of images whose row `first` is at `rows`.
+CNN_ENGINE_INLINE void depthwise_at(DepthwiseRow& d, const Conv2dShape& p, int i, const float* rows,
+                                    std::int64_t first, const float* packed) {
+  const int top = i * p.stride_h - p.pad_top;
+  const int y = first_inside(top, p.dilation_h);
+  const int y_end = end_inside(top, p.r, p.dilation_h, p.h);
+  d.rows = y_end > y ? (y_end - y + p.dilation_h - 1) / p.dilation_h : 0;
+  d.input = rows + (y - first) * p.w * d.place;
+  d.weights = packed + std::int64_t{(y - top) / p.dilation_h} * p.s * p.c;
+}
+
+inline void depthwise(const float* input, const float* packed, const float* bias,
+                      const float* residual, float* output, const Scratch& scratch,
+                      const Conv2dShape& p, const Conv2dPitches& pitches,
+                      const Activation& activation, int threads) {
   const int out_h = p.out_h(), out_w = p.out_w();
   const DepthwiseSplit split(p, threads);
   const int shares = split.shares;
   const auto run_row = depthwise_row_of(p);
-  const std::int64_t zeros = (p.c + 15) / 16 * 16;
   const std::int64_t tasks = std::int64_t{p.n} * split.bands * shares;
   const std::int64_t outputs = std::int64_t{p.n} * p.c * out_h * out_w;
   const std::int64_t cost = outputs / tasks * (p.r * p.s + 4) / kNarrow;
   parallel_for(tasks, cost, threads, [&](std::int64_t begin, std::int64_t end) {
     const Scratch::Part part(scratch);
-    fill_zero(part.data(), static_cast<int>(zeros));
-    const float** table = reinterpret_cast<const float**>(part.data() + zeros);
-    DepthwiseRow d;
-    d.zeros = part.data();
-    d.row = std::int64_t{p.w} * pitches.x * p.dilation_h;
-    d.place = pitches.x;
-    d.weight = p.c;
-    d.output_place = pitches.y;
-    d.residual_place = pitches.residual;
-    d.columns = p.s;
-    d.width = p.w;
-    d.stride = p.stride_w;
-    d.dilation = p.dilation_w;
-    d.pad = p.pad_left;
-    d.epilogue = activation.epilogue(nullptr);
+    const float** table = depthwise_table(part.data(), p);
+    DepthwiseRow d = depthwise_rows(part.data(), p, pitches, activation);
     for (std::int64_t index = begin; index < end; ++index) {
       const std::int64_t image = index / (std::int64_t{split.bands} * shares);
       const int band = static_cast<int>(index / shares % split.bands);
@@ -233,12 +259,7 @@ void depthwise(const float* input, const float* packed, const float* bias, const
       d.bias = bias ? bias + c : nullptr;
       const int last = static_cast<int>(std::int64_t{out_h} * (band + 1) / split.bands);
       for (int i = static_cast<int>(std::int64_t{out_h} * band / split.bands); i < last; ++i) {
-        const int top = i * p.stride_h - p.pad_top;
-        const int y = first_inside(top, p.dilation_h);
-        const int y_end = end_inside(top, p.r, p.dilation_h, p.h);
-        d.rows = y_end > y ? (y_end - y + p.dilation_h - 1) / p.dilation_h : 0;
-        d.input = input + (image * p.h + y) * p.w * pitches.x + c;
-        d.weights = packed + std::int64_t{(y - top) / p.dilation_h} * p.s * p.c + c;
+        depthwise_at(d, p, i, input + image * p.h * p.w * pitches.x + c, 0, packed + c);
         const std::int64_t at = (image * out_h + i) * out_w;
         d.residual = residual ? residual + at * pitches.residual + c : nullptr;
         d.output = output + at * pitches.y + c;

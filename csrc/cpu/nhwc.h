@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "cpu/blocked.h"
+#include "cpu/sigmoid.h"
 #include "ops/unary.h"
 
 namespace cnn_engine::cpu::CNN_ENGINE_ISA {
@@ -53,9 +54,16 @@ struct Activation {
 
   void apply(float* y, std::int64_t stride, std::int64_t rows, int count) const {
     if (in_registers) return;
-    if (stride == count) return unary(y, y, rows * count, function, alpha, beta, 1);
-    for (std::int64_t i = 0; i < rows; ++i) {
-      unary(y + i * stride, y + i * stride, count, function, alpha, beta, 1);
+    const std::int64_t runs = stride == count ? 1 : rows,
+                       run = stride == count ? rows * count : count;
+    for (std::int64_t i = 0; i < runs; ++i, y += stride) {
+#if defined(__AVX512F__)
+      if (const auto part = sigmoids_of(function)) {
+        part(y, y, run, alpha);
+        continue;
+      }
+#endif
+      unary(y, y, run, function, alpha, beta, 1);
     }
   }
 };

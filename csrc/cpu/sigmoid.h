@@ -1,6 +1,6 @@
-// math::sigmoid32 of 16 numbers, with what AVX-512 has for it: 2^k in one instruction, subnormal
-// numbers too, and reciprocals from 14 bits on, in half the time. Included only by files that are
-// compiled once for each instruction set.
+// sigmoid and swish of 16 numbers at once, with what AVX-512 has for them: 2^k in one instruction,
+// subnormal numbers too, and a division that other instructions run beside. Included only by files
+// that are compiled once for each instruction set.
 #pragma once
 
 #if defined(__AVX512F__)
@@ -8,49 +8,64 @@
 
 #include <cstdint>
 
+#include "ops/unary.h"
+
 namespace cnn_engine::cpu::CNN_ENGINE_ISA {
 namespace {
 
-inline __attribute__((always_inline)) __m512 sigmoid16(__m512 x) {
-  constexpr __mmask16 kAll = 0xffff;  // without a mask GCC 12 warns of an operand that it made up
-  const __m512 one = _mm512_set1_ps(1.0f);
-  // -|x|, held where its exponential is 0; a NaN stays, as it is the second operand.
-  __m512 z = _mm512_or_ps(x, _mm512_set1_ps(-0.0f));
-  z = _mm512_maskz_max_ps(kAll, _mm512_set1_ps(-120.0f), z);
-  const __m512 shift = _mm512_set1_ps(12582912.0f);  // 1.5 * 2^23
-  const __m512 k = _mm512_sub_ps(_mm512_fmadd_ps(z, _mm512_set1_ps(1.44269504f), shift), shift);
-  __m512 r = _mm512_fnmadd_ps(k, _mm512_set1_ps(0.693359375f), z);
-  r = _mm512_fmadd_ps(k, _mm512_set1_ps(0.00021219444f), r);
+constexpr __mmask16 kLanes = 0xffff;  // without a mask GCC 12 warns of an operand that it made up
+
+// exp(-x), held where it is 0; infinity below -88.7. A NaN stays, as it is the second operand.
+inline __attribute__((always_inline)) __m512 exp_of_minus16(__m512 x) {
+  const __m512 one = _mm512_set1_ps(1.0f), shift = _mm512_set1_ps(12582912.0f);  // 1.5 * 2^23
+  x = _mm512_maskz_min_ps(kLanes, _mm512_set1_ps(120.0f), x);
+  const __m512 k = _mm512_sub_ps(_mm512_fnmadd_ps(x, _mm512_set1_ps(1.44269504f), shift), shift);
+  // -x = k ln 2 - r, with ln 2 in two parts, of which the first times k is exact.
+  __m512 r = _mm512_fmadd_ps(k, _mm512_set1_ps(0.693359375f), x);
+  r = _mm512_fnmadd_ps(k, _mm512_set1_ps(0.00021219444f), r);
   __m512 q = _mm512_set1_ps(0.0013926184f);
-  q = _mm512_fmadd_ps(q, r, _mm512_set1_ps(0.008363179f));
-  q = _mm512_fmadd_ps(q, r, _mm512_set1_ps(0.041666556f));
-  q = _mm512_fmadd_ps(q, r, _mm512_set1_ps(0.16666576f));
-  q = _mm512_fmadd_ps(q, r, _mm512_set1_ps(0.5f));
-  const __m512 p = _mm512_fmadd_ps(_mm512_mul_ps(r, r), q, r);
-  const __m512 rest = _mm512_add_ps(one, p);
-  const __m512 small = _mm512_maskz_scalef_ps(kAll, rest, k);
-  const __m512 sum = _mm512_add_ps(one, small);
-  // What the rounding of the sum leaves out.
-  const __m512 sum_low = _mm512_sub_ps(small, _mm512_sub_ps(sum, one));
-  const __m512 near = _mm512_maskz_rcp14_ps(kAll, sum);
-  const __m512 error = _mm512_fnmadd_ps(sum_low, near, _mm512_fnmadd_ps(sum, near, one));
-  const __m512 inverse = _mm512_fmadd_ps(near, error, near);
-  const __mmask16 negative = _mm512_movepi32_mask(_mm512_castps_si512(x));
-  return _mm512_mul_ps(_mm512_mask_blend_ps(negative, one, small), inverse);
+  q = _mm512_fnmadd_ps(q, r, _mm512_set1_ps(0.008363179f));
+  q = _mm512_fnmadd_ps(q, r, _mm512_set1_ps(0.041666556f));
+  q = _mm512_fnmadd_ps(q, r, _mm512_set1_ps(0.16666576f));
+  q = _mm512_fnmadd_ps(q, r, _mm512_set1_ps(0.5f));
+  const __m512 p = _mm512_fmsub_ps(_mm512_mul_ps(r, r), q, r);
+  return _mm512_maskz_scalef_ps(kLanes, _mm512_add_ps(one, p), k);
+}
+
+// sigmoid(alpha * x), times x with `times`: a quotient by 1 + exp(-alpha * x) where that is finite.
+template <bool times>
+inline __attribute__((always_inline)) __m512 sigmoid16(__m512 x, __m512 alpha) {
+  const __m512 one = _mm512_set1_ps(1.0f), least = _mm512_set1_ps(-88.0f);
+  const __m512 at = _mm512_mul_ps(alpha, x);
+  __m512 above = times ? x : one, e = exp_of_minus16(at);
+  const __mmask16 small = _mm512_cmp_ps_mask(at, least, _CMP_LT_OQ);
+  if (__builtin_expect(small, 0)) {
+    // There both are multiplied by exp(alpha * x).
+    const __m512 other = exp_of_minus16(_mm512_mask_sub_ps(at, small, _mm512_setzero_ps(), at));
+    above = _mm512_mask_mul_ps(above, small, above, other);
+    e = _mm512_mask_mov_ps(e, small, other);
+  }
+  return _mm512_div_ps(above, _mm512_add_ps(one, e));
 }
 
 // y[i] = sigmoid(x[i]), times x[i] with `times` (swish: `alpha` is a factor of the sigmoid's x).
 template <bool times>
 void sigmoids(const float* x, float* y, std::int64_t size, float alpha) {
-  const __m512 factor = _mm512_set1_ps(alpha);
-  const auto of = [=](__m512 value) {
-    return times ? _mm512_mul_ps(value, sigmoid16(_mm512_mul_ps(factor, value))) : sigmoid16(value);
-  };
+  const __m512 factor = _mm512_set1_ps(times ? alpha : 1.0f);
   std::int64_t i = 0;
-  for (; i + 16 <= size; i += 16) _mm512_storeu_ps(y + i, of(_mm512_loadu_ps(x + i)));
+  for (; i + 16 <= size; i += 16) {
+    _mm512_storeu_ps(y + i, sigmoid16<times>(_mm512_loadu_ps(x + i), factor));
+  }
   if (i == size) return;
   const auto rest = static_cast<__mmask16>((1u << (size - i)) - 1);
-  _mm512_mask_storeu_ps(y + i, rest, of(_mm512_maskz_loadu_ps(rest, x + i)));
+  _mm512_mask_storeu_ps(y + i, rest, sigmoid16<times>(_mm512_maskz_loadu_ps(rest, x + i), factor));
+}
+
+// The function above that computes `function`, or null.
+inline auto sigmoids_of(UnaryFunction function) {
+  return function == UnaryFunction::swish     ? sigmoids<true>
+         : function == UnaryFunction::sigmoid ? sigmoids<false>
+                                              : nullptr;
 }
 
 }  // namespace

@@ -107,8 +107,7 @@ void run(const float* input, float* output, std::int64_t size, double a, double 
 void unary(const float* input, float* output, std::int64_t size, UnaryFunction function,
            float alpha, float beta, int threads) {
 #if defined(__AVX512F__)
-  if (function == UnaryFunction::sigmoid || function == UnaryFunction::swish) {
-    const auto part = function == UnaryFunction::swish ? sigmoids<true> : sigmoids<false>;
+  if (const auto part = sigmoids_of(function)) {
     return parallel_for(size, unary_swish::kCost / 2, threads,
                         [=](std::int64_t begin, std::int64_t end) {
                           part(input + begin, output + begin, end - begin, alpha);

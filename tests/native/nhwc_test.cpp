@@ -98,6 +98,56 @@ int check(Conv2dMethod method, const Conv2dShape& p) {
   return !right;
 }
 
+// expand_depthwise, to the bits of its two convolutions, and its means.
+int check_expansion(const Conv2dShape& p, int channels) {
+  const cpu::Kernels& kernels = cpu::selected_kernels();
+  const Conv2dShape expand{p.n, channels, p.h, p.w, p.k, 1, 1, 1, 1, 0, 0};
+  const std::vector<float> x = random_values(expand.input_size()), bias = random_values(p.k);
+  const auto run = [&](const std::vector<float>& input, const std::vector<float>& packed,
+                       const Conv2dShape& shape, Conv2dMethod method) {
+    std::vector<float> y(shape.output_size());
+    std::vector<char> workspace(kernels.conv2d_nhwc_workspace(shape, method, 1));
+    kernels.conv2d_nhwc(input.data(), packed.data(), bias.data(), nullptr, nullptr, nullptr,
+                        y.data(), workspace.data(), shape, Conv2dPitches{shape.c, shape.k}, method,
+                        false, -kInfinity, UnaryFunction::swish, 1.0f, 0.0f, 1);
+    return y;
+  };
+  const auto pack = [&](const Conv2dShape& shape, Conv2dMethod method) {
+    std::vector<float> packed(kernels.conv2d_nhwc_packed(shape, method));
+    kernels.conv2d_nhwc_pack(random_values(shape.weight_size()).data(), packed.data(), shape,
+                             method, 1);
+    return packed;
+  };
+  const std::vector<float> first = pack(expand, Conv2dMethod::direct);
+  const std::vector<float> second = pack(p, Conv2dMethod::depthwise);
+  const std::vector<float> wanted =
+      run(run(x, first, expand, Conv2dMethod::direct), second, p, Conv2dMethod::depthwise);
+  const std::size_t places = std::size_t(p.out_h()) * p.out_w();
+  bool right = true;
+  for (const int threads : {1, 2, 8}) {
+    std::vector<float> y(wanted.size()), mean(std::size_t(p.n) * p.k);
+    std::vector<char> workspace(kernels.expand_depthwise_workspace(p, threads));
+    kernels.expand_depthwise(x.data(), first.data(), second.data(), bias.data(), bias.data(),
+                             y.data(), mean.data(), workspace.data(), p, channels,
+                             Conv2dPitches{channels, p.k}, p.k, UnaryFunction::swish, 1.0f, 0.0f,
+                             UnaryFunction::swish, 1.0f, 0.0f, threads);
+    right = right && std::memcmp(y.data(), wanted.data(), sizeof(float) * y.size()) == 0;
+    for (std::size_t i = 0; i < mean.size(); ++i) {
+      double sum = 0, size = 0;
+      for (std::size_t place = 0; place < places; ++place) {
+        const double value = wanted[(i / p.k * places + place) * p.k + i % p.k];
+        sum += value;
+        size += std::fabs(value);
+      }
+      right = right && std::fabs(mean[i] - sum / places) <= kSlack * size / places;
+    }
+  }
+  std::printf("expand_depthwise %dx%dx%dx%d, %d channels of %dx%d, stride %d, %s: %s\n", p.n,
+              channels, p.h, p.w, p.k, p.r, p.s, p.stride_h, cpu::selected_instruction_set(),
+              right ? "ok" : "FAILED");
+  return !right;
+}
+
 // Both pools, to the bits of those over [N,C,H,W].
 int check_pools(int channels) {
   const cpu::Kernels& kernels = cpu::selected_kernels();
@@ -166,6 +216,9 @@ int main() {
         const int pad = kernel / 2;
         failures += check(Method::depthwise, {2, 44, 30, 23, 44, kernel, kernel, stride, stride,
                                               pad, pad, pad, pad, 1, 1, 44});
+        failures += check_expansion(
+            {2, 200, 30, 23, 200, kernel, kernel, stride, stride, pad, pad, pad, pad, 1, 1, 200},
+            24);
       }
     }
   }

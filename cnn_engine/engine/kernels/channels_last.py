@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from ... import _cpu
 from ...devices import Buffer
 from ...graph.graph import Graph, Node, Value
@@ -108,10 +110,14 @@ class _Packed:
 
 def _pack(node: Node, graph: Graph, device: Any, how: Any = None) -> _Packed:
     how, shape = how or method(node, graph), shape_of(node, *graph.inputs_of(node)[:2])
+    return _Packed(how, _packed(graph.constants[node.inputs[1]], shape, how, device))
+
+
+def _packed(array: np.ndarray, shape: Any, how: Any, device: Any) -> Buffer:
     packed = device.allocate(4 * _cpu.conv2d_nhwc_packed(shape, how))
-    weight = brought(graph.constants[node.inputs[1]], device)
+    weight = brought(array, device)
     _cpu.conv2d_nhwc_pack(weight.address, packed.address, shape, how, 1)
-    return _Packed(how, packed)
+    return packed
 
 
 def _workspace(node: Node, graph: Graph, device: Any, threads: int, how: Any = None) -> int:
@@ -174,6 +180,58 @@ def _conv2d(name: str, why_not: Any) -> Kernel:
     )  # fmt: skip
 
 
+# ---- expansions ----
+
+
+def _expanded(op: Any, x: Value, first: Value, second: Value) -> tuple[Any, Any]:
+    """Returns the compiled functions' shapes of both convolutions of an expansion."""
+    channels, (n, c, h, w) = first.shape[0], _sizes(x)
+    return (
+        _cpu.Conv2dShape(n, c, h, w, channels, 1, 1, 1, 1, 0, 0),
+        _cpu.Conv2dShape(
+            n, channels, h, w, channels, *second.shape[2:], *op.stride, *op.padding, *op.dilation,
+            channels,
+        ),
+    )  # fmt: skip
+
+
+def _no_expansion(node: Node, graph: Graph) -> str | None:
+    if any(name is not None and name not in graph.constants for name in node.inputs[1:]):
+        return "expected constant weights, which are packed once"
+    for function in (node.op.inner, node.op.activation):
+        if function is not None and not hasattr(_cpu.UnaryFunction, function.function):
+            return f"expected functions that kernels have after the sum, found {function.kind}"
+    return nothing_to_read(node, graph)
+
+
+def _pack_expansion(node: Node, graph: Graph, device: Any) -> tuple[Buffer, Buffer]:
+    methods = _cpu.Conv2dMethod.direct, _cpu.Conv2dMethod.depthwise
+    first, second = (
+        _packed(graph.constants[name], shape, how, device)
+        for name, shape, how in zip(
+            node.inputs[1:3], _expanded(node.op, *graph.inputs_of(node)[:3]), methods, strict=True
+        )
+    )
+    return first, second
+
+
+def _expansion_workspace(node: Node, graph: Graph, device: Any, threads: int) -> int:
+    _, shape = _expanded(node.op, *graph.inputs_of(node)[:3])
+    return _cpu.expand_depthwise_workspace(shape, threads)
+
+
+def _make_expansion(call: Call) -> Bound:
+    op, x, (y, *mean) = call.node.op, call.inputs[0], call.outputs
+    _, shape = _expanded(op, *call.inputs[:3])
+    packed = (buffer.address for buffer in call.prepared)
+    biases = (*call.at[3:], 0, 0)[:2]
+    return call.native(
+        "expand_depthwise", call.at[0], *packed, *biases, *(*call.to, 0)[:2], call.workspace, shape,
+        x.shape[3], _cpu.Conv2dPitches(call.pitch(x), call.pitch(y)), call.pitch(mean[0]) if mean else 0,
+        *function_of(op.inner), *function_of(op.activation),
+    )  # fmt: skip
+
+
 def _sizes(x: Value) -> tuple[int, ...]:
     """Returns the images' N, C, H and W."""
     return tuple(x.shape[axis] for axis in TO_FIRST)
@@ -192,6 +250,17 @@ def make_pool(call: Call) -> Bound:
 
 
 ROWS = [
+    Kernel(
+        "expand_depthwise",
+        "expand_depthwise",
+        "cpu",
+        _make_expansion,
+        why_not=_no_expansion,
+        prepare=_pack_expansion,
+        packs=(1, 2),
+        workspace=_expansion_workspace,
+        pitched=(None, 0),
+    ),
     _conv2d("winograd", _not_winograd),
     Kernel(
         "conv2d_nhwc",

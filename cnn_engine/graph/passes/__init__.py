@@ -16,6 +16,7 @@ from .channels_last import channels_last, round_operands
 from .concatenations import nest_concatenations
 from .constants import drop_unused, fold_constants
 from .epilogues import EPILOGUES, EPILOGUES_ON_CUDA, fuse_activations, fuse_residuals
+from .expansions import fuse_expansions
 from .functions import recognise_functions
 from .gates import fuse_gates
 from .identities import drop_identities, merge_shapes
@@ -36,6 +37,7 @@ __all__ = [
     "fold_padding",
     "fuse",
     "fuse_activations",
+    "fuse_expansions",
     "fuse_gates",
     "fuse_prologues",
     "fuse_residuals",

@@ -19,11 +19,11 @@ def fuse_gates(graph: Graph) -> Graph:
     """
     rewrites = Rewrites(graph)
     for mean in graph.nodes:
-        if not _is_mean(graph, mean):
+        if not is_mean_of_places(graph, mean):
             continue
         first = only_user(graph, mean.outputs[0])
         second = None if first is None else only_user(graph, first.outputs[0])
-        if second is None or not (_is_product(graph, first) and _is_product(graph, second)):
+        if second is None or not (is_product(graph, first) and is_product(graph, second)):
             continue
         (x,), (y,) = mean.inputs, second.outputs
         channels, hidden = (graph.values[node.outputs[0]].shape[3] for node in (mean, first))
@@ -38,7 +38,7 @@ def fuse_gates(graph: Graph) -> Graph:
     return rewrites.apply()
 
 
-def _is_mean(graph: Graph, node: Node) -> bool:
+def is_mean_of_places(graph: Graph, node: Node) -> bool:
     """Whether ``node`` takes the mean over the places of images [N, H, W, C], and leaves them one."""
     op, images = node.op, graph.values[node.inputs[0]].shape if node.inputs[0] else ()
     return (
@@ -50,8 +50,8 @@ def _is_mean(graph: Graph, node: Node) -> bool:
     )
 
 
-def _is_product(graph: Graph, node: Node) -> bool:
-    """Whether ``node`` is a convolution of images of one place by constants, with a function at its end."""
+def is_product(graph: Graph, node: Node) -> bool:
+    """Whether ``node`` is a product over channels by constants (of images of one place: with any stride)."""
     op = node.op
     return (
         type(op) is Conv2dNhwc

@@ -1,0 +1,55 @@
+"""The first two convolutions of inverted residual blocks, and the mean that gates read, as one operator."""
+
+from __future__ import annotations
+
+from ...operators.channels_last import Conv2dNhwc
+from ...operators.expand_depthwise import ExpandDepthwise
+from ..graph import Graph, Node
+from .gates import is_mean_of_places, is_product
+from .rewriting import Rewrites, absent, covering, only_user
+
+
+def fuse_expansions(graph: Graph) -> Graph:
+    """Makes one node of a 1x1 convolution and of one of each channel that alone follows it.
+
+    What is between them, six times as much as what is read in most networks, then stays in a core's caches.
+    A mean over the places of the result becomes an output of the node.
+    """
+    rewrites = Rewrites(graph)
+    for first in graph.nodes:
+        if not is_product(graph, first) or first.op.stride != (1, 1):
+            continue
+        second = only_user(graph, first.outputs[0])
+        if second is None or not _is_depthwise(graph, first, second):
+            continue
+        nodes, outputs = [first, second], second.outputs
+        readers = graph.consumers[outputs[0]]
+        means = [node for node in readers if is_mean_of_places(graph, node) and rewrites.free(node)]
+        if means:
+            nodes, outputs = [*nodes, means[0]], outputs + means[0].outputs
+        op, biases = second.op, (None if absent(n, 2) else n.inputs[2] for n in nodes[:2])
+        merged = Node(
+            second.name,
+            ExpandDepthwise(
+                op.stride, op.padding, op.dilation, first.op.activation, op.activation, bool(means)
+            ),
+            (first.inputs[0], first.inputs[1], second.inputs[1], *biases), outputs, covering(*nodes),
+        )  # fmt: skip
+        rewrites.replace(nodes, [merged], "together they are expand_depthwise")
+    return rewrites.apply()
+
+
+def _is_depthwise(graph: Graph, first: Node, node: Node) -> bool:
+    """Whether ``node`` convolves by constants each channel of what ``first`` makes by itself."""
+    op = node.op
+    if type(op) is not Conv2dNhwc or op.planar or node.inputs[0] != first.outputs[0]:
+        return False
+    channels, weight = graph.values[node.inputs[0]].shape[3], node.inputs[1]
+    return (
+        op.groups == channels > 1
+        and op.floor is None
+        and weight in graph.constants
+        and graph.values[weight].shape[:2] == (channels, 1)
+        and (absent(node, 2) or node.inputs[2] in graph.constants)
+        and all(absent(node, place) for place in (3, 4, 5))
+    )
