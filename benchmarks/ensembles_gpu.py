@@ -265,39 +265,42 @@ def page(rows: list[dict[str, Any]]) -> str:
         f"`python -m benchmarks.ensembles_gpu`, {about.get('gpu')}, {about.get('cpu')}, "
         f"{good[0]['machine_cpus']} CPUs; commit {about.get('commit')}; {environment.now()}.",
     ]
+    lines += [
+        "",
+        "| work, images | cores | members | design | ranks | images/s | of `none` | core-seconds of decoding "
+        "1,000 images | of `none` | decoding alone | members alone | sending alone | waits for others | "
+        "bound by | commit |",
+        "|" + "---|" * 15,
+    ]
     for cell in CELLS:
-        mine = [row for row in rows if row["cell"] == str(cell)]
-        if not mine:
-            continue
-        own = {row["design"]: row for row in mine if "error" not in row}
-        base = own.get(roles.NONE)
-        lines += [
-            "",
-            f"## {cell.members} members {cell.work}, images of {cell.images}, "
-            f"{cell.cpus or 'all'} CPUs",
-            "",
-            "| design | ranks | images/s | of none | core-seconds of decoding 1,000 images | of none | "
-            "members alone | communication's share | bound by | reached |",
-            "|---|---|---|---|---|---|---|---|---|---|",
-        ]
-        for row in mine:
+        mine = {row["design"]: row for row in rows if row["cell"] == str(cell)}
+        base = mine.get(roles.NONE, {"error": "not run"})
+        for design in (design for design in roles.DESIGNS if design in mine):
+            row = mine[design]
+            begin = f"| {cell.work}, {cell.images} | {cell.cpus or 'all'} | {cell.members} | {design} | "
             if "error" in row:
-                lines.append(f"| {row['design']} | failed: {row['error'][:200]} |")
+                lines.append(f"{begin}failed: {row['error'][:200]} |" + " |" * 10)
                 continue
-            cost = 1000 * row["core_s"]["preprocessing"] / row["images_done"]
-            of_none = ("", "")
-            if base:
-                whole = 1000 * base["core_s"]["preprocessing"] / base["images_done"]
-                faster = row["images_per_s"] / base["images_per_s"]
-                of_none = (f"{faster:.2f}", f"{cost / whole:.2f}")
-            bound = row["bound_by"]
+            cost, faster, share = core_seconds(row), "", ""
+            if "error" not in base:
+                faster = f"{row['images_per_s'] / base['images_per_s']:.1f}"
+                share = f"{cost / core_seconds(base):.2f}"
+            limits = row["ceilings"]
+            sending = waiting = ""
+            if row["communication_share"] is not None:
+                sending = f"{100 * row['communication_share']:.1f} %"
+                waiting = f"{100 * row['peers_s'] / row['steps']['total_s']:.0f} %"
             lines.append(
-                f"| {row['design']} | {row['ranks']} | {units.number(row['images_per_s'])} | {of_none[0]} | "
-                f"{cost:.2f} | {of_none[1]} | {units.number(row['ceilings']['members'])} | "
-                f"{units.percent(row['communication_share'])} | {bound} | "
-                f"{units.percent(row['images_per_s'] / row['ceilings'][bound])} |"
+                f"{begin}{row['ranks']} | {units.number(row['images_per_s'])} | {faster} | {cost:.2f} | "
+                f"{share} | {units.number(limits['preprocessing'])} | {units.number(limits['members'])} | "
+                f"{sending} | {waiting} | {row['bound_by']} | {row['environment'].get('commit')} |"
             )
     return "\n".join(lines) + "\n"
+
+
+def core_seconds(row: dict[str, Any]) -> float:
+    """Returns what decoding 1,000 images for all members took of the CPUs."""
+    return 1000 * row["core_s"]["preprocessing"] / row["images_done"]
 
 
 def draw(rows: list[dict[str, Any]], path: Path) -> None:
@@ -311,7 +314,7 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
             "design": row["design"],
             "members": row["members"],
             "images_per_s": row["images_per_s"],
-            "preprocessing_core_s": 1000 * row["core_s"]["preprocessing"] / row["images_done"],
+            "preprocessing_core_s": core_seconds(row),
         }
         for row in sorted(rows, key=lambda row: order.index((row["cell"], row["design"])))
         if "error" not in row
