@@ -153,6 +153,21 @@ def test_rows_on_a_gpu(images, tmp_path, processes):
     assert "copy" in json.loads((tmp_path / "report.json").read_text())["ceilings"]
 
 
+@pytest.mark.parametrize(("named", "wanted"), [(None, "system"), ("mimalloc", "mimalloc")])
+def test_a_workers_memory_is_of_the_system_unless_named(named, wanted):
+    code = """
+from cnn_engine.infer import packages
+packages.keep_memory()
+print(packages.arrow().default_memory_pool().backend_name)"""
+    environment = {k: v for k, v in os.environ.items() if k != "ARROW_DEFAULT_MEMORY_POOL"}
+    if named:
+        environment["ARROW_DEFAULT_MEMORY_POOL"] = named
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
+    assert (done.stdout, done.stderr) == (wanted + "\n", "")
+
+
 def test_a_list_a_glob_and_what_they_name(images, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     infer_inputs.make("npy", Path("in"), images[:60], parts=3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from types import ModuleType
 
 from ..errors import UnsupportedError
@@ -31,3 +32,13 @@ def arrow() -> ModuleType:
 def parquet() -> ModuleType:
     """Returns ``pyarrow.parquet``."""
     return need("pyarrow.parquet", "pyarrow", "for Parquet files")
+
+
+def keep_memory() -> None:
+    """Has Arrow take memory from the C library, unless ``ARROW_DEFAULT_MEMORY_POOL`` says otherwise.
+
+    Its own choice, mimalloc, gives memory back after some milliseconds without use: writers that take turns
+    get it anew each time, for more of the system's time than their own work takes. It must be said before
+    Arrow is loaded.
+    """
+    os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")

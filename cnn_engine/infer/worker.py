@@ -61,6 +61,7 @@ class Worker:
 
     def __init__(self, config: Message, emit: Callable[[Message], None]) -> None:
         self._config, self._emit = config, emit
+        packages.keep_memory()
         packages.arrow()
         if config.get("model") is not None:
             shapes = {name: tuple(shape) for name, shape in config.get("input_shape") or []}
