@@ -295,6 +295,16 @@ def check_outputs(
         taken[place] = option
 
 
+def files_read(options: argparse.Namespace) -> list[str]:
+    """Returns the files that the options name to read: models, weights, data, classes, kernels."""
+    words: list[str] = []
+    for name in ("model", "weights", "data", "classes", "inputs"):
+        given = getattr(options, name, None) or ()
+        words += [given] if isinstance(given, str) else given
+    words += [word.rpartition(":")[2] for word in getattr(options, "kernel", ())]
+    return [word for word in words if os.path.isfile(word)]
+
+
 def run(main: Callable[[list[str] | None], int], arguments: list[str] | None) -> int:
     """Calls ``main`` and turns the package's errors and signals into their exit codes.
 

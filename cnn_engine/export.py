@@ -276,7 +276,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _main(arguments: list[str] | None) -> int:
     options = parser().parse_args(arguments)
-    cli.check_outputs({"--output": options.output})
+    cli.check_outputs({"--output": options.output}, cli.files_read(options))
     if options.output == "-":
         raise expected("--output", "the path of a file", "-")
     module, name = build(options.model, options.weights)

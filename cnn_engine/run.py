@@ -159,7 +159,7 @@ def _main(arguments: list[str] | None) -> int:
     percentiles = _percentiles(options.percentiles)
     top = _top(options.top, options.profile)
     outputs = {name: getattr(options, name) for name in ("json", "csv", "trace", "html")}
-    _check_outputs(outputs, options.save_probabilities)
+    _check_outputs(outputs, options)
 
     found = cli.workload_of(options)
     start = perf_counter()
@@ -270,12 +270,14 @@ def _percentiles(text: str) -> tuple[float, ...]:
     return values
 
 
-def _check_outputs(outputs: dict[str, str | None], probabilities: str | None) -> None:
+def _check_outputs(outputs: dict[str, str | None], options: argparse.Namespace) -> None:
     """Refuses what cannot be written before any work is done."""
+    probabilities = options.save_probabilities
     if probabilities is not None and (probabilities == "-" or not probabilities.endswith(".npy")):
         raise expected("--save-probabilities", "a path that ends in .npy", repr(probabilities))
     paths = {f"--{name}": path for name, path in outputs.items()}
-    cli.check_outputs({**paths, "--save-probabilities": probabilities})
+    paths["--save-probabilities"] = probabilities
+    cli.check_outputs(paths, cli.files_read(options))
 
 
 if __name__ == "__main__":

@@ -145,6 +145,9 @@ def test_weights_from_a_file(models, tmp_path, suffix):
     assert found.fc.bias.detach().tolist() == [2] * 5
     with pytest.raises(InputError, match="--weights: expected a state dictionary of the model"):
         export.build(f"{models}:Plain,width=7", str(path))
+    content = path.read_bytes()
+    assert export.main([f"{models}:Plain", "--weights", str(path), "--output", str(path)]) == 2
+    assert path.read_bytes() == content
 
 
 def test_random_weights_see_images_first(models):

@@ -507,6 +507,12 @@ def test_what_is_no_model():
         load("a\0.onnx")
 
 
+def test_a_folder_is_no_file(tmp_path):
+    with pytest.raises(InputError) as error:
+        load(tmp_path)
+    assert str(error.value) == f"{tmp_path}: expected an ONNX file, found a folder"
+
+
 def test_what_never_ends_is_no_file(tmp_path):
     pipe = tmp_path / "pipe.onnx"
     os.mkfifo(pipe)  # nobody writes to it: to open it would wait for ever

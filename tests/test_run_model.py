@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -77,3 +78,11 @@ def test_what_does_not_fit_is_one_line(model, options, message, capsys):
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("option", ["--json", "--csv", "--html", "--trace"])
+def test_an_output_never_replaces_the_model(model, option, capsys):
+    content = Path(model).read_bytes()
+    assert run.main(["--model", model, *SHAPE, option, model, *PLAIN]) == 2
+    assert f"error: {option}: expected a path of its own, found" in capsys.readouterr().err
+    assert Path(model).read_bytes() == content

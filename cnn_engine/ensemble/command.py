@@ -235,7 +235,7 @@ def _check(options: argparse.Namespace) -> None:
         raise expected("--data-parallel", "one member, and no --design", "others")
     found = {f"--{name}": getattr(options, name) for name in ("json", "csv", "trace", "html")}
     if not launched_rank():
-        cli.check_outputs(found)
+        cli.check_outputs(found, cli.files_read(options))
     _specs(options)
     if options.preprocess is not None:
         preprocess = Preprocess.parse(options.preprocess)

@@ -179,7 +179,8 @@ def _check(options: argparse.Namespace) -> None:
     if options.preprocess is not None:
         Preprocess.parse(options.preprocess)
     packages.arrow()
-    cli.check_outputs({f"--{name}": getattr(options, name) for name in ("metrics", "json", "html")})
+    outputs = {f"--{name}": getattr(options, name) for name in ("metrics", "json", "html")}
+    cli.check_outputs(outputs, cli.files_read(options))
     place = os.path.realpath(options.output)
     for path in options.inputs:
         if os.path.isdir(path) and os.path.commonpath([place, os.path.realpath(path)]) == (

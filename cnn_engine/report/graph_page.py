@@ -28,7 +28,7 @@ FAMILIES = {
         "reshape", "transpose", "concat", "split", "slice", "pad", "pad2d", "expand", "tile", "copy",
         "gather", "resize", "depth_to_space", "space_to_depth", "cast",
     ),
-    "sum of two": ("add", "sub", "mul", "div"),
+    "two operands": ("add", "sub", "mul", "div"),
 }  # fmt: skip
 OTHER = "function"
 

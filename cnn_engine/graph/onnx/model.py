@@ -117,6 +117,8 @@ def read(source) -> tuple[object, str, Path | None]:
                 f"in external data), found {size} bytes"
             )
         data = weights.without_weights(path) or path.read_bytes()
+    except InputError:
+        raise
     except (OSError, ValueError) as error:  # ValueError: a null byte in the path
         found = error.strerror if isinstance(error, OSError) else error
         raise InputError(
