@@ -231,10 +231,32 @@ CNN_ENGINE_INLINE void depthwise_at(DepthwiseRow& d, const Conv2dShape& p, int i
   d.weights = packed + std::int64_t{(y - top) / p.dilation_h} * p.s * p.c;
 }
 
+// sums[c] = the sum of a row's places [columns, pitch], in float32 of a few at a time.
+inline void sum_row(const float* row, std::int64_t pitch, int columns, int channels, double* sums) {
+  constexpr int kTogether = 16;
+  for_channels(channels, [&](auto width, int c) {
+    constexpr int W = decltype(width)::value;
+    typedef double Sum __attribute__((vector_size(W * 8)));
+    Sum sum{};
+    for (int j = 0; j < columns;) {
+      const int end = columns - j < kTogether ? columns : j + kTogether;
+      Vec<W> even{}, odd{};
+      for (; j + 1 < end; j += 2) {
+        even += load<W>(row + j * pitch + c);
+        odd += load<W>(row + (j + 1) * pitch + c);
+      }
+      if (j < end) even += load<W>(row + j++ * pitch + c);
+      sum += __builtin_convertvector(even + odd, Sum);
+    }
+    __builtin_memcpy(sums + c, &sum, sizeof sum);
+  });
+}
+
+// `sums`: where those of y's rows go, [N, OH, K], or null.
 inline void depthwise(const float* input, const float* packed, const float* bias,
                       const float* residual, float* output, const Scratch& scratch,
                       const Conv2dShape& p, const Conv2dPitches& pitches,
-                      const Activation& activation, int threads) {
+                      const Activation& activation, int threads, double* sums = nullptr) {
   const int out_h = p.out_h(), out_w = p.out_w();
   const DepthwiseSplit split(p, threads);
   const int shares = split.shares;
@@ -260,11 +282,12 @@ inline void depthwise(const float* input, const float* packed, const float* bias
       const int last = static_cast<int>(std::int64_t{out_h} * (band + 1) / split.bands);
       for (int i = static_cast<int>(std::int64_t{out_h} * band / split.bands); i < last; ++i) {
         depthwise_at(d, p, i, input + image * p.h * p.w * pitches.x + c, 0, packed + c);
-        const std::int64_t at = (image * out_h + i) * out_w;
+        const std::int64_t row = image * out_h + i, at = row * out_w;
         d.residual = residual ? residual + at * pitches.residual + c : nullptr;
         d.output = output + at * pitches.y + c;
         run_row(d, out_w, table);
         activation.apply(d.output, pitches.y, out_w, d.channels);
+        if (sums) sum_row(d.output, pitches.y, out_w, d.channels, sums + row * p.k + c);
       }
     }
   });

@@ -1,9 +1,9 @@
 // expand_depthwise on the CPU: a block of channels at a time, some rows of what the depthwise
 // convolution reads are made in the second-level cache, and are read at once.
 //
-// Work is shared out in blocks of channels and, within them, in chunks of an image's output rows, a
-// chunk a thread: a thread finds the rows that it wrote before, and makes again what the chunk
-// before its own reads too.
+// Work is shared out in chunks of an image's output rows, one a thread, and in blocks of channels:
+// a thread finds the rows that it wrote before, and makes again what the chunk before its own reads
+// too. Where that would be much, one convolution follows the other.
 #include "ops/expand_depthwise.h"
 
 #include "cpu/conv2d_nhwc_depthwise.h"
@@ -20,12 +20,15 @@ constexpr int kLeastGroups = 4;
 constexpr std::int64_t kExpandedFloats = 96 << 10;
 // Output rows of a chunk at least.
 constexpr int kLeastChunkRows = 4;
+// Of the expanded rows one in so many may be made again.
+constexpr int kMadeAgain = 8;
 
 struct ExpandSplit {
   int groups, blocks, chunks;
   int reach;     // rows that an output row reads
   int together;  // output rows whose rows are there at a time
   int held;      // those rows, at most
+  bool apart;    // one convolution after the other: chunks would make too many rows again
 
   ExpandSplit(const Conv2dShape& p, int threads) : groups(filter_groups(p.k)) {
     reach = p.dilation_h * (p.r - 1) + 1;
@@ -44,6 +47,7 @@ struct ExpandSplit {
     if (together > p.out_h()) together = p.out_h();
     held = (together - 1) * p.stride_h + reach;
     if (held > p.h) held = p.h;
+    apart = chunks > 1 && std::int64_t{reach - p.stride_h} * chunks * kMadeAgain > p.h;
   }
   // The first channel of a block, or of the one past the last.
   int channel(int block, int channels) const {
@@ -51,9 +55,12 @@ struct ExpandSplit {
     return first < channels ? first : channels;
   }
   int pitch() const { return (groups + blocks - 1) / blocks * kFilterGroup; }
+  // Of a thread.
   std::int64_t floats(const Conv2dShape& p) const {
-    return depthwise_scratch(p) + std::int64_t{held} * p.w * pitch();
+    return depthwise_scratch(p) + (apart ? 0 : std::int64_t{held} * p.w * pitch());
   }
+  // Of all expanded rows, where they are there at once.
+  std::int64_t whole(const Conv2dShape& p) const { return apart ? p.input_size() : 0; }
   // Of the sums of rows, for means.
   static std::int64_t sums(const Conv2dShape& p) { return std::int64_t{p.n} * p.out_h() * p.k; }
 };
@@ -91,27 +98,6 @@ void expand_rows(const Expand& call, const Conv2dShape& p, int n, int top, int b
     });
     call.inner.apply(to_place, filters, count, filters);
   }
-}
-
-// sums[c] = the sum of a row's places [columns, pitch], in float32 of a few at a time.
-void sum_row(const float* row, std::int64_t pitch, int columns, int channels, double* sums) {
-  constexpr int kTogether = 16;
-  for_channels(channels, [&](auto width, int c) {
-    constexpr int W = decltype(width)::value;
-    typedef double Sum __attribute__((vector_size(W * 8)));
-    Sum sum{};
-    for (int j = 0; j < columns;) {
-      const int end = columns - j < kTogether ? columns : j + kTogether;
-      Vec<W> even{}, odd{};
-      for (; j + 1 < end; j += 2) {
-        even += load<W>(row + j * pitch + c);
-        odd += load<W>(row + (j + 1) * pitch + c);
-      }
-      if (j < end) even += load<W>(row + j++ * pitch + c);
-      sum += __builtin_convertvector(even + odd, Sum);
-    }
-    __builtin_memcpy(sums + c, &sum, sizeof sum);
-  });
 }
 
 // Output rows [begin, end) of the channels [from, to) of an image; `expanded` is where the rows
@@ -157,6 +143,30 @@ void expand_and_convolve(const Expand& call, const Conv2dShape& p, const ExpandS
   }
 }
 
+// All chunks and blocks.
+void share_blocks(const Expand& call, const Scratch& scratch, const Conv2dShape& p,
+                  const ExpandSplit& split, int threads) {
+  const int out_h = p.out_h(), blocks = split.blocks;
+  const std::int64_t tasks = std::int64_t{p.n} * split.chunks * blocks;
+  const std::int64_t products = std::int64_t{p.n} * p.h * p.w * p.k * call.channels;
+  parallel_for(tasks, products / tasks, threads, [&](std::int64_t begin, std::int64_t end) {
+    const Scratch::Part part(scratch);
+    const float** table = depthwise_table(part.data(), p);
+    const DepthwiseRow d = depthwise_rows(part.data(), p, call.pitches, call.outer);
+    float* expanded = part.data() + depthwise_scratch(p);
+    for (std::int64_t index = begin; index < end; ++index) {
+      const int block = static_cast<int>(index % blocks);
+      const int chunk = static_cast<int>(index / blocks % split.chunks);
+      const int n = static_cast<int>(index / blocks / split.chunks);
+      const auto row = [&](int i) {
+        return static_cast<int>(std::int64_t{out_h} * i / split.chunks);
+      };
+      expand_and_convolve(call, p, split, d, table, expanded, n, row(chunk), row(chunk + 1),
+                          split.channel(block, p.k), split.channel(block + 1, p.k));
+    }
+  });
+}
+
 // Of the sums of rows, in the rows' order.
 void write_means(const double* sums, float* mean, int mean_pitch, const Conv2dShape& p) {
   const int out_h = p.out_h();
@@ -176,7 +186,8 @@ void write_means(const double* sums, float* mean, int mean_pitch, const Conv2dSh
 std::int64_t expand_depthwise_workspace(const Conv2dShape& shape, int threads) {
   const Conv2dShape p = shape;
   if (p.n == 0) return 0;
-  return 8 * ExpandSplit::sums(p) + Scratch::bytes(threads, ExpandSplit(p, threads).floats(p));
+  const ExpandSplit split(p, threads);
+  return 8 * split.sums(p) + 4 * split.whole(p) + Scratch::bytes(threads, split.floats(p));
 }
 
 void expand_depthwise(const float* input, const float* first, const float* second,
@@ -189,7 +200,8 @@ void expand_depthwise(const float* input, const float* first, const float* secon
   const Conv2dShape p = shape;
   const ExpandSplit split(p, threads);
   double* sums = static_cast<double*>(workspace);
-  const Scratch scratch(sums + ExpandSplit::sums(p), threads, split.floats(p));
+  float* whole = reinterpret_cast<float*>(sums + split.sums(p));
+  const Scratch scratch(whole + split.whole(p), threads, split.floats(p));
   const Expand call{input,
                     first,
                     second,
@@ -201,25 +213,16 @@ void expand_depthwise(const float* input, const float* first, const float* secon
                     pitches,
                     {inner, inner_alpha, inner_beta},
                     {outer, outer_alpha, outer_beta}};
-  const int out_h = p.out_h(), blocks = split.blocks;
-  const std::int64_t tasks = std::int64_t{p.n} * split.chunks * blocks;
-  const std::int64_t products = std::int64_t{p.n} * p.h * p.w * p.k * channels;
-  parallel_for(tasks, products / tasks, threads, [&](std::int64_t begin, std::int64_t end) {
-    const Scratch::Part part(scratch);
-    const float** table = depthwise_table(part.data(), p);
-    const DepthwiseRow d = depthwise_rows(part.data(), p, pitches, call.outer);
-    float* expanded = part.data() + depthwise_scratch(p);
-    for (std::int64_t index = begin; index < end; ++index) {
-      const int block = static_cast<int>(index % blocks);
-      const int chunk = static_cast<int>(index / blocks % split.chunks);
-      const int n = static_cast<int>(index / blocks / split.chunks);
-      const auto row = [&](int i) {
-        return static_cast<int>(std::int64_t{out_h} * i / split.chunks);
-      };
-      expand_and_convolve(call, p, split, d, table, expanded, n, row(chunk), row(chunk + 1),
-                          split.channel(block, p.k), split.channel(block + 1, p.k));
-    }
-  });
+  if (split.apart) {
+    const Conv2dShape expand{p.n, channels, p.h, p.w, p.k, 1, 1, 1, 1, 0, 0};
+    const Prologue none{nullptr, nullptr, false, Prologue::kNone};
+    pointwise({input, first, first_bias, nullptr, none, whole, {pitches.x, p.k}, call.inner},
+              scratch, expand, threads);
+    depthwise(whole, second, second_bias, nullptr, output, scratch, p, {p.k, pitches.y}, call.outer,
+              threads, call.sums);
+  } else {
+    share_blocks(call, scratch, p, split, threads);
+  }
   if (mean) write_means(sums, mean, mean_pitch, p);
 }
 
