@@ -469,3 +469,25 @@ def test_in_tf32_short_first_convolutions_keep_float32(batch, kept):
         rounded = passes.round_operands(graph, dtype)
         found = [node.op.operands for node in rounded.nodes if node.op.kind == "conv2d_nhwc"]
         assert found == [first] * kept + [dtype] * (24 - kept)
+
+
+def test_a_planar_convolution_reads_no_columns(rng):
+    """Its images' last dimension is no channels, so it cannot be that of a part of a concatenation."""
+    constants = {
+        "w0": rng.standard_normal((8, 4, 1, 1)).astype(np.float32),
+        "w1": rng.standard_normal((6, 3, 1, 1)).astype(np.float32),
+    }
+    nodes = (
+        Node("conv", Conv2d(), ("x", "w0"), ("a",)),
+        Node("join", Concat(1), ("a", "x"), ("b",)),
+        Node("turn", Transpose((0, 2, 3, 1)), ("a",), ("t",)),
+        Node("planar", Conv2d(), ("t", "w1"), ("z",)),
+        Node("relu", Relu(), ("b",), ("y",)),
+    )
+    graph = Graph("test", (Value("x", (1, 4, 3, 5)),), ("y", "z"), nodes, constants)
+    images = {"x": rng.standard_normal((1, 4, 3, 5)).astype(np.float32)}
+    wanted = reference(graph, images)
+    with Engine(graph, device="cpu", threads=1) as e:
+        found = e.run(images)
+    for name in ("y", "z"):
+        np.testing.assert_allclose(found[name], wanted[name], rtol=1e-5, atol=1e-5)

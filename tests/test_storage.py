@@ -228,3 +228,19 @@ def test_a_caller_on_the_device_learns_of_it_with_a_later_call():
 
         with pytest.raises(UnsupportedError, match="expected results of at most 65504"):
             passes()
+
+
+def test_what_is_prepared_is_for_values_as_they_lie_in_memory(fake):
+    """The graph of another batch may keep in float32 what this one rounds, and so need another kernel."""
+    with Engine(network(), device="cuda", dtype="float16") as engine:
+        program = engine._plans.open()
+        placed = program.placed(1, False)
+        graph = placed.graph
+        reads = {
+            n.name: graph.values[n.inputs[0]] for n in graph.nodes if n.op.kind == "conv2d_nhwc"
+        }
+        node = next(n for n in graph.nodes if n.name in reads and reads[n.name].stored)
+        kernel = placed.kernels[node.name]
+        found = program.prepared(graph, node, kernel)
+        assert program.prepared(replace(graph, stored={}), node, kernel) is not found
+        assert program.prepared(graph, node, kernel) is found

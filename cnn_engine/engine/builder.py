@@ -92,7 +92,9 @@ def plan_memory(placed: Placed, device_of: Callable[[str], Any], threads: int) -
         is_alias=lambda node: node.op.kind in kernels.ALIASES,
         workspace=workspace,
         workspace_arena=lambda node: placed.places[node.name],
-        takes_pitch=lambda node, place: node.name in chosen and place in chosen[node.name].pitched,
+        takes_pitch=lambda node, place: (
+            node.name in chosen and chosen[node.name].takes_columns(node, place)
+        ),
     )
 
 

@@ -190,8 +190,10 @@ class Program:
     def prepared(self, graph: Graph, node: Node, kernel: Kernel) -> Any:
         """Returns what ``kernel`` made of the constants of ``node``."""
         constants = [graph.constants.get(name) for name in node.inputs]
-        operands = getattr(node.op, "operands", None)  # which depend on the batch
-        key = node.name, kernel.prepare, operands, tuple(map(id, constants))
+        # What depends on the batch: one image's transpose may be a reshape, which hands on what it reads.
+        operands = getattr(node.op, "operands", None)
+        stored = tuple(value and value.stored for value in graph.inputs_of(node))
+        key = node.name, kernel.prepare, operands, stored, tuple(map(id, constants))
         if key in self._prepared:
             return self._prepared[key][1]
         made = kernel.prepare(node, graph, self.device_of(kernel.device))

@@ -203,6 +203,11 @@ class Kernel:
         """Whether ``prepare`` takes up the constant that is input ``place``."""
         return self.prepare is not None and (self.packs is None or place in self.packs)
 
+    def takes_columns(self, node: Node, place: int | None) -> bool:
+        """Whether an input of ``node``, or its outputs (None), may be columns of wider rows."""
+        planar = place == 0 and getattr(node.op, "planar", False)  # its rows are not of channels
+        return place in self.pitched and not planar
+
     def shown_as(self, prepared: Any) -> str:
         """Returns what reports call the kernel that runs a node for which it ``prepared`` this."""
         return self.name if self.shows is None else self.shows(prepared)
