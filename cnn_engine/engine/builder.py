@@ -23,10 +23,10 @@ from .replay import Replays
 from .variants import Choice
 
 #: Threads that fill page-locked memory, and bytes that are worth another.
-MOST_STAGING, STAGED_A_THREAD = 8, 256 << 10
+MOST_STAGING, STAGED_A_THREAD = 8, 64 << 10
 
 #: Parts in which a caller's input crosses to the device, and bytes that are worth one.
-STAGED_PARTS, STAGED_A_PART = 8, 192 << 10
+STAGED_PARTS, STAGED_A_PART = 8, 576 << 10
 
 
 def build(program: Program, batch: int, pixels: bool, images_on_device: bool = False) -> Plan:
