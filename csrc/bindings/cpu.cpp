@@ -17,21 +17,21 @@ void add_shapes(py::module_& module) {
 #include "ops/operators.def"
 }
 
+struct WithoutGil : NoGil {
+  WithoutGil(const Arguments&, bool) {}
+};
+
 void add_operators(py::module_& module) {
-#define CNN_ENGINE_CPU_OPERATOR(name)                             \
-  bind<py::call_guard<NoGil>>(                                    \
-      module, #name, [] { return cpu::selected_kernels().name; }, \
-      static_cast<decltype(cpu::Kernels::name)>(nullptr));
+#define CNN_ENGINE_CPU_OPERATOR(name) \
+  bind<WithoutGil>(module, #name, +[] { return cpu::selected_kernels().name; });
 #if defined(__x86_64__)
 #define CNN_ENGINE_BFLOAT16_OPERATOR(name)                        \
-  bind<py::call_guard<NoGil>>(                                    \
-      module, #name,                                              \
-      [] {                                                        \
+  bind<WithoutGil>(                                               \
+      module, #name, +[] {                                        \
         const std::string reason = cpu::bfloat16_why_not();       \
         if (!reason.empty()) throw std::invalid_argument(reason); \
         return &cpu::avx512bf16::name;                            \
-      },                                                          \
-      static_cast<decltype(&cpu::name)>(nullptr));
+      });
 #endif
 #include "ops/operators.def"
 }

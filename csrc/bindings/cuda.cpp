@@ -5,7 +5,7 @@
 // says that there is no device, on a machine without one.
 #include <cuda_runtime_api.h>
 
-#include <tuple>
+#include <optional>
 
 #include "bindings/operators.h"
 #include "runtime/check.h"
@@ -18,25 +18,22 @@ void add_fused(py::module_& module);  // fused_cuda.cpp
 
 namespace {
 
-// What calls `function`, whose last parameter is the stream, with the stream's device current; a
-// function that returns a value launches nothing, and is called as it is.
-template <typename Result, typename... Parameters>
-auto on_its_device(Result (*function)(Parameters...)) {
-  if constexpr (std::is_void_v<Result>) {
-    return [function](Parameters... arguments) {
-      const cuda::DeviceGuard guard(std::get<sizeof...(Parameters) - 1>(std::tie(arguments...)));
-      function(arguments...);
-    };
-  } else {
-    return function;
+// Makes the device of the last argument, a stream, current; what returns a value launches nothing,
+// and is called as it is. The interpreter's lock is kept: a launch takes microseconds, and to have
+// the lock back from another thread can take milliseconds.
+class OnItsDevice {
+ public:
+  OnItsDevice(const Arguments& arguments, bool launches) {
+    if (launches) guard_.emplace(from_python<Stream>(arguments[arguments.count - 1]));
   }
-}
 
-// The interpreter's lock is kept: a launch takes microseconds, and to have the lock back from
-// another thread can take milliseconds.
+ private:
+  std::optional<cuda::DeviceGuard> guard_;
+};
+
 void add_operators(py::module_& module) {
 #define CNN_ENGINE_CUDA_OPERATOR(name) \
-  bind(module, #name, [] { return on_its_device(&cuda::name); }, &cuda::name);
+  bind<OnItsDevice>(module, #name, +[] { return &cuda::name; });
 #include "ops/operators.def"
 }
 
@@ -108,7 +105,7 @@ PYBIND11_MODULE(_cuda, module) {
   add_fused(module);
   module.attr("architectures") = CNN_ENGINE_CUDA_ARCHITECTURES;
   module.attr("compiler") = CNN_ENGINE_CUDA_COMPILER;
-  bind(module, "delay", [] { return on_its_device(&cuda::delay); }, &cuda::delay);
+  bind<OnItsDevice>(module, "delay", +[] { return &cuda::delay; });
   module.def("device_count", &device_count);
   module.def("device_properties", &device_properties);
   module.def("pointer_device", &pointer_device);

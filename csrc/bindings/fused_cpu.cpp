@@ -46,8 +46,8 @@ struct Fused : cpu::FusedNetwork {
 
 void add_fused(py::module_& module) {
   py::class_<Fused>(module, "FusedNetwork", "A whole network in one call: csrc/ops/fused_cpu.h.")
-      .def(py::init([](const Input& shape, float scale, float offset,
-                       const std::vector<Layer>& layers, const std::string& dtype,
+      .def(py::init([](const py::sequence& shape, float scale, float offset,
+                       const py::sequence& layers, const std::string& dtype,
                        const py::object& otherwise) {
              return Fused{{describe(shape, scale, offset, layers), dtype_of(dtype)}, otherwise};
            }),
@@ -57,7 +57,7 @@ void add_fused(py::module_& module) {
            "infinity and of where its outputs go; without it such images are refused.")
       .def_static(
           "why_not",
-          [](const Input& shape, float scale, float offset, const std::vector<Layer>& layers,
+          [](const py::sequence& shape, float scale, float offset, const py::sequence& layers,
              const std::string& dtype) {
             return Fused::why_not(describe(shape, scale, offset, layers), dtype_of(dtype));
           },
@@ -81,12 +81,7 @@ void add_fused(py::module_& module) {
           },
           "As run; adds each part's seconds to the float64 array [len(parts)] at the last address.")
       .def_property_readonly(
-          "parts",
-          [](const Fused& network) {
-            py::list parts;
-            for (const auto& layers : network.parts()) parts.append(py::tuple(py::cast(layers)));
-            return parts;
-          },
+          "parts", [](const Fused& network) { return tuples(network.parts()); },
           "Tuples of the indices of the layers that are timed together, in order.")
       .def_property_readonly("outputs", &Fused::outputs)
       .def_property_readonly("instruction_set", &Fused::instruction_set)

@@ -31,8 +31,8 @@ int device_or_current(const py::object& device) {
 void add_fused(py::module_& module) {
   using cuda::FusedNetwork;
   py::class_<FusedNetwork>(module, "FusedNetwork")
-      .def(py::init([](const Input& input, float scale, float offset,
-                       const std::vector<Layer>& layers, const std::string& dtype,
+      .def(py::init([](const py::sequence& input, float scale, float offset,
+                       const py::sequence& layers, const std::string& dtype,
                        const py::object& device, const py::object& shared_limit) {
              return FusedNetwork(describe(input, scale, offset, layers), dtype_of(dtype),
                                  device_or_current(device), limit_or_none(shared_limit));
@@ -41,7 +41,7 @@ void add_fused(py::module_& module) {
            py::arg("dtype"), py::arg("device") = py::none(), py::arg("_shared_limit") = py::none())
       .def_static(
           "why_not",
-          [](const Input& input, float scale, float offset, const std::vector<Layer>& layers,
+          [](const py::sequence& input, float scale, float offset, const py::sequence& layers,
              const std::string& dtype, const py::object& device, const py::object& shared_limit) {
             return FusedNetwork::why_not(describe(input, scale, offset, layers), dtype_of(dtype),
                                          device_or_current(device), limit_or_none(shared_limit));
@@ -62,13 +62,7 @@ void add_fused(py::module_& module) {
                                reinterpret_cast<unsigned long long*>(ticks));
            })
       .def_property_readonly("parts",
-                             [](const FusedNetwork& network) {
-                               py::list parts;
-                               for (const auto& part : network.parts()) {
-                                 parts.append(py::tuple(py::cast(part)));
-                               }
-                               return parts;
-                             })
+                             [](const FusedNetwork& network) { return tuples(network.parts()); })
       .def_property_readonly("outputs", &FusedNetwork::outputs)
       .def_property_readonly("instantiation", &FusedNetwork::instantiation)
       .def_property_readonly("shared_bytes", &FusedNetwork::shared_bytes);

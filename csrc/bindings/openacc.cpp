@@ -10,10 +10,12 @@
 namespace cnn_engine::bindings {
 namespace {
 
+struct WithoutGil : NoGil {
+  WithoutGil(const Arguments&, bool) {}
+};
+
 void add_operators(py::module_& module) {
-  using Guard = py::call_guard<NoGil>;
-#define CNN_ENGINE_BIND(name) \
-  bind<Guard>(module, #name, [] { return &openacc::name; }, &openacc::name)
+#define CNN_ENGINE_BIND(name) bind<WithoutGil>(module, #name, +[] { return &openacc::name; })
   CNN_ENGINE_BIND(conv2d);
   CNN_ENGINE_BIND(pad2d);
   CNN_ENGINE_BIND(relu);

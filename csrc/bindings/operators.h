@@ -2,6 +2,8 @@
 // from the members of a shape. Nothing here names an operator.
 #pragma once
 
+#include <exception>
+#include <string>
 #include <type_traits>
 #include <utility>
 
@@ -12,28 +14,108 @@ namespace cnn_engine::bindings {
 
 // ---- functions ----
 
-// What Python passes for a parameter: an integer for a pointer (a stream's handle too), a reference
-// to the bound object for a shape, and the value itself for numbers, bools and enumerations.
+// What Python passes for a parameter: an integer for a pointer (a stream's handle too), the bound
+// object for a shape, and the value itself for numbers, bools and enumerations.
 template <typename Parameter>
-struct FromPython {
-  using Type = Parameter;
-  static Type convert(Type value) { return value; }
-};
-template <typename T>
-struct FromPython<T*> {
-  using Type = Address;
-  static T* convert(Address address) { return reinterpret_cast<T*>(address); }
+decltype(auto) from_python(py::handle value) {
+  if constexpr (std::is_pointer_v<Parameter>) {
+    return reinterpret_cast<Parameter>(value.cast<Address>());
+  } else {
+    return value.cast<Parameter>();
+  }
+}
+
+// The arguments of a call.
+struct Arguments {
+  PyObject* const* all;
+  std::size_t count;
+
+  py::handle operator[](std::size_t i) const { return all[i]; }
 };
 
-// `get` returns the function to call: with the instruction set of the moment, on the CPU.
-template <typename... Guard, typename Get, typename Result, typename... Parameters>
-void bind(py::module_& module, const char* name, Get get, Result (*)(Parameters...)) {
-  module.def(
-      name,
-      [get](typename FromPython<Parameters>::Type... arguments) {
-        return get()(FromPython<Parameters>::convert(arguments)...);
-      },
-      Guard()...);
+// A function whose type is forgotten. pybind11's own dispatch, compiled for each, would take longer
+// than most kernels, and a call several hundred nanoseconds longer.
+struct Bound {
+  PyMethodDef method;
+  std::size_t parameters;
+  void (*get)();
+  py::object (*call)(void (*get)(), const Arguments& arguments);
+};
+
+// How functions of one type are called.
+template <typename Guard, typename Result, typename... Parameters>
+struct Call {
+  using Function = Result (*)(Parameters...);
+
+  static Result run(Function function, const Arguments& arguments, Parameters... converted) {
+    const Guard guard(arguments, std::is_void_v<Result>);
+    return function(converted...);
+  }
+  template <std::size_t... I>
+  static Result convert(Function function, const Arguments& arguments, std::index_sequence<I...>) {
+    return run(function, arguments, from_python<Parameters>(arguments[I])...);
+  }
+  static py::object call(void (*get)(), const Arguments& arguments) {
+    const Function function = reinterpret_cast<Function (*)()>(get)();
+    const std::index_sequence_for<Parameters...> all;
+    if constexpr (std::is_void_v<Result>) {
+      convert(function, arguments, all);
+      return py::none();
+    } else {
+      return py::cast(convert(function, arguments, all));
+    }
+  }
+};
+
+inline py::object call(const Bound& bound, const Arguments& arguments) {
+  const auto name = [&] {
+    return std::string(bound.method.ml_name);
+  };
+  if (arguments.count != bound.parameters) {
+    throw py::type_error(name() + ": expected " + std::to_string(bound.parameters) +
+                         " arguments, found " + std::to_string(arguments.count));
+  }
+  try {
+    return bound.call(bound.get, arguments);
+  } catch (const py::cast_error&) {
+  } catch (const py::reference_cast_error&) {  // None in the place of a shape
+  }
+  py::list found;
+  for (std::size_t i = 0; i < arguments.count; ++i) found.append(arguments[i]);
+  throw py::type_error(name() + ": expected arguments of its types, found " +
+                       py::repr(found).cast<std::string>());
+}
+
+// METH_FASTCALL; `self` holds the Bound.
+inline PyObject* call_bound(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
+  try {
+    const auto* bound = static_cast<const Bound*>(PyCapsule_GetPointer(self, nullptr));
+    return call(*bound, {arguments, static_cast<std::size_t>(count)}).release().ptr();
+  } catch (...) {
+    // pybind11 knows which of Python's exceptions it is, and says so when a function of its throws.
+    const std::exception_ptr error = std::current_exception();
+    try {
+      py::cpp_function([error] { std::rethrow_exception(error); })();
+    } catch (py::error_already_set& raised) {
+      raised.restore();
+    }
+    return nullptr;
+  }
+}
+
+// `get` returns the function to call: with the instruction set of the moment, on the CPU. A Guard
+// is made of the arguments, and of whether nothing is returned, and lives while the function works.
+template <typename Guard, typename Result, typename... Parameters>
+void bind(py::module_& module, const char* name, Result (*(*get)())(Parameters...)) {
+  const auto function = reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&call_bound));
+  auto* const bound = new Bound{{name, function, METH_FASTCALL, nullptr},
+                                sizeof...(Parameters),
+                                reinterpret_cast<void (*)()>(get),
+                                &Call<Guard, Result, Parameters...>::call};  // as long as Python
+  const py::capsule self(bound);
+  const py::object module_name = module.attr("__name__");
+  module.attr(name) = py::reinterpret_steal<py::object>(
+      PyCFunction_NewEx(&bound->method, self.ptr(), module_name.ptr()));
 }
 
 // ---- shapes ----
@@ -84,7 +166,8 @@ constexpr std::size_t kOptionalMembers<Shape, std::void_t<decltype(Shape::kOptio
 
 template <typename Shape, std::size_t... I>
 Shape fill(const py::args& arguments, std::index_sequence<I...>) {
-  return Shape{Member{arguments[I]}...};  // braces: converted from the first to the last
+  return Shape{Member{
+      PyTuple_GET_ITEM(arguments.ptr(), I)}...};  // braces: converted from the first to the last
 }
 
 template <typename Shape, std::size_t count>
@@ -103,14 +186,17 @@ Shape make_shape(const py::args& arguments) {
   }
 }
 
-// Adds a property if the shape has it: `get` compiles for it.
+using Property = std::int64_t (*)(py::handle self);
+
 template <typename Shape, typename Get>
-auto add_property(py::class_<Shape>& shape, const char* name, Get get, int)
-    -> decltype(get(std::declval<const Shape&>()), void()) {
-  shape.def_property_readonly(name, [get](const Shape& self) { return get(self); });
+constexpr bool has(Get) {
+  return std::is_invocable_v<Get, const Shape&>;
 }
-template <typename Shape, typename Get>
-void add_property(py::class_<Shape>&, const char*, Get, long) {}
+
+inline void add_property(const py::object& shape, const char* name, Property get) {
+  const py::handle property(reinterpret_cast<PyObject*>(&PyProperty_Type));
+  shape.attr(name) = property(py::cpp_function(get, py::is_method(shape)));
+}
 
 template <typename Shape>
 void bind_shape(py::module_& module, const char* name) {
@@ -118,9 +204,12 @@ void bind_shape(py::module_& module, const char* name) {
   py::class_<Shape> shape(module, name);
   shape.def(
       py::init([](const py::args& arguments) { return make_shape<Shape, least>(arguments); }));
-#define CNN_ENGINE_PROPERTY(name) \
-  add_property(                   \
-      shape, #name, [](const auto& self) -> decltype(self.name()) { return self.name(); }, 0)
+#define CNN_ENGINE_PROPERTY(name)                                                         \
+  if constexpr (has<Shape>([](const auto& one) -> decltype(one.name()) { return {}; })) { \
+    add_property(shape, #name, [](py::handle self) -> std::int64_t {                      \
+      return self.cast<const Shape&>().name();                                            \
+    });                                                                                   \
+  }
   CNN_ENGINE_PROPERTY(flops);
   CNN_ENGINE_PROPERTY(bytes);
   CNN_ENGINE_PROPERTY(out_h);

@@ -34,12 +34,12 @@ void softmax_line(const float* x, float* y, std::int64_t count, bool logarithm) 
   }
 }
 
-constexpr std::int64_t kColumns = 256;
+constexpr std::int64_t kColumnsAtOnce = 256;
 
 void softmax_columns(const float* x, float* y, std::int64_t axis, std::int64_t inner,
                      std::int64_t columns, bool logarithm) {
-  double largest[kColumns];
-  double sum[kColumns];
+  double largest[kColumnsAtOnce];
+  double sum[kColumnsAtOnce];
   for (std::int64_t i = 0; i < columns; ++i) {
     largest[i] = -__builtin_inf();
     sum[i] = 0.0;
@@ -94,15 +94,15 @@ void softmax_axis(const float* x, float* y, const AxisShape& shape, bool logarit
     });
     return;
   }
-  const std::int64_t groups = (p.inner + kColumns - 1) / kColumns;
-  parallel_for(p.outer * groups, p.axis * kColumns * 20, threads,
+  const std::int64_t groups = (p.inner + kColumnsAtOnce - 1) / kColumnsAtOnce;
+  parallel_for(p.outer * groups, p.axis * kColumnsAtOnce * 20, threads,
                [=](std::int64_t begin, std::int64_t end) {
                  for (std::int64_t i = begin; i < end; ++i) {
-                   const std::int64_t column = i % groups * kColumns;
+                   const std::int64_t column = i % groups * kColumnsAtOnce;
                    const std::int64_t left = p.inner - column;
                    const std::int64_t at = i / groups * p.axis * p.inner + column;
                    softmax_columns(x + at, y + at, p.axis, p.inner,
-                                   left < kColumns ? left : kColumns, logarithm);
+                                   left < kColumnsAtOnce ? left : kColumnsAtOnce, logarithm);
                  }
                });
 }
