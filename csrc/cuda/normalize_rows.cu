@@ -8,7 +8,7 @@ namespace cnn_engine::cuda {
 namespace {
 
 constexpr std::int64_t kLongRow = 1024;  // elements that are worth a block
-constexpr std::int64_t kMostBlocks = 1 << 30;
+constexpr std::int64_t kMostRowBlocks = 1 << 30;
 
 // Sums of differences from the row's first element, and of their squares.
 struct Sums {
@@ -112,7 +112,8 @@ void normalize_rows(const float* x, const float* scale, const float* shift, floa
   }
   const Divisor by_span(p.span);
   if (p.row() >= kLongRow) {
-    const unsigned blocks = static_cast<unsigned>(p.rows < kMostBlocks ? p.rows : kMostBlocks);
+    const unsigned blocks =
+        static_cast<unsigned>(p.rows < kMostRowBlocks ? p.rows : kMostRowBlocks);
     launch("launch of normalize_rows_block_kernel", normalize_rows_block_kernel, blocks,
            kBlockThreads, 0, stream, 1, x, scale, shift, y, mean, inverse, p, by_span);
   } else {
