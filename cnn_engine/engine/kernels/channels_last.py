@@ -249,6 +249,8 @@ def make_pool(call: Call) -> Bound:
     return call.native(op.kind, call.at[0], call.to[0], shape, *pitches, op.count_include_pad)
 
 
+_WINOGRAD = _conv2d("winograd", _not_winograd)
+
 ROWS = [
     Kernel(
         "expand_depthwise",
@@ -261,7 +263,7 @@ ROWS = [
         workspace=_expansion_workspace,
         pitched=(None, 0),
     ),
-    _conv2d("winograd", _not_winograd),
+    _WINOGRAD,
     Kernel(
         "conv2d_nhwc",
         "bfloat16",
@@ -287,7 +289,7 @@ ROWS = [
 
 _FORMS = {
     how: replace(
-        ROWS[0],
+        _WINOGRAD,
         form=how.name,
         prepare=partial(_pack, how=how),
         workspace=partial(_workspace, how=how),
