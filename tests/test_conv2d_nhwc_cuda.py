@@ -25,6 +25,8 @@ LARGE = [
     (3, 120, 55, 57, 120, (5, 5), (1, 1), (2, 2, 2, 2), (1, 1), 120),
     (3, 96, 113, 90, 96, (5, 5), (2, 2), (2, 2, 2, 2), (1, 1), 96),
     (4, 96, 57, 54, 96, (7, 7), (1, 1), (3, 3, 3, 3), (1, 1), 96),
+    (17, 40, 7, 7, 40, (7, 7), (1, 1), (3, 3, 3, 3), (1, 1), 40),
+    (97, 200, 7, 7, 200, (7, 7), (1, 1), (3, 3, 3, 3), (1, 1), 200),
     (1, 960, 7, 7, 960, (5, 5), (1, 1), (2, 2, 2, 2), (1, 1), 960),
 ]
 DEPTHWISE = [case for case in CASES if case[-1] == case[1] == case[4] > 1] + LARGE
@@ -77,9 +79,12 @@ def test_depthwise(rng, case, more):
 @pytest.mark.parametrize("case", DEPTHWISE, ids=ids)
 def test_depthwise_in_16_bits(rng, case, stored):
     x, weight, bias = whole_numbers(rng, case)
-    residual = np.zeros_like(record(case).reference(x, weight, bias), np.float32)
-    residual += rng.integers(-9, 9, residual.shape)
-    wanted = np.maximum(record(case).reference(x, weight, bias) + residual, 0)
+    sums = record(case).reference(x, weight, bias)
+    for more in ((0, 0), (8, 16), (5, 3)):
+        found = depthwise(case, x, weight, bias, more=more, stored=stored)
+        assert np.array_equal(found, halves.rounded(sums, stored))
+    residual = rng.integers(-9, 9, sums.shape).astype(np.float32)
+    wanted = np.maximum(sums + residual, 0)
     for more in ((0, 0), (5, 3), (4, 8)):
         found = depthwise(
             case, x, weight, bias, residual=residual, activation=(_cpu.UnaryFunction.relu, 0, 0),

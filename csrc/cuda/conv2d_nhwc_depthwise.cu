@@ -1,11 +1,12 @@
 // conv2d_nhwc_depthwise on CUDA: no product of matrices, but as many bytes as sums.
 //
-// Many places go in strips (conv2d_nhwc_depthwise_strip.cuh). With few, a thread makes one output
-// of `Width` neighbouring channels, and has as many loads as registers allow under way at once: the
-// weights before it waits for its inputs, the window before its first product; what takes as long
-// as a small batch is the way to the second-level cache and back. With Side > 0: square kernels
-// without dilation and with equal strides of Stride, compiled in. Side = 0: any kernel, stride and
-// dilation.
+// Many places go in strips (conv2d_nhwc_depthwise_strip.cuh), or, where windows are large and
+// numbers have 16 bits, to tensor cores (conv2d_nhwc_depthwise_mma.cu). With few, a thread makes
+// one output of `Width` neighbouring channels, and has as many loads as registers allow under way
+// at once: the weights before it waits for its inputs, the window before its first product; what
+// takes as long as a small batch is the way to the second-level cache and back. With Side > 0:
+// square kernels without dilation and with equal strides of Stride, compiled in. Side = 0: any
+// kernel, stride and dilation.
 #include "cuda/conv2d_nhwc_depthwise_strip.cuh"
 #include "cuda/conv2d_nhwc_depthwise_window.cuh"
 
@@ -16,6 +17,9 @@ namespace {
 constexpr std::int64_t kManyThreads = 132 * 256;
 // Threads of four channels below which a thread makes two.
 constexpr std::int64_t kFewThreads = 132 * 128;
+
+// Outputs of 16 bits from which tensor cores are faster; windows of 3x3 have too few products.
+constexpr std::int64_t fewest_in_tiles(int side) { return side == 7 ? 170'000 : 900'000; }
 
 // What a thread makes of a strip: the fastest of those that registers hold.
 template <int Side, int Stride>
@@ -68,6 +72,11 @@ template <int Side, int Stride, typename T>
 void launch_square(const Depthwise<T>& d, const Conv2dShape& p, Stream stream) {
   using Strip = StripShape<Side, Stride>;
   const std::int64_t outputs = std::int64_t{p.n} * p.out_h() * p.out_w() * p.c;
+  if constexpr (sizeof(T) == 2 && Side > 3 && Stride == 1) {
+    if (outputs >= fewest_in_tiles(Side) && takes_tiles(d, p)) {
+      return launch_tiles<Side>(d, p, stream);
+    }
+  }
   if (outputs >= kManyThreads * Strip::kColumns * Strip::kRows * Strip::kWidth) {
     return launch_strips<Side, Stride>(d, p, stream);
   }

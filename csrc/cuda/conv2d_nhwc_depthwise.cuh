@@ -41,4 +41,15 @@ struct DepthwisePlace {
   }
 };
 
+// Whether launch_tiles can make it: 16 bits, runs of eight channels, and nothing added.
+template <typename T>
+bool takes_tiles(const Depthwise<T>& d, const Conv2dShape& p) {
+  return sizeof(T) == 2 && d.residual == nullptr && p.c % 8 == 0 && d.pitches.x % 8 == 0 &&
+         d.pitches.y % 8 == 0 && is_aligned(d.input, 16) && is_aligned(d.output, 16);
+}
+
+// Square kernels of 5 or 7, undilated, with strides of 1: conv2d_nhwc_depthwise_mma.cu.
+template <int Side, typename T>
+void launch_tiles(Depthwise<T> d, const Conv2dShape& p, Stream stream);
+
 }  // namespace cnn_engine::cuda

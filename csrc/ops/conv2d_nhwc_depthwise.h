@@ -6,7 +6,8 @@
 // Layouts: x [N,H,W,x_pitch], residual (may be null, not y) [N,OH,OW,residual_pitch], y
 // [N,OH,OW,y_pitch], of which the first C of each place are meant, all of them and
 // the packed weights [R,S,C] of one type; bias float32. Each output is summed in the order row,
-// column: the same bits with any batch.
+// column: the same bits with any batch. But many outputs of 16 bits are made by tensor cores, in
+// tiles of 8x8 places, of which all may be NaN where what they read is not finite.
 #pragma once
 
 #include "ops/conv2d_nhwc.h"
