@@ -1,4 +1,4 @@
-"""conv2d over images whose channels lie side by side in 16 bits, as Hopper GPUs have it: against float64."""
+"""conv2d over images whose channels lie side by side, as Hopper GPUs have it: against float64."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from cnn_engine.devices import cuda_module
 pytestmark = pytest.mark.gpu
 
 RELU = (_cpu.UnaryFunction.relu, 0, 0)
-OPERANDS = ("float16", "bfloat16")
+HALVES = ("float16", "bfloat16")
+OPERANDS = (*HALVES, "tf32", "float32")
 
 #: Images of every size from 1 to 33, windows that reach far beyond them, and one side that is longer.
 SIZES = [
@@ -46,9 +47,22 @@ def shape_of(case):
     return _cpu.Conv2dShape(n, c, h, w, k, *kernel, *stride, *padding, *dilation, groups)
 
 
+def stored_as(operands) -> str:
+    return operands if operands in HALVES else "float32"
+
+
 def takes(case, operands="float16") -> bool:
     kind = getattr(_cpu.Conv2dOperands, operands)
     return bool(cuda_module.load().conv2d_nhwc_wgmma_takes(shape_of(case), kind, 0))
+
+
+def runs(case, operands) -> bool:
+    """Whether the kernel can, be another better or not."""
+    kind = getattr(_cpu.Conv2dOperands, operands)
+    try:
+        return cuda_module.load().conv2d_nhwc_wgmma_packed(shape_of(case), kind, 0) > 0
+    except ValueError:
+        return False
 
 
 @pytest.fixture(autouse=True)
@@ -67,7 +81,7 @@ def product(
     x, the residual and y lie in memory; ``rank``: of the tile and split.
     """
     device, shape = Device("cuda"), shape_of(case)
-    kind, stored = getattr(_cpu.Conv2dOperands, operands), stored or (operands,) * 3
+    kind, stored = getattr(_cpu.Conv2dOperands, operands), stored or (stored_as(operands),) * 3
     n, c, h, w, k = case[:5]
     images = np.full((n, h, w, c + more[0]), np.nan, np.float32)
     images[..., :c] = x.transpose(0, 2, 3, 1)
@@ -94,19 +108,20 @@ def product(
 @pytest.mark.parametrize("operands", OPERANDS)
 @pytest.mark.parametrize("case", [*CASES, *PRODUCTS, *SIZES], ids=ids)
 def test_whole_numbers_are_exact(rng, case, operands):
-    if not takes(case):
-        assert case[-1] > 1 or case[1] % 8
+    own = stored_as(operands)
+    if not runs(case, operands):
+        assert case[-1] > 1 or case[1] % (8 if operands in HALVES else 4)
         return
     x, weight, bias = whole_numbers(rng, case)
     sums = record(case).reference(x, weight, bias)
-    wanted = halves.rounded(sums, operands)
+    wanted = halves.rounded(sums, own)
     assert np.array_equal(product(case, operands, x, weight, bias), wanted)
     residual = rng.integers(-9, 9, sums.shape).astype(np.float32)
     added = np.maximum(sums + residual, 0)
     for more, stored in (
-        ((8, 8), (operands, operands, operands)),
-        ((0, 4), (operands, "float32", "float32")),
-        ((16, 3), (operands, operands, operands)),
+        ((8, 8), (own, own, own)),
+        ((0, 4), (own, "float32", "float32")),
+        ((16, 3), (own, own, own)),
     ):
         found = product(
             case, operands, x, weight, bias, residual=residual, activation=RELU, more=more,
@@ -122,7 +137,7 @@ def test_every_tile_and_split_is_exact(rng, case, operands):
     x, weight, bias = whole_numbers(rng, case)
     sums = record(case).reference(x, weight, bias)
     residual = rng.integers(-9, 9, sums.shape).astype(np.float32)
-    wanted = halves.rounded(np.maximum(sums + residual, 0), operands)
+    wanted = halves.rounded(np.maximum(sums + residual, 0), stored_as(operands))
     more = {"residual": residual, "activation": RELU}
     for rank in (-1, *range(40)):
         found = product(case, operands, x, weight, bias, rank=rank, **more)
@@ -132,9 +147,10 @@ def test_every_tile_and_split_is_exact(rng, case, operands):
 @pytest.mark.parametrize("operands", OPERANDS)
 @pytest.mark.parametrize("size", [(1, 57, 55), (20, 56, 56)])
 def test_tiles_whose_sums_one_block_makes_have_the_same_bits(rng, size, operands):
-    """64 channels are one step, which no blocks share: among the tiles are those of blocks that stay."""
+    """128 bytes of channels are a step, which no blocks share; among the tiles are those that stay."""
     n, h, w = size
-    case = (n, 64, h, w, 200, (1, 1), (1, 1), (0, 0, 0, 0), (1, 1), 1)
+    c = 64 if operands in HALVES else 32
+    case = (n, c, h, w, 200, (1, 1), (1, 1), (0, 0, 0, 0), (1, 1), 1)
     x, weight, bias = arrays(rng, case)
     residual = rng.standard_normal((n, 200, h, w), np.float32)
     found = [
@@ -150,10 +166,14 @@ def test_errors_are_those_of_the_operands(rng, case, operands):
     x, weight, bias = arrays(rng, case)
     wanted = record(case).reference(x, weight, bias)
     sizes = record(case).reference(abs(x), abs(weight), abs(bias))
-    found = product(case, operands, x, weight, bias, stored=(operands, operands, "float32"))
+    found = product(
+        case, operands, x, weight, bias, stored=(stored_as(operands),) * 2 + ("float32",)
+    )
     assert (abs(found - wanted) <= 1.01 * ERRORS[operands] * sizes).all()
     for _ in range(20):
-        again = product(case, operands, x, weight, bias, stored=(operands, operands, "float32"))
+        again = product(
+            case, operands, x, weight, bias, stored=(stored_as(operands),) * 2 + ("float32",)
+        )
         assert np.array_equal(found, again)
 
 
@@ -179,28 +199,32 @@ def test_what_comes_before_the_products(rng, case, by_image, operands):
     floor = -math.inf if by_image else 0.0
     if shift is not None:
         z = np.maximum(z + shift[:, None, None], 0)
-    stored = (operands, operands, "float32")
+    stored = (stored_as(operands),) * 2 + ("float32",)
     found = product(
         case, operands, x, weight, bias, before=(scale, shift, floor), more=(8, 0), stored=stored
     )
     assert np.array_equal(found, record(case).reference(z, weight, bias))
 
 
-def test_functions_and_special_values(rng):
+@pytest.mark.parametrize("operands", ["float16", "tf32", "float32"])
+def test_functions_and_special_values(rng, operands):
     case = (1, 64, 8, 8, 64, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 1)
     x, weight, bias = whole_numbers(rng, case)
     sums = record(case).reference(x, weight, bias)
     clip = (_cpu.UnaryFunction.clip, -3, 6)
-    found = product(case, "float16", x, weight, bias, activation=clip)
+    found = product(case, operands, x, weight, bias, activation=clip)
     assert np.array_equal(found, np.clip(sums, -3, 6))
     leaky = (_cpu.UnaryFunction.leaky_relu, 0.5, 0)
-    found = product(case, "float16", x, weight, bias, activation=leaky)
+    found = product(case, operands, x, weight, bias, activation=leaky)
     assert np.array_equal(found, np.where(sums < 0, sums / 2, sums))
     weight = abs(weight) + 1
     x[0, 5, 0, 0], x[0, 6, 7, 7] = np.nan, np.inf
-    found = product(case, "float16", x, weight, bias, activation=RELU)
-    assert np.isnan(found).sum() == 4 * 64
-    assert np.isposinf(found[0, :, 6:, 6:]).all()
+    found = product(case, operands, x, weight, bias, activation=RELU)
+    if operands == "float32":  # an infinity times what a weight lacks of tf32, which may be 0
+        assert np.isnan(found).sum() == 8 * 64
+    else:
+        assert np.isnan(found).sum() == 4 * 64
+        assert np.isposinf(found[0, :, 6:, 6:]).all()
 
 
 def test_who_asks_is_told_of_infinities_in_float16():
@@ -217,15 +241,27 @@ def test_who_asks_is_told_of_infinities_in_float16():
         assert word[0] == wanted
 
 
+def test_float32_is_taken_where_there_is_much_to_do():
+    for c, size, kernel, wanted in ((64, 56, 3, True), (64, 7, 1, False), (16, 224, 3, False)):
+        pads = (kernel // 2,) * 4
+        case = (1, c, size, size, 64, (kernel, kernel), (1, 1), pads, (1, 1), 1)
+        assert takes(case, "float32") == wanted
+        assert takes(case, "tf32")
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
         ({"more": (4, 0)}, "expected x in float16, its pitch and all addresses"),
         ({"stored": ("float32",) * 3}, "found float32 with a pitch of 64"),
         ({"stored": ("float16", "float16", "bfloat16")}, "y: expected float32 or float16"),
-        ({"operands": "tf32"}, "expected operands of 16 bits, found tf32"),
+        ({"operands": "tf32", "more": (2, 0)}, "expected x in tf32, its pitch and all addresses"),
         ({"case": (1, 64, 8, 8, 64, (3, 3), (1, 1), (1,) * 4, (1, 1), 2)}, "expected one group"),
         ({"case": (1, 60, 8, 8, 64, (3, 3), (1, 1), (1,) * 4, (1, 1), 1)}, "channels in eights"),
+        (
+            {"case": (1, 62, 8, 8, 64, (3, 3), (1, 1), (1,) * 4, (1, 1), 1), "operands": "float32"},
+            "channels in fours",
+        ),
         ({"case": (1, 64, 8, 8, 64, (3, 3), (9, 1), (1,) * 4, (1, 1), 1)}, "strides up to 8"),
         ({"case": (1, 8, 8, 8, 8, (3, 3), (1, 1), (129,) * 4, (1, 1), 1)}, "128 places beyond"),
         ({"before": (None, None, 0.0)}, "expected a kernel of 1x1 without padding"),
@@ -271,7 +307,7 @@ def first_layer(case, operands, x, weight, bias, activation=NONE, more=0, stored
     return np.ascontiguousarray(found[..., :k].transpose(0, 3, 1, 2))
 
 
-@pytest.mark.parametrize("operands", OPERANDS)
+@pytest.mark.parametrize("operands", HALVES)
 @pytest.mark.parametrize("case", FIRST, ids=ids)
 def test_first_layers_of_whole_numbers_are_exact(rng, case, operands):
     x, weight, bias = whole_numbers(rng, case)
@@ -284,7 +320,7 @@ def test_first_layers_of_whole_numbers_are_exact(rng, case, operands):
         assert np.array_equal(found, halves.rounded(wanted, stored))
 
 
-@pytest.mark.parametrize("operands", OPERANDS)
+@pytest.mark.parametrize("operands", HALVES)
 def test_first_layers_round_what_they_read(rng, operands):
     case = FIRST[0]
     x, weight, bias = arrays(rng, case)

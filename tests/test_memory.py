@@ -143,6 +143,23 @@ def test_parts_of_a_concatenation_are_written_in_place(batch):
     assert [found.pitches[name] for name in parts] == [3 * 16] * 3
 
 
+@pytest.mark.parametrize(
+    ("width", "arena", "joined"), [(18, "cpu", 1), (18, "cuda", 0), (20, "cuda", 1)]
+)
+def test_rows_on_a_gpu_begin_at_multiples_of_16_bytes(width, arena, joined):
+    b = graphs.Builder((2, 3, 8, 8))
+    x = b.relu(b.conv("images", 8))
+    parts = [b.relu(b.conv(x, filters)) for filters in (16, width)]
+    b.head(b.relu(b.add(Concat(1), *parts)), 4)
+    with Engine(b.graph(), device="cpu", threads=1) as e:
+        graph = e._plans.open().placed(*e._plans.open().first).graph
+    found = memory.plan(
+        graph, lambda _: arena, in_place=lambda _: False, is_alias=lambda _: False,
+        takes_pitch=lambda *_: True,
+    )  # fmt: skip
+    assert set(found.pitches.values()) == ({16 + width} if joined else set())
+
+
 @pytest.mark.parametrize("batch", [1, 2])
 def test_parts_of_planes_are_written_in_place_where_they_are_in_one_piece(batch):
     b = graphs.Builder((batch, 3, 8, 8))

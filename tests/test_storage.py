@@ -70,11 +70,16 @@ def test_a_first_layer_reads_float32_behind_other_nodes_too(fake, dtype):
 
 
 def test_hoppers_functions_run_what_they_take(fake, monkeypatch):
-    """Of images in 16 bits, and of first layers without a residual; never with a bias that is computed."""
-    graphs = {dtype: placed(network(), dtype).graph for dtype in ("float16", "bfloat16", "tf32")}
+    """Of images as they are multiplied, and of first layers without a residual.
+
+    Never with a bias that is computed, nor on what may lie in the caller's memory.
+    """
+    dtypes = ("float16", "bfloat16", "tf32", "float32")
+    graphs = {dtype: placed(network(), dtype).graph for dtype in dtypes}
     halves = _cpu.Conv2dOperands.float16, _cpu.Conv2dOperands.bfloat16
     for name in ("conv2d_nhwc_wgmma_takes", "conv2d_nhwc_wgmma_planar_takes"):
-        taken = staticmethod(lambda shape, operands, _: operands in halves)
+        first = "planar" in name
+        taken = staticmethod(lambda shape, operands, _, h=first: not h or operands in halves)
         monkeypatch.setattr(fake_cuda.FakeTensorCores, name, taken)
     device, found = fake_cuda.FakeCuda(True), set()
     for dtype, graph in graphs.items():
@@ -82,11 +87,14 @@ def test_hoppers_functions_run_what_they_take(fake, monkeypatch):
             if node.op.kind != "conv2d_nhwc":
                 continue
             function = channels_last_cuda._function(node, graph, device)
-            wanted = "conv2d_nhwc"
-            if dtype != "tf32" and node.op.planar:
+            wanted, wide = "conv2d_nhwc", dtype in ("tf32", "float32")
+            if not wide and node.op.planar:
                 wanted = "conv2d_nhwc_wgmma_planar"
-            elif dtype != "tf32" and graph.values[node.inputs[0]].stored:
+            elif not node.op.planar and (wide or graph.values[node.inputs[0]].stored):
                 wanted = "conv2d_nhwc_wgmma"
+                output = replace(graph, outputs=(*graph.outputs, node.inputs[0]))
+                there = channels_last_cuda._function(node, output, device)
+                assert (there == wanted) == (not wide), node.name
             assert function == wanted, node.name
             kernel, _ = kernels.choose(node, graph, "cuda")
             if kernel.name == "implicit_gemm":

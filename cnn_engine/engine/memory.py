@@ -355,8 +355,8 @@ def _join_concatenations(
                 and part.nbytes == value.nbytes
                 and node.inputs.index(name) == place
                 and offset % 16 == 0
-                # Rows of 16 bits are read 16 bytes at once, by the copy engine without exception.
-                and (not in_rows or value.item_bytes != 2 or pitch * value.item_bytes % 16 == 0)
+                # A GPU reads rows 16 bytes at once, by the copy engine without exception.
+                and (not in_rows or arena == "cpu" or pitch * value.item_bytes % 16 == 0)
                 and (not in_rows or can_be_columns(source, columns))
                 # Nothing may be written over what is still to be read through the other.
                 and all(write <= step for _, write in part.written)

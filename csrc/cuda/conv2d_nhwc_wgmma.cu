@@ -14,7 +14,6 @@ namespace cnn_engine::cuda {
 namespace wgmma {
 namespace {
 
-constexpr int kChannels = 64;  // of a step
 constexpr int kMostSplit = 8;  // blocks that every GPU has in a cluster
 
 // Bytes of shared memory for a block's stages.
@@ -22,7 +21,14 @@ constexpr int kHalf = 110 * 1024, kAll = 200 * 1024;
 
 int divided(std::int64_t count, int by) { return static_cast<int>((count + by - 1) / by); }
 
-int chunks_of(const Conv2dShape& shape) { return divided(shape.c, kChannels); }
+constexpr int item_bytes(Conv2dOperands operands) { return has_16_bits(operands) ? 2 : 4; }
+
+// Channels of a step.
+constexpr int channels_of(Conv2dOperands operands) { return 128 / item_bytes(operands); }
+
+int chunks_of(const Conv2dShape& shape, Conv2dOperands operands) {
+  return divided(shape.c, channels_of(operands));
+}
 
 // Calls body(a null pointer to the type that is multiplied).
 template <typename Body>
@@ -32,21 +38,22 @@ void with_type(Conv2dOperands operands, const Body& body) {
       return body(static_cast<__half*>(nullptr));
     case Conv2dOperands::bfloat16:
       return body(static_cast<__nv_bfloat16*>(nullptr));
-    default:
-      throw std::invalid_argument(
-          std::string("conv2d_nhwc_wgmma: expected operands of 16 bits, found ") +
-          name_of(operands));
+    case Conv2dOperands::tf32:
+      return body(static_cast<Tf32*>(nullptr));
+    case Conv2dOperands::float32:
+      return body(static_cast<float*>(nullptr));
   }
 }
 
 // Why the kernel cannot run a shape, or null.
-const char* why_not(const Conv2dShape& shape) {
+const char* why_not(const Conv2dShape& shape, Conv2dOperands operands) {
   const int down = (shape.r - 1) * shape.dilation_h, right = (shape.s - 1) * shape.dilation_w;
   const auto is_corner = [](int offset) {
     return offset >= -128 && offset <= 127;
   };
   if (shape.groups != 1) return "one group";
-  if (shape.c % 8 != 0) return "channels in eights";
+  if (has_16_bits(operands) && shape.c % 8 != 0) return "channels in eights";
+  if (shape.c % 4 != 0) return "channels in fours";
   if (shape.stride_h > 8 || shape.stride_w > 8) return "strides up to 8";
   if (!is_corner(-shape.pad_top) || !is_corner(-shape.pad_left) ||
       !is_corner(shape.pad_bottom - down) || !is_corner(shape.pad_right - right) || down > 255 ||
@@ -56,22 +63,36 @@ const char* why_not(const Conv2dShape& shape) {
   return nullptr;
 }
 
-// What a launch takes, in microseconds: fitted to launches of 78 convolutions, of batches of 1, 5
-// and 20, on an H200; the geometric mean of the times of what is chosen is 1.02 times that of the
-// fastest (docs/performance.md). Of one-tile blocks, then of blocks that stay.
+// What a launch takes, in microseconds: fitted to launches of 78 convolutions (of 32 bits 47), of
+// batches of 1, 5 and 20, on an H200; the geometric mean of the times of what is chosen is 1.02
+// times that of the fastest (docs/performance.md). Of one-tile blocks, then of blocks that stay.
 struct TileCost {
   double step;   // of a block by itself
   double share;  // of a step of each block that a multiprocessor has
 };
-constexpr double kLaunch = 1.477;
-constexpr double kClusterBlock = 0.043;            // for each block of a cluster
-constexpr double kSent = 0.090;                    // eight places, to others of the cluster
-constexpr double kEight = 0.122, kShared = 0.101;  // eight places' end, likewise
-constexpr double kLatency = 0.553;                 // of a copy, which all stages share
-constexpr TileCost kCosts[] = {{0.107, 0.091}, {0.119, 0.100}, {0.131, 0.149},
-                               {0.127, 0.158}, {0.129, 0.156}, {0.169, 0.222},
-                               {0.300, 0.275}, {0.135, 0.208}, {0.442, 0.375}};
-static_assert(sizeof(kCosts) / sizeof(kCosts[0]) == kTiles);
+struct Costs {
+  double launch;
+  double cluster_block;  // for each block of a cluster
+  double sent;           // eight places, to others of the cluster
+  double eight, shared;  // eight places' end, likewise
+  double latency;        // of a copy, which all stages share
+  Shapes shapes;
+  const TileCost* tiles;
+};
+constexpr TileCost kTileCosts[] = {{0.107, 0.091}, {0.119, 0.100}, {0.131, 0.149},
+                                   {0.127, 0.158}, {0.129, 0.156}, {0.169, 0.222},
+                                   {0.300, 0.275}, {0.135, 0.208}, {0.442, 0.375}};
+static_assert(sizeof(kTileCosts) / sizeof(kTileCosts[0]) == kTiles);
+constexpr Costs kCosts = {1.477, 0.043, 0.090, 0.122, 0.101, 0.553, kShapesOf<__half>, kTileCosts};
+constexpr TileCost kTf32TileCosts[] = {{0.123, 0.085}, {0.119, 0.102}, {0.068, 0.151},
+                                       {0.270, 0.252}, {0.046, 0.198}, {0.256, 0.310}};
+static_assert(sizeof(kTf32TileCosts) / sizeof(TileCost) == kShapesOf<Tf32>.count);
+constexpr Costs kTf32Costs = {1.346, 0.057, 0.091,           0.209,
+                              0.147, 0.749, kShapesOf<Tf32>, kTf32TileCosts};
+constexpr TileCost kSplitTileCosts[] = {{0.639, 0.293}, {0.576, 0.394}, {0.178, 1.076}};
+static_assert(sizeof(kSplitTileCosts) / sizeof(TileCost) == kShapesOf<float>.count);
+constexpr Costs kSplitCosts = {1.161,          0.068, 0.126, 0.0, 0.241, 1.388, kShapesOf<float>,
+                               kSplitTileCosts};
 
 // Of blocks that stay: each of a block's tiles takes `tile` and the longer of its steps and its
 // `end`.
@@ -83,29 +104,34 @@ constexpr StayingCost kStayingCosts[] = {
     {0.747, 0.488, 0.780}, {1.311, 0.518, 0.701}, {1.055, 0.493, 1.325}};
 static_assert(sizeof(kStayingCosts) / sizeof(kStayingCosts[0]) == kStayingTiles);
 
-void check(const Conv2dShape& shape) {
-  if (const char* expected = why_not(shape)) {
+const Costs& costs_of(Conv2dOperands operands) {
+  if (operands == Conv2dOperands::float32) return kSplitCosts;
+  return operands == Conv2dOperands::tf32 ? kTf32Costs : kCosts;
+}
+
+void check(const Conv2dShape& shape, Conv2dOperands operands) {
+  if (const char* expected = why_not(shape, operands)) {
     throw std::invalid_argument(std::string("conv2d_nhwc_wgmma: expected ") + expected);
   }
 }
 
 }  // namespace
 
-bool runs_on(int device, Conv2dOperands operands) {
+bool runs_on(int device) {
   static const bool compiled =
       std::string(CNN_ENGINE_CUDA_ARCHITECTURES).find("90a") != std::string::npos;
   int major = 0;
   CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
-  return compiled && major == 9 &&
-         (operands == Conv2dOperands::float16 || operands == Conv2dOperands::bfloat16);
+  return compiled && major == 9;
 }
 
-Choice choose(const Product& p, int multiprocessors, int rank) {
+Choice choose(const Product& p, Conv2dOperands operands, int multiprocessors, int rank) {
+  const Costs& costs = costs_of(operands);
   Rated<Choice, kTiles * 4 + kStayingTiles> found;  // a tile with 1, 2, 4 and 8 blocks for its sums
-  for (int tile = 0; tile < kTiles; ++tile) {
-    const TileShape& shape = kShapes[tile];
+  for (int tile = 0; tile < costs.shapes.count; ++tile) {
+    const TileShape& shape = costs.shapes.at[tile];
     if (p.has_prologue() && !shape.prologue) continue;
-    const TileCost& cost = kCosts[tile];
+    const TileCost& cost = costs.tiles[tile];
     const double tiles =
         double{1} * divided(p.rows, shape.columns) * divided(p.filters, shape.groups * kFilters);
     for (int split = 1; split <= kMostSplit; split *= 2) {
@@ -115,16 +141,22 @@ Choice choose(const Product& p, int multiprocessors, int rank) {
       const int places = split < 4 ? multiprocessors : multiprocessors * (64 - split) / 66;
       const double blocks = std::ceil(tiles * split / places);
       // Two blocks of a multiprocessor, of this launch or of the next, have half of its memory.
+      const bool alone = blocks == 1 || shape.is_alone();
       const int own = own_rows(shape.columns, split);
       const int beside = received_bytes(shape.groups, shape.columns, split) +
-                         (p.residual ? own * shape.groups * 128 : 0);
-      const int stages = std::max(2, ((blocks == 1 ? kAll : kHalf) - beside) / shape.stage_bytes());
-      const double late = steps > stages ? kLatency / stages : 0.0, rounds = std::ceil(blocks / 2);
+                         (p.residual && p.residual_is_rounded ? own * shape.groups * 128 : 0);
+      // Of 16 bits, whose costs are fitted so, as if two blocks with two stages always had room.
+      if (!has_16_bits(operands) && !alone && beside + 2 * shape.stage_bytes() > kHalf) continue;
+      const int stages = std::max(2, ((alone ? kAll : kHalf) - beside) / shape.stage_bytes());
+      const double late = steps > stages ? costs.latency / stages : 0.0,
+                   rounds = std::ceil(blocks / 2);
       const double sums =
           std::max(steps * std::max(cost.step, late) * rounds, steps * cost.share * blocks);
-      const double sent = split > 1 ? kClusterBlock * split + kSent * (shape.columns / 8) : 0.0;
-      const double end = own / 8 * std::max(kEight * rounds, kShared * shape.groups * blocks);
-      found.add(kLaunch + sent * rounds + sums + end,
+      const double sent =
+          split > 1 ? costs.cluster_block * split + costs.sent * (shape.columns / 8) : 0.0;
+      const double end =
+          own / 8 * std::max(costs.eight * rounds, costs.shared * shape.groups * blocks);
+      found.add(costs.launch + sent * rounds + sums + end,
                 {false, tile, split, stages, multiprocessors});
     }
   }
@@ -145,21 +177,27 @@ Choice choose(const Product& p, int multiprocessors, int rank) {
 
 std::int64_t conv2d_nhwc_wgmma_takes(const Conv2dShape& shape, Conv2dOperands operands,
                                      int device) {
-  return wgmma::runs_on(device, operands) && wgmma::why_not(shape) == nullptr;
+  // Two parts of tf32 lose more than three of bfloat16, and gain little where there is little to
+  // do; a step takes as long however few channels it has.
+  constexpr std::int64_t kProducts = 1 << 24;
+  const bool wanted = operands != Conv2dOperands::float32 ||
+                      (shape.c >= wgmma::channels_of(operands) &&
+                       shape.weight_size() * shape.out_h() * shape.out_w() >= kProducts);
+  return wanted && wgmma::runs_on(device) && wgmma::why_not(shape, operands) == nullptr;
 }
 
-std::int64_t conv2d_nhwc_wgmma_packed(const Conv2dShape& shape, Conv2dOperands, int) {
-  wgmma::check(shape);
-  return std::int64_t{2} * wgmma::divided(shape.k, wgmma::kFilters) * wgmma::kFilters * shape.r *
-         shape.s * wgmma::chunks_of(shape) * wgmma::kChannels;
+std::int64_t conv2d_nhwc_wgmma_packed(const Conv2dShape& shape, Conv2dOperands operands, int) {
+  wgmma::check(shape, operands);
+  return std::int64_t{128} * wgmma::divided(shape.k, wgmma::kFilters) * wgmma::kFilters * shape.r *
+         shape.s * wgmma::chunks_of(shape, operands);
 }
 
 void conv2d_nhwc_wgmma_pack(const float* weight, void* packed, const Conv2dShape& shape,
                             Conv2dOperands operands, Stream stream) {
-  wgmma::check(shape);
+  wgmma::check(shape, operands);
   wgmma::with_type(operands, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
-    wgmma::launch_pack<T>(weight, packed, shape, wgmma::chunks_of(shape), stream);
+    wgmma::launch_pack<T>(weight, packed, shape, wgmma::chunks_of(shape, operands), stream);
   });
   // conv2d_nhwc_wgmma reads them before it waits for the kernels before it.
   CUDA_CHECK(cudaStreamSynchronize(stream));
@@ -171,14 +209,14 @@ void conv2d_nhwc_wgmma(const void* input, const void* packed, const float* bias,
                        const Conv2dStored& stored, const Overflow& overflow,
                        Conv2dOperands operands, bool scale_per_image, float floor,
                        UnaryFunction activation, float alpha, float beta, int rank, Stream stream) {
-  wgmma::check(shape);
+  wgmma::check(shape, operands);
   check_stored("residual", stored.residual, operands);
   check_stored("y", stored.y, operands);
   check_stored("x", stored.x, operands);
   const auto in_pieces = [](const void* address, int pitch, Stored stored) {
     return is_aligned(address, 16) && pitch * bytes_of(stored) % 16 == 0;
   };
-  if (stored.x == Stored::float32 || !in_pieces(input, pitches.x, stored.x) ||
+  if (bytes_of(stored.x) != wgmma::item_bytes(operands) || !in_pieces(input, pitches.x, stored.x) ||
       !is_aligned(packed, 16)) {
     throw std::invalid_argument(
         std::string("conv2d_nhwc_wgmma: expected x in ") + name_of(operands) +
@@ -229,7 +267,7 @@ void conv2d_nhwc_wgmma(const void* input, const void* packed, const float* bias,
     p.dilation_h = shape.dilation_h;
     p.dilation_w = shape.dilation_w;
     p.taps_a_row = shape.s;
-    p.chunks = wgmma::chunks_of(shape);
+    p.chunks = wgmma::chunks_of(shape, operands);
     p.steps = shape.r * shape.s * p.chunks;
     p.alpha = alpha;
     p.beta = beta;
@@ -240,7 +278,7 @@ void conv2d_nhwc_wgmma(const void* input, const void* packed, const float* bias,
     p.high = is_relu ? std::numeric_limits<float>::infinity() : beta;
     p.in_fragments = (is_relu || activation == UnaryFunction::clip) && p.y_is_rounded &&
                      p.in_pieces && p.filters % 8 == 0 && (!residual || p.residual_is_rounded);
-    const wgmma::Choice choice = wgmma::choose(p, multiprocessors, rank);
+    const wgmma::Choice choice = wgmma::choose(p, operands, multiprocessors, rank);
     wgmma::with_type(operands, [&](auto* type) {
       wgmma::launch_product<std::remove_pointer_t<decltype(type)>>(x, p, choice, stream);
     });

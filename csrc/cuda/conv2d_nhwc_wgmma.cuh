@@ -6,6 +6,8 @@
 // waits for its inputs, into a ring of stages; warpgroups multiply. Weights are packed as the
 // stages have them: [ceil(K / 64)][steps][64 filters][128 bytes], their pieces exchanged
 // (wgmma.cuh), zeros beyond the last filter and channel. Images come by im2col copies, or as rows.
+// Weights of float32 lie as threads read them, and of its places a stage has a second part
+// (conv2d_nhwc_wgmma_split.cuh).
 //
 // The blocks of a cluster have parts of a tile's steps. Each adds up every split-th eight of the
 // tile's places: the others send it what they hold of them, and it adds in a fixed order: the bits
@@ -25,6 +27,7 @@
 #include "cuda/conv2d_nhwc_wgmma_end.cuh"
 #include "cuda/conv2d_nhwc_wgmma_map.h"
 #include "cuda/conv2d_nhwc_wgmma_product.h"
+#include "cuda/conv2d_nhwc_wgmma_split.cuh"
 #include "cuda/conv2d_nhwc_wgmma_staying.cuh"
 #include "cuda/launch.cuh"
 #include "cuda/mma.cuh"
@@ -34,24 +37,34 @@
 namespace cnn_engine::cuda {
 namespace wgmma {
 
-template <int Groups, int Columns>
+template <int Groups, int Columns, bool Split = false>
 struct Tile {
   static constexpr int kWeightBytes = Groups * kFilters * kRowBytes;
-  static constexpr int kStageBytes = kWeightBytes + Columns * kRowBytes;
+  static constexpr int kPlaceBytes = Columns * kRowBytes;
+  static constexpr int kStageBytes = kWeightBytes + kPlaceBytes * (Split ? 2 : 1);
   // Lanes that store sums at once have four places and eight filters: all banks.
   static constexpr int kPitch = Groups * kFilters + 4;
   static constexpr int kMadePitch = Groups * kFilters * 2 + 16;  // bytes, of rows of 8x8 tiles
   // Pairs of warps that ask for copies. What one asks for takes 220 cycles, longer than the
   // products of a small tile's step: two take turns.
-  static constexpr int kPairs = Groups == 1 && Columns <= 128 ? 2 : 1;
-  static constexpr int kThreads = 128 * Groups + 64 * kPairs;
-  static constexpr int kBlocks = Columns > 128 ? 3 - Groups : 2;  // of a multiprocessor
+  static constexpr int kPairs = Groups == 1 && Columns <= 128 && !Split ? 2 : 1;
+  // A block by itself whose sums need more registers than threads have at first: warps that copy
+  // give up theirs, as a whole warpgroup.
+  static constexpr bool kGives = Split && Groups * Columns > 128;
+  static constexpr int kThreads = 128 * Groups + (kGives ? 128 : 64 * kPairs);
+  static constexpr int kBlocks =  // of a multiprocessor
+      TileShape{Groups, Columns, false, Split ? 2 : 1}.is_alone() ? 1
+      : Columns > 128                                             ? 3 - Groups
+                                                                  : 2;
 };
 
-// What comes before the products, on a step's places in shared memory: z = max(x scale + shift,
-// floor).
-template <typename T, int Threads, int Columns>
-__device__ inline void apply_prologue(const Product& p, char* places, int first_row, int step,
+template <typename T, int Groups, int Columns>
+using TileOf = Tile<Groups, Columns, std::is_same_v<T, float>>;
+
+// What is done to a step's places in shared memory before they are multiplied: z = max(x scale +
+// shift, floor), and behind them, of float32, what tensor cores do not read of it.
+template <typename T, int Threads, int Columns, bool Prologue>
+__device__ inline void prepare_places(const Product& p, char* places, int first_row, int step,
                                       int thread) {
   constexpr int kWidth = 16 / sizeof(T), kRowsAtOnce = Threads / 8;
   static_assert(kRowsAtOnce % 8 == 0);
@@ -62,37 +75,49 @@ __device__ inline void apply_prologue(const Product& p, char* places, int first_
     for (int i = 0; i < kWidth; ++i) to[i] = other;
     if (from && c < p.channels) load_neighbours(from + c, to);
   };
-  load(p.scale_per_image ? nullptr : p.scale, 1.0f, factor);
-  load(p.shift, 0.0f, added);
+  if constexpr (Prologue) {
+    load(p.scale_per_image ? nullptr : p.scale, 1.0f, factor);
+    load(p.shift, 0.0f, added);
+  }
 #pragma unroll
   for (int row = thread / 8; row < Columns; row += kRowsAtOnce) {
-    if (p.scale_per_image) {
-      const int place = min(first_row + row, p.rows - 1);
-      load(p.scale + static_cast<std::int64_t>(place / (p.out_h * p.out_w)) * p.channels, 1.0f,
-           factor);
-    }
     T* const at = reinterpret_cast<T*>(places + row * kRowBytes + thread % 8 * 16);
     float z[kWidth];
     load_neighbours(at, z);
+    if constexpr (Prologue) {
+      if (p.scale_per_image) {
+        const int place = min(first_row + row, p.rows - 1);
+        load(p.scale + static_cast<std::int64_t>(place / (p.out_h * p.out_w)) * p.channels, 1.0f,
+             factor);
+      }
 #pragma unroll
-    for (int i = 0; i < kWidth; ++i) {
-      z[i] = fmaf(z[i], factor[i], added[i]);
-      z[i] = z[i] < p.floor ? p.floor : z[i];  // false for NaN, which stays
+      for (int i = 0; i < kWidth; ++i) {
+        z[i] = fmaf(z[i], factor[i], added[i]);
+        z[i] = z[i] < p.floor ? p.floor : z[i];  // false for NaN, which stays
+      }
+      store_neighbours(at, z, Overflow{});
     }
-    store_neighbours(at, z, Overflow{});
+    if constexpr (std::is_same_v<T, float>) {
+#pragma unroll
+      for (int i = 0; i < kWidth; ++i) z[i] = beyond_tf32(z[i]);
+      store_neighbours(at + Columns * kRowBytes / sizeof(T), z, Overflow{});
+    }
   }
   publish_to_engines();
   named_barrier<Threads>(1);
 }
 
 template <typename T, int Groups, int Columns, bool Prologue>
-__global__ void __launch_bounds__(Tile<Groups, Columns>::kThreads, Tile<Groups, Columns>::kBlocks)
+__global__ void __launch_bounds__(TileOf<T, Groups, Columns>::kThreads,
+                                  TileOf<T, Groups, Columns>::kBlocks)
     conv2d_nhwc_wgmma_kernel(const __grid_constant__ CUtensorMap images,
                              const __grid_constant__ CUtensorMap residuals,
                              const __grid_constant__ Product p) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  using At = Tile<Groups, Columns>;
+  using At = TileOf<T, Groups, Columns>;
   constexpr int kTileFilters = Groups * kFilters, kThreads = 128 * Groups;  // that multiply
+  constexpr bool kRounds = sizeof(T) == 2;  // results that are stored as what is multiplied
+  const bool in_fragments = kRounds && p.in_fragments;
   constexpr int kUnitBytes = kFilters * kRowBytes;
   extern __shared__ __align__(1024) char memory[];
   const std::uint32_t ring = shared_address(memory);
@@ -131,9 +156,11 @@ __global__ void __launch_bounds__(Tile<Groups, Columns>::kThreads, Tile<Groups, 
   __syncthreads();
 
   if (warp >= kThreads / 32) {
+    if constexpr (At::kGives) give_registers<40>();
     // One of a pair asks for weights and one for images, of every kPairs-th step.
     constexpr int kPairs = At::kPairs;
     const int helper = warp - kThreads / 32, first = helper / 2;
+    if (helper >= 2 * kPairs) return;
     const bool leads = leads_warp();
     int stage = first, parity = 1;
     const auto next = [&] {
@@ -203,6 +230,7 @@ __global__ void __launch_bounds__(Tile<Groups, Columns>::kThreads, Tile<Groups, 
     return;
   }
 
+  if constexpr (At::kGives) take_registers<232>();
   float bias[2];  // of the rows of D that a thread has
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
@@ -218,7 +246,7 @@ __global__ void __launch_bounds__(Tile<Groups, Columns>::kThreads, Tile<Groups, 
   float bias_of[kWidth];
 #pragma unroll
   for (int i = 0; i < kWidth; ++i)
-    bias_of[i] = !p.in_fragments && p.bias && i < left ? p.bias[filter + i] : 0.0f;
+    bias_of[i] = !in_fragments && p.bias && i < left ? p.bias[filter + i] : 0.0f;
 
   if (p.split > 1) wait_at_cluster_barrier();  // others have made their barriers
   wait_for_inputs();
@@ -237,7 +265,38 @@ __global__ void __launch_bounds__(Tile<Groups, Columns>::kThreads, Tile<Groups, 
   }
 
   float sums[Columns / 2] = {};
-  {
+  if constexpr (std::is_same_v<T, float>) {
+    const auto prepare = [&](int step, int stage, int parity) {
+      wait_for_phase(full + 8 * stage, parity);
+      prepare_places<T, kThreads, Columns, Prologue>(
+          p, memory + stage * At::kStageBytes + At::kWeightBytes, first_row, first_step + step,
+          thread);
+    };
+    const std::uint64_t places = matrix_at(ring + At::kWeightBytes);
+    float of_step[Columns / 2] = {};
+    int stage = 0, parity = 0;
+    if (steps > 0) prepare(0, 0, 0);
+#pragma unroll 1
+    for (int step = 0; step < steps; ++step) {
+      const SplitWeights weights(reinterpret_cast<const float4*>(memory + stage * At::kStageBytes) +
+                                 warp / 4 * 512 + thread % 128);
+      const std::uint64_t x = places + stage * (At::kStageBytes >> 4);
+      begin_products();
+      weights.multiply<Columns>(of_step, x, x + (At::kPlaceBytes >> 4));
+      commit_products();
+      const int now = stage;
+      if (++stage == p.stages) {
+        stage = 0;
+        parity ^= 1;
+      }
+      if (step + 1 < steps) prepare(step + 1, stage, parity);
+      wait_for_products<0>();
+      take(of_step);
+      if (thread % 128 == 0) arrive(empty + 8 * now);
+#pragma unroll
+      for (int i = 0; i < Columns / 2; ++i) sums[i] += of_step[i];
+    }
+  } else {
     const std::uint64_t weights = matrix_at(ring + warp / 4 * kUnitBytes);
     const std::uint64_t places = matrix_at(ring + At::kWeightBytes);
     int stage = 0, parity = 0, before = 0;
@@ -246,8 +305,9 @@ __global__ void __launch_bounds__(Tile<Groups, Columns>::kThreads, Tile<Groups, 
       wait_for_phase(full + 8 * stage, parity);
       const int at = stage * (At::kStageBytes >> 4);
       if constexpr (Prologue) {
-        apply_prologue<T, kThreads, Columns>(p, memory + stage * At::kStageBytes + At::kWeightBytes,
-                                             first_row, first_step + step, thread);
+        prepare_places<T, kThreads, Columns, true>(
+            p, memory + stage * At::kStageBytes + At::kWeightBytes, first_row, first_step + step,
+            thread);
       }
       begin_products();
 #pragma unroll
@@ -285,8 +345,10 @@ __global__ void __launch_bounds__(Tile<Groups, Columns>::kThreads, Tile<Groups, 
     if (p.residual_rows > 0) load_two_tiles(tiles, tiles_from + eight * 8 * kRowBytes);
   };
   const auto end = [&](int eight, const float (&sum)[4], const std::uint32_t (&tiles)[2]) {
-    past |= end_in_fragments<T>(p, sum, bias, tiles, p.rows - place_of(eight * 8),
-                                tiles_to + eight * 8 * At::kMadePitch);
+    if constexpr (kRounds) {
+      past |= end_in_fragments<T>(p, sum, bias, tiles, p.rows - place_of(eight * 8),
+                                  tiles_to + eight * 8 * At::kMadePitch);
+    }
   };
   const auto keep_sums = [&](int eight, const float (&sum)[4]) {
     store_sums<At::kPitch>(made_sums + eight * 8 * At::kPitch, sum);
@@ -295,7 +357,7 @@ __global__ void __launch_bounds__(Tile<Groups, Columns>::kThreads, Tile<Groups, 
     add_up_in_cluster<split, Columns, kThreads>(reinterpret_cast<float4*>(memory), sums, rank,
                                                 received, all_received, thread,
                                                 [&](int eight, const float (&sum)[4]) {
-                                                  if (!p.in_fragments) return keep_sums(eight, sum);
+                                                  if (!in_fragments) return keep_sums(eight, sum);
                                                   std::uint32_t tiles[2];
                                                   load_residual(eight, tiles);
                                                   end(eight, sum, tiles);
@@ -309,12 +371,12 @@ __global__ void __launch_bounds__(Tile<Groups, Columns>::kThreads, Tile<Groups, 
       std::uint32_t tiles[kAtOnce][2];
 #pragma unroll
       for (int j = first; j < kEights && j < first + kAtOnce; ++j) {
-        if (p.in_fragments) load_residual(j, tiles[j - first]);
+        if (in_fragments) load_residual(j, tiles[j - first]);
       }
 #pragma unroll
       for (int j = first; j < kEights && j < first + kAtOnce; ++j) {
         const float sum[4] = {sums[4 * j], sums[4 * j + 1], sums[4 * j + 2], sums[4 * j + 3]};
-        if (p.in_fragments) {
+        if (in_fragments) {
           end(j, sum, tiles[j - first]);
         } else {
           keep_sums(j, sum);
@@ -332,7 +394,7 @@ __global__ void __launch_bounds__(Tile<Groups, Columns>::kThreads, Tile<Groups, 
   named_barrier<kThreads>(1);
 
   if (left <= 0) return;
-  if (p.in_fragments) {
+  if (in_fragments) {
 #pragma unroll 2
     for (int row = thread / kPieces; row < own_eights * 8; row += kThreads / kPieces) {
       const std::int64_t place = place_of(row);
@@ -342,35 +404,48 @@ __global__ void __launch_bounds__(Tile<Groups, Columns>::kThreads, Tile<Groups, 
     }
     return;
   }
+  // Of float32, which is not copied to shared memory before, several rows' residuals at once.
+  constexpr int kAtOnce = kRounds ? 1 : Columns < 32 ? Columns / 8 : 4, kApart = kThreads / kPieces;
 #pragma unroll 1
-  for (int row = thread / kPieces; row < own_eights * 8; row += kThreads / kPieces) {
-    const std::int64_t place = place_of(row);
-    if (place >= p.rows) break;
-    float added[kWidth] = {};
-    if (p.residual_rows > 0) {
-      const char* const from =
-          memory + p.at.residual + (thread % kPieces / 8 * p.residual_rows + row) * kRowBytes;
-      load_neighbours(reinterpret_cast<const T*>(from + exchanged(row, thread % 8) * 16), added);
-    } else if (p.residual) {
-      const std::int64_t from = place * p.residual_pitch + filter;
-      if (p.residual_is_rounded) {
-        load_piece(static_cast<const T*>(p.residual) + from, added, whole, left);
-      } else {
-        load_piece(static_cast<const float*>(p.residual) + from, added, whole, left);
+  for (int first = thread / kPieces; first < own_eights * 8; first += kAtOnce * kApart) {
+    float added[kAtOnce][kWidth] = {};
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int row = first + i * kApart;
+      const std::int64_t place = place_of(row);
+      if (row >= own_eights * 8 || place >= p.rows) break;
+      if (kRounds && p.residual_rows > 0) {
+        const char* const from =
+            memory + p.at.residual + (thread % kPieces / 8 * p.residual_rows + row) * kRowBytes;
+        load_neighbours(reinterpret_cast<const T*>(from + exchanged(row, thread % 8) * 16),
+                        added[i]);
+      } else if (p.residual) {
+        const std::int64_t from = place * p.residual_pitch + filter;
+        if (kRounds && p.residual_is_rounded) {
+          load_piece(static_cast<const T*>(p.residual) + from, added[i], whole, left);
+        } else {
+          load_piece(static_cast<const float*>(p.residual) + from, added[i], whole, left);
+        }
       }
     }
-    float value[kWidth];
-    load_neighbours(reinterpret_cast<const float*>(memory + p.at.made) + row * At::kPitch +
-                        thread % kPieces * kWidth,
-                    value);
 #pragma unroll
-    for (int i = 0; i < kWidth; ++i) value[i] += bias_of[i] + added[i];
-    activate(p, value);
-    const std::int64_t to = place * p.y_pitch + filter;
-    if (p.y_is_rounded) {
-      store_piece(static_cast<T*>(p.y) + to, value, whole, left, p.overflow);
-    } else {
-      store_piece(static_cast<float*>(p.y) + to, value, whole, left, p.overflow);
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int row = first + i * kApart;
+      const std::int64_t place = place_of(row);
+      if (row >= own_eights * 8 || place >= p.rows) return;
+      float value[kWidth];
+      load_neighbours(reinterpret_cast<const float*>(memory + p.at.made) + row * At::kPitch +
+                          thread % kPieces * kWidth,
+                      value);
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) value[j] += bias_of[j] + added[i][j];
+      activate<T>(p, value);
+      const std::int64_t to = place * p.y_pitch + filter;
+      if (kRounds && p.y_is_rounded) {
+        store_piece(static_cast<T*>(p.y) + to, value, whole, left, p.overflow);
+      } else {
+        store_piece(static_cast<float*>(p.y) + to, value, whole, left, p.overflow);
+      }
     }
   }
 #endif
@@ -380,7 +455,8 @@ __global__ void __launch_bounds__(Tile<Groups, Columns>::kThreads, Tile<Groups, 
 
 template <typename T, int Groups, int Columns, bool Prologue>
 void launch_tile(const Images& images, Product p, const Choice& choice, Stream stream) {
-  using At = Tile<Groups, Columns>;
+  using At = TileOf<T, Groups, Columns>;
+  using Copied = std::conditional_t<Prologue && sizeof(T) == 4, float, T>;  // not rounded yet
   const auto kernel = conv2d_nhwc_wgmma_kernel<T, Groups, Columns, Prologue>;
   constexpr int kTileFilters = Groups * kFilters;
   p.split = choice.split;
@@ -409,13 +485,13 @@ void launch_tile(const Images& images, Product p, const Choice& choice, Stream s
   const dim3 grid((p.rows + Columns - 1) / Columns, (p.filters + kTileFilters - 1) / kTileFilters,
                   p.split);
   launch("conv2d_nhwc_wgmma_kernel", kernel, grid, dim3(At::kThreads), bytes, stream, p.split,
-         map_of_images<T>(images.x, images.shape, images.pitch, Columns), residuals, p);
+         map_of_images<Copied>(images.x, images.shape, images.pitch, Columns), residuals, p);
 }
 
 template <typename T, bool Prologue, int Tile = 0>
 void launch_tiles(const Images& images, const Product& p, const Choice& choice, Stream stream) {
-  if constexpr (Tile < kTiles) {
-    constexpr TileShape kShape = kShapes[Tile];
+  if constexpr (Tile < kShapesOf<T>.count) {
+    constexpr TileShape kShape = kShapesOf<T>.at[Tile];
     if constexpr (!Prologue || kShape.prologue) {
       if (choice.tile == Tile) {
         return launch_tile<T, kShape.groups, kShape.columns, Prologue>(images, p, choice, stream);
@@ -427,7 +503,9 @@ void launch_tiles(const Images& images, const Product& p, const Choice& choice, 
 
 template <typename T>
 void launch_product(const Images& images, const Product& p, const Choice& choice, Stream stream) {
-  if (choice.stays) return launch_staying<T>(images, p, choice, stream);
+  if constexpr (sizeof(T) == 2) {
+    if (choice.stays) return launch_staying<T>(images, p, choice, stream);
+  }
   if (p.has_prologue()) return launch_tiles<T, true>(images, p, choice, stream);
   launch_tiles<T, false>(images, p, choice, stream);
 }
@@ -442,13 +520,18 @@ __global__ void conv2d_nhwc_wgmma_pack_kernel(const float* __restrict__ weight, 
   const int piece = static_cast<int>(index % 8), row = static_cast<int>(index / 8 % kFilters);
   const std::int64_t block = index / 8 / kFilters;
   const int steps = taps * chunks, step = static_cast<int>(block % steps);
-  const int filter = static_cast<int>(block / steps) * kFilters + row;
+  const int first_filter = static_cast<int>(block / steps) * kFilters;
   const int tap = step / chunks;
   constexpr int kWidth = 16 / sizeof(T);
-  const int c = (step - tap * chunks) * (8 * kWidth) + exchanged(row, piece) * kWidth;
+  const int first_channel = (step - tap * chunks) * (8 * kWidth);
   for (int i = 0; i < kWidth; ++i) {
-    const bool some = filter < filters && c + i < channels;
-    const std::int64_t at = (std::int64_t{1} * filter * channels + c + i) * taps + tap;
+    int filter = first_filter + row, c = first_channel + exchanged(row, piece) * kWidth + i;
+    if constexpr (std::is_same_v<T, float>) {  // as SplitWeights has it
+      filter = first_filter + row_of_split(index % 512, i);
+      c = first_channel + channel_of_split(index % 512, i);
+    }
+    const bool some = filter < filters && c < channels;
+    const std::int64_t at = (std::int64_t{1} * filter * channels + c) * taps + tap;
     packed[index * kWidth + i] = narrowed<T>(some ? weight[at] : 0.0f);
   }
 }

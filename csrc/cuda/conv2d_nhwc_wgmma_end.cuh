@@ -114,10 +114,11 @@ __device__ inline bool end_in_fragments(const P& p, const float (&sums)[4], cons
   return past;
 }
 
-// What is multiplied has 16 bits, and so have the errors of what is kept as float32.
-template <typename P, int n>
+// Where what is multiplied is rounded, errors of what is kept as float32 are likewise.
+template <typename T = __half, typename P, int n>
 __device__ inline void activate(const P& p, float (&value)[n]) {
-  apply<__half>(Activation{p.activation, p.alpha, p.beta}, value);
+  apply<std::conditional_t<std::is_same_v<T, float>, float, __half>>(
+      Activation{p.activation, p.alpha, p.beta}, value);
 }
 
 // The first `left` of neighbours; all of them at once where they are `whole`.

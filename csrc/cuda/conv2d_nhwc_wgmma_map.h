@@ -5,7 +5,9 @@
 
 #include <stdexcept>
 #include <string>
+#include <type_traits>
 
+#include "cuda/tf32.cuh"
 #include "ops/conv2d_nhwc.h"
 #include "runtime/check.h"
 
@@ -29,7 +31,11 @@ inline void check_map(CUresult result, const char* name) {
   }
 }
 
-constexpr CUtensorMapDataType kMapType = CU_TENSOR_MAP_DATA_TYPE_UINT16;  // bits, as they are
+// Bits, as they are; tf32 is rounded as it is copied.
+template <typename T>
+constexpr CUtensorMapDataType kMapType = std::is_same_v<T, Tf32> ? CU_TENSOR_MAP_DATA_TYPE_TFLOAT32
+                                         : sizeof(T) == 4        ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32
+                                                                 : CU_TENSOR_MAP_DATA_TYPE_UINT16;
 
 // Whether rows of channels say it all: no window, no stride.
 inline bool is_tiled(const Conv2dShape& p) {
@@ -48,7 +54,7 @@ CUtensorMap map_of_rows(const void* x,  // [count, pitch]
                    strides[] = {pitch * sizeof(T)};
   const cuuint32_t box[] = {128 / sizeof(T), cuuint32_t(rows)}, steps[] = {1, 1};
   CUtensorMap map;
-  check_map(encode(&map, kMapType, 2, const_cast<void*>(x), dims, strides, box, steps,
+  check_map(encode(&map, kMapType<T>, 2, const_cast<void*>(x), dims, strides, box, steps,
                    CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
                    CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE),
             "cuTensorMapEncodeTiled");
@@ -73,11 +79,11 @@ CUtensorMap map_of_images(const void* x,  // [N, H, W, pitch]
                        p.pad_bottom - (p.r - 1) * p.dilation_h};
   const cuuint32_t steps[] = {1, cuuint32_t(p.stride_w), cuuint32_t(p.stride_h), 1};
   CUtensorMap map;
-  check_map(
-      encode(&map, kMapType, 4, const_cast<void*>(x), dims, strides, lower, upper, 128 / sizeof(T),
-             places, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-             CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE),
-      "cuTensorMapEncodeIm2col");
+  check_map(encode(&map, kMapType<T>, 4, const_cast<void*>(x), dims, strides, lower, upper,
+                   128 / sizeof(T), places, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                   CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+                   CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE),
+            "cuTensorMapEncodeIm2col");
   return map;
 }
 

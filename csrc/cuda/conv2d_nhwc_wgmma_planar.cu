@@ -239,7 +239,8 @@ void with_type(Conv2dOperands operands, const Body& body) {
 
 std::int64_t conv2d_nhwc_wgmma_planar_takes(const Conv2dShape& shape, Conv2dOperands operands,
                                             int device) {
-  return wgmma::runs_on(device, operands) && wgmma::why_not_planar(shape) == nullptr;
+  return wgmma::runs_on(device) && wgmma::has_16_bits(operands) &&
+         wgmma::why_not_planar(shape) == nullptr;
 }
 
 std::int64_t conv2d_nhwc_wgmma_planar_packed(const Conv2dShape& shape, Conv2dOperands, int) {

@@ -6,7 +6,9 @@
 
 #include <cstdint>
 #include <limits>
+#include <type_traits>
 
+#include "cuda/tf32.cuh"
 #include "ops/conv2d_nhwc.h"
 #include "ops/stored.h"
 
@@ -14,8 +16,12 @@ namespace cnn_engine::cuda::wgmma {
 
 constexpr int kFilters = 64;  // of a unit of packed weights
 
-// Whether a device has wgmma, the kernels were compiled for it, and operands have 16 bits.
-bool runs_on(int device, Conv2dOperands operands);
+// Whether a device has wgmma, and the kernels were compiled for it.
+bool runs_on(int device);
+
+constexpr bool has_16_bits(Conv2dOperands operands) {
+  return operands == Conv2dOperands::float16 || operands == Conv2dOperands::bfloat16;
+}
 
 struct Product {
   const char* packed;
@@ -66,13 +72,32 @@ struct Images {
 struct TileShape {
   int groups, columns;
   bool prologue = false;
+  int parts = 1;  // of places
 
-  constexpr int stage_bytes() const { return 128 * (groups * kFilters + columns); }
+  // Whether it leaves no registers to a second block of a multiprocessor.
+  constexpr bool is_alone() const { return parts > 1 && groups * columns > 64; }
+
+  constexpr int stage_bytes() const { return 128 * (groups * kFilters + parts * columns); }
 };
 constexpr TileShape kShapes[] = {{1, 16, true},  {1, 24},       {1, 32, true},
                                  {1, 56},        {1, 64, true}, {1, 104},
                                  {1, 128, true}, {2, 64, true}, {2, 128}};
 constexpr int kTiles = sizeof(kShapes) / sizeof(kShapes[0]);
+// Of tf32, and of float32, of whose places a stage also has what tensor cores do not read.
+constexpr TileShape kTf32Shapes[] = {{1, 16},        {1, 32, true}, {1, 64, true},
+                                     {1, 128, true}, {2, 64},       {2, 128}};
+constexpr TileShape kSplitShapes[] = {{1, 32, true, 2}, {1, 64, true, 2}, {2, 128, false, 2}};
+
+// A kind of operands' tiles.
+struct Shapes {
+  const TileShape* at;
+  int count;
+};
+template <typename T>
+constexpr Shapes kShapesOf =
+    std::is_same_v<T, Tf32>    ? Shapes{kTf32Shapes, sizeof(kTf32Shapes) / sizeof(TileShape)}
+    : std::is_same_v<T, float> ? Shapes{kSplitShapes, sizeof(kSplitShapes) / sizeof(TileShape)}
+                               : Shapes{kShapes, kTiles};
 
 // Tiles of blocks that stay, and how many blocks of how many stages and slots a multiprocessor has.
 struct StayingShape {
@@ -91,7 +116,7 @@ constexpr int log2_of(int power) { return power > 1 ? 1 + log2_of(power / 2) : 0
 
 struct Choice {
   bool stays;
-  int tile;    // of kShapes, or of kStaying
+  int tile;    // of kShapesOf, or of kStaying
   int split;   // blocks that share a tile's steps
   int stages;  // that a block has room for
   int multiprocessors;
@@ -99,9 +124,9 @@ struct Choice {
 
 // The fastest choice by a model of its time: the same on every GPU of as many multiprocessors.
 // Those after it, to be measured, have ranks from 1 on.
-Choice choose(const Product& p, int multiprocessors, int rank);
+Choice choose(const Product& p, Conv2dOperands operands, int multiprocessors, int rank);
 
-// For __half and __nv_bfloat16, in files of their own.
+// For __half, __nv_bfloat16, Tf32 and float, whose products are exact, in files of their own.
 template <typename T>
 void launch_product(const Images& images, const Product& p, const Choice& choice, Stream stream);
 // Packs weights whose taps have `chunks` steps.

@@ -15,6 +15,8 @@
 
 #include <cstdint>
 
+#include "cuda/tf32.cuh"
+
 namespace cnn_engine::cuda {
 
 constexpr int kRowBytes = 128;         // of K in shared memory
@@ -102,6 +104,7 @@ struct Wgmma;
 
 CNN_ENGINE_WGMMAS(__half, "k16.f32.f16.f16", ", 0, 0")
 CNN_ENGINE_WGMMAS(__nv_bfloat16, "k16.f32.bf16.bf16", ", 0, 0")
+CNN_ENGINE_WGMMAS(Tf32, "k8.f32.tf32.tf32", "")
 
 // ---- barriers of shared memory that count arrivals and bytes, used phase after phase ----
 
@@ -184,6 +187,16 @@ __device__ inline bool leads_warp() {
       "}"
       : "=r"(leads));
   return leads != 0;
+}
+
+// A warpgroup's threads have so many registers from here on.
+template <int Count>
+__device__ inline void give_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Count));
+}
+template <int Count>
+__device__ inline void take_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Count));
 }
 
 // ---- tensor copies; their bytes, zeros among them, count at the barrier ----

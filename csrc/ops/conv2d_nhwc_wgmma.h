@@ -1,20 +1,23 @@
-// conv2d_nhwc of operands of 16 bits on GPUs of compute capability 9.0, whose engines bring both of
-// them to shared memory and multiply from there:
+// conv2d_nhwc on GPUs of compute capability 9.0, whose engines bring what is multiplied to shared
+// memory and multiply from there:
 //
 //   y = activation(conv2d(z) + bias + residual);  z = max(x * scale + shift, floor)
 //
 // z is rounded as x is, and other than x only for a kernel of 1x1 without padding. Layouts: as
 // conv2d_nhwc's, x stored as what is multiplied, at an address and with a pitch that
-// are multiples of 16 bytes. One group, channels in eights, strides up to 8, and windows that reach
-// up to 128 places beyond the image. Tile and split of the sums are those of a rank, as
-// conv2d_nhwc's. The same bits in every run; they depend on the shape and the rank alone.
+// are multiples of 16 bytes. One group, channels in eights, of 32 bits in fours, strides up to 8,
+// and windows that reach up to 128 places beyond the image. Tile and split of the sums are those of
+// a rank, as conv2d_nhwc's. The same bits in every run; they depend on the shape and the rank
+// alone. float32 is multiplied as two parts of tf32: its error is that of float32, but an infinity
+// in x makes NaN of the sums that it is a term of.
 #pragma once
 
 #include "ops/conv2d_nhwc.h"
 
 namespace cnn_engine::cuda {
 
-// 1 where a device, by its number, runs it.
+// 1 where a device, by its number, runs it, and better than conv2d_nhwc: float32 from 32 channels
+// and 2^24 products an image on.
 std::int64_t conv2d_nhwc_wgmma_takes(const Conv2dShape& shape, Conv2dOperands operands, int device);
 std::int64_t conv2d_nhwc_wgmma_packed(const Conv2dShape& shape, Conv2dOperands, int);  // bytes
 // What it wrote is complete on return.

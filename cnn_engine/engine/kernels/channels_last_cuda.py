@@ -88,20 +88,34 @@ def _shape(node: Node, x: Value, weight: Value) -> tuple[Any, bool]:
     return _cpu.Conv2dShape(x.shape[0], features, 1, 1, outputs, 1, 1, 1, 1, 0, 0), False
 
 
+def _may_be_the_callers(value: str, graph: Graph) -> bool:
+    """Whether a value may lie in the caller's memory, at any address: in an input or an output."""
+    names = [value]
+    while (maker := graph.producers.get(names[-1])) is not None and maker.op.kind == "reshape":
+        names.append(maker.inputs[0])
+    for name in names:
+        for user in graph.consumers[name]:
+            if user.op.kind in ("reshape", "concat") and user.outputs[0] not in names:
+                names += user.outputs
+    return not {*graph.outputs, *(given.name for given in graph.inputs)}.isdisjoint(names)
+
+
 def _function(node: Node, graph: Graph, device: Any) -> str:
     """Returns the compiled function that runs a product: GPUs that have wgmma have their own."""
     shape, planar = _shape(node, *graph.inputs_of(node)[:2])
     kernels, how = device.kernels, (shape, _operands(node), device.index)
     x, constants = graph.values[node.inputs[0]], graph.constants
     bias, residual = (*node.inputs[2:4], None, None)[:2]
+    wide = node.op.operands in ("float32", "tf32")
     if any(name not in (None, *constants) for name in (bias, *node.inputs[5:6])):
         return "conv2d_nhwc"  # what is read before the kernels before it have ended
     if planar:
         alone = residual is None and not has_prologue(node)
         if alone and kernels.conv2d_nhwc_wgmma_planar_takes(*how):
             return "conv2d_nhwc_wgmma_planar"
-    elif x.stored == node.op.operands and kernels.conv2d_nhwc_wgmma_takes(*how):
-        return "conv2d_nhwc_wgmma"
+    elif x.stored == ("" if wide else node.op.operands) and kernels.conv2d_nhwc_wgmma_takes(*how):
+        if not (wide and _may_be_the_callers(node.inputs[0], graph)):
+            return "conv2d_nhwc_wgmma"
     return "conv2d_nhwc"
 
 

@@ -1,0 +1,33 @@
+// Floats of which tensor cores read 11 bits.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/stored.cuh"
+
+namespace cnn_engine::cuda {
+
+// In memory a float; the bits beyond those 11 do not count.
+struct Tf32 {
+  float value;
+};
+
+// The nearest number of 11 bits.
+__device__ inline float to_tf32(float x) {
+  std::uint32_t bits;
+  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(x));
+  return __uint_as_float(bits);
+}
+
+// What tensor cores read of a float.
+__device__ inline float read_as_tf32(float x) {
+  return __uint_as_float(__float_as_uint(x) & 0xffffe000u);
+}
+
+__device__ inline float widened(Tf32 x) { return x.value; }
+template <>
+__device__ inline Tf32 narrowed<Tf32>(float x) {
+  return {to_tf32(x)};
+}
+
+}  // namespace cnn_engine::cuda
