@@ -1,5 +1,7 @@
-// normalize_rows on CUDA: a warp makes a row, or a block a long one, in two walks over it: sums of
-// doubles, then the elements.
+// normalize_rows on CUDA: rows that lanes can hold are read once (normalize_rows.cuh); of others,
+// and of those whose statistics are asked for, a warp makes one, or a block a long one, in two
+// walks over it: sums of doubles, then the elements.
+#include "cuda/normalize_rows.cuh"
 #include "cuda/strided.cuh"
 #include "ops/normalize_rows.h"
 #include "runtime/check.h"
@@ -109,6 +111,10 @@ void normalize_rows(const float* x, const float* scale, const float* shift, floa
   if (!is_narrow(p.row())) {
     throw std::invalid_argument("row: expected at most 2^31 - 1 elements, found " +
                                 std::to_string(p.row()));
+  }
+  if (mean == nullptr && inverse == nullptr &&
+      normalize_held_rows(x, scale, shift, y, p, Overflow{}, stream)) {
+    return;
   }
   const Divisor by_span(p.span);
   if (p.row() >= kLongRow) {

@@ -4,6 +4,7 @@
 #include "cuda/activation.cuh"
 #include "cuda/binary.cuh"
 #include "cuda/channels.cuh"
+#include "cuda/normalize_rows.cuh"
 #include "cuda/reduce.cuh"
 #include "cuda/strided.cuh"
 #include "ops/stored_functions.h"
@@ -114,53 +115,31 @@ __global__ void affine_channel_stored_kernel(const Tensor<T> x, const float* cen
 
 constexpr int kRowThreads = 128;
 
-// A warp makes a row, which it holds in registers: `Runs` runs of `width` channels a lane. The mean
-// is taken first, the variance of differences from it.
-template <typename T, int width, int Runs>
+// A warp makes a row that is not in runs, one channel of a lane after another, in three walks.
+template <typename T>
 __global__ void __launch_bounds__(kRowThreads)
     normalize_rows_stored_kernel(const Tensor<T> x, const float* scale, const float* shift,
                                  const Tensor<T> y, const NormalizeRowsShape p,
                                  const Overflow overflow) {
   const int lane = threadIdx.x % kWarpThreads, channels = static_cast<int>(p.channels);
-  const std::int64_t row = grid_thread() / kWarpThreads;
+  const std::int64_t row = grid_thread() / kWarpThreads, first = row * channels;
   let_successors_start();
   wait_for_inputs();
   if (row >= p.rows) return;
-  const std::int64_t first = row * channels;
-  Channels<width> run[Runs];
-  float sum = 0.0f;
-#pragma unroll
-  for (int i = 0; i < Runs; ++i) {
-    const int c = (i * kWarpThreads + lane) * width;
-    run[i] = c < channels ? x.template load<width>(first + c) : Channels<width>::all(0.0f);
-#pragma unroll
-    for (int v = 0; v < width; ++v) sum += run[i].value[v];
-  }
+  const auto at = [&](int c) {
+    return x.template load<1>(first + c).value[0];
+  };
+  float sum = 0.0f, squares = 0.0f;
+  for (int c = lane; c < channels; c += kWarpThreads) sum += at(c);
   const float mean = p.centered ? warp_sum(sum) / channels : 0.0f;
-  float squares = 0.0f;
-#pragma unroll
-  for (int i = 0; i < Runs; ++i) {
-    const bool some = (i * kWarpThreads + lane) * width < channels;
-#pragma unroll
-    for (int v = 0; v < width; ++v) {
-      const float apart = some ? run[i].value[v] - mean : 0.0f;
-      squares = fmaf(apart, apart, squares);
-    }
+  for (int c = lane; c < channels; c += kWarpThreads) {
+    squares = fmaf(at(c) - mean, at(c) - mean, squares);
   }
   const float factor = rsqrtf(warp_sum(squares) / channels + p.epsilon);
-#pragma unroll
-  for (int i = 0; i < Runs; ++i) {
-    const int c = (i * kWarpThreads + lane) * width;
-    if (c >= channels) break;
-    const auto wide =
-        scale != nullptr ? Channels<width>::load(scale + c) : Channels<width>::all(1.0f);
-    const auto above =
-        shift != nullptr ? Channels<width>::load(shift + c) : Channels<width>::all(0.0f);
-#pragma unroll
-    for (int v = 0; v < width; ++v) {
-      run[i].value[v] = (run[i].value[v] - mean) * factor * wide.value[v] + above.value[v];
-    }
-    y.store(first + c, run[i], overflow);
+  for (int c = lane; c < channels; c += kWarpThreads) {
+    const float wide = scale != nullptr ? scale[c] : 1.0f;
+    const float above = shift != nullptr ? shift[c] : 0.0f;
+    y.store(first + c, Channels<1>{{(at(c) - mean) * factor * wide + above}}, overflow);
   }
 }
 
@@ -295,17 +274,18 @@ void normalize_rows_stored(const void* x, const float* scale, const float* shift
       [&](auto* type) {
         using T = std::remove_pointer_t<decltype(type)>;
         const Tensor<T> from(x, x_stored), to(y, y_stored);
-        const bool fours = shape.channels % 4 == 0 && from.in_runs(4) && to.in_runs(4) &&
-                           is_aligned(scale, 16) && is_aligned(shift, 16);
-        const int lane_channels = static_cast<int>((shape.channels + 31) / 32);
-        const auto kernel = fours ? (lane_channels <= 4    ? normalize_rows_stored_kernel<T, 4, 1>
-                                     : lane_channels <= 12 ? normalize_rows_stored_kernel<T, 4, 3>
-                                     : lane_channels <= 24 ? normalize_rows_stored_kernel<T, 4, 6>
-                                                           : normalize_rows_stored_kernel<T, 4, 16>)
-                                  : (lane_channels <= 8 ? normalize_rows_stored_kernel<T, 1, 8>
-                                                        : normalize_rows_stored_kernel<T, 1, 64>);
+        const auto held = [&](auto* in, auto* out) {
+          return normalize_held_rows(in, scale, shift, out, shape, overflow, stream);
+        };
+        const auto held_from = [&](auto* in) {
+          return to.rounded ? held(in, static_cast<T*>(y)) : held(in, static_cast<float*>(y));
+        };
+        if (from.rounded ? held_from(static_cast<const T*>(x))
+                         : held_from(static_cast<const float*>(x))) {
+          return;
+        }
         const std::int64_t threads = shape.rows * kWarpThreads;
-        launch("launch of normalize_rows_stored_kernel", kernel,
+        launch("launch of normalize_rows_stored_kernel", normalize_rows_stored_kernel<T>,
                static_cast<unsigned>((threads + kRowThreads - 1) / kRowThreads), kRowThreads, 0,
                stream, 1, from, scale, shift, to, shape, overflow);
       },

@@ -10,8 +10,10 @@
 // normalisation.
 //
 // Layouts: x and y [rows, channels, span], scale and shift [groups * channels], mean and inverse
-// [rows]; float32, C-contiguous; y may be x. Sums are taken in float64 of differences from the
-// row's first element: a mean that is large beside the deviation costs no digits.
+// [rows]; float32, C-contiguous; y may be x. Sums are taken of differences from the row's first
+// element, which a mean that is large beside the deviation costs no digits: in float64, or on CUDA,
+// where no statistics are asked for, in float32 of a row that the lanes of a warp share, which add
+// up the squares of what they hold less the mean.
 #pragma once
 
 #include "ops/strided.h"
