@@ -62,50 +62,72 @@ template <typename T, int Groups, int Columns>
 using TileOf = Tile<Groups, Columns, std::is_same_v<T, float>>;
 
 // What is done to a step's places in shared memory before they are multiplied: z = max(x scale +
-// shift, floor), and behind them, of float32, what tensor cores do not read of it.
+// shift, floor), and behind them, of float32, what tensor cores do not read of it. A thread has a
+// piece of every kRowsAtOnce-th row; what it needs for a step is loaded before the step is there.
 template <typename T, int Threads, int Columns, bool Prologue>
-__device__ inline void prepare_places(const Product& p, char* places, int first_row, int step,
-                                      int thread) {
-  constexpr int kWidth = 16 / sizeof(T), kRowsAtOnce = Threads / 8;
+class Preparation {
+ public:
+  __device__ Preparation(const Product& p, int first_row, int thread)
+      : p_(p), first_row_(first_row), thread_(thread) {}
+
+  __device__ void load(int step) {
+    if constexpr (Prologue) {
+      c_ = (step * 8 + exchanged(thread_ / 8, thread_ % 8)) * kWidth;
+      image_ = p_.scale_per_image ? image_of(first_row_) : 0;
+      fill(p_.scale, image_, 1.0f, factor_);
+      fill(p_.shift, 0, 0.0f, added_);
+    }
+  }
+
+  __device__ void apply(char* places) {
+#pragma unroll
+    for (int row = thread_ / 8; row < Columns; row += kRowsAtOnce) {
+      T* const at = reinterpret_cast<T*>(places + row * kRowBytes + thread_ % 8 * 16);
+      float z[kWidth];
+      load_neighbours(at, z);
+      if constexpr (Prologue) {
+        if (p_.scale_per_image) {
+          const int image = image_of(first_row_ + row);
+          if (image != image_) fill(p_.scale, image, 1.0f, factor_);
+          image_ = image;
+        }
+#pragma unroll
+        for (int i = 0; i < kWidth; ++i) {
+          z[i] = fmaf(z[i], factor_[i], added_[i]);
+          z[i] = z[i] < p_.floor ? p_.floor : z[i];  // false for NaN, which stays
+        }
+        store_neighbours(at, z, Overflow{});
+      }
+      if constexpr (std::is_same_v<T, float>) {
+#pragma unroll
+        for (int i = 0; i < kWidth; ++i) z[i] = beyond_tf32(z[i]);
+        store_neighbours(at + Columns * kRowBytes / sizeof(T), z, Overflow{});
+      }
+    }
+    publish_to_engines();
+    named_barrier<Threads>(1);
+  }
+
+ private:
+  static constexpr int kWidth = 16 / sizeof(T), kRowsAtOnce = Threads / 8;
   static_assert(kRowsAtOnce % 8 == 0);
-  const int c = (step * 8 + exchanged(thread / 8, thread % 8)) * kWidth;
-  float factor[kWidth], added[kWidth];
-  const auto load = [&](const float* from, float other, float (&to)[kWidth]) {
+
+  __device__ int image_of(int place) const {
+    return min(place, p_.rows - 1) / (p_.out_h * p_.out_w);
+  }
+  __device__ void fill(const float* from, int image, float other, float (&to)[kWidth]) const {
 #pragma unroll
     for (int i = 0; i < kWidth; ++i) to[i] = other;
-    if (from && c < p.channels) load_neighbours(from + c, to);
-  };
-  if constexpr (Prologue) {
-    load(p.scale_per_image ? nullptr : p.scale, 1.0f, factor);
-    load(p.shift, 0.0f, added);
-  }
-#pragma unroll
-  for (int row = thread / 8; row < Columns; row += kRowsAtOnce) {
-    T* const at = reinterpret_cast<T*>(places + row * kRowBytes + thread % 8 * 16);
-    float z[kWidth];
-    load_neighbours(at, z);
-    if constexpr (Prologue) {
-      if (p.scale_per_image) {
-        const int place = min(first_row + row, p.rows - 1);
-        load(p.scale + static_cast<std::int64_t>(place / (p.out_h * p.out_w)) * p.channels, 1.0f,
-             factor);
-      }
-#pragma unroll
-      for (int i = 0; i < kWidth; ++i) {
-        z[i] = fmaf(z[i], factor[i], added[i]);
-        z[i] = z[i] < p.floor ? p.floor : z[i];  // false for NaN, which stays
-      }
-      store_neighbours(at, z, Overflow{});
-    }
-    if constexpr (std::is_same_v<T, float>) {
-#pragma unroll
-      for (int i = 0; i < kWidth; ++i) z[i] = beyond_tf32(z[i]);
-      store_neighbours(at + Columns * kRowBytes / sizeof(T), z, Overflow{});
+    if (from && c_ < p_.channels) {
+      load_neighbours(from + static_cast<std::int64_t>(image) * p_.channels + c_, to);
     }
   }
-  publish_to_engines();
-  named_barrier<Threads>(1);
-}
+
+  const Product& p_;
+  const int first_row_, thread_;
+  int c_, image_;
+  float factor_[kWidth], added_[kWidth];
+};
 
 template <typename T, int Groups, int Columns, bool Prologue>
 __global__ void __launch_bounds__(TileOf<T, Groups, Columns>::kThreads,
@@ -265,12 +287,12 @@ __global__ void __launch_bounds__(TileOf<T, Groups, Columns>::kThreads,
   }
 
   float sums[Columns / 2] = {};
+  Preparation<T, kThreads, Columns, Prologue> preparation(p, first_row, thread);
   if constexpr (std::is_same_v<T, float>) {
     const auto prepare = [&](int step, int stage, int parity) {
       wait_for_phase(full + 8 * stage, parity);
-      prepare_places<T, kThreads, Columns, Prologue>(
-          p, memory + stage * At::kStageBytes + At::kWeightBytes, first_row, first_step + step,
-          thread);
+      preparation.load(first_step + step);
+      preparation.apply(memory + stage * At::kStageBytes + At::kWeightBytes);
     };
     const std::uint64_t places = matrix_at(ring + At::kWeightBytes);
     float of_step[Columns / 2] = {};
@@ -300,14 +322,14 @@ __global__ void __launch_bounds__(TileOf<T, Groups, Columns>::kThreads,
     const std::uint64_t weights = matrix_at(ring + warp / 4 * kUnitBytes);
     const std::uint64_t places = matrix_at(ring + At::kWeightBytes);
     int stage = 0, parity = 0, before = 0;
+    preparation.load(first_step);
 #pragma unroll 1
     for (int step = 0; step < steps; ++step) {
       wait_for_phase(full + 8 * stage, parity);
       const int at = stage * (At::kStageBytes >> 4);
       if constexpr (Prologue) {
-        prepare_places<T, kThreads, Columns, true>(
-            p, memory + stage * At::kStageBytes + At::kWeightBytes, first_row, first_step + step,
-            thread);
+        preparation.apply(memory + stage * At::kStageBytes + At::kWeightBytes);
+        preparation.load(first_step + step + 1);
       }
       begin_products();
 #pragma unroll
