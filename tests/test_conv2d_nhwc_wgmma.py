@@ -146,18 +146,25 @@ def test_every_tile_and_split_is_exact(rng, case, operands):
 
 @pytest.mark.parametrize("operands", OPERANDS)
 @pytest.mark.parametrize("size", [(1, 57, 55), (20, 56, 56)])
-def test_tiles_whose_sums_one_block_makes_have_the_same_bits(rng, size, operands):
+@pytest.mark.parametrize("function", ["relu", "swish", "hard_swish"])
+def test_tiles_whose_sums_one_block_makes_have_the_same_bits(rng, size, function, operands):
     """128 bytes of channels are a step, which no blocks share; among the tiles are those that stay."""
     n, h, w = size
     c = 64 if operands in HALVES else 32
     case = (n, c, h, w, 200, (1, 1), (1, 1), (0, 0, 0, 0), (1, 1), 1)
     x, weight, bias = arrays(rng, case)
+    if operands in HALVES:
+        x[0, 5, 7, 7], x[0, 6, 9, 9] = np.nan, np.inf
     residual = rng.standard_normal((n, 200, h, w), np.float32)
+    activation = (getattr(_cpu.UnaryFunction, function), 1.0, 0.0)
     found = [
-        product(case, operands, x, weight, bias, residual=residual, activation=RELU, rank=rank)
+        product(
+            case, operands, x, weight, bias, residual=residual, activation=activation, rank=rank
+        )
         for rank in range(13)
-    ]
-    assert all(np.array_equal(found[0], other) for other in found[1:])
+    ]  # fmt: skip
+    assert np.isnan(found[0][0, :, 7, 7]).all() == (operands in HALVES)
+    assert all(np.array_equal(found[0], other, equal_nan=True) for other in found[1:])
 
 
 @pytest.mark.parametrize("operands", OPERANDS)

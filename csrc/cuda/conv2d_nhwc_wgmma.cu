@@ -160,7 +160,7 @@ Choice choose(const Product& p, Conv2dOperands operands, int multiprocessors, in
                 {false, tile, split, stages, multiprocessors});
     }
   }
-  for (int tile = 0; tile < kStayingTiles && p.in_fragments && !p.has_prologue(); ++tile) {
+  for (int tile = 0; tile < kStayingTiles && p.may_stay; ++tile) {
     const StayingShape& shape = kStaying[tile];
     const StayingCost& cost = kStayingCosts[tile];
     const double tiles =
@@ -276,8 +276,12 @@ void conv2d_nhwc_wgmma(const void* input, const void* packed, const float* bias,
     const bool is_relu = activation == UnaryFunction::relu;
     p.low = is_relu ? 0.0f : alpha;
     p.high = is_relu ? std::numeric_limits<float>::infinity() : beta;
-    p.in_fragments = (is_relu || activation == UnaryFunction::clip) && p.y_is_rounded &&
-                     p.in_pieces && p.filters % 8 == 0 && (!residual || p.residual_is_rounded);
+    const bool all_rounded =
+        p.y_is_rounded && p.in_pieces && p.filters % 8 == 0 && (!residual || p.residual_is_rounded);
+    p.in_fragments = all_rounded && (is_relu || activation == UnaryFunction::clip);
+    p.may_stay = !p.has_prologue() &&
+                 (p.in_fragments || (all_rounded && (activation == UnaryFunction::hard_swish ||
+                                                     activation == UnaryFunction::swish)));
     const wgmma::Choice choice = wgmma::choose(p, operands, multiprocessors, rank);
     wgmma::with_type(operands, [&](auto* type) {
       wgmma::launch_product<std::remove_pointer_t<decltype(type)>>(x, p, choice, stream);

@@ -368,8 +368,9 @@ __global__ void __launch_bounds__(TileOf<T, Groups, Columns>::kThreads,
   };
   const auto end = [&](int eight, const float (&sum)[4], const std::uint32_t (&tiles)[2]) {
     if constexpr (kRounds) {
-      past |= end_in_fragments<T>(p, sum, bias, tiles, p.rows - place_of(eight * 8),
-                                  tiles_to + eight * 8 * At::kMadePitch);
+      past |=
+          end_in_fragments<T>(Clamp{p.low, p.high}, sum, bias, tiles, p.rows - place_of(eight * 8),
+                              tiles_to + eight * 8 * At::kMadePitch);
     }
   };
   const auto keep_sums = [&](int eight, const float (&sum)[4]) {

@@ -90,20 +90,38 @@ __device__ inline float between(float x, float low, float high) {
   return y;
 }
 
+// Functions of what warps hold.
+struct Clamp {
+  float low, high;
+  __device__ void operator()(float (&value)[4]) const {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) value[i] = between(value[i], low, high);
+  }
+};
+template <UnaryFunction kFunction>
+struct Rounded {
+  float alpha;
+  __device__ void operator()(float (&value)[4]) const {
+    apply<__half>(Activation{kFunction, alpha, 0.0f}, value);
+  }
+};
+
 // Ends eight places of 16 filters, as a warp holds them (wgmma.cuh), and stores them rounded: a
 // lane gives the address of a row of the result. Returns whether one of the first `left` places is
 // past the range of T.
-template <typename T, typename P>
-__device__ inline bool end_in_fragments(const P& p, const float (&sums)[4], const float (&bias)[2],
-                                        const std::uint32_t (&residual)[2], int left,
-                                        std::uint32_t to) {
+template <typename T, typename Function>
+__device__ inline bool end_in_fragments(const Function& function, const float (&sums)[4],
+                                        const float (&bias)[2], const std::uint32_t (&residual)[2],
+                                        int left, std::uint32_t to) {
   float value[4];
   load_neighbours(reinterpret_cast<const T*>(residual), value);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) value[i] = sums[i] + (bias[i / 2] + value[i]);
+  function(value);
   alignas(8) T made[4];
   bool past = false;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    value[i] = between(sums[i] + (bias[i / 2] + value[i]), p.low, p.high);
     made[i] = narrowed<T>(value[i]);
     if constexpr (std::is_same_v<T, __half>) {
       past |= static_cast<int>(threadIdx.x % 4 * 2 + i % 2) < left && is_past_float16(value[i]);

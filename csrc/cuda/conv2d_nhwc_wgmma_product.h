@@ -45,6 +45,7 @@ struct Product {
   int slots, tiles, filter_tiles;  // of blocks that stay
   int residual_rows;  // that a block copies to shared memory with the copy engine; 0: none
   bool in_fragments;  // the end is computed as products are held: a clamp between low and high
+  bool may_stay;      // blocks may stay, whose end is always computed so
   float low, high;
   // In shared memory, of what the block has made, in the ring's place, and behind the ring of the
   // residual, as the copy engine brings it, what the cluster's other blocks send, and the barriers.

@@ -1,7 +1,7 @@
 // conv2d_nhwc_wgmma where there are more tiles than multiprocessors have room for: blocks that stay
 // and take one tile after another, so that copies for the next and stores of the last go on while
-// one is multiplied. Of clamped results that are stored as what is multiplied (Product's
-// in_fragments).
+// one is multiplied. Of clamped results, and those of hard swish and swish, that are stored as what
+// is multiplied (Product's may_stay).
 //
 // Beside the warpgroups that multiply, one warp asks for weights and one for images, into the ring
 // of stages, and one for what comes and goes by slots: a tile's residual is copied into a slot, the
@@ -214,20 +214,29 @@ __global__ void __launch_bounds__(128 * Groups + 96, Blocks)
     const std::uint32_t from = tiles + slot.at * Groups * kSlotUnitBytes;
     const int left = p.rows - tile / p.filter_tiles * Columns;
     bool past = false;
-    constexpr int kEights = Columns / 8, kAtOnce = 4;
+    const auto end = [&](const auto& function) {
+      constexpr int kEights = Columns / 8, kAtOnce = 4;
 #pragma unroll
-    for (int first = 0; first < kEights; first += kAtOnce) {
-      std::uint32_t more[kAtOnce][2] = {};
+      for (int first = 0; first < kEights; first += kAtOnce) {
+        std::uint32_t more[kAtOnce][2] = {};
 #pragma unroll
-      for (int j = first; j < kEights && j < first + kAtOnce; ++j) {
-        if (p.residual) load_two_tiles(more[j - first], from + j * 8 * kRowBytes);
+        for (int j = first; j < kEights && j < first + kAtOnce; ++j) {
+          if (p.residual) load_two_tiles(more[j - first], from + j * 8 * kRowBytes);
+        }
+#pragma unroll
+        for (int j = first; j < kEights && j < first + kAtOnce; ++j) {
+          const float sum[4] = {sums[4 * j], sums[4 * j + 1], sums[4 * j + 2], sums[4 * j + 3]};
+          past |= end_in_fragments<T>(function, sum, bias, more[j - first], left - 8 * j,
+                                      from + j * 8 * kRowBytes);
+        }
       }
-#pragma unroll
-      for (int j = first; j < kEights && j < first + kAtOnce; ++j) {
-        const float sum[4] = {sums[4 * j], sums[4 * j + 1], sums[4 * j + 2], sums[4 * j + 3]};
-        past |= end_in_fragments<T>(p, sum, bias, more[j - first], left - 8 * j,
-                                    from + j * 8 * kRowBytes);
-      }
+    };
+    if (p.activation == UnaryFunction::hard_swish) {
+      end(Rounded<UnaryFunction::hard_swish>{p.alpha});
+    } else if (p.activation == UnaryFunction::swish) {
+      end(Rounded<UnaryFunction::swish>{p.alpha});
+    } else {
+      end(Clamp{p.low, p.high});
     }
     if (past && warp / 4 < units_of(first_filter)) tell(p.overflow);
     publish_to_engines();
