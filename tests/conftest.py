@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from turns import turn
 
+from cnn_engine import _cpu
 from cnn_engine.devices import cuda_module
 
 # How long an example takes says how busy the machine is.
@@ -59,6 +60,15 @@ def test_data():
         return path
 
     return find
+
+
+@pytest.fixture(params=_cpu.instruction_sets())
+def instruction_set(request):
+    """Every instruction set of this CPU in turn."""
+    selected = _cpu.selected_instruction_set()
+    _cpu.select_instruction_set(request.param)
+    yield request.param
+    _cpu.select_instruction_set(selected)
 
 
 @pytest.fixture

@@ -72,14 +72,6 @@ ALL = [pytest.param(case, method, id=f"{ids(case)}-{method.name}")
        for case in CASES for method in methods(case)]  # fmt: skip
 
 
-@pytest.fixture(params=_cpu.instruction_sets())
-def instruction_set(request):
-    selected = _cpu.selected_instruction_set()
-    _cpu.select_instruction_set(request.param)
-    yield request.param
-    _cpu.select_instruction_set(selected)
-
-
 def address(array):
     return 0 if array is None else array.ctypes.data
 

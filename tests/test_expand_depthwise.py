@@ -117,14 +117,6 @@ def ids(case):
     return "-".join(str(part).replace(" ", "") for part in case)
 
 
-@pytest.fixture(params=_cpu.instruction_sets())
-def instruction_set(request):
-    selected = _cpu.selected_instruction_set()
-    _cpu.select_instruction_set(request.param)
-    yield request.param
-    _cpu.select_instruction_set(selected)
-
-
 def address(array):
     return 0 if array is None else array.ctypes.data
 

@@ -34,15 +34,6 @@ GUARD = 64
 POISON = np.float32(-7.25e22)
 
 
-@pytest.fixture(params=INSTRUCTION_SETS)
-def instruction_set(request):
-    """Every instruction set of this CPU in turn."""
-    before = _cpu.selected_instruction_set()
-    _cpu.select_instruction_set(request.param)
-    yield request.param
-    _cpu.select_instruction_set(before)
-
-
 def description(
     network: Network, parameters: dict[str, np.ndarray], dtype: str = "float32"
 ) -> tuple:

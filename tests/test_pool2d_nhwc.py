@@ -29,14 +29,6 @@ CASES = [
 GUARD = np.float32(-7.25e22)
 
 
-@pytest.fixture(params=_cpu.instruction_sets())
-def instruction_set(request):
-    selected = _cpu.selected_instruction_set()
-    _cpu.select_instruction_set(request.param)
-    yield request.param
-    _cpu.select_instruction_set(selected)
-
-
 def shape_of(kind, case):
     n, c, h, w, kernel, stride, padding, dilation, extra = case
     numbers = n, c, h, w, *kernel, *stride, *padding, *dilation
