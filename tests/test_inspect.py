@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 
 import graphs
 import numpy as np
@@ -184,3 +185,9 @@ def test_names_from_files_are_escaped(tmp_path):
     found = inspection.inspect(load(proto))
     assert "<script>" not in graph_page.render(found)
     assert "\x1b" not in report.text(found)
+
+
+def test_each_family_of_the_picture_has_a_colour():
+    page = (Path(graph_page.__file__).parent / "graph.html").read_text()
+    for family in (*graph_page.FAMILIES, graph_page.OTHER, graph_page.family("reduce_sum")):
+        assert f".f-{family.split(' ')[0]} {{" in page
