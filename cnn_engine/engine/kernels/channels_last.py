@@ -13,6 +13,7 @@ from ... import _cpu
 from ...devices import Buffer
 from ...graph.graph import Graph, Node, Value
 from ...operators.channels_last import TO_FIRST
+from ...operators.unary import Unary
 from . import pooling
 from .convolution import nothing_to_read
 from .kernel import Bound, Call, Kernel, brought
@@ -67,6 +68,16 @@ def not_constant(node: Node, graph: Graph) -> str | None:
     if activation is not None and not hasattr(_cpu.UnaryFunction, activation.function):
         return f"expected a function that kernels have after the sum, found {activation.kind}"
     return nothing_to_read(node, graph)
+
+
+def not_compiled(node: Node, graph: Graph, *functions: Unary | None) -> str | None:
+    """Returns why no kernel can run a node of several products: computed weights, or other functions."""
+    if any(name is not None and name not in graph.constants for name in node.inputs[1:]):
+        return "expected constant weights, which are packed once"
+    for function in functions:
+        if function is not None and not hasattr(_cpu.UnaryFunction, function.function):
+            return f"expected functions that kernels have after the sum, found {function.kind}"
+    return None
 
 
 def _not_winograd(node: Node, graph: Graph) -> str | None:
@@ -196,12 +207,8 @@ def _expanded(op: Any, x: Value, first: Value, second: Value) -> tuple[Any, Any]
 
 
 def _no_expansion(node: Node, graph: Graph) -> str | None:
-    if any(name is not None and name not in graph.constants for name in node.inputs[1:]):
-        return "expected constant weights, which are packed once"
-    for function in (node.op.inner, node.op.activation):
-        if function is not None and not hasattr(_cpu.UnaryFunction, function.function):
-            return f"expected functions that kernels have after the sum, found {function.kind}"
-    return nothing_to_read(node, graph)
+    functions = node.op.inner, node.op.activation
+    return not_compiled(node, graph, *functions) or nothing_to_read(node, graph)
 
 
 def _pack_expansion(node: Node, graph: Graph, device: Any) -> tuple[Buffer, Buffer]:

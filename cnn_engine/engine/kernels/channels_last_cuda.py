@@ -20,6 +20,7 @@ from .channels_last import (
     function_of,
     has_prologue,
     make_pool,
+    not_compiled,
     not_constant,
     pitches_of,
     shape_of,
@@ -200,12 +201,7 @@ def _gates_of(node: Node, images: Value, first: Value) -> tuple[Any, int, Any]:
 
 
 def _no_gates(node: Node, graph: Graph) -> str | None:
-    if any(name is not None and name not in graph.constants for name in node.inputs[1:]):
-        return "expected constant weights, which are packed once"
-    for function in (node.op.activation, node.op.gate):
-        if function is not None and not hasattr(_cpu.UnaryFunction, function.function):
-            return f"expected functions that kernels have after the sum, found {function.kind}"
-    return None
+    return not_compiled(node, graph, node.op.activation, node.op.gate)
 
 
 def _pack_gates(node: Node, graph: Graph, device: Any) -> Buffer:
