@@ -315,8 +315,8 @@ __global__ void __launch_bounds__(TileOf<T, Groups, Columns>::kThreads,
       wait_for_products<0>();
       take(of_step);
       // One thread tells: all have read their weights before the barrier that ends the next step's
-      // preparation, and no stage is filled again after the last step. racecheck does not follow
-      // that from barrier to phase, and reports the copy of weights and their reads.
+      // preparation, and no stage is filled again after the last step. racecheck reports the copy
+      // of weights and their reads nevertheless; why is not known.
       if (thread % 128 == 0) arrive(empty + 8 * now);
 #pragma unroll
       for (int i = 0; i < Columns / 2; ++i) sums[i] += of_step[i];
