@@ -12,12 +12,14 @@ from hypothesis import strategies as st
 from test_passes import Builder, kinds, same
 
 from cnn_engine import Engine, _cpu
+from cnn_engine.engine.kernels import channels_last
 from cnn_engine.graph import passes
 from cnn_engine.graph.graph import Graph, Node, Value
 from cnn_engine.graph.reference import reference
 from cnn_engine.operators import KINDS
 from cnn_engine.operators.average_pool2d import AveragePool2d
 from cnn_engine.operators.binary import Add, Mul, Sub
+from cnn_engine.operators.channels_last import Conv2dNhwc
 from cnn_engine.operators.conv2d import Conv2d
 from cnn_engine.operators.matmul import Matmul
 from cnn_engine.operators.max_pool2d import MaxPool2d
@@ -371,6 +373,23 @@ def test_a_densely_connected_network(rng):
     kernels = {step.kernel for step in steps if step.kind == "conv"}
     assert kernels == {"channels_last", "winograd"}
     engine.close()
+
+
+@pytest.mark.parametrize(
+    ("channels", "side", "method"),
+    [
+        (32, 3, "direct"), (32, 13, "winograd2"), (32, 127, "winograd4"), (32, 128, "winograd2"),
+        (63, 200, "winograd2"), (64, 200, "winograd4"), (15, 128, "direct"),
+    ],
+)  # fmt: skip
+def test_tiles_follow_from_channels_and_places(channels, side, method):
+    """Large images of few channels have small tiles: all layers after theirs multiply an error there."""
+    node = Node("conv", Conv2dNhwc(padding=(1, 1, 1, 1)), ("x", "w"), ("y",))
+    images = Value("x", (1, side, side, channels), "float32")
+    graph = Graph(
+        "conv", (images,), ("y",), (node,), {"w": np.zeros((32, channels, 3, 3), np.float32)}
+    )
+    assert channels_last.method(node, graph).name == method
 
 
 @pytest.mark.parametrize("function", [Relu(), Swish()], ids=lambda op: op.kind)

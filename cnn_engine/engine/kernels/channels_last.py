@@ -21,6 +21,10 @@ from .kernel import Bound, Call, Kernel, brought
 #: Outputs from which Winograd's tiles of 4x4 are used, and of 2x2; channels and filters that fill its lanes.
 TILES_OF_4, TILES_OF_2, LANES = 14, 4, 16
 
+#: Outputs from which, with fewer channels than so many, tiles are 2x2 again: such an image comes out of the
+#: first layers, whose errors all others multiply, and 4x4 tiles gain least there (docs/performance.md).
+FIRST_OUTPUTS, FIRST_CHANNELS = 128, 64
+
 WINOGRAD = (_cpu.Conv2dMethod.winograd2, _cpu.Conv2dMethod.winograd4)
 
 
@@ -50,7 +54,8 @@ def method(node: Node, graph: Graph) -> Any:
     plain = op.groups == 1 and op.stride == (1, 1) and op.dilation == (1, 1)
     if not plain or kernel != [3, 3] or has_prologue(node) or min(channels, filters) < LANES:
         return methods.direct
-    if min(rows, columns) >= TILES_OF_4:
+    is_first = min(rows, columns) >= FIRST_OUTPUTS and channels < FIRST_CHANNELS
+    if min(rows, columns) >= TILES_OF_4 and not is_first:
         return methods.winograd4
     return methods.winograd2 if min(rows, columns) >= TILES_OF_2 else methods.direct
 
