@@ -25,6 +25,7 @@
 #include "cuda/launch.cuh"
 #include "cuda/mma.cuh"
 #include "cuda/stored.cuh"
+#include "cuda/tf32.cuh"
 #include "cuda/unary.cuh"
 
 namespace cnn_engine::cuda::nhwc {
@@ -88,12 +89,6 @@ struct Rounded16 : Terms<X, uint2, operands> {
 struct Float16 : Rounded16<Half, __half, Conv2dOperands::float16> {};
 struct Bfloat16 : Rounded16<cuda::Bfloat16, __nv_bfloat16, Conv2dOperands::bfloat16> {};
 
-__device__ inline std::uint32_t to_tf32(float x) {
-  std::uint32_t bits;
-  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(x));
-  return bits;
-}
-
 __device__ inline void multiply_tf32(float (&d)[4], std::uint32_t a0, std::uint32_t a1,
                                      std::uint32_t a2, std::uint32_t a3, std::uint32_t b0,
                                      std::uint32_t b1) {
@@ -116,15 +111,15 @@ struct Tf32 : Wide<Conv2dOperands::tf32> {
   static __device__ void pack(char* lane, const float (&terms)[2][4]) {
     auto* words = reinterpret_cast<std::uint32_t*>(lane);
     for (int f = 0; f < 2; ++f) {
-      for (int i = 0; i < 4; ++i) words[4 * f + i] = to_tf32(terms[f][i]);
+      for (int i = 0; i < 4; ++i) words[4 * f + i] = to_tf32_bits(terms[f][i]);
     }
   }
 
   struct A {
     std::uint32_t low[4], high[4];
     __device__ A(const float4& l, const float4& h)
-        : low{to_tf32(l.x), to_tf32(l.y), to_tf32(l.z), to_tf32(l.w)},
-          high{to_tf32(h.x), to_tf32(h.y), to_tf32(h.z), to_tf32(h.w)} {}
+        : low{to_tf32_bits(l.x), to_tf32_bits(l.y), to_tf32_bits(l.z), to_tf32_bits(l.w)},
+          high{to_tf32_bits(h.x), to_tf32_bits(h.y), to_tf32_bits(h.z), to_tf32_bits(h.w)} {}
   };
   struct B {
     uint4 words[2];

@@ -12,12 +12,13 @@ struct Tf32 {
   float value;
 };
 
-// The nearest number of 11 bits.
-__device__ inline float to_tf32(float x) {
+// The nearest number of 11 bits, and its bits.
+__device__ inline std::uint32_t to_tf32_bits(float x) {
   std::uint32_t bits;
   asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(x));
-  return __uint_as_float(bits);
+  return bits;
 }
+__device__ inline float to_tf32(float x) { return __uint_as_float(to_tf32_bits(x)); }
 
 // What tensor cores read of a float.
 __device__ inline float read_as_tf32(float x) {
