@@ -375,21 +375,24 @@ def test_a_densely_connected_network(rng):
     engine.close()
 
 
-@pytest.mark.parametrize(
-    ("channels", "side", "method"),
-    [
-        (32, 3, "direct"), (32, 13, "winograd2"), (32, 127, "winograd4"), (32, 128, "winograd2"),
-        (63, 200, "winograd2"), (64, 200, "winograd4"), (15, 128, "direct"),
-    ],
-)  # fmt: skip
-def test_tiles_follow_from_channels_and_places(channels, side, method):
-    """Large images of few channels have small tiles: all layers after theirs multiply an error there."""
-    node = Node("conv", Conv2dNhwc(padding=(1, 1, 1, 1)), ("x", "w"), ("y",))
-    images = Value("x", (1, side, side, channels), "float32")
-    graph = Graph(
-        "conv", (images,), ("y",), (node,), {"w": np.zeros((32, channels, 3, 3), np.float32)}
-    )
-    assert channels_last.method(node, graph).name == method
+def tiles(side, reads):
+    """Returns each layer's method in a network of 3x3 convolutions, of which each reads the named one."""
+    op = Conv2dNhwc(padding=(1, 1, 1, 1))
+    nodes = tuple(Node(name, op, (source, "w"), (name,)) for name, source in reads.items())
+    ends = tuple(name for name in reads if name not in reads.values())
+    weights = {"w": np.zeros((32, 32, 3, 3), np.float32)}
+    graph = Graph("net", (Value("x", (1, side, side, 32), "float32"),), ends, nodes, weights)
+    return [channels_last.method(node, graph).name for node in nodes]
+
+
+def test_tiles_of_a_stem_are_small():
+    """What all paths of a network with branches go through has tiles of 2x2."""
+    assert tiles(40, {"a": "x", "b": "a", "c": "b", "d": "b"}) == [
+        "winograd2", "winograd4", "winograd4", "winograd4",
+    ]  # fmt: skip
+    assert tiles(40, {"a": "x", "b": "a", "c": "b"}) == ["winograd4"] * 3
+    assert tiles(13, {"a": "x"}) == ["winograd2"]
+    assert tiles(3, {"a": "x"}) == ["direct"]
 
 
 @pytest.mark.parametrize("function", [Relu(), Swish()], ids=lambda op: op.kind)

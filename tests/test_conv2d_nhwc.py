@@ -29,6 +29,10 @@ CASES = [
     (1, 64, 30, 31, 72, (3, 3), (1, 1), (1, 0, 2, 1), (1, 1), 1),
     (1, 24, 14, 14, 24, (3, 3), (2, 2), (1, 1, 1, 1), (1, 1), 1),
     (2, 3, 17, 15, 20, (7, 7), (2, 2), (3, 3, 3, 3), (1, 1), 1),
+    (2, 3, 53, 40, 70, (7, 7), (2, 2), (3, 3, 3, 3), (1, 1), 1),
+    (1, 4, 26, 25, 40, (8, 7), (2, 2), (2, 3, 1, 0), (1, 1), 1),
+    (1, 1, 25, 60, 16, (7, 8), (2, 2), (0, 0, 0, 0), (1, 1), 1),
+    (1, 2, 18, 16, 16, (7, 7), (2, 2), (9, 8, 7, 6), (1, 1), 1),
     (2, 40, 8, 8, 16, (5, 3), (1, 2), (2, 1, 0, 1), (1, 1), 1),
     (2, 32, 10, 9, 48, (3, 3), (1, 1), (1, 1, 1, 1), (2, 2), 4),
     (1, 12, 5, 4, 20, (1, 1), (1, 1), (0, 0, 0, 0), (1, 1), 2),
@@ -114,6 +118,21 @@ def run(case, method, x, weight, bias, *, residual=None, scale=None, shift=None,
     return np.ascontiguousarray(out[..., :k].transpose(0, 3, 1, 2))
 
 
+def is_phased(case):
+    """Whether the planar method is Winograd's along rows, of pairs of columns."""
+    _, _, _, w, k, (_, taps), stride, (_, left, _, right), dilation, _ = case
+    columns = (w + left + right - taps) // 2 + 1
+    return stride == (2, 2) and dilation == (1, 1) and taps in (7, 8) and columns >= 8 and k >= 16
+
+
+def pairs(array):
+    """Returns the pairs of columns as places of twice the channels; one more column is zero."""
+    padded = np.pad(array, ((0, 0),) * 3 + ((0, array.shape[3] % 2),))
+    *shape, columns = padded.shape
+    halves = padded.reshape(*shape, columns // 2, 2).transpose(0, 1, 4, 2, 3)
+    return halves.reshape(shape[0], 2 * shape[1], shape[2], columns // 2)
+
+
 def bound(case, method, x, weight, bias):
     """How far sums may be from float64's."""
     terms = math.prod(weight.shape[1:])
@@ -123,6 +142,13 @@ def bound(case, method, x, weight, bias):
         padding = case[7]
         magnitude = magnitude + tolerances.winograd_magnitude(x, weight, padding, m)
         terms = x.shape[1] * (m + 2) ** 2
+    if method == PLANAR and is_phased(case):
+        top, left, bottom, right = case[7]
+        padded = pairs(np.pad(x, ((0, 0), (0, 0), (top, bottom), (left, right + 8))))
+        kernel = pairs(weight)
+        size = tolerances.winograd_row_magnitude(padded, kernel, 3)
+        magnitude = magnitude + size[:, :, : magnitude.shape[2], : magnitude.shape[3]]
+        terms = kernel[0].size * 6
     return tolerances.sum_of_products(terms, magnitude)
 
 

@@ -34,6 +34,41 @@ def sum_of_products(terms: int, magnitude: np.ndarray) -> np.ndarray:
     return SLACK * np.sqrt(terms) * EPS * magnitude + np.finfo(np.float32).tiny
 
 
+def _winograd_transforms(m: int, taps: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """|B^T|, |G| and |A^T| of m outputs."""
+    points = [0.0, 1.0, -1.0, 0.5, -0.5][: m + taps - 2]
+    side = m + taps - 1
+    transform_in = np.zeros((side, side))
+    for i, p in enumerate(points):
+        others = np.poly([q for q in points if q != p])[::-1]
+        transform_in[i, : len(others)] = np.abs(others)
+    transform_in[-1, : len(points) + 1] = np.abs(np.poly(points)[::-1])
+    powers = np.arange(taps)
+    kernel = [
+        np.abs(p**powers / np.prod([p - q for q in points if q != p])) for p in map(float, points)
+    ]
+    kernel.append((powers == taps - 1).astype(float))
+    out = np.array([[abs(p**t) for p in points] + [float(t == m - 1)] for t in range(m)])
+    return transform_in, np.array(kernel), out
+
+
+def winograd_row_magnitude(x: np.ndarray, weight: np.ndarray, m: int) -> np.ndarray:
+    """The same as :func:`winograd_magnitude` of tiles of m columns, with a stride of 2 from row to row.
+
+    Nothing is padded; ``x`` may have more columns than are read.
+    """
+    rows, taps = weight.shape[2:]
+    transform_in, kernel, out = _winograd_transforms(m, taps)
+    columns = x.shape[3] - taps + 1
+    wide = -(-columns // m) * m
+    padded = np.pad(np.abs(x.astype(np.float64)), ((0, 0),) * 3 + ((0, wide - columns),))
+    windows = np.lib.stride_tricks.sliding_window_view(padded, (rows, m + taps - 1), axis=(2, 3))
+    v = np.einsum("ai,nchwri->nchwra", transform_in, windows[:, :, ::2, ::m], optimize=True)
+    u = np.einsum("ai,kcri->kcra", kernel, np.abs(weight.astype(np.float64)))
+    y = np.einsum("nchwra,kcra,ja->nkhwj", v, u, out, optimize=True)
+    return y.reshape(*y.shape[:3], wide)[..., :columns]
+
+
 def winograd_magnitude(
     x: np.ndarray, weight: np.ndarray, padding: tuple[int, int, int, int], m: int
 ) -> np.ndarray:
@@ -42,18 +77,8 @@ def winograd_magnitude(
     |A^T| ((|G| |g| |G^T|) (|B^T| |d| |B|)) |A|, summed over channels: what the form of the sum costs in
     accuracy (Barabasz et al., Error Analysis and Improving the Accuracy of Winograd Convolution, 2020).
     """
-    points = [0.0, 1.0, -1.0, 0.5, -0.5][: m + 1]
+    transform_in, kernel, out = _winograd_transforms(m, 3)
     side = m + 2
-    transform_in = np.zeros((side, side))
-    for i, p in enumerate(points):
-        others = np.poly([q for q in points if q != p])[::-1]
-        transform_in[i, : len(others)] = np.abs(others)
-    transform_in[-1, : len(points) + 1] = np.abs(np.poly(points)[::-1])
-    kernel = np.array(
-        [[abs(p**t / np.prod([p - q for q in points if q != p])) for t in range(3)] for p in points]
-        + [[0, 0, 1]]
-    )
-    out = np.array([[abs(p**t) for p in points] + [float(t == m - 1)] for t in range(m)])
     top, left, bottom, right = padding
     n, _, h, w = x.shape
     rows, columns = h + top + bottom - 2, w + left + right - 2

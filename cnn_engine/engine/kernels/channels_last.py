@@ -21,10 +21,6 @@ from .kernel import Bound, Call, Kernel, brought
 #: Outputs from which Winograd's tiles of 4x4 are used, and of 2x2; channels and filters that fill its lanes.
 TILES_OF_4, TILES_OF_2, LANES = 14, 4, 16
 
-#: Outputs from which, with fewer channels than so many, tiles are 2x2 again: such an image comes out of the
-#: first layers, whose errors all others multiply, and 4x4 tiles gain least there (docs/performance.md).
-FIRST_OUTPUTS, FIRST_CHANNELS = 128, 64
-
 WINOGRAD = (_cpu.Conv2dMethod.winograd2, _cpu.Conv2dMethod.winograd4)
 
 
@@ -41,8 +37,8 @@ def method(node: Node, graph: Graph) -> Any:
     """Returns how a convolution is computed, by its shape alone: the same for every batch.
 
     Winograd's tiles of 4x4 take 2.25 multiplications for 9, and those of 2x2 take 4, but both move more data,
-    and need enough places and channels to fill tiles and vectors. With their points and short sums, logits
-    are within twice ONNX Runtime's error (docs/performance.md).
+    and need enough places and channels to fill tiles and vectors. With their points and short sums, and
+    small tiles in a stem, logits are within twice ONNX Runtime's error (docs/performance.md).
     """
     op, methods = node.op, _cpu.Conv2dMethod
     filters, channels, *kernel = graph.values[node.inputs[1]].shape
@@ -54,10 +50,19 @@ def method(node: Node, graph: Graph) -> Any:
     plain = op.groups == 1 and op.stride == (1, 1) and op.dilation == (1, 1)
     if not plain or kernel != [3, 3] or has_prologue(node) or min(channels, filters) < LANES:
         return methods.direct
-    is_first = min(rows, columns) >= FIRST_OUTPUTS and channels < FIRST_CHANNELS
-    if min(rows, columns) >= TILES_OF_4 and not is_first:
+    if min(rows, columns) >= TILES_OF_4 and not is_stem(node, graph):
         return methods.winograd4
     return methods.winograd2 if min(rows, columns) >= TILES_OF_2 else methods.direct
+
+
+def is_stem(node: Node, graph: Graph) -> bool:
+    """Whether all paths of a network with branches go through ``node``: its error is in all of them."""
+    branches = (place for place, n in enumerate(graph.nodes) if _is_read_twice(n, graph))
+    return graph.places[node.name] < next(branches, 0)
+
+
+def _is_read_twice(node: Node, graph: Graph) -> bool:
+    return any(len(graph.consumers.get(name, ())) > 1 for name in node.outputs)
 
 
 def has_prologue(node: Node) -> bool:
