@@ -70,6 +70,23 @@ def _alone(path: Path) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def _sixths_in_any_type(torch: Any) -> Iterator[None]:
+    """Has hard swish and hard sigmoid divide by 6: on a GPU PyTorch has 1 / 6 in float32, for float64 too."""
+    functional = torch.nn.functional
+    before = functional.hardswish, functional.hardsigmoid
+
+    def hardsigmoid(x: Any, inplace: bool = False) -> Any:
+        return (x + 3).clamp(0, 6) / 6
+
+    functional.hardsigmoid = hardsigmoid
+    functional.hardswish = lambda x, inplace=False: x * hardsigmoid(x)
+    try:
+        yield
+    finally:
+        functional.hardswish, functional.hardsigmoid = before
+
+
 class Model:
     """A network of random weights as PyTorch has it, and the ONNX file that we read.
 
@@ -109,7 +126,7 @@ class Model:
         """Returns PyTorch's logits in float64."""
         torch = self.torch
         self.module.double()
-        with torch.no_grad():
+        with torch.no_grad(), _sixths_in_any_type(torch):
             there = torch.from_numpy(images).to(self.device).double()
             found = export.first_output(self.module(there)).cpu()
         self.module.float()

@@ -9,6 +9,7 @@ import time
 from argparse import ArgumentTypeError
 
 import graphs
+import numpy as np
 import pytest
 
 from benchmarks import low_batch, record
@@ -291,3 +292,18 @@ def test_checks_odd_sizes(tmp_path, torchvision):
     ours = [row for row in json.loads((tmp_path / "l.json").read_text())["rows"] if row["ours"]]
     assert len(ours) == 4
     assert all(row["error"] < 0.05 and row["size"] == [33, 47] for row in ours)
+
+
+def test_exact_logits_know_a_sixth():
+    """PyTorch's functions are its own again afterwards."""
+    torch = pytest.importorskip("torch")
+    from benchmarks import low_batch_contestants as who
+
+    functional = torch.nn.functional
+    before = functional.hardswish, functional.hardsigmoid
+    x = torch.linspace(-4, 4, 1001, dtype=torch.float64)
+    with who._sixths_in_any_type(torch):
+        found = torch.nn.Hardswish()(x).numpy(), torch.nn.Hardsigmoid()(x).numpy()
+    gate = np.clip(x.numpy() / 6 + 0.5, 0, 1)
+    np.testing.assert_allclose(found, (x.numpy() * gate, gate), rtol=0, atol=1e-15)
+    assert (functional.hardswish, functional.hardsigmoid) == before

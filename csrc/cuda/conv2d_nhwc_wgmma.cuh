@@ -141,6 +141,9 @@ __global__ void __launch_bounds__(TileOf<T, Groups, Columns>::kThreads,
   constexpr bool kRounds = sizeof(T) == 2;  // results that are stored as what is multiplied
   const bool in_fragments = kRounds && p.in_fragments;
   constexpr int kUnitBytes = kFilters * kRowBytes;
+  // Threads read float32's weights themselves, and each tells that it has; products tell at once
+  // for a warpgroup.
+  constexpr int kArrivals = std::is_same_v<T, float> ? kThreads : Groups;
   extern __shared__ __align__(1024) char memory[];
   const std::uint32_t ring = shared_address(memory);
   const std::uint32_t received = ring + p.at.received;
@@ -165,7 +168,7 @@ __global__ void __launch_bounds__(TileOf<T, Groups, Columns>::kThreads,
     init_phases(residual_is_here, 1);
     for (int stage = 0; stage < p.stages; ++stage) {
       init_phases(full + 8 * stage, 1);
-      init_phases(empty + 8 * stage, Groups);
+      init_phases(empty + 8 * stage, kArrivals);
     }
     if (p.split > 1) {
       init_phases(all_received, 1);
@@ -314,10 +317,7 @@ __global__ void __launch_bounds__(TileOf<T, Groups, Columns>::kThreads,
       if (step + 1 < steps) prepare(step + 1, stage, parity);
       wait_for_products<0>();
       take(of_step);
-      // One thread tells: all have read their weights before the barrier that ends the next step's
-      // preparation, and no stage is filled again after the last step. racecheck reports the copy
-      // of weights and their reads nevertheless; why is not known.
-      if (thread % 128 == 0) arrive(empty + 8 * now);
+      arrive(empty + 8 * now);
 #pragma unroll
       for (int i = 0; i < Columns / 2; ++i) sums[i] += of_step[i];
     }
