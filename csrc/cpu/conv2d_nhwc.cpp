@@ -3,6 +3,7 @@
 
 #include "cpu/conv2d_nhwc_depthwise.h"
 #include "cpu/conv2d_nhwc_direct.h"
+#include "cpu/conv2d_nhwc_phases.h"
 #include "cpu/conv2d_nhwc_winograd.h"
 
 namespace cnn_engine::cpu::CNN_ENGINE_ISA {
@@ -12,6 +13,7 @@ std::int64_t conv2d_nhwc_packed(const Conv2dShape& p, Conv2dMethod method) {
     return WinogradShape(p, method).packed(p);
   }
   if (method == Conv2dMethod::depthwise) return depthwise_packed(p);
+  if (method == Conv2dMethod::planar && is_phased(p)) return phases_packed(p);
   return direct_packed(p, method);
 }
 
@@ -22,6 +24,7 @@ void conv2d_nhwc_pack(const float* weight, float* packed, const Conv2dShape& sha
     return winograd_pack(weight, packed, p, method, threads);
   }
   if (method == Conv2dMethod::depthwise) return depthwise_pack(weight, packed, p);
+  if (method == Conv2dMethod::planar && is_phased(p)) return phases_pack(weight, packed, p);
   direct_pack(weight, packed, p, method);
 }
 
@@ -32,6 +35,7 @@ std::int64_t scratch_floats(const Conv2dShape& p, Conv2dMethod method) {
     return winograd_scratch(p, method);
   }
   if (method == Conv2dMethod::depthwise) return depthwise_scratch(p);
+  if (method == Conv2dMethod::planar && is_phased(p)) return PhasesShape(p).floats(p);
   return direct_scratch(p, method);
 }
 
@@ -57,13 +61,14 @@ void conv2d_nhwc(const float* input, const float* packed, const float* bias, con
                     output,
                     pitches,
                     {activation, alpha, beta}};
+  const Winograd tiled{
+      input, packed, residual, output, pitches, call.activation, call.activation.epilogue(bias)};
   switch (method) {
     case Conv2dMethod::winograd2:
     case Conv2dMethod::winograd4:
-      return winograd({input, packed, residual, output, pitches, call.activation,
-                       call.activation.epilogue(bias)},
-                      scratch, p, method, threads);
+      return winograd(tiled, scratch, p, method, threads);
     case Conv2dMethod::planar:
+      if (is_phased(p)) return phases(tiled, scratch, p, threads);
       return banded(call, scratch, p, true, threads);
     case Conv2dMethod::depthwise:
       return depthwise(input, packed, bias, residual, output, scratch, p, pitches, call.activation,
