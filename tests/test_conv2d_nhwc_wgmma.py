@@ -298,7 +298,7 @@ FIRST = [
 
 def first_layer(case, operands, x, weight, bias, activation=NONE, more=0, stored=None):
     device, shape = Device("cuda"), shape_of(case)
-    kind, stored = getattr(_cpu.Conv2dOperands, operands), stored or operands
+    kind, stored = getattr(_cpu.Conv2dOperands, operands), stored or stored_as(operands)
     n, _, _, _, k = case[:5]
     nbytes = cuda_module.load().conv2d_nhwc_wgmma_planar_packed(shape, kind, 0)
     packed = device.put(np.full(nbytes, 255), np.uint8)
@@ -314,22 +314,22 @@ def first_layer(case, operands, x, weight, bias, activation=NONE, more=0, stored
     return np.ascontiguousarray(found[..., :k].transpose(0, 3, 1, 2))
 
 
-@pytest.mark.parametrize("operands", HALVES)
+@pytest.mark.parametrize("operands", OPERANDS)
 @pytest.mark.parametrize("case", FIRST, ids=ids)
 def test_first_layers_of_whole_numbers_are_exact(rng, case, operands):
     x, weight, bias = whole_numbers(rng, case)
-    sums = record(case).reference(x, weight, bias)
+    sums, own = record(case).reference(x, weight, bias), stored_as(operands)
     found = first_layer(case, operands, x, weight, bias)
-    assert np.array_equal(found, halves.rounded(sums, operands))
-    for more, stored in ((8, operands), (3, operands), (5, "float32")):
+    assert np.array_equal(found, halves.rounded(sums, own))
+    for more, stored in ((8, own), (3, own), (5, "float32")):
         found = first_layer(case, operands, x, weight, None, RELU, more, stored)
         wanted = np.maximum(record(case).reference(x, weight, None), 0)
         assert np.array_equal(found, halves.rounded(wanted, stored))
 
 
-@pytest.mark.parametrize("operands", HALVES)
-def test_first_layers_round_what_they_read(rng, operands):
-    case = FIRST[0]
+@pytest.mark.parametrize("operands", OPERANDS)
+@pytest.mark.parametrize("case", [FIRST[0], FIRST[3], FIRST[4]], ids=ids)
+def test_first_layers_round_what_they_read(rng, case, operands):
     x, weight, bias = arrays(rng, case)
     wanted = record(case).reference(x, weight, bias)
     sizes = record(case).reference(abs(x), abs(weight), abs(bias))
@@ -337,6 +337,16 @@ def test_first_layers_round_what_they_read(rng, operands):
     assert (abs(found - wanted) <= 1.01 * ERRORS[operands] * sizes).all()
     again = first_layer(case, operands, x, weight, bias, stored="float32")
     assert np.array_equal(found, again)
+
+
+def test_first_layers_in_float32_are_taken_where_there_is_much_to_do():
+    pads = (1, 1, 1, 1)
+    for k, stride, wanted in ((64, 1, True), (16, 2, False)):
+        shape = shape_of((1, 3, 224, 224, k, (3, 3), (stride, stride), pads, (1, 1), 1))
+        for operands in OPERANDS:
+            kind = getattr(_cpu.Conv2dOperands, operands)
+            found = cuda_module.load().conv2d_nhwc_wgmma_planar_takes(shape, kind, 0)
+            assert bool(found) == (wanted or operands != "float32")
 
 
 @pytest.mark.parametrize(

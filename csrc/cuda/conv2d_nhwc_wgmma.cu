@@ -30,21 +30,6 @@ int chunks_of(const Conv2dShape& shape, Conv2dOperands operands) {
   return divided(shape.c, channels_of(operands));
 }
 
-// Calls body(a null pointer to the type that is multiplied).
-template <typename Body>
-void with_type(Conv2dOperands operands, const Body& body) {
-  switch (operands) {
-    case Conv2dOperands::float16:
-      return body(static_cast<__half*>(nullptr));
-    case Conv2dOperands::bfloat16:
-      return body(static_cast<__nv_bfloat16*>(nullptr));
-    case Conv2dOperands::tf32:
-      return body(static_cast<Tf32*>(nullptr));
-    case Conv2dOperands::float32:
-      return body(static_cast<float*>(nullptr));
-  }
-}
-
 // Why the kernel cannot run a shape, or null.
 const char* why_not(const Conv2dShape& shape, Conv2dOperands operands) {
   const int down = (shape.r - 1) * shape.dilation_h, right = (shape.s - 1) * shape.dilation_w;
@@ -65,7 +50,8 @@ const char* why_not(const Conv2dShape& shape, Conv2dOperands operands) {
 
 // What a launch takes, in microseconds: fitted to launches of 78 convolutions (of 32 bits 47), of
 // batches of 1, 5 and 20, on an H200; the geometric mean of the times of what is chosen is 1.02
-// times that of the fastest (docs/performance.md). Of one-tile blocks, then of blocks that stay.
+// times that of the fastest (docs/performance.md). Of one-tile blocks, then of blocks that stay, of
+// tf32 fitted to launches of 20.
 struct TileCost {
   double step;   // of a block by itself
   double share;  // of a step of each block that a multiprocessor has
@@ -102,7 +88,10 @@ struct StayingCost {
 constexpr double kStayingLaunch = 1.884;
 constexpr StayingCost kStayingCosts[] = {
     {0.747, 0.488, 0.780}, {1.311, 0.518, 0.701}, {1.055, 0.493, 1.325}};
+constexpr StayingCost kTf32StayingCosts[] = {
+    {0.561, 0.520, 3.429}, {2.929, 0.434, 2.124}, {2.132, 0.312, 3.413}};
 static_assert(sizeof(kStayingCosts) / sizeof(kStayingCosts[0]) == kStayingTiles);
+static_assert(sizeof(kTf32StayingCosts) == sizeof(kStayingCosts));
 
 const Costs& costs_of(Conv2dOperands operands) {
   if (operands == Conv2dOperands::float32) return kSplitCosts;
@@ -116,6 +105,12 @@ void check(const Conv2dShape& shape, Conv2dOperands operands) {
 }
 
 }  // namespace
+
+bool is_worth_splitting(const Conv2dShape& shape, Conv2dOperands operands) {
+  constexpr std::int64_t kProducts = 1 << 24;
+  return operands != Conv2dOperands::float32 ||
+         shape.weight_size() * shape.out_h() * shape.out_w() >= kProducts;
+}
 
 bool runs_on(int device) {
   static const bool compiled =
@@ -162,7 +157,7 @@ Choice choose(const Product& p, Conv2dOperands operands, int multiprocessors, in
   }
   for (int tile = 0; tile < kStayingTiles && p.may_stay; ++tile) {
     const StayingShape& shape = kStaying[tile];
-    const StayingCost& cost = kStayingCosts[tile];
+    const StayingCost& cost = (has_16_bits(operands) ? kStayingCosts : kTf32StayingCosts)[tile];
     const double tiles =
         double{1} * divided(p.rows, shape.columns) * divided(p.filters, shape.groups * kFilters);
     if (tiles <= multiprocessors) continue;
@@ -177,13 +172,11 @@ Choice choose(const Product& p, Conv2dOperands operands, int multiprocessors, in
 
 std::int64_t conv2d_nhwc_wgmma_takes(const Conv2dShape& shape, Conv2dOperands operands,
                                      int device) {
-  // Two parts of tf32 lose more than three of bfloat16, and gain little where there is little to
-  // do; a step takes as long however few channels it has.
-  constexpr std::int64_t kProducts = 1 << 24;
-  const bool wanted = operands != Conv2dOperands::float32 ||
-                      (shape.c >= wgmma::channels_of(operands) &&
-                       shape.weight_size() * shape.out_h() * shape.out_w() >= kProducts);
-  return wanted && wgmma::runs_on(device) && wgmma::why_not(shape, operands) == nullptr;
+  // A step takes as long however few channels it has.
+  const bool wanted =
+      operands != Conv2dOperands::float32 || shape.c >= wgmma::channels_of(operands);
+  return wanted && wgmma::is_worth_splitting(shape, operands) && wgmma::runs_on(device) &&
+         wgmma::why_not(shape, operands) == nullptr;
 }
 
 std::int64_t conv2d_nhwc_wgmma_packed(const Conv2dShape& shape, Conv2dOperands operands, int) {
@@ -276,12 +269,13 @@ void conv2d_nhwc_wgmma(const void* input, const void* packed, const float* bias,
     const bool is_relu = activation == UnaryFunction::relu;
     p.low = is_relu ? 0.0f : alpha;
     p.high = is_relu ? std::numeric_limits<float>::infinity() : beta;
-    const bool all_rounded =
-        p.y_is_rounded && p.in_pieces && p.filters % 8 == 0 && (!residual || p.residual_is_rounded);
-    p.in_fragments = all_rounded && (is_relu || activation == UnaryFunction::clip);
-    p.may_stay = !p.has_prologue() &&
-                 (p.in_fragments || (all_rounded && (activation == UnaryFunction::hard_swish ||
-                                                     activation == UnaryFunction::swish)));
+    const bool is_clamp = is_relu || activation == UnaryFunction::clip;
+    const bool all_rounded = p.y_is_rounded && (!residual || p.residual_is_rounded);
+    const bool in_tiles = p.in_pieces && p.filters % 8 == 0;
+    p.in_fragments = all_rounded && in_tiles && is_clamp;
+    p.may_stay =
+        (all_rounded || operands == Conv2dOperands::tf32) && in_tiles && !p.has_prologue() &&
+        (is_clamp || activation == UnaryFunction::hard_swish || activation == UnaryFunction::swish);
     const wgmma::Choice choice = wgmma::choose(p, operands, multiprocessors, rank);
     wgmma::with_type(operands, [&](auto* type) {
       wgmma::launch_product<std::remove_pointer_t<decltype(type)>>(x, p, choice, stream);

@@ -334,12 +334,7 @@ __global__ void __launch_bounds__(TileOf<T, Groups, Columns>::kThreads,
         preparation.apply(memory + stage * At::kStageBytes + At::kWeightBytes);
         preparation.load(first_step + step + 1);
       }
-      begin_products();
-#pragma unroll
-      for (int k = 0; k < kRowBytes / kInstructionBytes; ++k) {
-        constexpr int kApart = kInstructionBytes >> 4;
-        Wgmma<T, Columns>::multiply(sums, weights + at + k * kApart, places + at + k * kApart);
-      }
+      multiply_rows<T, Columns>(sums, weights + at, places + at);
       commit_products();
       wait_for_products<1>();  // those of the step before
       if (step > 0 && thread % 128 == 0) arrive(empty + 8 * before);
@@ -529,7 +524,7 @@ void launch_tiles(const Images& images, const Product& p, const Choice& choice, 
 
 template <typename T>
 void launch_product(const Images& images, const Product& p, const Choice& choice, Stream stream) {
-  if constexpr (sizeof(T) == 2) {
+  if constexpr (!std::is_same_v<T, float>) {
     if (choice.stays) return launch_staying<T>(images, p, choice, stream);
   }
   if (p.has_prologue()) return launch_tiles<T, true>(images, p, choice, stream);

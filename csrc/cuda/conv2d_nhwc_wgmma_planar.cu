@@ -2,20 +2,27 @@
 //
 // D [64 filters, 112 places of a row of outputs], a warpgroup each. K are a filter's taps, (r, s,
 // c) with four channels and eight columns, of which those past the shape's have weights of 0. A
-// block reads the rows of the image that its outputs need, and lays them down as pairs of places,
-// four channels each: 16 bytes for each place of the output, so that the windows of eight
-// neighbours are what wgmma takes for eight rows of 16 bytes, and those that overlap share their
-// memory. A window's next two columns are one pair further where it moves by two, and two where it
-// moves by one: there pairs overlap too.
+// block reads the rows of the image that its outputs need, and lays them down in pieces of 16
+// bytes, one for each place of the output, so that the windows of eight neighbours are what wgmma
+// takes for eight rows of 16 bytes, and those that overlap share their memory.
 //
-// Packed weights: [ceil(K / 64)][ceil(R / 2)][64 filters][128 bytes of two of the filter's rows],
-// their pieces exchanged (wgmma.cuh).
+// Of 16 bits a piece is a pair of places, four channels each. A window's next two columns are one
+// pair further where it moves by two, and two where it moves by one: there pairs overlap too. Of 32
+// bits a piece is one place; where windows move by two, even and odd places lie apart.
+//
+// float32 is multiplied as two parts of tf32 (conv2d_nhwc_wgmma_split.cuh), which weights are
+// packed as, and each row of a filter summed by itself, half of the places at a time.
+//
+// Packed weights: [ceil(K / 64)][parts][units][64 filters][128 bytes of two of the filter's rows,
+// of 32 bits of one], their pieces exchanged (wgmma.cuh).
 #include <algorithm>
 #include <stdexcept>
 #include <string>
+#include <type_traits>
 
 #include "cuda/conv2d_nhwc_wgmma_end.cuh"
 #include "cuda/conv2d_nhwc_wgmma_product.h"
+#include "cuda/conv2d_nhwc_wgmma_split.cuh"
 #include "cuda/launch.cuh"
 #include "cuda/mma.cuh"
 #include "cuda/stored.cuh"
@@ -29,12 +36,39 @@ namespace {
 
 constexpr int kPlaces = 112;  // of a row of outputs
 constexpr int kColumns = 8, kPlanes = 4;
-constexpr int kPairs = 120;  // of a row of the image
+constexpr int kPieces = 120;  // of a row of the image, or of its even or odd places
 constexpr int kUnitBytes = 64 * kRowBytes;
 constexpr int kSharedBytes = 200 * 1024;  // at most
 constexpr int kPitch = 64 + 4;            // of sums
-// Behind the last row: memcheck takes the rows of a matrix for apart, and sees so much more read.
-constexpr int kBeyond = 1792;
+
+// How an operand of so many bytes, in so many parts, lies in shared memory.
+struct Layout {
+  int item_bytes, parts, stride;
+
+  __host__ __device__ constexpr int piece_places() const { return item_bytes == 2 ? 2 : 1; }
+  // Of a row of the image.
+  __host__ __device__ constexpr int planes() const { return item_bytes == 2 ? 1 : stride; }
+  __host__ __device__ constexpr int line_bytes() const { return planes() * kPieces * 16; }
+  // From a column of a window to the next that has a piece of its own.
+  __host__ __device__ constexpr int next_columns() const {
+    if (item_bytes == 2) return 16 * (3 - stride);
+    return stride == 1 ? 16 : kPieces * 16;
+  }
+  __host__ __device__ constexpr int filter_row_bytes() const {
+    return kColumns * kPlanes * item_bytes;
+  }
+  __host__ __device__ constexpr int units(int filter_rows) const {
+    return (filter_rows * filter_row_bytes() + kRowBytes - 1) / kRowBytes;
+  }
+  // Behind the last row: memcheck takes the rows of a matrix for apart, and sees so much more read.
+  __host__ __device__ constexpr int beyond() const { return 1792 + next_columns(); }
+};
+template <typename T, int Stride>
+constexpr Layout kLayout = {sizeof(T), std::is_same_v<T, float> ? 2 : 1, Stride};
+
+constexpr Layout layout_of(Conv2dOperands operands, int stride) {
+  return {has_16_bits(operands) ? 2 : 4, operands == Conv2dOperands::float32 ? 2 : 1, stride};
+}
 
 struct Planar {
   const float* x;
@@ -49,41 +83,56 @@ struct Planar {
   Overflow overflow;
 };
 
-int units_of(const Conv2dShape& shape) { return (shape.r + 1) / 2; }
-
 int image_rows(const Conv2dShape& shape, int rows) { return shape.r + (rows - 1) * shape.stride_h; }
 
-int shared_bytes(const Conv2dShape& shape, int rows) {
-  const int inputs = units_of(shape) * kUnitBytes + image_rows(shape, rows) * kPairs * 16 + kBeyond;
-  return std::max(inputs, rows * kPlaces * kPitch * 4) + 8;
+int shared_bytes(const Conv2dShape& shape, const Layout& at, int rows) {
+  const int part = at.units(shape.r) * kUnitBytes + image_rows(shape, rows) * at.line_bytes();
+  return std::max(at.parts * part + at.beyond(), rows * kPlaces * kPitch * 4) + 8;
 }
 
-const char* why_not_planar(const Conv2dShape& p) {
+const char* why_not_planar(const Conv2dShape& p, Conv2dOperands operands) {
   if (p.groups != 1 || p.c > kPlanes) return "one group of at most 4 channels";
   if (p.s > kColumns || p.stride_w > 2 || p.dilation_h != 1 || p.dilation_w != 1) {
     return "at most 8 columns, 1 or 2 columns apart, without dilation";
   }
-  if (shared_bytes(p, 2) > kSharedBytes) return "rows that fit into shared memory";
+  if (shared_bytes(p, layout_of(operands, p.stride_w), 2) > kSharedBytes)
+    return "rows that fit into shared memory";
   return nullptr;
 }
 
-// How wgmma is told of pairs at `address`.
-template <int Stride>
-__device__ inline std::uint64_t pairs_at(std::uint32_t address) {
-  constexpr std::uint64_t kNextColumns = 16 * (3 - Stride), kEightPlaces = 8 * 16;
+// How wgmma is told of pieces at `address`.
+template <typename T, int Stride>
+__device__ inline std::uint64_t pieces_at(std::uint32_t address) {
+  constexpr std::uint64_t kNextColumns = kLayout<T, Stride>.next_columns(), kEightPlaces = 8 * 16;
   return (kEightPlaces >> 4) << 32 | (kNextColumns >> 4) << 16 | ((address & 0x3ffff) >> 4);
 }
 
-template <typename T, int Stride, int Rows>
+// Stores a piece of the image, four channels of a place or two, in each of its parts.
+template <typename T, int n>
+__device__ inline void store_piece_of_image(char* to, const float (&values)[n], int part_bytes,
+                                            const Overflow& overflow) {
+  store_neighbours(reinterpret_cast<T*>(to), values, overflow);
+  if constexpr (std::is_same_v<T, float>) {
+    float beyond[n];
+#pragma unroll
+    for (int i = 0; i < n; ++i) beyond[i] = beyond_tf32(values[i]);
+    store_neighbours(reinterpret_cast<T*>(to + part_bytes), beyond, overflow);
+  }
+}
+
+// Of windows of at most Columns columns.
+template <typename T, int Stride, int Columns, int Rows>
 __global__ void __launch_bounds__(128 * Rows, 2)
     conv2d_nhwc_wgmma_planar_kernel(const __grid_constant__ Planar p) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  constexpr int kThreads = 128 * Rows;
+  constexpr Layout kAt = kLayout<T, Stride>;
+  constexpr int kThreads = 128 * Rows, kLineBytes = kAt.line_bytes();
   extern __shared__ __align__(1024) char memory[];
   const int thread = threadIdx.x, group = thread / 128;
-  const int units = (p.shape.r + 1) / 2, rows_in = p.shape.r + (Rows - 1) * p.shape.stride_h;
-  char* const image = memory + units * kUnitBytes;
-  const int inputs = units * kUnitBytes + rows_in * kPairs * 16 + kBeyond;
+  const int rows_in = p.shape.r + (Rows - 1) * p.shape.stride_h;
+  const int weight_bytes = kAt.units(p.shape.r) * kUnitBytes, image_bytes = rows_in * kLineBytes;
+  char* const image = memory + kAt.parts * weight_bytes;
+  const int inputs = kAt.parts * (weight_bytes + image_bytes) + kAt.beyond();
   const int sum_bytes = Rows * kPlaces * kPitch * 4;
   const std::uint32_t weights = shared_address(memory);
   const std::uint32_t barrier = weights + max(inputs, sum_bytes);
@@ -96,9 +145,9 @@ __global__ void __launch_bounds__(128 * Rows, 2)
   if (thread == 0) {
     init_phases(barrier, 1);
     publish_to_engines();
-    expect_bytes(barrier, units * kUnitBytes);
-    copy_bulk(weights, p.packed + std::int64_t{1} * blockIdx.y * units * kUnitBytes,
-              units * kUnitBytes, barrier);
+    expect_bytes(barrier, kAt.parts * weight_bytes);
+    copy_bulk(weights, p.packed + std::int64_t{1} * blockIdx.y * kAt.parts * weight_bytes,
+              kAt.parts * weight_bytes, barrier);
   }
   constexpr int kWidth = 8;
   const int piece = thread % 8, filter = first_filter + piece * kWidth;
@@ -113,12 +162,12 @@ __global__ void __launch_bounds__(128 * Rows, 2)
   const int top = first_row * p.shape.stride_h - p.shape.pad_top;
   const int begin = first_place * Stride - p.shape.pad_left;
 #pragma unroll 5
-  for (int pair = thread; pair < rows_in * kPairs; pair += kThreads) {
-    const int row = pair / kPairs, h = top + row;
-    const int w = begin + (pair - row * kPairs) * Stride;
-    float values[2 * kPlanes] = {};
+  for (int at = thread; at < rows_in * kAt.planes() * kPieces; at += kThreads) {
+    const int run = at / kPieces, row = run / kAt.planes(), h = top + row;
+    const int w = begin + (at - run * kPieces) * Stride + run % kAt.planes();
+    float values[kAt.piece_places() * kPlanes] = {};
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
+    for (int i = 0; i < kAt.piece_places(); ++i) {
       const bool inside = h >= 0 && h < p.shape.h && w + i >= 0 && w + i < p.shape.w;
       const float* const from = x + static_cast<std::int64_t>(h) * p.shape.w + w + i;
 #pragma unroll
@@ -126,25 +175,56 @@ __global__ void __launch_bounds__(128 * Rows, 2)
         if (inside && c < p.shape.c) values[i * kPlanes + c] = from[c * plane];
       }
     }
-    store_neighbours(reinterpret_cast<T*>(image + pair * 16), values, p.overflow);
+    store_piece_of_image<T>(image + at * 16, values, image_bytes, p.overflow);
   }
   publish_to_engines();
   __syncthreads();
   wait_for_phase(barrier, 0);
 
   float sums[kPlaces / 2] = {};
-  const std::uint32_t pairs =
-      weights + units * kUnitBytes + group * p.shape.stride_h * (kPairs * 16);
+  const std::uint32_t pieces =
+      weights + kAt.parts * weight_bytes + group * p.shape.stride_h * kLineBytes;
+  constexpr int kAtOnce = kInstructionBytes / (kPlanes * static_cast<int>(sizeof(T)));
+  constexpr int kInstructions = Columns / kAtOnce;
 #pragma unroll 1
   for (int r = 0; r < p.shape.r; ++r) {
-    const std::uint64_t a = matrix_at(weights + r / 2 * kUnitBytes + r % 2 * 64);
-    const std::uint64_t b = pairs_at<Stride>(pairs + r * (kPairs * 16));
-    begin_products();
-    Wgmma<T, kPlaces>::multiply(sums, a, b);
-    // Four columns further.
-    Wgmma<T, kPlaces>::multiply(sums, a + 2, b + 4 / Stride);
-    commit_products();
-    wait_for_products<1>();
+    constexpr int kRowsAUnit = kRowBytes / kAt.filter_row_bytes();
+    const std::uint64_t a =
+        matrix_at(weights + r / kRowsAUnit * kUnitBytes + r % kRowsAUnit * kAt.filter_row_bytes());
+    const std::uint64_t b = pieces_at<T, Stride>(pieces + r * kLineBytes);
+    constexpr int kNextA = kInstructionBytes >> 4, kNextB = kAtOnce / Stride;
+    if constexpr (std::is_same_v<T, float>) {
+      constexpr int kHalf = kPlaces / 2;
+      const std::uint64_t small = a + (weight_bytes >> 4), beyond = b + (image_bytes >> 4);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        float of_row[kHalf / 2] = {};
+        const auto multiply = [&](std::uint64_t of_filters, std::uint64_t of_places) {
+#pragma unroll
+          for (int i = 0; i < kInstructions; ++i) {
+            Wgmma<Tf32, kHalf>::multiply(of_row, of_filters + i * kNextA,
+                                         of_places + half * kHalf + i * kNextB);
+          }
+        };
+        begin_products();
+        multiply(a, beyond);
+        multiply(small, b);
+        multiply(a, b);
+        commit_products();
+        wait_for_products<0>();
+        take(of_row);
+#pragma unroll
+        for (int i = 0; i < kHalf / 2; ++i) sums[half * (kHalf / 2) + i] += of_row[i];
+      }
+    } else {
+      begin_products();
+#pragma unroll
+      for (int i = 0; i < kInstructions; ++i) {
+        Wgmma<T, kPlaces>::multiply(sums, a + i * kNextA, b + i * kNextB);
+      }
+      commit_products();
+      wait_for_products<1>();
+    }
   }
   wait_for_products<0>();
   __syncthreads();  // no one multiplies what lies there
@@ -167,9 +247,9 @@ __global__ void __launch_bounds__(128 * Rows, 2)
     load_neighbours(own + place * kPitch + piece * kWidth, value);
 #pragma unroll
     for (int i = 0; i < kWidth; ++i) value[i] += bias[i];
-    activate(p, value);
+    activate<T>(p, value);
     const std::int64_t to = (first + place) * p.y_pitch + filter;
-    if (p.y_is_rounded) {
+    if (sizeof(T) == 2 && p.y_is_rounded) {
       store_piece(static_cast<T*>(p.y) + to, value, whole, left, p.overflow);
     } else {
       store_piece(static_cast<float*>(p.y) + to, value, whole, left, p.overflow);
@@ -178,28 +258,33 @@ __global__ void __launch_bounds__(128 * Rows, 2)
 #endif
 }
 
-// One thread packs 16 bytes: two columns of four channels.
+// One thread packs 16 bytes: one or two columns of four channels.
 template <typename T>
 __global__ void conv2d_nhwc_wgmma_planar_pack_kernel(const float* weight,  // [K, C, R, S]
                                                      T* packed, const Conv2dShape shape, int units,
                                                      int pieces) {
+  constexpr Layout kAt = kLayout<T, 1>;
+  constexpr int kWidth = 16 / sizeof(T), kRowPieces = kAt.filter_row_bytes() / 16;
   const int index = static_cast<int>(grid_thread());
   if (index >= pieces) return;
   const int at = index % 8, row = index / 8 % 64, unit = index / 512 % units;
-  const int filter = index / 512 / units * 64 + row;
-  const int piece = exchanged(row, at), r = 2 * unit + piece / 4;
-  for (int i = 0; i < 8; ++i) {
-    const int s = piece % 4 * 2 + i / kPlanes, c = i % kPlanes;
+  const int part = index / 512 / units % kAt.parts;
+  const int filter = index / 512 / units / kAt.parts * 64 + row;
+  const int piece = exchanged(row, at), r = unit * (8 / kRowPieces) + piece / kRowPieces;
+  for (int i = 0; i < kWidth; ++i) {
+    const int s = piece % kRowPieces * (kWidth / kPlanes) + i / kPlanes, c = i % kPlanes;
     const bool some = filter < shape.k && r < shape.r && s < shape.s && c < shape.c;
     const int from = ((filter * shape.c + c) * shape.r + r) * shape.s + s;
-    packed[std::int64_t{8} * index + i] = narrowed<T>(some ? weight[from] : 0.0f);
+    float value = some ? weight[from] : 0.0f;
+    if constexpr (kAt.parts > 1) value = to_tf32(part ? value - to_tf32(value) : value);
+    packed[std::int64_t{kWidth} * index + i] = narrowed<T>(value);
   }
 }
 
-template <typename T, int Stride, int Rows>
-void launch_planar(Planar p, Stream stream) {
-  const auto kernel = conv2d_nhwc_wgmma_planar_kernel<T, Stride, Rows>;
-  const int bytes = shared_bytes(p.shape, Rows);
+template <typename T, int Stride, int Columns, int Rows>
+void launch_rows(Planar p, Stream stream) {
+  const auto kernel = conv2d_nhwc_wgmma_planar_kernel<T, Stride, Columns, Rows>;
+  const int bytes = shared_bytes(p.shape, kLayout<T, Stride>, Rows);
   CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
   p.tiles_a_row = (p.out_w + kPlaces - 1) / kPlaces;
   p.tiles_a_column = (p.out_h + Rows - 1) / Rows;
@@ -207,31 +292,31 @@ void launch_planar(Planar p, Stream stream) {
   launch("conv2d_nhwc_wgmma_planar_kernel", kernel, grid, dim3(128 * Rows), bytes, stream, 1, p);
 }
 
+template <typename T, int Stride, int Columns>
+void launch_columns(const Planar& p, int multiprocessors, Stream stream) {
+  const std::int64_t rows = std::int64_t{p.shape.n} * p.out_h;
+  if (rows > 2 * multiprocessors) return launch_rows<T, Stride, Columns, 2>(p, stream);
+  launch_rows<T, Stride, Columns, 1>(p, stream);
+}
+
+template <typename T, int Stride>
+void launch_stride(const Planar& p, int multiprocessors, Stream stream) {
+  if (p.shape.s <= kColumns / 2) {
+    return launch_columns<T, Stride, kColumns / 2>(p, multiprocessors, stream);
+  }
+  launch_columns<T, Stride, kColumns>(p, multiprocessors, stream);
+}
+
 template <typename T>
 void launch_planar(const Planar& p, int multiprocessors, Stream stream) {
-  const std::int64_t rows = std::int64_t{p.shape.n} * p.out_h;
-  if (rows > 2 * multiprocessors) {
-    if (p.shape.stride_w == 2) return launch_planar<T, 2, 2>(p, stream);
-    return launch_planar<T, 1, 2>(p, stream);
-  }
-  if (p.shape.stride_w == 2) return launch_planar<T, 2, 1>(p, stream);
-  launch_planar<T, 1, 1>(p, stream);
+  if (p.shape.stride_w == 2) return launch_stride<T, 2>(p, multiprocessors, stream);
+  launch_stride<T, 1>(p, multiprocessors, stream);
 }
 
-void check_planar(const Conv2dShape& shape) {
-  if (const char* expected = why_not_planar(shape)) {
+void check_planar(const Conv2dShape& shape, Conv2dOperands operands) {
+  if (const char* expected = why_not_planar(shape, operands)) {
     throw std::invalid_argument(std::string("conv2d_nhwc_wgmma_planar: expected ") + expected);
   }
-}
-
-// Calls body(a null pointer to the type that is multiplied).
-template <typename Body>
-void with_type(Conv2dOperands operands, const Body& body) {
-  if (operands == Conv2dOperands::float16) return body(static_cast<__half*>(nullptr));
-  if (operands == Conv2dOperands::bfloat16) return body(static_cast<__nv_bfloat16*>(nullptr));
-  throw std::invalid_argument(
-      std::string("conv2d_nhwc_wgmma_planar: expected operands of 16 bits, found ") +
-      name_of(operands));
 }
 
 }  // namespace
@@ -239,13 +324,15 @@ void with_type(Conv2dOperands operands, const Body& body) {
 
 std::int64_t conv2d_nhwc_wgmma_planar_takes(const Conv2dShape& shape, Conv2dOperands operands,
                                             int device) {
-  return wgmma::runs_on(device) && wgmma::has_16_bits(operands) &&
-         wgmma::why_not_planar(shape) == nullptr;
+  return wgmma::is_worth_splitting(shape, operands) && wgmma::runs_on(device) &&
+         wgmma::why_not_planar(shape, operands) == nullptr;
 }
 
-std::int64_t conv2d_nhwc_wgmma_planar_packed(const Conv2dShape& shape, Conv2dOperands, int) {
-  wgmma::check_planar(shape);
-  return std::int64_t{wgmma::kUnitBytes} * wgmma::units_of(shape) * ((shape.k + 63) / 64);
+std::int64_t conv2d_nhwc_wgmma_planar_packed(const Conv2dShape& shape, Conv2dOperands operands,
+                                             int) {
+  wgmma::check_planar(shape, operands);
+  const wgmma::Layout at = wgmma::layout_of(operands, shape.stride_w);
+  return std::int64_t{wgmma::kUnitBytes} * at.parts * at.units(shape.r) * ((shape.k + 63) / 64);
 }
 
 void conv2d_nhwc_wgmma_planar_pack(const float* weight, void* packed, const Conv2dShape& shape,
@@ -254,7 +341,7 @@ void conv2d_nhwc_wgmma_planar_pack(const float* weight, void* packed, const Conv
   wgmma::with_type(operands, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
     wgmma::conv2d_nhwc_wgmma_planar_pack_kernel<<<blocks_for(pieces), kBlockThreads, 0, stream>>>(
-        weight, static_cast<T*>(packed), shape, wgmma::units_of(shape), pieces);
+        weight, static_cast<T*>(packed), shape, wgmma::kLayout<T, 1>.units(shape.r), pieces);
   });
   CUDA_CHECK_LAUNCH("conv2d_nhwc_wgmma_planar_pack_kernel");
   // conv2d_nhwc_wgmma_planar reads them before it waits for the kernels before it.
@@ -265,7 +352,7 @@ void conv2d_nhwc_wgmma_planar(const float* input, const void* packed, const floa
                               void* output, const Conv2dShape& shape, int y_pitch, Stored stored,
                               const Overflow& overflow, Conv2dOperands operands,
                               UnaryFunction activation, float alpha, float beta, Stream stream) {
-  wgmma::check_planar(shape);
+  wgmma::check_planar(shape, operands);
   check_stored("y", stored, operands);
   if (!is_aligned(packed, 16)) {
     throw std::invalid_argument("packed weights: expected an address that is a multiple of 16");

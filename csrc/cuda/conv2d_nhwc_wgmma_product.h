@@ -19,8 +19,27 @@ constexpr int kFilters = 64;  // of a unit of packed weights
 // Whether a device has wgmma, and the kernels were compiled for it.
 bool runs_on(int device);
 
+// False of float32 where there is little to do: two parts of tf32 lose more than three of bfloat16,
+// and gain little there.
+bool is_worth_splitting(const Conv2dShape& shape, Conv2dOperands operands);
+
 constexpr bool has_16_bits(Conv2dOperands operands) {
   return operands == Conv2dOperands::float16 || operands == Conv2dOperands::bfloat16;
+}
+
+// Calls body(a null pointer to the type that is multiplied).
+template <typename Body>
+void with_type(Conv2dOperands operands, const Body& body) {
+  switch (operands) {
+    case Conv2dOperands::float16:
+      return body(static_cast<__half*>(nullptr));
+    case Conv2dOperands::bfloat16:
+      return body(static_cast<__nv_bfloat16*>(nullptr));
+    case Conv2dOperands::tf32:
+      return body(static_cast<Tf32*>(nullptr));
+    case Conv2dOperands::float32:
+      return body(static_cast<float*>(nullptr));
+  }
 }
 
 struct Product {
@@ -100,7 +119,8 @@ constexpr Shapes kShapesOf =
     : std::is_same_v<T, float> ? Shapes{kSplitShapes, sizeof(kSplitShapes) / sizeof(TileShape)}
                                : Shapes{kShapes, kTiles};
 
-// Tiles of blocks that stay, and how many blocks of how many stages and slots a multiprocessor has.
+// Tiles of blocks that stay, and how many blocks of how many stages and slots a multiprocessor has,
+// slots of 16 bits: of 32 it has half as many.
 struct StayingShape {
   int groups, columns, blocks, stages, slots;
 };

@@ -1,12 +1,13 @@
 // conv2d_nhwc_wgmma where there are more tiles than multiprocessors have room for: blocks that stay
 // and take one tile after another, so that copies for the next and stores of the last go on while
 // one is multiplied. Of clamped results, and those of hard swish and swish, that are stored as what
-// is multiplied (Product's may_stay).
+// is multiplied (Product's may_stay), tf32 as float32.
 //
 // Beside the warpgroups that multiply, one warp asks for weights and one for images, into the ring
 // of stages, and one for what comes and goes by slots: a tile's residual is copied into a slot, the
-// warpgroups make the result in its place, and from there it is copied to y. A tile's pieces of 16
-// bytes lie exchanged (wgmma.cuh). Tiles of the same places follow each other.
+// warpgroups make the result in its place, and from there it is copied to y. A slot is units of 128
+// bytes of filters of all places, whose pieces of 16 bytes lie exchanged (wgmma.cuh). Tiles of the
+// same places follow each other.
 #pragma once
 
 #include "cuda/conv2d_nhwc_wgmma_end.cuh"
@@ -31,6 +32,34 @@ struct Turn {
   }
 };
 
+// What a thread holds of a tile (wgmma.cuh), of float32: it is ended where the slot has it, as
+// which it is stored.
+template <typename Function, int n>
+__device__ inline void end_in_place(const Function& function, const float (&sums)[n],
+                                    const float (&bias)[2], bool residual, char* slot, int warp,
+                                    int lane) {
+  const int g = lane / 4, row = lane % 4 * 2;
+  char* at[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int place = row + i % 2, piece = warp % 2 * 4 + g / 4 + i / 2 * 2;
+    at[i] = slot + place * kRowBytes + exchanged(place, piece) * 16 + g % 4 * 4;
+  }
+#pragma unroll
+  for (int j = 0; j < n / 4; ++j) {
+    float value[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float more =
+          residual ? *reinterpret_cast<const float*>(at[i] + j * 8 * kRowBytes) : 0.0f;
+      value[i] = sums[4 * j + i] + (bias[i / 2] + more);
+    }
+    function(value);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) *reinterpret_cast<float*>(at[i] + j * 8 * kRowBytes) = value[i];
+  }
+}
+
 template <typename T, int Groups, int Columns, int Blocks>
 __global__ void __launch_bounds__(128 * Groups + 96, Blocks)
     conv2d_nhwc_wgmma_staying_kernel(const __grid_constant__ CUtensorMap images,
@@ -40,12 +69,13 @@ __global__ void __launch_bounds__(128 * Groups + 96, Blocks)
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   constexpr int kTileFilters = Groups * kFilters, kWarps = 4 * Groups;  // that multiply
   constexpr int kUnitBytes = kFilters * kRowBytes, kWeightBytes = Groups * kUnitBytes;
-  constexpr int kSlotUnitBytes = Columns * kRowBytes;
+  constexpr int kSlotFilters = kRowBytes / sizeof(T), kSlotUnits = kTileFilters / kSlotFilters;
+  constexpr int kSlotUnitBytes = Columns * kRowBytes, kSlotBytes = kSlotUnits * kSlotUnitBytes;
   constexpr int kStageBytes = kWeightBytes + Columns * kRowBytes;
   extern __shared__ __align__(1024) char memory[];
   const std::uint32_t ring = shared_address(memory);
   const std::uint32_t slots = ring + p.stages * kStageBytes;
-  const std::uint32_t full = slots + p.slots * Groups * kSlotUnitBytes;
+  const std::uint32_t full = slots + p.slots * kSlotBytes;
   const std::uint32_t empty = full + 8 * p.stages, ready = empty + 8 * p.stages;
   const std::uint32_t made = ready + 8 * p.slots;
 
@@ -69,6 +99,9 @@ __global__ void __launch_bounds__(128 * Groups + 96, Blocks)
   const int first_tile = static_cast<int>(blockIdx.x), apart = static_cast<int>(gridDim.x);
   const auto units_of = [&](int first_filter) {
     return min(Groups, (p.filters - first_filter + kFilters - 1) / kFilters);
+  };
+  const auto slot_units_of = [&](int first_filter) {
+    return min(kSlotUnits, (p.filters - first_filter + kSlotFilters - 1) / kSlotFilters);
   };
   if (warp == kWarps) {  // asks for weights
     const bool leads = leads_warp();
@@ -140,12 +173,13 @@ __global__ void __launch_bounds__(128 * Groups + 96, Blocks)
     const bool leads = leads_warp();
     const auto prepare = [&](int tile, int slot) {
       if (!leads || tile >= p.tiles) return;
-      const std::uint32_t to = slots + slot * Groups * kSlotUnitBytes, barrier = ready + 8 * slot;
+      const std::uint32_t to = slots + slot * kSlotBytes, barrier = ready + 8 * slot;
       if (!p.residual) return arrive(barrier);
-      const int first_filter = tile % p.filter_tiles * kTileFilters, units = units_of(first_filter);
+      const int first_filter = tile % p.filter_tiles * kTileFilters;
+      const int units = slot_units_of(first_filter);
       expect_bytes(barrier, units * kSlotUnitBytes);
       for (int unit = 0; unit < units; ++unit) {
-        copy_tile(to + unit * kSlotUnitBytes, &residuals, first_filter + unit * kFilters,
+        copy_tile(to + unit * kSlotUnitBytes, &residuals, first_filter + unit * kSlotFilters,
                   tile / p.filter_tiles * Columns, barrier);
       }
     };
@@ -155,11 +189,12 @@ __global__ void __launch_bounds__(128 * Groups + 96, Blocks)
 #pragma unroll 1
     for (int tile = first_tile; tile < p.tiles; tile += apart) {
       wait_for_phase(made + 8 * slot.at, slot.parity);
-      const int first_filter = tile % p.filter_tiles * kTileFilters, units = units_of(first_filter);
+      const int first_filter = tile % p.filter_tiles * kTileFilters;
       if (leads) {
-        for (int unit = 0; unit < units; ++unit) {
-          store_tile(&results, slots + (slot.at * Groups + unit) * kSlotUnitBytes,
-                     first_filter + unit * kFilters, tile / p.filter_tiles * Columns);
+        const std::uint32_t from = slots + slot.at * kSlotBytes;
+        for (int unit = 0; unit < slot_units_of(first_filter); ++unit) {
+          store_tile(&results, from + unit * kSlotUnitBytes, first_filter + unit * kSlotFilters,
+                     tile / p.filter_tiles * Columns);
         }
         commit_stores();
         wait_for_reads();
@@ -195,12 +230,7 @@ __global__ void __launch_bounds__(128 * Groups + 96, Blocks)
     for (int step = 0; step < p.steps; ++step) {
       wait_for_phase(full + 8 * stage.at, stage.parity);
       const int at = stage.at * (kStageBytes >> 4);
-      begin_products();
-#pragma unroll
-      for (int k = 0; k < kRowBytes / kInstructionBytes; ++k) {
-        constexpr int kApart = kInstructionBytes >> 4;
-        Wgmma<T, Columns>::multiply(sums, weights + at + k * kApart, places + at + k * kApart);
-      }
+      multiply_rows<T, Columns>(sums, weights + at, places + at);
       commit_products();
       wait_for_products<1>();  // those of the step before
       if (step > 0 && thread % 128 == 0) arrive(empty + 8 * before);
@@ -211,23 +241,29 @@ __global__ void __launch_bounds__(128 * Groups + 96, Blocks)
     if (thread % 128 == 0) arrive(empty + 8 * before);
 
     wait_for_phase(ready + 8 * slot.at, slot.parity);
-    const std::uint32_t from = tiles + slot.at * Groups * kSlotUnitBytes;
+    const std::uint32_t from = tiles + slot.at * kSlotBytes;
     const int left = p.rows - tile / p.filter_tiles * Columns;
     bool past = false;
     const auto end = [&](const auto& function) {
-      constexpr int kEights = Columns / 8, kAtOnce = 4;
+      if constexpr (sizeof(T) == 4) {
+        char* const unit = memory + (slots - ring) + slot.at * kSlotBytes +
+                           warp * 16 / kSlotFilters * kSlotUnitBytes;
+        end_in_place(function, sums, bias, p.residual, unit, warp, lane);
+      } else {
+        constexpr int kEights = Columns / 8, kAtOnce = 4;
 #pragma unroll
-      for (int first = 0; first < kEights; first += kAtOnce) {
-        std::uint32_t more[kAtOnce][2] = {};
+        for (int first = 0; first < kEights; first += kAtOnce) {
+          std::uint32_t more[kAtOnce][2] = {};
 #pragma unroll
-        for (int j = first; j < kEights && j < first + kAtOnce; ++j) {
-          if (p.residual) load_two_tiles(more[j - first], from + j * 8 * kRowBytes);
-        }
+          for (int j = first; j < kEights && j < first + kAtOnce; ++j) {
+            if (p.residual) load_two_tiles(more[j - first], from + j * 8 * kRowBytes);
+          }
 #pragma unroll
-        for (int j = first; j < kEights && j < first + kAtOnce; ++j) {
-          const float sum[4] = {sums[4 * j], sums[4 * j + 1], sums[4 * j + 2], sums[4 * j + 3]};
-          past |= end_in_fragments<T>(function, sum, bias, more[j - first], left - 8 * j,
-                                      from + j * 8 * kRowBytes);
+          for (int j = first; j < kEights && j < first + kAtOnce; ++j) {
+            const float sum[4] = {sums[4 * j], sums[4 * j + 1], sums[4 * j + 2], sums[4 * j + 3]};
+            past |= end_in_fragments<T>(function, sum, bias, more[j - first], left - 8 * j,
+                                        from + j * 8 * kRowBytes);
+          }
         }
       }
     };
@@ -250,16 +286,17 @@ __global__ void __launch_bounds__(128 * Groups + 96, Blocks)
 template <typename T, int Tile>
 void launch_staying_tile(const Images& images, Product p, int multiprocessors, Stream stream) {
   constexpr StayingShape kShape = kStaying[Tile];
+  using Kept = std::conditional_t<std::is_same_v<T, Tf32>, float, T>;  // not rounded
   constexpr int kTileFilters = kShape.groups * kFilters, kColumns = kShape.columns;
   const auto kernel = conv2d_nhwc_wgmma_staying_kernel<T, kShape.groups, kColumns, kShape.blocks>;
   p.stages = kShape.stages;
-  p.slots = kShape.slots;
+  p.slots = kShape.slots * 2 / sizeof(T);
   p.tiled = is_tiled(images.shape);
   p.residual_rows = p.residual ? kColumns : 0;
   p.filter_tiles = (p.filters + kTileFilters - 1) / kTileFilters;
   p.tiles = (p.rows + kColumns - 1) / kColumns * p.filter_tiles;
   const auto map = [&](const void* rows, int pitch) {
-    return map_of_rows<T>(rows, p.rows, p.filters, pitch, kColumns, CU_TENSOR_MAP_SWIZZLE_128B);
+    return map_of_rows<Kept>(rows, p.rows, p.filters, pitch, kColumns, CU_TENSOR_MAP_SWIZZLE_128B);
   };
   const CUtensorMap residuals = p.residual ? map(p.residual, p.residual_pitch) : CUtensorMap{};
   constexpr int kBytes = kShape.stages * (kShape.groups * kFilters + kColumns) * kRowBytes +

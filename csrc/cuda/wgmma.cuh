@@ -106,6 +106,17 @@ CNN_ENGINE_WGMMAS(__half, "k16.f32.f16.f16", ", 0, 0")
 CNN_ENGINE_WGMMAS(__nv_bfloat16, "k16.f32.bf16.bf16", ", 0, 0")
 CNN_ENGINE_WGMMAS(Tf32, "k8.f32.tf32.tf32", "")
 
+// Asks for the products of 128 bytes of K.
+template <typename Operand, int N>
+__device__ inline void multiply_rows(float (&d)[N / 2], std::uint64_t a, std::uint64_t b) {
+  begin_products();
+#pragma unroll
+  for (int k = 0; k < kRowBytes / kInstructionBytes; ++k) {
+    constexpr int kApart = kInstructionBytes >> 4;
+    Wgmma<Operand, N>::multiply(d, a + k * kApart, b + k * kApart);
+  }
+}
+
 // ---- barriers of shared memory that count arrivals and bytes, used phase after phase ----
 
 __device__ inline void init_phases(std::uint32_t barrier, int arrivals) {

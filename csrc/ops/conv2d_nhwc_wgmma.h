@@ -36,8 +36,10 @@ void conv2d_nhwc_wgmma(const void* input,     // [N, H, W, pitches.x]
                        Conv2dOperands operands, bool scale_per_image, float floor,
                        UnaryFunction activation, float alpha, float beta, int rank, Stream stream);
 
-// A first layer: x is [N, C, H, W] in float32, which is rounded as it is read. One group of at most
-// four channels, kernels of at most eight columns, without dilation, 1 or 2 columns apart.
+// A first layer: x is [N, C, H, W] in float32, which is rounded as it is read, or multiplied as two
+// parts of tf32. One group of at most four channels, kernels of at most eight columns, without
+// dilation, 1 or 2 columns apart. What is not finite makes NaN of the sums of windows that end just
+// before it, too: up to three columns.
 std::int64_t conv2d_nhwc_wgmma_planar_takes(const Conv2dShape& shape, Conv2dOperands operands,
                                             int device);
 std::int64_t conv2d_nhwc_wgmma_planar_packed(const Conv2dShape& shape, Conv2dOperands,
