@@ -15,6 +15,15 @@
 #include "runtime/parallel.h"
 
 namespace cnn_engine::cpu::CNN_ENGINE_ISA {
+
+// What is added to a sum and what bounds it.
+struct Epilogue {
+  const float* bias;      // one for each row of y, or null
+  const float* residual;  // as y, or null
+  float lowest, highest;
+  bool hard_swish = false;  // in the bounds' place
+};
+
 namespace {
 
 // Vectors of a tile's row: with 8 rows they fill 32 registers, with 4 rows 16. (SSE multiplies into
@@ -24,14 +33,6 @@ constexpr int kTileRows = kRegisters == 32 ? 8 : 4;  // of a panel, that are com
 constexpr int kTileColumns = kTileVectors * kWide;
 // Products that are summed before the next tile's turn: b's part stays in the first-level cache.
 constexpr int kTileDepth = 6144 / kTileColumns;
-
-// What is added to a sum and what bounds it.
-struct Epilogue {
-  const float* bias;      // one for each row of y, or null
-  const float* residual;  // as y, or null
-  float lowest, highest;
-  bool hard_swish = false;  // in the bounds' place
-};
 
 // The larger and the smaller of a bound and a value; a NaN stays, as it is the second operand. The
 // compiler makes two instructions of a comparison, but the CPU has one.

@@ -17,10 +17,14 @@ CNN_ENGINE_INLINE void for_channels(int channels, const Run& run) {
   int c = 0;
   for (; c + kWide <= channels; c += kWide) run(std::integral_constant<int, kWide>(), c);
   if (c == channels) return;
+  static_assert(kWide <= 2 * kNarrow);
   if (channels >= kNarrow && channels - c <= kNarrow) {
     run(std::integral_constant<int, kNarrow>(), channels - kNarrow);
   } else if (channels >= kWide) {
     run(std::integral_constant<int, kWide>(), channels - kWide);
+  } else if (channels > kNarrow) {
+    run(std::integral_constant<int, kNarrow>(), 0);
+    run(std::integral_constant<int, kNarrow>(), channels - kNarrow);
   } else {
     for (; c < channels; ++c) run(std::integral_constant<int, 1>(), c);
   }

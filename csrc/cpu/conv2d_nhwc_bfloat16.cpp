@@ -4,6 +4,7 @@
 
 #include "cpu/conv2d_nhwc_direct.h"
 #include "cpu/kernels.h"
+#include "cpu/nhwc_tiles.h"
 
 namespace cnn_engine::cpu::CNN_ENGINE_ISA {
 

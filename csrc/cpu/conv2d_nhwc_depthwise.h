@@ -14,11 +14,6 @@
 #include "runtime/parallel.h"
 
 namespace cnn_engine::cpu::CNN_ENGINE_ISA {
-namespace {
-
-// Outputs of a row at once: the sizes of most networks' maps are multiples of 7, and 7 sums, 5
-// weights and an input fit 16 registers; twice as many sums fit 32.
-constexpr int kDepthwiseColumns = kRegisters == 32 ? 14 : 7;
 
 // A row of outputs, for the channels [0, channels) that the pointers are at.
 struct DepthwiseRow {
@@ -35,122 +30,15 @@ struct DepthwiseRow {
   Epilogue epilogue;
 };
 
-template <int W>
-CNN_ENGINE_INLINE void finish_depthwise(const DepthwiseRow& d, Vec<W> value, int column, int c) {
-  if (d.bias) value += load<W>(d.bias + c);
-  if (d.residual) value += load<W>(d.residual + column * d.residual_place + c);
-  float* to = d.output + column * d.output_place + c;
-  if constexpr (W == 1) {
-    *to = finished_one(d.epilogue, value[0]);
-  } else {
-    store<W>(to, finished(d.epilogue, value));
-  }
-}
+// Makes all outputs of a row. `table`: room for the places of a block's columns.
+using DepthwiseRowFunction = void (*)(const DepthwiseRow&, int outputs, const float** table);
+DepthwiseRowFunction depthwise_row_of(const Conv2dShape& shape);
 
-// Outputs [first, first + T) for channels [c, c + W); from(r, j) is where the jth column that they
-// read lies in the rth row.
-template <int W, int T, int S, int Stride, typename From>
-CNN_ENGINE_INLINE void depthwise_block(const DepthwiseRow& d, int first, int c, const From& from) {
-  constexpr int J = (T - 1) * Stride + S;
-  Vec<W> sum[T];
-#pragma GCC unroll 16
-  for (int t = 0; t < T; ++t) sum[t] = Vec<W>{};
-  const float* filter = d.weights + c;
-  for (int r = 0; r < d.rows; ++r) {
-    Vec<W> weights[S];
-#pragma GCC unroll 16
-    for (int s = 0; s < S; ++s, filter += d.weight) weights[s] = load<W>(filter);
-#pragma GCC unroll 32
-    for (int j = 0; j < J; ++j) {
-      const Vec<W> x = load<W>(from(r, j) + c);
-#pragma GCC unroll 16
-      for (int t = 0; t < T; ++t) {
-        const int s = j - t * Stride;
-        if (s >= 0 && s < S) sum[t] += x * weights[s];
-      }
-    }
-  }
-#pragma GCC unroll 16
-  for (int t = 0; t < T; ++t) finish_depthwise<W>(d, sum[t], first + t, c);
-}
+namespace {
 
-// The same for any number of taps and any steps between them, one output.
-template <int W>
-CNN_ENGINE_INLINE void depthwise_one(const DepthwiseRow& d, int at, int c) {
-  const int left = at * d.stride - d.pad;
-  const int begin = first_inside(left, d.dilation);
-  const int end = end_inside(left, d.columns, d.dilation, d.width);
-  Vec<W> sum{};
-  for (int r = 0; r < d.rows; ++r) {
-    const float* row = d.input + r * d.row + c;
-    const float* filter = d.weights + (r * d.columns + (begin - left) / d.dilation) * d.weight + c;
-    for (int x = begin; x < end; x += d.dilation, filter += d.weight) {
-      sum += load<W>(row + x * d.place) * load<W>(filter);
-    }
-  }
-  finish_depthwise<W>(d, sum, at, c);
-}
-
-template <int T, int S, int Stride>
-void depthwise_blocks(const DepthwiseRow& row, int outputs, const float** table) {
-  constexpr int J = (T - 1) * Stride + S;
-  const DepthwiseRow d = row;  // its own, which no store can change
-  for (int at = 0; at < outputs; at += T) {
-    const int first = at + T <= outputs ? at : outputs - T;
-    const int left = first * Stride - d.pad;
-    if (left >= 0 && left + J <= d.width) {
-      const float* corner = d.input + left * d.place;
-      const auto from = [corner, row = d.row, place = d.place](int r, int j) {
-        return corner + r * row + j * place;
-      };
-      for_channels(d.channels, [&](auto width, int c) {
-        depthwise_block<decltype(width)::value, T, S, Stride>(d, first, c, from);
-      });
-    } else {
-      for (int r = 0; r < d.rows; ++r) {
-        for (int j = 0; j < J; ++j) {
-          const int x = left + j;
-          table[r * J + j] = x >= 0 && x < d.width ? d.input + r * d.row + x * d.place : d.zeros;
-        }
-      }
-      const auto from = [=](int r, int j) {
-        return table[r * J + j];
-      };
-      for_channels(d.channels, [&](auto width, int c) {
-        depthwise_block<decltype(width)::value, T, S, Stride>(d, first, c, from);
-      });
-    }
-  }
-}
-
-// All outputs of a row.
-template <int S, int Stride>
-void depthwise_row(const DepthwiseRow& d, int outputs, const float** table) {
-  if (outputs >= kDepthwiseColumns) {
-    depthwise_blocks<kDepthwiseColumns, S, Stride>(d, outputs, table);
-  } else if (outputs >= 7) {
-    depthwise_blocks<7, S, Stride>(d, outputs, table);
-  } else if (outputs >= 4) {
-    depthwise_blocks<4, S, Stride>(d, outputs, table);
-  } else {
-    depthwise_blocks<1, S, Stride>(d, outputs, table);
-  }
-}
-
-inline void depthwise_any_row(const DepthwiseRow& d, int outputs, const float**) {
-  for (int at = 0; at < outputs; ++at) {
-    for_channels(d.channels,
-                 [&](auto width, int c) { depthwise_one<decltype(width)::value>(d, at, c); });
-  }
-}
-
-inline auto depthwise_row_of(const Conv2dShape& p) {
-  if (p.dilation_w == 1 && p.stride_w == 1 && p.s == 3) return depthwise_row<3, 1>;
-  if (p.dilation_w == 1 && p.stride_w == 1 && p.s == 5) return depthwise_row<5, 1>;
-  if (p.dilation_w == 1 && p.stride_w == 2 && p.s == 3) return depthwise_row<3, 2>;
-  if (p.dilation_w == 1 && p.stride_w == 2 && p.s == 5) return depthwise_row<5, 2>;
-  return depthwise_any_row;
-}
+// Outputs of a row at once: the sizes of most networks' maps are multiples of 7, and 7 sums, 5
+// weights and an input fit 16 registers; twice as many sums fit 32.
+constexpr int kDepthwiseColumns = kRegisters == 32 ? 14 : 7;
 
 // Channels for each place of an image from which the expansion before, by six as in most networks,
 // has more weights than what it reads and writes.

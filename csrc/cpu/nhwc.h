@@ -22,6 +22,72 @@ namespace cnn_engine::cpu::CNN_ENGINE_ISA {
 void unary(const float* input, float* output, std::int64_t size, UnaryFunction function,
            float alpha, float beta, int threads);
 
+// Filters are packed in groups of so many, whatever the width of the vectors is, missing ones zero:
+// [groups][parts][taps][channels of the part][kFilterGroup].
+constexpr int kFilterGroup = 16;
+
+// Types and tables that files of one instruction set share, which is why they are in no unnamed
+// namespace.
+
+// What comes next, so many runs of lines: they are asked for while others are multiplied, a line a
+// product. First weights, and then what is read and written after them.
+struct Ahead {
+  const float* run;
+  std::int64_t lines, step;  // of a run; from one to the next
+  int runs;
+  Ahead* then = nullptr;
+  std::int64_t asked = 0;
+
+  // The next `count` lines, one after the other; null where all have been asked for.
+  CNN_ENGINE_INLINE const float* take(std::int64_t count) {
+    Ahead* at = this;
+    while (at->runs <= 0) {
+      at = at->then;
+      if (!at) return nullptr;
+    }
+    const float* from = at->run + at->asked * kFilterGroup;
+    at->asked += count;
+    if (at->asked >= at->lines) {
+      at->asked = 0;
+      at->run += at->step;
+      --at->runs;
+    }
+    return from;
+  }
+};
+
+// Tiles of B vectors of W filters, one below the other.
+struct NhwcTile {
+  int tiles;
+  const float* x;
+  std::int64_t x_stride;
+  const std::int64_t* taps;
+  int tap_count, channels;
+  const float* w;
+  std::int64_t group_size;
+  float* y;
+  std::int64_t y_stride;
+  bool first;            // y is not read
+  const Epilogue* last;  // what follows the sum, or null
+  std::int64_t residual_stride;
+  const float* residual;  // or null
+  int valid;              // filters that there are
+  Ahead* ahead;           // what is brought to the second-level cache meanwhile
+};
+
+using NhwcTileFunction = void (*)(const NhwcTile&);
+
+constexpr int kNhwcMostRows = 12;
+// Vectors of a tile: as many as one group of filters at least where registers are few.
+constexpr int kNhwcVectors = kRegisters == 32 ? 4 : 2;
+
+// By vectors and rows; null where there is none of so many rows.
+struct NhwcTiles {
+  NhwcTileFunction wide[kNhwcVectors + 1][kNhwcMostRows + 1] = {};
+  NhwcTileFunction narrow[kNhwcMostRows + 1] = {};  // one vector of kNarrow
+};
+extern const NhwcTiles nhwc_tiles;  // nhwc_tiles.h
+
 namespace {
 
 // What is done to a sum: in registers where that takes a few instructions, else to rows that are
@@ -71,25 +137,10 @@ struct Activation {
 // Whether what is multiplied are pairs of bfloat16 in the place of a float32.
 #if defined(CNN_ENGINE_PAIRS)
 constexpr bool kPairs = true;
-
-CNN_ENGINE_INLINE void multiply_add(Vec<16>& sum, Vec<16> weights, float value) {
-  sum = (Vec<16>)_mm512_dpbf16_ps((__m512)sum, (__m512bh)weights, (__m512bh)_mm512_set1_ps(value));
-}
-CNN_ENGINE_INLINE void multiply_add(Vec<8>& sum, Vec<8> weights, float value) {
-  sum = (Vec<8>)_mm256_dpbf16_ps((__m256)sum, (__m256bh)weights, (__m256bh)_mm256_set1_ps(value));
-}
 #else
 constexpr bool kPairs = false;
-
-template <typename V>
-CNN_ENGINE_INLINE void multiply_add(V& sum, V weights, float value) {
-  sum += weights * value;
-}
 #endif
 
-// Filters are packed in groups of so many, whatever the width of the vectors is, missing ones zero:
-// [groups][parts][taps][channels of the part][kFilterGroup].
-constexpr int kFilterGroup = 16;
 // Products of a part of a sum: of a block of filters, their weights fill 32 KB at most.
 constexpr int kPartProducts = 128;
 // The same of sums of fewer products than kLongSum: one part would be nearly all of them, and its
@@ -169,52 +220,6 @@ struct Product {
   }
 };
 
-// Tiles of B vectors of W filters, one below the other.
-struct NhwcTile {
-  int tiles;
-  const float* x;
-  std::int64_t x_stride;
-  const std::int64_t* taps;
-  int tap_count, channels;
-  const float* w;
-  std::int64_t group_size;
-  float* y;
-  std::int64_t y_stride;
-  bool first;            // y is not read
-  const Epilogue* last;  // what follows the sum, or null
-  std::int64_t residual_stride;
-  const float* residual;  // or null
-  int valid;              // filters that there are
-  struct Ahead* ahead;    // what is brought to the second-level cache meanwhile
-};
-
-// What comes next, so many runs of lines: they are asked for while others are multiplied, a line a
-// product. First weights, and then what is read and written after them.
-struct Ahead {
-  const float* run;
-  std::int64_t lines, step;  // of a run; from one to the next
-  int runs;
-  Ahead* then = nullptr;
-  std::int64_t asked = 0;
-
-  // The next `count` lines, one after the other; null where all have been asked for.
-  CNN_ENGINE_INLINE const float* take(std::int64_t count) {
-    Ahead* at = this;
-    while (at->runs <= 0) {
-      at = at->then;
-      if (!at) return nullptr;
-    }
-    const float* from = at->run + at->asked * kFilterGroup;
-    at->asked += count;
-    if (at->asked >= at->lines) {
-      at->asked = 0;
-      at->run += at->step;
-      --at->runs;
-    }
-    return from;
-  }
-};
-
 template <int W>
 CNN_ENGINE_INLINE void store_some(float* to, Vec<W> value, int count) {
   if (count >= W) return store<W>(to, value);
@@ -229,136 +234,12 @@ CNN_ENGINE_INLINE Vec<W> load_some(const float* from, int count) {
   return value;
 }
 
-// What follows the sums of a tile of whole vectors, whose first output is `output`.
-template <int W, int B, int T>
-CNN_ENGINE_INLINE void finish_tile(const NhwcTile& p, const Vec<W> (&sum)[T][B], float* output,
-                                   const float* residual) {
-  if (!p.last) {
-#pragma GCC unroll 16
-    for (int t = 0; t < T; ++t) {
-#pragma GCC unroll 4
-      for (int b = 0; b < B; ++b) {
-        float* y = output + t * p.y_stride + b * W;
-        store<W>(y, p.first ? sum[t][b] : sum[t][b] + load<W>(y));
-      }
-    }
-    return;
-  }
-  const Epilogue last = *p.last;
-#pragma GCC unroll 4
-  for (int b = 0; b < B; ++b) {
-    Vec<W> bias{};
-    if (last.bias) bias = load<W>(last.bias + b * W);
-#pragma GCC unroll 16
-    for (int t = 0; t < T; ++t) {
-      float* y = output + t * p.y_stride + b * W;
-      Vec<W> value = sum[t][b];
-      if (!p.first) value += load<W>(y);
-      value += bias;
-      if (residual) value += load<W>(residual + t * p.residual_stride + b * W);
-      store<W>(y, finished(last, value));
-    }
-  }
-}
-
-// What follows the sums [rows, width] of a tile of which the first filters alone are there.
-inline void finish_edge(const NhwcTile& p, const float* sums, int rows, int width, float* output,
-                        const float* residual) {
-  for (int t = 0; t < rows; ++t) {
-    float* y = output + t * p.y_stride;
-    for (int k = 0; k < p.valid; ++k) {
-      float value = sums[t * width + k];
-      if (!p.first) value += y[k];
-      if (const Epilogue* last = p.last) {
-        if (last->bias) value += last->bias[k];
-        if (residual) value += residual[t * p.residual_stride + k];
-        value = finished_one(*last, value);
-      }
-      y[k] = value;
-    }
-  }
-}
-
-template <int W, int B, int T>
-void nhwc_tile(const NhwcTile& p) {
-  const float* input = p.x;
-  const float* residual = p.residual;
-  float* output = p.y;
-  for (int tile = 0; tile < p.tiles; ++tile) {
-    Vec<W> sum[T][B] = {};
-    const float* w = p.w;
-    const float* ahead = p.ahead->take(std::int64_t{p.tap_count} * p.channels);
-    const int ahead_step = ahead ? kFilterGroup : 0;
-    if (!ahead) ahead = w;
-    for (int a = 0; a < p.tap_count; ++a) {
-      const float* x = input + p.taps[a];
-      for (int c = 0; c < p.channels; ++c, ++x, w += kFilterGroup) {
-        __builtin_prefetch(ahead, 0, 2);
-        ahead += ahead_step;
-        Vec<W> weights[B];
-#pragma GCC unroll 4
-        for (int b = 0; b < B; ++b) {
-          weights[b] = load<W>(w + b * W / kFilterGroup * p.group_size + b * W % kFilterGroup);
-        }
-#pragma GCC unroll 16
-        for (int t = 0; t < T; ++t) {
-          const float value = x[t * p.x_stride];
-#pragma GCC unroll 4
-          for (int b = 0; b < B; ++b) multiply_add(sum[t][b], weights[b], value);
-        }
-      }
-    }
-    if (p.valid >= B * W) {
-      finish_tile<W, B, T>(p, sum, output, residual);
-    } else {
-      float sums[T * B * W];
-      for (int t = 0; t < T; ++t) {
-        for (int b = 0; b < B; ++b) store<W>(sums + (t * B + b) * W, sum[t][b]);
-      }
-      finish_edge(p, sums, T, B * W, output, residual);
-    }
-    input += T * p.x_stride;
-    output += T * p.y_stride;
-    if (residual) residual += T * p.residual_stride;
-  }
-}
-
-using NhwcTileFunction = void (*)(const NhwcTile&);
-
 // Rows of a tile that fit the registers beside B weights and a value.
 template <int B>
 constexpr int kNhwcRows = kRegisters == 32 ? (B == 4   ? 6
                                               : B == 3 ? 8
                                                        : 12)
                                            : (B == 2 ? 6 : 12);
-constexpr int kNhwcMostRows = 12;
-// Vectors of a tile: as many as one group of filters at least where registers are few.
-constexpr int kNhwcVectors = kRegisters == 32 ? 4 : 2;
-
-// Numbers of rows that there are tiles of.
-using NhwcRowCounts = std::integer_sequence<int, 1, 2, 3, 4, 5, 6, 8, 12>;
-
-template <int W, int B, int... T>
-constexpr void fill_tiles(NhwcTileFunction (&to)[kNhwcMostRows + 1],
-                          std::integer_sequence<int, T...>) {
-  ((to[T] = T > kNhwcRows<B> ? nullptr : nhwc_tile < W, B, T <= kNhwcRows<B> ? T : 1 >), ...);
-}
-
-struct NhwcTiles {
-  NhwcTileFunction wide[kNhwcVectors + 1][kNhwcMostRows + 1] = {};
-  NhwcTileFunction narrow[kNhwcMostRows + 1] = {};  // one vector of kNarrow
-
-  constexpr NhwcTiles() {
-    fill_tiles<kWide, 1>(wide[1], NhwcRowCounts());
-    fill_tiles<kWide, 2>(wide[2], NhwcRowCounts());
-    if constexpr (kNhwcVectors == 4) {
-      fill_tiles<kWide, 3>(wide[3], NhwcRowCounts());
-      fill_tiles<kWide, 4>(wide[4], NhwcRowCounts());
-    }
-    fill_tiles<kNarrow, 1>(narrow, NhwcRowCounts());
-  }
-};
-inline constexpr NhwcTiles kNhwcTiles;
 
 // Filters [begin, end) as blocks of vectors of one width: body(first filter, functions by rows,
 // most rows, filters of the block).
@@ -371,17 +252,17 @@ CNN_ENGINE_INLINE void for_filter_blocks(int begin, int end, const Body& body) {
     const int size = kWide < kFilterGroup ? (vectors < kNhwcVectors ? vectors : kNhwcVectors)
                                           : (vectors + blocks - 1) / blocks;
     constexpr int rows[] = {0, kNhwcRows<1>, kNhwcRows<2>, kNhwcRows<3>, kNhwcRows<4>};
-    body(k, kNhwcTiles.wide[size], rows[size], size * kWide);
+    body(k, nhwc_tiles.wide[size], rows[size], size * kWide);
     k += size * kWide;
     vectors -= size;
   }
   while (k < end) {
     if (kNarrow < kWide && end - k <= kNarrow) {
-      body(k, kNhwcTiles.narrow, kNhwcRows<1>, end - k);
+      body(k, nhwc_tiles.narrow, kNhwcRows<1>, end - k);
       k = end;
     } else {
       const int count = end - k < kWide ? end - k : kWide;
-      body(k, kNhwcTiles.wide[1], kNhwcRows<1>, count);
+      body(k, nhwc_tiles.wide[1], kNhwcRows<1>, count);
       k += count;
     }
   }

@@ -90,7 +90,7 @@ void transform_planar(const ConvStep& s, const float* image, float* rows, float*
 
 // The rest of one tile, `half` being A^T M: its rows, the pool, the bias and the activation.
 template <int MH, int MW, int R, int W, bool pool>
-CNN_ENGINE_INLINE void finish_tile(const ConvStep& s, const Vec<W> (&half)[MH][MW + R - 1],
+[[gnu::noinline]] void finish_tile(const ConvStep& s, const Vec<W> (&half)[MH][MW + R - 1],
                                    float* out, int tile_row, int tile, int k) {
   Vec<W> y[MH][MW];
 #pragma GCC unroll 4
@@ -138,7 +138,7 @@ void transform_output(const ConvStep& s, const float* m, float* out, int tile_ro
 // A planar image has so few channels that its products M are best used where they are made, a
 // column of frequencies at a time for `T` tiles, instead of being stored. V is [c, f, L], U is [c,
 // f, W]: every address is a constant away from one of two pointers.
-template <int MH, int R, int W, bool pool, int L, int T>
+template <int MH, int R, int W, int L, int T>
 CNN_ENGINE_INLINE void multiply_and_finish(const ConvStep& s, const float* v, const float* u,
                                            float* out, int tile_row, int tile, int k) {
   constexpr int MW = 4;
@@ -167,11 +167,15 @@ CNN_ENGINE_INLINE void multiply_and_finish(const ConvStep& s, const float* v, co
   }
 #pragma GCC unroll 4
   for (int t = 0; t < T; ++t) {
-    finish_tile<MH, MW, R, W, pool>(s, half[t], out, tile_row, tile + t, k);
+    if (s.pool) {
+      finish_tile<MH, MW, R, W, true>(s, half[t], out, tile_row, tile + t, k);
+    } else {
+      finish_tile<MH, MW, R, W, false>(s, half[t], out, tile_row, tile + t, k);
+    }
   }
 }
 
-template <int MH, int R, int W, bool pool, int L>
+template <int MH, int R, int W, int L>
 void multiply_planar(const ConvStep& s, const float* v, float* out, int tile_row) {
   constexpr int most = kRegisters == 32 ? 2 : 1;
   constexpr int frequencies = (MH + R - 1) * (4 + R - 1);
@@ -182,9 +186,9 @@ void multiply_planar(const ConvStep& s, const float* v, float* out, int tile_row
       const int tiles = s.tiles_x - first < L ? s.tiles_x - first : L;
       int t = 0;
       for (; t + most <= tiles; t += most)
-        multiply_and_finish<MH, R, W, pool, L, most>(s, values + t, u, out, tile_row, first + t, k);
+        multiply_and_finish<MH, R, W, L, most>(s, values + t, u, out, tile_row, first + t, k);
       for (; t < tiles; ++t)
-        multiply_and_finish<MH, R, W, pool, L, 1>(s, values + t, u, out, tile_row, first + t, k);
+        multiply_and_finish<MH, R, W, L, 1>(s, values + t, u, out, tile_row, first + t, k);
     }
   }
 }
@@ -196,11 +200,7 @@ void run_planar(const ConvStep& s, const float* image, float* out, float* scratc
   float* rows = scratch + s.p_offset;
   for (int row = begin; row < end; ++row) {
     transform_planar<MH, R, L>(s, image, rows, v, row);
-    if (s.pool) {
-      multiply_planar<MH, R, W, true, L>(s, v, out, row);
-    } else {
-      multiply_planar<MH, R, W, false, L>(s, v, out, row);
-    }
+    multiply_planar<MH, R, W, L>(s, v, out, row);
   }
 }
 
