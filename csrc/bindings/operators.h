@@ -220,12 +220,37 @@ void bind_shape(py::module_& module, const char* name) {
 #undef CNN_ENGINE_PROPERTY
 }
 
+// ---- enumerations ----
+
+inline py::object name_of_member(py::handle self) {
+  for (const auto& [name, value] : py::dict(self.attr("__members__"))) {
+    if (value.is(self)) return py::reinterpret_borrow<py::object>(name);
+  }
+  throw py::value_error("expected a member of its class");
+}
+
+inline void add_members(const py::object& bound, const py::dict& members) {
+  bound.attr("__members__") = members;
+  for (const auto& [name, value] : members) py::setattr(bound, name, value);
+  const py::handle property(reinterpret_cast<PyObject*>(&PyProperty_Type));
+  bound.attr("name") = property(py::cpp_function(&name_of_member, py::is_method(bound)));
+  bound.attr("__repr__") = py::cpp_function(
+      [](py::handle self) {
+        return py::str("{}.{}").format(py::type::of(self).attr("__name__"), self.attr("name"));
+      },
+      py::is_method(bound));
+}
+
+// A class whose members are its only values. py::enum_, with all that it makes for each, took as
+// long to compile as half of everything else here.
 template <typename Enum>
 void bind_enum(py::module_& module, const char* name) {
-  py::enum_<Enum> bound(module, name);
+  const py::class_<Enum> bound(module, name);
+  py::dict members;
   for (int i = 0; name_of(static_cast<Enum>(i)) != nullptr; ++i) {
-    bound.value(name_of(static_cast<Enum>(i)), static_cast<Enum>(i));
+    members[name_of(static_cast<Enum>(i))] = py::cast(static_cast<Enum>(i));
   }
+  add_members(bound, members);
 }
 
 }  // namespace cnn_engine::bindings
