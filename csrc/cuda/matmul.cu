@@ -31,9 +31,10 @@ __global__ void matmul_kernel(const float* __restrict__ a, const float* __restri
 // `Size` rows or columns of a tile, read by strides; neighbouring threads read along the dimension
 // that has stride 1.
 template <int Size, int Pitch, int Threads>
-class Strided {
+class StridedMatrix {
  public:
-  __device__ Strided(const float* matrix, std::int64_t stride, std::int64_t depth_stride, int size)
+  __device__ StridedMatrix(const float* matrix, std::int64_t stride, std::int64_t depth_stride,
+                           int size)
       : matrix_(matrix) {
     const int thread = threadIdx.x;
     const bool along_depth = Threads < Size || depth_stride == 1;
@@ -127,10 +128,10 @@ __global__ void __launch_bounds__(Tile::threads, 384 / Tile::threads + (Tile::th
   block /= grid.splits;
   const int column = static_cast<int>(block % grid.column_tiles) * Tile::N;
   const std::int64_t z = block / grid.column_tiles;
-  const Strided<Tile::M, Tile::a_pitch, Tile::threads> x(a + p.offset(p.a_batch, z) + row * p.a_row,
-                                                         p.a_row, p.a_depth, p.rows - row);
-  const Strided<Tile::N, Tile::N, Tile::threads> y(b + p.offset(p.b_batch, z) + column * p.b_column,
-                                                   p.b_column, p.b_depth, p.columns - column);
+  const StridedMatrix<Tile::M, Tile::a_pitch, Tile::threads> x(
+      a + p.offset(p.a_batch, z) + row * p.a_row, p.a_row, p.a_depth, p.rows - row);
+  const StridedMatrix<Tile::N, Tile::N, Tile::threads> y(
+      b + p.offset(p.b_batch, z) + column * p.b_column, p.b_column, p.b_depth, p.columns - column);
   MatrixOutput out;
   out.to = output + split * grid.part_size + (z * p.rows + row) * p.columns + column;
   out.epilogue = epilogue;
@@ -161,7 +162,7 @@ __global__ void __launch_bounds__(Tile::threads, 384 / Tile::threads + (Tile::th
   const Panels panels = p.panels();
   const PackedRows<Tile> x(packed + row / PackedRows<Tile>::kRows * panels.panel_size(),
                            panels.panels - row / PackedRows<Tile>::kRows, panels.depth);
-  const Strided<Tile::N, Tile::N, Tile::threads> y(
+  const StridedMatrix<Tile::N, Tile::N, Tile::threads> y(
       input + static_cast<std::int64_t>(column) * p.in_features, p.in_features, 1, p.n - column);
   MatrixOutput out;
   out.to =

@@ -1,5 +1,5 @@
-// What fused.cu knows of a network that is compiled in: whether a description is it, and how to run
-// it.
+// What fused.cpp knows of a network that is compiled in: whether a description is it, and how to
+// run it.
 #pragma once
 
 #include <cuda_runtime_api.h>
