@@ -116,6 +116,7 @@ class FakeDevice:
         self.cupti, self.pinned = cupti, pinned
         self.stream = None
         self.copied: list[tuple[int, int]] = []
+        self.delays: list[float] = []
 
     def is_pinned(self, address: int) -> bool:
         return self.pinned
@@ -137,6 +138,7 @@ class FakeDevice:
         return (end.at - start.at) * 1e-9
 
     def delay(self, seconds: float) -> None:
+        self.delays.append(seconds)
         self.cupti.now += round(seconds * 1e9)
 
     def synchronize(self) -> None: ...
@@ -244,6 +246,20 @@ def test_records_that_are_lost_are_not_taken_for_work_that_was_not_done(look_int
     found, _ = look_into(4, 4)
     assert found.whole_pass.source == "events"
     assert "not complete" in found.notes[0]
+
+
+def test_events_wait_behind_a_delay_that_covers_the_launches(look_into):
+    """Else the time between two of them holds the launch of what lies there."""
+    _, engine = look_into(4, 4, records=False)
+    margin = meters.LAUNCH_MARGIN_S
+    pairs, passes = (
+        [margin] * meters.EMPTY_PAIRS,
+        [3 * margin, margin],
+    )  # three steps, and one after the wait
+    assert engine.device.delays[: len(pairs)] == pairs
+    delays = engine.device.delays[len(pairs) :]
+    assert delays
+    assert delays == passes * (len(delays) // 2)
 
 
 # ---- the parts of a fused network ----
