@@ -20,7 +20,7 @@ import numpy as np
 from benchmarks import record
 from cnn_engine import Engine, InputError, cli
 from cnn_engine.measure import environment, step_times, timing
-from cnn_engine.measure.meters import RecordMeter
+from cnn_engine.measure.meters import Metered, RecordMeter
 from cnn_engine.measure.pass_parts import OVERLAP
 from cnn_engine.measure.profile_tables import EVENTS
 from cnn_engine.measure.records import activity
@@ -30,7 +30,12 @@ VARIANTS = ("fused", "pad")
 BATCHES = (1, 100, 10_000)
 CHECKED = 32
 PLAIN_S = 0.4
-RECORDED_PASSES = 30
+
+#: Recorded passes that steps are compared with: half of them before the passes that are taken apart and half
+#: after, a few at a time between plain ones, as those are. Copies share the host's memory with all else that
+#: is done there, and take up to a fifth more in passes recorded in one go, or at another time.
+RECORDED_PASSES = 40
+IN_A_TURN = step_times.IN_A_TURN
 
 #: A step agrees with its record within a share of it and a constant, the sum with the pass within a share.
 STEP_SHARE, STEP_S, SUM_SHARE = 0.10, 0.5e-6, 0.05
@@ -145,10 +150,10 @@ class Bench:
             found.notes,
         )  # fmt: skip
 
-    def record(self) -> dict[str, float]:
-        """Returns the median of the records of each step on the device; empty without CUPTI."""
+    def record(self, passes: int) -> list[Metered]:
+        """Returns the records of so many passes; none without CUPTI."""
         if self.engine.device.kind != "cuda" or activity.unavailable() is not None:
-            return {}
+            return []
 
         def following() -> Any:
             addresses = (
@@ -156,14 +161,25 @@ class Bench:
             )
             return self.engine.plan_at(*addresses, self.batch, self.images.dtype)
 
-        found = RecordMeter().measure(following, RECORDED_PASSES)
-        steps = found[0].plan.steps
+        found: list[Metered] = []
+        for _ in range(0, passes, IN_A_TURN):
+            for _ in range(IN_A_TURN):
+                following().run_steps()
+            found += RecordMeter().measure(following, IN_A_TURN)
+        return found
+
+    def compare(self, records: bool) -> Cell:
+        """Takes passes apart, between two halves of those recorded to compare with."""
+        found = self.record(RECORDED_PASSES // 2)
+        cell = self.look_into(records)
+        found += self.record(RECORDED_PASSES // 2)
         medians: dict[str, float] = defaultdict(float)
-        for k, step in enumerate(steps):
+        for k, step in enumerate(found[0].plan.steps if found else ()):
             if step.place == "cuda":  # where a pass has chunks, a step each
                 name = f"{step.name} {step.direction}" if step.kind == "copy" else step.name
                 medians[name] += float(np.median([one.seconds[k] for one in found]))
-        return dict(medians)
+        cell.recorded = dict(medians)
+        return cell
 
 
 def measure(device: str, batches: tuple[int, ...], variants: tuple[str, ...]) -> tuple[list, dict]:
@@ -185,9 +201,7 @@ def measure(device: str, batches: tuple[int, ...], variants: tuple[str, ...]) ->
     cells = []
     for bench in benches:
         for records in (True, False) if on_cuda else (True,):
-            cell = bench.look_into(records)
-            cell.recorded = bench.record()
-            cells.append(cell)
+            cells.append(bench.compare(records))
     described.update(environment.state(engines[0].device))
     for engine in engines:
         engine.close()
