@@ -20,36 +20,51 @@ CNN_ENGINE_INLINE void multiply_add(V& sum, V weights, float value) {
 }
 #endif
 
-// What follows the sums of a tile of whole vectors, whose first output is `output`.
+// What follows the sums of a tile of whole vectors, whose first output is `output`. Of what is
+// asked for each vector, what most convolutions need is asked once: it takes as long as the rest.
 template <int W, int B, int T>
 CNN_ENGINE_INLINE void finish_tile(const NhwcTile& p, const Vec<W> (&sum)[T][B], float* output,
                                    const float* residual) {
-  if (!p.last) {
-#pragma GCC unroll 16
-    for (int t = 0; t < T; ++t) {
+  const float* added = residual ? residual : output;
+  const auto each = [&](const auto& finish) {
 #pragma GCC unroll 4
-      for (int b = 0; b < B; ++b) {
+    for (int b = 0; b < B; ++b) {
+      Vec<W> bias{};
+      if (p.last && p.last->bias) bias = load<W>(p.last->bias + b * W);
+#pragma GCC unroll 16
+      for (int t = 0; t < T; ++t) {
         float* y = output + t * p.y_stride + b * W;
-        store<W>(y, p.first ? sum[t][b] : sum[t][b] + load<W>(y));
+        store<W>(y, finish(sum[t][b], y, bias, added + t * p.residual_stride + b * W));
       }
     }
-    return;
+  };
+  using Sum = const Vec<W>&;
+  if (!p.last) {
+    if (p.first) return each([](Sum value, const float*, Sum, const float*) { return value; });
+    return each([](Sum value, const float* y, Sum, const float*) { return value + load<W>(y); });
   }
   const Epilogue last = *p.last;
-#pragma GCC unroll 4
-  for (int b = 0; b < B; ++b) {
-    Vec<W> bias{};
-    if (last.bias) bias = load<W>(last.bias + b * W);
-#pragma GCC unroll 16
-    for (int t = 0; t < T; ++t) {
-      float* y = output + t * p.y_stride + b * W;
-      Vec<W> value = sum[t][b];
-      if (!p.first) value += load<W>(y);
-      value += bias;
-      if (residual) value += load<W>(residual + t * p.residual_stride + b * W);
-      store<W>(y, finished(last, value));
-    }
+  if (!last.hard_swish && last.highest == std::numeric_limits<float>::infinity()) {
+    const Vec<W> lowest = splat<W>(last.lowest);
+    const auto plain = [&](const auto& total) {
+      if (!residual) {
+        return each([&](Sum value, const float* y, Sum bias, const float*) {
+          return raised(lowest, total(value, y) + bias);
+        });
+      }
+      each([&](Sum value, const float* y, Sum bias, const float* add) {
+        return raised(lowest, total(value, y) + bias + load<W>(add));
+      });
+    };
+    if (p.first) return plain([](Sum value, const float*) { return value; });
+    return plain([](Sum value, const float* y) { return value + load<W>(y); });
   }
+  each([&](Vec<W> value, const float* y, Sum bias, const float* add) {
+    if (!p.first) value += load<W>(y);
+    value += bias;
+    if (residual) value += load<W>(add);
+    return finished(last, value);
+  });
 }
 
 // What follows the sums [rows, width] of a tile of which the first filters alone are there.
