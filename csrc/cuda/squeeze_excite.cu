@@ -1,17 +1,17 @@
-// squeeze_excite on CUDA: a cluster of up to eight blocks makes the factors of an image.
+// squeeze_excite on CUDA: a block, or a cluster of up to eight, makes the factors of an image.
 //
 // A block has some of the channels: their means, what they add to every hidden sum, and in the end
-// their factors. So weights are packed by channels, [C][first weights of M, M padded to eights] and
-// then [C][second weights], of which a block needs two runs of its own: they are on their way to
-// shared memory before it waits for the image. Only the hidden sums of the blocks meet, in shared
-// memory that the cluster shares, and are added in the order of the blocks.
-#include <cooperative_groups.h>
-
+// their factors. So weights are packed by channels, [C][first weights of M, M padded to an odd
+// number of eights, whose rows begin in banks apart] and then [C][second weights], of which a block
+// needs two runs of its own: they are on their way to shared memory before it waits for the image,
+// and so are the biases. Only the hidden sums of the blocks meet: each is sent to all by the warp
+// that made it, and those that came are added up in the order of the blocks.
 #include <algorithm>
 
 #include "cuda/activation.cuh"
 #include "cuda/channels.cuh"
 #include "cuda/launch.cuh"
+#include "cuda/mma.cuh"
 #include "cuda/row_weights.cuh"
 #include "cuda/strided.cuh"
 #include "ops/squeeze_excite.h"
@@ -19,191 +19,296 @@
 namespace cnn_engine::cuda {
 namespace {
 
-constexpr int kThreads = 512;
+constexpr int kThreads = 512, kWarps = kThreads / kWarpThreads;
 constexpr int kRun = 8;         // channels, or hidden sums, of a load
 constexpr int kMostBlocks = 8;  // of a cluster, that every GPU with clusters has
-constexpr int kAhead = 8;       // loads of a thread that are on their way at once
-constexpr int kLanes = 8;       // that share a channel's second sum
 constexpr int kMostRuns = 512;  // of channels, and of hidden sums
-// Weights past so many bytes of shared memory are read from where they are: two blocks of a
+// What a block is worth: so many bytes of weights, which arrive while it waits, and so many numbers
+// of the image.
+constexpr std::int64_t kWeightBytes = 160 * 1024, kNumbers = 8 * 1024;
+// Weights past so many bytes of shared memory in all are read from where they are: two blocks of a
 // multiprocessor have room for so many, and one alone.
-constexpr int kHalfHeld = 80 * 1024, kMostHeld = 160 * 1024;
-constexpr int kFewBlocks = 64;  // that find a multiprocessor each, all clusters at once
+constexpr std::int64_t kHalfHeld = 112 * 1024, kMostHeld = 224 * 1024;
+constexpr int kFewBlocks = 96;  // that find a multiprocessor each, all clusters at once
+// Numbers of an image from which its blocks have places and not channels: lines of memory are
+// whole then, which is worth one more exchange.
+constexpr std::int64_t kManyNumbers = 256 * 1024;
 
 struct Gates {
   const float *first_bias, *second_bias;
   float* y;
   int places, channels, hidden;
-  int runs, hidden_runs;  // of channels and of hidden sums
-  int own_runs;           // of channels, that the first blocks have
-  bool holds;             // weights in shared memory
+  int runs, hidden_runs;           // of channels and of hidden sums
+  int own_runs;                    // of channels, that the first blocks have
+  int lane_bits;                   // of the number of lanes that share a channel's second sum
+  int blocks;                      // of an image
+  bool by_places;                  // each block reads all channels, in some of the places
+  bool holds_first, holds_second;  // weights in shared memory
+  float scale;                     // 1 / places
   Activation inner, outer;
 };
 
-// Adds up the rows of [rows][columns] in a fixed order: `parts` threads a column, then their sums.
-// Calls take(column, sum).
-template <typename Take>
-__device__ inline void add_up(const float* from, float* parts, int rows, int columns,
-                              const Take& take) {
-  const int count = max(1, kThreads / columns);
-  for (int i = threadIdx.x; i < count * columns; i += kThreads) {
-    const int part = i / columns, column = i - part * columns;
-    float sum = 0.0f;
-#pragma unroll 4
-    for (int row = part; row < rows; row += count) sum += from[row * columns + column];
-    parts[i] = sum;
+// Shared memory, in floats; weights that are held follow.
+struct Layout {
+  int parts, means, others, first_bias, second_bias, hidden, received, end;
+
+  __host__ __device__ explicit Layout(const Gates& p) {
+    const int own = p.own_runs * kRun, padded = p.hidden_runs * kRun;
+    parts = larger(kThreads * kRun, padded);  // after sums of threads
+    means = parts + larger(kThreads, p.by_places ? p.channels : own);
+    others = means + own;  // sums of this block's channels, of each block's places
+    second_bias = others + (p.by_places ? p.blocks * own : 0);
+    first_bias = second_bias + own;
+    hidden = first_bias + padded;
+    end = hidden + padded;
+    received = p.blocks > 1 ? end : 0;  // one block has its own where sums of threads were
+    if (p.blocks > 1) end += p.blocks * padded;
   }
-  __syncthreads();
-  for (int column = threadIdx.x; column < columns; column += kThreads) {
-    float sum = 0.0f;
-#pragma unroll 8
-    for (int part = 0; part < count; ++part) sum += parts[part * columns + column];
-    take(column, sum);
+  __host__ __device__ static int larger(int a, int b) { return a > b ? a : b; }
+};
+
+// Without a call for what gates have most.
+__device__ inline float applied(const Activation& function, float x) {
+  return function.function == UnaryFunction::sigmoid ? sigmoid(x) : function(x);
+}
+
+// Adds up kRun numbers over a warp's lanes; lane 4 v then has number v.
+__device__ inline float add_lanes(float (&sum)[kRun]) {
+  const unsigned lane = threadIdx.x % kWarpThreads;
+#pragma unroll
+  for (int half = kRun / 2, apart = kWarpThreads / 2; half > 0; half /= 2, apart /= 2) {
+    const bool upper = (lane & apart) != 0;
+#pragma unroll
+    for (int i = 0; i < half; ++i) {
+      const float kept = upper ? sum[i + half] : sum[i], sent = upper ? sum[i] : sum[i + half];
+      sum[i] = kept + __shfl_xor_sync(kFullMask, sent, apart);
+    }
   }
-  __syncthreads();
+  sum[0] += __shfl_xor_sync(kFullMask, sum[0], 2);
+  return sum[0] + __shfl_xor_sync(kFullMask, sum[0], 1);
 }
 
 // Copies `bytes`, a multiple of 16, to shared memory; does not wait for them.
-__device__ inline void begin_copy(char* to, const char* from, int bytes) {
+__device__ inline void begin_copy(void* to, const void* from, int bytes) {
   for (int at = threadIdx.x * 16; at < bytes; at += kThreads * 16) {
-    const auto address = static_cast<std::uint32_t>(__cvta_generic_to_shared(to + at));
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(from + at)
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to) + at),
+                 "l"(static_cast<const char*>(from) + at)
                  : "memory");
+  }
+}
+
+// Sends a number to a block of the cluster, whose barrier counts the bytes.
+__device__ inline void send_cluster(std::uint32_t to, std::uint32_t barrier, float value) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(to),
+      "f"(value), "r"(barrier)
+      : "memory");
+#endif
+}
+
+// Returns once all bytes that the barrier's only phase expects of the cluster have come.
+__device__ inline void wait_for_cluster_bytes(std::uint32_t barrier) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "again:\n"
+      "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], 0;\n"
+      "@!done bra again;\n"
+      "}" ::"r"(barrier)
+      : "memory");
+#endif
+}
+
+// Adds up what is at every `apart`-th place from the first of a thread on, `places` in all, at most
+// kAhead of them under way at once. What lies past the end is read at the last place, and not
+// taken: a load that may be left out would wait for its own turn.
+template <int kAhead, typename X>
+__device__ inline void add_places(Channels<kRun>& sum, const X* image, int first, int apart,
+                                  int places, int pitch) {
+#pragma unroll 1
+  for (int begin = first; begin < places; begin += kAhead * apart) {
+    Neighbours<X, kRun> read[kAhead];
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      const std::int64_t place = min(begin + i * apart, places - 1);
+      read[i] = *reinterpret_cast<const Neighbours<X, kRun>*>(image + place * pitch);
+    }
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      if (begin + i * apart >= places) break;
+#pragma unroll
+      for (int v = 0; v < kRun; ++v) sum.value[v] += widened(read[i].value[v]);
+    }
   }
 }
 
 // Blocks: of a cluster along z; then images.
 template <typename T, typename X>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, 2)
     squeeze_excite_kernel(const X* x, const T* packed, const __grid_constant__ Gates p) {
-  // [4096] sums of threads, [512] or more sums of parts, [channels] means, [hidden] sums of this
-  // block and of all; then the weights.
   extern __shared__ __align__(16) float memory[];
+  __shared__ __align__(8) std::uint64_t all_received, all_summed;
+  const Layout at(p);
+  float *const sums = memory, *const parts = memory + at.parts, *const means = memory + at.means;
+  float *const first_bias = memory + at.first_bias, *const second_bias = memory + at.second_bias;
+  float *const hidden = memory + at.hidden, *const received = memory + at.received;
+  float* const others = memory + at.others;
   const int padded = p.hidden_runs * kRun;  // hidden sums
-  float* const sums = memory;
-  float* const parts = sums + kThreads * kRun;
-  float* const means = parts + max(kThreads, max(padded, p.own_runs * kRun));
-  float* const own_sums = means + p.own_runs * kRun;
-  float* const hidden = own_sums + padded;
+  const int thread = threadIdx.x, warp = thread / kWarpThreads, lane = thread % kWarpThreads;
+  const std::uint32_t barrier = shared_address(&all_received);
+  const std::uint32_t summed = shared_address(&all_summed);
   let_successors_start();
-  const int first_run = static_cast<int>(blockIdx.z) * p.own_runs;
-  const int runs = min(p.own_runs, p.runs - first_run);
-  const int channels = runs * kRun, first = first_run * kRun;
+  const int rank = static_cast<int>(blockIdx.z), first = rank * p.own_runs * kRun;
+  const int channels = max(0, min(p.own_runs * kRun, p.channels - first));
+  if (p.blocks > 1) {
+    if (thread == 0) {
+      init_barrier(barrier);
+      expect_bytes(barrier, p.blocks * padded * 4);
+      init_barrier(summed);
+      expect_bytes(summed, p.blocks * channels * 4);
+    }
+    __syncwarp();
+    arrive_at_cluster_barrier();
+  }
   const T* first_weights = packed + static_cast<std::int64_t>(first) * padded;
   const T* second_weights = first_weights + static_cast<std::int64_t>(p.channels) * padded;
-  if (p.holds) {
-    T* const held = reinterpret_cast<T*>(hidden + padded);
-    const int elements = channels * padded;
-    const int bytes = elements * static_cast<int>(sizeof(T));
-    begin_copy(reinterpret_cast<char*>(held), reinterpret_cast<const char*>(first_weights), bytes);
-    begin_copy(reinterpret_cast<char*>(held + elements),
-               reinterpret_cast<const char*>(second_weights), bytes);
+  const int elements = channels * padded;
+  T* held = reinterpret_cast<T*>(memory + at.end);
+  if (p.holds_first) {
+    begin_copy(held, first_weights, elements * static_cast<int>(sizeof(T)));
     first_weights = held;
-    second_weights = held + elements;
+    held += elements;
   }
+  if (p.holds_second) {
+    begin_copy(held, second_weights, elements * static_cast<int>(sizeof(T)));
+    second_weights = held;
+  }
+  for (int c = thread; c < channels; c += kThreads) {
+    second_bias[c] = p.second_bias != nullptr ? p.second_bias[first + c] : 0.0f;
+  }
+  for (int m = thread; m < padded; m += kThreads) {
+    first_bias[m] = p.first_bias != nullptr && m < p.hidden ? p.first_bias[m] : 0.0f;
+  }
+  // Of places: a thread has a run of channels at some of them. Of their sums: a channel of some.
+  const int read = p.by_places ? p.channels : channels, runs = read / kRun;
+  const int rows = kThreads / runs, row = thread / runs, run = thread - row * runs;
+  const int shares = max(1, kThreads / read);
+  const int share = read < kThreads ? thread / read : 0, column = thread - share * read;
+  const int some = (p.places + p.blocks - 1) / p.blocks;
+  const int first_place = p.by_places ? rank * some : 0;
+  const int places = p.by_places ? max(0, min(some, p.places - first_place)) : p.places;
+  const int part = thread & ((1 << p.lane_bits) - 1);
+  if (p.blocks > 1) wait_at_cluster_barrier();  // all blocks can be sent to
   wait_for_inputs();
 
-  // Means: a thread has a run of channels at some of the places.
-  const int rows = kThreads / runs;
-  const int row = threadIdx.x / runs, run = threadIdx.x - row * runs;
+  const X* const image =
+      x + (static_cast<std::int64_t>(blockIdx.x) * p.places + first_place) * p.channels +
+      (p.by_places ? 0 : first);
   if (row < rows) {
     auto sum = Channels<kRun>::all(0.0f);
-    const X* const image =
-        x + static_cast<std::int64_t>(blockIdx.x) * p.places * p.channels + first + run * kRun;
-    // What lies past the end is read at the last place, and not taken: a load that may be left out
-    // would wait for its own turn.
-    for (int begin = row; begin < p.places; begin += kAhead * rows) {
-      Neighbours<X, kRun> read[kAhead];
-#pragma unroll
-      for (int i = 0; i < kAhead; ++i) {
-        const std::int64_t place = min(begin + i * rows, p.places - 1);
-        read[i] = *reinterpret_cast<const Neighbours<X, kRun>*>(image + place * p.channels);
-      }
-#pragma unroll
-      for (int i = 0; i < kAhead; ++i) {
-        if (begin + i * rows >= p.places) break;
-#pragma unroll
-        for (int v = 0; v < kRun; ++v) sum.value[v] += widened(read[i].value[v]);
-      }
+    constexpr int kMost = sizeof(X) == 4 ? 4 : 8;
+    if (places <= 4 * rows) {
+      add_places<4>(sum, image + run * kRun, row, rows, places, p.channels);
+    } else {
+      add_places<kMost>(sum, image + run * kRun, row, rows, places, p.channels);
     }
-    sum.store(sums + row * channels + run * kRun);
+    sum.store(sums + row * read + run * kRun);
   }
   asm volatile("cp.async.wait_all;" ::: "memory");
   __syncthreads();
-  add_up(sums, parts, rows, channels,
-         [&](int c, float sum) { means[c] = sum / static_cast<float>(p.places); });
-
-  // What these channels add to the hidden sums: a thread has a run of sums and some of the
-  // channels.
-  const int shares = kThreads / p.hidden_runs;
-  const int share = threadIdx.x / p.hidden_runs, h = threadIdx.x - share * p.hidden_runs;
   if (share < shares) {
-    auto sum = Channels<kRun>::all(0.0f);
+    for (int c = column; c < read; c += kThreads) {
+      float sum = 0.0f;
 #pragma unroll 4
-    for (int c = share; c < channels; c += shares) {
-      const auto weight = Channels<kRun>::load(first_weights + c * padded + h * kRun);
-#pragma unroll
-      for (int v = 0; v < kRun; ++v) sum.value[v] = fmaf(means[c], weight.value[v], sum.value[v]);
+      for (int r = share; r < rows; r += shares) sum += sums[r * read + c];
+      parts[share * read + c] = sum;
     }
-    sum.store(sums + share * padded + h * kRun);
   }
   __syncthreads();
-  add_up(sums, parts, shares, padded, [&](int m, float sum) { own_sums[m] = sum; });
-
-  const int blocks = static_cast<int>(gridDim.z);
-#if __CUDA_ARCH__ >= 900
-  const auto cluster = cooperative_groups::this_cluster();
-  if (blocks > 1) cluster.sync();
-#endif
-  for (int m = threadIdx.x; m < padded; m += kThreads) {
+  for (int c = thread; c < read; c += kThreads) {
     float sum = 0.0f;
-#if __CUDA_ARCH__ >= 900
-    if (blocks > 1) {
-      float found[kMostBlocks];
-#pragma unroll
-      for (int b = 0; b < kMostBlocks; ++b) {
-        found[b] = cluster.map_shared_rank(own_sums, min(b, blocks - 1))[m];
-      }
-#pragma unroll
-      for (int b = 0; b < kMostBlocks; ++b) sum += b < blocks ? found[b] : 0.0f;
+#pragma unroll 4
+    for (int s = 0; s < shares; ++s) sum += parts[s * read + c];
+    if (!p.by_places) {
+      means[c] = sum * p.scale;
+    } else {
+      const int own = p.own_runs * kRun, block = c / own;
+      const std::uint32_t to = shared_address(others + rank * own + c - block * own);
+      send_cluster(cluster_address(to, block), cluster_address(summed, block), sum);
     }
-#endif
-    if (blocks == 1) sum = own_sums[m];
-    const bool some = m < p.hidden;
-    if (some && p.first_bias != nullptr) sum += p.first_bias[m];
-    hidden[m] = some ? p.inner(sum) : 0.0f;
+  }
+  if (p.by_places) {
+    wait_for_cluster_bytes(summed);
+    for (int c = thread; c < channels; c += kThreads) {
+      float sum = 0.0f;
+#pragma unroll
+      for (int b = 0; b < kMostBlocks; ++b) sum += others[b * p.own_runs * kRun + c];
+      means[c] = sum * p.scale;
+    }
   }
   __syncthreads();
-#if __CUDA_ARCH__ >= 900
-  // Others may read this block's sums until they have theirs: it does not end before.
-  if (blocks > 1) cluster.barrier_arrive();
-#endif
 
-  const int lane = threadIdx.x % kLanes;
-  for (int begin = 0; begin < channels; begin += kThreads / kLanes) {
-    const int c = begin + threadIdx.x / kLanes;
+  // What these channels add to the hidden sums: a warp has a run of sums, its lanes channels.
+  for (int h = warp * kRun; h < padded; h += kWarps * kRun) {
+    float sum[kRun] = {};
+#pragma unroll 2
+    for (int c = lane; c < channels; c += kWarpThreads) {
+      const auto weight = Channels<kRun>::load(first_weights + c * padded + h);
+#pragma unroll
+      for (int v = 0; v < kRun; ++v) sum[v] = fmaf(means[c], weight.value[v], sum[v]);
+    }
+    constexpr int kAlike = kWarpThreads / kRun;  // lanes that have the same sum
+    const float total = add_lanes(sum);
+    const int m = h + lane / kAlike;
+    if (p.blocks == 1) {
+      received[m] = total;
+    } else {
+      const std::uint32_t to = shared_address(received + rank * padded + m);
+      for (int b = lane % kAlike; b < p.blocks; b += kAlike) {
+        send_cluster(cluster_address(to, b), cluster_address(barrier, b), total);
+      }
+    }
+  }
+  if (p.blocks == 1) {
+    __syncthreads();
+  } else {
+    wait_for_cluster_bytes(barrier);
+  }
+  for (int m = thread; m < padded; m += kThreads) {
+    float sum = 0.0f;
+#pragma unroll
+    for (int b = 0; b < kMostBlocks; ++b) {
+      if (b < p.blocks) sum += received[b * padded + m];
+    }
+    hidden[m] = m < p.hidden ? applied(p.inner, sum + first_bias[m]) : 0.0f;
+  }
+  __syncthreads();
+
+  // A factor is finished by one lane of those that share it, so as few share one as keep all
+  // busy.
+#pragma unroll 1
+  for (int begin = 0; begin < channels << p.lane_bits; begin += kThreads) {
+    const int c = (begin + thread) >> p.lane_bits;
     float sum = 0.0f;
     if (c < channels) {
-#pragma unroll 4
-      for (int m = lane * kRun; m < padded; m += kLanes * kRun) {
+#pragma unroll 2
+      for (int m = part * kRun; m < padded; m += kRun << p.lane_bits) {
         const auto weight = Channels<kRun>::load(second_weights + c * padded + m);
         const auto value = Channels<kRun>::load(hidden + m);
 #pragma unroll
         for (int v = 0; v < kRun; ++v) sum = fmaf(value.value[v], weight.value[v], sum);
       }
     }
-#pragma unroll
-    for (int apart = kLanes / 2; apart > 0; apart /= 2) {
+    for (int apart = 1 << p.lane_bits >> 1; apart > 0; apart /= 2) {
       sum += __shfl_xor_sync(kFullMask, sum, apart);
     }
-    if (c < channels && lane == 0) {
-      if (p.second_bias != nullptr) sum += p.second_bias[first + c];
-      p.y[static_cast<std::int64_t>(blockIdx.x) * p.channels + first + c] = p.outer(sum);
+    if (c < channels && part == 0) {
+      const float factor = applied(p.outer, sum + second_bias[c]);
+      p.y[static_cast<std::int64_t>(blockIdx.x) * p.channels + first + c] = factor;
     }
   }
-#if __CUDA_ARCH__ >= 900
-  if (blocks > 1) cluster.barrier_wait();
-#endif
 }
 
 // Of both halves: [C][M padded], zeros past M.
@@ -220,6 +325,7 @@ __global__ void squeeze_excite_pack_kernel(const float* __restrict__ first,   //
 }
 
 int runs_of(std::int64_t count) { return static_cast<int>((count + kRun - 1) / kRun); }
+int hidden_runs_of(int hidden) { return runs_of(hidden) | 1; }
 
 void check(const AxisShape& shape, int hidden) {
   if (shape.inner % kRun != 0 || shape.inner > kMostRuns * kRun || hidden < 1 ||
@@ -237,7 +343,7 @@ std::int64_t squeeze_excite_packed(const AxisShape& shape, int hidden, Conv2dOpe
   check(shape, hidden);
   std::int64_t bytes = 0;
   with_row_type(operands, [&](auto* type) {
-    bytes = 2 * shape.inner * runs_of(hidden) * kRun * static_cast<int>(sizeof(*type));
+    bytes = 2 * shape.inner * hidden_runs_of(hidden) * kRun * static_cast<int>(sizeof(*type));
   });
   return bytes;
 }
@@ -248,7 +354,7 @@ void squeeze_excite_pack(const float* first, const float* second, void* packed,
   check(shape, hidden);
   with_row_type(operands, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
-    const int channels = static_cast<int>(shape.inner), padded = runs_of(hidden) * kRun;
+    const int channels = static_cast<int>(shape.inner), padded = hidden_runs_of(hidden) * kRun;
     squeeze_excite_pack_kernel<T><<<blocks_for(shape.inner * padded), kBlockThreads, 0, stream>>>(
         first, second, static_cast<T*>(packed), channels, hidden, padded);
     CUDA_CHECK_LAUNCH("squeeze_excite_pack_kernel");
@@ -274,26 +380,39 @@ void squeeze_excite(const void* x, const void* packed, const float* first_bias,
   p.channels = static_cast<int>(shape.inner);
   p.hidden = hidden;
   p.runs = runs_of(shape.inner);
-  p.hidden_runs = runs_of(hidden);
-  p.own_runs = waits_in_kernels() ? (p.runs + kMostBlocks - 1) / kMostBlocks : p.runs;
+  p.hidden_runs = hidden_runs_of(hidden);
+  p.scale = 1.0f / static_cast<float>(p.places);
   p.inner = {inner, inner_alpha, inner_beta};
   p.outer = {outer, outer_alpha, outer_beta};
-  const int blocks = (p.runs + p.own_runs - 1) / p.own_runs;
-  const int own = p.own_runs * kRun, padded = p.hidden_runs * kRun;
-  const int floats = kThreads * kRun + std::max({kThreads, padded, own}) + own + 2 * padded;
   with_row_type(operands, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
-    const std::int64_t weights = std::int64_t{2} * own * padded * sizeof(T);
-    const bool alone = shape.outer * blocks <= kFewBlocks;
-    p.holds = weights <= (alone ? kMostHeld : kHalfHeld) && waits_in_kernels();
-    const int bytes = floats * 4 + (p.holds ? static_cast<int>(weights) : 0);
+    // By the shape of one image alone: each has the same bits with any batch.
+    const std::int64_t a_channel = std::int64_t{2} * p.hidden_runs * kRun * sizeof(T);
+    const std::int64_t worth = std::max((shape.inner * a_channel + kWeightBytes - 1) / kWeightBytes,
+                                        (shape.axis * shape.inner + kNumbers - 1) / kNumbers);
+    const int wanted =
+        waits_in_kernels()
+            ? static_cast<int>(std::clamp<std::int64_t>(worth, 1, std::min(kMostBlocks, p.runs)))
+            : 1;
+    p.own_runs = (p.runs + wanted - 1) / wanted;
+    p.by_places = waits_in_kernels() && shape.axis * shape.inner >= kManyNumbers;
+    p.blocks = p.by_places ? kMostBlocks : (p.runs + p.own_runs - 1) / p.own_runs;
+    p.lane_bits = 0;
+    while (p.lane_bits < 3 && (2 * p.own_runs * kRun << p.lane_bits) <= kThreads) ++p.lane_bits;
+    const std::int64_t floats = Layout(p).end * 4, weights = p.own_runs * kRun * a_channel;
+    const bool alone = shape.outer * p.blocks <= kFewBlocks;
+    const std::int64_t room = waits_in_kernels() ? (alone ? kMostHeld : kHalfHeld) - floats : 0;
+    p.holds_first = weights / 2 <= room;
+    p.holds_second = weights <= room;
+    const int bytes =
+        static_cast<int>(floats + weights / 2 * (int{p.holds_first} + int{p.holds_second}));
     const auto run = [&](auto* stored) {
       using X = std::remove_pointer_t<decltype(stored)>;
       const auto kernel = squeeze_excite_kernel<T, X>;
       CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
       launch("launch of squeeze_excite_kernel", kernel,
-             dim3(static_cast<unsigned>(shape.outer), 1, blocks), kThreads, bytes, stream, blocks,
-             static_cast<const X*>(x), static_cast<const T*>(packed), p);
+             dim3(static_cast<unsigned>(shape.outer), 1, p.blocks), kThreads, bytes, stream,
+             p.blocks, static_cast<const X*>(x), static_cast<const T*>(packed), p);
     };
     if (x_stored == Stored::float32) return run(static_cast<float*>(nullptr));
     run(type);
