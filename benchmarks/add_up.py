@@ -73,7 +73,7 @@ class Cell:
 
         By events, copies of pageable memory are timed on page-locked memory: their records hold waiting for
         the driver's staging too, and are not compared. Where chunks overlap, kernels of one run beside those
-        of another, which of them by chance: they are compared together.
+        of another and copies beside both, which of them by chance: kernels are compared together, and copies.
         """
         pairs = {
             name: (self.rows[name], seconds)
@@ -82,9 +82,10 @@ class Cell:
             or not name.endswith((" h2d", " d2h"))
         }
         if OVERLAP in self.rows:
-            kernels = [name for name in pairs if not name.endswith((" h2d", " d2h"))]
-            together = zip(*(pairs.pop(name) for name in kernels), strict=True)
-            pairs["kernels"] = tuple(map(sum, together))
+            kinds: dict[str, list[tuple[float, float]]] = defaultdict(list)
+            for name, pair in pairs.items():
+                kinds["copies" if name.endswith((" h2d", " d2h")) else "kernels"].append(pair)
+            pairs = {kind: tuple(map(sum, zip(*some, strict=True))) for kind, some in kinds.items()}
         found = [
             (name, seconds - recorded, recorded,
              abs(seconds - recorded) / (STEP_SHARE * recorded + STEP_S))

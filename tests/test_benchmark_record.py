@@ -95,9 +95,15 @@ def wrong_for(engine, predict):
     return predicted
 
 
-def test_where_chunks_overlap_their_kernels_are_beside_their_records_together():
-    rows = {"conv1": 3e-6, "conv2": 5e-6, "images h2d": 1e-6, OVERLAP: -2e-6}
-    recorded = {"conv1": 1e-6, "conv2": 4e-6, "images h2d": 1e-6}
+def test_where_chunks_overlap_kernels_are_beside_their_records_together_and_copies():
+    rows = {
+        "conv1": 3e-6,
+        "conv2": 5e-6,
+        "images h2d": 9e-6,
+        "probabilities d2h": 3e-6,
+        OVERLAP: -2e-6,
+    }
+    recorded = {"conv1": 1e-6, "conv2": 4e-6, "images h2d": 11e-6, "probabilities d2h": 1e-6}
     cell = add_up.Cell(
         "fused", 9, "page-locked", "records", 7e-6, 7e-6, 7e-6, rows=rows, recorded=recorded
     )
@@ -109,6 +115,9 @@ def test_where_chunks_overlap_their_kernels_are_beside_their_records_together():
     stamp = {"command": "c", "started": "now", "duration_s": 1.0}
     page = add_up.markdown([cell], {"environment": described, **stamp})
     assert "| **kernels: 3.000 us, +60.0%** |" in page
+    cell.recorded |= {"conv1": 3e-6, "images h2d": 17e-6}
+    name, seconds, record_s, _ = cell.off
+    assert (name, seconds, record_s) == ("copies", pytest.approx(-6e-6), pytest.approx(18e-6))
 
 
 def test_a_run_that_is_cut_off_keeps_its_rows(tmp_path, monkeypatch):
