@@ -213,6 +213,24 @@ def test_what_comes_before_the_products(rng, case, by_image, operands):
     assert np.array_equal(found, record(case).reference(z, weight, bias))
 
 
+@pytest.mark.parametrize("operands", OPERANDS)
+@pytest.mark.parametrize("by_image", [False, True])
+def test_what_comes_before_is_exact_in_every_tile_and_split(rng, by_image, operands):
+    """Of fewer steps than a block has stages, and of more."""
+    for n, c, size, k in ((2, 1816, 14, 136), (20, 264, 7, 72)):
+        case = (n, c, size, size, k, (1, 1), (1, 1), (0, 0, 0, 0), (1, 1), 1)
+        x, weight, bias = whole_numbers(rng, case)
+        scale = rng.integers(1, 3, (n, c) if by_image else c).astype(np.float32)
+        z = np.maximum(x * np.broadcast_to(scale, (n, c))[..., None, None], 0)
+        wanted = record(case).reference(z, weight, bias)
+        stored = (stored_as(operands),) * 2 + ("float32",)
+        for rank in range(20):
+            found = product(
+                case, operands, x, weight, bias, before=(scale, None, 0.0), stored=stored, rank=rank
+            )
+            assert np.array_equal(found, wanted), (n, rank)
+
+
 @pytest.mark.parametrize("operands", ["float16", "tf32", "float32"])
 def test_functions_and_special_values(rng, operands):
     case = (1, 64, 8, 8, 64, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 1)

@@ -62,6 +62,7 @@ struct Costs {
   double sent;           // eight places, to others of the cluster
   double eight, shared;  // eight places' end, likewise
   double latency;        // of a copy, which all stages share
+  TileCost before;       // what a tile's costs are more with something before the products
   Shapes shapes;
   const TileCost* tiles;
 };
@@ -69,16 +70,17 @@ constexpr TileCost kTileCosts[] = {{0.107, 0.091}, {0.119, 0.100}, {0.131, 0.149
                                    {0.127, 0.158}, {0.129, 0.156}, {0.169, 0.222},
                                    {0.300, 0.275}, {0.135, 0.208}, {0.442, 0.375}};
 static_assert(sizeof(kTileCosts) / sizeof(kTileCosts[0]) == kTiles);
-constexpr Costs kCosts = {1.477, 0.043, 0.090, 0.122, 0.101, 0.553, kShapesOf<__half>, kTileCosts};
+constexpr Costs kCosts = {
+    1.477, 0.043, 0.090, 0.122, 0.101, 0.553, {0.404, 0.119}, kShapesOf<__half>, kTileCosts};
 constexpr TileCost kTf32TileCosts[] = {{0.123, 0.085}, {0.119, 0.102}, {0.068, 0.151},
                                        {0.270, 0.252}, {0.046, 0.198}, {0.256, 0.310}};
 static_assert(sizeof(kTf32TileCosts) / sizeof(TileCost) == kShapesOf<Tf32>.count);
-constexpr Costs kTf32Costs = {1.346, 0.057, 0.091,           0.209,
-                              0.147, 0.749, kShapesOf<Tf32>, kTf32TileCosts};
+constexpr Costs kTf32Costs = {1.346, 0.057, 0.091,           0.209,         0.147,
+                              0.749, {},    kShapesOf<Tf32>, kTf32TileCosts};
 constexpr TileCost kSplitTileCosts[] = {{0.639, 0.293}, {0.576, 0.394}, {0.178, 1.076}};
 static_assert(sizeof(kSplitTileCosts) / sizeof(TileCost) == kShapesOf<float>.count);
-constexpr Costs kSplitCosts = {1.161,          0.068, 0.126, 0.0, 0.241, 1.388, kShapesOf<float>,
-                               kSplitTileCosts};
+constexpr Costs kSplitCosts = {
+    1.161, 0.068, 0.126, 0.0, 0.241, 1.388, {}, kShapesOf<float>, kSplitTileCosts};
 
 // Of blocks that stay: each of a block's tiles takes `tile` and the longer of its steps and its
 // `end`.
@@ -126,7 +128,11 @@ Choice choose(const Product& p, Conv2dOperands operands, int multiprocessors, in
   for (int tile = 0; tile < costs.shapes.count; ++tile) {
     const TileShape& shape = costs.shapes.at[tile];
     if (p.has_prologue() && !shape.prologue) continue;
-    const TileCost& cost = costs.tiles[tile];
+    TileCost cost = costs.tiles[tile];
+    if (p.has_prologue()) {
+      cost.step += costs.before.step;
+      cost.share += costs.before.share;
+    }
     const double tiles =
         double{1} * divided(p.rows, shape.columns) * divided(p.filters, shape.groups * kFilters);
     for (int split = 1; split <= kMostSplit; split *= 2) {

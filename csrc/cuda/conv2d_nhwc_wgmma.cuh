@@ -63,33 +63,51 @@ using TileOf = Tile<Groups, Columns, std::is_same_v<T, float>>;
 
 // What is done to a step's places in shared memory before they are multiplied: z = max(x scale +
 // shift, floor), and behind them, of float32, what tensor cores do not read of it. A thread has a
-// piece of every kRowsAtOnce-th row; what it needs for a step is loaded before the step is there.
+// piece of every kRowsAtOnce-th row; what it needs for a step is loaded before the step is there,
+// from the first-level cache: the second takes longer than a step.
 template <typename T, int Threads, int Columns, bool Prologue>
 class Preparation {
  public:
   __device__ Preparation(const Product& p, int first_row, int thread)
-      : p_(p), first_row_(first_row), thread_(thread) {}
+      : p_(p), first_row_(first_row), thread_(thread), first_image_(0) {
+    if (Prologue && p.scale_per_image) first_image_ = first_row / places();
+  }
+
+  // Asks for what `steps` steps need to be in the first-level cache.
+  __device__ void ask(int first_step, int steps) const {
+    constexpr int kSector = 32 / sizeof(float), kChannels = 8 * kWidth;
+    const int first = first_step * kChannels, end = min(p_.channels, first + steps * kChannels);
+    const int last = p_.scale_per_image ? min(first_row_ + Columns, p_.rows) - 1 : 0;
+    for (int c = first + thread_ * kSector; c < end; c += Threads * kSector) {
+      if (p_.shift) touch(p_.shift + c);
+      if (!p_.scale) continue;
+      for (int image = first_image_; image * places() <= last; ++image) {
+        touch(p_.scale + static_cast<std::int64_t>(image) * p_.channels + c);
+      }
+    }
+  }
 
   __device__ void load(int step) {
     if constexpr (Prologue) {
       c_ = (step * 8 + exchanged(thread_ / 8, thread_ % 8)) * kWidth;
-      image_ = p_.scale_per_image ? image_of(first_row_) : 0;
-      fill(p_.scale, image_, 1.0f, factor_);
+      next_image_ = p_.scale_per_image ? (first_image_ + 1) * places() : p_.rows;
+      fill(p_.scale, first_image_, 1.0f, factor_);
       fill(p_.shift, 0, 0.0f, added_);
     }
   }
 
-  __device__ void apply(char* places) {
+  __device__ void apply(char* places_of_step) {
 #pragma unroll
     for (int row = thread_ / 8; row < Columns; row += kRowsAtOnce) {
-      T* const at = reinterpret_cast<T*>(places + row * kRowBytes + thread_ % 8 * 16);
+      T* const at = reinterpret_cast<T*>(places_of_step + row * kRowBytes + thread_ % 8 * 16);
       float z[kWidth];
       load_neighbours(at, z);
       if constexpr (Prologue) {
-        if (p_.scale_per_image) {
-          const int image = image_of(first_row_ + row);
-          if (image != image_) fill(p_.scale, image, 1.0f, factor_);
-          image_ = image;
+        const int place = first_row_ + row;
+        if (place >= next_image_ && place < p_.rows) {
+          const int image = place / places();
+          next_image_ = (image + 1) * places();
+          fill(p_.scale, image, 1.0f, factor_);
         }
 #pragma unroll
         for (int i = 0; i < kWidth; ++i) {
@@ -112,9 +130,11 @@ class Preparation {
   static constexpr int kWidth = 16 / sizeof(T), kRowsAtOnce = Threads / 8;
   static_assert(kRowsAtOnce % 8 == 0);
 
-  __device__ int image_of(int place) const {
-    return min(place, p_.rows - 1) / (p_.out_h * p_.out_w);
+  static __device__ void touch(const float* at) {
+    float unused;
+    asm volatile("ld.global.f32 %0, [%1];" : "=f"(unused) : "l"(at));
   }
+  __device__ int places() const { return p_.out_h * p_.out_w; }  // of an image
   __device__ void fill(const float* from, int image, float other, float (&to)[kWidth]) const {
 #pragma unroll
     for (int i = 0; i < kWidth; ++i) to[i] = other;
@@ -125,7 +145,7 @@ class Preparation {
 
   const Product& p_;
   const int first_row_, thread_;
-  int c_, image_;
+  int first_image_, next_image_, c_;  // next_image_: the first place of the image after `factor_`'s
   float factor_[kWidth], added_[kWidth];
 };
 
@@ -275,6 +295,8 @@ __global__ void __launch_bounds__(TileOf<T, Groups, Columns>::kThreads,
 
   if (p.split > 1) wait_at_cluster_barrier();  // others have made their barriers
   wait_for_inputs();
+  Preparation<T, kThreads, Columns, Prologue> preparation(p, first_row, thread);
+  if constexpr (Prologue) preparation.ask(first_step, steps);
   if (p.residual_rows > 0 && thread == 0) {
     expect_bytes(residual_is_here, units * p.residual_rows * kRowBytes);
     const int copied = p.split > 1 ? 8 : Columns;
@@ -290,7 +312,6 @@ __global__ void __launch_bounds__(TileOf<T, Groups, Columns>::kThreads,
   }
 
   float sums[Columns / 2] = {};
-  Preparation<T, kThreads, Columns, Prologue> preparation(p, first_row, thread);
   if constexpr (std::is_same_v<T, float>) {
     const auto prepare = [&](int step, int stage, int parity) {
       wait_for_phase(full + 8 * stage, parity);
@@ -325,7 +346,7 @@ __global__ void __launch_bounds__(TileOf<T, Groups, Columns>::kThreads,
     const std::uint64_t weights = matrix_at(ring + warp / 4 * kUnitBytes);
     const std::uint64_t places = matrix_at(ring + At::kWeightBytes);
     int stage = 0, parity = 0, before = 0;
-    preparation.load(first_step);
+    if constexpr (Prologue) preparation.load(first_step);
 #pragma unroll 1
     for (int step = 0; step < steps; ++step) {
       wait_for_phase(full + 8 * stage, parity);
