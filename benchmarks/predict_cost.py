@@ -2,8 +2,9 @@
 
 On a CPU: the wall time of predict on one image, in turns with the bare pass of the same plan. On a GPU, for
 an image that is there already (CuPy's and PyTorch's, with and without ``out=``): the time until predict
-returns, in turns with the bare pass's; neither waits for the GPU, and between samples the GPU runs dry.
-Medians of ``--samples`` calls.
+returns, in turns with the bare pass's; neither waits for the GPU, and between samples the GPU runs dry. Then
+for images of the host: the time until the result is there, in turns with a CUDA graph of the same pass from
+page-locked memory to page-locked memory. Medians of ``--samples`` calls.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ def turns(calls: dict, samples: int, wait) -> dict[str, float]:
     return {name: median(values) for name, values in times.items()}
 
 
-def calls_on_cpu(engine: Engine) -> dict:
-    images = np.zeros((1, *engine.network.input_shape), np.uint8)
+def calls_on_cpu(engine: Engine, dtype: str) -> dict:
+    images = np.zeros((1, *engine.network.input_shape), dtype)
     out = np.empty((1, engine.network.classes), np.float32)
     plan = engine.plan_at(images.ctypes.data, out.ctypes.data, 1, images.dtype)
     return {
@@ -52,11 +53,11 @@ def calls_on_cpu(engine: Engine) -> dict:
     }
 
 
-def calls_on_cuda(engine: Engine) -> dict:
+def calls_on_cuda(engine: Engine, dtype: str) -> dict:
     import cupy
 
     shape, classes = (1, *engine.network.input_shape), engine.network.classes
-    images, out = cupy.zeros(shape, cupy.uint8), cupy.empty((1, classes), cupy.float32)
+    images, out = cupy.zeros(shape, dtype), cupy.empty((1, classes), cupy.float32)
     engine.predict(images, out=out)
     # The plan that predict has just made; its next call makes another.
     plan = next(iter(engine._ready.values())).idle.pop()
@@ -70,17 +71,60 @@ def calls_on_cuda(engine: Engine) -> dict:
         import torch
     except ImportError:
         return calls
-    tensor = torch.zeros(shape, dtype=torch.uint8, device="cuda")
+    tensor = torch.zeros(shape, dtype=getattr(torch, dtype), device="cuda")
     into = torch.empty((1, classes), device="cuda")
     calls["predict(torch)"] = lambda: engine.predict(tensor)
     calls["predict(torch, out=)"] = lambda: engine.predict(tensor, out=into)
     return calls
 
 
+def calls_from_host(engine: Engine, dtype: str, batch: int) -> dict:
+    """Calls that return with the result in the host's memory."""
+    import cupy
+
+    locked, rows = engine.empty_images(batch, dtype), engine.empty_probabilities(batch)
+    locked[:] = 0
+    images = cupy.zeros(locked.shape, dtype)
+    out = cupy.empty(rows.shape, cupy.float32)
+    copy = cupy.cuda.runtime.memcpyAsync
+    stream = cupy.cuda.Stream(non_blocking=True)
+
+    def queue() -> None:
+        copy(images.data.ptr, locked.ctypes.data, locked.nbytes, 1, stream.ptr)
+        engine.predict(images, out=out)
+        copy(rows.ctypes.data, out.data.ptr, rows.nbytes, 2, stream.ptr)
+
+    with stream:
+        queue()  # what is made for the first call cannot be captured
+        stream.synchronize()
+        stream.begin_capture()
+        queue()
+        graph = stream.end_capture()
+
+    def replay() -> None:
+        graph.launch(stream)
+        stream.synchronize()
+
+    pageable = np.zeros_like(locked)
+    return {
+        "whole pass": replay,
+        "predict(numpy)": lambda: engine.predict(pageable),
+        "predict(page-locked)": lambda: engine.predict(locked),
+    }
+
+
 def _wait_for_the_gpu() -> None:
     import cupy
 
     cupy.cuda.Device().synchronize()
+
+
+def _say(times: dict[str, float]) -> None:
+    bare = next(iter(times.values()))
+    for name, seconds in times.items():
+        print(
+            f"{name:<22} {seconds * 1e6:8.2f} us   {(seconds - bare) * 1e6:+8.2f} us beside the pass"
+        )
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -90,25 +134,37 @@ def main(arguments: list[str] | None = None) -> int:
 def _main(arguments: list[str] | None) -> int:
     parser = cli.ArgumentParser(prog="python -m benchmarks.predict_cost", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--model", help="an ONNX file in the place of the CIFAR-10 network")
+    parser.add_argument("--dtype", default="float32")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--variant", default="auto")
+    parser.add_argument(
+        "--batch", type=cli.whole_number(1, 4096), default=1, help="of the host's images"
+    )
     parser.add_argument("--threads", type=cli.whole_number(1, 4096))
     parser.add_argument("--samples", type=cli.whole_number(1, 10**8), default=20_000)
     record.add_options(parser, "json")
     options = parser.parse_args(arguments)
     found = record.Record("predict_cost", options, arguments)
-    with Engine(device=options.device, variant=options.variant, threads=options.threads) as engine:
+    with Engine(
+        options.model or "cifar10", device=options.device, variant=options.variant,
+        dtype=options.dtype, threads=options.threads,
+    ) as engine:  # fmt: skip
         on_cuda = engine.device.kind == "cuda"
-        calls = calls_on_cuda(engine) if on_cuda else calls_on_cpu(engine)
-        wait = _wait_for_the_gpu if on_cuda else int
-        times = turns(calls, options.samples, wait)
-        found.document |= {"environment": environment.describe(engine.device), "seconds": times}
+        dtype = "float32" if options.model else "uint8"
+        calls = calls_on_cuda(engine, dtype) if on_cuda else calls_on_cpu(engine, dtype)
+        times = turns(calls, options.samples, _wait_for_the_gpu if on_cuda else int)
+        whole = {}
+        if on_cuda:
+            whole = turns(calls_from_host(engine, dtype, options.batch), options.samples, int)
+        found.document |= {
+            "environment": environment.describe(engine.device), "seconds": times, "whole": whole,
+        }  # fmt: skip
         print(f"{engine.device.model}, {engine.choice.variant}, batch 1, {options.samples} calls")
-    bare = times["bare pass"]
-    for name, seconds in times.items():
-        print(
-            f"{name:<22} {seconds * 1e6:8.2f} us   {(seconds - bare) * 1e6:+8.2f} us beside the pass"
-        )
+    _say(times)
+    if whole:
+        print(f"from the host's memory and back, batch {options.batch}")
+        _say(whole)
     found.write()
     return cli.DONE
 

@@ -144,6 +144,19 @@ def test_every_tile_and_split_is_exact(rng, case, operands):
         assert np.array_equal(found, wanted), rank
 
 
+@pytest.mark.parametrize("operands", HALVES)
+def test_blocks_that_stay_take_one_tile_after_another(rng, operands):
+    """Of two steps, so that stages and slots are used again; few enough for racecheck."""
+    case = (1, 128, 230, 224, 64, (1, 1), (1, 1), (0, 0, 0, 0), (1, 1), 1)
+    x, weight, bias = whole_numbers(rng, case)
+    sums = record(case).reference(x, weight, bias)
+    residual = rng.integers(-9, 9, sums.shape).astype(np.float32)
+    for more, wanted in (({}, sums), ({"residual": residual}, sums + residual)):
+        for rank in range(10):
+            found = product(case, operands, x, weight, bias, activation=RELU, rank=rank, **more)
+            assert np.array_equal(found, halves.rounded(np.maximum(wanted, 0), operands)), rank
+
+
 @pytest.mark.parametrize("operands", OPERANDS)
 @pytest.mark.parametrize("size", [(1, 57, 55), (20, 56, 56)])
 @pytest.mark.parametrize("function", ["relu", "swish", "hard_swish"])

@@ -123,9 +123,8 @@ def test_a_plan_becomes_one_call_behind_its_first_pass(gpu):
         calls = plan.replays.calls(plan)
         # The images to page-locked memory, the graph, the wait, and the rows out of such memory.
         assert len(calls) == 4 < len(plan.steps)
-        assert [step.direction for step in plan.steps if step.kind == "copy"] == [
-            "h2h", "h2d", "d2h", "h2h",
-        ]  # fmt: skip
+        copies = [step.direction for step in plan.steps if step.kind == "copy"]
+        assert copies == ["h2h", "h2d", "h2h"]
         np.testing.assert_array_equal(out, wanted)
         other = images(2)[::-1].copy()
         plan.bind(other.ctypes.data, out.ctypes.data)
@@ -305,7 +304,58 @@ def test_images_cross_in_parts(monkeypatch):
         copies = [step for step in plan.steps if step.kind == "copy"]
         count = x.nbytes // 8192
         assert count > 1
-        assert [step.direction for step in copies] == ["h2h", "h2d"] * count + ["d2h", "h2h"]
+        assert [step.direction for step in copies] == ["h2h", "h2d"] * count + ["h2h"]
         assert sum(step.bytes for step in copies if step.direction == "h2d") == x.nbytes
         # Two calls a part, of which the last one's second is the graph; the wait, and the rows.
         assert len(plan.replays.calls(plan)) == 2 * count + 2
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("start", [0, 16, 24, 63])
+@pytest.mark.parametrize("nbytes", [0, 1, 63, 64, 200, 100_003])
+def test_staging_is_a_copy(rng, nbytes, start, threads):
+    source = rng.integers(0, 256, nbytes + 5, np.uint8)
+    to = np.full(nbytes + 200, 7, np.uint8)
+    skip = -to.ctypes.data % 64 + start
+    _cpu.stage(source.ctypes.data + 5, to.ctypes.data + skip, nbytes, threads)
+    np.testing.assert_array_equal(to[skip : skip + nbytes], source[5:])
+    assert (to[:skip] == 7).all()
+    assert (to[skip + nbytes :] == 7).all()
+
+
+def test_large_outputs_are_copied(monkeypatch):
+    """Small ones the last kernel writes to page-locked memory itself."""
+    fake_cuda.install(monkeypatch, tensor_cores=True)
+    x = images(2)
+    found = []
+    for most in (0, 1 << 20):
+        monkeypatch.setattr(builder, "MOST_WRITTEN_AWAY", most)
+        with Engine(network(), device="cuda") as engine:
+            found += [engine.predict(x) for _ in range(3)]
+            directions = [step.direction for step in engine.plan(2, x.dtype).steps]
+            assert ("d2h" in directions) == (most == 0)
+    for rows in found:
+        np.testing.assert_array_equal(rows, found[0])
+
+
+def test_page_locked_images_cross_at_once(monkeypatch):
+    """From where they are, whichever array they are in; those of any other array are staged."""
+    fake_cuda.install(monkeypatch, tensor_cores=True)
+    x = images(3)
+    locked = [x.copy(), x[::-1].copy()]
+    monkeypatch.setattr(
+        fake_cuda.FakeCuda, "is_pinned", lambda _, at: at in {a.ctypes.data for a in locked}
+    )
+    with Engine(network(), device="cuda") as engine:
+        wanted = engine.predict(x)
+        for turn in range(6):
+            found = engine.predict(locked[turn % 2])
+            np.testing.assert_array_equal(found, wanted[:: -1 if turn % 2 else 1])
+            np.testing.assert_array_equal(engine.predict(x), wanted)
+        plans = {key[-1]: shelf.idle for key, shelf in engine._plans.ready.items()}
+        assert {pinned: len(idle) for pinned, idle in plans.items()} == {False: 1, True: 1}
+        for pinned, (plan,) in plans.items():
+            copies = [step.direction for step in plan.steps if step.kind == "copy"]
+            assert copies == ["h2h"] * (not pinned) + ["h2d", "h2h"]
+            # The copy in, or what stages it; the graph, the wait, the rows.
+            assert len(plan.replays.calls(plan)) == 4

@@ -163,7 +163,13 @@ class Lanes:
             function(*args)
 
 
-def build(program: Program, batch: int, pixels: bool, images_on_device: bool = False) -> Plan:
+def build(
+    program: Program,
+    batch: int,
+    pixels: bool,
+    images_on_device: bool = False,
+    page_locked: bool = False,
+) -> Plan:
     """Builds the plan of a pass, with images apart where that may pay: see :func:`.builder.build`."""
     if (
         program.channels_last
@@ -176,7 +182,7 @@ def build(program: Program, batch: int, pixels: bool, images_on_device: bool = F
             one = _of_one_image(program, pixels, images_on_device)
             if one is not None and (count := cut(one.graph, whole.graph)):
                 return _build(program, batch, halves(one, count)[0], halves(whole, count)[1])
-    return build_together(program, batch, pixels, images_on_device)
+    return build_together(program, batch, pixels, images_on_device, page_locked)
 
 
 def _of_one_image(program: Program, pixels: bool, images_on_device: bool) -> Placed | None:

@@ -26,15 +26,25 @@ from .variants import Choice
 MOST_STAGING, STAGED_A_THREAD = 8, 64 << 10
 
 #: Parts in which a caller's input crosses to the device, and bytes that are worth one.
-STAGED_PARTS, STAGED_A_PART = 8, 576 << 10
+STAGED_PARTS, STAGED_A_PART = 8, 288 << 10
+
+#: Bytes of an output that the kernel that makes it writes to page-locked memory itself.
+MOST_WRITTEN_AWAY = 128 << 10
 
 
-def build(program: Program, batch: int, pixels: bool, images_on_device: bool = False) -> Plan:
+def build(
+    program: Program,
+    batch: int,
+    pixels: bool,
+    images_on_device: bool = False,
+    page_locked: bool = False,
+) -> Plan:
     """Builds the plan of a pass.
 
     Args:
         pixels: whether images are uint8 pixels; else they are the network's float32 input.
         images_on_device: whether inputs and outputs are memory of the device (``resident`` only).
+        page_locked: whether inputs are page-locked memory of the host, from where they are copied at once.
 
     Raises:
         InputError: the batch needs more memory than is free.
@@ -45,7 +55,7 @@ def build(program: Program, batch: int, pixels: bool, images_on_device: bool = F
     planned = plan_memory(placed, program.device_of, program.placement.threads)
     check_fits(program.placement, planned.sizes, batch)
     buffers = allocate(program.placement, planned)
-    builder = Builder(program, placed, planned, buffers)
+    builder = Builder(program, placed, planned, buffers, page_locked)
     slots = tuple(builder.slots.values())
     steps = builder.steps(graph, caller_waits=not images_on_device)
     outputs = {
@@ -132,8 +142,10 @@ class Builder:
         placed: Placed,
         planned: MemoryPlan,
         buffers: Mapping[str, Buffer],
+        page_locked: bool = False,
     ) -> None:
         self.program = program
+        self.page_locked = page_locked
         self.placed = placed
         self.planned = planned
         self.buffers = buffers
@@ -147,6 +159,35 @@ class Builder:
         self.last: list[Step] = []
         for name, called in zip(graph.outputs, placed.outputs, strict=True):
             self.slots[name] = called if called not in names else f"{called} (output)"
+        #: Values that lie in page-locked memory, of which nothing is read on the device -> their addresses.
+        self.away = {
+            node.inputs[0]: self._page_locked(graph.values[node.inputs[0]].nbytes)
+            for node in graph.nodes
+            if program.replays and self._is_written_away(graph, node)
+        }
+
+    def _is_written_away(self, graph: Graph, move: Node) -> bool:
+        """Whether what ``move`` copies to the caller may leave the device as it is made."""
+        if (
+            not self._is_last(graph, move)
+            or graph.values[move.inputs[0]].nbytes > MOST_WRITTEN_AWAY
+        ):
+            return False
+        name, storage = move.inputs[0], self.planned.storage
+        shares = name in storage or any(name == root for root, _ in storage.values())
+        return name in self.planned.offsets and graph.consumers[name] == (move,) and not shares
+
+    @staticmethod
+    def _is_last(graph: Graph, node: Node) -> bool:
+        """Whether it copies from the device what nothing on the host reads on."""
+        copies = isinstance(node.op, Move) and node.op.direction == "d2h"
+        return copies and not graph.consumers[node.outputs[0]]
+
+    def _page_locked(self, nbytes: int) -> int:
+        """Returns the address of page-locked memory of the plan."""
+        memory = self.program.placement.device.empty_pinned((max(nbytes, 1),), np.uint8)
+        self.staging.append(memory)
+        return memory.__array_interface__["data"][0]
 
     def address(self, graph: Graph, name: str | None, where: str) -> Any:
         """Returns the address of a value, or what stands for it."""
@@ -155,6 +196,8 @@ class Builder:
         offset = 0
         if name in self.planned.storage:
             name, offset = self.planned.storage[name]
+        if name in self.away:
+            return self.away[name]
         if name in self.slots:
             return Slot(self.slots[name], offset)
         if name in graph.constants:
@@ -215,8 +258,9 @@ class Builder:
         if isinstance(node.op, Move):
             nbytes = call.inputs[0].nbytes
             # What the host reads on must be in its place with the copy, not at the end of the pass.
-            last = node.op.direction == "d2h" and not graph.consumers[node.outputs[0]]
-            crosses = self.program.replays and (node.op.direction == "h2d" or last)
+            last = self._is_last(graph, node)
+            pageable = node.op.direction == "h2d" and not self.page_locked
+            crosses = self.program.replays and (pageable or last)
             if crosses and any(isinstance(end, Slot) for end in (at[0], to[0])):
                 return self._staged(node.op, at[0], to[0], nbytes)
             return [
@@ -259,9 +303,6 @@ class Builder:
         crosses the bus while the next is filled; from the last part on all is part of the graph of the pass.
         """
         device, threads = self.program.placement.device, self.program.placement.threads
-        memory = device.empty_pinned((max(nbytes, 1),), np.uint8)
-        self.staging.append(memory)
-        address = memory.__array_interface__["data"][0]
 
         def step(place: str, function: Any, args: list[Any], direction: str) -> Step:
             return Step(
@@ -269,22 +310,26 @@ class Builder:
                 staged=place == "cuda",
             )  # fmt: skip
 
-        def host(source: Any, to: Any, nbytes: int) -> Step:
+        def host(function: Any, source: Any, to: Any, nbytes: int) -> Step:
             most = max(1, min(threads, MOST_STAGING, nbytes // STAGED_A_THREAD))
-            return step("cpu", _cpu.copy, [source, to, nbytes, most], "h2h")
+            return step("cpu", function, [source, to, nbytes, most], "h2h")
 
         if move.direction == "h2d":
-            steps = []
+            address, steps = self._page_locked(nbytes), []
             count = max(1, min(STAGED_PARTS, nbytes // STAGED_A_PART))
             size = max(-(-nbytes // count // 4096) * 4096, 1)
             for first in range(0, nbytes, size):
                 part, there = min(size, nbytes - first), address + first
                 steps += [
-                    host(_beyond(source, first), there, part),
+                    host(_cpu.stage, _beyond(source, first), there, part),
                     step("cuda", device.copy_h2d, [_beyond(to, first), there, part, STREAM], "h2d"),
                 ]
             return steps
-        self.last.append(host(address, to, nbytes))
+        if source in self.away.values():
+            self.last.append(host(_cpu.copy, source, to, nbytes))
+            return []
+        address = self._page_locked(nbytes)
+        self.last.append(host(_cpu.copy, address, to, nbytes))
         return [step("cuda", device.copy_d2h, [address, source, nbytes, STREAM], "d2h")]
 
 

@@ -268,7 +268,7 @@ class Engine:
     ) -> Plan:
         """Returns the steps of a pass over ``batch`` images in host memory, built when first asked for.
 
-        ``pinned`` says whether images and probabilities are page-locked, which ``stream`` uses.
+        ``pinned`` says whether images and probabilities are page-locked: they are copied where they are then.
         """
         return self._plans.lend(batch, dtype == np.uint8, pinned)
 
@@ -342,13 +342,17 @@ class Engine:
         if batch is None:  # a call like one before: nothing is left to check
             if type(images) is np.ndarray:
                 # At batch 1 the checks would cost a third of the pass.
-                shelf = self._ready.get((images.shape, images.dtype))
-                if shelf is not None and images.flags.c_contiguous:
+                shelf = None
+                if images.flags.c_contiguous:
+                    source = address_of(images)
+                    pinned = self._plans.is_pinned(source)
+                    shelf = self._ready.get((images.shape, images.dtype, pinned))
+                if shelf is not None:
                     rows = out
                     if out is None:
                         rows = np.empty((len(images), self._classes), np.float32)
                     if (out is None or self._fits(out, images)) and shelf.run(
-                        address_of(images), address_of(rows)
+                        source, address_of(rows)
                     ):
                         return rows
             elif self._ready and (glance := arrays.glance(images, out)) is not None:
@@ -392,7 +396,8 @@ class Engine:
         size = batch or self._schedule.batch(count, pixels)
         shelf = self._plans.run_on_host(found, probabilities, size)
         if batch is None and 0 < count <= size and not self._schedule.overlaps(count, pixels):
-            self._plans.remember((found.shape, found.dtype), shelf)
+            pinned = self._plans.is_pinned(found.address)
+            self._plans.remember((found.shape, found.dtype, pinned), shelf)
         return probabilities if out is None else out
 
     def _fits(self, out: Any, images: np.ndarray) -> bool:

@@ -32,7 +32,8 @@ class Plans:
 
     Attributes:
         pool: those that wait for their next pass.
-        ready: shape and type of images -> the plans of a call that needs no further look.
+        ready: shape and type of images, and what :meth:`is_pinned` says of them -> the plans of a call that
+            needs no further look.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class Plans:
         self.chunk = chunk
         self.phases = phases
         self.device = program.placement.device
+        self._stages = program.replays  # copies what is not page-locked to where it is
         self.pool = PlanPool()
         self.ready: dict[tuple, Shelf] = {}
         self._lent: dict[tuple, tuple[Shelf, Plan]] = {}  # by lend()
@@ -94,7 +96,7 @@ class Plans:
             chunk = self.chunk or self.schedule.chunk(batch, pixels, pageable=not pinned[0])
             plan = build_stream(program, batch, pixels, chunk, pinned)
         else:
-            plan = build(program, batch, pixels)
+            plan = build(program, batch, pixels, page_locked=pinned[0])
         plan.buffers.append(program)  # the weights: a pass may end after the engine was closed
         seconds = perf_counter() - start
         self.phases.create_outputs_s = (self.phases.create_outputs_s or 0) + seconds
@@ -105,8 +107,12 @@ class Plans:
     ) -> tuple[bool, bool]:
         """Whether each is page-locked, where that makes a difference."""
         if not self.schedule.overlaps(batch, pixels):
-            return False, False
+            return self.is_pinned(images), False
         return self.device.is_pinned(images), self.device.is_pinned(probabilities)
+
+    def is_pinned(self, images: int) -> bool:
+        """Whether images are page-locked, where that makes a difference to a pass that has no chunks."""
+        return self._stages and self.device.is_pinned(images)
 
     def remember(self, key: tuple, shelf: Shelf) -> None:
         """Lets the next call alike go straight to its plans."""

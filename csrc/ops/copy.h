@@ -1,4 +1,6 @@
-// copy: y = x, byte by byte, on several threads: staging for copies to and from a GPU (CPU only).
+// copy: y = x, byte by byte, on several threads. stage: the same, for memory that a GPU copies
+// next: written past the caches, from where the bus would be slower to read it. Both on the CPU
+// only.
 #pragma once
 
 #include <cstdint>
@@ -7,4 +9,5 @@ namespace cnn_engine::cpu {
 void copy(const void* input,  // [nbytes]
           void* output,       // [nbytes], not overlapping
           std::int64_t nbytes, int threads);
+void stage(const void* input, void* output, std::int64_t nbytes, int threads);
 }  // namespace cnn_engine::cpu
