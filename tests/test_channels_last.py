@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from test_passes import Builder, kinds, same
 
 from cnn_engine import Engine, _cpu
+from cnn_engine.engine import apart
 from cnn_engine.engine.kernels import channels_last
 from cnn_engine.graph import passes
 from cnn_engine.graph.graph import Graph, Node, Value
@@ -382,7 +383,8 @@ def tiles(side, reads):
     ends = tuple(name for name in reads if name not in reads.values())
     weights = {"w": np.zeros((32, 32, 3, 3), np.float32)}
     graph = Graph("net", (Value("x", (1, side, side, 32), "float32"),), ends, nodes, weights)
-    return [channels_last.method(node, graph).name for node in nodes]
+    graph = passes.mark_stem(graph)
+    return [channels_last.method(node, graph).name for node in graph.nodes]
 
 
 def test_tiles_of_a_stem_are_small():
@@ -393,6 +395,29 @@ def test_tiles_of_a_stem_are_small():
     assert tiles(40, {"a": "x", "b": "a", "c": "b"}) == ["winograd4"] * 3
     assert tiles(13, {"a": "x"}) == ["winograd2"]
     assert tiles(3, {"a": "x"}) == ["direct"]
+
+
+def test_tiles_are_the_same_for_every_batch():
+    """Also where the images of a pass are taken apart: a part of a network has another first branch."""
+    same_size = {"padding": (1, 1, 1, 1)}
+    b = Builder(1, 3, 32, 32)
+    x = b.add(Relu(), b.conv("x", 3, 16, **same_size))
+    for channels, filters, stride in ((16, 16, 1), (16, 16, 1), (16, 128, 2), (128, 128, 1)):
+        if stride > 1:
+            x = b.add(Relu(), b.conv(x, channels, filters, stride=(2, 2), **same_size))
+        y = b.add(Relu(), b.conv(x, filters, filters, **same_size))
+        x = b.add(Relu(), b.add(Add(), x, b.conv(y, filters, filters, **same_size)))
+    graph = as_float32(b.graph(b.add(ReduceMean((2, 3), keepdims=False), x)))
+    with Engine(graph, device="cpu", threads=1) as engine:
+        program = engine._plans.open()
+        one = program.placed(1, False)
+        count = apart.cut(one.graph, program.placed(8, False).graph)
+        assert 0 < count < len(one.graph.nodes)
+        for part in apart.halves(one, count):
+            for node in part.graph.nodes:
+                if isinstance(node.op, Conv2dNhwc):
+                    whole = channels_last.method(node, one.graph)
+                    assert channels_last.method(node, part.graph) == whole
 
 
 @pytest.mark.parametrize("function", [Relu(), Swish()], ids=lambda op: op.kind)

@@ -133,7 +133,7 @@ class _Run:
             if device == "cuda":
                 self.graph = passes.round_operands(self.graph, "float32")
             else:
-                self.graph = passes.fuse_expansions(self.graph)
+                self.graph = passes.fuse_expansions(passes.mark_stem(self.graph))
         self.nodes = {
             name: node for node in self.graph.nodes for name in node.covers or (node.name,)
         }

@@ -136,6 +136,8 @@ class Program:
             # What the rewrites made of constants is the same for every batch.
             self._laid = self._laid or graph
             graph = graph.sharing(self._laid)
+            if kind == "cpu":
+                graph = passes.mark_stem(graph)
             if kind == "cuda" or self.dtype != "float32":
                 graph = passes.round_operands(graph, self.dtype)
             if kind == "cpu" and (self.dtype == "float32" or not _cpu.bfloat16_pays()):

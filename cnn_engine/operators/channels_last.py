@@ -45,12 +45,14 @@ class Conv2dNhwc(Conv2d):
         floor: the least that z can be, or None.
         operands: what z and the weights may be rounded to before they are multiplied; the reference rounds
             nothing.
+        stem: whether all paths of a network with branches go through it, so that its error is in all of them.
     """
 
     kind: ClassVar[str] = "conv2d_nhwc"
     planar: bool = False
     floor: float | None = None
     operands: str = "float32"
+    stem: bool = False
 
     def infer(self, inputs):
         need(inputs, 2, 6)

@@ -34,7 +34,7 @@ def shape_of(node: Node, x: Value, weight: Value) -> Any:
 
 
 def method(node: Node, graph: Graph) -> Any:
-    """Returns how a convolution is computed, by its shape alone: the same for every batch.
+    """Returns how a convolution is computed, by its shape and place alone: the same for every batch.
 
     Winograd's tiles of 4x4 take 2.25 multiplications for 9, and those of 2x2 take 4, but both move more data,
     and need enough places and channels to fill tiles and vectors. With their points and short sums, and
@@ -50,19 +50,9 @@ def method(node: Node, graph: Graph) -> Any:
     plain = op.groups == 1 and op.stride == (1, 1) and op.dilation == (1, 1)
     if not plain or kernel != [3, 3] or has_prologue(node) or min(channels, filters) < LANES:
         return methods.direct
-    if min(rows, columns) >= TILES_OF_4 and not is_stem(node, graph):
+    if min(rows, columns) >= TILES_OF_4 and not op.stem:
         return methods.winograd4
     return methods.winograd2 if min(rows, columns) >= TILES_OF_2 else methods.direct
-
-
-def is_stem(node: Node, graph: Graph) -> bool:
-    """Whether all paths of a network with branches go through ``node``: its error is in all of them."""
-    branches = (place for place, n in enumerate(graph.nodes) if _is_read_twice(n, graph))
-    return graph.places[node.name] < next(branches, 0)
-
-
-def _is_read_twice(node: Node, graph: Graph) -> bool:
-    return any(len(graph.consumers.get(name, ())) > 1 for name in node.outputs)
 
 
 def has_prologue(node: Node) -> bool:

@@ -12,7 +12,7 @@ from functools import partial
 
 from ..graph import Graph
 from .affine import fold_affine_after, fold_affine_before
-from .channels_last import channels_last, round_operands
+from .channels_last import channels_last, mark_stem, round_operands
 from .concatenations import nest_concatenations
 from .constants import drop_unused, fold_constants
 from .epilogues import EPILOGUES, EPILOGUES_ON_CUDA, fuse_activations, fuse_residuals
@@ -42,6 +42,7 @@ __all__ = [
     "fuse_prologues",
     "fuse_residuals",
     "lay_channels_last",
+    "mark_stem",
     "merge_shapes",
     "nest_concatenations",
     "pool_first",

@@ -71,6 +71,21 @@ def round_operands(graph: Graph, dtype: str) -> Graph:
     )
 
 
+def mark_stem(graph: Graph) -> Graph:
+    """Marks the convolutions before the first value that several nodes read.
+
+    A network that never branches has none: each of its layers would be one.
+    """
+    readers = graph.consumers
+    branches = (
+        place
+        for place, node in enumerate(graph.nodes)
+        if any(len(readers.get(name, ())) > 1 for name in node.outputs)
+    )
+    stem = [node for node in graph.nodes[: next(branches, 0)] if type(node.op) is Conv2dNhwc]
+    return graph.replaced(stem, [replace(node, op=replace(node.op, stem=True)) for node in stem])
+
+
 def _first_convolutions(graph: Graph) -> set[str]:
     """Returns the convolutions that make up the first part of a network's products, if they are short."""
     costs = {
