@@ -247,7 +247,11 @@ def test_a_forked_child_has_its_own_threads():
     child = os.fork()
     if child == 0:
         call.out.fill(-1)
-        os._exit(0 if (call() == wanted).all() else 1)
+        right = (call() == wanted).all()
+        came, until = set(), time.monotonic() + 10
+        while 1 not in came and time.monotonic() < until:
+            _cpu.on_threads(2, lambda index: (came.add(index), time.sleep(0.01)))
+        os._exit(0 if right and 1 in came else 1)
     assert os.waitpid(child, 0)[1] == 0
     np.testing.assert_array_equal(call(), wanted)
 
