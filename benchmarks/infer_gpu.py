@@ -46,13 +46,13 @@ class Run:
         images: arrays where there are so many that they are a multiple of :data:`ARRAY_IMAGES`, else JPEGs.
         gpus: that it may use, with :data:`CPUS_A_GPU` CPUs each.
         workers: a number or ``auto``.
-        shard: bytes of arrays in a shard, as ``--shard-size`` has them.
+        shard: bytes of arrays in a shard, as ``--shard-size`` has them; ``auto`` leaves them to the rule.
     """
 
     images: int
     gpus: int
     workers: str = "auto"
-    shard: str = "1GiB"
+    shard: str = "auto"
 
     @property
     def arrays(self) -> bool:
@@ -66,8 +66,8 @@ class Run:
 RUNS = [
     Run(10_000_000, 1), Run(10_000_000, 2), Run(40_000_000, 1), Run(40_000_000, 2), Run(40_000_000, 2, "4"),
     Run(100_000, 2), Run(100_000, 1),
-    # For memory: of so many shards that each writer has some.
-    Run(1_000_000, 1, shard="64MiB"), Run(10_000_000, 1, shard="64MiB"),
+    # For memory, beside ten million.
+    Run(1_000_000, 1),
 ]  # fmt: skip
 
 
@@ -78,6 +78,10 @@ def main(arguments: list[str] | None = None) -> int:
         "--data", type=Path, required=True, metavar="DIR", help="what is made goes there"
     )
     parser.add_argument("--output", type=Path, required=True, metavar="DIR")
+    parser.add_argument(
+        "--cifar", type=Path, metavar="FILE.bin",
+        help="CIFAR-10's records: arrays are these images again and again (default: noise)",
+    )  # fmt: skip
     parser.add_argument("--runs", nargs="*", default=[str(run) for run in RUNS])
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--seconds", type=float, default=1e9, help="begin no run after so many")
@@ -94,7 +98,7 @@ def main(arguments: list[str] | None = None) -> int:
     for run in (parsed(name) for name in options.runs):
         if str(run) in done or time.monotonic() > end:
             continue
-        make(options.data, run)
+        make(options.data, run, options.cifar)
         row = measured(options, run)
         rows.append(row)
         with path.open("a", encoding="utf-8") as file:
@@ -115,7 +119,7 @@ def folder_of(data: Path, run: Run) -> Path:
     return data / f"{'arrays' if run.arrays else 'jpegs'}-{run.images}"
 
 
-def make(data: Path, run: Run) -> None:
+def make(data: Path, run: Run, cifar: Path | None) -> None:
     """Makes the run's images, under many names, and its model, where they are not there."""
     folder = folder_of(data, run)
     if folder.is_dir():
@@ -126,8 +130,9 @@ def make(data: Path, run: Run) -> None:
         if not first.is_file():
             images = np.lib.format.open_memmap(first, "w+", np.uint8, (ARRAY_IMAGES, 3, 32, 32))
             parts = np.array_split(images, os.cpu_count() or 1)
+            real = None if cifar is None else records(cifar)
             with ThreadPoolExecutor() as pool:
-                list(pool.map(fill, parts, range(len(parts))))
+                list(pool.map(lambda part, seed: fill(part, seed, real), parts, range(len(parts))))
             images.flush()
         names = [(first, f"part-{number:03d}.npy") for number in range(run.images // ARRAY_IMAGES)]
     else:
@@ -143,10 +148,20 @@ def make(data: Path, run: Run) -> None:
         os.link(source, folder / name)
 
 
-def fill(images: np.ndarray, seed: int) -> None:
-    """Fills ``images`` with random pixels."""
-    flat = images.reshape(-1)
-    flat[...] = np.frombuffer(np.random.default_rng(seed).bytes(flat.size), np.uint8)
+def records(path: Path) -> np.ndarray:
+    """Returns the images of a file of CIFAR-10's records, uint8 [N, 3, 32, 32]."""
+    return np.fromfile(path, np.uint8).reshape(-1, 3073)[:, 1:].reshape(-1, 3, 32, 32)
+
+
+def fill(images: np.ndarray, seed: int, real: np.ndarray | None) -> None:
+    """Fills ``images`` with ``real`` ones, again and again, or with random pixels."""
+    if real is None:
+        flat = images.reshape(-1)
+        flat[...] = np.frombuffer(np.random.default_rng(seed).bytes(flat.size), np.uint8)
+        return
+    for first in range(0, len(images), len(real)):
+        part = images[first : first + len(real)]
+        part[...] = real[: len(part)]
 
 
 def make_tars(data: Path) -> list[Path]:
@@ -182,7 +197,7 @@ def measured(options: argparse.Namespace, run: Run) -> dict[str, Any]:
         options.device, "--workers", run.workers, "--quiet",
     ]  # fmt: skip
     if run.arrays:
-        words += ["--shard-size", run.shard]
+        words += [] if run.shard == "auto" else ["--shard-size", run.shard]
     else:
         model = str(options.data / "resnet50.onnx")
         words += [
@@ -233,8 +248,9 @@ def page(rows: list[dict[str, Any]]) -> str:
     """Returns the table as Markdown."""
     lines = [
         "| input | GPUs | workers | images/s | of as many times one GPU | working, s | read | decode | "
-        "copy | compute | write | all on the CPUs | bound by | of its ceiling | peak a worker, GB |",
-        "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|",
+        "copy | read and copy | compute | write | all on the CPUs | bound by | of its ceiling | "
+        "peak a worker, GB |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     good = [row for row in rows if "error" not in row]
     alone = {
@@ -248,7 +264,7 @@ def page(rows: list[dict[str, Any]]) -> str:
         share = units.percent(row["images_per_s"] / (row["gpus"] * one)) if one else ""
         ceilings = " | ".join(
             units.number(row["ceilings"][name]["images_per_s"]) if name in row["ceilings"] else ""
-            for name in ("read", "decode", "copy", "compute", "write", "cores")
+            for name in ("read", "decode", "copy", "read and copy", "compute", "write", "cores")
         )
         kind = "arrays" if row["run"].startswith("arrays") else "JPEGs"
         lines.append(

@@ -211,7 +211,7 @@ class FakeCuda(CpuDevice):
     def copy_h2d(self, to: int, source: int, nbytes: int, stream: int | None = None) -> None:
         _cpu.copy(source, to, nbytes, 1)
 
-    copy_d2h = copy_h2d
+    copy_d2h = queue_copy = copy_h2d
 
     def event(self) -> Any:
         return SimpleNamespace(record=lambda stream: None)

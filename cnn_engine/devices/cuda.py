@@ -130,6 +130,13 @@ class CudaDevice:
         queue = self.stream_handle if stream is None else stream
         self._runtime.memcpyAsync(to, source, nbytes, 2, queue)
 
+    def queue_copy(self, to: int, source: int, nbytes: int) -> None:
+        """Queues a copy between memory of the device and page-locked memory, in microseconds.
+
+        The interpreter's lock is kept, as by a launch: to have it back takes longer where threads want it.
+        """
+        self.kernels.queue_copy(to, source, nbytes, self.stream_handle)
+
     def is_current(self) -> bool:
         """Whether it is the calling thread's current device, on which kernels are launched."""
         return self._runtime.getDevice() == self.index

@@ -114,8 +114,7 @@ class _Lane:
         return Step(what, "copy", "cpu", _cpu.copy, arguments, 0, nbytes, "h2h")
 
     def _copy(self, what: str, direction: str, to: Any, source: Any, nbytes: int) -> Step:
-        function = self.device.copy_h2d if direction == "h2d" else self.device.copy_d2h
-        arguments = [to, source, nbytes]
+        function, arguments = self.device.queue_copy, [to, source, nbytes]
         return Step(what, "copy", "cuda", function, arguments, 0, nbytes, direction, self.device)
 
     def begin(self, first: int, count: int) -> tuple[list[Step], Plan, list[Step]]:

@@ -91,7 +91,7 @@ def parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     p.add_argument(
         "--shard-size", type=_size, metavar="SIZE",
-        help="of input in a shard, such as 64MB (default: a 64th of all, from 4 MiB to 1 GiB)",
+        help="of input in a shard, such as 64MB (default: a 256th of all, from 4 MiB to 1 GiB)",
     )  # fmt: skip
     p.add_argument(
         "--workers", type=_workers, default="auto", metavar="N",

@@ -26,12 +26,15 @@ class Decoder:
     Args:
         shape: [C, H, W] of the network's images.
         preprocess: what is done to every image; None: they must be of the network's size.
+
+    Attributes:
+        normalises: whether pixels become float32 here, and not in the network.
     """
 
     def __init__(self, shape: tuple[int, ...], preprocess: Preprocess | None, threads: int) -> None:
         self._shape = tuple(shape)
         self._preprocess = preprocess or Preprocess()
-        self._normalises = preprocess is not None and preprocess.normalises
+        self.normalises = preprocess is not None and preprocess.normalises
         self._jpeg = None
         if self._shape[0] in (1, 3) and self._preprocess.resize is self._preprocess.crop is None:
             self._jpeg = _simplejpeg()
@@ -55,7 +58,7 @@ class Decoder:
         """
         slot, encoded = chunk.slot, chunk.encoded
         pixels = slot.images("uint8") if encoded is not None or chunk.dtype == "uint8" else None
-        normalises = self._normalises and pixels is not None
+        normalises = self.normalises and pixels is not None
         if encoded is None and not normalises:
             return lambda: None
         floats = slot.images("float32") if normalises else None

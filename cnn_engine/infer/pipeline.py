@@ -217,7 +217,8 @@ class Pipeline:
                 except Exception as error:
                     job.failed = job.failed or _failure(error)
                 begin, end = max(begin, end), perf_counter()
-                stage.seconds += end - begin
+                if encoded or self._decoder.normalises:  # else it has only waited for its turn
+                    stage.seconds += end - begin
             self._decoded.put((job, chunk))
 
     def _compute_loop(self) -> None:

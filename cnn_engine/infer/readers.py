@@ -293,13 +293,15 @@ def _part(
 
 
 def _joined(parts: list[Callable[[], tuple[Any, Any]]]) -> tuple[Any, Any]:
+    if len(parts) == 1:
+        return parts[0]()
     ids, labels = zip(*(part() for part in parts), strict=True)
     concat = packages.arrow().concat_arrays
     return concat(ids), concat(labels)
 
 
 #: The last digits of numbers that follow each other, which are the same in every so many of them.
-_DIGITS = 4
+_DIGITS = 5
 _ENDINGS = np.arange(10**_DIGITS)[:, None] // 10 ** np.arange(_DIGITS)[::-1] % 10
 _ENDINGS = (_ENDINGS + ord("0")).astype(np.uint8)
 
@@ -331,7 +333,7 @@ def numbered(path: str, first: int, count: int) -> Any:
         buffers = pa.py_buffer(offsets), pa.py_buffer(text)
         parts.append(pa.StringArray.from_buffers(some, *buffers))
         first, count = first + some, count - some
-    return pa.concat_arrays(parts)
+    return parts[0] if len(parts) == 1 else pa.concat_arrays(parts)
 
 
 #: What one ``send`` of an array reader gives: ids or None, labels or None, faults by position, and what still
@@ -356,15 +358,31 @@ READ_BYTES, READ_THREADS = 16 << 20, 12
 _reading = ThreadPoolExecutor(READ_THREADS, "read-part")
 
 
-def _read_at(path: str, view: memoryview, offset: int) -> float:
+class _File:
+    """A file that several threads read, closed when none of them has it any more.
+
+    It is opened once: whatever waits for the system gives Python's lock away, and has it back late.
+    """
+
+    descriptor = -1
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def __del__(self) -> None:
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+
+
+def _read_at(file: _File, view: memoryview, offset: int) -> float:
     """Fills ``view`` from byte ``offset`` of a file on; returns when it was full."""
-    with open(path, "rb", buffering=0) as file:
-        done = 0
-        while done < len(view):
-            count = os.preadv(file.fileno(), [view[done:]], offset + done)
-            if not count:
-                raise expected(path, f"{len(view) - done:,} bytes more", "its end")
-            done += count
+    done = 0
+    while done < len(view):
+        count = os.preadv(file.descriptor, [view[done:]], offset + done)
+        if not count:
+            raise expected(file.path, f"{len(view) - done:,} bytes more", "its end")
+        done += count
     return perf_counter()
 
 
@@ -374,13 +392,14 @@ def _npy(piece: Piece, wanted: Wanted) -> Iterator[Part]:
         found = f"{dtype} {list(shape)}"
         raise expected(piece.path, f"{piece.first + piece.images:,} images as planned", found)
     at = offset + piece.first * int(np.prod(shape[1:])) * dtype.itemsize
+    file = _File(piece.path)
     target = yield None
     while True:
         view = memoryview(target).cast("B")
         count = -(-len(view) // READ_BYTES)
         bounds = [len(view) * part // count for part in range(count + 1)]
         begun = [
-            _reading.submit(_read_at, piece.path, view[begin:end], at + begin)
+            _reading.submit(_read_at, file, view[begin:end], at + begin)
             for begin, end in pairwise(bounds)
         ]
         at += len(view)

@@ -17,8 +17,9 @@ from . import packages
 from .sources import Source
 
 #: Shards unless ``--shard-size`` says otherwise: about so many, but none smaller or larger than this. Small
-#: enough to lose little with a worker, large enough that opening, fsync and rename do not count.
-SHARDS, LEAST_BYTES, MOST_BYTES = 64, 4 << 20, 1 << 30
+#: enough to lose little with a worker, and for all workers to end together; large enough that opening, fsync
+#: and rename do not count.
+SHARDS, LEAST_BYTES, MOST_BYTES = 256, 4 << 20, 1 << 30
 
 #: Pieces that are in memory while a plan is written.
 PIECES_A_PART = 1 << 16

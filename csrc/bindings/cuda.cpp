@@ -69,6 +69,12 @@ int pointer_device(Address address) {
   return attributes.type == cudaMemoryTypeUnregistered ? -1 : attributes.device;
 }
 
+// Queues a copy to or from page-locked memory. The interpreter's lock is kept, as by a launch.
+void queue_copy(Address to, Address source, std::size_t nbytes, Address stream) {
+  CUDA_CHECK(cudaMemcpyAsync(reinterpret_cast<void*>(to), in<void>(source), nbytes,
+                             cudaMemcpyDefault, reinterpret_cast<cudaStream_t>(stream)));
+}
+
 // Lets threads that wait for a device sleep, where they keep a core busy by default.
 void sleep_while_waiting(int device) {
   const cuda::DeviceGuard guard(device);
@@ -110,6 +116,7 @@ PYBIND11_MODULE(_cuda, module) {
   module.def("device_properties", &device_properties);
   module.def("pointer_device", &pointer_device);
   module.def("kernels_error", &kernels_error);
+  module.def("queue_copy", &queue_copy);
   module.def("sleep_while_waiting", &sleep_while_waiting);
   module.def("driver_version", [] { return version(&cudaDriverGetVersion); });
   module.def("runtime_version", [] { return version(&cudaRuntimeGetVersion); });
