@@ -333,6 +333,16 @@ def test_shards_have_whole_passes(images, tmp_path):
     assert found.tobytes() == ENGINE.predict(images, batch=7).tobytes()
 
 
+def test_shards_by_rule_are_a_256th_from_4_mib_to_1_gib(tmp_path):
+    for number, (images, wanted) in enumerate(((1_000_000, 260), (60_000, 44), (10**9, 2861))):
+        files = 10 if images == 1_000_000 else 1
+        found = [sources.Source("npy", f"{n}.npy", images, images * 3072) for n in range(files)]
+        (tmp_path / str(number)).mkdir()
+        totals = shards.write(found, tmp_path / str(number), batch=1)
+        assert abs(totals.shards - wanted) <= 1
+        assert totals.images == images * files
+
+
 class _Slots:
     """Memory for chunks of arrays of so many images, kept."""
 
