@@ -75,8 +75,8 @@ constexpr Costs kCosts = {
 constexpr TileCost kTf32TileCosts[] = {{0.123, 0.085}, {0.119, 0.102}, {0.068, 0.151},
                                        {0.270, 0.252}, {0.046, 0.198}, {0.256, 0.310}};
 static_assert(sizeof(kTf32TileCosts) / sizeof(TileCost) == kShapesOf<Tf32>.count);
-constexpr Costs kTf32Costs = {1.346, 0.057, 0.091,           0.209,         0.147,
-                              0.749, {},    kShapesOf<Tf32>, kTf32TileCosts};
+constexpr Costs kTf32Costs = {1.346, 0.057,          0.091,           0.209,         0.147,
+                              0.749, {0.404, 0.119}, kShapesOf<Tf32>, kTf32TileCosts};
 constexpr TileCost kSplitTileCosts[] = {{0.639, 0.293}, {0.576, 0.394}, {0.178, 1.076}};
 static_assert(sizeof(kSplitTileCosts) / sizeof(TileCost) == kShapesOf<float>.count);
 constexpr Costs kSplitCosts = {
