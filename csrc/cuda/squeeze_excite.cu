@@ -8,10 +8,10 @@
 // that made it, and those that came are added up in the order of the blocks.
 #include <algorithm>
 
-#include "cuda/activation.cuh"
 #include "cuda/channels.cuh"
 #include "cuda/launch.cuh"
 #include "cuda/mma.cuh"
+#include "cuda/rounded.cuh"
 #include "cuda/row_weights.cuh"
 #include "cuda/strided.cuh"
 #include "ops/squeeze_excite.h"
@@ -25,11 +25,12 @@ constexpr int kMostBlocks = 8;  // of a cluster, that every GPU with clusters ha
 constexpr int kMostRuns = 512;  // of channels, and of hidden sums
 // What a block is worth: so many bytes of weights, which arrive while it waits, and so many numbers
 // of the image.
-constexpr std::int64_t kWeightBytes = 160 * 1024, kNumbers = 8 * 1024;
+constexpr std::int64_t kWeightBytes = 160 * 1024, kNumbers = 4 * 1024;
 // Weights past so many bytes of shared memory in all are read from where they are: two blocks of a
 // multiprocessor have room for so many, and one alone.
 constexpr std::int64_t kHalfHeld = 112 * 1024, kMostHeld = 224 * 1024;
 constexpr int kFewBlocks = 96;  // that find a multiprocessor each, all clusters at once
+constexpr int kMostLaneBits = 3;
 // Numbers of an image from which its blocks have places and not channels: lines of memory are
 // whole then, which is worth one more exchange.
 constexpr std::int64_t kManyNumbers = 256 * 1024;
@@ -44,6 +45,7 @@ struct Gates {
   int blocks;                      // of an image
   bool by_places;                  // each block reads all channels, in some of the places
   bool holds_first, holds_second;  // weights in shared memory
+  int once;                        // 1
   float scale;                     // 1 / places
   Activation inner, outer;
 };
@@ -67,9 +69,19 @@ struct Layout {
   __host__ __device__ static int larger(int a, int b) { return a > b ? a : b; }
 };
 
-// Without a call for what gates have most.
+// Without a call for what gates have most. Factors of what is kept in 16 bits are as rounded.cuh
+// has functions.
+template <typename T>
 __device__ inline float applied(const Activation& function, float x) {
-  return function.function == UnaryFunction::sigmoid ? sigmoid(x) : function(x);
+  constexpr bool kRounded = !std::is_same_v<T, float>;
+  constexpr float kLog2E = 1.4426950408889634f;
+  if (function.function == UnaryFunction::sigmoid) {
+    return kRounded ? rounded_logistic(-kLog2E * x) : sigmoid(x);
+  }
+  if (kRounded && function.function == UnaryFunction::swish) {
+    return x * rounded_logistic(-kLog2E * function.alpha * x);
+  }
+  return function(x);
 }
 
 // Adds up kRun numbers over a warp's lanes; lane 4 v then has number v.
@@ -185,12 +197,17 @@ __global__ void __launch_bounds__(kThreads, 2)
     begin_copy(held, second_weights, elements * static_cast<int>(sizeof(T)));
     second_weights = held;
   }
-  for (int c = thread; c < channels; c += kThreads) {
-    second_bias[c] = p.second_bias != nullptr ? p.second_bias[first + c] : 0.0f;
-  }
-  for (int m = thread; m < padded; m += kThreads) {
-    first_bias[m] = p.first_bias != nullptr && m < p.hidden ? p.first_bias[m] : 0.0f;
-  }
+  const auto begin_bias = [&](float* to, const float* from, int count, int all) {
+    for (int i = thread; i < all; i += kThreads) {
+      if (from != nullptr && i < count) {
+        copy_async<4>(to + i, from + i);
+      } else {
+        to[i] = 0.0f;
+      }
+    }
+  };
+  begin_bias(second_bias, p.second_bias ? p.second_bias + first : nullptr, channels, channels);
+  begin_bias(first_bias, p.first_bias, p.hidden, padded);
   // Of places: a thread has a run of channels at some of them. Of their sums: a channel of some.
   const int read = p.by_places ? p.channels : channels, runs = read / kRun;
   const int rows = kThreads / runs, row = thread / runs, run = thread - row * runs;
@@ -201,112 +218,119 @@ __global__ void __launch_bounds__(kThreads, 2)
   const int places = p.by_places ? max(0, min(some, p.places - first_place)) : p.places;
   const int part = thread & ((1 << p.lane_bits) - 1);
   if (p.blocks > 1) wait_at_cluster_barrier();  // all blocks can be sent to
-  wait_for_inputs();
 
-  const X* const image =
-      x + (static_cast<std::int64_t>(blockIdx.x) * p.places + first_place) * p.channels +
-      (p.by_places ? 0 : first);
-  if (row < rows) {
-    auto sum = Channels<kRun>::all(0.0f);
-    constexpr int kMost = sizeof(X) == 4 ? 4 : 8;
-    if (places <= 4 * rows) {
-      add_places<4>(sum, image + run * kRun, row, rows, places, p.channels);
-    } else {
-      add_places<kMost>(sum, image + run * kRun, row, rows, places, p.channels);
-    }
-    sum.store(sums + row * read + run * kRun);
-  }
-  asm volatile("cp.async.wait_all;" ::: "memory");
-  __syncthreads();
-  if (share < shares) {
-    for (int c = column; c < read; c += kThreads) {
-      float sum = 0.0f;
-#pragma unroll 4
-      for (int r = share; r < rows; r += shares) sum += sums[r * read + c];
-      parts[share * read + c] = sum;
-    }
-  }
-  __syncthreads();
-  for (int c = thread; c < read; c += kThreads) {
-    float sum = 0.0f;
-#pragma unroll 4
-    for (int s = 0; s < shares; ++s) sum += parts[s * read + c];
-    if (!p.by_places) {
-      means[c] = sum * p.scale;
-    } else {
-      const int own = p.own_runs * kRun, block = c / own;
-      const std::uint32_t to = shared_address(others + rank * own + c - block * own);
-      send_cluster(cluster_address(to, block), cluster_address(summed, block), sum);
-    }
-  }
-  if (p.by_places) {
-    wait_for_cluster_bytes(summed);
-    for (int c = thread; c < channels; c += kThreads) {
-      float sum = 0.0f;
-#pragma unroll
-      for (int b = 0; b < kMostBlocks; ++b) sum += others[b * p.own_runs * kRun + c];
-      means[c] = sum * p.scale;
-    }
-  }
-  __syncthreads();
-
-  // What these channels add to the hidden sums: a warp has a run of sums, its lanes channels.
-  for (int h = warp * kRun; h < padded; h += kWarps * kRun) {
-    float sum[kRun] = {};
-#pragma unroll 2
-    for (int c = lane; c < channels; c += kWarpThreads) {
-      const auto weight = Channels<kRun>::load(first_weights + c * padded + h);
-#pragma unroll
-      for (int v = 0; v < kRun; ++v) sum[v] = fmaf(means[c], weight.value[v], sum[v]);
-    }
-    constexpr int kAlike = kWarpThreads / kRun;  // lanes that have the same sum
-    const float total = add_lanes(sum);
-    const int m = h + lane / kAlike;
-    if (p.blocks == 1) {
-      received[m] = total;
-    } else {
-      const std::uint32_t to = shared_address(received + rank * padded + m);
-      for (int b = lane % kAlike; b < p.blocks; b += kAlike) {
-        send_cluster(cluster_address(to, b), cluster_address(barrier, b), total);
-      }
-    }
-  }
-  if (p.blocks == 1) {
-    __syncthreads();
-  } else {
-    wait_for_cluster_bytes(barrier);
-  }
-  for (int m = thread; m < padded; m += kThreads) {
-    float sum = 0.0f;
-#pragma unroll
-    for (int b = 0; b < kMostBlocks; ++b) {
-      if (b < p.blocks) sum += received[b * padded + m];
-    }
-    hidden[m] = m < p.hidden ? applied(p.inner, sum + first_bias[m]) : 0.0f;
-  }
-  __syncthreads();
-
-  // A factor is finished by one lane of those that share it, so as few share one as keep all
-  // busy.
+  // A loop, though it is gone through once: what is computed before it stays before the wait.
 #pragma unroll 1
-  for (int begin = 0; begin < channels << p.lane_bits; begin += kThreads) {
-    const int c = (begin + thread) >> p.lane_bits;
-    float sum = 0.0f;
-    if (c < channels) {
-#pragma unroll 2
-      for (int m = part * kRun; m < padded; m += kRun << p.lane_bits) {
-        const auto weight = Channels<kRun>::load(second_weights + c * padded + m);
-        const auto value = Channels<kRun>::load(hidden + m);
-#pragma unroll
-        for (int v = 0; v < kRun; ++v) sum = fmaf(value.value[v], weight.value[v], sum);
+  for (int once = p.once; once > 0; --once) {
+    wait_for_inputs();
+
+    const X* const image =
+        x + (static_cast<std::int64_t>(blockIdx.x) * p.places + first_place) * p.channels +
+        (p.by_places ? 0 : first);
+    if (row < rows) {
+      auto sum = Channels<kRun>::all(0.0f);
+      constexpr int kMost = sizeof(X) == 4 ? 4 : 8;
+      if (places <= 4 * rows) {
+        add_places<4>(sum, image + run * kRun, row, rows, places, p.channels);
+      } else {
+        add_places<kMost>(sum, image + run * kRun, row, rows, places, p.channels);
+      }
+      sum.store(sums + row * read + run * kRun);
+    }
+    asm volatile("cp.async.wait_all;" ::: "memory");
+    __syncthreads();
+    if (share < shares) {
+      for (int c = column; c < read; c += kThreads) {
+        float sum = 0.0f;
+#pragma unroll 8
+        for (int r = share; r < rows; r += shares) sum += sums[r * read + c];
+        parts[share * read + c] = sum;
       }
     }
-    for (int apart = 1 << p.lane_bits >> 1; apart > 0; apart /= 2) {
-      sum += __shfl_xor_sync(kFullMask, sum, apart);
+    __syncthreads();
+    for (int c = thread; c < read; c += kThreads) {
+      float sum = 0.0f;
+#pragma unroll 4
+      for (int s = 0; s < shares; ++s) sum += parts[s * read + c];
+      if (!p.by_places) {
+        means[c] = sum * p.scale;
+      } else {
+        const int own = p.own_runs * kRun, block = c / own;
+        const std::uint32_t to = shared_address(others + rank * own + c - block * own);
+        send_cluster(cluster_address(to, block), cluster_address(summed, block), sum);
+      }
     }
-    if (c < channels && part == 0) {
-      const float factor = applied(p.outer, sum + second_bias[c]);
-      p.y[static_cast<std::int64_t>(blockIdx.x) * p.channels + first + c] = factor;
+    if (p.by_places) {
+      wait_for_cluster_bytes(summed);
+      for (int c = thread; c < channels; c += kThreads) {
+        float sum = 0.0f;
+#pragma unroll
+        for (int b = 0; b < kMostBlocks; ++b) sum += others[b * p.own_runs * kRun + c];
+        means[c] = sum * p.scale;
+      }
+    }
+    __syncthreads();
+
+    // What these channels add to the hidden sums: a warp has a run of sums, its lanes channels.
+    for (int h = warp * kRun; h < padded; h += kWarps * kRun) {
+      float sum[kRun] = {};
+#pragma unroll 2
+      for (int c = lane; c < channels; c += kWarpThreads) {
+        const auto weight = Channels<kRun>::load(first_weights + c * padded + h);
+#pragma unroll
+        for (int v = 0; v < kRun; ++v) sum[v] = fmaf(means[c], weight.value[v], sum[v]);
+      }
+      constexpr int kAlike = kWarpThreads / kRun;  // lanes that have the same sum
+      const float total = add_lanes(sum);
+      const int m = h + lane / kAlike;
+      if (p.blocks == 1) {
+        received[m] = total;
+      } else {
+        const std::uint32_t to = shared_address(received + rank * padded + m);
+        for (int b = lane % kAlike; b < p.blocks; b += kAlike) {
+          send_cluster(cluster_address(to, b), cluster_address(barrier, b), total);
+        }
+      }
+    }
+    if (p.blocks == 1) {
+      __syncthreads();
+    } else {
+      wait_for_cluster_bytes(barrier);
+    }
+    for (int m = thread; m < padded; m += kThreads) {
+      float sum = 0.0f;
+#pragma unroll
+      for (int b = 0; b < kMostBlocks; ++b) {
+        if (b < p.blocks) sum += received[b * padded + m];
+      }
+      hidden[m] = m < p.hidden ? applied<T>(p.inner, sum + first_bias[m]) : 0.0f;
+    }
+    __syncthreads();
+
+    // A factor is finished by one lane of those that share it, so as few share one as keep all
+    // busy.
+#pragma unroll 1
+    for (int begin = 0; begin < channels << p.lane_bits; begin += kThreads) {
+      const int c = (begin + thread) >> p.lane_bits;
+      float sum = 0.0f;
+      if (c < channels) {
+#pragma unroll 4
+        for (int m = part * kRun; m < padded; m += kRun << p.lane_bits) {
+          const auto weight = Channels<kRun>::load(second_weights + c * padded + m);
+          const auto value = Channels<kRun>::load(hidden + m);
+#pragma unroll
+          for (int v = 0; v < kRun; ++v) sum = fmaf(value.value[v], weight.value[v], sum);
+        }
+      }
+#pragma unroll
+      for (int bit = kMostLaneBits - 1; bit >= 0; --bit) {
+        const float other = __shfl_xor_sync(kFullMask, sum, 1 << bit);
+        sum += bit < p.lane_bits ? other : 0.0f;
+      }
+      if (c < channels && part == 0) {
+        const float factor = applied<T>(p.outer, sum + second_bias[c]);
+        p.y[static_cast<std::int64_t>(blockIdx.x) * p.channels + first + c] = factor;
+      }
     }
   }
 }
@@ -381,6 +405,7 @@ void squeeze_excite(const void* x, const void* packed, const float* first_bias,
   p.hidden = hidden;
   p.runs = runs_of(shape.inner);
   p.hidden_runs = hidden_runs_of(hidden);
+  p.once = 1;
   p.scale = 1.0f / static_cast<float>(p.places);
   p.inner = {inner, inner_alpha, inner_beta};
   p.outer = {outer, outer_alpha, outer_beta};
@@ -398,7 +423,8 @@ void squeeze_excite(const void* x, const void* packed, const float* first_bias,
     p.by_places = waits_in_kernels() && shape.axis * shape.inner >= kManyNumbers;
     p.blocks = p.by_places ? kMostBlocks : (p.runs + p.own_runs - 1) / p.own_runs;
     p.lane_bits = 0;
-    while (p.lane_bits < 3 && (2 * p.own_runs * kRun << p.lane_bits) <= kThreads) ++p.lane_bits;
+    while (p.lane_bits < kMostLaneBits && (2 * p.own_runs * kRun << p.lane_bits) <= kThreads)
+      ++p.lane_bits;
     const std::int64_t floats = Layout(p).end * 4, weights = p.own_runs * kRun * a_channel;
     const bool alone = shape.outer * p.blocks <= kFewBlocks;
     const std::int64_t room = waits_in_kernels() ? (alone ? kMostHeld : kHalfHeld) - floats : 0;
