@@ -53,9 +53,13 @@ unsigned lay_out(Depthwise<T>& d, const Conv2dShape& p, int width, int columns, 
 template <int Side, int Stride, int Width, typename T>
 void launch_windows(Depthwise<T> d, const Conv2dShape& p, Stream stream) {
   const unsigned blocks = lay_out(d, p, Width, 1, 1);
-  launch("launch of conv2d_nhwc_depthwise_kernel",
-         conv2d_nhwc_depthwise_kernel<T, Side, Stride, Width>, blocks, kDepthwiseThreads, 0, stream,
-         1, d, p);
+  // Several images have more blocks than find room with so many registers.
+  constexpr bool kCanBeAhead = Side == 3 || Side == 5;
+  const auto kernel = kCanBeAhead && p.n == 1
+                          ? conv2d_nhwc_depthwise_kernel<T, Side, Stride, Width, kCanBeAhead>
+                          : conv2d_nhwc_depthwise_kernel<T, Side, Stride, Width, false>;
+  launch("launch of conv2d_nhwc_depthwise_kernel", kernel, blocks, kDepthwiseThreads, 0, stream, 1,
+         d, p);
 }
 
 template <int Side, int Stride, typename T>
@@ -127,6 +131,7 @@ void conv2d_nhwc_depthwise(const void* input, const void* packed, const float* b
       d.pitches = pitches;
       d.overflow = overflow;
       d.activation = {activation, alpha, beta};
+      d.once = 1;
       if (!fours) return launch_windows<0, 1, 1>(d, p, stream);
       const bool square =
           p.r == p.s && p.stride_h == p.stride_w && p.dilation_h == 1 && p.dilation_w == 1;

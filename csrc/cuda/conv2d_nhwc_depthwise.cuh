@@ -23,6 +23,7 @@ struct Depthwise {
   Overflow overflow;
   Activation activation;
   Divisor by_groups, by_runs, by_rows;  // groups of channels; runs of columns; rows, or strips
+  int once;                             // 1
 };
 
 // Channels are fastest, then columns, rows and images.

@@ -11,9 +11,10 @@ namespace cnn_engine::cuda {
 // Registers that the window of a thread, and its weights, may take.
 constexpr int kMostWindow = 100;
 
-// Side > 0: square kernels without dilation and with equal strides of Stride. Side = 0: any kernel,
-// stride and dilation.
-template <typename T, int Side, int Stride, int Width>
+// Ahead: all that does not depend on the image, weights as float32 and addresses, is made before
+// the wait, at twice the registers. Side > 0: square kernels without dilation and with equal
+// strides of Stride. Side = 0: any kernel, stride and dilation.
+template <typename T, int Side, int Stride, int Width, bool Ahead>
 __global__ void __launch_bounds__(kDepthwiseThreads)
     conv2d_nhwc_depthwise_kernel(const __grid_constant__ Depthwise<T> d,
                                  const __grid_constant__ Conv2dShape p) {
@@ -41,74 +42,83 @@ __global__ void __launch_bounds__(kDepthwiseThreads)
   }
   const auto bias =
       d.bias != nullptr ? Channels<Width>::load(d.bias + c) : Channels<Width>::all(0.0f);
-  wait_for_inputs();
+  const auto make = [&] {
+    wait_for_inputs();
 
-  const T* image = d.input + static_cast<std::int64_t>(place.image) * p.h * p.w * d.pitches.x + c;
-  float sum[Width] = {};
-  if constexpr (Side > 0) {
-    // Places outside are read at the image's edge, and then taken as 0: a load that may be left out
-    // would wait for its own turn.
-    int columns[Side];
+    const T* image = d.input + static_cast<std::int64_t>(place.image) * p.h * p.w * d.pitches.x + c;
+    float sum[Width] = {};
+    if constexpr (Side > 0) {
+      // Places outside are read at the image's edge, and then taken as 0: a load that may be left
+      // out would wait for its own turn.
+      int columns[Side];
 #pragma unroll
-    for (int s = 0; s < Side; ++s) columns[s] = min(max(left + s, 0), p.w - 1) * d.pitches.x;
+      for (int s = 0; s < Side; ++s) columns[s] = min(max(left + s, 0), p.w - 1) * d.pitches.x;
 #pragma unroll
-    for (int begin = 0; begin < Side; begin += kRows) {
-      Raw x[kRows][Side];
+      for (int begin = 0; begin < Side; begin += kRows) {
+        Raw x[kRows][Side];
 #pragma unroll
-      for (int r = 0; r < kRows; ++r) {
-        const int y = min(max(top + begin + r, 0), p.h - 1);
-        const T* line = image + static_cast<std::int64_t>(y) * p.w * d.pitches.x;
+        for (int r = 0; r < kRows; ++r) {
+          const int y = min(max(top + begin + r, 0), p.h - 1);
+          const T* line = image + static_cast<std::int64_t>(y) * p.w * d.pitches.x;
 #pragma unroll
-        for (int s = 0; s < Side; ++s) x[r][s] = *reinterpret_cast<const Raw*>(line + columns[s]);
-      }
+          for (int s = 0; s < Side; ++s) x[r][s] = *reinterpret_cast<const Raw*>(line + columns[s]);
+        }
 #pragma unroll
-      for (int r = 0; r < kRows; ++r) {
-        const int y = top + begin + r;
-        const bool row_inside = y >= 0 && y < p.h;
+        for (int r = 0; r < kRows; ++r) {
+          const int y = top + begin + r;
+          const bool row_inside = y >= 0 && y < p.h;
 #pragma unroll
-        for (int s = 0; s < Side; ++s) {
-          const bool inside = row_inside && left + s >= 0 && left + s < p.w;
-          const Raw some = kept_if(inside, x[r][s]);
-          const int tap = (begin + r) * Side + s;
-          float w[Width];
-          if constexpr (kHoldsWeights) {
+          for (int s = 0; s < Side; ++s) {
+            const bool inside = row_inside && left + s >= 0 && left + s < p.w;
+            const Raw some = kept_if(inside, x[r][s]);
+            const int tap = (begin + r) * Side + s;
+            float w[Width];
+            if constexpr (kHoldsWeights) {
 #pragma unroll
-            for (int v = 0; v < Width; ++v) w[v] = widened(held[tap].value[v]);
-          } else {
-            load_neighbours(weight + tap * p.c, w);
+              for (int v = 0; v < Width; ++v) w[v] = widened(held[tap].value[v]);
+            } else {
+              load_neighbours(weight + tap * p.c, w);
+            }
+#pragma unroll
+            for (int v = 0; v < Width; ++v) sum[v] = fmaf(widened(some.value[v]), w[v], sum[v]);
           }
+        }
+      }
+    } else {
+      for (int r = 0; r < p.r; ++r) {
+        const int y = top + r * p.dilation_h;
+        if (y < 0 || y >= p.h) continue;
+        for (int s = 0; s < p.s; ++s) {
+          const int x = left + s * p.dilation_w;
+          if (x < 0 || x >= p.w) continue;
+          float run[Width], w[Width];
+          load_neighbours(image + (static_cast<std::int64_t>(y) * p.w + x) * d.pitches.x, run);
+          load_neighbours(weight + (static_cast<std::int64_t>(r) * p.s + s) * p.c, w);
 #pragma unroll
-          for (int v = 0; v < Width; ++v) sum[v] = fmaf(widened(some.value[v]), w[v], sum[v]);
+          for (int v = 0; v < Width; ++v) sum[v] = fmaf(run[v], w[v], sum[v]);
         }
       }
     }
-  } else {
-    for (int r = 0; r < p.r; ++r) {
-      const int y = top + r * p.dilation_h;
-      if (y < 0 || y >= p.h) continue;
-      for (int s = 0; s < p.s; ++s) {
-        const int x = left + s * p.dilation_w;
-        if (x < 0 || x >= p.w) continue;
-        float run[Width], w[Width];
-        load_neighbours(image + (static_cast<std::int64_t>(y) * p.w + x) * d.pitches.x, run);
-        load_neighbours(weight + (static_cast<std::int64_t>(r) * p.s + s) * p.c, w);
-#pragma unroll
-        for (int v = 0; v < Width; ++v) sum[v] = fmaf(run[v], w[v], sum[v]);
-      }
-    }
-  }
 
-  const std::int64_t line = static_cast<std::int64_t>(place.image) * p.out_h() + place.row;
-  const std::int64_t at = line * p.out_w() + place.run;
+    const std::int64_t line = static_cast<std::int64_t>(place.image) * p.out_h() + place.row;
+    const std::int64_t at = line * p.out_w() + place.run;
 #pragma unroll
-  for (int v = 0; v < Width; ++v) sum[v] += bias.value[v];
-  if (d.residual != nullptr) {
-    const auto added = Channels<Width>::load(d.residual + at * d.pitches.residual + c);
+    for (int v = 0; v < Width; ++v) sum[v] += bias.value[v];
+    if (d.residual != nullptr) {
+      const auto added = Channels<Width>::load(d.residual + at * d.pitches.residual + c);
 #pragma unroll
-    for (int v = 0; v < Width; ++v) sum[v] += added.value[v];
+      for (int v = 0; v < Width; ++v) sum[v] += added.value[v];
+    }
+    apply<T>(d.activation, sum);
+    store_rounded(d.output + at * d.pitches.y + c, sum, largest(sum), d.overflow);
+  };
+  if constexpr (Ahead) {
+    // A loop, though it is gone through once: what is computed before it stays before the wait.
+#pragma unroll 1
+    for (int once = d.once; once > 0; --once) make();
+  } else {
+    make();
   }
-  apply<T>(d.activation, sum);
-  store_rounded(d.output + at * d.pitches.y + c, sum, largest(sum), d.overflow);
 }
 
 }  // namespace cnn_engine::cuda
