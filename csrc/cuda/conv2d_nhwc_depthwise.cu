@@ -55,7 +55,7 @@ void launch_windows(Depthwise<T> d, const Conv2dShape& p, Stream stream) {
   const unsigned blocks = lay_out(d, p, Width, 1, 1);
   // Several images have more blocks than find room with so many registers.
   constexpr bool kCanBeAhead = Side == 3 || Side == 5;
-  const auto kernel = kCanBeAhead && p.n == 1
+  const auto kernel = kCanBeAhead && p.n == 1 && waits_in_kernels()
                           ? conv2d_nhwc_depthwise_kernel<T, Side, Stride, Width, kCanBeAhead>
                           : conv2d_nhwc_depthwise_kernel<T, Side, Stride, Width, false>;
   launch("launch of conv2d_nhwc_depthwise_kernel", kernel, blocks, kDepthwiseThreads, 0, stream, 1,
