@@ -42,7 +42,9 @@ __global__ void __launch_bounds__(kDepthwiseThreads)
   }
   const auto bias =
       d.bias != nullptr ? Channels<Width>::load(d.bias + c) : Channels<Width>::all(0.0f);
-  const auto make = [&] {
+  [[maybe_unused]] int once = d.once;
+#pragma unroll 1
+  do {
     wait_for_inputs();
 
     const T* image = d.input + static_cast<std::int64_t>(place.image) * p.h * p.w * d.pitches.x + c;
@@ -111,14 +113,8 @@ __global__ void __launch_bounds__(kDepthwiseThreads)
     }
     apply<T>(d.activation, sum);
     store_rounded(d.output + at * d.pitches.y + c, sum, largest(sum), d.overflow);
-  };
-  if constexpr (Ahead) {
-    // A loop, though it is gone through once: what is computed before it stays before the wait.
-#pragma unroll 1
-    for (int once = d.once; once > 0; --once) make();
-  } else {
-    make();
-  }
+    // Gone through once, but what is computed before a loop stays before the wait.
+  } while (Ahead && --once > 0);
 }
 
 }  // namespace cnn_engine::cuda
