@@ -69,7 +69,7 @@ struct NhwcTile {
   std::int64_t y_stride;
   bool first;            // y is not read
   const Epilogue* last;  // what follows the sum, or null
-  std::int64_t residual_stride;
+  std::int64_t residual_stride = 0;
   const float* residual;  // or null
   int valid;              // filters that there are
   Ahead* ahead;           // what is brought to the second-level cache meanwhile
