@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from cnn_engine.workloads.cifar10 import dataset
 from PIL import Image
 
 from cnn_engine import cli
@@ -130,7 +131,7 @@ def make(data: Path, run: Run, cifar: Path | None) -> None:
         if not first.is_file():
             images = np.lib.format.open_memmap(first, "w+", np.uint8, (ARRAY_IMAGES, 3, 32, 32))
             parts = np.array_split(images, os.cpu_count() or 1)
-            real = None if cifar is None else records(cifar)
+            real = None if cifar is None else dataset.load(cifar).images
             with ThreadPoolExecutor() as pool:
                 list(pool.map(lambda part, seed: fill(part, seed, real), parts, range(len(parts))))
             images.flush()
@@ -146,11 +147,6 @@ def make(data: Path, run: Run, cifar: Path | None) -> None:
     folder.mkdir()
     for source, name in names:
         os.link(source, folder / name)
-
-
-def records(path: Path) -> np.ndarray:
-    """Returns the images of a file of CIFAR-10's records, uint8 [N, 3, 32, 32]."""
-    return np.fromfile(path, np.uint8).reshape(-1, 3073)[:, 1:].reshape(-1, 3, 32, 32)
 
 
 def fill(images: np.ndarray, seed: int, real: np.ndarray | None) -> None:
