@@ -6,7 +6,7 @@
 #
 # OUT           folder for results (default: gpu-results)
 # CNN_ENGINE_TEST_DATA   the real data; tests that need it skip without
-# SANITIZE      what the sanitizers run, as pytest takes it (default: every test of a kernel)
+# SANITIZE      test files for the sanitizers (default: every test of a kernel), SANITIZE_JOBS processes at a time
 #
 # SHARD         K/N: of low-batch and models, the K-th of N parts (default: 1/1); merge them with --merge
 # MODELS        folder of exported networks, which steps share (default: $OUT/networks)
@@ -39,30 +39,39 @@ run_tests() {
   python3 -m pytest -q -m gpu -p no:cacheprovider 2>&1 | tee "$OUT/test.txt" | tail -n 25
 }
 
-operators=(tests/test_{conv2d,pad2d,elementwise,max_pool2d,linear,softmax}.py
-  tests/test_{unary,binary,copy_nd,reduce,norm}.py)
+operators=(tests/test_{kernel_rows,conv2d,reduce,copy_nd,stored_functions,norm,unary,binary,elementwise,softmax}.py
+  tests/test_{linear,linear_rows,matmul,lrn,max_pool2d,average_pool2d,pool2d_nhwc,conv_transpose2d,pad2d,squeeze_excite}.py)
+
+watched() {  # TOOL OPTION...: one process of tests; its output is named by the tool and by what it runs
+  local tool=$1 name
+  shift
+  name="$tool-$(basename "$1" | sed 's/[^a-z0-9_].*//')"
+  timeout "${SANITIZE_SECONDS:-580}" compute-sanitizer --tool "$tool" --error-exitcode 9 \
+    python3 -m pytest -q -m gpu -p no:cacheprovider -x "$@" >"$OUT/$name.txt" 2>&1 ||
+    { tail -n 20 "$OUT/$name.txt"; echo "$name: FAILED"; return 1; }
+  echo "$name: $(grep -E '[0-9]+ passed' "$OUT/$name.txt" | tail -n 1); $(grep -E '(ERROR|RACECHECK) SUMMARY' "$OUT/$name.txt" | tail -n 1)"
+}
 
 sanitize() {  # CUPTI's tests are left out: two tools cannot watch one process
-  local tool chosen
+  local tool file fused left
+  export -f watched
   export CNN_ENGINE_TEST_REPEATS=1  # a tool sees a race in one pass, and takes seconds for it
   for tool in memcheck racecheck initcheck synccheck; do
-    chosen=("${operators[@]}" tests/test_{fused_cuda,engine,predict}.py -k "not real_images and not torch")
+    left='not real_images and not torch'
+    # shellcheck disable=SC2086
+    for file in ${SANITIZE:-"${operators[@]}"}; do echo "watched $tool $file -k '$left'"; done
+    [ -z "${SANITIZE:-}" ] || continue
+    # What a warp's sums take is estimated from the clock, which the tool slows unevenly.
+    [ "$tool" != initcheck ] || left="$left and not timed_parts"
+    fused="tests/test_fused_cuda.py tests/test_engine.py tests/test_predict.py"
     if [ "$tool" = racecheck ]; then  # an hour for all: each route of the fused kernels, in each dtype
-      chosen=("${operators[@]}" tests/test_fused_cuda.py::test_against_reference\[{cifar10,ece408}-{float32,float16,bfloat16}-{1,33,133}\]
-        tests/test_fused_cuda.py::test_clusters_that_take_several_images\[{cifar10,ece408}-{float32,float16,bfloat16}-{34,96}\]
-        tests/test_fused_cuda.py::test_with_the_shared_memory_of_smaller_devices\[cifar10-{float32,float16}-{101376,166912}-133\]
+      fused=$(echo tests/test_fused_cuda.py::test_against_reference\[{cifar10,ece408}-{float32,float16,bfloat16}-{1,33,133}\] \
+        tests/test_fused_cuda.py::test_clusters_that_take_several_images\[{cifar10,ece408}-{float32,float16,bfloat16}-{34,96}\] \
+        tests/test_fused_cuda.py::test_with_the_shared_memory_of_smaller_devices\[cifar10-{float32,float16}-{101376,166912}-133\] \
         tests/test_fused_cuda.py::test_timed_parts\[cifar10-float{32,16}-None\])
     fi
-    # What a warp's sums take is estimated from the clock, which the tool slows unevenly.
-    [ "$tool" != initcheck ] || chosen+=(-k "not real_images and not torch and not timed_parts")
-    # shellcheck disable=SC2206
-    [ -z "${SANITIZE:-}" ] || chosen=($SANITIZE)
-    timeout 580 compute-sanitizer --tool "$tool" --error-exitcode 9 \
-      python3 -m pytest -q -m gpu -p no:cacheprovider -x "${chosen[@]}" \
-      >"$OUT/$tool.txt" 2>&1 || { tail -n 40 "$OUT/$tool.txt"; echo "$tool: FAILED"; return 1; }
-    echo "$tool: $(grep -E '[0-9]+ passed' "$OUT/$tool.txt" | tail -n 1)"
-    echo "$tool: $(grep -E 'ERROR SUMMARY|RACECHECK SUMMARY' "$OUT/$tool.txt" | tail -n 1)"
-  done
+    echo "watched $tool $fused -k '$left'"
+  done | xargs -d '\n' -n 1 -P "${SANITIZE_JOBS:-1}" bash -c
 }
 
 table() {  # the thesis' table: every variant in every data mode, one image a pass
