@@ -100,9 +100,24 @@ def load(spec: str | os.PathLike[str] = "auto", images: int | None = None) -> Da
 
 
 def _unfinished(folder: Path) -> bool:
-    """Whether a download into ``folder`` was cut short: the file under way, or all of them, are missing."""
-    names = os.listdir(folder)
-    return any(".part" in name for name in names) or not any("images-idx3" in n for n in names)
+    """Whether a download into ``folder`` was cut short: the file under way, or all of them, are missing.
+
+    One that replaces what is there (``--force``) leaves each old file until the new one is whole.
+    """
+    names = _names(folder)
+    return _under_way(names) or not any("images-idx3" in name for name in names)
+
+
+def _under_way(names: list[str]) -> bool:
+    """Whether a download left one of these files, of one folder, in part only."""
+    return any(name.partition(".part")[0] not in names for name in names)
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError as error:
+        raise InputError(f"{folder}: cannot be read: {describe_os_error(error)}") from error
 
 
 def find_files(path: str | os.PathLike[str]) -> list[tuple[Path, Path | None]]:
@@ -123,7 +138,10 @@ def find_files(path: str | os.PathLike[str]) -> list[tuple[Path, Path | None]]:
         found = [file for stem in stems if (file := _first_file(path, stem)) is not None]
         if found:
             return [(file, _labels_of(file)) for file in found]
-    raise expected(str(path), "a folder with t10k-images-idx3-ubyte or train-... (or .gz)", "none")
+    found = "none"
+    if _under_way(_names(path)):
+        found = f"a download that is not complete; `{DOWNLOAD_COMMAND} --output {path}` resumes it"
+    raise expected(str(path), "a folder with t10k-images-idx3-ubyte or train-... (or .gz)", found)
 
 
 def _first_file(folder: Path, stem: str) -> Path | None:

@@ -6,8 +6,12 @@ import gzip
 import hashlib
 import json
 import os
+import signal
 import struct
+import subprocess
+import sys
 import threading
+import time
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -18,13 +22,14 @@ from cnn_engine.workloads.fashion_mnist import WORKLOAD, dataset, download, netw
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cnn_engine import Engine, run
+from cnn_engine import Engine, doctor, run
 from cnn_engine.engine import variants
 from cnn_engine.errors import InputError
 from cnn_engine.io import fetch
 from cnn_engine.measure.result import Accuracy, LayerTime
 
 IMAGES, LABELS = "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"
+TRAIN = "train-images-idx3-ubyte.gz"
 RNG = np.random.default_rng(3)
 PIXELS = RNG.integers(0, 256, (5, 28, 28), dtype=np.uint8)
 
@@ -471,6 +476,105 @@ def test_download_command_fills_the_cache_that_auto_reads(server, monkeypatch, c
     assert dataset.load("auto").source == str(dataset.cache_folder())
     assert download.main(["--url", "nonsense"]) == 2
     assert capsys.readouterr().err.startswith("error: --url: expected")
+
+
+@pytest.fixture
+def stalling(server):
+    """Serves the files, of those named in a set only half; yields that set, the checksums and the address."""
+    folder, _ = server
+    stall: set[str] = set()
+    release = threading.Event()
+
+    class Handler(SimpleHTTPRequestHandler):
+        def copyfile(self, source, outputfile):
+            content = source.read()
+            if Path(self.path).name in stall:
+                outputfile.write(content[: len(content) // 2])
+                release.wait(60)
+            else:
+                outputfile.write(content)
+
+        def log_message(self, *arguments):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=folder)) as http:
+        thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield stall, checksums(folder), f"http://127.0.0.1:{http.server_port}/"
+        release.set()
+        http.shutdown()
+        thread.join()
+
+
+COMMAND = """
+import json, sys
+from cnn_engine.workloads.fashion_mnist import download
+download.FILES = json.loads(sys.argv[1])
+sys.exit(download.main(sys.argv[2:]))
+"""
+
+
+def end_in_the_middle_of(name, number, stalling, *options):
+    """Runs the download until half of a file has come, then sends a signal; returns its code and errors."""
+    stall, files, url = stalling
+    stall.add(name)
+    words = [sys.executable, "-c", COMMAND, json.dumps(files), "--url", url, *options]
+    process = subprocess.Popen(words, stdout=-1, stderr=-1, text=True)
+    part = dataset.cache_folder() / f"{name}.part"
+    end = time.monotonic() + 60
+    while not Path(f"{part}.version").exists() and time.monotonic() < end:  # the answer has begun
+        time.sleep(0.01)
+    time.sleep(0.2)
+    process.send_signal(number)
+    out, errors = process.communicate(timeout=60)
+    stall.clear()
+    assert part.exists()
+    assert "Traceback" not in errors
+    assert out == ""
+    return process.returncode, errors
+
+
+@pytest.mark.parametrize("name", [f"{IMAGES}.gz", TRAIN])
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -signal.SIGKILL)],
+)
+def test_commands_work_after_a_download_that_was_ended(stalling, capsys, name, number, code):
+    found, errors = end_in_the_middle_of(name, number, stalling)
+    assert found == code
+    if number != signal.SIGKILL:
+        assert errors.splitlines()[-1] == "interrupted: the same command resumes the download"
+    arguments = ["--network", "ece408", "--device", "cpu", "--weights", "random", "--images", "4"]
+    assert run.main(arguments) == 0
+    out, _ = capsys.readouterr()
+    resume = "`python -m cnn_engine.workloads.fashion_mnist.download` resumes it"
+    assert "is not complete, so the images are synthetic" in " ".join(out.split())
+    assert resume in " ".join(out.split())
+    assert doctor.main([]) == 0
+    line = next(line for line in capsys.readouterr().out.splitlines() if "network ece408" in line)
+    assert line.startswith("--")
+    assert resume in line
+    cached = dataset.cache_folder()
+    if name.startswith(IMAGES):
+        assert run.main([*arguments, "--data", str(cached)]) == 2
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1
+        assert "found a download that is not complete" in error
+        assert f"--output {cached}` resumes it" in error
+    _, files, url = stalling
+    assert download.download(cached, url, files) == cached
+    assert sorted(os.listdir(cached)) == sorted(files)
+    assert dataset.load("auto").source == str(cached)
+    assert dataset.load("auto").labels is not None
+
+
+def test_files_that_are_whole_are_read_while_new_ones_come(stalling):
+    _, files, url = stalling
+    cached = dataset.cache_folder()
+    download.download(cached, url, files)
+    assert end_in_the_middle_of(TRAIN, signal.SIGKILL, stalling, "--force")[0] == -signal.SIGKILL
+    found = dataset.load("auto")
+    assert (found.source, len(found), found.note) == (str(cached), 10, None)
 
 
 def test_official_address_and_checksums():
