@@ -13,6 +13,7 @@ the plain call over all of them.
 from __future__ import annotations
 
 import argparse
+import random
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -35,7 +36,7 @@ CUDA_BATCHES = (1, 100, 1000, 10_000, 50_000, 1_000_000)
 CHUNKS = (660, 1320, 2640, 3960, 7920)
 NEEDED = 0.9
 WORTH_S = 1e-3  # of a sample: shorter calls are repeated
-FEWEST = 3  # turns
+FEWEST = 7  # turns: medians of three were up to 9 % apart for the same call made twice
 SWEPT = 10_000  # images of a sweep where all would take too long
 CLOSEST = 2  # of the sweep that are timed over all images then
 
@@ -55,15 +56,17 @@ def sample(call: Callable[[], Any]) -> float:
 def race(calls: dict[str, Callable[[], Any]], seconds: float) -> dict[str, float]:
     """Returns the median seconds of each of ``calls``, made in turns for about ``seconds``.
 
-    Calls that take twice the fastest's time at their first turns are left out of the others.
+    Each turn has an order of its own, so that none always comes after the same other. Calls that take twice
+    the fastest's time at their first turns are left out of the others.
     """
+    order = random.Random(0)
     times: dict[str, list[float]] = {name: [] for name in calls}
     end = perf_counter() + seconds
     running = dict(calls)
     turns = 0
     while turns < FEWEST or (perf_counter() < end and turns < 200):
-        for name, call in running.items():
-            times[name].append(sample(call))
+        for name in order.sample(sorted(running), len(running)):
+            times[name].append(sample(running[name]))
         turns += 1
         if turns == 2:
             fastest = min(min(values) for values in times.values())
