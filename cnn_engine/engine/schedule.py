@@ -24,6 +24,11 @@ PAGEABLE_WAVES = 12
 PAGEABLE_CHUNKS_A_PASS = 15
 PAGEABLE_CHUNK_BYTES = 32 << 20
 
+#: Chunks below this are staged past the caches: else they still lie in those of single cores when the bus
+#: comes, which reads them from there at half of its rate. Larger chunks drive each other out into the cache
+#: that cores share: the bus reads it as fast as memory, which has to move less then, and limits long passes.
+PAST_CACHES_BYTES = 16 << 20
+
 #: Past so many chunks, filling and draining a pass costs nothing that can be measured.
 MOST_CHUNKS = 256
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +15,7 @@ from .builder import build
 from .plan import Plan, Slot, Step
 from .program import Program
 from .replay import Queued
+from .schedule import PAST_CACHES_BYTES
 
 #: Chunks on their way at the same time: one comes in while another computes and a third goes out.
 LANES = 3
@@ -95,7 +97,8 @@ class _Lane:
         self.slots = (images.name, rows)
         self.image_bytes = images.nbytes // chunk
         self.row_bytes = graph.values[rows].nbytes // chunk
-        self.images = device.allocate(chunk * self.image_bytes)
+        self.images = device.allocate(images.nbytes)
+        self.stage = _cpu.stage if images.nbytes < PAST_CACHES_BYTES else _cpu.copy
         self.probabilities = device.allocate(chunk * self.row_bytes)
         self.staging = [
             None if is_pinned else device.empty_pinned((chunk * nbytes,), np.uint8)
@@ -109,9 +112,11 @@ class _Lane:
         own = self.images.nbytes + self.probabilities.nbytes
         return own + sum(plan.nbytes.get("cuda", 0) for plan in self.plans.values())
 
-    def _stage(self, what: str, source: Any, to: Any, nbytes: int) -> Step:
+    def _stage(
+        self, what: str, function: Callable[..., None], source: Any, to: Any, nbytes: int
+    ) -> Step:
         arguments = [source, to, nbytes, self.threads]
-        return Step(what, "copy", "cpu", _cpu.copy, arguments, 0, nbytes, "h2h")
+        return Step(what, "copy", "cpu", function, arguments, 0, nbytes, "h2h")
 
     def _copy(self, what: str, direction: str, to: Any, source: Any, nbytes: int) -> Step:
         function, arguments = self.device.queue_copy, [to, source, nbytes]
@@ -127,7 +132,7 @@ class _Lane:
         nbytes = count * self.image_bytes
         if self.staging[0] is not None:
             staged = self.staging[0].__array_interface__["data"][0]
-            steps.append(self._stage(self.slots[0], source, staged, nbytes))
+            steps.append(self._stage(self.slots[0], self.stage, source, staged, nbytes))
             source = staged
         steps.append(self._copy(self.slots[0], "h2d", self.images.address, source, nbytes))
         to: Any = Slot(self.slots[1], first * self.row_bytes)
@@ -135,7 +140,7 @@ class _Lane:
         self.pending = [Step("sync", "sync", "cpu", self.device.synchronize, [])]
         if self.staging[1] is not None:
             staged = self.staging[1].__array_interface__["data"][0]
-            self.pending.append(self._stage(self.slots[1], staged, to, nbytes))
+            self.pending.append(self._stage(self.slots[1], _cpu.copy, staged, to, nbytes))
             to = staged
         end = self._copy(self.slots[1], "d2h", to, self.probabilities.address, nbytes)
         return steps, self.plans[count], [end]
