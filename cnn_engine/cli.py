@@ -9,7 +9,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 from . import interrupts, workload
 from .errors import CnnEngineError, InputError, expected
@@ -34,6 +34,10 @@ class ArgumentParser(argparse.ArgumentParser):
             nargs=0,
             help="print the networks, variants and devices, and exit",
         )
+
+    def print_help(self, file: TextIO | None = None) -> None:
+        # argparse's own drops what the write fails with.
+        print(self.format_help(), end="", file=file or sys.stdout)
 
     def error(self, message: str) -> NoReturn:
         print_error(message.removeprefix("argument "))

@@ -227,6 +227,8 @@ def test_bad_images(images, message):
         ),
         ({"threads": 0}, "--threads: expected a whole number from 1 to 1024, found 0"),
         ({"threads": True}, "--threads: expected a whole number"),
+        ({"threads": "2"}, "--threads: expected a whole number from 1 to 1024, found '2'"),
+        ({"reduction": "warp"}, "--reduction: expected True, False or None, found 'warp'"),
         (
             {"weights": "/nonexistent"},
             "--weights: expected a file or folder, found none at /nonexistent",

@@ -246,12 +246,13 @@ def test_ctrl_c_during_imports_is_one_line():
     assert (found.returncode, found.stdout, found.stderr) == (130, "", "interrupted\n")
 
 
-@pytest.mark.parametrize("command", ["run", "doctor"])
+@pytest.mark.parametrize(
+    ("command", "options"), [("run", " ".join(SMALL)), ("doctor", ""), ("transfer", "--help")]
+)
 @pytest.mark.parametrize(
     ("output", "reason"), [(">/dev/full", "No space left"), (">&-", "Bad file descriptor")]
 )
-def test_output_that_cannot_be_written_is_one_line(command, output, reason):
-    options = {"run": " ".join(SMALL), "doctor": ""}[command]
+def test_output_that_cannot_be_written_is_one_line(command, options, output, reason):
     found = subprocess.run(
         ["sh", "-c", f"{sys.executable} -m cnn_engine.{command} {options} {output}"],
         capture_output=True,

@@ -92,5 +92,5 @@ def check(threads: int | None, name: str = "threads") -> int:
     if threads is None:
         return default()
     if not isinstance(threads, int) or isinstance(threads, bool) or not 1 <= threads <= MOST:
-        raise expected(name, f"a whole number from 1 to {MOST}", threads)
+        raise expected(name, f"a whole number from 1 to {MOST}", repr(threads))
     return threads

@@ -131,6 +131,8 @@ def choose(
     if dtype not in DTYPES:
         raise expected("--dtype", f"one of {', '.join(DTYPES)}", repr(dtype))
     _check_data_mode(device, data_mode)
+    if reduction not in (None, True, False):
+        raise expected("--reduction", "True, False or None", repr(reduction))
     if variant == "auto":
         if times_layers and dtype == "float32":
             why_not_fused = _layers_are_timed
