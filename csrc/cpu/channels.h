@@ -14,20 +14,26 @@ namespace {
 // come out the same.
 template <typename Run>
 CNN_ENGINE_INLINE void for_channels(int channels, const Run& run) {
-  int c = 0;
-  for (; c + kWide <= channels; c += kWide) run(std::integral_constant<int, kWide>(), c);
-  if (c == channels) return;
   static_assert(kWide <= 2 * kNarrow);
-  if (channels >= kNarrow && channels - c <= kNarrow) {
-    run(std::integral_constant<int, kNarrow>(), channels - kNarrow);
-  } else if (channels >= kWide) {
-    run(std::integral_constant<int, kWide>(), channels - kWide);
-  } else if (channels > kNarrow) {
-    run(std::integral_constant<int, kNarrow>(), 0);
-    run(std::integral_constant<int, kNarrow>(), channels - kNarrow);
-  } else {
-    for (; c < channels; ++c) run(std::integral_constant<int, 1>(), c);
+  // Each width is called in one place: it is compiled there, and kernels are long.
+  int c = 0;
+  if (channels >= kWide) {
+    for (;;) {
+      run(std::integral_constant<int, kWide>(), c);
+      c += kWide;
+      if (channels - c <= (kNarrow < kWide ? kNarrow : 0)) break;
+      if (c + kWide > channels) c = channels - kWide;
+    }
+    if (c == channels) return;
+    c = channels - kNarrow;
   }
+  if (kNarrow < kWide && channels >= kNarrow) {
+    for (;; c = channels - kNarrow) {
+      run(std::integral_constant<int, kNarrow>(), c);
+      if (c + kNarrow >= channels) return;
+    }
+  }
+  for (; c < channels; ++c) run(std::integral_constant<int, 1>(), c);
 }
 
 }  // namespace

@@ -15,7 +15,8 @@ static inline void for_each_run(const Strided<operands>& walk, std::int64_t cost
                                 const Run& run) {
   const int last = walk.rank - 1;
   const std::int64_t length = walk.rank ? walk.dims[last] : 1;
-  parallel_for(walk.size, cost, threads, [&](std::int64_t begin, std::int64_t end) {
+  // Not inlined: it would be compiled for one thread and again for several.
+  const auto part = [&](std::int64_t begin, std::int64_t end) __attribute__((noinline)) {
     std::int64_t place[kMaxDims] = {};
     std::int64_t offsets[operands] = {};
     std::int64_t rest = begin;
@@ -40,7 +41,8 @@ static inline void for_each_run(const Strided<operands>& walk, std::int64_t cost
         for (int k = 0; k < operands; ++k) offsets[k] -= walk.dims[d] * walk.strides[k][d];
       }
     }
-  });
+  };
+  parallel_for(walk.size, cost, threads, part);
 }
 
 }  // namespace cnn_engine::cpu::CNN_ENGINE_ISA

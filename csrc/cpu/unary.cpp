@@ -96,10 +96,12 @@ struct unary_gelu_tanh {
 
 template <typename Function>
 void run(const float* input, float* output, std::int64_t size, double a, double b, int threads) {
-  parallel_for(size, Function::kCost, threads, [=](std::int64_t begin, std::int64_t end) {
+  // Not inlined: it would be compiled for one thread and again for several.
+  const auto part = [=](std::int64_t begin, std::int64_t end) __attribute__((noinline)) {
 #pragma omp simd  // each element is read before it is written, should both be the same array
     for (std::int64_t i = begin; i < end; ++i) output[i] = Function::of(input[i], a, b);
-  });
+  };
+  parallel_for(size, Function::kCost, threads, part);
 }
 
 }  // namespace
