@@ -393,8 +393,17 @@ def test_tiles_of_a_stem_are_small():
         "winograd2", "winograd4", "winograd4", "winograd4",
     ]  # fmt: skip
     assert tiles(40, {"a": "x", "b": "a", "c": "b"}) == ["winograd4"] * 3
-    assert tiles(13, {"a": "x"}) == ["winograd2"]
-    assert tiles(3, {"a": "x"}) == ["direct"]
+    assert tiles(7, {"a": "x", "b": "a", "c": "b", "d": "b"})[:2] == ["winograd2", "winograd4"]
+
+
+@pytest.mark.parametrize(
+    ("side", "method"),
+    [(3, "direct"), (4, "winograd2"), (6, "winograd2"), (7, "winograd4"), (8, "winograd4"),
+     (10, "winograd2"), (12, "winograd4"), (13, "winograd2"), (14, "winograd4"), (17, "winograd4")],
+)  # fmt: skip
+def test_tiles_of_small_images(side, method):
+    """Tiles of 4x4 of which a third would be border have images of 14 rows and more."""
+    assert tiles(side, {"a": "x"}) == [method]
 
 
 def test_tiles_are_the_same_for_every_batch():

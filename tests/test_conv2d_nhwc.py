@@ -53,6 +53,8 @@ CASES = [
     (2, 16, 1, 1, 16, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 16),
     (1, 24, 2, 1, 24, (5, 5), (2, 2), (2, 2, 2, 2), (1, 1), 24),
     (1, 130, 2, 2, 130, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 130),
+    (1, 100, 5, 3, 180, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 1),
+    (3, 196, 7, 8, 132, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 1),
 ]
 
 
@@ -161,7 +163,7 @@ def test_against_reference(rng, instruction_set, case, method):
 
 
 @pytest.mark.parametrize(("case", "method"), ALL)
-def test_same_bits_with_any_threads_and_batch(rng, case, method):
+def test_same_bits_with_any_threads_and_batch(rng, instruction_set, case, method):
     x, weight, bias = arrays(rng, case)
     one = run(case, method, x, weight, bias)
     for threads in (2, 3, 8):

@@ -20,6 +20,8 @@ from .kernel import Bound, Call, Kernel, brought
 
 #: Outputs from which Winograd's tiles of 4x4 are used, and of 2x2; channels and filters that fill its lanes.
 TILES_OF_4, TILES_OF_2, LANES = 14, 4, 16
+#: Outputs from which tiles of 4x4 are used where so large a part of them is outputs.
+FULL_TILES_OF_4, FULL = 7, 0.75
 
 WINOGRAD = (_cpu.Conv2dMethod.winograd2, _cpu.Conv2dMethod.winograd4)
 
@@ -50,9 +52,14 @@ def method(node: Node, graph: Graph) -> Any:
     plain = op.groups == 1 and op.stride == (1, 1) and op.dilation == (1, 1)
     if not plain or kernel != [3, 3] or has_prologue(node) or min(channels, filters) < LANES:
         return methods.direct
-    if min(rows, columns) >= TILES_OF_4 and not op.stem:
+    if _has_tiles_of_4(rows, columns) and not op.stem:
         return methods.winograd4
     return methods.winograd2 if min(rows, columns) >= TILES_OF_2 else methods.direct
+
+
+def _has_tiles_of_4(rows: int, columns: int) -> bool:
+    full = rows * columns >= FULL * 16 * math.ceil(rows / 4) * math.ceil(columns / 4)
+    return min(rows, columns) >= (FULL_TILES_OF_4 if full else TILES_OF_4)
 
 
 def has_prologue(node: Node) -> bool:

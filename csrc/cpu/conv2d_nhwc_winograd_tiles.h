@@ -1,0 +1,322 @@
+// What surrounds the products of Winograd's method of conv2d_nhwc: shapes, the transforms of tiles
+// and weights, and V and M of a task. See conv2d_nhwc_winograd.h.
+#pragma once
+
+#include "cpu/fused/cook_toom.h"
+#include "cpu/fused/kernel_transform.h"
+#include "cpu/nhwc.h"
+#include "ops/conv2d_nhwc.h"
+
+namespace cnn_engine::cpu::CNN_ENGINE_ISA {
+namespace {
+
+// Filters of a block, of which all that is between the transforms stays in the second-level cache.
+constexpr int kWinogradFilters = 64;
+// Of U: what is larger is made of the weights as they are read, for some channels at a time, and so
+// is that of images of a few tiles. Of 3x3, those are 9 numbers in the place of 16 or 36, and come
+// from a cache further away or from memory.
+constexpr std::int64_t kWinogradWeights = 256 << 10;
+constexpr int kWinogradChannels = 64;
+// Of V, with U of its own or made as it is read: that costs less the more tiles it is made for.
+constexpr std::int64_t kWinogradFloats = 128 << 10, kWinogradMostFloats = 384 << 10;
+constexpr int kLeastTiles = 12, kMostTiles = 64;
+// Of a sum, with tiles of 4x4: rounding errors, which the transform back makes larger, are those of
+// short sums. With 64 the logits of VGG-16 with batch norm were 3.2 times ONNX Runtime's error off.
+constexpr int kWinogradSum = 24;
+// Tiles of 4x4 of a task of which U is made in registers, at most, and of those how many together.
+constexpr int kFewTiles = 4;
+// Channels that lie side by side in their V: [channels][frequencies][tiles][kFewChannels].
+constexpr int kFewChannels = 16, kFewStep = kFewTiles * kFewChannels;
+
+// Points of evaluation of tiles of 4x4: 0, A, -A, B, -B and infinity. Of those tried they have the
+// least rounding error, half of that of 1 and 1/2; their powers and products are exact.
+constexpr float kPointA = 0.625f, kPointB = 1.5f;
+constexpr float kSquareA = kPointA * kPointA, kSquareB = kPointB * kPointB;
+
+// o = B^T d, see cook_toom.h; with kPointA and kPointB for 6 products.
+template <typename V>
+CNN_ENGINE_INLINE void tile_input(const V (&d)[4], V (&o)[4]) {
+  input_transform(d, o);
+}
+template <typename V>
+CNN_ENGINE_INLINE void tile_input(const V (&d)[6], V (&o)[6]) {
+  o[0] = (d[4] - (kSquareA + kSquareB) * d[2]) + kSquareA * kSquareB * d[0];
+  const V even1 = d[4] - kSquareB * d[2];
+  const V odd1 = d[3] - kSquareB * d[1];
+  o[1] = even1 + kPointA * odd1;
+  o[2] = even1 - kPointA * odd1;
+  const V even2 = d[4] - kSquareA * d[2];
+  const V odd2 = d[3] - kSquareA * d[1];
+  o[3] = even2 + kPointB * odd2;
+  o[4] = even2 - kPointB * odd2;
+  o[5] = (d[5] - (kSquareA + kSquareB) * d[3]) + kSquareA * kSquareB * d[1];
+}
+
+// y = A^T m
+template <typename V>
+CNN_ENGINE_INLINE void tile_output(const V (&m)[4], V (&y)[2]) {
+  output_transform(m, y);
+}
+template <typename V>
+CNN_ENGINE_INLINE void tile_output(const V (&m)[6], V (&y)[4]) {
+  const V sum1 = m[1] + m[2], difference1 = kPointA * (m[1] - m[2]);
+  const V sum2 = m[3] + m[4], difference2 = kPointB * (m[3] - m[4]);
+  y[0] = (m[0] + sum1) + sum2;
+  y[1] = difference1 + difference2;
+  y[2] = kSquareA * sum1 + kSquareB * sum2;
+  y[3] = (kSquareA * difference1 + m[5]) + kSquareB * difference2;
+}
+
+// G for tiles of MxM.
+inline void tile_kernel(int m, double (&g)[8][5]) {
+  if (m == 2) return fused::kernel_transform(2, 3, g);
+  constexpr double points[7] = {0, kPointA, -kPointA, kPointB, -kPointB};
+  fused::kernel_transform(points, 5, 3, g);
+}
+
+struct WinogradShape {
+  int m, side, frequencies;  // outputs and inputs of a tile's side
+  int tiles_x, area;         // tiles of a row, of an image
+  std::int64_t tiles;        // of all images
+  int c_pitch, k_pitch;
+  bool makes_u;  // as it reads the weights
+  int together;  // tiles of a task, at most
+
+  WinogradShape(const Conv2dShape& p, Conv2dMethod method)
+      : m(method == Conv2dMethod::winograd4 ? 4 : 2), side(m + 2), frequencies(side * side) {
+    tiles_x = (p.out_w() + m - 1) / m;
+    area = tiles_x * ((p.out_h() + m - 1) / m);
+    tiles = std::int64_t{p.n} * area;
+    c_pitch = (p.c + kFewChannels - 1) / kFewChannels * kFewChannels;
+    k_pitch = filter_groups(p.k) * kFilterGroup;
+    makes_u = std::int64_t{frequencies} * p.c * k_pitch > kWinogradWeights ||
+              (m == 4 && area <= kFewTiles);
+    std::int64_t most = (makes_u ? kWinogradMostFloats : kWinogradFloats) / (frequencies * c_pitch);
+    if (most < kLeastTiles) most = kLeastTiles;
+    together = static_cast<int>(most > kMostTiles ? kMostTiles : most);
+  }
+  std::int64_t v_step(int count) const { return std::int64_t{count} * c_pitch + 16; }
+  std::int64_t m_step(int count) const {
+    return std::int64_t{count < kFewTiles ? kFewTiles : count} * kWinogradFilters + 16;
+  }
+  // Whether U is made in registers for so many tiles: see multiply_few().
+  bool is_few(int count) const { return m == 4 && makes_u && count <= kFewTiles; }
+  // Of a frequency's weights, for the channels of a part.
+  static constexpr std::int64_t kUStep = kWinogradChannels * kWinogradFilters + 16;
+  std::int64_t u_floats() const { return makes_u ? frequencies * kUStep : 0; }
+  std::int64_t floats() const {
+    return frequencies * (v_step(together) + m_step(together)) + c_pitch + u_floats();
+  }
+  std::int64_t packed(const Conv2dShape& p) const {
+    return std::int64_t{makes_u ? 9 : frequencies} * p.c * k_pitch;
+  }
+  // The channels of a sum in parts.
+  int parts(const Conv2dShape& p) const {
+    return makes_u ? (p.c + kWinogradChannels - 1) / kWinogradChannels : 1;
+  }
+  int part_begin(const Conv2dShape& p, int part) const {
+    return static_cast<int>(std::int64_t{p.c} * part / parts(p));
+  }
+};
+
+inline std::int64_t winograd_scratch(const Conv2dShape& p, Conv2dMethod method) {
+  return WinogradShape(p, method).floats();
+}
+
+template <int S, int W>
+CNN_ENGINE_INLINE void input_tile(const float* const (&places)[S * S], int c, int count, float* v,
+                                  std::int64_t step) {
+  Vec<W> half[S][S];
+#pragma GCC unroll 6
+  for (int j = 0; j < S; ++j) {
+    Vec<W> d[S], o[S];
+#pragma GCC unroll 6
+    for (int i = 0; i < S; ++i) d[i] = load_some<W>(places[i * S + j] + c, count);
+    tile_input(d, o);
+#pragma GCC unroll 6
+    for (int i = 0; i < S; ++i) half[i][j] = o[i];
+  }
+#pragma GCC unroll 6
+  for (int i = 0; i < S; ++i) {
+    Vec<W> o[S];
+    tile_input(half[i], o);
+#pragma GCC unroll 6
+    for (int j = 0; j < S; ++j) store<W>(v + (i * S + j) * step + c, o[j]);
+  }
+}
+
+// The outputs of a tile that lie inside the image.
+struct WinogradOutput {
+  float* y;
+  const float* residual;
+  std::int64_t row, pitch, residual_row, residual_pitch;
+  int rows, columns;
+};
+
+template <int M, int W>
+CNN_ENGINE_INLINE void output_tile(const float* m, std::int64_t step, const WinogradOutput& to,
+                                   const Epilogue& epilogue, int k, int count) {
+  constexpr int S = M + 2;
+  Vec<W> half[M][S];
+#pragma GCC unroll 6
+  for (int j = 0; j < S; ++j) {
+    Vec<W> d[S], o[M];
+#pragma GCC unroll 6
+    for (int i = 0; i < S; ++i) d[i] = load<W>(m + (i * S + j) * step + k);
+    tile_output(d, o);
+#pragma GCC unroll 4
+    for (int i = 0; i < M; ++i) half[i][j] = o[i];
+  }
+  Vec<W> bias{};
+  if (epilogue.bias) bias = load_some<W>(epilogue.bias + k, count);
+#pragma GCC unroll 4
+  for (int i = 0; i < M; ++i) {
+    if (i >= to.rows) return;
+    Vec<W> o[M];
+    tile_output(half[i], o);
+#pragma GCC unroll 4
+    for (int j = 0; j < M; ++j) {
+      if (j >= to.columns) continue;
+      Vec<W> value = o[j] + bias;
+      if (to.residual) {
+        value += load_some<W>(to.residual + i * to.residual_row + j * to.residual_pitch + k, count);
+      }
+      store_some<W>(to.y + i * to.row + j * to.pitch + k, finished(epilogue, value), count);
+    }
+  }
+}
+
+// A row of o = G w for three taps, with G's numbers: rows of points that differ in their sign share
+// sums.
+template <int S, int W>
+CNN_ENGINE_INLINE Vec<W> kernel_row(const float (&g)[S][3], int row, const Vec<W> (&w)[3]) {
+  if (row == 0) return g[0][0] * w[0];
+  if (row == S - 1) return w[2];
+  const bool is_plus = row % 2 == 1;
+  const float (&plus)[3] = g[is_plus ? row : row - 1];
+  const Vec<W> even = plus[0] * w[0] + plus[2] * w[2], odd = plus[1] * w[1];
+  return is_plus ? even + odd : even - odd;
+}
+
+// U of a group's channels: [frequencies][channels][kFilterGroup] of weights [channels][9][the
+// same].
+template <int S>
+void make_u(const float (&g)[S][3], const float* weights, int channels, float* u) {
+  constexpr int W = kWide < kFilterGroup ? kWide : kFilterGroup;
+  for (int c = 0; c < channels; ++c, weights += 9 * kFilterGroup, u += kFilterGroup) {
+    for (int i = 0; i < kFilterGroup; i += W) {
+      Vec<W> half[S][3];
+#pragma GCC unroll 3
+      for (int x = 0; x < 3; ++x) {
+        Vec<W> w[3];
+#pragma GCC unroll 3
+        for (int y = 0; y < 3; ++y) w[y] = load<W>(weights + (y * 3 + x) * kFilterGroup + i);
+#pragma GCC unroll 6
+        for (int y = 0; y < S; ++y) half[y][x] = kernel_row<S, W>(g, y, w);
+      }
+#pragma GCC unroll 6
+      for (int y = 0; y < S; ++y) {
+#pragma GCC unroll 6
+        for (int x = 0; x < S; ++x) {
+          store<W>(u + (y * S + x) * WinogradShape::kUStep + i, kernel_row<S, W>(g, x, half[y]));
+        }
+      }
+    }
+  }
+}
+
+// All arguments of a call but the shape.
+struct Winograd {
+  const float* input;
+  const float* packed;
+  const float* residual;
+  float* output;
+  Conv2dPitches pitches;
+  Activation activation;
+  Epilogue epilogue;
+};
+
+// V of tiles [first, first + count).
+template <int M>
+void write_tiles(const Winograd& call, const Conv2dShape& p, const WinogradShape& shape,
+                 std::int64_t first, int count, const float* nothing, float* v) {
+  constexpr int S = M + 2;
+  const bool is_few = shape.is_few(count);
+  const std::int64_t step = is_few ? kFewStep : shape.v_step(count);
+  // From the end of some channels to those that follow.
+  const std::int64_t apart = is_few ? S * S * kFewStep - kFewChannels : 0;
+  for (int t = 0; t < (is_few ? kFewTiles : count); ++t) {
+    const std::int64_t n = (first + t) / shape.area;
+    const int tile = static_cast<int>((first + t) % shape.area);
+    const int top = t < count ? tile / shape.tiles_x * M - p.pad_top : p.h;
+    const int left = tile % shape.tiles_x * M - p.pad_left;
+    const float* places[S * S];
+    for (int i = 0; i < S; ++i) {
+      for (int j = 0; j < S; ++j) {
+        const int y = top + i, x = left + j;
+        const bool inside = y >= 0 && y < p.h && x >= 0 && x < p.w;
+        const std::int64_t place = (n * p.h + y) * p.w + x;
+        places[i * S + j] = inside ? call.input + place * call.pitches.x : nothing;
+      }
+    }
+    float* to = v + t * (is_few ? kFewChannels : std::int64_t{shape.c_pitch});
+    int c = 0;
+    for (; c + kWide <= p.c; c += kWide) {
+      input_tile<S, kWide>(places, c, kWide, to + c / kFewChannels * apart, step);
+    }
+    for (; c < p.c; c += kNarrow) {
+      input_tile<S, kNarrow>(places, c, p.c - c, to + c / kFewChannels * apart, step);
+    }
+  }
+}
+
+// Outputs of tiles [first, first + count) and filters [from, to), of M for these filters.
+template <int M>
+void read_tiles(const Winograd& call, const Conv2dShape& p, const WinogradShape& shape,
+                std::int64_t first, int count, const float* m, int from, int to) {
+  const int out_h = p.out_h(), out_w = p.out_w();
+  const Conv2dPitches& pitches = call.pitches;
+  const std::int64_t step = shape.m_step(count);
+  for (int t = 0; t < count; ++t) {
+    const std::int64_t n = (first + t) / shape.area;
+    const int tile = static_cast<int>((first + t) % shape.area);
+    const int top = tile / shape.tiles_x * M, left = tile % shape.tiles_x * M;
+    const std::int64_t place = (n * out_h + top) * out_w + left;
+    const WinogradOutput at{call.output + place * pitches.y,
+                            call.residual ? call.residual + place * pitches.residual : nullptr,
+                            std::int64_t{out_w} * pitches.y,
+                            pitches.y,
+                            std::int64_t{out_w} * pitches.residual,
+                            pitches.residual,
+                            out_h - top < M ? out_h - top : M,
+                            out_w - left < M ? out_w - left : M};
+    const float* sums = m + t * kWinogradFilters - from;
+    int k = from;
+    for (; k + kWide <= to; k += kWide) {
+      output_tile<M, kWide>(sums, step, at, call.epilogue, k, kWide);
+    }
+    for (; k < to; k += kNarrow) {
+      output_tile<M, kNarrow>(sums, step, at, call.epilogue, k, to - k);
+    }
+    for (int i = 0; i < at.rows; ++i) {
+      call.activation.apply(at.y + i * at.row + from, pitches.y, at.columns, to - from);
+    }
+  }
+}
+
+// G of the kernels' transform, in float32.
+template <int M>
+struct KernelTransform {
+  float g[M + 2][3];
+
+  KernelTransform() {
+    double exact[8][5];
+    tile_kernel(M, exact);
+    for (int i = 0; i < M + 2; ++i) {
+      for (int tap = 0; tap < 3; ++tap) g[i][tap] = static_cast<float>(exact[i][tap]);
+    }
+  }
+};
+
+}  // namespace
+}  // namespace cnn_engine::cpu::CNN_ENGINE_ISA
