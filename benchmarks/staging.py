@@ -30,21 +30,10 @@ LIMITS = {"through the caches": 0, "past the caches": 1 << 62, "by rule": stream
 SOURCES_MIB = (30, 320)
 CHUNKS_MIB = (2, 4, 8, 16, 24)
 IMAGES = (
-    2640,
-    4000,
-    5000,
-    7000,
-    10_000,
-    15_000,
-    20_000,
-    30_000,
-    50_000,
-    70_000,
-    89_000,
-    100_000,
-    300_000,
-)
-COLD = (2640, 10_000, 30_000, 70_000)
+    2640, 4000, 5000, 7000, 10_000, 15_000, 20_000, 30_000, 40_000, 49_000, 50_000, 60_000, 70_000, 89_000,
+    100_000, 300_000,
+)  # fmt: skip
+COLD = (2640, 10_000, 30_000, 49_000, 70_000)
 COLD_BYTES = 600 << 20  # of the arrays that are gone through: more than a cache holds
 SAMPLES, FEWEST, MOST = 20, 9, 200
 
@@ -161,7 +150,7 @@ def _main(arguments: list[str] | None) -> int:
     parser.add_argument("--device", default="cuda", help="default: cuda")
     parser.add_argument(
         "--images", type=cli.whole_number(1, 10**7), nargs="+", default=list(IMAGES),
-        help="of a pass (default: 13 numbers from 2,640 to 300,000)",
+        help="of a pass (default: 16 numbers from 2,640 to 300,000)",
     )  # fmt: skip
     parser.add_argument(
         "--seconds", type=cli.number(0, 3600), default=0.5, help="of each row (default: 0.5)"

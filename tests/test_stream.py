@@ -83,7 +83,7 @@ def test_every_image_goes_in_and_every_row_comes_out(monkeypatch, rng, batch, pa
 
 
 @pytest.mark.parametrize(
-    ("chunk", "function"), [(660, _cpu.stage), (5461, _cpu.stage), (5462, _cpu.copy)]
+    ("chunk", "function"), [(660, _cpu.stage), (3071, _cpu.stage), (3072, _cpu.copy)]
 )
 def test_small_chunks_are_staged_past_the_caches(monkeypatch, chunk, function):
     plan = plan_of(monkeypatch, 3 * chunk + 7, chunk)

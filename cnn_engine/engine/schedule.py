@@ -25,9 +25,10 @@ PAGEABLE_CHUNKS_A_PASS = 15
 PAGEABLE_CHUNK_BYTES = 32 << 20
 
 #: Chunks below this are staged past the caches: else they still lie in those of single cores when the bus
-#: comes, which reads them from there at half of its rate. Larger chunks drive each other out into the cache
-#: that cores share: the bus reads it as fast as memory, which has to move less then, and limits long passes.
-PAST_CACHES_BYTES = 16 << 20
+#: comes, which reads them from there at half of its rate. Of larger ones three on their way drive each other
+#: out (of 16 cores' 2 MiB each) into the cache that cores share: the bus reads that as fast as memory, which
+#: then has less to move, and limits long passes.
+PAST_CACHES_BYTES = 9 << 20
 
 #: Past so many chunks, filling and draining a pass costs nothing that can be measured.
 MOST_CHUNKS = 256
