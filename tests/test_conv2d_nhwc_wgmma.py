@@ -73,12 +73,13 @@ def hopper():
 
 def product(
     case, operands, x, weight, bias, *, residual=None, activation=NONE, more=(0, 0), stored=None,
-    told=halves.NO_ONE, before=(None, None, -math.inf), rank=0,
+    told=halves.NO_ONE, before=(None, None, -math.inf), rank=0, known=0, holds=False,
 ):  # fmt: skip
     """Calls the kernel.
 
     ``before``: scale, shift and the least that z can be; ``more``: of the pitches of x and y; ``stored``: how
-    x, the residual and y lie in memory; ``rank``: of the tile and split.
+    x, the residual and y lie in memory; ``rank``: of the tile and split; ``known``, ``holds``: see the
+    operator's header.
     """
     device, shape = Device("cuda"), shape_of(case)
     kind, stored = getattr(_cpu.Conv2dOperands, operands), stored or (stored_as(operands),) * 3
@@ -98,7 +99,8 @@ def product(
         None if bias is None else device.put(bias), added,
         *(None if factor is None else device.put(factor) for factor in before[:2]), out, shape,
         _cpu.Conv2dPitches(c + more[0], k + more[1], k), types, told, kind,
-        before[0] is not None and before[0].ndim == 2, before[2], *activation, rank,
+        before[0] is not None and before[0].ndim == 2, before[2], *activation,
+        known, holds, rank,
     )  # fmt: skip
     found = halves.get(device, out, stored[2])
     assert (found[..., k:] == 7).all()
@@ -242,6 +244,30 @@ def test_what_comes_before_is_exact_in_every_tile_and_split(rng, by_image, opera
                 case, operands, x, weight, bias, before=(scale, None, 0.0), stored=stored, rank=rank
             )
             assert np.array_equal(found, wanted), (n, rank)
+
+
+@pytest.mark.parametrize("operands", OPERANDS)
+@pytest.mark.parametrize("known", [0, 136, 200, 232, 264])
+def test_what_is_known_is_multiplied_ahead(rng, known, operands):
+    """Of all steps, of none, and of all but one or two, which each block of a cluster then has."""
+    case = (1, 264, 14, 14, 136, (1, 1), (1, 1), (0, 0, 0, 0), (1, 1), 1)
+    x, weight, bias = whole_numbers(rng, case)
+    scale = rng.integers(1, 3, 264).astype(np.float32)
+    shift = rng.integers(-2, 3, 264).astype(np.float32)
+    z = np.maximum(x * scale[:, None, None] + shift[:, None, None], 0)
+    residual = rng.integers(-9, 9, (1, 136, 14, 14)).astype(np.float32)
+    plain, after = (record(case).reference(given, weight, bias) for given in (x, z))
+    for rank in range(24):
+        how = {"known": known, "holds": rank % 2 == 0, "rank": rank, "activation": RELU}
+        found = product(case, operands, x, weight, bias, residual=residual, **how)
+        wanted = halves.rounded(np.maximum(plain + residual, 0), stored_as(operands))
+        assert np.array_equal(found, wanted), rank
+        for more in ({}, {"residual": residual}):
+            found = product(
+                case, operands, x, weight, bias, before=(scale, shift, 0.0), **more, **how
+            )
+            wanted = np.maximum(after + more.get("residual", 0), 0)
+            assert np.array_equal(found, halves.rounded(wanted, stored_as(operands))), rank
 
 
 @pytest.mark.parametrize("operands", ["float16", "tf32", "float32"])

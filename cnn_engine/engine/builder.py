@@ -13,7 +13,7 @@ from ..devices import Buffer
 from ..devices.cpu import CpuDevice
 from ..errors import InputError, UnsupportedError
 from ..graph.graph import Graph, Node
-from . import fused, kernels, memory, storage
+from . import ahead, fused, kernels, memory, storage
 from .kernels import Call, Kernel, openacc
 from .memory import MemoryPlan
 from .placement import Move, Placed, Placement
@@ -159,6 +159,7 @@ class Builder:
         self.last: list[Step] = []
         for name, called in zip(graph.outputs, placed.outputs, strict=True):
             self.slots[name] = called if called not in names else f"{called} (output)"
+        self.ahead = ahead.plan(placed, planned, program.device_of)
         #: Values that lie in page-locked memory, of which nothing is read on the device -> their addresses.
         self.away = {
             node.inputs[0]: self._page_locked(graph.values[node.inputs[0]].nbytes)
@@ -250,6 +251,7 @@ class Builder:
             self.program.device_of(where), self.program.placement.threads, self.planned.pitches,
             STREAM if self.program.replays and where == "cuda" else None,
             kernels.NO_ONE if self.overflows is None else self.overflows.of(node.name),
+            self.ahead.known.get(node.name, 0), node.name in self.ahead.holders,
         )  # fmt: skip
         try:
             function, args = kernel.make(call)

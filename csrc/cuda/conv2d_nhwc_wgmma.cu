@@ -207,7 +207,8 @@ void conv2d_nhwc_wgmma(const void* input, const void* packed, const float* bias,
                        const Conv2dShape& shape, const Conv2dPitches& pitches,
                        const Conv2dStored& stored, const Overflow& overflow,
                        Conv2dOperands operands, bool scale_per_image, float floor,
-                       UnaryFunction activation, float alpha, float beta, int rank, Stream stream) {
+                       UnaryFunction activation, float alpha, float beta, int known, bool holds,
+                       int rank, Stream stream) {
   wgmma::check(shape, operands);
   check_stored("residual", stored.residual, operands);
   check_stored("y", stored.y, operands);
@@ -268,6 +269,12 @@ void conv2d_nhwc_wgmma(const void* input, const void* packed, const float* bias,
     p.taps_a_row = shape.s;
     p.chunks = wgmma::chunks_of(shape, operands);
     p.steps = shape.r * shape.s * p.chunks;
+    if (known >= shape.c) {
+      p.ahead = p.steps;
+    } else if (shape.r * shape.s == 1) {
+      p.ahead = known / wgmma::channels_of(operands);
+    }
+    p.holds = holds;
     p.alpha = alpha;
     p.beta = beta;
     p.activation = activation;

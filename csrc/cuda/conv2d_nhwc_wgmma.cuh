@@ -171,7 +171,7 @@ __global__ void __launch_bounds__(TileOf<T, Groups, Columns>::kThreads,
   const std::uint32_t empty = full + 8 * p.stages, residual_is_here = empty + 8 * p.stages;
   const std::uint32_t all_received = residual_is_here + 8;
 
-  let_successors_start();
+  if (!p.holds) let_successors_start();
   const int thread = threadIdx.x, warp = same_in_warp(thread / 32);
   const int rank = p.split > 1 ? static_cast<int>(cluster_rank()) : 0;
   const int first_row = static_cast<int>(blockIdx.x) * Columns;
@@ -245,11 +245,17 @@ __global__ void __launch_bounds__(TileOf<T, Groups, Columns>::kThreads,
       int r = tap / p.taps_a_row, s = tap - r * p.taps_a_row;
       // Never: but so all of it is divided before the wait, where the compiler would not.
       if ((image | chunk | r | s) < 0) return;
-      wait_for_inputs();
+      bool waited = false;
+      const auto wait = [&] {
+        wait_for_inputs();
+        if (p.holds) let_successors_start();
+        waited = true;
+      };
 #pragma unroll 1
       for (int step = first; step < steps; step += kPairs) {
         const std::uint32_t to = ring + stage * At::kStageBytes + At::kWeightBytes,
                             barrier = full + 8 * stage;
+        if (!waited && first_step + step >= p.ahead) wait();
         wait_for_phase(empty + 8 * stage, parity);
         if (leads) {
           if (p.tiled) {
@@ -271,6 +277,7 @@ __global__ void __launch_bounds__(TileOf<T, Groups, Columns>::kThreads,
         }
         next();
       }
+      if (!waited) wait();
     }
     return;
   }
@@ -294,22 +301,25 @@ __global__ void __launch_bounds__(TileOf<T, Groups, Columns>::kThreads,
     bias_of[i] = !in_fragments && p.bias && i < left ? p.bias[filter + i] : 0.0f;
 
   if (p.split > 1) wait_at_cluster_barrier();  // others have made their barriers
-  wait_for_inputs();
-  Preparation<T, kThreads, Columns, Prologue> preparation(p, first_row, thread);
-  if constexpr (Prologue) preparation.ask(first_step, steps);
-  if (p.residual_rows > 0 && thread == 0) {
-    expect_bytes(residual_is_here, units * p.residual_rows * kRowBytes);
-    const int copied = p.split > 1 ? 8 : Columns;
+  const auto wait = [&] {
+    wait_for_inputs();
+    if (p.residual_rows > 0 && thread == 0) {
+      expect_bytes(residual_is_here, units * p.residual_rows * kRowBytes);
+      const int copied = p.split > 1 ? 8 : Columns;
 #pragma unroll 1
-    for (int unit = 0; unit < units; ++unit) {
+      for (int unit = 0; unit < units; ++unit) {
 #pragma unroll 1
-      for (int row = 0; row < p.residual_rows; row += copied) {
-        copy_tile(ring + p.at.residual + (unit * p.residual_rows + row) * kRowBytes, &residuals,
-                  first_filter + unit * kFilters, first_row + (row << p.log_split) + rank * 8,
-                  residual_is_here);
+        for (int row = 0; row < p.residual_rows; row += copied) {
+          copy_tile(ring + p.at.residual + (unit * p.residual_rows + row) * kRowBytes, &residuals,
+                    first_filter + unit * kFilters, first_row + (row << p.log_split) + rank * 8,
+                    residual_is_here);
+        }
       }
     }
-  }
+  };
+  if (p.ahead == 0) wait();
+  Preparation<T, kThreads, Columns, Prologue> preparation(p, first_row, thread);
+  if constexpr (Prologue) preparation.ask(first_step, steps);
 
   float sums[Columns / 2] = {};
   if constexpr (std::is_same_v<T, float>) {
@@ -367,6 +377,7 @@ __global__ void __launch_bounds__(TileOf<T, Groups, Columns>::kThreads,
     }
     wait_for_products<0>();
   }
+  if (p.ahead > 0) wait();
   // What is made: rounded, [own places][kMadePitch], or sums, [own places][kPitch].
   if (p.residual_rows > 0) wait_for_phase(residual_is_here, 0);
   const std::uint32_t made = ring + p.at.made;

@@ -58,6 +58,8 @@ struct Product {
   int taps_a_row;        // the kernel's width
   int chunks;            // steps of a tap's channels
   int steps;             // taps * chunks
+  int ahead;             // steps that are asked for before the wait for the kernel before
+  bool holds;            // the next kernel starts only behind that wait
   int steps_a_block;     // of a cluster's part
   int split, log_split;  // blocks of a cluster, 1 << log_split
   int stages;

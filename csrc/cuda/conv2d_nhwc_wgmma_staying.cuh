@@ -79,7 +79,7 @@ __global__ void __launch_bounds__(128 * Groups + 96, Blocks)
   const std::uint32_t empty = full + 8 * p.stages, ready = empty + 8 * p.stages;
   const std::uint32_t made = ready + 8 * p.slots;
 
-  let_successors_start();
+  if (!p.holds) let_successors_start();
   const int thread = threadIdx.x, warp = same_in_warp(thread / 32);
   if (thread == 0) {
     prefetch_map(&images);
@@ -141,7 +141,10 @@ __global__ void __launch_bounds__(128 * Groups + 96, Blocks)
       const int h = (line - image * p.out_h) * p.stride_h - p.pad_top;
       const int w = (first_row - line * p.out_w) * p.stride_w - p.pad_left;
       if ((image | line) < 0) return;  // never
-      if (!waited) wait_for_inputs();
+      if (!waited) {
+        wait_for_inputs();
+        if (p.holds) let_successors_start();
+      }
       waited = true;
       int chunk = 0, r = 0, s = 0;
 #pragma unroll 1

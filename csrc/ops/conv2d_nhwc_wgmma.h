@@ -10,6 +10,10 @@
 // a rank, as conv2d_nhwc's. The same bits in every run; they depend on the shape and the rank
 // alone. float32 is multiplied as two parts of tf32: its error is that of float32, but an infinity
 // in x makes NaN of the sums that it is a term of.
+//
+// Of x, the first `known` channels, and a scale with a shift, may be read as soon as the kernel
+// starts, before the kernel before it has ended; with `holds` the next kernel starts only when this
+// one has waited for those before it, which had then ended when the next one starts.
 #pragma once
 
 #include "ops/conv2d_nhwc.h"
@@ -34,7 +38,8 @@ void conv2d_nhwc_wgmma(const void* input,     // [N, H, W, pitches.x]
                        const Conv2dShape& shape, const Conv2dPitches& pitches,
                        const Conv2dStored& stored, const Overflow& overflow,
                        Conv2dOperands operands, bool scale_per_image, float floor,
-                       UnaryFunction activation, float alpha, float beta, int rank, Stream stream);
+                       UnaryFunction activation, float alpha, float beta, int known, bool holds,
+                       int rank, Stream stream);
 
 // A first layer: x is [N, C, H, W] in float32, which is rounded as it is read, or multiplied as two
 // parts of tf32. One group of at most four channels, kernels of at most eight columns, without

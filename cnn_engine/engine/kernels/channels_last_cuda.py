@@ -129,6 +129,10 @@ def _pack(node: Node, graph: Graph, device: Any) -> _Weights:
     return _Weights(packed.address, packed.nbytes, packed.owner, function)
 
 
+def _reads_ahead(node: Node, graph: Graph, device: Any) -> bool:
+    return _function(node, graph, device) == "conv2d_nhwc_wgmma"
+
+
 def _shows(prepared: _Weights) -> str:
     return _FUNCTIONS[prepared.function]
 
@@ -159,7 +163,8 @@ def _make(call: Call, rank: int = 0) -> Bound:
     types = _cpu.Conv2dStored(stored(x), stored(added), stored(out))
     if function == "conv2d_nhwc_wgmma":
         how = shape, pitches, types, call.overflow, operands
-        return call.native(function, *first, *how, *before, *activation, rank)
+        ahead = call.known, call.holds
+        return call.native(function, *first, *how, *before, *activation, *ahead, rank)
     return call.native(
         function, *first, call.workspace, shape, pitches, types, call.overflow, planar, operands,
         *before, *activation, rank,
@@ -298,6 +303,7 @@ ROWS = [
     _row(
         "conv2d_nhwc", "implicit_gemm", _make, not_constant, _pack, workspace=_workspace,
         shows=_shows, pitched=_IMAGES, stores=_stored_images, forms=_forms,
+        reads_ahead=_reads_ahead,
     ),
     Kernel(
         "squeeze_excite", "squeeze_excite", "cuda", _make_gates, why_not=_no_gates,

@@ -37,6 +37,9 @@ class Call:
             values' columns lie between.
         stream: what stands for the stream's handle, or None: the device's own.
         overflow: who is told of results past float16's range, for kernels that round them.
+        known: of input 0, the first columns that are there when the kernel starts, which kernels that read
+            ahead need not wait for.
+        holds: whether such a kernel lets the next one start only when it has waited itself.
     """
 
     node: Node
@@ -51,6 +54,8 @@ class Call:
     pitches: Mapping[str, int] = field(default_factory=dict)
     stream: Any = None
     overflow: Any = NO_ONE
+    known: int = 0
+    holds: bool = False
 
     def pitch(self, value: Value | None) -> int:
         """Returns the elements from one row of the last dimension of ``value`` to the next; 0 for None."""
@@ -111,6 +116,10 @@ def _no_forms(node: Node, graph: Graph, device: Any) -> Sequence[Kernel]:
     return ()
 
 
+def _not_ahead(node: Node, graph: Graph, device: Any) -> bool:
+    return False
+
+
 def _no_bytes(node: Node, graph: Graph, device: Any, threads: int) -> int:
     return 0
 
@@ -136,6 +145,7 @@ class Kernel:
         stores: returns the inputs, and None for the outputs, that may lie in memory in 16 bits where the
             operator has them as float32: see Value.stored.
         alike: whether those lie in memory in the same type.
+        reads_ahead: returns whether it heeds what a call says is known, and whether it holds: see Call.
         reduction: None, or whether this is the form in which several lanes share one output's sum.
         rewrite: returns the nodes that stand for a node before this kernel runs it, or None as it stands.
         prepare: returns what is made once for a node from its constants (packed weights, say) and kept for
@@ -166,6 +176,7 @@ class Kernel:
     pitched: Container[int | None] = ()
     stores: Callable[[Node, Graph], Container[int | None]] = _no_places
     alike: bool = False
+    reads_ahead: Callable[[Node, Graph, Any], bool] = _not_ahead
     reduction: bool | None = None
     rewrite: Callable[[Node, Graph], Sequence[Node] | None] = _never
     prepare: Callable[[Node, Graph, Any], Any] | None = None
