@@ -247,8 +247,9 @@ def test_records_are_taken_after_all_wall_times(device, tmp_path, monkeypatch):
     # The last wall time, its check, and after it nothing but device times.
     assert sum(recorded) == 2 * 4 * 2
     groups = 2 * 4 * 4  # of wall times: warm-up, two copies, check
-    assert not any(recorded[: -2 * 4 * (3 + 2 + 1)])
-    assert len(recorded) == 20 + 20 + 1 + groups * (3 + 2 + 1) + 2 * 4 * (3 + 2 + 1)
+    once = 2 * 4 * 2 * (3 + 1 + 1)  # of device times: two rounds with a copy each
+    assert not any(recorded[:-once])
+    assert len(recorded) == 20 + 20 + 1 + groups * (3 + 2 + 1) + once
 
 
 def test_records_that_are_lost_give_way_to_events(device, tmp_path, monkeypatch):
@@ -298,10 +299,11 @@ def test_raw_data_of_two_machines_are_told(device, tmp_path, monkeypatch):
     assert "CUDA 13.1" in document(path)["notes"][0]
 
 
-def test_order_is_random_and_spreads_samples_over_the_run():
-    settings = Settings((Mode(), Mode("d2h")), tuple(range(1, 33)), repeats=10)
+@pytest.mark.parametrize(("plan", "repeats"), [(measure.plan, 10), (measure.plan_device, 40)])
+def test_order_is_random_and_spreads_samples_over_the_run(plan, repeats):
+    settings = Settings((Mode(), Mode("d2h")), tuple(range(1, 33)), repeats=repeats)
     raw = RawNetwork(Path("nowhere"))
-    groups = measure.plan(raw, settings)
+    groups = plan(raw, settings)
     total = {}
     for group in groups:
         total[group.mode, group.batch] = total.get((group.mode, group.batch), 0) + group.copies
@@ -311,9 +313,9 @@ def test_order_is_random_and_spreads_samples_over_the_run():
     assert abs(np.corrcoef(np.arange(len(batches)), batches)[0, 1]) < 0.3
     quarter = len(groups) // 4
     assert {group.batch for group in groups[:quarter]} == set(range(1, 33))
-    assert measure.plan(raw, settings) == groups
+    assert plan(raw, settings) == groups
     other = Settings(settings.modes, settings.batches, settings.repeats, seed=1)
-    assert measure.plan(raw, other) != groups
+    assert plan(raw, other) != groups
 
 
 def test_a_drift_of_the_device_does_not_look_like_a_slope(device, tmp_path):

@@ -324,9 +324,23 @@ def _measure(
 
 def plan(raw: RawNetwork, settings: Settings) -> list[Group]:
     """Returns the groups of copies that are missing, in the order in which they are timed."""
+    return _in_rounds(settings, settings.repeats, lambda *key: len(raw.samples(*key).wall))
+
+
+def plan_device(raw: RawNetwork, settings: Settings) -> list[Group]:
+    """Returns the groups of copies whose device times are missing, in the order in which they are timed."""
+    wanted = -(-settings.repeats // WALL_PER_DEVICE)
+    return _in_rounds(settings, wanted, lambda *key: len(raw.samples(*key).device))
+
+
+def _in_rounds(settings: Settings, wanted: int, there: Callable[[Mode, int], int]) -> list[Group]:
+    """Returns groups of copies that make ``wanted`` of what is ``there``, each mode and size once a round.
+
+    What a group begins with, such as contents that lie in a core's cache, holds for all of its samples.
+    """
     generator = np.random.default_rng(settings.seed)
     missing = {
-        (mode, batch): settings.repeats - len(raw.samples(mode, batch).wall)
+        (mode, batch): wanted - there(mode, batch)
         for mode in settings.modes
         for batch in settings.batches
     }
@@ -339,19 +353,6 @@ def plan(raw: RawNetwork, settings: Settings) -> list[Group]:
         ]
         generator.shuffle(this)
         groups += [group for group in this if group.copies]
-    return groups
-
-
-def plan_device(raw: RawNetwork, settings: Settings) -> list[Group]:
-    """Returns the groups of copies whose device times are missing, in the order in which they are timed."""
-    wanted = -(-settings.repeats // WALL_PER_DEVICE)
-    missing = {
-        (mode, batch): wanted - len(raw.samples(mode, batch).device)
-        for mode in settings.modes
-        for batch in settings.batches
-    }
-    groups = [Group(*key, count) for key, count in missing.items() if count > 0]
-    np.random.default_rng(settings.seed).shuffle(groups)
     return groups
 
 
