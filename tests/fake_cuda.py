@@ -5,6 +5,8 @@ What an engine plans for a GPU can so be looked at, and run for its numbers, on 
 
 from __future__ import annotations
 
+import ctypes
+import os
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -166,6 +168,16 @@ class FakeTensorCores(FakeKernels):
         _cpu.average_pool2d_nhwc(*arguments, 1)
 
 
+class FakeReader:
+    """``_cuda.FileReader``, on the caller's thread."""
+
+    def read(self, descriptor: int, offset: int, nbytes: int, to: int) -> int:
+        there = os.pread(descriptor, nbytes, offset)
+        if to:
+            ctypes.memmove(to, there, len(there))
+        return len(there)
+
+
 class FakeCuda(CpuDevice):
     """``cuda:0``; with tensor cores, or so old that it has none."""
 
@@ -201,6 +213,11 @@ class FakeCuda(CpuDevice):
     allocate_managed = CpuDevice.allocate
 
     def check_managed(self, nbytes: int) -> None: ...
+
+    def sleep_while_waiting(self) -> None: ...
+
+    def file_reader(self, threads: int) -> FakeReader:
+        return FakeReader()
 
     def empty_pinned(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
         return np.empty(shape, dtype)

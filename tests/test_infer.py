@@ -10,6 +10,7 @@ import threading
 import time
 from pathlib import Path
 
+import fake_cuda
 import infer_inputs
 import numpy as np
 import pyarrow.dataset
@@ -19,8 +20,11 @@ import pytest
 from cnn_engine import Engine, infer
 from cnn_engine import __main__ as doors
 from cnn_engine.devices import threads
+from cnn_engine.devices.cpu import CpuDevice
+from cnn_engine.engine.schedule import Schedule
 from cnn_engine.errors import InputError
-from cnn_engine.infer import command, local, readers, shards, sources
+from cnn_engine.infer import command, local, readers, shards, slots, sources
+from cnn_engine.measure import environment
 
 ENGINE = Engine("cifar10", device="cpu", threads=1)
 COMMON = ["--device", "cpu", "--workers", "1", "--no-ceilings"]
@@ -112,7 +116,7 @@ def test_ids_are_numbered_by_hand():
 
 def test_large_chunks_are_read_by_several_threads(images, tmp_path, monkeypatch):
     infer_inputs.make("npy", tmp_path / "in", images, parts=2)
-    monkeypatch.setattr(readers, "READ_BYTES", 1000)
+    monkeypatch.setattr(slots, "READ_BYTES", 1000)
     assert run(tmp_path / "in", "--output", tmp_path / "out", "--quiet") == 0
     found = infer_inputs.probabilities(infer_inputs.rows(tmp_path / "out"))
     assert found.tobytes() == ENGINE.predict(images).tobytes()
@@ -358,39 +362,100 @@ class _Slots:
 
 
 def test_arrays_are_read_in_parts_while_the_next_chunk_is_begun(images, tmp_path, monkeypatch):
-    monkeypatch.setattr(readers, "READ_BYTES", 10_000)  # a chunk is 70 of them
-    held, read_at = threading.Event(), readers._read_at
+    monkeypatch.setattr(slots, "READ_BYTES", 10_000)  # a chunk is 70 of them
+    held, read_at = threading.Event(), slots.read_at
 
     def waiting(*words):
         assert held.wait(30)
         return read_at(*words)
 
-    monkeypatch.setattr(readers, "_read_at", waiting)
+    monkeypatch.setattr(slots, "read_at", waiting)
     paths = [tmp_path / "a.npy", tmp_path / "b.npy"]
     for path, some in zip(paths, (images[:150], images[150:]), strict=True):
         np.save(path, some)
     pieces = [shards.Piece("npy", str(path), 0, 150, 1) for path in paths]
-    slots = _Slots(230)  # the first chunk is of both files
+    memory = _Slots(230)  # the first chunk is of both files
     wanted = sources.Wanted((3, 32, 32), {})
-    found = list(readers.chunks(pieces, slots.size, wanted, slots))
+    found = list(readers.chunks(pieces, memory.size, wanted, memory))
     assert [len(chunk) for chunk in found] == [230, 70]
-    assert not any(array.any() for array in slots.made)
+    assert not any(array.any() for array in memory.made)
     held.set()
     assert all(chunk.finish_reading() is not None for chunk in found)
-    assert np.array_equal(slots.made[0], images[:230])
-    assert np.array_equal(slots.made[1][:70], images[230:])
+    assert np.array_equal(memory.made[0], images[:230])
+    assert np.array_equal(memory.made[1][:70], images[230:])
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """A GPU that files are read into; returns the command's words for it."""
+    fake_cuda.install(monkeypatch)
+    monkeypatch.setattr(Schedule, "chunk", lambda *words, **more: 8)
+    described = environment.describe(CpuDevice())
+    monkeypatch.setattr(environment, "describe", lambda device: described)
+    return ["--device", "cuda", "--workers", "1", "--variant", "fused", "--batch", "50"]
+
+
+@pytest.mark.parametrize("kind", ["npy", "npy-float32", "cifar", "tar"])
+def test_arrays_are_read_into_a_gpus_memory(kind, images, tmp_path, gpu, monkeypatch):
+    wanted = infer_inputs.make(kind, tmp_path / "in", images, parts=2)
+    found, read = [], slots.read_into_device
+
+    def noted(file, target, offset):
+        found.append(len(target))
+        return read(file, target, offset)
+
+    monkeypatch.setattr(slots, "read_into_device", noted)
+    words = [tmp_path / "in", "--output", tmp_path / "out", "--shard-size", "330kB", *gpu]
+    report = tmp_path / "report.json"
+    more = [] if kind == "npy" else ["--no-ceilings"]
+    assert infer.main([str(word) for word in (*words, "--json", report, *more)]) == 0
+    assert (sum(found) >= 300) == kind.startswith("npy")
+    document = json.loads(report.read_text())
+    assert document["stages"]["read"]["images"] == document["stages"]["compute"]["images"] == 300
+    table = infer_inputs.rows(tmp_path / "out")
+    assert len(set(table["id"].to_pylist())) == 300
+    with Engine("cifar10", device="cuda", variant="fused") as engine:
+        rows = engine.predict(np.ascontiguousarray(wanted), batch=50)
+    assert infer_inputs.probabilities(table).tobytes() == rows.tobytes()
+
+
+def test_an_array_that_ends_while_a_gpu_reads_it_is_told(
+    images, tmp_path, gpu, monkeypatch, capsys
+):
+    infer_inputs.make("npy", tmp_path / "in", images, parts=2)
+    words = [str(tmp_path / "in"), "--output", str(tmp_path / "out"), "--shard-size", "330kB", *gpu,
+             "--no-ceilings"]  # fmt: skip
+    read, path = slots.read_into_device, tmp_path / "in/part-000.npy"
+    whole = path.read_bytes()
+
+    def cut(file, target, offset):
+        if file.path == str(path):
+            os.truncate(path, len(whole) // 2)
+        return read(file, target, offset)
+
+    monkeypatch.setattr(slots, "read_into_device", cut)
+    assert infer.main(words) == 1
+    assert "bytes more, found its end" in capsys.readouterr().err
+    before = contents(tmp_path / "out")
+    assert 0 < len(before) < 4
+    path.write_bytes(whole)
+    monkeypatch.setattr(slots, "read_into_device", read)
+    assert infer.main(words) == 0
+    after = contents(tmp_path / "out")
+    assert before.items() <= after.items()
+    assert len(infer_inputs.rows(tmp_path / "out")) == 300
 
 
 def test_nothing_reads_into_memory_that_is_given_back(images, tmp_path, monkeypatch):
-    monkeypatch.setattr(readers, "READ_BYTES", 10_000)
-    done, read_at = [], readers._read_at
+    monkeypatch.setattr(slots, "READ_BYTES", 10_000)
+    done, read_at = [], slots.read_at
 
     def slow(*words):
         time.sleep(0.01)
         done.append(read_at(*words))
         return done[-1]
 
-    monkeypatch.setattr(readers, "_read_at", slow)
+    monkeypatch.setattr(slots, "read_at", slow)
     paths = [tmp_path / "a.npy", tmp_path / "b.npy"]
     for path in paths:
         np.save(path, images)
@@ -403,12 +468,12 @@ def test_nothing_reads_into_memory_that_is_given_back(images, tmp_path, monkeypa
     )  # of the first file: all ended before it was told
 
     np.save(paths[1], images)
-    slots = _Slots(600)
-    (chunk,) = readers.chunks(pieces, 1000, sources.Wanted((3, 32, 32), {}), slots)
+    memory = _Slots(600)
+    (chunk,) = readers.chunks(pieces, 1000, sources.Wanted((3, 32, 32), {}), memory)
     assert chunk.finish_reading() is not None
-    assert np.array_equal(slots.made[0][300:], images)
+    assert np.array_equal(memory.made[0][300:], images)
     done.clear()
-    (chunk,) = readers.chunks(pieces, 1000, sources.Wanted((3, 32, 32), {}), slots)
+    (chunk,) = readers.chunks(pieces, 1000, sources.Wanted((3, 32, 32), {}), memory)
     os.truncate(paths[0], 50_000)  # while it is read
     with pytest.raises(InputError, match="bytes more, found its end"):
         chunk.finish_reading()

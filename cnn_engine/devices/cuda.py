@@ -13,6 +13,10 @@ import numpy as np
 from ..errors import DeviceError, UnsupportedError, expected
 from . import Buffer, arrays, cuda_module
 
+#: Threads that read files for a GPU, and bytes of each of the two pieces that a thread has: few enough that
+#: they stay in the processor's caches.
+READERS, READ_PIECE = 8, 1 << 20
+
 
 class CudaDevice:
     """CUDA device ``index`` and a stream on it, on which all of an engine's work runs in order."""
@@ -109,6 +113,10 @@ class CudaDevice:
     def is_pinned(self, address: int) -> bool:
         """Whether host memory at ``address`` is page-locked."""
         return address != 0 and self.kernels.pointer_device(address) >= 0
+
+    def file_reader(self, threads: int) -> Any:
+        """Returns what reads files into the device's memory, by at most so many threads of its own."""
+        return self.kernels.FileReader(self.index, min(threads, READERS), READ_PIECE)
 
     def upload(self, array: np.ndarray) -> Buffer:
         """Returns a copy of ``array`` in device memory, complete on return."""

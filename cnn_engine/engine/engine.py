@@ -24,6 +24,7 @@ from ..workload import Dataset, Workload
 from . import arguments, fused, variants
 from .check import Check
 from .check import check as compare
+from .device_images import DeviceImages
 from .kernels import Kernel
 from .memory import alive_between
 from .phases import Phases
@@ -168,6 +169,7 @@ class Engine:
         self._schedule = self._make_schedule(program)
         self._plans = Plans(program, self._schedule, chunk, self.phases)
         self._ready = self._plans.ready  # of predict's usual calls
+        self._reader: Any = None  # of files, for device_images()
         self._profiling = threading.RLock()
 
     def _graph(self, batch: int, pixels: bool) -> Graph:
@@ -259,6 +261,7 @@ class Engine:
         InputError. CUDA graphs that captured a call may not be launched any more.
         """
         self._plans.close()
+        self._reader = None
 
     def plan(
         self,
@@ -294,6 +297,25 @@ class Engine:
         if self.device.kind == "cuda":
             return self.device.empty_pinned(shape, dtype)
         return np.empty(shape, dtype)
+
+    def takes_files(self, count: int, dtype: Any = np.uint8) -> bool:
+        """Whether there is :meth:`device_images`: passes over so many go in chunks, by one kernel a chunk."""
+        pixels = np.dtype(dtype) == np.uint8
+        return self._schedule.overlaps(count, pixels) and not self._schedule.activation_bytes
+
+    def device_images(self, count: int, dtype: Any = np.uint8) -> DeviceImages:
+        """Returns memory of the GPU for ``count`` images, into which files are read past the host's memory.
+
+        Raises:
+            InputError: the engine has none; see :meth:`takes_files`.
+        """
+        if not self.takes_files(count, dtype):
+            raise expected("images", "passes in chunks, by one kernel", f"{count} images")
+        if self._reader is None:
+            self._reader = self.device.file_reader(self.threads)
+        shape, dtype = (count, *self.network.input_shape), np.dtype(dtype)
+        buffer = self.device.allocate(math.prod(shape) * dtype.itemsize)
+        return DeviceImages(self._plans, self._reader, buffer, shape, dtype)
 
     def check_images(self, images: Any) -> arrays.View:
         """Looks at ``images``; raises InputError unless they are of the network's shape."""

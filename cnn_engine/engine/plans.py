@@ -16,7 +16,7 @@ from .plan import Plan
 from .pool import CLOSED, KEPT_BYTES, KEPT_SHELVES, PlanPool, Shelf, plan_bytes
 from .program import Program
 from .schedule import Schedule
-from .stream import build_stream
+from .stream import build_in_device, build_stream
 
 address_of = _cpu.address_of
 
@@ -138,6 +138,18 @@ class Plans:
             key = self._host_key(size, pixels, self.pinned(size, pixels, *addresses))
             shelf = self.pool.run(key, lambda key=key: self._build(key), *addresses)
         return shelf
+
+    def run_in_device(self, batch: int, pixels: bool, images: int, probabilities: int) -> None:
+        """Runs a pass over images in the device's memory; rows go to page-locked memory of the host."""
+        key = "in device", batch, pixels
+        self.pool.run(key, lambda: self._build_in_device(key), images, probabilities)
+
+    def _build_in_device(self, key: tuple) -> Plan:
+        _, batch, pixels = key
+        program = self.open()
+        plan = build_in_device(program, batch, pixels)
+        plan.buffers.append(program)
+        return plan
 
     def run_on_device(
         self, images: arrays.View, probabilities: arrays.View, batch: int

@@ -66,6 +66,34 @@ def build_stream(
     )  # fmt: skip
 
 
+def build_in_device(program: Program, batch: int, pixels: bool) -> Plan:
+    """Builds the plan of a pass over images that lie in the device's memory.
+
+    Rows go to page-locked memory of the host, and are there on return.
+    """
+    device = program.placement.device.lane()
+    inner = build(program.on(device), batch, pixels, images_on_device=True)
+    images, rows = inner.slots
+    graph = program.graph_of(batch, pixels)
+    nbytes = graph.values[graph.outputs[0]].nbytes
+    buffer = device.allocate(nbytes)
+
+    def compute(source: int) -> None:
+        inner.bind(source, buffer.address)
+        inner.queue()
+
+    copy = [Slot(rows), buffer.address, nbytes]
+    steps = [
+        Step("forward", "forward", "cuda", compute, [Slot(images)], lane=device),
+        Step(rows, "copy", "cuda", device.queue_copy, copy, 0, nbytes, "d2h", device),
+        Step("sync", "sync", "cpu", device.synchronize, []),
+    ]
+    taken = {"cuda": nbytes + inner.nbytes.get("cuda", 0)}
+    return Plan(
+        batch, steps, taken, [inner, buffer], None, (images, rows), overflows=inner.overflows
+    )
+
+
 def _check_free(
     program: Program, pixels: bool, chunk: int, lanes: int, pinned: tuple[bool, bool]
 ) -> int:

@@ -17,8 +17,12 @@ from . import readers
 from .decoding import Decoder
 from .output import ShardFile
 from .pipeline import WRITERS, Settings, chunk_bytes
-from .readers import Chunk, Slot
+from .readers import Chunk
 from .shards import Shard, pieces_of
+from .slots import DeviceSlot, Slot
+
+#: Bytes that are copied at a time where nothing is read into memory of the host.
+COPY_BYTES = 16 << 20
 
 STAGES = ("read", "decode", "copy", "compute", "write")
 
@@ -86,14 +90,27 @@ def _sample(settings: Settings, slots: list[Slot], shards: list[Shard]) -> list[
     return sample
 
 
-def _forever(chunks: list[Chunk], step: Callable[[Chunk], int]) -> Iterator[tuple[int, int]]:
+def _forever(chunks: list[Any], step: Callable[[Any], int]) -> Iterator[tuple[int, int]]:
     while chunks:
         for chunk in chunks:
             yield len(chunk), step(chunk)
 
 
 def _read(engine, decoder, settings, slots, shards, seconds, attempt):
-    return _reading(settings, slots, shards, seconds, lambda chunk: None)
+    if not isinstance(slots[0], DeviceSlot):
+        return _reading(settings, slots, shards, seconds, lambda chunk: None)
+    images = [slot.images(_dtype(shards)) for slot in slots]
+    try:
+        for some in images:
+            some.copies = False
+        return _reading(settings, slots, shards, seconds, lambda chunk: None)
+    finally:
+        for some in images:
+            some.copies = True
+
+
+def _dtype(shards: list[Shard]) -> str:
+    return "float32" if shards[0].kind in readers.FLOATS else "uint8"
 
 
 def _reading(settings, slots, shards, seconds, then: Callable[[Chunk], None]) -> dict[str, Any]:
@@ -119,13 +136,15 @@ def _reading(settings, slots, shards, seconds, then: Callable[[Chunk], None]) ->
 
 
 def _read_and_copy(engine, decoder, settings, slots, shards, seconds, attempt):
+    if isinstance(slots[0], DeviceSlot):
+        return _reading(settings, slots, shards, seconds, lambda chunk: None)
     sample = next(_chunks(settings, shards, lambda: slots[0]), None)
     if engine.device.kind != "cuda" or sample is None or sample.encoded is not None:
         return _timed(iter(()), seconds)
     sample.finish_reading()
     with engine.device.context:
-        copy = _copier(engine, settings, sample.dtype)
-        return _reading(settings, slots, shards, seconds, copy)
+        copy = _copier(engine, settings.batch, sample.dtype)
+        return _reading(settings, slots, shards, seconds, lambda chunk: copy(_images(chunk)))
 
 
 def _decode(engine, decoder, settings, slots, shards, seconds, attempt):
@@ -155,15 +174,18 @@ def _decoded(decoder, settings, slots, shards) -> list[Chunk]:
     return sample
 
 
-def _copier(engine, settings, dtype: str) -> Callable[[Chunk], int]:
-    """Returns what copies a chunk's images to the GPU, and waits for it; it returns their bytes."""
+def _images(chunk: Chunk) -> np.ndarray:
+    return chunk.slot.images(chunk.dtype)[: len(chunk)]
+
+
+def _copier(engine, most: int, dtype: str) -> Callable[[np.ndarray], int]:
+    """Returns what copies at most so many images to the GPU, and waits for it; it returns their bytes."""
     import cupy
 
-    target = cupy.empty((settings.batch, *engine.network.input_shape), dtype)
+    target = cupy.empty((most, *engine.network.input_shape), dtype)
 
-    def copy(chunk: Chunk) -> int:
-        images = chunk.slot.images(chunk.dtype)[: len(chunk)]
-        target[: len(chunk)].set(images)
+    def copy(images: np.ndarray) -> int:
+        target[: len(images)].set(images)
         cupy.cuda.get_current_stream().synchronize()
         return images.nbytes
 
@@ -173,20 +195,24 @@ def _copier(engine, settings, dtype: str) -> Callable[[Chunk], int]:
 def _copy(engine, decoder, settings, slots, shards, seconds, attempt):
     if engine.device.kind != "cuda":
         return _timed(iter(()), seconds)
-    sample = _decoded(decoder, settings, slots, shards)
+    if isinstance(slots[0], DeviceSlot):
+        dtype = _dtype(shards)
+        some = max(COPY_BYTES // slots[0].images(dtype).image_bytes, 1)
+        sample = [engine.empty_images(some, dtype) for _ in slots]
+    else:
+        sample = list(map(_images, _decoded(decoder, settings, slots, shards)))
     with engine.device.context:
-        return _timed(_forever(sample, _copier(engine, settings, sample[0].dtype)), seconds)
+        copy = _copier(engine, max(map(len, sample)), sample[0].dtype)
+        return _timed(_forever(sample, copy), seconds)
 
 
 def _compute(engine, decoder, settings, slots, shards, seconds, attempt):
     sample = _decoded(decoder, settings, slots, shards)
 
     def step(chunk: Chunk) -> int:
-        images, rows = chunk.slot.images(chunk.dtype), chunk.slot.rows
         full = getattr(engine.network, "any_batch", True) is False  # for a full batch alone
-        some = settings.batch if full else len(chunk)
-        engine.predict(images[:some], batch=settings.batch, out=rows[:some])
-        return images[: len(chunk)].nbytes
+        chunk.slot.predict(chunk.dtype, settings.batch if full else len(chunk), settings.batch)
+        return chunk_bytes(chunk)
 
     for chunk in sample:
         step(chunk)  # plans are built

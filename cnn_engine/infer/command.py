@@ -296,6 +296,7 @@ class _Run:
             "top": options.top,
             "columns": self._wanted_columns,
             "preprocess": options.preprocess,
+            "kind": sources.first_kind(options.inputs, self._wanted_columns) if cuda else None,
         }
         if options.engine == "ray":
             from .ray_pool import RayPool
@@ -463,9 +464,8 @@ def _worker_count(options: argparse.Namespace, cuda: bool) -> int:
         from .local import visible_gpus
 
         gpus = 1 if ":" in options.device else max(len(visible_gpus()), 1)
-        if ":" in options.device or not sources.are_files(
-            options.inputs, _columns(options.columns)
-        ):
+        kind = sources.first_kind(options.inputs, _columns(options.columns))
+        if ":" in options.device or kind not in sources.ENCODED:
             return gpus
         return gpus * min(max(threads.default() // gpus // CPUS_A_WORKER, 1), MOST_A_GPU)
     return threads.default()

@@ -21,8 +21,9 @@ from ..io.files import describe_os_error
 from . import readers
 from .decoding import Decoder
 from .output import OutputError, Record, ShardFile
-from .readers import Chunk, Slot
+from .readers import Chunk
 from .shards import Shard, pieces_of
+from .slots import STORED, DeviceSlot, Slot, Slots
 from .sources import Wanted
 
 #: Chunks of encoded images that are read ahead, and chunks of pixels and rows that there are at all.
@@ -103,7 +104,7 @@ class Pipeline:
         engine: Any,
         decoder: Decoder,
         settings: Settings,
-        slots: list[Slot],
+        slots: dict[type[Slot], list[Slot]],
         computed: Callable[[Shard], None],
         done: Callable[[Shard, Record | None, tuple[str, str] | None, float], None],
     ) -> None:
@@ -111,11 +112,10 @@ class Pipeline:
         self._on_computed, self._on_done = computed, done
         self.stages = {name: Stage() for name in STAGES}
         self.images = self.errors = 0  # written
-        self._slots: queue.Queue[Slot] = queue.Queue()
-        for slot in slots:
-            self._slots.put(slot)
-        self._made = len(slots)
-        self._making = threading.Lock()
+        self._slots = {
+            kind: Slots(SLOTS, partial(kind, engine, settings.batch), slots.get(kind, []))
+            for kind in (Slot, DeviceSlot)
+        }
         self._jobs: queue.Queue[Job] = queue.Queue()
         self._read: queue.Queue = queue.Queue(READ_AHEAD)
         self._decoding: queue.Queue = queue.Queue(1)  # the next beside the one that is waited for
@@ -138,12 +138,9 @@ class Pipeline:
         """Lets a shard follow those before it; ``attempt`` names its temporary file."""
         self._jobs.put(Job(shard, attempt, next(self._next_writer)))
 
-    def _take_slot(self) -> Slot:
-        with self._making:
-            if self._slots.empty() and self._made < SLOTS:
-                self._made += 1
-                return Slot(self._engine, self._settings.batch)
-        return self._slots.get()
+    def slots_of(self, shard: Shard) -> Slots:
+        """Returns the memory for a shard's chunks."""
+        return self._slots[slot_type(self._engine, self._decoder, self._settings.batch, shard.kind)]
 
     # ---- the stages ----
 
@@ -154,10 +151,10 @@ class Pipeline:
             begin = perf_counter()
             taken: list[Slot] = []  # by a chunk that is still being made
 
-            def slot(taken: list[Slot] = taken) -> Slot:
+            def slot(job: Job = job, taken: list[Slot] = taken) -> Slot:
                 nonlocal waited
                 start = perf_counter()
-                taken.append(self._take_slot())
+                taken.append(self.slots_of(job.shard).take())
                 waited += perf_counter() - start
                 return taken[0]
 
@@ -174,7 +171,7 @@ class Pipeline:
             except Exception as error:
                 job.failed = job.failed or _failure(error)
                 for found in taken:
-                    self._slots.put(found)
+                    self._give_back(found)
             self._read.put((job, _END, 0.0, 0.0))
 
     def _begin_loop(self) -> None:
@@ -197,7 +194,7 @@ class Pipeline:
             begin = perf_counter()
             if chunk is not _END and not job.failed:
                 if chunk.slot is None:
-                    chunk.slot = self._take_slot()
+                    chunk.slot = self.slots_of(job.shard).take()
                     begin = perf_counter()
                 try:
                     finish = self._decoder.begin(chunk)
@@ -248,9 +245,12 @@ class Pipeline:
                 except MemoryError as error:
                     job.failed = _failure(error)
                 if chunk.slot is not None:
-                    self._slots.put(chunk.slot)
+                    self._give_back(chunk.slot)
                     chunk.slot = None
             job.computed.put((job, chunk, rows))
+
+    def _give_back(self, slot: Slot) -> None:
+        self._slots[type(slot)].put(slot)
 
     def compute(self, chunk: Chunk) -> None:
         """Fills the rows of a chunk's slot."""
@@ -261,7 +261,7 @@ class Pipeline:
             count = len(images)
         for at in chunk.errors:
             images[at] = 0
-        self._engine.predict(images[:count], batch=self._settings.batch, out=slot.rows[:count])
+        slot.predict(chunk.dtype, count, self._settings.batch)
 
     def _write_loop(self, computed: queue.Queue) -> None:
         stage = self.stages["write"]
@@ -297,14 +297,15 @@ class Pipeline:
                 self._on_done(job.shard, record, job.failed, perf_counter() - job.begin)
 
     @contextmanager
-    def slots(self) -> Iterator[list[Slot]]:
-        """Lends all slots, while no shard is under way."""
-        lent = [self._take_slot() for _ in range(SLOTS)]
+    def slots(self, shard: Shard) -> Iterator[list[Slot]]:
+        """Lends all slots for a shard's chunks, while none is under way."""
+        slots = self.slots_of(shard)
+        lent = [slots.take() for _ in range(slots.most)]
         try:
             yield lent
         finally:
             for slot in lent:
-                self._slots.put(slot)
+                slots.put(slot)
 
     def open(self, job: Job) -> ShardFile:
         """Begins a shard's file."""
@@ -314,6 +315,14 @@ class Pipeline:
             settings.folder, temporary, job.shard.name, settings.run,
             self._engine.network.classes, settings.top,
         )  # fmt: skip
+
+
+def slot_type(engine: Any, decoder: Decoder, batch: int, kind: str) -> type[Slot]:
+    """Returns what chunks of a kind of input need: a GPU's own memory where files are read into it."""
+    if kind not in STORED or decoder.normalises:
+        return Slot
+    dtype = "float32" if kind in readers.FLOATS else "uint8"
+    return DeviceSlot if engine.takes_files(batch, dtype) else Slot
 
 
 def chunk_bytes(chunk: Chunk) -> int:

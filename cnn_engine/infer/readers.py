@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import tarfile
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice, pairwise
-from time import perf_counter
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from ..errors import InputError, expected
 from ..io.images import SUFFIXES
 from . import packages
 from .shards import TO_THE_END, Piece, sample_key
+from .slots import File, Slot, begin_reading
 from .sources import (
     CIFAR_RECORD,
     ENCODED,
@@ -31,21 +31,6 @@ from .sources import (
 
 #: Kinds whose images are the network's own float32 input.
 FLOATS = ("npy-float32", "parquet-float32")
-
-
-class Slot:
-    """Memory for a chunk's images and rows, page-locked on CUDA, that goes round the pipeline."""
-
-    def __init__(self, engine: Any, size: int) -> None:
-        self._engine, self._size = engine, size
-        self._images: dict[str, np.ndarray] = {}
-        self.rows = engine.empty_probabilities(size)
-
-    def images(self, dtype: str) -> np.ndarray:
-        """Returns uint8 or float32 [size, C, H, W], the same each time."""
-        if dtype not in self._images:
-            self._images[dtype] = self._engine.empty_images(self._size, np.dtype(dtype))
-        return self._images[dtype]
 
 
 @dataclass
@@ -351,58 +336,20 @@ def _read_into(file: Any, target: np.ndarray, path: str) -> None:
         done += count
 
 
-#: Bytes that are worth a thread of their own, and threads that read: a GPU takes more bytes a second than one
-#: thread copies from the system's cache.
-READ_BYTES, READ_THREADS = 16 << 20, 12
-
-_reading = ThreadPoolExecutor(READ_THREADS, "read-part")
-
-
-class _File:
-    """A file that several threads read, closed when none of them has it any more.
-
-    It is opened once: whatever waits for the system gives Python's lock away, and has it back late.
-    """
-
-    descriptor = -1
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-        self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-
-    def __del__(self) -> None:
-        if self.descriptor >= 0:
-            os.close(self.descriptor)
-
-
-def _read_at(file: _File, view: memoryview, offset: int) -> float:
-    """Fills ``view`` from byte ``offset`` of a file on; returns when it was full."""
-    done = 0
-    while done < len(view):
-        count = os.preadv(file.descriptor, [view[done:]], offset + done)
-        if not count:
-            raise expected(file.path, f"{len(view) - done:,} bytes more", "its end")
-        done += count
-    return perf_counter()
-
-
 def _npy(piece: Piece, wanted: Wanted) -> Iterator[Part]:
     shape, dtype, offset = npy_header(piece.path)
-    if shape[0] < piece.first + piece.images or shape[1:] != tuple(wanted.shape):
+    planned = "float32" if piece.kind in FLOATS else "uint8"
+    last = piece.first + piece.images
+    if shape[0] < last or shape[1:] != tuple(wanted.shape) or dtype != planned:
         found = f"{dtype} {list(shape)}"
-        raise expected(piece.path, f"{piece.first + piece.images:,} images as planned", found)
-    at = offset + piece.first * int(np.prod(shape[1:])) * dtype.itemsize
-    file = _File(piece.path)
+        raise expected(piece.path, f"{last:,} images as planned, of {planned}", found)
+    image_bytes = int(np.prod(shape[1:])) * dtype.itemsize
+    at = offset + piece.first * image_bytes
+    file = File(piece.path)
     target = yield None
     while True:
-        view = memoryview(target).cast("B")
-        count = -(-len(view) // READ_BYTES)
-        bounds = [len(view) * part // count for part in range(count + 1)]
-        begun = [
-            _reading.submit(_read_at, file, view[begin:end], at + begin)
-            for begin, end in pairwise(bounds)
-        ]
-        at += len(view)
+        begun = begin_reading(file, target, at)
+        at += len(target) * image_bytes
         target = yield None, None, {}, begun
 
 

@@ -92,13 +92,13 @@ def find(inputs: Sequence[str], wanted: Wanted) -> Iterator[Source]:
             )
 
 
-def are_files(inputs: Sequence[str], columns: dict[str, str]) -> bool:
-    """Returns whether the first input is image files, to be decoded; not, if it is at fault."""
+def first_kind(inputs: Sequence[str], columns: dict[str, str]) -> str | None:
+    """Returns of what kind the first input is; None, if it is at fault."""
     try:
         first = next(find(inputs, Wanted(CIFAR_SHAPE, columns)), None)
     except InputError:  # arrays of another shape, or a fault that planning tells
-        return False
-    return first is not None and first.kind in ENCODED
+        return None
+    return None if first is None else first.kind
 
 
 def _known() -> list[str]:

@@ -28,9 +28,10 @@ from ..workload import get, of_model
 from . import ceilings, memory, packages
 from .decoding import Decoder
 from .output import Record, ShardFile
-from .pipeline import SLOTS, Pipeline, Settings
-from .readers import Slot
+from .pipeline import SLOTS, Pipeline, Settings, slot_type
+from .readers import FLOATS
 from .shards import Shard
+from .slots import Slot
 from .sources import Wanted
 
 #: How often a worker says how far it is.
@@ -52,7 +53,8 @@ class Worker:
 
     Args:
         config: ``network`` or ``model`` (with ``input_shape``), ``weights``, ``device``, ``variant``,
-            ``reduction``, ``dtype``, ``threads``, ``batch``, ``top``, ``columns``, ``preprocess``.
+            ``reduction``, ``dtype``, ``threads``, ``batch``, ``top``, ``columns``, ``preprocess``, and the
+            ``kind`` of the first input.
         emit: takes events; called from several threads.
 
     Raises:
@@ -91,29 +93,32 @@ class Worker:
         self.pipeline: Pipeline | None = None
         self._slots = self._warm()
 
-    def _warm(self) -> list[Slot]:
+    def _warm(self) -> dict[type[Slot], list[Slot]]:
         """Returns the pipeline's memory, after a first pass and a first file: all of it takes long once.
 
         On a GPU, that is; on CPUs nothing is gained by it.
         """
         if self.engine.device.kind != "cuda":
-            return []
+            return {}
         self.engine.device.sleep_while_waiting()  # the cores have images to decode
-        floats = ["float32"] if self._normalises or "uint8" not in self._reads else []
+        kind = self._config["kind"]
+        reads_floats = "uint8" not in self._reads or kind in FLOATS
+        floats = ["float32"] if self._normalises or reads_floats else []
         pixels = ["uint8"] if self._normalises or not floats else []
-        slots = [Slot(self.engine, self.batch) for _ in range(SLOTS)]
+        made = slot_type(self.engine, self.decoder, self.batch, kind)
+        slots = [made(self.engine, self.batch) for _ in range(SLOTS)]
         for slot in slots:
             for dtype in (*floats, *pixels):
                 slot.images(dtype)
-        images = slots[0].images((*floats, *pixels)[0])
-        images[...] = 0
-        self.engine.predict(images, batch=self.batch, out=slots[0].rows)
+        dtype = (*floats, *pixels)[0]
+        slots[0].clear(dtype)
+        slots[0].predict(dtype, self.batch, self.batch)
         with tempfile.TemporaryDirectory() as name:
             folder, classes = Path(name), self.engine.network.classes
             file = ShardFile(folder, folder / "first", "first", "", classes, self.top)
             file.add(["0"], slots[0].rows[:1].copy(), [None], {})
             file.commit()
-        return slots
+        return {made: slots}
 
     @property
     def _normalises(self) -> bool:
@@ -197,7 +202,7 @@ class Worker:
 
     def _measure(self, message: Message) -> None:
         shards = [Shard(**shard) for shard in message["shards"]]
-        with self.pipeline.slots() as slots:
+        with self.pipeline.slots(shards[0]) as slots:
             found = ceilings.measure(
                 self.engine, self.decoder, self.settings, slots, shards, message["stage"],
                 message["seconds"], message["attempt"],

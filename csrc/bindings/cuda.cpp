@@ -6,11 +6,14 @@
 #include <cuda_runtime_api.h>
 
 #include <optional>
+#include <system_error>
 
+#include "bindings/no_gil.h"
 #include "bindings/operators.h"
 #include "runtime/check.h"
 #include "runtime/delay.h"
 #include "runtime/device.h"
+#include "runtime/file_reader.h"
 
 namespace cnn_engine::bindings {
 
@@ -75,6 +78,20 @@ void queue_copy(Address to, Address source, std::size_t nbytes, Address stream) 
                              cudaMemcpyDefault, reinterpret_cast<cudaStream_t>(stream)));
 }
 
+std::size_t read_file(cuda::FileReader& reader, int descriptor, off_t offset, std::size_t nbytes,
+                      Address to) {
+  int error = 0;
+  try {
+    const NoGil released;
+    return reader.read(descriptor, offset, nbytes, reinterpret_cast<void*>(to));
+  } catch (const std::system_error& failed) {
+    error = failed.code().value();
+  }
+  errno = error;
+  PyErr_SetFromErrno(PyExc_OSError);
+  throw py::error_already_set();
+}
+
 // Lets threads that wait for a device sleep, where they keep a core busy by default.
 void sleep_while_waiting(int device) {
   const cuda::DeviceGuard guard(device);
@@ -117,6 +134,11 @@ PYBIND11_MODULE(_cuda, module) {
   module.def("pointer_device", &pointer_device);
   module.def("kernels_error", &kernels_error);
   module.def("queue_copy", &queue_copy);
+  py::class_<cuda::FileReader>(module, "FileReader")
+      .def(py::init<int, int, std::size_t>(), py::arg("device"), py::arg("threads"),
+           py::arg("piece"))
+      .def("read", &read_file, py::arg("descriptor"), py::arg("offset"), py::arg("nbytes"),
+           py::arg("to"));
   module.def("sleep_while_waiting", &sleep_while_waiting);
   module.def("driver_version", [] { return version(&cudaDriverGetVersion); });
   module.def("runtime_version", [] { return version(&cudaRuntimeGetVersion); });
