@@ -235,7 +235,8 @@ def measured(options: argparse.Namespace, run: Run) -> dict[str, Any]:
 KEPT = (
     "schema", "kind", "command", "started", "environment", "settings", "workers", "threads", "hosts",
     "device_name", "decoder", "cores", "images", "errors", "input_bytes", "output_bytes", "shards", "retries",
-    "restarts", "planning_s", "working_s", "duration_s", "images_per_s", "peak_bytes_a_worker", "stages",
+    "restarts", "planning_s", "working_s", "duration_s", "images_per_s", "late_s", "cpu_s",
+    "peak_bytes_a_worker", "stages",
     "ceilings", "bound_by", "efficiency",
 )  # fmt: skip
 

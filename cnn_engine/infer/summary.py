@@ -99,6 +99,8 @@ class Summary:
             "planning_s": self.planning_s,
             "working_s": self.working_s,
             "images_per_s": rate,
+            "late_s": self.counts.late_s,
+            "cpu_s": self.counts.cpu_s,
             "peak_bytes_a_worker": self.counts.peak_bytes,
             "peak_bytes_of_the_command": memory.peak_bytes(),
             "stages": busy,
@@ -178,7 +180,8 @@ def facts(document: dict[str, Any]) -> list[tuple[str, str]]:
 def outcome(document: dict[str, Any]) -> list[tuple[str, str]]:
     """Returns the counts and rates, a line each."""
     shards, folder = document["shards"], document["folder"]
-    rate = document["images_per_s"]
+    rate, images = document["images_per_s"], document["images"]
+    cpu_s, working = document["cpu_s"], document["working_s"]
     rows = [
         ("Images", f"{units.count(document['images'])}, {units.count(document['errors'])} of them bad"),
         (
@@ -195,6 +198,11 @@ def outcome(document: dict[str, Any]) -> list[tuple[str, str]]:
         ("Planning, working", f"{units.seconds(document['planning_s'])}, "
                               f"{units.seconds(document['working_s'])}"),
         ("Throughput", "-" if rate is None else f"{units.number(rate)} images/s"),
+        (
+            "CPU time",
+            f"{units.seconds(cpu_s / images if images else None)} an image, "
+            f"{units.percent(cpu_s / (document['cores'] * working) if working else None)} of the CPUs",
+        ),
         (
             "Read, written",
             f"{units.size(document['input_bytes'])}, {units.size(document['output_bytes'])}",

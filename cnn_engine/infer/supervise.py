@@ -75,13 +75,21 @@ class SetAside:
 
 @dataclass
 class Counts:
-    """What all workers have done, those that ended included."""
+    """What all workers have done, those that ended included, until the last shard was.
+
+    Attributes:
+        peak_bytes: the largest resident size of one of them.
+        cpu_s: of all of them, from their first shards on.
+        late_s: how long there were shards before the last of them was ready.
+    """
 
     images: int = 0
     errors: int = 0
     restarts: int = 0
     retries: int = 0
     peak_bytes: int = 0
+    cpu_s: float = 0.0
+    late_s: float = 0.0
     stages: dict[str, dict[str, float]] = field(
         default_factory=lambda: {name: {"seconds": 0.0, "images": 0, "bytes": 0} for name in STAGES}
     )
@@ -124,6 +132,8 @@ class Supervisor:
         self._states: dict[int, _State] = {}
         self._hellos: dict[int, Event] = {}
         self._past: list[Event] = []  # the last counts of workers that ended
+        self._begin: float | None = None
+        self._counting = True
         self._failed_starts = 0
         self._attempt = 0
 
@@ -173,6 +183,7 @@ class Supervisor:
             InputError: no worker can be started.
         """
         self._folder, self._run, self._opening = folder, run, opening
+        self._begin = monotonic()
         self._shards = {shard.index: shard for shard in shards}
         self._waiting = deque(shard.index for shard in shards)
         self._suspects: deque[int] = (
@@ -194,6 +205,7 @@ class Supervisor:
             self._check_stalled()
             self._feed()
             tick(self)
+        self._counting = False
 
     def measure(self, stage: str, shards: list[Shard], seconds: float) -> list[Event]:
         """Has every worker measure ``stage`` alone, all at the same time; returns what each found.
@@ -256,6 +268,8 @@ class Supervisor:
                     f"has, found {event[key]}"
                 )
         self._hellos[worker] = event
+        if self._begin is not None:
+            self.counts.late_s = monotonic() - self._begin
         self._failed_starts = 0
         state = self._states[worker]
         state.ready, state.moved = True, monotonic()
@@ -271,7 +285,8 @@ class Supervisor:
         if before is None or before["stages"] != event["stages"]:
             state.moved = monotonic()
         state.beat = event
-        self._add_up()
+        if self._counting:
+            self._add_up()
 
     def _on_measured(self, worker: int, event: Event) -> None:
         self._states[worker].moved = monotonic()
@@ -385,6 +400,7 @@ class Supervisor:
         self.counts.images = sum(beat["images"] for beat in beats)
         self.counts.errors = sum(beat["errors"] for beat in beats)
         self.counts.peak_bytes = max(beat["peak_bytes"] for beat in beats)
+        self.counts.cpu_s = sum(beat["cpu_s"] for beat in beats)
         for name, stage in self.counts.stages.items():
             for key in stage:
                 stage[key] = sum(beat["stages"][name][key] for beat in beats)

@@ -15,6 +15,7 @@ import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from time import process_time
 from typing import Any
 
 import numpy as np
@@ -188,6 +189,7 @@ class Worker:
         self.pipeline = Pipeline(
             self.engine, self.decoder, self.settings, self._slots, self._computed, self._ended
         )
+        self._cpu_before = process_time()
         threading.Thread(target=self._beat, args=(threading.Event(),), daemon=True).start()
 
     def handle(self, message: Message) -> None:
@@ -236,6 +238,7 @@ class Worker:
             "errors": pipeline.errors,
             "stages": {name: vars(stage).copy() for name, stage in pipeline.stages.items()},
             "peak_bytes": memory.peak_bytes(),
+            "cpu_s": process_time() - self._cpu_before,
         }
 
     def _beat(self, never: threading.Event) -> None:
