@@ -47,7 +47,7 @@ class Run:
         images: arrays where there are so many that they are a multiple of :data:`ARRAY_IMAGES`, else JPEGs.
         gpus: that it may use, with :data:`CPUS_A_GPU` CPUs each.
         workers: a number or ``auto``.
-        shard: bytes of arrays in a shard, as ``--shard-size`` has them; ``auto`` leaves them to the rule.
+        shard: bytes of input in a shard, as ``--shard-size`` has them; ``auto`` leaves them to the rule.
     """
 
     images: int
@@ -192,20 +192,11 @@ def measured(options: argparse.Namespace, run: Run) -> dict[str, Any]:
         sys.executable, "-m", "cnn_engine.infer", str(folder_of(options.data, run)), "--device",
         options.device, "--workers", run.workers, "--quiet",
     ]  # fmt: skip
-    if run.arrays:
-        words += [] if run.shard == "auto" else ["--shard-size", run.shard]
-    else:
+    if run.shard != "auto":
+        words += ["--shard-size", run.shard]
+    if not run.arrays:
         model = str(options.data / "resnet50.onnx")
-        words += [
-            "--model",
-            model,
-            "--preprocess",
-            "imagenet",
-            "--top",
-            "5",
-            "--shard-size",
-            "32MiB",
-        ]
+        words += ["--model", model, "--preprocess", "imagenet", "--top", "5"]
     cpus = sorted(os.sched_getaffinity(0))[: run.gpus * CPUS_A_GPU]
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0,1").split(",")[: run.gpus]
     environment = dict(os.environ, CUDA_VISIBLE_DEVICES=",".join(visible))
@@ -246,8 +237,8 @@ def page(rows: list[dict[str, Any]]) -> str:
     lines = [
         "| input | GPUs | workers | images/s | of as many times one GPU | working, s | read | decode | "
         "copy | read and copy | compute | write | all on the CPUs | bound by | of its ceiling | "
-        "peak a worker, GB |",
-        "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|",
+        "CPU time an image, us | of the CPUs | peak a worker, GB |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     good = [row for row in rows if "error" not in row]
     alone = {
@@ -268,7 +259,9 @@ def page(rows: list[dict[str, Any]]) -> str:
             f"| {row['images']:,} {kind} | {row['gpus']} | {row['workers']} | "
             f"{units.number(row['images_per_s'])} | {share} | {row['working_s']:.1f} of "
             f"{row['duration_s']:.1f} | {ceilings} | {row['bound_by']} | "
-            f"{units.percent(row['efficiency'])} | {row['peak_bytes_a_worker'] / 1e9:.3f} |"
+            f"{units.percent(row['efficiency'])} | {1e6 * row['cpu_s'] / row['images']:.2f} | "
+            f"{units.percent(row['cpu_s'] / (row['cpus'] * row['working_s']))} | "
+            f"{row['peak_bytes_a_worker'] / 1e9:.3f} |"
         )
     return "\n".join(lines) + "\n"
 

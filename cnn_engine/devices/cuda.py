@@ -15,7 +15,7 @@ from . import Buffer, arrays, cuda_module
 
 #: Threads that read files for a GPU, and bytes of each of the two pieces that a thread has: few enough that
 #: they stay in the processor's caches.
-READERS, READ_PIECE = 8, 1 << 20
+READERS, READ_PIECE = 8, 4 << 20
 
 
 class CudaDevice:

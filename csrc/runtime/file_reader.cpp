@@ -38,6 +38,7 @@ FileReader::FileReader(int device, int threads, std::size_t piece)
   try {
     CUDA_CHECK(cudaHostAlloc(reinterpret_cast<void**>(&memory_), pieces_.size() * piece,
                              cudaHostAllocPortable));
+    CUDA_CHECK(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
     for (std::size_t i = 0; i < pieces_.size(); ++i) {
       pieces_[i].memory = memory_ + i * piece;
       CUDA_CHECK(cudaEventCreateWithFlags(&pieces_[i].copied,
@@ -64,6 +65,7 @@ void FileReader::release() {
   for (Piece& piece : pieces_) {
     if (piece.copied != nullptr) cudaEventDestroy(piece.copied);
   }
+  if (stream_ != nullptr) cudaStreamDestroy(stream_);
   cudaFreeHost(memory_);
 }
 
@@ -84,8 +86,6 @@ std::size_t FileReader::read(int descriptor, off_t offset, std::size_t nbytes, v
 
 void FileReader::serve(Piece* pieces) {
   cudaSetDevice(device_);  // what fails here fails again below, where it is told
-  cudaStream_t stream = nullptr;
-  cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
   int turn = 0;
   std::unique_lock<std::mutex> lock(mutex_);
   for (;;) {
@@ -109,18 +109,15 @@ void FileReader::serve(Piece* pieces) {
     Piece& piece = pieces[turn];
     turn = 1 - turn;
     settle(piece);
-    fill(read, begin, size, piece, stream);
+    fill(read, begin, size, piece);
     // What was copied meanwhile is told now, not when its memory is wanted again.
     Piece& other = pieces[turn];
     if (other.read != nullptr && cudaEventQuery(other.copied) == cudaSuccess) settle(other);
     lock.lock();
   }
-  lock.unlock();
-  cudaStreamDestroy(stream);
 }
 
-void FileReader::fill(Read& read, std::size_t begin, std::size_t size, Piece& piece,
-                      cudaStream_t stream) {
+void FileReader::fill(Read& read, std::size_t begin, std::size_t size, Piece& piece) {
   std::size_t done = 0;
   int error = 0;
   while (done < size) {
@@ -133,8 +130,8 @@ void FileReader::fill(Read& read, std::size_t begin, std::size_t size, Piece& pi
   }
   cudaError_t failed = cudaSuccess;
   if (read.to != nullptr && done > 0) {
-    failed = cudaMemcpyAsync(read.to + begin, piece.memory, done, cudaMemcpyHostToDevice, stream);
-    if (failed == cudaSuccess) failed = cudaEventRecord(piece.copied, stream);
+    failed = cudaMemcpyAsync(read.to + begin, piece.memory, done, cudaMemcpyHostToDevice, stream_);
+    if (failed == cudaSuccess) failed = cudaEventRecord(piece.copied, stream_);
     if (failed == cudaSuccess) piece.read = &read;
   }
   if (piece.read != nullptr && done == size) return;
