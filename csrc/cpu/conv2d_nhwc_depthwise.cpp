@@ -60,6 +60,11 @@ CNN_ENGINE_INLINE void depthwise_one(const DepthwiseRow& d, int at, int c) {
   finish_depthwise<W>(d, sum, at, c);
 }
 
+// Outputs [first, first + count) of one channel.
+[[gnu::noinline]] void depthwise_ones(const DepthwiseRow& d, int first, int count, int c) {
+  for (int t = 0; t < count; ++t) depthwise_one<1>(d, first + t, c);
+}
+
 // Outputs [first, first + T) of all channels; where these are fewer than a vector, one by one.
 template <int T, int S, int Stride, typename From>
 CNN_ENGINE_INLINE void depthwise_channels(const DepthwiseRow& d, int first, const From& from) {
@@ -68,7 +73,7 @@ CNN_ENGINE_INLINE void depthwise_channels(const DepthwiseRow& d, int first, cons
     if constexpr (W > 1) {
       depthwise_block<W, T, S, Stride>(d, first, c, from);
     } else {
-      for (int t = 0; t < T; ++t) depthwise_one<W>(d, first + t, c);
+      depthwise_ones(d, first, T, c);
     }
   });
 }
