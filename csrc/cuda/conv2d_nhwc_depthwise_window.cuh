@@ -18,6 +18,9 @@ template <typename T, int Side, int Stride, int Width, bool Ahead>
 __global__ void __launch_bounds__(kDepthwiseThreads)
     conv2d_nhwc_depthwise_kernel(const __grid_constant__ Depthwise<T> d,
                                  const __grid_constant__ Conv2dShape p) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+  if constexpr (Ahead) return;  // there is nothing to wait for: never launched
+#endif
   using Raw = Neighbours<T, Width>;
   constexpr int kWords = (Width * static_cast<int>(sizeof(T)) + 3) / 4;  // of a run
   constexpr bool kHoldsWeights = Side > 0 && Side * Side * kWords <= kMostWindow;
