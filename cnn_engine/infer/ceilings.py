@@ -21,9 +21,6 @@ from .readers import Chunk
 from .shards import Shard, pieces_of
 from .slots import DeviceSlot, Slot
 
-#: Bytes that are copied at a time where nothing is read into memory of the host.
-COPY_BYTES = 16 << 20
-
 STAGES = ("read", "decode", "copy", "compute", "write")
 
 #: Stages at once, as in a run, since they share the machine's memory.
@@ -196,9 +193,7 @@ def _copy(engine, decoder, settings, slots, shards, seconds, attempt):
     if engine.device.kind != "cuda":
         return _timed(iter(()), seconds)
     if isinstance(slots[0], DeviceSlot):
-        dtype = _dtype(shards)
-        some = max(COPY_BYTES // slots[0].images(dtype).image_bytes, 1)
-        sample = [engine.empty_images(some, dtype) for _ in slots]
+        sample = [engine.empty_images(settings.batch, _dtype(shards))]
     else:
         sample = list(map(_images, _decoded(decoder, settings, slots, shards)))
     with engine.device.context:
