@@ -147,6 +147,36 @@ def test_every_tile_and_split_is_exact(rng, case, operands):
 
 
 @pytest.mark.parametrize("operands", HALVES)
+@pytest.mark.parametrize(
+    "case",
+    [
+        (1, 72, 9, 112, 200, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 1),
+        (2, 200, 5, 56, 72, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 1),
+        (3, 64, 4, 111, 64, (3, 3), (1, 1), (2, 0, 1, 3), (1, 1), 1),
+        (1, 8, 3, 223, 136, (3, 3), (1, 1), (0, 3, 0, 0), (1, 1), 1),
+    ],
+    ids=ids,
+)
+def test_tiles_that_are_rows_are_exact(rng, case, operands):
+    """The rows of an image, in parts of 56 or 112 places, are tiles of several ranks, each tile of one."""
+    x, weight, bias = whole_numbers(rng, case)
+    wanted = halves.rounded(np.maximum(record(case).reference(x, weight, bias), 0), operands)
+    for rank in range(40):
+        found = product(
+            case,
+            operands,
+            x,
+            weight,
+            bias,
+            activation=RELU,
+            rank=rank,
+            more=(8, 16),
+            holds=rank % 2 > 0,
+        )
+        assert np.array_equal(found, wanted), rank
+
+
+@pytest.mark.parametrize("operands", HALVES)
 def test_blocks_that_stay_take_one_tile_after_another(rng, operands):
     """Of two steps, so that stages and slots are used again; few enough for racecheck."""
     case = (1, 128, 230, 224, 64, (1, 1), (1, 1), (0, 0, 0, 0), (1, 1), 1)

@@ -95,6 +95,14 @@ constexpr StayingCost kTf32StayingCosts[] = {
 static_assert(sizeof(kStayingCosts) / sizeof(kStayingCosts[0]) == kStayingTiles);
 static_assert(sizeof(kTf32StayingCosts) == sizeof(kStayingCosts));
 
+// Of tiles that are parts of rows, fitted to launches of six: a step of each block of a
+// multiprocessor.
+struct RowsCost {
+  double tile, step;
+};
+constexpr RowsCost kRowsCosts[] = {{2.00, 0.092}, {2.64, 0.145}, {3.32, 0.254}};
+static_assert(sizeof(kRowsCosts) / sizeof(kRowsCosts[0]) == kRowsTiles);
+
 const Costs& costs_of(Conv2dOperands operands) {
   if (operands == Conv2dOperands::float32) return kSplitCosts;
   return operands == Conv2dOperands::tf32 ? kTf32Costs : kCosts;
@@ -124,7 +132,8 @@ bool runs_on(int device) {
 
 Choice choose(const Product& p, Conv2dOperands operands, int multiprocessors, int rank) {
   const Costs& costs = costs_of(operands);
-  Rated<Choice, kTiles * 4 + kStayingTiles> found;  // a tile with 1, 2, 4 and 8 blocks for its sums
+  // A tile with 1, 2, 4 and 8 blocks for its sums.
+  Rated<Choice, kTiles * 4 + kStayingTiles + kRowsTiles> found;
   for (int tile = 0; tile < costs.shapes.count; ++tile) {
     const TileShape& shape = costs.shapes.at[tile];
     if (p.has_prologue() && !shape.prologue) continue;
@@ -158,7 +167,7 @@ Choice choose(const Product& p, Conv2dOperands operands, int multiprocessors, in
       const double end =
           own / 8 * std::max(costs.eight * rounds, costs.shared * shape.groups * blocks);
       found.add(costs.launch + sent * rounds + sums + end,
-                {false, tile, split, stages, multiprocessors});
+                {Form::one_tile, tile, split, stages, multiprocessors});
     }
   }
   for (int tile = 0; tile < kStayingTiles && p.may_stay; ++tile) {
@@ -169,7 +178,17 @@ Choice choose(const Product& p, Conv2dOperands operands, int multiprocessors, in
     if (tiles <= multiprocessors) continue;
     const double rounds = std::ceil(tiles / (multiprocessors * shape.blocks));
     found.add(kStayingLaunch + rounds * (cost.tile + std::max(p.steps * cost.step, cost.end)),
-              {true, tile, 1, 0, multiprocessors});
+              {Form::staying, tile, 1, 0, multiprocessors});
+  }
+  for (int tile = 0; tile < kRowsTiles && p.in_rows; ++tile) {
+    const RowsShape& shape = kRows[tile];
+    const double tiles =
+        double{1} * (p.rows / shape.columns) * divided(p.filters, shape.groups * kFilters);
+    const double blocks = std::ceil(tiles / multiprocessors);
+    // Where they take turns, blocks that stay are faster.
+    if (p.out_w % shape.columns != 0 || blocks > shape.blocks) continue;
+    found.add(kRowsCosts[tile].tile + p.steps * kRowsCosts[tile].step * blocks,
+              {Form::rows, tile, 1, 0, multiprocessors});
   }
   return found.at(rank);
 }
@@ -289,6 +308,8 @@ void conv2d_nhwc_wgmma(const void* input, const void* packed, const float* bias,
     p.may_stay =
         (all_rounded || operands == Conv2dOperands::tf32) && in_tiles && !p.has_prologue() &&
         (is_clamp || activation == UnaryFunction::hard_swish || activation == UnaryFunction::swish);
+    p.in_rows = p.in_fragments && !residual && shape.r == 3 && shape.s == 3 &&
+                shape.stride_h * shape.stride_w * shape.dilation_h * shape.dilation_w == 1;
     const wgmma::Choice choice = wgmma::choose(p, operands, multiprocessors, rank);
     wgmma::with_type(operands, [&](auto* type) {
       wgmma::launch_product<std::remove_pointer_t<decltype(type)>>(x, p, choice, stream);

@@ -27,6 +27,7 @@
 #include "cuda/conv2d_nhwc_wgmma_end.cuh"
 #include "cuda/conv2d_nhwc_wgmma_map.h"
 #include "cuda/conv2d_nhwc_wgmma_product.h"
+#include "cuda/conv2d_nhwc_wgmma_rows.cuh"
 #include "cuda/conv2d_nhwc_wgmma_split.cuh"
 #include "cuda/conv2d_nhwc_wgmma_staying.cuh"
 #include "cuda/launch.cuh"
@@ -377,9 +378,11 @@ __global__ void __launch_bounds__(TileOf<T, Groups, Columns>::kThreads,
     }
     wait_for_products<0>();
   }
-  if (p.ahead > 0) wait();
+  const auto ready = [&] {
+    if (p.ahead > 0) wait();
+    if (p.residual_rows > 0) wait_for_phase(residual_is_here, 0);
+  };
   // What is made: rounded, [own places][kMadePitch], or sums, [own places][kPitch].
-  if (p.residual_rows > 0) wait_for_phase(residual_is_here, 0);
   const std::uint32_t made = ring + p.at.made;
   const std::uint32_t tiles_to =
       made + row_of_tiles(thread) * At::kMadePitch + warp * 32 + piece_of_tiles(thread) * 16;
@@ -408,7 +411,7 @@ __global__ void __launch_bounds__(TileOf<T, Groups, Columns>::kThreads,
   };
   const auto add_up = [&](auto split) {
     add_up_in_cluster<split, Columns, kThreads>(reinterpret_cast<float4*>(memory), sums, rank,
-                                                received, all_received, thread,
+                                                received, all_received, thread, ready,
                                                 [&](int eight, const float (&sum)[4]) {
                                                   if (!in_fragments) return keep_sums(eight, sum);
                                                   std::uint32_t tiles[2];
@@ -418,6 +421,7 @@ __global__ void __launch_bounds__(TileOf<T, Groups, Columns>::kThreads,
   };
   if (p.split == 1) {
     named_barrier<kThreads>(1);  // no one multiplies what lies in the ring
+    ready();
     constexpr int kEights = Columns / 8, kAtOnce = 4;
 #pragma unroll
     for (int first = 0; first < kEights; first += kAtOnce) {
@@ -557,7 +561,10 @@ void launch_tiles(const Images& images, const Product& p, const Choice& choice, 
 template <typename T>
 void launch_product(const Images& images, const Product& p, const Choice& choice, Stream stream) {
   if constexpr (!std::is_same_v<T, float>) {
-    if (choice.stays) return launch_staying<T>(images, p, choice, stream);
+    if (choice.form == Form::staying) return launch_staying<T>(images, p, choice, stream);
+  }
+  if constexpr (sizeof(T) == 2) {
+    if (choice.form == Form::rows) return launch_rows<T>(images, p, choice, stream);
   }
   if (p.has_prologue()) return launch_tiles<T, true>(images, p, choice, stream);
   launch_tiles<T, false>(images, p, choice, stream);

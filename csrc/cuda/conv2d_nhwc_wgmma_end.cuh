@@ -23,11 +23,11 @@ __device__ inline void store_sums(float* to, const float (&sums)[4]) {
 // Adds up what the `Split` blocks of a cluster hold of a tile. Every Split-th eight of the places
 // is one block's: block b sends it what its threads hold, [(b ^ owner) - 1][eight][thread][4], and
 // it adds that in this order to its own, which lies in `own` meanwhile, and calls keep(eight,
-// sums).
-template <int Split, int Columns, int Threads, typename Keep>
+// sums). What else that needs is waited for by ready(), when all is sent.
+template <int Split, int Columns, int Threads, typename Ready, typename Keep>
 __device__ inline void add_up_in_cluster(float4* own, const float (&sums)[Columns / 2], int rank,
                                          std::uint32_t received, std::uint32_t all_received,
-                                         unsigned thread, const Keep& keep) {
+                                         unsigned thread, const Ready& ready, const Keep& keep) {
   constexpr int kEights = Columns / 8, kOwn = (kEights + Split - 1) / Split;
   constexpr int kEightBytes = Threads * 16, kBlockBytes = kOwn * kEightBytes;
   received += thread * 16;
@@ -47,6 +47,7 @@ __device__ inline void add_up_in_cluster(float4* own, const float (&sums)[Column
     own[j / Split * Threads + thread] = {sums[4 * j], sums[4 * j + 1], sums[4 * j + 2],
                                          sums[4 * j + 3]};
   }
+  ready();
   if (rank >= kEights) return;
   wait_for_cluster_phase(all_received, 0);
 #pragma unroll 1

@@ -67,6 +67,7 @@ struct Product {
   int residual_rows;  // that a block copies to shared memory with the copy engine; 0: none
   bool in_fragments;  // the end is computed as products are held: a clamp between low and high
   bool may_stay;      // blocks may stay, whose end is always computed so
+  bool in_rows;       // tiles may be parts of the image's rows, whose end is so too
   float low, high;
   // In shared memory, of what the block has made, in the ring's place, and behind the ring of the
   // residual, as the copy engine brings it, what the cluster's other blocks send, and the barriers.
@@ -129,6 +130,13 @@ struct StayingShape {
 constexpr StayingShape kStaying[] = {{1, 64, 3, 3, 2}, {1, 128, 2, 3, 2}, {2, 128, 1, 5, 2}};
 constexpr int kStayingTiles = sizeof(kStaying) / sizeof(kStaying[0]);
 
+// Tiles that are parts of the image's rows, and how many blocks a multiprocessor has.
+struct RowsShape {
+  int groups, columns, blocks;
+};
+constexpr RowsShape kRows[] = {{1, 56, 2}, {2, 56, 1}, {2, 112, 1}};
+constexpr int kRowsTiles = sizeof(kRows) / sizeof(kRows[0]);
+
 // Places of a tile that a block of a cluster adds up, in eights, and what others send it for that.
 constexpr int own_rows(int columns, int split) { return (columns / 8 + split - 1) / split * 8; }
 constexpr int received_bytes(int groups, int columns, int split) {
@@ -137,9 +145,11 @@ constexpr int received_bytes(int groups, int columns, int split) {
 
 constexpr int log2_of(int power) { return power > 1 ? 1 + log2_of(power / 2) : 0; }
 
+enum class Form { one_tile, staying, rows };
+
 struct Choice {
-  bool stays;
-  int tile;    // of kShapesOf, or of kStaying
+  Form form;
+  int tile;    // of kShapesOf, kStaying or kRows
   int split;   // blocks that share a tile's steps
   int stages;  // that a block has room for
   int multiprocessors;

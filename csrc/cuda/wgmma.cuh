@@ -237,6 +237,16 @@ __device__ inline void copy_taps(std::uint32_t to, const CUtensorMap* map, int c
       : "memory");
 }
 
+// A box of images [n, h, w, c] from that place on, which may be beyond the image.
+__device__ inline void copy_box(std::uint32_t to, const CUtensorMap* map, int c, int w, int h,
+                                int n, std::uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], "
+      "[%1, {%2, %3, %4, %5}], [%6];" ::"r"(to),
+      "l"(map), "r"(c), "r"(w), "r"(h), "r"(n), "r"(barrier)
+      : "memory");
+}
+
 // ---- tensor copies from shared memory, which a thread waits for ----
 
 __device__ inline void store_tile(const CUtensorMap* map, std::uint32_t from, int column, int row) {

@@ -1,0 +1,201 @@
+// conv2d_nhwc_wgmma of 3x3 windows one place apart, where tiles are parts of the image's rows: of
+// clamped results that are stored as what is multiplied (Product's in_rows).
+//
+// All nine taps of 128 bytes of channels read what is copied once: the three rows of the image that
+// a tile's windows reach, [3][places + 2], which a tap's matrix is from another place on. Pieces of
+// 16 bytes are exchanged by where they lie in shared memory, wherever a matrix begins (wgmma.cuh).
+// So a step copies weights alone. Sums are made channels by channels, tap by tap.
+#pragma once
+
+#include <algorithm>
+
+#include "cuda/conv2d_nhwc_wgmma_end.cuh"
+#include "cuda/conv2d_nhwc_wgmma_map.h"
+#include "cuda/conv2d_nhwc_wgmma_product.h"
+#include "cuda/launch.cuh"
+#include "cuda/mma.cuh"
+#include "cuda/wgmma.cuh"
+
+namespace cnn_engine::cuda {
+
+namespace wgmma {
+
+// Where things lie in the shared memory of a block: rows of the image, weights, barriers; what is
+// made in the place of the first two.
+template <int Groups, int Columns, int Blocks>
+struct RowsTile {
+  static constexpr int kPlaces = Columns + 2;  // of a row that windows reach
+  static constexpr int kImageBytes = (3 * kPlaces * kRowBytes + 1023) / 1024 * 1024;
+  static constexpr int kWeightBytes = Groups * kFilters * kRowBytes;
+  static constexpr int kRoom = 224 / Blocks * 1024 - 2 * kImageBytes - 1024;
+  static constexpr int kStages = std::min(9, kRoom / kWeightBytes);
+  static constexpr int kMadePitch = Groups * kFilters * 2 + 16;
+  static constexpr int kRing = 2 * kImageBytes, kBarriers = kRing + kStages * kWeightBytes;
+  static constexpr int kBytes = kBarriers + 16 * (kStages + 2);
+  static_assert(Columns * kMadePitch <= kBarriers);
+};
+
+template <typename T, int Groups, int Columns, int Blocks>
+__global__ void __launch_bounds__(128 * Groups + 64, Blocks)
+    conv2d_nhwc_wgmma_rows_kernel(const __grid_constant__ CUtensorMap images,
+                                  const __grid_constant__ Product p) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  using At = RowsTile<Groups, Columns, Blocks>;
+  constexpr int kTileFilters = Groups * kFilters, kThreads = 128 * Groups;  // that multiply
+  constexpr int kUnitBytes = kFilters * kRowBytes;
+  extern __shared__ __align__(1024) char memory[];
+  const std::uint32_t rows = shared_address(memory), ring = rows + At::kRing;
+  const std::uint32_t full = rows + At::kBarriers, empty = full + 8 * At::kStages;
+  const std::uint32_t there = empty + 8 * At::kStages, read = there + 16;  // of rows of the image
+
+  if (!p.holds) let_successors_start();
+  const int thread = threadIdx.x, warp = same_in_warp(thread / 32);
+  const int parts = p.out_w / Columns, line = static_cast<int>(blockIdx.x) / parts;
+  const int w = (static_cast<int>(blockIdx.x) - line * parts) * Columns;
+  const int image = line / p.out_h, h = line - image * p.out_h;
+  const int first_filter = static_cast<int>(blockIdx.y) * kTileFilters;
+  const int units = min(Groups, (p.filters - first_filter + kFilters - 1) / kFilters);
+
+  if (thread == kThreads) {
+    prefetch_map(&images);
+    for (int stage = 0; stage < At::kStages; ++stage) {
+      init_phases(full + 8 * stage, 1);
+      init_phases(empty + 8 * stage, Groups);
+    }
+    for (int i = 0; i < 2; ++i) {
+      init_phases(there + 8 * i, 1);
+      init_phases(read + 8 * i, Groups);
+    }
+    publish_barriers();
+  }
+  __syncthreads();
+
+  if (warp == kThreads / 32) {  // asks for weights
+    const bool leads = leads_warp();
+    const std::int64_t unit_bytes = static_cast<std::int64_t>(p.steps) * kUnitBytes;
+    const char* const weights = p.packed + first_filter / kFilters * unit_bytes;
+    int stage = 0, parity = 1;
+#pragma unroll 1
+    for (int chunk = 0; chunk < p.chunks; ++chunk) {
+#pragma unroll 1
+      for (int step = chunk; step < p.steps; step += p.chunks) {  // a tap's
+        const std::uint32_t to = ring + stage * At::kWeightBytes, barrier = full + 8 * stage;
+        const char* const from = weights + static_cast<std::int64_t>(step) * kUnitBytes;
+        wait_for_phase(empty + 8 * stage, parity);
+        if (leads) {
+          expect_bytes(barrier, units * kUnitBytes);
+          copy_bulk(to, from, kUnitBytes, barrier);
+          if (Groups > 1 && units > 1) {
+            copy_bulk(to + kUnitBytes, from + unit_bytes, kUnitBytes, barrier);
+          }
+        }
+        if (++stage == At::kStages) {
+          stage = 0;
+          parity ^= 1;
+        }
+      }
+    }
+    return;
+  }
+  if (warp == kThreads / 32 + 1) {  // asks for rows of the image
+    const bool leads = leads_warp();
+    constexpr int kChannels = kRowBytes / static_cast<int>(sizeof(T));
+    if ((image | h) < 0) return;  // never: but so all of it is divided before the wait
+    wait_for_inputs();
+    if (p.holds) let_successors_start();
+#pragma unroll 1
+    for (int chunk = 0; chunk < p.chunks; ++chunk) {
+      const int at = chunk % 2;
+      wait_for_phase(read + 8 * at, chunk / 2 % 2 ^ 1);
+      if (leads) {
+        expect_bytes(there + 8 * at, 3 * At::kPlaces * kRowBytes);
+        copy_box(rows + at * At::kImageBytes, &images, chunk * kChannels, w - p.pad_left,
+                 h - p.pad_top, image, there + 8 * at);
+      }
+    }
+    return;
+  }
+
+  float bias[2];  // of the rows of D that a thread has
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int filter = first_filter + warp * 16 + thread % 32 / 4 + 8 * i;
+    bias[i] = p.bias && filter < p.filters ? p.bias[filter] : 0.0f;
+  }
+  wait_for_inputs();  // of what this kernel overwrites, others may read
+  float sums[Columns / 2] = {};
+  const std::uint64_t weights = matrix_at(ring + warp / 4 * kUnitBytes);
+  int stage = 0, parity = 0, before = 0;
+#pragma unroll 1
+  for (int chunk = 0; chunk < p.chunks; ++chunk) {
+    const int at = chunk % 2;
+    const std::uint32_t of_chunk = rows + at * At::kImageBytes;
+    wait_for_phase(there + 8 * at, chunk / 2 % 2);
+#pragma unroll 1
+    for (int r = 0; r < 3; ++r) {
+#pragma unroll
+      for (int s = 0; s < 3; ++s) {
+        wait_for_phase(full + 8 * stage, parity);
+        multiply_rows<T, Columns>(sums, weights + stage * (At::kWeightBytes >> 4),
+                                  matrix_at(of_chunk + (r * At::kPlaces + s) * kRowBytes));
+        commit_products();
+        wait_for_products<1>();  // those of the step before
+        if (chunk + r + s > 0 && thread % 128 == 0) {
+          arrive(empty + 8 * before);
+          if (r + s == 0) arrive(read + 8 * (at ^ 1));
+        }
+        before = stage;
+        if (++stage == At::kStages) {
+          stage = 0;
+          parity ^= 1;
+        }
+      }
+    }
+  }
+  wait_for_products<0>();
+
+  named_barrier<kThreads>(1);  // no one multiplies what lies where it is made
+  const std::uint32_t to =
+      rows + row_of_tiles(thread) * At::kMadePitch + warp * 32 + piece_of_tiles(thread) * 16;
+  bool past = false;
+#pragma unroll
+  for (int j = 0; j < Columns / 8; ++j) {
+    const float sum[4] = {sums[4 * j], sums[4 * j + 1], sums[4 * j + 2], sums[4 * j + 3]};
+    past |= end_in_fragments<T>(Clamp{p.low, p.high}, sum, bias, {}, Columns,
+                                to + j * 8 * At::kMadePitch);
+  }
+  if (past && warp / 4 < units) tell(p.overflow);  // filters beyond the last have no weights
+  named_barrier<kThreads>(1);
+
+  constexpr int kWidth = 16 / sizeof(T), kPieces = kTileFilters / kWidth;
+  const int filter = first_filter + thread % kPieces * kWidth;
+  if (filter >= p.filters) return;
+  const std::int64_t first = static_cast<std::int64_t>(line) * p.out_w + w;
+#pragma unroll 4
+  for (int row = thread / kPieces; row < Columns; row += kThreads / kPieces) {
+    *reinterpret_cast<float4*>(static_cast<T*>(p.y) + (first + row) * p.y_pitch + filter) =
+        load_float4(rows + row * At::kMadePitch + thread % kPieces * 16);
+  }
+#endif
+}
+
+template <typename T, int Tile = 0>
+void launch_rows(const Images& images, const Product& p, const Choice& choice, Stream stream) {
+  if constexpr (Tile < kRowsTiles) {
+    if (choice.tile != Tile) return launch_rows<T, Tile + 1>(images, p, choice, stream);
+    constexpr RowsShape kShape = kRows[Tile];
+    using At = RowsTile<kShape.groups, kShape.columns, kShape.blocks>;
+    constexpr int kTileFilters = kShape.groups * kFilters;
+    const auto kernel =
+        conv2d_nhwc_wgmma_rows_kernel<T, kShape.groups, kShape.columns, kShape.blocks>;
+    CUDA_CHECK(
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, At::kBytes));
+    const dim3 grid(p.rows / kShape.columns, (p.filters + kTileFilters - 1) / kTileFilters);
+    launch("conv2d_nhwc_wgmma_rows_kernel", kernel, grid, dim3(128 * kShape.groups + 64),
+           At::kBytes, stream, 1,
+           map_of_boxes<T>(images.x, images.shape, images.pitch, 3, At::kPlaces), p);
+  }
+}
+
+}  // namespace wgmma
+}  // namespace cnn_engine::cuda
