@@ -131,17 +131,6 @@ inline void write_phase_row(const float* image, const Conv2dShape& p, const Phas
   }
 }
 
-// Keeps a value in its register: the compiler would read it from memory at every use, and what
-// bounds the loop below is what it reads.
-template <typename V>
-CNN_ENGINE_INLINE void keep(V& value) {
-#if defined(__AVX512F__)
-  asm("" : "+v"(value));
-#else
-  static_cast<void>(value);
-#endif
-}
-
 // A row of outputs.
 struct PhaseOutput {
   float* y;

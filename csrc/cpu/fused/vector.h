@@ -57,6 +57,17 @@ CNN_ENGINE_INLINE Vec<W> splat(float value) {
   return value - Vec<W>{};
 }
 
+// Keeps a value in its register: the compiler would read it from memory at every use, which counts
+// where what a loop reads bounds it.
+template <typename V>
+CNN_ENGINE_INLINE void keep(V& value) {
+#if defined(__AVX512F__)
+  asm("" : "+v"(value));
+#else
+  static_cast<void>(value);
+#endif
+}
+
 template <typename V>
 CNN_ENGINE_INLINE V maximum(V a, V b) {
   return a > b ? a : b;

@@ -114,11 +114,21 @@ template <int MH, int MW, int R, int W, bool pool>
   }
 }
 
-template <int MH, int MW, int R, int W, bool pool>
+// Channels in wide vectors, and what is left in narrow ones: body(width, first channel).
+template <typename Body>
+CNN_ENGINE_INLINE void for_vectors(int pitch, const Body& body) {
+  int c = 0;
+  for (; c + kWide <= pitch; c += kWide) body(std::integral_constant<int, kWide>(), c);
+  if (kNarrow == kWide) return;
+  for (; c < pitch; c += kNarrow) body(std::integral_constant<int, kNarrow>(), c);
+}
+
+template <int MH, int MW, int R, bool pool>
 void transform_output(const ConvStep& s, const float* m, float* out, int tile_row) {
   constexpr int AH = MH + R - 1, AW = MW + R - 1;
   for (int t = 0; t < s.tiles_x; ++t) {
-    for (int k = 0; k < s.k_pitch; k += W) {
+    for_vectors(s.k_pitch, [&](auto lanes, int k) __attribute__((always_inline)) {
+      constexpr int W = decltype(lanes)::value;
       const float* from = m + std::size_t(t) * s.k_pitch + k;
       Vec<W> half[MH][AW];
 #pragma GCC unroll 8
@@ -131,7 +141,7 @@ void transform_output(const ConvStep& s, const float* m, float* out, int tile_ro
         for (int i = 0; i < MH; ++i) half[i][j] = o[i];
       }
       finish_tile<MH, MW, R, W, pool>(s, half, out, tile_row, t, k);
-    }
+    });
   }
 }
 
@@ -249,9 +259,9 @@ void run(const ConvStep& s, const float* in, float* out, float* scratch, int beg
     for (int r = 0; r < rows; ++r) {
       const float* from = m + std::size_t(r) * s.tiles_x * s.k_pitch;
       if (s.pool) {
-        transform_output<MH, MW, R, W, true>(s, from, out, row + r);
+        transform_output<MH, MW, R, true>(s, from, out, row + r);
       } else {
-        transform_output<MH, MW, R, W, false>(s, from, out, row + r);
+        transform_output<MH, MW, R, false>(s, from, out, row + r);
       }
     }
   }
