@@ -38,7 +38,7 @@ def planned(graph: Graph, dtype: str = "float16"):
         program = engine._plans.open()
         placed = program.placed(1, False)
         memory = plan_memory(placed, program.device_of, 1)
-        return placed.graph, memory, ahead.plan(placed, memory, program.device_of)
+        return placed.graph, memory, ahead.plan(placed, memory, program.prepared)
 
 
 def dense(layers: int = 4, width: int = 64) -> Graph:

@@ -14,6 +14,7 @@ from typing import Any
 
 from ..graph.graph import Graph, Node
 from . import kernels
+from .kernels import Kernel
 from .memory import MemoryPlan
 from .placement import Placed
 
@@ -26,14 +27,21 @@ class Ahead:
     holders: frozenset[str]
 
 
-def plan(placed: Placed, planned: MemoryPlan, device_of: Callable[[str], Any]) -> Ahead:
-    """Returns which kernels hold, so that those behind them read as early as can be."""
+def plan(
+    placed: Placed, planned: MemoryPlan, prepared: Callable[[Graph, Node, Kernel], Any]
+) -> Ahead:
+    """Returns which kernels hold, so that those behind them read as early as can be.
+
+    Args:
+        prepared: returns what a kernel made of a node's constants.
+    """
     graph, places = placed.graph, placed.graph.places
     able = [
         places[node.name]
         for node in graph.nodes
         if (kernel := placed.kernels.get(node.name)) is not None
-        and kernel.reads_ahead(node, graph, device_of(kernel.device))
+        and kernel.reads_ahead is not None
+        and kernel.reads_ahead(prepared(graph, node, kernel))
     ]
     parts = _Parts(graph, planned)
     known: dict[str, int] = {}

@@ -159,7 +159,7 @@ class Builder:
         self.last: list[Step] = []
         for name, called in zip(graph.outputs, placed.outputs, strict=True):
             self.slots[name] = called if called not in names else f"{called} (output)"
-        self.ahead = ahead.plan(placed, planned, program.device_of)
+        self.ahead = ahead.plan(placed, planned, program.prepared)
         #: Values that lie in page-locked memory, of which nothing is read on the device -> their addresses.
         self.away = {
             node.inputs[0]: self._page_locked(graph.values[node.inputs[0]].nbytes)

@@ -129,8 +129,8 @@ def _pack(node: Node, graph: Graph, device: Any) -> _Weights:
     return _Weights(packed.address, packed.nbytes, packed.owner, function)
 
 
-def _reads_ahead(node: Node, graph: Graph, device: Any) -> bool:
-    return _function(node, graph, device) == "conv2d_nhwc_wgmma"
+def _reads_ahead(prepared: _Weights) -> bool:
+    return prepared.function == "conv2d_nhwc_wgmma"
 
 
 def _shows(prepared: _Weights) -> str:

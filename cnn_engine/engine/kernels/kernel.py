@@ -116,10 +116,6 @@ def _no_forms(node: Node, graph: Graph, device: Any) -> Sequence[Kernel]:
     return ()
 
 
-def _not_ahead(node: Node, graph: Graph, device: Any) -> bool:
-    return False
-
-
 def _no_bytes(node: Node, graph: Graph, device: Any, threads: int) -> int:
     return 0
 
@@ -145,7 +141,8 @@ class Kernel:
         stores: returns the inputs, and None for the outputs, that may lie in memory in 16 bits where the
             operator has them as float32: see Value.stored.
         alike: whether those lie in memory in the same type.
-        reads_ahead: returns whether it heeds what a call says is known, and whether it holds: see Call.
+        reads_ahead: returns, of what ``prepare`` returned, whether it heeds what a call says is known, and
+            whether it holds: see Call. None: never.
         reduction: None, or whether this is the form in which several lanes share one output's sum.
         rewrite: returns the nodes that stand for a node before this kernel runs it, or None as it stands.
         prepare: returns what is made once for a node from its constants (packed weights, say) and kept for
@@ -176,7 +173,7 @@ class Kernel:
     pitched: Container[int | None] = ()
     stores: Callable[[Node, Graph], Container[int | None]] = _no_places
     alike: bool = False
-    reads_ahead: Callable[[Node, Graph, Any], bool] = _not_ahead
+    reads_ahead: Callable[[Any], bool] | None = None
     reduction: bool | None = None
     rewrite: Callable[[Node, Graph], Sequence[Node] | None] = _never
     prepare: Callable[[Node, Graph, Any], Any] | None = None
