@@ -28,6 +28,9 @@ case "${1:-}" in
 esac
 $compiler "${flags[@]}" "${runtime[@]}" tests/native/pool_test.cpp "${link[@]}" -pthread -o "$build/pool_test"
 "${run[@]}" "$build/pool_test"
+$compiler "${flags[@]}" -Itests/native/cuda_stand_in csrc/runtime/file_reader.cpp tests/native/file_reader_test.cpp \
+  "${link[@]}" -pthread -o "$build/file_reader_test"
+"${run[@]}" "$build/file_reader_test"
 compile() {  # FLAGS NAME SOURCE: one command, on a line
   echo "$compiler ${flags[*]} $1 -c $3 -o $build/$2-$(basename "$3").o"
 }
