@@ -92,11 +92,40 @@ void dot(const LinearStep& s, const float* in, std::size_t in_stride, float* out
   }
 }
 
+// The same for many images, a quarter after the other, so that weights are read once for all.
+template <int W, int B, int T>
+void dot_many(const LinearStep& s, const float* in, std::size_t in_stride, float* out,
+              std::size_t out_stride, const float* weight, int k) {
+  constexpr int quarters = 4;
+  const int count = s.in_pitch / quarters;
+  Vec<W> sum[quarters][T][B];
+  for (int q = 0; q < quarters; ++q) {
+    const std::size_t place = std::size_t(q) * count;
+    Vec<W> acc[T][B] = {};
+    accumulate<W, B, T>(acc, in + place, in_stride, 1, weight + place * B * W, count);
+    for (int t = 0; t < T; ++t) {
+      for (int b = 0; b < B; ++b) sum[q][t][b] = acc[t][b];
+    }
+  }
+  for (int t = 0; t < T; ++t) {
+    for (int b = 0; b < B; ++b) {
+      const Vec<W> all = (sum[0][t][b] + sum[1][t][b]) + (sum[2][t][b] + sum[3][t][b]);
+      store<W>(out + t * out_stride + k + b * W,
+               activated<W>(s.activation, all + load<W>(s.bias + k + b * W)));
+    }
+  }
+}
+
 template <int W, int B>
 void dot_images(const LinearStep& s, const float* in, std::size_t in_stride, float* out,
                 std::size_t out_stride, int n, const float* weight, int k) {
   constexpr int most = kRegisters == 32 ? (B == 1 ? 4 : 2) : (B == 1 ? 2 : 1);
+  constexpr int many = kMostRows<B> < 8 ? kMostRows<B> : 8;
   int i = 0;
+  for (; i + many <= n; i += many) {
+    dot_many<W, B, many>(s, in + i * in_stride, in_stride, out + i * out_stride, out_stride, weight,
+                         k);
+  }
   for (; i + most <= n; i += most)
     dot<W, B, most>(s, in + i * in_stride, in_stride, out + i * out_stride, out_stride, weight, k);
   for (; i < n; ++i)
