@@ -158,6 +158,10 @@ class FakeTensorCores(FakeKernels):
         _cpu.unary(y, y, mean.size, g, ga, gb, 1)
 
     @staticmethod
+    def squeeze_excite_scales(shape, _hidden, _device) -> int:
+        return 1
+
+    @staticmethod
     def max_pool2d_nhwc(*arguments: Any) -> None:
         *arguments, _stored, _stream = arguments
         _cpu.max_pool2d_nhwc(*arguments, 1)

@@ -83,6 +83,38 @@ def test_what_does_not_fit_stays_as_it_is():
         assert not found_in(same(graph, laid))
 
 
+@pytest.mark.parametrize("batch", [1, 3])
+def test_a_gate_multiplies_the_images_itself(batch):
+    *_, graph = block(batch)
+    asked = []
+
+    def scaled(graph):
+        return passes.scale_by_gates(laid(graph), lambda graph, node: asked.append(node) or True)
+
+    after = same(graph, scaled)
+    (node,) = found_in(after)
+    assert [one.op.kind for one in asked] == ["squeeze_excite"]
+    assert node.op.scales
+    (user,) = after.consumers[node.outputs[0]]
+    assert not any(user.inputs[4:])
+    assert "it multiplies the images itself" in {note.why for note in after.notes}
+    assert not found_in(same(graph, lambda g: passes.scale_by_gates(laid(g), lambda *_: False)))[
+        0
+    ].op.scales
+
+
+def test_factors_that_others_read_stay():
+    """The graph gives them back, or something else is done to the image too."""
+    b, x, gate, graph = block()
+    graphs = [b.graph(graph.outputs[0], gate)]
+    b, x, gate, _ = block()
+    y = b.norm(b.add(Mul(), x, gate), 16)
+    graphs.append(b.graph(b.add(Conv2d(), y, b.constant(8, 16, 1, 1))))
+    for graph in graphs:
+        after = same(graph, lambda g: passes.scale_by_gates(laid(g), lambda *_: True))
+        assert not any(node.op.scales for node in found_in(after))
+
+
 def test_the_cpu_has_its_nodes():
     *_, graph = block()
     assert not found_in(passes.lay_channels_last(passes.fuse(graph)))
@@ -95,6 +127,9 @@ def test_record():
     assert op.infer([x, first, second]) == (((2, 1, 1, 8), "float32"),)
     assert op.flops([x, first, second], [Value("y", (2, 1, 1, 8))]) == 2 * 2 * 2 * 8 * 4
     assert op.terms([x, first, second]) == 8
+    scaled = SqueezeExcite(Relu(), Sigmoid(), scales=True)
+    assert scaled.infer([x, first, second]) == ((x.shape, "float32"),)
+    assert scaled.flops([x, first, second], [x]) == 2 * 2 * 2 * 8 * 4 + 2 * 3 * 5 * 8
     for wrong in (
         [x, first],
         [x, second, first],
@@ -118,6 +153,23 @@ def test_an_engine_runs_it(monkeypatch):
         steps = [step.kernel for step in engine._plans._build_run(2, False).steps]
     assert "squeeze_excite" in steps
     np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "scales"), [("float16", True), ("bfloat16", False), ("tf32", False)]
+)
+def test_gates_multiply_images_in_float16(monkeypatch, dtype, scales):
+    """Which lie in memory as what they were made of does."""
+    fake_cuda.install(monkeypatch, tensor_cores=True, stores=True)
+    with Engine(single(block()[-1]), device="cuda", dtype=dtype) as engine:
+        graph = engine._plans.open().placed(2, False).graph
+        steps = [step.kernel for step in engine._plans._build_run(2, False).steps]
+    (node,) = found_in(graph)
+    assert node.op.scales == scales
+    assert ("squeeze_excite_scale" if scales else "squeeze_excite") in steps
+    if scales:
+        x, y = (graph.values[name] for name in (node.inputs[0], node.outputs[0]))
+        assert (x.shape, x.stored) == (y.shape, y.stored) == (x.shape, dtype)
 
 
 def single(graph):
@@ -243,6 +295,79 @@ def test_nan_reaches_all_factors_of_its_image_alone(rng):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize(
+    "shape",
+    [(1, 784, 120, 32), (3, 196, 480, 20), (1, 196, 672, 28), (2, 49, 1152, 48), (20, 49, 960, 240),
+     (33, 3, 72, 24), (1, 1, 8, 1), (2, 250, 64, 7), (0, 4, 8, 2)],
+    ids=str,
+)  # fmt: skip
+@pytest.mark.parametrize("stored", ["float16", "bfloat16"])
+def test_images_are_multiplied(rng, shape, stored):
+    """By the factors that it makes by itself, rounded once."""
+    operands = stored
+    x, first, second, biases = arrays(rng, shape, stored)
+    device, (n, places, channels) = Device("cuda"), x.shape
+    how = (Function.swish, 1, 0), (Function.sigmoid, 1, 0)
+    factors = run(x, first, second, biases, operands, stored, *how)
+    sizes, kind = _cpu.AxisShape(n, places, channels), getattr(_cpu.Conv2dOperands, operands)
+    if not cuda_module.load().squeeze_excite_scales(sizes, len(first), 0):
+        pytest.skip("a GPU that does not multiply images so")
+    packed = device.library.empty(
+        cuda_module.load().squeeze_excite_packed(sizes, len(first), kind, 0), np.uint8
+    )
+    weights = device.put(first), device.put(second)
+    call(device, "squeeze_excite_pack", *weights, packed, sizes, len(first), kind)
+    kept = halves.laid(x, stored).dtype
+    out, memory = guarded(device, x.shape, kept)
+    call(
+        device, "squeeze_excite_scale", halves.put(device, x, stored), packed, device.put(biases[0]),
+        device.put(biases[1]), out, sizes, len(first), halves.kind(stored), halves.NO_ONE, kind,
+        *how[0], *how[1],
+    )  # fmt: skip
+    check_guards(device, memory, kept)
+    wanted = halves.rounded(x * factors[:, None, :], stored)
+    assert np.array_equal(halves.get(device, out, stored), wanted)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("large", [False, True])
+def test_products_past_float16_are_told(rng, large):
+    x, first, second, _ = arrays(rng, (2, 49, 64, 16), "float16")
+    x[1, 7, 40] = 40000.0 if large else 4.0
+    device, none = Device("cuda"), (Function.clip, -math.inf, math.inf)
+    word = device.put(np.zeros(1, np.int32), np.int32)
+    sizes, kind = _cpu.AxisShape(2, 49, 64), _cpu.Conv2dOperands.float16
+    packed = device.library.empty(
+        cuda_module.load().squeeze_excite_packed(sizes, 16, kind, 0), np.uint8
+    )
+    call(
+        device, "squeeze_excite_pack", device.put(0 * first), device.put(second), packed, sizes, 16,
+        kind,
+    )  # fmt: skip
+    z = device.library.empty(x.shape, np.float16)
+    call(
+        device, "squeeze_excite_scale", halves.put(device, x, "float16"), packed, None,
+        device.put(np.full(64, 3, np.float32)), z, sizes, 16, halves.kind("float16"),
+        _cpu.Overflow(word.data.ptr, 5), kind, *none, *none,
+    )  # fmt: skip
+    assert device.get(word)[0] == (5 if large else 0)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("places", "stored"), [(3136, "float16"), (784, "float16"), (49, "float32")]
+)
+def test_images_that_threads_cannot_keep_are_not_multiplied(places, stored):
+    module, shape = cuda_module.load(), _cpu.AxisShape(1, places, 240)
+    assert stored == "float32" or not module.squeeze_excite_scales(shape, 4, 0)
+    with pytest.raises(ValueError, match="expected 16 bits, and images that threads can keep"):
+        module.squeeze_excite_scale(
+            256, 256, 0, 0, 512, shape, 4, halves.kind(stored), halves.NO_ONE,
+            _cpu.Conv2dOperands.float16, Function.relu, 0.0, 0.0, Function.relu, 0.0, 0.0, 0,
+        )  # fmt: skip
+
+
+@pytest.mark.gpu
 def test_what_does_not_fit_is_refused():
     module, kind = cuda_module.load(), _cpu.Conv2dOperands.float16
     for channels, hidden in ((12, 4), (8192, 4), (8, 0), (8, 5000)):
@@ -261,8 +386,9 @@ def test_engine(dtype, batch):
         (wanted,) = engine.run({"x": x}).values()
     with Engine(graph, device="cuda", dtype=dtype) as engine:
         (found,) = engine.run({"x": x}).values()
-        assert "squeeze_excite" in [
-            step.kernel for step in engine._plans._build_run(batch, False).steps
-        ]
+        steps = [step.kernel for step in engine._plans._build_run(batch, False).steps]
+    shape = _cpu.AxisShape(batch, 63, 64)
+    scales = dtype == "float16" and cuda_module.load().squeeze_excite_scales(shape, 12, 0)
+    assert ("squeeze_excite_scale" if scales else "squeeze_excite") in steps
     limit = {"float32": 1e-5, "tf32": 4e-3, "float16": 4e-3, "bfloat16": 3e-2}[dtype]
     np.testing.assert_allclose(found, wanted, rtol=0, atol=limit * np.abs(wanted).max())

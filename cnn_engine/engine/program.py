@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from ..graph.graph import Graph, Node
 from ..graph.onnx.weights import let_go
 from . import fused, storage
 from .kernels import Kernel
+from .kernels.channels_last_cuda import scales
 from .placement import Placed, Placement, place
 from .variants import Choice, has_tensor_cores
 
@@ -144,6 +146,7 @@ class Program:
                 graph = passes.fuse_expansions(graph)
             if stores:
                 graph = storage.store_rounded(graph, self.dtype, kind)
+                graph = passes.scale_by_gates(graph, partial(scales, self.placement.device))
         return graph
 
     def _chain(self, graph: Graph, pixels: bool) -> Node:

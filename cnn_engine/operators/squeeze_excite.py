@@ -1,6 +1,7 @@
 """squeeze_excite: y = gate(second @ h + its bias), h = activation(first @ (mean of x's places) + its bias)
 
-The factors by which a squeeze-and-excite block multiplies the channels of images [N, H, W, C].
+The factors by which a squeeze-and-excite block multiplies the channels of images [N, H, W, C], or the images
+that it has multiplied.
 """
 
 from __future__ import annotations
@@ -18,18 +19,20 @@ from .unary import Unary
 class SqueezeExcite(Operator):
     """Inputs: x [N, H, W, C], first [M, C, 1, 1], second [C, M, 1, 1]; None or: their biases, [M] and [C].
 
-    The output is [N, 1, 1, C].
+    The output is [N, 1, 1, C], or as x.
 
     Attributes:
         activation: what is applied to the first sums, or None.
         gate: what is applied to the second ones, or None.
         operands: what the weights may be rounded to; the reference rounds nothing.
+        scales: whether the output is x times y.
     """
 
     kind: ClassVar[str] = "squeeze_excite"
     activation: Unary | None = None
     gate: Unary | None = None
     operands: str = "float32"
+    scales: bool = False
 
     def infer(self, inputs):
         need(inputs, 3, 5)
@@ -44,7 +47,7 @@ class SqueezeExcite(Operator):
         ):  # fmt: skip
             if value is not None and value.shape != shape:
                 raise InputError(f"{name}: expected {list(shape)}, found {list(value.shape)}")
-        return (((x.shape[0], 1, 1, channels), dtype),)
+        return ((x.shape if self.scales else (x.shape[0], 1, 1, channels), dtype),)
 
     def reference(self, x, first, second, first_bias=None, second_bias=None):
         y = float64(x).mean((1, 2))
@@ -56,10 +59,13 @@ class SqueezeExcite(Operator):
                 y = y + float64(bias)
             if function is not None:
                 y = function.reference(y)
-        return y[:, None, None, :]
+        y = y[:, None, None, :]
+        return float64(x) * y if self.scales else y
 
     def flops(self, inputs, outputs) -> int:
-        return 4 * outputs[0].size * inputs[1].shape[0]
+        x, first = inputs[:2]
+        products = 4 * x.shape[0] * math.prod(first.shape[:2])
+        return products + (x.size if self.scales else 0)
 
     def terms(self, inputs) -> int:
         return max(inputs[1].shape[:2])

@@ -5,7 +5,8 @@
 // number of eights, whose rows begin in banks apart] and then [C][second weights], of which a block
 // needs two runs of its own: they are on their way to shared memory before it waits for the image,
 // and so are the biases. Only the hidden sums of the blocks meet: each is sent to all by the warp
-// that made it, and those that came are added up in the order of the blocks.
+// that made it, and those that came are added up in the order of the blocks. A block may multiply
+// its part of the image by what it made.
 #include <algorithm>
 
 #include "cuda/channels.cuh"
@@ -31,13 +32,18 @@ constexpr std::int64_t kWeightBytes = 160 * 1024, kNumbers = 4 * 1024;
 constexpr std::int64_t kHalfHeld = 112 * 1024, kMostHeld = 224 * 1024;
 constexpr int kFewBlocks = 96;  // that find a multiprocessor each, all clusters at once
 constexpr int kMostLaneBits = 3;
+// Places of the image that a thread keeps to multiply them, as many as registers have room for.
+constexpr int kKept = 5, kFewKept = 2;
+// Places of an image up to which it is worth it: writing more costs more than the products save.
+constexpr int kFewPlaces = 256;
 // Numbers of an image from which its blocks have places and not channels: lines of memory are
 // whole then, which is worth one more exchange.
 constexpr std::int64_t kManyNumbers = 256 * 1024;
 
 struct Gates {
   const float *first_bias, *second_bias;
-  float* y;
+  void* y;  // factors, or the image times them
+  Overflow overflow;
   int places, channels, hidden;
   int runs, hidden_runs;           // of channels and of hidden sums
   int own_runs;                    // of channels, that the first blocks have
@@ -156,8 +162,19 @@ __device__ inline void add_places(Channels<kRun>& sum, const X* image, int first
   }
 }
 
+// Reads once more what add_places read: a thread's places, up to kAhead of them.
+template <int kAhead, typename X, int kMost>
+__device__ inline void keep_places(Neighbours<X, kRun> (&kept)[kMost], const X* image, int first,
+                                   int apart, int places, int pitch) {
+#pragma unroll
+  for (int i = 0; i < kAhead; ++i) {
+    const std::int64_t place = min(first + i * apart, places - 1);
+    kept[i] = *reinterpret_cast<const Neighbours<X, kRun>*>(image + place * pitch);
+  }
+}
+
 // Blocks: of a cluster along z; then images.
-template <typename T, typename X>
+template <typename T, typename X, bool Scales>
 __global__ void __launch_bounds__(kThreads, 2)
     squeeze_excite_kernel(const X* x, const T* packed, const __grid_constant__ Gates p) {
   extern __shared__ __align__(16) float memory[];
@@ -292,6 +309,15 @@ __global__ void __launch_bounds__(kThreads, 2)
         }
       }
     }
+    // On its way while hidden sums are.
+    [[maybe_unused]] Neighbours<X, kRun> kept[Scales ? kKept : 1];
+    if constexpr (Scales) {
+      if (row < rows && places <= kFewKept * rows) {
+        keep_places<kFewKept>(kept, image + run * kRun, row, rows, places, p.channels);
+      } else if (row < rows) {
+        keep_places<kKept>(kept, image + run * kRun, row, rows, places, p.channels);
+      }
+    }
     if (p.blocks == 1) {
       __syncthreads();
     } else {
@@ -329,7 +355,30 @@ __global__ void __launch_bounds__(kThreads, 2)
       }
       if (c < channels && part == 0) {
         const float factor = applied<T>(p.outer, sum + second_bias[c]);
-        p.y[static_cast<std::int64_t>(blockIdx.x) * p.channels + first + c] = factor;
+        if constexpr (Scales) {
+          means[c] = factor;
+        } else {
+          static_cast<float*>(p.y)[std::int64_t{blockIdx.x} * p.channels + first + c] = factor;
+        }
+      }
+    }
+    if constexpr (Scales) {
+      __syncthreads();
+      if (row < rows) {
+        const auto factor = Channels<kRun>::load(means + run * kRun);
+        X* const to = static_cast<X*>(p.y) + std::int64_t{blockIdx.x} * p.places * p.channels +
+                      first + run * kRun;
+#pragma unroll
+        for (int i = 0; i < kKept; ++i) {
+          const std::int64_t place = row + i * rows;
+          if (place >= places) break;
+          Channels<kRun> scaled;
+#pragma unroll
+          for (int v = 0; v < kRun; ++v) {
+            scaled.value[v] = widened(kept[i].value[v]) * factor.value[v];
+          }
+          scaled.store(to + place * p.channels, p.overflow);
+        }
       }
     }
   }
@@ -385,21 +434,52 @@ void squeeze_excite_pack(const float* first, const float* second, void* packed,
   });
 }
 
-void squeeze_excite(const void* x, const void* packed, const float* first_bias,
-                    const float* second_bias, float* y, const AxisShape& shape, int hidden,
-                    Stored x_stored, Conv2dOperands operands, UnaryFunction inner,
-                    float inner_alpha, float inner_beta, UnaryFunction outer, float outer_alpha,
-                    float outer_beta, Stream stream) {
+namespace {
+
+bool is_by_places(const AxisShape& shape) {
+  return waits_in_kernels() && shape.axis * shape.inner >= kManyNumbers;
+}
+
+// Runs of channels of a block. By the shape of one image alone: each has the same bits with any
+// batch.
+int own_runs_of(const AxisShape& shape, std::int64_t weight_bytes) {
+  const int runs = runs_of(shape.inner);
+  const std::int64_t worth = std::max((weight_bytes + kWeightBytes - 1) / kWeightBytes,
+                                      (shape.axis * shape.inner + kNumbers - 1) / kNumbers);
+  const std::int64_t most = waits_in_kernels() ? std::min(kMostBlocks, runs) : 1;
+  const int wanted = static_cast<int>(std::clamp<std::int64_t>(worth, 1, most));
+  return (runs + wanted - 1) / wanted;
+}
+
+std::int64_t weight_bytes(const AxisShape& shape, int hidden, int item) {
+  return shape.inner * 2 * hidden_runs_of(hidden) * kRun * item;
+}
+
+// Whether threads can keep what they read of an image.
+bool keeps(const AxisShape& shape, int hidden) {
+  const int own_runs = own_runs_of(shape, weight_bytes(shape, hidden, 2));
+  return !is_by_places(shape) && shape.axis <= kKept * (kThreads / own_runs);
+}
+
+template <bool Scales>
+void run(const void* x, const void* packed, const float* first_bias, const float* second_bias,
+         void* y, const AxisShape& shape, int hidden, Stored x_stored, const Overflow& overflow,
+         Conv2dOperands operands, const Activation& inner, const Activation& outer, Stream stream) {
   check(shape, hidden);
   check_stored("x", x_stored, operands);
-  if (!is_aligned(x, 16) || !is_aligned(packed, 16)) {
+  if (!is_aligned(x, 16) || !is_aligned(packed, 16) || (Scales && !is_aligned(y, 16))) {
     throw std::invalid_argument("squeeze_excite: expected addresses that are multiples of 16");
+  }
+  if (Scales && (bytes_of(x_stored) != 2 || !keeps(shape, hidden))) {
+    throw std::invalid_argument(
+        "squeeze_excite_scale: expected 16 bits, and images that threads can keep");
   }
   if (shape.outer == 0) return;
   Gates p = {};
   p.first_bias = first_bias;
   p.second_bias = second_bias;
   p.y = y;
+  p.overflow = overflow;
   p.places = static_cast<int>(shape.axis);
   p.channels = static_cast<int>(shape.inner);
   p.hidden = hidden;
@@ -407,42 +487,64 @@ void squeeze_excite(const void* x, const void* packed, const float* first_bias,
   p.hidden_runs = hidden_runs_of(hidden);
   p.once = 1;
   p.scale = 1.0f / static_cast<float>(p.places);
-  p.inner = {inner, inner_alpha, inner_beta};
-  p.outer = {outer, outer_alpha, outer_beta};
+  p.inner = inner;
+  p.outer = outer;
   with_row_type(operands, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
-    // By the shape of one image alone: each has the same bits with any batch.
-    const std::int64_t a_channel = std::int64_t{2} * p.hidden_runs * kRun * sizeof(T);
-    const std::int64_t worth = std::max((shape.inner * a_channel + kWeightBytes - 1) / kWeightBytes,
-                                        (shape.axis * shape.inner + kNumbers - 1) / kNumbers);
-    const int wanted =
-        waits_in_kernels()
-            ? static_cast<int>(std::clamp<std::int64_t>(worth, 1, std::min(kMostBlocks, p.runs)))
-            : 1;
-    p.own_runs = (p.runs + wanted - 1) / wanted;
-    p.by_places = waits_in_kernels() && shape.axis * shape.inner >= kManyNumbers;
+    const std::int64_t all = weight_bytes(shape, hidden, sizeof(T));
+    p.own_runs = own_runs_of(shape, all);
+    p.by_places = is_by_places(shape);
     p.blocks = p.by_places ? kMostBlocks : (p.runs + p.own_runs - 1) / p.own_runs;
     p.lane_bits = 0;
     while (p.lane_bits < kMostLaneBits && (2 * p.own_runs * kRun << p.lane_bits) <= kThreads)
       ++p.lane_bits;
-    const std::int64_t floats = Layout(p).end * 4, weights = p.own_runs * kRun * a_channel;
+    const std::int64_t floats = Layout(p).end * 4, weights = all / p.runs * p.own_runs;
     const bool alone = shape.outer * p.blocks <= kFewBlocks;
     const std::int64_t room = waits_in_kernels() ? (alone ? kMostHeld : kHalfHeld) - floats : 0;
     p.holds_first = weights / 2 <= room;
     p.holds_second = weights <= room;
     const int bytes =
         static_cast<int>(floats + weights / 2 * (int{p.holds_first} + int{p.holds_second}));
-    const auto run = [&](auto* stored) {
+    const auto launched = [&](auto* stored) {
       using X = std::remove_pointer_t<decltype(stored)>;
-      const auto kernel = squeeze_excite_kernel<T, X>;
+      const auto kernel = squeeze_excite_kernel<T, X, Scales>;
       CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
       launch("launch of squeeze_excite_kernel", kernel,
              dim3(static_cast<unsigned>(shape.outer), 1, p.blocks), kThreads, bytes, stream,
              p.blocks, static_cast<const X*>(x), static_cast<const T*>(packed), p);
     };
-    if (x_stored == Stored::float32) return run(static_cast<float*>(nullptr));
-    run(type);
+    if constexpr (!Scales) {
+      if (x_stored == Stored::float32) return launched(static_cast<float*>(nullptr));
+    }
+    if constexpr (!Scales || sizeof(T) == 2) launched(type);
   });
+}
+
+}  // namespace
+
+void squeeze_excite(const void* x, const void* packed, const float* first_bias,
+                    const float* second_bias, float* y, const AxisShape& shape, int hidden,
+                    Stored x_stored, Conv2dOperands operands, UnaryFunction inner,
+                    float inner_alpha, float inner_beta, UnaryFunction outer, float outer_alpha,
+                    float outer_beta, Stream stream) {
+  run<false>(x, packed, first_bias, second_bias, y, shape, hidden, x_stored, Overflow{}, operands,
+             {inner, inner_alpha, inner_beta}, {outer, outer_alpha, outer_beta}, stream);
+}
+
+std::int64_t squeeze_excite_scales(const AxisShape& shape, int hidden, int device) {
+  check(shape, hidden);
+  int major = 0;
+  CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
+  return major == 9 && shape.axis <= kFewPlaces && keeps(shape, hidden);
+}
+
+void squeeze_excite_scale(const void* x, const void* packed, const float* first_bias,
+                          const float* second_bias, void* z, const AxisShape& shape, int hidden,
+                          Stored stored, const Overflow& overflow, Conv2dOperands operands,
+                          UnaryFunction inner, float inner_alpha, float inner_beta,
+                          UnaryFunction outer, float outer_alpha, float outer_beta, Stream stream) {
+  run<true>(x, packed, first_bias, second_bias, z, shape, hidden, stored, overflow, operands,
+            {inner, inner_alpha, inner_beta}, {outer, outer_alpha, outer_beta}, stream);
 }
 
 }  // namespace cnn_engine::cuda

@@ -205,7 +205,19 @@ def _gates_of(node: Node, images: Value, first: Value) -> tuple[Any, int, Any]:
     return _cpu.AxisShape(n, h * w, c), first.shape[0], _operands(node)
 
 
-def _no_gates(node: Node, graph: Graph) -> str | None:
+def scales(device: Any, graph: Graph, node: Node) -> bool:
+    """Whether a device multiplies images by their gates' factors as it makes them."""
+    x, first = graph.inputs_of(node)[:2]
+    shape, hidden, _ = _gates_of(node, x, first)
+    # In bfloat16 and tf32 it takes longer than what it saves.
+    if {x.stored, node.op.operands} != {"float16"} or _no_gates(node, graph) is not None:
+        return False
+    return bool(device.kernels.squeeze_excite_scales(shape, hidden, device.index))
+
+
+def _no_gates(node: Node, graph: Graph, scaled: bool = False) -> str | None:
+    if node.op.scales != scaled:
+        return "expected images to be multiplied" if scaled else "expected factors alone"
     return not_compiled(node, graph, node.op.activation, node.op.gate)
 
 
@@ -219,9 +231,11 @@ def _make_gates(call: Call) -> Bound:
     op, (x, first) = call.node.op, call.inputs[:2]
     shape, hidden, operands = _gates_of(call.node, x, first)
     biases = (*call.at[3:], 0, 0)[:2]
+    told = (call.overflow,) if op.scales else ()
     return call.native(
-        "squeeze_excite", call.at[0], call.prepared.address, *biases, call.to[0], shape, hidden,
-        stored(x), operands, *function_of(op.activation), *function_of(op.gate),
+        "squeeze_excite_scale" if op.scales else "squeeze_excite", call.at[0], call.prepared.address,
+        *biases, call.to[0], shape, hidden, stored(x), *told, operands, *function_of(op.activation),
+        *function_of(op.gate),
     )  # fmt: skip
 
 
@@ -308,6 +322,11 @@ ROWS = [
     Kernel(
         "squeeze_excite", "squeeze_excite", "cuda", _make_gates, why_not=_no_gates,
         prepare=_pack_gates, packs=(1, 2), stores=storing(0),
+    ),
+    Kernel(
+        "squeeze_excite", "squeeze_excite_scale", "cuda", _make_gates,
+        why_not=partial(_no_gates, scaled=True), prepare=_pack_gates, packs=(1, 2),
+        stores=storing(None, 0), alike=True,
     ),
     _row("linear", "rows", _make_rows, _not_rows, _pack_rows, stores=storing(None, 0)),
     _row(

@@ -18,7 +18,7 @@ from .constants import drop_unused, fold_constants
 from .epilogues import EPILOGUES, EPILOGUES_ON_CUDA, fuse_activations, fuse_residuals
 from .expansions import fuse_expansions
 from .functions import recognise_functions
-from .gates import fuse_gates
+from .gates import fuse_gates, scale_by_gates
 from .identities import drop_identities, merge_shapes
 from .padding import fold_padding
 from .pooling import pool_first
@@ -48,6 +48,7 @@ __all__ = [
     "pool_first",
     "recognise_functions",
     "round_operands",
+    "scale_by_gates",
     "simplify",
 ]
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+
 from ...operators.channels_last import Conv2dNhwc
 from ...operators.reduce import ReduceMean
+from ...operators.shaping import Reshape
 from ...operators.squeeze_excite import SqueezeExcite
 from ..graph import Graph, Node
 from .rewriting import Rewrites, absent, covering, only_user
@@ -36,6 +40,42 @@ def fuse_gates(graph: Graph) -> Graph:
         )  # fmt: skip
         rewrites.replace([mean, first, second], [merged], "together they are squeeze_excite")
     return rewrites.apply()
+
+
+def scale_by_gates(graph: Graph, takes: Callable[[Graph, Node], bool]) -> Graph:
+    """Has gates multiply images themselves where convolutions alone read the product, as they read.
+
+    Those have nothing before them then: what is done to each step of a product on its way costs more than
+    writing the image once more, by a kernel that has just read it.
+
+    Args:
+        takes: whether a kernel multiplies the images of a gate.
+    """
+    rewrites, readers, stored = Rewrites(graph), graph.consumers, dict(graph.stored)
+    for gate in graph.nodes:
+        if type(gate.op) is not SqueezeExcite or gate.op.scales:
+            continue
+        x, (factors,) = gate.inputs[0], gate.outputs
+        flat = only_user(graph, factors)
+        if flat is None or type(flat.op) is not Reshape or flat.outputs[0] in graph.outputs:
+            continue
+        users = readers[flat.outputs[0]]
+        if any(_factors_of(node, x) != flat.outputs[0] for node in users) or not takes(graph, gate):
+            continue
+        scaled = rewrites.fresh(f"{gate.name}.scaled")
+        made = replace(gate, op=replace(gate.op, scales=True), outputs=(scaled,))
+        if x in stored:
+            stored[scaled] = stored[x]
+        bare = [replace(n, inputs=(scaled, *n.inputs[1:4], None, *n.inputs[5:])) for n in users]
+        rewrites.replace([gate, flat, *users], [made, *bare], "it multiplies the images itself")
+    return replace(rewrites.apply(), stored=stored)
+
+
+def _factors_of(node: Node, x: str) -> str | None:
+    """Returns what alone is done to ``x`` as a convolution reads it, times factors, and read nowhere else."""
+    inputs = (*node.inputs, *[None] * 6)[:6]
+    alone = inputs.count(x) == inputs.count(inputs[4]) == 1 and inputs[0] == x
+    return inputs[4] if type(node.op) is Conv2dNhwc and alone and node.op.floor is None else None
 
 
 def is_mean_of_places(graph: Graph, node: Node) -> bool:
