@@ -194,6 +194,7 @@ def markdown(document: dict[str, Any]) -> str:
         f"- Commit: {where['commit'] or 'not known'}",
         f"- Command: `{document['command']}`, {document['started']}, took "
         f"{units.seconds(document['duration_s'])}",
+        f"- Load of the host before it: {units.number(document['load'])}",
         "",
         "| images | dtype | memory | threads | plain, images/s | chosen | best, images/s | of | plain/best |",
         "|---|---|---|---|---|---|---|---|---|",
