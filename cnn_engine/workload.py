@@ -116,14 +116,12 @@ class Workload:
             all there are); returns a :class:`Dataset` of that many. Raises :class:`InputError`.
         default_weights: the file that ``--weights default`` reads, or None where none is shipped.
         report_lines: extra lines of the text report, made from the result.
-        times_layers: whether those lines need each layer's time, so that ``auto`` keeps to layered variants.
     """
 
     network: Network | Model
     load_data: Callable[[str, int | None], Dataset]
     default_weights: Path | None = None
     report_lines: Callable[[Result], list[str]] | None = None
-    times_layers: bool = False
 
     @property
     def name(self) -> str:

@@ -123,7 +123,7 @@ def test_the_network_is_that_of_the_symbol_file(test_data):
 # The command line
 
 
-@pytest.mark.parametrize("options", [["--variant", "if"], ["--variant", "pad", "--reduction"]])
+@pytest.mark.parametrize("options", [[], ["--variant", "if"], ["--variant", "pad", "--reduction"]])
 def test_the_course_s_lines(test_data, capsys, options):
     arguments = ["--network", "ece408", "--device", "cpu", "--images", "100", *options]
     arguments += ["--data", str(test_data("fashion-mnist"))]
@@ -135,6 +135,11 @@ def test_the_course_s_lines(test_data, capsys, options):
     assert all(float(line.removeprefix("Op Time: ")) > 0 for line in times)
     assert "Correctness: 0.84 Model: ece408" in lines
     assert "CNN for 100 images" in lines
+
+
+def test_the_plain_call_is_the_fast_one():
+    with Engine("ece408", weights="random", device="cpu") as engine:
+        assert engine.choice.variant == "fused"
 
 
 def test_without_weights_and_with_random_ones(capsys):
@@ -157,7 +162,7 @@ class _Result:
 
 def test_lines_where_the_convolutions_are_not_timed_apart():
     assert network.report_lines(_Result()) == [
-        "Op Time: not known, since the network ran as one kernel; --variant pad times each",
+        "Op Time: not known, since the network's parts were not timed",
         "Correctness: 0.8397 Model: ece408",
     ]
 

@@ -141,7 +141,6 @@ class Engine:
         self.choice = variants.choose(
             self.device.kind, variant, reduction, dtype,
             "resident" if data_mode == "auto" else data_mode, self._why_not_fused,
-            times_layers=self.workload is not None and self.workload.times_layers,
             layered_dtypes=self._layered_dtypes(is_model, reduction),
         )  # fmt: skip
         # Chunks on several streams are each computed as resident data is.

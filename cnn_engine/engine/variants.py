@@ -113,7 +113,6 @@ def choose(
     dtype: str,
     data_mode: str,
     why_not_fused: Callable[[], str | None],
-    times_layers: bool = False,
     layered_dtypes: Sequence[str] = ("float32",),
 ) -> Choice:
     """Returns what runs for ``--variant``, ``--reduction`` (None: not said), ``--dtype``, ``--data-mode``.
@@ -121,7 +120,6 @@ def choose(
     Args:
         device: its kind, ``cpu``, ``cuda`` or ``openacc``.
         why_not_fused: asked at most once: why the network cannot run as one kernel, or None.
-        times_layers: whether ``auto`` is to keep layers apart, as the report needs their times.
         layered_dtypes: data types that the kernels of single nodes can compute in here.
 
     Raises:
@@ -134,8 +132,6 @@ def choose(
     if reduction not in (None, True, False):
         raise expected("--reduction", "True, False or None", repr(reduction))
     if variant == "auto":
-        if times_layers and dtype == "float32":
-            why_not_fused = _layers_are_timed
         return _auto(device, reduction, dtype, data_mode, why_not_fused, layered_dtypes)
     if variant not in VARIANTS:
         raise expected("--variant", f"auto or one of {', '.join(VARIANTS)}", repr(variant))
@@ -145,10 +141,6 @@ def choose(
     if reason is not None:
         raise UnsupportedError(reason)
     return Choice(variant, bool(reduction), None)
-
-
-def _layers_are_timed() -> str:
-    return "the report times each layer"
 
 
 def _auto(
