@@ -323,11 +323,12 @@ def _exit_code(main: Callable[[list[str] | None], int], arguments: list[str] | N
     if sys.stdout is None:  # closed: Python would take what is printed and drop it
         sys.stdout = _Closed()
     try:
-        code = main(arguments)
+        try:
+            code = main(arguments)
+        except SystemExit as stop:  # argparse's: --help, or an error that is printed already
+            code = int(stop.code or 0)
         sys.stdout.flush()
         return code
-    except SystemExit as stop:  # argparse's: --help, or an error that is printed already
-        return int(stop.code or 0)
     except CnnEngineError as error:
         print_error(error)
         return INPUT_AT_FAULT

@@ -252,9 +252,11 @@ def test_ctrl_c_during_imports_is_one_line():
 @pytest.mark.parametrize(
     ("output", "reason"), [(">/dev/full", "No space left"), (">&-", "Bad file descriptor")]
 )
-def test_output_that_cannot_be_written_is_one_line(command, options, output, reason):
+@pytest.mark.parametrize("buffered", [True, False])
+def test_output_that_cannot_be_written_is_one_line(command, options, output, reason, buffered):
     found = subprocess.run(
         ["sh", "-c", f"{sys.executable} -m cnn_engine.{command} {options} {output}"],
+        env={**os.environ, "PYTHONUNBUFFERED": "" if buffered else "1"},
         capture_output=True,
         text=True,
     )
