@@ -217,9 +217,7 @@ def markdown(cells: list[Cell], document: dict[str, Any]) -> str:
         "# The steps of a pass beside the pass",
         "",
         f"- Machine: {where}, {described['driver'] or described['cpu_instruction_set']}",
-        f"- Commit: {described['commit'] or 'not known'}",
-        f"- Command: `{document['command']}`, {document['started']}, took "
-        f"{units.seconds(document['duration_s'])}",
+        *record.run_lines(document),
         f"- A sum is within {SUM_SHARE:.0%} of the pass, a step within {STEP_SHARE:.0%} and "
         f"{units.seconds(STEP_S)} of its record, or it is in **bold**. *before* are passes before "
         "anything was recorded in the process; *cost* is that of a pass looked into, in plain ones.",

@@ -191,9 +191,7 @@ def markdown(document: dict[str, Any]) -> str:
         "# predict without options",
         "",
         f"- Machine: {where['gpu'] or where['cpu']}, {where['driver'] or where['cpu_instruction_set']}",
-        f"- Commit: {where['commit'] or 'not known'}",
-        f"- Command: `{document['command']}`, {document['started']}, took "
-        f"{units.seconds(document['duration_s'])}",
+        *record.run_lines(document),
         f"- Load of the host before it: {units.number(document['load'])}",
         "",
         "| images | dtype | memory | threads | plain, images/s | chosen | best, images/s | of | plain/best |",

@@ -14,6 +14,7 @@ from cnn_engine import cli
 from cnn_engine.errors import expected
 from cnn_engine.io.files import atomic_write, write_text
 from cnn_engine.measure.environment import Stopwatch
+from cnn_engine.report import units
 
 #: Option -> what is said of it.
 FORMS = {
@@ -51,6 +52,15 @@ def command_line(name: str, arguments: list[str] | None) -> str:
     """Returns the command of the benchmark ``name``; ``arguments``: None for the process's."""
     words = sys.argv[1:] if arguments is None else arguments
     return shlex.join(["python", "-m", f"benchmarks.{name}", *words])
+
+
+def run_lines(document: dict[str, Any]) -> list[str]:
+    """Returns a page's lines on the run that a stamped document is of: its commit and its command."""
+    return [
+        f"- Commit: {document['environment']['commit'] or 'not known'}",
+        f"- Command: `{document['command']}`, {document['started']}, took "
+        f"{units.seconds(document['duration_s'])}",
+    ]
 
 
 def read(path: str, option: str, schema: str) -> dict[str, Any]:

@@ -23,7 +23,6 @@ from benchmarks import record
 from cnn_engine import Engine, _cpu, cli
 from cnn_engine.engine import stream
 from cnn_engine.measure import environment
-from cnn_engine.report import units
 
 FUNCTIONS = {"through the caches": _cpu.copy, "past the caches": _cpu.stage}
 LIMITS = {"through the caches": 0, "past the caches": 1 << 62, "by rule": stream.PAST_CACHES_BYTES}
@@ -81,9 +80,8 @@ def passes(engines: dict[str, Engine], count: int, cold: bool, seconds: float) -
         nonlocal made
         made += 1
         images = arrays[made % sets]
-        stream.PAST_CACHES_BYTES = LIMITS[
-            way
-        ]  # counts where a plan is built: at an engine's first call
+        # Counts where a plan is built: at an engine's first call.
+        stream.PAST_CACHES_BYTES = LIMITS[way]
         start = perf_counter()
         rows = engines[way].predict(images)
         return perf_counter() - start, rows
@@ -109,9 +107,7 @@ def markdown(document: dict[str, Any]) -> str:
         "# Staging through the caches, and past them",
         "",
         f"- Machine: {where['gpu']}, {where['cpu']}, {where['driver']}",
-        f"- Commit: {where['commit'] or 'not known'}",
-        f"- Command: `{document['command']}`, {document['started']}, took "
-        f"{units.seconds(document['duration_s'])}",
+        *record.run_lines(document),
         "",
         "GB/s:",
         "",
