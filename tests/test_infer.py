@@ -131,7 +131,8 @@ def test_workers_by_rule(images, tmp_path, monkeypatch):
         monkeypatch.setattr(threads, "default", lambda: cpus)
         words = [str(tmp_path / name), "--device", device, *more]
         options = command.parser().parse_args(words)
-        return command._worker_count(options, device != "cpu")
+        kind = sources.first_kind(options.inputs, {})
+        return command._worker_count(options, device != "cpu", kind)
 
     assert workers("arrays") == 2
     assert workers("files") == 2 * command.MOST_A_GPU

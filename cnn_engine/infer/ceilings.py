@@ -96,7 +96,7 @@ def _forever(chunks: list[Any], step: Callable[[Any], int]) -> Iterator[tuple[in
 def _read(engine, decoder, settings, slots, shards, seconds, attempt):
     if not isinstance(slots[0], DeviceSlot):
         return _reading(settings, slots, shards, seconds, lambda chunk: None)
-    images = [slot.images(_dtype(shards)) for slot in slots]
+    images = [slot.images(readers.dtype_of(shards[0].kind)) for slot in slots]
     try:
         for some in images:
             some.copies = False
@@ -104,10 +104,6 @@ def _read(engine, decoder, settings, slots, shards, seconds, attempt):
     finally:
         for some in images:
             some.copies = True
-
-
-def _dtype(shards: list[Shard]) -> str:
-    return "float32" if shards[0].kind in readers.FLOATS else "uint8"
 
 
 def _reading(settings, slots, shards, seconds, then: Callable[[Chunk], None]) -> dict[str, Any]:
@@ -193,7 +189,7 @@ def _copy(engine, decoder, settings, slots, shards, seconds, attempt):
     if engine.device.kind != "cuda":
         return _timed(iter(()), seconds)
     if isinstance(slots[0], DeviceSlot):
-        sample = [engine.empty_images(settings.batch, _dtype(shards))]
+        sample = [engine.empty_images(settings.batch, readers.dtype_of(shards[0].kind))]
     else:
         sample = list(map(_images, _decoded(decoder, settings, slots, shards)))
     with engine.device.context:

@@ -218,8 +218,10 @@ class _Run:
         self._stack.callback(self._folder.clean)
         begun = self._folder.document()
         cuda = _is_cuda(options.device)
-        workers = _worker_count(options, cuda)
-        pool = self._pool(begun, workers, cuda)
+        # Where a GPU's memory and workers are by kind; of a large folder it takes a while to tell.
+        kind = sources.first_kind(options.inputs, self._wanted_columns) if cuda else None
+        workers = _worker_count(options, cuda, kind)
+        pool = self._pool(begun, workers, cuda, kind)
         self._stack.callback(pool.close)
         self._stack.callback(self._display.stop)
         self._supervisor = supervisor = Supervisor(pool, workers)
@@ -271,7 +273,9 @@ class _Run:
             cli.print_error(f"{self._named(aside.shard)}: set aside: {aside.reason}")
         return cli.CHECK_FAILED if supervisor.set_aside else cli.DONE
 
-    def _pool(self, begun: dict[str, Any] | None, workers: int, cuda: bool) -> Any:
+    def _pool(
+        self, begun: dict[str, Any] | None, workers: int, cuda: bool, kind: str | None
+    ) -> Any:
         options = self._options
         batch = options.batch
         if batch is None and begun is not None:
@@ -296,7 +300,7 @@ class _Run:
             "top": options.top,
             "columns": self._wanted_columns,
             "preprocess": options.preprocess,
-            "kind": sources.first_kind(options.inputs, self._wanted_columns) if cuda else None,
+            "kind": kind,
         }
         if options.engine == "ray":
             from .ray_pool import RayPool
@@ -435,7 +439,7 @@ def _identity(document: dict[str, Any]) -> str:
 
 def _check_reads(source: sources.Source, hello: dict[str, Any]) -> None:
     """Refuses images that the network has no place for."""
-    given = "float32" if source.kind in readers.FLOATS else "uint8"
+    given = readers.dtype_of(source.kind)
     becomes = "float32" if hello["normalises"] else given
     if becomes not in hello["reads"]:
         if becomes == "uint8":
@@ -453,7 +457,8 @@ def _is_cuda(device: str) -> bool:
     return device.startswith("cuda")
 
 
-def _worker_count(options: argparse.Namespace, cuda: bool) -> int:
+def _worker_count(options: argparse.Namespace, cuda: bool, kind: str | None) -> int:
+    """Returns how many workers there are, for inputs of a kind."""
     if options.workers != "auto":
         return options.workers
     if options.engine == "ray":
@@ -464,7 +469,6 @@ def _worker_count(options: argparse.Namespace, cuda: bool) -> int:
         from .local import visible_gpus
 
         gpus = 1 if ":" in options.device else max(len(visible_gpus()), 1)
-        kind = sources.first_kind(options.inputs, _columns(options.columns))
         if ":" in options.device or kind not in sources.ENCODED:
             return gpus
         return gpus * min(max(threads.default() // gpus // CPUS_A_WORKER, 1), MOST_A_GPU)

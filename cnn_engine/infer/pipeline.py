@@ -321,8 +321,7 @@ def slot_type(engine: Any, decoder: Decoder, batch: int, kind: str) -> type[Slot
     """Returns what chunks of a kind of input need: a GPU's own memory where files are read into it."""
     if kind not in STORED or decoder.normalises:
         return Slot
-    dtype = "float32" if kind in readers.FLOATS else "uint8"
-    return DeviceSlot if engine.takes_files(batch, dtype) else Slot
+    return DeviceSlot if engine.takes_files(batch, readers.dtype_of(kind)) else Slot
 
 
 def chunk_bytes(chunk: Chunk) -> int:

@@ -33,6 +33,11 @@ from .sources import (
 FLOATS = ("npy-float32", "parquet-float32")
 
 
+def dtype_of(kind: str) -> str:
+    """Returns what images of a kind of input are, before any preprocessing: ``float32`` or ``uint8``."""
+    return "float32" if kind in FLOATS else "uint8"
+
+
 @dataclass
 class Chunk:
     """Images that go through the pipeline together.
@@ -236,7 +241,7 @@ def _array_chunks(
     pieces: list[Piece], size: int, wanted: Wanted, slot: Callable[[], Slot]
 ) -> Iterator[Chunk]:
     """Fills one slot after the other, over the ends of files."""
-    dtype = "float32" if pieces[0].kind in FLOATS else "uint8"
+    dtype = dtype_of(pieces[0].kind)
     total = sum(piece.images for piece in pieces)
     filled = done = 0
     current: Slot | None = None
@@ -338,7 +343,7 @@ def _read_into(file: Any, target: np.ndarray, path: str) -> None:
 
 def _npy(piece: Piece, wanted: Wanted) -> Iterator[Part]:
     shape, dtype, offset = npy_header(piece.path)
-    planned = "float32" if piece.kind in FLOATS else "uint8"
+    planned = dtype_of(piece.kind)
     last = piece.first + piece.images
     if shape[0] < last or shape[1:] != tuple(wanted.shape) or dtype != planned:
         found = f"{dtype} {list(shape)}"

@@ -30,7 +30,7 @@ from . import ceilings, memory, packages
 from .decoding import Decoder
 from .output import Record, ShardFile
 from .pipeline import SLOTS, Pipeline, Settings, slot_type
-from .readers import FLOATS
+from .readers import dtype_of
 from .shards import Shard
 from .slots import Slot
 from .sources import Wanted
@@ -103,7 +103,7 @@ class Worker:
             return {}
         self.engine.device.sleep_while_waiting()  # the cores have images to decode
         kind = self._config["kind"]
-        reads_floats = "uint8" not in self._reads or kind in FLOATS
+        reads_floats = "uint8" not in self._reads or dtype_of(kind) == "float32"
         floats = ["float32"] if self._normalises or reads_floats else []
         pixels = ["uint8"] if self._normalises or not floats else []
         made = slot_type(self.engine, self.decoder, self.batch, kind)
