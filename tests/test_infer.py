@@ -98,6 +98,16 @@ def test_idx_of_the_courses_size(tmp_path):
     assert table["label"].to_pylist() == list(range(70))
 
 
+def test_links_to_what_they_lie_in_give_no_image_twice(images, tmp_path):
+    infer_inputs.make("npy", tmp_path / "in", images, parts=1)
+    (tmp_path / "in" / "a").symlink_to(tmp_path / "in")
+    (tmp_path / "in" / "self").symlink_to("self")
+    assert run(tmp_path / "in", "--output", tmp_path / "out") == 0
+    ids = infer_inputs.rows(tmp_path / "out")["id"].to_pylist()
+    assert len(ids) == 300
+    assert not any("/a/" in name for name in ids)
+
+
 def test_the_plan_is_the_same_every_time_and_workers_change_nothing(images, tmp_path, processes):
     infer_inputs.make("tar", tmp_path / "in", images, parts=1)
     for name, workers in (("a", "1"), ("b", "2")):

@@ -83,7 +83,7 @@ def find(inputs: Sequence[str], wanted: Wanted) -> Iterator[Source]:
     _check_apart(paths)
     for path in paths:
         if os.path.isdir(path):
-            yield from _folder(path, wanted)
+            yield from _folder(path, wanted, set())
         elif (source := examine(path, wanted)) is not None:
             yield source
         elif not _is_labels(path):
@@ -146,8 +146,12 @@ def _check_apart(paths: Sequence[str]) -> None:
                 )
 
 
-def _folder(path: str, wanted: Wanted) -> Iterator[Source]:
+def _folder(path: str, wanted: Wanted, seen: set[tuple[int, int]]) -> Iterator[Source]:
     try:
+        status = os.stat(path)
+        if (status.st_dev, status.st_ino) in seen:  # a link to a folder that was gone through
+            return
+        seen.add((status.st_dev, status.st_ino))
         with os.scandir(path) as entries:
             found = sorted(entries, key=lambda entry: os.fsencode(entry.name))
     except OSError as error:
@@ -155,9 +159,9 @@ def _folder(path: str, wanted: Wanted) -> Iterator[Source]:
     for entry in found:
         if entry.name.startswith((".", "_")):
             continue
-        if entry.is_dir():
-            yield from _folder(entry.path, wanted)
-        elif entry.is_file() and (source := examine(entry.path, wanted)) is not None:
+        if os.path.isdir(entry.path):  # the entry's own raise an error for a link to itself
+            yield from _folder(entry.path, wanted, seen)
+        elif os.path.isfile(entry.path) and (source := examine(entry.path, wanted)) is not None:
             yield source
 
 
