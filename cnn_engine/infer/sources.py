@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import gzip
 import os
+import stat
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -192,7 +193,10 @@ def examine(path: str, wanted: Wanted) -> Source | None:
     if examiner is None:
         return None
     try:
-        return examiner(path, os.stat(path).st_size, wanted)
+        status = os.stat(path)
+        if not stat.S_ISREG(status.st_mode):  # a pipe may never be written to
+            raise expected(path, "a file of images", "a special file")
+        return examiner(path, status.st_size, wanted)
     except (OSError, EOFError, zlib.error) as error:
         reason = describe_os_error(error) if isinstance(error, OSError) else str(error)
         raise InputError(f"{path}: cannot be read: {reason}") from error
