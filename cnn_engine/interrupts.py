@@ -55,15 +55,13 @@ def raised() -> Iterator[list[int]]:
         terminated.append(number)
         raise KeyboardInterrupt
 
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    signal.signal(signal.SIGTERM, terminate)
-    if before[signal.SIGINT] is _leave:
+    before = signal.signal(signal.SIGTERM, terminate)
+    if signal.getsignal(signal.SIGINT) is _leave:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         yield terminated
     finally:
-        for number, handler in before.items():  # a command may have replaced either
-            signal.signal(number, handler)
+        signal.signal(signal.SIGTERM, before)
 
 
 _guard_imports()

@@ -17,6 +17,7 @@ from types import SimpleNamespace
 import infer_inputs
 import numpy as np
 import psutil
+import pyarrow.parquet as pq
 import pytest
 
 from cnn_engine import infer
@@ -272,20 +273,32 @@ def test_every_cut_of_a_file_is_seen(tmp_path):
     assert output.inspect(path, "shard-000000", "another") is None
 
 
-def test_rows_come_in_the_same_groups_however_they_came(tmp_path, monkeypatch):
+@pytest.mark.parametrize("top", [None, 2])
+def test_rows_are_in_groups_and_their_memory_is_free_at_once(top, tmp_path, monkeypatch):
     monkeypatch.setattr(output, "LEAST_ROWS", 7)
     monkeypatch.setattr(output, "MOST_ROWS", 7)
-    rows = np.arange(90, dtype=np.float32).reshape(30, 3)
-    for name, cuts in (("a", [30]), ("b", [1, 12, 13, 4])):
-        folder = tmp_path / name
-        folder.mkdir()
-        file = output.ShardFile(folder, folder / "t", "s", "run", 3, None)
-        at = 0
-        for cut in cuts:
-            file.add([f"i{i}" for i in range(at, at + cut)], rows[at : at + cut], [None] * cut, {})
-            at += cut
-        file.commit()
-    assert (tmp_path / "a/s.parquet").read_bytes() == (tmp_path / "b/s.parquet").read_bytes()
+    rows = np.random.default_rng(0).random((30, 3), np.float32)
+    file = output.ShardFile(tmp_path, tmp_path / "t", "s", "run", 3, top)
+    memory, at = np.empty((30, 3), np.float32), 0
+    for cut in (1, 12, 4, 13):
+        memory[:cut] = rows[at : at + cut]
+        names = [f"i{number}" for number in range(at, at + cut)]
+        file.add(names, memory[:cut], [None] * cut, {0: "bad"} if cut == 13 else {})
+        memory[:] = -1  # the next chunk's
+        at += cut
+    assert file.commit() == output.Record(30, 1, (tmp_path / "s.parquet").stat().st_size)
+    with pq.ParquetFile(tmp_path / "s.parquet") as found:
+        groups = [found.metadata.row_group(n).num_rows for n in range(found.num_row_groups)]
+        table = found.read()
+    assert groups == [7, 6, 6, 6, 5]  # of 1 + 12, and of 4 + 13
+    assert table["id"].to_pylist() == [f"i{number}" for number in range(30)]
+    name, wanted = (
+        ("probabilities", rows) if top is None else ("top_probabilities", -np.sort(-rows)[:, :2])
+    )
+    values = table[name].to_pylist()
+    assert (values[17], table["error"][17].as_py()) == (None, "bad")
+    del values[17]
+    assert np.array_equal(np.array(values, np.float32), np.delete(wanted, 17, 0))
 
 
 # ---- the supervisor, with workers that do what a test says ----

@@ -91,7 +91,8 @@ def parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     p.add_argument(
         "--shard-size", type=_size, metavar="SIZE",
-        help="of input in a shard, such as 64MB (default: a 256th of all, from 4 MiB to 1 GiB)",
+        help="of input in a shard, such as 64MB (default: a 256th of all, from 4 MiB, or a pass over arrays, "
+        "to 1 GiB)",
     )  # fmt: skip
     p.add_argument(
         "--workers", type=_workers, default="auto", metavar="N",
@@ -348,11 +349,11 @@ class _Run:
         return found
 
     def _measure(self, shards: list[Shard]) -> None:
-        from .ceilings import STAGES, TOGETHER
+        from .ceilings import ALL, STAGES, TOGETHER
 
         seconds = min(max(CEILING_SHARE * self._working_s, LEAST_CEILING_S), CEILING_S)
         try:
-            for stage in (*STAGES, TOGETHER) if shards else ():
+            for stage in (*STAGES, TOGETHER, ALL) if shards else ():
                 self._ceilings[stage] = self._supervisor.measure(stage, shards, seconds)
         except CnnEngineError as error:
             self._display.note(f"ceilings: not measured: {error}")

@@ -16,9 +16,10 @@ from ..errors import CnnEngineError
 from ..io.files import describe_os_error
 from . import packages
 
-#: Bytes of probabilities that are written as one row group, and how many rows that may be.
-GROUP_BYTES = 8 << 20
-LEAST_ROWS, MOST_ROWS = 1024, 1 << 16
+#: Bytes of probabilities that are written as one row group, and how many rows that may be: what Arrow makes
+#: of them on the way stays in a core's caches, and is little of a process's memory.
+GROUP_BYTES = 2 << 20
+LEAST_ROWS, MOST_ROWS = 256, 1 << 13
 
 KEY = b"cnn_engine"
 
@@ -91,7 +92,7 @@ class ShardFile:
         )  # fmt: skip
         self._classes, self._top = classes, top
         self._schema = schema(classes, top)
-        self._group = min(max(GROUP_BYTES // (4 * classes), LEAST_ROWS), MOST_ROWS)
+        self._group = min(max(GROUP_BYTES // (4 * (top or classes)), LEAST_ROWS), MOST_ROWS)
         self._parts: list[Any] = []
         self._waiting = self.rows = self.errors = 0
         pa, pq = packages.arrow(), packages.parquet()
@@ -109,6 +110,8 @@ class ShardFile:
                         name: "none" if name in numbers else "zstd" for name in self._schema.names
                     },
                     use_dictionary=["error"],
+                    # Nobody looks for rows by their probabilities, and to compare all of them takes time.
+                    write_statistics=["id", "label", "error"],
                     column_encoding={"id": "DELTA_BYTE_ARRAY"},
                     write_page_checksum=True,
                 )
@@ -117,7 +120,19 @@ class ShardFile:
                 raise
 
     def add(self, ids: Any, rows: np.ndarray, labels: Any, errors: dict[int, str]) -> None:
-        """Writes ``rows``, float32 [N, classes], which are the file's from now on; a bad image has none."""
+        """Writes ``rows``, float32 [N, classes], which may change once it returns; a bad image has none.
+
+        Rows that are fewer than a row group wait for more.
+        """
+        full = self._waiting + len(ids) >= self._group
+        self._parts.append(self._batch(ids, rows if full else rows.copy(), labels, errors))
+        self._waiting += len(ids)
+        self.rows += len(ids)
+        self.errors += len(errors)
+        if full:
+            self._write()
+
+    def _batch(self, ids: Any, rows: np.ndarray, labels: Any, errors: dict[int, str]) -> Any:
         pa = packages.arrow()
         count = len(ids)
         bad = None
@@ -138,30 +153,20 @@ class ShardFile:
             messages = pa.array([errors.get(at) for at in range(count)], pa.string())
         ids = ids if isinstance(ids, pa.Array) else pa.array(ids, pa.string())
         labels = labels if isinstance(labels, pa.Array) else pa.array(labels, pa.int64())
-        self._parts.append(pa.record_batch([ids, *lists, labels, messages], schema=self._schema))
-        self._waiting += count
-        self.rows += count
-        self.errors += len(errors)
-        if self._waiting >= self._group:
-            self._write(last=False)
+        return pa.record_batch([ids, *lists, labels, messages], schema=self._schema)
 
-    def _write(self, last: bool) -> None:
-        """Writes whole row groups, so that where they end does not depend on how rows came."""
-        pa = packages.arrow()
-        table = pa.Table.from_batches(self._parts, self._schema)
-        whole = len(table) if last else len(table) // self._group * self._group
+    def _write(self) -> None:
+        """Writes all rows that there are, as row groups of one size."""
+        table = packages.arrow().Table.from_batches(self._parts, self._schema)
+        groups = max(-(-len(table) // self._group), 1)
         with _written(self._final):
-            for first in range(0, whole, self._group):
-                part = table.slice(first, min(self._group, whole - first)).combine_chunks()
-                self._writer.write_table(part, row_group_size=self._group)
-        rest = table.slice(whole)
-        self._parts = rest.to_batches()
-        self._waiting = len(rest)
+            self._writer.write_table(table, row_group_size=max(-(-len(table) // groups), 1))
+        self._parts, self._waiting = [], 0
 
     def commit(self) -> Record:
         """Completes the file and gives it its name, on the disk before it returns; returns what is in it."""
         if self._waiting or not self.rows:
-            self._write(last=True)
+            self._write()
         facts = {"run": self._run, "shard": self._name, "rows": self.rows, "errors": self.errors}
         with _written(self._final):
             self._writer.add_key_value_metadata({KEY: json.dumps(facts).encode()})

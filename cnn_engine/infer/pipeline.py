@@ -29,11 +29,13 @@ from .sources import Wanted
 #: Chunks of encoded images that are read ahead, and chunks of pixels and rows that there are at all.
 READ_AHEAD, SLOTS = 3, 6
 
-#: Files that are written at a time: writing one is the work of one thread, and less than a GPU computes.
-WRITERS = 8
+#: Files that are written at a time, by the kind of device: writing one is the work of one thread, and less
+#: than a GPU computes; beside a worker's CPUs the second goes on while the first waits for the disk.
+WRITERS = {"cpu": 2, "cuda": 8}
 
-#: Bytes of rows that may wait for each writer: those of a file come all at once, and then the next file's.
-WAITING_BYTES = 32 << 20
+#: Bytes of memory for rows, made once, in which they wait for the writers: those of a file come all at once,
+#: and then the next file's. It has room for as many chunks, but no fewer or more than these.
+WAITING_BYTES, LEAST_WAITING, MOST_WAITING = 64 << 20, 4, 64
 
 STAGES = ("read", "decode", "compute", "write")
 
@@ -95,6 +97,7 @@ class Pipeline:
         decoder: of images that come as files.
         settings: for all shards.
         slots: memory that is there already.
+        rows: memory for the rows of chunks that is there already.
         computed: called with a shard of which nothing is left but to write its rows.
         done: called with (shard, record or None, (kind, message) or None, seconds) when a shard ends.
     """
@@ -105,6 +108,7 @@ class Pipeline:
         decoder: Decoder,
         settings: Settings,
         slots: dict[type[Slot], list[Slot]],
+        rows: list[np.ndarray],
         computed: Callable[[Shard], None],
         done: Callable[[Shard, Record | None, tuple[str, str] | None, float], None],
     ) -> None:
@@ -120,17 +124,15 @@ class Pipeline:
         self._read: queue.Queue = queue.Queue(READ_AHEAD)
         self._decoding: queue.Queue = queue.Queue(1)  # the next beside the one that is waited for
         self._decoded: queue.Queue = queue.Queue(SLOTS)
-        self._finished: queue.Queue = queue.Queue(1)
-        rows_bytes = 4 * settings.batch * engine.network.classes
-        waiting = max(WAITING_BYTES // rows_bytes, SLOTS)
-        self._computed: list[queue.Queue] = [queue.Queue(waiting) for _ in range(WRITERS)]
+        make_rows = partial(engine.empty_probabilities, settings.batch)
+        self._rows = Slots(waiting_chunks(engine, settings.batch), make_rows, rows)
+        self._writers = WRITERS[engine.device.kind]
+        self._computed: list[queue.Queue] = [queue.Queue() for _ in range(self._writers)]
         self._next_writer = itertools.cycle(self._computed)
         self._counting = threading.Lock()  # what several writers count
         model = engine.network
         self._fixed = isinstance(model, Model) and not model.any_batch
-        loops = (
-            self._read_loop, self._begin_loop, self._decode_loop, self._compute_loop, self._keep_loop,
-        )  # fmt: skip
+        loops = (self._read_loop, self._begin_loop, self._decode_loop, self._compute_loop)
         for loop in (*loops, *(partial(self._write_loop, jobs) for jobs in self._computed)):
             threading.Thread(target=loop, daemon=True).start()
 
@@ -222,38 +224,29 @@ class Pipeline:
         stage = self.stages["compute"]
         while True:
             job, chunk = self._decoded.get()
+            rows = None
             if chunk is not _END and not job.failed:
                 begin = perf_counter()
                 try:
-                    self.compute(chunk)
+                    rows = self._rows.take()
+                    begin = perf_counter()
+                    self.compute(chunk, rows)
                     stage.images += len(chunk)
                 except Exception as error:
                     job.failed = job.failed or _failure(error)
                 stage.seconds += perf_counter() - begin
-            self._finished.put((job, chunk))
-
-    def _keep_loop(self) -> None:
-        """Lets others have a chunk's memory: a writer takes longer than a GPU, which goes on meanwhile."""
-        while True:
-            job, chunk = self._finished.get()
-            rows = None
             if chunk is _END:
                 self._on_computed(job.shard)
-            else:
-                try:
-                    rows = None if job.failed else chunk.slot.rows[: len(chunk)].copy()
-                except MemoryError as error:
-                    job.failed = _failure(error)
-                if chunk.slot is not None:
-                    self._give_back(chunk.slot)
-                    chunk.slot = None
+            elif chunk.slot is not None:
+                self._give_back(chunk.slot)
+                chunk.slot = None
             job.computed.put((job, chunk, rows))
 
     def _give_back(self, slot: Slot) -> None:
         self._slots[type(slot)].put(slot)
 
-    def compute(self, chunk: Chunk) -> None:
-        """Fills the rows of a chunk's slot."""
+    def compute(self, chunk: Chunk, rows: np.ndarray) -> None:
+        """Fills the first ``rows`` with those of a chunk's images."""
         slot, count = chunk.slot, len(chunk)
         images = slot.images(chunk.dtype)
         if self._fixed and count < len(images):  # the model is for so many images alone
@@ -261,7 +254,7 @@ class Pipeline:
             count = len(images)
         for at in chunk.errors:
             images[at] = 0
-        slot.predict(chunk.dtype, count, self._settings.batch)
+        slot.predict(chunk.dtype, rows[:count], self._settings.batch)
 
     def _write_loop(self, computed: queue.Queue) -> None:
         stage = self.stages["write"]
@@ -278,17 +271,18 @@ class Pipeline:
                     record = file.commit()
                     nbytes = record.bytes
                 elif not job.failed:
-                    ids, labels = chunk.columns()
-                    file.add(ids, rows, labels, chunk.errors)
+                    _add(file, chunk, rows)
                     images, errors = len(chunk), len(chunk.errors)
             except Exception as error:
                 job.failed = job.failed or _failure(error)
+            if rows is not None:
+                self._rows.put(rows)
             if chunk is _END:
                 if file is not None and record is None:
                     file.discard()
                 file = None
             with self._counting:
-                stage.seconds += (perf_counter() - begin) / WRITERS
+                stage.seconds += (perf_counter() - begin) / self._writers
                 stage.images += images
                 stage.bytes += nbytes
                 self.images += images
@@ -297,13 +291,14 @@ class Pipeline:
                 self._on_done(job.shard, record, job.failed, perf_counter() - job.begin)
 
     @contextmanager
-    def slots(self, shard: Shard) -> Iterator[list[Slot]]:
-        """Lends all slots for a shard's chunks, while none is under way."""
-        slots = self.slots_of(shard)
+    def memory(self, shard: Shard) -> Iterator[tuple[list[Slot], np.ndarray]]:
+        """Lends all slots for a shard's chunks, and memory for the rows of one, while none is under way."""
+        slots, rows = self.slots_of(shard), self._rows.take()
         lent = [slots.take() for _ in range(slots.most)]
         try:
-            yield lent
+            yield lent, rows
         finally:
+            self._rows.put(rows)
             for slot in lent:
                 slots.put(slot)
 
@@ -315,6 +310,21 @@ class Pipeline:
             settings.folder, temporary, job.shard.name, settings.run,
             self._engine.network.classes, settings.top,
         )  # fmt: skip
+
+
+def _add(file: ShardFile, chunk: Chunk, rows: np.ndarray) -> None:
+    at = 0
+    for ids, labels in chunk.columns():
+        end = at + len(ids)
+        errors = {k - at: what for k, what in chunk.errors.items() if at <= k < end}
+        file.add(ids, rows[at:end], labels, errors)
+        at = end
+
+
+def waiting_chunks(engine: Any, batch: int) -> int:
+    """Returns for how many chunks there is memory for rows."""
+    chunks = WAITING_BYTES // (4 * batch * engine.network.classes)
+    return min(max(chunks, LEAST_WAITING), MOST_WAITING)
 
 
 def slot_type(engine: Any, decoder: Decoder, batch: int, kind: str) -> type[Slot]:

@@ -45,8 +45,8 @@ class Chunk:
     Attributes:
         slot: whose first ``count`` images these are, once they are decoded.
         count: how many.
-        columns: returns the ids, a string each, and the labels, a whole number or None each; made where they
-            are written, for reading is what binds.
+        columns: yields the ids, a string each, and the labels, a whole number or None each, some at a time;
+            made where they are written, for reading is what binds.
         encoded: bytes of each file, until they are decoded; None for arrays.
         errors: position -> what is wrong with that image.
         dtype: of the images in the slot.
@@ -55,7 +55,7 @@ class Chunk:
 
     slot: Slot | None
     count: int
-    columns: Callable[[], tuple[Any, Any]]
+    columns: Callable[[], Iterator[tuple[Any, Any]]]
     encoded: list[bytes] | None = None
     errors: dict[int, str] = field(default_factory=dict)
     dtype: str = "uint8"
@@ -108,7 +108,7 @@ def _encoded_chunks(items: Iterator[Item], size: int) -> Iterator[Chunk]:
         ids, labels, files = map(list, zip(*part, strict=True))
         errors = {at: file for at, file in enumerate(files) if isinstance(file, str)}
         encoded = [b"" if isinstance(file, str) else file for file in files]
-        yield Chunk(None, len(ids), partial(tuple, (ids, labels)), encoded, errors)
+        yield Chunk(None, len(ids), partial(iter, [(ids, labels)]), encoded, errors)
 
 
 def _text(path: str) -> str:
@@ -146,15 +146,11 @@ def _members(piece: Piece, file: Any) -> Iterator[tuple[str, bytes]]:
                 if len(data) < member.size or member.issparse():
                     raise expected(piece.path, f"a sound tar, with all of {member.name}", "less")
                 yield member.name, data
-            # tarfile takes what it cannot read for the end, which is marked by zeros, and a hole for it too.
+            # tarfile takes what it cannot read for the end, which is marked by zeros.
             file.seek(archive.offset)
             if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
                 found = f"neither a file nor the archive's end at byte {archive.offset:,}"
                 raise expected(piece.path, "a sound tar", found)
-            while part := file.read(1 << 20):
-                if part.strip(b"\0"):
-                    found = f"more behind the archive's end at byte {archive.offset:,}"
-                    raise expected(piece.path, "a sound tar", found)
     except tarfile.TarError as error:
         raise expected(piece.path, "a sound tar", error) from error
 
@@ -249,7 +245,7 @@ def _array_chunks(
     total = sum(piece.images for piece in pieces)
     filled = done = 0
     current: Slot | None = None
-    parts: list[Callable[[], tuple[Any, Any]]] = []
+    parts: list[Callable[[], Iterator[tuple[Any, Any]]]] = []
     errors: dict[int, str] = {}
     reading: list[Future] = []
     try:
@@ -268,7 +264,7 @@ def _array_chunks(
                 errors.update({filled + position: what for position, what in faults.items()})
                 at, filled, done = at + count, filled + count, done + count
                 if filled == size or done == total:
-                    columns = partial(_joined, parts)
+                    columns = partial(_in_turn, parts)
                     yield Chunk(current, filled, columns, None, errors, dtype, reading)
                     current, reading = None, []
             read.close()
@@ -276,22 +272,26 @@ def _array_chunks(
         wait(reading)  # of a chunk that was not made whole
 
 
+#: Images that ids and labels are made for at a time: what lives while they are written is small.
+PART_IMAGES = 1 << 13
+
+
 def _part(
     path: str, first: int, count: int, names: Any, labels: np.ndarray | None
-) -> tuple[Any, Any]:
+) -> Iterator[tuple[Any, Any]]:
     pa = packages.arrow()
-    ids = numbered(path, first, count) if names is None else names
-    if labels is None:
-        return ids, pa.nulls(count, pa.int64())
-    return ids, pa.array(labels, pa.int64(), mask=labels < 0)
+    for at in range(0, count, PART_IMAGES):
+        end = min(at + PART_IMAGES, count)
+        ids = numbered(path, first + at, end - at) if names is None else names[at:end]
+        if labels is None:
+            yield ids, pa.nulls(end - at, pa.int64())
+        else:
+            yield ids, pa.array(labels[at:end], pa.int64(), mask=labels[at:end] < 0)
 
 
-def _joined(parts: list[Callable[[], tuple[Any, Any]]]) -> tuple[Any, Any]:
-    if len(parts) == 1:
-        return parts[0]()
-    ids, labels = zip(*(part() for part in parts), strict=True)
-    concat = packages.arrow().concat_arrays
-    return concat(ids), concat(labels)
+def _in_turn(parts: list[Callable[[], Iterator[tuple[Any, Any]]]]) -> Iterator[tuple[Any, Any]]:
+    for part in parts:
+        yield from part()
 
 
 #: The last digits of numbers that follow each other, which are the same in every so many of them.

@@ -14,11 +14,11 @@ from typing import Any
 from ..errors import InputError
 from ..io.files import describe_os_error
 from . import packages
-from .sources import Source
+from .sources import ENCODED, Source
 
-#: Shards unless ``--shard-size`` says otherwise: about so many, but none smaller or larger than this. Small
-#: enough to lose little with a worker, and for all workers to end together; large enough that opening, fsync
-#: and rename do not count.
+#: Shards unless ``--shard-size`` says otherwise: about so many, but none smaller or larger than this, or
+#: smaller than a pass. Small enough to lose little with a worker, and for all workers to end together; large
+#: enough that opening, fsync and rename do not count, and that a few images take the memory that many take.
 SHARDS, LEAST_BYTES, MOST_BYTES = 256, 4 << 20, 1 << 30
 
 #: Pieces that are in memory while a plan is written.
@@ -96,14 +96,17 @@ def write(
     """
     listed = folder / "sources"
     with _writing(listed, _SOURCE) as add:
-        total = 0
+        total = arrays = array_bytes = 0
         for source in sources:
             units = [value for unit in source.units for value in unit]
             images = -1 if source.images is None else source.images
             add((source.kind, os.fsencode(source.path), images, source.bytes, units, source.whole))
             total += source.bytes
+            if source.kind not in ENCODED:
+                arrays, array_bytes = arrays + source.images, array_bytes + source.bytes
     if shard_bytes is None:
-        shard_bytes = min(max(total // SHARDS, LEAST_BYTES), MOST_BYTES)
+        a_pass = -(-batch * array_bytes // max(arrays, 1))
+        shard_bytes = min(max(total // SHARDS, LEAST_BYTES, a_pass), MOST_BYTES)
     digest = hashlib.sha256()
     count = images = size = first = 0
     with ExitStack() as files:

@@ -1,4 +1,4 @@
-"""Memory for chunks of images and their rows, which goes round the pipeline."""
+"""Memory for chunks of images, and for their rows, which goes round the pipeline."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import pairwise
 from time import perf_counter
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
@@ -25,14 +25,15 @@ _reading = ThreadPoolExecutor(READ_THREADS, "read-part")
 #: Kinds of input whose images lie in a file as the engine takes them.
 STORED = ("npy", "npy-float32")
 
+Memory = TypeVar("Memory")
+
 
 class Slot:
-    """Memory for a chunk's images and rows, page-locked on CUDA."""
+    """Memory for a chunk's images, page-locked on CUDA."""
 
     def __init__(self, engine: Any, size: int) -> None:
         self._engine, self._size = engine, size
         self._images: dict[str, Any] = {}
-        self.rows = engine.empty_probabilities(size)
 
     def images(self, dtype: str) -> Any:
         """Returns uint8 or float32 [size, C, H, W], the same each time."""
@@ -47,13 +48,16 @@ class Slot:
         """Makes all images black."""
         self.images(dtype)[...] = 0
 
-    def predict(self, dtype: str, count: int, batch: int) -> None:
-        """Fills the rows of the first ``count`` images, in passes over ``batch``."""
-        self._engine.predict(self.images(dtype)[:count], batch=batch, out=self.rows[:count])
+    def predict(self, dtype: str, rows: np.ndarray, batch: int) -> None:
+        """Fills ``rows``, float32 [N, classes], with those of the first N images, in passes over ``batch``.
+
+        On CUDA they are page-locked.
+        """
+        self._engine.predict(self.images(dtype)[: len(rows)], batch=batch, out=rows)
 
 
 class DeviceSlot(Slot):
-    """Memory of a GPU for a chunk's images, which files are read into; page-locked memory for its rows."""
+    """Memory of a GPU for a chunk's images, which files are read into."""
 
     def _make(self, size: int, dtype: np.dtype) -> DeviceImages:
         return self._engine.device_images(size, dtype)
@@ -61,22 +65,25 @@ class DeviceSlot(Slot):
     def clear(self, dtype: str) -> None:
         read_into_device(File("/dev/zero"), self.images(dtype), 0)
 
-    def predict(self, dtype: str, count: int, batch: int) -> None:
-        self.images(dtype)[:count].predict(self.rows[:count])
+    def predict(self, dtype: str, rows: np.ndarray, batch: int) -> None:
+        self.images(dtype)[: len(rows)].predict(rows)
 
 
-class Slots:
-    """At most so many slots, each made by ``make`` when it is first needed; some may be there already."""
+class Slots(Generic[Memory]):
+    """At most so many pieces of memory, each made by ``make`` when it is first needed; some may be there.
 
-    def __init__(self, most: int, make: Callable[[], Slot], there: list[Slot]) -> None:
+    They are taken in turn, so that all of them are in use soon, and memory does not grow later.
+    """
+
+    def __init__(self, most: int, make: Callable[[], Memory], there: list[Memory]) -> None:
         self.most = most
         self._make, self._made = make, len(there)
         self._making = threading.Lock()
-        self._free: queue.Queue[Slot] = queue.Queue()
-        for slot in there:
-            self._free.put(slot)
+        self._free: queue.Queue[Memory] = queue.Queue()
+        for memory in there:
+            self._free.put(memory)
 
-    def take(self) -> Slot:
+    def take(self) -> Memory:
         """Returns a free one; waits for it where all are taken."""
         with self._making:
             if self._free.empty() and self._made < self.most:
@@ -84,9 +91,9 @@ class Slots:
                 return self._make()
         return self._free.get()
 
-    def put(self, slot: Slot) -> None:
+    def put(self, memory: Memory) -> None:
         """Takes one back."""
-        self._free.put(slot)
+        self._free.put(memory)
 
 
 class File:

@@ -118,8 +118,9 @@ def ceilings_of(
 ) -> tuple[dict[str, dict[str, Any]], str | None]:
     """Returns what each stage does alone with all workers at it, and the name of the lowest ceiling.
 
-    Beside the stages, ``read and copy`` is of both at once, and ``cores`` of all of them together: their CPU
-    time an image, on the CPUs that there are. A stage that has nothing to do has no row.
+    Beside the stages, ``read and copy`` is of both at once, ``all at once`` of all beside each other, and
+    ``cores`` of their CPU time an image alone, on the CPUs that there are. A stage that has nothing to do has
+    no row.
     """
     found: dict[str, dict[str, Any]] = {}
     for stage, rows in measured.items():

@@ -22,7 +22,7 @@ DEATHS = ATTEMPTS = 3
 
 #: Shards that a worker has at a time beside those of which only rows are left to be written; how many when
 #: few are left, so that all workers end at about the same time; and with those that are written.
-AHEAD, LAST_AHEAD, IN_HAND = 4, 2, 4 + WRITERS
+AHEAD, LAST_AHEAD, IN_HAND = 4, 2, 4 + max(WRITERS.values())
 
 #: Shards that each worker has its stages measured on alone, at most.
 MEASURED = 16

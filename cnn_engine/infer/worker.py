@@ -29,7 +29,7 @@ from ..workload import get, of_model
 from . import ceilings, memory, packages
 from .decoding import Decoder
 from .output import Record, ShardFile
-from .pipeline import SLOTS, Pipeline, Settings, slot_type
+from .pipeline import SLOTS, Pipeline, Settings, slot_type, waiting_chunks
 from .readers import dtype_of
 from .shards import Shard
 from .slots import Slot
@@ -92,15 +92,15 @@ class Worker:
         if self.top is not None and self.top > network.classes:
             raise expected("--top", f"at most {network.classes}, the network's classes", self.top)
         self.pipeline: Pipeline | None = None
-        self._slots = self._warm()
+        self._slots, self._rows = self._warm()
 
-    def _warm(self) -> dict[type[Slot], list[Slot]]:
-        """Returns the pipeline's memory, after a first pass and a first file: all of it takes long once.
+    def _warm(self) -> tuple[dict[type[Slot], list[Slot]], list[np.ndarray]]:
+        """Returns the pipeline's memory, for images and for rows, after a first pass and a first file.
 
-        On a GPU, that is; on CPUs nothing is gained by it.
+        All of that takes long once on a GPU; on CPUs nothing is gained by it.
         """
         if self.engine.device.kind != "cuda":
-            return {}
+            return {}, []
         self.engine.device.sleep_while_waiting()  # the cores have images to decode
         kind = self._config["kind"]
         reads_floats = "uint8" not in self._reads or dtype_of(kind) == "float32"
@@ -113,13 +113,16 @@ class Worker:
                 slot.images(dtype)
         dtype = (*floats, *pixels)[0]
         slots[0].clear(dtype)
-        slots[0].predict(dtype, self.batch, self.batch)
+        count = waiting_chunks(self.engine, self.batch)
+        block = self.engine.empty_probabilities(count * self.batch)
+        rows = list(block.reshape(count, self.batch, -1))
+        slots[0].predict(dtype, rows[0], self.batch)
         with tempfile.TemporaryDirectory() as name:
             folder, classes = Path(name), self.engine.network.classes
             file = ShardFile(folder, folder / "first", "first", "", classes, self.top)
-            file.add(["0"], slots[0].rows[:1].copy(), [None], {})
+            file.add(["0"], rows[0][:1], [None], {})
             file.commit()
-        return {made: slots}
+        return {made: slots}, rows
 
     @property
     def _normalises(self) -> bool:
@@ -187,8 +190,9 @@ class Worker:
             self.top, self.wanted,
         )  # fmt: skip
         self.pipeline = Pipeline(
-            self.engine, self.decoder, self.settings, self._slots, self._computed, self._ended
-        )
+            self.engine, self.decoder, self.settings, self._slots, self._rows, self._computed,
+            self._ended,
+        )  # fmt: skip
         self._cpu_before = process_time()
         threading.Thread(target=self._beat, args=(threading.Event(),), daemon=True).start()
 
@@ -204,11 +208,11 @@ class Worker:
 
     def _measure(self, message: Message) -> None:
         shards = [Shard(**shard) for shard in message["shards"]]
-        with self.pipeline.slots(shards[0]) as slots:
-            found = ceilings.measure(
-                self.engine, self.decoder, self.settings, slots, shards, message["stage"],
-                message["seconds"], message["attempt"],
-            )  # fmt: skip
+        with self.pipeline.memory(shards[0]) as (slots, rows):
+            bench = ceilings.Bench(
+                self.engine, self.decoder, self.settings, slots, rows, shards, message["attempt"]
+            )
+            found = ceilings.measure(bench, message["stage"], message["seconds"])
         self._emit({"event": "measured", "stage": message["stage"], **found})
 
     def _computed(self, shard: Shard) -> None:

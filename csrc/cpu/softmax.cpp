@@ -1,5 +1,4 @@
-// softmax on the CPU: a row at a time, its maximum and its sum in order or on SIMD lanes. The sum
-// is a double: a float of many classes is large beside each.
+// softmax on the CPU: a row at a time, its maximum and its sum in order or on SIMD lanes.
 #include "ops/softmax.h"
 
 #include <math.h>
@@ -15,7 +14,7 @@ namespace {
 template <bool reduction>
 void softmax_row(const float* x, float* y, int classes) {
   float largest = -std::numeric_limits<float>::infinity();
-  double sum = 0.0;
+  float sum = 0.0f;
   if (reduction) {
 #pragma omp simd reduction(max : largest)
     for (int m = 0; m < classes; ++m) largest = x[m] > largest ? x[m] : largest;
@@ -29,8 +28,7 @@ void softmax_row(const float* x, float* y, int classes) {
   } else {
     for (int m = 0; m < classes; ++m) sum += y[m];
   }
-  const float whole = static_cast<float>(sum);
-  for (int m = 0; m < classes; ++m) y[m] /= whole;
+  for (int m = 0; m < classes; ++m) y[m] /= sum;
 }
 
 }  // namespace
