@@ -58,8 +58,10 @@ class Cell:
         return SECONDS.get(self.network, 30)
 
 
-def tasks_of(cells: Sequence[Cell]) -> list[list[Cell]]:
-    """Returns the cells in groups of one network and data type, each for a process."""
+def tasks_of(cells: Sequence[Cell], apart: bool = False) -> list[list[Cell]]:
+    """Returns the cells in groups of one network and data type, or each apart, for a process each."""
+    if apart:
+        return [[cell] for cell in cells]
     groups: dict[tuple[str, str], list[Cell]] = {}
     for cell in cells:
         groups.setdefault((cell.network, cell.dtype), []).append(cell)
@@ -154,7 +156,8 @@ def measure(
         os.environ.setdefault(name, "1")
     os.environ.setdefault("PYTHONWARNINGS", "ignore")
     context = multiprocessing.get_context("spawn")
-    waiting, workers = tasks_of(cells), []
+    # A search takes minutes: cells of one network would wait for each other.
+    waiting, workers = tasks_of(cells, "max-autotune" in options.peers), []
     try:
         running: dict[Connection, _Worker] = {}
         while waiting or running:

@@ -26,11 +26,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Runs the command named first; returns its exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments
     if not arguments or arguments[0] in ("-h", "--help"):
-        print("usage: cnn-engine COMMAND [OPTION ...]\n")
-        for name, summary in COMMANDS.items():
-            print(f"  {name:<12} {summary}")
-        print("\ncnn-engine COMMAND --help lists a command's options")
-        return cli.DONE
+        return cli.run(_help, arguments)
     if arguments[0] in ("--version", "--list"):
         return cli.run(lambda words: cli.ArgumentParser().parse_args(words), arguments)
     if arguments[0] not in COMMANDS:
@@ -38,6 +34,14 @@ def main(arguments: list[str] | None = None) -> int:
         return cli.INPUT_AT_FAULT
     command = importlib.import_module(f".{arguments[0]}", __package__)
     return command.main(arguments[1:])
+
+
+def _help(arguments: list[str] | None) -> int:
+    print("usage: cnn-engine COMMAND [OPTION ...]\n")
+    for name, summary in COMMANDS.items():
+        print(f"  {name:<12} {summary}")
+    print("\ncnn-engine COMMAND --help lists a command's options")
+    return cli.DONE
 
 
 if __name__ == "__main__":

@@ -55,13 +55,15 @@ def raised() -> Iterator[list[int]]:
         terminated.append(number)
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, terminate)
-    if signal.getsignal(signal.SIGINT) is _leave:
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    signal.signal(signal.SIGTERM, terminate)
+    if before[signal.SIGINT] is _leave:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         yield terminated
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():  # a command may have replaced either
+            signal.signal(number, handler)
 
 
 _guard_imports()

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .errors import InputError, UnsupportedError, expected
+from .errors import CnnEngineError, InputError, UnsupportedError, expected
 
 if TYPE_CHECKING:
     import importlib.metadata
@@ -170,23 +170,39 @@ def of_model(source: Any, input_shape: Mapping[str, tuple[int, ...]] | None = No
 
 def _from_array(path: str, images: int | None, dtype: str) -> Dataset:
     """Reads images, and labels where an ``.npz`` has them, from NumPy's files."""
+    labels = None
     try:
-        found = np.load(path, allow_pickle=False)
-    except (OSError, ValueError) as error:
+        with open(path, "rb") as file:  # of a broken one NumPy leaves its own open
+            found = np.load(file, allow_pickle=False)
+            if not isinstance(found, np.ndarray):
+                if "images" not in found:
+                    raise expected(path, "an array called images", ", ".join(found.files) or "none")
+                labels = found.get("labels")
+                found = found["images"]
+    except (CnnEngineError, MemoryError):
+        raise
+    except Exception as error:  # zipfile, zlib and NumPy have a dozen kinds for broken bytes
         raise expected(
             "--data",
             "auto, synthetic or a .npy or .npz file, or files of images",
             f"{path}: {error}",
         ) from None
-    labels = None
-    if not isinstance(found, np.ndarray):
-        if "images" not in found:
-            raise expected(path, "an array called images", ", ".join(found.files) or "none")
-        labels = found["labels"][:images] if "labels" in found else None
-        found = found["images"]
     if found.dtype.name != dtype:
         raise expected(path, f"images of type {dtype}", found.dtype.name)
-    return Dataset(Path(path).name, path, np.ascontiguousarray(found[:images]), labels)
+    if found.ndim != 4 or not len(found):
+        raise expected(path, "images [N, C, H, W], at least one", f"shape {list(found.shape)}")
+    if images is not None and images > len(found):
+        raise expected("--images", f"at most {len(found)}, as {path} has", images)
+    if labels is not None and (labels.dtype.kind not in "iu" or labels.shape != found.shape[:1]):
+        wanted = f"labels, a whole number each of {len(found)} images"
+        raise expected(path, wanted, f"{labels.dtype} {list(labels.shape)}")
+    if labels is not None and labels.min() < 0:
+        raise expected(path, "labels from 0 on", labels.min())
+    found = np.ascontiguousarray(found[:images])
+    if not np.isfinite(found).all():  # no check can tell what becomes of them
+        number = int(np.isfinite(found).all((1, 2, 3)).argmin())
+        raise expected(path, "finite numbers", f"others in image {number} (the first is 0)")
+    return Dataset(Path(path).name, path, found, None if labels is None else labels[:images])
 
 
 #: The project's own workloads: name -> "module:attribute", imported when first asked for.

@@ -283,7 +283,7 @@ def test_steps_out_of_range(part, step, key, value, tmp_path, capsys):
     assert key in err
 
 
-@pytest.mark.parametrize("path", ["missing.json", ".", "/dev/zero", "/dev/null"])
+@pytest.mark.parametrize("path", ["missing.json", ".", "/dev/zero", "/dev/null", "n" * 300])
 def test_what_cannot_be_read(path, tmp_path, capsys):
     good = written(tmp_path / "good.json", made())
     path = path if path.startswith("/") else str(tmp_path / path)

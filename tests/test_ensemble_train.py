@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 
 import numpy as np
 import pytest
@@ -15,14 +14,6 @@ from cnn_engine.errors import InputError
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install '.[train]'")
 
 EPOCHS, BATCH, IMAGES = 3, 16, 70
-
-
-@pytest.fixture(autouse=True)
-def signals():
-    """An ensemble that was interrupted ignores Ctrl-C until its process ends, which is the tests' here."""
-    before = signal.getsignal(signal.SIGINT)
-    yield
-    signal.signal(signal.SIGINT, before)
 
 
 def labelled(path):

@@ -32,3 +32,10 @@ def test_what_is_longer_than_expected_is_refused_and_not_cut_off(tmp_path):
     path.write_bytes(b"\xff")
     with pytest.raises(InputError, match="expected text in UTF-8"):
         files.read_text(path, 10)
+
+
+@pytest.mark.parametrize("path", ["n" * 300, "n" * 300 + "/result.json"])
+def test_a_name_that_is_too_long_is_one_line(tmp_path, path):
+    with pytest.raises(InputError, match="^--json: "):
+        files.check_writable(tmp_path / path, "--json")
+    assert not list(tmp_path.iterdir())

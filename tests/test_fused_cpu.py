@@ -490,6 +490,19 @@ def test_bfloat16_products_are_summed_in_float32(rng, filters, channels, kernel,
 
 
 @pytest.mark.skipif(len(INSTRUCTION_SETS) < 2, reason="this CPU has one instruction set")
+@pytest.mark.parametrize("columns", [1, 2, 5])
+def test_bfloat16_over_few_columns(rng, columns):
+    """Where tiles of two columns would take the fewest products."""
+    needs_bfloat16()
+    layers = (Conv2d("a", 24, 3, padding=1), Conv2d("b", 16, 5, padding=2), Linear("fc", 10))
+    network = Network("narrow", (16, 16, columns), (*layers, Softmax("s")))
+    parameters = network.random_weights(0)
+    images = rng.standard_normal((9, *network.input_shape)).astype(np.float32)
+    found = run(build(network, parameters, "bfloat16"), images, threads=2)
+    wanted = reference.forward(network, parameters, images)
+    tolerances.assert_close(found, wanted, LIMITS["cpu"]["bfloat16"], columns=columns)
+
+
 def test_bfloat16_is_refused_without_its_instructions():
     before = _cpu.selected_instruction_set()
     _cpu.select_instruction_set(INSTRUCTION_SETS[0])

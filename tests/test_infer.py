@@ -98,6 +98,16 @@ def test_idx_of_the_courses_size(tmp_path):
     assert table["label"].to_pylist() == list(range(70))
 
 
+def test_links_to_what_they_lie_in_give_no_image_twice(images, tmp_path):
+    infer_inputs.make("npy", tmp_path / "in", images, parts=1)
+    (tmp_path / "in" / "a").symlink_to(tmp_path / "in")
+    (tmp_path / "in" / "self").symlink_to("self")
+    assert run(tmp_path / "in", "--output", tmp_path / "out") == 0
+    ids = infer_inputs.rows(tmp_path / "out")["id"].to_pylist()
+    assert len(ids) == 300
+    assert not any("/a/" in name for name in ids)
+
+
 def test_the_plan_is_the_same_every_time_and_workers_change_nothing(images, tmp_path, processes):
     infer_inputs.make("tar", tmp_path / "in", images, parts=1)
     for name, workers in (("a", "1"), ("b", "2")):
@@ -272,11 +282,14 @@ def test_images_of_other_sizes_and_the_largest_probabilities(images, tmp_path):
         assert np.float32(row["top_probabilities"]).tobytes() == wanted[order].tobytes()
 
 
-def test_an_unreadable_shard_is_set_aside_and_done_when_it_can_be(images, tmp_path, capsys):
+@pytest.mark.parametrize("fault", ["cut off", "a hole"])
+def test_an_unreadable_shard_is_set_aside_and_done_when_it_can_be(images, tmp_path, capsys, fault):
     folder, out = tmp_path / "in", tmp_path / "out"
     infer_inputs.make("tar", folder, images[:90], parts=3)
     whole = (folder / "part-001.tar").read_bytes()
-    (folder / "part-001.tar").write_bytes(whole[: len(whole) // 2])
+    half = len(whole) // 2
+    hole = whole[:half] + bytes(5000) + whole[half + 5000 :]  # tarfile takes it for the end
+    (folder / "part-001.tar").write_bytes(hole if fault == "a hole" else whole[:half])
     words = [folder, "--output", out, "--quiet", "--shard-size", "50kB"]
     assert run(*words) == 1
     lines = capsys.readouterr().err.splitlines()
@@ -580,6 +593,7 @@ def test_an_array_of_jobs_shares_a_folder(images, tmp_path):
         (["wrong.npy", "--output", "out"], "wrong.npy: expected images of [3, 32, 32], as the network reads, "
          "found [1, 5, 5]"),
         (["text.txt", "--output", "out"], "text.txt: expected a file of images ("),
+        (["pipe.npy", "--output", "out"], "pipe.npy: expected a file of images, found a special file"),
         (["in", "--output", "out", "--top", "11"], "--top: expected at most 10, the network's classes"),
         (["in", "--output", "out", "--variant", "tiled"], "variant"),
         (["in", "--output", "o", "--shard-index", "3", "--shard-count", "3"], "--shard-index: expected"),
@@ -596,6 +610,7 @@ def test_what_is_at_fault_is_one_line(words, message, images, tmp_path, monkeypa
     Path("empty").mkdir()
     Path("text.txt").write_text("hello")
     np.save("wrong.npy", np.zeros((2, 1, 5, 5), np.uint8))
+    os.mkfifo("pipe.npy")
     assert run(*words) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"error: {message}") or (message == "variant" and message in line)

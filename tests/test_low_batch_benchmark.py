@@ -107,6 +107,7 @@ def test_parts_have_every_cell_once_and_about_the_same_work():
     assert all(part == [cell for cell in cells if cell in part] for part in parts)
     for task in jobs.tasks_of(cells):
         assert len({(cell.network, cell.dtype) for cell in task}) == 1
+    assert jobs.tasks_of(cells, apart=True) == [[one] for one in cells]
     assert jobs.part(cells, 1, 1) == cells
     few = cells[:2]
     assert [jobs.part(few, which, 3) for which in (1, 2, 3)].count([]) == 1

@@ -19,7 +19,7 @@ import pytest
 from cnn_engine.workloads.cifar10 import WORKLOAD
 
 import cnn_engine
-from cnn_engine import __main__, run
+from cnn_engine import __main__, interrupts, run
 from cnn_engine.graph import reference
 from cnn_engine.operators import softmax
 
@@ -231,6 +231,17 @@ def test_a_signal_ends_it_with_what_was_measured(tmp_path, number, code):
     assert document["latency_ms"]["samples"] > 1
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_command_leaves_signals_as_they_were(number):
+    before = signal.getsignal(number)
+    try:
+        with interrupts.raised():
+            signal.signal(number, signal.SIG_IGN)  # as an ensemble does that was interrupted
+        assert signal.getsignal(number) is before
+    finally:
+        signal.signal(number, before)
+
+
 def test_ctrl_c_during_imports_is_one_line():
     # A NumPy that sends the signal while it is imported.
     code = "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n"
@@ -247,7 +258,8 @@ def test_ctrl_c_during_imports_is_one_line():
 
 
 @pytest.mark.parametrize(
-    ("command", "options"), [("run", " ".join(SMALL)), ("doctor", ""), ("transfer", "--help")]
+    ("command", "options"),
+    [(".run", " ".join(SMALL)), (".doctor", ""), (".transfer", "--help"), ("", "--help")],
 )
 @pytest.mark.parametrize(
     ("output", "reason"), [(">/dev/full", "No space left"), (">&-", "Bad file descriptor")]
@@ -255,7 +267,7 @@ def test_ctrl_c_during_imports_is_one_line():
 @pytest.mark.parametrize("buffered", [True, False])
 def test_output_that_cannot_be_written_is_one_line(command, options, output, reason, buffered):
     found = subprocess.run(
-        ["sh", "-c", f"{sys.executable} -m cnn_engine.{command} {options} {output}"],
+        ["sh", "-c", f"{sys.executable} -m cnn_engine{command} {options} {output}"],
         env={**os.environ, "PYTHONUNBUFFERED": "" if buffered else "1"},
         capture_output=True,
         text=True,

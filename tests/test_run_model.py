@@ -80,6 +80,49 @@ def test_what_does_not_fit_is_one_line(model, options, message, capsys):
     assert error.count("\n") == 1
 
 
+NUMBERS = np.arange(3 * 3 * 8 * 8, dtype=np.float32).reshape(3, 3, 8, 8)
+NAN = np.where(NUMBERS == 300, np.float32(np.nan), NUMBERS)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"images": NUMBERS[:0]}, "expected images [N, C, H, W], at least one, found shape [0, 3, 8, 8]"),
+        ({"images": np.float32(1)}, "expected images [N, C, H, W], at least one, found shape []"),
+        ({"images": NAN}, "expected finite numbers, found others in image 1 (the first is 0)"),
+        ({"images": np.array([{}])}, "--data: expected auto, synthetic or a .npy or .npz"),
+        ({"images": NUMBERS, "labels": np.arange(2)}, "each of 3 images, found int64 [2]"),
+        ({"images": NUMBERS, "labels": np.int64(3)}, "each of 3 images, found int64 []"),
+        ({"images": NUMBERS, "labels": np.full(3, "a")}, "each of 3 images, found <U1 [3]"),
+        ({"images": NUMBERS, "labels": np.full(3, 0.5)}, "each of 3 images, found float64 [3]"),
+        ({"images": NUMBERS, "labels": np.full(3, -1)}, "expected labels from 0 on, found -1"),
+        ({"images": NUMBERS}, "--images: expected at most 3, as "),
+        ("cut off", "--data: expected auto, synthetic or a .npy or .npz"),
+        ("empty", "--data: expected auto, synthetic or a .npy or .npz"),
+    ],
+)  # fmt: skip
+def test_arrays_at_fault_are_one_line(model, arrays, message, tmp_path, capsys):
+    path = tmp_path / "data.npz"
+    np.savez(path, **(arrays if isinstance(arrays, dict) else {"images": NUMBERS}))
+    if arrays == "cut off":
+        path.write_bytes(path.read_bytes()[:-100])
+    if arrays == "empty":
+        path.write_bytes(b"")
+    words = [
+        "--model",
+        model,
+        *SHAPE,
+        "--data",
+        str(path),
+        "--images",
+        "4" if "at most" in message else "3",
+    ]
+    assert run.main([*words, *PLAIN]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
 @pytest.mark.parametrize("option", ["--json", "--csv", "--html", "--trace"])
 def test_an_output_never_replaces_the_model(model, option, capsys):
     content = Path(model).read_bytes()

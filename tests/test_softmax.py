@@ -26,6 +26,14 @@ def test_against_reference(device, rng, shape, scale, reduction):
 
 
 @pytest.mark.parametrize("reduction", [False, True])
+def test_sums_of_many_classes_are_as_exact_as_their_terms(rng, reduction):
+    x = np.maximum(rng.standard_normal((2, 100_000)) * 1.5, 0).astype(np.float32)
+    wanted = reference.softmax(x)
+    found = ops.softmax(x, reduction=reduction)
+    tolerances.assert_close(found, wanted, tolerances.softmax(x) * wanted)
+
+
+@pytest.mark.parametrize("reduction", [False, True])
 def test_nan_and_infinities_as_in_pytorch(device, reduction):
     x = np.array(
         [[1, NAN, 2], [INF, 1, 2], [-INF, 1, 2], [-INF, -INF, -INF], [INF, -INF, 0], [NAN, INF, -INF],

@@ -11,7 +11,6 @@ from typing import IO, Any, Protocol
 import numpy as np
 
 from .. import callables, workload
-from ..devices import threads as thread_counts
 from ..engine.engine import Engine
 from ..errors import InputError, UnsupportedError, expected
 from ..io.files import atomic_write, describe_os_error
@@ -238,11 +237,6 @@ def accuracy(probabilities: np.ndarray, labels: np.ndarray) -> dict[str, Any] | 
         return None
     correct = int((probabilities[known].argmax(1) == labels[known]).sum())
     return {"correct": correct, "total": total, "top1": correct / total}
-
-
-def threads_of_a_rank(threads: int | None, ranks_here: int) -> int:
-    """Returns how many threads a rank's members use: of the CPUs granted, an equal part of each rank here."""
-    return threads or max(thread_counts.default() // ranks_here, 1)
 
 
 def check_shapes(found: list[Spec]) -> Workload:

@@ -146,11 +146,15 @@ def _members(piece: Piece, file: Any) -> Iterator[tuple[str, bytes]]:
                 if len(data) < member.size or member.issparse():
                     raise expected(piece.path, f"a sound tar, with all of {member.name}", "less")
                 yield member.name, data
-            # tarfile takes what it cannot read for the end, which is marked by zeros.
+            # tarfile takes what it cannot read for the end, which is marked by zeros, and a hole for it too.
             file.seek(archive.offset)
             if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
                 found = f"neither a file nor the archive's end at byte {archive.offset:,}"
                 raise expected(piece.path, "a sound tar", found)
+            while part := file.read(1 << 20):
+                if part.strip(b"\0"):
+                    found = f"more behind the archive's end at byte {archive.offset:,}"
+                    raise expected(piece.path, "a sound tar", found)
     except tarfile.TarError as error:
         raise expected(piece.path, "a sound tar", error) from error
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import gzip
 import os
+import stat
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -83,7 +84,7 @@ def find(inputs: Sequence[str], wanted: Wanted) -> Iterator[Source]:
     _check_apart(paths)
     for path in paths:
         if os.path.isdir(path):
-            yield from _folder(path, wanted)
+            yield from _folder(path, wanted, set())
         elif (source := examine(path, wanted)) is not None:
             yield source
         elif not _is_labels(path):
@@ -146,8 +147,12 @@ def _check_apart(paths: Sequence[str]) -> None:
                 )
 
 
-def _folder(path: str, wanted: Wanted) -> Iterator[Source]:
+def _folder(path: str, wanted: Wanted, seen: set[tuple[int, int]]) -> Iterator[Source]:
     try:
+        status = os.stat(path)
+        if (status.st_dev, status.st_ino) in seen:  # a link to a folder that was gone through
+            return
+        seen.add((status.st_dev, status.st_ino))
         with os.scandir(path) as entries:
             found = sorted(entries, key=lambda entry: os.fsencode(entry.name))
     except OSError as error:
@@ -155,9 +160,9 @@ def _folder(path: str, wanted: Wanted) -> Iterator[Source]:
     for entry in found:
         if entry.name.startswith((".", "_")):
             continue
-        if entry.is_dir():
-            yield from _folder(entry.path, wanted)
-        elif entry.is_file() and (source := examine(entry.path, wanted)) is not None:
+        if os.path.isdir(entry.path):  # the entry's own raise an error for a link to itself
+            yield from _folder(entry.path, wanted, seen)
+        elif os.path.isfile(entry.path) and (source := examine(entry.path, wanted)) is not None:
             yield source
 
 
@@ -188,7 +193,10 @@ def examine(path: str, wanted: Wanted) -> Source | None:
     if examiner is None:
         return None
     try:
-        return examiner(path, os.stat(path).st_size, wanted)
+        status = os.stat(path)
+        if not stat.S_ISREG(status.st_mode):  # a pipe may never be written to
+            raise expected(path, "a file of images", "a special file")
+        return examiner(path, status.st_size, wanted)
     except (OSError, EOFError, zlib.error) as error:
         reason = describe_os_error(error) if isinstance(error, OSError) else str(error)
         raise InputError(f"{path}: cannot be read: {reason}") from error

@@ -58,11 +58,12 @@ def check_writable(path: str | os.PathLike[str], option: str) -> Path:
         InputError: its folder is missing or not writable, or ``path`` is a folder.
     """
     path = Path(path)
-    if path.exists() and not path.is_file():  # renaming onto a device or a pipe would destroy it
+    # Renaming onto a device or a pipe would destroy it. Path.exists fails of a name that is too long.
+    if os.path.exists(path) and not os.path.isfile(path):
         kind = "a folder" if path.is_dir() else "a special file"
         raise InputError(f"{option}: expected a file to write, found {kind} at {path}")
     folder = path.parent
-    if not folder.is_dir():
+    if not os.path.isdir(folder):
         raise InputError(f"{option}: expected an existing folder, found none at {folder}")
     if not os.access(folder, os.W_OK | os.X_OK):
         raise InputError(f"{option}: expected a writable folder, found {folder} without permission")

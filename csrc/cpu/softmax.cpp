@@ -1,4 +1,5 @@
-// softmax on the CPU: a row at a time, its maximum and its sum in order or on SIMD lanes.
+// softmax on the CPU: a row at a time, its maximum and its sum in order or on SIMD lanes. The sum
+// is a double: a float of many classes is large beside each.
 #include "ops/softmax.h"
 
 #include <math.h>
@@ -14,7 +15,7 @@ namespace {
 template <bool reduction>
 void softmax_row(const float* x, float* y, int classes) {
   float largest = -std::numeric_limits<float>::infinity();
-  float sum = 0.0f;
+  double sum = 0.0;
   if (reduction) {
 #pragma omp simd reduction(max : largest)
     for (int m = 0; m < classes; ++m) largest = x[m] > largest ? x[m] : largest;
@@ -28,7 +29,8 @@ void softmax_row(const float* x, float* y, int classes) {
   } else {
     for (int m = 0; m < classes; ++m) sum += y[m];
   }
-  for (int m = 0; m < classes; ++m) y[m] /= sum;
+  const float whole = static_cast<float>(sum);
+  for (int m = 0; m < classes; ++m) y[m] /= whole;
 }
 
 }  // namespace

@@ -110,7 +110,7 @@ void flatten(const Layout& p, const float* in, float* out) {
 void softmax(const float* in, float* out, int classes) {
   float largest = -std::numeric_limits<float>::infinity();
   for (int m = 0; m < classes; ++m) largest = in[m] > largest ? in[m] : largest;
-  float sum = 0.0f;
+  double sum = 0.0;  // a float of many classes is large beside each
   for (int m = 0; m < classes; m += kLanes) {
     const int count = classes - m < kLanes ? classes - m : kLanes;
     float lanes[kLanes] = {};
@@ -121,7 +121,8 @@ void softmax(const float* in, float* out, int classes) {
       sum += lanes[i];
     }
   }
-  for (int m = 0; m < classes; ++m) out[m] /= sum;
+  const float whole = static_cast<float>(sum);
+  for (int m = 0; m < classes; ++m) out[m] /= whole;
 }
 
 bool finite(const float* values, std::size_t count) {
