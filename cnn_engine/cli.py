@@ -339,8 +339,7 @@ def _exit_code(main: Callable[[list[str] | None], int], arguments: list[str] | N
         _drop_output()
         return DONE
     except OSError as error:
-        # Files are written by cnn_engine.io.files, whose errors are InputErrors: this was standard output.
-        if error.filename is not None or error.errno not in _OUTPUT_ERRORS:
+        if not is_of_output(error):
             raise
         _drop_output()
         print_error(f"standard output: expected to write to it, found: {error.strerror or error}")
@@ -349,6 +348,16 @@ def _exit_code(main: Callable[[list[str] | None], int], arguments: list[str] | N
         if sys.stderr is not None:
             print(": ".join(["interrupted", *map(str, stop.args)]), file=sys.stderr)
         return INTERRUPTED
+
+
+def is_of_output(error: OSError) -> bool:
+    """Whether it is standard output that failed.
+
+    Files are written by :mod:`cnn_engine.io.files`, whose errors are InputErrors.
+    """
+    if isinstance(error, BrokenPipeError):
+        return True
+    return error.filename is None and error.errno in _OUTPUT_ERRORS
 
 
 class _Closed(io.TextIOBase):

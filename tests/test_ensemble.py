@@ -419,6 +419,7 @@ def test_a_rank_that_told_of_a_fault_and_ended_is_not_said_to_have_died(monkeypa
         (["--member", "network=cifar10", "--member", "network=ece408"], "--member: expected the same"),
         (["--combine", "1,2,3"], "--combine: expected"),
         (["--data", "jpeg:32"], "--data: expected jpeg:WIDTHxHEIGHT"),
+        (["--data", "n" * 300 + ".tar"], "File name too long"),
         (["--ranks", "3"], "--ranks: expected the option --dry-run"),
         (["--preprocess", "resize=4,crop=4", "--data", "jpeg:32x32"], "--preprocess: expected images"),
         (["--preprocess", "imagenet", "--work", "train", "--output", "o"], "--preprocess: expected no mean"),
@@ -433,6 +434,32 @@ def test_options_at_fault(words, message, capsys, tmp_path, monkeypatch):
     assert message in error
     assert len(error.splitlines()) == 1
     assert not any(thread.name == "watchdog" for thread in threading.enumerate())
+
+
+@pytest.mark.parametrize(
+    ("words", "shell", "message"),
+    [
+        (
+            "--json -",
+            "{} > /dev/full",
+            "standard output: expected to write to it, found: No space left",
+        ),
+        (
+            "--output out",
+            "ulimit -f 1; {}",
+            "--output: cannot write out/member-0.part: File too large",
+        ),
+    ],
+)
+def test_what_cannot_be_written_is_at_fault(words, shell, message, tmp_path):
+    options = "--data synthetic --images 40 --batch 8 " + " ".join(QUIET)
+    line = f"{sys.executable} -m cnn_engine.ensemble {options} {words}"
+    done = subprocess.run(
+        ["sh", "-c", shell.format(line)], cwd=tmp_path, stderr=-1, text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert (done.returncode, done.stderr.count("\n")) == (cli.INPUT_AT_FAULT, 1)
+    assert message in done.stderr
 
 
 def test_a_dry_run_prints_every_role(capsys):

@@ -190,10 +190,10 @@ def _main(arguments: list[str] | None) -> int:
         if transported.size == 1:
             raise
         watching.failed(error, cli.INPUT_AT_FAULT)
-    except BrokenPipeError:
-        transported.close()
-        raise
     except Exception as error:
+        if isinstance(error, OSError) and cli.is_of_output(error):
+            transported.close()
+            raise
         where = traceback.extract_tb(error.__traceback__)[-1]
         place = f"{os.path.basename(where.filename)}:{where.lineno}"
         line = f"{type(error).__name__}: {error} ({place})"
@@ -406,7 +406,7 @@ class _Session:
             )
             try:
                 self._write(reports, extra)
-            except BrokenPipeError:  # who read the text has gone; the files are written
+            except OSError:  # standard output is full or gone; the files are written
                 self.watchdog.finish()
                 raise
         self.watchdog.finish()

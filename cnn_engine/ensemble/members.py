@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Protocol
@@ -137,12 +138,8 @@ class InferMember:
         self._path = None if folder is None else folder / spec.file_stem
         self._file: IO[bytes] | None = None
         if self._path is not None and part[0] == 0:
-            try:
+            with self._writing():
                 self._file = open(self._path.with_suffix(".part"), "wb", buffering=0)  # noqa: SIM115
-            except OSError as error:
-                raise InputError(
-                    f"--output: cannot write {self._path}.part: {describe_os_error(error)}"
-                ) from error
 
     def probe(self, images: Any) -> np.ndarray:
         """Returns the probabilities of one batch, float32 [N, classes], and keeps nothing."""
@@ -159,7 +156,16 @@ class InferMember:
         if self._file is not None:
             row = np.empty(len(found), _row(found.shape[1]))
             row["sample"], row["probabilities"] = batch.samples, found
-            self._file.write(row.tobytes())
+            with self._writing():
+                self._file.write(row.tobytes())
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            reason = describe_os_error(error)
+            raise InputError(f"--output: cannot write {self._path}.part: {reason}") from error
 
     def finish(self) -> dict[str, Any]:
         return {"labels": self._labels, "probabilities": self.probabilities}

@@ -214,11 +214,11 @@ def source(
         if preprocess.size is None and size != (shape[2], shape[1]):
             preprocess = image_files.Preprocess(resize=(shape[1], shape[2]))
         found = SyntheticJpegs(images or SYNTHETIC_SAMPLES, size, preprocess, shape)
-    elif path.suffix == ".tar" and path.is_file():
+    elif path.suffix == ".tar" and os.path.isfile(path):
         found = TarSource(path, preprocess, shape)
-    elif path.is_dir() and (path / f"{part}.tar").is_file():
+    elif os.path.isfile(path / f"{part}.tar"):
         found = TarSource(path / f"{part}.tar", preprocess, shape)
-    elif path.is_dir() and _has_images(path):
+    elif os.path.isdir(path) and _has_images(path):
         found = FolderSource(path, preprocess, shape)
     else:
         found = ArraySource(workload.load_data(data, images))
