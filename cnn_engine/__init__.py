@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from . import interrupts  # noqa: F401 - first: from here on, Ctrl-C ends our commands in one line
+
+# isort: split
 import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import interrupts  # noqa: F401 - first: from here on, Ctrl-C ends our commands in one line
-
-# isort: split
 from .errors import CnnEngineError, DeviceError, InputError, UnsupportedError
 from .graph.network import Conv2d, Linear, MaxPool2d, Network, Relu, Softmax, Tanh
 from .graph.onnx import load

@@ -9,9 +9,8 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 INTERRUPTED, TERMINATED = 130, 143
 
@@ -27,12 +26,9 @@ def _is_our_command() -> bool:
 
 
 def _guard_imports() -> None:
-    if (
-        threading.current_thread() is threading.main_thread()
-        and signal.getsignal(signal.SIGINT) is signal.default_int_handler
-        and _is_our_command()
-    ):
-        signal.signal(signal.SIGINT, _leave)
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler and _is_our_command():
+        with suppress(ValueError):  # not in the main thread
+            signal.signal(signal.SIGINT, _leave)
 
 
 def _leave(number: int, frame: object) -> None:
@@ -47,17 +43,17 @@ def raised() -> Iterator[list[int]]:
     Yields a list that is empty until SIGTERM comes, so that its exit code can be told from Ctrl-C's.
     """
     terminated: list[int] = []
-    if threading.current_thread() is not threading.main_thread():
-        yield terminated
-        return
 
     def terminate(number: int, frame: object) -> None:
         terminated.append(number)
         raise KeyboardInterrupt
 
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    signal.signal(signal.SIGTERM, terminate)
-    if before[signal.SIGINT] is _leave:
+    try:
+        signal.signal(signal.SIGTERM, terminate)
+    except ValueError:  # not in the main thread, which alone has them
+        before = {}
+    if before.get(signal.SIGINT) is _leave:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         yield terminated

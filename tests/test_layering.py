@@ -113,3 +113,11 @@ def test_the_package_shows_what_is_the_users_alone():
     """Its names, those that are imported when first asked for too; no module that it uses itself."""
     assert set(dir(cnn_engine)) == {*cnn_engine.__all__, "__version__"}
     assert all(hasattr(cnn_engine, name) for name in dir(cnn_engine))
+
+
+def test_interrupts_are_imported_before_all_else():
+    """Until then Ctrl-C is Python's own traceback."""
+    body = ast.parse((ROOT / "__init__.py").read_text(encoding="utf-8")).body
+    found = [node for node in body if isinstance(node, (ast.Import, ast.ImportFrom))]
+    assert ast.unparse(found[0]) == "from __future__ import annotations"
+    assert ast.unparse(found[1]) == "from . import interrupts"

@@ -151,13 +151,17 @@ def test_malformed_raw_data_write_nothing(raw, tmp_path, capsys, spoil, found):
     assert tree(tmp_path / "out") == {}
 
 
-@pytest.mark.parametrize("kind", ["missing", "file", "empty"])
+@pytest.mark.parametrize("kind", ["missing", "file", "empty", "too long"])
 def test_raw_folders_that_are_none(tmp_path, capsys, kind):
     folder = tmp_path / "DIR"
     if kind == "file":
         folder.write_text("")
     elif kind == "empty":
         folder.mkdir()
+    elif kind == "too long":
+        folder = tmp_path / ("n" * 300)
+        assert run("--output", folder, "--predict", 3) == 2
+        assert str(folder) in error_line(capsys)
     assert run("--organize", folder, "--output", tmp_path / "out") == 2
     assert str(folder) in error_line(capsys)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -251,7 +252,7 @@ def predict(
     """
     paths = [
         (mode, path)
-        for mode in modes
+        for mode in (modes if os.path.isdir(output) else ())
         for path in sorted(output.glob(f"*/*/{REGRESSION}{mode.suffix}.json"))
         if wanted is None or path.parent.name in wanted
     ]

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -205,7 +206,7 @@ def networks(raw: Path, wanted: set[str] | None = None) -> list[RawNetwork]:
     Raises:
         InputError: there is none, or one that is wanted is missing.
     """
-    if not raw.is_dir():
+    if not os.path.isdir(raw):
         status(raw)
         raise InputError(f"{raw}: expected a folder, found a file")
     found = _networks(raw)
