@@ -347,6 +347,7 @@ def _exit_code(main: Callable[[list[str] | None], int], arguments: list[str] | N
     except KeyboardInterrupt as stop:
         if sys.stderr is not None:
             print(": ".join(["interrupted", *map(str, stop.args)]), file=sys.stderr)
+        exec("")  # else Python ends by the signal in place of the code, where it came in an exec()
         return INTERRUPTED
 
 

@@ -242,6 +242,19 @@ def test_a_command_leaves_signals_as_they_were(number):
         signal.signal(number, before)
 
 
+def test_ctrl_c_inside_of_an_exec_ends_with_the_code(tmp_path):
+    """Where dataclasses are made: Python would end by the signal once more."""
+    (tmp_path / "command.py").write_text(
+        "import sys\nfrom cnn_engine import cli\n"
+        "sys.exit(cli.run(lambda words: exec('raise KeyboardInterrupt'), []))\n"
+    )
+    found = subprocess.run(
+        [sys.executable, "-m", "command"], cwd=tmp_path, capture_output=True, text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert (found.returncode, found.stderr) == (130, "interrupted\n")
+
+
 def test_ctrl_c_during_imports_is_one_line():
     # A NumPy that sends the signal while it is imported.
     code = "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n"
