@@ -167,8 +167,8 @@ MUTANTS = [
     ),
     mutant(
         "files written without a temporary name", "cnn_engine/io/files.py",
-        'tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")\n        with os.fdopen',
-        "(os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC), str(path))\n        with os.fdopen",
+        "temporary = _beside(path)\n    try:\n        descriptor = os.open(temporary, _NEW, 0o666)",
+        "temporary = path\n    try:\n        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT)",
         "test_figures.py::test_until_a_file_is_whole_its_name_is_that_of_what_was_there",
     ),
     # ---- threads and instructions of the CPU ----

@@ -39,3 +39,16 @@ def test_a_name_that_is_too_long_is_one_line(tmp_path, path):
     with pytest.raises(InputError, match="^--json: "):
         files.check_writable(tmp_path / path, "--json")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("call", ["close", "fdopen", "fsync", "replace"])
+def test_an_interruption_leaves_no_file(tmp_path, monkeypatch, call):
+    def interrupted(*arguments, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, call, interrupted)
+    write = files.check_writable if call == "close" else files.write_text
+    with pytest.raises(KeyboardInterrupt):
+        write(tmp_path / "result", "text")
+    monkeypatch.undo()
+    assert not list(tmp_path.iterdir())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -51,6 +50,15 @@ def read_text(path: str | os.PathLike[str], most_bytes: int) -> str:
         raise expected(str(path), "text in UTF-8", error) from error
 
 
+#: How a file is made that nobody else has.
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+
+
+def _beside(path: Path) -> Path:
+    """Returns a new name beside ``path``, known before there is a file: an interruption leaves none."""
+    return path.parent / f".{path.name}.{os.urandom(4).hex()}"
+
+
 def check_writable(path: str | os.PathLike[str], option: str) -> Path:
     """Checks, before any work is done, that ``path`` can be created.
 
@@ -67,14 +75,16 @@ def check_writable(path: str | os.PathLike[str], option: str) -> Path:
         raise InputError(f"{option}: expected an existing folder, found none at {folder}")
     if not os.access(folder, os.W_OK | os.X_OK):
         raise InputError(f"{option}: expected a writable folder, found {folder} without permission")
+    probe = _beside(path)
     try:  # access() does not see a read-only mount or a kernel file system; creating a file does
-        descriptor, probe = tempfile.mkstemp(dir=folder, prefix=f".{path.name}.")
+        os.close(os.open(probe, _NEW, 0o600))
     except OSError as error:
         raise InputError(
             f"{option}: cannot write in {folder}: {describe_os_error(error)}"
         ) from error
-    os.close(descriptor)
-    os.unlink(probe)
+    finally:
+        with suppress(OSError):
+            os.unlink(probe)
     return path
 
 
@@ -105,24 +115,19 @@ def atomic_write(path: str | os.PathLike[str], mode: str = "w") -> Iterator[IO]:
         InputError: the file cannot be created, written or renamed.
     """
     path = Path(path)
-    temporary = None
+    temporary = _beside(path)
     try:
-        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        descriptor = os.open(temporary, _NEW, 0o666)
         with os.fdopen(descriptor, mode, encoding=None if "b" in mode else "utf-8") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(temporary, 0o666 & ~umask)  # mkstemp makes files private; give the usual mode
         os.replace(temporary, path)
-        temporary = None
     except OSError as error:
         raise InputError(f"cannot write {path}: {describe_os_error(error)}") from error
     finally:
-        if temporary is not None:
-            with suppress(OSError):
-                os.unlink(temporary)
+        with suppress(OSError):  # it has its own name where all went well
+            os.unlink(temporary)
 
 
 def write_text(path: str | os.PathLike[str], document: str) -> None:
