@@ -150,18 +150,22 @@ def test_every_tile_and_split_is_exact(rng, case, operands):
 @pytest.mark.parametrize(
     "case",
     [
-        (1, 72, 9, 112, 200, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 1),
-        (2, 200, 5, 56, 72, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 1),
+        (1, 72, 3, 112, 136, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 1),
+        (2, 200, 2, 56, 72, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 1),
         (3, 64, 4, 111, 64, (3, 3), (1, 1), (2, 0, 1, 3), (1, 1), 1),
         (1, 8, 3, 223, 136, (3, 3), (1, 1), (0, 3, 0, 0), (1, 1), 1),
     ],
     ids=ids,
 )
-def test_tiles_that_are_rows_are_exact(rng, case, operands):
-    """The rows of an image, in parts of 56 or 112 places, are tiles of several ranks, each tile of one."""
+@pytest.mark.parametrize("quarter", range(4))
+def test_tiles_that_are_rows_are_exact(rng, quarter, case, operands):
+    """The rows of an image, in parts of 56 or 112 places, are tiles of several ranks, each tile of one.
+
+    In quarters, which are few enough for racecheck: it takes long where stages are used again.
+    """
     x, weight, bias = whole_numbers(rng, case)
     wanted = halves.rounded(np.maximum(record(case).reference(x, weight, bias), 0), operands)
-    for rank in range(40):
+    for rank in range(quarter, 40, 4):
         found = product(
             case,
             operands,
@@ -171,7 +175,7 @@ def test_tiles_that_are_rows_are_exact(rng, case, operands):
             activation=RELU,
             rank=rank,
             more=(8, 16),
-            holds=rank % 2 > 0,
+            holds=rank % 8 > 3,
         )
         assert np.array_equal(found, wanted), rank
 
