@@ -232,13 +232,19 @@ KEPT = (
 )  # fmt: skip
 
 
+#: Ceilings, in the order of the table.
+COLUMNS = (
+    "read", "decode", "copy", "read and copy", "compute", "write", "all at once", "cores",
+)  # fmt: skip
+
+
 def page(rows: list[dict[str, Any]]) -> str:
     """Returns the table as Markdown."""
     lines = [
         "| input | GPUs | workers | images/s | of as many times one GPU | working, s | read | decode | "
-        "copy | read and copy | compute | write | all on the CPUs | bound by | of its ceiling | "
-        "CPU time an image, us | of the CPUs | peak a worker, GB |",
-        "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|",
+        "copy | read and copy | compute | write | all at once | all on the CPUs | bound by | "
+        "of its ceiling | CPU time an image, us | of the CPUs | peak a worker, GB |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     good = [row for row in rows if "error" not in row]
     alone = {
@@ -252,7 +258,7 @@ def page(rows: list[dict[str, Any]]) -> str:
         share = units.percent(row["images_per_s"] / (row["gpus"] * one)) if one else ""
         ceilings = " | ".join(
             units.number(row["ceilings"][name]["images_per_s"]) if name in row["ceilings"] else ""
-            for name in ("read", "decode", "copy", "read and copy", "compute", "write", "cores")
+            for name in COLUMNS
         )
         kind = "arrays" if row["run"].startswith("arrays") else "JPEGs"
         lines.append(
