@@ -23,7 +23,7 @@ from cnn_engine.devices import threads
 from cnn_engine.devices.cpu import CpuDevice
 from cnn_engine.engine.schedule import Schedule
 from cnn_engine.errors import InputError
-from cnn_engine.infer import command, local, readers, shards, slots, sources
+from cnn_engine.infer import ceilings, command, local, readers, shards, slots, sources
 from cnn_engine.measure import environment
 
 ENGINE = Engine("cifar10", device="cpu", threads=1)
@@ -412,6 +412,47 @@ print(memory.peak_bytes())"""
         )  # fmt: skip
         peaks.append(int(done.stdout))
     assert peaks[1] <= 1.05 * peaks[0]
+
+
+def test_stages_are_kept_beside_each_other():
+    """What is counted is what the slowest has done, and none goes far before it."""
+    done = {"fast": 0, "slow": 0}
+    most = 0
+
+    def steps(name, images, seconds):
+        nonlocal most
+        while True:
+            time.sleep(seconds)
+            done[name] += images
+            most = max(most, done["fast"] - done["slow"])
+            yield images, 0
+
+    beside = ceilings._Beside(done, 100, 0.2)
+    work = [("fast", steps("fast", 20, 0)), ("slow", steps("slow", 10, 0.002))]
+    started = [threading.Thread(target=beside.work, args=each) for each in work]
+    for thread in started:
+        thread.start()
+    for thread in started:
+        thread.join()
+    found = beside.found()
+    assert 0.2 <= found["seconds"] < 5
+    assert 0 < found["images"] <= min(5000 * found["seconds"], done["slow"])
+    assert 0 < most <= 100 + 20 + 10
+
+
+def test_a_stage_that_fails_ends_all_of_them():
+    def broken():
+        yield 1, 0
+        raise OSError("gone")
+
+    beside = ceilings._Beside(["broken", "other"], 10, 60)
+    other = threading.Thread(target=beside.work, args=("other", iter([(1, 0)] * 10**6)))
+    other.start()
+    beside.work("broken", broken())
+    other.join(10)
+    assert not other.is_alive()
+    with pytest.raises(OSError, match="gone"):
+        beside.found()
 
 
 class _Slots:
