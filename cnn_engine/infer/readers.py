@@ -276,8 +276,9 @@ def _array_chunks(
         wait(reading)  # of a chunk that was not made whole
 
 
-#: Images that ids and labels are made for at a time: what lives while they are written is small.
-PART_IMAGES = 1 << 13
+#: Images that ids and labels are made for at a time: most chunks whole, since writers take turns with
+#: Python's lock, and parts of large ones, so that what lives while they are written is bounded.
+PART_IMAGES = 1 << 16
 
 
 def _part(
