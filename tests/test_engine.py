@@ -229,6 +229,8 @@ def test_bad_images(images, message):
         ({"threads": True}, "--threads: expected a whole number"),
         ({"threads": "2"}, "--threads: expected a whole number from 1 to 1024, found '2'"),
         ({"reduction": "warp"}, "--reduction: expected True, False or None, found 'warp'"),
+        ({"kernels": None}, "kernels: expected files or kernels, or a mapping to them, found None"),
+        ({"kernels": [3]}, "kernels: expected files or kernels, or a mapping to them, found 3"),
         (
             {"weights": "/nonexistent"},
             "--weights: expected a file or folder, found none at /nonexistent",

@@ -140,6 +140,8 @@ def test_constants_that_differ_from_batch_to_batch_outlive_the_plans_of_others(r
     ("inputs", "message"),
     [
         ({}, "inputs: expected images, numbers, found none"),
+        (np.zeros((2, 3), np.float32), "inputs: expected a mapping from names to arrays, found ndarray"),
+        (None, "inputs: expected a mapping from names to arrays, found NoneType"),
         ({"images": np.zeros((2, 3), np.float32)}, "expected images, numbers, found images"),
         ({"images": np.zeros((3, 2), np.float32), "numbers": np.zeros((2, 3), np.int64)},
          r"inputs: images: expected shape \[2, 3\], found \[3, 2\]"),

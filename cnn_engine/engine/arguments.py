@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ..devices import arrays
@@ -75,10 +75,14 @@ def own_kernels(given: Sequence[str | Kernel] | Mapping[str, str | Kernel]) -> d
         given = [given]
     if isinstance(given, Mapping):
         pairs = list(given.items())
+    elif not isinstance(given, Iterable):
+        raise expected("kernels", "files or kernels, or a mapping to them", given)
     else:
         pairs = [target_and_file(one) if isinstance(one, str) else (None, one) for one in given]
     found: dict[str, Kernel] = {}
     for target, one in pairs:
+        if not isinstance(one, (str, os.PathLike, Kernel)):
+            raise expected("kernels", "files or kernels, or a mapping to them", one)
         kernel = one if isinstance(one, Kernel) else Kernel.from_file(one)
         target = target or kernel.op
         if target in KINDS and target != kernel.op:

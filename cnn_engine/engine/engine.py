@@ -444,6 +444,8 @@ class Engine:
         Raises:
             InputError: the inputs do not fit the graph, or the batch not in memory.
         """
+        if not isinstance(inputs, Mapping):
+            raise expected("inputs", "a mapping from names to arrays", type(inputs).__name__)
         graph = self._input_graph(inputs)
         if self.data_mode == "stream":
             raise expected("data_mode", "any but stream, which predict alone has", "stream")
