@@ -1,4 +1,4 @@
-"""What each stage does alone, and what all of them do beside each other: the ceilings of a pipeline."""
+"""What each stage does alone: the ceilings of a pipeline; and what all of them do beside each other."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from ..report import units
 from ..report.json import finite
 from ..report.pages import template
 from . import memory
-from .ceilings import STAGES
+from .ceilings import ALL, STAGES
 from .supervise import Counts
 
 SCHEMA = 1
@@ -120,7 +120,7 @@ def ceilings_of(
 
     Beside the stages, ``read and copy`` is of both at once, ``all at once`` of all beside each other, and
     ``cores`` of their CPU time an image alone, on the CPUs that there are. A stage that has nothing to do has
-    no row.
+    no row. ``all at once`` is no ceiling: a run may do more than stages that have no regard for each other.
     """
     found: dict[str, dict[str, Any]] = {}
     for stage, rows in measured.items():
@@ -142,7 +142,8 @@ def ceilings_of(
             "bytes_an_image": None,
             "cpu_s_an_image": together,
         }
-    return found, min(found, key=lambda name: found[name]["images_per_s"])
+    limits = (name for name in found if name != ALL)
+    return found, min(limits, key=lambda name: found[name]["images_per_s"], default=None)
 
 
 def facts(document: dict[str, Any]) -> list[tuple[str, str]]:
