@@ -1,10 +1,11 @@
 // conv2d_nhwc_wgmma_planar: a first layer as products of matrices, which wgmma multiplies.
 //
-// D [64 filters, 112 places of a row of outputs], a warpgroup each. K are a filter's taps, (r, s,
-// c) with four channels and eight columns, of which those past the shape's have weights of 0. A
-// block reads the rows of the image that its outputs need, and lays them down in pieces of 16
-// bytes, one for each place of the output, so that the windows of eight neighbours are what wgmma
-// takes for eight rows of 16 bytes, and those that overlap share their memory.
+// D [64 filters, 112 places of a row of outputs]; a block has two rows, a warpgroup each, or one
+// row in halves. K are a filter's taps, (r, s, c) with four channels and eight columns, of which
+// those past the shape's have weights of 0. A block reads the rows of the image that its outputs
+// need, and lays them down in pieces of 16 bytes, one for each place of the output, so that the
+// windows of eight neighbours are what wgmma takes for eight rows of 16 bytes, and those that
+// overlap share their memory.
 //
 // Of 16 bits a piece is a pair of places, four channels each. A window's next two columns are one
 // pair further where it moves by two, and two where it moves by one: there pairs overlap too. Of 32
@@ -35,6 +36,7 @@ namespace wgmma {
 namespace {
 
 constexpr int kPlaces = 112;  // of a row of outputs
+constexpr int kThreads = 256;
 constexpr int kColumns = 8, kPlanes = 4;
 constexpr int kPieces = 120;  // of a row of the image, or of its even or odd places
 constexpr int kUnitBytes = 64 * kRowBytes;
@@ -122,13 +124,15 @@ __device__ inline void store_piece_of_image(char* to, const float (&values)[n], 
 
 // Of windows of at most Columns columns.
 template <typename T, int Stride, int Columns, int Rows>
-__global__ void __launch_bounds__(128 * Rows, 2)
+__global__ void __launch_bounds__(kThreads, 2)
     conv2d_nhwc_wgmma_planar_kernel(const __grid_constant__ Planar p) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   constexpr Layout kAt = kLayout<T, Stride>;
-  constexpr int kThreads = 128 * Rows, kLineBytes = kAt.line_bytes();
+  constexpr int kLineBytes = kAt.line_bytes();
+  constexpr int kParts = 2 / Rows, kOwnPlaces = kPlaces / kParts;  // of a row; of a warpgroup
   extern __shared__ __align__(1024) char memory[];
   const int thread = threadIdx.x, group = thread / 128;
+  const int own_row = group / kParts, own_place = group % kParts * kOwnPlaces;
   const int rows_in = p.shape.r + (Rows - 1) * p.shape.stride_h;
   const int weight_bytes = kAt.units(p.shape.r) * kUnitBytes, image_bytes = rows_in * kLineBytes;
   char* const image = memory + kAt.parts * weight_bytes;
@@ -161,43 +165,56 @@ __global__ void __launch_bounds__(128 * Rows, 2)
   const float* const x = p.x + plane * p.shape.c * n;
   const int top = first_row * p.shape.stride_h - p.shape.pad_top;
   const int begin = first_place * Stride - p.shape.pad_left;
-#pragma unroll 5
-  for (int at = thread; at < rows_in * kAt.planes() * kPieces; at += kThreads) {
-    const int run = at / kPieces, row = run / kAt.planes(), h = top + row;
-    const int w = begin + (at - run * kPieces) * Stride + run % kAt.planes();
-    float values[kAt.piece_places() * kPlanes] = {};
+  const int pieces_in = rows_in * kAt.planes() * kPieces;
+  constexpr int kAtOnce = Columns > 4 ? 5 : 2;  // pieces whose loads are all on their way
+#pragma unroll 1
+  for (int from_piece = thread; from_piece < pieces_in; from_piece += kAtOnce * kThreads) {
+    float values[kAtOnce][kAt.piece_places() * kPlanes] = {};
 #pragma unroll
-    for (int i = 0; i < kAt.piece_places(); ++i) {
-      const bool inside = h >= 0 && h < p.shape.h && w + i >= 0 && w + i < p.shape.w;
-      const float* const from = x + static_cast<std::int64_t>(h) * p.shape.w + w + i;
+    for (int j = 0; j < kAtOnce; ++j) {
+      const int at = from_piece + j * kThreads, run = at / kPieces;
+      const int row = run / kAt.planes(), h = top + row;
+      const int w = begin + (at - run * kPieces) * Stride + run % kAt.planes();
 #pragma unroll
-      for (int c = 0; c < kPlanes; ++c) {
-        if (inside && c < p.shape.c) values[i * kPlanes + c] = from[c * plane];
+      for (int i = 0; i < kAt.piece_places(); ++i) {
+        const bool inside =
+            at < pieces_in && h >= 0 && h < p.shape.h && w + i >= 0 && w + i < p.shape.w;
+        const float* const from = x + static_cast<std::int64_t>(h) * p.shape.w + w + i;
+#pragma unroll
+        for (int c = 0; c < kPlanes; ++c) {
+          if (inside && c < p.shape.c) values[j][i * kPlanes + c] = from[c * plane];
+        }
       }
     }
-    store_piece_of_image<T>(image + at * 16, values, image_bytes, p.overflow);
+#pragma unroll
+    for (int j = 0; j < kAtOnce; ++j) {
+      const int at = from_piece + j * kThreads;
+      if (at < pieces_in) {
+        store_piece_of_image<T>(image + at * 16, values[j], image_bytes, p.overflow);
+      }
+    }
   }
   publish_to_engines();
   __syncthreads();
   wait_for_phase(barrier, 0);
 
-  float sums[kPlaces / 2] = {};
+  float sums[kOwnPlaces / 2] = {};
   const std::uint32_t pieces =
-      weights + kAt.parts * weight_bytes + group * p.shape.stride_h * kLineBytes;
-  constexpr int kAtOnce = kInstructionBytes / (kPlanes * static_cast<int>(sizeof(T)));
-  constexpr int kInstructions = Columns / kAtOnce;
+      weights + kAt.parts * weight_bytes + own_row * p.shape.stride_h * kLineBytes + own_place * 16;
+  constexpr int kTaps = kInstructionBytes / (kPlanes * static_cast<int>(sizeof(T)));
+  constexpr int kInstructions = Columns / kTaps;
 #pragma unroll 1
   for (int r = 0; r < p.shape.r; ++r) {
     constexpr int kRowsAUnit = kRowBytes / kAt.filter_row_bytes();
     const std::uint64_t a =
         matrix_at(weights + r / kRowsAUnit * kUnitBytes + r % kRowsAUnit * kAt.filter_row_bytes());
     const std::uint64_t b = pieces_at<T, Stride>(pieces + r * kLineBytes);
-    constexpr int kNextA = kInstructionBytes >> 4, kNextB = kAtOnce / Stride;
+    constexpr int kNextA = kInstructionBytes >> 4, kNextB = kTaps / Stride;
     if constexpr (std::is_same_v<T, float>) {
-      constexpr int kHalf = kPlaces / 2;
+      constexpr int kHalf = kPlaces / 2;  // at a time
       const std::uint64_t small = a + (weight_bytes >> 4), beyond = b + (image_bytes >> 4);
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
+      for (int half = 0; half < kOwnPlaces / kHalf; ++half) {
         float of_row[kHalf / 2] = {};
         const auto multiply = [&](std::uint64_t of_filters, std::uint64_t of_places) {
 #pragma unroll
@@ -220,7 +237,7 @@ __global__ void __launch_bounds__(128 * Rows, 2)
       begin_products();
 #pragma unroll
       for (int i = 0; i < kInstructions; ++i) {
-        Wgmma<T, kPlaces>::multiply(sums, a + i * kNextA, b + i * kNextB);
+        Wgmma<T, kOwnPlaces>::multiply(sums, a + i * kNextA, b + i * kNextB);
       }
       commit_products();
       wait_for_products<1>();
@@ -228,18 +245,18 @@ __global__ void __launch_bounds__(128 * Rows, 2)
   }
   wait_for_products<0>();
   __syncthreads();  // no one multiplies what lies there
-  float* const own = reinterpret_cast<float*>(memory) + group * (kPlaces * kPitch);
+  float* const own = reinterpret_cast<float*>(memory) + group * (kOwnPlaces * kPitch);
 #pragma unroll
-  for (int j = 0; j < kPlaces / 8; ++j) {
+  for (int j = 0; j < kOwnPlaces / 8; ++j) {
     store_sums<kPitch>(own + place_of_sums<kPitch>(thread % 128) + 8 * j * kPitch,
                        {sums[4 * j], sums[4 * j + 1], sums[4 * j + 2], sums[4 * j + 3]});
   }
   __syncthreads();
 
-  const int row = first_row + group;
-  const int count = row < p.out_h ? min(kPlaces, p.out_w - first_place) : 0;
+  const int row = first_row + own_row, begins = first_place + own_place;
+  const int count = row < p.out_h ? min(kOwnPlaces, p.out_w - begins) : 0;
   const bool whole = p.in_pieces && left >= kWidth;
-  const std::int64_t first = (std::int64_t{1} * n * p.out_h + row) * p.out_w + first_place;
+  const std::int64_t first = (std::int64_t{1} * n * p.out_h + row) * p.out_w + begins;
 #pragma unroll 1
   for (int place = thread % 128 / 8; place < count; place += 16) {
     if (left <= 0) break;
@@ -289,7 +306,7 @@ void launch_rows(Planar p, Stream stream) {
   p.tiles_a_row = (p.out_w + kPlaces - 1) / kPlaces;
   p.tiles_a_column = (p.out_h + Rows - 1) / Rows;
   const dim3 grid(p.shape.n * p.tiles_a_column * p.tiles_a_row, (p.shape.k + 63) / 64);
-  launch("conv2d_nhwc_wgmma_planar_kernel", kernel, grid, dim3(128 * Rows), bytes, stream, 1, p);
+  launch("conv2d_nhwc_wgmma_planar_kernel", kernel, grid, dim3(kThreads), bytes, stream, 1, p);
 }
 
 template <typename T, int Stride, int Columns>
