@@ -154,12 +154,14 @@ def test_every_tile_and_split_is_exact(rng, case, operands):
         (2, 200, 2, 56, 72, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 1),
         (3, 64, 4, 111, 64, (3, 3), (1, 1), (2, 0, 1, 3), (1, 1), 1),
         (1, 8, 3, 223, 136, (3, 3), (1, 1), (0, 3, 0, 0), (1, 1), 1),
+        (1, 264, 4, 28, 136, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 1),
+        (2, 72, 5, 31, 72, (3, 3), (1, 1), (2, 0, 1, 1), (1, 1), 1),
     ],
     ids=ids,
 )
 @pytest.mark.parametrize("quarter", range(4))
 def test_tiles_that_are_rows_are_exact(rng, quarter, case, operands):
-    """The rows of an image, in parts of 56 or 112 places, are tiles of several ranks, each tile of one.
+    """Parts of a row of 56 or 112 places, and several rows of 28 or 30, are tiles of several ranks.
 
     In quarters, which are few enough for racecheck: it takes long where stages are used again.
     """

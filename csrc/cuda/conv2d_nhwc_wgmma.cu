@@ -95,12 +95,13 @@ constexpr StayingCost kTf32StayingCosts[] = {
 static_assert(sizeof(kStayingCosts) / sizeof(kStayingCosts[0]) == kStayingTiles);
 static_assert(sizeof(kTf32StayingCosts) == sizeof(kStayingCosts));
 
-// Of tiles that are parts of rows, fitted to launches of six: a step of each block of a
-// multiprocessor.
+// Of tiles that are rows or parts of them, fitted to launches of six and of three: a step of each
+// block of a multiprocessor.
 struct RowsCost {
   double tile, step;
 };
-constexpr RowsCost kRowsCosts[] = {{2.00, 0.092}, {2.64, 0.145}, {3.32, 0.254}};
+constexpr RowsCost kRowsCosts[] = {{2.00, 0.092}, {2.64, 0.145}, {3.32, 0.254}, {2.90, 0.145}};
+constexpr double kRowsSent = 0.85;  // between the blocks of a cluster
 static_assert(sizeof(kRowsCosts) / sizeof(kRowsCosts[0]) == kRowsTiles);
 
 const Costs& costs_of(Conv2dOperands operands) {
@@ -133,7 +134,7 @@ bool runs_on(int device) {
 Choice choose(const Product& p, Conv2dOperands operands, int multiprocessors, int rank) {
   const Costs& costs = costs_of(operands);
   // A tile with 1, 2, 4 and 8 blocks for its sums.
-  Rated<Choice, kTiles * 4 + kStayingTiles + kRowsTiles> found;
+  Rated<Choice, kTiles * 4 + kStayingTiles + kRowsTiles * 2> found;
   for (int tile = 0; tile < costs.shapes.count; ++tile) {
     const TileShape& shape = costs.shapes.at[tile];
     if (p.has_prologue() && !shape.prologue) continue;
@@ -182,13 +183,20 @@ Choice choose(const Product& p, Conv2dOperands operands, int multiprocessors, in
   }
   for (int tile = 0; tile < kRowsTiles && p.in_rows; ++tile) {
     const RowsShape& shape = kRows[tile];
+    const int lines = lines_of(shape, p.out_h, p.out_w);
+    if (lines == 0) continue;
+    const int places = lines * (shape.several ? p.out_w : shape.columns);
     const double tiles =
-        double{1} * (p.rows / shape.columns) * divided(p.filters, shape.groups * kFilters);
-    const double blocks = std::ceil(tiles / multiprocessors);
-    // Where they take turns, blocks that stay are faster.
-    if (p.out_w % shape.columns != 0 || blocks > shape.blocks) continue;
-    found.add(kRowsCosts[tile].tile + p.steps * kRowsCosts[tile].step * blocks,
-              {Form::rows, tile, 1, 0, multiprocessors});
+        double{1} * (p.rows / places) * divided(p.filters, shape.groups * kFilters);
+    for (int split = 1; split <= (shape.several ? kRowsSplit : 1); split *= 2) {
+      const double blocks = std::ceil(tiles * split / multiprocessors);
+      // Where they take turns, blocks that stay are faster.
+      if (p.chunks < split || blocks > shape.blocks) continue;
+      const int steps = p.steps / p.chunks * divided(p.chunks, split);
+      found.add(kRowsCosts[tile].tile + steps * kRowsCosts[tile].step * blocks +
+                    (split > 1 ? kRowsSent : 0.0),
+                {Form::rows, tile, split, 0, multiprocessors});
+    }
   }
   return found.at(rank);
 }

@@ -64,6 +64,7 @@ struct Product {
   int split, log_split;  // blocks of a cluster, 1 << log_split
   int stages;
   int slots, tiles, filter_tiles;  // of blocks that stay
+  int lines;                       // of the image, of a tile that is its rows
   int residual_rows;  // that a block copies to shared memory with the copy engine; 0: none
   bool in_fragments;  // the end is computed as products are held: a clamp between low and high
   bool may_stay;      // blocks may stay, whose end is always computed so
@@ -130,17 +131,30 @@ struct StayingShape {
 constexpr StayingShape kStaying[] = {{1, 64, 3, 3, 2}, {1, 128, 2, 3, 2}, {2, 128, 1, 5, 2}};
 constexpr int kStayingTiles = sizeof(kStaying) / sizeof(kStaying[0]);
 
-// Tiles that are parts of the image's rows, and how many blocks a multiprocessor has.
-struct RowsShape {
-  int groups, columns, blocks;
-};
-constexpr RowsShape kRows[] = {{1, 56, 2}, {2, 56, 1}, {2, 112, 1}};
-constexpr int kRowsTiles = sizeof(kRows) / sizeof(kRows[0]);
-
 // Places of a tile that a block of a cluster adds up, in eights, and what others send it for that.
 constexpr int own_rows(int columns, int split) { return (columns / 8 + split - 1) / split * 8; }
 constexpr int received_bytes(int groups, int columns, int split) {
   return (split - 1) * own_rows(columns, split) * groups * kFilters * 4;
+}
+
+// Tiles that are parts of the image's rows, or several of its rows, each with two columns behind it
+// that are not kept, whose channels the blocks of a cluster may share; how many blocks a
+// multiprocessor has.
+struct RowsShape {
+  int groups, columns, blocks;
+  bool several = false;
+};
+constexpr RowsShape kRows[] = {{1, 56, 2}, {2, 56, 1}, {2, 112, 1}, {2, 64, 1, true}};
+constexpr int kRowsTiles = sizeof(kRows) / sizeof(kRows[0]);
+constexpr int kRowsSplit = 2;
+
+// How many rows of images of that size a tile is; 0: none, or less than three quarters of its
+// columns were kept.
+constexpr int lines_of(const RowsShape& shape, int out_h, int out_w) {
+  if (!shape.several) return out_w % shape.columns == 0 ? 1 : 0;
+  const int lines = (shape.columns + 2) / (out_w + 2);
+  const bool fits = lines > 1 && out_w % 2 == 0 && out_h % lines == 0;
+  return fits && 4 * lines * out_w >= 3 * shape.columns ? lines : 0;
 }
 
 constexpr int log2_of(int power) { return power > 1 ? 1 + log2_of(power / 2) : 0; }
