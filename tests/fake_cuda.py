@@ -134,6 +134,17 @@ class FakeTensorCores(FakeKernels):
         _cpu.unary(y, y, shape.output_size, f, a, b, 1)
 
     @staticmethod
+    def expand_depthwise_takes(shape, _channels, _device) -> int:
+        return -(-shape.out_h // 8) if shape.out_w <= 32 else 0
+
+    @staticmethod
+    def expand_depthwise_packed(shape, channels, _operands, _stream) -> int:
+        return 2 * (shape.weight_size + channels)
+
+    @staticmethod
+    def expand_depthwise_pack(*_arguments) -> None: ...
+
+    @staticmethod
     def squeeze_excite_packed(shape, hidden, operands, _stream) -> int:
         return 8 * shape.inner * hidden
 
@@ -145,7 +156,24 @@ class FakeTensorCores(FakeKernels):
 
     @staticmethod
     def squeeze_excite(
-        x, packed, b1, b2, y, shape, hidden, _stored, _operands, f, fa, fb, g, ga, gb, _stream
+        x,
+        packed,
+        b1,
+        b2,
+        _means,
+        y,
+        _parts,
+        shape,
+        hidden,
+        _stored,
+        _operands,
+        f,
+        fa,
+        fb,
+        g,
+        ga,
+        gb,
+        _stream,
     ) -> None:
         n, c = shape.outer, shape.inner
         mean, sums = np.empty((n, c), np.float32), np.empty((n, hidden), np.float32)

@@ -156,9 +156,9 @@ def test_an_engine_runs_it(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("dtype", "scales"), [("float16", True), ("bfloat16", False), ("tf32", False)]
+    ("dtype", "scales"), [("float16", True), ("bfloat16", True), ("tf32", False)]
 )
-def test_gates_multiply_images_in_float16(monkeypatch, dtype, scales):
+def test_gates_multiply_images_in_16_bits(monkeypatch, dtype, scales):
     """Which lie in memory as what they were made of does."""
     fake_cuda.install(monkeypatch, tensor_cores=True, stores=True)
     with Engine(single(block()[-1]), device="cuda", dtype=dtype) as engine:
@@ -192,7 +192,7 @@ SHAPES = [
 ]  # fmt: skip
 
 
-def run(x, first, second, biases, operands, stored, inner, outer):
+def run(x, first, second, biases, operands, stored, inner, outer, means=None):
     device = Device("cuda")
     n, places, channels = x.shape
     shape, hidden = _cpu.AxisShape(n, places, channels), len(first)
@@ -204,10 +204,11 @@ def run(x, first, second, biases, operands, stored, inner, outer):
         kind,
     )  # fmt: skip
     out, memory = guarded(device, (n, channels), np.float32)
-    there = [None if bias is None else device.put(bias) for bias in biases]
+    there = [None if given is None else device.put(given) for given in (*biases, means)]
+    parts = 0 if means is None else means.shape[1]
     call(
-        device, "squeeze_excite", halves.put(device, x, stored), packed, *there, out, shape, hidden,
-        halves.kind(stored), kind, *inner, *outer,
+        device, "squeeze_excite", halves.put(device, x, stored), packed, *there, out, parts, shape,
+        hidden, halves.kind(stored), kind, *inner, *outer,
     )  # fmt: skip
     check_guards(device, memory, np.float32)
     return device.get(out)
@@ -262,6 +263,29 @@ def test_functions(rng, inner, outer):
     weights = first[..., None, None], second[..., None, None]
     wanted = op.reference(x[:, :, None, :], *weights, *biases)[:, 0, 0]
     tolerances.assert_close(found, wanted, np.full_like(wanted, 1e-5))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("parts", [1, 3])
+@pytest.mark.parametrize("shape", [*SHAPES[:5], SHAPES[7]], ids=str)
+def test_means_that_are_given(rng, shape, parts):
+    """As parts that add up to them; the images are not read."""
+    x, first, second, biases = arrays(rng, shape)
+    how = (
+        first,
+        second,
+        biases,
+        "float16",
+        "float16",
+        (Function.swish, 1, 0),
+        (Function.sigmoid, 1, 0),
+    )
+    means = rng.standard_normal((len(x), parts, x.shape[2])).astype(np.float32)
+    weights = first[..., None, None], second[..., None, None]
+    op = SqueezeExcite(Swish(), Sigmoid())
+    wanted = op.reference(x[:, :, None], *weights, *biases, means[:, :, None])[:, 0, 0]
+    found = run(np.nan * x, *how, means)
+    tolerances.assert_close(found, wanted, np.full_like(wanted, 8 * ROUNDING["float16"]))
 
 
 @pytest.mark.gpu
@@ -388,7 +412,9 @@ def test_engine(dtype, batch):
         (found,) = engine.run({"x": x}).values()
         steps = [step.kernel for step in engine._plans._build_run(batch, False).steps]
     shape = _cpu.AxisShape(batch, 63, 64)
-    scales = dtype == "float16" and cuda_module.load().squeeze_excite_scales(shape, 12, 0)
+    scales = dtype in ("float16", "bfloat16") and cuda_module.load().squeeze_excite_scales(
+        shape, 12, 0
+    )
     assert ("squeeze_excite_scale" if scales else "squeeze_excite") in steps
     limit = {"float32": 1e-5, "tf32": 4e-3, "float16": 4e-3, "bfloat16": 3e-2}[dtype]
     np.testing.assert_allclose(found, wanted, rtol=0, atol=limit * np.abs(wanted).max())

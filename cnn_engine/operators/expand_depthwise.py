@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
+
 from ..errors import InputError
 from .channels_last import Conv2dNhwc
 from .operator import Operator, need
@@ -19,13 +21,15 @@ from .unary import Unary
 class ExpandDepthwise(Operator):
     """Inputs: x [N, H, W, C], first [K, C, 1, 1], second [K, 1, R, S]; None or: their biases, [K] each.
 
-    The outputs are y [N, OH, OW, K] and, with ``mean``, [N, 1, 1, K].
+    The outputs are y [N, OH, OW, K] and, with ``mean``, [N, parts, 1, K].
 
     Attributes:
         stride, padding, dilation: of the second convolution: see Conv2d.
         inner: what is applied to the first sums, or None.
         activation: what is applied to the second ones, or None.
         mean: whether the mean over y's places is an output too.
+        parts: of it, which add up: of equal numbers of y's rows, but for the last.
+        operands: what the weights may be rounded to; the reference rounds nothing.
     """
 
     kind: ClassVar[str] = "expand_depthwise"
@@ -35,6 +39,8 @@ class ExpandDepthwise(Operator):
     inner: Unary | None = None
     activation: Unary | None = None
     mean: bool = False
+    operands: str = "float32"
+    parts: int = 1
 
     def _convolutions(self, channels: int) -> tuple[Conv2dNhwc, Conv2dNhwc]:
         return (
@@ -59,12 +65,16 @@ class ExpandDepthwise(Operator):
             raise InputError(f"second: expected [{channels}, 1, R, S], found {list(second.shape)}")
         ((shape, dtype),) = self._convolutions(channels)[1].infer(self._values(inputs)[1])
         y = shape, dtype
-        return (y, ((shape[0], 1, 1, channels), dtype)) if self.mean else (y,)
+        return (y, ((shape[0], self.parts, 1, channels), dtype)) if self.mean else (y,)
 
     def reference(self, x, first, second, first_bias=None, second_bias=None):
         expand, depthwise = self._convolutions(len(first))
         y = depthwise.reference(expand.reference(x, first, first_bias), second, second_bias)
-        return (y, y.mean((1, 2), keepdims=True)) if self.mean else y
+        if not self.mean:
+            return y
+        rows = -(-y.shape[1] // self.parts)
+        sums = [y[:, at : at + rows].sum((1, 2)) for at in range(0, self.parts * rows, rows)]
+        return y, np.stack(sums, 1)[:, :, None] / (y.shape[1] * y.shape[2])
 
     def flops(self, inputs, outputs) -> int:
         expand, depthwise = self._convolutions(inputs[1].shape[0])

@@ -17,7 +17,8 @@ from .unary import Unary
 
 @dataclass(frozen=True)
 class SqueezeExcite(Operator):
-    """Inputs: x [N, H, W, C], first [M, C, 1, 1], second [C, M, 1, 1]; None or: their biases, [M] and [C].
+    """Inputs: x [N, H, W, C], first [M, C, 1, 1], second [C, M, 1, 1]; None or: their biases, [M] and [C];
+    parts of the mean of x's places, which add up to it, [N, parts, 1, C].
 
     The output is [N, 1, 1, C], or as x.
 
@@ -35,9 +36,9 @@ class SqueezeExcite(Operator):
     scales: bool = False
 
     def infer(self, inputs):
-        need(inputs, 3, 5)
+        need(inputs, 3, 6)
         dtype = same_dtype(inputs)
-        x, first, second, first_bias, second_bias = (*inputs, None, None)[:5]
+        x, first, second, first_bias, second_bias, means = (*inputs, *[None] * 3)[:6]
         if len(x.shape) != 4 or not math.prod(x.shape[1:3]):
             raise InputError(f"expected images of 4 dimensions with places, found {list(x.shape)}")
         hidden, channels = first.shape[0], x.shape[3]
@@ -47,10 +48,17 @@ class SqueezeExcite(Operator):
         ):  # fmt: skip
             if value is not None and value.shape != shape:
                 raise InputError(f"{name}: expected {list(shape)}, found {list(value.shape)}")
+        images = x.shape[0]
+        if means is not None and (
+            len(means.shape) != 4 or means.shape != (images, means.shape[1], 1, channels)
+        ):
+            raise InputError(
+                f"means: expected [{images}, parts, 1, {channels}], found {list(means.shape)}"
+            )
         return ((x.shape if self.scales else (x.shape[0], 1, 1, channels), dtype),)
 
-    def reference(self, x, first, second, first_bias=None, second_bias=None):
-        y = float64(x).mean((1, 2))
+    def reference(self, x, first, second, first_bias=None, second_bias=None, means=None):
+        y = float64(x).mean((1, 2)) if means is None else float64(means).sum((1, 2))
         for weight, bias, function in (
             (first, first_bias, self.activation), (second, second_bias, self.gate),
         ):  # fmt: skip

@@ -42,9 +42,10 @@ constexpr std::int64_t kManyNumbers = 256 * 1024;
 
 struct Gates {
   const float *first_bias, *second_bias;
-  void* y;  // factors, or the image times them
+  const float* means;  // parts of them, or null
+  void* y;             // factors, or the image times them
   Overflow overflow;
-  int places, channels, hidden;
+  int places, channels, hidden, parts;
   int runs, hidden_runs;           // of channels and of hidden sums
   int own_runs;                    // of channels, that the first blocks have
   int lane_bits;                   // of the number of lanes that share a channel's second sum
@@ -244,46 +245,57 @@ __global__ void __launch_bounds__(kThreads, 2)
     const X* const image =
         x + (static_cast<std::int64_t>(blockIdx.x) * p.places + first_place) * p.channels +
         (p.by_places ? 0 : first);
-    if (row < rows) {
-      auto sum = Channels<kRun>::all(0.0f);
-      constexpr int kMost = sizeof(X) == 4 ? 4 : 8;
-      if (places <= 4 * rows) {
-        add_places<4>(sum, image + run * kRun, row, rows, places, p.channels);
-      } else {
-        add_places<kMost>(sum, image + run * kRun, row, rows, places, p.channels);
-      }
-      sum.store(sums + row * read + run * kRun);
-    }
-    asm volatile("cp.async.wait_all;" ::: "memory");
-    __syncthreads();
-    if (share < shares) {
-      for (int c = column; c < read; c += kThreads) {
-        float sum = 0.0f;
-#pragma unroll 8
-        for (int r = share; r < rows; r += shares) sum += sums[r * read + c];
-        parts[share * read + c] = sum;
-      }
-    }
-    __syncthreads();
-    for (int c = thread; c < read; c += kThreads) {
-      float sum = 0.0f;
-#pragma unroll 4
-      for (int s = 0; s < shares; ++s) sum += parts[s * read + c];
-      if (!p.by_places) {
-        means[c] = sum * p.scale;
-      } else {
-        const int own = p.own_runs * kRun, block = c / own;
-        const std::uint32_t to = shared_address(others + rank * own + c - block * own);
-        send_cluster(cluster_address(to, block), cluster_address(summed, block), sum);
-      }
-    }
-    if (p.by_places) {
-      wait_for_cluster_bytes(summed);
+    if (!Scales && p.means != nullptr) {
+      const float* const from = p.means + std::int64_t{blockIdx.x} * p.parts * p.channels + first;
       for (int c = thread; c < channels; c += kThreads) {
         float sum = 0.0f;
+#pragma unroll 4
+        for (int part = 0; part < p.parts; ++part) sum += from[part * p.channels + c];
+        means[c] = sum;
+      }
+      asm volatile("cp.async.wait_all;" ::: "memory");
+    } else {
+      if (row < rows) {
+        auto sum = Channels<kRun>::all(0.0f);
+        constexpr int kMost = sizeof(X) == 4 ? 4 : 8;
+        if (places <= 4 * rows) {
+          add_places<4>(sum, image + run * kRun, row, rows, places, p.channels);
+        } else {
+          add_places<kMost>(sum, image + run * kRun, row, rows, places, p.channels);
+        }
+        sum.store(sums + row * read + run * kRun);
+      }
+      asm volatile("cp.async.wait_all;" ::: "memory");
+      __syncthreads();
+      if (share < shares) {
+        for (int c = column; c < read; c += kThreads) {
+          float sum = 0.0f;
+#pragma unroll 8
+          for (int r = share; r < rows; r += shares) sum += sums[r * read + c];
+          parts[share * read + c] = sum;
+        }
+      }
+      __syncthreads();
+      for (int c = thread; c < read; c += kThreads) {
+        float sum = 0.0f;
+#pragma unroll 4
+        for (int s = 0; s < shares; ++s) sum += parts[s * read + c];
+        if (!p.by_places) {
+          means[c] = sum * p.scale;
+        } else {
+          const int own = p.own_runs * kRun, block = c / own;
+          const std::uint32_t to = shared_address(others + rank * own + c - block * own);
+          send_cluster(cluster_address(to, block), cluster_address(summed, block), sum);
+        }
+      }
+      if (p.by_places) {
+        wait_for_cluster_bytes(summed);
+        for (int c = thread; c < channels; c += kThreads) {
+          float sum = 0.0f;
 #pragma unroll
-        for (int b = 0; b < kMostBlocks; ++b) sum += others[b * p.own_runs * kRun + c];
-        means[c] = sum * p.scale;
+          for (int b = 0; b < kMostBlocks; ++b) sum += others[b * p.own_runs * kRun + c];
+          means[c] = sum * p.scale;
+        }
       }
     }
     __syncthreads();
@@ -463,8 +475,9 @@ bool keeps(const AxisShape& shape, int hidden) {
 
 template <bool Scales>
 void run(const void* x, const void* packed, const float* first_bias, const float* second_bias,
-         void* y, const AxisShape& shape, int hidden, Stored x_stored, const Overflow& overflow,
-         Conv2dOperands operands, const Activation& inner, const Activation& outer, Stream stream) {
+         const float* means, void* y, int parts, const AxisShape& shape, int hidden,
+         Stored x_stored, const Overflow& overflow, Conv2dOperands operands,
+         const Activation& inner, const Activation& outer, Stream stream) {
   check(shape, hidden);
   check_stored("x", x_stored, operands);
   if (!is_aligned(x, 16) || !is_aligned(packed, 16) || (Scales && !is_aligned(y, 16))) {
@@ -478,6 +491,8 @@ void run(const void* x, const void* packed, const float* first_bias, const float
   Gates p = {};
   p.first_bias = first_bias;
   p.second_bias = second_bias;
+  p.means = means;
+  p.parts = parts;
   p.y = y;
   p.overflow = overflow;
   p.places = static_cast<int>(shape.axis);
@@ -493,7 +508,7 @@ void run(const void* x, const void* packed, const float* first_bias, const float
     using T = std::remove_pointer_t<decltype(type)>;
     const std::int64_t all = weight_bytes(shape, hidden, sizeof(T));
     p.own_runs = own_runs_of(shape, all);
-    p.by_places = is_by_places(shape);
+    p.by_places = is_by_places(shape) && means == nullptr;
     p.blocks = p.by_places ? kMostBlocks : (p.runs + p.own_runs - 1) / p.own_runs;
     p.lane_bits = 0;
     while (p.lane_bits < kMostLaneBits && (2 * p.own_runs * kRun << p.lane_bits) <= kThreads)
@@ -523,12 +538,13 @@ void run(const void* x, const void* packed, const float* first_bias, const float
 }  // namespace
 
 void squeeze_excite(const void* x, const void* packed, const float* first_bias,
-                    const float* second_bias, float* y, const AxisShape& shape, int hidden,
-                    Stored x_stored, Conv2dOperands operands, UnaryFunction inner,
-                    float inner_alpha, float inner_beta, UnaryFunction outer, float outer_alpha,
-                    float outer_beta, Stream stream) {
-  run<false>(x, packed, first_bias, second_bias, y, shape, hidden, x_stored, Overflow{}, operands,
-             {inner, inner_alpha, inner_beta}, {outer, outer_alpha, outer_beta}, stream);
+                    const float* second_bias, const float* means, float* y, int parts,
+                    const AxisShape& shape, int hidden, Stored x_stored, Conv2dOperands operands,
+                    UnaryFunction inner, float inner_alpha, float inner_beta, UnaryFunction outer,
+                    float outer_alpha, float outer_beta, Stream stream) {
+  run<false>(x, packed, first_bias, second_bias, means, y, parts, shape, hidden, x_stored,
+             Overflow{}, operands, {inner, inner_alpha, inner_beta},
+             {outer, outer_alpha, outer_beta}, stream);
 }
 
 std::int64_t squeeze_excite_scales(const AxisShape& shape, int hidden, int device) {
@@ -543,8 +559,8 @@ void squeeze_excite_scale(const void* x, const void* packed, const float* first_
                           Stored stored, const Overflow& overflow, Conv2dOperands operands,
                           UnaryFunction inner, float inner_alpha, float inner_beta,
                           UnaryFunction outer, float outer_alpha, float outer_beta, Stream stream) {
-  run<true>(x, packed, first_bias, second_bias, z, shape, hidden, stored, overflow, operands,
-            {inner, inner_alpha, inner_beta}, {outer, outer_alpha, outer_beta}, stream);
+  run<true>(x, packed, first_bias, second_bias, nullptr, z, 0, shape, hidden, stored, overflow,
+            operands, {inner, inner_alpha, inner_beta}, {outer, outer_alpha, outer_beta}, stream);
 }
 
 }  // namespace cnn_engine::cuda

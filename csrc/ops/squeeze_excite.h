@@ -8,8 +8,8 @@
 // Layouts: x [N,P,C], float32 or in the weights' type; b1 [M], b2 [C], each or null; y [N,C];
 // float32; z [N,P,C], as x; C-contiguous. The weights are packed as float16 or bfloat16, else as
 // float32 (tf32 too). Means and sums are float32, and nothing between is rounded. C is a multiple
-// of 8. The functions are those of unary.h with their alphas and betas. Each row has the same bits
-// with any batch.
+// of 8. Means may be given, as parts that add up to them [N,parts,C]. The functions are those of
+// unary.h with their alphas and betas. Each row has the same bits with any batch.
 #pragma once
 
 #include "ops/conv2d_nhwc.h"
@@ -30,10 +30,12 @@ void squeeze_excite(const void* x,             // [N, P, C]
                     const void* packed,        // [squeeze_excite_packed]
                     const float* first_bias,   // [M] or null
                     const float* second_bias,  // [C] or null
+                    const float* means,        // [N, parts, C] or null
                     float* y,                  // [N, C]
-                    const AxisShape& shape, int hidden, Stored x_stored, Conv2dOperands operands,
-                    UnaryFunction inner, float inner_alpha, float inner_beta, UnaryFunction outer,
-                    float outer_alpha, float outer_beta, Stream stream);
+                    int parts, const AxisShape& shape, int hidden, Stored x_stored,
+                    Conv2dOperands operands, UnaryFunction inner, float inner_alpha,
+                    float inner_beta, UnaryFunction outer, float outer_alpha, float outer_beta,
+                    Stream stream);
 // 1 where a device, by its number, makes x * y of images of a shape in 16 bits sooner than the
 // convolution that reads x would on its way: GPUs of compute capability 9.0, small images.
 std::int64_t squeeze_excite_scales(const AxisShape& shape, int hidden, int device);

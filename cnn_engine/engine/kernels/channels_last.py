@@ -201,7 +201,7 @@ def _conv2d(name: str, why_not: Any) -> Kernel:
 # ---- expansions ----
 
 
-def _expanded(op: Any, x: Value, first: Value, second: Value) -> tuple[Any, Any]:
+def expansion_of(op: Any, x: Value, first: Value, second: Value) -> tuple[Any, Any]:
     """Returns the compiled functions' shapes of both convolutions of an expansion."""
     channels, (n, c, h, w) = first.shape[0], _sizes(x)
     return (
@@ -223,20 +223,23 @@ def _pack_expansion(node: Node, graph: Graph, device: Any) -> tuple[Buffer, Buff
     first, second = (
         _packed(graph.constants[name], shape, how, device)
         for name, shape, how in zip(
-            node.inputs[1:3], _expanded(node.op, *graph.inputs_of(node)[:3]), methods, strict=True
+            node.inputs[1:3],
+            expansion_of(node.op, *graph.inputs_of(node)[:3]),
+            methods,
+            strict=True,
         )
     )
     return first, second
 
 
 def _expansion_workspace(node: Node, graph: Graph, device: Any, threads: int) -> int:
-    _, shape = _expanded(node.op, *graph.inputs_of(node)[:3])
+    _, shape = expansion_of(node.op, *graph.inputs_of(node)[:3])
     return _cpu.expand_depthwise_workspace(shape, threads)
 
 
 def _make_expansion(call: Call) -> Bound:
     op, x, (y, *mean) = call.node.op, call.inputs[0], call.outputs
-    _, shape = _expanded(op, *call.inputs[:3])
+    _, shape = expansion_of(op, *call.inputs[:3])
     packed = (buffer.address for buffer in call.prepared)
     biases = (*call.at[3:], 0, 0)[:2]
     return call.native(

@@ -17,6 +17,7 @@ from ...graph.graph import Graph, Node, Value
 from . import pooling
 from .channels_last import (
     activation_of,
+    expansion_of,
     function_of,
     has_prologue,
     make_pool,
@@ -196,6 +197,41 @@ def _make_depthwise(call: Call) -> Bound:
     )  # fmt: skip
 
 
+# ---- expansions ----
+
+
+def expands(device: Any, graph: Graph, first: Node, second: Node) -> int:
+    """Returns in how many parts a device makes a product and a convolution of each channel at once, or 0."""
+    x, y = graph.values[first.inputs[0]], graph.values[second.outputs[0]]
+    stored_as = {x.stored, y.stored, first.op.operands, second.op.operands}
+    if len(stored_as) != 1 or "" in stored_as:
+        return 0
+    shape = shape_of(second, *graph.inputs_of(second)[:2])
+    return int(device.kernels.expand_depthwise_takes(shape, x.shape[3], device.index))
+
+
+def _no_expansion(node: Node, graph: Graph) -> str | None:
+    if graph.inputs_of(node)[0].stored != node.op.operands:
+        return "expected images in 16 bits, in the type that weights are rounded to"
+    return not_compiled(node, graph, node.op.inner, node.op.activation)
+
+
+def _pack_expansion(node: Node, graph: Graph, device: Any) -> Buffer:
+    x, first, second = graph.inputs_of(node)[:3]
+    how = expansion_of(node.op, x, first, second)[1], x.shape[3], _operands(node)
+    nbytes = device.kernels.expand_depthwise_packed(*how, 0)
+    return _packed(node, graph, device, nbytes, "expand_depthwise_pack", *how, places=(1, 2))
+
+
+def _make_expansion(call: Call) -> Bound:
+    op, x, biases = call.node.op, call.inputs[0], (*call.at[3:], 0, 0)[:2]
+    return call.native(
+        "expand_depthwise", call.at[0], call.prepared.address, *biases, *(*call.to, 0)[:2],
+        expansion_of(op, *call.inputs[:3])[1], x.shape[3], call.overflow, _operands(call.node),
+        *function_of(op.inner), *function_of(op.activation),
+    )  # fmt: skip
+
+
 # ---- gates ----
 
 
@@ -209,8 +245,8 @@ def scales(device: Any, graph: Graph, node: Node) -> bool:
     """Whether a device multiplies images by their gates' factors as it makes them."""
     x, first = graph.inputs_of(node)[:2]
     shape, hidden, _ = _gates_of(node, x, first)
-    # In bfloat16 and tf32 it takes longer than what it saves.
-    if {x.stored, node.op.operands} != {"float16"} or _no_gates(node, graph) is not None:
+    # In tf32, and where others made the means, it takes longer than what it saves.
+    if x.stored != node.op.operands or len(node.inputs) > 5 or _no_gates(node, graph) is not None:
         return False
     return bool(device.kernels.squeeze_excite_scales(shape, hidden, device.index))
 
@@ -218,7 +254,10 @@ def scales(device: Any, graph: Graph, node: Node) -> bool:
 def _no_gates(node: Node, graph: Graph, scaled: bool = False) -> str | None:
     if node.op.scales != scaled:
         return "expected images to be multiplied" if scaled else "expected factors alone"
-    return not_compiled(node, graph, node.op.activation, node.op.gate)
+    if scaled and len(node.inputs) > 5:
+        return "expected no means: images are read for them"
+    weights = replace(node, inputs=node.inputs[:5])
+    return not_compiled(weights, graph, node.op.activation, node.op.gate)
 
 
 def _pack_gates(node: Node, graph: Graph, device: Any) -> Buffer:
@@ -230,13 +269,14 @@ def _pack_gates(node: Node, graph: Graph, device: Any) -> Buffer:
 def _make_gates(call: Call) -> Bound:
     op, (x, first) = call.node.op, call.inputs[:2]
     shape, hidden, operands = _gates_of(call.node, x, first)
-    biases = (*call.at[3:], 0, 0)[:2]
-    told = (call.overflow,) if op.scales else ()
-    return call.native(
-        "squeeze_excite_scale" if op.scales else "squeeze_excite", call.at[0], call.prepared.address,
-        *biases, call.to[0], shape, hidden, stored(x), *told, operands, *function_of(op.activation),
-        *function_of(op.gate),
-    )  # fmt: skip
+    *biases, means = (*call.at[3:], 0, 0, 0)[:3]
+    given = call.at[0], call.prepared.address, *biases
+    functions = *function_of(op.activation), *function_of(op.gate)
+    if op.scales:
+        how = shape, hidden, stored(x), call.overflow, operands
+        return call.native("squeeze_excite_scale", *given, call.to[0], *how, *functions)
+    how = call.inputs[5].shape[1] if means else 0, shape, hidden, stored(x), operands
+    return call.native("squeeze_excite", *given, means, call.to[0], *how, *functions)
 
 
 # ---- rows of features, and images of one place ----
@@ -318,6 +358,10 @@ ROWS = [
         "conv2d_nhwc", "implicit_gemm", _make, not_constant, _pack, workspace=_workspace,
         shows=_shows, pitched=_IMAGES, stores=_stored_images, forms=_forms,
         reads_ahead=_reads_ahead,
+    ),
+    Kernel(
+        "expand_depthwise", "expand_depthwise", "cuda", _make_expansion, why_not=_no_expansion,
+        prepare=_pack_expansion, packs=(1, 2), stores=storing(None, 0), alike=True,
     ),
     Kernel(
         "squeeze_excite", "squeeze_excite", "cuda", _make_gates, why_not=_no_gates,

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+
 from ...operators.channels_last import Conv2dNhwc
 from ...operators.expand_depthwise import ExpandDepthwise
+from ...operators.squeeze_excite import SqueezeExcite
 from ..graph import Graph, Node
 from .gates import is_mean_of_places, is_product
 from .rewriting import Rewrites, absent, covering, only_user
 
 
-def fuse_expansions(graph: Graph) -> Graph:
+def fuse_expansions(graph: Graph, takes: Callable[[Graph, Node, Node], int] | None = None) -> Graph:
     """Makes one node of a 1x1 convolution and of one of each channel that alone follows it.
 
     What is between them, six times as much as what is read in most networks, then stays in a core's caches.
     A mean over the places of the result becomes an output of the node.
+
+    Args:
+        takes: returns in how many parts a kernel makes both, with the means that gates read; 0: in
+            none. None: the CPU's makes all, with means that are nodes.
     """
     rewrites = Rewrites(graph)
     for first in graph.nodes:
@@ -22,20 +30,30 @@ def fuse_expansions(graph: Graph) -> Graph:
         second = only_user(graph, first.outputs[0])
         if second is None or not _is_depthwise(graph, first, second):
             continue
+        parts = 1 if takes is None else takes(graph, first, second)
+        if not parts:
+            continue
         nodes, outputs = [first, second], second.outputs
         readers = graph.consumers[outputs[0]]
         means = [node for node in readers if is_mean_of_places(graph, node) and rewrites.free(node)]
-        if means:
+        gates = [node for node in readers if type(node.op) is SqueezeExcite and takes]
+        if means and takes is None:
             nodes, outputs = [*nodes, means[0]], outputs + means[0].outputs
+        elif gates:
+            outputs = *outputs, rewrites.fresh(f"{outputs[0]}.means")
         op, biases = second.op, (None if absent(n, 2) else n.inputs[2] for n in nodes[:2])
         merged = Node(
             second.name,
             ExpandDepthwise(
-                op.stride, op.padding, op.dilation, first.op.activation, op.activation, bool(means)
+                op.stride, op.padding, op.dilation, first.op.activation, op.activation,
+                len(outputs) > 1, op.operands, parts,
             ),
             (first.inputs[0], first.inputs[1], second.inputs[1], *biases), outputs, covering(*nodes),
         )  # fmt: skip
-        rewrites.replace(nodes, [merged], "together they are expand_depthwise")
+        told = [
+            replace(gate, inputs=(*gate.inputs, *[None] * 2)[:5] + outputs[1:]) for gate in gates
+        ]
+        rewrites.replace([*nodes, *gates], [merged, *told], "together they are expand_depthwise")
     return rewrites.apply()
 
 
