@@ -14,7 +14,7 @@ from ..graph.graph import Graph, Node, Value
 from ..graph.network import Network
 from ..operators import Operator
 from ..operators.shaping import Reshape
-from .kernels import functions
+from .kernels import whole
 
 
 @dataclass(frozen=True)
@@ -241,10 +241,8 @@ def _plain(node: Node, graph: Graph) -> bool:
 
 def why_not(node: Node, constants: Mapping[str, np.ndarray], device: Any) -> str | None:
     """Returns why ``device`` cannot run a chain in one call, or None if it can."""
-    where = (device.index,) if device.kind == "cuda" else ()
     try:
-        fused = functions(device).FusedNetwork
-        return fused.why_not(*node.op.description(constants), node.op.dtype, *where) or None
+        return whole.why_not(node.op.description(constants), node.op.dtype, device)
     except ValueError as error:
         return str(error)
 

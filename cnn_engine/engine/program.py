@@ -81,6 +81,13 @@ class Program:
             and placement.data_mode == "resident"
             and (placement.device.kind == "cpu" or has_tensor_cores(placement.device))
         )
+        # What follows a chain are layers of rows, which tensor cores, or a warp an output, are faster at.
+        self._ends_in_rows = (
+            goes_on
+            and not self.own
+            and placement.data_mode == "resident"
+            and has_tensor_cores(placement.device)
+        )
         self.replays = (
             ((fuses and choice.automatic) or goes_on)
             and not self.own  # which may queue work elsewhere
@@ -129,6 +136,11 @@ class Program:
         if not choice.layered:
             chain = self._chain(graph, pixels)
             graph = graph.replaced([n for n in graph.nodes if n.name in chain.covers], [chain])
+            if self._ends_in_rows:
+                graph = passes.fuse_functions_of_rows(graph)
+                # Of float16 tf32 has the bits, and no range that what a chain made could be past.
+                operands = "tf32" if self.dtype == "float16" else self.dtype
+                graph = passes.round_operands(graph, operands)
         elif self._fuses:
             graph = passes.fuse(graph)
         if self.channels_last:

@@ -2,6 +2,7 @@
 #include "ops/fused_cuda.h"
 
 #include "bindings/description.h"
+#include "bindings/fused_headers.h"
 #include "bindings/no_gil.h"
 #include "runtime/device.h"
 
@@ -33,21 +34,45 @@ void add_fused(py::module_& module) {
   py::class_<FusedNetwork>(module, "FusedNetwork")
       .def(py::init([](const py::sequence& input, float scale, float offset,
                        const py::sequence& layers, const std::string& dtype,
-                       const py::object& device, const py::object& shared_limit) {
+                       const py::object& device, const py::object& shared_limit,
+                       const py::bytes& program) {
              return FusedNetwork(describe(input, scale, offset, layers), dtype_of(dtype),
-                                 device_or_current(device), limit_or_none(shared_limit));
+                                 device_or_current(device), limit_or_none(shared_limit), program);
            }),
            py::arg("shape"), py::arg("scale"), py::arg("offset"), py::arg("layers"),
-           py::arg("dtype"), py::arg("device") = py::none(), py::arg("_shared_limit") = py::none())
+           py::arg("dtype"), py::arg("device") = py::none(), py::arg("_shared_limit") = py::none(),
+           py::arg("program") = py::bytes())
       .def_static(
           "why_not",
           [](const py::sequence& input, float scale, float offset, const py::sequence& layers,
-             const std::string& dtype, const py::object& device, const py::object& shared_limit) {
+             const std::string& dtype, const py::object& device, const py::object& shared_limit,
+             const py::bytes& program) {
             return FusedNetwork::why_not(describe(input, scale, offset, layers), dtype_of(dtype),
-                                         device_or_current(device), limit_or_none(shared_limit));
+                                         device_or_current(device), limit_or_none(shared_limit),
+                                         program);
           },
           py::arg("shape"), py::arg("scale"), py::arg("offset"), py::arg("layers"),
-          py::arg("dtype"), py::arg("device") = py::none(), py::arg("_shared_limit") = py::none())
+          py::arg("dtype"), py::arg("device") = py::none(), py::arg("_shared_limit") = py::none(),
+          py::arg("program") = py::bytes())
+      .def_static(
+          "source",
+          [](const py::sequence& input, float scale, float offset, const py::sequence& layers,
+             const std::string& dtype) {
+            return FusedNetwork::source(describe(input, scale, offset, layers), dtype_of(dtype));
+          },
+          py::arg("shape"), py::arg("scale"), py::arg("offset"), py::arg("layers"),
+          py::arg("dtype"), "The CUDA source of the network's program, \"\" if it is compiled in.")
+      .def_static(
+          "headers",
+          [] {
+            py::dict all;
+            for (const FusedHeader& header : kFusedHeaders) all[header.name] = header.text;
+            return all;
+          },
+          "What programs include: name -> text.")
+      .def("instrument",
+           [](FusedNetwork& network, const py::bytes& program) { network.instrument(program); })
+      .def_property_readonly("is_instrumented", &FusedNetwork::is_instrumented)
       .def("run",
            [](const FusedNetwork& network, Address images, bool is_uint8, int n, Address output,
               Address stream) {

@@ -9,6 +9,7 @@
 #pragma once
 
 #include "cuda/conv2d_output.cuh"
+#include "cuda/launch.cuh"
 #include "cuda/reduce.cuh"
 #include "runtime/check.h"
 

@@ -10,14 +10,13 @@
 #include <limits>
 #include <utility>
 
+#include "cuda/warp.cuh"
 #include "runtime/check.h"
 #include "runtime/stream.h"
 
 namespace cnn_engine::cuda {
 
 constexpr int kBlockThreads = 256;
-constexpr int kWarpThreads = 32;
-constexpr unsigned kFullMask = 0xffffffffu;
 
 // Products that are summed apart: a float32 sum's error grows with its length, and that of rows as
 // long as a VGG's 25,088 would otherwise be the network's.
@@ -94,20 +93,6 @@ void launch(const char* name, void (*kernel)(Parameters...), dim3 grid, dim3 blo
 }
 
 }  // namespace
-
-// Returns once all that the kernels before this one on the stream wrote can be seen.
-__device__ inline void wait_for_inputs() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
-
-// The next kernel on the stream may start once every block has called this, or ended.
-__device__ inline void let_successors_start() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
-}
 
 // This thread's place in a one-dimensional grid.
 __device__ inline std::int64_t grid_thread() {

@@ -1,4 +1,5 @@
 // linear on CUDA: one thread, or with `reduction` one warp, makes one output element.
+#include "cuda/launch.cuh"
 #include "cuda/reduce.cuh"
 #include "ops/linear.h"
 #include "runtime/check.h"

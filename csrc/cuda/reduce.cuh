@@ -1,7 +1,7 @@
 // Reductions over the lanes of one warp by shuffles; every lane ends with the result.
 #pragma once
 
-#include "cuda/launch.cuh"
+#include "cuda/warp.cuh"
 
 namespace cnn_engine::cuda {
 

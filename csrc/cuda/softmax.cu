@@ -1,4 +1,5 @@
 // softmax on CUDA: one thread, or with `reduction` one warp, makes one row.
+#include "cuda/launch.cuh"
 #include "cuda/reduce.cuh"
 #include "ops/softmax.h"
 #include "runtime/check.h"

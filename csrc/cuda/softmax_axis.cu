@@ -1,6 +1,7 @@
 // softmax_axis on CUDA: where the axis is the last dimension a warp makes a line, or a block a long
 // one; else a thread makes a column. A NaN is never the largest; exp() carries it into the sum, and
 // so into the whole line.
+#include "cuda/launch.cuh"
 #include "cuda/reduce.cuh"
 #include "ops/softmax_axis.h"
 #include "runtime/check.h"

@@ -4,6 +4,7 @@
 #include "cuda/activation.cuh"
 #include "cuda/binary.cuh"
 #include "cuda/channels.cuh"
+#include "cuda/launch.cuh"
 #include "cuda/normalize_rows.cuh"
 #include "cuda/reduce.cuh"
 #include "cuda/strided.cuh"

@@ -14,9 +14,10 @@
 // as float16 is, at twice the rate that tensor cores have for TF32. Values below 2^-29 of the
 // largest possible one of their layer lose bits that TF32 would keep.
 //
-// Which networks: those compiled in (csrc/cuda/fused/), each a chain of convolution (stride 1),
-// activation and 2x2 pooling, and a linear layer and softmax or none. why_not says what does not
-// fit.
+// Which networks: chains of two to four convolutions (stride 1 or 2), each with an activation and
+// 2x2 pooling or without, and a linear layer and softmax or none, whose activations fit into a
+// block's shared memory. Some are compiled in (csrc/cuda/fused/); others are compiled at first use
+// by the caller (NVRTC), from source(). why_not says what does not fit.
 #pragma once
 
 #include <limits>
@@ -37,18 +38,25 @@ class FusedNetwork {
 
   // Packs the weights and uploads them to the device, complete on return. Throws
   // std::invalid_argument with why_not's reason. `shared_limit` stands in for a device with less
-  // shared memory a block, in tests of the kernels that it would run.
+  // shared memory a block, in tests of the kernels that it would run. `program`: what source() was
+  // compiled to for the device, where that is not empty.
   FusedNetwork(const NetworkDescription& description, FusedDtype dtype, int device,
-               int shared_limit = kNoLimit);
+               int shared_limit = kNoLimit, const std::string& program = "");
   ~FusedNetwork();
   FusedNetwork(FusedNetwork&&) noexcept;
   FusedNetwork& operator=(FusedNetwork&&) noexcept;
   FusedNetwork(const FusedNetwork&) = delete;
   FusedNetwork& operator=(const FusedNetwork&) = delete;
 
-  // Why the network cannot run as one kernel on the device, or "" if it can.
+  // Why the network cannot run as one kernel on the device, or "" if it can; where it is not
+  // compiled in and without its program: "" if it may, as far as can be told.
   static std::string why_not(const NetworkDescription& description, FusedDtype dtype, int device,
-                             int shared_limit = kNoLimit);
+                             int shared_limit = kNoLimit, const std::string& program = "");
+
+  // The CUDA source of a network's program, "" for one that is compiled in. It includes headers of
+  // csrc/cuda, which the module has as text; CNN_ENGINE_FUSED_TIMED defined gives the instrumented
+  // one. Throws std::invalid_argument with why_not's reason.
+  static std::string source(const NetworkDescription& description, FusedDtype dtype);
 
   // Only launches: no allocation and no wait, so it may be captured into a graph.
   void run(const void* images,  // [N, C, H, W] uint8 or float32
@@ -56,6 +64,9 @@ class FusedNetwork {
            float* output,  // [N, outputs]
            Stream stream) const;
 
+  // Takes the instrumented program of a network that is not compiled in; once is enough.
+  void instrument(const std::string& program);
+  bool is_instrumented() const;
   // The same from instrumented kernels, which add to ticks[i] (device memory) what parts()[i] took
   // of the multiprocessors' clocks. The shares of the parts in their sum are meant, not the
   // numbers.
@@ -65,7 +76,7 @@ class FusedNetwork {
   const std::vector<std::vector<int>>& parts() const;
 
   int outputs() const;                // values an image
-  const char* instantiation() const;  // the compiled-in network that runs it
+  const char* instantiation() const;  // the compiled-in network that runs it, or "at first use"
   int shared_bytes() const;           // that a block of its kernels takes at most
 
  private:

@@ -2,20 +2,88 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
+from ...errors import UnsupportedError
 from ...graph.graph import Graph, Node
 from .kernel import Bound, Call, Kernel, functions
 
 
 def _prepare(node: Node, graph: Graph, device: Any) -> Any:
     arguments = (*node.op.description(graph.constants), node.op.dtype)
+    fused = functions(device).FusedNetwork
     if device.kind == "cpu":
-        return functions(device).FusedNetwork(*arguments, _by_layers(node, graph))
+        return fused(*arguments, _by_layers(node, graph))
     with device.context:
-        return functions(device).FusedNetwork(*arguments)
+        if not (source := fused.source(*arguments)):
+            return fused(*arguments)
+        return _at_first_use(fused)(*arguments, device, source)
+
+
+@cache
+def _at_first_use(fused: Any) -> type:
+    """Returns the class of CUDA networks that are not compiled in."""
+
+    class Compiled(fused):
+        """A network whose kernels NVRTC compiles, the instrumented ones when a pass is first timed."""
+
+        def __init__(self, *arguments: Any) -> None:
+            *arguments, self._device, self._source = arguments
+            super().__init__(*arguments, program=program(fused, self._source, self._device))
+
+        def run_timed(self, *arguments: Any) -> None:
+            """As that of the networks that are compiled in."""
+            if not self.is_instrumented:
+                self.instrument(program(fused, self._source, self._device, timed=True))
+            super().run_timed(*arguments)
+
+    return Compiled
+
+
+def program(fused: Any, source: str, device: Any, timed: bool = False) -> bytes:
+    """Returns the compiled program of ``fused.source(...)``, with a line where that takes seconds.
+
+    Raises:
+        UnsupportedError: it cannot be compiled here.
+    """
+    from .user import nvrtc
+
+    said = []
+
+    def say(words: str) -> None:
+        if sys.stderr is not None and sys.stderr.isatty():
+            said.append(words)
+            print(f"\r\033[K{words}", end="", file=sys.stderr, flush=True)
+
+    try:
+        return nvrtc.compile_program(
+            source, fused.headers(), device.properties["compute_capability"],
+            *["CNN_ENGINE_FUSED_TIMED"] * timed,
+            began=lambda: say("compiling this network's kernels, once for this machine ..."),
+        )  # fmt: skip
+    finally:
+        if said:
+            say("")
+
+
+def why_not(description: tuple, dtype: str, device: Any) -> str | None:
+    """Returns why ``device`` does not run the chain of a description in one call, or None if it does."""
+    fused = functions(device).FusedNetwork
+    if device.kind != "cuda":
+        return fused.why_not(*description, dtype) or None
+    if reason := fused.why_not(*description, dtype, device.index):
+        return reason
+    if not (source := fused.source(*description, dtype)):
+        return None
+    try:
+        made = program(fused, source, device)
+    except UnsupportedError as error:
+        return str(error)
+    return fused.why_not(*description, dtype, device.index, program=made) or None
 
 
 def _by_layers(node: Node, graph: Graph) -> Callable[[int, int], None]:

@@ -38,6 +38,7 @@ __all__ = [
     "fuse",
     "fuse_activations",
     "fuse_expansions",
+    "fuse_functions_of_rows",
     "fuse_gates",
     "fuse_prologues",
     "fuse_residuals",
@@ -99,6 +100,11 @@ def simplify(graph: Graph) -> Graph:
 def fuse(graph: Graph) -> Graph:
     """Returns ``graph`` with residual additions and activations as parts of the convolutions before them."""
     return _until_done(graph, FUSING)
+
+
+def fuse_functions_of_rows(graph: Graph) -> Graph:
+    """Returns ``graph`` with activations as parts of the linear layers before them, for CUDA."""
+    return fuse_activations(graph, functions={"linear": EPILOGUES_ON_CUDA["linear"]})
 
 
 def lay_channels_last(graph: Graph, device: str = "cpu", run: int = 4) -> Graph:

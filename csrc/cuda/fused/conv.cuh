@@ -60,14 +60,14 @@ __device__ __forceinline__ void load_weights(std::uint32_t (&b)[Parts][Registers
 }
 
 // ---- first layer: `Tiles` tiles at once, so that a B once loaded is used for all of them ----
-template <class G, class M, int InputParts, int Parts, int Tiles>
+template <class G, class M, int InputParts, int Parts, int Tiles, int FilterTiles>
 __device__ __forceinline__ void sum_pixels(
-    Sums<Parts, G::kFilterTiles> (&sums)[Tiles],
+    Sums<Parts, FilterTiles> (&sums)[Tiles],
     const std::uint32_t* input,    // [parts][PixelLayout]
-    const unsigned char* weights,  // [slab][tile][lane][part][2]
-    const int (&tile)[Tiles], int lane) {
+    const unsigned char* weights,  // [slab][dx, filter tile][lane][part][2]
+    int first_filter_tile, const int (&tile)[Tiles], int lane) {
   using L = PixelLayout<G>;
-  constexpr int kFilterTiles = G::kFilterTiles;
+  constexpr int kTiles = L::kSides * FilterTiles;  // of a slab, that are read
   const int g = lane / 4, t = lane % 4;
   const std::uint32_t* corner[Tiles][2];  // of the windows of positions g and g+8
 #pragma unroll
@@ -76,11 +76,11 @@ __device__ __forceinline__ void sum_pixels(
     for (int h = 0; h < 2; ++h) {
       const int position = clamped_position<G>(tile[i], g + 8 * h);
       const int row = position / G::kSquaresW, column = position % G::kSquaresW;
-      corner[i][h] = input + 2 * row * L::kRowWords + L::kLead + column * G::kChannels;
+      corner[i][h] = input + 2 * row * L::kRowWords + L::kLead + column * L::kChannels;
     }
   }
   using A = std::uint32_t[Tiles][InputParts][4];
-  using B = std::uint32_t[L::kSlabTiles][Parts][2];
+  using B = std::uint32_t[kTiles][Parts][2];
   const auto load_a = [&](A& a, int low, int high) {  // words of slots t and t+4
 #pragma unroll
     for (int i = 0; i < Tiles; ++i) {
@@ -96,8 +96,9 @@ __device__ __forceinline__ void sum_pixels(
   };
   const auto load_b = [&](B& b, int slab) {
 #pragma unroll
-    for (int j = 0; j < L::kSlabTiles; ++j) {
-      load_weights<Parts, 2>(b[j], weights + (slab * L::kSlabTiles + j) * 256 * Parts, lane);
+    for (int j = 0; j < kTiles; ++j) {
+      const int at = j / FilterTiles * G::kFilterTiles + first_filter_tile + j % FilterTiles;
+      load_weights<Parts, 2>(b[j], weights + (slab * L::kSlabTiles + at) * 256 * Parts, lane);
     }
   };
   const auto multiply = [&](const A& a, const B& b, int dy) {
@@ -107,8 +108,8 @@ __device__ __forceinline__ void sum_pixels(
 #pragma unroll
       for (int i = 0; i < Tiles; ++i) {
 #pragma unroll
-        for (int j = 0; j < L::kSlabTiles; ++j) {
-          M::mma16(sums[i][c > 0][dy][j / kFilterTiles][j % kFilterTiles], a[i][left_part(c)],
+        for (int j = 0; j < kTiles; ++j) {
+          M::mma16(sums[i][c > 0][dy][j / FilterTiles][j % FilterTiles], a[i][left_part(c)],
                    b[j][right_part(c)]);
         }
       }
@@ -125,7 +126,7 @@ __device__ __forceinline__ void sum_pixels(
         load_b(b[y % 2], L::slab_full(y, step));
         multiply(a, b[y % 2], 0);
       }
-      if (y > 0) multiply(a, b[(y - 1) % 2], 1);
+      if (L::kSides == 2 && y > 0) multiply(a, b[(y - 1) % 2], 1);
     }
   }
 #pragma unroll
@@ -135,7 +136,7 @@ __device__ __forceinline__ void sum_pixels(
     load_a(a, L::left_row(low) * L::kRowWords + L::left_word(low),
            L::left_row(high) * L::kRowWords + L::left_word(high));
 #pragma unroll
-    for (int dy = 0; dy < 2; ++dy) {
+    for (int dy = 0; dy < L::kSides; ++dy) {
       B b;
       load_b(b, L::slab_left(dy, step));
       multiply(a, b, dy);
@@ -161,63 +162,81 @@ __device__ __forceinline__ void sum_planes(
   weights += first_row * kKernel * L::template tap_bytes<Parts>();
   row16 += first_row * L::kRowBytes;
   row8 += first_row * L::kRowBytes;
-#pragma unroll 1
-  for (int r = first_row; r < last_row; ++r) {
-    [[maybe_unused]] std::uint32_t b16[kKernel][L::kSteps16 ? L::kSteps16 : 1][FilterTiles][Parts]
-                                      [2];
-    [[maybe_unused]] std::uint32_t b8[kKernel][FilterTiles][Parts][1];
+  constexpr int kSides = G::kStride == 1 ? 2 : 1;  // dy, and dx, of a square's pixels
+  // One step of 16 channels, with weights of a kernel row in registers.
+  using B16 = std::uint32_t[kKernel][FilterTiles][Parts][2];
+  const auto load_b16 = [&](B16& b, int step) {
 #pragma unroll
     for (int s = 0; s < kKernel; ++s) {
 #pragma unroll
       for (int f = 0; f < FilterTiles; ++f) {
-        const unsigned char* tap = weights + s * L::template tap_bytes<Parts>();
-        const int tile_at = first_filter_tile + f;
+        load_weights<Parts, 2>(b[s][f],
+                               weights + s * L::template tap_bytes<Parts>() +
+                                   (step * G::kFilterTiles + first_filter_tile + f) * 256 * Parts,
+                               lane);
+      }
+    }
+  };
+  const auto multiply_b16 = [&](const B16& b, int step, int x) {
+    std::uint32_t a[kSides][Parts][4];
 #pragma unroll
-        for (int step = 0; step < L::kSteps16; ++step) {
-          load_weights<Parts, 2>(b16[s][step][f],
-                                 tap + (step * G::kFilterTiles + tile_at) * 256 * Parts, lane);
+    for (int dy = 0; dy < kSides; ++dy) {
+#pragma unroll
+      for (int part = 0; part < Parts; ++part) {
+        load_tiles(a[dy][part], row16 + part * L::kBytes + step * 2 * L::kPlaneBytes +
+                                    dy * L::kRowBytes + L::column_bytes(x));
+      }
+    }
+#pragma unroll
+    for (int c = 0; c < 3; ++c) {
+      if (!is_product<Parts, Parts>(c)) continue;
+#pragma unroll
+      for (int dy = 0; dy < kSides; ++dy) {
+#pragma unroll
+        for (int dx = 0; dx < kSides; ++dx) {
+          if (x - dx < 0 || x - dx >= kKernel) continue;
+#pragma unroll
+          for (int f = 0; f < FilterTiles; ++f) {
+            M::mma16(sums[c > 0][dy][dx][f], a[dy][left_part(c)], b[x - dx][f][right_part(c)]);
+          }
         }
-        if constexpr (L::kSteps8 > 0) {
+      }
+    }
+  };
+#pragma unroll 1
+  for (int r = first_row; r < last_row; ++r) {
+    // All steps but the last; registers hold one's weights.
+#pragma unroll 1
+    for (int step = 0; step + 1 < L::kSteps16; ++step) {
+      B16 b;
+      load_b16(b, step);
+#pragma unroll
+      for (int x = 0; x < kWindow; ++x) multiply_b16(b, step, x);
+    }
+    [[maybe_unused]] B16 b16;
+    [[maybe_unused]] std::uint32_t b8[kKernel][FilterTiles][Parts][1];
+    if constexpr (L::kSteps16 > 0) load_b16(b16, L::kSteps16 - 1);
+    if constexpr (L::kSteps8 > 0) {
+#pragma unroll
+      for (int s = 0; s < kKernel; ++s) {
+#pragma unroll
+        for (int f = 0; f < FilterTiles; ++f) {
           load_weights<Parts, 1>(
-              b8[s][f], tap + (L::kSteps16 * G::kFilterTiles * 256 + tile_at * 128) * Parts, lane);
+              b8[s][f],
+              weights + s * L::template tap_bytes<Parts>() +
+                  (L::kSteps16 * G::kFilterTiles * 256 + (first_filter_tile + f) * 128) * Parts,
+              lane);
         }
       }
     }
 #pragma unroll
     for (int x = 0; x < kWindow; ++x) {
-#pragma unroll
-      for (int step = 0; step < L::kSteps16; ++step) {
-        std::uint32_t a[2][Parts][4];
-#pragma unroll
-        for (int dy = 0; dy < 2; ++dy) {
-#pragma unroll
-          for (int part = 0; part < Parts; ++part) {
-            load_tiles(a[dy][part], row16 + part * L::kBytes + step * 2 * L::kPlaneBytes +
-                                        dy * L::kRowBytes + L::column_bytes(x));
-          }
-        }
-#pragma unroll
-        for (int c = 0; c < 3; ++c) {
-          if (!is_product<Parts, Parts>(c)) continue;
-#pragma unroll
-          for (int dy = 0; dy < 2; ++dy) {
-#pragma unroll
-            for (int dx = 0; dx < 2; ++dx) {
-              if (x - dx < 0 || x - dx >= kKernel) continue;
-#pragma unroll
-              for (int f = 0; f < FilterTiles; ++f) {
-                M::mma16(sums[c > 0][dy][dx][f], a[dy][left_part(c)],
-                         b16[x - dx][step][f][right_part(c)]);
-              }
-            }
-          }
-        }
-      }
+      if constexpr (L::kSteps16 > 0) multiply_b16(b16, L::kSteps16 - 1, x);
       if constexpr (L::kSteps8 > 0) {
         if (x % 2 != 0) continue;  // one load brings columns x and x+1
-        std::uint32_t a[2][Parts][4];
+        std::uint32_t a[kSides][Parts][4];
 #pragma unroll
-        for (int dy = 0; dy < 2; ++dy) {
+        for (int dy = 0; dy < kSides; ++dy) {
 #pragma unroll
           for (int part = 0; part < Parts; ++part) {
             load_tiles(a[dy][part],
@@ -230,9 +249,9 @@ __device__ __forceinline__ void sum_planes(
 #pragma unroll
           for (int e = 0; e < 2; ++e) {
 #pragma unroll
-            for (int dy = 0; dy < 2; ++dy) {
+            for (int dy = 0; dy < kSides; ++dy) {
 #pragma unroll
-              for (int dx = 0; dx < 2; ++dx) {
+              for (int dx = 0; dx < kSides; ++dx) {
                 const int s = x + e - dx;
                 if (s < 0 || s >= kKernel) continue;
 #pragma unroll
@@ -263,7 +282,7 @@ __device__ __forceinline__ float activate(float value) {
 }
 
 // Calls emit(filter tile, position, dy, dx, value of channel 2t, of channel 2t+1) for what this
-// lane holds of a task's result: pooled (dy = dx = 0), or each pixel of each square. value =
+// lane holds of a task's result: pooled or one (dy = dx = 0), or each pixel of each square. value =
 // act(sum * unscale + bias). The activations rise, so that pooling before them gives the same value
 // and fewer of them to compute.
 template <class G, int Parts, int FilterTiles, class Emit>
@@ -279,7 +298,7 @@ __device__ __forceinline__ void finish(const Sums<Parts, FilterTiles>& sums, con
       const bool inside = G::kPositions % 16 == 0 || position < G::kPositions;
       float value[2][2][2];
 #pragma unroll
-      for (int i = 0; i < 8; ++i) {
+      for (int i = 0; i < 2 * G::kPixels; ++i) {
         const int dy = i / 4, dx = i / 2 % 2, e = i % 2;
         float sum = sums[0][dy][dx][f][2 * h + e];
         if constexpr (Parts == 2) sum += sums[1][dy][dx][f][2 * h + e];
@@ -296,7 +315,7 @@ __device__ __forceinline__ void finish(const Sums<Parts, FilterTiles>& sums, con
         if (inside) emit(f, position, 0, 0, pooled[0], pooled[1]);
       } else {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
+        for (int i = 0; i < G::kPixels; ++i) {
           const float low = activate<G::kActivation>(fmaf(value[i / 2][i % 2][0], unscale, b.x));
           const float high = activate<G::kActivation>(fmaf(value[i / 2][i % 2][1], unscale, b.y));
           if (inside) emit(f, position, i / 2, i % 2, low, high);

@@ -1,22 +1,23 @@
-// FusedNetwork: which compiled-in network a description is, its weights on a device, and its
-// launches.
+// FusedNetwork: the kernels that run a description, compiled in or in a program that was compiled
+// at first use, its weights on a device, and its launches.
 #include <stdexcept>
 #include <vector>
 
-#include "cuda/fused/plan.h"
+#include "cuda/fused/library.h"
 #include "runtime/device.h"
 
 namespace cnn_engine::cuda {
 namespace {
 
+using fused::Chain;
 using fused::Instantiation;
 
 constexpr const Instantiation* kInstantiations[] = {&fused::kCifar10, &fused::kEce408};
 
-// The network that a description is, or null.
-const Instantiation* find(const NetworkDescription& description) {
+// The network that a chain is, or null.
+const Instantiation* find(const Chain& chain) {
   for (const Instantiation* candidate : kInstantiations) {
-    if (candidate->difference(description).empty()) return candidate;
+    if (same(candidate->chain(), chain)) return candidate;
   }
   return nullptr;
 }
@@ -35,89 +36,188 @@ const char* name_of(FusedDtype dtype) {
   return "unknown";
 }
 
+// The parts and the format of values (mma.cuh); tf32's 11 significant bits are float16's.
+int parts_of(FusedDtype dtype) { return dtype == FusedDtype::float32 ? 2 : 1; }
+const char* format_of(FusedDtype dtype) {
+  return dtype == FusedDtype::bfloat16 ? "Bfloat16" : "Half";
+}
+
 int shared_memory(int device, int limit) {
   int bytes = 0;
   CUDA_CHECK(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
   return limit < bytes ? limit : bytes;
 }
 
-std::string why_not_on(const Instantiation& candidate, FusedDtype dtype, int found) {
-  const int needed = candidate.shared_bytes(dtype);
+std::string why_not_fits(const char* what, FusedDtype dtype, int needed, int found) {
   if (needed <= found) return "";
-  return std::string(candidate.name) + " in " + name_of(dtype) + ": expected a device with " +
+  return std::string(what) + " in " + name_of(dtype) + ": expected a device with " +
          std::to_string(needed) + " bytes of shared memory a block, found " + std::to_string(found);
+}
+
+// The weights of convolutions and of the fully connected layer, and the numbers of each array.
+struct Weights {
+  fused::Unpacked arrays = {};
+  std::int64_t sizes[fused::kMostLayers + 1][2] = {};
+
+  Weights(const NetworkDescription& description, const Chain& chain) {
+    arrays.scale = description.scale;
+    arrays.offset = description.offset;
+    std::size_t found = 0;
+    int c = chain.c, h = chain.h, w = chain.w;
+    for (std::size_t i = 0; i < description.layers.size(); ++i) {
+      const LayerDescription& layer = description.layers[i];
+      const bool conv = layer.kind == LayerKind::conv2d;
+      if (!conv && layer.kind != LayerKind::linear) continue;
+      if (layer.weight == nullptr) {
+        throw std::invalid_argument("fused: layer " + std::to_string(i + 1) +
+                                    ": expected weights, found none");
+      }
+      std::int64_t taps = std::int64_t{c} * h * w;  // of the fully connected layer
+      if (conv) {
+        const fused::ChainLayer& l = chain.layers[found];
+        taps = std::int64_t{c} * l.kernel * l.kernel;
+        h = (h + 2 * l.pad - l.kernel) / l.stride + 1;
+        w = (w + 2 * l.pad - l.kernel) / l.stride + 1;
+        if (l.pool) h /= 2, w /= 2;
+        c = l.filters;
+      }
+      arrays.layers[found] = {layer.weight, layer.bias};
+      sizes[found][0] = layer.out_channels * taps;
+      sizes[found][1] = layer.out_channels;
+      ++found;
+    }
+  }
+};
+
+std::unique_ptr<fused::Plan> pack_on_host(const fused::CompiledIn& network,
+                                          const fused::Unpacked& weights, int device, int shared) {
+  const fused::Facts& facts = network.facts;
+  std::vector<unsigned char> packed(facts.weight_bytes);
+  std::vector<float> head(facts.head_floats), head_bias(facts.classes);
+  fused::Parameters parameters = {};
+  bool exact_pixels = false;
+  network.pack(weights, {packed.data(), head.data(), head_bias.data(), &parameters, &exact_pixels});
+  return std::make_unique<fused::Plan>(
+      facts, network.plain, device, shared, fused::DeviceBuffer(packed.data(), packed.size()),
+      fused::DeviceBuffer(head.data(), head.size() * sizeof(float)),
+      fused::DeviceBuffer(head_bias.data(), head_bias.size() * sizeof(float)), parameters,
+      exact_pixels);
 }
 
 }  // namespace
 
 struct FusedNetwork::State {
-  const Instantiation* instantiation;
+  const Instantiation* instantiation;  // or null
+  FusedDtype dtype;
   int device;
+  std::unique_ptr<fused::Library> plain, timed;
+  fused::Kernels timed_kernels;
   std::unique_ptr<fused::Plan> plan;
   std::vector<std::vector<int>> parts;
 
-  void run(const void* images, bool is_uint8, int n, float* output, unsigned long long* ticks,
-           Stream stream) const {
+  void run(const void* images, bool is_uint8, int n, float* output, const fused::Kernels* kernels,
+           unsigned long long* ticks, Stream stream) const {
     require_at_least("batch", n, 0);
     const DeviceGuard guard(device);
-    plan->launch(images, is_uint8, n, output, ticks, stream);
+    plan->launch(images, is_uint8, n, output, kernels, ticks, stream);
   }
 };
 
 FusedNetwork::FusedNetwork(const NetworkDescription& description, FusedDtype dtype, int device,
-                           int shared_limit) {
-  const std::string why = why_not(description, dtype, device, shared_limit);
+                           int shared_limit, const std::string& program) {
+  const std::string why = why_not(description, dtype, device, shared_limit, program);
   if (!why.empty()) throw std::invalid_argument("fused: " + why);
-  for (std::size_t i = 0; i < description.layers.size(); ++i) {
-    const LayerDescription& layer = description.layers[i];
-    const bool weighted = layer.kind == LayerKind::conv2d || layer.kind == LayerKind::linear;
-    if (weighted && layer.weight == nullptr) {
-      throw std::invalid_argument("fused: layer " + std::to_string(i + 1) +
-                                  ": expected weights, found none");
-    }
-  }
-  const Instantiation* found = find(description);
+  Chain chain;
+  std::vector<int> parts;
+  read(description, chain, parts);
+  const Weights weights(description, chain);
+  const Instantiation* found = find(chain);
   const DeviceGuard guard(device);
-  state_ = std::make_unique<State>(
-      State{found,
-            device,
-            found->make(description, dtype, device, shared_memory(device, shared_limit)),
-            {}});
+  const int shared = shared_memory(device, shared_limit);
+  state_ = std::make_unique<State>(State{found, dtype, device, nullptr, nullptr, {}, nullptr, {}});
+  if (found != nullptr) {
+    const fused::CompiledIn network = found->of(dtype);
+    state_->timed_kernels = network.timed;
+    state_->plan = pack_on_host(network, weights.arrays, device, shared);
+  } else {
+    if (program.empty()) {
+      throw std::invalid_argument("fused: expected the compiled program of source(), found none");
+    }
+    state_->plain = std::make_unique<fused::Library>(program);
+    state_->plan =
+        state_->plain->plan(weights.arrays, weights.sizes, parts_of(dtype), device, shared);
+  }
   int layer = 0;
-  for (const int layers : found->parts()) {
+  for (const int layers : parts) {
     std::vector<int>& part = state_->parts.emplace_back();
     for (int i = 0; i < layers; ++i) part.push_back(layer++);
   }
 }
 
-FusedNetwork::~FusedNetwork() = default;
+FusedNetwork::~FusedNetwork() {
+  if (state_ == nullptr) return;
+  try {  // memory and programs are of its device
+    const DeviceGuard guard(state_->device);
+    state_.reset();
+  } catch (const std::exception&) {  // a destructor reports nothing
+    state_.reset();
+  }
+}
 FusedNetwork::FusedNetwork(FusedNetwork&&) noexcept = default;
 FusedNetwork& FusedNetwork::operator=(FusedNetwork&&) noexcept = default;
 
+std::string FusedNetwork::source(const NetworkDescription& description, FusedDtype dtype) {
+  Chain chain;
+  std::vector<int> parts;
+  const std::string why = read(description, chain, parts);
+  if (!why.empty()) throw std::invalid_argument("fused: " + why);
+  return find(chain) != nullptr ? "" : source_of(chain, format_of(dtype), parts_of(dtype));
+}
+
 std::string FusedNetwork::why_not(const NetworkDescription& description, FusedDtype dtype,
-                                  int device, int shared_limit) {
-  const Instantiation* found = find(description);
-  if (found != nullptr) return why_not_on(*found, dtype, shared_memory(device, shared_limit));
-  std::string why;
-  for (const Instantiation* candidate : kInstantiations) {
-    why += (why.empty() ? "not " : "; not ") + std::string(candidate->name) + ": " +
-           candidate->difference(description);
-  }
-  return why;
+                                  int device, int shared_limit, const std::string& program) {
+  Chain chain;
+  std::vector<int> parts;
+  const std::string why = read(description, chain, parts);
+  if (!why.empty()) return why;
+  const Instantiation* found = find(chain);
+  const int shared = shared_memory(device, shared_limit);
+  if (found != nullptr)
+    return why_not_fits(found->name, dtype, found->of(dtype).facts.needed, shared);
+  if (program.empty()) return "";
+  const DeviceGuard guard(device);
+  return why_not_fits("the network", dtype, fused::Library(program).facts().needed, shared);
 }
 
 void FusedNetwork::run(const void* images, bool is_uint8, int n, float* output,
                        Stream stream) const {
-  state_->run(images, is_uint8, n, output, nullptr, stream);
+  state_->run(images, is_uint8, n, output, nullptr, nullptr, stream);
+}
+
+bool FusedNetwork::is_instrumented() const {
+  return state_->instantiation != nullptr || state_->timed != nullptr;
+}
+
+void FusedNetwork::instrument(const std::string& program) {
+  if (is_instrumented()) return;
+  const DeviceGuard guard(state_->device);
+  auto timed = std::make_unique<fused::Library>(program);
+  state_->timed_kernels = timed->kernels(parts_of(state_->dtype));
+  state_->timed = std::move(timed);
 }
 
 void FusedNetwork::run_timed(const void* images, bool is_uint8, int n, float* output, Stream stream,
                              unsigned long long* ticks) const {
-  state_->run(images, is_uint8, n, output, ticks, stream);
+  if (!is_instrumented()) {
+    throw std::invalid_argument("fused: expected instrument() before a timed run, found none");
+  }
+  state_->run(images, is_uint8, n, output, &state_->timed_kernels, ticks, stream);
 }
 
-int FusedNetwork::outputs() const { return state_->instantiation->outputs; }
-const char* FusedNetwork::instantiation() const { return state_->instantiation->name; }
+int FusedNetwork::outputs() const { return state_->plan->outputs(); }
+const char* FusedNetwork::instantiation() const {
+  return state_->instantiation != nullptr ? state_->instantiation->name : "at first use";
+}
 int FusedNetwork::shared_bytes() const { return state_->plan->shared_bytes(); }
 const std::vector<std::vector<int>>& FusedNetwork::parts() const { return state_->parts; }
 

@@ -18,48 +18,51 @@
 // bank conflicts.
 #pragma once
 
+#include "cuda/fused/interface.h"
 #include "cuda/mma.cuh"
 
 namespace cnn_engine::cuda::fused {
 
-// Shared memory that a block can have on every device of an architecture (90 for 9.0). What takes
-// more is not compiled for it, nor launched where the driver made machine code from its PTX.
-constexpr int kLeastShared = 99 * 1024, kMiddleShared = 163 * 1024, kMostShared = 227 * 1024;
-__host__ __device__ constexpr int shared_of(int architecture) {
-  if (architecture == 80 || architecture == 87) return kMiddleShared;
-  return architecture < 90 || architecture / 10 == 12 ? kLeastShared : kMostShared;
-}
-
 enum class Activation { none, relu, tanh };
 
-// A convolution with stride 1 and a square, odd kernel, its activation, and its 2x2 pooling if any.
-template <int Filters, int Kernel, int Pad, Activation Act, bool Pool>
+// A convolution with a square kernel, its activation, and its 2x2 pooling if any, which only a
+// stride of 1 may have.
+template <int Filters, int Kernel, int Pad, Activation Act, bool Pool, int Stride = 1>
 struct Conv {
-  static constexpr int kFilters = Filters, kKernel = Kernel, kPad = Pad;
+  static constexpr int kFilters = Filters, kKernel = Kernel, kPad = Pad, kStride = Stride;
   static constexpr Activation kActivation = Act;
   static constexpr bool kPool = Pool;
+  static_assert(Stride == 1 || (Stride == 2 && !Pool));
 };
 
 __host__ __device__ constexpr int round_up(int value, int multiple) {
   return (value + multiple - 1) / multiple * multiple;
 }
+__host__ __device__ constexpr int larger(int a, int b) { return a > b ? a : b; }
 
 template <class Layer, int Channels, int Height, int Width, bool First>
 struct ConvGeometry : Layer {
-  using Layer::kFilters, Layer::kKernel, Layer::kPad, Layer::kPool;
+  using Layer::kFilters, Layer::kKernel, Layer::kPad, Layer::kPool, Layer::kStride;
   static constexpr int kChannels = Channels, kHeight = Height, kWidth = Width;
   static constexpr bool kFirst = First;
-  static constexpr int kOutH = Height + 2 * kPad - kKernel + 1,
-                       kOutW = Width + 2 * kPad - kKernel + 1;
+  static constexpr int kOutH = (Height + 2 * kPad - kKernel) / kStride + 1,
+                       kOutW = (Width + 2 * kPad - kKernel) / kStride + 1;
+  // A square gives one output where it is pooled, and with a stride of 2, where of its pixels the
+  // first alone is computed; else four, of which those past an odd edge are dropped.
+  static constexpr bool kOne = kPool || kStride == 2;
+  static constexpr int kPixels = kStride == 2 ? 1 : 4;  // of a square, that are computed
   static constexpr int kNextH = kPool ? kOutH / 2 : kOutH, kNextW = kPool ? kOutW / 2 : kOutW;
-  static constexpr int kSquaresW = kOutW / 2, kPositions = kOutH / 2 * kSquaresW;
+  static constexpr int kSquaresH = kOne ? kNextH : (kOutH + 1) / 2,
+                       kSquaresW = kOne ? kNextW : (kOutW + 1) / 2;
+  static constexpr bool kWhole = kOne || (kOutH % 2 == 0 && kOutW % 2 == 0);  // no edge is odd
+  static constexpr int kPositions = kSquaresH * kSquaresW;
   static constexpr int kTiles = (kPositions + 15) / 16;
   static constexpr int kFilterTiles = (kFilters + 7) / 8;
   static constexpr int kPaddedFilters = 8 * kFilterTiles;
-  static constexpr int kRows = Height + 2 * kPad, kColumns = Width + 2 * kPad;
-  static constexpr int kWindow = kKernel + 1;  // rows, or columns, that a square reads
-  static_assert(kOutH % 2 == 0 && kOutW % 2 == 0 && kOutH > 0 && kOutW > 0, "whole 2x2 squares");
-  static_assert(kKernel % 2 == 1, "a window of an even number of columns");
+  static constexpr int kWindow = kKernel + (kStride == 1);  // rows, or columns, that a square reads
+  static constexpr int kRows = larger(Height + 2 * kPad, 2 * (kSquaresH - 1) + kWindow),
+                       kColumns = larger(Width + 2 * kPad, 2 * (kSquaresW - 1) + kWindow);
+  static_assert(kNextH > 0 && kNextW > 0);
 };
 
 // ---- the first layer ----
@@ -67,29 +70,33 @@ struct ConvGeometry : Layer {
 // gathered into steps of its own.
 template <class G>
 struct PixelLayout {
-  static constexpr int kWindowWords = G::kWindow * G::kChannels / 2;
+  // Pixels that a thread stores at once: what starts on whole words, in a row.
+  static constexpr int kRun = G::kWidth % 8 == 0 ? 8 : G::kWidth % 4 == 0 ? 4 : 2 - G::kWidth % 2;
+  // Channels as they are stored: one more, of zeros, where words would not be whole without.
+  static constexpr bool kEven =
+      G::kChannels % 2 == 0 ||
+      (G::kPad % 2 == 0 && G::kColumns % 2 == 0 && G::kWindow % 2 == 0 && kRun % 2 == 0);
+  static constexpr int kChannels = kEven ? G::kChannels : G::kChannels + 1;
+  static constexpr int kWindowWords = G::kWindow * kChannels / 2;
   static constexpr int kFullSteps = kWindowWords / 8;  // a window row
   static constexpr int kLeftWords = kWindowWords % 8;  // a window row
   static constexpr int kLeftSlots = kLeftWords * G::kWindow;
   static constexpr int kLeftSteps = (kLeftSlots + 7) / 8;  // a window
   // Words before each row, so that the image's own first column is 16-byte aligned.
-  static constexpr int kLead = (4 - G::kPad * G::kChannels / 2 % 4) % 4;
-  static constexpr int kRowWords = round_up(kLead + G::kColumns * G::kChannels / 2, 4);
+  static constexpr int kLead = (4 - G::kPad * kChannels / 2 % 4) % 4;
+  static constexpr int kRowWords = round_up(kLead + G::kColumns * kChannels / 2, 4);
   static constexpr int kBytes = G::kRows * kRowWords * 4;
-  // Slabs of B: for each kernel row its full steps; then the left-over steps, for dy = 0 and for dy
-  // = 1.
-  static constexpr int kSlabs = G::kKernel * kFullSteps + 2 * kLeftSteps;
-  static constexpr int kSlabTiles = 2 * G::kFilterTiles;  // dx = 0, then dx = 1
+  // Slabs of B: for each kernel row its full steps; then the left-over steps, for dy = 0 and, where
+  // a square has more than one pixel, for dy = 1.
+  static constexpr int kSides = G::kStride == 1 ? 2 : 1;  // dy, and dx, of a square's pixels
+  static constexpr int kSlabs = G::kKernel * kFullSteps + kSides * kLeftSteps;
+  static constexpr int kSlabTiles = kSides * G::kFilterTiles;  // dx = 0, then dx = 1
   __host__ __device__ static constexpr int slab_full(int r, int step) {
     return r * kFullSteps + step;
   }
   __host__ __device__ static constexpr int slab_left(int dy, int step) {
     return G::kKernel * kFullSteps + dy * kLeftSteps + step;
   }
-  static_assert(G::kPad * G::kChannels % 2 == 0 && G::kColumns * G::kChannels % 2 == 0 &&
-                    G::kWidth % 8 == 0,
-                "whole words");
-
   // The word (window row, word of that row) of a left-over slot; slots past the last read the
   // first.
   __host__ __device__ static constexpr int left_row(int slot) {
@@ -192,24 +199,34 @@ struct Route {
   static_assert(Groups <= 15, "named barriers 1 to 15");
   static_assert(Groups == 1 || Cluster == 1, "a team of several blocks is alone in each");
   static_assert(KeptWeights || Cluster == 1, "a cluster is for speed");
-  // Filter tiles of one warp's task in layer G: all that there are if that leaves no warp idle.
-  template <class G>
+  // Filter tiles of one warp's task in layer G: if that leaves no warp idle all that there are, or
+  // as many as half of a thread's registers hold the sums of.
+  template <class G, int Parts>
   __host__ __device__ static constexpr int filter_tiles() {
-    return G::kTiles >= kWorkers ? G::kFilterTiles : 1;
+    constexpr int kRegisters = 64 * 1024 / kThreads < 255 ? 64 * 1024 / kThreads : 255;
+    constexpr int kTiles = G::kFirst ? kPixelTiles : 1;  // at once
+    const int most = (kRegisters + 1) / 2 / (4 * G::kPixels * Parts * kTiles);
+    // Of a first layer with fewer tiles than warps the filters are parted where there are many
+    // warps.
+    if (G::kTiles < kWorkers && (!G::kFirst || kWorkers > 32)) return 1;
+    int tiles = G::kFilterTiles;
+    while (tiles > 1 && (tiles > most || G::kFilterTiles % tiles != 0)) --tiles;
+    return tiles;
   }
-  template <class G>
+  template <class G, int Parts>
   __host__ __device__ static constexpr int tasks() {
-    return G::kTiles * (G::kFilterTiles / filter_tiles<G>());
+    return G::kTiles * (G::kFilterTiles / filter_tiles<G, Parts>());
   }
   // Where a layer leaves most of a cluster idle, each kernel row of a task is a task of its own,
   // and their sums meet in the block that owns the task: every `Cluster`th. It costs a barrier.
-  template <class G>
+  template <class G, int Parts>
   __host__ __device__ static constexpr bool splits_rows() {
-    return Cluster > 1 && !G::kFirst && 4 * tasks<G>() <= kWorkers;
+    return Cluster > 1 && !G::kFirst && 4 * tasks<G, Parts>() <= kWorkers;
   }
-  template <class G>
+  template <class G, int Parts>
   __host__ __device__ static constexpr int row_sum_bytes() {
-    return splits_rows<G>() ? (tasks<G>() + Cluster - 1) / Cluster * G::kKernel * 2048 : 0;
+    return splits_rows<G, Parts>() ? (tasks<G, Parts>() + Cluster - 1) / Cluster * G::kKernel * 2048
+                                   : 0;
   }
 };
 
@@ -247,17 +264,18 @@ struct SharedLayout {
   static constexpr int kStaged =
       input_at<Net::kLayers - 1>() +
       (Net::kLayers == 1 ? InputParts : Parts) * Net::template input_bytes<Net::kLayers - 1>();
-  // uint8 pixels as they came, where there is room: not beside an input of two parts.
-  static constexpr bool kStages = InputParts == 1;
+  // uint8 pixels as they came, in runs of 8, where there is room: not beside an input of two parts.
+  static constexpr bool kStages =
+      InputParts == 1 && PixelLayout<typename Net::template Layer<0>>::kRun == 8;
   static constexpr int kSums = kStaged + (kStages ? Net::kChannels * Net::kPixels : 0);
-  static constexpr int kSumRows = R::template tasks<typename Net::Last>();
+  static constexpr int kSumRows = R::template tasks<typename Net::Last, Parts>();
   static constexpr int kSumStride = Net::kClasses;
   static constexpr int kScales = kSums + round_up(4 * kSumRows * kSumStride, 16);
   static constexpr int kLargest = kScales + round_up(8 * Net::kLayers, 16);
   static constexpr int kRowSums = round_up(kLargest + 4 * R::kWarps, 128);
   template <int I = 0>
   __host__ __device__ static constexpr int row_sum_bytes() {
-    constexpr int kHere = R::template row_sum_bytes<typename Net::template Layer<I>>();
+    constexpr int kHere = R::template row_sum_bytes<typename Net::template Layer<I>, Parts>();
     if constexpr (I + 1 < Net::kLayers) {
       return kHere > row_sum_bytes<I + 1>() ? kHere : row_sum_bytes<I + 1>();
     } else {

@@ -34,7 +34,7 @@ struct Team : TeamInput<Net, M, Parts, InputParts, R> {
       Input::store_float, Input::store_uint8, Input::sums, Input::weights;
   using Input::p, Input::shared, Input::own, Input::team, Input::thread, Input::warp, Input::lane,
       Input::rank, Input::worker;
-  PartClock<Timed, Net, R> clock;
+  PartClock<Timed, Net, Parts, R> clock;
 
   // Stores an activation in every block of the team.
   __device__ __forceinline__ void store(unsigned char* to, std::uint32_t value) const {
@@ -64,9 +64,11 @@ struct Team : TeamInput<Net, M, Parts, InputParts, R> {
       finish<G, Parts, FilterTiles>(
           result, bias, scale.unscale, tile, lane,
           [&](int f, int position, int dy, int dx, float low, float high) {
-            const int factor = G::kPool ? 1 : 2;
-            const int y = position / G::kSquaresW * factor + dy + Next::kPad;
-            const int x = position % G::kSquaresW * factor + dx + Next::kPad;
+            const int factor = G::kOne ? 1 : 2;
+            const int row = position / G::kSquaresW * factor + dy;
+            const int column = position % G::kSquaresW * factor + dx;
+            if (!G::kWhole && (row >= G::kNextH || column >= G::kNextW)) return;
+            const int y = row + Next::kPad, x = column + Next::kPad;
             std::uint32_t parts[Parts];
             split<M, Parts>(low * scale.rescale, high * scale.rescale, parts);
 #pragma unroll
@@ -80,9 +82,12 @@ struct Team : TeamInput<Net, M, Parts, InputParts, R> {
       float sum[Net::kClasses];
 #pragma unroll
       for (int m = 0; m < Net::kClasses; ++m) sum[m] = 0.0f;
-      static_assert(G::kPool && G::kPositions % 16 == 0,
-                    "the head reads whole tiles of pooled squares");
+      static_assert(G::kOne, "the head reads one output of a square");
       float value[FilterTiles][2][2];
+      if constexpr (G::kPositions % 16 != 0) {  // past the last: of no weight
+#pragma unroll
+        for (int i = 0; i < FilterTiles * 4; ++i) (&value[0][0][0])[i] = 0.0f;
+      }
       finish<G, Parts, FilterTiles>(result, bias, scale.unscale, tile, lane,
                                     [&](int f, int position, int, int, float low, float high) {
                                       const int h = (position - tile * 16) / 8;
@@ -121,9 +126,10 @@ struct Team : TeamInput<Net, M, Parts, InputParts, R> {
       finish<G, Parts, FilterTiles>(
           result, bias, scale.unscale, tile, lane,
           [&](int f, int position, int dy, int dx, float low, float high) {
-            const int factor = G::kPool ? 1 : 2;
+            const int factor = G::kOne ? 1 : 2;
             const int y = position / G::kSquaresW * factor + dy,
                       x = position % G::kSquaresW * factor + dx;
+            if (!G::kWhole && (y >= G::kNextH || x >= G::kNextW)) return;
             const int channel = 8 * (first_filter_tile + f) + 2 * (lane % 4);
             float* at = to + (channel * G::kNextH + y) * G::kNextW + x;
             if (channel < G::kFilters) at[0] = low;
@@ -142,7 +148,7 @@ struct Team : TeamInput<Net, M, Parts, InputParts, R> {
   __device__ __forceinline__ void send_row(const Sums<Parts, 1>& result, int task, int row) const {
     const std::uint32_t to = cluster_address(row_sums<G>(task, row), task % R::kCluster);
 #pragma unroll
-    for (int square = 0; square < 4; ++square) {
+    for (int square = 0; square < G::kPixels; ++square) {
       float value[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
@@ -159,7 +165,7 @@ struct Team : TeamInput<Net, M, Parts, InputParts, R> {
 #pragma unroll
     for (int row = 0; row < G::kKernel; ++row) {
 #pragma unroll
-      for (int square = 0; square < 4; ++square) {
+      for (int square = 0; square < G::kPixels; ++square) {
         const float4 v = from[(row * 4 + square) * 32];
         float (&to)[4] = result[0][square / 2][square % 2][0];
         to[0] += v.x, to[1] += v.y, to[2] += v.z, to[3] += v.w;
@@ -173,29 +179,35 @@ struct Team : TeamInput<Net, M, Parts, InputParts, R> {
     const unsigned char* from = weights() + S::template weights_at<I>();
     if constexpr (I == 0) {
       constexpr int kAtOnce = R::kPixelTiles;
+      constexpr int kFilterTiles = R::template filter_tiles<G, Parts>();
+      constexpr int kTasks = R::template tasks<G, Parts>();
+      static_assert(kAtOnce == 1 || kTasks == G::kTiles, "tiles at once have the same filters");
       const std::uint32_t* input =
           reinterpret_cast<const std::uint32_t*>(own + S::template input_at<0>());
-      for (int first = worker; first < G::kTiles; first += kAtOnce * R::kWorkers) {
-        Sums<Parts, G::kFilterTiles> result[kAtOnce];
+      for (int first = worker; first < kTasks; first += kAtOnce * R::kWorkers) {
+        Sums<Parts, kFilterTiles> result[kAtOnce];
         int tile[kAtOnce];
+        const int filter_tile = kTasks > G::kTiles ? first / G::kTiles * kFilterTiles : 0;
 #pragma unroll
         for (int i = 0; i < kAtOnce; ++i) {
-          tile[i] = first + i * R::kWorkers;
-          clear<Parts, G::kFilterTiles>(result[i]);
+          tile[i] = kTasks > G::kTiles ? first % G::kTiles : first + i * R::kWorkers;
+          clear<Parts, kFilterTiles>(result[i]);
         }
-        sum_pixels<G, M, InputParts, Parts, kAtOnce>(result, input, from, tile, lane);
+        sum_pixels<G, M, InputParts, Parts, kAtOnce, kFilterTiles>(result, input, from, filter_tile,
+                                                                   tile, lane);
 #pragma unroll
         for (int i = 0; i < kAtOnce; ++i) {
-          if (tile[i] < G::kTiles)
-            hand_on<0, G::kFilterTiles>(result[i], tile[i], 0, tile[i], image);
+          if (tile[i] < G::kTiles) {
+            hand_on<0, kFilterTiles>(result[i], tile[i], filter_tile, tile[i], image);
+          }
         }
       }
     } else {
-      constexpr int kFilterTiles = R::template filter_tiles<G>();
+      constexpr int kFilterTiles = R::template filter_tiles<G, Parts>();
       constexpr int kShares = G::kFilterTiles / kFilterTiles;  // tasks a tile
       const std::uint32_t input = shared_address(own + S::template input_at<I>());
-      constexpr int kTasks = R::template tasks<G>();
-      if constexpr (R::template splits_rows<G>()) {
+      constexpr int kTasks = R::template tasks<G, Parts>();
+      if constexpr (R::template splits_rows<G, Parts>()) {
         for (int i = worker; i < kTasks * G::kKernel; i += R::kWorkers) {
           const int task = i % kTasks, row = i / kTasks;
           Sums<Parts, 1> result;
@@ -236,7 +248,7 @@ struct Team : TeamInput<Net, M, Parts, InputParts, R> {
 
   // Fully connected bias and softmax, by the team's first warp.
   __device__ void probabilities(int image) const {
-    float logit = -INFINITY;
+    float logit = __int_as_float(0xff800000);  // minus infinity
     if (lane < Net::kClasses) {
       logit = __ldg(p.head_bias + lane);
 #pragma unroll
@@ -351,12 +363,13 @@ template <class Net, int Parts, int InputParts, class R>
 constexpr bool kCanRun = kTimedBytes<Net, Parts, InputParts, R> <= shared_of(kArchitecture) &&
                          (R::kCluster == 1 || kArchitecture >= 90);
 
-template <class Net, class M, int Parts, int InputParts, class R, bool Timed>
-__global__ void __launch_bounds__(R::kThreads, 1) fused_network_kernel(
-    const __grid_constant__ std::conditional_t<Timed, TimedParameters, Parameters> p) {
+// A kernel's body; `p` are its parameters, of an instrumented one TimedParameters.
+template <class Net, class M, int Parts, int InputParts, class R, bool Timed, class P>
+__device__ __forceinline__ void run_network(const P& p) {
   if constexpr (kCanRun<Net, Parts, InputParts, R>) {
     using S = SharedLayout<Net, Parts, InputParts, R>;
     extern __shared__ __align__(128) unsigned char shared[];
+    let_successors_start();  // layers of rows, which fetch their weights meanwhile
     const int team = threadIdx.x / R::kTeamThreads, thread = threadIdx.x % R::kTeamThreads;
     const int warp = thread / 32, rank = R::kCluster > 1 ? cluster_rank() : 0;
     Team<Net, M, Parts, InputParts, R, Timed> self{

@@ -3,21 +3,16 @@
 // float16's ends).
 #pragma once
 
-#include <cmath>
-#include <cstring>
-#include <vector>
-
 #include "cuda/fused/kernel.cuh"
-#include "ops/network.h"
+
+#ifndef __CUDACC_RTC__
+#include <math.h>
+#endif
 
 namespace cnn_engine::cuda::fused {
 
-struct Packed {
-  std::vector<unsigned char> weights;  // SharedLayout's first kWeightBytes
-  std::vector<float> head, head_bias;
-  bool exact_pixels = false;  // uint8 pixels are stored without rounding, in one part
-  Parameters parameters = {};
-};
+template <class Net>
+constexpr int kHeadFloats = Net::Last::kTiles * Net::Last::kFilterTiles * Net::kClasses * 32 * 4;
 
 // Places value = high + low of one 16-bit element into word `word` of every part of a register
 // group: words of part 0, then of part 1.
@@ -31,20 +26,19 @@ void put(std::uint32_t* words, int part_words, int word, int half, double value)
   }
 }
 
+// Lanes `first`, `first` + `step` and so on of every register: all by one thread of the host, or
+// each by a thread of a warp.
 template <class Net, class M, int Parts>
 class Packer {
  public:
-  explicit Packer(const NetworkDescription& description) : description_(description) {
-    for (const LayerDescription& layer : description.layers) {
-      if (layer.kind == LayerKind::conv2d || layer.kind == LayerKind::linear)
-        layers_.push_back(&layer);
-    }
-    packed_.weights.assign(S::kWeightBytes, 0);
+  Packer(const Unpacked& from, const Packed& to, int first, int step)
+      : from_(from), to_(to), first_(first), step_(step) {}
+  void pack() {
     pixels();
     layer<0>();
     if constexpr (Net::kClasses > 0) head();
+    *to_.parameters = parameters_;
   }
-  Packed take() { return std::move(packed_); }
 
  private:
   using S = SharedLayout<Net, Parts, 1, Route<1, 1, 1>>;  // the weights' part is the same for all
@@ -53,42 +47,41 @@ class Packer {
   // weights, where offset / scale is near enough to a multiple of 1/2; else as pixel * scale +
   // offset.
   void pixels() {
-    const double scale = description_.scale, offset = description_.offset;
-    largest_ = std::fmax(std::fabs(offset), std::fabs(255 * scale + offset));
-    const double c = std::nearbyint(offset / scale * 2) / 2;
-    bool exact = scale != 0 && std::isfinite(c) && std::fabs(offset - c * scale) <= largest_ * 6e-8;
+    const double scale = from_.scale, offset = from_.offset;
+    largest_ = fmax(fabs(offset), fabs(255 * scale + offset));
+    const double c = nearbyint(offset / scale * 2) / 2;
+    bool exact = scale != 0 && isfinite(c) && fabs(offset - c * scale) <= largest_ * 6e-8;
     for (int pixel = 0; exact && pixel < 256; ++pixel) {
       exact = M::round(static_cast<float>(pixel + c)) == pixel + c;
     }
-    packed_.exact_pixels = exact;
+    *to_.exact_pixels = exact;
     stored_ = exact ? 1.0 : storing_scale(static_cast<float>(largest_));
     first_factor_ = exact ? scale : 1.0;
-    packed_.parameters.multiply = static_cast<float>(exact ? 1.0 : scale * stored_);
-    packed_.parameters.add = static_cast<float>(exact ? c : offset * stored_);
+    parameters_.multiply = static_cast<float>(exact ? 1.0 : scale * stored_);
+    parameters_.add = static_cast<float>(exact ? c : offset * stored_);
   }
 
   template <int I>
   void layer() {
     using G = typename Net::template Layer<I>;
-    const LayerDescription& from = *layers_[I];
+    const LayerWeights& from = from_.layers[I];
     constexpr int kTaps = G::kChannels * G::kKernel * G::kKernel;
     double largest = 0, gain = 0, bias = 0;
     for (int k = 0; k < G::kFilters; ++k) {
       double sum = 0;
       for (int i = 0; i < kTaps; ++i) {
-        const double w = std::fabs(double{from.weight[k * kTaps + i]});
-        largest = std::fmax(largest, w);
+        const double w = fabs(double{from.weight[k * kTaps + i]});
+        largest = fmax(largest, w);
         sum += w;
       }
-      gain = std::fmax(gain, sum);
-      if (from.bias != nullptr) bias = std::fmax(bias, std::fabs(double{from.bias[k]}));
+      gain = fmax(gain, sum);
+      if (from.bias != nullptr) bias = fmax(bias, fabs(double{from.bias[k]}));
     }
     const double input_factor = I == 0 ? first_factor_ : 1.0;
-    largest *= std::fabs(input_factor);
-    const double factor =
-        largest > 0 && std::isfinite(largest) ? std::ldexp(1.0, 7 - std::ilogb(largest)) : 1.0;
+    largest *= fabs(input_factor);
+    const double factor = largest > 0 && isfinite(largest) ? ldexp(1.0, 7 - ilogb(largest)) : 1.0;
 
-    unsigned char* to = packed_.weights.data() + S::template weights_at<I>();
+    unsigned char* to = to_.weights + S::template weights_at<I>();
     const auto weight = [&](int k, int c, int r, int s) {
       const bool inside = k < G::kFilters && c < G::kChannels && r >= 0 && r < G::kKernel &&
                           s >= 0 && s < G::kKernel;
@@ -101,12 +94,12 @@ class Packer {
     else
       pack_planes<G>(to, weight);
     if (from.bias != nullptr) {
-      std::memcpy(packed_.weights.data() + S::template bias_at<I>(), from.bias,
-                  sizeof(float) * G::kFilters);
+      float* biases = reinterpret_cast<float*>(to_.weights + S::template bias_at<I>());
+      for (int k = 0; k < G::kFilters; ++k) biases[k] = from.bias[k];
     }
 
     // largest_ bounds what the layer reads; here it becomes what bounds its output.
-    Parameters& p = packed_.parameters;
+    Parameters& p = parameters_;
     p.gain[I] = static_cast<float>(gain * 1.0001);  // rounded up
     p.bias[I] = static_cast<float>(bias * 1.0001);
     p.unscale[I] = static_cast<float>(1.0 / (factor * input_factor));
@@ -119,13 +112,13 @@ class Packer {
 
   // As sum_pixels reads it: [slab][dx, filter tile][lane][part][2 words].
   template <class G, class Weight>
-  static void pack_pixels(unsigned char* to, const Weight& weight) {
+  void pack_pixels(unsigned char* to, const Weight& weight) const {
     using L = PixelLayout<G>;
     const auto tile = [&](int slab,
                           auto&& place) {  // place(slot) -> window row less dy, word of the row
       for (int j = 0; j < L::kSlabTiles; ++j) {
         const int dx = j / G::kFilterTiles;
-        for (int lane = 0; lane < 32; ++lane) {
+        for (int lane = first_; lane < 32; lane += step_) {
           std::uint32_t* words =
               reinterpret_cast<std::uint32_t*>(to + (slab * L::kSlabTiles + j) * 256 * Parts) +
               lane * 2 * Parts;
@@ -136,7 +129,7 @@ class Packer {
             for (int half = 0; half < 2; ++half) {
               const int element = 2 * word + half;  // of the window's row: column, channel
               put<M, Parts>(words, 2, b, half,
-                            weight(k, element % G::kChannels, r, element / G::kChannels - dx));
+                            weight(k, element % L::kChannels, r, element / L::kChannels - dx));
             }
           }
         }
@@ -151,7 +144,7 @@ class Packer {
         });
       }
     }
-    for (int dy = 0; dy < 2; ++dy) {
+    for (int dy = 0; dy < L::kSides; ++dy) {
       for (int step = 0; step < L::kLeftSteps; ++step) {
         tile(L::slab_left(dy, step), [&](int slot, int& row, int& word) {
           const int index = step * 8 + slot;
@@ -166,12 +159,12 @@ class Packer {
   // As sum_planes reads it: [row][column]{[step of 16][filter tile][lane][part][2 words],
   // [filter tile][lane][part][1 word]}.
   template <class G, class Weight>
-  static void pack_planes(unsigned char* to, const Weight& weight) {
+  void pack_planes(unsigned char* to, const Weight& weight) const {
     using L = PlaneLayout<G>;
     for (int r = 0; r < G::kKernel; ++r) {
       for (int s = 0; s < G::kKernel; ++s, to += L::template tap_bytes<Parts>()) {
         for (int f = 0; f < G::kFilterTiles; ++f) {
-          for (int lane = 0; lane < 32; ++lane) {
+          for (int lane = first_; lane < 32; lane += step_) {
             const int k = 8 * f + lane / 4, t = lane % 4;
             for (int step = 0; step < L::kSteps16; ++step) {
               std::uint32_t* words = reinterpret_cast<std::uint32_t*>(
@@ -200,20 +193,21 @@ class Packer {
   // As hand_on reads it: [tile][filter tile][class][lane] of the 4 values that a lane holds.
   void head() {
     using G = typename Net::Last;
-    const LayerDescription& from = *layers_[Net::kLayers];
-    packed_.head.assign(std::size_t{G::kTiles} * G::kFilterTiles * Net::kClasses * 32 * 4, 0.0f);
-    packed_.head_bias.assign(Net::kClasses, 0.0f);
-    if (from.bias != nullptr) packed_.head_bias.assign(from.bias, from.bias + Net::kClasses);
-    float* to = packed_.head.data();
+    const LayerWeights& from = from_.layers[Net::kLayers];
+    for (int m = first_; m < Net::kClasses && from.bias != nullptr; m += step_) {
+      to_.head_bias[m] = from.bias[m];
+    }
     for (int tile = 0; tile < G::kTiles; ++tile) {
       for (int f = 0; f < G::kFilterTiles; ++f) {
         for (int m = 0; m < Net::kClasses; ++m) {
-          for (int lane = 0; lane < 32; ++lane) {
-            for (int i = 0; i < 4; ++i, ++to) {
+          for (int lane = first_; lane < 32; lane += step_) {
+            float* to =
+                to_.head + (((tile * G::kFilterTiles + f) * Net::kClasses + m) * 32 + lane) * 4;
+            for (int i = 0; i < 4; ++i) {
               const int position = tile * 16 + lane / 4 + i / 2 * 8,
                         channel = 8 * f + 2 * (lane % 4) + i % 2;
-              if (channel >= G::kFilters) continue;
-              *to = from.weight[m * Net::kFeatures + channel * G::kPositions + position];
+              if (channel >= G::kFilters || position >= G::kPositions) continue;
+              to[i] = from.weight[m * Net::kFeatures + channel * G::kPositions + position];
             }
           }
         }
@@ -221,9 +215,10 @@ class Packer {
     }
   }
 
-  const NetworkDescription& description_;
-  std::vector<const LayerDescription*> layers_;
-  Packed packed_;
+  const Unpacked& from_;
+  const Packed to_;
+  const int first_, step_;
+  Parameters parameters_ = {};
   double largest_ = 0, stored_ = 1, first_factor_ = 1;
 };
 

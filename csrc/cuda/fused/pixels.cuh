@@ -1,5 +1,4 @@
-// How an image comes into a team's shared memory: the kernel's parameters, and the first half of a
-// team.
+// How an image comes into a team's shared memory: the first half of a team.
 //
 // uint8 pixels are copied ahead of time as they are (cp.async), and converted when the team gets to
 // them. float32 pixels are read twice, the second time from the cache: once for the image's largest
@@ -10,33 +9,6 @@
 #include "cuda/reduce.cuh"
 
 namespace cnn_engine::cuda::fused {
-
-constexpr int kMostLayers = 4;
-
-// Powers of two of a layer: sums times `unscale` are values, values times `rescale` are stored.
-struct Scale {
-  float unscale, rescale;
-};
-
-struct Parameters {
-  const void* images;            // [N, C, H, W]
-  float* output;                 // [N, outputs]
-  const unsigned char* weights;  // SharedLayout's first kWeightBytes
-  const float4* head;      // [tile][filter tile][class][lane] of 4: the fully connected weights
-  const float* head_bias;  // [classes]
-  int count;               // images
-  bool is_uint8;
-  bool ahead;                // images may be copied 8 bytes at a time
-  float multiply, add;       // of uint8 pixels, to what the first layer stores
-  Scale scale[kMostLayers];  // for uint8
-  // For float32: |output| <= largest |input| * gain + bias; and 1 / what the weights are times.
-  float gain[kMostLayers], bias[kMostLayers], unscale[kMostLayers];
-};
-
-// `ticks` are added to (ticks.cuh): [parts].
-struct TimedParameters : Parameters {
-  unsigned long long* ticks;
-};
 
 // The power of two that brings values up to `largest` to at most 2^15, half of what float16 holds.
 __host__ __device__ inline float storing_scale(float largest) {
@@ -90,8 +62,9 @@ struct TeamInput {
   __device__ Scale* scales() const { return reinterpret_cast<Scale*>(own + S::kScales); }
   __device__ float* sums() const { return reinterpret_cast<float*>(own + S::kSums); }
 
-  // Runs of 8 pixels; a thread stages and stores its own, so that it need not wait for others.
-  static constexpr int kItems = Net::kPixels / 8;
+  // Runs of pixels; a thread stages and stores its own, so that it need not wait for others.
+  static constexpr int kRun = PixelLayout<Layer<0>>::kRun;
+  static constexpr int kItems = Net::kPixels / kRun;
   static constexpr int kImage = Net::kChannels * Net::kPixels;
 
   // One image for each block first, so that a small batch spreads over the multiprocessors.
@@ -118,19 +91,20 @@ struct TeamInput {
     commit_copies();
   }
 
-  // Writes 8 pixels of all channels into the first layer's input.
+  // Writes a run of pixels of all channels into the first layer's input.
   __device__ __forceinline__ void store_pixels(int item,
-                                               const float (&value)[Net::kChannels][8]) const {
+                                               const float (&value)[Net::kChannels][kRun]) const {
     using L = PixelLayout<Layer<0>>;
-    constexpr int kPad = Layer<0>::kPad, kWords = 4 * Net::kChannels;
-    const int row = item / (Net::kWidth / 8), column = item % (Net::kWidth / 8) * 8;
+    constexpr int kPad = Layer<0>::kPad, kWords = kRun * L::kChannels / 2;
+    const int row = item / (Net::kWidth / kRun), column = item % (Net::kWidth / kRun) * kRun;
+    const auto number = [&](int i) {  // of the run: pixel, stored channel
+      return i % L::kChannels < Net::kChannels ? value[i % L::kChannels][i / L::kChannels] : 0.0f;
+    };
     std::uint32_t words[InputParts][kWords];
 #pragma unroll
     for (int w = 0; w < kWords; ++w) {
       std::uint32_t parts[InputParts];
-      const int low = 2 * w, high = 2 * w + 1;
-      split<M, InputParts>(value[low % Net::kChannels][low / Net::kChannels],
-                           value[high % Net::kChannels][high / Net::kChannels], parts);
+      split<M, InputParts>(number(2 * w), number(2 * w + 1), parts);
 #pragma unroll
       for (int part = 0; part < InputParts; ++part) words[part][w] = parts[part];
     }
@@ -138,21 +112,33 @@ struct TeamInput {
     for (int part = 0; part < InputParts; ++part) {
       std::uint32_t* to =
           reinterpret_cast<std::uint32_t*>(own + S::template input_at<0>() + part * L::kBytes) +
-          (row + kPad) * L::kRowWords + L::kLead + (column + kPad) * Net::kChannels / 2;
+          (row + kPad) * L::kRowWords + L::kLead + (column + kPad) * L::kChannels / 2;
+      if constexpr (kWords % 4 == 0) {
 #pragma unroll
-      for (int w = 0; w < kWords; w += 4) {
-        *reinterpret_cast<uint4*>(to + w) =
-            make_uint4(words[part][w], words[part][w + 1], words[part][w + 2], words[part][w + 3]);
+        for (int w = 0; w < kWords; w += 4) {
+          *reinterpret_cast<uint4*>(to + w) = make_uint4(words[part][w], words[part][w + 1],
+                                                         words[part][w + 2], words[part][w + 3]);
+        }
+      } else {
+#pragma unroll
+        for (int w = 0; w < kWords; ++w) to[w] = words[part][w];
       }
     }
   }
 
+  // Eight bytes, of which a run's are there.
   __device__ __forceinline__ uint2 load8(const unsigned char* from) const {
-    if (S::kStages || p.ahead) return *reinterpret_cast<const uint2*>(from);
+    if constexpr (kRun == 8) {
+      if (S::kStages || p.ahead) return *reinterpret_cast<const uint2*>(from);
+    }
+    if constexpr (kRun == 4) {
+      if (p.ahead) return make_uint2(__ldg(reinterpret_cast<const unsigned*>(from)), 0);
+    }
     uint2 bytes = make_uint2(0, 0);
-    for (int i = 0; i < 4; ++i) {
+#pragma unroll
+    for (int i = 0; i < (kRun < 4 ? kRun : 4); ++i) {
       bytes.x |= static_cast<std::uint32_t>(from[i]) << (8 * i);
-      bytes.y |= static_cast<std::uint32_t>(from[4 + i]) << (8 * i);
+      if constexpr (kRun == 8) bytes.y |= static_cast<std::uint32_t>(from[4 + i]) << (8 * i);
     }
     return bytes;
   }
@@ -162,12 +148,12 @@ struct TeamInput {
         S::kStages ? own + S::kStaged
                    : static_cast<const unsigned char*>(p.images) + std::int64_t{image} * kImage;
     for (int item = thread; item < kItems; item += R::kTeamThreads) {
-      float value[Net::kChannels][8];
+      float value[Net::kChannels][kRun];
 #pragma unroll
       for (int c = 0; c < Net::kChannels; ++c) {
-        const uint2 bytes = load8(from + c * Net::kPixels + item * 8);
+        const uint2 bytes = load8(from + c * Net::kPixels + item * kRun);
 #pragma unroll
-        for (int i = 0; i < 8; ++i) {
+        for (int i = 0; i < kRun; ++i) {
           // 2^23 + pixel, by placing the byte into that number's mantissa; cheaper than a
           // conversion.
           const std::uint32_t bits =
@@ -187,10 +173,11 @@ struct TeamInput {
   __device__ void store_float(int image) const {
     const float* from = static_cast<const float*>(p.images) + std::int64_t{image} * kImage;
     float largest = 0.0f;
-    for (int i = 4 * thread; i < kImage; i += 4 * R::kTeamThreads) {
+    for (int i = 4 * thread; i < kImage / 4 * 4; i += 4 * R::kTeamThreads) {
       const float4 v = load4(from + i);
       largest = fmaxf(largest, fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w))));
     }
+    if (kImage % 4 > thread) largest = fmaxf(largest, fabsf(from[kImage / 4 * 4 + thread]));
     largest = warp_max(largest);
     float* all = reinterpret_cast<float*>(own + S::kLargest);
     if (lane == 0) all[warp] = largest;
@@ -201,16 +188,22 @@ struct TeamInput {
     const float first = storing_scale(largest);
     if (thread == 0) set_scales<0>(largest, first);
     for (int item = thread; item < kItems; item += R::kTeamThreads) {
-      float value[Net::kChannels][8];
+      float value[Net::kChannels][kRun];
 #pragma unroll
       for (int c = 0; c < Net::kChannels; ++c) {
+        const float* run = from + c * Net::kPixels + item * kRun;
+        if constexpr (kRun % 4 == 0) {
 #pragma unroll
-        for (int h = 0; h < 2; ++h) {
-          const float4 v = load4(from + c * Net::kPixels + item * 8 + 4 * h);
-          value[c][4 * h + 0] = v.x * first;
-          value[c][4 * h + 1] = v.y * first;
-          value[c][4 * h + 2] = v.z * first;
-          value[c][4 * h + 3] = v.w * first;
+          for (int h = 0; h < kRun; h += 4) {
+            const float4 v = load4(run + h);
+            value[c][h + 0] = v.x * first;
+            value[c][h + 1] = v.y * first;
+            value[c][h + 2] = v.z * first;
+            value[c][h + 3] = v.w * first;
+          }
+        } else {
+#pragma unroll
+          for (int i = 0; i < kRun; ++i) value[c][i] = __ldg(run + i) * first;
         }
       }
       store_pixels(item, value);

@@ -1,5 +1,4 @@
-// What fused.cpp knows of a network that is compiled in: whether a description is it, and how to
-// run it.
+// What fused.cpp knows of a network's kernels: how to launch them, and what packs the weights.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -9,6 +8,8 @@
 #include <utility>
 #include <vector>
 
+#include "cuda/fused/chain.h"
+#include "cuda/fused/interface.h"
 #include "ops/fused_cuda.h"
 #include "runtime/check.h"
 
@@ -46,30 +47,50 @@ class DeviceBuffer {
   void* data_ = nullptr;
 };
 
-// A compiled-in network with its weights on a device.
-class Plan {
- public:
-  virtual ~Plan() = default;
-  // The kernel, or with `ticks` [parts] its instrumented form, which adds to them.
-  virtual void launch(const void* images, bool is_uint8, int n, float* output,
-                      unsigned long long* ticks, Stream stream) const = 0;
-  // The most shared memory that a block of its kernels takes.
-  virtual int shared_bytes() const = 0;
+// A network's kernels, by RouteKind and form: what cudaLaunchKernelExC takes.
+struct Kernels {
+  const void* of[kRouteKinds][kForms] = {};
 };
 
-constexpr int kMostParts = 8;  // of one kernel, that an instrumented run times
+// A packed network on a device, and its launches.
+class Plan {
+ public:
+  // `shared`: the shared memory that a block may take of the device's. The weights come packed, in
+  // the device's memory.
+  Plan(const Facts& facts, const Kernels& kernels, int device, int shared, DeviceBuffer weights,
+       DeviceBuffer head, DeviceBuffer head_bias, const Parameters& parameters, bool exact_pixels);
+
+  // The kernel, or with `ticks` [parts] its instrumented form of `timed`, which adds to them.
+  void launch(const void* images, bool is_uint8, int n, float* output, const Kernels* timed,
+              unsigned long long* ticks, Stream stream) const;
+  int outputs() const { return facts_.outputs; }
+  // The most shared memory that a block of its kernels takes.
+  int shared_bytes() const { return taken_; }
+
+ private:
+  bool fits(RouteKind kind) const;
+  int most_at_once(int form) const;
+
+  Facts facts_;
+  Kernels kernels_;
+  int multiprocessors_, shared_, taken_ = 0;
+  int clusters_ = 0;  // that run at once
+  bool exact_pixels_;
+  Parameters parameters_;
+  DeviceBuffer weights_, head_, head_bias_;
+};
+
+// A network that is compiled in, in one data type.
+struct CompiledIn {
+  Facts facts;
+  Kernels plain, timed;
+  void (*pack)(const Unpacked& from, const Packed& to);  // on the host
+};
 
 struct Instantiation {
   const char* name;
-  int outputs;                  // an image
-  std::vector<int> (*parts)();  // layers that each timed part of the kernel covers, in order
-  // "" if the description is this network; else the first difference.
-  std::string (*difference)(const NetworkDescription& description);
-  // Shared memory that a block needs at least.
-  int (*shared_bytes)(FusedDtype dtype);
-  // `shared`: the shared memory that a block may take of the device's.
-  std::unique_ptr<Plan> (*make)(const NetworkDescription& description, FusedDtype dtype, int device,
-                                int shared);
+  const Chain& (*chain)();
+  CompiledIn (*of)(FusedDtype dtype);
 };
 
 extern const Instantiation kCifar10;

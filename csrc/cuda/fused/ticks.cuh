@@ -26,7 +26,7 @@ constexpr int kTickBytes = round_up(8 * R::kGroups * (kKernelParts<Net> + R::kWa
 template <class Net, int Parts, int InputParts, class R>
 constexpr int kTimedBytes = SharedLayout<Net, Parts, InputParts, R>::kBytes + kTickBytes<Net, R>;
 
-template <bool On, class Net, class R>
+template <bool On, class Net, int Parts, class R>
 struct PartClock {
   __device__ void start() {}
   __device__ void end(int) const {}
@@ -35,8 +35,8 @@ struct PartClock {
   __device__ void add_to() const {}
 };
 
-template <class Net, class R>
-struct PartClock<true, Net, R> {
+template <class Net, int Parts, class R>
+struct PartClock<true, Net, Parts, R> {
   static constexpr int kParts = kKernelParts<Net>;
 
   unsigned long long* total;  // of all blocks, in device memory [parts]
@@ -71,7 +71,7 @@ struct PartClock<true, Net, R> {
       for (int part = 0; part < kParts; ++part) atomicAdd(total + part, team[part]);
     }
     if constexpr (Net::kClasses > 0) {
-      constexpr int kTasks = R::template tasks<typename Net::Last>();
+      constexpr int kTasks = R::template tasks<typename Net::Last, Parts>();
       constexpr int kInTurn = (kTasks + R::kWorkers - 1) / R::kWorkers;
       if (lane0) {
         const unsigned long long head = *warp * kInTurn / kTasks;

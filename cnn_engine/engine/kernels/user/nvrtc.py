@@ -1,8 +1,9 @@
-"""CUDA files of a user's own: compiled at run time by NVRTC, which comes with CuPy's extras; no nvcc."""
+"""CUDA compiled at run time by NVRTC, which comes with CuPy's extras; no nvcc."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache as once
 from pathlib import Path
@@ -84,18 +85,82 @@ def compile(source: Source, capability: tuple[int, int]) -> bytes:
     alone = not re.search(r'^\s*#\s*include\s*"(?!cnn_engine/)', source.text, re.MULTILINE)
     if alone and (kept := cache.read(name)):
         return kept
-    program = nvrtc.createProgram(source.text, str(source.path), (), ())
+    made, log = _made(source.text, str(source.path), {}, options, machine)
+    if made is None:
+        raise _fault(source, log)
+    if alone:
+        cache.keep(name, made)
+    return made
+
+
+def compile_program(
+    text: str, headers: Mapping[str, str], capability: tuple[int, int], *defines: str,
+    began: Callable[[], object] = lambda: None,
+) -> bytes:  # fmt: skip
+    """Returns a program of this package compiled for a GPU, from the user's cache if it is there.
+
+    Args:
+        text: of the program.
+        headers: what it includes, name -> text, beside CUDA's own.
+        capability: of the GPU.
+        defines: names that are defined.
+        began: called where it has to be compiled, before it is.
+
+    Raises:
+        UnsupportedError: CuPy or NVRTC are missing, do not know such a GPU, or refuse the program.
+    """
+    nvrtc = _nvrtc()
+    target, machine = architecture(capability)
+    options = (f"--gpu-architecture={target}", *OPTIONS, *(f"-D{name}" for name in defines))
+    parts = [part for item in sorted(headers.items()) for part in item]
+    name = cache.key(text, *parts, str(nvrtc.getVersion()), *options)
+    name += ".cubin" if machine else ".ptx"
+    if kept := cache.read(name):
+        return kept
+    began()
+    options += tuple(f"-I{path}" for path in _includes())
+    made, log = _made(text, "program.cu", {**headers, **_STANDARD}, options, machine)
+    if made is None:
+        raise UnsupportedError(
+            f"NVRTC: expected to compile a network's kernels, found: {_last(log)}"
+        )
+    cache.keep(name, made)
+    return made
+
+
+#: What NVRTC lacks of the standard library and the package's own kernels use.
+_STANDARD = {
+    "cstdint": """#pragma once
+namespace std {
+using uint16_t = unsigned short;
+using uint32_t = unsigned int;
+using uint64_t = unsigned long long;
+using int64_t = long long;
+}
+"""
+}
+
+
+def _made(
+    text: str, path: str, headers: Mapping[str, str], options: tuple[str, ...], machine: bool
+) -> tuple[bytes | None, str]:
+    """Returns machine code or PTX, or None, and what the compiler said."""
+    nvrtc = _nvrtc()
+    encoded = [value.encode() for value in headers.values()], [name.encode() for name in headers]
+    program = nvrtc.createProgram(text, path, *encoded)
     try:
         try:
             nvrtc.compileProgram(program, options)
         except nvrtc.NVRTCError:
-            raise _fault(source, nvrtc.getProgramLog(program)) from None
-        made = nvrtc.getCUBIN(program) if machine else nvrtc.getPTX(program).encode()
+            return None, nvrtc.getProgramLog(program)
+        return nvrtc.getCUBIN(program) if machine else nvrtc.getPTX(program).encode(), ""
     finally:
         nvrtc.destroyProgram(program)
-    if alone:
-        cache.keep(name, made)
-    return made
+
+
+def _last(log: str) -> str:
+    lines = (line for line in reversed(log.splitlines()) if line.strip(" \0"))
+    return next(lines, "no message")
 
 
 def _fault(source: Source, log: str) -> InputError:
@@ -104,8 +169,7 @@ def _fault(source: Source, log: str) -> InputError:
         path, line, message = errors[0].groups()
         more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
         return InputError(f"{path}:{line}: {message}{more}")
-    last = next((line for line in reversed(log.splitlines()) if line.strip(" \0")), "no message")
-    return InputError(f"{source.path}: expected to compile, found: {last}")
+    return InputError(f"{source.path}: expected to compile, found: {_last(log)}")
 
 
 @dataclass(frozen=True)
