@@ -163,7 +163,7 @@ def test_every_tile_and_split_is_exact(rng, case, operands):
 def test_tiles_that_are_rows_are_exact(rng, quarter, case, operands):
     """Parts of a row of 56 or 112 places, and several rows of 28 or 30, are tiles of several ranks.
 
-    In quarters, which are few enough for racecheck: it takes long where stages are used again.
+    In quarters: racecheck ends those alone in which no tile has stages that two pairs of warps use again.
     """
     x, weight, bias = whole_numbers(rng, case)
     wanted = halves.rounded(np.maximum(record(case).reference(x, weight, bias), 0), operands)
