@@ -97,7 +97,7 @@ struct RouteIf<false, R> {
 };
 
 // The routes of a network that nobody measured: as many teams of four warps as there is room for,
-// up to five; sixteen warps; and a cluster of four blocks of as many. One architecture is compiled
+// up to five; sixteen warps; and a cluster of four blocks of eight. One architecture is compiled
 // for, so there is no `middle`.
 template <class Net, int Parts>
 struct Program {
@@ -108,7 +108,7 @@ struct Program {
   using Many = Route<4, kTeams, 1>;
   using Few = Route<16, 1, 1>;
   using Small = Route<16, 1, 1, 1, false>;
-  using VeryFew = Route<16, 1, 1, 4>;
+  using VeryFew = Route<8, 1, 1, 4>;
   using Table = Routes<typename RouteIf<(kTeams > 1), Many>::type, NoRoute,
                        typename RouteIf<kFits<Few>, Few>::type,
                        typename RouteIf<!kFits<Few> && kFits<Small>, Small>::type,
