@@ -2,7 +2,7 @@
 # Builds, tests and measures on any machine with an NVIDIA GPU, nvcc, Python, CuPy and pytest; needs no network.
 #
 #   scripts/gpu.sh [build] [test] [sanitize] [table] [laboratory] [documented] [peers]  (no step named: these)
-#   scripts/gpu.sh [openacc] [low-batch] [autotuned] [strangers] [sizes] [study] [models] ...
+#   scripts/gpu.sh [openacc] [chains] [low-batch] [autotuned] [strangers] [sizes] [study] [models] ...
 #
 # OUT           folder for results (default: gpu-results)
 # CNN_ENGINE_TEST_DATA   the real data; tests that need it skip without
@@ -12,8 +12,8 @@
 # MODELS        folder of exported networks, which steps share (default: $OUT/networks)
 # LIMIT         seconds after which low-batch, autotuned, strangers and sizes begin nothing more (default: 500)
 #
-# laboratory needs the extras lab and profile, and torchvision; peers needs PyTorch and JAX; low-batch and what
-# comes after it torchvision and timm. On a machine with four GPUs and 64 cores, in less than 520 s:
+# laboratory needs the extras lab and profile, and torchvision; peers needs PyTorch and JAX, chains PyTorch; low-batch
+# and what comes after it torchvision and timm. On a machine with four GPUs and 64 cores, in less than 520 s:
 #
 #   export OUT MODELS=/tmp/networks LIMIT=440
 #   for i in 0 1 2 3; do
@@ -132,6 +132,10 @@ openacc() {  # directives on the GPU: modules that scripts/openacc_carry.sh made
     tee "$OUT/openacc-test.txt" | tail -n 5  # last: each process has GCC's code compiled by the driver
 }
 
+chains() {  # networks that are compiled at first use, beside PyTorch
+  python3 -m benchmarks.chains --json "$OUT/chains.json" --markdown "$OUT/chains.md" | tee "$OUT/chains.txt"
+}
+
 shard="${SHARD:-1/1}"
 exported="${MODELS:-$OUT/networks}"
 limit="${LIMIT:-500}"
@@ -199,7 +203,7 @@ for step in "${steps[@]}"; do
     laboratory) laboratory ;;
     documented) documented ;;
     peers) peers ;;
-    openacc | autotuned | strangers | sizes | study | models) "$step" ;;
+    openacc | chains | autotuned | strangers | sizes | study | models) "$step" ;;
     low-batch) low_batch ;;
     *) echo "error: expected a step that the head of this file names, found '$step'" >&2; exit 2 ;;
   esac

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import fake_cuda
 import numpy as np
 import pytest
 import tolerances
@@ -123,6 +124,34 @@ def test_compiles_without_a_gpu(dtype, rng, tmp_path, monkeypatch):
     timed = nvrtc.compile_program(source, fused.headers(), (9, 0), "CNN_ENGINE_FUSED_TIMED")
     assert timed != made
     assert len(list(tmp_path.iterdir())) == 2
+
+
+@pytest.mark.parametrize(("batch", "kernel"), [(3, "rows"), (40, "implicit_gemm")])
+def test_layers_of_rows_behind_a_chain(batch, kernel, rng, monkeypatch):
+    """They have their functions in them, and round what they multiply as a type with float16's bits does."""
+    fake_cuda.install(monkeypatch, tensor_cores=True, stores=True)
+    source = module().FusedNetwork.source
+
+    def refused(*arguments):
+        try:
+            source(*arguments[:5])
+        except ValueError as error:
+            return str(error)
+        return ""
+
+    monkeypatch.setattr(fake_cuda.FakeFused, "why_not", staticmethod(refused))
+    made = CHAINS["LeNet-5"][0]
+    weights = random_weights(made, rng)
+    images = rng.standard_normal((batch, *made.input_shape)).astype(np.float32)
+    out = np.empty((batch, made.classes), np.float32)
+    engine = Engine(made, weights=weights, device="cuda", dtype="float16", variant="fused")
+    plan = engine.plan_at(images.ctypes.data, out.ctypes.data, batch, images.dtype)
+    computed = [step.kernel for step in plan.steps if step.kind not in ("copy", "sync")]
+    assert computed == ["fused", kernel, kernel, kernel, "softmax"]
+    graph = engine._plans.open().placed(batch, False).graph
+    rows = [node.op for node in graph.nodes if node.op.kind == "linear"]
+    assert [op.operands for op in rows] == ["tf32"] * 3
+    assert [op.activation is not None for op in rows] == [True, True, False]
 
 
 def compiled(name: str, weights: dict[str, np.ndarray], dtype: str):
