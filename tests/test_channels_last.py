@@ -30,7 +30,7 @@ from cnn_engine.operators.reduce import ReduceMax, ReduceMean
 from cnn_engine.operators.resize import Resize
 from cnn_engine.operators.shaping import Concat, DepthToSpace, Reshape, Slice, Split, Transpose
 from cnn_engine.operators.softmax import Softmax
-from cnn_engine.operators.unary import Clip, Gelu, HardSigmoid, Relu, Sigmoid, Swish
+from cnn_engine.operators.unary import Clip, Gelu, HardSigmoid, Relu, Sigmoid, Swish, Tanh
 
 
 def pointwise(b: Builder, x: str, channels: int, filters: int) -> str:
@@ -376,9 +376,9 @@ def test_a_densely_connected_network(rng):
     engine.close()
 
 
-def tiles(side, reads):
+def tiles(side, reads, activation=None):
     """Returns each layer's method in a network of 3x3 convolutions, of which each reads the named one."""
-    op = Conv2dNhwc(padding=(1, 1, 1, 1))
+    op = Conv2dNhwc(padding=(1, 1, 1, 1), activation=activation)
     nodes = tuple(Node(name, op, (source, "w"), (name,)) for name, source in reads.items())
     ends = tuple(name for name in reads if name not in reads.values())
     weights = {"w": np.zeros((32, 32, 3, 3), np.float32)}
@@ -404,6 +404,12 @@ def test_tiles_of_a_stem_are_small():
 def test_tiles_of_small_images(side, method):
     """Tiles of 4x4 of which a third would be border have images of 14 rows and more."""
     assert tiles(side, {"a": "x"}) == [method]
+
+
+def test_tiles_before_a_tanh_are_small():
+    """What it passes on is the small sums of large products."""
+    assert tiles(28, {"a": "x"}, activation=Tanh()) == ["winograd2"]
+    assert tiles(28, {"a": "x"}, activation=Relu()) == ["winograd4"]
 
 
 def test_tiles_are_the_same_for_every_batch():

@@ -40,7 +40,8 @@ def method(node: Node, graph: Graph) -> Any:
 
     Winograd's tiles of 4x4 take 2.25 multiplications for 9, and those of 2x2 take 4, but both move more data,
     and need enough places and channels to fill tiles and vectors. With their points and short sums, and
-    small tiles in a stem, logits are within twice ONNX Runtime's error (docs/performance.md).
+    small tiles in a stem, logits are within twice ONNX Runtime's error (docs/performance.md). What a tanh
+    passes on is the small sums of large products: before one tiles are small, too.
     """
     op, methods = node.op, _cpu.Conv2dMethod
     filters, channels, *kernel = graph.values[node.inputs[1]].shape
@@ -52,7 +53,8 @@ def method(node: Node, graph: Graph) -> Any:
     plain = op.groups == 1 and op.stride == (1, 1) and op.dilation == (1, 1)
     if not plain or kernel != [3, 3] or has_prologue(node) or min(channels, filters) < LANES:
         return methods.direct
-    if _has_tiles_of_4(rows, columns) and not op.stem:
+    tanh = op.activation is not None and op.activation.function == "tanh"
+    if _has_tiles_of_4(rows, columns) and not (op.stem or tanh):
         return methods.winograd4
     return methods.winograd2 if min(rows, columns) >= TILES_OF_2 else methods.direct
 
