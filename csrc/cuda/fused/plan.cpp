@@ -67,20 +67,20 @@ Plan::Plan(const Facts& facts, const Kernels& kernels, int device, int shared, D
     for (RouteFacts& route : facts_.routes[very_few]) route.threads = 0;
   }
   for (int kind = 0; kind < kRouteKinds; ++kind) {
-    if (!fits(static_cast<RouteKind>(kind))) continue;
     for (int form = 0; form < kForms; ++form) {
+      if (!fits(kind, form)) continue;
       const RouteFacts& route = facts_.routes[kind][form];
       allow(kernels_.of[kind][form], route.bytes);
       taken_ = std::max(taken_, route.timed_bytes);
     }
   }
-  if (fits(very_few)) clusters_ = std::min(most_at_once(0), most_at_once(1));
+  if (fits(very_few, 1)) clusters_ = std::min(most_at_once(0), most_at_once(1));
 }
 
 // The instrumented kernel's memory counts, so that both take the same route.
-bool Plan::fits(RouteKind kind) const {
-  const RouteFacts& any = facts_.routes[kind][1];
-  return any.threads > 0 && any.timed_bytes <= shared_;
+bool Plan::fits(int kind, int form) const {
+  const RouteFacts& route = facts_.routes[kind][form];
+  return route.threads > 0 && route.timed_bytes <= shared_;
 }
 
 // Clusters that fit on the device together: fewer than its multiprocessors suggest, since a cluster
@@ -105,13 +105,13 @@ void Plan::launch(const void* images, bool is_uint8, int n, float* output, const
   const int item = is_uint8 ? 1 : sizeof(float), ahead = is_uint8 ? 8 : 16;
   p.ahead = reinterpret_cast<std::uintptr_t>(images) % ahead == 0 &&
             static_cast<std::int64_t>(facts_.image) * item % ahead == 0;
-  RouteKind kind = fits(few) ? few : small;
+  const int form = is_uint8 && exact_pixels_ ? 0 : 1;
+  RouteKind kind = fits(few, form) ? few : small;
   if (n <= clusters_) {
     kind = very_few;
-  } else if (n > multiprocessors_ && (fits(many) || fits(middle))) {
-    kind = fits(many) ? many : middle;
+  } else if (n > multiprocessors_ && (fits(many, form) || fits(middle, form))) {
+    kind = fits(many, form) ? many : middle;
   }
-  const int form = is_uint8 && exact_pixels_ ? 0 : 1;
   const RouteFacts& route = facts_.routes[kind][form];
   const int blocks = std::min(n, multiprocessors_ / route.cluster) * route.cluster;
   const void* kernel = kernels_.of[kind][form];

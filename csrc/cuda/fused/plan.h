@@ -68,7 +68,7 @@ class Plan {
   int shared_bytes() const { return taken_; }
 
  private:
-  bool fits(RouteKind kind) const;
+  bool fits(int kind, int form) const;
   int most_at_once(int form) const;
 
   Facts facts_;
