@@ -265,21 +265,17 @@ def test_functions(rng, inner, outer):
     tolerances.assert_close(found, wanted, np.full_like(wanted, 1e-5))
 
 
+#: What run() takes behind the biases, as EfficientNet has gates.
+IN_FLOAT16 = "float16", "float16", (Function.swish, 1, 0), (Function.sigmoid, 1, 0)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("parts", [1, 3])
 @pytest.mark.parametrize("shape", [*SHAPES[:5], SHAPES[7]], ids=str)
 def test_means_that_are_given(rng, shape, parts):
     """As parts that add up to them; the images are not read."""
     x, first, second, biases = arrays(rng, shape)
-    how = (
-        first,
-        second,
-        biases,
-        "float16",
-        "float16",
-        (Function.swish, 1, 0),
-        (Function.sigmoid, 1, 0),
-    )
+    how = first, second, biases, *IN_FLOAT16
     means = rng.standard_normal((len(x), parts, x.shape[2])).astype(np.float32)
     weights = first[..., None, None], second[..., None, None]
     op = SqueezeExcite(Swish(), Sigmoid())
@@ -292,15 +288,7 @@ def test_means_that_are_given(rng, shape, parts):
 @pytest.mark.parametrize("shape", [(33, 196, 480, 20), (20, 12544, 32, 8)], ids=str)
 def test_each_image_has_the_same_bits_among_others_and_again(rng, shape):
     x, first, second, biases = arrays(rng, shape, "float16")
-    how = (
-        first,
-        second,
-        biases,
-        "float16",
-        "float16",
-        (Function.swish, 1, 0),
-        (Function.sigmoid, 1, 0),
-    )
+    how = first, second, biases, *IN_FLOAT16
     together = run(x, *how)
     for _ in range(3):
         assert np.array_equal(run(x, *how), together)
