@@ -1,4 +1,4 @@
-"""Image files to pixels: JPEGs of the network's size by libjpeg-turbo, others by :mod:`..io.images`."""
+"""Image files to pixels: JPEGs by libjpeg-turbo itself, others by :mod:`..io.images`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import InputError
-from ..io.images import Preprocess, decode
+from ..io.images import MOST_PIXELS, Preprocess, decode, quick_pixels
 from .readers import Chunk, Slot
 
 #: Images of a chunk that one thread decodes at a time, at most, and parts a thread, so that all end at
@@ -21,7 +21,7 @@ class Decoder:
     """Decodes the chunks of one worker on ``threads`` threads.
 
     simplejpeg gives the pixels that Pillow gives, in a fraction of the time for small images
-    (``python -m benchmarks.infer_readers``); it is used where it is installed and nothing is to be resized.
+    (``python -m benchmarks.infer_readers``), and without Python's lock; it is used where it is installed.
 
     Args:
         shape: [C, H, W] of the network's images.
@@ -36,14 +36,14 @@ class Decoder:
         self._preprocess = preprocess or Preprocess()
         self.normalises = preprocess is not None and preprocess.normalises
         self._jpeg = None
-        if self._shape[0] in (1, 3) and self._preprocess.resize is self._preprocess.crop is None:
+        if self._shape[0] in (1, 3):
             self._jpeg = _simplejpeg()
         self._threads = threads
         self._pool = ThreadPoolExecutor(threads) if threads > 1 else None
 
     @property
     def name(self) -> str:
-        """What decodes JPEGs of the network's size."""
+        """What decodes JPEGs."""
         return "simplejpeg" if self._jpeg is not None else "Pillow"
 
     def decode(self, chunk: Chunk, slot: Slot) -> None:
@@ -105,22 +105,22 @@ class Decoder:
 
     def _one(self, data: bytes, target: np.ndarray) -> None:
         if self._jpeg is not None and data[:2] == b"\xff\xd8":
-            rows = self._by_jpeg(data)
-            if rows is not None:
-                target[...] = rows.transpose(2, 0, 1)
+            pixels = self._by_jpeg(data)
+            if pixels is not None and pixels.shape == self._shape:
+                target[...] = pixels
                 return
         target[...] = decode(("image", data), self._preprocess, self._shape)
 
     def _by_jpeg(self, data: bytes) -> np.ndarray | None:
-        """Returns [H, W, C], or None where another reader has to say what is wrong."""
+        """Returns [C, rows, columns], or None where Pillow has to do it, or to say what is wrong."""
         try:
             height, width, space, _ = self._jpeg.decode_jpeg_header(data)
-            if (height, width) != self._shape[1:] or space not in ("YCbCr", "Gray", "RGB"):
+            if height * width > MOST_PIXELS or space not in ("YCbCr", "Gray", "RGB"):
                 return None
             wanted = "RGB" if self._shape[0] == 3 else "GRAY"
             if (wanted == "GRAY") != (space == "Gray"):
                 return None  # between colours and grey, libjpeg rounds otherwise than Pillow
-            return self._jpeg.decode_jpeg(data, wanted)
+            return quick_pixels(self._jpeg.decode_jpeg(data, wanted), self._preprocess)
         except ValueError:
             return None
 

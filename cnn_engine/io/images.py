@@ -30,6 +30,7 @@ import numpy as np
 
 from ..devices import threads
 from ..errors import CnnEngineError, InputError, UnsupportedError, expected
+from . import resample
 from .files import describe_os_error
 
 #: Names of files that are taken for images, as torchvision's ``ImageFolder`` does.
@@ -165,6 +166,13 @@ class Preprocess:
         """(rows, columns) of every result; None: they follow from the image."""
         return self.crop or (self.resize if isinstance(self.resize, tuple) else None)
 
+    def resized(self, rows: int, columns: int) -> tuple[int, int]:
+        """Returns the sides of an image as :attr:`resize` makes them, rounded as torchvision rounds them."""
+        if not isinstance(self.resize, int):
+            return self.resize or (rows, columns)
+        longer = int(self.resize * max(rows, columns) / min(rows, columns))
+        return (longer, self.resize) if columns <= rows else (self.resize, longer)
+
     def check(self, shape: tuple[int, ...], option: str = "--preprocess") -> None:
         """Checks that results fit images of ``shape``, [C, H, W].
 
@@ -296,7 +304,15 @@ def _pixels(
         mode = "RGB" if channels == 3 else "L"
         if image.mode != mode:
             image = image.convert(mode)
-        image = _cropped(_resized(pillow, image, name, preprocess), preprocess)
+        rows, columns = preprocess.resized(image.height, image.width)
+        _check_pixels(name, (columns, rows))
+        if (columns, rows) != image.size:
+            if _quick(preprocess, (image.height, image.width)):
+                pixels = np.asarray(image).reshape(image.height, image.width, channels)
+                return _resampled(pixels, preprocess)
+            method = getattr(pillow.Resampling, preprocess.interpolation.upper())
+            image = image.resize((columns, rows), method)
+        image = image.crop(_window(preprocess, *image.size))
         pixels = np.asarray(image).reshape(image.height, image.width, channels)
     return np.ascontiguousarray(pixels.transpose(2, 0, 1))
 
@@ -322,30 +338,42 @@ def _opened(pillow: Any, stream: Any) -> Any:
         return pillow.open(stream, formats=FORMATS)
 
 
-def _resized(pillow: Any, image: Any, name: str, preprocess: Preprocess) -> Any:
-    """Returns ``image`` resized; sides are rounded as torchvision's ``resize`` rounds them."""
-    size = preprocess.resize
-    if size is None:
-        return image
-    if isinstance(size, int):
-        longer = int(size * max(image.size) / min(image.size))
-        size = (longer, size) if image.width <= image.height else (size, longer)
-    rows, columns = size
-    _check_pixels(name, (columns, rows))
-    if (columns, rows) == image.size:
-        return image
-    method = getattr(pillow.Resampling, preprocess.interpolation.upper())
-    return image.resize((columns, rows), method)
+def _window(preprocess: Preprocess, width: int, height: int) -> tuple[int, int, int, int]:
+    """Returns (left, top, right, bottom) of what is kept of a resized image; as ``center_crop``."""
+    rows, columns = preprocess.crop or (height, width)
+    left, top = _first(width, columns), _first(height, rows)
+    return left, top, left + columns, top + rows
 
 
-def _cropped(image: Any, preprocess: Preprocess) -> Any:
-    """Returns the centre of ``image``, in zeros where it is smaller; as torchvision's ``center_crop``."""
-    if preprocess.crop is None:
-        return image
-    rows, columns = preprocess.crop
-    left = _first(image.width, columns)
-    top = _first(image.height, rows)
-    return image.crop((left, top, left + columns, top + rows))
+def quick_pixels(image: np.ndarray, preprocess: Preprocess) -> np.ndarray | None:
+    """Returns ``image``, uint8 [H, W, C], resized and cropped, [C, rows, columns]; None: Pillow has to do it.
+
+    The pixels are those of :func:`decode`.
+    """
+    height, width = image.shape[:2]
+    size = preprocess.resized(height, width)
+    if size == (height, width):
+        left, top, right, bottom = _window(preprocess, width, height)
+        if left < 0 or top < 0:
+            return None
+        return np.ascontiguousarray(image[top:bottom, left:right].transpose(2, 0, 1))
+    return _resampled(image, preprocess) if _quick(preprocess, (height, width)) else None
+
+
+def _quick(preprocess: Preprocess, size: tuple[int, int]) -> bool:
+    """Whether images of a size, (rows, columns), can be resized by :mod:`.resample`."""
+    method, to = preprocess.interpolation, preprocess.resized(*size)
+    if method not in resample.METHODS or to[0] * to[1] > MOST_PIXELS:
+        return False
+    left, top, _, _ = _window(preprocess, to[1], to[0])
+    return left >= 0 and top >= 0 and resample.agrees(size, to, method)
+
+
+def _resampled(image: np.ndarray, preprocess: Preprocess) -> np.ndarray:
+    rows, columns = preprocess.resized(*image.shape[:2])
+    left, top, right, bottom = _window(preprocess, columns, rows)
+    crop = top, left, bottom - top, right - left
+    return resample.resampled(image, (rows, columns), crop, preprocess.interpolation)
 
 
 def _first(side: int, crop: int) -> int:
