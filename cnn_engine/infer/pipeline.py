@@ -314,7 +314,7 @@ class Pipeline:
 
 def _add(file: ShardFile, chunk: Chunk, rows: np.ndarray) -> None:
     at = 0
-    for ids, labels in chunk.columns():
+    for ids, labels in chunk.columns(file.group_rows):
         end = at + len(ids)
         errors = {k - at: what for k, what in chunk.errors.items() if at <= k < end}
         file.add(ids, rows[at:end], labels, errors)
