@@ -118,6 +118,42 @@ def test_the_plan_is_the_same_every_time_and_workers_change_nothing(images, tmp_
     assert len(contents(tmp_path / "a")) > 5  # one tar was cut between its samples
 
 
+def test_images_that_have_nan_or_infinity_in_them_are_bad(images, tmp_path, capsys):
+    wanted = infer_inputs.make("npy-float32", tmp_path / "whole", images)
+    assert run(tmp_path / "whole", "--output", tmp_path / "sound", "--batch=64") == 0
+    broken = np.array(wanted)
+    values = {5: np.nan, 63: np.inf, 64: -np.inf, 299: np.nan}
+    for at, value in values.items():
+        broken[at, at % 3, at % 32, 31 - at % 32] = value
+    np.save(tmp_path / "broken.npy", broken)
+    assert run(tmp_path / "broken.npy", "--output", tmp_path / "out", "--batch=64") == 0
+    assert "300, 4 of them bad" in capsys.readouterr().out
+    found = infer_inputs.rows(tmp_path / "out").to_pylist()
+    sound = infer_inputs.rows(tmp_path / "sound").to_pylist()
+    for at, (row, other) in enumerate(zip(found, sound, strict=True)):
+        assert ("found NaN" in row["error"]) if at in values else (row["error"] is None)
+        assert row["probabilities"] == (None if at in values else other["probabilities"])
+    assert json.loads((tmp_path / "out/_manifest.json").read_text())["errors"] == 4
+
+
+def test_ids_and_labels_that_are_odd(images, tmp_path):
+    """Ids that are no UTF-8, in a column of texts or bytes; labels that no column has room for."""
+    names = [b"\xff\xfe", b"a", b"", "ü".encode()]
+    binary = pyarrow.array(names, pyarrow.binary())
+    text = pyarrow.StringArray.from_buffers(4, *binary.buffers()[1:])
+    data = pyarrow.array([infer_inputs.encoded(image) for image in images[:4]])
+    for kind, ids in (("bytes", binary), ("text", text)):
+        pq.write_table(pyarrow.table({"image": data, "id": ids}), tmp_path / f"{kind}.parquet")
+        assert run(tmp_path / f"{kind}.parquet", "--output", tmp_path / kind, "--quiet") == 0
+        assert infer_inputs.rows(tmp_path / kind)["id"].to_pylist() == ["\\xff\\xfe", "a", "", "ü"]
+    members = []
+    for at, label in enumerate((b"9" * 40, b"-3", b"x", b"%d" % (2**63 - 1))):
+        members += [(f"{at}.jpg", infer_inputs.encoded(images[at])), (f"{at}.cls", label)]
+    infer_inputs.write_tar(tmp_path / "odd.tar", members)
+    assert run(tmp_path / "odd.tar", "--output", tmp_path / "odd", "--quiet") == 0
+    assert infer_inputs.rows(tmp_path / "odd")["label"].to_pylist() == [None, -3, None, 2**63 - 1]
+
+
 def test_ids_are_numbered_by_hand():
     for first, count in ((0, 1), (0, 12), (95, 10), (998, 1005), (9_990, 20_020), (123456789, 3)):
         names = readers.numbered("a/b\udcff.npy", first, count)

@@ -22,7 +22,7 @@ import pytest
 
 from cnn_engine import infer
 from cnn_engine.errors import InputError
-from cnn_engine.infer import output
+from cnn_engine.infer import local, output
 from cnn_engine.infer.folder import Folder
 from cnn_engine.infer.output import OutputError, Record
 from cnn_engine.infer.shards import Shard
@@ -457,3 +457,81 @@ def test_a_worker_of_another_build_is_refused():
         supervisor._on_hello(worker, {**event, "host": "there", "batch": 2})
     with contextlib.suppress(queue.Empty):
         pool.events.get_nowait()
+
+
+# ---- a folder that was tampered with ----
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        ("run.json", "[1, 2]", "a document of schema 1, found None"),
+        ("run.json", '{"schema": 99}', "a document of schema 1, found 99"),
+        ("run.json", '{"schema": 1}', "what the run's settings are, found None"),
+        ("run.json", '{"schema": 1, ', "the JSON document of a run"),
+        ("pieces", None, "a part of the run's plan, found none"),
+        ("pieces", "x", "a part of the run's plan, found "),
+        ("shards", None, "a part of the run's plan, found none"),
+        ("shards", "ARROW1", "a part of the run's plan, found "),
+    ],
+)
+def test_a_plan_that_is_broken_is_an_error_of_one_line(name, text, expected, tmp_path, capsys):
+    words = whole_run(tmp_path)
+    path = tmp_path / "rows/_run" / name
+    path.unlink() if text is None else path.write_text(text)
+    assert infer.main(words) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert f"{path}: expected {expected}" in error
+
+
+@pytest.mark.parametrize("what", ["pipe", "link to nothing", "link to a folder", "empty"])
+def test_what_has_a_shards_name_and_is_none_is_done_again(what, tmp_path):
+    words = whole_run(tmp_path)
+    path = tmp_path / "rows/shard-000000.parquet"
+    wanted = path.read_bytes()
+    path.unlink()
+    if what == "pipe":
+        os.mkfifo(path)
+    elif what == "empty":
+        path.touch()
+    else:
+        path.symlink_to("/nowhere" if what == "link to nothing" else tmp_path)
+    assert infer.main(words) == 0
+    assert not path.is_symlink()
+    assert path.read_bytes() == wanted
+
+
+def test_a_folder_with_a_shards_name_is_left_alone(tmp_path, capsys):
+    words = whole_run(tmp_path)
+    path = tmp_path / "rows/shard-000000.parquet"
+    path.unlink()
+    path.mkdir()
+    (path / "mine").touch()
+    assert infer.main(words) == 2
+    assert f"cannot remove {path}: Is a directory" in capsys.readouterr().err
+    assert (path / "mine").exists()
+
+
+def test_a_worker_that_cannot_be_started_is_an_error_of_one_line(tmp_path, monkeypatch, capsys):
+    def none(*_: object, **__: object) -> None:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(local.subprocess, "Popen", none)
+    infer_inputs.make("npy", tmp_path / "in", infer_inputs.pixels(3))
+    words = [str(tmp_path / "in"), "--output", str(tmp_path / "rows"), "--device=cpu"]
+    assert infer.main(words) == 2
+    error = capsys.readouterr().err
+    assert "worker: cannot be started: Resource temporarily unavailable" in error
+    assert "Traceback" not in error
+
+
+def whole_run(folder: Path) -> list[str]:
+    """Runs a command to its end, with a worker of this process; returns its words."""
+    infer_inputs.make("npy", folder / "in", infer_inputs.pixels(30))
+    words = [str(folder / "in"), "--output", str(folder / "rows"), "--device=cpu", "--workers=1",
+             "--no-ceilings", "--quiet"]  # fmt: skip
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(local, "LocalPool", infer_inputs.InlinePool)
+        assert infer.main(words) == 0
+    return words

@@ -25,7 +25,7 @@ pytest.importorskip("ray")
 #: Slow enough to be disturbed.
 WORDS = ["--variant", "if", "--batch", "10", "--shard-size", "31kB", "--no-ceilings", "--quiet",
          "--device", "cpu"]  # fmt: skip
-COUNT = 400
+COUNT = 1200
 
 #: A cluster of a head without CPUs and two machines with one each, of which the busier one is lost.
 LOSING = """

@@ -31,6 +31,13 @@ from .shards import Shard, Totals
 from .sources import Source
 
 SCHEMA = 1
+_DOCUMENT = {
+    "settings": dict,
+    "inputs": list,
+    "shard_bytes": int | None,
+    "plan": dict,
+    "environment": dict,
+}
 MANIFEST = "_manifest.json"
 
 #: Files of shards that are looked into at a time when a command goes on with what another left.
@@ -131,8 +138,12 @@ class Folder:
             return None
         except (OSError, ValueError) as error:
             raise expected(str(path), "the JSON document of a run", error) from error
-        if not isinstance(found, dict) or found.get("schema") != SCHEMA:
-            raise expected(str(path), f"a document of schema {SCHEMA}", found.get("schema"))
+        schema = found.get("schema") if isinstance(found, dict) else None
+        if schema != SCHEMA:
+            raise expected(str(path), f"a document of schema {SCHEMA}", schema)
+        for name, kind in _DOCUMENT.items():
+            if not isinstance(found.get(name), kind):
+                raise expected(str(path), f"what the run's {name} are", found.get(name))
         return found
 
     def plan(
@@ -220,7 +231,7 @@ class Folder:
             OutputError: a broken file cannot be removed.
         """
         known = self._recorded(run)
-        there = {entry.name: entry.stat().st_size for entry in os.scandir(self.path)
+        there = {entry.name: _size(entry) for entry in os.scandir(self.path)
                  if entry.name.endswith(".parquet")}  # fmt: skip
         found: dict[int, Record] = {}
         look: list[Shard] = []
@@ -319,6 +330,14 @@ class Folder:
                 if shard.index in done
             ],
         }
+
+
+def _size(entry: os.DirEntry) -> int:
+    """Returns a file's size; -1 for what is no file, such as a link to nothing."""
+    try:
+        return entry.stat().st_size if entry.is_file() else -1
+    except OSError:
+        return -1
 
 
 def _read_holder(path: Path) -> str:

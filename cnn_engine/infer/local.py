@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from ..devices import cuda_module, threads
+from ..errors import InputError
+from ..io.files import describe_os_error
 
 Event = dict[str, Any]
 
@@ -54,6 +56,11 @@ class LocalPool:
         self._closing = False
 
     def start(self, worker: int) -> None:
+        """As :meth:`.supervise.Pool.start` says.
+
+        Raises:
+            InputError: the system starts no more processes.
+        """
         environment = dict(os.environ)
         # Where this process found the package, installed or not.
         root = str(Path(__file__).resolve().parents[2])
@@ -65,17 +72,20 @@ class LocalPool:
             config["device"] = "cuda"
         if config["threads"] is None:
             config["threads"] = max(threads.default() // self._workers, 1)
-        process = subprocess.Popen(
-            [sys.executable, "-m", "cnn_engine.infer.worker"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            encoding="utf-8",
-            errors="replace",
-            env=environment,
-            start_new_session=True,
-        )
+        try:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "cnn_engine.infer.worker"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                encoding="utf-8",
+                errors="replace",
+                env=environment,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise InputError(f"worker: cannot be started: {describe_os_error(error)}") from error
         self._processes[worker] = process
         listener = threading.Thread(target=self._listen, args=(worker, process), daemon=True)
         self._listeners[worker] = listener

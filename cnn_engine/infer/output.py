@@ -295,6 +295,8 @@ def inspect(path: Path, name: str, run: str) -> Record | None:
     pa, pq = packages.arrow(), packages.parquet()
     try:
         size = path.stat().st_size
+        if not path.is_file():  # to open a pipe would take until somebody writes
+            return None
         with pq.ParquetFile(path) as file:
             facts = json.loads((file.metadata.metadata or {}).get(KEY, b"{}"))
             rows = file.metadata.num_rows

@@ -187,9 +187,10 @@ def _samples(piece: Piece, members: Iterable[tuple[str, bytes]]) -> Iterator[Ite
 
 def _label(data: bytes) -> int | None:
     try:
-        return int(data)
+        label = int(data)
     except ValueError:
         return None
+    return label if -(2**63) <= label < 2**63 else None
 
 
 def _parquet_bytes(piece: Piece, wanted: Wanted) -> Iterator[Item]:
@@ -222,8 +223,7 @@ def _parquet_parts(piece: Piece, wanted: Wanted) -> Iterator[tuple[Any, Iterable
             ):
                 done += len(part)
                 labels, ids = (
-                    part.column(name).to_pylist() if name else [None] * len(part)
-                    for name in names[1:]
+                    _values(part.column(name)) if name else [None] * len(part) for name in names[1:]
                 )
                 labels = [label if isinstance(label, int) else None for label in labels]
                 yield part.column(names[0]), labels, ids
@@ -232,6 +232,17 @@ def _parquet_parts(piece: Piece, wanted: Wanted) -> Iterator[tuple[Any, Iterable
     except pa.ArrowException as error:
         words = " ".join(str(error).split())
         raise expected(piece.path, "a sound Parquet file", words) from error
+
+
+def _values(column: Any) -> list[Any]:
+    """Returns a column's values; texts, and bytes that stand for some, as UTF-8 can have them."""
+    pa = packages.arrow()
+    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+        column = column.cast(pa.large_binary())  # what another program wrote need not be UTF-8
+    return [
+        value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else value
+        for value in column.to_pylist()
+    ]
 
 
 #: Rows of a Parquet file that are decompressed at a time.

@@ -6,7 +6,7 @@ import hashlib
 import os
 import tarfile
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -183,10 +183,24 @@ class _writing:
                 os.fsync(self._file.fileno())
 
 
-def _rows(path: Path) -> Iterator[dict[str, Any]]:
+@contextmanager
+def _reading(path: Path) -> Iterator[Any]:
+    """Opens an Arrow file that was planned.
+
+    Raises:
+        InputError: it is not there, or broken.
+    """
     pa = packages.arrow()
-    with pa.OSFile(str(path)) as file:
-        reader = pa.ipc.open_file(file)
+    try:
+        with pa.OSFile(str(path)) as file:
+            yield pa.ipc.open_file(file)
+    except (OSError, pa.ArrowException) as error:
+        reason = "none" if isinstance(error, FileNotFoundError) else " ".join(str(error).split())
+        raise InputError(f"{path}: expected a part of the run's plan, found {reason}") from error
+
+
+def _rows(path: Path) -> Iterator[dict[str, Any]]:
+    with _reading(path) as reader:
         for index in range(reader.num_record_batches):
             yield from reader.get_batch(index).to_pylist()
 
@@ -273,7 +287,13 @@ def _grouped(pieces: Iterable[Piece], shard_bytes: int) -> Iterator[list[Piece]]
 
 
 def read(folder: Path) -> list[Shard]:
-    """Returns the shards of a plan that :func:`write` made."""
+    """Returns the shards of a plan that :func:`write` made.
+
+    Raises:
+        InputError: a part of the plan is not there, or broken.
+    """
+    with _reading(folder / "pieces"):
+        pass
     return [
         Shard(index, row["kind"], row["images"], row["bytes"], row["first"], row["pieces"])
         for index, row in enumerate(_rows(folder / "shards"))
@@ -281,10 +301,12 @@ def read(folder: Path) -> list[Shard]:
 
 
 def pieces_of(folder: Path, shard: Shard) -> list[Piece]:
-    """Returns the pieces of one shard."""
-    pa = packages.arrow()
-    with pa.OSFile(str(folder / "pieces")) as file:
-        reader = pa.ipc.open_file(file)
+    """Returns the pieces of one shard.
+
+    Raises:
+        InputError: the plan is not there, or broken.
+    """
+    with _reading(folder / "pieces") as reader:
         found, at = [], shard.first
         while at < shard.first + shard.pieces:  # every part but the last has PIECES_A_PART rows
             part = reader.get_batch(at // PIECES_A_PART)
