@@ -717,6 +717,8 @@ def test_metrics_reports_and_the_planner(images, tmp_path, capsys, processes):
     lowest = min(rate for name, rate in rates.items() if name != "all at once")  # which is none
     assert document["ceilings"][document["bound_by"]]["images_per_s"] == lowest
     assert document["efficiency"] == pytest.approx(document["images_per_s"] / lowest)
+    for row in document["ceilings"].values():
+        assert row["reached"] == pytest.approx(document["images_per_s"] / row["images_per_s"])
     assert "<script" not in paths["html"].read_text()
     metrics = (tmp_path / "m.prom").read_text()
     assert "cnn_engine_infer_images 300.0" in metrics

@@ -54,6 +54,8 @@ class Summary:
         reached = None
         if rate is not None and limit is not None:
             reached = rate / ceilings[limit]["images_per_s"]
+        for row in ceilings.values():
+            row["reached"] = None if rate is None else rate / row["images_per_s"]
         busy = {
             name: {**stage, "share": stage["seconds"] / (self.workers * self.working_s)}
             for name, stage in self.counts.stages.items()
@@ -223,11 +225,18 @@ def outcome(document: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 #: The columns of :func:`stage_rows`.
-COLUMNS = ("Stage", "alone, images/s", "alone, bytes", "CPU time an image", "at work here")
+COLUMNS = (
+    "Stage",
+    "alone, images/s",
+    "reached",
+    "alone, bytes",
+    "CPU time an image",
+    "at work here",
+)
 
 
 def stage_rows(document: dict[str, Any]) -> list[list[str]]:
-    """Returns a row a stage: what it does alone, and how much of the run it was at work."""
+    """Returns a row a stage: what it does alone, what of that the run did, and how long it was at work."""
     rows = []
     for name in dict.fromkeys((*document["ceilings"], *document["stages"])):
         ceiling, stage = document["ceilings"].get(name), document["stages"].get(name)
@@ -239,6 +248,7 @@ def stage_rows(document: dict[str, Any]) -> list[list[str]]:
             [
                 "all on the CPUs" if name == "cores" else name,
                 units.number(rate),
+                units.percent(ceiling and ceiling["reached"]),
                 units.UNKNOWN if not nbytes else f"{units.size(int(rate * nbytes))}/s",
                 units.seconds(ceiling and ceiling["cpu_s_an_image"]),
                 units.percent(stage and stage["share"]),
