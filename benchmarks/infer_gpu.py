@@ -18,7 +18,7 @@ import sys
 import tarfile
 import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -164,8 +164,8 @@ def make_tars(data: Path) -> list[Path]:
     """Returns tars of JPEGs of 500x375, made where they are not there."""
     paths = [data / f"jpegs-{number}.tar" for number in range(TARS)]
     if not paths[-1].is_file():
-        with ThreadPoolExecutor() as pool:
-            files = list(pool.map(jpeg, range(JPEGS)))
+        with ProcessPoolExecutor() as pool:
+            files = list(pool.map(jpeg, range(JPEGS), chunksize=8))
         for number, path in enumerate(paths):
             with tarfile.open(path, "w") as archive:
                 for at in range(number, JPEGS, TARS):
