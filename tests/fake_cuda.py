@@ -149,6 +149,17 @@ class FakeTensorCores(FakeKernels):
     def expand_depthwise_pack(*_arguments) -> None: ...
 
     @staticmethod
+    def bottleneck_takes(shape: Any, outputs: int, device: int) -> bool:
+        return False
+
+    @staticmethod
+    def bottleneck_packed(shape, outputs, _operands, _stream) -> int:
+        return 2 * (shape.weight_size + outputs)
+
+    @staticmethod
+    def bottleneck_pack(*_arguments) -> None: ...
+
+    @staticmethod
     def squeeze_excite_packed(shape, hidden, operands, _stream) -> int:
         return 8 * shape.inner * hidden
 

@@ -17,7 +17,7 @@ from ..graph.graph import Graph, Node
 from ..graph.onnx.weights import let_go
 from . import fused, storage
 from .kernels import Kernel
-from .kernels.channels_last_cuda import expands, scales
+from .kernels.channels_last_cuda import expands, joins, scales
 from .placement import Placed, Placement, place
 from .variants import Choice, has_tensor_cores
 
@@ -159,6 +159,7 @@ class Program:
             if stores:
                 graph = storage.store_rounded(graph, self.dtype, kind)
                 graph = passes.fuse_expansions(graph, partial(expands, self.placement.device))
+                graph = passes.fuse_bottlenecks(graph, partial(joins, self.placement.device))
                 graph = passes.scale_by_gates(graph, partial(scales, self.placement.device))
         return graph
 

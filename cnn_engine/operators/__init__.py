@@ -12,6 +12,7 @@ __all__ = ["KINDS", "Cost", "Operator", "Value"]
 _FILES = (
     "average_pool2d",
     "binary",
+    "bottleneck",
     "cast",
     "channels_last",
     "conv2d",

@@ -23,11 +23,13 @@ __device__ inline void store_sums(float* to, const float (&sums)[4]) {
 // Adds up what the `Split` blocks of a cluster hold of a tile. Every Split-th eight of the places
 // is one block's: block b sends it what its threads hold, [(b ^ owner) - 1][eight][thread][4], and
 // it adds that in this order to its own, which lies in `own` meanwhile, and calls keep(eight,
-// sums). What else that needs is waited for by ready(), when all is sent.
+// sums). What else that needs is waited for by ready(), when all is sent. These blocks of the
+// cluster are those from `first` on.
 template <int Split, int Columns, int Threads, typename Ready, typename Keep>
 __device__ inline void add_up_in_cluster(float4* own, const float (&sums)[Columns / 2], int rank,
                                          std::uint32_t received, std::uint32_t all_received,
-                                         unsigned thread, const Ready& ready, const Keep& keep) {
+                                         unsigned thread, const Ready& ready, const Keep& keep,
+                                         int first = 0) {
   constexpr int kEights = Columns / 8, kOwn = (kEights + Split - 1) / Split;
   constexpr int kEightBytes = Threads * 16, kBlockBytes = kOwn * kEightBytes;
   received += thread * 16;
@@ -36,8 +38,8 @@ __device__ inline void add_up_in_cluster(float4* own, const float (&sums)[Column
     const int owner = j % Split;
     if (owner == rank) continue;
     const std::uint32_t slot = received + ((rank ^ owner) - 1) * kBlockBytes;
-    send_cluster(cluster_address(slot + j / Split * kEightBytes, owner),
-                 cluster_address(all_received, owner), sums[4 * j], sums[4 * j + 1],
+    send_cluster(cluster_address(slot + j / Split * kEightBytes, first + owner),
+                 cluster_address(all_received, first + owner), sums[4 * j], sums[4 * j + 1],
                  sums[4 * j + 2], sums[4 * j + 3]);
   }
   named_barrier<Threads>(1);  // no one multiplies what lies in the ring

@@ -174,6 +174,17 @@ __device__ inline void send_cluster(std::uint32_t to, std::uint32_t barrier, flo
       : "memory");
 }
 
+// Has the copy engine bring bytes of this block's shared memory, published, to a block's of the
+// cluster, whose barrier counts them.
+__device__ inline void send_bulk(std::uint32_t to, std::uint32_t from, int bytes,
+                                 std::uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, "
+      "[%3];" ::"r"(to),
+      "r"(from), "r"(bytes), "r"(barrier)
+      : "memory");
+}
+
 __device__ inline float4 load_float4(std::uint32_t address) {
   float4 value;
   asm volatile("ld.shared.v4.f32 {%0,%1,%2,%3}, [%4];"

@@ -232,6 +232,58 @@ def _make_expansion(call: Call) -> Bound:
     )  # fmt: skip
 
 
+# ---- bottlenecks ----
+
+
+def _window_of(op: Any, x: Value, weight: Value) -> Any:
+    """Returns the compiled functions' shape of a bottleneck's first convolution."""
+    n, h, w, c = x.shape
+    filters, _, *kernel = weight.shape
+    return _cpu.Conv2dShape(n, c, h, w, filters, *kernel, *op.stride, *op.padding, *op.dilation)
+
+
+def joins(device: Any, graph: Graph, first: Node, second: Node) -> bool:
+    """Whether a device makes a convolution and the one of 1x1 behind it sooner as one."""
+    (x, weight), y = graph.inputs_of(first)[:2], graph.values[second.outputs[0]]
+    residual = (*second.inputs, None, None)[3]
+    around = [x, y] if residual is None else [x, y, graph.values[residual]]
+    stored_as = {*(value.stored for value in around), first.op.operands, second.op.operands}
+    if len(stored_as) != 1 or "" in stored_as:
+        return False
+    if not all(_is_clamp(node.op.activation) for node in (first, second)):
+        return False
+    shape, outputs = _window_of(first.op, x, weight), y.shape[3]
+    return bool(device.kernels.bottleneck_takes(shape, outputs, device.index))
+
+
+def _is_clamp(function: Any) -> bool:
+    return function is None or function.function in ("relu", "clip")
+
+
+def _no_bottleneck(node: Node, graph: Graph) -> str | None:
+    if graph.inputs_of(node)[0].stored != node.op.operands:
+        return "expected images in 16 bits, in the type that weights are rounded to"
+    weights = replace(node, inputs=node.inputs[:5])
+    return not_compiled(weights, graph, node.op.inner, node.op.activation)
+
+
+def _pack_bottleneck(node: Node, graph: Graph, device: Any) -> Buffer:
+    x, window, last = graph.inputs_of(node)[:3]
+    how = _window_of(node.op, x, window), last.shape[0], _operands(node)
+    nbytes = device.kernels.bottleneck_packed(*how, 0)
+    return _packed(node, graph, device, nbytes, "bottleneck_pack", *how, places=(1, 2))
+
+
+def _make_bottleneck(call: Call) -> Bound:
+    op, (x, window, last) = call.node.op, call.inputs[:3]
+    given = (*call.at[3:], 0, 0, 0)[:3]
+    return call.native(
+        "bottleneck", call.at[0], call.prepared.address, *given, call.to[0],
+        _window_of(op, x, window), last.shape[0], call.overflow, _operands(call.node),
+        *function_of(op.inner), *function_of(op.activation),
+    )  # fmt: skip
+
+
 # ---- gates ----
 
 
@@ -362,6 +414,10 @@ ROWS = [
     Kernel(
         "expand_depthwise", "expand_depthwise", "cuda", _make_expansion, why_not=_no_expansion,
         prepare=_pack_expansion, packs=(1, 2), stores=storing(None, 0), alike=True,
+    ),
+    Kernel(
+        "bottleneck", "bottleneck", "cuda", _make_bottleneck, why_not=_no_bottleneck,
+        prepare=_pack_bottleneck, packs=(1, 2), stores=storing(None, 0, 5), alike=True,
     ),
     Kernel(
         "squeeze_excite", "squeeze_excite", "cuda", _make_gates, why_not=_no_gates,

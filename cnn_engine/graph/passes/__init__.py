@@ -12,6 +12,7 @@ from functools import partial
 
 from ..graph import Graph
 from .affine import fold_affine_after, fold_affine_before
+from .bottlenecks import fuse_bottlenecks
 from .channels_last import channels_last, mark_stem, round_operands
 from .concatenations import nest_concatenations
 from .constants import drop_unused, fold_constants
@@ -37,6 +38,7 @@ __all__ = [
     "fold_padding",
     "fuse",
     "fuse_activations",
+    "fuse_bottlenecks",
     "fuse_expansions",
     "fuse_functions_of_rows",
     "fuse_gates",

@@ -1,0 +1,66 @@
+"""A residual block's convolution of a window and the one of 1x1 behind it as one operator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from ...operators.bottleneck import Bottleneck
+from ...operators.channels_last import Conv2dNhwc
+from ..graph import Graph, Node
+from .gates import is_product
+from .rewriting import Rewrites, absent, covering, only_user
+
+
+def fuse_bottlenecks(graph: Graph, takes: Callable[[Graph, Node, Node], bool]) -> Graph:
+    """Makes one node of a convolution and of the one of 1x1 that alone follows it.
+
+    Args:
+        takes: returns whether a kernel makes both sooner than two do.
+    """
+    rewrites = Rewrites(graph)
+    for first in graph.nodes:
+        if not _is_plain(graph, first) or not rewrites.free(first):
+            continue
+        second = only_user(graph, first.outputs[0])
+        if second is None or not _follows(graph, first, second) or not takes(graph, first, second):
+            continue
+        op = first.op
+        inputs = (
+            *first.inputs[:2],
+            second.inputs[1],
+            *((*node.inputs, None)[2] for node in (first, second)),
+            (*second.inputs, None, None)[3],
+        )
+        merged = Node(
+            second.name,
+            Bottleneck(
+                op.stride, op.padding, op.dilation, op.activation, second.op.activation, op.operands
+            ),
+            inputs, second.outputs, covering(first, second),
+        )  # fmt: skip
+        rewrites.replace([first, second], [merged], "together they are bottleneck")
+    return rewrites.apply()
+
+
+def _is_plain(graph: Graph, node: Node) -> bool:
+    """Whether ``node`` convolves images with windows of constants, and does nothing before or beside it."""
+    op = node.op
+    return (
+        type(op) is Conv2dNhwc
+        and not op.planar
+        and op.groups == 1
+        and op.floor is None
+        and graph.values[node.inputs[1]].shape[2:] != (1, 1)
+        and node.inputs[1] in graph.constants
+        and (absent(node, 2) or node.inputs[2] in graph.constants)
+        and all(absent(node, place) for place in (3, 4, 5))
+    )
+
+
+def _follows(graph: Graph, first: Node, node: Node) -> bool:
+    """Whether ``node`` is a product over the channels that ``first`` makes, and may add others to it."""
+    if node.inputs[0] != first.outputs[0] or first.outputs[0] in node.inputs[1:]:
+        return False
+    alone = replace(node, inputs=(*node.inputs[:3], None, *node.inputs[4:]))
+    return is_product(graph, alone) and node.op.stride == (1, 1)

@@ -1,0 +1,37 @@
+// bottleneck: a residual block's convolution of 3x3 and the one of 1x1 behind it:
+//
+//   e = inner(conv2d(x) + b1);  y = outer(conv1x1(e) + b2 + residual)
+//
+// e is nowhere as a whole, and rounded as x is. Both functions are clamps: relu, or clip. The shape
+// is the first convolution's, one place apart, without groups or dilation, with one place of zeros
+// around: y is as large as x. Sums are float32, in a fixed order: the same bits in every run.
+//
+// Layouts: x [N,H,W,C], residual [N,H,W,outputs] (may be null), y [N,H,W,outputs] in float16 or
+// bfloat16, as the weights are packed; b1 [K], b2 [outputs], each or null, float32.
+#pragma once
+
+#include "ops/conv2d_nhwc.h"
+
+namespace cnn_engine::cuda {
+
+// 1 where a device, by its number, makes both sooner together: GPUs of compute capability 9.0, as
+// few images as it has room for at once.
+std::int64_t bottleneck_takes(const Conv2dShape& shape, int outputs, int device);
+std::int64_t bottleneck_packed(const Conv2dShape& shape, int outputs, Conv2dOperands,
+                               int);  // bytes
+// What it wrote is complete on return.
+void bottleneck_pack(const float* first,   // [K, C, 3, 3]
+                     const float* second,  // [outputs, K]
+                     void* packed,         // [bottleneck_packed]
+                     const Conv2dShape& shape, int outputs, Conv2dOperands operands, Stream stream);
+void bottleneck(const void* x,             // [N, H, W, C]
+                const void* packed,        // [bottleneck_packed]
+                const float* first_bias,   // [K] or null
+                const float* second_bias,  // [outputs] or null
+                const void* residual,      // [N, H, W, outputs] or null
+                void* y,                   // [N, H, W, outputs]
+                const Conv2dShape& shape, int outputs, const Overflow& overflow,
+                Conv2dOperands operands, UnaryFunction inner, float inner_alpha, float inner_beta,
+                UnaryFunction outer, float outer_alpha, float outer_beta, Stream stream);
+
+}  // namespace cnn_engine::cuda

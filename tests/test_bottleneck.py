@@ -1,0 +1,306 @@
+"""bottleneck: the rewrite that makes it, its record, and its kernel on CUDA against float64."""
+
+from __future__ import annotations
+
+import math
+
+import fake_cuda
+import halves
+import numpy as np
+import pytest
+import tolerances
+from conftest import Device
+from native import call, check_guards, guarded
+from test_expand_depthwise import ids, single
+from test_passes import Builder, kinds, same
+
+from cnn_engine import Engine, _cpu
+from cnn_engine.devices import cuda_module
+from cnn_engine.engine.check import ROUNDING
+from cnn_engine.errors import InputError
+from cnn_engine.graph import passes
+from cnn_engine.graph.graph import Value
+from cnn_engine.operators.binary import Add
+from cnn_engine.operators.bottleneck import Bottleneck
+from cnn_engine.operators.conv2d import Conv2d
+from cnn_engine.operators.unary import Relu, Swish
+
+Function = _cpu.UnaryFunction
+NONE = Function.clip, -math.inf, math.inf
+RELU = Function.relu, 0, 0
+HALVES = ("float16", "bfloat16")
+
+#: Images, channels, rows, columns, filters, outputs: of ResNets; of channels that fill no 64 of a block,
+#: filters that fill no eight, odd images, of one row or column, and with rows and columns of tiles beyond.
+CASES = [
+    (1, 64, 56, 56, 64, 256),
+    (1, 128, 28, 28, 128, 512),
+    (1, 256, 14, 14, 256, 1024),
+    (2, 256, 14, 14, 256, 1024),
+    (3, 128, 7, 7, 128, 512),
+    (1, 8, 5, 9, 8, 8),
+    (2, 72, 13, 33, 40, 264),
+    (1, 40, 3, 65, 72, 96),
+    (1, 200, 15, 15, 136, 600),
+    (1, 136, 2, 1, 250, 1016),
+    (8, 64, 1, 4, 64, 64),
+    (0, 64, 4, 4, 64, 256),
+]  # fmt: skip
+
+
+def laid(graph, takes=lambda *_: True):
+    graph = passes.lay_channels_last(passes.fuse(graph), "cuda", run=8)
+    return passes.fuse_bottlenecks(graph, takes)
+
+
+def block(batch=2, channels=8, inner=Relu, residual=True, stride=(1, 1), size=(11, 9)):
+    """A residual block; its three sums and its output."""
+    b = Builder(batch, 3, *size)
+    x = b.conv("x", 3, 4 * channels, padding=(1, 1, 1, 1))
+    first = b.add(Conv2d(), x, b.constant(channels, 4 * channels, 1, 1), b.constant(channels))
+    y = second = b.conv(b.add(Relu(), first), channels, channels, padding=(1,) * 4, stride=stride)
+    y = b.add(inner(), y) if inner else y
+    y = third = b.add(Conv2d(), y, b.constant(4 * channels, channels, 1, 1))
+    if residual:
+        y = b.add(Add(), y, x)
+    return b, (first, second, third), b.add(Relu(), y)
+
+
+def found_in(graph):
+    return [node for node in graph.nodes if node.op.kind == "bottleneck"]
+
+
+# ---- the rewrite ----
+
+
+@pytest.mark.parametrize("residual", [True, False])
+def test_two_convolutions_become_one_node(residual):
+    b, _, y = block(residual=residual)
+    after = same(b.graph(y), laid)
+    (node,) = found_in(after)
+    assert type(node.op.inner) is type(node.op.activation) is Relu
+    assert (node.inputs[5] is not None) == residual
+    assert len(node.covers) == 4 + residual
+    assert kinds(after).count("conv2d_nhwc") == 2
+    assert "together they are bottleneck" in {note.why for note in after.notes}
+
+
+def test_what_does_not_fit_stays_as_it_is():
+    """Sums that others read; what no kernel takes."""
+    b, sums, y = block()
+    assert not found_in(same(b.graph(y, sums[1]), laid))
+    asked = []
+
+    def takes(graph, *nodes):
+        asked.append([graph.values[node.inputs[1]].shape[2:] for node in nodes])
+        return False
+
+    assert not found_in(same(b.graph(y), lambda graph: laid(graph, takes)))
+    assert asked == [[(3, 3), (1, 1)]]
+
+
+def test_record():
+    x, window = Value("x", (2, 5, 7, 8)), Value("w", (16, 8, 3, 3))
+    last, bias, wide = Value("l", (24, 16, 1, 1)), Value("b", (16,)), Value("c", (24,))
+    op, residual = Bottleneck(padding=(1, 1, 1, 1)), Value("r", (2, 5, 7, 24))
+    outputs = op.infer([x, window, last, bias, wide, residual])
+    assert outputs == (((2, 5, 7, 24), "float32"),) == op.infer([x, window, last])
+    values = [Value("", *outputs[0])]
+    assert op.flops([x, window, last], values) == 2 * 2 * 5 * 7 * (16 * 8 * 9 + 24 * 16)
+    assert op.terms([x, window, last]) == 72
+    for wrong in (
+        [x, window], [x, window, window], [x, last, last], [x, window, last, wide],
+        [x, window, last, bias, wide, x],
+    ):  # fmt: skip
+        with pytest.raises(InputError, match="expected"):
+            op.infer(wrong)
+
+
+@pytest.mark.parametrize("inner", [Relu, Swish])
+@pytest.mark.parametrize("dtype", [*HALVES, "tf32", "float32"])
+def test_engines_join_where_images_lie_in_16_bits(monkeypatch, dtype, inner):
+    fake_cuda.install(monkeypatch, tensor_cores=True, stores=True)
+    takes = staticmethod(lambda *_: True)
+    monkeypatch.setattr(fake_cuda.FakeTensorCores, "bottleneck_takes", takes)
+    b, _, y = block(inner=inner)
+    graph = b.graph(b.conv(y, 32, 8))
+    with Engine(single(graph), device="cuda", dtype=dtype) as engine:
+        laid_out = engine._plans.open().placed(2, False).graph
+        steps = [step.kernel for step in engine._plans._build_run(2, False).steps]
+    joined = dtype in HALVES and inner is Relu
+    assert len(found_in(laid_out)) == joined == ("bottleneck" in steps)
+    for node in found_in(laid_out):
+        around = (node.inputs[0], node.inputs[5], *node.outputs)
+        assert {laid_out.values[name].stored for name in around} == {node.op.operands} == {dtype}
+
+
+# ---- the kernel ----
+
+
+def shape_of(case, batch):
+    _, c, h, w, k, _ = case
+    return _cpu.Conv2dShape(batch, c, h, w, k, 3, 3, 1, 1, 1, 1, 1, 1)
+
+
+def arrays(rng, case):
+    n, c, h, w, k, outputs = case
+    shapes = (n, h, w, c), (k, c, 3, 3), (outputs, k, 1, 1), (k,), (outputs,), (n, h, w, outputs)
+    return [rng.uniform(-1, 1, shape).astype(np.float32) for shape in shapes]
+
+
+def run(case, x, window, last, given, operands, *, inner=RELU, outer=RELU, told=halves.NO_ONE):
+    device, shape, outputs = Device("cuda"), shape_of(case, len(x)), len(last)
+    kind = getattr(_cpu.Conv2dOperands, operands)
+    size = cuda_module.load().bottleneck_packed(shape, outputs, kind, 0)
+    packed = device.library.full(size, 0xFF, np.uint8)
+    weights = device.put(window), device.put(last)
+    call(device, "bottleneck_pack", *weights, packed, shape, outputs, kind)
+    kept = halves.laid(x, operands).dtype
+    out, memory = guarded(device, (*x.shape[:3], outputs), kept)
+    *biases, residual = given
+    there = [None if bias is None else device.put(bias) for bias in biases]
+    added = None if residual is None else halves.put(device, residual, operands)
+    call(
+        device, "bottleneck", halves.put(device, x, operands), packed, *there, added, out, shape,
+        outputs, told, kind, *inner, *outer,
+    )  # fmt: skip
+    check_guards(device, memory, kept)
+    return halves.get(device, out, operands)
+
+
+def record(inner=None, outer=None):
+    return Bottleneck(padding=(1, 1, 1, 1), inner=inner, activation=outer)
+
+
+@pytest.fixture
+def hopper():
+    if not cuda_module.load().bottleneck_takes(shape_of(CASES[2], 1), 1024, 0):
+        pytest.skip("needs a GPU of compute capability 9.0")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("operands", HALVES)
+@pytest.mark.parametrize("case", CASES, ids=ids)
+def test_whole_numbers_are_exact(rng, hopper, case, operands):
+    """As long as all that is rounded has few bits."""
+    whole = [rng.integers(-1, 2, array.shape).astype(np.float32) for array in arrays(rng, case)]
+    x, window, last, *given = whole
+    x *= rng.random(x.shape) < 0.1  # so that bfloat16 holds every sum
+    window *= rng.random(window.shape) < 0.2
+    last *= rng.random(last.shape) < 0.2
+    for of, outer in ((given, (Relu(), RELU)), ((None,) * 3, (None, NONE))):
+        wanted = record(Relu(), outer[0]).reference(x, window, last, *of)
+        found = run(case, x, window, last, of, operands, outer=outer[1])
+        assert np.array_equal(found, halves.rounded(wanted, operands))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("operands", HALVES)
+@pytest.mark.parametrize("functions", [((Relu(), RELU), (Relu(), RELU)), ((None, NONE),) * 2])
+@pytest.mark.parametrize("case", CASES, ids=ids)
+def test_against_reference(rng, hopper, case, functions, operands):
+    x, window, last, *given = arrays(rng, case)
+    x, given[2] = halves.rounded(x, operands), halves.rounded(given[2], operands)
+    window /= math.sqrt(window[0].size)
+    (inner, first), (outer, second) = functions
+    wanted = record(inner, outer).reference(x, window, last, *given)
+    found = run(case, x, window, last, given, operands, inner=first, outer=second)
+    size = record().reference(*map(np.abs, (x, window, last, *given)))
+    terms = window[0].size + len(window) + 2
+    # Weights, what is between and the result are rounded.
+    limit = tolerances.sum_of_products(terms, size) + 4 * ROUNDING[operands] * size
+    tolerances.assert_close(found, wanted, limit)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", CASES[1:4], ids=ids)
+def test_each_image_has_the_same_bits_among_others_and_again(rng, hopper, case):
+    case = (5, *case[1:])
+    x, window, last, *given = arrays(rng, case)
+    together = run(case, x, window, last, given, "float16")
+    for _ in range(10):
+        assert np.array_equal(run(case, x, window, last, given, "float16"), together)
+    for n in (0, 4):
+        alone = *given[:2], given[2][n : n + 1]
+        assert np.array_equal(
+            run(case, x[n : n + 1], window, last, alone, "float16")[0], together[n]
+        )
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", [CASES[1], CASES[3], CASES[6]], ids=ids)
+def test_nan_reaches_its_window_of_all_channels_alone(rng, hopper, case):
+    case = (2, *case[1:])
+    x, window, last, *given = arrays(rng, case)
+    x[1, 1, 13, 2] = np.nan
+    found = run(case, x, window, last, given, "float16")
+    reached = np.isnan(found).any(-1)
+    assert np.isnan(found[1, :3, 12:15]).all()
+    assert reached.sum() == reached[1, :3, 12:15].size
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("where", ["between", "after", "nowhere", "beyond"])
+def test_results_past_float16_are_told(rng, hopper, where):
+    """Of the first convolution, which no one else sees, and of the second; not of places beyond the image."""
+    case = (1, 72, 3, 7, 72, 80)
+    x, window, last, *given = (0 * array for array in arrays(rng, case))
+    given[0][5] = 70000.0 if where == "between" else 40000.0
+    last[5, 5] = 2.0 if where == "after" else 1.0
+    if where == "beyond":  # what reaches the last place from the row and the column past it
+        given[0][5], x[0, -1, -1] = 0.0, 4.0
+        window[5, 0, 0, 1:], window[5, 0, 1, 0] = 30000.0, 30000.0
+    word = Device("cuda").put(np.zeros(1, np.int32), np.int32)
+    told = _cpu.Overflow(word.data.ptr, 7)
+    run(case, x, window, last, given, "float16", told=told)
+    assert int(word[0]) == (7 if where in ("between", "after") else 0)
+
+
+@pytest.mark.gpu
+def test_what_does_not_fit_is_refused(hopper):
+    module, kind = cuda_module.load(), _cpu.Conv2dOperands.float16
+    one, ones = (1, 1), (1, 1, 1, 1)
+    for numbers, outputs, expected in (
+        ((1, 12, 9, 9, 8, 3, 3, *one, *ones), 8, "channels and outputs in eights"),
+        ((1, 8, 9, 9, 8, 3, 3, *one, *ones), 12, "channels and outputs in eights"),
+        ((1, 8, 9, 9, 8, 5, 5, *one, *ones), 8, "a kernel of 3x3"),
+        ((1, 8, 9, 9, 8, 3, 3, 2, 1, *ones), 8, "a kernel of 3x3"),
+        ((1, 8, 9, 9, 8, 3, 3, *one, 0, 1, 1, 1), 8, "a kernel of 3x3"),
+        ((1, 8, 9, 9, 8, 3, 3, *one, *ones, 1, 2), 8, "a kernel of 3x3"),
+        ((1, 8, 9, 9, 8, 3, 3, *one, *ones, 1, 1, 8), 8, "one group"),
+        ((1, 264, 9, 9, 8, 3, 3, *one, *ones), 8, "at most 256 channels"),
+        ((1, 8, 9, 9, 8, 3, 3, *one, *ones), 1032, "at most 256 channels"),
+    ):  # fmt: skip
+        shape = _cpu.Conv2dShape(*numbers)
+        assert not module.bottleneck_takes(shape, outputs, 0)
+        with pytest.raises(ValueError, match=expected):
+            module.bottleneck_packed(shape, outputs, kind, 0)
+    shape = shape_of(CASES[0], 1)
+    for operands, x, function, expected in (
+        ("tf32", 256, RELU, "float16 or bfloat16"), ("float16", 8, RELU, "of 16"),
+        ("float16", 256, (Function.swish, 1, 0), "relu or clip"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=expected):
+            module.bottleneck(
+                x, 256, 0, 0, 0, 512, shape, 256, halves.NO_ONE,
+                getattr(_cpu.Conv2dOperands, operands), *function, *RELU, 0,
+            )  # fmt: skip
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("batch", [1, 2, 20])
+def test_engine(dtype, batch):
+    b, _, y = block(batch, 64, size=(14, 14))
+    graph = single(b.graph(b.conv(y, 256, 8)))
+    x = np.random.default_rng(3).uniform(-1, 1, (batch, 3, 14, 14)).astype(np.float32)
+    with Engine(graph, device="cpu") as engine:
+        (wanted,) = engine.run({"x": x}).values()
+    with Engine(graph, device="cuda", dtype=dtype) as engine:
+        (found,) = engine.run({"x": x}).values()
+        steps = [step.kernel for step in engine._plans._build_run(batch, False).steps]
+    shape = shape_of((batch, 64, 14, 14, 64, 256), batch)
+    takes = cuda_module.load().bottleneck_takes(shape, 256, 0)
+    assert ("bottleneck" in steps) == bool(takes)
+    limit = {"float16": 4e-3, "bfloat16": 3e-2}[dtype]
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=limit * np.abs(wanted).max())
