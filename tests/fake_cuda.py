@@ -160,6 +160,17 @@ class FakeTensorCores(FakeKernels):
     def bottleneck_pack(*_arguments) -> None: ...
 
     @staticmethod
+    def inverted_residual_takes(shape, _channels, _filters, _expands, _adds, _device) -> int:
+        return shape.out_w <= 32
+
+    @staticmethod
+    def inverted_residual_packed(shape, channels, filters, _expands, _operands, _stream) -> int:
+        return 2 * (shape.weight_size + channels + filters)
+
+    @staticmethod
+    def inverted_residual_pack(*_arguments) -> None: ...
+
+    @staticmethod
     def squeeze_excite_packed(shape, hidden, operands, _stream) -> int:
         return 8 * shape.inner * hidden
 

@@ -17,7 +17,7 @@ from ..graph.graph import Graph, Node
 from ..graph.onnx.weights import let_go
 from . import fused, storage
 from .kernels import Kernel
-from .kernels.channels_last_cuda import expands, joins, scales
+from .kernels.channels_last_cuda import expands, joins, makes_block, scales
 from .placement import Placed, Placement, place
 from .variants import Choice, has_tensor_cores
 
@@ -158,9 +158,11 @@ class Program:
                 graph = passes.fuse_expansions(graph)
             if stores:
                 graph = storage.store_rounded(graph, self.dtype, kind)
-                graph = passes.fuse_expansions(graph, partial(expands, self.placement.device))
-                graph = passes.fuse_bottlenecks(graph, partial(joins, self.placement.device))
-                graph = passes.scale_by_gates(graph, partial(scales, self.placement.device))
+                device = self.placement.device
+                graph = passes.fuse_inverted_residuals(graph, partial(makes_block, device))
+                graph = passes.fuse_expansions(graph, partial(expands, device))
+                graph = passes.fuse_bottlenecks(graph, partial(joins, device))
+                graph = passes.scale_by_gates(graph, partial(scales, device))
         return graph
 
     def _chain(self, graph: Graph, pixels: bool) -> Node:

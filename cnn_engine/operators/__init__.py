@@ -20,6 +20,7 @@ _FILES = (
     "copy",
     "expand_depthwise",
     "gather",
+    "inverted_residual",
     "linear",
     "logic",
     "lp_normalization",

@@ -10,9 +10,8 @@
 #include <algorithm>
 #include <string>
 
+#include "cuda/inverted.cuh"
 #include "cuda/launch.cuh"
-#include "cuda/mma.cuh"
-#include "cuda/rounded.cuh"
 #include "cuda/strided.cuh"
 #include "ops/expand_depthwise.h"
 
@@ -24,7 +23,6 @@ constexpr int kChannels = kWarps;       // of a block, which a product has as ro
 constexpr int kColumns = 16;            // of a product: of an image's rows
 constexpr int kMostRows = 8;            // of a block's results: what a product has as columns
 constexpr int kMostTaps = 5;            // rows of a kernel
-constexpr int kPiece = 16;              // bytes of a copy
 constexpr int kResult = kChannels + 2;  // channels of a result in shared memory: banks apart
 constexpr int kMostBytes = 100 * 1024;  // of shared memory: two blocks find room
 
@@ -65,15 +63,8 @@ __device__ inline int eight_at(int line, int eight) {
   return line * (kSteps * kColumns * 2) + (eight ^ exchanged) * kPiece;
 }
 
-// What another block wrote: not by way of the first-level cache.
-__device__ inline void copy_piece(void* to_shared, const void* from_global) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to_shared)),
-               "l"(from_global)
-               : "memory");
-}
-
 // Blocks: images; 16 channels each; rows of y. kSteps: 16 columns of x; kTiles: of y.
-template <typename T, int kSteps, int kTiles>
+template <typename T, int kSteps, int kTiles, Ends kEnds>
 __global__ void __launch_bounds__(kThreads, kSteps == 1 ? 2 : 1)
     expand_depthwise_kernel(const T* x, const T* first, const T* second,
                             const __grid_constant__ Expansion p) {
@@ -183,9 +174,8 @@ __global__ void __launch_bounds__(kThreads, kSteps == 1 ? 2 : 1)
       float value[8];
 #pragma unroll
       for (int i = 0; i < 8; ++i) value[i] = sum[i / 4][i % 4] + first_bias[i / 2 % 2];
-      apply<T>(p.inner, value);
-#pragma unroll
-      for (int i = 0; i < 8; ++i) past |= std::is_same_v<T, __half> && is_past_float16(value[i]);
+      end_in<kEnds, T>(p.inner, value);
+      past |= some_past<T>(value);
       const int line = first_row - top + row;
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
@@ -220,15 +210,18 @@ __global__ void __launch_bounds__(kThreads, kSteps == 1 ? 2 : 1)
       float value[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) value[i] = sum[tile][i] + second_bias;
-      apply<T>(p.outer, value);
+      end_in<kEnds, T>(p.outer, value);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const int row = 2 * t + i % 2, column = tile * kColumns + g + 8 * (i / 2);
-        if (row >= out_rows || column >= p.out_w) continue;
-        past |= std::is_same_v<T, __half> && is_past_float16(value[i]);
-        all += value[i];
-        results[(row * p.out_w + column) * kResult + warp] = narrowed<T>(value[i]);
+        if (row < out_rows && column < p.out_w) {
+          all += value[i];
+          results[(row * p.out_w + column) * kResult + warp] = narrowed<T>(value[i]);
+        } else {
+          value[i] = 0.0f;
+        }
       }
+      past |= some_past<T>(value);
     }
     if (p.means != nullptr) {
 #pragma unroll
@@ -345,14 +338,6 @@ void check(const Conv2dShape& shape, int channels) {
   }
 }
 
-// Calls body(a null pointer to the type of 16 bits).
-template <typename Body>
-void with_halves(Conv2dOperands operands, const Body& body) {
-  if (operands == Conv2dOperands::float16) return body(static_cast<__half*>(nullptr));
-  if (operands == Conv2dOperands::bfloat16) return body(static_cast<__nv_bfloat16*>(nullptr));
-  throw std::invalid_argument("expand_depthwise: expected float16 or bfloat16");
-}
-
 }  // namespace
 
 std::int64_t expand_depthwise_takes(const Conv2dShape& shape, int channels, int device) {
@@ -374,7 +359,7 @@ void expand_depthwise_pack(const float* first, const float* second, void* packed
                            const Conv2dShape& shape, int channels, Conv2dOperands operands,
                            Stream stream) {
   check(shape, channels);
-  with_halves(operands, [&](auto* type) {
+  with_halves("expand_depthwise", operands, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
     const std::int64_t size = packed_size(shape, channels);
     expand_depthwise_pack_kernel<T><<<blocks_for(size), kBlockThreads, 0, stream>>>(
@@ -403,12 +388,12 @@ void expand_depthwise(const void* x, const void* packed, const float* first_bias
   p.y = y;
   p.means = means;
   p.overflow = overflow;
-  p.inner = {inner, inner_alpha, inner_beta};
-  p.outer = {outer, outer_alpha, outer_beta};
+  p.inner = clamps_of({inner, inner_alpha, inner_beta});
+  p.outer = clamps_of({outer, outer_alpha, outer_beta});
   const dim3 grid(static_cast<unsigned>(shape.n),
                   static_cast<unsigned>(padded_of(shape) / kChannels),
                   static_cast<unsigned>(parts_of(shape)));
-  with_halves(operands, [&](auto* type) {
+  with_halves("expand_depthwise", operands, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
     const T* const first = static_cast<const T*>(packed);
     const T* const second = first + std::int64_t{padded_of(shape)} * channels;
@@ -417,9 +402,11 @@ void expand_depthwise(const void* x, const void* packed, const float* first_bias
       launch("launch of expand_depthwise_kernel", kernel, grid, kThreads,
              static_cast<unsigned>(p.end), stream, 1, static_cast<const T*>(x), first, second, p);
     };
-    if (steps_of(p.w) == 1) return launched(expand_depthwise_kernel<T, 1, 1>);
-    if (steps_of(p.out_w) == 1) return launched(expand_depthwise_kernel<T, 2, 1>);
-    launched(expand_depthwise_kernel<T, 2, 2>);
+    with_ends(p.inner, p.outer, [&](auto ends) {
+      if (steps_of(p.w) == 1) return launched(expand_depthwise_kernel<T, 1, 1, ends.value>);
+      if (steps_of(p.out_w) == 1) return launched(expand_depthwise_kernel<T, 2, 1, ends.value>);
+      launched(expand_depthwise_kernel<T, 2, 2, ends.value>);
+    });
   });
 }
 

@@ -50,16 +50,16 @@ def _packed(
     places: tuple[int, ...] = (1,),
 ) -> Buffer:
     """Returns what a compiled function makes of a node's weights, complete, on the device."""
-    weights = [graph.constants[node.inputs[place]] for place in places]
-    most = max(float(np.abs(weight).max(initial=0.0)) for weight in weights)
+    weights = [graph.constants.get(node.inputs[place]) for place in places]  # None: there are none
+    most = max(float(np.abs(one).max(initial=0.0)) for one in weights if one is not None)
     if node.op.operands == "float16" and most > FLOAT16:
         raise UnsupportedError(
             f"--dtype: float16: node {node.name}: expected weights of at most "
             f"{FLOAT16:.0f}, found {most:g}; bfloat16 and tf32 have room for them"
         )
     packed = device.allocate(nbytes)
-    sources = [brought(weight, device) for weight in weights]
-    addresses = (source.address for source in sources)
+    sources = [None if weight is None else brought(weight, device) for weight in weights]
+    addresses = (0 if source is None else source.address for source in sources)
     getattr(device.kernels, function)(*addresses, packed.address, *how, device.stream_handle)
     device.synchronize()
     return packed
@@ -284,6 +284,54 @@ def _make_bottleneck(call: Call) -> Bound:
     )  # fmt: skip
 
 
+# ---- inverted residual blocks ----
+
+
+def _block_of(node: Node, x: Value, second: Value, third: Value, expands: bool) -> tuple[Any, ...]:
+    """Returns the shape of a block's second convolution, channels, filters and whether there is a first."""
+    (n, h, w, channels), wide = x.shape, second.shape[0]
+    how = *second.shape[2:], *node.op.stride, *node.op.padding, 1, 1, wide
+    shape = _cpu.Conv2dShape(n, wide, h, w, wide, *how)
+    return shape, channels, third.shape[0], expands
+
+
+def makes_block(device: Any, graph: Graph, first: Node | None, second: Node, third: Node) -> bool:
+    """Whether a device makes an inverted residual block sooner by one kernel."""
+    nodes = [node for node in (first, second, third) if node is not None]
+    x, y = graph.values[nodes[0].inputs[0]], graph.values[third.outputs[0]]
+    stored_as = {x.stored, y.stored, *(node.op.operands for node in nodes)}
+    if len(stored_as) != 1 or "" in stored_as or second.op.dilation != (1, 1):
+        return False
+    weights = (graph.values[node.inputs[1]] for node in (second, third))
+    how = _block_of(second, x, *weights, first is not None)
+    adds = any(name is not None for name in third.inputs[3:4])
+    return bool(device.kernels.inverted_residual_takes(*how, adds, device.index))
+
+
+def _no_block(node: Node, graph: Graph) -> str | None:
+    if graph.inputs_of(node)[0].stored != node.op.operands:
+        return "expected images in 16 bits, in the type that weights are rounded to"
+    return not_compiled(node, graph, node.op.inner, node.op.middle, node.op.activation)
+
+
+def _pack_block(node: Node, graph: Graph, device: Any) -> Buffer:
+    x, first, second, third = graph.inputs_of(node)[:4]
+    how = *_block_of(node, x, second, third, first is not None), _operands(node)
+    nbytes = device.kernels.inverted_residual_packed(*how, 0)
+    return _packed(node, graph, device, nbytes, "inverted_residual_pack", *how, places=(1, 2, 3))
+
+
+def _make_block(call: Call) -> Bound:
+    op, (x, first, second, third) = call.node.op, call.inputs[:4]
+    biases = (*call.at[4:], 0, 0, 0)[:3]
+    return call.native(
+        "inverted_residual", call.at[0], call.prepared.address, *biases, call.to[0],
+        *_block_of(call.node, x, second, third, first is not None), op.adds, call.overflow,
+        _operands(call.node), *function_of(op.inner), *function_of(op.middle),
+        *function_of(op.activation),
+    )  # fmt: skip
+
+
 # ---- gates ----
 
 
@@ -418,6 +466,10 @@ ROWS = [
     Kernel(
         "bottleneck", "bottleneck", "cuda", _make_bottleneck, why_not=_no_bottleneck,
         prepare=_pack_bottleneck, packs=(1, 2), stores=storing(None, 0, 5), alike=True,
+    ),
+    Kernel(
+        "inverted_residual", "inverted_residual", "cuda", _make_block, why_not=_no_block,
+        prepare=_pack_block, packs=(1, 2, 3), stores=storing(None, 0), alike=True,
     ),
     Kernel(
         "squeeze_excite", "squeeze_excite", "cuda", _make_gates, why_not=_no_gates,

@@ -17,7 +17,7 @@ from .channels_last import channels_last, mark_stem, round_operands
 from .concatenations import nest_concatenations
 from .constants import drop_unused, fold_constants
 from .epilogues import EPILOGUES, EPILOGUES_ON_CUDA, fuse_activations, fuse_residuals
-from .expansions import fuse_expansions
+from .expansions import fuse_expansions, fuse_inverted_residuals
 from .functions import recognise_functions
 from .gates import fuse_gates, scale_by_gates
 from .identities import drop_identities, merge_shapes
@@ -42,6 +42,7 @@ __all__ = [
     "fuse_expansions",
     "fuse_functions_of_rows",
     "fuse_gates",
+    "fuse_inverted_residuals",
     "fuse_prologues",
     "fuse_residuals",
     "lay_channels_last",

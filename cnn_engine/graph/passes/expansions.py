@@ -1,4 +1,4 @@
-"""The first two convolutions of inverted residual blocks, and the mean that gates read, as one operator."""
+"""Convolutions of inverted residual blocks as one operator: all, or two and the mean that gates read."""
 
 from __future__ import annotations
 
@@ -7,10 +7,63 @@ from dataclasses import replace
 
 from ...operators.channels_last import Conv2dNhwc
 from ...operators.expand_depthwise import ExpandDepthwise
+from ...operators.inverted_residual import InvertedResidual
 from ...operators.squeeze_excite import SqueezeExcite
 from ..graph import Graph, Node
 from .gates import is_mean_of_places, is_product
 from .rewriting import Rewrites, absent, covering, only_user
+
+
+def fuse_inverted_residuals(
+    graph: Graph, takes: Callable[[Graph, Node | None, Node, Node], bool]
+) -> Graph:
+    """Makes one node of a convolution of each channel and of the 1x1 convolutions before and behind it.
+
+    The first may be missing; the last may have what the block reads added to it.
+
+    Args:
+        takes: whether a kernel makes all of them.
+    """
+    rewrites = Rewrites(graph)
+    for second in graph.nodes:
+        third = only_user(graph, second.outputs[0]) if _is_depthwise(graph, second) else None
+        if third is None:
+            continue
+        first = graph.producers.get(second.inputs[0])
+        if first is not None and not (
+            is_product(graph, first)
+            and first.op.stride == (1, 1)
+            and only_user(graph, first.outputs[0]) is second
+            and rewrites.free(first)
+        ):
+            first = None
+        nodes = [node for node in (first, second, third) if node is not None]
+        x = nodes[0].inputs[0]
+        adds = not absent(third, 3)
+        if (
+            not is_product(
+                graph, replace(third, inputs=(*third.inputs[:3], None, *third.inputs[4:]))
+            )
+            or third.op.stride != (1, 1)
+            or third.inputs[0] != second.outputs[0]
+            or (adds and third.inputs[3] != x)
+            or not rewrites.free(second, third)
+            or not takes(graph, first, second, third)
+        ):
+            continue
+        biases = (None if absent(node, 2) else node.inputs[2] for node in (second, third))
+        before = (None, None) if first is None else (*first.inputs[1:], None)[:2]
+        merged = Node(
+            third.name,
+            InvertedResidual(
+                second.op.stride, second.op.padding, first and first.op.activation,
+                second.op.activation, third.op.activation, adds, third.op.operands,
+            ),
+            (x, before[0], second.inputs[1], third.inputs[1], before[1], *biases), third.outputs,
+            covering(*nodes),
+        )  # fmt: skip
+        rewrites.replace(nodes, [merged], "together they are inverted_residual")
+    return rewrites.apply()
 
 
 def fuse_expansions(graph: Graph, takes: Callable[[Graph, Node, Node], int] | None = None) -> Graph:
@@ -28,7 +81,9 @@ def fuse_expansions(graph: Graph, takes: Callable[[Graph, Node, Node], int] | No
         if not is_product(graph, first) or first.op.stride != (1, 1):
             continue
         second = only_user(graph, first.outputs[0])
-        if second is None or not _is_depthwise(graph, first, second):
+        if second is None or second.inputs[0] != first.outputs[0]:
+            continue
+        if not _is_depthwise(graph, second):
             continue
         parts = 1 if takes is None else takes(graph, first, second)
         if not parts:
@@ -57,10 +112,10 @@ def fuse_expansions(graph: Graph, takes: Callable[[Graph, Node, Node], int] | No
     return rewrites.apply()
 
 
-def _is_depthwise(graph: Graph, first: Node, node: Node) -> bool:
-    """Whether ``node`` convolves by constants each channel of what ``first`` makes by itself."""
+def _is_depthwise(graph: Graph, node: Node) -> bool:
+    """Whether ``node`` convolves by constants each channel by itself."""
     op = node.op
-    if type(op) is not Conv2dNhwc or op.planar or node.inputs[0] != first.outputs[0]:
+    if type(op) is not Conv2dNhwc or op.planar:
         return False
     channels, weight = graph.values[node.inputs[0]].shape[3], node.inputs[1]
     return (

@@ -1,0 +1,41 @@
+// inverted_residual on CUDA: an inverted residual block without a gate, of few images, as one
+// kernel:
+//
+//   e = inner(conv1x1(x) + b1), or x where there is no first convolution
+//   d = middle(conv2d(e) + b2), a channel and a filter a group
+//   y = outer(conv1x1(d) + b3), or outer(conv1x1(d) + b3 + x)
+//
+// e and d are nowhere as a whole. The functions are those of unary.h with their alphas and betas.
+// The shape is the second convolution's: C and K are those of e. x [N,H,W,channels] and y
+// [N,OH,OW,filters] are float16 or bfloat16, as the weights are packed and e and d are rounded;
+// sums are float32. b1, b2 [K], b3 [filters], each or null.
+#pragma once
+
+#include "ops/conv2d_nhwc.h"
+
+namespace cnn_engine::cuda {
+
+// 1 where a device, by its number, makes a block sooner so than by a kernel for each convolution:
+// GPUs of compute capability 9.0, few images. `expands`: there is a first convolution; `adds`: x is
+// added.
+std::int64_t inverted_residual_takes(const Conv2dShape& shape, int channels, int filters,
+                                     bool expands, bool adds, int device);
+std::int64_t inverted_residual_packed(const Conv2dShape& shape, int channels, int filters,
+                                      bool expands, Conv2dOperands operands, int);  // bytes
+void inverted_residual_pack(const float* first,   // [K, channels] or null
+                            const float* second,  // [K, R, S]
+                            const float* third,   // [filters, K]
+                            void* packed,         // [inverted_residual_packed]
+                            const Conv2dShape& shape, int channels, int filters, bool expands,
+                            Conv2dOperands operands, Stream stream);
+void inverted_residual(const void* x,       // [N, H, W, channels]
+                       const void* packed,  // [inverted_residual_packed]
+                       const float* first_bias, const float* second_bias, const float* third_bias,
+                       void* y,  // [N, OH, OW, filters], not x
+                       const Conv2dShape& shape, int channels, int filters, bool expands, bool adds,
+                       const Overflow& overflow, Conv2dOperands operands, UnaryFunction inner,
+                       float inner_alpha, float inner_beta, UnaryFunction middle,
+                       float middle_alpha, float middle_beta, UnaryFunction outer,
+                       float outer_alpha, float outer_beta, Stream stream);
+
+}  // namespace cnn_engine::cuda
