@@ -12,6 +12,7 @@ from ..devices import threads as thread_counts
 from ..engine.kernels.user import CONTRACTS
 from ..engine.kernels.user.source import COMPUTES
 from ..engine.source import read_weights
+from ..engine.telling import teller
 from ..errors import expected
 from ..graph import onnx, passes
 from ..graph.graph import Graph
@@ -134,9 +135,9 @@ def _check(options: argparse.Namespace) -> int:
     show = not options.quiet and options.json != "-"
     found = check.check(
         options.file, options.device, thread_counts.check(options.threads, "--threads"),
-        _limits(options), options.sanitize, told=_teller(show),
+        _limits(options), options.sanitize, told=teller(show),
     )  # fmt: skip
-    _clear(show)
+    teller(show)("")
     if options.json:
         write_text(options.json, json.dumps(found.to_dict(), indent=1) + "\n")
     if show:
@@ -171,9 +172,9 @@ def _rank(options: argparse.Namespace) -> int:
         options.calls,
         options.rounds,
         limits=_limits(options),
-        told=_teller(show),
+        told=teller(show),
     )
-    _clear(show)
+    teller(show)("")
     found = rank.Board(
         name, op, device.name, batch, threads, options.calls,
         sum(case.graph.cost_of(case.node).flops for case in cases),
@@ -203,14 +204,3 @@ def _graph(options: argparse.Namespace) -> tuple[str, int, Graph]:
 
 def _limits(options: argparse.Namespace) -> Limits:
     return Limits(options.limit, options.memory << 20)
-
-
-def _teller(show: bool):
-    """Returns what says what is going on, where somebody looks at it."""
-    if not show or not sys.stderr or not sys.stderr.isatty():
-        return lambda words: None
-    return lambda words: print(f"\r\033[K{words}", end="", file=sys.stderr, flush=True)
-
-
-def _clear(show: bool) -> None:
-    _teller(show)("")

@@ -66,7 +66,9 @@ void add_fused(py::module_& module) {
           "headers",
           [] {
             py::dict all;
-            for (const FusedHeader& header : kFusedHeaders) all[header.name] = header.text;
+            for (const FusedHeader* header = kFusedHeaders; header->name != nullptr; ++header) {
+              all[header->name] = header->text;
+            }
             return all;
           },
           "What programs include: name -> text.")

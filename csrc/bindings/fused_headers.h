@@ -8,7 +8,6 @@ struct FusedHeader {
   const char *name, *text;
 };
 
-constexpr int kFusedHeaderCount = 11;
-extern const FusedHeader kFusedHeaders[kFusedHeaderCount];
+extern const FusedHeader kFusedHeaders[];  // up to one without a name
 
 }  // namespace cnn_engine::bindings

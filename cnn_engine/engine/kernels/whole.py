@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable
 from functools import cache
@@ -10,6 +9,7 @@ from typing import Any
 
 from ...errors import UnsupportedError
 from ...graph.graph import Graph, Node
+from ..telling import teller
 from .kernel import Bound, Call, Kernel, functions
 
 
@@ -54,20 +54,18 @@ def program(fused: Any, source: str, device: Any, timed: bool = False) -> bytes:
 
     said = []
 
-    def say(words: str) -> None:
-        if sys.stderr is not None and sys.stderr.isatty():
-            said.append(words)
-            print(f"\r\033[K{words}", end="", file=sys.stderr, flush=True)
+    def began() -> None:
+        said.append(teller())
+        said[0]("compiling this network's kernels, once for this machine ...")
 
     try:
         return nvrtc.compile_program(
             source, fused.headers(), device.properties["compute_capability"],
-            *["CNN_ENGINE_FUSED_TIMED"] * timed,
-            began=lambda: say("compiling this network's kernels, once for this machine ..."),
+            *["CNN_ENGINE_FUSED_TIMED"] * timed, began=began,
         )  # fmt: skip
     finally:
-        if said:
-            say("")
+        for tell in said:
+            tell("")
 
 
 def why_not(description: tuple, dtype: str, device: Any) -> str | None:

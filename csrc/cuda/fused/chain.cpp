@@ -19,7 +19,7 @@ class Reader {
       : from_(from), to_(to), parts_(parts) {}
 
   std::string read() {
-    to_ = {from_.c, from_.h, from_.w, 0, {}};
+    to_ = {from_.c, from_.h, from_.w, 0, 0, {}};
     if (from_.c > kMostChannels) {
       return "input: expected at most " + std::to_string(kMostChannels) + " channels, found " +
              std::to_string(from_.c);
@@ -43,6 +43,7 @@ class Reader {
       return "activations: expected what fits into the shared memory of a block, found " +
              std::to_string(2 * numbers) + " bytes and more";
     }
+    to_.features = c * h * w;
     return head();
   }
 
@@ -73,7 +74,7 @@ class Reader {
       return here() + "expected a kernel no larger than its input, found " +
              pair(l.kernel_h, l.kernel_w) + " on " + pair(h, w);
     }
-    ChainLayer to{l.out_channels, l.kernel_h, l.pad_h, l.stride_h, LayerKind::conv2d, false};
+    ChainLayer to{c, l.out_channels, l.kernel_h, l.pad_h, l.stride_h, LayerKind::conv2d, false};
     c = l.out_channels;
     h = (h + 2 * l.pad_h - l.kernel_h) / l.stride_h + 1;
     w = (w + 2 * l.pad_w - l.kernel_w) / l.stride_w + 1;

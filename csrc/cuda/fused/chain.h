@@ -11,13 +11,14 @@ namespace cnn_engine::cuda::fused {
 
 // A convolution with its activation and its 2x2 pooling, as Conv in geometry.cuh has them.
 struct ChainLayer {
-  int filters, kernel, pad, stride;
+  int channels, filters, kernel, pad, stride;
   LayerKind activation;  // relu, tanh, or conv2d: none
   bool pool;
 };
 
 struct Chain {
   int c, h, w, classes;  // classes: of the linear layer and softmax at the end, 0: there are none
+  int features;          // that the convolutions end with, of an image
   std::vector<ChainLayer> layers;
 };
 

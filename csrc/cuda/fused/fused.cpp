@@ -48,10 +48,21 @@ int shared_memory(int device, int limit) {
   return limit < bytes ? limit : bytes;
 }
 
-std::string why_not_fits(const char* what, FusedDtype dtype, int needed, int found) {
-  if (needed <= found) return "";
-  return std::string(what) + " in " + name_of(dtype) + ": expected a device with " +
-         std::to_string(needed) + " bytes of shared memory a block, found " + std::to_string(found);
+// `network` or its `program`, which may be null: then there is nothing to compare with yet.
+std::string why_not_fits(const Instantiation* network, const fused::Library* program,
+                         FusedDtype dtype, int shared) {
+  if (network == nullptr && program == nullptr) return "";
+  const int needed = network != nullptr ? network->of(dtype).facts.needed : program->facts().needed;
+  if (needed <= shared) return "";
+  return std::string(network != nullptr ? network->name : "the network") + " in " + name_of(dtype) +
+         ": expected a device with " + std::to_string(needed) +
+         " bytes of shared memory a block, found " + std::to_string(shared);
+}
+
+// Null without a program, and where the network is compiled in.
+std::unique_ptr<fused::Library> load(const Instantiation* network, const std::string& program) {
+  if (network != nullptr || program.empty()) return nullptr;
+  return std::make_unique<fused::Library>(program);
 }
 
 // The weights of convolutions and of the fully connected layer, and the numbers of each array.
@@ -63,7 +74,6 @@ struct Weights {
     arrays.scale = description.scale;
     arrays.offset = description.offset;
     std::size_t found = 0;
-    int c = chain.c, h = chain.h, w = chain.w;
     for (std::size_t i = 0; i < description.layers.size(); ++i) {
       const LayerDescription& layer = description.layers[i];
       const bool conv = layer.kind == LayerKind::conv2d;
@@ -72,14 +82,10 @@ struct Weights {
         throw std::invalid_argument("fused: layer " + std::to_string(i + 1) +
                                     ": expected weights, found none");
       }
-      std::int64_t taps = std::int64_t{c} * h * w;  // of the fully connected layer
+      std::int64_t taps = chain.features;  // of the fully connected layer
       if (conv) {
         const fused::ChainLayer& l = chain.layers[found];
-        taps = std::int64_t{c} * l.kernel * l.kernel;
-        h = (h + 2 * l.pad - l.kernel) / l.stride + 1;
-        w = (w + 2 * l.pad - l.kernel) / l.stride + 1;
-        if (l.pool) h /= 2, w /= 2;
-        c = l.filters;
+        taps = std::int64_t{l.channels} * l.kernel * l.kernel;
       }
       arrays.layers[found] = {layer.weight, layer.bias};
       sizes[found][0] = layer.out_channels * taps;
@@ -125,25 +131,27 @@ struct FusedNetwork::State {
 
 FusedNetwork::FusedNetwork(const NetworkDescription& description, FusedDtype dtype, int device,
                            int shared_limit, const std::string& program) {
-  const std::string why = why_not(description, dtype, device, shared_limit, program);
-  if (!why.empty()) throw std::invalid_argument("fused: " + why);
   Chain chain;
   std::vector<int> parts;
-  read(description, chain, parts);
-  const Weights weights(description, chain);
+  std::string why = read(description, chain, parts);
+  if (!why.empty()) throw std::invalid_argument("fused: " + why);
   const Instantiation* found = find(chain);
   const DeviceGuard guard(device);
   const int shared = shared_memory(device, shared_limit);
+  std::unique_ptr<fused::Library> library = load(found, program);
+  why = why_not_fits(found, library.get(), dtype, shared);
+  if (!why.empty()) throw std::invalid_argument("fused: " + why);
+  const Weights weights(description, chain);
   state_ = std::make_unique<State>(State{found, dtype, device, nullptr, nullptr, {}, nullptr, {}});
   if (found != nullptr) {
     const fused::CompiledIn network = found->of(dtype);
     state_->timed_kernels = network.timed;
     state_->plan = pack_on_host(network, weights.arrays, device, shared);
   } else {
-    if (program.empty()) {
+    if (library == nullptr) {
       throw std::invalid_argument("fused: expected the compiled program of source(), found none");
     }
-    state_->plain = std::make_unique<fused::Library>(program);
+    state_->plain = std::move(library);
     state_->plan =
         state_->plain->plan(weights.arrays, weights.sizes, parts_of(dtype), device, shared);
   }
@@ -181,12 +189,9 @@ std::string FusedNetwork::why_not(const NetworkDescription& description, FusedDt
   const std::string why = read(description, chain, parts);
   if (!why.empty()) return why;
   const Instantiation* found = find(chain);
-  const int shared = shared_memory(device, shared_limit);
-  if (found != nullptr)
-    return why_not_fits(found->name, dtype, found->of(dtype).facts.needed, shared);
-  if (program.empty()) return "";
   const DeviceGuard guard(device);
-  return why_not_fits("the network", dtype, fused::Library(program).facts().needed, shared);
+  return why_not_fits(found, load(found, program).get(), dtype,
+                      shared_memory(device, shared_limit));
 }
 
 void FusedNetwork::run(const void* images, bool is_uint8, int n, float* output,

@@ -23,7 +23,8 @@ void add_layers(Chain& chain) {
   const LayerKind activation = G::kActivation == Activation::tanh   ? LayerKind::tanh
                                : G::kActivation == Activation::relu ? LayerKind::relu
                                                                     : LayerKind::conv2d;
-  chain.layers.push_back({G::kFilters, G::kKernel, G::kPad, G::kStride, activation, G::kPool});
+  chain.layers.push_back(
+      {G::kChannels, G::kFilters, G::kKernel, G::kPad, G::kStride, activation, G::kPool});
   if constexpr (I + 1 < Net::kLayers) add_layers<Net, I + 1>(chain);
 }
 
@@ -76,7 +77,7 @@ template <class Net, class Many16, class Many32, class Few, class VeryFew>
 struct Instantiate {
   static const Chain& chain() {
     static const Chain made = [] {
-      Chain all{Net::kChannels, Net::kHeight, Net::kWidth, Net::kClasses, {}};
+      Chain all{Net::kChannels, Net::kHeight, Net::kWidth, Net::kClasses, Net::kFeatures, {}};
       add_layers<Net>(all);
       return all;
     }();
