@@ -155,16 +155,9 @@ def test_ids_and_labels_that_are_odd(images, tmp_path):
 
 
 def test_ids_are_numbered_by_hand():
-    for first, count in ((0, 1), (0, 12), (95, 10), (998, 1005), (9_990, 20_020), (123456789, 3)):
-        names = readers.numbered("a/b\udcff.npy", first, count)
-        found, at = [], 0
-        for shared, own in zip(names.shared.tolist(), names.own.tolist(), strict=True):
-            found.append((found[-1][:shared] if shared else b"") + names.data[at : at + own])
-            at += own
-        assert at == len(names.data)
-        wanted = [f"a/b\\xff.npy#{number}".encode() for number in range(first, first + count)]
-        assert found == wanted
-        assert (names.least, names.most) == (min(wanted), max(wanted))
+    for first, count in ((0, 1), (0, 12), (95, 10), (998, 1005), (123456789, 3), (7, 0)):
+        found = readers.numbered("a/b\udcff.npy", first, count).to_pylist()
+        assert found == [f"a/b\\xff.npy#{number}" for number in range(first, first + count)]
 
 
 def test_large_chunks_are_read_by_several_threads(images, tmp_path, monkeypatch):

@@ -275,12 +275,12 @@ def test_every_cut_of_a_file_is_seen(tmp_path):
 
 @pytest.mark.parametrize("top", [None, 2])
 def test_rows_are_in_groups_and_their_memory_is_free_at_once(top, tmp_path, monkeypatch):
-    monkeypatch.setattr(output, "LEAST_ROWS", 40)
-    monkeypatch.setattr(output, "MOST_ROWS", 40)
+    monkeypatch.setattr(output, "LEAST_ROWS", 7)
+    monkeypatch.setattr(output, "MOST_ROWS", 7)
     rows = np.random.default_rng(0).random((30, 3), np.float32)
     file = output.ShardFile(tmp_path, tmp_path / "t", "s", "run", 3, top)
     memory, at = np.empty((30, 3), np.float32), 0
-    for cut in (1, 12, 4, 13):  # the first waits
+    for cut in (1, 12, 4, 13):
         memory[:cut] = rows[at : at + cut]
         names = [f"i{number}" for number in range(at, at + cut)]
         file.add(names, memory[:cut], [None] * cut, {0: "bad"} if cut == 13 else {})
@@ -290,7 +290,7 @@ def test_rows_are_in_groups_and_their_memory_is_free_at_once(top, tmp_path, monk
     with pq.ParquetFile(tmp_path / "s.parquet") as found:
         groups = [found.metadata.row_group(n).num_rows for n in range(found.num_row_groups)]
         table = found.read()
-    assert groups == [13, 17]  # 1 + 12, and 4 + 13
+    assert groups == [7, 6, 6, 6, 5]  # of 1 + 12, and of 4 + 13
     assert table["id"].to_pylist() == [f"i{number}" for number in range(30)]
     name, wanted = (
         ("probabilities", rows) if top is None else ("top_probabilities", -np.sort(-rows)[:, :2])

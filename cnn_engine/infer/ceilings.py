@@ -197,6 +197,7 @@ def _writes(bench: Bench, slots: list[Slot]) -> list[Iterator[Step]]:
                 path.unlink()
 
     def files(writer: int, made: list[Path]) -> Iterator[Step]:
+        parts = chain.from_iterable(chunk.columns() for chunk in cycle(sample))
         for number in count():
             name = f"measured-{bench.attempt}-{writer}-{number}"
             temporary = settings.temporary / name
@@ -205,13 +206,13 @@ def _writes(bench: Bench, slots: list[Slot]) -> list[Iterator[Step]]:
             )
             # The first files end one after the other, as in a run.
             left = images if number else max(images * (writer + 1) // writers, 1)
-            parts = chain.from_iterable(c.columns(file.group_rows) for c in cycle(sample))
             try:
-                while left > 0:
+                while left:
                     ids, labels = next(parts)
-                    file.add(ids, rows[: len(ids)], labels, {})
-                    left -= len(ids)
-                    yield len(ids), 0
+                    some = min(left, len(ids))
+                    file.add(ids[:some], rows[:some], labels[:some], {})
+                    left -= some
+                    yield some, 0
                 record = file.commit()
                 made.append(settings.temporary / f"{name}.parquet")
             except BaseException:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import base64
 import errno
 import json
 import os
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +14,12 @@ import numpy as np
 
 from ..errors import CnnEngineError
 from ..io.files import describe_os_error
-from . import packages, parquet
+from . import packages
 
-#: Bytes of probabilities that a row group has, and how many rows that may be; from a share of that on they
-#: are written as they lie in memory, fewer wait.
+#: Bytes of probabilities that are written as one row group, and how many rows that may be: what Arrow makes
+#: of them on the way stays in a core's caches, and is little of a process's memory.
 GROUP_BYTES = 2 << 20
-LEAST_ROWS, MOST_ROWS = 256, 1 << 16
-WORTH = 1 / 8
+LEAST_ROWS, MOST_ROWS = 256, 1 << 13
 
 KEY = b"cnn_engine"
 
@@ -42,40 +38,28 @@ class Record:
 
 
 def schema(classes: int, top: int | None) -> Any:
-    """Returns the columns as Arrow has them: the same in every file, whatever is known of the images.
+    """Returns the columns: the same in every file, whatever is known of the images.
 
     Args:
         classes: numbers that the network gives for an image.
         top: how many of the largest are kept; None: all, as ``probabilities``.
     """
     pa = packages.arrow()
-    fields = []
-    for column in columns(top):
-        if column.kind in _LISTS:
-            kind = pa.list_(getattr(pa, _LISTS[column.kind])(), top or classes)
-        else:
-            kind = pa.int64() if column.kind == parquet.INT64 else pa.string()
-        fields.append(pa.field(column.name, kind, nullable=column.nullable))
-    return pa.schema(fields)
-
-
-_LISTS = {parquet.FLOAT: "float32", parquet.INT32: "int32"}
-
-
-def columns(top: int | None) -> list[parquet.Column]:
-    """Returns the columns; ``top`` as for :func:`schema`."""
-    numbers = [parquet.Column("probabilities", parquet.FLOAT)]
-    if top is not None:
+    if top is None:
+        numbers = [pa.field("probabilities", pa.list_(pa.float32(), classes))]
+    else:
         numbers = [
-            parquet.Column("top_classes", parquet.INT32),
-            parquet.Column("top_probabilities", parquet.FLOAT),
+            pa.field("top_classes", pa.list_(pa.int32(), top)),
+            pa.field("top_probabilities", pa.list_(pa.float32(), top)),
         ]
-    return [
-        parquet.Column("id", parquet.BYTE_ARRAY, nullable=False),
-        *numbers,
-        parquet.Column("label", parquet.INT64),
-        parquet.Column("error", parquet.BYTE_ARRAY),
-    ]
+    return pa.schema(
+        [
+            pa.field("id", pa.string(), nullable=False),
+            *numbers,
+            pa.field("label", pa.int64()),
+            pa.field("error", pa.string()),
+        ]
+    )
 
 
 def best(rows: np.ndarray, top: int) -> tuple[np.ndarray, np.ndarray]:
@@ -107,73 +91,87 @@ class ShardFile:
             folder / f"{name}.parquet", temporary, name, run,
         )  # fmt: skip
         self._classes, self._top = classes, top
-        self.group_rows = min(max(GROUP_BYTES // (4 * (top or classes)), LEAST_ROWS), MOST_ROWS)
-        self._parts: list[_Part] = []
+        self._schema = schema(classes, top)
+        self._group = min(max(GROUP_BYTES // (4 * (top or classes)), LEAST_ROWS), MOST_ROWS)
+        self._parts: list[Any] = []
         self._waiting = self.rows = self.errors = 0
+        pa, pq = packages.arrow(), packages.parquet()
+        numbers = [name for name in self._schema.names if "probabilities" in name]
         with _written(self._final):
-            self._file = open(temporary, "xb", buffering=0)  # noqa: SIM115
+            self._file = open(temporary, "xb")  # noqa: SIM115
             try:
-                self._table = parquet.File(self._file.fileno(), columns(top))
+                # Arrow's own file: what it writes needs no lock of Python's.
+                self._sink = pa.OSFile(os.fsencode(temporary), "wb")
+                self._writer = pq.ParquetWriter(
+                    self._sink,
+                    self._schema,
+                    # Probabilities are noise to a compressor; ids begin alike.
+                    compression={
+                        name: "none" if name in numbers else "zstd" for name in self._schema.names
+                    },
+                    use_dictionary=["error"],
+                    # Nobody looks for rows by their probabilities, and to compare all of them takes time.
+                    write_statistics=["id", "label", "error"],
+                    column_encoding={"id": "DELTA_BYTE_ARRAY"},
+                    write_page_checksum=True,
+                )
             except BaseException:
                 self._file.close()
                 raise
 
-    def add(
-        self,
-        ids: parquet.Names | Sequence[str],
-        rows: np.ndarray,
-        labels: np.ndarray | Sequence[int | None] | None,
-        errors: dict[int, str],
-    ) -> None:
+    def add(self, ids: Any, rows: np.ndarray, labels: Any, errors: dict[int, str]) -> None:
         """Writes ``rows``, float32 [N, classes], which may change once it returns; a bad image has none.
 
-        Rows that are far fewer than a row group wait for more.
-
-        Args:
-            ids: N of them.
-            labels: int64 [N], not known where below 0; or N numbers or None; None: none is known.
-            errors: position -> what is wrong with that image.
+        Rows that are fewer than a row group wait for more.
         """
-        if not len(ids):
-            return
-        numbers = [rows] if self._top is None else list(best(rows, self._top))
-        full = self._waiting + len(ids) >= WORTH * self.group_rows
-        if not full and self._top is None:
-            numbers = [rows.copy()]
-        names = ids if isinstance(ids, parquet.Names) else parquet.Names.of(ids)
-        self._parts.append(_Part(names, numbers, *_known(labels, len(ids)), errors))
+        full = self._waiting + len(ids) >= self._group
+        self._parts.append(self._batch(ids, rows if full else rows.copy(), labels, errors))
         self._waiting += len(ids)
         self.rows += len(ids)
         self.errors += len(errors)
         if full:
             self._write()
 
+    def _batch(self, ids: Any, rows: np.ndarray, labels: Any, errors: dict[int, str]) -> Any:
+        pa = packages.arrow()
+        count = len(ids)
+        bad = None
+        if errors:
+            mask = np.zeros(count, bool)
+            mask[list(errors)] = True
+            bad = pa.array(mask)
+        if self._top is None:
+            numbers = [(rows, self._classes)]
+        else:
+            numbers = [(array, self._top) for array in best(rows, self._top)]
+        lists = [
+            pa.FixedSizeListArray.from_arrays(pa.array(array.reshape(-1)), size, mask=bad)
+            for array, size in numbers
+        ]
+        messages = pa.nulls(count, pa.string())
+        if errors:
+            messages = pa.array([errors.get(at) for at in range(count)], pa.string())
+        ids = ids if isinstance(ids, pa.Array) else pa.array(ids, pa.string())
+        labels = labels if isinstance(labels, pa.Array) else pa.array(labels, pa.int64())
+        return pa.record_batch([ids, *lists, labels, messages], schema=self._schema)
+
     def _write(self) -> None:
-        """Writes all rows that there are as a row group."""
-        part = _joined(self._parts)
-        count, bad = len(part.names), None
-        errors = parquet.nulls(count)
-        if part.errors:
-            bad = np.zeros(count, bool)
-            bad[list(part.errors)] = True
-            errors = parquet.texts([part.errors.get(at) for at in range(count)])
-        labels = parquet.nulls(count)
-        if part.labels is not None:
-            labels = parquet.whole_numbers(part.labels, part.known)
-        lists = [parquet.lists(numbers, bad) for numbers in part.numbers]
+        """Writes all rows that there are, as row groups of one size."""
+        table = packages.arrow().Table.from_batches(self._parts, self._schema)
+        groups = max(-(-len(table) // self._group), 1)
         with _written(self._final):
-            self._table.add([parquet.names(part.names), *lists, labels, errors], count)
+            self._writer.write_table(table, row_group_size=max(-(-len(table) // groups), 1))
         self._parts, self._waiting = [], 0
 
     def commit(self) -> Record:
         """Completes the file and gives it its name, on the disk before it returns; returns what is in it."""
-        if self._waiting:
+        if self._waiting or not self.rows:
             self._write()
         facts = {"run": self._run, "shard": self._name, "rows": self.rows, "errors": self.errors}
         with _written(self._final):
-            self._table.close(
-                {b"ARROW:schema": _arrow(self._classes, self._top), KEY: json.dumps(facts).encode()}
-            )
+            self._writer.add_key_value_metadata({KEY: json.dumps(facts).encode()})
+            self._writer.close()
+            self._sink.close()
             os.fsync(self._file.fileno())
             size = os.fstat(self._file.fileno()).st_size
             self._file.close()
@@ -182,62 +180,11 @@ class ShardFile:
 
     def discard(self) -> None:
         """Removes what was written."""
-        self._file.close()
+        for file in (self._writer, self._sink, self._file):
+            with suppress(Exception):  # what could not be written cannot be closed well either
+                file.close()
         with suppress(OSError):
             os.unlink(self._temporary)
-
-
-@dataclass(frozen=True)
-class _Part:
-    """Rows that wait: ids, what the network gave, int64 labels and which are known (or None), and errors."""
-
-    names: parquet.Names
-    numbers: list[np.ndarray]
-    labels: np.ndarray | None
-    known: np.ndarray | None
-    errors: dict[int, str]
-
-
-def _joined(parts: list[_Part]) -> _Part:
-    if len(parts) == 1:
-        return parts[0]
-    firsts = np.cumsum([0, *(len(part.names) for part in parts)]).tolist()
-    labels = known = None
-    if any(part.labels is not None for part in parts):
-        labels, known = np.zeros(firsts[-1], np.int64), np.zeros(firsts[-1], bool)
-        for first, part in zip(firsts, parts, strict=False):
-            if part.labels is not None:
-                labels[first : first + len(part.names)] = part.labels
-                known[first : first + len(part.names)] = part.known
-    return _Part(
-        parquet.Names.joined([part.names for part in parts]),
-        [np.concatenate(each) for each in zip(*(part.numbers for part in parts), strict=True)],
-        labels,
-        known,
-        {
-            first + at: what
-            for first, part in zip(firsts, parts, strict=False)
-            for at, what in part.errors.items()
-        },
-    )
-
-
-def _known(labels: Any, count: int) -> tuple[np.ndarray | None, np.ndarray | None]:
-    """Returns labels and which of them are known; None where none is."""
-    if labels is None:
-        return None, None
-    if isinstance(labels, np.ndarray):
-        return labels, labels >= 0
-    known = np.array([label is not None for label in labels], bool)
-    if not known.any():
-        return None, None
-    return np.array([label or 0 for label in labels], np.int64), known
-
-
-@lru_cache(8)
-def _arrow(classes: int, top: int | None) -> bytes:
-    """Returns what tells Arrow its own types: that lists are of one size."""
-    return base64.b64encode(schema(classes, top).serialize().to_pybytes())
 
 
 class _written:

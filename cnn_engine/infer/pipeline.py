@@ -322,7 +322,7 @@ def _add(file: ShardFile, chunk: Chunk, rows: np.ndarray) -> None:
         for at in np.flatnonzero(np.isnan(found).any(axis=1)).tolist():
             chunk.errors.setdefault(at, NOT_A_NUMBER)
     at = 0
-    for ids, labels in chunk.columns(file.group_rows):
+    for ids, labels in chunk.columns():
         end = at + len(ids)
         errors = {k - at: what for k, what in chunk.errors.items() if at <= k < end}
         file.add(ids, rows[at:end], labels, errors)

@@ -16,7 +16,6 @@ import numpy as np
 from ..errors import InputError, expected
 from ..io.images import SUFFIXES
 from . import packages
-from .parquet import Names
 from .shards import TO_THE_END, Piece, sample_key
 from .slots import File, Slot, begin_reading
 from .sources import (
@@ -46,8 +45,8 @@ class Chunk:
     Attributes:
         slot: whose first ``count`` images these are, once they are decoded.
         count: how many.
-        columns: yields ids and labels as :meth:`ShardFile.add` takes them, at most so many at a time; made
-            where they are written, for reading is what binds.
+        columns: yields the ids, a string each, and the labels, a whole number or None each, some at a time;
+            made where they are written, for reading is what binds.
         encoded: bytes of each file, until they are decoded; None for arrays.
         errors: position -> what is wrong with that image.
         dtype: of the images in the slot.
@@ -56,7 +55,7 @@ class Chunk:
 
     slot: Slot | None
     count: int
-    columns: Callable[[int], Iterator[tuple[Any, Any]]]
+    columns: Callable[[], Iterator[tuple[Any, Any]]]
     encoded: list[bytes] | None = None
     errors: dict[int, str] = field(default_factory=dict)
     dtype: str = "uint8"
@@ -109,12 +108,7 @@ def _encoded_chunks(items: Iterator[Item], size: int) -> Iterator[Chunk]:
         ids, labels, files = map(list, zip(*part, strict=True))
         errors = {at: file for at, file in enumerate(files) if isinstance(file, str)}
         encoded = [b"" if isinstance(file, str) else file for file in files]
-        yield Chunk(None, len(ids), partial(_listed, ids, labels), encoded, errors)
-
-
-def _listed(ids: Any, labels: Any, most: int) -> Iterator[tuple[Any, Any]]:
-    for at in range(0, len(ids), most):
-        yield ids[at : at + most], None if labels is None else labels[at : at + most]
+        yield Chunk(None, len(ids), partial(iter, [(ids, labels)]), encoded, errors)
 
 
 def _text(path: str) -> str:
@@ -266,7 +260,7 @@ def _array_chunks(
     total = sum(piece.images for piece in pieces)
     filled = done = 0
     current: Slot | None = None
-    parts: list[Callable[[int], Iterator[tuple[Any, Any]]]] = []
+    parts: list[Callable[[], Iterator[tuple[Any, Any]]]] = []
     errors: dict[int, str] = {}
     reading: list[Future] = []
     try:
@@ -281,10 +275,7 @@ def _array_chunks(
                 target = current.images(dtype)[filled : filled + count]
                 names, found, faults, begun = read.send(target)
                 reading += begun
-                if names is None:
-                    parts.append(partial(_numbered, piece.path, piece.first + at, count, found))
-                else:
-                    parts.append(partial(_listed, names, found))
+                parts.append(partial(_part, piece.path, piece.first + at, count, names, found))
                 errors.update({filled + position: what for position, what in faults.items()})
                 at, filled, done = at + count, filled + count, done + count
                 if filled == size or done == total:
@@ -296,50 +287,63 @@ def _array_chunks(
         wait(reading)  # of a chunk that was not made whole
 
 
-def _numbered(
-    path: str, first: int, count: int, labels: np.ndarray | None, most: int
-) -> Iterator[tuple[Names, np.ndarray | None]]:
-    for at in range(0, count, most):
-        some = min(most, count - at)
-        yield numbered(path, first + at, some), None if labels is None else labels[at : at + some]
+#: Images that ids and labels are made for at a time: most chunks whole, since writers take turns with
+#: Python's lock, and parts of large ones, so that what lives while they are written is bounded.
+PART_IMAGES = 1 << 16
 
 
-def _in_turn(
-    parts: list[Callable[[int], Iterator[tuple[Any, Any]]]], most: int
+def _part(
+    path: str, first: int, count: int, names: Any, labels: np.ndarray | None
 ) -> Iterator[tuple[Any, Any]]:
+    pa = packages.arrow()
+    for at in range(0, count, PART_IMAGES):
+        end = min(at + PART_IMAGES, count)
+        ids = numbered(path, first + at, end - at) if names is None else names[at:end]
+        if labels is None:
+            yield ids, pa.nulls(end - at, pa.int64())
+        else:
+            yield ids, pa.array(labels[at:end], pa.int64(), mask=labels[at:end] < 0)
+
+
+def _in_turn(parts: list[Callable[[], Iterator[tuple[Any, Any]]]]) -> Iterator[tuple[Any, Any]]:
     for part in parts:
-        yield from part(most)
+        yield from part()
 
 
 #: The last digits of numbers that follow each other, which are the same in every so many of them.
-_DIGITS = 4
+_DIGITS = 5
 _ENDINGS = np.arange(10**_DIGITS)[:, None] // 10 ** np.arange(_DIGITS)[::-1] % 10
 _ENDINGS = (_ENDINGS + ord("0")).astype(np.uint8)
 
 
-def numbered(path: str, first: int, count: int) -> Names:
-    """Returns the ids ``path#first`` and so on, of at least one image.
+def numbered(path: str, first: int, count: int) -> Any:
+    """Returns the ids ``path#first`` and so on, as Arrow has them.
 
-    Their last digits are copied from a table: joining strings takes several times as long, which is more than
-    a GPU takes for an image.
+    Their last digits are copied from a table into memory: joining strings takes several times as long, which
+    is more than a GPU takes for an image.
     """
-    name, period = f"{_text(path)}#".encode(), 10**_DIGITS
-    shared, own = np.empty(count, np.int32), np.empty(count, np.int32)
-    parts: list[bytes] = []
-    ends: list[bytes] = []
-    done = 0
-    while done < count:  # those that differ in their last digits alone
-        high, low = divmod(first + done, period)
-        digits = _DIGITS if high else len(str(low))
-        some = min(count - done, (period if high else 10**digits) - low)
-        begin = name + str(high).encode() if high else name
-        shared[done : done + some], own[done : done + some] = len(begin), digits
-        shared[done], own[done] = 0, len(begin) + digits
-        part = _ENDINGS[low : low + some, _DIGITS - digits :].tobytes()
-        parts += begin, part
-        ends += begin + part[:digits], begin + part[-digits:]
-        done += some
-    return Names(shared, own, b"".join(parts), min(ends), max(ends))
+    pa = packages.arrow()
+    prefix = f"{_text(path)}#".encode()
+    period, parts = 10**_DIGITS, []
+    while count or not parts:
+        digits = len(str(first))  # those of one length at a time
+        width = len(prefix) + digits
+        some = min(count, 10**digits - first, np.iinfo(np.int32).max // width)
+        text = np.empty((some, width), np.uint8)
+        done = 0
+        while done < some:
+            high, low = divmod(first + done, period)
+            same = min(period - low, some - done)
+            shown = min(digits, _DIGITS)
+            begin = prefix + (str(high).encode() if digits > _DIGITS else b"")
+            text[done : done + same, : len(begin)] = np.frombuffer(begin, np.uint8)
+            text[done : done + same, len(begin) :] = _ENDINGS[low : low + same, _DIGITS - shown :]
+            done += same
+        offsets = np.arange(some + 1, dtype=np.int32) * np.int32(width)
+        buffers = pa.py_buffer(offsets), pa.py_buffer(text)
+        parts.append(pa.StringArray.from_buffers(some, *buffers))
+        first, count = first + some, count - some
+    return parts[0] if len(parts) == 1 else pa.concat_arrays(parts)
 
 
 #: What one ``send`` of an array reader gives: ids or None, labels or None, faults by position, and what still
@@ -407,6 +411,7 @@ def _idx(piece: Piece, wanted: Wanted) -> Iterator[Part]:
 
 
 def _parquet_arrays(piece: Piece, wanted: Wanted) -> Iterator[Part]:
+    pa = packages.arrow()
     values = int(np.prod(wanted.shape))
     dtype = np.dtype("uint8" if piece.kind == "parquet-uint8" else "float32")
     at = piece.first
@@ -436,13 +441,13 @@ def _parquet_arrays(piece: Piece, wanted: Wanted) -> Iterator[Part]:
                         rows[position] = flat
             some_names = names[begin : begin + count]
             if any(name is None for name in some_names):
-                ids += [f"{_text(piece.path)}#{number}" for number in range(at, at + count)]
+                ids.append(numbered(piece.path, at, count))
             else:
-                ids += map(str, some_names)
+                ids.append(pa.array([str(name) for name in some_names], pa.string()))
             labels.append(some[begin : begin + count])
             at, begin, filled = at + count, begin + count, filled + count
             if filled == len(target):
-                target = yield ids, np.concatenate(labels), faults, []
+                target = yield pa.concat_arrays(ids), np.concatenate(labels), faults, []
                 filled, ids, labels, faults = 0, [], [], {}
     raise InputError(f"{piece.path}: expected more rows")
 
