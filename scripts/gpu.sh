@@ -40,7 +40,7 @@ run_tests() {
 }
 
 operators=(tests/test_{kernel_rows,conv2d,reduce,copy_nd,stored_functions,norm,unary,binary,elementwise,softmax}.py
-  tests/test_{linear,linear_rows,matmul,lrn,max_pool2d,average_pool2d,pool2d_nhwc,conv_transpose2d,pad2d,squeeze_excite}.py)
+  tests/test_{linear,linear_layers,linear_rows,matmul,lrn,max_pool2d,average_pool2d,pool2d_nhwc,conv_transpose2d,pad2d,squeeze_excite}.py)
 
 watched() {  # TOOL OPTION...: one process of tests; its output is named by the tool and by what it runs
   local tool=$1 name

@@ -67,6 +67,26 @@ class AxisShape(_cpu.AxisShape):
         self.outer, self.inner = outer, inner
 
 
+class RowLayer(_cpu.RowLayer):
+    """Likewise."""
+
+    def __init__(self, features: int, outputs: int, *function: Any) -> None:
+        super().__init__(features, outputs, *function)
+        self.features, self.outputs, self.function = features, outputs, function
+
+
+class RowLayers(_cpu.RowLayers):
+    """Likewise."""
+
+    def __init__(self, n: int, softmax: bool, *layers: RowLayer) -> None:
+        super().__init__(n, softmax, *layers)
+        self.n, self.softmax, self.layers = n, softmax, layers
+
+    def at(self, number: int) -> int:
+        """Where the weights of a layer and then its bias lie among all, in bytes."""
+        return 4 * sum((each.features + 1) * each.outputs for each in self.layers[:number])
+
+
 class FakeTensorCores(FakeKernels):
     """The functions that only CUDA has, made of the CPU's; weights are packed as they are given.
 
@@ -136,6 +156,39 @@ class FakeTensorCores(FakeKernels):
     def linear_rows(x, packed, bias, y, shape, _x, _y, _told, operands, f, a, b, _stream) -> None:
         _cpu.linear(x, packed, bias, y, shape, False, 1)
         _cpu.unary(y, y, shape.output_size, f, a, b, 1)
+
+    @staticmethod
+    def linear_layers_takes(shape, _device) -> int:
+        return int(shape.n <= 32)
+
+    @staticmethod
+    def linear_layers_packed(shape, _stream) -> int:
+        return shape.at(len(shape.layers))
+
+    @staticmethod
+    def linear_layers_pack(weight, bias, packed, shape, number, _stream) -> None:
+        layer, to = shape.layers[number], packed + shape.at(number)
+        _cpu.copy(weight, to, 4 * layer.features * layer.outputs, 1)
+        there = to + 4 * layer.features * layer.outputs
+        if bias:
+            _cpu.copy(bias, there, 4 * layer.outputs, 1)
+        else:
+            ctypes.memset(there, 0, 4 * layer.outputs)
+
+    @staticmethod
+    def linear_layers(x, packed, y, shape, _stream) -> None:
+        kept = []
+        for number, layer in enumerate(shape.layers):
+            kept.append(np.empty((shape.n, layer.outputs), np.float32))
+            to, weight = kept[-1].ctypes.data, packed + shape.at(number)
+            bias = weight + 4 * layer.features * layer.outputs
+            how = _cpu.LinearShape(shape.n, layer.features, layer.outputs)
+            _cpu.linear(x, weight, bias, to, how, False, 1)
+            _cpu.unary(to, to, kept[-1].size, *layer.function, 1)
+            x = to
+        if shape.softmax:
+            _cpu.softmax(x, x, _cpu.SoftmaxShape(*kept[-1].shape), False, 1)
+        _cpu.copy(x, y, kept[-1].nbytes, 1)
 
     @staticmethod
     def expand_depthwise_takes(shape, _channels, _device) -> int:
@@ -312,7 +365,8 @@ def install(monkeypatch, tensor_cores: bool = False, stores: bool = False) -> No
     from cnn_engine import devices
     from cnn_engine.engine import storage
 
-    monkeypatch.setattr(_cpu, "AxisShape", AxisShape)
+    for kept in (AxisShape, RowLayer, RowLayers):
+        monkeypatch.setattr(_cpu, kept.__name__, kept)
     if not stores:
         monkeypatch.setattr(storage, "DTYPES", ())
 

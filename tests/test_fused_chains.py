@@ -126,8 +126,10 @@ def test_compiles_without_a_gpu(dtype, rng, tmp_path, monkeypatch):
     assert len(list(tmp_path.iterdir())) == 2
 
 
-@pytest.mark.parametrize(("batch", "kernel"), [(3, "rows"), (40, "implicit_gemm")])
-def test_layers_of_rows_behind_a_chain(batch, kernel, rng, monkeypatch):
+@pytest.mark.parametrize(
+    ("batch", "kernels"), [(3, ["linear_layers"]), (40, ["implicit_gemm"] * 3 + ["softmax"])]
+)
+def test_layers_of_rows_behind_a_chain(batch, kernels, rng, monkeypatch):
     """They have their functions in them, and round what they multiply as a type with float16's bits does."""
     fake_cuda.install(monkeypatch, tensor_cores=True, stores=True)
     source = module().FusedNetwork.source
@@ -147,11 +149,19 @@ def test_layers_of_rows_behind_a_chain(batch, kernel, rng, monkeypatch):
     engine = Engine(made, weights=weights, device="cuda", dtype="float16", variant="fused")
     plan = engine.plan_at(images.ctypes.data, out.ctypes.data, batch, images.dtype)
     computed = [step.kernel for step in plan.steps if step.kind not in ("copy", "sync")]
-    assert computed == ["fused", kernel, kernel, kernel, "softmax"]
+    assert computed == ["fused", *kernels]
+    plan.run()
+    wanted = Engine(made, weights=weights, device="cpu", variant="if").predict(images)
+    assert np.abs(out - wanted).max() < 1e-5
     graph = engine._plans.open().placed(batch, False).graph
-    rows = [node.op for node in graph.nodes if node.op.kind == "linear"]
-    assert [op.operands for op in rows] == ["tf32"] * 3
-    assert [op.activation is not None for op in rows] == [True, True, False]
+    if len(kernels) == 1:
+        (op,) = (node.op for node in graph.nodes if node.op.kind == "linear_layers")
+        functions = op.activations
+    else:
+        rows = [node.op for node in graph.nodes if node.op.kind == "linear"]
+        assert [op.operands for op in rows] == ["tf32"] * 3
+        functions = [op.activation for op in rows]
+    assert [function is not None for function in functions] == [True, True, False]
 
 
 def compiled(name: str, weights: dict[str, np.ndarray], dtype: str):

@@ -18,6 +18,7 @@ from ..graph.onnx.weights import let_go
 from . import fused, storage
 from .kernels import Kernel
 from .kernels.channels_last_cuda import expands, joins, makes_block, scales
+from .kernels.linear_layers import joins_layers
 from .placement import Placed, Placement, place
 from .variants import Choice, has_tensor_cores
 
@@ -141,6 +142,9 @@ class Program:
                 # Of float16 tf32 has the bits, and no range that what a chain made could be past.
                 operands = "tf32" if self.dtype == "float16" else self.dtype
                 graph = passes.round_operands(graph, operands)
+                graph = passes.join_linear_layers(
+                    graph, partial(joins_layers, self.placement.device)
+                )
         elif self._fuses:
             graph = passes.fuse(graph)
         if self.channels_last:

@@ -22,6 +22,7 @@ _FILES = (
     "gather",
     "inverted_residual",
     "linear",
+    "linear_layers",
     "logic",
     "lp_normalization",
     "matmul",

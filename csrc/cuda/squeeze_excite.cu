@@ -10,6 +10,7 @@
 #include <algorithm>
 
 #include "cuda/channels.cuh"
+#include "cuda/cluster.cuh"
 #include "cuda/launch.cuh"
 #include "cuda/mma.cuh"
 #include "cuda/rounded.cuh"
@@ -114,30 +115,6 @@ __device__ inline void begin_copy(void* to, const void* from, int bytes) {
                  "l"(static_cast<const char*>(from) + at)
                  : "memory");
   }
-}
-
-// Sends a number to a block of the cluster, whose barrier counts the bytes.
-__device__ inline void send_cluster(std::uint32_t to, std::uint32_t barrier, float value) {
-#if __CUDA_ARCH__ >= 900
-  asm volatile(
-      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(to),
-      "f"(value), "r"(barrier)
-      : "memory");
-#endif
-}
-
-// Returns once all bytes that the barrier's only phase expects of the cluster have come.
-__device__ inline void wait_for_cluster_bytes(std::uint32_t barrier) {
-#if __CUDA_ARCH__ >= 900
-  asm volatile(
-      "{\n"
-      ".reg .pred done;\n"
-      "again:\n"
-      "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], 0;\n"
-      "@!done bra again;\n"
-      "}" ::"r"(barrier)
-      : "memory");
-#endif
 }
 
 // Adds up what is at every `apart`-th place from the first of a thread on, `places` in all, at most

@@ -25,6 +25,7 @@ from .padding import fold_padding
 from .pooling import pool_first
 from .products import convolve_products, fold_constants_after
 from .prologues import fuse_prologues
+from .rows import join_linear_layers
 
 __all__ = [
     "EPILOGUES",
@@ -45,6 +46,7 @@ __all__ = [
     "fuse_inverted_residuals",
     "fuse_prologues",
     "fuse_residuals",
+    "join_linear_layers",
     "lay_channels_last",
     "mark_stem",
     "merge_shapes",
