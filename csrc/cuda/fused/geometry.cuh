@@ -187,10 +187,13 @@ struct Network {
 
 // How warps share the work: `Warps` of each of `Cluster` blocks work on one image; `Groups` such
 // teams make a block, where a team is within one. Weights that are not `KeptWeights`, for devices
-// whose shared memory does not hold them, are read from device memory where they are needed.
-template <int Warps, int Groups, int PixelTiles, int Cluster = 1, bool KeptWeights = true>
+// whose shared memory does not hold them, are read from device memory where they are needed. Where
+// there is no room for the inputs of four layers, the last one's `Overlays` the first one's.
+template <int Warps, int Groups, int PixelTiles, int Cluster = 1, bool KeptWeights = true,
+          bool Overlays = false>
 struct Route {
-  static constexpr bool kKeptWeights = KeptWeights;
+  using Overlaid = Route<Warps, Groups, PixelTiles, Cluster, KeptWeights, true>;
+  static constexpr bool kKeptWeights = KeptWeights, kOverlays = Overlays;
   static constexpr int kWarps = Warps, kGroups = Groups, kCluster = Cluster;
   static constexpr int kPixelTiles =
       PixelTiles;  // tiles of the first layer that a warp sums at once
@@ -255,15 +258,23 @@ struct SharedLayout {
 
   // A team's part:
   template <int I>
+  __host__ __device__ static constexpr int input_bytes() {
+    return (I == 0 ? InputParts : Parts) * Net::template input_bytes<I>();
+  }
+  static constexpr bool kOverlays = R::kOverlays && Net::kLayers == 4;
+  template <int I>
   __host__ __device__ static constexpr int input_at() {
-    if constexpr (I == 0)
+    constexpr int kFirst = kOverlays ? 1 : 0;
+    if constexpr (I == kFirst)
       return 0;
+    else if constexpr (I == 0)
+      return input_at<Net::kLayers - 1>();
     else
-      return input_at<I - 1>() + (I == 1 ? InputParts : Parts) * Net::template input_bytes<I - 1>();
+      return input_at<I - 1>() + input_bytes<I - 1>();
   }
   static constexpr int kStaged =
       input_at<Net::kLayers - 1>() +
-      (Net::kLayers == 1 ? InputParts : Parts) * Net::template input_bytes<Net::kLayers - 1>();
+      larger(input_bytes<Net::kLayers - 1>(), kOverlays ? input_bytes<0>() : 0);
   // uint8 pixels as they came, in runs of 8, where there is room: not beside an input of two parts.
   static constexpr bool kStages =
       InputParts == 1 && PixelLayout<typename Net::template Layer<0>>::kRun == 8;

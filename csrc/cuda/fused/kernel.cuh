@@ -36,6 +36,29 @@ struct Team : TeamInput<Net, M, Parts, InputParts, R> {
       Input::rank, Input::worker;
   PartClock<Timed, Net, Parts, R> clock;
 
+  // What a cluster's warp needs of the fully connected layer is on its way from the kernel's start:
+  // one task's weights, and the bias.
+  static constexpr bool kHoldsHead = Net::kClasses > 0 && R::kCluster > 1 &&
+                                     R::template filter_tiles<typename Net::Last, Parts>() == 1 &&
+                                     R::template tasks<typename Net::Last, Parts>() <= R::kWorkers;
+  float4 held_head[kHoldsHead ? Net::kClasses : 1];
+  float held_bias;
+  __device__ __forceinline__ void load_head() {
+    if constexpr (kHoldsHead) {
+      if (worker < R::template tasks<typename Net::Last, Parts>()) {
+#pragma unroll
+        for (int m = 0; m < Net::kClasses; ++m) {
+          float4& w = held_head[m];  // not where it is needed: by a load that stays here
+          asm volatile("ld.global.nc.v4.f32 {%0,%1,%2,%3}, [%4];"
+                       : "=f"(w.x), "=f"(w.y), "=f"(w.z), "=f"(w.w)
+                       : "l"(p.head + (worker * Net::kClasses + m) * 32 + lane));
+        }
+      }
+      const float* bias = p.head_bias + (lane < Net::kClasses ? lane : 0);
+      asm volatile("ld.global.nc.f32 %0, [%1];" : "=f"(held_bias) : "l"(bias));
+    }
+  }
+
   // Stores an activation in every block of the team.
   __device__ __forceinline__ void store(unsigned char* to, std::uint32_t value) const {
     if constexpr (R::kCluster > 1) {
@@ -45,6 +68,31 @@ struct Team : TeamInput<Net, M, Parts, InputParts, R> {
         store_cluster(cluster_address(address, block), value);
     } else {
       *reinterpret_cast<std::uint32_t*>(to) = value;
+    }
+  }
+
+  // Sums of classes of a lane, a power of two; added up over the lanes, each lane has one of them.
+  static constexpr int lane_sums(int least = 1) {
+    return least < Net::kClasses ? lane_sums(2 * least) : least;
+  }
+  static constexpr int kLaneSums = lane_sums();
+  template <int Half = kLaneSums / 2>
+  __device__ __forceinline__ float add_lanes(float (&sum)[kLaneSums]) const {
+    if constexpr (Half > 0) {
+      constexpr int kApart = 32 / kLaneSums * Half;
+      const bool upper = (lane & kApart) != 0;
+#pragma unroll
+      for (int i = 0; i < Half; ++i) {
+        const float kept = upper ? sum[i + Half] : sum[i], sent = upper ? sum[i] : sum[i + Half];
+        sum[i] = kept + __shfl_xor_sync(kFullMask, sent, kApart);
+      }
+      return add_lanes<Half / 2>(sum);
+    } else {
+#pragma unroll
+      for (int apart = 16 / kLaneSums; apart > 0; apart /= 2) {
+        sum[0] += __shfl_xor_sync(kFullMask, sum[0], apart);
+      }
+      return sum[0];
     }
   }
 
@@ -79,9 +127,7 @@ struct Team : TeamInput<Net, M, Parts, InputParts, R> {
             }
           });
     } else if constexpr (Net::kClasses > 0) {
-      float sum[Net::kClasses];
-#pragma unroll
-      for (int m = 0; m < Net::kClasses; ++m) sum[m] = 0.0f;
+      float sum[kLaneSums] = {};
       static_assert(G::kOne, "the head reads one output of a square");
       float value[FilterTiles][2][2];
       if constexpr (G::kPositions % 16 != 0) {  // past the last: of no weight
@@ -101,19 +147,20 @@ struct Team : TeamInput<Net, M, Parts, InputParts, R> {
             p.head + ((tile * G::kFilterTiles + first_filter_tile + f) * Net::kClasses) * 32 + lane;
 #pragma unroll
         for (int m = 0; m < Net::kClasses; ++m) {
-          const float4 w = __ldg(head + m * 32);
+          float4 w;
+          if constexpr (kHoldsHead)
+            w = held_head[m];
+          else
+            w = __ldg(head + m * 32);
           sum[m] = fmaf(value[f][0][0], w.x,
                         fmaf(value[f][0][1], w.y,
                              fmaf(value[f][1][0], w.z, fmaf(value[f][1][1], w.w, sum[m]))));
         }
       }
-#pragma unroll
-      for (int m = 0; m < Net::kClasses; ++m) sum[m] = warp_sum(sum[m]);
-      float mine = 0.0f;
-#pragma unroll
-      for (int m = 0; m < Net::kClasses; ++m) mine = lane == m ? sum[m] : mine;
-      if (lane < Net::kClasses) {
-        float* to = sums() + task * S::kSumStride + lane;
+      const float mine = add_lanes(sum);
+      constexpr int kAlike = 32 / kLaneSums;  // lanes that have the same sum
+      if (lane % kAlike == 0 && lane / kAlike < Net::kClasses) {
+        float* to = sums() + task * S::kSumStride + lane / kAlike;
         if constexpr (R::kCluster > 1) {
           store_cluster(cluster_address(shared_address(to), 0), __float_as_uint(mine));
         } else {
@@ -173,9 +220,18 @@ struct Team : TeamInput<Net, M, Parts, InputParts, R> {
     }
   }
 
+  // Where the last layer's input lies there, too: for its border.
+  __device__ void clear_first_input() const {
+    uint4* const to = reinterpret_cast<uint4*>(own + S::template input_at<0>());
+    for (int i = thread; i < S::template input_bytes<0>() / 16; i += R::kTeamThreads) {
+      to[i] = make_uint4(0, 0, 0, 0);
+    }
+  }
+
   template <int I>
   __device__ __forceinline__ void layer(int image) const {
     using G = Layer<I>;
+    if constexpr (S::kOverlays && I == 1) clear_first_input();
     const unsigned char* from = weights() + S::template weights_at<I>();
     if constexpr (I == 0) {
       constexpr int kAtOnce = R::kPixelTiles;
@@ -250,7 +306,7 @@ struct Team : TeamInput<Net, M, Parts, InputParts, R> {
   __device__ void probabilities(int image) const {
     float logit = __int_as_float(0xff800000);  // minus infinity
     if (lane < Net::kClasses) {
-      logit = __ldg(p.head_bias + lane);
+      logit = kHoldsHead ? held_bias : __ldg(p.head_bias + lane);
 #pragma unroll
       for (int row = 0; row < S::kSumRows; ++row) logit += sums()[row * S::kSumStride + lane];
     }
@@ -272,6 +328,8 @@ struct Team : TeamInput<Net, M, Parts, InputParts, R> {
   // - The head's sums are read by one warp, and written again after barriers that it comes to
   //   later. The sums of rows are written again after the barrier that follows their layer, or
   //   after the meeting.
+  // - An input that the last layer's overlays is cleared by its own block: for that one between the
+  //   barriers around the second layer, and for the next image between two of its own.
   // No block leaves while another may store into it: a barrier of the cluster follows those stores.
   static constexpr bool kMeetsBetweenImages = R::kCluster > 1 && Net::kClasses == 0;
   __device__ void run() const {
@@ -283,6 +341,11 @@ struct Team : TeamInput<Net, M, Parts, InputParts, R> {
         wait_for_copies<Net::kLayers>();
       } else {
         wait_for_copies<0>();
+      }
+      if (S::kOverlays && image != first_image()) {
+        block_barrier();
+        clear_first_input();
+        block_barrier();
       }
       if (p.is_uint8)
         store_uint8(image);
@@ -386,6 +449,7 @@ __device__ __forceinline__ void run_network(const P& p) {
     }
     self.stage(self.first_image());
     if constexpr (R::kKeptWeights) self.template load_weights_of<0>();
+    self.load_head();
     // Borders are zeros and stay so: only the inside is written from here on.
     for (int i = thread; i < S::kStaged / 16; i += R::kTeamThreads) {
       reinterpret_cast<uint4*>(self.own)[i] = make_uint4(0, 0, 0, 0);

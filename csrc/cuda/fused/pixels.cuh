@@ -1,8 +1,9 @@
 // How an image comes into a team's shared memory: the first half of a team.
 //
 // uint8 pixels are copied ahead of time as they are (cp.async), and converted when the team gets to
-// them. float32 pixels are read twice, the second time from the cache: once for the image's largest
-// value, from which the powers of two of all its layers follow, and once to store them.
+// them. float32 pixels are brought to the device's cache ahead of time. They are searched for the
+// image's largest value, from which the powers of two of all its layers follow, before they are
+// stored: meanwhile registers keep them, or where a thread has too many they are read again.
 #pragma once
 
 #include "cuda/fused/conv.cuh"
@@ -88,15 +89,24 @@ struct TeamInput {
         }
       }
     }
+    if (!p.is_uint8 && image < p.count) {
+      constexpr int kLine = 128;
+      const char* from =
+          static_cast<const char*>(p.images) + std::int64_t{image} * kImage * sizeof(float);
+      for (int at = thread * kLine; at < kImage * 4; at += R::kTeamThreads * kLine) {
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(from + at));
+      }
+    }
     commit_copies();
   }
 
   // Writes a run of pixels of all channels into the first layer's input.
+  template <int Run>
   __device__ __forceinline__ void store_pixels(int item,
-                                               const float (&value)[Net::kChannels][kRun]) const {
+                                               const float (&value)[Net::kChannels][Run]) const {
     using L = PixelLayout<Layer<0>>;
-    constexpr int kPad = Layer<0>::kPad, kWords = kRun * L::kChannels / 2;
-    const int row = item / (Net::kWidth / kRun), column = item % (Net::kWidth / kRun) * kRun;
+    constexpr int kPad = Layer<0>::kPad, kWords = Run * L::kChannels / 2;
+    const int row = item / (Net::kWidth / Run), column = item % (Net::kWidth / Run) * Run;
     const auto number = [&](int i) {  // of the run: pixel, stored channel
       return i % L::kChannels < Net::kChannels ? value[i % L::kChannels][i / L::kChannels] : 0.0f;
     };
@@ -165,19 +175,77 @@ struct TeamInput {
     }
   }
 
-  __device__ __forceinline__ float4 load4(const float* from) const {
-    if (p.ahead) return __ldg(reinterpret_cast<const float4*>(from));
-    return make_float4(__ldg(from), __ldg(from + 1), __ldg(from + 2), __ldg(from + 3));
+  // Runs of float32 pixels: as many as fill what is stored at once, so that neighbouring threads'
+  // lie side by side. A thread's few are kept in registers.
+  static constexpr int kStoredBytes = 2 * PixelLayout<Layer<0>>::kChannels;
+  static constexpr int kFloatRun =
+      16 % kStoredBytes == 0 && 16 / kStoredBytes < kRun ? 16 / kStoredBytes : kRun;
+  static constexpr int kFloatItems = Net::kPixels / kFloatRun;
+  static constexpr int kRuns = (kFloatItems + R::kTeamThreads - 1) / R::kTeamThreads;
+  static constexpr bool kKeeps = kRuns * Net::kChannels * kFloatRun <= 24;
+  using Run = float[Net::kChannels][kFloatRun];
+
+  // Those that are read once leave the first-level cache to what is not.
+  template <int Count>
+  __device__ __forceinline__ void load_floats(float* value, const float* from) const {
+    if (Count == 1 || !p.ahead) {
+#pragma unroll
+      for (int i = 0; i < Count; ++i) value[i] = __ldg(from + i);
+    } else if constexpr (!kKeeps && Count == 4) {
+      const float4 v = __ldg(reinterpret_cast<const float4*>(from));
+      value[0] = v.x, value[1] = v.y, value[2] = v.z, value[3] = v.w;
+    } else if constexpr (!kKeeps && Count == 2) {
+      const float2 v = __ldg(reinterpret_cast<const float2*>(from));
+      value[0] = v.x, value[1] = v.y;
+    } else if constexpr (Count == 4) {
+      asm volatile("ld.global.nc.L1::no_allocate.v4.f32 {%0,%1,%2,%3}, [%4];"
+                   : "=f"(value[0]), "=f"(value[1]), "=f"(value[2]), "=f"(value[3])
+                   : "l"(from));
+    } else if constexpr (Count == 2) {
+      asm volatile("ld.global.nc.L1::no_allocate.v2.f32 {%0,%1}, [%2];"
+                   : "=f"(value[0]), "=f"(value[1])
+                   : "l"(from));
+    }
+  }
+  __device__ __forceinline__ void load_run(Run& value, const float* from, int item) const {
+#pragma unroll
+    for (int c = 0; c < Net::kChannels; ++c) {
+      constexpr int kAtOnce = kFloatRun < 4 ? kFloatRun : 4;
+#pragma unroll
+      for (int i = 0; i < kFloatRun; i += kAtOnce) {
+        load_floats<kAtOnce>(&value[c][i], from + c * Net::kPixels + item * kFloatRun + i);
+      }
+    }
+  }
+  __device__ __forceinline__ void store_run(int item, Run& value, float scale) const {
+#pragma unroll
+    for (int i = 0; i < Net::kChannels * kFloatRun; ++i) (&value[0][0])[i] *= scale;
+    store_pixels(item, value);
   }
 
   __device__ void store_float(int image) const {
     const float* from = static_cast<const float*>(p.images) + std::int64_t{image} * kImage;
     float largest = 0.0f;
-    for (int i = 4 * thread; i < kImage / 4 * 4; i += 4 * R::kTeamThreads) {
-      const float4 v = load4(from + i);
-      largest = fmaxf(largest, fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w))));
+    [[maybe_unused]] Run kept[kKeeps ? kRuns : 1] = {};
+    if constexpr (kKeeps) {
+#pragma unroll
+      for (int i = 0; i < kRuns; ++i) {
+        const int item = thread + i * R::kTeamThreads;
+        if (item < kFloatItems) load_run(kept[i], from, item);
+      }
+#pragma unroll
+      for (int i = 0; i < kRuns * Net::kChannels * kFloatRun; ++i) {
+        largest = fmaxf(largest, fabsf((&kept[0][0][0])[i]));
+      }
+    } else {
+      for (int i = 4 * thread; i < kImage / 4 * 4; i += 4 * R::kTeamThreads) {
+        float v[4];
+        load_floats<4>(v, from + i);
+        largest =
+            fmaxf(largest, fmaxf(fmaxf(fabsf(v[0]), fabsf(v[1])), fmaxf(fabsf(v[2]), fabsf(v[3]))));
+      }
+      if (kImage % 4 > thread) largest = fmaxf(largest, fabsf(from[kImage / 4 * 4 + thread]));
     }
-    if (kImage % 4 > thread) largest = fmaxf(largest, fabsf(from[kImage / 4 * 4 + thread]));
     largest = warp_max(largest);
     float* all = reinterpret_cast<float*>(own + S::kLargest);
     if (lane == 0) all[warp] = largest;
@@ -187,26 +255,18 @@ struct TeamInput {
     for (int w = 0; w < R::kWarps; ++w) largest = fmaxf(largest, all[w]);
     const float first = storing_scale(largest);
     if (thread == 0) set_scales<0>(largest, first);
-    for (int item = thread; item < kItems; item += R::kTeamThreads) {
-      float value[Net::kChannels][kRun];
+    if constexpr (kKeeps) {
 #pragma unroll
-      for (int c = 0; c < Net::kChannels; ++c) {
-        const float* run = from + c * Net::kPixels + item * kRun;
-        if constexpr (kRun % 4 == 0) {
-#pragma unroll
-          for (int h = 0; h < kRun; h += 4) {
-            const float4 v = load4(run + h);
-            value[c][h + 0] = v.x * first;
-            value[c][h + 1] = v.y * first;
-            value[c][h + 2] = v.z * first;
-            value[c][h + 3] = v.w * first;
-          }
-        } else {
-#pragma unroll
-          for (int i = 0; i < kRun; ++i) value[c][i] = __ldg(run + i) * first;
-        }
+      for (int i = 0; i < kRuns; ++i) {
+        const int item = thread + i * R::kTeamThreads;
+        if (item < kFloatItems) store_run(item, kept[i], first);
       }
-      store_pixels(item, value);
+    } else {
+      for (int item = thread; item < kFloatItems; item += R::kTeamThreads) {
+        Run value;
+        load_run(value, from, item);
+        store_run(item, value, first);
+      }
     }
   }
 

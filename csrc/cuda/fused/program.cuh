@@ -87,18 +87,18 @@ constexpr bool kTimedProgram = false;
 using ProgramParameters = Parameters;
 #endif
 
-template <bool Condition, class R>
+template <bool Condition, class R, class Else = NoRoute>
 struct RouteIf {
   using type = R;
 };
-template <class R>
-struct RouteIf<false, R> {
-  using type = NoRoute;
+template <class R, class Else>
+struct RouteIf<false, R, Else> {
+  using type = Else;
 };
 
 // The routes of a network that nobody measured: as many teams of four warps as there is room for,
-// up to five; sixteen warps; and a cluster of four blocks of eight. One architecture is compiled
-// for, so there is no `middle`.
+// up to five; sixteen warps; and a cluster of four blocks of eight. Inputs overlay each other where
+// there is no room else. One architecture is compiled for, so there is no `middle`.
 template <class Net, int Parts>
 struct Program {
   template <class R>
@@ -106,9 +106,11 @@ struct Program {
   static constexpr int kTeams =
       teams_within<Net, Parts, Route<4, 5, 1>, shared_of(kArchitecture)>();
   using Many = Route<4, kTeams, 1>;
-  using Few = Route<16, 1, 1>;
+  template <class R>
+  using Roomy = typename RouteIf<kFits<R>, R, typename R::Overlaid>::type;
+  using Few = Roomy<Route<16, 1, 1>>;
   using Small = Route<16, 1, 1, 1, false>;
-  using VeryFew = Route<8, 1, 1, 4>;
+  using VeryFew = Roomy<Route<8, 1, 1, 4>>;
   using Table = Routes<typename RouteIf<(kTeams > 1), Many>::type, NoRoute,
                        typename RouteIf<kFits<Few>, Few>::type,
                        typename RouteIf<!kFits<Few> && kFits<Small>, Small>::type,
