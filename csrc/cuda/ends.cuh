@@ -1,5 +1,4 @@
-// What ends sums that are kept in 16 bits, known as a kernel is compiled: a function that is looked
-// up is jumped to, through a table that is in no cache yet where a kernel runs for microseconds.
+// What ends sums that are kept in 16 bits, known as a kernel is compiled.
 #pragma once
 
 #include <limits>
