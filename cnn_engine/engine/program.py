@@ -17,7 +17,7 @@ from ..graph.graph import Graph, Node
 from ..graph.onnx.weights import let_go
 from . import fused, storage
 from .kernels import Kernel
-from .kernels.channels_last_cuda import expands, joins, makes_block, scales
+from .kernels.channels_last_cuda import expands, joins, makes_block, pairs, scales
 from .kernels.linear_layers import joins_layers
 from .placement import Placed, Placement, place
 from .variants import Choice, has_tensor_cores
@@ -162,7 +162,11 @@ class Program:
                 graph = passes.fuse_expansions(graph)
             if stores:
                 graph = storage.store_rounded(graph, self.dtype, kind)
-                device = self.placement.device
+            device = self.placement.device
+            if kind == "cuda":
+                takes = partial(pairs, device)
+                graph = passes.fuse_neighbours(passes.fuse_sums(graph, takes), takes)
+            if stores:
                 graph = passes.fuse_inverted_residuals(graph, partial(makes_block, device))
                 graph = passes.fuse_expansions(graph, partial(expands, device))
                 graph = passes.fuse_bottlenecks(graph, partial(joins, device))

@@ -16,6 +16,7 @@ _FILES = (
     "cast",
     "channels_last",
     "conv2d",
+    "conv2d_pair",
     "conv_transpose2d",
     "copy",
     "expand_depthwise",

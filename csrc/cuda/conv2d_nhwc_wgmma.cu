@@ -3,6 +3,7 @@
 #include <cmath>
 #include <limits>
 
+#include "cuda/conv2d_nhwc_wgmma_map.h"
 #include "cuda/conv2d_nhwc_wgmma_product.h"
 #include "cuda/launch.cuh"
 #include "cuda/rated.h"
@@ -115,6 +116,136 @@ void check(const Conv2dShape& shape, Conv2dOperands operands) {
   }
 }
 
+bool in_pieces(const void* address, int pitch, Stored stored) {
+  return is_aligned(address, 16) && pitch * bytes_of(stored) % 16 == 0;
+}
+
+void check_source(const void* x, int pitch, Stored stored, Conv2dOperands operands) {
+  check_stored("x", stored, operands);
+  if (bytes_of(stored) != item_bytes(operands) || !in_pieces(x, pitch, stored)) {
+    throw std::invalid_argument(std::string("conv2d_nhwc_wgmma: expected x in ") +
+                                name_of(operands) +
+                                ", its pitch and all addresses multiples of 16 bytes, found " +
+                                name_of(stored) + " with a pitch of " + std::to_string(pitch));
+  }
+}
+
+void check_packed(const void* packed) {
+  if (!is_aligned(packed, 16)) {
+    throw std::invalid_argument(
+        "conv2d_nhwc_wgmma: expected packed weights at a multiple of 16 bytes");
+  }
+}
+
+// Why two convolutions' results cannot be added, or one's filters follow the other's; null.
+const char* why_apart(const Conv2dShape& a, const Conv2dShape& b, bool beside) {
+  if (a.n != b.n || a.out_h() != b.out_h() || a.out_w() != b.out_w()) return "as many places";
+  if (beside) return a.k % kFilters == 0 ? nullptr : "filters of the first in sixty-fours";
+  return a.k == b.k ? nullptr : "as many filters";
+}
+
+void check_pair(const Conv2dShape& shape, const Conv2dShape& other, bool beside,
+                Conv2dOperands operands) {
+  check(shape, operands);
+  check(other, operands);
+  if (const char* expected = why_apart(shape, other, beside)) {
+    const auto said = [](const Conv2dShape& of) {
+      return "[" + std::to_string(of.n) + ", " + std::to_string(of.out_h()) + ", " +
+             std::to_string(of.out_w()) + ", " + std::to_string(of.k) + "]";
+    };
+    throw std::invalid_argument(std::string("conv2d_nhwc_wgmma_pair: expected ") + expected +
+                                ", found results of " + said(shape) + " and " + said(other));
+  }
+}
+
+Source source_of(const Conv2dShape& shape, Conv2dOperands operands) {
+  return {is_tiled(shape),  shape.stride_h,
+          shape.stride_w,   shape.pad_top,
+          shape.pad_left,   shape.dilation_h,
+          shape.dilation_w, shape.s,
+          shape.r,          chunks_of(shape, operands)};
+}
+
+// What is summed; `other` may be null. With `beside` its filters follow the first's.
+Product product_of(const Conv2dShape& shape, const Conv2dShape* other, bool beside,
+                   Conv2dOperands operands) {
+  Product p = {};
+  static_cast<Source&>(p) = source_of(shape, operands);
+  p.channels = shape.c;
+  p.filters = shape.k;
+  p.out_h = shape.out_h();
+  p.out_w = shape.out_w();
+  p.both = other != nullptr;
+  if (other) p.second = source_of(*other, operands);
+  p.steps = p.own_steps() + p.second.own_steps();
+  p.first_steps = beside ? p.own_steps() : p.steps;
+  p.second_filter = divided(shape.k, kFilters) * kFilters;
+  if (beside) p.filters += other->k;
+  p.floor = -std::numeric_limits<float>::infinity();
+  return p;
+}
+
+// Says of a product how its end may be computed.
+void set_ends(Product& p, Conv2dOperands operands) {
+  const bool is_relu = p.activation == UnaryFunction::relu;
+  p.low = is_relu ? 0.0f : p.alpha;
+  p.high = is_relu ? std::numeric_limits<float>::infinity() : p.beta;
+  const bool is_clamp = is_relu || p.activation == UnaryFunction::clip;
+  const bool all_rounded = p.y_is_rounded && (!p.residual || p.residual_is_rounded);
+  const bool in_tiles = p.in_pieces && p.filters % 8 == 0;
+  p.in_fragments = all_rounded && in_tiles && is_clamp;
+  p.may_stay = (all_rounded || operands == Conv2dOperands::tf32) && in_tiles && !p.has_prologue() &&
+               (is_clamp || p.activation == UnaryFunction::hard_swish ||
+                p.activation == UnaryFunction::swish);
+  p.in_rows = p.in_fragments && !p.residual && !p.both && p.taps_a_row == 3 &&
+              p.taps_a_column == 3 && p.stride_h * p.stride_w * p.dilation_h * p.dilation_w == 1;
+}
+
+// Steps of the first source that need no more than its `known` channels.
+int steps_ahead(const Product& p, Conv2dOperands operands, int known) {
+  if (known >= p.channels) return p.own_steps();
+  return p.taps_a_row * p.taps_a_column == 1 ? known / channels_of(operands) : 0;
+}
+
+int multiprocessors_of(int device) {
+  int count = 0;
+  CUDA_CHECK(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device));
+  return count;
+}
+
+// Launches a product of a whole batch, of which its places and what depends on them are not set.
+void launch_batch(const Sources& from, const Product& batch, const Conv2dStored& stored,
+                  Conv2dOperands operands, int rank, Stream stream) {
+  if (from.first.shape.n == 0) return;
+  int device = 0;
+  CUDA_CHECK(cudaGetDevice(&device));
+  const std::int64_t places = std::int64_t{batch.out_h} * batch.out_w;
+  for_each_part_of_batch(from.first.shape.n, places, [&](std::int64_t first, int images) {
+    const std::int64_t before = first * places;
+    Sources part = from;
+    for (Images* source : {&part.first, &part.second}) {
+      if (!source->x) continue;
+      const Conv2dShape& shape = source->shape;
+      source->x = element(source->x, stored.x, first * shape.h * shape.w * source->pitch);
+      source->shape.n = images;
+    }
+    Product p = batch;
+    if (p.scale_per_image) p.scale += first * p.channels;
+    if (p.residual) p.residual = element(p.residual, stored.residual, before * p.residual_pitch);
+    p.y = element(p.y, stored.y, before * p.y_pitch);
+    p.residual_is_rounded = stored.residual != Stored::float32;
+    p.y_is_rounded = stored.y != Stored::float32;
+    p.in_pieces = in_pieces(p.y, p.y_pitch, stored.y) &&
+                  (!p.residual || in_pieces(p.residual, p.residual_pitch, stored.residual));
+    p.rows = static_cast<int>(images * places);
+    set_ends(p, operands);
+    const Choice choice = choose(p, operands, multiprocessors_of(device), rank);
+    with_type(operands, [&](auto* type) {
+      launch_product<std::remove_pointer_t<decltype(type)>>(part, p, choice, stream);
+    });
+  });
+}
+
 }  // namespace
 
 bool is_worth_splitting(const Conv2dShape& shape, Conv2dOperands operands) {
@@ -131,10 +262,14 @@ bool runs_on(int device) {
   return compiled && major == 9;
 }
 
-Choice choose(const Product& p, Conv2dOperands operands, int multiprocessors, int rank) {
+namespace {
+
+// A tile with 1, 2, 4 and 8 blocks for its sums.
+using Rating = Rated<Choice, kTiles * 4 + kStayingTiles + kRowsTiles * 2>;
+
+Rating rate(const Product& p, Conv2dOperands operands, int multiprocessors) {
   const Costs& costs = costs_of(operands);
-  // A tile with 1, 2, 4 and 8 blocks for its sums.
-  Rated<Choice, kTiles * 4 + kStayingTiles + kRowsTiles * 2> found;
+  Rating found;
   for (int tile = 0; tile < costs.shapes.count; ++tile) {
     const TileShape& shape = costs.shapes.at[tile];
     if (p.has_prologue() && !shape.prologue) continue;
@@ -143,11 +278,12 @@ Choice choose(const Product& p, Conv2dOperands operands, int multiprocessors, in
       cost.step += costs.before.step;
       cost.share += costs.before.share;
     }
+    if (!p.fits(shape.groups * kFilters)) continue;
     const double tiles =
         double{1} * divided(p.rows, shape.columns) * divided(p.filters, shape.groups * kFilters);
     for (int split = 1; split <= kMostSplit; split *= 2) {
-      const int steps = divided(p.steps, split);
-      if (steps * (split - 1) >= p.steps) continue;  // a block would have none
+      const int most = p.most_steps(), steps = divided(most, split);
+      if (steps * (split - 1) >= most) continue;  // a block would have none
       // Of a multiprocessor; clusters do not fill the groups that multiprocessors are in.
       const int places = split < 4 ? multiprocessors : multiprocessors * (64 - split) / 66;
       const double blocks = std::ceil(tiles * split / places);
@@ -161,8 +297,8 @@ Choice choose(const Product& p, Conv2dOperands operands, int multiprocessors, in
       const int stages = std::max(2, ((alone ? kAll : kHalf) - beside) / shape.stage_bytes());
       const double late = steps > stages ? costs.latency / stages : 0.0,
                    rounds = std::ceil(blocks / 2);
-      const double sums =
-          std::max(steps * std::max(cost.step, late) * rounds, steps * cost.share * blocks);
+      const double sums = std::max(steps * std::max(cost.step, late) * rounds,
+                                   steps * (p.mean_steps() / most) * cost.share * blocks);
       const double sent =
           split > 1 ? costs.cluster_block * split + costs.sent * (shape.columns / 8) : 0.0;
       const double end =
@@ -176,10 +312,11 @@ Choice choose(const Product& p, Conv2dOperands operands, int multiprocessors, in
     const StayingCost& cost = (has_16_bits(operands) ? kStayingCosts : kTf32StayingCosts)[tile];
     const double tiles =
         double{1} * divided(p.rows, shape.columns) * divided(p.filters, shape.groups * kFilters);
-    if (tiles <= multiprocessors) continue;
+    if (tiles <= multiprocessors || !p.fits(shape.groups * kFilters)) continue;
     const double rounds = std::ceil(tiles / (multiprocessors * shape.blocks));
-    found.add(kStayingLaunch + rounds * (cost.tile + std::max(p.steps * cost.step, cost.end)),
-              {Form::staying, tile, 1, 0, multiprocessors});
+    found.add(
+        kStayingLaunch + rounds * (cost.tile + std::max(p.mean_steps() * cost.step, cost.end)),
+        {Form::staying, tile, 1, 0, multiprocessors});
   }
   for (int tile = 0; tile < kRowsTiles && p.in_rows; ++tile) {
     const RowsShape& shape = kRows[tile];
@@ -198,7 +335,26 @@ Choice choose(const Product& p, Conv2dOperands operands, int multiprocessors, in
                 {Form::rows, tile, split, 0, multiprocessors});
     }
   }
-  return found.at(rank);
+  return found;
+}
+
+// What relu of such results, stored as what is multiplied, takes.
+double time_of(Product p, const Conv2dShape& shape, Conv2dOperands operands, const void* residual,
+               int multiprocessors) {
+  p.activation = UnaryFunction::relu;
+  p.residual = residual;
+  p.residual_is_rounded = p.y_is_rounded = has_16_bits(operands);
+  p.in_pieces = true;
+  p.rows = static_cast<int>(std::min<std::int64_t>(std::int64_t{shape.n} * p.out_h * p.out_w,
+                                                   std::numeric_limits<int>::max()));
+  set_ends(p, operands);
+  return rate(p, operands, multiprocessors).least();
+}
+
+}  // namespace
+
+Choice choose(const Product& p, Conv2dOperands operands, int multiprocessors, int rank) {
+  return rate(p, operands, multiprocessors).at(rank);
 }
 
 }  // namespace wgmma
@@ -221,9 +377,10 @@ std::int64_t conv2d_nhwc_wgmma_packed(const Conv2dShape& shape, Conv2dOperands o
 void conv2d_nhwc_wgmma_pack(const float* weight, void* packed, const Conv2dShape& shape,
                             Conv2dOperands operands, Stream stream) {
   wgmma::check(shape, operands);
+  const wgmma::Product p = wgmma::product_of(shape, nullptr, false, operands);
   wgmma::with_type(operands, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
-    wgmma::launch_pack<T>(weight, packed, shape, wgmma::chunks_of(shape, operands), stream);
+    wgmma::launch_pack<T>(weight, packed, shape, p.chunks, stream);
   });
   // conv2d_nhwc_wgmma reads them before it waits for the kernels before it.
   CUDA_CHECK(cudaStreamSynchronize(stream));
@@ -239,90 +396,103 @@ void conv2d_nhwc_wgmma(const void* input, const void* packed, const float* bias,
   wgmma::check(shape, operands);
   check_stored("residual", stored.residual, operands);
   check_stored("y", stored.y, operands);
-  check_stored("x", stored.x, operands);
-  const auto in_pieces = [](const void* address, int pitch, Stored stored) {
-    return is_aligned(address, 16) && pitch * bytes_of(stored) % 16 == 0;
-  };
-  if (bytes_of(stored.x) != wgmma::item_bytes(operands) || !in_pieces(input, pitches.x, stored.x) ||
-      !is_aligned(packed, 16)) {
-    throw std::invalid_argument(
-        std::string("conv2d_nhwc_wgmma: expected x in ") + name_of(operands) +
-        ", its pitch and all addresses multiples of 16 bytes, found " + name_of(stored.x) +
-        " with a pitch of " + std::to_string(pitches.x));
-  }
-  const bool prologue = scale || shift || floor > -std::numeric_limits<float>::infinity();
-  if (prologue && !(is_aligned(scale, 16) && is_aligned(shift, 16) && shape.r * shape.s == 1 &&
-                    shape.pad_top + shape.pad_left + shape.pad_bottom + shape.pad_right == 0)) {
+  wgmma::check_source(input, pitches.x, stored.x, operands);
+  wgmma::check_packed(packed);
+  wgmma::Product p = wgmma::product_of(shape, nullptr, false, operands);
+  p.packed = static_cast<const char*>(packed);
+  p.bias = bias;
+  p.residual = residual;
+  p.scale = scale;
+  p.shift = shift;
+  p.floor = floor;
+  p.scale_per_image = scale_per_image;
+  p.y = output;
+  p.y_pitch = pitches.y;
+  p.residual_pitch = pitches.residual;
+  if (p.has_prologue() &&
+      !(is_aligned(scale, 16) && is_aligned(shift, 16) && shape.r * shape.s == 1 &&
+        shape.pad_top + shape.pad_left + shape.pad_bottom + shape.pad_right == 0)) {
     throw std::invalid_argument(
         "scale, shift, floor: expected a kernel of 1x1 without padding, and addresses that are "
         "multiples of 16");
   }
-  if (shape.n == 0) return;
-  int device = 0, multiprocessors = 0;
-  CUDA_CHECK(cudaGetDevice(&device));
-  CUDA_CHECK(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device));
-  const std::int64_t places = std::int64_t{shape.out_h()} * shape.out_w();
-  const std::int64_t image_in = std::int64_t{shape.h} * shape.w * pitches.x;
-  for_each_part_of_batch(shape.n, places, [&](std::int64_t first, int images) {
-    const std::int64_t before = first * places;
-    wgmma::Images x = {element(input, stored.x, first * image_in), shape, pitches.x};
-    x.shape.n = images;
-    wgmma::Product p = {};
-    p.packed = static_cast<const char*>(packed);
-    p.bias = bias;
-    p.scale = scale_per_image ? scale + first * shape.c : scale;
-    p.shift = shift;
-    p.scale_per_image = scale_per_image;
-    p.floor = floor;
-    p.channels = shape.c;
-    p.residual = residual ? element(residual, stored.residual, before * pitches.residual) : nullptr;
-    p.y = element(output, stored.y, before * pitches.y);
-    p.residual_is_rounded = stored.residual != Stored::float32;
-    p.y_is_rounded = stored.y != Stored::float32;
-    p.in_pieces = in_pieces(p.y, pitches.y, stored.y) &&
-                  (!residual || in_pieces(p.residual, pitches.residual, stored.residual));
-    p.rows = static_cast<int>(images * places);
-    p.filters = shape.k;
-    p.y_pitch = pitches.y;
-    p.residual_pitch = pitches.residual;
-    p.out_h = shape.out_h();
-    p.out_w = shape.out_w();
-    p.stride_h = shape.stride_h;
-    p.stride_w = shape.stride_w;
-    p.pad_top = shape.pad_top;
-    p.pad_left = shape.pad_left;
-    p.dilation_h = shape.dilation_h;
-    p.dilation_w = shape.dilation_w;
-    p.taps_a_row = shape.s;
-    p.chunks = wgmma::chunks_of(shape, operands);
-    p.steps = shape.r * shape.s * p.chunks;
-    if (known >= shape.c) {
-      p.ahead = p.steps;
-    } else if (shape.r * shape.s == 1) {
-      p.ahead = known / wgmma::channels_of(operands);
+  p.ahead = wgmma::steps_ahead(p, operands, known);
+  p.holds = holds;
+  p.activation = activation;
+  p.alpha = alpha;
+  p.beta = beta;
+  p.overflow = overflow;
+  wgmma::launch_batch({{input, shape, pitches.x}, {}}, p, stored, operands, rank, stream);
+}
+
+std::int64_t conv2d_nhwc_wgmma_pair_takes(const Conv2dShape& shape, const Conv2dShape& other,
+                                          bool beside, Conv2dOperands operands, int device) {
+  if (!conv2d_nhwc_wgmma_takes(shape, operands, device) ||
+      !conv2d_nhwc_wgmma_takes(other, operands, device) || wgmma::why_apart(shape, other, beside)) {
+    return 0;
+  }
+  const int multiprocessors = wgmma::multiprocessors_of(device);
+  const auto time = [&](const Conv2dShape& first, const Conv2dShape* second, const void* residual) {
+    const wgmma::Product p = wgmma::product_of(first, second, second && beside, operands);
+    return wgmma::time_of(p, first, operands, residual, multiprocessors);
+  };
+  const void* const some = &shape;
+  return time(shape, &other, nullptr) <
+         time(shape, nullptr, nullptr) + time(other, nullptr, beside ? nullptr : some);
+}
+
+std::int64_t conv2d_nhwc_wgmma_pair_packed(const Conv2dShape& shape, const Conv2dShape& other,
+                                           bool beside, Conv2dOperands operands, int) {
+  wgmma::check_pair(shape, other, beside, operands);
+  return conv2d_nhwc_wgmma_packed(shape, operands, 0) +
+         conv2d_nhwc_wgmma_packed(other, operands, 0);
+}
+
+void conv2d_nhwc_wgmma_pair_pack(const float* weight, const float* other_weight, void* packed,
+                                 const Conv2dShape& shape, const Conv2dShape& other, bool beside,
+                                 Conv2dOperands operands, Stream stream) {
+  wgmma::check_pair(shape, other, beside, operands);
+  const wgmma::Product p = wgmma::product_of(shape, &other, beside, operands);
+  wgmma::with_type(operands, [&](auto* type) {
+    using T = std::remove_pointer_t<decltype(type)>;
+    if (beside) {
+      char* const behind =
+          static_cast<char*>(packed) + conv2d_nhwc_wgmma_packed(shape, operands, 0);
+      wgmma::launch_pack<T>(weight, packed, shape, p.chunks, stream);
+      wgmma::launch_pack<T>(other_weight, behind, other, p.second.chunks, stream);
+    } else {
+      wgmma::launch_pack<T>(weight, packed, shape, p.chunks, 0, p.steps, stream);
+      wgmma::launch_pack<T>(other_weight, packed, other, p.second.chunks, p.own_steps(), p.steps,
+                            stream);
     }
-    p.holds = holds;
-    p.alpha = alpha;
-    p.beta = beta;
-    p.activation = activation;
-    p.overflow = overflow;
-    const bool is_relu = activation == UnaryFunction::relu;
-    p.low = is_relu ? 0.0f : alpha;
-    p.high = is_relu ? std::numeric_limits<float>::infinity() : beta;
-    const bool is_clamp = is_relu || activation == UnaryFunction::clip;
-    const bool all_rounded = p.y_is_rounded && (!residual || p.residual_is_rounded);
-    const bool in_tiles = p.in_pieces && p.filters % 8 == 0;
-    p.in_fragments = all_rounded && in_tiles && is_clamp;
-    p.may_stay =
-        (all_rounded || operands == Conv2dOperands::tf32) && in_tiles && !p.has_prologue() &&
-        (is_clamp || activation == UnaryFunction::hard_swish || activation == UnaryFunction::swish);
-    p.in_rows = p.in_fragments && !residual && shape.r == 3 && shape.s == 3 &&
-                shape.stride_h * shape.stride_w * shape.dilation_h * shape.dilation_w == 1;
-    const wgmma::Choice choice = wgmma::choose(p, operands, multiprocessors, rank);
-    wgmma::with_type(operands, [&](auto* type) {
-      wgmma::launch_product<std::remove_pointer_t<decltype(type)>>(x, p, choice, stream);
-    });
   });
+  CUDA_CHECK(cudaStreamSynchronize(stream));  // as conv2d_nhwc_wgmma_pack
+}
+
+void conv2d_nhwc_wgmma_pair(const void* input, const void* other_input, const void* packed,
+                            const float* bias, void* output, const Conv2dShape& shape,
+                            const Conv2dShape& other, bool beside, const Conv2dPitches& pitches,
+                            int other_pitch, const Conv2dStored& stored, const Overflow& overflow,
+                            Conv2dOperands operands, UnaryFunction activation, float alpha,
+                            float beta, int known, bool holds, int rank, Stream stream) {
+  wgmma::check_pair(shape, other, beside, operands);
+  check_stored("y", stored.y, operands);
+  wgmma::check_source(input, pitches.x, stored.x, operands);
+  wgmma::check_source(other_input, other_pitch, stored.x, operands);
+  wgmma::check_packed(packed);
+  wgmma::Product p = wgmma::product_of(shape, &other, beside, operands);
+  p.packed = static_cast<const char*>(packed);
+  p.bias = bias;
+  p.y = output;
+  p.y_pitch = pitches.y;
+  p.ahead = wgmma::steps_ahead(p, operands, known);
+  p.holds = holds;
+  p.activation = activation;
+  p.alpha = alpha;
+  p.beta = beta;
+  p.overflow = overflow;
+  wgmma::launch_batch({{input, shape, pitches.x}, {other_input, other, other_pitch}}, p, stored,
+                      operands, rank, stream);
 }
 
 }  // namespace cnn_engine::cuda

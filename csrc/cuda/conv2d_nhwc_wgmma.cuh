@@ -30,6 +30,7 @@
 #include "cuda/conv2d_nhwc_wgmma_rows.cuh"
 #include "cuda/conv2d_nhwc_wgmma_split.cuh"
 #include "cuda/conv2d_nhwc_wgmma_staying.cuh"
+#include "cuda/conv2d_nhwc_wgmma_taps.cuh"
 #include "cuda/launch.cuh"
 #include "cuda/mma.cuh"
 #include "cuda/stored.cuh"
@@ -154,6 +155,7 @@ template <typename T, int Groups, int Columns, bool Prologue>
 __global__ void __launch_bounds__(TileOf<T, Groups, Columns>::kThreads,
                                   TileOf<T, Groups, Columns>::kBlocks)
     conv2d_nhwc_wgmma_kernel(const __grid_constant__ CUtensorMap images,
+                             const __grid_constant__ CUtensorMap others,
                              const __grid_constant__ CUtensorMap residuals,
                              const __grid_constant__ Product p) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -177,14 +179,16 @@ __global__ void __launch_bounds__(TileOf<T, Groups, Columns>::kThreads,
   const int rank = p.split > 1 ? static_cast<int>(cluster_rank()) : 0;
   const int first_row = static_cast<int>(blockIdx.x) * Columns;
   const int first_filter = static_cast<int>(blockIdx.y) * kTileFilters;
-  const int first_step = rank * p.steps_a_block;
-  const int steps = max(0, min(p.steps_a_block, p.steps - first_step));
+  const Product::Steps own = p.steps_at(first_filter);
+  const int first_step = own.first + rank * p.steps_a_block;
+  const int steps = max(0, min(p.steps_a_block, own.end - first_step));
   // The block adds up and writes every p.split-th eight of the tile's places.
   const int own_eights = (Columns / 8 - rank + p.split - 1) >> p.log_split;
   const int units = min(Groups, (p.filters - first_filter + kFilters - 1) / kFilters);
 
   if (thread == kThreads) {
     prefetch_map(&images);
+    if (p.both) prefetch_map(&others);
     if (p.residual_rows > 0) prefetch_map(&residuals);
     init_phases(residual_is_here, 1);
     for (int stage = 0; stage < p.stages; ++stage) {
@@ -217,11 +221,9 @@ __global__ void __launch_bounds__(TileOf<T, Groups, Columns>::kThreads,
       }
     };
     if (helper % 2 == 0) {
-      const char* weights =
-          p.packed +
-          (static_cast<std::int64_t>(first_filter / kFilters) * p.steps + first_step + first) *
-              kUnitBytes;
-      const std::int64_t unit_bytes = static_cast<std::int64_t>(p.steps) * kUnitBytes;
+      const std::int64_t before = p.weights_at(first_filter) + (first_step - own.first) + first;
+      const char* weights = p.packed + before * kUnitBytes;
+      const std::int64_t unit_bytes = std::int64_t{own.end - own.first} * kUnitBytes;
 #pragma unroll 1
       for (int step = first; step < steps; step += kPairs) {
         const std::uint32_t to = ring + stage * At::kStageBytes, barrier = full + 8 * stage;
@@ -237,48 +239,34 @@ __global__ void __launch_bounds__(TileOf<T, Groups, Columns>::kThreads,
         next();
       }
     } else {
-      constexpr int kChannels = kRowBytes / static_cast<int>(sizeof(T));
-      const int line = first_row / p.out_w, image = line / p.out_h;
-      const int h = (line - image * p.out_h) * p.stride_h - p.pad_top;
-      const int w = (first_row - line * p.out_w) * p.stride_w - p.pad_left;
-      const int tap = (first_step + first) / p.chunks;
-      int chunk = first_step + first - tap * p.chunks;
-      int r = tap / p.taps_a_row, s = tap - r * p.taps_a_row;
-      // Never: but so all of it is divided before the wait, where the compiler would not.
-      if ((image | chunk | r | s) < 0) return;
-      bool waited = false;
-      const auto wait = [&] {
-        wait_for_inputs();
-        if (p.holds) let_successors_start();
-        waited = true;
-      };
+      const auto ask = [&](auto taps) {
+        taps.seek(first_step + first);
+        if (taps.is_nowhere()) return;
+        bool waited = false;
+        const auto wait = [&] {
+          wait_for_inputs();
+          if (p.holds) let_successors_start();
+          waited = true;
+        };
 #pragma unroll 1
-      for (int step = first; step < steps; step += kPairs) {
-        const std::uint32_t to = ring + stage * At::kStageBytes + At::kWeightBytes,
-                            barrier = full + 8 * stage;
-        if (!waited && first_step + step >= p.ahead) wait();
-        wait_for_phase(empty + 8 * stage, parity);
-        if (leads) {
-          if (p.tiled) {
-            copy_tile(to, &images, chunk * kChannels, first_row, barrier);
-          } else {
-            copy_taps(to, &images, chunk * kChannels, w, h, image, s * p.dilation_w,
-                      r * p.dilation_h, barrier);
-          }
-        }
+        for (int step = first; step < steps; step += kPairs) {
+          const std::uint32_t to = ring + stage * At::kStageBytes + At::kWeightBytes,
+                              barrier = full + 8 * stage;
+          if (!waited && first_step + step >= p.ahead) wait();
+          wait_for_phase(empty + 8 * stage, parity);
+          if (leads) taps.copy(to, barrier);
 #pragma unroll
-        for (int i = 0; i < kPairs; ++i) {
-          if (++chunk == p.chunks) {
-            chunk = 0;
-            if (++s == p.taps_a_row) {
-              s = 0;
-              ++r;
-            }
-          }
+          for (int i = 0; i < kPairs; ++i) taps.next();
+          next();
         }
-        next();
+        if (!waited) wait();
+      };
+      // Most have one source, and spend fewer instructions a step.
+      if (__builtin_expect(p.both, 0)) {
+        ask(Taps<T, true>(p, images, others, first_row));
+      } else {
+        ask(Taps<T, false>(p, images, others, first_row));
       }
-      if (!waited) wait();
     }
     return;
   }
@@ -511,16 +499,15 @@ __global__ void __launch_bounds__(TileOf<T, Groups, Columns>::kThreads,
 // ---- launches ----
 
 template <typename T, int Groups, int Columns, bool Prologue>
-void launch_tile(const Images& images, Product p, const Choice& choice, Stream stream) {
+void launch_tile(const Sources& from, Product p, const Choice& choice, Stream stream) {
   using At = TileOf<T, Groups, Columns>;
   using Copied = std::conditional_t<Prologue && sizeof(T) == 4, float, T>;  // not rounded yet
   const auto kernel = conv2d_nhwc_wgmma_kernel<T, Groups, Columns, Prologue>;
   constexpr int kTileFilters = Groups * kFilters;
   p.split = choice.split;
   p.log_split = log2_of(choice.split);
-  p.steps_a_block = (p.steps + p.split - 1) / p.split;
+  p.steps_a_block = (p.most_steps() + p.split - 1) / p.split;
   p.stages = std::min(choice.stages, p.steps_a_block);
-  p.tiled = is_tiled(images.shape);
   CUtensorMap residuals = {};
   if (p.residual && p.residual_is_rounded && p.in_pieces) {
     p.residual_rows = own_rows(Columns, p.split);
@@ -542,48 +529,53 @@ void launch_tile(const Images& images, Product p, const Choice& choice, Stream s
   const dim3 grid((p.rows + Columns - 1) / Columns, (p.filters + kTileFilters - 1) / kTileFilters,
                   p.split);
   launch("conv2d_nhwc_wgmma_kernel", kernel, grid, dim3(At::kThreads), bytes, stream, p.split,
-         map_of_images<Copied>(images.x, images.shape, images.pitch, Columns), residuals, p);
+         map_of_images<Copied>(from.first, Columns), map_of_images<Copied>(from.second, Columns),
+         residuals, p);
 }
 
 template <typename T, bool Prologue, int Tile = 0>
-void launch_tiles(const Images& images, const Product& p, const Choice& choice, Stream stream) {
+void launch_tiles(const Sources& from, const Product& p, const Choice& choice, Stream stream) {
   if constexpr (Tile < kShapesOf<T>.count) {
     constexpr TileShape kShape = kShapesOf<T>.at[Tile];
     if constexpr (!Prologue || kShape.prologue) {
       if (choice.tile == Tile) {
-        return launch_tile<T, kShape.groups, kShape.columns, Prologue>(images, p, choice, stream);
+        return launch_tile<T, kShape.groups, kShape.columns, Prologue>(from, p, choice, stream);
       }
     }
-    launch_tiles<T, Prologue, Tile + 1>(images, p, choice, stream);
+    launch_tiles<T, Prologue, Tile + 1>(from, p, choice, stream);
   }
 }
 
 template <typename T>
-void launch_product(const Images& images, const Product& p, const Choice& choice, Stream stream) {
+void launch_product(const Sources& from, const Product& p, const Choice& choice, Stream stream) {
   if constexpr (!std::is_same_v<T, float>) {
-    if (choice.form == Form::staying) return launch_staying<T>(images, p, choice, stream);
+    if (choice.form == Form::staying) return launch_staying<T>(from, p, choice, stream);
   }
   if constexpr (sizeof(T) == 2) {
-    if (choice.form == Form::rows) return launch_rows<T>(images, p, choice, stream);
+    if (choice.form == Form::rows) return launch_rows<T>(from.first, p, choice, stream);
   }
-  if (p.has_prologue()) return launch_tiles<T, true>(images, p, choice, stream);
-  launch_tiles<T, false>(images, p, choice, stream);
+  if (p.has_prologue()) return launch_tiles<T, true>(from, p, choice, stream);
+  launch_tiles<T, false>(from, p, choice, stream);
 }
 
 // One thread packs 16 bytes.
 template <typename T>
 __global__ void conv2d_nhwc_wgmma_pack_kernel(const float* __restrict__ weight,  // [K, C, R, S]
                                               T* __restrict__ packed, int filters, int channels,
-                                              int taps, int chunks, std::int64_t pieces) {
+                                              int taps, int chunks, int first_step, int all_steps,
+                                              std::int64_t pieces) {
   const std::int64_t index = grid_thread();
   if (index >= pieces) return;
   const int piece = static_cast<int>(index % 8), row = static_cast<int>(index / 8 % kFilters);
   const std::int64_t block = index / 8 / kFilters;
   const int steps = taps * chunks, step = static_cast<int>(block % steps);
-  const int first_filter = static_cast<int>(block / steps) * kFilters;
+  const int unit = static_cast<int>(block / steps), first_filter = unit * kFilters;
   const int tap = step / chunks;
   constexpr int kWidth = 16 / sizeof(T);
   const int first_channel = (step - tap * chunks) * (8 * kWidth);
+  T* const to = packed + ((std::int64_t{1} * unit * all_steps + first_step + step) * kFilters * 8 +
+                          index % (kFilters * 8)) *
+                             kWidth;
   for (int i = 0; i < kWidth; ++i) {
     int filter = first_filter + row, c = first_channel + exchanged(row, piece) * kWidth + i;
     if constexpr (std::is_same_v<T, float>) {  // as SplitWeights has it
@@ -592,24 +584,25 @@ __global__ void conv2d_nhwc_wgmma_pack_kernel(const float* __restrict__ weight, 
     }
     const bool some = filter < filters && c < channels;
     const std::int64_t at = (std::int64_t{1} * filter * channels + c) * taps + tap;
-    packed[index * kWidth + i] = narrowed<T>(some ? weight[at] : 0.0f);
+    to[i] = narrowed<T>(some ? weight[at] : 0.0f);
   }
 }
 
 template <typename T>
 void launch_pack(const float* weight, void* packed, const Conv2dShape& shape, int chunks,
-                 Stream stream) {
+                 int first_step, int steps, Stream stream) {
   const std::int64_t pieces = std::int64_t{8} * ((shape.k + kFilters - 1) / kFilters) * kFilters *
                               shape.r * shape.s * chunks;
   conv2d_nhwc_wgmma_pack_kernel<<<blocks_for(pieces), kBlockThreads, 0, stream>>>(
-      weight, static_cast<T*>(packed), shape.k, shape.c, shape.r * shape.s, chunks, pieces);
+      weight, static_cast<T*>(packed), shape.k, shape.c, shape.r * shape.s, chunks, first_step,
+      steps, pieces);
   CUDA_CHECK_LAUNCH("conv2d_nhwc_wgmma_pack_kernel");
 }
 
 // Each is compiled in a file of its own.
-#define CNN_ENGINE_MULTIPLIED(T)                                                         \
-  template void launch_product<T>(const Images&, const Product&, const Choice&, Stream); \
-  template void launch_pack<T>(const float*, void*, const Conv2dShape&, int, Stream);
+#define CNN_ENGINE_MULTIPLIED(T)                                                          \
+  template void launch_product<T>(const Sources&, const Product&, const Choice&, Stream); \
+  template void launch_pack<T>(const float*, void*, const Conv2dShape&, int, int, int, Stream);
 
 }  // namespace wgmma
 }  // namespace cnn_engine::cuda

@@ -7,8 +7,8 @@
 #include <string>
 #include <type_traits>
 
+#include "cuda/conv2d_nhwc_wgmma_product.h"
 #include "cuda/tf32.cuh"
-#include "ops/conv2d_nhwc.h"
 #include "runtime/check.h"
 
 namespace cnn_engine::cuda::wgmma {
@@ -80,10 +80,11 @@ CUtensorMap map_of_boxes(const void* x,  // [N, H, W, pitch]
   return map;
 }
 
-// Images of which a copy has `places`, 128 bytes of channels each.
+// Images of which a copy has `places`, 128 bytes of channels each; none of none.
 template <typename T>
-CUtensorMap map_of_images(const void* x,  // [N, H, W, pitch]
-                          const Conv2dShape& p, int pitch, int places) {
+CUtensorMap map_of_images(const Images& images, int places) {
+  const auto& [x, p, pitch] = images;
+  if (!x) return {};
   if (is_tiled(p)) {
     const std::int64_t all = std::int64_t{p.n} * p.h * p.w;
     return map_of_rows<T>(x, all, p.c, pitch, places, CU_TENSOR_MAP_SWIZZLE_128B);

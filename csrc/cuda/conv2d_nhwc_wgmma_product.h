@@ -4,6 +4,7 @@
 
 #include <cuda.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <limits>
 #include <type_traits>
@@ -42,25 +43,35 @@ void with_type(Conv2dOperands operands, const Body& body) {
   }
 }
 
-struct Product {
+// The images that steps of a sum read, as a convolution's window goes over them.
+struct Source {
+  bool tiled;  // they are rows of channels: the copy engine need not know of images
+  int stride_h, stride_w, pad_top, pad_left, dilation_h, dilation_w;
+  int taps_a_row, taps_a_column;  // the kernel's width and height
+  int chunks;                     // steps of a tap's channels
+
+  CNN_ENGINE_INLINE int own_steps() const { return taps_a_row * taps_a_column * chunks; }
+};
+
+struct Product : Source {
   const char* packed;
   const float *bias, *scale, *shift;
   const void* residual;
   void* y;
   bool residual_is_rounded, y_is_rounded;  // stored as what is multiplied, not as float32
   bool in_pieces;  // y and the residual are read and written 16 bytes at once
-  bool tiled;      // x is rows of channels: the copy engine need not know of images
   int rows;        // places of the output
   bool scale_per_image;
   float floor;
   int channels, filters, y_pitch, residual_pitch;
-  int out_h, out_w, stride_h, stride_w, pad_top, pad_left, dilation_h, dilation_w;
-  int taps_a_row;        // the kernel's width
-  int chunks;            // steps of a tap's channels
-  int steps;             // taps * chunks
-  int ahead;             // steps that are asked for before the wait for the kernel before
-  bool holds;            // the next kernel starts only behind that wait
-  int steps_a_block;     // of a cluster's part
+  int out_h, out_w;
+  int steps;          // of all sources
+  int second_filter;  // the filter from which on sums are the second source's; beyond all: none is
+  int first_steps;    // of sums before that filter
+  int ahead;          // steps that are asked for before the wait for the kernel before
+  bool holds;         // the next kernel starts only behind that wait
+  bool both;          // there is a second source
+  int steps_a_block;  // of a cluster's part
   int split, log_split;  // blocks of a cluster, 1 << log_split
   int stages;
   int slots, tiles, filter_tiles;  // of blocks that stay
@@ -78,17 +89,45 @@ struct Product {
   float alpha, beta;
   UnaryFunction activation;
   Overflow overflow;
+  Source second;  // of another convolution, whose sum is added to the first's, or beside it
+
+  // The steps of a tile's sums, as if all sources' followed each other.
+  struct Steps {
+    int first, end;
+  };
+  CNN_ENGINE_INLINE Steps steps_at(int first_filter) const {
+    const bool beyond = first_filter >= second_filter;
+    return {beyond ? first_steps : 0, beyond ? steps : first_steps};
+  }
+  // Blocks of packed weights, 64 filters of a step, that come before a tile's.
+  CNN_ENGINE_INLINE int weights_at(int first_filter) const {
+    const int more = first_filter - second_filter, beyond = more > 0 ? more / kFilters : 0;
+    return (first_filter / kFilters - beyond) * first_steps + beyond * (steps - first_steps);
+  }
+  // Whether tiles of so many filters have one source's alone, where any has.
+  bool fits(int tile_filters) const {
+    return second_filter >= filters || second_filter % tile_filters == 0;
+  }
+  // Of the tile that has most, and on average.
+  int most_steps() const { return std::max(first_steps, steps - first_steps); }
+  double mean_steps() const {
+    const double first = std::min(second_filter, filters);
+    return (first * first_steps + (filters - first) * (steps - first_steps)) / filters;
+  }
 
   bool has_prologue() const {
     return scale || shift || floor > -std::numeric_limits<float>::infinity();
   }
 };
 
-// What the copy engine reads x from.
+// What the copy engine reads a source from.
 struct Images {
-  const void* x;      // [N, H, W, pitch]
+  const void* x;      // [N, H, W, pitch], or null
   Conv2dShape shape;  // of this part of the batch
   int pitch;
+};
+struct Sources {
+  Images first, second;
 };
 
 // Tiles: 64 filters for each group, a warpgroup, and so many places; whether they are compiled with
@@ -175,10 +214,15 @@ Choice choose(const Product& p, Conv2dOperands operands, int multiprocessors, in
 
 // For __half, __nv_bfloat16, Tf32 and float, whose products are exact, in files of their own.
 template <typename T>
-void launch_product(const Images& images, const Product& p, const Choice& choice, Stream stream);
-// Packs weights whose taps have `chunks` steps.
+void launch_product(const Sources& from, const Product& p, const Choice& choice, Stream stream);
+// Packs weights whose taps have `chunks` steps, which are those from `first_step` on of `steps`.
 template <typename T>
 void launch_pack(const float* weight, void* packed, const Conv2dShape& shape, int chunks,
-                 Stream stream);
+                 int first_step, int steps, Stream stream);
+template <typename T>
+void launch_pack(const float* weight, void* packed, const Conv2dShape& shape, int chunks,
+                 Stream stream) {
+  launch_pack<T>(weight, packed, shape, chunks, 0, shape.r * shape.s * chunks, stream);
+}
 
 }  // namespace cnn_engine::cuda::wgmma

@@ -10,9 +10,14 @@
 // same places follow each other.
 #pragma once
 
+#include <algorithm>
+#include <numeric>
+#include <type_traits>
+
 #include "cuda/conv2d_nhwc_wgmma_end.cuh"
 #include "cuda/conv2d_nhwc_wgmma_map.h"
 #include "cuda/conv2d_nhwc_wgmma_product.h"
+#include "cuda/conv2d_nhwc_wgmma_taps.cuh"
 #include "cuda/launch.cuh"
 #include "cuda/mma.cuh"
 #include "cuda/wgmma.cuh"
@@ -63,6 +68,7 @@ __device__ inline void end_in_place(const Function& function, const float (&sums
 template <typename T, int Groups, int Columns, int Blocks>
 __global__ void __launch_bounds__(128 * Groups + 96, Blocks)
     conv2d_nhwc_wgmma_staying_kernel(const __grid_constant__ CUtensorMap images,
+                                     const __grid_constant__ CUtensorMap others,
                                      const __grid_constant__ CUtensorMap residuals,
                                      const __grid_constant__ CUtensorMap results,
                                      const __grid_constant__ Product p) {
@@ -83,6 +89,7 @@ __global__ void __launch_bounds__(128 * Groups + 96, Blocks)
   const int thread = threadIdx.x, warp = same_in_warp(thread / 32);
   if (thread == 0) {
     prefetch_map(&images);
+    if (p.both) prefetch_map(&others);
     prefetch_map(&results);
     for (int stage = 0; stage < p.stages; ++stage) {
       init_phases(full + 8 * stage, 1);
@@ -109,18 +116,19 @@ __global__ void __launch_bounds__(128 * Groups + 96, Blocks)
 #pragma unroll 1
     for (int tile = first_tile; tile < p.tiles; tile += apart) {
       const int first_filter = tile % p.filter_tiles * kTileFilters, units = units_of(first_filter);
-      const char* weights =
-          p.packed + static_cast<std::int64_t>(first_filter / kFilters) * p.steps * kUnitBytes;
+      const Product::Steps own = p.steps_at(first_filter);
+      const int steps = own.end - own.first;
+      const char* weights = p.packed + std::int64_t{p.weights_at(first_filter)} * kUnitBytes;
 #pragma unroll 1
-      for (int step = 0; step < p.steps; ++step) {
+      for (int step = 0; step < steps; ++step) {
         const std::uint32_t to = ring + stage.at * kStageBytes, barrier = full + 8 * stage.at;
         wait_for_phase(empty + 8 * stage.at, stage.parity);
         if (leads) {
           expect_bytes(barrier, units * kUnitBytes + Columns * kRowBytes);
           copy_bulk(to, weights, kUnitBytes, barrier);
           if (Groups > 1 && units > 1) {
-            copy_bulk(to + kUnitBytes, weights + static_cast<std::int64_t>(p.steps) * kUnitBytes,
-                      kUnitBytes, barrier);
+            copy_bulk(to + kUnitBytes, weights + std::int64_t{steps} * kUnitBytes, kUnitBytes,
+                      barrier);
           }
         }
         weights += kUnitBytes;
@@ -131,44 +139,36 @@ __global__ void __launch_bounds__(128 * Groups + 96, Blocks)
   }
   if (warp == kWarps + 1) {  // asks for images
     const bool leads = leads_warp();
-    constexpr int kChannels = kRowBytes / static_cast<int>(sizeof(T));
-    Turn stage = {0, 1};
-    bool waited = false;
+    const auto ask = [&](auto both) {
+      constexpr bool kBoth = decltype(both)::value;
+      Turn stage = {0, 1};
+      bool waited = false;
 #pragma unroll 1
-    for (int tile = first_tile; tile < p.tiles; tile += apart) {
-      const int first_row = tile / p.filter_tiles * Columns;
-      const int line = first_row / p.out_w, image = line / p.out_h;
-      const int h = (line - image * p.out_h) * p.stride_h - p.pad_top;
-      const int w = (first_row - line * p.out_w) * p.stride_w - p.pad_left;
-      if ((image | line) < 0) return;  // never
-      if (!waited) {
-        wait_for_inputs();
-        if (p.holds) let_successors_start();
-      }
-      waited = true;
-      int chunk = 0, r = 0, s = 0;
+      for (int tile = first_tile; tile < p.tiles; tile += apart) {
+        Product::Steps own = {0, p.steps};
+        if (kBoth) own = p.steps_at(tile % p.filter_tiles * kTileFilters);
+        Taps<T, kBoth> taps(p, images, others, tile / p.filter_tiles * Columns, own.first > 0);
+        if (taps.is_nowhere()) return;
+        if (!waited) {
+          wait_for_inputs();
+          if (p.holds) let_successors_start();
+        }
+        waited = true;
 #pragma unroll 1
-      for (int step = 0; step < p.steps; ++step) {
-        const std::uint32_t to = ring + stage.at * kStageBytes + kWeightBytes,
-                            barrier = full + 8 * stage.at;
-        wait_for_phase(empty + 8 * stage.at, stage.parity);
-        if (leads) {
-          if (p.tiled) {
-            copy_tile(to, &images, chunk * kChannels, first_row, barrier);
-          } else {
-            copy_taps(to, &images, chunk * kChannels, w, h, image, s * p.dilation_w,
-                      r * p.dilation_h, barrier);
-          }
+        for (int step = own.first; step < own.end; ++step) {
+          const std::uint32_t to = ring + stage.at * kStageBytes + kWeightBytes,
+                              barrier = full + 8 * stage.at;
+          wait_for_phase(empty + 8 * stage.at, stage.parity);
+          if (leads) taps.copy(to, barrier);
+          taps.next();
+          stage.next(p.stages);
         }
-        if (++chunk == p.chunks) {
-          chunk = 0;
-          if (++s == p.taps_a_row) {
-            s = 0;
-            ++r;
-          }
-        }
-        stage.next(p.stages);
       }
+    };
+    if (__builtin_expect(p.both, 0)) {
+      ask(std::true_type());
+    } else {
+      ask(std::false_type());
     }
     return;
   }
@@ -228,9 +228,11 @@ __global__ void __launch_bounds__(128 * Groups + 96, Blocks)
       bias[i] = p.bias && filter < p.filters ? p.bias[filter] : 0.0f;
     }
     float sums[Columns / 2] = {};
+    const Product::Steps own = p.steps_at(first_filter);
+    const int steps = own.end - own.first;
     int before = 0;
 #pragma unroll 1
-    for (int step = 0; step < p.steps; ++step) {
+    for (int step = 0; step < steps; ++step) {
       wait_for_phase(full + 8 * stage.at, stage.parity);
       const int at = stage.at * (kStageBytes >> 4);
       multiply_rows<T, Columns>(sums, weights + at, places + at);
@@ -287,14 +289,13 @@ __global__ void __launch_bounds__(128 * Groups + 96, Blocks)
 }
 
 template <typename T, int Tile>
-void launch_staying_tile(const Images& images, Product p, int multiprocessors, Stream stream) {
+void launch_staying_tile(const Sources& from, Product p, int multiprocessors, Stream stream) {
   constexpr StayingShape kShape = kStaying[Tile];
   using Kept = std::conditional_t<std::is_same_v<T, Tf32>, float, T>;  // not rounded
   constexpr int kTileFilters = kShape.groups * kFilters, kColumns = kShape.columns;
   const auto kernel = conv2d_nhwc_wgmma_staying_kernel<T, kShape.groups, kColumns, kShape.blocks>;
   p.stages = kShape.stages;
   p.slots = kShape.slots * 2 / sizeof(T);
-  p.tiled = is_tiled(images.shape);
   p.residual_rows = p.residual ? kColumns : 0;
   p.filter_tiles = (p.filters + kTileFilters - 1) / kTileFilters;
   p.tiles = (p.rows + kColumns - 1) / kColumns * p.filter_tiles;
@@ -306,17 +307,19 @@ void launch_staying_tile(const Images& images, Product p, int multiprocessors, S
                          kShape.slots * kShape.groups * kColumns * kRowBytes +
                          16 * (kShape.stages + kShape.slots);
   CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
-  launch("conv2d_nhwc_wgmma_staying_kernel", kernel,
-         dim3(std::min(kShape.blocks * multiprocessors, p.tiles)), dim3(128 * kShape.groups + 96),
-         kBytes, stream, 1, map_of_images<T>(images.x, images.shape, images.pitch, kColumns),
-         residuals, map(p.y, p.y_pitch), p);
+  int blocks = std::min(kShape.blocks * multiprocessors, p.tiles);
+  // So that each takes tiles of either source in turn, whose sums may be of other lengths.
+  while (p.first_steps < p.steps && std::gcd(blocks, p.filter_tiles) > 1) --blocks;
+  launch("conv2d_nhwc_wgmma_staying_kernel", kernel, dim3(blocks), dim3(128 * kShape.groups + 96),
+         kBytes, stream, 1, map_of_images<T>(from.first, kColumns),
+         map_of_images<T>(from.second, kColumns), residuals, map(p.y, p.y_pitch), p);
 }
 
 template <typename T, int Tile = 0>
-void launch_staying(const Images& images, const Product& p, const Choice& choice, Stream stream) {
+void launch_staying(const Sources& from, const Product& p, const Choice& choice, Stream stream) {
   if constexpr (Tile < kStayingTiles) {
-    if (choice.tile != Tile) return launch_staying<T, Tile + 1>(images, p, choice, stream);
-    launch_staying_tile<T, Tile>(images, p, choice.multiprocessors, stream);
+    if (choice.tile != Tile) return launch_staying<T, Tile + 1>(from, p, choice, stream);
+    launch_staying_tile<T, Tile>(from, p, choice.multiprocessors, stream);
   }
 }
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <cstddef>
+#include <limits>
 #include <tuple>
 
 namespace cnn_engine::cuda {
@@ -14,6 +15,12 @@ class Rated {
   void add(double time, const Choice& choice) {
     found_[count_] = {time, count_, choice};
     ++count_;
+  }
+
+  double least() const {
+    double time = std::numeric_limits<double>::infinity();
+    for (std::ptrdiff_t i = 0; i < count_; ++i) time = std::min(time, found_[i].time);
+    return time;
   }
 
   // 0 is the fastest, of equals the first that was added; from as many as there are on, the last.

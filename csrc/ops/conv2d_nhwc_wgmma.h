@@ -41,6 +41,36 @@ void conv2d_nhwc_wgmma(const void* input,     // [N, H, W, pitches.x]
                        UnaryFunction activation, float alpha, float beta, int known, bool holds,
                        int rank, Stream stream);
 
+// Two convolutions as one kernel, whose x, weights and windows are their own, of as many places:
+//
+//   y = activation(conv2d(x) + conv2d(other) + bias), or
+//   y = activation([conv2d(x), conv2d(other)] + bias), with `beside`: one's filters, in
+//   sixty-fours,
+//       then the other's
+//
+// What they read is stored alike. `known` is of x's channels.
+//
+// 1 where a device runs it, and by the model of times faster than one behind the other.
+std::int64_t conv2d_nhwc_wgmma_pair_takes(const Conv2dShape& shape, const Conv2dShape& other,
+                                          bool beside, Conv2dOperands operands, int device);
+std::int64_t conv2d_nhwc_wgmma_pair_packed(const Conv2dShape& shape, const Conv2dShape& other,
+                                           bool beside, Conv2dOperands, int);  // bytes
+void conv2d_nhwc_wgmma_pair_pack(const float* weight,                          // [K, C, R, S]
+                                 const float* other_weight,  // [other's K, C, R, S]
+                                 void* packed,               // [conv2d_nhwc_wgmma_pair_packed]
+                                 const Conv2dShape& shape, const Conv2dShape& other, bool beside,
+                                 Conv2dOperands operands, Stream stream);
+void conv2d_nhwc_wgmma_pair(const void* input,        // [N, H, W, pitches.x]
+                            const void* other_input,  // [N, other's H, W, other_pitch]
+                            const void* packed,       // [conv2d_nhwc_wgmma_pair_packed]
+                            const float* bias,        // [K], with beside [K + other's K], or null
+                            void* output,             // [N, OH, OW, pitches.y]
+                            const Conv2dShape& shape, const Conv2dShape& other, bool beside,
+                            const Conv2dPitches& pitches, int other_pitch,
+                            const Conv2dStored& stored, const Overflow& overflow,
+                            Conv2dOperands operands, UnaryFunction activation, float alpha,
+                            float beta, int known, bool holds, int rank, Stream stream);
+
 // A first layer: x is [N, C, H, W] in float32, which is rounded as it is read, or multiplied as two
 // parts of tf32. One group of at most four channels, kernels of at most eight columns, without
 // dilation, 1 or 2 columns apart. What is not finite makes NaN of the sums of windows that end just

@@ -197,6 +197,69 @@ def _make_depthwise(call: Call) -> Bound:
     )  # fmt: skip
 
 
+# ---- pairs of convolutions ----
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """Packed weights of two convolutions, and their biases."""
+
+    weights: Buffer
+    bias: Buffer | None
+
+
+def _pair_of(node: Node, values: Sequence[Value]) -> tuple[Any, Any, bool]:
+    """Returns the compiled functions' shapes of both convolutions, and whether they are beside each other."""
+    both = (replace(node, op=record) for record in (node.op.first, node.op.second))
+    first, second = (shape_of(*one) for one in zip(both, values[:2], values[2:4], strict=True))
+    return first, second, node.op.kind == "conv2d_beside"
+
+
+def pairs(device: Any, graph: Graph, first: Node, second: Node, beside: bool) -> bool:
+    """Whether a device makes two convolutions as one kernel, and faster than one by one."""
+    both = first, second
+    if any(_function(node, graph, device) != "conv2d_nhwc_wgmma" for node in both):
+        return False
+    shapes = (shape_of(node, *graph.inputs_of(node)[:2]) for node in both)
+    how = *shapes, beside, _operands(first), device.index
+    return bool(device.kernels.conv2d_nhwc_wgmma_pair_takes(*how))
+
+
+def _no_pair(node: Node, graph: Graph) -> str | None:
+    own = node.op.operands if node.op.operands in ("float16", "bfloat16") else ""
+    if any(value.stored != own for value in graph.inputs_of(node)[:2]):
+        return "expected images that are stored as what is multiplied"
+    return not_compiled(replace(node, inputs=node.inputs[1:]), graph, node.op.activation)
+
+
+def _pack_pair(node: Node, graph: Graph, device: Any) -> _Pair:
+    how = *_pair_of(node, graph.inputs_of(node)), _operands(node)
+    nbytes = device.kernels.conv2d_nhwc_wgmma_pair_packed(*how, 0)
+    function = "conv2d_nhwc_wgmma_pair_pack"
+    weights = _packed(node, graph, device, nbytes, function, *how, places=(2, 3))
+    if all(name is None for name in node.inputs[4:]):
+        return _Pair(weights, None)
+    filters = (graph.values[name].shape[0] for name in node.inputs[2:4])
+    biases = [
+        np.zeros(count) if name is None else graph.constants[name].astype(np.float64)
+        for name, count in zip(node.inputs[4:], filters, strict=True)
+    ]
+    bias = np.concatenate(biases) if node.op.kind == "conv2d_beside" else sum(biases)
+    return _Pair(weights, brought(bias.astype(np.float32), device))
+
+
+def _make_pair(call: Call, rank: int = 0) -> Bound:
+    (x, other), out = call.inputs[:2], call.outputs[0]
+    weights, bias = call.prepared.weights, call.prepared.bias
+    pitches = _cpu.Conv2dPitches(call.pitch(x), call.pitch(out)), call.pitch(other)
+    return call.native(
+        "conv2d_nhwc_wgmma_pair", *call.at[:2], weights.address, bias.address if bias else 0, call.to[0],
+        *_pair_of(call.node, call.inputs), *pitches,
+        _cpu.Conv2dStored(stored(x), stored(None), stored(out)), call.overflow, _operands(call.node),
+        *activation_of(call.node.op), call.known, call.holds, rank,
+    )  # fmt: skip
+
+
 # ---- expansions ----
 
 
@@ -448,6 +511,10 @@ def _forms(node: Node, graph: Graph, device: Any) -> Sequence[Kernel]:
     return () if planar else _RANKED[node.op.kind]
 
 
+def _forms_of_pairs(node: Node, graph: Graph, device: Any) -> Sequence[Kernel]:
+    return _RANKED[node.op.kind]
+
+
 ROWS = [
     _row("conv2d_nhwc", "rows", _make_rows, _not_rows, _pack_rows, stores=storing(None, 0)),
     _row(
@@ -458,6 +525,14 @@ ROWS = [
         "conv2d_nhwc", "implicit_gemm", _make, not_constant, _pack, workspace=_workspace,
         shows=_shows, pitched=_IMAGES, stores=_stored_images, forms=_forms,
         reads_ahead=_reads_ahead,
+    ),
+    *(
+        Kernel(
+            op, name, "cuda", _make_pair, why_not=_no_pair, prepare=_pack_pair,
+            packs=(2, 3, 4, 5), pitched=(None, 0, 1), stores=storing(None, 0, 1),
+            forms=_forms_of_pairs, reads_ahead=lambda _: True,
+        )
+        for op, name in (("conv2d_sum", "wgmma_sum"), ("conv2d_beside", "wgmma_beside"))
     ),
     Kernel(
         "expand_depthwise", "expand_depthwise", "cuda", _make_expansion, why_not=_no_expansion,
@@ -497,7 +572,7 @@ ROWS = [
 ]  # fmt: skip
 
 _RANKED = {
-    row.op: [replace(row, form=f"rank {rank}", make=partial(_make, rank=rank)) for rank in RANKS]
+    row.op: [replace(row, form=f"rank {rank}", make=partial(row.make, rank=rank)) for rank in RANKS]
     for row in ROWS
-    if row.forms is _forms
+    if row.forms in (_forms, _forms_of_pairs)
 }

@@ -22,6 +22,7 @@ from .functions import recognise_functions
 from .gates import fuse_gates, scale_by_gates
 from .identities import drop_identities, merge_shapes
 from .padding import fold_padding
+from .pairs import fuse_neighbours, fuse_sums
 from .pooling import pool_first
 from .products import convolve_products, fold_constants_after
 from .prologues import fuse_prologues
@@ -44,8 +45,10 @@ __all__ = [
     "fuse_functions_of_rows",
     "fuse_gates",
     "fuse_inverted_residuals",
+    "fuse_neighbours",
     "fuse_prologues",
     "fuse_residuals",
+    "fuse_sums",
     "join_linear_layers",
     "lay_channels_last",
     "mark_stem",
