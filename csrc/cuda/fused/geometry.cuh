@@ -203,7 +203,8 @@ struct Route {
   static_assert(Groups == 1 || Cluster == 1, "a team of several blocks is alone in each");
   static_assert(KeptWeights || Cluster == 1, "a cluster is for speed");
   // Filter tiles of one warp's task in layer G: if that leaves no warp idle all that there are, or
-  // as many as half of a thread's registers hold the sums of.
+  // as many as half of a thread's registers hold the sums of. Else one; of many teams, whose others
+  // keep the multiprocessor busy, two, which read their input once (in two parts not measured).
   template <class G, int Parts>
   __host__ __device__ static constexpr int filter_tiles() {
     constexpr int kRegisters = 64 * 1024 / kThreads < 255 ? 64 * 1024 / kThreads : 255;
@@ -211,8 +212,10 @@ struct Route {
     const int most = (kRegisters + 1) / 2 / (4 * G::kPixels * Parts * kTiles);
     // Of a first layer with fewer tiles than warps the filters are parted where there are many
     // warps.
-    if (G::kTiles < kWorkers && (!G::kFirst || kWorkers > 32)) return 1;
     int tiles = G::kFilterTiles;
+    if (G::kTiles < kWorkers && (!G::kFirst || kWorkers > 32)) {
+      tiles = Groups > 1 && Parts == 1 ? 2 : 1;
+    }
     while (tiles > 1 && (tiles > most || G::kFilterTiles % tiles != 0)) --tiles;
     return tiles;
   }

@@ -97,14 +97,14 @@ struct RouteIf<false, R, Else> {
 };
 
 // The routes of a network that nobody measured: as many teams of four warps as there is room for,
-// up to five; sixteen warps; and a cluster of four blocks of eight. Inputs overlay each other where
-// there is no room else. One architecture is compiled for, so there is no `middle`.
+// up to eight; sixteen warps; and a cluster of four blocks of eight. Inputs overlay each other
+// where there is no room else. One architecture is compiled for, so there is no `middle`.
 template <class Net, int Parts>
 struct Program {
   template <class R>
   static constexpr bool kFits = kTimedBytes<Net, Parts, Parts, R> <= shared_of(kArchitecture);
   static constexpr int kTeams =
-      teams_within<Net, Parts, Route<4, 5, 1>, shared_of(kArchitecture)>();
+      teams_within<Net, Parts, Route<4, 8, 1>, shared_of(kArchitecture)>();
   using Many = Route<4, kTeams, 1>;
   template <class R>
   using Roomy = typename RouteIf<kFits<R>, R, typename R::Overlaid>::type;
