@@ -224,10 +224,13 @@ struct Route {
     return G::kTiles * (G::kFilterTiles / filter_tiles<G, Parts>());
   }
   // Where a layer leaves most of a cluster idle, each kernel row of a task is a task of its own,
-  // and their sums meet in the block that owns the task: every `Cluster`th. It costs a barrier.
+  // and their sums meet in the block that owns the task: every `Cluster`th. It costs a barrier,
+  // which in one part is worth more than the products of 18 steps of 16 channels.
   template <class G, int Parts>
   __host__ __device__ static constexpr bool splits_rows() {
-    return Cluster > 1 && !G::kFirst && 4 * tasks<G, Parts>() <= kWorkers;
+    constexpr int kEights = G::kKernel * G::kKernel * ((G::kChannels + 7) / 8);
+    return Cluster > 1 && !G::kFirst && 4 * tasks<G, Parts>() <= kWorkers &&
+           (Parts > 1 || kEights > 36);
   }
   template <class G, int Parts>
   __host__ __device__ static constexpr int row_sum_bytes() {
