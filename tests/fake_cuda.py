@@ -206,11 +206,11 @@ class FakeTensorCores(FakeKernels):
     def expand_depthwise_pack(*_arguments) -> None: ...
 
     @staticmethod
-    def bottleneck_takes(shape: Any, outputs: int, device: int) -> bool:
+    def bottleneck_takes(shape: Any, outputs: int, reduced: int, device: int) -> bool:
         return False
 
     @staticmethod
-    def bottleneck_packed(shape, outputs, _operands, _stream) -> int:
+    def bottleneck_packed(shape, outputs, _reduced, _operands, _stream) -> int:
         return 2 * (shape.weight_size + outputs)
 
     @staticmethod

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import fake_cuda
 import halves
@@ -22,6 +23,7 @@ from cnn_engine.graph import passes
 from cnn_engine.graph.graph import Value
 from cnn_engine.operators.binary import Add
 from cnn_engine.operators.bottleneck import Bottleneck
+from cnn_engine.operators.channels_last import Conv2dNhwc
 from cnn_engine.operators.conv2d import Conv2d
 from cnn_engine.operators.unary import Relu, Swish
 
@@ -66,6 +68,12 @@ def block(batch=2, channels=8, inner=Relu, residual=True, stride=(1, 1), size=(1
     return b, (first, second, third), b.add(Relu(), y)
 
 
+def next_block(b, y, channels=8, filters=8):
+    """What the next block begins with, and something else that reads what the block before made."""
+    z = b.add(Conv2d(), y, b.constant(filters, 4 * channels, 1, 1), b.constant(filters))
+    return b.conv(b.add(Relu(), z), filters, 8), b.conv(y, 4 * channels, 8)
+
+
 def found_in(graph):
     return [node for node in graph.nodes if node.op.kind == "bottleneck"]
 
@@ -85,6 +93,17 @@ def test_two_convolutions_become_one_node(residual):
     assert "together they are bottleneck" in {note.why for note in after.notes}
 
 
+@pytest.mark.parametrize("third", [True, False])
+def test_a_third_is_part_of_it_where_a_kernel_makes_it_too(third):
+    b, _, y = block()
+    graph = b.graph(*next_block(b, y))
+    after = same(graph, lambda graph: laid(graph, lambda *nodes: third or nodes[-1] is None))
+    (node,) = found_in(after)
+    assert node.op.reduces == third == (len(node.outputs) == 2)
+    assert type(node.op.after) is (Relu if third else type(None))
+    assert len(node.covers) == 5 + 2 * third
+
+
 def test_what_does_not_fit_stays_as_it_is():
     """Sums that others read; what no kernel takes."""
     b, sums, y = block()
@@ -92,11 +111,11 @@ def test_what_does_not_fit_stays_as_it_is():
     asked = []
 
     def takes(graph, *nodes):
-        asked.append([graph.values[node.inputs[1]].shape[2:] for node in nodes])
+        asked.append([node and graph.values[node.inputs[1]].shape[2:] for node in nodes])
         return False
 
     assert not found_in(same(b.graph(y), lambda graph: laid(graph, takes)))
-    assert asked == [[(3, 3), (1, 1)]]
+    assert asked == [[(3, 3), (1, 1), None]]
 
 
 def test_record():
@@ -108,6 +127,13 @@ def test_record():
     values = [Value("", *outputs[0])]
     assert op.flops([x, window, last], values) == 2 * 2 * 5 * 7 * (16 * 8 * 9 + 24 * 16)
     assert op.terms([x, window, last]) == 72
+    third = replace(op, reduces=True)
+    given = [x, window, last, None, None, None, Value("t", (32, 24, 1, 1))]
+    assert third.infer(given) == (*outputs, ((2, 5, 7, 32), "float32"))
+    more = [*values, Value("", (2, 5, 7, 32))]
+    assert third.flops(given, more) == op.flops(given[:3], values) + 2 * 2 * 5 * 7 * 24 * 32
+    with pytest.raises(InputError, match="expected"):
+        third.infer([*given[:6], window])
     for wrong in (
         [x, window], [x, window, window], [x, last, last], [x, window, last, wide],
         [x, window, last, bias, wide, x],
@@ -123,13 +149,14 @@ def test_engines_join_where_images_lie_in_16_bits(monkeypatch, dtype, inner):
     takes = staticmethod(lambda *_: True)
     monkeypatch.setattr(fake_cuda.FakeTensorCores, "bottleneck_takes", takes)
     b, _, y = block(inner=inner)
-    graph = b.graph(b.conv(y, 32, 8))
+    graph = b.graph(*next_block(b, y))
     with Engine(single(graph), device="cuda", dtype=dtype) as engine:
         laid_out = engine._plans.open().placed(2, False).graph
         steps = [step.kernel for step in engine._plans._build_run(2, False).steps]
     joined = dtype in HALVES and inner is Relu
     assert len(found_in(laid_out)) == joined == ("bottleneck" in steps)
     for node in found_in(laid_out):
+        assert node.op.reduces
         around = (node.inputs[0], node.inputs[5], *node.outputs)
         assert {laid_out.values[name].stored for name in around} == {node.op.operands} == {dtype}
 
@@ -148,33 +175,52 @@ def arrays(rng, case):
     return [rng.uniform(-1, 1, shape).astype(np.float32) for shape in shapes]
 
 
-def run(case, x, window, last, given, operands, *, inner=RELU, outer=RELU, told=halves.NO_ONE):
+def run(
+    case, x, window, last, given, operands, third=None, *, inner=RELU, outer=RELU, after=RELU,
+    told=halves.NO_ONE,
+):  # fmt: skip
+    """Returns what both convolutions make, and with a third one's weights and bias what it makes."""
     device, shape, outputs = Device("cuda"), shape_of(case, len(x)), len(last)
-    kind = getattr(_cpu.Conv2dOperands, operands)
-    size = cuda_module.load().bottleneck_packed(shape, outputs, kind, 0)
+    kind, reduced = getattr(_cpu.Conv2dOperands, operands), 0 if third is None else len(third[0])
+    size = cuda_module.load().bottleneck_packed(shape, outputs, reduced, kind, 0)
     packed = device.library.full(size, 0xFF, np.uint8)
-    weights = device.put(window), device.put(last)
-    call(device, "bottleneck_pack", *weights, packed, shape, outputs, kind)
+    next_, next_bias = (None, None) if third is None else third
+    weights = [None if array is None else device.put(array) for array in (window, last, next_)]
+    call(device, "bottleneck_pack", *weights, packed, shape, outputs, reduced, kind)
     kept = halves.laid(x, operands).dtype
     out, memory = guarded(device, (*x.shape[:3], outputs), kept)
+    reduced_out, around = guarded(device, (*x.shape[:3], reduced), kept)
     *biases, residual = given
-    there = [None if bias is None else device.put(bias) for bias in biases]
+    there = [None if bias is None else device.put(bias) for bias in (*biases, next_bias)]
     added = None if residual is None else halves.put(device, residual, operands)
     call(
-        device, "bottleneck", halves.put(device, x, operands), packed, *there, added, out, shape,
-        outputs, told, kind, *inner, *outer,
+        device, "bottleneck", halves.put(device, x, operands), packed, *there, added, out,
+        reduced_out if reduced else None, shape, outputs, reduced, told, kind, *inner, *outer, *after,
     )  # fmt: skip
     check_guards(device, memory, kept)
-    return halves.get(device, out, operands)
+    check_guards(device, around, kept)
+    y = halves.get(device, out, operands)
+    return y if third is None else (y, halves.get(device, reduced_out, operands))
 
 
-def record(inner=None, outer=None):
-    return Bottleneck(padding=(1, 1, 1, 1), inner=inner, activation=outer)
+def record(inner=None, outer=None, after=None, reduces=False):
+    return Bottleneck((1, 1), (1,) * 4, (1, 1), inner, outer, reduces, after)
+
+
+def third_of(rng, case, whole=False):
+    """A third convolution's weights and bias: as many filters as the first one has, up to eights."""
+    shape = -(-case[4] // 8) * 8, case[5], 1, 1
+    if not whole:
+        return rng.uniform(-1, 1, shape).astype(np.float32), np.float32(
+            rng.uniform(-1, 1, shape[0])
+        )
+    weight = rng.integers(-1, 2, shape) * (rng.random(shape) < 0.05)
+    return weight.astype(np.float32), rng.integers(-1, 2, shape[0]).astype(np.float32)
 
 
 @pytest.fixture
 def hopper():
-    if not cuda_module.load().bottleneck_takes(shape_of(CASES[2], 1), 1024, 0):
+    if not cuda_module.load().bottleneck_takes(shape_of(CASES[2], 1), 1024, 0, 0):
         pytest.skip("needs a GPU of compute capability 9.0")
 
 
@@ -192,6 +238,12 @@ def test_whole_numbers_are_exact(rng, hopper, case, operands):
         wanted = record(Relu(), outer[0]).reference(x, window, last, *of)
         found = run(case, x, window, last, of, operands, outer=outer[1])
         assert np.array_equal(found, halves.rounded(wanted, operands))
+        third = third_of(rng, case, whole=True)
+        both = run(case, x, window, last, of, operands, third, outer=outer[1])
+        wide = record(Relu(), outer[0], Relu(), reduces=True)
+        sums = wide.reference(x, window, last, *of, *third)
+        assert np.array_equal(both[0], found)
+        assert np.array_equal(both[1], halves.rounded(sums[1], operands))
 
 
 @pytest.mark.gpu
@@ -210,6 +262,17 @@ def test_against_reference(rng, hopper, case, functions, operands):
     # Weights, what is between and the result are rounded.
     limit = tolerances.sum_of_products(terms, size) + 4 * ROUNDING[operands] * size
     tolerances.assert_close(found, wanted, limit)
+    # Of what is made of the result as it is stored.
+    weight, bias = third_of(rng, case)
+    both = run(case, x, window, last, given, operands, (weight, bias), inner=first, outer=second)
+    product = Conv2dNhwc(activation=Relu())
+    wanted, size = (
+        product.reference(*of)
+        for of in ((both[0], weight, bias), map(np.abs, (both[0], weight, bias)))
+    )
+    limit = tolerances.sum_of_products(len(last) + 1, size) + 2 * ROUNDING[operands] * size
+    assert np.array_equal(both[0], found)
+    tolerances.assert_close(both[1], wanted, limit)
 
 
 @pytest.mark.gpu
@@ -217,14 +280,17 @@ def test_against_reference(rng, hopper, case, functions, operands):
 def test_each_image_has_the_same_bits_among_others_and_again(rng, hopper, case):
     case = (5, *case[1:])
     x, window, last, *given = arrays(rng, case)
-    together = run(case, x, window, last, given, "float16")
+    third = third_of(rng, case)
+    together = run(case, x, window, last, given, "float16", third)
     for _ in range(10):
-        assert np.array_equal(run(case, x, window, last, given, "float16"), together)
+        again = run(case, x, window, last, given, "float16", third)
+        assert all(map(np.array_equal, again, together))
     for n in (0, 4):
         alone = *given[:2], given[2][n : n + 1]
-        assert np.array_equal(
-            run(case, x[n : n + 1], window, last, alone, "float16")[0], together[n]
-        )
+        for one, all_of_them in zip(
+            run(case, x[n : n + 1], window, last, alone, "float16", third), together, strict=True
+        ):
+            assert np.array_equal(one[0], all_of_them[n])
 
 
 @pytest.mark.gpu
@@ -240,7 +306,7 @@ def test_nan_reaches_its_window_of_all_channels_alone(rng, hopper, case):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("where", ["between", "after", "nowhere", "beyond"])
+@pytest.mark.parametrize("where", ["between", "after", "last", "nowhere", "beyond"])
 def test_results_past_float16_are_told(rng, hopper, where):
     """Of the first convolution, which no one else sees, and of the second; not of places beyond the image."""
     case = (1, 72, 3, 7, 72, 80)
@@ -252,29 +318,33 @@ def test_results_past_float16_are_told(rng, hopper, where):
         window[5, 0, 0, 1:], window[5, 0, 1, 0] = 30000.0, 30000.0
     word = Device("cuda").put(np.zeros(1, np.int32), np.int32)
     told = _cpu.Overflow(word.data.ptr, 7)
-    run(case, x, window, last, given, "float16", told=told)
-    assert int(word[0]) == (7 if where in ("between", "after") else 0)
+    third = np.zeros((72, 80, 1, 1), np.float32), np.zeros(72, np.float32)
+    third[0][7, 5] = 2.0 if where == "last" else 1.0
+    run(case, x, window, last, given, "float16", third, told=told)
+    assert int(word[0]) == (7 if where in ("between", "after", "last") else 0)
 
 
 @pytest.mark.gpu
 def test_what_does_not_fit_is_refused(hopper):
     module, kind = cuda_module.load(), _cpu.Conv2dOperands.float16
     one, ones = (1, 1), (1, 1, 1, 1)
-    for numbers, outputs, expected in (
-        ((1, 12, 9, 9, 8, 3, 3, *one, *ones), 8, "channels and outputs in eights"),
-        ((1, 8, 9, 9, 8, 3, 3, *one, *ones), 12, "channels and outputs in eights"),
-        ((1, 8, 9, 9, 8, 5, 5, *one, *ones), 8, "a kernel of 3x3"),
-        ((1, 8, 9, 9, 8, 3, 3, 2, 1, *ones), 8, "a kernel of 3x3"),
-        ((1, 8, 9, 9, 8, 3, 3, *one, 0, 1, 1, 1), 8, "a kernel of 3x3"),
-        ((1, 8, 9, 9, 8, 3, 3, *one, *ones, 1, 2), 8, "a kernel of 3x3"),
-        ((1, 8, 9, 9, 8, 3, 3, *one, *ones, 1, 1, 8), 8, "one group"),
-        ((1, 264, 9, 9, 8, 3, 3, *one, *ones), 8, "at most 256 channels"),
-        ((1, 8, 9, 9, 8, 3, 3, *one, *ones), 1032, "at most 256 channels"),
+    for numbers, filters, expected in (
+        ((1, 12, 9, 9, 8, 3, 3, *one, *ones), (8, 0), "channels and outputs in eights"),
+        ((1, 8, 9, 9, 8, 3, 3, *one, *ones), (12, 0), "channels and outputs in eights"),
+        ((1, 8, 9, 9, 8, 3, 3, *one, *ones), (8, 12), "channels and outputs in eights"),
+        ((1, 8, 9, 9, 8, 5, 5, *one, *ones), (8, 0), "a kernel of 3x3"),
+        ((1, 8, 9, 9, 8, 3, 3, 2, 1, *ones), (8, 0), "a kernel of 3x3"),
+        ((1, 8, 9, 9, 8, 3, 3, *one, 0, 1, 1, 1), (8, 0), "a kernel of 3x3"),
+        ((1, 8, 9, 9, 8, 3, 3, *one, *ones, 1, 2), (8, 0), "a kernel of 3x3"),
+        ((1, 8, 9, 9, 8, 3, 3, *one, *ones, 1, 1, 8), (8, 0), "one group"),
+        ((1, 264, 9, 9, 8, 3, 3, *one, *ones), (8, 0), "at most 256 channels"),
+        ((1, 8, 9, 9, 8, 3, 3, *one, *ones), (1032, 0), "at most 256 channels"),
+        ((1, 8, 9, 9, 8, 3, 3, *one, *ones), (8, 264), "at most 256 channels"),
     ):  # fmt: skip
         shape = _cpu.Conv2dShape(*numbers)
-        assert not module.bottleneck_takes(shape, outputs, 0)
+        assert not module.bottleneck_takes(shape, *filters, 0)
         with pytest.raises(ValueError, match=expected):
-            module.bottleneck_packed(shape, outputs, kind, 0)
+            module.bottleneck_packed(shape, *filters, kind, 0)
     shape = shape_of(CASES[0], 1)
     for operands, x, function, expected in (
         ("tf32", 256, RELU, "float16 or bfloat16"), ("float16", 8, RELU, "of 16"),
@@ -282,8 +352,8 @@ def test_what_does_not_fit_is_refused(hopper):
     ):  # fmt: skip
         with pytest.raises(ValueError, match=expected):
             module.bottleneck(
-                x, 256, 0, 0, 0, 512, shape, 256, halves.NO_ONE,
-                getattr(_cpu.Conv2dOperands, operands), *function, *RELU, 0,
+                x, 256, 0, 0, 0, 0, 512, 0, shape, 256, 0, halves.NO_ONE,
+                getattr(_cpu.Conv2dOperands, operands), *function, *RELU, *RELU, 0,
             )  # fmt: skip
 
 
@@ -292,7 +362,7 @@ def test_what_does_not_fit_is_refused(hopper):
 @pytest.mark.parametrize("batch", [1, 2, 20])
 def test_engine(dtype, batch):
     b, _, y = block(batch, 64, size=(14, 14))
-    graph = single(b.graph(b.conv(y, 256, 8)))
+    graph = single(b.graph(*next_block(b, y, 64, 64)[:1]))
     x = np.random.default_rng(3).uniform(-1, 1, (batch, 3, 14, 14)).astype(np.float32)
     with Engine(graph, device="cpu") as engine:
         (wanted,) = engine.run({"x": x}).values()
@@ -300,7 +370,7 @@ def test_engine(dtype, batch):
         (found,) = engine.run({"x": x}).values()
         steps = [step.kernel for step in engine._plans._build_run(batch, False).steps]
     shape = shape_of((batch, 64, 14, 14, 64, 256), batch)
-    takes = cuda_module.load().bottleneck_takes(shape, 256, 0)
-    assert ("bottleneck" in steps) == bool(takes)
+    takes = any(cuda_module.load().bottleneck_takes(shape, 256, third, 0) for third in (0, 64))
+    assert ("bottleneck" in steps) == takes
     limit = {"float16": 4e-3, "bfloat16": 3e-2}[dtype]
     np.testing.assert_allclose(found, wanted, rtol=0, atol=limit * np.abs(wanted).max())

@@ -148,7 +148,8 @@ class Program:
         elif self._fuses:
             graph = passes.fuse(graph)
         if self.channels_last:
-            kind = self.placement.device.kind
+            device = self.placement.device
+            kind = device.kind
             stores = kind == "cuda" and self.dtype in storage.DTYPES
             graph = passes.lay_channels_last(graph, kind, run=8 if stores else 4)
             # What the rewrites made of constants is the same for every batch.
@@ -162,14 +163,13 @@ class Program:
                 graph = passes.fuse_expansions(graph)
             if stores:
                 graph = storage.store_rounded(graph, self.dtype, kind)
-            device = self.placement.device
+                graph = passes.fuse_bottlenecks(graph, partial(joins, device))
             if kind == "cuda":
                 takes = partial(pairs, device)
                 graph = passes.fuse_neighbours(passes.fuse_sums(graph, takes), takes)
             if stores:
                 graph = passes.fuse_inverted_residuals(graph, partial(makes_block, device))
                 graph = passes.fuse_expansions(graph, partial(expands, device))
-                graph = passes.fuse_bottlenecks(graph, partial(joins, device))
                 graph = passes.scale_by_gates(graph, partial(scales, device))
         return graph
 

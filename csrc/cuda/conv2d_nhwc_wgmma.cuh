@@ -525,7 +525,7 @@ void launch_tile(const Sources& from, Product p, const Choice& choice, Stream st
   p.at.residual = take(Groups * p.residual_rows * kRowBytes);
   p.at.received = take(received_bytes(Groups, Columns, p.split));
   p.at.barriers = take(16 * p.stages + 16);
-  CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+  make_ready(kernel, bytes);
   const dim3 grid((p.rows + Columns - 1) / Columns, (p.filters + kTileFilters - 1) / kTileFilters,
                   p.split);
   launch("conv2d_nhwc_wgmma_kernel", kernel, grid, dim3(At::kThreads), bytes, stream, p.split,

@@ -302,7 +302,7 @@ template <typename T, int Stride, int Columns, int Rows>
 void launch_rows(Planar p, Stream stream) {
   const auto kernel = conv2d_nhwc_wgmma_planar_kernel<T, Stride, Columns, Rows>;
   const int bytes = shared_bytes(p.shape, kLayout<T, Stride>, Rows);
-  CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+  make_ready(kernel, bytes);
   p.tiles_a_row = (p.out_w + kPlaces - 1) / kPlaces;
   p.tiles_a_column = (p.out_h + Rows - 1) / Rows;
   const dim3 grid(p.shape.n * p.tiles_a_column * p.tiles_a_row, (p.shape.k + 63) / 64);

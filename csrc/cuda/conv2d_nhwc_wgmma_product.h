@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cuda.h>
+#include <cuda_runtime.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -12,6 +13,7 @@
 #include "cuda/tf32.cuh"
 #include "ops/conv2d_nhwc.h"
 #include "ops/stored.h"
+#include "runtime/check.h"
 
 namespace cnn_engine::cuda::wgmma {
 
@@ -41,6 +43,18 @@ void with_type(Conv2dOperands operands, const Body& body) {
     case Conv2dOperands::float32:
       return body(static_cast<float*>(nullptr));
   }
+}
+
+// Makes a kernel ready to have so many bytes of shared memory. A multiprocessor that runs kernels
+// with less has less of its memory as shared memory, and changes that only once it runs none: a
+// kernel that has much could not start before the one before it has ended, if it had not the most.
+template <typename Kernel>
+void make_ready(Kernel kernel, int bytes) {
+  constexpr int kMuch = 32 * 1024;
+  CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+  if (bytes <= kMuch) return;
+  CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                  cudaSharedmemCarveoutMaxShared));
 }
 
 // The images that steps of a sum read, as a convolution's window goes over them.

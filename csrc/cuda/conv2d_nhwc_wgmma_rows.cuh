@@ -236,8 +236,7 @@ void launch_rows(const Images& images, Product p, const Choice& choice, Stream s
     p.split = choice.split;
     p.log_split = log2_of(choice.split);
     p.steps_a_block = (p.chunks + p.split - 1) / p.split;
-    CUDA_CHECK(
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, At::kBytes));
+    make_ready(kernel, At::kBytes);
     const int width = kShape.several ? p.out_w : kShape.columns;
     const dim3 grid(p.rows / (p.lines * width), (p.filters + kTileFilters - 1) / kTileFilters,
                     p.split);

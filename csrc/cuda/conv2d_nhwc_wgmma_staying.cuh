@@ -306,7 +306,7 @@ void launch_staying_tile(const Sources& from, Product p, int multiprocessors, St
   constexpr int kBytes = kShape.stages * (kShape.groups * kFilters + kColumns) * kRowBytes +
                          kShape.slots * kShape.groups * kColumns * kRowBytes +
                          16 * (kShape.stages + kShape.slots);
-  CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
+  make_ready(kernel, kBytes);
   int blocks = std::min(kShape.blocks * multiprocessors, p.tiles);
   // So that each takes tiles of either source in turn, whose sums may be of other lengths.
   while (p.first_steps < p.steps && std::gcd(blocks, p.filter_tiles) > 1) --blocks;

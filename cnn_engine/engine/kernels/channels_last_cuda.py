@@ -305,18 +305,20 @@ def _window_of(op: Any, x: Value, weight: Value) -> Any:
     return _cpu.Conv2dShape(n, c, h, w, filters, *kernel, *op.stride, *op.padding, *op.dilation)
 
 
-def joins(device: Any, graph: Graph, first: Node, second: Node) -> bool:
-    """Whether a device makes a convolution and the one of 1x1 behind it sooner as one."""
-    (x, weight), y = graph.inputs_of(first)[:2], graph.values[second.outputs[0]]
-    residual = (*second.inputs, None, None)[3]
-    around = [x, y] if residual is None else [x, y, graph.values[residual]]
-    stored_as = {*(value.stored for value in around), first.op.operands, second.op.operands}
+def joins(device: Any, graph: Graph, first: Node, second: Node, third: Node | None) -> bool:
+    """Whether a device makes a convolution and the one or two of 1x1 behind it sooner as one."""
+    nodes = [node for node in (first, second, third) if node is not None]
+    x, y, *z = (
+        graph.values[name] for name in (first.inputs[0], *(n.outputs[0] for n in nodes[1:]))
+    )
+    residual = [graph.values[name] for name in second.inputs[3:4] if name is not None]
+    stored_as = {value.stored for value in (x, y, *z, *residual)} | {n.op.operands for n in nodes}
     if len(stored_as) != 1 or "" in stored_as:
         return False
-    if not all(_is_clamp(node.op.activation) for node in (first, second)):
+    if not all(_is_clamp(node.op.activation) for node in nodes):
         return False
-    shape, outputs = _window_of(first.op, x, weight), y.shape[3]
-    return bool(device.kernels.bottleneck_takes(shape, outputs, device.index))
+    how = _window_of(first.op, *graph.inputs_of(first)[:2]), y.shape[3], z[0].shape[3] if z else 0
+    return bool(device.kernels.bottleneck_takes(*how, device.index))
 
 
 def _is_clamp(function: Any) -> bool:
@@ -324,26 +326,33 @@ def _is_clamp(function: Any) -> bool:
 
 
 def _no_bottleneck(node: Node, graph: Graph) -> str | None:
-    if graph.inputs_of(node)[0].stored != node.op.operands:
+    op = node.op
+    if graph.inputs_of(node)[0].stored != op.operands:
         return "expected images in 16 bits, in the type that weights are rounded to"
-    weights = replace(node, inputs=node.inputs[:5])
-    return not_compiled(weights, graph, node.op.inner, node.op.activation)
+    weights = replace(node, inputs=node.inputs[:5] + node.inputs[6:])
+    return not_compiled(weights, graph, op.inner, op.activation, op.after)
+
+
+def _bottleneck_of(node: Node, values: Sequence[Value | None]) -> tuple[Any, int, int]:
+    """Returns the first convolution's shape and the filters of those behind it."""
+    x, window, last = values[:3]
+    reduced = values[6].shape[0] if node.op.reduces else 0
+    return _window_of(node.op, x, window), last.shape[0], reduced
 
 
 def _pack_bottleneck(node: Node, graph: Graph, device: Any) -> Buffer:
-    x, window, last = graph.inputs_of(node)[:3]
-    how = _window_of(node.op, x, window), last.shape[0], _operands(node)
+    how = *_bottleneck_of(node, graph.inputs_of(node)), _operands(node)
     nbytes = device.kernels.bottleneck_packed(*how, 0)
-    return _packed(node, graph, device, nbytes, "bottleneck_pack", *how, places=(1, 2))
+    return _packed(node, graph, device, nbytes, "bottleneck_pack", *how, places=(1, 2, 6))
 
 
 def _make_bottleneck(call: Call) -> Bound:
-    op, (x, window, last) = call.node.op, call.inputs[:3]
-    given = (*call.at[3:], 0, 0, 0)[:3]
+    op, (first, second, residual, _, third) = call.node.op, (*call.at[3:], *[0] * 5)[:5]
     return call.native(
-        "bottleneck", call.at[0], call.prepared.address, *given, call.to[0],
-        _window_of(op, x, window), last.shape[0], call.overflow, _operands(call.node),
-        *function_of(op.inner), *function_of(op.activation),
+        "bottleneck", call.at[0], call.prepared.address, first, second, third, residual,
+        *(*call.to, 0)[:2], *_bottleneck_of(call.node, call.inputs), call.overflow,
+        _operands(call.node), *function_of(op.inner), *function_of(op.activation),
+        *function_of(op.after),
     )  # fmt: skip
 
 
@@ -540,7 +549,7 @@ ROWS = [
     ),
     Kernel(
         "bottleneck", "bottleneck", "cuda", _make_bottleneck, why_not=_no_bottleneck,
-        prepare=_pack_bottleneck, packs=(1, 2), stores=storing(None, 0, 5), alike=True,
+        prepare=_pack_bottleneck, packs=(1, 2, 6), stores=storing(None, 0, 5), alike=True,
     ),
     Kernel(
         "inverted_residual", "inverted_residual", "cuda", _make_block, why_not=_no_block,

@@ -12,34 +12,45 @@ from .gates import is_product
 from .rewriting import Rewrites, absent, covering, only_user
 
 
-def fuse_bottlenecks(graph: Graph, takes: Callable[[Graph, Node, Node], bool]) -> Graph:
+def fuse_bottlenecks(
+    graph: Graph, takes: Callable[[Graph, Node, Node, Node | None], bool]
+) -> Graph:
     """Makes one node of a convolution and of the one of 1x1 that alone follows it.
 
+    And of one of 1x1 that reads what both make, as the next block begins with.
+
     Args:
-        takes: returns whether a kernel makes both sooner than two do.
+        takes: returns whether a kernel makes two, or all three, sooner than several do.
     """
     rewrites = Rewrites(graph)
     for first in graph.nodes:
         if not _is_plain(graph, first) or not rewrites.free(first):
             continue
         second = only_user(graph, first.outputs[0])
-        if second is None or not _follows(graph, first, second) or not takes(graph, first, second):
+        if second is None or not _follows(graph, first, second):
             continue
-        op = first.op
-        inputs = (
-            *first.inputs[:2],
-            second.inputs[1],
-            *((*node.inputs, None)[2] for node in (first, second)),
-            (*second.inputs, None, None)[3],
+        readers = graph.consumers[second.outputs[0]]
+        third = next((node for node in readers if _reduces(graph, second, node)), None)
+        if third is not None and not takes(graph, first, second, third):
+            third = None
+        if third is None and not takes(graph, first, second, None):
+            continue
+        nodes = [first, second] if third is None else [first, second, third]
+        (x, window, bias), (_, last, last_bias, residual) = (
+            (*node.inputs, None, None)[:count] for node, count in ((first, 3), (second, 4))
         )
+        more = (None, None) if third is None else (*third.inputs, None)[1:3]
+        inputs = x, window, last, bias, last_bias, residual, *more
+        op = first.op
         merged = Node(
             second.name,
             Bottleneck(
-                op.stride, op.padding, op.dilation, op.activation, second.op.activation, op.operands
+                op.stride, op.padding, op.dilation, op.activation, second.op.activation,
+                third is not None, third and third.op.activation, op.operands,
             ),
-            inputs, second.outputs, covering(first, second),
+            inputs, tuple(node.outputs[0] for node in nodes[1:]), covering(*nodes),
         )  # fmt: skip
-        rewrites.replace([first, second], [merged], "together they are bottleneck")
+        rewrites.replace(nodes, [merged], "together they are bottleneck")
     return rewrites.apply()
 
 
@@ -64,3 +75,14 @@ def _follows(graph: Graph, first: Node, node: Node) -> bool:
         return False
     alone = replace(node, inputs=(*node.inputs[:3], None, *node.inputs[4:]))
     return is_product(graph, alone) and node.op.stride == (1, 1)
+
+
+def _reduces(graph: Graph, second: Node, node: Node) -> bool:
+    """Whether ``node`` is a product over the channels that ``second`` makes, and nothing else of it."""
+    (made,) = second.outputs
+    return (
+        is_product(graph, node)
+        and node.inputs[0] == made
+        and made not in node.inputs[1:]
+        and node.op.stride == (1, 1)
+    )
