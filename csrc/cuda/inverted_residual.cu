@@ -22,10 +22,10 @@ constexpr int kOperand = 8;             // numbers of a lane's, of 16 terms by 1
 constexpr int kPieces = 2;              // of x, of a thread
 constexpr int kTaps = 3;                // rows and columns of a kernel
 constexpr int kMostSteps = 5;           // of 16 channels of x
-constexpr int kMostBytes = 100 * 1024;  // of shared memory: two blocks find room
+constexpr int kMostBytes = 100 * 1024;  // of shared memory: the next kernel finds room
 constexpr int kFewColumns = 8;          // of a block, which are not parted further
 constexpr int kMultiprocessors = 132;   // that all should have some of
-constexpr int kMostBlocks = 264;        // beyond which other kernels are as fast
+constexpr int kMostBlocks = 264;        // of few images: two a multiprocessor
 
 struct Block {
   const float *first_bias, *second_bias, *third_bias;
