@@ -348,15 +348,17 @@ def _window(preprocess: Preprocess, width: int, height: int) -> tuple[int, int, 
 def quick_pixels(image: np.ndarray, preprocess: Preprocess) -> np.ndarray | None:
     """Returns ``image``, uint8 [H, W, C], resized and cropped, [C, rows, columns]; None: Pillow has to do it.
 
-    The pixels are those of :func:`decode`.
+    The pixels are those of :func:`decode`, perhaps in the memory of ``image``.
     """
+    if preprocess.resize is preprocess.crop is None:
+        return image.transpose(2, 0, 1)
     height, width = image.shape[:2]
     size = preprocess.resized(height, width)
     if size == (height, width):
         left, top, right, bottom = _window(preprocess, width, height)
         if left < 0 or top < 0:
             return None
-        return np.ascontiguousarray(image[top:bottom, left:right].transpose(2, 0, 1))
+        return image[top:bottom, left:right].transpose(2, 0, 1)
     return _resampled(image, preprocess) if _quick(preprocess, (height, width)) else None
 
 
