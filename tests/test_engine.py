@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 import multiprocessing
 import pickle
@@ -24,6 +25,7 @@ from cnn_engine import (
 )
 from cnn_engine.devices.cpu import CpuDevice
 from cnn_engine.engine import fused, variants
+from cnn_engine.engine.schedule import GPU_PART
 from cnn_engine.graph import reference
 from cnn_engine.operators import softmax
 
@@ -501,3 +503,14 @@ def test_fused_half_precision_with_the_networks_own_weights(rng, data, dtype):
     assert result.check.passed
     assert result.check.max_abs_diff > 1e-5  # it does round
     assert result.check.top1_agreement >= 0.97
+
+
+def test_plans_of_several_sizes_have_a_part_of_a_gpus_memory():
+    with Engine("cifar10", device="cpu") as engine:
+        pool = engine._plans.pool
+        before = pool.kept_bytes
+        engine.keep_sizes()
+        assert pool.kept_bytes == before  # there is no GPU
+        engine._schedule = dataclasses.replace(engine._schedule, memory=GPU_PART << 30)
+        engine.keep_sizes()
+        assert pool.kept_bytes == 1 << 30

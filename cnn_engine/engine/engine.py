@@ -33,7 +33,7 @@ from .plan import Plan
 from .plans import Plans
 from .pool import plan_bytes
 from .program import Program
-from .schedule import Schedule
+from .schedule import GPU_PART, Schedule
 from .source import find, read_weights
 
 address_of = _cpu.address_of
@@ -315,6 +315,11 @@ class Engine:
         shape, dtype = (count, *self.network.input_shape), np.dtype(dtype)
         buffer = self.device.allocate(math.prod(shape) * dtype.itemsize)
         return DeviceImages(self._plans, self._reader, buffer, shape, dtype)
+
+    def keep_sizes(self) -> None:
+        """Keeps plans for passes of several sizes, for which a GPU has a part of its memory."""
+        pool = self._plans.pool
+        pool.kept_bytes = max(pool.kept_bytes, self._schedule.memory // GPU_PART)
 
     def check_images(self, images: Any) -> arrays.View:
         """Looks at ``images``; raises InputError unless they are of the network's shape."""

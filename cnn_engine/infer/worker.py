@@ -102,6 +102,7 @@ class Worker:
         if self.engine.device.kind != "cuda":
             return {}, []
         self.engine.device.sleep_while_waiting()  # the cores have images to decode
+        self.engine.keep_sizes()
         kind = self._config["kind"]
         reads_floats = "uint8" not in self._reads or dtype_of(kind) == "float32"
         floats = ["float32"] if self._normalises or reads_floats else []
