@@ -163,13 +163,13 @@ class Program:
                 graph = passes.fuse_expansions(graph)
             if stores:
                 graph = storage.store_rounded(graph, self.dtype, kind)
-                graph = passes.fuse_bottlenecks(graph, partial(joins, device))
             if kind == "cuda":
                 takes = partial(pairs, device)
                 graph = passes.fuse_neighbours(passes.fuse_sums(graph, takes), takes)
             if stores:
                 graph = passes.fuse_inverted_residuals(graph, partial(makes_block, device))
                 graph = passes.fuse_expansions(graph, partial(expands, device))
+                graph = passes.fuse_bottlenecks(graph, partial(joins, device))
                 graph = passes.scale_by_gates(graph, partial(scales, device))
         return graph
 

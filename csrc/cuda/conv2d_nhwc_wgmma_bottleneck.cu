@@ -122,6 +122,8 @@ std::int64_t bottleneck_takes(const Conv2dShape& shape, int outputs, int reduced
   const int least = std::min(
       {shape.c, shape.k, outputs / bottlenecks::kExpansion, reduced > 0 ? reduced : shape.k});
   if (least <= shares * wgmma::kFilters / 2) return 0;
+  // Sums of 16 blocks for each other: how soon such kernels follow each other is not known well.
+  if (reduced > 0 && shares == 4) return 0;
   return clusters <= bottlenecks::clusters_of(shares, reduced);
 }
 
