@@ -151,7 +151,7 @@ class Preparation {
   float factor_[kWidth], added_[kWidth];
 };
 
-template <typename T, int Groups, int Columns, bool Prologue>
+template <typename T, int Groups, int Columns, bool Prologue, bool Both>
 __global__ void __launch_bounds__(TileOf<T, Groups, Columns>::kThreads,
                                   TileOf<T, Groups, Columns>::kBlocks)
     conv2d_nhwc_wgmma_kernel(const __grid_constant__ CUtensorMap images,
@@ -179,7 +179,7 @@ __global__ void __launch_bounds__(TileOf<T, Groups, Columns>::kThreads,
   const int rank = p.split > 1 ? static_cast<int>(cluster_rank()) : 0;
   const int first_row = static_cast<int>(blockIdx.x) * Columns;
   const int first_filter = static_cast<int>(blockIdx.y) * kTileFilters;
-  const Product::Steps own = p.steps_at(first_filter);
+  const Product::Steps own = p.steps_at<Both>(first_filter);
   const int first_step = own.first + rank * p.steps_a_block;
   const int steps = max(0, min(p.steps_a_block, own.end - first_step));
   // The block adds up and writes every p.split-th eight of the tile's places.
@@ -188,7 +188,7 @@ __global__ void __launch_bounds__(TileOf<T, Groups, Columns>::kThreads,
 
   if (thread == kThreads) {
     prefetch_map(&images);
-    if (p.both) prefetch_map(&others);
+    if constexpr (Both) prefetch_map(&others);
     if (p.residual_rows > 0) prefetch_map(&residuals);
     init_phases(residual_is_here, 1);
     for (int stage = 0; stage < p.stages; ++stage) {
@@ -221,7 +221,8 @@ __global__ void __launch_bounds__(TileOf<T, Groups, Columns>::kThreads,
       }
     };
     if (helper % 2 == 0) {
-      const std::int64_t before = p.weights_at(first_filter) + (first_step - own.first) + first;
+      const std::int64_t before =
+          p.weights_at<Both>(first_filter) + (first_step - own.first) + first;
       const char* weights = p.packed + before * kUnitBytes;
       const std::int64_t unit_bytes = std::int64_t{own.end - own.first} * kUnitBytes;
 #pragma unroll 1
@@ -239,34 +240,27 @@ __global__ void __launch_bounds__(TileOf<T, Groups, Columns>::kThreads,
         next();
       }
     } else {
-      const auto ask = [&](auto taps) {
-        taps.seek(first_step + first);
-        if (taps.is_nowhere()) return;
-        bool waited = false;
-        const auto wait = [&] {
-          wait_for_inputs();
-          if (p.holds) let_successors_start();
-          waited = true;
-        };
-#pragma unroll 1
-        for (int step = first; step < steps; step += kPairs) {
-          const std::uint32_t to = ring + stage * At::kStageBytes + At::kWeightBytes,
-                              barrier = full + 8 * stage;
-          if (!waited && first_step + step >= p.ahead) wait();
-          wait_for_phase(empty + 8 * stage, parity);
-          if (leads) taps.copy(to, barrier);
-#pragma unroll
-          for (int i = 0; i < kPairs; ++i) taps.next();
-          next();
-        }
-        if (!waited) wait();
+      Taps<T, Both> taps(p, images, others, first_row);
+      taps.seek(first_step + first);
+      if (taps.is_nowhere()) return;
+      bool waited = false;
+      const auto wait = [&] {
+        wait_for_inputs();
+        if (p.holds) let_successors_start();
+        waited = true;
       };
-      // Most have one source, and spend fewer instructions a step.
-      if (__builtin_expect(p.both, 0)) {
-        ask(Taps<T, true>(p, images, others, first_row));
-      } else {
-        ask(Taps<T, false>(p, images, others, first_row));
+#pragma unroll 1
+      for (int step = first; step < steps; step += kPairs) {
+        const std::uint32_t to = ring + stage * At::kStageBytes + At::kWeightBytes,
+                            barrier = full + 8 * stage;
+        if (!waited && first_step + step >= p.ahead) wait();
+        wait_for_phase(empty + 8 * stage, parity);
+        if (leads) taps.copy(to, barrier);
+#pragma unroll
+        for (int i = 0; i < kPairs; ++i) taps.next();
+        next();
       }
+      if (!waited) wait();
     }
     return;
   }
@@ -498,11 +492,11 @@ __global__ void __launch_bounds__(TileOf<T, Groups, Columns>::kThreads,
 
 // ---- launches ----
 
-template <typename T, int Groups, int Columns, bool Prologue>
+template <typename T, int Groups, int Columns, bool Prologue, bool Both>
 void launch_tile(const Sources& from, Product p, const Choice& choice, Stream stream) {
   using At = TileOf<T, Groups, Columns>;
   using Copied = std::conditional_t<Prologue && sizeof(T) == 4, float, T>;  // not rounded yet
-  const auto kernel = conv2d_nhwc_wgmma_kernel<T, Groups, Columns, Prologue>;
+  const auto kernel = conv2d_nhwc_wgmma_kernel<T, Groups, Columns, Prologue, Both>;
   constexpr int kTileFilters = Groups * kFilters;
   p.split = choice.split;
   p.log_split = log2_of(choice.split);
@@ -533,16 +527,17 @@ void launch_tile(const Sources& from, Product p, const Choice& choice, Stream st
          residuals, p);
 }
 
-template <typename T, bool Prologue, int Tile = 0>
+template <typename T, bool Prologue, bool Both, int Tile = 0>
 void launch_tiles(const Sources& from, const Product& p, const Choice& choice, Stream stream) {
   if constexpr (Tile < kShapesOf<T>.count) {
     constexpr TileShape kShape = kShapesOf<T>.at[Tile];
     if constexpr (!Prologue || kShape.prologue) {
       if (choice.tile == Tile) {
-        return launch_tile<T, kShape.groups, kShape.columns, Prologue>(from, p, choice, stream);
+        return launch_tile<T, kShape.groups, kShape.columns, Prologue, Both>(from, p, choice,
+                                                                             stream);
       }
     }
-    launch_tiles<T, Prologue, Tile + 1>(from, p, choice, stream);
+    launch_tiles<T, Prologue, Both, Tile + 1>(from, p, choice, stream);
   }
 }
 
@@ -554,8 +549,9 @@ void launch_product(const Sources& from, const Product& p, const Choice& choice,
   if constexpr (sizeof(T) == 2) {
     if (choice.form == Form::rows) return launch_rows<T>(from.first, p, choice, stream);
   }
-  if (p.has_prologue()) return launch_tiles<T, true>(from, p, choice, stream);
-  launch_tiles<T, false>(from, p, choice, stream);
+  if (p.has_prologue()) return launch_tiles<T, true, false>(from, p, choice, stream);
+  if (p.both) return launch_tiles<T, false, true>(from, p, choice, stream);
+  launch_tiles<T, false, false>(from, p, choice, stream);
 }
 
 // One thread packs 16 bytes.

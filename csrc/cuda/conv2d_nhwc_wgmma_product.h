@@ -105,16 +105,21 @@ struct Product : Source {
   Overflow overflow;
   Source second;  // of another convolution, whose sum is added to the first's, or beside it
 
-  // The steps of a tile's sums, as if all sources' followed each other.
+  // The steps of a tile's sums, as if all sources' followed each other. Kernels that know that
+  // there is one source alone have nothing to ask.
   struct Steps {
     int first, end;
   };
+  template <bool Both>
   CNN_ENGINE_INLINE Steps steps_at(int first_filter) const {
+    if constexpr (!Both) return {0, steps};
     const bool beyond = first_filter >= second_filter;
     return {beyond ? first_steps : 0, beyond ? steps : first_steps};
   }
   // Blocks of packed weights, 64 filters of a step, that come before a tile's.
+  template <bool Both>
   CNN_ENGINE_INLINE int weights_at(int first_filter) const {
+    if constexpr (!Both) return first_filter / kFilters * steps;
     const int more = first_filter - second_filter, beyond = more > 0 ? more / kFilters : 0;
     return (first_filter / kFilters - beyond) * first_steps + beyond * (steps - first_steps);
   }

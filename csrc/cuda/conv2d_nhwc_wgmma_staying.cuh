@@ -65,7 +65,7 @@ __device__ inline void end_in_place(const Function& function, const float (&sums
   }
 }
 
-template <typename T, int Groups, int Columns, int Blocks>
+template <typename T, int Groups, int Columns, int Blocks, bool Both>
 __global__ void __launch_bounds__(128 * Groups + 96, Blocks)
     conv2d_nhwc_wgmma_staying_kernel(const __grid_constant__ CUtensorMap images,
                                      const __grid_constant__ CUtensorMap others,
@@ -89,7 +89,7 @@ __global__ void __launch_bounds__(128 * Groups + 96, Blocks)
   const int thread = threadIdx.x, warp = same_in_warp(thread / 32);
   if (thread == 0) {
     prefetch_map(&images);
-    if (p.both) prefetch_map(&others);
+    if constexpr (Both) prefetch_map(&others);
     prefetch_map(&results);
     for (int stage = 0; stage < p.stages; ++stage) {
       init_phases(full + 8 * stage, 1);
@@ -116,9 +116,9 @@ __global__ void __launch_bounds__(128 * Groups + 96, Blocks)
 #pragma unroll 1
     for (int tile = first_tile; tile < p.tiles; tile += apart) {
       const int first_filter = tile % p.filter_tiles * kTileFilters, units = units_of(first_filter);
-      const Product::Steps own = p.steps_at(first_filter);
+      const Product::Steps own = p.steps_at<Both>(first_filter);
       const int steps = own.end - own.first;
-      const char* weights = p.packed + std::int64_t{p.weights_at(first_filter)} * kUnitBytes;
+      const char* weights = p.packed + std::int64_t{p.weights_at<Both>(first_filter)} * kUnitBytes;
 #pragma unroll 1
       for (int step = 0; step < steps; ++step) {
         const std::uint32_t to = ring + stage.at * kStageBytes, barrier = full + 8 * stage.at;
@@ -139,36 +139,27 @@ __global__ void __launch_bounds__(128 * Groups + 96, Blocks)
   }
   if (warp == kWarps + 1) {  // asks for images
     const bool leads = leads_warp();
-    const auto ask = [&](auto both) {
-      constexpr bool kBoth = decltype(both)::value;
-      Turn stage = {0, 1};
-      bool waited = false;
+    Turn stage = {0, 1};
+    bool waited = false;
 #pragma unroll 1
-      for (int tile = first_tile; tile < p.tiles; tile += apart) {
-        Product::Steps own = {0, p.steps};
-        if (kBoth) own = p.steps_at(tile % p.filter_tiles * kTileFilters);
-        Taps<T, kBoth> taps(p, images, others, tile / p.filter_tiles * Columns, own.first > 0);
-        if (taps.is_nowhere()) return;
-        if (!waited) {
-          wait_for_inputs();
-          if (p.holds) let_successors_start();
-        }
-        waited = true;
-#pragma unroll 1
-        for (int step = own.first; step < own.end; ++step) {
-          const std::uint32_t to = ring + stage.at * kStageBytes + kWeightBytes,
-                              barrier = full + 8 * stage.at;
-          wait_for_phase(empty + 8 * stage.at, stage.parity);
-          if (leads) taps.copy(to, barrier);
-          taps.next();
-          stage.next(p.stages);
-        }
+    for (int tile = first_tile; tile < p.tiles; tile += apart) {
+      const Product::Steps own = p.steps_at<Both>(tile % p.filter_tiles * kTileFilters);
+      Taps<T, Both> taps(p, images, others, tile / p.filter_tiles * Columns, own.first > 0);
+      if (taps.is_nowhere()) return;
+      if (!waited) {
+        wait_for_inputs();
+        if (p.holds) let_successors_start();
       }
-    };
-    if (__builtin_expect(p.both, 0)) {
-      ask(std::true_type());
-    } else {
-      ask(std::false_type());
+      waited = true;
+#pragma unroll 1
+      for (int step = own.first; step < own.end; ++step) {
+        const std::uint32_t to = ring + stage.at * kStageBytes + kWeightBytes,
+                            barrier = full + 8 * stage.at;
+        wait_for_phase(empty + 8 * stage.at, stage.parity);
+        if (leads) taps.copy(to, barrier);
+        taps.next();
+        stage.next(p.stages);
+      }
     }
     return;
   }
@@ -228,7 +219,7 @@ __global__ void __launch_bounds__(128 * Groups + 96, Blocks)
       bias[i] = p.bias && filter < p.filters ? p.bias[filter] : 0.0f;
     }
     float sums[Columns / 2] = {};
-    const Product::Steps own = p.steps_at(first_filter);
+    const Product::Steps own = p.steps_at<Both>(first_filter);
     const int steps = own.end - own.first;
     int before = 0;
 #pragma unroll 1
@@ -288,12 +279,13 @@ __global__ void __launch_bounds__(128 * Groups + 96, Blocks)
 #endif
 }
 
-template <typename T, int Tile>
+template <typename T, int Tile, bool Both>
 void launch_staying_tile(const Sources& from, Product p, int multiprocessors, Stream stream) {
   constexpr StayingShape kShape = kStaying[Tile];
   using Kept = std::conditional_t<std::is_same_v<T, Tf32>, float, T>;  // not rounded
   constexpr int kTileFilters = kShape.groups * kFilters, kColumns = kShape.columns;
-  const auto kernel = conv2d_nhwc_wgmma_staying_kernel<T, kShape.groups, kColumns, kShape.blocks>;
+  const auto kernel =
+      conv2d_nhwc_wgmma_staying_kernel<T, kShape.groups, kColumns, kShape.blocks, Both>;
   p.stages = kShape.stages;
   p.slots = kShape.slots * 2 / sizeof(T);
   p.residual_rows = p.residual ? kColumns : 0;
@@ -319,7 +311,8 @@ template <typename T, int Tile = 0>
 void launch_staying(const Sources& from, const Product& p, const Choice& choice, Stream stream) {
   if constexpr (Tile < kStayingTiles) {
     if (choice.tile != Tile) return launch_staying<T, Tile + 1>(from, p, choice, stream);
-    launch_staying_tile<T, Tile>(from, p, choice.multiprocessors, stream);
+    if (p.both) return launch_staying_tile<T, Tile, true>(from, p, choice.multiprocessors, stream);
+    launch_staying_tile<T, Tile, false>(from, p, choice.multiprocessors, stream);
   }
 }
 
