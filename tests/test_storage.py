@@ -86,14 +86,14 @@ def test_hoppers_functions_run_what_they_take(fake, monkeypatch):
         for node in graph.nodes:
             if node.op.kind != "conv2d_nhwc":
                 continue
-            function = channels_last_cuda._function(node, graph, device)
+            function = channels_last_cuda.compiled_for(node, graph, device)
             wanted, wide = "conv2d_nhwc", dtype in ("tf32", "float32")
             if not wide and node.op.planar:
                 wanted = "conv2d_nhwc_wgmma_planar"
             elif not node.op.planar and (wide or graph.values[node.inputs[0]].stored):
                 wanted = "conv2d_nhwc_wgmma"
                 output = replace(graph, outputs=(*graph.outputs, node.inputs[0]))
-                there = channels_last_cuda._function(node, output, device)
+                there = channels_last_cuda.compiled_for(node, output, device)
                 assert (there == wanted) == (not wide), node.name
             assert function == wanted, node.name
             kernel, _ = kernels.choose(node, graph, "cuda")
@@ -103,7 +103,7 @@ def test_hoppers_functions_run_what_they_take(fake, monkeypatch):
             inputs = list(node.inputs) + [None] * (3 - len(node.inputs))
             inputs[2] = node.inputs[0]
             other = replace(node, inputs=tuple(inputs))
-            assert channels_last_cuda._function(other, graph, device) == "conv2d_nhwc"
+            assert channels_last_cuda.compiled_for(other, graph, device) == "conv2d_nhwc"
     assert found == {
         ("conv2d_nhwc", "implicit_gemm"),
         ("conv2d_nhwc_wgmma", "wgmma"),

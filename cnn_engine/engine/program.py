@@ -17,7 +17,7 @@ from ..graph.graph import Graph, Node
 from ..graph.onnx.weights import let_go
 from . import fused, storage
 from .kernels import Kernel
-from .kernels.channels_last_cuda import expands, joins, makes_block, pairs, scales
+from .kernels.joined_cuda import expands, joins, makes_block, pairs, scales
 from .kernels.linear_layers import joins_layers
 from .placement import Placed, Placement, place
 from .variants import Choice, has_tensor_cores
