@@ -29,6 +29,8 @@ const char* why_not(const Conv2dShape& shape, int outputs, int reduced) {
     return "a kernel of 3x3, one place apart and one beside the image";
   }
   const int shares = shares_of(shape, outputs, reduced), most = shares * kFilters;
+  // 16 blocks that send each other sums of all filters lose to two kernels.
+  if (reduced > 0 && shares == 4) return "at most 128 channels and filters before the next 1x1";
   if (shape.c > most || shape.k > most || outputs > most * kExpansion || reduced > most) {
     return "at most 256 channels and filters, and 1024 outputs";
   }
@@ -65,7 +67,7 @@ void with_kernel(int shares, const Body& body) {
   };
   if (shares == 1) return ready(bottleneck_kernel<T, 1, Reduces>, Block<1, Reduces>::kBytes);
   if (shares == 2) return ready(bottleneck_kernel<T, 2, Reduces>, Block<2, Reduces>::kBytes);
-  ready(bottleneck_kernel<T, 4, Reduces>, Block<4, Reduces>::kBytes);
+  if constexpr (!Reduces) ready(bottleneck_kernel<T, 4, false>, Block<4, false>::kBytes);
 }
 template <typename T, typename Body>
 void with_kernel(int shares, int reduced, const Body& body) {
@@ -122,8 +124,6 @@ std::int64_t bottleneck_takes(const Conv2dShape& shape, int outputs, int reduced
   const int least = std::min(
       {shape.c, shape.k, outputs / bottlenecks::kExpansion, reduced > 0 ? reduced : shape.k});
   if (least <= shares * wgmma::kFilters / 2) return 0;
-  // Sums of 16 blocks for each other: how soon such kernels follow each other is not known well.
-  if (reduced > 0 && shares == 4) return 0;
   return clusters <= bottlenecks::clusters_of(shares, reduced);
 }
 

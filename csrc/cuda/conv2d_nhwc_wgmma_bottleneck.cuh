@@ -46,19 +46,18 @@ struct Bottleneck {
 };
 
 // Where things lie in the shared memory of one of Shares x Shares blocks: the first weights, in
-// whose place the other ones come later, and what is received and made then; the image, what is
-// between the convolutions, the residual, what others send of sums, barriers.
+// whose place the last ones come later, and what is received and made then; the second weights, the
+// image, what is between the convolutions, the residual, what others send of sums, barriers.
 template <int Shares, bool Reduces>
 struct Block {
+  static_assert(Shares <= (Reduces ? 2 : 4));
   static constexpr int kUnits = kExpansion / Shares;  // 64 outputs each
   static constexpr int kOwn = kEights / Shares;       // eights of places that it adds up
   static constexpr int kOwnBytes = kOwn * kMultiplying * 16;
-  // Whether the second weights come in the place of the first, so that two blocks have room.
-  static constexpr bool kLate = Reduces && Shares == 4;
   static constexpr int kLast = kExpansion * kUnitBytes;  // in the place of the first weights
   static constexpr int kMade = kLast + (Reduces ? (Shares * Shares - 1) * kOwnBytes : 0);
   static constexpr int kOwnAt = kMade + kUnits * kPlacesBytes;
-  static constexpr int kImage = kTaps * kUnitBytes + (kLate ? 0 : kLast);
+  static constexpr int kImage = kTaps * kUnitBytes + kLast;
   // The three rows that one row of places reaches are most, and what products read past them.
   static constexpr int kBetween = kImage + (3 * (kColumns + 2) * kRowBytes + 1023) / 1024 * 1024;
   static constexpr int kResidual = kBetween + Shares * kPlacesBytes;
@@ -75,7 +74,7 @@ __global__ void __launch_bounds__(kThreads)
                       const __grid_constant__ Bottleneck p) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   using At = Block<Shares, Reduces>;
-  constexpr int kSecond = At::kLate ? 0 : kTaps * kUnitBytes;
+  constexpr int kSecond = kTaps * kUnitBytes;
   constexpr int kCluster = Shares * Shares, kPieces = 8;  // of 16 bytes, of 64 channels
   extern __shared__ __align__(1024) char memory[];
   const std::uint32_t shared = shared_address(memory);
@@ -115,18 +114,12 @@ __global__ void __launch_bounds__(kThreads)
     copy_bulk(shared + kSecond, p.second + rank * At::kLast, At::kLast, second_is_here);
   };
   const auto ask_third = [&] {
+    if (!Reduces) return;
     expect_bytes(third_is_here, At::kLast);
 #pragma unroll
     for (int i = 0; i < Shares; ++i) {  // of 64 filters each, those of this block's outputs
       constexpr int kOf = At::kUnits * kUnitBytes;
       copy_bulk(shared + i * kOf, p.third + (i * kCluster + rank) * kOf, kOf, third_is_here);
-    }
-  };
-  const auto ask_next = [&] {
-    if (At::kLate) {
-      ask_second();
-    } else if (Reduces) {
-      ask_third();
     }
   };
   if (warp == kMultiplying / 32) {  // asks for copies
@@ -139,7 +132,7 @@ __global__ void __launch_bounds__(kThreads)
         if (tap % 3 == 0) expect_bytes(barrier, 3 * kUnitBytes);
         copy_bulk(shared + tap * kUnitBytes, from, kUnitBytes, barrier);
       }
-      if (!At::kLate) ask_second();
+      ask_second();
     }
     if ((image | h | w) < 0) return;  // never: but so all of it is divided before the wait
     wait_for_inputs();
@@ -229,13 +222,13 @@ __global__ void __launch_bounds__(kThreads)
       end(j, left[j], {sums[4 * j], sums[4 * j + 1], sums[4 * j + 2], sums[4 * j + 3]});
     }
     seen_by_all();
-    if (warp == 0 && leads_warp()) ask_next();
+    if (warp == 0 && leads_warp()) ask_third();
   } else {
     add_up_in_cluster<Shares, kColumns, kMultiplying>(
         reinterpret_cast<float4*>(memory + At::kOwnAt), sums, share, shared + At::kReceived,
         sums_are_here, thread,
         [&] {
-          if (warp == 0 && leads_warp()) ask_next();
+          if (warp == 0 && leads_warp()) ask_third();
         },
         [&](int eight, const float (&sum)[4]) {
           int kept = own_left[0];
@@ -269,11 +262,6 @@ __global__ void __launch_bounds__(kThreads)
                                  matrix_at(between + chunk * kPlacesBytes));
     }
     commit_products();
-  }
-  if constexpr (Reduces && At::kLate) {
-    wait_for_products<0>();
-    named_barrier<kMultiplying>(1);  // no one multiplies what lies where the last weights come
-    if (warp == 0 && leads_warp()) ask_third();
   }
   if (p.adds) wait_for_phase(residual_is_here, 0);
   const auto end_unit = [&](auto index) {
