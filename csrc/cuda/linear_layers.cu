@@ -231,7 +231,8 @@ std::int64_t linear_layers_takes(const RowLayers& layers, int device) {
   for (int i = 0; i < layers.count(); ++i) {
     numbers += std::int64_t{layers.layer(i).out_features} + layers.layer(i).in_features;
   }
-  return major >= 9 && layers.n <= kMostRows && numbers <= kMostBytes / 4 &&
+  // PTX of 8.0, which a driver compiles for any GPU, has nothing for clusters in it.
+  return major >= 9 && waits_in_kernels() && layers.n <= kMostRows && numbers <= kMostBytes / 4 &&
          plan(layers).end * 4 <= kMostBytes;
 }
 
