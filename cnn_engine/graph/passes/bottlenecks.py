@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 from ...operators.bottleneck import Bottleneck
 from ...operators.channels_last import Conv2dNhwc
@@ -73,8 +72,7 @@ def _follows(graph: Graph, first: Node, node: Node) -> bool:
     """Whether ``node`` is a product over the channels that ``first`` makes, and may add others to it."""
     if node.inputs[0] != first.outputs[0] or first.outputs[0] in node.inputs[1:]:
         return False
-    alone = replace(node, inputs=(*node.inputs[:3], None, *node.inputs[4:]))
-    return is_product(graph, alone) and node.op.stride == (1, 1)
+    return is_product(graph, node, may_add=True) and node.op.stride == (1, 1)
 
 
 def _reduces(graph: Graph, second: Node, node: Node) -> bool:

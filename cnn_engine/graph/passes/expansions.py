@@ -41,9 +41,7 @@ def fuse_inverted_residuals(
         x = nodes[0].inputs[0]
         adds = not absent(third, 3)
         if (
-            not is_product(
-                graph, replace(third, inputs=(*third.inputs[:3], None, *third.inputs[4:]))
-            )
+            not is_product(graph, third, may_add=True)
             or third.op.stride != (1, 1)
             or third.inputs[0] != second.outputs[0]
             or (adds and third.inputs[3] != x)

@@ -90,8 +90,12 @@ def is_mean_of_places(graph: Graph, node: Node) -> bool:
     )
 
 
-def is_product(graph: Graph, node: Node) -> bool:
-    """Whether ``node`` is a product over channels by constants (of images of one place: with any stride)."""
+def is_product(graph: Graph, node: Node, *, may_add: bool = False) -> bool:
+    """Whether ``node`` is a product over channels by constants (of images of one place: with any stride).
+
+    Args:
+        may_add: whether others may be added to it.
+    """
     op = node.op
     return (
         type(op) is Conv2dNhwc
@@ -101,5 +105,5 @@ def is_product(graph: Graph, node: Node) -> bool:
         and graph.values[node.inputs[1]].shape[2:] == (1, 1)
         and node.inputs[1] in graph.constants
         and (absent(node, 2) or node.inputs[2] in graph.constants)
-        and all(absent(node, place) for place in (3, 4, 5))
+        and all(absent(node, place) for place in ((4, 5) if may_add else (3, 4, 5)))
     )
