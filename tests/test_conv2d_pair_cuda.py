@@ -26,6 +26,21 @@ def pair(n, k, *both):
     return [(n, c, h, w, k, *window, 1) for c, h, w, *window in both]
 
 
+def ends(one_place, many):
+    """Returns cases of one place and of many tiles, of so many filters, and of no image."""
+    return {
+        "one place": pair(
+            5, one_place, (512, 1, 1, (1, 1), ONE, NO_PAD, ONE), (64, 3, 3, (3, 3), ONE, NO_PAD, ONE)
+        ),
+        "none": pair(
+            0, 64, (64, 3, 3, (1, 1), ONE, NO_PAD, ONE), (64, 3, 3, (3, 3), ONE, PAD, ONE)
+        ),
+        "many tiles": pair(
+            5, many, (72, 61, 47, (1, 1), ONE, NO_PAD, ONE), (64, 61, 47, (3, 3), ONE, PAD, ONE)
+        ),
+    }  # fmt: skip
+
+
 #: First blocks of ResNet-50, -18 and others; odd sizes, even kernels, windows that reach far beyond the image
 #: and such as read few of its places, channels that fill no step, one place, many filters, no image.
 CASES = {
@@ -49,15 +64,7 @@ CASES = {
         2, 40, (16, 3, 2, (3, 3), (4, 4), (6, 6, 6, 6), ONE),
         (136, 7, 9, (1, 1), (2, 3), NO_PAD, ONE),
     ),
-    "one place": pair(
-        5, 1000, (512, 1, 1, (1, 1), ONE, NO_PAD, ONE), (64, 3, 3, (3, 3), ONE, NO_PAD, ONE)
-    ),
-    "none": pair(
-        0, 64, (64, 3, 3, (1, 1), ONE, NO_PAD, ONE), (64, 3, 3, (3, 3), ONE, PAD, ONE)
-    ),
-    "many tiles": pair(
-        5, 200, (72, 61, 47, (1, 1), ONE, NO_PAD, ONE), (64, 61, 47, (3, 3), ONE, PAD, ONE)
-    ),
+    **ends(1000, 200),
 }  # fmt: skip
 
 #: Whose filters follow each other: of SqueezeNet, of other sizes, with more steps before or behind.
@@ -68,15 +75,7 @@ BESIDE = {
         2, 192, (8, 19, 22, (3, 4), (2, 3), (2, 1, 0, 5), (1, 2)),
         (200, 10, 8, (5, 3), ONE, (4, 2, 4, 0), (2, 1)),
     ),
-    "one place": pair(
-        5, 256, (512, 1, 1, (1, 1), ONE, NO_PAD, ONE), (64, 3, 3, (3, 3), ONE, NO_PAD, ONE)
-    ),
-    "none": pair(
-        0, 64, (64, 3, 3, (1, 1), ONE, NO_PAD, ONE), (64, 3, 3, (3, 3), ONE, PAD, ONE)
-    ),
-    "many tiles": pair(
-        5, 128, (72, 61, 47, (1, 1), ONE, NO_PAD, ONE), (64, 61, 47, (3, 3), ONE, PAD, ONE)
-    ),
+    **ends(256, 128),
 }  # fmt: skip
 
 
