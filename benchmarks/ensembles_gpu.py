@@ -142,7 +142,7 @@ def read(path: Path) -> list[dict[str, Any]]:
 def make_data(folder: Path) -> None:
     """Makes JPEGs of 500x375 with labels, and ResNet-18 as an ONNX file, where they are not there."""
     from cnn_engine.ensemble.source import SyntheticJpegs
-    from cnn_engine.io.images import Preprocess
+    from cnn_engine.io.preprocess import Preprocess
 
     made = SyntheticJpegs(PICTURES, (500, 375), Preprocess(resize=(32, 32)), (3, 32, 32))
     large = folder / "large"

@@ -224,7 +224,7 @@ def dataset_of(
     """
     from .graph.model import Model
     from .io import image_files
-    from .io.images import Preprocess
+    from .io.preprocess import Preprocess
 
     network = found.network
     if options.data in ("auto", "synthetic") or not image_files.is_image_files(options.data):

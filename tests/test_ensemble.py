@@ -32,7 +32,7 @@ from cnn_engine.ensemble import (
 )
 from cnn_engine.ensemble.order import Order
 from cnn_engine.errors import InputError
-from cnn_engine.io.images import Preprocess
+from cnn_engine.io.preprocess import Preprocess
 
 ROOT = Path(__file__).resolve().parents[1]
 SHARING = (roles.ALL_SHARED, roles.SINGLE, roles.MULTI)

@@ -14,7 +14,7 @@ from benchmarks import ensemble_faults as faults
 from cnn_engine import cli
 from cnn_engine.ensemble import augment, command
 from cnn_engine.ensemble.order import Order
-from cnn_engine.io.images import Preprocess
+from cnn_engine.io.preprocess import Preprocess
 
 pytestmark = pytest.mark.gpu
 ROOT = Path(__file__).resolve().parents[1]

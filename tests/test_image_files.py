@@ -18,7 +18,7 @@ from cnn_engine.characterize import command as characterize
 from cnn_engine.engine.engine import Engine
 from cnn_engine.io import image_files
 from cnn_engine.io.image_files import Classes, find, is_image_files, load
-from cnn_engine.io.images import Preprocess
+from cnn_engine.io.preprocess import Preprocess
 from cnn_engine.measure import accuracy
 from cnn_engine.measure.result import Accuracy, Result
 from cnn_engine.report import text as report_text

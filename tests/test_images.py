@@ -17,7 +17,8 @@ from image_files import Image, bomb, picture, save
 
 from cnn_engine import InputError, UnsupportedError
 from cnn_engine.io import images
-from cnn_engine.io.images import Preprocess, decode, decoded
+from cnn_engine.io.images import decode, decoded
+from cnn_engine.io.preprocess import Preprocess
 
 PLAIN = Preprocess()
 
@@ -232,7 +233,8 @@ def test_workers_is_checked():
 
 SCRIPT = """
 import signal, sys
-from cnn_engine.io.images import Preprocess, decoded
+from cnn_engine.io.images import decoded
+from cnn_engine.io.preprocess import Preprocess
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it

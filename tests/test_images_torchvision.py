@@ -7,7 +7,8 @@ import pytest
 from image_files import Image, picture, save
 
 from benchmarks.models_worker import ignore_compiled_operators
-from cnn_engine.io.images import Preprocess, decode
+from cnn_engine.io.images import decode
+from cnn_engine.io.preprocess import Preprocess
 
 torch = pytest.importorskip("torch")
 ignore_compiled_operators()

@@ -302,7 +302,8 @@ def test_bad_images_are_rows_with_an_error(images, tmp_path, capsys):
 
 
 def test_images_of_other_sizes_and_the_largest_probabilities(images, tmp_path):
-    from cnn_engine.io.images import Preprocess, decode
+    from cnn_engine.io.images import decode
+    from cnn_engine.io.preprocess import Preprocess
 
     (tmp_path / "in").mkdir()
     large = infer_inputs.pixels(1)[0].repeat(3, 1).repeat(2, 2)

@@ -10,7 +10,7 @@ import pytest
 from cnn_engine import _cpu
 from cnn_engine.infer.decoding import Decoder
 from cnn_engine.io import images, resample
-from cnn_engine.io.images import Preprocess
+from cnn_engine.io.preprocess import Preprocess
 
 Image = pytest.importorskip("PIL.Image")
 

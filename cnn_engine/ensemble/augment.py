@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ..io.images import Preprocess
+from ..io.preprocess import Preprocess
 from .order import AUGMENT, Batch
 from .philox import words
 

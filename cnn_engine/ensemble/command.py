@@ -20,7 +20,7 @@ from .. import cli, devices
 from ..devices import cuda_module, threads
 from ..errors import CnnEngineError, InputError, expected
 from ..io.files import make_folder
-from ..io.images import Preprocess
+from ..io.preprocess import Preprocess
 from ..measure import environment
 from . import augment, collect, members, meters, outputs, report, train, watchdog
 from .order import Order

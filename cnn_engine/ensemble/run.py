@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import UnsupportedError
-from ..io.images import Preprocess
+from ..io.preprocess import Preprocess
 from . import augment, exchange, measure
 from .exchange import Exchange, Groups, OwnBatches, own_parts
 from .members import InferMember, Member, Spec

@@ -13,6 +13,7 @@ import numpy as np
 from ..errors import InputError, expected
 from ..io import images as image_files
 from ..io.files import describe_os_error
+from ..io.preprocess import LONGEST_SIDE
 from ..workload import Dataset, Workload
 from ..workloads.cifar10.dataset import JpegTar
 
@@ -232,8 +233,8 @@ def _size(data: str) -> tuple[int, int]:
     if not (times and width.isdecimal() and height.isdecimal()):
         raise expected("--data", "jpeg:WIDTHxHEIGHT, such as jpeg:500x375", repr(data))
     size = int(width), int(height)
-    if not all(1 <= side <= image_files.LONGEST_SIDE for side in size):
-        raise expected("--data", f"sides from 1 to {image_files.LONGEST_SIDE}", repr(data))
+    if not all(1 <= side <= LONGEST_SIDE for side in size):
+        raise expected("--data", f"sides from 1 to {LONGEST_SIDE}", repr(data))
     return size
 
 

@@ -18,7 +18,7 @@ from ..devices import cuda_module, threads
 from ..engine import variants
 from ..errors import CnnEngineError, expected
 from ..io.files import write_text
-from ..io.images import Preprocess
+from ..io.preprocess import Preprocess
 from ..measure.environment import Stopwatch, host_load
 from . import estimate, output, packages, readers, sources, summary
 from .display import Display, Metrics

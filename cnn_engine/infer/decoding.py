@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from ..errors import InputError
-from ..io.images import MOST_PIXELS, Preprocess, decode, quick_pixels
+from ..io.images import MOST_PIXELS, decode, quick_pixels
+from ..io.preprocess import Preprocess
 from .readers import Chunk, Slot
 
 #: Images of a chunk that one thread decodes at a time, at most, and parts a thread, so that all end at

@@ -23,7 +23,7 @@ import numpy as np
 from ..engine.engine import Engine
 from ..errors import CnnEngineError, expected
 from ..graph.model import Model
-from ..io.images import Preprocess
+from ..io.preprocess import Preprocess
 from ..measure import environment
 from ..workload import get, of_model
 from . import ceilings, memory, packages

@@ -18,7 +18,8 @@ import numpy as np
 from ..errors import InputError, expected
 from ..workload import Dataset, Rest
 from .files import describe_os_error, read_text
-from .images import SUFFIXES, Preprocess, decoded
+from .images import SUFFIXES, decoded
+from .preprocess import Preprocess
 
 #: What a list of files is called: lines of a path and a label.
 LISTS = (".txt", ".lst", ".list", ".tsv")
