@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import queue
@@ -10,6 +11,7 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,7 +24,7 @@ import pytest
 
 from cnn_engine import infer
 from cnn_engine.errors import InputError
-from cnn_engine.infer import local, output
+from cnn_engine.infer import local, output, pipeline
 from cnn_engine.infer.folder import Folder
 from cnn_engine.infer.output import OutputError, Record
 from cnn_engine.infer.shards import Shard
@@ -31,7 +33,7 @@ from cnn_engine.infer.supervise import Supervisor
 #: Slow enough to be disturbed: about a twentieth of a second a shard.
 WORDS = ["--device", "cpu", "--variant", "if", "--batch", "10", "--shard-size", "31kB", "--no-ceilings",
          "--quiet"]  # fmt: skip
-COUNT = 120
+COUNT = 240
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -258,6 +260,51 @@ def test_bytes_are_on_the_disk_before_the_name_and_the_name_before_the_news(tmp_
     assert calls == []
     file.commit()
     assert calls == ["fsync file", "link", "fsync folder"]
+
+
+def test_writers_go_on_while_files_wait_for_the_disk(inputs, wanted, tmp_path, monkeypatch):
+    """More files wait at once than there are writers."""
+    sync, counting, many = os.fsync, threading.Condition(), []
+
+    def fsync(descriptor: int) -> None:
+        if os.readlink(f"/proc/self/fd/{descriptor}").startswith(
+            str(tmp_path / "out/_run/temporary")
+        ):
+            with counting:
+                many.append(descriptor)
+                counting.notify_all()
+                assert counting.wait_for(lambda: len(many) > 2 * pipeline.WRITERS["cpu"], 60)
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    mended(inputs, tmp_path / "out", wanted)
+
+
+def test_a_disk_that_is_full_when_files_are_put_on_it_ends_the_command(
+    inputs, wanted, tmp_path, monkeypatch, capsys
+):
+    sync, left = os.fsync, [2]
+
+    def fsync(descriptor: int) -> None:
+        if os.readlink(f"/proc/self/fd/{descriptor}").startswith(
+            str(tmp_path / "out/_run/temporary")
+        ):
+            left[0] -= 1
+            if left[0] < 0:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        sync(descriptor)
+
+    out = tmp_path / "out"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", fsync)
+        patch.setattr(local, "LocalPool", infer_inputs.InlinePool)
+        assert infer.main([str(inputs), "--output", str(out), *WORDS]) == 2
+    message = capsys.readouterr().err
+    assert message.count("\n") == 1
+    assert "cannot write" in message
+    assert "No space left on device" in message
+    assert len(contents(out)) <= 2
+    mended(inputs, out, wanted)
 
 
 def test_every_cut_of_a_file_is_seen(tmp_path):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from itertools import chain, count, cycle, islice
@@ -18,7 +18,7 @@ import numpy as np
 from . import readers
 from .decoding import Decoder
 from .output import ShardFile
-from .pipeline import SLOTS, WRITERS, Settings, chunk_bytes
+from .pipeline import COMMITTERS, SLOTS, WRITERS, Settings, chunk_bytes
 from .readers import Chunk
 from .shards import Shard, pieces_of
 from .slots import DeviceSlot, Slot
@@ -176,9 +176,10 @@ def _decoded(bench: Bench, slots: list[Slot]) -> list[Chunk]:
 
 
 def _writes(bench: Bench, slots: list[Slot]) -> list[Iterator[Step]]:
-    """Returns what each writer does: a step is what is added to a file, or bytes where one is complete.
+    """Returns what each writer does: a step is what is added to a file, or bytes where one is on the disk.
 
-    Files are as large as the shards', fsync included, among the temporary ones until the steps are closed.
+    Files are as large as the shards', among the temporary ones until the steps are closed. As in a run, they
+    are committed beside their writers; each has its share of those that commit.
     """
     sample, settings = _sample(bench, slots), bench.settings
     if not sample:
@@ -187,16 +188,20 @@ def _writes(bench: Bench, slots: list[Slot]) -> list[Iterator[Step]]:
     known = [shard.images for shard in bench.shards if shard.images > 0]
     images = sum(known) // len(known) if known else sum(map(len, sample))
     writers = WRITERS[bench.engine.device.kind]
+    share = max(COMMITTERS // writers, 1)
 
     def steps(writer: int) -> Iterator[Step]:
         made: list[Path] = []
+        pool = ThreadPoolExecutor(share)
         try:
-            yield from files(writer, made)
+            yield from files(writer, made, pool)
         finally:  # to remove them takes time that a run does not take
+            pool.shutdown()
             for path in made:
-                path.unlink()
+                path.unlink(missing_ok=True)
 
-    def files(writer: int, made: list[Path]) -> Iterator[Step]:
+    def files(writer: int, made: list[Path], pool: ThreadPoolExecutor) -> Iterator[Step]:
+        committed: deque[Future] = deque()
         parts = chain.from_iterable(chunk.columns() for chunk in cycle(sample))
         for number in count():
             name = f"measured-{bench.attempt}-{writer}-{number}"
@@ -213,12 +218,14 @@ def _writes(bench: Bench, slots: list[Slot]) -> list[Iterator[Step]]:
                     file.add(ids[:some], rows[:some], labels[:some], {})
                     left -= some
                     yield some, 0
-                record = file.commit()
-                made.append(settings.temporary / f"{name}.parquet")
+                file.complete()
             except BaseException:
                 file.discard()
                 raise
-            yield 0, record.bytes
+            made.append(settings.temporary / f"{name}.parquet")
+            committed.append(pool.submit(file.commit))
+            if len(committed) > share:
+                yield 0, committed.popleft().result().bytes
 
     return [steps(writer) for writer in range(writers)]
 

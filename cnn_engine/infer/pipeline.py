@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import queue
 import threading
 from collections.abc import Callable, Iterator
@@ -32,6 +31,10 @@ READ_AHEAD, SLOTS = 3, 6
 #: Files that are written at a time, by the kind of device: writing one is the work of one thread, and less
 #: than a GPU computes; beside a worker's CPUs the second goes on while the first waits for the disk.
 WRITERS = {"cpu": 2, "cuda": 8}
+
+#: Complete files that are put on the disk at a time, which is to wait: the more wait, the more the disk does
+#: at once.
+COMMITTERS = 16
 
 #: Bytes of memory for rows, made once, in which they wait for the writers: those of a file come all at once,
 #: and then the next file's. It has room for as many chunks, but no fewer or more than these.
@@ -71,11 +74,11 @@ class Stage:
 
 @dataclass
 class Job:
-    """A shard on its way, at the end of which one of the writers takes it."""
+    """A shard on its way, which one of the writers takes from its first chunk on."""
 
     shard: Shard
     attempt: str
-    computed: queue.Queue
+    computed: queue.Queue = field(default_factory=queue.Queue)  # chunks with their rows
     begin: float = field(default_factory=perf_counter)
     failed: tuple[str, str] | None = None  # kind, message
 
@@ -126,19 +129,21 @@ class Pipeline:
         self._decoded: queue.Queue = queue.Queue(SLOTS)
         make_rows = partial(engine.empty_probabilities, settings.batch)
         self._rows = Slots(waiting_chunks(engine, settings.batch), make_rows, rows)
+        self._written: queue.Queue[Job] = queue.Queue()  # begun to be computed, for any writer
+        self._complete: queue.Queue[tuple[Job, ShardFile]] = queue.Queue()
+        self._counting = threading.Lock()  # what several threads count
+        self._busy = {"write": 0.0, "commit": 0.0}  # seconds, of all of their threads
         self._writers = WRITERS[engine.device.kind]
-        self._computed: list[queue.Queue] = [queue.Queue() for _ in range(self._writers)]
-        self._next_writer = itertools.cycle(self._computed)
-        self._counting = threading.Lock()  # what several writers count
         model = engine.network
         self._fixed = isinstance(model, Model) and not model.any_batch
         loops = (self._read_loop, self._begin_loop, self._decode_loop, self._compute_loop)
-        for loop in (*loops, *(partial(self._write_loop, jobs) for jobs in self._computed)):
+        many = [self._write_loop] * self._writers + [self._commit_loop] * COMMITTERS
+        for loop in (*loops, *many):
             threading.Thread(target=loop, daemon=True).start()
 
     def submit(self, shard: Shard, attempt: str) -> None:
         """Lets a shard follow those before it; ``attempt`` names its temporary file."""
-        self._jobs.put(Job(shard, attempt, next(self._next_writer)))
+        self._jobs.put(Job(shard, attempt))
 
     def slots_of(self, shard: Shard) -> Slots:
         """Returns the memory for a shard's chunks."""
@@ -222,8 +227,12 @@ class Pipeline:
 
     def _compute_loop(self) -> None:
         stage = self.stages["compute"]
+        last: Job | None = None
         while True:
             job, chunk = self._decoded.get()
+            if job is not last:
+                self._written.put(job)
+                last = job
             rows = None
             if chunk is not _END and not job.failed:
                 begin = perf_counter()
@@ -240,7 +249,7 @@ class Pipeline:
             elif chunk.slot is not None:
                 self._give_back(chunk.slot)
                 chunk.slot = None
-            job.computed.put((job, chunk, rows))
+            job.computed.put((chunk, rows))
 
     def _give_back(self, slot: Slot) -> None:
         self._slots[type(slot)].put(slot)
@@ -256,20 +265,24 @@ class Pipeline:
             images[at] = 0
         slot.predict(chunk.dtype, rows[:count], self._settings.batch)
 
-    def _write_loop(self, computed: queue.Queue) -> None:
+    def _write_loop(self) -> None:
+        while True:
+            self._write(self._written.get())
+
+    def _write(self, job: Job) -> None:
+        """Writes a shard's chunks as they come, and leaves the file to be committed."""
         stage = self.stages["write"]
         file: ShardFile | None = None
-        while True:
-            job, chunk, rows = computed.get()
+        chunk = None
+        while chunk is not _END:
+            chunk, rows = job.computed.get()
             begin = perf_counter()
-            record = None
-            images = errors = nbytes = 0
+            images = errors = 0
             try:
                 if not job.failed and file is None:
                     file = self.open(job)
                 if not job.failed and chunk is _END:
-                    record = file.commit()
-                    nbytes = record.bytes
+                    file.complete()
                 elif not job.failed:
                     _add(file, chunk, rows)
                     images, errors = len(chunk), len(chunk.errors)
@@ -277,18 +290,43 @@ class Pipeline:
                 job.failed = job.failed or _failure(error)
             if rows is not None:
                 self._rows.put(rows)
-            if chunk is _END:
-                if file is not None and record is None:
-                    file.discard()
-                file = None
+            self._count("write", perf_counter() - begin)
             with self._counting:
-                stage.seconds += (perf_counter() - begin) / self._writers
                 stage.images += images
-                stage.bytes += nbytes
                 self.images += images
                 self.errors += errors
-            if chunk is _END:
-                self._on_done(job.shard, record, job.failed, perf_counter() - job.begin)
+        if job.failed:
+            self._end(job, file, None)
+        else:
+            self._complete.put((job, file))
+
+    def _commit_loop(self) -> None:
+        while True:
+            job, file = self._complete.get()
+            begin = perf_counter()
+            record = None
+            try:
+                record = file.commit()
+            except Exception as error:
+                job.failed = _failure(error)
+            self._count("commit", perf_counter() - begin)
+            self._end(job, file, record)
+
+    def _count(self, what: str, seconds: float) -> None:
+        """Counts time of a thread of those that write or commit: the busier ones are the stage's."""
+        with self._counting:
+            self._busy[what] += seconds
+            self.stages["write"].seconds = max(
+                self._busy["write"] / self._writers, self._busy["commit"] / COMMITTERS
+            )
+
+    def _end(self, job: Job, file: ShardFile | None, record: Record | None) -> None:
+        if record is not None:
+            with self._counting:
+                self.stages["write"].bytes += record.bytes
+        elif file is not None:
+            file.discard()
+        self._on_done(job.shard, record, job.failed, perf_counter() - job.begin)
 
     @contextmanager
     def memory(self, shard: Shard) -> Iterator[tuple[list[Slot], np.ndarray]]:

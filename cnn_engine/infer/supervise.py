@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from ..errors import InputError
 from .folder import Folder
 from .output import OutputError, Record
-from .pipeline import STAGES, WRITERS, Failure
+from .pipeline import COMMITTERS, STAGES, WRITERS, Failure
 from .shards import Shard
 
 #: Workers that a shard may kill, and attempts that may fail, before it is set aside.
@@ -22,7 +22,8 @@ DEATHS = ATTEMPTS = 3
 
 #: Shards that a worker has at a time beside those of which only rows are left to be written; how many when
 #: few are left, so that all workers end at about the same time; and with those that are written.
-AHEAD, LAST_AHEAD, IN_HAND = 4, 2, 4 + max(WRITERS.values())
+AHEAD, LAST_AHEAD = 4, 2
+IN_HAND = AHEAD + max(WRITERS.values()) + COMMITTERS
 
 #: Shards that each worker has its stages measured on alone, at most.
 MEASURED = 16
