@@ -272,7 +272,7 @@ Rating rate(const Product& p, Conv2dOperands operands, int multiprocessors) {
   Rating found;
   for (int tile = 0; tile < costs.shapes.count; ++tile) {
     const TileShape& shape = costs.shapes.at[tile];
-    if (p.has_prologue() && !shape.prologue) continue;
+    if (!shape.is_compiled(p.has_prologue(), p.both)) continue;
     TileCost cost = costs.tiles[tile];
     if (p.has_prologue()) {
       cost.step += costs.before.step;

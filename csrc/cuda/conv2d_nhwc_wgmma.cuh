@@ -22,6 +22,8 @@
 #include <cuda_fp16.h>
 
 #include <algorithm>
+#include <stdexcept>
+#include <string>
 #include <type_traits>
 
 #include "cuda/conv2d_nhwc_wgmma_end.cuh"
@@ -531,13 +533,16 @@ template <typename T, bool Prologue, bool Both, int Tile = 0>
 void launch_tiles(const Sources& from, const Product& p, const Choice& choice, Stream stream) {
   if constexpr (Tile < kShapesOf<T>.count) {
     constexpr TileShape kShape = kShapesOf<T>.at[Tile];
-    if constexpr (!Prologue || kShape.prologue) {
+    if constexpr (kShape.is_compiled(Prologue, Both)) {
       if (choice.tile == Tile) {
         return launch_tile<T, kShape.groups, kShape.columns, Prologue, Both>(from, p, choice,
                                                                              stream);
       }
     }
     launch_tiles<T, Prologue, Both, Tile + 1>(from, p, choice, stream);
+  } else {
+    throw std::logic_error("conv2d_nhwc_wgmma: expected a tile that is compiled, found " +
+                           std::to_string(choice.tile));
   }
 }
 

@@ -150,24 +150,35 @@ struct Sources {
 };
 
 // Tiles: 64 filters for each group, a warpgroup, and so many places; whether they are compiled with
-// something before the products, too.
+// something before the products, too, and for two sources: not where blocks that stay are faster.
 struct TileShape {
   int groups, columns;
   bool prologue = false;
   int parts = 1;  // of places
+  bool both = true;
+
+  constexpr bool is_compiled(bool with_prologue, bool with_both) const {
+    return (prologue || !with_prologue) && (both || !with_both);
+  }
 
   // Whether it leaves no registers to a second block of a multiprocessor.
   constexpr bool is_alone() const { return parts > 1 && groups * columns > 64; }
 
   constexpr int stage_bytes() const { return 128 * (groups * kFilters + parts * columns); }
 };
-constexpr TileShape kShapes[] = {{1, 16, true},  {1, 24},       {1, 32, true},
-                                 {1, 56},        {1, 64, true}, {1, 104},
-                                 {1, 128, true}, {2, 64, true}, {2, 128}};
+constexpr TileShape kShapes[] = {{1, 16, true},
+                                 {1, 24},
+                                 {1, 32, true},
+                                 {1, 56},
+                                 {1, 64, true},
+                                 {1, 104},
+                                 {1, 128, true, 1, false},
+                                 {2, 64, true},
+                                 {2, 128}};
 constexpr int kTiles = sizeof(kShapes) / sizeof(kShapes[0]);
 // Of tf32, and of float32, of whose places a stage also has what tensor cores do not read.
-constexpr TileShape kTf32Shapes[] = {{1, 16},        {1, 32, true}, {1, 64, true},
-                                     {1, 128, true}, {2, 64},       {2, 128}};
+constexpr TileShape kTf32Shapes[] = {
+    {1, 16}, {1, 32, true}, {1, 64, true}, {1, 128, true, 1, false}, {2, 64}, {2, 128}};
 constexpr TileShape kSplitShapes[] = {{1, 32, true, 2}, {1, 64, true, 2}, {2, 128, false, 2}};
 
 // A kind of operands' tiles.
