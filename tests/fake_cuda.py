@@ -228,6 +228,17 @@ class FakeTensorCores(FakeKernels):
     def inverted_residual_pack(*_arguments) -> None: ...
 
     @staticmethod
+    def mean_linear_takes(shape: Any, outputs: int, operands: Any, device: int) -> bool:
+        return False
+
+    @staticmethod
+    def mean_linear_packed(shape, outputs, _operands, _stream) -> int:
+        return 4 * shape.inner * outputs
+
+    @staticmethod
+    def mean_linear_pack(*_arguments) -> None: ...
+
+    @staticmethod
     def squeeze_excite_packed(shape, hidden, operands, _stream) -> int:
         return 8 * shape.inner * hidden
 

@@ -192,6 +192,17 @@ def test_identities_go(op):
     assert kinds(same(b.graph(y), passes.drop_identities)) == ["relu", "relu"]
 
 
+@pytest.mark.parametrize(
+    ("shape", "perm", "kind"),
+    [((2, 6, 1, 1), (0, 2, 3, 1), "reshape"), ((1, 4, 1, 6), (1, 0, 3, 2), "reshape"),
+     ((2, 6, 1, 1), (1, 0, 2, 3), "transpose"), ((1, 4, 5, 6), (0, 2, 3, 1), "transpose")],
+)  # fmt: skip
+def test_transposes_of_ones_are_reshapes(shape, perm, kind):
+    b = Builder(*shape)
+    y = b.add(Transpose(perm), b.add(Relu(), "x"))
+    assert kinds(same(b.graph(y), passes.reshape_ones)) == ["relu", kind]
+
+
 def test_a_slice_that_turns_round_stays():
     b = Builder(2, 4)
     before = b.graph(b.add(Slice((-1,), (-9,), (1,), (-1,)), "x"))

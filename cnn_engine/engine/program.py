@@ -19,6 +19,7 @@ from . import fused, storage
 from .kernels import Kernel
 from .kernels.joined_cuda import expands, joins, makes_block, pairs, scales
 from .kernels.linear_layers import joins_layers
+from .kernels.mean_linear import averages
 from .placement import Placed, Placement, place
 from .variants import Choice, has_tensor_cores
 
@@ -152,6 +153,8 @@ class Program:
             kind = device.kind
             stores = kind == "cuda" and self.dtype in storage.DTYPES
             graph = passes.lay_channels_last(graph, kind, run=8 if stores else 4)
+            if kind == "cuda":
+                graph = passes.reshape_ones(graph)
             # What the rewrites made of constants is the same for every batch.
             self._laid = self._laid or graph
             graph = graph.sharing(self._laid)
@@ -166,6 +169,7 @@ class Program:
             if kind == "cuda":
                 takes = partial(pairs, device)
                 graph = passes.fuse_neighbours(passes.fuse_sums(graph, takes), takes)
+                graph = passes.fuse_means(graph, partial(averages, device))
             if stores:
                 graph = passes.fuse_inverted_residuals(graph, partial(makes_block, device))
                 graph = passes.fuse_expansions(graph, partial(expands, device))

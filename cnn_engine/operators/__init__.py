@@ -28,6 +28,7 @@ _FILES = (
     "lp_normalization",
     "matmul",
     "max_pool2d",
+    "mean_linear",
     "norm",
     "normalize",
     "order",

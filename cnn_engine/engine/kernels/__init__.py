@@ -19,8 +19,8 @@ __all__ = [
 
 _FAMILIES = (
     "channels_last", "channels_last_cuda", "convolution", "copies", "joined_cuda", "linear_layers",
-    "movement", "norms", "pointwise", "pooling", "products", "softmax", "reductions", "resizing", "whole",
-    "openacc",
+    "mean_linear", "movement", "norms", "pointwise", "pooling", "products", "softmax", "reductions",
+    "resizing", "whole", "openacc",
 )  # fmt: skip
 
 TABLE: tuple[Kernel, ...] = tuple(

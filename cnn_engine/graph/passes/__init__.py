@@ -20,13 +20,14 @@ from .epilogues import EPILOGUES, EPILOGUES_ON_CUDA, fuse_activations, fuse_resi
 from .expansions import fuse_expansions, fuse_inverted_residuals
 from .functions import recognise_functions
 from .gates import fuse_gates, scale_by_gates
-from .identities import drop_identities, merge_shapes
+from .identities import drop_identities, merge_shapes, reshape_ones
 from .padding import fold_padding
 from .pairs import fuse_neighbours, fuse_sums
 from .pooling import pool_first
 from .products import convolve_products, fold_constants_after
 from .prologues import fuse_prologues
 from .rows import join_linear_layers
+from .tails import fuse_means
 
 __all__ = [
     "EPILOGUES",
@@ -45,6 +46,7 @@ __all__ = [
     "fuse_functions_of_rows",
     "fuse_gates",
     "fuse_inverted_residuals",
+    "fuse_means",
     "fuse_neighbours",
     "fuse_prologues",
     "fuse_residuals",
@@ -56,6 +58,7 @@ __all__ = [
     "nest_concatenations",
     "pool_first",
     "recognise_functions",
+    "reshape_ones",
     "round_operands",
     "scale_by_gates",
     "simplify",

@@ -73,3 +73,18 @@ def merge_shapes(graph: Graph) -> Graph:
         merged = replace(node, op=op, inputs=before.inputs, covers=covering(before, node))
         rewrites.replace([before, node], [merged], f"two {node.op.kind}s in a row are one")
     return rewrites.apply()
+
+
+def reshape_ones(graph: Graph) -> Graph:
+    """Makes reshapes, which run nothing, of transposes that move dimensions of one element alone."""
+    rewrites = Rewrites(graph)
+    for node in graph.nodes:
+        if type(node.op) is not Transpose or node.inputs[0] is None:
+            continue
+        shape = graph.values[node.inputs[0]].shape
+        wide = [axis for axis in node.op.perm if shape[axis] != 1]
+        if wide == sorted(wide):
+            op = Reshape(graph.values[node.outputs[0]].shape, allow_zero=True)
+            why = "it moves dimensions of one element alone"
+            rewrites.replace([node], [replace(node, op=op)], why)
+    return rewrites.apply()

@@ -1,0 +1,39 @@
+// mean_linear on CUDA: the mean over an image's places and the linear layer behind it:
+//
+//   y[n,m] = activation(b[m] + sum over c of w[m,c] * mean over p of f(x[n,p,c]))
+//
+// f is nothing, or max(floor, x * factors[c] + shift[c]).
+//
+// Layouts: x [N,P,C], float16 or bfloat16 as the weights are packed; b [M], factors and shift [C],
+// or null; y [N,M], float32 or as x; C-contiguous. Sums are float32, of one image in an order that
+// depends on P and C alone; a mean is multiplied as two numbers of 16 bits. N is at most 8, P 64, C
+// 2048 and a multiple of 8; addresses are multiples of 16. The activation is a function of unary.h
+// with its alpha and beta.
+#pragma once
+
+#include "ops/conv2d_nhwc.h"
+#include "ops/reduce.h"
+#include "ops/unary.h"
+
+namespace cnn_engine::cuda {
+
+// 1 where a device, by its number, makes both sooner as one kernel: GPUs of compute capability 9.0,
+// one small image.
+std::int64_t mean_linear_takes(const AxisShape& shape,  // N, P, C
+                               int outputs, Conv2dOperands operands, int device);
+std::int64_t mean_linear_packed(const AxisShape& shape, int outputs, Conv2dOperands operands,
+                                int);       // bytes
+void mean_linear_pack(const float* weight,  // [M, C]
+                      void* packed,         // [mean_linear_packed]
+                      const AxisShape& shape, int outputs, Conv2dOperands operands, Stream stream);
+void mean_linear(const void* x,         // [N, P, C]
+                 const void* packed,    // [mean_linear_packed]
+                 const float* bias,     // [M] or null
+                 const float* factors,  // [C] or null
+                 const float* shift,    // [C] or null, as factors
+                 void* y,               // [N, M]
+                 const AxisShape& shape, int outputs, float floor, Stored y_stored,
+                 const Overflow& overflow, Conv2dOperands operands, UnaryFunction activation,
+                 float alpha, float beta, Stream stream);
+
+}  // namespace cnn_engine::cuda

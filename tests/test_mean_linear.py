@@ -1,0 +1,284 @@
+"""mean_linear: the rewrite that makes it, its record, and its kernel on CUDA."""
+
+from __future__ import annotations
+
+import math
+
+import fake_cuda
+import halves
+import numpy as np
+import pytest
+import tolerances
+from conftest import Device
+from native import call, check_guards, guarded
+from test_passes import Builder, same
+from test_squeeze_excite import single
+
+from cnn_engine import Engine, _cpu
+from cnn_engine.devices import cuda_module
+from cnn_engine.engine.check import ROUNDING
+from cnn_engine.errors import InputError
+from cnn_engine.graph import passes
+from cnn_engine.graph.graph import Value
+from cnn_engine.operators.linear import Linear
+from cnn_engine.operators.mean_linear import MeanLinear
+from cnn_engine.operators.norm import LayerNorm
+from cnn_engine.operators.reduce import ReduceMax, ReduceMean
+from cnn_engine.operators.shaping import Reshape, Transpose
+from cnn_engine.operators.unary import Erf, HardSwish, Relu
+
+Function = _cpu.UnaryFunction
+NONE = Function.clip, -math.inf, math.inf
+HALVES = ["float16", "bfloat16"]
+
+
+def tail(batch=2, norm=True, relu=True, keepdims=True, after=None, mean=ReduceMean, size=16):
+    """A convolution and what many networks end in."""
+    b = Builder(batch, 3, 9, 7)
+    x = b.conv("x", 3, size)
+    x = b.norm(b.add(Relu(), x), size) if norm else x
+    averaged = b.add(Relu(), x) if relu else x
+    y = b.add(mean((2, 3), keepdims), averaged)
+    y = b.add(Reshape((batch, size)), y) if keepdims else y
+    y = b.add(Linear(), y, b.constant(10, size), b.constant(10))
+    y = b.add(after(), y) if after else y
+    return b, averaged, b.graph(y)
+
+
+def laid(graph):
+    return passes.lay_channels_last(passes.fuse(graph), "cuda", run=8)
+
+
+def joined(graph):
+    return passes.fuse_means(laid(graph), lambda graph, node: True)
+
+
+def found_in(graph):
+    return [node for node in graph.nodes if node.op.kind == "mean_linear"]
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("norm", [True, False])
+@pytest.mark.parametrize("relu", [True, False])
+@pytest.mark.parametrize("keepdims", [True, False])
+def test_a_mean_and_a_linear_layer_become_one_node(batch, norm, relu, keepdims):
+    *_, graph = tail(batch, norm, relu, keepdims, HardSwish)
+    after = same(graph, joined)
+    (node,) = found_in(after)
+    assert type(node.op.activation) is HardSwish
+    assert node.op.floor == (0.0 if relu and norm else None)
+    assert len(node.inputs) == 3 + 2 * norm
+    assert [n.op.kind for n in after.nodes if n is not node] == ["conv2d_nhwc"]
+    assert "together they are mean_linear" in {note.why for note in after.notes}
+
+
+def test_what_does_not_fit_stays_as_it_is():
+    """Another reduction, a mean with other readers, weights that are computed; where no kernel is faster."""
+    b, _, graph = tail()
+    graphs = [tail(mean=ReduceMax)[-1], b.graph(*graph.outputs, b.nodes[-3].outputs[0])]
+    b, *_ = tail()
+    computed = b.add(Relu(), b.constant(10, 16))
+    y = b.add(Linear(), b.nodes[-3].outputs[0], computed)
+    graphs.append(b.graph(y))
+    for graph in graphs:
+        assert not found_in(same(graph, joined))
+    never = passes.fuse_means(laid(tail()[-1]), lambda *_: False)
+    assert not found_in(never)
+
+
+def test_what_others_read_is_not_taken_up():
+    """The relu's result is an output, too: the mean reads it."""
+    b, averaged, graph = tail()
+    (node,) = found_in(same(b.graph(*graph.outputs, averaged), joined))
+    assert node.op.floor is None
+    assert len(node.inputs) == 3
+
+
+def test_record():
+    x, weight = Value("x", (2, 3, 5, 8)), Value("w", (4, 8))
+    bias, scale = Value("b", (4,)), Value("s", (8,))
+    op = MeanLinear(0.0, Relu())
+    assert op.infer([x, weight]) == (((2, 4), "float32"),)
+    assert op.infer([x, weight, bias, scale, scale]) == (((2, 4), "float32"),)
+    assert op.flops([x, weight], [Value("y", (2, 4))]) == 2 * 3 * 5 * 8 + 2 * 2 * 4 * 8
+    assert op.terms([x, weight]) == 8
+    for wrong in (
+        [x], [weight, weight], [x, bias], [x, Value("", (4, 7))], [x, weight, scale],
+        [x, weight, bias, bias, scale], [x, weight, None, scale, bias],
+    ):  # fmt: skip
+        with pytest.raises(InputError, match="expected"):
+            op.infer(wrong)
+
+
+@pytest.mark.parametrize("after", [HardSwish, Erf])
+@pytest.mark.parametrize("dtype", [*HALVES, "tf32", "float32"])
+def test_engines_join_where_a_device_says_so(monkeypatch, dtype, after):
+    """And images lie in 16 bits; the function behind the sum is one that kernels have, or stays."""
+    fake_cuda.install(monkeypatch, tensor_cores=True, stores=True)
+    asked = []
+    takes = staticmethod(lambda *how: asked.append(how) or True)
+    monkeypatch.setattr(fake_cuda.FakeTensorCores, "mean_linear_takes", takes)
+    with Engine(single(tail(after=after)[-1]), device="cuda", dtype=dtype) as engine:
+        placed = engine._plans.open().placed(2, False)
+        steps = [step.kernel for step in engine._plans._build_run(2, False).steps]
+    nodes = found_in(placed.graph)
+    assert len(nodes) == (dtype in HALVES) == ("mean_linear" in steps)
+    if not nodes:
+        return
+    (node,) = nodes
+    assert (type(node.op.activation) is HardSwish) == (after is HardSwish)
+    x, y = (placed.graph.values[name] for name in (node.inputs[0], node.outputs[0]))
+    assert (x.stored, y.stored) == (dtype, "")
+    shape, outputs, operands, _ = asked[0]
+    assert (shape.outer, shape.inner, outputs) == (2, 16, 10)
+    assert operands == getattr(_cpu.Conv2dOperands, dtype)
+
+
+def test_transposes_around_a_norm_of_one_place_run_nothing(monkeypatch, rng):
+    """As ConvNeXt ends; by the CPU's kernels on a device that is not there."""
+    b = Builder(2, 3, 9, 7)
+    y = b.add(ReduceMean((2, 3), True), b.conv("x", 3, 16))
+    y = b.add(LayerNorm(), b.add(Transpose((0, 2, 3, 1)), y), b.constant(16), b.constant(16))
+    y = b.add(Reshape((2, 16)), b.add(Transpose((0, 3, 1, 2)), y))
+    graph = single(b.graph(b.add(Linear(), y, b.constant(10, 16))))
+    x = rng.uniform(-1, 1, (2, 3, 9, 7)).astype(np.float32)
+    with Engine(graph, device="cpu") as engine:
+        (wanted,) = engine.run({"x": x}).values()
+    fake_cuda.install(monkeypatch, tensor_cores=True)
+    with Engine(graph, device="cuda") as engine:
+        (found,) = engine.run({"x": x}).values()
+        kinds = [step.kind for step in engine._plans._build_run(2, False).steps]
+    assert "transpose" not in kinds
+    assert "layer_norm" in kinds
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+
+
+# ---- the kernel ----
+
+# images, places, channels, outputs: of ResNets, DenseNet-201, MobileNetV3-L, and odd ones
+SHAPES = [
+    (1, 49, 2048, 1000), (1, 49, 1920, 1000), (1, 49, 960, 1280), (2, 49, 512, 1000), (5, 49, 2048, 130),
+    (8, 64, 1280, 100), (3, 1, 8, 1), (1, 64, 24, 5), (4, 3, 264, 65), (1, 50, 1000, 7), (0, 4, 8, 2),
+]  # fmt: skip
+
+
+def arrays(rng, shape, stored):
+    n, places, channels, outputs = shape
+    x = halves.rounded(rng.standard_normal((n, places, channels)) + 0.5, stored)
+    weight = rng.standard_normal((outputs, channels)).astype(np.float32) / math.sqrt(channels)
+    bias, scale, shift = (
+        rng.standard_normal(size).astype(np.float32) for size in (outputs, channels, channels)
+    )
+    return x, weight, bias, scale, shift
+
+
+def run(
+    x, weight, bias=None, scale=None, shift=None, *, operands, floor=-math.inf, activation=NONE,
+    stored="float32", told=halves.NO_ONE,
+):  # fmt: skip
+    device = Device("cuda")
+    (n, places, channels), outputs = x.shape, len(weight)
+    shape, kind = _cpu.AxisShape(n, places, channels), getattr(_cpu.Conv2dOperands, operands)
+    size = cuda_module.load().mean_linear_packed(shape, outputs, kind, 0)
+    packed = device.library.full(size, 0xFF, np.uint8)
+    call(device, "mean_linear_pack", device.put(weight), packed, shape, outputs, kind)
+    dtype = halves.laid(x[:0], stored).dtype
+    out, memory = guarded(device, (n, outputs), dtype)
+    there = [None if given is None else device.put(given) for given in (bias, scale, shift)]
+    call(
+        device, "mean_linear", halves.put(device, x, operands), packed, *there, out, shape, outputs,
+        floor, halves.kind(stored), told, kind, *activation,
+    )  # fmt: skip
+    check_guards(device, memory, dtype)
+    return halves.get(device, out, stored)
+
+
+@pytest.fixture
+def clusters():
+    """Skips where no kernel is: on GPUs that have no clusters."""
+    if not cuda_module.load().mean_linear_takes(
+        _cpu.AxisShape(1, 49, 512), 100, _cpu.Conv2dOperands.float16, 0
+    ):
+        pytest.skip("a GPU without clusters")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("operands", HALVES)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_against_reference(rng, clusters, shape, operands):
+    x, weight, bias, scale, shift = arrays(rng, shape, operands)
+    for given, floor in (((bias, scale, shift), 0.0), ((bias,), None), ((), None)):
+        op = MeanLinear(floor, Relu())
+        wanted = op.reference(x[:, :, None, :], weight, *given)
+        found = run(
+            x, weight, *given, operands=operands, floor=-math.inf if floor is None else floor,
+            activation=(Function.relu, 0, 0),
+        )  # fmt: skip
+        read = np.abs(x)
+        if len(given) > 1:
+            read = read * np.abs(scale) + np.abs(shift)
+        size = read.sum(1) / shape[1] @ np.abs(weight).T.astype(np.float64)
+        size = size + (np.abs(bias) if given else 0)
+        limit = tolerances.sum_of_products(shape[1] + shape[2], size) + ROUNDING[operands] * size
+        tolerances.assert_close(found, wanted, limit)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("stored", HALVES)
+def test_rows_in_16_bits(rng, clusters, stored):
+    """Whole numbers, whose sums are exact: rounded once."""
+    x = rng.integers(-2, 3, (2, 64, 256)).astype(np.float32)
+    weight = rng.integers(-2, 3, (70, 256)).astype(np.float32)
+    wanted = MeanLinear().reference(x[:, :, None, :], weight)
+    assert np.array_equal(run(x, weight, operands=stored), wanted.astype(np.float32))
+    found = run(x, weight, operands=stored, stored=stored)
+    assert np.array_equal(found, halves.rounded(wanted, stored))
+
+
+@pytest.mark.gpu
+def test_each_image_has_the_same_bits_among_others_and_again(rng, clusters):
+    x, weight, *given = arrays(rng, (8, 49, 2048, 1000), "float16")
+    together = run(x, weight, *given, operands="float16", floor=0.0)
+    for _ in range(3):
+        assert np.array_equal(run(x, weight, *given, operands="float16", floor=0.0), together)
+    for n in (0, 3, 7):
+        alone = run(x[n : n + 1], weight, *given, operands="float16", floor=0.0)
+        assert np.array_equal(alone[0], together[n])
+
+
+@pytest.mark.gpu
+def test_means_past_float16_are_told_of(clusters):
+    """A norm may make them of what is not."""
+    device, word = Device("cuda"), np.zeros(1, np.int32)
+    there = device.put(word, word.dtype)
+    x, weight = np.full((1, 4, 8), 60000, np.float32), np.ones((3, 8), np.float32)
+    told, two = _cpu.Overflow(there.data.ptr, 7), np.full(8, 2, np.float32)
+    run(x, weight, None, two, 0 * two, operands="bfloat16", told=told)
+    run(x, weight, None, two / 2, 0 * two, operands="float16", told=told)
+    assert device.get(there)[0] == 0
+    run(x, weight, None, two, 0 * two, operands="float16", told=told)
+    assert device.get(there)[0] == 7
+
+
+@pytest.mark.gpu
+def test_nan_reaches_all_outputs_of_its_image_alone(rng, clusters):
+    x, weight, *_ = arrays(rng, (2, 49, 64, 16), "float16")
+    x[1, 7, 40] = np.nan
+    found = run(x, weight, operands="float16")
+    assert np.isfinite(found[0]).all()
+    assert np.isnan(found[1]).all()
+
+
+@pytest.mark.gpu
+def test_what_it_does_not_take(clusters):
+    takes, half = cuda_module.load().mean_linear_takes, _cpu.Conv2dOperands.float16
+    assert takes(_cpu.AxisShape(1, 49, 2048), 1000, half, 0)
+    assert not takes(_cpu.AxisShape(5, 49, 2048), 1000, half, 0)
+    for n, places, channels, operands in (
+        (9, 49, 512, "float16"), (1, 0, 512, "float16"), (1, 65, 512, "bfloat16"),
+        (1, 49, 12, "float16"), (1, 49, 4096, "bfloat16"), (1, 49, 512, "tf32"),
+    ):  # fmt: skip
+        how = _cpu.AxisShape(n, places, channels), 1000, getattr(_cpu.Conv2dOperands, operands), 0
+        assert not takes(*how)
+        with pytest.raises(ValueError, match="mean_linear: expected"):
+            cuda_module.load().mean_linear_packed(*how)
