@@ -112,6 +112,10 @@ class FakeTensorCores(FakeKernels):
         return False
 
     @staticmethod
+    def conv2d_nhwc_wgmma_pool_takes(*how: Any) -> bool:
+        return False
+
+    @staticmethod
     def conv2d_nhwc_wgmma_pair_takes(*how: Any) -> bool:
         return False
 

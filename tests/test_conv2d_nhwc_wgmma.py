@@ -141,7 +141,7 @@ def test_every_tile_and_split_is_exact(rng, case, operands):
     residual = rng.integers(-9, 9, sums.shape).astype(np.float32)
     wanted = halves.rounded(np.maximum(sums + residual, 0), stored_as(operands))
     more = {"residual": residual, "activation": RELU}
-    for rank in (-1, *range(40)):
+    for rank in (-1, *range(52)):
         found = product(case, operands, x, weight, bias, rank=rank, **more)
         assert np.array_equal(found, wanted), rank
 
@@ -161,13 +161,13 @@ def test_every_tile_and_split_is_exact(rng, case, operands):
 )
 @pytest.mark.parametrize("quarter", range(4))
 def test_tiles_that_are_rows_are_exact(rng, quarter, case, operands):
-    """Parts of a row of 56 or 112 places, and several rows of 28 or 30, are tiles of several ranks.
+    """Parts of a row of 56 or 112 places, several rows of 28 or 30, and patches are tiles of several ranks.
 
     In quarters: racecheck ends those alone in which no tile has stages that two pairs of warps use again.
     """
     x, weight, bias = whole_numbers(rng, case)
     wanted = halves.rounded(np.maximum(record(case).reference(x, weight, bias), 0), operands)
-    for rank in range(quarter, 40, 4):
+    for rank in range(quarter, 52, 4):
         found = product(
             case,
             operands,

@@ -17,6 +17,7 @@ _FILES = (
     "channels_last",
     "conv2d",
     "conv2d_pair",
+    "conv2d_pool",
     "conv_transpose2d",
     "copy",
     "expand_depthwise",

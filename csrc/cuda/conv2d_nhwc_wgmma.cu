@@ -105,6 +105,14 @@ constexpr RowsCost kRowsCosts[] = {{2.00, 0.092}, {2.64, 0.145}, {3.32, 0.254}, 
 constexpr double kRowsSent = 0.85;  // between the blocks of a cluster
 static_assert(sizeof(kRowsCosts) / sizeof(kRowsCosts[0]) == kRowsTiles);
 
+// Of tiles that are patches of the image, of each that a multiprocessor has, by twos where it has
+// more than one; steps are longer where many tensor cores are at work for long.
+constexpr RowsCost kPatchCosts[] = {{0.50, 0.251}, {0.35, 0.133}};
+constexpr double kPatchLaunch = 2.6, kPatchSent = 0.3, kPatchSentByAll = 1.1, kPatchSlower = 1.12;
+static_assert(sizeof(kPatchCosts) / sizeof(kPatchCosts[0]) == kPatches);
+// Of a max pool of 2x2 by itself, and of each byte that it reads and writes.
+constexpr double kPoolLaunch = 1.2, kPoolByte = 0.31e-6;
+
 const Costs& costs_of(Conv2dOperands operands) {
   if (operands == Conv2dOperands::float32) return kSplitCosts;
   return operands == Conv2dOperands::tf32 ? kTf32Costs : kCosts;
@@ -134,6 +142,28 @@ void check_packed(const void* packed) {
   if (!is_aligned(packed, 16)) {
     throw std::invalid_argument(
         "conv2d_nhwc_wgmma: expected packed weights at a multiple of 16 bytes");
+  }
+}
+
+// Why patches cannot make the pooled results of a shape, or null.
+const char* why_not_pooled(const Conv2dShape& shape, Conv2dOperands operands) {
+  if (!has_16_bits(operands)) return "operands of 16 bits";
+  if (shape.r != 3 || shape.s != 3 || shape.stride_h * shape.stride_w != 1 ||
+      shape.dilation_h * shape.dilation_w != 1) {
+    return "a kernel of 3x3, one place apart, without dilation";
+  }
+  if (shape.k % 8 != 0) return "filters in eights";
+  return why_not(shape, operands);
+}
+
+void check_pooled(const Conv2dShape& shape, const Conv2dPitches& pitches, const void* output,
+                  Conv2dOperands operands) {
+  const char* expected = why_not_pooled(shape, operands);
+  if (!expected && !(is_aligned(output, 16) && pitches.y % 8 == 0)) {
+    expected = "y's pitch and address in multiples of 16 bytes";
+  }
+  if (expected) {
+    throw std::invalid_argument(std::string("conv2d_nhwc_wgmma_pool: expected ") + expected);
   }
 }
 
@@ -220,8 +250,10 @@ void launch_batch(const Sources& from, const Product& batch, const Conv2dStored&
   int device = 0;
   CUDA_CHECK(cudaGetDevice(&device));
   const std::int64_t places = std::int64_t{batch.out_h} * batch.out_w;
+  const std::int64_t made =
+      batch.pools ? std::int64_t{batch.out_h / 2} * (batch.out_w / 2) : places;
   for_each_part_of_batch(from.first.shape.n, places, [&](std::int64_t first, int images) {
-    const std::int64_t before = first * places;
+    const std::int64_t before = first * made;
     Sources part = from;
     for (Images* source : {&part.first, &part.second}) {
       if (!source->x) continue;
@@ -264,12 +296,36 @@ bool runs_on(int device) {
 
 namespace {
 
-// A tile with 1, 2, 4 and 8 blocks for its sums.
-using Rating = Rated<Choice, kTiles * 4 + kStayingTiles + kRowsTiles * 2>;
+// A tile with 1, 2, 4 and 8 blocks for its sums; patches too.
+using Rating = Rated<Choice, kTiles * 4 + kStayingTiles + kRowsTiles * 2 + kPatches + 3>;
+
+void rate_patches(Rating& found, const Product& p, int multiprocessors) {
+  for (int tile = 0; tile < kPatches && p.in_rows; ++tile) {
+    const double tiles = double{1} * (p.rows / (p.out_h * p.out_w)) *
+                         divided(p.out_h, kPatchRows[tile]) * divided(p.out_w, 8) *
+                         divided(p.filters, kFilters);
+    const RowsCost& cost = kPatchCosts[tile];
+    for (int split = 1; split <= (tile + 1 == kPatches ? kPatchSplit : 1); split *= 2) {
+      const int chunks = divided(p.chunks, split);
+      // Of a multiprocessor; clusters do not fill the groups that multiprocessors are in.
+      const int places = split < 4 ? multiprocessors : multiprocessors * (64 - split) / 66;
+      const double all = tiles * split / places;
+      if (split > 1 && (chunks * (split - 1) >= p.chunks || all > 1)) continue;
+      const double blocks = all > 1 ? 2 * std::ceil(all / 2) : 1;
+      const double steps = p.steps / p.chunks * chunks * cost.step;
+      const double sent = split > 1 ? kPatchSent + kPatchSentByAll * all : 0.0;
+      found.add(
+          kPatchLaunch + blocks * (cost.tile + steps * (blocks > 4 ? kPatchSlower : 1)) + sent,
+          {Form::patches, tile, split, 0, multiprocessors});
+    }
+  }
+}
 
 Rating rate(const Product& p, Conv2dOperands operands, int multiprocessors) {
   const Costs& costs = costs_of(operands);
   Rating found;
+  rate_patches(found, p, multiprocessors);
+  if (p.pools) return found;
   for (int tile = 0; tile < costs.shapes.count; ++tile) {
     const TileShape& shape = costs.shapes.at[tile];
     if (!shape.is_compiled(p.has_prologue(), p.both)) continue;
@@ -423,6 +479,46 @@ void conv2d_nhwc_wgmma(const void* input, const void* packed, const float* bias,
   p.beta = beta;
   p.overflow = overflow;
   wgmma::launch_batch({{input, shape, pitches.x}, {}}, p, stored, operands, rank, stream);
+}
+
+std::int64_t conv2d_nhwc_wgmma_pool_takes(const Conv2dShape& shape, Conv2dOperands operands,
+                                          int device) {
+  if (!conv2d_nhwc_wgmma_takes(shape, operands, device) || wgmma::why_not_pooled(shape, operands)) {
+    return 0;
+  }
+  wgmma::Product p = wgmma::product_of(shape, nullptr, false, operands);
+  const int multiprocessors = wgmma::multiprocessors_of(device);
+  const double apart = wgmma::time_of(p, shape, operands, nullptr, multiprocessors);
+  p.pools = true;
+  const double together = wgmma::time_of(p, shape, operands, nullptr, multiprocessors);
+  const double made = 2.0 * shape.n * shape.out_h() * shape.out_w() * shape.k;  // bytes
+  return together < apart + wgmma::kPoolLaunch + 1.25 * made * wgmma::kPoolByte;
+}
+
+void conv2d_nhwc_wgmma_pool(const void* input, const void* packed, const float* bias, void* output,
+                            const Conv2dShape& shape, const Conv2dPitches& pitches,
+                            const Overflow& overflow, Conv2dOperands operands,
+                            UnaryFunction activation, float alpha, float beta, int rank,
+                            Stream stream) {
+  wgmma::check_pooled(shape, pitches, output, operands);
+  const Stored stored = operands == Conv2dOperands::float16 ? Stored::float16 : Stored::bfloat16;
+  wgmma::check_source(input, pitches.x, stored, operands);
+  wgmma::check_packed(packed);
+  wgmma::Product p = wgmma::product_of(shape, nullptr, false, operands);
+  p.pools = true;
+  p.packed = static_cast<const char*>(packed);
+  p.bias = bias;
+  p.y = output;
+  p.y_pitch = pitches.y;
+  p.activation = activation;
+  p.alpha = alpha;
+  p.beta = beta;
+  p.overflow = overflow;
+  if (activation != UnaryFunction::relu && activation != UnaryFunction::clip) {
+    throw std::invalid_argument("conv2d_nhwc_wgmma_pool: expected a clamp");
+  }
+  wgmma::launch_batch({{input, shape, pitches.x}, {}}, p, {stored, Stored::float32, stored},
+                      operands, rank, stream);
 }
 
 std::int64_t conv2d_nhwc_wgmma_pair_takes(const Conv2dShape& shape, const Conv2dShape& other,

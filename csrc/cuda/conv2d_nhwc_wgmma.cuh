@@ -28,6 +28,7 @@
 
 #include "cuda/conv2d_nhwc_wgmma_end.cuh"
 #include "cuda/conv2d_nhwc_wgmma_map.h"
+#include "cuda/conv2d_nhwc_wgmma_patches.cuh"
 #include "cuda/conv2d_nhwc_wgmma_product.h"
 #include "cuda/conv2d_nhwc_wgmma_rows.cuh"
 #include "cuda/conv2d_nhwc_wgmma_split.cuh"
@@ -553,6 +554,7 @@ void launch_product(const Sources& from, const Product& p, const Choice& choice,
   }
   if constexpr (sizeof(T) == 2) {
     if (choice.form == Form::rows) return launch_rows<T>(from.first, p, choice, stream);
+    if (choice.form == Form::patches) return launch_patches<T>(from.first, p, choice, stream);
   }
   if (p.has_prologue()) return launch_tiles<T, true, false>(from, p, choice, stream);
   if (p.both) return launch_tiles<T, false, true>(from, p, choice, stream);

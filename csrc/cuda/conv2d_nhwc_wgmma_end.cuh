@@ -24,36 +24,38 @@ __device__ inline void store_sums(float* to, const float (&sums)[4]) {
 // is one block's: block b sends it what its threads hold, [(b ^ owner) - 1][eight][thread][4], and
 // it adds that in this order to its own, which lies in `own` meanwhile, and calls keep(eight,
 // sums). What else that needs is waited for by ready(), when all is sent. These blocks of the
-// cluster are those from `first` on.
-template <int Split, int Columns, int Threads, typename Ready, typename Keep>
+// cluster are those from `first` on. `Together` eights that follow each other are of one block.
+template <int Split, int Columns, int Threads, int Together = 1, typename Ready, typename Keep>
 __device__ inline void add_up_in_cluster(float4* own, const float (&sums)[Columns / 2], int rank,
                                          std::uint32_t received, std::uint32_t all_received,
                                          unsigned thread, const Ready& ready, const Keep& keep,
                                          int first = 0) {
-  constexpr int kEights = Columns / 8, kOwn = (kEights + Split - 1) / Split;
+  constexpr int kEights = Columns / 8, kAtOnce = Split * Together;
+  constexpr int kOwn = (kEights + kAtOnce - 1) / kAtOnce * Together;
   constexpr int kEightBytes = Threads * 16, kBlockBytes = kOwn * kEightBytes;
   received += thread * 16;
 #pragma unroll
   for (int j = 0; j < kEights; ++j) {
-    const int owner = j % Split;
+    const int owner = j / Together % Split, own_eight = j / kAtOnce * Together + j % Together;
     if (owner == rank) continue;
     const std::uint32_t slot = received + ((rank ^ owner) - 1) * kBlockBytes;
-    send_cluster(cluster_address(slot + j / Split * kEightBytes, first + owner),
+    send_cluster(cluster_address(slot + own_eight * kEightBytes, first + owner),
                  cluster_address(all_received, first + owner), sums[4 * j], sums[4 * j + 1],
                  sums[4 * j + 2], sums[4 * j + 3]);
   }
   named_barrier<Threads>(1);  // no one multiplies what lies in the ring
 #pragma unroll
   for (int j = 0; j < kEights; ++j) {
-    if (j % Split != rank) continue;
-    own[j / Split * Threads + thread] = {sums[4 * j], sums[4 * j + 1], sums[4 * j + 2],
-                                         sums[4 * j + 3]};
+    if (j / Together % Split != rank) continue;
+    own[(j / kAtOnce * Together + j % Together) * Threads + thread] = {
+        sums[4 * j], sums[4 * j + 1], sums[4 * j + 2], sums[4 * j + 3]};
   }
   ready();
-  if (rank >= kEights) return;
+  if (rank * Together >= kEights) return;
   wait_for_cluster_phase(all_received, 0);
 #pragma unroll 1
-  for (int eight = 0; eight * Split + rank < kEights; ++eight) {
+  for (int eight = 0; (eight / Together * Split + rank) * Together + eight % Together < kEights;
+       ++eight) {
     float4 sum = own[eight * Threads + thread];
 #pragma unroll
     for (int block = 0; block < Split - 1; ++block) {

@@ -88,12 +88,14 @@ struct Product : Source {
   int steps_a_block;  // of a cluster's part
   int split, log_split;  // blocks of a cluster, 1 << log_split
   int stages;
-  int slots, tiles, filter_tiles;  // of blocks that stay
-  int lines;                       // of the image, of a tile that is its rows
+  int slots, tiles, filter_tiles;       // of blocks that stay
+  int lines;                            // of the image, of a tile that is its rows
+  int patches_a_row, patches_a_column;  // of the image, of tiles that are patches of it
   int residual_rows;  // that a block copies to shared memory with the copy engine; 0: none
   bool in_fragments;  // the end is computed as products are held: a clamp between low and high
   bool may_stay;      // blocks may stay, whose end is always computed so
-  bool in_rows;       // tiles may be parts of the image's rows, whose end is so too
+  bool in_rows;  // tiles may be parts of the image's rows or patches of it, whose end is so too
+  bool pools;    // y has the greatest of each two rows' two places
   float low, high;
   // In shared memory, of what the block has made, in the ring's place, and behind the ring of the
   // residual, as the copy engine brings it, what the cluster's other blocks send, and the barriers.
@@ -226,13 +228,18 @@ constexpr int lines_of(const RowsShape& shape, int out_h, int out_w) {
   return fits && 4 * lines * out_w >= 3 * shape.columns ? lines : 0;
 }
 
+// Tiles that are patches of the image, eight places of each of so many rows, of 64 filters. Blocks
+// of a cluster may share the channels of the smaller ones.
+constexpr int kPatchRows[] = {28, 14};
+constexpr int kPatches = sizeof(kPatchRows) / sizeof(kPatchRows[0]), kPatchSplit = 8;
+
 constexpr int log2_of(int power) { return power > 1 ? 1 + log2_of(power / 2) : 0; }
 
-enum class Form { one_tile, staying, rows };
+enum class Form { one_tile, staying, rows, patches };
 
 struct Choice {
   Form form;
-  int tile;    // of kShapesOf, kStaying or kRows
+  int tile;    // of kShapesOf, kStaying, kRows or kPatchRows
   int split;   // blocks that share a tile's steps
   int stages;  // that a block has room for
   int multiprocessors;

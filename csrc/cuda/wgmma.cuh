@@ -26,9 +26,11 @@ constexpr int kInstructionBytes = 32;  // of K that one instruction takes
 // Where a piece of 16 bytes of a row lies among the row's eight.
 __host__ __device__ constexpr int exchanged(int row, int piece) { return piece ^ (row & 7); }
 
-// How wgmma is told of a matrix at `address` of the block's shared memory.
+// How wgmma is told of a matrix at `address` of the block's shared memory, whose groups of eight
+// rows may be as far apart as is said.
+template <int EightRows = 8 * kRowBytes>
 __device__ inline std::uint64_t matrix_at(std::uint32_t address) {
-  constexpr std::uint64_t kExchanged128 = 1, kEightRows = 8 * kRowBytes;
+  constexpr std::uint64_t kExchanged128 = 1, kEightRows = EightRows;
   return kExchanged128 << 62 | (kEightRows >> 4) << 32 | std::uint64_t{1} << 16 |
          ((address & 0x3ffff) >> 4);
 }
@@ -63,13 +65,16 @@ struct Wgmma;
   "%46, %47, %48, %49, %50, %51"
 #define CNN_ENGINE_N56 CNN_ENGINE_N52 ", %52, %53, %54, %55"
 #define CNN_ENGINE_N64 CNN_ENGINE_N56 ", %56, %57, %58, %59, %60, %61, %62, %63"
-#define CNN_ENGINE_N128                                                         \
+#define CNN_ENGINE_N112                                                         \
   CNN_ENGINE_N64                                                                \
   ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, "    \
   "%78, %79, %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, " \
   "%93, %94, %95, %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, "     \
-  "%106, %107, %108, %109, %110, %111, %112, %113, %114, %115, %116, %117, "    \
-  "%118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+  "%106, %107, %108, %109, %110, %111"
+#define CNN_ENGINE_N128                                                        \
+  CNN_ENGINE_N112                                                              \
+  ", %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, " \
+  "%124, %125, %126, %127"
 
 // `a` and `b` are the numbers of the operands behind d's.
 #define CNN_ENGINE_WGMMA(Operand, n, types, more, numbers, a_number, b_number, ...)            \
@@ -99,6 +104,8 @@ struct Wgmma;
   CNN_ENGINE_WGMMA(Operand, 112, types, more, CNN_ENGINE_N56, 56, 57, CNN_ENGINE_D16(0),         \
                    CNN_ENGINE_D16(16), CNN_ENGINE_D16(32), CNN_ENGINE_D4(48), CNN_ENGINE_D4(52)) \
   CNN_ENGINE_WGMMA(Operand, 128, types, more, CNN_ENGINE_N64, 64, 65, CNN_ENGINE_D64(0))         \
+  CNN_ENGINE_WGMMA(Operand, 224, types, more, CNN_ENGINE_N112, 112, 113, CNN_ENGINE_D64(0),      \
+                   CNN_ENGINE_D16(64), CNN_ENGINE_D16(80), CNN_ENGINE_D16(96))                   \
   CNN_ENGINE_WGMMA(Operand, 256, types, more, CNN_ENGINE_N128, 128, 129, CNN_ENGINE_D64(0),      \
                    CNN_ENGINE_D64(64))
 
@@ -264,6 +271,15 @@ __device__ inline void store_tile(const CUtensorMap* map, std::uint32_t from, in
   asm volatile(
       "cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%1, %2}], [%3];" ::"l"(map),
       "r"(column), "r"(row), "r"(from)
+      : "memory");
+}
+// A box of images [n, h, w, c], those of its places that are in the image.
+__device__ inline void store_box(const CUtensorMap* map, std::uint32_t from, int c, int w, int h,
+                                 int n) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3, %4}], [%5];" ::
+          "l"(map),
+      "r"(c), "r"(w), "r"(h), "r"(n), "r"(from)
       : "memory");
 }
 __device__ inline void commit_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }

@@ -41,6 +41,27 @@ void conv2d_nhwc_wgmma(const void* input,     // [N, H, W, pitches.x]
                        UnaryFunction activation, float alpha, float beta, int known, bool holds,
                        int rank, Stream stream);
 
+// A 3x3 convolution, one place apart, and a max pool of 2x2, two apart, behind it:
+//
+//   y = max_pool2d(activation(conv2d(x) + bias))
+//
+// x and y are stored as what is multiplied, weights packed as conv2d_nhwc_wgmma's. The activation
+// is a clamp. The bits are those of one behind the other with the same tile and split, but for the
+// sign of a zero that no clamp made; who is to be told of infinities is told of those that are
+// pooled.
+//
+// 1 where a device runs it, and by the model of times faster than one behind the other.
+std::int64_t conv2d_nhwc_wgmma_pool_takes(const Conv2dShape& shape, Conv2dOperands operands,
+                                          int device);
+void conv2d_nhwc_wgmma_pool(const void* input,   // [N, H, W, pitches.x]
+                            const void* packed,  // [conv2d_nhwc_wgmma_packed]
+                            const float* bias,   // [K] or null
+                            void* output,        // [N, OH / 2, OW / 2, pitches.y]
+                            const Conv2dShape& shape, const Conv2dPitches& pitches,
+                            const Overflow& overflow, Conv2dOperands operands,
+                            UnaryFunction activation, float alpha, float beta, int rank,
+                            Stream stream);
+
 // Two convolutions as one kernel, whose x, weights and windows are their own, of as many places:
 //
 //   y = activation(conv2d(x) + conv2d(other) + bias), or

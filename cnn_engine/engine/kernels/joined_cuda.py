@@ -179,6 +179,46 @@ def _make_bottleneck(call: Call) -> Bound:
     )  # fmt: skip
 
 
+# ---- convolutions and their max pools ----
+
+
+def pools(device: Any, graph: Graph, conv: Node, pool: Node) -> bool:
+    """Whether a device makes a convolution and the max pool behind it sooner as one."""
+    x, y = graph.values[conv.inputs[0]], graph.values[pool.outputs[0]]
+    stored_as, op = {x.stored, y.stored, conv.op.operands}, pool.op
+    if len(stored_as) != 1 or "" in stored_as or not _is_clamp(conv.op.activation):
+        return False
+    if not op.kernel == op.stride == (2, 2) or any(op.padding) or op.dilation != (1, 1):
+        return False
+    how = shape_of(conv, *graph.inputs_of(conv)[:2]), operands_of(conv), device.index
+    return bool(device.kernels.conv2d_nhwc_wgmma_pool_takes(*how))
+
+
+def _pooled_shape(node: Node, values: Sequence[Value]) -> Any:
+    return shape_of(replace(node, op=node.op.convolution), *values[:2])
+
+
+def _no_pooled(node: Node, graph: Graph) -> str | None:
+    if graph.inputs_of(node)[0].stored != node.op.operands:
+        return "expected images in 16 bits, in the type that weights are rounded to"
+    return not_compiled(node, graph, node.op.activation)
+
+
+def _pack_pooled(node: Node, graph: Graph, device: Any) -> Buffer:
+    how = _pooled_shape(node, graph.inputs_of(node)), operands_of(node)
+    nbytes = device.kernels.conv2d_nhwc_wgmma_packed(*how, 0)
+    return pack_on(node, graph, device, nbytes, "conv2d_nhwc_wgmma_pack", *how)
+
+
+def _make_pooled(call: Call, rank: int = 0) -> Bound:
+    x, out, bias = call.inputs[0], call.outputs[0], (*call.at[2:], 0)[0]
+    return call.native(
+        "conv2d_nhwc_wgmma_pool", call.at[0], call.prepared.address, bias, call.to[0],
+        _pooled_shape(call.node, call.inputs), _cpu.Conv2dPitches(call.pitch(x), call.pitch(out)),
+        call.overflow, operands_of(call.node), *activation_of(call.node.op), rank,
+    )  # fmt: skip
+
+
 # ---- inverted residual blocks ----
 
 
@@ -290,6 +330,10 @@ ROWS = [
     Kernel(
         "bottleneck", "bottleneck", "cuda", _make_bottleneck, why_not=_no_bottleneck,
         prepare=_pack_bottleneck, packs=(1, 2, 6), stores=storing(None, 0, 5), alike=True,
+    ),
+    Kernel(
+        "conv2d_pool", "wgmma_pool", "cuda", _make_pooled, why_not=_no_pooled, prepare=_pack_pooled,
+        packs=(1,), pitched=(0,), stores=storing(None, 0), alike=True, forms=_forms_of_pairs,
     ),
     Kernel(
         "inverted_residual", "inverted_residual", "cuda", _make_block, why_not=_no_block,

@@ -1,13 +1,15 @@
-"""Average pools before the convolutions that they follow."""
+"""Average pools before the convolutions that they follow, and max pools as parts of theirs."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
-from ...operators.channels_last import AveragePool2dNhwc, Conv2dNhwc
+from ...operators.channels_last import AveragePool2dNhwc, Conv2dNhwc, MaxPool2dNhwc
+from ...operators.conv2d_pool import Conv2dPool
 from ..graph import Graph, Node
-from .rewriting import Rewrites, absent, only_user
+from .rewriting import Rewrites, absent, covering, only_user
 
 
 def pool_first(graph: Graph) -> Graph:
@@ -27,6 +29,47 @@ def pool_first(graph: Graph) -> Graph:
         then = replace(conv, inputs=(pooled, *conv.inputs[1:]), outputs=pool.outputs)
         rewrites.replace([conv, pool], [then, first], "")
     return rewrites.apply()
+
+
+def fuse_pools(graph: Graph, takes: Callable[[Graph, Node, Node], bool]) -> Graph:
+    """Makes one node of a convolution and of the max pool that alone reads what it makes.
+
+    A quarter of it is then written, in most networks, and none of it read.
+
+    Args:
+        takes: whether a kernel makes both sooner.
+    """
+    rewrites = Rewrites(graph)
+    for pool in graph.nodes:
+        if type(pool.op) is not MaxPool2dNhwc:
+            continue
+        conv = graph.producers.get(pool.inputs[0])
+        if conv is None or not _is_bare(graph, conv) or not rewrites.free(conv, pool):
+            continue
+        if only_user(graph, conv.outputs[0]) is not pool or not takes(graph, conv, pool):
+            continue
+        op = conv.op
+        merged = Node(
+            pool.name,
+            Conv2dPool(replace(op, activation=None), pool.op, op.activation, op.operands),
+            conv.inputs[:3], pool.outputs, covering(conv, pool),
+        )  # fmt: skip
+        rewrites.replace([conv, pool], [merged], "together they are conv2d_pool")
+    return rewrites.apply()
+
+
+def _is_bare(graph: Graph, node: Node) -> bool:
+    """Whether ``node`` convolves images by constants, and does nothing before or beside it."""
+    op = node.op
+    return (
+        type(op) is Conv2dNhwc
+        and not op.planar
+        and op.groups == 1
+        and op.floor is None
+        and node.inputs[1] in graph.constants
+        and (absent(node, 2) or node.inputs[2] in graph.constants)
+        and all(absent(node, place) for place in (3, 4, 5))
+    )
 
 
 def _averages_evenly(node: Node) -> bool:

@@ -1,0 +1,271 @@
+"""conv2d_pool: the rewrite that makes it, its record, and its kernel on CUDA beside what it stands for."""
+
+from __future__ import annotations
+
+import fake_cuda
+import halves
+import numpy as np
+import pytest
+from conftest import Device
+from graphs import Builder
+from native import call, check_guards, guarded
+from test_conv2d_nhwc import record
+from test_conv2d_nhwc_cuda import whole_numbers
+from test_conv2d_nhwc_wgmma import HALVES, RELU, product, shape_of, takes
+from test_conv2d_pair import close
+
+from cnn_engine import Engine, _cpu
+from cnn_engine.devices import cuda_module
+from cnn_engine.errors import InputError
+from cnn_engine.graph import passes
+from cnn_engine.graph.graph import Graph, Value
+from cnn_engine.operators.channels_last import Conv2dNhwc, MaxPool2dNhwc
+from cnn_engine.operators.conv2d_pool import Conv2dPool
+from cnn_engine.operators.max_pool2d import MaxPool2d
+from cnn_engine.operators.unary import Relu, Swish
+
+HALF = MaxPool2d((2, 2), (2, 2))
+
+
+def network(pool=HALF, inner=Relu, others: bool = False, size: int = 14) -> Graph:
+    """Two convolutions, each with a pool behind it; of the second's sums ``others`` read too."""
+    b = Builder((2, 64, size, size))
+    x = b.add(pool, b.relu(b.conv("images", 64, 3)))
+    y = b.conv(x, 72, 3)
+    z = b.add(inner(), y) if inner else y
+    outputs = [b.head(b.relu(b.conv(b.add(pool, z), 64, 1)), 10)]
+    return b.graph(*outputs, *([y] if others else []))
+
+
+def laid(graph: Graph, takes=lambda *_: True) -> Graph:
+    return passes.fuse_pools(passes.lay_channels_last(passes.fuse(graph), "cuda", run=8), takes)
+
+
+def pooled(graph: Graph) -> list:
+    return [node for node in graph.nodes if node.op.kind == "conv2d_pool"]
+
+
+# ---- the rewrite, and the record ----
+
+
+@pytest.mark.parametrize("inner", [Relu, Swish, None])
+def test_a_convolution_and_its_pool_become_one_node(inner):
+    graph = network(inner=inner)
+    after = laid(graph)
+    close(graph, after)
+    node = pooled(after)[-1]
+    assert type(node.op.activation) is (inner or type(None))
+    assert node.op.convolution.activation is None
+    assert len(node.covers) == (2 if inner is None else 3)
+    assert "together they are conv2d_pool" in {note.why for note in after.notes}
+    assert not [one for one in after.nodes if one.op.kind == "max_pool2d_nhwc"]
+
+
+def test_what_does_not_fit_stays_as_it_is():
+    """Sums that others read; what no kernel takes; images whose channels do not lie side by side."""
+    after = laid(network(inner=None, others=True))
+    assert len(pooled(after)) == 1
+    asked = []
+    assert not pooled(laid(network(), lambda graph, *nodes: asked.append(nodes)))
+    assert [[node.op.kind for node in nodes] for nodes in asked] == [
+        ["conv2d_nhwc", "max_pool2d_nhwc"]
+    ] * len(asked)
+
+
+def test_record():
+    x, weight, bias = Value("x", (2, 5, 7, 8)), Value("w", (16, 8, 3, 3)), Value("b", (16,))
+    op = Conv2dPool(Conv2dNhwc(padding=(1, 1, 1, 1)), MaxPool2dNhwc((2, 2), (2, 2)), Relu())
+    outputs = op.infer([x, weight, bias])
+    assert outputs == (((2, 2, 3, 16), "float32"),) == op.infer([x, weight])
+    assert op.flops([x, weight], [Value("", *outputs[0])]) == 2 * 2 * 5 * 7 * 16 * 8 * 9
+    assert op.terms([x, weight]) == 72
+    for wrong in ([x], [x, weight, bias, bias], [x, bias], [x, weight, x]):
+        with pytest.raises(InputError, match="expected"):
+            op.infer(wrong)
+
+
+# ---- engines ----
+
+
+@pytest.fixture
+def hopper_engines(monkeypatch):
+    """A GPU that is not there, whose wgmma takes all that it can, pools too."""
+    fake_cuda.install(monkeypatch, tensor_cores=True, stores=True)
+    for name, own in {
+        "takes": lambda *how: True, "packed": lambda *how: 64, "pack": lambda *how: None,
+        "pool_takes": lambda *how: True,
+    }.items():  # fmt: skip
+        function = f"conv2d_nhwc_wgmma_{name}"
+        monkeypatch.setattr(fake_cuda.FakeTensorCores, function, staticmethod(own), raising=False)
+
+
+def built(graph, dtype):
+    with Engine(graph, device="cuda", dtype=dtype) as engine:
+        placed = engine._plans.open().placed(2, False).graph
+        return placed, {step.name: step for step in engine._plans._build_run(2, False).steps}
+
+
+@pytest.mark.parametrize("dtype", [*HALVES, "tf32", "float32"])
+def test_engines_join_where_images_lie_in_16_bits(hopper_engines, dtype):
+    graph, steps = built(network(), dtype)
+    found = pooled(graph)
+    assert bool(found) == (dtype in HALVES)
+    for node in found:
+        assert steps[node.name].kernel == "wgmma_pool"
+        assert steps[node.name].flops == graph.cost_of(node).flops
+        around = (node.inputs[0], *node.outputs)
+        assert {graph.values[name].stored for name in around} == {node.op.operands} == {dtype}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"inner": Swish},
+        {"pool": MaxPool2d((3, 3), (2, 2), (1, 1, 1, 1))},
+        {"pool": MaxPool2d((2, 2), (1, 1))},
+        {"pool": MaxPool2d((2, 2), (2, 2), (0, 0, 1, 1)), "size": 13},
+    ],
+)
+def test_engines_join_pools_of_two_by_two_behind_clamps_alone(hopper_engines, change):
+    graph, _ = built(network(**change), "float16")
+    assert not [n for n in pooled(graph) if n.op.pool != MaxPool2dNhwc((2, 2), (2, 2))]
+    assert not [n for n in pooled(graph) if type(n.op.activation) is Swish]
+
+
+def test_a_device_without_them_has_none(hopper_engines, monkeypatch):
+    fakes = fake_cuda.FakeTensorCores
+    monkeypatch.setattr(fakes, "conv2d_nhwc_wgmma_pool_takes", staticmethod(lambda *how: False))
+    assert not pooled(built(network(), "float16")[0])
+
+
+# ---- the kernel ----
+
+#: Images, channels, rows, columns, filters, padding: of VGG-16, and of odd sizes that no tile fills.
+CASES = [
+    (1, 64, 28, 24, 64, (1, 1, 1, 1)),
+    (2, 72, 30, 17, 136, (1, 1, 1, 1)),
+    (3, 64, 15, 9, 72, (2, 0, 1, 3)),
+    (1, 520, 14, 14, 72, (1, 1, 1, 1)),
+    (2, 264, 29, 12, 128, (0, 0, 0, 0)),
+    (1, 8, 4, 130, 8, (1, 1, 1, 1)),
+    (20, 64, 56, 56, 72, (1, 1, 1, 1)),
+    (0, 64, 28, 28, 64, (1, 1, 1, 1)),
+]
+
+
+def case_of(case):
+    n, c, h, w, k, padding = case
+    return n, c, h, w, k, (3, 3), (1, 1), padding, (1, 1), 1
+
+
+def run(case, operands, x, weight, bias, rank=0, activation=RELU, more=(0, 0), told=halves.NO_ONE):
+    """Returns [N, K, OH / 2, OW / 2]; ``more``: of the pitches of x and y."""
+    device, shape, kind = Device("cuda"), shape_of(case), getattr(_cpu.Conv2dOperands, operands)
+    n, c, h, w, k = case[:5]
+    images = np.full((n, h, w, c + more[0]), np.nan, np.float32)
+    images[..., :c] = x.transpose(0, 2, 3, 1)
+    nbytes = cuda_module.load().conv2d_nhwc_wgmma_packed(shape, kind, 0)
+    packed = device.put(np.full(nbytes, 255), np.uint8)
+    call(device, "conv2d_nhwc_wgmma_pack", device.put(weight), packed, shape, kind)
+    kept = halves.laid(x, operands).dtype
+    out, memory = guarded(device, (n, shape.out_h // 2, shape.out_w // 2, k + more[1]), kept)
+    out.fill(7)
+    call(
+        device, "conv2d_nhwc_wgmma_pool", halves.put(device, images, operands), packed,
+        None if bias is None else device.put(bias), out, shape,
+        _cpu.Conv2dPitches(c + more[0], k + more[1]), told, kind, *activation, rank,
+    )  # fmt: skip
+    check_guards(device, memory, kept)
+    assert (device.get(out)[..., k:] == 7).all()
+    return halves.get(device, out, operands)[..., :k].transpose(0, 3, 1, 2)
+
+
+def pool_of(y):
+    """Returns the greatest of each two rows' two places, of [N, K, H, W]."""
+    n, k, h, w = y.shape
+    return y[:, :, : h // 2 * 2, : w // 2 * 2].reshape(n, k, h // 2, 2, w // 2, 2).max((3, 5))
+
+
+@pytest.fixture
+def hopper():
+    if not takes((1, 8, 1, 1, 8, (1, 1), (1, 1), (0, 0, 0, 0), (1, 1), 1)):
+        pytest.skip("needs a GPU of compute capability 9.0, and kernels for 90a")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("operands", HALVES)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_whole_numbers_are_exact_in_every_tile_and_split(rng, hopper, case, operands):
+    case = case_of(case)
+    x, weight, bias = whole_numbers(rng, case)
+    sums = pool_of(record(case).reference(x, weight, bias))
+    for rank in range(6):
+        found = run(case, operands, x, weight, bias, rank, more=(8, 16))
+        assert np.array_equal(found, halves.rounded(np.maximum(sums, 0), operands)), rank
+    clip = _cpu.UnaryFunction.clip, -np.inf, 5
+    found = run(case, operands, x, weight, None, activation=clip)
+    wanted = np.minimum(pool_of(record(case).reference(x, weight)), 5)
+    assert np.array_equal(found, halves.rounded(wanted, operands))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("operands", HALVES)
+@pytest.mark.parametrize("case", [CASES[1], CASES[3]], ids=str)
+def test_the_same_bits_as_one_behind_the_other_and_again(rng, hopper, case, operands):
+    """Among the tiles of convolutions are those that pools have, and one sum's order has one set of bits."""
+    case = case_of(case)
+    n, c, h, w, k = case[:5]
+    x = rng.standard_normal((n, c, h, w), np.float32)
+    weight, bias = (
+        rng.standard_normal(shape, np.float32) / c**0.5 for shape in ((k, c, 3, 3), (k,))
+    )
+    x[0, 5, 7, 7], x[0, 6, 12, 3] = np.nan, np.inf
+    apart = [
+        pool_of(product(case, operands, x, weight, bias, activation=RELU, rank=rank))
+        for rank in range(45)
+    ]
+    for rank in range(6):
+        found = run(case, operands, x, weight, bias, rank)
+        assert any(np.array_equal(found, one, equal_nan=True) for one in apart), rank
+        for _ in range(5):
+            again = run(case, operands, x, weight, bias, rank)
+            assert np.array_equal(found, again, equal_nan=True)
+
+
+@pytest.mark.gpu
+def test_results_past_float16_are_told_of_the_image_alone(hopper):
+    """Of a place that is pooled with greater ones too, and of none beyond the image."""
+    import cupy
+
+    case = case_of((1, 8, 15, 9, 8, (1, 1, 1, 1)))
+    x, weight = np.zeros((1, 8, 15, 9), np.float32), np.zeros((8, 8, 3, 3), np.float32)
+    word = np.frombuffer(cupy.cuda.alloc_pinned_memory(4), np.int32, 1)
+    told = _cpu.Overflow(word.ctypes.data, 5)
+    weight[3, 0, 0, 1] = 60000.0  # of the place above
+    for row, wanted in ((13, 5), (14, 0)):
+        x[:] = 0.0
+        x[0, 0, row, 4], word[0] = 2.0, 0
+        run(case, "float16", x, weight, None, told=told)
+        cupy.cuda.Device().synchronize()
+        assert word[0] == wanted, row
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"operands": "tf32"}, "expected operands of 16 bits"),
+        ({"kernel": (1, 1)}, "expected a kernel of 3x3"),
+        ({"stride": (2, 1)}, "expected a kernel of 3x3"),
+        ({"filters": 12}, "expected filters in eights"),
+        ({"more": (0, 4)}, "expected y's pitch and address"),
+        ({"activation": (_cpu.UnaryFunction.swish, 1, 0)}, "expected a clamp"),
+    ],
+)
+def test_what_it_does_not_take_is_refused(rng, hopper, change, said):
+    kernel, stride = change.pop("kernel", (3, 3)), change.pop("stride", (1, 1))
+    case = (1, 64, 8, 8, change.pop("filters", 64), kernel, stride, (1,) * 4, (1, 1), 1)
+    operands = change.pop("operands", "float16")
+    x, weight, bias = whole_numbers(rng, case)
+    with pytest.raises(ValueError, match=said):
+        run(case, operands, x, weight, bias, **change)
