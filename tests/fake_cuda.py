@@ -116,6 +116,13 @@ class FakeTensorCores(FakeKernels):
         return False
 
     @staticmethod
+    def conv2d_nhwc_wgmma_planar_packed(shape: Any, operands: Any, _stream: int) -> int:
+        return 4 * shape.weight_size
+
+    @staticmethod
+    def conv2d_nhwc_wgmma_planar_pack(*_arguments: Any) -> None: ...
+
+    @staticmethod
     def conv2d_nhwc_wgmma_pair_takes(*how: Any) -> bool:
         return False
 
@@ -241,6 +248,10 @@ class FakeTensorCores(FakeKernels):
 
     @staticmethod
     def mean_linear_pack(*_arguments) -> None: ...
+
+    @staticmethod
+    def stem_pool_takes(_shape, _pool, _operands, _device) -> int:
+        return 1
 
     @staticmethod
     def squeeze_excite_packed(shape, hidden, operands, _stream) -> int:

@@ -22,6 +22,7 @@
 #include <type_traits>
 
 #include "cuda/conv2d_nhwc_wgmma_end.cuh"
+#include "cuda/conv2d_nhwc_wgmma_planar.cuh"
 #include "cuda/conv2d_nhwc_wgmma_product.h"
 #include "cuda/conv2d_nhwc_wgmma_split.cuh"
 #include "cuda/launch.cuh"
@@ -37,9 +38,8 @@ namespace {
 
 constexpr int kPlaces = 112;  // of a row of outputs
 constexpr int kThreads = 256;
-constexpr int kColumns = 8, kPlanes = 4;
-constexpr int kPieces = 120;  // of a row of the image, or of its even or odd places
-constexpr int kUnitBytes = 64 * kRowBytes;
+constexpr int kColumns = kColumnsOfFilter;
+constexpr int kPieces = 120;              // of a row of the image, or of its even or odd places
 constexpr int kSharedBytes = 200 * 1024;  // at most
 constexpr int kPitch = 64 + 4;            // of sums
 
@@ -62,8 +62,8 @@ struct Layout {
   __host__ __device__ constexpr int units(int filter_rows) const {
     return (filter_rows * filter_row_bytes() + kRowBytes - 1) / kRowBytes;
   }
-  // Behind the last row: memcheck takes the rows of a matrix for apart, and sees so much more read.
-  __host__ __device__ constexpr int beyond() const { return 1792 + next_columns(); }
+  // Behind the last row.
+  __host__ __device__ constexpr int beyond() const { return wgmma::beyond(next_columns()); }
 };
 template <typename T, int Stride>
 constexpr Layout kLayout = {sizeof(T), std::is_same_v<T, float> ? 2 : 1, Stride};

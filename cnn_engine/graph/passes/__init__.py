@@ -27,6 +27,7 @@ from .pooling import fuse_pools, pool_first
 from .products import convolve_products, fold_constants_after
 from .prologues import fuse_prologues
 from .rows import join_linear_layers
+from .stems import fuse_stem_pools
 from .tails import fuse_means
 
 __all__ = [
@@ -51,6 +52,7 @@ __all__ = [
     "fuse_pools",
     "fuse_prologues",
     "fuse_residuals",
+    "fuse_stem_pools",
     "fuse_sums",
     "join_linear_layers",
     "lay_channels_last",
