@@ -69,7 +69,7 @@ struct Stem {
   Overflow overflow;
 };
 
-__device__ inline uint4 maximum(const uint4& a, const uint4& b, __half) {
+[[maybe_unused]] __device__ uint4 maximum(const uint4& a, const uint4& b, __half) {
   uint4 result;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
@@ -78,7 +78,7 @@ __device__ inline uint4 maximum(const uint4& a, const uint4& b, __half) {
   }
   return result;
 }
-__device__ inline uint4 maximum(const uint4& a, const uint4& b, __nv_bfloat16) {
+[[maybe_unused]] __device__ uint4 maximum(const uint4& a, const uint4& b, __nv_bfloat16) {
   uint4 result;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
