@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ...operators.bottleneck import Bottleneck
-from ...operators.channels_last import Conv2dNhwc
 from ..graph import Graph, Node
-from .gates import is_product
-from .rewriting import Rewrites, absent, covering, only_user
+from .gates import is_convolution, is_product
+from .rewriting import Rewrites, covering, only_user
 
 
 def fuse_bottlenecks(
@@ -55,17 +54,7 @@ def fuse_bottlenecks(
 
 def _is_plain(graph: Graph, node: Node) -> bool:
     """Whether ``node`` convolves images with windows of constants, and does nothing before or beside it."""
-    op = node.op
-    return (
-        type(op) is Conv2dNhwc
-        and not op.planar
-        and op.groups == 1
-        and op.floor is None
-        and graph.values[node.inputs[1]].shape[2:] != (1, 1)
-        and node.inputs[1] in graph.constants
-        and (absent(node, 2) or node.inputs[2] in graph.constants)
-        and all(absent(node, place) for place in (3, 4, 5))
-    )
+    return is_convolution(graph, node) and graph.values[node.inputs[1]].shape[2:] != (1, 1)
 
 
 def _follows(graph: Graph, first: Node, node: Node) -> bool:

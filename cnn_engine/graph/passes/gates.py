@@ -96,13 +96,28 @@ def is_product(graph: Graph, node: Node, *, may_add: bool = False) -> bool:
     Args:
         may_add: whether others may be added to it.
     """
+    return (
+        is_convolution(graph, node, may_add=may_add)
+        and not any(node.op.padding)
+        and graph.values[node.inputs[1]].shape[2:] == (1, 1)
+    )
+
+
+def is_convolution(
+    graph: Graph, node: Node, *, planar: bool = False, may_add: bool = False
+) -> bool:
+    """Whether ``node`` convolves by constants, all channels together, and does nothing before or beside it.
+
+    Args:
+        planar: of images [N, C, H, W], not [N, H, W, C].
+        may_add: whether others may be added to it.
+    """
     op = node.op
     return (
         type(op) is Conv2dNhwc
-        and not (op.planar or any(op.padding))
+        and op.planar == planar
         and op.groups == 1
         and op.floor is None
-        and graph.values[node.inputs[1]].shape[2:] == (1, 1)
         and node.inputs[1] in graph.constants
         and (absent(node, 2) or node.inputs[2] in graph.constants)
         and all(absent(node, place) for place in ((4, 5) if may_add else (3, 4, 5)))

@@ -9,6 +9,7 @@ from dataclasses import replace
 from ...operators.channels_last import AveragePool2dNhwc, Conv2dNhwc, MaxPool2dNhwc
 from ...operators.conv2d_pool import Conv2dPool
 from ..graph import Graph, Node
+from .gates import is_convolution
 from .rewriting import Rewrites, absent, covering, only_user
 
 
@@ -44,7 +45,7 @@ def fuse_pools(graph: Graph, takes: Callable[[Graph, Node, Node], bool]) -> Grap
         if type(pool.op) is not MaxPool2dNhwc:
             continue
         conv = graph.producers.get(pool.inputs[0])
-        if conv is None or not _is_bare(graph, conv) or not rewrites.free(conv, pool):
+        if conv is None or not is_convolution(graph, conv) or not rewrites.free(conv, pool):
             continue
         if only_user(graph, conv.outputs[0]) is not pool or not takes(graph, conv, pool):
             continue
@@ -56,20 +57,6 @@ def fuse_pools(graph: Graph, takes: Callable[[Graph, Node, Node], bool]) -> Grap
         )  # fmt: skip
         rewrites.replace([conv, pool], [merged], "together they are conv2d_pool")
     return rewrites.apply()
-
-
-def _is_bare(graph: Graph, node: Node) -> bool:
-    """Whether ``node`` convolves images by constants, and does nothing before or beside it."""
-    op = node.op
-    return (
-        type(op) is Conv2dNhwc
-        and not op.planar
-        and op.groups == 1
-        and op.floor is None
-        and node.inputs[1] in graph.constants
-        and (absent(node, 2) or node.inputs[2] in graph.constants)
-        and all(absent(node, place) for place in (3, 4, 5))
-    )
 
 
 def _averages_evenly(node: Node) -> bool:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ...operators.channels_last import Conv2dNhwc, MaxPool2dNhwc
+from ...operators.channels_last import MaxPool2dNhwc
 from ...operators.stem_pool import StemPool
 from ..graph import Graph, Node
-from .rewriting import Rewrites, absent, covering, only_user
+from .gates import is_convolution
+from .rewriting import Rewrites, covering, only_user
 
 
 def fuse_stem_pools(graph: Graph, takes: Callable[[Graph, Node, Node], bool]) -> Graph:
@@ -18,10 +19,10 @@ def fuse_stem_pools(graph: Graph, takes: Callable[[Graph, Node, Node], bool]) ->
     """
     rewrites = Rewrites(graph)
     for first in graph.nodes:
-        if not _is_stem(graph, first):
+        if not is_convolution(graph, first, planar=True) or first.op.dilation != (1, 1):
             continue
         second = only_user(graph, first.outputs[0])
-        if second is None or type(second.op) is not MaxPool2dNhwc or second.op.indices is not None:
+        if second is None or type(second.op) is not MaxPool2dNhwc:
             continue
         if second.op.dilation != (1, 1) or not takes(graph, first, second):
             continue
@@ -36,18 +37,3 @@ def fuse_stem_pools(graph: Graph, takes: Callable[[Graph, Node, Node], bool]) ->
         )  # fmt: skip
         rewrites.replace([first, second], [merged], "together they are stem_pool")
     return rewrites.apply()
-
-
-def _is_stem(graph: Graph, node: Node) -> bool:
-    """Whether ``node`` convolves [N, C, H, W] by constants, and does nothing before or beside it."""
-    op = node.op
-    return (
-        type(op) is Conv2dNhwc
-        and op.planar
-        and op.groups == 1
-        and op.dilation == (1, 1)
-        and op.floor is None
-        and node.inputs[1] in graph.constants
-        and (absent(node, 2) or node.inputs[2] in graph.constants)
-        and all(absent(node, place) for place in (3, 4, 5))
-    )
