@@ -22,6 +22,7 @@ from cnn_engine.operators.average_pool2d import AveragePool2d
 from cnn_engine.operators.binary import Add, Mul, Sub
 from cnn_engine.operators.channels_last import Conv2dNhwc
 from cnn_engine.operators.conv2d import Conv2d
+from cnn_engine.operators.linear import Linear
 from cnn_engine.operators.matmul import Matmul
 from cnn_engine.operators.max_pool2d import MaxPool2d
 from cnn_engine.operators.norm import BatchNorm
@@ -31,6 +32,10 @@ from cnn_engine.operators.resize import Resize
 from cnn_engine.operators.shaping import Concat, DepthToSpace, Reshape, Slice, Split, Transpose
 from cnn_engine.operators.softmax import Softmax
 from cnn_engine.operators.unary import Clip, Gelu, HardSigmoid, Relu, Sigmoid, Swish, Tanh
+
+
+def on_cuda(graph: Graph) -> Graph:
+    return passes.lay_channels_last(graph, "cuda")
 
 
 def pointwise(b: Builder, x: str, channels: int, filters: int) -> str:
@@ -478,6 +483,30 @@ def test_engines_of_random_graphs(data):
         check_engine(graph, data.draw(st.integers(1, 3))).close()
 
 
+@pytest.mark.parametrize("flat", [True, False])
+def test_linear_layers_read_images_as_they_lie_on_cuda(flat):
+    b = Builder(2, 3, 6, 5)
+    x = b.add(Relu(), b.conv("x", 3, 4))
+    x = b.add(Reshape((2, 48)), x) if flat else x
+    y = b.add(Linear(Relu()), x, b.constant(7, 48), b.constant(7))
+    graph = b.graph(b.add(Linear(), y, b.constant(3, 7)))
+    after = same(graph, on_cuda)
+    assert kinds(after) == ["conv2d_nhwc", "reshape", "linear", "linear"]
+    assert after.nodes[2].op.activation == Relu()
+    assert "transpose" in kinds(same(graph, passes.lay_channels_last))
+
+
+@pytest.mark.parametrize("rows", [(2, 48), (4, 24)])
+def test_images_that_others_read_and_rows_that_are_no_images_are_turned(rows):
+    b = Builder(2, 3, 6, 5)
+    flat = b.add(Reshape(rows), b.conv("x", 3, 4))
+    outputs = [b.add(Linear(), flat, b.constant(7, rows[1]))]
+    if rows == (2, 48):
+        outputs.append(b.add(Softmax(-1), flat))
+    after = same(b.graph(*outputs), on_cuda)
+    assert kinds(after)[:3] == ["conv2d_nhwc", "transpose", "reshape"]
+
+
 def test_products_over_channels_are_convolutions_on_cuda():
     """A block of ConvNeXt: two products with biases, a function, a factor a channel, and a sum."""
     b = Builder(2, 3, 6, 6)
@@ -488,7 +517,7 @@ def test_products_over_channels_are_convolutions_on_cuda():
     y = b.add(Mul(), b.add(Add(), y, b.constant(4)), b.constant(4))
     y = b.add(Add(), b.add(Transpose((0, 3, 1, 2)), y), x)
     graph = b.graph(b.conv(y, 4, 4))
-    after = same(graph, lambda graph: passes.lay_channels_last(graph, "cuda"))
+    after = same(graph, on_cuda)
     assert kinds(after) == ["conv2d_nhwc"] * 4 + ["transpose"]
     assert [node.inputs[3] is not None for node in after.nodes[2:3] if node.inputs[3:]] == [True]
     assert "matmul" in kinds(same(graph, passes.lay_channels_last))
@@ -499,7 +528,7 @@ def test_other_products_stay(shape):
     b = Builder(2, 3, 4, 4)
     x = b.add(Transpose((0, 2, 3, 1)), b.conv("x", 3, 4, padding=(1, 1, 1, 1)))
     y = b.add(Matmul(), x, b.constant(*shape))
-    after = same(b.graph(y), lambda graph: passes.lay_channels_last(graph, "cuda"))
+    after = same(b.graph(y), on_cuda)
     assert "matmul" in kinds(after)
 
 

@@ -29,6 +29,7 @@ from .prologues import fuse_prologues
 from .rows import join_linear_layers
 from .stems import fuse_stem_pools
 from .tails import fuse_means
+from .transposes import order_weights
 
 __all__ = [
     "EPILOGUES",
@@ -59,6 +60,7 @@ __all__ = [
     "mark_stem",
     "merge_shapes",
     "nest_concatenations",
+    "order_weights",
     "pool_first",
     "recognise_functions",
     "reshape_ones",
@@ -91,6 +93,7 @@ LAYING: tuple[Pass, ...] = (
 LAYING_ON_CUDA: dict[int, tuple[Pass, ...]] = {
     run: (
         channels_last,
+        order_weights,
         convolve_products,
         fold_constants_after,
         fuse_residuals,
@@ -124,9 +127,10 @@ def fuse_functions_of_rows(graph: Graph) -> Graph:
 def lay_channels_last(graph: Graph, device: str = "cpu", run: int = 4) -> Graph:
     """Returns ``graph`` as the fastest kernels run it: images between convolutions are [N, H, W, C].
 
-    What precedes a convolution, and all functions that follow one, become parts of it. On ``cuda`` the
-    former where channels come in runs of 4 or, in 16 bits, of 8, products over channels become convolutions,
-    and what makes the gates of squeeze-and-excite blocks becomes one node.
+    What precedes a convolution, and all functions that follow one, become parts of it. On ``cuda`` what
+    precedes does where channels come in runs of 4 or, in 16 bits, of 8, products over channels become
+    convolutions, linear layers read images as they lie, and what makes the gates of squeeze-and-excite blocks
+    becomes one node.
     """
     return _until_done(graph, LAYING_ON_CUDA[run] if device == "cuda" else LAYING)
 
