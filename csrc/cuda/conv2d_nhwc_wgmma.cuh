@@ -4,10 +4,8 @@
 // few places waste nothing. K are a filter's taps, (r, s, c) with c fastest, in steps of 128 bytes
 // of one tap's channels. Warps of their own ask for what the steps need, weights before the kernel
 // waits for its inputs, into a ring of stages; warpgroups multiply. Weights are packed as the
-// stages have them: [ceil(K / 64)][steps][64 filters][128 bytes], their pieces exchanged
-// (wgmma.cuh), zeros beyond the last filter and channel. Images come by im2col copies, or as rows.
-// Weights of float32 lie as threads read them, and of its places a stage has a second part
-// (conv2d_nhwc_wgmma_split.cuh).
+// stages have them (conv2d_nhwc_wgmma_pack.cuh). Images come by im2col copies, or as rows; of
+// float32's places a stage has a second part (conv2d_nhwc_wgmma_split.cuh).
 //
 // The blocks of a cluster have parts of a tile's steps. Each adds up every split-th eight of the
 // tile's places: the others send it what they hold of them, and it adds in a fixed order: the bits
@@ -28,8 +26,10 @@
 
 #include "cuda/conv2d_nhwc_wgmma_end.cuh"
 #include "cuda/conv2d_nhwc_wgmma_map.h"
+#include "cuda/conv2d_nhwc_wgmma_pack.cuh"
 #include "cuda/conv2d_nhwc_wgmma_patches.cuh"
 #include "cuda/conv2d_nhwc_wgmma_product.h"
+#include "cuda/conv2d_nhwc_wgmma_prologue.cuh"
 #include "cuda/conv2d_nhwc_wgmma_rows.cuh"
 #include "cuda/conv2d_nhwc_wgmma_split.cuh"
 #include "cuda/conv2d_nhwc_wgmma_staying.cuh"
@@ -65,94 +65,6 @@ struct Tile {
 
 template <typename T, int Groups, int Columns>
 using TileOf = Tile<Groups, Columns, std::is_same_v<T, float>>;
-
-// What is done to a step's places in shared memory before they are multiplied: z = max(x scale +
-// shift, floor), and behind them, of float32, what tensor cores do not read of it. A thread has a
-// piece of every kRowsAtOnce-th row; what it needs for a step is loaded before the step is there,
-// from the first-level cache: the second takes longer than a step.
-template <typename T, int Threads, int Columns, bool Prologue>
-class Preparation {
- public:
-  __device__ Preparation(const Product& p, int first_row, int thread)
-      : p_(p), first_row_(first_row), thread_(thread), first_image_(0) {
-    if (Prologue && p.scale_per_image) first_image_ = first_row / places();
-  }
-
-  // Asks for what `steps` steps need to be in the first-level cache.
-  __device__ void ask(int first_step, int steps) const {
-    constexpr int kSector = 32 / sizeof(float), kChannels = 8 * kWidth;
-    const int first = first_step * kChannels, end = min(p_.channels, first + steps * kChannels);
-    const int last = p_.scale_per_image ? min(first_row_ + Columns, p_.rows) - 1 : 0;
-    for (int c = first + thread_ * kSector; c < end; c += Threads * kSector) {
-      if (p_.shift) touch(p_.shift + c);
-      if (!p_.scale) continue;
-      for (int image = first_image_; image * places() <= last; ++image) {
-        touch(p_.scale + static_cast<std::int64_t>(image) * p_.channels + c);
-      }
-    }
-  }
-
-  __device__ void load(int step) {
-    if constexpr (Prologue) {
-      c_ = (step * 8 + exchanged(thread_ / 8, thread_ % 8)) * kWidth;
-      next_image_ = p_.scale_per_image ? (first_image_ + 1) * places() : p_.rows;
-      fill(p_.scale, first_image_, 1.0f, factor_);
-      fill(p_.shift, 0, 0.0f, added_);
-    }
-  }
-
-  __device__ void apply(char* places_of_step) {
-#pragma unroll
-    for (int row = thread_ / 8; row < Columns; row += kRowsAtOnce) {
-      T* const at = reinterpret_cast<T*>(places_of_step + row * kRowBytes + thread_ % 8 * 16);
-      float z[kWidth];
-      load_neighbours(at, z);
-      if constexpr (Prologue) {
-        const int place = first_row_ + row;
-        if (place >= next_image_ && place < p_.rows) {
-          const int image = place / places();
-          next_image_ = (image + 1) * places();
-          fill(p_.scale, image, 1.0f, factor_);
-        }
-#pragma unroll
-        for (int i = 0; i < kWidth; ++i) {
-          z[i] = fmaf(z[i], factor_[i], added_[i]);
-          z[i] = z[i] < p_.floor ? p_.floor : z[i];  // false for NaN, which stays
-        }
-        store_neighbours(at, z, Overflow{});
-      }
-      if constexpr (std::is_same_v<T, float>) {
-#pragma unroll
-        for (int i = 0; i < kWidth; ++i) z[i] = beyond_tf32(z[i]);
-        store_neighbours(at + Columns * kRowBytes / sizeof(T), z, Overflow{});
-      }
-    }
-    publish_to_engines();
-    named_barrier<Threads>(1);
-  }
-
- private:
-  static constexpr int kWidth = 16 / sizeof(T), kRowsAtOnce = Threads / 8;
-  static_assert(kRowsAtOnce % 8 == 0);
-
-  static __device__ void touch(const float* at) {
-    float unused;
-    asm volatile("ld.global.f32 %0, [%1];" : "=f"(unused) : "l"(at));
-  }
-  __device__ int places() const { return p_.out_h * p_.out_w; }  // of an image
-  __device__ void fill(const float* from, int image, float other, float (&to)[kWidth]) const {
-#pragma unroll
-    for (int i = 0; i < kWidth; ++i) to[i] = other;
-    if (from && c_ < p_.channels) {
-      load_neighbours(from + static_cast<std::int64_t>(image) * p_.channels + c_, to);
-    }
-  }
-
-  const Product& p_;
-  const int first_row_, thread_;
-  int first_image_, next_image_, c_;  // next_image_: the first place of the image after `factor_`'s
-  float factor_[kWidth], added_[kWidth];
-};
 
 template <typename T, int Groups, int Columns, bool Prologue, bool Both>
 __global__ void __launch_bounds__(TileOf<T, Groups, Columns>::kThreads,
@@ -559,47 +471,6 @@ void launch_product(const Sources& from, const Product& p, const Choice& choice,
   if (p.has_prologue()) return launch_tiles<T, true, false>(from, p, choice, stream);
   if (p.both) return launch_tiles<T, false, true>(from, p, choice, stream);
   launch_tiles<T, false, false>(from, p, choice, stream);
-}
-
-// One thread packs 16 bytes.
-template <typename T>
-__global__ void conv2d_nhwc_wgmma_pack_kernel(const float* __restrict__ weight,  // [K, C, R, S]
-                                              T* __restrict__ packed, int filters, int channels,
-                                              int taps, int chunks, int first_step, int all_steps,
-                                              std::int64_t pieces) {
-  const std::int64_t index = grid_thread();
-  if (index >= pieces) return;
-  const int piece = static_cast<int>(index % 8), row = static_cast<int>(index / 8 % kFilters);
-  const std::int64_t block = index / 8 / kFilters;
-  const int steps = taps * chunks, step = static_cast<int>(block % steps);
-  const int unit = static_cast<int>(block / steps), first_filter = unit * kFilters;
-  const int tap = step / chunks;
-  constexpr int kWidth = 16 / sizeof(T);
-  const int first_channel = (step - tap * chunks) * (8 * kWidth);
-  T* const to = packed + ((std::int64_t{1} * unit * all_steps + first_step + step) * kFilters * 8 +
-                          index % (kFilters * 8)) *
-                             kWidth;
-  for (int i = 0; i < kWidth; ++i) {
-    int filter = first_filter + row, c = first_channel + exchanged(row, piece) * kWidth + i;
-    if constexpr (std::is_same_v<T, float>) {  // as SplitWeights has it
-      filter = first_filter + row_of_split(index % 512, i);
-      c = first_channel + channel_of_split(index % 512, i);
-    }
-    const bool some = filter < filters && c < channels;
-    const std::int64_t at = (std::int64_t{1} * filter * channels + c) * taps + tap;
-    to[i] = narrowed<T>(some ? weight[at] : 0.0f);
-  }
-}
-
-template <typename T>
-void launch_pack(const float* weight, void* packed, const Conv2dShape& shape, int chunks,
-                 int first_step, int steps, Stream stream) {
-  const std::int64_t pieces = std::int64_t{8} * ((shape.k + kFilters - 1) / kFilters) * kFilters *
-                              shape.r * shape.s * chunks;
-  conv2d_nhwc_wgmma_pack_kernel<<<blocks_for(pieces), kBlockThreads, 0, stream>>>(
-      weight, static_cast<T*>(packed), shape.k, shape.c, shape.r * shape.s, chunks, first_step,
-      steps, pieces);
-  CUDA_CHECK_LAUNCH("conv2d_nhwc_wgmma_pack_kernel");
 }
 
 // Each is compiled in a file of its own.

@@ -19,6 +19,11 @@ namespace cnn_engine::cuda::wgmma {
 
 constexpr int kFilters = 64;  // of a unit of packed weights
 
+// count / by, rounded up.
+constexpr int divided(std::int64_t count, int by) {
+  return static_cast<int>((count + by - 1) / by);
+}
+
 // Whether a device has wgmma, and the kernels were compiled for it.
 bool runs_on(int device);
 
@@ -248,6 +253,11 @@ struct Choice {
 // The fastest choice by a model of its time: the same on every GPU of as many multiprocessors.
 // Those after it, to be measured, have ranks from 1 on.
 Choice choose(const Product& p, Conv2dOperands operands, int multiprocessors, int rank);
+
+// What that model says in microseconds: of the fastest choice, and of a max pool of 2x2 by itself
+// that reads and writes so many bytes.
+double least_time(const Product& p, Conv2dOperands operands, int multiprocessors);
+double pool_time(double bytes);
 
 // For __half, __nv_bfloat16, Tf32 and float, whose products are exact, in files of their own.
 template <typename T>
