@@ -107,9 +107,9 @@ class Device:
         else:
             self.library = np
 
-    def put(self, array: np.ndarray, dtype=np.float32):
-        """Returns ``array`` on the device."""
-        return self.library.asarray(np.ascontiguousarray(array, dtype))
+    def put(self, array: np.ndarray | None, dtype=np.float32):
+        """Returns ``array`` on the device; None stays None."""
+        return None if array is None else self.library.asarray(np.ascontiguousarray(array, dtype))
 
     def get(self, array) -> np.ndarray:
         """Returns ``array`` in host memory, when it is complete."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
+from native import check_guards, guarded
 
 from cnn_engine import _cpu
 
-STORED = ("float32", "float16", "bfloat16")
+HALVES = ("float16", "bfloat16")
+STORED = ("float32", *HALVES)
 NO_ONE = _cpu.Overflow(0, 0)
 
 
@@ -40,8 +42,10 @@ def rounded(array: np.ndarray, stored: str) -> np.ndarray:
     return wide(laid(array, stored), stored)
 
 
-def put(device, array: np.ndarray, stored: str):
-    """Returns an array on the device as it lies in memory there."""
+def put(device, array: np.ndarray | None, stored: str):
+    """Returns an array on the device as it lies in memory there; None stays None."""
+    if array is None:
+        return None
     there = laid(array, stored)
     return device.put(there, there.dtype)
 
@@ -49,3 +53,37 @@ def put(device, array: np.ndarray, stored: str):
 def get(device, array, stored: str) -> np.ndarray:
     """Returns what lies in memory of the device, as float32."""
     return wide(device.get(array), stored)
+
+
+class Output:
+    """A poisoned ``array`` of the device to write into, between guard bands."""
+
+    def __init__(self, device, shape: tuple[int, ...], stored: str) -> None:
+        self._device, self._stored = device, stored
+        self.array, self._memory = guarded(device, shape, laid(np.empty(0), stored).dtype)
+
+    def get(self) -> np.ndarray:
+        """Returns what was written, as float32, and asserts that nothing was around it."""
+        check_guards(self._device, self._memory, self.array.dtype)
+        return get(self._device, self.array, self._stored)
+
+
+class Told:
+    """Who is told of what does not fit: kernels are given ``overflow``."""
+
+    def __init__(self) -> None:
+        import cupy
+
+        self._word = np.frombuffer(cupy.cuda.alloc_pinned_memory(4), np.int32, 1)
+        self._word[0] = 0
+        self.overflow = _cpu.Overflow(self._word.ctypes.data, 7)
+
+    def said(self) -> bool:
+        """Whether something was said since this was last asked."""
+        import cupy
+
+        cupy.cuda.Device().synchronize()
+        found = int(self._word[0])
+        assert found in (0, 7)
+        self._word[0] = 0
+        return found == 7

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,10 @@ from cnn_engine import _cpu
 from cnn_engine.devices import cuda_module
 
 DIMS = 8
+
+#: What follows a sum, as the compiled functions take it: a function and its two numbers.
+NONE = _cpu.UnaryFunction.clip, -math.inf, math.inf
+RELU = _cpu.UnaryFunction.relu, 0, 0
 
 
 def dims(shape: tuple[int, ...]) -> list[int]:
@@ -40,6 +45,28 @@ def call(device, name: str, *arguments: Any, threads: int = 2) -> None:
         getattr(_cpu, name)(*passed, threads)
     else:
         getattr(cuda_module.load(), name)(*passed, 0)
+
+
+def packed(device, name: str, weights: Sequence[np.ndarray | None], *how: Any) -> Any:
+    """Returns the weights of the kernel ``name`` of a GPU as it packs them."""
+    nbytes = getattr(cuda_module.load(), f"{name}_packed")(*how, 0)
+    found = device.library.full(nbytes, 0xFF, np.uint8)
+    call(device, f"{name}_pack", *map(device.put, weights), found, *how)
+    return found
+
+
+def channels_last(x: np.ndarray, more: int = 0) -> np.ndarray:
+    """Returns images [N, C, H, W] as [N, H, W, C + more], with NaN behind the channels."""
+    n, c, h, w = x.shape
+    images = np.full((n, h, w, c + more), np.nan, np.float32)
+    images[..., :c] = x.transpose(0, 2, 3, 1)
+    return images
+
+
+def channels_first(y: np.ndarray, filters: int) -> np.ndarray:
+    """Returns images [N, H, W, K + more], behind whose filters only 7 may be, as [N, K, H, W]."""
+    assert (y[..., filters:] == 7).all(), "written behind the filters"
+    return np.ascontiguousarray(y[..., :filters].transpose(0, 3, 1, 2))
 
 
 def guarded(device, shape: tuple[int, ...], dtype):

@@ -11,11 +11,13 @@ import numpy as np
 import pytest
 import tolerances
 from conftest import Device
-from native import call, check_guards, guarded
-from test_expand_depthwise import ids, single
+from engines import built, on_gpu, running, single
+from halves import HALVES
+from native import NONE, RELU, call, packed
+from test_expand_depthwise import ids
 from test_passes import Builder, kinds, same
 
-from cnn_engine import Engine, _cpu
+from cnn_engine import _cpu
 from cnn_engine.devices import cuda_module
 from cnn_engine.engine.check import ROUNDING
 from cnn_engine.errors import InputError
@@ -28,9 +30,6 @@ from cnn_engine.operators.conv2d import Conv2d
 from cnn_engine.operators.unary import Relu, Swish
 
 Function = _cpu.UnaryFunction
-NONE = Function.clip, -math.inf, math.inf
-RELU = Function.relu, 0, 0
-HALVES = ("float16", "bfloat16")
 
 #: Images, channels, rows, columns, filters, outputs: of ResNets; of channels that fill no 64 of a block,
 #: filters that fill no eight, odd images, of one row or column, and with rows and columns of tiles beyond.
@@ -150,12 +149,11 @@ def test_engines_join_where_images_lie_in_16_bits(monkeypatch, dtype, inner):
     monkeypatch.setattr(fake_cuda.FakeTensorCores, "bottleneck_takes", takes)
     b, _, y = block(inner=inner)
     graph = b.graph(*next_block(b, y))
-    with Engine(single(graph), device="cuda", dtype=dtype) as engine:
-        laid_out = engine._plans.open().placed(2, False).graph
-        steps = [step.kernel for step in engine._plans._build_run(2, False).steps]
-    joined = dtype in HALVES and inner is Relu
-    assert len(found_in(laid_out)) == joined == ("bottleneck" in steps)
-    for node in found_in(laid_out):
+    laid_out, steps = built(single(graph), dtype)
+    found = found_in(laid_out)
+    assert len(found) == (dtype in HALVES and inner is Relu)
+    assert [node.name for node in found] == running(steps, "bottleneck")
+    for node in found:
         assert node.op.reduces
         around = (node.inputs[0], node.inputs[5], *node.outputs)
         assert {laid_out.values[name].stored for name in around} == {node.op.operands} == {dtype}
@@ -182,25 +180,20 @@ def run(
     """Returns what both convolutions make, and with a third one's weights and bias what it makes."""
     device, shape, outputs = Device("cuda"), shape_of(case, len(x)), len(last)
     kind, reduced = getattr(_cpu.Conv2dOperands, operands), 0 if third is None else len(third[0])
-    size = cuda_module.load().bottleneck_packed(shape, outputs, reduced, kind, 0)
-    packed = device.library.full(size, 0xFF, np.uint8)
     next_, next_bias = (None, None) if third is None else third
-    weights = [None if array is None else device.put(array) for array in (window, last, next_)]
-    call(device, "bottleneck_pack", *weights, packed, shape, outputs, reduced, kind)
-    kept = halves.laid(x, operands).dtype
-    out, memory = guarded(device, (*x.shape[:3], outputs), kept)
-    reduced_out, around = guarded(device, (*x.shape[:3], reduced), kept)
+    weights, how = (window, last, next_), (shape, outputs, reduced)
+    out, reduced_out = (
+        halves.Output(device, (*x.shape[:3], channels), operands) for channels in how[1:]
+    )
     *biases, residual = given
-    there = [None if bias is None else device.put(bias) for bias in (*biases, next_bias)]
-    added = None if residual is None else halves.put(device, residual, operands)
     call(
-        device, "bottleneck", halves.put(device, x, operands), packed, *there, added, out,
-        reduced_out if reduced else None, shape, outputs, reduced, told, kind, *inner, *outer, *after,
+        device, "bottleneck", halves.put(device, x, operands),
+        packed(device, "bottleneck", weights, *how, kind), *map(device.put, (*biases, next_bias)),
+        halves.put(device, residual, operands), out.array, reduced_out.array if reduced else None,
+        *how, told, kind, *inner, *outer, *after,
     )  # fmt: skip
-    check_guards(device, memory, kept)
-    check_guards(device, around, kept)
-    y = halves.get(device, out, operands)
-    return y if third is None else (y, halves.get(device, reduced_out, operands))
+    both = out.get(), reduced_out.get()
+    return both[0] if third is None else both
 
 
 def record(inner=None, outer=None, after=None, reduces=False):
@@ -327,12 +320,11 @@ def test_results_past_float16_are_told(rng, hopper, where):
     if where == "beyond":  # what reaches the last place from the row and the column past it
         given[0][5], x[0, -1, -1] = 0.0, 4.0
         window[5, 0, 0, 1:], window[5, 0, 1, 0] = 30000.0, 30000.0
-    word = Device("cuda").put(np.zeros(1, np.int32), np.int32)
-    told = _cpu.Overflow(word.data.ptr, 7)
+    told = halves.Told()
     third = np.zeros((72, 80, 1, 1), np.float32), np.zeros(72, np.float32)
     third[0][7, 5] = 2.0 if where == "last" else 1.0
-    run(case, x, window, last, given, "float16", third, told=told)
-    assert int(word[0]) == (7 if where in ("between", "after", "last") else 0)
+    run(case, x, window, last, given, "float16", third, told=told.overflow)
+    assert told.said() == (where in ("between", "after", "last"))
 
 
 @pytest.mark.gpu
@@ -377,14 +369,7 @@ def test_what_does_not_fit_is_refused(hopper):
 def test_engine(dtype, batch):
     b, _, y = block(batch, 64, size=(14, 14))
     graph = single(b.graph(*next_block(b, y, 64, 64)[:1]))
-    x = np.random.default_rng(3).uniform(-1, 1, (batch, 3, 14, 14)).astype(np.float32)
-    with Engine(graph, device="cpu") as engine:
-        (wanted,) = engine.run({"x": x}).values()
-    with Engine(graph, device="cuda", dtype=dtype) as engine:
-        (found,) = engine.run({"x": x}).values()
-        steps = [step.kernel for step in engine._plans._build_run(batch, False).steps]
+    _, kernels = on_gpu(graph, dtype)
     shape = shape_of((batch, 64, 14, 14, 64, 256), batch)
     takes = any(cuda_module.load().bottleneck_takes(shape, 256, third, 0) for third in (0, 64))
-    assert ("bottleneck" in steps) == takes
-    limit = {"float16": 4e-3, "bfloat16": 3e-2}[dtype]
-    np.testing.assert_allclose(found, wanted, rtol=0, atol=limit * np.abs(wanted).max())
+    assert ("bottleneck" in kernels) == takes

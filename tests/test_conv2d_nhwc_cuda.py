@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import tolerances
 from conftest import Device
-from native import call
-from test_conv2d_nhwc import CASES, DIRECT, NONE, arrays, bound, ids, record
+from halves import HALVES
+from native import NONE, RELU, call, channels_first, channels_last, packed
+from test_conv2d_nhwc import CASES, DIRECT, arrays, bound, ids, record
 
 from cnn_engine import _cpu
 from cnn_engine.devices import cuda_module
@@ -39,21 +40,17 @@ def depthwise(
     device = Device("cuda")
     n, c, h, w, k, kernel, stride, padding, dilation, groups = case
     shape = _cpu.Conv2dShape(n, c, h, w, k, *kernel, *stride, *padding, *dilation, groups)
-    images = np.full((n, h, w, c + more[0]), np.nan, np.float32)
-    images[..., :c] = x.transpose(0, 2, 3, 1)
-    packed = device.put(np.full(weight.size, np.nan, np.float32))
+    own = device.put(np.full(weight.size, np.nan, np.float32))
     kind = halves.kind(stored)
-    call(device, "conv2d_nhwc_depthwise_pack", device.put(weight), packed, shape, kind)
+    call(device, "conv2d_nhwc_depthwise_pack", device.put(weight), own, shape, kind)
     out = halves.put(device, np.full((n, shape.out_h, shape.out_w, k + more[1]), 7), stored)
     added = None if residual is None else halves.put(device, residual.transpose(0, 2, 3, 1), stored)
     call(
-        device, "conv2d_nhwc_depthwise", halves.put(device, images, stored), packed,
-        None if bias is None else device.put(bias), added, out, shape,
+        device, "conv2d_nhwc_depthwise", halves.put(device, channels_last(x, more[0]), stored), own,
+        device.put(bias), added, out, shape,
         _cpu.Conv2dPitches(c + more[0], k + more[1], k), kind, halves.NO_ONE, *activation,
     )  # fmt: skip
-    found = halves.get(device, out, stored)
-    assert (found[..., k:] == 7).all()
-    return np.ascontiguousarray(found[..., :k].transpose(0, 3, 1, 2))
+    return channels_first(halves.get(device, out, stored), k)
 
 
 @pytest.mark.parametrize("more", [(0, 0), (5, 3), (4, 8)])
@@ -65,7 +62,7 @@ def test_depthwise(rng, case, more):
     tolerances.assert_close(depthwise(case, x, weight, bias, more=more), wanted, limit)
     residual = rng.standard_normal(wanted.shape).astype(np.float32)
     for activation, op in (
-        ((_cpu.UnaryFunction.relu, 0, 0), Relu()),
+        (RELU, Relu()),
         ((_cpu.UnaryFunction.hard_swish, 0, 0), HardSwish()),
     ):
         found = depthwise(
@@ -87,7 +84,7 @@ def test_depthwise_in_16_bits(rng, case, stored):
     wanted = np.maximum(sums + residual, 0)
     for more in ((0, 0), (5, 3), (4, 8)):
         found = depthwise(
-            case, x, weight, bias, residual=residual, activation=(_cpu.UnaryFunction.relu, 0, 0),
+            case, x, weight, bias, residual=residual, activation=RELU,
             more=more, stored=stored,
         )  # fmt: skip
         assert np.array_equal(found, halves.rounded(wanted, stored))
@@ -107,7 +104,7 @@ def test_depthwise_keeps_nan(rng):
     case = (1, 8, 12, 12, 8, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 8)
     x, weight, bias = arrays(rng, case)
     x[0, 2, 5, 6] = np.nan
-    found = depthwise(case, x, weight, bias, activation=(_cpu.UnaryFunction.relu, 0, 0))
+    found = depthwise(case, x, weight, bias, activation=RELU)
     assert np.isnan(found).sum() == 9
     assert math.isfinite(found[0, 1].sum())
 
@@ -148,32 +145,23 @@ def product(
     n, c, h, w, k, kernel, stride, padding, dilation, groups = case
     shape = _cpu.Conv2dShape(n, c, h, w, k, *kernel, *stride, *padding, *dilation, groups)
     kind = getattr(_cpu.Conv2dOperands, operands)
-    images = np.ascontiguousarray(x)
-    if not planar:
-        images = np.full((n, h, w, c + more[0]), np.nan, np.float32)
-        images[..., :c] = x.transpose(0, 2, 3, 1)
-    kernels = cuda_module.load()
-    packed = device.put(np.full(kernels.conv2d_nhwc_packed(shape, planar, kind, 0), 255), np.uint8)
-    call(device, "conv2d_nhwc_pack", device.put(weight), packed, shape, planar, kind)
+    images = x if planar else channels_last(x, more[0])
     types = [halves.kind(name) for name in stored]
-    workspace = kernels.conv2d_nhwc_workspace(shape, planar, kind, types[0], 0)
+    workspace = cuda_module.load().conv2d_nhwc_workspace(shape, planar, kind, types[0], 0)
     out = halves.put(device, np.full((n, shape.out_h, shape.out_w, k + more[1]), 7), stored[2])
     added = (
         None if residual is None else halves.put(device, residual.transpose(0, 2, 3, 1), stored[1])
     )
     scale, shift, floor = before or (None, None, -math.inf)
     call(
-        device, "conv2d_nhwc", halves.put(device, images, stored[0]), packed,
-        None if bias is None else device.put(bias),
-        added, None if scale is None else device.put(scale),
-        None if shift is None else device.put(shift), out,
+        device, "conv2d_nhwc", halves.put(device, images, stored[0]),
+        packed(device, "conv2d_nhwc", [weight], shape, planar, kind), device.put(bias), added,
+        device.put(scale), device.put(shift), out,
         device.put(np.full(workspace, 255), np.uint8) if workspace else None, shape,
         _cpu.Conv2dPitches(c + more[0], k + more[1], k), _cpu.Conv2dStored(*types), told, planar,
         kind, scale is not None and scale.ndim == 2, floor, *activation, rank,
     )  # fmt: skip
-    found = halves.get(device, out, stored[2])
-    assert (found[..., k:] == 7).all()
-    return np.ascontiguousarray(found[..., :k].transpose(0, 3, 1, 2))
+    return channels_first(halves.get(device, out, stored[2]), k)
 
 
 def whole_numbers(rng, case):
@@ -190,7 +178,7 @@ def test_products_of_whole_numbers_are_exact(rng, case, operands):
         assert np.array_equal(product(case, operands, x, weight, bias, more=more), wanted)
     residual = rng.integers(-9, 9, wanted.shape).astype(np.float32)
     found = product(
-        case, operands, x, weight, None, residual=residual, activation=(_cpu.UnaryFunction.relu, 0, 0)
+        case, operands, x, weight, None, residual=residual, activation=RELU
     )  # fmt: skip
     sums = record(case).reference(x, weight, None) + residual
     assert np.array_equal(found, np.maximum(sums, 0))
@@ -206,7 +194,7 @@ def test_every_tile_and_split_is_exact(rng, case, operands):
         assert np.array_equal(product(case, operands, x, weight, bias, rank=rank), wanted), rank
 
 
-@pytest.mark.parametrize("operands", ["float16", "bfloat16"])
+@pytest.mark.parametrize("operands", HALVES)
 @pytest.mark.parametrize("case", PRODUCTS, ids=ids)
 def test_products_of_images_in_16_bits(rng, case, operands):
     x, weight, bias = whole_numbers(rng, case)
@@ -222,36 +210,31 @@ def test_products_of_images_in_16_bits(rng, case, operands):
     ):
         found = product(
             case, operands, x, weight, bias, residual=residual, more=more, stored=stored,
-            activation=(_cpu.UnaryFunction.relu, 0, 0),
+            activation=RELU,
         )  # fmt: skip
         assert np.array_equal(found, halves.rounded(wanted, stored[2])), (more, stored)
 
 
 def test_who_asks_is_told_of_infinities_in_float16(rng):
     """Of finite sums past 65,504 alone, and only where y is float16."""
-    import cupy
-
     case = (1, 64, 8, 8, 64, (1, 1), (1, 1), (0, 0, 0, 0), (1, 1), 1)
     x, weight = np.ones((1, 64, 8, 8), np.float32), np.ones((64, 64, 1, 1), np.float32)
-    word = np.frombuffer(cupy.cuda.alloc_pinned_memory(4), np.int32, 1)
-    told = _cpu.Overflow(word.ctypes.data, 5)
+    told = halves.Told()
 
     def said(bias, operands="float16", stored=("float16",) * 3):
-        word[0] = 0
         found = product(
-            case, operands, x, weight, np.full(64, bias, np.float32), told=told, stored=stored
-        )
-        cupy.cuda.Device().synchronize()
-        return int(word[0]), found.max()
+            case, operands, x, weight, np.full(64, bias, np.float32), told=told.overflow, stored=stored
+        )  # fmt: skip
+        return told.said(), found.max()
 
-    assert said(65440.0) == (0, 65504.0)
-    assert said(65440.0 + 15.0) == (0, 65504.0)
-    assert said(65456.0) == (5, np.inf)
-    assert said(np.inf) == (0, np.inf)
-    assert said(1e9, "float16", ("float16", "float16", "float32"))[0] == 0
-    assert said(1e9, "bfloat16", ("bfloat16",) * 3)[0] == 0
+    assert said(65440.0) == (False, 65504.0)
+    assert said(65440.0 + 15.0) == (False, 65504.0)
+    assert said(65456.0) == (True, np.inf)
+    assert said(np.inf) == (False, np.inf)
+    assert not said(1e9, "float16", ("float16", "float16", "float32"))[0]
+    assert not said(1e9, "bfloat16", ("bfloat16",) * 3)[0]
     x[0, 3, 4, 5] = np.inf
-    assert said(0.0) == (0, np.inf)
+    assert said(0.0) == (False, np.inf)
 
 
 def test_images_in_another_type_are_refused(rng):
@@ -313,7 +296,7 @@ def test_products_keep_nan_and_infinity(rng, operands):
     x, weight, bias = whole_numbers(rng, case)
     weight = abs(weight) + 1
     x[0, 5, 0, 0], x[0, 6, 7, 7] = np.nan, np.inf
-    found = product(case, operands, x, weight, bias, activation=(_cpu.UnaryFunction.relu, 0, 0))
+    found = product(case, operands, x, weight, bias, activation=RELU)
     assert np.isnan(found[0, :, :2, :2]).all()
     assert np.isnan(found).sum() == 4 * 64
     assert np.isposinf(found[0, :, 6:, 6:]).all()

@@ -8,8 +8,9 @@ import halves
 import numpy as np
 import pytest
 from conftest import Device
-from native import call
-from test_conv2d_nhwc import CASES, NONE, arrays, ids, record
+from halves import HALVES
+from native import NONE, RELU, call, channels_first, channels_last, packed
+from test_conv2d_nhwc import CASES, arrays, ids, record
 from test_conv2d_nhwc_cuda import ERRORS, PRODUCTS, whole_numbers
 
 from cnn_engine import _cpu
@@ -17,8 +18,6 @@ from cnn_engine.devices import cuda_module
 
 pytestmark = pytest.mark.gpu
 
-RELU = (_cpu.UnaryFunction.relu, 0, 0)
-HALVES = ("float16", "bfloat16")
 OPERANDS = (*HALVES, "tf32", "float32")
 
 #: Images of every size from 1 to 33, windows that reach far beyond them, and one side that is longer.
@@ -83,28 +82,21 @@ def product(
     """
     device, shape = Device("cuda"), shape_of(case)
     kind, stored = getattr(_cpu.Conv2dOperands, operands), stored or (stored_as(operands),) * 3
-    n, c, h, w, k = case[:5]
-    images = np.full((n, h, w, c + more[0]), np.nan, np.float32)
-    images[..., :c] = x.transpose(0, 2, 3, 1)
-    nbytes = cuda_module.load().conv2d_nhwc_wgmma_packed(shape, kind, 0)
-    packed = device.put(np.full(nbytes, 255), np.uint8)
-    call(device, "conv2d_nhwc_wgmma_pack", device.put(weight), packed, shape, kind)
+    n, c, _, _, k = case[:5]
     out = halves.put(device, np.full((n, shape.out_h, shape.out_w, k + more[1]), 7), stored[2])
     added = residual
     if residual is not None:
         added = halves.put(device, residual.transpose(0, 2, 3, 1), stored[1])
     types = _cpu.Conv2dStored(*map(halves.kind, stored))
     call(
-        device, "conv2d_nhwc_wgmma", halves.put(device, images, stored[0]), packed,
-        None if bias is None else device.put(bias), added,
-        *(None if factor is None else device.put(factor) for factor in before[:2]), out, shape,
+        device, "conv2d_nhwc_wgmma", halves.put(device, channels_last(x, more[0]), stored[0]),
+        packed(device, "conv2d_nhwc_wgmma", [weight], shape, kind), device.put(bias), added,
+        *map(device.put, before[:2]), out, shape,
         _cpu.Conv2dPitches(c + more[0], k + more[1], k), types, told, kind,
         before[0] is not None and before[0].ndim == 2, before[2], *activation,
         known, holds, rank,
     )  # fmt: skip
-    found = halves.get(device, out, stored[2])
-    assert (found[..., k:] == 7).all()
-    return np.ascontiguousarray(found[..., :k].transpose(0, 3, 1, 2))
+    return channels_first(halves.get(device, out, stored[2]), k)
 
 
 @pytest.mark.parametrize("operands", OPERANDS)
@@ -328,17 +320,12 @@ def test_functions_and_special_values(rng, operands):
 
 
 def test_who_asks_is_told_of_infinities_in_float16():
-    import cupy
-
     case = (1, 64, 8, 8, 64, (1, 1), (1, 1), (0, 0, 0, 0), (1, 1), 1)
     x, weight = np.ones((1, 64, 8, 8), np.float32), np.ones((64, 64, 1, 1), np.float32)
-    word = np.frombuffer(cupy.cuda.alloc_pinned_memory(4), np.int32, 1)
-    told = _cpu.Overflow(word.ctypes.data, 5)
-    for bias, wanted in ((65440.0, 0), (65456.0, 5), (np.inf, 0)):
-        word[0] = 0
-        product(case, "float16", x, weight, np.full(64, bias, np.float32), told=told)
-        cupy.cuda.Device().synchronize()
-        assert word[0] == wanted
+    told = halves.Told()
+    for bias, wanted in ((65440.0, False), (65456.0, True), (np.inf, False)):
+        product(case, "float16", x, weight, np.full(64, bias, np.float32), told=told.overflow)
+        assert told.said() == wanted
 
 
 def test_float32_is_taken_where_there_is_much_to_do():
@@ -393,18 +380,13 @@ def first_layer(case, operands, x, weight, bias, activation=NONE, more=0, stored
     device, shape = Device("cuda"), shape_of(case)
     kind, stored = getattr(_cpu.Conv2dOperands, operands), stored or stored_as(operands)
     n, _, _, _, k = case[:5]
-    nbytes = cuda_module.load().conv2d_nhwc_wgmma_planar_packed(shape, kind, 0)
-    packed = device.put(np.full(nbytes, 255), np.uint8)
-    call(device, "conv2d_nhwc_wgmma_planar_pack", device.put(weight), packed, shape, kind)
     out = halves.put(device, np.full((n, shape.out_h, shape.out_w, k + more), 7), stored)
     call(
-        device, "conv2d_nhwc_wgmma_planar", device.put(x), packed,
-        None if bias is None else device.put(bias), out, shape, k + more, halves.kind(stored),
-        halves.NO_ONE, kind, *activation,
+        device, "conv2d_nhwc_wgmma_planar", device.put(x),
+        packed(device, "conv2d_nhwc_wgmma_planar", [weight], shape, kind), device.put(bias), out,
+        shape, k + more, halves.kind(stored), halves.NO_ONE, kind, *activation,
     )  # fmt: skip
-    found = halves.get(device, out, stored)
-    assert (found[..., k:] == 7).all()
-    return np.ascontiguousarray(found[..., :k].transpose(0, 3, 1, 2))
+    return channels_first(halves.get(device, out, stored), k)
 
 
 @pytest.mark.parametrize("operands", OPERANDS)

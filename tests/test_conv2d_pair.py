@@ -7,7 +7,9 @@ from dataclasses import replace
 import fake_cuda
 import numpy as np
 import pytest
+from engines import built
 from graphs import Builder, resnet
+from halves import HALVES
 
 from cnn_engine import Engine
 from cnn_engine.engine import ahead
@@ -22,8 +24,6 @@ from cnn_engine.operators.conv2d_pair import Conv2dBeside, Conv2dSum
 from cnn_engine.operators.max_pool2d import MaxPool2d
 from cnn_engine.operators.shaping import Concat
 from cnn_engine.operators.unary import Relu
-
-HALVES = ("float16", "bfloat16")
 
 
 def biased(b: Builder, x: str, filters: int, kernel: int, stride: int = 1) -> str:
@@ -258,9 +258,7 @@ def hopper(monkeypatch):
 
 def test_engines_have_sums(hopper):
     for dtype in (*HALVES, "float32"):
-        with Engine(block(), device="cuda", dtype=dtype) as engine:
-            graph = engine._plans.open().placed(1, False).graph
-            steps = {step.name: step for step in engine._plans._build_run(1, False).steps}
+        graph, steps = built(block(), dtype, 1)
         (node,) = sums(graph)
         assert steps[node.name].kernel == "wgmma_sum"
         assert steps[node.name].flops == graph.cost_of(node).flops
@@ -276,9 +274,7 @@ def test_engines_have_sums(hopper):
 
 def test_engines_have_neighbours(hopper):
     for dtype in (*HALVES, "float32"):
-        with Engine(fire(4), device="cuda", dtype=dtype) as engine:
-            graph = engine._plans.open().placed(1, False).graph
-            steps = {step.name: step for step in engine._plans._build_run(1, False).steps}
+        graph, steps = built(fire(4), dtype, 1)
         found = beside(graph)
         assert len(found) == 2
         for node in found:

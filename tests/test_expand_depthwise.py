@@ -8,6 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import tolerances
+from engines import single
+from native import NONE
 from test_passes import Builder, kinds, same
 
 from cnn_engine import Engine, _cpu
@@ -21,7 +23,6 @@ from cnn_engine.operators.reduce import ReduceMax, ReduceMean
 from cnn_engine.operators.unary import Clip, HardSwish, Relu, Sigmoid, Swish
 
 Function = _cpu.UnaryFunction
-NONE = Function.clip, -math.inf, math.inf
 
 
 def laid(graph):
@@ -247,13 +248,6 @@ def test_nan_stays_in_what_reads_it(rng):
 
 
 # ---- engines ----
-
-
-def single(graph):
-    """The same graph in float32."""
-    constants = {name: array.astype(np.float32) for name, array in graph.constants.items()}
-    inputs = tuple(replace(value, dtype="float32") for value in graph.inputs)
-    return replace(graph, inputs=inputs, constants=constants)
 
 
 @pytest.mark.parametrize("mean", [ReduceMean, None])

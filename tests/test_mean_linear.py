@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 import tolerances
 from conftest import Device
-from native import call, check_guards, guarded
+from engines import built, running, single, steps_of
+from halves import HALVES
+from native import NONE, RELU, call, packed
 from test_passes import Builder, same
-from test_squeeze_excite import single
 
 from cnn_engine import Engine, _cpu
 from cnn_engine.devices import cuda_module
@@ -26,10 +27,6 @@ from cnn_engine.operators.norm import LayerNorm
 from cnn_engine.operators.reduce import ReduceMax, ReduceMean
 from cnn_engine.operators.shaping import Reshape, Transpose
 from cnn_engine.operators.unary import Erf, HardSwish, Relu
-
-Function = _cpu.UnaryFunction
-NONE = Function.clip, -math.inf, math.inf
-HALVES = ["float16", "bfloat16"]
 
 
 def tail(batch=2, norm=True, relu=True, keepdims=True, after=None, mean=ReduceMean, size=16):
@@ -118,16 +115,15 @@ def test_engines_join_where_a_device_says_so(monkeypatch, dtype, after):
     asked = []
     takes = staticmethod(lambda *how: asked.append(how) or True)
     monkeypatch.setattr(fake_cuda.FakeTensorCores, "mean_linear_takes", takes)
-    with Engine(single(tail(after=after)[-1]), device="cuda", dtype=dtype) as engine:
-        placed = engine._plans.open().placed(2, False)
-        steps = [step.kernel for step in engine._plans._build_run(2, False).steps]
-    nodes = found_in(placed.graph)
-    assert len(nodes) == (dtype in HALVES) == ("mean_linear" in steps)
+    graph, steps = built(single(tail(after=after)[-1]), dtype)
+    nodes = found_in(graph)
+    assert len(nodes) == (dtype in HALVES)
+    assert [node.name for node in nodes] == running(steps, "mean_linear")
     if not nodes:
         return
     (node,) = nodes
     assert (type(node.op.activation) is HardSwish) == (after is HardSwish)
-    x, y = (placed.graph.values[name] for name in (node.inputs[0], node.outputs[0]))
+    x, y = (graph.values[name] for name in (node.inputs[0], node.outputs[0]))
     assert (x.stored, y.stored) == (dtype, "")
     shape, outputs, operands, _ = asked[0]
     assert (shape.outer, shape.inner, outputs) == (2, 16, 10)
@@ -147,7 +143,7 @@ def test_transposes_around_a_norm_of_one_place_run_nothing(monkeypatch, rng):
     fake_cuda.install(monkeypatch, tensor_cores=True)
     with Engine(graph, device="cuda") as engine:
         (found,) = engine.run({"x": x}).values()
-        kinds = [step.kind for step in engine._plans._build_run(2, False).steps]
+        kinds = [step.kind for step in steps_of(engine, 2).values()]
     assert "transpose" not in kinds
     assert "layer_norm" in kinds
     np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
@@ -179,18 +175,14 @@ def run(
     device = Device("cuda")
     (n, places, channels), outputs = x.shape, len(weight)
     shape, kind = _cpu.AxisShape(n, places, channels), getattr(_cpu.Conv2dOperands, operands)
-    size = cuda_module.load().mean_linear_packed(shape, outputs, kind, 0)
-    packed = device.library.full(size, 0xFF, np.uint8)
-    call(device, "mean_linear_pack", device.put(weight), packed, shape, outputs, kind)
-    dtype = halves.laid(x[:0], stored).dtype
-    out, memory = guarded(device, (n, outputs), dtype)
-    there = [None if given is None else device.put(given) for given in (bias, scale, shift)]
+    out = halves.Output(device, (n, outputs), stored)
     call(
-        device, "mean_linear", halves.put(device, x, operands), packed, *there, out, shape, outputs,
-        floor, halves.kind(stored), told, kind, *activation,
+        device, "mean_linear", halves.put(device, x, operands),
+        packed(device, "mean_linear", [weight], shape, outputs, kind),
+        *map(device.put, (bias, scale, shift)), out.array, shape, outputs, floor,
+        halves.kind(stored), told, kind, *activation,
     )  # fmt: skip
-    check_guards(device, memory, dtype)
-    return halves.get(device, out, stored)
+    return out.get()
 
 
 @pytest.fixture
@@ -212,7 +204,7 @@ def test_against_reference(rng, clusters, shape, operands):
         wanted = op.reference(x[:, :, None, :], weight, *given)
         found = run(
             x, weight, *given, operands=operands, floor=-math.inf if floor is None else floor,
-            activation=(Function.relu, 0, 0),
+            activation=RELU,
         )  # fmt: skip
         read = np.abs(x)
         if len(given) > 1:
@@ -249,15 +241,13 @@ def test_each_image_has_the_same_bits_among_others_and_again(rng, clusters):
 @pytest.mark.gpu
 def test_means_past_float16_are_told_of(clusters):
     """A norm may make them of what is not."""
-    device, word = Device("cuda"), np.zeros(1, np.int32)
-    there = device.put(word, word.dtype)
     x, weight = np.full((1, 4, 8), 60000, np.float32), np.ones((3, 8), np.float32)
-    told, two = _cpu.Overflow(there.data.ptr, 7), np.full(8, 2, np.float32)
-    run(x, weight, None, two, 0 * two, operands="bfloat16", told=told)
-    run(x, weight, None, two / 2, 0 * two, operands="float16", told=told)
-    assert device.get(there)[0] == 0
-    run(x, weight, None, two, 0 * two, operands="float16", told=told)
-    assert device.get(there)[0] == 7
+    told, two = halves.Told(), np.full(8, 2, np.float32)
+    run(x, weight, None, two, 0 * two, operands="bfloat16", told=told.overflow)
+    run(x, weight, None, two / 2, 0 * two, operands="float16", told=told.overflow)
+    assert not told.said()
+    run(x, weight, None, two, 0 * two, operands="float16", told=told.overflow)
+    assert told.said()
 
 
 @pytest.mark.gpu

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tolerances
 from conftest import Device
-from native import call
+from native import call, channels_last
 
 from cnn_engine import _cpu
 from cnn_engine.operators.average_pool2d import AveragePool2d
@@ -42,10 +42,9 @@ def shape_of(kind, case):
 def run(kind, case, x, options=(), *, threads=1, more=(0, 0), place="cpu", stored="float32"):
     """Calls the kernel with pitches of ``more`` elements than channels; what lies between must stay."""
     device = Device(place)
-    n, c, h, w = x.shape
+    n, c = x.shape[:2]
     shape = shape_of(kind, case)
-    images = np.full((n, h, w, c + more[0]), np.nan, np.float32)
-    images[..., :c] = x.transpose(0, 2, 3, 1)
+    images = channels_last(x, more[0])
     guard = GUARD if stored == "float32" else np.float32(-72.5)
     size = n * shape.out_h * shape.out_w * (c + more[1]) + 64
     memory = halves.put(device, np.full(size, guard), stored)

@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 import tolerances
 from conftest import Device
-from native import call, check_guards, guarded
+from engines import built, on_gpu, running, single, steps_of
+from halves import HALVES
+from native import NONE, RELU, call, packed
 from test_passes import Builder, same
 
 from cnn_engine import Engine, _cpu
@@ -150,8 +152,8 @@ def test_an_engine_runs_it(monkeypatch):
     fake_cuda.install(monkeypatch, tensor_cores=True)
     with Engine(graph, device="cuda") as engine:
         (found,) = engine.run({"x": wide}).values()
-        steps = [step.kernel for step in engine._plans._build_run(2, False).steps]
-    assert "squeeze_excite" in steps
+        kernels_run = [step.kernel for step in steps_of(engine, 2).values()]
+    assert "squeeze_excite" in kernels_run
     np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
 
 
@@ -161,24 +163,14 @@ def test_an_engine_runs_it(monkeypatch):
 def test_gates_multiply_images_in_16_bits(monkeypatch, dtype, scales):
     """Which lie in memory as what they were made of does."""
     fake_cuda.install(monkeypatch, tensor_cores=True, stores=True)
-    with Engine(single(block()[-1]), device="cuda", dtype=dtype) as engine:
-        graph = engine._plans.open().placed(2, False).graph
-        steps = [step.kernel for step in engine._plans._build_run(2, False).steps]
+    graph, steps = built(single(block()[-1]), dtype)
     (node,) = found_in(graph)
     assert node.op.scales == scales
-    assert ("squeeze_excite_scale" if scales else "squeeze_excite") in steps
+    kernel = "squeeze_excite_scale" if scales else "squeeze_excite"
+    assert running(steps, kernel) == [node.name]
     if scales:
         x, y = (graph.values[name] for name in (node.inputs[0], node.outputs[0]))
         assert (x.shape, x.stored) == (y.shape, y.stored) == (x.shape, dtype)
-
-
-def single(graph):
-    """The same graph in float32."""
-    from dataclasses import replace
-
-    constants = {name: array.astype(np.float32) for name, array in graph.constants.items()}
-    inputs = tuple(replace(value, dtype="float32") for value in graph.inputs)
-    return replace(graph, inputs=inputs, constants=constants)
 
 
 # ---- the kernel ----
@@ -197,21 +189,15 @@ def run(x, first, second, biases, operands, stored, inner, outer, means=None):
     n, places, channels = x.shape
     shape, hidden = _cpu.AxisShape(n, places, channels), len(first)
     kind = getattr(_cpu.Conv2dOperands, operands)
-    size = cuda_module.load().squeeze_excite_packed(shape, hidden, kind, 0)
-    packed = device.library.full(size, 0xFF, np.uint8)
-    call(
-        device, "squeeze_excite_pack", device.put(first), device.put(second), packed, shape, hidden,
-        kind,
-    )  # fmt: skip
-    out, memory = guarded(device, (n, channels), np.float32)
-    there = [None if given is None else device.put(given) for given in (*biases, means)]
+    out = halves.Output(device, (n, channels), "float32")
     parts = 0 if means is None else means.shape[1]
     call(
-        device, "squeeze_excite", halves.put(device, x, stored), packed, *there, out, parts, shape,
-        hidden, halves.kind(stored), kind, *inner, *outer,
+        device, "squeeze_excite", halves.put(device, x, stored),
+        packed(device, "squeeze_excite", [first, second], shape, hidden, kind),
+        *map(device.put, (*biases, means)), out.array, parts, shape, hidden, halves.kind(stored), kind,
+        *inner, *outer,
     )  # fmt: skip
-    check_guards(device, memory, np.float32)
-    return device.get(out)
+    return out.get()
 
 
 def arrays(rng, shape, stored="float32"):
@@ -236,15 +222,12 @@ def test_kernel(rng, shape, operands, stored):
     for given in (biases, (None, None)):
         images, weights = x[:, :, None, :], (first[..., None, None], second[..., None, None])
         wanted = SqueezeExcite(Relu()).reference(images, *weights, *given)[:, 0, 0]
-        found = run(
-            x, first, second, given, operands, stored, (Function.relu, 0, 0),
-            (Function.clip, -math.inf, math.inf),
-        )  # fmt: skip
+        found = run(x, first, second, given, operands, stored, RELU, NONE)
         mean = np.abs(x).mean(1) if x.size else np.abs(x).sum(1)
         sums = mean @ np.abs(first).T + (0 if given[0] is None else np.abs(given[0]))
         size = sums @ np.abs(second).T + (0 if given[1] is None else np.abs(given[1]))
         limit = tolerances.sum_of_products(x.shape[1] + channels + hidden, size)
-        if operands in ("float16", "bfloat16"):
+        if operands in HALVES:
             limit = limit + 2 * ROUNDING[operands] * size
         tolerances.assert_close(found, wanted, limit)
 
@@ -300,8 +283,7 @@ def test_each_image_has_the_same_bits_among_others_and_again(rng, shape):
 def test_nan_reaches_all_factors_of_its_image_alone(rng):
     x, first, second, biases = arrays(rng, (2, 49, 64, 16))
     x[1, 7, 40] = np.nan
-    none = (Function.clip, -math.inf, math.inf)
-    found = run(x, first, second, biases, "float32", "float32", none, none)
+    found = run(x, first, second, biases, "float32", "float32", NONE, NONE)
     assert np.isfinite(found[0]).all()
     assert np.isnan(found[1]).all()
 
@@ -313,7 +295,7 @@ def test_nan_reaches_all_factors_of_its_image_alone(rng):
      (33, 3, 72, 24), (1, 1, 8, 1), (2, 250, 64, 7), (0, 4, 8, 2)],
     ids=str,
 )  # fmt: skip
-@pytest.mark.parametrize("stored", ["float16", "bfloat16"])
+@pytest.mark.parametrize("stored", HALVES)
 def test_images_are_multiplied(rng, shape, stored):
     """By the factors that it makes by itself, rounded once."""
     operands = stored
@@ -324,21 +306,14 @@ def test_images_are_multiplied(rng, shape, stored):
     sizes, kind = _cpu.AxisShape(n, places, channels), getattr(_cpu.Conv2dOperands, operands)
     if not cuda_module.load().squeeze_excite_scales(sizes, len(first), 0):
         pytest.skip("a GPU that does not multiply images so")
-    packed = device.library.empty(
-        cuda_module.load().squeeze_excite_packed(sizes, len(first), kind, 0), np.uint8
-    )
-    weights = device.put(first), device.put(second)
-    call(device, "squeeze_excite_pack", *weights, packed, sizes, len(first), kind)
-    kept = halves.laid(x, stored).dtype
-    out, memory = guarded(device, x.shape, kept)
+    out = halves.Output(device, x.shape, stored)
     call(
-        device, "squeeze_excite_scale", halves.put(device, x, stored), packed, device.put(biases[0]),
-        device.put(biases[1]), out, sizes, len(first), halves.kind(stored), halves.NO_ONE, kind,
-        *how[0], *how[1],
+        device, "squeeze_excite_scale", halves.put(device, x, stored),
+        packed(device, "squeeze_excite", [first, second], sizes, len(first), kind),
+        *map(device.put, biases), out.array, sizes, len(first), halves.kind(stored), halves.NO_ONE,
+        kind, *how[0], *how[1],
     )  # fmt: skip
-    check_guards(device, memory, kept)
-    wanted = halves.rounded(x * factors[:, None, :], stored)
-    assert np.array_equal(halves.get(device, out, stored), wanted)
+    assert np.array_equal(out.get(), halves.rounded(x * factors[:, None, :], stored))
 
 
 @pytest.mark.gpu
@@ -346,23 +321,16 @@ def test_images_are_multiplied(rng, shape, stored):
 def test_products_past_float16_are_told(rng, large):
     x, first, second, _ = arrays(rng, (2, 49, 64, 16), "float16")
     x[1, 7, 40] = 40000.0 if large else 4.0
-    device, none = Device("cuda"), (Function.clip, -math.inf, math.inf)
-    word = device.put(np.zeros(1, np.int32), np.int32)
+    device, told = Device("cuda"), halves.Told()
     sizes, kind = _cpu.AxisShape(2, 49, 64), _cpu.Conv2dOperands.float16
-    packed = device.library.empty(
-        cuda_module.load().squeeze_excite_packed(sizes, 16, kind, 0), np.uint8
-    )
+    z = halves.Output(device, x.shape, "float16")
     call(
-        device, "squeeze_excite_pack", device.put(0 * first), device.put(second), packed, sizes, 16,
-        kind,
+        device, "squeeze_excite_scale", halves.put(device, x, "float16"),
+        packed(device, "squeeze_excite", [0 * first, second], sizes, 16, kind), None,
+        device.put(np.full(64, 3, np.float32)), z.array, sizes, 16, halves.kind("float16"),
+        told.overflow, kind, *NONE, *NONE,
     )  # fmt: skip
-    z = device.library.empty(x.shape, np.float16)
-    call(
-        device, "squeeze_excite_scale", halves.put(device, x, "float16"), packed, None,
-        device.put(np.full(64, 3, np.float32)), z, sizes, 16, halves.kind("float16"),
-        _cpu.Overflow(word.data.ptr, 5), kind, *none, *none,
-    )  # fmt: skip
-    assert device.get(word)[0] == (5 if large else 0)
+    assert told.said() == large
 
 
 @pytest.mark.gpu
@@ -392,17 +360,7 @@ def test_what_does_not_fit_is_refused():
 @pytest.mark.parametrize("batch", [1, 2, 9, 20, 33])
 def test_engine(dtype, batch):
     *_, graph = block(batch, channels=64, hidden=12)
-    graph = single(graph)
-    x = np.random.default_rng(3).uniform(-1, 1, (batch, 3, 9, 7)).astype(np.float32)
-    with Engine(graph, device="cpu") as engine:
-        (wanted,) = engine.run({"x": x}).values()
-    with Engine(graph, device="cuda", dtype=dtype) as engine:
-        (found,) = engine.run({"x": x}).values()
-        steps = [step.kernel for step in engine._plans._build_run(batch, False).steps]
+    _, found = on_gpu(single(graph), dtype)
     shape = _cpu.AxisShape(batch, 63, 64)
-    scales = dtype in ("float16", "bfloat16") and cuda_module.load().squeeze_excite_scales(
-        shape, 12, 0
-    )
-    assert ("squeeze_excite_scale" if scales else "squeeze_excite") in steps
-    limit = {"float32": 1e-5, "tf32": 4e-3, "float16": 4e-3, "bfloat16": 3e-2}[dtype]
-    np.testing.assert_allclose(found, wanted, rtol=0, atol=limit * np.abs(wanted).max())
+    scales = dtype in HALVES and cuda_module.load().squeeze_excite_scales(shape, 12, 0)
+    assert ("squeeze_excite_scale" if scales else "squeeze_excite") in found

@@ -28,6 +28,10 @@ PROBABILITY = LIMITS["cpu"]["float32"]
 #: of it: the requirement is 1e-5 of the largest logit from float64's.
 NETWORK_LOGITS = 1e-5
 
+#: Of a few layers, as a part of the largest result: a GPU's beside the CPU's, which are float32's. Of 16 bits
+#: some units in the last place, since each layer rounds what it reads, its weights and what it makes.
+FEW_LAYERS = {"float32": 1e-5, "tf32": 4e-3, "float16": 4e-3, "bfloat16": 3e-2}
+
 
 def sum_of_products(terms: int, magnitude: np.ndarray) -> np.ndarray:
     """The bound for sums of ``terms`` products whose absolute values sum to ``magnitude``."""
