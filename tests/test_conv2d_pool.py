@@ -7,33 +7,40 @@ import halves
 import numpy as np
 import pytest
 from conftest import Device
+from engines import built
 from graphs import Builder
-from native import call, check_guards, guarded
+from halves import HALVES
+from native import RELU, call, channels_last, packed
 from test_conv2d_nhwc import record
 from test_conv2d_nhwc_cuda import whole_numbers
-from test_conv2d_nhwc_wgmma import HALVES, RELU, product, shape_of, takes
+from test_conv2d_nhwc_wgmma import product, shape_of, takes
 from test_conv2d_pair import close
 
-from cnn_engine import Engine, _cpu
-from cnn_engine.devices import cuda_module
+from cnn_engine import _cpu
 from cnn_engine.errors import InputError
 from cnn_engine.graph import passes
 from cnn_engine.graph.graph import Graph, Value
 from cnn_engine.operators.channels_last import Conv2dNhwc, MaxPool2dNhwc
 from cnn_engine.operators.conv2d_pool import Conv2dPool
 from cnn_engine.operators.max_pool2d import MaxPool2d
-from cnn_engine.operators.unary import Relu, Swish
+from cnn_engine.operators.unary import Clip, Relu, Swish
 
 HALF = MaxPool2d((2, 2), (2, 2))
 
 
-def network(pool=HALF, inner=Relu, others: bool = False, size: int = 14) -> Graph:
-    """Two convolutions, each with a pool behind it; of the second's sums ``others`` read too."""
-    b = Builder((2, 64, size, size))
-    x = b.add(pool, b.relu(b.conv("images", 64, 3)))
-    y = b.conv(x, 72, 3)
-    z = b.add(inner(), y) if inner else y
-    outputs = [b.head(b.relu(b.conv(b.add(pool, z), 64, 1)), 10)]
+def network(
+    shape=(2, 64, 14, 14), pool=HALF, inner=Relu, others: bool = False, first=(3, 1)
+) -> Graph:
+    """Two convolutions, each with a pool behind it; of the second's sums ``others`` read too.
+
+    Of at most four channels the ``first``, of a size and stride, reads images as they are, [N, C, H, W].
+    """
+    b = Builder(shape)
+    x = "images"
+    for filters, window in ((64, first), (72, (3, 1))):
+        y = b.conv(x, filters, *window)
+        x = b.add(pool, b.add(inner(), y) if inner else y)
+    outputs = [b.head(b.relu(b.conv(x, 64, 1)), 10)]
     return b.graph(*outputs, *([y] if others else []))
 
 
@@ -45,36 +52,47 @@ def pooled(graph: Graph) -> list:
     return [node for node in graph.nodes if node.op.kind == "conv2d_pool"]
 
 
+def planar(graph: Graph) -> list[bool]:
+    """Of convolutions with pools, whether they read [N, C, H, W]."""
+    return [node.op.convolution.planar for node in pooled(graph)]
+
+
 # ---- the rewrite, and the record ----
 
 
 @pytest.mark.parametrize("inner", [Relu, Swish, None])
-def test_a_convolution_and_its_pool_become_one_node(inner):
-    graph = network(inner=inner)
+@pytest.mark.parametrize("channels", [3, 64])
+def test_a_convolution_and_its_pool_become_one_node(channels, inner):
+    graph = network((2, channels, 14, 14), inner=inner)
     after = laid(graph)
     close(graph, after)
-    node = pooled(after)[-1]
-    assert type(node.op.activation) is (inner or type(None))
-    assert node.op.convolution.activation is None
-    assert len(node.covers) == (2 if inner is None else 3)
+    assert planar(after) == [channels == 3, False]
+    for node in pooled(after):
+        assert type(node.op.activation) is (inner or type(None))
+        assert node.op.convolution.activation is None
+        assert len(node.covers) == (2 if inner is None else 3)
     assert "together they are conv2d_pool" in {note.why for note in after.notes}
     assert not [one for one in after.nodes if one.op.kind == "max_pool2d_nhwc"]
 
 
-def test_what_does_not_fit_stays_as_it_is():
-    """Sums that others read; what no kernel takes; images whose channels do not lie side by side."""
-    after = laid(network(inner=None, others=True))
-    assert len(pooled(after)) == 1
+@pytest.mark.parametrize("channels", [3, 64])
+def test_what_does_not_fit_stays_as_it_is(channels):
+    """Sums that others read, and what no kernel takes."""
+    shape = 2, channels, 14, 14
+    after = laid(network(shape, inner=None, others=True))
+    assert planar(after) == [channels == 3]
     asked = []
-    assert not pooled(laid(network(), lambda graph, *nodes: asked.append(nodes)))
+    assert not pooled(laid(network(shape), lambda graph, *nodes: asked.append(nodes)))
     assert [[node.op.kind for node in nodes] for nodes in asked] == [
         ["conv2d_nhwc", "max_pool2d_nhwc"]
-    ] * len(asked)
+    ] * 2
 
 
-def test_record():
-    x, weight, bias = Value("x", (2, 5, 7, 8)), Value("w", (16, 8, 3, 3)), Value("b", (16,))
-    op = Conv2dPool(Conv2dNhwc(padding=(1, 1, 1, 1)), MaxPool2dNhwc((2, 2), (2, 2)), Relu())
+@pytest.mark.parametrize("shape", [(2, 5, 7, 8), (2, 8, 5, 7)])
+def test_record(shape):
+    x, weight, bias = Value("x", shape), Value("w", (16, 8, 3, 3)), Value("b", (16,))
+    first = Conv2dNhwc(padding=(1, 1, 1, 1), planar=shape[1] == 8)
+    op = Conv2dPool(first, MaxPool2dNhwc((2, 2), (2, 2)), Relu())
     outputs = op.infer([x, weight, bias])
     assert outputs == (((2, 2, 3, 16), "float32"),) == op.infer([x, weight])
     assert op.flops([x, weight], [Value("", *outputs[0])]) == 2 * 2 * 5 * 7 * 16 * 8 * 9
@@ -99,43 +117,56 @@ def hopper_engines(monkeypatch):
         monkeypatch.setattr(fake_cuda.FakeTensorCores, function, staticmethod(own), raising=False)
 
 
-def built(graph, dtype):
-    with Engine(graph, device="cuda", dtype=dtype) as engine:
-        placed = engine._plans.open().placed(2, False).graph
-        return placed, {step.name: step for step in engine._plans._build_run(2, False).steps}
-
-
 @pytest.mark.parametrize("dtype", [*HALVES, "tf32", "float32"])
-def test_engines_join_where_images_lie_in_16_bits(hopper_engines, dtype):
-    graph, steps = built(network(), dtype)
-    found = pooled(graph)
-    assert bool(found) == (dtype in HALVES)
-    for node in found:
-        assert steps[node.name].kernel == "wgmma_pool"
+@pytest.mark.parametrize("channels", [3, 64])
+@pytest.mark.parametrize("inner", [Relu, Clip, None])
+def test_engines_join_where_images_lie_in_16_bits(hopper_engines, channels, inner, dtype):
+    graph, steps = built(network((2, channels, 14, 14), inner=inner), dtype)
+    joined = [True, False] if channels == 3 else [False]  # wide images come in float32
+    assert planar(graph) == (joined if dtype in HALVES else [])
+    for node, is_first in zip(pooled(graph), planar(graph), strict=True):
+        assert steps[node.name].kernel == ("stem_pool" if is_first else "wgmma_pool")
         assert steps[node.name].flops == graph.cost_of(node).flops
-        around = (node.inputs[0], *node.outputs)
-        assert {graph.values[name].stored for name in around} == {node.op.operands} == {dtype}
+        x, y = (graph.values[name] for name in (node.inputs[0], *node.outputs))
+        assert (x.stored, y.stored) == ("" if is_first else dtype, dtype)
+        assert node.op.operands == dtype
 
 
+@pytest.mark.parametrize("channels", [3, 64])
 @pytest.mark.parametrize(
     "change",
     [
         {"inner": Swish},
         {"pool": MaxPool2d((3, 3), (2, 2), (1, 1, 1, 1))},
         {"pool": MaxPool2d((2, 2), (1, 1))},
-        {"pool": MaxPool2d((2, 2), (2, 2), (0, 0, 1, 1)), "size": 13},
+        {"pool": MaxPool2d((2, 2), (2, 2), (0, 0, 1, 1))},
+        {"pool": MaxPool2d((2, 2), (2, 2), (0, 0, 0, 0), (2, 2))},
     ],
 )
-def test_engines_join_pools_of_two_by_two_behind_clamps_alone(hopper_engines, change):
-    graph, _ = built(network(**change), "float16")
-    assert not [n for n in pooled(graph) if n.op.pool != MaxPool2dNhwc((2, 2), (2, 2))]
-    assert not [n for n in pooled(graph) if type(n.op.activation) is Swish]
+def test_engines_join_clamps_alone_and_pools_of_two_by_two_but_for_first_ones(
+    hopper_engines, change, channels
+):
+    graph, _ = built(network((2, channels, 13, 13), **change), "float16")
+    assert planar(graph) == ([True] if channels == 3 and "pool" in change else [])
 
 
-def test_a_device_without_them_has_none(hopper_engines, monkeypatch):
+def test_a_device_is_asked_for_what_it_would_run(hopper_engines, monkeypatch):
+    asked = []
+
+    def takes(*how):
+        asked.append(how)
+        return 0
+
     fakes = fake_cuda.FakeTensorCores
-    monkeypatch.setattr(fakes, "conv2d_nhwc_wgmma_pool_takes", staticmethod(lambda *how: False))
-    assert not pooled(built(network(), "float16")[0])
+    for function in ("stem_pool_takes", "conv2d_nhwc_wgmma_pool_takes"):
+        monkeypatch.setattr(fakes, function, staticmethod(takes))
+    assert not pooled(built(network((2, 3, 14, 12)), "float16")[0])
+    (first, pool, *how), (second, *others), *_ = asked
+    assert [(shape.out_h, shape.out_w) for shape in (first, pool, second)] == [
+        (14, 12), (7, 6), (7, 6),
+    ]  # fmt: skip
+    assert [shape.weight_size for shape in (first, second)] == [64 * 3 * 9, 72 * 64 * 9]
+    assert how == others == [_cpu.Conv2dOperands.float16, 0]
 
 
 # ---- the kernel ----
@@ -161,23 +192,16 @@ def case_of(case):
 def run(case, operands, x, weight, bias, rank=0, activation=RELU, more=(0, 0), told=halves.NO_ONE):
     """Returns [N, K, OH / 2, OW / 2]; ``more``: of the pitches of x and y."""
     device, shape, kind = Device("cuda"), shape_of(case), getattr(_cpu.Conv2dOperands, operands)
-    n, c, h, w, k = case[:5]
-    images = np.full((n, h, w, c + more[0]), np.nan, np.float32)
-    images[..., :c] = x.transpose(0, 2, 3, 1)
-    nbytes = cuda_module.load().conv2d_nhwc_wgmma_packed(shape, kind, 0)
-    packed = device.put(np.full(nbytes, 255), np.uint8)
-    call(device, "conv2d_nhwc_wgmma_pack", device.put(weight), packed, shape, kind)
-    kept = halves.laid(x, operands).dtype
-    out, memory = guarded(device, (n, shape.out_h // 2, shape.out_w // 2, k + more[1]), kept)
-    out.fill(7)
+    n, c, _, _, k = case[:5]
+    out = halves.Output(device, (n, shape.out_h // 2, shape.out_w // 2, k + more[1]), operands)
+    untouched = out.array[..., k:].copy()
     call(
-        device, "conv2d_nhwc_wgmma_pool", halves.put(device, images, operands), packed,
-        None if bias is None else device.put(bias), out, shape,
-        _cpu.Conv2dPitches(c + more[0], k + more[1]), told, kind, *activation, rank,
+        device, "conv2d_nhwc_wgmma_pool", halves.put(device, channels_last(x, more[0]), operands),
+        packed(device, "conv2d_nhwc_wgmma", [weight], shape, kind), device.put(bias), out.array,
+        shape, _cpu.Conv2dPitches(c + more[0], k + more[1]), told, kind, *activation, rank,
     )  # fmt: skip
-    check_guards(device, memory, kept)
-    assert (device.get(out)[..., k:] == 7).all()
-    return halves.get(device, out, operands)[..., :k].transpose(0, 3, 1, 2)
+    assert bool((out.array[..., k:] == untouched).all())
+    return out.get()[..., :k].transpose(0, 3, 1, 2)
 
 
 def pool_of(y):
@@ -235,19 +259,15 @@ def test_the_same_bits_as_one_behind_the_other_and_again(rng, hopper, case, oper
 @pytest.mark.gpu
 def test_results_past_float16_are_told_of_the_image_alone(hopper):
     """Of a place that is pooled with greater ones too, and of none beyond the image."""
-    import cupy
-
     case = case_of((1, 8, 15, 9, 8, (1, 1, 1, 1)))
     x, weight = np.zeros((1, 8, 15, 9), np.float32), np.zeros((8, 8, 3, 3), np.float32)
-    word = np.frombuffer(cupy.cuda.alloc_pinned_memory(4), np.int32, 1)
-    told = _cpu.Overflow(word.ctypes.data, 5)
+    told = halves.Told()
     weight[3, 0, 0, 1] = 60000.0  # of the place above
-    for row, wanted in ((13, 5), (14, 0)):
+    for row, wanted in ((13, True), (14, False)):
         x[:] = 0.0
-        x[0, 0, row, 4], word[0] = 2.0, 0
-        run(case, "float16", x, weight, None, told=told)
-        cupy.cuda.Device().synchronize()
-        assert word[0] == wanted, row
+        x[0, 0, row, 4] = 2.0
+        run(case, "float16", x, weight, None, told=told.overflow)
+        assert told.said() == wanted, row
 
 
 @pytest.mark.gpu

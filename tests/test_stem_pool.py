@@ -1,33 +1,25 @@
-"""stem_pool: the rewrite that makes it, its record, and its kernel on CUDA against those that it joins."""
+"""stem_pool: conv2d_pool's kernel for first layers on CUDA, against those that it joins."""
 
 from __future__ import annotations
 
-import math
-
-import fake_cuda
 import halves
 import numpy as np
 import pytest
 from conftest import Device
-from native import call, check_guards, guarded
-from test_expand_depthwise import ids, single
-from test_passes import Builder, kinds, same
+from engines import on_gpu
+from halves import HALVES
+from native import NONE, RELU, call, packed
+from test_conv2d_pool import network
+from test_expand_depthwise import ids
 
-from cnn_engine import Engine, _cpu
+from cnn_engine import _cpu
 from cnn_engine.devices import cuda_module
-from cnn_engine.errors import InputError
-from cnn_engine.graph import passes
-from cnn_engine.graph.graph import Value
-from cnn_engine.operators.binary import Add
-from cnn_engine.operators.conv2d import Conv2d
+from cnn_engine.operators.channels_last import Conv2dNhwc, MaxPool2dNhwc
+from cnn_engine.operators.conv2d_pool import Conv2dPool
 from cnn_engine.operators.max_pool2d import MaxPool2d
-from cnn_engine.operators.stem_pool import StemPool
-from cnn_engine.operators.unary import Clip, Relu, Swish
+from cnn_engine.operators.unary import Relu
 
 Function = _cpu.UnaryFunction
-NONE = Function.clip, -math.inf, math.inf
-RELU = Function.relu, 0, 0
-HALVES = ("float16", "bfloat16")
 AROUND = (1, 1, 1, 1)
 
 # n, c, h, w, filters, (rows, columns) of them, strides, padding of the convolution, of the pool:
@@ -51,124 +43,12 @@ CASES = [
 
 def shapes_of(case, **changed):
     n, c, h, w, k, kernel, strides, pads, around = case
-    shape = _cpu.Conv2dShape(n, c, h, w, k, *kernel, *strides, *pads)
-    window = {"kernel": (3, 3), "stride": (2, 2), "around": around, **changed}
+    window = {"kernel": (3, 3), "stride": (2, 2), "around": around, "apart": (1, 1), **changed}
+    dilation = window.pop("dilation", (1, 1))
+    shape = _cpu.Conv2dShape(n, c, h, w, k, *kernel, *strides, *pads, *dilation)
     sizes = n, k, shape.out_h, shape.out_w
-    pool = _cpu.MaxPool2dShape(*sizes, *window["kernel"], *window["stride"], *window["around"])
+    pool = _cpu.MaxPool2dShape(*sizes, *(number for two in window.values() for number in two))
     return shape, pool
-
-
-def stem(batch=2, channels=3, function=Relu, size=(21, 18)):
-    """A first convolution, its function and a max pool."""
-    b = Builder(batch, channels, *size)
-    weight = b.constant(16, channels, 7, 7)
-    y = b.add(Conv2d((2, 2), (3,) * 4), "x", weight, b.constant(16))
-    between = y if function is None else b.add(function(), y)
-    return b, b.add(MaxPool2d((3, 3), (2, 2), AROUND), between), between
-
-
-def ended(b, y):
-    """What follows branches, as no chain that one kernel runs does."""
-    other = b.add(Swish(), b.add(Conv2d(), y, b.constant(16, 16, 1, 1)))
-    return b.graph(b.add(Conv2d(), b.add(Add(), y, other), b.constant(8, 16, 1, 1)))
-
-
-def fused(graph, takes=lambda *_: True):
-    laid = passes.lay_channels_last(passes.fuse(graph), "cuda", run=8)
-    return passes.fuse_stem_pools(laid, takes)
-
-
-def found_in(graph):
-    return [node for node in graph.nodes if node.op.kind == "stem_pool"]
-
-
-# ---- the rewrite ----
-
-
-@pytest.mark.parametrize("function", [Relu, None])
-def test_a_convolution_and_its_pool_become_one_node(function):
-    b, y, _ = stem(function=function)
-    after = same(ended(b, y), fused)
-    (node,) = found_in(after)
-    assert type(node.op.activation) is (function or type(None))
-    assert (node.op.kernel, node.op.stride, node.op.padding) == ((3, 3), (2, 2), (3,) * 4)
-    assert "together they are stem_pool" in {note.why for note in after.notes}
-    assert kinds(after).count("conv2d_nhwc") == 2
-    assert "max_pool2d_nhwc" not in kinds(after)
-
-
-def test_a_device_is_asked():
-    b, y, _ = stem()
-    asked = []
-
-    def takes(graph, *nodes):
-        asked.append([node.op.kind for node in nodes])
-        return False
-
-    assert not found_in(same(ended(b, y), lambda graph: fused(graph, takes)))
-    assert asked == [["conv2d_nhwc", "max_pool2d_nhwc"]]
-
-
-def test_what_does_not_fit_stays_as_it_is():
-    """What others read between, and convolutions that are not first."""
-    b, y, between = stem()
-    y = b.add(Add(), y, b.add(MaxPool2d((3, 3), (2, 2), AROUND), between))
-    assert not found_in(same(ended(b, y), fused))
-    b, y, _ = stem()
-    y = b.add(Relu(), b.conv(y, 16, 16))
-    y = b.add(MaxPool2d((3, 3), (2, 2), AROUND), y)
-    assert len(found_in(same(ended(b, y), fused))) == 1
-
-
-def test_record():
-    x, weight = Value("x", (2, 3, 21, 18)), Value("w", (16, 3, 7, 7))
-    op = StemPool((3, 3), (2, 2), AROUND, (2, 2), (3,) * 4, Relu())
-    outputs = op.infer([x, weight, Value("b", (16,))])
-    assert outputs == (((2, 6, 5, 16), "float32"),) == op.infer([x, weight])
-    values = [Value("", *output) for output in outputs]
-    assert op.flops([x, weight], values) == 2 * 2 * 11 * 9 * 16 * 147
-    assert op.terms([x, weight]) == 147
-    for wrong in ([x], [x, Value("w", (16, 4, 7, 7))], [x, weight, Value("b", (15,))]):
-        with pytest.raises(InputError, match="expected"):
-            op.infer(wrong)
-
-
-@pytest.mark.parametrize("dtype", [*HALVES, "tf32", "float32"])
-@pytest.mark.parametrize(
-    ("function", "fits"), [(Relu, True), (Clip, True), (None, True), (Swish, False)]
-)
-def test_engines_join_in_16_bits_behind_clamps(monkeypatch, dtype, function, fits):
-    fake_cuda.install(monkeypatch, tensor_cores=True, stores=True)
-    b, y, _ = stem(function=function)
-    with Engine(single(ended(b, y)), device="cuda", dtype=dtype) as engine:
-        graph = engine._plans.open().placed(2, False).graph
-        steps = [step.kernel for step in engine._plans._build_run(2, False).steps]
-    found = found_in(graph)
-    assert len(found) == (fits and dtype in HALVES) == ("stem_pool" in steps)
-    for node in found:
-        assert node.op.operands == dtype
-        assert graph.values[node.inputs[0]].stored == ""
-        assert graph.values[node.outputs[0]].stored == dtype
-
-
-def test_engines_leave_what_no_kernel_takes(monkeypatch):
-    fake_cuda.install(monkeypatch, tensor_cores=True, stores=True)
-    asked = []
-
-    def takes(*how):
-        asked.append(how)
-        return 0
-
-    monkeypatch.setattr(fake_cuda.FakeTensorCores, "stem_pool_takes", staticmethod(takes))
-    b, y, _ = stem()
-    with Engine(single(ended(b, y)), device="cuda", dtype="float16") as engine:
-        assert not found_in(engine._plans.open().placed(2, False).graph)
-    (shape, pool, operands, _), *_ = asked
-    assert (shape.out_h, shape.out_w, pool.out_h, pool.out_w) == (11, 9, 6, 5)
-    assert operands == _cpu.Conv2dOperands.float16
-
-
-# ---- the kernel ----
 
 
 def arrays(rng, case):
@@ -177,28 +57,19 @@ def arrays(rng, case):
     return [rng.standard_normal(one).astype(np.float32) for one in made]
 
 
-def packed_for(device, case, weight, kind):
-    shape, _ = shapes_of(case)
-    nbytes = cuda_module.load().conv2d_nhwc_wgmma_planar_packed(shape, kind, 0)
-    packed = device.put(np.full(nbytes, 255), np.uint8)
-    call(device, "conv2d_nhwc_wgmma_planar_pack", device.put(weight), packed, shape, kind)
-    return packed
-
-
 def run(case, given, operands, function=RELU, more=0, told=halves.NO_ONE):
     device, (x, weight, bias) = Device("cuda"), given
     shape, pool = shapes_of(case)
     kind, k = getattr(_cpu.Conv2dOperands, operands), case[4]
-    kept = halves.laid(x[:0], operands).dtype
-    out, memory = guarded(device, (len(x), pool.out_h, pool.out_w, k + more), kept)
-    untouched = out[..., k:].copy()
+    out = halves.Output(device, (len(x), pool.out_h, pool.out_w, k + more), operands)
+    untouched = out.array[..., k:].copy()
     call(
-        device, "stem_pool", device.put(x), packed_for(device, case, weight, kind),
-        None if bias is None else device.put(bias), out, shape, pool, k + more, told, kind, *function,
+        device, "stem_pool", device.put(x),
+        packed(device, "conv2d_nhwc_wgmma_planar", [weight], shape, kind), device.put(bias),
+        out.array, shape, pool, k + more, told, kind, *function,
     )  # fmt: skip
-    check_guards(device, memory, kept)
-    assert bool((out[..., k:] == untouched).all())
-    return halves.get(device, out, operands)[..., :k]
+    assert bool((out.array[..., k:] == untouched).all())
+    return out.get()[..., :k]
 
 
 def run_both(case, given, operands, function=RELU):
@@ -209,9 +80,9 @@ def run_both(case, given, operands, function=RELU):
     between = halves.put(device, np.zeros((len(x), shape.out_h, shape.out_w, k)), operands)
     out = halves.put(device, np.zeros((len(x), pool.out_h, pool.out_w, k)), operands)
     call(
-        device, "conv2d_nhwc_wgmma_planar", device.put(x), packed_for(device, case, weight, kind),
-        None if bias is None else device.put(bias), between, shape, k, stored, halves.NO_ONE,
-        kind, *function,
+        device, "conv2d_nhwc_wgmma_planar", device.put(x),
+        packed(device, "conv2d_nhwc_wgmma_planar", [weight], shape, kind), device.put(bias), between,
+        shape, k, stored, halves.NO_ONE, kind, *function,
     )  # fmt: skip
     call(device, "max_pool2d_nhwc", between, out, pool, k, k, stored)
     return halves.get(device, out, operands)
@@ -233,8 +104,9 @@ def test_whole_numbers_are_exact(rng, hopper, case, operands):
     )
     x *= rng.random(x.shape) < 0.5  # so that bfloat16 holds every sum
     *_, strides, pads, around = case
+    first, pool = Conv2dNhwc(strides, pads, planar=True), MaxPool2dNhwc((3, 3), (2, 2), around)
     for function, with_bias, op in ((RELU, bias, Relu()), (NONE, None, None)):
-        record = StemPool((3, 3), (2, 2), around, strides, pads, op)
+        record = Conv2dPool(first, pool, op)
         wanted = record.reference(x, weight, *([] if with_bias is None else [with_bias]))
         assert np.abs(wanted).max(initial=0) <= 256
         assert np.array_equal(run(case, [x, weight, with_bias], operands, function), wanted)
@@ -277,19 +149,18 @@ def test_what_is_not_finite_is_pooled_likewise(rng, hopper, operands):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("where", "wanted"), [("image", 7), ("result", 7), ("nowhere", 0)])
-def test_what_is_past_float16_is_told(rng, hopper, where, wanted):
+@pytest.mark.parametrize("where", ["image", "result", "nowhere"])
+def test_what_is_past_float16_is_told(rng, hopper, where):
     case = (2, 3, 33, 47, 40, (7, 7), (2, 2), (3,) * 4, AROUND)
     x, weight, bias = (0 * one for one in arrays(rng, case))
     if where == "image":
         x[1, 2, 20, 30] = 70000.0
     bias[39] = 70000.0 if where == "result" else 60000.0
-    word = Device("cuda").put(np.zeros(1, np.int32), np.int32)
-    run(case, [x, weight, bias], "float16", told=_cpu.Overflow(word.data.ptr, 7))
-    assert int(word[0]) == wanted
-    word[0] = 0
-    run(case, [x, weight, bias], "bfloat16", told=_cpu.Overflow(word.data.ptr, 7))
-    assert int(word[0]) == 0
+    told = halves.Told()
+    run(case, [x, weight, bias], "float16", told=told.overflow)
+    assert told.said() == (where != "nowhere")
+    run(case, [x, weight, bias], "bfloat16", told=told.overflow)
+    assert not told.said()
 
 
 @pytest.mark.gpu
@@ -309,12 +180,14 @@ def test_what_does_not_fit_is_refused(hopper):
         (shapes_of(changed(5, (150, 7))), "rows that fit into shared memory"),
         (shapes_of(fine, kernel=(2, 2)), "a pool of 3x3"),
         (shapes_of(fine, stride=(2, 1)), "two places apart"),
+        (shapes_of(fine, apart=(1, 2)), "a pool of 3x3"),
+        (shapes_of(fine, dilation=(2, 1)), "without dilation"),
         ((shapes_of(fine)[0], other), "a pool over what the convolution makes"),
     ):
         assert not module.stem_pool_takes(*how, float16, 0)
         with pytest.raises(ValueError, match=expected):
             module.stem_pool(256, 512, 0, 1024, *how, 64, halves.NO_ONE, float16, *RELU, 0)
-    for operands, packed, function, expected in (
+    for operands, weights, function, expected in (
         ("tf32", 512, RELU, "float16 or bfloat16"),
         ("float16", 8, RELU, "a multiple of 16"),
         ("float16", 512, (Function.swish, 1, 0), "relu, clip or no function"),
@@ -322,26 +195,14 @@ def test_what_does_not_fit_is_refused(hopper):
         kind = getattr(_cpu.Conv2dOperands, operands)
         with pytest.raises(ValueError, match=expected):
             module.stem_pool(
-                256, packed, 0, 1024, *shapes_of(fine), 64, halves.NO_ONE, kind, *function, 0
+                256, weights, 0, 1024, *shapes_of(fine), 64, halves.NO_ONE, kind, *function, 0
             )
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("batch", [1, 5, 20])
-def test_engine(dtype, batch):
-    b, y, _ = stem(batch, size=(65, 96))
-    graph = single(ended(b, y))
-    x = np.random.default_rng(3).uniform(-1, 1, (batch, 3, 65, 96)).astype(np.float32)
-    with Engine(graph, device="cpu") as engine:
-        (wanted,) = engine.run({"x": x}).values()
-    with Engine(graph, device="cuda", dtype=dtype) as engine:
-        (found,) = engine.run({"x": x}).values()
-        steps = [step.kernel for step in engine._plans._build_run(batch, False).steps]
-    case = (batch, 3, 65, 96, 16, (7, 7), (2, 2), (3,) * 4, AROUND)
-    kind = getattr(_cpu.Conv2dOperands, dtype)
-    assert ("stem_pool" in steps) == bool(
-        cuda_module.load().stem_pool_takes(*shapes_of(case), kind, 0)
-    )
-    limit = {"float16": 4e-3, "bfloat16": 3e-2}[dtype]
-    np.testing.assert_allclose(found, wanted, rtol=0, atol=limit * np.abs(wanted).max())
+def test_engine(hopper, dtype, batch):
+    pool = MaxPool2d((3, 3), (2, 2), AROUND)
+    _, kernels = on_gpu(network((batch, 3, 65, 96), pool, first=(7, 2)), dtype)
+    assert "stem_pool" in kernels

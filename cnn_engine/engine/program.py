@@ -20,7 +20,6 @@ from .kernels import Kernel
 from .kernels.joined_cuda import expands, joins, makes_block, pairs, pools, scales
 from .kernels.linear_layers import joins_layers
 from .kernels.mean_linear import averages
-from .kernels.stem_cuda import pools_stem
 from .placement import Placed, Placement, place
 from .variants import Choice, has_tensor_cores
 
@@ -177,7 +176,6 @@ class Program:
                 graph = passes.fuse_bottlenecks(graph, partial(joins, device))
                 graph = passes.fuse_pools(graph, partial(pools, device))
                 graph = passes.scale_by_gates(graph, partial(scales, device))
-                graph = passes.fuse_stem_pools(graph, partial(pools_stem, device))
         return graph
 
     def _chain(self, graph: Graph, pixels: bool) -> Node:

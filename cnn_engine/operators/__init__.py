@@ -41,7 +41,6 @@ _FILES = (
     "shaping",
     "softmax",
     "squeeze_excite",
-    "stem_pool",
     "unary",
     "where",
 )

@@ -12,11 +12,11 @@ from .unary import Unary
 
 @dataclass(frozen=True)
 class Conv2dPool(Operator):
-    """Inputs: x [N, H, W, C], weight [K, C, R, S]; None or: bias [K].
+    """Inputs: x [N, H, W, C], weight [K, C, R, S]; None or: bias [K]. y is [N, OH, OW, K].
 
     Attributes:
-        convolution: with nothing before or after it.
-        pool: of what is made of its sums.
+        convolution: with nothing before or after it; where it is planar, x is [N, C, H, W].
+        pool: of what is made of its sums; it has OH rows and OW columns.
         activation: what is applied to them, or None.
         operands: what images and weights may be rounded to; the reference rounds nothing.
     """

@@ -20,7 +20,7 @@ __all__ = [
 _FAMILIES = (
     "channels_last", "channels_last_cuda", "convolution", "copies", "joined_cuda", "linear_layers",
     "mean_linear", "movement", "norms", "pointwise", "pooling", "products", "softmax", "reductions",
-    "resizing", "stem_cuda", "whole", "openacc",
+    "resizing", "whole", "openacc",
 )  # fmt: skip
 
 TABLE: tuple[Kernel, ...] = tuple(

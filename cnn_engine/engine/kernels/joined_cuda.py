@@ -12,6 +12,7 @@ import numpy as np
 from ... import _cpu
 from ...devices import Buffer
 from ...graph.graph import Graph, Node, Value
+from ...operators.channels_last import MaxPool2dNhwc
 from .channels_last import activation_of, expansion_of, function_of, not_compiled, shape_of
 from .channels_last_cuda import compiled_for, operands_of, pack_on, ranked
 from .kernel import Bound, Call, Kernel, brought, stored, storing
@@ -184,38 +185,62 @@ def _make_bottleneck(call: Call) -> Bound:
 
 def pools(device: Any, graph: Graph, conv: Node, pool: Node) -> bool:
     """Whether a device makes a convolution and the max pool behind it sooner as one."""
-    x, y = graph.values[conv.inputs[0]], graph.values[pool.outputs[0]]
-    stored_as, op = {x.stored, y.stored, conv.op.operands}, pool.op
-    if len(stored_as) != 1 or "" in stored_as or not _is_clamp(conv.op.activation):
+    op, kernels, given = conv.op, device.kernels, graph.inputs_of(conv)[:2]
+    stored_as = given[0].stored, graph.values[pool.outputs[0]].stored
+    if stored_as != ("" if op.planar else op.operands, op.operands):
         return False
-    if not op.kernel == op.stride == (2, 2) or any(op.padding) or op.dilation != (1, 1):
+    if not _is_clamp(op.activation):
         return False
-    how = shape_of(conv, *graph.inputs_of(conv)[:2]), operands_of(conv), device.index
-    return bool(device.kernels.conv2d_nhwc_wgmma_pool_takes(*how))
+    how = operands_of(conv), device.index
+    if op.planar:
+        return bool(kernels.stem_pool_takes(*_stem_and_pool(conv, pool.op, *given), *how))
+    two_by_two = pool.op == MaxPool2dNhwc((2, 2), (2, 2))
+    return two_by_two and bool(kernels.conv2d_nhwc_wgmma_pool_takes(shape_of(conv, *given), *how))
 
 
-def _pooled_shape(node: Node, values: Sequence[Value]) -> Any:
-    return shape_of(replace(node, op=node.op.convolution), *values[:2])
+def _stem_and_pool(conv: Node, pool: MaxPool2dNhwc, x: Value, weight: Value) -> tuple[Any, Any]:
+    """Returns the compiled functions' shapes of a convolution, and of a pool over what it makes."""
+    shape, window = shape_of(conv, x, weight), (*pool.kernel, *pool.stride, *pool.padding)
+    sizes = x.shape[0], weight.shape[0], shape.out_h, shape.out_w
+    return shape, _cpu.MaxPool2dShape(*sizes, *window, *pool.dilation)
 
 
-def _no_pooled(node: Node, graph: Graph) -> str | None:
-    if graph.inputs_of(node)[0].stored != node.op.operands:
+def _convolution_of(node: Node) -> Node:
+    return replace(node, op=node.op.convolution)
+
+
+def _no_pooled(node: Node, graph: Graph, planar: bool = False) -> str | None:
+    if node.op.convolution.planar != planar:
+        return f"expected images {'[N, C, H, W]' if planar else '[N, H, W, C]'}"
+    images = node.outputs if planar else (node.inputs[0], *node.outputs)
+    if any(graph.values[name].stored != node.op.operands for name in images):
         return "expected images in 16 bits, in the type that weights are rounded to"
     return not_compiled(node, graph, node.op.activation)
 
 
 def _pack_pooled(node: Node, graph: Graph, device: Any) -> Buffer:
-    how = _pooled_shape(node, graph.inputs_of(node)), operands_of(node)
-    nbytes = device.kernels.conv2d_nhwc_wgmma_packed(*how, 0)
-    return pack_on(node, graph, device, nbytes, "conv2d_nhwc_wgmma_pack", *how)
+    function = "conv2d_nhwc_wgmma_planar" if node.op.convolution.planar else "conv2d_nhwc_wgmma"
+    how = shape_of(_convolution_of(node), *graph.inputs_of(node)[:2]), operands_of(node)
+    nbytes = getattr(device.kernels, f"{function}_packed")(*how, 0)
+    return pack_on(node, graph, device, nbytes, f"{function}_pack", *how)
 
 
 def _make_pooled(call: Call, rank: int = 0) -> Bound:
     x, out, bias = call.inputs[0], call.outputs[0], (*call.at[2:], 0)[0]
     return call.native(
         "conv2d_nhwc_wgmma_pool", call.at[0], call.prepared.address, bias, call.to[0],
-        _pooled_shape(call.node, call.inputs), _cpu.Conv2dPitches(call.pitch(x), call.pitch(out)),
+        shape_of(_convolution_of(call.node), *call.inputs[:2]),
+        _cpu.Conv2dPitches(call.pitch(x), call.pitch(out)),
         call.overflow, operands_of(call.node), *activation_of(call.node.op), rank,
+    )  # fmt: skip
+
+
+def _make_pooled_stem(call: Call) -> Bound:
+    op, out, bias = call.node.op, call.outputs[0], (*call.at[2:], 0)[0]
+    return call.native(
+        "stem_pool", call.at[0], call.prepared.address, bias, call.to[0],
+        *_stem_and_pool(_convolution_of(call.node), op.pool, *call.inputs[:2]), call.pitch(out),
+        call.overflow, operands_of(call.node), *activation_of(op),
     )  # fmt: skip
 
 
@@ -334,6 +359,11 @@ ROWS = [
     Kernel(
         "conv2d_pool", "wgmma_pool", "cuda", _make_pooled, why_not=_no_pooled, prepare=_pack_pooled,
         packs=(1,), pitched=(0,), stores=storing(None, 0), alike=True, forms=_forms_of_pairs,
+    ),
+    Kernel(
+        "conv2d_pool", "stem_pool", "cuda", _make_pooled_stem,
+        why_not=partial(_no_pooled, planar=True), prepare=_pack_pooled, packs=(1,), pitched=(None,),
+        stores=storing(None),
     ),
     Kernel(
         "inverted_residual", "inverted_residual", "cuda", _make_block, why_not=_no_block,

@@ -27,7 +27,6 @@ from .pooling import fuse_pools, pool_first
 from .products import convolve_products, fold_constants_after
 from .prologues import fuse_prologues
 from .rows import join_linear_layers
-from .stems import fuse_stem_pools
 from .tails import fuse_means
 from .transposes import order_weights
 
@@ -53,7 +52,6 @@ __all__ = [
     "fuse_pools",
     "fuse_prologues",
     "fuse_residuals",
-    "fuse_stem_pools",
     "fuse_sums",
     "join_linear_layers",
     "lay_channels_last",

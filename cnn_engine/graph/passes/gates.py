@@ -104,18 +104,18 @@ def is_product(graph: Graph, node: Node, *, may_add: bool = False) -> bool:
 
 
 def is_convolution(
-    graph: Graph, node: Node, *, planar: bool = False, may_add: bool = False
+    graph: Graph, node: Node, *, planar: bool | None = False, may_add: bool = False
 ) -> bool:
     """Whether ``node`` convolves by constants, all channels together, and does nothing before or beside it.
 
     Args:
-        planar: of images [N, C, H, W], not [N, H, W, C].
+        planar: of images [N, C, H, W], not [N, H, W, C]; None: of either.
         may_add: whether others may be added to it.
     """
     op = node.op
     return (
         type(op) is Conv2dNhwc
-        and op.planar == planar
+        and planar in (None, op.planar)
         and op.groups == 1
         and op.floor is None
         and node.inputs[1] in graph.constants

@@ -45,7 +45,7 @@ def fuse_pools(graph: Graph, takes: Callable[[Graph, Node, Node], bool]) -> Grap
         if type(pool.op) is not MaxPool2dNhwc:
             continue
         conv = graph.producers.get(pool.inputs[0])
-        if conv is None or not is_convolution(graph, conv) or not rewrites.free(conv, pool):
+        if conv is None or not is_convolution(graph, conv, planar=None):
             continue
         if only_user(graph, conv.outputs[0]) is not pool or not takes(graph, conv, pool):
             continue
