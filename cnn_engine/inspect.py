@@ -8,7 +8,7 @@ import sys
 from . import cli
 from .devices import openacc_mapping, openacc_module
 from .engine import inspection
-from .engine.arguments import own_kernels
+from .engine.own import own_kernels
 from .errors import expected
 from .graph.onnx import UnsupportedNodesError, load
 from .io.files import write_text

@@ -1,17 +1,14 @@
-"""What is passed to an engine, checked: sizes of batches, and the arrays of any graph."""
+"""What is passed to an engine, checked: sizes of batches, images, and the arrays of any graph."""
 
 from __future__ import annotations
 
 import operator
-import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from ..devices import arrays
-from ..errors import UnsupportedError, expected
+from ..errors import InputError, UnsupportedError, expected
 from ..graph.graph import Graph
-from ..operators import KINDS
-from .kernels import Kernel
 
 
 def place_of(view: arrays.View) -> str:
@@ -30,6 +27,21 @@ def batch_size(batch: Any, images: int) -> int | None:
     if number < 1:
         raise expected("--batch", "a whole number of at least 1", batch)
     return min(number, max(images, 1))
+
+
+def images_of(images: Any, shape: tuple[int, ...]) -> arrays.View:
+    """Returns images [N, *shape], pixels or float32.
+
+    Raises:
+        InputError: they are of another type or shape.
+    """
+    kind = getattr(images, "dtype", None)
+    dtype = "uint8" if str(kind).removeprefix("torch.") == "uint8" else "float32"
+    found = arrays.view("images", images, dtype=dtype, ndim=4)
+    if found.shape[1:] != tuple(shape):
+        wanted = ", ".join(map(str, shape))
+        raise InputError(f"images: expected shape [N, {wanted}], found {list(found.shape)}")
+    return found
 
 
 def of_graph(graph: Graph, inputs: Mapping[str, Any]) -> tuple[list[arrays.View], int]:
@@ -60,47 +72,3 @@ def of_graph(graph: Graph, inputs: Mapping[str, Any]) -> tuple[list[arrays.View]
         if array.shape != shape:
             raise expected(f"inputs: {value.name}", f"shape {list(shape)}", list(array.shape))
     return found, batch
-
-
-def own_kernels(given: Sequence[str | Kernel] | Mapping[str, str | Kernel]) -> dict[str, Kernel]:
-    """Returns node, or operator -> the kernel of a user's own.
-
-    Args:
-        given: ``"my.cu"``, ``"conv2:my.cu"`` or kernels; or a mapping from nodes or operators to either.
-
-    Raises:
-        InputError: a file is at fault, or two kernels are for the same.
-    """
-    if isinstance(given, (str, os.PathLike, Kernel)):
-        given = [given]
-    if isinstance(given, Mapping):
-        pairs = list(given.items())
-    elif not isinstance(given, Iterable):
-        raise expected("kernels", "files or kernels, or a mapping to them", given)
-    else:
-        pairs = [target_and_file(one) if isinstance(one, str) else (None, one) for one in given]
-    found: dict[str, Kernel] = {}
-    for target, one in pairs:
-        if not isinstance(one, (str, os.PathLike, Kernel)):
-            raise expected("kernels", "files or kernels, or a mapping to them", one)
-        kernel = one if isinstance(one, Kernel) else Kernel.from_file(one)
-        target = target or kernel.op
-        if target in KINDS and target != kernel.op:
-            raise expected(
-                f"--kernel: {kernel.name}", f"a kernel of {target}", f"one of {kernel.op}"
-            )
-        if target in found:
-            raise expected(
-                f"--kernel: {target}", "one kernel", f"{found[target].name} and {kernel.name}"
-            )
-        found[target] = kernel
-    return found
-
-
-def target_and_file(text: str) -> tuple[str | None, str]:
-    """Returns what ``conv2:my.cu`` says: a node or an operator, or None, and a file."""
-    target, colon, file = text.partition(":")
-    # A path may hold a colon too; a node's name rarely holds a separator, and then the file tells.
-    if not colon or os.path.exists(text):
-        return None, text
-    return target, file

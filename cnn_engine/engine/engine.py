@@ -21,12 +21,11 @@ from ..graph.graph import Graph, Node
 from ..graph.model import Model
 from ..graph.network import Network
 from ..workload import Dataset, Workload
-from . import arguments, fused, variants
+from . import arguments, fused, own, variants
 from .check import Check
 from .check import check as compare
 from .device_images import DeviceImages
 from .kernels import Kernel
-from .memory import alive_between
 from .phases import Phases
 from .placement import Placement
 from .plan import Plan
@@ -37,7 +36,6 @@ from .schedule import GPU_PART, Schedule
 from .source import find, read_weights
 
 address_of = _cpu.address_of
-Conv2dOperands = _cpu.Conv2dOperands
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -125,7 +123,7 @@ class Engine:
         self.chunk = chunk
         self.dtype = dtype
         #: Node, or operator -> the kernel of a user's own.
-        self.kernels = arguments.own_kernels(kernels)
+        self.kernels = own.own_kernels(kernels)
         if data_mode == "auto" and self.device.kind != "cuda":
             data_mode = "resident"
         if self.device.kind == "openacc":
@@ -138,13 +136,14 @@ class Engine:
             weights, self.network, self.workload and self.workload.default_weights
         )
         self._chained: int | None = None  # layers that one kernel runs, where the choice is fused
+        # Chunks on several streams are each computed as resident data is.
+        mode = "resident" if data_mode in ("auto", "stream") else data_mode
+        rounds = mode == "resident" and not (reduction or self.kernels)
         self.choice = variants.choose(
             self.device.kind, variant, reduction, dtype,
             "resident" if data_mode == "auto" else data_mode, self._why_not_fused,
-            layered_dtypes=self._layered_dtypes(is_model, reduction),
+            variants.layered_dtypes(self.device, rounds) if is_model else ("float32",),
         )  # fmt: skip
-        # Chunks on several streams are each computed as resident data is.
-        mode = "resident" if data_mode in ("auto", "stream") else data_mode
         placement = Placement(self.device, mode, self.threads)
         chooses = self.choice.layered and self.choice.automatic and mode == "resident"
         self._tune = tune
@@ -165,7 +164,10 @@ class Engine:
             self.choice = replace(self.choice, reason=f"{self.choice.reason}; {others}")
         program.load()
         self.phases.load_parameters_s = perf_counter() - start
-        self._schedule = self._make_schedule(program)
+        self._schedule = Schedule.of(
+            self._base, self.network.batch if is_model else 1, program.covered, self.device,
+            data_mode, self.threads, not self.choice.layered,
+        )  # fmt: skip
         self._plans = Plans(program, self._schedule, chunk, self.phases)
         self._ready = self._plans.ready  # of predict's usual calls
         self._reader: Any = None  # of files, for device_images()
@@ -179,53 +181,16 @@ class Engine:
         """Whether a model's images are pixels."""
         return self.network.base.inputs[:1] and self.network.base.inputs[0].dtype == "uint8"
 
-    def _make_schedule(self, program: Program) -> Schedule:
-        model = isinstance(self.network, Model)
-        graph, batch = (
-            (self.network.base, self.network.batch) if model else (self._graph(1, True), 1)
-        )
-        # What a kernel over a chain makes lies in memory for the nodes after it, if there are any.
-        nodes = (
-            graph.nodes[max(program.covered - 1, 0) :] if program.covered < len(graph.nodes) else ()
-        )
-        image = math.prod(graph.inputs[0].shape) if graph.inputs else 1
-        gpu = self.device.kind == "cuda"
-        between = (
-            alive_between(graph, nodes)
-            if gpu
-            else sum(graph.values[name].nbytes for node in nodes for name in node.outputs)
-        )
-        return Schedule(
-            self.data_mode,
-            max(image // max(batch, 1), 1),
-            between // max(batch, 1),
-            self.threads,
-            self.device.properties["multiprocessors"] if gpu else 0,
-            self.device.properties["total_memory"] if gpu else 0,
-            not self.choice.layered,
-        )
-
-    def _layered_dtypes(self, is_model: bool, reduction: bool | None) -> tuple[str, ...]:
-        """The data types in which nodes by themselves are computed here."""
-        if is_model and self.device.kind == "cpu" and not _cpu.bfloat16_why_not():
-            return "float32", "bfloat16"
-        whole = self.data_mode in ("auto", "resident", "stream")
-        if (
-            is_model
-            and whole
-            and not (reduction or self.kernels)
-            and variants.has_tensor_cores(self.device)
-        ):
-            return tuple(Conv2dOperands.__members__)
-        return ("float32",)
+    @property
+    def _base(self) -> Graph:
+        """The graph of a pass over as many images as a model names, or one image's pixels."""
+        return self.network.base if isinstance(self.network, Model) else self._graph(1, True)
 
     def _why_not_fused(self) -> str | None:
         if self.kernels:
             return "kernels of your own run nodes by themselves"
-        model = isinstance(self.network, Model)
-        graph = self.network.base if model else self._graph(1, True)
         try:
-            self._chained = fused.longest(graph, self.dtype, self.device)
+            self._chained = fused.longest(self._base, self.dtype, self.device)
         except UnsupportedError as error:
             return str(error)
         return None
@@ -325,13 +290,7 @@ class Engine:
         """Looks at ``images``; raises InputError unless they are of the network's shape."""
         if isinstance(self.network, Model) and (reason := self.network.why_not_images):
             raise UnsupportedError(f"{self.network.name}: {reason}; Engine.run takes any graph")
-        kind = getattr(images, "dtype", None)
-        dtype = "uint8" if str(kind).removeprefix("torch.") == "uint8" else "float32"
-        found = arrays.view("images", images, dtype=dtype, ndim=4)
-        if found.shape[1:] != tuple(self.network.input_shape):
-            wanted = ", ".join(map(str, self.network.input_shape))
-            raise InputError(f"images: expected shape [N, {wanted}], found {list(found.shape)}")
-        return found
+        return arguments.images_of(images, self.network.input_shape)
 
     @overload
     def predict(
@@ -467,8 +426,7 @@ class Engine:
 
     def memory(self, plan: Plan) -> dict[str, int]:
         """Returns the bytes of a plan: of activations at their peak, and of all weights."""
-        graph = self.network.base if isinstance(self.network, Model) else self._graph(1, True)
-        weights = sum(array.nbytes for array in graph.constants.values())
+        weights = sum(array.nbytes for array in self._base.constants.values())
         return {"peak_activation_bytes": plan_bytes(plan), "weights_bytes": weights}
 
     def own_kernels(
@@ -478,16 +436,7 @@ class Engine:
         if not self.kernels:
             return [], []
         placed = self._plans.open().placed(batch, np.dtype(dtype) == np.uint8)
-        found, words = [], []
-        for target, kernel in self.kernels.items():
-            nodes = [name for name, row in placed.kernels.items() if row is kernel]
-            found.append(
-                {"kernel": kernel.name, "file": kernel.file, "operator": kernel.op, "target": target,
-                 "nodes": nodes, "computes": kernel.computes[0]}
-            )  # fmt: skip
-            words.append(f"kernel: {kernel.name} runs {', '.join(nodes)}: named by --kernel")
-        words += [f"kernel: not {name}: {why}" for name, why in placed.refused.items()]
-        return found, words
+        return own.told(self.kernels, placed)
 
     def tuned(self, batch: int, dtype: Any = np.uint8) -> tuple[list[dict[str, Any]], list[str]]:
         """Returns what tuning changed in a pass, as the JSON has it, and what there is to say of it."""
@@ -507,8 +456,8 @@ class Engine:
 
     def _computes(self, node: Node) -> str:
         """What the products of a node are rounded to."""
-        own = self.kernels.get(node.name) or self.kernels.get(node.op.kind)
-        return self.dtype if own is None else own.computes[0]
+        kernel = self.kernels.get(node.name) or self.kernels.get(node.op.kind)
+        return self.dtype if kernel is None else kernel.computes[0]
 
     def profile(
         self,

@@ -6,7 +6,12 @@ constants come from docs/performance.md and ``python -m benchmarks.plain_call``.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import Any
+
+from ..graph.graph import Graph
+from .memory import alive_between
 
 #: Images of a whole wave of the fused kernels, for each multiprocessor: a block has 2 teams in float32 and 5
 #: in float16, each with an image of its own, and what does not divide leaves teams idle.
@@ -73,6 +78,24 @@ class Schedule:
     multiprocessors: int = 0
     memory: int = 0
     chained: bool = False
+
+    @classmethod
+    def of(
+        cls, graph: Graph, batch: int, covered: int, device: Any, data_mode: str, threads: int,
+        chained: bool,
+    ) -> Schedule:  # fmt: skip
+        """Returns the rule for a graph of ``batch`` images whose first ``covered`` nodes are one kernel."""
+        # What a kernel over a chain makes lies in memory for the nodes after it, if there are any.
+        nodes = graph.nodes[max(covered - 1, 0) :] if covered < len(graph.nodes) else ()
+        image = math.prod(graph.inputs[0].shape) if graph.inputs else 1
+        if device.kind == "cuda":
+            between = alive_between(graph, nodes)
+            sizes = device.properties["multiprocessors"], device.properties["total_memory"]
+        else:
+            between = sum(graph.values[name].nbytes for node in nodes for name in node.outputs)
+            sizes = 0, 0
+        image_bytes, activation_bytes = max(image // max(batch, 1), 1), between // max(batch, 1)
+        return cls(data_mode, image_bytes, activation_bytes, threads, *sizes, chained)
 
     def _bytes(self, pixels: bool) -> int:
         return self.image_bytes * (1 if pixels else 4)

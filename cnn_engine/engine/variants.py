@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from .. import _cpu
 from ..errors import UnsupportedError, expected
 from . import kernels
 
@@ -83,6 +84,19 @@ def has_tensor_cores(device: Any) -> bool:
         device.kind == "cuda"
         and tuple(device.properties.get("compute_capability", ())) >= TENSOR_CORES
     )
+
+
+def layered_dtypes(device: Any, rounds: bool) -> tuple[str, ...]:
+    """Returns the data types in which a device computes a model's nodes by themselves.
+
+    Args:
+        rounds: whether a GPU's nodes may run kernels that round what they multiply.
+    """
+    if device.kind == "cpu" and not _cpu.bfloat16_why_not():
+        return "float32", "bfloat16"
+    if rounds and has_tensor_cores(device):
+        return tuple(_cpu.Conv2dOperands.__members__)
+    return ("float32",)
 
 
 @dataclass(frozen=True)
