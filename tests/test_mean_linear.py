@@ -153,8 +153,8 @@ def test_transposes_around_a_norm_of_one_place_run_nothing(monkeypatch, rng):
 
 # images, places, channels, outputs: of ResNets, DenseNet-201, MobileNetV3-L, and odd ones
 SHAPES = [
-    (1, 49, 2048, 1000), (1, 49, 1920, 1000), (1, 49, 960, 1280), (2, 49, 512, 1000), (5, 49, 2048, 130),
-    (8, 64, 1280, 100), (3, 1, 8, 1), (1, 64, 24, 5), (4, 3, 264, 65), (1, 50, 1000, 7), (0, 4, 8, 2),
+    (1, 49, 2048, 1000), (1, 49, 1920, 1000), (1, 49, 960, 1280), (1, 49, 512, 1000), (1, 49, 2048, 130),
+    (1, 64, 1280, 100), (1, 1, 8, 1), (1, 64, 24, 5), (1, 3, 264, 65), (1, 50, 1000, 7), (0, 4, 8, 2),
 ]  # fmt: skip
 
 
@@ -219,7 +219,7 @@ def test_against_reference(rng, clusters, shape, operands):
 @pytest.mark.parametrize("stored", HALVES)
 def test_rows_in_16_bits(rng, clusters, stored):
     """Whole numbers, whose sums are exact: rounded once."""
-    x = rng.integers(-2, 3, (2, 64, 256)).astype(np.float32)
+    x = rng.integers(-2, 3, (1, 64, 256)).astype(np.float32)
     weight = rng.integers(-2, 3, (70, 256)).astype(np.float32)
     wanted = MeanLinear().reference(x[:, :, None, :], weight)
     assert np.array_equal(run(x, weight, operands=stored), wanted.astype(np.float32))
@@ -228,14 +228,11 @@ def test_rows_in_16_bits(rng, clusters, stored):
 
 
 @pytest.mark.gpu
-def test_each_image_has_the_same_bits_among_others_and_again(rng, clusters):
-    x, weight, *given = arrays(rng, (8, 49, 2048, 1000), "float16")
-    together = run(x, weight, *given, operands="float16", floor=0.0)
+def test_the_same_bits_again(rng, clusters):
+    given = arrays(rng, (1, 49, 2048, 1000), "float16")
+    found = run(*given, operands="float16", floor=0.0)
     for _ in range(3):
-        assert np.array_equal(run(x, weight, *given, operands="float16", floor=0.0), together)
-    for n in (0, 3, 7):
-        alone = run(x[n : n + 1], weight, *given, operands="float16", floor=0.0)
-        assert np.array_equal(alone[0], together[n])
+        assert np.array_equal(run(*given, operands="float16", floor=0.0), found)
 
 
 @pytest.mark.gpu
@@ -251,21 +248,19 @@ def test_means_past_float16_are_told_of(clusters):
 
 
 @pytest.mark.gpu
-def test_nan_reaches_all_outputs_of_its_image_alone(rng, clusters):
-    x, weight, *_ = arrays(rng, (2, 49, 64, 16), "float16")
-    x[1, 7, 40] = np.nan
-    found = run(x, weight, operands="float16")
-    assert np.isfinite(found[0]).all()
-    assert np.isnan(found[1]).all()
+def test_nan_reaches_all_outputs(rng, clusters):
+    x, weight, *_ = arrays(rng, (1, 49, 64, 16), "float16")
+    assert np.isfinite(run(x, weight, operands="float16")).all()
+    x[0, 7, 40] = np.nan
+    assert np.isnan(run(x, weight, operands="float16")).all()
 
 
 @pytest.mark.gpu
 def test_what_it_does_not_take(clusters):
     takes, half = cuda_module.load().mean_linear_takes, _cpu.Conv2dOperands.float16
     assert takes(_cpu.AxisShape(1, 49, 2048), 1000, half, 0)
-    assert not takes(_cpu.AxisShape(5, 49, 2048), 1000, half, 0)
     for n, places, channels, operands in (
-        (9, 49, 512, "float16"), (1, 0, 512, "float16"), (1, 65, 512, "bfloat16"),
+        (2, 49, 512, "float16"), (1, 0, 512, "float16"), (1, 65, 512, "bfloat16"),
         (1, 49, 12, "float16"), (1, 49, 4096, "bfloat16"), (1, 49, 512, "tf32"),
     ):  # fmt: skip
         how = _cpu.AxisShape(n, places, channels), 1000, getattr(_cpu.Conv2dOperands, operands), 0

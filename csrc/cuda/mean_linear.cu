@@ -1,11 +1,10 @@
-// mean_linear on CUDA: a cluster of blocks makes some outputs of all images.
+// mean_linear on CUDA: a cluster of blocks makes some outputs of an image.
 //
 // A block of the cluster has some of the channels: their means, and what these add to the cluster's
-// outputs. So no block reads more than its share of an image, and its weights are in registers, as
+// outputs. So no block reads more than its share of the image, and its weights are in registers, as
 // operands of tensor cores, before it waits for the image. A mean is two numbers of 16 bits, the
-// nearest and what that leaves, which are columns of one product beside those of other images. Only
-// sums meet: each warp sends its own to the block that finishes the output, which adds them up in
-// an order of its own.
+// nearest and what that leaves, which are two columns of one product. Only sums meet: each warp
+// sends its own to the block that finishes the output, which adds them up in an order of its own.
 #include <algorithm>
 
 #include "cuda/activation.cuh"
@@ -34,14 +33,14 @@ constexpr int kPlaces = kThreads / kLanes;                        // at once
 constexpr int kAhead = 64 / kPlaces;                              // of a thread
 constexpr int kSums = kThreads / std::max(kLanes, kWarpThreads);  // of a channel, in shared memory
 constexpr int kAdding = 8;                                        // lanes that add up an output
-constexpr int kMostImages = 8, kMostPlaces = kAhead * kPlaces;
+constexpr int kMostPlaces = kAhead * kPlaces;
 
 struct MeanLinear {
   const float *bias, *factors, *shift;
   void* y;
   bool rounds;
   Overflow overflow;
-  int images, places, channels, outputs;
+  int places, channels, outputs;
   int blocks, own, finished;  // of a cluster; channels of a block, outputs that it finishes
   float scale, floor;         // scale: 1 / places
   Activation activation;
@@ -51,9 +50,9 @@ struct MeanLinear {
 struct Layout {
   int columns, received, end;
   __host__ __device__ explicit Layout(const MeanLinear& p) {
-    columns = p.images * kSums * kOwnChannels;
-    received = columns + (p.images + 3) / 4 * kColumns * kPitch / 2;
-    end = received + p.images * p.finished * pitch_of(p);
+    columns = kSums * kOwnChannels;
+    received = columns + kColumns * kPitch / 2;
+    end = received + p.finished * pitch_of(p);
   }
   // Of the sums of an output, in banks apart.
   __host__ __device__ static int pitch_of(const MeanLinear& p) {
@@ -72,7 +71,7 @@ __device__ inline void have(float& x) { asm volatile("" : "+f"(x)); }
 // Blocks: of outputs; then of a cluster along z.
 template <typename T, bool Prepares>
 __global__ void __launch_bounds__(kThreads)
-    mean_linear_kernel(const T* x,                        // [N, P, C]
+    mean_linear_kernel(const T* x,                        // [P, C]
                        const uint4* __restrict__ packed,  // [outputs][block][warp][step][lane]
                        const __grid_constant__ MeanLinear p) {
   using Format = FormatOf<T>;
@@ -87,7 +86,7 @@ __global__ void __launch_bounds__(kThreads)
   let_successors_start();
   if (thread == 0) {
     init_barrier(barrier);
-    expect_bytes(barrier, p.images * p.finished * p.blocks * kShares * 4);
+    expect_bytes(barrier, p.finished * p.blocks * kShares * 4);
   }
   __syncwarp();
   arrive_at_cluster_barrier();
@@ -106,20 +105,20 @@ __global__ void __launch_bounds__(kThreads)
     shift = Channels<kRun>::load(p.shift + channel);
   }
   for (int i = thread; i < at.received - at.columns; i += kThreads) memory[at.columns + i] = 0.0f;
-  // Of the product: a lane has two rows of a column of sums, of an image.
+  // Of the product: every fourth lane has two rows of both columns.
   const int tile = warp % kTiles, part = warp / kTiles, row_of_tile = lane / 4;
   std::uint32_t to[2], told[2];
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const int output = tile * kRows + row_of_tile + 8 * i, owner = output / p.finished;
-    const int slot = (lane % 4 * p.finished + output - owner * p.finished) * pitch;
+    const int slot = (output - owner * p.finished) * pitch;
     to[i] = cluster_address(shared_address(received + slot + rank * kShares + part), owner);
     told[i] = cluster_address(barrier, owner);
     have(to[i]);
     have(told[i]);
   }
-  const int first_output = blockIdx.x * kOutputs + rank * p.finished;
-  const int finished = thread / kAdding, m = first_output + finished % p.finished;
+  const int finished = thread / kAdding;
+  const int m = blockIdx.x * kOutputs + rank * p.finished + finished % p.finished;
   float added = p.bias != nullptr && m < p.outputs ? p.bias[m] : 0.0f;
   Activation activation = p.activation;
   float scale = p.scale;
@@ -133,102 +132,81 @@ __global__ void __launch_bounds__(kThreads)
   wait_at_cluster_barrier();  // all blocks can be sent to
   wait_for_inputs();
 
-  const T* image = x + channel;
   Neighbours<T, kRun> read[kAhead];
   // What lies past the end is read at the last place, and not taken: a load that may be left out
   // would wait for its own turn.
-  const auto ask = [&] {
 #pragma unroll
-    for (int i = 0; i < kAhead; ++i) {
-      const int place = min(row + i * kPlaces, p.places - 1);
-      read[i] = *reinterpret_cast<const Neighbours<T, kRun>*>(image + place * p.channels);
-    }
-  };
-  ask();
-#pragma unroll 1
-  for (int n = 0; n < p.images; ++n) {
-    auto sum = Channels<kRun>::all(0.0f);
-#pragma unroll
-    for (int i = 0; i < kAhead; ++i) {
-      const bool taken = row + i * kPlaces < p.places && some;
-#pragma unroll
-      for (int v = 0; v < kRun; ++v) {
-        float value = widened(read[i].value[v]);
-        if constexpr (Prepares) {
-          value = max_nan(p.floor, fmaf(value, factors.value[v], shift.value[v]));
-        }
-        sum.value[v] += taken ? value : 0.0f;
-      }
-    }
-    if (n + 1 < p.images) {  // on its way meanwhile
-      image += std::int64_t{p.places} * p.channels;
-      ask();
-    }
-    if constexpr (kLanes < kWarpThreads) {
-#pragma unroll
-      for (int v = 0; v < kRun; ++v) {
-        sum.value[v] += __shfl_xor_sync(kFullMask, sum.value[v], kLanes);
-      }
-    }
-    if (lane < kLanes) sum.store(memory + (n * kSums + thread / kWarpThreads) * kOwnChannels + run);
+  for (int i = 0; i < kAhead; ++i) {
+    const int place = min(row + i * kPlaces, p.places - 1);
+    read[i] = *reinterpret_cast<const Neighbours<T, kRun>*>(x + channel + place * p.channels);
   }
+  auto sum = Channels<kRun>::all(0.0f);
+#pragma unroll
+  for (int i = 0; i < kAhead; ++i) {
+    const bool taken = row + i * kPlaces < p.places && some;
+#pragma unroll
+    for (int v = 0; v < kRun; ++v) {
+      float value = widened(read[i].value[v]);
+      if constexpr (Prepares) {
+        value = max_nan(p.floor, fmaf(value, factors.value[v], shift.value[v]));
+      }
+      sum.value[v] += taken ? value : 0.0f;
+    }
+  }
+  if constexpr (kLanes < kWarpThreads) {
+#pragma unroll
+    for (int v = 0; v < kRun; ++v) {
+      sum.value[v] += __shfl_xor_sync(kFullMask, sum.value[v], kLanes);
+    }
+  }
+  if (lane < kLanes) sum.store(memory + thread / kWarpThreads * kOwnChannels + run);
   __syncthreads();
   bool past = false;
-  for (int i = thread; i < p.images * kOwnChannels; i += kThreads) {
-    const int n = i / kOwnChannels, c = i % kOwnChannels;
-    const float* const of = memory + n * kSums * kOwnChannels + c;
-    float sum = 0.0f;
+  if (thread < kOwnChannels) {
+    float of_all = 0.0f;
 #pragma unroll
-    for (int r = 0; r < kSums; ++r) sum += of[r * kOwnChannels];
-    const float mean = sum * scale;
+    for (int r = 0; r < kSums; ++r) of_all += memory[r * kOwnChannels + thread];
+    const float mean = of_all * scale;
     const T near = narrowed<T>(mean);
-    columns[2 * n * kPitch + c] = near;
+    columns[thread] = near;
     const float left = mean - widened(near);  // nothing of an infinity
-    columns[(2 * n + 1) * kPitch + c] = narrowed<T>(isinf(widened(near)) ? 0.0f : left);
-    past |= std::is_same_v<T, __half> && is_past_float16(mean);
+    columns[kPitch + thread] = narrowed<T>(isinf(widened(near)) ? 0.0f : left);
+    past = std::is_same_v<T, __half> && is_past_float16(mean);
   }
   if (past) tell(p.overflow);
   __syncthreads();
 
-#pragma unroll 1
-  for (int n = 0; n < p.images; n += 4) {
-    const T* const column =
-        columns + (2 * n + lane / 4) * kPitch + part * kSteps * kDepth + lane % 4 * 2;
-    float sums[4] = {};
+  const T* const column = columns + lane / 4 * kPitch + part * kSteps * kDepth + lane % 4 * 2;
+  float sums[4] = {};
 #pragma unroll
-    for (int i = 0; i < kSteps; ++i) {
-      const std::uint32_t b[2] = {*reinterpret_cast<const std::uint32_t*>(column + i * kDepth),
-                                  *reinterpret_cast<const std::uint32_t*>(column + i * kDepth + 8)};
-      const std::uint32_t a[4] = {weights[i].x, weights[i].y, weights[i].z, weights[i].w};
-      Format::mma16(sums, a, b);
-    }
-    if (n + lane % 4 >= p.images) break;
-    const std::uint32_t further = n * p.finished * pitch * 4;
-    send_cluster(to[0] + further, told[0], sums[0] + sums[1]);
-    send_cluster(to[1] + further, told[1], sums[2] + sums[3]);
+  for (int i = 0; i < kSteps; ++i) {
+    const std::uint32_t b[2] = {*reinterpret_cast<const std::uint32_t*>(column + i * kDepth),
+                                *reinterpret_cast<const std::uint32_t*>(column + i * kDepth + 8)};
+    const std::uint32_t a[4] = {weights[i].x, weights[i].y, weights[i].z, weights[i].w};
+    Format::mma16(sums, a, b);
+  }
+  if (lane % 4 == 0) {
+    send_cluster(to[0], told[0], sums[0] + sums[1]);
+    send_cluster(to[1], told[1], sums[2] + sums[3]);
   }
   wait_for_cluster_bytes(barrier);
-#pragma unroll 1
-  for (int i = finished; i < p.images * p.finished; i += kThreads / kAdding) {
-    const float* const of = received + i * pitch + thread % kAdding;
-    float sum = 0.0f;
+  if (finished >= p.finished) return;
+  const float* const of = received + finished * pitch + thread % kAdding;
+  float made = 0.0f;
 #pragma unroll
-    for (int b = 0; b < kMostBlocks * kShares; b += kAdding) {
-      if (b + thread % kAdding < p.blocks * kShares) sum += of[b];
-    }
+  for (int b = 0; b < kMostBlocks * kShares; b += kAdding) {
+    if (b + thread % kAdding < p.blocks * kShares) made += of[b];
+  }
 #pragma unroll
-    for (int apart = kAdding / 2; apart > 0; apart /= 2) {
-      sum += __shfl_xor_sync(kFullMask, sum, apart);
-    }
-    const int n = i / p.finished;
-    if (thread % kAdding != 0 || first_output + i - n * p.finished >= p.outputs) continue;
-    const Channels<1> y{{activation(sum + added)}};
-    const std::int64_t to_y = std::int64_t{n} * p.outputs + first_output + i - n * p.finished;
-    if (p.rounds) {
-      y.store(static_cast<T*>(p.y) + to_y, p.overflow);
-    } else {
-      y.store(static_cast<float*>(p.y) + to_y);
-    }
+  for (int apart = kAdding / 2; apart > 0; apart /= 2) {
+    made += __shfl_xor_sync(kFullMask, made, apart);
+  }
+  if (thread % kAdding != 0 || m >= p.outputs) return;
+  const Channels<1> y{{activation(made + added)}};
+  if (p.rounds) {
+    y.store(static_cast<T*>(p.y) + m, p.overflow);
+  } else {
+    y.store(static_cast<float*>(p.y) + m);
   }
 }
 
@@ -272,7 +250,7 @@ const char* why_not(const AxisShape& shape, Conv2dOperands operands) {
   }
   if (shape.inner % kRun != 0) return "channels in eights";
   if (shape.inner > kMostBlocks * kOwnChannels) return "at most 2048 channels";
-  if (shape.outer > kMostImages) return "at most 8 images";
+  if (shape.outer > 1) return "at most one image";  // five took 1 us more of a pass
   if (shape.axis < 1 || shape.axis > kMostPlaces) return "1 to 64 places";
   return nullptr;
 }
@@ -292,7 +270,6 @@ void with_halves(Conv2dOperands operands, const Body& body) {
 
 MeanLinear laid(const AxisShape& shape, int outputs) {
   MeanLinear p = {};
-  p.images = static_cast<int>(shape.outer);
   p.places = static_cast<int>(shape.axis);
   p.channels = static_cast<int>(shape.inner);
   p.outputs = outputs;
@@ -303,13 +280,12 @@ MeanLinear laid(const AxisShape& shape, int outputs) {
   return p;
 }
 
-// Makes the kernel ready for clusters of any size and any number of images.
+// Makes the kernel ready for clusters of any size.
 template <typename Kernel>
 void make_ready(Kernel kernel) {
-  const AxisShape most = {kMostImages, 1, kMostBlocks * kOwnChannels};
   int bytes = 0;
-  for (int channels = kRun; channels <= most.inner; channels *= 2) {
-    bytes = std::max(bytes, Layout(laid({kMostImages, 1, channels}, kOutputs)).end * 4);
+  for (int channels = kRun; channels <= kMostBlocks * kOwnChannels; channels *= 2) {
+    bytes = std::max(bytes, Layout(laid({1, 1, channels}, kOutputs)).end * 4);
   }
   CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
   CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1));
@@ -322,7 +298,6 @@ std::int64_t mean_linear_takes(const AxisShape& shape, int outputs, Conv2dOperan
   int major = 0;
   CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
   if (major < 9 || !waits_in_kernels() || why_not(shape, operands) != nullptr) return 0;
-  if (shape.outer > 1) return 0;  // five took 1 us more of a pass
   const MeanLinear p = laid(shape, outputs);
   const auto kernel = mean_linear_kernel<__half, false>;
   make_ready(kernel);

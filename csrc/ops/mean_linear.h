@@ -1,14 +1,14 @@
 // mean_linear on CUDA: the mean over an image's places and the linear layer behind it:
 //
-//   y[n,m] = activation(b[m] + sum over c of w[m,c] * mean over p of f(x[n,p,c]))
+//   y[m] = activation(b[m] + sum over c of w[m,c] * mean over p of f(x[p,c]))
 //
 // f is nothing, or max(floor, x * factors[c] + shift[c]).
 //
 // Layouts: x [N,P,C], float16 or bfloat16 as the weights are packed; b [M], factors and shift [C],
-// or null; y [N,M], float32 or as x; C-contiguous. Sums are float32, of one image in an order that
-// depends on P and C alone; a mean is multiplied as two numbers of 16 bits. N is at most 8, P 64, C
-// 2048 and a multiple of 8; addresses are multiples of 16. The activation is a function of unary.h
-// with its alpha and beta.
+// or null; y [N,M], float32 or as x; C-contiguous. N is at most 1, P 64, C 2048 and a multiple of
+// 8; addresses are multiples of 16. Sums are float32, in an order that depends on P and C alone; a
+// mean is multiplied as two numbers of 16 bits. The activation is a function of unary.h with its
+// alpha and beta.
 #pragma once
 
 #include "ops/conv2d_nhwc.h"
