@@ -33,6 +33,9 @@ SHAPES = [
     (3, 7, 5),
     (4, 515, 130),
     (0, 16, 4),
+    # Weights that come by bulk copies: few outputs of many pieces; several turns, whose rows end in a piece.
+    (1, 25088, 200),
+    (1, 1032, 4500),
 ]
 
 
@@ -91,7 +94,24 @@ def test_rows_in_16_bits(rng, shape, operands):
         assert np.array_equal(found, halves.rounded(wanted, stored[1]))
 
 
-def test_each_row_has_the_same_bits_among_others(rng):
-    x, weight = (rng.standard_normal(s).astype(np.float32) for s in ((8, 600), (50, 600)))
-    together = run(x, weight, None)
-    assert np.array_equal(run(x[3:4], weight, None)[0], together[3])
+@pytest.mark.parametrize("operands", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("shape", [(8, 600, 50), (3, 4104, 1100)], ids=str)
+def test_each_row_has_the_same_bits_among_others(rng, shape, operands):
+    n, f, m = shape
+    x, weight = (rng.standard_normal(s).astype(np.float32) for s in ((n, f), (m, f)))
+    together = run(x, weight, None, operands)
+    alone = run(x[2:3], weight, None, operands)
+    assert np.array_equal(alone[0], together[2])
+    assert np.array_equal(run(x[2:3], weight, None, operands), alone)
+
+
+def test_what_is_not_finite_stays_where_it_is_read(rng):
+    """Of many weights: an infinity of one output alone, and NaN of the features in all."""
+    x, weight = (rng.standard_normal(s).astype(np.float32) for s in ((1, 4096), (1100, 4096)))
+    expected = run(x, weight, None, "float16")
+    weight[7, 4095] = math.inf
+    found = run(x, weight, None, "float16")
+    assert found[0, 7] == math.copysign(math.inf, x[0, 4095])
+    assert np.array_equal(np.delete(found, 7, 1), np.delete(expected, 7, 1))
+    x[0, 2049] = math.nan
+    assert np.isnan(run(x, weight, None, "float16")).all()

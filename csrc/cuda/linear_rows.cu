@@ -1,8 +1,9 @@
 // linear_rows on CUDA: a warp makes an output feature of up to `Rows` rows. Its first weights are
-// on their way before it waits for its inputs.
+// on their way before it waits for its inputs. One row of many weights: linear_rows_stream.cuh.
 #include "cuda/activation.cuh"
 #include "cuda/channels.cuh"
 #include "cuda/launch.cuh"
+#include "cuda/linear_rows_stream.cuh"
 #include "cuda/reduce.cuh"
 #include "cuda/row_weights.cuh"
 #include "cuda/strided.cuh"
@@ -113,6 +114,20 @@ void launch_rows(const Call& c, Stream stream) {
          c.output, c.rounds, c.overflow, p, c.activation);
 }
 
+template <typename T, typename X>
+void launch_stream(const Call& c, Stream stream) {
+  int device = 0, multiprocessors = 0;
+  CUDA_CHECK(cudaGetDevice(&device));
+  CUDA_CHECK(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device));
+  const auto kernel = linear_rows_stream_kernel<T, X>;
+  CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                  kRings + kMostOfRow));
+  launch("launch of linear_rows_stream_kernel", kernel, multiprocessors,
+         kStreamWarps * kWarpThreads, kRings + c.shape.in_features * sizeof(X), stream, 1,
+         static_cast<const X*>(c.input), static_cast<const T*>(c.packed), c.bias, c.output,
+         c.rounds, c.overflow, c.shape, c.activation);
+}
+
 template <typename T, typename X, int width>
 void launch_width(const Call& c, Stream stream) {
   if (c.shape.n == 1) return launch_rows<T, X, width, 1>(c, stream);
@@ -161,6 +176,7 @@ void linear_rows(const void* input, const void* packed, const float* bias, void*
         shape.in_features % kWidth == 0 && is_aligned(packed, 16) && is_aligned(input, 16);
     const auto launch_x = [&](auto* x) {
       using X = std::remove_pointer_t<decltype(x)>;
+      if (wide && streams<T, X>(shape)) return launch_stream<T, X>(call, stream);
       if (wide) return launch_width<T, X, kWidth>(call, stream);
       launch_width<T, X, 1>(call, stream);
     };

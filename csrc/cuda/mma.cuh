@@ -207,4 +207,19 @@ __device__ inline void wait_for_bytes(std::uint32_t barrier) {
 #endif
 }
 
+// Returns once the phase of that parity (0 for the first, then 1, 0, ...) has ended.
+__device__ inline void wait_for_phase(std::uint32_t barrier, int parity) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "again:\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@!done bra again;\n"
+      "}" ::"r"(barrier),
+      "r"(parity)
+      : "memory");
+#endif
+}
+
 }  // namespace cnn_engine::cuda

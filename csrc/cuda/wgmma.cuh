@@ -15,6 +15,7 @@
 
 #include <cstdint>
 
+#include "cuda/mma.cuh"
 #include "cuda/tf32.cuh"
 
 namespace cnn_engine::cuda {
@@ -132,19 +133,6 @@ __device__ inline void init_phases(std::uint32_t barrier, int arrivals) {
 
 __device__ inline void arrive(std::uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
-
-// Returns once the phase of that parity (0 for the first, then 1, 0, ...) has ended.
-__device__ inline void wait_for_phase(std::uint32_t barrier, int parity) {
-  asm volatile(
-      "{\n"
-      ".reg .pred done;\n"
-      "again:\n"
-      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-      "@!done bra again;\n"
-      "}" ::"r"(barrier),
-      "r"(parity)
-      : "memory");
 }
 
 // The block's barriers, made by this thread, can be used by copies and by the cluster.

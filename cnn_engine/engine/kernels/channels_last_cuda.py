@@ -29,6 +29,10 @@ from .products import linear_shape
 #: Rows up to which a product is bound by how fast its weights are read.
 FEW_ROWS = 8
 
+#: Weights in 16 bits from which several rows are products on tensor cores, whose copies keep memory busier;
+#: one row has bulk copies too (``linear_rows_stream.cuh``).
+MANY_WEIGHTS = 1 << 24
+
 #: The largest number in float16.
 FLOAT16 = float(np.finfo(np.float16).max)
 
@@ -209,6 +213,12 @@ def _not_rows(node: Node, graph: Graph) -> str | None:
             return "expected nothing before the product, and nothing added to it"
     if x.shape[0] > FEW_ROWS:
         return f"expected at most {FEW_ROWS} rows, found {x.shape[0]}"
+    if (
+        x.shape[0] > 1
+        and weight.size >= MANY_WEIGHTS
+        and node.op.operands in ("float16", "bfloat16")
+    ):
+        return f"expected one row, or fewer than {MANY_WEIGHTS} weights, found {weight.size}"
     if any(name is not None and name not in graph.constants for name in node.inputs[2:3]):
         return "expected a constant bias, which is read before what is computed"
     return not_constant(node, graph)
