@@ -23,17 +23,21 @@ constexpr int kRings = kStreamWarps * kPieces * kPiece;
 // Weights from which this is faster, and the most bytes of a row of x in shared memory.
 constexpr std::int64_t kLeastStreamed = 4 << 20;
 constexpr int kMostOfRow = 112 << 10;
+// Weights from which the next pass finds none of them in the second-level cache: they leave what is
+// there, such as the other layers' weights.
+constexpr std::int64_t kLeastReadOnce = 64 << 20;
 
 // The weights' pieces that a warp asks for, one after another.
 struct Pieces {
   const unsigned char* row;
   std::int64_t further;  // from an output of the warp to its next
   int bytes, at, left;   // of a row; in it; pieces to be asked for
+  std::uint64_t policy;
 
   __device__ void ask(std::uint32_t to, std::uint32_t barrier) {
     const int size = min(kPiece, bytes - at);
     expect_bytes(barrier, size);
-    copy_bulk(to, row + at, size, barrier);
+    copy_bulk(to, row + at, size, barrier, policy);
     at += size;
     --left;
     if (at < bytes) return;
@@ -62,8 +66,11 @@ __global__ void __launch_bounds__(kStreamWarps* kWarpThreads)
   int m = blockIdx.x + warp * gridDim.x;
   const int outputs = m < p.out_features ? (p.out_features - m + turns - 1) / turns : 0;
   Pieces pieces = {reinterpret_cast<const unsigned char*>(packed) + std::int64_t{m} * bytes,
-                   std::int64_t{turns} * bytes, bytes, 0,
-                   outputs * ((bytes + kPiece - 1) / kPiece)};
+                   std::int64_t{turns} * bytes,
+                   bytes,
+                   0,
+                   outputs * ((bytes + kPiece - 1) / kPiece),
+                   std::int64_t{p.out_features} * bytes < kLeastReadOnce ? kKept : kReadOnce};
   const std::uint32_t to = shared_address(ring), barriers = shared_address(come[warp]);
   if (lane == 0) {
     if (warp == 0) init_barrier(shared_address(&row_come));

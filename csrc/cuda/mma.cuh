@@ -194,6 +194,21 @@ __device__ inline void copy_bulk(std::uint32_t to_shared, const void* from_globa
 #endif
 }
 
+// How the second-level cache keeps what is copied, in the encoding of createpolicy: as all else, or
+// not if it can be helped.
+constexpr std::uint64_t kKept = 0x1000000000000000, kReadOnce = 0x12F0000000000000;
+
+__device__ inline void copy_bulk(std::uint32_t to_shared, const void* from_global,
+                                 std::uint32_t bytes, std::uint32_t barrier, std::uint64_t policy) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1], %2, [%3], %4;" ::"r"(to_shared),
+      "l"(from_global), "r"(bytes), "r"(barrier), "l"(policy)
+      : "memory");
+#endif
+}
+
 __device__ inline void wait_for_bytes(std::uint32_t barrier) {
 #if __CUDA_ARCH__ >= 900
   asm volatile(
