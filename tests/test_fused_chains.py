@@ -28,6 +28,11 @@ OTHERS = {
     ),
     "odd output": ((2, 14, 18), "conv 5 3, relu, conv 40 3 2, relu", 4),
     "one position": ((4, 9, 9), "conv 24 5 0 2, relu, conv 16 3, tanh, linear 3, softmax", 4),
+    "odd filters by warpgroups": (
+        (1, 64, 32),
+        "conv 32 3 1 2, relu, conv 64 3 1 2, tanh, conv 9 2 0 2, relu",
+        6,
+    ),
     "wide": (
         (1, 16, 16),
         "conv 64 3 1, relu, pool, conv 96 3 1, relu, pool, linear 16, softmax",

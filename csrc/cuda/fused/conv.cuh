@@ -60,9 +60,17 @@ __device__ __forceinline__ void load_weights(std::uint32_t (&b)[Parts][Registers
 }
 
 // ---- first layer: `Tiles` tiles at once, so that a B once loaded is used for all of them ----
-template <class G, class M, int InputParts, int Parts, int Tiles, int FilterTiles>
+// Weights of the first layer that fit a thread's registers are read once for all of its tiles.
+template <class G, int Parts>
+constexpr bool kHeldPixelWeights = PixelLayout<G>::kSlabs * PixelLayout<G>::kSlabTiles * Parts <= 8;
+template <class G, int Parts>
+using HeldPixelWeights =
+    std::uint32_t[kHeldPixelWeights<G, Parts> ? PixelLayout<G>::kSlabs : 1]
+                 [kHeldPixelWeights<G, Parts> ? PixelLayout<G>::kSlabTiles : 1][Parts][2];
+
+template <class G, class M, int InputParts, int Parts, int Tiles, int FilterTiles, bool Held>
 __device__ __forceinline__ void sum_pixels(
-    Sums<Parts, FilterTiles> (&sums)[Tiles],
+    Sums<Parts, FilterTiles> (&sums)[Tiles], const HeldPixelWeights<G, Parts>& held,
     const std::uint32_t* input,    // [parts][PixelLayout]
     const unsigned char* weights,  // [slab][dx, filter tile][lane][part][2]
     int first_filter_tile, const int (&tile)[Tiles], int lane) {
@@ -94,9 +102,29 @@ __device__ __forceinline__ void sum_pixels(
       }
     }
   };
+  const auto load_pairs = [&](A& a, int at) {  // words at + 2t and the next
+#pragma unroll
+    for (int i = 0; i < Tiles; ++i) {
+#pragma unroll
+      for (int part = 0; part < InputParts; ++part) {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          const uint2 v =
+              *reinterpret_cast<const uint2*>(corner[i][h] + part * (L::kBytes / 4) + at + 2 * t);
+          a[i][part][h] = v.x;
+          a[i][part][2 + h] = v.y;
+        }
+      }
+    }
+  };
   const auto load_b = [&](B& b, int slab) {
 #pragma unroll
     for (int j = 0; j < kTiles; ++j) {
+      if constexpr (Held) {
+#pragma unroll
+        for (int i = 0; i < 2 * Parts; ++i) b[j][i / 2][i % 2] = held[slab][j][i / 2][i % 2];
+        continue;
+      }
       const int at = j / FilterTiles * G::kFilterTiles + first_filter_tile + j % FilterTiles;
       load_weights<Parts, 2>(b[j], weights + (slab * L::kSlabTiles + at) * 256 * Parts, lane);
     }
@@ -121,7 +149,11 @@ __device__ __forceinline__ void sum_pixels(
 #pragma unroll
     for (int y = 0; y < G::kWindow; ++y) {
       A a;
-      load_a(a, y * L::kRowWords + step * 8 + t, y * L::kRowWords + step * 8 + t + 4);
+      if constexpr (L::kRowSteps) {
+        load_pairs(a, y * L::kRowWords);
+      } else {
+        load_a(a, y * L::kRowWords + step * 8 + t, y * L::kRowWords + step * 8 + t + 4);
+      }
       if (y < G::kKernel) {
         load_b(b[y % 2], L::slab_full(y, step));
         multiply(a, b[y % 2], 0);
@@ -144,6 +176,18 @@ __device__ __forceinline__ void sum_pixels(
   }
 }
 
+// B's registers of a step of 16 channels and a filter tile of a later layer.
+template <class G, int Parts>
+__device__ __forceinline__ void load_step(std::uint32_t (&b)[Parts][2], const unsigned char* at,
+                                          int lane) {
+  if constexpr (Parts == 1 && PlaneLayout<G>::kForWarpgroups) {
+    const std::uint32_t* words = reinterpret_cast<const std::uint32_t*>(at) + lane;
+    b[0][0] = words[0], b[0][1] = words[32];
+  } else {
+    load_weights<Parts, 2>(b, at, lane);
+  }
+}
+
 // ---- later layers: kernel rows first_row to last_row - 1 ----
 template <class G, class M, int Parts, int FilterTiles>
 __device__ __forceinline__ void sum_planes(
@@ -158,7 +202,7 @@ __device__ __forceinline__ void sum_planes(
   // ldmatrix takes rows of the second half of K from lanes 16 to 31: the next plane, or, for the
   // steps of half a K, the next column of the last plane.
   std::uint32_t row16 = corner + lane / 16 * L::kPlaneBytes;
-  std::uint32_t row8 = corner + (L::kPlanes - 1) * L::kPlaneBytes + lane / 16 * L::kHalfRowBytes;
+  std::uint32_t row8 = corner + (L::kPlanes - 1) * L::kPlaneBytes + lane / 16 * L::kParityBytes;
   weights += first_row * kKernel * L::template tap_bytes<Parts>();
   row16 += first_row * L::kRowBytes;
   row8 += first_row * L::kRowBytes;
@@ -170,10 +214,9 @@ __device__ __forceinline__ void sum_planes(
     for (int s = 0; s < kKernel; ++s) {
 #pragma unroll
       for (int f = 0; f < FilterTiles; ++f) {
-        load_weights<Parts, 2>(b[s][f],
-                               weights + s * L::template tap_bytes<Parts>() +
-                                   (step * G::kFilterTiles + first_filter_tile + f) * 256 * Parts,
-                               lane);
+        const unsigned char* at = weights + s * L::template tap_bytes<Parts>() +
+                                  (step * G::kFilterTiles + first_filter_tile + f) * 256 * Parts;
+        load_step<G, Parts>(b[s][f], at, lane);
       }
     }
   };
@@ -268,6 +311,37 @@ __device__ __forceinline__ void sum_planes(
     weights += kKernel * L::template tap_bytes<Parts>();
     row16 += L::kRowBytes;
     row8 += L::kRowBytes;
+  }
+}
+
+// Half of the products of a task that two warps share: of every second step of 16 channels, counted
+// over kernel rows, from step `first` on.
+template <class G, class M>
+__device__ __forceinline__ void sum_half(Sums<1, 2>& sums, std::uint32_t input,
+                                         const unsigned char* weights, int first_filter_tile,
+                                         int tile, int first, int lane) {
+  using L = PlaneLayout<G>;
+  constexpr int kTap = L::template tap_bytes<1>(), kTotal = G::kKernel * L::kSteps16;
+  const int position = clamped_position<G>(tile, lane % 16);
+  const std::uint32_t corner = input + 2 * (position / G::kSquaresW) * L::kRowBytes +
+                               position % G::kSquaresW * 16 + lane / 16 * L::kPlaneBytes;
+  weights += first_filter_tile * 256;
+#pragma unroll 1
+  for (int i = first; i < kTotal; i += 2) {
+    const int r = i / L::kSteps16, step = i % L::kSteps16;
+    const std::uint32_t row = corner + r * L::kRowBytes + step * 2 * L::kPlaneBytes;
+    const unsigned char* at = weights + r * G::kKernel * kTap + step * G::kFilterTiles * 256;
+#pragma unroll
+    for (int s = 0; s < G::kKernel; ++s) {
+      std::uint32_t a[4];
+      load_tiles(a, row + L::column_bytes(s));
+#pragma unroll
+      for (int f = 0; f < 2; ++f) {
+        std::uint32_t b[1][2];
+        load_step<G, 1>(b, at + s * kTap + f * 256, lane);
+        M::mma16(sums[0][0][0][f], a, b[0]);
+      }
+    }
   }
 }
 

@@ -78,13 +78,25 @@ struct PixelLayout {
       (G::kPad % 2 == 0 && G::kColumns % 2 == 0 && G::kWindow % 2 == 0 && kRun % 2 == 0);
   static constexpr int kChannels = kEven ? G::kChannels : G::kChannels + 1;
   static constexpr int kWindowWords = G::kWindow * kChannels / 2;
-  static constexpr int kFullSteps = kWindowWords / 8;  // a window row
-  static constexpr int kLeftWords = kWindowWords % 8;  // a window row
+  // A row of fewer words is a step of its own where that makes no more steps of a window: filled up
+  // with what is right of the window, of no weight, and read by pairs of words, without conflicts.
+  static constexpr bool kRowSteps = kWindowWords < 8 && kWindowWords % 2 == 0 &&
+                                    kChannels % 2 == 0 &&
+                                    G::kKernel <= (kWindowWords * G::kWindow + 7) / 8;
+  static constexpr int kFullSteps = kRowSteps ? 1 : kWindowWords / 8;  // a window row
+  static constexpr int kLeftWords = kRowSteps ? 0 : kWindowWords % 8;  // a window row
   static constexpr int kLeftSlots = kLeftWords * G::kWindow;
   static constexpr int kLeftSteps = (kLeftSlots + 7) / 8;  // a window
+  // Float32 pixels that a thread stores at once: as many as fill 16 bytes, so that neighbouring
+  // threads' lie side by side.
+  static constexpr int kFloatRun =
+      16 % (2 * kChannels) == 0 && 8 / kChannels < kRun ? 8 / kChannels : kRun;
   // Words before each row, so that the image's own first column is 16-byte aligned.
   static constexpr int kLead = (4 - G::kPad * kChannels / 2 % 4) % 4;
-  static constexpr int kRowWords = round_up(kLead + G::kColumns * kChannels / 2, 4);
+  static constexpr int kRowWords =
+      round_up(kLead + larger(G::kColumns * kChannels / 2,
+                              kRowSteps ? (G::kSquaresW - 1) * kChannels + 8 : 0),
+               4);
   static constexpr int kBytes = G::kRows * kRowWords * 4;
   // Slabs of B: for each kernel row its full steps; then the left-over steps, for dy = 0 and, where
   // a square has more than one pixel, for dy = 1.
@@ -93,6 +105,10 @@ struct PixelLayout {
   static constexpr int kSlabTiles = kSides * G::kFilterTiles;  // dx = 0, then dx = 1
   __host__ __device__ static constexpr int slab_full(int r, int step) {
     return r * kFullSteps + step;
+  }
+  // The word of a window's row that a full step's slot is.
+  __host__ __device__ static constexpr int full_word(int step, int slot) {
+    return kRowSteps ? slot % 4 * 2 + slot / 4 : step * 8 + slot;
   }
   __host__ __device__ static constexpr int slab_left(int dy, int step) {
     return G::kKernel * kFullSteps + dy * kLeftSteps + step;
@@ -125,12 +141,26 @@ struct PlaneLayout {
     }
     return units;
   }
-  static constexpr int kHalfRowBytes = 16 * half_row();
-  static constexpr int kRowBytes = 2 * kHalfRowBytes;
-  static constexpr int kPlaneBytes = G::kRows * kRowBytes;
+  // Whether a warpgroup can multiply 64 squares, eight rows of eight, by 32 filters (squares.cuh).
+  // Then weights of one part lie as it reads them, for all who read them: 8 filters of 8 channels.
+  static constexpr bool kForWarpgroups = G::kStride == 2 && G::kSquaresW == 8 &&
+                                         G::kPositions % 64 == 0 && kSteps8 == 0 &&
+                                         G::kFilterTiles % 4 == 0;
+  // There, all even columns of a plane come before all odd ones, and so far apart that units of
+  // eight neighbouring columns are stored in different banks.
+  static constexpr int kRowUnits = (G::kColumns + 1) / 2;
+  __host__ __device__ static constexpr int parity_units() {
+    int units = G::kRows * kRowUnits;
+    while (units % 8 != 4 + G::kPad % 2) ++units;
+    return units;
+  }
+  // From an even column to the next, odd one.
+  static constexpr int kParityBytes = 16 * (kForWarpgroups ? parity_units() : half_row());
+  static constexpr int kRowBytes = kForWarpgroups ? 16 * kRowUnits : 2 * kParityBytes;
+  static constexpr int kPlaneBytes = G::kRows * kRowBytes + (kForWarpgroups ? kParityBytes : 0);
   static constexpr int kBytes = kPlanes * kPlaneBytes;
   __host__ __device__ static constexpr int column_bytes(int x) {
-    return x % 2 * kHalfRowBytes + x / 2 * 16;
+    return x % 2 * kParityBytes + x / 2 * 16;
   }
   template <int Parts>
   __host__ __device__ static constexpr int tap_bytes() {
@@ -188,11 +218,15 @@ struct Network {
 // How warps share the work: `Warps` of each of `Cluster` blocks work on one image; `Groups` such
 // teams make a block, where a team is within one. Weights that are not `KeptWeights`, for devices
 // whose shared memory does not hold them, are read from device memory where they are needed. Where
-// there is no room for the inputs of four layers, the last one's `Overlays` the first one's.
+// there is no room for the inputs of four layers, the last one's `Overlays` the first one's. A team
+// that `LoadsAhead` has its next image in registers while it computes the last layer of this one.
 template <int Warps, int Groups, int PixelTiles, int Cluster = 1, bool KeptWeights = true,
-          bool Overlays = false>
+          bool Overlays = false, bool LoadsAhead = false>
 struct Route {
-  using Overlaid = Route<Warps, Groups, PixelTiles, Cluster, KeptWeights, true>;
+  using Overlaid = Route<Warps, Groups, PixelTiles, Cluster, KeptWeights, true, LoadsAhead>;
+  template <int Teams>
+  using OfTeams = Route<Warps, Teams, PixelTiles, Cluster, KeptWeights, Overlays, LoadsAhead>;
+  static constexpr bool kLoadsAhead = LoadsAhead;
   static constexpr bool kKeptWeights = KeptWeights, kOverlays = Overlays;
   static constexpr int kWarps = Warps, kGroups = Groups, kCluster = Cluster;
   static constexpr int kPixelTiles =
@@ -223,19 +257,37 @@ struct Route {
   __host__ __device__ static constexpr int tasks() {
     return G::kTiles * (G::kFilterTiles / filter_tiles<G, Parts>());
   }
-  // Where a layer leaves most of a cluster idle, each kernel row of a task is a task of its own,
-  // and their sums meet in the block that owns the task: every `Cluster`th. It costs a barrier,
-  // which in one part is worth more than the products of 18 steps of 16 channels.
+  // Tasks of a block of the team: every `Cluster`th.
+  template <class G, int Parts>
+  __host__ __device__ static constexpr int block_tasks() {
+    return (tasks<G, Parts>() + Cluster - 1) / Cluster;
+  }
+  // Where a layer leaves most of a cluster's warps idle, each kernel row of a task is a warp's, of
+  // the block that owns the task, and their sums meet there. That costs a barrier of the block; in
+  // one part it pays where all rows find a warp at once and have some products.
   template <class G, int Parts>
   __host__ __device__ static constexpr bool splits_rows() {
     constexpr int kEights = G::kKernel * G::kKernel * ((G::kChannels + 7) / 8);
-    return Cluster > 1 && !G::kFirst && 4 * tasks<G, Parts>() <= kWorkers &&
-           (Parts > 1 || kEights > 36);
+    if (Cluster == 1 || G::kFirst) return false;
+    if (Parts > 1) return 4 * tasks<G, Parts>() <= kWorkers;
+    return block_tasks<G, Parts>() * G::kKernel <= Warps && kEights * G::kPixels >= 36;
+  }
+  // Where a layer of one output a square leaves half of a team's warps idle, two share a task of
+  // two filter tiles: each has half of the products, then one tile of the sums.
+  template <class G, int Parts>
+  __host__ __device__ static constexpr bool shares_sums() {
+    return Groups > 1 && Parts == 1 && !G::kFirst && G::kPixels == 1 && G::kChannels % 16 == 0 &&
+           filter_tiles<G, Parts>() == 2 && 2 * tasks<G, Parts>() == Warps;
+  }
+  // Sums that go to the fully connected layer apart.
+  template <class G, int Parts>
+  __host__ __device__ static constexpr int head_tasks() {
+    return tasks<G, Parts>() * (shares_sums<G, Parts>() ? 2 : 1);
   }
   template <class G, int Parts>
   __host__ __device__ static constexpr int row_sum_bytes() {
-    return splits_rows<G, Parts>() ? (tasks<G, Parts>() + Cluster - 1) / Cluster * G::kKernel * 2048
-                                   : 0;
+    if (shares_sums<G, Parts>()) return Warps * 512;
+    return splits_rows<G, Parts>() ? block_tasks<G, Parts>() * G::kKernel * 512 * G::kPixels : 0;
   }
 };
 
@@ -281,11 +333,16 @@ struct SharedLayout {
   static constexpr int kStaged =
       input_at<Net::kLayers - 1>() +
       larger(input_bytes<Net::kLayers - 1>(), kOverlays ? input_bytes<0>() : 0);
+  // Pixels of a thread, if it has few enough to keep them in registers.
+  using Pixels = PixelLayout<typename Net::template Layer<0>>;
+  static constexpr int kRuns =
+      (Net::kPixels / Pixels::kFloatRun + R::kTeamThreads - 1) / R::kTeamThreads;
+  static constexpr bool kKeeps = kRuns * Net::kChannels * Pixels::kFloatRun <= 24;
+  static constexpr bool kLoadsAhead = R::kLoadsAhead && kKeeps;
   // uint8 pixels as they came, in runs of 8, where there is room: not beside an input of two parts.
-  static constexpr bool kStages =
-      InputParts == 1 && PixelLayout<typename Net::template Layer<0>>::kRun == 8;
+  static constexpr bool kStages = InputParts == 1 && Pixels::kRun == 8 && !kLoadsAhead;
   static constexpr int kSums = kStaged + (kStages ? Net::kChannels * Net::kPixels : 0);
-  static constexpr int kSumRows = R::template tasks<typename Net::Last, Parts>();
+  static constexpr int kSumRows = R::template head_tasks<typename Net::Last, Parts>();
   static constexpr int kSumStride = Net::kClasses;
   static constexpr int kScales = kSums + round_up(4 * kSumRows * kSumStride, 16);
   static constexpr int kLargest = kScales + round_up(8 * Net::kLayers, 16);

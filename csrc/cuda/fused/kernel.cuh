@@ -7,10 +7,11 @@
 // may be captured into a graph.
 //
 // Many images: several teams a block, one block a multiprocessor; one team's arithmetic hides
-// another's loads, conversions and waits. Few: one team a block, of many warps. Very few: one team
+// another's loads, conversions and waits. A layer that suits it is multiplied by the team as a
+// warpgroup. Few: one team a block, of many warps. Very few: one team
 // of the warps of a cluster of blocks; each block has all activations, because a result is stored
-// in every block, and where a layer has too few tasks its kernel rows are summed apart and then
-// added in a fixed order.
+// in every block, and where a layer has too few tasks its kernel rows are summed by warps of one
+// block and then added in a fixed order.
 //
 // Pixels: uint8 enter as pixel * multiply + add, float32 as they come. Values are 16-bit parts
 // (conv.cuh) times powers of two that keep them in the format's range, up to activations of 2^75:
@@ -20,6 +21,7 @@
 #pragma once
 
 #include "cuda/fused/pixels.cuh"
+#include "cuda/fused/squares.cuh"
 #include "cuda/fused/ticks.cuh"
 
 namespace cnn_engine::cuda::fused {
@@ -34,26 +36,34 @@ struct Team : TeamInput<Net, M, Parts, InputParts, R> {
       Input::store_float, Input::store_uint8, Input::sums, Input::weights;
   using Input::p, Input::shared, Input::own, Input::team, Input::thread, Input::warp, Input::lane,
       Input::rank, Input::worker;
+  using typename Input::Ahead;
   PartClock<Timed, Net, Parts, R> clock;
 
-  // What a cluster's warp needs of the fully connected layer is on its way from the kernel's start:
-  // one task's weights, and the bias.
-  static constexpr bool kHoldsHead = Net::kClasses > 0 && R::kCluster > 1 &&
+  // Where a team has its blocks for itself, what a warp needs of the fully connected layer is on
+  // its way from the kernel's start: one task's weights, and the bias.
+  static constexpr bool kHoldsHead = Net::kClasses > 0 && R::kGroups == 1 &&
+                                     (R::kCluster > 1 || Parts == 1) &&
                                      R::template filter_tiles<typename Net::Last, Parts>() == 1 &&
                                      R::template tasks<typename Net::Last, Parts>() <= R::kWorkers;
-  float4 held_head[kHoldsHead ? Net::kClasses : 1];
+  // Warps that share a task ask for its weights before they wait for each other.
+  static constexpr bool kEarlyHead = Net::kClasses > 0 &&
+                                     R::template shares_sums<typename Net::Last, Parts>();
+  float4 held_head[kHoldsHead || kEarlyHead ? Net::kClasses : 1];
   float held_bias;
+  __device__ __forceinline__ void load_head_of(int tile) {  // of tiles of squares and filters
+#pragma unroll
+    for (int m = 0; m < Net::kClasses; ++m) {
+      float4& w = held_head[m];  // not where it is needed: by a load that stays here
+      asm volatile("ld.global.nc.v4.f32 {%0,%1,%2,%3}, [%4];"
+                   : "=f"(w.x), "=f"(w.y), "=f"(w.z), "=f"(w.w)
+                   : "l"(p.head + (tile * Net::kClasses + m) * 32 + lane));
+    }
+  }
   __device__ __forceinline__ void load_head() {
     if constexpr (kHoldsHead) {
-      if (worker < R::template tasks<typename Net::Last, Parts>()) {
-#pragma unroll
-        for (int m = 0; m < Net::kClasses; ++m) {
-          float4& w = held_head[m];  // not where it is needed: by a load that stays here
-          asm volatile("ld.global.nc.v4.f32 {%0,%1,%2,%3}, [%4];"
-                       : "=f"(w.x), "=f"(w.y), "=f"(w.z), "=f"(w.w)
-                       : "l"(p.head + (worker * Net::kClasses + m) * 32 + lane));
-        }
-      }
+      if (worker < R::template tasks<typename Net::Last, Parts>()) load_head_of(worker);
+    }
+    if constexpr (kHoldsHead || kEarlyHead) {
       const float* bias = p.head_bias + (lane < Net::kClasses ? lane : 0);
       asm volatile("ld.global.nc.f32 %0, [%1];" : "=f"(held_bias) : "l"(bias));
     }
@@ -122,7 +132,7 @@ struct Team : TeamInput<Net, M, Parts, InputParts, R> {
 #pragma unroll
             for (int part = 0; part < Parts; ++part) {
               store(to + part * L::kBytes + f * L::kPlaneBytes + y * L::kRowBytes +
-                        x % 2 * L::kHalfRowBytes + x / 2 * 16,
+                        L::column_bytes(x),
                     parts[part]);
             }
           });
@@ -148,7 +158,7 @@ struct Team : TeamInput<Net, M, Parts, InputParts, R> {
 #pragma unroll
         for (int m = 0; m < Net::kClasses; ++m) {
           float4 w;
-          if constexpr (kHoldsHead)
+          if constexpr (kHoldsHead || kEarlyHead)
             w = held_head[m];
           else
             w = __ldg(head + m * 32);
@@ -185,36 +195,35 @@ struct Team : TeamInput<Net, M, Parts, InputParts, R> {
     }
   }
 
-  // Sums of one kernel row, to the block that owns the task: [task / Cluster][row][4][lane] of 4.
+  // Sums of a kernel row: [task of the block][row][pixel of a square][lane] of 4.
   template <class G>
-  __device__ __forceinline__ std::uint32_t row_sums(int task, int row) const {
-    return shared_address(own + S::kRowSums) +
-           ((task / R::kCluster * G::kKernel + row) * 4 * 32 + lane) * 16;
+  __device__ __forceinline__ float4* row_sums(int task, int row) const {
+    return reinterpret_cast<float4*>(own + S::kRowSums) +
+           (task * G::kKernel + row) * G::kPixels * 32 + lane;
   }
   template <class G>
-  __device__ __forceinline__ void send_row(const Sums<Parts, 1>& result, int task, int row) const {
-    const std::uint32_t to = cluster_address(row_sums<G>(task, row), task % R::kCluster);
+  __device__ __forceinline__ void put_row(const Sums<Parts, 1>& result, int task, int row) const {
+    float4* const to = row_sums<G>(task, row);
 #pragma unroll
-    for (int square = 0; square < G::kPixels; ++square) {
+    for (int pixel = 0; pixel < G::kPixels; ++pixel) {
       float value[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        value[i] = result[0][square / 2][square % 2][0][i];
-        if constexpr (Parts == 2) value[i] += result[1][square / 2][square % 2][0][i];
+        value[i] = result[0][pixel / 2][pixel % 2][0][i];
+        if constexpr (Parts == 2) value[i] += result[1][pixel / 2][pixel % 2][0][i];
       }
-      store_cluster(to + square * 32 * 16, value);
+      to[pixel * 32] = make_float4(value[0], value[1], value[2], value[3]);
     }
   }
   template <class G>
   __device__ __forceinline__ void add_rows(Sums<Parts, 1>& result, int task) const {
-    const float4* from = reinterpret_cast<const float4*>(own + S::kRowSums) +
-                         task / R::kCluster * G::kKernel * 4 * 32 + lane;
 #pragma unroll
     for (int row = 0; row < G::kKernel; ++row) {
+      const float4* const from = row_sums<G>(task, row);
 #pragma unroll
-      for (int square = 0; square < G::kPixels; ++square) {
-        const float4 v = from[(row * 4 + square) * 32];
-        float (&to)[4] = result[0][square / 2][square % 2][0];
+      for (int pixel = 0; pixel < G::kPixels; ++pixel) {
+        const float4 v = from[pixel * 32];
+        float (&to)[4] = result[0][pixel / 2][pixel % 2][0];
         to[0] += v.x, to[1] += v.y, to[2] += v.z, to[3] += v.w;
       }
     }
@@ -228,11 +237,25 @@ struct Team : TeamInput<Net, M, Parts, InputParts, R> {
     }
   }
 
+  // Whether the team multiplies layer I as a warpgroup.
   template <int I>
-  __device__ __forceinline__ void layer(int image) const {
+  static constexpr bool by_warpgroups() {
+    if constexpr (I == 0 || I + 1 >= Net::kLayers) {
+      return false;
+    } else {
+      return kHasWarpgroups && Parts == 1 && R::kWarps == 4 && R::kCluster == 1 &&
+             R::kKeptWeights && PlaneLayout<Layer<I>>::kForWarpgroups;
+    }
+  }
+  template <int I>
+  static constexpr bool kByWarpgroups = by_warpgroups<I>();
+
+  template <int I>
+  __device__ __forceinline__ void layer(int image, int next, Ahead& ahead) {
     using G = Layer<I>;
     if constexpr (S::kOverlays && I == 1) clear_first_input();
     const unsigned char* from = weights() + S::template weights_at<I>();
+    if constexpr (I + 1 == Net::kLayers) this->load_ahead(ahead, next);
     if constexpr (I == 0) {
       constexpr int kAtOnce = R::kPixelTiles;
       constexpr int kFilterTiles = R::template filter_tiles<G, Parts>();
@@ -240,6 +263,16 @@ struct Team : TeamInput<Net, M, Parts, InputParts, R> {
       static_assert(kAtOnce == 1 || kTasks == G::kTiles, "tiles at once have the same filters");
       const std::uint32_t* input =
           reinterpret_cast<const std::uint32_t*>(own + S::template input_at<0>());
+      constexpr bool kHeld = kHeldPixelWeights<G, Parts> && kTasks == G::kTiles;
+      HeldPixelWeights<G, Parts> held;
+      if constexpr (kHeld) {
+        constexpr int kSlabTiles = PixelLayout<G>::kSlabTiles;
+#pragma unroll
+        for (int i = 0; i < PixelLayout<G>::kSlabs * kSlabTiles; ++i) {
+          load_weights<Parts, 2>(held[i / kSlabTiles][i % kSlabTiles], from + i * 256 * Parts,
+                                 lane);
+        }
+      }
       for (int first = worker; first < kTasks; first += kAtOnce * R::kWorkers) {
         Sums<Parts, kFilterTiles> result[kAtOnce];
         int tile[kAtOnce];
@@ -249,8 +282,8 @@ struct Team : TeamInput<Net, M, Parts, InputParts, R> {
           tile[i] = kTasks > G::kTiles ? first % G::kTiles : first + i * R::kWorkers;
           clear<Parts, kFilterTiles>(result[i]);
         }
-        sum_pixels<G, M, InputParts, Parts, kAtOnce, kFilterTiles>(result, input, from, filter_tile,
-                                                                   tile, lane);
+        sum_pixels<G, M, InputParts, Parts, kAtOnce, kFilterTiles, kHeld>(result, held, input, from,
+                                                                          filter_tile, tile, lane);
 #pragma unroll
         for (int i = 0; i < kAtOnce; ++i) {
           if (tile[i] < G::kTiles) {
@@ -263,22 +296,58 @@ struct Team : TeamInput<Net, M, Parts, InputParts, R> {
       constexpr int kShares = G::kFilterTiles / kFilterTiles;  // tasks a tile
       const std::uint32_t input = shared_address(own + S::template input_at<I>());
       constexpr int kTasks = R::template tasks<G, Parts>();
-      if constexpr (R::template splits_rows<G, Parts>()) {
-        for (int i = worker; i < kTasks * G::kKernel; i += R::kWorkers) {
-          const int task = i % kTasks, row = i / kTasks;
+      if constexpr (kByWarpgroups<I>) {
+        for (int tile = warp; tile < G::kTiles; tile += R::kWarps) {
+#pragma unroll 1
+          for (int filter_tile = 0; filter_tile < G::kFilterTiles; filter_tile += 4) {
+            Sums<Parts, 4> result;
+            clear<Parts, 4>(result);
+            sum_squares<G, M>(result, input, shared_address(from), filter_tile, tile - warp);
+            hand_on<I, 4>(result, tile, filter_tile, 0, image);
+          }
+        }
+      } else if constexpr (R::template splits_rows<G, Parts>()) {
+        constexpr int kBlockTasks = R::template block_tasks<G, Parts>();
+        for (int i = warp; i < kBlockTasks * G::kKernel; i += R::kWarps) {
+          const int row = i / kBlockTasks, task = i % kBlockTasks * R::kCluster + rank;
+          if (kTasks % R::kCluster != 0 && task >= kTasks) continue;
           Sums<Parts, 1> result;
           clear<Parts, 1>(result);
           sum_planes<G, M, Parts, 1>(result, input, from, task % kShares, task / kShares, row,
                                      row + 1, lane);
-          send_row<G>(result, task, row);
+          put_row<G>(result, i % kBlockTasks, row);
         }
-        barrier();
-        for (int task = warp * R::kCluster + rank; task < kTasks; task += R::kWorkers) {
+        block_barrier();
+        for (int i = warp; i < kBlockTasks; i += R::kWarps) {
+          const int task = i * R::kCluster + rank;
+          if (kTasks % R::kCluster != 0 && task >= kTasks) continue;
           Sums<Parts, 1> result;
           clear<Parts, 1>(result);
-          add_rows<G>(result, task);
+          add_rows<G>(result, i);
           hand_on<I, 1>(result, task / kShares, task % kShares, task, image);
         }
+      } else if constexpr (R::template shares_sums<G, Parts>()) {
+        const int half = warp % 2, task = warp / 2;
+        const int tile = task / kShares, filter_tile = task % kShares * 2;
+        Sums<Parts, 2> result;
+        clear<Parts, 2>(result);
+        sum_half<G, M>(result, input, from, filter_tile, tile, half, lane);
+        float4* const sent = reinterpret_cast<float4*>(own + S::kRowSums);
+        const float (&mine)[4] = result[0][0][0][0], (&other)[4] = result[0][0][0][1];
+        sent[warp * 32 + lane] = half ? make_float4(mine[0], mine[1], mine[2], mine[3])
+                                      : make_float4(other[0], other[1], other[2], other[3]);
+        Sums<Parts, 1> sum;
+        clear<Parts, 1>(sum);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) sum[0][0][0][0][i] = half ? other[i] : mine[i];
+        if constexpr (kEarlyHead && I + 1 == Net::kLayers) {
+          load_head_of(tile * G::kFilterTiles + filter_tile + half);
+        }
+        block_barrier();
+        const float4 v = sent[(warp ^ 1) * 32 + lane];
+        float (&to)[4] = sum[0][0][0][0];
+        to[0] += v.x, to[1] += v.y, to[2] += v.z, to[3] += v.w;
+        hand_on<I, 1>(sum, tile, filter_tile + half, 2 * task + half, image);
       } else {
         // A layer with fewer tasks than warps leaves the same warp of every team idle, and with it
         // a quarter of the multiprocessor, unless teams count from different warps.
@@ -293,27 +362,37 @@ struct Team : TeamInput<Net, M, Parts, InputParts, R> {
         }
       }
     }
+    if constexpr (I + 1 == Net::kLayers) this->put_largest_ahead(ahead, next);
     if constexpr (I + 1 < Net::kLayers) wait_for_weights<I + 1>();
+    if constexpr (kByWarpgroups<I + 1>) publish_to_products();
     if constexpr (I + 1 < Net::kLayers || Net::kClasses > 0)
       barrier();
     else if constexpr (Timed)
       block_barrier();  // so that the part ends with its last warp
     clock.end(I);
-    if constexpr (I + 1 < Net::kLayers) layer<I + 1>(image);
+    if constexpr (I + 1 < Net::kLayers) layer<I + 1>(image, next, ahead);
   }
 
   // Fully connected bias and softmax, by the team's first warp.
   __device__ void probabilities(int image) const {
     float logit = __int_as_float(0xff800000);  // minus infinity
     if (lane < Net::kClasses) {
-      logit = kHoldsHead ? held_bias : __ldg(p.head_bias + lane);
+      logit = kHoldsHead || kEarlyHead ? held_bias : __ldg(p.head_bias + lane);
 #pragma unroll
       for (int row = 0; row < S::kSumRows; ++row) logit += sums()[row * S::kSumStride + lane];
     }
     clock.end(Net::kLayers);
-    const float largest = warp_max(logit);
+    float largest = logit;
+#pragma unroll
+    for (int apart = kLaneSums / 2; apart > 0; apart /= 2) {
+      largest = fmaxf(largest, __shfl_xor_sync(kFullMask, largest, apart));
+    }
     const float power = lane < Net::kClasses ? expf(logit - largest) : 0.0f;
-    const float total = warp_sum(power);
+    float total = power;
+#pragma unroll
+    for (int apart = kLaneSums / 2; apart > 0; apart /= 2) {
+      total += __shfl_xor_sync(kFullMask, total, apart);
+    }
     if (lane < Net::kClasses) p.output[std::int64_t{image} * Net::kClasses + lane] = power / total;
     clock.end(Net::kLayers + 1);
   }
@@ -321,7 +400,8 @@ struct Team : TeamInput<Net, M, Parts, InputParts, R> {
   // What keeps one image's reads apart from the next image's writes:
   // - The first layer's input and what it is scaled by are written by their own block, after a
   //   barrier that every reader has come to: the one after the first layer, which is not the last;
-  //   for the scales, which the last layer reads, the one in store_float.
+  //   for the scales, which the last layer reads, the one in store_float, or of a team that loads
+  //   ahead the last layer's own, or where it has none the one in run().
   // - The inputs after it are written by all blocks of a cluster. Their last reads come before the
   //   team's barrier after that layer. The last layer of a network without a head has no such
   //   barrier, so there a cluster's blocks meet before any stores for the next image.
@@ -332,7 +412,7 @@ struct Team : TeamInput<Net, M, Parts, InputParts, R> {
   //   barriers around the second layer, and for the next image between two of its own.
   // No block leaves while another may store into it: a barrier of the cluster follows those stores.
   static constexpr bool kMeetsBetweenImages = R::kCluster > 1 && Net::kClasses == 0;
-  __device__ void run() const {
+  __device__ __forceinline__ void run(Ahead& ahead) {
     static_assert(Net::kLayers >= 2, "a barrier between reading one image and writing the next");
     const int step = gridDim.x * R::kGroups / R::kCluster;
     for (int image = first_image(); image < p.count; image += step) {
@@ -347,18 +427,21 @@ struct Team : TeamInput<Net, M, Parts, InputParts, R> {
         clear_first_input();
         block_barrier();
       }
+      if (S::kLoadsAhead && Net::kClasses == 0) block_barrier();
       if (p.is_uint8)
-        store_uint8(image);
+        store_uint8(image, ahead);
       else
-        store_float(image);
+        store_float(image, ahead);
       wait_for_weights<0>();
+      // Before it no other block may be stored into: its inputs may not be cleared yet.
+      if (R::kCluster > 1 && image == first_image()) wait_at_cluster_barrier();
       if (kMeetsBetweenImages && image != first_image()) {
         barrier();
       } else {
         block_barrier();
       }
       stage(image + step);
-      layer<0>(image);
+      layer<0>(image, image + step, ahead);
       if constexpr (Net::kClasses > 0) {
         static_assert(Net::kClasses <= 32, "one lane a class");
         if (warp == 0 && rank == 0) probabilities(image);
@@ -447,7 +530,13 @@ __device__ __forceinline__ void run_network(const P& p) {
                     thread == 0 && rank == 0, thread % 32 == 0};
       self.clock.start();
     }
-    self.stage(self.first_image());
+    typename decltype(self)::Ahead ahead;
+    if constexpr (S::kLoadsAhead) {
+      self.load_ahead(ahead, self.first_image());
+      commit_copies();  // as many groups as without
+    } else {
+      self.stage(self.first_image());
+    }
     if constexpr (R::kKeptWeights) self.template load_weights_of<0>();
     self.load_head();
     // Borders are zeros and stay so: only the inside is written from here on.
@@ -456,9 +545,11 @@ __device__ __forceinline__ void run_network(const P& p) {
     }
     if (thread < Net::kLayers) self.scales()[thread] = p.scale[thread];
     if constexpr (R::kGroups > 1) wait_for_copies<0>();
+    publish_to_products();
+    self.put_largest_ahead(ahead, self.first_image());
+    if constexpr (R::kCluster > 1) arrive_at_cluster_barrier();
     __syncthreads();
-    if constexpr (R::kCluster > 1) cluster_barrier();  // before it no other block may store here
-    self.run();
+    self.run(ahead);
     self.clock.add_to();
   }
 }

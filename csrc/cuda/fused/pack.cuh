@@ -139,8 +139,8 @@ class Packer {
       for (int step = 0; step < L::kFullSteps; ++step) {
         tile(L::slab_full(r, step), [&](int slot, int& row, int& word) {
           row = r;
-          word = step * 8 + slot;
-          return true;
+          word = L::full_word(step, slot);
+          return word < L::kWindowWords;
         });
       }
     }
@@ -167,11 +167,12 @@ class Packer {
           for (int lane = first_; lane < 32; lane += step_) {
             const int k = 8 * f + lane / 4, t = lane % 4;
             for (int step = 0; step < L::kSteps16; ++step) {
+              constexpr bool kMatrices = Parts == 1 && L::kForWarpgroups;
               std::uint32_t* words = reinterpret_cast<std::uint32_t*>(
                                          to + (step * G::kFilterTiles + f) * 256 * Parts) +
-                                     lane * 2 * Parts;
+                                     lane * (kMatrices ? 1 : 2 * Parts);
               for (int i = 0; i < 4; ++i) {
-                put<M, Parts>(words, 2, i / 2, i % 2,
+                put<M, Parts>(words, 2, i / 2 * (kMatrices ? 32 : 1), i % 2,
                               weight(k, 16 * step + i / 2 * 8 + 2 * t + i % 2, r, s));
               }
             }

@@ -3,7 +3,9 @@
 // uint8 pixels are copied ahead of time as they are (cp.async), and converted when the team gets to
 // them. float32 pixels are brought to the device's cache ahead of time. They are searched for the
 // image's largest value, from which the powers of two of all its layers follow, before they are
-// stored: meanwhile registers keep them, or where a thread has too many they are read again.
+// stored: meanwhile registers keep them, or where a thread has too many they are read again. A team
+// that loads ahead has both in registers before it gets to them: the first image's while it clears
+// its inputs, another's while it computes the last layer of the one before.
 #pragma once
 
 #include "cuda/fused/conv.cuh"
@@ -14,8 +16,19 @@ namespace cnn_engine::cuda::fused {
 // The power of two that brings values up to `largest` to at most 2^15, half of what float16 holds.
 __host__ __device__ inline float storing_scale(float largest) {
   if (!(largest > 0.0f) || largest > 3e38f) return 1.0f;
+#ifdef __CUDA_ARCH__
+  // By the bits of its exponent: one thread does this for layer after layer while others wait.
+  const int exponent = 14 + 127 - (__float_as_int(largest) >> 23);
+  return __int_as_float((127 + (exponent < -60 ? -60 : exponent > 60 ? 60 : exponent)) << 23);
+#else
   const int exponent = 14 - ilogbf(largest);
   return ldexpf(1.0f, exponent < -60 ? -60 : exponent > 60 ? 60 : exponent);
+#endif
+}
+
+// 1 / scale, of a power of two.
+__device__ inline float inverse(float scale) {
+  return __int_as_float((254 << 23) - __float_as_int(scale));
 }
 
 template <class M, int Parts>
@@ -67,6 +80,15 @@ struct TeamInput {
   static constexpr int kRun = PixelLayout<Layer<0>>::kRun;
   static constexpr int kItems = Net::kPixels / kRun;
   static constexpr int kImage = Net::kChannels * Net::kPixels;
+
+  // Runs of float32 pixels, of which a thread's few are kept in registers.
+  static constexpr int kFloatRun = PixelLayout<Layer<0>>::kFloatRun;
+  static constexpr int kFloatItems = Net::kPixels / kFloatRun;
+  static constexpr int kRuns = S::kRuns;
+  static constexpr bool kKeeps = S::kKeeps;
+  using Run = float[Net::kChannels][kFloatRun];
+  using Kept = Run[kKeeps ? kRuns : 1];
+  using Ahead = Run[S::kLoadsAhead ? kRuns : 1];
 
   // One image for each block first, so that a small batch spreads over the multiprocessors.
   __device__ int first_image() const { return (team * gridDim.x + blockIdx.x) / R::kCluster; }
@@ -153,37 +175,58 @@ struct TeamInput {
     return bytes;
   }
 
-  __device__ void store_uint8(int image) const {
-    const unsigned char* from =
-        S::kStages ? own + S::kStaged
-                   : static_cast<const unsigned char*>(p.images) + std::int64_t{image} * kImage;
-    for (int item = thread; item < kItems; item += R::kTeamThreads) {
-      float value[Net::kChannels][kRun];
+  // 2^23 + pixel, by placing the byte into that number's mantissa, is cheaper than a conversion.
+  __device__ __forceinline__ void store_bytes(int item,
+                                              const uint2 (&bytes)[Net::kChannels]) const {
+    float value[Net::kChannels][kRun];
 #pragma unroll
-      for (int c = 0; c < Net::kChannels; ++c) {
-        const uint2 bytes = load8(from + c * Net::kPixels + item * kRun);
+    for (int c = 0; c < Net::kChannels; ++c) {
 #pragma unroll
-        for (int i = 0; i < kRun; ++i) {
-          // 2^23 + pixel, by placing the byte into that number's mantissa; cheaper than a
-          // conversion.
-          const std::uint32_t bits =
-              __byte_perm(i < 4 ? bytes.x : bytes.y, 0x4b000000u, 0x7440 + i % 4);
-          value[c][i] = fmaf(__uint_as_float(bits) - 8388608.0f, p.multiply, p.add);
-        }
+      for (int i = 0; i < kRun; ++i) {
+        const std::uint32_t bits =
+            __byte_perm(i < 4 ? bytes[c].x : bytes[c].y, 0x4b000000u, 0x7440 + i % 4);
+        value[c][i] = fmaf(__uint_as_float(bits) - 8388608.0f, p.multiply, p.add);
       }
-      store_pixels(item, value);
     }
+    store_pixels(item, value);
   }
 
-  // Runs of float32 pixels: as many as fill what is stored at once, so that neighbouring threads'
-  // lie side by side. A thread's few are kept in registers.
-  static constexpr int kStoredBytes = 2 * PixelLayout<Layer<0>>::kChannels;
-  static constexpr int kFloatRun =
-      16 % kStoredBytes == 0 && 16 / kStoredBytes < kRun ? 16 / kStoredBytes : kRun;
-  static constexpr int kFloatItems = Net::kPixels / kFloatRun;
-  static constexpr int kRuns = (kFloatItems + R::kTeamThreads - 1) / R::kTeamThreads;
-  static constexpr bool kKeeps = kRuns * Net::kChannels * kFloatRun <= 24;
-  using Run = float[Net::kChannels][kFloatRun];
+  static constexpr int kByteRuns = (kItems + R::kTeamThreads - 1) / R::kTeamThreads;
+  static_assert(!S::kLoadsAhead || kByteRuns * (kRun == 8 ? 2 : 1) <= kRuns * kFloatRun);
+  template <class Registers>
+  __device__ __forceinline__ static auto& ahead_word(Registers& ahead, int run, int channel,
+                                                     int word) {
+    constexpr int kWords = kRun == 8 ? 2 : 1;
+    return (&ahead[0][0][0])[(run * Net::kChannels + channel) * kWords + word];
+  }
+
+  __device__ __forceinline__ void store_uint8(int image, const Ahead& ahead) const {
+    if constexpr (S::kLoadsAhead) {
+#pragma unroll
+      for (int i = 0; i < kByteRuns; ++i) {
+        uint2 bytes[Net::kChannels];
+#pragma unroll
+        for (int c = 0; c < Net::kChannels; ++c) {
+          bytes[c].x = __float_as_uint(ahead_word(ahead, i, c, 0));
+          bytes[c].y = kRun == 8 ? __float_as_uint(ahead_word(ahead, i, c, 1)) : 0;
+        }
+        const int item = thread + i * R::kTeamThreads;
+        if (is_there<kItems>(item)) store_bytes(item, bytes);
+      }
+    } else {
+      const unsigned char* from =
+          S::kStages ? own + S::kStaged
+                     : static_cast<const unsigned char*>(p.images) + std::int64_t{image} * kImage;
+      for (int item = thread; item < kItems; item += R::kTeamThreads) {
+        uint2 bytes[Net::kChannels];
+#pragma unroll
+        for (int c = 0; c < Net::kChannels; ++c) {
+          bytes[c] = load8(from + c * Net::kPixels + item * kRun);
+        }
+        store_bytes(item, bytes);
+      }
+    }
+  }
 
   // Those that are read once leave the first-level cache to what is not.
   template <int Count>
@@ -223,21 +266,99 @@ struct TeamInput {
     store_pixels(item, value);
   }
 
-  __device__ void store_float(int image) const {
+  template <int Items>
+  __device__ __forceinline__ static bool is_there(int item) {
+    return Items % R::kTeamThreads == 0 || item < Items;
+  }
+  __device__ __forceinline__ void load_kept(Kept& kept, int image) const {
     const float* from = static_cast<const float*>(p.images) + std::int64_t{image} * kImage;
+#pragma unroll
+    for (int i = 0; i < kRuns; ++i) {
+      const int item = thread + i * R::kTeamThreads;
+      if (is_there<kFloatItems>(item)) {
+        load_run(kept[i], from, item);
+      } else {
+#pragma unroll
+        for (int j = 0; j < Net::kChannels * kFloatRun; ++j) (&kept[i][0][0])[j] = 0.0f;
+      }
+    }
+  }
+
+  // Each warp's largest, to shared memory.
+  __device__ __forceinline__ void put_largest(float largest) const {
+    largest = warp_max(largest);
+    if (lane == 0) reinterpret_cast<float*>(own + S::kLargest)[warp] = largest;
+  }
+  __device__ __forceinline__ void put_largest_of(const Kept& kept) const {
     float largest = 0.0f;
-    [[maybe_unused]] Run kept[kKeeps ? kRuns : 1] = {};
-    if constexpr (kKeeps) {
 #pragma unroll
-      for (int i = 0; i < kRuns; ++i) {
+    for (int i = 0; i < kRuns * Net::kChannels * kFloatRun; ++i) {
+      largest = fmaxf(largest, fabsf((&kept[0][0][0])[i]));
+    }
+    put_largest(largest);
+  }
+  // Behind a barrier: sets the scales of all layers; returns what pixels are stored times.
+  __device__ __forceinline__ float scale_by_largest() const {
+    const float* all = reinterpret_cast<const float*>(own + S::kLargest);
+    float largest = 0.0f;
+#pragma unroll
+    for (int w = 0; w < R::kWarps; ++w) largest = fmaxf(largest, all[w]);
+    const float first = storing_scale(largest);
+    if (thread == 0) set_scales<0>(largest, first);
+    return first;
+  }
+  __device__ __forceinline__ void store_kept(Kept& kept) const {
+    const float scale = scale_by_largest();
+#pragma unroll
+    for (int i = 0; i < kRuns; ++i) {
+      const int item = thread + i * R::kTeamThreads;
+      if (is_there<kFloatItems>(item)) store_run(item, kept[i], scale);
+    }
+  }
+
+  // A team that loads ahead has an image's pixels in registers before it gets to them; of uint8
+  // ones the bytes, four a register.
+  __device__ __forceinline__ void load_ahead(Ahead& ahead, int image) const {
+    if constexpr (S::kLoadsAhead) {
+      if (image >= p.count) return;
+      if (!p.is_uint8) {
+        load_kept(ahead, image);
+        return;
+      }
+      const unsigned char* from =
+          static_cast<const unsigned char*>(p.images) + std::int64_t{image} * kImage;
+#pragma unroll
+      for (int i = 0; i < kByteRuns; ++i) {
         const int item = thread + i * R::kTeamThreads;
-        if (item < kFloatItems) load_run(kept[i], from, item);
-      }
 #pragma unroll
-      for (int i = 0; i < kRuns * Net::kChannels * kFloatRun; ++i) {
-        largest = fmaxf(largest, fabsf((&kept[0][0][0])[i]));
+        for (int c = 0; c < Net::kChannels; ++c) {
+          uint2 bytes = make_uint2(0, 0);
+          if (is_there<kItems>(item)) bytes = load8(from + c * Net::kPixels + item * kRun);
+          ahead_word(ahead, i, c, 0) = __uint_as_float(bytes.x);
+          if constexpr (kRun == 8) ahead_word(ahead, i, c, 1) = __uint_as_float(bytes.y);
+        }
       }
+    }
+  }
+  // And, of float32 ones, looked for their largest before the last barrier that comes before that.
+  __device__ __forceinline__ void put_largest_ahead(const Ahead& ahead, int image) const {
+    if constexpr (S::kLoadsAhead) {
+      if (!p.is_uint8 && image < p.count) put_largest_of(ahead);
+    }
+  }
+
+  __device__ __forceinline__ void store_float(int image, Ahead& ahead) const {
+    if constexpr (S::kLoadsAhead) {
+      store_kept(ahead);
+    } else if constexpr (kKeeps) {
+      Kept kept;
+      load_kept(kept, image);
+      put_largest_of(kept);
+      block_barrier();
+      store_kept(kept);
     } else {
+      const float* from = static_cast<const float*>(p.images) + std::int64_t{image} * kImage;
+      float largest = 0.0f;
       for (int i = 4 * thread; i < kImage / 4 * 4; i += 4 * R::kTeamThreads) {
         float v[4];
         load_floats<4>(v, from + i);
@@ -245,27 +366,13 @@ struct TeamInput {
             fmaxf(largest, fmaxf(fmaxf(fabsf(v[0]), fabsf(v[1])), fmaxf(fabsf(v[2]), fabsf(v[3]))));
       }
       if (kImage % 4 > thread) largest = fmaxf(largest, fabsf(from[kImage / 4 * 4 + thread]));
-    }
-    largest = warp_max(largest);
-    float* all = reinterpret_cast<float*>(own + S::kLargest);
-    if (lane == 0) all[warp] = largest;
-    block_barrier();
-    largest = 0.0f;
-#pragma unroll
-    for (int w = 0; w < R::kWarps; ++w) largest = fmaxf(largest, all[w]);
-    const float first = storing_scale(largest);
-    if (thread == 0) set_scales<0>(largest, first);
-    if constexpr (kKeeps) {
-#pragma unroll
-      for (int i = 0; i < kRuns; ++i) {
-        const int item = thread + i * R::kTeamThreads;
-        if (item < kFloatItems) store_run(item, kept[i], first);
-      }
-    } else {
+      put_largest(largest);
+      block_barrier();
+      const float scale = scale_by_largest();
       for (int item = thread; item < kFloatItems; item += R::kTeamThreads) {
         Run value;
         load_run(value, from, item);
-        store_run(item, value, first);
+        store_run(item, value, scale);
       }
     }
   }
@@ -275,7 +382,7 @@ struct TeamInput {
     largest =
         Layer<I>::kActivation == Activation::tanh ? 1.0f : fmaf(largest, p.gain[I], p.bias[I]);
     const float next = storing_scale(largest);
-    scales()[I] = Scale{p.unscale[I] / stored, next};
+    scales()[I] = Scale{p.unscale[I] * inverse(stored), next};
     if constexpr (I + 1 < Net::kLayers) set_scales<I + 1>(largest, next);
   }
 };

@@ -70,7 +70,7 @@ __host__ __device__ constexpr int teams_within() {
   if constexpr (Groups == 1) {
     return 1;
   } else {
-    using Fewer = Route<R::kWarps, Groups, R::kPixelTiles>;
+    using Fewer = typename R::template OfTeams<Groups>;
     if constexpr (kTimedBytes<Net, Parts, Parts, Fewer> <= Bytes)
       return Groups;
     else
@@ -97,20 +97,22 @@ struct RouteIf<false, R, Else> {
 };
 
 // The routes of a network that nobody measured: as many teams of four warps as there is room for,
-// up to eight; sixteen warps; and a cluster of four blocks of eight. Inputs overlay each other
-// where there is no room else. One architecture is compiled for, so there is no `middle`.
+// up to eight; sixteen warps; and a cluster of four blocks of eight. Few images are loaded ahead,
+// while inputs are cleared: of two parts by clusters alone, whose threads have the registers.
+// Inputs overlay each other where there is no room else. One architecture is compiled for, so there
+// is no `middle`.
 template <class Net, int Parts>
 struct Program {
   template <class R>
   static constexpr bool kFits = kTimedBytes<Net, Parts, Parts, R> <= shared_of(kArchitecture);
-  static constexpr int kTeams =
-      teams_within<Net, Parts, Route<4, 8, 1>, shared_of(kArchitecture)>();
-  using Many = Route<4, kTeams, 1>;
+  using Most = Route<4, 8, 1>;
+  static constexpr int kTeams = teams_within<Net, Parts, Most, shared_of(kArchitecture)>();
+  using Many = typename Most::template OfTeams<kTeams>;
   template <class R>
   using Roomy = typename RouteIf<kFits<R>, R, typename R::Overlaid>::type;
-  using Few = Roomy<Route<16, 1, 1>>;
+  using Few = Roomy<Route<16, 1, 1, 1, true, false, Parts == 1>>;
   using Small = Route<16, 1, 1, 1, false>;
-  using VeryFew = Roomy<Route<8, 1, 1, 4>>;
+  using VeryFew = Roomy<Route<8, 1, 1, 4, true, false, true>>;
   using Table = Routes<typename RouteIf<(kTeams > 1), Many>::type, NoRoute,
                        typename RouteIf<kFits<Few>, Few>::type,
                        typename RouteIf<!kFits<Few> && kFits<Small>, Small>::type,

@@ -71,7 +71,7 @@ struct PartClock<true, Net, Parts, R> {
       for (int part = 0; part < kParts; ++part) atomicAdd(total + part, team[part]);
     }
     if constexpr (Net::kClasses > 0) {
-      constexpr int kTasks = R::template tasks<typename Net::Last, Parts>();
+      constexpr int kTasks = R::template head_tasks<typename Net::Last, Parts>();
       constexpr int kInTurn = (kTasks + R::kWorkers - 1) / R::kWorkers;
       if (lane0) {
         const unsigned long long head = *warp * kInTurn / kTasks;
