@@ -189,7 +189,7 @@ def test_blocks_that_stay_take_one_tile_after_another(rng, operands):
 
 @pytest.mark.parametrize("operands", OPERANDS)
 @pytest.mark.parametrize("size", [(1, 57, 55), (20, 56, 56)])
-@pytest.mark.parametrize("function", ["relu", "swish", "hard_swish"])
+@pytest.mark.parametrize("function", ["relu", "swish", "hard_swish", "gelu"])
 def test_tiles_whose_sums_one_block_makes_have_the_same_bits(rng, size, function, operands):
     """128 bytes of channels are a step, which no blocks share; among the tiles are those that stay."""
     n, h, w = size
@@ -204,7 +204,7 @@ def test_tiles_whose_sums_one_block_makes_have_the_same_bits(rng, size, function
         product(
             case, operands, x, weight, bias, residual=residual, activation=activation, rank=rank
         )
-        for rank in range(13)
+        for rank in range(14)
     ]  # fmt: skip
     assert np.isnan(found[0][0, :, 7, 7]).all() == (operands in HALVES)
     assert all(np.array_equal(found[0], other, equal_nan=True) for other in found[1:])
@@ -317,6 +317,26 @@ def test_functions_and_special_values(rng, operands):
     else:
         assert np.isnan(found).sum() == 4 * 64
         assert np.isposinf(found[0, :, 6:, 6:]).all()
+
+
+@pytest.mark.parametrize("operands", HALVES)
+def test_gelu_of_every_number(operands):
+    """Whose errors are below 6.5e-6 before results are rounded: of all finite numbers of 16 bits."""
+    bits = np.arange(1 << 16, dtype=np.uint16)
+    every = bits.view(np.float16) if operands == "float16" else bits
+    every = halves.wide(every, operands)
+    every = np.where(np.isfinite(every), every, 0).astype(np.float32)
+    case = (1, 64, 32, 32, 64, (1, 1), (1, 1), (0, 0, 0, 0), (1, 1), 1)
+    x = every.reshape(1, 64, 32, 32)
+    same = np.eye(64, dtype=np.float32)[:, :, None, None]
+    gelu = (_cpu.UnaryFunction.gelu, 0.0, 0.0)
+    normal = np.array([math.erfc(-v / math.sqrt(2)) / 2 for v in every.tolist()]).reshape(x.shape)
+    wanted = x * normal
+    unit = {"float16": 2.0**-11, "bfloat16": 2.0**-8}[operands]
+    limit = 6.5e-6 + 1.01 * np.maximum(unit * np.abs(wanted), 2.0**-25)
+    for rank in range(14):
+        found = product(case, operands, x, same, None, activation=gelu, rank=rank)
+        assert (np.abs(found - wanted) <= limit).all(), rank
 
 
 def test_who_asks_is_told_of_infinities_in_float16():

@@ -137,6 +137,59 @@ __device__ inline bool end_in_fragments(const Function& function, const float (&
   return past;
 }
 
+// Likewise n times eight places, which have a residual where they are stored, or none. `left` are
+// those from the first on.
+template <typename T, bool Residual, int n, typename Function>
+__device__ inline bool end_eights(const Function& function, const float* sums,
+                                  const float (&bias)[2], int left, std::uint32_t at) {
+  constexpr int kEightBytes = 8 * kRowBytes;
+  float value[n][4];
+  if constexpr (Residual) {
+    std::uint32_t residual[n][2];
+#pragma unroll
+    for (int j = 0; j < n; ++j) load_two_tiles(residual[j], at + j * kEightBytes);
+#pragma unroll
+    for (int j = 0; j < n; ++j) load_neighbours(reinterpret_cast<const T*>(residual[j]), value[j]);
+  }
+  // Two rounded values, and the greatest magnitudes of float16.
+  __half2 most = __float2half2_rn(0.0f);
+  const auto round = [&](float a, float b) {
+    std::uint32_t bits;
+    if constexpr (std::is_same_v<T, __half>) {
+      const __half2 pair = __floats2half2_rn(a, b);
+      most = __hmax2(most, __habs2(pair));
+      memcpy(&bits, &pair, sizeof(bits));
+    } else {
+      const __nv_bfloat162 pair = __floats2bfloat162_rn(a, b);
+      memcpy(&bits, &pair, sizeof(bits));
+    }
+    return bits;
+  };
+#pragma unroll
+  for (int j = 0; j < n; ++j) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float more = Residual ? bias[i / 2] + value[j][i] : bias[i / 2];
+      value[j][i] = sums[4 * j + i] + more;
+    }
+    function(value[j]);
+    const std::uint32_t first = round(value[j][0], value[j][1]);
+    store_two_tiles(at + j * kEightBytes, first, round(value[j][2], value[j][3]));
+  }
+  bool past = false;
+  if (std::is_same_v<T, __half> && __hisinf(__hmax(__low2half(most), __high2half(most)))) {
+#pragma unroll
+    for (int j = 0; j < n; ++j) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        past |= static_cast<int>(threadIdx.x % 4 * 2 + i % 2) < left - 8 * j &&
+                is_past_float16(value[j][i]);
+      }
+    }
+  }
+  return past;
+}
+
 // Where what is multiplied is rounded, errors of what is kept as float32 are likewise.
 template <typename T = __half, typename P, int n>
 __device__ inline void activate(const P& p, float (&value)[n]) {

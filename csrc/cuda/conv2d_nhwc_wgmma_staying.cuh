@@ -1,7 +1,7 @@
 // conv2d_nhwc_wgmma where there are more tiles than multiprocessors have room for: blocks that stay
 // and take one tile after another, so that copies for the next and stores of the last go on while
-// one is multiplied. Of clamped results, and those of hard swish and swish, that are stored as what
-// is multiplied (Product's may_stay), tf32 as float32.
+// one is multiplied. Of clamped results, and those of hard swish, swish and gelu, that are stored
+// as what is multiplied (Product's may_stay), tf32 as float32.
 //
 // Beside the warpgroups that multiply, one warp asks for weights and one for images, into the ring
 // of stages, and one for what comes and goes by slots: a tile's residual is copied into a slot, the
@@ -247,19 +247,17 @@ __global__ void __launch_bounds__(128 * Groups + 96, Blocks)
         end_in_place(function, sums, bias, p.residual, unit, warp, lane);
       } else {
         constexpr int kEights = Columns / 8, kAtOnce = 4;
+        const auto with = [&](auto residual) {
 #pragma unroll
-        for (int first = 0; first < kEights; first += kAtOnce) {
-          std::uint32_t more[kAtOnce][2] = {};
-#pragma unroll
-          for (int j = first; j < kEights && j < first + kAtOnce; ++j) {
-            if (p.residual) load_two_tiles(more[j - first], from + j * 8 * kRowBytes);
+          for (int first = 0; first < kEights; first += kAtOnce) {
+            past |= end_eights<T, residual, kAtOnce>(
+                function, sums + 4 * first, bias, left - 8 * first, from + first * 8 * kRowBytes);
           }
-#pragma unroll
-          for (int j = first; j < kEights && j < first + kAtOnce; ++j) {
-            const float sum[4] = {sums[4 * j], sums[4 * j + 1], sums[4 * j + 2], sums[4 * j + 3]};
-            past |= end_in_fragments<T>(function, sum, bias, more[j - first], left - 8 * j,
-                                        from + j * 8 * kRowBytes);
-          }
+        };
+        if (p.residual) {
+          with(std::true_type());
+        } else {
+          with(std::false_type());
         }
       }
     };
@@ -267,6 +265,8 @@ __global__ void __launch_bounds__(128 * Groups + 96, Blocks)
       end(Rounded<UnaryFunction::hard_swish>{p.alpha});
     } else if (p.activation == UnaryFunction::swish) {
       end(Rounded<UnaryFunction::swish>{p.alpha});
+    } else if (p.activation == UnaryFunction::gelu) {
+      end(Rounded<UnaryFunction::gelu>{});
     } else {
       end(Clamp{p.low, p.high});
     }

@@ -1,5 +1,5 @@
 // Results at once: a function looked up once for all of them, and for what is kept in 16 bits
-// instructions whose errors, of 2^-21, rounding hides.
+// instructions whose errors, of 2^-21, and of gelu 2^-14, rounding hides.
 #pragma once
 
 #include <type_traits>
@@ -17,20 +17,20 @@ __device__ inline float rounded_logistic(float x) {
   return result;
 }
 
-// The normal distribution's integral up to x, within 8e-8 (Abramowitz and Stegun, Handbook of
-// Mathematical Functions, 1964, 7.1.26).
-__device__ inline float rounded_normal(float x) {
-  constexpr float kHalfLog2E = 0.5f * 1.4426950408889634f;
-  float t, power;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(t) : "f"(fmaf(0.23164189f, fabsf(x), 1.0f)));
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(-kHalfLog2E * x * x));
-  float sum = 0.53070271f;
-  sum = fmaf(sum, t, -0.72657601f);
-  sum = fmaf(sum, t, 0.71070687f);
-  sum = fmaf(sum, t, -0.14224837f);
-  sum = fmaf(sum, t, 0.12741480f);
-  const float tail = sum * t * power;
-  return x < 0.0f ? tail : 1.0f - tail;
+// x times the normal distribution's integral up to x: max(x, 0) less |x| times that from |x| on,
+// whose logarithm is nearly a polynomial. Within 6.4e-6, and within 2^-14.6 of results from 2^-10
+// on, of which float16 keeps 2^-11 and bfloat16 2^-8; 0 below -13 and of -inf.
+__device__ inline float rounded_gelu(float x) {
+  float size, power, positive;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(size) : "f"(fabsf(x)), "f"(16.0f));
+  float exponent = fmaf(size, -0.00037580557f, 0.0063382811f);
+  exponent = fmaf(exponent, size, -0.049869202f);
+  exponent = fmaf(exponent, size, -0.46202734f);
+  exponent = fmaf(exponent, size, -1.1500963f);
+  exponent = fmaf(exponent, size, -1.0000583f);
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(exponent));
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(positive) : "f"(x), "f"(0.0f));
+  return fmaf(-size, power, positive);
 }
 
 // Applies a function to values that are kept as T.
@@ -57,7 +57,7 @@ __device__ inline void apply(const Activation& function, float (&value)[n]) {
       return each([by = -alpha * kLog2E](float x) { return x * rounded_logistic(x * by); });
     case UnaryFunction::gelu:
       if (!kRounded) return each([](float x) { return unary_gelu::of(x, 0.0f, 0.0f); });
-      return each([](float x) { return x * rounded_normal(x); });
+      return each([](float x) { return rounded_gelu(x); });
     default:  // called, one after another
       return each([&](float x) { return unary_of(function.function, x, alpha, beta); });
   }
