@@ -58,8 +58,17 @@ constexpr StayingCost kStayingCosts[] = {
     {0.747, 0.488, 0.780}, {1.311, 0.518, 0.701}, {1.055, 0.493, 1.325}};
 constexpr StayingCost kTf32StayingCosts[] = {
     {0.561, 0.520, 3.429}, {2.929, 0.434, 2.124}, {2.132, 0.312, 3.413}};
+// Of gelu, of 16 bits, fitted to launches of four; what an end takes longer where blocks do not
+// stay, for each eight places of 64 filters.
+constexpr StayingCost kGeluStayingCosts[] = {
+    {0.300, 0.530, 1.630}, {1.350, 0.400, 0.860}, {1.730, 0.350, 0.750}};
+constexpr double kGeluEnd = 0.05;
 static_assert(sizeof(kStayingCosts) / sizeof(kStayingCosts[0]) == kStayingTiles);
 static_assert(sizeof(kTf32StayingCosts) == sizeof(kStayingCosts));
+static_assert(sizeof(kGeluStayingCosts) == sizeof(kStayingCosts));
+// Of products of 16 bits where multiprocessors have one of the largest tiles each, fitted to two:
+// all but steps, and a step.
+constexpr double kStayingOnce = 5.3, kStayingOnceStep = 0.254;
 
 // Of tiles that are rows or parts of them, fitted to launches of six and of three: a step of each
 // block of a multiprocessor.
@@ -113,6 +122,7 @@ Rating rate(const Product& p, Conv2dOperands operands, int multiprocessors) {
   Rating found;
   rate_patches(found, p, multiprocessors);
   if (p.pools) return found;
+  const bool is_gelu = p.activation == UnaryFunction::gelu && has_16_bits(operands);
   for (int tile = 0; tile < costs.shapes.count; ++tile) {
     const TileShape& shape = costs.shapes.at[tile];
     if (!shape.is_compiled(p.has_prologue(), p.both)) continue;
@@ -144,18 +154,27 @@ Rating rate(const Product& p, Conv2dOperands operands, int multiprocessors) {
                                    steps * (p.mean_steps() / most) * cost.share * blocks);
       const double sent =
           split > 1 ? costs.cluster_block * split + costs.sent * (shape.columns / 8) : 0.0;
-      const double end =
-          own / 8 * std::max(costs.eight * rounds, costs.shared * shape.groups * blocks);
+      const double shared = costs.shared + (is_gelu ? kGeluEnd : 0.0);
+      const double end = own / 8 * std::max(costs.eight * rounds, shared * shape.groups * blocks);
       found.add(costs.launch + sent * rounds + sums + end,
                 {Form::one_tile, tile, split, stages, multiprocessors});
     }
   }
   for (int tile = 0; tile < kStayingTiles && p.may_stay; ++tile) {
     const StayingShape& shape = kStaying[tile];
-    const StayingCost& cost = (has_16_bits(operands) ? kStayingCosts : kTf32StayingCosts)[tile];
+    const StayingCost& cost = (is_gelu                 ? kGeluStayingCosts
+                               : has_16_bits(operands) ? kStayingCosts
+                                                       : kTf32StayingCosts)[tile];
     const double tiles =
         double{1} * divided(p.rows, shape.columns) * divided(p.filters, shape.groups * kFilters);
-    if (tiles <= multiprocessors || !p.fits(shape.groups * kFilters)) continue;
+    if (!p.fits(shape.groups * kFilters)) continue;
+    if (tiles <= multiprocessors) {
+      if (tile + 1 == kStayingTiles && has_16_bits(operands) && p.tiled && !p.both) {
+        found.add(kStayingOnce + p.steps * kStayingOnceStep,
+                  {Form::staying, tile, 1, 0, multiprocessors});
+      }
+      continue;
+    }
     const double rounds = std::ceil(tiles / (multiprocessors * shape.blocks));
     found.add(
         kStayingLaunch + rounds * (cost.tile + std::max(p.mean_steps() * cost.step, cost.end)),
