@@ -228,6 +228,17 @@ class FakeTensorCores(FakeKernels):
     def bottleneck_pack(*_arguments) -> None: ...
 
     @staticmethod
+    def mlp_takes(shape: Any, outputs: int, device: int) -> bool:
+        return False
+
+    @staticmethod
+    def mlp_packed(shape, outputs, _operands, _stream) -> int:
+        return 2 * (shape.weight_size + outputs)
+
+    @staticmethod
+    def mlp_pack(*_arguments) -> None: ...
+
+    @staticmethod
     def inverted_residual_takes(shape, _channels, _filters, _expands, _adds, _device) -> int:
         return shape.out_w <= 32
 

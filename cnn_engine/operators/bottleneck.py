@@ -1,7 +1,7 @@
 """bottleneck: y = activation(conv2d(e, last) + its bias + residual), e = inner(conv2d(x, window) + its bias)
 
-A residual block's convolution of a window and the one of 1x1 behind it, over images [N, H, W, C]; and the one
-of 1x1 that the next block begins with: after(conv2d(y, next) + its bias).
+A residual block's convolution of a window, or of 1x1 as in ConvNeXt, and the one of 1x1 behind it, over
+images [N, H, W, C]; and the one of 1x1 that the next block begins with: after(conv2d(y, next) + its bias).
 """
 
 from __future__ import annotations

@@ -159,12 +159,6 @@ int steps_ahead(const Product& p, Conv2dOperands operands, int known) {
   return p.taps_a_row * p.taps_a_column == 1 ? known / channels_of(operands) : 0;
 }
 
-int multiprocessors_of(int device) {
-  int count = 0;
-  CUDA_CHECK(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device));
-  return count;
-}
-
 // Launches a product of a whole batch, of which its places and what depends on them are not set.
 void launch_batch(const Sources& from, const Product& batch, const Conv2dStored& stored,
                   Conv2dOperands operands, int rank, Stream stream) {
@@ -200,10 +194,10 @@ void launch_batch(const Sources& from, const Product& batch, const Conv2dStored&
   });
 }
 
-// What relu of such results, stored as what is multiplied, takes.
+// What a function of such results, stored as what is multiplied, takes.
 double time_of(Product p, const Conv2dShape& shape, Conv2dOperands operands, const void* residual,
-               int multiprocessors) {
-  p.activation = UnaryFunction::relu;
+               int multiprocessors, UnaryFunction function = UnaryFunction::relu) {
+  p.activation = function;
   p.residual = residual;
   p.residual_is_rounded = p.y_is_rounded = has_16_bits(operands);
   p.in_pieces = true;
@@ -214,6 +208,18 @@ double time_of(Product p, const Conv2dShape& shape, Conv2dOperands operands, con
 }
 
 }  // namespace
+
+int multiprocessors_of(int device) {
+  int count = 0;
+  CUDA_CHECK(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device));
+  return count;
+}
+
+double product_time(const Conv2dShape& shape, const void* residual, UnaryFunction function,
+                    Conv2dOperands operands, int multiprocessors) {
+  const Product p = product_of(shape, nullptr, false, operands);
+  return time_of(p, shape, operands, residual, multiprocessors, function);
+}
 
 bool is_worth_splitting(const Conv2dShape& shape, Conv2dOperands operands) {
   constexpr std::int64_t kProducts = 1 << 24;

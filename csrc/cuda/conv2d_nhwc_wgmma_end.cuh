@@ -137,12 +137,41 @@ __device__ inline bool end_in_fragments(const Function& function, const float (&
   return past;
 }
 
+// Two values, rounded, as they lie beside each other.
+template <typename T>
+__device__ inline std::uint32_t rounded_pair(float a, float b) {
+  std::uint32_t bits;
+  if constexpr (std::is_same_v<T, __half>) {
+    const __half2 pair = __floats2half2_rn(a, b);
+    memcpy(&bits, &pair, sizeof(bits));
+  } else {
+    const __nv_bfloat162 pair = __floats2bfloat162_rn(a, b);
+    memcpy(&bits, &pair, sizeof(bits));
+  }
+  return bits;
+}
+
+// Looks for infinities among pairs of float16: results past its range, or what was none before.
+class Infinities {
+ public:
+  __device__ void look(std::uint32_t bits) {
+    __half2 pair;
+    memcpy(&pair, &bits, sizeof(pair));
+    most_ = __hmax2(most_, __habs2(pair));
+  }
+  __device__ bool found() const { return __hisinf(__hmax(__low2half(most_), __high2half(most_))); }
+
+ private:
+  __half2 most_ = __float2half2_rn(0.0f);
+};
+
 // Likewise n times eight places, which have a residual where they are stored, or none. `left` are
 // those from the first on.
 template <typename T, bool Residual, int n, typename Function>
 __device__ inline bool end_eights(const Function& function, const float* sums,
                                   const float (&bias)[2], int left, std::uint32_t at) {
   constexpr int kEightBytes = 8 * kRowBytes;
+  constexpr bool kLooks = std::is_same_v<T, __half>;
   float value[n][4];
   if constexpr (Residual) {
     std::uint32_t residual[n][2];
@@ -151,20 +180,7 @@ __device__ inline bool end_eights(const Function& function, const float* sums,
 #pragma unroll
     for (int j = 0; j < n; ++j) load_neighbours(reinterpret_cast<const T*>(residual[j]), value[j]);
   }
-  // Two rounded values, and the greatest magnitudes of float16.
-  __half2 most = __float2half2_rn(0.0f);
-  const auto round = [&](float a, float b) {
-    std::uint32_t bits;
-    if constexpr (std::is_same_v<T, __half>) {
-      const __half2 pair = __floats2half2_rn(a, b);
-      most = __hmax2(most, __habs2(pair));
-      memcpy(&bits, &pair, sizeof(bits));
-    } else {
-      const __nv_bfloat162 pair = __floats2bfloat162_rn(a, b);
-      memcpy(&bits, &pair, sizeof(bits));
-    }
-    return bits;
-  };
+  Infinities infinities;
 #pragma unroll
   for (int j = 0; j < n; ++j) {
 #pragma unroll
@@ -173,11 +189,16 @@ __device__ inline bool end_eights(const Function& function, const float* sums,
       value[j][i] = sums[4 * j + i] + more;
     }
     function(value[j]);
-    const std::uint32_t first = round(value[j][0], value[j][1]);
-    store_two_tiles(at + j * kEightBytes, first, round(value[j][2], value[j][3]));
+    std::uint32_t made[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      made[i] = rounded_pair<T>(value[j][2 * i], value[j][2 * i + 1]);
+      if (kLooks) infinities.look(made[i]);
+    }
+    store_two_tiles(at + j * kEightBytes, made[0], made[1]);
   }
   bool past = false;
-  if (std::is_same_v<T, __half> && __hisinf(__hmax(__low2half(most), __high2half(most)))) {
+  if (kLooks && infinities.found()) {
 #pragma unroll
     for (int j = 0; j < n; ++j) {
 #pragma unroll

@@ -26,6 +26,7 @@ constexpr int divided(std::int64_t count, int by) {
 
 // Whether a device has wgmma, and the kernels were compiled for it.
 bool runs_on(int device);
+int multiprocessors_of(int device);
 
 // False of float32 where there is little to do: two parts of tf32 lose more than three of bfloat16,
 // and gain little there.
@@ -258,6 +259,10 @@ Choice choose(const Product& p, Conv2dOperands operands, int multiprocessors, in
 // that reads and writes so many bytes.
 double least_time(const Product& p, Conv2dOperands operands, int multiprocessors);
 double pool_time(double bytes);
+// Of a convolution's fastest choice with a function behind it, of results stored as what is
+// multiplied; of the residual, that there is one.
+double product_time(const Conv2dShape& shape, const void* residual, UnaryFunction function,
+                    Conv2dOperands operands, int multiprocessors);
 
 // For __half, __nv_bfloat16, Tf32 and float, whose products are exact, in files of their own.
 template <typename T>

@@ -119,7 +119,7 @@ def _make_expansion(call: Call) -> Bound:
     )  # fmt: skip
 
 
-# ---- bottlenecks ----
+# ---- bottlenecks, and products with gelu between them ----
 
 
 def _window_of(op: Any, x: Value, weight: Value) -> Any:
@@ -139,6 +139,10 @@ def joins(device: Any, graph: Graph, first: Node, second: Node, third: Node | No
     stored_as = {value.stored for value in (x, y, *z, *residual)} | {n.op.operands for n in nodes}
     if len(stored_as) != 1 or "" in stored_as:
         return False
+    if _is_mlp(first.op, graph.values[first.inputs[1]]):
+        shape = _window_of(first.op, *graph.inputs_of(first)[:2])
+        takes = bool(device.kernels.mlp_takes(shape, y.shape[3], device.index))
+        return _is_gelu(first.op.activation) and _is_clamp(second.op.activation) and takes
     if not all(_is_clamp(node.op.activation) for node in nodes):
         return False
     how = _window_of(first.op, *graph.inputs_of(first)[:2]), y.shape[3], z[0].shape[3] if z else 0
@@ -149,8 +153,49 @@ def _is_clamp(function: Any) -> bool:
     return function is None or function.function in ("relu", "clip")
 
 
+def _is_gelu(function: Any) -> bool:
+    return function is not None and function.function == "gelu"
+
+
+def _is_mlp(op: Any, window: Value) -> bool:
+    """Whether a first convolution, or a bottleneck that begins with it, is a product over channels."""
+    return window.shape[2:] == (1, 1) and op.stride == (1, 1) and not any(op.padding)
+
+
+def _no_mlp(node: Node, graph: Graph) -> str | None:
+    op = node.op
+    if not _is_mlp(op, graph.inputs_of(node)[1]) or not _is_gelu(op.inner):
+        return "expected a product over channels and gelu first"
+    if graph.inputs_of(node)[0].stored != op.operands:
+        return "expected images in 16 bits, in the type that weights are rounded to"
+    weights = replace(node, inputs=node.inputs[:5])
+    return not_compiled(weights, graph, op.inner, op.activation)
+
+
+def _mlp_of(node: Node, values: Sequence[Value | None]) -> tuple[Any, int]:
+    """Returns the first product's shape and the second one's filters."""
+    return _bottleneck_of(node, values)[:2]
+
+
+def _pack_mlp(node: Node, graph: Graph, device: Any) -> Buffer:
+    how = *_mlp_of(node, graph.inputs_of(node)), operands_of(node)
+    nbytes = device.kernels.mlp_packed(*how, 0)
+    return pack_on(node, graph, device, nbytes, "mlp_pack", *how, places=(1, 2))
+
+
+def _make_mlp(call: Call) -> Bound:
+    op, (first, second, residual) = call.node.op, (*call.at[3:], 0, 0, 0)[:3]
+    return call.native(
+        "mlp", call.at[0], call.prepared.address, first, second, residual, call.to[0],
+        *_mlp_of(call.node, call.inputs), call.overflow, operands_of(call.node),
+        *function_of(op.activation),
+    )  # fmt: skip
+
+
 def _no_bottleneck(node: Node, graph: Graph) -> str | None:
     op = node.op
+    if _is_mlp(op, graph.inputs_of(node)[1]):
+        return "expected a window"
     if graph.inputs_of(node)[0].stored != op.operands:
         return "expected images in 16 bits, in the type that weights are rounded to"
     weights = replace(node, inputs=node.inputs[:5] + node.inputs[6:])
@@ -355,6 +400,10 @@ ROWS = [
     Kernel(
         "bottleneck", "bottleneck", "cuda", _make_bottleneck, why_not=_no_bottleneck,
         prepare=_pack_bottleneck, packs=(1, 2, 6), stores=storing(None, 0, 5), alike=True,
+    ),
+    Kernel(
+        "bottleneck", "mlp", "cuda", _make_mlp, why_not=_no_mlp, prepare=_pack_mlp,
+        packs=(1, 2), stores=storing(None, 0, 5), alike=True,
     ),
     Kernel(
         "conv2d_pool", "wgmma_pool", "cuda", _make_pooled, why_not=_no_pooled, prepare=_pack_pooled,

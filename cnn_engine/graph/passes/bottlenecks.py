@@ -1,4 +1,4 @@
-"""A residual block's convolution of a window and the one of 1x1 behind it as one operator."""
+"""A residual block's convolution of a window, or of 1x1, and the one of 1x1 behind it as one operator."""
 
 from __future__ import annotations
 
@@ -22,13 +22,15 @@ def fuse_bottlenecks(
     """
     rewrites = Rewrites(graph)
     for first in graph.nodes:
-        if not _is_plain(graph, first) or not rewrites.free(first):
+        if not is_convolution(graph, first) or not rewrites.free(first):
             continue
         second = only_user(graph, first.outputs[0])
         if second is None or not _follows(graph, first, second):
             continue
         readers = graph.consumers[second.outputs[0]]
         third = next((node for node in readers if _reduces(graph, second, node)), None)
+        if is_product(graph, first):
+            third = None
         if third is not None and not takes(graph, first, second, third):
             third = None
         if third is None and not takes(graph, first, second, None):
@@ -50,11 +52,6 @@ def fuse_bottlenecks(
         )  # fmt: skip
         rewrites.replace(nodes, [merged], "together they are bottleneck")
     return rewrites.apply()
-
-
-def _is_plain(graph: Graph, node: Node) -> bool:
-    """Whether ``node`` convolves images with windows of constants, and does nothing before or beside it."""
-    return is_convolution(graph, node) and graph.values[node.inputs[1]].shape[2:] != (1, 1)
 
 
 def _follows(graph: Graph, first: Node, node: Node) -> bool:

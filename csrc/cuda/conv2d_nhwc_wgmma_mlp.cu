@@ -1,0 +1,168 @@
+// mlp: what it takes, and its launch.
+#include <algorithm>
+#include <limits>
+#include <string>
+
+#include "cuda/conv2d_nhwc_wgmma_map.h"
+#include "cuda/conv2d_nhwc_wgmma_mlp.cuh"
+#include "cuda/launch.cuh"
+#include "cuda/strided.cuh"
+#include "ops/mlp.h"
+
+namespace cnn_engine::cuda {
+namespace mlps {
+namespace {
+
+// The kernel's channels and outputs for a shape, 0: none.
+int width_of(const Conv2dShape& shape, int outputs) {
+  for (const int width : {96, 192}) {
+    const int units = divided(width, kFilters);
+    if (shape.c <= width && outputs <= width && divided(shape.c, kFilters) == units &&
+        divided(outputs, kFilters) == units) {
+      return width;
+    }
+  }
+  return 0;
+}
+
+const char* why_not(const Conv2dShape& shape, int outputs) {
+  if (shape.groups != 1) return "one group";
+  if (shape.r * shape.s * shape.stride_h * shape.stride_w != 1 ||
+      shape.pad_top + shape.pad_left + shape.pad_bottom + shape.pad_right != 0) {
+    return "a kernel of 1x1, one place apart, without padding";
+  }
+  if (shape.c % 8 != 0 || outputs % 8 != 0) return "channels and outputs in eights";
+  if (shape.k % (2 * kHidden) != 0 || shape.k > kMostHidden) {
+    return "hidden channels in 128s, at most 1,024";
+  }
+  if (width_of(shape, outputs) == 0) return "65 to 96 channels and outputs, or 129 to 192";
+  return nullptr;
+}
+
+void check(const Conv2dShape& shape, int outputs) {
+  if (const char* expected = why_not(shape, outputs)) {
+    throw std::invalid_argument(std::string("mlp: expected ") + expected);
+  }
+}
+
+std::int64_t first_bytes(const Conv2dShape& shape) {
+  return std::int64_t{divided(shape.c, kFilters)} * (shape.k / kFilters) * kUnitBytes;
+}
+std::int64_t second_bytes(const Conv2dShape& shape, int outputs) {
+  return std::int64_t{divided(outputs, kFilters)} * (shape.k / kFilters) * kUnitBytes;
+}
+
+// What a launch takes, in microseconds: fitted to launches of batches of 1 to 20 on an H200.
+double time_of(const Conv2dShape& shape, int outputs, int multiprocessors) {
+  const int tiles = divided(std::int64_t{shape.n} * shape.h * shape.w, kGroups * kPlaces);
+  const double step = width_of(shape, outputs) == 96 ? 1.0 : 1.67;
+  return 3.0 + divided(tiles, multiprocessors) * (1.5 + shape.k / kHidden * step);
+}
+
+// Calls body(a null pointer to the type of 16 bits).
+template <typename Body>
+void with_halves(Conv2dOperands operands, const Body& body) {
+  if (operands == Conv2dOperands::float16) return body(static_cast<__half*>(nullptr));
+  if (operands == Conv2dOperands::bfloat16) return body(static_cast<__nv_bfloat16*>(nullptr));
+  throw std::invalid_argument("mlp: expected float16 or bfloat16");
+}
+
+template <typename T, int Width>
+void launch_width(const Mlp& p, const CUtensorMap& images, const CUtensorMap& residuals,
+                  const CUtensorMap& results, int multiprocessors, Stream stream) {
+  const auto kernel = mlp_kernel<T, Width>;
+  constexpr int kBytes = Block<Width>::kBytes;
+  make_ready(kernel, kBytes);
+  launch("mlp_kernel", kernel, dim3(std::min(p.tiles, multiprocessors)), dim3(kThreads), kBytes,
+         stream, 1, images, residuals, results, p);
+}
+
+}  // namespace
+}  // namespace mlps
+
+std::int64_t mlp_takes(const Conv2dShape& shape, int outputs, int device) {
+  if (!wgmma::runs_on(device) || mlps::why_not(shape, outputs) != nullptr) return 0;
+  const int multiprocessors = wgmma::multiprocessors_of(device);
+  constexpr Conv2dOperands kHalves = Conv2dOperands::float16;
+  const Conv2dShape second{shape.n, shape.k, shape.h, shape.w, outputs, 1, 1, 1, 1, 0, 0};
+  const int any = 0;
+  const double apart =
+      wgmma::product_time(shape, nullptr, UnaryFunction::gelu, kHalves, multiprocessors) +
+      wgmma::product_time(second, &any, UnaryFunction::relu, kHalves, multiprocessors);
+  return mlps::time_of(shape, outputs, multiprocessors) < apart;
+}
+
+std::int64_t mlp_packed(const Conv2dShape& shape, int outputs, Conv2dOperands, int) {
+  mlps::check(shape, outputs);
+  return mlps::first_bytes(shape) + mlps::second_bytes(shape, outputs);
+}
+
+void mlp_pack(const float* first, const float* second, void* packed, const Conv2dShape& shape,
+              int outputs, Conv2dOperands operands, Stream stream) {
+  mlps::check(shape, outputs);
+  mlps::with_halves(operands, [&](auto* type) {
+    using T = std::remove_pointer_t<decltype(type)>;
+    const auto pack = [&](const float* weight, char* to, int channels, int filters) {
+      const Conv2dShape product{1, channels, 1, 1, filters, 1, 1, 1, 1, 0, 0};
+      wgmma::launch_pack<T>(weight, to, product, wgmma::divided(channels, wgmma::kFilters), stream);
+    };
+    char* const to = static_cast<char*>(packed);
+    pack(first, to, shape.c, shape.k);
+    pack(second, to + mlps::first_bytes(shape), shape.k, outputs);
+  });
+  // The kernel reads them before it waits for the kernels before it.
+  CUDA_CHECK(cudaStreamSynchronize(stream));
+}
+
+void mlp(const void* x, const void* packed, const float* first_bias, const float* second_bias,
+         const void* residual, void* y, const Conv2dShape& shape, int outputs,
+         const Overflow& overflow, Conv2dOperands operands, UnaryFunction outer, float alpha,
+         float beta, Stream stream) {
+  mlps::check(shape, outputs);
+  for (const void* address : {x, packed, residual, const_cast<const void*>(y)}) {
+    if (!is_aligned(address, 16)) {
+      throw std::invalid_argument("mlp: expected addresses that are multiples of 16");
+    }
+  }
+  if (outer != UnaryFunction::relu && outer != UnaryFunction::clip) {
+    throw std::invalid_argument("mlp: expected relu or clip behind the sums");
+  }
+  int device = 0;
+  CUDA_CHECK(cudaGetDevice(&device));
+  const int multiprocessors = wgmma::multiprocessors_of(device);
+  mlps::with_halves(operands, [&](auto* type) {
+    using T = std::remove_pointer_t<decltype(type)>;
+    const std::int64_t places = std::int64_t{shape.h} * shape.w;
+    for_each_part_of_batch(shape.n, places, [&](std::int64_t before, int images) {
+      mlps::Mlp p = {};
+      p.first = static_cast<const char*>(packed);
+      p.second = p.first + mlps::first_bytes(shape);
+      p.first_bias = first_bias;
+      p.second_bias = second_bias;
+      p.adds = residual != nullptr;
+      p.rows = static_cast<int>(images * places);
+      p.tiles = wgmma::divided(p.rows, mlps::kGroups * mlps::kPlaces);
+      p.steps = shape.k / mlps::kHidden;
+      p.outputs = outputs;
+      p.outer = outer == UnaryFunction::relu
+                    ? wgmma::Clamp{0.0f, std::numeric_limits<float>::infinity()}
+                    : wgmma::Clamp{alpha, beta};
+      p.overflow = overflow;
+      if (p.tiles == 0) return;
+      const auto map = [&](const void* rows, int columns) {
+        return wgmma::map_of_rows<T>(static_cast<const T*>(rows) + before * places * columns,
+                                     p.rows, columns, columns, mlps::kPlaces,
+                                     CU_TENSOR_MAP_SWIZZLE_128B);
+      };
+      const CUtensorMap of_images = map(x, shape.c), of_results = map(y, outputs),
+                        of_residuals = residual ? map(residual, outputs) : CUtensorMap{};
+      if (mlps::width_of(shape, outputs) == 96) {
+        mlps::launch_width<T, 96>(p, of_images, of_residuals, of_results, multiprocessors, stream);
+      } else {
+        mlps::launch_width<T, 192>(p, of_images, of_residuals, of_results, multiprocessors, stream);
+      }
+    });
+  });
+}
+
+}  // namespace cnn_engine::cuda

@@ -1,0 +1,257 @@
+"""mlp: two products over channels with gelu between them as one node, and its kernel against float64."""
+
+from __future__ import annotations
+
+import math
+
+import fake_cuda
+import halves
+import numpy as np
+import pytest
+import tolerances
+from conftest import Device
+from native import call, check_guards, guarded
+from test_bottleneck import HALVES, NONE, RELU, found_in, laid
+from test_expand_depthwise import ids, single
+from test_passes import Builder, same
+
+from cnn_engine import Engine, _cpu
+from cnn_engine.devices import cuda_module
+from cnn_engine.engine.check import ROUNDING
+from cnn_engine.operators.binary import Add
+from cnn_engine.operators.bottleneck import Bottleneck
+from cnn_engine.operators.conv2d import Conv2d
+from cnn_engine.operators.unary import Gelu, Relu
+
+#: Images, channels, rows, columns, hidden channels, outputs: of ConvNeXt; of more tiles than multiprocessors;
+#: of channels and outputs that fill no unit; of places that fill no tile.
+CASES = [
+    (1, 96, 56, 56, 384, 96),
+    (2, 192, 28, 28, 768, 192),
+    (20, 96, 56, 56, 128, 96),
+    (20, 192, 31, 29, 128, 192),
+    (2, 72, 5, 7, 128, 96),
+    (1, 96, 1, 1, 1024, 72),
+    (3, 136, 9, 15, 256, 184),
+    (0, 96, 4, 4, 128, 96),
+]  # fmt: skip
+
+
+def mlp(batch=2, channels=96, inner=Gelu, outer=None, residual=True, size=(5, 7)):
+    """Two products, and what is between, beside and behind them."""
+    b = Builder(batch, 3, *size)
+    x = b.conv("x", 3, channels, padding=(1, 1, 1, 1))
+    y = first = b.add(
+        Conv2d(), x, b.constant(4 * channels, channels, 1, 1), b.constant(4 * channels)
+    )
+    y = b.add(inner(), y)
+    y = b.add(Conv2d(), y, b.constant(channels, 4 * channels, 1, 1), b.constant(channels))
+    y = b.add(Add(), y, x) if residual else y
+    return b, first, b.conv(b.add(outer(), y) if outer else y, channels, 8)
+
+
+# ---- the rewrite ----
+
+
+@pytest.mark.parametrize("outer", [None, Relu])
+@pytest.mark.parametrize("residual", [True, False])
+def test_two_products_become_one_node(residual, outer):
+    b, _, y = mlp(residual=residual, outer=outer)
+    asked = []
+
+    def takes(graph, *nodes):
+        asked.append(nodes[2])
+        return True
+
+    (node,) = found_in(same(b.graph(y), lambda graph: laid(graph, takes)))
+    assert (type(node.op.inner), type(node.op.activation)) == (Gelu, outer or type(None))
+    assert (node.inputs[5] is not None) == residual
+    assert asked == [None]  # nothing is asked of a third, though 1x1 follows
+
+
+def test_products_that_others_read_stay():
+    b, first, y = mlp()
+    assert not found_in(same(b.graph(y, first), laid))
+
+
+@pytest.mark.parametrize("inner", [Gelu, Relu])
+@pytest.mark.parametrize("dtype", [*HALVES, "tf32", "float32"])
+def test_engines_join_where_images_lie_in_16_bits(monkeypatch, dtype, inner):
+    fake_cuda.install(monkeypatch, tensor_cores=True, stores=True)
+    monkeypatch.setattr(fake_cuda.FakeTensorCores, "mlp_takes", staticmethod(lambda *_: True))
+    b, _, y = mlp(inner=inner)
+    with Engine(single(b.graph(y)), device="cuda", dtype=dtype) as engine:
+        laid_out = engine._plans.open().placed(2, False).graph
+        steps = [step.kernel for step in engine._plans._build_run(2, False).steps]
+    joined = dtype in HALVES and inner is Gelu
+    assert len(found_in(laid_out)) == joined == ("mlp" in steps)
+    for node in found_in(laid_out):
+        around = (node.inputs[0], node.inputs[5], *node.outputs)
+        assert {laid_out.values[name].stored for name in around} == {node.op.operands} == {dtype}
+
+
+# ---- the kernel ----
+
+
+def shape_of(case, batch):
+    _, c, h, w, k, _ = case
+    return _cpu.Conv2dShape(batch, c, h, w, k, 1, 1, 1, 1, 0, 0)
+
+
+def arrays(rng, case):
+    n, c, h, w, k, outputs = case
+    shapes = (n, h, w, c), (k, c, 1, 1), (outputs, k, 1, 1), (k,), (outputs,), (n, h, w, outputs)
+    return [rng.uniform(-1, 1, shape).astype(np.float32) for shape in shapes]
+
+
+def run(case, x, first, second, given, operands, *, outer=NONE, told=halves.NO_ONE):
+    """Returns what both products make."""
+    device, shape, outputs = Device("cuda"), shape_of(case, len(x)), len(second)
+    kind = getattr(_cpu.Conv2dOperands, operands)
+    size = cuda_module.load().mlp_packed(shape, outputs, kind, 0)
+    packed = device.library.full(size, 0xFF, np.uint8)
+    call(device, "mlp_pack", device.put(first), device.put(second), packed, shape, outputs, kind)
+    kept = halves.laid(x, operands).dtype
+    out, memory = guarded(device, (*x.shape[:3], outputs), kept)
+    *biases, residual = given
+    there = [None if bias is None else device.put(bias) for bias in biases]
+    added = None if residual is None else halves.put(device, residual, operands)
+    call(
+        device, "mlp", halves.put(device, x, operands), packed, *there, added, out, shape, outputs,
+        told, kind, *outer,
+    )  # fmt: skip
+    check_guards(device, memory, kept)
+    return halves.get(device, out, operands)
+
+
+@pytest.fixture
+def hopper():
+    if not cuda_module.load().mlp_takes(shape_of(CASES[0], 20), 96, 0):
+        pytest.skip("needs a GPU of compute capability 9.0")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("operands", HALVES)
+@pytest.mark.parametrize("case", CASES, ids=ids)
+def test_whole_numbers_are_exact(rng, hopper, case, operands):
+    """Hidden sums are multiples of 16, of which gelu makes themselves or zero."""
+    x, first, second, *given = (rng.integers(-1, 2, a.shape) for a in arrays(rng, case))
+    x = x * (rng.random(x.shape) < 0.1)  # so that bfloat16 holds every sum
+    first, given[0] = 16 * first * (rng.random(first.shape) < 0.3), 16 * given[0]
+    second = second * (rng.random(second.shape) < 0.03)
+    x, first, second, *given = (a.astype(np.float32) for a in (x, first, second, *given))
+    for of, outer in ((given, (Relu(), RELU)), ((None,) * 3, (None, NONE))):
+        # relu is gelu here.
+        wanted = Bottleneck(inner=Relu(), activation=outer[0]).reference(x, first, second, *of)
+        found = run(case, x, first, second, of, operands, outer=outer[1])
+        assert np.array_equal(found, halves.rounded(wanted, operands))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("operands", HALVES)
+@pytest.mark.parametrize("case", CASES, ids=ids)
+def test_against_reference(rng, hopper, case, operands):
+    x, first, second, *given = arrays(rng, case)
+    x, given[2] = halves.rounded(x, operands), halves.rounded(given[2], operands)
+    first *= 3 / math.sqrt(first.shape[1])  # on both sides of zero
+    wanted = Bottleneck(inner=Gelu()).reference(x, first, second, *given)
+    found = run(case, x, first, second, given, operands)
+    size = Bottleneck().reference(*map(np.abs, (x, first, second, *given)))
+    terms = first.shape[1] + second.shape[1] + 2
+    # Weights, what is between and the result are rounded; gelu's own errors are far below.
+    limit = tolerances.sum_of_products(terms, size) + 4 * ROUNDING[operands] * size
+    tolerances.assert_close(found, wanted, limit)
+    rest = np.sqrt(np.mean((found - wanted) ** 2) / np.mean(wanted**2)) if x.size else 0.0
+    assert rest < ROUNDING[operands]  # errors of either side cancel
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", [CASES[0], CASES[1], CASES[4]], ids=ids)
+def test_each_image_has_the_same_bits_among_others_and_again(rng, hopper, case):
+    case = (5, *case[1:])
+    x, first, second, *given = arrays(rng, case)
+    together = run(case, x, first, second, given, "float16")
+    for _ in range(10):
+        assert np.array_equal(run(case, x, first, second, given, "float16"), together)
+    for n in (0, 4):
+        alone = *given[:2], given[2][n : n + 1]
+        one = run(case, x[n : n + 1], first, second, alone, "float16")
+        assert np.array_equal(one[0], together[n])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("operands", HALVES)
+def test_nan_and_infinities_reach_their_place_alone(rng, hopper, operands):
+    case = (1, 96, 9, 17, 128, 96)
+    x, first, second, *given = arrays(rng, case)
+    whole = run(case, x, first, second, given, operands)
+    x[0, 3, 5, 2], x[0, 7, 1, 0] = np.nan, np.inf
+    found = run(case, x, first, second, given, operands)
+    assert np.isnan(found[0, 3, 5]).all()
+    assert not np.isfinite(found[0, 7, 1]).any()
+    found[0, 3, 5], found[0, 7, 1] = whole[0, 3, 5], whole[0, 7, 1]
+    assert np.array_equal(found, whole)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("where", ["between", "after", "infinite", "nowhere"])
+def test_results_past_float16_are_told(rng, hopper, where):
+    case = (1, 96, 3, 7, 128, 96)
+    x, first, second, *given = (0 * array for array in arrays(rng, case))
+    given[0][5] = 70000.0 if where == "between" else 40000.0
+    second[5, 5] = 2.0 if where == "after" else 1.0
+    if where == "infinite":  # as it was before, which is no news
+        x[0, 1, 2, 7], first[9, 7] = np.inf, 1.0
+    word = Device("cuda").put(np.zeros(1, np.int32), np.int32)
+    told = _cpu.Overflow(word.data.ptr, 7)
+    run(case, x, first, second, given, "float16", told=told)
+    assert int(word[0]) == (7 if where in ("between", "after") else 0)
+
+
+@pytest.mark.gpu
+def test_what_does_not_fit_is_refused(hopper):
+    module, kind = cuda_module.load(), _cpu.Conv2dOperands.float16
+    one, none = (1, 1), (0, 0, 0, 0)
+    for numbers, outputs, expected in (
+        ((1, 100, 9, 9, 128, 1, 1, *one, *none), 96, "channels and outputs in eights"),
+        ((1, 96, 9, 9, 128, 1, 1, *one, *none), 92, "channels and outputs in eights"),
+        ((1, 96, 9, 9, 192, 1, 1, *one, *none), 96, "hidden channels in 128s"),
+        ((1, 96, 9, 9, 1152, 1, 1, *one, *none), 96, "at most 1,024"),
+        ((1, 96, 9, 9, 128, 3, 3, *one, 1, 1, 1, 1), 96, "a kernel of 1x1"),
+        ((1, 96, 9, 9, 128, 1, 1, 2, 1, *none), 96, "a kernel of 1x1"),
+        ((1, 96, 9, 9, 128, 1, 1, *one, *none, 1, 1, 8), 96, "one group"),
+        ((1, 96, 9, 9, 128, 1, 1, *one, *none), 192, "65 to 96"),
+        ((1, 64, 9, 9, 128, 1, 1, *one, *none), 64, "65 to 96"),
+        ((1, 384, 9, 9, 128, 1, 1, *one, *none), 384, "129 to 192"),
+    ):
+        shape = _cpu.Conv2dShape(*numbers)
+        assert not module.mlp_takes(shape, outputs, 0)
+        with pytest.raises(ValueError, match=expected):
+            module.mlp_packed(shape, outputs, kind, 0)
+    shape = shape_of(CASES[0], 1)
+    for operands, x, function, expected in (
+        ("tf32", 256, RELU, "float16 or bfloat16"), ("float16", 8, RELU, "of 16"),
+        ("float16", 256, (_cpu.UnaryFunction.swish, 1, 0), "relu or clip"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=expected):
+            module.mlp(
+                x, 256, 0, 0, 0, 512, shape, 96, halves.NO_ONE,
+                getattr(_cpu.Conv2dOperands, operands), *function, 0,
+            )  # fmt: skip
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("channels", [96, 192])
+def test_engine(hopper, dtype, channels):
+    b, _, y = mlp(20, channels, size=(28, 28))
+    graph = single(b.graph(y))
+    x = np.random.default_rng(3).uniform(-1, 1, (20, 3, 28, 28)).astype(np.float32)
+    with Engine(graph, device="cpu") as engine:
+        (wanted,) = engine.run({"x": x}).values()
+    with Engine(graph, device="cuda", dtype=dtype) as engine:
+        (found,) = engine.run({"x": x}).values()
+        steps = [step.kernel for step in engine._plans._build_run(20, False).steps]
+    assert "mlp" in steps
+    limit = {"float16": 4e-3, "bfloat16": 3e-2}[dtype]
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=limit * np.abs(wanted).max())
