@@ -138,10 +138,10 @@ CNN_ENGINE_WGMMA_ANEW(__nv_bfloat16, "k16.f32.bf16.bf16")
 template <typename Operand, int N>
 struct WgmmaHeld;
 
-#define CNN_ENGINE_N48                                                                \
-  CNN_ENGINE_N32                                                                      \
-      ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, " \
-      "%47"
+#define CNN_ENGINE_N48                                                            \
+  CNN_ENGINE_N32                                                                  \
+  ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, " \
+  "%47"
 #define CNN_ENGINE_N96                                                                           \
   CNN_ENGINE_N64                                                                                 \
   ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, " \
