@@ -65,12 +65,13 @@ __global__ void __launch_bounds__(kStreamWarps* kWarpThreads)
   // Neighbours are of different multiprocessors, so that these have equally many.
   int m = blockIdx.x + warp * gridDim.x;
   const int outputs = m < p.out_features ? (p.out_features - m + turns - 1) / turns : 0;
-  Pieces pieces = {reinterpret_cast<const unsigned char*>(packed) + std::int64_t{m} * bytes,
-                   std::int64_t{turns} * bytes,
-                   bytes,
-                   0,
-                   outputs * ((bytes + kPiece - 1) / kPiece),
-                   std::int64_t{p.out_features} * bytes < kLeastReadOnce ? kKept : kReadOnce};
+  Pieces pieces = {
+      reinterpret_cast<const unsigned char*>(packed) + std::int64_t{m} * bytes,
+      std::int64_t{turns} * bytes,
+      bytes,
+      0,
+      outputs * ((bytes + kPiece - 1) / kPiece),
+      std::int64_t{p.out_features} * bytes < kLeastReadOnce ? kUsualPolicy : kReadOncePolicy};
   const std::uint32_t to = shared_address(ring), barriers = shared_address(come[warp]);
   if (lane == 0) {
     if (warp == 0) init_barrier(shared_address(&row_come));

@@ -196,7 +196,7 @@ __device__ inline void copy_bulk(std::uint32_t to_shared, const void* from_globa
 
 // How the second-level cache keeps what is copied, in the encoding of createpolicy: as all else, or
 // not if it can be helped.
-constexpr std::uint64_t kKept = 0x1000000000000000, kReadOnce = 0x12F0000000000000;
+constexpr std::uint64_t kUsualPolicy = 0x1000000000000000, kReadOncePolicy = 0x12F0000000000000;
 
 __device__ inline void copy_bulk(std::uint32_t to_shared, const void* from_global,
                                  std::uint32_t bytes, std::uint32_t barrier, std::uint64_t policy) {
