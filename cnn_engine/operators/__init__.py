@@ -41,6 +41,7 @@ _FILES = (
     "shaping",
     "softmax",
     "squeeze_excite",
+    "stem_pair",
     "unary",
     "where",
 )

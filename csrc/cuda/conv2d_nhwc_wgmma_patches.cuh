@@ -91,7 +91,10 @@ class PatchEnd {
           exchanged(place, warp * 2 + half) * 16;
   }
 
-  __device__ void operator()(std::uint32_t to, const float (&upper)[4], const float (&lower)[4]) {
+  // `to` is where eight places begin, of which pooled ones are the first four or the `next`.
+  __device__ void operator()(std::uint32_t to, const float (&upper)[4], const float (&lower)[4],
+                             bool next = false) {
+    to += next ? (at_ ^ 64) + 4 * kRowBytes : at_;
     typename Two::Type made[4];  // a row's eight filters, and the next eight; the other row's
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -107,18 +110,16 @@ class PatchEnd {
                                        __byte_perm(both[0], both[1], 0x7632)};
       const auto* const columns = reinterpret_cast<const typename Two::Type*>(halves);
       const std::uint32_t best = clamped(__hmax2_nan(columns[0], columns[1]));
-      asm volatile("stmatrix.sync.aligned.m8n8.x1.trans.shared.b16 [%0], {%1};" ::"r"(to + at_),
-                   "r"(best)
+      asm volatile("stmatrix.sync.aligned.m8n8.x1.trans.shared.b16 [%0], {%1};" ::"r"(to), "r"(best)
                    : "memory");
       return;
     }
     std::uint32_t bits[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) bits[i] = clamped(made[i]);
-    asm volatile(
-        "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(to + at_),
-        "r"(bits[0]), "r"(bits[1]), "r"(bits[2]), "r"(bits[3])
-        : "memory");
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(to),
+                 "r"(bits[0]), "r"(bits[1]), "r"(bits[2]), "r"(bits[3])
+                 : "memory");
   }
 
   // Whether something that was made is an infinity of float16, which may have been finite.

@@ -289,6 +289,55 @@ def _make_pooled_stem(call: Call) -> Bound:
     )  # fmt: skip
 
 
+# ---- two first convolutions and their max pool ----
+
+
+def joins_stem(device: Any, graph: Graph, first: Node, second: Node) -> bool:
+    """Whether a device makes a first convolution, and the one behind it with its max pool, sooner as one."""
+    (x, weight), y = graph.inputs_of(first)[:2], graph.values[second.outputs[0]]
+    second_weight, behind = graph.values[second.inputs[1]], second.op.convolution
+    if x.stored or y.stored != first.op.operands or second.op.pool.kernel != (2, 2):
+        return False
+    if not (_is_clamp(first.op.activation) and _is_clamp(second.op.activation)):
+        return False
+    if behind.planar or weight.shape[2:] != second_weight.shape[2:]:
+        return False
+    if any(
+        getattr(first.op, name) != getattr(behind, name)
+        for name in ("stride", "padding", "dilation")
+    ):
+        return False
+    how = shape_of(first, x, weight), second_weight.shape[0], operands_of(first), device.index
+    return bool(device.kernels.stem_pair_takes(*how))
+
+
+def _stem_pair_of(node: Node, values: Sequence[Value]) -> tuple[Any, int]:
+    """Returns the compiled functions' shape of the first convolution, and the second one's filters."""
+    x, weight, second = values[:3]
+    return shape_of(replace(node, op=node.op.first), x, weight), second.shape[0]
+
+
+def _no_stem_pair(node: Node, graph: Graph) -> str | None:
+    if graph.values[node.outputs[0]].stored != node.op.operands:
+        return "expected results in 16 bits, in the type that weights are rounded to"
+    return not_compiled(node, graph, node.op.inner, node.op.activation)
+
+
+def _pack_stem_pair(node: Node, graph: Graph, device: Any) -> Buffer:
+    how = *_stem_pair_of(node, graph.inputs_of(node)), operands_of(node)
+    nbytes = device.kernels.stem_pair_packed(*how, 0)
+    return pack_on(node, graph, device, nbytes, "stem_pair_pack", *how, places=(1, 2))
+
+
+def _make_stem_pair(call: Call) -> Bound:
+    op, biases, (y,) = call.node.op, (*call.at[3:], 0, 0)[:2], call.outputs
+    return call.native(
+        "stem_pair", call.at[0], call.prepared.address, *biases, call.to[0],
+        *_stem_pair_of(call.node, call.inputs), call.pitch(y), call.overflow,
+        operands_of(call.node), *function_of(op.inner), *function_of(op.activation),
+    )  # fmt: skip
+
+
 # ---- inverted residual blocks ----
 
 
@@ -413,6 +462,10 @@ ROWS = [
         "conv2d_pool", "stem_pool", "cuda", _make_pooled_stem,
         why_not=partial(_no_pooled, planar=True), prepare=_pack_pooled, packs=(1,), pitched=(None,),
         stores=storing(None),
+    ),
+    Kernel(
+        "stem_pair", "stem_pair", "cuda", _make_stem_pair, why_not=_no_stem_pair,
+        prepare=_pack_stem_pair, packs=(1, 2), stores=storing(None),
     ),
     Kernel(
         "inverted_residual", "inverted_residual", "cuda", _make_block, why_not=_no_block,

@@ -23,7 +23,7 @@ from .gates import fuse_gates, scale_by_gates
 from .identities import drop_identities, merge_shapes, reshape_ones
 from .padding import fold_padding
 from .pairs import fuse_neighbours, fuse_sums
-from .pooling import fuse_pools, pool_first
+from .pooling import fuse_pools, fuse_stem_pairs, pool_first
 from .products import convolve_products, fold_constants_after
 from .prologues import fuse_prologues
 from .rows import join_linear_layers
@@ -52,6 +52,7 @@ __all__ = [
     "fuse_pools",
     "fuse_prologues",
     "fuse_residuals",
+    "fuse_stem_pairs",
     "fuse_sums",
     "join_linear_layers",
     "lay_channels_last",

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from ...operators.channels_last import AveragePool2dNhwc, Conv2dNhwc, MaxPool2dNhwc
 from ...operators.conv2d_pool import Conv2dPool
+from ...operators.stem_pair import StemPair
 from ..graph import Graph, Node
 from .gates import is_convolution
 from .rewriting import Rewrites, absent, covering, only_user
@@ -56,6 +57,32 @@ def fuse_pools(graph: Graph, takes: Callable[[Graph, Node, Node], bool]) -> Grap
             conv.inputs[:3], pool.outputs, covering(conv, pool),
         )  # fmt: skip
         rewrites.replace([conv, pool], [merged], "together they are conv2d_pool")
+    return rewrites.apply()
+
+
+def fuse_stem_pairs(graph: Graph, takes: Callable[[Graph, Node, Node], bool]) -> Graph:
+    """Makes one node of a convolution that reads [N, C, H, W] and of the pooled one that alone follows it.
+
+    Args:
+        takes: whether a kernel makes both sooner than two do.
+    """
+    rewrites = Rewrites(graph)
+    for first in graph.nodes:
+        if not is_convolution(graph, first, planar=True):
+            continue
+        second = only_user(graph, first.outputs[0])
+        if second is None or type(second.op) is not Conv2dPool:
+            continue
+        if first.op.operands != second.op.operands or not takes(graph, first, second):
+            continue
+        x, weight, *bias = first.inputs[:3]
+        _, second_weight, *second_bias = second.inputs
+        merged = Node(
+            second.name, StemPair(first.op, second.op, first.op.operands),
+            (x, weight, second_weight, *(bias or (None,)), *second_bias), second.outputs,
+            covering(first, second),
+        )  # fmt: skip
+        rewrites.replace([first, second], [merged], "together they are stem_pair")
     return rewrites.apply()
 
 
