@@ -83,10 +83,6 @@ __device__ inline void copy_value(std::uint32_t to, const float* from, bool some
                : "memory");
 }
 __device__ inline void wait_for_values() { asm volatile("cp.async.wait_all;" ::: "memory"); }
-// Arrives at a barrier once all that this thread copies so has come.
-__device__ inline void arrive_with_values(std::uint32_t barrier) {
-  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
-}
 
 // How wgmma is told of pieces of 16 bytes, eight places after eight; a place's next two columns are
 // two pieces further.
@@ -194,7 +190,8 @@ __global__ void __launch_bounds__(kThreads, 2)
     const auto copy_next = [&](int tile) {
       wait_for_phase(read + 8 * half.at, half.parity ^ half.at);  // the second had the first tile's
       copy(tile, half.at, 0, 2);
-      arrive_with_values(there + 8 * half.at);
+      wait_for_values();  // before the tile that is multiplied has been made
+      arrive(there + 8 * half.at);
       half.next(2);
     };
     int parity = 0;
