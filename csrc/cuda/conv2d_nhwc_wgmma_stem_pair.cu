@@ -276,8 +276,10 @@ __global__ void __launch_bounds__(kThreads, 2)
 #pragma unroll
       for (int i = 0; i < 3; ++i) {
         const int column = at.w - 1 + columns[i];
-        inside[i] = (column >= 0 && column < p.w ? 0xffffu : 0u) |
-                    (column + 1 >= 0 && column + 1 < p.w ? 0xffff0000u : 0u);
+        // The last two are made of the next row's pieces, or of what no one wrote.
+        const bool some = columns[i] < kPitch - 2;
+        inside[i] = (some && column >= 0 && column < p.w ? 0xffffu : 0u) |
+                    (some && column + 1 >= 0 && column + 1 < p.w ? 0xffff0000u : 0u);
       }
     }
     wait_for_phase(first_there, 0);
