@@ -7,6 +7,7 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+import fake_cuda
 import hypothesis
 import numpy as np
 import pytest
@@ -133,3 +134,15 @@ class Device:
 def rng(request) -> np.random.Generator:
     """A generator seeded by the test's own name: fresh numbers a test, the same on every run."""
     return np.random.default_rng(list(request.node.nodeid.encode()))
+
+
+@pytest.fixture
+def hopper_engines(monkeypatch):
+    """A GPU that is not there, whose wgmma takes all that it can, pools too."""
+    fake_cuda.install(monkeypatch, tensor_cores=True, stores=True)
+    for name, own in {
+        "takes": lambda *how: True, "packed": lambda *how: 64, "pack": lambda *how: None,
+        "pool_takes": lambda *how: True,
+    }.items():  # fmt: skip
+        function = f"conv2d_nhwc_wgmma_{name}"
+        monkeypatch.setattr(fake_cuda.FakeTensorCores, function, staticmethod(own), raising=False)

@@ -154,18 +154,6 @@ def test_record():
 # ---- engines ----
 
 
-@pytest.fixture
-def hopper_engines(monkeypatch):
-    """A GPU that is not there, whose kernels take all that they can."""
-    fake_cuda.install(monkeypatch, tensor_cores=True, stores=True)
-    for name, own in {
-        "takes": lambda *how: True, "packed": lambda *how: 64, "pack": lambda *how: None,
-        "pool_takes": lambda *how: True,
-    }.items():  # fmt: skip
-        function = f"conv2d_nhwc_wgmma_{name}"
-        monkeypatch.setattr(fake_cuda.FakeTensorCores, function, staticmethod(own), raising=False)
-
-
 @pytest.mark.parametrize("dtype", [*HALVES, "tf32", "float32"])
 @pytest.mark.parametrize(
     ("functions", "fits"),
