@@ -114,7 +114,7 @@ __global__ void __launch_bounds__(kThreads, 2)
     }
     for (int i = 0; i < 2; ++i) {
       init_phases(there + 8 * i, 32);
-      init_phases(read + 8 * i, 1);
+      init_phases(read + 8 * i, kMultiplying);
     }
     init_phases(first_there, 1);
     init_phases(made, 1);
@@ -262,9 +262,9 @@ __global__ void __launch_bounds__(kThreads, 2)
       store_rounded(reinterpret_cast<T*>(memory + kPieces + piece * 16), pair, largest(pair),
                     second.overflow);
     }
+    arrive(read + 8 * read_half);
     publish_to_engines();
     named_barrier<kMultiplying>(1);
-    if (thread == 0) arrive(read + 8 * read_half);
 
     // The first convolution. Which of a thread's pairs of columns are inside the image: of three
     // eights, two rows.
