@@ -51,18 +51,6 @@ void with_type(Conv2dOperands operands, const Body& body) {
   }
 }
 
-// Makes a kernel ready to have so many bytes of shared memory. A multiprocessor that runs kernels
-// with less has less of its memory as shared memory, and changes that only once it runs none: a
-// kernel that has much could not start before the one before it has ended, if it had not the most.
-template <typename Kernel>
-void make_ready(Kernel kernel, int bytes) {
-  constexpr int kMuch = 32 * 1024;
-  CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-  if (bytes <= kMuch) return;
-  CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
-                                  cudaSharedmemCarveoutMaxShared));
-}
-
 // The images that steps of a sum read, as a convolution's window goes over them.
 struct Source {
   bool tiled;  // they are rows of channels: the copy engine need not know of images

@@ -64,6 +64,23 @@ namespace {  // in each file its own, since files are compiled for different dev
   return answer == yes;
 }
 
+// Has multiprocessors that run a kernel keep as much shared memory as there is. One that runs
+// kernels with less has less of its memory as shared memory, and changes that only once it runs
+// none: a kernel that has much could not start beside it.
+template <typename Kernel>
+void keep_most_shared(Kernel kernel) {
+  CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                  cudaSharedmemCarveoutMaxShared));
+}
+
+// Makes a kernel ready to have so many bytes of shared memory.
+template <typename Kernel>
+void make_ready(Kernel kernel, int bytes) {
+  constexpr int kMuch = 32 * 1024;
+  CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+  if (bytes > kMuch) keep_most_shared(kernel);
+}
+
 // Launches `kernel` so that it may start while the kernel before it on the stream still runs
 // (programmatic dependent launch, compute capability 9.0; before that in order). It must call
 // wait_for_inputs() before it touches what another kernel of the pass does. `cluster` blocks along

@@ -114,18 +114,18 @@ void launch_rows(const Call& c, Stream stream) {
          c.output, c.rounds, c.overflow, p, c.activation);
 }
 
-template <typename T, typename X>
+template <typename T, typename X, Ends kEnds>
 void launch_stream(const Call& c, Stream stream) {
   int device = 0, multiprocessors = 0;
   CUDA_CHECK(cudaGetDevice(&device));
   CUDA_CHECK(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device));
-  const auto kernel = linear_rows_stream_kernel<T, X>;
-  CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                  kRings + kMostOfRow));
+  const auto kernel = linear_rows_stream_kernel<T, X, kEnds>;
+  const int bytes = streamed_bytes<T, X>(c.shape);
+  make_ready(kernel, kRings + kMostOfRow);
   launch("launch of linear_rows_stream_kernel", kernel, multiprocessors,
-         kStreamWarps * kWarpThreads, kRings + c.shape.in_features * sizeof(X), stream, 1,
-         static_cast<const X*>(c.input), static_cast<const T*>(c.packed), c.bias, c.output,
-         c.rounds, c.overflow, c.shape, c.activation);
+         kStreamWarps * kWarpThreads, bytes, stream, 1, static_cast<const X*>(c.input),
+         static_cast<const T*>(c.packed), c.bias, c.output, c.rounds, c.overflow, c.shape,
+         clamps_of(c.activation));
 }
 
 template <typename T, typename X, int width>
@@ -176,7 +176,12 @@ void linear_rows(const void* input, const void* packed, const float* bias, void*
         shape.in_features % kWidth == 0 && is_aligned(packed, 16) && is_aligned(input, 16);
     const auto launch_x = [&](auto* x) {
       using X = std::remove_pointer_t<decltype(x)>;
-      if (wide && streams<T, X>(shape)) return launch_stream<T, X>(call, stream);
+      if (wide && streams<T, X>(shape)) {
+        if (ends_of(clamps_of(call.activation)) == Ends::clamps) {
+          return launch_stream<T, X, Ends::clamps>(call, stream);
+        }
+        return launch_stream<T, X, Ends::any>(call, stream);
+      }
       if (wide) return launch_width<T, X, kWidth>(call, stream);
       launch_width<T, X, 1>(call, stream);
     };

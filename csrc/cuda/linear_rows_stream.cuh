@@ -7,10 +7,12 @@
 
 #include "cuda/activation.cuh"
 #include "cuda/channels.cuh"
+#include "cuda/ends.cuh"
 #include "cuda/launch.cuh"
 #include "cuda/mma.cuh"
 #include "cuda/reduce.cuh"
 #include "cuda/row_weights.cuh"
+#include "cuda/warp.cuh"
 #include "ops/linear.h"
 
 namespace cnn_engine::cuda {
@@ -20,6 +22,8 @@ constexpr int kStreamWarps = 8;
 // leave room for the next launch's blocks.
 constexpr int kPiece = 4096, kPieces = 2;
 constexpr int kRings = kStreamWarps * kPieces * kPiece;
+// What comes first of the row of x, by the weights' bytes that it is multiplied by: warps begin.
+constexpr int kFirstPart = kPieces * kPiece;
 // Weights from which this is faster, and the most bytes of a row of x in shared memory.
 constexpr std::int64_t kLeastStreamed = 4 << 20;
 constexpr int kMostOfRow = 112 << 10;
@@ -46,7 +50,9 @@ struct Pieces {
   }
 };
 
-template <typename T, typename X>
+// Of kEnds clamps and any function are told apart: to choose among functions is a jump by a table,
+// which each multiprocessor waits for when the first sum of a launch has been made.
+template <typename T, typename X, Ends kEnds>
 __global__ void __launch_bounds__(kStreamWarps* kWarpThreads)
     linear_rows_stream_kernel(const X* input,                  // [1, F]
                               const T* __restrict__ packed,    // [M, F]
@@ -56,9 +62,9 @@ __global__ void __launch_bounds__(kStreamWarps* kWarpThreads)
                               const Activation activation) {
   constexpr int kWidth = 16 / sizeof(T), kRun = kWarpThreads * 16;  // bytes of a warp's load
   extern __shared__ __align__(128) unsigned char memory[];
-  __shared__ __align__(8) std::uint64_t come[kStreamWarps][kPieces], row_come;
+  __shared__ __align__(8) std::uint64_t come[kStreamWarps][kPieces], parts_come[2];
   let_successors_start();
-  const int warp = threadIdx.x / kWarpThreads, lane = threadIdx.x % kWarpThreads;
+  const int warp = same_in_warp(threadIdx.x / kWarpThreads), lane = threadIdx.x % kWarpThreads;
   const int bytes = p.in_features * static_cast<int>(sizeof(T)), turns = gridDim.x * kStreamWarps;
   const unsigned char* const ring = memory + warp * kPieces * kPiece;
   const X* const x = reinterpret_cast<const X*>(memory + kRings);
@@ -73,8 +79,12 @@ __global__ void __launch_bounds__(kStreamWarps* kWarpThreads)
       outputs * ((bytes + kPiece - 1) / kPiece),
       std::int64_t{p.out_features} * bytes < kLeastReadOnce ? kUsualPolicy : kReadOncePolicy};
   const std::uint32_t to = shared_address(ring), barriers = shared_address(come[warp]);
+  const std::uint32_t first_come = shared_address(parts_come), rest_come = first_come + 8;
   if (lane == 0) {
-    if (warp == 0) init_barrier(shared_address(&row_come));
+    if (warp == 0) {
+      init_barrier(first_come);
+      init_barrier(rest_come);
+    }
 #pragma unroll
     for (int i = 0; i < kPieces; ++i) init_barrier(barriers + 8 * i);
 #pragma unroll
@@ -83,19 +93,29 @@ __global__ void __launch_bounds__(kStreamWarps* kWarpThreads)
     }
   }
   float added = bias != nullptr && outputs > 0 ? bias[m] : 0.0f;
+  // Read now: what a launch is given is far away at first.
+  float low = activation.alpha, high = activation.beta;
+  asm volatile("" : "+f"(low), "+f"(high), "+l"(output));
   wait_for_inputs();
-  if (threadIdx.x == 0) {
-    const std::uint32_t size = p.in_features * sizeof(X);
-    expect_bytes(shared_address(&row_come), size);
-    copy_bulk(shared_address(x), input, size, shared_address(&row_come));
+  if (threadIdx.x == 0 && outputs > 0) {
+    const int first = min(bytes, kFirstPart) / static_cast<int>(sizeof(T));
+    const auto copy = [&](int begin, int end, std::uint32_t barrier) {
+      const std::uint32_t size = (end - begin) * sizeof(X);
+      expect_bytes(barrier, size);
+      copy_bulk(shared_address(x + begin), input + begin, size, barrier);
+    };
+    copy(0, first, first_come);
+    if (first < p.in_features) copy(first, p.in_features, rest_come);
   }
   __syncthreads();
-  wait_for_phase(shared_address(&row_come), 0);
+  if (outputs == 0) return;
+  wait_for_phase(first_come, 0);
 
   int stage = 0, parity = 0;
   for (; m < p.out_features; m += turns) {
     float sum = 0.0f;
     for (int begin = 0; begin < bytes; begin += kPiece) {
+      if (begin == kFirstPart) wait_for_phase(rest_come, 0);
       wait_for_phase(barriers + 8 * stage, parity);
       const unsigned char* const piece = ring + stage * kPiece;
       const auto add = [&](int at) {
@@ -123,7 +143,8 @@ __global__ void __launch_bounds__(kStreamWarps* kWarpThreads)
     }
     const float total = warp_sum(sum);
     if (lane != 0) continue;
-    const Channels<1> y{{activation(total + added)}};
+    const float found = total + added;
+    const Channels<1> y{{kEnds == Ends::clamps ? clamp(found, low, high) : activation(found)}};
     if (rounds) {
       y.store(static_cast<T*>(output) + m, overflow);
     } else {
@@ -131,6 +152,17 @@ __global__ void __launch_bounds__(kStreamWarps* kWarpThreads)
     }
     if (bias != nullptr && m + turns < p.out_features) added = bias[m + turns];
   }
+}
+
+// The shared memory that a block asks for: so much that two of a launch find no room on one
+// multiprocessor, where those that are free first would have two and others none; but a block of
+// a layer that is read once and one of the next, smaller one do.
+template <typename T, typename X>
+int streamed_bytes(const LinearShape& p) {
+  const int least = p.weight_size() * static_cast<std::int64_t>(sizeof(T)) < kLeastReadOnce
+                        ? 100 << 10
+                        : 116 << 10;
+  return std::max(least, kRings + p.in_features * static_cast<int>(sizeof(X)));
 }
 
 // Whether the kernel above runs this, of rows that are read 16 bytes at a time.

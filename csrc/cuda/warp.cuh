@@ -7,6 +7,9 @@ namespace cnn_engine::cuda {
 constexpr int kWarpThreads = 32;
 constexpr unsigned kFullMask = 0xffffffffu;
 
+// A value that a warp's threads share, so that the compiler keeps it once.
+__device__ inline int same_in_warp(int value) { return __shfl_sync(kFullMask, value, 0); }
+
 // Returns once all that the kernels before this one on the stream wrote can be seen.
 __device__ inline void wait_for_inputs() {
 #if __CUDA_ARCH__ >= 900

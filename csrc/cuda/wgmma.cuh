@@ -243,10 +243,6 @@ __device__ inline float4 load_float4(std::uint32_t address) {
   return value;
 }
 
-// ---- warps whose threads go the same way, so that the compiler keeps what they share once ----
-
-__device__ inline int same_in_warp(int value) { return __shfl_sync(0xffffffffu, value, 0); }
-
 // True in one thread of the warp.
 __device__ inline bool leads_warp() {
   std::uint32_t leads;
