@@ -362,6 +362,7 @@ class FakeCuda(CpuDevice):
             "managed_memory": True,
             "multiprocessors": 132,
             "total_memory": 2**37,
+            "cache_bytes": 60 << 20,
             "compute_capability": (9, 0) if tensor_cores else (7, 0),
         }
 
@@ -401,6 +402,11 @@ class FakeCuda(CpuDevice):
 
     def is_capturing(self, stream: int) -> bool:
         return False
+
+    def beside(self, stream: int, run: Any) -> Any:
+        """What is queued elsewhere is done at once."""
+        run(stream)
+        return lambda: None
 
     def capture(self, run: Any) -> tuple[Any, list[Any]]:
         """A graph that is no less work than its parts."""

@@ -19,7 +19,7 @@ from cnn_engine import Engine, UnsupportedError, _cpu
 from cnn_engine.engine import builder, replay
 from cnn_engine.engine.check import ROUNDING
 from cnn_engine.graph import reference
-from cnn_engine.graph.graph import Graph, Value
+from cnn_engine.graph.graph import Graph
 from cnn_engine.operators.average_pool2d import AveragePool2d
 from cnn_engine.operators.binary import Add, Mul
 from cnn_engine.operators.conv2d import Conv2d
@@ -57,13 +57,7 @@ def network(size: int = 17, width: int = 8) -> Graph:
     x = b.add(ReduceMean((2, 3), keepdims=False), x)
     x = b.add(Relu(), b.add(Linear(), x, b.constant(12, width + 8), b.constant(12)))
     x = b.add(Linear(), x, b.constant(10, 12), b.constant(10))
-    nodes = tuple(
-        replace(node, inputs=tuple("images" if name == "x" else name for name in node.inputs))
-        for node in b.nodes
-    )
-    constants = {name: array.astype(np.float32) for name, array in b.constants.items()}
-    value = Value("images", (1, 3, size, size))
-    return Graph("small", (value,), (x,), nodes, constants, batched=("images",))
+    return b.network(x)
 
 
 def point(b: Builder, x: str, channels: int, filters: int) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -62,6 +64,19 @@ class Builder:
 
     def graph(self, *outputs: str) -> Graph:
         return Graph("test", self.inputs, outputs, tuple(self.nodes), self.constants)
+
+    def network(self, output: str, scale: float = 1.0) -> Graph:
+        """Returns what was written for any batch of ``images``, in float32, its constants times ``scale``."""
+        nodes = tuple(
+            replace(node, inputs=tuple("images" if name == "x" else name for name in node.inputs))
+            for node in self.nodes
+        )
+        constants = {
+            name: array.astype(np.float32) * np.float32(scale)
+            for name, array in self.constants.items()
+        }
+        inputs = (Value("images", self.inputs[0].shape),)
+        return Graph("small", inputs, (output,), nodes, constants, batched=("images",))
 
 
 def same(before: Graph, rewrite) -> Graph:

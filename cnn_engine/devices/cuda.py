@@ -6,6 +6,7 @@ import contextlib
 import copy
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -170,6 +171,24 @@ class CudaDevice:
                 raise
             graph = _Launched(stream.end_capture(), runtime.graphLaunch)
         return graph, [self.stream_handle]
+
+    def beside(self, stream: int, run: Callable[[int], object]) -> Callable[[], None]:
+        """Queues what ``run`` does on a stream of its own, behind what ``stream`` has by now.
+
+        Returns what has ``stream`` wait for it. While ``stream`` is captured, that is a branch of its graph.
+        """
+        with self.context:
+            side = self._cupy.cuda.Stream(non_blocking=True)
+            begin, end = (self._cupy.cuda.Event(disable_timing=True) for _ in range(2))
+        self._runtime.eventRecord(begin.ptr, stream)
+        self._runtime.streamWaitEvent(side.ptr, begin.ptr)
+        run(side.ptr)
+        self._runtime.eventRecord(end.ptr, side.ptr)
+        return partial(self._wait, stream, side, end)
+
+    def _wait(self, stream: int, side: Any, end: Any) -> None:
+        """Has ``stream`` wait for an event of ``side``, which is kept until then."""
+        self._runtime.streamWaitEvent(stream, end.ptr)
 
     def synchronize(self) -> None:
         """Waits for everything queued on the stream.

@@ -13,7 +13,7 @@ from ..devices import Buffer
 from ..devices.cpu import CpuDevice
 from ..errors import InputError, UnsupportedError
 from ..graph.graph import Graph, Node
-from . import ahead, fused, kernels, memory, storage
+from . import ahead, fused, kernels, memory, storage, sweeps
 from .kernels import Call, Kernel, openacc
 from .memory import MemoryPlan
 from .placement import Move, Placed, Placement
@@ -62,13 +62,17 @@ def build(
         called: graph.values[name]
         for name, called in zip(graph.outputs, placed.outputs, strict=True)
     }
+    replays = None
+    if program.replays:
+        branch = sweeps.plan(program, placed, steps)
+        replays = Replays(program.placement.device, images_on_device, branch)
     sizes = dict(planned.sizes)
     if builder.staging:
         sizes["pinned"] = sum(array.nbytes for array in builder.staging)
     return Plan(
         batch, steps, sizes, [buffers, program, builder.staging], slots=slots, stand_ins=placed.stand_ins,
         outputs=outputs,
-        replays=Replays(program.placement.device, images_on_device) if program.replays else None,
+        replays=replays,
         overflows=() if builder.overflows is None else (builder.overflows,),
     )  # fmt: skip
 

@@ -7,10 +7,12 @@ the host one launch for all of them.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .plan import Plan, Step
+    from .sweeps import Branch
 
 #: Pairs of addresses of a caller's arrays for which a plan keeps graphs.
 KEPT_GRAPHS = 8
@@ -29,14 +31,16 @@ class Replays:
         device: on which the plan runs.
         on_device: whether inputs and outputs are a caller's memory of the device, whose addresses are then
             part of the graphs, and whose stream may itself be captured.
+        branch: what graphs ask for beside their steps, or None.
 
     Attributes:
         why_not: why passes are run step by step, or None.
     """
 
-    def __init__(self, device: Any, on_device: bool) -> None:
+    def __init__(self, device: Any, on_device: bool, branch: Branch | None = None) -> None:
         self.device = device
         self.why_not: str | None = None
+        self.branch = branch
         self._on_device = on_device
         self._seen: dict[tuple[int, ...], None] = {}
         self._calls: dict[tuple[int, ...], list[tuple]] = {}
@@ -75,21 +79,25 @@ class Replays:
     def _capture(self, plan: Plan) -> list[tuple]:
         made: list[tuple] = []
         for steps, captured in _segments(plan.steps):
-            calls = [(step.function, step.args) for step in steps]
             if not captured:
-                made += calls
+                made += [(step.function, step.args) for step in steps]
                 continue
-
-            def run(stream: int, calls: list[tuple] = calls) -> None:
-                plan.on_stream(stream)
-                try:
-                    for function, args in calls:
-                        function(*args)
-                finally:
-                    plan.on_stream(self.device.stream_handle)
-
-            made.append(self.device.capture(run))
+            made.append(self.device.capture(partial(self._run, plan, steps)))
         return made
+
+    def _run(self, plan: Plan, steps: Sequence[Step], stream: int) -> None:
+        """Queues steps on a stream that is captured, and beside them what they ask for."""
+        device, branch, joins = self.device, self.branch, None
+        plan.on_stream(stream)
+        try:
+            for step in steps:
+                if branch is not None and step is branch.step:
+                    joins = device.beside(stream, partial(branch.run, device.kernels))
+                step.function(*step.args)
+            if joins is not None:
+                joins()
+        finally:
+            plan.on_stream(device.stream_handle)
 
 
 class Queued:

@@ -14,6 +14,7 @@
 #include "runtime/delay.h"
 #include "runtime/device.h"
 #include "runtime/file_reader.h"
+#include "runtime/prefetch.h"
 
 namespace cnn_engine::bindings {
 
@@ -57,6 +58,7 @@ py::dict device_properties(int device) {
   result["compute_capability"] = py::make_tuple(properties.major, properties.minor);
   result["multiprocessors"] = properties.multiProcessorCount;
   result["total_memory"] = properties.totalGlobalMem;
+  result["cache_bytes"] = properties.l2CacheSize;
   int clock_khz = 0;  // no longer among the properties from CUDA 13 on
   CUDA_CHECK(cudaDeviceGetAttribute(&clock_khz, cudaDevAttrClockRate, device));
   result["clock_hz"] = 1e3 * clock_khz;  // the highest that it reaches
@@ -129,6 +131,7 @@ PYBIND11_MODULE(_cuda, module) {
   module.attr("architectures") = CNN_ENGINE_CUDA_ARCHITECTURES;
   module.attr("compiler") = CNN_ENGINE_CUDA_COMPILER;
   bind<OnItsDevice>(module, "delay", +[] { return &cuda::delay; });
+  bind<OnItsDevice>(module, "prefetch", +[] { return &cuda::prefetch; });
   module.def("device_count", &device_count);
   module.def("device_properties", &device_properties);
   module.def("pointer_device", &pointer_device);
