@@ -6,6 +6,8 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
+import threading
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -80,16 +82,18 @@ def wanted(inputs, tmp_path_factory):
 def environment() -> dict[str, str]:
     paths = [str(Path(infer.__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)),
-            "RAY_USAGE_STATS_ENABLED": "0"}  # fmt: skip
+            "RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}  # fmt: skip
 
 
 @pytest.mark.timeout(240)
 def test_an_actor_is_killed_and_the_files_are_the_local_engines(inputs, wanted, tmp_path):
     out, report = tmp_path / "out", tmp_path / "report.json"
+    # Ray's sockets are below it, and their paths are short.
+    instances = tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True)
     process = subprocess.Popen(
         [sys.executable, "-m", "cnn_engine.infer", str(inputs), "--output", str(out), *WORDS,
          "--engine", "ray", "--workers", "2", "--json", str(report)],
-        env=environment(), stderr=subprocess.PIPE, text=True,
+        env={**environment(), "RAY_TMPDIR": instances.name}, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     try:
         end = time.monotonic() + 120
@@ -103,9 +107,12 @@ def test_an_actor_is_killed_and_the_files_are_the_local_engines(inputs, wanted, 
         assert actors
         actors[0].kill()
         errors = process.communicate(timeout=120)[1]
+        started = list(Path(instances.name).glob("ray/session_2*"))
     finally:
         process.kill()
         process.communicate()
+        instances.cleanup()
+    assert len(started) == 1, started
     assert process.returncode == 0, errors
     assert contents(out) == wanted
     document = json.loads(report.read_text())
@@ -153,6 +160,46 @@ def test_actors_that_cannot_be_made_are_one_line(monkeypatch):
     with pytest.raises(InputError, match="3 in a row ended: the raylet is gone"):
         Supervisor(pool, 2).first_hello()
     pool.close()
+
+
+def test_a_pool_is_closed_once_its_calls_have_ended(monkeypatch):
+    """A call on Ray that comes later would start another instance of it."""
+    called, ended, log = threading.Event(), threading.Event(), []
+
+    class Fake:
+        def __getattr__(self, _):  # of Ray, of an actor and of its methods
+            return self
+
+        def cluster_resources(self):
+            return {"CPU": 2.0}
+
+        def remote(self, *_):
+            return self
+
+        def options(self, **_):
+            return self
+
+        def get(self, _):
+            called.set()
+            ended.wait(10)
+            time.sleep(0.1)
+            log.append("a call has ended")
+            raise RuntimeError("the actor died")
+
+        def kill(self, _):
+            log.append("killed")
+            ended.set()
+
+        def shutdown(self):
+            log.append("shut down")
+
+    monkeypatch.setattr(ray_pool, "connect", lambda address, workers: Fake())
+    pool = ray_pool.RayPool({"threads": None}, 1, False, None)
+    pool.start(0)
+    assert called.wait(10)
+    pool.close()
+    pool.close()
+    assert log == ["killed", "a call has ended", "shut down"]
 
 
 def test_a_cluster_that_is_not_there_is_one_line(inputs, tmp_path):

@@ -26,6 +26,9 @@ START_S = 300.0
 #: Seconds that a call for events waits for one, so that it ends soon after an actor does.
 WAIT_S = 1.0
 
+#: Seconds that calls to actors which were ended may take to say so, before Ray is shut down beneath them.
+CLOSE_S = 10.0
+
 
 class Actor:
     """A worker in a process of Ray; what the local engine has pipes for are calls."""
@@ -81,6 +84,10 @@ def connect(address: str | None, workers: int | None = None) -> Any:
         UnsupportedError: Ray is not installed.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    # Else a call that comes when Ray has been shut down starts another instance, and waits for it.
+    os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")
+    # Of an instance of our own: Ray's 15 would let all else on this machine go before them.
+    os.environ.setdefault("RAY_worker_niceness", "0")
     # Ray's processes inherit it: that is where they find the package, installed or not.
     root = str(Path(__file__).resolve().parents[2])
     paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -133,6 +140,7 @@ class RayPool:
         self.events: queue.Queue[tuple[int, Event]] = queue.Queue()
         self._actors: dict[int, Any] = {}
         self._outboxes: dict[int, queue.Queue[Event | None]] = {}
+        self._callers: list[threading.Thread] = []
         self._closing = False
 
     def start(self, worker: int) -> None:
@@ -144,8 +152,10 @@ class RayPool:
             self.events.put((worker, {"event": "died", "reason": _reason(error)}))
             return
         self._actors[worker] = actor
-        threading.Thread(target=self._listen, args=(worker, actor), daemon=True).start()
-        threading.Thread(target=self._talk, args=(actor, outbox), daemon=True).start()
+        for call, args in ((self._listen, (worker, actor)), (self._talk, (actor, outbox))):
+            caller = threading.Thread(target=call, args=args, daemon=True)
+            self._callers.append(caller)
+            caller.start()
 
     def _listen(self, worker: int, actor: Any) -> None:
         ray = self._ray
@@ -187,10 +197,15 @@ class RayPool:
         return self._cpus
 
     def close(self) -> None:
+        if self._closing:
+            return
         self._closing = True
         for worker in self._actors:
             self._outboxes[worker].put(None)
             self.kill(worker)
+        end = monotonic() + CLOSE_S
+        for caller in self._callers:
+            caller.join(max(end - monotonic(), 0))
         self._ray.shutdown()
 
 

@@ -63,7 +63,7 @@ class Pool(Protocol):
         """Returns the CPUs that all workers share."""
 
     def close(self) -> None:
-        """Ends all workers, and waits for it."""
+        """Ends all workers, and waits for it; does nothing more when called again."""
 
 
 @dataclass
