@@ -26,7 +26,7 @@ from .low_batch_cell import ITEM
 from .low_batch_pages import ms
 
 FOLDER = Path(__file__).parent / "results/low-batch-h200"
-SCHEMA = "cnn_engine.low_batch/1"
+SCHEMA = record.schema("low_batch")
 
 #: Network -> ms.
 Times = dict[str, float]
@@ -226,7 +226,7 @@ def _main(arguments: list[str] | None) -> int:
         for batch in options.batch
     ]
     if options.markdown is None:
-        print(markdown(found.stamped()), end="")
+        print(markdown(found.document), end="")
     found.write(markdown, draw)
     return cli.DONE
 

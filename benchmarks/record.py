@@ -48,6 +48,11 @@ def shard(text: str) -> tuple[int, int]:
     return cli.whole_number(1, count)(first), count
 
 
+def schema(name: str) -> str:
+    """Returns what names the documents of the benchmark ``name``."""
+    return f"cnn_engine.{name}/1"
+
+
 def command_line(name: str, arguments: list[str] | None) -> str:
     """Returns the command of the benchmark ``name``; ``arguments``: None for the process's."""
     words = sys.argv[1:] if arguments is None else arguments
@@ -96,7 +101,7 @@ class Record:
         cli.check_outputs({f"--{form}": path for form, path in self._paths.items()})
         self.watch = Stopwatch()
         self.document: dict[str, Any] = {
-            "schema": f"cnn_engine.{name}/1", "command": command_line(name, arguments), **content,
+            "schema": schema(name), "command": command_line(name, arguments), **content,
         }  # fmt: skip
 
     def begin(self, commit: str | None) -> None:

@@ -282,7 +282,7 @@ MeanLinear laid(const AxisShape& shape, int outputs) {
 
 // Makes the kernel ready for clusters of any size.
 template <typename Kernel>
-void make_ready(Kernel kernel) {
+void make_ready_for_clusters(Kernel kernel) {
   int bytes = 0;
   for (int channels = kRun; channels <= kMostBlocks * kOwnChannels; channels *= 2) {
     bytes = std::max(bytes, Layout(laid({1, 1, channels}, kOutputs)).end * 4);
@@ -300,7 +300,7 @@ std::int64_t mean_linear_takes(const AxisShape& shape, int outputs, Conv2dOperan
   if (major < 9 || !waits_in_kernels() || why_not(shape, operands) != nullptr) return 0;
   const MeanLinear p = laid(shape, outputs);
   const auto kernel = mean_linear_kernel<__half, false>;
-  make_ready(kernel);
+  make_ready_for_clusters(kernel);
   cudaLaunchAttribute cluster;
   cluster.id = cudaLaunchAttributeClusterDimension;
   cluster.val.clusterDim = {1, 1, static_cast<unsigned>(p.blocks)};
@@ -358,7 +358,7 @@ void mean_linear(const void* x, const void* packed, const float* bias, const flo
     using T = std::remove_pointer_t<decltype(type)>;
     const auto kernel =
         factors != nullptr ? mean_linear_kernel<T, true> : mean_linear_kernel<T, false>;
-    make_ready(kernel);
+    make_ready_for_clusters(kernel);
     const dim3 grid(static_cast<unsigned>(groups_of(outputs)), 1, p.blocks);
     launch("launch of mean_linear_kernel", kernel, grid, kThreads, Layout(p).end * 4, stream,
            p.blocks, static_cast<const T*>(x), static_cast<const uint4*>(packed), p);
