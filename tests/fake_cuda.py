@@ -228,6 +228,17 @@ class FakeTensorCores(FakeKernels):
     def bottleneck_pack(*_arguments) -> None: ...
 
     @staticmethod
+    def dense_layer_takes(shape: Any, before: int, filters: int, device: int) -> bool:
+        return False
+
+    @staticmethod
+    def dense_layer_packed(shape, before, filters, _operands, _stream) -> int:
+        return 2 * (shape.weight_size + (before + 32) * filters)
+
+    @staticmethod
+    def dense_layer_pack(*_arguments) -> None: ...
+
+    @staticmethod
     def mlp_takes(shape: Any, outputs: int, device: int) -> bool:
         return False
 

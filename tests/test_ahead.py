@@ -5,7 +5,9 @@ from __future__ import annotations
 import fake_cuda
 import numpy as np
 import pytest
+from engines import single
 from graphs import Builder, densenet, resnet
+from test_dense_layer import block
 from test_low_batch import network
 
 from cnn_engine import Engine
@@ -88,6 +90,8 @@ def check(graph: Graph, memory, found: ahead.Ahead) -> None:
             made = node.op.reference(*arrays)
             if graph.places[node.name] < holder or node.op.kind == "reshape":
                 return made
+            if isinstance(made, tuple):
+                return tuple(np.full(one.shape, np.nan) for one in made)
             made = np.full(made.shape, np.nan)
             first = 0
             for name, part in (
@@ -104,7 +108,8 @@ def check(graph: Graph, memory, found: ahead.Ahead) -> None:
 
         def keep(node, graph, *arrays, values=values, run=run):
             made = run(node, graph, *arrays)
-            values[node.outputs[0]] = made
+            several = made if isinstance(made, tuple) else (made,)
+            values.update(zip(node.outputs, several, strict=True))
             return made
 
         reference.reference(graph, fed, keep)
@@ -142,6 +147,21 @@ def test_layers_of_a_dense_block_know_all_but_the_last_one():
     readers = sorted(graph.places[name] for name in found.known)
     assert len(places) == 4
     assert places[1:] == readers[:-1]
+
+
+def test_dense_layers_all_hold_and_know_all_but_the_last_one(monkeypatch):
+    """Each reads ahead, so the kernel right before holds, too."""
+    takes = staticmethod(lambda *how: True)
+    monkeypatch.setattr(fake_cuda.FakeTensorCores, "dense_layer_takes", takes)
+    graph, memory, found = planned(single(block(layers=5)[1]))
+    check(graph, memory, found)
+    layers = [node for node in graph.nodes if node.op.kind == "dense_layer"]
+    channels = {node.name: graph.values[node.inputs[0]].shape[-1] for node in layers}
+    assert list(channels.values()) == [64, 96, 128, 160]
+    assert {node.name for node in layers} <= found.holders
+    known = [found.known[name] for name in channels]
+    assert known[1:] == [columns - 32 for columns in channels.values()][1:]
+    assert known[0] == 64  # of which none was made right before
 
 
 def test_a_blocks_input_is_known_to_the_convolution_beside_its_others():

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from ..graph.graph import Graph, Node
@@ -45,11 +46,11 @@ def plan(
     ]
     parts = _Parts(graph, planned)
     known: dict[str, int] = {}
-    holders: set[int] = set()
+    holders = {place for place in able if placed.kernels[graph.nodes[place].name].holds}
     for index, place in enumerate(able):
         node = graph.nodes[place]
-        if any(name not in (None, *graph.constants) for name in node.inputs[4:]):
-            continue  # what is applied to what it reads is itself computed
+        if _is_computed(graph, node):
+            continue
         made = parts.of(node.inputs[0])
         for last in sorted({when for _, when in made}, reverse=True):
             # Not the kernel right before: what it holds starts too late to gain anything.
@@ -59,7 +60,19 @@ def plan(
                 known[node.name] = columns
                 holders.add(holder)
                 break
+    # What the kernel right before holds anyway is known, too.
+    for before, place in pairwise(able):
+        node = graph.nodes[place]
+        if before in holders and not _is_computed(graph, node):
+            columns = _columns_until(parts.of(node.inputs[0]), before - 1)
+            known[node.name] = max(columns, known.get(node.name, 0))
+    known = {name: columns for name, columns in known.items() if columns}
     return Ahead(known, frozenset(graph.nodes[place].name for place in holders))
+
+
+def _is_computed(graph: Graph, node: Node) -> bool:
+    """Whether what is applied to what ``node`` reads is itself computed."""
+    return any(name not in (None, *graph.constants) for name in node.inputs[4:])
 
 
 def _columns_until(made: list[tuple[int, int]], last: int) -> int:

@@ -17,6 +17,7 @@ from ..graph.graph import Graph, Node
 from ..graph.onnx.weights import let_go
 from . import fused, storage
 from .kernels import Kernel
+from .kernels.dense_layer import continues
 from .kernels.joined_cuda import expands, joins, joins_stem, makes_block, pairs, pools, scales
 from .kernels.linear_layers import joins_layers
 from .kernels.mean_linear import averages
@@ -174,6 +175,7 @@ class Program:
                 graph = passes.fuse_inverted_residuals(graph, partial(makes_block, device))
                 graph = passes.fuse_expansions(graph, partial(expands, device))
                 graph = passes.fuse_bottlenecks(graph, partial(joins, device))
+                graph = passes.fuse_dense_layers(graph, partial(continues, device))
                 graph = passes.fuse_pools(graph, partial(pools, device))
                 graph = passes.fuse_stem_pairs(graph, partial(joins_stem, device))
                 graph = passes.scale_by_gates(graph, partial(scales, device))

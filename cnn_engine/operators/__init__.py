@@ -20,6 +20,7 @@ _FILES = (
     "conv2d_pool",
     "conv_transpose2d",
     "copy",
+    "dense_layer",
     "expand_depthwise",
     "gather",
     "inverted_residual",

@@ -16,6 +16,18 @@ __device__ inline void send_cluster(std::uint32_t to, std::uint32_t barrier, flo
 #endif
 }
 
+// Sends four, to an address that is a multiple of 16.
+__device__ inline void send_cluster(std::uint32_t to, std::uint32_t barrier, float a, float b,
+                                    float c, float d) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1,%2,%3,%4}, "
+      "[%5];" ::"r"(to),
+      "f"(a), "f"(b), "f"(c), "f"(d), "r"(barrier)
+      : "memory");
+#endif
+}
+
 // Returns once all bytes that the barrier's only phase expects of the cluster have come.
 __device__ inline void wait_for_cluster_bytes(std::uint32_t barrier) {
 #if __CUDA_ARCH__ >= 900

@@ -122,6 +122,13 @@ __device__ inline void arrive_at_cluster_barrier() {
 #endif
 }
 
+// Without what these threads have stored: barriers are published by themselves.
+__device__ inline void arrive_at_cluster_barrier_relaxed() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+#endif
+}
+
 __device__ inline void wait_at_cluster_barrier() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");

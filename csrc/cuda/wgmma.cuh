@@ -15,6 +15,7 @@
 
 #include <cstdint>
 
+#include "cuda/cluster.cuh"
 #include "cuda/mma.cuh"
 #include "cuda/tf32.cuh"
 
@@ -195,11 +196,6 @@ __device__ inline void publish_barriers() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-// Without what these threads have stored: barriers are published by themselves.
-__device__ inline void arrive_at_cluster_barrier_relaxed() {
-  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
-}
-
 // As wait_for_phase, for what other blocks of the cluster sent.
 __device__ inline void wait_for_cluster_phase(std::uint32_t barrier, int parity) {
   asm volatile(
@@ -210,16 +206,6 @@ __device__ inline void wait_for_cluster_phase(std::uint32_t barrier, int parity)
       "@!done bra again;\n"
       "}" ::"r"(barrier),
       "r"(parity)
-      : "memory");
-}
-
-// Stores four numbers at an address of a block of the cluster, whose barrier counts the bytes.
-__device__ inline void send_cluster(std::uint32_t to, std::uint32_t barrier, float a, float b,
-                                    float c, float d) {
-  asm volatile(
-      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1,%2,%3,%4}, "
-      "[%5];" ::"r"(to),
-      "f"(a), "f"(b), "f"(c), "f"(d), "r"(barrier)
       : "memory");
 }
 

@@ -143,6 +143,7 @@ class Kernel:
         alike: whether those lie in memory in the same type.
         reads_ahead: returns, of what ``prepare`` returned, whether it heeds what a call says is known, and
             whether it holds: see Call. None: never.
+        holds: whether such a kernel always holds, as several of them in a row read ahead.
         reduction: None, or whether this is the form in which several lanes share one output's sum.
         rewrite: returns the nodes that stand for a node before this kernel runs it, or None as it stands.
         prepare: returns what is made once for a node from its constants (packed weights, say) and kept for
@@ -174,6 +175,7 @@ class Kernel:
     stores: Callable[[Node, Graph], Container[int | None]] = _no_places
     alike: bool = False
     reads_ahead: Callable[[Any], bool] | None = None
+    holds: bool = False
     reduction: bool | None = None
     rewrite: Callable[[Node, Graph], Sequence[Node] | None] = _never
     prepare: Callable[[Node, Graph, Any], Any] | None = None

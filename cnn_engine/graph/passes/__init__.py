@@ -16,6 +16,7 @@ from .bottlenecks import fuse_bottlenecks
 from .channels_last import channels_last, mark_stem, round_operands
 from .concatenations import nest_concatenations
 from .constants import drop_unused, fold_constants
+from .dense_layers import fuse_dense_layers
 from .epilogues import EPILOGUES, EPILOGUES_ON_CUDA, fuse_activations, fuse_residuals
 from .expansions import fuse_expansions, fuse_inverted_residuals
 from .functions import recognise_functions
@@ -43,6 +44,7 @@ __all__ = [
     "fuse",
     "fuse_activations",
     "fuse_bottlenecks",
+    "fuse_dense_layers",
     "fuse_expansions",
     "fuse_functions_of_rows",
     "fuse_gates",
