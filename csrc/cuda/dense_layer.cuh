@@ -53,7 +53,9 @@ struct Share {
   static constexpr int kPitch = (kPieces | 1) * kPiece;  // in banks apart
   static constexpr int kSum = kEight * kPlaces;          // numbers of an eight of filters
   static constexpr int kPair = 2 * kGrowth;              // of a pair of places
-  static constexpr int kStep = 2 * kWarpThreads;         // operands: of a step, of an eight's last
+  // Whether weights are in shared memory, where registers have no room for them.
+  static constexpr bool kKept = kSteps > kTaps;
+  static constexpr int kWindow = kSteps * 2 * kWarpThreads;  // operands
 };
 
 template <typename T, int Blocks>
@@ -67,8 +69,7 @@ struct alignas(16) Memory {
   char reached[kReached * Own::kPitch];              // of e
   float sums[Blocks * Own::kUnits * Own::kPair];     // of the 3x3 convolution, of each block
   T made[2 * Own::kUnits][kGrowth], prepared[2 * Own::kUnits][kGrowth];
-  uint4 window[Own::kSteps * Own::kStep], last[Own::kUnits * Own::kStep];  // weights
-  float scale[kLate + kGrowth], shift[kLate + kGrowth];
+  uint4 window[Own::kKept ? Own::kWindow : 1];
   T late[kPlaces][kLatePitch];  // channels of two layers as they are multiplied
   std::uint64_t known_are_here, sums_are_here, late_are_here;
 };
@@ -181,16 +182,11 @@ __global__ void __launch_bounds__(kAllThreads, 2)
   }
 
   const int group = rank / Own::kSharing * Own::kGroups;  // of the 3x3's channels
-  const int tap = rank % Own::kSharing * Own::kOwnTaps;
-  const int late = p.steps * kDepth;                    // the first channel of the layer before
-  const int finished = warp / 2, rows = warp % 2 * 16;  // an eight of filters, of places
-  const bool finishes = finished < Own::kUnits;
-  const int filter = (rank * Own::kUnits + finished) * kEight + lane % 4 * 2;
-  // A thread adds up a number of the 3x3's: that of a filter, of a place.
-  const bool adds = thread < Own::kUnits * Own::kPair;
-  const int pair = thread / Own::kPair % Own::kUnits, made_at = 2 * pair + thread % 2;
-  const int made_filter = thread / 32 % 2 * 16 + thread / 4 % 8 + thread / 2 % 2 * 8;
-  float next_bias[2] = {}, first_bias = 0.0f;
+  if constexpr (Own::kKept) {
+    for (int i = thread; i < Own::kWindow; i += kThreads) {
+      copy_piece(&memory.window[i], window + group * kTaps * 2 * kWarpThreads + i);
+    }
+  }
 
   // ---- channels that are known: this block's share of the steps ----
   const int from = rank * p.steps / Blocks, own = (rank + 1) * p.steps / Blocks - from;
@@ -200,13 +196,13 @@ __global__ void __launch_bounds__(kAllThreads, 2)
   // its own turn.
 #pragma unroll
   for (int i = 0; i < kMostSteps; ++i) {
-    const int step = from + min(i, max(own - 1, 0));
+    const int step = min(from + i, max(p.steps - 1, 0));
     weights[i] = ask_for(first_weights + (step * kWarps + warp) * kWarpThreads + lane);
   }
   {
     constexpr int kRow = kMostSteps * 2, kReads = kPlaces * kRow / kThreads;  // pieces of a place
     const int piece = thread % kRow;
-    const int column = from * kDepth + min(piece, max(2 * own - 1, 0)) * kEight;
+    const int column = min(from * kDepth + piece * kEight, p.steps * kDepth);
     uint4 read[kReads];
     float scale[8], shift[8];
 #pragma unroll
@@ -216,28 +212,6 @@ __global__ void __launch_bounds__(kAllThreads, 2)
     }
     load_eight(p.scale + column, scale);
     load_eight(p.shift + column, shift);
-    // What comes later is on its way meanwhile.
-#pragma unroll
-    for (int i = thread; i < Own::kSteps * Own::kStep; i += kThreads) {
-      const int step = i / Own::kStep, of = tap + step % Own::kOwnTaps;
-      const int at = (group + step / Own::kOwnTaps) * kTaps + min(of, kTaps - 1);
-      copy_piece(&memory.window[i], window + at * Own::kStep + i % Own::kStep, of < kTaps);
-    }
-    if (thread < Own::kUnits * Own::kStep) {
-      copy_piece(&memory.last[thread], late_weights + rank * Own::kUnits * Own::kStep + thread);
-    }
-    constexpr int kFours = (kLate + kGrowth) / 4;
-    if (thread < 2 * kFours) {
-      const int at = thread % kFours * 4;
-      copy_piece((thread < kFours ? memory.scale : memory.shift) + at,
-                 (thread < kFours ? p.scale : p.shift) + late + at);
-    }
-    commit_copies();
-    if (finishes && p.next_bias != nullptr) {
-      next_bias[0] = ask_for(p.next_bias + filter);
-      next_bias[1] = ask_for(p.next_bias + filter + 1);
-    }
-    if (p.first_bias != nullptr) first_bias = ask_for(p.first_bias + made_filter);
 #pragma unroll
     for (int i = 0; i < kMostSteps; ++i) have(weights[i]);
 #pragma unroll
@@ -284,11 +258,43 @@ __global__ void __launch_bounds__(kAllThreads, 2)
 
   // ---- what else can be had before the wait ----
   const int half = warp / 4, eighth = warp % 4;  // of the 3x3's filters; eight of its places
+  const int tap = rank % Own::kSharing * Own::kOwnTaps;
+  uint4 taps[Own::kSteps];
+#pragma unroll
+  for (int s = 0; s < Own::kSteps && !Own::kKept; ++s) {
+    const int of = tap + s % Own::kOwnTaps;
+    const int at = ((group + s / Own::kOwnTaps) * kTaps + of) * 2 + half;
+    taps[s] = of < kTaps ? ask_for(window + at * kWarpThreads + lane) : uint4{};
+  }
+  const int finished = warp / 2, rows = warp % 2 * 16;  // an eight of filters, of places
+  const bool finishes = finished < Own::kUnits;
+  const int filter = (rank * Own::kUnits + finished) * kEight + lane % 4 * 2;
+  uint4 last[2] = {};
+  float next_bias[2] = {};
+  if (finishes) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      last[i] =
+          ask_for(late_weights + ((rank * Own::kUnits + finished) * 2 + i) * kWarpThreads + lane);
+      if (p.next_bias != nullptr) next_bias[i] = ask_for(p.next_bias + filter + i);
+    }
+  }
+  // A thread adds up a number of the 3x3's: that of a filter, of a place.
+  const bool adds = thread < Own::kUnits * Own::kPair;
+  const int pair = thread / Own::kPair % Own::kUnits, made_at = 2 * pair + thread % 2;
+  const int made_filter = thread / 32 % 2 * 16 + thread / 4 % 8 + thread / 2 % 2 * 8;
+  const int late = p.steps * kDepth;  // the first channel of the layer before
+  float first_bias = p.first_bias != nullptr ? ask_for(p.first_bias + made_filter) : 0.0f;
+  float made_scale = ask_for(p.scale + late + kLate + made_filter),
+        made_shift = ask_for(p.shift + late + kLate + made_filter);
   // The second half of the threads reads the layer before.
   constexpr int kLatePieces = kLate / kEight;
   const bool reads_late = thread >= kThreads / 2;
   const int late_place = thread % (kThreads / 2) / kLatePieces;
   const int late_piece = thread % kLatePieces * kEight;
+  float late_scale[8], late_shift[8];
+  load_eight(p.scale + late + late_piece, late_scale);
+  load_eight(p.shift + late + late_piece, late_shift);
   // Places of e that a thread copies pieces of.
   constexpr int kAtOnce = kThreads / Own::kPieces;
   constexpr int kCopies = (kReached + kAtOnce - 1) / kAtOnce;
@@ -332,13 +338,6 @@ __global__ void __launch_bounds__(kAllThreads, 2)
         (thread / 128 * 2 + thread / 2 % 2) * kEight + thread / 4 % 4 * 2 + thread % 2;
     memory.known[place][unit * kEight + thread / 16 % 8] = sum;
   }
-  wait_for_copies<0>();
-  named_barrier<kThreads>(1);
-  float late_scale[8], late_shift[8];
-  load_neighbours(memory.scale + late_piece, late_scale);
-  load_neighbours(memory.shift + late_piece, late_shift);
-  const float made_scale = memory.scale[kLate + made_filter],
-              made_shift = memory.shift[kLate + made_filter];
 
   // ---- what the kernel before made ----
   if (p.ahead) wait_for_inputs();
@@ -368,7 +367,12 @@ __global__ void __launch_bounds__(kAllThreads, 2)
       load_tiles(b, tiles[s / 2]);
 #pragma unroll
       for (int i = 0; i < 2 && s + i < Own::kSteps; ++i) {
-        const uint4 of = memory.window[(s + i) * Own::kStep + half * kWarpThreads + lane];
+        uint4 of;
+        if constexpr (Own::kKept) {
+          of = memory.window[((s + i) * 2 + half) * kWarpThreads + lane];
+        } else {
+          of = taps[s + i];
+        }
         const std::uint32_t a[4] = {of.x, of.y, of.z, of.w};
         Format::mma16(sums[i], a, b + 2 * i);
       }
@@ -423,7 +427,7 @@ __global__ void __launch_bounds__(kAllThreads, 2)
     const auto step = [&](int i) {
       std::uint32_t a[4];
       load_tiles(a, at + i * kDepth * sizeof(T));
-      const uint4 both = memory.last[finished * Own::kStep + i / 2 * kWarpThreads + lane];
+      const uint4& both = last[i / 2];
       const std::uint32_t b[2] = {i % 2 == 0 ? both.x : both.z, i % 2 == 0 ? both.y : both.w};
       Format::mma16(sums, a, b);
     };
