@@ -1,6 +1,7 @@
 // dense_layer on CUDA: what it takes, how images are parted into tiles, its packed weights, and its
 // launch.
 #include <algorithm>
+#include <limits>
 #include <string>
 
 #include "cuda/dense_layer.cuh"
@@ -47,6 +48,9 @@ const char* why_not(const Conv2dShape& shape, int before, int filters) {
   if (shape.w < 1 || shape.w > kPlaces || shape.h < 1 || shape.h > 4096) {
     return "images of at most 32 columns and 4096 rows";
   }
+  if (std::int64_t{shape.n} * shape.h * shape.w * kChannels > std::numeric_limits<int>::max()) {
+    return "images of less than 2^31 numbers";
+  }
   if (before < kLate || before % kDepth != 0) return "channels before in sixteens, at least 32";
   if ((before - kLate) / kDepth > blocks_of(shape) * kMostSteps) {
     return "at most 2080 channels before, or 544 of large images";
@@ -67,7 +71,7 @@ struct Packing {
 
   explicit Packing(int before) {
     late = std::int64_t{(before - kLate) / kDepth} * kWarps * kEach;
-    window = late + std::int64_t{kChannels / kEight} * 2 * kEach;
+    window = late + std::int64_t{kChannels / kDepth} * 4 * kEach;
     end = window + std::int64_t{kChannels / kDepth} * kTaps * 2 * kEach;
   }
 };
@@ -91,12 +95,9 @@ __global__ void dense_layer_pack_kernel(const float* __restrict__ first,  // [32
     const int filter = which % kWarps * kDepth + row;
     weight = next[std::int64_t{filter} * all + which / kWarps * kDepth + column];
   } else if (index < window) {
-    // And of B: rows are terms, columns filters; two steps.
     const int which = static_cast<int>((index - late) / Packing::kEach);
-    const int filter = which / 2 * kEight + lane / 4;
-    const int term =
-        (which % 2 * 2 + number / 4) * kDepth + number / 2 % 2 * 8 + lane % 4 * 2 + number % 2;
-    weight = next[std::int64_t{filter} * all + before - kLate + term];
+    const int filter = which / 4 * kDepth + row;
+    weight = next[std::int64_t{filter} * all + before - kLate + which % 4 * kDepth + column];
   } else {
     const int which = static_cast<int>((index - window) / Packing::kEach);
     const int filter = which % 2 * kDepth + row, tap = which / 2 % kTaps;
@@ -207,7 +208,8 @@ void dense_layer(const void* x, const void* e, const void* packed, const float* 
   p.h = shape.h;
   p.w = shape.w;
   p.lines = lines_of(shape);
-  p.tiles = in(shape.h, p.lines);
+  p.w_factor = factor_of(shape.w);
+  p.wide_factor = factor_of(shape.w + 2);
   p.steps = (before - kLate) / kDepth;
   p.x_pitch = pitches.x;
   p.y_pitch = pitches.y;
@@ -223,7 +225,7 @@ void dense_layer(const void* x, const void* e, const void* packed, const float* 
   p.outer_high = second.y;
   p.overflow = overflow;
   const int blocks = blocks_of(shape);
-  const dim3 grid(static_cast<unsigned>(shape.n * p.tiles), 1, blocks);
+  const dim3 grid(in(shape.h, p.lines), shape.n, blocks);
   with_halves("dense_layer", operands, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
     const T* const weights = static_cast<const T*>(packed);
