@@ -341,6 +341,7 @@ def test_contents_are_fresh_for_every_group(device):
 
 
 @pytest.mark.gpu
+@pytest.mark.alone
 def test_measuring_a_gpu(tmp_path, capsys):
     arguments = [
         "--network",
