@@ -236,12 +236,12 @@ def test_against_reference(rng, hopper, case, operands):
     given = x, last, window, e, scale, shift, first_bias, bias
     y, z = run(case, given, operands)
     op = DenseLayer(activation=Relu(), floor=0.0)
-    size = op._first.reference(*map(np.abs, (e, window, first_bias)))
+    size = op.first.reference(*map(np.abs, (e, window, first_bias)))
     limit = tolerances.sum_of_products(window[0].size + 1, size) + 2 * ROUNDING[operands] * size
-    tolerances.assert_close(y, op._first.reference(e, window, first_bias), limit)
+    tolerances.assert_close(y, op.first.reference(e, window, first_bias), limit)
     # Of what is made of y as it is stored; what the product reads is rounded, too.
     both = np.concatenate((x, y), -1)
-    wanted = op._next.reference(both, last, bias, None, scale, shift)
+    wanted = op.next.reference(both, last, bias, None, scale, shift)
     read = np.abs(both) * np.abs(scale) + np.abs(shift)
     size = Conv2dNhwc().reference(read, np.abs(last), np.abs(bias))
     limit = tolerances.sum_of_products(last[0].size + 1, size) + 3 * ROUNDING[operands] * size

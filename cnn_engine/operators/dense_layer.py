@@ -44,18 +44,18 @@ class DenseLayer(Operator):
     operands: str = "float32"
 
     @property
-    def _first(self) -> Conv2dNhwc:
+    def first(self) -> Conv2dNhwc:
         return Conv2dNhwc(padding=self.padding, activation=self.inner)
 
     @property
-    def _next(self) -> Conv2dNhwc:
+    def next(self) -> Conv2dNhwc:
         return Conv2dNhwc(activation=self.activation, floor=self.floor)
 
     def _values(self, inputs):
         """Returns both convolutions with their inputs and what they make, as values."""
         x, weight, window, e, scale, shift, first_bias, bias = (*inputs, None, None)[:8]
         given = [e, window, first_bias]
-        ((shape, dtype),) = self._first.infer(given)
+        ((shape, dtype),) = self.first.infer(given)
         if len(x.shape) != 4 or x.shape[:3] != shape[:3]:
             raise InputError(f"x: expected {[*shape[:3], 'C']}, found {list(x.shape)}")
         if weight.shape[2:] != (1, 1):
@@ -63,18 +63,18 @@ class DenseLayer(Operator):
         y = replace(e, name="", shape=shape, dtype=dtype)
         both = replace(x, name="", shape=(*x.shape[:3], x.shape[3] + shape[3]))
         after = [both, weight, bias, None, scale, shift]
-        ((shape, dtype),) = self._next.infer(after)
+        ((shape, dtype),) = self.next.infer(after)
         z = replace(e, name="", shape=shape, dtype=dtype)
-        return (self._first, given, y), (self._next, after, z)
+        return (self.first, given, y), (self.next, after, z)
 
     def infer(self, inputs):
         need(inputs, 6, 8)
         return tuple((y.shape, y.dtype) for _, _, y in self._values(inputs))
 
     def reference(self, x, weight, window, e, scale, shift, first_bias=None, bias=None):
-        y = self._first.reference(e, window, first_bias)
+        y = self.first.reference(e, window, first_bias)
         both = np.concatenate((x, y), axis=-1)
-        return y, self._next.reference(both, weight, bias, None, scale, shift)
+        return y, self.next.reference(both, weight, bias, None, scale, shift)
 
     def flops(self, inputs, outputs) -> int:
         return sum(op.flops(given, [y]) for op, given, y in self._values(inputs))

@@ -79,16 +79,7 @@ void with_kernel(int shares, int reduced, const Body& body) {
 int clusters_of(int shares, int reduced) {
   int clusters = 0;
   with_kernel<__half>(shares, reduced, [&](auto kernel, int bytes) {
-    cudaLaunchAttribute cluster;
-    cluster.id = cudaLaunchAttributeClusterDimension;
-    cluster.val.clusterDim = {1, 1, static_cast<unsigned>(shares * shares)};
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(1, 1, shares * shares);
-    config.blockDim = dim3(kThreads);
-    config.dynamicSmemBytes = bytes;
-    config.attrs = &cluster;
-    config.numAttrs = 1;
-    CUDA_CHECK(cudaOccupancyMaxActiveClusters(&clusters, kernel, &config));
+    clusters = clusters_at_once(kernel, shares * shares, kThreads, bytes);
   });
   return clusters;
 }

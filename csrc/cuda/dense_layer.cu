@@ -18,19 +18,19 @@ constexpr int kManyBlocks = 16, kFewBlocks = 4;  // of a cluster
 constexpr int kMostTiles = 7;     // of clusters of many blocks, beside those of the next launch
 constexpr int kLeastPlaces = 14;  // of a tile that might have more
 
-int in(int count, int parts) { return (count + parts - 1) / parts; }
+int divided(int count, int by) { return (count + by - 1) / by; }
 
 // Blocks of a cluster: as many as leave multiprocessors for all tiles of an image.
 int blocks_of(const Conv2dShape& shape) {
   const int lines = std::max(kPlaces / shape.w, 1);
-  return in(shape.h, lines) <= kMostTiles ? kManyBlocks : kFewBlocks;
+  return divided(shape.h, lines) <= kMostTiles ? kManyBlocks : kFewBlocks;
 }
 
 // Rows of a tile: few, where all tiles have multiprocessors of their own even so.
 int lines_of(const Conv2dShape& shape) {
   const int most = std::max(kPlaces / shape.w, 1);
-  for (int lines = in(kLeastPlaces, shape.w); lines < most; ++lines) {
-    if (std::int64_t{shape.n} * in(shape.h, lines) <= kMostTiles) return lines;
+  for (int lines = divided(kLeastPlaces, shape.w); lines < most; ++lines) {
+    if (std::int64_t{shape.n} * divided(shape.h, lines) <= kMostTiles) return lines;
   }
   return most;
 }
@@ -125,16 +125,7 @@ void with_kernel(int blocks, const Body& body) {
 int clusters_of(int blocks) {
   int clusters = 0;
   with_kernel<__half>(blocks, [&](auto kernel, int bytes) {
-    cudaLaunchAttribute cluster;
-    cluster.id = cudaLaunchAttributeClusterDimension;
-    cluster.val.clusterDim = {1, 1, static_cast<unsigned>(blocks)};
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(1, 1, blocks);
-    config.blockDim = dim3(kAllThreads);
-    config.dynamicSmemBytes = bytes;
-    config.attrs = &cluster;
-    config.numAttrs = 1;
-    CUDA_CHECK(cudaOccupancyMaxActiveClusters(&clusters, kernel, &config));
+    clusters = clusters_at_once(kernel, blocks, kAllThreads, bytes);
   });
   return clusters;
 }
@@ -142,7 +133,7 @@ int clusters_of(int blocks) {
 // The least and the most that a clamp leaves.
 float2 limits_of(UnaryFunction function, float alpha, float beta) {
   const Activation clamp = clamps_of({function, alpha, beta});
-  if (clamp.function != UnaryFunction::clip) {
+  if (ends_of(clamp) != Ends::clamps) {
     throw std::invalid_argument("dense_layer: expected no function, relu or clip");
   }
   return {clamp.alpha, clamp.beta};
@@ -154,7 +145,7 @@ std::int64_t dense_layer_takes(const Conv2dShape& shape, int before, int filters
   int major = 0;
   CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
   if (major < 9 || !waits_in_kernels() || why_not(shape, before, filters) != nullptr) return 0;
-  const std::int64_t tiles = std::int64_t{shape.n} * in(shape.h, lines_of(shape));
+  const std::int64_t tiles = std::int64_t{shape.n} * divided(shape.h, lines_of(shape));
   return 2 * tiles <= clusters_of(blocks_of(shape));
 }
 
@@ -225,7 +216,7 @@ void dense_layer(const void* x, const void* e, const void* packed, const float* 
   p.outer_high = second.y;
   p.overflow = overflow;
   const int blocks = blocks_of(shape);
-  const dim3 grid(in(shape.h, p.lines), shape.n, blocks);
+  const dim3 grid(divided(shape.h, p.lines), shape.n, blocks);
   with_halves("dense_layer", operands, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
     const T* const weights = static_cast<const T*>(packed);

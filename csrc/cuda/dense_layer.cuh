@@ -119,11 +119,11 @@ __device__ inline void ask_for_eight(const float* from, float (&to)[8]) {
   }
 }
 
-// What factor_of says of a divisor divides numbers whose product with it is below 2^16.
+// Quotients of numbers whose product with the divisor is below 2^16, by its factor.
 __host__ __device__ inline int factor_of(int divisor) {
   return ((1 << 16) + divisor - 1) / divisor;
 }
-__device__ inline int divided(int number, int factor) { return number * factor >> 16; }
+__device__ inline int quotient(int number, int factor) { return number * factor >> 16; }
 
 // max(floor, x * scale + shift), NaN where that is.
 __device__ inline float prepared(float x, float scale, float shift, float floor) {
@@ -232,7 +232,7 @@ __global__ void __launch_bounds__(kAllThreads, 2)
   bool there[kCopies], copied[kCopies];
 #pragma unroll
   for (int i = 0; i < kCopies; ++i) {
-    const int at = thread / Own::kPieces + i * kAtOnce, down = divided(at, p.wide_factor);
+    const int at = thread / Own::kPieces + i * kAtOnce, down = quotient(at, p.wide_factor);
     const int h = line + down - 1, w = at - down * wide - 1;
     copied[i] = at < (p.lines + 2) * wide;
     there[i] = copied[i] && h >= 0 && h < p.h && w >= 0 && w < p.w;
@@ -242,7 +242,7 @@ __global__ void __launch_bounds__(kAllThreads, 2)
   // Where a lane's rows of tiles of e begin, two steps at once.
   std::uint32_t tiles[(Own::kSteps + 1) / 2];
   {
-    const int place = eighth * kEight + lane % 8, down = divided(place, p.w_factor);
+    const int place = eighth * kEight + lane % 8, down = quotient(place, p.w_factor);
     const int first = down < p.lines ? down * wide + place - down * p.w : 0;
 #pragma unroll
     for (int s = 0; s < Own::kSteps; s += 2) {

@@ -109,6 +109,23 @@ void launch(const char* name, void (*kernel)(Parameters...), dim3 grid, dim3 blo
         __LINE__);
 }
 
+// Clusters of so many blocks along z that a device has room for at once, of a kernel that is ready.
+template <typename... Parameters>
+int clusters_at_once(void (*kernel)(Parameters...), int blocks, int threads, int shared_bytes) {
+  cudaLaunchAttribute cluster;
+  cluster.id = cudaLaunchAttributeClusterDimension;
+  cluster.val.clusterDim = {1, 1, static_cast<unsigned>(blocks)};
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(1, 1, blocks);
+  config.blockDim = dim3(threads);
+  config.dynamicSmemBytes = shared_bytes;
+  config.attrs = &cluster;
+  config.numAttrs = 1;
+  int clusters = 0;
+  CUDA_CHECK(cudaOccupancyMaxActiveClusters(&clusters, kernel, &config));
+  return clusters;
+}
+
 }  // namespace
 
 // This thread's place in a one-dimensional grid.

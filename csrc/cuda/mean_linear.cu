@@ -301,18 +301,7 @@ std::int64_t mean_linear_takes(const AxisShape& shape, int outputs, Conv2dOperan
   const MeanLinear p = laid(shape, outputs);
   const auto kernel = mean_linear_kernel<__half, false>;
   make_ready_for_clusters(kernel);
-  cudaLaunchAttribute cluster;
-  cluster.id = cudaLaunchAttributeClusterDimension;
-  cluster.val.clusterDim = {1, 1, static_cast<unsigned>(p.blocks)};
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(1, 1, p.blocks);
-  config.blockDim = dim3(kThreads);
-  config.dynamicSmemBytes = Layout(p).end * 4;
-  config.attrs = &cluster;
-  config.numAttrs = 1;
-  int clusters = 0;  // that have room at once
-  CUDA_CHECK(cudaOccupancyMaxActiveClusters(&clusters, kernel, &config));
-  return groups_of(outputs) <= clusters;
+  return groups_of(outputs) <= clusters_at_once(kernel, p.blocks, kThreads, Layout(p).end * 4);
 }
 
 std::int64_t mean_linear_packed(const AxisShape& shape, int outputs, Conv2dOperands operands, int) {

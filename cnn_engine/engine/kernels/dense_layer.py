@@ -10,21 +10,16 @@ from typing import Any
 from ... import _cpu
 from ...devices import Buffer
 from ...graph.graph import Graph, Node, Value
-from .channels_last import function_of, not_compiled
+from .channels_last import function_of, not_compiled, shape_of
 from .channels_last_cuda import operands_of, pack_on
+from .joined_cuda import is_clamp
 from .kernel import Bound, Call, Kernel, storing
 
 
-def _shape_of(padding: tuple[int, ...], e: Value, window: Value) -> Any:
-    """Returns the compiled functions' shape of the convolution of windows."""
-    (n, h, w, c), (filters, _, *kernel) = e.shape, window.shape
-    return _cpu.Conv2dShape(n, c, h, w, filters, *kernel, 1, 1, *padding, 1, 1)
-
-
 def _sizes_of(node: Node, values: Sequence[Value]) -> tuple[Any, int, int]:
-    """Returns that shape, the channels of the block so far and the filters of the product."""
+    """Returns the shape of the convolution of windows, the channels so far and the product's filters."""
     x, last, window, e = values[:4]
-    return _shape_of(node.op.padding, e, window), x.shape[3], last.shape[0]
+    return shape_of(replace(node, op=node.op.first), e, window), x.shape[3], last.shape[0]
 
 
 def continues(device: Any, graph: Graph, first: Node, second: Node) -> bool:
@@ -34,11 +29,10 @@ def continues(device: Any, graph: Graph, first: Node, second: Node) -> bool:
     stored_as = {values[name].stored for name in images} | {first.op.operands, second.op.operands}
     if len(stored_as) != 1 or "" in stored_as:
         return False
-    functions = first.op.activation, second.op.activation
-    if any(one is not None and one.function not in ("relu", "clip") for one in functions):
+    if not (is_clamp(first.op.activation) and is_clamp(second.op.activation)):
         return False
     y, before = values[first.outputs[0]].shape[3], values[second.inputs[0]].shape[3]
-    shape = _shape_of(first.op.padding, *graph.inputs_of(first)[:2])
+    shape = shape_of(first, *graph.inputs_of(first)[:2])
     how = shape, before - y, values[second.outputs[0]].shape[3], device.index
     return bool(device.kernels.dense_layer_takes(*how))
 

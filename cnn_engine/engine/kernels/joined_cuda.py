@@ -142,14 +142,15 @@ def joins(device: Any, graph: Graph, first: Node, second: Node, third: Node | No
     if _is_mlp(first.op, graph.values[first.inputs[1]]):
         shape = _window_of(first.op, *graph.inputs_of(first)[:2])
         takes = bool(device.kernels.mlp_takes(shape, y.shape[3], device.index))
-        return _is_gelu(first.op.activation) and _is_clamp(second.op.activation) and takes
-    if not all(_is_clamp(node.op.activation) for node in nodes):
+        return _is_gelu(first.op.activation) and is_clamp(second.op.activation) and takes
+    if not all(is_clamp(node.op.activation) for node in nodes):
         return False
     how = _window_of(first.op, *graph.inputs_of(first)[:2]), y.shape[3], z[0].shape[3] if z else 0
     return bool(device.kernels.bottleneck_takes(*how, device.index))
 
 
-def _is_clamp(function: Any) -> bool:
+def is_clamp(function: Any) -> bool:
+    """Whether a function, or none, is one that limits values alone."""
     return function is None or function.function in ("relu", "clip")
 
 
@@ -234,7 +235,7 @@ def pools(device: Any, graph: Graph, conv: Node, pool: Node) -> bool:
     stored_as = given[0].stored, graph.values[pool.outputs[0]].stored
     if stored_as != ("" if op.planar else op.operands, op.operands):
         return False
-    if not _is_clamp(op.activation):
+    if not is_clamp(op.activation):
         return False
     how = operands_of(conv), device.index
     if op.planar:
@@ -298,7 +299,7 @@ def joins_stem(device: Any, graph: Graph, first: Node, second: Node) -> bool:
     second_weight, behind = graph.values[second.inputs[1]], second.op.convolution
     if x.stored or y.stored != first.op.operands or second.op.pool.kernel != (2, 2):
         return False
-    if not (_is_clamp(first.op.activation) and _is_clamp(second.op.activation)):
+    if not (is_clamp(first.op.activation) and is_clamp(second.op.activation)):
         return False
     if behind.planar or weight.shape[2:] != second_weight.shape[2:]:
         return False
