@@ -348,12 +348,60 @@ def test_who_asks_is_told_of_infinities_in_float16():
         assert told.said() == wanted
 
 
-def test_float32_is_taken_where_there_is_much_to_do():
-    for c, size, kernel, wanted in ((64, 56, 3, True), (64, 7, 1, False), (16, 224, 3, False)):
+def test_all_types_are_taken_however_little_there_is_to_do():
+    for c, size, kernel in ((64, 56, 3), (64, 7, 1), (16, 224, 3)):
         pads = (kernel // 2,) * 4
         case = (1, c, size, size, 64, (kernel, kernel), (1, 1), pads, (1, 1), 1)
-        assert takes(case, "float32") == wanted
-        assert takes(case, "tf32")
+        assert all(takes(case, operands) for operands in OPERANDS)
+
+
+#: Of x as a whole, of each image, and of what channels are multiplied by and filters divided by.
+MAGNITUDES = [1e-25, 1e-10, 1.0, 1e10, 1e25]
+
+
+@pytest.mark.parametrize("columns", [9, 30, 60])
+def test_float32_has_its_error_whatever_the_magnitudes(rng, columns):
+    """A place's and a filter's numbers share a scale, nobody else's do."""
+    case = (5, 64, 7, columns, 136, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 1)
+    x, weight, _ = arrays(rng, case)
+    plain = product(case, "float32", x, weight, None)
+    sizes = record(case).reference(abs(x), abs(weight), None)
+    wanted = record(case).reference(x, weight, None)
+    for magnitude in MAGNITUDES:
+        scaled = (x * np.float32(magnitude)).astype(np.float32)
+        found = product(case, "float32", scaled, weight, None) / np.float64(magnitude)
+        assert (abs(found - wanted) <= ERRORS["float32"] / 4 * sizes).all(), magnitude
+    each = np.array(MAGNITUDES, np.float32)
+    found = product(case, "float32", x * each[:, None, None, None], weight, None)
+    for image, magnitude in enumerate(each.tolist()):
+        errors = abs(found[image] / magnitude - wanted[image])
+        assert (errors <= ERRORS["float32"] / 4 * sizes[image]).all(), magnitude
+    powers = 2.0 ** rng.integers(-30, 31, 136).astype(np.float32)
+    found = product(case, "float32", x, weight * powers[:, None, None, None], None)
+    assert np.array_equal(
+        found, plain * powers[:, None, None]
+    )  # multiplying by them rounds nothing
+
+
+def test_float32_keeps_numbers_that_are_far_from_the_largest_of_their_scale(rng):
+    """2^-17 and less of it: with fewer bits, but the error of a sum is that of its largest terms."""
+    case = (2, 96, 9, 9, 64, (1, 1), (1, 1), (0, 0, 0, 0), (1, 1), 1)
+    x, weight, _ = arrays(rng, case)
+    x *= (2.0 ** rng.integers(-40, 1, x.shape)).astype(np.float32)
+    weight *= (2.0 ** rng.integers(-40, 1, weight.shape)).astype(np.float32)
+    wanted = record(case).reference(x, weight, None)
+    largest = np.abs(x).max(1, keepdims=True) * np.abs(weight).max((1, 2, 3))[:, None, None] * 96
+    sizes = record(case).reference(abs(x), abs(weight), None)
+    found = product(case, "float32", x, weight, None)
+    assert (abs(found - wanted) <= ERRORS["float32"] / 4 * sizes + 2.0**-37 * largest).all()
+    small = np.where(np.abs(x) < 2.0**-30, x, 0)  # no place has a large number now
+    found = product(case, "float32", small.astype(np.float32), weight, None)
+    wanted = record(case).reference(small, weight, None)
+    sizes = record(case).reference(abs(small), abs(weight), None)
+    largest = (
+        np.abs(small).max(1, keepdims=True) * np.abs(weight).max((1, 2, 3))[:, None, None] * 96
+    )
+    assert (abs(found - wanted) <= ERRORS["float32"] / 4 * sizes + 2.0**-37 * largest).all()
 
 
 @pytest.mark.parametrize(
@@ -434,14 +482,12 @@ def test_first_layers_round_what_they_read(rng, case, operands):
     assert np.array_equal(found, again)
 
 
-def test_first_layers_in_float32_are_taken_where_there_is_much_to_do():
-    pads = (1, 1, 1, 1)
-    for k, stride, wanted in ((64, 1, True), (16, 2, False)):
-        shape = shape_of((1, 3, 224, 224, k, (3, 3), (stride, stride), pads, (1, 1), 1))
+def test_first_layers_are_taken_however_little_there_is_to_do():
+    for k, stride in ((64, 1), (16, 2)):
+        shape = shape_of((1, 3, 224, 224, k, (3, 3), (stride, stride), (1, 1, 1, 1), (1, 1), 1))
         for operands in OPERANDS:
             kind = getattr(_cpu.Conv2dOperands, operands)
-            found = cuda_module.load().conv2d_nhwc_wgmma_planar_takes(shape, kind, 0)
-            assert bool(found) == (wanted or operands != "float32")
+            assert cuda_module.load().conv2d_nhwc_wgmma_planar_takes(shape, kind, 0)
 
 
 @pytest.mark.parametrize(

@@ -118,6 +118,22 @@ Source source_of(const Conv2dShape& shape, Conv2dOperands operands) {
           shape.r,          chunks_of(shape, operands)};
 }
 
+std::int64_t padded_filters(const Conv2dShape& shape) {
+  return std::int64_t{1} * divided(shape.k, kFilters) * kFilters;
+}
+// Bytes of packed weights, without float32's scales of filters.
+std::int64_t unit_bytes(const Conv2dShape& shape, Conv2dOperands operands) {
+  return 128 * padded_filters(shape) * shape.r * shape.s * chunks_of(shape, operands);
+}
+// Where those lie behind units of so many bytes; null of other types.
+template <typename Void>
+auto scales_at(Void* packed, std::int64_t bytes, Conv2dOperands operands) {
+  using Scale = std::conditional_t<std::is_const_v<Void>, const float, float>;
+  using Byte = std::conditional_t<std::is_const_v<Void>, const char, char>;
+  const bool some = operands == Conv2dOperands::float32;
+  return some ? reinterpret_cast<Scale*>(static_cast<Byte*>(packed) + bytes) : nullptr;
+}
+
 // What is summed; `other` may be null. With `beside` its filters follow the first's.
 Product product_of(const Conv2dShape& shape, const Conv2dShape* other, bool beside,
                    Conv2dOperands operands) {
@@ -221,12 +237,6 @@ double product_time(const Conv2dShape& shape, const void* residual, UnaryFunctio
   return time_of(p, shape, operands, residual, multiprocessors, function);
 }
 
-bool is_worth_splitting(const Conv2dShape& shape, Conv2dOperands operands) {
-  constexpr std::int64_t kProducts = 1 << 24;
-  return operands != Conv2dOperands::float32 ||
-         shape.weight_size() * shape.out_h() * shape.out_w() >= kProducts;
-}
-
 bool runs_on(int device) {
   static const bool compiled =
       std::string(CNN_ENGINE_CUDA_ARCHITECTURES).find("90a") != std::string::npos;
@@ -239,17 +249,13 @@ bool runs_on(int device) {
 
 std::int64_t conv2d_nhwc_wgmma_takes(const Conv2dShape& shape, Conv2dOperands operands,
                                      int device) {
-  // A step takes as long however few channels it has.
-  const bool wanted =
-      operands != Conv2dOperands::float32 || shape.c >= wgmma::channels_of(operands);
-  return wanted && wgmma::is_worth_splitting(shape, operands) && wgmma::runs_on(device) &&
-         wgmma::why_not(shape, operands) == nullptr;
+  return wgmma::runs_on(device) && wgmma::why_not(shape, operands) == nullptr;
 }
 
 std::int64_t conv2d_nhwc_wgmma_packed(const Conv2dShape& shape, Conv2dOperands operands, int) {
   wgmma::check(shape, operands);
-  return std::int64_t{128} * wgmma::divided(shape.k, wgmma::kFilters) * wgmma::kFilters * shape.r *
-         shape.s * wgmma::chunks_of(shape, operands);
+  const bool scaled = operands == Conv2dOperands::float32;
+  return wgmma::unit_bytes(shape, operands) + (scaled ? 4 * wgmma::padded_filters(shape) : 0);
 }
 
 void conv2d_nhwc_wgmma_pack(const float* weight, void* packed, const Conv2dShape& shape,
@@ -258,7 +264,9 @@ void conv2d_nhwc_wgmma_pack(const float* weight, void* packed, const Conv2dShape
   const wgmma::Product p = wgmma::product_of(shape, nullptr, false, operands);
   wgmma::with_type(operands, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
-    wgmma::launch_pack<T>(weight, packed, shape, p.chunks, stream);
+    float* const scales = wgmma::scales_at(packed, wgmma::unit_bytes(shape, operands), operands);
+    wgmma::launch_scales<T>(weight, scales, shape, false, stream);
+    wgmma::launch_pack<T>(weight, packed, scales, shape, p.chunks, 0, p.steps, stream);
   });
   // conv2d_nhwc_wgmma reads them before it waits for the kernels before it.
   CUDA_CHECK(cudaStreamSynchronize(stream));
@@ -278,6 +286,7 @@ void conv2d_nhwc_wgmma(const void* input, const void* packed, const float* bias,
   wgmma::check_packed(packed);
   wgmma::Product p = wgmma::product_of(shape, nullptr, false, operands);
   p.packed = static_cast<const char*>(packed);
+  p.scales = wgmma::scales_at(packed, wgmma::unit_bytes(shape, operands), operands);
   p.bias = bias;
   p.residual = residual;
   p.scale = scale;
@@ -373,16 +382,18 @@ void conv2d_nhwc_wgmma_pair_pack(const float* weight, const float* other_weight,
   const wgmma::Product p = wgmma::product_of(shape, &other, beside, operands);
   wgmma::with_type(operands, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
-    if (beside) {
-      char* const behind =
-          static_cast<char*>(packed) + conv2d_nhwc_wgmma_packed(shape, operands, 0);
-      wgmma::launch_pack<T>(weight, packed, shape, p.chunks, stream);
-      wgmma::launch_pack<T>(other_weight, behind, other, p.second.chunks, stream);
-    } else {
-      wgmma::launch_pack<T>(weight, packed, shape, p.chunks, 0, p.steps, stream);
-      wgmma::launch_pack<T>(other_weight, packed, other, p.second.chunks, p.own_steps(), p.steps,
-                            stream);
-    }
+    const std::int64_t first = wgmma::unit_bytes(shape, operands);
+    float* const scales =
+        wgmma::scales_at(packed, first + wgmma::unit_bytes(other, operands), operands);
+    float* const others = scales && beside ? scales + wgmma::padded_filters(shape) : scales;
+    wgmma::launch_scales<T>(weight, scales, shape, false, stream);
+    wgmma::launch_scales<T>(other_weight, others, other, !beside, stream);
+    const int own = p.own_steps(), more = p.second.own_steps();
+    char* const behind = static_cast<char*>(packed) + (beside ? first : 0);
+    wgmma::launch_pack<T>(weight, packed, scales, shape, p.chunks, 0, beside ? own : p.steps,
+                          stream);
+    wgmma::launch_pack<T>(other_weight, behind, others, other, p.second.chunks, beside ? 0 : own,
+                          beside ? more : p.steps, stream);
   });
   CUDA_CHECK(cudaStreamSynchronize(stream));  // as conv2d_nhwc_wgmma_pack
 }
@@ -400,6 +411,8 @@ void conv2d_nhwc_wgmma_pair(const void* input, const void* other_input, const vo
   wgmma::check_packed(packed);
   wgmma::Product p = wgmma::product_of(shape, &other, beside, operands);
   p.packed = static_cast<const char*>(packed);
+  p.scales = wgmma::scales_at(
+      packed, wgmma::unit_bytes(shape, operands) + wgmma::unit_bytes(other, operands), operands);
   p.bias = bias;
   p.y = output;
   p.y_pitch = pitches.y;

@@ -4,8 +4,8 @@
 // few places waste nothing. K are a filter's taps, (r, s, c) with c fastest, in steps of 128 bytes
 // of one tap's channels. Warps of their own ask for what the steps need, weights before the kernel
 // waits for its inputs, into a ring of stages; warpgroups multiply. Weights are packed as the
-// stages have them (conv2d_nhwc_wgmma_pack.cuh). Images come by im2col copies, or as rows; of
-// float32's places a stage has a second part (conv2d_nhwc_wgmma_split.cuh).
+// stages have them (conv2d_nhwc_wgmma_pack.cuh). Images come by im2col copies, or as rows; float32
+// becomes two parts of float16 in the stage (conv2d_nhwc_wgmma_split.cuh).
 //
 // The blocks of a cluster have parts of a tile's steps. Each adds up every split-th eight of the
 // tile's places: the others send it what they hold of them, and it adds in a fixed order: the bits
@@ -45,22 +45,25 @@ namespace wgmma {
 template <int Groups, int Columns, bool Split = false>
 struct Tile {
   static constexpr int kWeightBytes = Groups * kFilters * kRowBytes;
-  static constexpr int kPlaceBytes = Columns * kRowBytes;
-  static constexpr int kStageBytes = kWeightBytes + kPlaceBytes * (Split ? 2 : 1);
+  static constexpr int kStageBytes = kWeightBytes + Columns * kRowBytes;
   // Lanes that store sums at once have four places and eight filters: all banks.
   static constexpr int kPitch = Groups * kFilters + 4;
   static constexpr int kMadePitch = Groups * kFilters * 2 + 16;  // bytes, of rows of 8x8 tiles
   // Pairs of warps that ask for copies. What one asks for takes 220 cycles, longer than the
   // products of a small tile's step: two take turns.
   static constexpr int kPairs = Groups == 1 && Columns <= 128 && !Split ? 2 : 1;
-  // A block by itself whose sums need more registers than threads have at first: warps that copy
-  // give up theirs, as a whole warpgroup.
+  // Threads that multiply, and that make two parts of places.
+  static constexpr int kMultiplying = 128 * Groups, kSplitting = Split ? 128 : 0;
+  // A block by itself whose sums need more registers than threads have at first: all others, whole
+  // warpgroups, give up some of theirs.
   static constexpr bool kGives = Split && Groups * Columns > 128;
-  static constexpr int kThreads = 128 * Groups + (kGives ? 128 : 64 * kPairs);
+  static constexpr int kThreads = kMultiplying + kSplitting + (kGives ? 128 : 64 * kPairs);
   static constexpr int kBlocks =  // of a multiprocessor
-      TileShape{Groups, Columns, false, Split ? 2 : 1}.is_alone() ? 1
-      : Columns > 128                                             ? 3 - Groups
-                                                                  : 2;
+      TileShape{Groups, Columns, false, Split}.is_alone() ? 1
+      : Columns > 128                                     ? 3 - Groups
+                                                          : 2;
+  // Barriers of a stage: it is full, and empty, and its places are two parts.
+  static constexpr int kStageBarriers = Split ? 3 : 2;
 };
 
 template <typename T, int Groups, int Columns>
@@ -75,18 +78,17 @@ __global__ void __launch_bounds__(TileOf<T, Groups, Columns>::kThreads,
                              const __grid_constant__ Product p) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   using At = TileOf<T, Groups, Columns>;
-  constexpr int kTileFilters = Groups * kFilters, kThreads = 128 * Groups;  // that multiply
+  constexpr int kTileFilters = Groups * kFilters, kThreads = At::kMultiplying;
   constexpr bool kRounds = sizeof(T) == 2;  // results that are stored as what is multiplied
+  constexpr bool kSplits = std::is_same_v<T, float>;
+  using Splitter = Splitting<kSplits ? Columns : 64, Prologue>;  // of float32 alone
   const bool in_fragments = kRounds && p.in_fragments;
-  constexpr int kUnitBytes = kFilters * kRowBytes;
-  // Threads read float32's weights themselves, and each tells that it has; products tell at once
-  // for a warpgroup.
-  constexpr int kArrivals = std::is_same_v<T, float> ? kThreads : Groups;
   extern __shared__ __align__(1024) char memory[];
   const std::uint32_t ring = shared_address(memory);
   const std::uint32_t received = ring + p.at.received;
   const std::uint32_t full = ring + p.at.barriers;
-  const std::uint32_t empty = full + 8 * p.stages, residual_is_here = empty + 8 * p.stages;
+  const std::uint32_t empty = full + 8 * p.stages, split = empty + 8 * p.stages;
+  const std::uint32_t residual_is_here = full + At::kStageBarriers * 8 * p.stages;
   const std::uint32_t all_received = residual_is_here + 8;
 
   if (!p.holds) let_successors_start();
@@ -108,7 +110,9 @@ __global__ void __launch_bounds__(TileOf<T, Groups, Columns>::kThreads,
     init_phases(residual_is_here, 1);
     for (int stage = 0; stage < p.stages; ++stage) {
       init_phases(full + 8 * stage, 1);
-      init_phases(empty + 8 * stage, kArrivals);
+      // Products tell at once for a warpgroup, who reads scales for a warp.
+      init_phases(empty + 8 * stage, kSplits ? 4 * Groups : Groups);
+      if constexpr (kSplits) init_phases(split + 8 * stage, Splitter::kTeamWarps);
     }
     if (p.split > 1) {
       init_phases(all_received, 1);
@@ -120,11 +124,43 @@ __global__ void __launch_bounds__(TileOf<T, Groups, Columns>::kThreads,
   if (p.split > 1) arrive_at_cluster_barrier_relaxed();
   __syncthreads();
 
-  if (warp >= kThreads / 32) {
-    if constexpr (At::kGives) give_registers<40>();
+  const auto scales_of = [&](int stage) {
+    return reinterpret_cast<float*>(memory + p.at.scales) + stage * Columns;
+  };
+  if constexpr (At::kGives) {
+    if (warp >= kThreads / 32) give_registers<96>();
+  }
+  if constexpr (kSplits) {
+    const int splitter = warp - kThreads / 32;
+    if (splitter >= 0 && splitter < Splitter::kWarps) {
+      if (p.ahead == 0) wait_for_inputs();
+      if constexpr (Prologue) {
+        ask_for_affine<kRowBytes / sizeof(T), At::kSplitting, Columns>(
+            p, first_step, steps, first_row, thread - kThreads);
+      }
+      Splitter splitting(p, first_row, splitter);
+      int stage = splitting.team(), parity = 0;
+#pragma unroll 1
+      for (int step = stage; step < steps; step += Splitter::kTeams) {
+        splitting.load(first_step + step);
+        wait_for_phase(full + 8 * stage, parity);
+        splitting.apply(memory + stage * At::kStageBytes + At::kWeightBytes, scales_of(stage));
+        publish_to_engines();
+        __syncwarp();
+        if (thread % 32 == 0) arrive(split + 8 * stage);
+        stage += Splitter::kTeams;
+        if (stage >= p.stages) {
+          stage -= p.stages;
+          parity ^= 1;
+        }
+      }
+      return;
+    }
+  }
+  if (warp >= (kThreads + At::kSplitting) / 32) {
     // One of a pair asks for weights and one for images, of every kPairs-th step.
     constexpr int kPairs = At::kPairs;
-    const int helper = warp - kThreads / 32, first = helper / 2;
+    const int helper = warp - (kThreads + At::kSplitting) / 32, first = helper / 2;
     if (helper >= 2 * kPairs) return;
     const bool leads = leads_warp();
     int stage = first, parity = 1;
@@ -180,7 +216,7 @@ __global__ void __launch_bounds__(TileOf<T, Groups, Columns>::kThreads,
     return;
   }
 
-  if constexpr (At::kGives) take_registers<232>();
+  if constexpr (At::kGives) take_registers<160>();
   float bias[2];  // of the rows of D that a thread has
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
@@ -216,45 +252,46 @@ __global__ void __launch_bounds__(TileOf<T, Groups, Columns>::kThreads,
     }
   };
   if (p.ahead == 0) wait();
-  Preparation<T, kThreads, Columns, Prologue> preparation(p, first_row, thread);
-  if constexpr (Prologue) preparation.ask(first_step, steps);
+  if constexpr (Prologue && !kSplits) {
+    ask_for_affine<kRowBytes / sizeof(T), kThreads, Columns>(p, first_step, steps, first_row,
+                                                             thread);
+  }
 
   float sums[Columns / 2] = {};
-  if constexpr (std::is_same_v<T, float>) {
-    const auto prepare = [&](int step, int stage, int parity) {
-      wait_for_phase(full + 8 * stage, parity);
-      preparation.load(first_step + step);
-      preparation.apply(memory + stage * At::kStageBytes + At::kWeightBytes);
-    };
+  if constexpr (kSplits) {
+    const std::uint64_t weights = matrix_at(ring + warp / 4 * kUnitBytes);
     const std::uint64_t places = matrix_at(ring + At::kWeightBytes);
-    float of_step[Columns / 2] = {};
     int stage = 0, parity = 0;
-    if (steps > 0) prepare(0, 0, 0);
 #pragma unroll 1
     for (int step = 0; step < steps; ++step) {
-      const SplitWeights weights(reinterpret_cast<const float4*>(memory + stage * At::kStageBytes) +
-                                 warp / 4 * 512 + thread % 128);
-      const std::uint64_t x = places + stage * (At::kStageBytes >> 4);
-      begin_products();
-      weights.multiply<Columns>(of_step, x, x + (At::kPlaceBytes >> 4));
-      commit_products();
-      const int now = stage;
+      float of_step[Columns / 2];
+      wait_for_phase(split + 8 * stage, parity);
+      const int at = stage * (At::kStageBytes >> 4);
+      multiply_parts<Columns>(of_step, weights + at, places + at);
+      wait_for_products<0>();
+      take(of_step);
+      add_scaled(sums, of_step, scales_of(stage));
+      __syncwarp();
+      if (thread % 32 == 0) arrive(empty + 8 * stage);
       if (++stage == p.stages) {
         stage = 0;
         parity ^= 1;
       }
-      if (step + 1 < steps) prepare(step + 1, stage, parity);
-      wait_for_products<0>();
-      take(of_step);
-      arrive(empty + 8 * now);
-#pragma unroll
-      for (int i = 0; i < Columns / 2; ++i) sums[i] += of_step[i];
     }
+    float filters[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int own_filter = first_filter + warp * 16 + thread % 32 / 4 + 8 * i;
+      filters[i] = own_filter < p.filters ? p.scales[own_filter] : 0.0f;
+    }
+#pragma unroll
+    for (int i = 0; i < Columns / 2; ++i) sums[i] *= filters[i % 4 / 2];
   } else {
     const std::uint64_t weights = matrix_at(ring + warp / 4 * kUnitBytes);
     const std::uint64_t places = matrix_at(ring + At::kWeightBytes);
     int stage = 0, parity = 0, before = 0;
-    if constexpr (Prologue) preparation.load(first_step);
+    Preparation<T, kThreads, Columns, Prologue> preparation(p, first_row, thread);
+    preparation.load(first_step);
 #pragma unroll 1
     for (int step = 0; step < steps; ++step) {
       wait_for_phase(full + 8 * stage, parity);
@@ -433,7 +470,8 @@ void launch_tile(const Sources& from, Product p, const Choice& choice, Stream st
   };
   p.at.residual = take(Groups * p.residual_rows * kRowBytes);
   p.at.received = take(received_bytes(Groups, Columns, p.split));
-  p.at.barriers = take(16 * p.stages + 16);
+  p.at.scales = take(std::is_same_v<T, float> ? p.stages * Columns * 4 : 0);
+  p.at.barriers = take(At::kStageBarriers * 8 * p.stages + 16);
   make_ready(kernel, bytes);
   const dim3 grid((p.rows + Columns - 1) / Columns, (p.filters + kTileFilters - 1) / kTileFilters,
                   p.split);
@@ -474,9 +512,11 @@ void launch_product(const Sources& from, const Product& p, const Choice& choice,
 }
 
 // Each is compiled in a file of its own.
-#define CNN_ENGINE_MULTIPLIED(T)                                                          \
-  template void launch_product<T>(const Sources&, const Product&, const Choice&, Stream); \
-  template void launch_pack<T>(const float*, void*, const Conv2dShape&, int, int, int, Stream);
+#define CNN_ENGINE_MULTIPLIED(T)                                                                \
+  template void launch_product<T>(const Sources&, const Product&, const Choice&, Stream);       \
+  template void launch_scales<T>(const float*, float*, const Conv2dShape&, bool, Stream);       \
+  template void launch_pack<T>(const float*, void*, const float*, const Conv2dShape&, int, int, \
+                               int, Stream);
 
 }  // namespace wgmma
 }  // namespace cnn_engine::cuda

@@ -28,7 +28,7 @@ using namespace wgmma;
 constexpr int kMultiplying = 128;                     // threads of a block that multiply
 constexpr int kThreads = kMultiplying + 32;           // and those that ask for copies
 constexpr int kColumns = 32, kEights = kColumns / 8;  // of a product
-constexpr int kTaps = 9, kUnitBytes = kFilters * kRowBytes;
+constexpr int kTaps = 9;
 constexpr int kPlacesBytes = kColumns * kRowBytes;  // of 64 channels
 constexpr int kExpansion = 4;                       // outputs for a filter, at most
 

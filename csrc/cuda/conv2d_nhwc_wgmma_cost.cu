@@ -14,10 +14,10 @@ constexpr int kMostSplit = 8;  // blocks that every GPU has in a cluster
 // Bytes of shared memory for a block's stages.
 constexpr int kHalf = 110 * 1024, kAll = 200 * 1024;
 
-// What a launch takes, in microseconds: fitted to launches of 78 convolutions (of 32 bits 47), of
-// batches of 1, 5 and 20, on an H200; the geometric mean of the times of what is chosen is 1.02
-// times that of the fastest (docs/performance.md). Of one-tile blocks, then of blocks that stay, of
-// tf32 fitted to launches of 20.
+// What a launch takes, in microseconds: fitted to launches of 78 convolutions (of tf32 47), of
+// batches of 1, 5 and 20, on an H200, of float32 to those of 61 on an H100; the geometric mean of
+// the times of what is chosen is 1.02 times that of the fastest (docs/performance.md). Of one-tile
+// blocks, then of blocks that stay, of tf32 fitted to launches of 20.
 struct TileCost {
   double step;   // of a block by itself
   double share;  // of a step of each block that a multiprocessor has
@@ -43,10 +43,10 @@ constexpr TileCost kTf32TileCosts[] = {{0.123, 0.085}, {0.119, 0.102}, {0.068, 0
 static_assert(sizeof(kTf32TileCosts) / sizeof(TileCost) == kShapesOf<Tf32>.count);
 constexpr Costs kTf32Costs = {1.346, 0.057,          0.091,           0.209,         0.147,
                               0.749, {0.404, 0.119}, kShapesOf<Tf32>, kTf32TileCosts};
-constexpr TileCost kSplitTileCosts[] = {{0.639, 0.293}, {0.576, 0.394}, {0.178, 1.076}};
+constexpr TileCost kSplitTileCosts[] = {{0.238, 0.216}, {0.243, 0.292}, {0.500, 0.756}};
 static_assert(sizeof(kSplitTileCosts) / sizeof(TileCost) == kShapesOf<float>.count);
 constexpr Costs kSplitCosts = {
-    1.161, 0.068, 0.126, 0.0, 0.241, 1.388, {}, kShapesOf<float>, kSplitTileCosts};
+    0.909, 0.129, 0.134, 0.385, 0.193, 1.717, {}, kShapesOf<float>, kSplitTileCosts};
 
 // Of blocks that stay: each of a block's tiles takes `tile` and the longer of its steps and its
 // `end`.

@@ -28,7 +28,6 @@ constexpr int kThreads = kMultiplying + 128;  // and those that ask for copies, 
 constexpr int kPlaces = 64;                   // of a warpgroup's tile
 constexpr int kHidden = 64;                   // channels of a step
 constexpr int kMostHidden = 1024;
-constexpr int kUnitBytes = kFilters * kRowBytes;  // of packed weights, and of places
 
 struct Mlp {
   const char *first, *second;  // packed weights

@@ -24,11 +24,11 @@
 #include "cuda/conv2d_nhwc_wgmma_end.cuh"
 #include "cuda/conv2d_nhwc_wgmma_planar.cuh"
 #include "cuda/conv2d_nhwc_wgmma_product.h"
-#include "cuda/conv2d_nhwc_wgmma_split.cuh"
 #include "cuda/launch.cuh"
 #include "cuda/mma.cuh"
 #include "cuda/stored.cuh"
 #include "cuda/strided.cuh"
+#include "cuda/tf32.cuh"
 #include "cuda/wgmma.cuh"
 #include "ops/conv2d_nhwc_wgmma.h"
 
@@ -341,8 +341,7 @@ void check_planar(const Conv2dShape& shape, Conv2dOperands operands) {
 
 std::int64_t conv2d_nhwc_wgmma_planar_takes(const Conv2dShape& shape, Conv2dOperands operands,
                                             int device) {
-  return wgmma::is_worth_splitting(shape, operands) && wgmma::runs_on(device) &&
-         wgmma::why_not_planar(shape, operands) == nullptr;
+  return wgmma::runs_on(device) && wgmma::why_not_planar(shape, operands) == nullptr;
 }
 
 std::int64_t conv2d_nhwc_wgmma_planar_packed(const Conv2dShape& shape, Conv2dOperands operands,

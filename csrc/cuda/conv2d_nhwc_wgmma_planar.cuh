@@ -2,12 +2,12 @@
 // (conv2d_nhwc_wgmma_planar.cu).
 #pragma once
 
+#include "cuda/conv2d_nhwc_wgmma_product.h"
 #include "cuda/wgmma.cuh"
 
 namespace cnn_engine::cuda::wgmma {
 
 constexpr int kColumnsOfFilter = 8, kPlanes = 4;  // with those whose weights are 0
-constexpr int kUnitBytes = 64 * kRowBytes;        // of packed weights
 
 // Of 16 bits: units of so many rows of filters, and where a row lies in them.
 constexpr int kFilterRowBytes = kColumnsOfFilter * kPlanes * 2;

@@ -17,7 +17,8 @@
 
 namespace cnn_engine::cuda::wgmma {
 
-constexpr int kFilters = 64;  // of a unit of packed weights
+constexpr int kFilters = 64;                // of a unit of packed weights
+constexpr int kUnitBytes = kFilters * 128;  // which are so much of each filter
 
 // count / by, rounded up.
 constexpr int divided(std::int64_t count, int by) {
@@ -27,10 +28,6 @@ constexpr int divided(std::int64_t count, int by) {
 // Whether a device has wgmma, and the kernels were compiled for it.
 bool runs_on(int device);
 int multiprocessors_of(int device);
-
-// False of float32 where there is little to do: two parts of tf32 lose more than three of bfloat16,
-// and gain little there.
-bool is_worth_splitting(const Conv2dShape& shape, Conv2dOperands operands);
 
 constexpr bool has_16_bits(Conv2dOperands operands) {
   return operands == Conv2dOperands::float16 || operands == Conv2dOperands::bfloat16;
@@ -64,6 +61,7 @@ struct Source {
 struct Product : Source {
   const char* packed;
   const float *bias, *scale, *shift;
+  const float* scales;  // of float32: what each filter's sums are multiplied by
   const void* residual;
   void* y;
   bool residual_is_rounded, y_is_rounded;  // stored as what is multiplied, not as float32
@@ -92,9 +90,10 @@ struct Product : Source {
   bool pools;    // y has the greatest of each two rows' two places
   float low, high;
   // In shared memory, of what the block has made, in the ring's place, and behind the ring of the
-  // residual, as the copy engine brings it, what the cluster's other blocks send, and the barriers.
+  // residual, as the copy engine brings it, what the cluster's other blocks send, of float32 what
+  // places' sums are multiplied by, and the barriers.
   struct {
-    int made, residual, received, barriers;
+    int made, residual, received, scales, barriers;
   } at;
   float alpha, beta;
   UnaryFunction activation;
@@ -150,7 +149,7 @@ struct Sources {
 struct TileShape {
   int groups, columns;
   bool prologue = false;
-  int parts = 1;  // of places
+  bool split = false;  // of float32
   bool both = true;
 
   constexpr bool is_compiled(bool with_prologue, bool with_both) const {
@@ -158,9 +157,9 @@ struct TileShape {
   }
 
   // Whether it leaves no registers to a second block of a multiprocessor.
-  constexpr bool is_alone() const { return parts > 1 && groups * columns > 64; }
+  constexpr bool is_alone() const { return split && groups * columns > 64; }
 
-  constexpr int stage_bytes() const { return 128 * (groups * kFilters + parts * columns); }
+  constexpr int stage_bytes() const { return 128 * (groups * kFilters + columns); }
 };
 constexpr TileShape kShapes[] = {{1, 16, true},
                                  {1, 24},
@@ -168,14 +167,15 @@ constexpr TileShape kShapes[] = {{1, 16, true},
                                  {1, 56},
                                  {1, 64, true},
                                  {1, 104},
-                                 {1, 128, true, 1, false},
+                                 {1, 128, true, false, false},
                                  {2, 64, true},
                                  {2, 128}};
 constexpr int kTiles = sizeof(kShapes) / sizeof(kShapes[0]);
-// Of tf32, and of float32, of whose places a stage also has what tensor cores do not read.
+// Of tf32, and of float32.
 constexpr TileShape kTf32Shapes[] = {
-    {1, 16}, {1, 32, true}, {1, 64, true}, {1, 128, true, 1, false}, {2, 64}, {2, 128}};
-constexpr TileShape kSplitShapes[] = {{1, 32, true, 2}, {1, 64, true, 2}, {2, 128, false, 2}};
+    {1, 16}, {1, 32, true}, {1, 64, true}, {1, 128, true, false, false}, {2, 64}, {2, 128}};
+constexpr TileShape kSplitShapes[] = {
+    {1, 32, true, true}, {1, 64, true, true}, {2, 128, false, true}};
 
 // A kind of operands' tiles.
 struct Shapes {
@@ -255,14 +255,20 @@ double product_time(const Conv2dShape& shape, const void* residual, UnaryFunctio
 // For __half, __nv_bfloat16, Tf32 and float, whose products are exact, in files of their own.
 template <typename T>
 void launch_product(const Sources& from, const Product& p, const Choice& choice, Stream stream);
+// Finds what filters' sums are multiplied by, of float32: with `adds` of those whose scales are
+// there already, to whose sums these add.
+template <typename T>
+void launch_scales(const float* weight, float* scales, const Conv2dShape& shape, bool adds,
+                   Stream stream);
 // Packs weights whose taps have `chunks` steps, which are those from `first_step` on of `steps`.
 template <typename T>
-void launch_pack(const float* weight, void* packed, const Conv2dShape& shape, int chunks,
-                 int first_step, int steps, Stream stream);
+void launch_pack(const float* weight, void* packed, const float* scales, const Conv2dShape& shape,
+                 int chunks, int first_step, int steps, Stream stream);
+// Those of one convolution, as 16 bits.
 template <typename T>
 void launch_pack(const float* weight, void* packed, const Conv2dShape& shape, int chunks,
                  Stream stream) {
-  launch_pack<T>(weight, packed, shape, chunks, 0, shape.r * shape.s * chunks, stream);
+  launch_pack<T>(weight, packed, nullptr, shape, chunks, 0, shape.r * shape.s * chunks, stream);
 }
 
 }  // namespace cnn_engine::cuda::wgmma

@@ -12,38 +12,92 @@
 
 namespace cnn_engine::cuda::wgmma {
 
-// What is done to a step's places in shared memory before they are multiplied: z = max(x scale +
-// shift, floor), and behind them, of float32, what tensor cores do not read of it. A thread has a
-// piece of every kRowsAtOnce-th row; what it needs for a step is loaded before the step is there,
-// from the first-level cache: the second takes longer than a step.
-template <typename T, int Threads, int Columns, bool Prologue>
-class Preparation {
+// z = max(x scale + shift, floor) of a thread's channels, from `first` on. What that needs is
+// loaded before a step is there, from the first-level cache: the second takes longer than a step.
+template <int Channels>
+class Affine {
  public:
-  __device__ Preparation(const Product& p, int first_row, int thread)
-      : p_(p), first_row_(first_row), thread_(thread), first_image_(0) {
-    if (Prologue && p.scale_per_image) first_image_ = first_row / places();
+  __device__ void load(const Product& p, int image, int first) {
+    first_ = first;
+    next_image_ = p.scale_per_image ? (image + 1) * p.out_h * p.out_w : p.rows;
+    fill(p, p.scale, image, 1.0f, factor_);
+    fill(p, p.shift, 0, 0.0f, added_);
   }
 
-  // Asks for what `steps` steps need to be in the first-level cache.
-  __device__ void ask(int first_step, int steps) const {
-    constexpr int kSector = 32 / sizeof(float), kChannels = 8 * kWidth;
-    const int first = first_step * kChannels, end = min(p_.channels, first + steps * kChannels);
-    const int last = p_.scale_per_image ? min(first_row_ + Columns, p_.rows) - 1 : 0;
-    for (int c = first + thread_ * kSector; c < end; c += Threads * kSector) {
-      if (p_.shift) touch(p_.shift + c);
-      if (!p_.scale) continue;
-      for (int image = first_image_; image * places() <= last; ++image) {
-        touch(p_.scale + static_cast<std::int64_t>(image) * p_.channels + c);
-      }
+  __device__ void apply(const Product& p, int place, float (&z)[Channels]) {
+    if (place >= next_image_ && place < p.rows) {
+      const int image = place / (p.out_h * p.out_w);
+      next_image_ = (image + 1) * p.out_h * p.out_w;
+      fill(p, p.scale, image, 1.0f, factor_);
+    }
+#pragma unroll
+    for (int i = 0; i < Channels; ++i) {
+      z[i] = fmaf(z[i], factor_[i], added_[i]);
+      z[i] = z[i] < p.floor ? p.floor : z[i];  // false for NaN, which stays
     }
   }
 
+ private:
+  // Channels come in fours of 32 bits.
+  __device__ void fill(const Product& p, const float* from, int image, float other,
+                       float (&to)[Channels]) const {
+#pragma unroll
+    for (int i = 0; i < Channels; ++i) to[i] = other;
+    if (!from) return;
+    from += static_cast<std::int64_t>(image) * p.channels + first_;
+#pragma unroll
+    for (int i = 0; i < Channels; i += 4) {
+      if (first_ + i >= p.channels) break;
+      const float4 four = *reinterpret_cast<const float4*>(from + i);
+      to[i] = four.x;
+      to[i + 1] = four.y;
+      to[i + 2] = four.z;
+      to[i + 3] = four.w;
+    }
+  }
+
+  int first_, next_image_;  // the latter: the first place of the image after `factor_`'s
+  float factor_[Channels], added_[Channels];
+};
+
+// Asks for what the affine functions of `steps` steps need to be in the first-level cache.
+template <int StepChannels, int Threads, int Columns>
+__device__ inline void ask_for_affine(const Product& p, int first_step, int steps, int first_row,
+                                      int thread) {
+  const auto touch = [](const float* at) {
+    float unused;
+    asm volatile("ld.global.f32 %0, [%1];" : "=f"(unused) : "l"(at));
+  };
+  constexpr int kSector = 32 / sizeof(float);
+  const int places = p.out_h * p.out_w, first = first_step * StepChannels,
+            end = min(p.channels, first + steps * StepChannels);
+  const int last = p.scale_per_image ? min(first_row + Columns, p.rows) - 1 : 0;
+  for (int c = first + thread * kSector; c < end; c += Threads * kSector) {
+    if (p.shift) touch(p.shift + c);
+    if (!p.scale) continue;
+    for (int image = p.scale_per_image ? first_row / places : 0; image * places <= last; ++image) {
+      touch(p.scale + static_cast<std::int64_t>(image) * p.channels + c);
+    }
+  }
+}
+
+// What is done to a step's places: of 16 bits and of tf32 an affine function or nothing. A thread
+// has a piece of every kRowsAtOnce-th row.
+template <typename T, int Threads, int Columns, bool Prologue>
+class Preparation {
+ public:
+  static constexpr int kStepChannels = kRowBytes / sizeof(T);
+
+  __device__ Preparation(const Product& p, int first_row, int thread)
+      : p_(p),
+        first_row_(first_row),
+        thread_(thread),
+        image_(Prologue && p.scale_per_image ? first_row / (p.out_h * p.out_w) : 0) {}
+
   __device__ void load(int step) {
     if constexpr (Prologue) {
-      c_ = (step * 8 + exchanged(thread_ / 8, thread_ % 8)) * kWidth;
-      next_image_ = p_.scale_per_image ? (first_image_ + 1) * places() : p_.rows;
-      fill(p_.scale, first_image_, 1.0f, factor_);
-      fill(p_.shift, 0, 0.0f, added_);
+      const int piece = exchanged(thread_ / 8, thread_ % 8);
+      affine_.load(p_, image_, step * kStepChannels + piece * kWidth);
     }
   }
 
@@ -53,25 +107,8 @@ class Preparation {
       T* const at = reinterpret_cast<T*>(places_of_step + row * kRowBytes + thread_ % 8 * 16);
       float z[kWidth];
       load_neighbours(at, z);
-      if constexpr (Prologue) {
-        const int place = first_row_ + row;
-        if (place >= next_image_ && place < p_.rows) {
-          const int image = place / places();
-          next_image_ = (image + 1) * places();
-          fill(p_.scale, image, 1.0f, factor_);
-        }
-#pragma unroll
-        for (int i = 0; i < kWidth; ++i) {
-          z[i] = fmaf(z[i], factor_[i], added_[i]);
-          z[i] = z[i] < p_.floor ? p_.floor : z[i];  // false for NaN, which stays
-        }
-        store_neighbours(at, z, Overflow{});
-      }
-      if constexpr (std::is_same_v<T, float>) {
-#pragma unroll
-        for (int i = 0; i < kWidth; ++i) z[i] = beyond_tf32(z[i]);
-        store_neighbours(at + Columns * kRowBytes / sizeof(T), z, Overflow{});
-      }
+      affine_.apply(p_, first_row_ + row, z);
+      store_neighbours(at, z, Overflow{});
     }
     publish_to_engines();
     named_barrier<Threads>(1);
@@ -81,23 +118,104 @@ class Preparation {
   static constexpr int kWidth = 16 / sizeof(T), kRowsAtOnce = Threads / 8;
   static_assert(kRowsAtOnce % 8 == 0);
 
-  static __device__ void touch(const float* at) {
-    float unused;
-    asm volatile("ld.global.f32 %0, [%1];" : "=f"(unused) : "l"(at));
+  const Product& p_;
+  const int first_row_, thread_, image_;
+  Affine<kWidth> affine_;
+};
+
+// Of float32: warps of their own make two parts of float16 of places, where they are, for the warps
+// that multiply. kWarps are one team or two, which take turns: a team has a step, a warp kRows
+// eights of its places, four lanes a place, each two of its pieces, which its parts' pieces are
+// again. All loads come first, then what takes long for one number and not for many.
+template <int Columns, bool Prologue>
+class Splitting {
+ public:
+  static constexpr int kWarps = 4, kTeams = Columns > 64 ? 1 : 2, kTeamWarps = kWarps / kTeams;
+
+  // `warp`: of the kWarps.
+  __device__ Splitting(const Product& p, int first_row, int warp)
+      : p_(p),
+        first_row_(first_row),
+        team_(warp / kTeamWarps),
+        row_(warp % kTeamWarps * (8 * kRows) + threadIdx.x % 32 / kLanes),
+        lane_(threadIdx.x % kLanes),
+        image_(Prologue && p.scale_per_image ? first_row / (p.out_h * p.out_w) : 0) {}
+
+  // The first of the team's steps among those of the block.
+  __device__ int team() const { return team_; }
+
+  // Before the step is there.
+  __device__ void load(int step) {
+    if constexpr (Prologue) affine_.load(p_, image_, step * kStepChannels + lane_ * kWidth);
   }
-  __device__ int places() const { return p_.out_h * p_.out_w; }  // of an image
-  __device__ void fill(const float* from, int image, float other, float (&to)[kWidth]) const {
+
+  // What the step's sums of places are multiplied by goes to `scales`.
+  __device__ void apply(char* places, float* scales) {
+    float z[kRows][kWidth], largest[kRows];
 #pragma unroll
-    for (int i = 0; i < kWidth; ++i) to[i] = other;
-    if (from && c_ < p_.channels) {
-      load_neighbours(from + static_cast<std::int64_t>(image) * p_.channels + c_, to);
+    for (int i = 0; i < kRows; ++i) load_row(places, row_ + 8 * i, z[i]);
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      if constexpr (Prologue) affine_.apply(p_, first_row_ + row_ + 8 * i, z[i]);
+      const auto two = [&](int j) {
+        return fmaxf(fabsf(z[i][j]), fabsf(z[i][j + 1]));
+      };
+      largest[i] = fmaxf(fmaxf(two(0), two(2)), fmaxf(two(4), two(6)));
+    }
+#pragma unroll
+    for (int apart = 1; apart < kLanes; apart *= 2) {
+#pragma unroll
+      for (int i = 0; i < kRows; ++i) {
+        largest[i] = fmaxf(largest[i], __shfl_xor_sync(0xffffffff, largest[i], apart));
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      const unsigned exponent = exponent_of(__float_as_uint(largest[i]));
+      if (lane_ == 0) scales[row_ + 8 * i] = unscale_of(exponent) * kPlaceUnit;
+      store_row(places, row_ + 8 * i, z[i], scale_of(exponent));
     }
   }
 
+ private:
+  static constexpr int kLanes = 4, kStepChannels = kRowBytes / sizeof(float),
+                       kWidth = kStepChannels / kLanes, kRows = Columns / kTeamWarps / 8;
+  static_assert(kWidth == 8 && Columns % (8 * kTeamWarps) == 0);
+
+  __device__ void load_row(const char* places, int row, float (&z)[kWidth]) const {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float4 four = *reinterpret_cast<const float4*>(places + row * kRowBytes +
+                                                           exchanged(row, 2 * lane_ + half) * 16);
+      z[4 * half] = four.x;
+      z[4 * half + 1] = four.y;
+      z[4 * half + 2] = four.z;
+      z[4 * half + 3] = four.w;
+    }
+  }
+
+  // Lanes of odd rows store the small parts first, so that those of two rows meet in no bank.
+  __device__ void store_row(char* places, int row, const float (&z)[kWidth], float scale) const {
+    const bool odd = row % 2 != 0;
+    alignas(16) __half2 first[kWidth / 2], second[kWidth / 2];
+#pragma unroll
+    for (int i = 0; i < kWidth / 2; ++i) {
+      const Parts parts(z[2 * i] * scale, z[2 * i + 1] * scale);
+      first[i] = odd ? parts.small : parts.large;
+      second[i] = odd ? parts.large : parts.small;
+    }
+    const auto store = [&](int piece, const __half2(&from)[kWidth / 2]) {
+      *reinterpret_cast<uint4*>(places + row * kRowBytes + exchanged(row, piece) * 16) =
+          *reinterpret_cast<const uint4*>(from);
+    };
+    const int large = piece_of_eight(lane_), small = large + 2;
+    store(odd ? small : large, first);
+    store(odd ? large : small, second);
+  }
+
   const Product& p_;
-  const int first_row_, thread_;
-  int first_image_, next_image_, c_;  // next_image_: the first place of the image after `factor_`'s
-  float factor_[kWidth], added_[kWidth];
+  const int first_row_, team_, row_, lane_, image_;
+  Affine<kWidth> affine_;
 };
 
 }  // namespace cnn_engine::cuda::wgmma

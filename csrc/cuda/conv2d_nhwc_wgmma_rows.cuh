@@ -51,7 +51,6 @@ __global__ void __launch_bounds__(128 * Groups + 64, Blocks)
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   using At = RowsTile<Groups, Columns, Blocks, Several>;
   constexpr int kTileFilters = Groups * kFilters, kThreads = 128 * Groups;  // that multiply
-  constexpr int kUnitBytes = kFilters * kRowBytes;
   extern __shared__ __align__(1024) char memory[];
   const std::uint32_t rows = shared_address(memory), ring = rows + At::kRing;
   const std::uint32_t full = rows + At::kBarriers, empty = full + 8 * At::kStages;

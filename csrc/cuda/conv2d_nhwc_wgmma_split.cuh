@@ -1,102 +1,105 @@
-// Products of float32 by wgmma: x w = X W + X w' + x' W, where X is the 11 bits that tensor cores
-// read of x, W the nearest number of 11 bits to w, x' and w' what these lack, of 11 bits too. What
-// is left out, x' w' and the last bits, is below 2^-20 of the product.
+// Products of float32 by wgmma: a number is two of float16, the nearest and the nearest to what
+// that lacks, times a power of two, and x w = X W + X w' + x' W. Both parts have the 24 bits of a
+// float32, but where a number is below 2^-17 of the largest that shares its scale, of which it has
+// 2^-39 then; what is left out, x' w', is at most 2^-24 of a product, to either side.
 //
-// Weights come from registers: what a thread has of a step's 64 filters lies together, and is
-// parted once for all places. Of places, shared memory has x, whose low bits are not read, and x'
-// beside it.
+// Scales bring the largest of a filter's weights, and of a place's channels of a step, to between
+// 2^14 and 2^15, so that nothing leaves float16's range whatever the numbers are. A filter's is
+// packed with its weights and taken back at the end, a place's is found as its step comes, and
+// taken back as the step's sums are added to the others, by additions that round: tensor cores cut
+// off what does not fit a sum's bits, always towards zero, which through many layers is an error of
+// its own. What a step's products lose so, weights give back on average (even_away).
 //
-// Tensor cores cut off what does not fit a sum's bits, always towards zero, which through many
-// layers is an error of its own. So a step's products are summed by themselves, the small ones
-// first, and added by additions that round: a convolution is 2^-24 of itself too small (on an
-// H200).
+// Of 32 channels, 128 bytes of a row are four pieces of 32: the large parts of the first 16
+// channels, the small ones, then those of the other 16.
 #pragma once
 
+#include <cuda_fp16.h>
+
+#include <algorithm>
+
+#include "cuda/mma.cuh"
 #include "cuda/wgmma.cuh"
 
 namespace cnn_engine::cuda::wgmma {
 
-// d = a b^T, or d += a b^T, for 8 floats of K; a[0] to a[3]: row g of the warp's 16 and column t,
-// row g + 8, then the same with column t + 4.
-template <int N>
-struct WgmmaOfRegisters;
-
-#define CNN_ENGINE_WGMMA_OF_REGISTERS(n, numbers, a0, a1, a2, a3, b_number, add_number, ...)   \
-  template <>                                                                                  \
-  struct WgmmaOfRegisters<n> {                                                                 \
-    template <bool Add>                                                                        \
-    static __device__ void multiply(float (&d)[n / 2], const float (&a)[4], std::uint64_t b) { \
-      asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %" #add_number                            \
-                   ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n "k8.f32.tf32.tf32 {" numbers   \
-                   "}, {%" #a0 ", %" #a1 ", %" #a2 ", %" #a3 "}, %" #b_number ", p, 1, 1;\n}"  \
-                   : __VA_ARGS__                                                               \
-                   : "r"(__float_as_uint(a[0])), "r"(__float_as_uint(a[1])),                   \
-                     "r"(__float_as_uint(a[2])), "r"(__float_as_uint(a[3])), "l"(b), "n"(Add)  \
-                   : "memory");                                                                \
-    }                                                                                          \
-  };
-CNN_ENGINE_WGMMA_OF_REGISTERS(32, CNN_ENGINE_N16, 16, 17, 18, 19, 20, 21, CNN_ENGINE_D16(0))
-CNN_ENGINE_WGMMA_OF_REGISTERS(64, CNN_ENGINE_N32, 32, 33, 34, 35, 36, 37, CNN_ENGINE_D16(0),
-                              CNN_ENGINE_D16(16))
-CNN_ENGINE_WGMMA_OF_REGISTERS(128, CNN_ENGINE_N64, 64, 65, 66, 67, 68, 69, CNN_ENGINE_D64(0))
-#undef CNN_ENGINE_WGMMA_OF_REGISTERS
-
-// What x has beyond the bits that tensor cores read, 13 bits, of which 11 are kept: rounded away
-// from zero, which on average makes up for most of what sums lose. 1 + 2^-12 lifts whatever lies
-// between two numbers of 11 bits to at least their middle, and leaves those numbers what they are.
-__device__ inline float beyond_tf32(float x) {
-  return to_tf32((x - read_as_tf32(x)) * (1.0f + 0x1p-12f));
+// The exponent of a scale's numbers, as float32 has it, from their largest magnitude. Of zeros and
+// of numbers below 2^-92 one that all powers of two below have room for.
+__host__ __device__ constexpr unsigned exponent_of(unsigned largest_bits) {
+  return largest_bits >> 23 > 35 ? largest_bits >> 23 : 35;
 }
-
-// Of 64 filters and 32 channels, those of float `i` of four: piece k 128 + thread, of instruction
-// k.
-__device__ inline int row_of_split(int piece, int i) {
-  return piece % 128 / 32 * 16 + piece % 32 / 4 + i % 2 * 8;
+// What numbers are multiplied by to become float16, and what their products are then.
+__device__ inline float scale_of(unsigned exponent) {
+  return __uint_as_float((268 - exponent) << 23);
 }
-__device__ inline int channel_of_split(int piece, int i) {
-  return piece / 128 * 8 + piece % 4 + i / 2 * 4;
+__device__ inline float unscale_of(unsigned exponent) {
+  return __uint_as_float((exponent - 14) << 23);
 }
+// Sums are added up in this unit of their places' scales, in which neither the largest nor the
+// smallest of them leave float32's range where their filter's largest weight is within 2^121; the
+// end takes it back, with the filters' scales.
+constexpr float kPlaceUnit = 0x1p-20f, kFilterUnit = 0x1p20f;
 
-// A warpgroup's part of a step: four instructions' worth of filters, each in two parts.
-struct SplitWeights {
-  float large[4][4], small[4][4];
+// Both parts of two numbers in their scale.
+struct Parts {
+  __half2 large, small;
 
-  // from: [4][128 threads][4].
-  __device__ explicit SplitWeights(const float4* from) {
-#pragma unroll
-    for (int k = 0; k < 4; ++k) {
-      const float4 four = from[k * 128];
-      const float weights[4] = {four.x, four.y, four.z, four.w};
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        large[k][i] = to_tf32(weights[i]);
-        small[k][i] = to_tf32(weights[i] - large[k][i]);
-      }
-    }
-  }
-
-  // Asks for the step's products with places x and x'.
-  template <int Columns>
-  __device__ void multiply(float (&sums)[Columns / 2], std::uint64_t x,
-                           std::uint64_t beyond) const {
-    using Products = WgmmaOfRegisters<Columns>;
-    constexpr int kApart = kInstructionBytes >> 4;
-    Products::template multiply<false>(sums, large[0], beyond);
-#pragma unroll
-    for (int k = 1; k < 4; ++k)
-      Products::template multiply<true>(sums, large[k], beyond + k * kApart);
-#pragma unroll
-    for (int k = 0; k < 4; ++k) Products::template multiply<true>(sums, small[k], x + k * kApart);
-#pragma unroll
-    for (int k = 0; k < 4; ++k) Products::template multiply<true>(sums, large[k], x + k * kApart);
+  __device__ Parts(float a, float b) {
+    large = __floats2half2_rn(a, b);
+    const float2 read = __half22float2(large);
+    small = __floats2half2_rn(a - read.x, b - read.y);
   }
 };
+
+// A number of 23 bits, rounded away from zero: half of them grow by one unit of the last bit, by
+// which a sum of products with random numbers grows by 0.67 to 0.72 of 2^-24 of itself, for what
+// tensor cores cut off it (0.71 to 0.74 on an H100). Numbers of fewer bits stay what they are.
+__device__ inline float even_away(float x) {
+  const unsigned bits = __float_as_uint(x);
+  return isfinite(x) && (bits & 0x7fffffffu) != 0x7f7fffffu ? __uint_as_float(bits + bits % 2) : x;
+}
+
+// Which eights of a step's channels a row's pieces of 16 bytes have, and whether their small parts.
+__host__ __device__ constexpr int eight_of_piece(int piece) { return piece / 4 * 2 + piece % 2; }
+__host__ __device__ constexpr bool is_small_piece(int piece) { return piece % 4 > 1; }
+__host__ __device__ constexpr int piece_of_eight(int eight) { return eight / 2 * 4 + eight % 2; }
+
+// Asks for the products of a step: the small ones first.
+template <int Columns>
+__device__ inline void multiply_parts(float (&sums)[Columns / 2], std::uint64_t weights,
+                                      std::uint64_t places) {
+  constexpr int kApart = kInstructionBytes >> 4, kSmall = kApart, kNext = 2 * kApart;
+  using Products = Wgmma<__half, Columns>;
+  begin_products();
+  WgmmaAnew<__half, Columns>::multiply(sums, weights + kSmall, places);
+  Products::multiply(sums, weights + kSmall + kNext, places + kNext);
+  Products::multiply(sums, weights, places + kSmall);
+  Products::multiply(sums, weights + kNext, places + kSmall + kNext);
+  Products::multiply(sums, weights, places);
+  Products::multiply(sums, weights + kNext, places + kNext);
+  commit_products();
+}
 
 // Sums that the products before have ended: the compiler does not look at them earlier.
 template <int n>
 __device__ inline void take(float (&sums)[n]) {
 #pragma unroll
   for (int i = 0; i < n; ++i) asm volatile("" : "+f"(sums[i])::"memory");
+}
+
+// Adds a step's sums to those before, in units of the tile's places' scales.
+template <int n>
+__device__ inline void add_scaled(float (&sums)[n], const float (&of_step)[n],
+                                  const float* scales) {
+  const float* const own = scales + threadIdx.x % 4 * 2;
+#pragma unroll
+  for (int eight = 0; eight < n / 4; ++eight) {
+    const float2 scale = *reinterpret_cast<const float2*>(own + eight * 8);
+#pragma unroll
+    for (int i = 4 * eight; i < 4 * eight + 4; ++i) {
+      sums[i] = fmaf(of_step[i], i % 2 ? scale.y : scale.x, sums[i]);
+    }
+  }
 }
 
 }  // namespace cnn_engine::cuda::wgmma

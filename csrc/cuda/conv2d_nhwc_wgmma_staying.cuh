@@ -74,7 +74,7 @@ __global__ void __launch_bounds__(128 * Groups + 96, Blocks)
                                      const __grid_constant__ Product p) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   constexpr int kTileFilters = Groups * kFilters, kWarps = 4 * Groups;  // that multiply
-  constexpr int kUnitBytes = kFilters * kRowBytes, kWeightBytes = Groups * kUnitBytes;
+  constexpr int kWeightBytes = Groups * kUnitBytes;
   constexpr int kSlotFilters = kRowBytes / sizeof(T), kSlotUnits = kTileFilters / kSlotFilters;
   constexpr int kSlotUnitBytes = Columns * kRowBytes, kSlotBytes = kSlotUnits * kSlotUnitBytes;
   constexpr int kStageBytes = kWeightBytes + Columns * kRowBytes;

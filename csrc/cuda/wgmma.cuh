@@ -119,20 +119,24 @@ CNN_ENGINE_WGMMAS(Tf32, "k8.f32.tf32.tf32", "")
 template <typename Operand, int N>
 struct WgmmaAnew;
 
-#define CNN_ENGINE_WGMMA_ANEW(Operand, types)                                                 \
-  template <>                                                                                 \
-  struct WgmmaAnew<Operand, 64> {                                                             \
-    static __device__ void multiply(float (&d)[32], std::uint64_t a, std::uint64_t b) {       \
-      asm volatile(                                                                           \
-          "{\n.reg .pred p;\nsetp.ne.u32 p, 0, 0;\nwgmma.mma_async.sync.aligned.m64n64" types \
-          " {" CNN_ENGINE_N32 "}, %32, %33, p, 1, 1, 0, 0;\n}"                                \
-          : CNN_ENGINE_D16(0), CNN_ENGINE_D16(16)                                             \
-          : "l"(a), "l"(b)                                                                    \
-          : "memory");                                                                        \
-    }                                                                                         \
+#define CNN_ENGINE_WGMMA_ANEW(Operand, n, types, numbers, a_number, b_number, ...)             \
+  template <>                                                                                  \
+  struct WgmmaAnew<Operand, n> {                                                               \
+    static __device__ void multiply(float (&d)[n / 2], std::uint64_t a, std::uint64_t b) {     \
+      asm volatile(                                                                            \
+          "{\n.reg .pred p;\nsetp.ne.u32 p, 0, 0;\nwgmma.mma_async.sync.aligned.m64n" #n types \
+          " {" numbers "}, %" #a_number ", %" #b_number ", p, 1, 1, 0, 0;\n}"                  \
+          : __VA_ARGS__                                                                        \
+          : "l"(a), "l"(b)                                                                     \
+          : "memory");                                                                         \
+    }                                                                                          \
   };
-CNN_ENGINE_WGMMA_ANEW(__half, "k16.f32.f16.f16")
-CNN_ENGINE_WGMMA_ANEW(__nv_bfloat16, "k16.f32.bf16.bf16")
+CNN_ENGINE_WGMMA_ANEW(__half, 32, "k16.f32.f16.f16", CNN_ENGINE_N16, 16, 17, CNN_ENGINE_D16(0))
+CNN_ENGINE_WGMMA_ANEW(__half, 64, "k16.f32.f16.f16", CNN_ENGINE_N32, 32, 33, CNN_ENGINE_D16(0),
+                      CNN_ENGINE_D16(16))
+CNN_ENGINE_WGMMA_ANEW(__half, 128, "k16.f32.f16.f16", CNN_ENGINE_N64, 64, 65, CNN_ENGINE_D64(0))
+CNN_ENGINE_WGMMA_ANEW(__nv_bfloat16, 64, "k16.f32.bf16.bf16", CNN_ENGINE_N32, 32, 33,
+                      CNN_ENGINE_D16(0), CNN_ENGINE_D16(16))
 
 // d += a b^T for 32 bytes of K, A [64, K] in registers: a[0] and a[1] are 4 bytes of rows g and
 // g + 8 from byte 4 t on, a[2] and a[3] those 16 bytes further.

@@ -8,8 +8,10 @@
 // are multiples of 16 bytes. One group, channels in eights, of 32 bits in fours, strides up to 8,
 // and windows that reach up to 128 places beyond the image. Tile and split of the sums are those of
 // a rank, as conv2d_nhwc's. The same bits in every run; they depend on the shape and the rank
-// alone. float32 is multiplied as two parts of tf32: its error is that of float32, but an infinity
-// in x makes NaN of the sums that it is a term of.
+// alone. float32 is multiplied as two parts of float16, in scales of each filter's weights and each
+// place's channels of a step: its error is that of float32, but an infinity in x makes NaN of the
+// sums that it is a term of, and numbers that are 2^-39 of the largest that shares their scale, or
+// below 2^-115, are 0.
 //
 // Of x, the first `known` channels, and a scale with a shift, may be read as soon as the kernel
 // starts, before the kernel before it has ended; with `holds` the next kernel starts only when this
@@ -20,8 +22,7 @@
 
 namespace cnn_engine::cuda {
 
-// 1 where a device, by its number, runs it, and better than conv2d_nhwc: float32 from 32 channels
-// and 2^24 products an image on.
+// 1 where a device, by its number, runs it: better than conv2d_nhwc.
 std::int64_t conv2d_nhwc_wgmma_takes(const Conv2dShape& shape, Conv2dOperands operands, int device);
 std::int64_t conv2d_nhwc_wgmma_packed(const Conv2dShape& shape, Conv2dOperands, int);  // bytes
 // What it wrote is complete on return.
