@@ -143,6 +143,8 @@ __global__ void __launch_bounds__(TileOf<T, Groups, Columns>::kThreads,
 #pragma unroll 1
       for (int step = stage; step < steps; step += Splitter::kTeams) {
         splitting.load(first_step + step);
+        // Scales that were read are written again: what orders that is not the copy alone.
+        wait_for_phase(empty + 8 * stage, parity ^ 1);
         wait_for_phase(full + 8 * stage, parity);
         splitting.apply(memory + stage * At::kStageBytes + At::kWeightBytes, scales_of(stage));
         publish_to_engines();
