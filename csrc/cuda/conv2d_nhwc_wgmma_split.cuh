@@ -1,7 +1,8 @@
 // Products of float32 by wgmma: a number is two of float16, the nearest and the nearest to what
-// that lacks, times a power of two, and x w = X W + X w' + x' W. Both parts have the 24 bits of a
-// float32, but where a number is below 2^-17 of the largest that shares its scale, of which it has
-// 2^-39 then; what is left out, x' w', is at most 2^-24 of a product, to either side.
+// that lacks, times a power of two, and x w = X W + X w' + x' W. Both parts have 23 bits of a
+// number, of three in four all 24, but where it is below 2^-17 of the largest that shares its
+// scale: they are right to 2^-39 of that then. What is left out, x' w', is at most 2^-24 of a
+// product, to either side.
 //
 // Scales bring the largest of a filter's weights, and of a place's channels of a step, to between
 // 2^14 and 2^15, so that nothing leaves float16's range whatever the numbers are. A filter's is
