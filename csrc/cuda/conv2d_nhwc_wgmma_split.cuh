@@ -17,7 +17,7 @@
 
 #include <cuda_fp16.h>
 
-#include <algorithm>
+#include <cstdint>
 
 #include "cuda/mma.cuh"
 #include "cuda/wgmma.cuh"
