@@ -1,6 +1,7 @@
 // conv2d_nhwc_wgmma: what it takes, and its launches.
 #include <algorithm>
 #include <limits>
+#include <type_traits>
 
 #include "cuda/conv2d_nhwc_wgmma_map.h"
 #include "cuda/conv2d_nhwc_wgmma_product.h"
