@@ -119,12 +119,10 @@ Source source_of(const Conv2dShape& shape, Conv2dOperands operands) {
           shape.r,          chunks_of(shape, operands)};
 }
 
-std::int64_t padded_filters(const Conv2dShape& shape) {
-  return std::int64_t{1} * divided(shape.k, kFilters) * kFilters;
-}
 // Bytes of packed weights, without float32's scales of filters.
 std::int64_t unit_bytes(const Conv2dShape& shape, Conv2dOperands operands) {
-  return 128 * padded_filters(shape) * shape.r * shape.s * chunks_of(shape, operands);
+  return std::int64_t{kUnitBytes} * divided(shape.k, kFilters) * shape.r * shape.s *
+         chunks_of(shape, operands);
 }
 // Where those lie behind units of so many bytes; null of other types.
 template <typename Void>
@@ -287,7 +285,7 @@ void conv2d_nhwc_wgmma(const void* input, const void* packed, const float* bias,
   wgmma::check_packed(packed);
   wgmma::Product p = wgmma::product_of(shape, nullptr, false, operands);
   p.packed = static_cast<const char*>(packed);
-  p.scales = wgmma::scales_at(packed, wgmma::unit_bytes(shape, operands), operands);
+  p.filter_scales = wgmma::scales_at(packed, wgmma::unit_bytes(shape, operands), operands);
   p.bias = bias;
   p.residual = residual;
   p.scale = scale;
@@ -412,7 +410,7 @@ void conv2d_nhwc_wgmma_pair(const void* input, const void* other_input, const vo
   wgmma::check_packed(packed);
   wgmma::Product p = wgmma::product_of(shape, &other, beside, operands);
   p.packed = static_cast<const char*>(packed);
-  p.scales = wgmma::scales_at(
+  p.filter_scales = wgmma::scales_at(
       packed, wgmma::unit_bytes(shape, operands) + wgmma::unit_bytes(other, operands), operands);
   p.bias = bias;
   p.y = output;

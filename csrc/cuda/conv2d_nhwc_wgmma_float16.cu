@@ -1,5 +1,5 @@
 // conv2d_nhwc_wgmma with what is multiplied as float16.
-#include "cuda/conv2d_nhwc_wgmma.cuh"
+#include "cuda/conv2d_nhwc_wgmma_forms.cuh"
 
 namespace cnn_engine::cuda::wgmma {
 CNN_ENGINE_MULTIPLIED(__half)

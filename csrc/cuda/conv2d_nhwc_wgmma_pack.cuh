@@ -81,7 +81,7 @@ template <typename T>
 void launch_scales(const float* weight, float* scales, const Conv2dShape& shape, bool adds,
                    Stream stream) {
   if constexpr (std::is_same_v<T, float>) {
-    const int filters = divided(shape.k, kFilters) * kFilters;
+    const int filters = padded_filters(shape);
     conv2d_nhwc_wgmma_scales_kernel<<<blocks_for(std::int64_t{32} * filters), kBlockThreads, 0,
                                       stream>>>(weight, scales, shape.k,
                                                 shape.c * shape.r * shape.s, filters, adds);
@@ -92,8 +92,7 @@ void launch_scales(const float* weight, float* scales, const Conv2dShape& shape,
 template <typename T>
 void launch_pack(const float* weight, void* packed, const float* scales, const Conv2dShape& shape,
                  int chunks, int first_step, int steps, Stream stream) {
-  const std::int64_t pieces =
-      std::int64_t{8} * divided(shape.k, kFilters) * kFilters * shape.r * shape.s * chunks;
+  const std::int64_t pieces = std::int64_t{8} * padded_filters(shape) * shape.r * shape.s * chunks;
   conv2d_nhwc_wgmma_pack_kernel<T><<<blocks_for(pieces), kBlockThreads, 0, stream>>>(
       weight, scales, static_cast<char*>(packed), shape.k, shape.c, shape.r * shape.s, chunks,
       first_step, steps, pieces);

@@ -25,6 +25,11 @@ constexpr int divided(std::int64_t count, int by) {
   return static_cast<int>((count + by - 1) / by);
 }
 
+// A convolution's filters and those that fill up their last unit.
+inline int padded_filters(const Conv2dShape& shape) {
+  return divided(shape.k, kFilters) * kFilters;
+}
+
 // Whether a device has wgmma, and the kernels were compiled for it.
 bool runs_on(int device);
 int multiprocessors_of(int device);
@@ -61,7 +66,7 @@ struct Source {
 struct Product : Source {
   const char* packed;
   const float *bias, *scale, *shift;
-  const float* scales;  // of float32: what each filter's sums are multiplied by
+  const float* filter_scales;  // of float32: what each filter's sums are multiplied by
   const void* residual;
   void* y;
   bool residual_is_rounded, y_is_rounded;  // stored as what is multiplied, not as float32

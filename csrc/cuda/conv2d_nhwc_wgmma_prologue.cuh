@@ -12,6 +12,19 @@
 
 namespace cnn_engine::cuda::wgmma {
 
+// The image of a tile's first place, whose factors are not those of other images; or 0.
+__device__ inline int first_image(const Product& p, int first_row) {
+  return p.scale_per_image ? first_row / (p.out_h * p.out_w) : 0;
+}
+
+__device__ inline void load_four(const float* from, float* to) {
+  const float4 four = *reinterpret_cast<const float4*>(from);
+  to[0] = four.x;
+  to[1] = four.y;
+  to[2] = four.z;
+  to[3] = four.w;
+}
+
 // z = max(x scale + shift, floor) of a thread's channels, from `first` on. What that needs is
 // loaded before a step is there, from the first-level cache: the second takes longer than a step.
 template <int Channels>
@@ -48,11 +61,7 @@ class Affine {
 #pragma unroll
     for (int i = 0; i < Channels; i += 4) {
       if (first_ + i >= p.channels) break;
-      const float4 four = *reinterpret_cast<const float4*>(from + i);
-      to[i] = four.x;
-      to[i + 1] = four.y;
-      to[i + 2] = four.z;
-      to[i + 3] = four.w;
+      load_four(from + i, to + i);
     }
   }
 
@@ -75,7 +84,7 @@ __device__ inline void ask_for_affine(const Product& p, int first_step, int step
   for (int c = first + thread * kSector; c < end; c += Threads * kSector) {
     if (p.shift) touch(p.shift + c);
     if (!p.scale) continue;
-    for (int image = p.scale_per_image ? first_row / places : 0; image * places <= last; ++image) {
+    for (int image = first_image(p, first_row); image * places <= last; ++image) {
       touch(p.scale + static_cast<std::int64_t>(image) * p.channels + c);
     }
   }
@@ -92,7 +101,7 @@ class Preparation {
       : p_(p),
         first_row_(first_row),
         thread_(thread),
-        image_(Prologue && p.scale_per_image ? first_row / (p.out_h * p.out_w) : 0) {}
+        image_(Prologue ? first_image(p, first_row) : 0) {}
 
   __device__ void load(int step) {
     if constexpr (Prologue) {
@@ -139,7 +148,7 @@ class Splitting {
         team_(warp / kTeamWarps),
         row_(warp % kTeamWarps * (8 * kRows) + threadIdx.x % 32 / kLanes),
         lane_(threadIdx.x % kLanes),
-        image_(Prologue && p.scale_per_image ? first_row / (p.out_h * p.out_w) : 0) {}
+        image_(Prologue ? first_image(p, first_row) : 0) {}
 
   // The first of the team's steps among those of the block.
   __device__ int team() const { return team_; }
@@ -185,12 +194,8 @@ class Splitting {
   __device__ void load_row(const char* places, int row, float (&z)[kWidth]) const {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const float4 four = *reinterpret_cast<const float4*>(places + row * kRowBytes +
-                                                           exchanged(row, 2 * lane_ + half) * 16);
-      z[4 * half] = four.x;
-      z[4 * half + 1] = four.y;
-      z[4 * half + 2] = four.z;
-      z[4 * half + 3] = four.w;
+      const char* const from = places + row * kRowBytes + exchanged(row, 2 * lane_ + half) * 16;
+      load_four(reinterpret_cast<const float*>(from), z + 4 * half);
     }
   }
 
