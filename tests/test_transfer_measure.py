@@ -358,7 +358,6 @@ def test_measuring_a_gpu(tmp_path, capsys):
     model = environment.describe(devices.select("cuda"))["gpu"]
     (folder,) = (path for path in tmp_path.iterdir() if path.name != "raw_data")
     assert folder.name == command.subjects.path_safe(model)
-    raw = tmp_path / "raw_data" / folder.name / "transfer"
     for suffix in ("", "_h2d_pinned", "_d2h_pageable", "_d2h_pinned"):
         found = document(folder / "3x224x224" / f"regression{suffix}.json")
         assert found["slope_s_per_image"] > 0
@@ -368,11 +367,8 @@ def test_measuring_a_gpu(tmp_path, capsys):
         for point in found["points"]:
             assert point["samples"] == 8
             assert 0 < point["device_median_s"] < 1
-            # What the device copied for is within what whoever waited waited. These are times of
-            # different copies, two of the former's, so that one slow copy is half of their median.
-            name = f"device_transfer_time{suffix}.txt"
-            fastest = min(files.read_times(raw / "3x224x224" / str(point["batch"]) / name))
-            assert fastest < 1.05 * point["median_s"]
+            # What the device copied for is within what whoever waited for the copy waited.
+            assert point["device_median_s"] < 1.05 * point["median_s"]
         cifar10 = document(folder / "cifar10" / f"regression{suffix}.json")
         assert (cifar10["weights"] is None) == ("d2h" in suffix)
     pageable = document(folder / "3x224x224" / "regression.json")
