@@ -105,8 +105,10 @@ __global__ void __launch_bounds__(TileOf<T, Groups, Columns>::kThreads,
     for (int stage = 0; stage < p.stages; ++stage) {
       init_phases(full + 8 * stage, 1);
       // Products tell at once for a warpgroup, who reads scales for a warp.
-      init_phases(empty + 8 * stage, kSplits ? 4 * Groups : Groups);
-      if constexpr (kSplits) init_phases(split + 8 * stage, Splitter::kTeamWarps);
+      init_phases(empty + 8 * stage, kSplits ? 4 * Groups * kWarpArrivals : Groups);
+      if constexpr (kSplits) {
+        init_phases(split + 8 * stage, Splitter::kTeamWarps * kWarpArrivals);
+      }
     }
     if (p.split > 1) {
       init_phases(all_received, 1);
@@ -142,8 +144,7 @@ __global__ void __launch_bounds__(TileOf<T, Groups, Columns>::kThreads,
         wait_for_phase(full + 8 * stage, parity);
         splitting.apply(memory + stage * At::kStageBytes + At::kWeightBytes, scales_of(stage));
         publish_to_engines();
-        __syncwarp();
-        if (thread % 32 == 0) arrive(split + 8 * stage);
+        arrive_for_warp(split + 8 * stage);
         stage += Splitter::kTeams;
         if (stage >= p.stages) {
           stage -= p.stages;
@@ -267,8 +268,7 @@ __global__ void __launch_bounds__(TileOf<T, Groups, Columns>::kThreads,
       wait_for_products<0>();
       take(of_step);
       add_scaled(sums, of_step, scales_of(stage));
-      __syncwarp();
-      if (thread % 32 == 0) arrive(empty + 8 * stage);
+      arrive_for_warp(empty + 8 * stage);
       if (++stage == p.stages) {
         stage = 0;
         parity ^= 1;
@@ -281,7 +281,9 @@ __global__ void __launch_bounds__(TileOf<T, Groups, Columns>::kThreads,
       filters[i] = own_filter < p.filters ? p.filter_scales[own_filter] : 0.0f;
     }
 #pragma unroll
-    for (int i = 0; i < Columns / 2; ++i) sums[i] *= filters[i % 4 / 2];
+    for (int i = 0; i < Columns / 2; ++i) {
+      sums[i] = compensated(sums[i], p.cut_off) * filters[i % 4 / 2];
+    }
   } else {
     const std::uint64_t weights = matrix_at(ring + warp / 4 * kUnitBytes);
     const std::uint64_t places = matrix_at(ring + At::kWeightBytes);

@@ -64,7 +64,7 @@ __global__ void conv2d_nhwc_wgmma_pack_kernel(const float* __restrict__ weight, 
     const bool some = filter < filters && c < channels;
     float value = some ? weight[(std::int64_t{1} * filter * channels + c) * taps + tap] : 0.0f;
     if constexpr (kSplit) {
-      value = lifted(value) * (kFilterUnit / scales[filter]);
+      value *= kFilterUnit / scales[filter];
       const Parts parts(value, 0.0f);
       // An infinity lacks nothing.
       to[i] = !is_small_piece(piece) ? __low2half(parts.large)

@@ -67,6 +67,7 @@ struct Product : Source {
   const char* packed;
   const float *bias, *scale, *shift;
   const float* filter_scales;  // of float32: what each filter's sums are multiplied by
+  float cut_off;               // of float32: compensated()'s
   const void* residual;
   void* y;
   bool residual_is_rounded, y_is_rounded;  // stored as what is multiplied, not as float32

@@ -163,6 +163,7 @@ class Splitting {
     float z[kRows][kWidth], largest[kRows];
 #pragma unroll
     for (int i = 0; i < kRows; ++i) load_row(places, row_ + 8 * i, z[i]);
+    __syncwarp();  // a place's lanes store where the others of them have loaded
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
       if constexpr (Prologue) affine_.apply(p_, first_row_ + row_ + 8 * i, z[i]);

@@ -9,7 +9,7 @@
 // packed with its weights and taken back at the end, a place's is found as its step comes, and
 // taken back as the step's sums are added to the others, by additions that round: tensor cores cut
 // off what does not fit a sum's bits, always towards zero, which through many layers is an error of
-// its own. What a step's products lose so, weights give back on average (lifted).
+// its own (compensated).
 //
 // Of 32 channels, 128 bytes of a row are four pieces of 32: the large parts of the first 16
 // channels, the small ones, then those of the other 16.
@@ -52,14 +52,13 @@ struct Parts {
   }
 };
 
-// Of sixteen numbers that differ in their last four bits alone, the odd ones grow by one unit of
-// the last and one by two: a sum of products with random numbers grows by 0.83 to 0.90 of 2^-24 of
-// itself (uniform and normal ones), for the 0.90 that tensor cores cut off it (H100). What grows
-// has fewer bits then, so that parts hold it; numbers of up to 20 bits stay what they are.
-__device__ inline float lifted(float x) {
-  const unsigned bits = __float_as_uint(x), more = bits % 2 + (bits % 16 == 6 ? 2 : 0);
-  const bool has_room = (bits & 0x7fffffffu) < 0x7f7fffffu;  // finite, and not the largest
-  return has_room ? __uint_as_float(bits + more) : x;
+// Tensor cores cut off up to 0.9 of 2^-24 of a sum on average (cut_off_of). It is given back to
+// what a block has added up: sums of more than 1 / 2^24 cut_off times a power of two grow by one
+// unit of their last bit. Those whose last three bits are 0 stay, so that whole numbers are exact.
+// Weights that are larger by as much would have the same errors at all places, which a mean over
+// places keeps.
+__device__ inline float compensated(float sum, float cut_off) {
+  return __float_as_uint(sum) % 8 ? fmaf(cut_off, sum, sum) : sum;
 }
 
 // Which eights of a step's channels a row's pieces of 16 bytes have, and whether their small parts.

@@ -194,6 +194,19 @@ __device__ inline void arrive(std::uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
+// Arrives for the lanes of a warp, once all of them are there: what they have stored and read comes
+// before. racecheck does not see that of lanes that do not arrive themselves, so it is shown a
+// build in which all do (CNN_ENGINE_FOR_RACECHECK): products of float32 take 2 to 4 % longer so.
+#ifdef CNN_ENGINE_FOR_RACECHECK
+constexpr int kWarpArrivals = 32;
+#else
+constexpr int kWarpArrivals = 1;
+#endif
+__device__ inline void arrive_for_warp(std::uint32_t barrier) {
+  __syncwarp();
+  if (kWarpArrivals > 1 || threadIdx.x % 32 == 0) arrive(barrier);
+}
+
 // The block's barriers, made by this thread, can be used by copies and by the cluster.
 __device__ inline void publish_barriers() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
