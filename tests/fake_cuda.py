@@ -160,6 +160,27 @@ class FakeTensorCores(FakeKernels):
         )  # fmt: skip
 
     @staticmethod
+    def depthwise_means_takes(shape, device) -> int:
+        return 0
+
+    @classmethod
+    def depthwise_means(cls, x, packed, bias, y, means, shape, parts, f, a, b, stream) -> None:
+        channels = 2 * shape.weight_size * shape.output_size // shape.flops
+        pitches = _cpu.Conv2dPitches(channels, channels, channels)
+        cls.conv2d_nhwc_depthwise(
+            x, packed, bias, 0, y, shape, pitches, None, None, f, a, b, stream
+        )
+        made = np.empty(shape.output_size, np.float32)
+        ctypes.memmove(made.ctypes.data, y, made.nbytes)
+        made = made.reshape(-1, shape.out_h, shape.out_w, channels)
+        across = -(-shape.out_w // 7)
+        of = np.zeros((len(made), parts, channels), np.float32)
+        for row, column in np.ndindex(shape.out_h, shape.out_w):
+            of[:, row // 7 * across + column // 7] += made[:, row, column]
+        of /= shape.out_h * shape.out_w
+        ctypes.memmove(means, of.ctypes.data, of.nbytes)
+
+    @staticmethod
     def linear_rows_packed(shape, operands, _stream) -> int:
         return 4 * shape.weight_size
 

@@ -28,6 +28,9 @@ LARGE = [
     (4, 96, 57, 54, 96, (7, 7), (1, 1), (3, 3, 3, 3), (1, 1), 96),
     (17, 40, 7, 7, 40, (7, 7), (1, 1), (3, 3, 3, 3), (1, 1), 40),
     (97, 200, 7, 7, 200, (7, 7), (1, 1), (3, 3, 3, 3), (1, 1), 200),
+    (1, 44, 20, 9, 44, (7, 7), (1, 1), (3, 3, 3, 3), (1, 1), 44),
+    (2, 96, 5, 33, 96, (7, 7), (1, 1), (0, 6, 5, 1), (1, 1), 96),
+    (6, 104, 58, 61, 104, (7, 7), (1, 1), (3, 3, 3, 3), (1, 1), 104),
     (1, 960, 7, 7, 960, (5, 5), (1, 1), (2, 2, 2, 2), (1, 1), 960),
 ]
 DEPTHWISE = [case for case in CASES if case[-1] == case[1] == case[4] > 1] + LARGE
@@ -90,9 +93,10 @@ def test_depthwise_in_16_bits(rng, case, stored):
         assert np.array_equal(found, halves.rounded(wanted, stored))
 
 
-def test_depthwise_has_the_same_bits_with_any_batch(rng):
-    """By strips among others, and by its windows alone."""
-    case = (17, 64, 49, 47, 64, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 64)
+@pytest.mark.parametrize("side", [3, 7])
+def test_depthwise_has_the_same_bits_with_any_batch(rng, side):
+    """By strips, or boxes of 14 rows, among others, and by its windows, or boxes of 7 rows, alone."""
+    case = (17, 64, 49, 47, 64, (side, side), (1, 1), (side // 2,) * 4, (1, 1), 64)
     x, weight, bias = arrays(rng, case)
     together = depthwise(case, x, weight, bias)
     for n in (0, 16):
@@ -100,12 +104,13 @@ def test_depthwise_has_the_same_bits_with_any_batch(rng):
         assert np.array_equal(alone[0], together[n])
 
 
-def test_depthwise_keeps_nan(rng):
-    case = (1, 8, 12, 12, 8, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 8)
+@pytest.mark.parametrize("side", [3, 7])
+def test_depthwise_keeps_nan(rng, side):
+    case = (1, 8, 12, 12, 8, (side, side), (1, 1), (side // 2,) * 4, (1, 1), 8)
     x, weight, bias = arrays(rng, case)
     x[0, 2, 5, 6] = np.nan
     found = depthwise(case, x, weight, bias, activation=RELU)
-    assert np.isnan(found).sum() == 9
+    assert np.isnan(found).sum() == side**2
     assert math.isfinite(found[0, 1].sum())
 
 

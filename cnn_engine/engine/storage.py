@@ -17,10 +17,10 @@ from .. import _cpu
 from ..errors import UnsupportedError
 from ..graph.graph import Graph
 from . import kernels
-from .kernels.channels_last_cuda import FLOAT16
+from .kernels.channels_last_cuda import FLOAT16, HALVES
 
 #: What ``--dtype`` may be for values to lie in memory in it.
-DTYPES = ("float16", "bfloat16")
+DTYPES = HALVES
 
 
 def store_rounded(graph: Graph, dtype: str, device: str) -> Graph:

@@ -21,6 +21,7 @@ _FILES = (
     "conv_transpose2d",
     "copy",
     "dense_layer",
+    "depthwise_means",
     "expand_depthwise",
     "gather",
     "inverted_residual",

@@ -1,14 +1,18 @@
 // conv2d_nhwc_depthwise on CUDA: no product of matrices, but as many bytes as sums.
 //
-// Many places go in strips (conv2d_nhwc_depthwise_strip.cuh), or, where windows are large and
-// numbers have 16 bits, to tensor cores (conv2d_nhwc_depthwise_mma.cu). With few, a thread makes
+// Large windows go to tensor cores where they are many and numbers have 16 bits
+// (conv2d_nhwc_depthwise_mma.cu), and in boxes where those are float32
+// (conv2d_nhwc_depthwise_box.cuh); others with many places in strips
+// (conv2d_nhwc_depthwise_strip.cuh). With few, a thread makes
 // one output of `Width` neighbouring channels, and has as many loads as registers allow under way
 // at once: the weights before it waits for its inputs, the window before its first product; what
 // takes as long as a small batch is the way to the second-level cache and back. With Side > 0:
 // square kernels without dilation and with equal strides of Stride, compiled in. Side = 0: any
 // kernel, stride and dilation.
+#include "cuda/conv2d_nhwc_depthwise_box.cuh"
 #include "cuda/conv2d_nhwc_depthwise_strip.cuh"
 #include "cuda/conv2d_nhwc_depthwise_window.cuh"
+#include "cuda/conv2d_nhwc_wgmma_map.h"
 
 namespace cnn_engine::cuda {
 namespace {
@@ -20,6 +24,15 @@ constexpr std::int64_t kFewThreads = 132 * 128;
 
 // Outputs of 16 bits from which tensor cores are faster; windows of 3x3 have too few products.
 constexpr std::int64_t fewest_in_tiles(int side) { return side == 7 ? 170'000 : 900'000; }
+
+// Outputs of float32 from which boxes are faster than windows, which have more blocks, and those of
+// 14 rows than those of 7 wherever they are not empty.
+constexpr std::int64_t fewest_in_boxes(int side) { return side == 7 ? 0 : 300'000; }
+constexpr std::int64_t kManyInBoxes = 1'000'000;
+
+// Places of an image up to which gates that read means of boxes are sooner ready: more of them are
+// more parts.
+constexpr std::int64_t kMostPlacesOfMeans = 28 * 28;
 
 // What a thread makes of a strip: the fastest of those that registers hold.
 template <int Side, int Stride>
@@ -72,13 +85,43 @@ void launch_strips(Depthwise<T> d, const Conv2dShape& p, Stream stream) {
          blocks, kDepthwiseThreads, 0, stream, 1, d, p);
 }
 
+// Whether the copy engine can read it.
+template <typename T>
+bool takes_boxes(const Depthwise<T>& d, const Conv2dShape& p) {
+  return waits_in_kernels() && d.pitches.x * sizeof(T) % 16 == 0 && is_aligned(d.input, 16);
+}
+
+template <int Side, int Stride, int Rows, bool Means = false, typename T>
+void launch_boxes(Depthwise<T> d, const Conv2dShape& p, Stream stream) {
+  using Box = DepthwiseBox<Side, Stride, Rows>;
+  const int groups = (p.c + Box::kChannels - 1) / Box::kChannels;
+  const int columns = (p.out_w() + Box::kColumns - 1) / Box::kColumns;
+  const int rows = (p.out_h() + Box::kRows - 1) / Box::kRows;
+  d.by_groups = Divisor(groups);
+  d.by_runs = Divisor(columns);
+  d.by_rows = Divisor(rows);
+  launch("launch of conv2d_nhwc_depthwise_box_kernel",
+         conv2d_nhwc_depthwise_box_kernel<T, Side, Stride, Rows, Means>,
+         static_cast<unsigned>(std::int64_t{p.n} * rows * columns * groups), Box::kThreads, 0,
+         stream, 1,
+         wgmma::map_of_boxes<T>(d.input, p, d.pitches.x, Box::kReadRows, Box::kReadColumns,
+                                Box::kChannels, CU_TENSOR_MAP_SWIZZLE_NONE),
+         d, p);
+}
+
 template <int Side, int Stride, typename T>
 void launch_square(const Depthwise<T>& d, const Conv2dShape& p, Stream stream) {
   using Strip = StripShape<Side, Stride>;
   const std::int64_t outputs = std::int64_t{p.n} * p.out_h() * p.out_w() * p.c;
-  if constexpr (sizeof(T) == 2 && Side > 3 && Stride == 1) {
+  if constexpr (Side > 3 && Stride == 1 && sizeof(T) == 2) {
     if (outputs >= fewest_in_tiles(Side) && takes_tiles(d, p)) {
       return launch_tiles<Side>(d, p, stream);
+    }
+  }
+  if constexpr (Side > 3 && Stride == 1 && sizeof(T) == 4) {
+    if (outputs >= fewest_in_boxes(Side) && takes_boxes(d, p)) {
+      const bool tall = p.out_h() > (outputs < kManyInBoxes ? 14 : 7);
+      return tall ? launch_boxes<Side, 1, 2>(d, p, stream) : launch_boxes<Side, 1, 1>(d, p, stream);
     }
   }
   if (outputs >= kManyThreads * Strip::kColumns * Strip::kRows * Strip::kWidth) {
@@ -92,7 +135,59 @@ void launch_square(const Depthwise<T>& d, const Conv2dShape& p, Stream stream) {
   launch_windows<Side, Stride, kNarrow>(d, p, stream);
 }
 
+// Boxes of 7x7 places that cover an image.
+std::int64_t boxes_of(const Conv2dShape& p) {
+  return std::int64_t{1} * ((p.out_h() + kBoxSide - 1) / kBoxSide) *
+         ((p.out_w() + kBoxSide - 1) / kBoxSide);
+}
+
+bool has_means(const Conv2dShape& p) {
+  return p.r == p.s && (p.s == 3 || p.s == 5) && p.stride_h == p.stride_w && p.stride_h <= 2 &&
+         p.dilation_h * p.dilation_w == 1 && p.c % 4 == 0 && p.groups == p.c && p.k == p.c;
+}
+
 }  // namespace
+
+std::int64_t depthwise_means_takes(const Conv2dShape& shape, int device) {
+  int major = 0;
+  CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
+  const bool small = std::int64_t{shape.out_h()} * shape.out_w() <= kMostPlacesOfMeans;
+  const bool pays = shape.n > 1 && small;  // one image's windows are ready before it
+  return major == 9 && waits_in_kernels() && pays && has_means(shape) ? boxes_of(shape) : 0;
+}
+
+void depthwise_means(const float* input, const void* packed, const float* bias, float* output,
+                     float* means, const Conv2dShape& shape, int parts, UnaryFunction activation,
+                     float alpha, float beta, Stream stream) {
+  if (parts != boxes_of(shape)) {
+    throw std::invalid_argument("depthwise_means: expected " + std::to_string(boxes_of(shape)) +
+                                " parts, found " + std::to_string(parts));
+  }
+  if (!has_means(shape) || !waits_in_kernels() || !is_aligned(input, 16)) {
+    throw std::invalid_argument(
+        "depthwise_means: expected a GPU of compute capability 9.0, one filter a channel of 3x3 or "
+        "5x5, strides of 1 or 2, channels in fours and addresses that are multiples of 16");
+  }
+  const std::int64_t image_in = std::int64_t{shape.h} * shape.w * shape.c;
+  const std::int64_t image_out = std::int64_t{shape.out_h()} * shape.out_w() * shape.c;
+  for_each_part_of_batch(shape.n, image_out, [&](std::int64_t first, int images) {
+    Conv2dShape p = shape;
+    p.n = images;
+    Depthwise<float> d{};
+    d.input = input + first * image_in;
+    d.packed = static_cast<const float*>(packed);
+    d.bias = bias;
+    d.output = output + first * image_out;
+    d.pitches = {p.c, p.c, p.c};
+    d.activation = {activation, alpha, beta};
+    d.means = means + first * boxes_of(p) * p.c;
+    d.scale = static_cast<float>(1.0 / (static_cast<double>(p.out_h()) * p.out_w()));
+    if (p.s == 3 && p.stride_h == 1) return launch_boxes<3, 1, 1, true>(d, p, stream);
+    if (p.s == 3) return launch_boxes<3, 2, 1, true>(d, p, stream);
+    if (p.stride_h == 1) return launch_boxes<5, 1, 1, true>(d, p, stream);
+    launch_boxes<5, 2, 1, true>(d, p, stream);
+  });
+}
 
 void conv2d_nhwc_depthwise_pack(const float* weight, void* packed, const Conv2dShape& shape,
                                 Stored stored, Stream stream) {

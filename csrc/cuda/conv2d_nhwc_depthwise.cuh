@@ -24,6 +24,8 @@ struct Depthwise {
   Activation activation;
   Divisor by_groups, by_runs, by_rows;  // groups of channels; runs of columns; rows, or strips
   int once;                             // 1
+  float* means;                         // of boxes: [N, boxes of an image, C] or null
+  float scale;                          // 1 / places
 };
 
 // Channels are fastest, then columns, rows and images.

@@ -26,6 +26,7 @@ constexpr int kThreads = 512, kWarps = kThreads / kWarpThreads;
 constexpr int kRun = 8;         // channels, or hidden sums, of a load
 constexpr int kMostBlocks = 8;  // of a cluster, that every GPU with clusters has
 constexpr int kMostLaneBits = 3;
+constexpr int kFewParts = 4;  // of means, that one thread adds up; what is in 16 bits has few
 // Places of the image that a thread keeps to multiply them, as many as registers have room for.
 constexpr int kKept = 5, kFewKept = 2;
 
@@ -212,13 +213,33 @@ __global__ void __launch_bounds__(kThreads, 2)
         (p.by_places ? 0 : first);
     if (!Scales && p.means != nullptr) {
       const float* const from = p.means + std::int64_t{blockIdx.x} * p.parts * p.channels + first;
-      for (int c = thread; c < channels; c += kThreads) {
-        float sum = 0.0f;
+      if (sizeof(X) == 2 || p.parts <= kFewParts) {
+        for (int c = thread; c < channels; c += kThreads) {
+          float sum = 0.0f;
 #pragma unroll 4
-        for (int part = 0; part < p.parts; ++part) sum += from[part * p.channels + c];
-        means[c] = sum;
+          for (int i = 0; i < p.parts; ++i) sum += from[i * p.channels + c];
+          means[c] = sum;
+        }
+        asm volatile("cp.async.wait_all;" ::: "memory");
+      } else {  // by several threads, whose loads are under way at once
+        const int sharing = min(shares, p.parts);
+        if (share < sharing) {
+          for (int c = column; c < channels; c += kThreads) {
+            float sum = 0.0f;
+#pragma unroll 4
+            for (int i = share; i < p.parts; i += sharing) sum += from[i * p.channels + c];
+            parts[share * channels + c] = sum;
+          }
+        }
+        asm volatile("cp.async.wait_all;" ::: "memory");
+        __syncthreads();
+        for (int c = thread; c < channels; c += kThreads) {
+          float sum = 0.0f;
+#pragma unroll 8
+          for (int s = 0; s < sharing; ++s) sum += parts[s * channels + c];
+          means[c] = sum;
+        }
       }
-      asm volatile("cp.async.wait_all;" ::: "memory");
     } else {
       if (row < rows) {
         auto sum = Channels<kRun>::all(0.0f);

@@ -8,6 +8,10 @@
 // the packed weights [R,S,C] of one type; bias float32. Each output is summed in the order row,
 // column: the same bits with any batch. But many outputs of 16 bits are made by tensor cores, in
 // tiles of 8x8 places, of which all may be NaN where what they read is not finite.
+//
+// depthwise_means makes the means over y's places besides, in parts that add up, of 7x7 places
+// each: of float32 images without pitches, kernels of 3x3 or 5x5, equal strides of 1 or 2, channels
+// in fours, addresses that are multiples of 16.
 #pragma once
 
 #include "ops/conv2d_nhwc.h"
@@ -25,5 +29,16 @@ void conv2d_nhwc_depthwise(const void* input,     // [N, H, W, pitches.x]
                            const Conv2dShape& shape, const Conv2dPitches& pitches, Stored stored,
                            const Overflow& overflow, UnaryFunction activation, float alpha,
                            float beta, Stream stream);
+
+// Parts of the means where a device, by its number, makes both sooner than gates read y, or 0: GPUs
+// of compute capability 9.0, several images of at most 28x28 places.
+std::int64_t depthwise_means_takes(const Conv2dShape& shape, int device);
+void depthwise_means(const float* input,  // [N, H, W, C]
+                     const void* packed,  // [R, S, C]
+                     const float* bias,   // [C] or null
+                     float* output,       // [N, OH, OW, C]
+                     float* means,        // [N, parts, C]
+                     const Conv2dShape& shape, int parts, UnaryFunction activation, float alpha,
+                     float beta, Stream stream);
 
 }  // namespace cnn_engine::cuda

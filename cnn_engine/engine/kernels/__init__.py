@@ -18,9 +18,9 @@ __all__ = [
 ]  # fmt: skip
 
 _FAMILIES = (
-    "channels_last", "channels_last_cuda", "convolution", "copies", "dense_layer", "joined_cuda",
-    "linear_layers", "mean_linear", "movement", "norms", "pointwise", "pooling", "products", "softmax",
-    "reductions", "resizing", "whole", "openacc",
+    "channels_last", "channels_last_cuda", "convolution", "copies", "dense_layer", "depthwise_means",
+    "joined_cuda", "linear_layers", "mean_linear", "movement", "norms", "pointwise", "pooling", "products",
+    "softmax", "reductions", "resizing", "whole", "openacc",
 )  # fmt: skip
 
 TABLE: tuple[Kernel, ...] = tuple(

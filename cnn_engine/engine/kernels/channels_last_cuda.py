@@ -33,12 +33,25 @@ FEW_ROWS = 8
 #: one row has bulk copies too (``linear_rows_stream.cuh``).
 MANY_WEIGHTS = 1 << 24
 
+#: Types of 16 bits that values may lie in memory in.
+HALVES = ("float16", "bfloat16")
+
 #: The largest number in float16.
 FLOAT16 = float(np.finfo(np.float16).max)
 
 
 def operands_of(node: Node) -> Any:
     return getattr(_cpu.Conv2dOperands, node.op.operands)
+
+
+def convolution_of(node: Node) -> Node:
+    """Returns the convolution of a node that is one and more."""
+    return replace(node, op=node.op.convolution)
+
+
+def own_type(node: Node) -> str:
+    """Returns what values are stored as where they are stored as what a node multiplies: see Value.stored."""
+    return node.op.operands if node.op.operands in HALVES else ""
 
 
 def pack_on(
@@ -213,11 +226,7 @@ def _not_rows(node: Node, graph: Graph) -> str | None:
             return "expected nothing before the product, and nothing added to it"
     if x.shape[0] > FEW_ROWS:
         return f"expected at most {FEW_ROWS} rows, found {x.shape[0]}"
-    if (
-        x.shape[0] > 1
-        and weight.size >= MANY_WEIGHTS
-        and node.op.operands in ("float16", "bfloat16")
-    ):
+    if x.shape[0] > 1 and weight.size >= MANY_WEIGHTS and node.op.operands in HALVES:
         return f"expected one row, or fewer than {MANY_WEIGHTS} weights, found {weight.size}"
     if any(name is not None and name not in graph.constants for name in node.inputs[2:3]):
         return "expected a constant bias, which is read before what is computed"

@@ -14,7 +14,7 @@ from ...devices import Buffer
 from ...graph.graph import Graph, Node, Value
 from ...operators.channels_last import MaxPool2dNhwc
 from .channels_last import activation_of, expansion_of, function_of, not_compiled, shape_of
-from .channels_last_cuda import compiled_for, operands_of, pack_on, ranked
+from .channels_last_cuda import compiled_for, convolution_of, operands_of, own_type, pack_on, ranked
 from .kernel import Bound, Call, Kernel, brought, stored, storing
 
 # ---- pairs of convolutions ----
@@ -46,8 +46,7 @@ def pairs(device: Any, graph: Graph, first: Node, second: Node, beside: bool) ->
 
 
 def _no_pair(node: Node, graph: Graph) -> str | None:
-    own = node.op.operands if node.op.operands in ("float16", "bfloat16") else ""
-    if any(value.stored != own for value in graph.inputs_of(node)[:2]):
+    if any(value.stored != own_type(node) for value in graph.inputs_of(node)[:2]):
         return "expected images that are stored as what is multiplied"
     return not_compiled(replace(node, inputs=node.inputs[1:]), graph, node.op.activation)
 
@@ -251,10 +250,6 @@ def _stem_and_pool(conv: Node, pool: MaxPool2dNhwc, x: Value, weight: Value) -> 
     return shape, _cpu.MaxPool2dShape(*sizes, *window, *pool.dilation)
 
 
-def _convolution_of(node: Node) -> Node:
-    return replace(node, op=node.op.convolution)
-
-
 def _no_pooled(node: Node, graph: Graph, planar: bool = False) -> str | None:
     if node.op.convolution.planar != planar:
         return f"expected images {'[N, C, H, W]' if planar else '[N, H, W, C]'}"
@@ -266,7 +261,7 @@ def _no_pooled(node: Node, graph: Graph, planar: bool = False) -> str | None:
 
 def _pack_pooled(node: Node, graph: Graph, device: Any) -> Buffer:
     function = "conv2d_nhwc_wgmma_planar" if node.op.convolution.planar else "conv2d_nhwc_wgmma"
-    how = shape_of(_convolution_of(node), *graph.inputs_of(node)[:2]), operands_of(node)
+    how = shape_of(convolution_of(node), *graph.inputs_of(node)[:2]), operands_of(node)
     nbytes = getattr(device.kernels, f"{function}_packed")(*how, 0)
     return pack_on(node, graph, device, nbytes, f"{function}_pack", *how)
 
@@ -275,7 +270,7 @@ def _make_pooled(call: Call, rank: int = 0) -> Bound:
     x, out, bias = call.inputs[0], call.outputs[0], (*call.at[2:], 0)[0]
     return call.native(
         "conv2d_nhwc_wgmma_pool", call.at[0], call.prepared.address, bias, call.to[0],
-        shape_of(_convolution_of(call.node), *call.inputs[:2]),
+        shape_of(convolution_of(call.node), *call.inputs[:2]),
         _cpu.Conv2dPitches(call.pitch(x), call.pitch(out)),
         call.overflow, operands_of(call.node), *activation_of(call.node.op), rank,
     )  # fmt: skip
@@ -285,7 +280,7 @@ def _make_pooled_stem(call: Call) -> Bound:
     op, out, bias = call.node.op, call.outputs[0], (*call.at[2:], 0)[0]
     return call.native(
         "stem_pool", call.at[0], call.prepared.address, bias, call.to[0],
-        *_stem_and_pool(_convolution_of(call.node), op.pool, *call.inputs[:2]), call.pitch(out),
+        *_stem_and_pool(convolution_of(call.node), op.pool, *call.inputs[:2]), call.pitch(out),
         call.overflow, operands_of(call.node), *activation_of(op),
     )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Convolutions of inverted residual blocks as one operator: all, or two and the mean that gates read."""
+"""Convolutions of inverted residual blocks as one operator: all, two or one, with means that gates read."""
 
 from __future__ import annotations
 
@@ -6,12 +6,16 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from ...operators.channels_last import Conv2dNhwc
+from ...operators.depthwise_means import DepthwiseMeans
 from ...operators.expand_depthwise import ExpandDepthwise
 from ...operators.inverted_residual import InvertedResidual
 from ...operators.squeeze_excite import SqueezeExcite
 from ..graph import Graph, Node
 from .gates import is_mean_of_places, is_product
 from .rewriting import Rewrites, absent, covering, only_user
+
+#: Rows and columns of the boxes of which depthwise_means makes parts of means.
+BOX_SIDE = 7
 
 
 def fuse_inverted_residuals(
@@ -107,6 +111,35 @@ def fuse_expansions(graph: Graph, takes: Callable[[Graph, Node, Node], int] | No
             replace(gate, inputs=(*gate.inputs, *[None] * 2)[:5] + outputs[1:]) for gate in gates
         ]
         rewrites.replace([*nodes, *gates], [merged, *told], "together they are expand_depthwise")
+    return rewrites.apply()
+
+
+def fuse_gate_means(graph: Graph, takes: Callable[[Graph, Node], int]) -> Graph:
+    """Makes one node of a convolution of each channel and of the means over its places that gates read.
+
+    Gates that read the image for them are for the most part that.
+
+    Args:
+        takes: returns of how many parts a kernel makes the means with such a convolution; 0: none does.
+    """
+    rewrites = Rewrites(graph)
+    for node in graph.nodes:
+        gates = [
+            reader
+            for reader in graph.consumers[node.outputs[0]]
+            if type(reader.op) is SqueezeExcite
+            and reader.inputs[0] == node.outputs[0]
+            and absent(reader, 5)
+        ]
+        if not gates or not _is_depthwise(graph, node) or not takes(graph, node):
+            continue
+        outputs = *node.outputs, rewrites.fresh(f"{node.outputs[0]}.means")
+        op = DepthwiseMeans(node.op, BOX_SIDE)
+        merged = replace(node, op=op, inputs=node.inputs[:3], outputs=outputs)
+        told = [
+            replace(gate, inputs=(*gate.inputs, *[None] * 2)[:5] + outputs[1:]) for gate in gates
+        ]
+        rewrites.replace([node, *gates], [merged, *told], "together they are depthwise_means")
     return rewrites.apply()
 
 

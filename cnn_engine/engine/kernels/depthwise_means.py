@@ -1,0 +1,51 @@
+"""CUDA's kernel of a convolution of each channel by itself and of the means that a gate reads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ... import _cpu
+from ...devices import Buffer
+from ...graph.graph import Graph, Node
+from .channels_last import activation_of, not_compiled, shape_of
+from .channels_last_cuda import convolution_of, pack_on
+from .kernel import Bound, Call, Kernel, stored
+
+
+def makes_means(device: Any, graph: Graph, node: Node) -> int:
+    """Returns of how many parts a device makes the means of what ``node`` convolves sooner with it, or 0."""
+    x, y = graph.values[node.inputs[0]], graph.values[node.outputs[0]]
+    if x.stored or y.stored:
+        return 0
+    if not hasattr(_cpu.UnaryFunction, getattr(node.op.activation, "function", "clip")):
+        return 0
+    shape = shape_of(node, *graph.inputs_of(node)[:2])
+    return int(device.kernels.depthwise_means_takes(shape, device.index))
+
+
+def _why_not(node: Node, graph: Graph) -> str | None:
+    if graph.inputs_of(node)[0].stored:
+        return "expected images in float32"
+    return not_compiled(node, graph, node.op.convolution.activation)
+
+
+def _prepare(node: Node, graph: Graph, device: Any) -> Buffer:
+    node, (x, weight) = convolution_of(node), graph.inputs_of(node)[:2]
+    shape, nbytes = shape_of(node, x, weight), 4 * weight.size
+    return pack_on(node, graph, device, nbytes, "conv2d_nhwc_depthwise_pack", shape, stored(x))
+
+
+def _make(call: Call) -> Bound:
+    node, bias = convolution_of(call.node), (*call.at[2:], 0)[0]
+    return call.native(
+        "depthwise_means", call.at[0], call.prepared.address, bias, *call.to,
+        shape_of(node, *call.inputs[:2]), call.outputs[1].shape[1], *activation_of(node.op),
+    )  # fmt: skip
+
+
+ROWS = [
+    Kernel(
+        "depthwise_means", "depthwise_means", "cuda", _make, why_not=_why_not, prepare=_prepare,
+        packs=(1,),
+    ),
+]  # fmt: skip
