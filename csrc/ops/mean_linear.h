@@ -4,11 +4,11 @@
 //
 // f is nothing, or max(floor, x * factors[c] + shift[c]).
 //
-// Layouts: x [N,P,C], float16 or bfloat16 as the weights are packed; b [M], factors and shift [C],
-// or null; y [N,M], float32 or as x; C-contiguous. N is at most 1, P 64, C 2048 and a multiple of
-// 8; addresses are multiples of 16. Sums are float32, in an order that depends on P and C alone; a
-// mean is multiplied as two numbers of 16 bits. The activation is a function of unary.h with its
-// alpha and beta.
+// Layouts: x [N,P,C], of the type that weights are packed as, which of tf32's is float32; b [M],
+// factors and shift [C], or null; y [N,M], float32 or as x; C-contiguous. N is at most 1, P 64, C
+// 2048 and a multiple of 8; addresses are multiples of 16. Sums are float32, in an order that
+// depends on the type, P and C alone; by weights of 16 bits a mean is multiplied as two numbers of
+// 16 bits. The activation is a function of unary.h with its alpha and beta.
 #pragma once
 
 #include "ops/conv2d_nhwc.h"

@@ -9,7 +9,7 @@ from ... import _cpu
 from ...devices import Buffer
 from ...graph.graph import Graph, Node, Value
 from .channels_last import activation_of, not_compiled
-from .channels_last_cuda import operands_of, pack_on
+from .channels_last_cuda import operands_of, own_type, pack_on
 from .kernel import Bound, Call, Kernel, stored, storing
 
 
@@ -22,7 +22,7 @@ def _shape_of(x: Value, weight: Value) -> tuple[Any, int]:
 def averages(device: Any, graph: Graph, node: Node) -> bool:
     """Whether a device makes the means and the layer of a node that ``graph`` has not yet sooner as one."""
     x, weight = (graph.values[name] for name in node.inputs[:2])
-    if x.stored != node.op.operands:
+    if x.stored != own_type(node):
         return False
     if not hasattr(_cpu.UnaryFunction, getattr(node.op.activation, "function", "clip")):
         return False
@@ -31,8 +31,8 @@ def averages(device: Any, graph: Graph, node: Node) -> bool:
 
 
 def _why_not(node: Node, graph: Graph) -> str | None:
-    if graph.inputs_of(node)[0].stored != node.op.operands:
-        return "expected images in 16 bits, in the type that weights are rounded to"
+    if graph.inputs_of(node)[0].stored != own_type(node):
+        return "expected images that are stored as what is multiplied"
     return not_compiled(node, graph, node.op.activation)
 
 
