@@ -261,7 +261,7 @@ def test_what_it_does_not_take(clusters):
         assert takes(_cpu.AxisShape(1, 49, 2048), 1000, operands, 0)
     for n, places, channels, operands in (
         (2, 49, 512, "float16"), (1, 0, 512, "float16"), (1, 65, 512, "bfloat16"),
-        (1, 49, 12, "float32"), (1, 49, 4096, "tf32"),
+        (1, 49, 12, "float16"), (1, 49, 12, "float32"), (1, 49, 4096, "bfloat16"), (1, 49, 4096, "tf32"),
     ):  # fmt: skip
         how = _cpu.AxisShape(n, places, channels), 1000, getattr(_cpu.Conv2dOperands, operands), 0
         assert not takes(*how)

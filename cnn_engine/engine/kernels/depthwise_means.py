@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from ... import _cpu
 from ...devices import Buffer
 from ...graph.graph import Graph, Node
 from .channels_last import activation_of, not_compiled, shape_of
@@ -15,9 +14,7 @@ from .kernel import Bound, Call, Kernel, stored
 def makes_means(device: Any, graph: Graph, node: Node) -> int:
     """Returns of how many parts a device makes the means of what ``node`` convolves sooner with it, or 0."""
     x, y = graph.values[node.inputs[0]], graph.values[node.outputs[0]]
-    if x.stored or y.stored:
-        return 0
-    if not hasattr(_cpu.UnaryFunction, getattr(node.op.activation, "function", "clip")):
+    if x.stored or y.stored or not_compiled(node, graph, node.op.activation) is not None:
         return 0
     shape = shape_of(node, *graph.inputs_of(node)[:2])
     return int(device.kernels.depthwise_means_takes(shape, device.index))
