@@ -86,13 +86,12 @@ void launch_strips(Depthwise<T> d, const Conv2dShape& p, Stream stream) {
 }
 
 // Whether the copy engine can read it.
-template <typename T>
-bool takes_boxes(const Depthwise<T>& d, const Conv2dShape& p) {
-  return waits_in_kernels() && d.pitches.x * sizeof(T) % 16 == 0 && is_aligned(d.input, 16);
+bool takes_boxes(const Depthwise<float>& d) {
+  return waits_in_kernels() && d.pitches.x % 4 == 0 && is_aligned(d.input, 16);
 }
 
-template <int Side, int Stride, int Rows, bool Means = false, typename T>
-void launch_boxes(Depthwise<T> d, const Conv2dShape& p, Stream stream) {
+template <int Side, int Stride, int Rows, bool Means = false>
+void launch_boxes(Depthwise<float> d, const Conv2dShape& p, Stream stream) {
   using Box = DepthwiseBox<Side, Stride, Rows>;
   const int groups = (p.c + Box::kChannels - 1) / Box::kChannels;
   const int columns = (p.out_w() + Box::kColumns - 1) / Box::kColumns;
@@ -101,11 +100,11 @@ void launch_boxes(Depthwise<T> d, const Conv2dShape& p, Stream stream) {
   d.by_runs = Divisor(columns);
   d.by_rows = Divisor(rows);
   launch("launch of conv2d_nhwc_depthwise_box_kernel",
-         conv2d_nhwc_depthwise_box_kernel<T, Side, Stride, Rows, Means>,
+         conv2d_nhwc_depthwise_box_kernel<Side, Stride, Rows, Means>,
          static_cast<unsigned>(std::int64_t{p.n} * rows * columns * groups), Box::kThreads, 0,
          stream, 1,
-         wgmma::map_of_boxes<T>(d.input, p, d.pitches.x, Box::kReadRows, Box::kReadColumns,
-                                Box::kChannels, CU_TENSOR_MAP_SWIZZLE_NONE),
+         wgmma::map_of_boxes<float>(d.input, p, d.pitches.x, Box::kReadRows, Box::kReadColumns,
+                                    CU_TENSOR_MAP_SWIZZLE_NONE),
          d, p);
 }
 
@@ -119,8 +118,8 @@ void launch_square(const Depthwise<T>& d, const Conv2dShape& p, Stream stream) {
     }
   }
   if constexpr (Side > 3 && Stride == 1 && sizeof(T) == 4) {
-    if (outputs >= fewest_in_boxes(Side) && takes_boxes(d, p)) {
-      const bool tall = p.out_h() > (outputs < kManyInBoxes ? 14 : 7);
+    if (outputs >= fewest_in_boxes(Side) && takes_boxes(d)) {
+      const bool tall = p.out_h() > (outputs < kManyInBoxes ? 2 : 1) * kBoxSide;
       return tall ? launch_boxes<Side, 1, 2>(d, p, stream) : launch_boxes<Side, 1, 1>(d, p, stream);
     }
   }

@@ -1,7 +1,7 @@
-// Depthwise convolutions in boxes: a block makes a box of places of 32 channels. The copy engine
-// brings all of the image that their windows read at once, zeros where it ends, so that no thread
-// waits for one load after another; a lane makes a channel, a warp `Rows` rows. With Means a block
-// adds up what it made: its part of the means over the image's places.
+// Depthwise convolutions of float32 in boxes: a block makes a box of places of 32 channels. The
+// copy engine brings all of the image that their windows read at once, zeros where it ends, so that
+// no thread waits for one load after another; a lane makes a channel, a warp `Rows` rows. With
+// Means a block adds up what it made: its part of the means over the image's places.
 #pragma once
 
 #include "cuda/conv2d_nhwc_depthwise.cuh"
@@ -14,20 +14,20 @@ constexpr int kBoxSide = 7;
 template <int Side, int Stride, int Rows>
 struct DepthwiseBox {
   static constexpr int kColumns = kBoxSide, kWarps = kBoxSide, kThreads = 32 * kWarps;
-  static constexpr int kChannels = 32, kRows = kWarps * Rows;  // of the box
+  static constexpr int kChannels = kRowBytes / 4, kRows = kWarps * Rows;  // of the box
   static constexpr int kReadColumns = (kColumns - 1) * Stride + Side;
   static constexpr int kWarpRows = (Rows - 1) * Stride + Side;  // that a warp reads
   static constexpr int kReadRows = (kRows - 1) * Stride + Side;
 };
 
-template <typename T, int Side, int Stride, int Rows, bool Means>
+template <int Side, int Stride, int Rows, bool Means>
 __global__ void __launch_bounds__(DepthwiseBox<Side, Stride, Rows>::kThreads)
     conv2d_nhwc_depthwise_box_kernel(const __grid_constant__ CUtensorMap images,
-                                     const __grid_constant__ Depthwise<T> d,
+                                     const __grid_constant__ Depthwise<float> d,
                                      const __grid_constant__ Conv2dShape p) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900  // never launched elsewhere
   using At = DepthwiseBox<Side, Stride, Rows>;
-  __shared__ alignas(128) T box[At::kReadRows][At::kReadColumns][At::kChannels];
+  __shared__ alignas(128) float box[At::kReadRows][At::kReadColumns][At::kChannels];
   __shared__ float totals[Means ? At::kWarps : 1][At::kChannels];
   __shared__ alignas(8) std::uint64_t phases;
   let_successors_start();
@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(DepthwiseBox<Side, Stride, Rows>::kThreads)
   const int own = min(c, p.c - 1);  // lanes beyond the last channel store nothing
   float weight[Side * Side];
 #pragma unroll
-  for (int t = 0; t < Side * Side; ++t) weight[t] = widened(d.packed[t * p.c + own]);
+  for (int t = 0; t < Side * Side; ++t) weight[t] = d.packed[t * p.c + own];
   const float bias = d.bias != nullptr ? d.bias[own] : 0.0f;
   __syncthreads();
   wait_for_inputs();
@@ -60,8 +60,7 @@ __global__ void __launch_bounds__(DepthwiseBox<Side, Stride, Rows>::kThreads)
   for (int y = 0; y < At::kWarpRows; ++y) {
     float x[At::kReadColumns];
 #pragma unroll
-    for (int s = 0; s < At::kReadColumns; ++s)
-      x[s] = widened(box[warp * Rows * Stride + y][s][lane]);
+    for (int s = 0; s < At::kReadColumns; ++s) x[s] = box[warp * Rows * Stride + y][s][lane];
     // Row y is row r of the windows of the outputs' row (y - r) / Stride.
 #pragma unroll
     for (int r = 0; r < Side; ++r) {
@@ -88,14 +87,13 @@ __global__ void __launch_bounds__(DepthwiseBox<Side, Stride, Rows>::kThreads)
     for (int j = 0; j < At::kColumns; ++j) {
       made[j] += bias;
       if (d.residual != nullptr && j < columns) {
-        made[j] += widened(d.residual[(at + j) * d.pitches.residual + c]);
+        made[j] += d.residual[(at + j) * d.pitches.residual + c];
       }
     }
-    apply<T>(d.activation, made);
+    apply<float>(d.activation, made);
 #pragma unroll
     for (int j = 0; j < At::kColumns; ++j) {
-      const float one[1] = {made[j]};
-      if (j < columns) store_neighbours(d.output + (at + j) * d.pitches.y + c, one, d.overflow);
+      if (j < columns) d.output[(at + j) * d.pitches.y + c] = made[j];
       if (Means && j < columns) total += made[j];
     }
   }
