@@ -151,7 +151,9 @@ def write(
         "opset_version": opset,
     }
     if exporter == "torchscript":
-        options |= {"dynamo": False}
+        # Else it folds batch norm into convolutions, in float32 with several roundings that all of a
+        # filter's sums share; the passes of an engine fold it in float64.
+        options |= {"dynamo": False, "training": torch.onnx.TrainingMode.PRESERVE}
         if batch is None:
             options["dynamic_axes"] = {INPUT: {0: "batch"}, OUTPUT: {0: "batch"}}
     else:

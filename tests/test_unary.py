@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import numpy as np
 import pytest
 import tolerances
+from conftest import Device
 from native import SPECIAL, call, rounded
 
 from cnn_engine import _cpu
@@ -97,6 +99,39 @@ def test_nearly_correctly_rounded_on_the_cpu(instruction_set, rng, function):
     if function in ("gelu", "mish"):  # whose references cancel, below 2^-53 of x
         bound = bound + tolerances.EPS * tolerances.EPS * np.abs(x)
     tolerances.assert_close(out, rounded(wanted), bound, function=function, isa=instruction_set)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["sigmoid", "swish", "gelu"])
+def test_errors_on_cuda_are_small_and_to_either_side(rng, name):
+    """An error that all results share stays in a network's means, where others cancel."""
+    device, record = Device("cuda"), KINDS[name]()
+    for low, high in ((-60, -8), (-8, -2), (-2, 0), (0, 2), (2, 60)):
+        x = rng.uniform(low, high, 1 << 17).astype(np.float32)
+        out, memory = device.guarded(x.shape)
+        apply(device, record, device.put(x), out)
+        device.check_guards(memory)
+        exact = record.reference(x)
+        if name == "gelu":  # whose reference cancels far below 0
+            wide = x.astype(np.float64)
+            exact = wide * np.vectorize(math.erfc)(wide / -math.sqrt(2)) / 2
+        some = np.abs(exact) > 1e-37
+        errors = (device.get(out) - exact)[some] / np.abs(exact[some]) / tolerances.EPS
+        if some.any():
+            assert np.abs(errors).max() < (6 if name == "gelu" else 2.5), (low, high)
+            assert abs(errors.mean()) < (0.5 if name == "gelu" else 0.1), (low, high)
+
+
+@pytest.mark.gpu
+def test_sixths_on_cuda_are_the_nearest_numbers(rng):
+    device, record = Device("cuda"), KINDS["hard_swish"]()
+    x = rng.uniform(-3.5, 3.5, 1 << 20).astype(np.float32)
+    x[: 1 << 19] *= np.exp2(-rng.integers(0, 24, 1 << 19)).astype(np.float32)
+    out, memory = device.guarded(x.shape)
+    apply(device, record, device.put(x), out)
+    device.check_guards(memory)
+    ramp = np.clip(x + np.float32(3), np.float32(0), np.float32(6))
+    np.testing.assert_array_equal(device.get(out), x * (ramp / np.float32(6)))
 
 
 @pytest.mark.parametrize("size", [0, 1, 2, 3, 4, 5, 31, 1023, 70_001])

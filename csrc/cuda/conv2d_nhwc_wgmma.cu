@@ -171,6 +171,7 @@ void set_ends(Product& p, Conv2dOperands operands) {
   const bool all_rounded = p.y_is_rounded && (!p.residual || p.residual_is_rounded);
   const bool in_tiles = p.in_pieces && p.filters % 8 == 0;
   p.in_fragments = all_rounded && in_tiles && is_clamp;
+  p.at_once = !has_16_bits(operands) && is_clamp;
   p.may_stay = (all_rounded || operands == Conv2dOperands::tf32) && in_tiles && !p.has_prologue() &&
                (is_clamp || p.activation == UnaryFunction::hard_swish ||
                 p.activation == UnaryFunction::swish || p.activation == UnaryFunction::gelu);

@@ -11,9 +11,10 @@
 // tile's places: the others send it what they hold of them, and it adds in a fixed order: the bits
 // depend on the shape alone.
 //
-// Clamped results that are stored as what is multiplied are made as products are held, with bias
-// and residual, and leave through shared memory in 16 bits. All others leave as float32 sums, which
-// what follows is applied to as rows are written.
+// Clamped results are made as products are held, with bias and residual. Those that are stored in
+// 16 bits leave through shared memory; of float32 and tf32 at once (AtOnce), 32 bytes of a place by
+// eight lanes. All others leave through shared memory as sums, which what follows is applied to as
+// rows are written.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -63,7 +64,7 @@ struct Tile {
 template <typename T, int Groups, int Columns>
 using TileOf = Tile<Groups, Columns, std::is_same_v<T, float>>;
 
-template <typename T, int Groups, int Columns, bool Prologue, bool Both>
+template <typename T, int Groups, int Columns, bool Prologue, bool Both, bool AtOnce>
 __global__ void __launch_bounds__(TileOf<T, Groups, Columns>::kThreads,
                                   TileOf<T, Groups, Columns>::kBlocks)
     conv2d_nhwc_wgmma_kernel(const __grid_constant__ CUtensorMap images,
@@ -338,20 +339,67 @@ __global__ void __launch_bounds__(TileOf<T, Groups, Columns>::kThreads,
                               tiles_to + eight * 8 * At::kMadePitch);
     }
   };
+  // What a thread holds of eight places, as it lies in memory as float32.
+  const int held_filter = first_filter + warp * 16 + thread % 32 / 4;
+  const auto at_held = [&](int eight, int pitch, const auto& body) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const std::int64_t place = place_of(eight * 8 + thread % 4 * 2 + i % 2);
+      const int of = held_filter + 8 * (i / 2);
+      if (place < p.rows && of < p.filters) body(i, place * pitch + of);
+    }
+  };
+  const auto load_held = [&](int eight, float (&to)[4]) {
+    if (!p.residual) return;
+    at_held(eight, p.residual_pitch,
+            [&](int i, std::int64_t from) { to[i] = static_cast<const float*>(p.residual)[from]; });
+  };
+  const auto end_held = [&](int eight, const float (&sum)[4], const float (&added)[4]) {
+    at_held(eight, p.y_pitch, [&](int i, std::int64_t to) {
+      static_cast<float*>(p.y)[to] = clamp(sum[i] + (bias[i / 2] + added[i]), p.low, p.high);
+    });
+  };
   const auto keep_sums = [&](int eight, const float (&sum)[4]) {
     store_sums<At::kPitch>(made_sums + eight * 8 * At::kPitch, sum);
   };
+  float added[4] = {};  // of the next eight, asked for while others still send
   const auto add_up = [&](auto split) {
-    add_up_in_cluster<split, Columns, kThreads>(reinterpret_cast<float4*>(memory), sums, rank,
-                                                received, all_received, thread, ready,
-                                                [&](int eight, const float (&sum)[4]) {
-                                                  if (!in_fragments) return keep_sums(eight, sum);
-                                                  std::uint32_t tiles[2];
-                                                  load_residual(eight, tiles);
-                                                  end(eight, sum, tiles);
-                                                });
+    add_up_in_cluster<split, Columns, kThreads>(
+        reinterpret_cast<float4*>(memory), sums, rank, received, all_received, thread,
+        [&] {
+          ready();
+          if (AtOnce) load_held(0, added);
+        },
+        [&](int eight, const float (&sum)[4]) {
+          if (AtOnce) {
+            float next[4] = {};
+            if (eight + 1 < own_eights) load_held(eight + 1, next);
+            end_held(eight, sum, added);
+            memcpy(added, next, sizeof(added));
+          } else if (in_fragments) {
+            std::uint32_t tiles[2];
+            load_residual(eight, tiles);
+            end(eight, sum, tiles);
+          } else {
+            keep_sums(eight, sum);
+          }
+        });
   };
-  if (p.split == 1) {
+  if (AtOnce && p.split == 1) {
+    ready();
+    constexpr int kEights = Columns / 8, kAtOnce = 4;
+#pragma unroll
+    for (int first = 0; first < kEights; first += kAtOnce) {
+      float more[kAtOnce][4] = {};
+#pragma unroll
+      for (int j = first; j < kEights && j < first + kAtOnce; ++j) load_held(j, more[j - first]);
+#pragma unroll
+      for (int j = first; j < kEights && j < first + kAtOnce; ++j) {
+        end_held(j, {sums[4 * j], sums[4 * j + 1], sums[4 * j + 2], sums[4 * j + 3]},
+                 more[j - first]);
+      }
+    }
+  } else if (p.split == 1) {
     named_barrier<kThreads>(1);  // no one multiplies what lies in the ring
     ready();
     constexpr int kEights = Columns / 8, kAtOnce = 4;
@@ -379,6 +427,7 @@ __global__ void __launch_bounds__(TileOf<T, Groups, Columns>::kThreads,
   } else {
     add_up(std::integral_constant<int, 8>());
   }
+  if (AtOnce) return;
   if (past && warp / 4 < units) tell(p.overflow);  // filters beyond the last have no weights
   named_barrier<kThreads>(1);
 
@@ -442,9 +491,13 @@ __global__ void __launch_bounds__(TileOf<T, Groups, Columns>::kThreads,
 
 template <typename T, int Groups, int Columns, bool Prologue, bool Both>
 void launch_tile(const Sources& from, Product p, const Choice& choice, Stream stream) {
+  constexpr bool kLiesAsFloat32 = sizeof(T) == 4;
   using At = TileOf<T, Groups, Columns>;
-  using Copied = std::conditional_t<Prologue && sizeof(T) == 4, float, T>;  // not rounded yet
-  const auto kernel = conv2d_nhwc_wgmma_kernel<T, Groups, Columns, Prologue, Both>;
+  using Copied = std::conditional_t<Prologue && kLiesAsFloat32, float, T>;  // not rounded yet
+  auto kernel = conv2d_nhwc_wgmma_kernel<T, Groups, Columns, Prologue, Both, false>;
+  if constexpr (kLiesAsFloat32) {
+    if (p.at_once) kernel = conv2d_nhwc_wgmma_kernel<T, Groups, Columns, Prologue, Both, true>;
+  }
   constexpr int kTileFilters = Groups * kFilters;
   p.split = choice.split;
   p.log_split = log2_of(choice.split);

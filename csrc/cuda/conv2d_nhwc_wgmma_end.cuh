@@ -87,20 +87,12 @@ __device__ inline void store_two_tiles(std::uint32_t address, std::uint32_t a, s
                : "memory");
 }
 
-// NaN where x is.
-__device__ inline float between(float x, float low, float high) {
-  float y;
-  asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(x), "f"(low));
-  asm("min.NaN.f32 %0, %0, %1;" : "+f"(y) : "f"(high));
-  return y;
-}
-
 // Functions of what warps hold.
 struct Clamp {
   float low, high;
   __device__ void operator()(float (&value)[4]) const {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) value[i] = between(value[i], low, high);
+    for (int i = 0; i < 4; ++i) value[i] = clamp(value[i], low, high);
   }
 };
 template <UnaryFunction kFunction>

@@ -351,7 +351,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       }
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
-        value[i] = wgmma::between(value[i], p.outer.low, p.outer.high);
+        value[i] = clamp(value[i], p.outer.low, p.outer.high);
         if (kLooks) {
           past |= left > i / 2 % 2 * 8 && is_past_float16(value[i]);
         }

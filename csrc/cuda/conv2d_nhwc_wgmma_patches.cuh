@@ -134,8 +134,7 @@ class PatchEnd {
     bool past = false;
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      const float value =
-          between((i < 4 ? upper : lower)[i % 4] + bias_[i % 4 / 2], p_.low, p_.high);
+      const float value = clamp((i < 4 ? upper : lower)[i % 4] + bias_[i % 4 / 2], p_.low, p_.high);
       const bool inside = w + static_cast<int>(threadIdx.x) % 4 * 2 + i % 2 < p_.out_w;
       past |= inside && h + i / 4 < p_.out_h && is_past_float16(value);
     }

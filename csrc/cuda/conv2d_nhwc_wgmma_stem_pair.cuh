@@ -319,7 +319,7 @@ __global__ void __launch_bounds__(kThreads, 2)
             const std::uint32_t some = masked(j, ~0u);
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-              const float value = between(sums[4 * j + i] + bias[i / 2], p.low, p.high);
+              const float value = clamp(sums[4 * j + i] + bias[i / 2], p.low, p.high);
               past |= (some >> (i % 2 * 16) & 1u) && is_past_float16(value);
             }
           }

@@ -199,7 +199,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
       for (int i = 0; i < 4; ++i) {
         const float* const from = sums + row * kPoolStep * 4 + i;
         const float sum = max_nan(max_nan(from[0], from[4]), from[8]) + bias[i / 2];
-        value[row][i] = between(sum, p.low, p.high);
+        value[row][i] = clamp(sum, p.low, p.high);
         rounded[i] = narrowed<T>(value[row][i]);
       }
       most = fmaxf(most, largest(value[row]));

@@ -147,10 +147,6 @@ __device__ inline void store_prepared(T* to, const uint4& read, const float (&sc
   *reinterpret_cast<uint4*>(to) = make_uint4(made[0], made[1], made[2], made[3]);
 }
 
-__device__ inline float clamped(float x, float low, float high) {
-  return min_nan(max_nan(x, low), high);
-}
-
 // Blocks: tiles along x, images along y; of a cluster along z.
 template <typename T, int Blocks>
 __global__ void __launch_bounds__(kAllThreads, 2)
@@ -418,7 +414,7 @@ __global__ void __launch_bounds__(kAllThreads, 2)
     for (int block = 0; block < Blocks; ++block) {
       sum += memory.sums[block * kUnits * Own::kPair + thread];
     }
-    sum = clamped(sum + first_bias, p.inner_low, p.inner_high);
+    sum = clamp(sum + first_bias, p.inner_low, p.inner_high);
     const T y = narrowed<T>(sum);
     memory.made[made_at][made_filter] = y;
     memory.late[made_at][kLate + made_filter] =
@@ -435,7 +431,7 @@ __global__ void __launch_bounds__(kAllThreads, 2)
     float two[2];
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
-      two[j] = clamped(z[2 * i + j] + next_bias[i], p.outer_low, p.outer_high);
+      two[j] = clamp(z[2 * i + j] + next_bias[i], p.outer_low, p.outer_high);
     }
     const float got = __shfl_xor_sync(kFullMask, odd ? two[0] : two[1], 4);
     (odd ? two[0] : two[1]) = got;

@@ -32,13 +32,6 @@ inline Ends ends_of(const Activation& function) {
   }
 }
 
-// The smaller of two values; NaN if either is.
-__device__ inline float min_nan(float a, float b) {
-  float result;
-  asm("min.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
-  return result;
-}
-
 // Applies a function, of clamps_of(), to values that are kept as T.
 template <Ends kEnds, typename T, int n>
 __device__ inline void end_in(const Activation& function, float (&value)[n]) {
@@ -47,7 +40,7 @@ __device__ inline void end_in(const Activation& function, float (&value)[n]) {
 #pragma unroll
   for (int i = 0; i < n && kEnds != Ends::any; ++i) {
     if constexpr (kEnds == Ends::clamps) {
-      value[i] = min_nan(max_nan(value[i], function.alpha), function.beta);
+      value[i] = clamp(value[i], function.alpha, function.beta);
     } else if constexpr (kEnds == Ends::hard_swish) {
       value[i] *= __saturatef((value[i] + 3.0f) * (1.0f / 6.0f));
     } else if constexpr (kEnds == Ends::swish) {
