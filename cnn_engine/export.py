@@ -150,20 +150,23 @@ def write(
         "output_names": [OUTPUT],
         "opset_version": opset,
     }
+    # Left to themselves both fold batch norm into convolutions, in float32 with several roundings that all
+    # of a filter's sums share; the passes of an engine fold it in float64.
     if exporter == "torchscript":
-        # Else it folds batch norm into convolutions, in float32 with several roundings that all of a
-        # filter's sums share; the passes of an engine fold it in float64.
         options |= {"dynamo": False, "training": torch.onnx.TrainingMode.PRESERVE}
         if batch is None:
             options["dynamic_axes"] = {INPUT: {0: "batch"}, OUTPUT: {0: "batch"}}
     else:
-        options |= {"dynamo": True, "external_data": False, "verbose": False}
+        options |= {"dynamo": True, "optimize": False, "verbose": False}
         if batch is None:
             options["dynamic_shapes"] = ({0: torch.export.Dim("batch", min=1)},)
     try:
         with _quiet(), tempfile.TemporaryDirectory() as folder:
             made = Path(folder) / "model.onnx"
-            torch.onnx.export(module, (example,), str(made), **options)
+            if exporter == "torchscript":
+                torch.onnx.export(module, (example,), str(made), **options)
+            else:
+                _without_constants(torch.onnx.export(module, (example,), **options), str(made))
             data = made.read_bytes()
     except Exception as error:  # what its exporters raise has no common base
         reason = " ".join(re.sub(r"\x1b\[[0-9;]*m", "", str(error)).split())[:400]
@@ -172,6 +175,15 @@ def write(
         ) from error
     with atomic_write(path, "wb") as file:
         file.write(data)
+
+
+def _without_constants(program: Any, path: str) -> None:
+    """Writes what the newer exporter made, with nothing in it that is the same in every pass."""
+    from onnxscript import optimizer  # which that exporter needs, too
+
+    optimizer.fold_constants(program.model)
+    optimizer.remove_unused_nodes(program.model)
+    program.save(path, external_data=False)
 
 
 @contextmanager

@@ -40,6 +40,9 @@ SIZES = [
     (9, 64, 33, 47, 328, (3, 3), (2, 1), (1, 1, 1, 1), (1, 1), 1),
 ]
 
+#: More channels than those to whose sums float32 and tf32 add residuals as they are held: kManyChannels.
+LONG = (1, 552, 13, 15, 136, (1, 1), (1, 1), (0, 0, 0, 0), (1, 1), 1)
+
 
 def shape_of(case):
     n, c, h, w, k, kernel, stride, padding, dilation, groups = case
@@ -125,7 +128,7 @@ def test_whole_numbers_are_exact(rng, case, operands):
 
 
 @pytest.mark.parametrize("operands", OPERANDS)
-@pytest.mark.parametrize("case", [SIZES[28], SIZES[35], *SIZES[-3:]], ids=ids)
+@pytest.mark.parametrize("case", [SIZES[28], SIZES[35], *SIZES[-3:], LONG], ids=ids)
 def test_every_tile_and_split_is_exact(rng, case, operands):
     """Ranks are more than there are tiles and splits: the last of them runs then."""
     x, weight, bias = whole_numbers(rng, case)

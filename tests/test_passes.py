@@ -52,9 +52,9 @@ class Builder:
         self.nodes.append(Node(name, op, inputs, (f"{name}.out",)))
         return f"{name}.out"
 
-    def conv(self, x: str, channels: int, filters: int, **attributes) -> str:
+    def conv(self, x: str, channels: int, filters: int, side: int = 3, **attributes) -> str:
         groups = attributes.get("groups", 1)
-        weight = self.constant(filters, channels // groups, 3, 3)
+        weight = self.constant(filters, channels // groups, side, side)
         return self.add(Conv2d(**attributes), x, weight, self.constant(filters))
 
     def norm(self, x: str, channels: int) -> str:

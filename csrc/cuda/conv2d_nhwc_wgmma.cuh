@@ -489,6 +489,10 @@ __global__ void __launch_bounds__(TileOf<T, Groups, Columns>::kThreads,
 #endif
 }
 
+// Channels of sums that a large tile adds a residual to sooner by way of shared memory, in rows:
+// those of ConvNeXt's blocks, by measurement; all shorter ones, and those of 3x3, take longer so.
+constexpr int kManyChannels = 512;
+
 template <typename T, int Groups, int Columns, bool Prologue, bool Both>
 void launch_tile(const Sources& from, Product p, const Choice& choice, Stream stream) {
   constexpr bool kLiesAsFloat32 = sizeof(T) == 4;
@@ -496,7 +500,10 @@ void launch_tile(const Sources& from, Product p, const Choice& choice, Stream st
   using Copied = std::conditional_t<Prologue && kLiesAsFloat32, float, T>;  // not rounded yet
   auto kernel = conv2d_nhwc_wgmma_kernel<T, Groups, Columns, Prologue, Both, false>;
   if constexpr (kLiesAsFloat32) {
-    if (p.at_once) kernel = conv2d_nhwc_wgmma_kernel<T, Groups, Columns, Prologue, Both, true>;
+    const bool adds_to_long = p.residual && p.channels > kManyChannels && Columns >= 64;
+    if (p.at_once && !adds_to_long) {
+      kernel = conv2d_nhwc_wgmma_kernel<T, Groups, Columns, Prologue, Both, true>;
+    }
   }
   constexpr int kTileFilters = Groups * kFilters;
   p.split = choice.split;

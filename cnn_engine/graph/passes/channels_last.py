@@ -41,8 +41,8 @@ PLANAR_CHANNELS = 4
 
 #: What the first layers round away passes through all others: of a network's convolutions, those that make up
 #: this part of its products lose half or more of what its logits lose. Of at most so many FLOPs, 2 us of an
-#: H200, they take hardly longer in float32.
-FIRST_PART, SHORT_FLOPS = 1 / 7, 1 << 28
+#: H200, they take hardly longer in float32, nor does the very first of so few for each byte that it moves.
+FIRST_PART, SHORT_FLOPS, FEW_FLOPS_A_BYTE = 1 / 7, 1 << 28, 10
 
 
 def channels_last(graph: Graph) -> Graph:
@@ -87,18 +87,19 @@ def mark_stem(graph: Graph) -> Graph:
 
 
 def _first_convolutions(graph: Graph) -> set[str]:
-    """Returns the convolutions that make up the first part of a network's products, if they are short."""
+    """Returns the convolutions of the first part of a network's products that float32 makes hardly longer."""
     costs = {
-        node.name: graph.cost_of(node).flops
+        node.name: graph.cost_of(node)
         for node in graph.nodes
         if type(node.op) is Conv2dNhwc and node.op.groups == 1
     }
-    left, found = FIRST_PART * sum(costs.values()), set()
-    for name, flops in costs.items():
-        left -= flops
+    left, found = FIRST_PART * sum(cost.flops for cost in costs.values()), set()
+    for place, (name, cost) in enumerate(costs.items()):
+        left -= cost.flops
         if left < 0:
             break
-        if flops <= SHORT_FLOPS:
+        moves = place == 0 and cost.flops <= FEW_FLOPS_A_BYTE * cost.bytes
+        if moves or cost.flops <= SHORT_FLOPS:
             found.add(name)
     return found
 
