@@ -63,6 +63,7 @@ def test_if_against_pad(files, capsys):
 
 
 @pytest.mark.gpu
+@pytest.mark.alone
 @pytest.mark.parametrize("mode", ["resident", "stream"])
 def test_runs_on_a_gpu(mode, tmp_path, capsys):
     """Device times and copies have samples; in ``stream`` a pass has many calls of each."""
