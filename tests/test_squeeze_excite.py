@@ -74,15 +74,22 @@ def test_a_mean_and_two_products_become_one_node(batch, bias, inner, outer):
 
 
 def test_what_does_not_fit_stays_as_it_is():
-    """Odd channels, another reduction, a mean with other readers, sums that the graph gives back."""
-    graphs = [
-        block(channels=12)[-1], block(mean=ReduceMax((2, 3), True))[-1],
-        block(mean=ReduceMean((3,), True))[-1],
-    ]  # fmt: skip
+    """Another reduction, a mean with other readers, sums that the graph gives back."""
+    graphs = [block(mean=ReduceMax((2, 3), True))[-1], block(mean=ReduceMean((3,), True))[-1]]
     b, _, gate, _ = block()
     graphs.append(b.graph(gate, b.nodes[2].outputs[0]))
     for graph in graphs:
         assert not found_in(same(graph, laid))
+
+
+def test_gates_of_channels_in_fours():
+    """In 16 bits they are filled up to eights, which gates read; in float32 others read them as they are."""
+    *_, graph = block(channels=12)
+    assert not found_in(
+        same(graph, lambda given: passes.lay_channels_last(passes.fuse(given), "cuda", run=4))
+    )
+    (node,) = found_in(same(graph, laid))
+    assert node.op.activation == Relu()
 
 
 @pytest.mark.parametrize("batch", [1, 3])

@@ -12,6 +12,7 @@ from functools import partial
 
 from ..graph import Graph
 from .affine import fold_affine_after, fold_affine_before
+from .alignment import align_channels
 from .bottlenecks import fuse_bottlenecks
 from .channels_last import channels_last, mark_stem, round_operands
 from .concatenations import nest_concatenations
@@ -34,6 +35,7 @@ from .transposes import order_weights
 __all__ = [
     "EPILOGUES",
     "Pass",
+    "align_channels",
     "channels_last",
     "drop_identities",
     "drop_unused",
@@ -94,6 +96,7 @@ LAYING: tuple[Pass, ...] = (
 #: By the channels that convolutions read at once: 16 bytes of float32, or of 16 bits.
 LAYING_ON_CUDA: dict[int, tuple[Pass, ...]] = {
     run: (
+        partial(align_channels, run=run),
         channels_last,
         order_weights,
         convolve_products,

@@ -1,0 +1,441 @@
+"""Channels in whole runs: filters of zeros fill up images whose channels kernels cannot read at once.
+
+Values that know their channels one by one, between convolutions, are a class that gets as many channels. What
+is added is zero until a function makes other numbers of it, always finite; convolutions that read it have
+weights of zero for it. Parts of its channels that are values of other classes, by concatenations, splits and
+slices, are filled up by themselves.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from ...operators import unary
+from ...operators.average_pool2d import AveragePool2d
+from ...operators.binary import Add, Mul, Sub
+from ...operators.conv2d import Conv2d
+from ...operators.max_pool2d import MaxPool2d
+from ...operators.norm import BatchNorm
+from ...operators.reduce import ReduceMax, ReduceMean
+from ...operators.resize import Resize
+from ...operators.shaping import Concat, Slice, Split
+from ..graph import Graph, Node
+from .rewriting import Rewrites, absent, constant, covering, only_user
+
+CHANNELS = 1  # their dimension
+
+#: Those that make finite numbers of all finite ones.
+FUNCTIONS = (
+    unary.Clip, unary.Elu, unary.Erf, unary.Gelu, unary.HardSigmoid, unary.HardSwish, unary.LeakyRelu,
+    unary.Mish, unary.Relu, unary.Sigmoid, unary.Swish, unary.Tanh,
+)  # fmt: skip
+
+#: The channels that all kernels for images can read, gates' too.
+RUN = 8
+
+#: How many times as large the values that change together may become: more would cost what whole runs save.
+MOST = 1.5
+
+
+def align_channels(graph: Graph, run: int) -> Graph:
+    """Gives images that have no multiple of ``run`` channels one of :data:`RUN`, where all readers allow it.
+
+    A sum of an image's first channels with another image, and its other channels behind it, as ReXNet has,
+    becomes the sum of both.
+    """
+    return _Alignment(_whole_sums(graph), run).rewritten(graph)
+
+
+def _whole_sums(graph: Graph) -> dict[str, tuple[Node, ...]]:
+    """Returns the concatenations of a sum of an image's first channels and of its other channels.
+
+    Each comes as its name and its nodes: itself, the sum, and the slices of the image.
+    """
+    found = {}
+    for node in graph.nodes:
+        if type(node.op) is not Concat or node.op.axis != CHANNELS or len(node.inputs) != 2:
+            continue
+        added, rest = (_only_maker(graph, name) for name in node.inputs)
+        if added is None or rest is None or type(added.op) is not Add or len(added.inputs) != 2:
+            continue
+        for name in added.inputs:
+            first = _only_maker(graph, name)
+            if first is None or first.inputs[0] != rest.inputs[0]:
+                continue
+            taken, left = _taken(graph, first), _taken(graph, rest)
+            shapes = {graph.values[name].shape for name in added.inputs}
+            if not taken or left is None or len(shapes) != 1:
+                continue
+            channels = graph.values[rest.inputs[0]].shape[CHANNELS]
+            if taken == range(len(taken)) and left == range(len(taken), channels):
+                found[node.name] = node, added, first, rest
+    return found
+
+
+def _only_maker(graph: Graph, name: str) -> Node | None:
+    maker = graph.producers.get(name)
+    return None if maker is None or only_user(graph, name) is None else maker
+
+
+def _taken(graph: Graph, node: Node) -> range | None:
+    """Returns the channels that a slice of nothing else takes."""
+    if type(node.op) is not Slice or len(graph.values[node.inputs[0]].shape) < 3:
+        return None
+    shape = graph.values[node.inputs[0]].shape
+    taken = node.op.ranges(shape)
+    whole = all(axis == CHANNELS or taken[axis] == range(size) for axis, size in enumerate(shape))
+    return taken[CHANNELS] if whole else None
+
+
+@dataclass
+class _Layout:
+    """Where the channels of a class are, and how many it has then."""
+
+    positions: np.ndarray
+    width: int
+
+    def spread(self, array: np.ndarray, axis: int, rest: float = 0) -> np.ndarray:
+        """Returns ``array``, of one number a channel along ``axis``, with ``rest`` between them."""
+        shape = list(array.shape)
+        shape[axis] = self.width
+        found = np.full(shape, rest, array.dtype)
+        places = [slice(None)] * array.ndim
+        places[axis] = self.positions[: array.shape[axis]]
+        found[tuple(places)] = array
+        return found
+
+
+@dataclass
+class _Class:
+    """Values that have the same channels.
+
+    Attributes:
+        names: of the values.
+        cuts: where parts end that are values of other classes.
+    """
+
+    names: set[str] = field(default_factory=set)
+    cuts: set[int] = field(default_factory=set)
+
+
+class _Alignment:
+    """Classes of values, as a forest of their names, and which of them are parts of others."""
+
+    def __init__(self, sums: dict[str, tuple[Node, ...]], run: int) -> None:
+        self.sums = sums
+        self.run = run
+        self._parents: dict[str, str] = {}
+        self._kept: set[str] = set()  # values whose classes stay as they are
+        self._parts: list[
+            tuple[str, int, str]
+        ] = []  # a value, where in it, the value that is its part
+
+    def rewritten(self, graph: Graph) -> Graph:
+        if not any(type(node.op) is Conv2d for node in graph.nodes):
+            return graph
+        self._find_classes(graph)
+        layouts = self._layouts(graph)
+        if not layouts:
+            return graph
+        # A sum whose class stays is no sum of both.
+        self.sums = {k: nodes for k, nodes in self.sums.items() if nodes[0].outputs[0] in layouts}
+        rewrites = Rewrites(graph)
+        for node in graph.nodes:
+            self._widen(graph, node, layouts, rewrites)
+        return rewrites.apply()
+
+    def _root(self, name: str) -> str:
+        while (parent := self._parents.get(name, name)) != name:
+            self._parents[name] = self._parents.get(parent, parent)
+            name = parent
+        return name
+
+    def _join(self, *names: str) -> None:
+        first, *others = map(self._root, names)
+        for other in others:
+            self._parents[other] = first
+
+    # ---- which values have the same channels ----
+
+    def _find_classes(self, graph: Graph) -> None:
+        before = None
+        while before != self.sums.keys():
+            before, zero = self.sums.keys(), self._zeros(graph)
+            self.sums = {
+                name: nodes
+                for name, nodes in self.sums.items()
+                if self._adds_zeros(graph, zero, nodes[0])
+            }
+        self._kept |= {value.name for value in graph.inputs} | set(graph.outputs)
+        inner = {node.name for nodes in self.sums.values() for node in nodes[1:]}
+        for node in graph.nodes:
+            if node.name in self.sums:
+                self._join(*self._terms(node), node.outputs[0])
+            elif node.name not in inner and not self._is_channelwise(graph, node):
+                self._kept.update(name for name in (*node.inputs, *node.outputs) if name)
+
+    def _adds_zeros(self, graph: Graph, zero: set[str], node: Node) -> bool:
+        """Whether what a sum adds to an image's other channels is nothing."""
+        least = min(self._terms(node), key=lambda name: graph.values[name].shape[CHANNELS])
+        return least in zero
+
+    def _terms(self, node: Node) -> tuple[str, str]:
+        """Returns what a concatenation is the sum of, in the order of its sum."""
+        _, added, first, _ = self.sums[node.name]
+        whole = first.inputs[0]
+        return tuple(whole if name == first.outputs[0] else name for name in added.inputs)
+
+    def _is_channelwise(self, graph: Graph, node: Node) -> bool:
+        """Whether ``node`` can have more channels; joins the classes of those that are the same."""
+        op, x, y = node.op, node.inputs[0], node.outputs[0]
+        if any(len(graph.values[name].shape) != 4 for name in (x, *node.outputs) if name):
+            return False
+        if type(op) in (Add, Sub, Mul):
+            return self._joins_terms(graph, node)
+        if x in graph.constants:
+            return False
+        if type(op) is Conv2d:
+            return self._joins_convolution(graph, node)
+        if type(op) in (Concat, Split, Slice):
+            return self._joins_parts(graph, node)
+        if type(op) is BatchNorm:
+            known = [constant(graph, node, place) is not None for place in range(1, 5)]
+            if not all(known) or op.axis != CHANNELS:
+                return False
+        elif type(op) is Resize:
+            if op.scales[:2] != (1, 1) or op.coordinates == "tf_crop_and_resize":
+                return False
+        elif type(op) in (ReduceMean, ReduceMax):
+            if not op.keepdims or {axis % 4 for axis in op.axes} - {2, 3}:
+                return False
+        elif type(op) not in (MaxPool2d, AveragePool2d, *FUNCTIONS):
+            return False
+        if len(node.outputs) != 1 or graph.values[x].shape[:2] != graph.values[y].shape[:2]:
+            return False
+        self._join(x, y)
+        return True
+
+    def _joins_convolution(self, graph: Graph, node: Node) -> bool:
+        x, y = node.inputs[0], node.outputs[0]
+        weight, bias = constant(graph, node, 1), constant(graph, node, 2)
+        if weight is None or (bias is None) != absent(node, 2):
+            return False
+        same = [] if absent(node, 3) else [node.inputs[3]]
+        if node.op.groups > 1:
+            if weight.shape[:2] != (node.op.groups, 1):
+                return False
+            same.append(x)
+        function = node.op.activation
+        if not graph.constants.keys().isdisjoint(same):
+            return False
+        if function is not None and type(function) not in FUNCTIONS:
+            return False
+        self._join(y, *same)
+        return True
+
+    def _joins_terms(self, graph: Graph, node: Node) -> bool:
+        y = node.outputs[0]
+        channels = graph.values[y].shape[CHANNELS]
+        for name in node.inputs:
+            shape = graph.values[name].shape
+            if name in graph.constants:
+                array = graph.constants[name]
+                if array.dtype.kind != "f" or not np.isfinite(array).all():
+                    return False
+            elif len(shape) == 4 and shape[CHANNELS] == channels:
+                self._join(name, y)
+            else:
+                return False
+        return True
+
+    def _joins_parts(self, graph: Graph, node: Node) -> bool:
+        op, x, y = node.op, node.inputs[0], node.outputs[0]
+        if type(op) is Slice:
+            taken = _taken(graph, node)
+            if taken is None or taken.step != 1 or not taken:
+                return False
+            self._parts.append((x, taken.start, y))
+            return True
+        whole, parts = (y, node.inputs) if type(op) is Concat else (x, node.outputs)
+        if op.axis % 4 != CHANNELS or not graph.constants.keys().isdisjoint(parts):
+            return False
+        start = 0
+        for part in parts:
+            self._parts.append((whole, start, part))
+            start += graph.values[part].shape[CHANNELS]
+        return True
+
+    def _zeros(self, graph: Graph) -> set[str]:
+        """Returns the values whose added channels are zero."""
+        found: set[str] = set()
+        for node in graph.nodes:
+            op = node.op
+            terms = self._terms(node) if node.name in self.sums else node.inputs
+            known = [name in found for name in terms if name and name not in graph.constants]
+            if type(op) is Conv2d:
+                is_zero = (absent(node, 3) or node.inputs[3] in found) and (
+                    op.activation is None or _at_zero(op.activation) == 0
+                )
+            elif isinstance(op, unary.Unary):
+                is_zero = all(known) and _at_zero(op) == 0
+            elif type(op) is Mul:
+                is_zero = any(known)
+            elif type(op) in (Add, Sub):
+                # Constants of one number are added to what is added, too.
+                wide = (graph.constants[name] for name in terms if name in graph.constants)
+                is_zero = all(known) and all(_has_channels(array) for array in wide)
+            else:
+                is_zero = all(known)
+            if is_zero:
+                found.update(node.outputs)
+        return found
+
+    # ---- where their channels are then ----
+
+    def _layouts(self, graph: Graph) -> dict[str, _Layout]:
+        """Returns the layouts of the values of which any changes."""
+        classes: dict[str, _Class] = defaultdict(_Class)
+        for node in graph.nodes:
+            for name in (*node.inputs, *node.outputs):
+                if name and name not in graph.constants:
+                    classes[self._root(name)].names.add(name)
+        convolved = {
+            self._root(name)
+            for node in graph.nodes
+            if type(node.op) is Conv2d
+            for name in (node.inputs[0], node.outputs[0])
+        }
+        parts = [(self._root(x), at, self._root(part), part) for x, at, part in self._parts]
+        self._cut(graph, classes, parts)
+        found: dict[str, _Layout] = {}
+        for together in _together(classes, ((x, part) for x, _, part, _ in parts)):
+            kept = any(name in self._kept for root in together for name in classes[root].names)
+            if kept or convolved.isdisjoint(together):
+                continue
+            found |= self._layouts_of(graph, [classes[root] for root in together])
+        return found
+
+    @staticmethod
+    def _cut(
+        graph: Graph, classes: dict[str, _Class], parts: list[tuple[str, int, str, str]]
+    ) -> None:
+        """Cuts classes where parts of them end or are cut, and parts where that is cut which they are of."""
+        changed = True
+        while changed:
+            before = sum(len(one.cuts) for one in classes.values())
+            for x, at, root, part in parts:
+                whole, own = classes[x].cuts, classes[root].cuts
+                count = graph.values[part].shape[CHANNELS]
+                # Of sums of some channels, a class may have values of more than the part.
+                whole |= {at, at + count} | {at + cut for cut in own if cut <= count}
+                own |= {cut - at for cut in whole if at <= cut <= at + count}
+            changed = before != sum(len(one.cuts) for one in classes.values())
+
+    def _layouts_of(self, graph: Graph, classes: list[_Class]) -> dict[str, _Layout]:
+        """Returns the layouts of values that change together; none where that is not worth it."""
+        found, now, then, is_whole = {}, 0, 0, True
+        for one in classes:
+            shapes = [graph.values[name].shape for name in one.names]
+            counts = {shape[CHANNELS] for shape in shapes}
+            most = max(counts)
+            if len(counts) > 1 and (one.cuts or len(classes) > 1):
+                return {}  # where a sum's other channels would be is not told
+            ends = sorted(one.cuts | {0, most})
+            sizes = np.diff(ends)
+            widths = -(-sizes // RUN) * RUN
+            starts = np.cumsum(widths) - widths
+            positions = np.arange(most) + np.repeat(starts - ends[:-1], sizes)
+            layout = _Layout(positions, int(widths.sum()))
+            found |= dict.fromkeys(one.names, layout)
+            is_whole = is_whole and all(
+                count % self.run == 0 for count in (*sizes.tolist(), *counts)
+            )
+            now += sum(math.prod(shape[CHANNELS:]) for shape in shapes)
+            then += sum(layout.width * math.prod(shape[CHANNELS + 1 :]) for shape in shapes)
+        return {} if is_whole or then > MOST * now else found
+
+    def _widen(
+        self, graph: Graph, node: Node, layouts: dict[str, _Layout], rewrites: Rewrites
+    ) -> None:
+        op, y = node.op, layouts.get(node.outputs[0])
+        if node.name in self.sums:
+            _, added, first, rest = self.sums[node.name]
+            both = Node(
+                node.name, Add(), self._terms(node), node.outputs, covering(node, added, first, rest)
+            )  # fmt: skip
+            rewrites.replace([added, first, rest, node], [both], "it is part of one sum")
+        elif type(op) is Conv2d:
+            x = layouts.get(node.inputs[0])
+            if x is not None or y is not None:
+                self._widen_convolution(graph, node, x, y, rewrites)
+        elif y is None:
+            return
+        elif type(op) is Resize:
+            sizes = (op.sizes[0], y.width, *op.sizes[2:])
+            rewrites.replace([node], [replace(node, op=replace(op, sizes=sizes))], "")
+        elif type(op) is Split:
+            widths = tuple(layouts[name].width for name in node.outputs)
+            rewrites.replace([node], [replace(node, op=replace(op, sizes=widths))], "")
+        elif type(op) is Slice:
+            start = int(layouts[node.inputs[0]].positions[_taken(graph, node).start])
+            cut = Slice((start,), (start + y.width,), (CHANNELS,), (1,))
+            rewrites.replace([node], [replace(node, op=cut)], "")
+        elif type(op) is BatchNorm:
+            numbers = {
+                name: y.spread(graph.constants[name], 0, float(place == 4))  # a variance of 1
+                for place, name in enumerate(node.inputs[1:5], 1)
+            }
+            _replace(node, op, numbers, rewrites)
+        elif type(op) in (Add, Sub, Mul):
+            wide = {
+                name: y.spread(graph.constants[name], -3)
+                for name in node.inputs
+                if name in graph.constants and _has_channels(graph.constants[name])
+            }
+            if wide:
+                _replace(node, op, wide, rewrites)
+
+    def _widen_convolution(
+        self, graph: Graph, node: Node, x: _Layout | None, y: _Layout | None, rewrites: Rewrites
+    ) -> None:
+        op, weight, bias = node.op, constant(graph, node, 1), constant(graph, node, 2)
+        if op.groups > 1:
+            op = replace(op, groups=y.width)
+        elif x is not None:
+            weight = x.spread(weight, 1)
+        constants = {node.inputs[1]: weight if y is None else y.spread(weight, 0)}
+        if y is not None and bias is not None:
+            constants[node.inputs[2]] = y.spread(bias, 0)
+        _replace(node, op, constants, rewrites)
+
+
+def _together(roots: Iterable[str], pairs: Iterable[tuple[str, str]]) -> list[set[str]]:
+    """Returns the sets of roots that ``pairs`` connect."""
+    sets = {root: {root} for root in roots}
+    for first, second in pairs:
+        if sets[first] is not sets[second]:
+            sets[first] |= sets[second]
+            for root in sets[second]:
+                sets[root] = sets[first]
+    return list({id(one): one for one in sets.values()}.values())
+
+
+def _replace(node: Node, op: object, constants: dict[str, np.ndarray], rewrites: Rewrites) -> None:
+    """Puts ``node`` with other constants in its own place."""
+    names = {name: rewrites.fresh(f"{node.name}.{name}.aligned") for name in constants}
+    made = replace(node, op=op, inputs=tuple(names.get(name, name) for name in node.inputs))
+    rewrites.replace([node], [made], "", {names[name]: a for name, a in constants.items()})
+
+
+def _at_zero(op: unary.Unary) -> float:
+    return float(op.reference(np.zeros(1, np.float32))[0])
+
+
+def _has_channels(array: np.ndarray) -> bool:
+    """Whether a term of images has numbers of their channels."""
+    return array.ndim >= 3 and array.shape[-3] > 1
