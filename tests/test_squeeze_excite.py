@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import fake_cuda
 import halves
@@ -46,8 +47,8 @@ def block(batch=2, channels=16, hidden=4, inner=Relu, outer=HardSigmoid, mean=No
     return b, x, gate, b.graph(y)
 
 
-def laid(graph):
-    return passes.lay_channels_last(passes.fuse(graph), "cuda", run=8)
+def laid(graph, run=8):
+    return passes.lay_channels_last(passes.fuse(graph), "cuda", run)
 
 
 def found_in(graph):
@@ -85,9 +86,7 @@ def test_what_does_not_fit_stays_as_it_is():
 def test_gates_of_channels_in_fours():
     """In 16 bits they are filled up to eights, which gates read; in float32 others read them as they are."""
     *_, graph = block(channels=12)
-    assert not found_in(
-        same(graph, lambda given: passes.lay_channels_last(passes.fuse(given), "cuda", run=4))
-    )
+    assert not found_in(same(graph, partial(laid, run=4)))
     (node,) = found_in(same(graph, laid))
     assert node.op.activation == Relu()
 

@@ -90,7 +90,7 @@ struct Product : Source {
   int lines;                            // of the image, of a tile that is its rows
   int patches_a_row, patches_a_column;  // of the image, of tiles that are patches of it
   int residual_rows;  // that a block copies to shared memory with the copy engine; 0: none
-  bool at_once;       // clamped results leave as float32, as products are held
+  bool at_once;       // clamped results may leave as float32, as products are held
   bool in_fragments;  // the end is computed as products are held: a clamp between low and high
   bool may_stay;      // blocks may stay, whose end is always computed so
   bool in_rows;  // tiles may be parts of the image's rows or patches of it, whose end is so too

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -48,14 +47,26 @@ def align_channels(graph: Graph, run: int) -> Graph:
     A sum of an image's first channels with another image, and its other channels behind it, as ReXNet has,
     becomes the sum of both.
     """
-    return _Alignment(_whole_sums(graph), run).rewritten(graph)
+    if not any(type(node.op) is Conv2d for node in graph.nodes):
+        return graph
+    return _Alignment(graph, run).rewritten()
 
 
-def _whole_sums(graph: Graph) -> dict[str, tuple[Node, ...]]:
-    """Returns the concatenations of a sum of an image's first channels and of its other channels.
+@dataclass
+class _Sum:
+    """A concatenation of a sum of an image's first channels and of its other channels.
 
-    Each comes as its name and its nodes: itself, the sum, and the slices of the image.
+    Attributes:
+        both: the sum of both images, which stands for it.
+        parts: what goes with it: the sum of some channels, and the slices of the image.
     """
+
+    both: Node
+    parts: tuple[Node, Node, Node]
+
+
+def _whole_sums(graph: Graph) -> dict[str, _Sum]:
+    """Returns such concatenations by their names."""
     found = {}
     for node in graph.nodes:
         if type(node.op) is not Concat or node.op.axis != CHANNELS or len(node.inputs) != 2:
@@ -71,9 +82,13 @@ def _whole_sums(graph: Graph) -> dict[str, tuple[Node, ...]]:
             shapes = {graph.values[name].shape for name in added.inputs}
             if not taken or left is None or len(shapes) != 1:
                 continue
-            channels = graph.values[rest.inputs[0]].shape[CHANNELS]
+            whole = rest.inputs[0]
+            channels = graph.values[whole].shape[CHANNELS]
             if taken == range(len(taken)) and left == range(len(taken), channels):
-                found[node.name] = node, added, first, rest
+                terms = tuple(whole if term == name else term for term in added.inputs)
+                covers = covering(node, added, first, rest)
+                both = Node(node.name, Add(), terms, node.outputs, covers)
+                found[node.name] = _Sum(both, (added, first, rest))
     return found
 
 
@@ -110,6 +125,24 @@ class _Layout:
         return found
 
 
+class _Forest:
+    """Sets of names, each known by one of its own."""
+
+    def __init__(self) -> None:
+        self._parents: dict[str, str] = {}
+
+    def root(self, name: str) -> str:
+        while (parent := self._parents.get(name, name)) != name:
+            self._parents[name] = self._parents.get(parent, parent)
+            name = parent
+        return name
+
+    def join(self, *names: str) -> None:
+        first, *others = map(self.root, names)
+        for other in others:
+            self._parents[other] = first
+
+
 @dataclass
 class _Class:
     """Values that have the same channels.
@@ -124,87 +157,57 @@ class _Class:
 
 
 class _Alignment:
-    """Classes of values, as a forest of their names, and which of them are parts of others."""
+    """What has the same channels in one graph, and what of it are parts of others."""
 
-    def __init__(self, sums: dict[str, tuple[Node, ...]], run: int) -> None:
-        self.sums = sums
+    def __init__(self, graph: Graph, run: int) -> None:
+        self.graph = graph
         self.run = run
-        self._parents: dict[str, str] = {}
-        self._kept: set[str] = set()  # values whose classes stay as they are
-        self._parts: list[
-            tuple[str, int, str]
-        ] = []  # a value, where in it, the value that is its part
+        self._values = _Forest()
+        # Values whose classes stay as they are.
+        self._kept = {value.name for value in graph.inputs} | set(graph.outputs)
+        self._parts: list[tuple[str, int, str]] = []  # a value, where in it, which value is there
+        self._sums = _whole_sums(graph)
+        while not self._sums.keys() <= (adding := self._sums_with_zeros()):
+            self._sums = {name: one for name, one in self._sums.items() if name in adding}
+        self._find_classes()
 
-    def rewritten(self, graph: Graph) -> Graph:
-        if not any(type(node.op) is Conv2d for node in graph.nodes):
-            return graph
-        self._find_classes(graph)
-        layouts = self._layouts(graph)
+    def rewritten(self) -> Graph:
+        layouts = self._layouts()
         if not layouts:
-            return graph
-        # A sum whose class stays is no sum of both.
-        self.sums = {k: nodes for k, nodes in self.sums.items() if nodes[0].outputs[0] in layouts}
-        rewrites = Rewrites(graph)
-        for node in graph.nodes:
-            self._widen(graph, node, layouts, rewrites)
+            return self.graph
+        rewrites = Rewrites(self.graph)
+        for node in self.graph.nodes:
+            self._widen(node, layouts, rewrites)
         return rewrites.apply()
 
-    def _root(self, name: str) -> str:
-        while (parent := self._parents.get(name, name)) != name:
-            self._parents[name] = self._parents.get(parent, parent)
-            name = parent
-        return name
-
-    def _join(self, *names: str) -> None:
-        first, *others = map(self._root, names)
-        for other in others:
-            self._parents[other] = first
+    def _channels(self, name: str) -> int:
+        return self.graph.values[name].shape[CHANNELS]
 
     # ---- which values have the same channels ----
 
-    def _find_classes(self, graph: Graph) -> None:
-        before = None
-        while before != self.sums.keys():
-            before, zero = self.sums.keys(), self._zeros(graph)
-            self.sums = {
-                name: nodes
-                for name, nodes in self.sums.items()
-                if self._adds_zeros(graph, zero, nodes[0])
-            }
-        self._kept |= {value.name for value in graph.inputs} | set(graph.outputs)
-        inner = {node.name for nodes in self.sums.values() for node in nodes[1:]}
-        for node in graph.nodes:
-            if node.name in self.sums:
-                self._join(*self._terms(node), node.outputs[0])
-            elif node.name not in inner and not self._is_channelwise(graph, node):
+    def _find_classes(self) -> None:
+        inner = {part.name for one in self._sums.values() for part in one.parts}
+        for node in self.graph.nodes:
+            if node.name in self._sums:
+                self._values.join(*self._sums[node.name].both.inputs, node.outputs[0])
+            elif node.name not in inner and not self._is_channelwise(node):
                 self._kept.update(name for name in (*node.inputs, *node.outputs) if name)
 
-    def _adds_zeros(self, graph: Graph, zero: set[str], node: Node) -> bool:
-        """Whether what a sum adds to an image's other channels is nothing."""
-        least = min(self._terms(node), key=lambda name: graph.values[name].shape[CHANNELS])
-        return least in zero
-
-    def _terms(self, node: Node) -> tuple[str, str]:
-        """Returns what a concatenation is the sum of, in the order of its sum."""
-        _, added, first, _ = self.sums[node.name]
-        whole = first.inputs[0]
-        return tuple(whole if name == first.outputs[0] else name for name in added.inputs)
-
-    def _is_channelwise(self, graph: Graph, node: Node) -> bool:
+    def _is_channelwise(self, node: Node) -> bool:
         """Whether ``node`` can have more channels; joins the classes of those that are the same."""
         op, x, y = node.op, node.inputs[0], node.outputs[0]
-        if any(len(graph.values[name].shape) != 4 for name in (x, *node.outputs) if name):
+        if any(len(self.graph.values[name].shape) != 4 for name in (x, *node.outputs) if name):
             return False
         if type(op) in (Add, Sub, Mul):
-            return self._joins_terms(graph, node)
-        if x in graph.constants:
+            return self._joins_terms(node)
+        if x in self.graph.constants:
             return False
         if type(op) is Conv2d:
-            return self._joins_convolution(graph, node)
+            return self._joins_convolution(node)
         if type(op) in (Concat, Split, Slice):
-            return self._joins_parts(graph, node)
+            return self._joins_parts(node)
         if type(op) is BatchNorm:
-            known = [constant(graph, node, place) is not None for place in range(1, 5)]
+            known = [constant(self.graph, node, place) is not None for place in range(1, 5)]
             if not all(known) or op.axis != CHANNELS:
                 return False
         elif type(op) is Resize:
@@ -215,14 +218,17 @@ class _Alignment:
                 return False
         elif type(op) not in (MaxPool2d, AveragePool2d, *FUNCTIONS):
             return False
-        if len(node.outputs) != 1 or graph.values[x].shape[:2] != graph.values[y].shape[:2]:
+        if (
+            len(node.outputs) != 1
+            or self.graph.values[x].shape[:2] != self.graph.values[y].shape[:2]
+        ):
             return False
-        self._join(x, y)
+        self._values.join(x, y)
         return True
 
-    def _joins_convolution(self, graph: Graph, node: Node) -> bool:
+    def _joins_convolution(self, node: Node) -> bool:
         x, y = node.inputs[0], node.outputs[0]
-        weight, bias = constant(graph, node, 1), constant(graph, node, 2)
+        weight, bias = constant(self.graph, node, 1), constant(self.graph, node, 2)
         if weight is None or (bias is None) != absent(node, 2):
             return False
         same = [] if absent(node, 3) else [node.inputs[3]]
@@ -231,52 +237,62 @@ class _Alignment:
                 return False
             same.append(x)
         function = node.op.activation
-        if not graph.constants.keys().isdisjoint(same):
+        if not self.graph.constants.keys().isdisjoint(same):
             return False
         if function is not None and type(function) not in FUNCTIONS:
             return False
-        self._join(y, *same)
+        self._values.join(y, *same)
         return True
 
-    def _joins_terms(self, graph: Graph, node: Node) -> bool:
+    def _joins_terms(self, node: Node) -> bool:
         y = node.outputs[0]
-        channels = graph.values[y].shape[CHANNELS]
+        channels = self._channels(y)
         for name in node.inputs:
-            shape = graph.values[name].shape
-            if name in graph.constants:
-                array = graph.constants[name]
+            shape = self.graph.values[name].shape
+            if name in self.graph.constants:
+                array = self.graph.constants[name]
                 if array.dtype.kind != "f" or not np.isfinite(array).all():
                     return False
             elif len(shape) == 4 and shape[CHANNELS] == channels:
-                self._join(name, y)
+                self._values.join(name, y)
             else:
                 return False
         return True
 
-    def _joins_parts(self, graph: Graph, node: Node) -> bool:
+    def _joins_parts(self, node: Node) -> bool:
         op, x, y = node.op, node.inputs[0], node.outputs[0]
         if type(op) is Slice:
-            taken = _taken(graph, node)
+            taken = _taken(self.graph, node)
             if taken is None or taken.step != 1 or not taken:
                 return False
             self._parts.append((x, taken.start, y))
             return True
         whole, parts = (y, node.inputs) if type(op) is Concat else (x, node.outputs)
-        if op.axis % 4 != CHANNELS or not graph.constants.keys().isdisjoint(parts):
+        if op.axis % 4 != CHANNELS or not self.graph.constants.keys().isdisjoint(parts):
             return False
         start = 0
         for part in parts:
             self._parts.append((whole, start, part))
-            start += graph.values[part].shape[CHANNELS]
+            start += self._channels(part)
         return True
 
-    def _zeros(self, graph: Graph) -> set[str]:
+    def _sums_with_zeros(self) -> set[str]:
+        """Returns the sums that add nothing to an image's other channels."""
+        zero = self._zeros()
+        return {
+            name
+            for name, one in self._sums.items()
+            if min(one.both.inputs, key=self._channels) in zero
+        }
+
+    def _zeros(self) -> set[str]:
         """Returns the values whose added channels are zero."""
+        constants = self.graph.constants
         found: set[str] = set()
-        for node in graph.nodes:
+        for node in self.graph.nodes:
             op = node.op
-            terms = self._terms(node) if node.name in self.sums else node.inputs
-            known = [name in found for name in terms if name and name not in graph.constants]
+            terms = self._sums[node.name].both.inputs if node.name in self._sums else node.inputs
+            known = [name in found for name in terms if name and name not in constants]
             if type(op) is Conv2d:
                 is_zero = (absent(node, 3) or node.inputs[3] in found) and (
                     op.activation is None or _at_zero(op.activation) == 0
@@ -287,7 +303,7 @@ class _Alignment:
                 is_zero = any(known)
             elif type(op) in (Add, Sub):
                 # Constants of one number are added to what is added, too.
-                wide = (graph.constants[name] for name in terms if name in graph.constants)
+                wide = (constants[name] for name in terms if name in constants)
                 is_zero = all(known) and all(_has_channels(array) for array in wide)
             else:
                 is_zero = all(known)
@@ -297,50 +313,60 @@ class _Alignment:
 
     # ---- where their channels are then ----
 
-    def _layouts(self, graph: Graph) -> dict[str, _Layout]:
+    def _layouts(self) -> dict[str, _Layout]:
         """Returns the layouts of the values of which any changes."""
+        nodes, root = self.graph.nodes, self._values.root
         classes: dict[str, _Class] = defaultdict(_Class)
-        for node in graph.nodes:
+        for node in nodes:
             for name in (*node.inputs, *node.outputs):
-                if name and name not in graph.constants:
-                    classes[self._root(name)].names.add(name)
+                if name and name not in self.graph.constants:
+                    classes[root(name)].names.add(name)
         convolved = {
-            self._root(name)
-            for node in graph.nodes
+            name
+            for node in nodes
             if type(node.op) is Conv2d
             for name in (node.inputs[0], node.outputs[0])
         }
-        parts = [(self._root(x), at, self._root(part), part) for x, at, part in self._parts]
-        self._cut(graph, classes, parts)
+        self._cut(classes)
+        linked = _Forest()
+        for whole, _, part in self._parts:
+            linked.join(root(whole), root(part))
+        together: dict[str, list[_Class]] = defaultdict(list)
+        for name, one in classes.items():
+            together[linked.root(name)].append(one)
         found: dict[str, _Layout] = {}
-        for together in _together(classes, ((x, part) for x, _, part, _ in parts)):
-            kept = any(name in self._kept for root in together for name in classes[root].names)
-            if kept or convolved.isdisjoint(together):
-                continue
-            found |= self._layouts_of(graph, [classes[root] for root in together])
+        for those in together.values():
+            names = set().union(*(one.names for one in those))
+            if self._kept.isdisjoint(names) and not convolved.isdisjoint(names):
+                found |= self._layouts_of(those)
         return found
 
-    @staticmethod
-    def _cut(
-        graph: Graph, classes: dict[str, _Class], parts: list[tuple[str, int, str, str]]
-    ) -> None:
+    def _cut(self, classes: dict[str, _Class]) -> None:
         """Cuts classes where parts of them end or are cut, and parts where that is cut which they are of."""
-        changed = True
-        while changed:
-            before = sum(len(one.cuts) for one in classes.values())
-            for x, at, root, part in parts:
-                whole, own = classes[x].cuts, classes[root].cuts
-                count = graph.values[part].shape[CHANNELS]
+        parts = [
+            (
+                classes[self._values.root(whole)].cuts,
+                at,
+                classes[self._values.root(part)].cuts,
+                part,
+            )
+            for whole, at, part in self._parts
+        ]
+        before, after = -1, 0
+        while before != after:
+            before = after
+            for whole, at, own, part in parts:
+                count = self._channels(part)
                 # Of sums of some channels, a class may have values of more than the part.
                 whole |= {at, at + count} | {at + cut for cut in own if cut <= count}
                 own |= {cut - at for cut in whole if at <= cut <= at + count}
-            changed = before != sum(len(one.cuts) for one in classes.values())
+            after = sum(len(one.cuts) for one in classes.values())
 
-    def _layouts_of(self, graph: Graph, classes: list[_Class]) -> dict[str, _Layout]:
+    def _layouts_of(self, classes: list[_Class]) -> dict[str, _Layout]:
         """Returns the layouts of values that change together; none where that is not worth it."""
         found, now, then, is_whole = {}, 0, 0, True
         for one in classes:
-            shapes = [graph.values[name].shape for name in one.names]
+            shapes = [self.graph.values[name].shape for name in one.names]
             counts = {shape[CHANNELS] for shape in shapes}
             most = max(counts)
             if len(counts) > 1 and (one.cuts or len(classes) > 1):
@@ -359,20 +385,16 @@ class _Alignment:
             then += sum(layout.width * math.prod(shape[CHANNELS + 1 :]) for shape in shapes)
         return {} if is_whole or then > MOST * now else found
 
-    def _widen(
-        self, graph: Graph, node: Node, layouts: dict[str, _Layout], rewrites: Rewrites
-    ) -> None:
-        op, y = node.op, layouts.get(node.outputs[0])
-        if node.name in self.sums:
-            _, added, first, rest = self.sums[node.name]
-            both = Node(
-                node.name, Add(), self._terms(node), node.outputs, covering(node, added, first, rest)
-            )  # fmt: skip
-            rewrites.replace([added, first, rest, node], [both], "it is part of one sum")
+    def _widen(self, node: Node, layouts: dict[str, _Layout], rewrites: Rewrites) -> None:
+        op, y, constants = node.op, layouts.get(node.outputs[0]), self.graph.constants
+        if node.name in self._sums:
+            if y is not None:  # else its class stays, and it is no sum of both
+                one = self._sums[node.name]
+                rewrites.replace([*one.parts, node], [one.both], "it is part of one sum")
         elif type(op) is Conv2d:
             x = layouts.get(node.inputs[0])
             if x is not None or y is not None:
-                self._widen_convolution(graph, node, x, y, rewrites)
+                self._widen_convolution(node, x, y, rewrites)
         elif y is None:
             return
         elif type(op) is Resize:
@@ -382,28 +404,28 @@ class _Alignment:
             widths = tuple(layouts[name].width for name in node.outputs)
             rewrites.replace([node], [replace(node, op=replace(op, sizes=widths))], "")
         elif type(op) is Slice:
-            start = int(layouts[node.inputs[0]].positions[_taken(graph, node).start])
+            start = int(layouts[node.inputs[0]].positions[_taken(self.graph, node).start])
             cut = Slice((start,), (start + y.width,), (CHANNELS,), (1,))
             rewrites.replace([node], [replace(node, op=cut)], "")
         elif type(op) is BatchNorm:
             numbers = {
-                name: y.spread(graph.constants[name], 0, float(place == 4))  # a variance of 1
+                name: y.spread(constants[name], 0, float(place == 4))  # a variance of 1
                 for place, name in enumerate(node.inputs[1:5], 1)
             }
             _replace(node, op, numbers, rewrites)
         elif type(op) in (Add, Sub, Mul):
             wide = {
-                name: y.spread(graph.constants[name], -3)
+                name: y.spread(constants[name], -3)
                 for name in node.inputs
-                if name in graph.constants and _has_channels(graph.constants[name])
+                if name in constants and _has_channels(constants[name])
             }
             if wide:
                 _replace(node, op, wide, rewrites)
 
     def _widen_convolution(
-        self, graph: Graph, node: Node, x: _Layout | None, y: _Layout | None, rewrites: Rewrites
+        self, node: Node, x: _Layout | None, y: _Layout | None, rewrites: Rewrites
     ) -> None:
-        op, weight, bias = node.op, constant(graph, node, 1), constant(graph, node, 2)
+        op, weight, bias = node.op, constant(self.graph, node, 1), constant(self.graph, node, 2)
         if op.groups > 1:
             op = replace(op, groups=y.width)
         elif x is not None:
@@ -412,17 +434,6 @@ class _Alignment:
         if y is not None and bias is not None:
             constants[node.inputs[2]] = y.spread(bias, 0)
         _replace(node, op, constants, rewrites)
-
-
-def _together(roots: Iterable[str], pairs: Iterable[tuple[str, str]]) -> list[set[str]]:
-    """Returns the sets of roots that ``pairs`` connect."""
-    sets = {root: {root} for root in roots}
-    for first, second in pairs:
-        if sets[first] is not sets[second]:
-            sets[first] |= sets[second]
-            for root in sets[second]:
-                sets[root] = sets[first]
-    return list({id(one): one for one in sets.values()}.values())
 
 
 def _replace(node: Node, op: object, constants: dict[str, np.ndarray], rewrites: Rewrites) -> None:
