@@ -337,6 +337,9 @@ class _Alignment:
         found: dict[str, _Layout] = {}
         for those in together.values():
             names = set().union(*(one.names for one in those))
+            # Sums within gates, of one place: kernels take any number of them.
+            if all(self.graph.values[name].shape[CHANNELS + 1 :] == (1, 1) for name in names):
+                continue
             if self._kept.isdisjoint(names) and not convolved.isdisjoint(names):
                 found |= self._layouts_of(those)
         return found
