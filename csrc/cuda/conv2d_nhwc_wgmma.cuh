@@ -14,7 +14,7 @@
 // Clamped results are made as products are held, with bias and residual. Those that are stored in
 // 16 bits leave through shared memory; of float32 and tf32 at once (AtOnce), 32 bytes of a place by
 // eight lanes. All others leave through shared memory as sums, which what follows is applied to as
-// rows are written.
+// rows are written, of float32 also by those that made parts.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -76,6 +76,8 @@ __global__ void __launch_bounds__(TileOf<T, Groups, Columns>::kThreads,
   constexpr int kTileFilters = Groups * kFilters, kThreads = At::kMultiplying;
   constexpr bool kRounds = sizeof(T) == 2;  // results that are stored as what is multiplied
   constexpr bool kSplits = std::is_same_v<T, float>;
+  // Those that made parts of places help to write rows, where all threads have as many registers.
+  constexpr bool kJoins = kSplits && !AtOnce && !At::kGives;
   using Splitter = Splitting<kSplits ? Columns : 64, Prologue>;  // of float32 alone
   const bool in_fragments = kRounds && p.in_fragments;
   extern __shared__ __align__(1024) char memory[];
@@ -121,6 +123,10 @@ __global__ void __launch_bounds__(TileOf<T, Groups, Columns>::kThreads,
   if (p.split > 1) arrive_at_cluster_barrier_relaxed();
   __syncthreads();
 
+  const auto place_of = [&](int row) {
+    return first_row + ((((row >> 3) << p.log_split) + rank) << 3) + row % 8;
+  };
+  using Rows = RowsEnd<T, kThreads + (kJoins ? At::kSplitting : 0), Groups, Columns>;
   const auto scales_of = [&](int stage) {
     return reinterpret_cast<float*>(memory + p.at.scales) + stage * Columns;
   };
@@ -151,6 +157,12 @@ __global__ void __launch_bounds__(TileOf<T, Groups, Columns>::kThreads,
           stage -= p.stages;
           parity ^= 1;
         }
+      }
+      if constexpr (kJoins) {
+        wait_for_inputs();  // of which the residual is one
+        const Rows rows(p, first_filter, thread);
+        named_barrier<kThreads + At::kSplitting>(2);
+        rows.template write<At::kPitch>(p, memory, own_eights * 8, place_of);
       }
       return;
     }
@@ -215,22 +227,15 @@ __global__ void __launch_bounds__(TileOf<T, Groups, Columns>::kThreads,
   }
 
   if constexpr (At::kGives) take_registers<160>();
-  float bias[2];  // of the rows of D that a thread has
+  float bias[2], filters[2];  // of the rows of D that a thread has, and their scales
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const int filter = first_filter + warp * 16 + thread % 32 / 4 + 8 * i;
     bias[i] = p.bias && filter < p.filters ? p.bias[filter] : 0.0f;
+    filters[i] = kSplits && filter < p.filters ? p.filter_scales[filter] : 0.0f;
   }
 
-  // A thread has filters side by side of a row.
-  constexpr int kWidth = 16 / sizeof(T), kPieces = kTileFilters / kWidth;
-  const int filter = first_filter + thread % kPieces * kWidth;
-  const int left = p.filters - filter;  // filters from this thread's first one on
-  const bool whole = p.in_pieces && left >= kWidth;
-  float bias_of[kWidth];
-#pragma unroll
-  for (int i = 0; i < kWidth; ++i)
-    bias_of[i] = !in_fragments && p.bias && i < left ? p.bias[filter + i] : 0.0f;
+  const Rows rows(p, first_filter, thread);
 
   if (p.split > 1) wait_at_cluster_barrier();  // others have made their barriers
   const auto wait = [&] {
@@ -275,12 +280,6 @@ __global__ void __launch_bounds__(TileOf<T, Groups, Columns>::kThreads,
         parity ^= 1;
       }
     }
-    float filters[2];
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int own_filter = first_filter + warp * 16 + thread % 32 / 4 + 8 * i;
-      filters[i] = own_filter < p.filters ? p.filter_scales[own_filter] : 0.0f;
-    }
 #pragma unroll
     for (int i = 0; i < Columns / 2; ++i) {
       sums[i] = compensated(sums[i], p.cut_off) * filters[i % 4 / 2];
@@ -324,9 +323,6 @@ __global__ void __launch_bounds__(TileOf<T, Groups, Columns>::kThreads,
       exchanged(row_of_tiles(thread), warp % 4 * 2 + piece_of_tiles(thread)) * 16;
   float* const made_sums =
       reinterpret_cast<float*>(memory + p.at.made) + place_of_sums<At::kPitch>(thread);
-  const auto place_of = [&](int row) {
-    return first_row + ((((row >> 3) << p.log_split) + rank) << 3) + row % 8;
-  };
   bool past = false;
   const auto load_residual = [&](int eight, std::uint32_t (&tiles)[2]) {
     tiles[0] = tiles[1] = 0;
@@ -429,62 +425,15 @@ __global__ void __launch_bounds__(TileOf<T, Groups, Columns>::kThreads,
   }
   if (AtOnce) return;
   if (past && warp / 4 < units) tell(p.overflow);  // filters beyond the last have no weights
-  named_barrier<kThreads>(1);
-
-  if (left <= 0) return;
-  if (in_fragments) {
-#pragma unroll 2
-    for (int row = thread / kPieces; row < own_eights * 8; row += kThreads / kPieces) {
-      const std::int64_t place = place_of(row);
-      if (place >= p.rows) break;
-      *reinterpret_cast<float4*>(static_cast<T*>(p.y) + place * p.y_pitch + filter) =
-          load_float4(made + row * At::kMadePitch + thread % kPieces * 16);
-    }
-    return;
+  if constexpr (kJoins) {
+    named_barrier<kThreads + At::kSplitting>(2);
+  } else {
+    named_barrier<kThreads>(1);
   }
-  // Of float32, which is not copied to shared memory before, several rows' residuals at once.
-  constexpr int kAtOnce = kRounds ? 1 : Columns < 32 ? Columns / 8 : 4, kApart = kThreads / kPieces;
-#pragma unroll 1
-  for (int first = thread / kPieces; first < own_eights * 8; first += kAtOnce * kApart) {
-    float added[kAtOnce][kWidth] = {};
-#pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      const int row = first + i * kApart;
-      const std::int64_t place = place_of(row);
-      if (row >= own_eights * 8 || place >= p.rows) break;
-      if (kRounds && p.residual_rows > 0) {
-        const char* const from =
-            memory + p.at.residual + (thread % kPieces / 8 * p.residual_rows + row) * kRowBytes;
-        load_neighbours(reinterpret_cast<const T*>(from + exchanged(row, thread % 8) * 16),
-                        added[i]);
-      } else if (p.residual) {
-        const std::int64_t from = place * p.residual_pitch + filter;
-        if (kRounds && p.residual_is_rounded) {
-          load_piece(static_cast<const T*>(p.residual) + from, added[i], whole, left);
-        } else {
-          load_piece(static_cast<const float*>(p.residual) + from, added[i], whole, left);
-        }
-      }
-    }
-#pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      const int row = first + i * kApart;
-      const std::int64_t place = place_of(row);
-      if (row >= own_eights * 8 || place >= p.rows) return;
-      float value[kWidth];
-      load_neighbours(reinterpret_cast<const float*>(memory + p.at.made) + row * At::kPitch +
-                          thread % kPieces * kWidth,
-                      value);
-#pragma unroll
-      for (int j = 0; j < kWidth; ++j) value[j] += bias_of[j] + added[i][j];
-      activate<T>(p, value);
-      const std::int64_t to = place * p.y_pitch + filter;
-      if (kRounds && p.y_is_rounded) {
-        store_piece(static_cast<T*>(p.y) + to, value, whole, left, p.overflow);
-      } else {
-        store_piece(static_cast<float*>(p.y) + to, value, whole, left, p.overflow);
-      }
-    }
+  if (in_fragments) {
+    rows.copy(p, made, At::kMadePitch, own_eights * 8, place_of);
+  } else {
+    rows.template write<At::kPitch>(p, memory, own_eights * 8, place_of);
   }
 #endif
 }

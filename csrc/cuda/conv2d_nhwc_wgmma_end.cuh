@@ -1,6 +1,7 @@
 // How convolutions that wgmma multiplies end: sums to shared memory, functions, pieces of rows.
 #pragma once
 
+#include "cuda/conv2d_nhwc_wgmma_product.h"
 #include "cuda/mma.cuh"
 #include "cuda/rounded.cuh"
 #include "cuda/wgmma.cuh"
@@ -230,5 +231,96 @@ __device__ inline void store_piece(To* to, const float (&from)[n], bool whole, i
     if (i < left) store_neighbours<1>(to + i, one, overflow);
   }
 }
+
+// The end in rows, of a tile's filters, `Groups` times 64, and up to `Columns` places: a thread has
+// neighbouring filters of every kApart-th place.
+template <typename T, int Threads, int Groups, int Columns>
+class RowsEnd {
+ public:
+  __device__ RowsEnd(const Product& p, int first_filter, int thread)
+      : thread_(thread),
+        filter_(first_filter + thread % kPieces * kWidth),
+        left_(p.filters - filter_),
+        whole_(p.in_pieces && left_ >= kWidth) {
+    const bool adds = p.bias && !(kRounds && p.in_fragments);
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) bias_[i] = adds && i < left_ ? p.bias[filter_ + i] : 0.0f;
+  }
+
+  // Rounded results, which lie in rows of `pitch` bytes from `made` on.
+  template <typename PlaceOf>
+  __device__ void copy(const Product& p, std::uint32_t made, int pitch, int rows,
+                       const PlaceOf& place_of) const {
+    if (left_ <= 0) return;
+#pragma unroll 2
+    for (int row = thread_ / kPieces; row < rows; row += kApart) {
+      const std::int64_t place = place_of(row);
+      if (place >= p.rows) break;
+      *reinterpret_cast<float4*>(static_cast<T*>(p.y) + place * p.y_pitch + filter_) =
+          load_float4(made + row * pitch + thread_ % kPieces * 16);
+    }
+  }
+
+  // What sums become, which lie in the shared memory of the block, [rows][Pitch].
+  template <int Pitch, typename PlaceOf>
+  __device__ void write(const Product& p, const char* memory, int rows,
+                        const PlaceOf& place_of) const {
+    if (left_ <= 0) return;
+    // Of float32, which is not copied to shared memory before, several rows' residuals at once.
+    constexpr int kAll = (Columns + kApart - 1) / kApart;
+    constexpr int kAtOnce = kRounds ? 1 : kAll < 4 ? kAll : 4;
+#pragma unroll 1
+    for (int first = thread_ / kPieces; first < rows; first += kAtOnce * kApart) {
+      float added[kAtOnce][kWidth] = {};
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int row = first + i * kApart;
+        const std::int64_t place = place_of(row);
+        if (row >= rows || place >= p.rows) break;
+        if (kRounds && p.residual_rows > 0) {
+          const char* const from =
+              memory + p.at.residual + (thread_ % kPieces / 8 * p.residual_rows + row) * kRowBytes;
+          load_neighbours(reinterpret_cast<const T*>(from + exchanged(row, thread_ % 8) * 16),
+                          added[i]);
+        } else if (p.residual) {
+          const std::int64_t from = place * p.residual_pitch + filter_;
+          if (kRounds && p.residual_is_rounded) {
+            load_piece(static_cast<const T*>(p.residual) + from, added[i], whole_, left_);
+          } else {
+            load_piece(static_cast<const float*>(p.residual) + from, added[i], whole_, left_);
+          }
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int row = first + i * kApart;
+        const std::int64_t place = place_of(row);
+        if (row >= rows || place >= p.rows) return;
+        float value[kWidth];
+        load_neighbours(reinterpret_cast<const float*>(memory + p.at.made) + row * Pitch +
+                            thread_ % kPieces * kWidth,
+                        value);
+#pragma unroll
+        for (int j = 0; j < kWidth; ++j) value[j] += bias_[j] + added[i][j];
+        activate<T>(p, value);
+        const std::int64_t to = place * p.y_pitch + filter_;
+        if (kRounds && p.y_is_rounded) {
+          store_piece(static_cast<T*>(p.y) + to, value, whole_, left_, p.overflow);
+        } else {
+          store_piece(static_cast<float*>(p.y) + to, value, whole_, left_, p.overflow);
+        }
+      }
+    }
+  }
+
+ private:
+  static constexpr bool kRounds = sizeof(T) == 2;  // results that are stored as what is multiplied
+  static constexpr int kWidth = 16 / sizeof(T), kPieces = Groups * kFilters / kWidth,
+                       kApart = Threads / kPieces;
+
+  const int thread_, filter_, left_;  // filters from the thread's first one on
+  const bool whole_;
+  float bias_[kWidth];
+};
 
 }  // namespace cnn_engine::cuda::wgmma

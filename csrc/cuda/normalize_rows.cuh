@@ -35,7 +35,7 @@ __global__ void __launch_bounds__(kHeldRowThreads)
       for (int v = 0; v < Width; ++v) value[i][v] = 0.0f;
     }
   }
-  constexpr bool kAhead = Runs <= 3;
+  constexpr bool kAhead = Runs <= 6;
   const auto read = [&](const float* from, int i, float other) {
     const int c = (i * lanes + lane) * Width;
     return from != nullptr && c < channels ? Channels<Width>::load(from + c)
