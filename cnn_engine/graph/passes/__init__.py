@@ -97,7 +97,7 @@ LAYING: tuple[Pass, ...] = (
 LAYING_ON_CUDA: dict[int, tuple[Pass, ...]] = {
     run: (
         partial(align_channels, run=run),
-        channels_last,
+        partial(channels_last, shuffles=True),
         order_weights,
         convolve_products,
         fold_constants_after,

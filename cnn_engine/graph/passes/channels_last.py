@@ -6,6 +6,7 @@ where other operators read them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import fields, replace
 
@@ -35,6 +36,7 @@ from ...operators.unary import Unary
 from ..graph import Graph, Node, Note
 from .constants import drop_unused
 from .identities import drop_identities, merge_shapes
+from .rewriting import only_user
 
 #: A first layer of at most so many channels reads [N, C, H, W] as it is given.
 PLANAR_CHANNELS = 4
@@ -45,14 +47,17 @@ PLANAR_CHANNELS = 4
 FIRST_PART, SHORT_FLOPS, FEW_FLOPS_A_BYTE = 1 / 7, 1 << 28, 10
 
 
-def channels_last(graph: Graph) -> Graph:
+def channels_last(graph: Graph, shuffles: bool = False) -> Graph:
     """Has convolutions with constant weights, and what follows them, work on images [N, H, W, C].
 
     Inputs and outputs of the graph keep their shapes.
+
+    Args:
+        shuffles: channel shuffles, too. A CPU copies whole planes of [N, C, H, W] sooner.
     """
     if not any(_is_seed(graph, node) for node in graph.nodes):
         return graph
-    return drop_identities(merge_shapes(drop_unused(_Layouts(graph).rewritten())))
+    return drop_identities(merge_shapes(drop_unused(_Layouts(graph, shuffles).rewritten())))
 
 
 def round_operands(graph: Graph, dtype: str) -> Graph:
@@ -115,8 +120,8 @@ class _Layouts:
         names: (value, whether its channels are last) -> its name so.
     """
 
-    def __init__(self, graph: Graph) -> None:
-        self.graph = graph
+    def __init__(self, graph: Graph, shuffles: bool) -> None:
+        self.graph, self._shuffles = graph, shuffles
         self.names = {(name, False): name for name in graph.values if name not in graph.producers}
         self._nodes: list[Node] = []
         self._notes: list[Note] = []
@@ -125,7 +130,16 @@ class _Layouts:
 
     def rewritten(self) -> Graph:
         """Returns the graph."""
+        shuffled: set[str] = set()
         for node in self.graph.nodes:
+            if node.name in shuffled:
+                continue
+            if self._shuffles and type(node.op) is Reshape and self.is_last(node.inputs[0]):
+                shuffle = _shuffle_of(self.graph, node)
+                shuffled.update(part.name for part in shuffle)
+                if shuffle:
+                    self._shuffle(*shuffle)
+                    continue
             op = self._op(node)
             if op is None:
                 self._keep(node)
@@ -185,6 +199,9 @@ class _Layouts:
     def _turn(self, node: Node, op: Operator) -> None:
         """Writes ``node`` down with images whose channels are last."""
         inputs = tuple(self._input(node, place, op) for place in range(len(node.inputs)))
+        self._write(node, op, inputs)
+
+    def _write(self, node: Node, op: Operator, inputs: tuple[str | None, ...]) -> None:
         outputs = []
         for name in node.outputs:
             last = len(self._shape(name)) == 4
@@ -192,6 +209,15 @@ class _Layouts:
             self.names[name, last] = made
             outputs.append(made)
         self._nodes.append(replace(node, op=op, inputs=inputs, outputs=tuple(outputs)))
+
+    def _shuffle(self, apart: Node, turn: Node, back: Node) -> None:
+        """Writes down what shuffles channels: in [N, H, W, C] they are the last two of five dimensions."""
+        n, _, h, w = self._shape(apart.inputs[0])
+        groups, members = self._shape(apart.outputs[0])[1:3]
+        both = Reshape((n, h, w, groups, members), allow_zero=True)
+        self._write(apart, both, (self.value(apart.inputs[0], True),))
+        self._write(turn, Transpose((0, 1, 2, 4, 3)), turn.inputs)
+        self._write(back, Reshape((n, h, w, groups * members), allow_zero=True), back.inputs)
 
     def _input(self, node: Node, place: int, op: Operator) -> str | None:
         name = node.inputs[place]
@@ -242,6 +268,23 @@ class _Layouts:
         if isinstance(op, Reduce):
             return _reduce(op, graph.values[node.inputs[0]].shape)
         return None if turn is None else turn(op)
+
+
+def _shuffle_of(graph: Graph, node: Node) -> tuple[Node, ...]:
+    """Returns the reshape ``node``, the transpose and the reshape behind it if they are a channel shuffle.
+
+    Of [N, C, H, W] that is [N, groups, C / groups, ...] with these two exchanged (Zhang et al., ShuffleNet).
+    """
+    apart, turn = node, only_user(graph, node.outputs[0])
+    back = None if turn is None else only_user(graph, turn.outputs[0])
+    if back is None or type(turn.op) is not Transpose or type(back.op) is not Reshape:
+        return ()
+    image, shape = (graph.values[name].shape for name in (apart.inputs[0], apart.outputs[0]))
+    exchanged = turn.op.perm == (0, 2, 1, *range(3, len(shape)))
+    if not exchanged or graph.values[back.outputs[0]].shape != image:
+        return ()
+    keeps = shape[0] == image[0] and shape[1] * shape[2] == image[1]
+    return (apart, turn, back) if keeps and math.prod(shape[3:]) == math.prod(image[2:]) else ()
 
 
 def _in(name: str, last: bool) -> str:
