@@ -14,7 +14,7 @@
 // Clamped results are made as products are held, with bias and residual. Those that are stored in
 // 16 bits leave through shared memory; of float32 and tf32 at once (AtOnce), 32 bytes of a place by
 // eight lanes. All others leave through shared memory as sums, which what follows is applied to as
-// rows are written, of float32 also by those that made parts.
+// rows are written.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -76,8 +76,6 @@ __global__ void __launch_bounds__(TileOf<T, Groups, Columns>::kThreads,
   constexpr int kTileFilters = Groups * kFilters, kThreads = At::kMultiplying;
   constexpr bool kRounds = sizeof(T) == 2;  // results that are stored as what is multiplied
   constexpr bool kSplits = std::is_same_v<T, float>;
-  // Those that made parts of places help to write rows, where all threads have as many registers.
-  constexpr bool kJoins = kSplits && !AtOnce && !At::kGives;
   using Splitter = Splitting<kSplits ? Columns : 64, Prologue>;  // of float32 alone
   const bool in_fragments = kRounds && p.in_fragments;
   extern __shared__ __align__(1024) char memory[];
@@ -126,7 +124,6 @@ __global__ void __launch_bounds__(TileOf<T, Groups, Columns>::kThreads,
   const auto place_of = [&](int row) {
     return first_row + ((((row >> 3) << p.log_split) + rank) << 3) + row % 8;
   };
-  using Rows = RowsEnd<T, kThreads + (kJoins ? At::kSplitting : 0), Groups, Columns>;
   const auto scales_of = [&](int stage) {
     return reinterpret_cast<float*>(memory + p.at.scales) + stage * Columns;
   };
@@ -157,12 +154,6 @@ __global__ void __launch_bounds__(TileOf<T, Groups, Columns>::kThreads,
           stage -= p.stages;
           parity ^= 1;
         }
-      }
-      if constexpr (kJoins) {
-        wait_for_inputs();  // of which the residual is one
-        const Rows rows(p, first_filter, thread);
-        named_barrier<kThreads + At::kSplitting>(2);
-        rows.template write<At::kPitch>(p, memory, own_eights * 8, place_of);
       }
       return;
     }
@@ -235,7 +226,7 @@ __global__ void __launch_bounds__(TileOf<T, Groups, Columns>::kThreads,
     filters[i] = kSplits && filter < p.filters ? p.filter_scales[filter] : 0.0f;
   }
 
-  const Rows rows(p, first_filter, thread);
+  const RowsEnd<T, kThreads, Groups, Columns> rows(p, first_filter, thread);
 
   if (p.split > 1) wait_at_cluster_barrier();  // others have made their barriers
   const auto wait = [&] {
@@ -425,11 +416,7 @@ __global__ void __launch_bounds__(TileOf<T, Groups, Columns>::kThreads,
   }
   if (AtOnce) return;
   if (past && warp / 4 < units) tell(p.overflow);  // filters beyond the last have no weights
-  if constexpr (kJoins) {
-    named_barrier<kThreads + At::kSplitting>(2);
-  } else {
-    named_barrier<kThreads>(1);
-  }
+  named_barrier<kThreads>(1);
   if (in_fragments) {
     rows.copy(p, made, At::kMadePitch, own_eights * 8, place_of);
   } else {
