@@ -37,7 +37,8 @@ class TestOnAGpu:
         for row in rows(tmp_path / "summary.csv"):
             assert row["status"] == "ok"
             assert row["kernel_source"] == ("activity" if recorded_ else "events")
-            assert 0 < float(row["gpu_utilization"]) <= 1
+            if recorded_ or row["gpu_utilization"]:
+                assert 0 < float(row["gpu_utilization"]) <= 1
             # A pass in host memory has copies and a wait: its kernels never fill it.
             assert float(row["kernel_s_per_pass"]) < float(row["latency_max_s"])
             if row["variant"] != "fused":  # whose memory is its own
@@ -107,5 +108,8 @@ class TestOnAGpu:
         ) == 0  # fmt: skip
         [row] = rows(tmp_path / "summary.csv")
         assert row["kernel_source"] == "events"
-        assert 0 < float(row["gpu_utilization"]) <= 1
+        if row["gpu_utilization"]:
+            assert 0 < float(row["gpu_utilization"]) <= 1
+        else:
+            assert "events around kernels add up to more than a pass" in row["note"]
         assert {k["source"] for k in rows(tmp_path / "kernel.csv")} == {"events"}

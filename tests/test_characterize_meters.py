@@ -339,6 +339,12 @@ def test_without_records_events_take_their_place(monkeypatch):
     assert {k.source for k in kernels} == {"events"}
     assert 20 <= asked[0] <= 50
 
+    short = point(latency_mean_s=1e-3, latency_p50_s=1e-3)
+    measure.profile_point(short, load, Settings(profile_s=0.1), True)
+    assert short.kernel_s_per_pass == pytest.approx(1.5e-3)
+    assert short.gpu_utilization is None
+    assert "events around kernels add up to more than a pass" in short.note
+
     nothing = point(latency_mean_s=3e-3, latency_p50_s=3e-3)
     assert measure.profile_point(nothing, sleeps(0.002), Settings(profile_s=0.1), True) == ([], [])
     assert "kernel times: not known" in nothing.note

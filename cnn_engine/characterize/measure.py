@@ -351,7 +351,13 @@ def _from_inside(point: Point, found: InsideTimes) -> list[KernelRow]:
         total_s = sum(sum(call.samples_s) for call in found.calls)
         point.kernel_s_per_pass = total_s / found.passes
         point.copy_s_per_pass = (found.copies_s or 0.0) / found.passes
-        point.gpu_utilization = _share_of_pass(point)
+        # Events take time of their own, by which many short kernels would fill more than the pass.
+        if point.latency_mean_s and point.kernel_s_per_pass > point.latency_mean_s:
+            point.add_note(
+                "kernel runs: not known, as events around kernels add up to more than a pass"
+            )
+        else:
+            point.gpu_utilization = _share_of_pass(point)
     return _kernel_rows(point, found.source, found.calls, found.passes)
 
 
