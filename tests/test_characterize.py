@@ -337,6 +337,21 @@ def test_the_text_of_a_gpu():
     assert not any(re.search(r"\b0\.00\b", line) for line in lines)
 
 
+def test_long_names_are_folded_between_words():
+    full = dataclasses.replace(
+        gpu_points()[0], subject="densenet201-224x224 auto float16", allocated_bytes=10**8,
+        allocated_peak_bytes=10**8, device_memory_used_bytes=10**9, power_max_w=300.0,
+        sm_clock_mean_mhz=1980.0, temperature_max_c=50.0,
+    )  # fmt: skip
+    lines = text.render(files.Report(Path("unused"), {}, [full])).splitlines()
+    assert max(map(len, lines)) <= text.WIDTH
+    folded = [line for line in lines if not line.endswith("ok") and line.startswith("densenet201")]
+    assert folded
+    for line in lines:
+        if line.startswith("densenet201"):
+            assert re.match(r"densenet201-224x224( auto( float16)?)?  +1 ", line), line
+
+
 def test_the_plot_of_a_gpu(tmp_path):
     path = tmp_path / "plot.png"
     plot.draw(gpu_points(), "a GPU", path)

@@ -140,6 +140,7 @@ def _table(title: str, points: list[Point], columns: list[Column]) -> list[str]:
     for name, _ in columns:
         table.add_column(name.replace(" ", NO_BREAK), justify="right", no_wrap=True)
     for point in points:
-        name = units.printable(point.subject).replace(" ", NO_BREAK)
-        table.add_row(name, str(point.batch), *(cell(point) for _, cell in columns))
+        table.add_row(
+            units.printable(point.subject), str(point.batch), *(cell(point) for _, cell in columns)
+        )
     return [line.replace(NO_BREAK, " ") for line in rendered(table, WIDTH)]
