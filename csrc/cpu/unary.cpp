@@ -35,7 +35,7 @@ CNN_ENGINE_FUNCTION(hard_swish, 1,
                     (x *
                      math::clamp32(math::sixth32(math::clamp32(x + 3.0f, 0.0f, 8.0f)), 0.0f, 1.0f)))
 CNN_ENGINE_FUNCTION(swish, 4, (x * math::sigmoid32(float(a) * x)))
-CNN_ENGINE_FUNCTION(gelu, 20, (x * math::normal_cdf(x)))
+CNN_ENGINE_FUNCTION(gelu, 4, math::gelu32(x))
 CNN_ENGINE_FUNCTION(clip, 1, math::clamp32(x, float(a), float(b)))
 CNN_ENGINE_FUNCTION(shrink, 1, (x < -a ? x + b : (x > a ? x - b : 0.0)))
 CNN_ENGINE_FUNCTION(tanh, 10, math::tanh(x))

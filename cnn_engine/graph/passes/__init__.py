@@ -88,6 +88,9 @@ SIMPLIFYING: tuple[Pass, ...] = (
 FUSING: tuple[Pass, ...] = (fuse_residuals, fuse_activations)
 LAYING: tuple[Pass, ...] = (
     channels_last,
+    convolve_products,
+    fold_constants_after,
+    fuse_residuals,
     pool_first,
     fuse_prologues,
     fuse_activations,
