@@ -175,29 +175,26 @@ static inline __attribute__((always_inline)) float sigmoid32(float x) {
 }
 
 // x times the normal distribution's integral up to x, within 5 units in the last place: max(x, 0)
-// less |x| times that from t = |x| on, which is exp(-t^2 / 2) times a polynomial in 1 / (1 + 0.26 t)
-// that is within 2^-26. t^2 / 2 is two numbers, as its rounding would be as much of the result.
+// less |x| times that from t = |x| on, which is exp(-t^2 / 2) times a polynomial in 1 / (1 + 0.26
+// t) that is within 2^-26. t^2 / 2 is two numbers, as its rounding would be as much of the result.
+constexpr float kMostOfGelu = 15.0f, kNearGelu = 0.26f;
+constexpr float kGelu[] = {0.0339164361f, -0.170465693f,   0.29085803f,  -0.200648561f,
+                           0.199987963f,  0.0312707573f,   0.109464243f, 0.1017171f,
+                           0.103907011f,  -7.28385658e-06f};
+// The polynomial is one for exp(-t^2 / 2 (1 + kMoreOfGelu)), as GPUs have that.
+constexpr float kMoreOfGelu = -1.33497582e-08f;
 static inline __attribute__((always_inline)) float gelu32(float x) {
-  const float size = __builtin_fabsf(x), t = size > 15.0f ? 15.0f : size;
-  const float v = 1.0f / (1.0f + 0.26f * t);
-  float y = 0.0339164361f;
-  y = y * v - 0.170465693f;
-  y = y * v + 0.29085803f;
-  y = y * v - 0.200648561f;
-  y = y * v + 0.199987963f;
-  y = y * v + 0.0312707573f;
-  y = y * v + 0.109464243f;
-  y = y * v + 0.1017171f;
-  y = y * v + 0.103907011f;
-  y = (y * v - 7.28385658e-06f) * t;
+  const float size = __builtin_fabsf(x), t = size > kMostOfGelu ? kMostOfGelu : size;
+  const float v = 1.0f / (1.0f + kNearGelu * t);
+  float y = kGelu[0];
+#pragma GCC unroll 9
+  for (int i = 1; i < 10; ++i) y = y * v + kGelu[i];
+  y *= t;
   // Of t, 12 bits, whose square is exact, and the others.
-  const float high =
-      __builtin_bit_cast(float, __builtin_bit_cast(std::uint32_t, t) & 0xfffff000u);
+  const float high = __builtin_bit_cast(float, __builtin_bit_cast(std::uint32_t, t) & 0xfffff000u);
   const float square = 0.5f * (high * high), more = 0.5f * ((t - high) * (t + high));
   const float exponent = square + more;
-  // The polynomial is one for exp(-t^2 / 2 (1 + kMore)), as GPUs have that.
-  constexpr float kMore = -1.33497582e-08f;
-  const float lost = more - (exponent - square) + kMore * exponent;
+  const float lost = more - (exponent - square) + kMoreOfGelu * exponent;
   const float tail = y * exp_of_negative(-exponent);
   return (0.5f * x + 0.5f * size) - (tail - tail * lost);
 }

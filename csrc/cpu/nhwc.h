@@ -124,7 +124,7 @@ struct Activation {
                        run = stride == count ? rows * count : count;
     for (std::int64_t i = 0; i < runs; ++i, y += stride) {
 #if defined(__AVX512F__)
-      if (const auto part = sigmoids_of(function)) {
+      if (const auto part = sixteens_of(function)) {
         part(y, y, run, alpha);
         continue;
       }

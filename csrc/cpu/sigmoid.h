@@ -1,6 +1,6 @@
-// sigmoid and swish of 16 numbers at once, with what AVX-512 has for them: 2^k in one instruction,
-// subnormal numbers too, and a division that other instructions run beside. Included only by files
-// that are compiled once for each instruction set.
+// sigmoid, swish and gelu of 16 numbers at once, with what AVX-512 has for them: 2^k in one
+// instruction, subnormal numbers too, and a division that other instructions run beside. Included
+// only by files that are compiled once for each instruction set.
 #pragma once
 
 #if defined(__AVX512F__)
@@ -8,6 +8,7 @@
 
 #include <cstdint>
 
+#include "cpu/math.h"
 #include "ops/unary.h"
 
 namespace cnn_engine::cpu::CNN_ENGINE_ISA {
@@ -48,23 +49,52 @@ inline __attribute__((always_inline)) __m512 sigmoid16(__m512 x, __m512 alpha) {
   return _mm512_div_ps(above, _mm512_add_ps(one, e));
 }
 
-// y[i] = sigmoid(x[i]), times x[i] with `times` (swish: `alpha` is a factor of the sigmoid's x).
+// math::gelu32, whose square's lost bits one instruction finds.
+inline __attribute__((always_inline)) __m512 gelu16(__m512 x) {
+  const __m512 one = _mm512_set1_ps(1.0f), half = _mm512_set1_ps(0.5f), size = _mm512_abs_ps(x);
+  const __m512 t = _mm512_maskz_min_ps(kLanes, _mm512_set1_ps(math::kMostOfGelu), size);
+  const __m512 near = _mm512_set1_ps(math::kNearGelu);
+  const __m512 v = _mm512_div_ps(one, _mm512_fmadd_ps(t, near, one));
+  __m512 y = _mm512_set1_ps(math::kGelu[0]);
+#pragma GCC unroll 9
+  for (int i = 1; i < 10; ++i) y = _mm512_fmadd_ps(y, v, _mm512_set1_ps(math::kGelu[i]));
+  y = _mm512_mul_ps(y, t);
+  const __m512 square = _mm512_mul_ps(t, t), exponent = _mm512_mul_ps(square, half);
+  const __m512 more = _mm512_mul_ps(exponent, _mm512_set1_ps(math::kMoreOfGelu));
+  const __m512 lost = _mm512_fmadd_ps(_mm512_fmsub_ps(t, t, square), half, more);
+  const __m512 tail = _mm512_mul_ps(y, exp_of_minus16(exponent));
+  const __m512 positive = _mm512_fmadd_ps(half, x, _mm512_mul_ps(half, size));
+  return _mm512_sub_ps(positive, _mm512_fnmadd_ps(tail, lost, tail));
+}
+
+// y[i] = of(x[i]).
+template <typename Of>
+inline __attribute__((always_inline)) void by_sixteens(const float* x, float* y, std::int64_t size,
+                                                       const Of& of) {
+  std::int64_t i = 0;
+  for (; i + 16 <= size; i += 16) _mm512_storeu_ps(y + i, of(_mm512_loadu_ps(x + i)));
+  if (i == size) return;
+  const auto rest = static_cast<__mmask16>((1u << (size - i)) - 1);
+  _mm512_mask_storeu_ps(y + i, rest, of(_mm512_maskz_loadu_ps(rest, x + i)));
+}
+
+// sigmoid, times x with `times` (swish: `alpha` is a factor of the sigmoid's x).
 template <bool times>
 void sigmoids(const float* x, float* y, std::int64_t size, float alpha) {
   const __m512 factor = _mm512_set1_ps(times ? alpha : 1.0f);
-  std::int64_t i = 0;
-  for (; i + 16 <= size; i += 16) {
-    _mm512_storeu_ps(y + i, sigmoid16<times>(_mm512_loadu_ps(x + i), factor));
-  }
-  if (i == size) return;
-  const auto rest = static_cast<__mmask16>((1u << (size - i)) - 1);
-  _mm512_mask_storeu_ps(y + i, rest, sigmoid16<times>(_mm512_maskz_loadu_ps(rest, x + i), factor));
+  by_sixteens(x, y, size, [=](__m512 some) __attribute__((always_inline)) {
+    return sigmoid16<times>(some, factor);
+  });
+}
+void gelus(const float* x, float* y, std::int64_t size, float) {
+  by_sixteens(x, y, size, [](__m512 some) __attribute__((always_inline)) { return gelu16(some); });
 }
 
 // The function above that computes `function`, or null.
-inline auto sigmoids_of(UnaryFunction function) {
+inline auto sixteens_of(UnaryFunction function) {
   return function == UnaryFunction::swish     ? sigmoids<true>
          : function == UnaryFunction::sigmoid ? sigmoids<false>
+         : function == UnaryFunction::gelu    ? gelus
                                               : nullptr;
 }
 

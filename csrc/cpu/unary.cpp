@@ -109,7 +109,7 @@ void run(const float* input, float* output, std::int64_t size, double a, double 
 void unary(const float* input, float* output, std::int64_t size, UnaryFunction function,
            float alpha, float beta, int threads) {
 #if defined(__AVX512F__)
-  if (const auto part = sigmoids_of(function)) {
+  if (const auto part = sixteens_of(function)) {
     return parallel_for(size, unary_swish::kCost / 2, threads,
                         [=](std::int64_t begin, std::int64_t end) {
                           part(input + begin, output + begin, end - begin, alpha);
