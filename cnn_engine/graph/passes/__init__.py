@@ -135,10 +135,10 @@ def fuse_functions_of_rows(graph: Graph) -> Graph:
 def lay_channels_last(graph: Graph, device: str = "cpu", run: int = 4) -> Graph:
     """Returns ``graph`` as the fastest kernels run it: images between convolutions are [N, H, W, C].
 
-    What precedes a convolution, and all functions that follow one, become parts of it. On ``cuda`` what
-    precedes does where channels come in runs of 4 or, in 16 bits, of 8, products over channels become
-    convolutions, linear layers read images as they lie, and what makes the gates of squeeze-and-excite blocks
-    becomes one node.
+    Products over channels become convolutions; what precedes one, and all functions that follow it,
+    become parts of it. On ``cuda`` what precedes does where channels come in runs of 4 or, in 16 bits, of
+    8, images get channels in whole runs, linear layers read images as they lie, and what makes the gates
+    of squeeze-and-excite blocks becomes one node.
     """
     return _until_done(graph, LAYING_ON_CUDA[run] if device == "cuda" else LAYING)
 
