@@ -76,6 +76,9 @@ __global__ void __launch_bounds__(TileOf<T, Groups, Columns>::kThreads,
   constexpr int kTileFilters = Groups * kFilters, kThreads = At::kMultiplying;
   constexpr bool kRounds = sizeof(T) == 2;  // results that are stored as what is multiplied
   constexpr bool kSplits = std::is_same_v<T, float>;
+  // Those that made parts of places help to write rows, where all threads have as many registers.
+  constexpr bool kHelps = kSplits && !AtOnce && !At::kGives;
+  using Rows = RowsEnd<T, kThreads + (kHelps ? At::kSplitting : 0), Groups, Columns>;
   using Splitter = Splitting<kSplits ? Columns : 64, Prologue>;  // of float32 alone
   const bool in_fragments = kRounds && p.in_fragments;
   extern __shared__ __align__(1024) char memory[];
@@ -85,6 +88,7 @@ __global__ void __launch_bounds__(TileOf<T, Groups, Columns>::kThreads,
   const std::uint32_t empty = full + 8 * p.stages, split = empty + 8 * p.stages;
   const std::uint32_t residual_is_here = full + At::kStageBarriers * 8 * p.stages;
   const std::uint32_t all_received = residual_is_here + 8;
+  const std::uint32_t sums_are_made = residual_is_here;  // of float32, whose residual is not copied
 
   if (!p.holds) let_successors_start();
   const int thread = threadIdx.x, warp = same_in_warp(thread / 32);
@@ -102,7 +106,7 @@ __global__ void __launch_bounds__(TileOf<T, Groups, Columns>::kThreads,
     prefetch_map(&images);
     if constexpr (Both) prefetch_map(&others);
     if (p.residual_rows > 0) prefetch_map(&residuals);
-    init_phases(residual_is_here, 1);
+    init_phases(residual_is_here, kHelps ? kThreads / 32 * kWarpArrivals : 1);
     for (int stage = 0; stage < p.stages; ++stage) {
       init_phases(full + 8 * stage, 1);
       // Products tell at once for a warpgroup, who reads scales for a warp.
@@ -154,6 +158,12 @@ __global__ void __launch_bounds__(TileOf<T, Groups, Columns>::kThreads,
           stage -= p.stages;
           parity ^= 1;
         }
+      }
+      if constexpr (kHelps) {
+        const Rows rows(p, first_filter, thread);
+        wait_for_inputs();  // the residual may be one
+        wait_for_phase(sums_are_made, 0);
+        rows.template write<At::kPitch>(p, memory, own_eights * 8, place_of);
       }
       return;
     }
@@ -226,7 +236,7 @@ __global__ void __launch_bounds__(TileOf<T, Groups, Columns>::kThreads,
     filters[i] = kSplits && filter < p.filters ? p.filter_scales[filter] : 0.0f;
   }
 
-  const RowsEnd<T, kThreads, Groups, Columns> rows(p, first_filter, thread);
+  const Rows rows(p, first_filter, thread);
 
   if (p.split > 1) wait_at_cluster_barrier();  // others have made their barriers
   const auto wait = [&] {
@@ -415,6 +425,7 @@ __global__ void __launch_bounds__(TileOf<T, Groups, Columns>::kThreads,
     add_up(std::integral_constant<int, 8>());
   }
   if (AtOnce) return;
+  if constexpr (kHelps) arrive_for_warp(sums_are_made);
   if (past && warp / 4 < units) tell(p.overflow);  // filters beyond the last have no weights
   named_barrier<kThreads>(1);
   if (in_fragments) {
