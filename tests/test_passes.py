@@ -125,6 +125,55 @@ def test_batch_norm_after_a_linear_layer():
     assert kinds(same(b.graph(y), passes.fold_affine_after)) == ["linear"]
 
 
+def parts(b: Builder, *channels: int, axis: int = 1) -> str:
+    return b.add(Concat(axis), *(b.conv("x", 4, count) for count in channels))
+
+
+def test_batch_norm_and_a_function_after_convolutions_together():
+    """Each gets its channels' numbers: the concatenation gives back what the others made."""
+    b = Builder(2, 4, 6, 6)
+    y = b.add(Relu(), b.add(Mul(), b.norm(parts(b, 2, 5, 1), 8), b.constant(8, 1, 1)))
+    before = b.graph(y)
+    after = same(before, lambda graph: passes.fuse(passes.simplify(graph)))
+    assert kinds(after) == ["conv2d"] * 3 + ["concat"]
+    assert [node.op.activation for node in after.nodes[:3]] == [Relu()] * 3
+    covered = [name for node in after.nodes for name in node.covers or (node.name,)]
+    assert sorted(covered) == sorted(node.name for node in before.nodes)
+    assert {note.into for note in after.notes} == {after.nodes[3].name}
+
+
+def test_what_is_not_a_convolutions_alone_stays_behind_the_concatenation():
+    graphs = []
+    b = Builder(2, 4, 6, 6)
+    graphs.append(b.graph(b.add(Relu(), b.norm(b.add(Concat(1), b.conv("x", 4, 4, 1), "x"), 8))))
+    b = Builder(2, 4, 6, 6)
+    conv = b.conv("x", 4, 4)
+    graphs.append(b.graph(b.add(Relu(), b.norm(b.add(Concat(1), conv, conv), 8))))
+    b = Builder(2, 4, 6, 6)
+    conv = b.conv("x", 4, 4)
+    y = b.add(Concat(1), conv, b.conv("x", 4, 4))
+    graphs.append(b.graph(b.add(Relu(), b.norm(y, 8)), conv))
+    b = Builder(2, 4, 6, 6)
+    y = parts(b, 4, 4)
+    graphs.append(b.graph(b.add(Relu(), b.norm(y, 8)), y))
+    for graph in graphs:
+        after = same(graph, lambda graph: passes.fuse(passes.simplify(graph)))
+        assert kinds(after)[-3:] == ["concat", "batch_norm", "relu"]
+
+
+def test_rows_of_convolutions_are_not_channels():
+    """A function is the same anywhere, numbers a channel are not those of a concatenation's parts."""
+    b = Builder(2, 4, 6, 6)
+    after = same(
+        b.graph(b.add(Relu(), b.norm(parts(b, 3, 3, axis=2), 3))),
+        lambda graph: passes.fuse(passes.simplify(graph)),
+    )
+    assert kinds(after) == ["conv2d", "conv2d", "concat", "batch_norm", "relu"]
+    b = Builder(2, 4, 6, 6)
+    after = same(b.graph(b.add(Relu(), parts(b, 3, 3, axis=2))), passes.fuse)
+    assert kinds(after) == ["conv2d", "conv2d", "concat"]
+
+
 @pytest.mark.parametrize("op", [Add(), Sub(), Mul()])
 @pytest.mark.parametrize("shape", [(), (6, 1, 1), (1, 6, 1, 1)])
 def test_numbers_a_channel_after_a_convolution(op, shape):

@@ -27,7 +27,7 @@ from cnn_engine.operators.binary import Mul
 from cnn_engine.operators.conv2d import Conv2d
 from cnn_engine.operators.reduce import ReduceMax, ReduceMean
 from cnn_engine.operators.squeeze_excite import SqueezeExcite
-from cnn_engine.operators.unary import HardSigmoid, Relu, Sigmoid, Swish
+from cnn_engine.operators.unary import Clip, HardSigmoid, Relu, Sigmoid, Swish
 
 Function = _cpu.UnaryFunction
 
@@ -111,16 +111,50 @@ def test_a_gate_multiplies_the_images_itself(batch):
     ].op.scales
 
 
+@pytest.mark.parametrize("clamp", [None, Clip(0.0, 6.0), Relu(), Sigmoid()], ids=str)
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_gate_multiplies_the_images_that_others_read(first, clamp):
+    """In the place of a product, and of a clamp behind it, that no convolution makes as it reads."""
+    b, x, gate, _ = block()
+    y = b.add(Mul(), *((x, gate), (gate, x))[first])
+    y = b.add(clamp, y) if clamp else y
+    graph = b.graph(b.add(Conv2d(groups=2), y, b.constant(8, 8, 1, 1)))
+    after = same(graph, lambda g: passes.scale_by_gates(laid(g), lambda *_: True))
+    (node,) = found_in(after)
+    taken = type(clamp) in (Clip, Relu)
+    assert node.op.scales
+    assert node.op.clamp == (clamp if taken else None)
+    kinds = [other.op.kind for other in after.nodes]
+    assert "mul" not in kinds
+    assert ("sigmoid" in kinds) == (clamp is not None and not taken)
+    assert len(node.covers) == 6 + taken
+
+
+def test_a_product_with_another_image_stays():
+    b, x, gate, _ = block()
+    y = b.add(Mul(), b.add(Sigmoid(), x), gate)
+    graph = b.graph(b.add(Conv2d(groups=2), y, b.constant(8, 8, 1, 1)))
+    after = same(graph, lambda g: passes.scale_by_gates(laid(g), lambda *_: True))
+    assert not found_in(after)[0].op.scales
+
+
 def test_factors_that_others_read_stay():
-    """The graph gives them back, or something else is done to the image too."""
-    b, x, gate, graph = block()
-    graphs = [b.graph(graph.outputs[0], gate)]
+    """The graph gives them back."""
+    b, _, gate, graph = block()
+    graph = b.graph(graph.outputs[0], gate)
+    after = same(graph, lambda g: passes.scale_by_gates(laid(g), lambda *_: True))
+    assert not any(node.op.scales for node in found_in(after))
+
+
+def test_what_else_is_done_to_the_product_stays_with_who_reads_it():
     b, x, gate, _ = block()
     y = b.norm(b.add(Mul(), x, gate), 16)
-    graphs.append(b.graph(b.add(Conv2d(), y, b.constant(8, 16, 1, 1))))
-    for graph in graphs:
-        after = same(graph, lambda g: passes.scale_by_gates(laid(g), lambda *_: True))
-        assert not any(node.op.scales for node in found_in(after))
+    graph = b.graph(b.add(Conv2d(), y, b.constant(8, 16, 1, 1)))
+    after = same(graph, lambda g: passes.scale_by_gates(laid(g), lambda *_: True))
+    (node,) = found_in(after)
+    assert node.op.scales
+    (user,) = after.consumers[node.outputs[0]]
+    assert len(user.inputs) == 6  # a scale and a shift
 
 
 def test_the_cpu_has_its_nodes():
@@ -304,8 +338,9 @@ def test_nan_reaches_all_factors_of_its_image_alone(rng):
     ids=str,
 )  # fmt: skip
 @pytest.mark.parametrize("stored", HALVES)
-def test_images_are_multiplied(rng, shape, stored):
-    """By the factors that it makes by itself, rounded once."""
+@pytest.mark.parametrize("limits", [(-math.inf, math.inf), (-0.25, 0.5)])
+def test_images_are_multiplied(rng, shape, stored, limits):
+    """By the factors that it makes by itself, clamped and rounded once."""
     operands = stored
     x, first, second, biases = arrays(rng, shape, stored)
     device, (n, places, channels) = Device("cuda"), x.shape
@@ -319,14 +354,15 @@ def test_images_are_multiplied(rng, shape, stored):
         device, "squeeze_excite_scale", halves.put(device, x, stored),
         packed(device, "squeeze_excite", [first, second], sizes, len(first), kind),
         *map(device.put, biases), out.array, sizes, len(first), halves.kind(stored), halves.NO_ONE,
-        kind, *how[0], *how[1],
+        kind, *how[0], *how[1], *limits,
     )  # fmt: skip
-    assert np.array_equal(out.get(), halves.rounded(x * factors[:, None, :], stored))
+    wanted = np.clip(x * factors[:, None, :], *limits)
+    assert np.array_equal(out.get(), halves.rounded(wanted, stored))
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("large", [False, True])
-def test_products_past_float16_are_told(rng, large):
+@pytest.mark.parametrize(("large", "clamped"), [(False, False), (True, False), (True, True)])
+def test_products_past_float16_are_told(rng, large, clamped):
     x, first, second, _ = arrays(rng, (2, 49, 64, 16), "float16")
     x[1, 7, 40] = 40000.0 if large else 4.0
     device, told = Device("cuda"), halves.Told()
@@ -336,9 +372,9 @@ def test_products_past_float16_are_told(rng, large):
         device, "squeeze_excite_scale", halves.put(device, x, "float16"),
         packed(device, "squeeze_excite", [0 * first, second], sizes, 16, kind), None,
         device.put(np.full(64, 3, np.float32)), z.array, sizes, 16, halves.kind("float16"),
-        told.overflow, kind, *NONE, *NONE,
+        told.overflow, kind, *NONE, *NONE, -math.inf, 60000.0 if clamped else math.inf,
     )  # fmt: skip
-    assert told.said() == large
+    assert told.said() == (large and not clamped)
 
 
 @pytest.mark.gpu
@@ -351,7 +387,7 @@ def test_images_that_threads_cannot_keep_are_not_multiplied(places, stored):
     with pytest.raises(ValueError, match="expected 16 bits, and images that threads can keep"):
         module.squeeze_excite_scale(
             256, 256, 0, 0, 512, shape, 4, halves.kind(stored), halves.NO_ONE,
-            _cpu.Conv2dOperands.float16, Function.relu, 0.0, 0.0, Function.relu, 0.0, 0.0, 0,
+            _cpu.Conv2dOperands.float16, Function.relu, 0.0, 0.0, Function.relu, 0.0, 0.0, 0.0, 0.0, 0,
         )  # fmt: skip
 
 

@@ -27,6 +27,7 @@ class SqueezeExcite(Operator):
         gate: what is applied to the second ones, or None.
         operands: what the weights may be rounded to; the reference rounds nothing.
         scales: whether the output is x times y.
+        clamp: what is applied to that product, or None: relu or clip.
     """
 
     kind: ClassVar[str] = "squeeze_excite"
@@ -34,6 +35,7 @@ class SqueezeExcite(Operator):
     gate: Unary | None = None
     operands: str = "float32"
     scales: bool = False
+    clamp: Unary | None = None
 
     def infer(self, inputs):
         need(inputs, 3, 6)
@@ -68,7 +70,10 @@ class SqueezeExcite(Operator):
             if function is not None:
                 y = function.reference(y)
         y = y[:, None, None, :]
-        return float64(x) * y if self.scales else y
+        if not self.scales:
+            return y
+        y = float64(x) * y
+        return y if self.clamp is None else self.clamp.reference(y)
 
     def flops(self, inputs, outputs) -> int:
         x, first = inputs[:2]

@@ -106,7 +106,8 @@ template <bool Scales>
 void run(const void* x, const void* packed, const float* first_bias, const float* second_bias,
          const float* means, void* y, int parts, const AxisShape& shape, int hidden,
          Stored x_stored, const Overflow& overflow, Conv2dOperands operands,
-         const Activation& inner, const Activation& outer, Stream stream) {
+         const Activation& inner, const Activation& outer, float lowest, float highest,
+         Stream stream) {
   check(shape, hidden);
   check_stored("x", x_stored, operands);
   if (!is_aligned(x, 16) || !is_aligned(packed, 16) || (Scales && !is_aligned(y, 16))) {
@@ -133,6 +134,8 @@ void run(const void* x, const void* packed, const float* first_bias, const float
   p.scale = 1.0f / static_cast<float>(p.places);
   p.inner = inner;
   p.outer = outer;
+  p.lowest = lowest;
+  p.highest = highest;
   with_row_type(operands, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
     const std::int64_t all = weight_bytes(shape, hidden, sizeof(T));
@@ -173,7 +176,7 @@ void squeeze_excite(const void* x, const void* packed, const float* first_bias,
                     float outer_alpha, float outer_beta, Stream stream) {
   run<false>(x, packed, first_bias, second_bias, means, y, parts, shape, hidden, x_stored,
              Overflow{}, operands, {inner, inner_alpha, inner_beta},
-             {outer, outer_alpha, outer_beta}, stream);
+             {outer, outer_alpha, outer_beta}, 0.0f, 0.0f, stream);
 }
 
 std::int64_t squeeze_excite_scales(const AxisShape& shape, int hidden, int device) {
@@ -187,9 +190,11 @@ void squeeze_excite_scale(const void* x, const void* packed, const float* first_
                           const float* second_bias, void* z, const AxisShape& shape, int hidden,
                           Stored stored, const Overflow& overflow, Conv2dOperands operands,
                           UnaryFunction inner, float inner_alpha, float inner_beta,
-                          UnaryFunction outer, float outer_alpha, float outer_beta, Stream stream) {
+                          UnaryFunction outer, float outer_alpha, float outer_beta, float lowest,
+                          float highest, Stream stream) {
   run<true>(x, packed, first_bias, second_bias, nullptr, z, 0, shape, hidden, stored, overflow,
-            operands, {inner, inner_alpha, inner_beta}, {outer, outer_alpha, outer_beta}, stream);
+            operands, {inner, inner_alpha, inner_beta}, {outer, outer_alpha, outer_beta}, lowest,
+            highest, stream);
 }
 
 }  // namespace cnn_engine::cuda

@@ -45,6 +45,7 @@ struct Gates {
   int once;                        // 1
   float scale;                     // 1 / places
   Activation inner, outer;
+  float lowest, highest;  // of the image times factors
 };
 
 // Shared memory, in floats; weights that are held follow.
@@ -373,7 +374,8 @@ __global__ void __launch_bounds__(kThreads, 2)
           Channels<kRun> scaled;
 #pragma unroll
           for (int v = 0; v < kRun; ++v) {
-            scaled.value[v] = widened(kept[i].value[v]) * factor.value[v];
+            const float product = widened(kept[i].value[v]) * factor.value[v];
+            scaled.value[v] = clamp(product, p.lowest, p.highest);
           }
           scaled.store(to + place * p.channels, p.overflow);
         }

@@ -3,7 +3,7 @@
 //   h[n,m] = inner(b1[m] + sum over c of w1[m,c] * mean over p of x[n,p,c])
 //   y[n,c] = outer(b2[c] + sum over m of w2[c,m] * h[n,m])
 //
-// and squeeze_excite_scale's z[n,p,c] = x[n,p,c] * y[n,c].
+// and squeeze_excite_scale's z[n,p,c] = min(max(x[n,p,c] * y[n,c], lowest), highest).
 //
 // Layouts: x [N,P,C], float32 or in the weights' type; b1 [M], b2 [C], each or null; y [N,C];
 // float32; z [N,P,C], as x; C-contiguous. The weights are packed as float16 or bfloat16, else as
@@ -47,6 +47,7 @@ void squeeze_excite_scale(const void* x,             // [N, P, C], in the weight
                           const AxisShape& shape, int hidden, Stored stored,
                           const Overflow& overflow, Conv2dOperands operands, UnaryFunction inner,
                           float inner_alpha, float inner_beta, UnaryFunction outer,
-                          float outer_alpha, float outer_beta, Stream stream);
+                          float outer_alpha, float outer_beta, float lowest, float highest,
+                          Stream stream);
 
 }  // namespace cnn_engine::cuda

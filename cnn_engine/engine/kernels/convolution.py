@@ -9,6 +9,7 @@ from typing import Any
 from ... import _cpu
 from ...graph.graph import Graph, Node, Value
 from ...operators.pad2d import Pad2d
+from ...operators.unary import Unary
 from .kernel import Bound, Call, Kernel, brought, functions, on_both
 
 #: The name of a variant -> the compiled functions' name for it.
@@ -75,9 +76,8 @@ def _make(variant: str, reduction: bool):
     return make
 
 
-def limits(node: Node) -> tuple[float, float] | None:
-    """Returns what blocked kernels clamp a sum to, or None where it is no clamp that follows it."""
-    activation = node.op.activation
+def limits(activation: Unary | None) -> tuple[float, float] | None:
+    """Returns what a function clamps its numbers to (none: to nothing), or None where it is no clamp."""
     if activation is None:
         return -math.inf, math.inf
     if activation.kind == "relu":
@@ -88,7 +88,7 @@ def limits(node: Node) -> tuple[float, float] | None:
 
 
 def _not_blocked(node: Node, graph: Graph) -> str | None:
-    if limits(node) is None:
+    if limits(node.op.activation) is None:
         return f"expected relu or clip after the sum, found {node.op.activation.kind}"
     if node.inputs[1] not in graph.constants:
         return "expected constant weights, which are packed once"
@@ -117,7 +117,7 @@ def _make_blocked(call: Call) -> Bound:
     bias, residual = (*call.at[2:], 0, 0)[:2]
     return call.native(
         "conv2d_blocked", call.at[0], call.prepared.address, bias, residual, call.to[0],
-        call.workspace, shape, *limits(call.node),
+        call.workspace, shape, *limits(call.node.op.activation),
     )  # fmt: skip
 
 

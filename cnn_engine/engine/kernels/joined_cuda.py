@@ -15,6 +15,7 @@ from ...graph.graph import Graph, Node, Value
 from ...operators.channels_last import MaxPool2dNhwc
 from .channels_last import activation_of, expansion_of, function_of, not_compiled, shape_of
 from .channels_last_cuda import compiled_for, convolution_of, operands_of, own_type, pack_on, ranked
+from .convolution import limits
 from .kernel import Bound, Call, Kernel, brought, stored, storing
 
 # ---- pairs of convolutions ----
@@ -406,6 +407,8 @@ def _no_gates(node: Node, graph: Graph, scaled: bool = False) -> str | None:
         return "expected images to be multiplied" if scaled else "expected factors alone"
     if scaled and len(node.inputs) > 5:
         return "expected no means: images are read for them"
+    if limits(node.op.clamp) is None:
+        return f"expected relu or clip after the product, found {node.op.clamp.kind}"
     weights = replace(node, inputs=node.inputs[:5])
     return not_compiled(weights, graph, node.op.activation, node.op.gate)
 
@@ -424,7 +427,8 @@ def _make_gates(call: Call) -> Bound:
     functions = *function_of(op.activation), *function_of(op.gate)
     if op.scales:
         how = shape, hidden, stored(x), call.overflow, operands
-        return call.native("squeeze_excite_scale", *given, call.to[0], *how, *functions)
+        last = limits(op.clamp)
+        return call.native("squeeze_excite_scale", *given, call.to[0], *how, *functions, *last)
     how = call.inputs[5].shape[1] if means else 0, shape, hidden, stored(x), operands
     return call.native("squeeze_excite", *given, means, call.to[0], *how, *functions)
 

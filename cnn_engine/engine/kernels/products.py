@@ -32,7 +32,7 @@ def _not_linear(node: Node, graph: Graph) -> str | None:
 
 
 def _not_blocked(node: Node, graph: Graph) -> str | None:
-    if limits(node) is None:
+    if limits(node.op.activation) is None:
         return f"expected relu or clip after the sum, found {node.op.activation.kind}"
     if node.inputs[1] not in graph.constants:
         return "expected constant weights, which are packed once"
@@ -85,7 +85,7 @@ def _make_blocked_linear(call: Call) -> Bound:
     bias = call.at[2] if len(call.at) > 2 else 0
     return call.native(
         "linear_blocked", call.at[0], call.prepared.address, bias, call.to[0], call.workspace,
-        linear_shape(*call.inputs[:2]), *limits(call.node),
+        linear_shape(*call.inputs[:2]), *limits(call.node.op.activation),
     )  # fmt: skip
 
 

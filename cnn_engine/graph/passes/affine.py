@@ -11,8 +11,9 @@ from ...operators.conv2d import Conv2d
 from ...operators.conv_transpose2d import ConvTranspose2d
 from ...operators.linear import Linear
 from ...operators.norm import BatchNorm
+from ...operators.operator import axis_in
 from ..graph import Graph, Node
-from .rewriting import Rewrites, absent, constant, covering, only_user
+from .rewriting import Rewrites, absent, constant, covering, makers, merge_after, only_user
 
 
 def _affine(graph: Graph, node: Node, x: str) -> tuple[np.ndarray, np.ndarray] | None:
@@ -55,34 +56,50 @@ def _plain(graph: Graph, node: Node) -> bool:
 
 
 def fold_affine_after(graph: Graph) -> Graph:
-    """Folds what scales and shifts a convolution's or linear layer's channels into its weights."""
+    """Folds what scales and shifts a convolution's or linear layer's channels into its weights.
+
+    The channels may be those of several, one after another.
+    """
     rewrites = Rewrites(graph)
-    for node in graph.nodes:
-        if not _plain(graph, node):
-            continue
-        after = only_user(graph, node.outputs[0])
-        if after is None or not rewrites.free(node, after):
-            continue
-        found = _affine(graph, after, node.outputs[0])
-        if found is None:
-            continue
-        a, b = found
-        weight, bias = constant(graph, node, 1), constant(graph, node, 2)
-        scaled = weight if (a == 1).all() else _scale_filters(node, weight, a)
-        shifted = b if bias is None else bias * a + b
-        constants = {rewrites.fresh(f"{node.name}.bias"): shifted.astype(weight.dtype)}
-        (bias_name,) = constants
-        name = node.inputs[1]
-        if scaled is not weight:
-            name = rewrites.fresh(f"{node.name}.weight")
-            constants[name] = scaled.astype(weight.dtype)
-        merged = replace(
-            node, inputs=(node.inputs[0], name, bias_name), outputs=after.outputs,
-            covers=covering(node, after),
-        )  # fmt: skip
-        why = f"{after.op.kind} with constants scales and shifts the channels of {node.op.kind}"
-        rewrites.replace([node, after], [merged], why, constants)
+    for after in graph.nodes:
+        for x in dict.fromkeys(after.inputs):
+            nodes, together = makers(graph, x, after)
+            joined = () if together is None else (together,)
+            if not nodes or not all(_plain(graph, node) for node in nodes):
+                continue
+            if joined and axis_in(together.op.axis, len(graph.values[x].shape)) != 1:
+                continue
+            found = _affine(graph, after, x) if rewrites.free(after, *nodes, *joined) else None
+            if found is None:
+                continue
+            merged, constants, first = [], {}, 0
+            for node in nodes:
+                end = first + graph.values[node.outputs[0]].shape[1]
+                scaled, more = _scaled(rewrites, node, *(part[first:end] for part in found))
+                merged.append(scaled)
+                constants.update(more)
+                first = end
+            kind = nodes[0].op.kind
+            why = f"{after.op.kind} with constants scales and shifts the channels of {kind}"
+            merge_after(rewrites, merged, together, after, why, constants)
+            break
     return rewrites.apply()
+
+
+def _scaled(
+    rewrites: Rewrites, node: Node, a: np.ndarray, b: np.ndarray
+) -> tuple[Node, dict[str, np.ndarray]]:
+    """Returns ``node`` with a[c] times its channel c and b[c] more, and the constants of that."""
+    weight, bias = constant(rewrites.graph, node, 1), constant(rewrites.graph, node, 2)
+    scaled = weight if (a == 1).all() else _scale_filters(node, weight, a)
+    shifted = b if bias is None else bias * a + b
+    bias_name = rewrites.fresh(f"{node.name}.bias")
+    constants = {bias_name: shifted.astype(weight.dtype)}
+    name = node.inputs[1]
+    if scaled is not weight:
+        name = rewrites.fresh(f"{node.name}.weight")
+        constants[name] = scaled.astype(weight.dtype)
+    return replace(node, inputs=(node.inputs[0], name, bias_name)), constants
 
 
 def _scale_filters(node: Node, weight: np.ndarray, a: np.ndarray) -> np.ndarray:

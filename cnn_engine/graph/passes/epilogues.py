@@ -11,7 +11,7 @@ from ...operators.channels_last import Conv2dNhwc
 from ...operators.conv2d import Conv2d
 from ...operators.unary import Unary
 from ..graph import Graph, Node
-from .rewriting import Rewrites, absent, covering, only_user
+from .rewriting import Rewrites, absent, covering, makers, merge_after, only_user
 
 #: Every function from floats to floats.
 FUNCTIONS = tuple(
@@ -66,26 +66,32 @@ def _later_first(graph: Graph, makers) -> list[int]:
 
 
 def fuse_activations(graph: Graph, functions: Mapping[str, tuple[str, ...]] = EPILOGUES) -> Graph:
-    """Makes a function of a convolution's output part of the convolution.
+    """Makes a function of a convolution's output, or of those of several together, part of what makes it.
 
     Args:
         functions: operator -> names of the functions that its kernels can apply.
     """
     rewrites = Rewrites(graph)
-    for node in graph.nodes:
-        allowed = functions.get(node.op.kind, ())
-        if not allowed or node.op.activation is not None:
+    for after in graph.nodes:
+        if not isinstance(after.op, Unary):
             continue
-        if node.op.kind == "linear" and node.inputs[1] not in graph.constants:
+        nodes, together = makers(graph, after.inputs[0], after)
+        joined = () if together is None else (together,)
+        if not nodes or not all(_takes(graph, node, after, functions) for node in nodes):
             continue
-        after = only_user(graph, node.outputs[0])
-        if after is None or after.op.kind not in allowed or not rewrites.free(node, after):
+        if not rewrites.free(after, *nodes, *joined):
             continue
-        merged = _with_activation(node, after)
-        rewrites.replace([node, after], [merged], "it is applied to the sum while it is stored")
+        merged = [replace(node, op=replace(node.op, activation=after.op)) for node in nodes]
+        merge_after(
+            rewrites, merged, together, after, "it is applied to the sum while it is stored"
+        )
     return rewrites.apply()
 
 
-def _with_activation(node: Node, after: Node) -> Node:
-    op = replace(node.op, activation=after.op)
-    return replace(node, op=op, outputs=after.outputs, covers=covering(node, after))
+def _takes(graph: Graph, node: Node, after: Node, functions: Mapping[str, tuple[str, ...]]) -> bool:
+    """Whether the kernels of ``node`` can apply ``after`` to their sums."""
+    return (
+        after.op.kind in functions.get(node.op.kind, ())
+        and node.op.activation is None
+        and (node.op.kind != "linear" or node.inputs[1] in graph.constants)
+    )

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from ...operators.binary import Mul
 from ...operators.channels_last import Conv2dNhwc
 from ...operators.reduce import ReduceMean
 from ...operators.shaping import Reshape
 from ...operators.squeeze_excite import SqueezeExcite
+from ...operators.unary import Clip, Relu
 from ..graph import Graph, Node
 from .rewriting import Rewrites, absent, covering, only_user
 
@@ -43,10 +45,11 @@ def fuse_gates(graph: Graph) -> Graph:
 
 
 def scale_by_gates(graph: Graph, takes: Callable[[Graph, Node], bool]) -> Graph:
-    """Has gates multiply images themselves where convolutions alone read the product, as they read.
+    """Has gates multiply images themselves, and clamp what they make, in the place of whoever did so.
 
-    Those have nothing before them then: what is done to each step of a product on its way costs more than
-    writing the image once more, by a kernel that has just read it.
+    Convolutions that alone read the product, and made it as they read, have nothing before them then: what
+    is done to each step of a product on its way costs more than writing the image once more, by a kernel that
+    has just read it.
 
     Args:
         takes: whether a kernel multiplies the images of a gate.
@@ -57,7 +60,21 @@ def scale_by_gates(graph: Graph, takes: Callable[[Graph, Node], bool]) -> Graph:
             continue
         x, (factors,) = gate.inputs[0], gate.outputs
         flat = only_user(graph, factors)
-        if flat is None or type(flat.op) is not Reshape or flat.outputs[0] in graph.outputs:
+        if flat is None or not rewrites.free(gate):
+            continue
+        if type(flat.op) is Mul and sorted(flat.inputs) == sorted((x, factors)):
+            clamp = only_user(graph, flat.outputs[0])
+            if clamp is not None and type(clamp.op) not in (Relu, Clip):
+                clamp = None
+            gone = [flat] if clamp is None else [flat, clamp]
+            (scaled,) = gone[-1].outputs
+            if stored.get(scaled) != stored.get(x) or not takes(graph, gate):
+                continue
+            op = replace(gate.op, scales=True, clamp=None if clamp is None else clamp.op)
+            made = replace(gate, op=op, outputs=(scaled,), covers=covering(gate, *gone))
+            rewrites.replace([gate, *gone], [made], "it multiplies the images itself")
+            continue
+        if type(flat.op) is not Reshape or flat.outputs[0] in graph.outputs:
             continue
         users = readers[flat.outputs[0]]
         if any(_factors_of(node, x) != flat.outputs[0] for node in users) or not takes(graph, gate):

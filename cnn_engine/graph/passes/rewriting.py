@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from ...operators.shaping import Concat
 from ..graph import Graph, Node, Note
 
 
@@ -104,6 +105,40 @@ def only_user(graph: Graph, name: str) -> Node | None:
     """Returns the one node that reads the tensor ``name``, or None; a graph's output has more readers."""
     users = graph.consumers[name]
     return users[0] if len(users) == 1 and name not in graph.outputs else None
+
+
+def makers(graph: Graph, x: str | None, after: Node) -> tuple[list[Node], Node | None]:
+    """Returns the nodes that make ``x``, and the concatenation of what they make, if there is one.
+
+    No one else reads what any of them makes, and ``after`` alone reads ``x``: where that is not so, there are
+    none.
+    """
+    maker = None if x is None or only_user(graph, x) is not after else graph.producers.get(x)
+    if maker is None:
+        return [], None
+    if not isinstance(maker.op, Concat):
+        return [maker], None
+    parts = [graph.producers.get(name) for name in maker.inputs]
+    alone = all(only_user(graph, name) is maker for name in maker.inputs)
+    if None in parts or not alone or len({part.name for part in parts}) < len(maker.inputs):
+        return [], None
+    return parts, maker
+
+
+def merge_after(
+    rewrites: Rewrites,
+    merged: Sequence[Node],
+    together: Node | None,
+    after: Node,
+    why: str,
+    constants: dict[str, np.ndarray] | None = None,
+) -> None:
+    """Puts ``merged``, which do what ``after`` does, in the place of what :func:`makers` found, and of it."""
+    last = together or merged[0]
+    ends = replace(last, outputs=after.outputs, covers=covering(last, after))
+    by = [ends, *(node for node in merged if node is not last)]
+    gone = [*merged, after] if together is None else [*merged, together, after]
+    rewrites.replace(gone, by, why, constants)
 
 
 def covering(*nodes: Node) -> tuple[str, ...]:
