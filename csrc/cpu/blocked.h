@@ -275,6 +275,7 @@ void multiply_all_columns(const float* a, const Panels& panels, int count, const
     for (int i = 0; i < T; ++i) finish(t + i, panel * R, sums[i], B * R);
   };
   using One = std::integral_constant<int, 1>;
+  using Two = std::integral_constant<int, 2>;
   using Columns = std::integral_constant<int, kColumnsTogether>;
   using PanelCount = std::integral_constant<int, kPanelsTogether>;
   int t = 0;
@@ -283,6 +284,7 @@ void multiply_all_columns(const float* a, const Panels& panels, int count, const
     for (; panel + kPanelsTogether <= count; panel += kPanelsTogether) {
       run(Columns(), PanelCount(), t, panel);
     }
+    for (; kPanelsTogether > 2 && panel + 2 <= count; panel += 2) run(Columns(), Two(), t, panel);
     for (; panel < count; ++panel) run(Columns(), One(), t, panel);
   }
   for (; t < columns; ++t) {

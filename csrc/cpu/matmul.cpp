@@ -20,12 +20,20 @@ template <int R>
 void rows_by_panels(const float* x, std::int64_t x_stride, int rows, const float* packed,
                     const Panels& panels, int count, const float* bias, float* y,
                     std::int64_t y_stride, int first, int columns, float lowest, float highest) {
+  constexpr int kAtOnce = R < kWide ? R : kWide;
   multiply_all_columns<R>(packed, panels, count, x, x_stride, rows,
                           [&](int t, int row, const float* sums, int size) {
-                            float* to = y + t * y_stride + first;
-                            for (int i = row; i < row + size && first + i < columns; ++i) {
-                              float value = sums[i - row];
-                              if (bias) value += bias[first + i];
+                            const int column = first + row, left = columns - column;
+                            float* to = y + t * y_stride + column;
+                            int i = 0;
+                            for (; i < size && left - i >= kAtOnce; i += kAtOnce) {
+                              Vec<kAtOnce> value = load<kAtOnce>(sums + i);
+                              if (bias) value += load<kAtOnce>(bias + column + i);
+                              store<kAtOnce>(to + i, clamp(value, lowest, highest));
+                            }
+                            for (; i < size && i < left; ++i) {
+                              float value = sums[i];
+                              if (bias) value += bias[column + i];
                               to[i] = clamp_one(value, lowest, highest);
                             }
                           });

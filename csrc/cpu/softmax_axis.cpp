@@ -1,5 +1,6 @@
 // softmax_axis on the CPU: a line at a time where the axis is the last dimension, else columns side
-// by side. Differences, exponentials and sums are doubles.
+// by side. Sums are doubles; so are a logarithm's differences and exponentials, whose results are
+// not between 0 and 1.
 #include "ops/softmax_axis.h"
 
 #include "cpu/math.h"
@@ -22,15 +23,13 @@ void softmax_line(const float* x, float* y, std::int64_t count, bool logarithm) 
 #pragma omp simd
     for (std::int64_t i = 0; i < count; ++i) y[i] = static_cast<float>(x[i] - top - shift);
   } else {
-#pragma omp simd reduction(+ : sum)
-    for (std::int64_t i = 0; i < count; ++i) {
-      const double e = math::exp(x[i] - top);
-      sum += e;
-      y[i] = static_cast<float>(e);
-    }
-    const double scale = 1.0 / sum;
 #pragma omp simd
-    for (std::int64_t i = 0; i < count; ++i) y[i] = static_cast<float>(y[i] * scale);
+    for (std::int64_t i = 0; i < count; ++i) y[i] = math::exp_of_negative(x[i] - largest);
+#pragma omp simd reduction(+ : sum)
+    for (std::int64_t i = 0; i < count; ++i) sum += y[i];
+    const float scale = static_cast<float>(1.0 / sum);
+#pragma omp simd
+    for (std::int64_t i = 0; i < count; ++i) y[i] *= scale;
   }
 }
 
@@ -38,10 +37,10 @@ constexpr std::int64_t kColumnsAtOnce = 256;
 
 void softmax_columns(const float* x, float* y, std::int64_t axis, std::int64_t inner,
                      std::int64_t columns, bool logarithm) {
-  double largest[kColumnsAtOnce];
+  float largest[kColumnsAtOnce];
   double sum[kColumnsAtOnce];
   for (std::int64_t i = 0; i < columns; ++i) {
-    largest[i] = -__builtin_inf();
+    largest[i] = -__builtin_inff();
     sum[i] = 0.0;
   }
   for (std::int64_t a = 0; a < axis; ++a) {
@@ -56,13 +55,15 @@ void softmax_columns(const float* x, float* y, std::int64_t axis, std::int64_t i
     float* to = y + a * inner;
     if (logarithm) {
 #pragma omp simd
-      for (std::int64_t i = 0; i < columns; ++i) sum[i] += math::exp(row[i] - largest[i]);
+      for (std::int64_t i = 0; i < columns; ++i) {
+        sum[i] += math::exp(row[i] - double{largest[i]});
+      }
     } else {
 #pragma omp simd
       for (std::int64_t i = 0; i < columns; ++i) {
-        const double e = math::exp(row[i] - largest[i]);
+        const float e = math::exp_of_negative(row[i] - largest[i]);
         sum[i] += e;
-        to[i] = static_cast<float>(e);
+        to[i] = e;
       }
     }
   }
@@ -73,11 +74,11 @@ void softmax_columns(const float* x, float* y, std::int64_t axis, std::int64_t i
     if (logarithm) {
 #pragma omp simd
       for (std::int64_t i = 0; i < columns; ++i) {
-        to[i] = static_cast<float>(row[i] - largest[i] - sum[i]);
+        to[i] = static_cast<float>(row[i] - double{largest[i]} - sum[i]);
       }
     } else {
 #pragma omp simd
-      for (std::int64_t i = 0; i < columns; ++i) to[i] = static_cast<float>(to[i] * sum[i]);
+      for (std::int64_t i = 0; i < columns; ++i) to[i] *= static_cast<float>(sum[i]);
     }
   }
 }

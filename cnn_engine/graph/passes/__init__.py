@@ -26,7 +26,7 @@ from .identities import drop_identities, merge_shapes, reshape_ones
 from .padding import fold_padding
 from .pairs import fuse_neighbours, fuse_sums
 from .pooling import fuse_pools, fuse_stem_pairs, pool_first
-from .products import convolve_products, fold_constants_after
+from .products import convolve_products, convolve_rows, fold_constants_after
 from .prologues import fuse_prologues
 from .rows import join_linear_layers
 from .tails import fuse_means
@@ -89,6 +89,7 @@ FUSING: tuple[Pass, ...] = (fuse_residuals, fuse_activations)
 LAYING: tuple[Pass, ...] = (
     channels_last,
     convolve_products,
+    convolve_rows,
     fold_constants_after,
     fuse_residuals,
     pool_first,

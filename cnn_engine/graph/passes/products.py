@@ -1,4 +1,4 @@
-"""Matrix products over the channels of images [N, H, W, C], as ConvNeXt has them, as 1x1 convolutions."""
+"""Matrix products over channels, of images [N, H, W, C] and of rows [N, T, C], as 1x1 convolutions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ import numpy as np
 from ...operators.binary import Add, Mul
 from ...operators.channels_last import Conv2dNhwc
 from ...operators.matmul import Matmul
+from ...operators.shaping import Reshape
 from ..graph import Graph, Node
+from .epilogues import FUNCTIONS
 from .rewriting import Rewrites, absent, constant, covering, only_user
 
 
@@ -27,6 +29,77 @@ def convolve_products(graph: Graph) -> Graph:
         turned = np.ascontiguousarray(weight.T)[:, :, None, None]
         rewrites.replace([node], [made], "", {name: turned})
     return rewrites.apply()
+
+
+def convolve_rows(graph: Graph) -> Graph:
+    """Makes products of rows [N, T, C] with constants [C, K] 1x1 convolutions over [N, T, 1, C].
+
+    Each takes in a constant row that is added to it, and then a function or rows that are: what a transformer
+    does to its tokens. The reshapes before and behind it move nothing.
+    """
+    rewrites = Rewrites(graph)
+    for node in graph.nodes:
+        weight = constant(graph, node, 1) if type(node.op) is Matmul else None
+        if weight is None or weight.ndim != 2 or not weight.size:
+            continue
+        shape = graph.values[node.inputs[0]].shape
+        if len(shape) != 3 or not shape[1] or not rewrites.free(node):
+            continue
+        gone, bias, function, residual = [node], None, None, None
+        after = _next(graph, rewrites, gone)
+        if after is not None and type(after.op) is Add:
+            bias = _numbers(graph, after, gone[-1].outputs[0])
+            if bias is not None:
+                gone.append(after)
+                after = _next(graph, rewrites, gone)
+        if after is not None and after.op.kind in FUNCTIONS:
+            function = after.op
+            gone.append(after)
+        elif after is not None and type(after.op) is Add:
+            residual = _other(graph, after, gone[-1].outputs[0])
+            if residual is not None:
+                gone.append(after)
+        x, (output,) = node.inputs[0], gone[-1].outputs
+        names = [rewrites.fresh(f"{node.name}.{word}") for word in ("weight", "bias")]
+        constants = {names[0]: np.ascontiguousarray(weight.T)[:, :, None, None]}
+        if bias is not None:
+            constants[names[1]] = np.ascontiguousarray(bias, weight.dtype)
+        views = {name: _image(graph, rewrites, node, name) for name in (x, residual) if name}
+        inputs = [views[x].outputs[0], names[0], names[1] if bias is not None else None]
+        if residual is not None:
+            inputs.append(views[residual].outputs[0])
+        sums = rewrites.fresh(f"{node.name}.sums")
+        conv = replace(
+            node, op=Conv2dNhwc(activation=function), outputs=(sums,), covers=covering(*gone),
+            inputs=tuple(inputs if inputs[-1] is not None else inputs[:-1]),
+        )  # fmt: skip
+        back = Node(
+            rewrites.fresh(f"{node.name}.back"), Reshape(graph.values[output].shape), (sums,), (output,)
+        )  # fmt: skip
+        why = "it is part of a convolution of rows"
+        rewrites.replace(gone, [conv, *views.values(), back], why, constants)
+    return rewrites.apply()
+
+
+def _image(graph: Graph, rewrites: Rewrites, node: Node, rows: str) -> Node:
+    """Returns the node that makes images of one column of what ``node`` reads."""
+    n, places, channels = graph.values[rows].shape
+    name = rewrites.fresh(f"{node.name}.of.{rows}")
+    return Node(name, Reshape((n, places, 1, channels)), (rows,), (name,))
+
+
+def _next(graph: Graph, rewrites: Rewrites, nodes: list[Node]) -> Node | None:
+    """Returns the node that alone reads what the last of ``nodes`` makes, where no rewrite has it."""
+    after = only_user(graph, nodes[-1].outputs[0])
+    return after if after is not None and rewrites.free(after) else None
+
+
+def _other(graph: Graph, add: Node, x: str) -> str | None:
+    """Returns what of the same shape ``add`` adds to x that is no constant, or None."""
+    a, b = add.inputs
+    other = b if a == x else a
+    same = graph.values[other].shape == graph.values[x].shape
+    return other if same and other != x and other not in graph.constants else None
 
 
 def fold_constants_after(graph: Graph) -> Graph:
