@@ -516,3 +516,85 @@ def test_another_batch_is_rewritten_too():
 
 def _ends(node: Node):
     return node.inputs, node.outputs
+
+
+# -- orders of dimensions ----------------------------------------------------------------------------
+
+
+def moves(b: Builder, *steps: tuple[int, ...] | Transpose) -> Graph:
+    """Returns reshapes, each by its shape, and transposes, one behind another."""
+    y = "x"
+    for step in steps:
+        y = b.add(step if isinstance(step, Transpose) else Reshape(step), y)
+    return b.graph(b.add(Relu(), y))
+
+
+def test_windows_of_tokens_are_one_transpose():
+    """As MobileViT has them, from images whose channels lie side by side and back."""
+    steps = (
+        Transpose((0, 3, 1, 2)), (2 * 8 * 3, 2, 5, 2), Transpose((0, 2, 1, 3)), (2, 8, 15, 4),
+        Transpose((0, 3, 2, 1)), (8, 15, 8),
+    )  # fmt: skip
+    after = same(moves(Builder(2, 6, 10, 8), *steps), passes.compose_transposes)
+    assert kinds(after) == ["reshape", "transpose", "reshape", "relu"]
+    assert after.values[after.nodes[0].outputs[0]].shape == (2, 3, 2, 5, 2, 8)
+    back = (
+        (2, 4, 15, 8), Transpose((0, 3, 2, 1)), (48, 5, 2, 2), Transpose((0, 2, 1, 3)), (2, 8, 6, 10),
+        Transpose((0, 2, 3, 1)),
+    )  # fmt: skip
+    after = same(moves(Builder(8, 15, 8), *back), passes.compose_transposes)
+    assert kinds(after) == ["reshape", "transpose", "reshape", "relu"]
+
+
+def test_transposes_that_undo_each_other_are_a_reshape():
+    steps = (Transpose((1, 0, 2)), (6, 2, 10), Transpose((1, 0, 2)))
+    after = same(moves(Builder(2, 6, 10), *steps), passes.compose_transposes)
+    assert kinds(after) == ["reshape", "relu"]
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        ((2, 12, 4, 5), Transpose((0, 2, 1, 3)), (2, 4, 60)),  # one
+        (
+            Transpose((0, 2, 1)),
+            (2, 20, 3, 4),
+            Transpose((0, 2, 1, 3)),
+        ),  # elements, not runs of them
+        (Transpose((1, 0, 2)), (16, 30), (30, 16), Transpose((1, 0))),
+        (Transpose((1, 0, 2)), (8, 3, 20), Transpose((1, 0, 2))),  # 8 is no product of 12 and 2
+    ],
+)
+def test_other_moves_stay(steps):
+    before = moves(Builder(2, 12, 20), *steps)
+    assert passes.compose_transposes(before) is before
+
+
+def test_what_is_read_between_two_transposes_stays():
+    b = Builder(2, 6, 10)
+    y = b.add(Transpose((1, 0, 2)), "x")
+    before = b.graph(b.add(Transpose((0, 2, 1)), b.add(Transpose((1, 0, 2)), y)), y)
+    assert kinds(same(before, passes.compose_transposes)).count("transpose") == 3
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_any_moves_are_what_they_were(data):
+    shape = tuple(data.draw(st.lists(st.sampled_from([0, 1, 2, 3, 4, 6]), min_size=1, max_size=4)))
+    b, y = Builder(*shape), "x"
+    for _ in range(data.draw(st.integers(2, 6))):
+        if data.draw(st.booleans()):
+            perm = tuple(data.draw(st.permutations(range(len(shape)))))
+            y, shape = b.add(Transpose(perm), y), tuple(shape[axis] for axis in perm)
+            continue
+        flat, cut = [], data.draw(st.integers(0, 3))
+        for size in shape:
+            part = data.draw(st.sampled_from([k for k in (1, 2, 3) if size % k == 0]))
+            flat += [size // part, part]
+        while len(flat) > 5 or (cut > 0 and len(flat) > 1):
+            at = data.draw(st.integers(0, len(flat) - 2))
+            flat[at : at + 2] = [flat[at] * flat[at + 1]]
+            cut -= 1
+        shape = tuple(flat)
+        y = b.add(Reshape(shape, allow_zero=True), y)
+    same(b.graph(b.add(Relu(), y)), passes.compose_transposes)

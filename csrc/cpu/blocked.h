@@ -4,6 +4,7 @@
 // Included only by files that are compiled once for each instruction set.
 #pragma once
 
+#include <cstring>
 #include <type_traits>
 
 #if defined(__x86_64__)
@@ -299,6 +300,12 @@ void multiply_all_columns(const float* a, const Panels& panels, int count, const
 // Packs rows of a matrix, `columns` apart each value and `stride` apart each row, as one panel.
 inline void pack_panel(const float* matrix, std::int64_t stride, std::int64_t columns, int rows,
                        const Panels& panels, float* to) {
+  if (stride == 1 && rows >= panels.rows) {
+    for (int c = 0; c < panels.depth; ++c, to += panels.rows) {
+      std::memcpy(to, matrix + c * columns, panels.rows * sizeof(float));
+    }
+    return;
+  }
   for (int c = 0; c < panels.depth; ++c) {
     for (int m = 0; m < panels.rows; ++m) {
       *to++ = m < rows ? matrix[m * stride + c * columns] : 0.0f;

@@ -61,8 +61,14 @@ void linear_by_panels(const float* input, const float* packed, const float* bias
       });
 }
 
+// Of what a call packs for itself, which may be as wide as its vectors.
+Panels panels_of(const MatmulShape& p) {
+  const Panels usual(p.columns, p.depth);
+  return kWide == 16 && p.columns > 8 ? Panels(p.columns, p.depth, 16) : usual;
+}
+
 std::int64_t matmul_scratch(const MatmulShape& p) {
-  const Panels panels(p.columns, p.depth);
+  const Panels panels = panels_of(p);
   // Some packed panels, and rows of the left matrix whose values do not lie side by side.
   return panels.panel_size() * kPanelsTogether +
          (p.a_depth == 1 ? 0 : std::int64_t{kColumnsTogether} * p.depth);
@@ -72,7 +78,7 @@ template <int R>
 void multiply_blocked(const float* a, const float* b, const float* bias, float* output,
                       const Scratch& scratch, const MatmulShape& p, float lowest, float highest,
                       int threads) {
-  const Panels panels(p.columns, p.depth);
+  const Panels panels = panels_of(p);
   const int groups = (panels.panels + kPanelsTogether - 1) / kPanelsTogether;
   // Rows are shared out only where there are few columns: every share packs them.
   std::int64_t shares = 4 * threads / (p.matrices() * groups);
@@ -155,10 +161,13 @@ void matmul_blocked(const float* a, const float* b, const float* bias, float* ou
                     int threads) {
   if (shape.output_size() == 0) return;
   const Scratch scratch(workspace, threads, matmul_scratch(shape));
-  if (shape.columns <= 4) {
+  const int rows = panels_of(shape).rows;
+  if (rows == 4) {
     multiply_blocked<4>(a, b, bias, output, scratch, shape, lowest, highest, threads);
-  } else {
+  } else if (rows == 8) {
     multiply_blocked<8>(a, b, bias, output, scratch, shape, lowest, highest, threads);
+  } else if constexpr (kWide == 16) {
+    multiply_blocked<16>(a, b, bias, output, scratch, shape, lowest, highest, threads);
   }
 }
 

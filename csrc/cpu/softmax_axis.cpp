@@ -4,10 +4,24 @@
 #include "ops/softmax_axis.h"
 
 #include "cpu/math.h"
+#include "cpu/sigmoid.h"
 #include "runtime/parallel.h"
 
 namespace cnn_engine::cpu::CNN_ENGINE_ISA {
 namespace {
+
+// y = exp(x - largest), of numbers that are not larger.
+void exponentials(const float* x, float* y, std::int64_t count, float largest) {
+#if defined(__AVX512F__)
+  const __m512 top = _mm512_set1_ps(largest);
+  by_sixteens(x, y, count, [=](__m512 some) __attribute__((always_inline)) {
+    return exp_of_minus16(_mm512_sub_ps(top, some));
+  });
+#else
+#pragma omp simd
+  for (std::int64_t i = 0; i < count; ++i) y[i] = math::exp_of_negative(x[i] - largest);
+#endif
+}
 
 // A NaN is never larger, so it does not become the largest; exp() then carries it into the sum.
 void softmax_line(const float* x, float* y, std::int64_t count, bool logarithm) {
@@ -23,8 +37,7 @@ void softmax_line(const float* x, float* y, std::int64_t count, bool logarithm) 
 #pragma omp simd
     for (std::int64_t i = 0; i < count; ++i) y[i] = static_cast<float>(x[i] - top - shift);
   } else {
-#pragma omp simd
-    for (std::int64_t i = 0; i < count; ++i) y[i] = math::exp_of_negative(x[i] - largest);
+    exponentials(x, y, count, largest);
 #pragma omp simd reduction(+ : sum)
     for (std::int64_t i = 0; i < count; ++i) sum += y[i];
     const float scale = static_cast<float>(1.0 / sum);

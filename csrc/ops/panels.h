@@ -13,9 +13,9 @@ struct Panels {
   int depth;   // products of a sum
 
   CNN_ENGINE_INLINE Panels(int matrix_rows, int matrix_depth)
-      : rows(matrix_rows <= 4 ? 4 : 8),
-        panels((matrix_rows + rows - 1) / rows),
-        depth(matrix_depth) {}
+      : Panels(matrix_rows, matrix_depth, matrix_rows <= 4 ? 4 : 8) {}
+  CNN_ENGINE_INLINE Panels(int matrix_rows, int matrix_depth, int panel_rows)
+      : rows(panel_rows), panels((matrix_rows + rows - 1) / rows), depth(matrix_depth) {}
   CNN_ENGINE_INLINE std::int64_t panel_size() const { return std::int64_t{rows} * depth; }
   CNN_ENGINE_INLINE std::int64_t size() const { return panels * panel_size(); }
 };

@@ -22,7 +22,7 @@ from .epilogues import EPILOGUES, EPILOGUES_ON_CUDA, fuse_activations, fuse_resi
 from .expansions import fuse_expansions, fuse_gate_means, fuse_inverted_residuals
 from .functions import recognise_functions
 from .gates import fuse_gates, scale_by_gates
-from .identities import drop_identities, merge_shapes, reshape_ones
+from .identities import compose_transposes, drop_identities, merge_shapes, reshape_ones
 from .padding import fold_padding
 from .pairs import fuse_neighbours, fuse_sums
 from .pooling import fuse_pools, fuse_stem_pairs, pool_first
@@ -36,6 +36,7 @@ __all__ = [
     "EPILOGUES",
     "Pass",
     "align_channels",
+    "compose_transposes",
     "channels_last",
     "drop_identities",
     "drop_unused",
@@ -96,6 +97,7 @@ LAYING: tuple[Pass, ...] = (
     fuse_prologues,
     fuse_activations,
     nest_concatenations,
+    compose_transposes,
 )
 #: By the channels that convolutions read at once: 16 bytes of float32, or of 16 bits.
 LAYING_ON_CUDA: dict[int, tuple[Pass, ...]] = {
