@@ -556,11 +556,7 @@ def test_transposes_that_undo_each_other_are_a_reshape():
     "steps",
     [
         ((2, 12, 4, 5), Transpose((0, 2, 1, 3)), (2, 4, 60)),  # one
-        (
-            Transpose((0, 2, 1)),
-            (2, 20, 3, 4),
-            Transpose((0, 2, 1, 3)),
-        ),  # elements, not runs of them
+        (Transpose((0, 2, 1)), (2, 20, 3, 4), Transpose((0, 2, 1, 3))),  # elements, not runs
         (Transpose((1, 0, 2)), (16, 30), (30, 16), Transpose((1, 0))),
         (Transpose((1, 0, 2)), (8, 3, 20), Transpose((1, 0, 2))),  # 8 is no product of 12 and 2
     ],

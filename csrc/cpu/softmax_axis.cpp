@@ -28,9 +28,9 @@ void softmax_line(const float* x, float* y, std::int64_t count, bool logarithm) 
   float largest = -__builtin_inff();
 #pragma omp simd reduction(max : largest)
   for (std::int64_t i = 0; i < count; ++i) largest = x[i] > largest ? x[i] : largest;
-  const double top = largest;
   double sum = 0.0;
   if (logarithm) {
+    const double top = largest;
 #pragma omp simd reduction(+ : sum)
     for (std::int64_t i = 0; i < count; ++i) sum += math::exp(x[i] - top);
     const double shift = math::log(sum);

@@ -151,7 +151,7 @@ def joins(device: Any, graph: Graph, first: Node, second: Node, third: Node | No
 
 def is_clamp(function: Any) -> bool:
     """Whether a function, or none, is one that limits values alone."""
-    return function is None or function.function in ("relu", "clip")
+    return limits(function) is not None
 
 
 def _is_gelu(function: Any) -> bool:

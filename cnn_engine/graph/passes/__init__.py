@@ -22,7 +22,7 @@ from .epilogues import EPILOGUES, EPILOGUES_ON_CUDA, fuse_activations, fuse_resi
 from .expansions import fuse_expansions, fuse_gate_means, fuse_inverted_residuals
 from .functions import recognise_functions
 from .gates import fuse_gates, scale_by_gates
-from .identities import compose_transposes, drop_identities, merge_shapes, reshape_ones
+from .identities import drop_identities, merge_shapes, reshape_ones
 from .padding import fold_padding
 from .pairs import fuse_neighbours, fuse_sums
 from .pooling import fuse_pools, fuse_stem_pairs, pool_first
@@ -30,14 +30,14 @@ from .products import convolve_products, convolve_rows, fold_constants_after
 from .prologues import fuse_prologues
 from .rows import join_linear_layers
 from .tails import fuse_means
-from .transposes import order_weights
+from .transposes import compose_transposes, order_weights
 
 __all__ = [
     "EPILOGUES",
     "Pass",
     "align_channels",
-    "compose_transposes",
     "channels_last",
+    "compose_transposes",
     "drop_identities",
     "drop_unused",
     "fold_affine_after",

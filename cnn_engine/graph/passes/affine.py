@@ -13,7 +13,7 @@ from ...operators.linear import Linear
 from ...operators.norm import BatchNorm
 from ...operators.operator import axis_in
 from ..graph import Graph, Node
-from .rewriting import Rewrites, absent, constant, covering, makers, merge_after, only_user
+from .rewriting import Rewrites, absent, constant, covering, makers_of, merge_after, only_user
 
 
 def _affine(graph: Graph, node: Node, x: str) -> tuple[np.ndarray, np.ndarray] | None:
@@ -63,11 +63,11 @@ def fold_affine_after(graph: Graph) -> Graph:
     rewrites = Rewrites(graph)
     for after in graph.nodes:
         for x in dict.fromkeys(after.inputs):
-            nodes, together = makers(graph, x, after)
-            joined = () if together is None else (together,)
+            nodes, joined = makers_of(graph, x, after)
             if not nodes or not all(_plain(graph, node) for node in nodes):
                 continue
-            if joined and axis_in(together.op.axis, len(graph.values[x].shape)) != 1:
+            rank = len(graph.values[x].shape)
+            if any(axis_in(concat.op.axis, rank) != 1 for concat in joined):
                 continue
             found = _affine(graph, after, x) if rewrites.free(after, *nodes, *joined) else None
             if found is None:
@@ -81,7 +81,7 @@ def fold_affine_after(graph: Graph) -> Graph:
                 first = end
             kind = nodes[0].op.kind
             why = f"{after.op.kind} with constants scales and shifts the channels of {kind}"
-            merge_after(rewrites, merged, together, after, why, constants)
+            merge_after(rewrites, merged, joined, after, why, constants)
             break
     return rewrites.apply()
 

@@ -11,7 +11,7 @@ from ...operators.channels_last import Conv2dNhwc
 from ...operators.conv2d import Conv2d
 from ...operators.unary import Unary
 from ..graph import Graph, Node
-from .rewriting import Rewrites, absent, covering, makers, merge_after, only_user
+from .rewriting import Rewrites, absent, covering, makers_of, merge_after, only_user
 
 #: Every function from floats to floats.
 FUNCTIONS = tuple(
@@ -75,16 +75,13 @@ def fuse_activations(graph: Graph, functions: Mapping[str, tuple[str, ...]] = EP
     for after in graph.nodes:
         if not isinstance(after.op, Unary):
             continue
-        nodes, together = makers(graph, after.inputs[0], after)
-        joined = () if together is None else (together,)
+        nodes, joined = makers_of(graph, after.inputs[0], after)
         if not nodes or not all(_takes(graph, node, after, functions) for node in nodes):
             continue
         if not rewrites.free(after, *nodes, *joined):
             continue
         merged = [replace(node, op=replace(node.op, activation=after.op)) for node in nodes]
-        merge_after(
-            rewrites, merged, together, after, "it is applied to the sum while it is stored"
-        )
+        merge_after(rewrites, merged, joined, after, "it is applied to the sum while it is stored")
     return rewrites.apply()
 
 

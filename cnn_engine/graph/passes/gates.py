@@ -59,14 +59,14 @@ def scale_by_gates(graph: Graph, takes: Callable[[Graph, Node], bool]) -> Graph:
         if type(gate.op) is not SqueezeExcite or gate.op.scales:
             continue
         x, (factors,) = gate.inputs[0], gate.outputs
-        flat = only_user(graph, factors)
-        if flat is None or not rewrites.free(gate):
+        reader = only_user(graph, factors)
+        if reader is None:
             continue
-        if type(flat.op) is Mul and sorted(flat.inputs) == sorted((x, factors)):
-            clamp = only_user(graph, flat.outputs[0])
+        if type(reader.op) is Mul and sorted(reader.inputs) == sorted((x, factors)):
+            clamp = only_user(graph, reader.outputs[0])
             if clamp is not None and type(clamp.op) not in (Relu, Clip):
                 clamp = None
-            gone = [flat] if clamp is None else [flat, clamp]
+            gone = [reader] if clamp is None else [reader, clamp]
             (scaled,) = gone[-1].outputs
             if stored.get(scaled) != stored.get(x) or not takes(graph, gate):
                 continue
@@ -74,17 +74,19 @@ def scale_by_gates(graph: Graph, takes: Callable[[Graph, Node], bool]) -> Graph:
             made = replace(gate, op=op, outputs=(scaled,), covers=covering(gate, *gone))
             rewrites.replace([gate, *gone], [made], "it multiplies the images itself")
             continue
-        if type(flat.op) is not Reshape or flat.outputs[0] in graph.outputs:
+        if type(reader.op) is not Reshape or reader.outputs[0] in graph.outputs:
             continue
-        users = readers[flat.outputs[0]]
-        if any(_factors_of(node, x) != flat.outputs[0] for node in users) or not takes(graph, gate):
+        users = readers[reader.outputs[0]]
+        if any(_factors_of(node, x) != reader.outputs[0] for node in users) or not takes(
+            graph, gate
+        ):
             continue
         scaled = rewrites.fresh(f"{gate.name}.scaled")
         made = replace(gate, op=replace(gate.op, scales=True), outputs=(scaled,))
         if x in stored:
             stored[scaled] = stored[x]
         bare = [replace(n, inputs=(scaled, *n.inputs[1:4], None, *n.inputs[5:])) for n in users]
-        rewrites.replace([gate, flat, *users], [made, *bare], "it multiplies the images itself")
+        rewrites.replace([gate, reader, *users], [made, *bare], "it multiplies the images itself")
     return replace(rewrites.apply(), stored=stored)
 
 

@@ -107,7 +107,9 @@ def only_user(graph: Graph, name: str) -> Node | None:
     return users[0] if len(users) == 1 and name not in graph.outputs else None
 
 
-def makers(graph: Graph, x: str | None, after: Node) -> tuple[list[Node], Node | None]:
+def makers_of(
+    graph: Graph, x: str | None, after: Node
+) -> tuple[list[Node], tuple[Node] | tuple[()]]:
     """Returns the nodes that make ``x``, and the concatenation of what they make, if there is one.
 
     No one else reads what any of them makes, and ``after`` alone reads ``x``: where that is not so, there are
@@ -115,30 +117,28 @@ def makers(graph: Graph, x: str | None, after: Node) -> tuple[list[Node], Node |
     """
     maker = None if x is None or only_user(graph, x) is not after else graph.producers.get(x)
     if maker is None:
-        return [], None
+        return [], ()
     if not isinstance(maker.op, Concat):
-        return [maker], None
+        return [maker], ()
     parts = [graph.producers.get(name) for name in maker.inputs]
     alone = all(only_user(graph, name) is maker for name in maker.inputs)
     if None in parts or not alone or len({part.name for part in parts}) < len(maker.inputs):
-        return [], None
-    return parts, maker
+        return [], ()
+    return parts, (maker,)
 
 
 def merge_after(
     rewrites: Rewrites,
     merged: Sequence[Node],
-    together: Node | None,
+    joined: Sequence[Node],
     after: Node,
     why: str,
     constants: dict[str, np.ndarray] | None = None,
 ) -> None:
-    """Puts ``merged``, which do what ``after`` does, in the place of what :func:`makers` found, and of it."""
-    last = together or merged[0]
+    """Puts ``merged``, which do what ``after`` does, in its place and that of what :func:`makers_of` gave."""
+    last, *others = *joined, *merged
     ends = replace(last, outputs=after.outputs, covers=covering(last, after))
-    by = [ends, *(node for node in merged if node is not last)]
-    gone = [*merged, after] if together is None else [*merged, together, after]
-    rewrites.replace(gone, by, why, constants)
+    rewrites.replace([*merged, *joined, after], [ends, *others], why, constants)
 
 
 def covering(*nodes: Node) -> tuple[str, ...]:
