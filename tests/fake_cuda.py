@@ -260,7 +260,7 @@ class FakeTensorCores(FakeKernels):
     def dense_layer_pack(*_arguments) -> None: ...
 
     @staticmethod
-    def mlp_takes(shape: Any, outputs: int, device: int) -> bool:
+    def mlp_takes(shape: Any, outputs: int, operands: Any, device: int) -> bool:
         return False
 
     @staticmethod

@@ -176,7 +176,9 @@ class Program:
             if stores:
                 graph = passes.fuse_inverted_residuals(graph, partial(makes_block, device))
                 graph = passes.fuse_expansions(graph, partial(expands, device))
+            if kind == "cuda":
                 graph = passes.fuse_bottlenecks(graph, partial(joins, device))
+            if stores:
                 graph = passes.fuse_dense_layers(graph, partial(continues, device))
                 graph = passes.fuse_pools(graph, partial(pools, device))
                 graph = passes.fuse_stem_pairs(graph, partial(joins_stem, device))

@@ -28,6 +28,14 @@ __device__ inline void send_cluster(std::uint32_t to, std::uint32_t barrier, flo
 #endif
 }
 
+// Arrives at a barrier of a block of the cluster: what this thread read and wrote comes before.
+__device__ inline void arrive_cluster(std::uint32_t barrier) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier)
+               : "memory");
+#endif
+}
+
 // Returns once all bytes that the barrier's only phase expects of the cluster have come.
 __device__ inline void wait_for_cluster_bytes(std::uint32_t barrier) {
 #if __CUDA_ARCH__ >= 900

@@ -133,13 +133,12 @@ auto scales_at(Void* packed, std::int64_t bytes, Conv2dOperands operands) {
   return some ? reinterpret_cast<Scale*>(static_cast<Byte*>(packed) + bytes) : nullptr;
 }
 
-// What gives back to float32's sums (compensated) what tensor cores cut off of them on average, in
-// 2^-24 of them: measured (H100), of taps of so many channels. Of leading bits Benford's law tells
-// how many sums grow.
+// For compensated(): what sums of taps of so many channels lose, measured on an H100.
 float cut_off_of(int channels) {
-  const float lost = channels <= 16 ? 0.63f : channels <= 32 ? 0.75f : channels <= 48 ? 0.8f : 0.9f;
-  constexpr float kTwiceLog2E = 2.885390f, kGrowing = 7.0f / 8;
-  return (0.5f + lost / (kGrowing * kTwiceLog2E)) * 0x1p-24f;
+  return cut_off_for(channels <= 16   ? 0.63f
+                     : channels <= 32 ? 0.75f
+                     : channels <= 48 ? 0.8f
+                                      : 0.9f);
 }
 
 // What is summed; `other` may be null. With `beside` its filters follow the first's.

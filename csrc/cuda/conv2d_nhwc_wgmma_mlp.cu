@@ -5,9 +5,9 @@
 
 #include "cuda/conv2d_nhwc_wgmma_map.h"
 #include "cuda/conv2d_nhwc_wgmma_mlp.cuh"
+#include "cuda/conv2d_nhwc_wgmma_mlp.h"
 #include "cuda/launch.cuh"
 #include "cuda/strided.cuh"
-#include "ops/mlp.h"
 
 namespace cnn_engine::cuda {
 namespace mlps {
@@ -25,12 +25,16 @@ int width_of(const Conv2dShape& shape, int outputs) {
   return 0;
 }
 
-const char* why_not(const Conv2dShape& shape, int outputs) {
+const char* why_not(const Conv2dShape& shape) {
   if (shape.groups != 1) return "one group";
   if (shape.r * shape.s * shape.stride_h * shape.stride_w != 1 ||
       shape.pad_top + shape.pad_left + shape.pad_bottom + shape.pad_right != 0) {
     return "a kernel of 1x1, one place apart, without padding";
   }
+  return nullptr;
+}
+
+const char* why_not_halves(const Conv2dShape& shape, int outputs) {
   if (shape.c % 8 != 0 || outputs % 8 != 0) return "channels and outputs in eights";
   if (shape.k % (2 * kHidden) != 0 || shape.k > kMostHidden) {
     return "hidden channels in 128s, at most 1,024";
@@ -39,8 +43,17 @@ const char* why_not(const Conv2dShape& shape, int outputs) {
   return nullptr;
 }
 
-void check(const Conv2dShape& shape, int outputs) {
-  if (const char* expected = why_not(shape, outputs)) {
+// Float32's kernel takes tf32, too: of these numbers its products are no slower.
+bool is_clustered(Conv2dOperands operands) { return !wgmma::has_16_bits(operands); }
+
+const char* why_not(const Conv2dShape& shape, int outputs, Conv2dOperands operands) {
+  if (const char* expected = why_not(shape)) return expected;
+  return is_clustered(operands) ? mlp_clusters::why_not(shape, outputs)
+                                : why_not_halves(shape, outputs);
+}
+
+void check(const Conv2dShape& shape, int outputs, Conv2dOperands operands) {
+  if (const char* expected = why_not(shape, outputs, operands)) {
     throw std::invalid_argument(std::string("mlp: expected ") + expected);
   }
 }
@@ -64,7 +77,7 @@ template <typename Body>
 void with_halves(Conv2dOperands operands, const Body& body) {
   if (operands == Conv2dOperands::float16) return body(static_cast<__half*>(nullptr));
   if (operands == Conv2dOperands::bfloat16) return body(static_cast<__nv_bfloat16*>(nullptr));
-  throw std::invalid_argument("mlp: expected float16 or bfloat16");
+  throw std::logic_error("mlp: expected float16 or bfloat16");
 }
 
 template <typename T, int Width>
@@ -77,39 +90,87 @@ void launch_width(const Mlp& p, const CUtensorMap& images, const CUtensorMap& re
          stream, 1, images, residuals, results, p);
 }
 
+void run(const MlpCall& call, Conv2dOperands operands) {
+  const Conv2dShape& shape = call.shape;
+  int device = 0;
+  CUDA_CHECK(cudaGetDevice(&device));
+  const int multiprocessors = wgmma::multiprocessors_of(device);
+  with_halves(operands, [&](auto* type) {
+    using T = std::remove_pointer_t<decltype(type)>;
+    const std::int64_t places = std::int64_t{shape.h} * shape.w;
+    for_each_part_of_batch(shape.n, places, [&](std::int64_t before, int images) {
+      Mlp p = {};
+      p.first = static_cast<const char*>(call.packed);
+      p.second = p.first + first_bytes(shape);
+      p.first_bias = call.first_bias;
+      p.second_bias = call.second_bias;
+      p.adds = call.residual != nullptr;
+      p.rows = static_cast<int>(images * places);
+      p.tiles = wgmma::divided(p.rows, kGroups * kPlaces);
+      p.steps = shape.k / kHidden;
+      p.outputs = call.outputs;
+      p.outer = {call.low, call.high};
+      p.overflow = call.overflow;
+      if (p.tiles == 0) return;
+      const auto map = [&](const void* rows, int columns) {
+        return wgmma::map_of_rows<T>(static_cast<const T*>(rows) + before * places * columns,
+                                     p.rows, columns, columns, kPlaces, CU_TENSOR_MAP_SWIZZLE_128B);
+      };
+      const CUtensorMap of_images = map(call.x, shape.c), of_results = map(call.y, call.outputs),
+                        of_residuals =
+                            call.residual ? map(call.residual, call.outputs) : CUtensorMap{};
+      if (width_of(shape, call.outputs) == 96) {
+        launch_width<T, 96>(p, of_images, of_residuals, of_results, multiprocessors, call.stream);
+      } else {
+        launch_width<T, 192>(p, of_images, of_residuals, of_results, multiprocessors, call.stream);
+      }
+    });
+  });
+}
+
 }  // namespace
 }  // namespace mlps
 
-std::int64_t mlp_takes(const Conv2dShape& shape, int outputs, int device) {
-  if (!wgmma::runs_on(device) || mlps::why_not(shape, outputs) != nullptr) return 0;
+std::int64_t mlp_takes(const Conv2dShape& shape, int outputs, Conv2dOperands operands, int device) {
+  if (!wgmma::runs_on(device) || mlps::why_not(shape, outputs, operands) != nullptr) return 0;
   const int multiprocessors = wgmma::multiprocessors_of(device);
-  constexpr Conv2dOperands kHalves = Conv2dOperands::float16;
+  const bool clustered = mlps::is_clustered(operands);
+  // bfloat16 as float16, whose times costs are fitted to.
+  const Conv2dOperands costs = clustered ? operands : Conv2dOperands::float16;
   const Conv2dShape second{shape.n, shape.k, shape.h, shape.w, outputs, 1, 1, 1, 1, 0, 0};
   const int any = 0;
   const double apart =
-      wgmma::product_time(shape, nullptr, UnaryFunction::gelu, kHalves, multiprocessors) +
-      wgmma::product_time(second, &any, UnaryFunction::relu, kHalves, multiprocessors);
-  return mlps::time_of(shape, outputs, multiprocessors) < apart;
+      wgmma::product_time(shape, nullptr, UnaryFunction::gelu, costs, multiprocessors) +
+      wgmma::product_time(second, &any, UnaryFunction::relu, costs, multiprocessors);
+  const double together = clustered ? mlp_clusters::time_of(shape, multiprocessors)
+                                    : mlps::time_of(shape, outputs, multiprocessors);
+  return together < apart;
 }
 
-std::int64_t mlp_packed(const Conv2dShape& shape, int outputs, Conv2dOperands, int) {
-  mlps::check(shape, outputs);
+std::int64_t mlp_packed(const Conv2dShape& shape, int outputs, Conv2dOperands operands, int) {
+  mlps::check(shape, outputs, operands);
+  if (mlps::is_clustered(operands)) return mlp_clusters::packed_bytes(shape, outputs);
   return mlps::first_bytes(shape) + mlps::second_bytes(shape, outputs);
 }
 
 void mlp_pack(const float* first, const float* second, void* packed, const Conv2dShape& shape,
               int outputs, Conv2dOperands operands, Stream stream) {
-  mlps::check(shape, outputs);
-  mlps::with_halves(operands, [&](auto* type) {
-    using T = std::remove_pointer_t<decltype(type)>;
-    const auto pack = [&](const float* weight, char* to, int channels, int filters) {
-      const Conv2dShape product{1, channels, 1, 1, filters, 1, 1, 1, 1, 0, 0};
-      wgmma::launch_pack<T>(weight, to, product, wgmma::divided(channels, wgmma::kFilters), stream);
-    };
-    char* const to = static_cast<char*>(packed);
-    pack(first, to, shape.c, shape.k);
-    pack(second, to + mlps::first_bytes(shape), shape.k, outputs);
-  });
+  mlps::check(shape, outputs, operands);
+  if (mlps::is_clustered(operands)) {
+    mlp_clusters::pack(first, second, packed, shape, outputs, stream);
+  } else {
+    mlps::with_halves(operands, [&](auto* type) {
+      using T = std::remove_pointer_t<decltype(type)>;
+      const auto pack = [&](const float* weight, char* to, int channels, int filters) {
+        const Conv2dShape product{1, channels, 1, 1, filters, 1, 1, 1, 1, 0, 0};
+        wgmma::launch_pack<T>(weight, to, product, wgmma::divided(channels, wgmma::kFilters),
+                              stream);
+      };
+      char* const to = static_cast<char*>(packed);
+      pack(first, to, shape.c, shape.k);
+      pack(second, to + mlps::first_bytes(shape), shape.k, outputs);
+    });
+  }
   // The kernel reads them before it waits for the kernels before it.
   CUDA_CHECK(cudaStreamSynchronize(stream));
 }
@@ -118,7 +179,7 @@ void mlp(const void* x, const void* packed, const float* first_bias, const float
          const void* residual, void* y, const Conv2dShape& shape, int outputs,
          const Overflow& overflow, Conv2dOperands operands, UnaryFunction outer, float alpha,
          float beta, Stream stream) {
-  mlps::check(shape, outputs);
+  mlps::check(shape, outputs, operands);
   for (const void* address : {x, packed, residual, const_cast<const void*>(y)}) {
     if (!is_aligned(address, 16)) {
       throw std::invalid_argument("mlp: expected addresses that are multiples of 16");
@@ -127,42 +188,21 @@ void mlp(const void* x, const void* packed, const float* first_bias, const float
   if (outer != UnaryFunction::relu && outer != UnaryFunction::clip) {
     throw std::invalid_argument("mlp: expected relu or clip behind the sums");
   }
-  int device = 0;
-  CUDA_CHECK(cudaGetDevice(&device));
-  const int multiprocessors = wgmma::multiprocessors_of(device);
-  mlps::with_halves(operands, [&](auto* type) {
-    using T = std::remove_pointer_t<decltype(type)>;
-    const std::int64_t places = std::int64_t{shape.h} * shape.w;
-    for_each_part_of_batch(shape.n, places, [&](std::int64_t before, int images) {
-      mlps::Mlp p = {};
-      p.first = static_cast<const char*>(packed);
-      p.second = p.first + mlps::first_bytes(shape);
-      p.first_bias = first_bias;
-      p.second_bias = second_bias;
-      p.adds = residual != nullptr;
-      p.rows = static_cast<int>(images * places);
-      p.tiles = wgmma::divided(p.rows, mlps::kGroups * mlps::kPlaces);
-      p.steps = shape.k / mlps::kHidden;
-      p.outputs = outputs;
-      p.outer = outer == UnaryFunction::relu
-                    ? wgmma::Clamp{0.0f, std::numeric_limits<float>::infinity()}
-                    : wgmma::Clamp{alpha, beta};
-      p.overflow = overflow;
-      if (p.tiles == 0) return;
-      const auto map = [&](const void* rows, int columns) {
-        return wgmma::map_of_rows<T>(static_cast<const T*>(rows) + before * places * columns,
-                                     p.rows, columns, columns, mlps::kPlaces,
-                                     CU_TENSOR_MAP_SWIZZLE_128B);
-      };
-      const CUtensorMap of_images = map(x, shape.c), of_results = map(y, outputs),
-                        of_residuals = residual ? map(residual, outputs) : CUtensorMap{};
-      if (mlps::width_of(shape, outputs) == 96) {
-        mlps::launch_width<T, 96>(p, of_images, of_residuals, of_results, multiprocessors, stream);
-      } else {
-        mlps::launch_width<T, 192>(p, of_images, of_residuals, of_results, multiprocessors, stream);
-      }
-    });
-  });
+  const bool is_relu = outer == UnaryFunction::relu;
+  const MlpCall call = {x,
+                        packed,
+                        first_bias,
+                        second_bias,
+                        residual,
+                        y,
+                        shape,
+                        outputs,
+                        is_relu ? 0.0f : alpha,
+                        is_relu ? std::numeric_limits<float>::infinity() : beta,
+                        overflow,
+                        stream};
+  if (mlps::is_clustered(operands)) return mlp_clusters::run(call);
+  mlps::run(call, operands);
 }
 
 }  // namespace cnn_engine::cuda

@@ -56,14 +56,6 @@ struct Block {
   static_assert(kBytes <= 227 * 1024);
 };
 
-// Four 8x8 tiles, as load_tiles has them: of rows 0 to 7 and 8 to 15 of eight columns, then of the
-// next eight.
-__device__ inline void store_four_tiles(std::uint32_t address, const std::uint32_t (&a)[4]) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(address),
-               "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3])
-               : "memory");
-}
-
 // Rounds 16 columns of 16 places, as a warp holds them, to what is multiplied next, or stored.
 template <typename T>
 __device__ inline void round_columns(const float (&value)[8], std::uint32_t (&made)[4]) {

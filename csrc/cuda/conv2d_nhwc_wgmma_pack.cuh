@@ -62,14 +62,10 @@ __global__ void conv2d_nhwc_wgmma_pack_kernel(const float* __restrict__ weight, 
   for (int i = 0; i < kWidth; ++i) {
     const int c = first + i;
     const bool some = filter < filters && c < channels;
-    float value = some ? weight[(std::int64_t{1} * filter * channels + c) * taps + tap] : 0.0f;
+    const float value =
+        some ? weight[(std::int64_t{1} * filter * channels + c) * taps + tap] : 0.0f;
     if constexpr (kSplit) {
-      value *= kFilterUnit / scales[filter];
-      const Parts parts(value, 0.0f);
-      // An infinity lacks nothing.
-      to[i] = !is_small_piece(piece) ? __low2half(parts.large)
-              : isfinite(value)      ? __low2half(parts.small)
-                                     : __half(0.0f);
+      to[i] = part_of_weight(value, scales[filter], is_small_piece(piece));
     } else {
       to[i] = narrowed<T>(value);
     }

@@ -53,6 +53,13 @@ void with_type(Conv2dOperands operands, const Body& body) {
   }
 }
 
+// What compensated() (conv2d_nhwc_wgmma_split.cuh) needs to give back so much on average, in 2^-24
+// of a sum: of leading bits Benford's law tells how many sums grow.
+constexpr float cut_off_for(float lost) {
+  constexpr float kTwiceLog2E = 2.885390f, kGrowing = 7.0f / 8;
+  return (0.5f + lost / (kGrowing * kTwiceLog2E)) * 0x1p-24f;
+}
+
 // The images that steps of a sum read, as a convolution's window goes over them.
 struct Source {
   bool tiled;  // they are rows of channels: the copy engine need not know of images

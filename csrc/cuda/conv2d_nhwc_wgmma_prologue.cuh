@@ -73,10 +73,6 @@ class Affine {
 template <int StepChannels, int Threads, int Columns>
 __device__ inline void ask_for_affine(const Product& p, int first_step, int steps, int first_row,
                                       int thread) {
-  const auto touch = [](const float* at) {
-    float unused;
-    asm volatile("ld.global.f32 %0, [%1];" : "=f"(unused) : "l"(at));
-  };
   constexpr int kSector = 32 / sizeof(float);
   const int places = p.out_h * p.out_w, first = first_step * StepChannels,
             end = min(p.channels, first + steps * StepChannels);

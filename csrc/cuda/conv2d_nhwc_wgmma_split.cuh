@@ -52,6 +52,16 @@ struct Parts {
   }
 };
 
+// A part of a weight whose filter's products are multiplied by `scale` (kFilterUnit).
+__device__ inline __half part_of_weight(float weight, float scale, bool small) {
+  const float value = weight * (kFilterUnit / scale);
+  const Parts parts(value, 0.0f);
+  // An infinity lacks nothing.
+  return !small            ? __low2half(parts.large)
+         : isfinite(value) ? __low2half(parts.small)
+                           : __half(0.0f);
+}
+
 // Tensor cores cut off up to 0.9 of 2^-24 of a sum on average (cut_off_of). It is given back to
 // what a block has added up: sums of more than 1 / 2^24 cut_off times a power of two grow by one
 // unit of their last bit. Those whose last three bits are 0 stay, so that whole numbers are exact.

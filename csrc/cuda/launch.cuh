@@ -81,6 +81,12 @@ void make_ready(Kernel kernel, int bytes) {
   if (bytes > kMuch) keep_most_shared(kernel);
 }
 
+// Lets a kernel be launched as clusters of more than eight blocks.
+template <typename Kernel>
+void allow_large_clusters(Kernel kernel) {
+  CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1));
+}
+
 // Launches `kernel` so that it may start while the kernel before it on the stream still runs
 // (programmatic dependent launch, compute capability 9.0; before that in order). It must call
 // wait_for_inputs() before it touches what another kernel of the pass does. `cluster` blocks along

@@ -59,8 +59,13 @@ struct Wgmma;
 #define CNN_ENGINE_N8 "%0, %1, %2, %3, %4, %5, %6, %7"
 #define CNN_ENGINE_N12 CNN_ENGINE_N8 ", %8, %9, %10, %11"
 #define CNN_ENGINE_N16 CNN_ENGINE_N12 ", %12, %13, %14, %15"
-#define CNN_ENGINE_N28 CNN_ENGINE_N16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27"
+#define CNN_ENGINE_N24 CNN_ENGINE_N16 ", %16, %17, %18, %19, %20, %21, %22, %23"
+#define CNN_ENGINE_N28 CNN_ENGINE_N24 ", %24, %25, %26, %27"
 #define CNN_ENGINE_N32 CNN_ENGINE_N28 ", %28, %29, %30, %31"
+#define CNN_ENGINE_N48                                                            \
+  CNN_ENGINE_N32                                                                  \
+  ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, " \
+  "%47"
 #define CNN_ENGINE_N52                                                       \
   CNN_ENGINE_N32                                                             \
   ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, " \
@@ -114,6 +119,10 @@ struct Wgmma;
 CNN_ENGINE_WGMMAS(__half, "k16.f32.f16.f16", ", 0, 0")
 CNN_ENGINE_WGMMAS(__nv_bfloat16, "k16.f32.bf16.bf16", ", 0, 0")
 CNN_ENGINE_WGMMAS(Tf32, "k8.f32.tf32.tf32", "")
+CNN_ENGINE_WGMMA(__half, 48, "k16.f32.f16.f16", ", 0, 0", CNN_ENGINE_N24, 24, 25, CNN_ENGINE_D16(0),
+                 CNN_ENGINE_D4(16), CNN_ENGINE_D4(20))
+CNN_ENGINE_WGMMA(__half, 96, "k16.f32.f16.f16", ", 0, 0", CNN_ENGINE_N48, 48, 49, CNN_ENGINE_D16(0),
+                 CNN_ENGINE_D16(16), CNN_ENGINE_D16(32))
 
 // d = a b^T for 32 bytes of K.
 template <typename Operand, int N>
@@ -132,46 +141,52 @@ struct WgmmaAnew;
     }                                                                                          \
   };
 CNN_ENGINE_WGMMA_ANEW(__half, 32, "k16.f32.f16.f16", CNN_ENGINE_N16, 16, 17, CNN_ENGINE_D16(0))
+CNN_ENGINE_WGMMA_ANEW(__half, 48, "k16.f32.f16.f16", CNN_ENGINE_N24, 24, 25, CNN_ENGINE_D16(0),
+                      CNN_ENGINE_D4(16), CNN_ENGINE_D4(20))
+CNN_ENGINE_WGMMA_ANEW(__half, 96, "k16.f32.f16.f16", CNN_ENGINE_N48, 48, 49, CNN_ENGINE_D16(0),
+                      CNN_ENGINE_D16(16), CNN_ENGINE_D16(32))
 CNN_ENGINE_WGMMA_ANEW(__half, 64, "k16.f32.f16.f16", CNN_ENGINE_N32, 32, 33, CNN_ENGINE_D16(0),
                       CNN_ENGINE_D16(16))
 CNN_ENGINE_WGMMA_ANEW(__half, 128, "k16.f32.f16.f16", CNN_ENGINE_N64, 64, 65, CNN_ENGINE_D64(0))
 CNN_ENGINE_WGMMA_ANEW(__nv_bfloat16, 64, "k16.f32.bf16.bf16", CNN_ENGINE_N32, 32, 33,
                       CNN_ENGINE_D16(0), CNN_ENGINE_D16(16))
 
-// d += a b^T for 32 bytes of K, A [64, K] in registers: a[0] and a[1] are 4 bytes of rows g and
-// g + 8 from byte 4 t on, a[2] and a[3] those 16 bytes further.
+// d += a b^T, and d = a b^T, for 32 bytes of K, A [64, K] in registers: a[0] and a[1] are 4 bytes
+// of rows g and g + 8 from byte 4 t on, a[2] and a[3] those 16 bytes further.
 template <typename Operand, int N>
 struct WgmmaHeld;
+template <typename Operand, int N>
+struct WgmmaHeldAnew;
 
-#define CNN_ENGINE_N48                                                            \
-  CNN_ENGINE_N32                                                                  \
-  ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, " \
-  "%47"
 #define CNN_ENGINE_N96                                                                           \
   CNN_ENGINE_N64                                                                                 \
   ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, " \
   "%82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
-#define CNN_ENGINE_WGMMA_HELD(Operand, n, types, numbers, a0, a1, a2, a3, b_number, ...)       \
-  template <>                                                                                  \
-  struct WgmmaHeld<Operand, n> {                                                               \
-    static __device__ void multiply(float (&d)[n / 2], const std::uint32_t (&a)[4],            \
-                                    std::uint64_t b) {                                         \
-      asm volatile(                                                                            \
-          "{\n.reg .pred p;\nsetp.eq.u32 p, 0, 0;\nwgmma.mma_async.sync.aligned.m64n" #n types \
-          " {" numbers "}, {%" #a0 ", %" #a1 ", %" #a2 ", %" #a3 "}, %" #b_number              \
-          ", p, 1, 1, 0;\n}"                                                                   \
-          : __VA_ARGS__                                                                        \
-          : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b)                                 \
-          : "memory");                                                                         \
-    }                                                                                          \
+// `adds`: how 0 compares with 0 where d is added to.
+#define CNN_ENGINE_WGMMA_HELD(Name, adds, Operand, n, types, numbers, a0, a1, a2, a3, b_number,  \
+                              ...)                                                               \
+  template <>                                                                                    \
+  struct Name<Operand, n> {                                                                      \
+    static __device__ void multiply(float (&d)[n / 2], const std::uint32_t (&a)[4],              \
+                                    std::uint64_t b) {                                           \
+      asm volatile("{\n.reg .pred p;\nsetp." adds                                                \
+                   ".u32 p, 0, 0;\nwgmma.mma_async.sync.aligned.m64n" #n types " {" numbers      \
+                   "}, {%" #a0 ", %" #a1 ", %" #a2 ", %" #a3 "}, %" #b_number ", p, 1, 1, 0;\n}" \
+                   : __VA_ARGS__                                                                 \
+                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b)                          \
+                   : "memory");                                                                  \
+    }                                                                                            \
   };
+#define CNN_ENGINE_WGMMA_HELD_96(Name, adds, Operand, types)                                \
+  CNN_ENGINE_WGMMA_HELD(Name, adds, Operand, 96, types, CNN_ENGINE_N48, 48, 49, 50, 51, 52, \
+                        CNN_ENGINE_D16(0), CNN_ENGINE_D16(16), CNN_ENGINE_D16(32))
 #define CNN_ENGINE_WGMMAS_HELD(Operand, types)                                                     \
-  CNN_ENGINE_WGMMA_HELD(Operand, 96, types, CNN_ENGINE_N48, 48, 49, 50, 51, 52, CNN_ENGINE_D16(0), \
-                        CNN_ENGINE_D16(16), CNN_ENGINE_D16(32))                                    \
-  CNN_ENGINE_WGMMA_HELD(Operand, 192, types, CNN_ENGINE_N96, 96, 97, 98, 99, 100,                  \
+  CNN_ENGINE_WGMMA_HELD_96(WgmmaHeld, "eq", Operand, types)                                        \
+  CNN_ENGINE_WGMMA_HELD(WgmmaHeld, "eq", Operand, 192, types, CNN_ENGINE_N96, 96, 97, 98, 99, 100, \
                         CNN_ENGINE_D64(0), CNN_ENGINE_D16(64), CNN_ENGINE_D16(80))
 CNN_ENGINE_WGMMAS_HELD(__half, "k16.f32.f16.f16")
 CNN_ENGINE_WGMMAS_HELD(__nv_bfloat16, "k16.f32.bf16.bf16")
+CNN_ENGINE_WGMMA_HELD_96(WgmmaHeldAnew, "ne", __half, "k16.f32.f16.f16")
 
 // Asks for the products of 128 bytes of K.
 template <typename Operand, int N>

@@ -6,8 +6,9 @@
 // are float32, in a fixed order: the same bits in every run.
 //
 // Layouts: x [N,H,W,C], residual [N,H,W,outputs] (may be null), y [N,H,W,outputs] in float16 or
-// bfloat16, as the weights are packed; b1 [K], b2 [outputs], each or null, float32. The shape is
-// the first product's, a convolution of 1x1: K is what lies between.
+// bfloat16, as the weights are packed, or float32, for operands of 32 bits, whose products are
+// exact to 24 bits both times; b1 [K], b2 [outputs], each or null, float32. The shape is the first
+// product's, a convolution of 1x1: K is what lies between.
 #pragma once
 
 #include "ops/conv2d_nhwc.h"
@@ -15,7 +16,7 @@
 namespace cnn_engine::cuda {
 
 // 1 where a device, by its number, makes both sooner together: GPUs of compute capability 9.0.
-std::int64_t mlp_takes(const Conv2dShape& shape, int outputs, int device);
+std::int64_t mlp_takes(const Conv2dShape& shape, int outputs, Conv2dOperands operands, int device);
 std::int64_t mlp_packed(const Conv2dShape& shape, int outputs, Conv2dOperands, int);  // bytes
 // What it wrote is complete on return.
 void mlp_pack(const float* first,   // [K, C]

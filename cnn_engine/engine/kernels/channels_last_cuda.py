@@ -104,7 +104,7 @@ def _shape(node: Node, x: Value, weight: Value) -> tuple[Any, bool]:
     return _cpu.Conv2dShape(x.shape[0], features, 1, 1, outputs, 1, 1, 1, 1, 0, 0), False
 
 
-def _may_be_the_callers(value: str, graph: Graph) -> bool:
+def may_be_the_callers(value: str, graph: Graph) -> bool:
     """Whether a value may lie in the caller's memory, at any address: in an input or an output."""
     names = [value]
     while (maker := graph.producers.get(names[-1])) is not None and maker.op.kind == "reshape":
@@ -129,9 +129,12 @@ def compiled_for(node: Node, graph: Graph, device: Any) -> str:
         alone = residual is None and not has_prologue(node)
         if alone and kernels.conv2d_nhwc_wgmma_planar_takes(*how):
             return "conv2d_nhwc_wgmma_planar"
-    elif x.stored == ("" if wide else node.op.operands) and kernels.conv2d_nhwc_wgmma_takes(*how):
-        if not (wide and _may_be_the_callers(node.inputs[0], graph)):
-            return "conv2d_nhwc_wgmma"
+    elif (
+        x.stored == ("" if wide else node.op.operands)
+        and kernels.conv2d_nhwc_wgmma_takes(*how)
+        and not (wide and may_be_the_callers(node.inputs[0], graph))
+    ):
+        return "conv2d_nhwc_wgmma"
     return "conv2d_nhwc"
 
 

@@ -14,7 +14,15 @@ from ...devices import Buffer
 from ...graph.graph import Graph, Node, Value
 from ...operators.channels_last import MaxPool2dNhwc
 from .channels_last import activation_of, expansion_of, function_of, not_compiled, shape_of
-from .channels_last_cuda import compiled_for, convolution_of, operands_of, own_type, pack_on, ranked
+from .channels_last_cuda import (
+    compiled_for,
+    convolution_of,
+    may_be_the_callers,
+    operands_of,
+    own_type,
+    pack_on,
+    ranked,
+)
 from .convolution import limits
 from .kernel import Bound, Call, Kernel, brought, stored, storing
 
@@ -136,14 +144,19 @@ def joins(device: Any, graph: Graph, first: Node, second: Node, third: Node | No
         graph.values[name] for name in (first.inputs[0], *(n.outputs[0] for n in nodes[1:]))
     )
     residual = [graph.values[name] for name in second.inputs[3:4] if name is not None]
-    stored_as = {value.stored for value in (x, y, *z, *residual)} | {n.op.operands for n in nodes}
-    if len(stored_as) != 1 or "" in stored_as:
+    stored_as, own = {value.stored for value in (x, y, *z, *residual)}, own_type(first)
+    if first.op.operands is None or stored_as != {own}:
+        return False
+    if any(node.op.operands != first.op.operands for node in nodes):
+        return False
+    if not own and any(may_be_the_callers(value.name, graph) for value in (x, y, *residual)):
         return False
     if _is_mlp(first.op, graph.values[first.inputs[1]]):
         shape = _window_of(first.op, *graph.inputs_of(first)[:2])
-        takes = bool(device.kernels.mlp_takes(shape, y.shape[3], device.index))
+        how = shape, y.shape[3], operands_of(first), device.index
+        takes = bool(device.kernels.mlp_takes(*how))
         return _is_gelu(first.op.activation) and is_clamp(second.op.activation) and takes
-    if not all(is_clamp(node.op.activation) for node in nodes):
+    if not own or not all(is_clamp(node.op.activation) for node in nodes):
         return False
     how = _window_of(first.op, *graph.inputs_of(first)[:2]), y.shape[3], z[0].shape[3] if z else 0
     return bool(device.kernels.bottleneck_takes(*how, device.index))
@@ -167,8 +180,8 @@ def _no_mlp(node: Node, graph: Graph) -> str | None:
     op = node.op
     if not _is_mlp(op, graph.inputs_of(node)[1]) or not _is_gelu(op.inner):
         return "expected a product over channels and gelu first"
-    if graph.inputs_of(node)[0].stored != op.operands:
-        return "expected images in 16 bits, in the type that weights are rounded to"
+    if graph.inputs_of(node)[0].stored != own_type(node):
+        return "expected images as what is multiplied is stored"
     weights = replace(node, inputs=node.inputs[:5])
     return not_compiled(weights, graph, op.inner, op.activation)
 
