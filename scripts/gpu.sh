@@ -8,7 +8,8 @@
 # CNN_ENGINE_TEST_DATA   the real data; tests that need it skip without
 # SANITIZE      test files for the sanitizers (default: every test of a kernel), SANITIZE_JOBS processes at a time
 #
-# SHARD         K/N: of low-batch and models, the K-th of N parts (default: 1/1); merge them with --merge
+# SHARD         K/N: of test, low-batch and models, the K-th of N parts (default: 1/1); merge the latter with --merge
+# WORKERS       processes of test, which needs pytest-xdist for several (default: 1)
 # MODELS        folder of exported networks, which steps share (default: $OUT/networks)
 # LIMIT         seconds after which low-batch, autotuned, strangers and sizes begin nothing more (default: 500)
 #
@@ -35,8 +36,18 @@ build() {  # for the GPU that is here, into this folder
   python3 -m cnn_engine.doctor | tee "$OUT/doctor.txt"
 }
 
-run_tests() {
-  python3 -m pytest -q -m gpu -p no:cacheprovider 2>&1 | tee "$OUT/test.txt" | tail -n 25
+run_tests() {  # those that look at times come behind all others, with the first part
+  local part="${shard%/*}" parts="${shard#*/}" workers="${WORKERS:-1}" files all=(tests/test_*.py)
+  mapfile -t files < <(printf '%s\n' "${all[@]}" | awk "NR % $parts == $part % $parts")
+  tests_of() {
+    python3 -m pytest -q -p no:cacheprovider "${@:2}" 2>&1 | tee "$OUT/$1.txt" | tail -n 25
+  }
+  if [ "$workers" = 1 ]; then
+    tests_of "test-$part" -m gpu "${files[@]}"
+    return
+  fi
+  tests_of "test-$part" -m "gpu and not alone" -n "$workers" --dist worksteal "${files[@]}"
+  if [ "$part" = 1 ]; then tests_of test-alone -m "gpu and alone"; fi
 }
 
 operators=(tests/test_{kernel_rows,conv2d,reduce,copy_nd,stored_functions,norm,unary,binary,elementwise,softmax}.py

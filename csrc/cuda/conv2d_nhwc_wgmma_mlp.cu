@@ -43,7 +43,7 @@ const char* why_not_halves(const Conv2dShape& shape, int outputs) {
   return nullptr;
 }
 
-// Float32's kernel takes tf32, too: of these numbers its products are no slower.
+// Float32's kernel takes tf32, too, whose products of its own would be no faster beside gelu.
 bool is_clustered(Conv2dOperands operands) { return !wgmma::has_16_bits(operands); }
 
 const char* why_not(const Conv2dShape& shape, int outputs, Conv2dOperands operands) {

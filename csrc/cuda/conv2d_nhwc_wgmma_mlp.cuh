@@ -1,5 +1,5 @@
-// The kernel of mlp: two products over channels with gelu between them, whose hidden channels are
-// in registers alone.
+// The kernel of mlp of 16 bits: two products over channels with gelu between them, whose hidden
+// channels are in registers alone.
 //
 // D [places, filters], unlike conv2d_nhwc_wgmma's: what a warpgroup holds of the first product,
 // rounded, is the second one's first operand as it lies (wgmma.cuh). A tile is 64 places for each

@@ -90,6 +90,7 @@ struct Block {
   static constexpr int kHiddenScales = kFirstScales + kMostRounds * kRound * 4;
   static constexpr int kBarriers = kHiddenScales + kGroups * kPlaces * 4;
   static constexpr int kBytes = kBarriers + 8 * (2 * kGroups * kStages + kChunks + 3);
+  // Units of two batches of the second product are held at once (ask_batch).
   static_assert(kBytes <= 227 * 1024 && kStages >= 4);
   static_assert(kCluster * kOwnEights * kEightBytes == kHidden);
 };

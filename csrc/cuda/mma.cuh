@@ -94,7 +94,7 @@ __device__ inline void wait_for_copies() {
 
 // Has a number come to the first-level cache, which no one waits for.
 __device__ inline void touch(const float* at) {
-  float unused;
+  [[maybe_unused]] float unused;
   asm volatile("ld.global.f32 %0, [%1];" : "=f"(unused) : "l"(at));
 }
 

@@ -152,10 +152,10 @@ def joins(device: Any, graph: Graph, first: Node, second: Node, third: Node | No
     if not own and any(may_be_the_callers(value.name, graph) for value in (x, y, *residual)):
         return False
     if _is_mlp(first.op, graph.values[first.inputs[1]]):
+        if not _is_gelu(first.op.activation) or not is_clamp(second.op.activation):
+            return False
         shape = _window_of(first.op, *graph.inputs_of(first)[:2])
-        how = shape, y.shape[3], operands_of(first), device.index
-        takes = bool(device.kernels.mlp_takes(*how))
-        return _is_gelu(first.op.activation) and is_clamp(second.op.activation) and takes
+        return bool(device.kernels.mlp_takes(shape, y.shape[3], operands_of(first), device.index))
     if not own or not all(is_clamp(node.op.activation) for node in nodes):
         return False
     how = _window_of(first.op, *graph.inputs_of(first)[:2]), y.shape[3], z[0].shape[3] if z else 0
