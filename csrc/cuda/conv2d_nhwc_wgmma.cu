@@ -135,10 +135,8 @@ auto scales_at(Void* packed, std::int64_t bytes, Conv2dOperands operands) {
 
 // For compensated(): what sums of taps of so many channels lose, measured on an H100.
 float cut_off_of(int channels) {
-  return cut_off_for(channels <= 16   ? 0.63f
-                     : channels <= 32 ? 0.75f
-                     : channels <= 48 ? 0.8f
-                                      : 0.9f);
+  const float lost = channels <= 16 ? 0.63f : channels <= 32 ? 0.75f : channels <= 48 ? 0.8f : 0.9f;
+  return cut_off_for(lost);
 }
 
 // What is summed; `other` may be null. With `beside` its filters follow the first's.
