@@ -1,10 +1,10 @@
 // bottleneck: what it takes, how images are parted into tiles, and its launch.
 #include <algorithm>
-#include <limits>
 #include <string>
 
 #include "cuda/conv2d_nhwc_wgmma_bottleneck.cuh"
 #include "cuda/conv2d_nhwc_wgmma_map.h"
+#include "cuda/halves.h"
 #include "cuda/launch.cuh"
 #include "cuda/strided.cuh"
 #include "ops/bottleneck.h"
@@ -49,14 +49,6 @@ std::int64_t next_bytes(int shares) {
   return std::int64_t{kExpansion} * shares * shares * kUnitBytes;
 }
 
-// Calls body(a null pointer to the type of 16 bits).
-template <typename Body>
-void with_halves(Conv2dOperands operands, const Body& body) {
-  if (operands == Conv2dOperands::float16) return body(static_cast<__half*>(nullptr));
-  if (operands == Conv2dOperands::bfloat16) return body(static_cast<__nv_bfloat16*>(nullptr));
-  throw std::invalid_argument("bottleneck: expected float16 or bfloat16");
-}
-
 // Calls body(kernel, bytes of shared memory) with the kernel made ready.
 template <typename T, bool Reduces, typename Body>
 void with_kernel(int shares, const Body& body) {
@@ -98,12 +90,6 @@ Bottleneck parted(const Conv2dShape& shape) {
   return p;
 }
 
-Clamp clamp_of(UnaryFunction function, float alpha, float beta) {
-  if (function == UnaryFunction::relu) return {0.0f, std::numeric_limits<float>::infinity()};
-  if (function == UnaryFunction::clip) return {alpha, beta};
-  throw std::invalid_argument("bottleneck: expected relu or clip");
-}
-
 }  // namespace
 }  // namespace bottlenecks
 
@@ -130,20 +116,18 @@ void bottleneck_pack(const float* first, const float* second, const float* third
                      Stream stream) {
   const std::int64_t bytes = bottleneck_packed(shape, outputs, reduced, operands, 0);
   const int shares = bottlenecks::shares_of(shape, outputs, reduced);
-  bottlenecks::with_halves(operands, [&](auto* type) {
+  with_halves("bottleneck", operands, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
     char *const to = static_cast<char*>(packed), *const next =
                                                      to + bottlenecks::first_bytes(shares);
     // Blocks have zeros for filters and outputs beyond the last.
     CUDA_CHECK(cudaMemsetAsync(to, 0, bytes, stream));
-    const auto products = [](int channels, int filters) {
-      return Conv2dShape{1, channels, 1, 1, filters, 1, 1, 1, 1, 0, 0};
-    };
     wgmma::launch_pack<T>(first, to, shape, shares, stream);
-    wgmma::launch_pack<T>(second, next, products(shape.k, outputs), shares, stream);
+    wgmma::launch_pack<T>(second, next, wgmma::product_over(shape.k, outputs), shares, stream);
     if (reduced > 0) {
       wgmma::launch_pack<T>(third, next + bottlenecks::next_bytes(shares),
-                            products(outputs, reduced), bottlenecks::kExpansion * shares, stream);
+                            wgmma::product_over(outputs, reduced), bottlenecks::kExpansion * shares,
+                            stream);
     }
   });
   // The kernel reads them before it waits for the kernels before it.
@@ -166,10 +150,11 @@ void bottleneck(const void* x, const void* packed, const float* first_bias,
   }
   const int shares = bottlenecks::shares_of(shape, outputs, reduced);
   const bottlenecks::Bottleneck tiled = bottlenecks::parted(shape);
-  const wgmma::Clamp first_clamp = bottlenecks::clamp_of(inner, inner_alpha, inner_beta),
-                     second_clamp = bottlenecks::clamp_of(outer, outer_alpha, outer_beta),
-                     third_clamp = bottlenecks::clamp_of(after, after_alpha, after_beta);
-  bottlenecks::with_halves(operands, [&](auto* type) {
+  constexpr char kExpected[] = "bottleneck: expected relu or clip";
+  const wgmma::Clamp first_clamp = wgmma::clamp_of(inner, inner_alpha, inner_beta, kExpected),
+                     second_clamp = wgmma::clamp_of(outer, outer_alpha, outer_beta, kExpected),
+                     third_clamp = wgmma::clamp_of(after, after_alpha, after_beta, kExpected);
+  with_halves("bottleneck", operands, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
     const std::int64_t places = std::int64_t{shape.h} * shape.w;
     for_each_part_of_batch(shape.n, places, [&](std::int64_t before, int images) {

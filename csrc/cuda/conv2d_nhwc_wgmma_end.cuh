@@ -1,6 +1,9 @@
 // How convolutions that wgmma multiplies end: sums to shared memory, functions, pieces of rows.
 #pragma once
 
+#include <limits>
+#include <stdexcept>
+
 #include "cuda/conv2d_nhwc_wgmma_product.h"
 #include "cuda/mma.cuh"
 #include "cuda/rounded.cuh"
@@ -104,6 +107,12 @@ struct Clamp {
     for (int i = 0; i < 4; ++i) value[i] = clamp(value[i], low, high);
   }
 };
+// What a function is that limits values alone; else throws what was expected.
+inline Clamp clamp_of(UnaryFunction function, float alpha, float beta, const char* expected) {
+  if (function == UnaryFunction::relu) return {0.0f, std::numeric_limits<float>::infinity()};
+  if (function == UnaryFunction::clip) return {alpha, beta};
+  throw std::invalid_argument(expected);
+}
 template <UnaryFunction kFunction>
 struct Rounded {
   float alpha;

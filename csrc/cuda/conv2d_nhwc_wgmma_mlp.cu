@@ -1,11 +1,11 @@
 // mlp: what it takes, and its launch.
 #include <algorithm>
-#include <limits>
 #include <string>
 
 #include "cuda/conv2d_nhwc_wgmma_map.h"
 #include "cuda/conv2d_nhwc_wgmma_mlp.cuh"
 #include "cuda/conv2d_nhwc_wgmma_mlp.h"
+#include "cuda/halves.h"
 #include "cuda/launch.cuh"
 #include "cuda/strided.cuh"
 
@@ -27,10 +27,7 @@ int width_of(const Conv2dShape& shape, int outputs) {
 
 const char* why_not(const Conv2dShape& shape) {
   if (shape.groups != 1) return "one group";
-  if (shape.r * shape.s * shape.stride_h * shape.stride_w != 1 ||
-      shape.pad_top + shape.pad_left + shape.pad_bottom + shape.pad_right != 0) {
-    return "a kernel of 1x1, one place apart, without padding";
-  }
+  if (!wgmma::is_tiled(shape)) return "a kernel of 1x1, one place apart, without padding";
   return nullptr;
 }
 
@@ -43,7 +40,7 @@ const char* why_not_halves(const Conv2dShape& shape, int outputs) {
   return nullptr;
 }
 
-// Float32's kernel takes tf32, too, whose products of its own would be no faster beside gelu.
+// Float32's kernel takes tf32, too.
 bool is_clustered(Conv2dOperands operands) { return !wgmma::has_16_bits(operands); }
 
 const char* why_not(const Conv2dShape& shape, int outputs, Conv2dOperands operands) {
@@ -72,14 +69,6 @@ double time_of(const Conv2dShape& shape, int outputs, int multiprocessors) {
   return 3.0 + divided(tiles, multiprocessors) * (1.5 + shape.k / kHidden * step);
 }
 
-// Calls body(a null pointer to the type of 16 bits).
-template <typename Body>
-void with_halves(Conv2dOperands operands, const Body& body) {
-  if (operands == Conv2dOperands::float16) return body(static_cast<__half*>(nullptr));
-  if (operands == Conv2dOperands::bfloat16) return body(static_cast<__nv_bfloat16*>(nullptr));
-  throw std::logic_error("mlp: expected float16 or bfloat16");
-}
-
 template <typename T, int Width>
 void launch_width(const Mlp& p, const CUtensorMap& images, const CUtensorMap& residuals,
                   const CUtensorMap& results, int multiprocessors, Stream stream) {
@@ -95,7 +84,7 @@ void run(const MlpCall& call, Conv2dOperands operands) {
   int device = 0;
   CUDA_CHECK(cudaGetDevice(&device));
   const int multiprocessors = wgmma::multiprocessors_of(device);
-  with_halves(operands, [&](auto* type) {
+  with_halves("mlp", operands, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
     const std::int64_t places = std::int64_t{shape.h} * shape.w;
     for_each_part_of_batch(shape.n, places, [&](std::int64_t before, int images) {
@@ -109,7 +98,7 @@ void run(const MlpCall& call, Conv2dOperands operands) {
       p.tiles = wgmma::divided(p.rows, kGroups * kPlaces);
       p.steps = shape.k / kHidden;
       p.outputs = call.outputs;
-      p.outer = {call.low, call.high};
+      p.outer = call.outer;
       p.overflow = call.overflow;
       if (p.tiles == 0) return;
       const auto map = [&](const void* rows, int columns) {
@@ -159,12 +148,11 @@ void mlp_pack(const float* first, const float* second, void* packed, const Conv2
   if (mlps::is_clustered(operands)) {
     mlp_clusters::pack(first, second, packed, shape, outputs, stream);
   } else {
-    mlps::with_halves(operands, [&](auto* type) {
+    with_halves("mlp", operands, [&](auto* type) {
       using T = std::remove_pointer_t<decltype(type)>;
       const auto pack = [&](const float* weight, char* to, int channels, int filters) {
-        const Conv2dShape product{1, channels, 1, 1, filters, 1, 1, 1, 1, 0, 0};
-        wgmma::launch_pack<T>(weight, to, product, wgmma::divided(channels, wgmma::kFilters),
-                              stream);
+        wgmma::launch_pack<T>(weight, to, wgmma::product_over(channels, filters),
+                              wgmma::divided(channels, wgmma::kFilters), stream);
       };
       char* const to = static_cast<char*>(packed);
       pack(first, to, shape.c, shape.k);
@@ -185,22 +173,10 @@ void mlp(const void* x, const void* packed, const float* first_bias, const float
       throw std::invalid_argument("mlp: expected addresses that are multiples of 16");
     }
   }
-  if (outer != UnaryFunction::relu && outer != UnaryFunction::clip) {
-    throw std::invalid_argument("mlp: expected relu or clip behind the sums");
-  }
-  const bool is_relu = outer == UnaryFunction::relu;
-  const MlpCall call = {x,
-                        packed,
-                        first_bias,
-                        second_bias,
-                        residual,
-                        y,
-                        shape,
-                        outputs,
-                        is_relu ? 0.0f : alpha,
-                        is_relu ? std::numeric_limits<float>::infinity() : beta,
-                        overflow,
-                        stream};
+  const wgmma::Clamp clamp =
+      wgmma::clamp_of(outer, alpha, beta, "mlp: expected relu or clip behind the sums");
+  const MlpCall call = {x,     packed,  first_bias, second_bias, residual, y,
+                        shape, outputs, clamp,      overflow,    stream};
   if (mlps::is_clustered(operands)) return mlp_clusters::run(call);
   mlps::run(call, operands);
 }

@@ -2,6 +2,7 @@
 // clusters of blocks (conv2d_nhwc_wgmma_mlp_cluster.cuh).
 #pragma once
 
+#include "cuda/conv2d_nhwc_wgmma_end.cuh"
 #include "ops/mlp.h"
 
 namespace cnn_engine::cuda {
@@ -14,7 +15,7 @@ struct MlpCall {
   void* y;
   Conv2dShape shape;
   int outputs;
-  float low, high;  // what results are clamped to
+  wgmma::Clamp outer;
   Overflow overflow;
   Stream stream;
 };

@@ -22,11 +22,6 @@ bool with_block(int channels, const Body& body) {
   return false;
 }
 
-// A product over channels as its weights are packed.
-Conv2dShape product_of(int channels, int filters) {
-  return {1, channels, 1, 1, filters, 1, 1, 1, 1, 0, 0};
-}
-
 // One thread packs 16 bytes: units one after another, as a round's warpgroup multiplies by them.
 template <int Width>
 __global__ void mlp_cluster_pack_kernel(const float* __restrict__ first,   // [hidden, Width]
@@ -83,17 +78,24 @@ Packed packed_of(const Conv2dShape& shape, int outputs) {
     packed.units = std::int64_t{shape.k / kRound} * decltype(block)::kRoundBytes;
   });
   packed.scales = padded_filters(shape);
-  packed.bytes = packed.units + 4 * (packed.scales + padded_filters(product_of(shape.k, outputs)));
+  packed.bytes =
+      packed.units + 4 * (packed.scales + padded_filters(product_over(shape.k, outputs)));
   return packed;
 }
 
-// Clusters that the device has room for at once.
-template <int Width>
-int clusters_of() {
-  const auto kernel = mlp_cluster_kernel<Width>;
-  make_ready(kernel, Block<Width>::kBytes);
+// The kernel of such blocks, ready to be launched.
+template <typename At>
+auto kernel_of() {
+  const auto kernel = mlp_cluster_kernel<At::kWidth>;
+  make_ready(kernel, At::kBytes);
   allow_large_clusters(kernel);
-  return clusters_at_once(kernel, Block<Width>::kCluster, kThreads, Block<Width>::kBytes);
+  return kernel;
+}
+
+// Hidden channels of a block, in kRounds.
+template <typename At>
+int rounds_of(const Conv2dShape& shape) {
+  return shape.k / kRound / At::kCluster;
 }
 
 }  // namespace
@@ -116,12 +118,13 @@ double time_of(const Conv2dShape& shape, int multiprocessors) {
   double time = std::numeric_limits<double>::infinity();
   with_block(shape.c, [&](auto block) {
     using At = decltype(block);
-    constexpr int kWidth = At::kChunks * kChunk;
-    static const int clusters = clusters_of<kWidth>();
+    static const int clusters =  // that the device has room for at once
+        clusters_at_once(kernel_of<At>(), At::kCluster, kThreads, At::kBytes);
     if (clusters == 0) return;
     // Fitted to launches of 1 to 20 images on an H200, of four times as many hidden channels.
-    const int rounds = shape.k / kRound / At::kCluster;
-    const double turn = kWidth == 96 ? 1.2 + 3.8 * rounds : kWidth == 192 ? 7.4 : 11.8;
+    const double turn = At::kWidth == 96    ? 1.2 + 3.8 * rounds_of<At>(shape)
+                        : At::kWidth == 192 ? 7.4
+                                            : 11.8;
     const int tiles = divided(std::int64_t{shape.n} * shape.h * shape.w, kPlaces);
     const int most = std::min(clusters, std::max(1, multiprocessors / At::kCluster));
     time = 0.6 + divided(tiles, most) * turn;
@@ -138,13 +141,14 @@ void pack(const float* first, const float* second, void* packed, const Conv2dSha
   const Packed at = packed_of(shape, outputs);
   float* const first_scales = reinterpret_cast<float*>(static_cast<char*>(packed) + at.units);
   float* const second_scales = first_scales + at.scales;
-  launch_scales<float>(first, first_scales, product_of(shape.c, shape.k), false, stream);
-  launch_scales<float>(second, second_scales, product_of(shape.k, outputs), false, stream);
+  launch_scales<float>(first, first_scales, product_over(shape.c, shape.k), false, stream);
+  launch_scales<float>(second, second_scales, product_over(shape.k, outputs), false, stream);
   with_block(shape.c, [&](auto block) {
-    constexpr int kWidth = decltype(block)::kChunks * kChunk;
     const std::int64_t pieces = at.units / 16;
-    mlp_cluster_pack_kernel<kWidth><<<blocks_for(pieces), kBlockThreads, 0, stream>>>(
-        first, second, first_scales, second_scales, static_cast<__half*>(packed), shape.k, pieces);
+    mlp_cluster_pack_kernel<decltype(block)::kWidth>
+        <<<blocks_for(pieces), kBlockThreads, 0, stream>>>(
+            first, second, first_scales, second_scales, static_cast<__half*>(packed), shape.k,
+            pieces);
     CUDA_CHECK_LAUNCH("mlp_cluster_pack_kernel");
   });
 }
@@ -166,7 +170,7 @@ void run(const MlpCall& call) {
     p.rows = static_cast<int>(images * places);
     p.first_cut_off = kFirstCutOff;
     p.second_cut_off = kSecondCutOff;
-    p.outer = {call.low, call.high};
+    p.outer = call.outer;
     if (p.rows == 0) return;
     // As many places a tile as fill it evenly.
     const int tiles = divided(p.rows, kPlaces);
@@ -176,13 +180,9 @@ void run(const MlpCall& call) {
                            kPlaces, CU_TENSOR_MAP_SWIZZLE_128B);
     with_block(shape.c, [&](auto block) {
       using At = decltype(block);
-      constexpr int kWidth = At::kChunks * kChunk;
-      const auto kernel = mlp_cluster_kernel<kWidth>;
-      make_ready(kernel, At::kBytes);
-      allow_large_clusters(kernel);
-      p.rounds = shape.k / kRound / At::kCluster;
-      launch("mlp_cluster_kernel", kernel, dim3(tiles, 1, At::kCluster), dim3(kThreads), At::kBytes,
-             call.stream, At::kCluster, map, p);
+      p.rounds = rounds_of<At>(shape);
+      launch("mlp_cluster_kernel", kernel_of<At>(), dim3(tiles, 1, At::kCluster), dim3(kThreads),
+             At::kBytes, call.stream, At::kCluster, map, p);
     });
   });
 }

@@ -54,6 +54,7 @@ struct Mlp {
 // block's shared memory.
 template <int Width>
 struct Block {
+  static constexpr int kWidth = Width;
   static constexpr int kCluster = Width <= 96 ? 2 : Width <= 192 ? 8 : 16;
   static constexpr int kMostRounds = Width <= 96 ? 4 : 1;  // of a block: more find no registers
   static constexpr int kChunks = Width / kChunk;

@@ -30,6 +30,11 @@ inline int padded_filters(const Conv2dShape& shape) {
   return divided(shape.k, kFilters) * kFilters;
 }
 
+// A product over so many channels, as its weights are packed.
+inline Conv2dShape product_over(int channels, int filters) {
+  return {1, channels, 1, 1, filters, 1, 1, 1, 1, 0, 0};
+}
+
 // Whether a device has wgmma, and the kernels were compiled for it.
 bool runs_on(int device);
 int multiprocessors_of(int device);

@@ -144,10 +144,10 @@ def joins(device: Any, graph: Graph, first: Node, second: Node, third: Node | No
         graph.values[name] for name in (first.inputs[0], *(n.outputs[0] for n in nodes[1:]))
     )
     residual = [graph.values[name] for name in second.inputs[3:4] if name is not None]
-    stored_as, own = {value.stored for value in (x, y, *z, *residual)}, own_type(first)
-    if first.op.operands is None or stored_as != {own}:
+    own, operands = own_type(first), {node.op.operands for node in nodes}
+    if {value.stored for value in (x, y, *z, *residual)} != {own}:
         return False
-    if any(node.op.operands != first.op.operands for node in nodes):
+    if len(operands) > 1 or None in operands:
         return False
     if not own and any(may_be_the_callers(value.name, graph) for value in (x, y, *residual)):
         return False
