@@ -30,6 +30,9 @@ constexpr std::int64_t fewest_in_tiles(int side) { return side == 7 ? 170'000 : 
 constexpr std::int64_t fewest_in_boxes(int side) { return side == 7 ? 0 : 300'000; }
 constexpr std::int64_t kManyInBoxes = 1'000'000;
 
+// Boxes that a multiprocessor has at least.
+constexpr int kBoxesBesideEachOther = 3;
+
 // Places of an image up to which gates that read means of boxes are sooner ready: more of them are
 // more parts.
 constexpr std::int64_t kMostPlacesOfMeans = 28 * 28;
@@ -99,10 +102,12 @@ void launch_boxes(Depthwise<float> d, const Conv2dShape& p, Stream stream) {
   d.by_groups = Divisor(groups);
   d.by_runs = Divisor(columns);
   d.by_rows = Divisor(rows);
-  launch("launch of conv2d_nhwc_depthwise_box_kernel",
-         conv2d_nhwc_depthwise_box_kernel<Side, Stride, Rows, Means>,
-         static_cast<unsigned>(std::int64_t{p.n} * rows * columns * groups), Box::kThreads, 0,
-         stream, 1,
+  const std::int64_t blocks = std::int64_t{p.n} * rows * columns * groups;
+  const int bytes = spread_bytes(Box::kBytes, blocks, kBoxesBesideEachOther) - Box::kBytes;
+  const auto kernel = conv2d_nhwc_depthwise_box_kernel<Side, Stride, Rows, Means>;
+  make_ready(kernel, bytes);
+  launch("launch of conv2d_nhwc_depthwise_box_kernel", kernel, static_cast<unsigned>(blocks),
+         Box::kThreads, bytes, stream, 1,
          wgmma::map_of_boxes<float>(d.input, p, d.pitches.x, Box::kReadRows, Box::kReadColumns,
                                     CU_TENSOR_MAP_SWIZZLE_NONE),
          d, p);
@@ -178,6 +183,8 @@ void depthwise_means(const float* input, const void* packed, const float* bias, 
     d.bias = bias;
     d.output = output + first * image_out;
     d.pitches = {p.c, p.c, p.c};
+    d.out_h = p.out_h();
+    d.out_w = p.out_w();
     d.activation = {activation, alpha, beta};
     d.means = means + first * boxes_of(p) * p.c;
     d.scale = static_cast<float>(1.0 / (static_cast<double>(p.out_h()) * p.out_w()));
@@ -223,6 +230,8 @@ void conv2d_nhwc_depthwise(const void* input, const void* packed, const float* b
       }
       d.output = static_cast<T*>(output) + first * image_out * pitches.y;
       d.pitches = pitches;
+      d.out_h = p.out_h();
+      d.out_w = p.out_w();
       d.overflow = overflow;
       d.activation = {activation, alpha, beta};
       d.once = 1;

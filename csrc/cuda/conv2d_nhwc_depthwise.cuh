@@ -23,6 +23,7 @@ struct Depthwise {
   Overflow overflow;
   Activation activation;
   Divisor by_groups, by_runs, by_rows;  // groups of channels; runs of columns; rows, or strips
+  int out_h, out_w;                     // which a GPU would divide for
   int once;                             // 1
   float* means;                         // of boxes: [N, boxes of an image, C] or null
   float scale;                          // 1 / places

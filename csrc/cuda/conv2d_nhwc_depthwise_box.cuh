@@ -16,9 +16,35 @@ struct DepthwiseBox {
   static constexpr int kColumns = kBoxSide, kWarps = kBoxSide, kThreads = 32 * kWarps;
   static constexpr int kChannels = kRowBytes / 4, kRows = kWarps * Rows;  // of the box
   static constexpr int kReadColumns = (kColumns - 1) * Stride + Side;
-  static constexpr int kWarpRows = (Rows - 1) * Stride + Side;  // that a warp reads
   static constexpr int kReadRows = (kRows - 1) * Stride + Side;
+  static constexpr int kBytes = kReadRows * kReadColumns * kRowBytes;
 };
+
+// What a warp's lanes have of `Rows` rows of outputs, of which the first begins at `top` in the
+// box.
+template <int Side, int Stride, typename T, int Rows, int ReadColumns, int Columns>
+__device__ inline void sum_windows(const T (*box)[ReadColumns][32], int top, int lane,
+                                   const float (&weight)[Side * Side],
+                                   float (&sum)[Rows][Columns]) {
+#pragma unroll
+  for (int y = 0; y < (Rows - 1) * Stride + Side; ++y) {
+    float x[ReadColumns];
+#pragma unroll
+    for (int s = 0; s < ReadColumns; ++s) x[s] = widened(box[top + y][s][lane]);
+    // Row y is row r of the windows of the outputs' row (y - r) / Stride.
+#pragma unroll
+    for (int r = 0; r < Side; ++r) {
+      if (y < r || (y - r) % Stride != 0 || (y - r) / Stride >= Rows) continue;
+#pragma unroll
+      for (int j = 0; j < Columns; ++j) {
+        float& one = sum[(y - r) / Stride][j];
+        if (r == 0) one = 0.0f;
+#pragma unroll
+        for (int s = 0; s < Side; ++s) one = fmaf(x[j * Stride + s], weight[r * Side + s], one);
+      }
+    }
+  }
+}
 
 template <int Side, int Stride, int Rows, bool Means>
 __global__ void __launch_bounds__(DepthwiseBox<Side, Stride, Rows>::kThreads)
@@ -56,32 +82,15 @@ __global__ void __launch_bounds__(DepthwiseBox<Side, Stride, Rows>::kThreads)
   wait_for_phase(here, 0);
 
   float sum[Rows][At::kColumns];
-#pragma unroll
-  for (int y = 0; y < At::kWarpRows; ++y) {
-    float x[At::kReadColumns];
-#pragma unroll
-    for (int s = 0; s < At::kReadColumns; ++s) x[s] = box[warp * Rows * Stride + y][s][lane];
-    // Row y is row r of the windows of the outputs' row (y - r) / Stride.
-#pragma unroll
-    for (int r = 0; r < Side; ++r) {
-      if (y < r || (y - r) % Stride != 0 || (y - r) / Stride >= Rows) continue;
-#pragma unroll
-      for (int j = 0; j < At::kColumns; ++j) {
-        float& one = sum[(y - r) / Stride][j];
-        if (r == 0) one = 0.0f;
-#pragma unroll
-        for (int s = 0; s < Side; ++s) one = fmaf(x[j * Stride + s], weight[r * Side + s], one);
-      }
-    }
-  }
-  const int columns = p.out_w() - first_column;
+  sum_windows<Side, Stride>(box, warp * Rows * Stride, lane, weight, sum);
+  const int columns = d.out_w - first_column;
   float total = 0.0f;
 #pragma unroll
   for (int i = 0; i < Rows; ++i) {
     const int row = first_row + warp * Rows + i;
-    if (c >= p.c || row >= p.out_h()) break;
+    if (c >= p.c || row >= d.out_h) break;
     const std::int64_t at =
-        (static_cast<std::int64_t>(place.image) * p.out_h() + row) * p.out_w() + first_column;
+        (static_cast<std::int64_t>(place.image) * d.out_h + row) * d.out_w + first_column;
     float (&made)[At::kColumns] = sum[i];
 #pragma unroll
     for (int j = 0; j < At::kColumns; ++j) {

@@ -182,7 +182,7 @@ __global__ void __launch_bounds__(256, 3)
 #pragma unroll
     for (int i = 0; i < At::kSide * 4; ++i) {
       const int tile = 2 * t + i % 2, y = origin[tile][1] + i / 2 % At::kSide;
-      const bool some = origin[tile][0] >= 0 && y < p.out_h() && origin[tile][2] + g < p.out_w();
+      const bool some = origin[tile][0] >= 0 && y < d.out_h && origin[tile][2] + g < d.out_w;
       past |= some && is_past_float16(all[i]);
     }
     if (past) tell(d.overflow);
@@ -206,11 +206,11 @@ __global__ void __launch_bounds__(256, 3)
     const int y = origin[tile][1] + place / At::kSide % At::kSide;
     const int x = origin[tile][2] + place % At::kSide, image = origin[tile][0];
     const int c = first_channel + eight * 8, turn = tile / 2;
-    if (image < 0 || y >= p.out_h() || x >= p.out_w() || c >= p.c) continue;
+    if (image < 0 || y >= d.out_h || x >= d.out_w || c >= p.c) continue;
     uint4 v = *reinterpret_cast<const uint4*>(words + place * At::kPlacePitch + eight * 4);
     if (turn & 1) v = {v.y, v.z, v.w, v.x};
     if (turn & 2) v = {v.z, v.w, v.x, v.y};
-    const std::int64_t at = (static_cast<std::int64_t>(image) * p.out_h() + y) * p.out_w() + x;
+    const std::int64_t at = (static_cast<std::int64_t>(image) * d.out_h + y) * d.out_w + x;
     *reinterpret_cast<uint4*>(d.output + at * d.pitches.y + c) = v;
   }
 }

@@ -33,13 +33,13 @@ __global__ void __launch_bounds__(kDepthwiseThreads)
 
   const T* image = d.input + static_cast<std::int64_t>(place.image) * p.h * p.w * d.pitches.x + c;
   const std::int64_t line = static_cast<std::int64_t>(p.w) * d.pitches.x;
-  const int columns_out = p.out_w() - first, rows_out = p.out_h() - first_row;
+  const int columns_out = d.out_w - first, rows_out = d.out_h - first_row;
   // Places outside are read at the image's edge, and then taken as 0.
   int columns[kRead];
 #pragma unroll
   for (int s = 0; s < kRead; ++s) columns[s] = min(max(left + s, 0), p.w - 1) * d.pitches.x;
   const std::int64_t at =
-      (static_cast<std::int64_t>(place.image) * p.out_h() + first_row) * p.out_w() + first;
+      (static_cast<std::int64_t>(place.image) * d.out_h + first_row) * d.out_w + first;
   T* output = d.output + at * d.pitches.y + c;
 
   // A row is on its way while those before it are summed.
@@ -91,8 +91,8 @@ __global__ void __launch_bounds__(kDepthwiseThreads)
 #pragma unroll
         for (int v = 0; v < Width; ++v) made[j * Width + v] += bias.value[v];
         if (d.residual != nullptr && j < columns_out) {
-          const auto added = Channels<Width>::load(
-              d.residual + (at + row * p.out_w() + j) * d.pitches.residual + c);
+          const auto added =
+              Channels<Width>::load(d.residual + (at + row * d.out_w + j) * d.pitches.residual + c);
 #pragma unroll
           for (int v = 0; v < Width; ++v) made[j * Width + v] += added.value[v];
         }
@@ -104,7 +104,7 @@ __global__ void __launch_bounds__(kDepthwiseThreads)
         float one[Width];
 #pragma unroll
         for (int v = 0; v < Width; ++v) one[v] = made[j * Width + v];
-        T* const to = output + static_cast<std::int64_t>(row * p.out_w() + j) * d.pitches.y;
+        T* const to = output + static_cast<std::int64_t>(row * d.out_w + j) * d.pitches.y;
         if (j < columns_out) store_rounded(to, one, most, d.overflow);
       }
     }

@@ -105,8 +105,8 @@ __global__ void __launch_bounds__(kDepthwiseThreads)
       }
     }
 
-    const std::int64_t line = static_cast<std::int64_t>(place.image) * p.out_h() + place.row;
-    const std::int64_t at = line * p.out_w() + place.run;
+    const std::int64_t line = static_cast<std::int64_t>(place.image) * d.out_h + place.row;
+    const std::int64_t at = line * d.out_w + place.run;
 #pragma unroll
     for (int v = 0; v < Width; ++v) sum[v] += bias.value[v];
     if (d.residual != nullptr) {

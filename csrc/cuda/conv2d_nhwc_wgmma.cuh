@@ -475,9 +475,13 @@ void launch_tile(const Sources& from, Product p, const Choice& choice, Stream st
   p.at.received = take(received_bytes(Groups, Columns, p.split));
   p.at.scales = take(std::is_same_v<T, float> ? p.stages * Columns * 4 : 0);
   p.at.barriers = take(At::kStageBarriers * 8 * p.stages + 16);
-  make_ready(kernel, bytes);
   const dim3 grid((p.rows + Columns - 1) / Columns, (p.filters + kTileFilters - 1) / kTileFilters,
                   p.split);
+  // Of 32-bit parts, which take long; those of others gain more from the next launch beside them.
+  if constexpr (std::is_same_v<T, float>) {
+    bytes = spread_bytes(bytes, std::int64_t{1} * grid.x * grid.y * grid.z, 2);
+  }
+  make_ready(kernel, bytes);
   launch("conv2d_nhwc_wgmma_kernel", kernel, grid, dim3(At::kThreads), bytes, stream, p.split,
          map_of_images<Copied>(from.first, Columns), map_of_images<Copied>(from.second, Columns),
          residuals, p);

@@ -203,6 +203,9 @@ __global__ void __launch_bounds__(kThreads, 1)
       const int lane = thread % 32;
       if (lane < At::kCluster) arrive_cluster(cluster_address(all_read, lane));
     }
+    // All that arrived wait, some with nothing to wait for: racecheck comes back so.
+    __syncwarp();
+    if (helper <= kGroups) wait_at_cluster_barrier();
     return;
   }
 
@@ -258,7 +261,10 @@ __global__ void __launch_bounds__(kThreads, 1)
   const auto send = [&](int part) {
     constexpr int kEights = At::kColumns / 8;
     const int slot = rank * At::kOwnEights * kEightBytes + own_thread * 16;
-    if (part == 0) wait_for_cluster_phase(all_read, 0);
+    if (part == 0) {
+      wait_at_cluster_barrier();
+      wait_for_cluster_phase(all_read, 0);
+    }
     if (own_place >= places) return;
 #pragma unroll
     for (int i = 0; i < kEights; ++i) {

@@ -4,6 +4,7 @@
 
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstdint>
@@ -79,6 +80,19 @@ void make_ready(Kernel kernel, int bytes) {
   constexpr int kMuch = 32 * 1024;
   CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
   if (bytes > kMuch) keep_most_shared(kernel);
+}
+
+// Bytes of shared memory of which blocks that need `bytes` ask for, so that no more of them share a
+// multiprocessor than all their number makes, or `least`. Most multiprocessors are still taken when
+// a kernel starts early: its blocks would gather on those few that are free.
+inline int spread_bytes(int bytes, std::int64_t blocks, int least = 1) {
+  int device = 0, multiprocessors = 0, all = 0;
+  CUDA_CHECK(cudaGetDevice(&device));
+  CUDA_CHECK(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device));
+  CUDA_CHECK(cudaDeviceGetAttribute(&all, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device));
+  const std::int64_t together = (blocks + multiprocessors - 1) / multiprocessors;
+  const int more = static_cast<int>(all / (std::max<std::int64_t>(together, least) + 1));
+  return std::max(bytes, more);
 }
 
 // Lets a kernel be launched as clusters of more than eight blocks.
