@@ -181,6 +181,23 @@ class FakeTensorCores(FakeKernels):
         ctypes.memmove(means, of.ctypes.data, of.nbytes)
 
     @staticmethod
+    def depthwise_norm_takes(shape, stored, device) -> bool:
+        return False
+
+    @classmethod
+    def depthwise_norm(
+        cls, x, packed, bias, scale, shift, y, shape, epsilon, stored, told, stream
+    ) -> None:
+        channels = 2 * shape.weight_size * shape.output_size // shape.flops
+        pitches = _cpu.Conv2dPitches(channels, channels, channels)
+        none = _cpu.UnaryFunction.clip, -np.inf, np.inf
+        cls.conv2d_nhwc_depthwise(x, packed, bias, 0, y, shape, pitches, None, None, *none, stream)
+        rows = _cpu.NormalizeRowsShape(
+            shape.output_size // channels, 1, channels, 1, epsilon, True
+        )
+        _cpu.normalize_rows(y, scale, shift, y, 0, 0, rows, 1)
+
+    @staticmethod
     def linear_rows_packed(shape, operands, _stream) -> int:
         return 4 * shape.weight_size
 

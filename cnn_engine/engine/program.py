@@ -19,6 +19,7 @@ from . import fused, storage
 from .kernels import Kernel
 from .kernels.dense_layer import continues
 from .kernels.depthwise_means import makes_means
+from .kernels.depthwise_norm import normalizes
 from .kernels.joined_cuda import expands, joins, joins_stem, makes_block, pairs, pools, scales
 from .kernels.linear_layers import joins_layers
 from .kernels.mean_linear import averages
@@ -173,6 +174,7 @@ class Program:
                 graph = passes.fuse_neighbours(passes.fuse_sums(graph, takes), takes)
                 graph = passes.fuse_means(graph, partial(averages, device))
                 graph = passes.fuse_gate_means(graph, partial(makes_means, device))
+                graph = passes.fuse_depthwise_norms(graph, partial(normalizes, device))
             if stores:
                 graph = passes.fuse_inverted_residuals(graph, partial(makes_block, device))
                 graph = passes.fuse_expansions(graph, partial(expands, device))

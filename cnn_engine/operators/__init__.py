@@ -22,6 +22,7 @@ _FILES = (
     "copy",
     "dense_layer",
     "depthwise_means",
+    "depthwise_norm",
     "expand_depthwise",
     "gather",
     "inverted_residual",

@@ -16,6 +16,17 @@ __device__ inline void send_cluster(std::uint32_t to, std::uint32_t barrier, flo
 #endif
 }
 
+// Sends two, to an address that is a multiple of 8.
+__device__ inline void send_cluster(std::uint32_t to, std::uint32_t barrier, float a, float b) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1,%2}, [%3];" ::
+          "r"(to),
+      "f"(a), "f"(b), "r"(barrier)
+      : "memory");
+#endif
+}
+
 // Sends four, to an address that is a multiple of 16.
 __device__ inline void send_cluster(std::uint32_t to, std::uint32_t barrier, float a, float b,
                                     float c, float d) {

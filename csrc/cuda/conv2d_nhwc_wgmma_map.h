@@ -61,8 +61,8 @@ CUtensorMap map_of_rows(const void* x,  // [count, pitch]
   return map;
 }
 
-// Images of which a copy has so many rows and columns, 128 bytes of channels each.
-template <typename T>
+// Images of which a copy has so many rows, columns and channels: 128 bytes of them.
+template <typename T, int Channels = 128 / sizeof(T)>
 CUtensorMap map_of_boxes(const void* x,  // [N, H, W, pitch]
                          const Conv2dShape& p, int pitch, int rows, int columns,
                          CUtensorMapSwizzle swizzle = CU_TENSOR_MAP_SWIZZLE_128B) {
@@ -71,7 +71,7 @@ CUtensorMap map_of_boxes(const void* x,  // [N, H, W, pitch]
   const cuuint64_t row = pitch * sizeof(T);
   const cuuint64_t dims[] = {cuuint64_t(p.c), cuuint64_t(p.w), cuuint64_t(p.h), cuuint64_t(p.n)},
                    strides[] = {row, row * p.w, row * p.w * p.h};
-  const cuuint32_t box[] = {128 / sizeof(T), cuuint32_t(columns), cuuint32_t(rows), 1},
+  const cuuint32_t box[] = {Channels, cuuint32_t(columns), cuuint32_t(rows), 1},
                    steps[] = {1, 1, 1, 1};
   CUtensorMap map;
   check_map(encode(&map, kMapType<T>, 4, const_cast<void*>(x), dims, strides, box, steps,

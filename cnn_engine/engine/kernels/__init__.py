@@ -19,8 +19,8 @@ __all__ = [
 
 _FAMILIES = (
     "channels_last", "channels_last_cuda", "convolution", "copies", "dense_layer", "depthwise_means",
-    "joined_cuda", "linear_layers", "mean_linear", "movement", "norms", "pointwise", "pooling", "products",
-    "softmax", "reductions", "resizing", "whole", "openacc",
+    "depthwise_norm", "joined_cuda", "linear_layers", "mean_linear", "movement", "norms", "pointwise",
+    "pooling", "products", "softmax", "reductions", "resizing", "whole", "openacc",
 )  # fmt: skip
 
 TABLE: tuple[Kernel, ...] = tuple(

@@ -198,7 +198,10 @@ def _not_depthwise(node: Node, graph: Graph) -> str | None:
     return not_constant(node, graph)
 
 
-def _pack_depthwise(node: Node, graph: Graph, device: Any) -> Buffer:
+def pack_channels(node: Node, graph: Graph, device: Any) -> Buffer:
+    """Returns the weights of a node that convolves each channel by itself, complete, on the device."""
+    if node.op.kind != "conv2d_nhwc":
+        node = convolution_of(node)
     x, weight = graph.inputs_of(node)[:2]
     shape = shape_of(node, x, weight)
     nbytes = x.item_bytes * weight.size
@@ -292,7 +295,7 @@ def _forms(node: Node, graph: Graph, device: Any) -> Sequence[Kernel]:
 ROWS = [
     _row("conv2d_nhwc", "rows", _make_rows, _not_rows, _pack_rows, stores=storing(None, 0)),
     _row(
-        "conv2d_nhwc", "depthwise", _make_depthwise, _not_depthwise, _pack_depthwise,
+        "conv2d_nhwc", "depthwise", _make_depthwise, _not_depthwise, pack_channels,
         pitched=_IMAGES, stores=storing(*_IMAGES), alike=True,
     ),
     _row(

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...devices import Buffer
 from ...graph.graph import Graph, Node
 from .channels_last import activation_of, not_compiled, shape_of
-from .channels_last_cuda import convolution_of, pack_on
-from .kernel import Bound, Call, Kernel, stored
+from .channels_last_cuda import convolution_of, pack_channels
+from .kernel import Bound, Call, Kernel
 
 
 def makes_means(device: Any, graph: Graph, node: Node) -> int:
@@ -26,12 +25,6 @@ def _why_not(node: Node, graph: Graph) -> str | None:
     return not_compiled(node, graph, node.op.convolution.activation)
 
 
-def _prepare(node: Node, graph: Graph, device: Any) -> Buffer:
-    node, (x, weight) = convolution_of(node), graph.inputs_of(node)[:2]
-    shape, nbytes = shape_of(node, x, weight), 4 * weight.size
-    return pack_on(node, graph, device, nbytes, "conv2d_nhwc_depthwise_pack", shape, stored(x))
-
-
 def _make(call: Call) -> Bound:
     node, bias = convolution_of(call.node), (*call.at[2:], 0)[0]
     return call.native(
@@ -42,7 +35,7 @@ def _make(call: Call) -> Bound:
 
 ROWS = [
     Kernel(
-        "depthwise_means", "depthwise_means", "cuda", _make, why_not=_why_not, prepare=_prepare,
+        "depthwise_means", "depthwise_means", "cuda", _make, why_not=_why_not, prepare=pack_channels,
         packs=(1,),
     ),
 ]  # fmt: skip

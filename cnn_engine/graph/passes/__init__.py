@@ -19,7 +19,12 @@ from .concatenations import nest_concatenations
 from .constants import drop_unused, fold_constants
 from .dense_layers import fuse_dense_layers
 from .epilogues import EPILOGUES, EPILOGUES_ON_CUDA, fuse_activations, fuse_residuals
-from .expansions import fuse_expansions, fuse_gate_means, fuse_inverted_residuals
+from .expansions import (
+    fuse_depthwise_norms,
+    fuse_expansions,
+    fuse_gate_means,
+    fuse_inverted_residuals,
+)
 from .functions import recognise_functions
 from .gates import fuse_gates, scale_by_gates
 from .identities import drop_identities, merge_shapes, reshape_ones
@@ -48,6 +53,7 @@ __all__ = [
     "fuse_activations",
     "fuse_bottlenecks",
     "fuse_dense_layers",
+    "fuse_depthwise_norms",
     "fuse_expansions",
     "fuse_functions_of_rows",
     "fuse_gate_means",

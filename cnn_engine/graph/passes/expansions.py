@@ -7,8 +7,10 @@ from dataclasses import replace
 
 from ...operators.channels_last import Conv2dNhwc
 from ...operators.depthwise_means import DepthwiseMeans
+from ...operators.depthwise_norm import DepthwiseNorm
 from ...operators.expand_depthwise import ExpandDepthwise
 from ...operators.inverted_residual import InvertedResidual
+from ...operators.norm import LayerNorm
 from ...operators.squeeze_excite import SqueezeExcite
 from ..graph import Graph, Node
 from .gates import is_mean_of_places, is_product
@@ -141,6 +143,38 @@ def fuse_gate_means(graph: Graph, takes: Callable[[Graph, Node], int]) -> Graph:
         ]
         rewrites.replace([node, *gates], [merged, *told], "together they are depthwise_means")
     return rewrites.apply()
+
+
+def fuse_depthwise_norms(graph: Graph, takes: Callable[[Graph, Node, Node], bool]) -> Graph:
+    """Makes one node of a convolution of each channel and of the normalisation of places that alone follows.
+
+    Args:
+        takes: returns whether a kernel makes both sooner than two do.
+    """
+    rewrites = Rewrites(graph)
+    for node in graph.nodes:
+        norm = only_user(graph, node.outputs[0]) if _is_depthwise(graph, node) else None
+        if norm is None or not _normalises_places(graph, norm) or node.op.activation is not None:
+            continue
+        if norm.inputs[0] != node.outputs[0] or not takes(graph, node, norm):
+            continue
+        (x, weight, bias), (_, scale, shift) = ((*n.inputs, None)[:3] for n in (node, norm))
+        merged = Node(
+            norm.name, DepthwiseNorm(node.op, norm.op.epsilon), (x, weight, scale, bias, shift),
+            norm.outputs, covering(node, norm),
+        )  # fmt: skip
+        rewrites.replace([node, norm], [merged], "together they are depthwise_norm")
+    return rewrites.apply()
+
+
+def _normalises_places(graph: Graph, node: Node) -> bool:
+    """Whether ``node`` normalises each place of an image over its channels."""
+    if type(node.op) is not LayerNorm or len(node.outputs) > 1:
+        return False
+    x, *parameters = graph.inputs_of(node)
+    return node.op.axis in (-1, len(x.shape) - 1) and all(
+        one is None or one.shape == x.shape[-1:] for one in parameters
+    )
 
 
 def _is_depthwise(graph: Graph, node: Node) -> bool:

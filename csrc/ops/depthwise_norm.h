@@ -1,0 +1,28 @@
+// depthwise_norm: each channel of an image convolved by itself, and each place's channels
+// normalised:
+//
+//   c = conv2d(x) + bias;   y = (c - mean) / sqrt(variance + epsilon) * scale + shift
+//
+// with the mean and the variance of a place's channels. Layouts: x [N,H,W,C], y [N,OH,OW,C] and the
+// weights [R,S,C], as conv2d_nhwc_depthwise_pack packs them, of one type; all else float32. c is
+// not rounded to that type. The sums of c, in the order row, column, and of a place, by 32 channels
+// at once, are the same bits with any batch.
+#pragma once
+
+#include "ops/conv2d_nhwc.h"
+
+namespace cnn_engine::cuda {
+
+// Whether a device, by its number, makes both sooner than one after the other: GPUs of compute
+// capability 9.0, kernels of 7x7, strides of 1, 64 to 1,024 channels in 32s, few outputs.
+std::int64_t depthwise_norm_takes(const Conv2dShape& shape, Stored stored, int device);
+void depthwise_norm(const void* input,   // [N, H, W, C], a multiple of 16
+                    const void* packed,  // [R, S, C]
+                    const float* bias,   // [C] or null
+                    const float* scale,  // [C]
+                    const float* shift,  // [C] or null
+                    void* output,        // [N, OH, OW, C]
+                    const Conv2dShape& shape, float epsilon, Stored stored,
+                    const Overflow& overflow, Stream stream);
+
+}  // namespace cnn_engine::cuda
