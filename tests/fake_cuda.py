@@ -192,9 +192,7 @@ class FakeTensorCores(FakeKernels):
         pitches = _cpu.Conv2dPitches(channels, channels, channels)
         none = _cpu.UnaryFunction.clip, -np.inf, np.inf
         cls.conv2d_nhwc_depthwise(x, packed, bias, 0, y, shape, pitches, None, None, *none, stream)
-        rows = _cpu.NormalizeRowsShape(
-            shape.output_size // channels, 1, channels, 1, epsilon, True
-        )
+        rows = _cpu.NormalizeRowsShape(shape.output_size // channels, 1, channels, 1, epsilon, True)
         _cpu.normalize_rows(y, scale, shift, y, 0, 0, rows, 1)
 
     @staticmethod
