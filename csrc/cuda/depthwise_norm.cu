@@ -195,9 +195,11 @@ void launch_norms(const T* input, DepthwiseNorm<T> d, const Conv2dShape& p, Stre
   const auto kernel = depthwise_norm_kernel<T, Rows, Parts>;
   const std::int64_t boxes = std::int64_t{p.n} * rows * columns;
   const int own = At::bytes(parts);
-  const int bytes = boxes * blocks > kFewBlocks ? own : spread_bytes(own, boxes * blocks);
+  int bytes = boxes * blocks > kFewBlocks ? own : spread_bytes(own, boxes * blocks);
   make_ready(kernel, bytes);
   allow_large_clusters(kernel);
+  // Some GPUs have no 16 multiprocessors side by side for a cluster's blocks.
+  if (bytes > own && clusters_at_once(kernel, blocks, At::kAllThreads, bytes) == 0) bytes = own;
   launch("launch of depthwise_norm_kernel", kernel, dim3(static_cast<unsigned>(boxes), 1, blocks),
          At::kAllThreads, bytes, stream, blocks,
          wgmma::map_of_boxes<T, kOfPart>(input, p, p.c, At::kReadRows, At::kReadColumns,
