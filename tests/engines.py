@@ -34,6 +34,18 @@ def built(graph: Graph, dtype: str, batch: int = 2) -> tuple[Graph, dict]:
         return engine._plans.open().placed(batch, False).graph, steps_of(engine, batch)
 
 
+def assert_as_on_cpu(graph: Graph, rng: np.random.Generator, atol: float) -> None:
+    """Asserts that an engine on a GPU, be it one that is not there, makes what the CPU makes."""
+    (images,) = graph.inputs
+    x = {images.name: rng.uniform(-1, 1, images.shape).astype(np.float32)}
+    made = []
+    for device in ("cpu", "cuda"):
+        with Engine(graph, device=device) as engine:
+            made += engine.run(x).values()
+    wanted, found = made
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=atol)
+
+
 def on_gpu(graph: Graph, dtype: str) -> tuple[Graph, list[str]]:
     """Runs a graph of one input and one output on a GPU; returns the graph that ran, and its kernels.
 

@@ -164,12 +164,18 @@ class FakeTensorCores(FakeKernels):
         return 0
 
     @classmethod
-    def depthwise_means(cls, x, packed, bias, y, means, shape, parts, f, a, b, stream) -> None:
+    def _depthwise(cls, x, packed, bias, y, shape, *function_and_stream) -> int:
+        """Convolves images without pitches; returns their channels."""
         channels = 2 * shape.weight_size * shape.output_size // shape.flops
         pitches = _cpu.Conv2dPitches(channels, channels, channels)
         cls.conv2d_nhwc_depthwise(
-            x, packed, bias, 0, y, shape, pitches, None, None, f, a, b, stream
+            x, packed, bias, 0, y, shape, pitches, None, None, *function_and_stream
         )
+        return channels
+
+    @classmethod
+    def depthwise_means(cls, x, packed, bias, y, means, shape, parts, *function_and_stream) -> None:
+        channels = cls._depthwise(x, packed, bias, y, shape, *function_and_stream)
         made = np.empty(shape.output_size, np.float32)
         ctypes.memmove(made.ctypes.data, y, made.nbytes)
         made = made.reshape(-1, shape.out_h, shape.out_w, channels)
@@ -188,10 +194,8 @@ class FakeTensorCores(FakeKernels):
     def depthwise_norm(
         cls, x, packed, bias, scale, shift, y, shape, epsilon, stored, told, stream
     ) -> None:
-        channels = 2 * shape.weight_size * shape.output_size // shape.flops
-        pitches = _cpu.Conv2dPitches(channels, channels, channels)
         none = _cpu.UnaryFunction.clip, -np.inf, np.inf
-        cls.conv2d_nhwc_depthwise(x, packed, bias, 0, y, shape, pitches, None, None, *none, stream)
+        channels = cls._depthwise(x, packed, bias, y, shape, *none, stream)
         rows = _cpu.NormalizeRowsShape(shape.output_size // channels, 1, channels, 1, epsilon, True)
         _cpu.normalize_rows(y, scale, shift, y, 0, 0, rows, 1)
 

@@ -262,9 +262,7 @@ void conv2d_nhwc(const void* input, const void* packed, const float* bias, const
                       : vectors                                ? Reads::vectors
                       : fours && multiplied != Stored::float32 ? Reads::fours
                                                                : Reads::single;
-  int device = 0, multiprocessors = 0;
-  CUDA_CHECK(cudaGetDevice(&device));
-  CUDA_CHECK(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device));
+  const int multiprocessors = multiprocessors_here();
   const bool clusters = waits_in_kernels();
 
   const std::int64_t image_in = std::int64_t{shape.h} * shape.w * x_pitch;

@@ -447,9 +447,7 @@ void launch_tile(Product p, int split, Stream stream) {
   const auto kernel = conv2d_nhwc_kernel<Operand, Tile, reads>;
   constexpr int kBytes = Memory<Operand, Tile>::kBytes;
   CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
-  if (split > 8) {
-    CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1));
-  }
+  if (split > 8) allow_large_clusters(kernel);
   p.split = split;
   p.steps_a_block = (p.steps + split - 1) / split;
   const dim3 grid((p.rows + Tile::kRows - 1) / Tile::kRows,

@@ -153,11 +153,11 @@ bool has_means(const Conv2dShape& p) {
 }  // namespace
 
 std::int64_t depthwise_means_takes(const Conv2dShape& shape, int device) {
-  int major = 0;
-  CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
   const bool small = std::int64_t{shape.out_h()} * shape.out_w() <= kMostPlacesOfMeans;
   const bool pays = shape.n > 1 && small;  // one image's windows are ready before it
-  return major == 9 && waits_in_kernels() && pays && has_means(shape) ? boxes_of(shape) : 0;
+  return capability_of(device) == 9 && waits_in_kernels() && pays && has_means(shape)
+             ? boxes_of(shape)
+             : 0;
 }
 
 void depthwise_means(const float* input, const void* packed, const float* bias, float* output,

@@ -247,9 +247,7 @@ double product_time(const Conv2dShape& shape, const void* residual, UnaryFunctio
 bool runs_on(int device) {
   static const bool compiled =
       std::string(CNN_ENGINE_CUDA_ARCHITECTURES).find("90a") != std::string::npos;
-  int major = 0;
-  CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
-  return compiled && major == 9;
+  return compiled && capability_of(device) == 9;
 }
 
 }  // namespace wgmma

@@ -54,7 +54,7 @@ template <typename T, bool Reduces, typename Body>
 void with_kernel(int shares, const Body& body) {
   const auto ready = [&](auto kernel, int bytes) {
     make_ready(kernel, bytes);
-    CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1));
+    allow_large_clusters(kernel);
     body(kernel, bytes);
   };
   if (shares == 1) return ready(bottleneck_kernel<T, 1, Reduces>, Block<1, Reduces>::kBytes);

@@ -375,9 +375,7 @@ void conv2d_nhwc_wgmma_planar(const float* input, const void* packed, const floa
     throw std::invalid_argument("packed weights: expected an address that is a multiple of 16");
   }
   if (shape.n == 0) return;
-  int device = 0, multiprocessors = 0;
-  CUDA_CHECK(cudaGetDevice(&device));
-  CUDA_CHECK(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device));
+  const int multiprocessors = multiprocessors_here();
   const std::int64_t places = std::int64_t{shape.out_h()} * shape.out_w();
   for_each_part_of_batch(shape.n, places, [&](std::int64_t first, int images) {
     wgmma::Planar p = {};

@@ -69,9 +69,7 @@ void check(const Conv2dShape& shape, int filters, Conv2dOperands operands) {
 template <typename T>
 void launch_stem_pair(StemPair p, int images, Stream stream) {
   const auto kernel = stem_pair_kernel<T>;
-  int device = 0, multiprocessors = 0;
-  CUDA_CHECK(cudaGetDevice(&device));
-  CUDA_CHECK(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device));
+  const int multiprocessors = multiprocessors_here();
   Product& second = p.second;
   second.patches_a_row = (p.w + kPatchWidth - 1) / kPatchWidth;
   second.patches_a_column = (p.h + kRows - 1) / kRows;

@@ -344,9 +344,7 @@ void stem_pool(const float* input, const void* packed, const float* bias, void* 
   const Activation clamp = clamps_of({activation, alpha, beta});
   if (ends_of(clamp) != Ends::clamps) refuse("relu, clip or no function");
   if (shape.n == 0) return;
-  int device = 0, multiprocessors = 0;
-  CUDA_CHECK(cudaGetDevice(&device));
-  CUDA_CHECK(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device));
+  const int multiprocessors = multiprocessors_here();
   const std::int64_t places = std::int64_t{pool.out_h()} * pool.out_w();
   const std::int64_t image = std::int64_t{shape.c} * shape.h * shape.w;
   for_each_part_of_batch(

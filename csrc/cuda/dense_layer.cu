@@ -112,7 +112,7 @@ template <typename T, typename Body>
 void with_kernel(int blocks, const Body& body) {
   const auto ready = [&](auto kernel, int bytes) {
     make_ready(kernel, bytes);
-    CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1));
+    allow_large_clusters(kernel);
     body(kernel, bytes);
   };
   if (blocks == kManyBlocks) {
@@ -142,9 +142,9 @@ float2 limits_of(UnaryFunction function, float alpha, float beta) {
 }  // namespace
 
 std::int64_t dense_layer_takes(const Conv2dShape& shape, int before, int filters, int device) {
-  int major = 0;
-  CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
-  if (major < 9 || !waits_in_kernels() || why_not(shape, before, filters) != nullptr) return 0;
+  if (capability_of(device) < 9 || !waits_in_kernels() ||
+      why_not(shape, before, filters) != nullptr)
+    return 0;
   const std::int64_t tiles = std::int64_t{shape.n} * divided(shape.h, lines_of(shape));
   return 2 * tiles <= clusters_of(blocks_of(shape));
 }

@@ -210,10 +210,8 @@ void launch_norms(const T* input, DepthwiseNorm<T> d, const Conv2dShape& p, Stre
 }  // namespace
 
 std::int64_t depthwise_norm_takes(const Conv2dShape& shape, Stored stored, int device) {
-  int major = 0;
-  CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
   const std::int64_t outputs = std::int64_t{shape.n} * shape.out_h() * shape.out_w() * shape.c;
-  return major == 9 && waits_in_kernels() && is_made(shape) &&
+  return capability_of(device) == 9 && waits_in_kernels() && is_made(shape) &&
          outputs <= most_outputs(stored, shape.n);
 }
 

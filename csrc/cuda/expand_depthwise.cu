@@ -341,9 +341,8 @@ void check(const Conv2dShape& shape, int channels) {
 }  // namespace
 
 std::int64_t expand_depthwise_takes(const Conv2dShape& shape, int channels, int device) {
-  int major = 0;
-  CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
-  if (major != 9 || !waits_in_kernels() || why_not(shape, channels) != nullptr) return 0;
+  if (capability_of(device) != 9 || !waits_in_kernels() || why_not(shape, channels) != nullptr)
+    return 0;
   const std::int64_t blocks =
       std::int64_t{shape.n} * parts_of(shape) * padded_of(shape) / kChannels;
   if (blocks > (steps_of(shape.w) == 1 ? kFewBlocks : kFewBlocks / 2)) return 0;

@@ -167,9 +167,7 @@ void with_steps(int steps, const Body& body) {
 
 std::int64_t inverted_residual_takes(const Conv2dShape& shape, int channels, int filters,
                                      bool expands, bool adds, int device) {
-  int major = 0;
-  CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
-  if (major != 9 || !waits_in_kernels() ||
+  if (capability_of(device) != 9 || !waits_in_kernels() ||
       why_not(shape, channels, filters, expands, adds) != nullptr) {
     return 0;
   }

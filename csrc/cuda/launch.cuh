@@ -65,6 +65,23 @@ namespace {  // in each file its own, since files are compiled for different dev
   return answer == yes;
 }
 
+// An attribute of the current device.
+inline int attribute_here(cudaDeviceAttr attribute) {
+  int device = 0, value = 0;
+  CUDA_CHECK(cudaGetDevice(&device));
+  CUDA_CHECK(cudaDeviceGetAttribute(&value, attribute, device));
+  return value;
+}
+
+inline int multiprocessors_here() { return attribute_here(cudaDevAttrMultiProcessorCount); }
+
+// The first number of a device's compute capability.
+inline int capability_of(int device) {
+  int major = 0;
+  CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
+  return major;
+}
+
 // Has multiprocessors that run a kernel keep as much shared memory as there is. One that runs
 // kernels with less has less of its memory as shared memory, and changes that only once it runs
 // none: a kernel that has much could not start beside it.
@@ -86,10 +103,8 @@ void make_ready(Kernel kernel, int bytes) {
 // multiprocessor than all their number makes, or `least`. Most multiprocessors are still taken when
 // a kernel starts early: its blocks would gather on those few that are free.
 inline int spread_bytes(int bytes, std::int64_t blocks, int least = 1) {
-  int device = 0, multiprocessors = 0, all = 0;
-  CUDA_CHECK(cudaGetDevice(&device));
-  CUDA_CHECK(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device));
-  CUDA_CHECK(cudaDeviceGetAttribute(&all, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device));
+  const int multiprocessors = multiprocessors_here();
+  const int all = attribute_here(cudaDevAttrMaxSharedMemoryPerMultiprocessor);
   const std::int64_t together = (blocks + multiprocessors - 1) / multiprocessors;
   const int more = static_cast<int>(all / (std::max<std::int64_t>(together, least) + 1));
   return std::max(bytes, more);

@@ -225,15 +225,13 @@ __global__ void linear_layers_pack_kernel(const float* __restrict__ weight,  // 
 }  // namespace
 
 std::int64_t linear_layers_takes(const RowLayers& layers, int device) {
-  int major = 0;
-  CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
   std::int64_t numbers = 0;  // before plan() counts them in 32 bits
   for (int i = 0; i < layers.count(); ++i) {
     numbers += std::int64_t{layers.layer(i).out_features} + layers.layer(i).in_features;
   }
   // PTX of 8.0, which a driver compiles for any GPU, has nothing for clusters in it.
-  return major >= 9 && waits_in_kernels() && layers.n <= kMostRows && numbers <= kMostBytes / 4 &&
-         plan(layers).end * 4 <= kMostBytes;
+  return capability_of(device) >= 9 && waits_in_kernels() && layers.n <= kMostRows &&
+         numbers <= kMostBytes / 4 && plan(layers).end * 4 <= kMostBytes;
 }
 
 std::int64_t linear_layers_packed(const RowLayers& layers, int) {

@@ -116,9 +116,7 @@ void launch_rows(const Call& c, Stream stream) {
 
 template <typename T, typename X, Ends kEnds>
 void launch_stream(const Call& c, Stream stream) {
-  int device = 0, multiprocessors = 0;
-  CUDA_CHECK(cudaGetDevice(&device));
-  CUDA_CHECK(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device));
+  const int multiprocessors = multiprocessors_here();
   const auto kernel = linear_rows_stream_kernel<T, X, kEnds>;
   const int bytes = streamed_bytes<T, X>(c.shape);
   make_ready(kernel, kRings + kMostOfRow);

@@ -326,16 +326,14 @@ void make_ready_for_clusters(Kernel kernel) {
     bytes = std::max(bytes, Layout(laid<T>({1, 1, channels}, kOutputs)).end * 4);
   }
   CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-  CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1));
+  allow_large_clusters(kernel);
 }
 
 }  // namespace
 
 std::int64_t mean_linear_takes(const AxisShape& shape, int outputs, Conv2dOperands operands,
                                int device) {
-  int major = 0;
-  CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
-  if (major < 9 || !waits_in_kernels() || why_not(shape) != nullptr) return 0;
+  if (capability_of(device) < 9 || !waits_in_kernels() || why_not(shape) != nullptr) return 0;
   bool takes = false;
   with_row_type(operands, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;

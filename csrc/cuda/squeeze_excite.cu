@@ -181,9 +181,7 @@ void squeeze_excite(const void* x, const void* packed, const float* first_bias,
 
 std::int64_t squeeze_excite_scales(const AxisShape& shape, int hidden, int device) {
   check(shape, hidden);
-  int major = 0;
-  CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
-  return major == 9 && shape.axis <= kFewPlaces && keeps(shape, hidden);
+  return capability_of(device) == 9 && shape.axis <= kFewPlaces && keeps(shape, hidden);
 }
 
 void squeeze_excite_scale(const void* x, const void* packed, const float* first_bias,

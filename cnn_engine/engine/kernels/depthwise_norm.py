@@ -13,7 +13,7 @@ from .kernel import Bound, Call, Kernel, stored, storing
 def normalizes(device: Any, graph: Graph, node: Node, norm: Node) -> bool:
     """Whether a device makes sooner with ``node``, which convolves, what ``norm`` makes of it."""
     x, y = graph.values[node.inputs[0]], graph.values[norm.outputs[0]]
-    if x.stored != y.stored or not_compiled(node, graph) or not_compiled(norm, graph):
+    if x.stored != y.stored or not_compiled(norm, graph):
         return False
     if may_be_the_callers(x.name, graph):  # at any address
         return False

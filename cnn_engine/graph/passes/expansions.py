@@ -156,7 +156,7 @@ def fuse_depthwise_norms(graph: Graph, takes: Callable[[Graph, Node, Node], bool
         norm = only_user(graph, node.outputs[0]) if _is_depthwise(graph, node) else None
         if norm is None or not _normalises_places(graph, norm) or node.op.activation is not None:
             continue
-        if norm.inputs[0] != node.outputs[0] or not takes(graph, node, norm):
+        if not takes(graph, node, norm):
             continue
         (x, weight, bias), (_, scale, shift) = ((*n.inputs, None)[:3] for n in (node, norm))
         merged = Node(
