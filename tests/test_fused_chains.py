@@ -7,13 +7,15 @@ import re
 import fake_cuda
 import numpy as np
 import pytest
+import test_fused_cuda
 import tolerances
-from test_fused_cuda import ERROR, random_weights, run
+from test_fused_cuda import CIFAR10, ERROR, random_weights, run
 
 from benchmarks import chains
 from benchmarks.chains import layers_of, network
 from cnn_engine import Engine
 from cnn_engine.devices import cuda_module
+from cnn_engine.devices.cuda import CudaDevice
 from cnn_engine.engine.fused import chain
 from cnn_engine.engine.kernels import whole
 from cnn_engine.graph.network import Softmax
@@ -71,12 +73,24 @@ def test_source_has_the_layers(name, rng):
     assert included == set(fused.headers()), "headers include each other and nothing else"
 
 
-def test_compiled_in_networks_have_no_program(rng):
-    from test_fused_cuda import CIFAR10
-    from test_fused_cuda import description as compiled_in
-
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_compiled_in_networks_need_no_program_and_have_one(gpu, dtype, rng):
+    """For a device that their kernels are not compiled for; it makes what they make."""
     weights = random_weights(CIFAR10, rng)
-    assert module().FusedNetwork.source(*compiled_in(CIFAR10, weights), "float16") == ""
+    arguments = *test_fused_cuda.description(CIFAR10, weights), dtype
+    fused, device = module().FusedNetwork, CudaDevice(0)
+    assert fused.source(*arguments, 0) == ""
+    source = fused.source(*arguments)
+    assert source.count("Conv<") == 3
+    made = whole._at_first_use(fused)(*arguments, device, source)
+    assert made.instantiation == "at first use"
+    compiled_in = fused(*arguments)
+    assert compiled_in.instantiation == "cifar10"
+    for images in (1, 5, 133, 1001):
+        x = rng.integers(0, 256, (images, *CIFAR10.input_shape)).astype(np.uint8)
+        wanted = run(gpu, compiled_in, x)
+        assert np.abs(run(gpu, made, x) - wanted).max() < ERROR
 
 
 WRONG = [
@@ -171,8 +185,6 @@ def test_layers_of_rows_behind_a_chain(batch, kernels, rng, monkeypatch):
 
 def compiled(name: str, weights: dict[str, np.ndarray], dtype: str):
     """Returns the kernels of a chain on the first GPU."""
-    from cnn_engine.devices.cuda import CudaDevice
-
     described = description(name, weights)
     fused, device = module().FusedNetwork, CudaDevice(0)
     source = fused.source(*described, dtype)
@@ -291,8 +303,6 @@ def test_too_little_shared_memory_is_told_in_numbers(gpu, rng):
     arguments = *description("VGG-like", weights), "float32"
     kernels = compiled("VGG-like", weights, "float32")
     assert kernels.shared_bytes > 100_000
-    from cnn_engine.devices.cuda import CudaDevice
-
     program = whole.program(fused, fused.source(*arguments), CudaDevice(0))
     found = fused.why_not(*arguments, _shared_limit=60_000, program=program)
     assert re.match(

@@ -57,11 +57,14 @@ void add_fused(py::module_& module) {
       .def_static(
           "source",
           [](const py::sequence& input, float scale, float offset, const py::sequence& layers,
-             const std::string& dtype) {
-            return FusedNetwork::source(describe(input, scale, offset, layers), dtype_of(dtype));
+             const std::string& dtype, const py::object& device) {
+            return FusedNetwork::source(
+                describe(input, scale, offset, layers), dtype_of(dtype),
+                device.is_none() ? FusedNetwork::kNoDevice : device.cast<int>());
           },
           py::arg("shape"), py::arg("scale"), py::arg("offset"), py::arg("layers"),
-          py::arg("dtype"), "The CUDA source of the network's program, \"\" if it is compiled in.")
+          py::arg("dtype"), py::arg("device") = py::none(),
+          "The CUDA source of the network's program, \"\" if it is compiled in for the device.")
       .def_static(
           "headers",
           [] {

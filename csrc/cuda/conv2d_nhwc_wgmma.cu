@@ -169,9 +169,12 @@ void set_ends(Product& p, Conv2dOperands operands) {
   const bool in_tiles = p.in_pieces && p.filters % 8 == 0;
   p.in_fragments = all_rounded && in_tiles && is_clamp;
   p.at_once = !has_16_bits(operands) && is_clamp;
+  const bool ends_staying = p.residual ? is_clamp && !p.both
+                                       : is_clamp || p.activation == UnaryFunction::hard_swish ||
+                                             p.activation == UnaryFunction::swish ||
+                                             p.activation == UnaryFunction::gelu;
   p.may_stay = (all_rounded || operands == Conv2dOperands::tf32) && in_tiles && !p.has_prologue() &&
-               (is_clamp || p.activation == UnaryFunction::hard_swish ||
-                p.activation == UnaryFunction::swish || p.activation == UnaryFunction::gelu);
+               ends_staying;
   p.in_rows = p.in_fragments && !p.residual && !p.both && p.taps_a_row == 3 &&
               p.taps_a_column == 3 && p.stride_h * p.stride_w * p.dilation_h * p.dilation_w == 1;
 }

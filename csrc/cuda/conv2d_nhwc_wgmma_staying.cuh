@@ -1,7 +1,7 @@
 // conv2d_nhwc_wgmma where there are more tiles than multiprocessors have room for: blocks that stay
 // and take one tile after another, so that copies for the next and stores of the last go on while
-// one is multiplied. Of clamped results, and those of hard swish, swish and gelu, that are stored
-// as what is multiplied (Product's may_stay), tf32 as float32.
+// one is multiplied. Of clamped results, and without a residual those of hard swish, swish and
+// gelu, that are stored as what is multiplied (Product's may_stay), tf32 as float32.
 //
 // Beside the warpgroups that multiply, one warp asks for weights and one for images, into the ring
 // of stages, and one for what comes and goes by slots: a tile's residual is copied into a slot, the
@@ -39,10 +39,9 @@ struct Turn {
 
 // What a thread holds of a tile (wgmma.cuh), of float32: it is ended where the slot has it, as
 // which it is stored.
-template <typename Function, int n>
+template <bool Residual, typename Function, int n>
 __device__ inline void end_in_place(const Function& function, const float (&sums)[n],
-                                    const float (&bias)[2], bool residual, char* slot, int warp,
-                                    int lane) {
+                                    const float (&bias)[2], char* slot, int warp, int lane) {
   const int g = lane / 4, row = lane % 4 * 2;
   char* at[4];
 #pragma unroll
@@ -56,7 +55,7 @@ __device__ inline void end_in_place(const Function& function, const float (&sums
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const float more =
-          residual ? *reinterpret_cast<const float*>(at[i] + j * 8 * kRowBytes) : 0.0f;
+          Residual ? *reinterpret_cast<const float*>(at[i] + j * 8 * kRowBytes) : 0.0f;
       value[i] = sums[4 * j + i] + (bias[i / 2] + more);
     }
     function(value);
@@ -240,35 +239,31 @@ __global__ void __launch_bounds__(128 * Groups + 96, Blocks)
     const std::uint32_t from = tiles + slot.at * kSlotBytes;
     const int left = p.rows - tile / p.filter_tiles * Columns;
     bool past = false;
-    const auto end = [&](const auto& function) {
+    const auto end = [&](const auto& function, auto residual) {
       if constexpr (sizeof(T) == 4) {
         char* const unit = memory + (slots - ring) + slot.at * kSlotBytes +
                            warp * 16 / kSlotFilters * kSlotUnitBytes;
-        end_in_place(function, sums, bias, p.residual, unit, warp, lane);
+        end_in_place<residual>(function, sums, bias, unit, warp, lane);
       } else {
         constexpr int kEights = Columns / 8, kAtOnce = 4;
-        const auto with = [&](auto residual) {
 #pragma unroll
-          for (int first = 0; first < kEights; first += kAtOnce) {
-            past |= end_eights<T, residual, kAtOnce>(
-                function, sums + 4 * first, bias, left - 8 * first, from + first * 8 * kRowBytes);
-          }
-        };
-        if (p.residual) {
-          with(std::true_type());
-        } else {
-          with(std::false_type());
+        for (int first = 0; first < kEights; first += kAtOnce) {
+          past |= end_eights<T, residual, kAtOnce>(function, sums + 4 * first, bias,
+                                                   left - 8 * first, from + first * 8 * kRowBytes);
         }
       }
     };
-    if (p.activation == UnaryFunction::hard_swish) {
-      end(Rounded<UnaryFunction::hard_swish>{p.alpha});
+    // Each is compiled by itself, which takes longest here; set_ends() says what does not stay.
+    if (p.residual) {
+      if constexpr (!Both) end(Clamp{p.low, p.high}, std::true_type());
+    } else if (p.activation == UnaryFunction::hard_swish) {
+      end(Rounded<UnaryFunction::hard_swish>{p.alpha}, std::false_type());
     } else if (p.activation == UnaryFunction::swish) {
-      end(Rounded<UnaryFunction::swish>{p.alpha});
+      end(Rounded<UnaryFunction::swish>{p.alpha}, std::false_type());
     } else if (p.activation == UnaryFunction::gelu) {
-      end(Rounded<UnaryFunction::gelu>{});
+      end(Rounded<UnaryFunction::gelu>{}, std::false_type());
     } else {
-      end(Clamp{p.low, p.high});
+      end(Clamp{p.low, p.high}, std::false_type());
     }
     if (past && warp / 4 < units_of(first_filter)) tell(p.overflow);
     publish_to_engines();

@@ -114,12 +114,12 @@ void launch_rows(const Call& c, Stream stream) {
          c.output, c.rounds, c.overflow, p, c.activation);
 }
 
-template <typename T, typename X, Ends kEnds>
+template <typename T, typename X, Ends kEnds, typename Way = Usual>
 void launch_stream(const Call& c, Stream stream) {
   const int multiprocessors = multiprocessors_here();
-  const auto kernel = linear_rows_stream_kernel<T, X, kEnds>;
-  const int bytes = streamed_bytes<T, X>(c.shape);
-  make_ready(kernel, kRings + kMostOfRow);
+  const auto kernel = linear_rows_stream_kernel<T, X, kEnds, Way>;
+  const int bytes = streamed_bytes<T, X, Way>(c.shape);
+  make_ready(kernel, Way::kRings + kMostOfRow);
   launch("launch of linear_rows_stream_kernel", kernel, multiprocessors,
          kStreamWarps * kWarpThreads, bytes, stream, 1, static_cast<const X*>(c.input),
          static_cast<const T*>(c.packed), c.bias, c.output, c.rounds, c.overflow, c.shape,
@@ -175,7 +175,13 @@ void linear_rows(const void* input, const void* packed, const float* bias, void*
     const auto launch_x = [&](auto* x) {
       using X = std::remove_pointer_t<decltype(x)>;
       if (wide && streams<T, X>(shape)) {
-        if (ends_of(clamps_of(call.activation)) == Ends::clamps) {
+        const bool clamps = ends_of(clamps_of(call.activation)) == Ends::clamps;
+        if constexpr (sizeof(T) == 2 && std::is_same_v<X, T>) {
+          if (clamps && are_read_once<T>(shape)) {
+            return launch_stream<T, X, Ends::clamps, Ahead>(call, stream);
+          }
+        }
+        if (clamps) {
           return launch_stream<T, X, Ends::clamps>(call, stream);
         }
         return launch_stream<T, X, Ends::any>(call, stream);

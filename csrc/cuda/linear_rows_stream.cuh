@@ -1,6 +1,7 @@
 // linear_rows of one row and many weights: these come by bulk copies, through rings in shared
-// memory, one a warp. Blocks stay, one a multiprocessor, and warps take turns at the outputs; a
-// lane adds up what it does in linear_rows_kernel, in the same order. Compute capability 9.0 on.
+// memory, one a warp, and the first of them into registers: what is there before the row is costs
+// no time. Blocks stay, one a multiprocessor, and warps take turns at the outputs; a lane adds up
+// what it does in linear_rows_kernel, in the same order. Compute capability 9.0 on.
 #pragma once
 
 #include <algorithm>
@@ -18,12 +19,18 @@
 namespace cnn_engine::cuda {
 
 constexpr int kStreamWarps = 8;
-// Bytes of a piece, and pieces on their way a warp: 64 KB of a multiprocessor keep memory busy, and
-// leave room for the next launch's blocks.
-constexpr int kPiece = 4096, kPieces = 2;
-constexpr int kRings = kStreamWarps * kPieces * kPiece;
-// What comes first of the row of x, by the weights' bytes that it is multiplied by: warps begin.
-constexpr int kFirstPart = kPieces * kPiece;
+// How a block reads: pieces in its rings, and those that a warp has in registers at first, of rows
+// that have so many.
+struct Usual {
+  static constexpr int kPiece = 4096, kPieces = 2, kHeld = 2, kBlocks = 2;
+  static constexpr int kRings = kStreamWarps * kPieces * kPiece;
+};
+// Of 16 bits that no cache keeps, which take longest. Blocks begin where the convolution before
+// leaves a multiprocessor free; where one of it runs they find no room, and would slow it.
+struct Ahead {
+  static constexpr int kPiece = 3584, kPieces = 3, kHeld = 4, kBlocks = 1;
+  static constexpr int kRings = kStreamWarps * kPieces * kPiece;
+};
 // Weights from which this is faster, and the most bytes of a row of x in shared memory.
 constexpr std::int64_t kLeastStreamed = 4 << 20;
 constexpr int kMostOfRow = 112 << 10;
@@ -32,6 +39,7 @@ constexpr int kMostOfRow = 112 << 10;
 constexpr std::int64_t kLeastReadOnce = 64 << 20;
 
 // The weights' pieces that a warp asks for, one after another.
+template <int kPiece>
 struct Pieces {
   const unsigned char* row;
   std::int64_t further;  // from an output of the warp to its next
@@ -42,8 +50,11 @@ struct Pieces {
     const int size = min(kPiece, bytes - at);
     expect_bytes(barrier, size);
     copy_bulk(to, row + at, size, barrier, policy);
-    at += size;
+    skip(size);
     --left;
+  }
+  __device__ void skip(int size) {
+    at += size;
     if (at < bytes) return;
     at = 0;
     row += further;
@@ -52,8 +63,8 @@ struct Pieces {
 
 // Of kEnds clamps and any function are told apart: to choose among functions is a jump by a table,
 // which each multiprocessor waits for when the first sum of a launch has been made.
-template <typename T, typename X, Ends kEnds>
-__global__ void __launch_bounds__(kStreamWarps* kWarpThreads)
+template <typename T, typename X, Ends kEnds, typename Way>
+__global__ void __launch_bounds__(kStreamWarps* kWarpThreads, Way::kBlocks)
     linear_rows_stream_kernel(const X* input,                  // [1, F]
                               const T* __restrict__ packed,    // [M, F]
                               const float* __restrict__ bias,  // [M] or null
@@ -61,23 +72,32 @@ __global__ void __launch_bounds__(kStreamWarps* kWarpThreads)
                               const bool rounds, const Overflow overflow, const LinearShape p,
                               const Activation activation) {
   constexpr int kWidth = 16 / sizeof(T), kRun = kWarpThreads * 16;  // bytes of a warp's load
+  constexpr int kPiece = Way::kPiece, kPieces = Way::kPieces, kHeldBytes = Way::kHeld * kPiece;
+  // What comes first of the row of x, by the weights' bytes that it is multiplied by: warps begin.
+  constexpr int kFirstPart = kHeldBytes;
   extern __shared__ __align__(128) unsigned char memory[];
   __shared__ __align__(8) std::uint64_t come[kStreamWarps][kPieces], parts_come[2];
   let_successors_start();
   const int warp = same_in_warp(threadIdx.x / kWarpThreads), lane = threadIdx.x % kWarpThreads;
   const int bytes = p.in_features * static_cast<int>(sizeof(T)), turns = gridDim.x * kStreamWarps;
   const unsigned char* const ring = memory + warp * kPieces * kPiece;
-  const X* const x = reinterpret_cast<const X*>(memory + kRings);
+  const X* const x = reinterpret_cast<const X*>(memory + Way::kRings);
   // Neighbours are of different multiprocessors, so that these have equally many.
   int m = blockIdx.x + warp * gridDim.x;
   const int outputs = m < p.out_features ? (p.out_features - m + turns - 1) / turns : 0;
-  Pieces pieces = {
+  Pieces<kPiece> pieces = {
       reinterpret_cast<const unsigned char*>(packed) + std::int64_t{m} * bytes,
       std::int64_t{turns} * bytes,
       bytes,
       0,
       outputs * ((bytes + kPiece - 1) / kPiece),
       std::int64_t{p.out_features} * bytes < kLeastReadOnce ? kUsualPolicy : kReadOncePolicy};
+  const bool holds = outputs > 0 && bytes >= kHeldBytes;
+  const unsigned char* const first_row = pieces.row;
+  if (holds) {
+    pieces.skip(kHeldBytes);
+    pieces.left -= Way::kHeld;
+  }
   const std::uint32_t to = shared_address(ring), barriers = shared_address(come[warp]);
   const std::uint32_t first_come = shared_address(parts_come), rest_come = first_come + 8;
   if (lane == 0) {
@@ -92,10 +112,17 @@ __global__ void __launch_bounds__(kStreamWarps* kWarpThreads)
       if (pieces.left > 0) pieces.ask(to + i * kPiece, barriers + 8 * i);
     }
   }
+  Weights<T, kWidth> held[kHeldBytes / kRun];
+#pragma unroll
+  for (int i = 0; i < kHeldBytes / kRun && holds; ++i) {
+    held[i].load_at_once(first_row + i * kRun + lane * 16, pieces.policy);
+  }
   float added = bias != nullptr && outputs > 0 ? bias[m] : 0.0f;
   // Read now: what a launch is given is far away at first.
   float low = activation.alpha, high = activation.beta;
   asm volatile("" : "+f"(low), "+f"(high), "+l"(output));
+  // Barriers are made. Without this what is held would be asked for behind the wait.
+  __syncthreads();
   wait_for_inputs();
   if (threadIdx.x == 0 && outputs > 0) {
     const int first = min(bytes, kFirstPart) / static_cast<int>(sizeof(T));
@@ -107,31 +134,41 @@ __global__ void __launch_bounds__(kStreamWarps* kWarpThreads)
     copy(0, first, first_come);
     if (first < p.in_features) copy(first, p.in_features, rest_come);
   }
-  __syncthreads();
   if (outputs == 0) return;
   wait_for_phase(first_come, 0);
 
+  float sum = 0.0f;
+  const auto add = [&](const Weights<T, kWidth>& weights, int at) {
+    float w[kWidth];
+    weights.unpack(w);
+    const auto run = Channels<kWidth>::load(x + at / static_cast<int>(sizeof(T)));
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) sum = fmaf(run.value[i], w[i], sum);
+  };
+  int begin = 0;
+  if (holds) {
+#pragma unroll
+    for (auto& weights : held) weights.pin();
+#pragma unroll
+    for (int i = 0; i < kHeldBytes / kRun; ++i) add(held[i], i * kRun + lane * 16);
+    begin = kHeldBytes;
+  }
   int stage = 0, parity = 0;
   for (; m < p.out_features; m += turns) {
-    float sum = 0.0f;
-    for (int begin = 0; begin < bytes; begin += kPiece) {
+    for (; begin < bytes; begin += kPiece) {
       if (begin == kFirstPart) wait_for_phase(rest_come, 0);
       wait_for_phase(barriers + 8 * stage, parity);
       const unsigned char* const piece = ring + stage * kPiece;
-      const auto add = [&](int at) {
+      const auto add_piece = [&](int at) {
         Weights<T, kWidth> weights;
         weights.value = *reinterpret_cast<const decltype(weights.value)*>(piece + at);
-        float w[kWidth];
-        weights.unpack(w);
-        const auto run = Channels<kWidth>::load(x + (begin + at) / sizeof(T));
-#pragma unroll
-        for (int i = 0; i < kWidth; ++i) sum = fmaf(run.value[i], w[i], sum);
+        add(weights, begin + at);
       };
       if (begin + kPiece <= bytes) {
 #pragma unroll
-        for (int at = 0; at < kPiece; at += kRun) add(at + lane * 16);
+        for (int at = 0; at < kPiece; at += kRun) add_piece(at + lane * 16);
       } else {
-        for (int at = lane * 16; begin + at < bytes; at += kRun) add(at);
+        for (int at = lane * 16; begin + at < bytes; at += kRun) add_piece(at);
       }
       __syncwarp();
       if (lane == 0 && pieces.left > 0) pieces.ask(to + stage * kPiece, barriers + 8 * stage);
@@ -142,6 +179,8 @@ __global__ void __launch_bounds__(kStreamWarps* kWarpThreads)
       }
     }
     const float total = warp_sum(sum);
+    begin = 0;
+    sum = 0.0f;
     if (lane != 0) continue;
     const float found = total + added;
     const Channels<1> y{{kEnds == Ends::clamps ? clamp(found, low, high) : activation(found)}};
@@ -154,15 +193,19 @@ __global__ void __launch_bounds__(kStreamWarps* kWarpThreads)
   }
 }
 
+// Whether no cache keeps the weights.
+template <typename T>
+bool are_read_once(const LinearShape& p) {
+  return p.weight_size() * static_cast<std::int64_t>(sizeof(T)) >= kLeastReadOnce;
+}
+
 // The shared memory that a block asks for: so much that two of a launch find no room on one
 // multiprocessor, where those that are free first would have two and others none; but a block of
 // a layer that is read once and one of the next, smaller one do.
-template <typename T, typename X>
+template <typename T, typename X, typename Way>
 int streamed_bytes(const LinearShape& p) {
-  const int least = p.weight_size() * static_cast<std::int64_t>(sizeof(T)) < kLeastReadOnce
-                        ? 100 << 10
-                        : 116 << 10;
-  return std::max(least, kRings + p.in_features * static_cast<int>(sizeof(X)));
+  const int least = are_read_once<T>(p) ? 116 << 10 : 92 << 10;
+  return std::max(least, Way::kRings + p.in_features * static_cast<int>(sizeof(X)));
 }
 
 // Whether the kernel above runs this, of rows that are read 16 bytes at a time.

@@ -4,9 +4,21 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include <cstdint>
+
 #include "ops/conv2d_nhwc.h"
 
 namespace cnn_engine::cuda {
+
+// 16 bytes, asked for where this stands, kept in the second-level cache as `policy` says (mma.cuh).
+__device__ inline uint4 load_hinted(const void* from, std::uint64_t policy) {
+  uint4 value;
+  asm volatile("ld.global.L1::no_allocate.L2::cache_hint.v4.u32 {%0,%1,%2,%3}, [%4], %5;"
+               : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+               : "l"(from), "l"(policy)
+               : "memory");
+  return value;
+}
 
 // Weights that a thread reads at a time.
 template <typename T, int width>
@@ -23,6 +35,15 @@ template <>
 struct Weights<float, 4> {
   float4 value;
   __device__ void load(const float* from) { value = __ldcs(reinterpret_cast<const float4*>(from)); }
+  __device__ void load_at_once(const void* from, std::uint64_t policy) {
+    const uint4 bits = load_hinted(from, policy);
+    value = {__uint_as_float(bits.x), __uint_as_float(bits.y), __uint_as_float(bits.z),
+             __uint_as_float(bits.w)};
+  }
+  // Not unpacked before here, which would take more registers.
+  __device__ void pin() {
+    asm volatile("" : "+f"(value.x), "+f"(value.y), "+f"(value.z), "+f"(value.w));
+  }
   __device__ void unpack(float (&to)[4]) const {
     to[0] = value.x;
     to[1] = value.y;
@@ -35,6 +56,12 @@ template <typename T>
 struct Weights<T, 8> {
   uint4 value;
   __device__ void load(const T* from) { value = __ldcs(reinterpret_cast<const uint4*>(from)); }
+  __device__ void load_at_once(const void* from, std::uint64_t policy) {
+    value = load_hinted(from, policy);
+  }
+  __device__ void pin() {
+    asm volatile("" : "+r"(value.x), "+r"(value.y), "+r"(value.z), "+r"(value.w));
+  }
   __device__ void unpack(float (&to)[8]) const {
     const T* values = reinterpret_cast<const T*>(&value);
 #pragma unroll

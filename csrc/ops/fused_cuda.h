@@ -16,8 +16,8 @@
 //
 // Which networks: chains of two to four convolutions (stride 1 or 2), each with an activation and
 // 2x2 pooling or without, and a linear layer and softmax or none, whose activations fit into a
-// block's shared memory. Some are compiled in (csrc/cuda/fused/); others are compiled at first use
-// by the caller (NVRTC), from source(). why_not says what does not fit.
+// block's shared memory. Some are compiled in (csrc/cuda/fused/), for devices of some kinds; others
+// are compiled at first use by the caller (NVRTC), from source(). why_not says what does not fit.
 #pragma once
 
 #include <limits>
@@ -39,7 +39,7 @@ class FusedNetwork {
   // Packs the weights and uploads them to the device, complete on return. Throws
   // std::invalid_argument with why_not's reason. `shared_limit` stands in for a device with less
   // shared memory a block, in tests of the kernels that it would run. `program`: what source() was
-  // compiled to for the device, where that is not empty.
+  // compiled to for the device, where that is not empty; it is taken before what is compiled in.
   FusedNetwork(const NetworkDescription& description, FusedDtype dtype, int device,
                int shared_limit = kNoLimit, const std::string& program = "");
   ~FusedNetwork();
@@ -53,10 +53,12 @@ class FusedNetwork {
   static std::string why_not(const NetworkDescription& description, FusedDtype dtype, int device,
                              int shared_limit = kNoLimit, const std::string& program = "");
 
-  // The CUDA source of a network's program, "" for one that is compiled in. It includes headers of
-  // csrc/cuda, which the module has as text; CNN_ENGINE_FUSED_TIMED defined gives the instrumented
-  // one. Throws std::invalid_argument with why_not's reason.
-  static std::string source(const NetworkDescription& description, FusedDtype dtype);
+  // The CUDA source of a network's program, "" for one that is compiled in for `device`. It
+  // includes headers of csrc/cuda, which the module has as text; CNN_ENGINE_FUSED_TIMED defined
+  // gives the instrumented one. Throws std::invalid_argument with why_not's reason.
+  static constexpr int kNoDevice = -1;
+  static std::string source(const NetworkDescription& description, FusedDtype dtype,
+                            int device = kNoDevice);
 
   // Only launches: no allocation and no wait, so it may be captured into a graph.
   void run(const void* images,  // [N, C, H, W] uint8 or float32

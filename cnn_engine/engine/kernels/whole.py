@@ -19,14 +19,14 @@ def _prepare(node: Node, graph: Graph, device: Any) -> Any:
     if device.kind == "cpu":
         return fused(*arguments, _by_layers(node, graph))
     with device.context:
-        if not (source := fused.source(*arguments)):
+        if not (source := fused.source(*arguments, device.index)):
             return fused(*arguments)
         return _at_first_use(fused)(*arguments, device, source)
 
 
 @cache
 def _at_first_use(fused: Any) -> type:
-    """Returns the class of CUDA networks that are not compiled in."""
+    """Returns the class of CUDA networks that are not compiled in for their device."""
 
     class Compiled(fused):
         """A network whose kernels NVRTC compiles, the instrumented ones when a pass is first timed."""
@@ -75,7 +75,7 @@ def why_not(description: tuple, dtype: str, device: Any) -> str | None:
         return fused.why_not(*description, dtype) or None
     if reason := fused.why_not(*description, dtype, device.index):
         return reason
-    if not (source := fused.source(*description, dtype)):
+    if not (source := fused.source(*description, dtype, device.index)):
         return None
     try:
         made = program(fused, source, device)

@@ -14,8 +14,9 @@ using fused::Instantiation;
 
 constexpr const Instantiation* kInstantiations[] = {&fused::kCifar10, &fused::kEce408};
 
-// The network that a chain is, or null.
-const Instantiation* find(const Chain& chain) {
+// The network that a chain is, or null; with a `program` that is not needed.
+const Instantiation* find(const Chain& chain, const std::string& program = "") {
+  if (!program.empty()) return nullptr;
   for (const Instantiation* candidate : kInstantiations) {
     if (same(candidate->chain(), chain)) return candidate;
   }
@@ -48,6 +49,20 @@ int shared_memory(int device, int limit) {
   return limit < bytes ? limit : bytes;
 }
 
+// Whether what is compiled in has machine code for the device, or what its driver makes some of.
+bool is_compiled_for(const Instantiation& network, FusedDtype dtype, int device) {
+  const DeviceGuard guard(device);
+  cudaFuncAttributes attributes;
+  const cudaError_t error =
+      cudaFuncGetAttributes(&attributes, network.of(dtype).plain.of[fused::few][0]);
+  if (error == cudaErrorNoKernelImageForDevice || error == cudaErrorInvalidDeviceFunction) {
+    cudaGetLastError();  // it is not to be found by the next call that looks
+    return false;
+  }
+  CUDA_CHECK(error);
+  return true;
+}
+
 // `network` or its `program`, which may be null: then there is nothing to compare with yet.
 std::string why_not_fits(const Instantiation* network, const fused::Library* program,
                          FusedDtype dtype, int shared) {
@@ -59,10 +74,8 @@ std::string why_not_fits(const Instantiation* network, const fused::Library* pro
          " bytes of shared memory a block, found " + std::to_string(shared);
 }
 
-// Null without a program, and where the network is compiled in.
-std::unique_ptr<fused::Library> load(const Instantiation* network, const std::string& program) {
-  if (network != nullptr || program.empty()) return nullptr;
-  return std::make_unique<fused::Library>(program);
+std::unique_ptr<fused::Library> load(const std::string& program) {
+  return program.empty() ? nullptr : std::make_unique<fused::Library>(program);
 }
 
 // The weights of convolutions and of the fully connected layer, and the numbers of each array.
@@ -135,10 +148,10 @@ FusedNetwork::FusedNetwork(const NetworkDescription& description, FusedDtype dty
   std::vector<int> parts;
   std::string why = read(description, chain, parts);
   if (!why.empty()) throw std::invalid_argument("fused: " + why);
-  const Instantiation* found = find(chain);
+  const Instantiation* found = find(chain, program);
   const DeviceGuard guard(device);
   const int shared = shared_memory(device, shared_limit);
-  std::unique_ptr<fused::Library> library = load(found, program);
+  std::unique_ptr<fused::Library> library = load(program);
   why = why_not_fits(found, library.get(), dtype, shared);
   if (!why.empty()) throw std::invalid_argument("fused: " + why);
   const Weights weights(description, chain);
@@ -174,12 +187,15 @@ FusedNetwork::~FusedNetwork() {
 FusedNetwork::FusedNetwork(FusedNetwork&&) noexcept = default;
 FusedNetwork& FusedNetwork::operator=(FusedNetwork&&) noexcept = default;
 
-std::string FusedNetwork::source(const NetworkDescription& description, FusedDtype dtype) {
+std::string FusedNetwork::source(const NetworkDescription& description, FusedDtype dtype,
+                                 int device) {
   Chain chain;
   std::vector<int> parts;
   const std::string why = read(description, chain, parts);
   if (!why.empty()) throw std::invalid_argument("fused: " + why);
-  return find(chain) != nullptr ? "" : source_of(chain, format_of(dtype), parts_of(dtype));
+  const Instantiation* found = device == kNoDevice ? nullptr : find(chain);
+  if (found != nullptr && is_compiled_for(*found, dtype, device)) return "";
+  return source_of(chain, format_of(dtype), parts_of(dtype));
 }
 
 std::string FusedNetwork::why_not(const NetworkDescription& description, FusedDtype dtype,
@@ -188,9 +204,8 @@ std::string FusedNetwork::why_not(const NetworkDescription& description, FusedDt
   std::vector<int> parts;
   const std::string why = read(description, chain, parts);
   if (!why.empty()) return why;
-  const Instantiation* found = find(chain);
   const DeviceGuard guard(device);
-  return why_not_fits(found, load(found, program).get(), dtype,
+  return why_not_fits(find(chain, program), load(program).get(), dtype,
                       shared_memory(device, shared_limit));
 }
 
