@@ -90,7 +90,7 @@ def test_compiled_in_networks_need_no_program_and_have_one(gpu, dtype, rng):
     for images in (1, 5, 133, 1001):
         x = rng.integers(0, 256, (images, *CIFAR10.input_shape)).astype(np.uint8)
         wanted = run(gpu, compiled_in, x)
-        assert np.abs(run(gpu, made, x) - wanted).max() < ERROR
+        assert np.abs(run(gpu, made, x) - wanted).max() < ERROR[dtype]
 
 
 WRONG = [

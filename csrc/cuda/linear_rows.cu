@@ -119,7 +119,7 @@ void launch_stream(const Call& c, Stream stream) {
   const int multiprocessors = multiprocessors_here();
   const auto kernel = linear_rows_stream_kernel<T, X, kEnds, Way>;
   const int bytes = streamed_bytes<T, X, Way>(c.shape);
-  make_ready(kernel, Way::kRings + kMostOfRow);
+  make_ready(kernel, kRings<Way> + kMostOfRow);
   launch("launch of linear_rows_stream_kernel", kernel, multiprocessors,
          kStreamWarps * kWarpThreads, bytes, stream, 1, static_cast<const X*>(c.input),
          static_cast<const T*>(c.packed), c.bias, c.output, c.rounds, c.overflow, c.shape,

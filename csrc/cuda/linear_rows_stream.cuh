@@ -19,18 +19,20 @@
 namespace cnn_engine::cuda {
 
 constexpr int kStreamWarps = 8;
-// How a block reads: pieces in its rings, and those that a warp has in registers at first, of rows
-// that have so many.
+// How a block reads: pieces in its rings, which come first, and those behind them that a warp has
+// in registers, of a first row that has so many.
 struct Usual {
-  static constexpr int kPiece = 4096, kPieces = 2, kHeld = 2, kBlocks = 2;
-  static constexpr int kRings = kStreamWarps * kPieces * kPiece;
+  static constexpr int kPiece = 4096, kPieces = 2, kHeld = 0, kBlocks = 2;
 };
 // Of 16 bits that no cache keeps, which take longest. Blocks begin where the convolution before
 // leaves a multiprocessor free; where one of it runs they find no room, and would slow it.
 struct Ahead {
   static constexpr int kPiece = 3584, kPieces = 3, kHeld = 4, kBlocks = 1;
-  static constexpr int kRings = kStreamWarps * kPieces * kPiece;
 };
+template <typename Way>
+constexpr int kRing = Way::kPieces * Way::kPiece;  // bytes, of a warp
+template <typename Way>
+constexpr int kRings = kStreamWarps * kRing<Way>;
 // Weights from which this is faster, and the most bytes of a row of x in shared memory.
 constexpr std::int64_t kLeastStreamed = 4 << 20;
 constexpr int kMostOfRow = 112 << 10;
@@ -73,15 +75,16 @@ __global__ void __launch_bounds__(kStreamWarps* kWarpThreads, Way::kBlocks)
                               const Activation activation) {
   constexpr int kWidth = 16 / sizeof(T), kRun = kWarpThreads * 16;  // bytes of a warp's load
   constexpr int kPiece = Way::kPiece, kPieces = Way::kPieces, kHeldBytes = Way::kHeld * kPiece;
-  // What comes first of the row of x, by the weights' bytes that it is multiplied by: warps begin.
-  constexpr int kFirstPart = kHeldBytes;
+  // What comes first of the row of x, by the weights' bytes that it is multiplied by: warps begin,
+  // and ask for more.
+  constexpr int kFirstPart = kRing<Way>;
   extern __shared__ __align__(128) unsigned char memory[];
   __shared__ __align__(8) std::uint64_t come[kStreamWarps][kPieces], parts_come[2];
   let_successors_start();
   const int warp = same_in_warp(threadIdx.x / kWarpThreads), lane = threadIdx.x % kWarpThreads;
   const int bytes = p.in_features * static_cast<int>(sizeof(T)), turns = gridDim.x * kStreamWarps;
-  const unsigned char* const ring = memory + warp * kPieces * kPiece;
-  const X* const x = reinterpret_cast<const X*>(memory + Way::kRings);
+  const unsigned char* const ring = memory + warp * kRing<Way>;
+  const X* const x = reinterpret_cast<const X*>(memory + kRings<Way>);
   // Neighbours are of different multiprocessors, so that these have equally many.
   int m = blockIdx.x + warp * gridDim.x;
   const int outputs = m < p.out_features ? (p.out_features - m + turns - 1) / turns : 0;
@@ -92,12 +95,8 @@ __global__ void __launch_bounds__(kStreamWarps* kWarpThreads, Way::kBlocks)
       0,
       outputs * ((bytes + kPiece - 1) / kPiece),
       std::int64_t{p.out_features} * bytes < kLeastReadOnce ? kUsualPolicy : kReadOncePolicy};
-  const bool holds = outputs > 0 && bytes >= kHeldBytes;
-  const unsigned char* const first_row = pieces.row;
-  if (holds) {
-    pieces.skip(kHeldBytes);
-    pieces.left -= Way::kHeld;
-  }
+  bool holds = Way::kHeld > 0 && outputs > 0 && bytes >= kFirstPart + kHeldBytes;
+  const unsigned char* const behind = pieces.row + kFirstPart;
   const std::uint32_t to = shared_address(ring), barriers = shared_address(come[warp]);
   const std::uint32_t first_come = shared_address(parts_come), rest_come = first_come + 8;
   if (lane == 0) {
@@ -112,10 +111,14 @@ __global__ void __launch_bounds__(kStreamWarps* kWarpThreads, Way::kBlocks)
       if (pieces.left > 0) pieces.ask(to + i * kPiece, barriers + 8 * i);
     }
   }
-  Weights<T, kWidth> held[kHeldBytes / kRun];
+  Weights<T, kWidth> held[Way::kHeld > 0 ? kHeldBytes / kRun : 1];
+  if (holds) {
 #pragma unroll
-  for (int i = 0; i < kHeldBytes / kRun && holds; ++i) {
-    held[i].load_at_once(first_row + i * kRun + lane * 16, pieces.policy);
+    for (int i = 0; i < kHeldBytes / kRun; ++i) {
+      held[i].load_at_once(behind + i * kRun + lane * 16, pieces.policy);
+    }
+    pieces.skip(kHeldBytes);
+    pieces.left -= Way::kHeld;
   }
   float added = bias != nullptr && outputs > 0 ? bias[m] : 0.0f;
   // Read now: what a launch is given is far away at first.
@@ -137,26 +140,29 @@ __global__ void __launch_bounds__(kStreamWarps* kWarpThreads, Way::kBlocks)
   if (outputs == 0) return;
   wait_for_phase(first_come, 0);
 
-  float sum = 0.0f;
-  const auto add = [&](const Weights<T, kWidth>& weights, int at) {
-    float w[kWidth];
-    weights.unpack(w);
-    const auto run = Channels<kWidth>::load(x + at / static_cast<int>(sizeof(T)));
-#pragma unroll
-    for (int i = 0; i < kWidth; ++i) sum = fmaf(run.value[i], w[i], sum);
-  };
-  int begin = 0;
-  if (holds) {
-#pragma unroll
-    for (auto& weights : held) weights.pin();
-#pragma unroll
-    for (int i = 0; i < kHeldBytes / kRun; ++i) add(held[i], i * kRun + lane * 16);
-    begin = kHeldBytes;
-  }
   int stage = 0, parity = 0;
   for (; m < p.out_features; m += turns) {
-    for (; begin < bytes; begin += kPiece) {
-      if (begin == kFirstPart) wait_for_phase(rest_come, 0);
+    float sum = 0.0f;
+    const auto add = [&](const Weights<T, kWidth>& weights, int at) {
+      float w[kWidth];
+      weights.unpack(w);
+      const auto run = Channels<kWidth>::load(x + at / static_cast<int>(sizeof(T)));
+#pragma unroll
+      for (int i = 0; i < kWidth; ++i) sum = fmaf(run.value[i], w[i], sum);
+    };
+    for (int begin = 0; begin < bytes; begin += kPiece) {
+      if (begin == kFirstPart) {
+        wait_for_phase(rest_come, 0);
+        if (holds) {
+#pragma unroll
+          for (auto& weights : held) weights.pin();
+#pragma unroll
+          for (int i = 0; i < kHeldBytes / kRun; ++i) add(held[i], begin + i * kRun + lane * 16);
+          begin += kHeldBytes;
+          holds = false;
+          if (begin >= bytes) break;
+        }
+      }
       wait_for_phase(barriers + 8 * stage, parity);
       const unsigned char* const piece = ring + stage * kPiece;
       const auto add_piece = [&](int at) {
@@ -179,8 +185,6 @@ __global__ void __launch_bounds__(kStreamWarps* kWarpThreads, Way::kBlocks)
       }
     }
     const float total = warp_sum(sum);
-    begin = 0;
-    sum = 0.0f;
     if (lane != 0) continue;
     const float found = total + added;
     const Channels<1> y{{kEnds == Ends::clamps ? clamp(found, low, high) : activation(found)}};
@@ -205,7 +209,7 @@ bool are_read_once(const LinearShape& p) {
 template <typename T, typename X, typename Way>
 int streamed_bytes(const LinearShape& p) {
   const int least = are_read_once<T>(p) ? 116 << 10 : 92 << 10;
-  return std::max(least, Way::kRings + p.in_features * static_cast<int>(sizeof(X)));
+  return std::max(least, kRings<Way> + p.in_features * static_cast<int>(sizeof(X)));
 }
 
 // Whether the kernel above runs this, of rows that are read 16 bytes at a time.
