@@ -25,9 +25,10 @@ __device__ inline void load_four(const float* from, float* to) {
   to[3] = four.w;
 }
 
-// z = max(x scale + shift, floor) of a thread's channels, from `first` on. What that needs is
-// loaded before a step is there, from the first-level cache: the second takes longer than a step.
-template <int Channels>
+// z = max(x scale + shift, floor) of a thread's channels, from `first` on, of which there are all or
+// none of each `Together`. What that needs is loaded before a step is there, from the first-level
+// cache: the second takes longer than a step.
+template <int Channels, int Together>
 class Affine {
  public:
   __device__ void load(const Product& p, int image, int first) {
@@ -51,7 +52,7 @@ class Affine {
   }
 
  private:
-  // Channels come in fours of 32 bits.
+  // Without a branch for each load, which would make loads wait for each other.
   __device__ void fill(const Product& p, const float* from, int image, float other,
                        float (&to)[Channels]) const {
 #pragma unroll
@@ -59,9 +60,10 @@ class Affine {
     if (!from) return;
     from += static_cast<std::int64_t>(image) * p.channels + first_;
 #pragma unroll
-    for (int i = 0; i < Channels; i += 4) {
+    for (int i = 0; i < Channels; i += Together) {
       if (first_ + i >= p.channels) break;
-      load_four(from + i, to + i);
+#pragma unroll
+      for (int j = i; j < i + Together; j += 4) load_four(from + j, to + j);
     }
   }
 
@@ -125,7 +127,7 @@ class Preparation {
 
   const Product& p_;
   const int first_row_, thread_, image_;
-  Affine<kWidth> affine_;
+  Affine<kWidth, kWidth> affine_;  // channels come in pieces of 16 bytes
 };
 
 // Of float32: warps of their own make two parts of float16 of places, where they are, for the warps
@@ -217,7 +219,7 @@ class Splitting {
 
   const Product& p_;
   const int first_row_, team_, row_, lane_, image_;
-  Affine<kWidth> affine_;
+  Affine<kWidth, 4> affine_;  // channels come in fours
 };
 
 }  // namespace cnn_engine::cuda::wgmma
