@@ -25,9 +25,9 @@ __device__ inline void load_four(const float* from, float* to) {
   to[3] = four.w;
 }
 
-// z = max(x scale + shift, floor) of a thread's channels, from `first` on, of which there are all or
-// none of each `Together`. What that needs is loaded before a step is there, from the first-level
-// cache: the second takes longer than a step.
+// z = max(x scale + shift, floor) of a thread's channels, from `first` on, of which there are all
+// or none of each `Together`. What that needs is loaded before a step is there, from the
+// first-level cache: the second takes longer than a step.
 template <int Channels, int Together>
 class Affine {
  public:
