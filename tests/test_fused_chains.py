@@ -73,6 +73,13 @@ def test_source_has_the_layers(name, rng):
     assert included == set(fused.headers()), "headers include each other and nothing else"
 
 
+def test_networks_that_are_compiled_in_have_source_without_a_device(rng):
+    arguments = test_fused_cuda.description(CIFAR10, random_weights(CIFAR10, rng))
+    source = module().FusedNetwork.source(*arguments, "float16")
+    assert re.search(r"Network<3, 32, 32, 10, Conv<16, 5, 2, Activation::relu, true, 1>", source)
+    assert "(Net, Half, 1)" in source
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_compiled_in_networks_need_no_program_and_have_one(gpu, dtype, rng):

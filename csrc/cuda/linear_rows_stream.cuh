@@ -1,7 +1,7 @@
 // linear_rows of one row and many weights: these come by bulk copies, through rings in shared
-// memory, one a warp, and the first of them into registers: what is there before the row is costs
-// no time. Blocks stay, one a multiprocessor, and warps take turns at the outputs; a lane adds up
-// what it does in linear_rows_kernel, in the same order. Compute capability 9.0 on.
+// memory, one a warp; of very many, what follows a ring's first pieces is in registers before the
+// row is there. Blocks stay, one a multiprocessor, and warps take turns at the outputs; a lane adds
+// up what it does in linear_rows_kernel, in the same order. Compute capability 9.0 on.
 #pragma once
 
 #include <algorithm>
