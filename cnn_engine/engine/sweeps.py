@@ -21,8 +21,9 @@ from .program import Program
 #: Bytes of weights that sweep the cache: of those ``linear_rows`` says itself that they are read once.
 SWEEPING = 64 << 20
 
-#: Kernels before the branch, and behind it those that read their own weights as soon.
-BEFORE, AFTER = 3, 3
+#: Kernels before the branch, and behind it those that read their own weights as soon. Each request begins
+#: where one of the pass's kernels ends: all have, and what sweeps is asked for, before that layer begins.
+BEFORE, AFTER = 1, 5
 
 #: In multiples of so many bytes memory is asked for.
 UNIT = 16

@@ -56,7 +56,6 @@ struct Block {
   static constexpr int kOwnBytes = kOwn * kMultiplying * 16;
   static constexpr int kLast = kExpansion * kUnitBytes;  // in the place of the first weights
   static constexpr int kMade = kLast + (Reduces ? (Shares * Shares - 1) * kOwnBytes : 0);
-  static constexpr int kOwnAt = kMade + kUnits * kPlacesBytes;
   static constexpr int kImage = kTaps * kUnitBytes + kLast;
   // The three rows that one row of places reaches are most, and what products read past them.
   static constexpr int kBetween = kImage + (3 * (kColumns + 2) * kRowBytes + 1023) / 1024 * 1024;
@@ -64,7 +63,7 @@ struct Block {
   static constexpr int kReceived = kResidual + kUnits * kPlacesBytes;
   static constexpr int kBarriers = kReceived + (Shares - 1) * kOwnBytes;
   static constexpr int kBytes = kBarriers + 10 * 8;
-  static_assert(kOwnAt + kOwnBytes <= kTaps * kUnitBytes);
+  static_assert(kMade + kUnits * kPlacesBytes <= kTaps * kUnitBytes);
 };
 
 template <typename T, int Shares, bool Reduces>
@@ -224,17 +223,13 @@ __global__ void __launch_bounds__(kThreads)
     seen_by_all();
     if (warp == 0 && leads_warp()) ask_third();
   } else {
-    add_up_in_cluster<Shares, kColumns, kMultiplying>(
-        reinterpret_cast<float4*>(memory + At::kOwnAt), sums, share, shared + At::kReceived,
-        sums_are_here, thread,
+    add_up_at_once<Shares, kColumns, kMultiplying>(
+        sums, share, shared + At::kReceived, sums_are_here, thread,
         [&] {
           if (warp == 0 && leads_warp()) ask_third();
         },
         [&](int eight, const float (&sum)[4]) {
-          int kept = own_left[0];
-#pragma unroll
-          for (int i = 1; i < At::kOwn; ++i) kept = i == eight ? own_left[i] : kept;
-          end(eight * Shares + share, kept, sum);
+          end(eight * Shares + share, own_left[eight], sum);
         },
         group * Shares);
     seen_by_all();

@@ -80,9 +80,9 @@ constexpr double kRowsSent = 0.85;  // between the blocks of a cluster
 static_assert(sizeof(kRowsCosts) / sizeof(kRowsCosts[0]) == kRowsTiles);
 
 // Of tiles that are patches of the image, of each that a multiprocessor has, by twos where it has
-// more than one; steps are longer where many tensor cores are at work for long.
+// more than one, which take turns; steps are longer where many tensor cores are at work for long.
 constexpr RowsCost kPatchCosts[] = {{0.50, 0.251}, {0.35, 0.133}};
-constexpr double kPatchLaunch = 2.6, kPatchSent = 0.3, kPatchSentByAll = 1.1, kPatchSlower = 1.12;
+constexpr double kPatchLaunch = 2.1, kPatchTurns = 2.4, kPatchSent = 1.2, kPatchSlower = 1.12;
 static_assert(sizeof(kPatchCosts) / sizeof(kPatchCosts[0]) == kPatches);
 // Of a max pool of 2x2 by itself, and of each byte that it reads and writes.
 constexpr double kPoolLaunch = 1.2, kPoolByte = 0.31e-6;
@@ -109,10 +109,10 @@ void rate_patches(Rating& found, const Product& p, int multiprocessors) {
       if (split > 1 && (chunks * (split - 1) >= p.chunks || all > 1)) continue;
       const double blocks = all > 1 ? 2 * std::ceil(all / 2) : 1;
       const double steps = p.steps / p.chunks * chunks * cost.step;
-      const double sent = split > 1 ? kPatchSent + kPatchSentByAll * all : 0.0;
-      found.add(
-          kPatchLaunch + blocks * (cost.tile + steps * (blocks > 4 ? kPatchSlower : 1)) + sent,
-          {Form::patches, tile, split, 0, multiprocessors});
+      const double sent = split > 1 ? kPatchSent * all : 0.0;
+      found.add((blocks > 1 ? kPatchTurns : kPatchLaunch) +
+                    blocks * (cost.tile + steps * (blocks > 4 ? kPatchSlower : 1)) + sent,
+                {Form::patches, tile, split, 0, multiprocessors});
     }
   }
 }

@@ -24,52 +24,110 @@ __device__ inline void store_sums(float* to, const float (&sums)[4]) {
   to[Pitch + 8] = sums[3];
 }
 
-// Adds up what the `Split` blocks of a cluster hold of a tile. Every Split-th eight of the places
-// is one block's: block b sends it what its threads hold, [(b ^ owner) - 1][eight][thread][4], and
-// it adds that in this order to its own, which lies in `own` meanwhile, and calls keep(eight,
-// sums). What else that needs is waited for by ready(), when all is sent. These blocks of the
-// cluster are those from `first` on. `Together` eights that follow each other are of one block.
-template <int Split, int Columns, int Threads, int Together = 1, typename Ready, typename Keep>
+// What the `Split` blocks of a cluster, those from `first` on, hold of a tile is added up. Every
+// Split-th eight of the places is one block's, or `Together` that follow each other: block b sends
+// it what its threads hold, [(b ^ owner) - 1][eight][thread][4], and it adds that in this order to
+// its own.
+template <int Split, int Columns, int Threads, int Together>
+struct ClusterSums {
+  static constexpr int kEights = Columns / 8, kAtOnce = Split * Together;
+  static constexpr int kOwn = (kEights + kAtOnce - 1) / kAtOnce * Together;
+  static constexpr int kEightBytes = Threads * 16, kBlockBytes = kOwn * kEightBytes;
+
+  static __device__ constexpr int owner(int eight) { return eight / Together % Split; }
+  static __device__ constexpr int own_eight(int eight) {
+    return eight / kAtOnce * Together + eight % Together;
+  }
+  static __device__ bool is_own(int own_eight, int rank) {
+    return (own_eight / Together * Split + rank) * Together + own_eight % Together < kEights;
+  }
+
+  // `received` is where a thread's numbers come to.
+  static __device__ void send(const float (&sums)[Columns / 2], int rank, std::uint32_t received,
+                              std::uint32_t all_received, int first) {
+#pragma unroll
+    for (int j = 0; j < kEights; ++j) {
+      if (owner(j) == rank) continue;
+      const std::uint32_t slot = received + ((rank ^ owner(j)) - 1) * kBlockBytes;
+      send_cluster(cluster_address(slot + own_eight(j) * kEightBytes, first + owner(j)),
+                   cluster_address(all_received, first + owner(j)), sums[4 * j], sums[4 * j + 1],
+                   sums[4 * j + 2], sums[4 * j + 3]);
+    }
+  }
+};
+
+// Adds up what a cluster's blocks hold and calls keep(eight, sums). A block's own sums lie in `own`
+// meanwhile. What else is needed is waited for by ready(), when all is sent.
+template <int Split, int Columns, int Threads, typename Ready, typename Keep>
 __device__ inline void add_up_in_cluster(float4* own, const float (&sums)[Columns / 2], int rank,
                                          std::uint32_t received, std::uint32_t all_received,
-                                         unsigned thread, const Ready& ready, const Keep& keep,
-                                         int first = 0) {
-  constexpr int kEights = Columns / 8, kAtOnce = Split * Together;
-  constexpr int kOwn = (kEights + kAtOnce - 1) / kAtOnce * Together;
-  constexpr int kEightBytes = Threads * 16, kBlockBytes = kOwn * kEightBytes;
+                                         unsigned thread, const Ready& ready, const Keep& keep) {
+  using Sums = ClusterSums<Split, Columns, Threads, 1>;
   received += thread * 16;
-#pragma unroll
-  for (int j = 0; j < kEights; ++j) {
-    const int owner = j / Together % Split, own_eight = j / kAtOnce * Together + j % Together;
-    if (owner == rank) continue;
-    const std::uint32_t slot = received + ((rank ^ owner) - 1) * kBlockBytes;
-    send_cluster(cluster_address(slot + own_eight * kEightBytes, first + owner),
-                 cluster_address(all_received, first + owner), sums[4 * j], sums[4 * j + 1],
-                 sums[4 * j + 2], sums[4 * j + 3]);
-  }
+  Sums::send(sums, rank, received, all_received, 0);
   named_barrier<Threads>(1);  // no one multiplies what lies in the ring
 #pragma unroll
-  for (int j = 0; j < kEights; ++j) {
-    if (j / Together % Split != rank) continue;
-    own[(j / kAtOnce * Together + j % Together) * Threads + thread] = {
-        sums[4 * j], sums[4 * j + 1], sums[4 * j + 2], sums[4 * j + 3]};
+  for (int j = 0; j < Sums::kEights; ++j) {
+    if (Sums::owner(j) != rank) continue;
+    own[Sums::own_eight(j) * Threads + thread] = {sums[4 * j], sums[4 * j + 1], sums[4 * j + 2],
+                                                  sums[4 * j + 3]};
   }
   ready();
-  if (rank * Together >= kEights) return;
+  if (rank >= Sums::kEights) return;
   wait_for_cluster_phase(all_received, 0);
 #pragma unroll 1
-  for (int eight = 0; (eight / Together * Split + rank) * Together + eight % Together < kEights;
-       ++eight) {
+  for (int eight = 0; eight * Split + rank < Sums::kEights; ++eight) {
     float4 sum = own[eight * Threads + thread];
 #pragma unroll
     for (int block = 0; block < Split - 1; ++block) {
-      const float4 more = load_float4(received + block * kBlockBytes + eight * kEightBytes);
+      const float4 more =
+          load_float4(received + block * Sums::kBlockBytes + eight * Sums::kEightBytes);
       sum.x += more.x;
       sum.y += more.y;
       sum.z += more.z;
       sum.w += more.w;
     }
     keep(eight, {sum.x, sum.y, sum.z, sum.w});
+  }
+}
+
+// The same of kernels that have registers for it: one eight after another would wait for its loads
+// each time, and here all are on their way at once.
+template <int Split, int Columns, int Threads, int Together = 1, typename Ready, typename Keep>
+__device__ inline void add_up_at_once(const float (&sums)[Columns / 2], int rank,
+                                      std::uint32_t received, std::uint32_t all_received,
+                                      unsigned thread, const Ready& ready, const Keep& keep,
+                                      int first = 0) {
+  using Sums = ClusterSums<Split, Columns, Threads, Together>;
+  received += thread * 16;
+  Sums::send(sums, rank, received, all_received, first);
+  float own[Sums::kOwn][4] = {};
+#pragma unroll
+  for (int j = 0; j < Sums::kEights; ++j) {
+    float (&of)[4] = own[Sums::own_eight(j)];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) of[i] = Sums::owner(j) == rank ? sums[4 * j + i] : of[i];
+  }
+  named_barrier<Threads>(1);  // no one multiplies what lies in the ring
+  ready();
+  if (rank * Together >= Sums::kEights) return;
+  wait_for_cluster_phase(all_received, 0);
+#pragma unroll
+  for (int block = 0; block < Split - 1; ++block) {
+#pragma unroll
+    for (int eight = 0; eight < Sums::kOwn; ++eight) {
+      if (!Sums::is_own(eight, rank)) continue;
+      const float4 more =
+          load_float4(received + block * Sums::kBlockBytes + eight * Sums::kEightBytes);
+      own[eight][0] += more.x;
+      own[eight][1] += more.y;
+      own[eight][2] += more.z;
+      own[eight][3] += more.w;
+    }
+  }
+#pragma unroll
+  for (int eight = 0; eight < Sums::kOwn; ++eight) {
+    if (Sums::is_own(eight, rank)) keep(eight, own[eight]);
   }
 }
 

@@ -11,8 +11,9 @@
 // A block has 64 filters of one tile after another: copies for the next run ahead while one is
 // multiplied and ended, and two blocks of a multiprocessor take turns at its tensor cores. Two
 // rows' neighbours are in one thread's hands, which makes them one. Results are made where the last
-// of what was multiplied lay, and leave from there by the copy engine. Blocks of a cluster may have
-// parts of the channels, of one tile each.
+// of what was multiplied lay. Blocks that go on to another tile have the copy engine take them from
+// there; those of one tile store them by their threads, which takes half as long. Blocks of a
+// cluster may have parts of the channels, of one tile each.
 #pragma once
 
 #include <algorithm>
@@ -157,12 +158,56 @@ class PatchEnd {
   std::uint32_t at_;
 };
 
-template <typename T, int Rows, bool Splits>
+// What a thread stores of a tile's results, as PatchEnd has left them: pieces of 16 bytes of one
+// column, of all rows or of those that a block of a cluster has.
+template <typename T, int Rows>
+class PatchRows {
+ public:
+  __device__ PatchRows(const Product& p, int first_filter, int image, int first_h, int first_w,
+                       int rank, int thread) {
+    constexpr int kWidth = 16 / static_cast<int>(sizeof(T));
+    const int place = thread / 8, piece = thread % 8, filter = first_filter + piece * kWidth;
+    // At a time threads have 16 places: two rows, or four of pooled ones.
+    const int shift = p.pools ? 1 : 0, width = kPatchWidth >> shift, column = place % width;
+    const int two = width * 2 * kRowBytes;  // bytes of two rows' results
+    const int row = place / width, rows = p.out_h >> shift, columns = p.out_w >> shift;
+    const int h = (first_h >> shift) + (p.pools ? row << p.log_split : row) + (rank << (1 - shift));
+    const int w = (first_w >> shift) + column;
+    const int further = (p.pools ? 4 : 2) << p.log_split;
+    const int left = min(rows, (first_h + Rows) >> shift) - h;
+    count_ = w < columns && filter < p.filters && left > 0 ? (left - 1) / further + 1 : 0;
+    from_ = (p.pools ? row * two : row * kPatchWidth * kRowBytes) + column * kRowBytes +
+            exchanged(column, piece) * 16;
+    apart_ = p.pools ? 4 * two : two;
+    to_ = static_cast<T*>(p.y) + ((std::int64_t{image} * rows + h) * columns + w) * p.y_pitch +
+          filter;
+    further_ = std::int64_t{further} * columns * p.y_pitch;
+  }
+
+  __device__ void store(std::uint32_t made) const {
+    T* to = to_;
+    std::uint32_t from = made + from_;
+#pragma unroll 4
+    for (int i = 0; i < count_; ++i, to += further_, from += apart_) {
+      *reinterpret_cast<float4*>(to) = load_float4(from);
+    }
+  }
+
+ private:
+  int count_, apart_;
+  std::uint32_t from_;
+  T* to_;
+  std::int64_t further_;
+};
+
+// With `Stays` blocks take one tile after another.
+template <typename T, int Rows, bool Splits, bool Stays>
 __global__ void __launch_bounds__(128 + 64, 2)
     conv2d_nhwc_wgmma_patches_kernel(const __grid_constant__ CUtensorMap images,
                                      const __grid_constant__ CUtensorMap results,
                                      const __grid_constant__ Product p) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  static_assert(!(Splits && Stays));
   using At = PatchTile<Rows, Splits>;
   constexpr int kThreads = 128, kWarps = 4;  // that multiply
   extern __shared__ __align__(1024) char memory[];
@@ -178,7 +223,7 @@ __global__ void __launch_bounds__(128 + 64, 2)
   const int end_chunk = Splits ? min(first_chunk + p.steps_a_block, p.chunks) : p.chunks;
   if (thread == kThreads) {
     prefetch_map(&images);
-    prefetch_map(&results);
+    if (Stays) prefetch_map(&results);
     for (int stage = 0; stage < At::kStages; ++stage) {
       init_phases(full + 8 * stage, 1);
       init_phases(empty + 8 * stage, 1);
@@ -200,17 +245,17 @@ __global__ void __launch_bounds__(128 + 64, 2)
 
   // Where blocks stay, neighbours, of one multiprocessor, do not both have the first tiles.
   const int apart = static_cast<int>(gridDim.x), block = static_cast<int>(blockIdx.x);
-  const int first_tile = apart < p.tiles ? block / 2 + block % 2 * (apart / 2) : block;
-  const int split = Splits ? p.split : 1;
+  const int first_tile = Stays ? block / 2 + block % 2 * (apart / 2) : block;
   // Of two rows' results.
   const int made_bytes = (p.pools ? kPatchWidth : 2 * kPatchWidth) * kRowBytes;
   struct Where {
-    int image, h, w;
+    int filter, image, h, w;
   };
   const auto where = [&](int tile) {
     const int patch = tile / p.filter_tiles, line = patch / p.patches_a_row;
     const int image = line / p.patches_a_column;
-    return Where{image, (line - image * p.patches_a_column) * Rows,
+    return Where{(tile - patch * p.filter_tiles) * kFilters, image,
+                 (line - image * p.patches_a_column) * Rows,
                  (patch - line * p.patches_a_row) * kPatchWidth};
   };
   if (warp == kWarps) {  // asks for weights
@@ -237,34 +282,37 @@ __global__ void __launch_bounds__(128 + 64, 2)
     }
     return;
   }
-  if (warp == kWarps + 1) {  // asks for what patches reach, and stores
+  if (warp == kWarps + 1) {  // asks for what patches reach; where blocks stay, stores
     const bool leads = leads_warp();
     constexpr int kChannels = kRowBytes / static_cast<int>(sizeof(T));
     const int shift = p.pools ? 1 : 0;
-    const auto store = [&](int tile, std::uint32_t from) {
-      const Where at = where(tile);
+    const auto store = [&](const Where& at, std::uint32_t from) {
       if (!leads || at.w >> shift >= p.out_w >> shift) return;
-      for (int two = rank; two < Rows / 2; two += split) {
+      for (int two = 0; two < Rows / 2; ++two) {
         const int h = (at.h + 2 * two) >> shift;
         if (h >= p.out_h >> shift) break;
-        store_box(&results, from, tile % p.filter_tiles * kFilters, at.w >> shift, h, at.image);
-        from += made_bytes;
+        store_box(&results, from + two * made_bytes, at.filter, at.w >> shift, h, at.image);
       }
       commit_stores();
       wait_for_reads();
     };
     Turn half = {0, 1};
-    int made_first = -1, made_next = -1;  // tiles whose results are where patches are copied to
-    const auto keep = [&](int tile) {
-      made_first = half.at == 0 ? tile : made_first;
-      made_next = half.at == 0 ? made_next : tile;
+    constexpr Where kNothing = {-1, 0, 0, 0};
+    Where made_first = kNothing, made_next = kNothing;  // results that are where patches come to
+    const auto keep = [&](const Where& at) {
+      if (half.at == 0) {
+        made_first = at;
+      } else {
+        made_next = at;
+      }
     };
     const auto wait_for_half = [&] {
       wait_for_phase(read + 8 * half.at, half.parity);
-      const int made = half.at == 0 ? made_first : made_next;
-      if (made >= 0) store(made, Splits ? ring : patches + half.at * At::kImageBytes);
+      if (!Stays) return;
+      const Where made = half.at == 0 ? made_first : made_next;
+      if (made.filter >= 0) store(made, patches + half.at * At::kImageBytes);
       __syncwarp();
-      keep(-1);
+      keep(kNothing);
     };
     bool waited = false;
 #pragma unroll 1
@@ -285,10 +333,11 @@ __global__ void __launch_bounds__(128 + 64, 2)
           copy_box(patches + half.at * At::kImageBytes, &images, chunk * kChannels,
                    at.w - p.pad_left, at.h - p.pad_top, at.image, barrier);
         }
-        if (chunk + 1 == end_chunk) keep(tile);
+        if (Stays && chunk + 1 == end_chunk) keep(at);
         half.next(2);
       }
     }
+    if (!Stays) return;
 #pragma unroll 1
     for (int i = 0; i < 2; ++i) {
       wait_for_half();
@@ -298,6 +347,9 @@ __global__ void __launch_bounds__(128 + 64, 2)
     return;
   }
 
+  // Known before the wait, as to divide takes long.
+  const Where first = where(first_tile);
+  const PatchRows<T, Rows> own(p, first.filter, first.image, first.h, first.w, rank, thread);
   if (Splits) wait_at_cluster_barrier();  // others have made their barriers
   wait_for_inputs();                      // of what this kernel overwrites, others may read
   const std::uint64_t weights = matrix_at(ring);
@@ -305,7 +357,8 @@ __global__ void __launch_bounds__(128 + 64, 2)
   Turn stage = {0, 0}, half = {0, 0};
 #pragma unroll 1
   for (int tile = first_tile; tile < p.tiles; tile += apart) {
-    PatchEnd<T> end(p, tile % p.filter_tiles * kFilters + warp * 16, warp, thread % 32);
+    const Where at = Stays ? where(tile) : first;
+    PatchEnd<T> end(p, at.filter + warp * 16, warp, thread % 32);
     float sums[Rows * 4] = {};
     int before = 0;
 #pragma unroll 1
@@ -342,20 +395,20 @@ __global__ void __launch_bounds__(128 + 64, 2)
       }
     };
     bool past = false;
+    const std::uint32_t made = Splits ? ring : patches + last * At::kImageBytes;
     if constexpr (Splits) {
-      const Where at = where(tile);
       float upper[4];
       const auto add_up = [&](auto of_cluster) {
         constexpr int kSplit = decltype(of_cluster)::value;
-        add_up_in_cluster<kSplit, Rows * 8, kThreads, 2>(
-            reinterpret_cast<float4*>(memory), sums, rank, received, all_received, thread, [] {},
+        add_up_at_once<kSplit, Rows * 8, kThreads, 2>(
+            sums, rank, received, all_received, thread, [] {},
             [&](int eight, const float (&sum)[4]) {
               if (eight % 2 == 0) {
 #pragma unroll
                 for (int i = 0; i < 4; ++i) upper[i] = sum[i];
                 return;
               }
-              end(ring + eight / 2 * made_bytes, upper, sum);
+              end(made + eight / 2 * made_bytes, upper, sum);
               if (end.may_be_past()) {
                 past |= end.is_past(upper, sum, at.h + (eight / 2 * kSplit + rank) * 2, at.w);
               }
@@ -369,7 +422,6 @@ __global__ void __launch_bounds__(128 + 64, 2)
         add_up(std::integral_constant<int, 8>());
       }
     } else {
-      const std::uint32_t made = patches + last * At::kImageBytes;
       named_barrier<kThreads>(1);  // no one multiplies what lies there
       float upper[4], lower[4];
 #pragma unroll
@@ -378,7 +430,6 @@ __global__ void __launch_bounds__(128 + 64, 2)
         end(made + row / 2 * made_bytes, upper, lower);
       }
       if (end.may_be_past()) {
-        const Where at = where(tile);
 #pragma unroll
         for (int row = 0; row < Rows; row += 2) {
           two_rows(row, upper, lower);
@@ -387,9 +438,14 @@ __global__ void __launch_bounds__(128 + 64, 2)
       }
     }
     if (past) tell(p.overflow);
-    publish_to_engines();
-    named_barrier<kThreads>(1);
-    if (thread == 0) arrive(read + 8 * last);
+    if (Stays) {
+      publish_to_engines();
+      named_barrier<kThreads>(1);
+      if (thread == 0) arrive(read + 8 * last);
+    } else {
+      named_barrier<kThreads>(1);
+      own.store(made);
+    }
   }
 #endif
 }
@@ -397,7 +453,6 @@ __global__ void __launch_bounds__(128 + 64, 2)
 template <typename T, int Rows, bool Splits>
 void launch_patch(const Images& images, Product p, const Choice& choice, Stream stream) {
   using At = PatchTile<Rows, Splits>;
-  const auto kernel = conv2d_nhwc_wgmma_patches_kernel<T, Rows, Splits>;
   p.split = choice.split;
   p.log_split = log2_of(choice.split);
   p.steps_a_block = (p.chunks + p.split - 1) / p.split;
@@ -413,8 +468,10 @@ void launch_patch(const Images& images, Product p, const Choice& choice, Stream 
   // A tile each, of blocks that do not share a multiprocessor with each other.
   const bool alone = p.tiles * p.split <= choice.multiprocessors;
   const int bytes = alone ? std::max(At::kBytes, At::kAlone) : At::kBytes;
-  make_ready(kernel, bytes);
   const int blocks = Splits ? p.tiles : std::min(2 * choice.multiprocessors, p.tiles);
+  const auto kernel = blocks < p.tiles ? conv2d_nhwc_wgmma_patches_kernel<T, Rows, Splits, !Splits>
+                                       : conv2d_nhwc_wgmma_patches_kernel<T, Rows, Splits, false>;
+  make_ready(kernel, bytes);
   launch(
       "conv2d_nhwc_wgmma_patches_kernel", kernel, dim3(blocks, 1, p.split), dim3(128 + 64), bytes,
       stream, p.split, map_of_boxes<T>(images.x, images.shape, images.pitch, Rows + 2, kPatchPitch),
