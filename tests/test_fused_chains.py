@@ -84,6 +84,8 @@ def test_networks_that_are_compiled_in_have_source_without_a_device(rng):
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_compiled_in_networks_need_no_program_and_have_one(gpu, dtype, rng):
     """For a device that their kernels are not compiled for; it makes what they make."""
+    if module().architectures.startswith("80-virtual"):
+        pytest.skip("where there was no GPU to build for, all are compiled at first use")
     weights = random_weights(CIFAR10, rng)
     arguments = *test_fused_cuda.description(CIFAR10, weights), dtype
     fused, device = module().FusedNetwork, CudaDevice(0)

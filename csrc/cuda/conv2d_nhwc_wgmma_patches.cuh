@@ -308,11 +308,12 @@ __global__ void __launch_bounds__(128 + 64, 2)
     };
     const auto wait_for_half = [&] {
       wait_for_phase(read + 8 * half.at, half.parity);
-      if (!Stays) return;
-      const Where made = half.at == 0 ? made_first : made_next;
-      if (made.filter >= 0) store(made, patches + half.at * At::kImageBytes);
-      __syncwarp();
-      keep(kNothing);
+      if constexpr (Stays) {
+        const Where made = half.at == 0 ? made_first : made_next;
+        if (made.filter >= 0) store(made, patches + half.at * At::kImageBytes);
+        __syncwarp();
+        keep(kNothing);
+      }
     };
     bool waited = false;
 #pragma unroll 1
@@ -337,13 +338,14 @@ __global__ void __launch_bounds__(128 + 64, 2)
         half.next(2);
       }
     }
-    if (!Stays) return;
+    if constexpr (Stays) {
 #pragma unroll 1
-    for (int i = 0; i < 2; ++i) {
-      wait_for_half();
-      half.next(2);
+      for (int i = 0; i < 2; ++i) {
+        wait_for_half();
+        half.next(2);
+      }
+      if (leads) wait_for_stores();
     }
-    if (leads) wait_for_stores();
     return;
   }
 

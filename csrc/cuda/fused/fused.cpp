@@ -1,5 +1,6 @@
 // FusedNetwork: the kernels that run a description, compiled in or in a program that was compiled
 // at first use, its weights on a device, and its launches.
+#include <array>
 #include <stdexcept>
 #include <vector>
 
@@ -12,7 +13,12 @@ namespace {
 using fused::Chain;
 using fused::Instantiation;
 
-constexpr const Instantiation* kInstantiations[] = {&fused::kCifar10, &fused::kEce408};
+// Those that are compiled in.
+#ifdef CNN_ENGINE_FUSED_AT_FIRST_USE
+constexpr std::array<const Instantiation*, 0> kInstantiations = {};
+#else
+constexpr std::array kInstantiations = {&fused::kCifar10, &fused::kEce408};
+#endif
 
 // The network that a chain is, or null; with a `program` that is not needed.
 const Instantiation* find(const Chain& chain, const std::string& program = "") {
