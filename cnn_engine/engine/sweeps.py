@@ -22,7 +22,7 @@ from .program import Program
 SWEEPING = 64 << 20
 
 #: Kernels before the branch, and behind it those that read their own weights as soon. Each request begins
-#: where one of the pass's kernels ends: all have, and what sweeps is asked for, before that layer begins.
+#: where one of the pass's kernels ends, so that the last one, for what sweeps, begins long before that layer.
 BEFORE, AFTER = 1, 5
 
 #: In multiples of so many bytes memory is asked for.

@@ -158,29 +158,33 @@ class PatchEnd {
   std::uint32_t at_;
 };
 
+// Where a tile is: its first filter and place.
+struct PatchPlace {
+  int filter, image, h, w;
+};
+
 // What a thread stores of a tile's results, as PatchEnd has left them: pieces of 16 bytes of one
 // column, of all rows or of those that a block of a cluster has.
 template <typename T, int Rows>
 class PatchRows {
  public:
-  __device__ PatchRows(const Product& p, int first_filter, int image, int first_h, int first_w,
-                       int rank, int thread) {
+  __device__ PatchRows(const Product& p, const PatchPlace& first, int rank, int thread) {
     constexpr int kWidth = 16 / static_cast<int>(sizeof(T));
-    const int place = thread / 8, piece = thread % 8, filter = first_filter + piece * kWidth;
+    const int place = thread / 8, piece = thread % 8, filter = first.filter + piece * kWidth;
     // At a time threads have 16 places: two rows, or four of pooled ones.
     const int shift = p.pools ? 1 : 0, width = kPatchWidth >> shift, column = place % width;
     const int two = width * 2 * kRowBytes;  // bytes of two rows' results
     const int row = place / width, rows = p.out_h >> shift, columns = p.out_w >> shift;
-    const int h = (first_h >> shift) + (p.pools ? row << p.log_split : row) + (rank << (1 - shift));
-    const int w = (first_w >> shift) + column;
+    const int h = (first.h >> shift) + (p.pools ? row << p.log_split : row) + (rank << (1 - shift));
+    const int w = (first.w >> shift) + column;
     const int further = (p.pools ? 4 : 2) << p.log_split;
-    const int left = min(rows, (first_h + Rows) >> shift) - h;
+    const int left = min(rows, (first.h + Rows) >> shift) - h;
     count_ = w < columns && filter < p.filters && left > 0 ? (left - 1) / further + 1 : 0;
     from_ = (p.pools ? row * two : row * kPatchWidth * kRowBytes) + column * kRowBytes +
             exchanged(column, piece) * 16;
     apart_ = p.pools ? 4 * two : two;
-    to_ = static_cast<T*>(p.y) + ((std::int64_t{image} * rows + h) * columns + w) * p.y_pitch +
-          filter;
+    to_ = static_cast<T*>(p.y) +
+          ((std::int64_t{first.image} * rows + h) * columns + w) * p.y_pitch + filter;
     further_ = std::int64_t{further} * columns * p.y_pitch;
   }
 
@@ -248,15 +252,12 @@ __global__ void __launch_bounds__(128 + 64, 2)
   const int first_tile = Stays ? block / 2 + block % 2 * (apart / 2) : block;
   // Of two rows' results.
   const int made_bytes = (p.pools ? kPatchWidth : 2 * kPatchWidth) * kRowBytes;
-  struct Where {
-    int filter, image, h, w;
-  };
   const auto where = [&](int tile) {
     const int patch = tile / p.filter_tiles, line = patch / p.patches_a_row;
     const int image = line / p.patches_a_column;
-    return Where{(tile - patch * p.filter_tiles) * kFilters, image,
-                 (line - image * p.patches_a_column) * Rows,
-                 (patch - line * p.patches_a_row) * kPatchWidth};
+    return PatchPlace{(tile - patch * p.filter_tiles) * kFilters, image,
+                      (line - image * p.patches_a_column) * Rows,
+                      (patch - line * p.patches_a_row) * kPatchWidth};
   };
   if (warp == kWarps) {  // asks for weights
     const bool leads = leads_warp();
@@ -286,7 +287,7 @@ __global__ void __launch_bounds__(128 + 64, 2)
     const bool leads = leads_warp();
     constexpr int kChannels = kRowBytes / static_cast<int>(sizeof(T));
     const int shift = p.pools ? 1 : 0;
-    const auto store = [&](const Where& at, std::uint32_t from) {
+    const auto store = [&](const PatchPlace& at, std::uint32_t from) {
       if (!leads || at.w >> shift >= p.out_w >> shift) return;
       for (int two = 0; two < Rows / 2; ++two) {
         const int h = (at.h + 2 * two) >> shift;
@@ -297,9 +298,10 @@ __global__ void __launch_bounds__(128 + 64, 2)
       wait_for_reads();
     };
     Turn half = {0, 1};
-    constexpr Where kNothing = {-1, 0, 0, 0};
-    Where made_first = kNothing, made_next = kNothing;  // results that are where patches come to
-    const auto keep = [&](const Where& at) {
+    constexpr PatchPlace kNothing = {-1, 0, 0, 0};
+    PatchPlace made_first = kNothing,
+               made_next = kNothing;  // results that are where patches come to
+    const auto keep = [&](const PatchPlace& at) {
       if (half.at == 0) {
         made_first = at;
       } else {
@@ -309,7 +311,7 @@ __global__ void __launch_bounds__(128 + 64, 2)
     const auto wait_for_half = [&] {
       wait_for_phase(read + 8 * half.at, half.parity);
       if constexpr (Stays) {
-        const Where made = half.at == 0 ? made_first : made_next;
+        const PatchPlace made = half.at == 0 ? made_first : made_next;
         if (made.filter >= 0) store(made, patches + half.at * At::kImageBytes);
         __syncwarp();
         keep(kNothing);
@@ -318,7 +320,7 @@ __global__ void __launch_bounds__(128 + 64, 2)
     bool waited = false;
 #pragma unroll 1
     for (int tile = first_tile; tile < p.tiles; tile += apart) {
-      const Where at = where(tile);
+      const PatchPlace at = where(tile);
       if ((at.image | at.h | at.w) < 0) return;  // never: but so it is divided before the wait
       if (!waited) {
         wait_for_inputs();
@@ -350,8 +352,8 @@ __global__ void __launch_bounds__(128 + 64, 2)
   }
 
   // Known before the wait, as to divide takes long.
-  const Where first = where(first_tile);
-  const PatchRows<T, Rows> own(p, first.filter, first.image, first.h, first.w, rank, thread);
+  const PatchPlace first = where(first_tile);
+  const PatchRows<T, Rows> own(p, first, rank, thread);
   if (Splits) wait_at_cluster_barrier();  // others have made their barriers
   wait_for_inputs();                      // of what this kernel overwrites, others may read
   const std::uint64_t weights = matrix_at(ring);
@@ -359,7 +361,7 @@ __global__ void __launch_bounds__(128 + 64, 2)
   Turn stage = {0, 0}, half = {0, 0};
 #pragma unroll 1
   for (int tile = first_tile; tile < p.tiles; tile += apart) {
-    const Where at = Stays ? where(tile) : first;
+    const PatchPlace at = Stays ? where(tile) : first;
     PatchEnd<T> end(p, at.filter + warp * 16, warp, thread % 32);
     float sums[Rows * 4] = {};
     int before = 0;
