@@ -473,13 +473,18 @@ void launch_patch(const Images& images, Product p, const Choice& choice, Stream 
   const bool alone = p.tiles * p.split <= choice.multiprocessors;
   const int bytes = alone ? std::max(At::kBytes, At::kAlone) : At::kBytes;
   const int blocks = Splits ? p.tiles : std::min(2 * choice.multiprocessors, p.tiles);
-  const auto kernel = blocks < p.tiles ? conv2d_nhwc_wgmma_patches_kernel<T, Rows, Splits, !Splits>
-                                       : conv2d_nhwc_wgmma_patches_kernel<T, Rows, Splits, false>;
+  const bool stays = blocks < p.tiles;
+  const auto kernel = stays ? conv2d_nhwc_wgmma_patches_kernel<T, Rows, Splits, !Splits>
+                            : conv2d_nhwc_wgmma_patches_kernel<T, Rows, Splits, false>;
+  CUtensorMap results = {};  // which threads store where blocks do not stay
+  if (stays) {
+    results =
+        map_of_boxes<T>(p.y, made, p.y_pitch, p.pools ? 1 : 2, kPatchWidth >> (p.pools ? 1 : 0));
+  }
   make_ready(kernel, bytes);
-  launch(
-      "conv2d_nhwc_wgmma_patches_kernel", kernel, dim3(blocks, 1, p.split), dim3(128 + 64), bytes,
-      stream, p.split, map_of_boxes<T>(images.x, images.shape, images.pitch, Rows + 2, kPatchPitch),
-      map_of_boxes<T>(p.y, made, p.y_pitch, p.pools ? 1 : 2, kPatchWidth >> (p.pools ? 1 : 0)), p);
+  launch("conv2d_nhwc_wgmma_patches_kernel", kernel, dim3(blocks, 1, p.split), dim3(128 + 64),
+         bytes, stream, p.split,
+         map_of_boxes<T>(images.x, images.shape, images.pitch, Rows + 2, kPatchPitch), results, p);
 }
 
 template <typename T>
