@@ -124,6 +124,7 @@ __global__ void __launch_bounds__(TileOf<T, Groups, Columns>::kThreads,
   __syncwarp();
   if (p.split > 1) arrive_at_cluster_barrier_relaxed();
   __syncthreads();
+  if (kForRacecheck && p.split > 1) wait_at_cluster_barrier();  // else it does not end
 
   const auto place_of = [&](int row) {
     return first_row + ((((row >> 3) << p.log_split) + rank) << 3) + row % 8;
@@ -238,7 +239,8 @@ __global__ void __launch_bounds__(TileOf<T, Groups, Columns>::kThreads,
 
   const Rows rows(p, first_filter, thread);
 
-  if (p.split > 1) wait_at_cluster_barrier();  // others have made their barriers
+  // Others have made their barriers.
+  if (!kForRacecheck && p.split > 1) wait_at_cluster_barrier();
   const auto wait = [&] {
     wait_for_inputs();
     if (p.residual_rows > 0 && thread == 0) {

@@ -246,6 +246,7 @@ __global__ void __launch_bounds__(128 + 64, 2)
   __syncwarp();
   if (Splits) arrive_at_cluster_barrier_relaxed();
   __syncthreads();
+  if (kForRacecheck && Splits) wait_at_cluster_barrier();  // else it does not end
 
   // Where blocks stay, neighbours, of one multiprocessor, do not both have the first tiles.
   const int apart = static_cast<int>(gridDim.x), block = static_cast<int>(blockIdx.x);
@@ -354,8 +355,9 @@ __global__ void __launch_bounds__(128 + 64, 2)
   // Known before the wait, as to divide takes long.
   const PatchPlace first = where(first_tile);
   const PatchRows<T, Rows> own(p, first, rank, thread);
-  if (Splits) wait_at_cluster_barrier();  // others have made their barriers
-  wait_for_inputs();                      // of what this kernel overwrites, others may read
+  // Others have made their barriers.
+  if (!kForRacecheck && Splits) wait_at_cluster_barrier();
+  wait_for_inputs();  // of what this kernel overwrites, others may read
   const std::uint64_t weights = matrix_at(ring);
   const std::uint64_t places = matrix_at<kPatchPitch * kRowBytes>(patches);
   Turn stage = {0, 0}, half = {0, 0};

@@ -84,6 +84,7 @@ __global__ void __launch_bounds__(RowsTile::kThreads + 64)
   __syncwarp();
   if (p.split > 1) arrive_at_cluster_barrier_relaxed();
   __syncthreads();
+  if (kForRacecheck && p.split > 1) wait_at_cluster_barrier();  // else it does not end
 
   if (warp == kThreads / 32) {  // asks for weights
     const bool leads = leads_warp();
@@ -137,8 +138,9 @@ __global__ void __launch_bounds__(RowsTile::kThreads + 64)
     const int filter = first_filter + warp * 16 + thread % 32 / 4 + 8 * i;
     bias[i] = p.bias && filter < p.filters ? p.bias[filter] : 0.0f;
   }
-  if (p.split > 1) wait_at_cluster_barrier();  // others have made their barriers
-  wait_for_inputs();                           // of what this kernel overwrites, others may read
+  // Others have made their barriers.
+  if (!kForRacecheck && p.split > 1) wait_at_cluster_barrier();
+  wait_for_inputs();  // of what this kernel overwrites, others may read
   float sums[kRowsColumns / 2] = {};
   const std::uint64_t weights = matrix_at(ring + warp / 4 * kUnitBytes);
   int stage = 0, parity = 0, before = 0;
