@@ -156,7 +156,7 @@ def test_every_tile_and_split_is_exact(rng, case, operands):
 )
 @pytest.mark.parametrize("quarter", range(4))
 def test_tiles_that_are_rows_are_exact(rng, quarter, case, operands):
-    """Several rows of 28 or 30 places, and patches are tiles of several ranks.
+    """Parts of a row of 56 places, several rows of 28 or 30, and patches are tiles of several ranks.
 
     In quarters: racecheck ends those alone in which no tile has stages that two pairs of warps use again.
     """

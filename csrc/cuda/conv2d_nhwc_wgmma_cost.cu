@@ -70,16 +70,18 @@ static_assert(sizeof(kGeluStayingCosts) == sizeof(kStayingCosts));
 // all but steps, and a step.
 constexpr double kStayingOnce = 5.3, kStayingOnceStep = 0.254;
 
-// Of tiles that are rows of the image: of each, and a step. Fitted to launches of three.
-struct ImageTileCost {
+// Of tiles that are rows or parts of them, fitted to launches of six and of three: a step of each
+// block of a multiprocessor.
+struct RowsCost {
   double tile, step;
 };
-constexpr ImageTileCost kRowsCost = {2.90, 0.145};
+constexpr RowsCost kRowsCosts[] = {{2.00, 0.092}, {2.90, 0.145}};
 constexpr double kRowsSent = 0.85;  // between the blocks of a cluster
+static_assert(sizeof(kRowsCosts) / sizeof(kRowsCosts[0]) == kRowsTiles);
 
 // Of tiles that are patches of the image, of each that a multiprocessor has, by twos where it has
 // more than one, which take turns; steps are longer where many tensor cores are at work for long.
-constexpr ImageTileCost kPatchCosts[] = {{0.50, 0.251}, {0.35, 0.133}};
+constexpr RowsCost kPatchCosts[] = {{0.50, 0.251}, {0.35, 0.133}};
 constexpr double kPatchLaunch = 2.1, kPatchTurns = 2.4, kPatchSent = 1.2, kPatchSlower = 1.12;
 static_assert(sizeof(kPatchCosts) / sizeof(kPatchCosts[0]) == kPatches);
 // Of a max pool of 2x2 by itself, and of each byte that it reads and writes.
@@ -91,14 +93,14 @@ const Costs& costs_of(Conv2dOperands operands) {
 }
 
 // A tile with 1, 2, 4 and 8 blocks for its sums; patches too.
-using Rating = Rated<Choice, kTiles * 4 + kStayingTiles + kRowsSplit + kPatches + 3>;
+using Rating = Rated<Choice, kTiles * 4 + kStayingTiles + kRowsTiles * 2 + kPatches + 3>;
 
 void rate_patches(Rating& found, const Product& p, int multiprocessors) {
   for (int tile = 0; tile < kPatches && p.in_rows; ++tile) {
     const double tiles = double{1} * (p.rows / (p.out_h * p.out_w)) *
                          divided(p.out_h, kPatchRows[tile]) * divided(p.out_w, 8) *
                          divided(p.filters, kFilters);
-    const ImageTileCost& cost = kPatchCosts[tile];
+    const RowsCost& cost = kPatchCosts[tile];
     for (int split = 1; split <= (tile + 1 == kPatches ? kPatchSplit : 1); split *= 2) {
       const int chunks = divided(p.chunks, split);
       // Of a multiprocessor; clusters do not fill the groups that multiprocessors are in.
@@ -178,15 +180,22 @@ Rating rate(const Product& p, Conv2dOperands operands, int multiprocessors) {
         kStayingLaunch + rounds * (cost.tile + std::max(p.mean_steps() * cost.step, cost.end)),
         {Form::staying, tile, 1, 0, multiprocessors});
   }
-  const int lines = p.in_rows ? lines_of_rows(p.out_h, p.out_w) : 0;
-  for (int split = 1; split <= kRowsSplit && lines > 0; split *= 2) {
+  for (int tile = 0; tile < kRowsTiles && p.in_rows; ++tile) {
+    const RowsShape& shape = kRows[tile];
+    const int lines = lines_of(shape, p.out_h, p.out_w);
+    if (lines == 0) continue;
+    const int places = lines * (shape.several ? p.out_w : shape.columns);
     const double tiles =
-        double{1} * (p.rows / (lines * p.out_w)) * divided(p.filters, kRowsGroups * kFilters);
-    // Where they take turns, blocks that stay are faster.
-    if (p.chunks < split || tiles * split > multiprocessors) continue;
-    const int steps = p.steps / p.chunks * divided(p.chunks, split);
-    found.add(kRowsCost.tile + steps * kRowsCost.step + (split > 1 ? kRowsSent : 0.0),
-              {Form::rows, 0, split, 0, multiprocessors});
+        double{1} * (p.rows / places) * divided(p.filters, shape.groups * kFilters);
+    for (int split = 1; split <= (shape.several ? kRowsSplit : 1); split *= 2) {
+      const double blocks = std::ceil(tiles * split / multiprocessors);
+      // Where they take turns, blocks that stay are faster.
+      if (p.chunks < split || blocks > shape.blocks) continue;
+      const int steps = p.steps / p.chunks * divided(p.chunks, split);
+      found.add(kRowsCosts[tile].tile + steps * kRowsCosts[tile].step * blocks +
+                    (split > 1 ? kRowsSent : 0.0),
+                {Form::rows, tile, split, 0, multiprocessors});
+    }
   }
   return found;
 }

@@ -99,14 +99,14 @@ struct Product : Source {
   int split, log_split;  // blocks of a cluster, 1 << log_split
   int stages;
   int slots, tiles, filter_tiles;       // of blocks that stay
-  int lines;                            // of the image, of a tile that is some of its rows
+  int lines;                            // of the image, of a tile that is its rows
   int patches_a_row, patches_a_column;  // of the image, of tiles that are patches of it
   int residual_rows;  // that a block copies to shared memory with the copy engine; 0: none
   bool at_once;       // clamped results may leave as float32, as products are held
   bool in_fragments;  // the end is computed as products are held: a clamp between low and high
   bool may_stay;      // blocks may stay, whose end is always computed so
-  bool in_rows;       // tiles may be rows of the image or patches of it, whose end is so too
-  bool pools;         // y has the greatest of each two rows' two places
+  bool in_rows;  // tiles may be parts of the image's rows or patches of it, whose end is so too
+  bool pools;    // y has the greatest of each two rows' two places
   float low, high;
   // In shared memory, of what the block has made, in the ring's place, and behind the ring of the
   // residual, as the copy engine brings it, what the cluster's other blocks send, of float32 what
@@ -221,16 +221,24 @@ constexpr int received_bytes(int groups, int columns, int split) {
   return (split - 1) * own_rows(columns, split) * groups * kFilters * 4;
 }
 
-// Tiles that are several of the image's rows, each with two columns behind it that are not kept,
-// whose channels the blocks of a cluster may share.
-constexpr int kRowsGroups = 2, kRowsColumns = 64, kRowsSplit = 2;
+// Tiles that are parts of the image's rows, or several of its rows, each with two columns behind it
+// that are not kept, whose channels the blocks of a cluster may share; how many blocks a
+// multiprocessor has.
+struct RowsShape {
+  int groups, columns, blocks;
+  bool several = false;
+};
+constexpr RowsShape kRows[] = {{1, 56, 2}, {2, 64, 1, true}};
+constexpr int kRowsTiles = sizeof(kRows) / sizeof(kRows[0]);
+constexpr int kRowsSplit = 2;
 
 // How many rows of images of that size a tile is; 0: none, or less than three quarters of its
 // columns were kept.
-constexpr int lines_of_rows(int out_h, int out_w) {
-  const int lines = (kRowsColumns + 2) / (out_w + 2);
+constexpr int lines_of(const RowsShape& shape, int out_h, int out_w) {
+  if (!shape.several) return out_w % shape.columns == 0 ? 1 : 0;
+  const int lines = (shape.columns + 2) / (out_w + 2);
   const bool fits = lines > 1 && out_w % 2 == 0 && out_h % lines == 0;
-  return fits && 4 * lines * out_w >= 3 * kRowsColumns ? lines : 0;
+  return fits && 4 * lines * out_w >= 3 * shape.columns ? lines : 0;
 }
 
 // Tiles that are patches of the image, eight places of each of so many rows, of 64 filters. Blocks
@@ -244,7 +252,7 @@ enum class Form { one_tile, staying, rows, patches };
 
 struct Choice {
   Form form;
-  int tile;    // of kShapesOf, kStaying or kPatchRows
+  int tile;    // of kShapesOf, kStaying, kRows or kPatchRows
   int split;   // blocks that share a tile's steps
   int stages;  // that a block has room for
   int multiprocessors;
