@@ -3,7 +3,7 @@
     python -m benchmarks.low_batch_road --markdown road.md --chart road.png
 
 Reads what :mod:`benchmarks.low_batch` recorded: every version of the records that the history of a clone
-has. A row is the commit whose kernels ran, the last one the best peer in the newest record that has one.
+has. A row is the commit whose kernels ran, the last one the best peer in any record.
 Nothing is measured here.
 """
 
@@ -51,7 +51,7 @@ class Road:
     """The commits that have cells of a data type and batch, in the order of their first runs.
 
     Attributes:
-        peers: the fastest of each network, of the newest run that has one.
+        peers: the fastest of each network, of all runs.
         floors: of each network.
     """
 
@@ -123,7 +123,8 @@ def road(
             stop.ours[network] = time
             if row.get("floor_ms"):  # of a GPU
                 floors[network] = row["floor_ms"]
-        peers |= stop.peers
+        for network, time in stop.peers.items():
+            peers[network] = min(time, peers.get(network, time))
     measured = tuple(stop for stop in stops.values() if stop.ours)
     return Road(dtype, batch, measured, peers, floors)
 
@@ -135,7 +136,7 @@ def markdown(document: Mapping[str, Any]) -> str:
         "",
         f"`{document['command']}`: ms of a batch by events, passes one behind another, as "
         "`benchmarks.low_batch` recorded them, by the commit whose kernels ran; the peer is the fastest in "
-        "the newest record that has one, the floor that of docs/performance.md.",
+        "any record, the floor that of docs/performance.md.",
     ]  # fmt: skip
     networks = document["networks"]
     for part in document["roads"]:

@@ -42,13 +42,13 @@ def clone(tmp_path):
     git("init", "-q")
     old = document(
         "aaaaaaabbbbb", "2026-01-01T00:00:00Z", row("net", 0.5), row("other", 0.75),
-        row("net", 1.5, ours=False), row("net", 1.25, ours=False),
+        row("net", 1.5, ours=False), row("net", 1.25, ours=False), row("other", 1.75, ours=False),
     )  # fmt: skip
     commit(matrix=old, broken="{", list="[]")
     new = document(
         "cccccccddddd", "2026-03-01T00:00:00Z", row("net", 0.25), row("net", 1.0, ours=False),
         row("net", 9.0, size=[33, 47]), row("net", 8.0, dtype="tf32"), row("net", 7.0, batch=20),
-        row("stranger", 6.0), {**row("net", 0), "device_ms": None},
+        row("stranger", 6.0), {**row("net", 0), "device_ms": None}, row("other", 2.0, ours=False),
     )  # fmt: skip
     commit(
         matrix=new,
@@ -63,8 +63,9 @@ def test_a_stop_is_what_a_commit_took_in_the_order_of_runs(clone):
     assert [stop.commit for stop in found.stops] == ["aaaaaaa", "eeeeeee", "ccccccc"]
     assert [stop.ours.get("net") for stop in found.stops] == [0.5, 0.375, 0.25]
     assert found.stops[0].ours["other"] == 0.75
-    assert [stop.peers for stop in found.stops] == [{"net": 1.25}, {}, {"net": 1.0}]
-    assert found.peers == {"net": 1.0}
+    first, last = {"net": 1.25, "other": 1.75}, {"net": 1.0, "other": 2.0}
+    assert [stop.peers for stop in found.stops] == [first, {}, last]
+    assert found.peers == {"net": 1.0, "other": 1.75}
     assert found.floors == {"net": 0.03125, "other": 0.03125}
 
 
@@ -81,7 +82,7 @@ def test_a_table_and_a_chart_a_batch(clone, tmp_path, capsys):
         "| aaaaaaa | 0.500 | 0.750 |",
         "| eeeeeee | 0.375 |  |",
         "| ccccccc | 0.250 |  |",
-        "| best peer | 1.000 |  |",
+        "| best peer | 1.000 | 1.750 |",
         "| floor | 0.031 | 0.031 |",
     ]
     assert "| ccccccc | 7.000 |  |" in rest
