@@ -118,13 +118,12 @@ def road(
             if time is None or not wanted or row.get("size") not in (None, [224, 224]):
                 continue
             if not row["ours"]:
-                stop.peers[network] = min(time, stop.peers.get(network, time))
+                for times in (stop.peers, peers):
+                    times[network] = min(time, times.get(network, time))
                 continue
             stop.ours[network] = time
             if row.get("floor_ms"):  # of a GPU
                 floors[network] = row["floor_ms"]
-        for network, time in stop.peers.items():
-            peers[network] = min(time, peers.get(network, time))
     measured = tuple(stop for stop in stops.values() if stop.ours)
     return Road(dtype, batch, measured, peers, floors)
 

@@ -300,8 +300,8 @@ __global__ void __launch_bounds__(128 + 64, 2)
     };
     Turn half = {0, 1};
     constexpr PatchPlace kNothing = {-1, 0, 0, 0};
-    PatchPlace made_first = kNothing,
-               made_next = kNothing;  // results that are where patches come to
+    // Results that are where patches come to.
+    PatchPlace made_first = kNothing, made_next = kNothing;
     const auto keep = [&](const PatchPlace& at) {
       if (half.at == 0) {
         made_first = at;
