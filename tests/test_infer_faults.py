@@ -36,10 +36,6 @@ WORDS = ["--device", "cpu", "--variant", "if", "--batch", "10", "--shard-size", 
 COUNT = 240
 
 
-def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.glob("*.parquet")}
-
-
 def left_over(folder: Path) -> list[Path]:
     return list((folder / "_run/temporary").glob("*/*"))
 
@@ -56,7 +52,7 @@ def wanted(inputs, tmp_path_factory):
     """The files of an undisturbed run."""
     out = tmp_path_factory.mktemp("undisturbed") / "out"
     assert infer.main([str(inputs), "--output", str(out), "--workers", "2", *WORDS]) == 0
-    found = contents(out)
+    found = infer_inputs.contents(out)
     assert len(found) == COUNT // 10
     return found
 
@@ -72,7 +68,7 @@ def start(inputs: Path, out: Path, *more: str, **options) -> subprocess.Popen:
 def when_begun(process: subprocess.Popen, out: Path) -> None:
     """Waits for the first shard."""
     end = time.monotonic() + 60
-    while not contents(out) and process.poll() is None and time.monotonic() < end:
+    while not infer_inputs.contents(out) and process.poll() is None and time.monotonic() < end:
         time.sleep(0.005)
 
 
@@ -86,7 +82,7 @@ def mended(inputs: Path, out: Path, wanted: dict[str, bytes]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("cnn_engine.infer.local.LocalPool", infer_inputs.InlinePool)
         assert infer.main([str(inputs), "--output", str(out), *WORDS]) == 0
-    assert contents(out) == wanted
+    assert infer_inputs.contents(out) == wanted
     assert left_over(out) == []
     assert json.loads((out / "_manifest.json").read_text())["images"] == COUNT
 
@@ -98,7 +94,7 @@ def test_a_killed_worker_is_replaced(inputs, wanted, tmp_path):
     for child in psutil.Process(process.pid).children():
         child.kill()
     assert finish(process) == (0, "")
-    assert contents(out) == wanted
+    assert infer_inputs.contents(out) == wanted
     assert left_over(out) == []
     assert json.loads(report.read_text())["restarts"] == 1
 
@@ -112,7 +108,7 @@ def test_a_killed_parent_takes_its_workers_along(inputs, wanted, tmp_path):
     process.kill()
     finish(process)
     assert not psutil.wait_procs(children, timeout=30)[1]
-    done = contents(out)
+    done = infer_inputs.contents(out)
     assert all(wanted[name] == data for name, data in done.items())
     mended(inputs, out, wanted)
 
@@ -129,7 +125,7 @@ def test_signals_keep_what_is_done(number, code, inputs, wanted, tmp_path):
     assert errors.endswith("shards are left; the same command does them\n")
     assert left_over(out) == []
     manifest = json.loads((out / "_manifest.json").read_text())
-    assert 0 < manifest["shards_done"] == len(contents(out)) < len(wanted)
+    assert 0 < manifest["shards_done"] == len(infer_inputs.contents(out)) < len(wanted)
     mended(inputs, out, wanted)
 
 
@@ -147,7 +143,7 @@ def test_a_full_disk_ends_the_command_in_one_line(inputs, wanted, tmp_path):
     assert len(errors.splitlines()) == 1
     assert errors.startswith("error: cannot write ")
     assert "File too large" in errors
-    assert contents(out) == {}
+    assert infer_inputs.contents(out) == {}
     assert left_over(out) == []
     mended(inputs, out, wanted)
 
@@ -167,7 +163,7 @@ def test_a_second_command_on_the_same_folder_is_refused(inputs, wanted, tmp_path
             assert infer.main([*words, *more]) == 2
             assert "--output: expected a folder" in capsys.readouterr().err
         Folder(str(out), 1, 2).close()
-    assert contents(out) == {}
+    assert infer_inputs.contents(out) == {}
     mended(inputs, out, wanted)
 
 
@@ -303,7 +299,7 @@ def test_a_disk_that_is_full_when_files_are_put_on_it_ends_the_command(
     assert message.count("\n") == 1
     assert "cannot write" in message
     assert "No space left on device" in message
-    assert len(contents(out)) <= 2
+    assert len(infer_inputs.contents(out)) <= 2
     mended(inputs, out, wanted)
 
 

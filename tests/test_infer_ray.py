@@ -61,10 +61,6 @@ if __name__ == "__main__":
 """
 
 
-def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.glob("*.parquet")}
-
-
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ray") / "in"
@@ -76,7 +72,7 @@ def inputs(tmp_path_factory):
 def wanted(inputs, tmp_path_factory):
     out = tmp_path_factory.mktemp("local") / "out"
     assert infer.main([str(inputs), "--output", str(out), "--workers", "2", *WORDS]) == 0
-    return contents(out)
+    return infer_inputs.contents(out)
 
 
 def environment() -> dict[str, str]:
@@ -97,7 +93,11 @@ def test_an_actor_is_killed_and_the_files_are_the_local_engines(inputs, wanted, 
     )  # fmt: skip
     try:
         end = time.monotonic() + 120
-        while len(contents(out)) < 2 and process.poll() is None and time.monotonic() < end:
+        while (
+            len(infer_inputs.contents(out)) < 2
+            and process.poll() is None
+            and time.monotonic() < end
+        ):
             time.sleep(0.01)
         actors = []
         for child in psutil.Process(process.pid).children(recursive=True):
@@ -116,7 +116,7 @@ def test_an_actor_is_killed_and_the_files_are_the_local_engines(inputs, wanted, 
     assert len(started) == 1, started
     assert len(niceness) == 1, niceness  # as urgent as the command
     assert process.returncode == 0, errors
-    assert contents(out) == wanted
+    assert infer_inputs.contents(out) == wanted
     document = json.loads(report.read_text())
     assert document["engine"] == "ray"
     assert document["restarts"] == 1
@@ -132,7 +132,7 @@ def test_a_machine_is_lost_and_the_others_do_its_shards(inputs, wanted, tmp_path
         env={**environment(), "RAY_worker_niceness": "0"}, capture_output=True, text=True, timeout=200,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert contents(out) == wanted
+    assert infer_inputs.contents(out) == wanted
     document = json.loads(report.read_text())
     assert document["folder"]["complete"]
     assert document["retries"] >= 1
