@@ -16,6 +16,9 @@ from PIL import Image
 from cnn_engine.errors import CnnEngineError
 from cnn_engine.infer.worker import Worker
 
+#: How most tests run the command.
+COMMON = ("--device", "cpu", "--workers", "1", "--no-ceilings")
+
 
 def pixels(count: int, seed: int = 0) -> np.ndarray:
     """Returns smooth images, uint8 [count, 3, 32, 32], as JPEG keeps them."""

@@ -20,11 +20,10 @@ from cnn_engine.devices import threads
 from cnn_engine.infer import command, local, readers, shards, slots, sources
 
 ENGINE = Engine("cifar10", device="cpu", threads=1)
-COMMON = ["--device", "cpu", "--workers", "1", "--no-ceilings"]
 
 
 def run(*words: object) -> int:
-    return infer.main([str(word) for word in (*words, *COMMON)])
+    return infer.main([str(word) for word in (*words, *infer_inputs.COMMON)])
 
 
 @pytest.fixture(autouse=True)
@@ -530,7 +529,7 @@ def test_columns_are_taken_by_name(images, tmp_path):
 
 def test_lines_where_there_is_no_terminal_and_quiet(images, tmp_path):
     infer_inputs.make("npy", tmp_path / "in", images[:20])
-    words = [sys.executable, "-m", "cnn_engine.infer", str(tmp_path / "in"), *COMMON]
+    words = [sys.executable, "-m", "cnn_engine.infer", str(tmp_path / "in"), *infer_inputs.COMMON]
     done = subprocess.run(
         [*words, "--output", str(tmp_path / "out"), "--quiet"],
         capture_output=True, text=True, timeout=120,

@@ -64,11 +64,7 @@ print(memory.peak_bytes())"""
             "--shard-size",
             size,
             "--quiet",
-            "--device",
-            "cpu",
-            "--workers",
-            "1",
-            "--no-ceilings",
+            *infer_inputs.COMMON,
         ]
         more = {
             "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path]),
