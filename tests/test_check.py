@@ -11,6 +11,9 @@ import pytest
 from cnn_engine import Engine
 from cnn_engine.engine import check as checks
 from cnn_engine.graph import reference
+from cnn_engine.operators.binary import Div, Mul
+from cnn_engine.operators.reduce import ReduceMax
+from cnn_engine.operators.shaping import Slice
 
 DEEP = graphs.resnet((3, 4, 6, 3), (1, 3, 32, 32), width=8)  # the layers of ResNet-50, narrower
 
@@ -62,6 +65,28 @@ def test_nan_fails(images):
     with Engine(DEEP, device="cpu", threads=1) as e:
         found = checks.check(lambda x: e.predict(x) * np.nan, e._graph, images, "float32")
     assert not found.passed
+
+
+def test_what_is_not_finite_in_the_reference_must_be_so_in_the_outputs(images):
+    """Columns of 0 / 0, 1 / 0, -1 / 0, 1e39 (float32 holds it as infinity) and 1."""
+    b = graphs.Builder(images.shape)
+    rows = b.add(ReduceMax((2, 3), keepdims=False), b.add(Slice((0,), (1,), (1,), (1,)), "images"))
+    for op, row in ((Mul(), [0, 1, -1, 1e19, 1]), (Div(), [0, 0, 0, 1e-20, 1])):
+        b.constants[op.kind] = np.array([row], np.float32)
+        rows = b.add(op, rows, op.kind)
+    graph = b.graph()
+    images[:, 0] = np.abs(images[:, 0]) + 1
+    with Engine(graph, device="cpu", threads=1) as e:
+        assert e.check(images).passed
+        assert e.check(images).not_finite == 3 * len(images)
+        right = e.predict(images)
+        for place in range(5):
+            for value in (0.0, np.inf, -np.inf, np.nan):
+                wrong = right.copy()
+                wrong[-1, place] = value
+                found = checks.check(lambda _, rows=wrong: rows, e._graph, images, "float32")
+                same = np.array_equal(wrong, right, equal_nan=True)
+                assert found.passed == same, (place, value)
 
 
 def test_coarser_types_are_allowed_more():

@@ -53,7 +53,8 @@ MOST_FLOPS = 2e10
 class Check:
     """How far the outputs are from the float64 reference, on ``images`` images.
 
-    ``passed`` is whether ``max_abs_diff`` is within ``tolerance``.
+    ``passed`` is whether ``max_abs_diff`` is within ``tolerance``. ``not_finite`` counts the reference's own
+    NaNs and infinities, which the outputs must have in the same places.
     """
 
     reference: str
@@ -61,10 +62,23 @@ class Check:
     max_abs_diff: float
     top1_agreement: float
     tolerance: float
+    not_finite: int = 0
 
     @property
     def passed(self) -> bool:
         return self.max_abs_diff <= self.tolerance  # False for NaN
+
+
+def differences(found: np.ndarray, exact: np.ndarray) -> np.ndarray:
+    """Returns how far each element of ``found`` is from ``exact``, which is float64.
+
+    Where both are NaN, or the same infinity in the type of ``found``, that is 0; where one of them is, NaN or
+    infinity.
+    """
+    with np.errstate(invalid="ignore", over="ignore"):
+        rounded = exact.astype(found.dtype)  # what is too large for it is infinite in it
+        same = (np.isnan(found) & np.isnan(exact)) | (np.isinf(found) & (found == rounded))
+        return np.where(same, 0.0, np.abs(found - exact))
 
 
 def disturbed(
@@ -196,12 +210,11 @@ def check(
         if first == 0:
             (allowed,) = tolerance(graph, inputs, outputs, dtype).values()
     exact = np.concatenate(wanted) if wanted else np.empty_like(found, np.float64)
-    with np.errstate(invalid="ignore"):
-        difference = np.abs(found - exact)
     return Check(
         reference="NumPy float64",
         images=count,
-        max_abs_diff=float(difference.max(initial=0.0)),
+        max_abs_diff=float(differences(found, exact).max(initial=0.0)),
         top1_agreement=float(np.mean(found.argmax(1) == exact.argmax(1))) if count else 1.0,
         tolerance=allowed,
+        not_finite=int(exact.size - np.isfinite(exact).sum()),
     )

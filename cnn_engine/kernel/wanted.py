@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from ..engine.check import tolerance
+from ..engine.check import differences, tolerance
 from ..graph import reference
 from .cases import Case
 from .memory import POISON
@@ -109,9 +109,7 @@ def judge_output(found: np.ndarray, given: Wanted, case: Case) -> float:
         Fault: it is beyond the tolerance; names the first wrong element with both values.
     """
     exact = given.y
-    with np.errstate(invalid="ignore"):
-        same = (found == exact) | (np.isnan(found) & np.isnan(exact))
-        difference = np.where(same, 0.0, np.abs(found - exact))
+    difference = differences(found, exact)
     wrong = ~(difference <= given.allowed)  # NaN is wrong
     if not wrong.any():
         return float(difference.max(initial=0.0))

@@ -454,4 +454,5 @@ def _check(result: Result) -> dict[str, str]:
         "Largest difference of a probability": units.number(found.max_abs_diff),
         "Tolerance": f"{found.tolerance:g}",
         "Top-1 agreement": units.percent(found.top1_agreement),
+        "NaN or infinite in the reference": units.count(found.not_finite),
     }

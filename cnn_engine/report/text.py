@@ -126,10 +126,13 @@ def check(found: Check | None) -> str:
     if found is None:
         return "not made"
     verdict = "passed" if found.passed else "FAILED, so nothing was timed"
+    rest = ""
+    if found.not_finite:
+        rest = f"; {units.counted(found.not_finite, 'output')} of the reference NaN or infinite"
     return (
         f"{verdict}: max abs diff {units.number(found.max_abs_diff)} (tolerance {found.tolerance:g}), "
         f"top-1 agreement {units.percent(found.top1_agreement)}, {units.counted(found.images, 'image')} "
-        f"against {units.printable(found.reference)}"
+        f"against {units.printable(found.reference)}{rest}"
     )
 
 
