@@ -143,7 +143,10 @@ def parser() -> argparse.ArgumentParser:
     ):
         p.add_argument(f"--{option}", metavar="PATH", help=f"write {what}; - for standard output")
     p.add_argument(
-        "--save-probabilities", metavar="PATH.npy", help="write them, float32 [N, classes]"
+        "--save-probabilities",
+        metavar="PATH.npy",
+        help="write what the network gives, float32 [N, classes]: probabilities where it ends in a softmax, "
+        "else logits as they are",
     )
     p.add_argument("--quiet", action="store_true", help="print no report and no progress bar")
     return p
@@ -219,7 +222,7 @@ def _main(arguments: list[str] | None) -> int:
     report.write(result, **outputs)
     if result.check is not None and not result.check.passed:
         cli.print_error(
-            f"check: expected probabilities within {result.check.tolerance:g} of the float64 reference, "
+            f"check: expected outputs within {result.check.tolerance:g} of the float64 reference, "
             f"found {result.check.max_abs_diff:g}; nothing was timed"
         )
         return cli.CHECK_FAILED

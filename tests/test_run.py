@@ -198,7 +198,7 @@ def test_a_failed_check_exits_with_1_and_times_nothing(capsys, monkeypatch, tmp_
     monkeypatch.setattr(softmax.Softmax, "reference", lambda self, x: np.full(x.shape, 0.1))
     assert run.main([*SMALL, "--json", str(tmp_path / "r.json")]) == 1
     captured = capsys.readouterr()
-    assert "error: check: expected probabilities within " in captured.err
+    assert "error: check: expected outputs within " in captured.err
     document = json.loads((tmp_path / "r.json").read_text())
     assert document["layers"] == []
     assert document["latency_ms"] is None

@@ -141,7 +141,7 @@ def test_without_matplotlib(monkeypatch, tmp_path, capsys):
 def test_a_variant_that_is_wrong_is_not_shown(small, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr("cnn_engine.engine.check.SLACK", 0.0)
     assert tables.main([*FEW, "--thesis", "--no-charts", "--output", str(tmp_path)]) == 1
-    assert "cifar10, if, resident: expected probabilities within 0" in capsys.readouterr().err
+    assert "cifar10, if, resident: expected outputs within 0" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 

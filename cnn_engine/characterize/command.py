@@ -244,7 +244,7 @@ class _Run:
             if not subject.check.passed:
                 point.status = FAILED
                 point.add_note(
-                    f"not timed: the check expected probabilities within {subject.check.tolerance:g} of "
+                    f"not timed: the check expected outputs within {subject.check.tolerance:g} of "
                     f"the float64 reference, found {subject.check.max_abs_diff:g}"
                 )
                 return

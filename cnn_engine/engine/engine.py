@@ -20,6 +20,7 @@ from ..errors import InputError, UnsupportedError, expected
 from ..graph.graph import Graph, Node
 from ..graph.model import Model
 from ..graph.network import Network
+from ..graph.probabilities import gives_probabilities
 from ..workload import Dataset, Workload
 from . import arguments, fused, own, variants
 from .check import Check
@@ -186,6 +187,11 @@ class Engine:
         """The graph of a pass over as many images as a model names, or one image's pixels."""
         return self.network.base if isinstance(self.network, Model) else self._graph(1, True)
 
+    @property
+    def gives_probabilities(self) -> bool:
+        """Whether :meth:`predict` returns probabilities: the network ends in a softmax over its classes."""
+        return gives_probabilities(self._base)
+
     def _why_not_fused(self) -> str | None:
         if self.kernels:
             return "kernels of your own run nodes by themselves"
@@ -254,7 +260,7 @@ class Engine:
         return self._empty((count, *self.network.input_shape), dtype)
 
     def empty_probabilities(self, count: int) -> np.ndarray:
-        """Returns memory for ``count`` rows of probabilities, page-locked on CUDA."""
+        """Returns memory for ``count`` rows of outputs, page-locked on CUDA."""
         return self._empty((count, self.network.classes), np.float32)
 
     def _empty(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
@@ -304,7 +310,10 @@ class Engine:
     def predict(self, images: Any, batch: int | None = None, out: Any = None) -> Any: ...
 
     def predict(self, images: Any, batch: int | None = None, out: Any = None) -> Any:
-        """Returns the probability of every class for every image.
+        """Returns what the network gives for every image: one number a class.
+
+        These are probabilities where the network ends in a softmax (:attr:`gives_probabilities`), else logits
+        as they are.
 
         Args:
             images: [N, C, H, W], C-contiguous: uint8 pixels, which are normalised, or float32 input, which
@@ -451,7 +460,7 @@ class Engine:
         return tuning.told(found), [*self._tuner.notes, tuning.summary(found)]
 
     def check(self, images: np.ndarray) -> Check:
-        """Compares the probabilities of ``images`` with the float64 reference's."""
+        """Compares what ``images`` give with the float64 reference's."""
         return compare(self.predict, self._graph, images, self._computes, self._only_batch)
 
     def _computes(self, node: Node) -> str:

@@ -269,18 +269,28 @@ def _same_bits(a: np.ndarray, b: np.ndarray) -> bool:
 
 
 def _sorted(nodes: Sequence[Node]) -> Sequence[Node]:
-    """Returns ``nodes`` in an order in which they can run; each as early as its place in ``nodes`` says.
+    """Returns ``nodes`` in an order in which they can run; each as early as its place in ``nodes`` says."""
+    order = runnable_order([node.inputs for node in nodes], [node.outputs for node in nodes])
+    return [nodes[place] for place in order]
 
-    Nodes of a circle come last, as they were, for the check of the graph to name.
+
+def runnable_order(
+    reads: Sequence[Iterable[str | None]], makes: Sequence[Iterable[str]]
+) -> list[int]:
+    """Returns the places of nodes in an order in which they can run: a stable topological sort.
+
+    Nodes of a circle, and those that wait for one, come last, as they were.
+
+    Args:
+        reads, makes: of each node, the names of its inputs and of its outputs.
     """
-    maker = {output: index for index, node in enumerate(nodes) for output in node.outputs}
+    maker = {output: index for index, outputs in enumerate(makes) for output in outputs}
     waits = [
-        {maker[name] for name in node.inputs if name is not None and name in maker}
-        for node in nodes
+        {maker[name] for name in inputs if name is not None and name in maker} for inputs in reads
     ]
     if all(all(index < place for index in wait) for place, wait in enumerate(waits)):
-        return nodes
-    users: list[list[int]] = [[] for _ in nodes]
+        return list(range(len(waits)))
+    users: list[list[int]] = [[] for _ in waits]
     for place, wait in enumerate(waits):
         for index in wait:
             users[index].append(place)
@@ -295,6 +305,4 @@ def _sorted(nodes: Sequence[Node]) -> Sequence[Node]:
             left[user] -= 1
             if left[user] == 0:
                 heapq.heappush(ready, user)
-    return [nodes[place] for place in order] + [
-        node for place, node in enumerate(nodes) if left[place] > 0
-    ]
+    return order + [place for place, count in enumerate(left) if count > 0]

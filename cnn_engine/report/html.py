@@ -451,7 +451,7 @@ def _check(result: Result) -> dict[str, str]:
         "Verdict": "passed" if found.passed else "FAILED, nothing was timed",
         "Reference": found.reference,
         "Images compared": units.count(found.images),
-        "Largest difference of a probability": units.number(found.max_abs_diff),
+        "Largest difference of an output": units.number(found.max_abs_diff),
         "Tolerance": f"{found.tolerance:g}",
         "Top-1 agreement": units.percent(found.top1_agreement),
         "NaN or infinite in the reference": units.count(found.not_finite),

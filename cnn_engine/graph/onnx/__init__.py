@@ -190,12 +190,7 @@ class _Reader:
                 dtype = protobuf.dtype_name(tensor.elem_type)
             except UnsupportedError as error:
                 raise UnsupportedError(f"{where}: {error} are not supported") from None
-            dims = None
-            if tensor.HasField("shape"):
-                dims = [
-                    d.dim_value if d.HasField("dim_value") else (d.dim_param or None)
-                    for d in tensor.shape.dim
-                ]
+            dims = _dims(tensor)
             if dims and not isinstance(dims[0], int) and proto.name not in self.shapes:
                 symbol = dims[0] if symbol is None else symbol
                 if dims[0] in (None, symbol):
@@ -240,7 +235,8 @@ class _Reader:
         for proto in self.protos.value_info:
             self._declare(proto, importer)
         importer.run(self.protos.node)
-        outputs = [proto.name for proto in self.protos.output]
+        # A tensor that is named twice is one output: callers get outputs by name.
+        outputs = list(dict.fromkeys(proto.name for proto in self.protos.output))
         for name in outputs:
             if name not in importer.values and name not in importer.unknown:
                 raise InputError(f"{self.source}: output {name!r}: no node makes it")
@@ -254,11 +250,23 @@ class _Reader:
         if not proto.type.HasField("tensor_type"):
             return
         tensor = proto.type.tensor_type
-        dims = [d.dim_value if d.HasField("dim_value") else -1 for d in tensor.shape.dim]
-        if tensor.HasField("shape") and min(dims, default=0) >= 0:
-            dtype = protobuf.DTYPES.get(tensor.elem_type)
-            if dtype is not None:
-                importer.declared[proto.name] = (tuple(dims), dtype)
+        dims = _dims(tensor)
+        dtype = protobuf.DTYPES.get(tensor.elem_type)
+        if dims is not None and dtype is not None and all(isinstance(d, int) for d in dims):
+            importer.declared[proto.name] = (tuple(dims), dtype)
+
+
+def _dims(tensor) -> list[int | str | None] | None:
+    """Returns a tensor type's dimensions: a number, or a name or None where it is open; None: no shape.
+
+    A negative number is open too: some exporters write -1.
+    """
+    if not tensor.HasField("shape"):
+        return None
+    return [
+        d.dim_value if d.HasField("dim_value") and d.dim_value >= 0 else (d.dim_param or None)
+        for d in tensor.shape.dim
+    ]
 
 
 def _text(dims) -> str:

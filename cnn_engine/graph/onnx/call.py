@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 #: The records by their classes' names, which are often ONNX's names.
 RECORDS = {record.__name__: record for record in KINDS.values()}
-_CONTROL_FLOW = ("If", "Loop", "Scan", "SequenceMap")
+_CONTROL_FLOW = ("Loop", "Scan", "SequenceMap")
 
 
 class Call:
@@ -30,10 +30,11 @@ class Call:
     Attributes:
         operator, name: of the node; every node has a unique name here.
         opset: the opset of its domain.
+        scope: name in the file -> name in the graph, inside functions and branches.
     """
 
     def __init__(self, importer: Importer, proto, name: str, scope: Mapping[str, str]) -> None:
-        self._importer, self.proto = importer, proto
+        self._importer, self.proto, self.scope = importer, proto, scope
         self.operator, self.name = proto.op_type, name
         self.opset = importer.opset
         # Inside a function an input may stand for one that is absent outside: "".
@@ -83,6 +84,20 @@ class Call:
         if not isinstance(value, str):
             raise Refusal(name, f"expected a word, found {str(value)[:40]!r}")
         return value
+
+    def body(self, name: str):
+        """Returns an attribute that is a graph: a branch."""
+        self._read.add(name)
+        proto = self._attributes.get(name)
+        if proto is None or proto.type != 5:
+            raise InputError(
+                f"{name}: expected a graph, found {'none' if proto is None else 'another kind'}"
+            )
+        return proto.g
+
+    def inline(self, body) -> None:
+        """Puts the nodes of ``body``, a branch of the node, in the node's place."""
+        self._importer.inline(self, body)
 
     def has_attribute(self, name: str) -> bool:
         return name in self._attributes

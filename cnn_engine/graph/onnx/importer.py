@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 
 from ...errors import InputError, UnsupportedError
+from ...operators.copy import Copy
 from ...operators.operator import Operator, Value
 from ..folding import fold, held, worth_folding
-from ..graph import Graph, Node, Note
+from ..graph import Graph, Node, Note, runnable_order
 from . import model as protobuf
 from .call import RECORDS, Call
 from .converters import CONVERTERS
@@ -77,20 +78,64 @@ class Importer:
     def run(
         self, protos: Sequence, scope: Mapping[str, str] | None = None, prefix: str = ""
     ) -> None:
-        """Converts nodes in order; unsupported ones are collected."""
-        for index, proto in enumerate(protos):
+        """Converts nodes in an order in which they can run; unsupported ones are collected.
+
+        Args:
+            scope: name in ``protos`` -> name in the graph, where these differ.
+            prefix: of the nodes' names.
+        """
+        for proto in protos:
             protobuf.check_text(
                 proto.op_type, proto.name, proto.domain, *proto.input, *proto.output
             )
+        makes = [[name for name in proto.output if name] for proto in protos]
+        for index in runnable_order([_reads(proto) for proto in protos], makes):
+            proto = protos[index]
             name = prefix + _module(proto) + (proto.name or f"{proto.op_type}_{index}")
             call = Call(self, proto, name, scope or {})
             for needed in call.inputs:
                 if needed is not None and needed not in self.values and needed not in self.unknown:
-                    raise InputError(
-                        f"{self.where(call)}: input {needed!r}: no input, initializer or earlier node "
-                        "makes it"
-                    )
+                    why = "no input, initializer or node makes it"
+                    if any(needed in outputs for outputs in makes):
+                        why = "the nodes that make it wait for this one (a circle)"
+                    raise InputError(f"{self.where(call)}: input {needed!r}: {why}")
             self._convert(call)
+
+    def inline(self, call: Call, body) -> None:
+        """Converts the nodes of ``body``, a GraphProto without inputs, in the place of ``call``.
+
+        Names that the body makes are its own; all others are those around the node.
+        """
+        results = [value.name for value in body.output]
+        protobuf.check_text(*results)
+        if len(body.input) or len(results) < len(call.outputs):
+            raise InputError(
+                f"expected branches without inputs, of {len(call.outputs)} outputs, found "
+                f"{len(body.input)} and {len(results)}"
+            )
+        if body.sparse_initializer:
+            raise Refusal(None, "sparse initializers are not supported")
+        scope = dict(call.scope)
+        for tensor in body.initializer:
+            protobuf.check_text(tensor.name)
+            scope[tensor.name] = call.set_constant(protobuf.array(tensor, self.folder))
+        made = [name for node in body.node for name in node.output if name]
+        scope.update((name, call.temporary()) for name in made)
+        left = []  # outputs that no node of the body makes under their own name
+        for index, name in enumerate(results):
+            if name in made and name not in results[:index]:
+                scope[name] = call.output(index)
+            else:
+                left.append((index, name))
+        self.run(body.node, scope, f"{call.name}/")
+        for index, name in left:
+            source = scope.get(name, name)
+            if source in self.unknown:
+                self.unknown[call.output(index)] = self.unknown[source]
+            elif source in self.values:
+                self.emit(call, Copy(), [source], [call.output(index)])
+            else:
+                raise InputError(f"output {name!r}: no node makes it")
 
     def _convert(self, call: Call) -> None:
         sources = frozenset().union(
@@ -116,6 +161,8 @@ class Importer:
         except InputError as error:
             if isinstance(error, UnsupportedError):
                 self.problems.append(UnsupportedNode(call.name, call.operator, None, str(error)))
+            elif str(error).startswith(f"{self.source}, node "):  # one inside a branch or function
+                raise
             else:
                 raise InputError(f"{self.where(call)}: {error}") from None
         except (OverflowError, ValueError, TypeError, IndexError, ZeroDivisionError) as error:
@@ -252,6 +299,20 @@ class Importer:
             reason = " ".join(str(error).split())[:200]
             raise Refusal(None, f"the operator's definition cannot be had: {reason}") from None
         return None
+
+
+def _reads(proto) -> set[str]:
+    """Returns the names that a node reads, those inside its branches and bodies among them."""
+    found = {name for name in proto.input if name}
+    for attribute in proto.attribute:
+        for body in (attribute.g, *attribute.graphs) if attribute.type in (5, 10) else ():
+            own = {value.name for value in (*body.input, *body.initializer)}
+            inside: set[str] = {value.name for value in body.output}
+            for node in body.node:
+                own.update(node.output)
+                inside |= _reads(node)
+            found |= inside - own
+    return found
 
 
 def _module(proto) -> str:

@@ -24,4 +24,12 @@ def converts(*operators: str) -> Callable[[Converter], Converter]:
     return register
 
 
-from . import normalising, pointwise, reducing, shaping, tables, windowed  # noqa: E402, F401
+from . import (  # noqa: E402, F401
+    branching,
+    normalising,
+    pointwise,
+    reducing,
+    shaping,
+    tables,
+    windowed,
+)
