@@ -55,7 +55,7 @@ def findings() -> Iterator[Finding]:
     cpu = CpuDevice()
     memory = cpu.free_memory() / 2**30
     yield Finding(OK, "CPU", f"{cpu.model}, {threads.default()} CPUs, {memory:.1f} GiB free")
-    for package in ("numpy", "safetensors", "rich", "nvtx", "Jinja2", "platformdirs"):
+    for package in ("numpy", "safetensors", "rich", "nvtx", "Jinja2", "platformdirs", "scipy"):
         found = environment.package_version(package)
         if found:
             yield Finding(OK, package, found)
@@ -140,7 +140,6 @@ def _openacc_findings() -> Iterator[Finding]:
 def _laboratory_findings() -> Iterator[Finding]:
     """The packages that transfer, characterize, run --profile and files of images take."""
     for package, purpose, extra in (
-        ("scipy", "regressions of transfer, intervals of compare", "lab"),
         ("psutil", "CPU utilisation in characterize", "lab"),
         ("matplotlib", "plots", "lab"),
         ("nvidia-ml-py", "clocks, power and utilisation of a GPU", "lab"),

@@ -47,7 +47,7 @@ def test_what_the_laboratory_lacks_is_no_fault(capsys, monkeypatch):
     known = environment.package_version
 
     def version(name):
-        return None if name in ("psutil", "scipy") else known(name)
+        return None if name in ("psutil", "matplotlib") else known(name)
 
     monkeypatch.setattr(environment, "package_version", version)
     monkeypatch.setattr(activity, "unavailable", lambda: "activity records: CUPTI refused: no")

@@ -71,8 +71,9 @@ def parser() -> argparse.ArgumentParser:
         help="timed calls of each node (default: 60)",
     )  # fmt: skip
     ranks.add_argument(
-        "--rounds", type=cli.whole_number(1, 100), default=2, metavar="N",
-        help="times through all kernels, in turned order, with the calls shared among them (default: 2)",
+        "--rounds", type=cli.whole_number(1, 100), default=rank.ROUNDS, metavar="N",
+        help="times through all kernels, each kernel in a new process, in random order, with the calls "
+        f"shared among them; kernels are told apart by these processes (default: {rank.ROUNDS})",
     )  # fmt: skip
     ranks.add_argument(
         "--beside", default="", metavar="NAME,...",
@@ -176,7 +177,7 @@ def _rank(options: argparse.Namespace) -> int:
     )
     teller(show)("")
     found = rank.Board(
-        name, op, device.name, batch, threads, options.calls,
+        name, op, device.name, batch, threads, options.calls, options.rounds,
         sum(case.graph.cost_of(case.node).flops for case in cases),
         [case.label for case in cases], entries, environment.describe(device),
         shlex.join(["python", "-m", "cnn_engine.kernel", *options.words]),

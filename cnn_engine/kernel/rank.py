@@ -1,4 +1,9 @@
-"""``kernel rank``: many kernels on the nodes of a network, each in a process of its own, with intervals."""
+"""``kernel rank``: many kernels on the nodes of a network, each in processes of its own, with intervals.
+
+The unit of replication is the process: calls of one process share its memory's pages, its clocks and its
+neighbours, so that many calls say little about the next process. Each round runs every kernel in one new
+process, in random order (a randomised complete block design); kernels are compared round by round.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +26,9 @@ from .process import Fault, Limits
 from .trial import Trial
 from .wanted import Series, judged, slack
 
+#: Processes of each kernel, unless the user says how many.
+ROUNDS = 5
+
 
 @dataclass
 class Entry:
@@ -30,43 +38,107 @@ class Entry:
         name: the file's, or what stands for one of the engine's or PyTorch's.
         subject: see :class:`~cnn_engine.kernel.process.Process`.
         computes: what products are rounded to.
-        samples: node -> seconds of single calls.
+        processes: of each process, node -> seconds of single calls.
         fault: why it is last, in one line, or None.
-        place: from 1; the same for kernels that cannot be told apart; None with a fault.
-        ties: names of kernels that it cannot be told apart from.
+        place: from 1; see :func:`places`; None with a fault.
+        ties: names of the kernels that share its place.
     """
 
     name: str
     subject: str
     computes: str = "float32"
-    samples: dict[str, list[float]] = field(default_factory=dict)
+    processes: list[dict[str, list[float]]] = field(default_factory=list)
     fault: str | None = None
     place: int | None = None
     ties: list[str] = field(default_factory=list)
 
     @property
+    def medians(self) -> list[dict[str, float]]:
+        """Of each process, node -> the median of its calls."""
+        return [
+            {node: float(np.median(seconds)) for node, seconds in process.items()}
+            for process in self.processes
+        ]
+
+    @property
     def nodes(self) -> dict[str, Estimate]:
-        """Node -> the median."""
-        return {node: statistics.quantile(seconds) for node, seconds in self.samples.items()}
+        """Node -> seconds of a call, over the processes."""
+        medians = self.medians
+        return {node: over_processes([m[node] for m in medians]) for node in medians[0]}
+
+    @property
+    def totals(self) -> list[float]:
+        """Of each process, the sum of the nodes' medians."""
+        return [sum(medians.values()) for medians in self.medians]
 
     @property
     def total(self) -> Estimate | None:
-        """The sum of the nodes' medians."""
-        return (
-            None if self.fault is not None or not self.samples else added(list(self.nodes.values()))
-        )
+        """Seconds of one pass over the nodes, over the processes; None with a fault."""
+        timed = self.fault is None and self.processes
+        return over_processes(self.totals) if timed else None
 
 
-def added(parts: Sequence[Estimate]) -> Estimate:
-    """Returns the sum of independent estimates, with its interval."""
-    value = sum(part.value for part in parts)
-    samples = min(part.samples for part in parts)
-    independent = min(part.independent for part in parts)
-    if not all(part.known for part in parts):
-        return Estimate(value, None, None, samples, independent)
-    below = math.sqrt(sum((part.value - part.low) ** 2 for part in parts))
-    above = math.sqrt(sum((part.high - part.value) ** 2 for part in parts))
-    return Estimate(value, max(value - below, 0.0), value + above, samples, independent)
+def over_processes(seconds: Sequence[float]) -> Estimate:
+    """Returns the geometric mean over processes, with Student's interval of the logarithm.
+
+    One process has no interval: it does not show how the next one would differ.
+    """
+    logarithms = np.log(seconds)
+    count, mean = len(logarithms), float(logarithms.mean())
+    value = math.exp(mean)
+    if count < 2:
+        return Estimate(value, None, None, count, count)
+    error = float(logarithms.std(ddof=1)) / math.sqrt(count)
+    half = min(_student(statistics.CONFIDENCE, count - 1) * error, 300.0)  # exp() stays finite
+    return Estimate(value, math.exp(mean - half), math.exp(mean + half), count, count)
+
+
+def _student(confidence: float, freedom: int) -> float:
+    """Returns Student's two-sided quantile."""
+    from scipy import special
+
+    return float(special.stdtrit(freedom, (1 + confidence) / 2))
+
+
+def differ(totals: np.ndarray) -> np.ndarray:
+    """Returns which kernels' times differ: [K, K], symmetric, of bool.
+
+    Student's paired test of the logarithms: a round is a pair, so that what slows a whole round says
+    nothing. No variance is shared, since kernels differ in how steady they are. The level is 5 % over the
+    number of groups of equal kernels that there can be (K / 2), which holds false places of a whole board
+    to 5 %: equal kernels are parted only where all pairs across the gap differ (:func:`places`).
+
+    Args:
+        totals: [K, R] seconds, of K kernels in R rounds, one process each.
+    """
+    logarithms = np.log(np.asarray(totals, float))
+    kernels, rounds = logarithms.shape
+    if kernels < 2 or rounds < 2:
+        return np.zeros((kernels, kernels), bool)
+    ratios = logarithms[:, None] - logarithms[None]
+    error = ratios.std(axis=2, ddof=1) / math.sqrt(rounds)
+    level = (1 - statistics.CONFIDENCE) / (kernels // 2)
+    return np.abs(ratios.mean(axis=2)) > _student(1 - level, rounds - 1) * error
+
+
+def places(totals: np.ndarray) -> np.ndarray:
+    """Returns the place of each kernel, from 1: [K] of int.
+
+    In order of their times, a kernel has a place of its own where it and all slower ones differ from all
+    faster ones; else it shares the place of the one before. Kernels whose times are equal get different
+    places in at most 5 % of boards.
+
+    Args:
+        totals: [K, R] seconds, as :func:`differ` takes them.
+    """
+    totals = np.asarray(totals, float)
+    order = np.argsort(np.log(totals).mean(axis=1), kind="stable")
+    apart = differ(totals)[np.ix_(order, order)]
+    found = np.ones(len(order), int)
+    for index in range(1, len(order)):
+        parted = apart[:index, index:].all()
+        found[order[index]] = index + 1 if parted else found[order[index - 1]]
+    return found
 
 
 @dataclass
@@ -75,7 +147,8 @@ class Board:
 
     Attributes:
         network, operator, device, batch, threads: of what was timed.
-        calls: timed calls of each node.
+        calls: timed calls of each node, in all rounds.
+        rounds: processes of each kernel.
         flops: of one pass over the nodes.
         entries: in order.
         environment: of the machine.
@@ -88,6 +161,7 @@ class Board:
     batch: int
     threads: int
     calls: int
+    rounds: int
     flops: int
     nodes: list[str]
     entries: list[Entry]
@@ -99,12 +173,13 @@ class Board:
         return {
             "schema": 1, "command": self.command, "environment": self.environment,
             "network": self.network, "operator": self.operator, "device": self.device,
-            "batch": self.batch, "threads": self.threads, "calls": self.calls, "flops": self.flops,
-            "nodes": self.nodes,
+            "batch": self.batch, "threads": self.threads, "calls": self.calls, "rounds": self.rounds,
+            "flops": self.flops, "nodes": self.nodes,
             "entries": [
                 {"name": e.name, "subject": e.subject, "computes": e.computes, "place": e.place,
                  "ties": e.ties, "fault": e.fault, "seconds": e.total and asdict(e.total),
-                 "nodes": {n: asdict(v) for n, v in e.nodes.items()} if e.fault is None else {}}
+                 "processes": e.totals if e.fault is None else [],
+                 "nodes": {n: asdict(v) for n, v in e.nodes.items()} if e.total else {}}
                 for e in self.entries
             ],
         }  # fmt: skip
@@ -168,11 +243,11 @@ def rank(
     device: str,
     threads: int,
     calls: int,
-    rounds: int = 2,
+    rounds: int = ROUNDS,
     limits: Limits | None = None,
     told: Callable[[str], None] = lambda text: None,
 ) -> list[Entry]:
-    """Checks and times every entry, in ``rounds`` whose order is turned; returns them in order.
+    """Checks and times every entry, in ``rounds`` of random order; returns them in order.
 
     Each entry's process runs the operator's grid first, then calls on inputs and weights that are new every
     time and the same for all entries. Nothing of one process reaches another.
@@ -189,8 +264,8 @@ def rank(
         for kind in kinds:
             series[case.label, kind] = made.within(slack(made.first, case, kind))
     for number in range(rounds):
-        order = entries if number % 2 == 0 else entries[::-1]
-        for entry in order:
+        for index in generator.permutation(len(entries)):
+            entry = entries[index]
             if entry.fault is not None:
                 continue
             told(f"{entry.name} ({number + 1} of {rounds})")
@@ -201,27 +276,20 @@ def rank(
                             trial.check(case, inputs)
                         for case in cases:
                             trial.check(case, series[case.label, entry.computes].first)
-                    for case in cases:
-                        found = trial.time(series[case.label, entry.computes], each)
-                        entry.samples.setdefault(case.label, []).extend(found)
+                    entry.processes.append(
+                        {c.label: trial.time(series[c.label, entry.computes], each) for c in cases}
+                    )
             except Fault as fault:
                 entry.fault = str(fault)
     return placed(entries)
 
 
 def placed(entries: list[Entry]) -> list[Entry]:
-    """Returns entries in order, with places; a place is shared where intervals cannot tell."""
+    """Returns entries in order, with places; those without a time come last."""
     timed = sorted((e for e in entries if e.total is not None), key=lambda e: e.total.value)
-    leader = None
-    for index, entry in enumerate(timed):
-        ratio = leader and statistics.ratio(entry.total, leader.total)
-        tied = ratio is not None and ratio and (not ratio.known or ratio.low <= 1.0)
-        if tied:
-            entry.place = leader.place
-            for other in timed[:index]:
-                if other.place == leader.place:
-                    other.ties.append(entry.name)
-                    entry.ties.append(other.name)
-        else:
-            entry.place, leader = index + 1, entry
+    if timed:
+        for entry, place in zip(timed, places([e.totals for e in timed]).tolist(), strict=True):
+            entry.place = place
+    for entry in timed:
+        entry.ties = [e.name for e in timed if e.place == entry.place and e is not entry]
     return [*timed, *(entry for entry in entries if entry.total is None)]

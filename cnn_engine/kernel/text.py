@@ -66,7 +66,8 @@ def board(found: Board) -> str:
     named = ", ".join(nodes) or units.counted(len(found.nodes), "node")
     lines = [
         f"{found.operator} of {found.network} ({named}), batch {found.batch}, "
-        f"on {found.device}: medians of {found.calls} calls on fresh inputs, with 95 % intervals",
+        f"on {found.device}: medians of {found.calls} calls on fresh inputs in "
+        f"{units.counted(found.rounds, 'process', 'processes')}, with 95 % intervals over processes",
         f"{'':>5} {'kernel':<{width}} {'computes':<9} {'sum':>10} {'from':>10} {'to':>10} {'GFLOP/s':>9}"
         + "".join(f"  {node:>10}" for node in nodes),
     ]
@@ -86,5 +87,5 @@ def board(found: Board) -> str:
             )
         )
     if any(entry.ties for entry in found.entries):
-        lines.append("=: a tie: the intervals cannot tell these kernels apart")
+        lines.append("=: a shared place: the processes' times show no gap between these kernels")
     return "\n".join(lines)

@@ -288,6 +288,6 @@ def _special() -> ModuleType:
         from scipy import special
     except ImportError as error:
         raise UnsupportedError(
-            "regression: expected the package scipy, found none; pip install 'cnn-engine[lab]'"
+            "regression: expected the package scipy, found none; pip install scipy"
         ) from error
     return special
