@@ -1,0 +1,75 @@
+"""Each output of a convolution is as near to float64's as the values of its own window allow.
+
+    CNN_ENGINE_WINDOW_CASES=1000 pytest tests/test_window_bounds.py
+
+tries so many random convolutions of each kernel in the place of a few.
+"""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+import window_bounds
+from test_conv2d_nhwc import Method, run
+
+from cnn_engine import ops
+
+CASES = int(os.environ.get("CNN_ENGINE_WINDOW_CASES", "40"))
+
+#: What a random convolution of a method of conv2d_nhwc is not to draw.
+FIXED = {
+    "direct": {},
+    "planar": {"groups": 1},
+}
+
+
+def nhwc(name):
+    """Returns a method of conv2d_nhwc as :func:`window_bounds.check` calls it."""
+
+    def conv(x, weight, bias, *, stride, padding, dilation, groups):
+        case = (*x.shape, len(weight), weight.shape[2:], stride, padding, dilation, groups)
+        return run(case, getattr(Method, name), x, weight, bias)
+
+    return conv
+
+
+@pytest.mark.parametrize("name", FIXED)
+def test_channels_last(instruction_set, name):
+    for case in window_bounds.cases(CASES, **FIXED[name]):
+        window_bounds.check(case, nhwc(name))
+
+
+@pytest.mark.parametrize(
+    ("variant", "reduction"), [("if", False), ("if", True), ("pad", False), ("blocked", False)]
+)
+def test_operator(instruction_set, variant, reduction):
+    def conv(x, weight, bias, **parameters):
+        return ops.conv2d(
+            x, weight, bias, variant=variant, reduction=reduction, threads=1, **parameters
+        )
+
+    for case in window_bounds.cases(CASES):
+        window_bounds.check(case, conv)
+
+
+def test_a_leak_is_found():
+    """What a bound of a whole tensor passes: one residue in a window of zeros, a large value's rounding."""
+    rng = np.random.default_rng(0)
+    x = np.zeros((1, 16, 12, 12), np.float32)
+    x[:, :, :, 6:] = rng.standard_normal((1, 16, 12, 6))
+    weight = rng.standard_normal((8, 16, 3, 3)).astype(np.float32)
+    case = window_bounds.Case("leak", x, weight, np.zeros(8, np.float32))
+    exact = case.wanted.astype(np.float32)
+    assert window_bounds.excess(case, exact).max() <= 1
+    residue = exact.copy()
+    residue[0, 3, 2, 1] = 1e-12
+    assert (window_bounds.excess(case, residue) > 1).sum() == 1
+    x[0, 4, 8, 9] = 1e6
+    case = window_bounds.Case("leak", x, weight, np.zeros(8, np.float32))
+    leaked = case.wanted.astype(np.float32)
+    leaked[0, :, :, 6:] += 0.01
+    parts = window_bounds.excess(case, leaked)
+    assert (parts[0, :, 6:9, 7:10] <= 1).all()
+    assert (parts[0, :, :5, 6:] > 1).all()
