@@ -200,8 +200,9 @@ def add_images(parser: argparse.ArgumentParser) -> None:
         "--preprocess",
         help="for files of images: imagenet (shorter side to 256, centre crop of 224, mean and standard "
         "deviation, as torchvision's presets), or settings such as resize=232,crop=224,"
-        "mean=0.485/0.456/0.406,std=0.229/0.224/0.225,interpolation=bicubic, or both (default: as they are, "
-        "for networks that take pixels)",
+        "mean=0.485/0.456/0.406,std=0.229/0.224/0.225,interpolation=bicubic, or both; images are turned "
+        "upright as EXIF says, unless orientation=ignore is given (default: as they are, for networks that "
+        "take pixels)",
     )
     parser.add_argument(
         "--classes",

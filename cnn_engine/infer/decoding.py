@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import InputError
-from ..io.images import MOST_PIXELS, decode, quick_pixels
+from ..io.images import MOST_PIXELS, decode, is_upright, quick_pixels
 from ..io.preprocess import Preprocess
 from .readers import Chunk, Slot
 
@@ -121,6 +121,8 @@ class Decoder:
             wanted = "RGB" if self._shape[0] == 3 else "GRAY"
             if (wanted == "GRAY") != (space == "Gray"):
                 return None  # between colours and grey, libjpeg rounds otherwise than Pillow
+            if self._preprocess.orientation == "exif" and not is_upright(data):
+                return None
             return quick_pixels(self._jpeg.decode_jpeg(data, wanted), self._preprocess)
         except ValueError:
             return None

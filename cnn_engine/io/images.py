@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import multiprocessing
 import os
+import re
 import signal
 import threading
 import warnings
@@ -57,6 +58,22 @@ _MODES = (
     "LAB",
 )
 
+#: EXIF's tag of the orientation, and how pixels of each but the first become upright; as Pillow's
+#: ``ImageOps.exif_transpose``.
+_ORIENTATION = 0x0112
+_UPRIGHT = {
+    2: "FLIP_LEFT_RIGHT",
+    3: "ROTATE_180",
+    4: "FLIP_TOP_BOTTOM",
+    5: "TRANSPOSE",
+    6: "ROTATE_270",
+    7: "TRANSVERSE",
+    8: "ROTATE_90",
+}
+
+#: TIFF's tag of the bits of each channel.
+_BITS_PER_SAMPLE = 258
+
 #: Images that a worker decodes at a time; more would keep the consumer waiting for the first.
 CHUNK = 8
 #: Chunks that are decoded or waiting to be taken, for each worker.
@@ -75,7 +92,8 @@ def decode(file: File, preprocess: Preprocess, shape: tuple[int, ...]) -> np.nda
     """Returns the pixels of one file, resized and cropped.
 
     Colours become grey for one channel, and any other mode RGB for three, as Pillow converts: transparency
-    is dropped, CMYK is taken without a profile, and orientation in EXIF is ignored, as torchvision does.
+    is dropped, and CMYK is taken without a profile. The image is turned upright first, as its EXIF says,
+    unless :attr:`Preprocess.orientation` is ``ignore``; EXIF that is broken says nothing.
 
     Args:
         file: a path, or (name, bytes).
@@ -118,11 +136,15 @@ def _pixels(
 ) -> np.ndarray:
     with _opened_jpeg(stream) or _opened(pillow, stream) as image:
         _check_pixels(name, image.size)
-        if image.mode not in _MODES:
-            raise expected(name, "an image of at most 8 bits a channel", f"mode {image.mode}")
+        if (deep := _deep(image)) is not None:
+            raise expected(name, "an image of at most 8 bits a channel", deep)
         mode = "RGB" if channels == 3 else "L"
+        image.load()  # which turns a TIFF upright
+        turn = _turn(image) if preprocess.orientation == "exif" else None
         if image.mode != mode:
             image = image.convert(mode)
+        if turn is not None:
+            image = image.transpose(pillow.Transpose[turn])
         rows, columns = preprocess.resized(image.height, image.width)
         _check_pixels(name, (columns, rows))
         if (columns, rows) != image.size:
@@ -155,6 +177,39 @@ def _opened(pillow: Any, stream: Any) -> Any:
         # Pillow warns from its limit and fails from twice that; the check of pixels is of both, in our words.
         warnings.simplefilter("ignore", pillow.DecompressionBombWarning)
         return pillow.open(stream, formats=FORMATS)
+
+
+def _deep(image: Any) -> str | None:
+    """Returns what an image has more than 8 bits a channel by, or None.
+
+    Pillow drops the lower bits of colours as it decodes: its mode is one of 8 bits then.
+    """
+    if image.mode not in _MODES:
+        return f"mode {image.mode}"
+    bits = 8
+    if image.format == "TIFF":
+        bits = max(image.tag_v2.get(_BITS_PER_SAMPLE, (1,)))
+    elif image.format == "PNG" and any(";16" in str(tile[3]) for tile in image.tile):
+        bits = 16
+    elif image.format == "PPM":
+        largest = max((tile[3][-1] for tile in image.tile if isinstance(tile[3], tuple)), default=0)
+        bits = max(int(largest).bit_length(), bits)
+    return f"{bits} bits" if bits > 8 else None
+
+
+def _turn(image: Any) -> str | None:
+    """Returns the transpose of Pillow's that makes an image upright; None: it is, or its EXIF is broken."""
+    with suppress(Exception):  # on broken EXIF, Pillow's reader fails in any way
+        return _UPRIGHT.get(image.getexif().get(_ORIENTATION))
+    return None
+
+
+def is_upright(jpeg: bytes) -> bool:
+    """Whether the pixels of a JPEG are as they are to be seen, by its EXIF, or by XMP where that has none."""
+    if b"Exif\0\0" not in jpeg and b"Orientation" not in jpeg:
+        return True
+    image = _opened_jpeg(io.BytesIO(jpeg))
+    return image is None or _turn(image) is None
 
 
 def _window(preprocess: Preprocess, width: int, height: int) -> tuple[int, int, int, int]:
@@ -213,7 +268,7 @@ def _reason(error: Exception, name: str) -> str:
     words = " ".join(str(error).split()) or type(error).__name__
     if "cannot identify image file" in words:
         return f"none that Pillow reads ({', '.join(FORMATS)})"
-    return words.replace(name, "the file")
+    return re.sub(rf"(?<!\w){re.escape(name)}(?!\w)", "the file", words)
 
 
 def _pillow() -> Any:

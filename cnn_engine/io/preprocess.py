@@ -17,6 +17,7 @@ from ..errors import InputError, UnsupportedError, expected
 LONGEST_SIDE = 8192
 
 INTERPOLATIONS = ("bilinear", "bicubic", "nearest")
+ORIENTATIONS = ("exif", "ignore")
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,8 @@ class Preprocess:
             None: not cropped.
         mean, std: of the channels, where pixels are from 0 to 1; None: 0 and 1.
         interpolation: of :data:`INTERPOLATIONS`; the first two with antialiasing, as Pillow always has it.
+        orientation: ``exif`` turns images upright before all else, as their EXIF says and browsers and phones
+            show them; ``ignore`` takes pixels as they are stored, as torchvision's loader does.
 
     Raises:
         InputError: a value is at fault.
@@ -39,6 +42,7 @@ class Preprocess:
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
     interpolation: str = "bilinear"
+    orientation: str = "exif"
 
     def __post_init__(self) -> None:
         if isinstance(self.crop, int):
@@ -55,10 +59,9 @@ class Preprocess:
             raise _expected("std", "numbers above 0", self.std)
         if self.mean and self.std and len(self.mean) != len(self.std):
             raise _expected("std", f"{len(self.mean)} numbers, as mean has", len(self.std))
-        if self.interpolation not in INTERPOLATIONS:
-            raise _expected(
-                "interpolation", f"one of {', '.join(INTERPOLATIONS)}", self.interpolation
-            )
+        for name, known in (("interpolation", INTERPOLATIONS), ("orientation", ORIENTATIONS)):
+            if getattr(self, name) not in known:
+                raise _expected(name, f"one of {', '.join(known)}", getattr(self, name))
 
     @classmethod
     def parse(cls, text: str) -> Preprocess:
@@ -189,4 +192,5 @@ _VALUES: dict[str, Callable[[str, str], Any]] = {
     "mean": _numbers,
     "std": _numbers,
     "interpolation": lambda key, text: text,
+    "orientation": lambda key, text: text,
 }
