@@ -18,6 +18,7 @@ from cnn_engine.graph.reference import reference
 from cnn_engine.operators.average_pool2d import AveragePool2d
 from cnn_engine.operators.binary import Add, Div, Mul, Sub
 from cnn_engine.operators.max_pool2d import MaxPool2d
+from cnn_engine.operators.norm import BatchNorm
 from cnn_engine.operators.reduce import ReduceMean
 from cnn_engine.operators.resize import Resize
 from cnn_engine.operators.shaping import Concat, Slice, Split
@@ -152,6 +153,30 @@ def test_sums_that_are_no_sums_of_both(why):
     outputs = [b.nodes[-3].outputs[0]] if why == "two readers" else []
     after = aligned(b.graph(b.conv(y, 14, 8), *outputs))
     assert {"slice", "concat"} <= set(kinds(after))
+
+
+def test_a_sum_of_first_channels_with_themselves():
+    """It is no sum of two images: the slice stays, and is read twice."""
+    b = Builder(1, 3, 6, 6)
+    x = b.conv("x", 3, 20)
+    first = b.add(Slice((0,), (6,), (1,), (1,)), x)
+    rest = b.add(Slice((6,), (20,), (1,), (1,)), x)
+    joined = b.add(Concat(1), b.add(Add(), first, first), rest)
+    for run in (4, 8):
+        aligned(b.graph(b.conv(joined, 20, 8, side=1)), run)
+
+
+def test_a_batch_norm_with_one_constant_for_several_parameters():
+    """What is filled up of a mean and of a variance differs."""
+    b = Builder(1, 3, 6, 6)
+    x = b.conv("x", 3, 20)
+    scale, shift, shared = b.constant(20), b.constant(20), b.constant(20, low=0.5, high=2.0)
+    normed = b.add(BatchNorm(), x, scale, shift, shared, shared)
+    y = b.conv(b.add(Add(), normed, b.conv("x", 3, 20)), 20, 8, side=1)
+    after = aligned(b.graph(y), 8)
+    mean, variance = next(n.inputs[3:] for n in after.nodes if n.op.kind == "batch_norm")
+    assert after.constants[mean][20:].tolist() == [0] * 4
+    assert after.constants[variance][20:].tolist() == [1] * 4
 
 
 def test_parts_are_filled_up_by_themselves():

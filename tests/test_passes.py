@@ -24,6 +24,7 @@ from cnn_engine.operators.max_pool2d import MaxPool2d
 from cnn_engine.operators.norm import BatchNorm
 from cnn_engine.operators.pad import Pad
 from cnn_engine.operators.pad2d import Pad2d
+from cnn_engine.operators.reduce import ReduceMean
 from cnn_engine.operators.shaping import Concat, Reshape, Slice, Transpose
 from cnn_engine.operators.unary import Clip, Erf, Gelu, HardSigmoid, HardSwish, Relu, Sigmoid, Swish
 
@@ -440,6 +441,109 @@ def test_a_tensor_twice_is_no_residual():
     y = b.conv("x", 4, 4)
     before = b.graph(b.add(Add(), y, y))
     assert passes.fuse_residuals(before) is before
+
+
+# -- what all rewrites have in common ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("order", ["aba", "abb", "abab", "aab"])
+def test_a_concatenation_that_repeats_a_convolution(order):
+    """What it reads twice has another reader than the pair that it would be part of."""
+    b = Builder(1, 8, 4, 4)
+    made = {letter: b.conv("x", 8, 8, side=1) for letter in "ab"}
+    before = passes.lay_channels_last(b.graph(b.add(Concat(1), *map(made.get, order))), "cuda", 8)
+    same(before, lambda graph: passes.fuse_neighbours(graph, lambda *_: True))
+
+
+@pytest.mark.parametrize("shift", [True, False])
+def test_convolutions_whose_bias_is_computed_are_no_pair(shift):
+    b = Builder(1, 8, 4, 4)
+    bias = b.add(ReduceMean((0, 2, 3), keepdims=False), "x")
+    made = [b.add(Conv2d(), "x", b.constant(8, 8, 1, 1), bias) for _ in "ab"]
+    graph = b.graph(b.add(Add() if shift else Concat(1), *made))
+    before = passes.lay_channels_last(graph, "cuda", 8)
+    for fuse in (passes.fuse_neighbours, passes.fuse_sums):
+        assert fuse(before, lambda *_: True).nodes == before.nodes
+
+
+def test_new_names_are_taken_by_no_node_and_no_tensor():
+    """A node is called what the rewrites of another's prologue, padding and rows are called."""
+    for word in ("scale", "weight", "bias", "weight.aligned", "back", "rows", "pad"):
+        b = Builder(1, 8, 5, 5)
+        x = b.conv("x", 8, 8)
+        gated = b.add(Mul(), x, b.add(Sigmoid(), b.add(ReduceMean((2, 3)), x)))
+        y = b.norm(b.conv(gated, 8, 8, side=1), 8)
+        name = f"{b.nodes[-2].name}.{word}"
+        b.nodes.append(Node(name, Relu(), (y,), (f"{b.nodes[-1].name}.{word}",)))
+        before = b.graph(*b.nodes[-1].outputs)
+        for device in ("cpu", "cuda"):
+            same(before, lambda g, to=device: passes.lay_channels_last(passes.simplify(g), to))
+
+
+# -- constants that must not be lost -----------------------------------------------------------------
+
+
+def float32(graph: Graph) -> Graph:
+    constants = {name: array.astype(np.float32) for name, array in graph.constants.items()}
+    inputs = tuple(replace(value, dtype="float32") for value in graph.inputs)
+    return replace(graph, inputs=inputs, constants=constants)
+
+
+@pytest.mark.parametrize("number", [1e38, -1e38, 1e-38, 1e-45, np.inf, np.nan])
+@pytest.mark.parametrize("place", ["after", "after on tensor cores", "before"])
+def test_factors_that_the_weights_have_no_room_for_stay(number, place):
+    b = Builder(1, 4, 4, 4)
+    factor = b.number(number)
+    x = b.add(Mul(), "x", factor) if place == "before" else "x"
+    x = b.add(Conv2d(), x, b.constant(4, 4, 1, 1))
+    y = x if place == "before" else b.add(Mul(), x, factor)
+    size = 1e-3 if abs(number) < 1 else 1e3
+    weights = next(name for name in b.constants if name != factor)
+    b.constants[weights] *= size
+    before = float32(b.graph(y))
+    if place == "after on tensor cores":
+        after = passes.lay_channels_last(before)
+        assert "mul" in kinds(after)
+    else:
+        assert passes.simplify(before).nodes == before.nodes
+
+
+@pytest.mark.parametrize("wide", [True, False])
+def test_a_batch_norm_that_weights_have_no_room_for_stays(wide):
+    """One channel of a network whose training has let it die: 1e-20 times 1e-20."""
+    b = Builder(1, 4, 4, 4)
+    y = b.norm(b.conv("x", 4, 4), 4)
+    weight, bias = b.nodes[0].inputs[1:]
+    scale, shift, mean = b.nodes[1].inputs[1:4]
+    b.constants[weight][1] *= 1e-20
+    b.constants[bias][1] = 0
+    b.constants[scale][1] = 1e-20
+    if wide:  # beside the shift nothing is lost
+        b.constants[shift][1] = 0.5
+    else:
+        b.constants[shift][1] = b.constants[mean][1] = 0
+    before = float32(b.graph(y))
+    assert kinds(passes.simplify(before)) == (["conv2d"] if wide else ["conv2d", "batch_norm"])
+
+
+@pytest.mark.parametrize(("scale", "variance"), [(1e-30, 1e30), (3e38, 1e-3)])
+def test_a_batch_norm_that_a_prologue_has_no_room_for_stays(scale, variance):
+    b = Builder(1, 8, 4, 4)
+    y = b.conv(b.add(Relu(), b.norm(b.conv("x", 8, 8), 8)), 8, 8, side=1)
+    # A relu before it, so that it is no part of the convolution before.
+    conv, norm = b.nodes[:2]
+    b.nodes[1:2] = [
+        Node("r", Relu(), conv.outputs, ("r",)),
+        replace(norm, inputs=("r", *norm.inputs[1:])),
+    ]
+    before = passes.fuse(float32(b.graph(y)))
+    assert kinds(passes.lay_channels_last(before)).count("batch_norm") == 0
+    constants = dict(before.constants)
+    constants[norm.inputs[1]] = np.full(8, scale, np.float32)
+    constants[norm.inputs[4]] = np.full(8, variance, np.float32)
+    constants[norm.inputs[2]] = constants[norm.inputs[3]] = np.zeros(8, np.float32)
+    after = passes.lay_channels_last(replace(before, constants=constants))
+    assert kinds(after).count("batch_norm") == 1
 
 
 # -- all together ------------------------------------------------------------------------------------

@@ -163,6 +163,10 @@ class Graph:
         """The place of every node, by name, in the order of :attr:`nodes`."""
         return {node.name: place for place, node in enumerate(self.nodes)}
 
+    def has(self, name: str) -> bool:
+        """Whether a tensor or a node is called ``name``."""
+        return name in self.values or name in self.places
+
     def inputs_of(self, node: Node) -> tuple[Value | None, ...]:
         """The values that ``node`` reads."""
         return tuple(None if name is None else self.values[name] for name in node.inputs)

@@ -11,6 +11,7 @@ from ...graph.graph import Graph, Node, Value
 from ...operators.pad2d import Pad2d
 from ...operators.unary import Unary
 from .kernel import Bound, Call, Kernel, brought, functions, on_both
+from .strided import unused
 
 #: The name of a variant -> the compiled functions' name for it.
 NATIVE = {
@@ -125,10 +126,11 @@ def padded_apart(node: Node, graph: Graph) -> list[Node] | None:
     """Returns a copy with a border of zeros, and the convolution without padding that reads it."""
     if not any(node.op.padding):
         return None
-    name = f"pad{node.name.removeprefix('conv')}"
-    if name == node.name or any(other.name == name for other in graph.nodes):
-        name = f"{node.name}.pad"
-    value = f"{node.outputs[0]} padded"
+    number = node.name.removeprefix("conv")
+    name = f"pad{number}" if node.name == f"conv{number}" and number.isdecimal() else ""
+    if not name or graph.has(name):
+        name = unused(graph, f"{node.name}.pad")
+    value = unused(graph, f"{node.outputs[0]} padded")
     pad = Node(name, Pad2d(node.op.padding), node.inputs[:1], (value,))
     op = replace(node.op, padding=(0, 0, 0, 0))
     return [pad, replace(node, op=op, inputs=(value, *node.inputs[1:]))]

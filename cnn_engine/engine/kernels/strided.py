@@ -85,8 +85,7 @@ def copy_shape(
 
 def unused(graph: Graph, name: str) -> str:
     """Returns ``name``, with marks behind it until no node and no value of ``graph`` has it."""
-    taken = {node.name for node in graph.nodes} | graph.values.keys()
-    while name in taken:
+    while graph.has(name):
         name += "'"
     return name
 

@@ -13,7 +13,16 @@ from ...operators.linear import Linear
 from ...operators.norm import BatchNorm
 from ...operators.operator import axis_in
 from ..graph import Graph, Node
-from .rewriting import Rewrites, absent, constant, covering, makers_of, merge_after, only_user
+from .rewriting import (
+    Rewrites,
+    absent,
+    constant,
+    covering,
+    folded,
+    makers_of,
+    merge_after,
+    only_user,
+)
 
 
 def _affine(graph: Graph, node: Node, x: str) -> tuple[np.ndarray, np.ndarray] | None:
@@ -24,8 +33,7 @@ def _affine(graph: Graph, node: Node, x: str) -> tuple[np.ndarray, np.ndarray] |
         parameters = [constant(graph, node, index) for index in range(1, 5)]
         if node.inputs[0] != x or any(p is None for p in parameters):
             return None
-        a, b = node.op.affine(*parameters)
-        return (a, b) if np.isfinite(a).all() and np.isfinite(b).all() else None
+        return node.op.affine(*parameters)
     if not isinstance(node.op, (Add, Sub, Mul)) or graph.values[node.outputs[0]].shape != shape:
         return None
     index = 1 if node.inputs[0] == x else 0
@@ -72,13 +80,15 @@ def fold_affine_after(graph: Graph) -> Graph:
             found = _affine(graph, after, x) if rewrites.free(after, *nodes, *joined) else None
             if found is None:
                 continue
-            merged, constants, first = [], {}, 0
+            parts, first = [], 0
             for node in nodes:
                 end = first + graph.values[node.outputs[0]].shape[1]
-                scaled, more = _scaled(rewrites, node, *(part[first:end] for part in found))
-                merged.append(scaled)
-                constants.update(more)
+                parts.append(_scaled(rewrites, node, *(part[first:end] for part in found)))
                 first = end
+            if None in parts:
+                continue
+            merged = [node for node, _ in parts]
+            constants = {name: array for _, more in parts for name, array in more.items()}
             kind = nodes[0].op.kind
             why = f"{after.op.kind} with constants scales and shifts the channels of {kind}"
             merge_after(rewrites, merged, joined, after, why, constants)
@@ -88,28 +98,44 @@ def fold_affine_after(graph: Graph) -> Graph:
 
 def _scaled(
     rewrites: Rewrites, node: Node, a: np.ndarray, b: np.ndarray
-) -> tuple[Node, dict[str, np.ndarray]]:
-    """Returns ``node`` with a[c] times its channel c and b[c] more, and the constants of that."""
+) -> tuple[Node, dict[str, np.ndarray]] | None:
+    """Returns ``node`` with a[c] times its channel c and b[c] more, and the constants of that; or None."""
     weight, bias = constant(rewrites.graph, node, 1), constant(rewrites.graph, node, 2)
-    scaled = weight if (a == 1).all() else _scale_filters(node, weight, a)
-    shifted = b if bias is None else bias * a + b
-    bias_name = rewrites.fresh(f"{node.name}.bias")
-    constants = {bias_name: shifted.astype(weight.dtype)}
-    name = node.inputs[1]
-    if scaled is not weight:
+    with np.errstate(all="ignore"):
+        exact = b if bias is None else bias * a + b
+    shift = folded(exact, weight.dtype)
+    if shift is None:
+        return None
+    name, constants = node.inputs[1], {}
+    if not (a == 1).all():
+        filters = _filters(node, weight)
+        with np.errstate(all="ignore"):
+            scaled = filters * a.reshape(-1, *[1] * (filters.ndim - 1))
+        made = folded(scaled, weight.dtype, apart=1, beside=exact)
+        if made is None:
+            return None
         name = rewrites.fresh(f"{node.name}.weight")
-        constants[name] = scaled.astype(weight.dtype)
+        constants[name] = _as_stored(node, made, weight.shape)
+    bias_name = rewrites.fresh(f"{node.name}.bias")
+    constants[bias_name] = shift
     return replace(node, inputs=(node.inputs[0], name, bias_name)), constants
 
 
-def _scale_filters(node: Node, weight: np.ndarray, a: np.ndarray) -> np.ndarray:
-    """Returns ``weight`` with filter k times a[k]."""
+def _filters(node: Node, weight: np.ndarray) -> np.ndarray:
+    """Returns ``weight`` as [K, ...] for K channels of what ``node`` makes."""
     if not isinstance(node.op, ConvTranspose2d):
-        return weight * a.reshape(-1, *[1] * (weight.ndim - 1))
-    channels, filters, *kernel = weight.shape
-    grouped = weight.reshape(node.op.groups, -1, filters, *kernel)
-    factors = a.reshape(node.op.groups, 1, filters, *[1] * len(kernel))
-    return (grouped * factors).reshape(channels, filters, *kernel)
+        return weight
+    groups, (channels, filters, *kernel) = node.op.groups, weight.shape
+    grouped = weight.reshape(groups, channels // groups, filters, *kernel)
+    return grouped.swapaxes(1, 2).reshape(groups * filters, -1, *kernel)
+
+
+def _as_stored(node: Node, filters: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """Returns filters [K, ...] in the order of ``node``'s weights."""
+    if not isinstance(node.op, ConvTranspose2d):
+        return filters
+    grouped = filters.reshape(node.op.groups, shape[1], -1, *shape[2:])
+    return np.ascontiguousarray(grouped.swapaxes(1, 2)).reshape(shape)
 
 
 def fold_affine_before(graph: Graph) -> Graph:
@@ -139,19 +165,18 @@ def fold_affine_before(graph: Graph) -> Graph:
             groups = after.op.groups
             by_group = weight.reshape(groups, -1, *weight.shape[1:]).astype(np.float64)
             ones = [1] * (weight.ndim - 2)
-            scaled = by_group * a.reshape(groups, 1, -1, *ones)
-            shift = (
-                (by_group * b.reshape(groups, 1, -1, *ones)).reshape(len(weight), -1).sum(axis=1)
-            )
-            shift = shift if bias is None else shift + bias
+            with np.errstate(all="ignore"):
+                scaled = by_group * a.reshape(groups, 1, -1, *ones)
+                shifts = by_group * b.reshape(groups, 1, -1, *ones)
+                shift = shifts.reshape(len(weight), -1).sum(axis=1) + (0 if bias is None else bias)
+            scaled = folded(scaled.reshape(weight.shape), weight.dtype, apart=2, beside=shift)
+            shift = folded(shift, weight.dtype)
+            if scaled is None or shift is None:
+                break
             name = rewrites.fresh(f"{after.name}.weight")
             bias_name = rewrites.fresh(f"{after.name}.bias")
-            constants = {
-                name: scaled.reshape(weight.shape).astype(weight.dtype),
-                bias_name: shift.astype(weight.dtype),
-            }
             merged = replace(after, inputs=(x, name, bias_name), covers=covering(node, after))
             why = f"{node.op.kind} with constants scales and shifts the channels that it reads"
-            rewrites.replace([node, after], [merged], why, constants)
+            rewrites.replace([node, after], [merged], why, {name: scaled, bias_name: shift})
             break
     return rewrites.apply()

@@ -412,14 +412,16 @@ class _Alignment:
             rewrites.replace([node], [replace(node, op=cut)], "")
         elif type(op) is BatchNorm:
             numbers = {
-                name: y.spread(constants[name], 0, float(place == 4))  # a variance of 1
-                for place, name in enumerate(node.inputs[1:5], 1)
+                place: y.spread(
+                    constants[node.inputs[place]], 0, float(place == 4)
+                )  # a variance of 1
+                for place in range(1, 5)
             }
             _replace(node, op, numbers, rewrites)
         elif type(op) in (Add, Sub, Mul):
             wide = {
-                name: y.spread(constants[name], -3)
-                for name in node.inputs
+                place: y.spread(constants[name], -3)
+                for place, name in enumerate(node.inputs)
                 if name in constants and _has_channels(constants[name])
             }
             if wide:
@@ -433,17 +435,19 @@ class _Alignment:
             op = replace(op, groups=y.width)
         elif x is not None:
             weight = x.spread(weight, 1)
-        constants = {node.inputs[1]: weight if y is None else y.spread(weight, 0)}
+        constants = {1: weight if y is None else y.spread(weight, 0)}
         if y is not None and bias is not None:
-            constants[node.inputs[2]] = y.spread(bias, 0)
+            constants[2] = y.spread(bias, 0)
         _replace(node, op, constants, rewrites)
 
 
-def _replace(node: Node, op: object, constants: dict[str, np.ndarray], rewrites: Rewrites) -> None:
-    """Puts ``node`` with other constants in its own place."""
-    names = {name: rewrites.fresh(f"{node.name}.{name}.aligned") for name in constants}
-    made = replace(node, op=op, inputs=tuple(names.get(name, name) for name in node.inputs))
-    rewrites.replace([node], [made], "", {names[name]: a for name, a in constants.items()})
+def _replace(node: Node, op: object, constants: dict[int, np.ndarray], rewrites: Rewrites) -> None:
+    """Puts ``node`` with other constants, by the places of its inputs, in its own place."""
+    inputs, arrays = list(node.inputs), {}
+    for place, array in constants.items():
+        inputs[place] = rewrites.fresh(f"{node.name}.{inputs[place]}.aligned")
+        arrays[inputs[place]] = array
+    rewrites.replace([node], [replace(node, op=op, inputs=tuple(inputs))], "", arrays)
 
 
 def _at_zero(op: unary.Unary) -> float:

@@ -16,17 +16,21 @@ def nest_concatenations(graph: Graph) -> Graph:
     The longer one's memory may then hold the shorter one's, and nothing is written twice.
     """
     rewrites = Rewrites(graph)
-    made: dict[tuple, str] = {}
+    # The first inputs of concatenations, each by a number: of what it is one longer than, and by what.
+    longer: dict[tuple[object, str], int] = {}
+    made: dict[int, str] = {}
     for node in graph.nodes:
         if not isinstance(node.op, Concat):
             continue
         (output,) = node.outputs
-        axis = axis_in(node.op.axis, len(graph.values[output].shape))
-        for count in range(len(node.inputs) - 1, 1, -1):
-            earlier = made.get((axis, node.inputs[:count]))
-            if earlier is not None:
-                inputs = (earlier, *node.inputs[count:])
-                rewrites.replace([node], [replace(node, inputs=inputs)], "")
-                break
-        made.setdefault((axis, node.inputs), output)
+        first: object = "axis", axis_in(node.op.axis, len(graph.values[output].shape))
+        earlier, count = None, 0
+        for place, name in enumerate(node.inputs, 1):
+            first = longer.setdefault((first, name), len(longer))
+            if 1 < place < len(node.inputs) and first in made:
+                earlier, count = made[first], place
+        made.setdefault(first, output)
+        if earlier is not None:
+            inputs = (earlier, *node.inputs[count:])
+            rewrites.replace([node], [replace(node, inputs=inputs)], "")
     return rewrites.apply()

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from ...operators.channels_last import Conv2dNhwc
 from ...operators.conv2d_pair import Conv2dBeside, Conv2dSum
 from ...operators.operator import axis_in
 from ...operators.shaping import Concat
 from ..graph import Graph, Node
+from .gates import is_convolution
 from .rewriting import Rewrites, absent, covering, only_user
 
 #: Whether a kernel makes two convolutions faster than one by one, the second beside the first or added to it.
@@ -25,7 +25,7 @@ def fuse_sums(graph: Graph, takes: Takes) -> Graph:
     rewrites = Rewrites(graph)
     for last in graph.nodes:
         added = None if absent(last, 3) else graph.producers.get(last.inputs[3])
-        if added is None or not (_is_bare(added) and _is_bare(last)) or not absent(added, 3):
+        if not (_is_bare(graph, added) and _is_bare(graph, last)) or not absent(added, 3):
             continue
         if added.op.activation is not None or added.op.operands != last.op.operands:
             continue
@@ -85,21 +85,13 @@ def _merged(op: type, named: Node, both: list[Node], outputs: tuple[str, ...]) -
     return Node(named.name, op(*records, *how), tuple(inputs), outputs, covering(*both))
 
 
-def _is_bare(node: Node | None) -> bool:
-    """Whether a node is a convolution without groups that does nothing to the images which it reads."""
-    return (
-        node is not None
-        and type(node.op) is Conv2dNhwc
-        and not node.op.planar
-        and node.op.groups == 1
-        and node.op.floor is None
-        and absent(node, 4)
-        and absent(node, 5)
-    )
+def _is_bare(graph: Graph, node: Node | None) -> bool:
+    """Whether a node convolves by constants, without groups, and does nothing to the images that it reads."""
+    return node is not None and is_convolution(graph, node, may_add=True)
 
 
 def _are_neighbours(graph: Graph, both: list[Node | None]) -> bool:
-    if len(both) != 2 or both[0] is both[1] or not all(map(_is_bare, both)):
+    if len(both) != 2 or both[0] is both[1] or not all(_is_bare(graph, node) for node in both):
         return False
     first, second = both
     return (

@@ -12,7 +12,7 @@ from ...operators.matmul import Matmul
 from ...operators.shaping import Reshape
 from ..graph import Graph, Node
 from .epilogues import FUNCTIONS
-from .rewriting import Rewrites, absent, constant, covering, only_user
+from .rewriting import Rewrites, absent, constant, covering, folded, only_user
 
 
 def convolve_products(graph: Graph) -> Graph:
@@ -116,19 +116,24 @@ def fold_constants_after(graph: Graph) -> Graph:
         if weight is None or numbers is None or (bias is None and not absent(conv, 2)):
             continue
         wide = np.zeros(len(weight)) if bias is None else bias.astype(np.float64)
+        scaled: np.ndarray | None = weight
+        with np.errstate(all="ignore"):
+            if type(after.op) is Add:
+                wide = wide + numbers
+            else:
+                wide = wide * numbers
+                exact = weight * numbers[:, None, None, None]
+                scaled = folded(exact, weight.dtype, apart=1, beside=wide)
+        shift = folded(wide, weight.dtype)
+        if scaled is None or shift is None:
+            continue
         names = [rewrites.fresh(f"{conv.name}.{word}") for word in ("weight", "bias")]
-        if type(after.op) is Mul:
-            wide, scaled = wide * numbers, weight * numbers[:, None, None, None]
-        else:
-            wide, scaled = wide + numbers, weight
-        arrays = (np.ascontiguousarray(a, weight.dtype) for a in (scaled, wide))
         merged = replace(
             conv, inputs=(conv.inputs[0], *names), outputs=after.outputs,
             covers=covering(conv, after),
         )  # fmt: skip
-        rewrites.replace(
-            [conv, after], [merged], "it is part of the weights", dict(zip(names, arrays, strict=True))
-        )  # fmt: skip
+        constants = dict(zip(names, (scaled, shift), strict=True))
+        rewrites.replace([conv, after], [merged], "it is part of the weights", constants)
     return rewrites.apply()
 
 

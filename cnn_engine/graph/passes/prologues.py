@@ -13,7 +13,7 @@ from ...operators.norm import BatchNorm
 from ...operators.shaping import Concat, Reshape
 from ...operators.unary import Relu
 from ..graph import Graph, Node, Note
-from .rewriting import Rewrites, absent, constant, covering, only_user
+from .rewriting import Rewrites, absent, constant, covering, folded_affine, only_user
 
 
 @dataclass
@@ -53,9 +53,7 @@ def fuse_prologues(graph: Graph, run: int = 1) -> Graph:
         by, constants = [], {}
         if found.affine is not None:
             scale, shift = name, rewrites.fresh(f"{conv.name}.shift")
-            dtype = graph.values[conv.inputs[1]].dtype
-            for key, numbers in zip((scale, shift), found.affine, strict=True):
-                constants[key] = numbers.astype(dtype)
+            constants = dict(zip((scale, shift), found.affine, strict=True))
         elif found.factors is not None:
             scale = name
             images, *_, channels = graph.values[found.factors].shape
@@ -123,9 +121,9 @@ def _prologue(graph: Graph, x: str) -> _Prologue:
     if isinstance(node.op, BatchNorm) and node.op.axis == -1:
         parameters = [constant(graph, node, place) for place in range(1, 5)]
         if all(array is not None for array in parameters):
-            a, b = node.op.affine(*parameters)
-            if np.isfinite(a).all() and np.isfinite(b).all():
-                found.x, found.affine = node.inputs[0], (a, b)
+            found.affine = folded_affine(node, parameters)
+            if found.affine is not None:
+                found.x = node.inputs[0]
                 found.nodes.append(node)
     elif type(node.op) is Mul:
         for index in (0, 1):

@@ -10,6 +10,9 @@ import numpy as np
 from ...operators.shaping import Concat
 from ..graph import Graph, Node, Note
 
+#: Inputs are taken to be no larger where a product with one is said to vanish beside a number.
+MOST_INPUT = 2.0**64
+
 
 class Rewrites:
     """Replacements in one graph, none of which touches a node of another."""
@@ -22,6 +25,7 @@ class Rewrites:
         self._constants: dict[str, np.ndarray] = {}
         self._renamed: dict[str, str] = {}
         self._notes: list[Note] = []
+        self._fresh: set[str] = set()
 
     def free(self, *nodes: Node) -> bool:
         """Whether no replacement has touched ``nodes``."""
@@ -34,7 +38,12 @@ class Rewrites:
         why: str,
         constants: dict[str, np.ndarray] | None = None,
     ) -> None:
-        """Puts ``by`` in the place of ``nodes``; the first of ``by`` stands for what goes."""
+        """Puts ``by`` in the place of ``nodes``; the first of ``by`` stands for what goes.
+
+        Nothing is done where another replacement has touched one of ``nodes``: the next round finds the rest.
+        """
+        if not self.free(*nodes):
+            return
         into = by[0].name if by else "nothing"
         kept = {node.name for node in by}
         self._touched.update(node.name for node in nodes)
@@ -67,11 +76,12 @@ class Rewrites:
         return True
 
     def fresh(self, name: str) -> str:
-        """Returns a name of a tensor that is not taken."""
+        """Returns a name that no tensor and no node has, nor any that this has returned."""
         found, number = name, 1
-        while found in self.graph.values or found in self._constants:
+        while found in self._fresh or self.graph.has(found):
             number += 1
             found = f"{name}#{number}"
+        self._fresh.add(found)
         return found
 
     def apply(self) -> Graph:
@@ -102,9 +112,13 @@ class Rewrites:
 
 
 def only_user(graph: Graph, name: str) -> Node | None:
-    """Returns the one node that reads the tensor ``name``, or None; a graph's output has more readers."""
+    """Returns the one node that reads the tensor ``name``, and reads it once; else None.
+
+    A graph's output has more readers.
+    """
     users = graph.consumers[name]
-    return users[0] if len(users) == 1 and name not in graph.outputs else None
+    alone = len(users) == 1 and name not in graph.outputs
+    return users[0] if alone and users[0].inputs.count(name) == 1 else None
 
 
 def makers_of(
@@ -120,9 +134,10 @@ def makers_of(
         return [], ()
     if not isinstance(maker.op, Concat):
         return [maker], ()
+    if not all(only_user(graph, name) is maker for name in maker.inputs):
+        return [], ()
     parts = [graph.producers.get(name) for name in maker.inputs]
-    alone = all(only_user(graph, name) is maker for name in maker.inputs)
-    if None in parts or not alone or len({part.name for part in parts}) < len(maker.inputs):
+    if None in parts or len({part.name for part in parts}) < len(parts):
         return [], ()
     return parts, (maker,)
 
@@ -144,6 +159,44 @@ def merge_after(
 def covering(*nodes: Node) -> tuple[str, ...]:
     """Returns the names that ``nodes`` cover together, each its own where it covers none."""
     return tuple(dict.fromkeys(name for node in nodes for name in node.covers or (node.name,)))
+
+
+def folded(
+    exact: np.ndarray, dtype: np.dtype, *, apart: int | None = None, beside: np.ndarray | float = 0
+) -> np.ndarray | None:
+    """Returns computed constants in ``dtype``, or None where it has no room for them.
+
+    All must be finite. Factors below the smallest normal number would lose what they multiply; they may do so
+    beside larger ones, or beside a shift that their products with :data:`MOST_INPUT` would not change.
+
+    Args:
+        exact: float64.
+        apart: leading dimensions whose elements each have factors of their own: 1 of filters [K, ...], whose
+            products are added up. None: these are no factors, and small ones are as small as what they make.
+        beside: the shifts, float64, one for each element of dimension 0.
+    """
+    with np.errstate(all="ignore"):
+        made = np.ascontiguousarray(exact, dtype)
+    if not np.isfinite(made).all():
+        return None
+    if apart is not None:
+        limits = np.finfo(dtype)
+        largest = np.abs(exact).reshape(*exact.shape[:apart], -1).max(axis=-1, initial=0)
+        shifts = np.reshape(np.abs(beside), (-1, *[1] * (apart - 1)))
+        lost = (largest > 0) & (largest < limits.smallest_normal)
+        if (lost & (largest * MOST_INPUT >= limits.eps * shifts)).any():
+            return None
+    return made
+
+
+def folded_affine(
+    norm: Node, parameters: Sequence[np.ndarray]
+) -> tuple[np.ndarray, np.ndarray] | None:
+    """Returns (a, b), [C] each, where a batch norm of these constants makes a[c] * x + b[c]; else None."""
+    dtype = parameters[0].dtype
+    a, b = norm.op.affine(*parameters)
+    scale, shift = folded(a, dtype, apart=1, beside=b), folded(b, dtype)
+    return None if scale is None or shift is None else (scale, shift)
 
 
 def constant(graph: Graph, node: Node, index: int) -> np.ndarray | None:

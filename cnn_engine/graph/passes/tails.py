@@ -13,7 +13,7 @@ from ...operators.reduce import ReduceMean
 from ...operators.shaping import Reshape
 from ...operators.unary import Relu
 from ..graph import Graph, Node
-from .rewriting import Rewrites, absent, constant, covering, only_user
+from .rewriting import Rewrites, absent, constant, covering, folded_affine, only_user
 
 
 def fuse_means(graph: Graph, takes: Callable[[Graph, Node], bool]) -> Graph:
@@ -38,14 +38,12 @@ def fuse_means(graph: Graph, takes: Callable[[Graph, Node], bool]) -> Graph:
         constants: dict[str, np.ndarray] = {}
         norm = _maker(graph, x, BatchNorm)
         given = [] if norm is None else [constant(graph, norm, place) for place in range(1, 5)]
-        if norm is not None and norm.op.axis == -1 and not any(array is None for array in given):
+        known = norm is not None and norm.op.axis == -1 and all(one is not None for one in given)
+        affine = folded_affine(norm, given) if known else None
+        if affine is not None:
             x, nodes = norm.inputs[0], [norm, *nodes]
-            dtype = graph.values[layer.inputs[1]].dtype
             names = tuple(rewrites.fresh(f"{mean.name}.{word}") for word in ("scale", "shift"))
-            constants = {
-                name: numbers.astype(dtype)
-                for name, numbers in zip(names, norm.op.affine(*given), strict=True)
-            }
+            constants = dict(zip(names, affine, strict=True))
         bias = None if absent(layer, 2) else layer.inputs[2]
         inputs = x, layer.inputs[1], bias, *names
         op = MeanLinear(floor, layer.op.activation, layer.op.operands or "float32")

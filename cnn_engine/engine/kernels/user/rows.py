@@ -15,6 +15,7 @@ import numpy as np
 from ....errors import InputError, expected
 from ....graph.graph import Graph, Node
 from ..kernel import Bound, Call, Kernel
+from ..strided import unused
 from . import cpp, expressions, nvrtc, source
 from .contracts import CONTRACTS, Contract, structs
 from .source import Launch, Source
@@ -84,16 +85,17 @@ def apart(node: Node, graph: Graph) -> Sequence[Node] | None:
     from ....operators.binary import Add
 
     value, made = node.outputs[0], []
-    plain = f"{value} before"
+    plain = unused(graph, f"{value} before")
     made.append(
         replace(node, op=replace(op, activation=None), inputs=node.inputs[:3], outputs=(plain,))
     )
     if residual is not None:
-        summed = value if activation is None else f"{value} summed"
-        made.append(Node(f"{node.name}.add", Add(), (plain, residual), (summed,)))
+        summed = value if activation is None else unused(graph, f"{value} summed")
+        made.append(Node(unused(graph, f"{node.name}.add"), Add(), (plain, residual), (summed,)))
         plain = summed
     if activation is not None:
-        made.append(Node(f"{node.name}.{activation.kind}", activation, (plain,), (value,)))
+        name = unused(graph, f"{node.name}.{activation.kind}")
+        made.append(Node(name, activation, (plain,), (value,)))
     return made
 
 
