@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import errno
 import io
+import json
 import os
 import re
 import sys
@@ -126,25 +127,65 @@ def add_batch_sizes(parser: argparse.ArgumentParser, default: str) -> None:
     )
 
 
-def _named_shape(text: str) -> tuple[str, tuple[int, ...]]:
-    """Returns (input, shape) of ``images=1,3,224,224``."""
+def _named_shape(text: str) -> tuple[str, tuple[int | None, ...]]:
+    """Returns (input, shape) of ``images=1,3,224,224``; ``?`` is None: as the file has it."""
     name, equals, sizes = text.rpartition("=")
     words = sizes.split(",")
-    if not (name and equals) or not all(re.fullmatch("[0-9]{1,9}", word) for word in words):
+    if not (name and equals) or not all(re.fullmatch(r"[0-9]{1,9}|\?", word) for word in words):
         raise argparse.ArgumentTypeError(f"expected NAME=1,3,224,224, found {text!r}")
-    return name, tuple(int(word) for word in words)
+    return name, tuple(None if word == "?" else int(word) for word in words)
 
 
-def add_input_shape(parser: argparse.ArgumentParser) -> None:
-    """Adds ``--input-shape`` as every command has it that reads models: a list of (input, shape)."""
+def _named_constant(text: str) -> tuple[str, Any]:
+    """Returns (input, value) of ``sr=16000``, ``size=640,480``, ``flag=true`` or ``axes=[[0], [1]]``."""
+    name, equals, value = text.partition("=")
+    wanted = "NAME=VALUE: a number, true, false, or numbers with commas between them"
+    try:
+        if not (name and equals) or len(value) > 65536:
+            raise ValueError
+        bare = re.fullmatch(r"[^\[\]{}\"]*,[^\[\]{}\"]*", value)
+        return name, json.loads(f"[{value}]" if bare else value)
+    except (ValueError, RecursionError):
+        raise argparse.ArgumentTypeError(f"expected {wanted}, found {text[:80]!r}") from None
+
+
+def add_model_inputs(parser: argparse.ArgumentParser) -> None:
+    """Adds ``--input-shape`` and ``--constant`` as every command has them that reads models."""
     parser.add_argument(
         "--input-shape",
         action="append",
         type=_named_shape,
         metavar="NAME=N,...",
         help="an input's shape, such as images=1,3,224,224, where the file leaves dimensions open beside "
-        "the batch; may be given again",
+        "the batch (? leaves one as the file has it); may be given again",
     )
+    parser.add_argument(
+        "--constant",
+        action="append",
+        type=_named_constant,
+        metavar="NAME=VALUE",
+        help="the value of an input that is a setting, such as sr=16000, size=640,480 or flag=true: it is "
+        "no input of the network then; may be given again",
+    )
+
+
+def model_inputs(options: argparse.Namespace) -> dict[str, Any]:
+    """Returns what :func:`cnn_engine.graph.onnx.load` takes of ``--input-shape`` and ``--constant``.
+
+    Raises:
+        InputError: there is no ``--model`` beside them.
+    """
+    given = {
+        "input_shape": dict(options.input_shape or []),
+        "constants": dict(options.constant or []),
+    }
+    for option, values in (
+        ("--input-shape", options.input_shape),
+        ("--constant", options.constant),
+    ):
+        if values and not options.model:
+            raise expected(option, "the option --model beside it", "none")
+    return given
 
 
 def add_network(parser: argparse.ArgumentParser) -> None:
@@ -156,7 +197,7 @@ def add_network(parser: argparse.ArgumentParser) -> None:
         "--model", metavar="FILE.onnx", help="an ONNX model in the network's place; --data takes a "
         ".npy or .npz of its images, or files of images (default: random ones)",
     )  # fmt: skip
-    add_input_shape(parser)
+    add_model_inputs(parser)
 
 
 def add_kernels(parser: argparse.ArgumentParser) -> None:
@@ -186,11 +227,9 @@ def workload_of(options: argparse.Namespace) -> workload.Workload:
     Raises:
         InputError: there is no such network, or the model is at fault.
     """
-    shapes = dict(options.input_shape or []) or None
+    given = model_inputs(options)
     if options.model is not None:
-        return workload.of_model(options.model, shapes)
-    if shapes is not None:
-        raise expected("--input-shape", "the option --model beside it", "none")
+        return workload.of_model(options.model, **given)
     return workload.get("cifar10" if options.network is None else options.network)
 
 

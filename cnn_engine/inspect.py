@@ -34,7 +34,7 @@ def parser() -> cli.ArgumentParser:
         "--batch", type=cli.whole_number(1, 65536), metavar="N",
         help="images a pass, where the file leaves it open (default: 1)",
     )  # fmt: skip
-    cli.add_input_shape(p)
+    cli.add_model_inputs(p)
     cli.add_kernels(p)
     p.add_argument("--json", metavar="PATH", help="writes it as JSON (- for standard output)")
     p.add_argument("--html", metavar="PATH", help="writes a page with a picture of the graph")
@@ -57,9 +57,7 @@ def _main(arguments: list[str] | None) -> int:
     if options.model is None:
         raise expected("PATH", "an .onnx file, or --device openacc", "none")
     try:
-        graph = load(
-            options.model, batch=options.batch, input_shape=dict(options.input_shape or ())
-        )
+        graph = load(options.model, batch=options.batch, **cli.model_inputs(options))
     except UnsupportedNodesError as error:
         if options.json:
             content = report.unsupported_dict(options.model, error.nodes)

@@ -132,12 +132,16 @@ class Workload:
 MODEL_IMAGES = 32
 
 
-def of_model(source: Any, input_shape: Mapping[str, tuple[int, ...]] | None = None) -> Workload:
+def of_model(
+    source: Any,
+    input_shape: Mapping[str, Sequence[int | None]] | None = None,
+    constants: Mapping[str, Any] | None = None,
+) -> Workload:
     """Returns the workload of an ONNX model: its images are read from an array, or random.
 
     Args:
         source: a path, a model's bytes or an ``onnx.ModelProto``.
-        input_shape: input -> its shape, where the model leaves dimensions open.
+        input_shape, constants: as :func:`cnn_engine.graph.onnx.load` takes them.
 
     Raises:
         InputError: the model is at fault, or is no network from images to rows of numbers.
@@ -146,7 +150,7 @@ def of_model(source: Any, input_shape: Mapping[str, tuple[int, ...]] | None = No
     from .graph import onnx
     from .graph.model import Model
 
-    model = Model(onnx.load(source, input_shape=input_shape))
+    model = Model(onnx.load(source, input_shape=input_shape, constants=constants))
     if reason := model.why_not_images:
         raise UnsupportedError(f"{source}: {reason}; Engine.run takes any graph")
     dtype = model.base.inputs[0].dtype

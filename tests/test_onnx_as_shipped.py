@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+
 import numpy as np
 import onnx
 import onnxruntime
@@ -157,6 +159,138 @@ def test_a_condition_that_is_not_known_is_named_with_its_input():
         graph = load(proto, constants={"flag": np.array(value)})
         found = Engine(graph, device="cpu").run({"x": X})["y"]
         np.testing.assert_array_equal(found, np.maximum(X, 0) if value else -X)
+
+
+# -- open shapes -----------------------------------------------------------------------------------
+
+
+def conv1d(dims=("batch", 5, "time")) -> onnx.ModelProto:
+    nodes = [node("Conv", ["x", "w"], ["y"], kernel_shape=[3])]
+    w = rng.standard_normal((4, 5, 3)).astype(np.float32)
+    return model(nodes, [tensor("x", dims)], [tensor("y", None)], {"w": w})
+
+
+def test_the_shape_that_is_suggested_would_do():
+    with pytest.raises(InputError, match=r"--input-shape x=1,5,16 \(input_shape=.*1, 5, 16"):
+        load(conv1d())
+    found = run(conv1d(), {"x": np.ones((1, 5, 16), np.float32)}, input_shape={"x": (1, 5, 16)})
+    assert found["y"].shape == (1, 4, 14)
+
+
+def test_all_open_inputs_at_once():
+    nodes = [node("Add", ["a", "b"], ["c"]), node("Add", ["c", "z"], ["y"])]
+    inputs = [tensor("a", ["N", "T"]), tensor("b", ["N", "T"]), tensor("z", None)]
+    with pytest.raises(InputError, match=r"'a' \[1, T\], 'b' \[1, T\], 'z' any"):
+        load(model(nodes, inputs, [tensor("y", None)]))
+
+
+def test_operators_that_are_lacking_are_named_before_shapes_are_asked_for():
+    proto = conv1d()
+    proto.graph.node.append(node("NonMaxSuppression", ["y", "y"], ["boxes"], name="nms"))
+    proto.graph.node.append(node("Gelu", ["y"], ["z"]))  # known by ONNX's own definition
+    proto.graph.node.append(node("GroupQueryAttention", ["boxes"], ["q"], domain="com.microsoft"))
+    with pytest.raises(UnsupportedNodesError) as raised:
+        load(proto)
+    assert [n.operator for n in raised.value.nodes] == ["NonMaxSuppression", "GroupQueryAttention"]
+
+
+def test_the_batch_stays_open_beside_an_input_shape():
+    proto = conv1d()
+    for shape in ((2, 5, 16), (None, 5, 16)):
+        graph = load(proto, input_shape={"x": shape})
+        assert graph.inputs[0].shape == (shape[0] or 1, 5, 16)
+        assert graph.batched == ("x",)
+    assert load(proto, batch=8, input_shape={"x": (2, 5, 16)}).inputs[0].shape == (8, 5, 16)
+    engine = Engine(proto, device="cpu", input_shape={"x": (1, 5, 16)})
+    x = rng.standard_normal((7, 5, 16)).astype(np.float32)
+    every = engine.run({"x": x})["y"]
+    for index in range(7):
+        one = engine.run({"x": x[index : index + 1]})["y"]
+        np.testing.assert_allclose(every[index], one[0], rtol=1e-5, atol=1e-6)
+
+
+def test_inputs_given_other_sizes_for_the_batch_have_none():
+    nodes = [node("Relu", ["a"], ["y"]), node("Relu", ["b"], ["z"])]
+    outputs = [tensor("y", None), tensor("z", None)]
+    proto = model(nodes, [tensor("a", [None, 2]), tensor("b", [None, 2])], outputs)
+    graph = load(proto, input_shape={"a": (3, 2), "b": (4, 2)})
+    assert [value.shape for value in graph.inputs] == [(3, 2), (4, 2)]
+    assert graph.batched == ()
+
+
+@pytest.mark.parametrize("shape", [(1, 4, 16), (1, 5), (1, 5, -2)])
+def test_a_shape_that_does_not_fit_the_file(shape):
+    with pytest.raises(
+        InputError, match=r"input 'x': input_shape: expected a shape for \[batch, 5"
+    ):
+        load(conv1d(), input_shape={"x": shape})
+
+
+@pytest.mark.parametrize("command", ["run", "inspect"])
+def test_batch_and_input_shape_agree_on_the_command_line(command, tmp_path, capsys):
+    proto = model(
+        [
+            node("Conv", ["x", "w"], ["c"], kernel_shape=[3, 3]),
+            node("GlobalAveragePool", ["c"], ["p"]),
+            node("Flatten", ["p"], ["y"]),
+        ],
+        [tensor("x", ["batch", 3, "h", "w"])], [tensor("y", None)],
+        {"w": rng.standard_normal((4, 3, 3, 3)).astype(np.float32)},
+    )  # fmt: skip
+    path = tmp_path / "m.onnx"
+    onnx.save(proto, path)
+    main = importlib.import_module(f"cnn_engine.{command}").main
+    given = ["--batch", "8", "--input-shape", "x=1,3,16,12"]
+    if command == "run":
+        code = main(["--model", str(path), "--device", "cpu", "--iterations", "1", *given])
+        wanted = "Batch                        : 8 images"
+    else:
+        code, wanted = main([str(path), *given]), "8 x 3 x 16 x 12"
+    out = capsys.readouterr().out
+    assert code == 0
+    assert wanted in out
+
+
+# -- inputs that are settings ------------------------------------------------------------------------
+
+
+def reshaped() -> onnx.ModelProto:
+    """y = x reshaped to ``shape``, and scaled by ``by``."""
+    shape = helper.make_tensor_value_info("shape", TensorProto.INT64, [2])
+    by = helper.make_tensor_value_info("by", TensorProto.FLOAT, [1])
+    nodes = [node("Reshape", ["x", "shape"], ["r"]), node("Mul", ["r", "by"], ["y"])]
+    return model(nodes, [tensor("x", [2, 3]), shape, by], [tensor("y", None)])
+
+
+def test_settings_from_python_take_the_files_type_and_shape():
+    found = run(reshaped(), {"x": X}, constants={"shape": [3, -1], "by": 2})
+    np.testing.assert_array_equal(found["y"], X.reshape(3, 2) * 2)
+
+
+def test_settings_from_the_command_line(tmp_path, capsys):
+    from cnn_engine import inspect
+
+    path = tmp_path / "m.onnx"
+    onnx.save(reshaped(), path)
+    assert inspect.main([str(path), "--constant", "shape=3,2", "--constant", "by=0.5"]) == 0
+    assert "3 x 2" in capsys.readouterr().out
+    assert inspect.main([str(path)]) == 2
+    assert "--constant shape=VALUE" in capsys.readouterr().err
+    for option, message in (
+        ("shape=3,2.5", "expected int64"),
+        ("shape=3,2,1", "expected shape [2], found [3]"),
+        ("shape=[[3,2]]", "expected shape [2], found [1, 2]"),
+        ("by=true2", "expected NAME=VALUE"),
+        ("by", "expected NAME=VALUE"),
+        ("by=text", "expected NAME=VALUE"),
+        ('by="text"', "expected float32"),
+        ("by={}", "expected float32"),
+        ("other=1", "expected inputs of the model (x, shape, by), found 'other'"),
+    ):
+        assert inspect.main([str(path), "--constant", option]) == 2
+        captured = capsys.readouterr()
+        assert message in captured.err, option
+        assert captured.err.count("\n") == 1, option
 
 
 # -- what outputs may be called ------------------------------------------------------------------

@@ -69,7 +69,10 @@ class Engine:
             ``"resident"``; or on CUDA ``"transfer"``, ``"managed"`` or ``"stream"``.
         threads: of CPU work; None: as many as CPUs.
         chunk: images that move at a time in the data mode ``stream``; None: by rule.
-        input_shape: of an ONNX model, input -> its shape, where the model leaves dimensions open.
+        input_shape: of an ONNX model, input -> its shape, where the model leaves dimensions open beside the
+            batch; a dimension of None is as the file has it.
+        constants: of an ONNX model, input -> its value, of inputs that are settings: no inputs of the network
+            then. See :func:`cnn_engine.load`.
         kernels: kernels of a user's own in the place of the engine's: as ``--kernel`` takes them
             (``"my.cu"``, ``"conv2:my.cu"``) or :class:`cnn_engine.Kernel`, each for all nodes of its
             operator that it can run; or a mapping from nodes or operators to either.
@@ -94,7 +97,8 @@ class Engine:
         data_mode: str = "auto",
         threads: int | None = None,
         chunk: int | None = None,
-        input_shape: Mapping[str, tuple[int, ...]] | None = None,
+        input_shape: Mapping[str, Sequence[int | None]] | None = None,
+        constants: Mapping[str, Any] | None = None,
         kernels: Sequence[str | Kernel] | Mapping[str, str | Kernel] = (),
         tune: bool = False,
     ) -> None:
@@ -104,7 +108,7 @@ class Engine:
             "data_mode": data_mode, "threads": threads, "chunk": chunk, "kernels": kernels,
             "tune": tune,
         }  # fmt: skip
-        network = find(network, input_shape)
+        network = find(network, input_shape, constants)
         self.workload = network if isinstance(network, Workload) else None
         self.network: Network | Model = (
             network.network if isinstance(network, Workload) else network

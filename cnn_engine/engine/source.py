@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +20,19 @@ from ..workload import Workload
 
 
 def find(
-    network: Any, input_shape: Mapping[str, tuple[int, ...]] | None
+    network: Any,
+    input_shape: Mapping[str, Sequence[int | None]] | None,
+    constants: Mapping[str, Any] | None = None,
 ) -> Workload | Network | Model:
     """Returns what an engine is made for; see :class:`~cnn_engine.engine.engine.Engine`."""
     if isinstance(network, str) and not network.endswith(".onnx"):
         network = workload.get(network)
     if isinstance(network, (str, os.PathLike, bytes)) or hasattr(network, "SerializeToString"):
-        network = onnx.load(network, input_shape=input_shape)
-    elif input_shape is not None:
-        raise expected("--input-shape", "an ONNX model", type(network).__name__)
+        network = onnx.load(network, input_shape=input_shape, constants=constants)
+    else:
+        for name, given in (("input_shape", input_shape), ("constants", constants)):
+            if given is not None:
+                raise expected(name, "an ONNX model", type(network).__name__)
     if isinstance(network, Graph):
         return Model(network)
     if isinstance(network, (Workload, Network, Model)):

@@ -282,8 +282,7 @@ class _Run:
         batch = options.batch
         if batch is None and begun is not None:
             batch = begun["settings"]["batch"]  # the rule may say otherwise on another machine
-        if options.model is None and options.input_shape:
-            raise expected("--input-shape", "the option --model beside it", "none")
+        cli.model_inputs(options)
         weights = options.weights
         if weights not in ("default", "random"):
             weights = os.path.abspath(weights)
@@ -291,6 +290,7 @@ class _Run:
             "network": options.network or "cifar10",
             "model": None if options.model is None else os.path.abspath(options.model),
             "input_shape": options.input_shape,
+            "constants": options.constant,
             "weights": weights,
             "cwd": os.getcwd(),
             "device": options.device,

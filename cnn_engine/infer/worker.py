@@ -68,7 +68,8 @@ class Worker:
         packages.arrow()
         if config.get("model") is not None:
             shapes = {name: tuple(shape) for name, shape in config.get("input_shape") or []}
-            workload = of_model(config["model"], shapes or None)
+            constants = dict(config.get("constants") or [])
+            workload = of_model(config["model"], shapes, constants)
         else:
             workload = get(config["network"])
         self.engine = Engine(

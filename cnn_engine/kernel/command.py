@@ -194,7 +194,7 @@ def _rank(options: argparse.Namespace) -> int:
 def _graph(options: argparse.Namespace) -> tuple[str, int, Graph]:
     """Returns a network's name, a batch and the graph for it; only shapes matter: weights are random."""
     if options.model is not None:  # any graph: that of no classifier too
-        model = Model(onnx.load(options.model, input_shape=dict(options.input_shape or []) or None))
+        model = Model(onnx.load(options.model, **cli.model_inputs(options)))
         size = options.batch if model.any_batch else model.batch
         return model.name, size, passes.simplify(model.graph(size, False, {}))
     workload = cli.workload_of(options)

@@ -53,7 +53,7 @@ def parser() -> argparse.ArgumentParser:
         "--model", action="append", default=[], metavar="FILE.onnx",
         help="the images and weights of an ONNX model; repeated for more",
     )  # fmt: skip
-    cli.add_input_shape(p)
+    cli.add_model_inputs(p)
     p.add_argument(
         "--shape", action="append", default=[], metavar="C,H,W",
         help="images of this shape, such as 3,224,224; repeated for more",
@@ -160,10 +160,8 @@ def _each(choice: str, all_of_them: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _models(options: argparse.Namespace) -> list[Subject]:
-    shapes = dict(options.input_shape or []) or None
-    if shapes is not None and not options.model:
-        raise expected("--input-shape", "the option --model beside it", "none")
-    return [subjects.of_model(path, shapes) for path in options.model]
+    given = cli.model_inputs(options)
+    return [subjects.of_model(path, **given) for path in options.model]
 
 
 def _dtype(options: argparse.Namespace, models: list[Subject]) -> str:

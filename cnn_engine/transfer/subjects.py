@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import product
+from typing import Any
 
 import numpy as np
 
@@ -111,13 +112,16 @@ def find(name: str) -> Subject:
     )
 
 
-def of_model(path: str, input_shape: Mapping[str, tuple[int, ...]] | None = None) -> Subject:
+def of_model(path: str, **given: Any) -> Subject:
     """Returns the images of an ONNX model, in its input's type, and its weights.
+
+    Args:
+        given: of :func:`cnn_engine.graph.onnx.load`.
 
     Raises:
         InputError: the model is at fault, or its input is no images.
     """
-    network = workload.of_model(path, input_shape).network
+    network = workload.of_model(path, **given).network
     weights = {n: a for n, a in network.base.constants.items() if a.dtype == np.float32}
     return Subject(
         network.name, network.input_shape, {name: array.shape for name, array in weights.items()},

@@ -6,8 +6,10 @@ The package ``onnx`` parses; everything that a file claims is checked here befor
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -31,8 +33,8 @@ def load(
     source: str | os.PathLike | bytes | object,
     *,
     batch: int | None = None,
-    input_shape: Mapping[str, tuple[int, ...]] | None = None,
-    constants: Mapping[str, np.ndarray] | None = None,
+    input_shape: Mapping[str, Sequence[int | None]] | None = None,
+    constants: Mapping[str, Any] | None = None,
 ) -> Graph:
     """Reads an ONNX model.
 
@@ -40,11 +42,12 @@ def load(
 
     Args:
         source: a path, a model's bytes or an ``onnx.ModelProto``.
-        batch: for inputs whose first dimension the model leaves open; 1 where it is not given. The graph
-            can be made for another one by :meth:`Graph.with_batch`.
-        input_shape: input -> its shape, for models that leave other dimensions open.
-        constants: input -> its value, for models that take a shape or an axis as an input: these inputs are
-            no inputs of the graph.
+        batch: for inputs whose first dimension the model leaves open; None: what ``input_shape`` says of
+            them, else 1. The graph can be made for another one by :meth:`Graph.with_batch`.
+        input_shape: input -> its shape, for models that leave other dimensions open. A dimension of None is
+            as the file has it.
+        constants: input -> its value, for models that take a shape, an axis, a rate or a flag as an input:
+            an array, a number or lists of numbers. These inputs are no inputs of the graph.
 
     Raises:
         InputError: the file cannot be read, or is at fault: one line that says how.
@@ -55,7 +58,7 @@ def load(
         reader = _Reader(
             model, name, folder, dict(input_shape or {}), dict(constants or {}), model is not source
         )
-        return reader.graph(1 if batch is None else batch)
+        return reader.graph(batch)
     except UnicodeDecodeError as error:  # protobuf decodes names when they are asked for
         raise InputError(
             f"model: expected names in UTF-8, found the bytes {error.object!r}"[:200]
@@ -71,6 +74,25 @@ def _one_line(message: str) -> str:
     return line if len(line) <= LONGEST_MESSAGE else f"{line[:LONGEST_MESSAGE]}..."
 
 
+@dataclass(frozen=True)
+class _Open:
+    """An input with dimensions that are not known: names, or None."""
+
+    name: str
+    dims: list[int | str | None] | None
+
+    @property
+    def example(self) -> tuple[int, ...]:
+        """A shape of these dimensions: a batch of 1, images of 224 x 224, 16 of anything else."""
+        if self.dims is None:
+            return (1, 3, 224, 224)
+        images = len(self.dims) == 4
+        return tuple(
+            d if isinstance(d, int) else 1 if place == 0 else 224 if images and place > 1 else 16
+            for place, d in enumerate(self.dims)
+        )
+
+
 class _Reader:
     """A model that has been parsed, and makes graphs for one batch after another."""
 
@@ -79,11 +101,12 @@ class _Reader:
         model,
         source: str,
         folder: Path | None,
-        shapes: dict[str, tuple[int, ...]],
-        constants: dict[str, np.ndarray],
+        shapes: dict[str, Sequence[int | None]],
+        constants: dict[str, Any],
         own: bool,
     ) -> None:
-        self.source, self.folder, self.shapes, self.constants = source, folder, shapes, constants
+        self.source, self.folder, self.shapes = source, folder, shapes
+        self.constants: dict[str, np.ndarray] = {}
         self.opset = self._opset(model)
         self.model = self._without_functions(model)
         self.protos = self.model.graph
@@ -106,7 +129,10 @@ class _Reader:
             slim = type(self.model)()
             slim.CopyFrom(self.model)
             self.model, self.protos = slim, slim.graph
-        self._check_names()
+        self._check_names(constants)
+        for proto in self.protos.input:
+            if proto.name in constants:
+                self.constants[proto.name] = self._constant(proto, constants[proto.name])
 
     def _opset(self, model) -> int:
         versions = {entry.domain: entry.version for entry in model.opset_import}
@@ -161,11 +187,38 @@ class _Reader:
                 f"{self.source}: its functions cannot be written out: {reason}"
             ) from None
 
-    def _check_names(self) -> None:
+    def _constant(self, proto, given: Any) -> np.ndarray:
+        """Returns what ``constants`` says of an input, in the type and shape that the file states."""
+        dims, dtype = self._type(proto)
+        where = f"{self.source}: constants: {proto.name!r}"
+        try:
+            found = np.asarray(given)
+            array = found.astype(dtype)
+            exact = found.dtype.kind in "biuf" and (
+                np.array_equal(array, found) or array.dtype.kind == found.dtype.kind == "f"
+            )
+        except (TypeError, ValueError, OverflowError):
+            exact = False
+        if not exact:
+            raise InputError(f"{where}: expected {dtype}, found {_short(given)}")
+        if (
+            dims is not None
+            and array.size == 1
+            and all(d == 1 or not isinstance(d, int) for d in dims)
+        ):
+            array = array.reshape([1] * len(dims))  # a number, where the file has a row of one
+        if dims is not None and (
+            len(dims) != array.ndim
+            or any(isinstance(d, int) and d != n for d, n in zip(dims, array.shape, strict=True))
+        ):
+            raise InputError(f"{where}: expected shape {_text(dims)}, found {list(array.shape)}")
+        return array
+
+    def _check_names(self, constants: Mapping[str, Any]) -> None:
         names = [i.name for i in self.protos.input if i.name not in self.initializers]
         if "" in names or len(set(names)) != len(names):
             raise InputError(f"{self.source}: expected inputs of unique names, found {names[:16]}")
-        for given, what in ((self.shapes, "input_shape"), (self.constants, "constants")):
+        for given, what in ((self.shapes, "input_shape"), (constants, "constants")):
             unknown = [name for name in given if name not in names]
             if unknown:
                 raise InputError(
@@ -173,65 +226,96 @@ class _Reader:
                     f"found {unknown[0]!r}"
                 )
 
-    def inputs(self, batch: int, importer: Importer) -> tuple[list[_Value], tuple[str, ...]]:
-        """Returns the graph's inputs, and the names of those that have a batch."""
-        if batch < 1:
+    def inputs(self, batch: int | None) -> tuple[list[_Value | _Open], tuple[str, ...], int]:
+        """Returns the graph's inputs, the names of those that have a batch, and the batch.
+
+        Args:
+            batch: None: what ``input_shape`` says of it, else 1.
+
+        An input of which a dimension stays open is an :class:`_Open` in its value's place.
+        """
+        if batch is not None and batch < 1:
             raise InputError(f"batch: expected at least 1, found {batch}")
-        found, batched, symbol = [], [], None
+        stated = {}
         for proto in self.protos.input:
-            if proto.name in self.initializers or proto.name in self.constants:
-                continue
-            where = f"{self.source}: input {proto.name!r}"
-            if not proto.type.HasField("tensor_type"):
-                kind = proto.type.WhichOneof("value") or "no type"
-                raise UnsupportedError(f"{where}: expected a tensor, found {kind}")
-            tensor = proto.type.tensor_type
-            try:
-                dtype = protobuf.dtype_name(tensor.elem_type)
-            except UnsupportedError as error:
-                raise UnsupportedError(f"{where}: {error} are not supported") from None
-            dims = _dims(tensor)
-            if dims and not isinstance(dims[0], int) and proto.name not in self.shapes:
-                symbol = dims[0] if symbol is None else symbol
-                if dims[0] in (None, symbol):
-                    batched.append(proto.name)
-                    dims = [batch, *dims[1:]]
-            if dims is not None and symbol is not None:
-                dims = [batch if d == symbol else d for d in dims]
-            found.append(_Value(proto.name, self._shape(where, proto.name, dims), dtype))
-        return found, tuple(batched)
+            if proto.name not in self.initializers and proto.name not in self.constants:
+                stated[proto.name] = self._type(proto)
+        dims = {name: self._given(name, known) for name, (known, _) in stated.items()}
+        # The first open dimension 0 is the batch's, and so is every dimension of its name.
+        symbols = [
+            known[0] for known, _ in stated.values() if known and not isinstance(known[0], int)
+        ]
+        symbol = symbols[0] if symbols else None
+        batched = [
+            name for name, (known, _) in stated.items()
+            if known and not isinstance(known[0], int) and known[0] in (None, symbol)
+        ]  # fmt: skip
+        sizes = {dims[name][0] for name in batched if isinstance(dims[name][0], int)}
+        if len(sizes) > 1:  # they share no batch: each stays as it is given
+            batched = [name for name in batched if not isinstance(dims[name][0], int)]
+        elif sizes and batch is None:
+            batch = sizes.pop()
+        batch = 1 if batch is None else batch
+        found: list[_Value | _Open] = []
+        for name, (_, dtype) in stated.items():
+            shape = dims[name]
+            if name in batched:
+                shape = [batch, *shape[1:]]
+            if shape is not None and symbol is not None:
+                shape = [batch if d == symbol else d for d in shape]
+            if shape is None or not all(isinstance(d, int) for d in shape):
+                found.append(_Open(name, shape))
+            else:
+                found.append(_Value(name, tuple(shape), dtype))
+        return found, tuple(batched), batch
 
-    def _shape(self, where: str, name: str, dims) -> tuple[int, ...]:
+    def _type(self, proto) -> tuple[list[int | str | None] | None, str]:
+        """Returns the dimensions and the type of elements that the file states of an input."""
+        where = f"{self.source}: input {proto.name!r}"
+        if not proto.type.HasField("tensor_type"):
+            kind = proto.type.WhichOneof("value") or "no type"
+            raise UnsupportedError(f"{where}: expected a tensor, found {kind}")
+        try:
+            dtype = protobuf.dtype_name(proto.type.tensor_type.elem_type)
+        except UnsupportedError as error:
+            raise UnsupportedError(f"{where}: {error} are not supported") from None
+        return _dims(proto.type.tensor_type), dtype
+
+    def _given(
+        self, name: str, dims: list[int | str | None] | None
+    ) -> list[int | str | None] | None:
+        """Returns ``dims`` with what ``input_shape`` says of them; it may leave some open, as None."""
         given = self.shapes.get(name)
-        if given is not None:
-            given = tuple(int(size) for size in given)
-            fits = dims is None or (
-                len(dims) == len(given)
-                and all(d == g or not isinstance(d, int) for d, g in zip(dims, given, strict=True))
+        if given is None:
+            return dims
+        sizes = [None if size is None else int(size) for size in given]
+        fits = dims is None or (
+            len(dims) == len(sizes)
+            and all(
+                d == g or g is None or not isinstance(d, int)
+                for d, g in zip(dims, sizes, strict=True)
             )
-            if not fits or min(given, default=0) < 0:
-                raise InputError(
-                    f"{where}: expected a shape for {_text(dims)}, found {list(given)}"
-                )
-            return given
-        if dims is None or not all(isinstance(d, int) for d in dims):
-            found = "no shape" if dims is None else _text(dims)
+        )
+        if not fits or min((size for size in sizes if size is not None), default=0) < 0:
             raise InputError(
-                f"{where}: expected known dimensions beside the batch, found {found}: give its shape "
-                f"(--input-shape {name}=1,3,224,224; input_shape={{{name!r}: (1, 3, 224, 224)}})"
+                f"{self.source}: input {name!r}: input_shape: expected a shape for {_text(dims)}, "
+                f"found {_text(sizes)}"
             )
-        if min(dims, default=0) < 0:
-            raise InputError(f"{where}: expected dimensions of at least 0, found {list(dims)}")
-        return tuple(dims)
+        if dims is None:
+            return sizes
+        return [d if g is None else g for d, g in zip(dims, sizes, strict=True)]
 
-    def graph(self, batch: int) -> Graph:
+    def graph(self, batch: int | None) -> Graph:
         """Returns the graph for ``batch``."""
         importer = Importer(self.source, self.folder, self.opset)
-        inputs, batched = self.inputs(batch, importer)
+        inputs, batched, batch = self.inputs(batch)
         for value in inputs:
-            importer.define(value, frozenset((value.name,)))
+            if isinstance(value, _Value):
+                importer.define(value, frozenset((value.name,)))
+            else:
+                importer.unknown[value.name] = frozenset((value.name,))
         for name, array in {**self.initializers, **self.constants}.items():
-            importer.define_constant(name, np.asarray(array))
+            importer.define_constant(name, array)
         for proto in self.protos.value_info:
             self._declare(proto, importer)
         importer.run(self.protos.node)
@@ -242,8 +326,23 @@ class _Reader:
                 raise InputError(f"{self.source}: output {name!r}: no node makes it")
         if not outputs:
             raise InputError(f"{self.source}: expected at least one output, found none")
+        importer.refuse_problems()
+        if left := [value for value in inputs if not isinstance(value, _Value)]:
+            raise self._shapes_wanted(left)
         title = Path(self.source).stem if self.folder else self.source
         return build(importer, title, inputs, outputs, batched=batched, rebuild=self.graph)
+
+    def _shapes_wanted(self, left: list[_Open]) -> InputError:
+        """Returns the error that asks for the shapes of inputs, with a shape that would do for each."""
+        found = ", ".join(f"{value.name!r} {_text(value.dims)}" for value in left[:16])
+        options = " ".join(
+            f"--input-shape {value.name}={','.join(map(str, value.example))}" for value in left[:16]
+        )
+        python = ", ".join(f"{value.name!r}: {value.example}" for value in left[:16])
+        return InputError(
+            f"{self.source}: inputs: expected known dimensions beside the batch, found {found}: give "
+            f"shapes, such as {options} (input_shape={{{python}}})"
+        )
 
     def _declare(self, proto, importer: Importer) -> None:
         """Notes the shape that the file states of a tensor: what stands for it behind unsupported nodes."""
@@ -254,6 +353,11 @@ class _Reader:
         dtype = protobuf.DTYPES.get(tensor.elem_type)
         if dims is not None and dtype is not None and all(isinstance(d, int) for d in dims):
             importer.declared[proto.name] = (tuple(dims), dtype)
+
+
+def _short(given: Any) -> str:
+    text = repr(given)
+    return text if len(text) <= 60 else f"{text[:60]}..."
 
 
 def _dims(tensor) -> list[int | str | None] | None:

@@ -140,11 +140,13 @@ class Call:
         name = self.input(index)
         found = self._importer.constants.get(name)
         if found is None:
-            raise Refusal(
-                what,
-                f"expected a constant, found {name!r}, which depends on the graph's inputs",
-                sorted(self._importer.sources.get(name, ())),
-            )
+            inputs = sorted(self._importer.sources.get(name, ()))
+            reason = f"expected a constant, found {name!r}, which depends on the graph's inputs"
+            if settings := self._importer.settings(inputs):
+                given = " ".join(f"--constant {setting}=VALUE" for setting in settings)
+                named = ", ".join(f"{setting!r}: ..." for setting in settings)
+                reason += f" (give {given}, or constants={{{named}}})"
+            raise Refusal(what, reason, inputs)
         return found
 
     def constant_integers(self, index: int, what: str) -> tuple[int, ...] | None:

@@ -73,6 +73,17 @@ class Importer:
         self.define(Value(name, array.shape, array.dtype.name))
         self.constants[name] = array
 
+    def settings(self, inputs: Sequence[str]) -> list[str]:
+        """Returns ``inputs`` where they may be settings, which are numbers or rows of them; else none."""
+        values = [self.values.get(name) for name in inputs]
+        small = all(value is not None and len(value.shape) < 2 for value in values)
+        return list(inputs) if small else []
+
+    def refuse_problems(self) -> None:
+        """Raises UnsupportedNodesError where nodes cannot be run: all of them."""
+        if self.problems:
+            raise UnsupportedNodesError(self.source, self.problems)
+
     # -- nodes -----------------------------------------------------------------------------------
 
     def run(
@@ -183,8 +194,9 @@ class Importer:
 
     def _check_only(self, call: Call) -> None:
         """Refuses an operator that is not known, where shapes are not known to say more."""
-        known = call.operator in CONVERTERS or call.operator in RECORDS
-        if not known or call.proto.domain not in ("", "ai.onnx"):
+        if call.proto.domain not in ("", "ai.onnx") or not (
+            call.operator in CONVERTERS or call.operator in RECORDS or self._has_definition(call)
+        ):
             call.convert()
 
     def _check_outputs(self, call: Call) -> None:
@@ -281,6 +293,15 @@ class Importer:
             )
         return True
 
+    def _has_definition(self, call: Call) -> bool:
+        """Whether ONNX defines the operator by others; what these need is not looked at."""
+        onnx = protobuf.package()
+        try:
+            schema = onnx.defs.get_schema(call.operator, self.opset)
+        except onnx.defs.SchemaError:
+            return False
+        return schema.has_function or schema.has_context_dependent_function
+
     def _body(self, onnx, schema, call: Call) -> bytes | None:
         versions = [v for v in schema.all_function_opset_versions if v <= self.opset]
         try:
@@ -364,8 +385,7 @@ def build(
     Raises:
         UnsupportedNodesError: some nodes cannot be run.
     """
-    if importer.problems:
-        raise UnsupportedNodesError(importer.source, importer.problems)
+    importer.refuse_problems()
     nodes = prune(importer.nodes, outputs)
     used = {name for node in nodes for name in node.inputs} | set(outputs)
     constants = {name: array for name, array in importer.constants.items() if name in used}
