@@ -208,6 +208,29 @@ MUTANTS = [
         (("state_(PyEval_SaveThread())", "state_(nullptr)"), ("PyEval_RestoreThread(state_);", "")),
         "tests/test_threads.py::test_python_goes_on_while_a_pass_runs",
     ),
+    # ---- resizing ----
+    mutant(
+        "Resize's size in float64", "cnn_engine/graph/onnx/converters/normalising.py",
+        "math.floor(np.float32(size) * np.float32(s))", "math.floor(size * float(np.float32(s)))",
+        "test_resize.py::test_sizes_and_nearest_places_by_scales_are_onnx_runtimes",
+    ),
+    mutant(
+        "a Resize that rounds up", "cnn_engine/graph/onnx/converters/normalising.py",
+        "math.floor(np.float32(size) * np.float32(s))", "math.ceil(np.float32(size) * np.float32(s))",
+        "test_resize.py::test_sizes_and_nearest_places_by_scales_are_onnx_runtimes",
+    ),
+    mutant(
+        "a place by sizes in float64", "cnn_engine/operators/resize.py",
+        "return above // below, above % below / below",
+        "at = above * (1 / below); return np.floor(at).astype(int), at % 1",
+        "test_resize.py::test_the_nearest_place_by_sizes_is_exact",
+    ),
+    mutant(
+        "an image resized to a side rounded up", "cnn_engine/io/preprocess.py",
+        "int(self.resize * max(rows, columns) / min(rows, columns))",
+        "-int(-self.resize * max(rows, columns) // min(rows, columns))",
+        "test_images.py::test_the_longer_side_is_rounded_down",
+    ),
 ]  # fmt: skip
 
 

@@ -49,6 +49,15 @@ def test_parse(text, wanted):
 
 
 @pytest.mark.parametrize(
+    ("rows", "columns", "resized"),
+    [(375, 500, (256, 341)), (500, 333, (384, 256)), (777, 91, (2185, 256)), (64, 64, (256, 256))],
+)
+def test_the_longer_side_is_rounded_down(rows, columns, resized):
+    """341.3, 384.4, and 2185.8 too."""
+    assert Preprocess(256).resized(rows, columns) == resized
+
+
+@pytest.mark.parametrize(
     ("text", "message"),
     [
         ("imagent", "--preprocess: expected imagenet, or settings such as"),

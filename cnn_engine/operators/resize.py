@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import ClassVar
 
 import numpy as np
@@ -25,6 +26,12 @@ COORDINATES = (
 )
 NEAREST = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
 
+#: The rule of ONNX's Resize before opset 11: ``ceil`` where the output is smaller, else ``floor``.
+SIMPLE = "simple"
+
+#: ONNX Runtime takes a float32 so near to the middle of two places for a tie.
+TIE = 1e-6
+
 
 @dataclass(frozen=True)
 class Resize(Operator):
@@ -33,10 +40,11 @@ class Resize(Operator):
     Attributes:
         sizes: the output's, one a dimension.
         scales: output over input, one a dimension, as the network's author gave them (they need not be the
-            sizes' quotients).
+            sizes' quotients). Places follow from a Fraction exactly; from a float, and in
+            ``tf_crop_and_resize``, in float32 and in ONNX Runtime's order of operations.
         mode: ``nearest``, ``linear`` or ``cubic``.
         coordinates: which place of x an output element stands on; one of :data:`COORDINATES`.
-        nearest: which neighbour, one of :data:`NEAREST`.
+        nearest: which neighbour, one of :data:`NEAREST`, or :data:`SIMPLE`.
         cubic_a: the cubic's coefficient.
         exclude_outside: whether places outside x get no weight (the others more), else the border's value.
         antialias: whether the weights widen where the output is smaller.
@@ -46,7 +54,7 @@ class Resize(Operator):
 
     kind: ClassVar[str] = "resize"
     sizes: tuple[int, ...]
-    scales: tuple[float, ...]
+    scales: tuple[float | Fraction, ...]
     mode: str = "nearest"
     coordinates: str = "half_pixel"
     nearest: str = "round_prefer_floor"
@@ -65,7 +73,7 @@ class Resize(Operator):
             raise InputError(f"mode: expected nearest, linear or cubic, found {self.mode}")
         if self.coordinates not in COORDINATES:
             raise InputError(f"coordinates: expected {COORDINATES}, found {self.coordinates}")
-        if self.nearest not in NEAREST:
+        if self.nearest not in (*NEAREST, SIMPLE):
             raise InputError(f"nearest: expected {NEAREST}, found {self.nearest}")
         if len(self.sizes) != rank or len(self.scales) != rank or min(self.sizes, default=1) < 0:
             raise InputError(f"sizes: expected {rank} sizes and scales, found {list(self.sizes)}")
@@ -77,32 +85,78 @@ class Resize(Operator):
             raise InputError(f"expected something to resize, found {list(x.shape)}")
         return ((self.sizes, x.dtype),)
 
-    def positions(self, axis: int, size: int) -> np.ndarray:
-        """Returns where on x each output element along ``axis`` stands, in places of x's ``size``."""
+    def positions(self, axis: int, size: int) -> tuple[np.ndarray, np.ndarray]:
+        """Returns where on x each output element along ``axis`` stands, in places of x's ``size``.
+
+        That is the place below, int64, and the part of a place from there on, float64 from 0 to below 1.
+        """
+        if isinstance(self.scales[axis], Fraction) and self.coordinates != "tf_crop_and_resize":
+            above, below = self._quotients(axis, size)
+            return above // below, above % below / below
+        at = self._rounded(axis, size)
+        whole = np.floor(at)
+        part = at.astype(np.float64) - whole
+        if self.mode == "nearest":
+            part[np.abs(part - 0.5) <= TIE] = 0.5
+        return whole.astype(np.int64), part
+
+    def _quotients(self, axis: int, size: int) -> tuple[np.ndarray, int]:
+        """Returns the places as quotients: a numerator each, and the denominator of all."""
         out, scale = self.sizes[axis], self.scales[axis]
-        i = np.arange(out, dtype=np.float64)
+        i, p, q = np.arange(out, dtype=np.int64), scale.numerator, scale.denominator
         match self.coordinates:
             case "align_corners":
-                # The last stands on the last of what the scale says, not of what was cut to a whole size.
-                wide = scale * size
-                return i * (size - 1) / (wide - 1) if wide != 1 else np.zeros(out)
+                last = self._last(axis, size)
+                if last == 0:
+                    return 0 * i, 1
+                return i * (size - 1) * last.denominator, last.numerator
+            case "asymmetric":
+                return i * q, p
+            case "tf_half_pixel_for_nn":
+                return (2 * i + 1) * q, 2 * p
+            case "pytorch_half_pixel" if out == 1:
+                return 0 * i, 1
+            case "half_pixel_symmetric":
+                # Both middles stand on each other.
+                return (2 * i + 1 - out) * q + (size - 1) * p, 2 * p
+            case _:
+                return (2 * i + 1) * q - p, 2 * p
+
+    def _rounded(self, axis: int, size: int) -> np.ndarray:
+        """Returns the places as ONNX Runtime computes them from a scale of float32."""
+        out, scale = self.sizes[axis], np.float32(self.scales[axis])
+        i, size, half = np.arange(out).astype(np.float32), np.float32(size), np.float32(0.5)
+        match self.coordinates:
+            case "align_corners":
+                last = np.float32(self._last(axis, int(size)))
+                return i * (size - 1) / last if last else 0 * i
             case "asymmetric":
                 return i / scale
             case "tf_half_pixel_for_nn":
-                return (i + 0.5) / scale
-            case "pytorch_half_pixel" if scale * size <= 1:
-                return np.full(out, -0.5) if out > 1 else np.zeros(out)
+                return (i + half) / scale
+            case "pytorch_half_pixel" if out == 1:
+                return 0 * i
             case "tf_crop_and_resize":
-                start, end = self.roi[axis], self.roi[len(self.sizes) + axis]
-                wide = scale * size
-                if wide > 1:
-                    return start * (size - 1) + i * (end - start) * (size - 1) / (wide - 1)
-                return np.full(out, 0.5 * (start + end) * (size - 1))
+                start, end = map(np.float32, self.roi[axis :: len(self.sizes)])
+                if out > 1:
+                    return start * (size - 1) + i * (end - start) * (size - 1) / np.float32(out - 1)
+                return half * (start + end) * (size - 1) + 0 * i
             case "half_pixel_symmetric":
-                # Both middles stand on each other; written so that places at whole numbers stay there.
-                return (size - out / scale) / 2 + (i + 0.5) / scale - 0.5
+                offset = float(size / 2 * (1 - np.float32(out) / (scale * size)))
+                at = offset + (i.astype(np.float64) + 0.5) / scale - 0.5
+                return at.astype(np.float32)
             case _:
-                return (i + 0.5) / scale - 0.5
+                return (i + half) / scale - half
+
+    def _last(self, axis: int, size: int) -> Fraction:
+        """Returns the last place of the output, on which ``align_corners`` puts the last one of x.
+
+        ``linear`` and ``cubic`` take it from the scale, as ONNX's tests do; ``nearest`` from the whole size
+        that came of it, as PyTorch and ONNX Runtime do.
+        """
+        if self.mode == "nearest":
+            return Fraction(self.sizes[axis] - 1)
+        return Fraction(self.scales[axis]) * size - 1
 
     def tables(self, shape: tuple[int, ...]) -> list[tuple[int, np.ndarray, np.ndarray]]:
         """Returns (axis, places, weights) for every dimension that changes.
@@ -118,25 +172,25 @@ class Resize(Operator):
         ]
 
     def _table(self, axis: int, size: int) -> tuple[np.ndarray, np.ndarray]:
-        at = self.positions(axis, size)
+        whole, part = self.positions(axis, size)
         if self.mode == "nearest":
-            match self.nearest:
-                case "floor":
-                    places = np.floor(at)
-                case "ceil":
-                    places = np.ceil(at)
-                case "round_prefer_ceil":
-                    places = np.floor(at + 0.5)
-                case _:
-                    places = np.ceil(at - 0.5)
-            places = places.clip(0, size - 1).astype(np.int64)[:, None]
+            nearest = self.nearest
+            if nearest == SIMPLE:
+                nearest = "ceil" if self.scales[axis] < 1 else "floor"
+            up = {
+                "floor": 0,
+                "ceil": part > 0,
+                "round_prefer_ceil": part >= 0.5,
+                "round_prefer_floor": part > 0.5,
+            }
+            places = (whole + up[nearest]).clip(0, size - 1)[:, None]
             return places, np.ones(places.shape)
         reach = 1.0 if self.mode == "linear" else 2.0
-        stretch = min(self.scales[axis], 1.0) if self.antialias else 1.0
+        stretch = min(float(self.scales[axis]), 1.0) if self.antialias else 1.0
         half = math.ceil(reach / stretch)
-        first = np.floor(at).astype(np.int64) - half + 1
-        places = first[:, None] + np.arange(2 * half)
-        weights = self._weight((places - at[:, None]) * stretch)
+        steps = np.arange(1 - half, 1 + half)
+        places = whole[:, None] + steps
+        weights = self._weight((steps - part[:, None]) * stretch)
         if self.antialias or self.exclude_outside:
             inside = (places >= 0) & (places < size)
             if self.exclude_outside:
@@ -170,8 +224,8 @@ class Resize(Operator):
         if self.coordinates == "tf_crop_and_resize":
             outside = np.zeros((1,) * y.ndim, bool)
             for axis, size in enumerate(shape):
-                at = self.positions(axis, size)
-                missing = (at < 0) | (at > size - 1)
+                whole, part = self.positions(axis, size)
+                missing = (whole < 0) | (whole + part > size - 1)
                 outside = outside | missing.reshape([-1 if i == axis else 1 for i in range(y.ndim)])
             y = np.where(outside, np.asarray(self.extrapolation, y.dtype), y)
         return y if dtype.kind == "f" else y.astype(dtype)

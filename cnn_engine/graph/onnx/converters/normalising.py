@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 
 import numpy as np
 
@@ -11,7 +12,7 @@ from ....operators.binary import Add, Mul, Sub
 from ....operators.norm import BatchNorm, GroupNorm, InstanceNorm, LayerNorm, Lrn, RmsNorm
 from ....operators.operator import axis_in
 from ....operators.reduce import ReduceMean
-from ....operators.resize import COORDINATES, NEAREST, Resize
+from ....operators.resize import COORDINATES, NEAREST, SIMPLE, Resize
 from ....operators.shaping import Expand, Reshape
 from ..refusal import Refusal
 from . import converts
@@ -160,7 +161,7 @@ def resize(call) -> None:
     nearest = call.text("nearest_mode", "round_prefer_floor")
     if call.opset < 11:
         scales, sizes, roi = _scales(call, 1), None, ()
-        coordinates, nearest = "asymmetric", "floor"
+        coordinates, nearest = "asymmetric", SIMPLE
     else:
         scales, sizes = _scales(call, 2), call.constant_integers(3, "sizes")
         roi = ()
@@ -170,7 +171,7 @@ def resize(call) -> None:
         raise Refusal("mode", f"{mode!r} is not known")
     if coordinates not in COORDINATES:
         raise Refusal("coordinate_transformation_mode", f"{coordinates!r} is not known")
-    if nearest not in NEAREST:
+    if call.opset >= 11 and nearest not in NEAREST:
         raise Refusal("nearest_mode", f"{nearest!r} is not known")
     policy = call.text("keep_aspect_ratio_policy", "stretch")
     axes = call.integers("axes")
@@ -189,19 +190,20 @@ def resize(call) -> None:
     if sizes is not None:
         if min(shape[axis] for axis in axes) < 1:
             raise InputError(f"expected something to resize, found {list(shape)}")
-        ratios = [size / shape[axis] for size, axis in zip(sizes, axes, strict=True)]
+        ratios = [Fraction(size, shape[axis]) for size, axis in zip(sizes, axes, strict=True)]
         if policy != "stretch":
             if policy not in ("not_larger", "not_smaller"):
                 raise Refusal("keep_aspect_ratio_policy", f"{policy!r} is not known")
             ratio = min(ratios) if policy == "not_larger" else max(ratios)
             ratios = [ratio] * len(axes)
-            sizes = [math.floor(shape[axis] * ratio + 0.5) for axis in axes]
+            sizes = [math.floor(shape[axis] * ratio + Fraction(1, 2)) for axis in axes]
         scales = ratios
-    whole = [1.0] * rank
+    whole, final = [1.0] * rank, list(shape)
     for axis, scale in zip(axes, scales, strict=True):
         whole[axis] = scale
-    final = list(_sizes(shape, whole))
-    if sizes is not None:
+    if sizes is None:
+        final = list(_sizes(shape, whole))
+    else:
         for axis, size in zip(axes, sizes, strict=True):
             final[axis] = size
     if roi:
