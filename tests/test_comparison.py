@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from comparisons import CHECK, made
 from noise import noise
+from scipy import stats
 
 from cnn_engine import InputError
 from cnn_engine.compare import command as compare
@@ -107,10 +108,16 @@ def test_the_verdict_is_on_the_whole_interval(low, high, verdict):
 # What is compared.
 
 
+def again(count: int = 4) -> list[Result]:
+    """Further runs of ``made()``."""
+    return [made(seed=seed) for seed in range(2, 2 + count)]
+
+
 def test_layers_copies_and_their_sum():
     slower = made(seed=1)
     slower.layers[0].samples_s = [2 * value for value in slower.layers[0].samples_s]
-    found = {(row.section, row.name): row for row in comparison.compare(made(), slower).rows}
+    rows = comparison.compare(made(), slower, repeats=again()).rows
+    found = {(row.section, row.name): row for row in rows}
     assert found["layer", "conv1"].verdict == SLOWER
     assert found["layer", "conv1"].ratio.value == pytest.approx(2, rel=0.01)
     assert found["layer", "fc"].verdict == SAME
@@ -213,7 +220,7 @@ def test_null_samples_are_left_out():
     other = made()
     other.layers[0].samples_s[::2] = [math.nan] * 30
     other.layers[1].samples_s = [math.nan] * 60
-    rows = {row.name: row for row in comparison.compare(made(), other).rows}
+    rows = {row.name: row for row in comparison.compare(made(), other, repeats=again()).rows}
     assert rows["conv1"].ratio.samples == 30
     assert rows["conv1"].verdict == SAME
     assert rows["fc"].reason == "no raw samples"
@@ -231,35 +238,133 @@ def test_a_layer_that_took_no_time():
 
 
 def test_further_runs_of_the_baseline_are_the_noise():
-    """5 % slower is a difference; not where runs of the baseline differ by 8 %."""
+    """5 % slower is a difference; not where runs of the baseline differ by 8 %, nor is it then the same."""
     samples = np.asarray(made().latency.samples_ms) / 1e3
-    base, slower, again = made(samples), made(1.05 * samples), made(0.926 * samples)
+    base, slower = made(samples), made(1.05 * samples)
     assert whole(base, slower) == SLOWER
-    found = comparison.compare(base, slower, repeats=[again])
+    runs = [made(factor * samples) for factor in (0.926, 0.95, 0.98, 0.99)]
+    found = comparison.compare(base, slower, repeats=runs)
     assert found.whole.noise == pytest.approx(0.08, abs=0.001)
-    assert found.whole.verdict == SAME
+    assert found.whole.verdict == CANNOT_TELL
+    centre = stats.gmean([1, 0.926, 0.95, 0.98, 0.99])
+    assert found.whole.ratio.value == pytest.approx(1.05 / centre)
+    assert found.whole.baseline.value == pytest.approx(centre * np.median(samples))
+    # Hahn and Meeker's interval of one more value: Student's quantile, times s, times sqrt(1 + 1/n).
+    spread = np.std(np.log([1, 0.926, 0.95, 0.98, 0.99]), ddof=1)
+    reach = stats.t.ppf(0.975, 4) * spread * math.sqrt(1 + 1 / 5)
+    assert math.log(found.whole.ratio.high / found.whole.ratio.value) == pytest.approx(reach)
     assert not found.whole.exceeds(0.03)
-    assert comparison.compare(base, slower).whole.exceeds(0.03)
-    assert "7.99 %" in compare.render([found], [base, slower])
+    assert not found.whole.within(0.03)
+    assert found.whole.within(0.5)
+    text = compare.render([found], [base, slower])
+    assert "7.99 %" in text
+    assert text.splitlines()[-1].startswith("Summary: cannot tell whether B is faster than A")
+    assert "of 5 runs of A, which differ by 7.99 %" in text.splitlines()[-1]
+
+
+@pytest.mark.parametrize("runs", [3, 5, 8])
+@pytest.mark.parametrize("spread", [0.0, 0.03, 0.1])
+def test_runs_that_differ_are_seldom_told_apart(runs, spread, rng):
+    """Every run a few percent off: the largest difference of three runs tells a fifth of equal ones apart."""
+    found = []
+    for _ in range(100):
+        base, *repeats, new = (
+            made(np.exp(spread * rng.standard_normal() + 0.01 * rng.standard_normal(40)) * 1e-2)
+            for _ in range(runs + 1)
+        )
+        found.append(whole(base, new, repeats=repeats, threshold=0.01))
+    assert sum(verdict in (FASTER, SLOWER) for verdict in found) <= 8
+
+
+def test_a_run_given_twice_is_one_run():
+    found = comparison.compare(made(), made(seed=9), repeats=[made(), *[made(seed=1)] * 4])
+    assert found.runs == 2
+    assert any("4 results with the same samples" in warning for warning in found.warnings)
+    assert {row.verdict for row in found.steps} == {CANNOT_TELL}
+
+
+def layered(rng, count: int, slower: float = 1.0) -> Result:
+    """A run of ``count`` layers, each off by 10 % in its own way; the first takes ``slower`` as long."""
+    result = made(seed=int(rng.integers(2**31)))
+    layer = result.layers[0]
+    factors = np.exp(0.1 * rng.standard_normal(count)) * np.where(np.arange(count), 1.0, slower)
+    result.layers = [
+        replace(
+            layer,
+            name=f"conv{index}",
+            samples_s=list(factor * 1e-4 * np.exp(0.01 * rng.standard_normal(60))),
+        )
+        for index, factor in enumerate(factors)
+    ]
+    return result
+
+
+def test_layers_have_a_verdict_by_five_runs_and_not_before(rng):
+    """Equal runs of 50 layers: by their samples alone, tens of layers are slower or faster."""
+    base, new = layered(rng, 50), layered(rng, 50)
+    for repeats in ([], [layered(rng, 50) for _ in range(3)]):
+        rows = comparison.compare(base, new, repeats=repeats).steps
+        assert {row.verdict for row in rows} == {CANNOT_TELL}
+        assert {row.reason for row in rows[:-1]} == {
+            f"needs 5 runs of the baseline, found {len(repeats) + 1}: --noise"
+        }
+    repeats = [layered(rng, 50) for _ in range(6)]
+    wrong = pointwise = found = 0
+    for _ in range(40):
+        rows = comparison.compare(base, layered(rng, 50, slower=20.0), repeats=repeats).steps
+        found += rows[0].verdict == SLOWER
+        told = [row for row in rows[1:] if row.verdict in (FASTER, SLOWER)]
+        wrong += bool(told)
+        pointwise += any(row.ratio.low > 1.03 or row.ratio.high < 1 / 1.03 for row in rows[1:])
+    assert wrong <= 6
+    assert found >= 36
+    assert pointwise >= 20  # without Holm's correction
 
 
 @pytest.mark.parametrize(
-    ("value", "low", "noise_share", "is_one"),
+    ("value", "low", "is_one", "passes"),
     [
-        (1.06, 1.01, 0.0, True),
-        (1.06, 0.99, 0.0, False),  # perhaps faster
-        (1.04, 1.03, 0.0, False),  # slower, but allowed
-        (1.06, 1.01, 0.08, False),  # as runs of the baseline differ
-        (1.09, 1.01, 0.08, True),
-        (1.5, None, 0.0, False),
+        (1.06, 1.01, True, False),
+        (1.06, 0.99, False, False),  # perhaps faster
+        (1.04, 1.03, False, True),  # slower, but allowed
+        (1.04, 1.02, False, False),  # perhaps slower than allowed
+        (1.0, 0.8, False, False),
+        (1.5, None, False, False),
     ],
 )
-def test_what_a_regression_is(value, low, noise_share, is_one):
+def test_what_a_regression_is(value, low, is_one, passes):
     time = comparison.Estimate(1.0, 0.99, 1.01, 50, 50.0)
     ratio = comparison.Estimate(value, low, low and 2 * value - low, 50, 50.0)
-    row = comparison.Row("pass", "p50", "s", time, time, ratio, noise_share, CANNOT_TELL, "")
+    row = comparison.Row("pass", "p50", "s", time, time, ratio, 0.0, CANNOT_TELL, "")
     assert row.exceeds(0.05) is is_one
+    assert row.within(0.05) is passes
     assert not replace(row, ratio=None).exceeds(0.05)
+    assert not replace(row, ratio=None).within(0.05)
+    assert not replace(row, short="too short").within(0.05)
+
+
+def test_a_short_run_is_never_shown_to_be_the_same():
+    """Six passes, or a hundred of 10 us, may all lie in one of two speeds."""
+    for samples, reason in (
+        (1e-2 * np.ones(6), "fewer than 20 samples"),
+        (1e-5 * np.ones(100), "passes of less than 50.00 ms in all"),
+    ):
+        found = comparison.compare(made(samples), made(samples)).whole
+        assert (found.verdict, found.reason) == (CANNOT_TELL, reason)
+        assert not found.within(0.05)
+        # A faster one is: what is too short to be the same may still be told apart.
+        assert comparison.compare(made(samples), made(0.5 * samples)).whole.within(0.05)
+
+
+def test_two_speeds_are_told(rng):
+    slow = rng.random(100) < 0.3
+    other = made(np.where(slow, 1.25e-3, 1e-3) * np.exp(0.01 * rng.standard_normal(100)))
+    warning = next(w for w in comparison.compare(made(), other, ("a", "b")).warnings)
+    assert warning.startswith(
+        f"b: two speeds: {slow.mean() * 100:.2f} % of its passes are slow, 1.2"
+    )
+    few = comparison.compare(made(1e-2 * np.ones(8)), made(), ("a", "b")).warnings
+    assert few[0].startswith("a: 8 passes do not show whether they depend on each other")
 
 
 def test_the_functions_refuse_what_the_command_refuses():

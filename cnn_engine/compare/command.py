@@ -52,7 +52,7 @@ def parser() -> argparse.ArgumentParser:
         "samples. Faster or slower: the whole interval lies beyond the threshold; same: within it; else "
         "cannot tell.",
         epilog="exit codes: 0 done; 1 a regression, with --fail-on or --fail-on-layers; 2 the input is at "
-        "fault, or has too few samples for --fail-on; 130 interrupted",
+        "fault, or --fail-on cannot judge by it; 130 interrupted",
     )
     p.add_argument(
         "baseline", metavar="A.json", help="what the others are compared with; - for standard input"
@@ -85,21 +85,21 @@ def parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="A2.json",
-        help="another run of A.json; may be given again for more. No difference counts that is smaller than "
-        "theirs",
+        help="another run of A.json; four and more of them let runs be judged by how runs differ, and layers "
+        "and copies be judged at all (needs SciPy: the extra lab)",
     )
     p.add_argument(
         "--fail-on",
         type=fraction(100),
         metavar="SHARE",
         help="exit with 1 if the median pass takes more than so much longer, such as 5%% or 0.05, and the "
-        "interval of its ratio lies above 1",
+        "interval of its ratio lies above 1; with 0 if the whole interval is within; else with 2",
     )
     p.add_argument(
         "--fail-on-layers",
         type=fraction(100),
         metavar="SHARE",
-        help="the same for each layer and copy that both results have",
+        help="the same for each layer and copy that both results have; needs --noise",
     )
     for option, what in (
         ("json", "the comparison as JSON"),
@@ -244,28 +244,64 @@ def _gate(found: Sequence[Comparison], limit: float | None, layer_limit: float |
     """Says what is a regression; returns the exit code.
 
     Raises:
-        InputError: there is a limit, and no interval to judge it by.
+        InputError: nothing is a regression, but not everything is shown to be none.
     """
-    judged: list[tuple[Comparison, Row, float]] = []
+    regressions: list[str] = []
+    untold: list[InputError] = []
     for option, most in (("--fail-on", limit), ("--fail-on-layers", layer_limit)):
         for compared in found if most is not None else ():
             whole = [] if compared.whole is None else [compared.whole]
             rows = whole if option == "--fail-on" else compared.steps
-            if not any(row.ratio is not None and row.ratio.known for row in rows):
-                found_here = max((row.ratio.samples for row in rows if row.ratio), default=0)
-                raise expected(
-                    f"{compared.other}: {option}",
-                    f"at least {statistics.FEWEST} samples in it and in {compared.baseline}",
-                    found_here,
-                )
-            judged += [(compared, row, most) for row in rows if row.exceeds(most)]
-    for compared, row, most in judged:
-        cli.print_error(
-            f"{compared.other}: {row.title}: expected at most {units.number(1 + most)} x the time in "
-            f"{compared.baseline}, found {units.number(row.ratio.value)} "
-            f"(95 % interval {comparison.interval(row.ratio)})"
+            regressions += [
+                f"{compared.other}: {row.title}: expected at most {units.number(1 + most)} x the time in "
+                f"{compared.baseline}, found {units.number(row.ratio.value)} "
+                f"(95 % interval {comparison.interval(row.ratio)})"
+                for row in rows
+                if row.exceeds(most)
+            ]
+            if not rows or not all(row.within(most) or row.exceeds(most) for row in rows):
+                untold.append(_untold(compared, option, rows, most))
+    for regression in regressions:
+        cli.print_error(regression)
+    if untold and not regressions:
+        raise untold[0]
+    return cli.CHECK_FAILED if regressions else cli.DONE
+
+
+def _untold(compared: Comparison, option: str, rows: Sequence[Row], most: float) -> InputError:
+    """Returns why a gate cannot judge ``rows``."""
+    left = [row for row in rows if not row.within(most) and not row.exceeds(most)]
+    name = f"{compared.other}: {option}"
+    samples = min((row.ratio.samples if row.ratio else 0 for row in left), default=0)
+    if not rows or any(row.ratio is None or not row.ratio.known for row in left):
+        return expected(
+            name,
+            f"at least {statistics.FEWEST} samples in it and in {compared.baseline}",
+            samples,
         )
-    return cli.CHECK_FAILED if judged else cli.DONE
+    if any(row.judged == comparison.ANYWHERE for row in left):
+        return expected(
+            name,
+            f"{comparison.FEWEST_RUNS} runs of {compared.baseline} to judge layers by, further ones with "
+            "--noise",
+            compared.runs,
+        )
+    short = next((row for row in left if row.short and row.ratio.high <= 1 + most), None)
+    if short is not None:
+        return expected(
+            f"{name}: {short.title}",
+            f"{comparison.SAME_SAMPLES} passes and {units.seconds(comparison.SAME_S)} of them at least, to "
+            "pass; measure longer, such as with --duration 5",
+            short.short,
+        )
+    worst = max(left, key=lambda row: row.ratio.high)
+    return expected(
+        f"{name}: {worst.title}",
+        f"an interval up to {units.number(1 + most)} x the time in {compared.baseline}, to pass; measure "
+        "longer, such as with --duration 5",
+        comparison.interval(worst.ratio)
+        + (f", and {len(left) - 1} more that cannot be told" if len(left) > 1 else ""),
+    )
 
 
 def render(found: Sequence[Comparison], results: Sequence[Result]) -> str:

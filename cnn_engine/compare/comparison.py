@@ -17,13 +17,21 @@ import numpy as np
 from ..errors import expected
 from ..measure import statistics
 from ..measure.result import CopyTime, LayerTime, Result
-from ..measure.statistics import Estimate
+from ..measure.statistics import Estimate, Prediction
 from ..report import units
 
 FASTER, SLOWER, SAME, CANNOT_TELL = "faster", "slower", "same", "cannot tell"
 
 #: The smallest difference that counts: two runs of the same on a quiet machine differ by 1 to 3 %.
 THRESHOLD = 0.03
+
+#: Runs of the baseline, itself included, that verdicts on layers and copies need. From one run to the next
+#: these differ by more than their samples tell, and where there are many of them, some always do.
+FEWEST_RUNS = 5
+
+#: What ``same``, and passing a gate, needs of both results at least: passes, and seconds of them. A shorter
+#: stretch may lie in one of two speeds, such as those of a clock that is throttled.
+SAME_SAMPLES, SAME_S = 20, 0.05
 
 #: Of the latency of a pass; the first is what a regression of the whole pass is judged by.
 PERCENTILES = (50, 90, 99)
@@ -46,7 +54,11 @@ CLOCKS_WITHIN = 0.02
 LONGEST_S, MOST = 1e9, 2**63 - 1
 
 
-@dataclass(frozen=True)
+#: What a ratio that cannot be judged may be.
+ANYWHERE = (0.0, math.inf)
+
+
+@dataclass
 class Row:
     """One time, or the throughput, in both results.
 
@@ -55,10 +67,16 @@ class Row:
         name: such as ``p50``, ``conv1``, ``images h2d``.
         unit: ``s`` or ``images/s``.
         baseline, other: seconds of a pass, or of an image where the batches differ; or images/s.
-        ratio: ``other / baseline``; None where one is zero or not known.
-        noise: how far further runs of the baseline differ among each other, as a ratio less 1; 0 without any.
+        ratio: ``other / baseline``; None where one is zero or not known. With further runs of the baseline it
+            is that to the geometric mean of all of them, and its interval a prediction interval, which has in
+            it how runs differ.
+        noise: how much the largest of all runs of the baseline exceeds the smallest, as a ratio less 1; 0
+            where there is but one.
         verdict: on ``other``: ``faster``, ``slower``, ``same`` or ``cannot tell``.
         reason: why it cannot be told; else empty.
+        judged: the ends that ``faster`` and ``slower`` are judged by; None: those of ``ratio``. Of layers and
+            copies wider ones, by Holm's correction, or :data:`ANYWHERE` without enough runs of the baseline.
+        short: why ``same`` cannot be told of what is so short; else empty.
     """
 
     section: str
@@ -70,6 +88,8 @@ class Row:
     noise: float
     verdict: str
     reason: str
+    judged: tuple[float, float] | None = None
+    short: str = ""
 
     @property
     def title(self) -> str:
@@ -77,14 +97,23 @@ class Row:
         return f"{self.section} {self.name}" if self.section == PASS else self.name
 
     def exceeds(self, limit: float) -> bool:
-        """Whether a time is a regression.
-
-        Its ratio is above ``1 + limit`` and beyond the noise, and the whole interval is above 1.
-        """
+        """Whether a time is a regression: its ratio above ``1 + limit``, and the whole interval above 1."""
         ratio = self.ratio
         if ratio is None or not ratio.known:
             return False
-        return ratio.value > 1 + max(limit, self.noise) and ratio.low > 1
+        return ratio.value > 1 + limit and (self.judged or (ratio.low, ratio.high))[0] > 1
+
+    def within(self, limit: float) -> bool:
+        """Whether a time is shown to be no regression: the whole interval is at most ``1 + limit``.
+
+        That is the test of non-inferiority (D. J. Schuirmann, "A comparison of the two one-sided tests
+        procedure and the power approach", Journal of Pharmacokinetics and Biopharmaceutics 15, 1987). Where
+        neither this nor :meth:`exceeds` is so, nothing can be said.
+        """
+        ratio = self.ratio
+        if ratio is None or not ratio.known or self.judged == ANYWHERE or ratio.high > 1 + limit:
+            return False
+        return not self.short or ratio.high < 1 / (1 + THRESHOLD)
 
 
 @dataclass
@@ -99,6 +128,7 @@ class Comparison:
         warnings: sentences on what makes the comparison, or either result, less certain.
         rows: what both results have.
         only: (``layer`` or ``copy``, name, name of the only result that has it).
+        runs: of the baseline, itself included.
     """
 
     baseline: str
@@ -109,11 +139,12 @@ class Comparison:
     warnings: list[str] = field(default_factory=list)
     rows: list[Row] = field(default_factory=list)
     only: list[tuple[str, str, str]] = field(default_factory=list)
+    runs: int = 1
 
     @property
     def noise_known(self) -> bool:
         """Whether there are further runs of the baseline."""
-        return any(row.noise for row in self.rows)
+        return self.runs > 1
 
     @property
     def whole(self) -> Row | None:
@@ -140,6 +171,8 @@ class Comparison:
             said = f"{verdict}: median {self.per} {units.number(whole.ratio.value)} x"
             if whole.ratio.known:
                 said += f" ({interval(whole.ratio)})"
+            if self.noise_known:
+                said += f" of {self.runs} runs of A, which differ by {units.percent(whole.noise)}"
         counts = dict.fromkeys((FASTER, SLOWER, SAME, CANNOT_TELL), 0)
         for row in self.steps:
             counts[row.verdict] += 1
@@ -234,11 +267,12 @@ def compare(
     Args:
         names: of the results, for messages.
         threshold: above 0: a ratio from ``1 / (1 + threshold)`` to ``1 + threshold`` counts as the same.
-        repeats: further runs of the baseline (see :func:`check_repeat`). How far they and the baseline
-            differ is noise that one run cannot show: where it exceeds the threshold, it takes its place.
+        repeats: further runs of the baseline (see :func:`check_repeat`). How they and the baseline differ is
+            noise that one run cannot show: ``other`` is judged by where one more such run would lie.
 
     Raises:
         InputError: see :func:`check_comparable`.
+        UnsupportedError: there are ``repeats``, and SciPy is not installed.
     """
     for name, result in zip(names, (baseline, other), strict=True):
         check_comparable(name, result)
@@ -246,21 +280,140 @@ def compare(
     found = Comparison(*names, threshold, per)
     found.differences = list(_differences(baseline, other))
     found.warnings = list(_warnings(baseline, other, names))
-    ours, theirs, *again = (_times(result, per) for result in (baseline, other, *repeats))
+    runs = _apart([baseline, *repeats])
+    found.runs = len(runs)
+    found.warnings += _warnings_of_runs(found.runs, len(repeats))
+    short = {name: _short(baseline, other, name) for name in (PASS, LAYER)}
+    ours, theirs, *again = (_times(result, per) for result in (baseline, other, *runs[1:]))
+    family = []
     for key, estimate in ours.items():
         if key not in theirs:
             found.only += [(*key, names[0])] if key[0] in (LAYER, COPY) else []
             continue
-        noise = _spread([estimate, *(times[key] for times in again if key in times)])
-        ratio = statistics.ratio(theirs[key], estimate)
-        faster_above = key[0] == THROUGHPUT
-        verdict, reason = judge(ratio, max(threshold, noise), faster_above)
-        unit = "images/s" if faster_above else "s"
-        found.rows.append(Row(*key, unit, estimate, theirs[key], ratio, noise, verdict, reason))
+        row, prediction = _row(
+            key, estimate, theirs[key], [times[key] for times in again if key in times]
+        )
+        row.short = short[PASS if key[0] in (PASS, THROUGHPUT) else LAYER]
+        found.rows.append(row)
+        if key[0] in (LAYER, COPY):
+            family.append((row, prediction))
+        else:
+            _judge(row, threshold)
+    _judge_family(family, threshold, found.runs)
     found.only += [
         (*key, names[1]) for key in theirs if key not in ours and key[0] in (LAYER, COPY)
     ]
     return found
+
+
+def _apart(runs: Sequence[Result]) -> list[Result]:
+    """Returns ``runs`` without those whose samples are another's: one run given twice is one run."""
+    found: dict[Any, Result] = {}
+    for index, run in enumerate(runs):
+        samples = run.latency and tuple(run.latency.samples_ms)
+        found.setdefault(samples or index, run)
+    return list(found.values())
+
+
+def _warnings_of_runs(runs: int, repeats: int) -> Iterator[str]:
+    if runs < repeats + 1:
+        yield (
+            f"--noise: {units.counted(repeats + 1 - runs, 'result')} with the same samples as another, "
+            "which count once"
+        )
+    if 1 < runs < FEWEST_RUNS:
+        yield (
+            f"--noise: {runs} runs of the baseline tell little of how runs differ, so intervals are wide; "
+            f"{FEWEST_RUNS} and more tell enough, also for layers and copies"
+        )
+
+
+def _warnings_of_passes(name: str, result: Result) -> Iterator[str]:
+    samples = _finite([] if result.latency is None else result.latency.samples_ms)
+    if statistics.FEWEST <= len(samples) < SAME_SAMPLES:
+        yield (
+            f"{name}: {len(samples)} passes do not show whether they depend on each other: intervals, and "
+            f"verdicts by them, hold only if they do not; {SAME_SAMPLES} and more show it"
+        )
+    speeds = statistics.two_speeds(samples)
+    if speeds is not None:
+        share, ratio = speeds
+        yield (
+            f"{name}: two speeds: {units.percent(share)} of its passes are slow, {units.number(ratio)} x the "
+            "time of the others, as where a clock is throttled or another program comes and goes"
+        )
+
+
+def _short(baseline: Result, other: Result, section: str) -> str:
+    """Returns why what both measured is too short for ``same``; empty where it is not."""
+    counts, seconds = [], []
+    for result in (baseline, other):
+        samples = _finite([] if result.latency is None else result.latency.samples_ms)
+        count = len(samples) if result.latency is None else result.latency.count
+        counts.append(count)
+        seconds.append(count * float(samples.mean()) / 1e3 if len(samples) else 0.0)
+    if section == PASS and min(counts) < SAME_SAMPLES:
+        return f"fewer than {SAME_SAMPLES} samples"
+    if min(counts) and min(seconds) < SAME_S:
+        return f"passes of less than {units.seconds(SAME_S)} in all"
+    return ""
+
+
+def _row(
+    key: tuple[str, str], ours: Estimate, theirs: Estimate, again: Sequence[Estimate]
+) -> tuple[Row, Prediction | None]:
+    """Returns a row without a verdict, and what further runs of the baseline predict."""
+    unit = "images/s" if key[0] == THROUGHPUT else "s"
+    runs = [run for run in (ours, *again) if run.value > 0]  # False for NaN
+    ratio = statistics.ratio(theirs, ours)
+    prediction = statistics.predict([run.value for run in runs])
+    if prediction is not None and ratio is not None:
+        reach = prediction.reach() / math.sqrt(len(runs) + 1)  # of the mean, not of one more run
+        ends = (prediction.centre * math.exp(sign * min(reach, 700.0)) for sign in (-1, 1))
+        ours = Estimate(prediction.centre, *ends, ours.samples, ours.independent)
+        ratio = prediction.ratio(theirs, ratio)
+    noise = _spread(runs) if prediction is not None else 0.0
+    return Row(*key, unit, ours, theirs, ratio, noise, CANNOT_TELL, ""), prediction
+
+
+def _judge(row: Row, threshold: float) -> None:
+    """Fills in the verdict."""
+    faster_above = row.section == THROUGHPUT
+    row.verdict, row.reason = judge(row.ratio, threshold, faster_above, row.judged, row.short)
+
+
+def _judge_family(
+    rows: Sequence[tuple[Row, Prediction | None]], threshold: float, runs: int
+) -> None:
+    """Fills in the verdicts on layers and copies, of which all are right with 95 % confidence.
+
+    By S. Holm, "A simple sequentially rejective multiple test procedure", Scandinavian Journal of Statistics
+    6, 1979: of m rows the clearest needs a confidence of 1 - 5 % / m, the next one 1 - 5 % / (m - 1), and so
+    on until one falls short.
+    """
+    left = []
+    for row, prediction in rows:
+        if row.ratio is None or not row.ratio.known:
+            _judge(row, threshold)
+        elif prediction is None or prediction.freedom + 1 < FEWEST_RUNS:
+            row.reason = f"needs {FEWEST_RUNS} runs of the baseline, found {runs}: --noise"
+            row.judged = ANYWHERE
+        else:
+            left.append((row, prediction))
+    while left:
+        confidence = 1 - (1 - statistics.CONFIDENCE) / len(left)
+        told = []
+        for row, prediction in left:
+            reach = prediction.reach(confidence) - prediction.reach()
+            row.judged = (
+                row.ratio.low * math.exp(-reach),
+                row.ratio.high * math.exp(min(reach, 700.0)),
+            )
+            _judge(row, threshold)
+            told.append(row.verdict in (FASTER, SLOWER))
+        if not any(told):
+            break
+        left = [pair for pair, done in zip(left, told, strict=True) if not done]
 
 
 def check_repeat(names: tuple[str, str], baseline: Result, repeat: Result) -> None:
@@ -279,11 +432,21 @@ def check_repeat(names: tuple[str, str], baseline: Result, repeat: Result) -> No
             )
 
 
-def judge(ratio: Estimate | None, threshold: float, more_is_faster: bool) -> tuple[str, str]:
+def judge(
+    ratio: Estimate | None,
+    threshold: float,
+    more_is_faster: bool,
+    judged: tuple[float, float] | None = None,
+    short: str = "",
+) -> tuple[str, str]:
     """Returns the verdict on ``ratio``, and the reason where it is ``cannot tell``.
 
     Faster or slower only where the whole interval lies beyond the threshold, the same only where it lies
     within; both sides of 1 alike, so that to exchange the results exchanges the verdicts.
+
+    Args:
+        judged: the interval's ends that faster and slower are judged by; None: those of ``ratio``.
+        short: why ``same`` cannot be told whatever the interval; else empty.
     """
     if ratio is None:
         return CANNOT_TELL, "a time is zero or missing"
@@ -294,12 +457,15 @@ def judge(ratio: Estimate | None, threshold: float, more_is_faster: bool) -> tup
             return CANNOT_TELL, f"fewer than {statistics.FEWEST} samples"
         return CANNOT_TELL, "too few independent samples"
     above, below = 1 + threshold, 1 / (1 + threshold)
+    low, high = judged or (ratio.low, ratio.high)
     if ratio.low >= below and ratio.high <= above:
-        return SAME, ""
-    if ratio.low > above:
+        return (CANNOT_TELL, short) if short else (SAME, "")
+    if low > above:
         return (FASTER if more_is_faster else SLOWER), ""
-    if ratio.high < below:
+    if high < below:
         return (SLOWER if more_is_faster else FASTER), ""
+    if ratio.low > above or ratio.high < below:
+        return CANNOT_TELL, "among so many, one differs as much by chance"
     if ratio.independent < statistics.FEWEST:
         return CANNOT_TELL, "the samples depend on each other"
     if ratio.low > 1 or ratio.high < 1:
@@ -458,6 +624,7 @@ def _warnings(baseline: Result, other: Result, names: tuple[str, str]) -> Iterat
             yield f"{name}: it has no raw samples, so there are ratios but no verdicts"
         if result.interrupted:
             yield f"{name}: interrupted: it has what was measured until then"
+        yield from _warnings_of_passes(name, result)
         missing = sum(
             len(values) - len(_finite(values))
             for values in (
