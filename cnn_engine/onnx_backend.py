@@ -53,6 +53,11 @@ class CnnEngineRep(BackendRep):
         self._all = tuple(value.name for value in model.graph.input)
         self.inputs = tuple(name for name in self._all if name not in initialized)
         self.outputs = tuple(value.name for value in model.graph.output)
+        self._bfloat16 = {
+            value.name
+            for value in model.graph.output
+            if value.type.tensor_type.elem_type == onnx.TensorProto.BFLOAT16
+        }
         self._known: tuple[str, ...] = ()
         self._runners: OrderedDict[Any, tuple[Graph, Runner]] = OrderedDict()
         try:
@@ -95,8 +100,14 @@ class CnnEngineRep(BackendRep):
                     raise
                 self._known += tuple(more)
         found = runner({value.name: fed[value.name] for value in graph.inputs})
-        results = tuple(np.asarray(found[name]) for name in self.outputs)
+        results = tuple(self._in_type(name, np.asarray(found[name])) for name in self.outputs)
         return namedtupledict("Outputs", self.outputs)(*results)
+
+    def _in_type(self, name: str, array: np.ndarray) -> np.ndarray:
+        """Returns an output in bfloat16 where the model says so: the engine's are float32."""
+        if name in self._bfloat16 and array.dtype == np.float32:
+            return array.astype(helper.tensor_dtype_to_np_dtype(onnx.TensorProto.BFLOAT16))
+        return array
 
     def _named(self, inputs: Any) -> dict[str, np.ndarray]:
         if isinstance(inputs, Mapping):
@@ -119,7 +130,10 @@ class CnnEngineRep(BackendRep):
                 raise UnsupportedError(
                     f"input {name!r}: expected an array, found {type(array).__name__}"
                 )
-        return {name: np.asarray(array, order="C") for name, array in fed.items()}
+        arrays = {name: np.asarray(array, order="C") for name, array in fed.items()}
+        return {
+            n: a.astype(np.float32) if a.dtype.name == "bfloat16" else a for n, a in arrays.items()
+        }
 
     def _runner(
         self, known: Mapping[str, np.ndarray], fed: Mapping[str, np.ndarray] | None

@@ -15,6 +15,7 @@ from cnn_engine import Engine
 from cnn_engine.errors import InputError
 from cnn_engine.graph.onnx import UnsupportedNodesError, load
 from cnn_engine.graph.probabilities import gives_probabilities
+from cnn_engine.graph.reference import reference
 
 node = helper.make_node
 rng = np.random.default_rng(0)
@@ -325,3 +326,104 @@ def test_engines_say_whether_they_give_probabilities():
     assert Engine("cifar10", device="cpu").gives_probabilities
     proto = model([node("Relu", ["x"], ["y"])], [tensor("x", [2, 3])], [tensor("y", None)])
     assert not Engine(proto, device="cpu").gives_probabilities
+
+
+# -- float16 and bfloat16 -----------------------------------------------------------------------------
+
+FLOAT16, BFLOAT16 = TensorProto.FLOAT16, TensorProto.BFLOAT16
+
+
+def half_network(kind: int, casts: bool) -> onnx.ModelProto:
+    """conv -> relu -> max pool -> mean in ``kind``; float32 outside of casts, or ``kind`` throughout."""
+    w = rng.standard_normal((8, 4, 3, 3)).astype(np.float32) * 0.2
+    weights = [
+        helper.make_tensor("w", kind, w.shape, w.ravel()),
+        helper.make_tensor("b", kind, [8], w[:, 0, 0, 0]),
+    ]
+    nodes = [
+        node("Conv", ["a", "w", "b"], ["c"], pads=[1, 1, 1, 1]),
+        node("Relu", ["c"], ["d"]),
+        node("MaxPool", ["d"], ["e"], kernel_shape=[2, 2], strides=[2, 2]),
+        node("GlobalAveragePool", ["e"], ["f"]),
+    ]
+    outer = TensorProto.FLOAT if casts else kind
+    if casts:
+        nodes = [node("Cast", ["x"], ["a"], to=kind), *nodes, node("Cast", ["f"], ["y"], to=outer)]
+    else:
+        nodes = [node("Identity", ["x"], ["a"]), *nodes, node("Identity", ["f"], ["y"])]
+    graph = helper.make_graph(
+        nodes,
+        "half",
+        [tensor("x", [2, 4, 12, 10], outer)],
+        [tensor("y", [2, 8, 1, 1], outer)],
+        weights,
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+
+
+@pytest.mark.parametrize("casts", [True, False])
+def test_a_float16_network_runs_in_float32_kernels(casts):
+    proto = half_network(FLOAT16, casts)
+    x = rng.standard_normal((2, 4, 12, 10)).astype(np.float32 if casts else np.float16)
+    engine = Engine(proto, device="cpu", threads=1)
+    graph = load(proto)
+    assert {graph.values[n.outputs[0]].dtype for n in graph.nodes if n.op.kind == "conv2d"} == {
+        "float32"
+    }
+    found, wanted = engine.run({"x": x})["y"], theirs(proto, {"x": x})["y"]
+    assert found.dtype == wanted.dtype == x.dtype
+    np.testing.assert_allclose(found.astype(float), wanted.astype(float), rtol=4e-3, atol=4e-3)
+    if not casts:  # as near to what the file says as float16 allows
+        (exact,) = reference(graph, {"x": x}).values()
+        assert np.abs(found.astype(float) - exact).max() <= 2.0**-11 * np.abs(exact).max()
+
+
+def test_a_bfloat16_network_takes_and_gives_float32():
+    for casts in (True, False):
+        proto = half_network(BFLOAT16, casts)
+        x = rng.standard_normal((2, 4, 12, 10)).astype(np.float32)
+        found = run(proto, {"x": x})["y"]
+        assert found.dtype == np.float32
+        (exact,) = reference(load(proto), {"x": x}).values()
+        np.testing.assert_allclose(found, exact, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", [FLOAT16, BFLOAT16])
+def test_rounding_that_is_meant_is_kept(kind):
+    """Float32 to fewer bits and back, with nothing between: the cast is there for its rounding."""
+    nodes = [
+        node("Cast", ["x"], ["h"], to=kind),
+        node("Cast", ["h"], ["r"], to=TensorProto.FLOAT),
+        node("Mul", ["r", "r"], ["y"]),
+    ]
+    proto = model(nodes, [tensor("x", [2, 3])], [tensor("y", [2, 3])])
+    x = np.array([[1 + 2.0**-12, 1 + 3 * 2.0**-9, 1e6], [-1e-9, 0.1, 3.14159]], np.float32)
+    dtype = helper.tensor_dtype_to_np_dtype(kind)
+    with np.errstate(over="ignore"):
+        rounded = x.astype(dtype).astype(np.float32)
+    np.testing.assert_array_equal(run(proto, {"x": x})["y"], rounded * rounded)
+
+
+def test_outputs_in_float16_wherever_they_come_from():
+    """A constant, the input itself, a value that other nodes read too, and one of no stated type."""
+    nodes = [
+        node("Add", ["x", "w"], ["s"]),
+        node("Relu", ["s"], ["r"]),
+        node("Cast", ["r"], ["wide"], to=TensorProto.FLOAT),
+    ]
+    outputs = [tensor(name, [2, 3], FLOAT16) for name in ("x", "s")]
+    outputs += [tensor("w", [3], FLOAT16), tensor("wide", [2, 3])]
+    outputs.append(helper.make_empty_tensor_value_info("r"))
+    w = np.array([0.1, -3, 7], np.float16)
+    x = X.astype(np.float16)
+    proto = model(nodes, [tensor("x", [2, 3], FLOAT16)], outputs, {"w": w})
+    found = run(proto, {"x": x})
+    assert {name: array.dtype.name for name, array in found.items()} == {
+        "x": "float16", "s": "float16", "w": "float16", "wide": "float32", "r": "float16"
+    }  # fmt: skip
+    exact = x.astype(np.float32) + w.astype(np.float32)
+    np.testing.assert_array_equal(found["x"], x)
+    np.testing.assert_array_equal(found["w"], w)
+    np.testing.assert_array_equal(found["s"], exact.astype(np.float16))
+    np.testing.assert_array_equal(found["r"], np.maximum(exact, 0).astype(np.float16))
+    np.testing.assert_array_equal(found["wide"], np.maximum(exact, 0))

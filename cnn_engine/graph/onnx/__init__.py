@@ -193,7 +193,7 @@ class _Reader:
         where = f"{self.source}: constants: {proto.name!r}"
         try:
             found = np.asarray(given)
-            array = found.astype(dtype)
+            array = found.astype("float32" if dtype == "bfloat16" else dtype)
             exact = found.dtype.kind in "biuf" and (
                 np.array_equal(array, found) or array.dtype.kind == found.dtype.kind == "f"
             )
@@ -266,7 +266,9 @@ class _Reader:
             if shape is None or not all(isinstance(d, int) for d in shape):
                 found.append(_Open(name, shape))
             else:
-                found.append(_Value(name, tuple(shape), dtype))
+                found.append(
+                    _Value(name, tuple(shape), "float32" if dtype == "bfloat16" else dtype)
+                )
         return found, tuple(batched), batch
 
     def _type(self, proto) -> tuple[list[int | str | None] | None, str]:
@@ -309,16 +311,17 @@ class _Reader:
         """Returns the graph for ``batch``."""
         importer = Importer(self.source, self.folder, self.opset)
         inputs, batched, batch = self.inputs(batch)
+        scope: dict[str, str] = {}
         for value in inputs:
             if isinstance(value, _Value):
-                importer.define(value, frozenset((value.name,)))
+                scope |= importer.define_input(value)
             else:
                 importer.unknown[value.name] = frozenset((value.name,))
         for name, array in {**self.initializers, **self.constants}.items():
             importer.define_constant(name, array)
         for proto in self.protos.value_info:
             self._declare(proto, importer)
-        importer.run(self.protos.node)
+        importer.run(self.protos.node, scope)
         # A tensor that is named twice is one output: callers get outputs by name.
         outputs = list(dict.fromkeys(proto.name for proto in self.protos.output))
         for name in outputs:
@@ -329,6 +332,10 @@ class _Reader:
         importer.refuse_problems()
         if left := [value for value in inputs if not isinstance(value, _Value)]:
             raise self._shapes_wanted(left)
+        for proto in self.protos.output:
+            importer.finish_output(
+                proto.name, protobuf.DTYPES.get(proto.type.tensor_type.elem_type)
+            )
         title = Path(self.source).stem if self.folder else self.source
         return build(importer, title, inputs, outputs, batched=batched, rebuild=self.graph)
 

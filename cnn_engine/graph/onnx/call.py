@@ -128,6 +128,11 @@ class Call:
         """Returns the shape and type of a tensor by name."""
         return self._importer.values[name]
 
+    def type_of(self, index: int) -> str:
+        """Returns the type of input ``index`` as the file has it."""
+        name = self.input(index)
+        return self._importer.narrow.get(name, self._importer.values[name].dtype)
+
     def is_constant(self, index: int) -> bool:
         return self.has(index) and self.inputs[index] in self._importer.constants
 

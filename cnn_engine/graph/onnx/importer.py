@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from ...errors import InputError, UnsupportedError
+from ...operators.cast import Cast
 from ...operators.copy import Copy
 from ...operators.operator import Operator, Value
 from ..folding import fold, held, worth_folding
@@ -33,6 +35,10 @@ class Importer:
         self.unknown: dict[str, frozenset[str]] = {}  # made by unsupported nodes; no shape is known
         self.sources: dict[str, frozenset[str]] = {}  # graph inputs that a tensor depends on
         self.declared: dict[str, tuple[tuple[int, ...], str]] = {}
+        #: Tensor -> its type in the file, where it is computed in float32.
+        self.narrow: dict[str, str] = {}
+        #: Results of casts that round float32: kept where nothing but casts reads them.
+        self._rounded: dict[str, str] = {}
         self._node_names: set[str] = set()
         self._counter = 0
         self._depth = 0
@@ -66,12 +72,94 @@ class Importer:
                 f"{self.source}: tensor {value.name!r}: expected at most 2^40 elements in 32 dimensions, "
                 f"found {list(value.shape)[:33]}"
             )
+        if value.dtype in protobuf.NARROW:
+            self.narrow[value.name] = value.dtype
+            value = replace(value, dtype="float32")
         self.values[value.name] = value
         self.sources[value.name] = sources
 
+    def define_input(self, value: Value) -> dict[str, str]:
+        """Makes ``value`` an input of the graph; returns what nodes read in its place: name -> name.
+
+        An input in float16 stays that, and is cast to float32 for the nodes.
+        """
+        sources = frozenset((value.name,))
+        self.define(value, sources)
+        if value.dtype != "float16":
+            return {}
+        self.values[value.name] = value
+        wide = self.fresh(f"{value.name}/float32/")
+        self.define(Value(wide, value.shape, "float16"), sources)
+        self._add_cast(value.name, wide, "float32")
+        return {value.name: wide}
+
+    def finish_output(self, name: str, stated: str | None) -> None:
+        """Casts an output that the file has in float16 to that, once it is computed in float32.
+
+        Args:
+            stated: the type that the file states of it, or None.
+        """
+        value = self.values.get(name)
+        narrow = stated or self.narrow.get(name)
+        if value is None or value.dtype != "float32" or narrow != "float16":
+            return
+        self.narrow[name] = narrow
+        if name in self.constants:
+            with np.errstate(over="ignore"):
+                array = self.constants[name].astype(np.float16)
+            wide = self._renamed(name)
+            self.constants[wide] = self.constants[name]
+            self.constants[name] = array
+        else:
+            wide = self._renamed(name)
+            self._add_cast(wide, name, "float16")
+        self.values[name] = replace(value, dtype="float16")
+
+    def _renamed(self, name: str) -> str:
+        """Gives tensor ``name`` another name in all nodes; returns that."""
+        wide = self.fresh(f"{name}/float32/")
+        self.values[wide] = replace(self.values[name], name=wide)
+        self.narrow[wide] = self.narrow[name]
+        if name in self._rounded:
+            self._rounded[wide] = self._rounded.pop(name)
+        self.nodes = [
+            replace(
+                node,
+                inputs=tuple(wide if i == name else i for i in node.inputs),
+                outputs=tuple(wide if o == name else o for o in node.outputs),
+            )
+            if name in node.inputs or name in node.outputs
+            else node
+            for node in self.nodes
+        ]
+        return wide
+
+    def _add_cast(self, source: str, target: str, dtype: str) -> None:
+        name = self.unique_node_name(f"{target}/cast")
+        self.nodes.append(Node(name, Cast(dtype), (source,), (target,), ()))
+
+    def settle_rounding(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+        """Returns ``nodes`` with the casts that round float32 to fewer bits and back, where that is all
+        they are for: a network that was made to run in float16 is not to lose more than it must."""
+        readers: dict[str, list[Node]] = {}
+        for node in nodes:
+            for name in node.inputs:
+                if name is not None:
+                    readers.setdefault(name, []).append(node)
+
+        def meant(name: str) -> bool:
+            return all(isinstance(node.op, Cast) for node in readers.get(name, ()))
+
+        return tuple(
+            replace(node, op=Cast("float32", self._rounded[node.outputs[0]]))
+            if node.outputs[0] in self._rounded and meant(node.outputs[0])
+            else node
+            for node in nodes
+        )
+
     def define_constant(self, name: str, array: np.ndarray) -> None:
         self.define(Value(name, array.shape, array.dtype.name))
-        self.constants[name] = array
+        self.constants[name] = _widened(array) if array.dtype == np.float16 else array
 
     def settings(self, inputs: Sequence[str]) -> list[str]:
         """Returns ``inputs`` where they may be settings, which are numbers or rows of them; else none."""
@@ -211,6 +299,14 @@ class Importer:
         while inputs and inputs[-1] is None:
             inputs.pop()
         values = [None if name is None else self.values[name] for name in inputs]
+        kind = ""
+        if isinstance(op, Cast) and op.dtype in protobuf.NARROW:
+            kind, source = op.dtype, values[0].dtype
+            rounds = source in ("float32", "float64") and self.narrow.get(inputs[0]) != kind
+            op = Cast("float32", kind if rounds else "")
+        elif not isinstance(op, Cast):
+            floats = [n for n, v in zip(inputs, values, strict=True) if v and v.dtype == "float32"]
+            kind = self.narrow.get(floats[0], "") if floats else ""
         inferred = op.infer(values)
         if outputs is None:
             outputs = [call.temporary() for _ in inferred]
@@ -225,11 +321,18 @@ class Importer:
         ):
             for value, result in zip(made, fold(op, made, arrays), strict=True):
                 self.define_constant(value.name, result)
+                if kind and value.dtype == "float32":
+                    self.narrow[value.name] = kind
             self.notes.append(Note(call.name, "a constant", "all its inputs are constants"))
             return outputs[0]
         sources = frozenset().union(*(self.sources[name] for name in given))
         for value in made:
             self.define(value, sources)
+            if kind and value.dtype == "float32":
+                self.narrow[value.name] = kind
+        if isinstance(op, Cast) and op.through:
+            self._rounded[outputs[0]] = op.through
+            op = Cast(op.dtype)
         name = call.node_name()
         self.nodes.append(Node(name, op, tuple(inputs), tuple(outputs), (call.name,)))
         return outputs[0]
@@ -309,7 +412,9 @@ class Importer:
                 return schema.get_function_with_opset_version(max(versions))
             if schema.has_context_dependent_function:
                 types = [
-                    b"" if name is None else _type(onnx, self.values[name]).SerializeToString()
+                    b""
+                    if name is None
+                    else _type(onnx, self.values[name], self.narrow.get(name)).SerializeToString()
                     for name in call.inputs
                 ]
                 return (
@@ -320,6 +425,13 @@ class Importer:
             reason = " ".join(str(error).split())[:200]
             raise Refusal(None, f"the operator's definition cannot be had: {reason}") from None
         return None
+
+
+def _widened(array: np.ndarray) -> np.ndarray:
+    """Returns ``array`` in float32; one number that stands for many stays one."""
+    if held(array) < array.nbytes:
+        return np.broadcast_to(array[(0,) * array.ndim].astype(np.float32), array.shape)
+    return array.astype(np.float32)
 
 
 def _reads(proto) -> set[str]:
@@ -345,9 +457,9 @@ def _module(proto) -> str:
     return ""
 
 
-def _type(onnx, value: Value):
+def _type(onnx, value: Value, narrow: str | None):
     numbers = {name: number for number, name in protobuf.DTYPES.items()}
-    return onnx.helper.make_tensor_type_proto(numbers[value.dtype], value.shape)
+    return onnx.helper.make_tensor_type_proto(numbers[narrow or value.dtype], value.shape)
 
 
 def _with_attributes(onnx, node, given: Mapping[str, object]):
@@ -386,7 +498,7 @@ def build(
         UnsupportedNodesError: some nodes cannot be run.
     """
     importer.refuse_problems()
-    nodes = prune(importer.nodes, outputs)
+    nodes = importer.settle_rounding(prune(importer.nodes, outputs))
     used = {name for node in nodes for name in node.inputs} | set(outputs)
     constants = {name: array for name, array in importer.constants.items() if name in used}
     filled = sum(array.nbytes for array in constants.values() if held(array) < array.nbytes)

@@ -26,8 +26,11 @@ LARGEST = 2**40
 #: ONNX's numbers of element types (TensorProto.DataType) and NumPy's names.
 DTYPES = {
     1: "float32", 2: "uint8", 3: "int8", 4: "uint16", 5: "int16", 6: "int32", 7: "int64",
-    9: "bool", 10: "float16", 11: "float64", 12: "uint32", 13: "uint64",
+    9: "bool", 10: "float16", 11: "float64", 12: "uint32", 13: "uint64", 16: "bfloat16",
 }  # fmt: skip
+
+#: Types of a file whose tensors are computed in float32. NumPy has no bfloat16: its arrays are float32.
+NARROW = ("float16", "bfloat16")
 
 #: The field of a TensorProto that holds a type's elements where ``raw_data`` does not, and how.
 _FIELDS = {
@@ -168,24 +171,37 @@ def array(tensor, folder: Path | None = None) -> np.ndarray:
     Args:
         folder: where external data is; None where there can be none.
 
+    Returns:
+        an array of its type, of float32 where that is bfloat16.
+
     Raises:
         InputError: it holds more or fewer bytes than its shape says, or external data that is not there.
         UnsupportedError: its element type is not known.
     """
     name = f"tensor {tensor.name!r}"
     try:
-        dtype = np.dtype(dtype_name(tensor.data_type))
+        kind = dtype_name(tensor.data_type)
     except UnsupportedError as error:
         raise UnsupportedError(f"{name}: {error}") from None
+    dtype = np.dtype("uint16" if kind == "bfloat16" else kind)
     shape = tuple(tensor.dims)
     if min(shape, default=0) < 0 or len(shape) > 32:
         raise InputError(f"{name}: expected dimensions of at least 0, found {list(shape)[:33]}")
     if not believable(shape):
         raise InputError(f"{name}: expected at most 2^40 elements, found {list(shape)}")
-    size = math.prod(shape)
-    nbytes = size * dtype.itemsize
     if tensor.HasField("segment"):
         raise UnsupportedError(f"{name}: tensors in segments")
+    if kind == "bfloat16":
+        bits = _elements(tensor, name, folder, dtype, shape)
+        return (bits.astype(np.uint32) << 16).view(np.float32)
+    return _elements(tensor, name, folder, dtype, shape)
+
+
+def _elements(
+    tensor, name: str, folder: Path | None, dtype: np.dtype, shape: tuple[int, ...]
+) -> np.ndarray:
+    size = math.prod(shape)
+    nbytes = size * dtype.itemsize
     if tensor.data_location == 1:  # EXTERNAL
         return _external(tensor, name, folder, dtype, nbytes).reshape(shape)
     if tensor.HasField("raw_data"):

@@ -40,7 +40,7 @@ def _why(graph: Graph, node: Node) -> str | None:
             return "it pads by nothing"
         case Slice() if x.shape == y.shape and all(step > 0 for step in node.op.steps):
             return "it takes everything"
-        case Cast() if x.dtype == y.dtype:
+        case Cast(through="") if x.dtype == y.dtype:
             return "its input has its type already"
         case Transpose(perm=perm) if list(perm) == sorted(perm):
             return "it leaves the order of dimensions as it is"

@@ -151,4 +151,4 @@ def cast(call) -> None:
 @converts("CastLike")
 def cast_like(call) -> None:
     call.refuse_others("saturate", "round_mode")
-    call.finish(Cast(call.value(1).dtype), [call.input(0)])
+    call.finish(Cast(call.type_of(1)), [call.input(0)])
