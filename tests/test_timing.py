@@ -6,6 +6,7 @@ import time
 
 import numpy as np
 import pytest
+from noise import noise
 
 from benchmarks import add_up
 from cnn_engine import Engine, _cpu
@@ -201,11 +202,11 @@ def test_passes_stop_once_their_median_is_known(monkeypatch):
     assert "within 1 %" in steady.stop.reason
     noise = np.random.default_rng(3).normal(1e-3, 5e-5, 10_000)
     noisy = quick_passes(monkeypatch, noise)
-    lower, upper = timing.median_interval(noisy.full_s)
-    assert timing.FEWEST_SAMPLES < len(noisy.full_s) < 1000
+    lower, upper = noisy.stop.interval_ms
+    assert timing.FEWEST_SAMPLES < len(noisy.full_s) < 2000
     assert sum(noisy.full_s) >= timing.LEAST_S
-    assert upper - lower < 2.02e-5
-    assert noisy.stop.interval_ms == pytest.approx((lower * 1e3, upper * 1e3))
+    assert upper - lower < 2.02e-2
+    assert lower < 1 < upper
     assert noisy.stop.median_ms == pytest.approx(1, rel=0.02)
 
 
@@ -216,6 +217,30 @@ def test_passes_stop_at_the_cap(monkeypatch):
     slow = quick_passes(monkeypatch, iter([60.0, 60.0]))
     assert len(slow.full_s) == 1
     assert slow.stop.interval_ms is None
+
+
+@pytest.mark.parametrize(("correlation", "spread"), [(0.0, 0.1), (0.9, 0.02)])
+def test_a_median_that_is_called_known_is_within_a_percent(monkeypatch, rng, correlation, spread):
+    """Noise that lasts from pass to pass: taken as independent, half of such medians are further off."""
+    right = held = known = 0
+    for _ in range(30):
+        found = quick_passes(
+            monkeypatch, iter(1e-3 * (1 + spread * noise(6000, correlation, rng)))
+        ).stop
+        held += found.interval_ms[0] <= 1 <= found.interval_ms[1]
+        if "within 1 %" in found.reason:
+            known += 1
+            right += abs(found.median_ms - 1) <= 0.01
+    assert known >= 15
+    assert right >= 0.9 * known
+    assert held >= 27
+
+
+def test_later_looks_have_wider_intervals():
+    samples = np.random.default_rng(5).exponential(1.0, 1000)
+    widths = [np.diff(timing.median_interval(samples, looks))[0] for looks in (0, 1, 3, 9)]
+    assert widths == sorted(widths)
+    assert widths[-1] > 1.5 * widths[0]
 
 
 def test_what_is_asked_for_is_not_second_guessed(monkeypatch):
@@ -232,6 +257,9 @@ def test_the_interval_holds_the_median_as_often_as_it_says():
             held += lower <= np.log(2) <= upper
         assert held >= 930
     assert timing.median_interval([1.0] * 5) is None
+    assert timing.median_interval([]) is None
+    # Ranks 40 and 61 of 100: the table of order statistics in textbooks.
+    assert timing.median_interval(generator.permutation(100) + 1.0) == (40.0, 61.0)
 
 
 def test_latency_percentiles():

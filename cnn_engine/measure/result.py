@@ -179,8 +179,9 @@ class Stop:
 
     Attributes:
         reason: a sentence.
-        median_ms, interval_ms: the median pass of a full batch, and its 95 % interval from order statistics,
-            which takes the samples as independent; None where there are too few.
+        median_ms, interval_ms: the median pass of a full batch, and its 95 % interval within this run, which
+            allows for samples that depend on each other and for having looked often; None where there are
+            too few. How the next run would differ is not in it.
     """
 
     reason: str

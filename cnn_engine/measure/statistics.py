@@ -49,6 +49,9 @@ TWO_SPEEDS, LEAST_SHARE, LEAST_BETWEEN, FEWEST_OF_SPEEDS = 0.85, 0.1, 0.03, 20
 #: Values that differ by less than this, relative to the estimate, count as one reading of the clock.
 SAME_READING = 1e-4
 
+#: By less than this, relative to the estimate, only the rounding of floats differs.
+ROUNDING = 1e-12
+
 
 @dataclass(frozen=True)
 class Estimate:
@@ -97,7 +100,7 @@ def quantile(
     samples = np.asarray(samples, float)
     count = len(samples)
     value = float(np.quantile(samples, share))
-    independent = count / autocorrelation_time(samples <= value)
+    independent = count / autocorrelation_time(samples <= value * (1 + ROUNDING))
     ordered = np.sort(samples)
     low = high = None
     if independent >= FEWEST:

@@ -7,7 +7,6 @@ costs time itself. Host times are of a monotonic clock.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -17,6 +16,7 @@ import numpy as np
 
 from ..engine.plan import Plan
 from .result import Stop
+from .statistics import CONFIDENCE, Estimate, quantile
 
 if TYPE_CHECKING:
     from ..engine.engine import Engine
@@ -24,10 +24,9 @@ if TYPE_CHECKING:
 #: Called with the number of images done since the last call, between passes, outside what is timed.
 Progress = Callable[[int], None]
 
-#: Unless told how long, passes are repeated until the 95 % interval of their median is within 1 % of it, but
-#: no longer than the cap; whole iterations only, so one that takes longer than the cap is run once. Not
-#: before half a second: the interval takes samples as independent, and a short stretch misses a machine's
-#: noise.
+#: Unless told how long, passes are repeated until the interval of their median is within 1 % of it, but no
+#: longer than the cap; whole iterations only, so one that takes longer than the cap is run once. Not before
+#: half a second: a short stretch misses a machine's noise.
 MEDIAN_WITHIN = 0.01
 LEAST_S = 0.5
 CAP_S = 5.0
@@ -84,9 +83,9 @@ def time_passes(
     """Times passes over ``images``, which fills ``probabilities``.
 
     ``warmup`` passes are run first and not counted. All images are run until ``duration_s`` have passed; or
-    else ``iterations`` times; or, when neither is given, until the 95 % interval of the median of the passes
-    of a full batch is within :data:`MEDIAN_WITHIN` of it, for at most :data:`CAP_S` seconds. Ctrl-C ends
-    early and keeps what was measured.
+    else ``iterations`` times; or, when neither is given, until the interval of the median of the passes of a
+    full batch is within :data:`MEDIAN_WITHIN` of it, for at most :data:`CAP_S` seconds. Ctrl-C ends early and
+    keeps what was measured.
     """
     result = Passes()
     complete_s = 0.0
@@ -100,7 +99,7 @@ def time_passes(
                 if done >= warmup:
                     break
         begin = perf_counter()
-        next_look = FEWEST_SAMPLES
+        looks, next_look = 0, FEWEST_SAMPLES
         while True:
             iteration_s = 0.0
             for plan, count in batches(engine, images, probabilities, batch):
@@ -130,19 +129,22 @@ def time_passes(
                     break
             else:
                 if len(result.full_s) >= next_look and elapsed_s >= LEAST_S:
-                    if _within(result.full_s):
+                    looks += 1
+                    if is_known(median(result.full_s, looks)):
                         reason = (
-                            f"the median's 95 % interval is within {100 * MEDIAN_WITHIN:g} % of it"
+                            "within this run, the median's 95 % interval is within "
+                            f"{100 * MEDIAN_WITHIN:g} % of it"
                         )
                         break
                     # Ever more seldom: to sort all samples after each pass would take longer than it.
                     next_look = len(result.full_s) * 5 // 4
                 if elapsed_s >= CAP_S:
+                    looks += 1
                     reason = f"the cap of {CAP_S:g} s was reached"
                     break
     except KeyboardInterrupt:
         result.interrupted = True
-    interval = median_interval(result.full_s)
+    interval = median_interval(result.full_s, looks)
     result.stop = Stop(
         reason,
         float(np.median(result.full_s)) * 1e3 if result.full_s else None,
@@ -151,23 +153,30 @@ def time_passes(
     return result
 
 
-def median_interval(samples: Sequence[float]) -> tuple[float, float] | None:
-    """Returns an interval that holds the median with 95 % confidence; None for fewer than six samples.
+def median_interval(samples: Sequence[float], looks: int = 0) -> tuple[float, float] | None:
+    """Returns an interval that holds the median with 95 % confidence; None for too few samples.
 
-    Its ends are order statistics (the binomial interval in its normal approximation; see W. J. Conover,
-    "Practical Nonparametric Statistics", 3rd ed., section 3.2). Samples are taken as independent.
+    ``looks``: as :func:`median` has it.
     """
-    count = len(samples)
-    if count < 6:
-        return None
-    half = 1.96 * math.sqrt(count) / 2
-    lower = max(math.floor(count / 2 - half), 0)
-    upper = min(math.ceil(count / 2 + half), count - 1)
-    ends = np.partition(np.asarray(samples, float), (lower, upper))
-    return float(ends[lower]), float(ends[upper])
+    found = median(samples, looks) if len(samples) else Estimate(0.0)
+    return (found.low, found.high) if found.known else None
 
 
-def _within(samples: Sequence[float]) -> bool:
-    lower, upper = median_interval(samples)
-    median = float(np.median(samples))
-    return max(upper - median, median - lower) <= MEDIAN_WITHIN * median
+def median(samples: Sequence[float], looks: int = 0) -> Estimate:
+    """Returns the median of ``samples``, in the order of time, with the interval of one look of several.
+
+    Who looks until an interval is narrow finds it narrow by chance. The intervals of all looks hold the
+    median together with 95 % confidence: look k may be wrong in 5 % / (k (k + 1)), which adds up to 5 %
+    however many there are. 0: the only look, at a time set beforehand. Samples may depend on each other
+    (:func:`cnn_engine.measure.statistics.quantile`).
+    """
+    wrong = (1 - CONFIDENCE) / (looks * (looks + 1) if looks else 1)
+    return quantile(samples, confidence=1 - wrong)
+
+
+def is_known(found: Estimate) -> bool:
+    """Whether the interval is within :data:`MEDIAN_WITHIN`, and of enough samples to rely on."""
+    if not found.known or found.independent < FEWEST_SAMPLES:
+        return False
+    furthest = max(found.high - found.value, found.value - found.low)
+    return furthest <= MEDIAN_WITHIN * found.value
