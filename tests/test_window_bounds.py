@@ -22,6 +22,8 @@ CASES = int(os.environ.get("CNN_ENGINE_WINDOW_CASES", "40"))
 FIXED = {
     "direct": {},
     "planar": {"groups": 1},
+    "winograd2": {"groups": 1, "kernel": (3, 3), "stride": (1, 1), "dilation": (1, 1)},
+    "winograd4": {"groups": 1, "kernel": (3, 3), "stride": (1, 1), "dilation": (1, 1)},
 }
 
 

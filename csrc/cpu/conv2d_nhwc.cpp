@@ -21,7 +21,10 @@ void conv2d_nhwc_pack(const float* weight, float* packed, const Conv2dShape& sha
                       Conv2dMethod method, int threads) {
   const Conv2dShape p = shape;
   if (method == Conv2dMethod::winograd4 || method == Conv2dMethod::winograd2) {
-    return winograd_pack(weight, packed, p, method, threads);
+    const WindowBound bound = winograd_bound(weight, p, method);
+    if (bound.fits != 0.0f) return winograd_pack(weight, packed, bound, p, method, threads);
+    __builtin_memcpy(packed, &bound, sizeof bound);
+    return direct_pack(weight, packed + kBoundFloats, p, Conv2dMethod::direct);
   }
   if (method == Conv2dMethod::depthwise) return depthwise_pack(weight, packed, p);
   if (method == Conv2dMethod::planar && is_phased(p)) return phases_pack(weight, packed, p);
@@ -32,7 +35,9 @@ namespace {
 
 std::int64_t scratch_floats(const Conv2dShape& p, Conv2dMethod method) {
   if (method == Conv2dMethod::winograd4 || method == Conv2dMethod::winograd2) {
-    return winograd_scratch(p, method);
+    const std::int64_t tiles = winograd_scratch(p, method);
+    const std::int64_t bands = direct_scratch(p, Conv2dMethod::direct);
+    return tiles > bands ? tiles : bands;
   }
   if (method == Conv2dMethod::depthwise) return depthwise_scratch(p);
   if (method == Conv2dMethod::planar && is_phased(p)) return PhasesShape(p).floats(p);
@@ -53,20 +58,22 @@ void conv2d_nhwc(const float* input, const float* packed, const float* bias, con
   if (shape.n == 0) return;
   const Conv2dShape p = shape;
   const Scratch scratch(workspace, threads, scratch_floats(p, method));
-  const Direct call{input,
-                    packed,
-                    bias,
-                    residual,
-                    {scale, shift, scale_per_image, floor},
-                    output,
-                    pitches,
-                    {activation, alpha, beta}};
-  const Winograd tiled{
-      input, packed, residual, output, pitches, call.activation, call.activation.epilogue(bias)};
+  Direct call{input,
+              packed,
+              bias,
+              residual,
+              {scale, shift, scale_per_image, floor},
+              output,
+              pitches,
+              {activation, alpha, beta}};
+  const Winograd tiled{input,  packed,  nullptr,         residual,
+                       output, pitches, call.activation, call.activation.epilogue(bias)};
   switch (method) {
     case Conv2dMethod::winograd2:
     case Conv2dMethod::winograd4:
-      return winograd(tiled, scratch, p, method, threads);
+      if (fits_winograd(packed)) return winograd(tiled, scratch, p, method, threads);
+      call.packed += kBoundFloats;
+      return banded(call, scratch, p, false, threads);
     case Conv2dMethod::planar:
       if (is_phased(p)) return phases(tiled, scratch, p, threads);
       return banded(call, scratch, p, true, threads);

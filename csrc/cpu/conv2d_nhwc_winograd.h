@@ -5,8 +5,9 @@
 //
 // with channels, then filters on SIMD lanes. Filters are taken in blocks and, where U does not fit
 // the second-level cache, channels in parts, for which U = G w G^T is made of the weights as they
-// are read. Every tile is computed by itself, so results depend neither on the number of threads
-// nor on how tiles are grouped.
+// are read. Outputs whose windows do not allow a tile's rounding errors (window_bound.h) are
+// computed directly after it. Every tile is computed by itself, so results depend neither on the
+// number of threads nor on how tiles are grouped.
 #pragma once
 
 #include "cpu/conv2d_nhwc_winograd_tiles.h"
@@ -183,7 +184,7 @@ void multiply(const Winograd& call, const Conv2dShape& p, const WinogradShape& s
 
 template <int M>
 void winograd_tiles(const Winograd& call, const Scratch& scratch, const Conv2dShape& p,
-                    const WinogradShape& shape, int threads) {
+                    const WinogradShape& shape, const WindowBound& bound, int threads) {
   const KernelTransform<M> transform;
   // U is made for each task: no more tasks than needed where filters are enough for the threads.
   const bool enough = shape.makes_u && p.k > shape.tiles && p.k / kShareFilters >= threads;
@@ -197,6 +198,9 @@ void winograd_tiles(const Winograd& call, const Scratch& scratch, const Conv2dSh
     float* u = nothing + shape.c_pitch;
     float* v = u + shape.u_floats();
     float* m = v + shape.frequencies * shape.v_step(shape.together);
+    float* windows = m + shape.frequencies * shape.m_step(shape.together);
+    auto* direct = reinterpret_cast<unsigned*>(windows);
+    windows += kMostTiles;
     for (std::int64_t index = begin; index < end; ++index) {
       const int task = static_cast<int>(index / split.shares);
       const int share = static_cast<int>(index % split.shares);
@@ -204,39 +208,63 @@ void winograd_tiles(const Winograd& call, const Scratch& scratch, const Conv2dSh
       const int count = static_cast<int>(split.first(task + 1) - first);
       if (part.holds() != task) {
         fill_zero(nothing, shape.c_pitch);
-        write_tiles<M>(call, p, shape, first, count, nothing, v);
+        write_tiles<M>(call, p, shape, bound, first, count, nothing, v, direct);
         part.holds() = task;
       }
+      const int begin_k = share_begin(p.k, share, split.shares);
       const int last = share_begin(p.k, share + 1, split.shares);
-      for (int from = share_begin(p.k, share, split.shares), to; from < last; from = to) {
+      for (int from = begin_k, to; from < last; from = to) {
         to = from + kWinogradFilters < last ? from + kWinogradFilters : last;
         multiply<M>(call, p, shape, transform, v, count, from, to, last, u, m);
         read_tiles<M>(call, p, shape, first, count, m, from, to);
       }
+      write_direct<M>(call, p, shape, first, count, nothing, direct, windows, begin_k, last);
     }
   });
 }
 
-inline void winograd(const Winograd& call, const Scratch& scratch, const Conv2dShape& p,
+// Whether the packed weights are for Winograd's method; else they are the direct one's.
+inline bool fits_winograd(const float* packed) {
+  WindowBound bound;
+  __builtin_memcpy(&bound, packed, sizeof bound);
+  return bound.fits != 0.0f;
+}
+
+inline void winograd(Winograd call, const Scratch& scratch, const Conv2dShape& p,
                      Conv2dMethod method, int threads) {
   const WinogradShape shape(p, method);
+  call.weights = call.packed + kBoundFloats;
+  call.packed = shape.makes_u ? call.weights : call.weights + std::int64_t{9} * p.c * shape.k_pitch;
+  WindowBound bound;
+  __builtin_memcpy(&bound, call.weights - kBoundFloats, sizeof bound);
   if (method == Conv2dMethod::winograd4) {
-    winograd_tiles<4>(call, scratch, p, shape, threads);
+    winograd_tiles<4>(call, scratch, p, shape, bound, threads);
   } else {
-    winograd_tiles<2>(call, scratch, p, shape, threads);
+    winograd_tiles<2>(call, scratch, p, shape, bound, threads);
   }
 }
 
-// The weights [groups][channels][9][kFilterGroup], where U is made as they are read; else U = G g
-// G^T, in float64 until the end: [frequencies][groups][channels][kFilterGroup].
-inline void winograd_pack(const float* weight, float* packed, const Conv2dShape& p,
-                          Conv2dMethod method, int threads) {
+// kappa of window_bound.h: with signs at random, and what sums of one sign add to it. Sums with
+// tiles of 4x4 are short.
+inline WindowBound winograd_bound(const float* weight, const Conv2dShape& p, Conv2dMethod method) {
+  const bool large = method == Conv2dMethod::winograd4;
+  const double kappa = large ? 12 + 1.6 * std::sqrt(p.c) : 4 + 0.5 * p.c;
+  return window_bound(weight, p.k, p.c, 9, kappa, large ? 4.4 : 1.8);
+}
+
+// The bound; the weights [groups][channels][9][kFilterGroup]; where U is not made of them as they
+// are read, U = G g G^T, in float64 until the end: [frequencies][groups][channels][kFilterGroup].
+inline void winograd_pack(const float* weight, float* packed, const WindowBound& bound,
+                          const Conv2dShape& p, Conv2dMethod method, int threads) {
   const WinogradShape shape(p, method);
   double g[8][5];
   tile_kernel(shape.m, g);
   const int side = shape.side;
   const std::int64_t step = std::int64_t{shape.k_pitch} * p.c;  // of a frequency
   const std::int64_t cost = std::int64_t{p.c} * 16 * 200;
+  __builtin_memcpy(packed, &bound, sizeof bound);
+  float* weights = packed + kBoundFloats;
+  float* all_u = weights + step * 9;
   parallel_for(filter_groups(p.k), cost, threads, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t group = begin; group < end; ++group) {
       for (int c = 0; c < p.c; ++c) {
@@ -245,12 +273,10 @@ inline void winograd_pack(const float* weight, float* packed, const Conv2dShape&
           const std::int64_t k = group * kFilterGroup + i;
           float none[9] = {};
           const float* w = k < p.k ? weight + (k * p.c + c) * 9 : none;
-          if (shape.makes_u) {
-            float* to = packed + place * 9 * kFilterGroup + i;
-            for (int tap = 0; tap < 9; ++tap) to[tap * kFilterGroup] = w[tap];
-            continue;
-          }
-          float* to = packed + place * kFilterGroup + i;
+          float* to = weights + place * 9 * kFilterGroup + i;
+          for (int tap = 0; tap < 9; ++tap) to[tap * kFilterGroup] = w[tap];
+          if (shape.makes_u) continue;
+          float* u = all_u + place * kFilterGroup + i;
           double half[6][3];
           for (int a = 0; a < side; ++a) {
             for (int x = 0; x < 3; ++x) {
@@ -260,7 +286,7 @@ inline void winograd_pack(const float* weight, float* packed, const Conv2dShape&
           for (int f = 0; f < side * side; ++f) {
             const double* row = half[f / side];
             const double* column = g[f % side];
-            to[f * step] =
+            u[f * step] =
                 static_cast<float>(row[0] * column[0] + row[1] * column[1] + row[2] * column[2]);
           }
         }

@@ -5,6 +5,7 @@
 #include "cpu/fused/cook_toom.h"
 #include "cpu/fused/kernel_transform.h"
 #include "cpu/nhwc.h"
+#include "cpu/window_bound.h"
 #include "ops/conv2d_nhwc.h"
 
 namespace cnn_engine::cpu::CNN_ENGINE_ISA {
@@ -27,6 +28,10 @@ constexpr int kWinogradSum = 24;
 constexpr int kFewTiles = 4;
 // Channels that lie side by side in their V: [channels][frequencies][tiles][kFewChannels].
 constexpr int kFewChannels = 16, kFewStep = kFewTiles * kFewChannels;
+// Outputs that are computed directly, together.
+constexpr int kDirectRows = 24;
+// Of the packed weights, in floats: their WindowBound.
+constexpr int kBoundFloats = (sizeof(WindowBound) / sizeof(float) + 15) / 16 * 16;
 
 // Points of evaluation of tiles of 4x4: 0, A, -A, B, -B and infinity. Of those tried they have the
 // least rounding error, half of that of 1 and 1/2; their powers and products are exact.
@@ -104,11 +109,20 @@ struct WinogradShape {
   // Of a frequency's weights, for the channels of a part.
   static constexpr std::int64_t kUStep = kWinogradChannels * kWinogradFilters + 16;
   std::int64_t u_floats() const { return makes_u ? frequencies * kUStep : 0; }
+  // Outputs of each tile of a task that are computed directly, their windows and sums.
+  std::int64_t direct_floats() const {
+    return kMostTiles + kDirectRows * (std::int64_t{9} * c_pitch + k_pitch);
+  }
   std::int64_t floats() const {
-    return frequencies * (v_step(together) + m_step(together)) + c_pitch + u_floats();
+    return frequencies * (v_step(together) + m_step(together)) + c_pitch + u_floats() +
+           direct_floats();
+  }
+  // Of U, where it is packed.
+  std::int64_t packed_u(const Conv2dShape& p) const {
+    return makes_u ? 0 : std::int64_t{frequencies} * p.c * k_pitch;
   }
   std::int64_t packed(const Conv2dShape& p) const {
-    return std::int64_t{makes_u ? 9 : frequencies} * p.c * k_pitch;
+    return kBoundFloats + std::int64_t{9} * p.c * k_pitch + packed_u(p);
   }
   // The channels of a sum in parts.
   int parts(const Conv2dShape& p) const {
@@ -228,7 +242,8 @@ void make_u(const float (&g)[S][3], const float* weights, int channels, float* u
 // All arguments of a call but the shape.
 struct Winograd {
   const float* input;
-  const float* packed;
+  const float* packed;   // what is multiplied: U, or weights that it is made of
+  const float* weights;  // [groups][channels][9][kFilterGroup]
   const float* residual;
   float* output;
   Conv2dPitches pitches;
@@ -236,28 +251,86 @@ struct Winograd {
   Epilogue epilogue;
 };
 
-// V of tiles [first, first + count).
+// l(x) and e(x) of window_bound.h, of the places of a tile, columns from `first` on.
+template <int S>
+void measure_places(const float* const (&places)[S * S], int channels, int first,
+                    float (&sizes)[S][S], float (&squares)[S][S]) {
+  constexpr int W = kWide;
+  const int columns = S - first, count = S * columns;
+  for (int from = 0; from < count; from += W) {
+    Vec<W> size[W] = {}, square[W] = {};
+    const int some = count - from < W ? count - from : W;
+    for (int i = 0; i < some; ++i) {
+      const float* x = places[(from + i) / columns * S + first + (from + i) % columns];
+      Vec<W> l{}, e{};
+      for (int c = 0; c < channels; c += W) {
+        const Vec<W> value = load_some<W>(x + c, channels - c);
+        l += absolute(value);
+        e += value * value;
+      }
+      size[i] = l;
+      square[i] = e;
+    }
+    const Vec<W> l = lane_sums<W>(size), e = lane_sums<W>(square);
+    for (int i = 0; i < some; ++i) {
+      const int row = (from + i) / columns, column = first + (from + i) % columns;
+      sizes[row][column] = l[i];
+      squares[row][column] = e[i];
+    }
+  }
+}
+
+// The inputs of tile `index` of all images: `nothing` outside the image.
+template <int M>
+void find_places(const Winograd& call, const Conv2dShape& p, const WinogradShape& shape,
+                 std::int64_t index, const float* nothing,
+                 const float* (&places)[(M + 2) * (M + 2)]) {
+  constexpr int S = M + 2;
+  const std::int64_t n = index / shape.area;
+  const int tile = static_cast<int>(index % shape.area);
+  const int top = tile / shape.tiles_x * M - p.pad_top;
+  const int left = tile % shape.tiles_x * M - p.pad_left;
+  for (int i = 0; i < S; ++i) {
+    for (int j = 0; j < S; ++j) {
+      const int y = top + i, x = left + j;
+      const bool inside = y >= 0 && y < p.h && x >= 0 && x < p.w;
+      const std::int64_t place = (n * p.h + y) * p.w + x;
+      places[i * S + j] = inside ? call.input + place * call.pitches.x : nothing;
+    }
+  }
+}
+
+// V of tiles [first, first + count), and the outputs of each that are computed directly.
 template <int M>
 void write_tiles(const Winograd& call, const Conv2dShape& p, const WinogradShape& shape,
-                 std::int64_t first, int count, const float* nothing, float* v) {
+                 const WindowBound& bound, std::int64_t first, int count, const float* nothing,
+                 float* v, unsigned* direct) {
   constexpr int S = M + 2;
   const bool is_few = shape.is_few(count);
   const std::int64_t step = is_few ? kFewStep : shape.v_step(count);
   // From the end of some channels to those that follow.
   const std::int64_t apart = is_few ? S * S * kFewStep - kFewChannels : 0;
+  const float* places[S * S];
+  float sizes[S][S], squares[S][S];
   for (int t = 0; t < (is_few ? kFewTiles : count); ++t) {
-    const std::int64_t n = (first + t) / shape.area;
-    const int tile = static_cast<int>((first + t) % shape.area);
-    const int top = t < count ? tile / shape.tiles_x * M - p.pad_top : p.h;
-    const int left = tile % shape.tiles_x * M - p.pad_left;
-    const float* places[S * S];
-    for (int i = 0; i < S; ++i) {
-      for (int j = 0; j < S; ++j) {
-        const int y = top + i, x = left + j;
-        const bool inside = y >= 0 && y < p.h && x >= 0 && x < p.w;
-        const std::int64_t place = (n * p.h + y) * p.w + x;
-        places[i * S + j] = inside ? call.input + place * call.pitches.x : nothing;
+    if (t < count) {
+      find_places<M>(call, p, shape, first + t, nothing, places);
+      const int tile = static_cast<int>((first + t) % shape.area);
+      // The tile before has the first columns.
+      const bool beside = t > 0 && tile % shape.tiles_x > 0;
+      for (int i = 0; i < S && beside; ++i) {
+        for (int j = 0; j < 2; ++j) {
+          sizes[i][j] = sizes[i][M + j];
+          squares[i][j] = squares[i][M + j];
+        }
       }
+      measure_places<S>(places, p.c, beside ? 2 : 0, sizes, squares);
+      const int rows = p.out_h() - tile / shape.tiles_x * M;
+      const int columns = p.out_w() - tile % shape.tiles_x * M;
+      direct[t] = outside_bound<M, 3>(bound, sizes, squares, rows < M ? rows : M,
+                                      columns < M ? columns : M);
+    } else {
+      for (const float*& place : places) place = nothing;
     }
     float* to = v + t * (is_few ? kFewChannels : std::int64_t{shape.c_pitch});
     int c = 0;
@@ -302,6 +375,78 @@ void read_tiles(const Winograd& call, const Conv2dShape& p, const WinogradShape&
       call.activation.apply(at.y + i * at.row + from, pitches.y, at.columns, to - from);
     }
   }
+}
+
+// Writes the window of 3x3 places, [channels][9]; returns whether any value is not zero.
+template <int S>
+bool write_window(const float* const* places, int channels, float* to) {
+  bool any = false;
+  for (int tap = 0; tap < 9; ++tap) {
+    const float* from = places[tap / 3 * S + tap % 3];
+    for (int c = 0; c < channels; ++c) {
+      to[c * 9 + tap] = from[c];
+      any |= from[c] != 0.0f;  // NaN, too
+    }
+  }
+  return any;
+}
+
+// Computes the outputs of tiles [first, first + count) that are not Winograd's, of filters
+// [from, to), directly.
+template <int M>
+void write_direct(const Winograd& call, const Conv2dShape& p, const WinogradShape& shape,
+                  std::int64_t first, int count, const float* nothing, const unsigned* direct,
+                  float* scratch, int from, int to) {
+  constexpr int S = M + 2;
+  const int taps = 9 * p.c, out_h = p.out_h(), out_w = p.out_w();
+  const Conv2dPitches& pitches = call.pitches;
+  const std::int64_t zero = 0;
+  const Product product{&zero, 1, ChannelParts(taps, 1), taps, call.weights, p.k, shape.k_pitch, 0};
+  const Epilogue none{nullptr, nullptr, -std::numeric_limits<float>::infinity(),
+                      std::numeric_limits<float>::infinity()};
+  float* sums = scratch + kDirectRows * std::int64_t{9} * shape.c_pitch;
+  std::int64_t at[kDirectRows];  // places of outputs
+  int rows = 0;
+  const auto finish = [&](std::int64_t place, const float* sum) {
+    float* y = call.output + place * pitches.y;
+    const float* residual = call.residual ? call.residual + place * pitches.residual : nullptr;
+    for (int k = from; k < to; k += kWide) {
+      const int some = to - k;
+      Vec<kWide> value{};
+      if (sum) value = load_some<kWide>(sum + k, some);
+      if (call.epilogue.bias) value += load_some<kWide>(call.epilogue.bias + k, some);
+      if (residual) value += load_some<kWide>(residual + k, some);
+      store_some<kWide>(y + k, finished(call.epilogue, value), some);
+    }
+    call.activation.apply(y + from, pitches.y, 1, to - from);
+  };
+  const auto flush = [&] {
+    if (rows == 0) return;
+    multiply_runs(product, from, to, none, nullptr,
+                  [&](const auto& body) { body(scratch, sums, nullptr, rows); });
+    for (int i = 0; i < rows; ++i) finish(at[i], sums + std::int64_t{i} * shape.k_pitch);
+    rows = 0;
+  };
+  for (int t = 0; t < count; ++t) {
+    if (direct[t] == 0) continue;
+    const float* places[S * S];
+    find_places<M>(call, p, shape, first + t, nothing, places);
+    const std::int64_t n = (first + t) / shape.area;
+    const int tile = static_cast<int>((first + t) % shape.area);
+    const int top = tile / shape.tiles_x * M, left = tile % shape.tiles_x * M;
+    for (int i = 0; i < M * M; ++i) {
+      if (!(direct[t] >> i & 1)) continue;
+      const std::int64_t place = (n * out_h + top + i / M) * out_w + left + i % M;
+      float* window = scratch + std::int64_t{rows} * taps;
+      if (!write_window<S>(places + i / M * S + i % M, p.c, window)) {
+        finish(place, nullptr);  // zeros alone
+        continue;
+      }
+      at[rows++] = place;
+      if (rows == kDirectRows) flush();
+    }
+  }
+  flush();
 }
 
 // G of the kernels' transform, in float32.

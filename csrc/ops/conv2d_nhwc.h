@@ -13,9 +13,11 @@
 //   planar     the same without groups, reading x as [N,C,H,W]: for a first layer of few channels
 //   depthwise  one channel and one filter a group
 //   winograd2, winograd4  3x3, stride 1, no dilation, one group: Winograd's convolution with output
-//              tiles of 2x2 or 4x4 (cpu/fused/cook_toom.h)
-// Each output is one fixed order of sums that depends on the shape of one image and on the method
-// alone: the same bits with any number of threads and any batch.
+//              tiles of 2x2 or 4x4 (cpu/fused/cook_toom.h); directly where the values of an
+//              output's window, or the weights, are not for it (cpu/window_bound.h)
+// Each output is within (16 + K / 8) u of the sum of |x||w| over its own window of K terms, and
+// exactly the bias where its x are all 0. Its order of sums depends on its image, the weights and
+// the method alone: the same bits with any number of threads and any batch.
 //
 // Layouts: x [N,H,W,x_pitch], residual (may be null, not y) [N,OH,OW,residual_pitch], y
 // [N,OH,OW,y_pitch], of which the first C, K and K of each row are meant; scale, shift [C], scale
