@@ -13,7 +13,7 @@ from onnx import helper
 
 from cnn_engine import Engine, characterize, compare, run
 from cnn_engine.engine import tuning
-from cnn_engine.engine.kernels.user import cache
+from cnn_engine.io import cache
 
 ROWS, COLUMNS = 3, 28
 
@@ -156,6 +156,8 @@ def deep(text):
         (lambda text: text.replace('"form": "direct"', '"form": {}'), "expected names and seconds"),
         (lambda text: text.replace('"form": "direct",', ""), "expected kernel, form"),
         (deep, "does not fit: "),
+        (lambda text: text.replace('"seconds": 0.001', '"seconds": 0.009', 1), "digest: expected that"),
+        (lambda text: text.replace('"digest"', '"dogest"'), "digest: expected that"),
     ],
 )  # fmt: skip
 def test_a_file_that_does_not_fit_is_left_aside_with_a_line(

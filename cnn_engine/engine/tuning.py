@@ -25,9 +25,9 @@ import numpy as np
 
 from .. import _cpu
 from ..graph.graph import Graph, Node
+from ..io import cache
 from . import kernels
 from .kernels import Kernel
-from .kernels.user import cache
 
 if TYPE_CHECKING:
     from .program import Program
@@ -181,15 +181,14 @@ class Tuner:
 
     def _read(self) -> dict[str, Found]:
         """Returns what earlier runs found that fits; what does not is left aside, and a note says why."""
-        path = cache.folder() / self._file
         try:
-            if not path.exists():
-                return {}
-            if path.stat().st_size > MOST_BYTES:
-                raise ValueError(f"more than {MOST_BYTES} bytes")
-            return parsed(path.read_text(encoding="utf-8"), self._about)
+            content = cache.read_plain(self._file, MOST_BYTES)
+            return parsed(content.decode("utf-8"), self._about)
+        except FileNotFoundError:
+            return {}
         except (OSError, ValueError, RecursionError) as error:
-            said = " ".join(str(error).split())[:200]
+            why = getattr(error, "strerror", None) or str(error)
+            said, path = " ".join(why.split())[:200], cache.folder() / self._file
             self.notes.append(f"tuning: {path} is not used, as it does not fit: {said}")
             return {}
 
@@ -198,12 +197,9 @@ class Tuner:
         noted = len(self.notes)
         nodes = self._read() | dict(found)
         del self.notes[noted:]  # said when it was read first
-        document = {
-            "schema": SCHEMA,
-            **self._about,
-            "nodes": {k: vars(f) for k, f in nodes.items()},
-        }
-        if not cache.keep(self._file, json.dumps(document, indent=1).encode()):
+        entries = {kind: vars(one) for kind, one in nodes.items()}
+        document = {"schema": SCHEMA, **self._about, "digest": _digest(entries), "nodes": entries}
+        if not cache.keep_plain(self._file, json.dumps(document, indent=1).encode()):
             self.notes.append(
                 f"tuning: nothing is kept for the next run: {cache.folder()} cannot be written or is "
                 "this process's own"
@@ -235,7 +231,13 @@ def parsed(text: str, about: Mapping[str, Any]) -> dict[str, Found]:
         ):
             raise ValueError(f"{kind[:80]}: expected names and seconds")
         found[kind] = Found(**entry)
+    if document.get("digest") != _digest(nodes):
+        raise ValueError("digest: expected that of its nodes, found another: it was changed")
     return found
+
+
+def _digest(nodes: Mapping[str, Any]) -> str:
+    return cache.key(json.dumps(nodes, sort_keys=True))
 
 
 def _driver(device: Any) -> str:

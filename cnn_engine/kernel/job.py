@@ -7,7 +7,6 @@ import ctypes
 import json
 import os
 import pickle
-import resource
 import sys
 from base64 import b64decode
 from dataclasses import replace
@@ -20,6 +19,7 @@ from .. import devices
 from ..engine.kernels import Call, Kernel, choose
 from ..engine.kernels.user import nvrtc, rows, source
 from ..errors import CnnEngineError, InputError
+from ..io import sandbox
 from .cases import Case
 from .memory import BAND, POISON, Guarded, Layout, on_fault
 
@@ -42,16 +42,20 @@ class Job:
         """Answers the request that is under way, with its number: the kernel knows the pipe, not that."""
         os.write(self._replies, json.dumps({"number": self.number, **content}).encode() + b"\n")
 
-    def open(self, subject: str, device: str, threads: int, sanitize: bool) -> dict[str, Any]:
-        """Takes a kernel file, or ``engine:NAME`` or ``torch`` for one to compare with."""
+    def open(self, subject: str, device: str, threads: int, library: str | None) -> dict[str, Any]:
+        """Takes a kernel file, or ``engine:NAME`` or ``torch`` for one to compare with.
+
+        Args:
+            library: what a C++ file was compiled to.
+        """
         self.threads, self.device = threads, devices.select(device)
         self.subject = subject
         if not subject.startswith("engine:") and subject != "torch":
             self.read = source.read(subject)
-            self.kernel = rows.from_file(subject, sanitize)
+            self.kernel = rows.from_file(subject, library)
             # Compiled before any case, so that what is wrong with it is said once.
             self.prepared = self.kernel.prepare(None, None, self.device)
-        return {}
+        return {"layers": os.environ.get(sandbox.LAYERS, "").split(",")}
 
     def case(self, case: str) -> dict[str, Any]:
         """Takes the next case; says how much workspace it needs, or why it is not taken."""
@@ -303,23 +307,9 @@ class _OnHost(Guarded):
         return np.frombuffer(memory, np.float32).reshape(shape)
 
 
-def limit(memory: int) -> None:
-    """Bounds what this process may take: address space (0: no limit), files, core dumps."""
-    for what, most in (
-        (resource.RLIMIT_AS, memory),
-        (resource.RLIMIT_FSIZE, 64 << 20),
-        (resource.RLIMIT_CORE, 0),
-    ):
-        if most or what == resource.RLIMIT_CORE:
-            hard = resource.getrlimit(what)[1]
-            most = most if hard == resource.RLIM_INFINITY else min(most, hard)
-            resource.setrlimit(what, (most, most))
-
-
 def main() -> None:
     """Serves requests, a line each, until there are no more."""
-    requests, replies, shared, memory = (int(word) for word in sys.argv[1:5])
-    limit(memory)
+    requests, replies, shared = (int(word) for word in sys.argv[1:4])
     job = Job(replies, shared)
     on_fault(job.fault)
     with os.fdopen(requests) as lines:

@@ -8,6 +8,7 @@ access is a fault that names its buffer. On CUDA buffers have bands of known byt
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import mmap
 import os
 import signal
@@ -99,7 +100,11 @@ class Shared:
     """Memory without a name in any file system, which a child inherits by its descriptor."""
 
     def __init__(self) -> None:
-        self.descriptor = os.memfd_create("cnn_engine-kernel")
+        self.descriptor = os.memfd_create(
+            "cnn_engine-kernel", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
+        )
+        # A child that made it shorter would end this process: reading what is not there is a bus error.
+        fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL)
         self._map: mmap.mmap | None = None
         self._view: np.ndarray | None = None
 

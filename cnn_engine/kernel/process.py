@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import secrets
 import select
@@ -20,6 +21,10 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from ..engine.kernels.user import cpp, source
+from ..errors import InputError
+from ..io import sandbox
+from ..io.sandbox import Confinement
 from .memory import Shared
 
 #: Bytes that a kernel may print in all.
@@ -27,6 +32,9 @@ MOST_OUTPUT = 1 << 20
 
 #: Seconds of the other process between two requests that do not count as the kernel's.
 START_S = 60.0
+
+#: Seconds between two looks at the memory of a process that no limit of address space holds.
+WATCH_S = 0.1
 
 #: What is said of a kernel that answers in the place of what runs it.
 FORGED = "cheating: it wrote to a pipe that is not its own; it was stopped"
@@ -42,7 +50,7 @@ class Limits:
 
     Attributes:
         seconds: of one case, and of each ten timed calls.
-        memory: bytes of address space on the CPU.
+        memory: bytes of address space on the CPU; with sanitizers, and of CUDA's process, of resident memory.
         compile_s: seconds of the compiler.
     """
 
@@ -52,7 +60,10 @@ class Limits:
 
 
 class Process:
-    """A process with one kernel in it; see :class:`Limits` for what it may take.
+    """A confined process with one kernel in it; see :class:`Limits` for what it may take.
+
+    The kernel shares the process's memory, so nothing that the process answers is taken on trust: an answer
+    has the request's number and the expected form, or the kernel is at fault.
 
     Args:
         subject: a kernel file; ``engine:NAME`` for one of the engine's own, ``torch`` for PyTorch's.
@@ -62,60 +73,83 @@ class Process:
         stray: says what an access was that hit a guard, by the tensor's name, the offset from its first page
             and whether that is behind it.
 
+    Attributes:
+        layers: what confines the process: :mod:`cnn_engine.io.sandbox`.
+
     Raises:
         Fault: the kernel does not compile, or its process ended.
+        UnsupportedError: there is no compiler.
     """
 
     def __init__(
         self, subject: str, device: str, threads: int, limits: Limits, sanitize: bool,
         stray: Callable[[str, int, bool], str],
     ) -> None:  # fmt: skip
-        self.subject, self.sanitize, self.stray = subject, sanitize, stray
-        self.shared = Shared()
+        self.subject, self.sanitize, self.stray, self.limits = subject, sanitize, stray, limits
         self.output = b""
         self._printed = 0
-        ask, asked = os.pipe()
-        answer, answered = os.pipe()
-        memory = 0 if device != "cpu" or sanitize else limits.memory
-        environment = {
+        self._buffer = b""
+        self._closing = contextlib.ExitStack()
+        try:
+            with self._closing:
+                self._start(device, threads)
+                self._closing = self._closing.pop_all()
+        except InputError as error:
+            raise Fault(self._shortened(str(error))) from None
+
+    def _start(self, device: str, threads: int) -> None:
+        self._closing.enter_context(sandbox.guarded())
+        host = device == "cpu"
+        library = None
+        if host and _is_file(self.subject):  # by this process, which alone may write to the cache
+            made = cpp.compile(source.read(self.subject), self.sanitize, self.limits.compile_s)
+            library = cpp.file_of(made, self.sanitize)
+        self.shared = Shared()
+        self._closing.callback(self.shared.close)
+        ask, self._requests = os.pipe()
+        self._replies, answered = os.pipe()
+        for descriptor in (self._requests, self._replies):
+            self._closing.callback(os.close, descriptor)
+        os.set_blocking(self._requests, False)
+        inherited = [ask, answered, self.shared.descriptor]
+        words = [sys.executable, "-m", "cnn_engine.kernel.job", *map(str, inherited)]
+        if library is not None and library.startswith(_DESCRIPTORS):
+            inherited.append(int(library.removeprefix(_DESCRIPTORS)))
+        # A GPU's code runs there and cannot ask anything of the system; its driver asks for a lot.
+        limited = host and not self.sanitize
+        self._watched = not limited
+        confinement = Confinement(memory=self.limits.memory if limited else 0, filtered=host)
+        try:
+            self.process = sandbox.start(
+                words, confinement, inherited, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT, env=self._environment(),
+            )  # fmt: skip
+        finally:
+            os.close(ask)
+            os.close(answered)
+        self._reader = threading.Thread(target=self._read_output, daemon=True)
+        self._reader.start()
+        self._closing.callback(self._end)
+        answer = self.ask(
+            "open", START_S + self.limits.compile_s, subject=self.subject, device=device,
+            threads=threads, library=library,
+        )  # fmt: skip
+        self.layers: list[str] = answer["layers"]
+
+    def _environment(self) -> dict[str, str]:
+        found = {
             **os.environ, "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path),
             "PYTHONDONTWRITEBYTECODE": "1",
         }  # fmt: skip
-        if sanitize:
-            from ..engine.kernels.user import cpp
-
-            environment.update(cpp.sanitizer_environment())
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "cnn_engine.kernel.job",
-             *map(str, (ask, answered, self.shared.descriptor, memory))],
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            pass_fds=(ask, answered, self.shared.descriptor), start_new_session=True,
-            env=environment,
-        )  # fmt: skip
-        os.close(ask)
-        os.close(answered)
-        self._requests, self._replies = asked, answer
-        self._buffer = b""
-        self._reader = threading.Thread(target=self._read_output, daemon=True)
-        self._reader.start()
-        try:
-            self.ask("open", START_S + limits.compile_s, subject=subject, device=device,
-                     threads=threads, sanitize=sanitize)  # fmt: skip
-        except BaseException:
-            self.close()
-            raise
+        return {**found, **cpp.sanitizer_environment()} if self.sanitize else found
 
     def close(self) -> None:
         """Ends the process, and whatever it started."""
-        with contextlib.suppress(OSError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
+        self._closing.close()
+
+    def _end(self) -> None:
+        sandbox.end(self.process)
         self._reader.join(timeout=5)
-        for descriptor in (self._requests, self._replies):
-            with contextlib.suppress(OSError):
-                os.close(descriptor)
-        self._requests = self._replies = -1
-        self.shared.close()
 
     def _read_output(self) -> None:
         with self.process.stdout as stream:
@@ -123,8 +157,7 @@ class Process:
                 self._printed += len(data)
                 self.output = (self.output + data)[:65536]
                 if self._printed > MOST_OUTPUT:
-                    with contextlib.suppress(OSError):
-                        os.killpg(self.process.pid, signal.SIGKILL)
+                    sandbox.end(self.process)
 
     def ask(self, what: str, seconds: float, **content: Any) -> dict[str, Any]:
         """Returns the process's answer to a request.
@@ -133,51 +166,69 @@ class Process:
             Fault: it says what is wrong, ended, or took longer than ``seconds``.
         """
         number = secrets.token_hex(8)
-        request = {"do": what, "number": number, **content}
-        try:
-            os.write(self._requests, json.dumps(request).encode() + b"\n")
-        except OSError:
-            raise Fault(self._ended()) from None
         deadline = perf_counter() + seconds
+        request = json.dumps({"do": what, "number": number, **content}).encode() + b"\n"
+        while request:
+            self._wait(deadline, seconds, writing=True)
+            try:
+                request = request[os.write(self._requests, request) :]
+            except BlockingIOError:
+                continue
+            except OSError:
+                raise Fault(self._ended()) from None
         while b"\n" not in self._buffer:
-            left = deadline - perf_counter()
-            if left <= 0 or not select.select([self._replies], [], [], left)[0]:
-                self._kill()
-                raise Fault(
-                    f"time: expected an end within {seconds:g} s, found none; it was stopped"
-                )
+            self._wait(deadline, seconds)
             data = os.read(self._replies, 65536)
             if not data:
                 raise Fault(self._ended())
             self._buffer += data
             if len(self._buffer) > MOST_OUTPUT:
-                self._kill()
-                raise Fault(FORGED)
+                raise self._stopped(FORGED)
         line, _, self._buffer = self._buffer.partition(b"\n")
         try:
             answer = json.loads(line)
-            known = answer.pop("number") == number
-        except (ValueError, AttributeError, KeyError):
-            known = False
-        if not known:
-            self._kill()
-            raise Fault(FORGED)
-        if "fault" in answer:
-            raise Fault(self._fault(answer))
-        if "error" in answer:
-            raise Fault(self._shortened(answer["error"]))
-        return answer
+            if answer.pop("number") != number:
+                raise self._stopped(FORGED)
+            if "fault" in answer:
+                raise Fault(self._fault(**answer))
+            if "error" in answer:
+                raise Fault(self._shortened(answer["error"]))
+            return _ANSWERS[what](**answer)
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError, StopIteration):
+            raise self._stopped(FORGED) from None
 
-    def _kill(self) -> None:
-        with contextlib.suppress(OSError):
-            os.killpg(self.process.pid, signal.SIGKILL)
+    def _wait(self, deadline: float, seconds: float, writing: bool = False) -> None:
+        """Waits until a pipe is ready.
+
+        Raises:
+            Fault: not in time, or more memory was taken than may be; the process was stopped.
+        """
+        reads, writes = ([], [self._requests]) if writing else ([self._replies], [])
+        while True:
+            left = deadline - perf_counter()
+            if left <= 0:
+                raise self._stopped(
+                    f"time: expected an end within {seconds:g} s, found none; it was stopped"
+                )
+            ready = select.select(reads, writes, [], min(left, WATCH_S) if self._watched else left)
+            if any(ready):
+                return
+            if self._watched and sandbox.resident(self.process.pid) > self.limits.memory:
+                raise self._stopped(
+                    f"memory: expected at most {self.limits.memory >> 20} MiB, found more; it was stopped"
+                )
+
+    def _stopped(self, why: str) -> Fault:
+        """Ends the process; returns the fault that says why."""
+        sandbox.end(self.process)
+        return Fault(why)
 
     def _ended(self) -> str:
         """Returns why there is no process any more."""
         try:
             code = self.process.wait(timeout=5)
         except subprocess.TimeoutExpired:
-            self._kill()
+            sandbox.end(self.process)
             return "it closed the pipe that it answers on; it was stopped"
         self._reader.join(timeout=5)
         if self._printed > MOST_OUTPUT:
@@ -190,19 +241,61 @@ class Process:
             return f"crash: it was ended by {name}{_last_line(text)}"
         return f"it ended the process: exit({code}) was called{_last_line(text)}"
 
-    def _fault(self, answer: dict[str, Any]) -> str:
-        name = signal.Signals(answer["fault"]).name
-        place = answer.get("place")
+    def _fault(self, fault: int, address: int, place: list | None) -> str:
+        name = signal.Signals(fault).name
         if place is None:
-            if answer["fault"] in (signal.SIGFPE, signal.SIGILL):
+            if fault in (signal.SIGFPE, signal.SIGILL):
                 return f"crash: {name}"
-            return f"crash: {name} at address {answer['address']:#x}, which is no buffer's"
-        return self.stray(*place)
+            return f"crash: {name} at address {address:#x}, which is no buffer's"
+        tensor, offset, behind = place
+        return self.stray(str(tensor), int(offset), bool(behind))
 
     def _shortened(self, text: str) -> str:
+        text = " ".join(text.split())
         if os.sep in self.subject:
             text = text.replace(f"{Path(self.subject).parent}{os.sep}", "")
         return text[:600]
+
+
+# ---- the form of each answer; a keyword too many or too few is a TypeError ----
+
+
+def _opened(layers: list[str]) -> dict[str, Any]:
+    return {"layers": [str(layer) for layer in layers]}
+
+
+def _case(refused: str | None = None, workspace: int = 0) -> dict[str, Any]:
+    if refused is not None:
+        return {"refused": " ".join(str(refused).split())[:600]}
+    if type(workspace) is not int or workspace < 0:
+        raise ValueError("workspace")
+    return {"workspace": workspace}
+
+
+def _nothing() -> dict[str, Any]:
+    return {}
+
+
+def _times(seconds: list[float]) -> dict[str, Any]:
+    if not all(type(s) in (int, float) and 0 < s < math.inf for s in seconds):
+        raise ValueError("seconds")
+    return {"seconds": seconds}
+
+
+def _resources(launches: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"launches": launches}
+
+
+_ANSWERS: dict[str, Callable[..., dict[str, Any]]] = {
+    "open": _opened, "case": _case, "map": _nothing, "call": _nothing, "time": _times,
+    "resources": _resources,
+}  # fmt: skip
+
+_DESCRIPTORS = "/proc/self/fd/"
+
+
+def _is_file(subject: str) -> bool:
+    return not subject.startswith("engine:") and subject != "torch"
 
 
 def sanitizer_line(text: str) -> str | None:

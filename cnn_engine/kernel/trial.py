@@ -60,6 +60,11 @@ class Trial:
     def __exit__(self, *exception: object) -> None:
         self._process.close()
 
+    @property
+    def layers(self) -> list[str]:
+        """What confines the process: see :mod:`cnn_engine.io.sandbox`."""
+        return self._process.layers
+
     def _ask(self, what: str, **content: Any) -> dict[str, Any]:
         return self._process.ask(what, self.limits.seconds, **content)
 
@@ -206,7 +211,7 @@ class Trial:
             found = [
                 second for number in order for second in self._ask("time", sets=[number])["seconds"]
             ]
-            if len(found) != len(order) or not all(s > 0 for s in found):
+            if len(found) != len(order):
                 raise Fault(FORGED)
             for number in order:
                 try:

@@ -11,7 +11,7 @@ from typing import Any
 
 from ....devices import arrays
 from ....errors import InputError, UnsupportedError
-from . import cache
+from ....io import cache
 from .contracts import HEADER, INCLUDE
 from .source import Source
 

@@ -25,8 +25,11 @@ GRID = (2**31 - 1, 65535, 65535)
 BLOCK = (1024, 1024, 64)
 
 
-def from_file(path: str | Path, sanitize: bool = False) -> Kernel:
+def from_file(path: str | Path, library: str | None = None) -> Kernel:
     """Returns the row of a kernel file; it is compiled when an engine prepares its nodes.
+
+    Args:
+        library: what a C++ file was compiled to, to be loaded in its place.
 
     Raises:
         InputError: the file cannot be read, or what it says of itself is at fault.
@@ -34,7 +37,7 @@ def from_file(path: str | Path, sanitize: bool = False) -> Kernel:
     read = source.read(path)
 
     def prepare(node: Node, graph: Graph, device: Any) -> Any:
-        return cpp.Library(read, sanitize) if device.kind == "cpu" else nvrtc.Module(read, device)
+        return cpp.Library(read, library) if device.kind == "cpu" else nvrtc.Module(read, device)
 
     def why_not(node: Node, graph: Graph) -> str | None:
         if reason := read.contract.refuses(node, graph):

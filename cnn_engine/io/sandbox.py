@@ -1,0 +1,232 @@
+"""Runs programs that are not trusted: kernels on trial, and compilers on files that are not ours.
+
+Layers, each for itself, since no system offers all:
+
+- **limits**: address space, CPU time, size of files, processes, no core dumps;
+- **namespaces** (user, PID, and network for what needs none): other processes cannot be signalled, traced or
+  read, and all that was started is killed with the first process;
+- **Landlock**: files are written below named folders alone; no signals or tracing beyond;
+- **seccomp**: a filter of system calls: no tracing; for a kernel no processes either, only threads.
+
+Every process dies with the one that started it. :func:`end` kills the whole tree, whatever layers there are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+_LAUNCHER = str(Path(__file__).with_name("sandbox_launcher.py"))
+
+#: Where a command reads which layers there are.
+LAYERS = "CNN_ENGINE_SANDBOX"
+
+_PR_GET_DUMPABLE, _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 3, 4, 36, 37
+
+
+@dataclass(frozen=True)
+class Confinement:
+    """What a program may do.
+
+    Attributes:
+        memory: bytes of address space of each process; 0: no limit.
+        cpu_s: seconds of CPU time of each process; 0: no limit.
+        file_bytes: of each file that it writes.
+        processes: whether it may start some.
+        writable: folders and files that it may write to, beside what it inherits open.
+        network: whether it needs one, or System V IPC.
+        filtered: whether namespaces, Landlock and seccomp are tried; without it there are limits alone.
+    """
+
+    memory: int = 0
+    cpu_s: int = 0
+    file_bytes: int = 64 << 20
+    processes: bool = False
+    writable: tuple[str, ...] = (os.devnull,)
+    network: bool = False
+    filtered: bool = True
+
+    def command(self, words: Sequence[str], inherited: Sequence[int] = ()) -> list[str]:
+        """Returns a command that runs ``words`` so confined, as a child of this process."""
+        limits = {"CORE": 0, "FSIZE": self.file_bytes}
+        if self.memory:
+            limits["AS"] = self.memory
+        if self.cpu_s:
+            limits["CPU"] = self.cpu_s
+        spec = {
+            "parent": os.getpid(), "limits": limits, "processes": self.processes,
+            "writable": self.writable, "network": self.network, "filtered": self.filtered,
+            "inherited": list(inherited),
+        }  # fmt: skip
+        return [sys.executable, "-I", "-S", _LAUNCHER, json.dumps(spec), *words]
+
+
+def start(
+    words: Sequence[str], confinement: Confinement, inherited: Sequence[int] = (), **options: Any
+) -> subprocess.Popen:
+    """Starts a confined program in a session of its own; ``options`` are of ``subprocess.Popen``."""
+    return subprocess.Popen(
+        confinement.command(words, inherited), pass_fds=tuple(inherited), start_new_session=True,
+        **options,
+    )  # fmt: skip
+
+
+def end(process: subprocess.Popen) -> None:
+    """Kills a program and all that it started, also what moved to another session; waits for it."""
+    # The launcher last: while it lives, what loses its parent stays below it.
+    for _ in range(100):
+        below = [pid for pid in _tree(process.pid) if not _is_launcher(pid)]
+        if not below:
+            break
+        _kill(below)
+    _kill(_tree(process.pid))
+    with contextlib.suppress(OSError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _kill(processes: list[int]) -> None:
+    for pid in processes:
+        with contextlib.suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _is_launcher(pid: int) -> bool:
+    """Whether a process is one that waits, or is gone."""
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return True
+    return not words or _LAUNCHER.encode() in words
+
+
+def _tree(root: int) -> list[int]:
+    """Returns the processes below ``root``, and those of its session that lost their parents."""
+    parents, sessions = {}, {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            with contextlib.suppress(OSError, ValueError, IndexError):
+                stat = Path("/proc", name, "stat").read_bytes()
+                words = stat[stat.rindex(b")") + 2 :].split()
+                parents[int(name)], sessions[int(name)] = int(words[1]), int(words[3])
+    found = [root, *(pid for pid, session in sessions.items() if session == root != pid)]
+    for pid in found:
+        found += [
+            child for child, parent in parents.items() if parent == pid and child not in found
+        ]
+    return found
+
+
+def resident(root: int) -> int:
+    """Returns the bytes of memory that a program and all that it started have."""
+    pages = 0
+    for pid in _tree(root):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            pages += int(Path(f"/proc/{pid}/statm").read_bytes().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+@dataclass(frozen=True)
+class Completed:
+    """How a program ended, and what it wrote."""
+
+    returncode: int
+    stdout: bytes
+    stderr: bytes
+
+
+class TooLong(Exception):
+    """A program ran longer than it may."""
+
+
+class TooMuch(Exception):
+    """A program wrote more than it may."""
+
+
+def run(
+    words: Sequence[str], confinement: Confinement, seconds: float, most_output: int, **options: Any
+) -> Completed:
+    """Runs a confined program to its end, without input.
+
+    Args:
+        most_output: bytes that it may write to each of its outputs.
+
+    Raises:
+        TooLong, TooMuch: it was killed, with all that it started.
+        OSError: it cannot be started.
+    """
+    process = start(
+        words, confinement, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, **options,
+    )  # fmt: skip
+    parts: dict[Any, list[bytes]] = {process.stdout: [], process.stderr: []}
+    deadline = monotonic() + seconds
+    try:
+        with selectors.DefaultSelector() as selector:
+            for stream in parts:
+                selector.register(stream, selectors.EVENT_READ)
+            while selector.get_map():
+                ready = selector.select(max(deadline - monotonic(), 0))
+                if not ready:
+                    raise TooLong
+                for key, _ in ready:
+                    data = os.read(key.fd, 1 << 16)
+                    parts[key.fileobj].append(data)
+                    if not data:
+                        selector.unregister(key.fileobj)
+                    elif sum(map(len, parts[key.fileobj])) > most_output:
+                        raise TooMuch
+        try:
+            process.wait(max(deadline - monotonic(), 0.1))
+        except subprocess.TimeoutExpired:
+            raise TooLong from None
+    finally:
+        end(process)
+        for stream in parts:
+            stream.close()
+    output, errors = (b"".join(found) for found in parts.values())
+    return Completed(process.returncode, output, errors)
+
+
+_lock = threading.Lock()
+_guarded: list[tuple[int, int]] = []
+
+
+@contextlib.contextmanager
+def guarded() -> Iterator[None]:
+    """Keeps this process out of the reach of those it starts, for the length of the block.
+
+    Its memory cannot be read or traced by others of the same user, and what loses its parent below becomes
+    its child, so that :func:`end` finds it.
+    """
+    libc = ctypes.CDLL(None)
+    with _lock:
+        if not _guarded:
+            reaper = ctypes.c_int()
+            libc.prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(reaper), 0, 0, 0)
+            before = (libc.prctl(_PR_GET_DUMPABLE, 0, 0, 0, 0), reaper.value)
+            libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
+            libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        else:
+            before = _guarded[0]
+        _guarded.append(before)
+    try:
+        yield
+    finally:
+        with _lock:
+            _guarded.pop()
+            if not _guarded:
+                libc.prctl(_PR_SET_DUMPABLE, before[0], 0, 0, 0)
+                libc.prctl(_PR_SET_CHILD_SUBREAPER, before[1], 0, 0, 0)
