@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
+import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
 
@@ -39,3 +40,18 @@ def one_node(operator: str, arrays, opset: int = 20, outputs: int = 1, known=(),
     ]
     made = [helper.make_empty_tensor_value_info(f"y{i}") for i in range(outputs)]
     return model([node], inputs, made, constants, opset), fed
+
+
+def onnxruntime_session(proto: onnx.ModelProto) -> onnxruntime.InferenceSession:
+    """The model in ONNX Runtime, on one thread of the CPU."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.log_severity_level = 4
+    return onnxruntime.InferenceSession(
+        proto.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+
+
+def onnxruntime_outputs(proto: onnx.ModelProto, inputs: dict[str, np.ndarray]) -> list[np.ndarray]:
+    """What ONNX Runtime makes of the inputs."""
+    return onnxruntime_session(proto).run(None, inputs)

@@ -6,10 +6,9 @@ from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
-import onnxruntime
 import pytest
 from onnx import helper
-from onnx_models import model, one_node, tensor
+from onnx_models import model, one_node, onnxruntime_outputs, tensor
 
 from cnn_engine import Engine
 from cnn_engine.graph.onnx import load
@@ -78,16 +77,6 @@ def test_the_weights_by_sizes_are_those_of_the_exact_place(mode, coordinates):
                 if mode == "linear":
                     at = (places * weights).sum(axis=1)
                     assert np.abs(at - (n / d).clip(0, a - 1)).max() < 1e-5, (a, o)
-
-
-def onnxruntime_outputs(proto, inputs: dict[str, np.ndarray]) -> list[np.ndarray]:
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1
-    options.log_severity_level = 4
-    session = onnxruntime.InferenceSession(
-        proto.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
-    return session.run(None, inputs)
 
 
 HARD = [0.1, 1 / 3, 0.6, 0.7, 1.1, 1.2, 1.7, 2.4]  # float32 holds none of them

@@ -22,7 +22,8 @@ class AveragePool2d(Operator):
         padding: rows and columns of zeros: above, on the left, below, on the right.
         extra: rows below and columns on the right beyond the padding, so that a last window fits; they
             never count.
-        count_include_pad: whether the divisor counts places in the padding; else those in the image only.
+        count_include_pad: whether the divisor counts places in the padding; else those in the image only. A
+            window without a place to count gives 0.
     """
 
     kind: ClassVar[str] = "average_pool2d"
@@ -54,7 +55,7 @@ class AveragePool2d(Operator):
         return view.reshape(*view.shape[: 2 + self.rank], math.prod(self.kernel))
 
     def counts(self, sizes: tuple[int, ...]) -> np.ndarray:
-        """Returns the divisor at every place over an image of ``sizes``."""
+        """Returns the divisor at every place over an image of ``sizes``: at least 1."""
         inside = np.ones((1, 1, *sizes))
         if self.count_include_pad:
             nothing = (0,) * self.rank
@@ -62,7 +63,7 @@ class AveragePool2d(Operator):
             inside = padded(inside, (*nothing, *self.extra))
         else:
             inside = padded(inside, self.border)
-        return self._windows(inside).sum(axis=-1)
+        return np.maximum(self._windows(inside).sum(axis=-1), 1)
 
     def reference(self, x):
         sums = self._windows(padded(float64(x), self.border)).sum(axis=-1)

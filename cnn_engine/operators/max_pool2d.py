@@ -24,7 +24,9 @@ class MaxPool2d(Operator):
         kernel, stride, dilation: rows and columns.
         padding: rows and columns outside the image: above, on the left, below, on the right.
         indices: None, or ``row`` or ``column``: a second output, int64, says where each maximum was: its
-            place in the whole tensor, counted with the last or the first image dimension running fastest.
+            place in the whole tensor, counted with the last or the first image dimension running fastest. Of
+            several it is the first in the window, of NaNs the last, as in PyTorch; -1 where a window has no
+            place in the image.
     """
 
     kind: ClassVar[str] = "max_pool2d"
@@ -56,8 +58,11 @@ class MaxPool2d(Operator):
         numbers = np.arange(math.prod(sizes), dtype=np.int64).reshape(sizes, order=order)
         planes = np.arange(math.prod(x.shape[:2]), dtype=np.int64).reshape(*x.shape[:2])
         places = planes.reshape(*x.shape[:2], *[1] * self.rank) * math.prod(sizes) + numbers
-        chosen = view.argmax(axis=-1)
         at = self._windows(padded(places, self.padding, -1))
+        chosen = ((view == y[..., None]) & (at >= 0)).argmax(axis=-1)  # x may hold the lowest, too
+        missing = np.isnan(view)
+        last = missing.shape[-1] - 1 - missing[..., ::-1].argmax(axis=-1)
+        chosen = np.where(np.isnan(y), last, chosen)
         return y, np.take_along_axis(at, chosen[..., None], axis=-1)[..., 0]
 
     def _windows(self, x: np.ndarray) -> np.ndarray:

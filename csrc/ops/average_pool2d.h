@@ -5,7 +5,7 @@
 //
 // The count is of the window's places in the image, or with count_include_pad of those in the image
 // or its padding; never of those in the extra rows and columns, which only make room for a last
-// window. Sums are in the order row, column. A window without a place to count gives 0 / 0 = NaN.
+// window. Sums are in the order row, column. A window without a place to count gives 0.
 // Layouts: x [N,C,H,W], y [N,C,OH,OW]; float32, C-contiguous.
 #pragma once
 
@@ -51,8 +51,9 @@ struct AveragePool2dShape {
               after_h = count_include_pad ? pad_bottom : 0;
     const int before_w = count_include_pad ? pad_left : 0,
               after_w = count_include_pad ? pad_right : 0;
-    return static_cast<float>(count(top, r, dilation_h, h, before_h, after_h)) *
-           static_cast<float>(count(left, s, dilation_w, w, before_w, after_w));
+    const float places = static_cast<float>(count(top, r, dilation_h, h, before_h, after_h)) *
+                         static_cast<float>(count(left, s, dilation_w, w, before_w, after_w));
+    return places > 0.0f ? places : 1.0f;
   }
 
   void validate() const {

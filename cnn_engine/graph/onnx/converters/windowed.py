@@ -149,7 +149,11 @@ def conv_transpose(call) -> None:
 
 
 def _pool(call):
-    """Returns (rank, kernel, stride, padding, dilation, what ceil_mode adds behind the padding)."""
+    """Returns (rank, kernel, stride, padding, dilation, what is added behind the padding).
+
+    That is what a last window needs: with ceil_mode, and where the first one is larger than the padded image
+    by less than a stride, which ONNX Runtime takes for a window, too.
+    """
     rank = _rank(call)
     kernel = call.integers("kernel_shape")
     if kernel is None or len(kernel) != rank or max(kernel) >= 2**31:
@@ -159,15 +163,14 @@ def _pool(call):
         raise InputError("expected kernels, strides and dilations of at least 1, found one below")
     sizes = call.value(0).shape[2:]
     padding = _padding(call, sizes, kernel, stride, dilation)
-    extra = [0] * rank
-    if call.number("ceil_mode", 0):
-        for axis, size in enumerate(sizes):
-            span = dilation[axis] * (kernel[axis] - 1) + 1
-            free = size + padding[axis] + padding[rank + axis] - span
-            last = -(-free // stride[axis])
-            if last * stride[axis] >= size + padding[axis]:
-                last -= 1  # a window that begins in the padding behind the image does not count
-            extra[axis] = max(0, last * stride[axis] - free)
+    extra, up = [0] * rank, call.number("ceil_mode", 0)
+    for axis, size in enumerate(sizes):
+        span = dilation[axis] * (kernel[axis] - 1) + 1
+        free = size + padding[axis] + padding[rank + axis] - span
+        last = -(-free // stride[axis]) if up or free < 0 else free // stride[axis]
+        if up and last * stride[axis] >= size + padding[axis]:
+            last -= 1  # a window that begins in the padding behind the image does not count
+        extra[axis] = max(0, last * stride[axis] - free) if last >= 0 else 0
     return rank, kernel, stride, padding, dilation, tuple(extra)
 
 
