@@ -22,6 +22,7 @@ from .rewriting import (
     makers_of,
     merge_after,
     only_user,
+    wide,
 )
 
 
@@ -110,7 +111,7 @@ def _scaled(
     if not (a == 1).all():
         filters = _filters(node, weight)
         with np.errstate(all="ignore"):
-            scaled = filters * a.reshape(-1, *[1] * (filters.ndim - 1))
+            scaled = wide(filters) * a.reshape(-1, *[1] * (filters.ndim - 1))
         made = folded(scaled, weight.dtype, apart=1, beside=exact)
         if made is None:
             return None
@@ -163,7 +164,7 @@ def fold_affine_before(graph: Graph) -> Graph:
                 break
             weight, bias = constant(graph, after, 1), constant(graph, after, 2)
             groups = after.op.groups
-            by_group = weight.reshape(groups, -1, *weight.shape[1:]).astype(np.float64)
+            by_group = wide(weight).reshape(groups, -1, *weight.shape[1:])
             ones = [1] * (weight.ndim - 2)
             with np.errstate(all="ignore"):
                 scaled = by_group * a.reshape(groups, 1, -1, *ones)

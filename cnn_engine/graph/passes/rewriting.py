@@ -161,6 +161,11 @@ def covering(*nodes: Node) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for node in nodes for name in node.covers or (node.name,)))
 
 
+def wide(weight: np.ndarray) -> np.ndarray:
+    """Returns weights in a type that has room for their products with others of their own."""
+    return weight.astype(np.longdouble if weight.dtype == np.float64 else np.float64)
+
+
 def folded(
     exact: np.ndarray, dtype: np.dtype, *, apart: int | None = None, beside: np.ndarray | float = 0
 ) -> np.ndarray | None:
@@ -170,22 +175,22 @@ def folded(
     beside larger ones, or beside a shift that their products with :data:`MOST_INPUT` would not change.
 
     Args:
-        exact: float64.
+        exact: in a wider type.
         apart: leading dimensions whose elements each have factors of their own: 1 of filters [K, ...], whose
             products are added up. None: these are no factors, and small ones are as small as what they make.
         beside: the shifts, float64, one for each element of dimension 0.
     """
     with np.errstate(all="ignore"):
         made = np.ascontiguousarray(exact, dtype)
-    if not np.isfinite(made).all():
-        return None
-    if apart is not None:
-        limits = np.finfo(dtype)
-        largest = np.abs(exact).reshape(*exact.shape[:apart], -1).max(axis=-1, initial=0)
-        shifts = np.reshape(np.abs(beside), (-1, *[1] * (apart - 1)))
-        lost = (largest > 0) & (largest < limits.smallest_normal)
-        if (lost & (largest * MOST_INPUT >= limits.eps * shifts)).any():
+        if not np.isfinite(made).all():
             return None
+        if apart is not None:
+            limits = np.finfo(dtype)
+            largest = np.abs(exact).reshape(*exact.shape[:apart], -1).max(axis=-1, initial=0)
+            shifts = np.reshape(np.abs(beside), (-1, *[1] * (apart - 1)))
+            lost = (largest > 0) & (largest < limits.smallest_normal)
+            if (lost & (largest * MOST_INPUT >= limits.eps * shifts)).any():
+                return None
     return made
 
 
