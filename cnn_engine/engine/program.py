@@ -159,7 +159,7 @@ class Program:
             if kind == "cuda":
                 graph = passes.reshape_ones(graph)
             # What the rewrites made of constants is the same for every batch.
-            self._laid = self._laid or graph
+            self._laid = self._laid or passes.share_constants(graph)
             graph = graph.sharing(self._laid)
             if kind == "cpu":
                 graph = passes.mark_stem(graph)
@@ -231,17 +231,24 @@ class Program:
         return self._uploaded[key][1].address
 
     def prepared(self, graph: Graph, node: Node, kernel: Kernel) -> Any:
-        """Returns what ``kernel`` made of the constants of ``node``."""
-        constants = [graph.constants.get(name) for name in node.inputs]
-        # What depends on the batch: one image's transpose may be a reshape, which hands on what it reads.
-        operands = getattr(node.op, "operands", None)
-        stored = tuple(value and value.stored for value in graph.inputs_of(node))
-        key = node.name, kernel.prepare, operands, stored, tuple(map(id, constants))
-        if key in self._prepared:
-            return self._prepared[key][1]
-        made = kernel.prepare(node, graph, self.device_of(kernel.device))
-        self._prepared[key] = constants, made
-        return made
+        """Returns what ``kernel`` made of the constants of ``node``: once for all nodes and batches alike."""
+        values, packed = [], []
+        for index, (name, value) in enumerate(zip(node.inputs, graph.inputs_of(node), strict=True)):
+            array = graph.constants.get(name)
+            if array is None:
+                values.append(value and (value.shape[1:], value.dtype, value.stored))
+            elif kernel.takes_up(index):
+                packed.append(array)
+                values.append(id(array))
+            else:
+                values.append("brought to the device")
+        device, op = self.device_of(kernel.device), node.op
+        if getattr(op, "activation", None) is not None:
+            op = replace(op, activation=None)
+        key = kernel.prepare, kernel.packed_for(node, graph, device), op, tuple(values)
+        if key not in self._prepared:
+            self._prepared[key] = packed, kernel.prepare(node, graph, device)
+        return self._prepared[key][1]
 
     def forget_prepared(self, known: Collection[tuple]) -> None:
         """Frees what was prepared since :meth:`prepared_keys` returned ``known``."""

@@ -259,12 +259,12 @@ class Graph:
         constants = dict(self.constants)
         for name, array in constants.items():
             known = other.constants.get(name)
-            if known is not None and known is not array and _same_bits(known, array):
+            if known is not None and known is not array and same_bits(known, array):
                 constants[name] = known
         return replace(self, constants=constants)
 
 
-def _same_bits(a: np.ndarray, b: np.ndarray) -> bool:
+def same_bits(a: np.ndarray, b: np.ndarray) -> bool:
     """Whether two arrays have one type, one shape and the same bits, NaNs and zeros of either sign too."""
     if a.dtype != b.dtype or a.shape != b.shape:
         return False

@@ -23,7 +23,7 @@ class Model:
 
     def __init__(self, graph: Graph) -> None:
         self.name = graph.name
-        self.base = passes.simplify(graph)
+        self.base = passes.share_constants(passes.simplify(graph))
 
     @property
     def batch(self) -> int:

@@ -59,6 +59,10 @@ def method(node: Node, graph: Graph) -> Any:
     return methods.winograd2 if min(rows, columns) >= TILES_OF_2 else methods.direct
 
 
+def _method(node: Node, graph: Graph, device: Any) -> Any:
+    return method(node, graph)
+
+
 def _has_tiles_of_4(rows: int, columns: int) -> bool:
     full = rows * columns >= FULL * 16 * math.ceil(rows / 4) * math.ceil(columns / 4)
     return min(rows, columns) >= (FULL_TILES_OF_4 if full else TILES_OF_4)
@@ -195,7 +199,7 @@ def function_of(record: Any) -> tuple[Any, float, float]:
 
 def _conv2d(name: str, why_not: Any) -> Kernel:
     return Kernel(
-        "conv2d_nhwc", name, "cpu", _make, why_not=why_not, prepare=_pack, packs=(1,),
+        "conv2d_nhwc", name, "cpu", _make, why_not=why_not, prepare=_pack, packed_for=_method, packs=(1,),
         workspace=_workspace, pitched=(None, 0, 3), forms=_forms,
     )  # fmt: skip
 

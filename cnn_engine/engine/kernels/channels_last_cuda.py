@@ -299,14 +299,14 @@ ROWS = [
         pitched=_IMAGES, stores=storing(*_IMAGES), alike=True,
     ),
     _row(
-        "conv2d_nhwc", "implicit_gemm", _make, not_constant, _pack, workspace=_workspace,
-        shows=_shows, pitched=_IMAGES, stores=_stored_images, forms=_forms,
+        "conv2d_nhwc", "implicit_gemm", _make, not_constant, _pack, packed_for=compiled_for,
+        workspace=_workspace, shows=_shows, pitched=_IMAGES, stores=_stored_images, forms=_forms,
         reads_ahead=_reads_ahead,
     ),
     _row("linear", "rows", _make_rows, _not_rows, _pack_rows, stores=storing(None, 0)),
     _row(
-        "linear", "implicit_gemm", _make, _not_product, _pack, workspace=_workspace, shows=_shows,
-        stores=storing(None, 0), forms=_forms,
+        "linear", "implicit_gemm", _make, _not_product, _pack, packed_for=compiled_for,
+        workspace=_workspace, shows=_shows, stores=storing(None, 0), forms=_forms,
     ),
     *(
         Kernel(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -116,6 +116,10 @@ def _no_forms(node: Node, graph: Graph, device: Any) -> Sequence[Kernel]:
     return ()
 
 
+def _nothing_else(node: Node, graph: Graph, device: Any) -> None:
+    return None
+
+
 def _no_bytes(node: Node, graph: Graph, device: Any, threads: int) -> int:
     return 0
 
@@ -146,8 +150,10 @@ class Kernel:
         holds: whether such a kernel always holds, as several of them in a row read ahead.
         reduction: None, or whether this is the form in which several lanes share one output's sum.
         rewrite: returns the nodes that stand for a node before this kernel runs it, or None as it stands.
-        prepare: returns what is made once for a node from its constants (packed weights, say) and kept for
-            every plan.
+        prepare: returns what is made once from constants of a node (packed weights, say) and kept for every
+            plan, and for all nodes that have the same ones, images of the same sizes and the same record but
+            for the activation.
+        packed_for: returns what else of a node that depends on.
         shows: returns the name that reports show, of what ``prepare`` returned, where that chose among
             several; None: ``name``.
         packs: the inputs that ``prepare`` takes up, constants that are not brought to the device otherwise;
@@ -179,6 +185,7 @@ class Kernel:
     reduction: bool | None = None
     rewrite: Callable[[Node, Graph], Sequence[Node] | None] = _never
     prepare: Callable[[Node, Graph, Any], Any] | None = None
+    packed_for: Callable[[Node, Graph, Any], Hashable] = _nothing_else
     shows: Callable[[Any], str] | None = None
     packs: tuple[int, ...] | None = None
     form: str = ""

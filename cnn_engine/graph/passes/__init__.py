@@ -16,7 +16,7 @@ from .alignment import align_channels
 from .bottlenecks import fuse_bottlenecks
 from .channels_last import channels_last, mark_stem, round_operands
 from .concatenations import nest_concatenations
-from .constants import drop_unused, fold_constants
+from .constants import drop_unused, fold_constants, share_constants
 from .dense_layers import fuse_dense_layers
 from .epilogues import EPILOGUES, EPILOGUES_ON_CUDA, fuse_activations, fuse_residuals
 from .expansions import (
@@ -77,6 +77,7 @@ __all__ = [
     "reshape_ones",
     "round_operands",
     "scale_by_gates",
+    "share_constants",
     "simplify",
 ]
 

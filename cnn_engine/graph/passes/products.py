@@ -12,23 +12,33 @@ from ...operators.matmul import Matmul
 from ...operators.shaping import Reshape
 from ..graph import Graph, Node
 from .epilogues import FUNCTIONS
-from .rewriting import Rewrites, absent, constant, covering, folded, only_user
+from .rewriting import Rewrites, absent, constant, covering, folded, only_user, wide
 
 
 def convolve_products(graph: Graph) -> Graph:
     """Makes products of [N, H, W, C] with constants [C, K] 1x1 convolutions, which take in what follows."""
-    rewrites = Rewrites(graph)
+    rewrites, known = Rewrites(graph), {}
     for node in graph.nodes:
         if type(node.op) is not Matmul or len(graph.values[node.inputs[0]].shape) != 4:
             continue
         weight = constant(graph, node, 1)
         if weight is None or weight.ndim != 2:
             continue
-        name = rewrites.fresh(f"{node.name}.weight")
+        name, turned = _turned(rewrites, node, known)
         made = replace(node, op=Conv2dNhwc(), inputs=(node.inputs[0], name))
-        turned = np.ascontiguousarray(weight.T)[:, :, None, None]
         rewrites.replace([node], [made], "", {name: turned})
     return rewrites.apply()
+
+
+def _turned(
+    rewrites: Rewrites, node: Node, known: dict[str, tuple[str, np.ndarray]]
+) -> tuple[str, np.ndarray]:
+    """Returns a product's weights [C, K] as a convolution's, and their name: one for all that read them."""
+    source = node.inputs[1]
+    if source not in known:
+        turned = np.ascontiguousarray(rewrites.graph.constants[source].T)[:, :, None, None]
+        known[source] = rewrites.fresh(f"{node.name}.weight"), turned
+    return known[source]
 
 
 def convolve_rows(graph: Graph) -> Graph:
@@ -37,7 +47,7 @@ def convolve_rows(graph: Graph) -> Graph:
     Each takes in a constant row that is added to it, and then a function or rows that are: what a transformer
     does to its tokens. The reshapes before and behind it move nothing.
     """
-    rewrites = Rewrites(graph)
+    rewrites, known = Rewrites(graph), {}
     for node in graph.nodes:
         weight = constant(graph, node, 1) if type(node.op) is Matmul else None
         if weight is None or weight.ndim != 2 or not weight.size:
@@ -60,12 +70,13 @@ def convolve_rows(graph: Graph) -> Graph:
             if residual is not None:
                 gone.append(after)
         x, (output,) = node.inputs[0], gone[-1].outputs
-        names = [rewrites.fresh(f"{node.name}.{word}") for word in ("weight", "bias")]
-        constants = {names[0]: np.ascontiguousarray(weight.T)[:, :, None, None]}
+        name, turned = _turned(rewrites, node, known)
+        names, constants = [name, None], {name: turned}
         if bias is not None:
+            names[1] = rewrites.fresh(f"{node.name}.bias")
             constants[names[1]] = np.ascontiguousarray(bias, weight.dtype)
         views = {name: _image(graph, rewrites, node, name) for name in (x, residual) if name}
-        inputs = [views[x].outputs[0], names[0], names[1] if bias is not None else None]
+        inputs = [views[x].outputs[0], *names]
         if residual is not None:
             inputs.append(views[residual].outputs[0])
         sums = rewrites.fresh(f"{node.name}.sums")
@@ -115,16 +126,16 @@ def fold_constants_after(graph: Graph) -> Graph:
         numbers = _numbers(graph, after, conv.outputs[0])
         if weight is None or numbers is None or (bias is None and not absent(conv, 2)):
             continue
-        wide = np.zeros(len(weight)) if bias is None else bias.astype(np.float64)
+        sums = np.zeros(len(weight)) if bias is None else bias.astype(np.float64)
         scaled: np.ndarray | None = weight
         with np.errstate(all="ignore"):
             if type(after.op) is Add:
-                wide = wide + numbers
+                sums = sums + numbers
             else:
-                wide = wide * numbers
-                exact = weight * numbers[:, None, None, None]
-                scaled = folded(exact, weight.dtype, apart=1, beside=wide)
-        shift = folded(wide, weight.dtype)
+                sums = sums * numbers
+                exact = wide(weight) * numbers[:, None, None, None]
+                scaled = folded(exact, weight.dtype, apart=1, beside=sums)
+        shift = folded(sums, weight.dtype)
         if scaled is None or shift is None:
             continue
         names = [rewrites.fresh(f"{conv.name}.{word}") for word in ("weight", "bias")]
