@@ -8,10 +8,24 @@
 
 #include <algorithm>
 #include <cstring>
-#include <vector>
 
 namespace cnn_engine::cpu::CNN_ENGINE_ISA {
 namespace {
+
+// Zeros. Not a vector: its functions are the program's, so that those compiled here for a wide
+// instruction set could be taken by what runs on a CPU without it.
+template <typename T>
+class Array {
+ public:
+  explicit Array(std::size_t size) : data_(new T[size]()) {}
+  ~Array() { delete[] data_; }
+  Array(const Array&) = delete;
+  Array& operator=(const Array&) = delete;
+  T* data() const { return data_; }
+
+ private:
+  T* data_;
+};
 
 constexpr int kBits = 22;
 constexpr std::int32_t kHalf = 1 << (kBits - 1);
@@ -79,22 +93,21 @@ void resample(const std::uint8_t* input, const std::int32_t* row_first,
   const int width = p.out_columns * p.channels;
   const std::size_t pitch = static_cast<std::size_t>(width) + 1;
   const std::size_t stride = static_cast<std::size_t>(p.columns) * p.channels;
-  std::vector<std::uint8_t> ring(p.row_taps * pitch);
-  std::vector<std::uint8_t> last;  // the input's last row, behind which there may be nothing
-  std::vector<std::int32_t> sums(width);
+  const Array<std::uint8_t> ring(p.row_taps * pitch);
+  const Array<std::uint8_t> last(stride + 1);  // input row, behind which there may be nothing
+  const Array<std::int32_t> sums(width);
   const Columns columns = columns_of(p);
   int done = 0;  // the input's rows that are, or were, in the ring
   for (int y = 0; y < p.out_rows; ++y, row_weight += p.row_taps) {
     for (done = std::max(done, row_first[y]); done < row_first[y] + p.row_taps; ++done) {
       const std::uint8_t* row = input + done * stride;
       if (done == p.rows - 1) {
-        last.resize(stride + 1);
         row = static_cast<const std::uint8_t*>(std::memcpy(last.data(), row, stride));
       }
       columns(row, column_first, column_weight, ring.data() + done % p.row_taps * pitch, p);
     }
-    std::fill(sums.begin(), sums.end(), kHalf);
     std::int32_t* const sum = sums.data();
+    std::fill_n(sum, width, kHalf);
     for (int t = 0; t < p.row_taps; ++t) {
       const std::uint8_t* row = ring.data() + (row_first[y] + t) % p.row_taps * pitch;
       const std::int32_t weight = row_weight[t];
