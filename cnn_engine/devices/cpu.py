@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-import threading
 from contextlib import suppress
 
 import numpy as np
 
+from ..locks import ForkSafeLock
 from . import Buffer
 
 ALIGNMENT = 64
@@ -48,7 +48,7 @@ class CpuDevice:
 
     def __init__(self, note: str | None = None) -> None:
         self.note = note  # why it was chosen, for the report
-        self._lock = threading.Lock()
+        self._lock = ForkSafeLock()
         self._left = np.empty(0, np.uint8)  # of the piece that was mapped last
 
     @property

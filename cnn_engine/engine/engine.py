@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +20,7 @@ from ..graph.graph import Graph, Node
 from ..graph.model import Model
 from ..graph.network import Network
 from ..graph.probabilities import gives_probabilities
+from ..locks import ForkSafeLock
 from ..workload import Dataset, Workload
 from . import arguments, fused, own, variants
 from .check import Check
@@ -176,7 +176,7 @@ class Engine:
         self._plans = Plans(program, self._schedule, chunk, self.phases)
         self._ready = self._plans.ready  # of predict's usual calls
         self._reader: Any = None  # of files, for device_images()
-        self._profiling = threading.RLock()
+        self._profiling = ForkSafeLock()
 
     def _graph(self, batch: int, pixels: bool) -> Graph:
         return self.network.graph(batch, pixels, self.weights)

@@ -6,10 +6,10 @@ takes an idle plan, or builds another when all are in use, and gives it back.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Hashable
 
 from ..errors import InputError
+from ..locks import ForkSafeLock
 from .plan import Plan
 
 #: Bytes that idle plans keep together, unless a single plan needs more: then it is kept alone.
@@ -88,7 +88,7 @@ class PlanPool:
         self.closed = False
         self._shelves: dict[Hashable, Shelf] = {}
         # Plans are built, and memory checked and taken, by one thread at a time.
-        self._lock = threading.RLock()
+        self._lock = ForkSafeLock()
 
     @property
     def nbytes(self) -> int:

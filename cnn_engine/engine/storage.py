@@ -6,7 +6,6 @@ written, which halves what is moved.
 
 from __future__ import annotations
 
-import threading
 import weakref
 from dataclasses import replace
 from typing import Any
@@ -16,6 +15,7 @@ import numpy as np
 from .. import _cpu
 from ..errors import UnsupportedError
 from ..graph.graph import Graph
+from ..locks import ForkSafeLock
 from . import kernels
 from .kernels.channels_last_cuda import FLOAT16, HALVES
 
@@ -65,7 +65,7 @@ class Words:
     """Words of page-locked memory, which kernels write to, so that none is ever freed under them."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = ForkSafeLock()
         self._idle: list[np.ndarray] = []
         self._blocks: list[np.ndarray] = []
 

@@ -13,7 +13,6 @@ import json
 import math
 import re
 import statistics
-import threading
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ import numpy as np
 from .. import _cpu
 from ..graph.graph import Graph, Node
 from ..io import cache
+from ..locks import ForkSafeLock
 from . import kernels
 from .kernels import Kernel
 
@@ -134,7 +134,7 @@ class Tuner:
         )
         self._known: dict[str, Found] | None = None
         self._tuned: dict[tuple, list[Tuned]] = {}
-        self._lock = threading.RLock()
+        self._lock = ForkSafeLock()
 
     def kernels(self, program: Program, graph: Graph, batch: int, pixels: bool) -> Mapping:
         """Returns node -> kernel for the nodes of ``graph`` that are to run another than without tuning."""

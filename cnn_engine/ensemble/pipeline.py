@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import CnnEngineError, InputError
+from ..locks import ForkSafeLock
 from .source import CORRUPT, Source
 
 SKIP, FAIL = "skip", "fail"
@@ -96,7 +96,7 @@ class Pipeline:
         self._readers = ThreadPoolExecutor(readers, "reader")
         self._decoders = ThreadPoolExecutor(decoders, "decoder")
         self._running: deque[Future[Buffer]] = deque()
-        self._lock = threading.Lock()
+        self._lock = ForkSafeLock()
         self._closed = False
         self.work = Work()
         self._fill()

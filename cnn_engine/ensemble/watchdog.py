@@ -19,6 +19,7 @@ import uuid
 from time import monotonic, sleep
 from typing import Any
 
+from ..locks import ForkSafeLock
 from ..report.units import printable
 from .transport import Mpi, Transport
 
@@ -60,7 +61,7 @@ class Watchdog:
         self._doing: dict[str, str | None] = {"main": "its start"}
         self._started = False
         self._finishing: float | None = None
-        self._lock = threading.Lock()
+        self._lock = ForkSafeLock()
         self._stop = threading.Event()
         self._said = threading.Event()
         peers = transport.all((socket.gethostname(), os.getpid(), uuid.uuid4().hex))

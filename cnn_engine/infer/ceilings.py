@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from ..locks import ForkSafeLock
 from . import readers
 from .decoding import Decoder
 from .output import ShardFile
@@ -348,7 +349,7 @@ class _Beside:
     def __init__(self, stages: Iterable[str], ahead: int, seconds: float) -> None:
         self._done = dict.fromkeys(stages, 0)
         self._ahead, self._seconds = ahead, seconds
-        self._counting = threading.Lock()
+        self._counting = ForkSafeLock()
         self._begin: tuple[int, float, float] | None = None
         self._end: tuple[int, float, float] | None = None
         self._over = False

@@ -17,6 +17,7 @@ import numpy as np
 from ..errors import CnnEngineError
 from ..graph.model import Model
 from ..io.files import describe_os_error
+from ..locks import ForkSafeLock
 from . import readers
 from .decoding import Decoder
 from .output import OutputError, Record, ShardFile
@@ -131,7 +132,7 @@ class Pipeline:
         self._rows = Slots(waiting_chunks(engine, settings.batch), make_rows, rows)
         self._written: queue.Queue[Job] = queue.Queue()  # begun to be computed, for any writer
         self._complete: queue.Queue[tuple[Job, ShardFile]] = queue.Queue()
-        self._counting = threading.Lock()  # what several threads count
+        self._counting = ForkSafeLock()  # what several threads count
         self._busy = {"write": 0.0, "commit": 0.0}  # seconds, of all of their threads
         self._writers = WRITERS[engine.device.kind]
         model = engine.network

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import queue
-import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import pairwise
@@ -15,6 +14,7 @@ import numpy as np
 
 from ..engine.device_images import DeviceImages
 from ..errors import expected
+from ..locks import ForkSafeLock
 
 #: Bytes that are worth a thread of their own, and threads that read: a GPU takes more bytes a second than one
 #: thread copies from the system's cache.
@@ -78,7 +78,7 @@ class Slots(Generic[Memory]):
     def __init__(self, most: int, make: Callable[[], Memory], there: list[Memory]) -> None:
         self.most = most
         self._make, self._made = make, len(there)
-        self._making = threading.Lock()
+        self._making = ForkSafeLock()
         self._free: queue.Queue[Memory] = queue.Queue()
         for memory in there:
             self._free.put(memory)

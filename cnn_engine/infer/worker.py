@@ -24,6 +24,7 @@ from ..engine.engine import Engine
 from ..errors import CnnEngineError, expected
 from ..graph.model import Model
 from ..io.preprocess import Preprocess
+from ..locks import ForkSafeLock
 from ..measure import environment
 from ..workload import get, of_model
 from . import ceilings, memory, packages
@@ -276,7 +277,7 @@ def main() -> int:
     # What libraries print must not get between events.
     events = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
     os.dup2(2, 1)
-    lock = threading.Lock()
+    lock = ForkSafeLock()
 
     def emit(event: Message) -> None:
         line = json.dumps(event) + "\n"

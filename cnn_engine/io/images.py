@@ -27,6 +27,7 @@ import numpy as np
 
 from ..devices import threads
 from ..errors import CnnEngineError, InputError, UnsupportedError, expected
+from ..locks import ForkSafeLock
 from . import resample
 from .files import describe_os_error
 from .preprocess import Preprocess
@@ -128,7 +129,7 @@ def decode(file: File, preprocess: Preprocess, shape: tuple[int, ...]) -> np.nda
     return pixels
 
 
-_opening = threading.Lock()
+_opening = ForkSafeLock()
 
 
 def _pixels(

@@ -5,13 +5,13 @@ Source of the arithmetic: Pillow's ``Resample.c`` (MIT-CMU), whose weights are w
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from functools import lru_cache
 
 import numpy as np
 
 from .. import _cpu
+from ..locks import ForkSafeLock
 
 #: Weights are whole numbers of 2^-BITS.
 BITS = 22
@@ -102,7 +102,7 @@ def resampled(
 
 #: Sizes that were seen, and whether they are resized here as Pillow does; None: seen once.
 _seen: dict[tuple[tuple[int, int], tuple[int, int], str], bool | None] = {}
-_looking = threading.Lock()
+_looking = ForkSafeLock()
 MOST_SEEN = 4096
 
 

@@ -1,5 +1,7 @@
 #include "runtime/pace.h"
 
+#include <pthread.h>
+
 #include <algorithm>
 #include <chrono>
 
@@ -29,14 +31,21 @@ constexpr double kMuchSlower = 1.25;
 // shorter ones, what passes from one CPU's caches to the other's slows the caller down as well.
 constexpr std::int64_t kLong = kMillisecond / 50;
 
+std::atomic<unsigned> generation{1};  // of this process, by forks
+
+[[maybe_unused]] const int pace_at_fork =
+    pthread_atfork(nullptr, nullptr, [] { generation.fetch_add(1); });
+
 class Writer {
  public:
   explicit Writer(Pace& pace) : pace_(pace) {
-    mine_ = !pace.writing.load(std::memory_order_relaxed) &&
-            !pace.writing.exchange(true, std::memory_order_acquire);
+    const unsigned mine = generation.load(std::memory_order_relaxed);
+    unsigned found = pace.writing.load(std::memory_order_relaxed);
+    mine_ = found != mine &&
+            pace.writing.compare_exchange_strong(found, mine, std::memory_order_acquire);
   }
   ~Writer() {
-    if (mine_) pace_.writing.store(false, std::memory_order_release);
+    if (mine_) pace_.writing.store(0, std::memory_order_release);
   }
   Writer(const Writer&) = delete;
   Writer& operator=(const Writer&) = delete;

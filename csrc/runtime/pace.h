@@ -14,10 +14,11 @@
 
 namespace cnn_engine {
 
-// One kind of pass; all zero at first. Who gets `writing` without waiting may use the rest. Times
-// are nanoseconds, of the steady clock.
+// One kind of pass; all zero at first. Who gets `writing` without waiting may use the rest: it
+// holds how often the process was forked, and one, so that what another thread had in the parent is
+// free in the child. Times are nanoseconds, of the steady clock.
 struct Pace {
-  std::atomic<bool> writing{false};
+  std::atomic<unsigned> writing{0};
   bool alone = false;         // the way that is taken
   bool known[2] = {};         // [0] helped, [1] alone
   bool tells = false;         // helped passes tell what they would take alone

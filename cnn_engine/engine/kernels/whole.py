@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 from ...errors import UnsupportedError
 from ...graph.graph import Graph, Node
+from ...locks import ForkSafeLock
 from ..telling import teller
 from .kernel import Bound, Call, Kernel, functions
 
@@ -91,7 +91,7 @@ def _by_layers(node: Node, graph: Graph) -> Callable[[int, int], None]:
     """
     layers = node.op.layered(graph.constants)
     plans: list[Any] = []  # one image at a time is enough for what should not be there
-    lock = threading.Lock()
+    lock = ForkSafeLock()
 
     def run(image: int, outputs: int) -> None:
         from ..builder import build_layers  # which stands on the table of kernels

@@ -1,0 +1,47 @@
+"""Locks that a forked child finds free: the threads that held them in the parent are not there."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from types import TracebackType
+
+
+class ForkSafeLock:
+    """A re-entrant lock for ``with``, which is free in a forked child unless the thread that forked holds it.
+
+    What it guards must be whole between any two steps of the interpreter, since a fork may fall there.
+    """
+
+    __slots__ = ("__weakref__", "_lock")
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        _all.add(self)
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._lock.release()
+
+
+_all: weakref.WeakSet[ForkSafeLock] = weakref.WeakSet()
+
+
+def _renew() -> None:
+    for lock in list(_all):
+        if lock._lock.acquire(blocking=False):  # free, or this thread's
+            lock._lock.release()
+        else:
+            lock._lock = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew)
