@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
 import subprocess
 import sys
@@ -319,6 +320,171 @@ time.sleep(0.05)
 def test_an_interpreter_ends_while_daemon_threads_predict(variant, count):
     result = python(LEAVING, variant, str(count))
     assert (result.returncode, result.stderr) == (0, "")
+
+
+#: As above, with images taken apart over two threads: the bodies of those are Python, where threads lose the
+#: interpreter's lock again and again.
+LEAVING_APART = """
+import sys, threading, time
+import numpy as np
+from cnn_engine import Engine
+from graphs import Builder
+
+def network():
+    b = Builder((1, 3, 20, 20))
+    x = b.relu(b.conv("images", 16, stride=2))
+    x = b.relu(b.conv(b.relu(b.conv(x, 16)), 48, stride=4))
+    return b.graph(b.head(b.relu(b.conv(x, 160)), 10))
+
+images = np.random.default_rng(0).normal(size=(8, 3, 20, 20)).astype(np.float32)
+sys.setswitchinterval(1e-5)
+
+def work():
+    engine = Engine(network(), device="cpu", threads=2)
+    engine.predict(images)
+    started.release()
+    while True:
+        engine.predict(images)
+
+started = threading.Semaphore(0)
+for _ in range(4):
+    threading.Thread(target=work, daemon=True).start()
+    started.acquire()
+time.sleep(0.02)
+"""
+
+
+def test_an_interpreter_ends_while_daemon_threads_take_images_apart():
+    result = python(LEAVING_APART)
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+def test_an_interpreter_ends_while_a_daemon_thread_calls_python_from_a_kernels_loop():
+    code = (
+        "import threading, time\n"
+        "from cnn_engine import _cpu\n"
+        "def body(index):\n"
+        "    while index == 0:\n"
+        "        time.sleep(0.001)\n"
+        "threading.Thread(target=_cpu.on_threads, args=(2, body), daemon=True).start()\n"
+        "time.sleep(0.1)\n"
+    )
+    result = python(code)
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+# ---- what a thread brings along ----
+
+#: FTZ, DAZ and rounding towards zero: what a thread of another library may compute in.
+MXCSR = 0x1F80 | 0x8040 | 0x6000
+
+
+class Mode:
+    """Reads and writes the calling thread's MXCSR, by five bytes of machine code each."""
+
+    def __init__(self) -> None:
+        code = b"\x0f\xae\x1f\xc3\x0f\xae\x17\xc3"  # stmxcsr [rdi]; ret; ldmxcsr [rdi]; ret
+        self._memory = mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
+        self._memory.write(code)
+        start = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
+        kind = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+        self._store, self._load = kind(start), kind(start + 4)
+
+    def get(self) -> int:
+        word = ctypes.c_uint32()
+        self._store(ctypes.addressof(word))
+        return word.value & ~0x3F  # without what has happened
+
+    def set(self, value: int) -> None:
+        word = ctypes.c_uint32(value)
+        self._load(ctypes.addressof(word))
+
+
+x86 = pytest.mark.skipif(os.uname().machine != "x86_64", reason="MXCSR is x86's")
+
+
+@x86
+def test_results_do_not_depend_on_a_threads_floating_point_mode():
+    """A kernel, a whole network, and a body that the pool's threads run; the caller's mode is kept."""
+    mode, call = Mode(), Call(build(), 7, 2)
+    x = np.geomspace(1e-42, 3e-38, 64, dtype=np.float32)
+
+    def results() -> list[bytes]:
+        y = np.empty_like(x)
+        _cpu.unary(x.ctypes.data, y.ctypes.data, 64, _cpu.UnaryFunction.gelu_tanh, 1.0, 0.0, 1)
+        lanes = np.empty((2, 64), np.float32)
+        modes: dict[int, int] = {}
+
+        def body(index: int) -> None:
+            modes[index] = mode.get()
+            at = lanes[index].ctypes.data
+            _cpu.unary(x.ctypes.data, at, 64, _cpu.UnaryFunction.gelu_tanh, 1.0, 0.0, 1)
+            until = time.monotonic() + 10
+            while len(modes) < 2 and time.monotonic() < until:
+                time.sleep(0.001)
+
+        _cpu.on_threads(2, body)
+        assert modes == {0: 0x1F80, 1: 0x1F80}
+        return [y.tobytes(), lanes.tobytes(), call().tobytes()]
+
+    usual = results()
+    mode.set(MXCSR)
+    try:
+        found, after = results(), mode.get()
+    finally:
+        mode.set(0x1F80)
+    assert found == usual
+    assert after == MXCSR
+
+
+@x86
+def test_a_pool_made_in_another_mode_is_as_any():
+    result = python(
+        "from test_threads import *; Mode().set(MXCSR)\n"
+        "test_results_do_not_depend_on_a_threads_floating_point_mode()"
+    )
+    assert result.returncode == 0, result.stderr
+
+
+#: A thread that is pinned to one CPU makes the pool; then the process is pinned, and let free again.
+PINNED = """
+import os, threading, time
+from cnn_engine import _cpu
+
+def where():
+    seen = {}
+    def body(index):
+        seen[index] = sorted(os.sched_getaffinity(0))
+        until = time.monotonic() + 10
+        while len(seen) < 2 and time.monotonic() < until:
+            time.sleep(0.001)
+    _cpu.on_threads(2, body)
+    return seen
+
+def pinned():
+    os.sched_setaffinity(0, one)
+    assert where() == {0: sorted(one), 1: sorted(all_of_them)}
+
+all_of_them = os.sched_getaffinity(0)
+one = {max(all_of_them)}
+failed = []
+threading.excepthook = failed.append
+thread = threading.Thread(target=pinned)
+thread.start()
+thread.join()
+assert not failed, failed
+for cpus in (one, all_of_them):
+    os.sched_setaffinity(0, cpus)
+    time.sleep(0.15)
+    where()
+    assert where() == dict.fromkeys(range(2), sorted(cpus)), cpus
+"""
+
+
+@several_cpus
+def test_threads_run_wherever_the_process_may():
+    result = python(PINNED)
+    assert result.returncode == 0, result.stderr
 
 
 # ---- memory ----

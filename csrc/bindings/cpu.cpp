@@ -1,6 +1,5 @@
 // The module cnn_engine._cpu: shapes (used by both devices), CPU operators, instruction sets.
 #include "bindings/built.h"
-#include "bindings/no_gil.h"
 #include "bindings/operators.h"
 #include "cpu/kernels.h"
 #include "ops/conv2d_tiles.h"
@@ -17,16 +16,12 @@ void add_shapes(py::module_& module) {
 #include "ops/operators.def"
 }
 
-struct WithoutGil : NoGil {
-  WithoutGil(const Arguments&, bool) {}
-};
-
 void add_operators(py::module_& module) {
 #define CNN_ENGINE_CPU_OPERATOR(name) \
-  bind<WithoutGil>(module, #name, +[] { return cpu::selected_kernels().name; });
+  bind<OnHost>(module, #name, +[] { return cpu::selected_kernels().name; });
 #if defined(__x86_64__)
 #define CNN_ENGINE_BFLOAT16_OPERATOR(name)                        \
-  bind<WithoutGil>(                                               \
+  bind<OnHost>(                                                   \
       module, #name, +[] {                                        \
         const std::string reason = cpu::bfloat16_why_not();       \
         if (!reason.empty()) throw std::invalid_argument(reason); \

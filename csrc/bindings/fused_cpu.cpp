@@ -1,10 +1,12 @@
 // cnn_engine._cpu.FusedNetwork.
 #include "ops/fused_cpu.h"
 
+#include <atomic>
 #include <exception>
 
 #include "bindings/description.h"
 #include "bindings/no_gil.h"
+#include "runtime/floating_point.h"
 #include "runtime/thread_pool.h"
 
 namespace cnn_engine::bindings {
@@ -27,6 +29,7 @@ struct Fused : cpu::FusedNetwork {
     std::vector<int> left_out;
     {
       const NoGil released;
+      const FloatingPointMode mode;
       left_out = run();
     }
     for (const int i : left_out) {
@@ -36,11 +39,80 @@ struct Fused : cpu::FusedNetwork {
             "image " +
             std::to_string(i));
       }
-      otherwise(images + i * image_size() * sizeof(float),
-                outputs + i * this->outputs() * sizeof(float));
+      call_python(otherwise, images + i * image_size() * sizeof(float),
+                  outputs + i * this->outputs() * sizeof(float));
     }
   }
 };
+
+// Threads of the pool in Python. Once the interpreter has begun to end none may be there: they
+// would wait for its lock for ever, in an interpreter that is gone.
+class Visit {
+ public:
+  Visit() {
+    inside_.fetch_add(1);
+    allowed_ = !closed_.load();
+    if (!allowed_) inside_.fetch_sub(1);
+  }
+  ~Visit() {
+    if (allowed_) inside_.fetch_sub(1);
+  }
+  Visit(const Visit&) = delete;
+  Visit& operator=(const Visit&) = delete;
+  explicit operator bool() const { return allowed_; }
+
+  // Lets no more of them in, and waits for those inside, for some seconds at most.
+  static void close() {
+    closed_.store(true);
+    const NoGil released;
+    for (int i = 0; i < 5000 && inside_.load() > 0; ++i) usleep(1000);
+  }
+  // In a forked child there is none of them.
+  static void forget() { inside_.store(0); }
+
+ private:
+  bool allowed_;
+  static std::atomic<int> inside_;
+  static std::atomic<bool> closed_;
+};
+
+std::atomic<int> Visit::inside_{0};
+std::atomic<bool> Visit::closed_{false};
+
+[[maybe_unused]] const int visits_at_fork = pthread_atfork(nullptr, nullptr, &Visit::forget);
+
+struct PythonCall {
+  const py::function& body;
+  std::exception_ptr error{};  // the first; under the interpreter's lock
+
+  void run(int index) {
+    or_stay([&] {
+      const py::gil_scoped_acquire acquire;
+      try {
+        call_python(body, static_cast<unsigned>(index));
+      } catch (const std::exception&) {
+        if (!error) error = std::current_exception();
+      }
+    });
+  }
+};
+
+void on_threads(int threads, const py::function& body) {
+  PythonCall call{body};
+  {
+    const NoGil released;
+    run_on_threads(
+        threads,
+        [](void* context, int index) {
+          PythonCall& mine = *static_cast<PythonCall*>(context);
+          if (index == 0) return mine.run(0);
+          const Visit visit;
+          if (visit) mine.run(index);
+        },
+        &call);
+  }
+  if (call.error) std::rethrow_exception(call.error);
+}
 
 }  // namespace
 
@@ -49,6 +121,7 @@ void add_fused(py::module_& module) {
       .def(py::init([](const py::sequence& shape, float scale, float offset,
                        const py::sequence& layers, const std::string& dtype,
                        const py::object& otherwise) {
+             const FloatingPointMode mode;
              return Fused{{describe(shape, scale, offset, layers), dtype_of(dtype)}, otherwise};
            }),
            py::arg("shape"), py::arg("scale"), py::arg("offset"), py::arg("layers"),
@@ -86,36 +159,15 @@ void add_fused(py::module_& module) {
       .def_property_readonly("outputs", &Fused::outputs)
       .def_property_readonly("instruction_set", &Fused::instruction_set)
       .def_property_readonly("multiply_adds", &Fused::multiply_adds);
+  py::module_::import("atexit").attr("register")(py::cpp_function(&Visit::close));
   module.def(
-      "on_threads",
-      [](int threads, const py::function& body) {
-        struct Call {
-          const py::function& body;
-          std::exception_ptr error;  // the first; under the interpreter's lock
-        } call{body, nullptr};
-        {
-          const NoGil released;
-          run_on_threads(
-              threads,
-              [](void* context, int index) {
-                Call& mine = *static_cast<Call*>(context);
-                const py::gil_scoped_acquire acquire;
-                try {
-                  mine.body(index);
-                } catch (...) {
-                  if (!mine.error) mine.error = std::current_exception();
-                }
-              },
-              &call);
-        }
-        if (call.error) std::rethrow_exception(call.error);
-      },
-      py::arg("threads"), py::arg("body"),
+      "on_threads", &on_threads, py::arg("threads"), py::arg("body"),
       "Calls body(0) here and at the same time, as threads of the pool come, body(index) for "
       "others "
       "below `threads`; work is to be claimed in it. Raises what the first of them raised.");
   module.def("measure_fma_peak", &cpu::measure_fma_peak, py::arg("seconds"),
-             py::call_guard<NoGil>(), "FLOP/s of one core with the selected instruction set.");
+             py::call_guard<NoGil, FloatingPointMode>(),
+             "FLOP/s of one core with the selected instruction set.");
 }
 
 }  // namespace cnn_engine::bindings

@@ -1,12 +1,38 @@
-// The interpreter's lock, given back while a function works. As pybind11's gil_scoped_release, but
-// for how a daemon thread ends that comes back when the interpreter is being finalised.
+// The interpreter's lock: given back while a function works, and taken by what calls Python.
+//
+// Before 3.14 Python ends a daemon thread that wants the lock of an interpreter that is being
+// finalised with pthread_exit, which unwinds the thread's stack as an exception of its own kind:
+// `catch (...)` that keeps it and destructors that it may not pass abort the process, and others
+// would touch objects without the lock. So such a thread stays where it is, as 3.14 has it, until
+// the process ends.
 #pragma once
 
 #include <pybind11/pybind11.h>
 #include <unistd.h>
 
+#if defined(__GLIBCXX__)
+#include <cxxabi.h>
+#endif
+
 namespace cnn_engine::bindings {
 
+namespace py = pybind11;
+
+// Returns what body() does; a thread that Python ends in it stays. For all that may take the lock.
+template <typename Body>
+decltype(auto) or_stay(const Body& body) {
+#if defined(__GLIBCXX__)
+  try {
+    return body();
+  } catch (const abi::__forced_unwind&) {
+    for (;;) pause();
+  }
+#else
+  return body();
+#endif
+}
+
+// As pybind11's gil_scoped_release, but for daemon threads.
 class NoGil {
  public:
   NoGil() : state_(PyEval_SaveThread()) {}
@@ -14,18 +40,25 @@ class NoGil {
   NoGil& operator=(const NoGil&) = delete;
 
   ~NoGil() {
-    // Before 3.14 Python ends such a thread with pthread_exit, which unwinds its stack: through
-    // destructors that may not throw, which aborts the process, and through others that would touch
-    // objects without the lock. So it stays here, as 3.14 has it, until the process ends.
-    try {
-      PyEval_RestoreThread(state_);
-    } catch (...) {
-      for (;;) pause();
-    }
+    or_stay([&] { PyEval_RestoreThread(state_); });
   }
 
  private:
   PyThreadState* state_;
 };
+
+// Calls a Python function of whole numbers, with the lock held. Until it has returned there is
+// nothing on this frame that would have to be destroyed.
+template <typename... Numbers>
+void call_python(py::handle function, Numbers... numbers) {
+  PyObject* const arguments[] = {PyLong_FromUnsignedLongLong(numbers)...};
+  PyObject* result = nullptr;
+  or_stay([&] {
+    result = PyObject_Vectorcall(function.ptr(), arguments, sizeof...(numbers), nullptr);
+  });
+  for (PyObject* argument : arguments) Py_XDECREF(argument);
+  if (result == nullptr) throw py::error_already_set();
+  Py_DECREF(result);
+}
 
 }  // namespace cnn_engine::bindings

@@ -1,6 +1,5 @@
 // The module cnn_engine._openacc: operators in OpenACC directives, data regions, the profile, and
 // what the compiler said of the directives.
-#include "bindings/no_gil.h"
 #include "bindings/operators.h"
 #include "openacc/data.h"
 #include "openacc/listing.h"
@@ -10,12 +9,8 @@
 namespace cnn_engine::bindings {
 namespace {
 
-struct WithoutGil : NoGil {
-  WithoutGil(const Arguments&, bool) {}
-};
-
 void add_operators(py::module_& module) {
-#define CNN_ENGINE_BIND(name) bind<WithoutGil>(module, #name, +[] { return &openacc::name; })
+#define CNN_ENGINE_BIND(name) bind<OnHost>(module, #name, +[] { return &openacc::name; })
   CNN_ENGINE_BIND(conv2d);
   CNN_ENGINE_BIND(pad2d);
   CNN_ENGINE_BIND(relu);

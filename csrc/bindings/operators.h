@@ -8,7 +8,9 @@
 #include <utility>
 
 #include "bindings/address.h"
+#include "bindings/no_gil.h"
 #include "ops/operators.h"
+#include "runtime/floating_point.h"
 
 namespace cnn_engine::bindings {
 
@@ -40,6 +42,14 @@ struct Bound {
   std::size_t parameters;
   void (*get)();
   py::object (*call)(void (*get)(), const Arguments& arguments);
+};
+
+// The Guard of functions that compute on the host.
+struct OnHost {
+  OnHost(const Arguments&, bool) {}
+
+  NoGil released;
+  FloatingPointMode mode;
 };
 
 // How functions of one type are called.
@@ -89,8 +99,10 @@ inline py::object call(const Bound& bound, const Arguments& arguments) {
 // METH_FASTCALL; `self` holds the Bound.
 inline PyObject* call_bound(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
   try {
-    const auto* bound = static_cast<const Bound*>(PyCapsule_GetPointer(self, nullptr));
-    return call(*bound, {arguments, static_cast<std::size_t>(count)}).release().ptr();
+    return or_stay([&] {
+      const auto* bound = static_cast<const Bound*>(PyCapsule_GetPointer(self, nullptr));
+      return call(*bound, {arguments, static_cast<std::size_t>(count)}).release().ptr();
+    });
   } catch (...) {
     // pybind11 knows which of Python's exceptions it is, and says so when a function of its throws.
     const std::exception_ptr error = std::current_exception();

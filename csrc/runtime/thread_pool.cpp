@@ -2,6 +2,7 @@
 
 #include <pthread.h>
 #include <sched.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -13,10 +14,44 @@
 #include <system_error>
 #include <thread>
 
+#include "runtime/floating_point.h"
+
 namespace cnn_engine {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+
+// CPUs that the process may use: those of its first thread. The calling thread's own may be fewer.
+bool cpus_of_process(cpu_set_t& set) {
+  CPU_ZERO(&set);
+  return sched_getaffinity(getpid(), sizeof set, &set) == 0 && CPU_COUNT(&set) > 0;
+}
+
+// What tells sets apart, as they were when the system was last asked.
+std::atomic<std::uint64_t> known_set{0};
+
+std::uint64_t told_apart(const cpu_set_t& set) {
+  std::uint64_t hash = 0xcbf29ce484222325;
+  const auto* bytes = reinterpret_cast<const unsigned char*>(&set);
+  for (std::size_t i = 0; i < sizeof set; ++i) hash = (hash ^ bytes[i]) * 0x100000001b3;
+  return hash;
+}
+
+// Lets the calling thread, one of the pool's, run wherever the process may; a thread begins with
+// the CPUs of the one that made it.
+class Roaming {
+ public:
+  void follow() {
+    const std::uint64_t now = known_set.load(std::memory_order_relaxed);
+    if (now == followed_) return;
+    followed_ = now;
+    cpu_set_t set;
+    if (cpus_of_process(set)) sched_setaffinity(0, sizeof set, &set);
+  }
+
+ private:
+  std::uint64_t followed_ = 0;
+};
 
 // Spins until ready() or about 50 microseconds have passed: longer than the pause between the
 // passes of a loop, short enough that an idle process uses no CPU. Returns whether it became ready.
@@ -109,6 +144,7 @@ class Pool {
     }
 
     void work() {
+      Roaming cpus;
       const auto is_called = [&] {
         return state.load() == called;
       };
@@ -121,7 +157,11 @@ class Pool {
         }
         int expected = called;
         if (!state.compare_exchange_strong(expected, working)) continue;
-        body(context, index);
+        cpus.follow();
+        {
+          const FloatingPointMode mode;
+          body(context, index);
+        }
         state.store(done, std::memory_order_release);
       }
     }
@@ -180,8 +220,10 @@ Pool& instance() {
 
 int count_cpus() {
   cpu_set_t set;
-  CPU_ZERO(&set);
-  if (sched_getaffinity(0, sizeof set, &set) == 0 && CPU_COUNT(&set) > 0) return CPU_COUNT(&set);
+  if (cpus_of_process(set)) {
+    known_set.store(told_apart(set), std::memory_order_relaxed);
+    return CPU_COUNT(&set);
+  }
   const unsigned count = std::thread::hardware_concurrency();
   return count ? static_cast<int>(count) : 1;
 }
@@ -202,6 +244,7 @@ int available_cpus() {
 }
 
 bool run_on_threads(int threads, void (*body)(void* context, int index), void* context) {
+  const FloatingPointMode mode;
   if (threads <= 1) {
     body(context, 0);
     return false;

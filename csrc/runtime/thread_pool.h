@@ -4,7 +4,8 @@
 
 namespace cnn_engine {
 
-// CPUs that this process may use, as they were within the last tenth of a second.
+// CPUs that this process may use (its first thread's), as they were within the last tenth of a
+// second. Threads of the pool run on any of them, whichever thread calls.
 int available_cpus();
 
 // Calls body(context, 0) on the calling thread and, at the same time, body(context, index) for as
@@ -15,7 +16,7 @@ int available_cpus();
 //
 // Any number of threads may call it at once. Together they and those that help them are no more
 // than the CPUs, or than what one caller asks for: two callers on two CPUs work alone. In a forked
-// child, threads are started anew.
+// child, threads are started anew. Bodies run in the mode of runtime/floating_point.h.
 //
 // Returns whether other threads were called.
 bool run_on_threads(int threads, void (*body)(void* context, int index), void* context);
