@@ -11,6 +11,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from ..errors import InputError
 from .operator import Operator, check_types, float64, need
 
 
@@ -211,15 +212,29 @@ class Gelu(Unary):
 
 @dataclass(frozen=True)
 class Clip(Unary):
-    """x held between alpha (the lowest) and beta (the highest); NaN stays NaN."""
+    """x held between alpha (the lowest) and beta (the highest); NaN stays NaN.
+
+    The highest wins where it is below the lowest: alpha becomes beta then, so that kernels may take the two
+    in either order. A limit that is NaN is refused: max and min, of two numbers, take it, and give NaN.
+    """
 
     kind: ClassVar[str] = "clip"
     types: ClassVar[str] = "numbers"
     alpha: float = -math.inf
     beta: float = math.inf
 
+    def __post_init__(self) -> None:
+        if self.alpha > self.beta:
+            object.__setattr__(self, "alpha", self.beta)
+
+    def infer(self, inputs):
+        if self.alpha != self.alpha or self.beta != self.beta:
+            raise InputError(
+                f"clip: expected numbers as limits, found {self.alpha} and {self.beta}: max and min take NaN"
+            )
+        return super().infer(inputs)
+
     def of(self, x):
-        # The highest wins where it is below the lowest, as ONNX has it.
         if x.dtype.kind != "f":
             limits = np.iinfo(x.dtype)
             lowest = max(self.alpha, limits.min)

@@ -78,24 +78,24 @@ def fold_left(call) -> None:
 
 @converts("Clip")
 def clip(call) -> None:
+    inputs = [i for i in (1, 2) if call.has(i)] if call.opset >= 11 else []
+    known = {i: call.constant_number(i, "a limit") for i in inputs if call.is_constant(i)}
     if call.opset < 11:
-        low, high = call.number("min", -np.inf), call.number("max", np.inf)
-        call.refuse_others("consumed_inputs")
-        call.finish(unary.Clip(low, high), [call.input(0)])
-        return
-    call.refuse_others()
-    limits = (1, 2)
-    if all(call.is_constant(i) or not call.has(i) for i in limits):
-        low = call.constant_number(1, "min", -np.inf)
-        high = call.constant_number(2, "max", np.inf)
-        call.finish(unary.Clip(low, high), [call.input(0)])
-        return
-    name = call.input(0)
-    ops = [(op, i) for op, i in ((binary.Max(), 1), (binary.Min(), 2)) if call.has(i)]
-    for op, index in ops[:-1]:
-        name = call.emit(op, [name, call.input(index)])
-    op, index = ops[-1]
-    call.finish(op, [name, call.input(index)])
+        most = float(np.finfo(np.float32).max) if call.opset >= 6 else np.inf  # as ONNX's defaults
+        known = {1: call.number("min", -most), 2: call.number("max", most)}
+    call.refuse_others("consumed_inputs")
+    if any(limit != limit for limit in known.values()):
+        # A limit that is NaN makes NaN of all, as max and min do of one that is an input.
+        zero = call.emit(Sub(), [call.input(0), call.input(0)])
+        call.finish(Div(), [zero, zero])
+    elif all(i in known for i in inputs):
+        call.finish(unary.Clip(known.get(1, -np.inf), known.get(2, np.inf)), [call.input(0)])
+    else:
+        found = call.input(0)
+        for i in inputs[:-1]:
+            found = call.emit(binary.Max(), [found, call.input(i)])
+        last = binary.Max() if inputs[-1] == 1 else binary.Min()
+        call.finish(last, [found, call.input(inputs[-1])])
 
 
 @converts("Selu")
