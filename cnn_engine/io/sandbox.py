@@ -21,12 +21,13 @@ import selectors
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
 from typing import Any
+
+from ..locks import ForkSafeLock
 
 _LAUNCHER = str(Path(__file__).with_name("sandbox_launcher.py"))
 
@@ -200,7 +201,7 @@ def run(
     return Completed(process.returncode, output, errors)
 
 
-_lock = threading.Lock()
+_lock = ForkSafeLock()
 _guarded: list[tuple[int, int]] = []
 
 
