@@ -94,6 +94,7 @@ class Analysis:
             "break_batch": pieces.break_batch,
             "break_interval": pieces.break_interval,
             "break_p_value": pieces.p_value,
+            "neighbour_correlation": pieces.correlation,
             "pieces": [asdict(piece) for piece in pieces.lines],
             "pieces_error": asdict(self.pieces_misfit),
             "hold_out": self.hold_out and asdict(self.hold_out),
@@ -195,6 +196,11 @@ def _fit(one: Analysis, held_out: int, seed: int) -> None:
     one.line_misfit = regression.misfit(batches, times, one.line.at(batches))
     one.pieces = regression.fit_pieces(batches, times)
     one.pieces_misfit = regression.misfit(batches, times, one.pieces.at(batches))
+    if one.pieces.correlation is not None:
+        one.notes.append(
+            f"times of neighbouring batch sizes are off alike (correlation {one.pieces.correlation:.2f}): "
+            "intervals are too narrow, and a break may be noise that lasts over several sizes"
+        )
     device = [p for p in one.points if p.device_median_s is not None]
     if len(device) >= regression.FEWEST:
         sizes = np.array([p.batch_size for p in device], float)

@@ -1,22 +1,28 @@
 """Time against batch size: one straight line, two pieces with a break, and how far each is off.
 
 The single line is fitted by ordinary least squares, as every tool does, so that its numbers can be compared.
-The pieces are fitted to relative residuals (each point weighted with one over its time squared): the noise of
-a copy grows with its length, and who predicts a small batch asks for a share of a small time. An ordinary fit
-would know the times of small batches only to the noise of large ones.
+The pieces are fitted to residuals in units of their noise. The noise of a copy has a part that is the same
+for all sizes and one that grows with the time: its variance is a^2 + b^2 time^2 (R. J. Carroll and
+D. Ruppert, "Transformation and Weighting in Regression", 1988, chapter 3). How large a is beside b is found
+from how far each time is from the line through its two neighbours, which no break or bend elsewhere disturbs.
 
 The two pieces are free lines that need not meet. Where the driver copies large memory in another way than
 small, the time jumps; a fit made to be continuous would bend both lines to hide that. It also makes the
 search exact: every break is tried.
 
-- Break: where the sum of squares is smallest, if Chow's test (G. C. Chow, "Tests of equality between sets of
-  coefficients in two linear regressions", Econometrica 28, 1960) refuses the single line at 1 %, with
-  Bonferroni's correction for having tried every break. Data on one line are so given a break about once
-  in a hundred times at most, however few they are; the Bayesian information criterion finds one in up to
-  four of ten.
+- Break: where the sum of squares is smallest, if so large an F, the largest of all breaks, comes about in at
+  most 1 % of the data sets that have one line and the noise that was found: those of the wild bootstrap with
+  HC3's residuals (B. E. Hansen, "Testing for structural change in conditional models", Journal of
+  Econometrics 97, 2000). It takes equal variances for granted nowhere. Fewer than eight sizes have too few
+  signs to be drawn for 1 %.
 - The break's interval: the likelihood ratio's (B. E. Hansen, "Sample splitting and threshold estimation",
   Econometrica 68, 2000, table I).
-- Intervals of coefficients: Student's; those of a piece hold for its break as found.
+- Intervals of coefficients: Student's, with the larger of two standard errors: HC3's (J. G. MacKinnon and
+  H. White, "Some heteroskedasticity-consistent covariance matrix estimators", Journal of Econometrics 29,
+  1985), which a mistaken variance does not harm, and that of the variance that was found, which one size far
+  from the others does not harm. Those of a piece hold for its break as found.
+
+All of it takes neighbouring sizes as independent; :attr:`Pieces.correlation` says whether they are.
 """
 
 from __future__ import annotations
@@ -40,6 +46,15 @@ FEWEST_IN_PIECE = 3
 
 #: Batch sizes that a line needs to have intervals.
 FEWEST = 3
+
+#: Data sets that the bootstrap draws, always the same ones for the same data.
+DRAWS = 499
+
+#: Batch sizes that show how the variance grows; of fewer it is taken to grow with the time squared.
+FEWEST_OF_VARIANCE = 5
+
+#: Neighbours' correlation is told where it is so many standard errors: once in a hundred times by chance.
+TOLD_CORRELATION = 2.33
 
 #: Relative residuals below this are the clock's resolution and rounding, not noise.
 ROUNDING = 1e-6
@@ -96,12 +111,15 @@ class Pieces:
         break_interval: of 95 %, both ends batch sizes that were measured.
         p_value: how often data on one line would break as clearly; None where there are too few batch sizes
             to try.
+        correlation: of neighbouring sizes' residuals; None where it is no larger than chance makes it. If
+            larger, intervals are too narrow, and a break may be noise that lasts over several sizes.
     """
 
     lines: tuple[Line, ...]
     break_batch: int | None = None
     break_interval: tuple[int, int] | None = None
     p_value: float | None = None
+    correlation: float | None = None
 
     def at(self, batch: np.ndarray | float) -> np.ndarray:
         """Returns the time in seconds; beyond what was measured, the nearest piece goes on."""
@@ -129,12 +147,18 @@ class HoldOut:
     line: Misfit
 
 
-def fit_line(batches: np.ndarray, times: np.ndarray, relative: bool = False) -> Line:
-    """Fits one line by least squares, of residuals or (``relative``) of residuals as shares of the times.
+def fit_line(
+    batches: np.ndarray,
+    times: np.ndarray,
+    weighted: bool = False,
+    variances: np.ndarray | None = None,
+) -> Line:
+    """Fits one line by least squares, of residuals or (``weighted``) of residuals in units of their noise.
 
     Args:
         batches: at least :data:`FEWEST` different sizes, rising.
         times: in seconds, above zero.
+        variances: of the times, up to a factor; None: :func:`noise_variances`.
 
     Raises:
         InputError: fewer batch sizes.
@@ -144,60 +168,107 @@ def fit_line(batches: np.ndarray, times: np.ndarray, relative: bool = False) -> 
     count = len(batches)
     if count < FEWEST:
         raise expected("regression", f"at least {FEWEST} batch sizes", count)
-    weights = 1 / times**2 if relative else np.ones(count)
-    weights = weights / weights.sum()
-    x_mean, y_mean = weights @ batches, weights @ times
-    x, y = batches - x_mean, times - y_mean
-    spread = weights @ x**2
-    slope = weights @ (x * y) / spread
-    intercept = y_mean - slope * x_mean
-    left = weights @ (y - slope * x) ** 2
-    total = weights @ y**2
-    # Weighted residuals have one variance; it is estimated with two degrees of freedom spent.
-    variance = left / (count - 2)
+    if variances is None:
+        variances = noise_variances(batches, times)
+    noise = _Fit(batches, times, 1 / variances)
+    fit = noise if weighted else _Fit(batches, times, np.ones(count))
+    variances = variances * (noise.weights @ noise.residuals**2 / (count - 2))
     reach = _student(count - 2)
-    slope_error = reach * math.sqrt(variance / spread)
-    intercept_error = reach * math.sqrt(variance * (1 + x_mean**2 / spread))
-    varies = total > (ROUNDING * y_mean) ** 2
+    intercept_error, slope_error = (reach * error for error in fit.errors(variances))
+    total = fit.weights @ fit.y**2
     return Line(
         from_batch=int(batches[0]), to_batch=int(batches[-1]), points=count,
-        intercept_s=float(intercept), slope_s_per_image=float(slope),
-        intercept_interval_s=(float(intercept - intercept_error), float(intercept + intercept_error)),
-        slope_interval_s_per_image=(float(slope - slope_error), float(slope + slope_error)),
-        r2=float(1 - left / total) if varies else None,
+        intercept_s=fit.intercept, slope_s_per_image=fit.slope,
+        intercept_interval_s=(fit.intercept - intercept_error, fit.intercept + intercept_error),
+        slope_interval_s_per_image=(fit.slope - slope_error, fit.slope + slope_error),
+        r2=float(1 - fit.weights @ fit.residuals**2 / total)
+        if total > fit.weights.sum() * (ROUNDING * fit.y_mean) ** 2
+        else None,
     )  # fmt: skip
 
 
+class _Fit:
+    """A weighted least squares line: its coefficients, residuals, and leverages (0 to 1)."""
+
+    def __init__(self, batches: np.ndarray, times: np.ndarray, weights: np.ndarray) -> None:
+        self.weights = weights
+        self.x_mean, self.y_mean = (weights @ each / weights.sum() for each in (batches, times))
+        self.x, self.y = batches - self.x_mean, times - self.y_mean
+        self.spread = weights @ self.x**2
+        self.slope = float(weights @ (self.x * self.y) / self.spread)
+        self.intercept = float(self.y_mean - self.slope * self.x_mean)
+        self.residuals = self.y - self.slope * self.x
+        self.leverages = weights * (1 / weights.sum() + self.x**2 / self.spread)
+
+    @property
+    def unseen(self) -> np.ndarray:
+        """Each residual from the line through all other points: HC3's."""
+        return self.residuals / np.maximum(1 - self.leverages, ROUNDING)
+
+    def errors(self, variances: np.ndarray) -> tuple[float, float]:
+        """Returns the standard errors of intercept and slope."""
+        slope = self.weights * self.x / self.spread  # what each time counts in the slope
+        intercept = self.weights / self.weights.sum() - self.x_mean * slope
+        squares = self.unseen**2
+        return tuple(
+            math.sqrt(max(counts**2 @ squares, counts**2 @ variances))
+            for counts in (intercept, slope)
+        )
+
+
+def noise_variances(batches: np.ndarray, times: np.ndarray) -> np.ndarray:
+    """Returns the variance of each time, up to a factor; arguments are :func:`fit_line`'s."""
+    batches, times = np.asarray(batches, float), np.asarray(times, float)
+    if len(batches) < FEWEST_OF_VARIANCE:
+        return times**2
+    # Between two neighbours lies a line; the middle time's distance from it has all three times' noise.
+    left = (batches[2:] - batches[1:-1]) / (batches[2:] - batches[:-2])
+    right = 1 - left
+    between = left * times[:-2] + right * times[2:]
+    off = np.maximum(np.abs(times[1:-1] - between), ROUNDING * between)
+    # Not each time's own noise: a time that is small by chance would count for more.
+    usual = np.concatenate([times[:1], between, times[-1:]]) ** 2
+    found: list[tuple[float, np.ndarray]] = []
+    for constant in np.geomspace(times.min() / 30, times.max() * 30, 25) ** 2:
+        variances = constant + usual
+        size = np.sqrt(variances[1:-1] + left**2 * variances[:-2] + right**2 * variances[2:])
+        # Laplace's likelihood, which few sizes far off do not rule.
+        found.append((len(off) * math.log((off / size).mean()) + np.log(size).sum(), variances))
+    variances = min(found, key=lambda pair: pair[0])[1]
+    return variances / np.mean(variances / usual)
+
+
 def fit_pieces(batches: np.ndarray, times: np.ndarray) -> Pieces:
-    """Fits two pieces to relative residuals; one where a break does not pay.
+    """Fits two pieces to residuals in units of their noise; one where a break does not pay.
 
     Arguments and errors are those of :func:`fit_line`.
     """
     batches, times = np.asarray(batches, float), np.asarray(times, float)
     count = len(batches)
-    whole = fit_line(batches, times, relative=True)
+    if count < FEWEST:
+        raise expected("regression", f"at least {FEWEST} batch sizes", count)
+    variances = noise_variances(batches, times)
+    whole = fit_line(batches, times, True, variances)
     firsts = np.arange(FEWEST_IN_PIECE, count - FEWEST_IN_PIECE + 1)  # of the second piece
     if len(firsts) == 0:
         return Pieces((whole,))
-    below, above, alone = _squares(batches, times)
-    floor = count * ROUNDING**2
-    squares = np.maximum(below[firsts] + above[firsts], floor)
-    best = int(np.argmin(squares))
-    # Two coefficients more explain the difference; four leave the rest its degrees of freedom.
-    test = (max(alone, floor) - squares[best]) / 2 / (squares[best] / (count - 4))
-    p_value = min(_chance(test, 2, count - 4) * len(firsts), 1.0)
+    squares, _ = _squares(batches, times, 1 / variances, firsts)
+    p_value = _chance(batches, times, 1 / variances, firsts)
     if p_value > FALSE_BREAKS:
-        return Pieces((whole,), p_value=p_value)
+        return Pieces((whole,), p_value=p_value, correlation=_correlation(batches, times, (whole,)))
+    best = int(np.argmin(squares))
     first = firsts[best]
     likely = firsts[count * (squares - squares[best]) <= HANSEN_95 * squares[best]]
+    lines = tuple(
+        fit_line(batches[part], times[part], True, variances[part])
+        for part in (slice(None, first), slice(first, None))
+    )
     return Pieces(
-        lines=(
-            fit_line(batches[:first], times[:first], relative=True),
-            fit_line(batches[first:], times[first:], relative=True),
-        ),
+        lines=lines,
         break_batch=int(batches[first]),
         break_interval=(int(batches[likely[0]]), int(batches[likely[-1]])),
         p_value=p_value,
+        correlation=_correlation(batches, times, lines),
     )
 
 
@@ -251,36 +322,74 @@ def check_available() -> None:
     _special()
 
 
-def _squares(batches: np.ndarray, times: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:
-    """Returns the least sums of squared relative residuals of lines over parts of the points.
+def _squares(
+    batches: np.ndarray, times: np.ndarray, weights: np.ndarray, firsts: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the weighted sums of squares of two lines for each of ``firsts``, and of one line.
 
-    The first array's element i is of the points before i, the second's of those from i on; the number is of
-    all. Sums that run from either end make each a matter of a few operations.
+    ``times``: [..., points]; the results are [..., breaks] and [..., 1]. Running sums make each
+    break a matter of a few operations.
     """
 
-    def running(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-        weights = 1 / y**2
-        terms = np.stack([weights, weights * x, weights * x * x, 1 / y, x / y, np.ones(len(x))])
-        w, wx, wxx, wy, wxy, wyy = np.cumsum(terms, axis=1)
-        with np.errstate(divide="ignore", invalid="ignore"):  # one point has no slope
-            left = wyy - wy**2 / w - (wxy - wx * wy / w) ** 2 / (wxx - wx**2 / w)
-        return np.concatenate([[0.0], np.nan_to_num(left, nan=0.0, posinf=0.0, neginf=0.0)])
+    x = (batches - batches.mean()) / np.ptp(batches)
+    sums = [
+        np.cumsum(weights * each, axis=-1)
+        for each in (np.ones(len(x)), x, x**2, times, x * times, times**2)
+    ]
 
-    scale = times.mean()
-    x, y = (batches - batches.mean()) / max(np.ptp(batches), 1), times / scale
-    before = running(x, y)
-    after = running(x[::-1], y[::-1])[::-1]
-    return before, after, float(before[-1])
+    def left(
+        w: np.ndarray,
+        wx: np.ndarray,
+        wxx: np.ndarray,
+        wy: np.ndarray,
+        wxy: np.ndarray,
+        wyy: np.ndarray,
+    ) -> np.ndarray:
+        return wyy - wy**2 / w - (wxy - wx * wy / w) ** 2 / (wxx - wx**2 / w)
+
+    before = [each[..., firsts - 1] for each in sums]
+    every = [each[..., -1:] for each in sums]
+    after = [whole - part for whole, part in zip(every, before, strict=True)]
+    floor = len(batches) * ROUNDING**2
+    two = np.maximum(left(*before), 0) + np.maximum(left(*after), 0)
+    return np.maximum(two, floor), np.maximum(left(*every), floor)
+
+
+def _chance(
+    batches: np.ndarray, times: np.ndarray, weights: np.ndarray, firsts: np.ndarray
+) -> float:
+    """Returns how often data on one line, with the noise of these, break as clearly."""
+
+    def clearest(values: np.ndarray) -> np.ndarray:
+        two, one = _squares(batches, values, weights, firsts)
+        return np.max(one / two, axis=-1)  # F rises with it
+
+    one_line = _Fit(batches, times, weights)
+    # Residuals lose nothing that the line explains, and less is rounded off.
+    found = clearest(one_line.residuals)
+    # Those of two lines would find more breaks of a few sizes, and too many in straight lines.
+    signs = np.random.default_rng(0).choice((-1.0, 1.0), (DRAWS, len(batches)))
+    drawn = clearest(signs * one_line.unseen)
+    return float(1 + np.count_nonzero(drawn >= found * (1 - ROUNDING))) / (1 + DRAWS)
+
+
+def _correlation(batches: np.ndarray, times: np.ndarray, lines: tuple[Line, ...]) -> float | None:
+    """Returns how neighbouring sizes' relative residuals correlate, where that is more than chance."""
+    parts = [
+        times[part] / line.at(batches[part]) - 1
+        for line in lines
+        for part in [(batches >= line.from_batch) & (batches <= line.to_batch)]
+    ]
+    total = sum(float(off @ off) for off in parts)
+    if not total > len(batches) * ROUNDING**2:
+        return None
+    found = sum(float(off[1:] @ off[:-1]) for off in parts) / total
+    return found if found * math.sqrt(len(batches)) > TOLD_CORRELATION else None
 
 
 def _student(freedom: int) -> float:
     """Returns Student's two-sided 95 % quantile."""
     return float(_special().stdtrit(freedom, (1 + CONFIDENCE) / 2))
-
-
-def _chance(value: float, numerator: int, denominator: int) -> float:
-    """Returns how often a variable of the F distribution is at least ``value``."""
-    return float(_special().fdtrc(numerator, denominator, value))
 
 
 def _special() -> ModuleType:

@@ -53,11 +53,17 @@ def _fits(one: Analysis) -> list[tuple[str, str]]:
         ("95 %", f"intercept {low} to {high}, slope {steep[0]} to {steep[1]}"),
     ]
     if one.pieces.break_batch is None:
-        rows.append(("break", "none: two pieces are no better than one"))
+        rows.append(("break", "none: two pieces are not shown to be better than one"))
         rows.append(("one piece", line_text(one.pieces.lines[0])))
     else:
         low, high = one.pieces.break_interval
-        rows.append(("break", f"at {one.pieces.break_batch} images (95 %: {low} to {high})"))
+        chance = units.number(one.pieces.p_value)
+        rows.append(
+            (
+                "break",
+                f"at {one.pieces.break_batch} images (95 %: {low} to {high}; p {chance})",
+            )
+        )
         rows.append(("below", line_text(one.pieces.lines[0])))
         rows.append(("from there", line_text(one.pieces.lines[1])))
     rows.append(("pieces off", _misfit(one.pieces_misfit)))
