@@ -96,8 +96,9 @@ def test_another_batch():
     assert five.with_batch(5) is five
     with pytest.raises(InputError, match="found its inputs fixed"):
         graph(CHAIN, batched=()).with_batch(5)
-    with pytest.raises(InputError, match="at least 1, found 0"):
-        five.with_batch(0)
+    assert five.with_batch(0).values["b.out"].shape == (0, 3)
+    with pytest.raises(InputError, match="at least 0, found -1"):
+        five.with_batch(-1)
 
 
 def test_sharing_takes_equal_arrays_only():

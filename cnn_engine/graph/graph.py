@@ -244,8 +244,8 @@ class Graph:
             raise InputError(
                 f"{self.name}: batch: expected a graph made for any batch, found its inputs fixed"
             )
-        if batch < 1:
-            raise InputError(f"{self.name}: batch: expected at least 1, found {batch}")
+        if batch < 0:
+            raise InputError(f"{self.name}: batch: expected at least 0, found {batch}")
         if self.rebuild is not None:
             return self.rebuild(batch)
         inputs = tuple(

@@ -28,7 +28,7 @@ class Reshape(Operator):
 
     def resolved(self, shape: Shape) -> Shape:
         """Returns the shape of the output for an input of ``shape``."""
-        wanted = list(self.shape)
+        wanted, taken = list(self.shape), []
         for place, size in enumerate(wanted):
             if size == 0 and not self.allow_zero:
                 if place >= len(shape):
@@ -37,12 +37,17 @@ class Reshape(Operator):
                         f"{list(self.shape)}, found none"
                     )
                 wanted[place] = shape[place]
+                taken.append(place)
         elements = math.prod(shape)
         if wanted.count(-1) == 1:
-            others = math.prod(size for size in wanted if size != -1)
-            if others > 0 and elements % others == 0:
-                wanted[wanted.index(-1)] = elements // others
-            elif others == 0 and elements == 0:
+            # Dimensions that are taken over cancel out: one of them may be a batch of 0.
+            left = math.prod(size for place, size in enumerate(shape) if place not in taken)
+            others = math.prod(
+                size for place, size in enumerate(wanted) if size != -1 and place not in taken
+            )
+            if others > 0 and left % others == 0:
+                wanted[wanted.index(-1)] = left // others
+            elif others == 0 and left == 0:
                 wanted[wanted.index(-1)] = 0
         if min(wanted, default=0) < 0 or math.prod(wanted) != elements:
             raise InputError(

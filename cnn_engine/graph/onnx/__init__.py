@@ -234,8 +234,8 @@ class _Reader:
 
         An input of which a dimension stays open is an :class:`_Open` in its value's place.
         """
-        if batch is not None and batch < 1:
-            raise InputError(f"batch: expected at least 1, found {batch}")
+        if batch is not None and batch < 0:
+            raise InputError(f"batch: expected at least 0, found {batch}")
         stated = {}
         for proto in self.protos.input:
             if proto.name not in self.initializers and proto.name not in self.constants:
