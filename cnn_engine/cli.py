@@ -61,10 +61,10 @@ class _List(argparse.Action):
         parser.exit()
 
 
-def print_error(message: object) -> None:
-    """Prints one line ``error: ...`` to standard error, where that is open."""
+def print_error(message: object, kind: str = "error") -> None:
+    """Prints one line ``error: ...``, or of another kind, to standard error, where that is open."""
     if sys.stderr is not None:  # else print would take standard output
-        print(f"error: {printable(' '.join(str(message).split()))}", file=sys.stderr)
+        print(f"{kind}: {printable(' '.join(str(message).split()))}", file=sys.stderr)
 
 
 def whole_number(lowest: int, highest: int) -> Callable[[str], int]:

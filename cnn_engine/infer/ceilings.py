@@ -18,7 +18,6 @@ import numpy as np
 from ..locks import ForkSafeLock
 from . import readers
 from .decoding import Decoder
-from .output import ShardFile
 from .pipeline import COMMITTERS, SLOTS, WRITERS, Settings, chunk_bytes
 from .readers import Chunk
 from .shards import Shard, pieces_of
@@ -207,16 +206,16 @@ def _writes(bench: Bench, slots: list[Slot]) -> list[Iterator[Step]]:
         for number in count():
             name = f"measured-{bench.attempt}-{writer}-{number}"
             temporary = settings.temporary / name
-            file = ShardFile(
-                settings.temporary, temporary, name, "measured", rows.shape[1], settings.top
-            )
+            folder, classes = settings.temporary, rows.shape[1]
+            file = settings.file(folder, temporary, name, "measured", classes)
             # The first files end one after the other, as in a run.
             left = images if number else max(images * (writer + 1) // writers, 1)
             try:
                 while left:
                     ids, labels = next(parts)
                     some = min(left, len(ids))
-                    file.add(ids[:some], rows[:some], labels[:some], {})
+                    part = labels[:some]
+                    file.add(ids[:some], rows[:some], part.numbers, {}, part.texts)
                     left -= some
                     yield some, 0
                 file.complete()

@@ -34,6 +34,9 @@ MOST_WORKERS = 4096
 #: each other, since Pillow takes Python's lock many times an image.
 CPUS_A_WORKER, MOST_A_GPU = 4, 4
 
+#: Bad images, and lost labels, that are named on standard error.
+NAMED = 10
+
 #: Seconds that a stage is measured alone for: at most, as a share of the run, and at least.
 CEILING_S, CEILING_SHARE, LEAST_CEILING_S = 2.0, 0.1, 0.25
 
@@ -49,8 +52,9 @@ def parser() -> argparse.ArgumentParser:
         "each image once, whatever dies on the way: the same command again does what is missing. Shards of "
         "the input are computed by worker processes of this machine, by Ray, or by the tasks of a cluster's "
         "array of jobs.",
-        epilog="exit codes: 0 done; 1 some shards were set aside, which are named, and all others are done; "
-        "2 the input is at fault; 130 interrupted by Ctrl-C and 143 by SIGTERM, what was done is kept",
+        epilog="exit codes: 0 done; 1 some shards were set aside, which are named, and all others are done, "
+        "or more images are bad than --max-bad says; 2 the input is at fault; 130 interrupted by Ctrl-C and "
+        "143 by SIGTERM, what was done is kept",
     )
     count = cli.whole_number
     p.add_argument(
@@ -88,7 +92,12 @@ def parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     p.add_argument(
         "--top", type=count(1, 10**6), metavar="K",
-        help="keep the K largest probabilities and their classes (default: all probabilities)",
+        help="keep the K largest numbers and their classes (default: all); columns call them probabilities "
+        "where the network ends in a softmax, else outputs",
+    )  # fmt: skip
+    p.add_argument(
+        "--max-bad", type=count(0, 10**12), metavar="N",
+        help="exit with 1 where more images than N are bad, once all are done (default: no limit)",
     )  # fmt: skip
     p.add_argument(
         "--shard-size", type=_size, metavar="SIZE",
@@ -210,6 +219,7 @@ class _Run:
         self._display = Display(options.quiet)
         self._metrics = Metrics(options.metrics)
         self._wanted_columns = _columns(options.columns)
+        self._trial: dict[str, list[dict[str, Any]]] = {}
         self._ceilings: dict[str, list[dict[str, Any]]] = {}
         self._working_s = 0.0
 
@@ -232,15 +242,18 @@ class _Run:
             supervisor.start_all()
         hello = supervisor.first_hello()
         self._document = self._planned(hello)
-        every = self._folder.shards()
+        every = self._folder.shards(self._document)
         mine = self._folder.mine(every)
         self._id = _identity(self._document)
-        before = self._done_before(mine)
+        before = self._before = self._done_before(mine)
+        if begun is not None:
+            self._folder.check_inputs(every, before, self._id)
         todo = [shard for shard in mine if shard.index not in before]
         opening = {
             "folder": os.path.abspath(self._folder.path),
             "temporary": os.path.abspath(self._folder.temporary),
             "run": self._id,
+            "texts": self._document["plan"]["texts"],
         }
         tracker = Tracker(len(mine), len(before), todo)
         interrupted = False
@@ -271,9 +284,30 @@ class _Run:
             raise KeyboardInterrupt(
                 f"{left} of {len(mine)} shards are left; the same command does them"
             )
+        records = [record for _, record in sorted({**before, **supervisor.done}.items())]
+        self._warn("bad image", "bad images", "error", [(r.errors, r.bad) for r in records])
+        self._warn("lost label", "lost labels", None, [(r.labels_lost, r.lost) for r in records])
         for aside in supervisor.set_aside:
             cli.print_error(f"{self._named(aside.shard)}: set aside: {aside.reason}")
-        return cli.CHECK_FAILED if supervisor.set_aside else cli.DONE
+        bad = sum(record.errors for record in records)
+        too_many = options.max_bad is not None and bad > options.max_bad
+        if too_many:
+            cli.print_error(
+                f"--max-bad: expected at most {options.max_bad:,} bad images, found {bad:,}"
+            )
+        return cli.CHECK_FAILED if supervisor.set_aside or too_many else cli.DONE
+
+    def _warn(
+        self, one: str, many: str, column: str | None, found: list[tuple[int, tuple[str, ...]]]
+    ) -> None:
+        """Names the first images or labels of a kind on standard error, and says how many there are."""
+        count = sum(some for some, _ in found)
+        names = [name for _, some in found for name in some][:NAMED]
+        for name in names:
+            cli.print_error(f"{one}: {name}", "warning")
+        if count > len(names):
+            where = f"; column {column} of {self._folder.path} has all" if column else ""
+            cli.print_error(f"{count:,} {many} in all{where}", "warning")
 
     def _pool(
         self, begun: dict[str, Any] | None, workers: int, cuda: bool, kind: str | None
@@ -319,7 +353,7 @@ class _Run:
         settings = {
             key: hello[key]
             for key in ("network", "model_sha256", "device_kind", "variant", "reduction", "dtype", "batch",
-                        "classes", "preprocess")
+                        "classes", "numbers", "preprocess")
         }  # fmt: skip
         settings["top"] = options.top
         settings["columns"] = self._wanted_columns
@@ -337,7 +371,7 @@ class _Run:
         return document
 
     def _done_before(self, mine: list[Shard]) -> dict[int, Record]:
-        found = self._folder.done(mine, self._id)
+        found = self._folder.done(mine, self._id, note=self._display.note)
         if self._options.verify:
             for shard in mine:
                 if shard.index not in found:
@@ -353,18 +387,25 @@ class _Run:
         from .ceilings import ALL, STAGES, TOGETHER
 
         seconds = min(max(CEILING_SHARE * self._working_s, LEAST_CEILING_S), CEILING_S)
+        stages = (*STAGES, TOGETHER) if shards else ()
         try:
-            for stage in (*STAGES, TOGETHER, ALL) if shards else ():
-                self._ceilings[stage] = self._supervisor.measure(stage, shards, seconds)
+            # Which ceiling is the lowest is found by other samples than how high it is: the lowest of numbers
+            # that are off by chance is most likely one that is too low.
+            for found in (self._trial, self._ceilings):
+                for stage in stages:
+                    found[stage] = self._supervisor.measure(stage, shards, seconds / 2)
+            if stages:
+                self._ceilings[ALL] = self._supervisor.measure(ALL, shards, seconds)
         except CnnEngineError as error:
             self._display.note(f"ceilings: not measured: {error}")
-            self._ceilings = {}
+            self._trial, self._ceilings = {}, {}
 
     def _finish(self, every: list[Shard]) -> dict[str, Any]:
         """Ends the workers and writes the manifest."""
         self._display.stop()
         self._supervisor.pool.close()
-        return self._folder.write_manifest(self._document, every, self._id)
+        known = {**self._before, **self._supervisor.done}
+        return self._folder.write_manifest(self._document, every, self._id, known)
 
     def _report(
         self,
@@ -398,18 +439,26 @@ class _Run:
                 }
                 for aside in supervisor.set_aside
             ],
-            rows=sum(record.rows for record in supervisor.done.values()),
-            errors=sum(record.errors for record in supervisor.done.values()),
+            records=[record for _, record in sorted(supervisor.done.items())],
+            ended=supervisor.ended,
             input_bytes=sum(s.bytes for s in todo if s.index in supervisor.done),
-            output_bytes=sum(record.bytes for record in supervisor.done.values()),
             counts=supervisor.counts,
+            trial=self._trial,
             ceilings=self._ceilings,
             planning_s=self._planning_s,
             working_s=self._working_s,
             interrupted=interrupted,
             manifest={
                 key: manifest[key]
-                for key in ("complete", "images", "errors", "shards_done", "shards")
+                for key in (
+                    "complete",
+                    "images",
+                    "errors",
+                    "label_texts",
+                    "labels_lost",
+                    "shards_done",
+                    "shards",
+                )
             },
             load_average=self._load,
             stamp=self._watch.stamp(),

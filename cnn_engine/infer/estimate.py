@@ -5,15 +5,16 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 from .. import cli
 from ..errors import InputError, expected
-from ..io.files import describe_os_error, write_text
+from ..io.files import read_json, write_text
 from ..report import text as text_report
 from ..report import units
 from .display import duration
+from .summary import rate_text
 
 #: Nodes of the table where neither ``--nodes`` nor ``--hours`` is given.
 NODES = (1, 4, 16, 64, 256)
@@ -71,23 +72,98 @@ def main(options: argparse.Namespace) -> int:
     return cli.DONE
 
 
+#: Bad images that a measured rate may have had, as a share: more, and it is no rate of such images.
+MOST_BAD = 0.01
+
+#: How far a report's rate may be off from its own images and seconds.
+_OFF = 0.02
+
+
 def load(path: str) -> dict[str, Any]:
     """Reads a report of ``infer --json``.
 
     Raises:
-        InputError: it is none, or nothing was measured.
+        InputError: it is none, it is damaged, nothing was measured, or more than :data:`MOST_BAD` of its
+            images were bad.
     """
-    try:
-        document = json.loads(Path(path).read_text("utf-8"))
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {describe_os_error(error)}") from error
-    except ValueError as error:
-        raise expected(path, "the JSON report of infer", f"something else ({error})") from error
+    wanted = "the JSON report of infer"
+    document = read_json(path, wanted)
     if not isinstance(document, dict) or document.get("kind") != "inference":
-        raise expected(path, "the JSON report of infer", "something else")
-    if not document.get("images_per_s") or len(document.get("hosts") or ()) != 1:
+        raise expected(path, wanted, "something else")
+    if not document.get("images_per_s"):
         raise expected(path, "a measured rate of one machine", "none")
+    for name, fits in _NEEDED.items():
+        if not fits(document.get(name)):
+            shown = repr(document.get(name))
+            raise expected(
+                path, f"{wanted}, with its {name}", shown if len(shown) < 60 else "others"
+            )
+    if len(document["hosts"]) != 1:
+        raise expected(path, "a measured rate of one machine", f"{len(document['hosts'])} machines")
+    images, errors = document["images"], document["errors"]
+    if errors > MOST_BAD * images:
+        share = units.percent(errors / images)
+        raise expected(path, f"at most {MOST_BAD:.0%} of bad images in a rate to plan by", share)
+    if abs(document["images_per_s"] * document["working_s"] / images - 1) > _OFF:
+        found = (
+            f"{document['images_per_s']:g} images/s of {images:,} in {document['working_s']:g} s"
+        )
+        raise expected(path, f"{wanted}, whose figures fit each other", found)
     return document
+
+
+def _whole(lowest: int) -> Callable[[Any], bool]:
+    return lambda value: type(value) is int and lowest <= value <= 1e18
+
+
+def _positive(value: Any) -> bool:
+    return type(value) in (int, float) and 0 < value <= 1e18  # NaN is not
+
+
+def _text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _may(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: value is None or fits(value)
+
+
+def _ceilings(value: Any) -> bool:
+    return isinstance(value, dict) and all(
+        isinstance(row, dict) and _positive(row.get("images_per_s")) for row in value.values()
+    )
+
+
+def _environment(value: Any) -> bool:
+    return isinstance(value, dict) and all(
+        _may(_text)(value.get(name)) for name in ("cpu", "commit")
+    )
+
+
+def _interval(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2 and all(map(_positive, value))
+
+
+#: What a plan takes of a report, and what that has to be.
+_NEEDED: dict[str, Callable[[Any], bool]] = {
+    "images": _whole(1),
+    "errors": _whole(0),
+    "workers": _whole(1),
+    "input_bytes": _whole(0),
+    "output_bytes": _whole(0),
+    "images_per_s": _positive,
+    "working_s": _positive,
+    "command": _text,
+    "started": _text,
+    "device_name": _text,
+    "hosts": lambda value: isinstance(value, list),
+    "environment": _environment,
+    "ceilings": _ceilings,
+    "bound_by": _may(_text),
+    "busiest_stage": _may(_text),
+    "efficiency": _may(_positive),
+    "images_per_s_interval": _may(_interval),
+}
 
 
 def plan(
@@ -111,7 +187,9 @@ def plan(
         storage_gb_s: of all nodes together, 10^9 bytes a second.
         image_bytes: of input an image; None: as measured.
     """
-    rate = measured["images_per_s"]
+    # Of images that are not bad, also where an older report counted all.
+    rate = (measured["images"] - measured["errors"]) / measured["working_s"]
+    interval = measured.get("images_per_s_interval")
     read = measured["input_bytes"] / measured["images"] if image_bytes is None else image_bytes
     written = measured["output_bytes"] / measured["images"]
     binds = measured.get("bound_by") or measured.get("busiest_stage")
@@ -131,6 +209,9 @@ def plan(
     for count in counts:
         together = count * rate
         limited = most is not None and together > most
+        slower = faster = None
+        if interval is not None:
+            slower, faster = (min(count * end, most or math.inf) for end in interval)
         together = most if limited else together
         rows.append(
             {
@@ -138,6 +219,9 @@ def plan(
                 "workers": count * measured["workers"],
                 "images_per_s": together,
                 "seconds": images / together,
+                "seconds_interval": None
+                if interval is None
+                else [images / faster, images / slower],
                 "bound_by": "storage" if limited else binds,
                 "read_bytes_per_s": together * read,
                 "written_bytes_per_s": together * written,
@@ -151,6 +235,7 @@ def plan(
             "command": measured["command"],
             "images": measured["images"],
             "images_per_s": rate,
+            "images_per_s_interval": interval,
             "workers": measured["workers"],
             "device_name": measured["device_name"],
             "cpu": measured["environment"]["cpu"],
@@ -181,7 +266,7 @@ def render(found: dict[str, Any]) -> str:
         ("Images", units.count(found["images"])),
         (
             "Measured",
-            f"{units.number(measured['images_per_s'])} images/s with "
+            f"{rate_text(measured['images_per_s'], measured['images_per_s_interval'])} with "
             f"{units.counted(measured['workers'], 'worker')} on {measured['device_name']}, "
             f"{units.count(measured['images'])} images, {measured['started']}, commit "
             f"{measured['commit'] or 'unknown'}",
@@ -200,7 +285,7 @@ def render(found: dict[str, Any]) -> str:
         [
             units.count(row["nodes"]),
             units.number(row["images_per_s"]),
-            _long(row["seconds"]),
+            _time(row),
             f"{units.size(int(row['read_bytes_per_s']))}/s",
             f"{units.size(int(row['written_bytes_per_s']))}/s",
             str(row["bound_by"]),
@@ -215,6 +300,12 @@ def render(found: dict[str, Any]) -> str:
     )
     lines = text_report.fields([(label, units.printable(value)) for label, value in fields])
     return "\n".join([*lines, "", *table, "", note])
+
+
+def _time(row: dict[str, Any]) -> str:
+    if row["seconds_interval"] is None:
+        return _long(row["seconds"])
+    return f"{_long(row['seconds'])} ({' to '.join(map(_long, row['seconds_interval']))})"
 
 
 def _long(seconds: float) -> str:

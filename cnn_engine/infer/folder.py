@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
 import platform
@@ -24,10 +25,10 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InputError, expected
-from ..io.files import atomic_write, describe_os_error, make_folder
-from . import output, shards
+from ..io.files import atomic_write, describe_os_error, make_folder, read_json
+from . import output, shards, sources
 from .output import OutputError, Record
-from .shards import Shard, Totals
+from .shards import Piece, Shard, Totals
 from .sources import Source
 
 SCHEMA = 1
@@ -36,7 +37,9 @@ _DOCUMENT = {
     "inputs": list,
     "shard_bytes": int | None,
     "plan": dict,
+    "files": dict,
     "environment": dict,
+    "checksum": str,
 }
 MANIFEST = "_manifest.json"
 
@@ -132,18 +135,19 @@ class Folder:
             InputError: the document cannot be read.
         """
         path = self.run / "run.json"
-        try:
-            found = json.loads(path.read_text("utf-8"))
-        except FileNotFoundError:
+        if not os.path.lexists(path):
             return None
-        except (OSError, ValueError) as error:
-            raise expected(str(path), "the JSON document of a run", error) from error
+        found = read_json(path, "the JSON document of a run")
         schema = found.get("schema") if isinstance(found, dict) else None
         if schema != SCHEMA:
             raise expected(str(path), f"a document of schema {SCHEMA}", schema)
         for name, kind in _DOCUMENT.items():
             if not isinstance(found.get(name), kind):
                 raise expected(str(path), f"what the run's {name} are", found.get(name))
+        if found["checksum"] != _checksum(found):
+            raise expected(
+                str(path), "the document as it was written", "it changed; choose another folder"
+            )
         return found
 
     def plan(
@@ -151,7 +155,7 @@ class Folder:
         settings: dict[str, Any],
         environment: dict[str, Any],
         inputs: list[str],
-        sources: Callable[[], Iterable[Source]],
+        found_sources: Callable[[], Iterable[Source]],
         shard_bytes: int | None,
     ) -> dict[str, Any]:
         """Returns the folder's document: what is there, or what is planned now.
@@ -173,8 +177,11 @@ class Folder:
             shutil.rmtree(place, ignore_errors=True)
             try:
                 place.mkdir()
-                totals: Totals = shards.write(sources(), place, shard_bytes, settings["batch"])
-                for name in ("pieces", "shards"):
+                totals: Totals = shards.write(
+                    found_sources(), place, shard_bytes, settings["batch"]
+                )
+                files = {name: _hash(place / name) for name in _PLAN}
+                for name in _PLAN:
                     os.replace(place / name, self.run / name)
                 output.sync_folder(self.run)
                 document = {
@@ -183,8 +190,10 @@ class Folder:
                     "inputs": inputs,
                     "shard_bytes": shard_bytes,
                     "plan": vars(totals),
+                    "files": files,
                     "environment": environment,
                 }
+                document["checksum"] = _checksum(document)
                 _write_json(self.run / "run.json", document)
                 output.sync_folder(self.run)
                 output.sync_folder(self.path)
@@ -208,13 +217,66 @@ class Folder:
         finally:
             os.close(descriptor)
 
-    def shards(self) -> list[Shard]:
-        """Returns all shards of the plan."""
+    def shards(self, document: dict[str, Any]) -> list[Shard]:
+        """Returns all shards of the plan that ``document`` is of.
+
+        Raises:
+            InputError: a part of the plan is not there, or is not as it was written.
+        """
+        for name in _PLAN:
+            path = self.run / name
+            try:
+                found = "it changed" if _hash(path) != document["files"].get(name) else None
+            except OSError as error:
+                none = isinstance(error, FileNotFoundError)
+                found = "none" if none else describe_os_error(error)
+            if found is not None:
+                raise expected(str(path), "a part of the run's plan", found)
         return shards.read(self.run)
 
     def mine(self, every: list[Shard]) -> list[Shard]:
         """Returns the shards that are this command's: every ``count``-th."""
         return every[self.index :: self.count]
+
+    def check_inputs(self, every: list[Shard], done: dict[int, Record], run: str) -> None:
+        """Checks that files are as they were when they were planned.
+
+        One of a shard that could not be done may have been mended since; one that is gone is left to whoever
+        reads it.
+
+        Args:
+            done: the shards that are.
+
+        Raises:
+            InputError: a file changed.
+            OutputError: what was mended cannot be noted.
+        """
+        mended, aside = {}, set()
+        for row in self._ledger_rows(run):
+            if isinstance(row.get("input"), str) and isinstance(row.get("stamp"), str):
+                mended[row["input"]] = row["stamp"]
+            elif row.get("set_aside") and type(row.get("shard")) is int:
+                aside.add(row["shard"])
+        mine = {shard.index for shard in self.mine(every)}
+        changed: dict[str, tuple[str, str]] = {}
+        free: dict[str, str] = {}
+        path, now = None, None
+        for shard, pieces in shards.pieces_by_shard(self.run, every):
+            for piece in pieces if shard.index in mine else ():
+                if piece.path != path:
+                    path, now = piece.path, _stamp_now(piece)
+                before = mended.get(path, piece.stamp)
+                if not before or now in (None, before):
+                    continue
+                changed[path] = (before, now)
+                if shard.index in aside and shard.index not in done:
+                    free[path] = now
+        for path, (before, now) in changed.items():
+            if path not in free:
+                found = f"another {sources.difference(before, now)}; choose another --output"
+                raise expected(path, f"it as when {self.path} was begun", found)
+        for path, now in free.items():
+            self._note({"run": run, "input": path, "stamp": now})
 
     # ---- what is done ----
 
@@ -222,15 +284,25 @@ class Folder:
         """Returns where a shard's rows are, or are to be."""
         return self.path / f"{shard.name}.parquet"
 
-    def done(self, every: list[Shard], run: str, remove: bool = True) -> dict[int, Record]:
-        """Returns what is done, by the files that are there; broken files are removed if ``remove``.
+    def done(
+        self,
+        every: list[Shard],
+        run: str,
+        remove: bool = True,
+        known: dict[int, Record] | None = None,
+        note: Callable[[str], None] = lambda text: None,
+    ) -> dict[int, Record]:
+        """Returns what is done, by the footers of the files that are there.
 
-        A file that has the size that the ledger has for it is taken as it is; others are looked into.
+        Args:
+            remove: broken files, of which ``note`` is told; else they are passed over.
+            known: what this command has found or written itself: of a file of that size, as it is.
 
         Raises:
+            InputError: there is a whole file of another run, and nothing was removed.
             OutputError: a broken file cannot be removed.
         """
-        known = self._recorded(run)
+        known = known or {}
         there = {entry.name: _size(entry) for entry in os.scandir(self.path)
                  if entry.name.endswith(".parquet")}  # fmt: skip
         found: dict[int, Record] = {}
@@ -243,12 +315,21 @@ class Folder:
             elif size is not None:
                 look.append(shard)
         with ThreadPoolExecutor(READERS) as pool:
-            records = pool.map(lambda s: output.inspect(self.shard_path(s), s.name, run), look)
-            for shard, record in zip(look, records, strict=True):
-                if record is not None:
-                    found[shard.index] = record
-                elif remove:
-                    self.remove(shard)
+            records = list(
+                pool.map(lambda s: output.inspect(self.shard_path(s), s.name, run), look)
+            )
+        found.update(
+            {s.index: record for s, record in zip(look, records, strict=True) if record is not None}
+        )
+        broken = [shard for shard in look if shard.index not in found] if remove else []
+        for shard in broken:
+            if output.is_of_others(self.shard_path(shard), shard.name, run):
+                wanted = f"files of this run alone, for {self.path}"
+                other = f"{shard.name}.parquet of another; choose another folder, or move that away"
+                raise expected("--output", wanted, other)
+        for shard in broken:
+            note(f"{shard.name}: broken, and done again")
+            self.remove(shard)
         return found
 
     def remove(self, shard: Shard) -> None:
@@ -264,24 +345,28 @@ class Folder:
             reason = describe_os_error(error)
             raise OutputError(f"cannot remove {self.shard_path(shard)}: {reason}") from error
 
-    def _recorded(self, run: str) -> dict[int, Record]:
-        found: dict[int, Record] = {}
+    def _ledger_rows(self, run: str) -> Iterator[dict[str, Any]]:
+        """Yields what was noted of a run; a line that was cut off or damaged is passed over."""
         for path in sorted((self.run / "ledger").glob("*.jsonl")):
             with suppress(OSError), path.open(encoding="utf-8", errors="replace") as file:
                 for line in file:
-                    with suppress(ValueError, KeyError, TypeError):  # a line that was cut off
+                    with suppress(ValueError, RecursionError):
                         row = json.loads(line)
-                        if row["run"] == run:
-                            found[row["shard"]] = Record(row["rows"], row["errors"], row["bytes"])
-        return found
+                        if isinstance(row, dict) and row.get("run") == run:
+                            yield row
 
-    def record(self, run: str, shard: Shard, record: Record, by: str) -> None:
-        """Notes that a shard is done: a line, which is lost without harm if the machine stops now.
+    def record(self, run: str, shard: Shard, record: Record | None, by: str) -> None:
+        """Notes that a shard is done, or for None that it was set aside.
+
+        A line is lost without harm if the machine stops now: of what is done, files tell.
 
         Raises:
             OutputError: it cannot be written.
         """
-        row = {"run": run, "shard": shard.index, **vars(record), "by": by}
+        facts = {"set_aside": True} if record is None else vars(record)
+        self._note({"run": run, "shard": shard.index, **facts, "by": by})
+
+    def _note(self, row: dict[str, Any]) -> None:
         try:
             if self._ledger is None:
                 path = self.run / "ledger" / f"{self.part}.jsonl"
@@ -296,15 +381,18 @@ class Folder:
             ) from error
 
     def write_manifest(
-        self, document: dict[str, Any], every: list[Shard], run: str
+        self, document: dict[str, Any], every: list[Shard], run: str, known: dict[int, Record]
     ) -> dict[str, Any]:
         """Writes the manifest of what is there, whoever wrote it; returns it.
+
+        Args:
+            known: see :meth:`done`.
 
         Raises:
             InputError: it cannot be written.
         """
         with self._turn():  # of an array, the last to write has seen all
-            done = self.done(every, run, remove=False)
+            done = self.done(every, run, remove=False, known=known)
             manifest = self._manifest(document, every, done)
             _write_json(self.path / MANIFEST, manifest)
         return manifest
@@ -318,6 +406,8 @@ class Folder:
             "complete": len(done) == len(every),
             "images": sum(record.rows for record in done.values()),
             "errors": sum(record.errors for record in done.values()),
+            "label_texts": sum(record.label_texts for record in done.values()),
+            "labels_lost": sum(record.labels_lost for record in done.values()),
             "shards": len(every),
             "shards_done": len(done),
             "settings": document["settings"],
@@ -330,6 +420,30 @@ class Folder:
                 if shard.index in done
             ],
         }
+
+
+#: The files of a plan.
+_PLAN = ("pieces", "shards")
+
+
+def _hash(path: Path) -> str:
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while part := file.read(1 << 20):
+            digest.update(part)
+    return digest.hexdigest()
+
+
+def _checksum(document: dict[str, Any]) -> str:
+    """Returns a hash of all that a document says beside it."""
+    words = {key: value for key, value in document.items() if key != "checksum"}
+    return hashlib.sha256(json.dumps(words, sort_keys=True).encode()).hexdigest()
+
+
+def _stamp_now(piece: Piece) -> str | None:
+    with suppress(OSError):
+        return sources.stamp(piece.kind, piece.path)
+    return None
 
 
 def _size(entry: os.DirEntry) -> int:

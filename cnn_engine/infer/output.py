@@ -6,7 +6,7 @@ import errno
 import json
 import os
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,44 +24,106 @@ LEAST_ROWS, MOST_ROWS = 256, 1 << 14
 #: Levels of a column that Arrow encodes at a time, and bytes of a page of ids.
 BATCH_LEVELS, PAGE_BYTES = 1 << 17, 1 << 16
 
-KEY = b"cnn_engine"
+#: What a run notes of a file in its metadata, and what the network's numbers are called.
+KEY, NUMBERS_KEY = b"cnn_engine", b"cnn_engine.numbers"
 
 
 class OutputError(CnnEngineError):
     """The output folder cannot be written: no shard's fault, and nothing that another attempt mends."""
 
 
+#: Bad images and lost labels of a shard that are kept by name.
+NAMED = 5
+
+#: What a network's numbers are called in columns: the first where it ends in a softmax.
+PROBABILITIES, OUTPUTS = "probabilities", "outputs"
+
+
 @dataclass(frozen=True)
 class Record:
-    """What is known of a shard that is done: its rows, those with an error, and the file's bytes."""
+    """What is known of a shard that is done.
+
+    Attributes:
+        rows: in its file.
+        errors: rows that have one.
+        bytes: of the file.
+        label_texts: labels that are texts, in a column of their own.
+        labels_lost: labels that were there and are in no column.
+        bad, lost: the first :data:`NAMED` bad images and lost labels, each with what is wrong.
+    """
 
     rows: int
     errors: int
     bytes: int
+    label_texts: int = 0
+    labels_lost: int = 0
+    bad: tuple[str, ...] = field(default=(), compare=False)
+    lost: tuple[str, ...] = field(default=(), compare=False)
+
+    @classmethod
+    def of(cls, facts: dict[str, Any], size: int) -> Record:
+        """Returns the record that JSON has, for a file of ``size`` bytes.
+
+        Raises:
+            ValueError: it is none.
+        """
+        counts = {
+            name: facts.get(name, 0) for name in ("rows", "errors", "label_texts", "labels_lost")
+        }
+        names = {name: facts.get(name, []) for name in ("bad", "lost")}
+        if not all(type(count) is int and count >= 0 for count in counts.values()):
+            raise ValueError("counts")
+        for some in names.values():
+            if not isinstance(some, list | tuple) or not all(isinstance(one, str) for one in some):
+                raise ValueError("names")
+        if counts["errors"] > counts["rows"]:
+            raise ValueError("errors")
+        return cls(**counts, bytes=size, **{name: tuple(some) for name, some in names.items()})
 
 
-def schema(classes: int, top: int | None) -> Any:
-    """Returns the columns: the same in every file, whatever is known of the images.
+class Faults:
+    """Counts what is wrong, and keeps the first names."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.names: list[str] = []
+
+    def add(self, name: str, what: str) -> None:
+        self.count += 1
+        if len(self.names) < NAMED:
+            self.names.append(f"{name}: {what}")
+
+    def join(self, others: Faults) -> None:
+        self.count += others.count
+        self.names = (self.names + others.names)[:NAMED]
+
+
+def schema(classes: int, top: int | None, numbers: str = PROBABILITIES, texts: bool = False) -> Any:
+    """Returns the columns: the same in every file of a run, whatever is known of the images.
 
     Args:
         classes: numbers that the network gives for an image.
-        top: how many of the largest are kept; None: all, as ``probabilities``.
+        top: how many of the largest are kept; None: all.
+        numbers: what they are called, :data:`PROBABILITIES` or :data:`OUTPUTS`.
+        texts: whether labels may be texts.
     """
     pa = packages.arrow()
     if top is None:
-        numbers = [pa.field("probabilities", pa.list_(pa.float32(), classes))]
+        columns = [pa.field(numbers, pa.list_(pa.float32(), classes))]
     else:
-        numbers = [
+        columns = [
             pa.field("top_classes", pa.list_(pa.int32(), top)),
-            pa.field("top_probabilities", pa.list_(pa.float32(), top)),
+            pa.field(f"top_{numbers}", pa.list_(pa.float32(), top)),
         ]
     return pa.schema(
         [
             pa.field("id", pa.string(), nullable=False),
-            *numbers,
+            *columns,
             pa.field("label", pa.int64()),
+            *([pa.field("label_text", pa.string())] if texts else []),
             pa.field("error", pa.string()),
-        ]
+        ],
+        {NUMBERS_KEY: numbers},
     )
 
 
@@ -81,26 +143,35 @@ class ShardFile:
         folder: where the shard's file is to be.
         temporary: the temporary file's path, in a folder of the same file system.
         run: what tells this run's files from another's.
-        top: see :func:`schema`.
+        classes, top, numbers, texts: see :func:`schema`.
 
     Raises:
         OutputError: it cannot be created or, in any method, written.
     """
 
     def __init__(
-        self, folder: Path, temporary: Path, name: str, run: str, classes: int, top: int | None
+        self,
+        folder: Path,
+        temporary: Path,
+        name: str,
+        run: str,
+        classes: int,
+        top: int | None,
+        numbers: str = PROBABILITIES,
+        texts: bool = False,
     ) -> None:
         self._final, self._temporary, self._name, self._run = (
             folder / f"{name}.parquet", temporary, name, run,
         )  # fmt: skip
-        self._classes, self._top = classes, top
-        self._schema = schema(classes, top)
+        self._classes, self._top, self._texts = classes, top, texts
+        self._schema = schema(classes, top, numbers, texts)
         self._group = min(max(GROUP_BYTES // (4 * (top or classes)), LEAST_ROWS), MOST_ROWS)
         self._parts: list[Any] = []
-        self._waiting = self.rows = self.errors = 0
+        self._waiting = self.rows = self._label_texts = 0
+        self._bad, self._lost = Faults(), Faults()
         self._complete = False
         pa, pq = packages.arrow(), packages.parquet()
-        numbers = [name for name in self._schema.names if "probabilities" in name]
+        plain = (numbers, f"top_{numbers}")
         with _written(self._final):
             self._file = open(temporary, "xb")  # noqa: SIM115
             try:
@@ -109,12 +180,12 @@ class ShardFile:
                 self._writer = pq.ParquetWriter(
                     self._sink,
                     self._schema,
-                    # Probabilities are noise to a compressor; ids begin alike.
+                    # A network's numbers are noise to a compressor; ids begin alike.
                     compression={
-                        name: "none" if name in numbers else "zstd" for name in self._schema.names
+                        name: "none" if name in plain else "zstd" for name in self._schema.names
                     },
-                    use_dictionary=["error"],
-                    # Nobody looks for rows by their probabilities, and to compare all of them takes time.
+                    use_dictionary=["label_text", "error"] if texts else ["error"],
+                    # Nobody looks for rows by their numbers, and to compare all of them takes time.
                     write_statistics=["id", "label", "error"],
                     write_page_checksum=True,
                     data_page_size=PAGE_BYTES,
@@ -125,20 +196,35 @@ class ShardFile:
                 self._file.close()
                 raise
 
-    def add(self, ids: Any, rows: np.ndarray, labels: Any, errors: dict[int, str]) -> None:
+    def add(
+        self, ids: Any, rows: np.ndarray, labels: Any, errors: dict[int, str], texts: Any = None
+    ) -> None:
         """Writes ``rows``, float32 [N, classes], which may change once it returns; a bad image has none.
 
         Rows that are fewer than a row group wait for more.
+
+        Args:
+            ids, labels, texts: of each row, as lists or as Arrow has them; texts None: no label is one.
+            errors: position -> what is wrong with that image.
         """
         full = self._waiting + len(ids) >= self._group
-        self._parts.append(self._batch(ids, rows if full else rows.copy(), labels, errors))
+        self._parts.append(self._batch(ids, rows if full else rows.copy(), labels, errors, texts))
         self._waiting += len(ids)
         self.rows += len(ids)
-        self.errors += len(errors)
+        for at in sorted(errors):
+            self._bad.add(str(ids[at]), errors[at])
+        if texts is not None:
+            self._label_texts += len(texts) - self._parts[-1].column("label_text").null_count
         if full:
             self._write()
 
-    def _batch(self, ids: Any, rows: np.ndarray, labels: Any, errors: dict[int, str]) -> Any:
+    def lose(self, labels: Faults) -> None:
+        """Notes labels that are in no column."""
+        self._lost.join(labels)
+
+    def _batch(
+        self, ids: Any, rows: np.ndarray, labels: Any, errors: dict[int, str], texts: Any
+    ) -> Any:
         pa = packages.arrow()
         count = len(ids)
         bad = None
@@ -158,8 +244,11 @@ class ShardFile:
         if errors:
             messages = pa.array([errors.get(at) for at in range(count)], pa.string())
         ids = ids if isinstance(ids, pa.Array) else pa.array(ids, pa.string())
-        labels = labels if isinstance(labels, pa.Array) else pa.array(labels, pa.int64())
-        return pa.record_batch([ids, *lists, labels, messages], schema=self._schema)
+        labels = [labels if isinstance(labels, pa.Array) else pa.array(labels, pa.int64())]
+        if self._texts:
+            texts = pa.nulls(count, pa.string()) if texts is None else texts
+            labels.append(texts if isinstance(texts, pa.Array) else pa.array(texts, pa.string()))
+        return pa.record_batch([ids, *lists, *labels, messages], schema=self._schema)
 
     def _write(self) -> None:
         """Writes all rows that there are, as row groups of one size."""
@@ -173,12 +262,22 @@ class ShardFile:
         """Gives the system all of the file: nothing of it is in this process any more."""
         if self._waiting or not self.rows:
             self._write()
-        facts = {"run": self._run, "shard": self._name, "rows": self.rows, "errors": self.errors}
+        facts = {"run": self._run, "shard": self._name, **self._facts()}
         with _written(self._final):
             self._writer.add_key_value_metadata({KEY: json.dumps(facts).encode()})
             self._writer.close()
             self._sink.close()
         self._complete = True
+
+    def _facts(self) -> dict[str, Any]:
+        return {
+            "rows": self.rows,
+            "errors": self._bad.count,
+            "label_texts": self._label_texts,
+            "labels_lost": self._lost.count,
+            "bad": self._bad.names,
+            "lost": self._lost.names,
+        }
 
     def commit(self) -> Record:
         """Completes the file and gives it its name, on the disk before it returns; returns what is in it."""
@@ -189,7 +288,7 @@ class ShardFile:
             size = os.fstat(self._file.fileno()).st_size
             self._file.close()
             publish(self._temporary, self._final)
-        return Record(self.rows, self.errors, size)
+        return Record.of(self._facts(), size)
 
     def discard(self) -> None:
         """Removes what was written."""
@@ -252,19 +351,41 @@ def inspect(path: Path, name: str, run: str) -> Record | None:
 
     A Parquet file that was cut off has no footer; rows and sizes in the footer are compared with the file.
     """
+    found = _footer(path)
+    if found is None:
+        return None
+    facts, rows, size = found
+    try:
+        record = Record.of(facts, size)
+    except ValueError:
+        return None
+    same = (facts.get("run"), facts.get("shard"), record.rows) == (run, name, rows)
+    return record if same else None
+
+
+def is_of_others(path: Path, name: str, run: str) -> bool:
+    """Whether there is a whole Parquet file that this run did not write under that name."""
+    found = _footer(path)
+    return found is not None and (found[0].get("run"), found[0].get("shard")) != (run, name)
+
+
+def _footer(path: Path) -> tuple[dict[str, Any], int, int] | None:
+    """Returns (what a run noted, rows, bytes of the file) of a Parquet file; None where it is none."""
     pa, pq = packages.arrow(), packages.parquet()
     try:
         size = path.stat().st_size
         if not path.is_file():  # to open a pipe would take until somebody writes
             return None
         with pq.ParquetFile(path) as file:
-            facts = json.loads((file.metadata.metadata or {}).get(KEY, b"{}"))
+            noted = (file.metadata.metadata or {}).get(KEY, b"{}")
             rows = file.metadata.num_rows
     except (OSError, ValueError, pa.ArrowException):
         return None
-    if (facts.get("run"), facts.get("shard"), facts.get("rows")) != (run, name, rows):
-        return None
-    return Record(rows, int(facts.get("errors", 0)), size)
+    try:
+        facts = json.loads(noted)
+    except (ValueError, RecursionError):
+        facts = None
+    return facts if isinstance(facts, dict) else {}, rows, size
 
 
 def verify(path: Path) -> str | None:

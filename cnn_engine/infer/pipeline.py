@@ -20,7 +20,7 @@ from ..io.files import describe_os_error
 from ..locks import ForkSafeLock
 from . import readers
 from .decoding import Decoder
-from .output import OutputError, Record, ShardFile
+from .output import Faults, OutputError, Record, ShardFile
 from .readers import Chunk
 from .shards import Shard, pieces_of
 from .slots import STORED, DeviceSlot, Slot, Slots
@@ -53,7 +53,8 @@ class Settings:
         temporary: where files are written before they have their names.
         run: what tells this run's files from another's.
         batch: images a pass, and a chunk.
-        top: classes that are kept of an image; None: all probabilities.
+        top: classes that are kept of an image; None: all.
+        numbers, texts: see :func:`.output.schema`.
     """
 
     folder: Path
@@ -62,6 +63,12 @@ class Settings:
     batch: int
     top: int | None
     wanted: Wanted
+    numbers: str
+    texts: bool
+
+    def file(self, folder: Path, temporary: Path, name: str, run: str, classes: int) -> ShardFile:
+        """Begins a file of rows."""
+        return ShardFile(folder, temporary, name, run, classes, self.top, self.numbers, self.texts)
 
 
 @dataclass
@@ -345,10 +352,8 @@ class Pipeline:
         """Begins a shard's file."""
         settings = self._settings
         temporary = settings.temporary / f"{job.shard.name}.{job.attempt}"
-        return ShardFile(
-            settings.folder, temporary, job.shard.name, settings.run,
-            self._engine.network.classes, settings.top,
-        )  # fmt: skip
+        classes = self._engine.network.classes
+        return settings.file(settings.folder, temporary, job.shard.name, settings.run, classes)
 
 
 #: What is wrong with an image that the network makes NaN of.
@@ -364,8 +369,13 @@ def _add(file: ShardFile, chunk: Chunk, rows: np.ndarray) -> None:
     for ids, labels in chunk.columns():
         end = at + len(ids)
         errors = {k - at: what for k, what in chunk.errors.items() if at <= k < end}
-        file.add(ids, rows[at:end], labels, errors)
+        file.add(ids, rows[at:end], labels.numbers, errors, labels.texts)
+        lost = Faults()
+        for k, what in labels.lost.items():
+            lost.add(str(ids[k]), what)
+        file.lose(lost)
         at = end
+    file.lose(chunk.orphans)
 
 
 def waiting_chunks(engine: Any, batch: int) -> int:

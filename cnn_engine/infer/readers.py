@@ -8,15 +8,16 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..errors import InputError, expected
-from ..io.images import SUFFIXES
+from ..io.images import MOST_PIXELS, SUFFIXES
 from . import packages
-from .shards import TO_THE_END, Piece, sample_key
+from .labels import Label, Labels, label_of, values_of
+from .output import Faults
+from .shards import TO_THE_END, Member, Piece, TarMembers, sample_key
 from .slots import File, Slot, begin_reading
 from .sources import (
     CIFAR_RECORD,
@@ -45,21 +46,23 @@ class Chunk:
     Attributes:
         slot: whose first ``count`` images these are, once they are decoded.
         count: how many.
-        columns: yields the ids, a string each, and the labels, a whole number or None each, some at a time;
-            made where they are written, for reading is what binds.
+        columns: yields the ids, a string each, and the labels, some at a time; made where they are written,
+            for reading is what binds.
         encoded: bytes of each file, until they are decoded; None for arrays.
         errors: position -> what is wrong with that image.
         dtype: of the images in the slot.
         reading: parts that are still being read into the slot; see :meth:`finish_reading`.
+        orphans: labels of no image.
     """
 
     slot: Slot | None
     count: int
-    columns: Callable[[], Iterator[tuple[Any, Any]]]
+    columns: Callable[[], Iterator[tuple[Any, Labels]]]
     encoded: list[bytes] | None = None
     errors: dict[int, str] = field(default_factory=dict)
     dtype: str = "uint8"
     reading: list[Future] = field(default_factory=list)
+    orphans: Faults = field(default_factory=Faults)
 
     def __len__(self) -> int:
         return self.count
@@ -98,17 +101,52 @@ def chunks(
         yield from _array_chunks(pieces, size, wanted, slot)
 
 
-Item = tuple[
-    str, int | None, bytes | str
-]  # an id, a label, a file's bytes or what is wrong with it
+class Item(NamedTuple):
+    """A file of an image: its id, its label, and its bytes or what is wrong with it."""
+
+    id: str
+    label: Label
+    file: bytes | str
 
 
-def _encoded_chunks(items: Iterator[Item], size: int) -> Iterator[Chunk]:
-    while part := list(islice(items, size)):
-        ids, labels, files = map(list, zip(*part, strict=True))
-        errors = {at: file for at, file in enumerate(files) if isinstance(file, str)}
-        encoded = [b"" if isinstance(file, str) else file for file in files]
-        yield Chunk(None, len(ids), partial(iter, [(ids, labels)]), encoded, errors)
+class Orphan(NamedTuple):
+    """A label that no image has, and why."""
+
+    name: str
+    what: str
+
+
+def _encoded_chunks(items: Iterator[Item | Orphan], size: int) -> Iterator[Chunk]:
+    made: Chunk | None = (
+        None  # held until the next image is read: what follows this one may be orphans
+    )
+    part: list[Item] = []
+    orphans = Faults()
+    for item in items:
+        if isinstance(item, Orphan):
+            (orphans if made is None else made.orphans).add(*item)
+            continue
+        if made is not None:
+            yield made
+            made = None
+        part.append(item)
+        if len(part) == size:
+            made, part, orphans = _encoded_chunk(part, orphans), [], Faults()
+    if made is None and part:
+        made = _encoded_chunk(part, orphans)
+    if made is not None:
+        yield made
+
+
+def _encoded_chunk(items: list[Item], orphans: Faults) -> Chunk:
+    ids, labels, files = map(list, zip(*items, strict=True))
+    errors = {at: file for at, file in enumerate(files) if isinstance(file, str)}
+    encoded = [b"" if isinstance(file, str) else file for file in files]
+
+    def columns() -> Iterator[tuple[list[str], Labels]]:
+        yield ids, Labels.of(labels)
+
+    return Chunk(None, len(ids), columns, encoded, errors, orphans=orphans)
 
 
 def _text(path: str) -> str:
@@ -116,75 +154,110 @@ def _text(path: str) -> str:
     return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
+#: Bytes of a file that may be an image: as many as the largest image has as pixels, and its file's header.
+MOST_FILE_BYTES = 4 * MOST_PIXELS + (1 << 20)
+
+#: Bytes of a file that may be a label.
+MOST_LABEL_BYTES = 1 << 16
+
+
 def _image(piece: Piece, wanted: Wanted) -> Iterator[Item]:
     # A file that cannot be read, perhaps for a while, is no bad image: its shard is not done.
     with open(piece.path, "rb") as file:
-        data = file.read()
-    yield _text(piece.path), None, data
+        yield Item(_text(piece.path), Label(), _file_of(file, os.fstat(file.fileno()).st_size))
 
 
-def _tar(piece: Piece, wanted: Wanted) -> Iterator[Item]:
-    """Yields a tar's samples: files of one stem, of which one is an image and ``.cls`` may be its label."""
+def _file_of(file: Any, size: int) -> bytes | str:
+    """Reads the file of an image; returns what is wrong with one that is too large to be any."""
+    if size > MOST_FILE_BYTES:
+        return f"expected a file of at most {MOST_FILE_BYTES:,} bytes, found {size:,}"
+    return file.read()
+
+
+def _tar(piece: Piece, wanted: Wanted) -> Iterator[Item | Orphan]:
+    """Yields a tar's samples: files of one stem, of which some are images and ``.cls`` is their label."""
     with open(piece.path, "rb") as file:
-        yield from _samples(piece, _members(piece, file))
+        yield from _samples(piece, file, _members(piece, file))
 
 
-def _members(piece: Piece, file: Any) -> Iterator[tuple[str, bytes]]:
-    """Yields names and contents of the plain files in a part of a tar."""
+def _members(piece: Piece, file: Any) -> Iterator[Member]:
+    """Yields the plain files in a part of a tar, of which nothing but their headers is read."""
     last = piece.images == TO_THE_END  # whatever the file's size was when it was planned
     file.seek(piece.first)
-    try:
-        with tarfile.open(fileobj=file, mode="r:") as archive:
-            for member in archive:
-                archive.members = []  # else it keeps all of them
-                if not last and member.offset >= piece.first + piece.bytes:
-                    return
-                if not member.isfile():
-                    continue
-                file.seek(member.offset_data)  # several times as fast as extractfile
-                data = file.read(member.size)
-                if len(data) < member.size or member.issparse():
-                    raise expected(piece.path, f"a sound tar, with all of {member.name}", "less")
-                yield member.name, data
-            # tarfile takes what it cannot read for the end, which is marked by zeros, and a hole for it too.
-            file.seek(archive.offset)
-            if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
-                found = f"neither a file nor the archive's end at byte {archive.offset:,}"
-                raise expected(piece.path, "a sound tar", found)
-            while part := file.read(1 << 20):
-                if part.strip(b"\0"):
-                    found = f"more behind the archive's end at byte {archive.offset:,}"
-                    raise expected(piece.path, "a sound tar", found)
-    except tarfile.TarError as error:
-        raise expected(piece.path, "a sound tar", error) from error
+    members = TarMembers(piece.path, file)
+    for member in members:
+        if not last and member.offset >= piece.first + piece.bytes:
+            return
+        yield member
+    # tarfile takes what it cannot read for the end, which is marked by zeros, and a hole for it too.
+    file.seek(members.end)
+    if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
+        found = f"neither a file nor the archive's end at byte {members.end:,}"
+        raise expected(piece.path, "a sound tar", found)
+    while part := file.read(1 << 20):
+        if part.strip(b"\0"):
+            found = f"more behind the archive's end at byte {members.end:,}"
+            raise expected(piece.path, "a sound tar", found)
 
 
-def _samples(piece: Piece, members: Iterable[tuple[str, bytes]]) -> Iterator[Item]:
-    name = _text(piece.path)
-    key, image, label = None, None, None
-    for member, data in members:
-        stem = sample_key(member)
-        if stem != key and image is not None:
-            yield image[0], label, image[1]
+#: Images of one sample that may wait for their label: a tar whose files all have one stem is no WebDataset.
+MOST_OF_A_SAMPLE = 4096
+
+
+def _samples(piece: Piece, file: Any, members: Iterable[Member]) -> Iterator[Item | Orphan]:
+    """Yields the images of each sample, each with the sample's label, whichever of them comes first."""
+    key, images, label, done = None, [], None, 0
+
+    def sample() -> Iterator[Item | Orphan]:
+        if label is not None and not images and not done:
+            yield _orphan(piece, label, "expected an image of the same stem beside it, found none")
+        of_all = Label() if label is None or not images else _label(piece, file, label)
+        for image in images:  # several of one stem, such as left.jpg and right.jpg have
+            data = _content(piece, file, image, MOST_FILE_BYTES)
+            yield Item(f"{_text(piece.path)}#{_text(image.name)}", of_all, data)
+
+    for member in members:
+        stem = sample_key(member.name)
         if stem != key:
-            key, image, label = stem, None, None
-        lower = member.lower()
+            yield from sample()
+            key, images, label, done = stem, [], None, 0
+        elif len(images) == MOST_OF_A_SAMPLE:
+            yield from sample()
+            images, done = [], done + len(images)
+        lower = member.name.lower()
         if lower.endswith(SUFFIXES):
-            if image is not None:  # two images of one stem, such as left.jpg and right.jpg have
-                yield image[0], label, image[1]
-            image = (f"{name}#{_text(member)}", data)
+            images.append(member)
         elif lower.endswith(".cls"):
-            label = _label(data)
-    if image is not None:
-        yield image[0], label, image[1]
+            if label is not None or done:
+                what = "expected one label a sample" + (", before its images" if done else "")
+                yield _orphan(piece, member, f"{what}, found one more")
+            else:
+                label = member
+    yield from sample()
 
 
-def _label(data: bytes) -> int | None:
-    try:
-        label = int(data)
-    except ValueError:
-        return None
-    return label if -(2**63) <= label < 2**63 else None
+def _orphan(piece: Piece, member: Member, what: str) -> Orphan:
+    return Orphan(f"{_text(piece.path)}#{_text(member.name)}", what)
+
+
+def _content(piece: Piece, file: Any, member: Member, most: int) -> bytes | str:
+    """Returns what a member has, or what is wrong with it."""
+    if member.sparse:
+        raise expected(piece.path, f"a sound tar, with all of {member.name}", "holes")
+    if member.size > most:
+        return f"expected a file of at most {most:,} bytes, found {member.size:,}"
+    file.seek(member.data)  # several times as fast as extractfile
+    data = file.read(member.size)
+    if len(data) < member.size:
+        raise expected(piece.path, f"a sound tar, with all of {member.name}", "less")
+    return data
+
+
+def _label(piece: Piece, file: Any, member: Member) -> Label:
+    data = _content(piece, file, member, MOST_LABEL_BYTES)
+    if isinstance(data, str):
+        return Label(lost=data)
+    return label_of(data.decode("utf-8", "backslashreplace").strip())
 
 
 def _parquet_bytes(piece: Piece, wanted: Wanted) -> Iterator[Item]:
@@ -193,13 +266,16 @@ def _parquet_bytes(piece: Piece, wanted: Wanted) -> Iterator[Item]:
         pa = packages.arrow()
         if pa.types.is_struct(images.type):
             images = images.field("bytes")
-        for image, label, name in zip(images.to_pylist(), labels, ids, strict=True):
+        for image, label, name in zip(images.to_pylist(), labels.each(), ids, strict=True):
             name = f"{_text(piece.path)}#{at}" if name is None else str(name)
-            yield name, label, "expected an image, found null" if image is None else image
+            file = "expected an image, found null" if image is None else image
+            if len(file) > MOST_FILE_BYTES:
+                file = f"expected a file of at most {MOST_FILE_BYTES:,} bytes, found {len(file):,}"
+            yield Item(name, label, file)
             at += 1
 
 
-def _parquet_parts(piece: Piece, wanted: Wanted) -> Iterator[tuple[Any, Iterable, Iterable]]:
+def _parquet_parts(piece: Piece, wanted: Wanted) -> Iterator[tuple[Any, Labels, list[Any]]]:
     """Yields (images, labels, ids) of the rows of a piece; images as Arrow has them."""
     pa, pq = packages.arrow(), packages.parquet()
     try:
@@ -216,11 +292,10 @@ def _parquet_parts(piece: Piece, wanted: Wanted) -> Iterator[tuple[Any, Iterable
                 PARQUET_ROWS, groups, [name for name in names if name], use_threads=False
             ):
                 done += len(part)
-                labels, ids = (
-                    _values(part.column(name)) if name else [None] * len(part) for name in names[1:]
-                )
-                labels = [label if isinstance(label, int) else None for label in labels]
-                yield part.column(names[0]), labels, ids
+                image, label, name = names
+                labels = Labels.of_column(part.column(label)) if label else Labels.none(len(part))
+                ids = values_of(part.column(name)) if name else [None] * len(part)
+                yield part.column(image), labels, ids
             if done != piece.images:
                 raise expected(piece.path, f"{piece.images:,} images as planned", f"{done:,}")
     except pa.ArrowException as error:
@@ -228,21 +303,10 @@ def _parquet_parts(piece: Piece, wanted: Wanted) -> Iterator[tuple[Any, Iterable
         raise expected(piece.path, "a sound Parquet file", words) from error
 
 
-def _values(column: Any) -> list[Any]:
-    """Returns a column's values; texts, and bytes that stand for some, as UTF-8 can have them."""
-    pa = packages.arrow()
-    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
-        column = column.cast(pa.large_binary())  # what another program wrote need not be UTF-8
-    return [
-        value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else value
-        for value in column.to_pylist()
-    ]
-
-
 #: Rows of a Parquet file that are decompressed at a time.
 PARQUET_ROWS = 1024
 
-_ENCODED: dict[str, Callable[[Piece, Wanted], Iterator[Item]]] = {
+_ENCODED: dict[str, Callable[[Piece, Wanted], Iterator[Item | Orphan]]] = {
     "image": _image,
     "tar": _tar,
     "parquet-bytes": _parquet_bytes,
@@ -260,7 +324,7 @@ def _array_chunks(
     total = sum(piece.images for piece in pieces)
     filled = done = 0
     current: Slot | None = None
-    parts: list[Callable[[], Iterator[tuple[Any, Any]]]] = []
+    parts: list[Callable[[], Iterator[tuple[Any, Labels]]]] = []
     errors: dict[int, str] = {}
     reading: list[Future] = []
     try:
@@ -293,19 +357,17 @@ PART_IMAGES = 1 << 16
 
 
 def _part(
-    path: str, first: int, count: int, names: Any, labels: np.ndarray | None
-) -> Iterator[tuple[Any, Any]]:
-    pa = packages.arrow()
+    path: str, first: int, count: int, names: Any, labels: Labels | None
+) -> Iterator[tuple[Any, Labels]]:
     for at in range(0, count, PART_IMAGES):
         end = min(at + PART_IMAGES, count)
         ids = numbered(path, first + at, end - at) if names is None else names[at:end]
-        if labels is None:
-            yield ids, pa.nulls(end - at, pa.int64())
-        else:
-            yield ids, pa.array(labels[at:end], pa.int64(), mask=labels[at:end] < 0)
+        yield ids, Labels.none(end - at) if labels is None else labels[at:end]
 
 
-def _in_turn(parts: list[Callable[[], Iterator[tuple[Any, Any]]]]) -> Iterator[tuple[Any, Any]]:
+def _in_turn(
+    parts: list[Callable[[], Iterator[tuple[Any, Labels]]]],
+) -> Iterator[tuple[Any, Labels]]:
     for part in parts:
         yield from part()
 
@@ -348,7 +410,7 @@ def numbered(path: str, first: int, count: int) -> Any:
 
 #: What one ``send`` of an array reader gives: ids or None, labels or None, faults by position, and what still
 #: reads.
-Part = tuple[Any, np.ndarray | None, dict[int, str], list[Future]]
+Part = tuple[Any, Labels | None, dict[int, str], list[Future]]
 
 
 def _read_into(file: Any, target: np.ndarray, path: str) -> None:
@@ -386,7 +448,11 @@ def _cifar(piece: Piece, wanted: Wanted) -> Iterator[Part]:
             records = np.empty((len(target), CIFAR_RECORD), np.uint8)
             _read_into(file, records, piece.path)
             target.reshape(len(target), -1)[...] = records[:, 1:]
-            target = yield None, records[:, 0].astype(np.int64), {}, []
+            target = yield None, _numbers(records[:, 0]), {}, []
+
+
+def _numbers(labels: np.ndarray) -> Labels:
+    return Labels(packages.arrow().array(labels.astype(np.int64)))
 
 
 def _idx(piece: Piece, wanted: Wanted) -> Iterator[Part]:
@@ -395,7 +461,7 @@ def _idx(piece: Piece, wanted: Wanted) -> Iterator[Part]:
     if beside is not None:
         with open_idx(beside) as file:
             (count,) = idx_header(beside, file, 1)
-            labels = np.frombuffer(file.read(count), np.uint8).astype(np.int64)
+            labels = np.frombuffer(file.read(count), np.uint8)
         if len(labels) < piece.first + piece.images:
             raise expected(beside, "a label an image", f"{len(labels):,}")
     with open_idx(piece.path) as file:
@@ -405,7 +471,7 @@ def _idx(piece: Piece, wanted: Wanted) -> Iterator[Part]:
         target = yield None
         while True:
             _read_into(file, target, piece.path)
-            some = None if labels is None else labels[at : at + len(target)]
+            some = None if labels is None else _numbers(labels[at : at + len(target)])
             at += len(target)
             target = yield None, some, {}, []
 
@@ -418,11 +484,10 @@ def _parquet_arrays(piece: Piece, wanted: Wanted) -> Iterator[Part]:
     target = yield None
     filled = 0
     ids: list[Any] = []
-    labels: list[Any] = []
+    labels: list[Labels] = []
     faults: dict[int, str] = {}
     for images, some, names in _parquet_parts(piece, wanted):
         begin = 0
-        some = np.array([-1 if label is None else label for label in some], np.int64)
         while begin < len(images):
             count = min(len(images) - begin, len(target) - filled)
             part = images.slice(begin, count)
@@ -447,7 +512,7 @@ def _parquet_arrays(piece: Piece, wanted: Wanted) -> Iterator[Part]:
             labels.append(some[begin : begin + count])
             at, begin, filled = at + count, begin + count, filled + count
             if filled == len(target):
-                target = yield pa.concat_arrays(ids), np.concatenate(labels), faults, []
+                target = yield pa.concat_arrays(ids), Labels.join(labels), faults, []
                 filled, ids, labels, faults = 0, [], [], {}
     raise InputError(f"{piece.path}: expected more rows")
 

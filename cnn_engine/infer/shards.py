@@ -7,14 +7,15 @@ import os
 import tarfile
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from ..errors import InputError
+from ..errors import InputError, expected
 from ..io.files import describe_os_error
 from . import packages
-from .sources import ENCODED, Source
+from .sources import ENCODED, Source, without_time
 
 #: Shards unless ``--shard-size`` says otherwise: about so many, but none smaller or larger than this, or
 #: smaller than a pass. Small enough to lose little with a worker, and for all workers to end together; large
@@ -36,7 +37,8 @@ class Piece:
     """A part of one file: images from ``first`` on, ``images`` of them.
 
     Of a tar, ``first`` is the byte at which the part begins, and ``images`` is :data:`TO_THE_END`, or
-    :data:`SO_MANY_BYTES` where another part follows after ``bytes``.
+    :data:`SO_MANY_BYTES` where another part follows after ``bytes``. ``stamp`` is the file's; see
+    :func:`.sources.stamp`.
     """
 
     kind: str
@@ -44,6 +46,7 @@ class Piece:
     first: int
     images: int
     bytes: int
+    stamp: str = ""
 
 
 @dataclass(frozen=True)
@@ -72,12 +75,19 @@ class Shard:
 
 @dataclass(frozen=True)
 class Totals:
-    """What a plan amounts to: ``images`` is -1 where only reading tells; ``digest`` tells plans apart."""
+    """What a plan amounts to.
+
+    Attributes:
+        images: -1 where only reading tells.
+        digest: tells plans apart, and what the files had.
+        texts: whether labels may be texts.
+    """
 
     shards: int
     images: int
     bytes: int
     digest: str
+    texts: bool = False
 
 
 def write(
@@ -97,11 +107,14 @@ def write(
     listed = folder / "sources"
     with _writing(listed, _SOURCE) as add:
         total = arrays = array_bytes = 0
+        texts = False
         for source in sources:
             units = [value for unit in source.units for value in unit]
             images = -1 if source.images is None else source.images
-            add((source.kind, os.fsencode(source.path), images, source.bytes, units, source.whole))
+            add((source.kind, os.fsencode(source.path), images, source.bytes, units, source.whole,
+                 source.stamp))  # fmt: skip
             total += source.bytes
+            texts |= source.texts
             if source.kind not in ENCODED:
                 arrays, array_bytes = arrays + source.images, array_bytes + source.bytes
     if shard_bytes is None:
@@ -115,8 +128,8 @@ def write(
         for pieces in _grouped(_cut(_sources(listed), shard_bytes, batch), shard_bytes):
             for piece in pieces:
                 row = (piece.kind, os.fsencode(piece.path), piece.first, piece.images, piece.bytes)
-                digest.update(repr(row).encode())
-                add_piece(row)
+                digest.update(repr((*row, without_time(piece.stamp))).encode())
+                add_piece((*row, piece.stamp))
             known = -1 if any(p.images < 0 for p in pieces) else sum(p.images for p in pieces)
             nbytes = sum(piece.bytes for piece in pieces)
             add_shard((pieces[0].kind, known, nbytes, first, len(pieces)))
@@ -126,13 +139,17 @@ def write(
     listed.unlink()
     if images == 0:
         raise InputError("INPUT: expected at least one image, found none")
-    return Totals(count, images, size, digest.hexdigest())
+    return Totals(count, images, size, digest.hexdigest(), texts)
 
 
 _SOURCE = {
     "kind": "string", "path": "binary", "images": "int64", "bytes": "int64", "units": "list", "whole": "bool",
+    "stamp": "string",
 }  # fmt: skip
-_PIECE = {"kind": "string", "path": "binary", "first": "int64", "images": "int64", "bytes": "int64"}
+_PIECE = {
+    "kind": "string", "path": "binary", "first": "int64", "images": "int64", "bytes": "int64",
+    "stamp": "string",
+}  # fmt: skip
 _SHARD = {
     "kind": "string",
     "images": "int64",
@@ -210,25 +227,31 @@ def _sources(path: Path) -> Iterator[Source]:
         units = tuple(zip(row["units"][::2], row["units"][1::2], strict=True))
         images = None if row["images"] < 0 else row["images"]
         yield Source(
-            row["kind"], os.fsdecode(row["path"]), images, row["bytes"], units, row["whole"]
-        )
+            row["kind"], os.fsdecode(row["path"]), images, row["bytes"], units, row["whole"],
+            stamp=row["stamp"],
+        )  # fmt: skip
 
 
 def _cut(sources: Iterable[Source], shard_bytes: int, batch: int) -> Iterator[Piece]:
     """Yields pieces of at most about ``shard_bytes``."""
     for source in sources:
-        if source.images is None:
-            yield from _cut_tar(source, shard_bytes)
-        elif source.units:
-            yield from _cut_units(source, shard_bytes)
-        elif source.images:
-            most = max(shard_bytes * source.images // max(source.bytes, 1), 1)
-            most -= most % batch if most > batch else 0
-            most = source.images if source.whole else most
-            for first in range(0, source.images, most):
-                images = min(most, source.images - first)
-                nbytes = source.bytes * images // source.images
-                yield Piece(source.kind, source.path, first, images, nbytes)
+        for piece in _cut_one(source, shard_bytes, batch):
+            yield replace(piece, stamp=source.stamp)
+
+
+def _cut_one(source: Source, shard_bytes: int, batch: int) -> Iterator[Piece]:
+    if source.images is None:
+        yield from _cut_tar(source, shard_bytes)
+    elif source.units:
+        yield from _cut_units(source, shard_bytes)
+    elif source.images:
+        most = max(shard_bytes * source.images // max(source.bytes, 1), 1)
+        most -= most % batch if most > batch else 0
+        most = source.images if source.whole else most
+        for first in range(0, source.images, most):
+            images = min(most, source.images - first)
+            nbytes = source.bytes * images // source.images
+            yield Piece(source.kind, source.path, first, images, nbytes)
 
 
 def _cut_units(source: Source, shard_bytes: int) -> Iterator[Piece]:
@@ -248,22 +271,82 @@ def _cut_tar(source: Source, shard_bytes: int) -> Iterator[Piece]:
     first = 0
     if source.bytes > CUT_TAR * shard_bytes:
         try:
-            with tarfile.open(source.path, "r:") as archive:
+            with open(source.path, "rb") as file:
                 stem = None
-                for member in archive:
-                    archive.members = []  # else it keeps all of them
-                    if member.isfile() and sample_key(member.name) != stem:
+                for member in TarMembers(source.path, file):
+                    if sample_key(member.name) != stem:
                         stem = sample_key(member.name)
                         begin = member.offset  # headers of long names included
                         if begin - first >= shard_bytes:
                             yield Piece("tar", source.path, first, SO_MANY_BYTES, begin - first)
                             first = begin
-        except (tarfile.TarError, EOFError) as error:
-            raise InputError(f"{source.path}: expected a sound tar, found: {error}") from error
         except OSError as error:
             reason = describe_os_error(error)
             raise InputError(f"{source.path}: cannot be read: {reason}") from error
     yield Piece("tar", source.path, first, TO_THE_END, source.bytes - first)
+
+
+class Member(NamedTuple):
+    """A plain file in a tar: where its header and its content begin, and the latter's bytes."""
+
+    name: str
+    offset: int
+    data: int
+    size: int
+    sparse: bool
+
+
+#: Bytes of a header, at most, which tarfile reads whole.
+MOST_HEADER_BYTES = 1 << 20
+
+
+class TarMembers:
+    """The plain files of a tar from where its file is on; nothing but headers is read, what else is skipped.
+
+    Attributes:
+        end: where the last header was followed by none, when all are gone through.
+
+    Raises:
+        InputError: while it is gone through: the tar is broken.
+    """
+
+    def __init__(self, path: str, file: Any) -> None:
+        self._path, self._file, self.end = path, file, 0
+        self._size = os.fstat(file.fileno()).st_size
+
+    def __iter__(self) -> Iterator[Member]:
+        try:
+            with tarfile.open(fileobj=self, mode="r:") as archive:
+                for found in archive:
+                    archive.members = []  # else it keeps all of them
+                    if archive.offset <= found.offset:  # a size below 0 would lead back
+                        raise tarfile.ReadError(f"{found.name} of {found.size:,} bytes")
+                    if found.isfile():
+                        yield Member(
+                            found.name,
+                            found.offset,
+                            found.offset_data,
+                            found.size,
+                            found.issparse(),
+                        )
+                self.end = archive.offset
+        except (tarfile.TarError, EOFError, ValueError, OverflowError) as error:
+            raise expected(self._path, "a sound tar", error) from error
+
+    # ---- what tarfile needs of a file ----
+
+    def read(self, size: int) -> bytes:
+        if size > MOST_HEADER_BYTES:
+            raise tarfile.ReadError(f"a header of {size:,} bytes")
+        return self._file.read(size)
+
+    def seek(self, place: int) -> int:
+        if place > self._size:
+            raise tarfile.ReadError("unexpected end of data")
+        return self._file.seek(place)
+
+    def tell(self) -> int:
+        return self._file.tell()
 
 
 def sample_key(name: str) -> str:
@@ -314,4 +397,19 @@ def pieces_of(folder: Path, shard: Shard) -> list[Piece]:
             rows = part.slice(inside, min(shard.first + shard.pieces - at, len(part) - inside))
             found += rows.to_pylist()
             at += len(rows)
-    return [Piece(**{**row, "path": os.fsdecode(row["path"])}) for row in found]
+    return list(map(_piece, found))
+
+
+def _piece(row: dict[str, Any]) -> Piece:
+    return Piece(**{**row, "path": os.fsdecode(row["path"])})
+
+
+def pieces_by_shard(folder: Path, every: list[Shard]) -> Iterator[tuple[Shard, list[Piece]]]:
+    """Yields all shards of a plan with their pieces.
+
+    Raises:
+        InputError: the plan is not there, or broken.
+    """
+    rows = _rows(folder / "pieces")
+    for shard in every:
+        yield shard, list(map(_piece, islice(rows, shard.pieces)))

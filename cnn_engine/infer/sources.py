@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import glob
 import gzip
+import hashlib
+import math
 import os
 import stat
 import zlib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ..errors import InputError, expected
-from ..io.files import describe_os_error
+from ..io.files import describe_os_error, status
 from ..io.images import SUFFIXES
 from . import packages
+from .labels import is_text
 
 #: A CIFAR-10 record: a label and 3 x 32 x 32 pixels.
 CIFAR_SHAPE = (3, 32, 32)
@@ -48,6 +52,8 @@ class Source:
         bytes: of the file.
         units: (images, bytes) of parts that are best read whole (row groups); empty: cut anywhere.
         whole: whether it can only be read from its beginning.
+        texts: whether labels may be texts.
+        stamp: what the file was when it was found; see :func:`stamp`.
     """
 
     kind: str
@@ -56,6 +62,8 @@ class Source:
     bytes: int
     units: tuple[tuple[int, int], ...] = ()
     whole: bool = False
+    texts: bool = False
+    stamp: str = ""
 
 
 @dataclass(frozen=True)
@@ -81,10 +89,12 @@ def find(inputs: Sequence[str], wanted: Wanted) -> Iterator[Source]:
         InputError: an input names nothing, nothing that is known, or the same as another.
     """
     paths = list(_expanded(inputs))
-    _check_apart(paths)
+    apart = _Apart() if len(paths) > 1 else None
     for path in paths:
+        if apart is not None:
+            apart.begin(path)
         if os.path.isdir(path):
-            yield from _folder(path, wanted, set())
+            yield from _folder(path, wanted, set(), apart)
         elif (source := examine(path, wanted)) is not None:
             yield source
         elif not _is_labels(path):
@@ -131,38 +141,85 @@ def _lines(path: str) -> list[str]:
     return [line for line in lines if line.strip()]
 
 
-def _check_apart(paths: Sequence[str]) -> None:
-    """Refuses inputs that overlap: their images would have two rows each."""
-    places: dict[str, str] = {}
-    for path in paths:
-        place = os.path.realpath(path)
-        if place in places:
-            raise expected(path, "each input once", f"it again as {places[place]}")
-        places[place] = path
-    for place, path in places.items():
-        for folder in Path(place).parents:
-            if str(folder) in places:
-                raise expected(
-                    path, "each image once", f"its folder {places[str(folder)]} beside it"
-                )
+class _Apart:
+    """Refuses inputs that overlap, by links too: their images would have two rows each.
+
+    Within one input, every name of a file is a row. All folders are kept, but of their files only those that
+    have other names: the others are found by their folders.
+    """
+
+    def __init__(self) -> None:
+        self._folders: dict[tuple[int, int], int] = {}
+        self._files: dict[tuple[int, int], int] = {}
+        self._inputs: list[str] = []
+
+    def begin(self, path: str) -> None:
+        """Begins with the next input."""
+        self._inputs.append(path)
+        if os.path.isfile(path):
+            self.file(path, status(Path(path)), named=True)
+
+    def folder(self, path: str, found: os.stat_result) -> None:
+        """Notes a folder of the input.
+
+        Raises:
+            InputError: it is in an input before this one.
+        """
+        self._add(self._folders, path, found, "each folder once")
+
+    def file(self, path: str, found: os.stat_result, named: bool = False) -> None:
+        """Notes a file of the input.
+
+        Args:
+            named: whether it has, or may have, other names.
+
+        Raises:
+            InputError: it is in an input before this one.
+        """
+        if named or (found.st_dev, found.st_ino) in self._files:
+            self._add(self._files, path, found, "each image once")
+        if named:
+            place, name = os.path.split(os.path.realpath(path))
+            if _examiner(name) is not None and not _is_hidden(name):
+                inside = status(Path(place))
+                owner = self._folders.get((inside.st_dev, inside.st_ino))
+                if owner is not None and owner != len(self._inputs):
+                    raise expected(path, "each image once", f"it in {self._inputs[owner - 1]} too")
+
+    def _add(self, known: dict, path: str, found: os.stat_result, wanted: str) -> None:
+        this = len(self._inputs)
+        owner = known.setdefault((found.st_dev, found.st_ino), this)
+        if owner != this:
+            raise expected(path, wanted, f"it in {self._inputs[owner - 1]} too")
 
 
-def _folder(path: str, wanted: Wanted, seen: set[tuple[int, int]]) -> Iterator[Source]:
+def _is_hidden(name: str) -> bool:
+    return name.startswith((".", "_"))
+
+
+def _folder(
+    path: str, wanted: Wanted, seen: set[tuple[int, int]], apart: _Apart | None
+) -> Iterator[Source]:
     try:
-        status = os.stat(path)
-        if (status.st_dev, status.st_ino) in seen:  # a link to a folder that was gone through
+        place = os.stat(path)
+        if (place.st_dev, place.st_ino) in seen:  # a link to a folder that was gone through
             return
-        seen.add((status.st_dev, status.st_ino))
+        seen.add((place.st_dev, place.st_ino))
+        if apart is not None:
+            apart.folder(path, place)
         with os.scandir(path) as entries:
             found = sorted(entries, key=lambda entry: os.fsencode(entry.name))
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {describe_os_error(error)}") from error
     for entry in found:
-        if entry.name.startswith((".", "_")):
+        if _is_hidden(entry.name):
             continue
         if os.path.isdir(entry.path):  # the entry's own raise an error for a link to itself
-            yield from _folder(entry.path, wanted, seen)
+            yield from _folder(entry.path, wanted, seen, apart)
         elif os.path.isfile(entry.path) and (source := examine(entry.path, wanted)) is not None:
+            if apart is not None:
+                there = status(Path(entry.path))
+                apart.file(entry.path, there, entry.is_symlink() or there.st_nlink > 1)
             yield source
 
 
@@ -176,34 +233,84 @@ def examine(path: str, wanted: Wanted) -> Source | None:
     Raises:
         InputError: it cannot be read, is broken, or its images are not of the network's shape.
     """
-    name = os.path.basename(path).lower()
-    examiner = None
-    if name.endswith(SUFFIXES):
-        examiner = _plain("image", 1)
-    elif name.endswith(".tar"):
-        examiner = _plain("tar", None)
-    elif name.endswith(".parquet"):
-        examiner = _parquet
-    elif name.endswith(".npy"):
-        examiner = _npy
-    elif name.endswith(".bin"):
-        examiner = _cifar
-    elif "-images-idx3-ubyte" in name:
-        examiner = _idx
+    examiner = _examiner(os.path.basename(path))
     if examiner is None:
         return None
     try:
-        status = os.stat(path)
-        if not stat.S_ISREG(status.st_mode):  # a pipe may never be written to
+        there = os.stat(path)
+        if not stat.S_ISREG(there.st_mode):  # a pipe may never be written to
             raise expected(path, "a file of images", "a special file")
-        return examiner(path, status.st_size, wanted)
+        source = examiner(path, there.st_size, wanted)
+        return replace(source, stamp=stamp(source.kind, path))
     except (OSError, EOFError, zlib.error) as error:
         reason = describe_os_error(error) if isinstance(error, OSError) else str(error)
         raise InputError(f"{path}: cannot be read: {reason}") from error
 
 
+def _examiner(name: str) -> Callable[[str, int, Wanted], Source] | None:
+    """Returns what tells of a file by its name what it has; None where that is no image file's."""
+    name = name.lower()
+    if name.endswith(SUFFIXES):
+        return _plain("image", 1)
+    if name.endswith(".tar"):
+        return _plain("tar", None)
+    for end, examiner in _ENDS.items():
+        if name.endswith(end):
+            return examiner
+    return _idx if "-images-idx3-ubyte" in name else None
+
+
+#: Bytes of a part that a stamp is of, and parts of a file: of one image its two ends, for there are many.
+_STAMPED_BYTES, _STAMPED_PARTS, _STAMPED_OF_AN_IMAGE = 1 << 12, 16, 2
+
+
+def stamp(kind: str, path: str) -> str:
+    """Returns what tells whether a file is as it was: its size, its time, and a digest of parts of it.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    parts = _STAMPED_OF_AN_IMAGE if kind == "image" else _STAMPED_PARTS
+    stamps = [_stamp(path, parts)]
+    if kind == "idx" and (labels := idx_labels(path)) is not None:
+        stamps.append(_stamp(labels, parts))
+    return " ".join(stamps)
+
+
+def _stamp(path: str, parts: int) -> str:
+    there, found = os.stat(path), "unread"
+    with suppress(OSError):  # whoever reads all of it will say so
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            digest = hashlib.blake2b(digest_size=12)
+            last = max(there.st_size - _STAMPED_BYTES, 0)
+            for place in sorted({last * part // (parts - 1) for part in range(parts)}):
+                digest.update(os.pread(descriptor, _STAMPED_BYTES, place))
+            found = digest.hexdigest()
+        finally:
+            os.close(descriptor)
+    return f"{there.st_size} {there.st_mtime_ns} {found}"
+
+
+def without_time(stamp: str) -> str:
+    """Returns of a stamp what a copy of the file has, too."""
+    words = stamp.split(" ")
+    return " ".join(word for at, word in enumerate(words) if at % 3 != 1)
+
+
+def difference(before: str, now: str) -> str:
+    """Returns in words what two stamps of a file differ in."""
+    names = ("size", "time of change", "content")
+    pairs = zip(before.split(" "), now.split(" "), strict=False)
+    found = next((at for at, (one, other) in enumerate(pairs) if one != other), -1)
+    if found < 0:
+        return "file of labels"
+    return names[found % 3] + (" of the file of labels" if found >= 3 else "")
+
+
 def _plain(kind: str, images: int | None) -> Any:
-    return lambda path, size, wanted: Source(kind, path, images, size)
+    texts = kind == "tar"  # a .cls may be anything
+    return lambda path, size, wanted: Source(kind, path, images, size, texts=texts)
 
 
 def _check_shape(path: str, found: tuple[int, ...], wanted: Wanted) -> None:
@@ -215,10 +322,10 @@ def _check_shape(path: str, found: tuple[int, ...], wanted: Wanted) -> None:
 
 def _npy(path: str, size: int, wanted: Wanted) -> Source:
     shape, dtype, offset = npy_header(path)
-    if len(shape) != 4 or dtype.name not in ("uint8", "float32"):
+    if len(shape) != 4 or dtype not in (np.uint8, np.float32) or not dtype.isnative:
         raise expected(path, "uint8 or float32 [N, C, H, W]", f"{dtype} {list(shape)}")
     _check_shape(path, shape[1:], wanted)
-    needed = offset + int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    needed = offset + math.prod(shape) * dtype.itemsize
     if size < needed:
         raise expected(path, f"{needed:,} bytes, as its header says", f"{size:,}")
     return Source("npy" if dtype == np.uint8 else "npy-float32", path, shape[0], size)
@@ -240,11 +347,16 @@ def npy_header(path: str) -> tuple[tuple[int, ...], np.dtype, int]:
             if read is None:
                 raise ValueError(f"format {version}")
             shape, fortran, dtype = read(file)
-        except ValueError as error:
-            raise expected(path, "a .npy file", str(error)) from error
+        except OSError:
+            raise
+        except Exception as error:  # on broken headers, NumPy's reader fails in many ways
+            words = " ".join(str(error).split()) or type(error).__name__
+            raise expected(path, "a .npy file", words[:200]) from error
         if fortran:
             raise expected(path, "an array in C order", "Fortran order")
-        return shape, dtype, file.tell()
+        if any(size < 0 for size in shape):
+            raise expected(path, "sizes of 0 and more", list(shape))
+        return tuple(map(int, shape)), dtype, file.tell()
 
 
 def _cifar(path: str, size: int, wanted: Wanted) -> Source:
@@ -284,7 +396,26 @@ def _idx(path: str, size: int, wanted: Wanted) -> Source:
     with open_idx(path) as file:
         count, rows, columns = idx_header(path, file, 3)
     _check_shape(path, (1, rows, columns), wanted)
+    _check_idx_size(path, size, 16 + count * rows * columns)
+    labels = idx_labels(path)
+    if labels is not None:
+        with open_idx(labels) as file:
+            (found,) = idx_header(labels, file, 1)
+        if found != count:
+            raise expected(labels, f"{count:,} labels, one an image", f"{found:,}")
+        _check_idx_size(labels, os.path.getsize(labels), 8 + count)
     return Source("idx", path, count, size, whole=path.endswith(".gz"))
+
+
+#: How many times its size what deflate compresses may be, at most.
+_MOST_DEFLATED = 1032
+
+
+def _check_idx_size(path: str, size: int, needed: int) -> None:
+    """Refuses a header that says more than the file can have; of a compressed one only reading tells all."""
+    most = size * _MOST_DEFLATED if path.endswith(".gz") else size
+    if most < needed:
+        raise expected(path, f"{needed:,} bytes, as its header says", f"at most {most:,}")
 
 
 def _parquet(path: str, size: int, wanted: Wanted) -> Source:
@@ -299,8 +430,18 @@ def _parquet(path: str, size: int, wanted: Wanted) -> Source:
         (metadata.row_group(i).num_rows, metadata.row_group(i).total_byte_size)
         for i in range(metadata.num_row_groups)
     )
+    rows = sum(count for count, _ in units)
+    most = max((nbytes for _, nbytes in units), default=0)
+    if rows != metadata.num_rows or min(map(min, units), default=0) < 0 or most > _MOST_GROUP_BYTES:
+        raise expected(path, "a sound Parquet file", "sizes in its footer that cannot be")
     kind = parquet_kind(path, image, wanted)
-    return Source(kind, path, metadata.num_rows, size, units)
+    label = column(path, schema, "label", wanted)
+    texts = bool(label) and is_text(schema.field(label).type)
+    return Source(kind, path, rows, size, units, texts=texts)
+
+
+#: Bytes of a row group, uncompressed, that a footer may claim.
+_MOST_GROUP_BYTES = 1 << 46
 
 
 def _first_line(error: Exception) -> str:
@@ -316,6 +457,8 @@ def column(path: str, schema: Any, role: str, wanted: Wanted) -> str:
     named = wanted.columns.get(role)
     choices = (named,) if named else COLUMNS[role]
     for name in choices:
+        if schema.names.count(name) > 1:
+            raise expected(path, f"one column {name} (--columns)", schema.names.count(name))
         if name in schema.names:
             return name
     if named or role == "image":
@@ -346,3 +489,6 @@ def parquet_kind(path: str, kind: Any, wanted: Wanted) -> str:
     if size not in (0, values):  # 0: lists of any length, each of which is checked when read
         raise expected(path, f"{values} values an image, as the network reads", size)
     return "parquet-uint8" if str(kind) == "uint8" else "parquet-float32"
+
+
+_ENDS = {".parquet": _parquet, ".npy": _npy, ".bin": _cifar}

@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import chain, islice
 from typing import Any
 
-from ..measure import environment
+import numpy as np
+
+from ..measure import environment, statistics
 from ..report import text as text_report
 from ..report import units
 from ..report.json import finite
 from ..report.pages import template
 from . import memory
 from .ceilings import ALL, STAGES
+from .output import Record
 from .supervise import Counts
 
 SCHEMA = 1
+
+#: Bad images, and lost labels, that a report names.
+NAMED = 100
+
+#: How many of them its text shows.
+SHOWN = 10
 
 
 @dataclass
@@ -34,11 +45,11 @@ class Summary:
     before: int
     done: int
     set_aside: list[dict[str, str]]
-    rows: int
-    errors: int
+    records: list[Record]
+    ended: list[tuple[float, int]]
     input_bytes: int
-    output_bytes: int
     counts: Counts
+    trial: dict[str, list[dict[str, Any]]]
     ceilings: dict[str, list[dict[str, Any]]]
     planning_s: float
     working_s: float
@@ -49,8 +60,13 @@ class Summary:
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the report as JSON has it; what is not known is null."""
-        ceilings, limit = ceilings_of(self.ceilings, self.cores)
-        rate = self.rows / self.working_s if self.rows and self.working_s else None
+        ceilings = ceilings_of(self.ceilings, self.cores)
+        limit = lowest(ceilings_of(self.trial, self.cores))
+        limit = limit if limit in ceilings else lowest(ceilings)
+        records = self.records
+        rows, errors = (sum(getattr(r, name) for r in records) for name in ("rows", "errors"))
+        # A bad image is not computed, perhaps not even decoded: it is no throughput.
+        rate = (rows - errors) / self.working_s if rows > errors and self.working_s else None
         reached = None
         if rate is not None and limit is not None:
             reached = rate / ceilings[limit]["images_per_s"]
@@ -86,10 +102,14 @@ class Summary:
             "decoder": self.hello["decoder"],
             "cores": self.cores,
             "interrupted": self.interrupted,
-            "images": self.rows,
-            "errors": self.errors,
+            "images": rows,
+            "errors": errors,
+            "bad_images": _first(r.bad for r in records),
+            "label_texts": sum(r.label_texts for r in records),
+            "labels_lost": sum(r.labels_lost for r in records),
+            "lost_labels": _first(r.lost for r in records),
             "input_bytes": self.input_bytes,
-            "output_bytes": self.output_bytes,
+            "output_bytes": sum(r.bytes for r in records),
             "shards": {
                 "total": self.shards,
                 "done_before": self.before,
@@ -101,6 +121,7 @@ class Summary:
             "planning_s": self.planning_s,
             "working_s": self.working_s,
             "images_per_s": rate,
+            "images_per_s_interval": rate_interval(rate, self.ended),
             "late_s": self.counts.late_s,
             "cpu_s": self.counts.cpu_s,
             "peak_bytes_a_worker": self.counts.peak_bytes,
@@ -115,14 +136,42 @@ class Summary:
         return finite(document)
 
 
-def ceilings_of(
-    measured: dict[str, list[dict[str, Any]]], cores: int
-) -> tuple[dict[str, dict[str, Any]], str | None]:
-    """Returns what each stage does alone with all workers at it, and the name of the lowest ceiling.
+def _first(names: Iterable[tuple[str, ...]]) -> list[str]:
+    return list(islice(chain.from_iterable(names), NAMED))
+
+
+#: Stretches of a run, of about equally many shards, whose rates tell how much the run's is off by chance.
+STRETCHES = 20
+
+
+def rate_interval(rate: float | None, ended: list[tuple[float, int]]) -> list[float] | None:
+    """Returns what ``rate``, images/s of a whole run, holds the true one between with 95 % confidence.
+
+    Args:
+        ended: when each shard was done, in seconds, and its images; fewer than
+            :data:`~cnn_engine.measure.statistics.FEWEST` shards give no interval.
+    """
+    if rate is None or len(ended) < statistics.FEWEST:
+        return None
+    ended = sorted(ended)
+    bounds = np.linspace(0, len(ended), min(len(ended), STRETCHES) + 1).astype(int)
+    ends = np.array([0.0, *(ended[end - 1][0] for end in bounds[1:])])
+    images = np.diff(np.cumsum([0, *(count for _, count in ended)])[bounds])
+    seconds = np.diff(ends)
+    if not (images > 0).all() or not (seconds > 0).all():
+        return None
+    found = statistics.mean(seconds / images)
+    if not found.known:
+        return None
+    return [rate * found.value / found.high, rate * found.value / found.low]
+
+
+def ceilings_of(measured: dict[str, list[dict[str, Any]]], cores: int) -> dict[str, dict[str, Any]]:
+    """Returns what each stage does alone with all workers at it.
 
     Beside the stages, ``read and copy`` is of both at once, ``all at once`` of all beside each other, and
     ``cores`` of their CPU time an image alone, on the CPUs that there are. A stage that has nothing to do has
-    no row. ``all at once`` is no ceiling: a run may do more than stages that have no regard for each other.
+    no row.
     """
     found: dict[str, dict[str, Any]] = {}
     for stage, rows in measured.items():
@@ -135,8 +184,6 @@ def ceilings_of(
             "bytes_an_image": sum(row["bytes"] for row in rows) / images,
             "cpu_s_an_image": sum(row["cpu_seconds"] for row in rows) / images,
         }
-    if not found:
-        return {}, None
     together = sum(row["cpu_s_an_image"] for name, row in found.items() if name in STAGES)
     if together:
         found["cores"] = {
@@ -144,14 +191,22 @@ def ceilings_of(
             "bytes_an_image": None,
             "cpu_s_an_image": together,
         }
-    limits = (name for name in found if name != ALL)
-    return found, min(limits, key=lambda name: found[name]["images_per_s"], default=None)
+    return found
+
+
+def lowest(ceilings: dict[str, dict[str, Any]]) -> str | None:
+    """Returns the name of the lowest ceiling.
+
+    ``all at once`` is none: a run may do more than stages that have no regard for each other.
+    """
+    limits = (name for name in ceilings if name != ALL)
+    return min(limits, key=lambda name: ceilings[name]["images_per_s"], default=None)
 
 
 def facts(document: dict[str, Any]) -> list[tuple[str, str]]:
     """Returns what ran, on what, and what became of it, a line each."""
     settings, plan = document["settings"], document["plan"]
-    top = settings["top"]
+    top, numbers = settings["top"], settings["numbers"]
     variant = settings["variant"] + (" with reduction" if settings["reduction"] else "")
     planned = "" if plan["images"] < 0 else f", {units.counted(plan['images'], 'image')}"
     rows = [
@@ -160,7 +215,7 @@ def facts(document: dict[str, Any]) -> list[tuple[str, str]]:
         ("Input", " ".join(document["inputs"])),
         ("Plan", f"{units.counted(plan['shards'], 'shard')}{planned}, {units.size(plan['bytes'])}"),
         ("Output", document["output"]),
-        ("Rows", "all probabilities" if top is None else f"the {top} largest probabilities"),
+        ("Rows", f"all {numbers}" if top is None else f"the {top} largest {numbers}"),
         ("Device", f"{document['device']}, {document['device_name']}"),
         ("Variant", f"{variant}, {settings['dtype']}, batch {units.count(settings['batch'])}"),
         (
@@ -201,7 +256,7 @@ def outcome(document: dict[str, Any]) -> list[tuple[str, str]]:
         ),
         ("Planning, working", f"{units.seconds(document['planning_s'])}, "
                               f"{units.seconds(document['working_s'])}"),
-        ("Throughput", "-" if rate is None else f"{units.number(rate)} images/s"),
+        ("Throughput", rate_text(rate, document["images_per_s_interval"])),
         (
             "CPU time",
             f"{units.seconds(cpu_s / images if images else None)} an image, "
@@ -217,11 +272,31 @@ def outcome(document: dict[str, Any]) -> list[tuple[str, str]]:
     if document["bound_by"] is not None:
         rows.append(("Bound by", f"{document['bound_by']}, the lowest of the ceilings"))
         rows.append(("Efficiency", f"{units.percent(document['efficiency'])} of that ceiling"))
+    if document["label_texts"]:
+        count = units.count(document["label_texts"])
+        rows.append(("Labels", f"{count} are texts, in the column label_text"))
+    if document["labels_lost"]:
+        count = units.count(document["labels_lost"])
+        rows.append(
+            ("Labels", f"{count} lost, which are neither whole numbers nor texts, or of no image")
+        )
+    for label, names in (("Bad image", "bad_images"), ("Lost label", "lost_labels")):
+        rows += [(label, units.printable(name)) for name in document[names][:SHOWN]]
     rows += [
         ("Set aside", units.printable(f"{row['shard']} ({row['input']}): {row['reason']}"))
         for row in shards["set_aside"]
     ]
     return rows
+
+
+def rate_text(rate: float | None, interval: list[float] | None) -> str:
+    """Returns images/s with their interval, where that is known."""
+    if rate is None:
+        return "-"
+    text = f"{units.number(rate)} images/s"
+    if interval is not None:
+        text += f" (95 %: {' to '.join(map(units.number, interval))})"
+    return text
 
 
 #: The columns of :func:`stage_rows`.

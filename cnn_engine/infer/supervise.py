@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import queue
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -122,12 +123,16 @@ class Supervisor:
         pool: whose workers :meth:`start_all`, :meth:`first_hello` or :meth:`run` start.
         folder: where shards are recorded as they are done.
         run: what tells this run's files from another's.
+
+    Attributes:
+        ended: when each shard was done, in seconds from the first on, and its images that are not bad.
     """
 
     def __init__(self, pool: Pool, workers: int) -> None:
         self.pool, self.workers = pool, workers
         self.done: dict[int, Record] = {}
         self.set_aside: list[SetAside] = []
+        self.ended: list[tuple[float, int]] = []
         self.counts = Counts()
         self.stall_s, self.silent_s, self.grace_s = STALL_S, SILENT_S, GRACE_S
         self._states: dict[int, _State] = {}
@@ -302,9 +307,10 @@ class Supervisor:
             index in self.done or index not in self._shards
         ):  # a late attempt: the first one's file stays
             return
-        record = Record(event["rows"], event["errors"], event["bytes"])
+        record = Record.of(event, event["bytes"])
         self._folder.record(self._run, self._shards[index], record, self._hellos[worker]["host"])
         self.done[index] = record
+        self.ended.append((monotonic() - self._begin, record.rows - record.errors))
 
     def _on_failed(self, worker: int, event: Event) -> None:
         index, kind, message = event["shard"], event["kind"], event["message"]
@@ -347,6 +353,7 @@ class Supervisor:
 
     def _put_aside(self, index: int, reason: str) -> None:
         self.set_aside.append(SetAside(self._shards[index], reason))
+        self._folder.record(self._run, self._shards[index], None, platform.node())
 
     def _check_stalled(self) -> None:
         """Ends workers that hang, as on an image that never ends, and those that are silent.

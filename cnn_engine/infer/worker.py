@@ -29,7 +29,7 @@ from ..measure import environment
 from ..workload import get, of_model
 from . import ceilings, memory, packages
 from .decoding import Decoder
-from .output import Record, ShardFile
+from .output import OUTPUTS, PROBABILITIES, Record, ShardFile
 from .pipeline import SLOTS, Pipeline, Settings, slot_type, waiting_chunks
 from .readers import dtype_of
 from .shards import Shard
@@ -128,6 +128,11 @@ class Worker:
         return {made: slots}, rows
 
     @property
+    def numbers(self) -> str:
+        """What the network's numbers are called."""
+        return PROBABILITIES if self.engine.gives_probabilities else OUTPUTS
+
+    @property
     def _normalises(self) -> bool:
         return self._preprocess is not None and self._preprocess.normalises
 
@@ -178,6 +183,7 @@ class Worker:
             "threads": engine.threads,
             "batch": self.batch,
             "classes": network.classes,
+            "numbers": self.numbers,
             "shape": list(network.input_shape),
             "reads": self._reads,
             "normalises": self._normalises,
@@ -187,10 +193,10 @@ class Worker:
         }
 
     def open(self, message: Message) -> None:
-        """Begins with a folder: ``folder``, ``temporary`` and ``run``; see :class:`Settings`."""
+        """Begins with a folder: ``folder``, ``temporary``, ``run`` and ``texts``; see :class:`Settings`."""
         self.settings = Settings(
             Path(message["folder"]), Path(message["temporary"]), message["run"], self.batch,
-            self.top, self.wanted,
+            self.top, self.wanted, self.numbers, message["texts"],
         )  # fmt: skip
         self.pipeline = Pipeline(
             self.engine, self.decoder, self.settings, self._slots, self._rows, self._computed,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from ..errors import InputError, expected
 
@@ -48,6 +49,23 @@ def read_text(path: str | os.PathLike[str], most_bytes: int) -> str:
         return content.decode("utf-8-sig")
     except ValueError as error:
         raise expected(str(path), "text in UTF-8", error) from error
+
+
+def read_json(path: str | os.PathLike[str], wanted: str) -> Any:
+    """Returns what a JSON file has.
+
+    Args:
+        wanted: what it is expected to be, for the message.
+
+    Raises:
+        InputError: it cannot be read, or is no JSON.
+    """
+    try:
+        return json.loads(Path(path).read_text("utf-8"))
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {describe_os_error(error)}") from error
+    except (ValueError, RecursionError) as error:
+        raise expected(str(path), wanted, f"something else ({error})") from error
 
 
 #: How a file is made that nobody else has.
