@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import math
 import types
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 
 import numpy as np
 import pytest
 
 from cnn_engine import Engine, InputError, report
+from cnn_engine.compare import comparison
 from cnn_engine.devices import nvml
 from cnn_engine.measure import environment, result, step_times
 from cnn_engine.measure.result import Result
@@ -99,6 +101,35 @@ def test_long_runs_keep_samples_evenly_thinned(monkeypatch, measured):
     again = Result.from_dict(document)
     assert len(again.latency.samples_ms) == 2
     assert again.latency.count == again.to_dict()["latency_ms"]["samples"] == 4
+
+
+def test_thinned_samples_keep_the_figures_of_all(monkeypatch, measured):
+    """The slowest pass, and each percentile, are those of all passes, however often it is read."""
+    samples = [1.0 + 0.001 * i for i in range(100)]
+    samples[51] = 40.0
+    every = replace(measured, latency=result.Latency(samples, (50.0, 95.0)))
+    monkeypatch.setattr(result, "MOST_SAMPLES", 10)
+    document = every.to_dict()
+    assert 40.0 not in document["latency_samples_ms"]
+    again = Result.from_dict(json.loads(json.dumps(document)))
+    assert again.to_dict()["latency_ms"] == document["latency_ms"] == every.latency.to_dict()
+    assert dict(report.text.latency(again.latency))["max"] == "40.00 ms"
+    row = comparison.compare(again, again).whole
+    assert row.baseline.value == pytest.approx(every.latency.to_dict()["p50"] / 1e3)
+    assert row.baseline.low < row.baseline.value < row.baseline.high
+    for key, value, message in (
+        ("max", None, None),
+        ("p50", "x", "latency_ms: p50: expected a number"),
+    ):
+        changed = {**document, "latency_ms": {**document["latency_ms"], key: value}}
+        if message is None:
+            Result.from_dict(changed)
+        else:
+            with pytest.raises(InputError, match=message):
+                Result.from_dict(changed)
+    del document["latency_ms"]["max"]
+    with pytest.raises(InputError, match="latency_ms: max: expected a value, found none"):
+        Result.from_dict(document)
 
 
 @pytest.mark.parametrize(

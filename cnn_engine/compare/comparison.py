@@ -241,6 +241,8 @@ def _numbers(result: Result) -> Iterator[tuple[str, float]]:
     if result.latency is not None:
         for value in result.latency.samples_ms:
             yield "latency_samples_ms", value / 1e3
+        for key, value in (result.latency.written or {}).items():
+            yield f"latency_ms: {key}", value / 1e3
     for layer in result.layers:
         yield f"layer {layer.name}: host_s", layer.host_s
         if layer.device_s is not None:
@@ -485,7 +487,11 @@ def _times(result: Result, per: str) -> dict[tuple[str, str], Estimate]:
     samples = _pass_samples(result, per)
     if len(samples):
         for percentile in PERCENTILES:
-            found[PASS, f"p{percentile}"] = statistics.quantile(samples, percentile / 100)
+            estimate = statistics.quantile(samples, percentile / 100)
+            written = (result.latency.written or {}).get(f"p{percentile}", 0.0) / 1e3
+            if written > 0 < estimate.value:  # of all samples, of which some were kept
+                estimate = estimate.scaled(written / _divisor(result, per) / estimate.value)
+            found[PASS, f"p{percentile}"] = estimate
     rate = _throughput(result)
     if rate is not None:
         found[THROUGHPUT, "throughput"] = rate

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..engine.check import Check
 from ..engine.phases import Phases
-from ..errors import expected
+from ..errors import InputError, expected
 from .profile_tables import Profile
 from .reading import brief, read
 
@@ -244,11 +244,17 @@ class Prediction:
 
 @dataclass
 class Latency:
-    """Wall times of forward passes of one full batch, in milliseconds, from raw ``samples_ms``."""
+    """Wall times of forward passes of one full batch, in milliseconds, from raw ``samples_ms``.
+
+    Attributes:
+        thinned_from: samples that there were, where only some were kept.
+        written: the figures that a document has of all of them, which those that were kept cannot give.
+    """
 
     samples_ms: list[float]
     percentiles: tuple[float, ...] = (50.0, 90.0, 99.0)
-    thinned_from: int | None = None  # samples that there were, where only some were kept
+    thinned_from: int | None = None
+    written: dict[str, float] | None = None
 
     @property
     def count(self) -> int:
@@ -256,6 +262,8 @@ class Latency:
         return self.thinned_from or len(self.samples_ms)
 
     def to_dict(self) -> dict[str, float | int]:
+        if self.written is not None:
+            return {**self.written, "samples": self.count}
         samples = np.asarray(self.samples_ms)
         result: dict[str, float | int] = {"min": float(samples.min())}
         for percentile in sorted({50.0, 90.0, 99.0, *self.percentiles}):
@@ -388,8 +396,8 @@ class Result:
     def from_dict(cls, document: Any, name: str = "result") -> Result:
         """Returns the result of a JSON document of schema 1; ``name`` is for messages.
 
-        Keys that this version does not know are ignored. Percentiles are taken again from the samples
-        that were kept.
+        Keys that this version does not know are ignored. Where samples were thinned, the figures of all of
+        them are those that were written.
 
         Raises:
             InputError: the document is of another schema, or lacks a key, or a value is of another kind.
@@ -406,6 +414,7 @@ class Result:
                 "samples_ms": samples,
                 "percentiles": _percentiles(found),
                 "thinned_from": count,
+                "written": _written(found, count, samples, f"{name}: latency_ms"),
             }
         values["whole_pass"] = values.pop("pass", None)
         timeline = values.pop("timeline", None) or {"total": 0, "events": []}
@@ -437,6 +446,22 @@ class _Dataset:
 
 def _step(step: LayerTime | CopyTime) -> dict[str, Any]:
     return {**asdict(step), "samples_s": thinned(step.samples_s)}
+
+
+def _written(latency: Any, count: Any, kept: Any, name: str) -> dict[str, float] | None:
+    """Returns the figures of ``latency_ms`` where they are of more samples than were ``kept``; else None.
+
+    Raises:
+        InputError: one that every document has is missing, or is no number; ``name`` is the path to it.
+    """
+    if not isinstance(count, int) or not isinstance(kept, list) or count <= len(kept):
+        return None
+    percentiles = sorted({50.0, 90.0, 99.0, *_percentiles(latency)})
+    keys = ["min", *(f"p{percentile:g}" for percentile in percentiles), "max", "mean"]
+    for key in keys:
+        if key not in latency:
+            raise InputError(f"{name}: {key}: expected a value, found none")
+    return {key: read(float, latency[key], f"{name}: {key}") for key in keys}
 
 
 def _percentiles(latency: Any) -> list[float]:

@@ -77,8 +77,7 @@ class SqueezeExcite(Operator):
 
     def flops(self, inputs, outputs) -> int:
         x, first = inputs[:2]
-        products = 4 * x.shape[0] * math.prod(first.shape[:2])
-        return products + (x.size if self.scales else 0)
+        return 4 * x.shape[0] * math.prod(first.shape[:2])
 
     def terms(self, inputs) -> int:
         return max(inputs[1].shape[:2])

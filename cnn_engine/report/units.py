@@ -70,8 +70,11 @@ def percent(fraction: float | None) -> str:
     if fraction == 0 or not abs(fraction) < 10:
         return f"{number(fraction * 100)} %"
     text = f"{fraction * 100:.2f}"
-    if abs(fraction) < 1 and text in ("0.00", "-0.00", "100.00"):
-        return {"0.00": "<0.01 %", "-0.00": ">-0.01 %", "100.00": ">99.99 %"}[text]
+    if text in ("0.00", "-0.00"):
+        return {"0.00": "<0.01 %", "-0.00": ">-0.01 %"}[text]
+    if text.lstrip("-") == "100.00" and abs(fraction) != 1:
+        beyond = "100.00 %" if abs(fraction) > 1 else "99.99 %"
+        return f">{beyond}" if fraction > 0 else f"<-{beyond}"
     return f"{text} %"
 
 
