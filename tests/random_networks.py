@@ -42,8 +42,13 @@ ENDS = (
     "@cpu", "#2",
 )  # fmt: skip
 
-#: Powers of ten that float64 has room for and their products have not.
-HOSTILE = (-300, -200, -100, 0, 0, 100, 200, 300)
+#: Powers of ten: of inputs, of factors, for whose products weights in float64 have no room, and of the most
+#: that any value is made of. Beside a shift, products with numbers above the root of the largest may vanish.
+SIZES, HOSTILE, MOST_LEVEL = (
+    (-140, -70, 0, 70, 140),
+    (-280, -200, -140, -70, 0, 70, 140, 200, 280),
+    140,
+)
 
 MOST_ELEMENTS = 1 << 13
 
@@ -69,6 +74,10 @@ class RandomNetwork:
         self.nodes: list[Node] = []
         self.constants: dict[str, np.ndarray] = {}
         self.names: set[str] = set(self.values)
+        self.powers: dict[str, int] = {}  # of ten: of constants of either sign
+        self.size = self.level = (
+            self.one(*SIZES) if hostile else 0
+        )  # of the inputs, and of what is made now
 
     # ---- what everything is made of ----
 
@@ -89,17 +98,27 @@ class RandomNetwork:
         self.names.add(found)
         return found
 
-    def constant(self, shape: tuple[int, ...], low: float = -1.0, high: float = 1.0) -> str:
-        """Returns a new constant, or one that others read, too."""
-        alike = [n for n, array in self.constants.items() if array.shape == shape and low < 0]
+    def constant(
+        self, shape: tuple[int, ...], low: float = -1.0, high: float = 1.0, shifts: bool = False
+    ) -> str:
+        """Returns a new constant, or one that others read, too.
+
+        Factors of any size bring what they multiply to another; what ``shifts`` that is as large.
+        """
+        power = self.level if shifts else 0
+        if self.hostile and low < 0 and not shifts:
+            power = self.one(*(k for k in HOSTILE if abs(self.level + k) <= MOST_LEVEL))
+            self.level += power
+        power = power if low < 0 else 0
+        alike = [n for n, array in self.constants.items() if array.shape == shape]
+        alike = [n for n in alike if self.powers.get(n) == power and low < 0]
         if alike and self.chance(0.3):
             return self.one(*alike)
         name = self.name(f"c{len(self.constants)}")
-        array = self.rng.uniform(low, high, shape)
-        if self.hostile and low < 0:
-            array *= 10.0 ** self.one(*HOSTILE)
-        self.constants[name] = array.astype(self.dtype)
+        self.constants[name] = (self.rng.uniform(low, high, shape) * 10.0**power).astype(self.dtype)
         self.values[name] = Value(name, shape, self.dtype)
+        if low < 0:
+            self.powers[name] = power
         return name
 
     def add(self, op, *inputs: str | None) -> str:
@@ -138,10 +157,12 @@ class RandomNetwork:
         number = self.add(ReduceMean((0,), keepdims=False), "v")
         return self.add(Mul(), self.constant(shape), self.add(Sigmoid(), number))
 
-    def operand(self, shape: tuple[int, ...], low: float = -1.0, high: float = 1.0) -> str:
+    def operand(
+        self, shape: tuple[int, ...], low: float = -1.0, high: float = 1.0, shifts: bool = False
+    ) -> str:
         """Returns a weight, a bias or a parameter: a constant, as a rule."""
         if self.hostile or self.chance(0.9):
-            return self.constant(shape, low, high)
+            return self.constant(shape, low, high, shifts)
         if low > 0:
             return self.add(Clip(low, high), self.computed(shape))
         return self.one(*self.vectors) if self.shape("v") == shape else self.computed(shape)
@@ -165,8 +186,8 @@ class RandomNetwork:
         side = self.one(1, 1, 3)
         pad = self.one(side // 2, side // 2, 0) if min(h, w) >= side else side // 2
         filters = channels if groups == channels > 1 else groups * self.one(2, 4, 8, channels)
-        bias = self.operand((filters,)) if self.chance(0.6) else None
         weight = self.operand((filters, channels // groups, side, side))
+        bias = self.operand((filters,), shifts=True) if self.chance(0.6) else None
         stride = self.one(1, 1, 1, 2)
         op = Conv2d((stride, stride), (pad,) * 4, groups=groups)
         return (
@@ -204,8 +225,9 @@ class RandomNetwork:
 
     def _norm(self, x: str) -> str:
         channels = (self.shape(x)[1],)
-        variance = self.operand(channels, 0.5, 2.0)
-        return self.add(BatchNorm(), x, *(self.operand(channels) for _ in range(3)), variance)
+        mean = self.operand(channels, shifts=True)
+        scale, shift = self.operand(channels), self.operand(channels, shifts=True)
+        return self.add(BatchNorm(), x, scale, shift, mean, self.operand(channels, 0.5, 2.0))
 
     def _numbers(self, x: str) -> str:
         n, c, h, w = self.shape(x)
@@ -470,9 +492,8 @@ def network(seed: int, dtype: str, hostile: bool = False) -> tuple[Graph, dict[s
     made = RandomNetwork(seed, dtype, hostile)
     made.grow(int(made.rng.integers(2, 12)))
     graph = made.graph()
-    size = 10.0 ** made.one(*HOSTILE) if hostile else 1.0
     inputs = {
-        value.name: (made.rng.uniform(-2, 2, value.shape) * size).astype(dtype)
+        value.name: (made.rng.uniform(-2, 2, value.shape) * 10.0**made.size).astype(dtype)
         for value in graph.inputs
     }
     return graph, inputs

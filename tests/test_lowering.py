@@ -121,7 +121,7 @@ def test_rewrites_keep_factors_of_any_size(road):
         graph, inputs = network(seed, "float64", hostile=True)
         wanted, sizes = made_and_sizes(graph, inputs)
         after = ROADS[road](Model(graph).base)
-        if not (sizes.min() > 1e-300 and sizes.max() < 1e300):
+        if not (sizes.min() > 1e-300 and sizes.max() < 1e150):
             continue  # the network itself loses numbers that a rewrite may keep
         compared += 1
         with np.errstate(all="ignore"):
@@ -129,7 +129,7 @@ def test_rewrites_keep_factors_of_any_size(road):
         for name in graph.outputs:
             part = EXACT * np.abs(wanted[name]).max(initial=0)
             assert_close(found[name], wanted[name], part, seed=seed, output=name)
-    assert compared > COUNT // 4
+    assert compared > COUNT // 2
 
 
 def test_a_cpu_computes_what_the_network_does():

@@ -164,6 +164,8 @@ class Kernel:
             to be fastest: what ``--tune`` measures beside the kernel itself.
         summary: one line for ``--help`` and the docs, where the name is a variant.
         file: of a kernel of a user's own, its path.
+        again: returns a kernel of a user's own once more: what it is made of can be pickled, its functions
+            cannot.
     """
 
     op: str
@@ -192,6 +194,10 @@ class Kernel:
     forms: Callable[[Node, Graph, Any], Sequence[Kernel]] = _no_forms
     summary: str = ""
     file: str | None = None
+    again: Callable[[], Kernel] | None = field(default=None, compare=False, repr=False)
+
+    def __reduce__(self) -> tuple:
+        return super().__reduce__() if self.again is None else (self.again, ())
 
     @staticmethod
     def from_file(path: str | os.PathLike[str]) -> Kernel:

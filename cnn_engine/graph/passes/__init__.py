@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 from ..graph import Graph
@@ -162,9 +162,16 @@ def _until_done(graph: Graph, passes: Sequence[Pass]) -> Graph:
             found = rewrite(found)
     if found is graph or graph.rebuild is None:
         return found
-    rebuild = graph.rebuild
+    return replace(found, rebuild=_Again(graph.rebuild, passes, found))
 
-    def again(batch: int) -> Graph:
-        return _until_done(rebuild(batch), passes).sharing(found)
 
-    return replace(found, rebuild=again)
+@dataclass(frozen=True)
+class _Again:
+    """Rewrites a graph for another batch as ``found`` was rewritten; an object, so that it can be pickled."""
+
+    rebuild: Callable[[int], Graph]
+    passes: Sequence[Pass]
+    found: Graph
+
+    def __call__(self, batch: int) -> Graph:
+        return _until_done(self.rebuild(batch), self.passes).sharing(self.found)

@@ -10,9 +10,6 @@ import numpy as np
 from ...operators.shaping import Concat
 from ..graph import Graph, Node, Note
 
-#: Inputs are taken to be no larger where a product with one is said to vanish beside a number.
-MOST_INPUT = 2.0**64
-
 
 class Rewrites:
     """Replacements in one graph, none of which touches a node of another."""
@@ -172,7 +169,8 @@ def folded(
     """Returns computed constants in ``dtype``, or None where it has no room for them.
 
     All must be finite. Factors below the smallest normal number would lose what they multiply; they may do so
-    beside larger ones, or beside a shift that their products with :data:`MOST_INPUT` would not change.
+    beside larger ones, or beside a shift that their products with an input would not change: one of at most
+    the root of the largest number, 2^64 in float32. Channels that training has let die are of this kind.
 
     Args:
         exact: in a wider type.
@@ -189,7 +187,7 @@ def folded(
             largest = np.abs(exact).reshape(*exact.shape[:apart], -1).max(axis=-1, initial=0)
             shifts = np.reshape(np.abs(beside), (-1, *[1] * (apart - 1)))
             lost = (largest > 0) & (largest < limits.smallest_normal)
-            if (lost & (largest * MOST_INPUT >= limits.eps * shifts)).any():
+            if (lost & (largest * limits.max**0.5 >= limits.eps * shifts)).any():
                 return None
     return made
 

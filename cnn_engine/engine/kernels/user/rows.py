@@ -7,6 +7,7 @@ import ctypes
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,7 @@ def from_file(path: str | Path, library: str | None = None) -> Kernel:
     return Kernel(
         read.contract.op, read.name, read.device, make, computes=(read.computes,), why_not=why_not,
         workspace=workspace, rewrite=apart, prepare=prepare, packs=(), file=str(path),
+        again=partial(from_file, path, library),
     )  # fmt: skip
 
 
@@ -297,6 +299,9 @@ def from_callable(
 
     return Kernel(
         op, called, device, make, computes=(computes,), why_not=refuses, rewrite=apart,
+        again=partial(
+            from_callable, function, op, device, name=name, arrays=arrays, computes=computes, why_not=why_not
+        ),
     )  # fmt: skip
 
 
