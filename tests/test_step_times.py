@@ -94,14 +94,36 @@ def test_parts_of_any_pass_whose_work_fits_add_up_to_it(drawn):
     assert parts.steps[:-1] == device
 
 
-def test_passes_as_long_as_the_usual_one_are_found():
-    found = pass_parts.as_long_as([9.0, 1.0, 5.0, 2.0], 4.9)
-    assert list(found) == [2]
-    assert sorted(pass_parts.as_long_as([1.0, 9.0], 5.0)) == [0, 1]  # few: any neighbours
-    two_kinds = np.array([1.0] * 30 + [2.0] * 30)
-    assert two_kinds[pass_parts.as_long_as(two_kinds, 1.4)].mean() == pytest.approx(1.4)
-    assert len(pass_parts.as_long_as(two_kinds, 1.4)) == 15
-    assert list(pass_parts.as_long_as([3.0], 1.0)) == [0]
+def test_a_step_that_varies_keeps_what_it_takes(rng):
+    """Passes that are as long as plain ones are those in which it was short: by what readings cost."""
+    steps, reading_s = 8, 2e-6
+    times = np.full((60, steps), 1e-5)
+    times[:, 3] = 1e-5 * rng.uniform(1, 4, 60)
+    clocked = [np.cumsum([0.0, *(row + reading_s)]) for row in times]
+    lengths = times.sum(axis=1) + (steps + 1) * reading_s
+    marks, length = pass_parts.usual(clocked, lengths, reading_s)
+    assert length == pytest.approx(np.median(times.sum(axis=1)), rel=0.02)
+    found = np.diff(marks)
+    assert marks[0] == 0
+    assert np.delete(found, 3) == pytest.approx(1e-5)
+    assert found[3] == pytest.approx(np.median(times[:, 3]), rel=0.05)
+    # A cost that is too large leaves no step below zero, and the steps within the pass.
+    marks, length = pass_parts.usual(clocked[:2], lengths[:2], 1e-3)
+    assert (np.diff(marks) >= 0).all()
+    assert length >= marks[-1]
+
+
+def test_what_a_reading_costs_is_measured(monkeypatch):
+    clock = [0.0]
+
+    def read() -> float:
+        clock[0] += 5e-6
+        return clock[0]
+
+    monkeypatch.setattr(step_times, "perf_counter", read)
+    assert step_times.reading_cost() == pytest.approx(5e-6)
+    monkeypatch.undo()
+    assert 0 < step_times.reading_cost() < 1e-4
 
 
 # ---- all passes, on a stand-in for a GPU ----

@@ -19,9 +19,6 @@ from ..engine.plan import Step
 LAUNCH, STAGING, WAITING, HOST, OVERLAP = "launch", "staging", "waiting", "host", "overlap"
 BETWEEN = (LAUNCH, STAGING, WAITING, HOST, OVERLAP)
 
-#: Of so many passes or fewer, any neighbours may be averaged.
-FEW = 12
-
 
 @dataclass
 class Parts:
@@ -38,22 +35,30 @@ class Parts:
     between: dict[str, float] = field(default_factory=dict)
 
 
-def as_long_as(lengths: Sequence[float], length: float) -> np.ndarray:
-    """Returns the indices of a quarter of ``lengths``, neighbours in size, whose mean is nearest ``length``.
+def usual(
+    clocked: Sequence[Sequence[float]], lengths: Sequence[float], reading_s: float
+) -> tuple[np.ndarray, float]:
+    """Returns the marks of a usual pass, the first of them 0, and its length, without what its marks cost.
 
-    Means over passes as long as the usual one are those of a usual pass, and unlike medians they add up: the
-    mean of a sum is the sum of the means. Of few passes it may be more than a quarter.
+    It is the mean of the middle quarter of passes by length. Means of whole passes add up, unlike medians:
+    the mean of a sum is the sum of the means. Passes are chosen by their own length, not by that of passes
+    without marks: those would be the ones in which some step happened to be short.
+
+    Args:
+        clocked: of each pass, readings of the clock before the first step and after each.
+        lengths: of each pass from outside, in seconds.
+        reading_s: what a reading costs.
     """
     order = np.argsort(lengths, kind="stable")
-    reached = np.concatenate([[0.0], np.cumsum(np.asarray(lengths, float)[order])])
-    count = len(order)
-    found: list[tuple[float, int, int]] = []
-    for size in range(-(-count // 4), (count if count <= FEW else -(-count // 4)) + 1):
-        off = np.abs((reached[size:] - reached[:-size]) / size - length)
-        first = int(off.argmin())
-        found.append((float(off[first]), first, size))
-    _, first, size = min(found)
-    return order[first : first + size]
+    size = -(-len(order) // 4)
+    first = (len(order) - size) // 2
+    chosen = order[first : first + size]
+    marks = np.asarray(clocked, float)[chosen]
+    marks = (marks - marks[:, :1]).mean(axis=0)
+    count = len(marks)
+    marks = np.maximum.accumulate(np.maximum(marks - reading_s * np.arange(count), 0.0))
+    length = float(np.asarray(lengths, float)[chosen].mean()) - reading_s * count
+    return marks, max(length, float(marks[-1]))
 
 
 def take_apart(

@@ -1,9 +1,9 @@
 """The run that looks into passes: what each step took, and what lies between the steps.
 
 Passes of three kinds take turns over the same batches: plain ones, ones with a reading of the host's clock
-after each step, and on a device ones that measure each step's work there (:mod:`.meters`). Those of the
-second kind that are as long as the median of the first are taken apart, with the times of the third
-(:mod:`.pass_parts`), and shown beside it.
+after each step, and on a device ones that measure each step's work there (:mod:`.meters`). The
+usual ones of the second kind are taken apart, less what readings of the clock cost, with the times of the
+third (:mod:`.pass_parts`), and shown beside the median of the first.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import nvtx
 
 from ..engine.plan import Plan, Step
 from ..errors import UnsupportedError
-from . import meters, pass_parts
+from . import meters, pass_parts, statistics
 from .meters import EventMeter, InsideMeter, Metered
 from .profile_tables import HOST_CLOCK
 from .records.activity_records import covered
@@ -33,10 +33,10 @@ DOMAIN = "cnn_engine"
 TIMELINE_EVENTS = 5000
 
 #: Passes of each kind, in turns of so many, or of one where a pass takes long. They go on, up to the most,
-#: until those that are taken apart are as long as the usual plain pass, within a share of it.
+#: until the medians of plain and of clocked ones are known within a share of them.
 LAYER_SAMPLES = 60
-MOST_SAMPLES = 600
-AGREE_WITHIN = 0.01
+MOST_SAMPLES = 240
+KNOWN_WITHIN = 0.01
 IN_A_TURN = 5
 LONG_S = 0.05
 
@@ -45,6 +45,10 @@ LONG_S = 0.05
 CAP_S = 2.0
 LIMIT_S = 8.0
 FEWEST_TURNS = 6
+
+
+#: Steps that do nothing, and passes of them, that show what a reading of the clock costs.
+EMPTY_STEPS, EMPTY_PASSES = 20, 11
 
 
 @dataclass
@@ -151,6 +155,7 @@ class _Taken:
         plain: seconds of each plain pass. ``clocked``: of each pass with a reading of the clock after each
             step, all its readings, the one before the first step included; ``clocked_s``: from outside.
         metered: passes whose work on the device was measured. ``inside``: the parts of a fused network.
+        reading_s: what a reading of the clock costs.
     """
 
     def __init__(
@@ -174,6 +179,7 @@ class _Taken:
         self.inside = InsideMeter.find(engine.device, self.plan)
         self.pageable = [meters.is_pageable(engine.device, step) for step in self.plan.steps]
         self.domain = nvtx.get_domain(DOMAIN)
+        self.reading_s = reading_cost()
 
     @property
     def complete(self) -> bool:
@@ -216,14 +222,16 @@ class _Taken:
                 break
 
     def _settled(self) -> bool:
-        """Whether the passes to be taken apart are as long as the usual plain one, or will not be."""
-        usual_s = float(np.median(self.plain))
-        found_s = float(np.array(self.clocked_s)[self._usual()].mean())
-        return abs(found_s - usual_s) <= AGREE_WITHIN * usual_s or len(self.plain) >= MOST_SAMPLES
+        """Whether the usual plain and the usual clocked pass are known, or will not be.
 
-    def _usual(self) -> np.ndarray:
-        """Returns the indices of the clocked passes that are as long as the usual plain one."""
-        return pass_parts.as_long_as(self.clocked_s, float(np.median(self.plain)))
+        Not whether they agree: to go on until they do would make them agree by chance.
+        """
+        if len(self.plain) >= MOST_SAMPLES:
+            return True
+        found = (statistics.quantile(times) for times in (self.plain, self.clocked_s))
+        return all(
+            time.known and time.high - time.low <= 2 * KNOWN_WITHIN * time.value for time in found
+        )
 
     def _plain(self, plan: Plan) -> None:
         start = perf_counter()
@@ -272,10 +280,7 @@ class _Taken:
 
     def parts(self) -> pass_parts.Parts:
         """Returns the parts of a usual pass."""
-        usual = self._usual()
-        marks = np.array(self.clocked)[usual]
-        marks = (marks - marks[:, :1]).mean(axis=0)
-        wall_s = float(np.array(self.clocked_s)[usual].mean())
+        marks, wall_s = pass_parts.usual(self.clocked, self.clocked_s, self.reading_s)
         overlaps = bool(self.plan.chunk)
         return pass_parts.take_apart(
             self.plan.steps, marks, wall_s, self.device_s(), self.pageable, overlaps
@@ -287,6 +292,20 @@ def _run_clocked(calls: list[tuple[Callable[..., None], list[Any]]], mark: Any) 
     for function, args in calls:
         function(*args)
         mark(perf_counter())
+
+
+def reading_cost() -> float:
+    """Returns the seconds by which a reading of the clock after a step lengthens a pass."""
+    calls: list[tuple[Callable[..., None], list[Any]]] = [(int, [])] * EMPTY_STEPS
+    costs = []
+    for _ in range(EMPTY_PASSES):
+        start = perf_counter()
+        for function, args in calls:
+            function(*args)
+        between = perf_counter()
+        _run_clocked(calls, [].append)
+        costs.append((perf_counter() - between) - (between - start))
+    return max(float(np.median(costs)) / (EMPTY_STEPS + 1), 0.0)
 
 
 class _Account:
@@ -386,7 +405,7 @@ class _Account:
         for k, step in enumerate(one.plan.steps):
             if (row := self._row(step)) is not None:
                 rows.setdefault(id(row), (row, []))[1].append(k)
-        clocked = [np.diff(marks) for marks in one.clocked]
+        clocked = [np.maximum(np.diff(marks) - one.reading_s, 0.0) for marks in one.clocked]
         for row, positions in rows.values():
             if one.plan.steps[positions[0]].place == "cuda":
                 sums = [sum(found.seconds[k] for k in positions) for found in one.metered]
