@@ -330,13 +330,27 @@ def _warnings_of_runs(runs: int, repeats: int) -> Iterator[str]:
         )
 
 
+def doubt(samples: Sequence[float]) -> str:
+    """Returns why the interval of the passes' median may be too narrow; empty where nothing says so."""
+    count = len(samples)
+    if statistics.FEWEST <= count < SAME_SAMPLES:
+        return (
+            f"{count} passes do not show whether they depend on each other: intervals, and verdicts by them, "
+            f"hold only if they do not; {SAME_SAMPLES} and more show it"
+        )
+    independent = statistics.quantile(samples).independent if count else math.inf
+    if count >= statistics.FEWEST and independent < SAME_SAMPLES:
+        return (
+            f"{count} passes depend on each other and know as much as {units.number(independent)} that do "
+            "not: intervals may be too narrow; measure longer"
+        )
+    return ""
+
+
 def _warnings_of_passes(name: str, result: Result) -> Iterator[str]:
     samples = _finite([] if result.latency is None else result.latency.samples_ms)
-    if statistics.FEWEST <= len(samples) < SAME_SAMPLES:
-        yield (
-            f"{name}: {len(samples)} passes do not show whether they depend on each other: intervals, and "
-            f"verdicts by them, hold only if they do not; {SAME_SAMPLES} and more show it"
-        )
+    if doubtful := doubt(samples):
+        yield f"{name}: {doubtful}"
     speeds = statistics.two_speeds(samples)
     if speeds is not None:
         share, ratio = speeds

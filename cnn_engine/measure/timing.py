@@ -90,6 +90,7 @@ def time_passes(
     result = Passes()
     complete_s = 0.0
     reason = "interrupted"
+    looks = Looks()
     try:
         done = 0
         while done < warmup:
@@ -99,7 +100,6 @@ def time_passes(
                 if done >= warmup:
                     break
         begin = perf_counter()
-        looks, next_look = 0, FEWEST_SAMPLES
         while True:
             iteration_s = 0.0
             for plan, count in batches(engine, images, probabilities, batch):
@@ -128,29 +128,47 @@ def time_passes(
                     reason = "as many iterations as were asked for"
                     break
             else:
-                if len(result.full_s) >= next_look and elapsed_s >= LEAST_S:
-                    looks += 1
-                    if is_known(median(result.full_s, looks)):
-                        reason = (
-                            "within this run, the median's 95 % interval is within "
-                            f"{100 * MEDIAN_WITHIN:g} % of it"
-                        )
-                        break
-                    # Ever more seldom: to sort all samples after each pass would take longer than it.
-                    next_look = len(result.full_s) * 5 // 4
+                if elapsed_s >= LEAST_S and looks.see(result.full_s):
+                    reason = (
+                        "within this run, the median's 95 % interval is within "
+                        f"{100 * MEDIAN_WITHIN:g} % of it"
+                    )
+                    break
                 if elapsed_s >= CAP_S:
-                    looks += 1
+                    looks.count += 1
                     reason = f"the cap of {CAP_S:g} s was reached"
                     break
     except KeyboardInterrupt:
         result.interrupted = True
-    interval = median_interval(result.full_s, looks)
+    interval = median_interval(result.full_s, looks.count)
     result.stop = Stop(
         reason,
         float(np.median(result.full_s)) * 1e3 if result.full_s else None,
         interval and (interval[0] * 1e3, interval[1] * 1e3),
     )
     return result
+
+
+@dataclass
+class Looks:
+    """Looks at the samples of a run that goes on until their median is known.
+
+    Attributes:
+        count: looks so far.
+        next: samples that there are at the next one: ever more seldom, since to sort all samples after each
+            pass would take longer than it.
+    """
+
+    count: int = 0
+    next: int = FEWEST_SAMPLES
+
+    def see(self, samples: Sequence[float]) -> bool:
+        """Whether it is time to look, and the median of ``samples`` is known."""
+        if len(samples) < self.next:
+            return False
+        self.count += 1
+        self.next = len(samples) * 5 // 4
+        return is_known(median(samples, self.count))
 
 
 def median_interval(samples: Sequence[float], looks: int = 0) -> tuple[float, float] | None:
