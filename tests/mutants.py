@@ -171,6 +171,58 @@ MUTANTS = [
         "temporary = path\n    try:\n        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT)",
         "test_figures.py::test_until_a_file_is_whole_its_name_is_that_of_what_was_there",
     ),
+    # ---- infer ----
+    mutant(
+        "a sample's second image is lost", "cnn_engine/infer/readers.py",
+        "images.append(member)", "images[:] = images or [member]",
+        "test_infer_columns.py::test_every_image_of_a_sample_has_its_row_and_label",
+    ),
+    mutant(
+        "of equal numbers the highest classes are on top", "cnn_engine/infer/output.py",
+        'np.argsort(-rows, axis=1, kind="stable")[:, :top]',
+        'np.argsort(rows, axis=1, kind="stable")[:, ::-1][:, :top]',
+        "test_infer_columns.py::test_of_equal_numbers_the_lowest_classes_are_on_top",
+    ),
+    mutant(
+        "of equal numbers any class is on top", "cnn_engine/infer/output.py",
+        'axis=1, kind="stable"', "axis=1",
+        "test_infer_columns.py::test_of_equal_numbers_the_lowest_classes_are_on_top",
+    ),
+    mutant(
+        "logits are called probabilities", "cnn_engine/infer/worker.py",
+        "if self.engine.gives_probabilities else OUTPUTS", "",
+        "test_infer_columns.py::test_columns_call_probabilities_what_a_softmax_gives_alone",
+    ),
+    mutant(
+        "an input again by a symbolic link", "cnn_engine/infer/sources.py",
+        "os.path.split(os.path.realpath(path))", "os.path.split(os.path.abspath(path))",
+        "test_infer_hostile.py::test_inputs_that_are_one_file_by_links_are_refused[symbolic]",
+    ),
+    mutant(
+        "an input again by a hard link", "cnn_engine/infer/sources.py",
+        " or there.st_nlink > 1", "",
+        "test_infer_hostile.py::test_inputs_that_are_one_file_by_links_are_refused[hard]",
+    ),
+    mutant(
+        "row groups that overfill a shard", "cnn_engine/infer/shards.py",
+        "if images and nbytes + size > shard_bytes:", "if images and nbytes > shard_bytes:",
+        "test_infer_hostile.py::test_row_groups_never_overfill_a_shard",
+    ),
+    mutant(
+        "a line glued to one that was cut off", "cnn_engine/infer/folder.py",
+        'os.write(self._ledger, b"\\n")', "pass",
+        "test_infer_resumed.py::test_a_line_behind_one_that_was_cut_off_is_read",
+    ),
+    mutant(
+        "a shard of another run is done again", "cnn_engine/infer/folder.py",
+        "if output.is_of_others(self.shard_path(shard), shard.name, run):", "if False:",
+        "test_infer_resumed.py::test_files_of_another_run_are_refused_and_kept",
+    ),
+    mutant(
+        "bad images are throughput", "cnn_engine/infer/summary.py",
+        "rate = (rows - errors) / self.working_s", "rate = rows / self.working_s",
+        "test_infer_figures.py::test_throughput_is_of_good_images",
+    ),
     # ---- threads and instructions of the CPU ----
     mutant(
         "a busy pool drops work", "csrc/runtime/parallel.cpp",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import itertools
 import json
 import subprocess
 import sys
@@ -268,38 +269,52 @@ def test_row_groups_never_overfill_a_shard(tmp_path):
     assert [shard.bytes for shard in shards.read(tmp_path / "plan")] == list(map(sum, parts))
 
 
-def test_inputs_that_are_one_file_by_links_are_refused(images, tmp_path, capsys):
+LINKED = {
+    "symbolic": ("in/part-000.npy", "soft.npy", "in", "folder", "other", "around"),
+    "hard": ("in/part-000.npy", "hard.npy", "in", "another"),
+}
+
+
+@pytest.mark.parametrize("kind", LINKED)
+def test_inputs_that_are_one_file_by_links_are_refused(kind, images, tmp_path, capsys):
     infer_inputs.make("npy", tmp_path / "in", images)
     path = tmp_path / "in/part-000.npy"
-    (tmp_path / "soft.npy").symlink_to(path)
-    (tmp_path / "hard.npy").hardlink_to(path)
-    (tmp_path / "folder").symlink_to(tmp_path / "in")
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other/soft.npy").symlink_to(path)
-    (tmp_path / "another").mkdir()
-    (tmp_path / "another/hard.npy").hardlink_to(path)
-    (tmp_path / "around").mkdir()
-    (tmp_path / "around/in").symlink_to(tmp_path / "in")
-    names = [
-        "in/part-000.npy",
-        "soft.npy",
-        "hard.npy",
-        "in",
-        "folder",
-        "other",
-        "another",
-        "around",
-    ]
-    for one in names:
-        for other in names:
-            if (one, other) == ("in", "in"):
-                continue
-            assert run(tmp_path / one, tmp_path / other, "--output", tmp_path / "out") == 2, (
-                one,
-                other,
-            )
-            (line,) = capsys.readouterr().err.splitlines()
-            assert "expected each " in line, (one, other)
-    for name in names:
-        assert run(tmp_path / name, "--output", tmp_path / f"out-{name.partition('/')[0]}-{len(name)}",
-                   "--quiet") == 0  # fmt: skip
+    for name in ("other", "another", "around"):
+        (tmp_path / name).mkdir()
+    if kind == "symbolic":
+        (tmp_path / "soft.npy").symlink_to(path)
+        (tmp_path / "folder").symlink_to(tmp_path / "in")
+        (tmp_path / "other/soft.npy").symlink_to(path)
+        (tmp_path / "around/in").symlink_to(tmp_path / "in")
+    else:
+        (tmp_path / "hard.npy").hardlink_to(path)
+        (tmp_path / "another/hard.npy").hardlink_to(path)
+    for one, other in itertools.product(LINKED[kind], repeat=2):
+        assert run(tmp_path / one, tmp_path / other, "--output", tmp_path / "out") == 2, (
+            one,
+            other,
+        )
+        (line,) = capsys.readouterr().err.splitlines()
+        assert "expected each " in line, (one, other)
+        assert f"{tmp_path / one} too" in line, (one, other)
+    for at, name in enumerate(LINKED[kind]):  # each is an input by itself
+        assert run(tmp_path / name, "--output", tmp_path / f"out-{at}", "--quiet") == 0
+
+
+def test_links_inside_one_input_are_rows_of_their_own(images, tmp_path):
+    """As in a farm of links to one store; what has no name of an image there is none."""
+    data = infer_inputs.encoded(images[0])
+    for name in ("store", "farm", "farm/_passed"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "store/blob").write_bytes(data)
+    (tmp_path / "store/_hidden.jpg").write_bytes(data)
+    (tmp_path / "store/own.jpg").write_bytes(data)
+    (tmp_path / "farm/a.jpg").symlink_to(tmp_path / "store/blob")
+    (tmp_path / "farm/b.jpg").symlink_to(tmp_path / "store/blob")
+    (tmp_path / "farm/c.jpg").hardlink_to(tmp_path / "store/blob")
+    (tmp_path / "farm/d.jpg").symlink_to(tmp_path / "store/_hidden.jpg")
+    for words in (("store", "farm"), ("farm", "store")):
+        out = tmp_path / "-".join(words)
+        assert run(*(tmp_path / word for word in words), "--output", out, "--quiet") == 0
+        ids = sorted(name.rpartition("/")[2] for name in infer_inputs.rows(out)["id"].to_pylist())
+        assert ids == ["a.jpg", "b.jpg", "c.jpg", "d.jpg", "own.jpg"]
