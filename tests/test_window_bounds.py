@@ -19,9 +19,18 @@ from cnn_engine import ops
 CASES = int(os.environ.get("CNN_ENGINE_WINDOW_CASES", "40"))
 
 #: What a random convolution of a method of conv2d_nhwc is not to draw.
-FIXED = {
+FIXED: dict[str, dict] = {
     "direct": {},
     "planar": {"groups": 1},
+    "stem": {
+        "groups": 1,
+        "kernel": (7, 7),
+        "stride": (2, 2),
+        "dilation": (1, 1),
+        "channels": (1, 4),
+        "filters": (16, 64),
+        "largest": 40,
+    },
     "winograd2": {"groups": 1, "kernel": (3, 3), "stride": (1, 1), "dilation": (1, 1)},
     "winograd4": {"groups": 1, "kernel": (3, 3), "stride": (1, 1), "dilation": (1, 1)},
 }
@@ -32,7 +41,8 @@ def nhwc(name):
 
     def conv(x, weight, bias, *, stride, padding, dilation, groups):
         case = (*x.shape, len(weight), weight.shape[2:], stride, padding, dilation, groups)
-        return run(case, getattr(Method, name), x, weight, bias)
+        method = Method.planar if name == "stem" else getattr(Method, name)
+        return run(case, method, x, weight, bias)
 
     return conv
 

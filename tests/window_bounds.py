@@ -174,7 +174,7 @@ def images(rng: np.random.Generator, kind: str, shape: tuple[int, int, int, int]
     return x.astype(np.float32)
 
 
-def filters(rng: np.random.Generator, kind: str, shape: tuple[int, int, int, int]) -> np.ndarray:
+def weights(rng: np.random.Generator, kind: str, shape: tuple[int, int, int, int]) -> np.ndarray:
     """Returns float32 weights [K, C / groups, R, S] of one of :data:`WEIGHTS`."""
     w = rng.standard_normal(shape) / math.sqrt(math.prod(shape[1:]))
     if kind == "positive":
@@ -200,12 +200,13 @@ def random_case(
     dilation: tuple[int, int] | None = None,
     groups: int | None = None,
     channels: tuple[int, int] = (1, 64),
+    filters: tuple[int, int] = (1, 64),
     largest: int = 26,
 ) -> Case:
     """Returns the convolution of a seed: what is None is drawn, sizes are odd as often as even.
 
     Args:
-        channels: the fewest and the most of them; filters are drawn alike.
+        channels, filters: the fewest and the most of them.
         largest: rows and columns of an image, at most.
     """
     rng = np.random.default_rng(seed)
@@ -219,8 +220,10 @@ def random_case(
     kernel, stride, dilation = kernel or usual[0], stride or usual[1], dilation or usual[2]
     if groups is None:
         groups = int(rng.choice([1, 1, 1, 2, 4]))
-    least, most = (max(1, -(-bound // groups)) for bound in channels)
-    c, k = (groups * int(v) for v in rng.integers(least, most + 1, 2))
+    c, k = (
+        groups * int(rng.integers(-(-least // groups), max(1, most // groups) + 1))
+        for least, most in (channels, filters)
+    )
     if rng.random() < 0.15 and groups > 1:
         groups = k = c  # depthwise
     reach = [d * (size - 1) + 1 for size, d in zip(kernel, dilation, strict=True)]
@@ -234,7 +237,7 @@ def random_case(
     kinds = rng.choice(INPUTS), rng.choice(WEIGHTS)
     n = int(rng.integers(1, 3))
     x = images(rng, kinds[0], (n, c, h, w))
-    weight = filters(rng, kinds[1], (k, c // groups, *kernel))
+    weight = weights(rng, kinds[1], (k, c // groups, *kernel))
     bias = rng.standard_normal(k) * rng.choice([0.0, 1.0])
     name = f"seed {seed}, {kinds[0]} x {kinds[1]}, x {x.shape}, weight {weight.shape}, stride {stride}, "
     name += f"padding {padding}, dilation {dilation}, groups {groups}"

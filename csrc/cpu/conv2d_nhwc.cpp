@@ -27,7 +27,12 @@ void conv2d_nhwc_pack(const float* weight, float* packed, const Conv2dShape& sha
     return direct_pack(weight, packed + kBoundFloats, p, Conv2dMethod::direct);
   }
   if (method == Conv2dMethod::depthwise) return depthwise_pack(weight, packed, p);
-  if (method == Conv2dMethod::planar && is_phased(p)) return phases_pack(weight, packed, p);
+  if (method == Conv2dMethod::planar && is_phased(p)) {
+    const WindowBound bound = phases_bound(weight, p);
+    if (bound.fits != 0.0f) return phases_pack(weight, packed, bound, p);
+    __builtin_memcpy(packed, &bound, sizeof bound);
+    return direct_pack(weight, packed + kBoundFloats, p, method);
+  }
   direct_pack(weight, packed, p, method);
 }
 
@@ -40,7 +45,10 @@ std::int64_t scratch_floats(const Conv2dShape& p, Conv2dMethod method) {
     return tiles > bands ? tiles : bands;
   }
   if (method == Conv2dMethod::depthwise) return depthwise_scratch(p);
-  if (method == Conv2dMethod::planar && is_phased(p)) return PhasesShape(p).floats(p);
+  if (method == Conv2dMethod::planar && is_phased(p)) {
+    const std::int64_t tiles = PhasesShape(p).floats(p), bands = direct_scratch(p, method);
+    return tiles > bands ? tiles : bands;
+  }
   return direct_scratch(p, method);
 }
 
@@ -66,8 +74,8 @@ void conv2d_nhwc(const float* input, const float* packed, const float* bias, con
               output,
               pitches,
               {activation, alpha, beta}};
-  const Winograd tiled{input,  packed,  nullptr,         residual,
-                       output, pitches, call.activation, call.activation.epilogue(bias)};
+  const Winograd tiled{
+      input, packed, residual, output, pitches, call.activation, call.activation.epilogue(bias)};
   switch (method) {
     case Conv2dMethod::winograd2:
     case Conv2dMethod::winograd4:
@@ -75,7 +83,10 @@ void conv2d_nhwc(const float* input, const float* packed, const float* bias, con
       call.packed += kBoundFloats;
       return banded(call, scratch, p, false, threads);
     case Conv2dMethod::planar:
-      if (is_phased(p)) return phases(tiled, scratch, p, threads);
+      if (is_phased(p)) {
+        if (fits_winograd(packed)) return phases(tiled, scratch, p, threads);
+        call.packed += kBoundFloats;
+      }
       return banded(call, scratch, p, true, threads);
     case Conv2dMethod::depthwise:
       return depthwise(input, packed, bias, residual, output, scratch, p, pitches, call.activation,

@@ -8,8 +8,9 @@
 // dimension alone rounding errors grow by half as much, and those of a first layer all layers
 // multiply.
 //
-// Work is shared out in bands of output rows. All frequencies of some tiles and filters are summed
-// in registers, some rows of the kernel at a time, and transformed there.
+// Outputs whose windows do not allow a tile's rounding errors (window_bound.h) are computed
+// directly after it. Work is shared out in bands of output rows. All frequencies of some tiles and
+// filters are summed in registers, some rows of the kernel at a time, and transformed there.
 #pragma once
 
 #include "cpu/conv2d_nhwc_winograd.h"
@@ -24,6 +25,8 @@ constexpr int kPhaseTile = kPhaseSide * kPhasePlace;  // of V
 // Output rows of a task, which reads five rows more than twice as many.
 constexpr int kPhaseRows = 14;
 constexpr int kPhaseLeastOutputs = 8;
+// Added to the square of what is not zero, which may be less than the least number.
+constexpr float kSomething = 1e-30f;
 // Rows of the kernel whose products are summed by themselves: with four the error of DenseNet-121's
 // logits is 4 % larger (RMS), and the time the same.
 constexpr int kPhaseSum = 2;
@@ -35,6 +38,19 @@ inline bool is_phased(const Conv2dShape& p) {
          p.dilation_w == 1 && p.s > 2 * (kPhaseTaps - 1) && p.s <= 2 * kPhaseTaps &&
          2 * p.c <= kPhasePlace && p.k >= kFilterGroup && p.out_w() >= kPhaseLeastOutputs;
 }
+
+struct PhasesShape;
+
+// Of a task: what window_bound.h asks of its input rows, for each output that a row takes part in.
+struct PhaseSums {
+  float* sizes;    // [rows][outputs]: l(x), times the columns' factors
+  float* squares;  // [rows][outputs]: e(x)
+  float* tiles;    // [rows][tiles]: e(x) of a tile's places
+  float* columns;  // [2][columns of a row]: scratch memory
+
+  PhaseSums(float* memory, const PhasesShape& shape, const Conv2dShape& p);
+  static std::int64_t floats(const PhasesShape& shape, const Conv2dShape& p);
+};
 
 struct PhasesShape {
   int channels;  // of a place
@@ -51,11 +67,24 @@ struct PhasesShape {
     return std::int64_t{p.r} * channels * kPhaseSide * kFilterGroup;
   }
   std::int64_t places() const { return std::int64_t{width} * kPhasePlace; }
-  std::int64_t row() const { return std::int64_t{tiles} * kPhaseTile; }  // of V
+  std::int64_t row() const { return std::int64_t{tiles} * kPhaseTile; }         // of V
+  int in_rows(const Conv2dShape& p) const { return 2 * kPhaseRows + p.r - 2; }  // at most
+  std::int64_t outputs() const { return std::int64_t{tiles} * kPhaseOutputs; }  // of a row
   std::int64_t floats(const Conv2dShape& p) const {
-    return places() + (2 * kPhaseRows + p.r - 2) * row();
+    return places() + in_rows(p) * row() + PhaseSums::floats(*this, p) +
+           DirectOutputs::floats(p.taps(), p.k);
   }
 };
+
+inline PhaseSums::PhaseSums(float* memory, const PhasesShape& shape, const Conv2dShape& p) {
+  sizes = memory;
+  squares = sizes + shape.in_rows(p) * shape.outputs();
+  tiles = squares + shape.in_rows(p) * shape.outputs();
+  columns = tiles + std::int64_t{shape.in_rows(p)} * shape.tiles;
+}
+inline std::int64_t PhaseSums::floats(const PhasesShape& shape, const Conv2dShape& p) {
+  return shape.in_rows(p) * (2 * shape.outputs() + shape.tiles) + 4 * std::int64_t{shape.width};
+}
 
 // y = A^T m
 template <typename V>
@@ -67,12 +96,29 @@ CNN_ENGINE_INLINE void tile_output(const V (&m)[6], V (&y)[3]) {
   y[2] = (kSquareA * sum1 + m[5]) + kSquareB * sum2;
 }
 
-inline std::int64_t phases_packed(const Conv2dShape& p) {
-  return filter_groups(p.k) * PhasesShape(p).group(p);
+// The weights as they are, one place of all terms.
+inline Conv2dShape phases_direct(const Conv2dShape& p) {
+  return {1, p.taps(), 1, 1, p.k, 1, 1, 1, 1, 0, 0};
 }
 
-// U = G g: [groups][rows][channels of a place][frequencies][kFilterGroup].
-inline void phases_pack(const float* weight, float* packed, const Conv2dShape& p) {
+inline std::int64_t phases_packed(const Conv2dShape& p) {
+  return kBoundFloats + direct_packed(p, Conv2dMethod::planar) +
+         filter_groups(p.k) * PhasesShape(p).group(p);
+}
+
+inline WindowBound phases_bound(const float* weight, const Conv2dShape& p) {
+  const double tile_part = 2.0 * kPhaseSide / p.s;
+  return window_bound(weight, p.k, p.c, p.r, p.s, 12 / std::sqrt(p.r), tile_part);
+}
+
+// The bound; the weights for direct outputs; U = G g: [groups][rows][channels of a
+// place][frequencies][kFilterGroup].
+inline void phases_pack(const float* weight, float* packed, const WindowBound& bound,
+                        const Conv2dShape& p) {
+  __builtin_memcpy(packed, &bound, sizeof bound);
+  packed += kBoundFloats;
+  direct_pack(weight, packed, phases_direct(p), Conv2dMethod::direct);
+  packed += direct_packed(p, Conv2dMethod::planar);
   constexpr double points[7] = {0, kPointA, -kPointA, kPointB, -kPointB};
   double g[8][5];
   fused::kernel_transform(points, kPhaseSide - 1, kPhaseTaps, g);
@@ -129,6 +175,96 @@ inline void write_phase_row(const float* image, const Conv2dShape& p, const Phas
       for (int i = 0; i < kPhaseSide; ++i) store<kNarrow>(v + i * kPhasePlace + c, o[i]);
     }
   }
+}
+
+// PhaseSums of row y of an image, which is row `index` of the task's.
+inline void measure_phase_row(const float* image, const Conv2dShape& p, const PhasesShape& shape,
+                              const WindowBound& bound, int y, int index, const PhaseSums& sums) {
+  const std::int64_t outputs = shape.outputs();
+  float* size = sums.sizes + index * outputs;
+  float* square = sums.squares + index * outputs;
+  float* tile = sums.tiles + std::int64_t{index} * shape.tiles;
+  fill_zero(size, outputs);
+  fill_zero(square, outputs);
+  fill_zero(tile, shape.tiles);
+  if (y < 0 || y >= p.h) return;
+  // Even columns, then odd ones.
+  float* sizes = sums.columns;
+  float* squares = sums.columns + 2 * shape.width;
+  fill_zero(sizes, 4 * shape.width);
+  int end = p.w + p.pad_left;
+  if (end > 2 * shape.width) end = 2 * shape.width;
+  for (int c = 0; c < p.c; ++c) {
+    const float* row = image + (std::int64_t{c} * p.h + y) * p.w - p.pad_left;
+    for (int phase = 0; phase < 2; ++phase) {
+      const int first = (p.pad_left + 1 - phase) / 2;
+      float* l = sizes + phase * shape.width;
+      float* e = squares + phase * shape.width;
+      for (int i = first; i < (end + 1 - phase) / 2; ++i) {
+        const float x = row[2 * i + phase];
+        l[i] += absolute(x);
+        e[i] += x * x + (x != 0.0f ? kSomething : 0.0f);
+      }
+    }
+  }
+  for (int s = 0; s < p.s; ++s) {
+    const float* l = sizes + s % 2 * shape.width + s / 2;
+    const float* e = squares + s % 2 * shape.width + s / 2;
+    const float factor = bound.columns[s];
+    for (std::int64_t j = 0; j < outputs; ++j) {
+      size[j] += factor * l[j];
+      square[j] += e[j];
+    }
+  }
+  for (int t = 0; t < shape.tiles; ++t) {
+    for (int i = 0; i < kPhaseSide; ++i) {
+      const int place = t * kPhaseOutputs + i;
+      tile[t] += squares[place] + squares[shape.width + place];
+    }
+  }
+}
+
+// The outputs of some rows of image n, of which the first is `first`, that are computed directly.
+inline void write_phase_direct(const Winograd& call, const Conv2dShape& p, const PhasesShape& shape,
+                               const WindowBound& bound, const PhaseSums& sums, std::int64_t n,
+                               int first, int rows, DirectOutputs outputs) {
+  const int out_w = p.out_w();
+  const float* image = call.input + n * p.c * p.h * p.w;
+  for (int i = 0; i < rows; ++i) {
+    float* held = sums.columns;
+    float* part = held + shape.outputs();
+    float* energy = part + shape.outputs();
+    fill_zero(held, 4 * shape.width);
+    for (int r = 0; r < p.r; ++r) {
+      const std::int64_t row = 2 * i + r;
+      const float factor = bound.rows[r];
+      for (std::int64_t j = 0; j < shape.outputs(); ++j) {
+        held[j] += factor * sums.sizes[row * shape.outputs() + j];
+        part[j] += sums.squares[row * shape.outputs() + j];
+      }
+      for (int t = 0; t < shape.tiles; ++t) energy[t] += sums.tiles[row * shape.tiles + t];
+    }
+    for (int j = 0; j < out_w; ++j) {
+      const float tile = energy[j / kPhaseOutputs];
+      if (tile == 0.0f) continue;  // zeros alone: exact
+      if (is_inside(bound, held[j], part[j], std::sqrt(bound.tile * tile))) continue;
+      const int top = 2 * (first + i) - p.pad_top, left = 2 * j - p.pad_left;
+      float* to = outputs.window();
+      bool any = false;
+      for (int c = 0; c < p.c; ++c) {
+        for (int r = 0; r < p.r; ++r) {
+          for (int s = 0; s < p.s; ++s) {
+            const int y = top + r, x = left + s;
+            const bool inside = y >= 0 && y < p.h && x >= 0 && x < p.w;
+            *to = inside ? image[(std::int64_t{c} * p.h + y) * p.w + x] : 0.0f;
+            any |= *to++ != 0.0f;  // NaN, too
+          }
+        }
+      }
+      outputs.add((n * p.out_h() + first + i) * out_w + j, any);
+    }
+  }
+  outputs.compute();
 }
 
 // A row of outputs.
@@ -230,18 +366,23 @@ void phase_row(const Winograd& call, const float* v, const Conv2dShape& p, const
   tiles(std::integral_constant<int, 1>());
 }
 
-inline void phases(const Winograd& call, const Scratch& scratch, const Conv2dShape& p,
-                   int threads) {
+inline void phases(Winograd call, const Scratch& scratch, const Conv2dShape& p, int threads) {
   constexpr int W = kWide < kFilterGroup ? kWide : kFilterGroup;
   const PhasesShape shape(p);
   const int out_h = p.out_h(), out_w = p.out_w();
   const Conv2dPitches& pitches = call.pitches;
+  const WindowBound bound = unpacked_bound(call.packed);
+  const float* weights = call.packed + kBoundFloats;
+  call.packed = weights + direct_packed(p, Conv2dMethod::planar);
   const std::int64_t cost = kPhaseRows * shape.row() * p.r * p.k;
   const std::int64_t tasks = std::int64_t{p.n} * shape.tasks;
   parallel_for(tasks, cost, threads, [&](std::int64_t begin, std::int64_t end) {
     const Scratch::Part part(scratch);
     float* places = part.data();
     float* v = places + shape.places();
+    float* memory = v + shape.in_rows(p) * shape.row();
+    const PhaseSums sums(memory, shape, p);
+    float* windows = memory + PhaseSums::floats(shape, p);
     fill_zero(places, shape.places());
     for (std::int64_t index = begin; index < end; ++index) {
       const std::int64_t n = index / shape.tasks;
@@ -249,8 +390,10 @@ inline void phases(const Winograd& call, const Scratch& scratch, const Conv2dSha
       const int first = static_cast<int>(std::int64_t{out_h} * task / shape.tasks);
       const int rows = static_cast<int>(std::int64_t{out_h} * (task + 1) / shape.tasks) - first;
       for (int i = 0; i < 2 * rows + p.r - 2; ++i) {
-        write_phase_row(call.input + n * p.c * p.h * p.w, p, shape, 2 * first + i - p.pad_top,
-                        places, v + i * shape.row());
+        const float* image = call.input + n * p.c * p.h * p.w;
+        const int y = 2 * first + i - p.pad_top;
+        write_phase_row(image, p, shape, y, places, v + i * shape.row());
+        measure_phase_row(image, p, shape, bound, y, i, sums);
       }
       const std::int64_t place = (n * out_h + first) * out_w;
       float* y = call.output + place * pitches.y;
@@ -269,6 +412,8 @@ inline void phases(const Winograd& call, const Scratch& scratch, const Conv2dSha
         k += all ? kPhaseVectors * W : W;
       }
       call.activation.apply(y, pitches.y, std::int64_t{rows} * out_w, p.k);
+      write_phase_direct(call, p, shape, bound, sums, n, first, rows,
+                         DirectOutputs(call, weights, p.taps(), p.k, 0, p.k, windows));
     }
   });
 }

@@ -184,7 +184,8 @@ void multiply(const Winograd& call, const Conv2dShape& p, const WinogradShape& s
 
 template <int M>
 void winograd_tiles(const Winograd& call, const Scratch& scratch, const Conv2dShape& p,
-                    const WinogradShape& shape, const WindowBound& bound, int threads) {
+                    const WinogradShape& shape, const WindowBound& bound, const float* weights,
+                    int threads) {
   const KernelTransform<M> transform;
   // U is made for each task: no more tasks than needed where filters are enough for the threads.
   const bool enough = shape.makes_u && p.k > shape.tiles && p.k / kShareFilters >= threads;
@@ -199,8 +200,8 @@ void winograd_tiles(const Winograd& call, const Scratch& scratch, const Conv2dSh
     float* v = u + shape.u_floats();
     float* m = v + shape.frequencies * shape.v_step(shape.together);
     float* windows = m + shape.frequencies * shape.m_step(shape.together);
-    auto* direct = reinterpret_cast<unsigned*>(windows);
-    windows += kMostTiles;
+    auto* direct = reinterpret_cast<unsigned*>(windows);  // by tile; then whether any is not
+    windows += kTileNotes;
     for (std::int64_t index = begin; index < end; ++index) {
       const int task = static_cast<int>(index / split.shares);
       const int share = static_cast<int>(index % split.shares);
@@ -208,39 +209,33 @@ void winograd_tiles(const Winograd& call, const Scratch& scratch, const Conv2dSh
       const int count = static_cast<int>(split.first(task + 1) - first);
       if (part.holds() != task) {
         fill_zero(nothing, shape.c_pitch);
-        write_tiles<M>(call, p, shape, bound, first, count, nothing, v, direct);
+        direct[kMostTiles] =
+            write_tiles<M>(call, p, shape, bound, first, count, nothing, v, direct);
         part.holds() = task;
       }
       const int begin_k = share_begin(p.k, share, split.shares);
       const int last = share_begin(p.k, share + 1, split.shares);
-      for (int from = begin_k, to; from < last; from = to) {
+      for (int from = begin_k, to; from < last && direct[kMostTiles]; from = to) {
         to = from + kWinogradFilters < last ? from + kWinogradFilters : last;
         multiply<M>(call, p, shape, transform, v, count, from, to, last, u, m);
         read_tiles<M>(call, p, shape, first, count, m, from, to);
       }
-      write_direct<M>(call, p, shape, first, count, nothing, direct, windows, begin_k, last);
+      write_direct<M>(call, p, shape, first, count, nothing, direct,
+                      DirectOutputs(call, weights, 9 * p.c, p.k, begin_k, last, windows));
     }
   });
-}
-
-// Whether the packed weights are for Winograd's method; else they are the direct one's.
-inline bool fits_winograd(const float* packed) {
-  WindowBound bound;
-  __builtin_memcpy(&bound, packed, sizeof bound);
-  return bound.fits != 0.0f;
 }
 
 inline void winograd(Winograd call, const Scratch& scratch, const Conv2dShape& p,
                      Conv2dMethod method, int threads) {
   const WinogradShape shape(p, method);
-  call.weights = call.packed + kBoundFloats;
-  call.packed = shape.makes_u ? call.weights : call.weights + std::int64_t{9} * p.c * shape.k_pitch;
-  WindowBound bound;
-  __builtin_memcpy(&bound, call.weights - kBoundFloats, sizeof bound);
+  const WindowBound bound = unpacked_bound(call.packed);
+  const float* weights = call.packed + kBoundFloats;
+  call.packed = shape.makes_u ? weights : weights + std::int64_t{9} * p.c * shape.k_pitch;
   if (method == Conv2dMethod::winograd4) {
-    winograd_tiles<4>(call, scratch, p, shape, bound, threads);
+    winograd_tiles<4>(call, scratch, p, shape, bound, weights, threads);
   } else {
-    winograd_tiles<2>(call, scratch, p, shape, bound, threads);
+    winograd_tiles<2>(call, scratch, p, shape, bound, weights, threads);
   }
 }
 
@@ -249,11 +244,12 @@ inline void winograd(Winograd call, const Scratch& scratch, const Conv2dShape& p
 inline WindowBound winograd_bound(const float* weight, const Conv2dShape& p, Conv2dMethod method) {
   const bool large = method == Conv2dMethod::winograd4;
   const double kappa = large ? 12 + 1.6 * std::sqrt(p.c) : 4 + 0.5 * p.c;
-  return window_bound(weight, p.k, p.c, 9, kappa, large ? 4.4 : 1.8);
+  return window_bound(weight, p.k, p.c, 3, 3, kappa, large ? 4.4 : 1.8);
 }
 
-// The bound; the weights [groups][channels][9][kFilterGroup]; where U is not made of them as they
-// are read, U = G g G^T, in float64 until the end: [frequencies][groups][channels][kFilterGroup].
+// The bound, and the weights [groups][channels][9][kFilterGroup], of which U is made as they are
+// read; else [groups][9][channels][kFilterGroup], and U = G g G^T, in float64 until the end:
+// [frequencies][groups][channels][kFilterGroup].
 inline void winograd_pack(const float* weight, float* packed, const WindowBound& bound,
                           const Conv2dShape& p, Conv2dMethod method, int threads) {
   const WinogradShape shape(p, method);
@@ -274,8 +270,12 @@ inline void winograd_pack(const float* weight, float* packed, const WindowBound&
           float none[9] = {};
           const float* w = k < p.k ? weight + (k * p.c + c) * 9 : none;
           float* to = weights + place * 9 * kFilterGroup + i;
-          for (int tap = 0; tap < 9; ++tap) to[tap * kFilterGroup] = w[tap];
-          if (shape.makes_u) continue;
+          if (shape.makes_u) {
+            for (int tap = 0; tap < 9; ++tap) to[tap * kFilterGroup] = w[tap];
+            continue;
+          }
+          to = weights + (group * 9 * p.c + c) * kFilterGroup + i;
+          for (int tap = 0; tap < 9; ++tap) to[std::int64_t{tap} * p.c * kFilterGroup] = w[tap];
           float* u = all_u + place * kFilterGroup + i;
           double half[6][3];
           for (int a = 0; a < side; ++a) {

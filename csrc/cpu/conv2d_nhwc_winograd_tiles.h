@@ -28,10 +28,8 @@ constexpr int kWinogradSum = 24;
 constexpr int kFewTiles = 4;
 // Channels that lie side by side in their V: [channels][frequencies][tiles][kFewChannels].
 constexpr int kFewChannels = 16, kFewStep = kFewTiles * kFewChannels;
-// Outputs that are computed directly, together.
-constexpr int kDirectRows = 24;
-// Of the packed weights, in floats: their WindowBound.
-constexpr int kBoundFloats = (sizeof(WindowBound) / sizeof(float) + 15) / 16 * 16;
+// Numbers that say which outputs of a task are computed directly.
+constexpr int kTileNotes = kMostTiles + 16;
 
 // Points of evaluation of tiles of 4x4: 0, A, -A, B, -B and infinity. Of those tried they have the
 // least rounding error, half of that of 1 and 1/2; their powers and products are exact.
@@ -79,6 +77,85 @@ inline void tile_kernel(int m, double (&g)[8][5]) {
   fused::kernel_transform(points, 5, 3, g);
 }
 
+// All arguments of a call but the shape.
+struct Winograd {
+  const float* input;
+  const float* packed;
+  const float* residual;
+  float* output;
+  Conv2dPitches pitches;
+  Activation activation;
+  Epilogue epilogue;
+};
+
+// Outputs that are computed directly, some together: their windows are written out, a row each, in
+// the order of the weights [groups][terms][kFilterGroup].
+class DirectOutputs {
+ public:
+  static constexpr int kRows = 24;
+  static std::int64_t floats(std::int64_t terms, int filters) {
+    return kRows * (terms + filter_groups(filters) * kFilterGroup);
+  }
+
+  // Of the filters [from, to), whose first is a group's first.
+  DirectOutputs(const Winograd& call, const float* weights, int terms, int filters, int from,
+                int to, float* scratch)
+      : call_(call),
+        weights_(weights),
+        terms_(terms),
+        filters_(filters),
+        from_(from),
+        to_(to),
+        windows_(scratch),
+        sums_(scratch + std::int64_t{kRows} * terms) {}
+
+  float* window() { return windows_ + std::int64_t{rows_} * terms_; }
+
+  // The output at this place, whose window has been written; `any`: whether not all of it is zero.
+  void add(std::int64_t place, bool any) {
+    if (!any) return finish(place, nullptr);
+    at_[rows_++] = place;
+    if (rows_ == kRows) compute();
+  }
+
+  void compute() {
+    if (rows_ == 0) return;
+    const std::int64_t zero = 0, pitch = filter_groups(filters_) * kFilterGroup;
+    const Product product{&zero, 1, ChannelParts(terms_, 1), terms_, weights_, filters_, pitch, 0};
+    const Epilogue none{nullptr, nullptr, -std::numeric_limits<float>::infinity(),
+                        std::numeric_limits<float>::infinity()};
+    multiply_runs(product, from_, to_, none, nullptr,
+                  [&](const auto& body) { body(windows_, sums_, nullptr, rows_); });
+    for (int i = 0; i < rows_; ++i) finish(at_[i], sums_ + i * pitch);
+    rows_ = 0;
+  }
+
+ private:
+  void finish(std::int64_t place, const float* sums) const {
+    const Conv2dPitches& pitches = call_.pitches;
+    const Epilogue& epilogue = call_.epilogue;
+    float* y = call_.output + place * pitches.y;
+    const float* residual = call_.residual ? call_.residual + place * pitches.residual : nullptr;
+    for (int k = from_; k < to_; k += kWide) {
+      const int some = to_ - k;
+      Vec<kWide> value{};
+      if (sums) value = load_some<kWide>(sums + k, some);
+      if (epilogue.bias) value += load_some<kWide>(epilogue.bias + k, some);
+      if (residual) value += load_some<kWide>(residual + k, some);
+      store_some<kWide>(y + k, finished(epilogue, value), some);
+    }
+    call_.activation.apply(y + from_, pitches.y, 1, to_ - from_);
+  }
+
+  const Winograd& call_;
+  const float* weights_;
+  int terms_, filters_, from_, to_;
+  float* windows_;
+  float* sums_;
+  std::int64_t at_[kRows];
+  int rows_ = 0;
+};
+
 struct WinogradShape {
   int m, side, frequencies;  // outputs and inputs of a tile's side
   int tiles_x, area;         // tiles of a row, of an image
@@ -111,7 +188,7 @@ struct WinogradShape {
   std::int64_t u_floats() const { return makes_u ? frequencies * kUStep : 0; }
   // Outputs of each tile of a task that are computed directly, their windows and sums.
   std::int64_t direct_floats() const {
-    return kMostTiles + kDirectRows * (std::int64_t{9} * c_pitch + k_pitch);
+    return kTileNotes + DirectOutputs::floats(9 * c_pitch, k_pitch);
   }
   std::int64_t floats() const {
     return frequencies * (v_step(together) + m_step(together)) + c_pitch + u_floats() +
@@ -239,18 +316,6 @@ void make_u(const float (&g)[S][3], const float* weights, int channels, float* u
   }
 }
 
-// All arguments of a call but the shape.
-struct Winograd {
-  const float* input;
-  const float* packed;   // what is multiplied: U, or weights that it is made of
-  const float* weights;  // [groups][channels][9][kFilterGroup]
-  const float* residual;
-  float* output;
-  Conv2dPitches pitches;
-  Activation activation;
-  Epilogue epilogue;
-};
-
 // l(x) and e(x) of window_bound.h, of the places of a tile, columns from `first` on.
 template <int S>
 void measure_places(const float* const (&places)[S * S], int channels, int first,
@@ -300,9 +365,10 @@ void find_places(const Winograd& call, const Conv2dShape& p, const WinogradShape
   }
 }
 
-// V of tiles [first, first + count), and the outputs of each that are computed directly.
+// V of tiles [first, first + count), and the outputs of each that are computed directly: whether
+// any is not.
 template <int M>
-void write_tiles(const Winograd& call, const Conv2dShape& p, const WinogradShape& shape,
+bool write_tiles(const Winograd& call, const Conv2dShape& p, const WinogradShape& shape,
                  const WindowBound& bound, std::int64_t first, int count, const float* nothing,
                  float* v, unsigned* direct) {
   constexpr int S = M + 2;
@@ -312,6 +378,7 @@ void write_tiles(const Winograd& call, const Conv2dShape& p, const WinogradShape
   const std::int64_t apart = is_few ? S * S * kFewStep - kFewChannels : 0;
   const float* places[S * S];
   float sizes[S][S], squares[S][S];
+  bool any = false;
   for (int t = 0; t < (is_few ? kFewTiles : count); ++t) {
     if (t < count) {
       find_places<M>(call, p, shape, first + t, nothing, places);
@@ -325,10 +392,12 @@ void write_tiles(const Winograd& call, const Conv2dShape& p, const WinogradShape
         }
       }
       measure_places<S>(places, p.c, beside ? 2 : 0, sizes, squares);
-      const int rows = p.out_h() - tile / shape.tiles_x * M;
-      const int columns = p.out_w() - tile % shape.tiles_x * M;
-      direct[t] = outside_bound<M, 3>(bound, sizes, squares, rows < M ? rows : M,
-                                      columns < M ? columns : M);
+      int rows = p.out_h() - tile / shape.tiles_x * M;
+      int columns = p.out_w() - tile % shape.tiles_x * M;
+      if (rows > M) rows = M;
+      if (columns > M) columns = M;
+      direct[t] = outside_bound<M, 3>(bound, sizes, squares, rows, columns);
+      any |= __builtin_popcount(direct[t]) < rows * columns;
     } else {
       for (const float*& place : places) place = nothing;
     }
@@ -341,6 +410,7 @@ void write_tiles(const Winograd& call, const Conv2dShape& p, const WinogradShape
       input_tile<S, kNarrow>(places, c, p.c - c, to + c / kFewChannels * apart, step);
     }
   }
+  return any;
 }
 
 // Outputs of tiles [first, first + count) and filters [from, to), of M for these filters.
@@ -377,56 +447,34 @@ void read_tiles(const Winograd& call, const Conv2dShape& p, const WinogradShape&
   }
 }
 
-// Writes the window of 3x3 places, [channels][9]; returns whether any value is not zero.
+// Writes the window of 3x3 places in the order of the weights; returns whether any value is not
+// zero.
 template <int S>
-bool write_window(const float* const* places, int channels, float* to) {
-  bool any = false;
+bool write_window(const float* const* places, int channels, bool taps_first, float* to) {
+  std::uint32_t any = 0;  // bits, but for the sign
   for (int tap = 0; tap < 9; ++tap) {
     const float* from = places[tap / 3 * S + tap % 3];
     for (int c = 0; c < channels; ++c) {
-      to[c * 9 + tap] = from[c];
-      any |= from[c] != 0.0f;  // NaN, too
+      std::uint32_t bits;
+      __builtin_memcpy(&bits, from + c, sizeof bits);
+      any |= bits << 1;
+    }
+    if (taps_first) {
+      __builtin_memcpy(to + tap * channels, from, sizeof(float) * channels);
+    } else {
+      for (int c = 0; c < channels; ++c) to[c * 9 + tap] = from[c];
     }
   }
-  return any;
+  return any != 0;
 }
 
-// Computes the outputs of tiles [first, first + count) that are not Winograd's, of filters
-// [from, to), directly.
+// Computes the outputs of tiles [first, first + count) that are not Winograd's directly.
 template <int M>
 void write_direct(const Winograd& call, const Conv2dShape& p, const WinogradShape& shape,
                   std::int64_t first, int count, const float* nothing, const unsigned* direct,
-                  float* scratch, int from, int to) {
+                  DirectOutputs outputs) {
   constexpr int S = M + 2;
-  const int taps = 9 * p.c, out_h = p.out_h(), out_w = p.out_w();
-  const Conv2dPitches& pitches = call.pitches;
-  const std::int64_t zero = 0;
-  const Product product{&zero, 1, ChannelParts(taps, 1), taps, call.weights, p.k, shape.k_pitch, 0};
-  const Epilogue none{nullptr, nullptr, -std::numeric_limits<float>::infinity(),
-                      std::numeric_limits<float>::infinity()};
-  float* sums = scratch + kDirectRows * std::int64_t{9} * shape.c_pitch;
-  std::int64_t at[kDirectRows];  // places of outputs
-  int rows = 0;
-  const auto finish = [&](std::int64_t place, const float* sum) {
-    float* y = call.output + place * pitches.y;
-    const float* residual = call.residual ? call.residual + place * pitches.residual : nullptr;
-    for (int k = from; k < to; k += kWide) {
-      const int some = to - k;
-      Vec<kWide> value{};
-      if (sum) value = load_some<kWide>(sum + k, some);
-      if (call.epilogue.bias) value += load_some<kWide>(call.epilogue.bias + k, some);
-      if (residual) value += load_some<kWide>(residual + k, some);
-      store_some<kWide>(y + k, finished(call.epilogue, value), some);
-    }
-    call.activation.apply(y + from, pitches.y, 1, to - from);
-  };
-  const auto flush = [&] {
-    if (rows == 0) return;
-    multiply_runs(product, from, to, none, nullptr,
-                  [&](const auto& body) { body(scratch, sums, nullptr, rows); });
-    for (int i = 0; i < rows; ++i) finish(at[i], sums + std::int64_t{i} * shape.k_pitch);
-    rows = 0;
-  };
+  const int out_h = p.out_h(), out_w = p.out_w();
   for (int t = 0; t < count; ++t) {
     if (direct[t] == 0) continue;
     const float* places[S * S];
@@ -436,17 +484,12 @@ void write_direct(const Winograd& call, const Conv2dShape& p, const WinogradShap
     const int top = tile / shape.tiles_x * M, left = tile % shape.tiles_x * M;
     for (int i = 0; i < M * M; ++i) {
       if (!(direct[t] >> i & 1)) continue;
-      const std::int64_t place = (n * out_h + top + i / M) * out_w + left + i % M;
-      float* window = scratch + std::int64_t{rows} * taps;
-      if (!write_window<S>(places + i / M * S + i % M, p.c, window)) {
-        finish(place, nullptr);  // zeros alone
-        continue;
-      }
-      at[rows++] = place;
-      if (rows == kDirectRows) flush();
+      const float* const* window = places + i / M * S + i % M;
+      const bool any = write_window<S>(window, p.c, !shape.makes_u, outputs.window());
+      outputs.add((n * out_h + top + i / M) * out_w + left + i % M, any);
     }
   }
-  flush();
+  outputs.compute();
 }
 
 // G of the kernels' transform, in float32.

@@ -16,7 +16,7 @@
 // The latter holds for values whose places have nothing to do with those of the weights, short of
 // three standard deviations; it is negative where few values, or few weights, make up the sum. Of
 // taps that are small for all channels, which images with rows or columns of zeros are sensitive
-// to, twice their own mean is taken. All filters share the least of these numbers, as parts of w.
+// to, twice their own mean is taken. All filters share the least of each number, as parts of w.
 // Included only by files that are compiled once for each instruction set.
 #pragma once
 
@@ -29,7 +29,9 @@
 namespace cnn_engine::cpu::CNN_ENGINE_ISA {
 namespace {
 
-constexpr int kBoundTaps = 64;
+constexpr int kBoundRows = 16, kBoundColumns = 8, kBoundTaps = 25;
+// Channels from which each tap has a mean of its own; of fewer, each row and column of taps.
+constexpr int kBoundChannels = 16;
 // Of rounding errors, all that is not Winograd's: the sum with the bias, the last rounding.
 constexpr double kBoundPart = 0.9;
 constexpr double kBoundDeviations = 3.0;
@@ -43,48 +45,78 @@ constexpr float kLeastSquare = 1e-25f;
 struct WindowBound {
   float fits;              // 0: the weights are not for Winograd, whatever the values are
   float tile, spread;      // factors of e(tile), squared, and of e(window)
-  float taps[kBoundTaps];  // factors of l(x) by tap
+  float taps[kBoundTaps];  // factors of l(x) by tap, where there are so few
+  float rows[kBoundRows];  // the same of a row of taps and of a column: their product
+  float columns[kBoundColumns];
 };
+// In floats, where packed weights begin with one.
+constexpr int kBoundFloats = (sizeof(WindowBound) / sizeof(float) + 15) / 16 * 16;
 
-// `tile_inputs`, `tile_taps`: places of a tile, and of those what one filter reads.
-inline WindowBound window_bound(const float* weight, int filters, int channels, int taps,
+inline bool fits_winograd(const float* packed) { return packed[0] != 0.0f; }
+inline WindowBound unpacked_bound(const float* packed) {
+  WindowBound bound;
+  __builtin_memcpy(&bound, packed, sizeof bound);
+  return bound;
+}
+
+// Of weights [filters, channels, r, s]. `tile_part`: e(tile) by e(window) of even values.
+inline WindowBound window_bound(const float* weight, int filters, int channels, int r, int s,
                                 double kappa, double tile_part) {
   WindowBound bound{};
+  const int taps = r * s;
   const double count = double(channels) * taps;
-  double least[kBoundTaps], spread = 0;
-  for (int tap = 0; tap < taps; ++tap) least[tap] = std::numeric_limits<double>::infinity();
-  bool regular = taps <= kBoundTaps, any = false;
+  double spread = 0, mean = 1, tap_part[kBoundTaps], row_part[kBoundRows],
+         column_part[kBoundColumns];
+  for (double& part : tap_part) part = 1;
+  for (double& part : row_part) part = 1;
+  for (double& part : column_part) part = 1;
+  bool regular = r <= kBoundRows && s <= kBoundColumns, any = false;
   for (int k = 0; k < filters && regular; ++k, weight += std::int64_t{channels} * taps) {
-    double sums[kBoundTaps] = {}, squares[kBoundTaps] = {};
+    double sums[kBoundRows * kBoundColumns] = {}, square = 0;
     for (int c = 0; c < channels; ++c) {
       for (int tap = 0; tap < taps; ++tap) {
         const double w = weight[std::int64_t{c} * taps + tap];
         sums[tap] += std::fabs(w);
-        squares[tap] += w * w;
+        square += w * w;
       }
     }
-    double sum = 0, square = 0;
-    for (int tap = 0; tap < taps; ++tap) sum += sums[tap], square += squares[tap];
+    double sum = 0, rows[kBoundRows] = {}, columns[kBoundColumns] = {};
+    for (int tap = 0; tap < taps; ++tap) {
+      sum += sums[tap];
+      rows[tap / s] += sums[tap];
+      columns[tap % s] += sums[tap];
+    }
     if (sum == 0) continue;  // exact, whatever it is multiplied by
     any = true;
-    const double mean = sum / count, size = std::sqrt(square / channels);
+    const double size = std::sqrt(square / channels), own = sum / count / size;
     regular = size >= kLeastWeight && size < 1e25;  // false for NaN
-    const double variance = (square / count - mean * mean) / (size * size);
+    const double variance = square / count / (size * size) - own * own;
+    const auto lower = [](double& least, double value) {
+      if (value < least) least = value;
+    };
     if (variance > spread) spread = variance;
-    for (int tap = 0; tap < taps; ++tap) {
-      const double own = 2 * sums[tap] / channels, part = (own < mean ? own : mean) / size;
-      if (part < least[tap]) least[tap] = part;
+    lower(mean, own);
+    for (int tap = 0; tap < taps && tap < kBoundTaps; ++tap) {
+      lower(tap_part[tap], 2 * sums[tap] * taps / sum);
     }
+    for (int i = 0; i < r; ++i) lower(row_part[i], 2 * rows[i] * r / sum);
+    for (int j = 0; j < s; ++j) lower(column_part[j], 2 * columns[j] * s / sum);
   }
   if (!regular || !any) return bound;
   const double tile = kappa / (kBoundPart * (16 + count / 8));
   const double deviations = kBoundDeviations * std::sqrt(spread);
-  double mean = 0;
-  for (int tap = 0; tap < taps; ++tap) mean += least[tap] / taps;
-  bound.fits = mean * std::sqrt(kUsualPart * count) > deviations + tile * std::sqrt(tile_part);
+  double all = 0;
+  for (int i = 0; i < r; ++i) bound.rows[i] = static_cast<float>(mean * row_part[i]);
+  for (int j = 0; j < s; ++j) bound.columns[j] = static_cast<float>(column_part[j]);
+  for (int tap = 0; tap < taps; ++tap) {
+    double part = row_part[tap / s] * column_part[tap % s];
+    if (tap < kBoundTaps && channels >= kBoundChannels) part = tap_part[tap];
+    if (tap < kBoundTaps) bound.taps[tap] = static_cast<float>(mean * part);
+    all += mean * part / taps;
+  }
+  bound.fits = all * std::sqrt(kUsualPart * count) > deviations + tile * std::sqrt(tile_part);
   bound.tile = static_cast<float>(tile * tile);
   bound.spread = static_cast<float>(deviations * deviations);
-  for (int tap = 0; tap < taps; ++tap) bound.taps[tap] = static_cast<float>(least[tap]);
   return bound;
 }
 
@@ -109,6 +141,13 @@ CNN_ENGINE_INLINE V absolute(V x) {
   return x < 0.0f ? -x : x;
 }
 
+// Whether an output may be Winograd's: sum of factors and l(x) of its window, e(window), and the
+// root of the factor and e(tile).
+CNN_ENGINE_INLINE bool is_inside(const WindowBound& bound, float held, float window, float tile) {
+  const float rest = held - tile;
+  return rest > 0.0f && rest * rest > bound.spread * window + kLeastSquare;
+}
+
 // Outputs of a tile of MxM that are not to be Winograd's, a bit each, by rows. `sizes` and
 // `squares` are l(x) and e(x) of the tile's places; of its outputs, `rows` by `columns` count.
 template <int M, int R>
@@ -124,7 +163,7 @@ inline unsigned outside_bound(const WindowBound& bound, const float (&sizes)[M +
     for (int j = 0; j < S; ++j) size += sizes[i][j];
   }
   if (size == 0.0f) return 0;  // zeros alone: exact
-  const float lowest = std::sqrt(bound.tile * energy);
+  const float tile = std::sqrt(bound.tile * energy);
   unsigned found = 0;
   for (int i = 0; i < rows; ++i) {
     float held[M] = {}, part[M] = {};
@@ -137,9 +176,7 @@ inline unsigned outside_bound(const WindowBound& bound, const float (&sizes)[M +
       }
     }
     for (int j = 0; j < columns; ++j) {
-      const float rest = held[j] - lowest;
-      const bool inside = rest > 0.0f && rest * rest > bound.spread * part[j] + kLeastSquare;
-      found |= unsigned{!inside} << (i * M + j);
+      found |= unsigned{!is_inside(bound, held[j], part[j], tile)} << (i * M + j);
     }
   }
   return found;

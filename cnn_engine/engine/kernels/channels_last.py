@@ -18,8 +18,9 @@ from . import pooling
 from .convolution import nothing_to_read
 from .kernel import Bound, Call, Kernel, brought
 
-#: Outputs from which Winograd's tiles of 4x4 are used, and of 2x2; channels and filters that fill its lanes.
-TILES_OF_4, TILES_OF_2, LANES = 14, 4, 16
+#: Outputs from which Winograd's tiles of 4x4 are used, and of 2x2; filters that fill its lanes, and channels
+#: from which it is faster: of fewer, sums are so short that many are outside its bound.
+TILES_OF_4, TILES_OF_2, LANES, CHANNELS = 14, 4, 16, 32
 #: Outputs from which tiles of 4x4 are used where so large a part of them is outputs.
 FULL_TILES_OF_4, FULL = 7, 0.75
 
@@ -51,7 +52,13 @@ def method(node: Node, graph: Graph) -> Any:
         return methods.depthwise
     rows, columns = graph.values[node.outputs[0]].shape[1:3]
     plain = op.groups == 1 and op.stride == (1, 1) and op.dilation == (1, 1)
-    if not plain or kernel != [3, 3] or has_prologue(node) or min(channels, filters) < LANES:
+    if (
+        not plain
+        or kernel != [3, 3]
+        or has_prologue(node)
+        or channels < CHANNELS
+        or filters < LANES
+    ):
         return methods.direct
     tanh = op.activation is not None and op.activation.function == "tanh"
     if _has_tiles_of_4(rows, columns) and not (op.stem or tanh):
