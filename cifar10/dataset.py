@@ -68,7 +68,7 @@ def load(spec: str | os.PathLike[str] = "auto", images: int | None = None) -> Da
             or there are fewer images than asked for.
     """
     if images is not None and images < 1:
-        raise expected("--images", "at least 1", images)
+        raise expected("images", "at least 1", images)
     spec = os.fspath(spec)
     if spec == "synthetic":
         return synthetic(images)
@@ -80,7 +80,7 @@ def load(spec: str | os.PathLike[str] = "auto", images: int | None = None) -> Da
         try:
             return read(_all_files(path), images, source=path)
         except InputError as error:
-            if str(error).startswith("--images"):  # the number is at fault, not the variable
+            if str(error).startswith("images"):  # the number is at fault, not the variable
                 raise
             raise InputError(f"{DATA_VARIABLE}: {error}") from error
     cached = cache_folder() / FOLDER
@@ -138,9 +138,9 @@ def read(paths: Sequence[Path], images: int | None = None, source: str | None = 
     total = sum(map(len, files))
     wanted = total if images is None else images
     if wanted > total:
-        raise expected("--images", f"at most {total} (images in {source})", wanted)
+        raise expected("images", f"at most {total} (images in {source})", wanted)
     if wanted > MAX_IMAGES:
-        raise expected(source if images is None else "--images", f"at most {MAX_IMAGES}", wanted)
+        raise expected(source if images is None else "images", f"at most {MAX_IMAGES}", wanted)
     pixels = np.empty((wanted, *IMAGE_SHAPE), np.uint8)
     labels: np.ndarray | None = np.empty(wanted, np.uint8)
     start = 0

@@ -6,6 +6,7 @@ import importlib
 import sys
 
 from . import cli
+from .errors import did_you_mean
 
 COMMANDS = {
     "run": "run a network on images, timed layer by layer",
@@ -30,7 +31,10 @@ def main(arguments: list[str] | None = None) -> int:
     if arguments[0] in ("--version", "--list"):
         return cli.run(lambda words: cli.ArgumentParser().parse_args(words), arguments)
     if arguments[0] not in COMMANDS:
-        cli.print_error(f"expected a command ({', '.join(COMMANDS)}), found {arguments[0]!r}")
+        cli.print_error(
+            f"expected a command ({', '.join(COMMANDS)}), found {arguments[0]!r}"
+            f"{did_you_mean(arguments[0], COMMANDS)}"
+        )
         return cli.INPUT_AT_FAULT
     command = importlib.import_module(f".{arguments[0]}", __package__)
     return command.main(arguments[1:])

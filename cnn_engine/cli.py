@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NoReturn, TextIO
 
 from . import interrupts, workload
-from .errors import CnnEngineError, InputError, expected
+from .errors import CnnEngineError, InputError, did_you_mean, expected
 from .io.files import check_writable
 from .report.units import printable
 
@@ -36,6 +36,17 @@ class ArgumentParser(argparse.ArgumentParser):
             help="print the networks, variants and devices, and exit",
         )
 
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        known = [word for action in self._actions for word in action.option_strings]
+        global _options
+        _options = {word for word in known if word.startswith("--")}
+        found, left = super().parse_known_args(args, namespace)
+        if left:  # argparse's own line names no option that is near
+            word = left[0].partition("=")[0]
+            hint = did_you_mean(word, _options) if word.startswith("--") else ""
+            self.error(f"unrecognized arguments: {' '.join(left)}{hint}")
+        return found, left
+
     def print_help(self, file: TextIO | None = None) -> None:
         # argparse's own drops what the write fails with.
         print(self.format_help(), end="", file=file or sys.stdout)
@@ -43,6 +54,23 @@ class ArgumentParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         print_error(message.removeprefix("argument "))
         sys.exit(INPUT_AT_FAULT)
+
+
+#: The options of the command that runs, and names in Python whose option has another.
+_options: set[str] = set()
+_OPTION_OF = {"kernels": "--kernel", "duration_s": "--duration", "constants": "--constant"}
+
+
+def _in_options(message: str) -> str:
+    """Returns an error's message with the option in the place of the argument's name in Python.
+
+    ``dtype: expected ...`` is ``--dtype: expected ...`` for who typed ``--dtype``.
+    """
+    named = re.match(r"([a-z][a-z0-9_]*)(?=(?: [\w:.]+)?: )", message)
+    if named is None:
+        return message
+    option = _OPTION_OF.get(named[1], f"--{named[1].replace('_', '-')}")
+    return option + message[named.end() :] if option in _options else message
 
 
 class _Version(argparse.Action):

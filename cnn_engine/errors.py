@@ -2,6 +2,16 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
+#: What other tools call things, and their names here.
+_OTHER_NAMES = {
+    "fp16": "float16", "half": "float16", "f16": "float16", "bf16": "bfloat16", "fp32": "float32",
+    "f32": "float32", "float": "float32", "single": "float32", "gpu": "cuda", "nvidia": "cuda",
+    "host": "cpu", "fashion_mnist": "ece408", "fashion-mnist": "ece408", "mnist": "ece408",
+}  # fmt: skip
+
 
 class CnnEngineError(Exception):
     """Base of every error that this package raises on purpose."""
@@ -26,3 +36,23 @@ class DeviceError(CnnEngineError, RuntimeError):
 def expected(name: str, wanted: object, found: object) -> InputError:
     """Returns the error ``<name>: expected <wanted>, found <found>``, ready to be raised."""
     return InputError(f"{name}: expected {wanted}, found {found}")
+
+
+def not_one_of(name: str, choices: Iterable[str], found: object) -> InputError:
+    """Returns the error of a name that is none of ``choices``, with the one that was probably meant."""
+    choices = list(choices)
+    hint = did_you_mean(found, choices)
+    return expected(name, f"one of {', '.join(choices)}", f"{found!r}{hint}")
+
+
+def did_you_mean(found: object, choices: Iterable[str]) -> str:
+    """Returns ``"; did you mean float16?"``, or nothing where no choice is near."""
+    if not isinstance(found, str):
+        return ""
+    choices = list(choices)
+    word, colon, rest = found.lower().partition(":")
+    other = _OTHER_NAMES.get(word)
+    if other in choices:
+        return f"; did you mean {other}{colon}{rest}?"
+    near = difflib.get_close_matches(found.lower(), choices, 1, 0.7)
+    return f"; did you mean {near[0]}?" if near else ""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .errors import CnnEngineError, InputError, UnsupportedError, expected
+from .errors import CnnEngineError, InputError, UnsupportedError, expected, not_one_of
 
 if TYPE_CHECKING:
     import importlib.metadata
@@ -92,7 +92,7 @@ def synthetic_images(
     """
     wanted = 1000 if images is None else images
     if not 1 <= wanted <= most:
-        raise expected("--images", f"1 to {most} synthetic images", wanted)
+        raise expected("images", f"1 to {most} synthetic images", wanted)
     pixels = np.empty((wanted, *shape), np.uint8)
     for first in range(0, wanted, 1000):
         count = min(1000, wanted - first)
@@ -187,7 +187,7 @@ def _from_array(path: str, images: int | None, dtype: str) -> Dataset:
         raise
     except Exception as error:  # zipfile, zlib and NumPy have a dozen kinds for broken bytes
         raise expected(
-            "--data",
+            "data",
             "auto, synthetic or a .npy or .npz file, or files of images",
             f"{path}: {error}",
         ) from None
@@ -196,7 +196,7 @@ def _from_array(path: str, images: int | None, dtype: str) -> Dataset:
     if found.ndim != 4 or not len(found):
         raise expected(path, "images [N, C, H, W], at least one", f"shape {list(found.shape)}")
     if images is not None and images > len(found):
-        raise expected("--images", f"at most {len(found)}, as {path} has", images)
+        raise expected("images", f"at most {len(found)}, as {path} has", images)
     if labels is not None and (labels.dtype.kind not in "iu" or labels.shape != found.shape[:1]):
         wanted = f"labels, a whole number each of {len(found)} images"
         raise expected(path, wanted, f"{labels.dtype} {list(labels.shape)}")
@@ -255,4 +255,4 @@ def get(name: str) -> Workload:
         return getattr(importlib.import_module(module), attribute)
     if name in (entry_points := _entry_points()):
         return entry_points[name].load()
-    raise InputError(f"network: expected one of {', '.join(names())}, found {name!r}")
+    raise not_one_of("network", names(), name)

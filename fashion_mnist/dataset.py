@@ -72,7 +72,7 @@ def load(spec: str | os.PathLike[str] = "auto", images: int | None = None) -> Da
             differ in number, a label is above 9, or there are fewer images than asked for.
     """
     if images is not None and images < 1:
-        raise expected("--images", "at least 1", images)
+        raise expected("images", "at least 1", images)
     spec = os.fspath(spec)
     if spec == "synthetic":
         return synthetic(images)
@@ -84,7 +84,7 @@ def load(spec: str | os.PathLike[str] = "auto", images: int | None = None) -> Da
         try:
             return read(find_files(path), images, source=path)
         except InputError as error:
-            if str(error).startswith("--images"):  # the number is at fault, not the variable
+            if str(error).startswith("images"):  # the number is at fault, not the variable
                 raise
             raise InputError(f"{DATA_VARIABLE}: {error}") from error
     cached = cache_folder()
@@ -170,9 +170,9 @@ def read(
     total = sum(_header(path, 3).count for path, _ in files)
     wanted = total if images is None else images
     if wanted > total:
-        raise expected("--images", f"at most {total} (images in {source})", wanted)
+        raise expected("images", f"at most {total} (images in {source})", wanted)
     if wanted > MAX_IMAGES:
-        raise expected(source if images is None else "--images", f"at most {MAX_IMAGES}", wanted)
+        raise expected(source if images is None else "images", f"at most {MAX_IMAGES}", wanted)
     pixels = np.empty((wanted, *IMAGE_SHAPE), np.uint8)
     labels: np.ndarray | None = np.empty(wanted, np.uint8)
     note = None

@@ -10,11 +10,11 @@ import pytest
 from samples import make, make_profile
 from transfers import write_raw
 
-from cnn_engine import Engine, _cpu
+from cnn_engine import Engine, _cpu, workload
 from cnn_engine.characterize import measure as characterize
 from cnn_engine.characterize.measure import Meters, Settings
 from cnn_engine.characterize.points import Point
-from cnn_engine.characterize.subjects import Load
+from cnn_engine.characterize.subjects import EngineSubject, Load
 from cnn_engine.engine.plan import Plan, Step
 from cnn_engine.graph.network import Conv2d, Linear, Network, Softmax
 from cnn_engine.io.files import atomic_write
@@ -160,7 +160,7 @@ def test_the_peak_is_the_fastest_copy(tmp_path, monkeypatch):
 # ---- utilisation ----
 
 
-def characterized(monkeypatch, threads: int = 3) -> Point:
+def characterized(monkeypatch, threads: int = 3, data_bytes: int = 0) -> Point:
     """Times ten passes of 2 s on a clock that is made up, with 30 s of CPU time on 4 CPUs."""
     clock = [0.0]
     monkeypatch.setattr(characterize, "perf_counter", lambda: clock[0])
@@ -170,13 +170,31 @@ def characterized(monkeypatch, threads: int = 3) -> Point:
 
     cpu_s = iter([100.0, 130.0])
     process = SimpleNamespace(
-        cpus=4, cpu_s=lambda: next(cpu_s), read=lambda: {"rss": 1}, peak=lambda: 1,
-        reset_peak=lambda: False,
+        cpus=4, cpu_s=lambda: next(cpu_s), read=lambda: {"rss": 5 * 10**8}, peak=lambda: 10**9,
+        reset_peak=lambda: True,
     )  # fmt: skip
     found = Point("s", "engine", "m", None, None, "float32", "cpu", "host", 5)
     settings = Settings(warmup=0, settle_s=0, duration_s=20.0, sample_period_s=60.0)
-    characterize.time_point(found, Load(5, lambda: run, threads), Meters(process=process), settings)
+    load = Load(5, lambda: run, threads, data_bytes=data_bytes)
+    characterize.time_point(found, load, Meters(process=process), settings)
     return found
+
+
+def test_memory_is_without_the_images_that_are_measured_with(monkeypatch):
+    found = characterized(monkeypatch, data_bytes=4 * 10**8)
+    assert (found.rss_bytes, found.rss_peak_bytes) == (10**8, 6 * 10**8)
+    with_images = characterized(monkeypatch)
+    assert (with_images.rss_bytes, with_images.rss_peak_bytes) == (5 * 10**8, 10**9)
+
+
+def test_on_the_cpu_images_are_held_once():
+    dataset = workload.get("cifar10").load_data("synthetic", 50)
+    subject = EngineSubject(
+        workload.get("cifar10"), dataset, variant="auto", dtype="float32", device="cpu"
+    )
+    with subject.load(20) as load:
+        assert load.data_bytes == dataset.images.nbytes + 40 * 10 * 4  # two passes' outputs
+        load.next_pass()()
 
 
 def test_cpu_use_is_of_the_threads_and_of_the_machine(monkeypatch):

@@ -394,7 +394,7 @@ def _load_data(found: Workload, options: argparse.Namespace, batches: list[int])
     try:
         dataset = cli.dataset_of(options, found, wanted, held_bytes=None)
     except InputError as error:
-        if options.images is not None or not str(error).startswith("--images"):
+        if options.images is not None or not str(error).startswith("images:"):
             raise
         dataset = cli.dataset_of(options, found, None, held_bytes=None)  # fewer: all there are
     check_images(dataset, batches)

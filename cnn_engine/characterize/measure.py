@@ -160,8 +160,11 @@ def time_point(point: Point, load: Load, meters: Meters, settings: Settings) -> 
         point.cpu_utilization_machine = cpu_s / (wall_s * process.cpus)
         rss = sampler.values("rss")
         peaks = [*rss, process.peak() or 0] if peak_is_ours else rss
-        point.rss_bytes = round(statistics.fmean(rss)) if rss else None
-        point.rss_peak_bytes = max(peaks, default=None)
+        # The engine's memory, not that of the images it is measured with, however many these are.
+        if rss:
+            point.rss_bytes = max(0, round(statistics.fmean(rss)) - load.data_bytes)
+        if peaks:
+            point.rss_peak_bytes = max(0, *(peak - load.data_bytes for peak in peaks))
     if load.memory is not None:
         memory = load.memory()
         point.allocated_bytes, point.allocated_peak_bytes = memory.allocated, memory.peak

@@ -78,6 +78,7 @@ class Load:
         time_inside: times layers or modules over so many passes; None where that cannot be done.
         settings: what else decides the speed, for the JSON document.
         notes: what there is to say of it, such as what was tuned.
+        data_bytes: of host memory that holds what is measured with: images, and what comes out for them.
     """
 
     batch: int
@@ -88,6 +89,7 @@ class Load:
     time_inside: Callable[[int], InsideTimes] | None = None
     settings: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    data_bytes: int = 0
 
 
 class EngineSubject:
@@ -148,8 +150,12 @@ class _EnginePasses:
     def __init__(self, engine: Engine, dataset: Dataset, batch: int) -> None:
         self.engine, self.labels, self.batch = engine, dataset.labels, batch
         self.count = len(dataset) // batch
-        self.images = engine.empty_images(self.count * batch, dataset.images.dtype)
-        self.images[:] = dataset.images[: len(self.images)]
+        self.images = dataset.images[: self.count * batch]
+        data_bytes = dataset.images.nbytes
+        if engine.device.kind == "cuda":  # page-locked, as they are copied fastest
+            self.images = engine.empty_images(len(self.images), dataset.images.dtype)
+            self.images[:] = dataset.images[: len(self.images)]
+            data_bytes += self.images.nbytes
         self.probabilities = engine.empty_probabilities(len(self.images))
         self.probabilities[:] = 0  # pages are there before they are timed
         self.done = 0
@@ -173,6 +179,7 @@ class _EnginePasses:
             accuracy=self.accuracy if self.labels is not None else None,
             time_inside=self.time_inside,
             notes=engine.tuned(batch, self.images.dtype)[1],
+            data_bytes=data_bytes + self.probabilities.nbytes,
         )
 
     def next_pass(self) -> Callable[[], None]:

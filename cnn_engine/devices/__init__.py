@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import UnsupportedError, expected
+from ..errors import UnsupportedError, did_you_mean, expected
 from . import cuda_module
 
 #: What --device takes.
@@ -49,10 +49,11 @@ def select(name: str) -> Any:
 
         return OpenAccDevice(name == "openacc:host")
     if kind != "cuda" or (colon and not (index.isascii() and index.isdecimal())):
-        raise expected("--device", NAMES, repr(name))
+        hint = did_you_mean(name, ("auto", "cpu", "cuda", "openacc"))
+        raise expected("device", NAMES, f"{name!r}{hint}")
     reason = cuda_module.unavailable(int(index or 0))
     if reason is not None:
-        raise UnsupportedError(f"--{reason}" if reason.startswith("device") else reason)
+        raise UnsupportedError(reason)
     from .cuda import CudaDevice
 
     return CudaDevice(int(index or 0))

@@ -221,13 +221,13 @@ class CudaDevice:
         fro without end and the whole card can stall.
         """
         if not self.properties["managed_memory"]:
-            raise UnsupportedError(f"--data-mode managed: {self.model} has no managed memory")
+            raise UnsupportedError(f"data_mode managed: {self.model} has no managed memory")
         free = self.free_memory()
         if nbytes > free // 4:
             raise expected(
-                "--data-mode managed",
+                "data_mode managed",
                 f"at most a quarter of the card's free memory ({free // 4 / 2**20:.0f} MiB)",
-                f"{nbytes / 2**20:.0f} MiB; use a smaller --batch",
+                f"{nbytes / 2**20:.0f} MiB; use a smaller batch",
             )
 
 

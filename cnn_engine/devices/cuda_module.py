@@ -35,7 +35,10 @@ def unavailable(index: int = 0) -> str | None:
         return str(error)
     count, reason = _cuda.device_count()
     if count == 0:
-        return f"device cuda: expected a CUDA device, found none ({reason or 'no device'})"
+        return (
+            f"device cuda: expected an NVIDIA GPU, found none ({_why_none(_cuda, reason)}); "
+            "the device cpu needs none"
+        )
     if index >= count:
         return f"device cuda:{index}: expected cuda:0 to cuda:{count - 1}, found no such device"
     properties = _cuda.device_properties(index)
@@ -50,6 +53,19 @@ def unavailable(index: int = 0) -> str | None:
         f"device cuda:{index}: expected a compute capability that the kernels were built for "
         f"({_cuda.architectures}), found {_text(capability)} ({properties['name']}); {remedy}"
     )
+
+
+def _why_none(kernels: ModuleType, reason: str) -> str:
+    """Returns why there is no device, without CUDA's name of the error."""
+    driver, built = kernels.driver_version(), kernels.runtime_version()
+    if driver == 0:
+        return "no NVIDIA driver is installed"
+    if driver // 1000 < built // 1000:
+        return (
+            f"the NVIDIA driver is for CUDA {driver // 1000}.{driver % 1000 // 10}, the kernels need "
+            f"{built // 1000}.{built % 1000 // 10}: update the driver"
+        )
+    return reason.partition(": ")[2] or "the driver names no device"
 
 
 def device_count() -> int:

@@ -35,7 +35,7 @@ class OpenAccDevice:
     def __init__(self, host: bool) -> None:
         self.kernels = openacc_module.load()
         if not host and (reason := openacc_module.unavailable()):
-            raise UnsupportedError(f"--{reason}" if reason.startswith("device") else reason)
+            raise UnsupportedError(reason)
         self.host = host
         self.name = "openacc:host" if host else "openacc"
         self.number: int = self.kernels.HOST if host else 0
@@ -84,7 +84,7 @@ class OpenAccDevice:
         """Raises UnsupportedError for ``managed``, which GCC has not."""
         if data_mode == "managed":
             raise UnsupportedError(
-                "--data-mode: managed: expected an OpenACC build with managed memory, found one by "
+                "data_mode: managed: expected an OpenACC build with managed memory, found one by "
                 f"{self.kernels.compiler}, which has none; take transfer or resident"
             )
 

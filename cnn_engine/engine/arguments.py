@@ -25,7 +25,7 @@ def batch_size(batch: Any, images: int) -> int | None:
     except TypeError:
         number = -1
     if number < 1:
-        raise expected("--batch", "a whole number of at least 1", batch)
+        raise expected("batch", "a whole number of at least 1", batch)
     return min(number, max(images, 1))
 
 

@@ -121,7 +121,7 @@ def check_fits(placement: Placement, sizes: Mapping[str, int], batch: int) -> No
         wanted = sizes.get(where, 0)
         if wanted and wanted > (free := owner.free_memory()):
             raise InputError(
-                f"--batch: {batch} images need {wanted / 2**30:.1f} GiB on {owner.name} for "
+                f"batch: {batch} images need {wanted / 2**30:.1f} GiB on {owner.name} for "
                 f"activations at their peak, expected at most the {free / 2**30:.1f} GiB that are free"
             )
 

@@ -119,12 +119,12 @@ class Engine:
         self._classes = self.network.classes
         #: Images a pass, where the model is for so many alone.
         self._only_batch = self.network.batch if is_model and not self.network.any_batch else None
-        self.threads = thread_counts.check(threads, "--threads")
+        self.threads = thread_counts.check(threads, "threads")
         self.device = devices.select(device)
         if chunk is not None and (not isinstance(chunk, int) or chunk < 1):
-            raise expected("--chunk", "a whole number of at least 1", chunk)
+            raise expected("chunk", "a whole number of at least 1", chunk)
         if chunk is not None and data_mode != "stream":
-            raise expected("--chunk", "the data mode stream", data_mode)
+            raise expected("chunk", "the data mode stream", data_mode)
         self.chunk = chunk
         self.dtype = dtype
         #: Node, or operator -> the kernel of a user's own.

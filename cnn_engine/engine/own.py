@@ -37,11 +37,11 @@ def own_kernels(given: Sequence[str | Kernel] | Mapping[str, str | Kernel]) -> d
         target = target or kernel.op
         if target in KINDS and target != kernel.op:
             raise expected(
-                f"--kernel: {kernel.name}", f"a kernel of {target}", f"one of {kernel.op}"
+                f"kernels: {kernel.name}", f"a kernel of {target}", f"one of {kernel.op}"
             )
         if target in found:
             raise expected(
-                f"--kernel: {target}", "one kernel", f"{found[target].name} and {kernel.name}"
+                f"kernels: {target}", "one kernel", f"{found[target].name} and {kernel.name}"
             )
         found[target] = kernel
     return found

@@ -113,7 +113,7 @@ def place(
             return kernel
         kernel, why = kernels.choose(node, graph, wanted, variant, reduction)
         if kernel is None and kernels.is_variant(kind, wanted, variant):
-            raise UnsupportedError(f"--variant: {variant}: node {node.name} ({kind}): {why}")
+            raise UnsupportedError(f"variant: {variant}: node {node.name} ({kind}): {why}")
         if kernel is None and wanted != "cpu":
             stand_ins[node.name] = f"on the CPU: {why}"
             kernel, why = kernels.choose(node, graph, "cpu", variant, reduction)
@@ -171,7 +171,7 @@ def check_own(
         if target in refused or not any(row is kernel for row in chosen.values()):
             reasons = "; ".join(f"{name}: {why}" for name, why in refused.items())
             raise UnsupportedError(
-                f"--kernel: {kernel.name}: expected {target} that it can run, found "
+                f"kernels: {kernel.name}: expected {target} that it can run, found "
                 f"{reasons or 'none in the network'}"
             )
 

@@ -58,7 +58,7 @@ def read_weights(
     """
     if isinstance(network, Model):
         if weights != "default":
-            raise expected("--weights", "default, for a model has its own", repr(weights))
+            raise expected("weights", "default, for a model has its own", repr(weights))
         return dict(network.base.constants), "the model's"
     if isinstance(weights, Mapping):
         return network.check_weights(dict(weights), "weights"), "given as arrays"
@@ -70,7 +70,7 @@ def read_weights(
         return weight_files.read(weights, network), str(weights)
     if default is None:
         raise InputError(
-            f"--weights: expected a path or random, found default, but {network.name} "
+            f"weights: expected a path or random, found default, but {network.name} "
             "comes without weights"
         )
     return weight_files.read(default, network), "default"

@@ -113,6 +113,6 @@ class Overflows:
         if number := int(self._word[0]):
             self._word[0] = 0
             raise UnsupportedError(
-                f"--dtype: float16: node {self._nodes[number - 1]}: expected results of at most "
+                f"dtype: float16: node {self._nodes[number - 1]}: expected results of at most "
                 f"{FLOAT16:.0f}, found larger ones; bfloat16 and tf32 have room for them"
             )

@@ -104,7 +104,7 @@ def _check_free(
     for memory, wanted in ((CpuDevice(), staged), (program.placement.device, lanes * sum(ends))):
         if wanted > (free := memory.free_memory()):
             raise InputError(
-                f"--batch: {lanes} chunks of {chunk} images need {wanted / 2**30:.1f} GiB on "
+                f"batch: {lanes} chunks of {chunk} images need {wanted / 2**30:.1f} GiB on "
                 f"{memory.name}, expected at most the {free / 2**30:.1f} GiB that are free"
             )
     return staged

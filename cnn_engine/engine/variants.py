@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .. import _cpu
-from ..errors import UnsupportedError, expected
+from ..errors import UnsupportedError, expected, not_one_of
 from . import kernels
 
 #: Where data lives, by device; see the README.
@@ -141,17 +141,17 @@ def choose(
         UnsupportedError: the device or the variant lacks it.
     """
     if dtype not in DTYPES:
-        raise expected("--dtype", f"one of {', '.join(DTYPES)}", repr(dtype))
+        raise not_one_of("dtype", DTYPES, dtype)
     _check_data_mode(device, data_mode)
     if reduction not in (None, True, False):
-        raise expected("--reduction", "True, False or None", repr(reduction))
+        raise expected("reduction", "True, False or None", repr(reduction))
     if variant == "auto":
         return _auto(device, reduction, dtype, data_mode, why_not_fused, layered_dtypes)
     if variant not in VARIANTS:
-        raise expected("--variant", f"auto or one of {', '.join(VARIANTS)}", repr(variant))
+        raise not_one_of("variant", ("auto", *VARIANTS), variant)
     reason = _why_not(VARIANTS[variant], device, reduction, dtype, data_mode)
     if reason is None and variant == "fused" and (fits := why_not_fused()):
-        reason = f"--variant: fused: {fits}"
+        reason = f"variant: fused: {fits}"
     if reason is not None:
         raise UnsupportedError(reason)
     return Choice(variant, bool(reduction), None)
@@ -169,7 +169,7 @@ def _auto(
     if why is None:
         return Choice("fused", False, "the fastest there is")
     if dtype not in layered_dtypes:
-        raise UnsupportedError(f"--dtype: {dtype} needs the variant fused, which cannot run: {why}")
+        raise UnsupportedError(f"dtype: {dtype} needs the variant fused, which cannot run: {why}")
     row = next(
         row
         for row in kernels.of("conv2d", device)
@@ -184,24 +184,24 @@ def _why_not(
 ) -> str | None:
     if device not in row.dtypes:
         kinds = " or ".join(row.dtypes)
-        return f"--variant: {row.name}: expected a device of kind {kinds}, found {device}"
+        return f"variant: {row.name}: expected a device of kind {kinds}, found {device}"
     if dtype not in row.dtypes[device]:
         types = ", ".join(row.dtypes[device])
-        return f"--dtype: expected one of {types} for {row.name} on {device}, found {dtype}"
+        return f"dtype: expected one of {types} for {row.name} on {device}, found {dtype}"
     if reduction and not row.reduction:
-        return f"--reduction: expected a variant that has one, found {row.name}"
+        return f"reduction: expected a variant that has one, found {row.name}"
     if data_mode not in row.data_modes:
         modes = ", ".join(row.data_modes)
-        return f"--data-mode: expected one of {modes} for {row.name}, found {data_mode}"
+        return f"data_mode: expected one of {modes} for {row.name}, found {data_mode}"
     return None
 
 
 def _check_data_mode(device: str, data_mode: str) -> None:
     everywhere = sorted({"auto", *(mode for modes in DATA_MODES.values() for mode in modes)})
     if data_mode not in everywhere:
-        raise expected("--data-mode", f"one of {', '.join(everywhere)}", repr(data_mode))
+        raise not_one_of("data_mode", everywhere, data_mode)
     known = DATA_MODES[device]
     if data_mode not in known:
         raise UnsupportedError(
-            f"--data-mode: expected {' or '.join(known)} on the device {device}, found {data_mode}"
+            f"data_mode: expected {' or '.join(known)} on the device {device}, found {data_mode}"
         )

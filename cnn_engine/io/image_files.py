@@ -135,7 +135,7 @@ class ImageFiles:
         if count is None:
             return self
         if count > len(self):
-            raise expected("--images", f"at most {len(self)}, as {self.source} has", count)
+            raise expected("images", f"at most {len(self)}, as {self.source} has", count)
         places = np.arange(count) * len(self) // count
         files = [self.files[place] for place in places]
         labels = None if self.labels is None else self.labels[places]

@@ -83,7 +83,7 @@ class Preprocess:
             elif not equals or key not in known:
                 settings = f"settings such as resize=256,crop=224 ({', '.join(known)})"
                 wanted = f"{' or '.join(PRESETS)}, or {settings}"
-                raise expected("--preprocess", wanted, repr(word))
+                raise expected("preprocess", wanted, repr(word))
             else:
                 found[key] = None if value == "none" else _VALUES[key](key, value)
         return cls(**found)
@@ -119,7 +119,7 @@ class Preprocess:
         longer = int(self.resize * max(rows, columns) / min(rows, columns))
         return (longer, self.resize) if columns <= rows else (self.resize, longer)
 
-    def check(self, shape: tuple[int, ...], option: str = "--preprocess") -> None:
+    def check(self, shape: tuple[int, ...], option: str = "preprocess") -> None:
         """Checks that results fit images of ``shape``, [C, H, W].
 
         Raises:
@@ -169,7 +169,7 @@ PRESETS = {
 
 
 def _expected(name: str, wanted: str, found: object) -> InputError:
-    return expected(f"--preprocess: {name}", wanted, found)
+    return expected(f"preprocess: {name}", wanted, found)
 
 
 def _side(key: str, text: str) -> int | tuple[int, int]:

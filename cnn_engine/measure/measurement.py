@@ -51,15 +51,15 @@ class Settings:
 
     def __post_init__(self) -> None:
         for option, value, lowest in (
-            ("--warmup", self.warmup, 0),
-            ("--iterations", 1 if self.iterations is None else self.iterations, 1),
+            ("warmup", self.warmup, 0),
+            ("iterations", 1 if self.iterations is None else self.iterations, 1),
         ):
             if not isinstance(value, int) or value < lowest:
                 raise expected(option, f"a whole number of at least {lowest}", value)
         if self.duration_s is not None and not 0 < self.duration_s < math.inf:
-            raise expected("--duration", "a positive number of seconds", self.duration_s)
+            raise expected("duration_s", "a positive number of seconds", self.duration_s)
         if not all(0 <= p <= 100 for p in self.percentiles):
-            raise expected("--percentiles", "numbers from 0 to 100", self.percentiles)
+            raise expected("percentiles", "numbers from 0 to 100", self.percentiles)
 
 
 def profile(

@@ -16,7 +16,7 @@ import numpy as np
 from ..errors import InputError
 from .operator import Operator, Shape, Value, float64, need, same_dtype
 from .unary import Unary
-from .windows import Padding, Pair, output_sizes, padded, windows
+from .windows import Padding, Pair, check_image, output_sizes, padded, windows
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,8 @@ class Conv2d(Operator):
             x.shape[2:], weight.shape[2:], self.stride, self.padding, self.dilation
         )
         shape = (x.shape[0], filters, *places)
+        check_image("input", x.shape, self.padding)
+        check_image("output", shape)
         if bias is not None and bias.shape != (filters,):
             raise InputError(f"bias: expected shape {[filters]}, found {list(bias.shape)}")
         if residual is not None and residual.shape != shape:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
@@ -11,6 +13,20 @@ Pair = tuple[int, int]
 Padding = tuple[
     int, int, int, int
 ]  # rows above, columns on the left, rows below, columns on the right
+
+
+#: What places and elements of one image are counted to: kernels index them with 32 bits.
+LARGEST = 2**31 - 1
+
+
+def check_image(name: str, shape: tuple[int, ...], padding: tuple[int, ...] = ()) -> None:
+    """Raises InputError where one image of ``shape`` [N, C, ...], padded, has more elements than LARGEST."""
+    rank = len(shape) - 2
+    around = [padding[i] + padding[rank + i] for i in range(rank)] if padding else [0] * rank
+    sizes = [size + more for size, more in zip(shape[2:], around, strict=True)]
+    if math.prod((shape[1], *sizes)) > LARGEST:
+        found = " x ".join(map(str, (shape[1], *sizes)))
+        raise InputError(f"{name}: expected at most {LARGEST} elements an image, found {found}")
 
 
 def output_sizes(
@@ -35,9 +51,10 @@ def output_sizes(
         ("padding", padding, 2 * rank, 0),
         ("dilation", dilation, rank, 1),
     ):
-        if len(values) != count or min(values) < lowest:
+        if len(values) != count or min(values) < lowest or max(values) > LARGEST:
             raise InputError(
-                f"{name}: expected {count} whole numbers of at least {lowest}, found {list(values)}"
+                f"{name}: expected {count} whole numbers from {lowest} to {LARGEST}, "
+                f"found {list(values)}"
             )
     result = []
     for i in range(rank):

@@ -68,7 +68,7 @@ def pack_on(
     most = max(float(np.abs(one).max(initial=0.0)) for one in weights if one is not None)
     if node.op.operands == "float16" and most > FLOAT16:
         raise UnsupportedError(
-            f"--dtype: float16: node {node.name}: expected weights of at most "
+            f"dtype: float16: node {node.name}: expected weights of at most "
             f"{FLOAT16:.0f}, found {most:g}; bfloat16 and tf32 have room for them"
         )
     packed = device.allocate(nbytes)

@@ -28,16 +28,16 @@ def read(path: str | Path, network: Network) -> dict[str, np.ndarray]:
         if path.is_dir():
             weights = convnetjs.read(path, network)
         elif not path.exists():
-            raise InputError(f"--weights: expected a file or folder, found none at {path}")
+            raise InputError(f"weights: expected a file or folder, found none at {path}")
         elif path.suffix == ".safetensors":
             weights = safetensors.read(path)
         elif path.suffix == ".params":
             weights = mxnet.read(path, network)
         else:
             raise InputError(
-                f"--weights: expected a .safetensors file or a ConvNetJS folder (or MXNet's .params), "
+                f"weights: expected a .safetensors file or a ConvNetJS folder (or MXNet's .params), "
                 f"found {path}"
             )
     except OSError as error:
-        raise InputError(f"--weights: cannot read {path}: {describe_os_error(error)}") from error
+        raise InputError(f"weights: cannot read {path}: {describe_os_error(error)}") from error
     return network.check_weights(weights, str(path))
