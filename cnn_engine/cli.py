@@ -398,7 +398,7 @@ def _exit_code(main: Callable[[list[str] | None], int], arguments: list[str] | N
         sys.stdout.flush()
         return code
     except CnnEngineError as error:
-        print_error(error)
+        print_error(_in_options(str(error)))
         return INPUT_AT_FAULT
     except MemoryError as error:
         print_error(f"out of memory: {error}")

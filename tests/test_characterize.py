@@ -131,7 +131,7 @@ def test_every_column_is_explained():
     ("options", "message"),
     [
         (["--network", "vgg"], "network: expected one of"),
-        (["--variant", "if,best"], "--variant: expected auto or one of"),
+        (["--variant", "if,best"], "--variant: expected one of auto"),
         (["--variant", "tiled"], "expected a device of kind cuda, found cpu"),
         (["--variant", ""], "--variant: expected"),
         (["--batch", "1,x"], "--batch: expected sizes such as 1-256"),

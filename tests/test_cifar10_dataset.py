@@ -112,13 +112,13 @@ def test_more_images_than_there_are(tmp_path):
     (tmp_path / "test_batch.bin").write_bytes(records(4))
     with pytest.raises(InputError) as error:
         dataset.load(tmp_path, 5)
-    assert str(error.value) == f"--images: expected at most 4 (images in {tmp_path}), found 5"
+    assert str(error.value) == f"images: expected at most 4 (images in {tmp_path}), found 5"
 
 
 @pytest.mark.parametrize("images", [0, -1])
 @pytest.mark.parametrize("spec", ["auto", "synthetic"])
 def test_no_images_asked_for(spec, images):
-    with pytest.raises(InputError, match="--images: expected at least 1"):
+    with pytest.raises(InputError, match="images: expected at least 1"):
         dataset.load(spec, images)
 
 
@@ -255,7 +255,7 @@ def test_jpeg_tar(tmp_path):
     assert data.labels.tolist() == [0, 1]
     np.testing.assert_allclose(data.images[1].mean(axis=(1, 2)), [40, 80, 200], atol=4)
     assert dataset.load(tmp_path).labels.tolist() == [0, 1, 2, 0, 1]
-    with pytest.raises(InputError, match="--images: expected at most 3"):
+    with pytest.raises(InputError, match="images: expected at most 3"):
         dataset.load(tmp_path / "train.tar", 4)
 
 
@@ -389,7 +389,7 @@ SYNTHETIC_SHA256 = "823f6661fb9a3de029d8c8559765449e6101517b6dc5c660dffd5f23c07c
 
 @pytest.mark.parametrize("images", [0, -3, 1_000_001, 10**30])
 def test_absurd_number_of_synthetic_images(images):
-    with pytest.raises(InputError, match="--images: expected"):
+    with pytest.raises(InputError, match="images: expected"):
         dataset.synthetic(images)
 
 

@@ -245,7 +245,7 @@ def test_folders_of_images_are_classes(tmp_path):
         found.decode(sample, found.read(sample), pixels)
         assert (pixels[0] == value).all()
     assert len(source.source(str(tmp_path), workload.get("cifar10"), 2)) == 2
-    with pytest.raises(InputError, match="--images: expected at most 3"):
+    with pytest.raises(InputError, match="images: expected at most 3"):
         source.source(str(tmp_path), workload.get("cifar10"), 4)
 
 

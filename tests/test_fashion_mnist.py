@@ -317,9 +317,9 @@ def test_missing_files_special_files_and_counts(tmp_path):
     write(tmp_path)
     with pytest.raises(InputError) as error:
         dataset.load(tmp_path, 6)
-    assert str(error.value) == f"--images: expected at most 5 (images in {tmp_path}), found 6"
+    assert str(error.value) == f"images: expected at most 5 (images in {tmp_path}), found 6"
     for spec in ("auto", "synthetic", str(tmp_path)):
-        with pytest.raises(InputError, match="--images: expected at least 1"):
+        with pytest.raises(InputError, match="images: expected at least 1"):
             dataset.load(spec, 0)
     os.unlink(tmp_path / LABELS)
     os.mkfifo(tmp_path / LABELS)
@@ -394,7 +394,7 @@ def test_synthetic_images_are_the_same_everywhere():
     assert len(np.unique(found.images.reshape(3000, -1), axis=0)) == 3000
     assert hashlib.sha256(found.images.tobytes()).hexdigest() == SYNTHETIC_SHA256
     for images in (0, 200_001, 10**30):
-        with pytest.raises(InputError, match="--images: expected"):
+        with pytest.raises(InputError, match="images: expected"):
             dataset.synthetic(images)
 
 

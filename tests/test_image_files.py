@@ -100,7 +100,7 @@ def test_a_part_is_spread_over_the_classes(folder):
     assert list(found.spread(7).labels) == [0, 1, 2, 2, 3, 4, 5]
     assert len(set(found.spread(11).labels)) == 7
     assert list(found.spread(None).labels) == list(found.labels)
-    with pytest.raises(InputError, match="--images: expected at most 22, .*found 23"):
+    with pytest.raises(InputError, match="images: expected at most 22, .*found 23"):
         found.spread(23)
 
 

@@ -60,7 +60,7 @@ def test_the_longer_side_is_rounded_down(rows, columns, resized):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("imagent", "--preprocess: expected imagenet, or settings such as"),
+        ("imagent", "preprocess: expected imagenet, or settings such as"),
         ("", "found ''"),
         ("resize=0", "resize: expected sides from 1 to"),
         ("resize=1e3", "resize: expected a side such as 224"),

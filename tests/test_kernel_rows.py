@@ -52,7 +52,7 @@ def test_tiled_says_what_does_not_fit_before_anything_runs(kernel, stride, fits)
     if fits:
         assert placed(graph, placement, "tiled", False).kernels["conv"].name == "tiled"
         return
-    words = "--variant: tiled: node conv .*: expected a kernel whose tile fits into 49,152 bytes of shared"
+    words = "variant: tiled: node conv .*: expected a kernel whose tile fits into 49,152 bytes of shared"
     with pytest.raises(UnsupportedError, match=words):
         placed(graph, placement, "tiled", False)
     assert placed(graph, placement, None, False).kernels["conv"].name == "blocked"

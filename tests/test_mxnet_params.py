@@ -189,7 +189,7 @@ def test_what_a_sparse_file_claims_is_not_read(tmp_path):
 
 
 def test_missing_and_special_files(tmp_path):
-    with pytest.raises(InputError, match="--weights: expected a file or folder, found none"):
+    with pytest.raises(InputError, match="weights: expected a file or folder, found none"):
         weights.read(tmp_path / "none.params", TINY)
     os.mkfifo(tmp_path / "pipe.params")
     with pytest.raises(InputError, match="expected a regular file, found a special file"):

@@ -408,7 +408,7 @@ def test_a_batch_is_refused_from_the_first_byte_that_is_not_free(monkeypatch, rn
     with engine(variant=variant) as e:
         e.predict(images)
     monkeypatch.setattr(CpuDevice, "free_memory", lambda self: needed - 1)
-    with engine(variant=variant) as e, pytest.raises(InputError, match="--batch: 6 images need"):
+    with engine(variant=variant) as e, pytest.raises(InputError, match="batch: 6 images need"):
         e.predict(images)
 
 
@@ -441,9 +441,7 @@ def test_chunks_are_refused_before_anything_is_taken(monkeypatch, short):
         else:
             device.free = needed - 1
         where = "cpu" if short == "host" else "cuda:0"
-        with pytest.raises(
-            InputError, match=f"--batch: 3 chunks of 8 images need .* GiB on {where}"
-        ):
+        with pytest.raises(InputError, match=f"batch: 3 chunks of 8 images need .* GiB on {where}"):
             stream.build_stream(program, 100, True, 8, (False, False))
         if short == "host":
             with pytest.raises(Taken):

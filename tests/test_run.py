@@ -145,7 +145,7 @@ ERRORS = [
     (["--percentiles", "50,x"], "--percentiles: expected numbers from 0 to 100"),
     (["--percentiles", "101"], "--percentiles: expected numbers from 0 to 100"),
     (["--network", "lenet"], "network: expected one of"),
-    (["--variant", "fast"], "--variant: expected auto or one of if, pad, blocked, tiled, fused"),
+    (["--variant", "fast"], "--variant: expected one of auto, if, pad, blocked, tiled, fused"),
     (["--dtype", "int3"], "--dtype: expected one of float32"),
     (["--device", "tpu"], "--device: expected auto, cpu, cuda, cuda:N, openacc or openacc:host"),
     (

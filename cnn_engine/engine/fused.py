@@ -14,6 +14,7 @@ from ..graph.graph import Graph, Node, Value
 from ..graph.network import Network
 from ..operators import Operator
 from ..operators.shaping import Reshape
+from ..operators.windows import LARGEST
 from .kernels import whole
 
 
@@ -232,6 +233,7 @@ def _plain(node: Node, graph: Graph) -> bool:
         getattr(op, "groups", 1) == 1
         and getattr(op, "dilation", (1, 1)) == (1, 1)
         and padding[:2] == padding[2:]
+        and max(shape, default=0) <= LARGEST
         and getattr(op, "activation", None) is None
         and getattr(op, "indices", None) is None
         and len(node.inputs) <= 3

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..errors import InputError
 from .operator import Operator, check_types, float64, need
-from .windows import Padding, Pair, output_sizes, padded, windows
+from .windows import Padding, Pair, check_image, output_sizes, padded, windows
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,7 @@ class AveragePool2d(Operator):
         if len(x.shape) != 2 + self.rank:
             raise InputError(f"expected {2 + self.rank} dimensions, found {list(x.shape)}")
         places = output_sizes(x.shape[2:], self.kernel, self.stride, self.border, self.dilation)
+        check_image("input", x.shape, self.border)
         return (((*x.shape[:2], *places), x.dtype),)
 
     def _windows(self, x: np.ndarray) -> np.ndarray:

@@ -15,7 +15,7 @@ import numpy as np
 from ..errors import InputError
 from .operator import Operator, float64, need, same_dtype
 from .unary import Unary
-from .windows import Padding, Pair
+from .windows import LARGEST, Padding, Pair, check_image
 
 
 @dataclass(frozen=True)
@@ -59,9 +59,10 @@ class ConvTranspose2d(Operator):
             ("output_padding", self.output_padding, rank, 0),
             ("padding", self.padding, 2 * rank, -(2**31)),
         ):
-            if len(values) != count or min(values) < lowest:
+            if len(values) != count or min(values) < lowest or max(values) > LARGEST:
                 raise InputError(
-                    f"{name}: expected {count} whole numbers of at least {lowest}, found {list(values)}"
+                    f"{name}: expected {count} whole numbers from {lowest} to {LARGEST}, "
+                    f"found {list(values)}"
                 )
         filters = weight.shape[1] * self.groups
         if bias is not None and bias.shape != (filters,):
@@ -70,6 +71,8 @@ class ConvTranspose2d(Operator):
         shape = tuple(sizes[i] - self.padding[i] - self.padding[rank + i] for i in range(rank))
         if min(shape) < 1 or min(x.shape[2:]) < 1:
             raise InputError(f"expected an output of at least one element, found {list(shape)}")
+        check_image("input", x.shape)
+        check_image("output", (x.shape[0], filters, *sizes))
         return (((x.shape[0], filters, *shape), dtype),)
 
     def full_sizes(self, sizes: tuple[int, ...], kernel: tuple[int, ...]) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ import numpy as np
 
 from ..errors import InputError
 from .operator import Operator, float64, need
-from .windows import Padding, Pair, output_sizes, padded, windows
+from .windows import Padding, Pair, check_image, output_sizes, padded, windows
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,7 @@ class MaxPool2d(Operator):
         if len(x.shape) != 2 + self.rank:
             raise InputError(f"expected {2 + self.rank} dimensions, found {list(x.shape)}")
         places = output_sizes(x.shape[2:], self.kernel, self.stride, self.padding, self.dilation)
+        check_image("input", x.shape, self.padding)
         shape = (*x.shape[:2], *places)
         return ((shape, x.dtype), (shape, "int64"))[: 1 if self.indices is None else 2]
 
