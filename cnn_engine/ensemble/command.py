@@ -19,9 +19,10 @@ import numpy as np
 from .. import cli, devices
 from ..devices import cuda_module, threads
 from ..errors import CnnEngineError, InputError, expected
-from ..io.files import make_folder
+from ..io.files import lock_folder, make_folder
 from ..io.preprocess import Preprocess
 from ..measure import environment
+from ..report import units
 from . import augment, collect, members, meters, outputs, report, train, watchdog
 from .order import Order
 from .pipeline import FAIL, SKIP
@@ -199,6 +200,7 @@ def _main(arguments: list[str] | None) -> int:
         line = f"{type(error).__name__}: {error} ({place})"
         watching.failed(line, watchdog.LOST)
     finally:
+        session.release()
         watching.stop()  # the process may go on, and must not be ended for a run that has failed
     transported.close()
     return cli.DONE
@@ -279,6 +281,7 @@ class _Session:
         self.rank = transported.rank
         self.first = self.rank == 0
         self.folder: Path | None = None
+        self._lock: int | None = None
         self.run_of_rank: RankRun | None = None
         self.plan: Plan | None = None
         self.source: Source | None = None
@@ -299,6 +302,9 @@ class _Session:
         workload = members.check_shapes(specs)
         if options.output is not None:
             self.folder = make_folder(options.output, "--output")
+            if self.first:
+                self._lock = lock_folder(self.folder, "--output")
+                self._check_folder(len(specs))
         members.combination(options.combine, len(specs))
         count = threads.default() if options.threads is None else options.threads
         self.threads = count if options.threads else max(count // hosts.count(hosts[self.rank]), 1)
@@ -337,6 +343,22 @@ class _Session:
             self.plan, self.transport, self.watchdog, self.source, workload.network.input_shape,
             self.members, here,
         )  # fmt: skip
+
+    def _check_folder(self, count: int) -> None:
+        """Refuses to train beside weights of more members, which are not to be lost, nor taken for these."""
+        stale = members.others(self.folder, count) if self.options.work == TRAIN else []
+        stale = [path for path in stale if path.suffix not in (".npy", ".part")]
+        if stale:
+            wanted = f"a folder without files of more than {units.counted(count, 'member')}"
+            raise expected(
+                "--output", wanted, f"{stale[0]}; choose another folder, or move it away"
+            )
+
+    def release(self) -> None:
+        """Gives the output folder free."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
 
     def _placed(self, spec: members.Spec, hosts: list[str]) -> members.Spec:
         weights = spec.weights.replace("{}", str(spec.index))

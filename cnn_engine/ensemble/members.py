@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -197,6 +198,19 @@ def keep(folder: Path, spec: Spec, probabilities: np.ndarray) -> None:
     with atomic_write(path, "wb") as file:
         np.save(file, probabilities)
     path.with_suffix(".part").unlink(missing_ok=True)
+
+
+def others(folder: Path, members: int) -> list[Path]:
+    """Returns the files that a run of more members than these left in ``folder``."""
+    found = ((re.fullmatch(r"member-([0-9]+)\..+", path.name), path) for path in folder.iterdir())
+    return sorted(path for match, path in found if match and int(match[1]) >= members)
+
+
+def forget(folder: Path, members: int) -> None:
+    """Removes the probabilities of a run of more members than these: they are no part of this one's."""
+    for path in others(folder, members):
+        if path.suffix in (".npy", ".part"):
+            path.unlink(missing_ok=True)
 
 
 # ---- several members' probabilities as one ----

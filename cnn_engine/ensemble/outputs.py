@@ -14,7 +14,7 @@ from ..io.files import atomic_write, describe_os_error, write_text
 from ..report import json as json_report
 from ..report.units import printable
 from . import collect, page
-from .members import accuracy, combination, keep
+from .members import accuracy, combination, forget, keep
 from .run import Plan, RankReport
 from .source import UNKNOWN
 
@@ -48,6 +48,7 @@ def infer(
     if folder is not None:
         with atomic_write(folder / "ensemble.npy", "wb") as file:
             np.save(file, together)
+        forget(folder, len(rows))
     known = labels is not None and (labels > UNKNOWN).any()
     return {"accuracy": found if known else None, "combine": combine}
 

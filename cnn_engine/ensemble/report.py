@@ -137,7 +137,7 @@ def text(found: dict[str, Any]) -> str:
                 if one
                 else f"{units.UNKNOWN:>8}  no labels"
             )
-            lines.append(f"{units.printable(name):<24}  {cells}")
+            lines.append(f"{name:<24}  {cells}")
     if found.get("training"):
         lines.append("")
     for name, one in (found.get("training") or {}).items():
@@ -145,9 +145,9 @@ def text(found: dict[str, Any]) -> str:
         if last:
             right = units.percent(last["train_accuracy"])
             what = f"loss {last['loss']:.4f}, training accuracy {right} in epoch {last['epoch']}"
-            lines.append(f"{units.printable(name)}: {what}: {one['weights']}")
+            lines.append(f"{name}: {what}: {one['weights']}")
     lines += [f"note: {note}" for note in found.get("notes", ())]
-    return "\n".join(lines)
+    return "\n".join(map(units.printable, lines))  # names of members and files come from outside
 
 
 def _ranks(found: dict[str, Any]) -> list[str]:

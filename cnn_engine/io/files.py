@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import sys
@@ -121,6 +122,26 @@ def make_folder(path: str | os.PathLike[str], option: str) -> Path:
         reason = describe_os_error(error) if isinstance(error, OSError) else str(error)
         raise InputError(f"{option}: cannot create {path}: {reason}") from error
     return path
+
+
+def lock_folder(path: Path, option: str) -> int:
+    """Keeps other commands from ``path`` for as long as the descriptor that is returned is open.
+
+    The system gives the lock free when this process ends, however it does.
+
+    Raises:
+        InputError: another command has it, or it cannot be locked.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(descriptor)
+        if isinstance(error, BlockingIOError):
+            wanted = f"a folder that no other command writes, for {path}"
+            raise expected(option, wanted, "another command at work in it") from None
+        raise InputError(f"{option}: cannot lock {path}: {describe_os_error(error)}") from error
+    return descriptor
 
 
 @contextmanager
