@@ -33,6 +33,10 @@ FEWEST_RUNS = 5
 #: stretch may lie in one of two speeds, such as those of a clock that is throttled.
 SAME_SAMPLES, SAME_S = 20, 0.05
 
+#: Samples for each independent one from which on they are said to depend on each other: independent ones
+#: look, by chance, as if it were two.
+DEPENDENT = 3
+
 #: Of the latency of a pass; the first is what a regression of the whole pass is judged by.
 PERCENTILES = (50, 90, 99)
 
@@ -301,7 +305,7 @@ def compare(
             family.append((row, prediction))
         else:
             _judge(row, threshold)
-    _judge_family(family, threshold, found.runs)
+    judge_family(family, threshold, found.runs)
     found.only += [
         (*key, names[1]) for key in theirs if key not in ours and key[0] in (LAYER, COPY)
     ]
@@ -339,7 +343,7 @@ def doubt(samples: Sequence[float]) -> str:
             f"hold only if they do not; {SAME_SAMPLES} and more show it"
         )
     independent = statistics.quantile(samples).independent if count else math.inf
-    if count >= statistics.FEWEST and independent < SAME_SAMPLES:
+    if count >= DEPENDENT * independent and independent < SAME_SAMPLES:
         return (
             f"{count} passes depend on each other and know as much as {units.number(independent)} that do "
             "not: intervals may be too narrow; measure longer"
@@ -398,14 +402,15 @@ def _judge(row: Row, threshold: float) -> None:
     row.verdict, row.reason = judge(row.ratio, threshold, faster_above, row.judged, row.short)
 
 
-def _judge_family(
+def judge_family(
     rows: Sequence[tuple[Row, Prediction | None]], threshold: float, runs: int
 ) -> None:
     """Fills in the verdicts on layers and copies, of which all are right with 95 % confidence.
 
     By S. Holm, "A simple sequentially rejective multiple test procedure", Scandinavian Journal of Statistics
     6, 1979: of m rows the clearest needs a confidence of 1 - 5 % / m, the next one 1 - 5 % / (m - 1), and so
-    on until one falls short.
+    on until one falls short. Where any run of the baseline is further from its other runs than that, on any
+    layer, so much is needed of the new run too: the noise has longer tails than a normal distribution.
     """
     left = []
     for row, prediction in rows:
@@ -416,8 +421,9 @@ def _judge_family(
             row.judged = ANYWHERE
         else:
             left.append((row, prediction))
+    furthest = min((prediction.furthest for _, prediction in left), default=1.0)
     while left:
-        confidence = 1 - (1 - statistics.CONFIDENCE) / len(left)
+        confidence = 1 - min((1 - statistics.CONFIDENCE) / len(left), furthest)
         told = []
         for row, prediction in left:
             reach = prediction.reach(confidence) - prediction.reach()

@@ -189,11 +189,14 @@ class Prediction:
         centre: the geometric mean of the runs' values.
         error: the standard error of the logarithm of one more run's value.
         freedom: of Student's distribution.
+        furthest: how seldom one of them is as far from the others as the furthest is, were they normal; 1 of
+            fewer than three.
     """
 
     centre: float
     error: float
     freedom: int
+    furthest: float = 1.0
 
     def reach(self, confidence: float = CONFIDENCE) -> float:
         """Returns how far the logarithm of one more run's value is from the centre's at most.
@@ -229,8 +232,23 @@ def predict(runs: Sequence[float]) -> Prediction | None:
     logarithms = np.log(np.asarray(runs, float))
     spread = float(logarithms.std(ddof=1))
     return Prediction(
-        math.exp(float(logarithms.mean())), spread * math.sqrt(1 + 1 / count), count - 1
+        math.exp(float(logarithms.mean())),
+        spread * math.sqrt(1 + 1 / count),
+        count - 1,
+        _furthest(logarithms),
     )
+
+
+def _furthest(values: np.ndarray) -> float:
+    """Returns Student's two-sided chance of the value that is furthest from the prediction by the others."""
+    count = len(values)
+    if count < 3 or not np.ptp(values) > 0:
+        return 1.0
+    others = np.array([np.delete(values, index) for index in range(count)])
+    errors = others.std(axis=1, ddof=1) * math.sqrt(1 + 1 / (count - 1))
+    off = np.abs(values - others.mean(axis=1))
+    with np.errstate(divide="ignore"):
+        return float(2 * _special().stdtr(count - 2, -(off / errors).max()))
 
 
 def autocorrelation_time(series: Sequence[float]) -> float:
