@@ -1,0 +1,69 @@
+"""The table of what the measuring tools say beside the truth, with few trials and fixed seeds."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from benchmarks import truth
+from benchmarks.truth import Found
+from cnn_engine.measure import statistics
+
+
+@pytest.mark.parametrize(
+    ("tool", "trials"),
+    [("noise", 40), ("layers", 10), ("transfer", 8), ("rank", 100), ("infer", 40)],
+)
+def test_no_tool_breaks_what_the_pages_promise(tool, trials):
+    rows = list(truth.rows(trials, [tool]))
+    assert len(rows) >= 4
+    assert [(row.noise, row.samples, truth.broken(row)) for row in rows if truth.broken(row)] == []
+
+
+def test_verdicts_and_gates_keep_their_promises():
+    rows = {(row.noise, row.samples): row for row in truth.compare_rows(50, (6, 30))}
+    assert not any(map(truth.broken, rows.values()))
+    # What is steady is told, and a run of six passes never passes a gate.
+    steady = rows["independent", "30"].found
+    assert steady["20 % slower found"] == 1
+    assert steady["fails equal"] == 0
+    for noise in truth.NOISE:
+        assert rows[noise, "6"].found["passes 20 % slower"] == 0
+        assert rows[noise, "6"].found["same found"] == 0
+        assert rows[noise, "6"].warned == 1
+
+
+def test_a_broken_promise_is_found():
+    good = Found("compare", "independent", "30", 1000, false=0.05, held=0.93)
+    assert truth.broken(good) == []
+    for change, word in (
+        ({"false": 0.08}, "false in 8.00 %"),
+        ({"held": 0.88}, "intervals hold in 88.00 %"),
+        ({"found": {"passes 20 % slower": 0.2}}, "passes 20 % slower in 20.00 %"),
+    ):
+        row = Found(**{**vars(good), **change})
+        assert truth.broken(row) == [word]
+        assert truth.broken(Found(**{**vars(row), "warned": 0.95})) == []
+    # Where those without a warning hold, it is kept.
+    assert truth.broken(Found(**{**vars(good), "held": 0.5, "held_unwarned": 0.95})) == []
+
+
+def test_intervals_that_take_samples_as_independent_are_found(monkeypatch):
+    law = "correlated 0.9"
+    monkeypatch.setattr(truth, "NOISE", {law: truth.NOISE[law]})
+    monkeypatch.setattr(statistics, "autocorrelation_time", lambda series: 1.0)
+    (row,) = truth.compare_rows(100, (30,))
+    assert any("intervals hold in" in fault for fault in truth.broken(row))
+
+
+def test_the_command_writes_a_page_and_says_what_it_found(tmp_path, capsys):
+    paths = [f"--json={tmp_path / 'a.json'}", f"--markdown={tmp_path / 'a.md'}"]
+    assert truth.main(["--trials", "20", "--tool", "rank", *paths]) in (0, 1)
+    assert "kernel rank, runs 3 % apart" in capsys.readouterr().out
+    document = json.loads((tmp_path / "a.json").read_text())
+    assert document["schema"] == "cnn_engine.truth/1"
+    assert document["trials"] == 20
+    assert len(document["rows"]) == 8
+    assert "## kernel rank" in (tmp_path / "a.md").read_text()
+    assert truth.main(["--trials", "5"]) == 2
