@@ -33,6 +33,11 @@ CPP = {
         "true",
         "out of bounds: it touched",
     ),
+    "reads before": Bad(
+        _CPP_LOOP,
+        "  volatile float before = x[-1];\n  (void)before;\n" + _CPP_LOOP,
+        "out of bounds: it touched 4 bytes before x",
+    ),
     "race": Bad(
         _CPP_LOOP,
         "  static volatile float total;\n#pragma omp parallel for collapse(2) num_threads(threads)\n",

@@ -283,6 +283,32 @@ MUTANTS = [
         "-int(-self.resize * max(rows, columns) // min(rows, columns))",
         "test_images.py::test_the_longer_side_is_rounded_down",
     ),
+    # ---- kernels of a user's own, and what is kept of them ----
+    mutant(
+        "a kernel never tried at its pages' start", "cnn_engine/kernel/trial.py",
+        "for at_end in (True, True, False):", "for at_end in (True, True, True):",
+        "test_kernel_bad.py::test_cpp_is_answered_in_one_line[reads before]",
+    ),
+    mutant(
+        "shared memory that a kernel can cut off", "cnn_engine/kernel/memory.py",
+        "fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL", "fcntl.F_SEAL_SEAL",
+        "test_kernel_sandbox.py::test_a_kernel_that_ends_its_trial_gets_a_line[cuts the shared memory off]",
+    ),
+    mutant(
+        "a cached file of another user", "cnn_engine/io/cache.py",
+        "if found.st_uid != user:", "if found.st_uid == -1:",
+        "test_cache.py::test_an_entry_of_another_user_is_absent",
+    ),
+    mutant(
+        "a cached file without its digest", "cnn_engine/io/cache.py",
+        "return data if content[:_HEAD_BYTES] == _head(data) else None", "return data",
+        "test_cache.py::test_a_damaged_entry_is_absent_and_made_anew",
+    ),
+    mutant(
+        "one level for all groups of equal kernels", "cnn_engine/kernel/rank.py",
+        "(1 - statistics.CONFIDENCE) / (kernels // 2)", "1 - statistics.CONFIDENCE",
+        "test_kernel_rank.py::test_the_test_is_students_of_pairs",
+    ),
 ]  # fmt: skip
 
 

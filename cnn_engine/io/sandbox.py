@@ -24,7 +24,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any
 
 from ..locks import ForkSafeLock
@@ -33,6 +33,9 @@ _LAUNCHER = str(Path(__file__).with_name("sandbox_launcher.py"))
 
 #: Where a command reads which layers there are.
 LAYERS = "CNN_ENGINE_SANDBOX"
+
+#: Seconds that a killed process may take to end; one that waits for a device may take longer.
+END_S = 10.0
 
 _PR_GET_DUMPABLE, _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 3, 4, 36, 37
 
@@ -92,10 +95,24 @@ def end(process: subprocess.Popen) -> None:
         if not below:
             break
         _kill(below)
-    _kill(_tree(process.pid))
+    tree = _tree(process.pid)
+    _kill(tree)
     with contextlib.suppress(OSError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
+    for pid in tree[1:]:
+        _gone(pid)
+
+
+def _gone(pid: int) -> None:
+    """Waits until a killed process has ended, in :func:`guarded` as its parent."""
+    deadline = monotonic() + END_S
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(pid, os.WNOHANG)[0] == 0 and monotonic() < deadline:
+            sleep(0.002)
+        return
+    while os.path.exists(f"/proc/{pid}") and monotonic() < deadline:
+        sleep(0.002)
 
 
 def _kill(processes: list[int]) -> None:

@@ -212,7 +212,10 @@ ALWAYS = (
     "keyctl", "add_key", "shmget", "rt_sigqueueinfo", "rt_tgsigqueueinfo",
 )  # fmt: skip
 #: What a kernel on trial may not ask either: it has threads, and no processes.
-ALONE = (*ALWAYS, "fork", "vfork", "tkill", "pidfd_open", "process_madvise", "memfd_secret")
+ALONE = (
+    *ALWAYS, "fork", "vfork", "tkill", "pidfd_open", "process_madvise", "memfd_create",
+    "memfd_secret",
+)  # fmt: skip
 
 ALLOW, ERRNO, KILL = 0x7FFF0000, 0x00050000, 0x80000000
 EPERM, ENOSYS = 1, 38

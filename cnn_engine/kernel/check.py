@@ -48,6 +48,7 @@ class Checked:
         launches: what each kernel of a CUDA file needs of the GPU.
         peak: FLOP/s that stand for all of the device, and what they are, or None.
         sanitized: what was run with which sanitizer.
+        sandbox: what confined its process: see :mod:`cnn_engine.io.sandbox`.
     """
 
     file: str
@@ -62,6 +63,7 @@ class Checked:
     launches: list[dict[str, Any]] = field(default_factory=list)
     peak: tuple[float, str] | None = None
     sanitized: list[str] = field(default_factory=list)
+    sandbox: list[str] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns what ``--json`` writes."""
@@ -75,7 +77,7 @@ class Checked:
             "timed": self.timed, "seconds": self.time and asdict(self.time),
             "flops": self.cost and self.cost.flops, "bytes": self.cost and self.cost.bytes,
             "peak_flops_per_s": self.peak and self.peak[0], "peak": self.peak and self.peak[1],
-            "launches": self.launches, "sanitized": self.sanitized,
+            "launches": self.launches, "sanitized": self.sanitized, "sandbox": self.sandbox,
         }  # fmt: skip
 
 
@@ -114,6 +116,7 @@ def check(
     generator = np.random.default_rng(secrets.randbits(128))
     try:
         with Trial(str(path), device, threads, limits, sanitize and read.device == "cpu") as trial:
+            found.sandbox = trial.layers
             taken = None
             for case in cases:
                 told(case.label)

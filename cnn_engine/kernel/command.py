@@ -165,25 +165,24 @@ def _rank(options: argparse.Namespace) -> int:
     name, batch, graph = _graph(options)
     cases = rank.nodes_of(graph, op)
     threads = thread_counts.check(options.threads, "--threads")
-    entries = rank.rank(
-        entries,
-        cases,
-        device.name,
-        threads,
-        options.calls,
-        options.rounds,
-        limits=_limits(options),
-        told=teller(show),
-    )
-    teller(show)("")
     found = rank.Board(
         name, op, device.name, batch, threads, options.calls, options.rounds,
         sum(case.graph.cost_of(case.node).flops for case in cases),
         [case.label for case in cases], entries, environment.describe(device),
         shlex.join(["python", "-m", "cnn_engine.kernel", *options.words]),
     )  # fmt: skip
-    if options.json:
-        write_text(options.json, json.dumps(found.to_dict(), indent=1) + "\n")
+
+    def kept(entries: list[rank.Entry], complete: bool = False) -> None:
+        found.entries, found.complete = entries, complete
+        if options.json and (complete or options.json != "-"):
+            write_text(options.json, json.dumps(found.to_dict(), indent=1) + "\n")
+
+    entries = rank.rank(
+        entries, cases, device.name, threads, options.calls, options.rounds, _limits(options),
+        teller(show), kept,
+    )  # fmt: skip
+    teller(show)("")
+    kept(entries, complete=True)
     if options.html:
         write_text(options.html, board.page(found))
     if show:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import secrets
 import select
@@ -35,6 +34,11 @@ START_S = 60.0
 
 #: Seconds between two looks at the memory of a process that no limit of address space holds.
 WATCH_S = 0.1
+
+#: What interpreting an answer fails with that is no answer.
+_MISSHAPEN = (
+    ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError, StopIteration,
+)  # fmt: skip
 
 #: What is said of a kernel that answers in the place of what runs it.
 FORGED = "cheating: it wrote to a pipe that is not its own; it was stopped"
@@ -194,7 +198,7 @@ class Process:
             if "error" in answer:
                 raise Fault(self._shortened(answer["error"]))
             return _ANSWERS[what](**answer)
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError, StopIteration):
+        except _MISSHAPEN:
             raise self._stopped(FORGED) from None
 
     def _wait(self, deadline: float, seconds: float, writing: bool = False) -> None:
@@ -277,7 +281,7 @@ def _nothing() -> dict[str, Any]:
 
 
 def _times(seconds: list[float]) -> dict[str, Any]:
-    if not all(type(s) in (int, float) and 0 < s < math.inf for s in seconds):
+    if not all(type(s) in (int, float) and 1e-9 <= s <= 1e6 for s in seconds):  # of any clock
         raise ValueError("seconds")
     return {"seconds": seconds}
 

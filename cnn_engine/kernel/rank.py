@@ -42,6 +42,7 @@ class Entry:
         fault: why it is last, in one line, or None.
         place: from 1; see :func:`places`; None with a fault.
         ties: names of the kernels that share its place.
+        sandbox: what confined its processes.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Entry:
     fault: str | None = None
     place: int | None = None
     ties: list[str] = field(default_factory=list)
+    sandbox: list[str] = field(default_factory=list)
 
     @property
     def medians(self) -> list[dict[str, float]]:
@@ -151,6 +153,7 @@ class Board:
         rounds: processes of each kernel.
         flops: of one pass over the nodes.
         entries: in order.
+        complete: whether all rounds are done.
         environment: of the machine.
         command: that made it.
     """
@@ -167,6 +170,7 @@ class Board:
     entries: list[Entry]
     environment: dict[str, Any] = field(default_factory=dict)
     command: str = ""
+    complete: bool = True
 
     def to_dict(self) -> dict[str, Any]:
         """Returns what ``--json`` writes."""
@@ -174,10 +178,11 @@ class Board:
             "schema": 1, "command": self.command, "environment": self.environment,
             "network": self.network, "operator": self.operator, "device": self.device,
             "batch": self.batch, "threads": self.threads, "calls": self.calls, "rounds": self.rounds,
-            "flops": self.flops, "nodes": self.nodes,
+            "flops": self.flops, "nodes": self.nodes, "complete": self.complete,
             "entries": [
                 {"name": e.name, "subject": e.subject, "computes": e.computes, "place": e.place,
-                 "ties": e.ties, "fault": e.fault, "seconds": e.total and asdict(e.total),
+                 "ties": e.ties, "fault": e.fault, "sandbox": e.sandbox,
+                 "seconds": e.total and asdict(e.total),
                  "processes": e.totals if e.fault is None else [],
                  "nodes": {n: asdict(v) for n, v in e.nodes.items()} if e.total else {}}
                 for e in self.entries
@@ -246,11 +251,16 @@ def rank(
     rounds: int = ROUNDS,
     limits: Limits | None = None,
     told: Callable[[str], None] = lambda text: None,
+    kept: Callable[[list[Entry]], None] = lambda entries: None,
 ) -> list[Entry]:
     """Checks and times every entry, in ``rounds`` of random order; returns them in order.
 
     Each entry's process runs the operator's grid first, then calls on inputs and weights that are new every
     time and the same for all entries. Nothing of one process reaches another.
+
+    Args:
+        told: called with what is tried next.
+        kept: called with the board so far, after each process.
     """
     generator = np.random.default_rng(secrets.randbits(128))
     kinds = sorted({entry.computes for entry in entries if entry.fault is None})
@@ -271,6 +281,7 @@ def rank(
             told(f"{entry.name} ({number + 1} of {rounds})")
             try:
                 with Trial(entry.subject, device, threads, limits) as trial:
+                    entry.sandbox = trial.layers
                     if number == 0:
                         for case, inputs in given[entry.computes]:
                             trial.check(case, inputs)
@@ -281,6 +292,7 @@ def rank(
                     )
             except Fault as fault:
                 entry.fault = str(fault)
+            kept(placed(entries))
     return placed(entries)
 
 
@@ -288,7 +300,9 @@ def placed(entries: list[Entry]) -> list[Entry]:
     """Returns entries in order, with places; those without a time come last."""
     timed = sorted((e for e in entries if e.total is not None), key=lambda e: e.total.value)
     if timed:
-        for entry, place in zip(timed, places([e.totals for e in timed]).tolist(), strict=True):
+        rounds = min(len(entry.processes) for entry in timed)  # an unfinished one is not compared
+        totals = np.array([entry.totals[:rounds] for entry in timed])
+        for entry, place in zip(timed, places(totals).tolist(), strict=True):
             entry.place = place
     for entry in timed:
         entry.ties = [e.name for e in timed if e.place == entry.place and e is not entry]

@@ -44,6 +44,7 @@ def checked(found: Checked) -> str:
     for tool in found.sanitized:
         lines.append(f"  {tool}: nothing found")
     rest = f", {len(refused)} not taken" if refused else ""
+    lines.append(f"  confined by {', '.join(found.sandbox)}")
     lines.append(f"{units.counted(len(passed), 'case')} passed{rest}")
     return "\n".join(lines)
 
@@ -86,6 +87,8 @@ def board(found: Board) -> str:
                 for node in nodes
             )
         )
+    if layers := next((entry.sandbox for entry in found.entries if entry.sandbox), None):
+        lines.append(f"confined by {', '.join(layers)}")
     if any(entry.ties for entry in found.entries):
         lines.append("=: a shared place: the processes' times show no gap between these kernels")
     return "\n".join(lines)

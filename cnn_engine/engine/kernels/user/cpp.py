@@ -113,7 +113,7 @@ def compile(source: Source, sanitize: bool = False, seconds: float = LIMIT_S) ->
         made = Path(folder) / name
         done = _run([compiler(), *flags, "-o", str(made), str(source.path)], seconds, folder)
         if done.returncode or not made.exists():
-            raise fault(source, done.stderr)
+            raise fault(source, done.stderr.replace(f"{folder}/".encode(), b""))
         library = made.read_bytes()
     cache.keep(name, library)
     return library
