@@ -68,7 +68,7 @@ def findings() -> Iterator[Finding]:
 
 
 def _cuda_findings() -> Iterator[Finding]:
-    build = "install again with nvcc on PATH (README: GPU set-up)"
+    build = "install again with nvcc on PATH (docs/install_gpu.md)"
     try:
         _cuda = cuda_module.load()
     except CnnEngineError:

@@ -22,7 +22,7 @@ def load() -> ModuleType:
     except ImportError as error:
         raise UnsupportedError(
             "device cuda: expected an installation with the CUDA kernels, found one built without them "
-            f"({error}); install again with nvcc on PATH (see the README's GPU set-up)"
+            f"({error}); install again with nvcc on PATH (see docs/install_gpu.md)"
         ) from error
     return _cuda
 

@@ -295,7 +295,7 @@ class TimelineEvent:
 
 @dataclass
 class Result:
-    """All that a run found. See DESIGN of the JSON document in the README for the units."""
+    """All that a run found. docs/measuring.md has the units."""
 
     command: str
     environment: dict[str, Any]
