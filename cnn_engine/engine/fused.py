@@ -180,7 +180,8 @@ def _why_not_next(node: Node, graph: Graph, value: str) -> str | None:
 def longest(graph: Graph, dtype: str, device: Any) -> int:
     """Returns how many nodes, from the first on, a kernel of ``device`` runs in one call; the most it can.
 
-    What is left to kernels of their own are layers of rows: no convolution or pooling.
+    What is left to kernels of their own are layers of rows: no convolution or pooling. Where nothing is
+    multiplied with weights, all are: a chain has nothing to gain by keeping it in caches.
 
     Raises:
         UnsupportedError: there is none; says why.
@@ -188,6 +189,8 @@ def longest(graph: Graph, dtype: str, device: Any) -> int:
     nodes, _, reason = _chained(graph, 1.0, 0.0)
     rows = _first_of_rows(graph)
     count = len(nodes)
+    if not any(node.op.kind in ("conv2d", "linear") for node in nodes):
+        raise UnsupportedError(reason)
     while count and graph.places[nodes[count - 1].name] + 1 >= rows:
         node = chain(graph, dtype, count)
         refused = why_not(node, graph.constants, device)

@@ -155,6 +155,8 @@ class Program:
             device = self.placement.device
             kind = device.kind
             stores = kind == "cuda" and self.dtype in storage.DTYPES
+            if kind == "cpu":
+                graph = passes.plain_convolutions(graph)
             graph = passes.lay_channels_last(graph, kind, run=8 if stores else 4)
             if kind == "cuda":
                 graph = passes.reshape_ones(graph)

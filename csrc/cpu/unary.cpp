@@ -3,8 +3,11 @@
 #include "ops/unary.h"
 
 #include <math.h>
+#include <string.h>
 
-#include "cpu/math.h"
+#include <algorithm>
+
+#include "cpu/math32.h"
 #include "cpu/sigmoid.h"
 #include "runtime/parallel.h"
 
@@ -38,12 +41,12 @@ CNN_ENGINE_FUNCTION(swish, 4, (x * math::sigmoid32(float(a) * x)))
 CNN_ENGINE_FUNCTION(gelu, 4, math::gelu32(x))
 CNN_ENGINE_FUNCTION(clip, 1, math::clamp32(x, float(a), float(b)))
 CNN_ENGINE_FUNCTION(shrink, 1, (x < -a ? x + b : (x > a ? x - b : 0.0)))
-CNN_ENGINE_FUNCTION(tanh, 10, math::tanh(x))
-CNN_ENGINE_FUNCTION(erf, 20, math::erf(x))
+CNN_ENGINE_FUNCTION(tanh, 4, math::tanh32(x))
+CNN_ENGINE_FUNCTION(erf, 6, math::erf32(x))
 CNN_ENGINE_FUNCTION(softplus, 20, math::softplus(x))
-CNN_ENGINE_FUNCTION(softsign, 2, x / (1.0 + math::magnitude(x)))
+CNN_ENGINE_FUNCTION(softsign, 2, x / (1.0f + ::fabsf(x)))
 CNN_ENGINE_FUNCTION(sqrt, 2, ::sqrtf(x))
-CNN_ENGINE_FUNCTION(exp, 10, math::exp(x))
+CNN_ENGINE_FUNCTION(exp, 3, math::exp32(x))
 CNN_ENGINE_FUNCTION(log, 10, math::log(x))
 CNN_ENGINE_FUNCTION(abs, 1, ::fabsf(x))
 CNN_ENGINE_FUNCTION(neg, 1, -x)
@@ -52,19 +55,28 @@ CNN_ENGINE_FUNCTION(floor, 1, ::floorf(x))
 CNN_ENGINE_FUNCTION(ceil, 1, ::ceilf(x))
 CNN_ENGINE_FUNCTION(round, 1, ::rintf(x))
 CNN_ENGINE_FUNCTION(sign, 1, x > 0.0f ? 1.0f : x < 0.0f ? -1.0f : x)
+CNN_ENGINE_FUNCTION(atan, 10, math::atan32(x))
 // Rare in networks: the library's double functions, a call a number.
-CNN_ENGINE_FUNCTION(sin, 40, ::sin(static_cast<double>(x)))
-CNN_ENGINE_FUNCTION(cos, 40, ::cos(static_cast<double>(x)))
-CNN_ENGINE_FUNCTION(tan, 60, ::tan(static_cast<double>(x)))
 CNN_ENGINE_FUNCTION(asin, 40, ::asin(static_cast<double>(x)))
 CNN_ENGINE_FUNCTION(acos, 40, ::acos(static_cast<double>(x)))
-CNN_ENGINE_FUNCTION(atan, 40, ::atan(static_cast<double>(x)))
 CNN_ENGINE_FUNCTION(sinh, 40, ::sinh(static_cast<double>(x)))
 CNN_ENGINE_FUNCTION(cosh, 40, ::cosh(static_cast<double>(x)))
 CNN_ENGINE_FUNCTION(asinh, 60, ::asinh(static_cast<double>(x)))
 CNN_ENGINE_FUNCTION(acosh, 60, ::acosh(static_cast<double>(x)))
 CNN_ENGINE_FUNCTION(atanh, 60, ::atanh(static_cast<double>(x)))
 #undef CNN_ENGINE_FUNCTION
+
+// Functions that are vectorised for angles up to math::kMostAngle; `far` is for the others.
+#define CNN_ENGINE_ANGLE(name, work)                                                             \
+  struct unary_##name {                                                                          \
+    static constexpr int kCost = work;                                                           \
+    static inline __attribute__((always_inline)) float of(float x) { return math::name##32(x); } \
+    static float far(float x) { return static_cast<float>(::name(static_cast<double>(x))); }     \
+  };
+CNN_ENGINE_ANGLE(sin, 10)
+CNN_ENGINE_ANGLE(cos, 10)
+CNN_ENGINE_ANGLE(tan, 15)
+#undef CNN_ENGINE_ANGLE
 
 struct unary_celu {
   static constexpr int kCost = 10;
@@ -102,6 +114,43 @@ void run(const float* input, float* output, std::int64_t size, double a, double 
     for (std::int64_t i = begin; i < end; ++i) output[i] = Function::of(input[i], a, b);
   };
   parallel_for(size, Function::kCost, threads, part);
+}
+
+template <typename Function>
+void run_angles(const float* input, float* output, std::int64_t size, int threads) {
+  constexpr std::int64_t kBlock = 256;
+  const auto part = [=](std::int64_t begin, std::int64_t end) __attribute__((noinline)) {
+    float x[kBlock];  // output may be the same array
+    for (std::int64_t at = begin; at < end; at += kBlock) {
+      const int count = static_cast<int>(std::min(kBlock, end - at));
+      ::memcpy(x, input + at, count * sizeof(float));
+      float* y = output + at;
+      int far = 0;
+#pragma omp simd reduction(| : far)
+      for (int i = 0; i < count; ++i) {
+        y[i] = Function::of(x[i]);
+        far |= ::fabsf(x[i]) > math::kMostAngle;
+      }
+      if (!far) continue;
+      for (int i = 0; i < count; ++i) {
+        if (::fabsf(x[i]) > math::kMostAngle) y[i] = Function::far(x[i]);
+      }
+    }
+  };
+  parallel_for(size, Function::kCost, threads, part);
+}
+
+template <>
+void run<unary_sin>(const float* x, float* y, std::int64_t size, double, double, int threads) {
+  run_angles<unary_sin>(x, y, size, threads);
+}
+template <>
+void run<unary_cos>(const float* x, float* y, std::int64_t size, double, double, int threads) {
+  run_angles<unary_cos>(x, y, size, threads);
+}
+template <>
+void run<unary_tan>(const float* x, float* y, std::int64_t size, double, double, int threads) {
+  run_angles<unary_tan>(x, y, size, threads);
 }
 
 }  // namespace

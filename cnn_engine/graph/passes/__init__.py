@@ -17,6 +17,7 @@ from .bottlenecks import fuse_bottlenecks
 from .channels_last import channels_last, mark_stem, round_operands
 from .concatenations import nest_concatenations
 from .constants import drop_unused, fold_constants, share_constants
+from .convolutions import plain_convolutions
 from .dense_layers import fuse_dense_layers
 from .epilogues import EPILOGUES, EPILOGUES_ON_CUDA, fuse_activations, fuse_residuals
 from .expansions import (
@@ -72,6 +73,7 @@ __all__ = [
     "merge_shapes",
     "nest_concatenations",
     "order_weights",
+    "plain_convolutions",
     "pool_first",
     "recognise_functions",
     "reshape_ones",
