@@ -7,8 +7,13 @@ out from the graph alone, so that a batch that cannot fit is refused before anyt
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from bisect import bisect_right, insort
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
+from itertools import islice
+
+import numpy as np
 
 from ..graph.graph import Graph, Node
 
@@ -17,6 +22,9 @@ ALIGNMENT = 256
 
 #: Past so many values that share an arena, fewer ways of packing them are tried.
 MANY = 1000
+
+#: Steps whose values are looked at together for those that another meets.
+SPAN = 32
 
 #: Packings that are tried from each order, unless one is the best that can be.
 TRIES = 8
@@ -120,24 +128,30 @@ def pack(lifetimes: Sequence[Lifetime]) -> tuple[dict[Hashable, int], int]:
 
 def _place(lifetimes: Sequence[Lifetime]) -> tuple[dict[Hashable, int], int]:
     """Gives each in turn the smallest gap that it fits into, or else the end."""
-    placed: list[tuple[int, int, Lifetime]] = []  # offset, end, sorted by offset
+    placed: dict[
+        int, list[tuple[int, int, Lifetime]]
+    ] = {}  # offset, end, by the spans that it is alive in
     offsets: dict[Hashable, int] = {}
     total = 0
     for life in lifetimes:
+        spans = range(life.first // SPAN, life.last // SPAN + 1)
+        met = {
+            (offset, stop)
+            for span in spans
+            for offset, stop, other in placed.get(span, ())
+            if life.meets(other)
+        }
         best, best_gap, end = None, None, 0
-        for offset, stop, other in placed:
-            if not life.meets(other):
-                continue
+        for offset, stop in sorted(met):
             gap = offset - end
             if gap >= life.nbytes and (best_gap is None or gap < best_gap):
                 best, best_gap = end, gap
             end = max(end, stop)
         start = end if best is None else best
         offsets[life.name] = start
-        entry = (start, start + life.nbytes, life)
-        index = next((i for i, other in enumerate(placed) if other[0] > start), len(placed))
-        placed.insert(index, entry)
-        total = max(total, entry[1])
+        for span in spans:
+            placed.setdefault(span, []).append((start, start + life.nbytes, life))
+        total = max(total, start + life.nbytes)
     return offsets, total
 
 
@@ -169,6 +183,34 @@ class Region:
         return apart < self.run or self.pitch - apart < other.run
 
 
+class _Writes:
+    """Regions of a storage that are written over what another value has written, and the steps that do so."""
+
+    def __init__(self) -> None:
+        self._found: list[tuple[Region, int]] = []  # by where they start
+        self._longest = 0
+
+    def __iter__(self) -> Iterator[tuple[Region, int]]:
+        return iter(self._found)
+
+    def add(self, region: Region, step: int) -> None:
+        insort(self._found, (region, step), key=_start)
+        self._longest = max(self._longest, region.end - region.start)
+
+    def meeting(self, region: Region) -> Iterator[int]:
+        """Yields the steps that write what shares a byte with ``region``, or may."""
+        first = bisect_right(self._found, region.start - self._longest, key=_start)
+        for other, step in islice(self._found, first, None):
+            if other.start >= region.end:
+                return
+            if other.meets(region):
+                yield step
+
+
+def _start(written: tuple[Region, int]) -> int:
+    return written[0].start
+
+
 @dataclass
 class _Storage:
     """Values that share memory: the first step that writes it, the last that uses it."""
@@ -177,8 +219,7 @@ class _Storage:
     nbytes: int
     first: int
     last: int
-    #: What is written over what another has written, and the step that does.
-    written: list[tuple[Region, int]] = field(default_factory=list)
+    written: _Writes = field(default_factory=_Writes)
 
 
 @dataclass
@@ -250,7 +291,8 @@ def plan(
                         and held.nbytes == value.nbytes
                     ):
                         root[source] = (name, 0)
-                        storages[name].written += held.written
+                        for region, step in held.written:
+                            storages[name].written.add(region, step)
                         del storages[source]
                         continue
                     if alias:
@@ -265,7 +307,7 @@ def plan(
                         root[name] = (source, offset)
                         held.last = max(held.last, planner.last_use(name))
                         if not alias:
-                            held.written.append((Region.whole(0, held.nbytes), index))
+                            held.written.add(Region.whole(0, held.nbytes), index)
                         continue
             if name in outputs:
                 continue
@@ -299,27 +341,35 @@ def _join_concatenations(
                 life = Lifetime(name, nbytes, planner.steps[node.name], last)
                 alone.setdefault(planner.arena_of(name), []).append(life)
     limits = {arena: most_alive(lifetimes) for arena, lifetimes in alone.items()}
+    alive = {
+        arena: np.zeros(len(graph.nodes) + 1, np.int64) for arena in alone
+    }  # bytes at each step
+    for held in storages.values():
+        if held.arena is not None:
+            alive[held.arena][held.first : held.last + 1] += _aligned(held.nbytes)
 
-    def lives(arena: str) -> list[Lifetime]:
-        return [
-            Lifetime(name, _aligned(held.nbytes), held.first, held.last)
-            for name, held in storages.items()
-            if held.arena == arena
-        ]
+    uses: dict[str, list[tuple[Node, int]]] = {}
+    for node in graph.nodes:
+        for place, name in enumerate(node.inputs):
+            uses.setdefault(name, []).append((node, place))
+
+    @cache
+    def in_wider_rows(name: str) -> bool:
+        """Whether all that write and read a value take its rows among wider ones."""
+        maker = graph.producers[name]
+        return (is_alias(maker) or takes_pitch(maker, None)) and all(
+            is_alias(user) or takes_pitch(user, place) for user, place in uses.get(name, ())
+        )
 
     def can_be_columns(source: str, columns: int) -> bool:
-        """Whether all that write and read a storage take rows of ``columns`` elements among wider ones."""
-        for name in members[source]:
-            value, maker = graph.values[name], graph.producers[name]
-            if value.shape[-1:] != (columns,) or value.nbytes != storages[source].nbytes:
-                return False
-            if not is_alias(maker) and not takes_pitch(maker, None):
-                return False
-            for user in graph.consumers[name]:
-                places = [place for place, given in enumerate(user.inputs) if given == name]
-                if not is_alias(user) and not all(takes_pitch(user, place) for place in places):
-                    return False
-        return True
+        """Whether all values of a storage can be rows of ``columns`` elements among wider ones."""
+        values = [graph.values[name] for name in members[source]]
+        return all(
+            value.shape[-1:] == (columns,)
+            and value.nbytes == storages[source].nbytes
+            and in_wider_rows(value.name)
+            for value in values
+        )
 
     for node in reversed(graph.nodes):
         if node.op.kind != "concat":
@@ -337,7 +387,9 @@ def _join_concatenations(
         in_rows = in_rows and pitch != 0
         offset = base
         step = planner.steps[node.name]
+        first_place: dict[str, int] = {}
         for place, name in enumerate(node.inputs):
+            first_place.setdefault(name, place)
             value = graph.values[name]
             source, inside = planner.find(name)
             part = storages.get(source)
@@ -353,31 +405,33 @@ def _join_concatenations(
                 and part.arena == arena
                 and inside == 0
                 and part.nbytes == value.nbytes
-                and node.inputs.index(name) == place
+                and first_place[name] == place
                 and offset % 16 == 0
                 # A GPU reads rows 16 bytes at once, by the copy engine without exception.
                 and (not in_rows or arena == "cpu" or pitch * value.item_bytes % 16 == 0)
                 and (not in_rows or can_be_columns(source, columns))
                 # Nothing may be written over what is still to be read through the other.
                 and all(write <= step for _, write in part.written)
-                and all(write > part.last for other, write in held.written if other.meets(region))
+                and all(write > part.last for write in held.written.meeting(region))
             )
             if fits and held.arena is not None:
-                before = (held.first, held.last)
-                del storages[source]
-                held.first = min(held.first, part.first)
-                held.last = max(held.last, part.last)
-                if most_alive(lives(arena)) > limits[arena]:
-                    held.first, held.last = before
-                    storages[source] = part
+                first, last = min(held.first, part.first), max(held.last, part.last)
+                at, own = alive[arena], _aligned(held.nbytes)
+                at[part.first : part.last + 1] -= _aligned(part.nbytes)
+                longer = at[first : held.first], at[held.last + 1 : last + 1]
+                if max(span.max(initial=0) for span in longer) + own > limits[arena]:
+                    at[part.first : part.last + 1] += _aligned(part.nbytes)
                     fits = False
-            elif fits:  # the caller's memory, which costs nothing
-                del storages[source]
+                else:
+                    for span in longer:
+                        span += own
+                    held.first, held.last = first, last
             if fits:
+                del storages[source]
                 planner.root[source] = (target, offset)
                 for other, write in part.written:
                     moved = region if in_rows else replace(other, start=offset + other.start)
-                    held.written.append((moved, write))
+                    held.written.add(moved, write)
                 if in_rows:
                     planner.pitches.update(dict.fromkeys(members[source], pitch))
                 members[target] += members.pop(source)

@@ -7,6 +7,7 @@ make new graphs through :meth:`Graph.replaced`.
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -69,6 +70,7 @@ class Graph:
             shape arithmetic has the batch folded into it); None where :meth:`with_batch` can.
         notes: what rewrites have done so far.
         stored: value -> the type of its elements in memory, where that is not their own.
+        like: a graph that has some of the nodes: what it knows of them is not found out again.
 
     Raises:
         InputError: a name is used twice, a tensor is used before it is made, or shapes do not fit.
@@ -83,11 +85,13 @@ class Graph:
     rebuild: Callable[[int], Graph] | None = field(default=None, compare=False, repr=False)
     notes: tuple[Note, ...] = field(default=(), compare=False, repr=False)
     stored: Mapping[str, str] = field(default_factory=dict)
+    like: Graph | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "constants", MappingProxyType(dict(self.constants)))
         object.__setattr__(self, "stored", MappingProxyType(dict(self.stored)))
         _ = self.values  # everything that can be wrong is found while the values are made
+        object.__setattr__(self, "like", None)
 
     def __reduce__(self) -> tuple:
         """Pickles what the graph was made of; views of dictionaries cannot be pickled."""
@@ -110,8 +114,12 @@ class Graph:
 
         for value in self.inputs:
             define(value)
+        known = {} if self.like is None else self.like.values
+        makers = {} if self.like is None else self.like.producers
         for name, array in self.constants.items():
-            define(Value(name, array.shape, array.dtype.name))
+            value = known.get(name)
+            given = value is not None and self.like.constants.get(name) is array
+            define(value if given else Value(name, array.shape, array.dtype.name))
         names: set[str] = set()
         for node in self.nodes:
             if node.name in names:
@@ -119,6 +127,14 @@ class Graph:
                     f"{self.name}: expected unique names of nodes, found {node.name!r} twice"
                 )
             names.add(node.name)
+            if all(makers.get(name) is node for name in node.outputs) and all(
+                values.get(name) is known[name] for name in node.inputs if name is not None
+            ):
+                for name in node.outputs:
+                    stored = self.stored.get(name, "")
+                    value = known[name]
+                    define(value if value.stored == stored else replace(value, stored=stored))
+                continue
             for value in self._infer(node, values):
                 define(value)
         for output in self.outputs:
@@ -157,6 +173,13 @@ class Graph:
                 if name is not None:
                     found[name].append(node)
         return {name: tuple(nodes) for name, nodes in found.items()}
+
+    @cached_property
+    def reads(self) -> Mapping[str, int]:
+        """How often each tensor is read: by every input of a node, and by who gets it as an output."""
+        return Counter(
+            name for names in (*(n.inputs for n in self.nodes), self.outputs) for name in names
+        )
 
     @cached_property
     def places(self) -> Mapping[str, int]:
@@ -230,7 +253,7 @@ class Graph:
         kept = {
             name: array for name, array in {**self.constants, **constants}.items() if name in used
         }
-        return replace(self, nodes=tuple(nodes), constants=kept, notes=notes)
+        return replace(self, nodes=tuple(nodes), constants=kept, notes=notes, like=self)
 
     def with_batch(self, batch: int) -> Graph:
         """Returns the graph for another batch.
@@ -261,7 +284,7 @@ class Graph:
             known = other.constants.get(name)
             if known is not None and known is not array and same_bits(known, array):
                 constants[name] = known
-        return replace(self, constants=constants)
+        return replace(self, constants=constants, like=self)
 
 
 def same_bits(a: np.ndarray, b: np.ndarray) -> bool:

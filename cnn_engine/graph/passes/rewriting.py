@@ -114,8 +114,7 @@ def only_user(graph: Graph, name: str) -> Node | None:
     A graph's output has more readers.
     """
     users = graph.consumers[name]
-    alone = len(users) == 1 and name not in graph.outputs
-    return users[0] if alone and users[0].inputs.count(name) == 1 else None
+    return users[0] if users and graph.reads[name] == 1 else None
 
 
 def makers_of(

@@ -1,0 +1,151 @@
+"""Reading and planning take time by the number of nodes and of what they read, not by its square."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import partial
+from time import process_time
+
+import numpy as np
+import pytest
+
+from cnn_engine.devices.cpu import CpuDevice
+from cnn_engine.engine import memory
+from cnn_engine.engine.builder import plan_memory
+from cnn_engine.engine.placement import Placement, place
+from cnn_engine.graph import passes
+from cnn_engine.graph.graph import Graph, Node, Value
+from cnn_engine.graph.model import Model
+from cnn_engine.operators.binary import Add
+from cnn_engine.operators.conv2d import Conv2d
+from cnn_engine.operators.norm import BatchNorm
+from cnn_engine.operators.shaping import Concat
+from cnn_engine.operators.unary import Neg, Relu
+
+
+def planned(graph: Graph) -> Graph:
+    """Returns the graph as it is laid for a CPU, its memory planned."""
+    graph = passes.lay_channels_last(passes.fuse(Model(graph).base))
+    placed = place(graph, Placement(CpuDevice(), "resident", 1), None, None)
+    plan_memory(placed, lambda _: CpuDevice(), 1)
+    return graph
+
+
+def made(nodes: list[Node], constants: dict[str, np.ndarray] | None = None) -> Graph:
+    images = Value("x", (1, 4, 3, 3))
+    return Graph("many", (images,), nodes[-1].outputs, tuple(nodes), constants or {}, ("x",))
+
+
+def one_input(count: int) -> Graph:
+    return made([Node("y", Concat(1), ("x",) * count, ("y",))])
+
+
+def of_functions(count: int) -> Graph:
+    """A concatenation of what functions make, one of them over what the one before has made."""
+    names = [f"r{i}" for i in range(count)]
+    nodes = [Node(f"n{i}", Neg(), ("x",), (f"n{i}",)) for i in range(count)]
+    nodes += [Node(name, Relu(), (f"n{name[1:]}",), (name,)) for name in names]
+    return made(
+        [*nodes, Node("j", Concat(1), tuple(names), ("j",)), Node("y", Neg(), ("j",), ("y",))]
+    )
+
+
+def dense(count: int) -> Graph:
+    """Concatenations of up to 16 earlier results, and a convolution of each."""
+    rng = np.random.default_rng(0)
+    nodes, constants = [], {}
+    for i in range(count):
+        before = [f"r{j}" for j in range(max(0, i - 15), i)]
+        constants[f"w{i}"] = rng.normal(size=(4, 4 * (1 + len(before)), 1, 1)).astype(np.float32)
+        nodes.append(Node(f"c{i}", Concat(1), ("x", *before), (f"c{i}",)))
+        nodes.append(Node(f"r{i}", Conv2d(), (f"c{i}", f"w{i}"), (f"r{i}",)))
+    return made(nodes, constants)
+
+
+def residual(count: int) -> Graph:
+    """Convolutions with a batch norm and a relu, and sums."""
+    rng = np.random.default_rng(0)
+    nodes, constants, x = [], {}, "x"
+    for i in range(count):
+        constants[f"w{i}"] = rng.normal(size=(4, 4, 1, 1)).astype(np.float32)
+        constants[f"s{i}"] = rng.uniform(0.5, 1, 4).astype(np.float32)
+        nodes += [
+            Node(f"c{i}", Conv2d(), (x, f"w{i}"), (f"c{i}",)),
+            Node(f"n{i}", BatchNorm(), (f"c{i}", *[f"s{i}"] * 4), (f"n{i}",)),
+            Node(f"a{i}", Add(), (f"n{i}", x), (f"a{i}",)),
+            Node(f"r{i}", Relu(), (f"a{i}",), (f"r{i}",)),
+        ]
+        x = f"r{i}"
+    return made(nodes, constants)
+
+
+def branches(count: int) -> Graph:
+    """Values of which many are alive at once, and none is part of another."""
+    nodes = [Node(f"n{i}", Neg(), ("x",), (f"n{i}",)) for i in range(count)]
+    last = "x"
+    for i in range(count):
+        nodes.append(Node(f"a{i}", Add(), (last, f"n{i}"), (f"a{i}",)))
+        last = f"a{i}"
+    return made(nodes)
+
+
+def calls_of(work: Callable[[], object]) -> int:
+    """Returns how many functions are called."""
+    count = 0
+
+    def count_calls(_frame, event, _argument) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    before = sys.getprofile()
+    sys.setprofile(count_calls)
+    try:
+        work()
+    finally:
+        sys.setprofile(before)
+    return count
+
+
+@pytest.mark.parametrize(
+    "network", [one_input, of_functions, dense, residual], ids=lambda n: n.__name__
+)
+def test_twice_the_nodes_take_twice_the_calls(network):
+    planned(network(10))  # what is looked up once
+    few, many = (calls_of(partial(planned, network(count))) for count in (60, 120))
+    assert many < 2.3 * few
+
+
+@pytest.mark.parametrize("network", [one_input, of_functions, residual], ids=lambda n: n.__name__)
+def test_large_graphs_take_time_by_their_size(network):
+    """Names that are looked for in long lists are no calls. By the square it would be nine times as long."""
+    size = {one_input: 10_000, of_functions: 1000, residual: 200}[network]
+
+    def seconds(count: int) -> float:
+        graph = network(count)
+        start = process_time()
+        planned(graph)
+        return process_time() - start
+
+    assert seconds(3 * size) < 6 * seconds(size)
+
+
+def test_what_is_known_of_a_node_is_not_inferred_again(monkeypatch):
+    counted = []
+    real = Graph._infer
+
+    def infer(self, node, values):
+        counted.append(node.name)
+        return real(self, node, values)
+
+    graph = residual(50)
+    monkeypatch.setattr(Graph, "_infer", infer)
+    passes.simplify(graph)
+    # Of 50 blocks the convolution is new, and what follows it reads a new value.
+    assert len(counted) <= 2 * len(graph.nodes)
+
+
+def test_values_that_are_never_alive_together_are_packed_in_little_time():
+    lives = [memory.Lifetime(i, 256 * (1 + i % 3), i, i + 2) for i in range(4000)]
+    assert calls_of(lambda: memory.pack(lives)) < 300 * len(lives)
+    assert memory.pack(lives)[1] == memory.most_alive(lives)
