@@ -16,6 +16,7 @@ from typing import Any
 from ..graph.graph import Graph, Node
 from . import kernels
 from .kernels import Kernel
+from .kernels.kernel import first_computed
 from .memory import MemoryPlan
 from .placement import Placed
 
@@ -72,7 +73,7 @@ def plan(
 
 def _is_computed(graph: Graph, node: Node) -> bool:
     """Whether what is applied to what ``node`` reads is itself computed."""
-    return any(name not in (None, *graph.constants) for name in node.inputs[4:])
+    return first_computed(node, graph, range(4, len(node.inputs))) is not None
 
 
 def _columns_until(made: list[tuple[int, int]], last: int) -> int:

@@ -1,5 +1,6 @@
 // conv2d_nhwc on CUDA: the choice of a tile, of the blocks that share its sums, and of how terms
 // are read.
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -61,12 +62,12 @@ const Costs& costs_of(Conv2dOperands operands) {
   return operands == Conv2dOperands::tf32 ? kTf32 : kRounded16;
 }
 
-int divided(int count, int by) { return (count + by - 1) / by; }
+int divided(std::int64_t count, int by) { return static_cast<int>((count + by - 1) / by); }
 
 }  // namespace
 
-Choice choose(const Product& p, Conv2dOperands operands, Reads reads, int multiprocessors,
-              bool clusters, int rank) {
+Choice choose(const Product& p, Conv2dOperands operands, Reads reads, int multiprocessors, int most,
+              int rank) {
   const Costs& costs = costs_of(operands);
   Rated<Choice, kTiles * 5> found;  // a tile with 1, 2, 4, 8 and 16 blocks for its terms
   for (int tile = 0; tile < kTiles; ++tile) {
@@ -74,7 +75,7 @@ Choice choose(const Product& p, Conv2dOperands operands, Reads reads, int multip
     const TileCost& cost = costs.tiles[tile];
     const double tiles =
         double{1} * divided(p.rows, cost.rows) * divided(p.filters, cost.columns) * p.shape.groups;
-    for (int split = 1; split <= (clusters ? 16 : 1); split *= 2) {
+    for (int split = 1; split <= most; split *= 2) {
       const int steps = divided(p.steps, split);
       if (steps * (split - 1) >= p.steps) continue;                      // a block would have none
       const double blocks = std::ceil(tiles * split / multiprocessors);  // of a multiprocessor
@@ -263,49 +264,46 @@ void conv2d_nhwc(const void* input, const void* packed, const float* bias, const
                       : fours && multiplied != Stored::float32 ? Reads::fours
                                                                : Reads::single;
   const int multiprocessors = multiprocessors_here();
-  const bool clusters = waits_in_kernels();
+  const int most_blocks = largest_cluster();
 
-  const std::int64_t image_in = std::int64_t{shape.h} * shape.w * x_pitch;
-  const std::int64_t widest = pitches.y > pitches.residual ? pitches.y : pitches.residual;
-  const std::int64_t image_out = places * widest;
-  for_each_part_of_batch(
-      shape.n, image_in > image_out ? image_in : image_out, [&](std::int64_t first, int images) {
-        nhwc::Product p = {};
-        p.x = element(input, multiplied, first * image_in);
-        p.packed = packed;
-        p.bias = bias;
-        p.residual = residual
-                         ? element(residual, stored.residual, first * places * pitches.residual)
-                         : nullptr;
-        p.residual_is_rounded = stored.residual != Stored::float32;
-        p.y_is_rounded = stored.y != Stored::float32;
-        p.overflow = overflow;
-        p.scale = scale_per_image ? scale + first * shape.c : scale;
-        p.shift = shift;
-        p.y = element(output, stored.y, first * places * pitches.y);
-        p.shape = shape;
-        p.shape.n = images;
-        p.channels = channels;
-        p.filters = shape.group_filters();
-        p.out_h = shape.out_h();
-        p.out_w = shape.out_w();
-        p.x_pitch = x_pitch;
-        p.y_pitch = pitches.y;
-        p.residual_pitch = pitches.residual;
-        p.rows = static_cast<int>(images * places);
-        p.terms = p.channels * shape.r * shape.s;
-        p.steps = steps_of(shape, planar, operands);
-        p.scale_per_image = scale_per_image;
-        p.floor = floor;
-        p.activation = activation;
-        p.alpha = alpha;
-        p.beta = beta;
-        const nhwc::Choice choice =
-            nhwc::choose(p, operands, reads, multiprocessors, clusters, rank);
-        with_operands(operands, [&](auto tag) {
-          nhwc::launch_product<typename decltype(tag)::type>(p, reads, choice, stream);
-        });
-      });
+  const std::int64_t places_in = std::int64_t{shape.h} * shape.w, image_in = places_in * x_pitch;
+  // Kernels count places in 32 bits, and elements in 64: four channels are more than an image has.
+  for_each_part_of_batch(shape.n, std::max(places_in, places), [&](std::int64_t first, int images) {
+    nhwc::Product p = {};
+    p.x = element(input, multiplied, first * image_in);
+    p.packed = packed;
+    p.bias = bias;
+    p.residual =
+        residual ? element(residual, stored.residual, first * places * pitches.residual) : nullptr;
+    p.residual_is_rounded = stored.residual != Stored::float32;
+    p.y_is_rounded = stored.y != Stored::float32;
+    p.overflow = overflow;
+    p.scale = scale_per_image ? scale + first * shape.c : scale;
+    p.shift = shift;
+    p.y = element(output, stored.y, first * places * pitches.y);
+    p.shape = shape;
+    p.shape.n = images;
+    p.channels = channels;
+    p.filters = shape.group_filters();
+    p.out_h = shape.out_h();
+    p.out_w = shape.out_w();
+    p.x_pitch = x_pitch;
+    p.y_pitch = pitches.y;
+    p.residual_pitch = pitches.residual;
+    p.rows = static_cast<int>(images * places);
+    p.terms = p.channels * shape.r * shape.s;
+    p.steps = steps_of(shape, planar, operands);
+    p.scale_per_image = scale_per_image;
+    p.floor = floor;
+    p.activation = activation;
+    p.alpha = alpha;
+    p.beta = beta;
+    const nhwc::Choice choice =
+        nhwc::choose(p, operands, reads, multiprocessors, most_blocks, rank);
+    with_operands(operands, [&](auto tag) {
+      nhwc::launch_product<typename decltype(tag)::type>(p, reads, choice, stream);
+    });
+  });
 }
 
 }  // namespace cnn_engine::cuda

@@ -13,6 +13,7 @@
 // waits for its inputs.
 #pragma once
 
+#include <algorithm>
 #include <stdexcept>
 #include <string>
 #include <tuple>
@@ -21,6 +22,7 @@
 #include "cuda/conv2d_nhwc_pack.cuh"
 #include "cuda/conv2d_nhwc_product.h"
 #include "cuda/conv2d_nhwc_terms.cuh"
+#include "cuda/ends.cuh"
 #include "cuda/launch.cuh"
 #include "cuda/mma.cuh"
 #include "cuda/stored.cuh"
@@ -147,14 +149,14 @@ __global__ __launch_bounds__(Tile::kThreads, 2) void conv2d_nhwc_kernel(const Pr
   constexpr bool Vectors = reads != Reads::single, Prologue = reads == Reads::prologue;
   constexpr int kStepTerms = Operand::kStepTerms, kUnits = Operand::kUnits;
   extern __shared__ __align__(128) char memory[];
-  int4* const table = reinterpret_cast<int4*>(memory + At::kTable);  // offset, row, column, image
+  int4* const table = reinterpret_cast<int4*>(memory + At::kTable);  // place, row, column, image
   const std::uint32_t shared = shared_address(memory);
 
   let_successors_start();
   const int thread = threadIdx.x, lane = thread % 32;
   const int split = p.split;
   const int rank = split > 1 ? static_cast<int>(cluster_rank()) : 0;
-  const int group = static_cast<int>(blockIdx.z) / split;
+  const int group = p.first_group + static_cast<int>(blockIdx.z) / split;
   const int first_row = static_cast<int>(blockIdx.x) * Tile::kRows;
   const int first_filter = static_cast<int>(blockIdx.y) * Tile::kColumns;
   const int first_step = rank * p.steps_a_block;
@@ -162,13 +164,7 @@ __global__ __launch_bounds__(Tile::kThreads, 2) void conv2d_nhwc_kernel(const Pr
   // Sums may be sent to a block that runs, once it needs none of the memory where they go.
   if (split > 1 && !At::kSumsInRing) arrive_at_cluster_barrier();
 
-  // The bias and the weights of the first steps, which no kernel of the pass writes.
-  const int first_channel = group * p.filters + first_filter;
-  for (int column = thread; column < Tile::kColumns; column += Tile::kThreads) {
-    const bool some = p.bias && first_filter + column < p.filters;
-    const float* const from = some ? p.bias + first_channel + column : nullptr;
-    copy_or_zero<4>(shared + At::kBias + 4 * column, some ? from : p.packed, some);
-  }
+  // The weights of the first steps, which no kernel of the pass writes.
   const int filters16 = (p.filters + 15) / 16;
   constexpr int kChunks = At::kStepBytes / 16;  // of a step of 16 filters
   constexpr int kAllChunks = Tile::kColumns / 16 * kChunks;
@@ -201,14 +197,13 @@ __global__ __launch_bounds__(Tile::kThreads, 2) void conv2d_nhwc_kernel(const Pr
   // Where each row's window begins.
   for (int row = thread; row < Tile::kRows; row += Tile::kThreads) {
     int4 place = {0, kNowhere, kNowhere, 0};
-    const int index = first_row + row;
-    if (index < p.rows) {
+    const unsigned index = static_cast<unsigned>(first_row) + row;
+    if (index < static_cast<unsigned>(p.rows)) {
       const int line = index / p.out_w;
       place.w = line / p.out_h;
       place.y = (line - place.w * p.out_h) * p.shape.stride_h - p.shape.pad_top;
       place.z = (index - line * p.out_w) * p.shape.stride_w - p.shape.pad_left;
-      place.x =
-          ((place.w * p.shape.h + place.y) * p.shape.w + place.z) * p.x_pitch + group * p.channels;
+      place.x = (place.w * p.shape.h + place.y) * p.shape.w + place.z;
     }
     table[row] = place;
   }
@@ -224,9 +219,9 @@ __global__ __launch_bounds__(Tile::kThreads, 2) void conv2d_nhwc_kernel(const Pr
   Taps taps(p, first_step * kStepTerms + term, kStepTerms);
   const auto copy_x = [&](int stage) {  // in the order of the steps
     const std::uint32_t to = shared + stage * At::kStageBytes;
-    const X* const x = static_cast<const X*>(p.x);
+    const X* const x = static_cast<const X*>(p.x) + group * p.channels + taps.c;
     const int down = taps.r * p.shape.dilation_h, right = taps.s * p.shape.dilation_w;
-    const int offset = (down * p.shape.w + right) * p.x_pitch + taps.c;
+    const int offset = down * p.shape.w + right;
 #pragma unroll
     for (int i = 0; i < (Tile::kRows + kRowsAtOnce - 1) / kRowsAtOnce; ++i) {
       const int row = thread / kThreadsARow + i * kRowsAtOnce;
@@ -236,17 +231,25 @@ __global__ __launch_bounds__(Tile::kThreads, 2) void conv2d_nhwc_kernel(const Pr
                         static_cast<unsigned>(place.y + down) < static_cast<unsigned>(p.shape.h) &&
                         static_cast<unsigned>(place.z + right) < static_cast<unsigned>(p.shape.w);
       const int byte = (term * static_cast<int>(sizeof(X))) ^ Operand::swizzle(row);
-      copy_or_zero<static_cast<int>(sizeof(X)) * kWidth>(to + row * At::kXRowBytes + byte,
-                                                         some ? x + place.x + offset : x, some);
+      const X* const from =
+          some ? x + std::int64_t{place.x + offset} * p.x_pitch : static_cast<const X*>(p.x);
+      copy_or_zero<static_cast<int>(sizeof(X)) * kWidth>(to + row * At::kXRowBytes + byte, from,
+                                                         some);
     }
     taps.next_step(p, kStepTerms);
   };
 
   wait_for_inputs();
+  const int first_channel = group * p.filters + first_filter;
+  for (int column = thread; column < Tile::kColumns; column += Tile::kThreads) {
+    const bool some = p.bias && first_filter + column < p.filters;
+    const float* const from = some ? p.bias + first_channel + column : nullptr;
+    copy_or_zero<4>(shared + At::kBias + 4 * column, some ? from : p.packed, some);
+  }
 #pragma unroll 1
   for (int step = 0; step < kAhead; ++step) {
     if (step < steps) copy_x(step);
-    commit_copies();  // the first one has the weights of all of them
+    commit_copies();  // the first one has the weights of all of them, and the bias
   }
 
   // The block adds up and writes so many rows of the tile.
@@ -274,6 +277,7 @@ __global__ __launch_bounds__(Tile::kThreads, 2) void conv2d_nhwc_kernel(const Pr
   const int warp_column16 = warp % Tile::kWarpColumns * Tile::kColumns16;
   using Sums = float[Tile::kRows16][2 * Tile::kColumns16][4];
   Sums sums = {};
+  bool past = false;  // float16's range, before the products
   int stage = 0, next = kAhead;
 #pragma unroll 1
   for (int step = 0; step < steps; ++step) {
@@ -319,9 +323,10 @@ __global__ __launch_bounds__(Tile::kThreads, 2) void conv2d_nhwc_kernel(const Pr
             return v < p.floor ? p.floor : v;
           };
           const float4 x = Operand::widen(four);
-          return Operand::narrow(
-              make_float4(one(x.x, factors.x, added.x), one(x.y, factors.y, added.y),
-                          one(x.z, factors.z, added.z), one(x.w, factors.w, added.w)));
+          const float z[4] = {one(x.x, factors.x, added.x), one(x.y, factors.y, added.y),
+                              one(x.z, factors.z, added.z), one(x.w, factors.w, added.w)};
+          past |= some_past<X>(z) && table[row].y >= 0;
+          return Operand::narrow(make_float4(z[0], z[1], z[2], z[3]));
         }
       };
 #pragma unroll
@@ -338,6 +343,8 @@ __global__ __launch_bounds__(Tile::kThreads, 2) void conv2d_nhwc_kernel(const Pr
       }
     }
   }
+
+  if (Prologue && past) tell(p.overflow);
 
   // Partial sums go to the block that adds them up: [split][term warps][own rows][kPitch].
   wait_for_copies<0>();
@@ -450,9 +457,14 @@ void launch_tile(Product p, int split, Stream stream) {
   if (split > 8) allow_large_clusters(kernel);
   p.split = split;
   p.steps_a_block = (p.steps + split - 1) / split;
-  const dim3 grid((p.rows + Tile::kRows - 1) / Tile::kRows,
-                  (p.filters + Tile::kColumns - 1) / Tile::kColumns, p.shape.groups * split);
-  launch("conv2d_nhwc_kernel", kernel, grid, dim3(Tile::kThreads), kBytes, stream, split, p);
+  constexpr int kMostLayers = 65535;  // of a grid, along z
+  const int most = kMostLayers / split;
+  for (p.first_group = 0; p.first_group < p.shape.groups; p.first_group += most) {
+    const dim3 grid(static_cast<unsigned>((std::int64_t{p.rows} + Tile::kRows - 1) / Tile::kRows),
+                    (p.filters + Tile::kColumns - 1) / Tile::kColumns,
+                    std::min(most, p.shape.groups - p.first_group) * split);
+    launch("conv2d_nhwc_kernel", kernel, grid, dim3(Tile::kThreads), kBytes, stream, split, p);
+  }
 }
 
 template <typename Operand, Reads reads, int Index = 0>

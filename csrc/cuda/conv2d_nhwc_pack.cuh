@@ -28,8 +28,8 @@ __global__ void conv2d_nhwc_pack_kernel(const float* __restrict__ weight,  // [K
     for (int i = 0; i < 4; ++i) {
       const int term = unit * 16 + lane % 4 * 4 + i, c = term % channels, tap = term / channels;
       const bool some = filter < shape.group_filters() && c < shape.group_channels() && tap < taps;
-      const int at = (group * shape.group_filters() + filter) * shape.group_channels() + c;
-      terms[f][i] = some ? weight[static_cast<std::int64_t>(at) * taps + tap] : 0.0f;
+      const std::int64_t own = std::int64_t{group} * shape.group_filters() + filter;
+      terms[f][i] = some ? weight[(own * shape.group_channels() + c) * taps + tap] : 0.0f;
     }
   }
   Operand::pack(packed + index * Operand::kLaneBytes, terms);

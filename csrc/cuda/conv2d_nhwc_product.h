@@ -31,6 +31,7 @@ struct Product {
   int steps;          // ceil(terms / step_terms)
   int steps_a_block;  // of a cluster's part
   int split;          // blocks of a cluster
+  int first_group;    // of a launch
   bool scale_per_image;
   float floor, alpha, beta;
   UnaryFunction activation;
@@ -55,9 +56,9 @@ constexpr bool is_compiled(int tile, Conv2dOperands operands, Reads reads) {
 }
 
 // The fastest choice by a model of its time: the same on every GPU of as many multiprocessors.
-// Those after it, to be measured, have ranks from 1 on.
-Choice choose(const Product& p, Conv2dOperands operands, Reads reads, int multiprocessors,
-              bool clusters, int rank);
+// Those after it, to be measured, have ranks from 1 on. `most`: blocks of a cluster.
+Choice choose(const Product& p, Conv2dOperands operands, Reads reads, int multiprocessors, int most,
+              int rank);
 
 // Names for what is multiplied; conv2d_nhwc_{float32,tf32,float16,bfloat16}.cu have each by itself.
 struct Split;

@@ -48,8 +48,9 @@ const char* why_not(const Conv2dShape& shape, int before, int filters) {
   if (shape.w < 1 || shape.w > kPlaces || shape.h < 1 || shape.h > 4096) {
     return "images of at most 32 columns and 4096 rows";
   }
-  if (std::int64_t{shape.n} * shape.h * shape.w * kChannels > std::numeric_limits<int>::max()) {
-    return "images of less than 2^31 numbers";
+  if (std::int64_t{shape.n} * shape.h * shape.w * kChannels > std::numeric_limits<int>::max() ||
+      shape.n > 65535) {
+    return "at most 65535 images, of less than 2^31 numbers";
   }
   if (before < kLate || before % kDepth != 0) return "channels before in sixteens, at least 32";
   if ((before - kLate) / kDepth > blocks_of(shape) * kMostSteps) {
@@ -121,8 +122,12 @@ void with_kernel(int blocks, const Body& body) {
   ready(dense_layer_kernel<T, kFewBlocks>, sizeof(Memory<T, kFewBlocks>));
 }
 
-// Clusters that a device has room for at once.
+// Clusters that the current device has room for at once.
 int clusters_of(int blocks) {
+  using Few = Memory<__half, kFewBlocks>;
+  using Many = Memory<__half, kManyBlocks>;
+  const std::size_t bytes = blocks == kManyBlocks ? sizeof(Many) : sizeof(Few);
+  if (bytes > static_cast<std::size_t>(shared_bytes_here())) return 0;
   int clusters = 0;
   with_kernel<__half>(blocks, [&](auto kernel, int bytes) {
     clusters = clusters_at_once(kernel, blocks, kAllThreads, bytes);

@@ -9,6 +9,8 @@
 #include <atomic>
 #include <cstdint>
 #include <limits>
+#include <stdexcept>
+#include <string>
 #include <utility>
 
 #include "cuda/warp.cuh"
@@ -30,10 +32,14 @@ inline unsigned blocks_for(std::int64_t threads) {
 
 // Calls body(first image, images) for parts of a batch that have fewer than 2^31 outputs, so that
 // kernels divide 32-bit numbers only (64-bit division is a subroutine on a GPU). The shapes keep
-// one image's tensors below 2^31 elements.
+// one image's tensors below 2^31 elements; rows with others between them may be more.
 template <typename Body>
 void for_each_part_of_batch(int images, std::int64_t outputs_an_image, const Body& body) {
   constexpr std::int64_t kHighest = std::numeric_limits<std::int32_t>::max();
+  if (images > 0 && outputs_an_image > kHighest) {
+    throw std::invalid_argument("image: expected at most 2^31 - 1 elements, found " +
+                                std::to_string(outputs_an_image));
+  }
   const std::int64_t most = outputs_an_image > 0 ? kHighest / outputs_an_image : kHighest;
   for (std::int64_t first = 0; first < images; first += most) {
     const std::int64_t left = images - first;
@@ -46,23 +52,37 @@ namespace {  // in each file its own, since files are compiled for different dev
 // Stands for all kernels of the file that includes this.
 [[maybe_unused]] __global__ void any_kernel() {}
 
+// What `find` returns on the current device, found out once: a number from 1 to 127.
+class OfDevice {
+ public:
+  template <typename Find>
+  int get(const Find& find) {
+    int device = 0;
+    CUDA_CHECK(cudaGetDevice(&device));
+    if (static_cast<std::size_t>(device) >= found_.size()) return find();
+    signed char answer = found_[device].load(std::memory_order_relaxed);
+    if (answer == 0) {
+      answer = static_cast<signed char>(find());
+      found_[device].store(answer, std::memory_order_relaxed);
+    }
+    return answer;
+  }
+
+ private:
+  std::array<std::atomic<signed char>, 64> found_{};
+};
+
 // Whether this file's kernels may wait for their inputs by themselves on the current device, and be
 // clusters. The device must have that, and so must their code: a device of 9.0 or later may run
 // what its driver made from PTX for 8.0, where wait_for_inputs() is nothing.
 [[maybe_unused]] bool waits_in_kernels() {
-  constexpr signed char unknown = 0, no = 1, yes = 2;
-  static std::array<std::atomic<signed char>, 64> devices;
-  int device = 0;
-  CUDA_CHECK(cudaGetDevice(&device));
-  const bool kept = static_cast<std::size_t>(device) < devices.size();
-  signed char answer = kept ? devices[device].load(std::memory_order_relaxed) : unknown;
-  if (answer == unknown) {
+  constexpr int no = 1, yes = 2;
+  static OfDevice devices;
+  return devices.get([] {
     cudaFuncAttributes attributes;
     CUDA_CHECK(cudaFuncGetAttributes(&attributes, any_kernel));
-    answer = attributes.ptxVersion >= 90 ? yes : no;
-    if (kept) devices[device].store(answer, std::memory_order_relaxed);
-  }
-  return answer == yes;
+    return attributes.ptxVersion >= 90 ? yes : no;
+  }) == yes;
 }
 
 // An attribute of the current device.
@@ -74,6 +94,9 @@ inline int attribute_here(cudaDeviceAttr attribute) {
 }
 
 inline int multiprocessors_here() { return attribute_here(cudaDevAttrMultiProcessorCount); }
+
+// Bytes of shared memory that a block may ask for: 227 KiB on a 9.0, 99 on an 8.6 and a 12.0.
+inline int shared_bytes_here() { return attribute_here(cudaDevAttrMaxSharedMemoryPerBlockOptin); }
 
 // The first number of a device's compute capability.
 inline int capability_of(int device) {
@@ -144,9 +167,11 @@ void launch(const char* name, void (*kernel)(Parameters...), dim3 grid, dim3 blo
         __LINE__);
 }
 
-// Clusters of so many blocks along z that a device has room for at once, of a kernel that is ready.
+// Clusters of so many blocks along z that a device has room for at once, of a kernel that is ready;
+// 0 where it has none that large: more than eight need not be there.
 template <typename... Parameters>
-int clusters_at_once(void (*kernel)(Parameters...), int blocks, int threads, int shared_bytes) {
+[[maybe_unused]] int clusters_at_once(void (*kernel)(Parameters...), int blocks, int threads,
+                                      int shared_bytes) {
   cudaLaunchAttribute cluster;
   cluster.id = cudaLaunchAttributeClusterDimension;
   cluster.val.clusterDim = {1, 1, static_cast<unsigned>(blocks)};
@@ -157,8 +182,28 @@ int clusters_at_once(void (*kernel)(Parameters...), int blocks, int threads, int
   config.attrs = &cluster;
   config.numAttrs = 1;
   int clusters = 0;
-  CUDA_CHECK(cudaOccupancyMaxActiveClusters(&clusters, kernel, &config));
+  const cudaError_t found = cudaOccupancyMaxActiveClusters(&clusters, kernel, &config);
+  if (found == cudaErrorInvalidClusterSize) {
+    cudaGetLastError();  // told of here, and no more
+    return 0;
+  }
+  CUDA_CHECK(found);
   return clusters;
+}
+
+// The most blocks of a cluster, each with a multiprocessor's share of shared memory of any GPU from
+// 8.6 on: 1 before 9.0, else 8 or 16.
+[[maybe_unused]] int largest_cluster() {
+  constexpr int kPortable = 8, kBytes = 99 * 1024;
+  static OfDevice devices;
+  return devices.get([] {
+    if (!waits_in_kernels()) return 1;
+    allow_large_clusters(any_kernel);
+    CUDA_CHECK(
+        cudaFuncSetAttribute(any_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
+    const int twice = 2 * kPortable;
+    return clusters_at_once(any_kernel, twice, kBlockThreads, kBytes) > 0 ? twice : kPortable;
+  });
 }
 
 }  // namespace

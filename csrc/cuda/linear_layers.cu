@@ -29,6 +29,8 @@ constexpr int kAlone = 4 * 1024;
 // What is worth it: rows, each of which has a cluster, and bytes of shared memory of a block.
 constexpr int kMostRows = 32, kMostBytes = 112 * 1024;
 
+int most_bytes_here() { return std::min(kMostBytes, shared_bytes_here()); }
+
 struct Layer {
   int outputs, own;      // own: of a block
   int units, lane_bits;  // of a row of weights; 2^lane_bits lanes have an output
@@ -231,7 +233,7 @@ std::int64_t linear_layers_takes(const RowLayers& layers, int device) {
   }
   // PTX of 8.0, which a driver compiles for any GPU, has nothing for clusters in it.
   return capability_of(device) >= 9 && waits_in_kernels() && layers.n <= kMostRows &&
-         numbers <= kMostBytes / 4 && plan(layers).end * 4 <= kMostBytes;
+         numbers <= kMostBytes / 4 && plan(layers).end * 4 <= most_bytes_here();
 }
 
 std::int64_t linear_layers_packed(const RowLayers& layers, int) {
@@ -261,11 +263,11 @@ void linear_layers(const float* input, const void* packed, float* output, const 
   if (layers.n == 0) return;
   const Layers p = plan(layers);
   const int bytes = p.end * 4;
-  if (!waits_in_kernels() || bytes > kMostBytes) {
+  if (!waits_in_kernels() || bytes > most_bytes_here()) {
     throw std::invalid_argument("linear_layers: expected what linear_layers_takes takes");
   }
   CUDA_CHECK(cudaFuncSetAttribute(linear_layers_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                  kMostBytes));
+                                  most_bytes_here()));
   launch("launch of linear_layers_kernel", linear_layers_kernel,
          dim3(static_cast<unsigned>(layers.n), 1, p.blocks), kThreads, bytes, stream, p.blocks,
          input, static_cast<const float*>(packed), output, p);

@@ -119,7 +119,7 @@ void launch_stream(const Call& c, Stream stream) {
   const int multiprocessors = multiprocessors_here();
   const auto kernel = linear_rows_stream_kernel<T, X, kEnds, Way>;
   const int bytes = streamed_bytes<T, X, Way>(c.shape);
-  make_ready(kernel, kRings<Way> + kMostOfRow);
+  make_ready(kernel, std::min(kRings<Way> + kMostOfRow, shared_bytes_here()));
   launch("launch of linear_rows_stream_kernel", kernel, multiprocessors,
          kStreamWarps * kWarpThreads, bytes, stream, 1, static_cast<const X*>(c.input),
          static_cast<const T*>(c.packed), c.bias, c.output, c.rounds, c.overflow, c.shape,
@@ -177,7 +177,7 @@ void linear_rows(const void* input, const void* packed, const float* bias, void*
       if (wide && streams<T, X>(shape)) {
         const bool clamps = ends_of(clamps_of(call.activation)) == Ends::clamps;
         if constexpr (sizeof(T) == 2 && std::is_same_v<X, T>) {
-          if (clamps && are_read_once<T>(shape)) {
+          if (clamps && are_read_once<T>(shape) && streams<T, X, Ahead>(shape)) {
             return launch_stream<T, X, Ends::clamps, Ahead>(call, stream);
           }
         }

@@ -209,14 +209,16 @@ bool are_read_once(const LinearShape& p) {
 template <typename T, typename X, typename Way>
 int streamed_bytes(const LinearShape& p) {
   const int least = are_read_once<T>(p) ? 116 << 10 : 92 << 10;
-  return std::max(least, kRings<Way> + p.in_features * static_cast<int>(sizeof(X)));
+  return std::max(std::min(least, shared_bytes_here()),
+                  kRings<Way> + p.in_features * static_cast<int>(sizeof(X)));
 }
 
 // Whether the kernel above runs this, of rows that are read 16 bytes at a time.
-template <typename T, typename X>
+template <typename T, typename X, typename Way = Usual>
 bool streams(const LinearShape& p) {
+  const std::int64_t row = std::int64_t{p.in_features} * sizeof(X);
   return p.n == 1 && p.weight_size() * static_cast<std::int64_t>(sizeof(T)) >= kLeastStreamed &&
-         p.in_features * static_cast<std::int64_t>(sizeof(X)) <= kMostOfRow && waits_in_kernels();
+         row <= kMostOfRow && waits_in_kernels() && kRings<Way> + row <= shared_bytes_here();
 }
 
 }  // namespace cnn_engine::cuda

@@ -147,7 +147,9 @@ void run(const void* x, const void* packed, const float* first_bias, const float
       ++p.lane_bits;
     const std::int64_t floats = Layout(p).end * 4, weights = all / p.runs * p.own_runs;
     const bool alone = shape.outer * p.blocks <= kFewBlocks;
-    const std::int64_t room = waits_in_kernels() ? (alone ? kMostHeld : kHalfHeld) - floats : 0;
+    const std::int64_t most =
+        std::min<std::int64_t>(alone ? kMostHeld : kHalfHeld, shared_bytes_here());
+    const std::int64_t room = waits_in_kernels() ? most - floats : 0;
     p.holds_first = weights / 2 <= room;
     p.holds_second = weights <= room;
     const int bytes =

@@ -23,7 +23,7 @@ from .channels_last import (
     pitches_of,
     shape_of,
 )
-from .kernel import Bound, Call, Kernel, brought, stored, storing
+from .kernel import Bound, Call, Kernel, brought, first_computed, stored, storing
 from .products import linear_shape
 
 #: Rows up to which a product is bound by how fast its weights are read.
@@ -89,6 +89,10 @@ _FUNCTIONS = {
 }
 
 
+#: Inputs that wgmma's read before the kernels before them have ended (see Kernel.early): bias and shift.
+_EARLY = (2, 5)
+
+
 @dataclass(frozen=True)
 class _Weights(Buffer):
     """Packed weights, and the compiled function that they are for."""
@@ -120,11 +124,10 @@ def compiled_for(node: Node, graph: Graph, device: Any) -> str:
     """Returns the compiled function that runs a product: GPUs that have wgmma have their own."""
     shape, planar = _shape(node, *graph.inputs_of(node)[:2])
     kernels, how = device.kernels, (shape, operands_of(node), device.index)
-    x, constants = graph.values[node.inputs[0]], graph.constants
-    bias, residual = (*node.inputs[2:4], None, None)[:2]
+    x, residual = graph.values[node.inputs[0]], (*node.inputs[3:4], None)[0]
     wide = node.op.operands in ("float32", "tf32")
-    if any(name not in (None, *constants) for name in (bias, *node.inputs[5:6])):
-        return "conv2d_nhwc"  # what is read before the kernels before it have ended
+    if first_computed(node, graph, _EARLY) is not None:
+        return "conv2d_nhwc"
     if planar:
         alone = residual is None and not has_prologue(node)
         if alone and kernels.conv2d_nhwc_wgmma_planar_takes(*how):
@@ -234,8 +237,6 @@ def _not_rows(node: Node, graph: Graph) -> str | None:
         return f"expected at most {FEW_ROWS} rows, found {x.shape[0]}"
     if x.shape[0] > 1 and weight.size >= MANY_WEIGHTS and node.op.operands in HALVES:
         return f"expected one row, or fewer than {MANY_WEIGHTS} weights, found {weight.size}"
-    if any(name is not None and name not in graph.constants for name in node.inputs[2:3]):
-        return "expected a constant bias, which is read before what is computed"
     return not_constant(node, graph)
 
 
@@ -293,17 +294,21 @@ def _forms(node: Node, graph: Graph, device: Any) -> Sequence[Kernel]:
 
 
 ROWS = [
-    _row("conv2d_nhwc", "rows", _make_rows, _not_rows, _pack_rows, stores=storing(None, 0)),
+    _row(
+        "conv2d_nhwc", "rows", _make_rows, _not_rows, _pack_rows, early=(2,), stores=storing(None, 0),
+    ),
     _row(
         "conv2d_nhwc", "depthwise", _make_depthwise, _not_depthwise, pack_channels,
-        pitched=_IMAGES, stores=storing(*_IMAGES), alike=True,
+        early=(2,), pitched=_IMAGES, stores=storing(*_IMAGES), alike=True,
     ),
     _row(
         "conv2d_nhwc", "implicit_gemm", _make, not_constant, _pack, packed_for=compiled_for,
         workspace=_workspace, shows=_shows, pitched=_IMAGES, stores=_stored_images, forms=_forms,
         reads_ahead=_reads_ahead,
     ),
-    _row("linear", "rows", _make_rows, _not_rows, _pack_rows, stores=storing(None, 0)),
+    _row(
+        "linear", "rows", _make_rows, _not_rows, _pack_rows, early=(2,), stores=storing(None, 0),
+    ),
     _row(
         "linear", "implicit_gemm", _make, _not_product, _pack, packed_for=compiled_for,
         workspace=_workspace, shows=_shows, stores=storing(None, 0), forms=_forms,

@@ -66,7 +66,7 @@ def _make(call: Call) -> Bound:
 ROWS = [
     Kernel(
         "dense_layer", "dense_layer", "cuda", _make, why_not=_why_not, prepare=_prepare,
-        packs=(1, 2), pitched=(None, 0), stores=storing(None, 0, 3), alike=True,
+        packs=(1, 2), early=(4, 5, 6, 7), pitched=(None, 0), stores=storing(None, 0, 3), alike=True,
         reads_ahead=lambda _: True, holds=True,
     ),
 ]  # fmt: skip

@@ -36,6 +36,6 @@ def _make(call: Call) -> Bound:
 ROWS = [
     Kernel(
         "depthwise_means", "depthwise_means", "cuda", _make, why_not=_why_not, prepare=pack_channels,
-        packs=(1,),
+        packs=(1,), early=(2,),
     ),
 ]  # fmt: skip

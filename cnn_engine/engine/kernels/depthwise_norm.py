@@ -40,6 +40,6 @@ def _make(call: Call) -> Bound:
 ROWS = [
     Kernel(
         "depthwise_norm", "depthwise_norm", "cuda", _make, why_not=_why_not, prepare=pack_channels,
-        packs=(1,), stores=storing(None, 0), alike=True,
+        packs=(1,), early=(2, 3, 4), stores=storing(None, 0), alike=True,
     ),
 ]  # fmt: skip

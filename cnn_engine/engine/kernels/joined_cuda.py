@@ -415,6 +415,13 @@ def scales(device: Any, graph: Graph, node: Node) -> bool:
     return bool(device.kernels.squeeze_excite_scales(shape, hidden, device.index))
 
 
+def _is_given(value: str, graph: Graph) -> bool:
+    """Whether a value is an input of the caller's, at any address, in another shape perhaps."""
+    while (maker := graph.producers.get(value)) is not None and maker.op.kind == "reshape":
+        value = maker.inputs[0]
+    return maker is None
+
+
 def _no_gates(node: Node, graph: Graph, scaled: bool = False) -> str | None:
     if node.op.scales != scaled:
         return "expected images to be multiplied" if scaled else "expected factors alone"
@@ -422,6 +429,8 @@ def _no_gates(node: Node, graph: Graph, scaled: bool = False) -> str | None:
         return "expected no means: images are read for them"
     if limits(node.op.clamp) is None:
         return f"expected relu or clip after the product, found {node.op.clamp.kind}"
+    if _is_given(node.inputs[0], graph):
+        return "expected images that lie in the engine's memory, at a multiple of 16 bytes"
     weights = replace(node, inputs=node.inputs[:5])
     return not_compiled(weights, graph, node.op.activation, node.op.gate)
 
@@ -457,40 +466,40 @@ ROWS = [
     ),
     Kernel(
         "expand_depthwise", "expand_depthwise", "cuda", _make_expansion, why_not=_no_expansion,
-        prepare=_pack_expansion, packs=(1, 2), stores=storing(None, 0), alike=True,
+        prepare=_pack_expansion, packs=(1, 2), early=(3, 4), stores=storing(None, 0), alike=True,
     ),
     Kernel(
         "bottleneck", "bottleneck", "cuda", _make_bottleneck, why_not=_no_bottleneck,
-        prepare=_pack_bottleneck, packs=(1, 2, 6), stores=storing(None, 0, 5), alike=True,
+        prepare=_pack_bottleneck, packs=(1, 2, 6), early=(3, 4, 7), stores=storing(None, 0, 5), alike=True,
     ),
     Kernel(
         "bottleneck", "mlp", "cuda", _make_mlp, why_not=_no_mlp, prepare=_pack_mlp,
-        packs=(1, 2), stores=storing(None, 0, 5), alike=True,
+        packs=(1, 2), early=(3, 4), stores=storing(None, 0, 5), alike=True,
     ),
     Kernel(
         "conv2d_pool", "wgmma_pool", "cuda", _make_pooled, why_not=_no_pooled, prepare=_pack_pooled,
-        packs=(1,), pitched=(0,), stores=storing(None, 0), alike=True, forms=_forms_of_pairs,
+        packs=(1,), early=(2,), pitched=(0,), stores=storing(None, 0), alike=True, forms=_forms_of_pairs,
     ),
     Kernel(
         "conv2d_pool", "stem_pool", "cuda", _make_pooled_stem,
-        why_not=partial(_no_pooled, planar=True), prepare=_pack_pooled, packs=(1,), pitched=(None,),
-        stores=storing(None),
+        why_not=partial(_no_pooled, planar=True), prepare=_pack_pooled, packs=(1,), early=(2,),
+        pitched=(None,), stores=storing(None),
     ),
     Kernel(
         "stem_pair", "stem_pair", "cuda", _make_stem_pair, why_not=_no_stem_pair,
-        prepare=_pack_stem_pair, packs=(1, 2), stores=storing(None),
+        prepare=_pack_stem_pair, packs=(1, 2), early=(3, 4), stores=storing(None),
     ),
     Kernel(
         "inverted_residual", "inverted_residual", "cuda", _make_block, why_not=_no_block,
-        prepare=_pack_block, packs=(1, 2, 3), stores=storing(None, 0), alike=True,
+        prepare=_pack_block, packs=(1, 2, 3), early=(4, 5, 6), stores=storing(None, 0), alike=True,
     ),
     Kernel(
         "squeeze_excite", "squeeze_excite", "cuda", _make_gates, why_not=_no_gates,
-        prepare=_pack_gates, packs=(1, 2), stores=storing(0),
+        prepare=_pack_gates, packs=(1, 2), early=(3, 4), stores=storing(0),
     ),
     Kernel(
         "squeeze_excite", "squeeze_excite_scale", "cuda", _make_gates,
-        why_not=partial(_no_gates, scaled=True), prepare=_pack_gates, packs=(1, 2),
+        why_not=partial(_no_gates, scaled=True), prepare=_pack_gates, packs=(1, 2), early=(3, 4),
         stores=storing(None, 0), alike=True,
     ),
 ]  # fmt: skip

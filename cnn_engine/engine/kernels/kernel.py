@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Container, Hashable, Mapping, Sequence
+from collections.abc import Callable, Container, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -90,6 +90,14 @@ def brought(array: np.ndarray, device: Any) -> Any:
     return device.upload(array)
 
 
+def first_computed(node: Node, graph: Graph, places: Iterable[int]) -> int | None:
+    """Returns the first of these inputs that is no constant: the caller's, or what the pass computes."""
+    for place in places:
+        if place < len(node.inputs) and node.inputs[place] not in (None, *graph.constants):
+            return place
+    return None
+
+
 def _never(node: Node, graph: Graph) -> str | None:
     return None
 
@@ -158,6 +166,8 @@ class Kernel:
             several; None: ``name``.
         packs: the inputs that ``prepare`` takes up, constants that are not brought to the device otherwise;
             their addresses are 0. None: all.
+        early: the inputs beside those that it reads before it waits for the kernels before it: they must be
+            constants, which no kernel of a pass writes.
         form: what tells kernels of one name apart that run a node in different ways, such as the size of a
             tile; empty where the kernel chooses for itself.
         forms: returns the kernel in the forms that a node may also have on a device, those first that ought
@@ -190,6 +200,7 @@ class Kernel:
     packed_for: Callable[[Node, Graph, Any], Hashable] = _nothing_else
     shows: Callable[[Any], str] | None = None
     packs: tuple[int, ...] | None = None
+    early: tuple[int, ...] = ()
     form: str = ""
     forms: Callable[[Node, Graph, Any], Sequence[Kernel]] = _no_forms
     summary: str = ""
@@ -248,6 +259,10 @@ class Kernel:
                 places = self.stores(node, graph) if places is None else places
                 if place not in places:
                     return f"expected float32 in memory, found {found}"
+        if (place := first_computed(node, graph, self.early)) is not None:
+            return (
+                f"expected a constant, which is read before others end, found {node.inputs[place]}"
+            )
         return self.why_not(node, graph)
 
 

@@ -9,7 +9,7 @@ from ... import _cpu
 from ...devices import Buffer
 from ...graph.graph import Graph, Node, Value
 from .channels_last import activation_of, not_compiled
-from .channels_last_cuda import operands_of, own_type, pack_on
+from .channels_last_cuda import may_be_the_callers, operands_of, own_type, pack_on
 from .kernel import Bound, Call, Kernel, stored, storing
 
 
@@ -22,7 +22,7 @@ def _shape_of(x: Value, weight: Value) -> tuple[Any, int]:
 def averages(device: Any, graph: Graph, node: Node) -> bool:
     """Whether a device makes the means and the layer of a node that ``graph`` has not yet sooner as one."""
     x, weight = (graph.values[name] for name in node.inputs[:2])
-    if x.stored != own_type(node):
+    if x.stored != own_type(node) or may_be_the_callers(x.name, graph):  # at any address
         return False
     if not hasattr(_cpu.UnaryFunction, getattr(node.op.activation, "function", "clip")):
         return False
@@ -56,6 +56,6 @@ def _make(call: Call) -> Bound:
 ROWS = [
     Kernel(
         "mean_linear", "mean_linear", "cuda", _make, why_not=_why_not, prepare=_prepare, packs=(1,),
-        stores=storing(None, 0),
+        early=(2, 3, 4), stores=storing(None, 0),
     ),
 ]  # fmt: skip
