@@ -123,11 +123,16 @@ struct Split : Wide<Conv2dOperands::float32> {
   static constexpr int kLaneBytes = 48;
   static constexpr int kParts = 3;
 
-  // The parts of two terms, in pairs. What is infinite, or rounds to it, is all in the first.
+  // The parts of two terms, in pairs. What is infinite is all in the first, in which nothing else
+  // is: of what would round to an infinity the first part is bfloat16's largest number.
   static __device__ void divide(float x, float y, std::uint32_t (&pairs)[kParts]) {
+    constexpr float kLargest = 0x1.fep127f;
+    const auto kept = [](float v) {
+      return fabsf(v) > kLargest && fabsf(v) < INFINITY ? copysignf(kLargest, v) : v;
+    };
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
-      pairs[part] = cuda::Bfloat16::pack(x, y);
+      pairs[part] = part ? cuda::Bfloat16::pack(x, y) : cuda::Bfloat16::pack(kept(x), kept(y));
       const float2 whole = cuda::Bfloat16::unpack(pairs[part]);
       x -= whole.x;
       y -= whole.y;

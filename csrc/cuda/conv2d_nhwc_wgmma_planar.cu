@@ -11,6 +11,9 @@
 // pair further where it moves by two, and two where it moves by one: there pairs overlap too. Of 32
 // bits a piece is one place; where windows move by two, even and odd places lie apart.
 //
+// An infinity or NaN times the weights of 0 would be NaN in windows that it is not in: a block that
+// reads one adds up its sums again, one product after another.
+//
 // float32 is multiplied as two parts of tf32 (conv2d_nhwc_wgmma_split.cuh), which weights are
 // packed as, and each row of a filter summed by itself, half of the places at a time.
 //
@@ -114,13 +117,58 @@ __device__ inline std::uint64_t pieces_at(std::uint32_t address) {
 template <typename T, int n>
 __device__ inline void store_piece_of_image(char* to, const float (&values)[n], int part_bytes,
                                             const Overflow& overflow) {
-  store_neighbours(reinterpret_cast<T*>(to), values, overflow);
   if constexpr (std::is_same_v<T, float>) {
-    float beyond[n];
+    float large[n], small[n];
 #pragma unroll
-    for (int i = 0; i < n; ++i) beyond[i] = beyond_tf32(values[i]);
-    store_neighbours(reinterpret_cast<T*>(to + part_bytes), beyond, overflow);
+    for (int i = 0; i < n; ++i) {
+      const Tf32Parts parts(values[i]);
+      large[i] = parts.large;
+      small[i] = parts.small;
+    }
+    store_neighbours(reinterpret_cast<T*>(to), large, overflow);
+    store_neighbours(reinterpret_cast<T*>(to + part_bytes), small, overflow);
+  } else {
+    store_neighbours(reinterpret_cast<T*>(to), values, overflow);
   }
+}
+
+// A weight, from where conv2d_nhwc_wgmma_planar_pack put it.
+template <typename T>
+__device__ inline float packed_weight(const Planar& p, int filter, int r, int s, int c) {
+  constexpr Layout kAt = kLayout<T, 1>;
+  constexpr int kWidth = 16 / sizeof(T), kRowPieces = kAt.filter_row_bytes() / 16;
+  constexpr int kTaps = kWidth / kPlanes, kRowsAUnit = 8 / kRowPieces;
+  const int units = kAt.units(p.shape.r), row = filter % 64;
+  const int piece = exchanged(row, r % kRowsAUnit * kRowPieces + s / kTaps);
+  const auto* const from = reinterpret_cast<const T*>(p.packed);
+  float weight = 0.0f;
+#pragma unroll
+  for (int part = 0; part < kAt.parts; ++part) {
+    const int unit = (filter / 64 * kAt.parts + part) * units + r / kRowsAUnit;
+    const std::int64_t at = (std::int64_t{64} * unit + row) * 8 + piece;
+    weight += widened(from[at * kWidth + s % kTaps * kPlanes + c]);
+  }
+  return weight;
+}
+
+// A filter's sum over the window whose first place is (h, w) of image x.
+template <typename T>
+__device__ inline float plain_sum(const Planar& p, const float* x, int filter, int h, int w) {
+  float sum = 0.0f;
+#pragma unroll 1
+  for (int r = 0; r < p.shape.r; ++r) {
+#pragma unroll 1
+    for (int s = 0; s < p.shape.s; ++s) {
+      const bool inside = h + r >= 0 && h + r < p.shape.h && w + s >= 0 && w + s < p.shape.w;
+#pragma unroll 1
+      for (int c = 0; c < p.shape.c; ++c) {
+        const std::int64_t line = std::int64_t{c} * p.shape.h + h + r;
+        const float value = inside ? widened(narrowed<T>(x[line * p.shape.w + w + s])) : 0.0f;
+        sum = fmaf(value, packed_weight<T>(p, filter, r, s, c), sum);
+      }
+    }
+  }
+  return sum;
 }
 
 // Of windows of at most Columns columns.
@@ -168,6 +216,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   const int begin = first_place * Stride - p.shape.pad_left;
   const int pieces_in = rows_in * kAt.planes() * kPieces;
   constexpr int kAtOnce = Columns > 4 ? 5 : 2;  // pieces whose loads are all on their way
+  float probe = 0.0f;                           // NaN once an infinity or NaN was read
 #pragma unroll 1
   for (int from_piece = thread; from_piece < pieces_in; from_piece += kAtOnce * kThreads) {
     float values[kAtOnce][kAt.piece_places() * kPlanes] = {};
@@ -190,13 +239,15 @@ __global__ void __launch_bounds__(kThreads, 2)
 #pragma unroll
     for (int j = 0; j < kAtOnce; ++j) {
       const int at = from_piece + j * kThreads;
+#pragma unroll
+      for (const float value : values[j]) probe = fmaf(value, 0.0f, probe);
       if (at < pieces_in) {
         store_piece_of_image<T>(image + at * 16, values[j], image_bytes, p.overflow);
       }
     }
   }
   publish_to_engines();
-  __syncthreads();
+  const bool plain = __syncthreads_or(probe != 0.0f);
   wait_for_phase(barrier, 0);
 
   float sums[kOwnPlaces / 2] = {};
@@ -253,6 +304,16 @@ __global__ void __launch_bounds__(kThreads, 2)
                        {sums[4 * j], sums[4 * j + 1], sums[4 * j + 2], sums[4 * j + 3]});
   }
   __syncthreads();
+  if (plain) {
+    float* const all = reinterpret_cast<float*>(memory);  // [rows][places][kPitch]
+    for (int i = thread; i < Rows * kPlaces * 64; i += kThreads) {
+      const int of_filter = i % 64, place = i / 64 % kPlaces, row = i / 64 / kPlaces;
+      all[i / 64 * kPitch + of_filter] =
+          plain_sum<T>(p, x, min(first_filter + of_filter, p.shape.k - 1),
+                       top + row * p.shape.stride_h, begin + place * Stride);
+    }
+    __syncthreads();
+  }
 
   const int row = first_row + own_row, begins = first_place + own_place;
   const int count = row < p.out_h ? min(kOwnPlaces, p.out_w - begins) : 0;
@@ -294,7 +355,7 @@ __global__ void conv2d_nhwc_wgmma_planar_pack_kernel(const float* weight,  // [K
     const bool some = filter < shape.k && r < shape.r && s < shape.s && c < shape.c;
     const int from = ((filter * shape.c + c) * shape.r + r) * shape.s + s;
     float value = some ? weight[from] : 0.0f;
-    if constexpr (kAt.parts > 1) value = to_tf32(part ? value - to_tf32(value) : value);
+    if constexpr (kAt.parts > 1) value = part_of_tf32(value, part);
     packed[std::int64_t{kWidth} * index + i] = narrowed<T>(value);
   }
 }

@@ -11,6 +11,9 @@
 // off what does not fit a sum's bits, always towards zero, which through many layers is an error of
 // its own (compensated).
 //
+// An infinity's large part is float16's largest number, and its small part is the infinity: that is
+// multiplied by large parts alone, which are 0 only of 0, and so have the sign of the other number.
+//
 // Of 32 channels, 128 bytes of a row are four pieces of 32: the large parts of the first 16
 // channels, the small ones, then those of the other 16.
 #pragma once
@@ -41,12 +44,25 @@ __device__ inline float unscale_of(unsigned exponent) {
 // end takes it back, with the filters' scales.
 constexpr float kPlaceUnit = 0x1p-20f, kFilterUnit = 0x1p20f;
 
+// The nearest of float16's finite numbers, of an infinity too.
+__device__ inline __half2 nearest_finite(float a, float b) {
+#if __CUDA_ARCH__ >= 900
+  std::uint32_t bits;
+  asm("cvt.rn.satfinite.f16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(b), "f"(a));
+  __half2 pair;
+  memcpy(&pair, &bits, sizeof(pair));
+  return pair;
+#else
+  return __floats2half2_rn(a, b);  // never launched
+#endif
+}
+
 // Both parts of two numbers in their scale.
 struct Parts {
   __half2 large, small;
 
   __device__ Parts(float a, float b) {
-    large = __floats2half2_rn(a, b);
+    large = nearest_finite(a, b);
     const float2 read = __half22float2(large);
     small = __floats2half2_rn(a - read.x, b - read.y);
   }
@@ -54,12 +70,11 @@ struct Parts {
 
 // A part of a weight whose filter's products are multiplied by `scale` (kFilterUnit).
 __device__ inline __half part_of_weight(float weight, float scale, bool small) {
+  constexpr float kSmallest = 0x1p-24f;  // of float16
   const float value = weight * (kFilterUnit / scale);
-  const Parts parts(value, 0.0f);
-  // An infinity lacks nothing.
-  return !small            ? __low2half(parts.large)
-         : isfinite(value) ? __low2half(parts.small)
-                           : __half(0.0f);
+  const bool vanishes = weight != 0.0f && fabsf(value) <= kSmallest / 2;
+  const Parts parts(vanishes ? copysignf(kSmallest, weight) : value, 0.0f);
+  return __low2half(small ? parts.small : parts.large);
 }
 
 // Tensor cores cut off up to 0.9 of 2^-24 of a sum on average (cut_off_of). It is given back to
