@@ -431,6 +431,8 @@ class FakeCuda(CpuDevice):
 
     def sleep_while_waiting(self) -> None: ...
 
+    def synchronize_streams(self) -> None: ...
+
     def file_reader(self, threads: int) -> FakeReader:
         return FakeReader()
 

@@ -213,16 +213,18 @@ def test_dtypes_are_refused_where_nothing_rounds(monkeypatch, dtype):
             Engine(network(), device="cuda", dtype=dtype, **options)
 
 
-def test_weights_out_of_float16_are_refused(gpu):
+@pytest.mark.parametrize("scale", [1e6, 1e-7])
+def test_weights_out_of_float16_are_multiplied_in_float32(gpu, scale):
     graph = network()
     first = next(name for name, array in graph.constants.items() if array.ndim == 4)
-    constants = {**graph.constants, first: graph.constants[first] * np.float32(1e6)}
+    constants = {**graph.constants, first: graph.constants[first] * np.float32(scale)}
     graph = replace(graph, constants=constants)
-    with pytest.raises(
-        UnsupportedError, match="float16: node conv2d0: expected weights of at most"
-    ):
-        Engine(graph, device="cuda", dtype="float16")
-    Engine(graph, device="cuda", dtype="bfloat16").close()
+    for dtype, kept in (("float16", "float32"), ("bfloat16", "bfloat16")):
+        with Engine(graph, device="cuda", dtype=dtype) as engine:
+            program = engine._plans.open()
+            nodes = {node.name: node for node in program.placed(1, False).graph.nodes}
+            assert nodes["conv2d0"].op.operands == kept
+            assert set(program.in_float32) == ({"conv2d0"} if dtype == "float16" else set())
 
 
 @pytest.mark.gpu

@@ -16,10 +16,11 @@ from cnn_engine.engine import kernels, storage
 from cnn_engine.engine.kernels import channels_last_cuda
 from cnn_engine.errors import UnsupportedError
 from cnn_engine.graph.graph import Graph, Node, Value
+from cnn_engine.operators.binary import Add, Max, Mul
 from cnn_engine.operators.reduce import ReduceMean
 from cnn_engine.operators.shaping import Concat
 from cnn_engine.operators.softmax import Softmax
-from cnn_engine.operators.unary import Relu, Sigmoid
+from cnn_engine.operators.unary import Clip, LeakyRelu, Log, Relu, Sigmoid
 
 
 @pytest.fixture
@@ -172,6 +173,62 @@ def test_a_graph_keeps_what_is_stored():
     assert pickle.loads(pickle.dumps(stored)).stored == {"y": "float16"}
 
 
+def logarithm(constant: float, kind: type = Add) -> Graph:
+    """The logarithm of squares, of which a constant keeps those that are 0 from it."""
+    b = Builder((1, 8, 8, 8))
+    b.constants["c"] = np.full((1, 8, 1, 1), constant, np.float32)
+    b.shapes["c"] = (1, 8, 1, 1)
+    x = b.conv("images", 8, 1)
+    kept = b.add(kind(), b.add(Mul(), x, x), "c")
+    return b.graph(b.conv(b.relu(b.add(Log(), kept)), 8, 1))
+
+
+@pytest.mark.parametrize("kind", [Add, Max])
+@pytest.mark.parametrize(
+    ("dtype", "constant", "held"),
+    [
+        ("float16", 1e-10, False), ("float16", 1e-5, False), ("float16", 1e-3, True),
+        ("float16", 0.0, True), ("float16", 65504.0, True), ("float16", 1e5, False),
+        ("float16", -np.inf, True), ("bfloat16", 1e-10, True), ("bfloat16", 1e5, True),
+        ("bfloat16", -3.4028235e38, False),
+    ],
+)  # fmt: skip
+def test_constants_that_a_type_does_not_hold_are_computed_with_in_float32(
+    fake, dtype, constant, held, kind
+):
+    graph = logarithm(constant, kind)
+    (node,) = (node for node in graph.nodes if "c" in node.inputs)
+    with Engine(graph, device="cuda", dtype=dtype) as engine:
+        program = engine._plans.open()
+        placed = program.placed(1, False)
+        (found,) = (other for other in placed.graph.nodes if other.op.kind == node.op.kind)
+        stored = {value.stored for value in placed.graph.inputs_of(found) if value.name != "c"}
+        stored |= {value.stored for value in placed.graph.outputs_of(found)}
+        assert dtype in stored or not held
+        assert held or stored == {""}
+        notes = engine.plan(1, np.dtype(np.float32)).stand_ins
+        assert held == (node.name not in notes)
+        assert held or f"{dtype} does not hold its constant" in notes[node.name]
+
+
+def test_numbers_of_functions_and_lost_weights_are_looked_at(fake):
+    """Those of clip that clip nothing are none, and of weights the largest count."""
+    b = Builder((1, 8, 8, 8))
+    names = [b.conv("images", 8, 1)]
+    for op in (Clip(1e-12, 1e30), Clip(-1e30, 6.0), LeakyRelu(1e-9), LeakyRelu(0.01)):
+        names.append(b.add(op, names[-1]))
+    names.append(b.conv(names[-1], 8, 1))
+    graph = b.graph(b.conv(names[-1], 8, 1))
+    weights = [node.inputs[1] for node in graph.nodes if node.op.kind == "conv2d"]
+    small, few = np.full((8, 8, 1, 1), 1e-6, np.float32), graph.constants[weights[2]].copy()
+    few[1:] = 1e-12
+    graph = replace(graph, constants={**graph.constants, weights[1]: small, weights[2]: few})
+    with Engine(graph, device="cuda", dtype="float16") as engine:
+        engine.plan(1, np.dtype(np.float32))
+        found = set(engine._plans.open().in_float32)
+    assert found == {names[0], names[3], names[5]}
+
+
 def test_words_are_used_again_and_told_of_once(fake):
     device = fake_cuda.FakeCuda(True)
     told = storage.Overflows(device)
@@ -200,7 +257,7 @@ def large(factor: float) -> Graph:
     graph = b.graph(x)
     first, second, third = (node.inputs[1] for node in graph.nodes if node.op.kind == "conv2d")
     constants = dict(graph.constants)
-    for name, value in ((first, 1.0), (second, factor), (third, 1 / factor)):
+    for name, value in ((first, 1.0), (second, factor), (third, 4 / factor)):
         constants[name] = np.abs(constants[name]) * np.float32(value)
     return replace(graph, constants=constants)
 
@@ -226,16 +283,34 @@ def test_a_caller_on_the_device_learns_of_it_with_a_later_call():
     import cupy
 
     x = cupy.abs(cupy.asarray(images(1, 6)[:, :1].repeat(8, 1)))
+    small = x * np.float32(1e-6)
     with Engine(large(3e4), device="cuda", dtype="float16") as engine:
+        for _ in range(3):
+            engine.predict(x)
+            with pytest.raises(UnsupportedError, match="node conv2d1.* in a call on arrays of the"):
+                engine.check_overflow()
+            engine.check_overflow()
+            assert np.isfinite(cupy.asnumpy(engine.predict(small))).all()
+        engine.predict(x)
+        cupy.cuda.Device().synchronize()
+        with pytest.raises(UnsupportedError, match="node conv2d1.* in an earlier call"):
+            engine.predict(small)
+        assert np.isfinite(cupy.asnumpy(engine.predict(small))).all()
+        engine.check_overflow()
+        engine.predict(cupy.concatenate([x, x]))
+        with pytest.raises(UnsupportedError, match="node conv2d1.* in a call on arrays of the"):
+            engine.close()
+    with pytest.raises(UnsupportedError, match="node conv2d1"):  # noqa: SIM117
+        with Engine(large(3e4), device="cuda", dtype="float16") as engine:
+            engine.predict(x)
 
-        def passes() -> None:
-            for _ in range(20):
-                found = engine.predict(x)
-                cupy.cuda.Device().synchronize()
-                assert not np.isfinite(cupy.asnumpy(found)).all()
+    def fails() -> None:
+        with Engine(large(3e4), device="cuda", dtype="float16") as engine:
+            engine.predict(x)
+            raise KeyError
 
-        with pytest.raises(UnsupportedError, match="expected results of at most 65504"):
-            passes()
+    with pytest.raises(KeyError):
+        fails()
 
 
 def test_what_is_prepared_is_for_values_as_they_lie_in_memory(fake):

@@ -201,6 +201,18 @@ class CudaDevice:
         except self._runtime.CUDARuntimeError as error:
             raise DeviceError(f"{self.name}: {error}") from error
 
+    def synchronize_streams(self) -> None:
+        """Waits for everything queued on any stream of the device.
+
+        Raises:
+            DeviceError: a kernel failed.
+        """
+        try:
+            with self.context:
+                self._runtime.deviceSynchronize()
+        except self._runtime.CUDARuntimeError as error:
+            raise DeviceError(f"{self.name}: {error}") from error
+
     def event(self) -> Any:
         """Returns a new event with timing, not yet recorded."""
         with self.context:

@@ -70,10 +70,11 @@ def build(
     if builder.staging:
         sizes["pinned"] = sum(array.nbytes for array in builder.staging)
     return Plan(
-        batch, steps, sizes, [buffers, program, builder.staging], slots=slots, stand_ins=placed.stand_ins,
-        outputs=outputs,
+        batch, steps, sizes, [buffers, program, builder.staging], slots=slots, outputs=outputs,
+        stand_ins={**placed.stand_ins, **(program.in_float32 or {})},
         replays=replays,
         overflows=() if builder.overflows is None else (builder.overflows,),
+        waits=not images_on_device,
     )  # fmt: skip
 
 

@@ -225,17 +225,36 @@ class Engine:
     def __enter__(self) -> Engine:
         return self
 
-    def __exit__(self, *exception: object) -> None:
-        self.close()
+    def __exit__(self, kind: object, *exception: object) -> None:
+        try:
+            self.close()
+        except UnsupportedError:
+            if kind is None:  # else that is what the caller is told
+                raise
 
     def close(self) -> None:
         """Frees the engine's memory; it cannot be used afterwards.
 
         Passes that other threads have begun end as usual, and free what they use; calls after that raise
         InputError. CUDA graphs that captured a call may not be launched any more.
+
+        Raises:
+            UnsupportedError: as :meth:`check_overflow`, when all is freed.
         """
-        self._plans.close()
         self._reader = None
+        self._plans.close()
+
+    def check_overflow(self) -> None:
+        """Waits for calls on arrays of the device, and raises if float16 had no room for their results.
+
+        Such a call does not wait for its pass, and so cannot tell: ask here before its results are used. The
+        next call alike says so too, of an earlier one, before it does anything; so does :meth:`close`. Calls
+        on NumPy arrays tell by themselves, other types than float16 have room.
+
+        Raises:
+            UnsupportedError: a node's results did not fit, in any call since this was last asked.
+        """
+        self._plans.check_overflow()
 
     def plan(
         self,
@@ -336,6 +355,8 @@ class Engine:
 
         Raises:
             InputError: the images or ``out`` do not fit the network, or a batch does not fit in memory.
+            UnsupportedError: float16 has no room for a node's results: of arrays on the device, those of an
+                earlier call; see :meth:`check_overflow`.
         """
         if batch is None:  # a call like one before: nothing is left to check
             if type(images) is np.ndarray:

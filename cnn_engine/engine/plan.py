@@ -92,11 +92,13 @@ class Plan:
         buffers: keeps what the steps use alive.
         chunk: the number of images that move at a time where copies overlap with kernels, else None.
         slots: the names of the inputs, then of the outputs, in the order in which :meth:`bind` takes them.
-        stand_ins: node -> why it runs on another device than the rest, or without a kernel of ours.
+        stand_ins: node -> why it runs on another device than the rest, without a kernel of ours, or in
+            float32 where the rest rounds.
         outputs: the outputs, by their names, in order.
         replays: how the device's part of a pass becomes one call, or None: every pass goes step by step.
         lanes: how threads take images of their own, or None.
         overflows: who is told of results past float16's range.
+        waits: whether a pass is done when :meth:`run` returns.
 
     ``calls`` are the steps' functions and arguments, ``bound`` the addresses that were last bound.
     """
@@ -112,6 +114,7 @@ class Plan:
     replays: Replays | Queued | None = None
     lanes: Lanes | None = field(default=None, repr=False)
     overflows: Sequence[storage.Overflows] = ()
+    waits: bool = True
 
     def __post_init__(self) -> None:
         self.calls = [(step.function, step.args) for step in self.steps]
@@ -144,14 +147,17 @@ class Plan:
         """Runs one pass; where inputs and outputs are host memory, they are done on return.
 
         Raises:
-            UnsupportedError: a result of this pass, or of an earlier one that ended only now, did not fit
-                into float16.
+            UnsupportedError: a result of this pass did not fit into float16; where it is not waited for,
+                one of an earlier call, and this pass was not begun.
         """
         if self.lanes is not None:
             self.lanes.run(self.bound[0])
             return
+        if not self.waits:
+            self.check("an earlier call")
         self.queue()
-        self.check()
+        if self.waits:
+            self.check()
 
     def queue(self) -> None:
         """Runs one pass as :meth:`run` does, and does not look at results."""
@@ -162,10 +168,10 @@ class Plan:
         if replays is not None and calls is self.calls:
             replays.ran(self)
 
-    def check(self) -> None:
+    def check(self, of: str = "this pass") -> None:
         """Raises UnsupportedError where a result of passes that are done did not fit into float16."""
         for overflow in self.overflows:
-            overflow.check()
+            overflow.check(of)
 
     def run_steps(self) -> None:
         """Runs one pass step by step, as those whose steps are timed are run."""

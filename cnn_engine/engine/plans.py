@@ -16,6 +16,7 @@ from .plan import Plan
 from .pool import CLOSED, KEPT_BYTES, KEPT_SHELVES, PlanPool, Shelf, plan_bytes
 from .program import Program
 from .schedule import Schedule
+from .storage import Overflows
 from .stream import build_in_device, build_stream
 
 address_of = _cpu.address_of
@@ -48,6 +49,7 @@ class Plans:
         self.pool = PlanPool()
         self.ready: dict[tuple, Shelf] = {}
         self._lent: dict[tuple, tuple[Shelf, Plan]] = {}  # by lend()
+        self._queued: list[Overflows] = []  # of plans whose passes are not waited for
 
     @property
     def closed(self) -> bool:
@@ -70,6 +72,19 @@ class Plans:
         self.ready.clear()
         self._lent.clear()
         self.pool.close()
+        self.check_overflow()
+        self._queued.clear()
+
+    def check_overflow(self) -> None:
+        """Waits for passes over arrays on the device, and refuses results that float16 did not hold.
+
+        Raises:
+            UnsupportedError: there was one since this was last asked.
+        """
+        if self._queued:
+            self.device.synchronize_streams()
+        for overflows in self._queued:
+            overflows.check("a call on arrays of the device")
 
     def lend(self, batch: int, pixels: bool, pinned: tuple[bool, bool]) -> Plan:
         """Returns a plan over images in host memory that no other call runs.
@@ -195,6 +210,7 @@ class Plans:
         program = program.on(self.device.on(stream))
         plan = build(program, batch, pixels, images_on_device=True)
         plan.buffers.append(program)
+        self._queued += plan.overflows
         return plan
 
     def run(self, inputs: list[arrays.View], batch: int | None, pixels: bool) -> dict[str, Any]:

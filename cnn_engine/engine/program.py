@@ -49,6 +49,7 @@ class Program:
         channels_last: whether images lie with their channels side by side between convolutions.
         replays: whether the device's part of a pass is to become one call.
         covered: nodes of the graph, from the first on, that one kernel runs, where the variant is fused.
+        in_float32: node -> why it runs in float32 though others round; None: none was looked for yet.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class Program:
         self.tuner: Tuner | Chosen | None = tuner
         self.chained = chained
         self.covered = 0
+        self.in_float32: Mapping[str, str] | None = None
         goes_on = False  # after a chain
         if not choice.layered:
             graph = graph_of(*first)
@@ -165,12 +167,16 @@ class Program:
             graph = graph.sharing(self._laid)
             if kind == "cpu":
                 graph = passes.mark_stem(graph)
+            rounds = kind == "cuda" and self.dtype in storage.PAST
+            if rounds and self.in_float32 is None:  # weights take long to look through
+                self.in_float32 = storage.not_held(graph, self.dtype)
+            whole = self.in_float32 or {}
             if kind == "cuda" or self.dtype != "float32":
-                graph = passes.round_operands(graph, self.dtype)
+                graph = passes.round_operands(graph, self.dtype, whole)
             if kind == "cpu" and (self.dtype == "float32" or not _cpu.bfloat16_pays()):
                 graph = passes.fuse_expansions(graph)
             if stores:
-                graph = storage.store_rounded(graph, self.dtype, kind)
+                graph = storage.store_rounded(graph, self.dtype, kind, whole)
             if kind == "cuda":
                 takes = partial(pairs, device)
                 graph = passes.fuse_neighbours(passes.fuse_sums(graph, takes), takes)

@@ -6,7 +6,9 @@ written, which halves what is moved.
 
 from __future__ import annotations
 
+import math
 import weakref
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -14,19 +16,82 @@ import numpy as np
 
 from .. import _cpu
 from ..errors import UnsupportedError
-from ..graph.graph import Graph
+from ..graph.graph import Graph, Node
 from ..locks import ForkSafeLock
+from ..operators.binary import Binary
+from ..operators.channels_last import Conv2dNhwc
+from ..operators.linear import Linear
+from ..operators.squeeze_excite import SqueezeExcite
+from ..operators.unary import Clip, Unary
 from . import kernels
 from .kernels.channels_last_cuda import FLOAT16, HALVES
 
 #: What ``--dtype`` may be for values to lie in memory in it.
 DTYPES = HALVES
 
+#: The inputs of products that are rounded; others are added, or multiplied with, as float32.
+_WEIGHTS = {Conv2dNhwc: (1,), Linear: (1,), SqueezeExcite: (1, 2)}
 
-def store_rounded(graph: Graph, dtype: str, device: str) -> Graph:
+
+#: Magnitudes from which a type has an infinity in a number's place, below which it has fewer than ten bits of
+#: it, and up to which it has 0 in its place.
+PAST = {"float16": 65520.0, "bfloat16": 3.3961775292304957e38}
+SHORT = {"float16": 2.0**-15, "bfloat16": 2.0**-126}
+NOTHING = {"float16": 2.0**-25, "bfloat16": 2.0**-134}
+
+
+def not_held(graph: Graph, dtype: str) -> dict[str, str]:
+    """Returns the nodes whose constants ``dtype`` has no room for, and what is to be said of each.
+
+    They are to run in float32, with all that they read and write: a sum whose 1e-10 keeps a logarithm or a
+    division from 0 means numbers that ``dtype`` does not have. Of weights the largest count: what the others
+    lose, rounding has cost more of. Limits that clip nothing are no numbers.
+    """
+    found: dict[str, str] = {}
+    for node in graph.nodes:
+        for number, vanishes in _numbers_of(node, graph):
+            if number >= PAST[dtype] or 0 < number < vanishes[dtype]:
+                found[node.name] = f"in float32: {dtype} does not hold its constant {number:g}"
+                break
+    return found
+
+
+def _numbers_of(node: Node, graph: Graph) -> Iterator[tuple[float, Mapping[str, float]]]:
+    """Yields magnitudes of what a node computes with, each with those below which it is lost."""
+    op = node.op
+    weights = _WEIGHTS.get(type(op), ())
+    for place, name in enumerate(node.inputs):
+        if name not in graph.constants or not (weights or isinstance(op, Binary)):
+            continue
+        array = graph.constants[name]
+        yield _largest(array), NOTHING if weights and place not in weights else SHORT
+        if not weights:
+            yield _smallest(array), NOTHING
+    for function in (op, *(getattr(op, name, None) for name in ("activation", "gate"))):
+        if isinstance(function, Unary):
+            clips = isinstance(function, Clip)
+            for number in map(abs, (function.alpha, function.beta)):
+                if math.isfinite(number) and not (clips and number >= PAST["float16"]):
+                    yield number, SHORT
+
+
+def _largest(array: np.ndarray) -> float:
+    """Returns the largest magnitude of the finite numbers of an array, or 0."""
+    most = max(float(array.max(initial=0)), -float(array.min(initial=0)))
+    return most if math.isfinite(most) else _largest(array[np.isfinite(array)])
+
+
+def _smallest(array: np.ndarray) -> float:
+    """Returns the smallest magnitude of the numbers of an array that are not 0, or 0."""
+    sizes = np.abs(array[np.isfinite(array) & (array != 0)])
+    return float(sizes.min()) if sizes.size else 0.0
+
+
+def store_rounded(graph: Graph, dtype: str, device: str, in_float32: Collection[str] = ()) -> Graph:
     """Returns ``graph`` with values in memory in ``dtype`` where all kernels that make and read them can.
 
-    The caller's inputs and outputs, and constants, stay as they are.
+    The caller's inputs and outputs, and constants, stay as they are, and so does what the nodes
+    ``in_float32`` read and write.
     """
     whole = {value.name for value in graph.inputs} | set(graph.outputs) | set(graph.constants)
     whole |= {name for name, value in graph.values.items() if value.dtype != "float32"}
@@ -43,7 +108,7 @@ def store_rounded(graph: Graph, dtype: str, device: str) -> Graph:
             places, joined = values, True
         else:
             kernel, _ = kernels.choose(node, graph, device)
-            if kernel is None or kernel.rewrite(node, graph):
+            if kernel is None or kernel.rewrite(node, graph) or node.name in in_float32:
                 whole |= values
                 continue
             found, joined = kernel.stores(node, graph), kernel.alike
@@ -91,7 +156,10 @@ _WORDS: dict[type, Words] = {}
 
 
 class Overflows:
-    """Is told by the kernels of a plan which node's result was finite and is an infinity in float16."""
+    """Is told by the kernels of a plan which node's results float16 does not have.
+
+    Those are numbers past its range, and what is no number, or infinite, where the node read finite ones.
+    """
 
     def __init__(self, device: Any) -> None:
         words = _WORDS.setdefault(type(device), Words())
@@ -104,8 +172,11 @@ class Overflows:
         self._nodes.append(node)
         return _cpu.Overflow(_cpu.address_of(self._word), len(self._nodes))
 
-    def check(self) -> None:
+    def check(self, of: str = "this pass") -> None:
         """Refuses results that do not fit, of passes that are done.
+
+        Args:
+            of: what the message calls those passes.
 
         Raises:
             UnsupportedError: there was one since this was last asked.
@@ -114,5 +185,5 @@ class Overflows:
             self._word[0] = 0
             raise UnsupportedError(
                 f"dtype: float16: node {self._nodes[number - 1]}: expected results of at most "
-                f"{FLOAT16:.0f}, found larger ones; bfloat16 and tf32 have room for them"
+                f"{FLOAT16:.0f} in {of}, found larger ones, or none; bfloat16 and tf32 have room for them"
             )

@@ -6,6 +6,7 @@
 
 #include "cuda/conv2d_nhwc_wgmma_product.h"
 #include "cuda/conv2d_nhwc_wgmma_split.cuh"
+#include "cuda/ends.cuh"
 #include "cuda/mma.cuh"
 #include "cuda/stored.cuh"
 #include "cuda/wgmma.cuh"
@@ -116,6 +117,7 @@ class Preparation {
       load_neighbours(at, z);
       affine_.apply(p_, first_row_ + row, z);
       store_neighbours(at, z, Overflow{});
+      if (some_past<T>(z) && first_row_ + row < p_.rows) tell(p_.overflow);
     }
     publish_to_engines();
     named_barrier<Threads>(1);

@@ -131,20 +131,23 @@ __device__ inline float prepared(float x, float scale, float shift, float floor)
   return z < floor ? floor : z;
 }
 
-// Stores eight numbers as the 1x1 convolution reads them.
+// Stores eight numbers as the 1x1 convolution reads them; returns whether one is past T's range.
 template <typename T>
-__device__ inline void store_prepared(T* to, const uint4& read, const float (&scale)[8],
+__device__ inline bool store_prepared(T* to, const uint4& read, const float (&scale)[8],
                                       const float (&shift)[8], float floor) {
   using Format = FormatOf<T>;
   const std::uint32_t words[4] = {read.x, read.y, read.z, read.w};
   std::uint32_t made[4];
+  float value[8];
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const float2 two = Format::unpack(words[i]);
-    made[i] = Format::pack(prepared(two.x, scale[2 * i], shift[2 * i], floor),
-                           prepared(two.y, scale[2 * i + 1], shift[2 * i + 1], floor));
+    value[2 * i] = prepared(two.x, scale[2 * i], shift[2 * i], floor);
+    value[2 * i + 1] = prepared(two.y, scale[2 * i + 1], shift[2 * i + 1], floor);
+    made[i] = Format::pack(value[2 * i], value[2 * i + 1]);
   }
   *reinterpret_cast<uint4*>(to) = make_uint4(made[0], made[1], made[2], made[3]);
+  return some_past<T>(value);
 }
 
 // Blocks: tiles along x, images along y; of a cluster along z.
@@ -270,10 +273,11 @@ __global__ void __launch_bounds__(kAllThreads, 2)
   }
 
   // ---- the known channels' sums, each to the block that finishes its place ----
+  bool past = false;
 #pragma unroll
   for (int i = 0; i < kReads; ++i) {
-    store_prepared(&memory.first[thread / kRow + i * kRows][piece * kEight], read[i], scale, shift,
-                   p.floor);
+    past |= store_prepared(&memory.first[thread / kRow + i * kRows][piece * kEight], read[i], scale,
+                           shift, p.floor);
   }
   uint4 taps[Own::kSteps];
 #pragma unroll
@@ -348,7 +352,7 @@ __global__ void __launch_bounds__(kAllThreads, 2)
     float scale[8], shift[8];
     load_neighbours(memory.scale + late_piece, scale);
     load_neighbours(memory.shift + late_piece, shift);
-    store_prepared(&memory.late[late_place][late_piece], piece, scale, shift, p.floor);
+    past |= store_prepared(&memory.late[late_place][late_piece], piece, scale, shift, p.floor);
   }
   wait_for_copies<0>();
   named_barrier<kThreads>(1);
@@ -404,7 +408,6 @@ __global__ void __launch_bounds__(kAllThreads, 2)
     }
   };
   multiply(0);
-  bool past = false;
   if (adds) {
     wait_for_cluster_bytes(sums_are_here);
     const float scale = memory.scale[kLate + made_filter],
@@ -419,7 +422,7 @@ __global__ void __launch_bounds__(kAllThreads, 2)
     memory.made[made_at][made_filter] = y;
     memory.late[made_at][kLate + made_filter] =
         narrowed<T>(prepared(widened(y), scale, shift, p.floor));
-    past = std::is_same_v<T, __half> && is_past_float16(sum) && first_place + made_at < places;
+    past |= std::is_same_v<T, __half> && is_past_float16(sum) && first_place + made_at < places;
   }
   named_barrier<kThreads>(1);
   multiply(2);

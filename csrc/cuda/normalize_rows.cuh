@@ -76,6 +76,7 @@ __global__ void __launch_bounds__(kHeldRowThreads)
     }
   }
   const float factor = 1.0f / sqrtf(add_up(squares) + p.epsilon);
+  if (isinf(factor)) tell(overflow);
   if (own >= p.rows) return;
 #pragma unroll
   for (int i = 0; i < Runs; ++i) {

@@ -1,6 +1,8 @@
 // Functions of tensors in 16 bits on CUDA. T is that type; each tensor is float32 or T.
 #include <cooperative_groups.h>
 
+#include <algorithm>
+
 #include "cuda/activation.cuh"
 #include "cuda/binary.cuh"
 #include "cuda/channels.cuh"
@@ -55,6 +57,10 @@ void with_rounded(const Body& body, Stored a, Stored b, Stored c = Stored::float
 
 // ---- element by element ----
 
+// A result that is no number, or infinite, of numbers that are finite: at a pole that float16 led
+// to, such as the reciprocal of what became 0, it stands for none that float32 has.
+__device__ inline bool is_born(float result, bool finite) { return finite && !isfinite(result); }
+
 template <typename T, int width>
 __global__ void unary_stored_kernel(const Tensor<T> x, const Tensor<T> y, std::int64_t groups,
                                     const Activation function, const Overflow overflow) {
@@ -63,8 +69,14 @@ __global__ void unary_stored_kernel(const Tensor<T> x, const Tensor<T> y, std::i
   const std::int64_t i = grid_thread();
   if (i >= groups) return;
   Channels<width> run = x.template load<width>(i * width);
+  bool born = false;
 #pragma unroll
-  for (int v = 0; v < width; ++v) run.value[v] = function(run.value[v]);
+  for (int v = 0; v < width; ++v) {
+    const bool finite = isfinite(run.value[v]);
+    run.value[v] = function(run.value[v]);
+    born |= is_born(run.value[v], finite);
+  }
+  if (born) tell(overflow);
   y.store(i * width, run, overflow);
 }
 
@@ -86,8 +98,14 @@ __global__ void binary_stored_kernel(const Tensor<T> x, const Tensor<T> y, const
   };
   Channels<width> a = load(x, 1);
   const Channels<width> b = load(y, 2);
+  bool born = false;
 #pragma unroll
-  for (int v = 0; v < width; ++v) a.value[v] = binary_of(function, a.value[v], b.value[v]);
+  for (int v = 0; v < width; ++v) {
+    const bool finite = isfinite(a.value[v]) && isfinite(b.value[v]);
+    a.value[v] = binary_of(function, a.value[v], b.value[v]);
+    born |= is_born(a.value[v], finite);
+  }
+  if (born) tell(overflow);
   out.store(at[0], a, overflow);
 }
 
@@ -137,6 +155,7 @@ __global__ void __launch_bounds__(kRowThreads)
     squares = fmaf(at(c) - mean, at(c) - mean, squares);
   }
   const float factor = rsqrtf(warp_sum(squares) / channels + p.epsilon);
+  if (isinf(factor)) tell(overflow);
   for (int c = lane; c < channels; c += kWarpThreads) {
     const float wide = scale != nullptr ? scale[c] : 1.0f;
     const float above = shift != nullptr ? shift[c] : 0.0f;
@@ -296,15 +315,14 @@ void normalize_rows_stored(const void* x, const float* scale, const float* shift
 void mean_stored(const void* x, void* y, const AxisShape& shape, Stored x_stored, Stored y_stored,
                  const Overflow& overflow, Stream stream) {
   if (shape.outer * shape.inner == 0) return;
-  constexpr std::int64_t kMostImages = 65535;
-  if (shape.outer > kMostImages || shape.axis > std::numeric_limits<int>::max() / 2) {
-    throw std::invalid_argument("mean: expected at most 65535 means a column, of at most 2^30");
+  constexpr std::int64_t kMostImages = 65535;  // of a launch
+  if (shape.axis > std::numeric_limits<int>::max() / 2) {
+    throw std::invalid_argument("mean: expected means of at most 2^30 numbers");
   }
   with_rounded(
       [&](auto* type) {
         using T = std::remove_pointer_t<decltype(type)>;
-        const Tensor<T> from(x, x_stored), to(y, y_stored);
-        const bool fours = shape.inner % 4 == 0 && from.in_runs(4);
+        const bool fours = shape.inner % 4 == 0 && Tensor<T>(x, x_stored).in_runs(4);
         const int width = fours ? 4 : 1;
         int runs_log2 = 0;
         while ((1 << runs_log2) < 4 * kMeanRuns / width && (width << runs_log2) < shape.inner) {
@@ -316,11 +334,15 @@ void mean_stored(const void* x, void* y, const AxisShape& shape, Stored x_stored
           parts *= 2;
         }
         const std::int64_t columns = width << runs_log2;
-        const dim3 grid(static_cast<unsigned>((shape.inner + columns - 1) / columns),
-                        static_cast<unsigned>(shape.outer), parts);
-        launch("launch of mean_stored_kernel",
-               fours ? mean_stored_kernel<T, 4> : mean_stored_kernel<T, 1>, grid, kMeanThreads, 0,
-               stream, parts, from, to, shape, runs_log2, overflow);
+        for (std::int64_t first = 0; first < shape.outer; first += kMostImages) {
+          const Tensor<T> part(element(x, x_stored, first * shape.axis * shape.inner), x_stored),
+              means(element(y, y_stored, first * shape.inner), y_stored);
+          const dim3 grid(static_cast<unsigned>((shape.inner + columns - 1) / columns),
+                          static_cast<unsigned>(std::min(kMostImages, shape.outer - first)), parts);
+          launch("launch of mean_stored_kernel",
+                 fours ? mean_stored_kernel<T, 4> : mean_stored_kernel<T, 1>, grid, kMeanThreads, 0,
+                 stream, parts, part, means, shape, runs_log2, overflow);
+        }
       },
       x_stored, y_stored);
 }

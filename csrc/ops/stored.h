@@ -25,8 +25,8 @@ inline const char* name_of(Stored stored) {
 inline int bytes_of(Stored stored) { return stored == Stored::float32 ? 4 : 2; }
 
 // Who is told that a finite number became an infinity on its way to memory, being past float16's
-// 65,504: `number` is written to the word at address `word`, which host and device reach. 0: no
-// one.
+// 65,504, or that a function of finite numbers is none: `number` is written to the word at address
+// `word`, which host and device reach. 0: no one.
 struct Overflow {
   std::uint64_t word;
   int number;

@@ -7,7 +7,7 @@ where other operators read them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import fields, replace
 
 import numpy as np
@@ -60,12 +60,15 @@ def channels_last(graph: Graph, shuffles: bool = False) -> Graph:
     return drop_identities(merge_shapes(drop_unused(_Layouts(graph, shuffles).rewritten())))
 
 
-def round_operands(graph: Graph, dtype: str) -> Graph:
+def round_operands(graph: Graph, dtype: str, whole: Collection[str] = ()) -> Graph:
     """Lets kernels round to ``dtype`` what convolutions, gates and linear layers multiply.
 
     In tf32 the first convolutions keep float32: see :data:`FIRST_PART`.
+
+    Args:
+        whole: nodes that keep float32.
     """
-    kept = _first_convolutions(graph) if dtype == "tf32" else set()
+    kept = {*whole, *(_first_convolutions(graph) if dtype == "tf32" else ())}
     nodes = [node for node in graph.nodes if type(node.op) in (Conv2dNhwc, Linear, SqueezeExcite)]
     return graph.replaced(
         nodes,
