@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import fake_cuda
 import numpy as np
 import pytest
 import tolerances
@@ -15,9 +16,8 @@ from onnx import helper
 from onnx_models import model, tensor
 
 from cnn_engine import Engine
+from cnn_engine.engine.kernels.kernel import first_computed
 from cnn_engine.graph.reference import reference
-
-pytestmark = pytest.mark.gpu
 
 DTYPES = ("float32", "tf32", "float16", "bfloat16")
 
@@ -192,6 +192,24 @@ NETWORKS = {
 }  # fmt: skip
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", NETWORKS)
+def test_what_is_read_early_is_constant(monkeypatch, name, dtype):
+    fake_cuda.install(monkeypatch, tensor_cores=True, stores=True)
+    network = Network()
+    NETWORKS[name](network)
+    with Engine(network.model(1), device="cuda", dtype=dtype) as engine:
+        placed = engine._plans.open().placed(1, False)
+    graph, ran = placed.graph, {}
+    for node in graph.nodes:
+        if kernel := placed.kernels.get(node.name):
+            assert first_computed(node, graph, kernel.early) is None, node.name
+            ran[node.name] = kernel.name
+    if name.startswith(("bias", "depthwise")) and "weights" not in name:
+        assert ran[network.nodes[-1].name] == "implicit_gemm"
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("batch", [1, 6])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", NETWORKS)
