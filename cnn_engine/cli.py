@@ -85,8 +85,18 @@ class _List(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         from .listing import text
 
-        print(text())
+        show(text())
         parser.exit()
+
+
+def show(text: object, file: TextIO | None = None, end: str = "\n") -> None:
+    """Prints a report or a message, to standard output unless ``file`` is given, at once.
+
+    All that commands print for people goes through here or :func:`print_error`: names, paths and messages of
+    models, data, compilers and system reach a terminal with control characters as escapes.
+    """
+    lines = "\n".join(map(printable, str(text).split("\n")))
+    print(lines, end=end, file=file or sys.stdout, flush=True)
 
 
 def print_error(message: object, kind: str = "error") -> None:
@@ -414,7 +424,7 @@ def _exit_code(main: Callable[[list[str] | None], int], arguments: list[str] | N
         return INPUT_AT_FAULT
     except KeyboardInterrupt as stop:
         if sys.stderr is not None:
-            print(": ".join(["interrupted", *map(str, stop.args)]), file=sys.stderr)
+            show(": ".join(["interrupted", *map(str, stop.args)]), sys.stderr)
         exec("")  # else Python ends by the signal in place of the code, where it came in an exec()
         return INTERRUPTED
 

@@ -198,13 +198,13 @@ def _main(arguments: list[str] | None) -> int:
     fault = False
     for finding in findings():
         fault = fault or finding.mark == FAULT
-        print(f"{finding.mark} {finding.subject:<16} {finding.text}")
+        cli.show(f"{finding.mark} {finding.subject:<16} {finding.text}")
         if finding.remedy:
-            print(f"   {'':<16} -> {finding.remedy}")
+            cli.show(f"   {'':<16} -> {finding.remedy}")
     if fault:
-        print("\nthe main job cannot run: see the lines marked !!")
+        cli.show("\nthe main job cannot run: see the lines marked !!")
         return cli.INPUT_AT_FAULT
-    print("\nthe main job can run: python -m cnn_engine.run")
+    cli.show("\nthe main job can run: python -m cnn_engine.run")
     return cli.DONE
 
 

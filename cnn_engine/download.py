@@ -62,7 +62,7 @@ def command(
         except KeyboardInterrupt:
             raise KeyboardInterrupt("the same command resumes the download") from None
         if not options.quiet:
-            print(f"{name}: {target}")
+            cli.show(f"{name}: {target}")
         return cli.DONE
 
     return cli.run(main, arguments)

@@ -56,3 +56,12 @@ def did_you_mean(found: object, choices: Iterable[str]) -> str:
         return f"; did you mean {other}{colon}{rest}?"
     near = difflib.get_close_matches(found.lower(), choices, 1, 0.7)
     return f"; did you mean {near[0]}?" if near else ""
+
+
+def printable(text: object) -> str:
+    """Returns ``text`` on one line: control characters and lone surrogates as escapes.
+
+    Paths, names and messages come from outside; in a report they must neither move the cursor, nor change the
+    order of what is read (bidirectional overrides), nor fail to encode.
+    """
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(text))

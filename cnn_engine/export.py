@@ -301,12 +301,12 @@ def _main(arguments: list[str] | None) -> int:
     difference, limit = check(module, shape, options.output, options.batch)
     graph = load(options.output, batch=options.batch)
     parameters = sum(array.size for array in graph.constants.values())
-    print(
+    cli.show(
         f"{options.output}: {name}, {len(graph.nodes)} nodes, {parameters / 1e6:.2f} million parameters, "
         f"images of {' x '.join(map(str, shape))}"
     )
     passed = difference <= limit
-    print(
+    cli.show(
         f"check: {'passed' if passed else 'FAILED'}: at most {difference:.1e} of the largest output from "
         f"PyTorch's (float64, limit {limit:.1e})"
     )

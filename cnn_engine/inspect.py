@@ -63,7 +63,7 @@ def _main(arguments: list[str] | None) -> int:
             content = report.unsupported_dict(options.model, error.nodes)
             write_text(options.json, report.dumps(content))
         if show:
-            print(report.unsupported_text(error.nodes), end="")
+            cli.show(report.unsupported_text(error.nodes), end="")
         raise
     found = inspection.inspect(graph, own_kernels(options.kernel))
     if options.json:
@@ -71,7 +71,7 @@ def _main(arguments: list[str] | None) -> int:
     if options.html:
         write_text(options.html, graph_page.render(found))
     if show:
-        print(report.text(found), end="")
+        cli.show(report.text(found), end="")
     return cli.DONE
 
 
@@ -87,7 +87,7 @@ def _directives(options: argparse.Namespace, show: bool) -> int:
     if options.html:
         write_text(options.html, openacc.page(found))
     if show:
-        print(openacc.text(found), end="")
+        cli.show(openacc.text(found), end="")
     return cli.DONE
 
 

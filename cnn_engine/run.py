@@ -216,9 +216,9 @@ def _main(arguments: list[str] | None) -> int:
             done = result.dataset.get("predicted_images", result.images_done)
             np.save(file, probabilities[:done])
     if not options.quiet and "-" not in outputs.values():
-        print(report.text.render(result, options.group_by, top))
+        cli.show(report.text.render(result, options.group_by, top))
         if result.profile is not None:
-            print(f"\n{profile_report.render(result.profile)}")
+            cli.show(f"\n{profile_report.render(result.profile)}")
     report.write(result, **outputs)
     if result.check is not None and not result.check.passed:
         cli.print_error(

@@ -89,7 +89,7 @@ def _main(arguments: list[str] | None) -> int:
         if not options.dry_run:
             carry_out(folder, plan)
     if not options.quiet:
-        print(_text(plan, options.dry_run))
+        cli.show(_text(plan, options.dry_run))
     return cli.DONE
 
 

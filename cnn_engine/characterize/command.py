@@ -161,7 +161,7 @@ def _main(arguments: list[str] | None) -> int:
     run.run()
     _finish(run, options.plot, device, load_average)
     if not options.quiet:
-        print(text.render(run.report))
+        cli.show(text.render(run.report))
     if run.report.interrupted:
         return cli.INTERRUPTED
     failed = [point for point in run.report.points if point.status == FAILED]
@@ -224,7 +224,7 @@ class _Run:
             self.report.save()
             for step in (self._time, self._profile):
                 if step == self._profile and not self.quiet:
-                    print("all passes are timed; now their inside", file=sys.stderr, flush=True)
+                    cli.show("all passes are timed; now their inside", sys.stderr)
                 for subject in self.subjects:
                     for point in self._of(subject):
                         step(subject, point)
@@ -294,7 +294,7 @@ class _Run:
 
     def _say(self, point: Point) -> None:
         if not self.quiet:
-            print(text.line(point), file=sys.stderr, flush=True)
+            cli.show(text.line(point), sys.stderr)
 
 
 def _describe(error: Exception) -> str:

@@ -166,7 +166,7 @@ def _main(arguments: list[str] | None) -> int:
     }
     texts = {name: documents[name]() for name, path in outputs.items() if path is not None}
     if not options.quiet and "-" not in outputs.values():
-        print(render(found, results))
+        cli.show(render(found, results))
     for name, document in texts.items():
         write_text(outputs[name], document)
     return _gate(found, options.fail_on, options.fail_on_layers)
@@ -449,14 +449,8 @@ def to_csv(found: Sequence[Comparison]) -> str:
                 "baseline_independent": row.baseline.independent, "other_samples": row.other.samples,
                 "other_independent": row.other.independent,
             }  # fmt: skip
-            writer.writerow({key: _cell(value) for key, value in cells.items()})
+            writer.writerow({key: report.csv.cell(value) for key, value in cells.items()})
     return document.getvalue()
-
-
-def _cell(value: object) -> object:
-    if isinstance(value, str):
-        return units.printable(value)
-    return "" if value is None or (isinstance(value, float) and math.isnan(value)) else value
 
 
 if __name__ == "__main__":

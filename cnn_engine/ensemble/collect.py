@@ -12,6 +12,7 @@ from typing import Any
 
 from ..errors import InputError, UnsupportedError, expected
 from ..io.files import atomic_write, describe_os_error, write_text
+from ..report.csv import cell
 from ..report.json import LARGEST_FILE
 from ..report.plotting import unavailable
 from .roles import DESIGNS
@@ -127,7 +128,7 @@ def as_csv(rows: Sequence[dict[str, Any]]) -> str:
     stream = io.StringIO(newline="")
     writer = csv.DictWriter(stream, COLUMNS)
     writer.writeheader()
-    writer.writerows(rows)
+    writer.writerows({key: cell(value) for key, value in row.items()} for row in rows)
     return stream.getvalue()
 
 

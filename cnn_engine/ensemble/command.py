@@ -171,10 +171,10 @@ def _main(arguments: list[str] | None) -> int:
     options = _options(arguments)
     if options.collect is not None:
         output = make_folder(options.output or options.collect, "--output")
-        print("\n".join(collect.collect(Path(options.collect), output)))
+        cli.show("\n".join(collect.collect(Path(options.collect), output)))
         return cli.DONE
     if options.dry_run:
-        print(_dry_run(options))
+        cli.show(_dry_run(options))
         return cli.DONE
     if launched_rank():
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - rank 0 speaks for all
@@ -448,7 +448,7 @@ class _Session:
                 report.document(self.plan, [self.run_of_rank.report], {**self._about(), **about}),
             )
         if fault is None and self.first:
-            print("interrupted", file=sys.stderr)
+            cli.show("interrupted", sys.stderr)
         if self.transport.size > 1:
             self.watchdog.leave(cli.INTERRUPTED)
         return watchdog.LOST if fault else cli.INTERRUPTED
@@ -490,4 +490,4 @@ class _Session:
         paths = {name: getattr(options, name) for name in ("json", "csv", "trace", "html")}
         outputs.write(document, reports, paths)
         if not options.quiet and "-" not in paths.values():
-            print(report.text(document), flush=True)
+            cli.show(report.text(document))

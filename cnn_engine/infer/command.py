@@ -465,7 +465,7 @@ class _Run:
         )
         document = found.to_dict()
         if not options.quiet and "-" not in (options.json, options.html):
-            print(summary.text(document))
+            cli.show(summary.text(document))
         if options.json is not None:
             write_text(options.json, json.dumps(document, indent=2) + "\n")
         if options.html is not None:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
-from ..errors import InputError
+from .. import cli
+from ..errors import InputError, printable
 from ..io.files import describe_os_error
 from ..report import units
 from . import packages
@@ -91,28 +92,28 @@ class Display:
             return
         self._last = now
         if not self._terminal:
-            print(state.line(), file=sys.stderr, flush=True)
+            cli.show(state.line(), sys.stderr)
             return
         if self._bar is None:
             from rich.console import Console
             from rich.progress import BarColumn, Progress, TextColumn
 
             self._bar = Progress(
-                BarColumn(30), TextColumn("{task.description}"), console=Console(stderr=True),
+                BarColumn(30), TextColumn("{task.description}", markup=False), console=Console(stderr=True),
                 auto_refresh=False, transient=True,
             )  # fmt: skip
             self._bar.start()
             self._task = self._bar.add_task("", total=1.0)
-        self._bar.update(self._task, completed=state.fraction, description=state.line())
+        self._bar.update(self._task, completed=state.fraction, description=printable(state.line()))
         self._bar.refresh()
 
     def note(self, text: str) -> None:
         """Says something that is to stay."""
         if not self._quiet:
             if self._bar is not None:
-                self._bar.console.print(text, markup=False, highlight=False)
+                self._bar.console.print(printable(text), markup=False, highlight=False)
             else:
-                print(text, file=sys.stderr, flush=True)
+                cli.show(text, sys.stderr)
 
     def stop(self) -> None:
         """Removes the bar."""

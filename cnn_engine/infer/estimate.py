@@ -66,7 +66,7 @@ def main(options: argparse.Namespace) -> int:
         measured, options.plan, options.nodes, options.hours, options.storage, options.image_bytes
     )
     if not options.quiet and options.json != "-":
-        print(render(found))
+        cli.show(render(found))
     if options.json is not None:
         write_text(options.json, json.dumps(found, indent=2) + "\n")
     return cli.DONE

@@ -21,6 +21,8 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
+from ..errors import printable
+
 #: What files with a digest begin with; a digest in hexadecimal and a newline follow.
 _HEAD = b"cnn_engine cache 1\n"
 _HEAD_BYTES = len(_HEAD) + 2 * hashlib.sha256().digest_size + 1
@@ -132,7 +134,9 @@ def _folder() -> Iterator[tuple[Path, int]]:
         descriptor = _open_folder(path)
     except OSError as error:
         if isinstance(error, Untrusted):
-            _say_once(f"cache: {path} is not used: {error.strerror}; a temporary folder stands in")
+            _say_once(
+                f"cache: {printable(path)} is not used: {error.strerror}; a temporary folder stands in"
+            )
         path = private()
         descriptor = _open_folder(path)
     try:

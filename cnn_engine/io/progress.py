@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from time import perf_counter
 
+from ..errors import printable
+
 DELAY_S = 1.0
 INTERVAL_S = 0.1
 
@@ -39,7 +41,7 @@ class Progress:
         if self._task is None:
             for task in self._bar.task_ids:
                 self._bar.remove_task(task)
-            self._task = self._bar.add_task(f"timing {self._what}", total=self._total)
+            self._task = self._bar.add_task(f"timing {printable(self._what)}", total=self._total)
         self._bar.update(self._task, completed=self._done)
         self._bar.refresh()
 
@@ -56,8 +58,8 @@ class Progress:
         from rich.progress import Progress as Bar
 
         bar = Bar(
-            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("images"),
-            TimeRemainingColumn(), console=Console(stderr=True),
+            TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(),
+            TextColumn("images"), TimeRemainingColumn(), console=Console(stderr=True),
             auto_refresh=False,  # no thread of its own beside what is timed
             transient=True,
         )  # fmt: skip

@@ -142,7 +142,7 @@ def _check(options: argparse.Namespace) -> int:
     if options.json:
         write_text(options.json, json.dumps(found.to_dict(), indent=1) + "\n")
     if show:
-        print(text.checked(found))
+        cli.show(text.checked(found))
     if found.fault is not None:
         cli.print_error(f"{options.file}: {found.fault}")
         return cli.CHECK_FAILED
@@ -186,7 +186,7 @@ def _rank(options: argparse.Namespace) -> int:
     if options.html:
         write_text(options.html, board.page(found))
     if show:
-        print(text.board(found))
+        cli.show(text.board(found))
     return cli.DONE if any(e.fault is None for e in entries) else cli.CHECK_FAILED
 
 

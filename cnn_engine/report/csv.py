@@ -104,9 +104,13 @@ def render(result: Result) -> str:
 
 
 def cell(value: object) -> object:
-    """Returns what stands for ``value`` in a cell, which is empty for what is not known."""
+    """Returns what stands for ``value`` in a cell, which is empty for what is not known.
+
+    Text that a spreadsheet would take for a formula begins with an apostrophe (OWASP, "CSV Injection").
+    """
     if isinstance(value, str):
-        return printable(value)
+        text = printable(value)
+        return f"'{text}" if value.startswith(("=", "+", "-", "@", "\t", "\r", "\n")) else text
     if isinstance(value, bool):
         return "yes" if value else "no"
     if value is None or (isinstance(value, float) and not math.isfinite(value)):

@@ -8,6 +8,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from ..errors import printable as printable  # where reports look for it
+
 UNKNOWN = "-"
 
 _DIGITS = 4
@@ -92,11 +94,3 @@ def giga_per_second(amount: float, seconds: float | None) -> str:
     """Returns GFLOP/s of FLOPs, or GB/s of bytes, without the unit."""
     rate = per_second(amount, seconds)
     return number(rate and rate / 1e9)
-
-
-def printable(text: object) -> str:
-    """Returns ``text`` on one line: control characters and lone surrogates as escapes.
-
-    Paths and names come from outside; in a report they must neither move the cursor nor fail to encode.
-    """
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(text))

@@ -148,7 +148,7 @@ def _main(arguments: list[str] | None) -> int:
         code = _measure(options, models, modes, output)
     if asked is not None and code == cli.DONE:
         found = analysis.predict(output, names or None, modes, asked)
-        print(text.predictions(found, options.quiet))
+        cli.show(text.predictions(found, options.quiet))
     return code
 
 
@@ -197,7 +197,7 @@ def _measure(
             _measure_all(device, section, list(zip(wanted, raws, strict=True)), settings, options)
     except KeyboardInterrupt:
         interrupted = True
-        print("interrupted; writing what was measured", file=sys.stderr)
+        cli.show("interrupted; writing what was measured", sys.stderr)
     except TransferMismatch as error:
         cli.print_error(error)
         return cli.CHECK_FAILED
@@ -344,6 +344,6 @@ def _write(analyses: list[Analysis], options: argparse.Namespace, output: Path) 
         if options.plot and reason is None and one.line is not None:
             plot.draw(one, folder / f"{analysis.PLOT}{one.mode.suffix}.png")
         if not options.quiet:
-            print(f"{text.render(one)}\n  {'files':<12}: {folder}\n", flush=True)
+            cli.show(f"{text.render(one)}\n  {'files':<12}: {folder}\n")
     if reason and not options.quiet:
-        print(reason, file=sys.stderr)
+        cli.show(reason, sys.stderr)

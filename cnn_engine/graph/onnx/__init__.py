@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ...errors import InputError, UnsupportedError
+from ...errors import InputError, UnsupportedError, printable
 from ..graph import Graph
 from ..graph import Value as _Value
 from . import model as protobuf
@@ -70,7 +70,7 @@ def load(
 
 def _one_line(message: str) -> str:
     """Returns ``message`` with what would break the line written as escapes: names come from the file."""
-    line = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in message)
+    line = printable(message)
     return line if len(line) <= LONGEST_MESSAGE else f"{line[:LONGEST_MESSAGE]}..."
 
 
