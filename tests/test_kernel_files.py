@@ -275,6 +275,20 @@ def test_command_new(tmp_path, capsys):
     path = tmp_path / "a.cpp"
     assert command.main(["new", "softmax", "--device", "cpu", "--output", str(path)]) == 0
     assert source.read(path).contract.op == "softmax"
+    path.write_text("edited")
+    capsys.readouterr()
+    assert command.main(["new", "softmax", "--device", "cpu", "--output", str(path)]) == 2
+    error = capsys.readouterr().err
+    assert (
+        error
+        == f"error: --output: expected a name that is free, or --force to replace the file, found {path}\n"
+    )
+    assert path.read_text() == "edited"
+    dangling = tmp_path / "b.cpp"
+    dangling.symlink_to(tmp_path / "nowhere")
+    assert command.main(["new", "softmax", "--device", "cpu", "--output", str(dangling)]) == 2
+    assert command.main(["new", "relu", "--device", "cpu", "--output", str(path), "--force"]) == 0
+    assert source.read(path).contract.op == "relu"
     assert command.main(["new", "conv9d"]) == 2
     assert command.main(["new", "linear", "--output", str(tmp_path)]) == 2
 

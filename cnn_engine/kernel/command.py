@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shlex
 import sys
 
@@ -38,7 +39,10 @@ def parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     new.add_argument("operator", help=", ".join(CONTRACTS))
     new.add_argument("--device", default="cuda", choices=("cuda", "cpu"), help="default: cuda")
-    new.add_argument("--output", metavar="FILE", help="write it there (default: standard output)")
+    new.add_argument(
+        "--output", metavar="FILE", help="write it there, where there is none (default: standard output)"
+    )  # fmt: skip
+    new.add_argument("--force", action="store_true", help="replace the file that --output names")
     checks = commands.add_parser(
         "check", help="compare it with the float64 reference over a grid of shapes, and time it",
         description="Compares a kernel with the float64 reference over a grid of shapes, in a process of its "
@@ -127,6 +131,10 @@ def _new(options: argparse.Namespace) -> int:
         print(content, end="")
     else:
         cli.check_outputs({"--output": options.output})
+        if os.path.lexists(options.output) and not options.force:
+            raise expected(
+                "--output", "a name that is free, or --force to replace the file", options.output
+            )
         write_text(options.output, content)
     return cli.DONE
 
