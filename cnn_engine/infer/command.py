@@ -440,7 +440,7 @@ class _Run:
                 for aside in supervisor.set_aside
             ],
             records=[record for _, record in sorted(supervisor.done.items())],
-            ended=supervisor.ended,
+            paces=supervisor.paces,
             input_bytes=sum(s.bytes for s in todo if s.index in supervisor.done),
             counts=supervisor.counts,
             trial=self._trial,

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any
 
-import numpy as np
-
 from ..measure import environment, statistics
 from ..report import text as text_report
 from ..report import units
@@ -46,7 +44,7 @@ class Summary:
     done: int
     set_aside: list[dict[str, str]]
     records: list[Record]
-    ended: list[tuple[float, int]]
+    paces: list[tuple[float, int]]
     input_bytes: int
     counts: Counts
     trial: dict[str, list[dict[str, Any]]]
@@ -121,7 +119,7 @@ class Summary:
             "planning_s": self.planning_s,
             "working_s": self.working_s,
             "images_per_s": rate,
-            "images_per_s_interval": rate_interval(rate, self.ended),
+            "images_per_s_interval": rate_interval(rate, self.paces),
             "late_s": self.counts.late_s,
             "cpu_s": self.counts.cpu_s,
             "peak_bytes_a_worker": self.counts.peak_bytes,
@@ -140,30 +138,20 @@ def _first(names: Iterable[tuple[str, ...]]) -> list[str]:
     return list(islice(chain.from_iterable(names), NAMED))
 
 
-#: Stretches of a run, of about equally many shards, whose rates tell how much the run's is off by chance.
-STRETCHES = 20
-
-
-def rate_interval(rate: float | None, ended: list[tuple[float, int]]) -> list[float] | None:
+def rate_interval(rate: float | None, paces: list[tuple[float, int]]) -> list[float] | None:
     """Returns what ``rate``, images/s of a whole run, holds the true one between with 95 % confidence.
 
     Args:
-        ended: when each shard was done, in seconds, and its images; fewer than
-            :data:`~cnn_engine.measure.statistics.FEWEST` shards give no interval.
+        paces: of each shard, in the order in which they were done, the seconds that its worker took for
+            it, and its images; fewer than :data:`~cnn_engine.measure.statistics.FEWEST` give no interval.
     """
-    if rate is None or len(ended) < statistics.FEWEST:
+    an_image = [seconds / images for seconds, images in paces if images]
+    if rate is None or not an_image:
         return None
-    ended = sorted(ended)
-    bounds = np.linspace(0, len(ended), min(len(ended), STRETCHES) + 1).astype(int)
-    ends = np.array([0.0, *(ended[end - 1][0] for end in bounds[1:])])
-    images = np.diff(np.cumsum([0, *(count for _, count in ended)])[bounds])
-    seconds = np.diff(ends)
-    if not (images > 0).all() or not (seconds > 0).all():
-        return None
-    found = statistics.mean(seconds / images)
-    if not found.known:
-        return None
-    return [rate * found.value / found.high, rate * found.value / found.low]
+    found = statistics.mean(an_image)
+    return (
+        [rate * found.value / found.high, rate * found.value / found.low] if found.known else None
+    )
 
 
 def ceilings_of(measured: dict[str, list[dict[str, Any]]], cores: int) -> dict[str, dict[str, Any]]:

@@ -114,6 +114,7 @@ class _State:
     heard: float = field(default_factory=monotonic)
     opened: bool = False
     killed: float | None = None
+    last: float = 0.0  # when it had computed a shard, or was ready
 
 
 class Supervisor:
@@ -125,14 +126,16 @@ class Supervisor:
         run: what tells this run's files from another's.
 
     Attributes:
-        ended: when each shard was done, in seconds from the first on, and its images that are not bad.
+        paces: of each shard that is done, the seconds from when its worker had computed the one before until
+            it had computed this one, and its images that are not bad.
     """
 
     def __init__(self, pool: Pool, workers: int) -> None:
         self.pool, self.workers = pool, workers
         self.done: dict[int, Record] = {}
         self.set_aside: list[SetAside] = []
-        self.ended: list[tuple[float, int]] = []
+        self.paces: list[tuple[float, int]] = []
+        self._computed_s: dict[int, float] = {}
         self.counts = Counts()
         self.stall_s, self.silent_s, self.grace_s = STALL_S, SILENT_S, GRACE_S
         self._states: dict[int, _State] = {}
@@ -279,6 +282,7 @@ class Supervisor:
         self._failed_starts = 0
         state = self._states[worker]
         state.ready, state.moved = True, monotonic()
+        state.last = state.moved
         if hasattr(self, "_opening"):
             self._open(worker)
 
@@ -298,7 +302,10 @@ class Supervisor:
         self._states[worker].moved = monotonic()
 
     def _on_computed(self, worker: int, event: Event) -> None:
-        self._states[worker].computed.add(event["shard"])
+        state, now = self._states[worker], monotonic()
+        state.computed.add(event["shard"])
+        self._computed_s[event["shard"]] = now - max(state.last, self._begin)
+        state.last = now
 
     def _on_done(self, worker: int, event: Event) -> None:
         index = event["shard"]
@@ -310,7 +317,8 @@ class Supervisor:
         record = Record.of(event, event["bytes"])
         self._folder.record(self._run, self._shards[index], record, self._hellos[worker]["host"])
         self.done[index] = record
-        self.ended.append((monotonic() - self._begin, record.rows - record.errors))
+        if index in self._computed_s:
+            self.paces.append((self._computed_s[index], record.rows - record.errors))
 
     def _on_failed(self, worker: int, event: Event) -> None:
         index, kind, message = event["shard"], event["kind"], event["message"]
