@@ -47,6 +47,11 @@ WARNED = 0.9
 #: (tool, noise, samples) -> why a row keeps no promise, which the pages say: noise that outlasts what was
 #: measured cannot be seen in it.
 LIMITS = {
+    (
+        "compare",
+        "two speeds",
+        "30",
+    ): "30 passes may all be of one speed; 9 of 10 pairs have a warning",
     ("run, when it stops", "two speeds", "passes of 20.00 ms"): "25 passes may all be of one speed",
     (
         "transfer",
@@ -480,9 +485,11 @@ def _main(arguments: list[str] | None) -> int:
     )
     record.add_options(parser, "json", "markdown")
     options: Namespace = parser.parse_args(arguments)
+    where = environment.describe(CpuDevice())
     whole = record.Record(
         "truth", options, arguments,
-        environment=environment.describe(CpuDevice()), trials=options.trials, rows=[],
+        environment={key: where[key] for key in ("cpu", "versions", "commit")},
+        trials=options.trials, rows=[],
     )  # fmt: skip
     found = []
     for row in rows(options.trials, options.tool):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 
@@ -279,6 +280,7 @@ def test_runs_that_differ_are_seldom_told_apart(runs, spread, rng):
 def test_a_run_given_twice_is_one_run():
     found = comparison.compare(made(), made(seed=9), repeats=[made(), *[made(seed=1)] * 4])
     assert found.runs == 2
+    assert json.loads(compare.to_json([found]))["comparisons"][0]["runs"] == 2
     assert any("4 results with the same samples" in warning for warning in found.warnings)
     assert {row.verdict for row in found.steps} == {CANNOT_TELL}
 

@@ -86,7 +86,7 @@ def parser() -> argparse.ArgumentParser:
         default=[],
         metavar="A2.json",
         help="another run of A.json; four and more of them let runs be judged by how runs differ, and layers "
-        "and copies be judged at all (needs SciPy: the extra lab)",
+        "and copies be judged at all",
     )
     p.add_argument(
         "--fail-on",
@@ -414,6 +414,7 @@ def to_json(found: Sequence[Comparison]) -> str:
             {
                 "other": compared.other,
                 "per": compared.per,
+                "runs": compared.runs,
                 "verdict": CANNOT_TELL if compared.whole is None else compared.whole.verdict,
                 "differences": [
                     {"what": what, "baseline": first, "other": second}

@@ -317,7 +317,6 @@ def _special() -> ModuleType:
         from scipy import special
     except ImportError as error:
         raise UnsupportedError(
-            "intervals from several runs: expected the package scipy, found none; "
-            "pip install 'cnn-engine[lab]'"
+            "intervals from several runs: expected the package scipy, found none; pip install scipy"
         ) from error
     return special
