@@ -64,6 +64,8 @@ def _numbers_of(node: Node, graph: Graph) -> Iterator[tuple[float, Mapping[str, 
         if name not in graph.constants or not (weights or isinstance(op, Binary)):
             continue
         array = graph.constants[name]
+        if array.dtype.kind != "f":
+            continue
         yield _largest(array), NOTHING if weights and place not in weights else SHORT
         if not weights:
             yield _smallest(array), NOTHING
