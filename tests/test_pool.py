@@ -1,9 +1,13 @@
-"""Plans that wait for their next pass: how many are kept, without an engine and without memory."""
+"""Plans that wait for their next pass: how many are kept, and which are used again."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
+from graphs import resnet
 
+from cnn_engine import Engine
+from cnn_engine.engine.plan import Plan
 from cnn_engine.engine.pool import KEPT_SHELVES, PlanPool
 from cnn_engine.errors import InputError
 
@@ -56,6 +60,18 @@ def test_a_plan_larger_than_all_that_is_kept_waits_alone():
     assert pool.nbytes == 9000
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_plans_of_all_sizes_together_keep_to_the_bytes(seed):
+    """But for the plan of the last call, when that alone is larger."""
+    sizes, pool = (
+        np.random.default_rng(seed).integers(1, 6000, 200).tolist(),
+        PlanPool(kept_bytes=4000),
+    )
+    for size in sizes:
+        pool.run(size, lambda size=size: FakePlan(size), 0, 0)
+        assert pool.nbytes <= max(4000, size)
+
+
 def test_a_plan_whose_pass_failed_does_not_wait():
     pool = PlanPool()
 
@@ -67,6 +83,35 @@ def test_a_plan_whose_pass_failed_does_not_wait():
     assert pool.nbytes == 0
     pool.run("key", lambda: FakePlan(1000), 0, 0)
     assert pool.nbytes == 1000
+
+
+@pytest.mark.parametrize("call", ["predict", "run"])
+@pytest.mark.parametrize("where", ["bind", "run"])
+def test_a_plan_is_not_used_again_after_a_pass_that_failed(monkeypatch, call, where):
+    """Threads of the failed pass may still write its memory; the next call has a plan of its own."""
+    graph = resnet((1,), (1, 3, 16, 16), width=4)
+    images = np.ones((2, 3, 16, 16), np.float32)
+    used, real = [], getattr(Plan, where)
+
+    def failing(plan, *arguments):
+        used.append(plan)
+        if len(used) == 2:
+            raise RuntimeError("as it must")
+        return real(plan, *arguments)
+
+    with Engine(graph, device="cpu", threads=1) as engine:
+        run = engine.predict if call == "predict" else lambda x: engine.run({"images": x})
+        monkeypatch.setattr(Plan, where, failing)
+        wanted = run(images)
+        with pytest.raises(RuntimeError, match="as it must"):
+            run(images)
+        assert used[1] is used[0]
+        found = run(images)
+        assert used[2] is not used[1]
+        np.testing.assert_equal(found, wanted)
+        run(images)
+        assert used[3] is used[2]
+        assert engine._plans.pool.nbytes == sum(used[2].nbytes.values())
 
 
 def test_memory_is_looked_for_among_idle_plans_before_a_call_is_refused():

@@ -8,6 +8,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+import graphs
 import numpy as np
 import pytest
 import tolerances
@@ -15,6 +16,7 @@ from test_engine import CELLS, NETWORK, ODD_NETWORKS, VARIANTS, engine, pixels
 
 from cnn_engine import (
     Conv2d,
+    Engine,
     InputError,
     Linear,
     MaxPool2d,
@@ -335,14 +337,14 @@ def test_memory_kept_for_many_sizes_of_batch_is_bounded(monkeypatch, rng):
         tolerances.assert_close(e.predict(images), wanted, tolerances.PROBABILITY)
 
 
+def resident() -> int:
+    with open("/proc/self/statm", encoding="ascii") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
 def test_resident_memory_stays_bounded_over_many_sizes_of_batch(rng):
     """What the process holds, not what is counted: all sizes together would hold about 1.5 GB."""
     images = pixels(rng, 120, WIDE.input_shape)
-
-    def resident() -> int:
-        with open("/proc/self/statm", encoding="ascii") as file:
-            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
     with engine(WIDE, variant="pad") as e:
         e.predict(images)
         before = resident()
@@ -350,6 +352,22 @@ def test_resident_memory_stays_bounded_over_many_sizes_of_batch(rng):
             e.predict(images[:count])
         assert resident() - before < pool.KEPT_BYTES + (64 << 20)
         assert e._plans.pool.nbytes > pool.KEPT_BYTES // 2
+
+
+def test_resident_memory_stays_bounded_over_sizes_in_any_order(rng):
+    """The memory of a plan that is dropped goes back, whatever was taken before and after it."""
+    graph = graphs.resnet((1,), (1, 3, 64, 64), width=16, bottleneck=False)
+    images, kept = np.zeros((80, 3, 64, 64), np.float32), 32 << 20
+    with Engine(graph, device="cpu", threads=1) as e:
+        e.run({"images": images[:1]})
+        e._plans.pool.kept_bytes = kept
+        before, most = resident(), 0
+        for count in rng.integers(1, 81, 150):
+            e.run({"images": images[:count]})
+            last = list(e._plans.pool._shelves.values())[-1].nbytes
+            assert e._plans.pool.nbytes <= max(kept, last)
+            most = max(most, resident() - before)
+        assert most < kept + (24 << 20)
 
 
 def test_a_larger_batch_takes_the_memory_that_idle_plans_hold(monkeypatch, rng):

@@ -27,10 +27,10 @@ def _map(nbytes: int) -> np.ndarray:
         memory = mmap.mmap(-1, nbytes + PAGE, **({"flags": private} if private else {}))
     except OSError as error:
         raise MemoryError(f"{nbytes} bytes: {error}") from None
-    with suppress(AttributeError, OSError):  # other systems, or a kernel without them
-        memory.madvise(mmap.MADV_HUGEPAGE)
     array = np.frombuffer(memory, np.uint8)
-    start = -array.__array_interface__["data"][0] % PAGE
+    start, whole = -array.__array_interface__["data"][0] % PAGE, nbytes // PAGE * PAGE
+    with suppress(AttributeError, OSError, ValueError):  # other systems, or a kernel without them
+        memory.madvise(mmap.MADV_HUGEPAGE, start, whole)  # a part of one would take all of it
     return array[start : start + nbytes]
 
 
@@ -72,7 +72,7 @@ class CpuDevice:
         return int(values["MemAvailable"].split()[0]) * 1024
 
     def allocate(self, nbytes: int) -> Buffer:
-        """Returns ``nbytes`` of memory."""
+        """Returns ``nbytes`` of memory: of a piece, which the system has back when all of it is let go of."""
         if nbytes < MAPPED:
             array = np.empty(nbytes + ALIGNMENT, np.uint8)
             array = array[-array.__array_interface__["data"][0] % ALIGNMENT :][:nbytes]
@@ -82,6 +82,13 @@ class CpuDevice:
                 if size > self._left.size:
                     self._left = _map(max(PIECE, -(-size // PAGE) * PAGE))
                 array, self._left = self._left[:nbytes], self._left[size:]
+        return Buffer(array.__array_interface__["data"][0], nbytes, array)
+
+    def allocate_alone(self, nbytes: int) -> Buffer:
+        """Returns ``nbytes`` of memory that goes back to the system by itself when it is let go of."""
+        if nbytes < MAPPED:
+            return self.allocate(nbytes)
+        array = _map(nbytes)
         return Buffer(array.__array_interface__["data"][0], nbytes, array)
 
     def upload(self, array: np.ndarray) -> Buffer:

@@ -227,7 +227,7 @@ def _build(program: Program, batch: int, first: Placed, second: Placed) -> Plan:
     count = threads if threads > 1 else 0
     sizes = {"cpu": part.nbytes + rest.nbytes + between.nbytes + count * alone.nbytes}
     check_fits(program.placement, sizes, batch)
-    memory = CpuDevice().allocate(between.nbytes)
+    memory = CpuDevice().allocate_alone(between.nbytes)
     kept: list[Any] = [memory, program]
 
     def of(index: int) -> Callable[[Any], Any]:

@@ -128,11 +128,11 @@ def check_fits(placement: Placement, sizes: Mapping[str, int], batch: int) -> No
 
 
 def allocate(placement: Placement, planned: MemoryPlan) -> dict[str, Buffer]:
-    """Returns the arenas of a plan."""
+    """Returns the arenas of a plan, which live as long as that."""
     device = placement.device
     allocators = {
-        "cpu": CpuDevice().allocate,
         device.kind: device.allocate,
+        "cpu": CpuDevice().allocate_alone,
         "managed": getattr(device, "allocate_managed", None),
     }
     return {arena: allocators[arena](nbytes) for arena, nbytes in planned.sizes.items()}

@@ -93,11 +93,14 @@ class Plans:
         """
         key = self._host_key(batch, pixels, pinned)
         if key not in self._lent:
-            while sum(plan_bytes(plan) for _, plan in self._lent.values()) > KEPT_BYTES:
+            self._lent[key] = self.pool.take(key, lambda: self._build(key))
+            while len(self._lent) > 1 and self._lent_bytes() > KEPT_BYTES:
                 shelf, _ = self._lent.pop(next(iter(self._lent)))
                 shelf.made -= 1  # whoever still has the plan keeps its memory
-            self._lent[key] = self.pool.take(key, lambda: self._build(key))
         return self._lent[key][1]
+
+    def _lent_bytes(self) -> int:
+        return sum(plan_bytes(plan) for _, plan in self._lent.values())
 
     def _host_key(self, batch: int, pixels: bool, pinned: tuple[bool, bool]) -> tuple:
         return "host", batch, pixels, pinned

@@ -142,8 +142,7 @@ class PlanPool:
             shelf.nbytes = plan_bytes(plan)
             shelf.most = max(1, self.kept_bytes // max(shelf.nbytes, 1))
             shelf.made += 1
-            # A loop over two sizes, the last batch being smaller, is not to build at every turn.
-            self._clear_until(max(self.kept_bytes, 2 * shelf.nbytes), shelf)
+            self._clear_until(max(self.kept_bytes, shelf.nbytes), shelf)
             return shelf, plan
 
     def close(self) -> None:
