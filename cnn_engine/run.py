@@ -100,8 +100,8 @@ def parser() -> argparse.ArgumentParser:
     until.add_argument(
         "--iterations",
         type=count(1, 10**9),
-        help="times over all images (default: until the median pass is known within 1 %%, for at most "
-        f"{timing.CAP_S:g} seconds)",
+        help="times over all images (default: until the median pass of this run is known within 1 %%, for at "
+        f"most {timing.CAP_S:g} seconds)",
     )
     until.add_argument(
         "--duration",

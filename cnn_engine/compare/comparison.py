@@ -410,7 +410,8 @@ def judge_family(
     By S. Holm, "A simple sequentially rejective multiple test procedure", Scandinavian Journal of Statistics
     6, 1979: of m rows the clearest needs a confidence of 1 - 5 % / m, the next one 1 - 5 % / (m - 1), and so
     on until one falls short. Where any run of the baseline is further from its other runs than that, on any
-    layer, so much is needed of the new run too: the noise has longer tails than a normal distribution.
+    layer and in standard errors, the new run has to be further off than it: the noise has longer tails than a
+    normal distribution.
     """
     left = []
     for row, prediction in rows:
@@ -421,12 +422,12 @@ def judge_family(
             row.judged = ANYWHERE
         else:
             left.append((row, prediction))
-    furthest = min((prediction.furthest for _, prediction in left), default=1.0)
+    furthest = max((prediction.furthest for _, prediction in left), default=0.0)
     while left:
-        confidence = 1 - min((1 - statistics.CONFIDENCE) / len(left), furthest)
+        confidence = 1 - (1 - statistics.CONFIDENCE) / len(left)
         told = []
         for row, prediction in left:
-            reach = prediction.reach(confidence) - prediction.reach()
+            reach = prediction.reach(confidence, furthest) - prediction.reach()
             row.judged = (
                 row.ratio.low * math.exp(-reach),
                 row.ratio.high * math.exp(min(reach, 700.0)),

@@ -517,7 +517,7 @@ class Engine:
             warmup: passes before the first that counts.
             iterations: how often all images are run in the run that times whole passes.
             duration_s: instead of ``iterations``, repeat until so many seconds have passed. With neither,
-                repeat until the median is known within 1 %, for at most five seconds.
+                repeat until the median of this run is known within 1 %, for at most five seconds.
             percentiles: of the latency, from 0 to 100.
             check: whether to compare with the float64 reference first. When that fails, nothing is timed.
             probabilities: float32 [N, classes], filled with the result; None: not kept. There may be rows for

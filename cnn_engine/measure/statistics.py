@@ -189,22 +189,28 @@ class Prediction:
         centre: the geometric mean of the runs' values.
         error: the standard error of the logarithm of one more run's value.
         freedom: of Student's distribution.
-        furthest: how seldom one of them is as far from the others as the furthest is, were they normal; 1 of
-            fewer than three.
+        furthest: how many standard errors the run that is furthest from the others is from where these
+            predict it; 0 for fewer than three runs.
     """
 
     centre: float
     error: float
     freedom: int
-    furthest: float = 1.0
+    furthest: float = 0.0
 
-    def reach(self, confidence: float = CONFIDENCE) -> float:
+    def reach(self, confidence: float = CONFIDENCE, least: float = 0.0) -> float:
         """Returns how far the logarithm of one more run's value is from the centre's at most.
+
+        Args:
+            confidence: that it is no further.
+            least: standard errors that it may always be off.
 
         Raises:
             UnsupportedError: SciPy is not installed.
         """
-        return self.error * float(_special().stdtrit(self.freedom, (1 + confidence) / 2))
+        return self.error * max(
+            float(_special().stdtrit(self.freedom, (1 + confidence) / 2)), least
+        )
 
     def ratio(self, new: Estimate, within: Estimate, confidence: float = CONFIDENCE) -> Estimate:
         """Returns the ratio of ``new`` to the centre.
@@ -240,15 +246,14 @@ def predict(runs: Sequence[float]) -> Prediction | None:
 
 
 def _furthest(values: np.ndarray) -> float:
-    """Returns Student's two-sided chance of the value that is furthest from the prediction by the others."""
+    """Returns how many standard errors the furthest value is from where the others predict it."""
     count = len(values)
     if count < 3 or not np.ptp(values) > 0:
-        return 1.0
+        return 0.0
     others = np.array([np.delete(values, index) for index in range(count)])
     errors = others.std(axis=1, ddof=1) * math.sqrt(1 + 1 / (count - 1))
     off = np.abs(values - others.mean(axis=1))
-    with np.errstate(divide="ignore"):
-        return float(2 * _special().stdtr(count - 2, -(off / errors).max()))
+    return float((off / np.maximum(errors, ROUNDING)).max())
 
 
 def autocorrelation_time(series: Sequence[float]) -> float:

@@ -433,7 +433,7 @@ def _latency(result: Result) -> dict[str, str]:
     stop = result.stop
     if stop is not None and stop.interval_ms is not None:
         ends = " to ".join(units.seconds(end / 1e3) for end in stop.interval_ms)
-        rows["median, 95 % interval"] = ends
+        rows["median, 95 % interval within this run"] = ends
     rows["samples"] = units.count(result.latency.count)
     if stop is not None:
         rows["ended because"] = stop.reason
