@@ -16,11 +16,11 @@ from cnn_engine.engine import kernels, storage
 from cnn_engine.engine.kernels import channels_last_cuda
 from cnn_engine.errors import UnsupportedError
 from cnn_engine.graph.graph import Graph, Node, Value
-from cnn_engine.operators.binary import Add, Max, Mul
+from cnn_engine.operators.binary import Add, Div, Max, Mul, Pow, Sub
 from cnn_engine.operators.reduce import ReduceMean
 from cnn_engine.operators.shaping import Concat
 from cnn_engine.operators.softmax import Softmax
-from cnn_engine.operators.unary import Clip, LeakyRelu, Log, Relu, Sigmoid
+from cnn_engine.operators.unary import Clip, LeakyRelu, Log, Relu, Sigmoid, Sqrt
 
 
 @pytest.fixture
@@ -209,6 +209,29 @@ def test_constants_that_a_type_does_not_hold_are_computed_with_in_float32(
         notes = engine.plan(1, np.dtype(np.float32)).stand_ins
         assert held == (node.name not in notes)
         assert held or f"{dtype} does not hold its constant" in notes[node.name]
+
+
+def test_a_norm_that_is_many_nodes_keeps_squares_and_roots_in_float32(fake):
+    """As exporters write LayerNorm: what is normalised stays in 16 bits."""
+    b = Builder((1, 8, 8, 8))
+    for name, value in (("two", 2.0), ("epsilon", 1e-12), ("one", 1.0)):
+        b.constants[name], b.shapes[name] = np.full((1, 1, 1, 1), value, np.float32), (1, 1, 1, 1)
+    x = b.conv("images", 8, 1)
+    apart = b.add(Sub(), x, b.add(ReduceMean((1,)), x))
+    square = b.add(Pow(), apart, "two")
+    mean = b.add(ReduceMean((1,)), square)
+    kept = b.add(Add(), mean, "epsilon")
+    root = b.add(Sqrt(), kept)
+    factor = b.add(Div(), "one", root)
+    made = b.add(Mul(), apart, factor)
+    with Engine(b.graph(b.conv(made, 8, 1)), device="cuda", dtype="float16") as engine:
+        graph = engine._plans.open().placed(1, False).graph
+        found = engine._plans.open().in_float32
+    assert set(found) == {square, mean, kept, root, factor}
+    assert "with " + kept in found[square]
+    stored = {node.op.kind: graph.values[node.outputs[0]].stored for node in graph.nodes}
+    assert stored["mul"] == "float16"
+    assert {stored[kind] for kind in ("pow", "add", "sqrt", "div")} == {""}
 
 
 def test_numbers_of_functions_and_lost_weights_are_looked_at(fake):

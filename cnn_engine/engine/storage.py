@@ -18,11 +18,12 @@ from .. import _cpu
 from ..errors import UnsupportedError
 from ..graph.graph import Graph, Node
 from ..locks import ForkSafeLock
-from ..operators.binary import Binary
+from ..operators.binary import Add, Binary, Div, Mul, Pow, Sub
 from ..operators.channels_last import Conv2dNhwc
 from ..operators.linear import Linear
+from ..operators.reduce import Reduce, ReduceL2, ReduceSumSquare
 from ..operators.squeeze_excite import SqueezeExcite
-from ..operators.unary import Clip, Unary
+from ..operators.unary import Clip, Reciprocal, Sqrt, Unary
 from . import kernels
 from .kernels.channels_last_cuda import FLOAT16, HALVES
 
@@ -44,16 +45,50 @@ def not_held(graph: Graph, dtype: str) -> dict[str, str]:
     """Returns the nodes whose constants ``dtype`` has no room for, and what is to be said of each.
 
     They are to run in float32, with all that they read and write: a sum whose 1e-10 keeps a logarithm or a
-    division from 0 means numbers that ``dtype`` does not have. Of weights the largest count: what the others
-    lose, rounding has cost more of. Limits that clip nothing are no numbers.
+    division from 0 means numbers that ``dtype`` does not have. So do the squares that it is added to, and
+    roots and reciprocals of it. Of weights the largest count: what others lose, rounding has cost more of.
+    Limits that clip nothing are no numbers.
     """
     found: dict[str, str] = {}
     for node in graph.nodes:
         for number, vanishes in _numbers_of(node, graph):
             if number >= PAST[dtype] or 0 < number < vanishes[dtype]:
                 found[node.name] = f"in float32: {dtype} does not hold its constant {number:g}"
+                if number < 1 and type(node.op) not in _WEIGHTS:
+                    with_it = f"in float32 with {node.name}, whose constant {number:g} {dtype} does not hold"
+                    for other in (*_squares_in(node, graph), *_roots_of(node, graph)):
+                        found.setdefault(other.name, with_it)
                 break
     return found
+
+
+def _squares_in(node: Node, graph: Graph) -> list[Node]:
+    """Returns the squares that a node reads, and the sums of squares by which it does."""
+    known: dict[str | None, list[Node]] = {}
+
+    def by(name: str | None) -> list[Node]:
+        if name not in known:
+            known[name], maker = [], graph.producers.get(name)
+            op = None if maker is None else maker.op
+            if isinstance(op, Add | Sub | Reduce):
+                found = [one for given in maker.inputs for one in by(given)]
+                known[name] = [maker, *found] if found else []
+            squares = isinstance(op, ReduceL2 | ReduceSumSquare)
+            squares |= isinstance(op, Mul) and len(set(maker.inputs)) == 1
+            if squares or (isinstance(op, Pow) and maker.inputs[1] in graph.constants):
+                known[name] = [maker]
+        return known[name]
+
+    return [one for given in node.inputs for one in by(given)]
+
+
+def _roots_of(node: Node, graph: Graph) -> Iterator[Node]:
+    """Yields the roots and reciprocals of what a node makes, and those of these."""
+    for user in graph.consumers[node.outputs[0]]:
+        divides = isinstance(user.op, Div) and user.inputs[0] in graph.constants
+        if divides or isinstance(user.op, Sqrt | Reciprocal):
+            yield user
+            yield from _roots_of(user, graph)
 
 
 def _numbers_of(node: Node, graph: Graph) -> Iterator[tuple[float, Mapping[str, float]]]:
