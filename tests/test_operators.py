@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from cnn_engine import operators
 from cnn_engine.errors import InputError
@@ -14,6 +16,7 @@ from cnn_engine.operators.lp_normalization import LpNormalization
 from cnn_engine.operators.max_pool2d import MaxPool2d
 from cnn_engine.operators.normalize import Normalize
 from cnn_engine.operators.operator import Operator, Value
+from cnn_engine.operators.order import TopK
 from cnn_engine.operators.pad2d import Pad2d
 from cnn_engine.operators.reverse_sequence import ReverseSequence
 from cnn_engine.operators.softmax import LogSoftmax, Softmax
@@ -201,3 +204,24 @@ def test_lp_normalization_makes_norms_one_and_leaves_zeros(rng, p, axis):
     norms = (np.abs(y) ** p).sum(axis)
     np.testing.assert_allclose(norms, [1, 0, 1, 1][: len(norms)] if axis == 0 else [1, 0, 1])
     np.testing.assert_array_equal(np.sign(y), np.sign(x))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_top_k_keeps_the_first_of_equals(data):
+    """Few of many, and nearly all; with NaN, which is the greatest, and infinities."""
+    size, k = data.draw(st.sampled_from([(1, 1), (7, 0), (7, 3), (40, 1), (40, 9), (40, 30)]))
+    kind = data.draw(st.sampled_from([np.float32, np.int64, np.uint8]))
+    some = [0, 1, 1, 2, 3] + [np.nan, np.inf, -np.inf] * (
+        kind is np.float32 and data.draw(st.booleans())
+    )
+    rows = data.draw(st.lists(st.sampled_from(some), min_size=6 * size, max_size=6 * size))
+    x, largest = np.array(rows).astype(kind).reshape(2, size, 3), data.draw(st.booleans())
+    values, places = run(TopK(k, 1, largest), x)
+    for i, j in np.ndindex(2, 3):
+        key = x[i, :, j].astype(np.float64)
+        rank = np.where(np.isnan(key), np.inf, key), np.isnan(key)  # NaN above infinity
+        sign = -1 if largest else 1
+        order = np.lexsort((np.arange(size), sign * rank[0], sign * rank[1].astype(int)))[:k]
+        np.testing.assert_array_equal(places[i, :, j], order)
+        np.testing.assert_array_equal(values[i, :, j], x[i, order, j])

@@ -191,3 +191,18 @@ def test_ratios_that_are_kept_are_exact(policy):
         for size, of in zip(sizes, (3, 6), strict=True)
     ]
     np.testing.assert_array_equal(found, x[0, 0][places[0]][:, places[1]])
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.uint8, np.int64])
+@pytest.mark.parametrize("scales", [(2, 2), (3, 2), (1, 2), (2, 1), (4, 3)])
+@pytest.mark.parametrize("shape", [(1, 3, 5, 7), (2, 1, 1, 1), (2, 4, 3, 32)])
+def test_whole_scales_repeat(dtype, scales, shape, rng):
+    """Doubled rows and columns have loops of their own in the kernel."""
+    x = rng.integers(0, 200, shape).astype(dtype)
+    proto, inputs = one_node(
+        "Resize", [x, None, np.float32([1, 1, *scales])], 13, known=(2,), mode="nearest",
+        coordinate_transformation_mode="asymmetric", nearest_mode="floor",
+    )  # fmt: skip
+    with Engine(proto, device="cpu", threads=1) as engine:
+        (found,) = engine.run(inputs).values()
+    np.testing.assert_array_equal(found, x.repeat(scales[0], 2).repeat(scales[1], 3))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -103,8 +104,16 @@ class Einsum(Operator):
     kind: ClassVar[str] = "einsum"
     equation: str
 
-    def _sizes(self, shapes):
-        """Returns (labels of the output, size of every label); ``...`` has labels 0, 1, ... from its end."""
+    def labels(
+        self, shapes: Sequence[Shape]
+    ) -> tuple[list[list[str | int]], list[str | int], dict[str | int, int]]:
+        """Returns the labels of each input and of the output, and the size of every label.
+
+        ``...`` has the labels 0, 1, ... from its end.
+
+        Raises:
+            InputError: the equation does not fit the shapes.
+        """
         equation = self.equation.replace(" ", "")
         if not re.fullmatch(r"[A-Za-z.,]*(->[A-Za-z.]*)?", equation):
             raise InputError(f"equation: expected letters and commas, found {self.equation!r}")
@@ -112,7 +121,8 @@ class Einsum(Operator):
         terms = left.split(",")
         if len(terms) != len(shapes):
             raise InputError(f"equation: expected {len(shapes)} terms, found {len(terms)}")
-        sizes: dict[object, int] = {}
+        given: list[list[str | int]] = []
+        sizes: dict[str | int, int] = {}
         counts: dict[str, int] = {}
         widest = 0
         for term, shape in zip(terms, shapes, strict=True):
@@ -126,6 +136,7 @@ class Einsum(Operator):
             head = term.split("...")[0]
             rest = labels[len(head) :]
             named = [*head, *(range(dots - 1, -1, -1) if "..." in term else ()), *rest]
+            given.append(named)
             for label in labels:
                 counts[label] = counts.get(label, 0) + 1
             for label, size in zip(named, shape, strict=True):
@@ -144,11 +155,11 @@ class Einsum(Operator):
             raise InputError(
                 f"equation: expected an output of the inputs' letters, found {right!r}"
             )
-        return wanted, sizes
+        return given, wanted, sizes
 
     def infer(self, inputs):
         need(inputs, max(1, len(inputs)))
-        wanted, sizes = self._sizes([value.shape for value in inputs])
+        _, wanted, sizes = self.labels([value.shape for value in inputs])
         return ((tuple(sizes[label] for label in wanted), same_dtype(inputs)),)
 
     def reference(self, *arrays):
@@ -156,9 +167,9 @@ class Einsum(Operator):
         return np.asarray(np.einsum(equation, *[float64(array) for array in arrays]))
 
     def flops(self, inputs, outputs) -> int:
-        _, sizes = self._sizes([value.shape for value in inputs])
+        *_, sizes = self.labels([value.shape for value in inputs])
         return 2 * math.prod(sizes.values()) * max(len(inputs) - 1, 0)
 
     def terms(self, inputs) -> int:
-        wanted, sizes = self._sizes([value.shape for value in inputs])
+        _, wanted, sizes = self.labels([value.shape for value in inputs])
         return math.prod(size for label, size in sizes.items() if label not in wanted)

@@ -37,14 +37,40 @@ class TopK(Operator):
         return ((shape, x.dtype), (shape, "int64"))
 
     def reference(self, x):
-        x = float64(x)
-        if self.largest:  # a stable sort of the mirrored keeps the first of equals last there
-            order = np.flip(np.argsort(np.flip(x, self.axis), self.axis, kind="stable"), self.axis)
-            order = x.shape[self.axis] - 1 - order
+        rows = np.moveaxis(np.asarray(x), self.axis, -1)
+        lead, size = rows.shape[:-1], rows.shape[-1]
+        rows = rows.reshape(-1, size)
+        if 0 < self.k < size // 2 and rows.size and not np.isnan(rows).any():
+            near = self._candidates(rows)
+            order = self._order(np.take_along_axis(rows, near, -1))
+            places = np.take_along_axis(near, order, -1)
         else:
-            order = np.argsort(x, self.axis, kind="stable")
-        places = np.take(order, np.arange(self.k), axis=self.axis)
-        return np.take_along_axis(x, places, self.axis), places.astype(np.int64)
+            places = self._order(rows)[:, : self.k]
+        values = np.take_along_axis(rows, places, -1)
+        return tuple(
+            np.moveaxis(found.reshape(*lead, self.k), -1, self.axis)
+            for found in (values, places.astype(np.int64))
+        )
+
+    def _order(self, rows: np.ndarray) -> np.ndarray:
+        """Returns the places of a row's elements in order; NaN is the greatest."""
+        if not self.largest:
+            return np.argsort(rows, -1, kind="stable")
+        # A stable sort of the mirrored keeps the first of equals last there.
+        return rows.shape[-1] - 1 - np.argsort(rows[:, ::-1], -1, kind="stable")[:, ::-1]
+
+    def _candidates(self, rows: np.ndarray) -> np.ndarray:
+        """Returns the places of the k that are taken, as they stand in a row: of equals the first ones."""
+        k, size = self.k, rows.shape[-1]
+        last = size - k if self.largest else k - 1
+        least = np.partition(rows, last, -1)[:, last : last + 1]
+        found = np.nonzero(rows >= least if self.largest else rows <= least)[1]
+        if len(found) > len(rows) * k:  # several are the last of the k
+            taken = rows > least if self.largest else rows < least
+            equal = rows == least
+            equal &= np.cumsum(equal, -1) <= k - taken.sum(-1, keepdims=True)
+            found = np.nonzero(taken | equal)[1]
+        return found.reshape(-1, k)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,5 @@
 // gather on the CPU: rows along the last dimension, with the other dimensions' offsets added once.
+// A row that is the one before it again, as nearest neighbours have them, is copied.
 #include "ops/gather.h"
 
 #include <cstring>
@@ -27,7 +28,12 @@ void gather_items(const void* input, const std::int64_t* tables, void* output,
   if (length == 0 || p.run == 0) return;
   bool whole = p.run == 1;  // whether the last dimension has nothing to fill, and so no branch
   for (std::int64_t i = 0; i < length && whole; ++i) whole = table[end_dim][i] >= 0;
+  bool doubled = whole && length % 2 == 0;  // whether it is each of a run of elements twice
+  for (std::int64_t i = 0; i < length && doubled; ++i) {
+    doubled = table[end_dim][i] == table[end_dim][0] + i / 2;
+  }
   parallel_for(rows, length * p.run, threads, [&](std::int64_t begin, std::int64_t end) {
+    std::int64_t before = -1;  // the start of the row before
     for (std::int64_t row = begin; row < end; ++row) {
       std::int64_t start = 0;
       bool inside = true;
@@ -42,6 +48,15 @@ void gather_items(const void* input, const std::int64_t* tables, void* output,
       const std::int64_t* last = table[end_dim];
       if (!inside) {
         for (std::int64_t i = 0; i < length * p.run; ++i) to[i] = value;
+      } else if (start == before) {
+        std::memcpy(to, to - length * p.run, length * p.run * sizeof(Item));
+      } else if (doubled) {
+        const Item* from = x + start + last[0];
+#pragma omp simd
+        for (std::int64_t i = 0; i < length / 2; ++i) {
+          to[2 * i] = from[i];
+          to[2 * i + 1] = from[i];
+        }
       } else if (whole) {
         for (std::int64_t i = 0; i < length; ++i) to[i] = x[start + last[i]];
       } else if (p.run == 1) {
@@ -55,6 +70,7 @@ void gather_items(const void* input, const std::int64_t* tables, void* output,
           }
         }
       }
+      before = inside ? start : -1;
     }
   });
 }

@@ -26,6 +26,7 @@ def converts(*operators: str) -> Callable[[Converter], Converter]:
 
 from . import (  # noqa: E402, F401
     branching,
+    einsum,
     normalising,
     pointwise,
     reducing,
