@@ -420,7 +420,7 @@ class FakeCuda(CpuDevice):
     def lane(self) -> FakeCuda:
         return FakeCuda(self.tensor_cores)
 
-    def on(self, stream: int) -> FakeCuda:
+    def on(self, stream: int, apart: bool = False) -> FakeCuda:
         other = FakeCuda(self.tensor_cores)
         other.stream_handle = stream
         return other
@@ -455,6 +455,14 @@ class FakeCuda(CpuDevice):
 
     def is_capturing(self, stream: int) -> bool:
         return False
+
+    def stream_id(self, stream: int) -> int:
+        return stream
+
+    def release_graphs(self) -> None: ...
+
+    def wait_for(self, streams: dict[int, Any]) -> bool:
+        return True
 
     def beside(self, stream: int, run: Any) -> Any:
         """What is queued elsewhere is done at once."""

@@ -59,7 +59,7 @@ def plans(cell: tuple) -> Iterator[tuple[str, list[list]]]:
         if options[2] == "stream":
             yield "pinned", described(e.plan(BATCH, dtype, (True, True)))
         if options[1] == "cuda" and options[2] in ("resident", "stream"):
-            yield "device", described(e._plans._build_on(("stream", 9, None, BATCH, pixels)))
+            yield "device", described(e._plans._build_on(9, BATCH, pixels))
 
 
 def name_of(cell: tuple, side: str) -> str:

@@ -22,11 +22,14 @@ class FakePlan:
     def bind(self, images: int, probabilities: int) -> None:
         """Takes any address."""
 
+    def abandon(self) -> None:
+        """Has no device."""
+
     def run(self) -> None:
         self.inside()
 
 
-def calls_at_once(pool: PlanPool, count: int, nbytes: int, keep: bool = False) -> list[FakePlan]:
+def calls_at_once(pool: PlanPool, count: int, nbytes: int) -> list[FakePlan]:
     """Runs ``count`` calls that are alike, each inside of the one before; returns the plans they made."""
     made: list[FakePlan] = []
 
@@ -36,7 +39,7 @@ def calls_at_once(pool: PlanPool, count: int, nbytes: int, keep: bool = False) -
             return made[-1]
 
         if left:
-            shelf, plan = pool.take("key", make, keep)
+            shelf, plan = pool.take("key", make)
             plan.inside = lambda: call(left - 1)
             shelf.run(0, 0, plan)
             plan.inside = lambda: None

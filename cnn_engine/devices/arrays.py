@@ -112,13 +112,20 @@ def empty_beside(other: View, shape: tuple[int, ...]) -> View:
 
 def current_stream(other: View) -> int:
     """Returns the handle of the stream that the library of ``other`` works on at present."""
+    return stream_of(other)[0]
+
+
+def stream_of(other: View) -> tuple[int, Any]:
+    """Returns the handle of that stream, and what keeps it; None where nothing is known to."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(other.array, torch.Tensor):
-        return torch.cuda.current_stream(other.device).cuda_stream
+        stream = torch.cuda.current_stream(other.device)
+        return stream.cuda_stream, stream
     cupy = sys.modules.get("cupy")
     if cupy is not None and isinstance(other.array, cupy.ndarray):
-        return cupy.cuda.get_current_stream(other.device).ptr
-    return other.array.__cuda_array_interface__.get("stream") or 0
+        stream = cupy.cuda.get_current_stream(other.device)
+        return stream.ptr, stream if isinstance(stream, cupy.cuda.Stream) else None
+    return other.array.__cuda_array_interface__.get("stream") or 0, None
 
 
 def stream_owner(stream: int) -> int:

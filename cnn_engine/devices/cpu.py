@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 
 import numpy as np
 
@@ -45,6 +45,7 @@ class CpuDevice:
 
     kind = "cpu"
     name = "cpu"
+    context = nullcontext()  # the CPU is always current
 
     def __init__(self, note: str | None = None) -> None:
         self.note = note  # why it was chosen, for the report

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -18,12 +19,17 @@ from . import Buffer, arrays, cuda_module
 #: they stay in the processor's caches.
 READERS, READ_PIECE = 8, 4 << 20
 
+#: What CUDA graphs use, by the number that they hold in its stead, and the device that it is of.
+_IN_GRAPHS: dict[int, tuple[CudaDevice, Any]] = {}
+_numbers = itertools.count()
+
 
 class CudaDevice:
     """CUDA device ``index`` and a stream on it, on which all of an engine's work runs in order."""
 
     kind = "cuda"
     note: str | None = None  # why it was chosen, for the report
+    _apart = False  # whether memory is its own, of no pool
 
     def __init__(self, index: int) -> None:
         cupy = arrays.import_cupy("CUDA work")
@@ -33,7 +39,7 @@ class CudaDevice:
         self._cupy = cupy
         self._runtime = cupy.cuda.runtime
         try:
-            self.context = cupy.cuda.Device(index)
+            self.context = _Context(index, cupy)
             with self.context:
                 self.stream = cupy.cuda.Stream(non_blocking=True)
             self.properties: dict[str, Any] = self.kernels.device_properties(index)
@@ -42,6 +48,13 @@ class CudaDevice:
                 f"{self.name}: expected a usable device, found: {error}"
             ) from error
         self.stream_handle = self.stream.ptr
+        self._alone = self.kernels.device_count()[0] == 1
+
+    def __del__(self) -> None:
+        # CuPy destroys a stream with the runtime, which makes a context on its first device where none is
+        # current.
+        with contextlib.suppress(Exception), self.context:
+            del self.stream
 
     def lane(self) -> CudaDevice:
         """Returns the same device with another stream, whose work may overlap this one's."""
@@ -51,9 +64,15 @@ class CudaDevice:
         other.stream_handle = other.stream.ptr
         return other
 
-    def on(self, stream: int) -> CudaDevice:
-        """Returns the same device with a stream of the caller's, given by its handle."""
+    def on(self, stream: int, apart: bool = False) -> CudaDevice:
+        """Returns the same device with a stream of the caller's, given by its handle.
+
+        Args:
+            apart: whether memory comes from CUDA itself, not from CuPy's pool, whose memory other work of the
+                stream may still use.
+        """
         other = copy.copy(self)
+        other._apart = apart
         made = getattr(self._cupy.cuda.Stream, "from_external", None)
         with self.context:
             if made is None:  # CuPy before 14
@@ -90,7 +109,11 @@ class CudaDevice:
         """Returns ``nbytes`` of device memory."""
         with self.context, self.stream:
             try:
-                pointer = self._cupy.cuda.alloc(max(nbytes, 1))
+                if self._apart:
+                    memory = self._cupy.cuda.Memory(max(nbytes, 1))
+                    pointer = self._cupy.cuda.MemoryPointer(memory, 0)
+                else:
+                    pointer = self._cupy.cuda.alloc(max(nbytes, 1))
             except self._cupy.cuda.memory.OutOfMemoryError as error:
                 raise DeviceError(
                     f"{self.name}: cannot allocate {nbytes} bytes: {error}"
@@ -148,11 +171,74 @@ class CudaDevice:
 
     def is_current(self) -> bool:
         """Whether it is the calling thread's current device, on which kernels are launched."""
-        return self._runtime.getDevice() == self.index
+        return self._alone or self._runtime.getDevice() == self.index
 
     def is_capturing(self, stream: int) -> bool:
         """Whether what is queued on ``stream`` becomes part of a CUDA graph."""
         return bool(self._runtime.streamIsCapturing(stream))
+
+    def stream_id(self, stream: int) -> int:
+        """Returns what tells a stream from all others, those before with its handle included.
+
+        -1: it is captured.
+        """
+        return self.kernels.stream_id(stream)
+
+    def capture_id(self, stream: int) -> int:
+        """Returns the number of the capture that ``stream`` is part of."""
+        return self.kernels.capture_id(stream)
+
+    @contextlib.contextmanager
+    def while_captured(self) -> Iterator[None]:
+        """Lets this thread take memory, and load and wait for what is not captured, during a capture.
+
+        All that a capture usually forbids a thread is what could be meant to be part of it.
+        """
+        exchange = self.kernels.exchange_capture_mode
+        with self.context:
+            before = exchange(self.kernels.relaxed_capture_mode)
+            try:
+                yield
+            finally:
+                exchange(before)
+
+    def keep_in_graph(self, stream: int, used: Any) -> None:
+        """Keeps ``used`` until the graph that ``stream`` is captured into, and all made of it, are gone."""
+        number = next(_numbers)
+        _IN_GRAPHS[number] = self, used
+        try:
+            self.kernels.hold_in_graph(stream, number)
+        except BaseException:
+            del _IN_GRAPHS[number]
+            raise
+
+    def release_graphs(self) -> None:
+        """Frees what graphs used that are gone. Not to be called while this thread captures."""
+        for number in self.kernels.released_by_graphs():
+            device, used = _IN_GRAPHS.pop(number)
+            with device.while_captured():  # other threads may capture
+                del used
+
+    def wait_for(self, streams: dict[int, Any]) -> bool:
+        """Waits for what is queued on streams by now; returns whether all of it is done, or failed.
+
+        Not what is queued on a stream that is captured at present.
+
+        Args:
+            streams: by their handles; None in the place of a stream that may be gone: then it is all of the
+                device's work that is waited for.
+        """
+        done = True
+        with self.while_captured():
+            for handle, stream in streams.items():
+                with contextlib.suppress(self._runtime.CUDARuntimeError):
+                    if stream is None:
+                        self._runtime.deviceSynchronize()
+                    elif self.is_capturing(handle):
+                        done = False
+                    else:
+                        self._runtime.streamSynchronize(handle)
+        return done
 
     def capture(self, run: Callable[[int], None]) -> tuple[Callable[..., None], list[Any]]:
         """Returns the call that does on this stream what ``run`` queues on the one that it is given.
@@ -169,7 +255,8 @@ class CudaDevice:
                 with contextlib.suppress(Exception):  # it says once more what failed
                     stream.end_capture()
                 raise
-            graph = _Launched(stream.end_capture(), runtime.graphLaunch)
+            graph = _Launched(stream.end_capture(), runtime.graphLaunch, self.context)
+            del stream
         return graph, [self.stream_handle]
 
     def beside(self, stream: int, run: Callable[[int], object]) -> Callable[[], None]:
@@ -243,18 +330,40 @@ class CudaDevice:
             )
 
 
+class _Context(cuda_module.Current):
+    """Makes a device current; has what CuPy says of it."""
+
+    def __init__(self, index: int, cupy: Any) -> None:
+        super().__init__(index)
+        self._device = cupy.cuda.Device(index)
+
+    @property
+    def attributes(self) -> dict[str, int]:
+        """What CUDA says of the device, by the names of its attributes."""
+        return self._device.attributes
+
+    @property
+    def pci_bus_id(self) -> str:
+        return self._device.pci_bus_id
+
+
 class _Launched:
     """A graph, which is kept for as long as this; called with a stream, it is launched there."""
 
-    __slots__ = ("_graph", "_handle", "_launch")
+    __slots__ = ("_context", "_graph", "_handle", "_launch")
 
-    def __init__(self, graph: Any, launch: Callable[[int, int], None]) -> None:
+    def __init__(self, graph: Any, launch: Callable[[int, int], None], context: _Context) -> None:
+        self._context = context
         self._graph = graph
         self._handle = graph.graphExec
         self._launch = launch
 
     def __call__(self, stream: int) -> None:
         self._launch(self._handle, stream)
+
+    def __del__(self) -> None:
+        with contextlib.suppress(Exception), self._context:  # as a device's stream
+            del self._graph
 
 
 class _Handle:

@@ -76,6 +76,24 @@ def device_count() -> int:
         return 0
 
 
+class Current:
+    """Makes a CUDA device the calling thread's current one, for ``with``, also within another.
+
+    Unlike CuPy's and PyTorch's it makes no context on the device that was current before, or on the first
+    where none was.
+    """
+
+    def __init__(self, index: int) -> None:
+        self._index = index
+        self._kernels = load()
+
+    def __enter__(self) -> None:
+        self._kernels.push_device(self._index)
+
+    def __exit__(self, *exception: object) -> None:
+        self._kernels.pop_device()
+
+
 def covers(architectures: str, capability: tuple[int, int]) -> bool:
     """Returns whether kernels built for ``architectures`` run on a device of this compute capability.
 

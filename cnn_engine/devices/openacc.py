@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from contextlib import nullcontext
 
 import numpy as np
 
@@ -31,6 +32,7 @@ class OpenAccDevice:
     """
 
     kind = "openacc"
+    context = nullcontext()
 
     def __init__(self, host: bool) -> None:
         self.kernels = openacc_module.load()

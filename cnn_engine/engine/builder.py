@@ -75,6 +75,7 @@ def build(
         replays=replays,
         overflows=() if builder.overflows is None else (builder.overflows,),
         waits=not images_on_device,
+        devices=(program.placement.device,) if program.placement.device.kind == "cuda" else (),
     )  # fmt: skip
 
 

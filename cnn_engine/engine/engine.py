@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, overload
@@ -144,42 +145,43 @@ class Engine:
         # Chunks on several streams are each computed as resident data is.
         mode = "resident" if data_mode in ("auto", "stream") else data_mode
         rounds = mode == "resident" and not (reduction or self.kernels)
-        self.choice = variants.choose(
-            self.device.kind, variant, reduction, dtype,
-            "resident" if data_mode == "auto" else data_mode, self._why_not_fused,
-            variants.layered_dtypes(self.device, rounds) if is_model else ("float32",),
-        )  # fmt: skip
-        placement = Placement(self.device, mode, self.threads)
-        chooses = self.choice.layered and self.choice.automatic and mode == "resident"
-        self._tune = tune
-        self._tuner = None
-        if tune and chooses:
-            from . import tuning  # and what it imports, where it is asked for
+        with self.device.context:  # what is asked of the current device
+            self.choice = variants.choose(
+                self.device.kind, variant, reduction, dtype,
+                "resident" if data_mode == "auto" else data_mode, self._why_not_fused,
+                variants.layered_dtypes(self.device, rounds) if is_model else ("float32",),
+            )  # fmt: skip
+            placement = Placement(self.device, mode, self.threads)
+            chooses = self.choice.layered and self.choice.automatic and mode == "resident"
+            self._tune = tune
+            self._tuner = None
+            if tune and chooses:
+                from . import tuning  # and what it imports, where it is asked for
 
-            self._tuner = tuning.Tuner(self.device, dtype)
-        program = Program(
-            self._graph, placement, self.choice, dtype, fuses=is_model,
-            first=(self.network.batch, self._reads_pixels) if is_model else (1, True),
-            own=self.kernels, tuner=self._tuner, chained=self._chained,
-        )  # fmt: skip
-        if program.channels_last:
-            others = "channels_last and winograd where weights are constants"
-            if self.device.kind == "cuda":
-                others = "channels_last on tensor cores where weights are constants"
-            self.choice = replace(self.choice, reason=f"{self.choice.reason}; {others}")
-        program.load()
-        self.phases.load_parameters_s = perf_counter() - start
-        self._schedule = Schedule.of(
-            self._base, self.network.batch if is_model else 1, program.covered, self.device,
-            data_mode, self.threads, not self.choice.layered,
-        )  # fmt: skip
+                self._tuner = tuning.Tuner(self.device, dtype)
+            program = Program(
+                partial(_graph_of, self.network, self.weights), placement, self.choice, dtype, fuses=is_model,
+                first=(self.network.batch, self._reads_pixels) if is_model else (1, True),
+                own=self.kernels, tuner=self._tuner, chained=self._chained,
+            )  # fmt: skip
+            if program.channels_last:
+                others = "channels_last and winograd where weights are constants"
+                if self.device.kind == "cuda":
+                    others = "channels_last on tensor cores where weights are constants"
+                self.choice = replace(self.choice, reason=f"{self.choice.reason}; {others}")
+            program.load()
+            self.phases.load_parameters_s = perf_counter() - start
+            self._schedule = Schedule.of(
+                self._base, self.network.batch if is_model else 1, program.covered, self.device,
+                data_mode, self.threads, not self.choice.layered,
+            )  # fmt: skip
         self._plans = Plans(program, self._schedule, chunk, self.phases)
         self._ready = self._plans.ready  # of predict's usual calls
         self._reader: Any = None  # of files, for device_images()
         self._profiling = ForkSafeLock()
 
     def _graph(self, batch: int, pixels: bool) -> Graph:
-        return self.network.graph(batch, pixels, self.weights)
+        return _graph_of(self.network, self.weights, batch, pixels)
 
     @property
     def _reads_pixels(self) -> bool:
@@ -236,7 +238,8 @@ class Engine:
         """Frees the engine's memory; it cannot be used afterwards.
 
         Passes that other threads have begun end as usual, and free what they use; calls after that raise
-        InputError. CUDA graphs that captured a call may not be launched any more.
+        InputError. What calls on arrays of the device have queued is waited for; CUDA graphs that captured a
+        call keep what they use.
 
         Raises:
             UnsupportedError: as :meth:`check_overflow`, when all is freed.
@@ -349,9 +352,9 @@ class Engine:
         Returns:
             float32 [N, classes], or ``out``: a NumPy array, complete; or for an array on the device an array
             of its library (else CuPy's), queued on the caller's current stream and not waited for. With
-            ``out``, nothing is allocated from the second call alike on, so that the caller may capture the
-            call into a CUDA graph. The graph uses memory that belongs to the engine and to the stream: launch
-            it in turn with other calls on that stream, and before the engine is closed.
+            ``out``, nothing is allocated from the second call alike on. Any call may be captured into a
+            CUDA graph, on any stream. The graph then has memory of its own, and keeps it and the weights
+            until it is destroyed, also where the engine is closed before; instances of one graph share it.
 
         Raises:
             InputError: the images or ``out`` do not fit the network, or a batch does not fit in memory.
@@ -376,13 +379,9 @@ class Engine:
                         return rows
             elif self._ready and (glance := arrays.glance(images, out)) is not None:
                 key, source, target = glance
-                shelf = self._ready.get(key)
-                if (
-                    shelf is not None
-                    and self.device.is_current()
-                    # Memory that becomes part of a graph is kept for it: below.
-                    and (shelf.keep or not shelf.nbytes or not self.device.is_capturing(key[1]))
-                ):
+                # None are remembered of a stream that is captured: what a graph uses is the graph's own.
+                shelf = self._ready.get((key, self.device.stream_id(key[1])))
+                if shelf is not None:
                     rows = out
                     if out is None:
                         rows, target = arrays.empty_rows(images, self._classes)
@@ -407,8 +406,8 @@ class Engine:
             size = batch or self._schedule.batch_on_device(count)
             shelf = self._plans.run_on_device(found, target, size)
             glance = arrays.glance(images, out)
-            if batch is None and 0 < count <= size and glance is not None:
-                self._plans.remember(glance[0], shelf)
+            if shelf is not None and batch is None and count <= size and glance is not None:
+                self._plans.remember((glance[0], self.device.stream_id(glance[0][1])), shelf)
             return target.array if out is None else out
         probabilities = np.empty(shape, np.float32) if out is None else target.array
         pixels = found.dtype == np.uint8
@@ -536,7 +535,7 @@ class Engine:
 
         settings = measurement.Settings(warmup, iterations, duration_s, percentiles, check, records)
         progress = progress or measurement.NoProgress()
-        with self._profiling:
+        with self._profiling, self.device.context:
             return measurement.profile(
                 self, images, labels, batch, settings, probabilities, progress
             )
@@ -559,6 +558,10 @@ class Engine:
         return (
             "stream" if self._schedule.overlaps(batch, np.dtype(dtype) == np.uint8) else "resident"
         )
+
+
+def _graph_of(network: Network | Model, weights: Any, batch: int, pixels: bool) -> Graph:
+    return network.graph(batch, pixels, weights)
 
 
 def _engine_of(

@@ -81,6 +81,10 @@ class Step:
     staged: bool = False
 
 
+#: Plans whose last pass failed, and was not waited for: a GPU may still write to their memory.
+_ABANDONED: list[Plan] = []
+
+
 @dataclass
 class Plan:
     """The steps of one forward pass, and the memory that they use.
@@ -99,6 +103,7 @@ class Plan:
         lanes: how threads take images of their own, or None.
         overflows: who is told of results past float16's range.
         waits: whether a pass is done when :meth:`run` returns.
+        devices: those on whose streams work is queued; the first is current while a pass runs.
 
     ``calls`` are the steps' functions and arguments, ``bound`` the addresses that were last bound.
     """
@@ -115,10 +120,12 @@ class Plan:
     lanes: Lanes | None = field(default=None, repr=False)
     overflows: Sequence[storage.Overflows] = ()
     waits: bool = True
+    devices: Sequence[Any] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
         self.calls = [(step.function, step.args) for step in self.steps]
         self.bound: tuple[int, ...] = ()
+        self._device = self.devices[0] if self.devices else None
         slots: dict[str, list[tuple[list[Any], int, int]]] = {name: [] for name in self.slots}
         self._streams: list[tuple[list[Any], int]] = []
         for step in self.steps:
@@ -144,6 +151,27 @@ class Plan:
                 args[index] = address + offset
 
     def run(self) -> None:
+        """Runs one pass on its device: see :meth:`_run`."""
+        device = self._device
+        if device is None or device.is_current():
+            self._run()
+            return
+        with device.context:
+            self._run()
+
+    def abandon(self) -> None:
+        """Waits for what is left of a pass that failed, so that memory is not freed under it.
+
+        Where that fails too, all that the plan has is kept for good.
+        """
+        try:
+            for device in self.devices:
+                with device.context:
+                    device.synchronize()
+        except BaseException:  # the device's error, or Ctrl-C again: the first one is what is told
+            _ABANDONED.append(self)
+
+    def _run(self) -> None:
         """Runs one pass; where inputs and outputs are host memory, they are done on return.
 
         Raises:

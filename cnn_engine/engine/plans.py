@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+import weakref
+from contextlib import suppress
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -20,6 +24,10 @@ from .storage import Overflows
 from .stream import build_in_device, build_stream
 
 address_of = _cpu.address_of
+
+
+#: Of plans that were dropped while their stream was captured: what their work uses, until it is done.
+_UNDONE: list[tuple[Any, dict[int, Any], list]] = []
 
 
 class Plans:
@@ -46,10 +54,17 @@ class Plans:
         self.phases = phases
         self.device = program.placement.device
         self._stages = program.replays  # copies what is not page-locked to where it is
-        self.pool = PlanPool()
+        self.pool = PlanPool(context=self.device.context)
         self.ready: dict[tuple, Shelf] = {}
         self._lent: dict[tuple, tuple[Shelf, Plan]] = {}  # by lend()
         self._queued: list[Overflows] = []  # of plans whose passes are not waited for
+        self._queued_in_graphs: weakref.WeakSet[Overflows] = weakref.WeakSet()
+        #: Streams on which calls have queued work, by their handles; None: it may be gone.
+        self._streams: dict[int, Any] = {}
+        #: Plans of graphs that are being captured, which these keep.
+        self._captured: weakref.WeakValueDictionary[tuple, Plan] = weakref.WeakValueDictionary()
+        if self.device.kind == "cuda":
+            self.device.release_graphs()
 
     @property
     def closed(self) -> bool:
@@ -67,13 +82,36 @@ class Plans:
         return program
 
     def close(self) -> None:
-        """Drops all plans; those in use when their passes end. Calls from now on are refused."""
+        """Drops all plans; those in use when their passes end. Calls from now on are refused.
+
+        What is queued on a caller's stream is waited for: it uses plans and weights.
+
+        Raises:
+            UnsupportedError: as :meth:`check_overflow`.
+        """
+        self._drop()
+        self.check_overflow()
+        self._queued.clear()
+
+    def _drop(self) -> None:
+        dropped = [self._program, *self.pool.close()]
         self._program = None
         self.ready.clear()
         self._lent.clear()
-        self.pool.close()
-        self.check_overflow()
-        self._queued.clear()
+        if self._streams:
+            _UNDONE.append((self.device, self._streams, dropped))
+            self._streams = {}
+        for undone in list(_UNDONE):
+            device, streams, _ = undone
+            if device.wait_for(streams):
+                with suppress(ValueError):  # another thread was faster
+                    _UNDONE.remove(undone)
+        if self.device.kind == "cuda":
+            self.device.release_graphs()
+
+    def __del__(self) -> None:
+        if getattr(self, "_streams", None) and not sys.is_finalizing():
+            self._drop()
 
     def check_overflow(self) -> None:
         """Waits for passes over arrays on the device, and refuses results that float16 did not hold.
@@ -81,9 +119,10 @@ class Plans:
         Raises:
             UnsupportedError: there was one since this was last asked.
         """
-        if self._queued:
+        queued = [*self._queued, *self._queued_in_graphs]
+        if queued:
             self.device.synchronize_streams()
-        for overflows in self._queued:
+        for overflows in queued:
             overflows.check("a call on arrays of the device")
 
     def lend(self, batch: int, pixels: bool, pinned: tuple[bool, bool]) -> Plan:
@@ -172,7 +211,10 @@ class Plans:
     def run_on_device(
         self, images: arrays.View, probabilities: arrays.View, batch: int
     ) -> Shelf | None:
-        """Queues passes on the stream that the library of ``images`` works on; returns the last shelf."""
+        """Queues passes on the stream that the library of ``images`` works on; returns the last shelf.
+
+        None where the stream is captured.
+        """
         mode = self.schedule.data_mode
         if (
             mode not in ("auto", "resident", "stream")
@@ -182,39 +224,77 @@ class Plans:
                 f"images: expected a NumPy array for the device {self.device.name} in the data mode "
                 f"{mode}, found an array on cuda:{images.device}"
             )
-        stream = arrays.current_stream(images)
+        stream, keeper = arrays.stream_of(images)
         owner = arrays.stream_owner(stream)
         count = images.shape[0]
         image_bytes, row_bytes = (
             array.nbytes // max(count, 1) for array in (images, probabilities)
         )
+        pixels = images.dtype == np.uint8
+        parts = [
+            (min(batch, count - first), images.address + first * image_bytes,
+             probabilities.address + first * row_bytes)
+            for first in range(0, count, max(batch, 1))
+        ]  # fmt: skip
+        program = self.open()
         shelf = None
-        self.open()
         with self.device.context:
-            capturing = self.device.is_capturing(stream)
-            for first in range(0, count, max(batch, 1)):
+            known = self.device.stream_id(stream)
+            if known < 0:
+                self._capture(stream, owner, pixels, parts)
+                return None
+            self.device.release_graphs()
+            self._streams[stream] = keeper
+            for size, *addresses in parts:
                 # Memory between layers belongs to the stream, so that passes on two streams do not meet.
-                key = (
-                    "stream", stream, owner, min(batch, count - first), images.dtype == np.uint8
-                )  # fmt: skip
+                key = "stream", known, owner, size, pixels
                 shelf = self.pool.run(
-                    key,
-                    lambda key=key: self._build_on(key),
-                    images.address + first * image_bytes,
-                    probabilities.address + first * row_bytes,
-                    keep=capturing,
+                    key, partial(self._build_on, stream, size, pixels), *addresses
                 )
+        if self.closed:  # meanwhile, by another thread
+            self._drop()
+        del program  # whose weights were in use until here
         return shelf
 
-    def _build_on(self, key: tuple) -> Plan:
-        """Builds a plan for images on the device, with all of its work on one stream."""
-        _, stream, _, batch, pixels = key
+    def _build_on(self, stream: int, batch: int, pixels: bool, apart: bool = False) -> Plan:
+        """Builds a plan for images on the device, with all of its work on one stream.
+
+        Args:
+            apart: whether no other work may be using its memory at present.
+        """
         program = self.open()
-        program = program.on(self.device.on(stream))
-        plan = build(program, batch, pixels, images_on_device=True)
+        plan = build(
+            program.on(self.device.on(stream, apart)), batch, pixels, images_on_device=True
+        )
         plan.buffers.append(program)
-        self._queued += plan.overflows
+        if apart:
+            self._queued_in_graphs.update(plan.overflows)
+        else:
+            self._queued += plan.overflows
         return plan
+
+    def _capture(
+        self, stream: int, owner: int, pixels: bool, parts: list[tuple[int, int, int]]
+    ) -> None:
+        """Has a CUDA graph take passes over so many images at these addresses.
+
+        Their plans are the graph's own: it may be launched beside any other work, for as long as it lives.
+        Passes of one capture on one stream are one after the other, and share plans.
+        """
+        capture = self.device.capture_id(stream)
+        for size, images, probabilities in parts:
+            key = capture, stream, owner, size, pixels
+            with self.pool.building, self.device.while_captured():
+                plan = self._captured.get(key)
+                if plan is None:
+                    program = self.open()
+                    # On the engine's own stream, which is not captured.
+                    program.fetch(program.placed(size, pixels, True))
+                    plan = self._build_on(stream, size, pixels, apart=True)
+                    self.device.keep_in_graph(stream, plan)
+                    self._captured[key] = plan
+                plan.bind(images, probabilities)
+                plan.queue()
 
     def run(self, inputs: list[arrays.View], batch: int | None, pixels: bool) -> dict[str, Any]:
         """Runs any graph once; returns its outputs by name."""
@@ -230,8 +310,9 @@ class Plans:
         try:
             plan.bind(*(array.address for array in inputs), *map(address_of, outputs.values()))
             plan.run()
-        except BaseException:  # its memory may still be in use: it is not given to another call
+        except BaseException:  # it may be anywhere in its pass: it is not given to another call
             shelf.made -= 1
+            plan.abandon()
             raise
         shelf.give_back(plan)
         return outputs

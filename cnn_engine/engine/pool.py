@@ -7,6 +7,7 @@ takes an idle plan, or builds another when all are in use, and gives it back.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from contextlib import AbstractContextManager, nullcontext
 
 from ..errors import InputError
 from ..locks import ForkSafeLock
@@ -36,10 +37,9 @@ class Shelf:
         most: as many of them are kept once they are idle; 0 for a shelf that was cleared away.
         nbytes: of one plan's memory.
         used: whether there was a call since this was last looked at.
-        keep: whether the plans must outlive the shelf's turn, since a CUDA graph uses their memory.
     """
 
-    __slots__ = ("idle", "keep", "made", "most", "nbytes", "used")
+    __slots__ = ("idle", "made", "most", "nbytes", "used")
 
     def __init__(self) -> None:
         self.idle: list[Plan] = []
@@ -47,7 +47,6 @@ class Shelf:
         self.most = 1
         self.nbytes = 0
         self.used = True
-        self.keep = False
 
     def run(self, images: int, probabilities: int, plan: Plan | None = None) -> bool:
         """Runs a pass over these addresses on ``plan``, which is the caller's, or on an idle one.
@@ -62,8 +61,9 @@ class Shelf:
         try:
             plan.bind(images, probabilities)
             plan.run()
-        except BaseException:  # its memory may still be in use: it is not given to another call
+        except BaseException:  # it may be anywhere in its pass: it is not given to another call
             self.made -= 1
+            plan.abandon()
             raise
         self.used = True
         if self.made <= self.most:
@@ -74,26 +74,37 @@ class Shelf:
 
     def give_back(self, plan: Plan) -> None:
         """Makes ``plan`` idle, or drops it where enough are kept."""
-        if self.made <= self.most or self.keep:
+        if self.made <= self.most:
             self.idle.append(plan)
         else:
             self.made -= 1
 
 
 class PlanPool:
-    """Shelves of plans, cleared away by least recent use when they hold more than ``kept_bytes``."""
+    """Shelves of plans, cleared away by least recent use when they hold more than ``kept_bytes``.
 
-    def __init__(self, kept_bytes: int = KEPT_BYTES) -> None:
+    Args:
+        context: in which plans are built: their device's.
+
+    Attributes:
+        building: held by whoever builds a plan, and checks and takes its memory: one thread at a time.
+    """
+
+    def __init__(
+        self,
+        kept_bytes: int = KEPT_BYTES,
+        context: AbstractContextManager[object] | None = None,
+    ) -> None:
         self.kept_bytes = kept_bytes
+        self._context = context or nullcontext()
         self.closed = False
         self._shelves: dict[Hashable, Shelf] = {}
-        # Plans are built, and memory checked and taken, by one thread at a time.
-        self._lock = ForkSafeLock()
+        self.building = ForkSafeLock()
 
     @property
     def nbytes(self) -> int:
         """Bytes of the plans that are idle or in use."""
-        with self._lock:
+        with self.building:
             return sum(shelf.made * shelf.nbytes for shelf in self._shelves.values())
 
     def run(
@@ -102,57 +113,58 @@ class PlanPool:
         make: Callable[[], Plan],
         images: int,
         probabilities: int,
-        keep: bool = False,
     ) -> Shelf:
         """Runs a pass over these addresses on a plan of ``make``; returns its shelf.
-
-        With ``keep`` the shelf stays until the pool is closed.
 
         Raises:
             InputError: the pool is closed, or what ``make`` raises.
         """
         shelf = self._shelves.get(key)
-        if shelf is None or keep > shelf.keep or not shelf.run(images, probabilities):
-            shelf, plan = self.take(key, make, keep)
+        if shelf is None or not shelf.run(images, probabilities):
+            shelf, plan = self.take(key, make)
             shelf.run(images, probabilities, plan)
         return shelf
 
-    def take(
-        self, key: Hashable, make: Callable[[], Plan], keep: bool = False
-    ) -> tuple[Shelf, Plan]:
+    def take(self, key: Hashable, make: Callable[[], Plan]) -> tuple[Shelf, Plan]:
         """Returns a plan that is now the caller's, and the shelf to give it back to."""
-        with self._lock:
+        with self.building:
             if self.closed:
                 raise InputError(CLOSED)
             shelf = self._shelves.pop(key, None) or Shelf()
             self._shelves[key] = shelf  # the last: the most recently used
             shelf.used = True
-            shelf.keep = shelf.keep or keep
             if shelf.idle:
                 try:
                     return shelf, shelf.idle.pop()
                 except IndexError:  # another thread was faster
                     pass
-            try:
-                plan = make()
-            except InputError:  # perhaps for lack of memory that idle plans hold
-                if not self._clear_until(0, shelf):
-                    raise
-                plan = make()
+            with self._context:
+                try:
+                    plan = make()
+                except InputError:  # perhaps for lack of memory that idle plans hold
+                    if not self._clear_until(0, shelf):
+                        raise
+                    plan = make()
             shelf.nbytes = plan_bytes(plan)
             shelf.most = max(1, self.kept_bytes // max(shelf.nbytes, 1))
             shelf.made += 1
             self._clear_until(max(self.kept_bytes, shelf.nbytes), shelf)
             return shelf, plan
 
-    def close(self) -> None:
-        """Drops all plans; those in use when their passes end. Calls from now on are refused."""
-        with self._lock:
+    def close(self) -> list[Plan]:
+        """Drops all plans, and returns them; those in use when their passes end.
+
+        Calls from now on are refused.
+        """
+        dropped: list[Plan] = []
+        with self.building:
             self.closed = True
             for shelf in self._shelves.values():
-                shelf.most, shelf.keep = 0, False
+                shelf.most = 0
+                dropped += shelf.idle
                 shelf.idle.clear()
             self._shelves.clear()
+        return dropped
 
     def _clear_until(self, kept_bytes: int, but: Shelf) -> bool:
         """Clears shelves away until the rest holds ``kept_bytes`` at most; returns whether any was."""
@@ -162,7 +174,7 @@ class PlanPool:
             for key, shelf in list(self._shelves.items()):
                 if total <= kept_bytes and len(self._shelves) <= KEPT_SHELVES:
                     return cleared
-                if shelf is but or shelf.keep:
+                if shelf is but:
                     continue
                 if shelf.used:
                     shelf.used = False

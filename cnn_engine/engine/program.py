@@ -209,7 +209,11 @@ class Program:
         """
         if self.tuner is not None:
             return
-        placed = self.placed(*self.first)
+        self.fetch(self.placed(*self.first))
+        give_back()
+
+    def fetch(self, placed: Placed) -> None:
+        """Brings the constants of a pass to where its kernels want them, as far as they are not there."""
         constants = placed.graph.constants
 
         def nbytes(node: Node) -> int:
@@ -227,7 +231,6 @@ class Program:
                     self.constant(placed.graph, name, placed.places[node.name])
                 if name in constants:
                     let_go(constants[name])
-        give_back()
 
     def constant(self, graph: Graph, name: str, where: str) -> int:
         """Returns the address of a constant in a place."""

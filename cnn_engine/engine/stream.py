@@ -62,7 +62,7 @@ def build_stream(
     overflows = [overflow for plan in inner for overflow in plan.overflows]
     return Plan(
         batch, steps, nbytes, [lanes], chunk, lanes[0].slots, overflows=overflows,
-        replays=Queued(calls) if program.replays else None,
+        replays=Queued(calls) if program.replays else None, devices=[lane.device for lane in lanes],
     )  # fmt: skip
 
 
@@ -90,7 +90,14 @@ def build_in_device(program: Program, batch: int, pixels: bool) -> Plan:
     ]
     taken = {"cuda": nbytes + inner.nbytes.get("cuda", 0)}
     return Plan(
-        batch, steps, taken, [inner, buffer], None, (images, rows), overflows=inner.overflows
+        batch,
+        steps,
+        taken,
+        [inner, buffer],
+        None,
+        (images, rows),
+        overflows=inner.overflows,
+        devices=(device,),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import contextmanager
+from contextlib import nullcontext
 from typing import Any
 
 from .. import _cpu
@@ -71,21 +71,8 @@ def call_kernel(
         return
     handle = arrays.current_stream(tensors[0]) if stream is None else arrays.stream_handle(stream)
     _cuda = cuda_module.load()
-    with _on_device(_cuda, device):
+    with nullcontext() if device == _cuda.get_device() else cuda_module.Current(device):
         try:
             getattr(_cuda, name)(*addresses, *options, handle)
         except ValueError as error:  # the kernel cannot take this shape, and says why
             raise UnsupportedError(f"{name}: {error}") from None
-
-
-@contextmanager
-def _on_device(_cuda: Any, device: int):
-    previous = _cuda.get_device()
-    if device == previous:
-        yield
-        return
-    _cuda.set_device(device)
-    try:
-        yield
-    finally:
-        _cuda.set_device(previous)

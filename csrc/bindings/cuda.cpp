@@ -10,6 +10,7 @@
 
 #include "bindings/no_gil.h"
 #include "bindings/operators.h"
+#include "runtime/capture.h"
 #include "runtime/check.h"
 #include "runtime/delay.h"
 #include "runtime/device.h"
@@ -23,8 +24,9 @@ void add_fused(py::module_& module);  // fused_cuda.cpp
 namespace {
 
 // Makes the device of the last argument, a stream, current; what returns a value launches nothing,
-// and is called as it is. The interpreter's lock is kept: a launch takes microseconds, and to have
-// the lock back from another thread can take milliseconds.
+// and is called as it is: it may ask the current device, which the caller makes the right one. The
+// interpreter's lock is kept: a launch takes microseconds, and to have the lock back from another
+// thread can take milliseconds.
 class OnItsDevice {
  public:
   OnItsDevice(const Arguments& arguments, bool launches) {
@@ -67,8 +69,32 @@ py::dict device_properties(int device) {
   return result;
 }
 
+// A device with a context to ask of addresses, which are the process's, where the thread has none:
+// the runtime would make one on its first device. -1 where no device has one.
+int active_device() {
+  using Ask = CUresult (*)(CUdevice, unsigned*, int*);
+  static const auto ask = cuda::driver_function<Ask>("cuDevicePrimaryCtxGetState", 7000);
+  int count = 0;
+  CUDA_CHECK(cudaGetDeviceCount(&count));
+  for (int device = 0; device < count; ++device) {
+    unsigned flags = 0;
+    int active = 0;
+    cuda::Contexts::check(ask(device, &flags, &active), "cuDevicePrimaryCtxGetState");
+    if (active != 0) return device;
+  }
+  return -1;
+}
+
 // The device that an address belongs to, or -1 for ordinary host memory.
 int pointer_device(Address address) {
+  std::optional<cuda::DeviceGuard> guard;
+  CUcontext current = nullptr;
+  cuda::Contexts::check(cuda::Contexts::all().current(&current), "cuCtxGetCurrent");
+  if (current == nullptr) {
+    const int device = active_device();
+    if (device < 0) return -1;
+    guard.emplace(device);
+  }
   cudaPointerAttributes attributes;
   CUDA_CHECK(cudaPointerGetAttributes(&attributes, in<void>(address)));
   return attributes.type == cudaMemoryTypeUnregistered ? -1 : attributes.device;
@@ -92,6 +118,43 @@ std::size_t read_file(cuda::FileReader& reader, int descriptor, off_t offset, st
   errno = error;
   PyErr_SetFromErrno(PyExc_OSError);
   throw py::error_already_set();
+}
+
+// What tells a stream from all others, of which the driver hands out handles again; -1 for one that
+// is captured.
+PyObject* stream_id(PyObject*, PyObject* handle) {
+  const std::size_t number = PyLong_AsSize_t(handle);
+  if (number == static_cast<std::size_t>(-1) && PyErr_Occurred() != nullptr) return nullptr;
+  const auto stream = reinterpret_cast<cudaStream_t>(number);
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  unsigned long long id = 0;
+  cudaError_t failed = cudaStreamIsCapturing(stream, &status);
+  if (failed == cudaSuccess && status != cudaStreamCaptureStatusNone) return PyLong_FromLong(-1);
+  if (failed == cudaSuccess) failed = cudaStreamGetId(stream, &id);
+  if (failed == cudaSuccess) return PyLong_FromUnsignedLongLong(id);
+  cudaGetLastError();
+  PyErr_Format(PyExc_RuntimeError, "stream %#zx: %s: %s", number, cudaGetErrorName(failed),
+               cudaGetErrorString(failed));
+  return nullptr;
+}
+
+PyMethodDef stream_id_method = {"stream_id", stream_id, METH_O,
+                                "A number that no other stream has had; -1: it is captured."};
+
+// How this thread's calls that a capture forbids are taken; returns how they were before.
+int exchange_capture_mode(int mode) {
+  auto changed = static_cast<cudaStreamCaptureMode>(mode);
+  CUDA_CHECK(cudaThreadExchangeStreamCaptureMode(&changed));
+  return changed;
+}
+
+void push_device(int device) {
+  cuda::Contexts::check(cuda::Contexts::all().push(cuda::context_of(device)), "cuCtxPushCurrent");
+}
+
+void pop_device() {
+  CUcontext popped;
+  cuda::Contexts::check(cuda::Contexts::all().pop(&popped), "cuCtxPopCurrent");
 }
 
 // Lets threads that wait for a device sleep, where they keep a core busy by default.
@@ -137,6 +200,23 @@ PYBIND11_MODULE(_cuda, module) {
   module.def("pointer_device", &pointer_device);
   module.def("kernels_error", &kernels_error);
   module.def("queue_copy", &queue_copy);
+  const py::object named = module.attr("__name__");
+  module.attr("stream_id") =
+      py::reinterpret_steal<py::object>(PyCFunction_NewEx(&stream_id_method, nullptr, named.ptr()));
+  module.def("capture_id",
+             [](Address stream) { return cuda::Capture(reinterpret_cast<Stream>(stream)).id; });
+  module.def("hold_in_graph", [](Address stream, std::uint64_t number) {
+    cuda::Released::hold(reinterpret_cast<Stream>(stream), number);
+  });
+  module.def("released_by_graphs", [] {
+    py::list numbers;
+    for (const std::uint64_t number : cuda::Released::take()) numbers.append(number);
+    return numbers;
+  });
+  module.attr("relaxed_capture_mode") = static_cast<int>(cudaStreamCaptureModeRelaxed);
+  module.def("exchange_capture_mode", &exchange_capture_mode);
+  module.def("push_device", &push_device);
+  module.def("pop_device", &pop_device);
   py::class_<cuda::FileReader>(module, "FileReader")
       .def(py::init<int, int, std::size_t>(), py::arg("device"), py::arg("threads"),
            py::arg("piece"))

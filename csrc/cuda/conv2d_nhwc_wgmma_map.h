@@ -3,27 +3,15 @@
 
 #include <cuda.h>
 
-#include <stdexcept>
 #include <string>
 #include <type_traits>
 
 #include "cuda/conv2d_nhwc_wgmma_product.h"
 #include "cuda/tf32.cuh"
 #include "runtime/check.h"
+#include "runtime/device.h"
 
 namespace cnn_engine::cuda::wgmma {
-
-// A function of the driver, which is not linked.
-template <typename Function>
-Function driver_function(const char* name) {
-  void* function = nullptr;
-  cudaDriverEntryPointQueryResult found;
-  CUDA_CHECK(cudaGetDriverEntryPointByVersion(name, &function, 12000, cudaEnableDefault, &found));
-  if (found != cudaDriverEntryPointSuccess) {
-    throw cuda::Error(std::string("expected a driver that has ") + name + ", found one without");
-  }
-  return reinterpret_cast<Function>(function);
-}
 
 inline void check_map(CUresult result, const char* name) {
   if (result != CUDA_SUCCESS) {
@@ -49,7 +37,7 @@ CUtensorMap map_of_rows(const void* x,  // [count, pitch]
                         std::int64_t count, int columns, int pitch, int rows,
                         CUtensorMapSwizzle swizzle) {
   static const auto encode =
-      driver_function<decltype(&cuTensorMapEncodeTiled)>("cuTensorMapEncodeTiled");
+      driver_function<decltype(&cuTensorMapEncodeTiled)>("cuTensorMapEncodeTiled", 12000);
   const cuuint64_t dims[] = {cuuint64_t(columns), cuuint64_t(count)},
                    strides[] = {pitch * sizeof(T)};
   const cuuint32_t box[] = {128 / sizeof(T), cuuint32_t(rows)}, steps[] = {1, 1};
@@ -67,7 +55,7 @@ CUtensorMap map_of_boxes(const void* x,  // [N, H, W, pitch]
                          const Conv2dShape& p, int pitch, int rows, int columns,
                          CUtensorMapSwizzle swizzle = CU_TENSOR_MAP_SWIZZLE_128B) {
   static const auto encode =
-      driver_function<decltype(&cuTensorMapEncodeTiled)>("cuTensorMapEncodeTiled");
+      driver_function<decltype(&cuTensorMapEncodeTiled)>("cuTensorMapEncodeTiled", 12000);
   const cuuint64_t row = pitch * sizeof(T);
   const cuuint64_t dims[] = {cuuint64_t(p.c), cuuint64_t(p.w), cuuint64_t(p.h), cuuint64_t(p.n)},
                    strides[] = {row, row * p.w, row * p.w * p.h};
@@ -91,7 +79,7 @@ CUtensorMap map_of_images(const Images& images, int places) {
     return map_of_rows<T>(x, all, p.c, pitch, places, CU_TENSOR_MAP_SWIZZLE_128B);
   }
   static const auto encode =
-      driver_function<decltype(&cuTensorMapEncodeIm2col)>("cuTensorMapEncodeIm2col");
+      driver_function<decltype(&cuTensorMapEncodeIm2col)>("cuTensorMapEncodeIm2col", 12000);
   const cuuint64_t row = pitch * sizeof(T);
   const cuuint64_t dims[] = {cuuint64_t(p.c), cuuint64_t(p.w), cuuint64_t(p.h), cuuint64_t(p.n)};
   const cuuint64_t strides[] = {row, row * p.w, row * p.w * p.h};

@@ -15,6 +15,7 @@ class Error : public std::runtime_error {
 
 inline void check(cudaError_t error, const char* call, const char* file, int line) {
   if (error == cudaSuccess) return;
+  cudaGetLastError();  // told here, and not once more by the next launch
   throw Error(std::string(file) + ":" + std::to_string(line) + ": " + call + ": " +
               cudaGetErrorName(error) + ": " + cudaGetErrorString(error));
 }
