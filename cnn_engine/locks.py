@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 import weakref
 from types import TracebackType
+from typing import Any
 
 
 class ForkSafeLock:
@@ -45,3 +47,19 @@ def _renew() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_renew)
+
+
+class cached_property(functools.cached_property):
+    """``functools.cached_property`` without the lock that it has before Python 3.12.
+
+    That one is all instances', and held while the value is computed: a child forked meanwhile waits for ever.
+    Two threads may compute the value at once.
+    """
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        if instance is None:
+            return self
+        kept = instance.__dict__
+        if self.attrname not in kept:
+            kept[self.attrname] = self.func(instance)
+        return kept[self.attrname]

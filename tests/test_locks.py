@@ -15,7 +15,7 @@ from graphs import Builder
 import cnn_engine
 from cnn_engine import Engine
 from cnn_engine.engine.plans import Plans
-from cnn_engine.locks import ForkSafeLock
+from cnn_engine.locks import ForkSafeLock, cached_property
 
 pytestmark = pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 
@@ -110,13 +110,46 @@ def test_a_child_predicts_while_its_parent_builds_a_plan(monkeypatch):
         builder.join()
 
 
+def test_a_child_reads_a_property_that_its_parent_computes():
+    held, end = threading.Event(), threading.Event()
+
+    class Slow:
+        def __init__(self, waits: bool) -> None:
+            self.waits = waits
+
+        @cached_property
+        def value(self) -> list[int]:
+            if self.waits:
+                held.set()
+                end.wait(30)
+            return [1]
+
+    thread = threading.Thread(target=lambda: Slow(True).value)
+    thread.start()
+    held.wait()
+    try:
+        assert in_a_child(lambda: Slow(False).value == [1])
+    finally:
+        end.set()
+        thread.join()
+    quick = Slow(False)
+    assert quick.value is quick.value
+
+
 def test_all_locks_of_the_package_are_such():
     root = Path(cnn_engine.__file__).parent
     plain = {
         path.relative_to(root).as_posix()
         for path in root.rglob("*.py")
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.Call)
-        and ast.unparse(node.func) in ("threading.Lock", "threading.RLock")
+        if (
+            isinstance(node, ast.Call)
+            and ast.unparse(node.func) in ("threading.Lock", "threading.RLock")
+        )
+        or (
+            isinstance(node, ast.ImportFrom)
+            and node.module == "functools"
+            and "cached_property" in {alias.name for alias in node.names}
+        )
     }
     assert plain == MARKS | {"locks.py"}

@@ -94,6 +94,7 @@ class Plans:
         self._queued.clear()
 
     def _drop(self) -> None:
+        """Closes without a look at results."""
         dropped = [self._program, *self.pool.close()]
         self._program = None
         self.ready.clear()

@@ -10,12 +10,12 @@ import heapq
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from types import MappingProxyType
 
 import numpy as np
 
 from ..errors import InputError
+from ..locks import cached_property
 from ..operators.operator import Cost, Operator, Value
 
 __all__ = ["Graph", "Node", "Note", "Operator", "Value"]

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from typing import ClassVar
 
 import numpy as np
 
 from .. import operators
 from ..errors import InputError, UnsupportedError, expected
+from ..locks import cached_property
 from ..operators import Cost, Operator, Value
 from ..operators.windows import Pair
 from .graph import Graph, Node

@@ -6,12 +6,12 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from ..errors import InputError, UnsupportedError, expected
+from ..locks import cached_property
 
 #: Longest side that an image is resized or cropped to.
 LONGEST_SIDE = 8192

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 
 from ..engine.kernels.user import CONTRACTS
 from ..graph.graph import Graph, Node
+from ..locks import cached_property
 from ..operators import KINDS
 from ..operators.operator import Operator, Value
 
