@@ -13,8 +13,11 @@ import numpy as np
 import pytest
 import window_bounds
 from test_conv2d_nhwc import Method, run
+from test_fused_cpu import build
+from test_fused_cpu import run as run_fused
 
 from cnn_engine import ops
+from cnn_engine.graph.network import Conv2d, MaxPool2d, Network, Relu
 
 CASES = int(os.environ.get("CNN_ENGINE_WINDOW_CASES", "40"))
 
@@ -64,6 +67,45 @@ def test_operator(instruction_set, variant, reduction):
 
     for case in window_bounds.cases(CASES):
         window_bounds.check(case, conv)
+
+
+def fused(x, weight, bias, *, padding, **_):
+    """A network of one convolution, its output as it is."""
+    k, _, r, s = weight.shape
+    top, left, bottom, right = padding
+    x = np.pad(x, ((0, 0), (0, 0), (top, bottom), (left, right)))
+    network = Network("one", x.shape[1:], (Conv2d("conv", k, r),))
+    found = run_fused(build(network, {"conv.weight": weight, "conv.bias": bias}), x)
+    return found.reshape(len(x), k, x.shape[2] - r + 1, x.shape[3] - s + 1)
+
+
+@pytest.mark.parametrize("channels", [(1, 6), (8, 40)])
+@pytest.mark.parametrize("kernel", [(3, 3), (5, 5)])
+def test_fused(instruction_set, kernel, channels):
+    fixed = {"kernel": kernel, "stride": (1, 1), "dilation": (1, 1), "groups": 1}
+    for case in window_bounds.cases(CASES, channels=channels, **fixed):
+        if np.isfinite(case.x).all():  # others are computed layer by layer
+            window_bounds.check(case, fused)
+
+
+@pytest.mark.parametrize("kernel", [3, 5])
+@pytest.mark.parametrize("channels", [3, 16])
+def test_fused_windows_of_zeros_stay_zero(instruction_set, rng, kernel, channels):
+    """In the network's second convolution, too, whose border is what a ReLU left, and before a pool."""
+    layers = (
+        Conv2d("first", 16, kernel, padding=kernel // 2), Relu("relu"),
+        Conv2d("second", 20, kernel, padding=kernel // 2), MaxPool2d("pool", 2),
+    )  # fmt: skip
+    network = Network("two", (channels, 24, 24), layers)
+    parameters = {name: np.abs(array) for name, array in network.random_weights(3).items()}
+    for name in ("first.bias", "second.bias"):
+        parameters[name][:] = 0
+    x = rng.random((2, channels, 24, 24)).astype(np.float32)
+    x[:, :, 7:] = 0
+    found = run_fused(build(network, parameters), x).reshape(2, 20, 12, 12)
+    below = -(-(7 + kernel - 1) // 2)
+    assert (found[:, :, below:] == 0).all()
+    assert (found[:, :, : below - 1] > 0).all()
 
 
 def test_a_leak_is_found():

@@ -25,8 +25,6 @@ constexpr int kPhaseTile = kPhaseSide * kPhasePlace;  // of V
 // Output rows of a task, which reads five rows more than twice as many.
 constexpr int kPhaseRows = 14;
 constexpr int kPhaseLeastOutputs = 8;
-// Added to the square of what is not zero, which may be less than the least number.
-constexpr float kSomething = 1e-30f;
 // Rows of the kernel whose products are summed by themselves: with four the error of DenseNet-121's
 // logits is 4 % larger (RMS), and the time the same.
 constexpr int kPhaseSum = 2;
@@ -88,7 +86,7 @@ inline std::int64_t PhaseSums::floats(const PhasesShape& shape, const Conv2dShap
 
 // y = A^T m
 template <typename V>
-CNN_ENGINE_INLINE void tile_output(const V (&m)[6], V (&y)[3]) {
+CNN_ENGINE_INLINE void output_transform(const V (&m)[6], V (&y)[3]) {
   const V sum1 = m[1] + m[2], difference1 = kPointA * (m[1] - m[2]);
   const V sum2 = m[3] + m[4], difference2 = kPointB * (m[3] - m[4]);
   y[0] = (m[0] + sum1) + sum2;
@@ -170,7 +168,7 @@ inline void write_phase_row(const float* image, const Conv2dShape& p, const Phas
       Vec<kNarrow> d[kPhaseSide], o[kPhaseSide];
 #pragma GCC unroll 6
       for (int i = 0; i < kPhaseSide; ++i) d[i] = load<kNarrow>(from + i * kPhasePlace + c);
-      tile_input(d, o);
+      input_transform(d, o);
 #pragma GCC unroll 6
       for (int i = 0; i < kPhaseSide; ++i) store<kNarrow>(v + i * kPhasePlace + c, o[i]);
     }
@@ -311,7 +309,7 @@ void phase_tiles(const float* u, const float* v, const Conv2dShape& p, const Pha
 #pragma GCC unroll 2
       for (int b = 0; b < B; ++b) {
         Vec<W> o[kPhaseOutputs];
-        tile_output(sum[t][b], o);
+        output_transform(sum[t][b], o);
 #pragma GCC unroll 3
         for (int j = 0; j < kPhaseOutputs; ++j) y[t][b][j] = first ? y[t][b][j] + o[j] : o[j];
       }

@@ -254,7 +254,7 @@ inline void winograd_pack(const float* weight, float* packed, const WindowBound&
                           const Conv2dShape& p, Conv2dMethod method, int threads) {
   const WinogradShape shape(p, method);
   double g[8][5];
-  tile_kernel(shape.m, g);
+  fused::kernel_transform(shape.m, 3, g);
   const int side = shape.side;
   const std::int64_t step = std::int64_t{shape.k_pitch} * p.c;  // of a frequency
   const std::int64_t cost = std::int64_t{p.c} * 16 * 200;

@@ -31,52 +31,6 @@ constexpr int kFewChannels = 16, kFewStep = kFewTiles * kFewChannels;
 // Numbers that say which outputs of a task are computed directly.
 constexpr int kTileNotes = kMostTiles + 16;
 
-// Points of evaluation of tiles of 4x4: 0, A, -A, B, -B and infinity. Of those tried they have the
-// least rounding error, half of that of 1 and 1/2; their powers and products are exact.
-constexpr float kPointA = 0.625f, kPointB = 1.5f;
-constexpr float kSquareA = kPointA * kPointA, kSquareB = kPointB * kPointB;
-
-// o = B^T d, see cook_toom.h; with kPointA and kPointB for 6 products.
-template <typename V>
-CNN_ENGINE_INLINE void tile_input(const V (&d)[4], V (&o)[4]) {
-  input_transform(d, o);
-}
-template <typename V>
-CNN_ENGINE_INLINE void tile_input(const V (&d)[6], V (&o)[6]) {
-  o[0] = (d[4] - (kSquareA + kSquareB) * d[2]) + kSquareA * kSquareB * d[0];
-  const V even1 = d[4] - kSquareB * d[2];
-  const V odd1 = d[3] - kSquareB * d[1];
-  o[1] = even1 + kPointA * odd1;
-  o[2] = even1 - kPointA * odd1;
-  const V even2 = d[4] - kSquareA * d[2];
-  const V odd2 = d[3] - kSquareA * d[1];
-  o[3] = even2 + kPointB * odd2;
-  o[4] = even2 - kPointB * odd2;
-  o[5] = (d[5] - (kSquareA + kSquareB) * d[3]) + kSquareA * kSquareB * d[1];
-}
-
-// y = A^T m
-template <typename V>
-CNN_ENGINE_INLINE void tile_output(const V (&m)[4], V (&y)[2]) {
-  output_transform(m, y);
-}
-template <typename V>
-CNN_ENGINE_INLINE void tile_output(const V (&m)[6], V (&y)[4]) {
-  const V sum1 = m[1] + m[2], difference1 = kPointA * (m[1] - m[2]);
-  const V sum2 = m[3] + m[4], difference2 = kPointB * (m[3] - m[4]);
-  y[0] = (m[0] + sum1) + sum2;
-  y[1] = difference1 + difference2;
-  y[2] = kSquareA * sum1 + kSquareB * sum2;
-  y[3] = (kSquareA * difference1 + m[5]) + kSquareB * difference2;
-}
-
-// G for tiles of MxM.
-inline void tile_kernel(int m, double (&g)[8][5]) {
-  if (m == 2) return fused::kernel_transform(2, 3, g);
-  constexpr double points[7] = {0, kPointA, -kPointA, kPointB, -kPointB};
-  fused::kernel_transform(points, 5, 3, g);
-}
-
 // All arguments of a call but the shape.
 struct Winograd {
   const float* input;
@@ -223,14 +177,14 @@ CNN_ENGINE_INLINE void input_tile(const float* const (&places)[S * S], int c, in
     Vec<W> d[S], o[S];
 #pragma GCC unroll 6
     for (int i = 0; i < S; ++i) d[i] = load_some<W>(places[i * S + j] + c, count);
-    tile_input(d, o);
+    input_transform(d, o);
 #pragma GCC unroll 6
     for (int i = 0; i < S; ++i) half[i][j] = o[i];
   }
 #pragma GCC unroll 6
   for (int i = 0; i < S; ++i) {
     Vec<W> o[S];
-    tile_input(half[i], o);
+    input_transform(half[i], o);
 #pragma GCC unroll 6
     for (int j = 0; j < S; ++j) store<W>(v + (i * S + j) * step + c, o[j]);
   }
@@ -254,7 +208,7 @@ CNN_ENGINE_INLINE void output_tile(const float* m, std::int64_t step, const Wino
     Vec<W> d[S], o[M];
 #pragma GCC unroll 6
     for (int i = 0; i < S; ++i) d[i] = load<W>(m + (i * S + j) * step + k);
-    tile_output(d, o);
+    output_transform(d, o);
 #pragma GCC unroll 4
     for (int i = 0; i < M; ++i) half[i][j] = o[i];
   }
@@ -264,7 +218,7 @@ CNN_ENGINE_INLINE void output_tile(const float* m, std::int64_t step, const Wino
   for (int i = 0; i < M; ++i) {
     if (i >= to.rows) return;
     Vec<W> o[M];
-    tile_output(half[i], o);
+    output_transform(half[i], o);
 #pragma GCC unroll 4
     for (int j = 0; j < M; ++j) {
       if (j >= to.columns) continue;
@@ -499,7 +453,7 @@ struct KernelTransform {
 
   KernelTransform() {
     double exact[8][5];
-    tile_kernel(M, exact);
+    fused::kernel_transform(M, 3, exact);
     for (int i = 0; i < M + 2; ++i) {
       for (int tap = 0; tap < 3; ++tap) g[i][tap] = static_cast<float>(exact[i][tap]);
     }

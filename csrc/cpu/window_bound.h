@@ -21,104 +21,12 @@
 #pragma once
 
 #include <cmath>
-#include <cstdint>
-#include <limits>
 
 #include "cpu/fused/vector.h"
+#include "cpu/fused/weight_bound.h"
 
 namespace cnn_engine::cpu::CNN_ENGINE_ISA {
 namespace {
-
-constexpr int kBoundRows = 16, kBoundColumns = 8, kBoundTaps = 25;
-// Channels from which each tap has a mean of its own; of fewer, each row and column of taps.
-constexpr int kBoundChannels = 16;
-// Of rounding errors, all that is not Winograd's: the sum with the bias, the last rounding.
-constexpr double kBoundPart = 0.9;
-constexpr double kBoundDeviations = 3.0;
-// What windows must allow for Winograd to be tried at all: L1 and L2 norms like those of a
-// rectified normal distribution.
-constexpr double kUsualPart = 0.32;
-// Below these weights and squares, numbers may be rounded as subnormal ones.
-constexpr double kLeastWeight = 1e-25;
-constexpr float kLeastSquare = 1e-25f;
-
-struct WindowBound {
-  float fits;              // 0: the weights are not for Winograd, whatever the values are
-  float tile, spread;      // factors of e(tile), squared, and of e(window)
-  float taps[kBoundTaps];  // factors of l(x) by tap, where there are so few
-  float rows[kBoundRows];  // the same of a row of taps and of a column: their product
-  float columns[kBoundColumns];
-};
-// In floats, where packed weights begin with one.
-constexpr int kBoundFloats = (sizeof(WindowBound) / sizeof(float) + 15) / 16 * 16;
-
-inline bool fits_winograd(const float* packed) { return packed[0] != 0.0f; }
-inline WindowBound unpacked_bound(const float* packed) {
-  WindowBound bound;
-  __builtin_memcpy(&bound, packed, sizeof bound);
-  return bound;
-}
-
-// Of weights [filters, channels, r, s]. `tile_part`: e(tile) by e(window) of even values.
-inline WindowBound window_bound(const float* weight, int filters, int channels, int r, int s,
-                                double kappa, double tile_part) {
-  WindowBound bound{};
-  const int taps = r * s;
-  const double count = double(channels) * taps;
-  double spread = 0, mean = 1, tap_part[kBoundTaps], row_part[kBoundRows],
-         column_part[kBoundColumns];
-  for (double& part : tap_part) part = 1;
-  for (double& part : row_part) part = 1;
-  for (double& part : column_part) part = 1;
-  bool regular = r <= kBoundRows && s <= kBoundColumns, any = false;
-  for (int k = 0; k < filters && regular; ++k, weight += std::int64_t{channels} * taps) {
-    double sums[kBoundRows * kBoundColumns] = {}, square = 0;
-    for (int c = 0; c < channels; ++c) {
-      for (int tap = 0; tap < taps; ++tap) {
-        const double w = weight[std::int64_t{c} * taps + tap];
-        sums[tap] += std::fabs(w);
-        square += w * w;
-      }
-    }
-    double sum = 0, rows[kBoundRows] = {}, columns[kBoundColumns] = {};
-    for (int tap = 0; tap < taps; ++tap) {
-      sum += sums[tap];
-      rows[tap / s] += sums[tap];
-      columns[tap % s] += sums[tap];
-    }
-    if (sum == 0) continue;  // exact, whatever it is multiplied by
-    any = true;
-    const double size = std::sqrt(square / channels), own = sum / count / size;
-    regular = size >= kLeastWeight && size < 1e25;  // false for NaN
-    const double variance = square / count / (size * size) - own * own;
-    const auto lower = [](double& least, double value) {
-      if (value < least) least = value;
-    };
-    if (variance > spread) spread = variance;
-    lower(mean, own);
-    for (int tap = 0; tap < taps && tap < kBoundTaps; ++tap) {
-      lower(tap_part[tap], 2 * sums[tap] * taps / sum);
-    }
-    for (int i = 0; i < r; ++i) lower(row_part[i], 2 * rows[i] * r / sum);
-    for (int j = 0; j < s; ++j) lower(column_part[j], 2 * columns[j] * s / sum);
-  }
-  if (!regular || !any) return bound;
-  const double tile = kappa / (kBoundPart * (16 + count / 8));
-  const double deviations = kBoundDeviations * std::sqrt(spread);
-  double all = 0;
-  for (int i = 0; i < r; ++i) bound.rows[i] = static_cast<float>(mean * row_part[i]);
-  for (int j = 0; j < s; ++j) bound.columns[j] = static_cast<float>(column_part[j]);
-  for (int tap = 0; tap < taps; ++tap) {
-    double part = row_part[tap / s] * column_part[tap % s];
-    if (tap < kBoundTaps && channels >= kBoundChannels) part = tap_part[tap];
-    if (tap < kBoundTaps) bound.taps[tap] = static_cast<float>(mean * part);
-    all += mean * part / taps;
-  }
-  bound.fits = all * std::sqrt(kUsualPart * count) > deviations + tile * std::sqrt(tile_part);
-  bound.tile = static_cast<float>(tile * tile);
-  bound.spread = static_cast<float>(deviations * deviations);
-  return bound;
-}
 
 // Lane i of what is returned is the sum of the lanes of values[i].
 template <int W>

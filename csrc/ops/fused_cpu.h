@@ -12,8 +12,7 @@
 // instruction sets.
 //
 // NaN and infinity: a float32 image that holds one is left out, for whoever calls to have computed
-// layer by layer: Winograd's sums would spread it over whole tiles. Numbers beyond about 1e30 may
-// overflow earlier than they do there.
+// layer by layer. Every output is within the bound of its own window (cpu/window_bound.h).
 #pragma once
 
 #include <memory>

@@ -21,7 +21,8 @@ CNN_ENGINE_INLINE void kernel_transform(const double (&points)[7], int finite, i
 
 // With cook_toom.h's points.
 CNN_ENGINE_INLINE void kernel_transform(int m, int r, double (&g)[8][5]) {
-  constexpr double kPoints[3][7] = {{0, 1, -1}, {0, 1, -1, .5, -.5}, {0, 1, -1, 2, -2, .5, -.5}};
+  constexpr double kPoints[3][7] = {
+      {0, 1, -1}, {0, .625, -.625, 1.5, -1.5}, {0, 1, -1, 2, -2, .5, -.5}};
   const int finite = m + r - 2;
   kernel_transform(kPoints[finite / 2 - 1], finite, r, g);
 }

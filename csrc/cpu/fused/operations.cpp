@@ -21,28 +21,57 @@ double direct_cost(const Operation& op, bool bfloat16, const FusedKernels& kerne
   return double(op.conv_h) * op.conv_w * layer.kernel_h * layer.kernel_w * c * k;
 }
 
-double winograd_cost(const Operation& op, int tile_h, int tile_w, bool planar,
-                     const FusedKernels& kernels) {
-  const auto& layer = *op.layer;
-  const double k = round_up(layer.out_channels, pick_lanes(layer.out_channels, kernels));
-  const double frequencies = double(tile_h + layer.kernel_h - 1) * (tile_w + layer.kernel_w - 1);
-  const double tiles =
-      std::ceil(double(op.conv_h) / tile_h) * std::ceil(double(op.conv_w) / tile_w);
-  const double c = planar ? op.c : round_up(op.c, kernels.channel_lanes);
-  return tiles * frequencies * (op.c * k + 2 * c + 2 * k);
+// Winograd's rounding errors by the outputs and taps of a tile's side: those of the sums of a plain
+// convolution are 1, with signs at random.
+double amplification(int outputs, int taps) {
+  if (outputs == 2) return taps == 5 ? 2.42 : 1.29;
+  return taps == 5 ? 5.46 : 2.86;
 }
 
-// Larger tiles need fewer multiplications and round more, so 5x5 kernels, whose tiles of 4x4
-// outputs lose most, have them only where the image itself is read; the last convolution, whose
-// errors nothing after it averages out, has 2x2 (docs/performance.md has the errors of each
+struct Tile {
+  int h, w;
+  bool planar;
+};
+
+// Whether rows are summed as they are: of a first layer's few products, tiles of two dimensions
+// would lose too much.
+bool along_rows(const Tile& tile) { return tile.h < tile.w; }
+
+double winograd_cost(const Operation& op, const Tile& tile, const FusedKernels& kernels) {
+  const auto& layer = *op.layer;
+  const double k = round_up(layer.out_channels, pick_lanes(layer.out_channels, kernels));
+  const double columns = tile.w + layer.kernel_w - 1;
+  const double frequencies = (tile.h + layer.kernel_h - 1) * columns;
+  const double products = along_rows(tile) ? tile.h * layer.kernel_h * columns : frequencies;
+  const double sums = along_rows(tile) ? tile.h * columns : frequencies;
+  const double tiles =
+      std::ceil(double(op.conv_h) / tile.h) * std::ceil(double(op.conv_w) / tile.w);
+  const double c = tile.planar ? op.c : round_up(op.c, kernels.channel_lanes);
+  return tiles * (products * op.c * k + 2 * frequencies * c + 2 * sums * k);
+}
+
+// What the weights ask of windows (window_bound.h). In bfloat16 other layers round 2^15 times more.
+WindowBound bound_of(const Operation& op, const Tile& tile, bool first, bool bfloat16) {
+  const LayerDescription& layer = *op.layer;
+  const int r = layer.kernel_h;
+  const double rows = along_rows(tile) ? 1 : amplification(tile.h, r);
+  double kappa = 0.9 * rows * amplification(tile.w, r) * (1 + std::sqrt(op.c) / 8);
+  if (bfloat16) kappa /= 1 << 14;
+  const double part = double(tile.h + r - 1) * (tile.w + r - 1) / (r * r);
+  // Images are even beside what a ReLU leaves.
+  return window_bound(layer.weight, layer.out_channels, op.c, r, r, kappa, part,
+                      first ? 0.5 : 0.15);
+}
+
+// Tiles of 4x4 outputs of 5x5 kernels round most, so only bfloat16 has them; the last convolution,
+// whose errors nothing after it averages out, has 2x2 (docs/performance.md has the errors of each
 // choice). So has one before a tanh: what tanh passes on is the small sums of large products, and a
 // tile's error is that of its largest sum.
-bool accurate(const Operation& op, int tile_h, int tile_w, bool first, bool last, bool tanh,
-              bool bfloat16) {
-  if (bfloat16) return true;  // its tolerance is a thousand times theirs
-  if (tanh) return tile_h == 2 && tile_w == 2;
+bool accurate(const Operation& op, const Tile& tile, bool last, bool tanh, bool bfloat16) {
+  if (bfloat16) return !along_rows(tile);  // its tolerance is a thousand times theirs
+  if (tanh) return tile.h == 2;
   if (op.layer->kernel_h == 3) return true;
-  return first || (last ? tile_h == 2 : tile_w == 2);
+  return last ? tile.h == 2 : tile.w == 2 || along_rows(tile);
 }
 
 void choose_tile(Operation& op, bool first, bool last, bool tanh, bool bfloat16,
@@ -53,18 +82,22 @@ void choose_tile(Operation& op, bool first, bool last, bool tanh, bool bfloat16,
       layer.kernel_h == layer.kernel_w && layer.stride_h == 1 && layer.stride_w == 1;
   if (!square || (layer.kernel_h != 5 && layer.kernel_h != 3)) return;
   double best = direct_cost(op, bfloat16, kernels);
-  const int sizes[][2] = {{4, 4}, {4, 2}, {2, 2}};
-  for (const auto& size : sizes) {
-    if (layer.kernel_h == 3 && size[0] != size[1]) continue;  // 3x3 kernels have square ones alone
-    if (!accurate(op, size[0], size[1], first, last, tanh, bfloat16)) continue;
-    const bool planar = first && op.c < kernels.channel_lanes && size[1] == 4;
-    const double cost = winograd_cost(op, size[0], size[1], planar, kernels);
-    if (cost < best) {
-      best = cost;
-      op.kind = StepKind::winograd;
-      op.tile_h = size[0];
-      op.tile_w = size[1];
-    }
+  const bool planar = first && op.c < kernels.channel_lanes;
+  const Tile tiles[] = {{4, 4, planar}, {4, 2, false}, {2, 4, planar}, {2, 2, false}};
+  for (const Tile& tile : tiles) {
+    if (along_rows(tile) && !planar) continue;
+    // Square kernels of 3x3 have square tiles alone.
+    if (layer.kernel_h == 3 && tile.h > tile.w) continue;
+    if (!accurate(op, tile, last, tanh, bfloat16)) continue;
+    const double cost = winograd_cost(op, tile, kernels);
+    if (cost >= best) continue;
+    const WindowBound bound = bound_of(op, tile, first, bfloat16);
+    if (bound.fits == 0.0f) continue;
+    best = cost;
+    op.kind = StepKind::winograd;
+    op.tile_h = tile.h;
+    op.tile_w = tile.w;
+    op.bound = bound;
   }
 }
 

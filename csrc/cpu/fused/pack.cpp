@@ -22,10 +22,15 @@ void for_each_block(int pitch, int lanes, const Place& place) {
 }  // namespace
 
 std::unique_ptr<Buffer> pack_winograd(const ConvStep& s, const float* weight) {
-  double gh[8][5], gw[8][5];
-  kernel_transform(s.tile_h, s.r, gh);
+  double gh[8][5] = {}, gw[8][5];
+  if (s.along_rows()) {
+    for (int i = 0; i < s.r; ++i) gh[i][i] = 1;
+  } else {
+    kernel_transform(s.tile_h, s.r, gh);
+  }
   kernel_transform(s.tile_w, s.s, gw);
-  const std::size_t rows = s.tile_h + s.r - 1, columns = s.tile_w + s.s - 1;
+  const std::size_t rows = s.along_rows() ? s.r : s.tile_h + s.r - 1;
+  const std::size_t columns = s.tile_w + s.s - 1;
   const std::size_t frequencies = rows * columns;
   auto packed = std::make_unique<Buffer>(frequencies * s.c * s.k_pitch);
   float* block = packed->data();

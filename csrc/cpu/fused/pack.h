@@ -7,7 +7,8 @@
 namespace cnn_engine::cpu::fused {
 
 // U = G g G^T, in double precision until the end: [block][frequency][c][block channels], or for a
-// planar image [vector][c][frequency][lanes].
+// planar image [vector][c][frequency][lanes]. Of tiles of rows, the frequencies are rows of taps by
+// those of columns.
 std::unique_ptr<Buffer> pack_winograd(const ConvStep& step, const float* weight /* [K, C, R, S] */);
 
 // [block][r][s][c][block channels]

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "cpu/fused/weight_bound.h"
 #include "runtime/shape.h"
 
 namespace cnn_engine::cpu::fused {
@@ -51,7 +52,8 @@ struct ConvStep {
   int pair_pitch;       // bfloat16: channels of a pixel of the rounded input, an even number
   const float* bias;    // [k_pitch]
 
-  // Winograd only: tiles of tile_h x tile_w outputs, tiles_y x tiles_x of them
+  // Winograd only: tiles of tile_h x tile_w outputs, tiles_y x tiles_x of them; 2 x 4 are tiles of
+  // rows, whose columns are not transformed
   int tile_h, tile_w, tiles_y, tiles_x;
   int group_rows;  // rows of tiles that are transformed together
   bool planar;     // the input is `image`, not `in`
@@ -60,7 +62,20 @@ struct ConvStep {
   int tiles_pitch;               // tiles_x, planar rounded up to those lanes
   int v_channels;                // channels of the transformed input as it lies in scratch
   std::size_t v_pitch, m_pitch;  // floats between two frequencies
-  std::size_t v_offset, m_offset, p_offset;  // of the three parts of scratch, in floats
+  std::size_t v_offset, m_offset, p_offset, b_offset;  // of the parts of scratch, in floats
+  WindowBound bound;
+  const float* direct;  // weights of outputs that the bound leaves out, packed as pack_direct does
+  int sums_pitch;       // tiles_x and more, of what is measured of an input row
+
+  CNN_ENGINE_INLINE bool along_rows() const { return tile_h < tile_w; }
+  // Of scratch: rows of what is measured, and what it is made of.
+  CNN_ENGINE_INLINE std::size_t measured_row() const {
+    return std::size_t(2 * tile_w + 1) * sums_pitch;
+  }
+  CNN_ENGINE_INLINE std::size_t measured() const {
+    const std::size_t row = 2 * std::size_t(tile_w) * sums_pitch;
+    return (tile_h + r - 1) * measured_row() + row + (2 * tile_h * tile_w + 1) * sums_pitch;
+  }
 };
 
 struct PoolStep {

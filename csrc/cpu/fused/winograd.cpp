@@ -5,13 +5,15 @@
 //
 // SIMD lanes are channels throughout (no shuffles, any image size), except where a first layer has
 // fewer channels than lanes: there they are neighbouring tiles (PlanarLayout). The bias and a
-// rising activation commute with the maximum, so they are applied once a window. Every tile is
-// computed by itself, so results depend neither on the number of threads nor on how tiles are
-// grouped.
+// rising activation commute with the maximum, so they are applied once a window. Outputs whose
+// windows do not allow a tile's rounding errors (window_bound.h) are computed directly after it.
+// Every tile is computed by itself, so results depend neither on the number of threads nor on how
+// tiles are grouped.
 #include "cpu/fused/activation.h"
 #include "cpu/fused/block.h"
 #include "cpu/fused/cook_toom.h"
 #include "cpu/fused/multiply.h"
+#include "cpu/window_bound.h"
 
 namespace cnn_engine::cpu::CNN_ENGINE_ISA {
 namespace {
@@ -65,7 +67,8 @@ void transform_planar(const ConvStep& s, const float* image, float* rows, float*
   }
   for (int c = 0; c < p.c; ++c) {
     const float* top = image + (std::size_t(c) * p.rows + std::size_t(tile_row) * MH) * row;
-    for (std::size_t x = 0; x < row; x += L) {
+    constexpr bool along_rows = MH < MW;
+    for (std::size_t x = 0; x < row && !along_rows; x += L) {
       Vec<L> d[AH], o[AH];
 #pragma GCC unroll 8
       for (int i = 0; i < AH; ++i) d[i] = load<L>(top + i * row + x);
@@ -75,7 +78,7 @@ void transform_planar(const ConvStep& s, const float* image, float* rows, float*
     }
     for (int i = 0; i < AH; ++i) {
       for (int t = 0; t < s.tiles_x; t += L) {
-        const float* from = rows + i * row + t;
+        const float* from = (along_rows ? top : rows) + i * row + t;
         float* to = v + (std::size_t(t) * p.c + std::size_t(c) * L) * (AH * AW) + i * AW * L;
         Vec<L> d[AW], o[AW];
 #pragma GCC unroll 8
@@ -185,40 +188,311 @@ CNN_ENGINE_INLINE void multiply_and_finish(const ConvStep& s, const float* v, co
   }
 }
 
+// The same for tiles of rows: V's rows are the image's, and each row of outputs sums up those it
+// reads.
+template <int MH, int R, int W, int L, int T>
+CNN_ENGINE_INLINE void multiply_along_rows(const ConvStep& s, const float* v, const float* u,
+                                           float* out, int tile_row, int tile, int k) {
+  constexpr int MW = 4;
+  constexpr int AH = MH + R - 1, AW = MW + R - 1;
+  Vec<W> half[T][MH][AW];
+#pragma GCC unroll 8
+  for (int j = 0; j < AW; ++j) {
+    Vec<W> m[T][MH] = {};
+    const float* weights = u + j * W;
+    const float* values = v + j * L;
+    for (int c = 0; c < s.c; ++c, weights += R * AW * W, values += AH * AW * L) {
+#pragma GCC unroll 5
+      for (int r = 0; r < R; ++r) {
+        const Vec<W> weight = load<W>(weights + r * AW * W);
+#pragma GCC unroll 4
+        for (int t = 0; t < T; ++t) {
+#pragma GCC unroll 2
+          for (int i = 0; i < MH; ++i) m[t][i] += weight * values[(i + r) * AW * L + t];
+        }
+      }
+    }
+#pragma GCC unroll 4
+    for (int t = 0; t < T; ++t) {
+#pragma GCC unroll 2
+      for (int i = 0; i < MH; ++i) half[t][i][j] = m[t][i];
+    }
+  }
+#pragma GCC unroll 4
+  for (int t = 0; t < T; ++t) {
+    if (s.pool) {
+      finish_tile<MH, MW, R, W, true>(s, half[t], out, tile_row, tile + t, k);
+    } else {
+      finish_tile<MH, MW, R, W, false>(s, half[t], out, tile_row, tile + t, k);
+    }
+  }
+}
+
 template <int MH, int R, int W, int L>
 void multiply_planar(const ConvStep& s, const float* v, float* out, int tile_row) {
-  constexpr int most = kRegisters == 32 ? 2 : 1;
-  constexpr int frequencies = (MH + R - 1) * (4 + R - 1);
+  constexpr bool along_rows = MH < 4;
+  constexpr int most = (kRegisters == 32 ? 2 : 1) * (along_rows ? 2 : 1);
+  constexpr int frequencies = (MH + R - 1) * (4 + R - 1);  // of V
+  constexpr int weights = (along_rows ? R : MH + R - 1) * (4 + R - 1);
+  const auto some = [&](auto size, const float* values, const float* u, int tile, int k) {
+    constexpr int T = decltype(size)::value;
+    if constexpr (along_rows) {
+      multiply_along_rows<MH, R, W, L, T>(s, values, u, out, tile_row, tile, k);
+    } else {
+      multiply_and_finish<MH, R, W, L, T>(s, values, u, out, tile_row, tile, k);
+    }
+  };
   for (int k = 0; k < s.k_pitch; k += W) {
-    const float* u = s.weight + std::size_t(k) * s.c * frequencies;
+    const float* u = s.weight + std::size_t(k) * s.c * weights;
     for (int first = 0; first < s.tiles_x; first += L) {
       const float* values = v + std::size_t(first) * s.c * frequencies;
       const int tiles = s.tiles_x - first < L ? s.tiles_x - first : L;
       int t = 0;
-      for (; t + most <= tiles; t += most)
-        multiply_and_finish<MH, R, W, L, most>(s, values + t, u, out, tile_row, first + t, k);
-      for (; t < tiles; ++t)
-        multiply_and_finish<MH, R, W, L, 1>(s, values + t, u, out, tile_row, first + t, k);
+      for (; t + most <= tiles; t += most) {
+        some(std::integral_constant<int, most>(), values + t, u, first + t, k);
+      }
+      for (; t < tiles; ++t) some(std::integral_constant<int, 1>(), values + t, u, first + t, k);
     }
   }
 }
+
+// What window_bound.h asks of the rows of tiles that one call comes to, and what it leaves out.
+// Columns are dealt out by what is left of them modulo MW, so that lanes are tiles.
+template <int MH, int MW, int R>
+class Measured {
+ public:
+  static constexpr int AH = MH + R - 1, AW = MW + R - 1;
+
+  Measured(const ConvStep& s, const float* in, float* scratch, int begin)
+      : s_(s),
+        in_(in),
+        pitch_(s.sums_pitch),
+        rows_(scratch + s.b_offset),
+        sizes_(rows_ + AH * s.measured_row()),
+        squares_(sizes_ + MW * pitch_),
+        flags_(squares_ + MW * pitch_),
+        windows_(scratch + s.b_offset + s.measured()),
+        next_(begin * MH) {}
+
+  // Computes the outputs of a row of tiles that are not Winograd's directly.
+  void finish(int tile_row, float* out) {
+    const int top = tile_row * MH;
+    for (; next_ < top + AH; ++next_) measure(next_);
+    if (!any_outside(top)) return;
+    for (int t = 0; t < s_.tiles_x; ++t) {
+      if (s_.lanes == kWide) {
+        compute<kWide>(top, t, out);
+      } else {
+        compute<kNarrow>(top, t, out);
+      }
+    }
+  }
+
+ private:
+  float* row(int y) const { return rows_ + y % AH * s_.measured_row(); }
+
+  // l(x) and e(x) of one row's places, then what each output and each tile reads of them.
+  void measure(int y) {
+    const int count = s_.tiles_x + (AW - 1) / MW;
+    for (int phase = 0; phase < MW; ++phase) {
+      float* size = sizes_ + phase * pitch_;
+      float* square = squares_ + phase * pitch_;
+      if (s_.planar) {
+        measure_planar(y, phase, count, size, square);
+      } else {
+        measure_places(y, phase, count, size, square);
+      }
+      for (int i = 0; i < count; ++i) square[i] += size[i] > 0.0f ? kSomething : 0.0f;
+    }
+    float* held = row(y);
+    float* part = held + MW * pitch_;
+    float* tiles = part + MW * pitch_;
+    const WindowBound& bound = s_.bound;
+    for (int j = 0; j < MW; ++j) {
+      for (int t = 0; t < s_.tiles_x; ++t) {
+        float size = 0, square = 0;
+#pragma GCC unroll 5
+        for (int k = 0; k < R; ++k) {
+          const int at = (j + k) % MW * pitch_ + (j + k) / MW + t;
+          size += bound.columns[k] * sizes_[at];
+          square += squares_[at];
+        }
+        held[j * pitch_ + t] = size;
+        part[j * pitch_ + t] = square;
+      }
+    }
+    for (int t = 0; t < s_.tiles_x; ++t) {
+      float square = 0;
+#pragma GCC unroll 8
+      for (int k = 0; k < AW; ++k) square += squares_[k % MW * pitch_ + k / MW + t];
+      tiles[t] = square;
+    }
+  }
+
+  void measure_planar(int y, int phase, int count, float* size, float* square) const {
+    const PlanarLayout& p = s_.image;
+    const int x = phase + 4 * p.margin - s_.in.left;  // in.left is the padding
+    for (int i = 0; i < count; ++i) size[i] = square[i] = 0.0f;
+    for (int c = 0; c < p.c; ++c) {
+      const float* from = in_ + ((std::size_t(c) * p.rows + y) * 4 + x % 4) * p.pitch + x / 4;
+      for (int i = 0; i < count; ++i) {
+        size[i] += absolute(from[i]);
+        square[i] += from[i] * from[i];
+      }
+    }
+  }
+
+  void measure_places(int y, int phase, int count, float* size, float* square) const {
+    constexpr int W = kNarrow;
+    const Layout& p = s_.in;
+    for (int first = 0; first < count; first += W) {
+      Vec<W> l[W] = {}, e[W] = {};
+      for (int i = 0; i < W; ++i) {
+        const int x = phase + MW * (first + i);
+        if (first + i >= count || x >= p.cols) break;
+        const float* from = in_ + (std::size_t(y) * p.cols + x) * p.pitch;
+        for (int c = 0; c < p.pitch; c += W) {
+          const Vec<W> value = load<W>(from + c);
+          l[i] += absolute(value);
+          e[i] += value * value;
+        }
+      }
+      store<W>(size + first, lane_sums<W>(l));
+      store<W>(square + first, lane_sums<W>(e));
+    }
+  }
+
+  // Sets the flags of outputs [MH][MW][tiles] that are outside the bound.
+  bool any_outside(int top) {
+    const WindowBound& bound = s_.bound;
+    float* tile = flags_ + MH * MW * pitch_;
+    for (int t = 0; t < s_.tiles_x; ++t) {
+      float square = 0;
+      for (int i = 0; i < AH; ++i) square += row(top + i)[2 * MW * pitch_ + t];
+      tile[t] = square == 0.0f ? -1.0f : std::sqrt(bound.tile * square);  // of zeros alone: exact
+    }
+    float any = 0;
+    for (int i = 0; i < MH; ++i) {
+      const float* rows[R];
+      for (int r = 0; r < R; ++r) rows[r] = row(top + i + r);
+      for (int j = 0; j < MW; ++j) {
+        float* flags = flags_ + (i * MW + j) * pitch_;
+        for (int t = 0; t < s_.tiles_x; ++t) {
+          float held = 0, part = 0;
+#pragma GCC unroll 5
+          for (int r = 0; r < R; ++r) {
+            held += bound.rows[r] * rows[r][j * pitch_ + t];
+            part += rows[r][(MW + j) * pitch_ + t];
+          }
+          const bool inside = is_inside(bound, held, part, tile[t]) | (tile[t] < 0.0f);
+          flags[t] = inside ? 0.0f : 1.0f;
+          any += flags[t];
+        }
+      }
+    }
+    return any != 0.0f;
+  }
+
+  bool is_outside(int i, int j, int t) const { return flags_[(i * MW + j) * pitch_ + t] != 0.0f; }
+
+  // Directly, the outputs of one tile that are flagged, or that are pooled with one that is.
+  template <int W>
+  [[gnu::noinline]] void compute(int top, int t, float* out) {
+    const int step = s_.pool ? 2 : 1, terms = s_.r * s_.s * s_.c;
+    float* sums = windows_ + MH * MW * terms;
+    int places[MH * MW][2], count = 0;
+    for (int i = 0; i < MH; i += step) {
+      for (int j = 0; j < MW; j += step) {
+        const int y = (top + i) / step, x = (t * MW + j) / step;
+        if (y >= s_.out.h || x >= s_.out.w) continue;
+        bool outside = false;
+        for (int a = 0; a < step * step; ++a) {
+          outside |= is_outside(i + a / step, j + a % step, t);
+        }
+        if (!outside) continue;
+        for (int a = 0; a < step * step; ++a, ++count) {
+          places[count][0] = top + i + a / step;
+          places[count][1] = t * MW + j + a % step;
+          write_window(places[count][0], places[count][1], windows_ + count * terms);
+        }
+      }
+    }
+    if (count == 0) return;
+    const float* u = s_.direct;
+    for (int k = 0; k < s_.k_pitch;) {
+      const int block = block_size((s_.k_pitch - k) / W);
+      const auto some = [&](auto size) {
+        constexpr int B = decltype(size)::value;
+        multiply<W, B>(windows_, terms, 1, u, terms, sums + k, s_.k_pitch, count);
+      };
+      if (block == 3) some(std::integral_constant<int, 3>());
+      if (block == 2) some(std::integral_constant<int, 2>());
+      if (block == 1) some(std::integral_constant<int, 1>());
+      u += std::size_t(terms) * block * W;
+      k += block * W;
+    }
+    for (int i = 0; i < count; i += step * step) {
+      float* to = out + s_.out.at(places[i][0] / step, places[i][1] / step);
+      for (int k = 0; k < s_.k_pitch; k += W) {
+        Vec<W> value = load<W>(sums + i * s_.k_pitch + k);
+        for (int a = 1; a < step * step; ++a) {
+          value = maximum(value, load<W>(sums + (i + a) * s_.k_pitch + k));
+        }
+        store<W>(to + k, activated<W>(s_.activation, value + load<W>(s_.bias + k)));
+      }
+    }
+  }
+
+  // [r][s][c]
+  void write_window(int y, int x, float* to) const {
+    const PlanarLayout& p = s_.image;
+    for (int i = y; i < y + R; ++i) {
+      for (int j = x; j < x + R; ++j) {
+        for (int c = 0; c < s_.c; ++c) {
+          const int at = j + 4 * p.margin - s_.in.left;
+          *to++ = s_.planar ? in_[((std::size_t(c) * p.rows + i) * 4 + at % 4) * p.pitch + at / 4]
+                            : in_[(std::size_t(i) * s_.in.cols + j) * s_.in.pitch + c];
+        }
+      }
+    }
+  }
+
+  const ConvStep& s_;
+  const float* in_;
+  const int pitch_;
+  float* rows_;     // [AH] of: [MW][tiles] of l(x) by output, the same of e(x), [tiles] of e(x)
+  float* sizes_;    // [MW][tiles and more], of one row's places
+  float* squares_;  // the same
+  float* flags_;    // [MH][MW][tiles], and a number for each tile
+  float* windows_;  // and the sums
+  int next_;        // row to measure
+};
 
 template <int MH, int R, int W, int L>
 void run_planar(const ConvStep& s, const float* image, float* out, float* scratch, int begin,
                 int end) {
   float* v = scratch + s.v_offset;
   float* rows = scratch + s.p_offset;
+  Measured<MH, 4, R> measured(s, image, scratch, begin);
   for (int row = begin; row < end; ++row) {
     transform_planar<MH, R, L>(s, image, rows, v, row);
     multiply_planar<MH, R, W, L>(s, v, out, row);
+    measured.finish(row, out);
   }
+}
+
+template <int R, int W, int L>
+void run_planar(const ConvStep& s, const float* image, float* out, float* scratch, int begin,
+                int end) {
+  if (s.along_rows()) return run_planar<2, R, W, L>(s, image, out, scratch, begin, end);
+  run_planar<4, R, W, L>(s, image, out, scratch, begin, end);
 }
 
 template <int R, int W>
 void run_planar(const ConvStep& s, const float* image, float* out, float* scratch, int begin,
                 int end) {
-  if (s.tile_lanes == kWide) return run_planar<4, R, W, kWide>(s, image, out, scratch, begin, end);
-  run_planar<4, R, W, kNarrow>(s, image, out, scratch, begin, end);
+  if (s.tile_lanes == kWide) return run_planar<R, W, kWide>(s, image, out, scratch, begin, end);
+  run_planar<R, W, kNarrow>(s, image, out, scratch, begin, end);
 }
 
 template <int W, int B>
@@ -236,6 +510,7 @@ void run(const ConvStep& s, const float* in, float* out, float* scratch, int beg
   float* v = scratch + s.v_offset;
   float* m = scratch + s.m_offset;
   float* columns = scratch + s.p_offset;
+  Measured<MH, MW, R> measured(s, in, scratch, begin);
   for (int row = begin; row < end; row += s.group_rows) {
     const int rows = end - row < s.group_rows ? end - row : s.group_rows;
     for (int r = 0; r < rows; ++r) {
@@ -263,6 +538,7 @@ void run(const ConvStep& s, const float* in, float* out, float* scratch, int beg
       } else {
         transform_output<MH, MW, R, false>(s, from, out, row + r);
       }
+      measured.finish(row + r, out);
     }
   }
 }
