@@ -234,6 +234,23 @@ def test_a_norm_that_is_many_nodes_keeps_squares_and_roots_in_float32(fake):
     assert {stored[kind] for kind in ("pow", "add", "sqrt", "div")} == {""}
 
 
+def test_small_weights_of_what_is_added_to_others_are_rounded(fake):
+    """As LayerScale is at its beginning, 1e-6: float16 keeps nothing of such a sum in what it is added to."""
+    for adds, kept in ((True, "float16"), (False, "float32")):
+        b = Builder((1, 8, 8, 8))
+        x = b.relu(b.conv("images", 8))
+        y = b.conv(x, 8)
+        (name,) = (node.name for node in b.nodes if node.outputs == (y,))
+        b.constants[b.nodes[-1].inputs[1]] = 1e-9 * b.constants[b.nodes[-1].inputs[1]]
+        y = b.add(Add(), y, x) if adds else b.add(Sigmoid(), y)
+        with Engine(b.graph(b.conv(y, 8)), device="cuda", dtype="float16") as engine:
+            program = engine._plans.open()
+            graph = program.placed(1, False).graph
+        (node,) = (node for node in graph.nodes if name in (node.name, *node.covers))
+        assert node.op.operands == kept
+        assert (name in program.in_float32) == (not adds)
+
+
 def test_numbers_of_functions_and_lost_weights_are_looked_at(fake):
     """Those of clip that clip nothing are none, and of weights the largest count."""
     b = Builder((1, 8, 8, 8))

@@ -39,6 +39,7 @@ _WEIGHTS = {Conv2dNhwc: (1,), Linear: (1,), SqueezeExcite: (1, 2)}
 PAST = {"float16": 65520.0, "bfloat16": 3.3961775292304957e38}
 SHORT = {"float16": 2.0**-15, "bfloat16": 2.0**-126}
 NOTHING = {"float16": 2.0**-25, "bfloat16": 2.0**-134}
+_NEVER = dict.fromkeys(PAST, 0.0)
 
 
 def not_held(graph: Graph, dtype: str) -> dict[str, str]:
@@ -46,8 +47,8 @@ def not_held(graph: Graph, dtype: str) -> dict[str, str]:
 
     They are to run in float32, with all that they read and write: a sum whose 1e-10 keeps a logarithm or a
     division from 0 means numbers that ``dtype`` does not have. So do the squares that it is added to, and
-    roots and reciprocals of it. Of weights the largest count: what others lose, rounding has cost more of.
-    Limits that clip nothing are no numbers.
+    roots and reciprocals of it. Of weights the largest count: what others lose, rounding has cost more of; so
+    it has where a convolution adds to what it reads beside. Limits that clip nothing are no numbers.
     """
     found: dict[str, str] = {}
     for node in graph.nodes:
@@ -101,7 +102,10 @@ def _numbers_of(node: Node, graph: Graph) -> Iterator[tuple[float, Mapping[str, 
         array = graph.constants[name]
         if array.dtype.kind != "f":
             continue
-        yield _largest(array), NOTHING if weights and place not in weights else SHORT
+        if place in weights and len(node.inputs) > 3 and node.inputs[3] is not None:
+            yield _largest(array), _NEVER  # rounding what they are added to costs more
+        else:
+            yield _largest(array), NOTHING if weights and place not in weights else SHORT
         if not weights:
             yield _smallest(array), NOTHING
     for function in (op, *(getattr(op, name, None) for name in ("activation", "gate"))):
