@@ -10,7 +10,10 @@ import numpy as np
 import pytest
 
 from cnn_engine import infer
-from cnn_engine.infer import summary
+from cnn_engine.infer import progress, summary
+from cnn_engine.infer.output import Record
+from cnn_engine.infer.shards import Shard
+from cnn_engine.infer.supervise import Supervisor
 from cnn_engine.measure import statistics
 
 
@@ -68,6 +71,30 @@ def test_a_rate_with_more_than_a_hundredth_of_bad_images_is_refused(report, tmp_
         "expected at most 1% of bad images in a rate to plan by, found 6.67 %"
         in capsys.readouterr().err
     )
+
+
+def test_progress_is_of_all_images_and_its_rate_of_good_ones(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(progress, "monotonic", lambda: now[0])
+    tracker = progress.Tracker(1, 0, [Shard(0, "image", 100, 100, 0, 100)])
+    supervisor = Supervisor(None, 1)
+    supervisor.counts.images, supervisor.counts.errors = 50, 40
+    now[0] += 5
+    state = tracker.state(supervisor)
+    assert (state.rate, state.eta_s, state.fraction) == (2.0, 5.0, 0.5)
+
+
+def test_a_shard_without_an_image_tells_no_end(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(progress, "monotonic", lambda: now[0])
+    tracker = progress.Tracker(3, 0, [Shard(at, "tar", -1, 100, at, 1) for at in range(3)])
+    supervisor = Supervisor(None, 1)
+    supervisor.counts.images = 10
+    supervisor.done[0] = Record(0, 0, 1)
+    now[0] += 5
+    assert tracker.state(supervisor).eta_s is None
+    supervisor.done[1] = Record(20, 0, 1)
+    assert tracker.state(supervisor).eta_s == (300 * 20 / 200 - 10) / 2
 
 
 @pytest.fixture

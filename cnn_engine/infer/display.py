@@ -26,7 +26,7 @@ class State:
         shards, shards_done: of this command's part, those that were done before included.
         images: done by this command so far; ``total`` how many it is to do, None where not known.
         fraction: of the work that this command has done, from 0 to 1, by bytes where images are not known.
-        rate: images/s over the last seconds.
+        rate: images/s over the last seconds, without bad ones.
         bound_by: the stage that is at work most of the time, or None.
     """
 
@@ -142,7 +142,9 @@ class Metrics:
 
         self._gauges = {
             "images": gauge("images", "Images done by this command"),
-            "rate": gauge("images_per_second", "Images a second over the last seconds"),
+            "rate": gauge(
+                "images_per_second", "Images a second over the last seconds, without bad ones"
+            ),
             "fraction": gauge("progress_ratio", "Share of the work that is done"),
             "eta_s": gauge("remaining_seconds", "Expected time to the end"),
             "errors": gauge("bad_images", "Images with an error in their row"),

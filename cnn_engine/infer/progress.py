@@ -28,29 +28,28 @@ class Tracker:
         self._sizes = {shard.index: shard.bytes for shard in todo}
         known = all(shard.images >= 0 for shard in todo)
         self._total = sum(shard.images for shard in todo) if known else None
-        self._samples: deque[tuple[float, int]] = deque([(monotonic(), 0)])
+        self._samples: deque[tuple[float, int, int]] = deque([(monotonic(), 0, 0)])
 
     def state(self, supervisor: Supervisor) -> State:
         """Returns how far it is now."""
         counts, now = supervisor.counts, monotonic()
-        self._samples.append((now, counts.images))
+        self._samples.append((now, counts.images, counts.images - counts.errors))
         while len(self._samples) > 2 and now - self._samples[0][0] > WINDOW_S:
             self._samples.popleft()
-        (first_at, first), (last_at, last) = self._samples[0], self._samples[-1]
-        rate = (
-            (last - first) / (last_at - first_at) if last_at > first_at and last > first else None
+        (first_at, *first), (last_at, *last) = self._samples[0], self._samples[-1]
+        took = last_at - first_at
+        speed, rate = (  # of all images, which tells the end, and of those that are not bad
+            (b - a) / took if took > 0 and b > a else None for a, b in zip(first, last, strict=True)
         )
         done = sum(self._sizes[index] for index in supervisor.done)
         fraction = done / self._bytes if self._bytes else 1.0
         if self._total:
             fraction = min(max(fraction, counts.images / self._total), 1.0)
         eta = None
-        if rate and self._total is not None:
-            eta = max(self._total - counts.images, 0) / rate
-        elif rate and counts.images and done:
-            finished = sum(record.rows for record in supervisor.done.values())
-            an_image = done / finished
-            eta = max(self._bytes / an_image - counts.images, 0) / rate
+        if speed and self._total is not None:
+            eta = max(self._total - counts.images, 0) / speed
+        elif speed and (finished := sum(record.rows for record in supervisor.done.values())):
+            eta = max(self._bytes * finished / max(done, 1) - counts.images, 0) / speed
         return State(
             shards=self._every,
             shards_done=self._before + len(supervisor.done),
