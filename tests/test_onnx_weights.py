@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import mmap
+import os
+import pickle
 
 import numpy as np
 import onnx_models
 import pytest
+import tolerances
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import helper
 
 from cnn_engine import Engine, InputError, load
+from cnn_engine.graph import mapped
 from cnn_engine.graph.onnx import weights
 
 
@@ -43,6 +47,81 @@ def origin(array):
     while isinstance(array, (np.ndarray, memoryview)):
         array = array.base if isinstance(array, np.ndarray) else array.obj
     return array
+
+
+def shrunk(path) -> None:
+    os.truncate(path, 600)
+
+
+def rewritten(path) -> None:
+    with path.open("r+b") as file:
+        file.seek(600)
+        file.write(bytes(64))
+
+
+def grown(path) -> None:
+    with path.open("ab") as file:
+        file.write(b"more")
+
+
+@pytest.fixture
+def written(small, tmp_path):
+    """A file that was last written long ago: clocks of files may be coarse."""
+    path = tmp_path / "net.onnx"
+    path.write_bytes(model().SerializeToString())
+    os.utime(path, (1e9, 1e9))
+    return path
+
+
+CHANGED = r"net\.onnx: expected the file as it was when it was loaded, found it changed since; load it again"
+
+
+@pytest.mark.parametrize("change", [shrunk, rewritten, grown])
+def test_a_file_that_has_changed_is_refused_before_it_is_read(written, rng, change):
+    graph, images = load(written), rng.standard_normal((2, 3, 6, 6)).astype(np.float32)
+    with Engine(graph, device="cpu", threads=1) as engine:
+        wanted = engine.predict(images)
+        change(written)
+        np.testing.assert_array_equal(engine.predict(images), wanted)  # by what is packed
+        for read in (
+            lambda: engine.predict(images[:1]),
+            lambda: engine.check(images),
+            lambda: pickle.dumps(engine),
+            lambda: Engine(graph, device="cpu"),
+            lambda: pickle.dumps(graph),
+        ):
+            with pytest.raises(InputError, match=CHANGED):
+                read()
+
+
+def test_to_shrink_while_it_is_read_ends_no_process(written):
+    graph = load(written)
+    array = graph.constants["fc"]
+    np.testing.assert_array_equal(mapped.read(array[1:3]), array[1:3])
+    np.testing.assert_array_equal(mapped.read(array.T), array.T)
+    os.truncate(written, 0)
+    with pytest.raises(InputError, match=CHANGED):
+        mapped.read(array)
+
+
+def test_a_file_that_another_is_renamed_over_is_read_as_it_was(written, rng):
+    images = rng.standard_normal((3, 3, 6, 6)).astype(np.float32)
+    with Engine(written.read_bytes(), device="cpu", threads=1) as engine:
+        wanted = engine.predict(images)
+    graph = load(written)
+    other = written.with_name("other.onnx")
+    other.write_bytes(b"another network")
+    other.replace(written)
+    with Engine(graph, device="cpu", threads=1) as engine:
+        for count in (1, 3):
+            tolerances.assert_close(
+                engine.predict(images[:count]), wanted[:count], tolerances.PROBABILITY
+            )
+
+
+def test_a_file_s_arrays_share_a_descriptor(written):
+    constants = load(written).constants
+    assert len({id(mapped._map_of(array).file) for array in constants.values()}) == 1
 
 
 def test_weights_are_the_file_s_own_bytes(small, tmp_path, rng):

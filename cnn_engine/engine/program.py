@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from copy import copy
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -12,9 +13,8 @@ import numpy as np
 from .. import _cpu
 from ..devices import Buffer
 from ..devices.cpu import CpuDevice, give_back
-from ..graph import passes
+from ..graph import mapped, passes
 from ..graph.graph import Graph, Node
-from ..graph.onnx.weights import let_go
 from . import fused, storage
 from .kernels import Kernel
 from .kernels.dense_layer import continues
@@ -139,6 +139,7 @@ class Program:
     def laid(self, batch: int, pixels: bool) -> Graph:
         """Returns the graph of a pass, rewritten for the device, before its nodes have kernels."""
         graph = self.graph_of(batch, pixels)
+        mapped.check(graph.constants.values())
         choice = self.choice
         if not choice.layered:
             chain = self._chain(graph, pixels)
@@ -230,14 +231,14 @@ class Program:
                 if name in constants and not kernel.takes_up(index):
                     self.constant(placed.graph, name, placed.places[node.name])
                 if name in constants:
-                    let_go(constants[name])
+                    mapped.let_go(constants[name])
 
     def constant(self, graph: Graph, name: str, where: str) -> int:
         """Returns the address of a constant in a place."""
         array = graph.constants[name]
         key = id(array), where
         if key not in self._uploaded:
-            buffer = self.device_of(where).upload(np.ascontiguousarray(array))
+            buffer = self.device_of(where).upload(np.ascontiguousarray(mapped.read(array)))
             self._uploaded[key] = array, buffer
         return self._uploaded[key][1].address
 
@@ -258,7 +259,7 @@ class Program:
             op = replace(op, activation=None)
         key = kernel.prepare, kernel.packed_for(node, graph, device), op, tuple(values)
         if key not in self._prepared:
-            self._prepared[key] = packed, kernel.prepare(node, graph, device)
+            self._prepared[key] = packed, kernel.prepare(node, _with_copies(graph, packed), device)
         return self._prepared[key][1]
 
     def forget_prepared(self, known: Collection[tuple]) -> None:
@@ -274,3 +275,16 @@ class Program:
         """Returns the device of a place."""
         device = self.placement.device
         return device if device.kind == where else CpuDevice()
+
+
+def _with_copies(graph: Graph, arrays: Collection[np.ndarray]) -> Graph:
+    """Returns the graph with copies of those of its constants among ``arrays`` that lie in a file."""
+    copies = {id(array): mapped.read(array) for array in arrays}
+    read = {
+        name: copies[id(array)] for name, array in graph.constants.items() if id(array) in copies
+    }
+    if all(array is graph.constants[name] for name, array in read.items()):
+        return graph
+    other = copy(graph)  # as it is: with all that is known of it
+    object.__setattr__(other, "constants", {**graph.constants, **read})
+    return other

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..operators.operator import Operator, Value
+from .mapped import read
 
 #: What folding may make of small inputs: larger results stay nodes, so that no small file fills memory.
 FOLD_BYTES = 2**26
@@ -45,7 +46,7 @@ def fold(
 ) -> list[np.ndarray]:
     """Returns the outputs of ``op`` by its reference, in their own types."""
     with np.errstate(all="ignore"):
-        results = op.reference(*arrays)
+        results = op.reference(*(None if array is None else read(array) for array in arrays))
         results = results if isinstance(results, tuple) else (results,)
         return [
             np.asarray(result).astype(value.dtype, copy=False)

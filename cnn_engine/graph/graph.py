@@ -17,6 +17,7 @@ import numpy as np
 from ..errors import InputError
 from ..locks import cached_property
 from ..operators.operator import Cost, Operator, Value
+from .mapped import check
 
 __all__ = ["Graph", "Node", "Note", "Operator", "Value"]
 
@@ -95,6 +96,7 @@ class Graph:
 
     def __reduce__(self) -> tuple:
         """Pickles what the graph was made of; views of dictionaries cannot be pickled."""
+        check(self.constants.values())
         return Graph, (
             self.name, self.inputs, self.outputs, self.nodes, dict(self.constants), self.batched,
             self.rebuild, self.notes, dict(self.stored),

@@ -10,6 +10,7 @@ import numpy as np
 from ..errors import InputError, UnsupportedError
 from . import passes
 from .graph import Graph
+from .mapped import check
 
 
 class Model:
@@ -22,6 +23,7 @@ class Model:
     """
 
     def __init__(self, graph: Graph) -> None:
+        check(graph.constants.values())
         self.name = graph.name
         self.base = passes.share_constants(passes.simplify(graph))
 

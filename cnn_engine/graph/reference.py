@@ -20,6 +20,7 @@ from ..operators import softmax as softmax_
 from ..operators import unary
 from ..operators.windows import Pair
 from .graph import Graph
+from .mapped import check
 from .network import Network, pair
 
 #: Images of a network that are computed at a time: the windows of so many fit in the cache.
@@ -40,13 +41,14 @@ def reference(
         run: called with a node, the graph and the node's arrays in the place of its operator's reference.
 
     Raises:
-        InputError: an input is missing, unknown or of another shape.
+        InputError: an input is missing, unknown or of another shape, or the weights' file has changed.
     """
     wanted = {value.name: value for value in graph.inputs}
     if inputs.keys() != wanted.keys():
         raise InputError(
             f"{graph.name}: expected the inputs {', '.join(wanted)}, found {', '.join(inputs)}"
         )
+    check(graph.constants.values())
     arrays: dict[str | None, np.ndarray | None] = {None: None, **graph.constants}
     for name, value in wanted.items():
         array = np.asarray(inputs[name])

@@ -10,36 +10,15 @@ import mmap
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
+from ..mapped import let_go, mapped
+
+__all__ = ["LARGE_FILE", "LARGE_TENSOR", "let_go", "mapped", "without_weights"]
 
 #: Files from this size are mapped, and of them the tensors from this one.
 LARGE_FILE, LARGE_TENSOR = 2**24, 2**16
 
 #: Numbers of fields in onnx.proto.
 _GRAPH, _INITIALIZER, _RAW, _EXTERNAL, _LOCATION = 7, 5, 9, 13, 14
-
-
-def mapped(path: Path, dtype: np.dtype, count: int, offset: int) -> np.ndarray:
-    """Returns ``count`` elements of a file from byte ``offset``, read-only.
-
-    Raises:
-        OSError: the file cannot be read.
-        ValueError: it is shorter.
-    """
-    start = offset - offset % mmap.ALLOCATIONGRANULARITY
-    length = offset - start + count * dtype.itemsize
-    with path.open("rb") as file:
-        data = mmap.mmap(file.fileno(), length, access=mmap.ACCESS_READ, offset=start)
-    return np.frombuffer(data, dtype, count, offset - start)
-
-
-def let_go(array: np.ndarray) -> None:
-    """Gives back the memory that what was read of a mapped file takes; it is read again where needed."""
-    base = array
-    while isinstance(base, (np.ndarray, memoryview)):
-        base = base.base if isinstance(base, np.ndarray) else base.obj
-    if isinstance(base, mmap.mmap) and hasattr(base, "madvise"):
-        base.madvise(mmap.MADV_DONTNEED)
 
 
 def without_weights(path: Path) -> bytes | None:

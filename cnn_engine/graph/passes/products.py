@@ -11,6 +11,7 @@ from ...operators.channels_last import Conv2dNhwc
 from ...operators.matmul import Matmul
 from ...operators.shaping import Reshape
 from ..graph import Graph, Node
+from ..mapped import read
 from .epilogues import FUNCTIONS
 from .rewriting import Rewrites, absent, constant, covering, folded, only_user, wide
 
@@ -36,7 +37,7 @@ def _turned(
     """Returns a product's weights [C, K] as a convolution's, and their name: one for all that read them."""
     source = node.inputs[1]
     if source not in known:
-        turned = np.ascontiguousarray(rewrites.graph.constants[source].T)[:, :, None, None]
+        turned = np.ascontiguousarray(read(rewrites.graph.constants[source]).T)[:, :, None, None]
         known[source] = rewrites.fresh(f"{node.name}.weight"), turned
     return known[source]
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from ...operators.shaping import Concat
 from ..graph import Graph, Node, Note
+from ..mapped import read
 
 
 class Rewrites:
@@ -159,7 +160,7 @@ def covering(*nodes: Node) -> tuple[str, ...]:
 
 def wide(weight: np.ndarray) -> np.ndarray:
     """Returns weights in a type that has room for their products with others of their own."""
-    return weight.astype(np.longdouble if weight.dtype == np.float64 else np.float64)
+    return read(weight).astype(np.longdouble if weight.dtype == np.float64 else np.float64)
 
 
 def folded(
