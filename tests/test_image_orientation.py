@@ -119,6 +119,24 @@ def test_exif_that_is_broken_says_nothing():
         assert np.array_equal(by_infer(data, shape, PLAIN), found)
 
 
+def test_where_a_jpegs_segments_are_odd_its_orientation_is_found():
+    data = tagged("JPEG", exif(6))
+    assert not is_upright(data)
+    place = data.index(b"Exif") - 4
+    for between in (b"\xff" * 9, b"\xff\xfe\0\x04ab", b"\xff\xe2\x80\0" + bytes(0x7FFE)):
+        odd = data[:place] + between + data[place:]
+        with Image.open(io.BytesIO(odd)) as image:
+            assert image.getexif()[0x0112] == 6
+        assert not is_upright(odd)
+        assert np.array_equal(by_infer(odd, (3, 40, 24), PLAIN), upright(data))
+    plain = tagged("JPEG", b"")
+    hidden = plain[:-2] + b"Exif\0\0 Orientation" + plain[-2:]  # among the pixels it says nothing
+    assert is_upright(plain)
+    assert is_upright(hidden)
+    for length in range(0, len(data), 7):  # of one that was cut off, something is said
+        is_upright(data[:length])
+
+
 # ---- bits ----
 
 

@@ -207,10 +207,20 @@ def _turn(image: Any) -> str | None:
 
 def is_upright(jpeg: bytes) -> bool:
     """Whether the pixels of a JPEG are as they are to be seen, by its EXIF, or by XMP where that has none."""
-    if b"Exif\0\0" not in jpeg and b"Orientation" not in jpeg:
+    head = _segments(jpeg)
+    if b"Exif\0\0" not in head and b"Orientation" not in head:
         return True
     image = _opened_jpeg(io.BytesIO(jpeg))
     return image is None or _turn(image) is None
+
+
+def _segments(jpeg: bytes) -> bytes:
+    """Returns what is before the pixels of a JPEG, all of it where that cannot be told."""
+    place = 2
+    while jpeg[place : place + 1] == b"\xff" and jpeg[place : place + 2] != b"\xff\xda":
+        filled = jpeg[place + 1 : place + 2] == b"\xff"
+        place += 1 if filled else 2 + int.from_bytes(jpeg[place + 2 : place + 4], "big")
+    return jpeg[:place] if jpeg[place : place + 2] == b"\xff\xda" else jpeg
 
 
 def _window(preprocess: Preprocess, width: int, height: int) -> tuple[int, int, int, int]:
