@@ -312,3 +312,46 @@ def test_what_cannot_come_before_is_refused(rng):
     x, weight, bias = arrays(rng, case)
     with pytest.raises(ValueError, match="expected a kernel of 1x1 without padding"):
         product(case, "float16", x, weight, bias, before=(np.ones(64, np.float32), None, 0.0))
+
+
+@pytest.mark.parametrize("rank", [0, 6, 12])
+def test_more_groups_than_a_grid_has_layers(rng, rank):
+    """Groups times the blocks that share their sums: past 65,535 by either."""
+    for groups, terms in ((70_000, 1), (33_000, 2)):
+        case = (1, groups * terms, 1, 1, groups, (5, 5), (1, 1), (2,) * 4, (1, 1), groups)
+        x = rng.standard_normal((1, groups * terms, 1, 1)).astype(np.float32)
+        weight = rng.standard_normal((groups, terms, 5, 5)).astype(np.float32)
+        found = product(case, "float32", x, weight, None, rank=rank)
+        wanted = (x.reshape(groups, terms).astype(np.float64) * weight[:, :, 2, 2]).sum(1)
+        np.testing.assert_allclose(found.ravel(), wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_fours_of_channels_that_32_bits_do_not_count(rng):
+    """A first layer's image of fewer than 2^31 numbers, which is read as four channels."""
+    import cupy
+
+    side, stride = 23_200, 4
+    if cupy.cuda.Device().mem_info[0] < 16 << 30:
+        pytest.skip("needs 16 GiB of a GPU's memory")
+    shape = _cpu.Conv2dShape(1, 1, side, side, 4, 9, 9, stride, stride, 0, 0)
+    x = cupy.zeros((side, side), np.float32)
+    ends = rng.standard_normal((2, 9, 9)).astype(np.float32)
+    last = (shape.out_h - 1) * stride
+    x[:9, :9], x[last : last + 9, last : last + 9] = cupy.asarray(ends)
+    weight = rng.standard_normal((4, 1, 9, 9)).astype(np.float32)
+    device, kind = Device("cuda"), _cpu.Conv2dOperands.float32
+    how = shape, True, kind
+    own = packed(device, "conv2d_nhwc", [weight], *how)
+    size = cuda_module.load().conv2d_nhwc_workspace(*how, halves.kind("float32"), 0)
+    out = cupy.full((shape.out_h, shape.out_w, 4), 7, np.float32)
+    call(
+        device, "conv2d_nhwc", x, own, None, None, None, None, out, cupy.empty(size, np.uint8), shape,
+        _cpu.Conv2dPitches(4, 4, 4), _cpu.Conv2dStored(*[halves.kind("float32")] * 3), halves.NO_ONE,
+        True, kind, False, -math.inf, *NONE, 0,
+    )  # fmt: skip
+    found = cupy.asnumpy(out[[0, -1], [0, -1]])
+    wanted = np.einsum(
+        "erc,kerc->ek", ends[:, :, :], np.broadcast_to(weight, (4, 1, 9, 9)).repeat(2, 1)
+    )
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
+    assert float(cupy.abs(out).sum()) < 1e4  # all others are of zeros, or of a part of the ends
