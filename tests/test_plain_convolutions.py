@@ -64,6 +64,9 @@ def test_what_is_not_known_beforehand_or_too_thin_stays(rng):
     x = rng.standard_normal((1, 2, 6, 5)).astype(np.float32)
     thin = graph_of(ConvTranspose2d((9, 9)), x, np.ones((2, 3, 1, 1), np.float32))
     assert plain_convolutions(thin) is thin
+    depthwise = ConvTranspose2d((2, 2), groups=2)
+    alone = graph_of(depthwise, x, np.ones((2, 1, 4, 4), np.float32))
+    assert plain_convolutions(alone) is alone
     node = Node("c", ConvTranspose2d((2, 2)), ("x", "w"), ("y",))
     given = Graph("given", (Value("x", x.shape), Value("w", (2, 3, 2, 2))), ("y",), (node,), {})
     assert plain_convolutions(given) is given

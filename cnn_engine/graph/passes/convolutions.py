@@ -79,8 +79,8 @@ def _convolve_phases(graph: Graph, node: Node, rewrites: Rewrites) -> None:
     n, channels, *sizes = graph.values[node.inputs[0]].shape
     outputs = tuple(graph.values[node.outputs[0]].shape[2:])
     groups, filters, kernel = op.groups, weight.shape[1], weight.shape[2:]
-    if n == 0 or min(op.padding) < 0:
-        return
+    if n == 0 or min(op.padding) < 0 or channels == groups == groups * filters:
+        return  # of one channel each: little to multiply, and twice as much to move
     # Each axis: taps of a phase, and rows of the input that stand before and behind what there is.
     taps, spread, before, after, first = [], [], [], [], []
     for axis in range(2):
