@@ -19,6 +19,7 @@ from cnn_engine.operators.binary import Add
 from cnn_engine.operators.cast import Cast
 from cnn_engine.operators.shaping import Reshape
 from cnn_engine.operators.unary import Neg, Relu
+from cnn_engine.report import html, text
 
 #: A device, and the data modes that it has; the GPU's kernels are played by the CPU's.
 PLACES = [
@@ -240,3 +241,25 @@ def test_convolutions_in_bfloat16(rng, monkeypatch, pays):
         assert not pays or found.max_abs_diff > wide.check(images).tolerance
     with pytest.raises(UnsupportedError, match="bfloat16"):
         Engine(graph, device="cpu", dtype="bfloat16", variant="if")
+
+
+def test_repr_names_what_a_report_does():
+    """Where ``auto`` chooses for each node: not the variant that plain convolutions would have."""
+    with Engine(graphs.resnet((1, 1), (1, 3, 32, 32)), device="cpu", threads=1) as engine:
+        images = np.zeros((1, 3, 32, 32), np.float32)
+        result = engine.profile(images, iterations=1, warmup=0, check=False)
+        kernels = {layer.kernel for layer in result.layers if layer.kind in ("conv", "fc")}
+        said = repr(engine)
+        assert "winograd" in kernels
+        told = said.partition(": auto: ")[2].partition(", float32")[0]
+        assert set(told.split(", ")) == kernels
+        page, lines = html.render([result]), text.render(result)
+        for layer in result.layers:
+            where = text.where(layer)
+            assert f">{where}<" in page
+            assert where in lines
+    assert repr(engine) == said[:-1] + ", closed>"
+    with Engine(
+        graphs.resnet((1,), (1, 3, 8, 8)), device="cpu", threads=1, variant="blocked"
+    ) as engine:
+        assert "on cpu: blocked, float32" in repr(engine)

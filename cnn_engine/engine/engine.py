@@ -178,6 +178,7 @@ class Engine:
         self._plans = Plans(program, self._schedule, chunk, self.phases)
         self._ready = self._plans.ready  # of predict's usual calls
         self._reader: Any = None  # of files, for device_images()
+        self._told: str | None = None  # by repr
         self._profiling = ForkSafeLock()
 
     def _graph(self, batch: int, pixels: bool) -> Graph:
@@ -208,12 +209,22 @@ class Engine:
         return None
 
     def __repr__(self) -> str:
-        reduction = " with reduction" if self.choice.reduction else ""
         closed = ", closed" if self._plans.closed else ""
         return (
-            f"<Engine of {self.network.name} on {self.device.name}: {self.choice.variant}{reduction}, "
+            f"<Engine of {self.network.name} on {self.device.name}: {self._runs()}, "
             f"{self.dtype}, data mode {self.data_mode}, {self.threads} threads{closed}>"
         )
+
+    def _runs(self) -> str:
+        """Returns the variant, or of ``auto`` the kernels of what multiplies, as reports name them."""
+        choice = self.choice
+        if not (choice.automatic and choice.layered):
+            return f"{choice.variant}{' with reduction' if choice.reduction else ''}"
+        if self._tuner is not None:
+            return "auto, tuned"
+        if self._told is None and not self._plans.closed:
+            self._told = ", ".join(self._plans.open().products())
+        return f"auto: {self._told}" if self._told else "auto"
 
     def __reduce__(self) -> tuple:
         """Pickles the description and the weights; an equal engine is made of them, in any process."""

@@ -24,6 +24,7 @@ from .kernels.joined_cuda import expands, joins, joins_stem, makes_block, pairs,
 from .kernels.linear_layers import joins_layers
 from .kernels.mean_linear import averages
 from .placement import Placed, Placement, place
+from .plan import REPORT_KINDS
 from .variants import Choice, has_tensor_cores
 
 if TYPE_CHECKING:
@@ -261,6 +262,17 @@ class Program:
         if key not in self._prepared:
             self._prepared[key] = packed, kernel.prepare(node, _with_copies(graph, packed), device)
         return self._prepared[key][1]
+
+    def products(self) -> list[str]:
+        """Returns the kernels of the first batch's convolutions and products, as reports name them."""
+        placed, found = self.placed(*self.first), {}
+        for node in placed.graph.nodes:
+            kernel = placed.kernels.get(node.name)
+            kind = REPORT_KINDS.get(node.op.kind, node.op.kind)
+            if kernel is not None and kind in ("conv", "fc", "matmul"):
+                made = kernel.prepare and self.prepared(placed.graph, node, kernel)
+                found[kernel.shown_as(made)] = None
+        return list(found)
 
     def forget_prepared(self, known: Collection[tuple]) -> None:
         """Frees what was prepared since :meth:`prepared_keys` returned ``known``."""

@@ -309,7 +309,7 @@ def _layers(results: Sequence[Result]) -> Groups:
         "GFLOP/s": lambda result, layer: units.giga_per_second(layer.flops, layer.seconds),
         "GB/s": lambda result, layer: units.giga_per_second(layer.bytes, layer.seconds),
         "calls": lambda result, layer: units.count(layer.calls),
-        "on": lambda result, layer: layer.place,
+        "on": lambda result, layer: text.where(layer),
     }
     if any(layer.device_s is not None for result in results for layer in result.layers):
         columns["launch"] = lambda result, layer: units.seconds(

@@ -278,7 +278,7 @@ def _memory(result: Result) -> list[tuple[str, str]]:
     ]
 
 
-def _where(layer: LayerTime) -> str:
+def where(layer: LayerTime) -> str:
     """Returns where a layer ran, with its kernel where the layer's kind does not say it."""
     plain = layer.kernel in ("", layer.kind) or REPORT_KINDS.get(layer.kernel) == layer.kind
     return layer.place if plain else f"{layer.place} {layer.kernel}"
@@ -300,7 +300,7 @@ def _layers(result: Result, group_by: str | None, top: int | None) -> list[str]:
             units.giga_per_second(layer.flops, layer.seconds),
             units.giga_per_second(layer.bytes, layer.seconds),
             units.count(layer.calls),
-            units.printable(_where(layer)),
+            units.printable(where(layer)),
         ]
         if on_device:
             row.append(units.seconds(None if layer.device_s is None else layer.host_s))
