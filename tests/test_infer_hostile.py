@@ -251,6 +251,16 @@ def test_no_damage_of_a_parquet_file_is_a_traceback(images, tmp_path, capsys):
         assert code != 2 or len(lines) == 1
 
 
+def test_a_column_whose_name_is_no_text_is_refused(images, tmp_path, capsys):
+    path = tmp_path / "a.parquet"
+    table = pa.table({"image": pa.array([infer_inputs.encoded(images[0])]), "second": [1]})
+    pq.write_table(table, path, store_schema=False)
+    path.write_bytes(path.read_bytes().replace(b"second", b"sec\xeend"))
+    assert run(path, "--output", tmp_path / "out") == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: {path}: expected a Parquet file, found ")
+
+
 # ---- the plan ----
 
 

@@ -298,7 +298,7 @@ def _parquet_parts(piece: Piece, wanted: Wanted) -> Iterator[tuple[Any, Labels, 
                 yield part.column(image), labels, ids
             if done != piece.images:
                 raise expected(piece.path, f"{piece.images:,} images as planned", f"{done:,}")
-    except pa.ArrowException as error:
+    except (pa.ArrowException, UnicodeDecodeError) as error:
         words = " ".join(str(error).split())
         raise expected(piece.path, "a sound Parquet file", words) from error
 

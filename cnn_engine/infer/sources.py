@@ -423,7 +423,7 @@ def _parquet(path: str, size: int, wanted: Wanted) -> Source:
     try:
         with pq.ParquetFile(path) as file:
             schema, metadata = file.schema_arrow, file.metadata
-    except pa.ArrowException as error:
+    except (pa.ArrowException, UnicodeDecodeError) as error:  # the latter of columns' names
         raise expected(path, "a Parquet file", _first_line(error)) from error
     image = schema.field(column(path, schema, "image", wanted)).type
     units = tuple(
