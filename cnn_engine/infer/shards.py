@@ -7,7 +7,7 @@ import os
 import tarfile
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -235,23 +235,18 @@ def _sources(path: Path) -> Iterator[Source]:
 def _cut(sources: Iterable[Source], shard_bytes: int, batch: int) -> Iterator[Piece]:
     """Yields pieces of at most about ``shard_bytes``."""
     for source in sources:
-        for piece in _cut_one(source, shard_bytes, batch):
-            yield replace(piece, stamp=source.stamp)
-
-
-def _cut_one(source: Source, shard_bytes: int, batch: int) -> Iterator[Piece]:
-    if source.images is None:
-        yield from _cut_tar(source, shard_bytes)
-    elif source.units:
-        yield from _cut_units(source, shard_bytes)
-    elif source.images:
-        most = max(shard_bytes * source.images // max(source.bytes, 1), 1)
-        most -= most % batch if most > batch else 0
-        most = source.images if source.whole else most
-        for first in range(0, source.images, most):
-            images = min(most, source.images - first)
-            nbytes = source.bytes * images // source.images
-            yield Piece(source.kind, source.path, first, images, nbytes)
+        if source.images is None:
+            yield from _cut_tar(source, shard_bytes)
+        elif source.units:
+            yield from _cut_units(source, shard_bytes)
+        elif source.images:
+            most = max(shard_bytes * source.images // max(source.bytes, 1), 1)
+            most -= most % batch if most > batch else 0
+            most = source.images if source.whole else most
+            for first in range(0, source.images, most):
+                images = min(most, source.images - first)
+                nbytes = source.bytes * images // source.images
+                yield Piece(source.kind, source.path, first, images, nbytes, source.stamp)
 
 
 def _cut_units(source: Source, shard_bytes: int) -> Iterator[Piece]:
@@ -259,11 +254,11 @@ def _cut_units(source: Source, shard_bytes: int) -> Iterator[Piece]:
     first = images = nbytes = 0
     for rows, size in source.units:
         if images and nbytes + size > shard_bytes:
-            yield Piece(source.kind, source.path, first, images, nbytes)
+            yield Piece(source.kind, source.path, first, images, nbytes, source.stamp)
             first, images, nbytes = first + images, 0, 0
         images, nbytes = images + rows, nbytes + size
     if images:
-        yield Piece(source.kind, source.path, first, images, nbytes)
+        yield Piece(source.kind, source.path, first, images, nbytes, source.stamp)
 
 
 def _cut_tar(source: Source, shard_bytes: int) -> Iterator[Piece]:
@@ -278,12 +273,16 @@ def _cut_tar(source: Source, shard_bytes: int) -> Iterator[Piece]:
                         stem = sample_key(member.name)
                         begin = member.offset  # headers of long names included
                         if begin - first >= shard_bytes:
-                            yield Piece("tar", source.path, first, SO_MANY_BYTES, begin - first)
+                            yield _tar_piece(source, first, SO_MANY_BYTES, begin - first)
                             first = begin
         except OSError as error:
             reason = describe_os_error(error)
             raise InputError(f"{source.path}: cannot be read: {reason}") from error
-    yield Piece("tar", source.path, first, TO_THE_END, source.bytes - first)
+    yield _tar_piece(source, first, TO_THE_END, source.bytes - first)
+
+
+def _tar_piece(source: Source, first: int, images: int, nbytes: int) -> Piece:
+    return Piece("tar", source.path, first, images, nbytes, source.stamp)
 
 
 class Member(NamedTuple):

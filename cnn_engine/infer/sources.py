@@ -10,7 +10,6 @@ import os
 import stat
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -278,10 +277,14 @@ def stamp(kind: str, path: str) -> str:
 
 
 def _stamp(path: str, parts: int) -> str:
-    there, found = os.stat(path), "unread"
-    with suppress(OSError):  # whoever reads all of it will say so
+    try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:  # whoever reads all of it will say so
+        there = os.stat(path)
+        found = "unread"
+    else:
         try:
+            there = os.fstat(descriptor)
             digest = hashlib.blake2b(digest_size=12)
             last = max(there.st_size - _STAMPED_BYTES, 0)
             for place in sorted({last * part // (parts - 1) for part in range(parts)}):
