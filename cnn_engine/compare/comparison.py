@@ -301,7 +301,7 @@ def compare(
         )
         row.short = short[PASS if key[0] in (PASS, THROUGHPUT) else LAYER]
         found.rows.append(row)
-        if key[0] in (LAYER, COPY):
+        if key[0] in (LAYER, COPY, SUM):
             family.append((row, prediction))
         else:
             _judge(row, threshold)
@@ -405,7 +405,7 @@ def _judge(row: Row, threshold: float) -> None:
 def judge_family(
     rows: Sequence[tuple[Row, Prediction | None]], threshold: float, runs: int
 ) -> None:
-    """Fills in the verdicts on layers and copies, of which all are right with 95 % confidence.
+    """Fills in the verdicts on layers, copies and their sum, of which all are right with 95 % confidence.
 
     By S. Holm, "A simple sequentially rejective multiple test procedure", Scandinavian Journal of Statistics
     6, 1979: of m rows the clearest needs a confidence of 1 - 5 % / m, the next one 1 - 5 % / (m - 1), and so
