@@ -27,9 +27,9 @@ def test_verdicts_and_gates_keep_their_promises():
     # What is steady is told, and a run of six passes never passes a gate.
     steady = rows["independent", "30"].found
     assert steady["20 % slower found"] == 1
-    assert steady["fails equal"] == 0
+    assert steady["gate exits 1, equal"] == 0
     for noise in truth.NOISE:
-        assert rows[noise, "6"].found["passes 20 % slower"] == 0
+        assert rows[noise, "6"].found[truth.PASSES_SLOWER] == 0
         assert rows[noise, "6"].found["same found"] == 0
         assert rows[noise, "6"].warned == 1
 
@@ -40,7 +40,7 @@ def test_a_broken_promise_is_found():
     for change, word in (
         ({"false": 0.08}, "false in 8.00 %"),
         ({"held": 0.88}, "intervals hold in 88.00 %"),
-        ({"found": {"passes 20 % slower": 0.2}}, "passes 20 % slower in 20.00 %"),
+        ({"found": {truth.PASSES_SLOWER: 0.2}}, "gate exits 0, 20 % slower in 20.00 %"),
     ):
         row = Found(**{**vars(good), **change})
         assert truth.broken(row) == [word]
