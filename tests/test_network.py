@@ -148,3 +148,17 @@ def test_registry():
     with pytest.raises(InputError, match="registered already"):
         workload.register(Workload(tiny, WORKLOAD.load_data))
     workload._registered.pop("taken")
+
+
+def test_layers_may_be_called_what_a_graph_calls_its_own_nodes():
+    layers = Conv2d("normalize", 4, 3), Relu("s rows"), Softmax("s")
+    network = Network("named", (3, 6, 6), layers)
+    for pixels in (False, True):
+        graph = network.graph(2, pixels)
+        assert [node.op.kind for node in graph.nodes][pixels:] == [
+            "conv2d",
+            "relu",
+            "reshape",
+            "softmax",
+        ]
+        assert graph.values["probabilities"].shape == (2, 64)

@@ -294,14 +294,19 @@ class Network:
         """
         value = "images"
         nodes = []
+        taken = {info.layer.name for info in self.infos}
+
+        def unused(name: str) -> str:
+            return unused(f"{name}'") if name in taken else name
+
         if pixels:
             normalize = operators.normalize.Normalize(*map(_numbers, (self.scale, self.offset)))
-            nodes.append(Node("normalize", normalize, (value,), ("normalized",)))
+            nodes.append(Node(unused("normalize"), normalize, (value,), ("normalized",)))
             value = "normalized"
         shape = self.input_shape
         for info in self.infos:
             if isinstance(info.layer, Softmax) and len(shape) > 1:
-                name = f"{info.layer.name} rows"
+                name = unused(f"{info.layer.name} rows")
                 nodes.append(Node(name, operators.shaping.Reshape((0, -1)), (value,), (name,)))
                 value = name
             shape = info.output_shape
