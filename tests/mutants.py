@@ -59,6 +59,12 @@ def mutant(name: str, path: str, old: str, new: str, test: str, gpu: bool = Fals
 
 
 MUTANTS = [
+    # ---- plans that are used again ----
+    mutant(
+        "a plan used again after a failed pass", "cnn_engine/engine/plans.py",
+        "            shelf.made -= 1\n            plan.abandon()", "            shelf.give_back(plan)",
+        "test_pool.py::test_a_plan_is_not_used_again_after_a_pass_that_failed",
+    ),
     # ---- figures of a report ----
     mutant(
         "throughput of one iteration", "cnn_engine/measure/measurement.py",
