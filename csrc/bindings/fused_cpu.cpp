@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <exception>
+#include <utility>
 
 #include "bindings/description.h"
 #include "bindings/no_gil.h"
@@ -83,35 +84,37 @@ std::atomic<bool> Visit::closed_{false};
 
 struct PythonCall {
   const py::function& body;
+  NoGil released{};
   std::exception_ptr error{};  // the first; under the interpreter's lock
 
   void run(int index) {
+    try {
+      call_python(body, static_cast<unsigned>(index));
+    } catch (const std::exception&) {
+      if (!error) error = std::current_exception();
+    }
+  }
+
+  static void work(void* context, int index) {
+    PythonCall& mine = *static_cast<PythonCall*>(context);
+    if (index == 0) return mine.released.with_lock([&] { mine.run(0); });
+    const Visit visit;
+    if (!visit) return;
     or_stay([&] {
       const py::gil_scoped_acquire acquire;
-      try {
-        call_python(body, static_cast<unsigned>(index));
-      } catch (const std::exception&) {
-        if (!error) error = std::current_exception();
-      }
+      mine.run(index);
     });
   }
 };
 
 void on_threads(int threads, const py::function& body) {
-  PythonCall call{body};
+  std::exception_ptr error;
   {
-    const NoGil released;
-    run_on_threads(
-        threads,
-        [](void* context, int index) {
-          PythonCall& mine = *static_cast<PythonCall*>(context);
-          if (index == 0) return mine.run(0);
-          const Visit visit;
-          if (visit) mine.run(index);
-        },
-        &call);
+    PythonCall call{body};
+    run_on_threads(threads, &PythonCall::work, &call);
+    error = std::move(call.error);
   }
-  if (call.error) std::rethrow_exception(call.error);
+  if (error) std::rethrow_exception(error);
 }
 
 }  // namespace

@@ -43,6 +43,15 @@ class NoGil {
     or_stay([&] { PyEval_RestoreThread(state_); });
   }
 
+  // Calls body() with the lock, on the thread that gave it back. By the state that it had: to look
+  // for one, as pybind11's gil_scoped_acquire does, needs an interpreter that is still there.
+  template <typename Body>
+  void with_lock(const Body& body) {
+    or_stay([&] { PyEval_RestoreThread(state_); });
+    body();
+    state_ = PyEval_SaveThread();
+  }
+
  private:
   PyThreadState* state_;
 };
