@@ -438,6 +438,44 @@ def test_results_do_not_depend_on_a_threads_floating_point_mode():
 
 
 @x86
+def test_what_numpy_computes_beside_kernels_is_in_the_usual_mode():
+    """Constants that are folded as a file is read, and a node that NumPy runs in the place of a kernel."""
+    from onnx import TensorProto, helper, numpy_helper
+
+    from cnn_engine import Engine
+
+    small = {"a": np.full(4, 1e-30, np.float32), "b": np.full(4, 1e-9, np.float32)}
+    nodes = [
+        helper.make_node("Mul", ["a", "b"], ["c"]),
+        helper.make_node("Add", ["x", "c"], ["folded"]),
+        helper.make_node("Mod", ["x", "b"], ["left"], fmod=1),
+    ]
+    names = ("folded", "left")
+    graph = helper.make_graph(
+        nodes, "g", [helper.make_tensor_value_info("x", TensorProto.FLOAT, [4])],
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, [4]) for name in names],
+        [numpy_helper.from_array(array, name) for name, array in small.items()],
+    )  # fmt: skip
+    file = helper.make_model(
+        graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8
+    ).SerializeToString()
+    x = {"x": np.array([0, 1e-40, 3e-39, 1e-38], np.float32)}
+    mode = Mode()
+    usual = Engine(file, device="cpu", threads=1).run(x)
+    mode.set(MXCSR)
+    try:
+        found = Engine(file, device="cpu", threads=1).run(x)
+        after = mode.get()
+    finally:
+        mode.set(0x1F80)
+    assert after == MXCSR
+    assert usual["folded"][0] > 0
+    assert {name: array.tobytes() for name, array in found.items()} == {
+        name: array.tobytes() for name, array in usual.items()
+    }
+
+
+@x86
 def test_a_pool_made_in_another_mode_is_as_any():
     result = python(
         "from test_threads import *; Mode().set(MXCSR)\n"

@@ -17,6 +17,7 @@ from .. import _cpu, devices, workload
 from ..devices import arrays
 from ..devices import threads as thread_counts
 from ..errors import InputError, UnsupportedError, expected
+from ..floating_point import usual_mode
 from ..graph.graph import Graph, Node
 from ..graph.model import Model
 from ..graph.network import Network
@@ -86,6 +87,7 @@ class Engine:
         UnsupportedError: the device or this installation lacks what is asked for.
     """
 
+    @usual_mode()  # constants are folded
     def __init__(
         self,
         network: str | os.PathLike | bytes | Workload | Network | Graph | Any = "cifar10",

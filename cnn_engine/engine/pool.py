@@ -10,6 +10,7 @@ from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager, nullcontext
 
 from ..errors import InputError
+from ..floating_point import usual_mode
 from ..locks import ForkSafeLock
 from .plan import Plan
 
@@ -138,7 +139,7 @@ class PlanPool:
                     return shelf, shelf.idle.pop()
                 except IndexError:  # another thread was faster
                     pass
-            with self._context:
+            with self._context, usual_mode():
                 try:
                     plan = make()
                 except InputError:  # perhaps for lack of memory that idle plans hold

@@ -67,6 +67,9 @@ PYBIND11_MODULE(_cpu, module) {
         return names;
       },
       "The instruction sets built in that this CPU has, narrowest first.");
+  module.attr("floating_point_mode") = FloatingPointMode::usual();
+  module.def("exchange_floating_point_mode", &FloatingPointMode::exchange,
+             "Sets the calling thread's floating-point mode; returns the one before.");
   module.def("bfloat16_why_not", &cpu::bfloat16_why_not,
              "Why nothing can be multiplied in bfloat16 here, or an empty text.");
   module.def(

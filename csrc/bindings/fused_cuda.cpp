@@ -5,6 +5,7 @@
 #include "bindings/fused_headers.h"
 #include "bindings/no_gil.h"
 #include "runtime/device.h"
+#include "runtime/floating_point.h"
 
 namespace cnn_engine::bindings {
 namespace {
@@ -36,6 +37,7 @@ void add_fused(py::module_& module) {
                        const py::sequence& layers, const std::string& dtype,
                        const py::object& device, const py::object& shared_limit,
                        const py::bytes& program) {
+             const FloatingPointMode mode;  // in which weights are packed on the host
              return FusedNetwork(describe(input, scale, offset, layers), dtype_of(dtype),
                                  device_or_current(device), limit_or_none(shared_limit), program);
            }),

@@ -19,6 +19,14 @@ class FloatingPointMode {
   FloatingPointMode(const FloatingPointMode&) = delete;
   FloatingPointMode& operator=(const FloatingPointMode&) = delete;
 
+  // For Python, where nothing is of a scope: sets a mode, and returns the one before.
+  static std::uint64_t exchange(std::uint64_t mode) {
+    const Word before = get();
+    set(static_cast<Word>(mode));
+    return before;
+  }
+  static std::uint64_t usual() { return kDefault; }
+
  private:
 #if defined(__x86_64__)
   using Word = std::uint32_t;

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from ...floating_point import usual_mode
 from ...graph.graph import Value
 from .kernel import Bound, Call, Kernel
 
@@ -24,6 +25,7 @@ def _make(call: Call) -> Bound:
     op, inputs, outputs = call.node.op, call.inputs, call.outputs
     count = len(inputs)
 
+    @usual_mode()
     def run(*addresses: Any) -> None:
         arrays = [
             None if value is None else array_at(address, value)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import InputError, UnsupportedError, printable
+from ...floating_point import usual_mode
 from ..graph import Graph
 from ..graph import Value as _Value
 from . import model as protobuf
@@ -29,6 +30,7 @@ LONGEST_MESSAGE = 4000
 MOST_NODES = 200_000
 
 
+@usual_mode()
 def load(
     source: str | os.PathLike | bytes | object,
     *,
