@@ -7,21 +7,18 @@ import csv
 import io
 import json
 import math
-import os
 import shlex
-import stat
 import string
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
 from .. import cli, report
 from ..errors import InputError, expected
-from ..io.files import describe_os_error, write_text
+from ..io.files import MOST_JSON_BYTES, describe_os_error, write_text
 from ..measure import statistics
 from ..measure.result import Result
 from ..measure.statistics import Estimate
@@ -213,30 +210,20 @@ def _check_paths(paths: list[str], outputs: dict[str, str | None]) -> None:
 
 
 def _load(path: str, name: str) -> Result:
-    if path == "-":
-        result = _read_standard_input(name)
-    elif _is_device(path):  # some never end
-        raise expected(path, "a file", "a device")
-    else:
-        result = report.json.load(path)
+    result = _read_standard_input(name) if path == "-" else report.json.load(path)
     comparison.check_comparable(name, result)
     return result
-
-
-def _is_device(path: str) -> bool:
-    with suppress(OSError, ValueError):  # whoever reads it will say so
-        mode = os.stat(path).st_mode
-        return stat.S_ISCHR(mode) or stat.S_ISBLK(mode)
-    return False
 
 
 def _read_standard_input(name: str) -> Result:
     if sys.stdin is None:
         raise expected(name, "the JSON document of a run", "it closed")
     try:
-        content = getattr(sys.stdin, "buffer", sys.stdin).read()
+        content = getattr(sys.stdin, "buffer", sys.stdin).read(MOST_JSON_BYTES + 1)
     except OSError as error:
         raise InputError(f"{name}: cannot be read: {describe_os_error(error)}") from error
+    if len(content) > MOST_JSON_BYTES:
+        raise expected(name, f"at most {MOST_JSON_BYTES} bytes", "more")
     return report.json.loads(content, name)
 
 

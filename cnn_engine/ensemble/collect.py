@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from ..errors import InputError, UnsupportedError, expected
-from ..io.files import atomic_write, describe_os_error, write_text
+from ..io.files import MOST_JSON_BYTES, atomic_write, parse_json, read_bytes, write_text
 from ..report.csv import cell
-from ..report.json import LARGEST_FILE
 from ..report.plotting import unavailable
 from .roles import DESIGNS
 
@@ -40,7 +38,7 @@ def row(document: dict[str, Any], name: str) -> dict[str, Any]:
             raise KeyError("kind")
         core, rate = document["core_s"], document["throughput_images_per_s"]
         environment = document.get("environment") or {}
-        return {
+        found = {
             "work": document["work"],
             "design": document["design"],
             "ranks": document["ranks"],
@@ -62,8 +60,24 @@ def row(document: dict[str, Any], name: str) -> dict[str, Any]:
             "bound_by": document["bound_by"],
             "commit": environment.get("commit"),
         }
-    except (KeyError, TypeError, AttributeError) as error:
+        for column, value in found.items():
+            if not _fits(column, value):
+                raise TypeError(f"{column}: {value!r:.60}")
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise expected(name or "report", "the report of an ensemble", f"none ({error})") from error
+    return found
+
+
+def _fits(column: str, value: Any) -> bool:
+    """Whether a column may have ``value``."""
+    if column in ("work", "design"):
+        return isinstance(value, str) and (column == "work" or value in DESIGNS)
+    if column in ("data", "bound_by", "commit"):
+        return value is None or isinstance(value, str)
+    if column in ("cpus", *MEANS, "images_per_s_least", "images_per_s_most") and value is None:
+        return True
+    whole = column in (*KEYS, "count")
+    return type(value) in ((int,) if whole else (int, float)) and 0 <= value <= 1e18  # NaN is not
 
 
 def _cores(document: dict[str, Any]) -> list[list[float]]:
@@ -79,13 +93,10 @@ def read(folder: Path) -> list[dict[str, Any]]:
     """
     rows = []
     for path in sorted(folder.rglob("*.json")):
+        content = read_bytes(path, MOST_JSON_BYTES)
         try:
-            if path.stat().st_size > LARGEST_FILE:
-                continue
-            document = json.loads(path.read_text("utf-8"))
-        except OSError as error:
-            raise InputError(f"{path}: cannot be read: {describe_os_error(error)}") from error
-        except (ValueError, RecursionError):
+            document = parse_json(content, str(path), "a report")
+        except InputError:
             continue  # some other file
         is_report = isinstance(document, dict) and document.get("kind") == "ensemble"
         if is_report and not document.get("interrupted"):

@@ -98,6 +98,9 @@ def load(path: str) -> dict[str, Any]:
             raise expected(
                 path, f"{wanted}, with its {name}", shown if len(shown) < 60 else "others"
             )
+    # What may be missing is as good as null.
+    document = dict.fromkeys(_NEEDED) | document
+    document["environment"] = {"cpu": None, "commit": None} | document["environment"]
     if len(document["hosts"]) != 1:
         raise expected(path, "a measured rate of one machine", f"{len(document['hosts'])} machines")
     images, errors = document["images"], document["errors"]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
+import stat
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -32,24 +34,47 @@ def status(path: Path) -> os.stat_result:
         raise InputError(f"{path}: expected a file or folder, found: {reason}") from error
 
 
-def read_text(path: str | os.PathLike[str], most_bytes: int) -> str:
-    """Returns the text of a file in UTF-8, with or without a byte order mark.
+def read_bytes(path: str | os.PathLike[str], most_bytes: int) -> bytes:
+    """Returns the content of a regular file.
 
     Raises:
-        InputError: it cannot be read, is no such text, or has more than ``most_bytes``.
+        InputError: it cannot be read, is no regular file (a device may never end, and a pipe may never
+            begin), or has more than ``most_bytes``.
     """
     try:
-        with open(path, "rb") as file:
+        # Without O_NONBLOCK, opening a pipe would wait for a writer.
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            if stat.S_ISDIR(mode):
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+            if not stat.S_ISREG(mode):
+                raise expected(str(path), "a file", "a device, a pipe or a socket")
             content = file.read(most_bytes + 1)
+    except InputError:
+        raise
     except (OSError, ValueError) as error:  # ValueError: a null byte in the path
         reason = describe_os_error(error) if isinstance(error, OSError) else str(error)
         raise InputError(f"{path}: cannot be read: {reason}") from error
     if len(content) > most_bytes:
-        raise expected(str(path), f"at most {most_bytes} bytes", "more")
+        raise expected(str(path), f"at most {most_bytes:,} bytes", "more")
+    return content
+
+
+def read_text(path: str | os.PathLike[str], most_bytes: int) -> str:
+    """Returns the text of a file in UTF-8, with or without a byte order mark.
+
+    Raises:
+        InputError: as :func:`read_bytes`, or it is no such text.
+    """
     try:
-        return content.decode("utf-8-sig")
-    except ValueError as error:
+        return read_bytes(path, most_bytes).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
         raise expected(str(path), "text in UTF-8", error) from error
+
+
+#: Bytes of a JSON document that are read: far more than a result with all of its samples takes. What Python
+#: makes of it may be twenty times as large.
+MOST_JSON_BYTES = 64 << 20
 
 
 def read_json(path: str | os.PathLike[str], wanted: str) -> Any:
@@ -59,14 +84,21 @@ def read_json(path: str | os.PathLike[str], wanted: str) -> Any:
         wanted: what it is expected to be, for the message.
 
     Raises:
-        InputError: it cannot be read, or is no JSON.
+        InputError: as :func:`read_bytes`, with :data:`MOST_JSON_BYTES`, or it is no JSON.
+    """
+    return parse_json(read_bytes(path, MOST_JSON_BYTES), str(path), wanted)
+
+
+def parse_json(content: bytes | str, name: str, wanted: str) -> Any:
+    """Returns what a JSON document has; ``name`` and ``wanted`` are for the message.
+
+    Raises:
+        InputError: it is no JSON, is nested too deeply, or has an integer of thousands of digits.
     """
     try:
-        return json.loads(Path(path).read_text("utf-8"))
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {describe_os_error(error)}") from error
-    except (ValueError, RecursionError) as error:
-        raise expected(str(path), wanted, f"something else ({error})") from error
+        return json.loads(content.decode("utf-8") if isinstance(content, bytes) else content)
+    except (ValueError, RecursionError) as error:  # not UTF-8, not JSON
+        raise expected(name, wanted, f"something else ({error})") from error
 
 
 #: How a file is made that nobody else has.

@@ -428,6 +428,7 @@ class Result:
         values["timeline_total"] = timeline.get("total")
         result = read(cls, values, name)
         read(_Dataset, result.dataset, f"{name}: dataset")
+        read(_Memory | None, result.memory, f"{name}: memory")
         warnings = result.environment.get("warnings")
         read(list[str] | None, warnings, f"{name}: environment: warnings")
         return result
@@ -442,6 +443,14 @@ class _Dataset:
     images: int
     total_images: int | None = None  # where more than those that are timed
     predicted_images: int | None = None
+
+
+@dataclass
+class _Memory:
+    """What every result with the memory of a pass says of it, in bytes."""
+
+    peak_activation_bytes: int
+    weights_bytes: int
 
 
 def _step(step: LayerTime | CopyTime) -> dict[str, Any]:

@@ -5,17 +5,12 @@ from __future__ import annotations
 import json
 import math
 import os
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ..errors import InputError, expected
-from ..io.files import describe_os_error
+from ..io.files import MOST_JSON_BYTES, parse_json, read_bytes
 from ..measure.result import Result
-
-#: Far more than a result with all of its samples takes.
-LARGEST_FILE = 256 * 2**20
 
 
 def dumps(result: Result) -> str:
@@ -29,19 +24,7 @@ def load(path: str | os.PathLike[str]) -> Result:
     Raises:
         InputError: the file cannot be read, or is not a result of schema 1.
     """
-    path = Path(path)
-    try:
-        with path.open("rb") as file:
-            content = file.read(LARGEST_FILE + 1)
-        if len(content) > LARGEST_FILE:
-            raise expected(str(path), f"at most {LARGEST_FILE} bytes", "more")
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {describe_os_error(error)}") from error
-    except ValueError as error:  # a null byte in the path
-        if isinstance(error, InputError):
-            raise
-        raise _no_result(str(path), error) from error
-    return loads(content, str(path))
+    return loads(read_bytes(path, MOST_JSON_BYTES), str(path))
 
 
 def loads(content: str | bytes, name: str) -> Result:
@@ -50,15 +33,7 @@ def loads(content: str | bytes, name: str) -> Result:
     Raises:
         InputError: it is no result of schema 1.
     """
-    try:
-        document = json.loads(content if isinstance(content, str) else content.decode("utf-8"))
-    except (ValueError, RecursionError) as error:  # not UTF-8, not JSON
-        raise _no_result(name, error) from error
-    return Result.from_dict(document, name)
-
-
-def _no_result(name: str, error: Exception) -> InputError:
-    return expected(name, "the JSON document of a run", f"something else ({error})")
+    return Result.from_dict(parse_json(content, name, "the JSON document of a run"), name)
 
 
 def finite(value: Any) -> Any:

@@ -19,6 +19,7 @@ import json
 import math
 import os
 import statistics
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,7 +28,16 @@ from typing import Any
 import numpy as np
 
 from ..errors import InputError, expected
-from ..io.files import atomic_write, check_writable, describe_os_error, make_folder, status
+from ..io.files import (
+    MOST_JSON_BYTES,
+    atomic_write,
+    check_writable,
+    describe_os_error,
+    make_folder,
+    parse_json,
+    read_bytes,
+    status,
+)  # fmt: skip
 from ..report.json import finite
 from ..report.units import printable
 from .subjects import LARGEST_BATCH, MODES, Mode
@@ -41,7 +51,7 @@ COLUMNS = ("batch_size", "mean_s", "median_s", "std_s", "samples")
 
 MOST_SAMPLES = 10_000_000  # of a file
 LONGEST_S = 1e6
-LARGEST_DOCUMENT = 256 * 2**20
+LARGEST_COUNT = 2**60  # of bytes, or of a dimension
 
 
 @dataclass
@@ -151,7 +161,7 @@ class RawNetwork:
             InputError: it is malformed.
         """
         path = self.folder / NETWORK
-        if not path.exists():
+        if not os.path.lexists(path):
             return None
         found = read_document(path, "a network's shape and weights")
         shape, weights = found.get("shape"), found.get("weights")
@@ -308,16 +318,7 @@ def read_document(path: Path, what: str) -> dict[str, Any]:
     Raises:
         InputError: it cannot be read, is no JSON object, or is of another schema.
     """
-    try:
-        if (size := path.stat().st_size) > LARGEST_DOCUMENT:
-            raise expected(str(path), f"at most {LARGEST_DOCUMENT} bytes", size)
-        document = json.loads(path.read_text("utf-8"))
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {describe_os_error(error)}") from error
-    except InputError:
-        raise
-    except (ValueError, RecursionError) as error:  # not UTF-8, not JSON
-        raise expected(str(path), f"{what} as JSON", f"something else ({error})") from error
+    document = parse_json(read_bytes(path, MOST_JSON_BYTES), str(path), f"{what} as JSON")
     if not isinstance(document, dict) or document.get("schema") != SCHEMA:
         found = document.get("schema") if isinstance(document, dict) else type(document).__name__
         raise expected(f"{path}: schema", SCHEMA, found)
@@ -331,7 +332,7 @@ def read_machine(folder: Path) -> dict[str, Any]:
         InputError: it is malformed.
     """
     path = folder / MACHINE
-    if not path.exists():
+    if not os.path.lexists(path):
         return {}
     found = read_document(path, "a machine's environment and peak bandwidth")
     peak = found.get("peak", {})
@@ -375,13 +376,19 @@ def _mode(path: Path) -> Mode:
 
 
 def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+    return isinstance(value, int) and not isinstance(value, bool) and 0 < value <= LARGEST_COUNT
 
 
 def _are_times(values: Any) -> bool:
-    return isinstance(values, list) and bool(values) and all(is_number(v) and v > 0 for v in values)
+    return (
+        isinstance(values, list)
+        and bool(values)
+        and all(is_number(v) and 0 < v <= LONGEST_S for v in values)
+    )
 
 
 def is_number(value: Any) -> bool:
     """Whether ``value`` is a finite number, as JSON has them."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
+    return abs(value) <= sys.float_info.max  # an integer may be larger than any float

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ....errors import InputError, expected
+from ....io.files import read_bytes
 from . import expressions
 from .contracts import CONTRACTS, Contract
 
@@ -107,13 +108,7 @@ def read(path: str | Path) -> Source:
             f"a kernel file whose name ends in {', '.join(DEVICES)}",
             path.suffix or "none",
         )
-    try:
-        with path.open("rb") as file:
-            data = file.read(MOST_BYTES + 1)
-    except OSError as error:
-        raise expected(str(path), "a kernel file", error.strerror or error) from None
-    if len(data) > MOST_BYTES:
-        raise expected(str(path), f"at most {MOST_BYTES:,} bytes", "more")
+    data = read_bytes(path, MOST_BYTES)
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
