@@ -11,13 +11,14 @@
 // sizes, over channels, and w the root mean square, over channels, of its taps' norm:
 //
 //   error of Winograd's <= kappa u w sqrt(e(tile))   kappa measured, with signs at random and alike
-//   S >= sum over taps of mean|w| l(x) - 3 spread|w| sqrt(e(window))
+//   S >= sum over taps of mean|w| l(x) - 2.5 spread|w| sqrt(e(window))
 //
 // The latter holds for values whose places have nothing to do with those of the weights, short of
-// three standard deviations; it is negative where few values, or few weights, make up the sum. Of
-// taps that are small for all channels, which images with rows or columns of zeros are sensitive
-// to, twice their own mean is taken. All filters share the least of each number, as parts of w.
-// Included only by files that are compiled once for each instruction set.
+// two and a half standard deviations; it is negative where few values, or few weights, make up the
+// sum. Of taps that are small for all channels, which images with rows or columns of zeros are
+// sensitive to, twice their own mean is taken (of a row or a column of a few channels, four times).
+// All filters share the least of each number, as parts of w. Included only by files that are
+// compiled once for each instruction set.
 #pragma once
 
 #include <cmath>

@@ -14,7 +14,7 @@ constexpr int kBoundRows = 16, kBoundColumns = 8, kBoundTaps = 25;
 constexpr int kBoundChannels = 16;
 // Of rounding errors, all that is not Winograd's: the sum with the bias, the last rounding.
 constexpr double kBoundPart = 0.9;
-constexpr double kBoundDeviations = 3.0;
+constexpr double kBoundDeviations = 2.5;
 // What windows must allow for Winograd to be tried at all: L1 and L2 norms like those of a
 // rectified normal distribution.
 constexpr double kUsualPart = 0.32;
@@ -83,8 +83,8 @@ CNN_ENGINE_INLINE WindowBound window_bound(const float* weight, int filters, int
     for (int tap = 0; tap < taps && tap < kBoundTaps; ++tap) {
       lower(tap_part[tap], 2 * sums[tap] * taps / sum);
     }
-    for (int i = 0; i < r; ++i) lower(row_part[i], 2 * rows[i] * r / sum);
-    for (int j = 0; j < s; ++j) lower(column_part[j], 2 * columns[j] * s / sum);
+    for (int i = 0; i < r; ++i) lower(row_part[i], 4 * rows[i] * r / sum);
+    for (int j = 0; j < s; ++j) lower(column_part[j], 4 * columns[j] * s / sum);
   }
   if (!regular || !any) return bound;
   const double tile = kappa / (kBoundPart * (16 + count / 8));

@@ -447,11 +447,15 @@ class Measured {
   void write_window(int y, int x, float* to) const {
     const PlanarLayout& p = s_.image;
     for (int i = y; i < y + R; ++i) {
-      for (int j = x; j < x + R; ++j) {
+      for (int j = x; j < x + R; ++j, to += s_.c) {
+        if (!s_.planar) {
+          const float* from = in_ + (std::size_t(i) * s_.in.cols + j) * s_.in.pitch;
+          __builtin_memcpy(to, from, s_.c * sizeof(float));
+          continue;
+        }
+        const int at = j + 4 * p.margin - s_.in.left;
         for (int c = 0; c < s_.c; ++c) {
-          const int at = j + 4 * p.margin - s_.in.left;
-          *to++ = s_.planar ? in_[((std::size_t(c) * p.rows + i) * 4 + at % 4) * p.pitch + at / 4]
-                            : in_[(std::size_t(i) * s_.in.cols + j) * s_.in.pitch + c];
+          to[c] = in_[((std::size_t(c) * p.rows + i) * 4 + at % 4) * p.pitch + at / 4];
         }
       }
     }
