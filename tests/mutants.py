@@ -263,7 +263,8 @@ MUTANTS = [
     ),
     Mutant(
         "Python's lock is kept", "csrc/bindings/no_gil.h",
-        (("state_(PyEval_SaveThread())", "state_(nullptr)"), ("PyEval_RestoreThread(state_);", "")),
+        (("state_(PyEval_SaveThread())", "state_(nullptr)"),
+         ("~NoGil() {\n    or_stay([&] { PyEval_RestoreThread(state_); });", "~NoGil() {")),
         "tests/test_threads.py::test_python_goes_on_while_a_pass_runs",
     ),
     # ---- resizing ----
