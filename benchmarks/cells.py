@@ -186,7 +186,7 @@ def prepare(cell: Cell, engines: Engines, dataset: Dataset, limit_s: float | Non
                 raise Interrupted
             if result.check is None or not result.check.passed:
                 raise CheckFailed(
-                    f"{cell.workload}, {cell.label}, {cell.data_mode}: expected probabilities within "
+                    f"{cell.workload}, {cell.label}, {cell.data_mode}: expected outputs within "
                     f"{result.check.tolerance:g} of the float64 reference, found "
                     f"{result.check.max_abs_diff:g}"
                 )

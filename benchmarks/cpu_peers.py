@@ -118,7 +118,7 @@ def check(contestant: Contestant, wanted: np.ndarray) -> tuple[float, float]:
     limit = LIMITS["cpu"][contestant.dtype] * (1 if contestant.ours else LIBRARIES)
     if not difference <= limit:  # NaN too
         raise UnsupportedError(
-            f"{contestant.name}, {contestant.dtype}, batch {len(wanted)}: expected probabilities within "
+            f"{contestant.name}, {contestant.dtype}, batch {len(wanted)}: expected outputs within "
             f"{limit:g} of float64, found {difference:.3g}: not timed"
         )
     return difference, float((found.argmax(1) == wanted.argmax(1)).mean())
