@@ -86,7 +86,7 @@ def test_auto_passes_over_a_gpu_that_the_kernels_do_not_run_on(machine):
 def test_a_gpu_that_the_kernels_do_not_run_on_is_refused(machine, name):
     machine((7, 5))
     with pytest.raises(
-        UnsupportedError, match=r"^--device cuda:0: expected a compute .* found 7\.5"
+        UnsupportedError, match=r"^device cuda:0: expected a compute .* found 7\.5"
     ) as error:
         devices.select(name)
     assert "\n" not in str(error.value)

@@ -379,7 +379,7 @@ def test_auto_finds_the_cache_and_the_variable_goes_first(tmp_path, monkeypatch)
     with pytest.raises(InputError, match=r"CNN_ENGINE_DATA: .*gone: expected a file or folder"):
         dataset.load("auto")
     monkeypatch.setenv(dataset.DATA_VARIABLE, str(tmp_path))
-    with pytest.raises(InputError, match="^--images: expected at most 5"):
+    with pytest.raises(InputError, match="^images: expected at most 5"):
         dataset.load("auto", 6)
 
 

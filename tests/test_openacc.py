@@ -305,7 +305,7 @@ def test_a_build_for_the_host_alone_says_so(fake):
     with pytest.raises(UnsupportedError) as error:
         devices.select("openacc")
     assert str(error.value) == (
-        "--device openacc: expected a build that offloads to a GPU, found one for the host alone "
+        "device openacc: expected a build that offloads to a GPU, found one for the host alone "
         "(GNU 12.2.0); install GCC's offload compiler (Debian: gcc-12-offload-nvptx) and build again, or "
         "take --device openacc:host"
     )
