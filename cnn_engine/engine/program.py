@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from copy import copy
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -256,7 +256,7 @@ class Program:
             else:
                 values.append("brought to the device")
         device, op = self.device_of(kernel.device), node.op
-        if getattr(op, "activation", None) is not None:
+        if any(field.name == "activation" for field in fields(op)):  # of some it is another's
             op = replace(op, activation=None)
         key = kernel.prepare, kernel.packed_for(node, graph, device), op, tuple(values)
         if key not in self._prepared:

@@ -93,7 +93,8 @@ def brought(array: np.ndarray, device: Any) -> Any:
 def first_computed(node: Node, graph: Graph, places: Iterable[int]) -> int | None:
     """Returns the first of these inputs that is no constant: the caller's, or what the pass computes."""
     for place in places:
-        if place < len(node.inputs) and node.inputs[place] not in (None, *graph.constants):
+        name = node.inputs[place] if place < len(node.inputs) else None
+        if name is not None and name not in graph.constants:
             return place
     return None
 
