@@ -6,6 +6,7 @@ import os
 import tarfile
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, wait
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
@@ -14,6 +15,7 @@ import numpy as np
 
 from ..errors import InputError, expected
 from ..io.images import MOST_PIXELS, SUFFIXES
+from ..locks import cached_property
 from . import packages
 from .labels import Label, Labels, label_of, values_of
 from .output import Faults
@@ -204,14 +206,66 @@ def _members(piece: Piece, file: Any) -> Iterator[Member]:
 MOST_OF_A_SAMPLE = 4096
 
 
+class _Apart:
+    """Labels of a part of a tar that do not lie beside their images, looked for where one is missed.
+
+    Attributes:
+        labels: stem -> its first label, of those without images beside them.
+        images: stems of images without a label beside them.
+    """
+
+    def __init__(self, piece: Piece) -> None:
+        self._piece = piece
+
+    @cached_property
+    def _found(self) -> tuple[dict[str, Member], set[str]]:
+        labels: dict[str, Member] = {}
+        images: set[str] = set()
+        key, label, has_image = None, None, False
+
+        def end() -> None:
+            if label is not None and not has_image:
+                labels.setdefault(key, label)
+            if has_image and label is None:
+                images.add(key)
+
+        # A broken tar is told of where it is read.
+        with suppress(InputError), open(self._piece.path, "rb") as file:
+            for member in _members(self._piece, file):
+                stem = sample_key(member.name)
+                if stem != key:
+                    end()
+                    key, label, has_image = stem, None, False
+                lower = member.name.lower()
+                has_image |= lower.endswith(SUFFIXES)
+                if lower.endswith(".cls") and label is None:
+                    label = member
+            end()
+        return labels, images
+
+    def of(self, stem: str) -> Member | None:
+        """Returns the label of images without one beside them, or None where there is none."""
+        return self._found[0].get(stem)
+
+    def has_images(self, label: Member) -> bool:
+        """Whether a label without images beside it is that of others."""
+        stem = sample_key(label.name)
+        return stem in self._found[1] and self._found[0].get(stem) == label
+
+
 def _samples(piece: Piece, file: Any, members: Iterable[Member]) -> Iterator[Item | Orphan]:
-    """Yields the images of each sample, each with the sample's label, whichever of them comes first."""
+    """Yields the images of each sample, each with the sample's label, wherever that is in the piece."""
     key, images, label, done = None, [], None, 0
+    apart = _Apart(piece)
 
     def sample() -> Iterator[Item | Orphan]:
-        if label is not None and not images and not done:
-            yield _orphan(piece, label, "expected an image of the same stem beside it, found none")
-        of_all = Label() if label is None or not images else _label(piece, file, label)
+        alone = label is not None and not images and not done
+        if alone and not apart.has_images(label):
+            yield _orphan(piece, label, "expected an image of the same stem, found none")
+        mine = label
+        if images and mine is None and not done:
+            mine = apart.of(key)
+        of_all = Label() if mine is None or not images else _label(piece, file, mine)
         for image in images:  # several of one stem, such as left.jpg and right.jpg have
             data = _content(piece, file, image, MOST_FILE_BYTES)
             yield Item(f"{_text(piece.path)}#{_text(image.name)}", of_all, data)
