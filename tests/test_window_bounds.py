@@ -88,6 +88,29 @@ def test_fused(instruction_set, kernel, channels):
             window_bounds.check(case, fused)
 
 
+@pytest.mark.parametrize("channels", [3, 16])
+def test_fused_pooled(instruction_set, channels):
+    """Of a pooled output, by the largest bound of the four: many windows are computed directly."""
+    fixed = {"kernel": (5, 5), "stride": (1, 1), "dilation": (1, 1), "groups": 1}
+    for case in window_bounds.cases(CASES, channels=(channels, channels), largest=40, **fixed):
+        height, width = (size // 2 * 2 for size in case.wanted.shape[2:])
+        if not np.isfinite(case.x).all() or min(height, width) < 2:
+            continue
+        top, left, bottom, right = case.padding
+        x = np.pad(case.x, ((0, 0), (0, 0), (top, bottom), (left, right)))
+        layers = (Conv2d("conv", len(case.weight), 5), MaxPool2d("pool", 2))
+        network = Network("pooled", x.shape[1:], layers)
+        found = run_fused(build(network, {"conv.weight": case.weight, "conv.bias": case.bias}), x)
+
+        def pooled(values, height=height, width=width):
+            values = values[:, :, :height, :width]
+            return values.reshape(*values.shape[:2], height // 2, 2, width // 2, 2).max((3, 5))
+
+        wanted = pooled(case.wanted)
+        error = np.abs(found.reshape(wanted.shape) - wanted)
+        assert (error <= pooled(case.bound())).all(), case.name
+
+
 @pytest.mark.parametrize("kernel", [3, 5])
 @pytest.mark.parametrize("channels", [3, 16])
 def test_fused_windows_of_zeros_stay_zero(instruction_set, rng, kernel, channels):

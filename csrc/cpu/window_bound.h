@@ -45,16 +45,20 @@ CNN_ENGINE_INLINE Vec<W> lane_sums(Vec<W> (&values)[W]) {
   return values[0];
 }
 
+CNN_ENGINE_INLINE float absolute(float x) { return std::fabs(x); }
+
 template <typename V>
 CNN_ENGINE_INLINE V absolute(V x) {
-  return x < 0.0f ? -x : x;
+  typedef std::int32_t Int __attribute__((vector_size(sizeof(V))));
+  return reinterpret_cast<V>(reinterpret_cast<Int>(x) & 0x7fffffff);
 }
 
-// Whether an output may be Winograd's: sum of factors and l(x) of its window, e(window), and the
-// root of the factor and e(tile).
-CNN_ENGINE_INLINE bool is_inside(const WindowBound& bound, float held, float window, float tile) {
-  const float rest = held - tile;
-  return rest > 0.0f && rest * rest > bound.spread * window + kLeastSquare;
+// Whether outputs, one or a vector of them, may be Winograd's: sum of factors and l(x) of their
+// windows, e(window), and the root of the factor and e(tile).
+template <typename V>
+CNN_ENGINE_INLINE auto is_inside(const WindowBound& bound, V held, V window, V tile) {
+  const V rest = held - tile;
+  return (rest > 0.0f) & (rest * rest > bound.spread * window + kLeastSquare);
 }
 
 // Outputs of a tile of MxM that are not to be Winograd's, a bit each, by rows. `sizes` and

@@ -245,8 +245,8 @@ class Builder {
     s.bound = op.bound;
     s.sums_pitch = round_up(s.tiles_x + 2, 16) + 16;
     s.b_offset = round_up(s.p_offset + part, std::size_t{16});
-    const std::size_t outputs = std::size_t(s.tile_h) * s.tile_w;
-    need_scratch(s.b_offset + s.measured() + outputs * (std::size_t(s.r) * s.s * s.c + s.k_pitch));
+    const std::size_t terms = std::size_t(s.r) * s.s * s.c;
+    need_scratch(s.b_offset + s.measured() + kDirectWindows * (terms + s.k_pitch));
     s.weight = keep(pack_winograd(s, layer.weight));
     s.direct = keep(pack_direct(s, layer.weight));
   }

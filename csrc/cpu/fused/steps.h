@@ -39,6 +39,9 @@ struct PlanarLayout {
   CNN_ENGINE_INLINE std::size_t size() const { return std::size_t(c) * rows * 4 * pitch; }
 };
 
+// Windows that are computed directly together, beside Winograd's tiles.
+constexpr int kDirectWindows = 16;
+
 // conv2d, an activation, and a 2x2 max-pool where the next layer is one (`pool`).
 struct ConvStep {
   int c, k, r, s, stride_h, stride_w;
@@ -74,7 +77,7 @@ struct ConvStep {
   }
   CNN_ENGINE_INLINE std::size_t measured() const {
     const std::size_t row = 2 * std::size_t(tile_w) * sums_pitch;
-    return (tile_h + r - 1) * measured_row() + row + (2 * tile_h * tile_w + 1) * sums_pitch;
+    return (tile_h + r - 1) * measured_row() + row;
   }
 };
 

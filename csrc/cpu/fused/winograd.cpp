@@ -257,219 +257,255 @@ void multiply_planar(const ConvStep& s, const float* v, float* out, int tile_row
 }
 
 // What window_bound.h asks of the rows of tiles that one call comes to, and what it leaves out.
-// Columns are dealt out by what is left of them modulo MW, so that lanes are tiles.
+// Columns are dealt out by what is left of them modulo MW, so that lanes are tiles; what lanes past
+// the last tile hold does not count. Outputs that are left out wait until there are enough to share
+// the reading of weights.
 template <int MH, int MW, int R>
 class Measured {
  public:
   static constexpr int AH = MH + R - 1, AW = MW + R - 1;
 
-  Measured(const ConvStep& s, const float* in, float* scratch, int begin)
+  Measured(const ConvStep& s, const float* in, float* out, float* scratch, int begin)
       : s_(s),
         in_(in),
+        out_(out),
         pitch_(s.sums_pitch),
+        terms_(s.r * s.s * s.c),
         rows_(scratch + s.b_offset),
         sizes_(rows_ + AH * s.measured_row()),
         squares_(sizes_ + MW * pitch_),
-        flags_(squares_ + MW * pitch_),
         windows_(scratch + s.b_offset + s.measured()),
         next_(begin * MH) {}
 
-  // Computes the outputs of a row of tiles that are not Winograd's directly.
-  void finish(int tile_row, float* out) {
+  // Finds the outputs of a row of tiles, which Winograd's have been written to, that are not to be.
+  void finish(int tile_row) {
     const int top = tile_row * MH;
     for (; next_ < top + AH; ++next_) measure(next_);
-    if (!any_outside(top)) return;
-    for (int t = 0; t < s_.tiles_x; ++t) {
-      if (s_.lanes == kWide) {
-        compute<kWide>(top, t, out);
-      } else {
-        compute<kNarrow>(top, t, out);
+    for (int first = 0; first < s_.tiles_x; first += W) {
+      const IntVec<W> found = outside(top, first);
+      for (int i = 0; i < W && first + i < s_.tiles_x; ++i) {
+        if (found[i] != 0) add(top, first + i, found[i]);
       }
     }
   }
 
+  // Computes those that wait.
+  void flush() {
+    if (count_ == 0) return;
+    if (s_.lanes == kWide) {
+      compute<kWide>();
+    } else {
+      compute<kNarrow>();
+    }
+    count_ = 0;
+  }
+
  private:
+  static constexpr int W = kNarrow;
+
   float* row(int y) const { return rows_ + y % AH * s_.measured_row(); }
 
   // l(x) and e(x) of one row's places, then what each output and each tile reads of them.
   void measure(int y) {
-    const int count = s_.tiles_x + (AW - 1) / MW;
     for (int phase = 0; phase < MW; ++phase) {
-      float* size = sizes_ + phase * pitch_;
-      float* square = squares_ + phase * pitch_;
       if (s_.planar) {
-        measure_planar(y, phase, count, size, square);
+        measure_planar(y, phase);
       } else {
-        measure_places(y, phase, count, size, square);
+        measure_places(y, phase);
       }
-      for (int i = 0; i < count; ++i) square[i] += size[i] > 0.0f ? kSomething : 0.0f;
     }
     float* held = row(y);
     float* part = held + MW * pitch_;
     float* tiles = part + MW * pitch_;
     const WindowBound& bound = s_.bound;
-    for (int j = 0; j < MW; ++j) {
-      for (int t = 0; t < s_.tiles_x; ++t) {
-        float size = 0, square = 0;
+    for (int t = 0; t < s_.tiles_x; t += W) {
+      Vec<W> size[AW], square[AW], tile = {};
+#pragma GCC unroll 8
+      for (int k = 0; k < AW; ++k) {
+        const int at = k % MW * pitch_ + k / MW + t;
+        size[k] = load<W>(sizes_ + at);
+        square[k] = load<W>(squares_ + at);
+        tile += square[k];
+      }
+      store<W>(tiles + t, tile);
+#pragma GCC unroll 4
+      for (int j = 0; j < MW; ++j) {
+        Vec<W> sum = {}, squares = {};
 #pragma GCC unroll 5
         for (int k = 0; k < R; ++k) {
-          const int at = (j + k) % MW * pitch_ + (j + k) / MW + t;
-          size += bound.columns[k] * sizes_[at];
-          square += squares_[at];
+          sum += bound.columns[k] * size[j + k];
+          squares += square[j + k];
         }
-        held[j * pitch_ + t] = size;
-        part[j * pitch_ + t] = square;
+        store<W>(held + j * pitch_ + t, sum);
+        store<W>(part + j * pitch_ + t, squares);
       }
-    }
-    for (int t = 0; t < s_.tiles_x; ++t) {
-      float square = 0;
-#pragma GCC unroll 8
-      for (int k = 0; k < AW; ++k) square += squares_[k % MW * pitch_ + k / MW + t];
-      tiles[t] = square;
     }
   }
 
-  void measure_planar(int y, int phase, int count, float* size, float* square) const {
+  // Of one phase, what tiles read.
+  int places() const { return s_.tiles_x + (AW - 1) / MW; }
+
+  template <int L>
+  void store_places(int phase, int first, Vec<L> size, Vec<L> square) {
+    store<L>(sizes_ + phase * pitch_ + first, size);
+    store<L>(squares_ + phase * pitch_ + first,
+             square + (size > 0.0f ? splat<L>(kSomething) : Vec<L>{}));
+  }
+
+  void measure_planar(int y, int phase) {
     const PlanarLayout& p = s_.image;
     const int x = phase + 4 * p.margin - s_.in.left;  // in.left is the padding
-    for (int i = 0; i < count; ++i) size[i] = square[i] = 0.0f;
-    for (int c = 0; c < p.c; ++c) {
-      const float* from = in_ + ((std::size_t(c) * p.rows + y) * 4 + x % 4) * p.pitch + x / 4;
-      for (int i = 0; i < count; ++i) {
-        size[i] += absolute(from[i]);
-        square[i] += from[i] * from[i];
+    const float* row = in_ + (std::size_t(y) * 4 + x % 4) * p.pitch + x / 4;
+    const std::size_t channel = std::size_t(p.rows) * 4 * p.pitch;
+    for (int first = 0; first < places(); first += kWide) {
+      Vec<kWide> size = {}, square = {};
+      for (int c = 0; c < p.c; ++c) {
+        const auto value = load<kWide>(row + c * channel + first);
+        size += absolute(value);
+        square += value * value;
       }
+      store_places<kWide>(phase, first, size, square);
     }
   }
 
-  void measure_places(int y, int phase, int count, float* size, float* square) const {
-    constexpr int W = kNarrow;
+  void measure_places(int y, int phase) {
     const Layout& p = s_.in;
-    for (int first = 0; first < count; first += W) {
+    const float* row = in_ + std::size_t(y) * p.cols * p.pitch;
+    for (int first = 0; first < places(); first += W) {
       Vec<W> l[W] = {}, e[W] = {};
+#pragma GCC unroll 8
       for (int i = 0; i < W; ++i) {
         const int x = phase + MW * (first + i);
-        if (first + i >= count || x >= p.cols) break;
-        const float* from = in_ + (std::size_t(y) * p.cols + x) * p.pitch;
+        const float* from = row + std::size_t(x < p.cols ? x : p.cols - 1) * p.pitch;
         for (int c = 0; c < p.pitch; c += W) {
           const Vec<W> value = load<W>(from + c);
           l[i] += absolute(value);
           e[i] += value * value;
         }
       }
-      store<W>(size + first, lane_sums<W>(l));
-      store<W>(square + first, lane_sums<W>(e));
+      store_places<W>(phase, first, lane_sums<W>(l), lane_sums<W>(e));
     }
   }
 
-  // Sets the flags of outputs [MH][MW][tiles] that are outside the bound.
-  bool any_outside(int top) {
+  // Of tiles from `first`: their outputs that are outside the bound, a bit each, by rows.
+  IntVec<W> outside(int top, int first) const {
     const WindowBound& bound = s_.bound;
-    float* tile = flags_ + MH * MW * pitch_;
-    for (int t = 0; t < s_.tiles_x; ++t) {
-      float square = 0;
-      for (int i = 0; i < AH; ++i) square += row(top + i)[2 * MW * pitch_ + t];
-      tile[t] = square == 0.0f ? -1.0f : std::sqrt(bound.tile * square);  // of zeros alone: exact
+    const float* rows[AH];
+    Vec<W> energy = {};
+    for (int i = 0; i < AH; ++i) {
+      rows[i] = row(top + i) + first;
+      energy += load<W>(rows[i] + 2 * MW * pitch_);
     }
-    float any = 0;
+    Vec<W> tile;
+    for (int i = 0; i < W; ++i) tile[i] = std::sqrt(bound.tile * energy[i]);
+    IntVec<W> found = {};
     for (int i = 0; i < MH; ++i) {
-      const float* rows[R];
-      for (int r = 0; r < R; ++r) rows[r] = row(top + i + r);
+#pragma GCC unroll 4
       for (int j = 0; j < MW; ++j) {
-        float* flags = flags_ + (i * MW + j) * pitch_;
-        for (int t = 0; t < s_.tiles_x; ++t) {
-          float held = 0, part = 0;
+        Vec<W> held = {}, part = {};
 #pragma GCC unroll 5
-          for (int r = 0; r < R; ++r) {
-            held += bound.rows[r] * rows[r][j * pitch_ + t];
-            part += rows[r][(MW + j) * pitch_ + t];
-          }
-          const bool inside = is_inside(bound, held, part, tile[t]) | (tile[t] < 0.0f);
-          flags[t] = inside ? 0.0f : 1.0f;
-          any += flags[t];
+        for (int r = 0; r < R; ++r) {
+          held += bound.rows[r] * load<W>(rows[i + r] + j * pitch_);
+          part += load<W>(rows[i + r] + (MW + j) * pitch_);
         }
+        found |= ~is_inside(bound, held, part, tile) & (1 << (i * MW + j));
       }
     }
-    return any != 0.0f;
+    return found & (energy != 0.0f);  // of zeros alone: exact
   }
 
-  bool is_outside(int i, int j, int t) const { return flags_[(i * MW + j) * pitch_ + t] != 0.0f; }
-
-  // Directly, the outputs of one tile that are flagged, or that are pooled with one that is.
-  template <int W>
-  [[gnu::noinline]] void compute(int top, int t, float* out) {
-    const int step = s_.pool ? 2 : 1, terms = s_.r * s_.s * s_.c;
-    float* sums = windows_ + MH * MW * terms;
-    int places[MH * MW][2], count = 0;
+  // Outputs of tile t that are found, or that are pooled with one that is.
+  void add(int top, int t, int found) {
+    const int step = s_.pool ? 2 : 1;
+    const int pooled = s_.pool ? 3 | 3 << MW : 1;
     for (int i = 0; i < MH; i += step) {
       for (int j = 0; j < MW; j += step) {
-        const int y = (top + i) / step, x = (t * MW + j) / step;
-        if (y >= s_.out.h || x >= s_.out.w) continue;
-        bool outside = false;
-        for (int a = 0; a < step * step; ++a) {
-          outside |= is_outside(i + a / step, j + a % step, t);
-        }
-        if (!outside) continue;
-        for (int a = 0; a < step * step; ++a, ++count) {
-          places[count][0] = top + i + a / step;
-          places[count][1] = t * MW + j + a % step;
-          write_window(places[count][0], places[count][1], windows_ + count * terms);
+        if ((found >> (i * MW + j) & pooled) == 0) continue;
+        if ((top + i) / step >= s_.out.h || (t * MW + j) / step >= s_.out.w) continue;
+        if (count_ == kDirectWindows) flush();
+        for (int a = 0; a < step * step; ++a, ++count_) {
+          places_[count_][0] = top + i + a / step;
+          places_[count_][1] = t * MW + j + a % step;
+          write_window(places_[count_][0], places_[count_][1], windows_ + count_ * terms_);
         }
       }
     }
-    if (count == 0) return;
+  }
+
+  template <int L>
+  [[gnu::noinline]] void compute() {
+    const int step = s_.pool ? 2 : 1;
+    float* sums = windows_ + kDirectWindows * terms_;
     const float* u = s_.direct;
+    const int count = (count_ + 3) / 4 * 4;  // fours take no longer than one
     for (int k = 0; k < s_.k_pitch;) {
-      const int block = block_size((s_.k_pitch - k) / W);
+      const int block = block_size((s_.k_pitch - k) / L);
       const auto some = [&](auto size) {
         constexpr int B = decltype(size)::value;
-        multiply<W, B>(windows_, terms, 1, u, terms, sums + k, s_.k_pitch, count);
+        multiply<L, B>(windows_, terms_, 1, u, terms_, sums + k, s_.k_pitch, count);
       };
       if (block == 3) some(std::integral_constant<int, 3>());
       if (block == 2) some(std::integral_constant<int, 2>());
       if (block == 1) some(std::integral_constant<int, 1>());
-      u += std::size_t(terms) * block * W;
-      k += block * W;
+      u += std::size_t(terms_) * block * L;
+      k += block * L;
     }
-    for (int i = 0; i < count; i += step * step) {
-      float* to = out + s_.out.at(places[i][0] / step, places[i][1] / step);
-      for (int k = 0; k < s_.k_pitch; k += W) {
-        Vec<W> value = load<W>(sums + i * s_.k_pitch + k);
+    for (int i = 0; i < count_; i += step * step) {
+      float* to = out_ + s_.out.at(places_[i][0] / step, places_[i][1] / step);
+      for (int k = 0; k < s_.k_pitch; k += L) {
+        Vec<L> value = load<L>(sums + i * s_.k_pitch + k);
         for (int a = 1; a < step * step; ++a) {
-          value = maximum(value, load<W>(sums + (i + a) * s_.k_pitch + k));
+          value = maximum(value, load<L>(sums + (i + a) * s_.k_pitch + k));
         }
-        store<W>(to + k, activated<W>(s_.activation, value + load<W>(s_.bias + k)));
+        store<L>(to + k, activated<L>(s_.activation, value + load<L>(s_.bias + k)));
       }
     }
   }
 
   // [r][s][c]
   void write_window(int y, int x, float* to) const {
+    if (!s_.planar) {
+      const Layout& p = s_.in;
+      // Channels without a gap make a row one run.
+      const int runs = p.pitch == s_.c ? 1 : R, count = p.pitch == s_.c ? R * s_.c : s_.c;
+      for (int i = y; i < y + R; ++i) {
+        const float* from = in_ + (std::size_t(i) * p.cols + x) * p.pitch;
+        for (int run = 0; run < runs; ++run, from += p.pitch, to += count) {
+          __builtin_memcpy(to, from, count * sizeof(float));
+        }
+      }
+      return;
+    }
     const PlanarLayout& p = s_.image;
-    for (int i = y; i < y + R; ++i) {
-      for (int j = x; j < x + R; ++j, to += s_.c) {
-        if (!s_.planar) {
-          const float* from = in_ + (std::size_t(i) * s_.in.cols + j) * s_.in.pitch;
-          __builtin_memcpy(to, from, s_.c * sizeof(float));
-          continue;
-        }
-        const int at = j + 4 * p.margin - s_.in.left;
-        for (int c = 0; c < s_.c; ++c) {
-          to[c] = in_[((std::size_t(c) * p.rows + i) * 4 + at % 4) * p.pitch + at / 4];
-        }
+    std::size_t places[R];
+    for (int j = 0; j < R; ++j) {
+      const int at = x + j + 4 * p.margin - s_.in.left;
+      places[j] = std::size_t(at % 4) * p.pitch + at / 4;
+    }
+    const std::size_t row = std::size_t{4} * p.pitch;
+    const float* from = in_ + y * row;
+#pragma GCC unroll 1
+    for (int i = 0; i < R; ++i, from += row, to += R * s_.c) {
+#pragma GCC unroll 1
+      for (int c = 0; c < s_.c; ++c) {
+        const float* channel = from + c * p.rows * row;
+#pragma GCC unroll 5
+        for (int j = 0; j < R; ++j) to[j * s_.c + c] = channel[places[j]];
       }
     }
   }
 
   const ConvStep& s_;
   const float* in_;
-  const int pitch_;
+  float* out_;
+  const int pitch_, terms_;
   float* rows_;     // [AH] of: [MW][tiles] of l(x) by output, the same of e(x), [tiles] of e(x)
   float* sizes_;    // [MW][tiles and more], of one row's places
   float* squares_;  // the same
-  float* flags_;    // [MH][MW][tiles], and a number for each tile
-  float* windows_;  // and the sums
-  int next_;        // row to measure
+  float* windows_;  // [kDirectWindows][terms] that wait, and their sums
+  int places_[kDirectWindows][2];
+  int count_ = 0;  // of them
+  int next_;       // row to measure
 };
 
 template <int MH, int R, int W, int L>
@@ -477,12 +513,13 @@ void run_planar(const ConvStep& s, const float* image, float* out, float* scratc
                 int end) {
   float* v = scratch + s.v_offset;
   float* rows = scratch + s.p_offset;
-  Measured<MH, 4, R> measured(s, image, scratch, begin);
+  Measured<MH, 4, R> measured(s, image, out, scratch, begin);
   for (int row = begin; row < end; ++row) {
     transform_planar<MH, R, L>(s, image, rows, v, row);
     multiply_planar<MH, R, W, L>(s, v, out, row);
-    measured.finish(row, out);
+    measured.finish(row);
   }
+  measured.flush();
 }
 
 template <int R, int W, int L>
@@ -514,7 +551,7 @@ void run(const ConvStep& s, const float* in, float* out, float* scratch, int beg
   float* v = scratch + s.v_offset;
   float* m = scratch + s.m_offset;
   float* columns = scratch + s.p_offset;
-  Measured<MH, MW, R> measured(s, in, scratch, begin);
+  Measured<MH, MW, R> measured(s, in, out, scratch, begin);
   for (int row = begin; row < end; row += s.group_rows) {
     const int rows = end - row < s.group_rows ? end - row : s.group_rows;
     for (int r = 0; r < rows; ++r) {
@@ -542,9 +579,10 @@ void run(const ConvStep& s, const float* in, float* out, float* scratch, int beg
       } else {
         transform_output<MH, MW, R, false>(s, from, out, row + r);
       }
-      measured.finish(row + r, out);
+      measured.finish(row + r);
     }
   }
+  measured.flush();
 }
 
 template <int W>
