@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 #: What other tools call things, and their names here.
 _OTHER_NAMES = {
     "fp16": "float16", "half": "float16", "f16": "float16", "bf16": "bfloat16", "fp32": "float32",
     "f32": "float32", "float": "float32", "single": "float32", "gpu": "cuda", "nvidia": "cuda",
-    "host": "cpu", "fashion_mnist": "ece408", "fashion-mnist": "ece408", "mnist": "ece408",
+    "host": "cpu",
 }  # fmt: skip
 
 
@@ -38,20 +38,28 @@ def expected(name: str, wanted: object, found: object) -> InputError:
     return InputError(f"{name}: expected {wanted}, found {found}")
 
 
-def not_one_of(name: str, choices: Iterable[str], found: object) -> InputError:
+def not_one_of(
+    name: str, choices: Iterable[str], found: object, others: Mapping[str, str] = _OTHER_NAMES
+) -> InputError:
     """Returns the error of a name that is none of ``choices``, with the one that was probably meant."""
     choices = list(choices)
-    hint = did_you_mean(found, choices)
+    hint = did_you_mean(found, choices, others)
     return expected(name, f"one of {', '.join(choices)}", f"{found!r}{hint}")
 
 
-def did_you_mean(found: object, choices: Iterable[str]) -> str:
-    """Returns ``"; did you mean float16?"``, or nothing where no choice is near."""
+def did_you_mean(
+    found: object, choices: Iterable[str], others: Mapping[str, str] = _OTHER_NAMES
+) -> str:
+    """Returns ``"; did you mean float16?"``, or nothing where no choice is near.
+
+    Args:
+        others: what else choices are called -> the choice.
+    """
     if not isinstance(found, str):
         return ""
     choices = list(choices)
     word, colon, rest = found.lower().partition(":")
-    other = _OTHER_NAMES.get(word)
+    other = others.get(word)
     if other in choices:
         return f"; did you mean {other}{colon}{rest}?"
     near = difflib.get_close_matches(found.lower(), choices, 1, 0.7)

@@ -215,6 +215,11 @@ BUILT_IN: Mapping[str, str] = {
     "ece408": "cnn_engine.workloads.fashion_mnist:WORKLOAD",
 }
 
+#: What built-in workloads are called elsewhere, for the hint of an error.
+OTHER_NAMES: Mapping[str, str] = {
+    "fashion_mnist": "ece408", "fashion-mnist": "ece408", "mnist": "ece408", "cifar": "cifar10",
+}  # fmt: skip
+
 _registered: dict[str, Workload] = {}
 
 
@@ -255,4 +260,4 @@ def get(name: str) -> Workload:
         return getattr(importlib.import_module(module), attribute)
     if name in (entry_points := _entry_points()):
         return entry_points[name].load()
-    raise not_one_of("network", names(), name)
+    raise not_one_of("network", names(), name, OTHER_NAMES)

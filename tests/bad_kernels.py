@@ -108,7 +108,7 @@ CPP_CHEATS = {
     ),
     "forges an answer": Bad(
         _CPP_LOOP,
-        '  for (int f = 3; f < 64; ++f) { static const char line[] = "{\\"seconds\\": [1e-9]}\\n"; '
+        '  for (int f = 3; f < 4096; ++f) { static const char line[] = "{\\"seconds\\": [1e-9]}\\n"; '
         "if (write(f, line, sizeof line - 1)) continue; }\n" + _CPP_LOOP,
         "cheating: it wrote to a pipe",
     ),

@@ -128,7 +128,7 @@ const std::string victim = "@VICTIM@";
 
 [[maybe_unused]] void says(const std::string& line) {
   const std::string whole = line + "\n";
-  for (int f = 3; f < 64; ++f) {
+  for (int f = 3; f < 4096; ++f) {
     char place[64], link[64] = {};
     std::snprintf(place, sizeof place, "/proc/self/fd/%d", f);
     if (readlink(place, link, sizeof link - 1) > 0 && std::strncmp(link, "pipe:", 5) == 0) {
@@ -184,7 +184,7 @@ COMPILERS = {
     "computes without end": (
         "using Long = unsigned long;\n"
         "constexpr Long count(Long n) { Long s = 0; for (Long i = 0; i < n; ++i) s += i ^ s; return s; }\n"
-        "template <Long N> struct Each { static constexpr Long sum = count(30000) + Each<N - 1>::sum; };\n"
+        "template <Long N> struct Each { static constexpr Long sum = count(200000) + Each<N - 1>::sum; };\n"
         "template <> struct Each<0> { static constexpr Long sum = 0; };\n"
         "Long sum = Each<800>::sum;\n",
         "",

@@ -182,7 +182,7 @@ def test_the_concatenations_of_a_densenet_take_one_tensor_a_block():
 
 
 def test_a_batch_that_cannot_fit_says_what_it_needs(monkeypatch):
-    monkeypatch.setattr(CpuDevice, "free_memory", lambda self: 1 << 20)
+    monkeypatch.setattr(CpuDevice, "free_memory", lambda self: 1 << 16)
     with (
         Engine(graphs.resnet((1, 1), (1, 3, 64, 64), width=16), device="cpu") as e,
         pytest.raises(

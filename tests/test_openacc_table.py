@@ -20,7 +20,7 @@ def test_table_goes_on_where_it_stopped(tmp_path, monkeypatch, capsys):
             "seconds": 1.5 if cell.variant == "if" else 0.75,
         }
         if cell.data_mode == "managed":
-            return {"cell": vars(cell), "unsupported": "data_mode: managed: none here"}
+            return {"cell": vars(cell), "unsupported": "--data-mode: managed: none here"}
         parts = {"conv": 0.5, "pad": 0.125, "relu": 0.0625, "pool": 0.0625, "copies": 0.25}
         found.update(parts=parts, conv_regions=3600, conv_launches=3600)
         return found

@@ -123,10 +123,13 @@ def test_large_graphs_take_time_by_their_size(network):
     size = {one_input: 10_000, of_functions: 1000, residual: 200}[network]
 
     def seconds(count: int) -> float:
-        graph = network(count)
-        start = process_time()
-        planned(graph)
-        return process_time() - start
+        best = float("inf")
+        for _ in range(3):  # other work on the machine takes caches away
+            graph = network(count)
+            start = process_time()
+            planned(graph)
+            best = min(best, process_time() - start)
+        return best
 
     assert seconds(3 * size) < 6 * seconds(size)
 

@@ -6,7 +6,6 @@ from itertools import product
 
 import numpy as np
 import pytest
-import torch
 from onnx import helper
 from onnx_models import model, one_node, onnxruntime_outputs, tensor
 
@@ -124,6 +123,7 @@ def test_places_of_the_lowest_number_are_in_the_image(dtype, value, order):
 
 
 def test_places_are_pytorchs_among_numbers_that_are_not(rng):
+    torch = pytest.importorskip("torch")
     x = rng.choice(np.float32([np.nan, -np.inf, np.inf, 0, 1]), (3, 1, 7, 8))
     proto, inputs = one_node(
         "MaxPool", [x], 12, outputs=2, kernel_shape=[3, 2], strides=[2, 1], pads=[1, 1, 1, 1]

@@ -225,7 +225,9 @@ def test_trace_of_a_run_on_this_cpu(variant):
     samples = [second for layer in result.layers for second in layer.samples_s]
     full = events[: len(samples)]
     total_us = sum(samples) * 1e6
-    assert sum(event["dur"] for event in full) == pytest.approx(total_us, abs=1e-3 * len(full))
+    # Samples are less what reading the clock costs; events are as they were read.
+    shown_us = sum(event["dur"] for event in full)
+    assert total_us - 1e-3 * len(full) <= shown_us <= total_us + 1.0 * len(full)
     said = json.loads(document)["otherData"]["events"]
     assert said == f"{shown} of {result.timeline_total} events"
 

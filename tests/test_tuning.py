@@ -340,9 +340,9 @@ def model_bytes():
         helper.make_node("Gemm", ["f", "v"], ["z"], "gemm"),
     ]
     constants = {
-        "w": rng.normal(size=(32, 16, 3, 3)).astype(np.float32),
+        "w": rng.normal(size=(32, 32, 3, 3)).astype(np.float32),
         "v": rng.normal(size=(32, 10)).astype(np.float32),
     }
-    inputs = [onnx_models.tensor("x", ["n", 16, 20, 20])]
+    inputs = [onnx_models.tensor("x", ["n", 32, 20, 20])]
     found = onnx_models.model(nodes, inputs, [onnx_models.tensor("z", ["n", 10])], constants)
     return found.SerializeToString()

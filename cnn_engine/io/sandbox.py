@@ -90,17 +90,19 @@ def start(
 def end(process: subprocess.Popen) -> None:
     """Kills a program and all that it started, also what moved to another session; waits for it."""
     # The launcher last: while it lives, what loses its parent stays below it.
+    killed: set[int] = set()
     for _ in range(100):
         below = [pid for pid in _tree(process.pid) if not _is_launcher(pid)]
         if not below:
             break
         _kill(below)
+        killed.update(below)
     tree = _tree(process.pid)
     _kill(tree)
     with contextlib.suppress(OSError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-    for pid in tree[1:]:
+    for pid in killed.union(tree) - {process.pid}:
         _gone(pid)
 
 
@@ -125,9 +127,10 @@ def _is_launcher(pid: int) -> bool:
     """Whether a process is one that waits, or is gone."""
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes()
+        state = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0]
     except OSError:
         return True
-    return not words or _LAUNCHER.encode() in words
+    return state in (b"Z", b"X") or _LAUNCHER.encode() in words
 
 
 def _tree(root: int) -> list[int]:
