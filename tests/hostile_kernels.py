@@ -184,7 +184,8 @@ COMPILERS = {
     "computes without end": (
         "using Long = unsigned long;\n"
         "constexpr Long count(Long n) { Long s = 0; for (Long i = 0; i < n; ++i) s += i ^ s; return s; }\n"
-        "template <Long N> struct Each { static constexpr Long sum = count(200000 + N) + Each<N - 1>::sum; };\n"
+        "template <Long N> struct Each { static constexpr Long sum = count(200000 + N) + "
+        "Each<N - 1>::sum; };\n"
         "template <> struct Each<0> { static constexpr Long sum = 0; };\n"
         "Long sum = Each<400>::sum;\n",
         "",
