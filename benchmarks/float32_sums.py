@@ -5,9 +5,9 @@
 ``csrc/cuda/conv2d_nhwc_wgmma_split.cuh`` multiplies both numbers as two parts of float16. Here an
 instruction adds 16 products and the sum before it, each cut off at 2^-26 of the largest one's power of two,
 and cuts its sum off at 24 bits: what was measured of an H100 is met within 0.08 of 2^-24
-(docs/performance.md, "What float32's sums lose"). Convolutions of a network are so made, but for grouped
-ones and those of few channels; these and all else are float64, rounded to float32 after every layer. Its
-logits are compared with float64's, so that what is packed, or given back, can be judged without a GPU.
+(docs/explanation/numerics.md). Convolutions of a network are so made, but for grouped ones and those of few
+channels; these and all else are float64, rounded to float32 after every layer. Its logits are compared with
+float64's, so that what is packed, or given back, can be judged without a GPU.
 """
 
 from __future__ import annotations

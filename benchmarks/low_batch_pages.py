@@ -80,8 +80,9 @@ def markdown(document: Mapping[str, Any]) -> str:
         "ms of a batch: device time by events, passes one behind another; flushed: after the second-level "
         "cache was overwritten; wall: from host memory to host memory. The peer is the fastest of those that "
         "took part in that cell; times: its time through ours; ahead: whether that is over 1. The floor is "
-        "that of docs/performance.md; error: of the logits, as a part of the largest, from PyTorch's in "
-        "float64, and how many times PyTorch's own in that type it is. JAX is timed by the host's clock.",
+        "that of docs/explanation/performance.md; error: of the logits, as a part of the largest, from "
+        "PyTorch's in float64, and how many times PyTorch's own in that type it is. JAX is timed by the "
+        "host's clock.",
         "",
         summary(document),
         "",

@@ -135,7 +135,7 @@ def markdown(document: Mapping[str, Any]) -> str:
         "",
         f"`{document['command']}`: ms of a batch by events, passes one behind another, as "
         "`benchmarks.low_batch` recorded them, by the commit whose kernels ran; the peer is the fastest in "
-        "any record, the floor that of docs/performance.md.",
+        "any record, the floor that of docs/explanation/performance.md.",
     ]  # fmt: skip
     networks = document["networks"]
     for part in document["roads"]:

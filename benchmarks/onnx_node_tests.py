@@ -1,7 +1,7 @@
 """ONNX's own backend tests, run through the engine: every test with its status, as a page.
 
-``python -m benchmarks.onnx_node_tests --markdown docs/onnx_node_tests.md`` runs them on this machine's
-devices; ``--json`` keeps what was found, ``--read`` adds what another machine found.
+``python -m benchmarks.onnx_node_tests --markdown docs/reference/onnx_node_tests.md`` runs them on this
+machine's devices; ``--json`` keeps what was found, ``--read`` adds what another machine found.
 """
 
 from __future__ import annotations
@@ -162,7 +162,8 @@ def markdown(records: Mapping[str, Mapping]) -> str:
         "# ONNX's backend tests",
         "",
         "Every test of ONNX's own suite for backends, as `cnn_engine.onnx_backend` does it: passed, or why",
-        "not. `python -m benchmarks.onnx_node_tests --markdown docs/onnx_node_tests.md` writes this page.",
+        "not. `python -m benchmarks.onnx_node_tests --markdown docs/reference/onnx_node_tests.md` writes "
+        "this page.",
         "A test passes where shape and type are right and every element is within rtol 1e-3 and atol 1e-7,",
         "or what the test itself asks. What has no kernel for its type or shape is run by its",
         "reference in NumPy, or instead of CUDA by the CPU: passed tests name it. `kernels alone` have none.",

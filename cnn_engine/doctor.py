@@ -68,7 +68,7 @@ def findings() -> Iterator[Finding]:
 
 
 def _cuda_findings() -> Iterator[Finding]:
-    build = "install again with nvcc on PATH (docs/install_gpu.md)"
+    build = "install again with nvcc on PATH (docs/how-to/install_gpu.md)"
     try:
         _cuda = cuda_module.load()
     except CnnEngineError:
@@ -188,13 +188,17 @@ def main(arguments: list[str] | None = None) -> int:
     return cli.run(_main, arguments)
 
 
-def _main(arguments: list[str] | None) -> int:
-    parser: argparse.ArgumentParser = cli.ArgumentParser(
+def parser() -> argparse.ArgumentParser:
+    """Returns the command line's parser."""
+    return cli.ArgumentParser(
         prog="python -m cnn_engine.doctor",
         description="Says what was built, which devices, drivers and libraries are seen, what is missing "
         "and what mends it. Exits with 0 if the main job can run, else with 2.",
     )
-    parser.parse_args(arguments)
+
+
+def _main(arguments: list[str] | None) -> int:
+    parser().parse_args(arguments)
     fault = False
     for finding in findings():
         fault = fault or finding.mark == FAULT

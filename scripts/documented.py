@@ -34,8 +34,9 @@ def commands(text: str) -> list[tuple[str, str]]:
 def documents() -> list[Path]:
     """Returns the files whose commands are run."""
     folders = (ROOT / "docs", ROOT / "cifar10", ROOT / "fashion_mnist")
-    inside = [path for folder in folders for path in sorted(folder.glob("*.md"))]
-    return [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *inside]
+    inside = [path for folder in folders for path in sorted(folder.rglob("*.md"))]
+    guides = [path for path in inside if path.parent.name != "notes"]
+    return [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *guides]
 
 
 def named(text: str) -> list[tuple[str, list[str]]]:

@@ -121,7 +121,7 @@ def test_accuracy_is_that_of_the_images_with_their_labels(tmp_path):
 
 
 def test_every_column_is_explained():
-    document = (ROOT / "docs" / "characterize.md").read_text()
+    document = (ROOT / "docs" / "reference" / "characterize.md").read_text()
     for row in (Point, KernelRow, IterationRow):
         for column in dataclasses.fields(row):
             assert f"`{column.name}`" in document, column.name

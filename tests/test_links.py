@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted(
     path.relative_to(ROOT)
-    for pattern in ("*.md", "docs/*.md", "benchmarks/results/*/README.md")
+    for pattern in ("*.md", "docs/**/*.md", "benchmarks/results/*/README.md")
     for path in ROOT.glob(pattern)
 )
 

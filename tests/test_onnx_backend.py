@@ -91,7 +91,7 @@ def test_devices():
 
 @pytest.mark.parametrize("device", ["CPU", pytest.param("CUDA", marks=pytest.mark.gpu)])
 def test_onnxs_own_tests_pass_or_say_why_not(device):
-    """Every test of every group; ``docs/onnx_node_tests.md`` lists them."""
+    """Every test of every group; ``docs/reference/onnx_node_tests.md`` lists them."""
     found = suite.run(Backend, device)
     states = Counter(state for group in found.values() for state, _ in group.values())
     wrong = [name for group in found.values() for name, (s, _) in group.items() if s == suite.WRONG]

@@ -341,7 +341,9 @@ def test_a_row_can_be_without_single_times():
 
 
 def test_every_column_is_explained():
-    document = (Path(__file__).parent.parent / "docs" / "measuring.md").read_text("utf-8")
+    document = (Path(__file__).parents[1] / "docs" / "reference" / "report_columns.md").read_text(
+        "utf-8"
+    )
     found = tables(make_trace())
     found.managed = [profile_tables.ManagedRow("h2d", "", 1, 1, 0, 1.0, 1.0, 1.0, 1.0, 1.0)]
     found.cost = profile_tables.Cost(1.0, 1.0, 1.0, None, 1)

@@ -333,7 +333,7 @@ class TestOnAGpu:
                 on_device = {(s.name, s.direction) for s in steps if s.place == "cuda"}
                 assert len(cell.recorded) == len(on_device)
                 tries.append((cell.sum_s / cell.plain_s, cell.off, cell.rows))
-                # An event costs the GPU microseconds (docs/measuring.md), so only records show single steps.
+                # An event costs the GPU microseconds, so only records show single steps.
                 if cell.adds_up and (cell.agrees or not records):
                     break
             else:

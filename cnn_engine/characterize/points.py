@@ -1,7 +1,7 @@
 """The rows of the three reports, as objects; the names of their fields are the columns.
 
-docs/characterize.md explains every column. Times are in seconds, sizes in bytes, shares from 0 to 1. None is
-what was not measured, or does not apply; its cell is empty.
+docs/reference/characterize.md explains every column. Times are in seconds, sizes in bytes, shares from 0 to
+1. None is what was not measured, or does not apply; its cell is empty.
 """
 
 from __future__ import annotations

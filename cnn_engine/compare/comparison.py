@@ -1,8 +1,8 @@
 """Two results side by side: what differs in what was run, and whether each time does.
 
 Everything is a ratio of the other result to the baseline, with a 95 % interval from the raw samples
-(:mod:`cnn_engine.measure.statistics`), and a verdict on it. ``docs/comparing.md`` says what the verdicts
-mean.
+(:mod:`cnn_engine.measure.statistics`), and a verdict on it. ``docs/explanation/comparing.md`` says what
+the verdicts mean.
 """
 
 from __future__ import annotations

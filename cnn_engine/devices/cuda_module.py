@@ -22,7 +22,7 @@ def load() -> ModuleType:
     except ImportError as error:
         raise UnsupportedError(
             "device cuda: expected an installation with the CUDA kernels, found one built without them "
-            f"({error}); install again with nvcc on PATH (see docs/install_gpu.md)"
+            f"({error}); install again with nvcc on PATH (see docs/how-to/install_gpu.md)"
         ) from error
     return _cuda
 

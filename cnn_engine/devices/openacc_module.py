@@ -36,7 +36,7 @@ def load() -> ModuleType:
             ) from error
         raise UnsupportedError(
             "device openacc: expected an installation with the OpenACC module, found one built without it "
-            f"({error}); install again with GCC or nvc++ (see docs/openacc.md)"
+            f"({error}); install again with GCC or nvc++ (see docs/how-to/openacc.md)"
         ) from error
     return _openacc
 

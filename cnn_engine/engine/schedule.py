@@ -1,7 +1,7 @@
 """How many images a pass takes, and how many move at a time, where the caller names neither.
 
 By rule and not by measurement: a first call costs no more than the next one, and every run does the same. The
-constants come from docs/performance.md and ``python -m benchmarks.plain_call``.
+constants come from docs/explanation/performance.md and ``python -m benchmarks.plain_call``.
 """
 
 from __future__ import annotations

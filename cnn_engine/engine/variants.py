@@ -13,7 +13,7 @@ from .. import _cpu
 from ..errors import UnsupportedError, expected, not_one_of
 from . import kernels
 
-#: Where data lives, by device; see docs/running.md.
+#: Where data lives, by device; see docs/reference/variants.md.
 DATA_MODES = {
     "cpu": ("resident",),
     "cuda": ("resident", "transfer", "managed", "stream"),
@@ -27,7 +27,7 @@ class Variant:
 
     Attributes:
         name: as ``--variant`` takes it.
-        summary: one line for ``--help`` and docs/running.md.
+        summary: one line for ``--help`` and docs/reference/variants.md.
         dtypes: by kind of device that it runs on, the data types that it computes in.
         reduction: whether it has a form in which several lanes share one output's sum.
         data_modes: those it runs in, where its device has them.

@@ -1,6 +1,6 @@
 """Ensembles: one pipeline that reads and decodes images once, and many networks that it feeds.
 
-``mpirun -n R python -m cnn_engine.ensemble``, or without ``mpirun`` one process; see docs/ensembles.md.
+``mpirun -n R python -m cnn_engine.ensemble``, or without ``mpirun`` one process: docs/how-to/ensembles.md.
 """
 
 from __future__ import annotations

@@ -295,7 +295,7 @@ class TimelineEvent:
 
 @dataclass
 class Result:
-    """All that a run found. docs/measuring.md has the units."""
+    """All that a run found. docs/reference/report_columns.md has the units."""
 
     command: str
     environment: dict[str, Any]

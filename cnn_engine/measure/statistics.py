@@ -17,7 +17,7 @@ interval here is as wide as that many would make it.
   distribution, of logarithms (W. Q. Meeker, G. J. Hahn and L. A. Escobar, "Statistical Intervals", 2nd ed.,
   section 4.7).
 
-What no statistic can see in one run is how the next run would differ: ``docs/comparing.md``.
+What no statistic can see in one run is how the next run would differ: ``docs/explanation/comparing.md``.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What filled the time, as plain text: at most 100 columns, the tables that nvprof printed and more.
 
-Every column is explained in ``docs/measuring.md``.
+Every column is explained in ``docs/reference/report_columns.md``.
 """
 
 from __future__ import annotations

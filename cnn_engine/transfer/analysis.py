@@ -72,7 +72,7 @@ class Analysis:
         return self.batches * self.image_bytes / self.times
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns ``regression.json`` without its schema; see docs/transfer.md for every key."""
+        """Returns ``regression.json`` without its schema; docs/reference/transfer_files.md has every key."""
         line, pieces = self.line, self.pieces
         times, rates = self.times, self.bytes_per_s()
         return {

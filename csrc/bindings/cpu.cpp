@@ -83,7 +83,8 @@ PYBIND11_MODULE(_cpu, module) {
       },
       "Whether a pair of products in bfloat16 is faster than two in float32: on Intel's CPUs, "
       "whose "
-      "VDPBF16PS has a quarter of the rate of multiply-adds, it is not (docs/performance.md).");
+      "VDPBF16PS has a quarter of the rate of multiply-adds, it is not "
+      "(docs/explanation/performance.md).");
   module.def("fits_conv2d_tiled", &fits_conv2d_tiled,
              "Whether a tile of a convolution fits into the shared memory that any GPU has.");
   module.attr("tiled_shared_bytes") = kTiledSharedBytes;

@@ -16,7 +16,7 @@ namespace {
 
 // What a launch takes, in microseconds: fitted to 1,400 launches of 27 convolutions in each type
 // (of tf32 37), of batches of 1, 5 and 20, on an H200; the geometric mean of the times of what is
-// chosen is 1.00 to 1.10 times that of the fastest (docs/performance.md).
+// chosen is 1.00 to 1.10 times that of the fastest (docs/explanation/performance.md).
 struct TileCost {
   int rows, columns;
   double step;   // of a block by itself

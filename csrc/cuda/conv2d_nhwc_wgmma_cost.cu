@@ -16,8 +16,8 @@ constexpr int kHalf = 110 * 1024, kAll = 200 * 1024;
 
 // What a launch takes, in microseconds: fitted to launches of 78 convolutions (of tf32 47), of
 // batches of 1, 5 and 20, on an H200, of float32 to those of 61 on an H100; the geometric mean of
-// the times of what is chosen is 1.02 times that of the fastest (docs/performance.md). Of one-tile
-// blocks, then of blocks that stay, of tf32 fitted to launches of 20.
+// the times of what is chosen is 1.02 times that of the fastest (docs/explanation/performance.md).
+// Of one-tile blocks, then of blocks that stay, of tf32 fitted to launches of 20.
 struct TileCost {
   double step;   // of a block by itself
   double share;  // of a step of each block that a multiprocessor has

@@ -209,7 +209,7 @@ __device__ inline void arrive(std::uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-// A build that is for racecheck alone (docs/adding_a_kernel.md).
+// A build that is for racecheck alone (docs/how-to/add_kernel.md).
 #ifdef CNN_ENGINE_FOR_RACECHECK
 constexpr bool kForRacecheck = true;
 #else

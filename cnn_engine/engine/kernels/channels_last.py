@@ -41,8 +41,8 @@ def method(node: Node, graph: Graph) -> Any:
 
     Winograd's tiles of 4x4 take 2.25 multiplications for 9, and those of 2x2 take 4, but both move more data,
     and need enough places and channels to fill tiles and vectors. With their points and short sums, and
-    small tiles in a stem, logits are within twice ONNX Runtime's error (docs/performance.md). What a tanh
-    passes on is the small sums of large products: before one tiles are small, too.
+    small tiles in a stem, logits are within twice ONNX Runtime's error (docs/explanation/numerics.md). What a
+    tanh passes on is the small sums of large products: before one tiles are small, too.
     """
     op, methods = node.op, _cpu.Conv2dMethod
     filters, channels, *kernel = graph.values[node.inputs[1]].shape

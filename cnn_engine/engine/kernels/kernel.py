@@ -213,7 +213,9 @@ class Kernel:
 
     @staticmethod
     def from_file(path: str | os.PathLike[str]) -> Kernel:
-        """Returns the kernel in a file of a user's own, CUDA (``.cu``) or C++ (``.cpp``): docs/course.md.
+        """Returns the kernel in a file of a user's own, CUDA (``.cu``) or C++ (``.cpp``).
+
+        ``docs/reference/kernel_files.md`` has the form of such a file.
 
         Raises:
             InputError: the file cannot be read, or what it says of itself is at fault.

@@ -3,11 +3,11 @@
 //
 // The points of evaluation, in the order of the frequencies, are 0, 1, -1, 2, -2, 1/2, -1/2,
 // infinity for 8 products, 0, A, -A, B, -B, infinity for 6 and 0, 1, -1, infinity for 4: of the
-// sets tried, those with the least rounding error (docs/performance.md): of 6, a quarter of that of
-// 1 and 1/2. A row of B^T for the point p is the polynomial that is zero at every other point, for
-// infinity the one that is zero at all; A^T holds the powers of p; all scaling is in G, which
-// pack.cpp computes in double precision. Included only by files that are compiled once for each
-// instruction set.
+// sets tried, those with the least rounding error (docs/explanation/numerics.md): of 6, a
+// quarter of that of 1 and 1/2. A row of B^T for the point p is the polynomial that is zero at
+// every other point, for infinity the one that is zero at all; A^T holds the powers of p; all
+// scaling is in G, which pack.cpp computes in double precision. Included only by files that are
+// compiled once for each instruction set.
 #pragma once
 
 #include "cpu/fused/vector.h"

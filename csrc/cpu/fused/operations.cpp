@@ -64,9 +64,9 @@ WindowBound bound_of(const Operation& op, const Tile& tile, bool first, bool bfl
 }
 
 // Tiles of 4x4 outputs of 5x5 kernels round most, so only bfloat16 has them; the last convolution,
-// whose errors nothing after it averages out, has 2x2 (docs/performance.md has the errors of each
-// choice). So has one before a tanh: what tanh passes on is the small sums of large products, and a
-// tile's error is that of its largest sum.
+// whose errors nothing after it averages out, has 2x2 (docs/explanation/numerics.md has the
+// errors of each choice). So has one before a tanh: what tanh passes on is the small sums of large
+// products, and a tile's error is that of its largest sum.
 bool accurate(const Operation& op, const Tile& tile, bool last, bool tanh, bool bfloat16) {
   if (bfloat16) return !along_rows(tile);  // its tolerance is a thousand times theirs
   if (tanh) return tile.h == 2;

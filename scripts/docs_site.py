@@ -1,0 +1,198 @@
+"""What mkdocs asks this project for: pages made from code, and files outside ``docs/`` that these link to.
+
+A page of ``docs/reference/`` holds a line ``<!-- generated: NAME -->``. A text of :data:`SECTIONS` takes its
+place, made from the parsers, tables and schemas that the program itself uses. Links that leave ``docs/``, to
+results, examples or the changelog, lead to copies under ``repository/``: the site is complete by itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+OUTSIDE = "repository/"
+
+_LINK = re.compile(r"(\[[^\]\n]*\]|!\[[^\]\n]*\])\(([^)\s]+)\)")
+_FENCE = re.compile(r"^(```(?:console|python)) +\w+$", re.MULTILINE)
+
+
+def command_line() -> str:
+    """Returns every command's usage and options, as its own parser has them."""
+    from importlib import import_module
+    from importlib.util import find_spec
+
+    from cnn_engine.__main__ import COMMANDS
+
+    blocks = []
+    for name, summary in COMMANDS.items():
+        package = find_spec(f"cnn_engine.{name}").submodule_search_locations is not None
+        module = f"cnn_engine.{name}.command" if package else f"cnn_engine.{name}"
+        parser = import_module(module).parser()
+        blocks.append(f"## {name}\n\n{summary[0].upper()}{summary[1:]}.\n\n{_options(parser)}")
+        for action in parser._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                blocks += [
+                    f"### {name} {sub}\n\n{_options(child)}"
+                    for sub, child in action.choices.items()
+                ]
+    return "\n\n".join(blocks)
+
+
+def _options(parser: argparse.ArgumentParser) -> str:
+    usage = re.sub(r"\s+", " ", parser.format_usage().removeprefix("usage: ")).strip()
+    rows = [f"```text\n{usage}\n```\n", "| option | meaning |", "|---|---|"]
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction) or action.help == argparse.SUPPRESS:
+            continue
+        names = (
+            ", ".join(f"`{word}`" for word in action.option_strings)
+            or f"`{action.metavar or action.dest}`"
+        )
+        if (
+            action.option_strings
+            and action.nargs != 0
+            and not isinstance(action, argparse.BooleanOptionalAction)
+        ):
+            value = action.metavar or (
+                "{" + ",".join(map(str, action.choices)) + "}"
+                if action.choices
+                else action.dest.upper()
+            )
+            names += f" `{' '.join(value) if isinstance(value, tuple) else value}`"
+        text = (action.help or "") % {**vars(action), "prog": parser.prog}
+        rows.append(f"| {_cell(names)} | {_cell(text)} |")
+    return "\n".join(rows)
+
+
+def operators() -> str:
+    """Returns ONNX's operators by how they are read, and the engine's own with the kernels of each device."""
+    from onnx import defs
+
+    from cnn_engine.engine.kernels import TABLE
+    from cnn_engine.graph.onnx.call import RECORDS
+    from cnn_engine.graph.onnx.converters import CONVERTERS
+    from cnn_engine.operators import KINDS
+
+    found: dict[str, list[str]] = {"read": [], "taken apart": [], "not read": []}
+    for schema in sorted(defs.get_all_schemas(), key=lambda one: one.name.lower()):
+        if schema.domain or schema.deprecated:
+            continue
+        how = (
+            "taken apart"
+            if schema.has_function or schema.has_context_dependent_function
+            else "not read"
+        )
+        if schema.name in RECORDS or schema.name in CONVERTERS:
+            how = "read"
+        found[how].append(f"`{schema.name}`")
+    lines = [
+        f"## ONNX operators\n\n**Read** ({len(found['read'])}): {', '.join(found['read'])}.\n",
+        f"**Taken apart** into others, as ONNX defines them ({len(found['taken apart'])}): "
+        f"{', '.join(found['taken apart'])}.\n",
+        f"**Not read** ({len(found['not read'])}): {', '.join(found['not read'])}.\n",
+    ]
+    lines += [
+        f"## Operators of the engine ({len(KINDS)})", "",
+        "An empty cell: NumPy runs it on the CPU, and the report says so.", "",
+        "| operator | what it computes | CPU kernels | CUDA kernels | OpenACC kernels |",
+        "|---|---|---|---|---|",
+    ]  # fmt: skip
+    for kind, record in sorted(KINDS.items()):
+        summary = (record.__doc__ or "").strip().split("\n\n")[0].replace("\n", " ")
+        cells = []
+        for device in ("cpu", "cuda", "openacc"):
+            rows = [row.name for row in TABLE if (row.op, row.device) == (kind, device)]
+            cells.append(", ".join(f"`{name}`" for name in dict.fromkeys(rows)))
+        lines.append(f"| `{kind}` | {_cell(' '.join(summary.split()))} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+#: Name in a page -> what is written in its place.
+SECTIONS: dict[str, Callable[[], str]] = {
+    "command_line": command_line,
+    "operators": operators,
+}
+
+
+def _cell(text: str) -> str:
+    """Returns a text for a cell of a table: on one line, without what Markdown or HTML reads as its own."""
+    words = " ".join(text.split()).replace("|", "\\|")
+    parts = re.split(r"(`[^`]*`)", words)
+    return "".join(
+        part if part.startswith("`") else part.replace("<", "&lt;").replace("*", "\\*")
+        for part in parts
+    )
+
+
+def fill(markdown: str) -> str:
+    """Returns a page with its generated sections in the place of their marks.
+
+    Raises:
+        KeyError: there is no section of that name.
+    """
+    return re.sub(
+        r"^<!-- generated: (\w+) -->$",
+        lambda found: SECTIONS[found[1]](),
+        markdown,
+        flags=re.MULTILINE,
+    )
+
+
+def _links(markdown: str, page: str) -> Iterator[str]:
+    """Yields the repository's paths that a page links to; ``page`` is its own path in the repository."""
+    for _, link in _LINK.findall(markdown):
+        name = link.partition("#")[0]
+        if name and "://" not in link:
+            yield os.path.normpath(os.path.join(os.path.dirname(page), name))
+
+
+def _in_repository(uri: str) -> str:
+    """Returns a page's path in the repository; ``uri`` is its path on the site."""
+    return uri.removeprefix(OUTSIDE) if uri.startswith(OUTSIDE) else f"docs/{uri}"
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """Adds the files outside ``docs/`` that pages link to, and what these link to."""
+    from mkdocs.structure.files import File
+
+    waiting = [_in_repository(file.src_uri) for file in files if file.src_uri.endswith(".md")]
+    seen = set(waiting)
+    while waiting:
+        page = waiting.pop()
+        for path in _links((ROOT / page).read_text("utf-8"), page):
+            if path in seen or path.startswith("docs/") or not (ROOT / path).is_file():
+                continue
+            seen.add(path)
+            source = str(ROOT / path)
+            files.append(File.generated(config, OUTSIDE + path, abs_src_path=source))
+            if path.endswith(".md"):
+                waiting.append(path)
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
+    """Fills in generated sections, and leads links that leave ``docs/`` to their copies."""
+    uri = page.file.src_uri
+    if uri.startswith(OUTSIDE):
+        page.meta["search"] = {"exclude": True}
+    elif uri.startswith("notes/"):
+        page.meta["search"] = {"boost": 0.2}
+    own = _in_repository(uri)
+
+    def lead(found: re.Match[str]) -> str:
+        text, link = found.groups()
+        name, mark, anchor = link.partition("#")
+        if not name or "://" in link:
+            return found[0]
+        path = os.path.normpath(os.path.join(os.path.dirname(own), name))
+        if (ROOT / path).is_dir():  # the site has no page for a folder
+            return text.strip("[]")
+        to = path.removeprefix("docs/") if path.startswith("docs/") else OUTSIDE + path
+        return f"{text}({os.path.relpath(to, os.path.dirname(uri) or '.')}{mark}{anchor})"
+
+    return fill(_FENCE.sub(r"\1", _LINK.sub(lead, markdown)))
