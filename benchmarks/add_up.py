@@ -20,10 +20,10 @@ import numpy as np
 from benchmarks import record
 from cnn_engine import Engine, InputError, cli
 from cnn_engine.measure import environment, step_times, timing
+from cnn_engine.measure.cupti import activity
 from cnn_engine.measure.meters import Metered, RecordMeter
 from cnn_engine.measure.pass_parts import OVERLAP
 from cnn_engine.measure.profile_tables import EVENTS
-from cnn_engine.measure.records import activity
 from cnn_engine.report import units
 
 VARIANTS = ("fused", "pad")

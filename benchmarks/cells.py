@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from cnn_engine import Dataset, Engine
-from cnn_engine.engine.plan import Plan, Step
 from cnn_engine.errors import CnnEngineError, UnsupportedError
 from cnn_engine.measure.result import Result
+from cnn_engine.plan.plan import Plan, Step
 
 #: Images that a cell is first checked on, against the float64 reference, and its speed guessed from.
 PILOT_IMAGES = 48

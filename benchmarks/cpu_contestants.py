@@ -14,10 +14,10 @@ from functools import cached_property
 import numpy as np
 
 from cnn_engine import Engine, InputError, _cpu
-from cnn_engine.engine import variants
-from cnn_engine.engine.fused import description
 from cnn_engine.graph import reference
 from cnn_engine.graph.network import Conv2d, Linear, MaxPool2d, Network, Relu, Softmax, Tanh, pair
+from cnn_engine.kernels import select
+from cnn_engine.lower.fused_network import description
 
 #: What OpenVINO and our engine compute in.
 DTYPES = ("float32", "bfloat16")
@@ -78,7 +78,7 @@ def fused(task: Task) -> Iterator[Contestant]:
 
 def layered(task: Task) -> Iterator[Contestant]:
     """Our layer by layer variants."""
-    for name, row in variants.VARIANTS.items():
+    for name, row in select.VARIANTS.items():
         if "cpu" not in row.devices or name == "fused":
             continue
         for reduction in (False, True):

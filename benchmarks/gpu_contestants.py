@@ -12,7 +12,7 @@ import numpy as np
 from cnn_engine.workloads.cifar10.network import NETWORK
 
 from cnn_engine.devices import cuda_module
-from cnn_engine.engine.fused import description
+from cnn_engine.lower.fused_network import description
 
 
 @dataclass

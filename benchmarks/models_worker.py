@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 
 from cnn_engine import Engine, devices, export
-from cnn_engine.engine import memory
-from cnn_engine.engine.apart import build
-from cnn_engine.engine.placement import Placed
 from cnn_engine.errors import CnnEngineError
 from cnn_engine.graph.graph import Graph, Node
 from cnn_engine.graph.onnx import UnsupportedNodesError
+from cnn_engine.lower.placement import Placed
+from cnn_engine.plan import memory
+from cnn_engine.plan.per_image import build
 
 OPSET = 18
 

@@ -21,8 +21,8 @@ import numpy as np
 
 from benchmarks import record
 from cnn_engine import Engine, _cpu, cli
-from cnn_engine.engine import stream
 from cnn_engine.measure import environment
+from cnn_engine.plan import stream
 
 FUNCTIONS = {"through the caches": _cpu.copy, "past the caches": _cpu.stage}
 LIMITS = {"through the caches": 0, "past the caches": 1 << 62, "by rule": stream.PAST_CACHES_BYTES}

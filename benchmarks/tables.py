@@ -18,9 +18,9 @@ from rich.console import Console
 
 from cnn_engine import cli, devices, workload
 from cnn_engine.devices import threads
-from cnn_engine.engine import variants
 from cnn_engine.errors import InputError
 from cnn_engine.io.files import describe_os_error
+from cnn_engine.kernels import select
 
 from . import markdown, record
 from .cells import Cell, CheckFailed, Engines, Interrupted, measure, runner_cost_s, to_dict
@@ -207,7 +207,7 @@ class Tables:
         """Every variant of the registry that runs on the device with ``data_mode``, and its reductions."""
         return [
             (row.name, reduction)
-            for row in variants.VARIANTS.values()
+            for row in select.VARIANTS.values()
             if self.kind in row.devices and data_mode in row.data_modes
             for reduction in ((False, True) if row.reduction else (False,))
         ]

@@ -17,7 +17,7 @@ from .workload import Dataset, Workload, register
 if TYPE_CHECKING:
     from . import ops
     from .engine.engine import Engine
-    from .engine.kernels import Kernel
+    from .kernels import Kernel
 
 __version__ = "0.2.0"
 
@@ -43,7 +43,7 @@ __all__ = [
 ]
 
 #: What needs the compiled kernels, imported when first asked for: describing and training networks does not.
-_COMPILED = {"Engine": ".engine.engine", "Kernel": ".engine.kernels", "ops": ".ops"}
+_COMPILED = {"Engine": ".engine.engine", "Kernel": ".kernels", "ops": ".ops"}
 
 
 def __getattr__(name: str) -> Any:

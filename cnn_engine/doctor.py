@@ -12,7 +12,7 @@ from . import cli, workload
 from .devices import cuda_module, openacc_module, threads
 from .errors import CnnEngineError
 from .measure import environment
-from .measure.records import activity
+from .measure.cupti import activity
 
 OK, MISSING, FAULT = "ok", "--", "!!"
 

@@ -8,10 +8,10 @@ import sys
 from . import cli
 from .devices import openacc_mapping, openacc_module
 from .engine import inspection
-from .engine.own import own_kernels
 from .errors import expected
 from .graph.onnx import UnsupportedNodesError, load
 from .io.files import write_text
+from .lower.user_kernels import own_kernels
 from .report import graph_page, openacc
 from .report import inspection as report
 

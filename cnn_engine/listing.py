@@ -5,7 +5,7 @@ from __future__ import annotations
 from . import workload
 from .devices import cuda_module
 from .devices.cpu import CpuDevice
-from .engine import variants
+from .kernels import select
 
 
 def text() -> str:
@@ -13,7 +13,7 @@ def text() -> str:
     lines = ["networks"]
     lines += [f"  {name}" for name in workload.names()]
     lines += ["variants", "  auto: the fastest that the network and the device have"]
-    for row in variants.VARIANTS.values():
+    for row in select.VARIANTS.values():
         where = "; ".join(f"{device}: {', '.join(dtypes)}" for device, dtypes in row.dtypes.items())
         lines.append(f"  {row.name}: {row.summary} ({where})")
     lines += ["devices", f"  cpu: {CpuDevice().model}"]

@@ -11,12 +11,12 @@ import numpy as np
 
 from . import cli, report
 from .devices import threads
-from .engine import variants
 from .engine.engine import Engine
 from .errors import expected
 from .io.files import atomic_write
 from .io.progress import Progress
-from .kernel import trying
+from .kernel import preflight
+from .kernels import select
 from .measure import profile, timing
 from .measure.result import Result
 from .report import grouping
@@ -36,7 +36,7 @@ def parser() -> argparse.ArgumentParser:
     )
     count = cli.whole_number
     cli.add_network(p)
-    rows = "; ".join(f"{row.name}: {row.summary}" for row in variants.VARIANTS.values())
+    rows = "; ".join(f"{row.name}: {row.summary}" for row in select.VARIANTS.values())
     p.add_argument("--variant", default="auto", help=f"{rows}; auto (default): the fastest")
     cli.add_kernels(p)
     cli.add_tune(p)
@@ -64,7 +64,7 @@ def parser() -> argparse.ArgumentParser:
         help="images that move at a time with --data-mode stream (default: by rule)",
     )
     p.add_argument(
-        "--dtype", default="float32", help=f"default: float32; or of {', '.join(variants.DTYPES)}"
+        "--dtype", default="float32", help=f"default: float32; or of {', '.join(select.DTYPES)}"
     )
     p.add_argument(
         "--batch",
@@ -182,7 +182,7 @@ def _main(arguments: list[str] | None) -> int:
         kernels=options.kernel,
         tune=options.tune,
     )
-    if options.kernel and options.check and (fault := trying.fault(engine)):
+    if options.kernel and options.check and (fault := preflight.fault(engine)):
         cli.print_error(f"--kernel: {fault}; nothing was timed")
         return cli.CHECK_FAILED
     engine.phases.load_data_s = load_data_s

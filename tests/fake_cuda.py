@@ -482,12 +482,12 @@ def install(monkeypatch, tensor_cores: bool = False, stores: bool = False) -> No
         stores: whether plans may store images in 16 bits; they cannot be run then.
     """
     from cnn_engine import devices
-    from cnn_engine.engine import storage
+    from cnn_engine.lower import reduced_precision
 
     for kept in (AxisShape, RowLayer, RowLayers):
         monkeypatch.setattr(_cpu, kept.__name__, kept)
     if not stores:
-        monkeypatch.setattr(storage, "DTYPES", ())
+        monkeypatch.setattr(reduced_precision, "DTYPES", ())
 
     real = devices.select
 

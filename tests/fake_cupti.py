@@ -6,7 +6,7 @@ import ctypes
 import sys
 import types
 
-from cnn_engine.measure.records import activity_records as records
+from cnn_engine.measure.cupti import activity_records as records
 
 ORIGIN = 1_700_000_000_000_000_000  # nanoseconds since 1970, as CUPTI counts
 

@@ -61,7 +61,7 @@ def mutant(name: str, path: str, old: str, new: str, test: str, gpu: bool = Fals
 MUTANTS = [
     # ---- plans that are used again ----
     mutant(
-        "a plan used again after a failed pass", "cnn_engine/engine/plans.py",
+        "a plan used again after a failed pass", "cnn_engine/engine/plan_runner.py",
         "            shelf.made -= 1\n            plan.abandon()", "            shelf.give_back(plan)",
         "test_pool.py::test_a_plan_is_not_used_again_after_a_pass_that_failed",
     ),
@@ -97,7 +97,7 @@ MUTANTS = [
         "test_figures.py::test_hidden_is_the_time_of_copies_in_which_a_kernel_runs",
     ),
     mutant(
-        "FLOPs of a fused step's first layer alone", "cnn_engine/engine/fused.py",
+        "FLOPs of a fused step's first layer alone", "cnn_engine/lower/fused_network.py",
         "sum(flops for _, _, flops in self.layers(inputs))", "self.layers(inputs)[0][2]",
         "test_figures.py::test_a_fused_step_counts_all_layers_and_moves_weights_once",
     ),
@@ -156,12 +156,12 @@ MUTANTS = [
     ),
     # ---- memory and files ----
     mutant(
-        "a batch refused four bytes late", "cnn_engine/engine/builder.py",
+        "a batch refused four bytes late", "cnn_engine/plan/builder.py",
         "wanted > (free := owner.free_memory())", "wanted > 4 + (free := owner.free_memory())",
         "test_predict.py::test_a_batch_is_refused_from_the_first_byte_that_is_not_free",
     ),
     mutant(
-        "ReLU over the caller's images", "cnn_engine/engine/memory.py",
+        "ReLU over the caller's images", "cnn_engine/plan/memory.py",
         "dies = held.arena is not None and held.last == index",
         "dies = held.arena is None or held.last == index",
         "test_predict.py::test_nothing_is_written_but_the_rows_of_out",
@@ -215,12 +215,12 @@ MUTANTS = [
         "test_infer_hostile.py::test_row_groups_never_overfill_a_shard",
     ),
     mutant(
-        "a line glued to one that was cut off", "cnn_engine/infer/folder.py",
+        "a line glued to one that was cut off", "cnn_engine/infer/output_dir.py",
         'os.write(self._ledger, b"\\n")', "pass",
         "test_infer_resumed.py::test_a_line_behind_one_that_was_cut_off_is_read",
     ),
     mutant(
-        "a shard of another run is done again", "cnn_engine/infer/folder.py",
+        "a shard of another run is done again", "cnn_engine/infer/output_dir.py",
         "if output.is_of_others(self.shard_path(shard), shard.name, run):", "if False:",
         "test_infer_resumed.py::test_files_of_another_run_are_refused_and_kept",
     ),
@@ -292,7 +292,7 @@ MUTANTS = [
     ),
     # ---- kernels of a user's own, and what is kept of them ----
     mutant(
-        "a kernel never tried at its pages' start", "cnn_engine/kernel/trial.py",
+        "a kernel never tried at its pages' start", "cnn_engine/kernel/sandbox.py",
         "for at_end in (True, True, False):", "for at_end in (True, True, True):",
         "test_kernel_bad.py::test_cpp_is_answered_in_one_line[reads before]",
     ),

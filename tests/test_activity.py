@@ -16,9 +16,9 @@ from fake_cupti import NAMES, ORIGIN, api, copy, install, kernel, migration, rec
 from cnn_engine import devices
 from cnn_engine.engine.engine import Engine
 from cnn_engine.errors import InputError, UnsupportedError
-from cnn_engine.measure.records import activity
-from cnn_engine.measure.records import activity_records as records
-from cnn_engine.measure.records.activity import ApiCall, Kernel, Trace
+from cnn_engine.measure.cupti import activity
+from cnn_engine.measure.cupti import activity_records as records
+from cnn_engine.measure.cupti.activity import ApiCall, Kernel, Trace
 
 
 def finished(*found) -> Trace:

@@ -11,14 +11,14 @@ from test_dense_layer import block
 from test_low_batch import network
 
 from cnn_engine import Engine
-from cnn_engine.engine import ahead
-from cnn_engine.engine.builder import plan_memory
 from cnn_engine.graph import reference
 from cnn_engine.graph.graph import Graph
 from cnn_engine.operators.binary import Add, Mul
 from cnn_engine.operators.reduce import ReduceMean
 from cnn_engine.operators.shaping import Concat
 from cnn_engine.operators.unary import Sigmoid
+from cnn_engine.plan import early_reads
+from cnn_engine.plan.builder import plan_memory
 
 
 @pytest.fixture(autouse=True)
@@ -40,7 +40,7 @@ def planned(graph: Graph, dtype: str = "float16"):
         program = engine._plans.open()
         placed = program.placed(1, False)
         memory = plan_memory(placed, program.device_of, 1)
-        return placed.graph, memory, ahead.plan(placed, memory, program.prepared)
+        return placed.graph, memory, early_reads.plan(placed, memory, program.prepared)
 
 
 def dense(layers: int = 4, width: int = 64) -> Graph:
@@ -79,7 +79,7 @@ def twice(width: int = 64) -> Graph:
     return b.graph(b.head(b.relu(b.conv(z, width, 1)), 10))
 
 
-def check(graph: Graph, memory, found: ahead.Ahead) -> None:
+def check(graph: Graph, memory, found: early_reads.Ahead) -> None:
     """What is known is there when nothing from the holder on has run, but for parts of concatenations."""
     fed = {value.name: np.ones(value.shape) for value in graph.inputs}
     for reader, columns in found.known.items():

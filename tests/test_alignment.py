@@ -13,7 +13,7 @@ from test_passes import Builder, kinds, same
 from cnn_engine import Engine
 from cnn_engine.graph import passes
 from cnn_engine.graph.graph import Node
-from cnn_engine.graph.passes.alignment import align_channels
+from cnn_engine.graph.passes.layout.alignment import align_channels
 from cnn_engine.graph.reference import reference
 from cnn_engine.operators.average_pool2d import AveragePool2d
 from cnn_engine.operators.binary import Add, Div, Mul, Sub

@@ -9,10 +9,10 @@ import pytest
 from graphs import Builder, resnet
 
 from cnn_engine import Engine, _cpu
-from cnn_engine.engine import apart
 from cnn_engine.operators.binary import Mul, Sub
 from cnn_engine.operators.reduce import ReduceMean
 from cnn_engine.operators.unary import Sigmoid
+from cnn_engine.plan import per_image
 
 BATCHES = (2, 5, 8)
 
@@ -32,13 +32,13 @@ def images(count: int, *shape: int) -> np.ndarray:
 
 def alone(monkeypatch) -> None:
     """Has engines made from now on take all images of a pass together."""
-    monkeypatch.setattr(apart, "pays", lambda images, threads: False)
+    monkeypatch.setattr(per_image, "pays", lambda images, threads: False)
 
 
 def test_the_first_part_ends_where_weights_begin_to_outweigh():
     with Engine(network(), device="cpu") as engine:
         graph = engine._plans.open().placed(1, False).graph
-        count = apart.cut(graph, engine._plans.open().placed(8, False).graph)
+        count = per_image.cut(graph, engine._plans.open().placed(8, False).graph)
         assert 0 < count < len(graph.nodes)
         (name,) = graph.nodes[count - 1].outputs
         later = {n for node in graph.nodes[count:] for n in node.inputs} & set(graph.producers)
@@ -62,7 +62,7 @@ def test_residuals_are_not_cut():
     graph = resnet((2, 2), (1, 3, 32, 32))
     with Engine(graph, device="cpu") as engine:
         placed = engine._plans.open().placed(1, False).graph
-        count = apart.cut(placed, engine._plans.open().placed(2, False).graph)
+        count = per_image.cut(placed, engine._plans.open().placed(2, False).graph)
         read = {n for node in placed.nodes[count:] for n in node.inputs if n in placed.producers}
         made = {n for node in placed.nodes[:count] for n in node.outputs}
         assert len(read & made) == 1
@@ -84,7 +84,7 @@ def test_the_same_bits_as_together(threads, monkeypatch):
                         engine.predict(images(n, *shape), batch=n), expected
                     )
                 plan = engine.plan(n, np.dtype(np.float32))
-                assert (plan.lanes is not None) == (threads > 1 and apart.pays(n, threads))
+                assert (plan.lanes is not None) == (threads > 1 and per_image.pays(n, threads))
                 # What is timed are steps one after the other: they compute the same.
                 x, out = images(n, *shape), np.full_like(expected, np.nan)
                 plan.bind(x.ctypes.data, out.ctypes.data)
@@ -104,7 +104,7 @@ def gated():
 def test_gates_are_of_each_image():
     with Engine(gated(), device="cpu") as engine:
         graph = engine._plans.open().placed(1, False).graph
-        count = apart.cut(graph, engine._plans.open().placed(8, False).graph)
+        count = per_image.cut(graph, engine._plans.open().placed(8, False).graph)
         convolutions = [node.op.kind == "conv2d_nhwc" for node in graph.nodes]
         assert sum(convolutions[:count]) == sum(convolutions) == 4
 
@@ -165,9 +165,9 @@ def test_several_callers_at_once():
 
 
 def test_what_is_too_many_or_uneven_stays_together():
-    assert all(apart.pays(*given) for given in ((2, 1), (2, 2), (9, 2), (64, 16)))
-    more = apart.MOST_IMAGES + 1
-    assert not any(apart.pays(*given) for given in ((1, 1), (more, 1), (3, 2), (5, 4)))
+    assert all(per_image.pays(*given) for given in ((2, 1), (2, 2), (9, 2), (64, 16)))
+    more = per_image.MOST_IMAGES + 1
+    assert not any(per_image.pays(*given) for given in ((1, 1), (more, 1), (3, 2), (5, 4)))
 
 
 def test_python_on_threads_of_the_pool():

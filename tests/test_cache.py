@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cnn_engine.engine import tuning
-from cnn_engine.engine.kernels.user import cpp, source
+from cnn_engine.engine import autotune
 from cnn_engine.io import cache
 from cnn_engine.kernel import templates
+from cnn_engine.kernels.user import cpp, source
 
 DATA = b"compiled" * 100
 
@@ -254,8 +254,8 @@ class Device:
 
 @pytest.mark.parametrize("how", ["a link to zeros", "a fifo", "for all to write", "a link"])
 def test_a_tuning_file_that_is_not_trusted_is_not_read(folder, how):
-    tuner = tuning.Tuner(Device(), "float32")
-    found = {"conv": tuning.Found("tiled", "", 1e-3, 2e-3)}
+    tuner = autotune.Tuner(Device(), "float32")
+    found = {"conv": autotune.Found("tiled", "", 1e-3, 2e-3)}
     tuner._keep(found)
     assert tuner._read() == found
     (file,) = folder.iterdir()
@@ -268,8 +268,8 @@ def test_a_tuning_file_that_is_not_trusted_is_not_read(folder, how):
 
 
 def test_a_tuning_file_that_is_too_long_is_not_read(folder, monkeypatch):
-    tuner = tuning.Tuner(Device(), "float32")
-    tuner._keep({"conv": tuning.Found("tiled", "", 1e-3, 2e-3)})
-    monkeypatch.setattr(tuning, "MOST_BYTES", 100)
+    tuner = autotune.Tuner(Device(), "float32")
+    tuner._keep({"conv": autotune.Found("tiled", "", 1e-3, 2e-3)})
+    monkeypatch.setattr(autotune, "MOST_BYTES", 100)
     assert tuner._read() == {}
     assert "expected at most 100 bytes" in tuner.notes[0]

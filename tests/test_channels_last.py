@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 from test_passes import Builder, kinds, same
 
 from cnn_engine import Engine, _cpu
-from cnn_engine.engine import apart
-from cnn_engine.engine.kernels import channels_last
 from cnn_engine.graph import passes
 from cnn_engine.graph.graph import Graph, Node, Value
 from cnn_engine.graph.reference import reference
+from cnn_engine.kernels.cpu import channels_last
 from cnn_engine.operators import KINDS
 from cnn_engine.operators.average_pool2d import AveragePool2d
 from cnn_engine.operators.binary import Add, Mul, Sub
@@ -31,6 +30,7 @@ from cnn_engine.operators.resize import Resize
 from cnn_engine.operators.shaping import Concat, DepthToSpace, Reshape, Slice, Split, Transpose
 from cnn_engine.operators.softmax import Softmax
 from cnn_engine.operators.unary import Clip, HardSigmoid, Relu, Sigmoid, Swish, Tanh
+from cnn_engine.plan import per_image
 
 
 def on_cuda(graph: Graph) -> Graph:
@@ -430,9 +430,9 @@ def test_tiles_are_the_same_for_every_batch():
     with Engine(graph, device="cpu", threads=1) as engine:
         program = engine._plans.open()
         one = program.placed(1, False)
-        count = apart.cut(one.graph, program.placed(8, False).graph)
+        count = per_image.cut(one.graph, program.placed(8, False).graph)
         assert 0 < count < len(one.graph.nodes)
-        for part in apart.halves(one, count):
+        for part in per_image.halves(one, count):
             for node in part.graph.nodes:
                 if isinstance(node.op, Conv2dNhwc):
                     whole = channels_last.method(node, one.graph)

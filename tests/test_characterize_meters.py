@@ -18,7 +18,7 @@ from cnn_engine.characterize.sampler import GpuMeters, ProcessMeters, Sampler, S
 from cnn_engine.characterize.subjects import Load
 from cnn_engine.devices import nvml
 from cnn_engine.errors import UnsupportedError
-from cnn_engine.measure.records.activity_records import Copy, Kernel, Trace
+from cnn_engine.measure.cupti.activity_records import Copy, Kernel, Trace
 
 
 def test_samples_are_taken_at_the_period_that_was_asked_for():

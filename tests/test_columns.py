@@ -8,12 +8,12 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cnn_engine.engine import memory
-from cnn_engine.engine.memory import Region
 from cnn_engine.graph.graph import Graph, Node, Value
 from cnn_engine.operators.binary import Max, Sub
 from cnn_engine.operators.shaping import Concat, Reshape, Split
 from cnn_engine.operators.unary import Neg
+from cnn_engine.plan import memory
+from cnn_engine.plan.memory import Region
 
 ITEM = 8  # bytes of int64
 

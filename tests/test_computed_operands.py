@@ -16,8 +16,8 @@ from onnx import helper
 from onnx_models import model, tensor
 
 from cnn_engine import Engine
-from cnn_engine.engine.kernels.kernel import first_computed
 from cnn_engine.graph.reference import reference
+from cnn_engine.kernels.kernel import first_computed
 
 DTYPES = ("float32", "tf32", "float16", "bfloat16")
 

@@ -12,8 +12,6 @@ from graphs import Builder, resnet
 from halves import HALVES
 
 from cnn_engine import Engine
-from cnn_engine.engine import ahead
-from cnn_engine.engine.builder import plan_memory
 from cnn_engine.errors import InputError
 from cnn_engine.graph import passes, reference
 from cnn_engine.graph.graph import Graph, Value
@@ -24,6 +22,8 @@ from cnn_engine.operators.conv2d_pair import Conv2dBeside, Conv2dSum
 from cnn_engine.operators.max_pool2d import MaxPool2d
 from cnn_engine.operators.shaping import Concat
 from cnn_engine.operators.unary import Relu
+from cnn_engine.plan import early_reads
+from cnn_engine.plan.builder import plan_memory
 
 
 def biased(b: Builder, x: str, filters: int, kernel: int, stride: int = 1) -> str:
@@ -298,7 +298,7 @@ def test_what_a_block_reads_is_known_to_its_sum(hopper):
         program = engine._plans.open()
         placed = program.placed(1, False)
         memory = plan_memory(placed, program.device_of, 1)
-        found = ahead.plan(placed, memory, program.prepared)
+        found = early_reads.plan(placed, memory, program.prepared)
     (node,) = sums(placed.graph)
     assert found.known == {node.name: 64}
     (holder,) = found.holders

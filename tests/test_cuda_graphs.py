@@ -17,8 +17,8 @@ from graphs import Builder
 
 from cnn_engine import Engine
 from cnn_engine.devices import arrays
-from cnn_engine.engine import plans
-from cnn_engine.engine.plan import _ABANDONED, Plan
+from cnn_engine.engine import plan_runner
+from cnn_engine.plan.plan import _ABANDONED, Plan
 
 SHAPE = 16, 28, 28
 
@@ -163,12 +163,12 @@ def test_what_cannot_be_waited_for_is_kept_until_it_can(device):
     del engine
     gc.collect()
     assert weights() is not None
-    assert plans._UNDONE
+    assert plan_runner._UNDONE
     device.captured = {}
     Engine(network(), device="cuda").close()
     gc.collect()
     assert weights() is None
-    assert not plans._UNDONE
+    assert not plan_runner._UNDONE
 
 
 def test_engines_are_freed_without_the_collector():

@@ -18,7 +18,7 @@ from cnn_engine.devices import cuda_module
 from cnn_engine.errors import InputError
 from cnn_engine.graph import passes
 from cnn_engine.graph.graph import Value
-from cnn_engine.graph.passes.expansions import BOX_SIDE
+from cnn_engine.graph.passes.fuse.expansions import BOX_SIDE
 from cnn_engine.operators.channels_last import Conv2dNhwc
 from cnn_engine.operators.conv2d import Conv2d
 from cnn_engine.operators.depthwise_means import DepthwiseMeans

@@ -7,7 +7,7 @@ from cnn_engine import doctor
 from cnn_engine.devices import cuda_module
 from cnn_engine.errors import UnsupportedError
 from cnn_engine.measure import environment
-from cnn_engine.measure.records import activity
+from cnn_engine.measure.cupti import activity
 
 
 def test_the_main_job_can_run(capsys, monkeypatch, tmp_path):

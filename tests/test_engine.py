@@ -24,15 +24,16 @@ from cnn_engine import (
     UnsupportedError,
 )
 from cnn_engine.devices.cpu import CpuDevice
-from cnn_engine.engine import fused, variants
-from cnn_engine.engine.schedule import GPU_PART
 from cnn_engine.graph import reference
+from cnn_engine.kernels import select
+from cnn_engine.lower import fused_network
 from cnn_engine.operators import softmax
+from cnn_engine.plan.schedule import GPU_PART
 
 NETWORK = WORKLOAD.network
 VARIANTS = [
     (row.name, reduction)
-    for row in variants.VARIANTS.values()
+    for row in select.VARIANTS.values()
     if "cpu" in row.devices
     for reduction in ((False, True) if row.reduction else (False,))
 ]
@@ -66,7 +67,7 @@ PLACEMENTS = [
     pytest.param(
         device, mode, marks=[pytest.mark.gpu] if device == "cuda" else [], id=f"{device}-{mode}"
     )
-    for device, modes in variants.DATA_MODES.items()
+    for device, modes in select.DATA_MODES.items()
     if device != "openacc"  # test_openacc.py has it
     for mode in modes
 ]
@@ -75,7 +76,7 @@ PLACEMENTS = [
 CELLS = [
     pytest.param(*placement.values, row.name, reduction, marks=placement.marks)
     for placement in PLACEMENTS
-    for row in variants.VARIANTS.values()
+    for row in select.VARIANTS.values()
     if placement.values[0] in row.devices and placement.values[1] in row.data_modes
     for reduction in ((False, True) if row.reduction else (False,))
 ]
@@ -265,7 +266,7 @@ def test_a_layer_of_an_unknown_type_is_refused(rng, variant):
     with pytest.raises(UnsupportedError, match=message):
         reference.forward(network, {}, pixels(rng, 1, (1, 4, 4)))
     with pytest.raises(UnsupportedError, match=message):
-        fused.description(network, {})
+        fused_network.description(network, {})
 
 
 @pytest.mark.parametrize("batch", [0, -1, True, 2.0, "2", np.int64(0)])

@@ -152,7 +152,7 @@ def test_names_in_the_page_of_infer_run_nothing(tmp_path, monkeypatch):
 
     from cnn_engine import infer
 
-    monkeypatch.setattr("cnn_engine.infer.local.LocalPool", infer_inputs.InlinePool)
+    monkeypatch.setattr("cnn_engine.infer.local_pool.LocalPool", infer_inputs.InlinePool)
     name = ATTACK.replace("/", "\u2215")
     (tmp_path / f"{name}.jpg").write_bytes(b"no image")
     (tmp_path / "a.jpg").write_bytes(infer_inputs.encoded(infer_inputs.pixels(1)[0]))

@@ -23,9 +23,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cnn_engine import Engine, doctor, run
-from cnn_engine.engine import variants
 from cnn_engine.errors import InputError
 from cnn_engine.io import fetch
+from cnn_engine.kernels import select
 from cnn_engine.measure.result import Accuracy, LayerTime
 
 IMAGES, LABELS = "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"
@@ -88,10 +88,10 @@ def test_the_resize_is_that_of_scikit_image():
 
 
 @pytest.mark.parametrize("name", ["", "t10k-48-images-idx3-ubyte.gz"])
-@pytest.mark.parametrize("variant", variants.VARIANTS)
+@pytest.mark.parametrize("variant", select.VARIANTS)
 @pytest.mark.parametrize("reduction", [False, True])
 def test_correct_images(test_data, device, variant, reduction, name):
-    row = variants.VARIANTS[variant]
+    row = select.VARIANTS[variant]
     if device.kind not in row.devices or (reduction and not row.reduction):
         pytest.skip(f"{variant} has no such form on {device.kind}")
     images = dataset.load(test_data("fashion-mnist") / name)

@@ -15,13 +15,13 @@ from cnn_engine.characterize import measure as characterize
 from cnn_engine.characterize.measure import Meters, Settings
 from cnn_engine.characterize.points import Point
 from cnn_engine.characterize.subjects import EngineSubject, Load
-from cnn_engine.engine.plan import Plan, Step
 from cnn_engine.graph.network import Conv2d, Linear, Network, Softmax
 from cnn_engine.io.files import atomic_write
 from cnn_engine.measure import measurement
 from cnn_engine.measure.meters import Metered
 from cnn_engine.measure.result import Latency
 from cnn_engine.measure.step_times import Overlap
+from cnn_engine.plan.plan import Plan, Step
 from cnn_engine.report import profile as profile_report
 from cnn_engine.transfer import analysis, files, regression
 from cnn_engine.transfer.files import RawNetwork

@@ -9,9 +9,9 @@ import pytest
 from graphs import Builder
 
 from cnn_engine.devices.cpu import CpuDevice
-from cnn_engine.engine import fused
 from cnn_engine.errors import UnsupportedError
 from cnn_engine.graph.graph import Graph
+from cnn_engine.lower import fused_network
 from cnn_engine.operators.binary import Add
 from cnn_engine.operators.conv2d import Conv2d
 from cnn_engine.operators.linear import Linear
@@ -35,7 +35,7 @@ def built(conv: Conv2d = CONV, pool: MaxPool2d = POOL, relu=Relu(), normalize=No
 
 @pytest.mark.parametrize("normalize", [None, Normalize((2.0,), (-0.5,))])
 def test_a_plain_chain_is_one_node(normalize):
-    node = fused.chain(built(normalize=normalize), "float32")
+    node = fused_network.chain(built(normalize=normalize), "float32")
     assert [inner.op.kind for inner in node.op.nodes] == ["conv2d", "relu", "max_pool2d"]
     assert (node.op.scale, node.op.offset) == ((1.0, 0.0) if normalize is None else (2.0, -0.5))
     assert node.covers == tuple(inner.name for inner in built(normalize=normalize).nodes)
@@ -47,9 +47,9 @@ def test_a_chain_ends_where_another_node_reads_what_it_makes():
     second = b.add(Relu(), first)
     b.add(Add(), second, first)
     graph = b.graph()
-    assert [node.op.kind for node in fused.chain(graph, "float32").op.nodes] == ["conv2d"]
+    assert [node.op.kind for node in fused_network.chain(graph, "float32").op.nodes] == ["conv2d"]
     with pytest.raises(UnsupportedError, match="each reading the one before it"):
-        fused.longest(graph, "float32", CpuDevice())
+        fused_network.longest(graph, "float32", CpuDevice())
 
 
 def test_as_many_layers_as_the_kernel_takes_and_none_before_the_last_image():
@@ -60,21 +60,23 @@ def test_as_many_layers_as_the_kernel_takes_and_none_before_the_last_image():
     x = b.add(Linear(), rows, b.constant((5, 384)))
     b.add(LogSoftmax(1), x)
     graph = b.graph()
-    assert fused.longest(graph, "float32", CpuDevice()) == 4
-    node = fused.chain(graph, "float32", 4)
+    assert fused_network.longest(graph, "float32", CpuDevice()) == 4
+    node = fused_network.chain(graph, "float32", 4)
     assert node.covers == tuple(inner.name for inner in graph.nodes[:4])
     assert node.name == f"{graph.nodes[0].name} to {graph.nodes[3].name}"
     kinds = [kind for _, kind, _ in node.op.layers(graph.inputs_of(node))]
     assert kinds == [row[0] for row in node.op.description(graph.constants)[3]]
     with pytest.raises(UnsupportedError, match="expected one of conv2d"):
-        fused.chain(graph, "float32", 5)
+        fused_network.chain(graph, "float32", 5)
     weight = graph.nodes[3].inputs[1]
     broken = replace(graph, constants={**graph.constants, weight: graph.constants[weight] * np.nan})
-    assert fused.longest(broken, "float32", CpuDevice()) == 3  # the linear layer runs by itself
+    assert (
+        fused_network.longest(broken, "float32", CpuDevice()) == 3
+    )  # the linear layer runs by itself
     weight = graph.nodes[0].inputs[1]
     broken = replace(graph, constants={**graph.constants, weight: graph.constants[weight] * np.nan})
     with pytest.raises(UnsupportedError, match="layer 1 .conv2d.: weight: expected finite numbers"):
-        fused.longest(broken, "float32", CpuDevice())
+        fused_network.longest(broken, "float32", CpuDevice())
 
 
 @pytest.mark.parametrize(
@@ -94,4 +96,4 @@ def test_as_many_layers_as_the_kernel_takes_and_none_before_the_last_image():
 )
 def test_what_a_chain_cannot_say_is_refused(changed, message):
     with pytest.raises(UnsupportedError, match=message):
-        fused.longest(built(**changed), "float32", CpuDevice())
+        fused_network.longest(built(**changed), "float32", CpuDevice())

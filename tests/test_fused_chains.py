@@ -16,9 +16,9 @@ from benchmarks.chains import layers_of, network
 from cnn_engine import Engine
 from cnn_engine.devices import cuda_module
 from cnn_engine.devices.cuda import CudaDevice
-from cnn_engine.engine.fused import chain
-from cnn_engine.engine.kernels import whole
 from cnn_engine.graph.network import Softmax
+from cnn_engine.kernels import fused_network
+from cnn_engine.lower.fused_network import chain
 
 #: Name -> a network, and how many of its layers are the chain: the benchmark's, and such as differ from
 #: the compiled-in ones in other ways.
@@ -92,7 +92,7 @@ def test_compiled_in_networks_need_no_program_and_have_one(gpu, dtype, rng):
     assert fused.source(*arguments, 0) == ""
     source = fused.source(*arguments)
     assert source.count("Conv<") == 3
-    made = whole._at_first_use(fused)(*arguments, device, source)
+    made = fused_network._at_first_use(fused)(*arguments, device, source)
     assert made.instantiation == "at first use"
     compiled_in = fused(*arguments)
     assert compiled_in.instantiation == "cifar10"
@@ -133,7 +133,7 @@ def test_says_what_does_not_fit(shape, layers, reason):
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_compiles_without_a_gpu(dtype, rng, tmp_path, monkeypatch):
-    nvrtc = pytest.importorskip("cnn_engine.engine.kernels.user.nvrtc")
+    nvrtc = pytest.importorskip("cnn_engine.kernels.user.nvrtc")
     monkeypatch.setenv("CNN_ENGINE_KERNEL_CACHE", str(tmp_path))
     fused = module().FusedNetwork
     source = fused.source(
@@ -197,7 +197,7 @@ def compiled(name: str, weights: dict[str, np.ndarray], dtype: str):
     described = description(name, weights)
     fused, device = module().FusedNetwork, CudaDevice(0)
     source = fused.source(*described, dtype)
-    return whole._at_first_use(fused)(*described, dtype, device, source)
+    return fused_network._at_first_use(fused)(*described, dtype, device, source)
 
 
 def wanted_of(name: str, weights: dict[str, np.ndarray], images: np.ndarray) -> np.ndarray:
@@ -312,7 +312,7 @@ def test_too_little_shared_memory_is_told_in_numbers(gpu, rng):
     arguments = *description("VGG-like", weights), "float32"
     kernels = compiled("VGG-like", weights, "float32")
     assert kernels.shared_bytes > 100_000
-    program = whole.program(fused, fused.source(*arguments), CudaDevice(0))
+    program = fused_network.program(fused, fused.source(*arguments), CudaDevice(0))
     found = fused.why_not(*arguments, _shared_limit=60_000, program=program)
     assert re.match(
         r"^the network in float32: expected a device with \d+ bytes of shared memory", found

@@ -18,15 +18,14 @@ from cnn_engine.workloads.fashion_mnist.network import NETWORK as ECE408
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cnn_engine import _cpu
+from cnn_engine import _cpu, kernels
 from cnn_engine.devices.cpu import CpuDevice
-from cnn_engine.engine import fused as fused_kernels
-from cnn_engine.engine import kernels
 from cnn_engine.engine.check import LIMITS
 from cnn_engine.errors import InputError
 from cnn_engine.graph import reference
 from cnn_engine.graph.network import Conv2d, Linear, MaxPool2d, Network, Relu, Softmax, Tanh
 from cnn_engine.io import weights
+from cnn_engine.lower import fused_network as fused_kernels
 
 INSTRUCTION_SETS = _cpu.instruction_sets()
 NETWORKS = {network.name: network for network in (CIFAR10, ECE408)}

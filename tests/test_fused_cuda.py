@@ -11,9 +11,9 @@ import tolerances
 
 from cnn_engine.devices import cuda_module
 from cnn_engine.engine.check import LIMITS
-from cnn_engine.engine.fused import chain
 from cnn_engine.graph import reference
 from cnn_engine.graph.network import Conv2d, Linear, MaxPool2d, Network, Relu, Softmax, Tanh
+from cnn_engine.lower.fused_network import chain
 
 pytestmark = pytest.mark.gpu
 

@@ -17,7 +17,7 @@ import pytest
 from cnn_engine import Engine, infer
 from cnn_engine import __main__ as doors
 from cnn_engine.devices import threads
-from cnn_engine.infer import command, local, readers, shards, slots, sources
+from cnn_engine.infer import buffers, command, local_pool, readers, shards, sources
 
 ENGINE = Engine("cifar10", device="cpu", threads=1)
 
@@ -30,7 +30,7 @@ def run(*words: object) -> int:
 def inline(request, monkeypatch):
     """Saves the time that processes take to start, but where a test asks for them."""
     if "processes" not in request.fixturenames:
-        monkeypatch.setattr("cnn_engine.infer.local.LocalPool", infer_inputs.InlinePool)
+        monkeypatch.setattr("cnn_engine.infer.local_pool.LocalPool", infer_inputs.InlinePool)
 
 
 @pytest.fixture
@@ -150,7 +150,7 @@ def test_ids_are_numbered_by_hand():
 
 def test_large_chunks_are_read_by_several_threads(images, tmp_path, monkeypatch):
     infer_inputs.make("npy", tmp_path / "in", images, parts=2)
-    monkeypatch.setattr(slots, "READ_BYTES", 1000)
+    monkeypatch.setattr(buffers, "READ_BYTES", 1000)
     assert run(tmp_path / "in", "--output", tmp_path / "out", "--quiet") == 0
     found = infer_inputs.probabilities(infer_inputs.rows(tmp_path / "out"))
     assert found.tobytes() == ENGINE.predict(images).tobytes()
@@ -159,7 +159,7 @@ def test_large_chunks_are_read_by_several_threads(images, tmp_path, monkeypatch)
 def test_workers_by_rule(images, tmp_path, monkeypatch):
     infer_inputs.make("tar", tmp_path / "files", images)
     infer_inputs.make("npy", tmp_path / "arrays", images)
-    monkeypatch.setattr(local, "visible_gpus", lambda: ["0", "1"])
+    monkeypatch.setattr(local_pool, "visible_gpus", lambda: ["0", "1"])
 
     def workers(name, device="cuda", cpus=32, *more):
         monkeypatch.setattr(threads, "default", lambda: cpus)

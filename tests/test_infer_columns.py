@@ -23,7 +23,7 @@ from cnn_engine.infer.labels import Labels
 @pytest.fixture(autouse=True)
 def inline(monkeypatch):
     """Saves the time that processes take to start."""
-    monkeypatch.setattr("cnn_engine.infer.local.LocalPool", infer_inputs.InlinePool)
+    monkeypatch.setattr("cnn_engine.infer.local_pool.LocalPool", infer_inputs.InlinePool)
 
 
 @pytest.fixture(scope="module")

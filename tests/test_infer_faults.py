@@ -24,9 +24,9 @@ import pytest
 
 from cnn_engine import infer
 from cnn_engine.errors import InputError
-from cnn_engine.infer import local, output, pipeline
-from cnn_engine.infer.folder import Folder
+from cnn_engine.infer import local_pool, output, pipeline
 from cnn_engine.infer.output import OutputError, Record
+from cnn_engine.infer.output_dir import Folder
 from cnn_engine.infer.shards import Shard
 from cnn_engine.infer.supervise import Supervisor
 
@@ -80,7 +80,7 @@ def finish(process: subprocess.Popen) -> tuple[int, str]:
 def mended(inputs: Path, out: Path, wanted: dict[str, bytes]) -> None:
     """Runs the same command once more, without processes, and compares every byte."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("cnn_engine.infer.local.LocalPool", infer_inputs.InlinePool)
+        patch.setattr("cnn_engine.infer.local_pool.LocalPool", infer_inputs.InlinePool)
         assert infer.main([str(inputs), "--output", str(out), *WORDS]) == 0
     assert infer_inputs.contents(out) == wanted
     assert left_over(out) == []
@@ -293,7 +293,7 @@ def test_a_disk_that_is_full_when_files_are_put_on_it_ends_the_command(
     out = tmp_path / "out"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", fsync)
-        patch.setattr(local, "LocalPool", infer_inputs.InlinePool)
+        patch.setattr(local_pool, "LocalPool", infer_inputs.InlinePool)
         assert infer.main([str(inputs), "--output", str(out), *WORDS]) == 2
     message = capsys.readouterr().err
     assert message.count("\n") == 1
@@ -560,7 +560,7 @@ def test_a_worker_that_cannot_be_started_is_an_error_of_one_line(tmp_path, monke
     def none(*_: object, **__: object) -> None:
         raise BlockingIOError(11, "Resource temporarily unavailable")
 
-    monkeypatch.setattr(local.subprocess, "Popen", none)
+    monkeypatch.setattr(local_pool.subprocess, "Popen", none)
     infer_inputs.make("npy", tmp_path / "in", infer_inputs.pixels(3))
     words = [str(tmp_path / "in"), "--output", str(tmp_path / "rows"), "--device=cpu"]
     assert infer.main(words) == 2
@@ -575,6 +575,6 @@ def whole_run(folder: Path) -> list[str]:
     words = [str(folder / "in"), "--output", str(folder / "rows"), "--device=cpu", "--workers=1",
              "--no-ceilings", "--quiet"]  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(local, "LocalPool", infer_inputs.InlinePool)
+        patch.setattr(local_pool, "LocalPool", infer_inputs.InlinePool)
         assert infer.main(words) == 0
     return words

@@ -20,7 +20,7 @@ from cnn_engine.measure import statistics
 @pytest.fixture(autouse=True)
 def inline(monkeypatch):
     """Saves the time that processes take to start."""
-    monkeypatch.setattr("cnn_engine.infer.local.LocalPool", infer_inputs.InlinePool)
+    monkeypatch.setattr("cnn_engine.infer.local_pool.LocalPool", infer_inputs.InlinePool)
 
 
 @pytest.fixture

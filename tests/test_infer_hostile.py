@@ -25,7 +25,7 @@ from cnn_engine.infer.sources import Source
 def inline(request, monkeypatch):
     """Saves the time that processes take to start, but where a test asks for them."""
     if "processes" not in request.fixturenames:
-        monkeypatch.setattr("cnn_engine.infer.local.LocalPool", infer_inputs.InlinePool)
+        monkeypatch.setattr("cnn_engine.infer.local_pool.LocalPool", infer_inputs.InlinePool)
 
 
 @pytest.fixture

@@ -17,16 +17,16 @@ import pytest
 
 from cnn_engine import Engine, infer
 from cnn_engine.devices.cpu import CpuDevice
-from cnn_engine.engine.schedule import Schedule
 from cnn_engine.errors import InputError
-from cnn_engine.infer import ceilings, readers, shards, slots, sources
+from cnn_engine.infer import buffers, readers, shards, sources, stage_limits
 from cnn_engine.measure import environment
+from cnn_engine.plan.schedule import Schedule
 
 
 @pytest.fixture(autouse=True)
 def inline(monkeypatch):
     """Saves the time that processes take to start."""
-    monkeypatch.setattr("cnn_engine.infer.local.LocalPool", infer_inputs.InlinePool)
+    monkeypatch.setattr("cnn_engine.infer.local_pool.LocalPool", infer_inputs.InlinePool)
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +91,7 @@ def test_stages_are_kept_beside_each_other():
             most = max(most, done["fast"] - done["slow"])
             yield images, 0
 
-    beside = ceilings._Beside(done, 100, 0.2)
+    beside = stage_limits._Beside(done, 100, 0.2)
     work = [("fast", steps("fast", 20, 0)), ("slow", steps("slow", 10, 0.002))]
     started = [threading.Thread(target=beside.work, args=each) for each in work]
     for thread in started:
@@ -109,7 +109,7 @@ def test_a_stage_that_fails_ends_all_of_them():
         yield 1, 0
         raise OSError("gone")
 
-    beside = ceilings._Beside(["broken", "other"], 10, 60)
+    beside = stage_limits._Beside(["broken", "other"], 10, 60)
     other = threading.Thread(target=beside.work, args=("other", iter([(1, 0)] * 10**6)))
     other.start()
     beside.work("broken", broken())
@@ -134,14 +134,14 @@ class _Slots:
 
 
 def test_arrays_are_read_in_parts_while_the_next_chunk_is_begun(images, tmp_path, monkeypatch):
-    monkeypatch.setattr(slots, "READ_BYTES", 10_000)  # a chunk is 70 of them
-    held, read_at = threading.Event(), slots.read_at
+    monkeypatch.setattr(buffers, "READ_BYTES", 10_000)  # a chunk is 70 of them
+    held, read_at = threading.Event(), buffers.read_at
 
     def waiting(*words):
         assert held.wait(30)
         return read_at(*words)
 
-    monkeypatch.setattr(slots, "read_at", waiting)
+    monkeypatch.setattr(buffers, "read_at", waiting)
     paths = [tmp_path / "a.npy", tmp_path / "b.npy"]
     for path, some in zip(paths, (images[:150], images[150:]), strict=True):
         np.save(path, some)
@@ -170,13 +170,13 @@ def gpu(monkeypatch):
 @pytest.mark.parametrize("kind", ["npy", "npy-float32", "cifar", "tar"])
 def test_arrays_are_read_into_a_gpus_memory(kind, images, tmp_path, gpu, monkeypatch):
     wanted = infer_inputs.make(kind, tmp_path / "in", images, parts=2)
-    found, read = [], slots.read_into_device
+    found, read = [], buffers.read_into_device
 
     def noted(file, target, offset):
         found.append(len(target))
         return read(file, target, offset)
 
-    monkeypatch.setattr(slots, "read_into_device", noted)
+    monkeypatch.setattr(buffers, "read_into_device", noted)
     words = [tmp_path / "in", "--output", tmp_path / "out", "--shard-size", "330kB", *gpu]
     report = tmp_path / "report.json"
     more = [] if kind == "npy" else ["--no-ceilings"]
@@ -197,7 +197,7 @@ def test_an_array_that_ends_while_a_gpu_reads_it_is_told(
     infer_inputs.make("npy", tmp_path / "in", images, parts=2)
     words = [str(tmp_path / "in"), "--output", str(tmp_path / "out"), "--shard-size", "330kB", *gpu,
              "--no-ceilings"]  # fmt: skip
-    read, path = slots.read_into_device, tmp_path / "in/part-000.npy"
+    read, path = buffers.read_into_device, tmp_path / "in/part-000.npy"
     whole = path.read_bytes()
 
     def cut(file, target, offset):
@@ -205,13 +205,13 @@ def test_an_array_that_ends_while_a_gpu_reads_it_is_told(
             os.truncate(path, len(whole) // 2)
         return read(file, target, offset)
 
-    monkeypatch.setattr(slots, "read_into_device", cut)
+    monkeypatch.setattr(buffers, "read_into_device", cut)
     assert infer.main(words) == 1
     assert "bytes more, found its end" in capsys.readouterr().err
     before = infer_inputs.contents(tmp_path / "out")
     assert 0 < len(before) < 4
     path.write_bytes(whole)
-    monkeypatch.setattr(slots, "read_into_device", read)
+    monkeypatch.setattr(buffers, "read_into_device", read)
     assert infer.main(words) == 0
     after = infer_inputs.contents(tmp_path / "out")
     assert before.items() <= after.items()
@@ -219,15 +219,15 @@ def test_an_array_that_ends_while_a_gpu_reads_it_is_told(
 
 
 def test_nothing_reads_into_memory_that_is_given_back(images, tmp_path, monkeypatch):
-    monkeypatch.setattr(slots, "READ_BYTES", 10_000)
-    done, read_at = [], slots.read_at
+    monkeypatch.setattr(buffers, "READ_BYTES", 10_000)
+    done, read_at = [], buffers.read_at
 
     def slow(*words):
         time.sleep(0.01)
         done.append(read_at(*words))
         return done[-1]
 
-    monkeypatch.setattr(slots, "read_at", slow)
+    monkeypatch.setattr(buffers, "read_at", slow)
     paths = [tmp_path / "a.npy", tmp_path / "b.npy"]
     for path in paths:
         np.save(path, images)

@@ -15,8 +15,8 @@ import pytest
 
 from cnn_engine import infer
 from cnn_engine.infer import shards, sources
-from cnn_engine.infer.folder import Folder
 from cnn_engine.infer.output import KEY, Record
+from cnn_engine.infer.output_dir import Folder
 from cnn_engine.infer.shards import Shard
 
 COUNT = 30
@@ -25,7 +25,7 @@ COUNT = 30
 @pytest.fixture(autouse=True)
 def inline(monkeypatch):
     """Saves the time that processes take to start."""
-    monkeypatch.setattr("cnn_engine.infer.local.LocalPool", infer_inputs.InlinePool)
+    monkeypatch.setattr("cnn_engine.infer.local_pool.LocalPool", infer_inputs.InlinePool)
 
 
 @pytest.fixture

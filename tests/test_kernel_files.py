@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 import cnn_engine
 from cnn_engine import InputError, Kernel
-from cnn_engine.engine.kernels.user import CONTRACTS, cpp, expressions, nvrtc, source, structs
 from cnn_engine.kernel import cases, check, command, templates
 from cnn_engine.kernel.cases import Case
-from cnn_engine.kernel.wanted import judge_output, judged
+from cnn_engine.kernel.expected import judge_output, judged
+from cnn_engine.kernels.user import CONTRACTS, cpp, expressions, nvrtc, source, structs
 
 ROOT = Path(__file__).resolve().parent.parent
 STEPS = sorted((ROOT / "examples" / "kernels").glob("conv2d_*"))

@@ -11,19 +11,19 @@ import pytest
 import tolerances
 
 from cnn_engine.devices.cpu import CpuDevice
-from cnn_engine.engine.builder import build
-from cnn_engine.engine.placement import Placement
-from cnn_engine.engine.placement import place as placed
-from cnn_engine.engine.program import Program
-from cnn_engine.engine.variants import Choice
 from cnn_engine.errors import UnsupportedError
 from cnn_engine.graph.graph import Graph, Node, Value
+from cnn_engine.kernels.select import Choice
+from cnn_engine.lower.lowering import Program
+from cnn_engine.lower.placement import Placement
+from cnn_engine.lower.placement import place as placed
 from cnn_engine.operators import KINDS
 from cnn_engine.operators.binary import Binary
 from cnn_engine.operators.conv2d import Conv2d
 from cnn_engine.operators.reduce import Reduce
 from cnn_engine.operators.resize import COORDINATES
 from cnn_engine.operators.unary import Unary
+from cnn_engine.plan.builder import build
 
 
 @pytest.fixture(params=["cpu", "fake", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -336,7 +336,7 @@ def test_normalize(place, rng, scale):
 
 def test_records_of_pairs_and_single_numbers_have_kernels():
     """Every function of floats that a record stands for has a kernel on both devices."""
-    from cnn_engine.engine import kernels
+    from cnn_engine import kernels
 
     for kind, record in KINDS.items():
         if issubclass(record, (Unary, Binary)) and record.types in ("floats", "numbers"):

@@ -17,10 +17,10 @@ import hostile_kernels
 import pytest
 
 from cnn_engine import InputError
-from cnn_engine.engine.kernels.user import cpp
 from cnn_engine.io import sandbox
 from cnn_engine.kernel import cases, check
 from cnn_engine.kernel.process import Limits
+from cnn_engine.kernels.user import cpp
 
 LIMITS = Limits(seconds=3.0, memory=2 << 30, compile_s=60.0)
 

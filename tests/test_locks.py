@@ -14,13 +14,13 @@ from graphs import Builder
 
 import cnn_engine
 from cnn_engine import Engine
-from cnn_engine.engine.plans import Plans
+from cnn_engine.engine.plan_runner import Plans
 from cnn_engine.locks import ForkSafeLock, cached_property
 
 pytestmark = pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 
 #: Is never waited for: it says that a recording is under way.
-MARKS = {"measure/records/activity.py"}
+MARKS = {"measure/cupti/activity.py"}
 
 
 def in_a_child(body) -> bool:

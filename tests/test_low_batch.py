@@ -16,7 +16,6 @@ import tolerances
 from test_passes import Builder
 
 from cnn_engine import Engine, UnsupportedError, _cpu
-from cnn_engine.engine import builder, replay
 from cnn_engine.engine.check import ROUNDING
 from cnn_engine.graph import reference
 from cnn_engine.graph.graph import Graph
@@ -28,6 +27,7 @@ from cnn_engine.operators.max_pool2d import MaxPool2d
 from cnn_engine.operators.reduce import ReduceMean
 from cnn_engine.operators.shaping import Concat
 from cnn_engine.operators.unary import HardSwish, Relu, Sigmoid
+from cnn_engine.plan import builder, cuda_graph
 
 DTYPES = list(_cpu.Conv2dOperands.__members__)
 
@@ -182,10 +182,10 @@ def test_few_addresses_are_kept():
             return self.capturing
 
     device = Device(True)
-    replays = replay.Replays(device, True)
+    replays = cuda_graph.Replays(device, True)
 
     plan = SimpleNamespace(calls=[("step by step", ())], steps=(), bound=())
-    for pair in range(3 * replay.KEPT_ADDRESSES):
+    for pair in range(3 * cuda_graph.KEPT_ADDRESSES):
         plan.bound = (pair, pair)
         assert replays.calls(plan) is plan.calls
     for _ in range(2):
@@ -195,11 +195,11 @@ def test_few_addresses_are_kept():
     device.capturing = True
     assert replays.calls(plan) is plan.calls
     device.capturing = False
-    for pair in range(3 * replay.KEPT_GRAPHS):
+    for pair in range(3 * cuda_graph.KEPT_GRAPHS):
         plan.bound = (pair, 0)
         replays.calls(plan)
         replays.calls(plan)
-    assert len(replays._calls) == replay.KEPT_GRAPHS
+    assert len(replays._calls) == cuda_graph.KEPT_GRAPHS
 
 
 @pytest.mark.parametrize("dtype", DTYPES[1:])

@@ -15,13 +15,13 @@ from tolerances import FEW_LAYERS, assert_close
 
 from cnn_engine import Engine
 from cnn_engine.devices.cpu import CpuDevice
-from cnn_engine.engine import variants
-from cnn_engine.engine.placement import Placement
-from cnn_engine.engine.program import Program
 from cnn_engine.graph import passes
 from cnn_engine.graph.graph import Graph
 from cnn_engine.graph.model import Model
 from cnn_engine.graph.reference import reference
+from cnn_engine.kernels import select
+from cnn_engine.lower.lowering import Program
+from cnn_engine.lower.placement import Placement
 
 COUNT = int(os.environ.get("CNN_ENGINE_LOWERINGS", "40"))
 FIRST = int(os.environ.get("CNN_ENGINE_LOWERING_SEED", "0"))
@@ -47,8 +47,8 @@ def cuda() -> FakeCuda:
 
 def laid(graph: Graph, device, dtype: str = "float32") -> Graph:
     """Returns the graph as an engine runs it on a device."""
-    types = variants.layered_dtypes(device, True)
-    choice = variants.choose(
+    types = select.layered_dtypes(device, True)
+    choice = select.choose(
         device.kind, "auto", None, dtype, "resident", lambda: "several nodes", types
     )
     placement = Placement(device, "resident", 1)

@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 
 from cnn_engine import Engine, InputError
 from cnn_engine.devices.cpu import CpuDevice
-from cnn_engine.engine import memory
-from cnn_engine.engine.builder import plan_memory
-from cnn_engine.engine.memory import Lifetime
 from cnn_engine.graph import reference
 from cnn_engine.graph.graph import Graph
 from cnn_engine.operators.max_pool2d import MaxPool2d
 from cnn_engine.operators.shaping import Concat, Reshape
 from cnn_engine.operators.unary import Neg
+from cnn_engine.plan import memory
+from cnn_engine.plan.builder import plan_memory
+from cnn_engine.plan.memory import Lifetime
 
 #: What a plan may take, of the most that is alive at once.
 SLACK = 1.1

@@ -12,9 +12,9 @@ import pytest
 import tolerances
 
 from cnn_engine import Engine, InputError, UnsupportedError, _cpu
-from cnn_engine.engine import variants
 from cnn_engine.graph import reference
 from cnn_engine.graph.graph import Graph, Node, Value
+from cnn_engine.kernels import select
 from cnn_engine.operators.binary import Add
 from cnn_engine.operators.cast import Cast
 from cnn_engine.operators.shaping import Reshape
@@ -44,7 +44,7 @@ def check(engine: Engine, images: np.ndarray) -> None:
 
 @pytest.mark.parametrize("place", PLACES, ids=" ".join)
 @pytest.mark.parametrize(
-    "variant", ["auto", *(v for v, row in variants.VARIANTS.items() if row.layered)]
+    "variant", ["auto", *(v for v, row in select.VARIANTS.items() if row.layered)]
 )
 @pytest.mark.parametrize("reduction", [None, False, True])
 def test_a_residual_network(rng, place, variant, reduction):
@@ -54,7 +54,7 @@ def test_a_residual_network(rng, place, variant, reduction):
     try:
         engine = Engine(graph, threads=1, **options)
     except UnsupportedError as error:
-        row = variants.VARIANTS[variant]
+        row = select.VARIANTS[variant]
         assert device not in row.devices or (reduction and not row.reduction), error
         return
     with engine as e:

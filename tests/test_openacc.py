@@ -18,14 +18,14 @@ import tolerances
 
 from cnn_engine import Engine, UnsupportedError, devices, workload
 from cnn_engine.devices import openacc_module
-from cnn_engine.engine.builder import build
-from cnn_engine.engine.placement import Placement
-from cnn_engine.engine.program import Program
-from cnn_engine.engine.variants import Choice
 from cnn_engine.graph import reference
 from cnn_engine.graph.graph import Graph, Node, Value
+from cnn_engine.kernels.select import Choice
+from cnn_engine.lower.lowering import Program
+from cnn_engine.lower.placement import Placement
 from cnn_engine.operators import KINDS
 from cnn_engine.operators.conv2d import Conv2d
+from cnn_engine.plan.builder import build
 
 try:
     openacc_module.load()

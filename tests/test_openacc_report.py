@@ -15,9 +15,9 @@ from test_openacc import FakeModule, built
 from cnn_engine import Engine, UnsupportedError, doctor, inspect
 from cnn_engine.devices import openacc_mapping, openacc_module
 from cnn_engine.measure import openacc_profile, profile
+from cnn_engine.measure.cupti import activity
 from cnn_engine.measure.openacc_events import Row, Timing
 from cnn_engine.measure.profile_tables import Profile
-from cnn_engine.measure.records import activity
 from cnn_engine.measure.result import Result
 from cnn_engine.report import html, openacc
 from cnn_engine.report import profile as profile_report

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from cnn_engine import Engine
-from cnn_engine.engine.placement import Placement, place
 from cnn_engine.graph.graph import Graph, Node, Value
+from cnn_engine.lower.placement import Placement, place
 from cnn_engine.operators.binary import Add
 from cnn_engine.operators.gather import GatherElements
 from cnn_engine.operators.unary import Relu

@@ -16,9 +16,9 @@ import pytest
 import tolerances
 
 from cnn_engine import Engine
-from cnn_engine.engine import variants
-from cnn_engine.engine.plan import Plan
 from cnn_engine.graph import reference
+from cnn_engine.kernels import select
+from cnn_engine.plan.plan import Plan
 
 GOLDEN = Path(__file__).with_name("golden_steps.json")
 BATCH, CHUNK = 3, 2
@@ -26,10 +26,10 @@ BATCH, CHUNK = 3, 2
 CELLS = [
     (network, device, mode, row.name, reduction, pixels)
     for network in ("cifar10", "ece408")
-    for device, modes in variants.DATA_MODES.items()
+    for device, modes in select.DATA_MODES.items()
     if device != "openacc"  # test_openacc.py has it
     for mode in modes
-    for row in variants.VARIANTS.values()
+    for row in select.VARIANTS.values()
     if device in row.devices and mode in row.data_modes
     for reduction in ((False, True) if row.reduction else (False,))
     for pixels in (True, False)

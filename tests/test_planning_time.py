@@ -12,17 +12,17 @@ import numpy as np
 import pytest
 
 from cnn_engine.devices.cpu import CpuDevice
-from cnn_engine.engine import memory
-from cnn_engine.engine.builder import plan_memory
-from cnn_engine.engine.placement import Placement, place
 from cnn_engine.graph import passes
 from cnn_engine.graph.graph import Graph, Node, Value
 from cnn_engine.graph.model import Model
+from cnn_engine.lower.placement import Placement, place
 from cnn_engine.operators.binary import Add
 from cnn_engine.operators.conv2d import Conv2d
 from cnn_engine.operators.norm import BatchNorm
 from cnn_engine.operators.shaping import Concat
 from cnn_engine.operators.unary import Neg, Relu, Tanh
+from cnn_engine.plan import memory
+from cnn_engine.plan.builder import plan_memory
 
 
 def planned(graph: Graph) -> Graph:

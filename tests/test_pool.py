@@ -7,9 +7,9 @@ import pytest
 from graphs import resnet
 
 from cnn_engine import Engine
-from cnn_engine.engine.plan import Plan
-from cnn_engine.engine.pool import KEPT_SHELVES, PlanPool
+from cnn_engine.engine.plan_cache import KEPT_SHELVES, PlanPool
 from cnn_engine.errors import InputError
+from cnn_engine.plan.plan import Plan
 
 
 class FakePlan:

@@ -27,8 +27,9 @@ from cnn_engine import (
     UnsupportedError,
 )
 from cnn_engine.devices.cpu import CpuDevice
-from cnn_engine.engine import pool, stream
+from cnn_engine.engine import plan_cache
 from cnn_engine.graph import reference
+from cnn_engine.plan import stream
 
 
 def test_a_call_like_the_last_one_is_checked_all_the_same(rng):
@@ -350,8 +351,8 @@ def test_resident_memory_stays_bounded_over_many_sizes_of_batch(rng):
         before = resident()
         for count in range(1, 121):
             e.predict(images[:count])
-        assert resident() - before < pool.KEPT_BYTES + (64 << 20)
-        assert e._plans.pool.nbytes > pool.KEPT_BYTES // 2
+        assert resident() - before < plan_cache.KEPT_BYTES + (64 << 20)
+        assert e._plans.pool.nbytes > plan_cache.KEPT_BYTES // 2
 
 
 def test_resident_memory_stays_bounded_over_sizes_in_any_order(rng):

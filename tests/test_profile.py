@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from samples import HOSTILE, make, make_cuda, make_taken_apart
 
-from cnn_engine.engine.plan import Step
 from cnn_engine.errors import InputError
 from cnn_engine.measure import profile_tables
+from cnn_engine.measure.cupti.activity import ApiCall, Copy, Kernel, Migration, Set, Trace
 from cnn_engine.measure.profile_tables import Profile, Row
-from cnn_engine.measure.records.activity import ApiCall, Copy, Kernel, Migration, Set, Trace
 from cnn_engine.measure.result import Result
+from cnn_engine.plan.plan import Step
 from cnn_engine.report import csv as csv_report
 from cnn_engine.report import json as json_report
 from cnn_engine.report import profile as text

@@ -13,11 +13,11 @@ from samples import make_cuda
 
 from cnn_engine import run
 from cnn_engine.engine.engine import Engine
-from cnn_engine.engine.plan import INPUT, OUTPUT, Plan, Step
 from cnn_engine.measure import profile, profile_tables
+from cnn_engine.measure.cupti import activity
 from cnn_engine.measure.profile_tables import Profile
-from cnn_engine.measure.records import activity
 from cnn_engine.measure.result import TimelineEvent
+from cnn_engine.plan.plan import INPUT, OUTPUT, Plan, Step
 from cnn_engine.report import json as json_report
 from cnn_engine.report import profile as text
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from test_engine import NETWORK, engine, pixels
 
-from cnn_engine.engine import schedule
-from cnn_engine.engine.schedule import Schedule
+from cnn_engine.plan import schedule
+from cnn_engine.plan.schedule import Schedule
 
 CIFAR10 = 3 * 32 * 32
 H200 = Schedule("auto", CIFAR10, 0, 16, multiprocessors=132, memory=139 << 30)

@@ -16,9 +16,8 @@ from halves import HALVES
 from native import NONE, RELU, call, packed
 from test_passes import Builder, same
 
-from cnn_engine import Engine, _cpu
+from cnn_engine import Engine, _cpu, kernels
 from cnn_engine.devices import cuda_module
-from cnn_engine.engine import kernels
 from cnn_engine.engine.check import ROUNDING
 from cnn_engine.errors import InputError
 from cnn_engine.graph import passes

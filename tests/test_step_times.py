@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cnn_engine import _cpu, workload
-from cnn_engine.engine.plan import INPUT, OUTPUT, Part, Plan, Step
 from cnn_engine.measure import meters, pass_parts, step_times
 from cnn_engine.measure.pass_parts import HOST, LAUNCH, OVERLAP, STAGING, WAITING, take_apart
+from cnn_engine.plan.plan import INPUT, OUTPUT, Part, Plan, Step
 
 
 def step(name: str, kind: str, place: str = "cuda", **options) -> Step:

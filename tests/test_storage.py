@@ -11,11 +11,11 @@ import pytest
 from graphs import Builder
 from test_low_batch import images, network
 
-from cnn_engine import Engine, _cpu
-from cnn_engine.engine import kernels, storage
-from cnn_engine.engine.kernels import channels_last_cuda
+from cnn_engine import Engine, _cpu, kernels
 from cnn_engine.errors import UnsupportedError
 from cnn_engine.graph.graph import Graph, Node, Value
+from cnn_engine.kernels.cuda import channels_last
+from cnn_engine.lower import reduced_precision
 from cnn_engine.operators.binary import Add, Div, Max, Mul, Pow, Sub
 from cnn_engine.operators.reduce import ReduceMean
 from cnn_engine.operators.shaping import Concat
@@ -87,24 +87,24 @@ def test_hoppers_functions_run_what_they_take(fake, monkeypatch):
         for node in graph.nodes:
             if node.op.kind != "conv2d_nhwc":
                 continue
-            function = channels_last_cuda.compiled_for(node, graph, device)
+            function = channels_last.compiled_for(node, graph, device)
             wanted, wide = "conv2d_nhwc", dtype in ("tf32", "float32")
             if not wide and node.op.planar:
                 wanted = "conv2d_nhwc_wgmma_planar"
             elif not node.op.planar and (wide or graph.values[node.inputs[0]].stored):
                 wanted = "conv2d_nhwc_wgmma"
                 output = replace(graph, outputs=(*graph.outputs, node.inputs[0]))
-                there = channels_last_cuda.compiled_for(node, output, device)
+                there = channels_last.compiled_for(node, output, device)
                 assert (there == wanted) == (not wide), node.name
             assert function == wanted, node.name
             kernel, _ = kernels.choose(node, graph, "cuda")
             if kernel.name == "implicit_gemm":
-                weights = channels_last_cuda._Weights(0, 0, None, function)
+                weights = channels_last._Weights(0, 0, None, function)
                 found.add((function, kernel.shown_as(weights)))
             inputs = list(node.inputs) + [None] * (3 - len(node.inputs))
             inputs[2] = node.inputs[0]
             other = replace(node, inputs=tuple(inputs))
-            assert channels_last_cuda.compiled_for(other, graph, device) == "conv2d_nhwc"
+            assert channels_last.compiled_for(other, graph, device) == "conv2d_nhwc"
     assert found == {
         ("conv2d_nhwc", "implicit_gemm"),
         ("conv2d_nhwc_wgmma", "wgmma"),
@@ -271,7 +271,7 @@ def test_numbers_of_functions_and_lost_weights_are_looked_at(fake):
 
 def test_words_are_used_again_and_told_of_once(fake):
     device = fake_cuda.FakeCuda(True)
-    told = storage.Overflows(device)
+    told = reduced_precision.Overflows(device)
     told.of("first")
     told.of("second")
     told.check()
@@ -284,7 +284,7 @@ def test_words_are_used_again_and_told_of_once(fake):
     word = told._word
     word[0] = 1
     del told
-    again = storage.Overflows(device)
+    again = reduced_precision.Overflows(device)
     assert again._word is word
     again.check()
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from cnn_engine import _cpu
-from cnn_engine.engine import stream
-from cnn_engine.engine.plan import Plan, Slot, Step
+from cnn_engine.plan import stream
+from cnn_engine.plan.plan import Plan, Slot, Step
 
 IMAGE_BYTES, CLASSES = 3 * 32 * 32, 10
 

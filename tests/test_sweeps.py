@@ -12,13 +12,13 @@ from test_passes import Builder
 
 from cnn_engine import Engine
 from cnn_engine.devices.cuda import CudaDevice
-from cnn_engine.engine import replay, sweeps
 from cnn_engine.errors import DeviceError
 from cnn_engine.graph.graph import Graph
 from cnn_engine.operators.binary import Add
 from cnn_engine.operators.linear import Linear
 from cnn_engine.operators.shaping import Reshape
 from cnn_engine.operators.unary import Relu
+from cnn_engine.plan import cuda_graph, l2_prefetch
 
 WIDTH, CLASSES = 16, 40
 FEATURES = WIDTH * 12 * 12
@@ -47,7 +47,7 @@ def gpu(request, monkeypatch):
         monkeypatch.setattr(
             fake_cuda.FakeTensorCores, "prefetch", staticmethod(lambda *how: None), raising=False
         )
-    monkeypatch.setattr(sweeps, "SWEEPING", CLASSES * FEATURES * 2)
+    monkeypatch.setattr(l2_prefetch, "SWEEPING", CLASSES * FEATURES * 2)
     return request.param
 
 
@@ -55,7 +55,7 @@ def plan_of(engine: Engine, batch: int = 1):
     return engine.plan(batch, np.dtype(np.float32))
 
 
-def requests_of(engine: Engine) -> tuple[list[sweeps.Request], sweeps.Request]:
+def requests_of(engine: Engine) -> tuple[list[l2_prefetch.Request], l2_prefetch.Request]:
     """Returns what is asked for of convolutions, and of the layer that sweeps."""
     *convolutions, swept = plan_of(engine).replays.branch.requests
     return convolutions, swept
@@ -65,15 +65,17 @@ def test_convolutions_weights_and_pieces_of_what_sweeps(gpu):
     with Engine(network(), device="cuda") as engine:
         plan = plan_of(engine)
         kernels = [step for step in plan.steps if step.place == "cuda" and step.kernel]
-        assert plan.replays.branch.step is kernels[sweeps.BEFORE]
+        assert plan.replays.branch.step is kernels[l2_prefetch.BEFORE]
         convolutions, swept = requests_of(engine)
         multiprocessors = engine.device.properties["multiprocessors"]
-    assert len(convolutions) == 8 - sweeps.BEFORE - sweeps.AFTER
+    assert len(convolutions) == 8 - l2_prefetch.BEFORE - l2_prefetch.AFTER
     assert len({one.address for one in (*convolutions, swept)}) == len(convolutions) + 1
     for one in convolutions:
-        assert one == sweeps.Request(one.address, 1, one.row_bytes)
+        assert one == l2_prefetch.Request(one.address, 1, one.row_bytes)
         assert one.row_bytes >= WIDTH * WIDTH * 9 * 4
-    assert swept == sweeps.Request(swept.address, CLASSES, FEATURES * 4, 8 * multiprocessors, 1)
+    assert swept == l2_prefetch.Request(
+        swept.address, CLASSES, FEATURES * 4, 8 * multiprocessors, 1
+    )
 
 
 def test_half_of_the_cache_for_convolutions_and_a_third_for_what_sweeps(gpu, monkeypatch):
@@ -94,8 +96,8 @@ def test_half_of_the_cache_for_convolutions_and_a_third_for_what_sweeps(gpu, mon
 @pytest.mark.parametrize("what", ["several rows", "nothing sweeps", "too few kernels"])
 def test_nothing_is_asked_for(gpu, monkeypatch, what):
     if what == "nothing sweeps":
-        monkeypatch.setattr(sweeps, "SWEEPING", 64 << 20)
-    layers = sweeps.BEFORE + sweeps.AFTER if what == "too few kernels" else 8
+        monkeypatch.setattr(l2_prefetch, "SWEEPING", 64 << 20)
+    layers = l2_prefetch.BEFORE + l2_prefetch.AFTER if what == "too few kernels" else 8
     with Engine(network(layers), device="cuda") as engine:
         assert plan_of(engine, 2 if what == "several rows" else 1).replays.branch is None
 
@@ -111,10 +113,10 @@ def test_the_branch_begins_before_its_step_and_ends_behind_all():
     device = Device(True)
     device.kernels = SimpleNamespace(prefetch=lambda *how: done.append(how))
     steps = [SimpleNamespace(function=done.append, args=[name]) for name in "abc"]
-    requests = sweeps.Request(4096, 1, 64), sweeps.Request(8192, 3, 32, 2, 5)
-    branch = sweeps.Branch(steps[1], requests)
+    requests = l2_prefetch.Request(4096, 1, 64), l2_prefetch.Request(8192, 3, 32, 2, 5)
+    branch = l2_prefetch.Branch(steps[1], requests)
     plan = SimpleNamespace(on_stream=lambda handle: done.append(("on", handle)))
-    replay.Replays(device, True, branch)._run(plan, steps, 20)
+    cuda_graph.Replays(device, True, branch)._run(plan, steps, 20)
     asked = [(4096, 1, 64, 1, 1, 21), (8192, 3, 32, 2, 5, 21)]
     assert done == [("on", 20), "a", *asked, "b", "c", ("waits", 20), ("on", 7)]
 
@@ -126,7 +128,7 @@ def test_outputs_stay_as_they_are(gpu, monkeypatch, dtype):
     found = []
     for asks in (True, False):
         if not asks:
-            monkeypatch.setattr(sweeps, "plan", lambda *how: None)
+            monkeypatch.setattr(l2_prefetch, "plan", lambda *how: None)
         with Engine(network(), device="cuda", dtype=dtype) as engine:
             found += [engine.predict(images(1)) for _ in range(4)]
             replays = plan_of(engine).replays

@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks import cells, tables
 from cnn_engine import Dataset, Engine
-from cnn_engine.engine import variants
+from cnn_engine.kernels import select
 from cnn_engine.measure import step_times
 from cnn_engine.measure.result import Result
 
@@ -65,7 +65,7 @@ def test_all_tables(small, tmp_path, capsys):
     counts = [cell["median_repeat"]["accuracy"] for cell in measured]
     assert all(count == counts[0] for count in counts), "every variant is right on the same images"
     ways = {(cell["variant"], cell["reduction"]) for cell in found["tables"]["batch"]}
-    known = {row.name for row in variants.VARIANTS.values() if "cpu" in row.devices}
+    known = {row.name for row in select.VARIANTS.values() if "cpu" in row.devices}
     assert {variant for variant, _ in ways} == known
     assert 0 < found["runner_cost_s_per_layer"] < 5e-6
 

@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from onnx import helper, save
 
 import cnn_engine
-from cnn_engine import cli, doctor, inspect, run
-from cnn_engine.engine import telling
+from cnn_engine import cli, doctor, inspect, progress, run
 from cnn_engine.ensemble import collect
 from cnn_engine.kernel import command
 from cnn_engine.report.csv import cell
@@ -31,7 +30,7 @@ HOSTILE = "\x1b]0;title\x07\x1b[31mred\x9b2J\r\x08\u202eevil\u2066\u2069\x7f\x00
 PRINTS = {
     "cli.py",
     "__main__.py",
-    "engine/telling.py",
+    "progress.py",
     "kernel/command.py",
     "devices/openacc_module.py",
 }
@@ -132,7 +131,7 @@ def test_paths_of_the_environment_are_escaped(monkeypatch, capsys):
 
 def test_progress_has_no_codes_but_its_own(monkeypatch, capsys):
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    telling.teller()(HOSTILE)
+    progress.teller()(HOSTILE)
     assert harmless(capsys.readouterr().err.removeprefix("\r\033[K"))
 
 

@@ -17,7 +17,7 @@ import pytest
 from cifar10.network import NETWORK as CIFAR10
 from cnn_engine import _cpu
 from cnn_engine.devices import threads
-from cnn_engine.engine import fused as fused_kernels
+from cnn_engine.lower import fused_network as fused_kernels
 
 CPUS = len(os.sched_getaffinity(0))
 several_cpus = pytest.mark.skipif(CPUS < 2, reason="this process has one CPU")

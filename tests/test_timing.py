@@ -10,10 +10,10 @@ from noise import noise
 
 from benchmarks import add_up
 from cnn_engine import Engine, _cpu
-from cnn_engine.engine.plan import Step
 from cnn_engine.measure import step_times, timing
-from cnn_engine.measure.records import activity
+from cnn_engine.measure.cupti import activity
 from cnn_engine.measure.result import Latency
+from cnn_engine.plan.plan import Step
 
 RNG = np.random.default_rng(11)
 IMAGES = RNG.integers(0, 256, (4, 3, 32, 32), dtype=np.uint8)

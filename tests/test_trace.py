@@ -20,7 +20,7 @@ from samples import every_result, make, make_cuda, make_profiled
 import cnn_engine
 from cnn_engine import report, run
 from cnn_engine.measure import step_times
-from cnn_engine.measure.records import activity
+from cnn_engine.measure.cupti import activity
 from cnn_engine.measure.result import Result, TimelineEvent
 from cnn_engine.report import trace
 

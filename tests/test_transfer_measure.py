@@ -22,7 +22,7 @@ from transfers import (
 
 from cnn_engine import devices
 from cnn_engine.measure import environment
-from cnn_engine.measure.records import activity
+from cnn_engine.measure.cupti import activity
 from cnn_engine.transfer import command, files, measure
 from cnn_engine.transfer.files import RawNetwork
 from cnn_engine.transfer.measure import Bench, Settings

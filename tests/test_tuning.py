@@ -12,7 +12,7 @@ import pytest
 from onnx import helper
 
 from cnn_engine import Engine, characterize, compare, run
-from cnn_engine.engine import tuning
+from cnn_engine.engine import autotune
 from cnn_engine.io import cache
 
 ROWS, COLUMNS = 3, 28
@@ -48,8 +48,8 @@ class Times:
         def pass_time(program, batch, pixels, chosen):
             return whole([kernel for kernel in chosen.values() if kernel.form == "direct"])
 
-        monkeypatch.setattr(tuning, "step_times", step_times)
-        monkeypatch.setattr(tuning, "pass_time", pass_time)
+        monkeypatch.setattr(autotune, "step_times", step_times)
+        monkeypatch.setattr(autotune, "pass_time", pass_time)
 
 
 def direct_is_fastest(kernel):
@@ -74,7 +74,7 @@ def test_what_is_fastest_runs_and_is_kept(graph, images, monkeypatch, folder):
     assert words[-1].startswith(f"tuning: {len(found)} nodes gain {len(found)}000.0 us a pass: ")
     (file,) = folder.iterdir()
     document = json.loads(file.read_text())
-    assert document["schema"] == tuning.SCHEMA
+    assert document["schema"] == autotune.SCHEMA
     assert {entry["form"] for entry in document["nodes"].values()} >= {"direct"}
 
     asked = times.asked
@@ -117,13 +117,13 @@ def test_passes_are_really_timed(graph, images):
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_passes_are_really_timed_on_a_gpu(graph, images, dtype, monkeypatch):
     """Whatever is chosen; here that is never for lack of a gain."""
-    pass_time, measured = tuning.pass_time, []
+    pass_time, measured = autotune.pass_time, []
 
     def faster(*arguments):
         measured.append(pass_time(*arguments))
         return -float(len(measured) == 1)
 
-    monkeypatch.setattr(tuning, "pass_time", faster)
+    monkeypatch.setattr(autotune, "pass_time", faster)
     with Engine(graph, device="cuda", dtype=dtype) as plain:
         wanted = plain.predict(images)
     found = []
@@ -220,7 +220,7 @@ def test_rows_and_tiles_take_turns_on_a_gpu(monkeypatch, folder):
 
     Times(monkeypatch, says, whole=lambda chosen: 0.0)
     whole = iter([1.0, 2.0])
-    monkeypatch.setattr(tuning, "pass_time", lambda *arguments: next(whole))
+    monkeypatch.setattr(autotune, "pass_time", lambda *arguments: next(whole))
     graph = graphs.resnet((1, 1, 1, 1), (ROWS, 3, 32, 32))
     images = np.random.default_rng(0).normal(size=(ROWS, 3, 32, 32)).astype(np.float32)
     with Engine(graph, device="cuda", dtype="tf32", tune=True) as engine:
@@ -258,7 +258,7 @@ def test_tiles_and_splits_of_products_are_forms(graph, monkeypatch, dtype, funct
 
     Times(monkeypatch, says)
     whole = iter([1.0, 2.0])
-    monkeypatch.setattr(tuning, "pass_time", lambda *arguments: next(whole))
+    monkeypatch.setattr(autotune, "pass_time", lambda *arguments: next(whole))
     with Engine(graph, device="cuda", dtype=dtype, tune=True) as engine:
         found = engine.tuned(ROWS, np.float32)[0]
         steps = engine.plan(ROWS, np.dtype(np.float32)).steps

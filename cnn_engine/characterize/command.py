@@ -11,8 +11,8 @@ from typing import Any
 
 from .. import cli, devices
 from ..devices import threads
-from ..engine import variants
 from ..errors import CnnEngineError, InputError, expected
+from ..kernels import select
 from ..measure import environment
 from ..workload import Dataset, Workload
 from . import files, measure, plot, text
@@ -44,7 +44,7 @@ def parser() -> argparse.ArgumentParser:
         "--variant",
         action="append",
         help="variants with commas between, or repeated: "
-        f"auto, {', '.join(variants.VARIANTS)} (default: auto)",
+        f"auto, {', '.join(select.VARIANTS)} (default: auto)",
     )
     cli.add_kernels(p)
     cli.add_tune(p)
@@ -54,7 +54,7 @@ def parser() -> argparse.ArgumentParser:
         help="let several lanes share one output's sum (default: no; auto: what is fastest)",
     )
     p.add_argument(
-        "--dtype", default="float32", help=f"default: float32; or of {', '.join(variants.DTYPES)}"
+        "--dtype", default="float32", help=f"default: float32; or of {', '.join(select.DTYPES)}"
     )
     p.add_argument("--device", default="auto", help="auto (default), cpu, cuda or cuda:N")
     p.add_argument("--data", default="auto", help="auto (default), synthetic, or a path; see run")

@@ -17,8 +17,8 @@ import numpy as np
 
 from ..devices import nvml
 from ..errors import UnsupportedError
-from ..measure.records import activity
-from ..measure.records.activity_records import covered_s
+from ..measure.cupti import activity
+from ..measure.cupti.activity_records import covered_s
 from .points import IterationRow, KernelRow, Point
 from .sampler import NVML_WINDOW_S, GpuMeters, ProcessMeters, Sampler, SmCounters
 from .subjects import CallTimes, InsideTimes, Load

@@ -18,7 +18,7 @@ import numpy as np
 from .. import callables
 from ..engine.engine import Engine
 from ..errors import InputError, UnsupportedError, expected
-from ..kernel import trying
+from ..kernel import preflight
 from ..measure import step_times
 from ..measure.measurement import CHECK_IMAGES
 from ..measure.result import Check
@@ -122,7 +122,7 @@ class EngineSubject:
             InputError: an option is at fault, or the device or the variant lacks what is asked for.
         """
         with Engine(self.workload, **self.options) as engine:
-            if check and (fault := trying.fault(engine)):
+            if check and (fault := preflight.fault(engine)):
                 raise InputError(f"--kernel: {fault}")
             self.variant, self.reduction = engine.choice.variant, engine.choice.reduction
             if check:

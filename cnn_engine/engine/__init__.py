@@ -1,1 +1,1 @@
-"""How it is computed: the engine, its variants, and the plan of a pass."""
+"""The engine that users see, and how its plans are kept, chosen and run."""

@@ -12,7 +12,7 @@ from ..devices import Buffer
 from ..errors import expected
 
 if TYPE_CHECKING:
-    from .plans import Plans
+    from .plan_runner import Plans
 
 
 class DeviceImages:

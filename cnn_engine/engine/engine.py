@@ -22,21 +22,22 @@ from ..graph.graph import Graph, Node
 from ..graph.model import Model
 from ..graph.network import Network
 from ..graph.probabilities import gives_probabilities
+from ..kernels import Kernel, select
 from ..locks import ForkSafeLock
+from ..lower import fused_network, user_kernels
+from ..lower.lowering import Program
+from ..lower.placement import Placement
+from ..plan.plan import Plan
+from ..plan.schedule import GPU_PART, Schedule
 from ..workload import Dataset, Workload
-from . import arguments, fused, own, variants
+from . import arguments
 from .check import Check
 from .check import check as compare
 from .device_images import DeviceImages
-from .kernels import Kernel
+from .loading import find, read_weights
 from .phases import Phases
-from .placement import Placement
-from .plan import Plan
-from .plans import Plans
-from .pool import plan_bytes
-from .program import Program
-from .schedule import GPU_PART, Schedule
-from .source import find, read_weights
+from .plan_cache import plan_bytes
+from .plan_runner import Plans
 
 address_of = _cpu.address_of
 
@@ -60,7 +61,7 @@ class Engine:
             folder), or a mapping from parameter names to arrays.
         device: ``"auto"``, ``"cpu"``, ``"cuda"``, ``"cuda:N"``, or ``"openacc"`` or ``"openacc:host"``: the
             operators in OpenACC directives, on a GPU or on the host.
-        variant: ``"auto"``, or one of :data:`cnn_engine.engine.variants.VARIANTS`.
+        variant: ``"auto"``, or one of :data:`cnn_engine.kernels.select.VARIANTS`.
         reduction: let several lanes share one output's sum; None: off, or what ``"auto"`` finds fastest.
         dtype: ``"float32"``, or what the variant ``fused`` computes in besides. What a model's convolutions
             and linear layers multiply can be rounded, with ``auto``, to ``"bfloat16"`` on a CPU that
@@ -131,7 +132,7 @@ class Engine:
         self.chunk = chunk
         self.dtype = dtype
         #: Node, or operator -> the kernel of a user's own.
-        self.kernels = own.own_kernels(kernels)
+        self.kernels = user_kernels.own_kernels(kernels)
         if data_mode == "auto" and self.device.kind != "cuda":
             data_mode = "resident"
         if self.device.kind == "openacc":
@@ -148,19 +149,19 @@ class Engine:
         mode = "resident" if data_mode in ("auto", "stream") else data_mode
         rounds = mode == "resident" and not (reduction or self.kernels)
         with self.device.context:  # what is asked of the current device
-            self.choice = variants.choose(
+            self.choice = select.choose(
                 self.device.kind, variant, reduction, dtype,
                 "resident" if data_mode == "auto" else data_mode, self._why_not_fused,
-                variants.layered_dtypes(self.device, rounds) if is_model else ("float32",),
+                select.layered_dtypes(self.device, rounds) if is_model else ("float32",),
             )  # fmt: skip
             placement = Placement(self.device, mode, self.threads)
             chooses = self.choice.layered and self.choice.automatic and mode == "resident"
             self._tune = tune
             self._tuner = None
             if tune and chooses:
-                from . import tuning  # and what it imports, where it is asked for
+                from . import autotune  # and what it imports, where it is asked for
 
-                self._tuner = tuning.Tuner(self.device, dtype)
+                self._tuner = autotune.Tuner(self.device, dtype)
             program = Program(
                 partial(_graph_of, self.network, self.weights), placement, self.choice, dtype, fuses=is_model,
                 first=(self.network.batch, self._reads_pixels) if is_model else (1, True),
@@ -205,7 +206,7 @@ class Engine:
         if self.kernels:
             return "kernels of your own run nodes by themselves"
         try:
-            self._chained = fused.longest(self._base, self.dtype, self.device)
+            self._chained = fused_network.longest(self._base, self.dtype, self.device)
         except UnsupportedError as error:
             return str(error)
         return None
@@ -482,7 +483,7 @@ class Engine:
         if not self.kernels:
             return [], []
         placed = self._plans.open().placed(batch, np.dtype(dtype) == np.uint8)
-        return own.told(self.kernels, placed)
+        return user_kernels.told(self.kernels, placed)
 
     def tuned(self, batch: int, dtype: Any = np.uint8) -> tuple[list[dict[str, Any]], list[str]]:
         """Returns what tuning changed in a pass, as the JSON has it, and what there is to say of it."""
@@ -492,9 +493,9 @@ class Engine:
             return [], [f"tuning: nothing to choose in {self.choice.variant}, {self.data_mode}"]
         program, pixels = self._plans.open(), np.dtype(dtype) == np.uint8
         found = self._tuner.tuned(program, program.laid(batch, pixels), batch, pixels)
-        from . import tuning
+        from . import autotune
 
-        return tuning.told(found), [*self._tuner.notes, tuning.summary(found)]
+        return autotune.told(found), [*self._tuner.notes, autotune.summary(found)]
 
     def check(self, images: np.ndarray) -> Check:
         """Compares what ``images`` give with the float64 reference's."""

@@ -6,15 +6,16 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 
+from .. import kernels
 from ..devices.cpu import CpuDevice
 from ..devices.threads import default as default_threads
 from ..errors import UnsupportedError
 from ..graph import passes
 from ..graph.graph import Graph, Node, Note, Value
-from . import fused, kernels
-from .builder import plan_memory
-from .kernels import Kernel
-from .placement import Placement, check_own, own_kernel, place
+from ..kernels import Kernel
+from ..lower import fused_network
+from ..lower.placement import Placement, check_own, own_kernel, place
+from ..plan.builder import plan_memory
 
 DEVICES = ("cpu", "cuda")
 
@@ -142,7 +143,9 @@ class _Run:
 def _chained(graph: Graph) -> _Run | None:
     """Returns the graph as the CPU runs it where one kernel runs its first layers, or None."""
     try:
-        node = fused.chain(graph, "float32", fused.longest(graph, "float32", CpuDevice()))
+        node = fused_network.chain(
+            graph, "float32", fused_network.longest(graph, "float32", CpuDevice())
+        )
     except UnsupportedError:
         return None
     covered = [graph.nodes[graph.places[name]] for name in node.covers]

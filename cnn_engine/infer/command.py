@@ -15,15 +15,15 @@ from typing import Any
 
 from .. import cli
 from ..devices import cuda_module, threads
-from ..engine import variants
 from ..errors import CnnEngineError, expected
 from ..io.files import write_text
 from ..io.preprocess import Preprocess
+from ..kernels import select
 from ..measure.environment import Stopwatch, host_load
 from . import estimate, output, packages, readers, sources, summary
 from .display import Display, Metrics
-from .folder import Folder
 from .output import Record
+from .output_dir import Folder
 from .progress import Tracker
 from .shards import Shard
 from .supervise import Supervisor
@@ -76,7 +76,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--variant", default="auto", help="as for run (default: auto)")
     p.add_argument("--reduction", action=argparse.BooleanOptionalAction, help="as for run")
     p.add_argument(
-        "--dtype", default="float32", help=f"default: float32; or of {', '.join(variants.DTYPES)}"
+        "--dtype", default="float32", help=f"default: float32; or of {', '.join(select.DTYPES)}"
     )
     p.add_argument("--batch", type=count(1, 10**8), help="images a pass (default: by rule)")
     p.add_argument(
@@ -342,7 +342,7 @@ class _Run:
             from .ray_pool import RayPool
 
             return RayPool(config, workers, cuda, options.address)
-        from .local import LocalPool
+        from .local_pool import LocalPool
 
         return LocalPool(config, workers, cuda and options.device in ("auto", "cuda"))
 
@@ -384,7 +384,7 @@ class _Run:
         return found
 
     def _measure(self, shards: list[Shard]) -> None:
-        from .ceilings import ALL, STAGES, TOGETHER
+        from .stage_limits import ALL, STAGES, TOGETHER
 
         seconds = min(max(CEILING_SHARE * self._working_s, LEAST_CEILING_S), CEILING_S)
         stages = (*STAGES, TOGETHER) if shards else ()
@@ -517,7 +517,7 @@ def _worker_count(options: argparse.Namespace, cuda: bool, kind: str | None) -> 
 
         return cluster_workers(options.address, cuda)
     if cuda:
-        from .local import visible_gpus
+        from .local_pool import visible_gpus
 
         gpus = 1 if ":" in options.device else max(len(visible_gpus()), 1)
         if ":" in options.device or kind not in sources.ENCODED:

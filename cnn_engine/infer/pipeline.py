@@ -19,11 +19,11 @@ from ..graph.model import Model
 from ..io.files import describe_os_error
 from ..locks import ForkSafeLock
 from . import readers
+from .buffers import STORED, DeviceSlot, Slot, Slots
 from .decoding import Decoder
 from .output import Faults, OutputError, Record, ShardFile
 from .readers import Chunk
 from .shards import Shard, pieces_of
-from .slots import STORED, DeviceSlot, Slot, Slots
 from .sources import Wanted
 
 #: Chunks of encoded images that are read ahead, and chunks of pixels and rows that there are at all.

@@ -17,10 +17,10 @@ from ..errors import InputError, expected
 from ..io.images import MOST_PIXELS, SUFFIXES
 from ..locks import cached_property
 from . import packages
+from .buffers import File, Slot, begin_reading
 from .labels import Label, Labels, label_of, values_of
 from .output import Faults
 from .shards import TO_THE_END, Member, Piece, TarMembers, sample_key
-from .slots import File, Slot, begin_reading
 from .sources import (
     CIFAR_RECORD,
     ENCODED,

@@ -13,8 +13,8 @@ from ..report import units
 from ..report.json import finite
 from ..report.pages import template
 from . import memory
-from .ceilings import ALL, STAGES
 from .output import Record
+from .stage_limits import ALL, STAGES
 from .supervise import Counts
 
 SCHEMA = 1

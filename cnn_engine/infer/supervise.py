@@ -13,8 +13,8 @@ from time import monotonic
 from typing import Any, Protocol
 
 from ..errors import InputError
-from .folder import Folder
 from .output import OutputError, Record
+from .output_dir import Folder
 from .pipeline import COMMITTERS, STAGES, WRITERS, Failure
 from .shards import Shard
 

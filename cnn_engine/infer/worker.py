@@ -27,13 +27,13 @@ from ..io.preprocess import Preprocess
 from ..locks import ForkSafeLock
 from ..measure import environment
 from ..workload import get, of_model
-from . import ceilings, memory, packages
+from . import memory, packages, stage_limits
+from .buffers import Slot
 from .decoding import Decoder
 from .output import OUTPUTS, PROBABILITIES, Record, ShardFile
 from .pipeline import SLOTS, Pipeline, Settings, slot_type, waiting_chunks
 from .readers import dtype_of
 from .shards import Shard
-from .slots import Slot
 from .sources import Wanted
 
 #: How often a worker says how far it is.
@@ -218,10 +218,10 @@ class Worker:
     def _measure(self, message: Message) -> None:
         shards = [Shard(**shard) for shard in message["shards"]]
         with self.pipeline.memory(shards[0]) as (slots, rows):
-            bench = ceilings.Bench(
+            bench = stage_limits.Bench(
                 self.engine, self.decoder, self.settings, slots, rows, shards, message["attempt"]
             )
-            found = ceilings.measure(bench, message["stage"], message["seconds"])
+            found = stage_limits.measure(bench, message["stage"], message["seconds"])
         self._emit({"event": "measured", "stage": message["stage"], **found})
 
     def _computed(self, shard: Shard) -> None:

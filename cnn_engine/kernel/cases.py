@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..engine.kernels.user import CONTRACTS
 from ..graph.graph import Graph, Node
+from ..kernels.user import CONTRACTS
 from ..locks import cached_property
 from ..operators import KINDS
 from ..operators.operator import Operator, Value

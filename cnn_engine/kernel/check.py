@@ -14,15 +14,15 @@ from typing import Any
 import numpy as np
 
 from .. import devices
-from ..engine.kernels.user import source
 from ..errors import UnsupportedError
+from ..kernels.user import source
 from ..measure import statistics
 from ..measure.statistics import Estimate
 from ..operators.operator import Cost
 from .cases import Case, grid
+from .expected import Series, judged, slack
 from .process import Fault, Limits
-from .trial import Outcome, Trial
-from .wanted import Series, judged, slack
+from .sandbox import Outcome, Trial
 
 #: Timed calls of the largest case.
 CALLS = 30
@@ -184,7 +184,7 @@ def _compute_sanitizer(found: Checked, path: str, device: str, told: Callable[[s
         done = subprocess.run(
             [program, "--tool", tool, "--error-exitcode", "99", "--print-limit", "1",
              "--kernel-name-exclude", "kernel_substring=delay", sys.executable, "-m",
-             "cnn_engine.kernel.once", path, device, json.dumps(labels[:6])],
+             "cnn_engine.kernel.run_cases", path, device, json.dumps(labels[:6])],
             capture_output=True, text=True, errors="replace", timeout=600, check=False,
         )  # fmt: skip
         if done.returncode:

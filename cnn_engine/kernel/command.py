@@ -10,17 +10,17 @@ import sys
 
 from .. import cli, devices
 from ..devices import threads as thread_counts
-from ..engine.kernels.user import CONTRACTS
-from ..engine.kernels.user.source import COMPUTES
-from ..engine.source import read_weights
-from ..engine.telling import teller
+from ..engine.loading import read_weights
 from ..errors import expected
 from ..graph import onnx, passes
 from ..graph.graph import Graph
 from ..graph.model import Model
 from ..io.files import write_text
+from ..kernels.user import CONTRACTS
+from ..kernels.user.source import COMPUTES
 from ..measure import environment
-from . import board, check, rank, templates, text
+from ..progress import teller
+from . import check, leaderboard, rank, templates, text
 from .process import Limits
 
 
@@ -192,7 +192,7 @@ def _rank(options: argparse.Namespace) -> int:
     teller(show)("")
     kept(entries, complete=True)
     if options.html:
-        write_text(options.html, board.page(found))
+        write_text(options.html, leaderboard.page(found))
     if show:
         cli.show(text.board(found))
     return cli.DONE if any(e.fault is None for e in entries) else cli.CHECK_FAILED

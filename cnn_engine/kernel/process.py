@@ -20,10 +20,10 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from ..engine.kernels.user import cpp, source
 from ..errors import InputError
 from ..io import sandbox
 from ..io.sandbox import Confinement
+from ..kernels.user import cpp, source
 from .memory import Shared
 
 #: Bytes that a kernel may print in all.
@@ -116,7 +116,7 @@ class Process:
             self._closing.callback(os.close, descriptor)
         os.set_blocking(self._requests, False)
         inherited = [ask, answered, self.shared.descriptor]
-        words = [sys.executable, "-m", "cnn_engine.kernel.job", *map(str, inherited)]
+        words = [sys.executable, "-m", "cnn_engine.kernel.sandbox_worker", *map(str, inherited)]
         if library is not None and library.startswith(_DESCRIPTORS):
             inherited.append(int(library.removeprefix(_DESCRIPTORS)))
         # A GPU's code runs there and cannot ask anything of the system; its driver asks for a lot.

@@ -16,15 +16,15 @@ from typing import Any
 
 import numpy as np
 
-from ..engine.kernels.user import CONTRACTS, source
 from ..errors import InputError, expected
 from ..graph.graph import Graph
+from ..kernels.user import CONTRACTS, source
 from ..measure import statistics
 from ..measure.statistics import Estimate
 from .cases import Case, grid, of_node
+from .expected import Series, judged, slack
 from .process import Fault, Limits
-from .trial import Trial
-from .wanted import Series, judged, slack
+from .sandbox import Trial
 
 #: Processes of each kernel, unless the user says how many.
 ROUNDS = 5

@@ -20,7 +20,7 @@ from .result import Latency, Result
 
 if TYPE_CHECKING:
     from ..engine.engine import Engine
-    from ..engine.plan import Plan
+    from ..plan.plan import Plan
 
 #: Images that the check against the float64 reference takes: about a second of NumPy.
 CHECK_IMAGES = 256

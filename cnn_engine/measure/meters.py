@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from .. import _cpu
-from ..engine.plan import Plan, Step
+from ..plan.plan import Plan, Step
+from .cupti import activity
+from .cupti.activity_records import Trace, covered
 from .profile_tables import EVENTS, RECORDS
-from .records import activity
-from .records.activity_records import Trace, covered
 
 #: Seconds of delay queued for each step that follows: more than its call and its event take.
 LAUNCH_MARGIN_S = 20e-6

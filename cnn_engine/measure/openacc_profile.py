@@ -11,9 +11,9 @@ import numpy as np
 from ..devices import openacc_mapping
 from ..errors import UnsupportedError
 from . import profile_tables, timing
+from .cupti import activity
 from .openacc_events import Row, Timing
 from .profile_tables import Profile, from_steps
-from .records import activity
 
 if TYPE_CHECKING:
     from ..engine.engine import Engine

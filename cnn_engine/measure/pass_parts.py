@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ..engine.plan import Step
+from ..plan.plan import Step
 
 #: What lies between the steps, in the order of reports.
 LAUNCH, STAGING, WAITING, HOST, OVERLAP = "launch", "staging", "waiting", "host", "overlap"

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..engine.plan import Plan, Step
 from ..errors import UnsupportedError
+from ..plan.plan import Plan, Step
 from . import openacc_profile, profile_tables, statistics, timing
+from .cupti import activity
+from .cupti.activity_records import Trace
 from .profile_tables import PROFILED, SET_NAME, Cost, Profile, copy_name
-from .records import activity
-from .records.activity_records import Trace
 from .result import Result, TimelineEvent
 from .step_times import TIMELINE_EVENTS
 

@@ -10,11 +10,11 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from .cupti.activity_records import ApiCall, Copy, Kernel, Trace, covered_s
 from .openacc_events import Timing
-from .records.activity_records import ApiCall, Copy, Kernel, Trace, covered_s
 
 if TYPE_CHECKING:
-    from ..engine.plan import Step
+    from ..plan.plan import Step
     from .result import CopyTime, LayerTime, Result
 
 RECORDS, EVENTS, HOST_CLOCK = "activity records", "events", "host clock"

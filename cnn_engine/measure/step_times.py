@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import nvtx
 
-from ..engine.plan import Plan, Step
 from ..errors import UnsupportedError
+from ..plan.plan import Plan, Step
 from . import meters, pass_parts, statistics
+from .cupti.activity_records import covered
 from .meters import EventMeter, InsideMeter, Metered
 from .profile_tables import HOST_CLOCK
-from .records.activity_records import covered
 from .result import Between, CopyTime, LayerPart, LayerTime, TimedPass, TimelineEvent, WholePass
 from .timing import Progress, batches
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..engine.plan import Plan
+from ..plan.plan import Plan
 from .result import Stop
 from .statistics import CONFIDENCE, Estimate, quantile
 

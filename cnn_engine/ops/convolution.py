@@ -8,9 +8,9 @@ from typing import Any
 from .. import _cpu
 from ..devices import arrays
 from ..devices.arrays import CPU, view
-from ..engine.kernels import convolution as kernels
 from ..errors import InputError, UnsupportedError
 from ..graph.network import Pair, pair
+from ..kernels import convolution as kernels
 from .call import (
     call_kernel,
     four_paddings,

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from rich.console import Console
 from rich.table import Table
 
-from ..engine.plan import REPORT_KINDS
 from ..measure.result import Check, Latency, LayerTime, Prediction, Result
+from ..operators.report_kinds import REPORT_KINDS
 from . import grouping, units
 
 WIDTH = 100

@@ -25,10 +25,10 @@ from typing import Any
 import numpy as np
 
 from ..errors import DeviceError, UnsupportedError, expected
+from ..measure.cupti import activity
+from ..measure.cupti.activity_records import covered
 from ..measure.meters import empty_pair_s
 from ..measure.profile_tables import EVENTS, RECORDS
-from ..measure.records import activity
-from ..measure.records.activity_records import covered
 from ..report import units
 from .files import RawNetwork, Samples
 from .subjects import Mode, Subject

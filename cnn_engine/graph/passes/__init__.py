@@ -11,32 +11,32 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from ..graph import Graph
-from .affine import fold_affine_after, fold_affine_before
-from .alignment import align_channels
-from .bottlenecks import fuse_bottlenecks
-from .channels_last import channels_last, mark_stem, round_operands
-from .concatenations import nest_concatenations
-from .constants import drop_unused, fold_constants, share_constants
-from .convolutions import plain_convolutions
-from .dense_layers import fuse_dense_layers
-from .epilogues import EPILOGUES, EPILOGUES_ON_CUDA, fuse_activations, fuse_residuals
-from .expansions import (
+from .canonical.activations import recognise_functions
+from .canonical.batch_norm import fold_affine_after, fold_affine_before
+from .canonical.concatenations import nest_concatenations
+from .canonical.constants import drop_unused, fold_constants, share_constants
+from .canonical.convolutions import plain_convolutions
+from .canonical.identities import drop_identities, merge_shapes, reshape_ones
+from .canonical.padding import fold_padding
+from .canonical.transposes import compose_transposes, order_weights
+from .fuse.bottlenecks import fuse_bottlenecks
+from .fuse.conv_pairs import fuse_neighbours, fuse_sums
+from .fuse.dense_layers import fuse_dense_layers
+from .fuse.epilogues import EPILOGUES, EPILOGUES_ON_CUDA, fuse_activations, fuse_residuals
+from .fuse.expansions import (
     fuse_depthwise_norms,
     fuse_expansions,
     fuse_gate_means,
     fuse_inverted_residuals,
 )
-from .functions import recognise_functions
-from .gates import fuse_gates, scale_by_gates
-from .identities import drop_identities, merge_shapes, reshape_ones
-from .padding import fold_padding
-from .pairs import fuse_neighbours, fuse_sums
-from .pooling import fuse_pools, fuse_stem_pairs, pool_first
-from .products import convolve_products, convolve_rows, fold_constants_after
-from .prologues import fuse_prologues
-from .rows import join_linear_layers
-from .tails import fuse_means
-from .transposes import compose_transposes, order_weights
+from .fuse.linear_chain import join_linear_layers
+from .fuse.mean_linear import fuse_means
+from .fuse.pooling import fuse_pools, fuse_stem_pairs, pool_first
+from .fuse.prologues import fuse_prologues
+from .fuse.squeeze_excite import fuse_gates, scale_by_gates
+from .layout.alignment import align_channels
+from .layout.channels_last import channels_last, mark_stem, round_operands
+from .layout.gemm import convolve_products, convolve_rows, fold_constants_after
 
 __all__ = [
     "EPILOGUES",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ...engine.kernels.user import CONTRACTS, structs
 from ...errors import expected
+from ...kernels.user import CONTRACTS, structs
 
 _FOLDER = Path(__file__).parent
 

@@ -1,0 +1,183 @@
+"""Scales and offsets a channel - batch norm, and additions and products of constants - into convolutions."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from ....operators.binary import Add, Mul, Sub
+from ....operators.conv2d import Conv2d
+from ....operators.conv_transpose2d import ConvTranspose2d
+from ....operators.linear import Linear
+from ....operators.norm import BatchNorm
+from ....operators.operator import axis_in
+from ...graph import Graph, Node
+from ..rewriting import (
+    Rewrites,
+    absent,
+    constant,
+    covering,
+    folded,
+    makers_of,
+    merge_after,
+    only_user,
+    wide,
+)
+
+
+def _affine(graph: Graph, node: Node, x: str) -> tuple[np.ndarray, np.ndarray] | None:
+    """Returns (a, b), float64 [C], where ``node`` makes a[c] * x + b[c] with constants; else None."""
+    shape = graph.values[x].shape
+    channels = shape[1]
+    if isinstance(node.op, BatchNorm):
+        parameters = [constant(graph, node, index) for index in range(1, 5)]
+        if node.inputs[0] != x or any(p is None for p in parameters):
+            return None
+        return node.op.affine(*parameters)
+    if not isinstance(node.op, (Add, Sub, Mul)) or graph.values[node.outputs[0]].shape != shape:
+        return None
+    index = 1 if node.inputs[0] == x else 0
+    if index == 0 and isinstance(node.op, Sub):
+        return None
+    c = constant(graph, node, index)
+    if c is None or node.inputs[1 - index] != x:
+        return None
+    # One number, or one a channel: every other dimension is 1.
+    wide = (1,) * (len(shape) - c.ndim) + c.shape
+    if any(size != 1 for axis, size in enumerate(wide) if axis != 1):
+        return None
+    values = np.broadcast_to(c.astype(np.float64).reshape(-1), (channels,))
+    if isinstance(node.op, Mul):
+        return values, np.zeros(channels)
+    return np.ones(channels), -values if isinstance(node.op, Sub) else values
+
+
+def _plain(graph: Graph, node: Node) -> bool:
+    """Whether ``node`` is a sum of products with constant weights and nothing after it."""
+    return (
+        isinstance(node.op, (Conv2d, ConvTranspose2d, Linear))
+        and node.op.activation is None
+        and absent(node, 3)
+        and constant(graph, node, 1) is not None
+        and (absent(node, 2) or constant(graph, node, 2) is not None)
+    )
+
+
+def fold_affine_after(graph: Graph) -> Graph:
+    """Folds what scales and shifts a convolution's or linear layer's channels into its weights.
+
+    The channels may be those of several, one after another.
+    """
+    rewrites = Rewrites(graph)
+    for after in graph.nodes:
+        for x in dict.fromkeys(after.inputs):
+            nodes, joined = makers_of(graph, x, after)
+            if not nodes or not all(_plain(graph, node) for node in nodes):
+                continue
+            rank = len(graph.values[x].shape)
+            if any(axis_in(concat.op.axis, rank) != 1 for concat in joined):
+                continue
+            found = _affine(graph, after, x) if rewrites.free(after, *nodes, *joined) else None
+            if found is None:
+                continue
+            parts, first = [], 0
+            for node in nodes:
+                end = first + graph.values[node.outputs[0]].shape[1]
+                parts.append(_scaled(rewrites, node, *(part[first:end] for part in found)))
+                first = end
+            if None in parts:
+                continue
+            merged = [node for node, _ in parts]
+            constants = {name: array for _, more in parts for name, array in more.items()}
+            kind = nodes[0].op.kind
+            why = f"{after.op.kind} with constants scales and shifts the channels of {kind}"
+            merge_after(rewrites, merged, joined, after, why, constants)
+            break
+    return rewrites.apply()
+
+
+def _scaled(
+    rewrites: Rewrites, node: Node, a: np.ndarray, b: np.ndarray
+) -> tuple[Node, dict[str, np.ndarray]] | None:
+    """Returns ``node`` with a[c] times its channel c and b[c] more, and the constants of that; or None."""
+    weight, bias = constant(rewrites.graph, node, 1), constant(rewrites.graph, node, 2)
+    with np.errstate(all="ignore"):
+        exact = b if bias is None else bias * a + b
+    shift = folded(exact, weight.dtype)
+    if shift is None:
+        return None
+    name, constants = node.inputs[1], {}
+    if not (a == 1).all():
+        filters = _filters(node, weight)
+        with np.errstate(all="ignore"):
+            scaled = wide(filters) * a.reshape(-1, *[1] * (filters.ndim - 1))
+        made = folded(scaled, weight.dtype, apart=1, beside=exact)
+        if made is None:
+            return None
+        name = rewrites.fresh(f"{node.name}.weight")
+        constants[name] = _as_stored(node, made, weight.shape)
+    bias_name = rewrites.fresh(f"{node.name}.bias")
+    constants[bias_name] = shift
+    return replace(node, inputs=(node.inputs[0], name, bias_name)), constants
+
+
+def _filters(node: Node, weight: np.ndarray) -> np.ndarray:
+    """Returns ``weight`` as [K, ...] for K channels of what ``node`` makes."""
+    if not isinstance(node.op, ConvTranspose2d):
+        return weight
+    groups, (channels, filters, *kernel) = node.op.groups, weight.shape
+    grouped = weight.reshape(groups, channels // groups, filters, *kernel)
+    return grouped.swapaxes(1, 2).reshape(groups * filters, -1, *kernel)
+
+
+def _as_stored(node: Node, filters: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """Returns filters [K, ...] in the order of ``node``'s weights."""
+    if not isinstance(node.op, ConvTranspose2d):
+        return filters
+    grouped = filters.reshape(node.op.groups, shape[1], -1, *shape[2:])
+    return np.ascontiguousarray(grouped.swapaxes(1, 2)).reshape(shape)
+
+
+def fold_affine_before(graph: Graph) -> Graph:
+    """Folds what scales and shifts the channels of a convolution's input into its weights.
+
+    A shift does so only where the convolution pads by nothing: its zeros would have to be shifted too.
+    """
+    rewrites = Rewrites(graph)
+    for after in graph.nodes:
+        if not (isinstance(after.op, Conv2d) and _plain(graph, after)):
+            continue
+        node = graph.producers.get(after.inputs[0])
+        if node is None or not rewrites.free(node, after):
+            continue
+        if only_user(graph, node.outputs[0]) is not after:
+            continue
+        for x in dict.fromkeys(node.inputs):
+            found = None
+            if x is not None and x not in graph.constants and len(graph.values[x].shape) > 1:
+                found = _affine(graph, node, x)
+            if found is None:
+                continue
+            a, b = found
+            if any(after.op.padding) and (b != 0).any():
+                break
+            weight, bias = constant(graph, after, 1), constant(graph, after, 2)
+            groups = after.op.groups
+            by_group = wide(weight).reshape(groups, -1, *weight.shape[1:])
+            ones = [1] * (weight.ndim - 2)
+            with np.errstate(all="ignore"):
+                scaled = by_group * a.reshape(groups, 1, -1, *ones)
+                shifts = by_group * b.reshape(groups, 1, -1, *ones)
+                shift = shifts.reshape(len(weight), -1).sum(axis=1) + (0 if bias is None else bias)
+            scaled = folded(scaled.reshape(weight.shape), weight.dtype, apart=2, beside=shift)
+            shift = folded(shift, weight.dtype)
+            if scaled is None or shift is None:
+                break
+            name = rewrites.fresh(f"{after.name}.weight")
+            bias_name = rewrites.fresh(f"{after.name}.bias")
+            merged = replace(after, inputs=(x, name, bias_name), covers=covering(node, after))
+            why = f"{node.op.kind} with constants scales and shifts the channels that it reads"
+            rewrites.replace([node, after], [merged], why, {name: scaled, bias_name: shift})
+            break
+    return rewrites.apply()

@@ -1,0 +1,189 @@
+"""Convolutions that have no fast kernels as ones that have: transposed ones, and those of volumes."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from ....operators.channels_last import TO_FIRST, TO_LAST
+from ....operators.conv2d import Conv2d, Conv3d
+from ....operators.conv_transpose2d import ConvTranspose2d
+from ....operators.gather import Gather
+from ....operators.operator import Operator
+from ....operators.pad import Pad
+from ....operators.shaping import Reshape, Slice, Transpose
+from ...graph import Graph, Node
+from ..rewriting import Rewrites, absent, constant, covering
+
+#: Products with zeros that a transposed convolution may become, for each that it has.
+MOST_PRODUCTS = 4
+
+
+class _Chain:
+    """Nodes one after the other, in the place of one; the last makes what that one made."""
+
+    def __init__(self, rewrites: Rewrites, node: Node) -> None:
+        self._rewrites, self._node = rewrites, node
+        self._steps: list[tuple[Operator, tuple[str | None, ...]]] = []
+        self.constants: dict[str, np.ndarray] = {}
+
+    def add(self, op: Operator, *others: np.ndarray | None) -> None:
+        """Adds ``op``, whose inputs are what the one before it makes, and constants."""
+        names: list[str | None] = []
+        for array in others:
+            name = None
+            if array is not None:
+                name = self._rewrites.fresh(f"{self._node.name}.{op.kind}.{len(names) + 1}")
+                self.constants[name] = np.ascontiguousarray(array)
+            names.append(name)
+        self._steps.append((op, tuple(names)))
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    def replace(self, why: str) -> None:
+        node, made, value = self._node, [], self._node.inputs[0]
+        for place, (op, names) in enumerate(self._steps):
+            last = place == len(self._steps) - 1
+            output = node.outputs[0] if last else self._rewrites.fresh(f"{node.name}.{op.kind}")
+            named = op.kind == "conv2d"
+            made.append(
+                Node(
+                    node.name if named else f"{output}/{op.kind}", op, (value, *names), (output,),
+                    covering(node) if named else (),
+                )
+            )  # fmt: skip
+            value = output
+        made.sort(key=lambda one: one.name != node.name)  # the first stands for what goes
+        self._rewrites.replace([node], made, why, self.constants)
+
+
+def convolve_phases(graph: Graph) -> Graph:
+    """Makes transposed convolutions of images ordinary ones, of which each makes all phases of a stride.
+
+    An output row o is m * stride + p: for every phase p, a sum over the few input rows near m. The phases are
+    filters of one convolution, and are put side by side afterwards.
+    """
+    rewrites = Rewrites(graph)
+    for node in graph.nodes:
+        if type(node.op) is ConvTranspose2d and len(node.outputs) == 1:
+            _convolve_phases(graph, node, rewrites)
+    return rewrites.apply()
+
+
+def _convolve_phases(graph: Graph, node: Node, rewrites: Rewrites) -> None:
+    op, weight, bias = node.op, constant(graph, node, 1), constant(graph, node, 2)
+    if weight is None or (bias is None and not absent(node, 2)) or op.activation is not None:
+        return
+    n, channels, *sizes = graph.values[node.inputs[0]].shape
+    outputs = tuple(graph.values[node.outputs[0]].shape[2:])
+    groups, filters, kernel = op.groups, weight.shape[1], weight.shape[2:]
+    if n == 0 or min(op.padding) < 0 or channels == groups == groups * filters:
+        return  # of one channel each: little to multiply, and twice as much to move
+    # Each axis: taps of a phase, and rows of the input that stand before and behind what there is.
+    taps, spread, before, after, first = [], [], [], [], []
+    for axis in range(2):
+        stride, dilation = op.stride[axis], op.dilation[axis]
+        count = kernel[axis] if stride == 1 else -(-(dilation * (kernel[axis] - 1) + 1) // stride)
+        step = dilation if stride == 1 else 1
+        reach = step * (count - 1)
+        low = max(reach - op.padding[axis] // stride, 0)
+        cut = op.padding[axis] - (reach - low) * stride
+        made = -(-(cut + outputs[axis]) // stride)
+        taps.append(count)
+        spread.append(step)
+        before.append(low)
+        after.append(max(made + reach - low - sizes[axis], 0))
+        first.append(cut)
+    products = math.prod(taps) * math.prod(op.stride)
+    if products > MOST_PRODUCTS * math.prod(kernel):
+        return
+    phases = op.stride
+    wide = np.zeros(
+        (channels, filters, *(count * step for count, step in zip(taps, phases, strict=True))),
+        weight.dtype,
+    )
+    strided = [1 if step == 1 else d for step, d in zip(op.stride, op.dilation, strict=True)]
+    wide[
+        :, :, : strided[0] * (kernel[0] - 1) + 1 : strided[0],
+        : strided[1] * (kernel[1] - 1) + 1 : strided[1],
+    ] = weight  # fmt: skip
+    # [g, c, k, tap, phase, tap, phase] -> [g, phase, phase, k, c, tap, tap], the last taps first.
+    split = (groups, channels // groups, filters, taps[0], phases[0], taps[1], phases[1])
+    turned = wide.reshape(split).transpose(0, 4, 6, 2, 1, 3, 5)[..., ::-1, ::-1]
+    turned = turned.reshape(-1, channels // groups, *taps)
+    if bias is not None:
+        bias = np.broadcast_to(
+            bias.reshape(groups, 1, 1, filters), (groups, *phases, filters)
+        ).reshape(-1)
+    chain = _Chain(rewrites, node)
+    chain.add(
+        Conv2d((1, 1), (*before, *after), tuple(spread), groups),
+        turned,
+        *[bias] * (bias is not None),
+    )
+    rows, columns = (
+        size + low + high - step * (count - 1)
+        for size, low, high, step, count in zip(sizes, before, after, spread, taps, strict=True)
+    )
+    # Where channels are side by side, as convolutions leave them, phases are put apart by whole runs.
+    if phases != (1, 1) or (rows, columns) != outputs:
+        chain.add(Transpose(TO_LAST))
+    if phases != (1, 1):
+        chain.add(Reshape((n, rows, columns, groups, *phases, filters)))
+        chain.add(Transpose((0, 1, 4, 2, 5, 3, 6)))
+        rows, columns = rows * phases[0], columns * phases[1]
+        chain.add(Reshape((n, rows, columns, groups * filters)))
+    if (rows, columns) != outputs:
+        ends = tuple(cut + size for cut, size in zip(first, outputs, strict=True))
+        chain.add(Slice(tuple(first), ends, (1, 2), (1, 1)))
+    if len(chain) > 1:
+        chain.add(Transpose(TO_FIRST))
+    chain.replace("all phases of its stride are one convolution's filters")
+
+
+def flatten_depth(graph: Graph) -> Graph:
+    """Makes convolutions of volumes ones of images, whose channels are all planes that a window reads."""
+    rewrites = Rewrites(graph)
+    for node in graph.nodes:
+        weight = constant(graph, node, 1) if type(node.op) is Conv3d else None
+        if weight is not None and len(node.inputs) <= 3:
+            _flatten_depth(graph, node, weight, rewrites)
+    return rewrites.apply()
+
+
+def _flatten_depth(graph: Graph, node: Node, weight: np.ndarray, rewrites: Rewrites) -> None:
+    op, bias = node.op, constant(graph, node, 2)
+    if bias is None and not absent(node, 2):
+        return
+    n, channels, depth, *sizes = graph.values[node.inputs[0]].shape
+    _, filters, planes, *places = graph.values[node.outputs[0]].shape
+    if n == 0:
+        return
+    chain = _Chain(rewrites, node)
+    front, back = op.padding[0], op.padding[3]
+    if front or back:
+        chain.add(Pad((0, 0, front, 0, 0, 0, 0, back, 0, 0)))
+    taps = weight.shape[2]
+    if taps > 1 or planes != depth:
+        first = np.arange(planes)[:, None] * op.stride[0]
+        chain.add(Gather(2), first + np.arange(taps) * op.dilation[0])
+        chain.add(Transpose((0, 2, 1, 3, 4, 5)))
+    else:
+        chain.add(Transpose((0, 2, 1, 3, 4)))
+    chain.add(Reshape((n * planes, channels * taps, *sizes)))
+    flat = Conv2d(
+        op.stride[1:], (*op.padding[1:3], *op.padding[4:6]), op.dilation[1:], op.groups,
+        op.activation,
+    )  # fmt: skip
+    kernel = weight.reshape(filters, -1, *weight.shape[3:])
+    chain.add(flat, kernel, *[bias] * (bias is not None))
+    chain.add(Reshape((n, planes, filters, *places)))
+    chain.add(Transpose((0, 2, 1, 3, 4)))
+    chain.replace("planes that a window reads are channels of an image")
+
+
+def plain_convolutions(graph: Graph) -> Graph:
+    """Returns ``graph`` with what the kernels of a CPU know as convolutions of images: see above."""
+    return flatten_depth(convolve_phases(graph))

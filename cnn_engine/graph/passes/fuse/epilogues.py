@@ -1,0 +1,94 @@
+"""What follows a convolution's sum, a residual addition and an activation, into the convolution's record."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from ....operators import KINDS
+from ....operators.binary import Add
+from ....operators.channels_last import Conv2dNhwc
+from ....operators.conv2d import Conv2d
+from ....operators.unary import Unary
+from ...graph import Graph, Node
+from ..rewriting import Rewrites, absent, covering, makers_of, merge_after, only_user
+
+#: Every function from floats to floats.
+FUNCTIONS = tuple(
+    kind
+    for kind, record in KINDS.items()
+    if issubclass(record, Unary)
+    and record.types in ("floats", "numbers")
+    and record.result is Unary.result
+)
+
+#: Which functions an operator's kernels apply to their sums.
+EPILOGUES: Mapping[str, tuple[str, ...]] = {"conv2d": ("relu", "clip"), "conv2d_nhwc": FUNCTIONS}
+
+#: The same on CUDA, of linear layers with constant weights too.
+EPILOGUES_ON_CUDA: Mapping[str, tuple[str, ...]] = {**EPILOGUES, "linear": FUNCTIONS}
+
+
+def fuse_residuals(graph: Graph) -> Graph:
+    """Makes the addition of a tensor of the same shape to a convolution's output part of the convolution."""
+    rewrites = Rewrites(graph)
+    for add in graph.nodes:
+        if type(add.op) is not Add or add.inputs[0] == add.inputs[1]:
+            continue
+        # Of two convolutions the later one takes the sum: the earlier one is done by then.
+        makers = [(graph.producers.get(name), name) for name in add.inputs]
+        for index in _later_first(graph, makers):
+            conv, name = makers[index]
+            other = add.inputs[1 - index]
+            if (
+                conv is not None
+                and type(conv.op) in (Conv2d, Conv2dNhwc)
+                and conv.op.activation is None
+                and absent(conv, 3)
+                and only_user(graph, name) is add
+                and graph.values[other].shape == graph.values[name].shape
+                and rewrites.free(conv, add)
+            ):
+                bias = None if absent(conv, 2) else conv.inputs[2]
+                merged = replace(
+                    conv, inputs=(*conv.inputs[:2], bias, other, *conv.inputs[4:]), outputs=add.outputs,
+                    covers=covering(conv, add),
+                )  # fmt: skip
+                rewrites.replace([conv, add], [merged], "it is added to the sum while it is stored")
+                break
+    return rewrites.apply()
+
+
+def _later_first(graph: Graph, makers) -> list[int]:
+    places = graph.places
+    found = [-1 if node is None else places[node.name] for node, _ in makers]
+    return sorted((0, 1), key=lambda index: -found[index])
+
+
+def fuse_activations(graph: Graph, functions: Mapping[str, tuple[str, ...]] = EPILOGUES) -> Graph:
+    """Makes a function of a convolution's output, or of those of several together, part of what makes it.
+
+    Args:
+        functions: operator -> names of the functions that its kernels can apply.
+    """
+    rewrites = Rewrites(graph)
+    for after in graph.nodes:
+        if not isinstance(after.op, Unary):
+            continue
+        nodes, joined = makers_of(graph, after.inputs[0], after)
+        if not nodes or not all(_takes(graph, node, after, functions) for node in nodes):
+            continue
+        if not rewrites.free(after, *nodes, *joined):
+            continue
+        merged = [replace(node, op=replace(node.op, activation=after.op)) for node in nodes]
+        merge_after(rewrites, merged, joined, after, "it is applied to the sum while it is stored")
+    return rewrites.apply()
+
+
+def _takes(graph: Graph, node: Node, after: Node, functions: Mapping[str, tuple[str, ...]]) -> bool:
+    """Whether the kernels of ``node`` can apply ``after`` to their sums."""
+    return (
+        after.op.kind in functions.get(node.op.kind, ())
+        and node.op.activation is None
+        and (node.op.kind != "linear" or node.inputs[1] in graph.constants)
+    )

@@ -1,0 +1,1 @@
+"""Passes that lay images and weights out as the fastest kernels read them."""

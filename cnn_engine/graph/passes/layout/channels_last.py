@@ -1,0 +1,342 @@
+"""Images with their channels side by side, as the fastest kernels take them.
+
+A layout is a shape here: values become [N, H, W, C], operators read and write them so, and transposes stand
+where other operators read them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection
+from dataclasses import fields, replace
+
+import numpy as np
+
+from ....operators.average_pool2d import AveragePool2d
+from ....operators.binary import Binary
+from ....operators.channels_last import (
+    TO_FIRST,
+    TO_LAST,
+    AveragePool2dNhwc,
+    Conv2dNhwc,
+    MaxPool2dNhwc,
+)
+from ....operators.conv2d import Conv2d
+from ....operators.linear import Linear
+from ....operators.max_pool2d import MaxPool2d
+from ....operators.norm import BatchNorm
+from ....operators.operator import Operator, Shape, axis_in
+from ....operators.pad import Pad
+from ....operators.reduce import Reduce
+from ....operators.resize import Resize
+from ....operators.shaping import Concat, Reshape, Slice, Split, Transpose
+from ....operators.softmax import Softmax
+from ....operators.squeeze_excite import SqueezeExcite
+from ....operators.unary import Unary
+from ...graph import Graph, Node, Note
+from ..canonical.constants import drop_unused
+from ..canonical.identities import drop_identities, merge_shapes
+from ..rewriting import only_user
+
+#: A first layer of at most so many channels reads [N, C, H, W] as it is given.
+PLANAR_CHANNELS = 4
+
+#: What the first layers round away passes through all others: of a network's convolutions, those that make up
+#: this part of its products lose half or more of what its logits lose. Of at most so many FLOPs, 2 us of an
+#: H200, they take hardly longer in float32, nor does the very first of so few for each byte that it moves.
+FIRST_PART, SHORT_FLOPS, FEW_FLOPS_A_BYTE = 1 / 7, 1 << 28, 10
+
+
+def channels_last(graph: Graph, shuffles: bool = False) -> Graph:
+    """Has convolutions with constant weights, and what follows them, work on images [N, H, W, C].
+
+    Inputs and outputs of the graph keep their shapes.
+
+    Args:
+        shuffles: channel shuffles, too. A CPU copies whole planes of [N, C, H, W] sooner.
+    """
+    if not any(_is_seed(graph, node) for node in graph.nodes):
+        return graph
+    return drop_identities(merge_shapes(drop_unused(_Layouts(graph, shuffles).rewritten())))
+
+
+def round_operands(graph: Graph, dtype: str, whole: Collection[str] = ()) -> Graph:
+    """Lets kernels round to ``dtype`` what convolutions, gates and linear layers multiply.
+
+    In tf32 the first convolutions keep float32: see :data:`FIRST_PART`.
+
+    Args:
+        whole: nodes that keep float32.
+    """
+    kept = {*whole, *(_first_convolutions(graph) if dtype == "tf32" else ())}
+    nodes = [node for node in graph.nodes if type(node.op) in (Conv2dNhwc, Linear, SqueezeExcite)]
+    return graph.replaced(
+        nodes,
+        [
+            replace(node, op=replace(node.op, operands="float32" if node.name in kept else dtype))
+            for node in nodes
+        ],
+    )
+
+
+def mark_stem(graph: Graph) -> Graph:
+    """Marks the convolutions before the first value that several nodes read.
+
+    A network that never branches has none: each of its layers would be one.
+    """
+    readers = graph.consumers
+    branches = (
+        place
+        for place, node in enumerate(graph.nodes)
+        if any(len(readers.get(name, ())) > 1 for name in node.outputs)
+    )
+    stem = [node for node in graph.nodes[: next(branches, 0)] if type(node.op) is Conv2dNhwc]
+    return graph.replaced(stem, [replace(node, op=replace(node.op, stem=True)) for node in stem])
+
+
+def _first_convolutions(graph: Graph) -> set[str]:
+    """Returns the convolutions of the first part of a network's products that float32 makes hardly longer."""
+    costs = {
+        node.name: graph.cost_of(node)
+        for node in graph.nodes
+        if type(node.op) is Conv2dNhwc and node.op.groups == 1
+    }
+    left, found = FIRST_PART * sum(cost.flops for cost in costs.values()), set()
+    for place, (name, cost) in enumerate(costs.items()):
+        left -= cost.flops
+        if left < 0:
+            break
+        moves = place == 0 and cost.flops <= FEW_FLOPS_A_BYTE * cost.bytes
+        if moves or cost.flops <= SHORT_FLOPS:
+            found.add(name)
+    return found
+
+
+def _is_seed(graph: Graph, node: Node) -> bool:
+    return type(node.op) is Conv2d and node.inputs[1] in graph.constants
+
+
+class _Layouts:
+    """A graph that is written down again, with a name for each layout of each value.
+
+    Attributes:
+        names: (value, whether its channels are last) -> its name so.
+    """
+
+    def __init__(self, graph: Graph, shuffles: bool) -> None:
+        self.graph, self._shuffles = graph, shuffles
+        self.names = {(name, False): name for name in graph.values if name not in graph.producers}
+        self._nodes: list[Node] = []
+        self._notes: list[Note] = []
+        self._constants: dict[str, np.ndarray] = {}
+        self._taken = set(graph.values) | set(graph.places)
+
+    def rewritten(self) -> Graph:
+        """Returns the graph."""
+        shuffled: set[str] = set()
+        for node in self.graph.nodes:
+            if node.name in shuffled:
+                continue
+            if self._shuffles and type(node.op) is Reshape and self.is_last(node.inputs[0]):
+                shuffle = _shuffle_of(self.graph, node)
+                shuffled.update(part.name for part in shuffle)
+                if shuffle:
+                    self._shuffle(*shuffle)
+                    continue
+            op = self._op(node)
+            if op is None:
+                self._keep(node)
+            else:
+                self._turn(node, op)
+        for name in self.graph.outputs:
+            self.value(name, False)
+        constants = {**self.graph.constants, **self._constants}
+        return replace(
+            self.graph, nodes=tuple(self._nodes), constants=constants,
+            notes=(*self.graph.notes, *self._notes),
+        )  # fmt: skip
+
+    def value(self, name: str, last: bool) -> str:
+        """Returns the name of a value in a layout, for which a transpose is added where there is none yet."""
+        key = name, last
+        if key not in self.names:
+            source = self.names[name, not last]
+            # An output of the graph keeps its name in the layout that it is asked for in.
+            made = name if name in self.graph.outputs and not last else self._fresh(_in(name, last))
+            shape = self._shape(name)
+            perm = TO_LAST if last else TO_FIRST
+            own = shape if last else tuple(shape[axis] for axis in TO_LAST)
+            if [axis for axis in perm if own[axis] != 1] == [a for a in range(4) if own[a] != 1]:
+                op: Operator = Reshape(tuple(own[axis] for axis in perm), allow_zero=True)
+            else:
+                op = Transpose(perm)
+            node = Node(self._fresh(f"{made}.{op.kind}"), op, (source,), (made,))
+            self._nodes.append(node)
+            maker = self.graph.producers.get(name)
+            why = f"its channels are {'last' if last else 'first'} for what reads it next"
+            self._notes.append(Note(maker.name if maker else name, node.name, why))
+            self.names[key] = made
+        return self.names[key]
+
+    def is_last(self, name: str | None) -> bool:
+        """Whether a value is there with its channels last."""
+        return (name, True) in self.names
+
+    def _shape(self, name: str) -> Shape:
+        return self.graph.values[name].shape
+
+    def _fresh(self, name: str) -> str:
+        while name in self._taken:
+            name += "'"
+        self._taken.add(name)
+        return name
+
+    def _keep(self, node: Node) -> None:
+        """Writes ``node`` down as it is."""
+        inputs = tuple(None if name is None else self.value(name, False) for name in node.inputs)
+        self.names.update(((name, False), name) for name in node.outputs)
+        self._nodes.append(replace(node, inputs=inputs))
+        if isinstance(node.op, Transpose) and node.op.perm == TO_FIRST:
+            self.names[node.outputs[0], True] = inputs[0]  # what it reads has its channels last
+
+    def _turn(self, node: Node, op: Operator) -> None:
+        """Writes ``node`` down with images whose channels are last."""
+        inputs = tuple(self._input(node, place, op) for place in range(len(node.inputs)))
+        self._write(node, op, inputs)
+
+    def _write(self, node: Node, op: Operator, inputs: tuple[str | None, ...]) -> None:
+        outputs = []
+        for name in node.outputs:
+            last = len(self._shape(name)) == 4
+            made = self._fresh(_in(name, True)) if last and name in self.graph.outputs else name
+            self.names[name, last] = made
+            outputs.append(made)
+        self._nodes.append(replace(node, op=op, inputs=inputs, outputs=tuple(outputs)))
+
+    def _shuffle(self, apart: Node, turn: Node, back: Node) -> None:
+        """Writes down what shuffles channels: in [N, H, W, C] they are the last two of five dimensions."""
+        n, _, h, w = self._shape(apart.inputs[0])
+        groups, members = self._shape(apart.outputs[0])[1:3]
+        both = Reshape((n, h, w, groups, members), allow_zero=True)
+        self._write(apart, both, (self.value(apart.inputs[0], True),))
+        self._write(turn, Transpose((0, 1, 2, 4, 3)), turn.inputs)
+        self._write(back, Reshape((n, h, w, groups * members), allow_zero=True), back.inputs)
+
+    def _input(self, node: Node, place: int, op: Operator) -> str | None:
+        name = node.inputs[place]
+        if name is None:
+            return None
+        if isinstance(op, Conv2dNhwc):
+            images = place == 3 or (place == 0 and not op.planar)
+            return self.value(name, True) if images else name
+        if isinstance(op, Binary):
+            return self._operand(name)
+        return name if isinstance(op, BatchNorm) and place else self.value(name, True)
+
+    def _operand(self, name: str) -> str:
+        """Returns an input of a binary operator, of any rank where it is a constant."""
+        array = self.graph.constants.get(name)
+        if self.graph.values[name].size == 1 and not self.is_last(name):
+            return name
+        if array is None:
+            return self.value(name, True)
+        if (name, True) not in self.names:
+            made = self.names[name, True] = self._fresh(_in(name, True))
+            wide = array.reshape((1,) * (4 - array.ndim) + array.shape)
+            self._constants[made] = np.ascontiguousarray(wide.transpose(TO_LAST))
+        return self.names[name, True]
+
+    def _op(self, node: Node) -> Operator | None:
+        """Returns the operator of ``node`` over images whose channels are last, or None: it stays."""
+        graph, op = self.graph, node.op
+        if _is_seed(graph, node):
+            x = node.inputs[0]
+            planar = not self.is_last(x) and op.groups == 1 and self._shape(x)[1] <= PLANAR_CHANNELS
+            return Conv2dNhwc(**_attributes(op), planar=planar)
+        if not any(self.is_last(name) for name in node.inputs if name not in graph.constants):
+            return None
+        if any(len(self._shape(name)) != 4 for name in node.outputs) and not isinstance(op, Reduce):
+            return None
+        if isinstance(op, Binary):
+            fits = all(
+                name in graph.constants
+                or len(self._shape(name)) == 4
+                or graph.values[name].size == 1
+                for name in node.inputs
+            )
+            return op if fits else None
+        if isinstance(op, Unary):
+            return op
+        turn = _TURNS.get(type(op))
+        if isinstance(op, Reduce):
+            return _reduce(op, graph.values[node.inputs[0]].shape)
+        return None if turn is None else turn(op)
+
+
+def _shuffle_of(graph: Graph, node: Node) -> tuple[Node, ...]:
+    """Returns the reshape ``node``, the transpose and the reshape behind it if they are a channel shuffle.
+
+    Of [N, C, H, W] that is [N, groups, C / groups, ...] with these two exchanged (Zhang et al., ShuffleNet).
+    """
+    apart, turn = node, only_user(graph, node.outputs[0])
+    back = None if turn is None else only_user(graph, turn.outputs[0])
+    if back is None or type(turn.op) is not Transpose or type(back.op) is not Reshape:
+        return ()
+    image, shape = (graph.values[name].shape for name in (apart.inputs[0], apart.outputs[0]))
+    exchanged = turn.op.perm == (0, 2, 1, *range(3, len(shape)))
+    if not exchanged or graph.values[back.outputs[0]].shape != image:
+        return ()
+    keeps = shape[0] == image[0] and shape[1] * shape[2] == image[1]
+    return (apart, turn, back) if keeps and math.prod(shape[3:]) == math.prod(image[2:]) else ()
+
+
+def _in(name: str, last: bool) -> str:
+    return f"{name} {'NHWC' if last else 'NCHW'}"
+
+
+def _attributes(op: Operator) -> dict[str, object]:
+    return {field.name: getattr(op, field.name) for field in fields(op)}
+
+
+def _axis(axis: int) -> int:
+    """Returns where dimension ``axis`` of [N, C, H, W] is in [N, H, W, C]."""
+    return TO_LAST.index(axis_in(axis, 4))
+
+
+def _reduce(op: Reduce, shape: Shape) -> Operator | None:
+    gone = {axis_in(axis, 4) for axis in op.axes}
+    kept = [axis for axis in range(4) if axis not in gone]
+    ordered = [axis for axis in TO_LAST if axis in kept]
+    if not op.keepdims and kept != ordered:
+        return None  # what is left has another order
+    return replace(op, axes=tuple(sorted(_axis(axis) for axis in gone)))
+
+
+def _max_pool(op: MaxPool2d) -> Operator | None:
+    return MaxPool2dNhwc(**_attributes(op)) if op.indices is None else None
+
+
+def _pad(op: Pad) -> Operator:
+    return replace(op, pads=tuple(op.pads[4 * side + axis] for side in (0, 1) for axis in TO_LAST))
+
+
+def _resize(op: Resize) -> Operator | None:
+    if op.roi:
+        return None
+    return replace(
+        op, sizes=tuple(op.sizes[axis] for axis in TO_LAST),
+        scales=tuple(op.scales[axis] for axis in TO_LAST),
+    )  # fmt: skip
+
+
+_TURNS: dict[type[Operator], Callable[[Operator], Operator | None]] = {
+    MaxPool2d: _max_pool,
+    AveragePool2d: lambda op: AveragePool2dNhwc(**_attributes(op)),
+    BatchNorm: lambda op: replace(op, axis=-1),
+    Concat: lambda op: replace(op, axis=_axis(op.axis)),
+    Split: lambda op: replace(op, axis=_axis(op.axis)),
+    Softmax: lambda op: replace(op, axis=_axis(op.axis)),
+    Slice: lambda op: replace(op, axes=tuple(_axis(axis) for axis in op.axes)),
+    Pad: _pad,
+    Resize: _resize,
+}

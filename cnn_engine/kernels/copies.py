@@ -1,0 +1,31 @@
+"""Copies between places and within one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .. import _cpu
+from .kernel import Bound, Call, Kernel
+from .strided import copy_shape
+
+_ANY = ()
+
+
+def _host(call: Call) -> Bound:
+    return _cpu.copy, [*call.at, *call.to, call.inputs[0].nbytes, call.threads]
+
+
+def _device(call: Call) -> Bound:
+    direction = getattr(call.node.op, "direction", "d2d")
+    x = call.inputs[0]
+    if direction == "d2d":
+        shape = copy_shape(x, (x.size,), (1,), (1,))
+        return call.native("copy_nd", *call.at, *call.to, shape)
+    function: Any = getattr(call.device, f"copy_{direction}")
+    return function, [*call.to, *call.at, x.nbytes]
+
+
+ROWS = [
+    Kernel("copy", "copy", "cpu", _host, dtypes=_ANY),
+    Kernel("copy", "copy", "cuda", _device, dtypes=_ANY),
+]

@@ -1,0 +1,1 @@
+"""Rows of the kernel table that run on CUDA alone."""

@@ -1,0 +1,327 @@
+"""CUDA's kernels over images whose channels lie side by side, [N, H, W, C], and over rows of features."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ... import _cpu
+from ...devices import Buffer
+from ...errors import UnsupportedError
+from ...graph.graph import Graph, Node, Value
+from .. import pooling
+from ..cpu.channels_last import (
+    activation_of,
+    has_prologue,
+    make_pool,
+    not_constant,
+    pitches_of,
+    shape_of,
+)
+from ..gemm import linear_shape
+from ..kernel import Bound, Call, Kernel, brought, first_computed, stored, storing
+
+#: Rows up to which a product is bound by how fast its weights are read.
+FEW_ROWS = 8
+
+#: Weights in 16 bits from which several rows are products on tensor cores, whose copies keep memory busier;
+#: one row has bulk copies too (``linear_rows_stream.cuh``).
+MANY_WEIGHTS = 1 << 24
+
+#: Types of 16 bits that values may lie in memory in.
+HALVES = ("float16", "bfloat16")
+
+#: The largest number in float16.
+FLOAT16 = float(np.finfo(np.float16).max)
+
+
+def operands_of(node: Node) -> Any:
+    return getattr(_cpu.Conv2dOperands, node.op.operands)
+
+
+def convolution_of(node: Node) -> Node:
+    """Returns the convolution of a node that is one and more."""
+    return replace(node, op=node.op.convolution)
+
+
+def own_type(node: Node) -> str:
+    """Returns what values are stored as where they are stored as what a node multiplies: see Value.stored."""
+    return node.op.operands if node.op.operands in HALVES else ""
+
+
+def pack_on(
+    node: Node,
+    graph: Graph,
+    device: Any,
+    nbytes: int,
+    function: str,
+    *how: Any,
+    places: tuple[int, ...] = (1,),
+) -> Buffer:
+    """Returns what a compiled function makes of a node's weights, complete, on the device."""
+    weights = [graph.constants.get(node.inputs[place]) for place in places]  # None: there are none
+    most = max(float(np.abs(one).max(initial=0.0)) for one in weights if one is not None)
+    if node.op.operands == "float16" and most > FLOAT16:
+        raise UnsupportedError(
+            f"dtype: float16: node {node.name}: expected weights of at most "
+            f"{FLOAT16:.0f}, found {most:g}; bfloat16 and tf32 have room for them"
+        )
+    packed = device.allocate(nbytes)
+    sources = [None if weight is None else brought(weight, device) for weight in weights]
+    addresses = (0 if source is None else source.address for source in sources)
+    getattr(device.kernels, function)(*addresses, packed.address, *how, device.stream_handle)
+    device.synchronize()
+    return packed
+
+
+# ---- convolutions, and linear layers as convolutions of images of one place ----
+
+#: The compiled functions that run products, and how reports name them.
+_FUNCTIONS = {
+    "conv2d_nhwc": "implicit_gemm",
+    "conv2d_nhwc_wgmma": "wgmma",
+    "conv2d_nhwc_wgmma_planar": "wgmma_planar",
+}
+
+
+#: Inputs that wgmma's read before the kernels before them have ended (see Kernel.early): bias and shift.
+_EARLY = (2, 5)
+
+
+@dataclass(frozen=True)
+class _Weights(Buffer):
+    """Packed weights, and the compiled function that they are for."""
+
+    function: str
+
+
+def _shape(node: Node, x: Value, weight: Value) -> tuple[Any, bool]:
+    """Returns the shape of a convolution or a linear layer, and whether its images are [N, C, H, W]."""
+    if node.op.kind == "conv2d_nhwc":
+        return shape_of(node, x, weight), node.op.planar
+    outputs, features = weight.shape
+    return _cpu.Conv2dShape(x.shape[0], features, 1, 1, outputs, 1, 1, 1, 1, 0, 0), False
+
+
+def may_be_the_callers(value: str, graph: Graph) -> bool:
+    """Whether a value may lie in the caller's memory, at any address: in an input or an output."""
+    names = [value]
+    while (maker := graph.producers.get(names[-1])) is not None and maker.op.kind == "reshape":
+        names.append(maker.inputs[0])
+    for name in names:
+        for user in graph.consumers[name]:
+            if user.op.kind in ("reshape", "concat") and user.outputs[0] not in names:
+                names += user.outputs
+    return not {*graph.outputs, *(given.name for given in graph.inputs)}.isdisjoint(names)
+
+
+def compiled_for(node: Node, graph: Graph, device: Any) -> str:
+    """Returns the compiled function that runs a product: GPUs that have wgmma have their own."""
+    shape, planar = _shape(node, *graph.inputs_of(node)[:2])
+    kernels, how = device.kernels, (shape, operands_of(node), device.index)
+    x, residual = graph.values[node.inputs[0]], (*node.inputs[3:4], None)[0]
+    wide = node.op.operands in ("float32", "tf32")
+    if first_computed(node, graph, _EARLY) is not None:
+        return "conv2d_nhwc"
+    if planar:
+        alone = residual is None and not has_prologue(node)
+        if alone and kernels.conv2d_nhwc_wgmma_planar_takes(*how):
+            return "conv2d_nhwc_wgmma_planar"
+    elif (
+        x.stored == ("" if wide else node.op.operands)
+        and kernels.conv2d_nhwc_wgmma_takes(*how)
+        and not (wide and may_be_the_callers(node.inputs[0], graph))
+    ):
+        return "conv2d_nhwc_wgmma"
+    return "conv2d_nhwc"
+
+
+def _pack(node: Node, graph: Graph, device: Any) -> _Weights:
+    shape, planar = _shape(node, *graph.inputs_of(node)[:2])
+    function, operands = compiled_for(node, graph, device), operands_of(node)
+    how = (shape, planar, operands) if function == "conv2d_nhwc" else (shape, operands)
+    nbytes = getattr(device.kernels, f"{function}_packed")(*how, 0)
+    packed = pack_on(node, graph, device, nbytes, f"{function}_pack", *how)
+    return _Weights(packed.address, packed.nbytes, packed.owner, function)
+
+
+def _reads_ahead(prepared: _Weights) -> bool:
+    return prepared.function == "conv2d_nhwc_wgmma"
+
+
+def _shows(prepared: _Weights) -> str:
+    return _FUNCTIONS[prepared.function]
+
+
+def _workspace(node: Node, graph: Graph, device: Any, threads: int) -> int:
+    if compiled_for(node, graph, device) != "conv2d_nhwc":
+        return 0
+    x, weight = graph.inputs_of(node)[:2]
+    how = *_shape(node, x, weight), operands_of(node), stored(x)
+    return device.kernels.conv2d_nhwc_workspace(*how, 0)
+
+
+def _make(call: Call, rank: int = 0) -> Bound:
+    op, (x, weight, _, added, scale, _) = call.node.op, (*call.inputs, *[None] * 4)[:6]
+    bias, residual, factors, shift = (*call.at[2:], 0, 0, 0, 0)[:4]
+    (shape, planar), out = _shape(call.node, x, weight), call.outputs[0]
+    function, first = call.prepared.function, (call.at[0], call.prepared.address, bias)
+    operands, activation = operands_of(call.node), activation_of(op)
+    if function == "conv2d_nhwc_wgmma_planar":
+        how = call.to[0], shape, call.pitch(out), stored(out), call.overflow
+        return call.native(function, *first, *how, operands, *activation)
+    if op.kind == "linear":
+        pitches, floor = _cpu.Conv2dPitches(*reversed(weight.shape)), None
+    else:
+        pitches, floor = pitches_of(call), op.floor
+    before = scale is not None and len(scale.shape) == 2, -math.inf if floor is None else floor
+    first += residual, factors, shift, call.to[0]
+    types = _cpu.Conv2dStored(stored(x), stored(added), stored(out))
+    if function == "conv2d_nhwc_wgmma":
+        how = shape, pitches, types, call.overflow, operands
+        ahead = call.known, call.holds
+        return call.native(function, *first, *how, *before, *activation, *ahead, rank)
+    return call.native(
+        function, *first, call.workspace, shape, pitches, types, call.overflow, planar, operands,
+        *before, *activation, rank,
+    )  # fmt: skip
+
+
+def _not_depthwise(node: Node, graph: Graph) -> str | None:
+    filters, channels = graph.values[node.inputs[1]].shape[:2]
+    if node.op.planar or node.op.groups == 1 or channels != 1 or filters != node.op.groups:
+        return "expected one channel and one filter a group"
+    if has_prologue(node):
+        return "expected nothing before the convolution"
+    return not_constant(node, graph)
+
+
+def pack_channels(node: Node, graph: Graph, device: Any) -> Buffer:
+    """Returns the weights of a node that convolves each channel by itself, complete, on the device."""
+    if node.op.kind != "conv2d_nhwc":
+        node = convolution_of(node)
+    x, weight = graph.inputs_of(node)[:2]
+    shape = shape_of(node, x, weight)
+    nbytes = x.item_bytes * weight.size
+    return pack_on(node, graph, device, nbytes, "conv2d_nhwc_depthwise_pack", shape, stored(x))
+
+
+def _make_depthwise(call: Call) -> Bound:
+    bias, residual = (*call.at[2:], 0, 0)[:2]
+    return call.native(
+        "conv2d_nhwc_depthwise", call.at[0], call.prepared.address, bias, residual, call.to[0],
+        shape_of(call.node, *call.inputs[:2]), pitches_of(call), stored(call.outputs[0]),
+        call.overflow, *activation_of(call.node.op),
+    )  # fmt: skip
+
+
+# ---- rows of features, and images of one place ----
+
+
+def _not_rows(node: Node, graph: Graph) -> str | None:
+    x, weight, *_ = graph.inputs_of(node)
+    if node.op.operands is None:
+        return "expected what operands may be rounded to, as auto says for models"
+    if node.op.kind == "conv2d_nhwc":
+        one = x.shape[1:3] == weight.shape[2:] == (1, 1) and not node.op.planar
+        if not one or node.op.groups > 1 or any(node.op.padding):
+            return "expected images of one place"
+        if has_prologue(node) or any(name is not None for name in node.inputs[3:4]):
+            return "expected nothing before the product, and nothing added to it"
+    if x.shape[0] > FEW_ROWS:
+        return f"expected at most {FEW_ROWS} rows, found {x.shape[0]}"
+    if x.shape[0] > 1 and weight.size >= MANY_WEIGHTS and node.op.operands in HALVES:
+        return f"expected one row, or fewer than {MANY_WEIGHTS} weights, found {weight.size}"
+    return not_constant(node, graph)
+
+
+def _pack_rows(node: Node, graph: Graph, device: Any) -> Buffer:
+    shape, operands = linear_shape(*graph.inputs_of(node)[:2]), operands_of(node)
+    nbytes = device.kernels.linear_rows_packed(shape, operands, 0)
+    return pack_on(node, graph, device, nbytes, "linear_rows_pack", shape, operands)
+
+
+def _make_rows(call: Call) -> Bound:
+    bias = (*call.at[2:], 0)[0]
+    return call.native(
+        "linear_rows", call.at[0], call.prepared.address, bias, call.to[0],
+        linear_shape(*call.inputs[:2]), stored(call.inputs[0]), stored(call.outputs[0]),
+        call.overflow, operands_of(call.node), *activation_of(call.node.op),
+    )  # fmt: skip
+
+
+def _not_product(node: Node, graph: Graph) -> str | None:
+    if node.op.operands is None:
+        return "expected what operands may be rounded to, as auto says for models"
+    return not_constant(node, graph)
+
+
+def _make_pool(call: Call) -> Bound:
+    function, arguments = make_pool(call)
+    return function, [*arguments[:-1], stored(call.inputs[0]), arguments[-1]]
+
+
+def _row(op: str, name: str, make: Any, why_not: Any, prepare: Any, **options: Any) -> Kernel:
+    return Kernel(op, name, "cuda", make, why_not=why_not, prepare=prepare, packs=(1,), **options)
+
+
+#: What a convolution reads and writes that may be columns of wider rows, or lie in memory in 16 bits.
+_IMAGES = (None, 0, 3)
+
+
+def _stored_images(node: Node, graph: Graph) -> tuple[int | None, ...]:
+    """Returns the places of a convolution that may be stored: [N, C, H, W] is read as float32."""
+    return _IMAGES[:1] + _IMAGES[2:] if node.op.planar else _IMAGES
+
+
+#: Of the tiles and splits of a product, those that --tune measures beside the first.
+RANKS = (1, 2, 3)
+
+
+def ranked(row: Kernel) -> Sequence[Kernel]:
+    """Returns a product with the tiles and splits that the model of their times says are next."""
+    return [replace(row, form=f"rank {rank}", make=partial(row.make, rank=rank)) for rank in RANKS]
+
+
+def _forms(node: Node, graph: Graph, device: Any) -> Sequence[Kernel]:
+    planar = compiled_for(node, graph, device) == "conv2d_nhwc_wgmma_planar"
+    return () if planar else _RANKED[node.op.kind]
+
+
+ROWS = [
+    _row(
+        "conv2d_nhwc", "rows", _make_rows, _not_rows, _pack_rows, early=(2,), stores=storing(None, 0),
+    ),
+    _row(
+        "conv2d_nhwc", "depthwise", _make_depthwise, _not_depthwise, pack_channels,
+        early=(2,), pitched=_IMAGES, stores=storing(*_IMAGES), alike=True,
+    ),
+    _row(
+        "conv2d_nhwc", "implicit_gemm", _make, not_constant, _pack, packed_for=compiled_for,
+        workspace=_workspace, shows=_shows, pitched=_IMAGES, stores=_stored_images, forms=_forms,
+        reads_ahead=_reads_ahead,
+    ),
+    _row(
+        "linear", "rows", _make_rows, _not_rows, _pack_rows, early=(2,), stores=storing(None, 0),
+    ),
+    _row(
+        "linear", "implicit_gemm", _make, _not_product, _pack, packed_for=compiled_for,
+        workspace=_workspace, shows=_shows, stores=storing(None, 0), forms=_forms,
+    ),
+    *(
+        Kernel(
+            op, "channels_last", "cuda", _make_pool, pitched=(None, 0), stores=storing(None, 0),
+            alike=True, **more,
+        )
+        for op, more in (
+            ("max_pool2d_nhwc", {"why_not": pooling.why_not}), ("average_pool2d_nhwc", {}),
+        )
+    ),
+]  # fmt: skip
+
+_RANKED = {row.op: ranked(row) for row in ROWS if row.forms is _forms}

@@ -1,0 +1,72 @@
+"""CUDA's kernel of a dense block's convolution of 3x3 and the next layer's of 1x1."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from ... import _cpu
+from ...devices import Buffer
+from ...graph.graph import Graph, Node, Value
+from ..cpu.channels_last import function_of, not_compiled, shape_of
+from ..kernel import Bound, Call, Kernel, storing
+from .channels_last import operands_of, pack_on
+from .fused_cuda import is_clamp
+
+
+def _sizes_of(node: Node, values: Sequence[Value]) -> tuple[Any, int, int]:
+    """Returns the shape of the convolution of windows, the channels so far and the product's filters."""
+    x, last, window, e = values[:4]
+    return shape_of(replace(node, op=node.op.first), e, window), x.shape[3], last.shape[0]
+
+
+def continues(device: Any, graph: Graph, first: Node, second: Node) -> bool:
+    """Whether a device makes a layer's last convolution, and the next layer's first, sooner as one."""
+    values = graph.values
+    images = (first.inputs[0], first.outputs[0], second.inputs[0], second.outputs[0])
+    stored_as = {values[name].stored for name in images} | {first.op.operands, second.op.operands}
+    if len(stored_as) != 1 or "" in stored_as:
+        return False
+    if not (is_clamp(first.op.activation) and is_clamp(second.op.activation)):
+        return False
+    y, before = values[first.outputs[0]].shape[3], values[second.inputs[0]].shape[3]
+    shape = shape_of(first, *graph.inputs_of(first)[:2])
+    how = shape, before - y, values[second.outputs[0]].shape[3], device.index
+    return bool(device.kernels.dense_layer_takes(*how))
+
+
+def _why_not(node: Node, graph: Graph) -> str | None:
+    values = graph.inputs_of(node)
+    if any(values[place].stored != node.op.operands for place in (0, 3)):
+        return "expected images in 16 bits, in the type that weights are rounded to"
+    weights = replace(node, inputs=node.inputs[:3] + node.inputs[4:])
+    return not_compiled(weights, graph, node.op.inner, node.op.activation)
+
+
+def _prepare(node: Node, graph: Graph, device: Any) -> Buffer:
+    how = *_sizes_of(node, graph.inputs_of(node)), operands_of(node)
+    nbytes = device.kernels.dense_layer_packed(*how, 0)
+    return pack_on(node, graph, device, nbytes, "dense_layer_pack", *how, places=(2, 1))
+
+
+def _make(call: Call) -> Bound:
+    op, (x, *_), (y, z) = call.node.op, call.inputs, call.outputs
+    at, _, _, e, scale, shift, first_bias, bias = (*call.at, 0, 0)[:8]
+    return call.native(
+        "dense_layer", at, e, call.prepared.address, first_bias, bias, scale, shift, *call.to,
+        *_sizes_of(call.node, call.inputs), _cpu.Conv2dPitches(call.pitch(x), call.pitch(y)),
+        call.pitch(z), -math.inf if op.floor is None else op.floor, call.overflow,
+        operands_of(call.node), *function_of(op.inner), *function_of(op.activation),
+        call.known, call.holds,
+    )  # fmt: skip
+
+
+ROWS = [
+    Kernel(
+        "dense_layer", "dense_layer", "cuda", _make, why_not=_why_not, prepare=_prepare,
+        packs=(1, 2), early=(4, 5, 6, 7), pitched=(None, 0), stores=storing(None, 0, 3), alike=True,
+        reads_ahead=lambda _: True, holds=True,
+    ),
+]  # fmt: skip

@@ -1,0 +1,41 @@
+"""CUDA's kernel of a convolution of each channel by itself and of the means that a gate reads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...graph.graph import Graph, Node
+from ..cpu.channels_last import activation_of, not_compiled, shape_of
+from ..kernel import Bound, Call, Kernel
+from .channels_last import convolution_of, pack_channels
+
+
+def makes_means(device: Any, graph: Graph, node: Node) -> int:
+    """Returns of how many parts a device makes the means of what ``node`` convolves sooner with it, or 0."""
+    x, y = graph.values[node.inputs[0]], graph.values[node.outputs[0]]
+    if x.stored or y.stored or not_compiled(node, graph, node.op.activation) is not None:
+        return 0
+    shape = shape_of(node, *graph.inputs_of(node)[:2])
+    return int(device.kernels.depthwise_means_takes(shape, device.index))
+
+
+def _why_not(node: Node, graph: Graph) -> str | None:
+    if graph.inputs_of(node)[0].stored:
+        return "expected images in float32"
+    return not_compiled(node, graph, node.op.convolution.activation)
+
+
+def _make(call: Call) -> Bound:
+    node, bias = convolution_of(call.node), (*call.at[2:], 0)[0]
+    return call.native(
+        "depthwise_means", call.at[0], call.prepared.address, bias, *call.to,
+        shape_of(node, *call.inputs[:2]), call.outputs[1].shape[1], *activation_of(node.op),
+    )  # fmt: skip
+
+
+ROWS = [
+    Kernel(
+        "depthwise_means", "depthwise_means", "cuda", _make, why_not=_why_not, prepare=pack_channels,
+        packs=(1,), early=(2,),
+    ),
+]  # fmt: skip

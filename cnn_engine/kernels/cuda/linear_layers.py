@@ -1,0 +1,52 @@
+"""CUDA's kernel of linear layers of few rows that follow each other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ... import _cpu
+from ...devices import Buffer
+from ...graph.graph import Graph, Node
+from ..cpu.channels_last import function_of, not_compiled
+from ..kernel import Bound, Call, Kernel, brought
+
+
+def _layers(op: Any, inputs: Any) -> Any:
+    """Returns the compiled functions' shape of all layers."""
+    rows = [
+        _cpu.RowLayer(*reversed(weight.shape), *function_of(layer.activation))
+        for layer, weight, _ in op.layers(inputs)
+    ]
+    return _cpu.RowLayers(inputs[0].shape[0], op.softmax, *rows)
+
+
+def joins_layers(device: Any, graph: Graph, node: Node) -> bool:
+    """Whether a device runs linear layers sooner as one kernel than each by its own."""
+    inputs = graph.inputs_of(node)
+    if inputs[0].stored or inputs[0].dtype != "float32" or _why_not(node, graph) is not None:
+        return False
+    return bool(device.kernels.linear_layers_takes(_layers(node.op, inputs), device.index))
+
+
+def _why_not(node: Node, graph: Graph) -> str | None:
+    return not_compiled(node, graph, *node.op.activations)
+
+
+def _prepare(node: Node, graph: Graph, device: Any) -> Buffer:
+    shape = _layers(node.op, graph.inputs_of(node))
+    packed = device.allocate(device.kernels.linear_layers_packed(shape, 0))
+    arrays = [None if name is None else graph.constants[name] for name in node.inputs[1:]]
+    sources = [None if array is None else brought(array, device) for array in arrays]
+    addresses = [0 if source is None else source.address for source in sources]
+    for layer, pair in enumerate(zip(addresses[::2], addresses[1::2], strict=True)):
+        device.kernels.linear_layers_pack(*pair, packed.address, shape, layer, device.stream_handle)
+    device.synchronize()
+    return packed
+
+
+def _make(call: Call) -> Bound:
+    shape = _layers(call.node.op, call.inputs)
+    return call.native("linear_layers", call.at[0], call.prepared.address, call.to[0], shape)
+
+
+ROWS = [Kernel("linear_layers", "linear_layers", "cuda", _make, why_not=_why_not, prepare=_prepare)]

@@ -1,0 +1,302 @@
+"""What the passes of an engine have in common: its graph, how that runs, and its constants on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from copy import copy
+from dataclasses import fields, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .. import _cpu
+from ..devices import Buffer
+from ..devices.cpu import CpuDevice, give_back
+from ..graph import mapped, passes
+from ..graph.graph import Graph, Node
+from ..kernels import Kernel
+from ..kernels.cuda.dense_layer import continues
+from ..kernels.cuda.depthwise_means import makes_means
+from ..kernels.cuda.depthwise_norm import normalizes
+from ..kernels.cuda.fused_cuda import expands, joins, joins_stem, makes_block, pairs, pools, scales
+from ..kernels.cuda.linear_layers import joins_layers
+from ..kernels.cuda.mean_linear import averages
+from ..kernels.select import Choice, has_tensor_cores
+from ..operators.report_kinds import REPORT_KINDS
+from . import fused_network, reduced_precision
+from .placement import Placed, Placement, place
+
+if TYPE_CHECKING:
+    from ..engine.autotune import Chosen, Tuner
+
+
+class Program:
+    """What plans are built from: a graph for any batch, how it runs, and its constants where they are needed.
+
+    Args:
+        graph_of: returns the graph for a batch, whose images are pixels or not.
+        placement: where nodes run.
+        choice: the variant.
+        dtype: what fused kernels compute in, and what others may round the operands of sums to.
+        first: the batch that constants are loaded with, and whether its images are pixels.
+        fuses: whether what follows a convolution may become part of it, as reports then show it.
+        own: node, or operator -> a kernel of a user's own.
+        tuner: chooses kernels by measuring them, or None.
+        chained: where the variant is fused: how many layers one kernel runs, the others running by
+            themselves; None: all.
+
+    Attributes:
+        channels_last: whether images lie with their channels side by side between convolutions.
+        replays: whether the device's part of a pass is to become one call.
+        covered: nodes of the graph, from the first on, that one kernel runs, where the variant is fused.
+        in_float32: node -> why it runs in float32 though others round; None: none was looked for yet.
+    """
+
+    def __init__(
+        self,
+        graph_of: Callable[[int, bool], Graph],
+        placement: Placement,
+        choice: Choice,
+        dtype: str = "float32",
+        first: tuple[int, bool] = (1, True),
+        fuses: bool = False,
+        own: Mapping[str, Kernel] | None = None,
+        tuner: Tuner | None = None,
+        chained: int | None = None,
+    ) -> None:
+        self.graph_of = graph_of
+        self.placement = placement
+        self.choice = choice
+        self.dtype = dtype
+        self.first = first
+        self.own = dict(own or {})
+        self.tuner: Tuner | Chosen | None = tuner
+        self.chained = chained
+        self.covered = 0
+        self.in_float32: Mapping[str, str] | None = None
+        goes_on = False  # after a chain
+        if not choice.layered:
+            graph = graph_of(*first)
+            self.covered = len(self._chain(graph, first[1]).covers)
+            goes_on = self.covered < len(graph.nodes)
+        self._fuses = fuses and choice.layered and (choice.automatic or choice.variant == "blocked")
+        self.channels_last = (
+            self._fuses
+            and choice.automatic
+            and not choice.reduction
+            and not self.own  # whose tensors are row-major
+            and placement.data_mode == "resident"
+            and (placement.device.kind == "cpu" or has_tensor_cores(placement.device))
+        )
+        # What follows a chain are layers of rows, which tensor cores, or a warp an output, are faster at.
+        self._ends_in_rows = (
+            goes_on
+            and not self.own
+            and placement.data_mode == "resident"
+            and has_tensor_cores(placement.device)
+        )
+        self.replays = (
+            ((fuses and choice.automatic) or goes_on)
+            and not self.own  # which may queue work elsewhere
+            and placement.device.kind == "cuda"
+            and placement.data_mode == "resident"
+        )
+        self._laid: Graph | None = None
+        # By the arrays themselves, which are kept: plans hold addresses for as long as there are plans.
+        self._uploaded: dict[tuple[int, str], tuple[np.ndarray, Buffer]] = {}
+        self._prepared: dict[tuple, tuple[list, Any]] = {}
+
+    def on(self, device: Any) -> Program:
+        """Returns the same program with its work on another stream of the same device."""
+        other = Program.__new__(Program)
+        other.__dict__.update(self.__dict__)
+        other.placement = Placement(device, self.placement.data_mode, self.placement.threads)
+        return other
+
+    def alone(self) -> Program:
+        """Returns the same program on one thread."""
+        other = self.on(self.placement.device)
+        other.placement = replace(self.placement, threads=1)
+        return other
+
+    def with_kernels(self, chosen: Chosen) -> Program:
+        """Returns the same program with these kernels for some of its nodes, in place of a tuner's."""
+        other = self.on(self.placement.device)
+        other.tuner = chosen
+        return other
+
+    def placed(self, batch: int, pixels: bool, on_device: bool = False) -> Placed:
+        """Returns the graph of a pass with a place and a kernel for every node."""
+        graph = self.laid(batch, pixels)
+        variant, reduction = self.choice.variant, self.choice.reduction
+        if self.choice.automatic:
+            variant = None
+        if not self.choice.layered:  # the fastest kernel for each node after the chain
+            variant = reduction = None
+        tuned = self.tuner.kernels(self, graph, batch, pixels) if self.tuner else {}
+        return place(graph, self.placement, variant, reduction, on_device, self.own, tuned)
+
+    def laid(self, batch: int, pixels: bool) -> Graph:
+        """Returns the graph of a pass, rewritten for the device, before its nodes have kernels."""
+        graph = self.graph_of(batch, pixels)
+        mapped.check(graph.constants.values())
+        choice = self.choice
+        if not choice.layered:
+            chain = self._chain(graph, pixels)
+            graph = graph.replaced([n for n in graph.nodes if n.name in chain.covers], [chain])
+            if self._ends_in_rows:
+                graph = passes.fuse_functions_of_rows(graph)
+                # Of float16 tf32 has the bits, and no range that what a chain made could be past.
+                operands = "tf32" if self.dtype == "float16" else self.dtype
+                graph = passes.round_operands(graph, operands)
+                graph = passes.join_linear_layers(
+                    graph, partial(joins_layers, self.placement.device)
+                )
+        elif self._fuses:
+            graph = passes.fuse(graph)
+        if self.channels_last:
+            device = self.placement.device
+            kind = device.kind
+            stores = kind == "cuda" and self.dtype in reduced_precision.DTYPES
+            if kind == "cpu":
+                graph = passes.plain_convolutions(graph)
+            graph = passes.lay_channels_last(graph, kind, run=8 if stores else 4)
+            if kind == "cuda":
+                graph = passes.reshape_ones(graph)
+            # What the rewrites made of constants is the same for every batch.
+            self._laid = self._laid or passes.share_constants(graph)
+            graph = graph.sharing(self._laid)
+            if kind == "cpu":
+                graph = passes.mark_stem(graph)
+            rounds = kind == "cuda" and self.dtype in reduced_precision.PAST
+            if rounds and self.in_float32 is None:  # weights take long to look through
+                self.in_float32 = reduced_precision.not_held(graph, self.dtype)
+            whole = self.in_float32 or {}
+            if kind == "cuda" or self.dtype != "float32":
+                graph = passes.round_operands(graph, self.dtype, whole)
+            if kind == "cpu" and (self.dtype == "float32" or not _cpu.bfloat16_pays()):
+                graph = passes.fuse_expansions(graph)
+            if stores:
+                graph = reduced_precision.store_rounded(graph, self.dtype, kind, whole)
+            if kind == "cuda":
+                takes = partial(pairs, device)
+                graph = passes.fuse_neighbours(passes.fuse_sums(graph, takes), takes)
+                graph = passes.fuse_means(graph, partial(averages, device))
+                graph = passes.fuse_gate_means(graph, partial(makes_means, device))
+                graph = passes.fuse_depthwise_norms(graph, partial(normalizes, device))
+            if stores:
+                graph = passes.fuse_inverted_residuals(graph, partial(makes_block, device))
+                graph = passes.fuse_expansions(graph, partial(expands, device))
+            if kind == "cuda":
+                graph = passes.fuse_bottlenecks(graph, partial(joins, device))
+            if stores:
+                graph = passes.fuse_dense_layers(graph, partial(continues, device))
+                graph = passes.fuse_pools(graph, partial(pools, device))
+                graph = passes.fuse_stem_pairs(graph, partial(joins_stem, device))
+                graph = passes.scale_by_gates(graph, partial(scales, device))
+        return graph
+
+    def _chain(self, graph: Graph, pixels: bool) -> Node:
+        if pixels or not self.first[1]:
+            return fused_network.chain(graph, self.dtype, self.chained)
+        # One compiled network for pixels and for what they become.
+        op = fused_network.chain(self.graph_of(1, True), self.dtype, self.chained).op
+        return fused_network.chain(graph, self.dtype, self.chained, op.scale, op.offset)
+
+    def load(self) -> None:
+        """Brings constants to where the kernels want them, before the first pass.
+
+        With a tuner that is done for the batch of each plan: another batch may have other kernels.
+        """
+        if self.tuner is not None:
+            return
+        self.fetch(self.placed(*self.first))
+        give_back()
+
+    def fetch(self, placed: Placed) -> None:
+        """Brings the constants of a pass to where its kernels want them, as far as they are not there."""
+        constants = placed.graph.constants
+
+        def nbytes(node: Node) -> int:
+            return sum(constants[name].nbytes for name in node.inputs if name in constants)
+
+        # The largest first: what it takes for a moment to bring them is not on top of all others.
+        for node in sorted(placed.graph.nodes, key=nbytes, reverse=True):
+            kernel = placed.kernels.get(node.name)
+            if kernel is None:
+                continue
+            if kernel.prepare is not None:
+                self.prepared(placed.graph, node, kernel)
+            for index, name in enumerate(node.inputs):
+                if name in constants and not kernel.takes_up(index):
+                    self.constant(placed.graph, name, placed.places[node.name])
+                if name in constants:
+                    mapped.let_go(constants[name])
+
+    def constant(self, graph: Graph, name: str, where: str) -> int:
+        """Returns the address of a constant in a place."""
+        array = graph.constants[name]
+        key = id(array), where
+        if key not in self._uploaded:
+            buffer = self.device_of(where).upload(np.ascontiguousarray(mapped.read(array)))
+            self._uploaded[key] = array, buffer
+        return self._uploaded[key][1].address
+
+    def prepared(self, graph: Graph, node: Node, kernel: Kernel) -> Any:
+        """Returns what ``kernel`` made of the constants of ``node``: once for all nodes and batches alike."""
+        values, packed = [], []
+        for index, (name, value) in enumerate(zip(node.inputs, graph.inputs_of(node), strict=True)):
+            array = graph.constants.get(name)
+            if array is None:
+                values.append(value and (value.shape[1:], value.dtype, value.stored))
+            elif kernel.takes_up(index):
+                packed.append(array)
+                values.append(id(array))
+            else:
+                values.append("brought to the device")
+        device, op = self.device_of(kernel.device), node.op
+        if any(field.name == "activation" for field in fields(op)):  # of some it is another's
+            op = replace(op, activation=None)
+        key = kernel.prepare, kernel.packed_for(node, graph, device), op, tuple(values)
+        if key not in self._prepared:
+            self._prepared[key] = packed, kernel.prepare(node, _with_copies(graph, packed), device)
+        return self._prepared[key][1]
+
+    def products(self) -> list[str]:
+        """Returns the kernels of the first batch's convolutions and products, as reports name them."""
+        placed, found = self.placed(*self.first), {}
+        for node in placed.graph.nodes:
+            kernel = placed.kernels.get(node.name)
+            kind = REPORT_KINDS.get(node.op.kind, node.op.kind)
+            if kernel is not None and kind in ("conv", "fc", "matmul"):
+                made = kernel.prepare and self.prepared(placed.graph, node, kernel)
+                found[kernel.shown_as(made)] = None
+        return list(found)
+
+    def forget_prepared(self, known: Collection[tuple]) -> None:
+        """Frees what was prepared since :meth:`prepared_keys` returned ``known``."""
+        for key in self._prepared.keys() - known:
+            del self._prepared[key]
+
+    def prepared_keys(self) -> Collection[tuple]:
+        """Returns what stands for all that was prepared until now."""
+        return set(self._prepared)
+
+    def device_of(self, where: str) -> Any:
+        """Returns the device of a place."""
+        device = self.placement.device
+        return device if device.kind == where else CpuDevice()
+
+
+def _with_copies(graph: Graph, arrays: Collection[np.ndarray]) -> Graph:
+    """Returns the graph with copies of those of its constants among ``arrays`` that lie in a file."""
+    copies = {id(array): mapped.read(array) for array in arrays}
+    read = {
+        name: copies[id(array)] for name, array in graph.constants.items() if id(array) in copies
+    }
+    if all(array is graph.constants[name] for name, array in read.items()):
+        return graph
+    other = copy(graph)  # as it is: with all that is known of it
+    object.__setattr__(other, "constants", {**graph.constants, **read})
+    return other

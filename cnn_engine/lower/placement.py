@@ -1,0 +1,270 @@
+"""Where each node of a graph runs, with which kernel, and the copies that this needs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+from .. import kernels
+from ..errors import UnsupportedError
+from ..graph.graph import Graph, Node
+from ..kernels import Kernel
+from ..operators.copy import Copy
+
+
+@dataclass(frozen=True)
+class Move(Copy):
+    """A copy from one place to another.
+
+    Attributes:
+        direction: ``h2d``, ``d2h``, or ``d2d`` and ``h2h`` within a place.
+        what: what the reports call it.
+    """
+
+    direction: str = "h2d"
+    what: str = ""
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where nodes run and where their data lives.
+
+    Attributes:
+        device: the engine's device.
+        data_mode: see ``--data-mode``.
+        threads: of CPU work.
+    """
+
+    #: What runs on the device in ``transfer`` and ``managed``, as the thesis began.
+    CONVOLUTIONS: ClassVar[frozenset[str]] = frozenset({"conv2d", "conv_transpose2d"})
+
+    device: Any
+    data_mode: str
+    threads: int
+
+    def wants(self, kind: str) -> str:
+        """Returns the kind of device that is to run an operator."""
+        whole = self.data_mode == "resident"
+        return self.device.kind if whole or kind in self.CONVOLUTIONS else "cpu"
+
+    @property
+    def regions(self) -> bool:
+        """Whether data directives around a node copy for it, so that no copy is a node of its own."""
+        return self.device.kind == "openacc" and self.data_mode == "transfer"
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A graph of which every node has its place and its kernel.
+
+    Attributes:
+        graph: with its copies; its outputs lie where the caller wants them.
+        places: node -> the kind of its device: ``cpu``, ``cuda``, ``openacc``.
+        kernels: node -> its kernel; a node that runs nothing has none.
+        homes: value -> a kind of device, or ``managed``, which both reach.
+        outputs: what the caller calls the outputs.
+        stand_ins: node -> why it runs on another device than the rest, or without a kernel of ours.
+        refused: node -> why a kernel of a user's own does not run it.
+    """
+
+    graph: Graph
+    places: Mapping[str, str]
+    kernels: Mapping[str, Kernel]
+    homes: Mapping[str, str]
+    outputs: tuple[str, ...]
+    stand_ins: Mapping[str, str]
+    refused: Mapping[str, str] = field(default_factory=dict)
+
+
+def place(
+    graph: Graph,
+    placement: Placement,
+    variant: str | None,
+    reduction: bool | None,
+    on_device: bool = False,
+    own: Mapping[str, Kernel] | None = None,
+    tuned: Mapping[str, Kernel] | None = None,
+) -> Placed:
+    """Chooses a place and a kernel for every node, and inserts the copies between them.
+
+    Args:
+        variant: the kernel that operators which have one of that name must run; None: the fastest.
+        reduction: whether sums are shared among lanes; None: what is fastest.
+        on_device: whether the caller's inputs and outputs are memory of the device.
+        own: node, or operator -> the kernel of a user's own that runs it, or all of them that it can.
+        tuned: node -> the kernel that was measured to be faster than the first that can run it.
+
+    Raises:
+        UnsupportedError: a node's operator has the variant, but it cannot run this node.
+    """
+    chosen: dict[str, Kernel] = {}
+    stand_ins: dict[str, str] = {}
+    refused: dict[str, str] = {}
+
+    def choose(graph: Graph, node: Node) -> Kernel | None:
+        kind = node.op.kind
+        if kind in kernels.ALIASES:
+            return None
+        wanted = placement.wants(kind)
+        kernel = own_kernel(node, graph, wanted, own or {}, refused)
+        kernel = kernel or (tuned or {}).get(node.name)
+        if kernel is not None:
+            return kernel
+        kernel, why = kernels.choose(node, graph, wanted, variant, reduction)
+        if kernel is None and kernels.is_variant(kind, wanted, variant):
+            raise UnsupportedError(f"variant: {variant}: node {node.name} ({kind}): {why}")
+        if kernel is None and wanted != "cpu":
+            stand_ins[node.name] = f"on the CPU: {why}"
+            kernel, why = kernels.choose(node, graph, "cpu", variant, reduction)
+        if kernel is None:
+            stand_ins[node.name] = f"NumPy on the CPU: {why}"
+            kernel = kernels.NUMPY
+        return kernel
+
+    old: list[Node] = []
+    new: list[Node] = []
+    for node in graph.nodes:
+        kernel = choose(graph, node)
+        if kernel is not None:
+            chosen[node.name] = kernel
+            if nodes := kernel.rewrite(node, graph):
+                old.append(node)
+                new += nodes
+    if old:
+        graph = graph.replaced(old, new)
+        for node in new:
+            if (kernel := choose(graph, node)) is not None:
+                chosen[node.name] = kernel
+    check_own(own or {}, chosen, refused)
+    places = {name: kernel.device for name, kernel in chosen.items()}
+    placed = _with_copies(graph, placement, places, chosen, stand_ins, on_device)
+    return replace(placed, refused=refused)
+
+
+def own_kernel(
+    node: Node, graph: Graph, device: str, own: Mapping[str, Kernel], refused: dict[str, str]
+) -> Kernel | None:
+    """Returns the user's kernel of a node, or None where there is none or it cannot run it."""
+    kernel = own.get(node.name) or own.get(node.op.kind)
+    if kernel is None or kernel.op != node.op.kind:
+        return None
+    if kernel.device != device:
+        refused[node.name] = f"it is for {kernel.device}, and the node runs on {device}"
+        return None
+    plain = node
+    if (nodes := kernel.rewrite(node, graph)) is not None:
+        graph = graph.replaced([node], nodes)
+        plain = nodes[0]
+    reason = kernel.refuses(plain, graph)
+    if reason is not None:
+        refused[node.name] = reason
+        return None
+    return kernel
+
+
+def check_own(
+    own: Mapping[str, Kernel], chosen: Mapping[str, Kernel | None], refused: Mapping[str, str]
+) -> None:
+    """Refuses kernels of a user's own that run nothing."""
+    for target, kernel in own.items():
+        if target in refused or not any(row is kernel for row in chosen.values()):
+            reasons = "; ".join(f"{name}: {why}" for name, why in refused.items())
+            raise UnsupportedError(
+                f"kernels: {kernel.name}: expected {target} that it can run, found "
+                f"{reasons or 'none in the network'}"
+            )
+
+
+def _with_copies(
+    graph: Graph,
+    placement: Placement,
+    places: dict[str, str],
+    chosen: dict[str, Kernel],
+    stand_ins: dict[str, str],
+    on_device: bool,
+) -> Placed:
+    """Inserts copies as nodes where a value is needed in another place than the one where it is made."""
+    kind = placement.device.kind
+    caller = kind if on_device else "cpu"
+    managed = placement.data_mode == "managed"
+    transfer = placement.data_mode == "transfer" and not placement.regions
+    inputs = {value.name for value in graph.inputs}
+    home = dict.fromkeys(inputs, caller)
+    copies: dict[tuple[str, str], str] = {}  # (value, place) -> its name there
+    names = {node.name for node in graph.nodes}
+    nodes: list[Node] = []
+
+    def move(value: str, source: str, to: str, what: str, keep: bool = True) -> str:
+        if (value, to) in copies:
+            return copies[value, to]
+        direction = f"{'h' if source == 'cpu' else 'd'}2{'h' if to == 'cpu' else 'd'}"
+        made = f"{value}@{to}"
+        while made in home or made in graph.values:
+            made += "'"
+        name = what
+        while name in names:
+            name += "'"
+        names.add(name)
+        nodes.append(Node(name, Move(direction, what), (value,), (made,)))
+        places[name] = "cpu" if direction == "h2h" else kind
+        chosen[name] = kernels.of("copy", places[name])[0]
+        home[made] = "managed" if managed else to
+        if keep:
+            copies[value, to] = made
+        return made
+
+    for node in graph.nodes:
+        own = [n for n in node.inputs if n is not None and n not in graph.constants]
+        if node.name not in places:  # an alias, where its input is
+            places[node.name] = "cpu" if not own else _reached(home[own[0]], caller)
+        place = "cpu" if placement.regions else places[node.name]  # where its memory is
+        reads = {}
+        for value in own:
+            if home[value] in (place, "managed") or value in reads:
+                continue
+            resident = placement.data_mode == "resident" and value in inputs
+            what = value if resident else f"{node.name} input"
+            reads[value] = move(
+                value, home[value], place, what, keep=not (transfer and place != "cpu")
+            )
+        if reads:
+            node = replace(node, inputs=tuple(reads.get(n, n) for n in node.inputs))
+        nodes.append(node)
+        for value in node.outputs:
+            home[value] = "managed" if managed else place
+            alone = value in graph.outputs and not graph.consumers[value]
+            if transfer and place != "cpu" and not alone:
+                # As the thesis began: what a convolution writes goes back to the host at once.
+                copies[value, "cpu"] = move(value, "cuda", "cpu", f"{node.name} output")
+    outputs: list[str] = []
+    producers = {value: node for node in nodes for value in node.outputs}
+    taken = set(inputs) | set(graph.constants)  # memory that is spoken for
+    for value in graph.outputs:
+        source = producers.get(value)
+        lies = home.get(value, "cpu")
+        if (
+            lies == "managed"
+        ):  # written where the caller wants it, if his side writes it and no other reads it
+            lies = places[source.name]
+            if graph.consumers[value]:
+                taken.add(value)
+        if lies != caller:
+            value = copies.get((value, caller)) or move(value, lies, caller, value)
+        elif memory_of(value, producers) in taken:
+            value = move(value, lies, caller, value, keep=False)
+        taken.add(memory_of(value, producers))
+        outputs.append(value)
+    placed = replace(graph, nodes=tuple(nodes), outputs=tuple(outputs))
+    return Placed(placed, places, chosen, home, graph.outputs, stand_ins)
+
+
+def _reached(home: str, caller: str) -> str:
+    return caller if home == "managed" else home
+
+
+def memory_of(value: str, producers: Mapping[str, Node]) -> str:
+    """Returns the value of which ``value`` is but another shape."""
+    while (node := producers.get(value)) is not None and node.op.kind in kernels.ALIASES:
+        value = node.inputs[0]
+    return value

@@ -1,0 +1,264 @@
+"""Passes whose first layers take one image after the other, so that what lies between them stays in caches.
+
+The first layers of a network make much of few weights: what they write for eight images leaves a core's
+caches before the next layer reads it, for one image it does not. The last ones read many weights for few
+places, once for all images. With more threads each takes images of its own, and none waits between layers.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from .. import _cpu, kernels
+from ..devices.cpu import CpuDevice
+from ..errors import InputError, UnsupportedError
+from ..graph.graph import Graph, Node
+from ..lower.lowering import Program
+from ..lower.placement import Placed, memory_of
+from ..operators.average_pool2d import AveragePool2d
+from ..operators.binary import Binary
+from ..operators.conv2d import Conv2d
+from ..operators.expand_depthwise import ExpandDepthwise
+from ..operators.max_pool2d import MaxPool2d
+from ..operators.norm import BatchNorm
+from ..operators.reduce import Reduce
+from ..operators.shaping import Concat, Reshape, Transpose
+from ..operators.unary import Unary
+from .builder import Builder, allocate, check_fits, plan_memory
+from .builder import build as build_together
+from .plan import Plan, Slot, Step
+from .schedule import CPU_LAYERED
+
+#: Images of a pass at most, each of which has steps of its own: as many as a plain call gives a pass.
+MOST_IMAGES = CPU_LAYERED
+
+#: What computes an image's part of its output from that image alone, as long as the batch stays in front.
+OF_EACH_IMAGE = (
+    AveragePool2d, BatchNorm, Binary, Concat, Conv2d, ExpandDepthwise, MaxPool2d, Reduce, Reshape,
+    Transpose, Unary,
+)  # fmt: skip
+
+
+def is_of_each_image(node: Node, graph: Graph, whole: Graph) -> bool:
+    """Whether a node of a graph for one image does to each image of ``whole`` what it does to one."""
+
+    def is_image(name: str | None) -> bool:
+        if name is None or name in graph.constants:
+            return True
+        one, all_of_them = graph.values[name].shape, whole.values[name].shape
+        images = {(whole.batch, *one)}  # a gate of one image has no batch
+        if one[:1] == (1,):
+            images.add((whole.batch, *one[1:]))
+        return all_of_them in images
+
+    return isinstance(node.op, OF_EACH_IMAGE) and all(map(is_image, (*node.inputs, *node.outputs)))
+
+
+def cut(graph: Graph, whole: Graph) -> int:
+    """Returns how many nodes are to run image by image, from the first on; 0: none.
+
+    After the last of them one value alone is needed further on. They are those of which what is read and
+    written exceeds the weights, which are read again for each image, by most.
+
+    Args:
+        graph: for one image.
+        whole: the same for all images of a pass.
+    """
+    if [node.name for node in graph.nodes] != [node.name for node in whole.nodes]:
+        return 0
+    (value,) = graph.inputs
+    written = {memory_of(name, graph.producers) for name in graph.outputs} | set(graph.outputs)
+    last = {name: graph.places[nodes[-1].name] for name, nodes in graph.consumers.items() if nodes}
+    alive = {value.name} & last.keys()
+    best = gain = most = 0
+    for place, node in enumerate(graph.nodes):
+        if written & set(node.outputs) or not is_of_each_image(node, graph, whole):
+            break
+        for name in node.inputs:
+            if name in graph.constants:
+                gain -= graph.constants[name].nbytes
+            elif name is not None:
+                gain += graph.values[name].nbytes
+                if last[name] == place:
+                    alive.discard(name)
+        for name in node.outputs:
+            gain += graph.values[name].nbytes
+            if name in last:
+                alive.add(name)
+        alone = alive == set(node.outputs[:1]) and graph.values[node.outputs[0]].shape[:1] == (1,)
+        if alone and node.op.kind not in kernels.ALIASES and gain > most:
+            best, most = place + 1, gain
+    return best
+
+
+def pays(images: int, threads: int) -> bool:
+    """Whether a pass over so many images is to take them apart: all threads take nearly as many."""
+    even = images >= 4 * threads or images % threads == 0
+    return 1 < images <= MOST_IMAGES and (threads == 1 or even)
+
+
+def halves(placed: Placed, count: int) -> tuple[Placed, Placed]:
+    """Returns the first ``count`` nodes, whose output the others read, and those others."""
+    graph = placed.graph
+    (name,) = graph.nodes[count - 1].outputs
+    first, second = (
+        replace(
+            graph, nodes=nodes, inputs=inputs, outputs=outputs, batched=(), rebuild=None,
+            constants={
+                n: graph.constants[n] for node in nodes for n in node.inputs if n in graph.constants
+            },
+        )
+        for nodes, inputs, outputs in (
+            (graph.nodes[:count], graph.inputs, (name,)),
+            (graph.nodes[count:], (graph.values[name],), graph.outputs),
+        )
+    )  # fmt: skip
+    return replace(placed, graph=first, outputs=(name,)), replace(placed, graph=second)
+
+
+class Lanes:
+    """The image by image part of a plan, on several threads at once.
+
+    Args:
+        lanes: for each thread a plan of one image, from an image's address to where its result goes.
+        count: images.
+        images: bytes of one.
+        results: bytes of one's result.
+        address: where the results go, one after the other.
+        rest: what follows, for all images.
+    """
+
+    def __init__(
+        self,
+        lanes: Sequence[Plan],
+        count: int,
+        images: int,
+        results: int,
+        address: int,
+        rest: Sequence[Step],
+    ) -> None:
+        self.lanes = lanes
+        self.count = count
+        self.images = images
+        self.results = results
+        self.address = address
+        self.rest = [(step.function, step.args) for step in rest]
+
+    def run(self, images: int) -> None:
+        """Runs a pass over the images at this address."""
+        following = itertools.count()
+
+        def take(index: int) -> None:
+            lane = self.lanes[index]
+            while (image := next(following)) < self.count:
+                lane.bind(images + image * self.images, self.address + image * self.results)
+                lane.run_steps()
+
+        _cpu.on_threads(len(self.lanes), take)
+        for function, args in self.rest:
+            function(*args)
+
+
+def build(
+    program: Program,
+    batch: int,
+    pixels: bool,
+    images_on_device: bool = False,
+    page_locked: bool = False,
+) -> Plan:
+    """Builds the plan of a pass, with images apart where that may pay: see :func:`.builder.build`."""
+    if (
+        program.channels_last
+        and program.placement.device.kind == "cpu"
+        and batch is not None  # of inputs without one
+        and pays(batch, program.placement.threads)
+    ):
+        whole = program.placed(batch, pixels, images_on_device)
+        if len(whole.graph.inputs) == 1 and whole.graph.batched and not whole.stand_ins:
+            one = _of_one_image(program, pixels, images_on_device)
+            if one is not None and (count := cut(one.graph, whole.graph)):
+                return _build(program, batch, halves(one, count)[0], halves(whole, count)[1])
+    return build_together(program, batch, pixels, images_on_device, page_locked)
+
+
+def _of_one_image(program: Program, pixels: bool, images_on_device: bool) -> Placed | None:
+    """Returns a pass over one image; None where the graph has the batch in its shapes."""
+    try:
+        return program.placed(1, pixels, images_on_device)
+    except (InputError, UnsupportedError):
+        return None
+
+
+def _bound(steps: Sequence[Step], of: Any) -> list[Step]:
+    """Returns copies of steps, with ``of(argument)`` in the place of every argument."""
+    return [replace(step, args=[of(argument) for argument in step.args]) for step in steps]
+
+
+class _Part:
+    """A part of a pass on the CPU, with its memory planned.
+
+    Attributes:
+        nbytes: of its memory.
+    """
+
+    def __init__(self, program: Program, placed: Placed) -> None:
+        self.program = program
+        self.placed = placed
+        self.planned = plan_memory(placed, program.device_of, program.placement.threads)
+        self.nbytes = sum(self.planned.sizes.values())
+
+    def steps(self) -> tuple[list[Step], Any]:
+        """Returns the part's steps, and the memory of their own that they use."""
+        buffers = allocate(self.program.placement, self.planned)
+        builder = Builder(self.program, self.placed, self.planned, buffers)
+        return builder.steps(self.placed.graph, caller_waits=True), buffers
+
+
+def _build(program: Program, batch: int, first: Placed, second: Placed) -> Plan:
+    """Builds a plan whose first part runs image by image."""
+    (image,), (between,) = first.graph.inputs, second.graph.inputs
+    result = between.nbytes // batch
+    threads = program.placement.threads
+    part, rest, alone = _Part(program, first), _Part(program, second), _Part(program.alone(), first)
+    count = threads if threads > 1 else 0
+    sizes = {"cpu": part.nbytes + rest.nbytes + between.nbytes + count * alone.nbytes}
+    check_fits(program.placement, sizes, batch)
+    memory = CpuDevice().allocate_alone(between.nbytes)
+    kept: list[Any] = [memory, program]
+
+    def of(index: int) -> Callable[[Any], Any]:
+        def address(argument: Any) -> Any:
+            if not isinstance(argument, Slot):
+                return argument
+            if argument.name == between.name:
+                return memory.address + index * result + argument.offset
+            if argument.name == image.name:
+                return Slot(image.name, index * image.nbytes + argument.offset)
+            return argument
+
+        return address
+
+    def made(part: _Part) -> list[Step]:
+        steps, buffers = part.steps()
+        kept.append(buffers)
+        return steps
+
+    steps = made(part)
+    every = [step for index in range(batch) for step in _bound(steps, of(index))]
+    last = _bound(made(rest), of(0))
+    slots = (image.name, between.name)
+    lanes = None
+    if count:
+        plans = [Plan(1, made(alone), alone.planned.sizes, [], slots=slots) for _ in range(count)]
+        lanes = Lanes(plans, batch, image.nbytes, result, memory.address, last)
+    outputs = {
+        called: second.graph.values[name]
+        for name, called in zip(second.graph.outputs, second.outputs, strict=True)
+    }
+    return Plan(
+        batch, [*every, *last], sizes, kept, slots=(image.name, *second.outputs), outputs=outputs,
+        lanes=lanes,
+    )  # fmt: skip

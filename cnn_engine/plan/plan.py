@@ -1,0 +1,198 @@
+"""The steps of one forward pass, with all memory allocated and all arguments ready.
+
+Nothing is decided while a pass runs: a step is a compiled function and its arguments, so that the Python
+between two nodes costs well under a microsecond or two. Only the addresses of the caller's inputs and outputs
+change from pass to pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ..graph.graph import Value
+from ..lower import reduced_precision
+from .cuda_graph import Queued, Replays
+
+if TYPE_CHECKING:
+    from .per_image import Lanes
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Stands for an address that :meth:`Plan.bind` fills in: of an input or output, and bytes beyond."""
+
+    name: str
+    offset: int = 0
+
+
+INPUT, OUTPUT = Slot("images"), Slot("probabilities")
+
+#: Stands for the handle of the stream that a step's work is queued on: see :meth:`Plan.on_stream`.
+STREAM = Slot("stream of the pass")
+
+
+@dataclass(frozen=True)
+class Part:
+    """A layer of a fused step, with the FLOPs of one call."""
+
+    name: str
+    kind: str
+    flops: int
+
+
+@dataclass
+class Step:
+    """One call of a pass.
+
+    Attributes:
+        name, kind: of the node; of a copy, what is copied and ``copy``; ``sync`` waits for the stream.
+        place: ``cpu`` or ``cuda``: where the work is done.
+        function, args: the call.
+        flops, bytes: of the call; see :class:`~cnn_engine.operators.operator.Cost`.
+        direction: of a copy, ``h2d`` or ``d2h``; ``h2h`` for staging on the CPU.
+        lane: the device whose stream the work is on, where that is not the engine's own.
+        kernel: the name of the kernel that runs it.
+        parts: of a fused step, its layers.
+        staged: whether a copy is between memory that belongs to the plan, so that it can be part of a graph.
+    """
+
+    name: str
+    kind: str
+    place: str
+    function: Callable[..., None]
+    args: list[Any]
+    flops: int = 0
+    bytes: int = 0
+    direction: str | None = None
+    lane: Any = None
+    kernel: str = ""
+    parts: tuple[Part, ...] = ()
+    staged: bool = False
+
+
+#: Plans whose last pass failed, and was not waited for: a GPU may still write to their memory.
+_ABANDONED: list[Plan] = []
+
+
+@dataclass
+class Plan:
+    """The steps of one forward pass, and the memory that they use.
+
+    Attributes:
+        batch: images of a pass.
+        steps: in order.
+        nbytes: place -> bytes of the memory that values share.
+        buffers: keeps what the steps use alive.
+        chunk: the number of images that move at a time where copies overlap with kernels, else None.
+        slots: the names of the inputs, then of the outputs, in the order in which :meth:`bind` takes them.
+        stand_ins: node -> why it runs on another device than the rest, without a kernel of ours, or in
+            float32 where the rest rounds.
+        outputs: the outputs, by their names, in order.
+        replays: how the device's part of a pass becomes one call, or None: every pass goes step by step.
+        lanes: how threads take images of their own, or None.
+        overflows: who is told of results past float16's range.
+        waits: whether a pass is done when :meth:`run` returns.
+        devices: those on whose streams work is queued; the first is current while a pass runs.
+
+    ``calls`` are the steps' functions and arguments, ``bound`` the addresses that were last bound.
+    """
+
+    batch: int
+    steps: list[Step]
+    nbytes: Mapping[str, int]
+    buffers: list[Any] = field(repr=False)
+    chunk: int | None = None
+    slots: Sequence[str] = (INPUT.name, OUTPUT.name)
+    stand_ins: Mapping[str, str] = field(default_factory=dict)
+    outputs: Mapping[str, Value] = field(default_factory=dict)
+    replays: Replays | Queued | None = None
+    lanes: Lanes | None = field(default=None, repr=False)
+    overflows: Sequence[reduced_precision.Overflows] = ()
+    waits: bool = True
+    devices: Sequence[Any] = field(default=(), repr=False)
+
+    def __post_init__(self) -> None:
+        self.calls = [(step.function, step.args) for step in self.steps]
+        self.bound: tuple[int, ...] = ()
+        self._device = self.devices[0] if self.devices else None
+        slots: dict[str, list[tuple[list[Any], int, int]]] = {name: [] for name in self.slots}
+        self._streams: list[tuple[list[Any], int]] = []
+        for step in self.steps:
+            for index, argument in enumerate(step.args):
+                if argument is STREAM:
+                    self._streams.append((step.args, index))
+                elif isinstance(argument, Slot):
+                    slots[argument.name].append((step.args, index, argument.offset))
+        self._slots = [slots[name] for name in self.slots]
+        if isinstance(self.replays, Replays):
+            self.on_stream(self.replays.device.stream_handle)
+
+    def on_stream(self, handle: int) -> None:
+        """Has steps that say so queue their work on this stream from now on."""
+        for args, index in self._streams:
+            args[index] = handle
+
+    def bind(self, *addresses: int) -> None:
+        """Sets the addresses of the inputs and of where the outputs go, such as images, probabilities."""
+        self.bound = addresses
+        for places, address in zip(self._slots, addresses, strict=True):
+            for args, index, offset in places:
+                args[index] = address + offset
+
+    def run(self) -> None:
+        """Runs one pass on its device: see :meth:`_run`."""
+        device = self._device
+        if device is None or device.is_current():
+            self._run()
+            return
+        with device.context:
+            self._run()
+
+    def abandon(self) -> None:
+        """Waits for what is left of a pass that failed, so that memory is not freed under it.
+
+        Where that fails too, all that the plan has is kept for good.
+        """
+        try:
+            for device in self.devices:
+                with device.context:
+                    device.synchronize()
+        except BaseException:  # the device's error, or Ctrl-C again: the first one is what is told
+            _ABANDONED.append(self)
+
+    def _run(self) -> None:
+        """Runs one pass; where inputs and outputs are host memory, they are done on return.
+
+        Raises:
+            UnsupportedError: a result of this pass did not fit into float16; where it is not waited for,
+                one of an earlier call, and this pass was not begun.
+        """
+        if self.lanes is not None:
+            self.lanes.run(self.bound[0])
+            return
+        if not self.waits:
+            self.check("an earlier call")
+        self.queue()
+        if self.waits:
+            self.check()
+
+    def queue(self) -> None:
+        """Runs one pass as :meth:`run` does, and does not look at results."""
+        replays = self.replays
+        calls = self.calls if replays is None else replays.calls(self)
+        for function, args in calls:
+            function(*args)
+        if replays is not None and calls is self.calls:
+            replays.ran(self)
+
+    def check(self, of: str = "this pass") -> None:
+        """Raises UnsupportedError where a result of passes that are done did not fit into float16."""
+        for overflow in self.overflows:
+            overflow.check(of)
+
+    def run_steps(self) -> None:
+        """Runs one pass step by step, as those whose steps are timed are run."""
+        for function, args in self.calls:
+            function(*args)

@@ -1,0 +1,15 @@
+"""Lines that say what takes seconds, where somebody looks at it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+from .errors import printable
+
+
+def teller(show: bool = True) -> Callable[[str], object]:
+    """Returns what shows words on the terminal that stderr is, if any, in place of those before them."""
+    if not show or not sys.stderr or not sys.stderr.isatty():
+        return lambda words: None
+    return lambda words: print(f"\r\033[K{printable(words)}", end="", file=sys.stderr, flush=True)
