@@ -73,9 +73,9 @@ def operators() -> str:
     """Returns ONNX's operators by how they are read, and the engine's own with the kernels of each device."""
     from onnx import defs
 
-    from cnn_engine.engine.kernels import TABLE
     from cnn_engine.graph.onnx.call import RECORDS
     from cnn_engine.graph.onnx.converters import CONVERTERS
+    from cnn_engine.kernels import TABLE
     from cnn_engine.operators import KINDS
 
     found: dict[str, list[str]] = {"read": [], "taken apart": [], "not read": []}
