@@ -23,6 +23,7 @@ from typing import IO, Protocol
 import numpy as np
 import platformdirs
 
+from cnn_engine import environment_variables
 from cnn_engine.errors import InputError, expected
 from cnn_engine.io.files import describe_os_error, status
 from cnn_engine.workload import Dataset, data_folder, synthetic_images
@@ -75,7 +76,7 @@ def load(spec: str | os.PathLike[str] = "auto", images: int | None = None) -> Da
     if spec != "auto":
         spec = data_folder(spec, FOLDER)
         return read(_all_files(spec), images, source=spec)
-    if path := os.environ.get(DATA_VARIABLE):
+    if path := environment_variables.get(DATA_VARIABLE):
         path = data_folder(path, FOLDER)
         try:
             return read(_all_files(path), images, source=path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 
-from . import cli
+from . import cli, environment_variables
 from .errors import did_you_mean
 
 COMMANDS = {
@@ -44,6 +44,10 @@ def _help(arguments: list[str] | None) -> int:
     print("usage: cnn-engine COMMAND [OPTION ...]\n")
     for name, summary in COMMANDS.items():
         print(f"  {name:<12} {summary}")
+    print("\nenvironment variables")
+    for name, variable in environment_variables.PROGRAM.items():
+        if variable.values != environment_variables.INTERNAL:
+            print(f"  {name:<24} {variable.meaning} Default: {variable.default}")
     print("\ncnn-engine COMMAND --help lists a command's options")
     return cli.DONE
 

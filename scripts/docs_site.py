@@ -112,9 +112,32 @@ def operators() -> str:
     return "\n".join(lines)
 
 
+def environment_variables() -> str:
+    """Returns the tables of environment variables."""
+    from cnn_engine import environment_variables as tables
+
+    blocks = []
+    for title, table in (
+        ("Of the program", tables.PROGRAM),
+        ("Of the build, in front of `pip install`", tables.BUILD),
+        ("Of the tests", tables.TESTS),
+        ("Of others", tables.OTHERS),
+    ):
+        lines = [
+            f"## {title}",
+            "",
+            "| variable | values | default | meaning |",
+            "|---|---|---|---|",
+        ]
+        lines += [f"| `{name}` | {' | '.join(map(_cell, row))} |" for name, row in table.items()]
+        blocks.append("\n".join(lines))
+    return "\n\n".join(blocks)
+
+
 #: Name in a page -> what is written in its place.
 SECTIONS: dict[str, Callable[[], str]] = {
     "command_line": command_line,
+    "environment_variables": environment_variables,
     "operators": operators,
 }
 

@@ -14,7 +14,17 @@ ROOT = Path(cnn_engine.__file__).parent
 
 #: From the ground up; a part may import from its own row and from those below it.
 ROWS = [
-    ("errors", "_cpu", "_cuda", "_openacc", "interrupts", "locks", "floating_point", "progress"),
+    (
+        "errors",
+        "_cpu",
+        "_cuda",
+        "_openacc",
+        "interrupts",
+        "locks",
+        "floating_point",
+        "progress",
+        "environment_variables",
+    ),
     ("operators",),
     ("graph",),
     ("devices", "io", "workload"),

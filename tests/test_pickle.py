@@ -65,7 +65,7 @@ def images(count: int) -> np.ndarray:
     "options", [{}, {"variant": "blocked"}, {"tune": True}, {"device": "cuda"}]
 )
 def test_an_engine_of_a_model(monkeypatch, tmp_path, options, arithmetic):
-    monkeypatch.setenv("CNN_ENGINE_CACHE", str(tmp_path))
+    monkeypatch.setenv("CNN_ENGINE_KERNEL_CACHE", str(tmp_path))
     fake_cuda.install(monkeypatch, tensor_cores=True)
     with Engine(model(arithmetic), threads=1, **{"device": "cpu", **options}) as engine:
         for count in (1, 3):  # the second of them makes the graph for another batch

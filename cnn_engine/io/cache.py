@@ -21,6 +21,7 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
+from .. import environment_variables
 from ..errors import printable
 
 #: What files with a digest begin with; a digest in hexadecimal and a newline follow.
@@ -48,7 +49,7 @@ def key(*parts: str | bytes) -> str:
 
 def wanted() -> Path:
     """Returns the folder that is used where it can be: ``$CNN_ENGINE_KERNEL_CACHE``, or the user's cache."""
-    if path := os.environ.get("CNN_ENGINE_KERNEL_CACHE"):
+    if path := environment_variables.get("CNN_ENGINE_KERNEL_CACHE"):
         return Path(path)
     import platformdirs
 

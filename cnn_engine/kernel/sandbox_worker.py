@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from .. import devices
+from .. import devices, environment_variables
 from ..errors import CnnEngineError, InputError
 from ..io import sandbox
 from ..kernels import Call, Kernel, choose
@@ -55,7 +55,7 @@ class Job:
             self.kernel = rows.from_file(subject, library)
             # Compiled before any case, so that what is wrong with it is said once.
             self.prepared = self.kernel.prepare(None, None, self.device)
-        return {"layers": os.environ.get(sandbox.LAYERS, "").split(",")}
+        return {"layers": (environment_variables.get(sandbox.LAYERS) or "").split(",")}
 
     def case(self, case: str) -> dict[str, Any]:
         """Takes the next case; says how much workspace it needs, or why it is not taken."""
