@@ -22,9 +22,11 @@ from google.protobuf.message import DecodeError
 from onnx import helper, numpy_helper
 
 with atheris.instrument_imports(include=["cnn_engine.graph", "cnn_engine.operators"]):
+    from cnn_engine.devices.cpu import CpuDevice
     from cnn_engine.errors import InputError
-    from cnn_engine.graph import folding, passes
+    from cnn_engine.graph import folding
     from cnn_engine.graph.onnx import load, refusal
+    from cnn_engine.lower import pipeline
 
 # What a file may ask for is bounded; here the bounds are lower, so that a run keeps its pace.
 folding.FOLD_BYTES = 2**20
@@ -156,7 +158,8 @@ def test_one_input(data: bytes) -> None:
         for value in graph.values.values():
             if value.size > 2**24:
                 return  # a sound graph that takes its time
-        passes.fuse(passes.simplify(graph))
+        setting = pipeline.Setting(CpuDevice(), simplified=False)
+        pipeline.lower(graph, setting)
     except InputError as error:
         message = str(error)
         assert "\n" not in message, message

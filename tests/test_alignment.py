@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lowered import fuse, lay_channels_last
 from test_passes import Builder, kinds, same
 
 from cnn_engine import Engine
@@ -288,6 +289,6 @@ def test_on_a_gpu(dtype):
 def test_laid_for_a_gpu():
     """Gates of 162 channels are no node of their own; of 168 they are."""
     b, y = rexnet()
-    after = same(passes.fuse(b.graph(y)), lambda graph: passes.lay_channels_last(graph, "cuda", 8))
+    after = same(fuse(b.graph(y)), lambda graph: lay_channels_last(graph, "cuda", 8))
     assert kinds(after).count("squeeze_excite") == 2
     assert not {"slice", "concat", "add"} & set(kinds(after))

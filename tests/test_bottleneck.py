@@ -13,6 +13,7 @@ import tolerances
 from conftest import Device
 from engines import built, on_gpu, running, single
 from halves import HALVES
+from lowered import fuse, lay_channels_last
 from native import NONE, RELU, call, packed
 from test_expand_depthwise import ids
 from test_passes import Builder, kinds, same
@@ -50,7 +51,7 @@ CASES = [
 
 
 def laid(graph, takes=lambda *_: True):
-    graph = passes.lay_channels_last(passes.fuse(graph), "cuda", run=8)
+    graph = lay_channels_last(fuse(graph), "cuda", run=8)
     return passes.fuse_bottlenecks(graph, takes)
 
 

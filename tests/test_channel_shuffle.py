@@ -7,11 +7,11 @@ import pytest
 import tolerances
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lowered import lay_channels_last
 from test_channels_last import as_float32
 from test_passes import Builder, kinds, same
 
 from cnn_engine import Engine
-from cnn_engine.graph import passes
 from cnn_engine.graph.reference import reference
 from cnn_engine.operators.shaping import Concat, Reshape, Slice, Transpose
 from cnn_engine.operators.unary import Relu
@@ -24,7 +24,7 @@ def shuffle(b: Builder, x: str, image, apart, perm=None) -> str:
 
 
 def turned(graph):
-    return passes.lay_channels_last(graph, "cuda")
+    return lay_channels_last(graph, "cuda")
 
 
 @pytest.mark.parametrize("rest", [(5, 7), (35,), (5, 7, 1)])

@@ -9,6 +9,7 @@ import pytest
 import tolerances
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lowered import fuse, lay_channels_last
 from test_passes import Builder, kinds, same
 
 from cnn_engine import Engine, _cpu
@@ -34,7 +35,7 @@ from cnn_engine.plan import per_image
 
 
 def on_cuda(graph: Graph) -> Graph:
-    return passes.lay_channels_last(graph, "cuda")
+    return lay_channels_last(graph, "cuda")
 
 
 def pointwise(b: Builder, x: str, channels: int, filters: int) -> str:
@@ -44,7 +45,7 @@ def pointwise(b: Builder, x: str, channels: int, filters: int) -> str:
 def test_a_chain_of_convolutions_is_turned_once():
     b = Builder(2, 8, 8, 8)
     y = b.add(MaxPool2d((2, 2), (2, 2)), b.add(Relu(), b.conv(b.conv("x", 8, 4), 4, 4)))
-    after = same(b.graph(y), lambda graph: passes.lay_channels_last(passes.fuse(graph)))
+    after = same(b.graph(y), lambda graph: lay_channels_last(fuse(graph)))
     assert kinds(after) == [
         "transpose",
         "conv2d_nhwc",
@@ -57,7 +58,7 @@ def test_a_chain_of_convolutions_is_turned_once():
 def test_a_first_layer_of_few_channels_reads_its_input_as_it_is():
     b = Builder(2, 3, 6, 6)
     y = b.add(ReduceMean((2, 3), keepdims=False), b.conv("x", 3, 4))
-    after = same(b.graph(y), passes.lay_channels_last)
+    after = same(b.graph(y), lay_channels_last)
     assert kinds(after) == ["conv2d_nhwc", "reduce_mean"]
     assert after.nodes[0].op.planar
     assert after.nodes[1].op.axes == (1, 2)
@@ -66,14 +67,14 @@ def test_a_first_layer_of_few_channels_reads_its_input_as_it_is():
 def test_pools_of_one_element_go():
     b = Builder(2, 3, 6, 6)
     x = b.add(AveragePool2d((1, 1), (1, 1)), b.conv("x", 3, 4))
-    after = same(b.graph(b.add(MaxPool2d((1, 1), (2, 2)), x)), passes.lay_channels_last)
+    after = same(b.graph(b.add(MaxPool2d((1, 1), (2, 2)), x)), lay_channels_last)
     assert kinds(after) == ["conv2d_nhwc", "max_pool2d_nhwc", "transpose"]
 
 
 def test_graphs_without_convolutions_stay():
     b = Builder(2, 3, 6, 6)
     before = b.graph(b.add(MaxPool2d((2, 2), (2, 2)), b.add(Relu(), "x")))
-    assert passes.lay_channels_last(before) is before
+    assert lay_channels_last(before) is before
 
 
 def test_weights_that_are_computed_stay():
@@ -82,7 +83,7 @@ def test_weights_that_are_computed_stay():
         Reshape((4, 3, 3, 3)), b.add(Slice((0,), (108,), (0,), (1,)), b.add(Reshape((-1,)), "x"))
     )
     before = b.graph(b.add(Conv2d(), "x", weight))
-    assert passes.lay_channels_last(before) is before
+    assert lay_channels_last(before) is before
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (4, 1, 1), (1, 4, 1, 1), (6,), (6, 1), (2, 1, 1, 1)])
@@ -91,7 +92,7 @@ def test_constants_broadcast_as_before(shape, turned):
     b = Builder(2, 3, 6, 6)
     pair = [b.conv("x", 3, 4, padding=(1, 1, 1, 1)), b.constant(*shape)]
     y = b.add(Sub(), *(reversed(pair) if turned else pair))
-    after = same(b.graph(b.add(ReduceMax((1,)), y)), passes.lay_channels_last)
+    after = same(b.graph(b.add(ReduceMax((1,)), y)), lay_channels_last)
     assert kinds(after) == ["conv2d_nhwc", "sub", "reduce_max", "reshape"]
 
 
@@ -121,7 +122,7 @@ def test_what_follows_a_convolution(op, kept):
     y = b.conv("x", 3, 4, padding=(1, 1, 1, 1))
     places = ("places",) if getattr(op, "indices", None) else ()
     b.nodes.append(Node("node", op, (y,), ("made", *places)))
-    after = same(b.graph("made"), passes.lay_channels_last)
+    after = same(b.graph("made"), lay_channels_last)
     found = kinds(after)
     assert found[0] == "conv2d_nhwc"
     assert ("transpose" in found[1:2]) != kept
@@ -133,7 +134,7 @@ def test_parts_and_joins():
     x = b.conv("x", 3, 6, padding=(1, 1, 1, 1))
     b.nodes.append(Node("split", Split(1, (2, 4)), (x,), ("few", "more")))
     joined = b.add(Concat(1), b.add(Relu(), "more"), "x", "few")
-    after = same(b.graph(joined, "few"), passes.lay_channels_last)
+    after = same(b.graph(joined, "few"), lay_channels_last)
     assert [node.op.axis for node in after.nodes if node.op.kind in ("split", "concat")] == [3, 3]
     assert kinds(after).count("transpose") == 3  # x, and the two outputs
 
@@ -144,7 +145,7 @@ def test_orders_that_networks_ask_for_themselves():
     y = b.conv("x", 3, 4, padding=(1, 1, 1, 1))
     z = b.add(Swish(), b.add(Transpose((0, 2, 3, 1)), y))
     z = b.add(Add(), y, b.add(Transpose((0, 3, 1, 2)), z))
-    after = same(b.graph(b.conv(z, 4, 4)), passes.lay_channels_last)
+    after = same(b.graph(b.conv(z, 4, 4)), lay_channels_last)
     assert kinds(after) == ["conv2d_nhwc", "swish", "add", "conv2d_nhwc", "transpose"]
 
 
@@ -154,7 +155,7 @@ def test_any_function_becomes_an_epilogue(groups):
     y, functions = "x", [Swish(), HardSigmoid(), Clip(0.0, 6.0)]
     for op in functions:
         y = b.add(op, b.conv(y, 4, 4, groups=groups))
-    after = same(b.graph(y), lambda graph: passes.lay_channels_last(passes.fuse(graph)))
+    after = same(b.graph(y), lambda graph: lay_channels_last(fuse(graph)))
     convolutions = [node for node in after.nodes if node.op.kind == "conv2d_nhwc"]
     assert [node.op.activation for node in convolutions] == functions
 
@@ -165,7 +166,7 @@ def test_a_batch_norm_and_a_relu_are_applied_as_they_are_read():
     y = pointwise(b, b.add(Relu(), b.norm(x, 8)), 8, 5)
     z = pointwise(b, b.norm(x, 8), 8, 5)
     w = pointwise(b, b.add(Relu(), x), 8, 5)
-    after = same(b.graph(b.add(Add(), b.add(Add(), y, z), w)), passes.lay_channels_last)
+    after = same(b.graph(b.add(Add(), b.add(Add(), y, z), w)), lay_channels_last)
     assert "batch_norm" not in kinds(after)
     assert "relu" not in kinds(after)
     first = next(node for node in after.nodes if len(node.covers) == 3)
@@ -176,7 +177,7 @@ def test_a_batch_norm_that_others_read_stays():
     b = Builder(2, 4, 6, 6)
     x = b.add(Relu(), b.norm(b.conv("x", 4, 4), 4))
     y = pointwise(b, x, 4, 5)
-    after = same(b.graph(b.add(MaxPool2d((2, 2), (2, 2)), x), y), passes.lay_channels_last)
+    after = same(b.graph(b.add(MaxPool2d((2, 2), (2, 2)), x), y), lay_channels_last)
     assert kinds(after).count("batch_norm") == 1
     assert all(node.op.floor is None for node in after.nodes if node.op.kind == "conv2d_nhwc")
 
@@ -185,7 +186,7 @@ def test_a_prologue_that_two_read_goes():
     b = Builder(2, 4, 6, 6)
     x = b.add(Relu(), b.norm(b.add(MaxPool2d((3, 3), (1, 1)), b.conv("x", 4, 4)), 4))
     y = b.add(Add(), pointwise(b, x, 4, 5), pointwise(b, x, 4, 5))
-    after = same(b.graph(y), passes.lay_channels_last)
+    after = same(b.graph(y), lay_channels_last)
     assert "batch_norm" not in kinds(after)
 
 
@@ -194,7 +195,7 @@ def test_averages_of_a_sum_are_sums_of_averages():
     x = b.add(Relu(), b.norm(b.conv("x", 3, 8), 8))
     y = b.add(Conv2d(), x, b.constant(4, 8, 1, 1), b.constant(4))
     y = b.add(AveragePool2d((2, 2), (2, 2), count_include_pad=True), y)
-    after = same(b.graph(y), passes.lay_channels_last)
+    after = same(b.graph(y), lay_channels_last)
     assert kinds(after) == [
         "conv2d_nhwc", "batch_norm", "relu", "average_pool2d_nhwc", "conv2d_nhwc", "transpose",
     ]  # fmt: skip
@@ -212,7 +213,7 @@ def test_averages_of_a_sum_are_sums_of_averages():
 def test_other_pools_stay_behind(pool):
     b = Builder(2, 3, 6, 6)
     y = b.add(pool, b.add(Conv2d(), b.conv("x", 3, 8), b.constant(4, 8, 1, 1), b.constant(4)))
-    after = same(b.graph(y), passes.lay_channels_last)
+    after = same(b.graph(y), lay_channels_last)
     assert kinds(after)[:2] == ["conv2d_nhwc", "conv2d_nhwc"]
 
 
@@ -225,7 +226,7 @@ def test_squeeze_and_excite_is_a_scale_of_each_image(images, turned, relu):
     gate = b.add(Sigmoid(), pointwise(b, b.add(ReduceMean((2, 3)), x), 4, 4))
     y = b.add(Mul(), *((gate, x) if turned else (x, gate)))
     y = pointwise(b, b.add(Relu(), y) if relu else y, 4, 5)
-    after = same(b.graph(y), passes.lay_channels_last)
+    after = same(b.graph(y), lay_channels_last)
     assert "mul" not in kinds(after)
     last = after.nodes[-2]
     assert after.values[last.inputs[4]].shape == ((2, 4) if images == 2 else (4,))
@@ -235,7 +236,7 @@ def test_gates_of_places_stay():
     b = Builder(2, 3, 6, 6)
     x = b.conv("x", 3, 4)
     gate = b.add(Sigmoid(), b.add(ReduceMean((1,)), x))
-    after = same(b.graph(pointwise(b, b.add(Mul(), x, gate), 4, 5)), passes.lay_channels_last)
+    after = same(b.graph(pointwise(b, b.add(Mul(), x, gate), 4, 5)), lay_channels_last)
     assert "mul" in kinds(after)
 
 
@@ -309,7 +310,7 @@ def random_graph(data, channels: int = 4, size: int = 8) -> Graph | None:
 def test_random_graphs(data):
     graph = random_graph(data)
     if graph is not None:
-        same(passes.fuse(passes.simplify(graph)), passes.lay_channels_last)
+        same(fuse(passes.simplify(graph)), lay_channels_last)
 
 
 def test_every_function_of_an_epilogue_is_a_kernel_s():
@@ -492,7 +493,7 @@ def test_linear_layers_read_images_as_they_lie_on_cuda(flat):
     after = same(graph, on_cuda)
     assert kinds(after) == ["conv2d_nhwc", "reshape", "linear", "linear"]
     assert after.nodes[2].op.activation == Relu()
-    assert "transpose" in kinds(same(graph, passes.lay_channels_last))
+    assert "transpose" in kinds(same(graph, lay_channels_last))
 
 
 @pytest.mark.parametrize("rows", [(2, 48), (4, 24)])
@@ -529,7 +530,7 @@ def test_in_tf32_short_first_convolutions_keep_float32(batch, side, kept):
     x = "x"
     for _ in range(24):
         x = b.conv(x, 16, 16, side)
-    graph = passes.lay_channels_last(b.graph(x), "cuda")
+    graph = lay_channels_last(b.graph(x), "cuda")
     for dtype, first in (("tf32", "float32"), ("float16", "float16"), ("float32", "float32")):
         rounded = passes.round_operands(graph, dtype)
         found = [node.op.operands for node in rounded.nodes if node.op.kind == "conv2d_nhwc"]

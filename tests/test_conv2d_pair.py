@@ -10,6 +10,7 @@ import pytest
 from engines import built
 from graphs import Builder, resnet
 from halves import HALVES
+from lowered import fuse, lay_channels_last
 
 from cnn_engine import Engine
 from cnn_engine.errors import InputError
@@ -43,7 +44,7 @@ def block(kernel: int = 3, order: int = 1, last=None, size: int = 14, batch: int
 
 
 def summed(graph: Graph, takes=lambda *_: True) -> Graph:
-    return passes.fuse_sums(passes.lay_channels_last(passes.fuse(graph), "cuda", run=8), takes)
+    return passes.fuse_sums(lay_channels_last(fuse(graph), "cuda", run=8), takes)
 
 
 def sums(graph: Graph) -> list:
@@ -202,7 +203,7 @@ def beside(graph: Graph) -> list:
 
 
 def neighboured(graph: Graph, takes=lambda *_: True) -> Graph:
-    laid = passes.lay_channels_last(passes.fuse(graph), "cuda", run=8)
+    laid = lay_channels_last(fuse(graph), "cuda", run=8)
     names = (name for node in laid.nodes for name in node.outputs)
     laid = replace(laid, stored=dict.fromkeys(names, "float16"))
     return passes.fuse_neighbours(laid, takes)

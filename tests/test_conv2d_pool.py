@@ -10,6 +10,7 @@ from conftest import Device
 from engines import built
 from graphs import Builder
 from halves import HALVES
+from lowered import fuse, lay_channels_last
 from native import RELU, call, channels_last, packed
 from test_conv2d_nhwc import record
 from test_conv2d_nhwc_cuda import whole_numbers
@@ -45,7 +46,7 @@ def network(
 
 
 def laid(graph: Graph, takes=lambda *_: True) -> Graph:
-    return passes.fuse_pools(passes.lay_channels_last(passes.fuse(graph), "cuda", run=8), takes)
+    return passes.fuse_pools(lay_channels_last(fuse(graph), "cuda", run=8), takes)
 
 
 def pooled(graph: Graph) -> list:

@@ -13,6 +13,7 @@ import tolerances
 from conftest import Device
 from engines import built, on_gpu, running, single
 from halves import HALVES
+from lowered import fuse, lay_channels_last
 from native import NONE, RELU, call, packed
 from test_expand_depthwise import ids
 from test_passes import Builder, same
@@ -77,7 +78,7 @@ def block(batch=1, layers=3, inner=None, norm=True, size=(6, 5), width=CHANNELS,
 
 
 def laid(graph, takes=lambda *_: True):
-    graph = passes.lay_channels_last(passes.fuse(passes.simplify(graph)), "cuda", run=8)
+    graph = lay_channels_last(fuse(passes.simplify(graph)), "cuda", run=8)
     return passes.fuse_dense_layers(graph, takes)
 
 

@@ -7,8 +7,10 @@ import halves
 import numpy as np
 import pytest
 import tolerances
+from cnn_engine.graph.fuse.expansions import BOX_SIDE
 from conftest import Device
 from engines import assert_as_on_cpu, built, on_gpu, running, single
+from lowered import fuse, lay_channels_last
 from native import NONE, call
 from test_expand_depthwise_cuda import gated
 from test_passes import Builder, same
@@ -18,7 +20,6 @@ from cnn_engine.devices import cuda_module
 from cnn_engine.errors import InputError
 from cnn_engine.graph import passes
 from cnn_engine.graph.graph import Value
-from cnn_engine.graph.passes.fuse.expansions import BOX_SIDE
 from cnn_engine.operators.channels_last import Conv2dNhwc
 from cnn_engine.operators.conv2d import Conv2d
 from cnn_engine.operators.depthwise_means import DepthwiseMeans
@@ -28,7 +29,7 @@ Function = _cpu.UnaryFunction
 
 
 def laid(graph):
-    return passes.lay_channels_last(passes.fuse(graph), "cuda")
+    return lay_channels_last(fuse(graph), "cuda")
 
 
 def found_in(graph):

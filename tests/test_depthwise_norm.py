@@ -9,6 +9,7 @@ import pytest
 import tolerances
 from conftest import Device
 from engines import assert_as_on_cpu, built, on_gpu, running, single
+from lowered import fuse, lay_channels_last
 from native import call
 from test_passes import Builder, same
 
@@ -46,7 +47,7 @@ def block(batch=2, channels=64, size=(11, 9), shift=True, between=None, reads=Fa
 
 
 def laid(graph):
-    return passes.lay_channels_last(passes.fuse(graph), "cuda")
+    return lay_channels_last(fuse(graph), "cuda")
 
 
 def found_in(graph):

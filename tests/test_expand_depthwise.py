@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tolerances
 from engines import single
+from lowered import fuse, lay_channels_last
 from native import NONE
 from test_passes import Builder, kinds, same
 
@@ -26,7 +27,7 @@ Function = _cpu.UnaryFunction
 
 
 def laid(graph):
-    return passes.fuse_expansions(passes.lay_channels_last(passes.fuse(graph)))
+    return passes.fuse_expansions(lay_channels_last(fuse(graph)))
 
 
 def found_in(graph):

@@ -12,6 +12,7 @@ import tolerances
 from conftest import Device
 from engines import built, on_gpu, running, single
 from halves import HALVES
+from lowered import fuse, lay_channels_last
 from native import NONE, call, packed
 from test_expand_depthwise import CASES, arrays, block, found_in, ids, shapes_of
 from test_passes import Builder, kinds, same
@@ -48,7 +49,7 @@ IMAGES = [
 
 
 def laid(graph):
-    return passes.lay_channels_last(passes.fuse(graph), "cuda", run=8)
+    return lay_channels_last(fuse(graph), "cuda", run=8)
 
 
 def gated(batch=2, channels=8, wide=24, hidden=4):

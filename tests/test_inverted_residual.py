@@ -12,6 +12,7 @@ import tolerances
 from conftest import Device
 from engines import built, on_gpu, running, single
 from halves import HALVES
+from lowered import fuse, lay_channels_last
 from native import NONE, call, packed
 from test_expand_depthwise import ids
 from test_passes import Builder, kinds, same
@@ -67,7 +68,7 @@ def ended(b, y, filters=8):
 
 
 def fused(graph, takes=lambda *_: True):
-    laid = passes.lay_channels_last(passes.fuse(graph), "cuda", run=8)
+    laid = lay_channels_last(fuse(graph), "cuda", run=8)
     return passes.fuse_inverted_residuals(laid, takes)
 
 

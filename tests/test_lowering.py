@@ -10,6 +10,7 @@ import os
 import numpy as np
 import pytest
 from fake_cuda import FakeCuda, FakeTensorCores
+from lowered import fuse, lay_channels_last
 from random_networks import network
 from tolerances import FEW_LAYERS, assert_close
 
@@ -59,7 +60,7 @@ def laid(graph: Graph, device, dtype: str = "float32") -> Graph:
 
 def together(graph: Graph) -> Graph:
     """Returns the graph with all nodes together that rewrites can put together, in whatever kernel."""
-    graph = passes.lay_channels_last(passes.fuse(graph), "cuda", 4)
+    graph = lay_channels_last(fuse(graph), "cuda", 4)
     graph = passes.round_operands(graph, "tf32")
     pairs = passes.fuse_sums, passes.fuse_neighbours
     others = (
@@ -68,15 +69,15 @@ def together(graph: Graph) -> Graph:
         passes.fuse_bottlenecks, passes.fuse_pools, passes.fuse_stem_pairs, passes.scale_by_gates,
         passes.join_linear_layers,
     )  # fmt: skip
-    for fuse in (*pairs, *others):
-        graph = fuse(graph, lambda *_: 1)
+    for rewrite in (*pairs, *others):
+        graph = rewrite(graph, lambda *_: 1)
     return graph
 
 
 #: What is done to a graph, by its name.
 ROADS = {
     "simplified": lambda graph: graph,
-    "fused": passes.fuse,
+    "fused": fuse,
     "cpu": lambda graph: laid(graph, CpuDevice()),
     "cuda float32": lambda graph: laid(graph, cuda()),
     "cuda tf32": lambda graph: laid(graph, cuda(), "tf32"),

@@ -12,6 +12,7 @@ import tolerances
 from conftest import Device
 from engines import built, running, single, steps_of
 from halves import HALVES
+from lowered import fuse, lay_channels_last
 from native import NONE, RELU, call, packed
 from test_passes import Builder, same
 
@@ -43,7 +44,7 @@ def tail(batch=2, norm=True, relu=True, keepdims=True, after=None, mean=ReduceMe
 
 
 def laid(graph):
-    return passes.lay_channels_last(passes.fuse(graph), "cuda", run=8)
+    return lay_channels_last(fuse(graph), "cuda", run=8)
 
 
 def joined(graph):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lowered import fuse, lay_channels_last
 from tolerances import assert_same_function
 
 from cnn_engine.graph import passes
@@ -135,7 +136,7 @@ def test_batch_norm_and_a_function_after_convolutions_together():
     b = Builder(2, 4, 6, 6)
     y = b.add(Relu(), b.add(Mul(), b.norm(parts(b, 2, 5, 1), 8), b.constant(8, 1, 1)))
     before = b.graph(y)
-    after = same(before, lambda graph: passes.fuse(passes.simplify(graph)))
+    after = same(before, lambda graph: fuse(passes.simplify(graph)))
     assert kinds(after) == ["conv2d"] * 3 + ["concat"]
     assert [node.op.activation for node in after.nodes[:3]] == [Relu()] * 3
     covered = [name for node in after.nodes for name in node.covers or (node.name,)]
@@ -158,7 +159,7 @@ def test_what_is_not_a_convolutions_alone_stays_behind_the_concatenation():
     y = parts(b, 4, 4)
     graphs.append(b.graph(b.add(Relu(), b.norm(y, 8)), y))
     for graph in graphs:
-        after = same(graph, lambda graph: passes.fuse(passes.simplify(graph)))
+        after = same(graph, lambda graph: fuse(passes.simplify(graph)))
         assert kinds(after)[-3:] == ["concat", "batch_norm", "relu"]
 
 
@@ -167,11 +168,11 @@ def test_rows_of_convolutions_are_not_channels():
     b = Builder(2, 4, 6, 6)
     after = same(
         b.graph(b.add(Relu(), b.norm(parts(b, 3, 3, axis=2), 3))),
-        lambda graph: passes.fuse(passes.simplify(graph)),
+        lambda graph: fuse(passes.simplify(graph)),
     )
     assert kinds(after) == ["conv2d", "conv2d", "concat", "batch_norm", "relu"]
     b = Builder(2, 4, 6, 6)
-    after = same(b.graph(b.add(Relu(), parts(b, 3, 3, axis=2))), passes.fuse)
+    after = same(b.graph(b.add(Relu(), parts(b, 3, 3, axis=2))), fuse)
     assert kinds(after) == ["conv2d", "conv2d", "concat"]
 
 
@@ -413,7 +414,7 @@ def block(b: Builder, x: str) -> str:
 def test_a_residual_block_is_its_convolutions():
     b = Builder(2, 4, 6, 6)
     before = b.graph(b.add(Clip(0.0, 6.0), block(b, block(b, "x"))))
-    after = same(before, lambda graph: passes.fuse(passes.simplify(graph)))
+    after = same(before, lambda graph: fuse(passes.simplify(graph)))
     assert kinds(after) == ["conv2d"] * 6 + ["clip"]
     assert [node.op.activation for node in after.nodes[:3]] == [Relu(), None, Relu()]
     assert [len(node.inputs) for node in after.nodes[:3]] == [3, 3, 4]
@@ -451,7 +452,7 @@ def test_a_concatenation_that_repeats_a_convolution(order):
     """What it reads twice has another reader than the pair that it would be part of."""
     b = Builder(1, 8, 4, 4)
     made = {letter: b.conv("x", 8, 8, side=1) for letter in "ab"}
-    before = passes.lay_channels_last(b.graph(b.add(Concat(1), *map(made.get, order))), "cuda", 8)
+    before = lay_channels_last(b.graph(b.add(Concat(1), *map(made.get, order))), "cuda", 8)
     same(before, lambda graph: passes.fuse_neighbours(graph, lambda *_: True))
 
 
@@ -461,9 +462,9 @@ def test_convolutions_whose_bias_is_computed_are_no_pair(shift):
     bias = b.add(ReduceMean((0, 2, 3), keepdims=False), "x")
     made = [b.add(Conv2d(), "x", b.constant(8, 8, 1, 1), bias) for _ in "ab"]
     graph = b.graph(b.add(Add() if shift else Concat(1), *made))
-    before = passes.lay_channels_last(graph, "cuda", 8)
-    for fuse in (passes.fuse_neighbours, passes.fuse_sums):
-        assert fuse(before, lambda *_: True).nodes == before.nodes
+    before = lay_channels_last(graph, "cuda", 8)
+    for rewrite in (passes.fuse_neighbours, passes.fuse_sums):
+        assert rewrite(before, lambda *_: True).nodes == before.nodes
 
 
 def test_new_names_are_taken_by_no_node_and_no_tensor():
@@ -477,7 +478,7 @@ def test_new_names_are_taken_by_no_node_and_no_tensor():
         b.nodes.append(Node(name, Relu(), (y,), (f"{b.nodes[-1].name}.{word}",)))
         before = b.graph(*b.nodes[-1].outputs)
         for device in ("cpu", "cuda"):
-            same(before, lambda g, to=device: passes.lay_channels_last(passes.simplify(g), to))
+            same(before, lambda g, to=device: lay_channels_last(passes.simplify(g), to))
 
 
 # -- constants that must not be lost -----------------------------------------------------------------
@@ -502,7 +503,7 @@ def test_factors_that_the_weights_have_no_room_for_stay(number, place):
     b.constants[weights] *= size
     before = float32(b.graph(y))
     if place == "after on tensor cores":
-        after = passes.lay_channels_last(before)
+        after = lay_channels_last(before)
         assert "mul" in kinds(after)
     else:
         assert passes.simplify(before).nodes == before.nodes
@@ -536,13 +537,13 @@ def test_a_batch_norm_that_a_prologue_has_no_room_for_stays(scale, variance):
         Node("r", Relu(), conv.outputs, ("r",)),
         replace(norm, inputs=("r", *norm.inputs[1:])),
     ]
-    before = passes.fuse(float32(b.graph(y)))
-    assert kinds(passes.lay_channels_last(before)).count("batch_norm") == 0
+    before = fuse(float32(b.graph(y)))
+    assert kinds(lay_channels_last(before)).count("batch_norm") == 0
     constants = dict(before.constants)
     constants[norm.inputs[1]] = np.full(8, scale, np.float32)
     constants[norm.inputs[4]] = np.full(8, variance, np.float32)
     constants[norm.inputs[2]] = constants[norm.inputs[3]] = np.zeros(8, np.float32)
-    after = passes.lay_channels_last(replace(before, constants=constants))
+    after = lay_channels_last(replace(before, constants=constants))
     assert kinds(after).count("batch_norm") == 1
 
 
@@ -598,7 +599,7 @@ def test_random_graphs(data):
         tensors.append(y)
     outputs = data.draw(st.lists(st.sampled_from(tensors[1:]), min_size=1, max_size=3, unique=True))
     before = b.graph(*outputs)
-    after = same(before, lambda graph: passes.fuse(passes.simplify(graph)))
+    after = same(before, lambda graph: fuse(passes.simplify(graph)))
     assert len(after.nodes) <= len(before.nodes)
 
 

@@ -9,6 +9,7 @@ from concurrent.futures import ProcessPoolExecutor
 import fake_cuda
 import numpy as np
 import pytest
+from lowered import fuse
 from onnx import TensorProto, helper, numpy_helper
 
 from cnn_engine import Engine, Kernel
@@ -89,7 +90,7 @@ def test_an_engine_in_a_spawned_process():
 
 def test_graphs_and_their_rewrites():
     graph = load(model())
-    for made in (graph, passes.simplify(graph), passes.fuse(passes.simplify(graph))):
+    for made in (graph, passes.simplify(graph), fuse(passes.simplify(graph))):
         again = pickle.loads(pickle.dumps(made))
         for batch in (1, 4):
             wanted, found = made.with_batch(batch), again.with_batch(batch)

@@ -10,9 +10,9 @@ from time import process_time
 
 import numpy as np
 import pytest
+from lowered import fuse, lay_channels_last
 
 from cnn_engine.devices.cpu import CpuDevice
-from cnn_engine.graph import passes
 from cnn_engine.graph.graph import Graph, Node, Value
 from cnn_engine.graph.model import Model
 from cnn_engine.lower.placement import Placement, place
@@ -27,7 +27,7 @@ from cnn_engine.plan.builder import plan_memory
 
 def planned(graph: Graph) -> Graph:
     """Returns the graph as it is laid for a CPU, its memory planned."""
-    graph = passes.lay_channels_last(passes.fuse(Model(graph).base))
+    graph = lay_channels_last(fuse(Model(graph).base))
     placed = place(graph, Placement(CpuDevice(), "resident", 1), None, None)
     plan_memory(placed, lambda _: CpuDevice(), 1)
     return graph

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tolerances
+from lowered import lay_channels_last
 from test_channels_last import as_float32, on_cuda
 from test_passes import Builder, kinds, same
 
 from cnn_engine import Engine
-from cnn_engine.graph import passes
 from cnn_engine.graph.reference import reference
 from cnn_engine.operators.binary import Add, Mul
 from cnn_engine.operators.matmul import Matmul
@@ -28,7 +28,7 @@ def test_products_over_channels_are_convolutions(device):
     y = b.add(Mul(), b.add(Add(), y, b.constant(4)), b.constant(4))
     y = b.add(Add(), b.add(Transpose((0, 3, 1, 2)), y), x)
     graph = b.graph(b.conv(y, 4, 4))
-    after = same(graph, lambda graph: passes.lay_channels_last(graph, device))
+    after = same(graph, lambda graph: lay_channels_last(graph, device))
     assert kinds(after) == ["conv2d_nhwc"] * 4 + ["transpose"]
     assert [node.inputs[3] is not None for node in after.nodes[2:3] if node.inputs[3:]] == [True]
 
@@ -54,7 +54,7 @@ def test_products_of_rows_are_convolutions():
     b = Builder(2, 7, 4)
     y = tokens(b, tokens(b, "x", 4, 6, True), 4, 5, False)
     before = b.graph(y)
-    after = same(before, passes.lay_channels_last)
+    after = same(before, lay_channels_last)
     assert [kind for kind in kinds(after) if kind != "reshape"] == ["conv2d_nhwc"] * 4
     convs = [node for node in after.nodes if node.op.kind == "conv2d_nhwc"]
     assert [node.op.activation for node in convs] == [Swish(), None] * 2
@@ -70,7 +70,7 @@ def test_what_follows_rows_that_others_read_stays():
     y = b.add(Add(), sums, x)  # a product without a bias, and what it was made of
     z = b.add(Swish(), b.add(Add(), b.add(Matmul(), y, b.constant(4, 3)), b.constant(7, 3)))
     both = b.add(Add(), y, b.constant(2, 7, 4))
-    after = same(b.graph(z, both, y), passes.lay_channels_last)
+    after = same(b.graph(z, both, y), lay_channels_last)
     found = [kind for kind in kinds(after) if kind != "reshape"]
     assert sorted(found) == ["add", "add", "conv2d_nhwc", "conv2d_nhwc", "relu", "swish"]
 
@@ -81,7 +81,7 @@ def test_what_follows_rows_that_others_read_stays():
 def test_products_of_other_ranks_stay(shape, weight):
     b = Builder(*shape)
     after = same(
-        b.graph(b.add(Matmul(), "x", b.constant(*weight))), passes.lay_channels_last
+        b.graph(b.add(Matmul(), "x", b.constant(*weight))), lay_channels_last
     )  # fmt: skip
     assert kinds(after) == ["matmul"]
 

@@ -13,6 +13,7 @@ import tolerances
 from conftest import Device
 from engines import built, on_gpu, running, single, steps_of
 from halves import HALVES
+from lowered import fuse, lay_channels_last
 from native import NONE, RELU, call, packed
 from test_passes import Builder, same
 
@@ -47,7 +48,7 @@ def block(batch=2, channels=16, hidden=4, inner=Relu, outer=HardSigmoid, mean=No
 
 
 def laid(graph, run=8):
-    return passes.lay_channels_last(passes.fuse(graph), "cuda", run)
+    return lay_channels_last(fuse(graph), "cuda", run)
 
 
 def found_in(graph):
@@ -158,7 +159,7 @@ def test_what_else_is_done_to_the_product_stays_with_who_reads_it():
 
 def test_the_cpu_has_its_nodes():
     *_, graph = block()
-    assert not found_in(passes.lay_channels_last(passes.fuse(graph)))
+    assert not found_in(lay_channels_last(fuse(graph)))
 
 
 def test_record():

@@ -9,6 +9,7 @@ import pytest
 from conftest import Device
 from engines import built, on_gpu, running, single
 from halves import HALVES
+from lowered import fuse, lay_channels_last
 from native import NONE, RELU, call, packed
 from test_expand_depthwise import ids
 from test_passes import Builder, kinds, same
@@ -66,7 +67,7 @@ def pair(batch=2, channels=3, functions=(Relu, Relu), size=(21, 18), window=3, p
 
 
 def fused(graph, takes=lambda *_: True):
-    laid = passes.lay_channels_last(passes.fuse(graph), "cuda", run=8)
+    laid = lay_channels_last(fuse(graph), "cuda", run=8)
     return passes.fuse_stem_pairs(passes.fuse_pools(laid, lambda *_: True), takes)
 
 

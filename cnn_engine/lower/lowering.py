@@ -10,21 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .. import _cpu
 from ..devices import Buffer
 from ..devices.cpu import CpuDevice, give_back
-from ..graph import mapped, passes
+from ..graph import mapped
 from ..graph.graph import Graph, Node
 from ..kernels import Kernel
-from ..kernels.cuda.dense_layer import continues
-from ..kernels.cuda.depthwise_means import makes_means
-from ..kernels.cuda.depthwise_norm import normalizes
-from ..kernels.cuda.fused_cuda import expands, joins, joins_stem, makes_block, pairs, pools, scales
-from ..kernels.cuda.linear_layers import joins_layers
-from ..kernels.cuda.mean_linear import averages
 from ..kernels.select import Choice, has_tensor_cores
 from ..operators.report_kinds import REPORT_KINDS
-from . import fused_network, reduced_precision
+from . import fused_network
+from .pipeline import Setting, lower
 from .placement import Placed, Placement, place
 
 if TYPE_CHECKING:
@@ -50,7 +44,7 @@ class Program:
         channels_last: whether images lie with their channels side by side between convolutions.
         replays: whether the device's part of a pass is to become one call.
         covered: nodes of the graph, from the first on, that one kernel runs, where the variant is fused.
-        in_float32: node -> why it runs in float32 though others round; None: none was looked for yet.
+        setting: what decides which passes run.
     """
 
     def __init__(
@@ -74,15 +68,15 @@ class Program:
         self.tuner: Tuner | Chosen | None = tuner
         self.chained = chained
         self.covered = 0
-        self.in_float32: Mapping[str, str] | None = None
-        goes_on = False  # after a chain
+        goes_on, fuse_network = False, None  # after a chain
         if not choice.layered:
             graph = graph_of(*first)
-            self.covered = len(self._chain(graph, first[1]).covers)
+            fuse_network = partial(_fuse_network, graph_of, dtype, chained, first[1])
+            self.covered = len(fuse_network(graph).nodes[0].covers)
             goes_on = self.covered < len(graph.nodes)
-        self._fuses = fuses and choice.layered and (choice.automatic or choice.variant == "blocked")
+        layers = fuses and choice.layered and (choice.automatic or choice.variant == "blocked")
         self.channels_last = (
-            self._fuses
+            layers
             and choice.automatic
             and not choice.reduction
             and not self.own  # whose tensors are row-major
@@ -90,7 +84,7 @@ class Program:
             and (placement.device.kind == "cpu" or has_tensor_cores(placement.device))
         )
         # What follows a chain are layers of rows, which tensor cores, or a warp an output, are faster at.
-        self._ends_in_rows = (
+        rows_follow = (
             goes_on
             and not self.own
             and placement.data_mode == "resident"
@@ -102,10 +96,18 @@ class Program:
             and placement.device.kind == "cuda"
             and placement.data_mode == "resident"
         )
+        self.setting = Setting(
+            placement.device, dtype, layers, self.channels_last, fuse_network, rows_follow
+        )  # fmt: skip
         self._laid: Graph | None = None
         # By the arrays themselves, which are kept: plans hold addresses for as long as there are plans.
         self._uploaded: dict[tuple[int, str], tuple[np.ndarray, Buffer]] = {}
         self._prepared: dict[tuple, tuple[list, Any]] = {}
+
+    @property
+    def in_float32(self) -> Mapping[str, str] | None:
+        """Node -> why it runs in float32 though others round; None: none was looked for yet."""
+        return self.setting.in_float32
 
     def on(self, device: Any) -> Program:
         """Returns the same program with its work on another stream of the same device."""
@@ -141,68 +143,13 @@ class Program:
         """Returns the graph of a pass, rewritten for the device, before its nodes have kernels."""
         graph = self.graph_of(batch, pixels)
         mapped.check(graph.constants.values())
-        choice = self.choice
-        if not choice.layered:
-            chain = self._chain(graph, pixels)
-            graph = graph.replaced([n for n in graph.nodes if n.name in chain.covers], [chain])
-            if self._ends_in_rows:
-                graph = passes.fuse_functions_of_rows(graph)
-                # Of float16 tf32 has the bits, and no range that what a chain made could be past.
-                operands = "tf32" if self.dtype == "float16" else self.dtype
-                graph = passes.round_operands(graph, operands)
-                graph = passes.join_linear_layers(
-                    graph, partial(joins_layers, self.placement.device)
-                )
-        elif self._fuses:
-            graph = passes.fuse(graph)
-        if self.channels_last:
-            device = self.placement.device
-            kind = device.kind
-            stores = kind == "cuda" and self.dtype in reduced_precision.DTYPES
-            if kind == "cpu":
-                graph = passes.plain_convolutions(graph)
-            graph = passes.lay_channels_last(graph, kind, run=8 if stores else 4)
-            if kind == "cuda":
-                graph = passes.reshape_ones(graph)
-            # What the rewrites made of constants is the same for every batch.
-            self._laid = self._laid or passes.share_constants(graph)
-            graph = graph.sharing(self._laid)
-            if kind == "cpu":
-                graph = passes.mark_stem(graph)
-            rounds = kind == "cuda" and self.dtype in reduced_precision.PAST
-            if rounds and self.in_float32 is None:  # weights take long to look through
-                self.in_float32 = reduced_precision.not_held(graph, self.dtype)
-            whole = self.in_float32 or {}
-            if kind == "cuda" or self.dtype != "float32":
-                graph = passes.round_operands(graph, self.dtype, whole)
-            if kind == "cpu" and (self.dtype == "float32" or not _cpu.bfloat16_pays()):
-                graph = passes.fuse_expansions(graph)
-            if stores:
-                graph = reduced_precision.store_rounded(graph, self.dtype, kind, whole)
-            if kind == "cuda":
-                takes = partial(pairs, device)
-                graph = passes.fuse_neighbours(passes.fuse_sums(graph, takes), takes)
-                graph = passes.fuse_means(graph, partial(averages, device))
-                graph = passes.fuse_gate_means(graph, partial(makes_means, device))
-                graph = passes.fuse_depthwise_norms(graph, partial(normalizes, device))
-            if stores:
-                graph = passes.fuse_inverted_residuals(graph, partial(makes_block, device))
-                graph = passes.fuse_expansions(graph, partial(expands, device))
-            if kind == "cuda":
-                graph = passes.fuse_bottlenecks(graph, partial(joins, device))
-            if stores:
-                graph = passes.fuse_dense_layers(graph, partial(continues, device))
-                graph = passes.fuse_pools(graph, partial(pools, device))
-                graph = passes.fuse_stem_pairs(graph, partial(joins_stem, device))
-                graph = passes.scale_by_gates(graph, partial(scales, device))
-        return graph
-
-    def _chain(self, graph: Graph, pixels: bool) -> Node:
-        if pixels or not self.first[1]:
-            return fused_network.chain(graph, self.dtype, self.chained)
-        # One compiled network for pixels and for what they become.
-        op = fused_network.chain(self.graph_of(1, True), self.dtype, self.chained).op
-        return fused_network.chain(graph, self.dtype, self.chained, op.scale, op.offset)
+        graph = lower(graph, self.setting).graph
+        if not self.channels_last:
+            return graph
+        self._laid = (
+            self._laid or graph
+        )  # what the passes made of constants is the same for every batch
+        return graph.sharing(self._laid)
 
     def load(self) -> None:
         """Brings constants to where the kernels want them, before the first pass.
@@ -287,6 +234,23 @@ class Program:
         """Returns the device of a place."""
         device = self.placement.device
         return device if device.kind == where else CpuDevice()
+
+
+def _fuse_network(
+    graph_of: Callable[[int, bool], Graph],
+    dtype: str,
+    count: int | None,
+    first_pixels: bool,
+    graph: Graph,
+) -> Graph:
+    """Returns ``graph`` with its first ``count`` layers as one node, for the kernel that runs them."""
+    scale_and_offset = ()
+    if first_pixels and graph.inputs[0].dtype != "uint8":
+        # One compiled network for pixels and for what they become.
+        op = fused_network.chain(graph_of(1, True), dtype, count).op
+        scale_and_offset = op.scale, op.offset
+    chain = fused_network.chain(graph, dtype, count, *scale_and_offset)
+    return graph.replaced([n for n in graph.nodes if n.name in chain.covers], [chain])
 
 
 def _with_copies(graph: Graph, arrays: Collection[np.ndarray]) -> Graph:

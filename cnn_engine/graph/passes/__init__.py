@@ -1,14 +1,13 @@
 """Rewrites: plain functions from a graph to one that computes the same. Each notes what it did and why.
 
-:func:`simplify` takes away what need not be run; :func:`fuse` marks what a kernel can do on its way;
-:func:`lay_channels_last` does both for kernels over images whose channels lie side by side.
+:func:`simplify` takes away what need not be run, on every device. Which others run for a device, and in what
+order, is :data:`cnn_engine.lower.pipeline.PIPELINE`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 from ..graph import Graph
 from .canonical.activations import recognise_functions
@@ -40,6 +39,7 @@ from .layout.gemm import convolve_products, convolve_rows, fold_constants_after
 
 __all__ = [
     "EPILOGUES",
+    "SIMPLIFYING",
     "Pass",
     "align_channels",
     "channels_last",
@@ -50,7 +50,9 @@ __all__ = [
     "fold_affine_before",
     "fold_constants",
     "fold_padding",
-    "fuse",
+    "convolve_products",
+    "convolve_rows",
+    "fold_constants_after",
     "fuse_activations",
     "fuse_bottlenecks",
     "fuse_dense_layers",
@@ -68,7 +70,6 @@ __all__ = [
     "fuse_stem_pairs",
     "fuse_sums",
     "join_linear_layers",
-    "lay_channels_last",
     "mark_stem",
     "merge_shapes",
     "nest_concatenations",
@@ -95,38 +96,6 @@ SIMPLIFYING: tuple[Pass, ...] = (
     fold_affine_before,
     drop_unused,
 )
-FUSING: tuple[Pass, ...] = (fuse_residuals, fuse_activations)
-LAYING: tuple[Pass, ...] = (
-    channels_last,
-    convolve_products,
-    convolve_rows,
-    fold_constants_after,
-    fuse_residuals,
-    pool_first,
-    fuse_prologues,
-    fuse_activations,
-    nest_concatenations,
-    compose_transposes,
-)
-#: By the channels that convolutions read at once: 16 bytes of float32, or of 16 bits.
-LAYING_ON_CUDA: dict[int, tuple[Pass, ...]] = {
-    run: (
-        partial(align_channels, run=run),
-        partial(channels_last, shuffles=True),
-        order_weights,
-        convolve_products,
-        fold_constants_after,
-        fuse_residuals,
-        # Before pools change places with convolutions that have nothing before them: a norm and a relu by
-        # themselves cost more than the places that are pooled afterwards.
-        partial(fuse_prologues, run=run),
-        pool_first,
-        partial(fuse_activations, functions=EPILOGUES_ON_CUDA),
-        fuse_gates,
-        nest_concatenations,
-    )
-    for run in (4, 8)
-}
 
 
 def simplify(graph: Graph) -> Graph:
@@ -134,25 +103,9 @@ def simplify(graph: Graph) -> Graph:
     return _until_done(graph, SIMPLIFYING)
 
 
-def fuse(graph: Graph) -> Graph:
-    """Returns ``graph`` with residual additions and activations as parts of the convolutions before them."""
-    return _until_done(graph, FUSING)
-
-
 def fuse_functions_of_rows(graph: Graph) -> Graph:
     """Returns ``graph`` with activations as parts of the linear layers before them, for CUDA."""
     return fuse_activations(graph, functions={"linear": EPILOGUES_ON_CUDA["linear"]})
-
-
-def lay_channels_last(graph: Graph, device: str = "cpu", run: int = 4) -> Graph:
-    """Returns ``graph`` as the fastest kernels run it: images between convolutions are [N, H, W, C].
-
-    Products over channels become convolutions; what precedes one, and all functions that follow it,
-    become parts of it. On ``cuda`` what precedes does where channels come in runs of 4 or, in 16 bits, of
-    8, images get channels in whole runs, linear layers read images as they lie, and what makes the gates
-    of squeeze-and-excite blocks becomes one node.
-    """
-    return _until_done(graph, LAYING_ON_CUDA[run] if device == "cuda" else LAYING)
 
 
 def _until_done(graph: Graph, passes: Sequence[Pass]) -> Graph:

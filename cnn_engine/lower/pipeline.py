@@ -1,0 +1,379 @@
+"""The passes that turn a network's graph into what a device runs: one list, in order.
+
+:data:`PIPELINE` is all there is: the engine, ``inspect``, tuning and tests run :func:`lower`, which reads it.
+To add a pass, write a function from graph to graph in :mod:`cnn_engine.graph.passes`, and a line here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from .. import _cpu
+from ..graph import passes
+from ..graph.graph import Graph
+from ..graph.passes.fuse.epilogues import EPILOGUES_ON_CUDA
+from ..kernels.cuda.dense_layer import continues
+from ..kernels.cuda.depthwise_means import makes_means
+from ..kernels.cuda.depthwise_norm import normalizes
+from ..kernels.cuda.fused_cuda import expands, joins, joins_stem, makes_block, pairs, pools, scales
+from ..kernels.cuda.linear_layers import joins_layers
+from ..kernels.cuda.mean_linear import averages
+from . import reduced_precision
+
+
+@dataclass
+class Setting:
+    """What decides which passes run.
+
+    Attributes:
+        device: its ``kind`` decides; passes ``by_size`` ask its kernels.
+        dtype: what kernels may round to what they multiply.
+        fuses: whether residual additions and activations become part of convolutions.
+        channels_last: whether images lie [N, H, W, C] between convolutions.
+        fuse_network: makes one node of the first layers, for the kernel that runs them in one call; or None.
+        rows_follow: whether what follows that node are linear layers for tensor cores.
+        simplified: whether the graph went through :func:`passes.simplify` already, as a model's did.
+        in_float32: node -> why it keeps float32 though others round; None until it was looked for.
+    """
+
+    device: Any
+    dtype: str = "float32"
+    fuses: bool = True
+    channels_last: bool = True
+    fuse_network: Callable[[Graph], Graph] | None = None
+    rows_follow: bool = False
+    simplified: bool = True
+    in_float32: Mapping[str, str] | None = field(default=None, compare=False)
+
+    @property
+    def on_cpu(self) -> bool:
+        return self.device.kind == "cpu"
+
+    @property
+    def on_cuda(self) -> bool:
+        return self.device.kind == "cuda"
+
+    @property
+    def stores_16_bits(self) -> bool:
+        """Whether values between kernels lie in memory in 16 bits."""
+        return self.on_cuda and self.dtype in reduced_precision.DTYPES
+
+    @property
+    def vector_width(self) -> int:
+        """Channels that a convolution reads at once: 16 bytes of them."""
+        return 8 if self.stores_16_bits else 4
+
+
+Rewrite = Callable[[Graph, Setting], Graph]
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One entry of the list.
+
+    Attributes:
+        name: of the rewrite.
+        rewrite: makes the graph; returns the same object where it finds nothing.
+        why: what it is for.
+        when: which settings it runs in.
+        by_size: whether it asks the device's cost model, which knows the batch: such passes run again for
+            each batch.
+    """
+
+    name: str
+    rewrite: Rewrite
+    why: str
+    when: Callable[[Setting], bool] = lambda setting: True
+    by_size: bool = False
+
+
+@dataclass(frozen=True)
+class Repeated:
+    """Passes that run in turn until none of them finds anything: one may make work for another."""
+
+    passes: tuple[Pass, ...]
+    when: Callable[[Setting], bool] = lambda setting: True
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What a pass did, for reports.
+
+    Attributes:
+        name, why: the pass's.
+        before, after: nodes.
+    """
+
+    name: str
+    why: str
+    before: int
+    after: int
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A graph as a device runs it, and what made it so."""
+
+    graph: Graph
+    ran: tuple[Ran, ...]
+
+
+def lower(
+    graph: Graph, setting: Setting, entries: Sequence[Pass | Repeated] | None = None
+) -> Lowered:
+    """Returns ``graph`` after all passes that ``setting`` asks for.
+
+    Args:
+        entries: a part of :data:`PIPELINE`; None: all of it.
+    """
+    ran: list[Ran] = []
+    for entry in PIPELINE if entries is None else entries:
+        if not entry.when(setting):
+            continue
+        group = entry.passes if isinstance(entry, Repeated) else (entry,)
+        before = None
+        while graph is not before:
+            before = graph
+            for one in group:
+                graph = _run(one, graph, setting, ran)
+            if not isinstance(entry, Repeated):
+                break
+    return Lowered(graph, tuple(ran))
+
+
+def _run(one: Pass, graph: Graph, setting: Setting, ran: list[Ran]) -> Graph:
+    if not one.when(setting):
+        return graph
+    after = one.rewrite(graph, setting)
+    if after is not graph:
+        ran.append(Ran(one.name, one.why, len(graph.nodes), len(after.nodes)))
+    return after
+
+
+def _pass(
+    rewrite: Callable[..., Graph],
+    why: str,
+    when: Callable[[Setting], bool] = lambda setting: True,
+    **arguments: Any,
+) -> Pass:
+    """Returns the entry of a rewrite that reads nothing of the setting."""
+    bound = partial(rewrite, **arguments)
+    return Pass(rewrite.__name__, lambda graph, setting: bound(graph), why, when)
+
+
+def _asking(
+    rewrite: Callable[[Graph, Any], Graph],
+    can_fuse: Callable[..., Any],
+    why: str,
+    when: Callable[[Setting], bool],
+) -> Pass:
+    """Returns the entry of a rewrite that asks the device whether one kernel is faster."""
+    return Pass(
+        rewrite.__name__,
+        lambda graph, setting: rewrite(graph, partial(can_fuse, setting.device)),
+        why,
+        when,
+        by_size=True,
+    )
+
+
+# ---- what a setting asks for ----
+
+
+def _layers(setting: Setting) -> bool:
+    return setting.fuses and setting.fuse_network is None
+
+
+def _images(kind: str) -> Callable[[Setting], bool]:
+    return lambda setting: setting.channels_last and setting.device.kind == kind
+
+
+def _images_in_16_bits(setting: Setting) -> bool:
+    return setting.channels_last and setting.stores_16_bits
+
+
+def _expands_on_cpu(setting: Setting) -> bool:
+    plain = setting.dtype == "float32" or not _cpu.bfloat16_pays()
+    return setting.channels_last and setting.on_cpu and plain
+
+
+def _rounds(setting: Setting) -> bool:
+    return setting.channels_last and (setting.on_cuda or setting.dtype != "float32")
+
+
+# ---- passes that read the setting ----
+
+
+def _fuse_network(graph: Graph, setting: Setting) -> Graph:
+    return setting.fuse_network(graph)
+
+
+def _round_rows(graph: Graph, setting: Setting) -> Graph:
+    # Of float16 tf32 has the bits, and no range that what the fused network made could be past.
+    dtype = "tf32" if setting.dtype == "float16" else setting.dtype
+    return passes.round_operands(graph, dtype)
+
+
+def _align_channels(graph: Graph, setting: Setting) -> Graph:
+    return passes.align_channels(graph, setting.vector_width)
+
+
+def _fuse_prologues(graph: Graph, setting: Setting) -> Graph:
+    return passes.fuse_prologues(graph, setting.vector_width)
+
+
+def _kept_in_float32(graph: Graph, setting: Setting) -> Collection[str]:
+    """Returns the nodes that keep float32; weights take long to look through, and are the same for all."""
+    if setting.in_float32 is None and setting.on_cuda and setting.dtype in reduced_precision.PAST:
+        setting.in_float32 = reduced_precision.not_held(graph, setting.dtype)
+    return setting.in_float32 or {}
+
+
+def _round_operands(graph: Graph, setting: Setting) -> Graph:
+    return passes.round_operands(graph, setting.dtype, _kept_in_float32(graph, setting))
+
+
+def _store_rounded(graph: Graph, setting: Setting) -> Graph:
+    whole = _kept_in_float32(graph, setting)
+    return reduced_precision.store_rounded(graph, setting.dtype, setting.device.kind, whole)
+
+
+# ---- the list ----
+
+#: What every network goes through, for every device and option.
+SIMPLIFY = Repeated(
+    tuple(_pass(rewrite, rewrite.__doc__.splitlines()[0]) for rewrite in passes.SIMPLIFYING),
+    lambda setting: not setting.simplified,
+)
+
+#: A convolution's epilogue, on every device.
+FUSE = Repeated(
+    (
+        _pass(passes.fuse_residuals, "a residual is added to the sum while it is stored"),
+        _pass(passes.fuse_activations, "a function is applied to the sum while it is stored"),
+    ),
+    _layers,
+)
+
+LAY_OUT_ON_CPU = Repeated(
+    (
+        _pass(passes.channels_last, "the fastest convolutions read images [N, H, W, C]"),
+        _pass(passes.convolve_products, "products over channels are 1x1 convolutions"),
+        _pass(passes.convolve_rows, "products of rows are 1x1 convolutions with epilogues"),
+        _pass(passes.fold_constants_after, "constants of channels go into the weights"),
+        _pass(passes.fuse_residuals, "a residual is added to the sum while it is stored"),
+        _pass(passes.pool_first, "a 1x1 convolution of fewer pixels does less"),
+        _pass(passes.fuse_prologues, "a scale and a relu are applied as the convolution reads"),
+        _pass(passes.fuse_activations, "a function is applied to the sum while it is stored"),
+        _pass(passes.nest_concatenations, "a longer concatenation holds the shorter one"),
+        _pass(passes.compose_transposes, "one transpose does what several did"),
+    ),
+    _images("cpu"),
+)
+
+LAY_OUT_ON_CUDA = Repeated(
+    (
+        Pass("align_channels", _align_channels, "kernels read channels in whole vectors"),
+        _pass(
+            passes.channels_last, "the fastest convolutions read images [N, H, W, C]", shuffles=True
+        ),
+        _pass(passes.order_weights, "linear layers read [N, H, W, C] as it lies"),
+        _pass(passes.convolve_products, "products over channels are 1x1 convolutions"),
+        _pass(passes.fold_constants_after, "constants of channels go into the weights"),
+        _pass(passes.fuse_residuals, "a residual is added to the sum while it is stored"),
+        # Before pools change places with convolutions that have nothing before them: a norm and a relu by
+        # themselves cost more than the pixels that are pooled afterwards.
+        Pass(
+            "fuse_prologues", _fuse_prologues, "a scale and a relu are applied as the convolution reads"
+        ),
+        _pass(passes.pool_first, "a 1x1 convolution of fewer pixels does less"),
+        _pass(
+            passes.fuse_activations, "a function is applied to the sum while it is stored",
+            functions=EPILOGUES_ON_CUDA,
+        ),
+        _pass(passes.fuse_gates, "the three nodes of a gate cost their launches"),
+        _pass(passes.nest_concatenations, "a longer concatenation holds the shorter one"),
+    ),
+    _images("cuda"),
+)  # fmt: skip
+
+#: All passes of a device's graph, in order.
+PIPELINE: tuple[Pass | Repeated, ...] = (
+    SIMPLIFY,
+    # Where one kernel runs the first layers.
+    Pass(
+        "fuse_network", _fuse_network, "one kernel runs these layers in one call",
+        lambda setting: setting.fuse_network is not None,
+    ),
+    _pass(
+        passes.fuse_functions_of_rows, "a function is applied to a linear layer's sum",
+        lambda setting: setting.rows_follow,
+    ),
+    Pass(
+        "round_operands", _round_rows, "tensor cores multiply fewer bits",
+        lambda setting: setting.rows_follow,
+    ),
+    _asking(
+        passes.join_linear_layers, joins_layers, "one kernel runs small linear layers in a row",
+        lambda setting: setting.rows_follow,
+    ),
+    # Where each layer is a kernel's.
+    FUSE,
+    _pass(
+        passes.plain_convolutions, "the CPU's kernels know convolutions of images", _images("cpu")
+    ),
+    LAY_OUT_ON_CPU,
+    LAY_OUT_ON_CUDA,
+    _pass(
+        passes.reshape_ones, "a transpose that moves dimensions of 1 moves nothing", _images("cuda")
+    ),
+    _pass(
+        passes.share_constants, "equal weights lie in memory once",
+        lambda setting: setting.channels_last,
+    ),
+    _pass(passes.mark_stem, "the CPU's kernels sum the first layers in another order", _images("cpu")),
+    Pass("round_operands", _round_operands, "kernels multiply fewer bits", _rounds),
+    _pass(
+        passes.fuse_expansions, "the wide image between both stays in a core's caches", _expands_on_cpu
+    ),
+    Pass(
+        "store_rounded", _store_rounded, "what kernels round lies in memory in 16 bits",
+        _images_in_16_bits,
+    ),
+    _asking(passes.fuse_sums, pairs, "two convolutions that are added are one sum", _images("cuda")),
+    _asking(passes.fuse_neighbours, pairs, "two small convolutions fill a GPU", _images("cuda")),
+    _asking(passes.fuse_means, averages, "a mean and a linear layer are one kernel", _images("cuda")),
+    _asking(
+        passes.fuse_gate_means, makes_means, "a convolution makes the means that gates read",
+        _images("cuda"),
+    ),
+    _asking(
+        passes.fuse_depthwise_norms, normalizes, "a convolution normalises what it makes",
+        _images("cuda"),
+    ),
+    _asking(
+        passes.fuse_inverted_residuals, makes_block, "one kernel runs an inverted residual block",
+        _images_in_16_bits,
+    ),
+    _asking(
+        passes.fuse_expansions, expands, "the wide image between both stays in shared memory",
+        _images_in_16_bits,
+    ),
+    _asking(passes.fuse_bottlenecks, joins, "one kernel runs a residual block's end", _images("cuda")),
+    _asking(
+        passes.fuse_dense_layers, continues, "one kernel runs the seam of two dense layers",
+        _images_in_16_bits,
+    ),
+    _asking(passes.fuse_pools, pools, "a convolution pools what it makes", _images_in_16_bits),
+    _asking(
+        passes.fuse_stem_pairs, joins_stem, "one kernel runs the first two convolutions",
+        _images_in_16_bits,
+    ),
+    _asking(
+        passes.scale_by_gates, scales, "a gate multiplies the image that it has just read",
+        _images_in_16_bits,
+    ),
+)  # fmt: skip
