@@ -16,6 +16,7 @@ import pytest
 
 from cnn_engine import _cpu
 from cnn_engine.devices.cpu import CpuDevice
+from cnn_engine.target import Target
 
 
 class FakeFused:
@@ -393,7 +394,7 @@ class FakeReader:
 
 
 class FakeCuda(CpuDevice):
-    """``cuda:0``; with tensor cores, or so old that it has none."""
+    """``cuda:0``; with Hopper's tensor cores, or so old that they take no tf32."""
 
     kind = "cuda"
     name = "cuda:0"
@@ -414,8 +415,12 @@ class FakeCuda(CpuDevice):
             "multiprocessors": 132,
             "total_memory": 2**37,
             "cache_bytes": 60 << 20,
-            "compute_capability": (9, 0) if tensor_cores else (7, 0),
+            "compute_capability": (9, 0) if tensor_cores else (7, 5),
         }
+
+    @property
+    def target(self) -> Target:
+        return Target.named("h200" if self.tensor_cores else "t4")
 
     def lane(self) -> FakeCuda:
         return FakeCuda(self.tensor_cores)

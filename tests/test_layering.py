@@ -24,6 +24,7 @@ ROWS = [
         "floating_point",
         "progress",
         "environment_variables",
+        "target",
     ),
     ("operators",),
     ("graph",),

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import mmap
+import os
+import platform
 from contextlib import nullcontext, suppress
 
 import numpy as np
 
+from .. import _cpu
 from ..locks import ForkSafeLock
+from ..target import INSTRUCTION_SETS, Target
 from . import Buffer
 
 ALIGNMENT = 64
@@ -40,6 +45,30 @@ def give_back() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
+@functools.cache
+def _target(instruction_set: str) -> Target:
+    """Returns what this CPU can do where kernels use an instruction set of those that it has."""
+    features = INSTRUCTION_SETS[instruction_set]
+    if not _cpu.bfloat16_why_not():
+        features |= {"avx512_bf16"} | ({"avx512_bf16_fast"} if _cpu.bfloat16_pays() else set())
+    machine = platform.machine()
+    if machine in ("aarch64", "arm64"):
+        features |= {"neon"}
+    return Target(
+        CpuDevice().model, "cpu", "x86_64" if machine in ("x86_64", "AMD64") else machine, features,
+        cores=len(os.sched_getaffinity(0)),
+        l2_bytes=1024 * _number("/sys/devices/system/cpu/cpu0/cache/index2/size"),
+        clock=1e3 * _number("/sys/devices/system/cpu/cpu0/cpufreq/cpuinfo_max_freq"),
+    )  # fmt: skip
+
+
+def _number(path: str) -> int:
+    """Returns the number that a file of the system begins with; 0 where it says none."""
+    with suppress(OSError, ValueError), open(path, encoding="ascii") as file:
+        return int(file.read().strip().removesuffix("K"))
+    return 0
+
+
 class CpuDevice:
     """The host's processor and memory."""
 
@@ -53,6 +82,11 @@ class CpuDevice:
         self._left = np.empty(0, np.uint8)  # of the piece that was mapped last
 
     @property
+    def target(self) -> Target:
+        """What the processor can do, for what decides by it."""
+        return _target(_cpu.selected_instruction_set())
+
+    @property
     def model(self) -> str:
         """The processor's name."""
         try:
@@ -62,8 +96,6 @@ class CpuDevice:
                         return line.partition(":")[2].strip()
         except OSError:
             pass
-        import platform
-
         return platform.processor() or platform.machine()
 
     def free_memory(self) -> int:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import DeviceError, UnsupportedError, expected
+from ..target import Target
 from . import Buffer, arrays, cuda_module
 
 #: Threads that read files for a GPU, and bytes of each of the two pieces that a thread has: few enough that
@@ -86,6 +87,11 @@ class CudaDevice:
     def model(self) -> str:
         """The GPU's name."""
         return self.properties["name"]
+
+    @property
+    def target(self) -> Target:
+        """What the GPU can do, for what decides by it."""
+        return cuda_module.target(self.index)
 
     @property
     def pci_bus_id(self) -> str:

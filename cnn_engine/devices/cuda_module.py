@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from types import ModuleType
 
 from ..errors import UnsupportedError
+from ..target import Target, gpu_features
 
 #: The oldest compute capability that the kernels can be built for: asynchronous copies, bfloat16.
 LEAST_CAPABILITY = (8, 0)
@@ -98,24 +100,56 @@ def covers(architectures: str, capability: tuple[int, int]) -> bool:
     """Returns whether kernels built for ``architectures`` run on a device of this compute capability.
 
     Args:
+        architectures: see :func:`code_for`.
+    """
+    return code_for(architectures, capability) is not None
+
+
+def code_for(architectures: str, capability: tuple[int, int]) -> str | None:
+    """Returns the architecture of the code that a device of this compute capability runs, as ``sm_90a``.
+
+    None: of what was compiled, nothing runs there.
+
+    Args:
         architectures: as CMake has them, apart by spaces, such as ``"80-real 90a-real 120-virtual"``. Machine
             code (``real``) runs on its own major version from its own minor version on; PTX (``virtual``) on
             whatever is not older; those that end in ``a`` on their own version alone, in ``f`` on their own
             major version. Words without a number (``native``) are taken to fit.
     """
+    best: tuple[tuple[int, int], bool, str] | None = None
     for entry in architectures.split():
         found = re.fullmatch(r"(\d+)(\d)([af]?)(-real|-virtual)?", entry)
         if found is None:
-            return True
+            return f"sm_{capability[0]}{capability[1]}a"
         built = int(found[1]), int(found[2])
         same_major = built[0] == capability[0]
         if found[3] == "a":
             fits = built == capability
         else:
             fits = built <= capability and (same_major or (found[3] == "" and found[4] != "-real"))
-        if fits:
-            return True
-    return False
+        # As the driver does: machine code before PTX, then the newest.
+        machine_code = same_major and found[4] != "-virtual"
+        if fits and (best is None or (machine_code, built) > (best[1], best[0])):
+            best = built, machine_code, f"sm_{found[1]}{found[2]}{found[3]}"
+    return best and best[2]
+
+
+@functools.cache
+def target(index: int) -> Target:
+    """Returns what device ``index`` can do, asked for once per process; makes a context there."""
+    kernels = load()
+    properties = kernels.device_properties(index)
+    major, minor = capability = properties["compute_capability"]
+    architecture = f"sm_{major}{minor}"
+    built = {
+        folder: code
+        for folder, architectures in kernels.folders.items()
+        if (code := code_for(architectures, capability))
+    }
+    return Target(
+        properties["name"], "cuda", architecture, gpu_features(f"{architecture}a"), built=built,
+        **kernels.device_target(index),
+    )  # fmt: skip
 
 
 def _text(capability: tuple[int, int]) -> str:

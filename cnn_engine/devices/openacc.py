@@ -8,6 +8,7 @@ from contextlib import nullcontext
 import numpy as np
 
 from ..errors import UnsupportedError
+from ..target import Target
 from . import Buffer, openacc_module
 from .cpu import CpuDevice
 
@@ -44,6 +45,11 @@ class OpenAccDevice:
         #: For the report.
         self.note = ON_THE_HOST if host else None
         self._cpu = CpuDevice()
+
+    @property
+    def target(self) -> Target:
+        """What decides finds here: directives say nothing of a GPU's features."""
+        return Target(self.name, "openacc", "", frozenset())
 
     @property
     def model(self) -> str:

@@ -10,6 +10,7 @@
 
 #include "bindings/no_gil.h"
 #include "bindings/operators.h"
+#include "cuda/target.h"
 #include "runtime/capture.h"
 #include "runtime/check.h"
 #include "runtime/delay.h"
@@ -66,6 +67,29 @@ py::dict device_properties(int device) {
   result["clock_hz"] = 1e3 * clock_khz;  // the highest that it reaches
   result["managed_memory"] = properties.managedMemory != 0;
   result["concurrent_managed_access"] = properties.concurrentManagedAccess != 0;
+  return result;
+}
+
+// What cnn_engine.target's Target has of a device; makes a context there.
+py::dict device_target(int device) {
+  const Target& target = cuda::target_of(device);
+  py::dict result;
+  result["multiprocessors"] = target.multiprocessors;
+  result["shared_per_block"] = target.shared_per_block;
+  result["shared_per_multiprocessor"] = target.shared_per_multiprocessor;
+  result["largest_cluster"] = target.largest_cluster;
+  result["l2_bytes"] = target.l2_bytes;
+  result["memory_bandwidth"] = target.memory_bandwidth;
+  result["clock"] = target.clock;
+  return result;
+}
+
+// Folder of csrc/cuda -> the architectures that its kernels were compiled for, as CMake has them.
+py::dict folders() {
+  py::dict result;
+#define CNN_ENGINE_FOLDER(name, architectures) result[#name] = architectures;
+  CNN_ENGINE_CUDA_FOLDERS
+#undef CNN_ENGINE_FOLDER
   return result;
 }
 
@@ -192,11 +216,13 @@ PYBIND11_MODULE(_cuda, module) {
   add_operators(module);
   add_fused(module);
   module.attr("architectures") = CNN_ENGINE_CUDA_ARCHITECTURES;
+  module.attr("folders") = folders();
   module.attr("compiler") = CNN_ENGINE_CUDA_COMPILER;
   bind<OnItsDevice>(module, "delay", +[] { return &cuda::delay; });
   bind<OnItsDevice>(module, "prefetch", +[] { return &cuda::prefetch; });
   module.def("device_count", &device_count);
   module.def("device_properties", &device_properties);
+  module.def("device_target", &device_target);
   module.def("pointer_device", &pointer_device);
   module.def("kernels_error", &kernels_error);
   module.def("queue_copy", &queue_copy);
