@@ -8,6 +8,7 @@ results, examples or the changelog, lead to copies under ``repository/``: the si
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -134,11 +135,50 @@ def environment_variables() -> str:
     return "\n\n".join(blocks)
 
 
+def result_json() -> str:
+    """Returns a table of the keys of every kind of JSON document, as the shipped schema has them."""
+    path = ROOT / "cnn_engine" / "report" / "results.schema.json"
+    definitions = json.loads(path.read_text("utf-8"))["$defs"]
+    blocks = []
+    for name, definition in definitions.items():
+        rows = ["| key | type | meaning |", "|---|---|---|"]
+        rows += [
+            f"| `{key}` | {_cell(kind)} | {_cell(text)} |" for key, kind, text in _keys(definition)
+        ]
+        blocks.append(f"## {name}\n\n{definition['description']}\n\n" + "\n".join(rows))
+    return "\n\n".join(blocks)
+
+
+def _keys(node: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str, str]]:
+    """Yields path, type and meaning of every key below an object, or below the objects of a list."""
+    for key, below in node.get("properties", {}).items():
+        optional = "" if key in node.get("required", ()) else ", may be missing"
+        yield f"{prefix}{key}", _type(below) + optional, below.get("description", "")
+        items = below.get("items", {})
+        yield from _keys(below, f"{prefix}{key}.")
+        yield from _keys(items, f"{prefix}{key}[].")
+
+
+def _type(node: dict[str, Any]) -> str:
+    """Returns a schema's type in words, such as ``list of number or null``."""
+    if "$ref" in node:
+        name = node["$ref"].rpartition("/")[2]
+        return f"[{name}](#{name})"
+    if "anyOf" in node:
+        return " or ".join(map(_type, node["anyOf"]))
+    kinds = node["type"] if isinstance(node["type"], list) else [node["type"]]
+    words = ["list" if kind == "array" else kind for kind in kinds]
+    if "items" in node:
+        words[0] += f" of {_type(node['items'])}"
+    return " or ".join(words)
+
+
 #: Name in a page -> what is written in its place.
 SECTIONS: dict[str, Callable[[], str]] = {
     "command_line": command_line,
     "environment_variables": environment_variables,
     "operators": operators,
+    "result_json": result_json,
 }
 
 
