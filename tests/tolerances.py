@@ -123,7 +123,7 @@ def unary(name: str, x: np.ndarray, wanted: np.ndarray, alpha: float, beta: floa
     """The bound for the unary function ``name`` of ``x``.
 
     An exponential's argument that is itself a rounded product amplifies that rounding by its own size
-    (``swish``, ``celu``, ``gelu_tanh``); where terms of a sum cancel, their sizes count (``linear``,
+    (``swish``, ``celu``, ``gelu_tanh``); where terms of a sum cancel, their sizes count (``affine``,
     ``hard_sigmoid``, ``shrink``). The references of ``gelu`` and ``gelu_tanh`` lose what is below 2^-53 of
     x, which is less than EPS^2 * x.
     """
@@ -135,7 +135,7 @@ def unary(name: str, x: np.ndarray, wanted: np.ndarray, alpha: float, beta: floa
             "gelu": wanted + EPS * x,
             "celu": wanted * (1 + np.minimum(x / abs(alpha or 1.0), 100)),
             "gelu_tanh": wanted * (1 + 1.6 * (x + 0.044715 * x**3)) + EPS * x,
-            "linear": abs(alpha) * x + abs(beta),
+            "affine": abs(alpha) * x + abs(beta),
             "hard_sigmoid": np.minimum(abs(alpha) * x + abs(beta), 1.0),
             "shrink": x + abs(beta),
         }

@@ -38,6 +38,7 @@ _FILES = (
     "order",
     "pad",
     "pad2d",
+    "recurrent",
     "reduce",
     "resize",
     "reverse_sequence",

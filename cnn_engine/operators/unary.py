@@ -81,6 +81,18 @@ class Relu(Unary):
 
 
 @dataclass(frozen=True)
+class Affine(Unary):
+    """alpha * x + beta."""
+
+    kind: ClassVar[str] = "affine"
+    alpha: float = 1.0
+    beta: float = 0.0
+
+    def of(self, x):
+        return self.alpha * x + self.beta
+
+
+@dataclass(frozen=True)
 class LeakyRelu(Unary):
     """x, or alpha * x below 0."""
 
@@ -266,6 +278,18 @@ class Tanh(Unary):
 
     def of(self, x):
         return np.tanh(x)
+
+
+@dataclass(frozen=True)
+class ScaledTanh(Unary):
+    """alpha * tanh(beta * x)."""
+
+    kind: ClassVar[str] = "scaled_tanh"
+    alpha: float = 1.0
+    beta: float = 1.0
+
+    def of(self, x):
+        return self.alpha * np.tanh(self.beta * x)
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ namespace {
     }                                                                                         \
   };
 
-CNN_ENGINE_FUNCTION(linear, 1, (a * x + b))
+CNN_ENGINE_FUNCTION(affine, 1, (a * x + b))
 CNN_ENGINE_FUNCTION(relu, 1, x < 0.0f ? 0.0f : x)
 CNN_ENGINE_FUNCTION(leaky_relu, 1, x < 0.0f ? a * x : x)
 CNN_ENGINE_FUNCTION(thresholded_relu, 1, x > a ? x : 0.0f)
@@ -42,6 +42,7 @@ CNN_ENGINE_FUNCTION(gelu, 4, math::gelu32(x))
 CNN_ENGINE_FUNCTION(clip, 1, math::clamp32(x, float(a), float(b)))
 CNN_ENGINE_FUNCTION(shrink, 1, (x < -a ? x + b : (x > a ? x - b : 0.0)))
 CNN_ENGINE_FUNCTION(tanh, 4, math::tanh32(x))
+CNN_ENGINE_FUNCTION(scaled_tanh, 4, float(a) * math::tanh32(float(b) * x))
 CNN_ENGINE_FUNCTION(erf, 6, math::erf32(x))
 CNN_ENGINE_FUNCTION(softplus, 20, math::softplus(x))
 CNN_ENGINE_FUNCTION(softsign, 2, x / (1.0f + ::fabsf(x)))

@@ -71,7 +71,7 @@ __device__ inline float gelu(float x) {
     }                                                                                         \
   };
 
-CNN_ENGINE_FUNCTION(linear, (a * x + b))
+CNN_ENGINE_FUNCTION(affine, (a * x + b))
 CNN_ENGINE_FUNCTION(relu, max_nan(x, 0.0f))
 CNN_ENGINE_FUNCTION(leaky_relu, x < 0.0f ? a * x : x)
 CNN_ENGINE_FUNCTION(thresholded_relu, x > a ? x : 0.0f)
@@ -86,6 +86,7 @@ CNN_ENGINE_FUNCTION(gelu, gelu(x))
 CNN_ENGINE_FUNCTION(clip, clamp(x, a, b))
 CNN_ENGINE_FUNCTION(shrink, (x < -a ? x + b : (x > a ? x - b : 0.0f)))
 CNN_ENGINE_FUNCTION(tanh, tanhf(x))
+CNN_ENGINE_FUNCTION(scaled_tanh, (a * tanhf(b * x)))
 CNN_ENGINE_FUNCTION(erf, erff(x))
 CNN_ENGINE_FUNCTION(softplus, (x < 0.0f ? 0.0f : x) + log1pf(expf(-fabsf(x))))
 CNN_ENGINE_FUNCTION(softsign, x / (1.0f + fabsf(x)))

@@ -12,7 +12,7 @@ namespace cnn_engine {
 
 // Every function: name(x). a is alpha, b is beta.
 #define CNN_ENGINE_UNARY_FUNCTIONS(F)                                             \
-  F(linear)           /* a * x + b */                                             \
+  F(affine)           /* a * x + b */                                             \
   F(relu)             /* max(x, 0) */                                             \
   F(leaky_relu)       /* x, or a * x below 0 */                                   \
   F(thresholded_relu) /* x above a, else 0 */                                     \
@@ -29,6 +29,7 @@ namespace cnn_engine {
   F(clip)             /* max(x, a), then min of that and b */                     \
   F(shrink)           /* x - b above a, x + b below -a, else 0 */                 \
   F(tanh)                                                                         \
+  F(scaled_tanh) /* a * tanh(b * x) */                                            \
   F(erf)                                                                          \
   F(softplus) /* log(1 + exp(x)) */                                               \
   F(softsign) /* x / (1 + |x|) */                                                 \

@@ -16,6 +16,7 @@ LANGUAGES = {"cuda": "in CUDA C++", "cpu": "in C++"}
 #: Functions of one or two numbers in C; those with a name of their own in <cmath> need no line here.
 FORMULAS = {
     "relu": "v < 0 ? 0.0f : v",
+    "affine": "shape.alpha * v + shape.beta",
     "leaky_relu": "v < 0 ? shape.alpha * v : v",
     "thresholded_relu": "v > shape.alpha || v != v ? v : 0.0f",
     "elu": "v < 0 ? shape.alpha * expm1f(v) : v",
@@ -31,6 +32,7 @@ FORMULAS = {
     "shrink": "v < -shape.alpha ? v + shape.beta : v > shape.alpha ? v - shape.beta : 0 * v",
     "softplus": "fmaxf(v, 0.0f) + log1pf(expf(-fabsf(v)))",
     "softsign": "v / (1 + fabsf(v))",
+    "scaled_tanh": "shape.alpha * tanhf(shape.beta * v)",
     "abs": "fabsf(v)",
     "neg": "-v",
     "reciprocal": "1 / v",

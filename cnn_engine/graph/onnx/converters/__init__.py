@@ -29,6 +29,7 @@ from . import (  # noqa: E402, F401
     einsum,
     normalising,
     pointwise,
+    recurrent,
     reducing,
     shaping,
     tables,
