@@ -12,13 +12,15 @@ import onnx
 import pytest
 from onnx import helper
 from onnx_models import model, tensor
+from random_networks import network
 
-from cnn_engine import Engine, inspect
+from cnn_engine import Engine, inspect, kernels
 from cnn_engine.engine import inspection
 from cnn_engine.graph.onnx import load
 from cnn_engine.operators.linear import Linear
 from cnn_engine.operators.shaping import Reshape
 from cnn_engine.operators.softmax import LogSoftmax
+from cnn_engine.plan.builder import build
 from cnn_engine.report import graph_page
 from cnn_engine.report import inspection as report
 
@@ -88,6 +90,54 @@ def test_what_the_cpu_runs_as_one_kernel_is_fused():
     assert steps == ["fused", "softmax_axis"]
 
 
+def same_layers(graph, device: str) -> int:
+    """Compares what ``inspect`` says of a device with the plan that an engine runs; returns the layers."""
+    found = inspection.inspect(graph).on[device].running
+    with Engine(graph, device=device) as engine:
+        program = engine._plans.open()
+        plan = build(program, *program.first)
+    layers = [step for step in plan.steps if step.kind not in ("copy", "sync")]
+    assert [(n.name, n.kernel) for n in found] == [(s.name, _shown(s)) for s in layers]
+    return len(layers)
+
+
+def _shown(step) -> str:
+    by_numpy = step.kernel == kernels.NUMPY.name
+    return ("NumPy" if step.place == "cpu" else "CPU") if by_numpy else step.kernel
+
+
+@pytest.mark.parametrize("seed", range(9))
+def test_a_cpu_runs_the_layers_that_are_shown(seed):
+    assert same_layers(network(seed, "float32")[0], "cpu")
+
+
+def test_a_cpu_runs_the_fused_network_that_is_shown():
+    b = graphs.Builder((1, 3, 8, 8))
+    rows = b.add(Reshape((1, -1)), b.relu(b.conv("images", 4)))
+    b.add(LogSoftmax(1), b.add(Linear(), rows, b.constant((5, 256))))
+    assert same_layers(b.graph(), "cpu") == 2
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("seed", range(5))
+def test_a_gpu_runs_the_layers_that_are_shown(gpu, seed):
+    assert same_layers(network(seed, "float32")[0], "cuda")
+
+
+def test_every_pass_is_shown_with_the_nodes_that_it_leaves(path, capsys):
+    found = inspection.inspect(load(path))
+    for facts in found.on.values():
+        counts = [len(found.given.nodes), *(ran.after for ran in facts.passes)]
+        assert [ran.before for ran in facts.passes] == counts[:-1]
+        assert {"fold_affine_after", "fuse_residuals", "channels_last"} <= {
+            ran.name for ran in facts.passes
+        }
+    assert inspect.main([str(path)]) == 0
+    text = capsys.readouterr().out
+    assert re.search(r"^  fold_affine_after +8 +7 ", text, re.M)
+    assert f"layers on cpu:          {len(found.on['cpu'].running)}" in text
+
+
 def test_text_names_every_node_and_why_it_went(path, capsys):
     assert inspect.main([str(path)]) == 0
     text = capsys.readouterr().out
@@ -111,6 +161,11 @@ def test_json_says_the_same(path, tmp_path, capsys):
     assert found["outputs"]["y"]["shape"] == [3, 10]
     assert [n["name"] for n in found["nodes"]] == ["first", "second", "mean", "flat", "classifier"]
     assert found["flops"] == sum(n["flops"] for n in found["nodes"])
+    cpu = found["devices"]["cpu"]
+    covered = [name for layer in cpu["layers"] for name in layer["covers"]]
+    assert {"first", "norm", "relu", "second", "residual", "mean", "classifier"} <= set(covered)
+    assert all(layer["kernel"] for layer in cpu["layers"])
+    assert cpu["passes"][0]["nodes_before"] == found["nodes_in_file"]
     assert {r["what"] for r in found["rewrites"]} >= {"norm", "relu", "residual"}
     assert inspect.main([str(path), "--json", "-"]) == 0
     assert json.loads(capsys.readouterr().out)["command"] == "inspect"

@@ -1,20 +1,25 @@
-"""What the engine makes of a graph, without running it: rewrites, kernels on each device, memory."""
+"""What the engine makes of a graph, without running it: passes, kernels on each device, memory.
+
+Each device's nodes come from the very program that an engine's plans are built from.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar
 
-from .. import kernels
+from .. import devices, kernels
 from ..devices.cpu import CpuDevice
 from ..devices.threads import default as default_threads
-from ..errors import UnsupportedError
-from ..graph import passes
+from ..errors import CnnEngineError, UnsupportedError
 from ..graph.graph import Graph, Node, Note, Value
-from ..kernels import Kernel
-from ..lower import fused_network
-from ..lower.placement import Placement, check_own, own_kernel, place
+from ..graph.model import Model
+from ..kernels import Kernel, select
+from ..lower import fused_network, pipeline
+from ..lower.lowering import Program
+from ..lower.placement import Move, Placed, Placement
 from ..plan.builder import plan_memory
 
 DEVICES = ("cpu", "cuda")
@@ -51,6 +56,46 @@ class NodeFacts:
 
 
 @dataclass(frozen=True)
+class DeviceNode:
+    """One node as a device runs it.
+
+    Attributes:
+        name, kind: of the node and its operator, as ``run`` reports them.
+        kernel: that runs it; see :class:`NodeFacts`.
+        covers: the names of the file's nodes that it stands for.
+        why: why no kernel of ours runs it there; empty where one does.
+        outputs: what it makes.
+    """
+
+    name: str
+    kind: str
+    kernel: str
+    covers: tuple[str, ...]
+    why: str
+    outputs: tuple[Value, ...]
+
+
+@dataclass(frozen=True)
+class DeviceFacts:
+    """What a device runs of a graph.
+
+    Attributes:
+        name: of the device.
+        nodes: in the order in which they run; those of the kernel ``none`` run nothing.
+        passes: what made them, in order, with nodes before and after.
+    """
+
+    name: str
+    nodes: tuple[DeviceNode, ...]
+    passes: tuple[pipeline.Ran, ...]
+
+    @property
+    def running(self) -> tuple[DeviceNode, ...]:
+        """The nodes that run something: the layers that ``run`` reports."""
+        return tuple(node for node in self.nodes if node.kernel != "none")
+
+
+@dataclass(frozen=True)
 class Inspection:
     """A graph before and after the engine's rewrites.
 
@@ -61,6 +106,7 @@ class Inspection:
         peak_bytes, alive_bytes: of the memory that values share on the CPU, and the most that is alive at
             once; inputs, outputs and constants are not among it.
         notes: what was rewritten, and why.
+        on: kind of device -> what it runs.
     """
 
     given: Graph
@@ -70,6 +116,7 @@ class Inspection:
     peak_bytes: int
     alive_bytes: int
     notes: tuple[Note, ...]
+    on: Mapping[str, DeviceFacts]
 
     @property
     def parameters(self) -> int:
@@ -103,68 +150,131 @@ def inspect(given: Graph, named: Mapping[str, Kernel] | None = None) -> Inspecti
         UnsupportedError: a kernel of a user's own can run none of its nodes.
     """
     named = named or {}
-    simple = passes.simplify(given)
-    graph = passes.fuse(simple)
-    run = {device: _Run(graph, device, plain=bool(named)) for device in DEVICES}
-    if not named and (chained := _chained(simple)) is not None:
-        run["cpu"] = chained
-    for kind in dict.fromkeys(kernel.device for kernel in named.values()):
-        _check_named(graph, kind, {t: k for t, k in named.items() if k.device == kind})
-    nodes = tuple(_facts(graph, node, run, named) for node in graph.nodes)
-    laid = run["cpu"].graph
-    peak, alive = _memory(laid)
-    total = sum(array.nbytes for array in graph.constants.values())
-    more = laid.notes[len(graph.notes) :]
-    notes = (*graph.notes, *(replace(note, why=f"{note.why} (on the CPU)") for note in more))
-    return Inspection(given, graph, nodes, total, peak, alive, notes)
+    simplified = pipeline.lower(
+        given, pipeline.Setting(CpuDevice(), simplified=False), (pipeline.SIMPLIFY,)
+    )
+    model = Model(simplified.graph)
+    fused = pipeline.lower(model.base, pipeline.Setting(CpuDevice()), (pipeline.FUSE,)).graph
+    on: dict[str, DeviceFacts] = {}
+    for device in (CpuDevice(), _gpu()):
+        own = {target: kernel for target, kernel in named.items() if kernel.device == device.kind}
+        on[device.kind], placed = _on(model, device, own, simplified.ran)
+        if device.kind == "cpu":
+            planned = plan_memory(placed, lambda kind: CpuDevice(), default_threads())
+            more = placed.graph.notes[len(model.base.notes) :]
+    makers = {
+        kind: {name: node for node in facts.nodes for name in node.covers}
+        for kind, facts in on.items()
+    }
+    nodes = tuple(_facts(fused, node, makers) for node in fused.nodes)
+    known = set(fused.notes)
+    notes = (
+        *fused.notes,
+        *(replace(n, why=f"{n.why} (on the CPU)") for n in more if n not in known),
+    )
+    return Inspection(
+        given, fused, nodes, sum(array.nbytes for array in fused.constants.values()),
+        planned.sizes.get("cpu", 0), planned.alive.get("cpu", 0), notes, on,
+    )  # fmt: skip
 
 
-class _Run:
-    """A graph as a device runs it in float32 (on CUDA: a GPU with tensor cores).
+class _DescribedGpu:
+    """A GPU with tensor cores, for machines that have none: no kernel's cost model can be asked of it."""
 
-    Attributes:
-        graph: the graph; ``plain``, with kernels of a user's own or over a chain, as it is.
-        nodes: the name of a node that was there before -> the node that it is part of.
-    """
+    kind, name, index = "cuda", "cuda", 0
+    properties: ClassVar[Mapping[str, object]] = {"compute_capability": (9, 0)}
 
-    def __init__(self, graph: Graph, device: str, plain: bool) -> None:
-        self.graph = graph
-        if not plain:
-            self.graph = passes.lay_channels_last(graph, device)
-            if device == "cuda":
-                self.graph = passes.round_operands(self.graph, "float32")
-            else:
-                self.graph = passes.fuse_expansions(passes.mark_stem(self.graph))
-        self.nodes = {
-            name: node for node in self.graph.nodes for name in node.covers or (node.name,)
-        }
+    @property
+    def kernels(self) -> _DescribedGpu:
+        return self
+
+    def __getattr__(self, name: str) -> Callable[..., int]:
+        if not name.endswith(("_takes", "_scales")):
+            raise AttributeError(name)
+        return lambda *arguments: 0
 
 
-def _chained(graph: Graph) -> _Run | None:
-    """Returns the graph as the CPU runs it where one kernel runs its first layers, or None."""
+def _gpu() -> Any:
+    """Returns this machine's GPU, or a description of one."""
     try:
-        node = fused_network.chain(
-            graph, "float32", fused_network.longest(graph, "float32", CpuDevice())
-        )
-    except UnsupportedError:
+        return devices.select("cuda")
+    except CnnEngineError:
+        return _DescribedGpu()
+
+
+def _on(
+    model: Model,
+    device: Any,
+    own: Mapping[str, Kernel],
+    simplified: tuple[pipeline.Ran, ...],
+) -> tuple[DeviceFacts, Placed]:
+    """Returns what an engine of default options runs on a device, and the placed graph.
+
+    Args:
+        own: kernels of a user's own for the device.
+        simplified: the passes that came before.
+    """
+    chained: list[int] = []
+
+    def why_not_fused() -> str | None:
+        if own:
+            return "kernels of your own run nodes by themselves"
+        if isinstance(device, _DescribedGpu):
+            return "there is no GPU to ask"
+        try:
+            chained.append(fused_network.longest(model.base, "float32", device))
+        except UnsupportedError as error:
+            return str(error)
         return None
-    covered = [graph.nodes[graph.places[name]] for name in node.covers]
-    names = [name for inner in covered for name in inner.covers or (inner.name,)]
-    whole = replace(node, covers=tuple(names))
-    return _Run(graph.replaced(covered, [whole]), "cpu", plain=True)
+
+    choice = select.choose(device.kind, "auto", None, "float32", "resident", why_not_fused)
+    pixels = any(value.dtype == "uint8" for value in model.base.inputs[:1])
+    program = Program(
+        lambda batch, pixels: model.base, Placement(device, "resident", default_threads()), choice,
+        first=(model.batch, pixels), fuses=True, own=own, chained=chained[0] if chained else None,
+    )  # fmt: skip
+    lowered = program.lowered(*program.first)
+    placed = program.place(lowered.graph)
+    simple = {node.name: node.covers or (node.name,) for node in model.base.nodes}
+    nodes = []
+    for node in placed.graph.nodes:
+        if isinstance(node.op, Move):
+            continue
+        covers = (
+            inner for name in node.covers or (node.name,) for inner in simple.get(name, (name,))
+        )
+        kernel, why = placed.kernels.get(node.name), placed.stand_ins.get(node.name, "")
+        shown = "none"
+        if kernel is not None:
+            live = not isinstance(device, _DescribedGpu)
+            prepared = (
+                program.prepared(placed.graph, node, kernel) if kernel.shows and live else None
+            )
+            shown = kernel.name if prepared is None else kernel.shown_as(prepared)
+            shown = f"{shown} (--kernel)" if kernel.file is not None else shown
+            shown = _instead(kernel, device.kind) or shown
+        nodes.append(
+            DeviceNode(
+                node.name, node.op.kind, shown, tuple(covers), why.split(": ", 1)[-1],
+                placed.graph.outputs_of(node),
+            )
+        )  # fmt: skip
+    return DeviceFacts(device.name, tuple(nodes), (*simplified, *lowered.ran)), placed
 
 
-def _facts(
-    graph: Graph, node: Node, run: Mapping[str, _Run], named: Mapping[str, Kernel]
-) -> NodeFacts:
+def _instead(kernel: Kernel, device: str) -> str | None:
+    """Returns what runs a node that no kernel of ours runs on a device, or None."""
+    if kernel is kernels.NUMPY:
+        return "NumPy" if device == "cpu" else "CPU"
+    return "CPU" if kernel.device != device else None
+
+
+def _facts(graph: Graph, node: Node, makers: Mapping[str, Mapping[str, DeviceNode]]) -> NodeFacts:
     """Returns the facts of ``node`` and of what it is part of on each device."""
     cost = graph.cost_of(node)
     names = dict.fromkeys(name for name in node.inputs if name is not None)
-    last = (node.covers or (node.name,))[-1]
-    found = {
-        device: _kernel(own.nodes.get(last), own.graph, device, named)
-        for device, own in run.items()
-    }
+    covers = node.covers or (node.name,)
+    found = {kind: known.get(covers[-1]) for kind, known in makers.items()}
     return NodeFacts(
         node.name,
         node.op.kind,
@@ -174,9 +284,9 @@ def _facts(
         sum(graph.constants[name].size for name in names if name in graph.constants),
         cost.flops,
         cost.bytes,
-        node.covers or (node.name,),
-        {device: name for device, (name, _) in found.items()},
-        {device: why for device, (_, why) in found.items() if why},
+        covers,
+        {kind: "none" if own is None else own.kernel for kind, own in found.items()},
+        {kind: own.why for kind, own in found.items() if own is not None and own.why},
     )
 
 
@@ -188,31 +298,3 @@ def attributes_of(node: Node) -> str:
         if value != field.default:
             found.append(f"{field.name}={getattr(value, 'kind', value)}")
     return ", ".join(found)
-
-
-def _kernel(
-    node: Node | None, graph: Graph, device: str, named: Mapping[str, Kernel]
-) -> tuple[str, str]:
-    if node is None or node.op.kind in kernels.ALIASES:
-        return "none", ""
-    if (kernel := own_kernel(node, graph, device, named, {})) is not None:
-        return f"{kernel.name} (--kernel)", ""
-    kernel, why = kernels.choose(node, graph, device, reduction=False)
-    if kernel is not None:
-        return kernel.name, ""
-    return "NumPy" if device == "cpu" else "CPU", why
-
-
-def _check_named(graph: Graph, device: str, named: Mapping[str, Kernel]) -> None:
-    """Refuses kernels of a user's own that run nothing on a kind of device."""
-    refused: dict[str, str] = {}
-    chosen = {node.name: own_kernel(node, graph, device, named, refused) for node in graph.nodes}
-    check_own(named, chosen, refused)
-
-
-def _memory(graph: Graph) -> tuple[int, int]:
-    """Returns the bytes of the CPU's arena, and the most that are alive at once."""
-    device, threads = CpuDevice(), default_threads()
-    placed = place(graph, Placement(device, "resident", threads), None, None)
-    planned = plan_memory(placed, lambda kind: device, threads)
-    return planned.sizes.get("cpu", 0), planned.alive.get("cpu", 0)

@@ -18,7 +18,7 @@ from ..kernels import Kernel
 from ..kernels.select import Choice, has_tensor_cores
 from ..operators.report_kinds import REPORT_KINDS
 from . import fused_network
-from .pipeline import Setting, lower
+from .pipeline import Lowered, Setting, lower
 from .placement import Placed, Placement, place
 
 if TYPE_CHECKING:
@@ -131,25 +131,34 @@ class Program:
     def placed(self, batch: int, pixels: bool, on_device: bool = False) -> Placed:
         """Returns the graph of a pass with a place and a kernel for every node."""
         graph = self.laid(batch, pixels)
+        tuned = self.tuner.kernels(self, graph, batch, pixels) if self.tuner else {}
+        return self.place(graph, on_device, tuned)
+
+    def place(
+        self, graph: Graph, on_device: bool = False, tuned: Mapping[str, Kernel] | None = None
+    ) -> Placed:
+        """Returns a graph that :meth:`laid` made with a place and a kernel for every node."""
         variant, reduction = self.choice.variant, self.choice.reduction
         if self.choice.automatic:
             variant = None
-        if not self.choice.layered:  # the fastest kernel for each node after the chain
+        if not self.choice.layered:  # the fastest kernel for each node after the fused network
             variant = reduction = None
-        tuned = self.tuner.kernels(self, graph, batch, pixels) if self.tuner else {}
         return place(graph, self.placement, variant, reduction, on_device, self.own, tuned)
 
     def laid(self, batch: int, pixels: bool) -> Graph:
         """Returns the graph of a pass, rewritten for the device, before its nodes have kernels."""
+        return self.lowered(batch, pixels).graph
+
+    def lowered(self, batch: int, pixels: bool) -> Lowered:
+        """Returns the same, and the passes that made it."""
         graph = self.graph_of(batch, pixels)
         mapped.check(graph.constants.values())
-        graph = lower(graph, self.setting).graph
+        found = lower(graph, self.setting)
         if not self.channels_last:
-            return graph
-        self._laid = (
-            self._laid or graph
-        )  # what the passes made of constants is the same for every batch
-        return graph.sharing(self._laid)
+            return found
+        # What the passes made of constants is the same for every batch.
+        self._laid = self._laid or found.graph
+        return replace(found, graph=found.graph.sharing(self._laid))
 
     def load(self) -> None:
         """Brings constants to where the kernels want them, before the first pass.

@@ -34,6 +34,7 @@ def summary(found: Inspection) -> list[tuple[str, str]]:
     return [
         *rows,
         ("nodes", f"{len(graph.nodes)}, after rewrites took {taken} of {len(found.given.nodes)}"),
+        *((f"layers on {facts.name}", str(len(facts.running))) for facts in found.on.values()),
         ("parameters", f"{units.count(found.parameters)}, {units.size(found.parameter_bytes)}"),
         ("FLOPs a pass", f"{units.number(found.flops / 1e9)} G (two a multiply-add)"),
         ("bytes a pass", f"{units.size(found.bytes)}, every tensor of every node once"),
@@ -72,6 +73,15 @@ def text(found: Inspection) -> str:
         for node in found.nodes
     ]  # fmt: skip
     lines += ["", *_table(head, rows)]
+    for facts in found.on.values():
+        lines += ["", f"on {facts.name}: {len(facts.running)} layers", ""]
+        lines += _table(("layer", "operator", "output", "kernel", "nodes of the file"), [
+            (node.name, node.kind, ", ".join(map(shape, node.outputs)), node.kernel, str(len(node.covers)))
+            for node in facts.running
+        ])  # fmt: skip
+        lines += ["", *_table(("pass", "nodes before", "after", "why"), [
+            (ran.name, str(ran.before), str(ran.after), ran.why) for ran in facts.passes
+        ])]  # fmt: skip
     lines += reasons(found)
     if found.notes:
         lines += ["", "rewritten"]
@@ -140,6 +150,32 @@ def to_dict(found: Inspection) -> dict[str, Any]:
             }
             for node in found.nodes
         ],
+        "devices": {
+            kind: {
+                "name": facts.name,
+                "layers": [
+                    {
+                        "name": node.name,
+                        "kind": node.kind,
+                        "kernel": node.kernel,
+                        "covers": list(node.covers),
+                        "outputs": {value.name: list(value.shape) for value in node.outputs},
+                        "reason": node.why,
+                    }
+                    for node in facts.running
+                ],
+                "passes": [
+                    {
+                        "name": ran.name,
+                        "why": ran.why,
+                        "nodes_before": ran.before,
+                        "nodes_after": ran.after,
+                    }
+                    for ran in facts.passes
+                ],
+            }
+            for kind, facts in found.on.items()
+        },
         "rewrites": [
             {"what": note.what, "into": note.into, "why": note.why} for note in found.notes
         ],
