@@ -78,9 +78,9 @@ def test_what_is_missing_is_said():
 def test_what_is_not_supported_is_said_before_anything_runs():
     proto, _ = one_node("NonZero", [X])
     assert Backend.is_compatible(proto)  # a value to be known when it runs
-    proto, _ = one_node("Det", [X])
+    proto, _ = one_node("ImageDecoder", [X])
     assert not Backend.is_compatible(proto)
-    with pytest.raises(UnsupportedNodesError, match="Det"):
+    with pytest.raises(UnsupportedNodesError, match="ImageDecoder"):
         Backend.prepare(proto)
 
 

@@ -1,4 +1,4 @@
-"""cast: y = x as another type; floats become integers by cutting off, anything but 0 becomes true."""
+"""Types: x as numbers of another one, or its bits as they are."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from typing import ClassVar
 
 import numpy as np
 
+from ..errors import InputError
 from .operator import Operator, float64, need
 
 
 @dataclass(frozen=True)
 class Cast(Operator):
-    """Input: x of any shape and type.
+    """Floats become integers by cutting off, anything but 0 becomes true. Input: x of any shape and type.
 
     Attributes:
         dtype: NumPy's name of the type of the output.
@@ -36,6 +37,28 @@ class Cast(Operator):
             elif self.through:
                 x = x.astype(self.through)
             return float64(x.astype(self.dtype))
+
+
+@dataclass(frozen=True)
+class BitCast(Operator):
+    """The bits of x as another type of the same size. Input: x of any shape and type.
+
+    Attributes:
+        dtype: NumPy's name of that type.
+    """
+
+    kind: ClassVar[str] = "bit_cast"
+    dtype: str
+
+    def infer(self, inputs):
+        need(inputs, 1)
+        (x,) = inputs
+        if np.dtype(self.dtype).itemsize != np.dtype(x.dtype).itemsize:
+            raise InputError(f"to: expected a type of {x.dtype}'s size, found {self.dtype}")
+        return ((x.shape, self.dtype),)
+
+    def reference(self, x):
+        return np.array(x, order="C").view(self.dtype)
 
 
 def _bfloat16(x: np.ndarray) -> np.ndarray:

@@ -196,6 +196,62 @@ class ScatterND(Operator):
 
 
 @dataclass(frozen=True)
+class TensorScatter(Operator):
+    """A cache with new rows written into every sequence.
+
+    Inputs: cache [N, ...], update of its shape but along ``axis``, first places [N] (int64) or None: 0.
+
+    Attributes:
+        mode: ``linear``: all rows must fit; ``circular``: what passes the end goes on at the beginning.
+        axis: the dimension of the rows, not the first.
+    """
+
+    kind: ClassVar[str] = "tensor_scatter"
+    mode: str = "linear"
+    axis: int = -2
+
+    def infer(self, inputs):
+        need(inputs, 2, 3)
+        cache, update, first = (*inputs, None)[:3]
+        axis = axis_in(self.axis, len(cache.shape))
+        if self.mode not in ("linear", "circular") or axis == 0:
+            raise InputError(
+                f"expected the mode linear or circular and an axis above 0, found {self.mode!r}, {axis}"
+            )
+        rows = update.shape[axis] if len(update.shape) == len(cache.shape) else -1
+        wanted = (*cache.shape[:axis], rows, *cache.shape[axis + 1 :])
+        if not 0 <= rows <= cache.shape[axis] or (update.shape, update.dtype) != (
+            wanted,
+            cache.dtype,
+        ):
+            raise InputError(
+                f"update: expected {cache.dtype} rows of {list(cache.shape)} along {axis}, "
+                f"found {update.dtype} {list(update.shape)}"
+            )
+        if first is not None:
+            _need_integers(first)
+            if first.shape != cache.shape[:1]:
+                raise InputError(
+                    f"write_indices: expected [{cache.shape[0]}], found {list(first.shape)}"
+                )
+        return ((cache.shape, cache.dtype),)
+
+    def reference(self, cache, update, first=None):
+        axis = axis_in(self.axis, cache.ndim)
+        size, rows = cache.shape[axis], update.shape[axis]
+        y = np.moveaxis(np.array(cache), axis, 1)
+        update = np.moveaxis(np.asarray(update), axis, 1)
+        first = np.zeros(len(y), np.int64) if first is None else np.asarray(first).astype(np.int64)
+        last = size - rows if self.mode == "linear" else size - 1
+        wrong = first[(first < 0) | (first > max(last, 0))]
+        if wrong.size and rows:
+            raise InputError(f"write_indices: expected 0 to {max(last, 0)}, found {wrong[0]}")
+        places = (first[:, None] + np.arange(rows)) % max(size, 1)
+        y[np.arange(len(y))[:, None], places] = update
+        return np.ascontiguousarray(np.moveaxis(y, 1, axis))
+
+
+@dataclass(frozen=True)
 class OneHot(Operator):
     """A vector for each index: the on value at its place, the off value elsewhere.
 

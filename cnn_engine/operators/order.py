@@ -74,16 +74,16 @@ class TopK(Operator):
 
 
 @dataclass(frozen=True)
-class CumSum(Operator):
-    """Sums of all elements up to each one, along one dimension.
+class Cumulative(Operator):
+    """Base: an operation of all elements up to each one, along one dimension.
 
     Attributes:
         axis: the dimension.
         exclusive: whether an element itself is left out.
-        reverse: whether sums run from the end.
+        reverse: whether it runs from the end.
     """
 
-    kind: ClassVar[str] = "cum_sum"
+    operation: ClassVar[np.ufunc]
     axis: int
     exclusive: bool = False
     reverse: bool = False
@@ -96,14 +96,32 @@ class CumSum(Operator):
         return ((x.shape, x.dtype),)
 
     def reference(self, x):
-        x = float64(x)
-        x = np.flip(x, self.axis) if self.reverse else x
-        y = np.cumsum(x, axis=self.axis, dtype=x.dtype)
-        y = y - x if self.exclusive else y
-        return np.flip(y, self.axis) if self.reverse else y
+        x = np.moveaxis(float64(x), self.axis, 0)
+        x = x[::-1] if self.reverse else x
+        y = self.operation.accumulate(x, axis=0, dtype=x.dtype)
+        if self.exclusive:
+            first = np.full_like(y[:1], self.operation.identity)
+            y = np.concatenate([first, y[:-1]])[: len(y)]
+        return np.moveaxis(y[::-1] if self.reverse else y, 0, self.axis)
 
     def terms(self, inputs) -> int:
         return max(1, inputs[0].shape[self.axis])
+
+
+@dataclass(frozen=True)
+class CumSum(Cumulative):
+    """Sums of all elements up to each one, along one dimension."""
+
+    kind: ClassVar[str] = "cum_sum"
+    operation: ClassVar[np.ufunc] = np.add
+
+
+@dataclass(frozen=True)
+class CumProd(Cumulative):
+    """Products of all elements up to each one, along one dimension."""
+
+    kind: ClassVar[str] = "cum_prod"
+    operation: ClassVar[np.ufunc] = np.multiply
 
 
 @dataclass(frozen=True)

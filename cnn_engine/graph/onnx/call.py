@@ -136,8 +136,19 @@ class Call:
     def is_constant(self, index: int) -> bool:
         return self.has(index) and self.inputs[index] in self._importer.constants
 
-    def constant(self, index: int, what: str) -> np.ndarray:
+    def sizing(self, index: int) -> np.ndarray:
+        """Returns input ``index``, whose elements say how large an output is: see :meth:`constant`."""
+        name = self.input(index)
+        return self.constant(
+            index, None, f"the size of its output depends on the elements of {name!r}"
+        )
+
+    def constant(self, index: int, what: str | None, why: str = "") -> np.ndarray:
         """Returns input ``index``, which must be known while loading.
+
+        Args:
+            what: the attribute or input, as a refusal names it.
+            why: what a refusal says of an input that is not known; empty: that it must be.
 
         Raises:
             Refusal: it depends on what the graph is given.
@@ -147,6 +158,8 @@ class Call:
         if found is None:
             inputs = sorted(self._importer.sources.get(name, ()))
             reason = f"expected a constant, found {name!r}, which depends on the graph's inputs"
+            if why:
+                reason = f"{why}, which must be known while loading"
             if settings := self._importer.settings(inputs):
                 given = " ".join(f"--constant {setting}=VALUE" for setting in settings)
                 named = ", ".join(f"{setting!r}: ..." for setting in settings)

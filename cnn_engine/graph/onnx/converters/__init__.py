@@ -31,6 +31,7 @@ from . import (  # noqa: E402, F401
     pointwise,
     recurrent,
     reducing,
+    sampling,
     shaping,
     tables,
     windowed,

@@ -7,7 +7,7 @@ import numpy as np
 from ....errors import InputError, UnsupportedError
 from ....operators import binary, unary
 from ....operators.binary import Add, Div, Mul, Pow, Prelu, Sub
-from ....operators.cast import Cast
+from ....operators.cast import BitCast, Cast
 from ....operators.logic import And, Equal, Greater, IsInf, Less, Or, Xor
 from ....operators.shaping import Reshape
 from .. import model as protobuf
@@ -146,6 +146,20 @@ def cast(call) -> None:
         raise Refusal("to", str(error)) from None
     call.refuse_others("saturate", "round_mode")
     call.finish(Cast(dtype), [call.input(0)])
+
+
+@converts("BitCast")
+def bit_cast(call) -> None:
+    number = call.number("to", 0)
+    try:
+        dtype = protobuf.dtype_name(number)
+    except UnsupportedError as error:
+        raise Refusal("to", str(error)) from None
+    for kind in (dtype, call.type_of(0)):
+        if kind in protobuf.NARROW:  # they are computed in float32, whose bits are others
+            raise Refusal("to", f"the bits of {kind} are not supported")
+    call.refuse_others()
+    call.finish(BitCast(dtype), [call.input(0)])
 
 
 @converts("CastLike")

@@ -9,7 +9,7 @@ import numpy as np
 from ....errors import InputError, UnsupportedError
 from ....operators.gather import Gather, OneHot, ScatterElements
 from ....operators.operator import axis_in
-from ....operators.order import CumSum, TopK, Trilu
+from ....operators.order import CumProd, CumSum, TopK, Trilu
 from ....operators.shaping import Reshape
 from ...folding import FOLD_BYTES
 from .. import model as protobuf
@@ -17,7 +17,8 @@ from ..refusal import FILL_BYTES, Refusal
 from . import converts
 
 
-def _bounded(shape, itemsize: int, most: int = FOLD_BYTES) -> tuple[int, ...]:
+def bounded(shape, itemsize: int, most: int = FOLD_BYTES) -> tuple[int, ...]:
+    """Returns the shape of a constant that loading makes, if it is not too large."""
     shape = tuple(int(size) for size in shape)
     if min(shape, default=0) < 0 or math.prod(shape) * itemsize > most or len(shape) > 32:
         raise InputError(f"expected a constant of up to {most} bytes, found {list(shape)[:33]}")
@@ -47,7 +48,7 @@ def constant_of_shape(call) -> None:
     if not isinstance(value, np.ndarray) or value.size != 1:
         raise InputError("value: expected a tensor of one element")
     shape = call.constant_integers(0, "shape") or ()
-    shape = _bounded(shape, value.dtype.itemsize, FILL_BYTES)
+    shape = bounded(shape, value.dtype.itemsize, FILL_BYTES)
     call.set_constant(np.broadcast_to(value.reshape(()), shape), output=0)  # takes no memory yet
 
 
@@ -73,7 +74,7 @@ def range_of(call) -> None:
     count = (float(limit) - float(start)) / float(step) if step else math.nan
     if not math.isfinite(count):
         raise InputError(f"expected a range that ends, found {start} to {limit} by {step}")
-    (size,) = _bounded((max(0, math.ceil(count)),), 8)
+    (size,) = bounded((max(0, math.ceil(count)),), 8)
     call.set_constant((start + np.arange(size) * step).astype(start.dtype), output=0)
 
 
@@ -87,7 +88,7 @@ def eye_like(call) -> None:
         raise Refusal("dtype", str(error)) from None
     if len(x.shape) != 2:
         raise InputError(f"expected 2 dimensions, found {list(x.shape)}")
-    rows, columns = _bounded(x.shape, 8)
+    rows, columns = bounded(x.shape, 8)
     k = call.number("k", 0)
     call.refuse_others()
     call.set_constant(
@@ -97,9 +98,78 @@ def eye_like(call) -> None:
 
 @converts("NonZero")
 def non_zero(call) -> None:
-    found = call.constant(0, "the input")
-    _bounded((np.count_nonzero(found), found.ndim), 8)
+    found = call.sizing(0)
+    bounded((np.count_nonzero(found), found.ndim), 8)
     call.set_constant(np.array(np.nonzero(found), np.int64).reshape(found.ndim, -1), output=0)
+
+
+@converts("Unique")
+def unique(call) -> None:
+    x = call.sizing(0)
+    ordered = bool(call.number("sorted", 1))
+    axis = axis_in(call.number("axis", 0), x.ndim) if call.has_attribute("axis") else None
+    call.refuse_others()
+    rows = x.reshape(-1) if axis is None else x
+    found, first, inverse, counts = np.unique(
+        rows, return_index=True, return_inverse=True, return_counts=True, axis=axis or 0
+    )
+    inverse = inverse.reshape(-1)
+    if not ordered:
+        order = np.argsort(first, kind="stable")
+        found, first, counts = np.take(found, order, axis or 0), first[order], counts[order]
+        inverse = np.argsort(order, kind="stable")[inverse]
+    for index, array in enumerate((found, first, inverse, counts)):
+        if call.wants(index):
+            kind = x.dtype if index == 0 else np.int64
+            call.set_constant(np.ascontiguousarray(array, kind), output=index)
+
+
+@converts("NonMaxSuppression")
+def non_max_suppression(call) -> None:
+    """Boxes of each class that overlap none that scores higher; how many there are, their values say."""
+    boxes, scores = call.sizing(0), call.sizing(1)
+    most = call.constant_number(2, "max_output_boxes_per_class", 0)
+    overlap = call.constant_number(3, "iou_threshold", 0.0)
+    least = call.constant_number(4, "score_threshold", -math.inf)
+    centred = call.number("center_point_box", 0)
+    call.refuse_others()
+    if (
+        boxes.ndim != 3
+        or boxes.shape[2] != 4
+        or scores.ndim != 3
+        or (scores.shape[0], scores.shape[2]) != boxes.shape[:2]
+    ):
+        raise InputError(
+            f"expected boxes [N, B, 4] and scores [N, C, B], found {list(boxes.shape)} and "
+            f"{list(scores.shape)}"
+        )
+    boxes = boxes.astype(np.float64)
+    if centred:
+        middle, half = boxes[..., :2], np.abs(boxes[..., 2:]) / 2
+        low, high = middle - half, middle + half
+    else:
+        low = np.minimum(boxes[..., :2], boxes[..., 2:])
+        high = np.maximum(boxes[..., :2], boxes[..., 2:])
+    areas = np.prod(high - low, axis=-1)
+    chosen: list[tuple[int, int, int]] = []
+    for image, kind in np.ndindex(*scores.shape[:2]):
+        line = scores[image, kind]
+        order = np.argsort(-line, kind="stable")
+        left = order[line[order] > least]
+        for _ in range(max(most, 0)):
+            if not len(left):
+                break
+            best, left = left[0], left[1:]
+            chosen.append((image, kind, int(best)))
+            sides = np.minimum(high[image, left], high[image, best]) - np.maximum(
+                low[image, left], low[image, best]
+            )
+            shared = np.prod(np.maximum(sides, 0.0), axis=-1)
+            whole = areas[image, left] + areas[image, best] - shared
+            with np.errstate(all="ignore"):
+                same = np.where(whole > 0, shared / whole, 0.0)
+            left = left[same <= overlap]
+    call.set_constant(np.array(chosen, np.int64).reshape(-1, 3), output=0)
 
 
 @converts("Gather")
@@ -113,8 +183,8 @@ def gather(call) -> None:
 @converts("Compress")
 def compress(call) -> None:
     x = call.value(0)
-    condition = call.constant(1, "condition")
-    _bounded((np.count_nonzero(condition),), 8)
+    condition = call.sizing(1)
+    bounded((np.count_nonzero(condition),), 8)
     name = call.input(0)
     axis = 0
     if call.has_attribute("axis"):
@@ -135,12 +205,12 @@ def scatter_elements(call) -> None:
     call.finish(op, call.inputs)
 
 
-@converts("CumSum")
-def cum_sum(call) -> None:
+@converts("CumSum", "CumProd")
+def cumulative(call) -> None:
     axis = call.constant_number(1, "axis")
     if not isinstance(axis, int):
         raise InputError(f"axis: expected a whole number, found {axis}")
-    op = CumSum(
+    op = (CumSum if call.operator == "CumSum" else CumProd)(
         axis_in(axis, len(call.value(0).shape)),
         bool(call.number("exclusive", 0)),
         bool(call.number("reverse", 0)),
