@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections import Counter
 from functools import cache
 from pathlib import Path
@@ -10,6 +11,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "scripts"))
+import docs_site  # noqa: E402
+
+sys.path.pop(0)
+CODE = (".py", ".h", ".cuh", ".cpp", ".cu", ".sh")
 PAGES = sorted(
     path.relative_to(ROOT)
     for pattern in ("*.md", "docs/**/*.md", "benchmarks/results/*/README.md")
@@ -22,7 +28,9 @@ def anchors(page: Path) -> frozenset[str]:
     """Returns the anchors of a page's headings, as GitHub makes them; a second one of a name gets ``-1``."""
     found: Counter[str] = Counter()
     names = set()
-    text = re.sub(r"^```.*?^```", "", page.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
+    text = re.sub(
+        r"^```.*?^```", "", docs_site.fill(page.read_text("utf-8")), flags=re.MULTILINE | re.DOTALL
+    )
     for title in re.findall(r"^#+ (.*)$", text, flags=re.MULTILINE):
         shown = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", title).strip().lower()
         name = re.sub(r"[^\w -]", "", shown).replace(" ", "-")
@@ -48,6 +56,27 @@ def broken(page: Path) -> list[str]:
 @pytest.mark.parametrize("page", PAGES, ids=str)
 def test_links_lead_somewhere(page):
     assert broken(ROOT / page) == []
+
+
+def test_pages_that_code_names_are_there():
+    files = [*ROOT.glob("*.py"), ROOT / ".ci" / "run"]
+    for folder in (
+        "cnn_engine",
+        "csrc",
+        "benchmarks",
+        "tests",
+        "scripts",
+        "cifar10",
+        "fashion_mnist",
+    ):
+        files += [path for path in (ROOT / folder).rglob("*") if path.suffix in CODE]
+    named = {
+        (name, path.relative_to(ROOT))
+        for path in files
+        for name in re.findall(r"\bdocs/[\w/-]+\.md", path.read_text("utf-8"))
+    }
+    assert len(named) > 20
+    assert [(name, path) for name, path in named if not (ROOT / name).is_file()] == []
 
 
 def test_links_that_lead_nowhere_are_found(tmp_path):
