@@ -160,7 +160,7 @@ def add_batch_sizes(parser: argparse.ArgumentParser, default: str) -> None:
         nargs="+",
         action="extend",
         metavar="N",
-        help="images a pass: ranges, lists and steps, such as 1-256, 1,2,4-8 or 1-256:5 (default: "
+        help="images per pass: ranges, lists and steps, such as 1-256, 1,2,4-8 or 1-256:5 (default: "
         f"{default})",
     )
 
@@ -194,8 +194,8 @@ def add_model_inputs(parser: argparse.ArgumentParser) -> None:
         action="append",
         type=_named_shape,
         metavar="NAME=N,...",
-        help="an input's shape, such as images=1,3,224,224, where the file leaves dimensions open beside "
-        "the batch (? leaves one as the file has it); may be given again",
+        help="an input's shape, such as images=1,3,224,224, where the file leaves more than the batch "
+        "open (? leaves one as the file has it); may be given again",
     )
     parser.add_argument(
         "--constant",

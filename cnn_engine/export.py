@@ -263,7 +263,7 @@ def parser() -> cli.ArgumentParser:
     )
     p.add_argument(
         "--batch", type=cli.whole_number(1, 65536), metavar="N",
-        help="images a pass, fixed in the file (default: left open)",
+        help="images per pass, fixed in the file (default: left open)",
     )  # fmt: skip
     p.add_argument(
         "--input-shape", type=_shape, metavar="C,H,W",

@@ -32,7 +32,7 @@ def parser() -> cli.ArgumentParser:
     )  # fmt: skip
     p.add_argument(
         "--batch", type=cli.whole_number(1, 65536), metavar="N",
-        help="images a pass, where the file leaves it open (default: 1)",
+        help="images per pass, where the file leaves it open (default: 1)",
     )  # fmt: skip
     cli.add_model_inputs(p)
     cli.add_kernels(p)

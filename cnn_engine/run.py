@@ -69,7 +69,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument(
         "--batch",
         type=count(1, MOST_IMAGES),
-        help="images a pass, or all when fewer (default: by rule, as many as are fast; the report says "
+        help="images per pass, or all when fewer (default: by rule, as many as are fast; the report says "
         "how many)",
     )
     p.add_argument("--images", type=count(1, MOST_IMAGES), help="how many of them (default: all)")

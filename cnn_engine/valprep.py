@@ -41,8 +41,8 @@ def parser() -> argparse.ArgumentParser:
     """Returns the command's parser."""
     p = cli.ArgumentParser(
         prog="python -m cnn_engine.valprep",
-        description="Moves the images of ImageNet's validation set into one folder a class. The same command "
-        "goes on where it was interrupted.",
+        description="Moves the images of ImageNet's validation set into one folder per class. The same "
+        "command continues where it was interrupted.",
         epilog="exit codes: 0 done; 2 the input is at fault, and nothing was moved; 130 interrupted",
     )
     p.add_argument("folder", metavar="FOLDER", help="with ILSVRC2012_val_00000001.JPEG and so on")

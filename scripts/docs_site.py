@@ -22,25 +22,34 @@ _LINK = re.compile(r"(\[[^\]\n]*\]|!\[[^\]\n]*\])\(([^)\s]+)\)")
 _FENCE = re.compile(r"^(```(?:console|python)) +\w+$", re.MULTILINE)
 
 
-def command_line() -> str:
-    """Returns every command's usage and options, as its own parser has them."""
+def parsers() -> Iterator[tuple[str, argparse.ArgumentParser]]:
+    """Yields the name and the parser of every command, and of the commands inside of it."""
     from importlib import import_module
     from importlib.util import find_spec
 
     from cnn_engine.__main__ import COMMANDS
 
-    blocks = []
-    for name, summary in COMMANDS.items():
+    for name in COMMANDS:
         package = find_spec(f"cnn_engine.{name}").submodule_search_locations is not None
         module = f"cnn_engine.{name}.command" if package else f"cnn_engine.{name}"
         parser = import_module(module).parser()
-        blocks.append(f"## {name}\n\n{summary[0].upper()}{summary[1:]}.\n\n{_options(parser)}")
+        yield name, parser
         for action in parser._actions:
             if isinstance(action, argparse._SubParsersAction):
-                blocks += [
-                    f"### {name} {sub}\n\n{_options(child)}"
-                    for sub, child in action.choices.items()
-                ]
+                yield from ((f"{name} {sub}", child) for sub, child in action.choices.items())
+
+
+def command_line() -> str:
+    """Returns every command's usage and options, as its own parser has them."""
+    from cnn_engine.__main__ import COMMANDS
+
+    blocks = []
+    for name, parser in parsers():
+        summary = COMMANDS.get(name) or parser.description or ""
+        title = "#" * (2 + name.count(" "))
+        blocks.append(
+            f"{title} {name}\n\n{summary[:1].upper()}{summary[1:].rstrip('.')}.\n\n{_options(parser)}"
+        )
     return "\n\n".join(blocks)
 
 

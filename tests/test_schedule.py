@@ -98,7 +98,7 @@ def test_what_was_chosen_is_told(rng, variant, monkeypatch):
         np.testing.assert_array_equal(e.predict(images), e.predict(images, 9))
     assert result.batch == 4
     assert result.data_mode == "resident"
-    assert "batch: 4 of 9 images a pass, by rule, since none was named" in result.notes
+    assert "batch: 4 of 9 images per pass, by rule, since none was named" in result.notes
 
 
 @pytest.mark.gpu

@@ -107,7 +107,7 @@ def _decorate(axes: Any, panel: Panel, batches: list[int]) -> None:
 
     axes.set_title(panel.title, fontsize=11, loc="left")
     axes.set_ylabel(panel.label)
-    axes.set_xlabel("images a pass (batch)")
+    axes.set_xlabel("images per pass (batch)")
     if len(batches) > 1 and batches[-1] / batches[0] > 40:
         axes.set_xscale("log")
         axes.xaxis.set_minor_formatter(NullFormatter())

@@ -77,7 +77,7 @@ def parser() -> argparse.ArgumentParser:
         type=count(1, 10**6),
         default=256,
         metavar="N",
-        help="images a step (default: 256)",
+        help="images per step (default: 256)",
     )
     add("--epochs", type=count(1, 10**6), default=1, metavar="N", help="default: 1")
     add("--steps", type=count(1, 10**9), metavar="N", help="the most steps in all (default: all)")
@@ -109,8 +109,8 @@ def parser() -> argparse.ArgumentParser:
         "path; {} in it is the member's number")  # fmt: skip
     add("--threads", type=count(1, threads.MOST), metavar="N", help="of a rank's CPU work (default: the "
         "CPUs granted, divided among the ranks of a host)")  # fmt: skip
-    add("--data-parallel", action="store_true", help=f"with --work {TRAIN}: one model, of which every rank "
-        "has its part of each batch, by PyTorch's DistributedDataParallel")  # fmt: skip
+    add("--data-parallel", action="store_true", help=f"with --work {TRAIN}: one model, every rank with a "
+        "part of each batch, by PyTorch's DistributedDataParallel")  # fmt: skip
     add(
         "--checkpoint-every",
         type=count(1, 10**9),
@@ -138,7 +138,7 @@ def parser() -> argparse.ArgumentParser:
     add("--digest", action="store_true", help="hash what each member was given, into the JSON")
     add("--mpstat", metavar="LOG", help="take CPU utilisation from a log of mpstat -P ALL SECONDS")
     add("--stall", type=cli.number(0, 10**6), default=watchdog.STALL_S, metavar="S", help="a rank whose own "
-        f"work does not go on for so long hangs, and ends all (default: {watchdog.STALL_S:g})")  # fmt: skip
+        f"work stops for so long hangs, and ends all (default: {watchdog.STALL_S:g})")  # fmt: skip
     add("--start-timeout", type=cli.number(0, 10**6), default=watchdog.START_S, metavar="S",
         help=f"the same until the first step is done (default: {watchdog.START_S:g})")  # fmt: skip
     add("--output", metavar="DIR", help="for members' probabilities or weights, and report.json")

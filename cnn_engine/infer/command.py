@@ -78,7 +78,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument(
         "--dtype", default="float32", help=f"default: float32; or of {', '.join(select.DTYPES)}"
     )
-    p.add_argument("--batch", type=count(1, 10**8), help="images a pass (default: by rule)")
+    p.add_argument("--batch", type=count(1, 10**8), help="images per pass (default: by rule)")
     p.add_argument(
         "--preprocess", metavar="WHAT", help="what is done to images that are not of the network's size, "
         "such as imagenet, or resize=256,crop=224 (default: they must be); all are turned upright as EXIF "

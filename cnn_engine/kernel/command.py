@@ -68,7 +68,7 @@ def parser() -> argparse.ArgumentParser:
     _add_common(ranks)
     ranks.add_argument(
         "--batch", type=cli.whole_number(1, 65536), default=16, metavar="N",
-        help="images a call (default: 16)",
+        help="images per call (default: 16)",
     )  # fmt: skip
     ranks.add_argument(
         "--calls", type=cli.whole_number(2, 10_000), default=60, metavar="N",
@@ -77,7 +77,7 @@ def parser() -> argparse.ArgumentParser:
     ranks.add_argument(
         "--rounds", type=cli.whole_number(1, 100), default=rank.ROUNDS, metavar="N",
         help="times through all kernels, each kernel in a new process, in random order, with the calls "
-        f"shared among them; kernels are told apart by these processes (default: {rank.ROUNDS})",
+        f"shared among them; kernels are ranked by these processes (default: {rank.ROUNDS})",
     )  # fmt: skip
     ranks.add_argument(
         "--beside", default="", metavar="NAME,...",

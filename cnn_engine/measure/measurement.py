@@ -104,7 +104,7 @@ def profile(
 
     size = engine.batch_size(batch, count, found.dtype)
     if batch is None and count:
-        notes.append(f"batch: {size:,} of {count:,} images a pass, by rule, since none was named")
+        notes.append(f"batch: {size:,} of {count:,} images per pass, by rule, since none was named")
 
     result = Result(
         command=shlex.join(sys.orig_argv),
