@@ -2,7 +2,7 @@
 
     python -m benchmarks.float32_sums --network squeezenet1_1 --batch 1 2 5 --layers
 
-``csrc/cuda/conv2d_nhwc_wgmma_split.cuh`` multiplies both numbers as two parts of float16. Here an
+``csrc/cuda/sm90/conv2d_nhwc_wgmma_split.cuh`` multiplies both numbers as two parts of float16. Here an
 instruction adds 16 products and the sum before it, each cut off at 2^-26 of the largest one's power of two,
 and cuts its sum off at 24 bits: what was measured of an H100 is met within 0.08 of 2^-24
 (docs/explanation/numerics.md). Convolutions of a network are so made, but for grouped ones and those of few

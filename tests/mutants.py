@@ -87,7 +87,7 @@ MUTANTS = [
         "test_step_times.py::test_events_wait_behind_a_delay_that_covers_the_launches",
     ),
     mutant(
-        "a delay that is none", "csrc/cuda/delay.cu",
+        "a delay that is none", "csrc/cuda/common/delay.cu",
         "global_timer() + nanoseconds;", "global_timer() + nanoseconds / 2;",
         "test_fused_cuda.py::test_a_delay_occupies_its_stream_that_long", gpu=True,
     ),
@@ -151,7 +151,7 @@ MUTANTS = [
         "test_fused_cpu.py::test_fma_peak_is_what_a_product_of_matrices_comes_near",
     ),
     mutant(
-        "a peak of arithmetic that is doubled, CUDA", "csrc/cuda/fma_peak.cu",
+        "a peak of arithmetic that is doubled, CUDA", "csrc/cuda/common/fma_peak.cu",
         "1e3 * blocks", "2e3 * blocks", "test_fused_cuda.py::test_fma_peak", gpu=True,
     ),
     # ---- memory and files ----

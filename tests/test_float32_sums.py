@@ -56,7 +56,7 @@ def test_whole_numbers_are_exact(rng):
 
 
 def test_what_is_given_back_is_what_the_kernel_gives():
-    text = (ROOT / "csrc/cuda/conv2d_nhwc_wgmma.cu").read_text()
+    text = (ROOT / "csrc/cuda/sm90/conv2d_nhwc_wgmma.cu").read_text()
     (line,) = re.findall(r"const float lost = (.*?);", text, re.DOTALL)
     found = re.findall(r"channels <= (\d+) *\? ([\d.]+)f", line)
     *known, (_, last) = model.LOST

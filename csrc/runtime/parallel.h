@@ -5,12 +5,12 @@
 // holds nothing up: with dealt parts (an OpenMP static schedule, which this replaced) one busy
 // process beside two threads made passes of 2 ms take 24, a slice of the system's scheduler. Ranges
 // of their own keep what a thread wrote in one loop in its own caches for the next. Where other
-// threads do not pay at all, the caller works alone (runtime/pace.h).
+// threads do not pay at all, the caller works alone (runtime/adaptive_threads.h).
 #pragma once
 
 #include <cstdint>
 
-#include "runtime/pace.h"
+#include "runtime/adaptive_threads.h"
 
 namespace cnn_engine {
 

@@ -10,7 +10,7 @@
 #include <thread>
 #include <vector>
 
-#include "runtime/pace.h"
+#include "runtime/adaptive_threads.h"
 #include "runtime/parallel.h"
 #include "runtime/thread_pool.h"
 

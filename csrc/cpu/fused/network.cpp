@@ -12,7 +12,7 @@
 #include "cpu/fused/plan.h"
 #include "cpu/kernels.h"
 #include "ops/fused_cpu.h"
-#include "runtime/pace.h"
+#include "runtime/adaptive_threads.h"
 #include "runtime/thread_pool.h"
 
 namespace cnn_engine::cpu {

@@ -7,7 +7,7 @@
 // parts.
 #pragma once
 
-#include "cuda/extremes.cuh"
+#include "cuda/common/extremes.cuh"
 #include "cuda/fused/geometry.cuh"
 
 namespace cnn_engine::cuda::fused {

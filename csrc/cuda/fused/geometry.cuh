@@ -19,7 +19,7 @@
 #pragma once
 
 #include "cuda/fused/interface.h"
-#include "cuda/mma.cuh"
+#include "cuda/sm80/mma.cuh"
 
 namespace cnn_engine::cuda::fused {
 

@@ -7,7 +7,7 @@
 #pragma once
 
 #include "cuda/fused/conv.cuh"
-#include "cuda/reduce.cuh"
+#include "cuda/common/reduce.cuh"
 
 namespace cnn_engine::cuda::fused {
 

@@ -1,0 +1,70 @@
+// conv2d, variant `pad`: the formula of ops/conv2d.h where the padding is in the input.
+//
+// Layouts: x [N,C,H,W], already padded by pad2d (so no padding here), w [K,C/G,R,S], b [K] or null,
+// y [N,K,OH,OW], float32. Outputs < 2^31 a launch. No window leaves the padded image, so no bounds
+// are tested: what the branch costs is what the `if` variant is slower by, less the time of pad2d.
+//
+//   conv2d_pad_kernel       one thread makes one output and sums over C/G*R*S in order
+//   conv2d_pad_warp_kernel  one warp makes one output: lanes sum every 32nd tap, then shuffle
+#pragma once
+
+#include "cuda/common/conv2d_output.cuh"
+#include "cuda/common/launch.cuh"
+#include "cuda/common/reduce.cuh"
+#include "runtime/check.h"
+
+namespace cnn_engine::cuda {
+
+__global__ void conv2d_pad_kernel(const float* __restrict__ input, const float* __restrict__ weight,
+                                  const float* __restrict__ bias, float* __restrict__ output,
+                                  const Conv2dShape p) {
+  const std::int64_t index = grid_thread();
+  if (index >= p.output_size()) return;
+  const Conv2dOutput at(input, weight, p, static_cast<unsigned>(index));
+  const float* filter = at.filter;
+  float sum = 0.0f;
+  const int channels = p.group_channels();
+  for (int c = 0; c < channels; ++c) {
+    for (int r = 0; r < p.r; ++r) {
+      const float* row = at.image + (c * p.h + at.top + r * p.dilation_h) * p.w + at.left;
+      for (int s = 0; s < p.s; ++s) sum += row[s * p.dilation_w] * *filter++;
+    }
+  }
+  output[index] = bias ? sum + bias[at.k] : sum;
+}
+
+__global__ void conv2d_pad_warp_kernel(const float* __restrict__ input,
+                                       const float* __restrict__ weight,
+                                       const float* __restrict__ bias, float* __restrict__ output,
+                                       const Conv2dShape p) {
+  const std::int64_t index = grid_thread() / kWarpThreads;
+  if (index >= p.output_size()) return;  // the whole warp leaves: the shuffles below stay complete
+  const int lane = threadIdx.x % kWarpThreads;
+  const Conv2dOutput at(input, weight, p, static_cast<unsigned>(index));
+  const float* corner = at.image + at.top * p.w + at.left;
+  const int taps = p.taps();
+  WarpTaps tap(p, lane);
+  float sum = 0.0f;
+  for (int t = lane; t < taps; t += kWarpThreads, tap.advance(p)) {
+    sum += corner[(tap.c * p.h + tap.r * p.dilation_h) * p.w + tap.s * p.dilation_w] * at.filter[t];
+  }
+  sum = warp_sum(sum);
+  if (lane == 0) output[index] = bias ? sum + bias[at.k] : sum;
+}
+
+inline void launch_conv2d_pad(const float* input, const float* weight, const float* bias,
+                              float* output, const Conv2dShape& shape, bool reduction,
+                              Stream stream) {
+  const std::int64_t outputs = shape.output_size();
+  if (reduction) {
+    conv2d_pad_warp_kernel<<<blocks_for(outputs * kWarpThreads), kBlockThreads, 0, stream>>>(
+        input, weight, bias, output, shape);
+    CUDA_CHECK_LAUNCH("conv2d_pad_warp_kernel");
+  } else {
+    conv2d_pad_kernel<<<blocks_for(outputs), kBlockThreads, 0, stream>>>(input, weight, bias,
+                                                                         output, shape);
+    CUDA_CHECK_LAUNCH("conv2d_pad_kernel");
+  }
+}
+
+}  // namespace cnn_engine::cuda

@@ -1,6 +1,0 @@
-// conv2d_nhwc_wgmma with what is multiplied as float16.
-#include "cuda/conv2d_nhwc_wgmma_forms.cuh"
-
-namespace cnn_engine::cuda::wgmma {
-CNN_ENGINE_MULTIPLIED(__half)
-}  // namespace cnn_engine::cuda::wgmma

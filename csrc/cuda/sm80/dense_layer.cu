@@ -1,0 +1,239 @@
+// dense_layer on CUDA: what it takes, how images are parted into tiles, its packed weights, and its
+// launch.
+#include <algorithm>
+#include <limits>
+#include <string>
+
+#include "cuda/sm80/dense_layer.cuh"
+#include "cuda/common/launch.cuh"
+#include "cuda/common/strided.cuh"
+#include "ops/dense_layer.h"
+
+namespace cnn_engine::cuda {
+namespace {
+
+using namespace dense_layers;
+
+constexpr int kManyBlocks = 16, kFewBlocks = 4;  // of a cluster
+constexpr int kMostTiles = 7;     // of clusters of many blocks, beside those of the next launch
+constexpr int kLeastPlaces = 14;  // of a tile that might have more
+
+int divided(int count, int by) { return (count + by - 1) / by; }
+
+// Blocks of a cluster: as many as leave multiprocessors for all tiles of an image.
+int blocks_of(const Conv2dShape& shape) {
+  const int lines = std::max(kPlaces / shape.w, 1);
+  return divided(shape.h, lines) <= kMostTiles ? kManyBlocks : kFewBlocks;
+}
+
+// Rows of a tile: few, where all tiles have multiprocessors of their own even so.
+int lines_of(const Conv2dShape& shape) {
+  const int most = std::max(kPlaces / shape.w, 1);
+  for (int lines = divided(kLeastPlaces, shape.w); lines < most; ++lines) {
+    if (std::int64_t{shape.n} * divided(shape.h, lines) <= kMostTiles) return lines;
+  }
+  return most;
+}
+
+const char* why_not(const Conv2dShape& shape, int before, int filters) {
+  if (shape.groups != 1 || shape.c != kChannels || shape.k != kGrowth || filters != kChannels) {
+    return "128 channels, 32 filters and then 128, in one group";
+  }
+  const bool beside =
+      shape.pad_top == 1 && shape.pad_left == 1 && shape.pad_bottom == 1 && shape.pad_right == 1;
+  if (shape.r != 3 || shape.s != 3 || !beside ||
+      shape.stride_h * shape.stride_w * shape.dilation_h * shape.dilation_w != 1) {
+    return "a kernel of 3x3, one place apart and one beside the image";
+  }
+  if (shape.w < 1 || shape.w > kPlaces || shape.h < 1 || shape.h > 4096) {
+    return "images of at most 32 columns and 4096 rows";
+  }
+  if (std::int64_t{shape.n} * shape.h * shape.w * kChannels > std::numeric_limits<int>::max() ||
+      shape.n > 65535) {
+    return "at most 65535 images, of less than 2^31 numbers";
+  }
+  if (before < kLate || before % kDepth != 0) return "channels before in sixteens, at least 32";
+  if ((before - kLate) / kDepth > blocks_of(shape) * kMostSteps) {
+    return "at most 2080 channels before, or 544 of large images";
+  }
+  return nullptr;
+}
+
+void check(const Conv2dShape& shape, int before, int filters) {
+  if (const char* expected = why_not(shape, before, filters)) {
+    throw std::invalid_argument(std::string("dense_layer: expected ") + expected);
+  }
+}
+
+// Where the parts of packed weights begin, in numbers.
+struct Packing {
+  static constexpr int kEach = kWarpThreads * kOperand;
+  std::int64_t late, window, end;
+
+  explicit Packing(int before) {
+    late = std::int64_t{(before - kLate) / kDepth} * kWarps * kEach;
+    window = late + std::int64_t{kChannels / kDepth} * 4 * kEach;
+    end = window + std::int64_t{kChannels / kDepth} * kTaps * 2 * kEach;
+  }
+};
+
+template <typename T>
+__global__ void dense_layer_pack_kernel(const float* __restrict__ first,  // [32, 128, 3, 3]
+                                        const float* __restrict__ next,   // [128, before + 32]
+                                        T* __restrict__ packed, int before, std::int64_t late,
+                                        std::int64_t window, std::int64_t end) {
+  const std::int64_t index = grid_thread();
+  if (index >= end) return;
+  const int number = static_cast<int>(index % kOperand);
+  const int lane = static_cast<int>(index / kOperand % kWarpThreads);
+  // As mma.cuh says of A.
+  const int row = lane / 4 + number / 2 % 2 * 8;
+  const int column = lane % 4 * 2 + number % 2 + number / 4 * 8;
+  const int all = before + kGrowth;
+  float weight;
+  if (index < late) {
+    const int which = static_cast<int>(index / Packing::kEach);
+    const int filter = which % kWarps * kDepth + row;
+    weight = next[std::int64_t{filter} * all + which / kWarps * kDepth + column];
+  } else if (index < window) {
+    const int which = static_cast<int>((index - late) / Packing::kEach);
+    const int filter = which / 4 * kDepth + row;
+    weight = next[std::int64_t{filter} * all + before - kLate + which % 4 * kDepth + column];
+  } else {
+    const int which = static_cast<int>((index - window) / Packing::kEach);
+    const int filter = which % 2 * kDepth + row, tap = which / 2 % kTaps;
+    const int channel = which / 2 / kTaps * kDepth + column;
+    weight = first[(filter * kChannels + channel) * kTaps + tap];
+  }
+  packed[index] = narrowed<T>(weight);
+}
+
+// Calls body(kernel, bytes of shared memory) with the kernel made ready.
+template <typename T, typename Body>
+void with_kernel(int blocks, const Body& body) {
+  const auto ready = [&](auto kernel, int bytes) {
+    make_ready(kernel, bytes);
+    allow_large_clusters(kernel);
+    body(kernel, bytes);
+  };
+  if (blocks == kManyBlocks) {
+    return ready(dense_layer_kernel<T, kManyBlocks>, sizeof(Memory<T, kManyBlocks>));
+  }
+  ready(dense_layer_kernel<T, kFewBlocks>, sizeof(Memory<T, kFewBlocks>));
+}
+
+// Clusters that the current device has room for at once.
+int clusters_of(int blocks) {
+  using Few = Memory<__half, kFewBlocks>;
+  using Many = Memory<__half, kManyBlocks>;
+  const std::size_t bytes = blocks == kManyBlocks ? sizeof(Many) : sizeof(Few);
+  if (bytes > static_cast<std::size_t>(shared_bytes_here())) return 0;
+  int clusters = 0;
+  with_kernel<__half>(blocks, [&](auto kernel, int bytes) {
+    clusters = clusters_at_once(kernel, blocks, kAllThreads, bytes);
+  });
+  return clusters;
+}
+
+// The least and the most that a clamp leaves.
+float2 limits_of(UnaryFunction function, float alpha, float beta) {
+  const Activation clamp = clamps_of({function, alpha, beta});
+  if (ends_of(clamp) != Ends::clamps) {
+    throw std::invalid_argument("dense_layer: expected no function, relu or clip");
+  }
+  return {clamp.alpha, clamp.beta};
+}
+
+}  // namespace
+
+std::int64_t dense_layer_takes(const Conv2dShape& shape, int before, int filters, int device) {
+  if (capability_of(device) < 9 || !waits_in_kernels() ||
+      why_not(shape, before, filters) != nullptr)
+    return 0;
+  const std::int64_t tiles = std::int64_t{shape.n} * divided(shape.h, lines_of(shape));
+  return 2 * tiles <= clusters_of(blocks_of(shape));
+}
+
+std::int64_t dense_layer_packed(const Conv2dShape& shape, int before, int filters, Conv2dOperands,
+                                int) {
+  check(shape, before, filters);
+  return Packing(before).end * 2;
+}
+
+void dense_layer_pack(const float* first, const float* next, void* packed, const Conv2dShape& shape,
+                      int before, int filters, Conv2dOperands operands, Stream stream) {
+  check(shape, before, filters);
+  with_halves("dense_layer", operands, [&](auto* type) {
+    using T = std::remove_pointer_t<decltype(type)>;
+    const Packing at(before);
+    dense_layer_pack_kernel<T><<<blocks_for(at.end), kBlockThreads, 0, stream>>>(
+        first, next, static_cast<T*>(packed), before, at.late, at.window, at.end);
+    CUDA_CHECK_LAUNCH("dense_layer_pack_kernel");
+  });
+}
+
+void dense_layer(const void* x, const void* e, const void* packed, const float* first_bias,
+                 const float* next_bias, const float* scale, const float* shift, void* y, void* z,
+                 const Conv2dShape& shape, int before, int filters, const Conv2dPitches& pitches,
+                 int z_pitch, float floor, const Overflow& overflow, Conv2dOperands operands,
+                 UnaryFunction inner, float inner_alpha, float inner_beta, UnaryFunction outer,
+                 float outer_alpha, float outer_beta, int known, bool holds, Stream stream) {
+  check(shape, before, filters);
+  for (const void* address :
+       {x, e, packed, static_cast<const void*>(scale), static_cast<const void*>(shift),
+        const_cast<const void*>(y), const_cast<const void*>(z)}) {
+    if (!is_aligned(address, kPiece)) {
+      throw std::invalid_argument("dense_layer: expected addresses that are multiples of 16");
+    }
+  }
+  if (pitches.x % 8 != 0 || pitches.x < before || pitches.y % 8 != 0 || pitches.y < kGrowth ||
+      z_pitch % 8 != 0 || z_pitch < kChannels) {
+    throw std::invalid_argument("dense_layer: expected rows of a multiple of 8 numbers");
+  }
+  if (!waits_in_kernels()) {
+    throw std::invalid_argument("dense_layer: expected a GPU of compute capability 9.0");
+  }
+  if (shape.n == 0) return;
+  DenseLayer p = {};
+  p.first_bias = first_bias;
+  p.next_bias = next_bias;
+  p.scale = scale;
+  p.shift = shift;
+  p.y = y;
+  p.z = z;
+  p.h = shape.h;
+  p.w = shape.w;
+  p.lines = lines_of(shape);
+  p.w_factor = factor_of(shape.w);
+  p.wide_factor = factor_of(shape.w + 2);
+  p.steps = (before - kLate) / kDepth;
+  p.x_pitch = pitches.x;
+  p.y_pitch = pitches.y;
+  p.z_pitch = z_pitch;
+  p.ahead = known >= before - kLate;
+  p.holds = holds;
+  p.floor = floor;
+  const float2 first = limits_of(inner, inner_alpha, inner_beta),
+               second = limits_of(outer, outer_alpha, outer_beta);
+  p.inner_low = first.x;
+  p.inner_high = first.y;
+  p.outer_low = second.x;
+  p.outer_high = second.y;
+  p.overflow = overflow;
+  const int blocks = blocks_of(shape);
+  const dim3 grid(divided(shape.h, p.lines), shape.n, blocks);
+  with_halves("dense_layer", operands, [&](auto* type) {
+    using T = std::remove_pointer_t<decltype(type)>;
+    const T* const weights = static_cast<const T*>(packed);
+    const Packing at(before);
+    with_kernel<T>(blocks, [&](auto kernel, int bytes) {
+      launch("launch of dense_layer_kernel", kernel, grid, kAllThreads, bytes, stream, blocks,
+             static_cast<const T*>(x), static_cast<const T*>(e),
+             reinterpret_cast<const uint4*>(weights),
+             reinterpret_cast<const uint4*>(weights + at.late),
+             reinterpret_cast<const uint4*>(weights + at.window), p);
+    });
+  });
+}
+
+}  // namespace cnn_engine::cuda
