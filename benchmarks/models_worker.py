@@ -196,7 +196,7 @@ def peak_of(placed: Placed) -> int:
 
     planned = memory.plan(
         placed.graph,
-        placed.homes.__getitem__,
+        placed.memory_spaces.__getitem__,
         in_place=in_place,
         is_alias=lambda node: node.name not in placed.kernels,
     )
@@ -261,7 +261,7 @@ def _measure(engine: Engine, images: np.ndarray, wanted: np.ndarray) -> dict[str
     plan = build(engine._plans.open(), len(images), pixels=False)
     operators = {node.name: node.op.kind for node in placed.graph.nodes}
     alone: dict[str, int] = {}
-    for node, why in plan.stand_ins.items():
+    for node, why in plan.fallbacks.items():
         where = "NumPy" if why.startswith("NumPy") else "CPU"
         key = f"{operators[node]} ({where}: {why.partition(': ')[2]})"
         alone[key] = alone.get(key, 0) + 1

@@ -95,21 +95,21 @@ class FakeTensorCores(FakeKernels):
     """
 
     @staticmethod
-    def conv2d_nhwc_packed(shape: Any, planar: bool, operands: Any, _threads: int) -> int:
+    def conv2d_nhwc_packed(shape: Any, planar: bool, compute_dtype: Any, _threads: int) -> int:
         return 4 * _cpu.conv2d_nhwc_packed(shape, METHODS[planar])
 
     @staticmethod
     def conv2d_nhwc_workspace(
-        shape: Any, planar: bool, operands: Any, x: Any, _threads: int
+        shape: Any, planar: bool, compute_dtype: Any, x: Any, _threads: int
     ) -> int:
         return _cpu.conv2d_nhwc_workspace(shape, METHODS[planar], 1)
 
     @staticmethod
-    def conv2d_nhwc_wgmma_takes(shape: Any, operands: Any, device: int) -> bool:
+    def conv2d_nhwc_wgmma_takes(shape: Any, compute_dtype: Any, device: int) -> bool:
         return False
 
     @staticmethod
-    def conv2d_nhwc_wgmma_planar_takes(shape: Any, operands: Any, device: int) -> bool:
+    def conv2d_nhwc_wgmma_planar_takes(shape: Any, compute_dtype: Any, device: int) -> bool:
         return False
 
     @staticmethod
@@ -117,7 +117,7 @@ class FakeTensorCores(FakeKernels):
         return False
 
     @staticmethod
-    def conv2d_nhwc_wgmma_planar_packed(shape: Any, operands: Any, _stream: int) -> int:
+    def conv2d_nhwc_wgmma_planar_packed(shape: Any, compute_dtype: Any, _stream: int) -> int:
         return 4 * shape.weight_size
 
     @staticmethod
@@ -128,7 +128,7 @@ class FakeTensorCores(FakeKernels):
         return False
 
     @staticmethod
-    def conv2d_nhwc_pack(weight, packed, shape, planar, operands, _stream) -> None:
+    def conv2d_nhwc_pack(weight, packed, shape, planar, compute_dtype, _stream) -> None:
         _cpu.conv2d_nhwc_pack(weight, packed, shape, METHODS[planar], 1)
 
     @staticmethod
@@ -143,8 +143,8 @@ class FakeTensorCores(FakeKernels):
         )
 
     @staticmethod
-    def conv2d_nhwc_depthwise_pack(weight, packed, shape, stored, _stream) -> None:
-        wide = stored == _cpu.Stored.float32
+    def conv2d_nhwc_depthwise_pack(weight, packed, shape, storage_dtype, _stream) -> None:
+        wide = storage_dtype == _cpu.Stored.float32
         _cpu.copy(weight, packed, (4 if wide else 2) * shape.weight_size, 1)
 
     @staticmethod
@@ -188,12 +188,12 @@ class FakeTensorCores(FakeKernels):
         ctypes.memmove(means, of.ctypes.data, of.nbytes)
 
     @staticmethod
-    def depthwise_norm_takes(shape, stored, device) -> bool:
+    def depthwise_norm_takes(shape, storage_dtype, device) -> bool:
         return False
 
     @classmethod
     def depthwise_norm(
-        cls, x, packed, bias, scale, shift, y, shape, epsilon, stored, told, stream
+        cls, x, packed, bias, scale, shift, y, shape, epsilon, storage_dtype, told, stream
     ) -> None:
         none = _cpu.UnaryFunction.clip, -np.inf, np.inf
         channels = cls._depthwise(x, packed, bias, y, shape, *none, stream)
@@ -201,15 +201,17 @@ class FakeTensorCores(FakeKernels):
         _cpu.normalize_rows(y, scale, shift, y, 0, 0, rows, 1)
 
     @staticmethod
-    def linear_rows_packed(shape, operands, _stream) -> int:
+    def linear_rows_packed(shape, compute_dtype, _stream) -> int:
         return 4 * shape.weight_size
 
     @staticmethod
-    def linear_rows_pack(weight, packed, shape, operands, _stream) -> None:
+    def linear_rows_pack(weight, packed, shape, compute_dtype, _stream) -> None:
         _cpu.copy(weight, packed, 4 * shape.weight_size, 1)
 
     @staticmethod
-    def linear_rows(x, packed, bias, y, shape, _x, _y, _told, operands, f, a, b, _stream) -> None:
+    def linear_rows(
+        x, packed, bias, y, shape, _x, _y, _told, compute_dtype, f, a, b, _stream
+    ) -> None:
         _cpu.linear(x, packed, bias, y, shape, False, 1)
         _cpu.unary(y, y, shape.output_size, f, a, b, 1)
 
@@ -280,7 +282,7 @@ class FakeTensorCores(FakeKernels):
     def dense_layer_pack(*_arguments) -> None: ...
 
     @staticmethod
-    def mlp_takes(shape: Any, outputs: int, operands: Any, device: int) -> bool:
+    def mlp_takes(shape: Any, outputs: int, compute_dtype: Any, device: int) -> bool:
         return False
 
     @staticmethod
@@ -302,7 +304,7 @@ class FakeTensorCores(FakeKernels):
     def inverted_residual_pack(*_arguments) -> None: ...
 
     @staticmethod
-    def mean_linear_takes(shape: Any, outputs: int, operands: Any, device: int) -> bool:
+    def mean_linear_takes(shape: Any, outputs: int, compute_dtype: Any, device: int) -> bool:
         return False
 
     @staticmethod
@@ -328,11 +330,11 @@ class FakeTensorCores(FakeKernels):
         return 1
 
     @staticmethod
-    def squeeze_excite_packed(shape, hidden, operands, _stream) -> int:
+    def squeeze_excite_packed(shape, hidden, compute_dtype, _stream) -> int:
         return 8 * shape.inner * hidden
 
     @staticmethod
-    def squeeze_excite_pack(first, second, packed, shape, hidden, operands, _stream) -> None:
+    def squeeze_excite_pack(first, second, packed, shape, hidden, compute_dtype, _stream) -> None:
         half = 4 * shape.inner * hidden
         _cpu.copy(first, packed, half, 1)
         _cpu.copy(second, packed + half, half, 1)

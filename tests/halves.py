@@ -12,17 +12,17 @@ STORED = ("float32", *HALVES)
 NO_ONE = _cpu.Overflow(0, 0)
 
 
-def kind(stored: str):
+def kind(storage_dtype: str):
     """Returns the compiled functions' name of a type."""
-    return getattr(_cpu.Stored, stored)
+    return getattr(_cpu.Stored, storage_dtype)
 
 
-def laid(array: np.ndarray, stored: str) -> np.ndarray:
+def laid(array: np.ndarray, storage_dtype: str) -> np.ndarray:
     """Returns the elements of ``array`` as they lie in memory: rounded to the nearest, ties to even."""
     array = np.ascontiguousarray(array, np.float32)
-    if stored == "float32":
+    if storage_dtype == "float32":
         return array
-    if stored == "float16":
+    if storage_dtype == "float16":
         with np.errstate(over="ignore"):
             return array.astype(np.float16)
     bits = array.view(np.uint32)
@@ -30,37 +30,37 @@ def laid(array: np.ndarray, stored: str) -> np.ndarray:
     return np.where(np.isnan(array), 0x7FC0, near).astype(np.uint16)
 
 
-def wide(array: np.ndarray, stored: str) -> np.ndarray:
+def wide(array: np.ndarray, storage_dtype: str) -> np.ndarray:
     """Returns what lies in memory as float32."""
-    if stored == "bfloat16":
+    if storage_dtype == "bfloat16":
         return (array.astype(np.uint32) << 16).view(np.float32)
     return array.astype(np.float32)
 
 
-def rounded(array: np.ndarray, stored: str) -> np.ndarray:
+def rounded(array: np.ndarray, storage_dtype: str) -> np.ndarray:
     """Returns ``array`` as it comes back from memory."""
-    return wide(laid(array, stored), stored)
+    return wide(laid(array, storage_dtype), storage_dtype)
 
 
-def put(device, array: np.ndarray | None, stored: str):
+def put(device, array: np.ndarray | None, storage_dtype: str):
     """Returns an array on the device as it lies in memory there; None stays None."""
     if array is None:
         return None
-    there = laid(array, stored)
+    there = laid(array, storage_dtype)
     return device.put(there, there.dtype)
 
 
-def get(device, array, stored: str) -> np.ndarray:
+def get(device, array, storage_dtype: str) -> np.ndarray:
     """Returns what lies in memory of the device, as float32."""
-    return wide(device.get(array), stored)
+    return wide(device.get(array), storage_dtype)
 
 
 class Output:
     """A poisoned ``array`` of the device to write into, between guard bands."""
 
-    def __init__(self, device, shape: tuple[int, ...], stored: str) -> None:
-        self._device, self._stored = device, stored
-        self.array, self._memory = guarded(device, shape, laid(np.empty(0), stored).dtype)
+    def __init__(self, device, shape: tuple[int, ...], storage_dtype: str) -> None:
+        self._device, self._stored = device, storage_dtype
+        self.array, self._memory = guarded(device, shape, laid(np.empty(0), storage_dtype).dtype)
 
     def get(self) -> np.ndarray:
         """Returns what was written, as float32, and asserts that nothing was around it."""
@@ -90,7 +90,7 @@ class Told:
 
 
 def assert_same_beside_what_is_not_finite(
-    found: np.ndarray, wanted: np.ndarray, stored: str
+    found: np.ndarray, wanted: np.ndarray, storage_dtype: str
 ) -> None:
     """Checks results of an image with infinities or NaN against those of kernels one by one.
 
@@ -103,6 +103,6 @@ def assert_same_beside_what_is_not_finite(
     assert not np.isfinite(found[lost]).any()
     some = np.isfinite(found)
     assert some.mean() > 0.5
-    units = {"float16": 2.0**-11, "bfloat16": 2.0**-8}[stored]
+    units = {"float16": 2.0**-11, "bfloat16": 2.0**-8}[storage_dtype]
     largest = np.abs(wanted[some]).max()
     assert np.abs(found[some] - wanted[some]).max() <= 4 * units * largest

@@ -157,7 +157,11 @@ def test_engines_join_where_images_lie_in_16_bits(monkeypatch, dtype, inner):
     for node in found:
         assert node.op.reduces
         around = (node.inputs[0], node.inputs[5], *node.outputs)
-        assert {laid_out.values[name].stored for name in around} == {node.op.operands} == {dtype}
+        assert (
+            {laid_out.values[name].storage_dtype for name in around}
+            == {node.op.compute_dtype}
+            == {dtype}
+        )
 
 
 # ---- the kernel ----
@@ -175,22 +179,25 @@ def arrays(rng, case):
 
 
 def run(
-    case, x, window, last, given, operands, third=None, *, inner=RELU, outer=RELU, after=RELU,
+    case, x, window, last, given, compute_dtype, third=None, *, inner=RELU, outer=RELU, after=RELU,
     told=halves.NO_ONE,
 ):  # fmt: skip
     """Returns what both convolutions make, and with a third one's weights and bias what it makes."""
     device, shape, outputs = Device("cuda"), shape_of(case, len(x)), len(last)
-    kind, reduced = getattr(_cpu.Conv2dOperands, operands), 0 if third is None else len(third[0])
+    kind, reduced = (
+        getattr(_cpu.Conv2dOperands, compute_dtype),
+        0 if third is None else len(third[0]),
+    )
     next_, next_bias = (None, None) if third is None else third
     weights, how = (window, last, next_), (shape, outputs, reduced)
     out, reduced_out = (
-        halves.Output(device, (*x.shape[:3], channels), operands) for channels in how[1:]
+        halves.Output(device, (*x.shape[:3], channels), compute_dtype) for channels in how[1:]
     )
     *biases, residual = given
     call(
-        device, "bottleneck", halves.put(device, x, operands),
+        device, "bottleneck", halves.put(device, x, compute_dtype),
         packed(device, "bottleneck", weights, *how, kind), *map(device.put, (*biases, next_bias)),
-        halves.put(device, residual, operands), out.array, reduced_out.array if reduced else None,
+        halves.put(device, residual, compute_dtype), out.array, reduced_out.array if reduced else None,
         *how, told, kind, *inner, *outer, *after,
     )  # fmt: skip
     both = out.get(), reduced_out.get()
@@ -224,9 +231,9 @@ def hopper():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("operands", HALVES)
+@pytest.mark.parametrize("compute_dtype", HALVES)
 @pytest.mark.parametrize("case", CASES, ids=ids)
-def test_whole_numbers_are_exact(rng, hopper, case, operands):
+def test_whole_numbers_are_exact(rng, hopper, case, compute_dtype):
     """As long as all that is rounded has few bits."""
     whole = [rng.integers(-1, 2, array.shape).astype(np.float32) for array in arrays(rng, case)]
     x, window, last, *given = whole
@@ -235,45 +242,47 @@ def test_whole_numbers_are_exact(rng, hopper, case, operands):
     last *= rng.random(last.shape) < 0.2
     for of, outer in ((given, (Relu(), RELU)), ((None,) * 3, (None, NONE))):
         wanted = record(Relu(), outer[0]).reference(x, window, last, *of)
-        found = run(case, x, window, last, of, operands, outer=outer[1])
-        assert np.array_equal(found, halves.rounded(wanted, operands))
+        found = run(case, x, window, last, of, compute_dtype, outer=outer[1])
+        assert np.array_equal(found, halves.rounded(wanted, compute_dtype))
         if not is_narrow(case):
             continue
         third = third_of(rng, case, whole=True)
-        both = run(case, x, window, last, of, operands, third, outer=outer[1])
+        both = run(case, x, window, last, of, compute_dtype, third, outer=outer[1])
         wide = record(Relu(), outer[0], Relu(), reduces=True)
         sums = wide.reference(x, window, last, *of, *third)
         assert np.array_equal(both[0], found)
-        assert np.array_equal(both[1], halves.rounded(sums[1], operands))
+        assert np.array_equal(both[1], halves.rounded(sums[1], compute_dtype))
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("operands", HALVES)
+@pytest.mark.parametrize("compute_dtype", HALVES)
 @pytest.mark.parametrize("functions", [((Relu(), RELU), (Relu(), RELU)), ((None, NONE),) * 2])
 @pytest.mark.parametrize("case", CASES, ids=ids)
-def test_against_reference(rng, hopper, case, functions, operands):
+def test_against_reference(rng, hopper, case, functions, compute_dtype):
     x, window, last, *given = arrays(rng, case)
-    x, given[2] = halves.rounded(x, operands), halves.rounded(given[2], operands)
+    x, given[2] = halves.rounded(x, compute_dtype), halves.rounded(given[2], compute_dtype)
     window /= math.sqrt(window[0].size)
     (inner, first), (outer, second) = functions
     wanted = record(inner, outer).reference(x, window, last, *given)
-    found = run(case, x, window, last, given, operands, inner=first, outer=second)
+    found = run(case, x, window, last, given, compute_dtype, inner=first, outer=second)
     size = record().reference(*map(np.abs, (x, window, last, *given)))
     terms = window[0].size + len(window) + 2
     # Weights, what is between and the result are rounded.
-    limit = tolerances.sum_of_products(terms, size) + 4 * ROUNDING[operands] * size
+    limit = tolerances.sum_of_products(terms, size) + 4 * ROUNDING[compute_dtype] * size
     tolerances.assert_close(found, wanted, limit)
     if not is_narrow(case):
         return
     # Of what is made of the result as it is stored.
     weight, bias = third_of(rng, case)
-    both = run(case, x, window, last, given, operands, (weight, bias), inner=first, outer=second)
+    both = run(
+        case, x, window, last, given, compute_dtype, (weight, bias), inner=first, outer=second
+    )
     product = Conv2dNhwc(activation=Relu())
     wanted, size = (
         product.reference(*of)
         for of in ((both[0], weight, bias), map(np.abs, (both[0], weight, bias)))
     )
-    limit = tolerances.sum_of_products(len(last) + 1, size) + 2 * ROUNDING[operands] * size
+    limit = tolerances.sum_of_products(len(last) + 1, size) + 2 * ROUNDING[compute_dtype] * size
     assert np.array_equal(both[0], found)
     tolerances.assert_close(both[1], wanted, limit)
 
@@ -353,14 +362,14 @@ def test_what_does_not_fit_is_refused(hopper):
         with pytest.raises(ValueError, match=expected):
             module.bottleneck_packed(shape, *filters, kind, 0)
     shape = shape_of(CASES[0], 1)
-    for operands, x, function, expected in (
+    for compute_dtype, x, function, expected in (
         ("tf32", 256, RELU, "float16 or bfloat16"), ("float16", 8, RELU, "of 16"),
         ("float16", 256, (Function.swish, 1, 0), "relu or clip"),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=expected):
             module.bottleneck(
                 x, 256, 0, 0, 0, 0, 512, 0, shape, 256, 0, halves.NO_ONE,
-                getattr(_cpu.Conv2dOperands, operands), *function, *RELU, *RELU, 0,
+                getattr(_cpu.Conv2dOperands, compute_dtype), *function, *RELU, *RELU, 0,
             )  # fmt: skip
 
 

@@ -532,8 +532,8 @@ def test_in_tf32_short_first_convolutions_keep_float32(batch, side, kept):
         x = b.conv(x, 16, 16, side)
     graph = lay_channels_last(b.graph(x), "cuda")
     for dtype, first in (("tf32", "float32"), ("float16", "float16"), ("float32", "float32")):
-        rounded = passes.round_operands(graph, dtype)
-        found = [node.op.operands for node in rounded.nodes if node.op.kind == "conv2d_nhwc"]
+        rounded = passes.set_compute_dtype(graph, dtype)
+        found = [node.op.compute_dtype for node in rounded.nodes if node.op.kind == "conv2d_nhwc"]
         assert found == [first] * kept + [dtype] * (24 - kept)
 
 

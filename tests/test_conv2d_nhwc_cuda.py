@@ -37,23 +37,27 @@ DEPTHWISE = [case for case in CASES if case[-1] == case[1] == case[4] > 1] + LAR
 
 
 def depthwise(
-    case, x, weight, bias, *, residual=None, activation=NONE, more=(0, 0), stored="float32"
+    case, x, weight, bias, *, residual=None, activation=NONE, more=(0, 0), storage_dtype="float32"
 ):  # fmt: skip
     """Calls the kernel with pitches of ``more`` elements than channels; what lies between must stay."""
     device = Device("cuda")
     n, c, h, w, k, kernel, stride, padding, dilation, groups = case
     shape = _cpu.Conv2dShape(n, c, h, w, k, *kernel, *stride, *padding, *dilation, groups)
     own = device.put(np.full(weight.size, np.nan, np.float32))
-    kind = halves.kind(stored)
+    kind = halves.kind(storage_dtype)
     call(device, "conv2d_nhwc_depthwise_pack", device.put(weight), own, shape, kind)
-    out = halves.put(device, np.full((n, shape.out_h, shape.out_w, k + more[1]), 7), stored)
-    added = None if residual is None else halves.put(device, residual.transpose(0, 2, 3, 1), stored)
+    out = halves.put(device, np.full((n, shape.out_h, shape.out_w, k + more[1]), 7), storage_dtype)
+    added = (
+        None
+        if residual is None
+        else halves.put(device, residual.transpose(0, 2, 3, 1), storage_dtype)
+    )
     call(
-        device, "conv2d_nhwc_depthwise", halves.put(device, channels_last(x, more[0]), stored), own,
+        device, "conv2d_nhwc_depthwise", halves.put(device, channels_last(x, more[0]), storage_dtype), own,
         device.put(bias), added, out, shape,
         _cpu.Conv2dPitches(c + more[0], k + more[1], k), kind, halves.NO_ONE, *activation,
     )  # fmt: skip
-    return channels_first(halves.get(device, out, stored), k)
+    return channels_first(halves.get(device, out, storage_dtype), k)
 
 
 @pytest.mark.parametrize("more", [(0, 0), (5, 3), (4, 8)])
@@ -75,22 +79,22 @@ def test_depthwise(rng, case, more):
         tolerances.assert_close(found, op.reference(sums), 1.5 * limit + tolerances.functions(sums))
 
 
-@pytest.mark.parametrize("stored", halves.STORED)
+@pytest.mark.parametrize("storage_dtype", halves.STORED)
 @pytest.mark.parametrize("case", DEPTHWISE, ids=ids)
-def test_depthwise_in_16_bits(rng, case, stored):
+def test_depthwise_in_16_bits(rng, case, storage_dtype):
     x, weight, bias = whole_numbers(rng, case)
     sums = record(case).reference(x, weight, bias)
     for more in ((0, 0), (8, 16), (5, 3)):
-        found = depthwise(case, x, weight, bias, more=more, stored=stored)
-        assert np.array_equal(found, halves.rounded(sums, stored))
+        found = depthwise(case, x, weight, bias, more=more, storage_dtype=storage_dtype)
+        assert np.array_equal(found, halves.rounded(sums, storage_dtype))
     residual = rng.integers(-9, 9, sums.shape).astype(np.float32)
     wanted = np.maximum(sums + residual, 0)
     for more in ((0, 0), (5, 3), (4, 8)):
         found = depthwise(
             case, x, weight, bias, residual=residual, activation=RELU,
-            more=more, stored=stored,
+            more=more, storage_dtype=storage_dtype,
         )  # fmt: skip
-        assert np.array_equal(found, halves.rounded(wanted, stored))
+        assert np.array_equal(found, halves.rounded(wanted, storage_dtype))
 
 
 @pytest.mark.parametrize("side", [3, 7])
@@ -138,8 +142,8 @@ OPERANDS = ("float32", "tf32", "float16", "bfloat16")
 
 
 def product(
-    case, operands, x, weight, bias, *, planar=False, residual=None, before=(), activation=NONE,
-    more=(0, 0), stored=("float32",) * 3, told=halves.NO_ONE, rank=0,
+    case, compute_dtype, x, weight, bias, *, planar=False, residual=None, before=(), activation=NONE,
+    more=(0, 0), storage_dtype=("float32",) * 3, told=halves.NO_ONE, rank=0,
 ):  # fmt: skip
     """Calls the kernel.
 
@@ -149,24 +153,28 @@ def product(
     device = Device("cuda")
     n, c, h, w, k, kernel, stride, padding, dilation, groups = case
     shape = _cpu.Conv2dShape(n, c, h, w, k, *kernel, *stride, *padding, *dilation, groups)
-    kind = getattr(_cpu.Conv2dOperands, operands)
+    kind = getattr(_cpu.Conv2dOperands, compute_dtype)
     images = x if planar else channels_last(x, more[0])
-    types = [halves.kind(name) for name in stored]
+    types = [halves.kind(name) for name in storage_dtype]
     workspace = cuda_module.load().conv2d_nhwc_workspace(shape, planar, kind, types[0], 0)
-    out = halves.put(device, np.full((n, shape.out_h, shape.out_w, k + more[1]), 7), stored[2])
+    out = halves.put(
+        device, np.full((n, shape.out_h, shape.out_w, k + more[1]), 7), storage_dtype[2]
+    )
     added = (
-        None if residual is None else halves.put(device, residual.transpose(0, 2, 3, 1), stored[1])
+        None
+        if residual is None
+        else halves.put(device, residual.transpose(0, 2, 3, 1), storage_dtype[1])
     )
     scale, shift, floor = before or (None, None, -math.inf)
     call(
-        device, "conv2d_nhwc", halves.put(device, images, stored[0]),
+        device, "conv2d_nhwc", halves.put(device, images, storage_dtype[0]),
         packed(device, "conv2d_nhwc", [weight], shape, planar, kind), device.put(bias), added,
         device.put(scale), device.put(shift), out,
         device.put(np.full(workspace, 255), np.uint8) if workspace else None, shape,
         _cpu.Conv2dPitches(c + more[0], k + more[1], k), _cpu.Conv2dStored(*types), told, planar,
         kind, scale is not None and scale.ndim == 2, floor, *activation, rank,
     )  # fmt: skip
-    return channels_first(halves.get(device, out, stored[2]), k)
+    return channels_first(halves.get(device, out, storage_dtype[2]), k)
 
 
 def whole_numbers(rng, case):
@@ -174,50 +182,55 @@ def whole_numbers(rng, case):
     return [rng.integers(-2, 3, a.shape).astype(np.float32) for a in arrays(rng, case)]
 
 
-@pytest.mark.parametrize("operands", OPERANDS)
+@pytest.mark.parametrize("compute_dtype", OPERANDS)
 @pytest.mark.parametrize("case", PRODUCTS, ids=ids)
-def test_products_of_whole_numbers_are_exact(rng, case, operands):
+def test_products_of_whole_numbers_are_exact(rng, case, compute_dtype):
     x, weight, bias = whole_numbers(rng, case)
     wanted = record(case).reference(x, weight, bias)
     for more in ((0, 0), (4, 8), (5, 3)):
-        assert np.array_equal(product(case, operands, x, weight, bias, more=more), wanted)
+        assert np.array_equal(product(case, compute_dtype, x, weight, bias, more=more), wanted)
     residual = rng.integers(-9, 9, wanted.shape).astype(np.float32)
     found = product(
-        case, operands, x, weight, None, residual=residual, activation=RELU
+        case, compute_dtype, x, weight, None, residual=residual, activation=RELU
     )  # fmt: skip
     sums = record(case).reference(x, weight, None) + residual
     assert np.array_equal(found, np.maximum(sums, 0))
 
 
-@pytest.mark.parametrize("operands", OPERANDS)
+@pytest.mark.parametrize("compute_dtype", OPERANDS)
 @pytest.mark.parametrize("case", PRODUCTS[::3], ids=ids)
-def test_every_tile_and_split_is_exact(rng, case, operands):
+def test_every_tile_and_split_is_exact(rng, case, compute_dtype):
     """Ranks are more than there are tiles and splits: the last runs then."""
     x, weight, bias = whole_numbers(rng, case)
     wanted = record(case).reference(x, weight, bias)
     for rank in (-1, *range(36)):
-        assert np.array_equal(product(case, operands, x, weight, bias, rank=rank), wanted), rank
+        assert np.array_equal(product(case, compute_dtype, x, weight, bias, rank=rank), wanted), (
+            rank
+        )
 
 
-@pytest.mark.parametrize("operands", HALVES)
+@pytest.mark.parametrize("compute_dtype", HALVES)
 @pytest.mark.parametrize("case", PRODUCTS, ids=ids)
-def test_products_of_images_in_16_bits(rng, case, operands):
+def test_products_of_images_in_16_bits(rng, case, compute_dtype):
     x, weight, bias = whole_numbers(rng, case)
     sums = record(case).reference(x, weight, bias)
     residual = rng.integers(-9, 9, sums.shape).astype(np.float32)
     wanted = np.maximum(sums + residual, 0)
-    for more, stored in (
-        ((0, 0), (operands, operands, operands)),
-        ((8, 8), (operands, operands, operands)),
-        ((4, 4), (operands, "float32", operands)),
-        ((5, 3), (operands, operands, "float32")),
-        ((0, 0), ("float32", operands, "float32")),
+    for more, storage_dtype in (
+        ((0, 0), (compute_dtype, compute_dtype, compute_dtype)),
+        ((8, 8), (compute_dtype, compute_dtype, compute_dtype)),
+        ((4, 4), (compute_dtype, "float32", compute_dtype)),
+        ((5, 3), (compute_dtype, compute_dtype, "float32")),
+        ((0, 0), ("float32", compute_dtype, "float32")),
     ):
         found = product(
-            case, operands, x, weight, bias, residual=residual, more=more, stored=stored,
+            case, compute_dtype, x, weight, bias, residual=residual, more=more, storage_dtype=storage_dtype,
             activation=RELU,
         )  # fmt: skip
-        assert np.array_equal(found, halves.rounded(wanted, stored[2])), (more, stored)
+        assert np.array_equal(found, halves.rounded(wanted, storage_dtype[2])), (
+            more,
+            storage_dtype,
+        )
 
 
 def test_who_asks_is_told_of_infinities_in_float16(rng):
@@ -226,10 +239,16 @@ def test_who_asks_is_told_of_infinities_in_float16(rng):
     x, weight = np.ones((1, 64, 8, 8), np.float32), np.ones((64, 64, 1, 1), np.float32)
     told = halves.Told()
 
-    def said(bias, operands="float16", stored=("float16",) * 3):
+    def said(bias, compute_dtype="float16", storage_dtype=("float16",) * 3):
         found = product(
-            case, operands, x, weight, np.full(64, bias, np.float32), told=told.overflow, stored=stored
-        )  # fmt: skip
+            case,
+            compute_dtype,
+            x,
+            weight,
+            np.full(64, bias, np.float32),
+            told=told.overflow,
+            storage_dtype=storage_dtype,
+        )
         return told.said(), found.max()
 
     assert said(65440.0) == (False, 65504.0)
@@ -248,21 +267,21 @@ def test_images_in_another_type_are_refused(rng):
     with pytest.raises(
         ValueError, match="y: expected float32 or float16, which is multiplied, found"
     ):
-        product(case, "float16", x, weight, bias, stored=("float16", "float16", "bfloat16"))
+        product(case, "float16", x, weight, bias, storage_dtype=("float16", "float16", "bfloat16"))
 
 
-@pytest.mark.parametrize("operands", OPERANDS)
+@pytest.mark.parametrize("compute_dtype", OPERANDS)
 @pytest.mark.parametrize("channels", [1, 3, 4])
-def test_planar_images(rng, channels, operands):
+def test_planar_images(rng, channels, compute_dtype):
     case = (3, channels, 33, 47, 64, (7, 7), (2, 2), (3, 3, 3, 3), (1, 1), 1)
     x, weight, bias = whole_numbers(rng, case)
-    found = product(case, operands, x, weight, bias, planar=True)
+    found = product(case, compute_dtype, x, weight, bias, planar=True)
     assert np.array_equal(found, record(case).reference(x, weight, bias))
 
 
-@pytest.mark.parametrize("operands", OPERANDS)
+@pytest.mark.parametrize("compute_dtype", OPERANDS)
 @pytest.mark.parametrize("by_image", [False, True])
-def test_what_comes_before_the_products(rng, by_image, operands):
+def test_what_comes_before_the_products(rng, by_image, compute_dtype):
     case = (3, 72, 9, 11, 40, (1, 1), (1, 1), (0, 0, 0, 0), (1, 1), 1)
     x, weight, bias = whole_numbers(rng, case)
     scale = rng.integers(1, 4, (3, 72) if by_image else 72).astype(np.float32)
@@ -272,36 +291,42 @@ def test_what_comes_before_the_products(rng, by_image, operands):
         z = np.maximum(z + shift[:, None, None], 0)
     floor = -math.inf if by_image else 0.0
     wanted = record(case).reference(z, weight, bias)
-    for stored in {"float32", operands} & {*halves.STORED}:
+    for storage_dtype in {"float32", compute_dtype} & {*halves.STORED}:
         found = product(
-            case, operands, x, weight, bias, before=(scale, shift, floor), stored=(stored,) * 3
+            case,
+            compute_dtype,
+            x,
+            weight,
+            bias,
+            before=(scale, shift, floor),
+            storage_dtype=(storage_dtype,) * 3,
         )
-        assert np.array_equal(found, halves.rounded(wanted, stored))
+        assert np.array_equal(found, halves.rounded(wanted, storage_dtype))
 
 
 #: The largest error of a product, of its size; float32 keeps 21 bits of it, and sums steps by rounding.
 ERRORS = {"float32": 2.0**-19, "tf32": 2.0**-10, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 
 
-@pytest.mark.parametrize("operands", OPERANDS)
+@pytest.mark.parametrize("compute_dtype", OPERANDS)
 @pytest.mark.parametrize("case", PRODUCTS[-7:], ids=ids)
-def test_products_are_rounded_as_their_operands(rng, case, operands):
+def test_products_are_rounded_as_their_operands(rng, case, compute_dtype):
     x, weight, bias = arrays(rng, case)
     wanted = record(case).reference(x, weight, bias)
     sizes = record(case).reference(abs(x), abs(weight), abs(bias))
-    found = product(case, operands, x, weight, bias)
-    assert (abs(found - wanted) <= 1.01 * ERRORS[operands] * sizes).all()
-    again = product(case, operands, x, weight, bias)
+    found = product(case, compute_dtype, x, weight, bias)
+    assert (abs(found - wanted) <= 1.01 * ERRORS[compute_dtype] * sizes).all()
+    again = product(case, compute_dtype, x, weight, bias)
     assert np.array_equal(found, again)
 
 
-@pytest.mark.parametrize("operands", OPERANDS)
-def test_products_keep_nan_and_infinity(rng, operands):
+@pytest.mark.parametrize("compute_dtype", OPERANDS)
+def test_products_keep_nan_and_infinity(rng, compute_dtype):
     case = (1, 64, 8, 8, 64, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 1)
     x, weight, bias = whole_numbers(rng, case)
     weight = abs(weight) + 1
     x[0, 5, 0, 0], x[0, 6, 7, 7] = np.nan, np.inf
-    found = product(case, operands, x, weight, bias, activation=RELU)
+    found = product(case, compute_dtype, x, weight, bias, activation=RELU)
     assert np.isnan(found[0, :, :2, :2]).all()
     assert np.isnan(found).sum() == 4 * 64
     assert np.isposinf(found[0, :, 6:, 6:]).all()

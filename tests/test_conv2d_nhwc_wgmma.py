@@ -49,18 +49,18 @@ def shape_of(case):
     return _cpu.Conv2dShape(n, c, h, w, k, *kernel, *stride, *padding, *dilation, groups)
 
 
-def stored_as(operands) -> str:
-    return operands if operands in HALVES else "float32"
+def storage_dtypes(compute_dtype) -> str:
+    return compute_dtype if compute_dtype in HALVES else "float32"
 
 
-def takes(case, operands="float16") -> bool:
-    kind = getattr(_cpu.Conv2dOperands, operands)
+def takes(case, compute_dtype="float16") -> bool:
+    kind = getattr(_cpu.Conv2dOperands, compute_dtype)
     return bool(cuda_module.load().conv2d_nhwc_wgmma_takes(shape_of(case), kind, 0))
 
 
-def runs(case, operands) -> bool:
+def runs(case, compute_dtype) -> bool:
     """Whether the kernel can, be another better or not."""
-    kind = getattr(_cpu.Conv2dOperands, operands)
+    kind = getattr(_cpu.Conv2dOperands, compute_dtype)
     try:
         return cuda_module.load().conv2d_nhwc_wgmma_packed(shape_of(case), kind, 0) > 0
     except ValueError:
@@ -74,7 +74,7 @@ def hopper():
 
 
 def product(
-    case, operands, x, weight, bias, *, residual=None, activation=NONE, more=(0, 0), stored=None,
+    case, compute_dtype, x, weight, bias, *, residual=None, activation=NONE, more=(0, 0), storage_dtype=None,
     told=halves.NO_ONE, before=(None, None, -math.inf), rank=0, known=0, holds=False,
 ):  # fmt: skip
     """Calls the kernel.
@@ -84,64 +84,69 @@ def product(
     operator's header.
     """
     device, shape = Device("cuda"), shape_of(case)
-    kind, stored = getattr(_cpu.Conv2dOperands, operands), stored or (stored_as(operands),) * 3
+    kind, storage_dtype = (
+        getattr(_cpu.Conv2dOperands, compute_dtype),
+        storage_dtype or (storage_dtypes(compute_dtype),) * 3,
+    )
     n, c, _, _, k = case[:5]
-    out = halves.put(device, np.full((n, shape.out_h, shape.out_w, k + more[1]), 7), stored[2])
+    out = halves.put(
+        device, np.full((n, shape.out_h, shape.out_w, k + more[1]), 7), storage_dtype[2]
+    )
     added = residual
     if residual is not None:
-        added = halves.put(device, residual.transpose(0, 2, 3, 1), stored[1])
-    types = _cpu.Conv2dStored(*map(halves.kind, stored))
+        added = halves.put(device, residual.transpose(0, 2, 3, 1), storage_dtype[1])
+    types = _cpu.Conv2dStored(*map(halves.kind, storage_dtype))
     call(
-        device, "conv2d_nhwc_wgmma", halves.put(device, channels_last(x, more[0]), stored[0]),
+        device, "conv2d_nhwc_wgmma", halves.put(device, channels_last(x, more[0]), storage_dtype[0]),
         packed(device, "conv2d_nhwc_wgmma", [weight], shape, kind), device.put(bias), added,
         *map(device.put, before[:2]), out, shape,
         _cpu.Conv2dPitches(c + more[0], k + more[1], k), types, told, kind,
         before[0] is not None and before[0].ndim == 2, before[2], *activation,
         known, holds, rank,
     )  # fmt: skip
-    return channels_first(halves.get(device, out, stored[2]), k)
+    return channels_first(halves.get(device, out, storage_dtype[2]), k)
 
 
-@pytest.mark.parametrize("operands", OPERANDS)
+@pytest.mark.parametrize("compute_dtype", OPERANDS)
 @pytest.mark.parametrize("case", [*CASES, *PRODUCTS, *SIZES], ids=ids)
-def test_whole_numbers_are_exact(rng, case, operands):
-    own = stored_as(operands)
-    if not runs(case, operands):
-        assert case[-1] > 1 or case[1] % (8 if operands in HALVES else 4)
+def test_whole_numbers_are_exact(rng, case, compute_dtype):
+    own = storage_dtypes(compute_dtype)
+    if not runs(case, compute_dtype):
+        assert case[-1] > 1 or case[1] % (8 if compute_dtype in HALVES else 4)
         return
     x, weight, bias = whole_numbers(rng, case)
     sums = record(case).reference(x, weight, bias)
     wanted = halves.rounded(sums, own)
-    assert np.array_equal(product(case, operands, x, weight, bias), wanted)
+    assert np.array_equal(product(case, compute_dtype, x, weight, bias), wanted)
     residual = rng.integers(-9, 9, sums.shape).astype(np.float32)
     added = np.maximum(sums + residual, 0)
-    for more, stored in (
+    for more, storage_dtype in (
         ((8, 8), (own, own, own)),
         ((0, 4), (own, "float32", "float32")),
         ((16, 3), (own, own, own)),
     ):
         found = product(
-            case, operands, x, weight, bias, residual=residual, activation=RELU, more=more,
-            stored=stored,
+            case, compute_dtype, x, weight, bias, residual=residual, activation=RELU, more=more,
+            storage_dtype=storage_dtype,
         )  # fmt: skip
-        assert np.array_equal(found, halves.rounded(added, stored[2])), (more, stored)
+        assert np.array_equal(found, halves.rounded(added, storage_dtype[2])), (more, storage_dtype)
 
 
-@pytest.mark.parametrize("operands", OPERANDS)
+@pytest.mark.parametrize("compute_dtype", OPERANDS)
 @pytest.mark.parametrize("case", [SIZES[28], SIZES[35], *SIZES[-3:], LONG], ids=ids)
-def test_every_tile_and_split_is_exact(rng, case, operands):
+def test_every_tile_and_split_is_exact(rng, case, compute_dtype):
     """Ranks are more than there are tiles and splits: the last of them runs then."""
     x, weight, bias = whole_numbers(rng, case)
     sums = record(case).reference(x, weight, bias)
     residual = rng.integers(-9, 9, sums.shape).astype(np.float32)
-    wanted = halves.rounded(np.maximum(sums + residual, 0), stored_as(operands))
+    wanted = halves.rounded(np.maximum(sums + residual, 0), storage_dtypes(compute_dtype))
     more = {"residual": residual, "activation": RELU}
     for rank in (-1, *range(52)):
-        found = product(case, operands, x, weight, bias, rank=rank, **more)
+        found = product(case, compute_dtype, x, weight, bias, rank=rank, **more)
         assert np.array_equal(found, wanted), rank
 
 
-@pytest.mark.parametrize("operands", HALVES)
+@pytest.mark.parametrize("compute_dtype", HALVES)
 @pytest.mark.parametrize(
     "case",
     [
@@ -155,17 +160,17 @@ def test_every_tile_and_split_is_exact(rng, case, operands):
     ids=ids,
 )
 @pytest.mark.parametrize("quarter", range(4))
-def test_tiles_that_are_rows_are_exact(rng, quarter, case, operands):
+def test_tiles_that_are_rows_are_exact(rng, quarter, case, compute_dtype):
     """Parts of a row of 56 places, several rows of 28 or 30, and patches are tiles of several ranks.
 
     In quarters: racecheck ends those alone in which no tile has stages that two pairs of warps use again.
     """
     x, weight, bias = whole_numbers(rng, case)
-    wanted = halves.rounded(np.maximum(record(case).reference(x, weight, bias), 0), operands)
+    wanted = halves.rounded(np.maximum(record(case).reference(x, weight, bias), 0), compute_dtype)
     for rank in range(quarter, 52, 4):
         found = product(
             case,
-            operands,
+            compute_dtype,
             x,
             weight,
             bias,
@@ -177,8 +182,8 @@ def test_tiles_that_are_rows_are_exact(rng, quarter, case, operands):
         assert np.array_equal(found, wanted), rank
 
 
-@pytest.mark.parametrize("operands", HALVES)
-def test_blocks_that_stay_take_one_tile_after_another(rng, operands):
+@pytest.mark.parametrize("compute_dtype", HALVES)
+def test_blocks_that_stay_take_one_tile_after_another(rng, compute_dtype):
     """Of two steps, so that stages and slots are used again; few enough for racecheck."""
     case = (1, 128, 230, 224, 64, (1, 1), (1, 1), (0, 0, 0, 0), (1, 1), 1)
     x, weight, bias = whole_numbers(rng, case)
@@ -186,51 +191,63 @@ def test_blocks_that_stay_take_one_tile_after_another(rng, operands):
     residual = rng.integers(-9, 9, sums.shape).astype(np.float32)
     for more, wanted in (({}, sums), ({"residual": residual}, sums + residual)):
         for rank in range(10):
-            found = product(case, operands, x, weight, bias, activation=RELU, rank=rank, **more)
-            assert np.array_equal(found, halves.rounded(np.maximum(wanted, 0), operands)), rank
+            found = product(
+                case, compute_dtype, x, weight, bias, activation=RELU, rank=rank, **more
+            )
+            assert np.array_equal(found, halves.rounded(np.maximum(wanted, 0), compute_dtype)), rank
 
 
-@pytest.mark.parametrize("operands", OPERANDS)
+@pytest.mark.parametrize("compute_dtype", OPERANDS)
 @pytest.mark.parametrize("size", [(1, 57, 55), (20, 56, 56)])
 @pytest.mark.parametrize("function", ["relu", "swish", "hard_swish", "gelu"])
-def test_tiles_whose_sums_one_block_makes_have_the_same_bits(rng, size, function, operands):
+def test_tiles_whose_sums_one_block_makes_have_the_same_bits(rng, size, function, compute_dtype):
     """128 bytes of channels are a step, which no blocks share; among the tiles are those that stay."""
     n, h, w = size
-    c = 64 if operands in HALVES else 32
+    c = 64 if compute_dtype in HALVES else 32
     case = (n, c, h, w, 200, (1, 1), (1, 1), (0, 0, 0, 0), (1, 1), 1)
     x, weight, bias = arrays(rng, case)
-    if operands in HALVES:
+    if compute_dtype in HALVES:
         x[0, 5, 7, 7], x[0, 6, 9, 9] = np.nan, np.inf
     residual = rng.standard_normal((n, 200, h, w), np.float32)
     activation = (getattr(_cpu.UnaryFunction, function), 1.0, 0.0)
     found = [
         product(
-            case, operands, x, weight, bias, residual=residual, activation=activation, rank=rank
+            case, compute_dtype, x, weight, bias, residual=residual, activation=activation, rank=rank
         )
         for rank in range(14)
     ]  # fmt: skip
-    assert np.isnan(found[0][0, :, 7, 7]).all() == (operands in HALVES)
+    assert np.isnan(found[0][0, :, 7, 7]).all() == (compute_dtype in HALVES)
     assert all(np.array_equal(found[0], other, equal_nan=True) for other in found[1:])
 
 
-@pytest.mark.parametrize("operands", OPERANDS)
+@pytest.mark.parametrize("compute_dtype", OPERANDS)
 @pytest.mark.parametrize("case", [PRODUCTS[-14], *SIZES[-5:]], ids=ids)
-def test_errors_are_those_of_the_operands(rng, case, operands):
+def test_errors_are_those_of_the_operands(rng, case, compute_dtype):
     x, weight, bias = arrays(rng, case)
     wanted = record(case).reference(x, weight, bias)
     sizes = record(case).reference(abs(x), abs(weight), abs(bias))
     found = product(
-        case, operands, x, weight, bias, stored=(stored_as(operands),) * 2 + ("float32",)
+        case,
+        compute_dtype,
+        x,
+        weight,
+        bias,
+        storage_dtype=(storage_dtypes(compute_dtype),) * 2 + ("float32",),
     )
-    assert (abs(found - wanted) <= 1.01 * ERRORS[operands] * sizes).all()
+    assert (abs(found - wanted) <= 1.01 * ERRORS[compute_dtype] * sizes).all()
     for _ in range(20):
         again = product(
-            case, operands, x, weight, bias, stored=(stored_as(operands),) * 2 + ("float32",)
+            case,
+            compute_dtype,
+            x,
+            weight,
+            bias,
+            storage_dtype=(storage_dtypes(compute_dtype),) * 2 + ("float32",),
         )
         assert np.array_equal(found, again)
 
 
-@pytest.mark.parametrize("operands", OPERANDS)
+@pytest.mark.parametrize("compute_dtype", OPERANDS)
 @pytest.mark.parametrize(
     "case",
     [
@@ -243,7 +260,7 @@ def test_errors_are_those_of_the_operands(rng, case, operands):
     ids=ids,
 )
 @pytest.mark.parametrize("by_image", [False, True])
-def test_what_comes_before_the_products(rng, case, by_image, operands):
+def test_what_comes_before_the_products(rng, case, by_image, compute_dtype):
     n, c, *_ = case
     x, weight, bias = whole_numbers(rng, case)
     scale = rng.integers(1, 4, (n, c) if by_image else c).astype(np.float32)
@@ -252,16 +269,23 @@ def test_what_comes_before_the_products(rng, case, by_image, operands):
     floor = -math.inf if by_image else 0.0
     if shift is not None:
         z = np.maximum(z + shift[:, None, None], 0)
-    stored = (stored_as(operands),) * 2 + ("float32",)
+    storage_dtype = (storage_dtypes(compute_dtype),) * 2 + ("float32",)
     found = product(
-        case, operands, x, weight, bias, before=(scale, shift, floor), more=(8, 0), stored=stored
+        case,
+        compute_dtype,
+        x,
+        weight,
+        bias,
+        before=(scale, shift, floor),
+        more=(8, 0),
+        storage_dtype=storage_dtype,
     )
     assert np.array_equal(found, record(case).reference(z, weight, bias))
 
 
-@pytest.mark.parametrize("operands", OPERANDS)
+@pytest.mark.parametrize("compute_dtype", OPERANDS)
 @pytest.mark.parametrize("by_image", [False, True])
-def test_what_comes_before_is_exact_in_every_tile_and_split(rng, by_image, operands):
+def test_what_comes_before_is_exact_in_every_tile_and_split(rng, by_image, compute_dtype):
     """Of fewer steps than a block has stages, and of more."""
     for n, c, size, k in ((2, 1816, 14, 136), (20, 264, 7, 72)):
         case = (n, c, size, size, k, (1, 1), (1, 1), (0, 0, 0, 0), (1, 1), 1)
@@ -269,17 +293,24 @@ def test_what_comes_before_is_exact_in_every_tile_and_split(rng, by_image, opera
         scale = rng.integers(1, 3, (n, c) if by_image else c).astype(np.float32)
         z = np.maximum(x * np.broadcast_to(scale, (n, c))[..., None, None], 0)
         wanted = record(case).reference(z, weight, bias)
-        stored = (stored_as(operands),) * 2 + ("float32",)
+        storage_dtype = (storage_dtypes(compute_dtype),) * 2 + ("float32",)
         for rank in range(20):
             found = product(
-                case, operands, x, weight, bias, before=(scale, None, 0.0), stored=stored, rank=rank
+                case,
+                compute_dtype,
+                x,
+                weight,
+                bias,
+                before=(scale, None, 0.0),
+                storage_dtype=storage_dtype,
+                rank=rank,
             )
             assert np.array_equal(found, wanted), (n, rank)
 
 
-@pytest.mark.parametrize("operands", OPERANDS)
+@pytest.mark.parametrize("compute_dtype", OPERANDS)
 @pytest.mark.parametrize("known", [0, 136, 200, 232, 264])
-def test_what_is_known_is_multiplied_ahead(rng, known, operands):
+def test_what_is_known_is_multiplied_ahead(rng, known, compute_dtype):
     """Of all steps, of none, and of all but one or two, which each block of a cluster then has."""
     case = (1, 264, 14, 14, 136, (1, 1), (1, 1), (0, 0, 0, 0), (1, 1), 1)
     x, weight, bias = whole_numbers(rng, case)
@@ -290,41 +321,43 @@ def test_what_is_known_is_multiplied_ahead(rng, known, operands):
     plain, after = (record(case).reference(given, weight, bias) for given in (x, z))
     for rank in range(24):
         how = {"known": known, "holds": rank % 2 == 0, "rank": rank, "activation": RELU}
-        found = product(case, operands, x, weight, bias, residual=residual, **how)
-        wanted = halves.rounded(np.maximum(plain + residual, 0), stored_as(operands))
+        found = product(case, compute_dtype, x, weight, bias, residual=residual, **how)
+        wanted = halves.rounded(np.maximum(plain + residual, 0), storage_dtypes(compute_dtype))
         assert np.array_equal(found, wanted), rank
         for more in ({}, {"residual": residual}):
             found = product(
-                case, operands, x, weight, bias, before=(scale, shift, 0.0), **more, **how
+                case, compute_dtype, x, weight, bias, before=(scale, shift, 0.0), **more, **how
             )
             wanted = np.maximum(after + more.get("residual", 0), 0)
-            assert np.array_equal(found, halves.rounded(wanted, stored_as(operands))), rank
+            assert np.array_equal(found, halves.rounded(wanted, storage_dtypes(compute_dtype))), (
+                rank
+            )
 
 
-@pytest.mark.parametrize("operands", ["float16", "tf32", "float32"])
-def test_functions_and_special_values(rng, operands):
+@pytest.mark.parametrize("compute_dtype", ["float16", "tf32", "float32"])
+def test_functions_and_special_values(rng, compute_dtype):
     case = (1, 64, 8, 8, 64, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 1)
     x, weight, bias = whole_numbers(rng, case)
     sums = record(case).reference(x, weight, bias)
     clip = (_cpu.UnaryFunction.clip, -3, 6)
-    found = product(case, operands, x, weight, bias, activation=clip)
+    found = product(case, compute_dtype, x, weight, bias, activation=clip)
     assert np.array_equal(found, np.clip(sums, -3, 6))
     leaky = (_cpu.UnaryFunction.leaky_relu, 0.5, 0)
-    found = product(case, operands, x, weight, bias, activation=leaky)
+    found = product(case, compute_dtype, x, weight, bias, activation=leaky)
     assert np.array_equal(found, np.where(sums < 0, sums / 2, sums))
     weight = abs(weight) + 1
     x[0, 5, 0, 0], x[0, 6, 7, 7] = np.nan, np.inf
-    found = product(case, operands, x, weight, bias, activation=RELU)
+    found = product(case, compute_dtype, x, weight, bias, activation=RELU)
     assert np.isnan(found).sum() == 4 * 64
     assert np.isposinf(found[0, :, 6:, 6:]).all()
 
 
-@pytest.mark.parametrize("operands", HALVES)
-def test_gelu_of_every_number(operands):
+@pytest.mark.parametrize("compute_dtype", HALVES)
+def test_gelu_of_every_number(compute_dtype):
     """Whose errors are below 6.5e-6 before results are rounded: of all finite numbers of 16 bits."""
     bits = np.arange(1 << 16, dtype=np.uint16)
-    every = bits.view(np.float16) if operands == "float16" else bits
-    every = halves.wide(every, operands)
+    every = bits.view(np.float16) if compute_dtype == "float16" else bits
+    every = halves.wide(every, compute_dtype)
     every = np.where(np.isfinite(every), every, 0).astype(np.float32)
     case = (1, 64, 32, 32, 64, (1, 1), (1, 1), (0, 0, 0, 0), (1, 1), 1)
     x = every.reshape(1, 64, 32, 32)
@@ -332,10 +365,10 @@ def test_gelu_of_every_number(operands):
     gelu = (_cpu.UnaryFunction.gelu, 0.0, 0.0)
     normal = np.array([math.erfc(-v / math.sqrt(2)) / 2 for v in every.tolist()]).reshape(x.shape)
     wanted = x * normal
-    unit = {"float16": 2.0**-11, "bfloat16": 2.0**-8}[operands]
+    unit = {"float16": 2.0**-11, "bfloat16": 2.0**-8}[compute_dtype]
     limit = 6.5e-6 + 1.01 * np.maximum(unit * np.abs(wanted), 2.0**-25)
     for rank in range(14):
-        found = product(case, operands, x, same, None, activation=gelu, rank=rank)
+        found = product(case, compute_dtype, x, same, None, activation=gelu, rank=rank)
         assert (np.abs(found - wanted) <= limit).all(), rank
 
 
@@ -352,7 +385,7 @@ def test_all_types_are_taken_however_little_there_is_to_do():
     for c, size, kernel in ((64, 56, 3), (64, 7, 1), (16, 224, 3)):
         pads = (kernel // 2,) * 4
         case = (1, c, size, size, 64, (kernel, kernel), (1, 1), pads, (1, 1), 1)
-        assert all(takes(case, operands) for operands in OPERANDS)
+        assert all(takes(case, compute_dtype) for compute_dtype in OPERANDS)
 
 
 #: Of x as a whole, of each image, and of what channels are multiplied by and filters divided by.
@@ -435,7 +468,7 @@ def test_float32_keeps_numbers_that_are_far_from_the_largest_of_their_scale(rng)
 )
 def test_what_it_does_not_take_is_refused(rng, change, said):
     case = change.pop("case", (1, 64, 8, 8, 64, (3, 3), (1, 1), (1,) * 4, (1, 1), 1))
-    operands = change.pop("operands", "float16")
+    compute_dtype = change.pop("operands", "float16")
     x, weight, bias = arrays(rng, case)
     with pytest.raises(ValueError, match=said):
-        product(case, operands, x, weight, bias, **change)
+        product(case, compute_dtype, x, weight, bias, **change)

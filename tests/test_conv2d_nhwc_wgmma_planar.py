@@ -9,7 +9,7 @@ from conftest import Device
 from native import NONE, RELU, call, channels_first, packed
 from test_conv2d_nhwc import arrays, ids, record
 from test_conv2d_nhwc_cuda import ERRORS, whole_numbers
-from test_conv2d_nhwc_wgmma import OPERANDS, shape_of, stored_as, takes
+from test_conv2d_nhwc_wgmma import OPERANDS, shape_of, storage_dtypes, takes
 
 from cnn_engine import _cpu
 from cnn_engine.devices import cuda_module
@@ -35,49 +35,52 @@ FIRST = [
 ]
 
 
-def first_layer(case, operands, x, weight, bias, activation=NONE, more=0, stored=None):
+def first_layer(case, compute_dtype, x, weight, bias, activation=NONE, more=0, storage_dtype=None):
     device, shape = Device("cuda"), shape_of(case)
-    kind, stored = getattr(_cpu.Conv2dOperands, operands), stored or stored_as(operands)
+    kind, storage_dtype = (
+        getattr(_cpu.Conv2dOperands, compute_dtype),
+        storage_dtype or storage_dtypes(compute_dtype),
+    )
     n, _, _, _, k = case[:5]
-    out = halves.put(device, np.full((n, shape.out_h, shape.out_w, k + more), 7), stored)
+    out = halves.put(device, np.full((n, shape.out_h, shape.out_w, k + more), 7), storage_dtype)
     call(
         device, "conv2d_nhwc_wgmma_planar", device.put(x),
         packed(device, "conv2d_nhwc_wgmma_planar", [weight], shape, kind), device.put(bias), out,
-        shape, k + more, halves.kind(stored), halves.NO_ONE, kind, *activation,
+        shape, k + more, halves.kind(storage_dtype), halves.NO_ONE, kind, *activation,
     )  # fmt: skip
-    return channels_first(halves.get(device, out, stored), k)
+    return channels_first(halves.get(device, out, storage_dtype), k)
 
 
-@pytest.mark.parametrize("operands", OPERANDS)
+@pytest.mark.parametrize("compute_dtype", OPERANDS)
 @pytest.mark.parametrize("case", FIRST, ids=ids)
-def test_first_layers_of_whole_numbers_are_exact(rng, case, operands):
+def test_first_layers_of_whole_numbers_are_exact(rng, case, compute_dtype):
     x, weight, bias = whole_numbers(rng, case)
-    sums, own = record(case).reference(x, weight, bias), stored_as(operands)
-    found = first_layer(case, operands, x, weight, bias)
+    sums, own = record(case).reference(x, weight, bias), storage_dtypes(compute_dtype)
+    found = first_layer(case, compute_dtype, x, weight, bias)
     assert np.array_equal(found, halves.rounded(sums, own))
-    for more, stored in ((8, own), (3, own), (5, "float32")):
-        found = first_layer(case, operands, x, weight, None, RELU, more, stored)
+    for more, storage_dtype in ((8, own), (3, own), (5, "float32")):
+        found = first_layer(case, compute_dtype, x, weight, None, RELU, more, storage_dtype)
         wanted = np.maximum(record(case).reference(x, weight, None), 0)
-        assert np.array_equal(found, halves.rounded(wanted, stored))
+        assert np.array_equal(found, halves.rounded(wanted, storage_dtype))
 
 
-@pytest.mark.parametrize("operands", OPERANDS)
+@pytest.mark.parametrize("compute_dtype", OPERANDS)
 @pytest.mark.parametrize("case", [FIRST[0], FIRST[3], FIRST[4]], ids=ids)
-def test_first_layers_round_what_they_read(rng, case, operands):
+def test_first_layers_round_what_they_read(rng, case, compute_dtype):
     x, weight, bias = arrays(rng, case)
     wanted = record(case).reference(x, weight, bias)
     sizes = record(case).reference(abs(x), abs(weight), abs(bias))
-    found = first_layer(case, operands, x, weight, bias, stored="float32")
-    assert (abs(found - wanted) <= 1.01 * ERRORS[operands] * sizes).all()
-    again = first_layer(case, operands, x, weight, bias, stored="float32")
+    found = first_layer(case, compute_dtype, x, weight, bias, storage_dtype="float32")
+    assert (abs(found - wanted) <= 1.01 * ERRORS[compute_dtype] * sizes).all()
+    again = first_layer(case, compute_dtype, x, weight, bias, storage_dtype="float32")
     assert np.array_equal(found, again)
 
 
 def test_first_layers_are_taken_however_little_there_is_to_do():
     for k, stride in ((64, 1), (16, 2)):
         shape = shape_of((1, 3, 224, 224, k, (3, 3), (stride, stride), (1, 1, 1, 1), (1, 1), 1))
-        for operands in OPERANDS:
-            kind = getattr(_cpu.Conv2dOperands, operands)
+        for compute_dtype in OPERANDS:
+            kind = getattr(_cpu.Conv2dOperands, compute_dtype)
             assert cuda_module.load().conv2d_nhwc_wgmma_planar_takes(shape, kind, 0)
 
 

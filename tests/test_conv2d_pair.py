@@ -205,7 +205,7 @@ def beside(graph: Graph) -> list:
 def neighboured(graph: Graph, takes=lambda *_: True) -> Graph:
     laid = lay_channels_last(fuse(graph), "cuda", run=8)
     names = (name for node in laid.nodes for name in node.outputs)
-    laid = replace(laid, stored=dict.fromkeys(names, "float16"))
+    laid = replace(laid, storage_dtype=dict.fromkeys(names, "float16"))
     return passes.fuse_neighbours(laid, takes)
 
 
@@ -220,7 +220,7 @@ def test_neighbours_become_one(parts):
     assert [len(node.inputs) for node in joined] == {2: [], 3: [2], 4: [2]}[parts]
     for node in found:
         assert node.op.activation == Relu()
-        assert after.values[node.outputs[0]].stored == "float16"
+        assert after.values[node.outputs[0]].storage_dtype == "float16"
     assert "together they are conv2d_beside" in {note.why for note in after.notes}
 
 
@@ -263,14 +263,14 @@ def test_engines_have_sums(hopper):
         (node,) = sums(graph)
         assert steps[node.name].kernel == "wgmma_sum"
         assert steps[node.name].flops == graph.cost_of(node).flops
-        assert node.op.operands == dtype
-        stored = dtype if dtype in HALVES else ""
+        assert node.op.compute_dtype == dtype
+        storage_dtype = dtype if dtype in HALVES else ""
         for name in (*node.inputs[:2], *node.outputs):
-            assert graph.values[name].stored == stored
+            assert graph.values[name].storage_dtype == storage_dtype
     # What rounds more than the other one is not added to it before it is rounded.
     with Engine(block(), device="cuda", dtype="tf32") as engine:
         graph = engine._plans.open().placed(1, False).graph
-        assert {node.op.operands for node in sums(graph)} <= {"tf32", "float32"}
+        assert {node.op.compute_dtype for node in sums(graph)} <= {"tf32", "float32"}
 
 
 def test_engines_have_neighbours(hopper):
@@ -280,7 +280,7 @@ def test_engines_have_neighbours(hopper):
         assert len(found) == 2
         for node in found:
             assert steps[node.name].kernel == "wgmma_beside"
-            assert graph.values[node.outputs[0]].stored == (dtype if dtype in HALVES else "")
+            assert graph.values[node.outputs[0]].storage_dtype == (dtype if dtype in HALVES else "")
 
 
 def test_a_device_without_them_has_none(hopper, monkeypatch):

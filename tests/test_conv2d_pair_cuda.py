@@ -11,7 +11,7 @@ from halves import HALVES
 from native import NONE, RELU, call, channels_first, channels_last, packed
 from test_conv2d_nhwc import record
 from test_conv2d_nhwc_cuda import ERRORS
-from test_conv2d_nhwc_wgmma import OPERANDS, shape_of, stored_as, takes
+from test_conv2d_nhwc_wgmma import OPERANDS, shape_of, storage_dtypes, takes
 from test_conv2d_pair import beside, biased, block, fire, sums
 
 from cnn_engine import _cpu
@@ -114,22 +114,38 @@ def total(cases, both, beside, absolute=False):
 
 
 def run(
-    cases, operands, both, beside, *, activation=NONE, more=(0, 0, 0), stored=None, told=halves.NO_ONE,
-    rank=0, known=0, holds=False, bias=True,
-):  # fmt: skip
+    cases,
+    compute_dtype,
+    both,
+    beside,
+    *,
+    activation=NONE,
+    more=(0, 0, 0),
+    storage_dtype=None,
+    told=halves.NO_ONE,
+    rank=0,
+    known=0,
+    holds=False,
+    bias=True,
+):
     """Calls the kernel. ``more``: of the pitches of x, of the other and of y; ``stored``: x, y."""
     device, shapes = Device("cuda"), [shape_of(case) for case in cases]
-    kind, stored = getattr(_cpu.Conv2dOperands, operands), stored or (stored_as(operands),) * 2
+    kind, storage_dtype = (
+        getattr(_cpu.Conv2dOperands, compute_dtype),
+        storage_dtype or (storage_dtypes(compute_dtype),) * 2,
+    )
     images = [
-        halves.put(device, channels_last(x, extra), stored[0])
+        halves.put(device, channels_last(x, extra), storage_dtype[0])
         for (x, *_), extra in zip(both, more, strict=False)
     ]
     weights = [weight for _, weight, _ in both]
     n, first = cases[0][0], shapes[0]
     k = cases[0][4] + (cases[1][4] if beside else 0)
     biases = [bias for *_, bias in both]
-    out = halves.put(device, np.full((n, first.out_h, first.out_w, k + more[2]), 7), stored[1])
-    types = _cpu.Conv2dStored(*(halves.kind(stored[place]) for place in (0, 1, 1)))
+    out = halves.put(
+        device, np.full((n, first.out_h, first.out_w, k + more[2]), 7), storage_dtype[1]
+    )
+    types = _cpu.Conv2dStored(*(halves.kind(storage_dtype[place]) for place in (0, 1, 1)))
     call(
         device, "conv2d_nhwc_wgmma_pair", *images,
         packed(device, "conv2d_nhwc_wgmma_pair", weights, *shapes, beside, kind),
@@ -137,7 +153,7 @@ def run(
         _cpu.Conv2dPitches(cases[0][1] + more[0], k + more[2]), cases[1][1] + more[1], types, told,
         kind, *activation, known, holds, rank,
     )  # fmt: skip
-    return channels_first(halves.get(device, out, stored[1]), k)
+    return channels_first(halves.get(device, out, storage_dtype[1]), k)
 
 
 @pytest.fixture(autouse=True)
@@ -146,48 +162,60 @@ def hopper():
         pytest.skip("needs a GPU of compute capability 9.0, and kernels for 90a")
 
 
-@pytest.mark.parametrize("operands", OPERANDS)
+@pytest.mark.parametrize("compute_dtype", OPERANDS)
 @pytest.mark.parametrize(("cases", "beside"), ALL)
-def test_whole_numbers_are_exact(rng, cases, beside, operands):
-    own = stored_as(operands)
+def test_whole_numbers_are_exact(rng, cases, beside, compute_dtype):
+    own = storage_dtypes(compute_dtype)
     both = list(drawn(rng, cases))
     wanted = total(cases, both, beside)
-    assert np.array_equal(run(cases, operands, both, beside), halves.rounded(wanted, own))
-    for more, stored in (
+    assert np.array_equal(run(cases, compute_dtype, both, beside), halves.rounded(wanted, own))
+    for more, storage_dtype in (
         ((8, 16, 8), (own, own)), ((16, 8, 3), (own, own)), ((0, 8, 4), (own, "float32")),
     ):  # fmt: skip
-        found = run(cases, operands, both, beside, activation=RELU, more=more, stored=stored)
-        assert np.array_equal(found, halves.rounded(np.maximum(wanted, 0), stored[1])), more
+        found = run(
+            cases,
+            compute_dtype,
+            both,
+            beside,
+            activation=RELU,
+            more=more,
+            storage_dtype=storage_dtype,
+        )
+        assert np.array_equal(found, halves.rounded(np.maximum(wanted, 0), storage_dtype[1])), more
     for _, _, bias in both:
         bias[:] = 0
-    found = run(cases, operands, both, beside, bias=False)
+    found = run(cases, compute_dtype, both, beside, bias=False)
     assert np.array_equal(found, halves.rounded(total(cases, both, beside), own))
 
 
-@pytest.mark.parametrize("operands", OPERANDS)
+@pytest.mark.parametrize("compute_dtype", OPERANDS)
 @pytest.mark.parametrize(("cases", "beside"), ALL)
-def test_every_tile_and_split_is_exact(rng, cases, beside, operands):
+def test_every_tile_and_split_is_exact(rng, cases, beside, compute_dtype):
     """Ranks are more than there are tiles and splits; what is known is all of the first, some and nothing."""
     both = list(drawn(rng, cases))
-    wanted = halves.rounded(np.maximum(total(cases, both, beside), 0), stored_as(operands))
+    wanted = halves.rounded(
+        np.maximum(total(cases, both, beside), 0), storage_dtypes(compute_dtype)
+    )
     for rank in range(40):
         known = (0, 0, 64, 10000)[rank % 4]
         found = run(
-            cases, operands, both, beside, activation=RELU, rank=rank, known=known, holds=rank % 3 == 0
+            cases, compute_dtype, both, beside, activation=RELU, rank=rank, known=known, holds=rank % 3 == 0
         )  # fmt: skip
         assert np.array_equal(found, wanted), rank
 
 
-@pytest.mark.parametrize("operands", OPERANDS)
+@pytest.mark.parametrize("compute_dtype", OPERANDS)
 @pytest.mark.parametrize(("cases", "beside"), [ALL[1], *ALL[3:5], ALL[8], ALL[10], ALL[14]])
-def test_errors_are_those_of_the_operands(rng, cases, beside, operands):
+def test_errors_are_those_of_the_operands(rng, cases, beside, compute_dtype):
     both = list(drawn(rng, cases, whole=False))
-    stored = stored_as(operands), "float32"
-    found = run(cases, operands, both, beside, stored=stored)
-    limit = 1.01 * ERRORS[operands] * total(cases, both, beside, absolute=True)
+    storage_dtype = storage_dtypes(compute_dtype), "float32"
+    found = run(cases, compute_dtype, both, beside, storage_dtype=storage_dtype)
+    limit = 1.01 * ERRORS[compute_dtype] * total(cases, both, beside, absolute=True)
     assert (abs(found - total(cases, both, beside)) <= limit).all()
     for _ in range(5):
-        assert np.array_equal(found, run(cases, operands, both, beside, stored=stored))
+        assert np.array_equal(
+            found, run(cases, compute_dtype, both, beside, storage_dtype=storage_dtype)
+        )
 
 
 @pytest.mark.parametrize("dtype", HALVES)
@@ -269,8 +297,8 @@ def test_addresses_and_types_are_checked(rng):
 
 
 def test_what_gains_is_taken():
-    for operands in HALVES:
-        kind = getattr(_cpu.Conv2dOperands, operands)
+    for compute_dtype in HALVES:
+        kind = getattr(_cpu.Conv2dOperands, compute_dtype)
         for name in ("bottleneck", "bottleneck 2 apart", "basic"):
             shapes = map(shape_of, CASES[name])
             assert cuda_module.load().conv2d_nhwc_wgmma_pair_takes(*shapes, False, kind, 0)

@@ -117,8 +117,8 @@ def test_engines_join_where_images_lie_in_16_bits(hopper_engines, channels, inne
         assert steps[node.name].kernel == ("stem_pool" if is_first else "wgmma_pool")
         assert steps[node.name].flops == graph.cost_of(node).flops
         x, y = (graph.values[name] for name in (node.inputs[0], *node.outputs))
-        assert (x.stored, y.stored) == ("" if is_first else dtype, dtype)
-        assert node.op.operands == dtype
+        assert (x.storage_dtype, y.storage_dtype) == ("" if is_first else dtype, dtype)
+        assert node.op.compute_dtype == dtype
 
 
 @pytest.mark.parametrize("channels", [3, 64])
@@ -178,14 +178,20 @@ def case_of(case):
     return n, c, h, w, k, (3, 3), (1, 1), padding, (1, 1), 1
 
 
-def run(case, operands, x, weight, bias, rank=0, activation=RELU, more=(0, 0), told=halves.NO_ONE):
+def run(
+    case, compute_dtype, x, weight, bias, rank=0, activation=RELU, more=(0, 0), told=halves.NO_ONE
+):
     """Returns [N, K, OH / 2, OW / 2]; ``more``: of the pitches of x and y."""
-    device, shape, kind = Device("cuda"), shape_of(case), getattr(_cpu.Conv2dOperands, operands)
+    device, shape, kind = (
+        Device("cuda"),
+        shape_of(case),
+        getattr(_cpu.Conv2dOperands, compute_dtype),
+    )
     n, c, _, _, k = case[:5]
-    out = halves.Output(device, (n, shape.out_h // 2, shape.out_w // 2, k + more[1]), operands)
+    out = halves.Output(device, (n, shape.out_h // 2, shape.out_w // 2, k + more[1]), compute_dtype)
     untouched = out.array[..., k:].copy()
     call(
-        device, "conv2d_nhwc_wgmma_pool", halves.put(device, channels_last(x, more[0]), operands),
+        device, "conv2d_nhwc_wgmma_pool", halves.put(device, channels_last(x, more[0]), compute_dtype),
         packed(device, "conv2d_nhwc_wgmma", [weight], shape, kind), device.put(bias), out.array,
         shape, _cpu.Conv2dPitches(c + more[0], k + more[1]), told, kind, *activation, rank,
     )  # fmt: skip
@@ -206,25 +212,25 @@ def hopper():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("operands", HALVES)
+@pytest.mark.parametrize("compute_dtype", HALVES)
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_whole_numbers_are_exact_in_every_tile_and_split(rng, hopper, case, operands):
+def test_whole_numbers_are_exact_in_every_tile_and_split(rng, hopper, case, compute_dtype):
     case = case_of(case)
     x, weight, bias = whole_numbers(rng, case)
     sums = pool_of(record(case).reference(x, weight, bias))
     for rank in range(6):
-        found = run(case, operands, x, weight, bias, rank, more=(8, 16))
-        assert np.array_equal(found, halves.rounded(np.maximum(sums, 0), operands)), rank
+        found = run(case, compute_dtype, x, weight, bias, rank, more=(8, 16))
+        assert np.array_equal(found, halves.rounded(np.maximum(sums, 0), compute_dtype)), rank
     clip = _cpu.UnaryFunction.clip, -np.inf, 5
-    found = run(case, operands, x, weight, None, activation=clip)
+    found = run(case, compute_dtype, x, weight, None, activation=clip)
     wanted = np.minimum(pool_of(record(case).reference(x, weight)), 5)
-    assert np.array_equal(found, halves.rounded(wanted, operands))
+    assert np.array_equal(found, halves.rounded(wanted, compute_dtype))
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("operands", HALVES)
+@pytest.mark.parametrize("compute_dtype", HALVES)
 @pytest.mark.parametrize("case", [CASES[1], CASES[3]], ids=str)
-def test_the_same_bits_as_one_behind_the_other_and_again(rng, hopper, case, operands):
+def test_the_same_bits_as_one_behind_the_other_and_again(rng, hopper, case, compute_dtype):
     """Among the tiles of convolutions are those that pools have, and one sum's order has one set of bits."""
     case = case_of(case)
     n, c, h, w, k = case[:5]
@@ -234,14 +240,14 @@ def test_the_same_bits_as_one_behind_the_other_and_again(rng, hopper, case, oper
     )
     x[0, 5, 7, 7], x[0, 6, 12, 3] = np.nan, np.inf
     apart = [
-        pool_of(product(case, operands, x, weight, bias, activation=RELU, rank=rank))
+        pool_of(product(case, compute_dtype, x, weight, bias, activation=RELU, rank=rank))
         for rank in range(45)
     ]
     for rank in range(6):
-        found = run(case, operands, x, weight, bias, rank)
+        found = run(case, compute_dtype, x, weight, bias, rank)
         assert any(np.array_equal(found, one, equal_nan=True) for one in apart), rank
         for _ in range(5):
-            again = run(case, operands, x, weight, bias, rank)
+            again = run(case, compute_dtype, x, weight, bias, rank)
             assert np.array_equal(found, again, equal_nan=True)
 
 
@@ -274,7 +280,7 @@ def test_results_past_float16_are_told_of_the_image_alone(hopper):
 def test_what_it_does_not_take_is_refused(rng, hopper, change, said):
     kernel, stride = change.pop("kernel", (3, 3)), change.pop("stride", (1, 1))
     case = (1, 64, 8, 8, change.pop("filters", 64), kernel, stride, (1,) * 4, (1, 1), 1)
-    operands = change.pop("operands", "float16")
+    compute_dtype = change.pop("operands", "float16")
     x, weight, bias = whole_numbers(rng, case)
     with pytest.raises(ValueError, match=said):
-        run(case, operands, x, weight, bias, **change)
+        run(case, compute_dtype, x, weight, bias, **change)

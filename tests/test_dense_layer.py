@@ -174,27 +174,31 @@ def arrays(rng, case, whole=False):
 
 
 def run(
-    case, given, operands="float16", *, floor=0.0, inner=NONE, outer=RELU, told=halves.NO_ONE,
+    case, given, compute_dtype="float16", *, floor=0.0, inner=NONE, outer=RELU, told=halves.NO_ONE,
     holds=True, more=16,
 ):  # fmt: skip
     """Returns y and z; x and y are columns of one array, with ``more`` behind them."""
     n, h, w, before, known = case
     x, last, window, e, scale, shift, first_bias, bias = given
-    device, kind, shape = Device("cuda"), getattr(_cpu.Conv2dOperands, operands), shape_of(n, h, w)
+    device, kind, shape = (
+        Device("cuda"),
+        getattr(_cpu.Conv2dOperands, compute_dtype),
+        shape_of(n, h, w),
+    )
     pitch = before + GROWTH + more
     wide = np.full((n, h, w, pitch), np.nan, np.float32)
     wide[..., :before] = x
-    block = halves.put(device, wide, operands)
-    out = halves.Output(device, (n, h, w, CHANNELS), operands)
+    block = halves.put(device, wide, compute_dtype)
+    out = halves.Output(device, (n, h, w, CHANNELS), compute_dtype)
     how = shape, before, CHANNELS
     call(
-        device, "dense_layer", block, halves.put(device, e, operands),
+        device, "dense_layer", block, halves.put(device, e, compute_dtype),
         packed(device, "dense_layer", [window, last], *how, kind),
         *map(device.put, (first_bias, bias, scale, shift)), block[..., before:], out.array, *how,
         _cpu.Conv2dPitches(pitch, pitch), CHANNELS, floor, told, kind, *inner, *outer, known, holds,
     )  # fmt: skip
-    found = halves.get(device, block, operands)
-    assert np.array_equal(found[..., :before], halves.rounded(x, operands))
+    found = halves.get(device, block, compute_dtype)
+    assert np.array_equal(found[..., :before], halves.rounded(x, compute_dtype))
     assert np.isnan(found[..., before + GROWTH :]).all()
     return found[..., before : before + GROWTH], out.get()
 
@@ -206,9 +210,9 @@ def hopper():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("operands", HALVES)
+@pytest.mark.parametrize("compute_dtype", HALVES)
 @pytest.mark.parametrize("case", CASES, ids=ids)
-def test_whole_numbers_are_exact(rng, hopper, case, operands):
+def test_whole_numbers_are_exact(rng, hopper, case, compute_dtype):
     given = arrays(rng, case, whole=True)
     for of, inner, outer in (
         (given, (Relu(), RELU), (Relu(), RELU)),
@@ -219,7 +223,7 @@ def test_whole_numbers_are_exact(rng, hopper, case, operands):
         wanted = op.reference(*of)
         assert max(np.abs(one).max(initial=0) for one in wanted) < 256  # bfloat16 has them
         found = run(
-            case, of, operands, inner=inner[1], outer=outer[1],
+            case, of, compute_dtype, inner=inner[1], outer=outer[1],
             floor=-math.inf if floor is None else floor, holds=bool(outer[0]),
         )  # fmt: skip
         assert np.array_equal(found[0], wanted[0])
@@ -227,25 +231,27 @@ def test_whole_numbers_are_exact(rng, hopper, case, operands):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("operands", HALVES)
+@pytest.mark.parametrize("compute_dtype", HALVES)
 @pytest.mark.parametrize("case", CASES, ids=ids)
-def test_against_reference(rng, hopper, case, operands):
+def test_against_reference(rng, hopper, case, compute_dtype):
     given = arrays(rng, case)
     x, last, window, e, scale, shift, first_bias, bias = given
-    x, e = halves.rounded(x, operands), halves.rounded(e, operands)
+    x, e = halves.rounded(x, compute_dtype), halves.rounded(e, compute_dtype)
     window, last = window / math.sqrt(window[0].size), last / math.sqrt(last[0].size)
     given = x, last, window, e, scale, shift, first_bias, bias
-    y, z = run(case, given, operands)
+    y, z = run(case, given, compute_dtype)
     op = DenseLayer(activation=Relu(), floor=0.0)
     size = op.first.reference(*map(np.abs, (e, window, first_bias)))
-    limit = tolerances.sum_of_products(window[0].size + 1, size) + 2 * ROUNDING[operands] * size
+    limit = (
+        tolerances.sum_of_products(window[0].size + 1, size) + 2 * ROUNDING[compute_dtype] * size
+    )
     tolerances.assert_close(y, op.first.reference(e, window, first_bias), limit)
     # Of what is made of y as it is stored; what the product reads is rounded, too.
     both = np.concatenate((x, y), -1)
     wanted = op.next.reference(both, last, bias, None, scale, shift)
     read = np.abs(both) * np.abs(scale) + np.abs(shift)
     size = Conv2dNhwc().reference(read, np.abs(last), np.abs(bias))
-    limit = tolerances.sum_of_products(last[0].size + 1, size) + 3 * ROUNDING[operands] * size
+    limit = tolerances.sum_of_products(last[0].size + 1, size) + 3 * ROUNDING[compute_dtype] * size
     tolerances.assert_close(z, wanted, limit)
 
 

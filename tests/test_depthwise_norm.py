@@ -102,8 +102,8 @@ def test_engines_normalise_where_a_device_says_so(monkeypatch, dtype):
     fake_cuda.install(monkeypatch, tensor_cores=True, stores=True)
     asked = []
 
-    def takes(shape, stored, device):
-        asked.append(stored)
+    def takes(shape, storage_dtype, device):
+        asked.append(storage_dtype)
         return True
 
     monkeypatch.setattr(fake_cuda.FakeTensorCores, "depthwise_norm_takes", staticmethod(takes))

@@ -14,7 +14,7 @@ from cnn_engine import Engine, InputError
 
 
 @pytest.fixture
-def stored(tmp_path):
+def storage_dtype(tmp_path):
     """Returns a function that writes bytes to a file and opens it."""
     opened = []
 
@@ -30,13 +30,13 @@ def stored(tmp_path):
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "float32"])
-def test_rows_are_those_of_images_of_the_host(monkeypatch, rng, stored, dtype):
+def test_rows_are_those_of_images_of_the_host(monkeypatch, rng, storage_dtype, dtype):
     fake_cuda.install(monkeypatch)
     with Engine("cifar10", device="cuda", variant="fused", data_mode="stream", chunk=8) as e:
         images = pixels(rng, 50, e.network.input_shape)
         if dtype == "float32":
             images = images.astype(np.float32) / 255 - 0.5
-        descriptor = stored(b"head" + images.tobytes())
+        descriptor = storage_dtype(b"head" + images.tobytes())
         found = e.device_images(60, dtype)
         assert found[:20].read(descriptor, 4) == images[:20].nbytes
         assert found[20:50].read(descriptor, 4 + images[:20].nbytes) == images[20:].nbytes
@@ -70,13 +70,13 @@ def test_where_it_brings_nothing_there_is_none(monkeypatch, options):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_a_gpu_gives_the_same_bits(rng, stored, dtype):
+def test_a_gpu_gives_the_same_bits(rng, storage_dtype, dtype):
     with Engine("cifar10", device="cuda", dtype=dtype) as e:
         images = pixels(rng, 40_001, e.network.input_shape)
         locked = e.empty_images(len(images))
         locked[...] = images
         wanted = e.predict(locked, batch=40_001).tobytes()
-        descriptor = stored(images.tobytes())
+        descriptor = storage_dtype(images.tobytes())
 
         def call(_) -> bytes:
             found, rows = e.device_images(len(images)), e.empty_probabilities(len(images))
@@ -90,13 +90,13 @@ def test_a_gpu_gives_the_same_bits(rng, stored, dtype):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("threads", "piece"), [(1, 1000), (3, 4096), (8, 1 << 20)])
-def test_a_reader_reads_each_byte_once(rng, stored, threads, piece):
+def test_a_reader_reads_each_byte_once(rng, storage_dtype, threads, piece):
     import cupy
 
     from cnn_engine import _cuda
 
     data = rng.bytes(3_000_001)
-    descriptor = stored(data)
+    descriptor = storage_dtype(data)
     reader = _cuda.FileReader(0, threads, piece)
     target = cupy.empty(len(data), np.uint8)
 

@@ -119,9 +119,9 @@ def test_engines_expand_where_images_lie_in_16_bits(monkeypatch, dtype):
     assert len(found) == (dtype in HALVES)
     assert [node.name for node in found] == running(steps, "expand_depthwise")
     for node in found:
-        assert node.op.operands == dtype
+        assert node.op.compute_dtype == dtype
         x, y, means = (graph.values[name] for name in (node.inputs[0], *node.outputs))
-        assert (x.stored, y.stored, means.stored) == (dtype, dtype, "")
+        assert (x.storage_dtype, y.storage_dtype, means.storage_dtype) == (dtype, dtype, "")
         (gate,) = (one for one in graph.nodes if one.op.kind == "squeeze_excite")
         assert gate.inputs[5] == means.name
 
@@ -130,14 +130,14 @@ def test_engines_expand_where_images_lie_in_16_bits(monkeypatch, dtype):
 
 
 def run(
-    case, x, first, second, biases, operands, *, inner=NONE, outer=NONE, told=halves.NO_ONE, parts=0
+    case, x, first, second, biases, compute_dtype, *, inner=NONE, outer=NONE, told=halves.NO_ONE, parts=0
 ):  # fmt: skip
     device, (_, shape) = Device("cuda"), shapes_of(case, len(x))
-    kind, channels = getattr(_cpu.Conv2dOperands, operands), x.shape[3]
-    out = halves.Output(device, (len(x), shape.out_h, shape.out_w, len(first)), operands)
+    kind, channels = getattr(_cpu.Conv2dOperands, compute_dtype), x.shape[3]
+    out = halves.Output(device, (len(x), shape.out_h, shape.out_w, len(first)), compute_dtype)
     means, around = device.guarded((len(x), parts, len(first)))
     call(
-        device, "expand_depthwise", halves.put(device, x, operands),
+        device, "expand_depthwise", halves.put(device, x, compute_dtype),
         packed(device, "expand_depthwise", [first, second], shape, channels, kind),
         *map(device.put, biases), out.array, means if parts else None, shape, channels, told, kind,
         *inner, *outer,
@@ -160,9 +160,9 @@ def hopper():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("operands", HALVES)
+@pytest.mark.parametrize("compute_dtype", HALVES)
 @pytest.mark.parametrize("case", IMAGES, ids=ids)
-def test_whole_numbers_are_exact(rng, hopper, case, operands):
+def test_whole_numbers_are_exact(rng, hopper, case, compute_dtype):
     """As long as all that is rounded has few bits."""
     shapes = [array.shape for array in arrays(rng, case)]
     x, first, second, *biases = (rng.integers(-1, 2, shape).astype(np.float32) for shape in shapes)
@@ -170,12 +170,12 @@ def test_whole_numbers_are_exact(rng, hopper, case, operands):
     first *= rng.random(first.shape) < 0.5
     for given in (biases, (None, None)):
         wanted = record(case, Relu()).reference(x, first, second, *given)
-        found = run(case, x, first, second, given, operands, inner=(Function.relu, 0, 0))
-        assert np.array_equal(found, halves.rounded(wanted, operands))
+        found = run(case, x, first, second, given, compute_dtype, inner=(Function.relu, 0, 0))
+        assert np.array_equal(found, halves.rounded(wanted, compute_dtype))
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("operands", HALVES)
+@pytest.mark.parametrize("compute_dtype", HALVES)
 @pytest.mark.parametrize(
     ("inner", "outer"),
     [((Swish(), Function.swish, 1, 0), (Swish(), Function.swish, 1, 0)),
@@ -184,36 +184,36 @@ def test_whole_numbers_are_exact(rng, hopper, case, operands):
     ids=["swish", "hard_swish", "none"],
 )  # fmt: skip
 @pytest.mark.parametrize("case", IMAGES, ids=ids)
-def test_against_reference(rng, hopper, case, inner, outer, operands):
+def test_against_reference(rng, hopper, case, inner, outer, compute_dtype):
     x, first, second, *biases = arrays(rng, case)
-    x = halves.rounded(x, operands)
+    x = halves.rounded(x, compute_dtype)
     first /= math.sqrt(first.shape[1])
     wanted = record(case, inner[0], outer[0]).reference(x, first, second, *biases)
-    found = run(case, x, first, second, biases, operands, inner=inner[1:], outer=outer[1:])
+    found = run(case, x, first, second, biases, compute_dtype, inner=inner[1:], outer=outer[1:])
     size = record(case).reference(*map(np.abs, (x, first, second, *biases)))
     terms = first.shape[1] + second[0].size + 1
     # Weights, what is between and the result are rounded; functions are no steeper than 1.1, 1.5.
-    limit = tolerances.sum_of_products(terms, size) + 6 * ROUNDING[operands] * size
+    limit = tolerances.sum_of_products(terms, size) + 6 * ROUNDING[compute_dtype] * size
     tolerances.assert_close(found, wanted, limit)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("operands", HALVES)
+@pytest.mark.parametrize("compute_dtype", HALVES)
 @pytest.mark.parametrize("case", IMAGES, ids=ids)
-def test_means(rng, hopper, case, operands):
+def test_means(rng, hopper, case, compute_dtype):
     """In parts that add up to them, beside the same results."""
     x, first, second, *biases = arrays(rng, case)
     first /= math.sqrt(first.shape[1])
     how = x, first, second, biases
     parts = -(-shapes_of(case, 1)[1].out_h // 8)
-    y, means = run(case, *how, operands, outer=(Function.relu, 0, 0), parts=parts)
-    assert np.array_equal(y, run(case, *how, operands, outer=(Function.relu, 0, 0)))
+    y, means = run(case, *how, compute_dtype, outer=(Function.relu, 0, 0), parts=parts)
+    assert np.array_equal(y, run(case, *how, compute_dtype, outer=(Function.relu, 0, 0)))
     if not x.size:
         return
     rows = -(-y.shape[1] // parts)
     for part in range(parts):
         wanted = np.float64(y[:, part * rows : (part + 1) * rows]).sum((1, 2)) / y[0, ..., 0].size
-        limit = ROUNDING[operands] * (wanted + 1e-3)
+        limit = ROUNDING[compute_dtype] * (wanted + 1e-3)
         tolerances.assert_close(means[:, part, 0], wanted, limit)
 
 
@@ -271,10 +271,13 @@ def test_what_does_not_fit_is_refused(hopper):
         with pytest.raises(ValueError, match=expected):
             module.expand_depthwise_packed(shape, case[1], _cpu.Conv2dOperands.float16, 0)
     _, shape = shapes_of(IMAGES[0], 1)
-    for operands, x, expected in (("tf32", 256, "float16 or bfloat16"), ("float16", 8, "of 16")):
+    for compute_dtype, x, expected in (
+        ("tf32", 256, "float16 or bfloat16"),
+        ("float16", 8, "of 16"),
+    ):
         with pytest.raises(ValueError, match=expected):
             module.expand_depthwise(
-                x, 256, 0, 0, 512, 0, shape, 80, halves.NO_ONE, getattr(_cpu.Conv2dOperands, operands),
+                x, 256, 0, 0, 512, 0, shape, 80, halves.NO_ONE, getattr(_cpu.Conv2dOperands, compute_dtype),
                 *NONE, *NONE, 0,
             )  # fmt: skip
 

@@ -187,7 +187,7 @@ def test_layers_of_rows_behind_a_chain(batch, kernels, rng, monkeypatch):
         functions = op.activations
     else:
         rows = [node.op for node in graph.nodes if node.op.kind == "linear"]
-        assert [op.operands for op in rows] == ["tf32"] * 3
+        assert [op.compute_dtype for op in rows] == ["tf32"] * 3
         functions = [op.activation for op in rows]
     assert [function is not None for function in functions] == [True, True, False]
 

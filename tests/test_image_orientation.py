@@ -59,11 +59,11 @@ def test_images_are_turned_upright_as_pillow_turns_them(form, orientation):
 def test_orientation_can_be_ignored(orientation):
     data = tagged("JPEG", exif(orientation))
     with Image.open(io.BytesIO(data)) as image:
-        stored = np.asarray(image).transpose(2, 0, 1)
+        storage_dtype = np.asarray(image).transpose(2, 0, 1)
     as_stored = Preprocess.parse("orientation=ignore")
     assert str(as_stored) == "orientation=ignore"
-    assert np.array_equal(decode(("x", data), as_stored, (3, 24, 40)), stored)
-    assert np.array_equal(by_infer(data, (3, 24, 40), as_stored), stored)
+    assert np.array_equal(decode(("x", data), as_stored, (3, 24, 40)), storage_dtype)
+    assert np.array_equal(by_infer(data, (3, 24, 40), as_stored), storage_dtype)
     with pytest.raises(InputError, match="orientation: expected one of exif, ignore, found up"):
         Preprocess.parse("orientation=up")
 

@@ -163,8 +163,10 @@ def test_engines_join_blocks_where_images_lie_in_16_bits(monkeypatch, dtype):
     assert len(found) == (dtype in HALVES)
     assert [node.name for node in found] == running(steps, "inverted_residual")
     for node in found:
-        assert node.op.operands == dtype
-        assert {graph.values[name].stored for name in (node.inputs[0], *node.outputs)} == {dtype}
+        assert node.op.compute_dtype == dtype
+        assert {graph.values[name].storage_dtype for name in (node.inputs[0], *node.outputs)} == {
+            dtype
+        }
 
 
 # ---- the kernel ----
@@ -191,13 +193,13 @@ def record(case, *functions, adds=None):
     return InvertedResidual(stride, padding, *functions, adds=added if adds is None else adds)
 
 
-def run(case, given, operands, functions=(NONE, NONE, NONE), told=halves.NO_ONE):
+def run(case, given, compute_dtype, functions=(NONE, NONE, NONE), told=halves.NO_ONE):
     device, (x, *weights), biases = Device("cuda"), given[:4], given[4:]
-    how, kind = shape_of(case, len(x)), getattr(_cpu.Conv2dOperands, operands)
+    how, kind = shape_of(case, len(x)), getattr(_cpu.Conv2dOperands, compute_dtype)
     shape, _, filters, _ = how
-    out = halves.Output(device, (len(x), shape.out_h, shape.out_w, filters), operands)
+    out = halves.Output(device, (len(x), shape.out_h, shape.out_w, filters), compute_dtype)
     call(
-        device, "inverted_residual", halves.put(device, x, operands),
+        device, "inverted_residual", halves.put(device, x, compute_dtype),
         packed(device, "inverted_residual", weights, *how, kind), *map(device.put, biases), out.array,
         *how, case[-1], told, kind, *functions[0], *functions[1], *functions[2],
     )  # fmt: skip
@@ -211,9 +213,9 @@ def hopper():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("operands", HALVES)
+@pytest.mark.parametrize("compute_dtype", HALVES)
 @pytest.mark.parametrize("case", IMAGES, ids=ids)
-def test_whole_numbers_are_exact(rng, hopper, case, operands):
+def test_whole_numbers_are_exact(rng, hopper, case, compute_dtype):
     """As long as all that is rounded has few bits."""
     given = [
         None if one is None else rng.integers(-1, 2, one.shape).astype(np.float32)
@@ -230,13 +232,13 @@ def test_whole_numbers_are_exact(rng, hopper, case, operands):
     relu = Function.relu, 0, 0
     for biases in (given[4:], [None] * 3):
         wanted = record(case, Relu()).reference(*given[:4], *biases)
-        found = run(case, [*given[:4], *biases], operands, (relu, NONE, NONE))
+        found = run(case, [*given[:4], *biases], compute_dtype, (relu, NONE, NONE))
         assert np.abs(wanted).max(initial=0) <= 256
         assert np.array_equal(found, wanted)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("operands", HALVES)
+@pytest.mark.parametrize("compute_dtype", HALVES)
 @pytest.mark.parametrize(
     ("ops", "functions"),
     [((Swish(), Swish(), None), ((Function.swish, 1, 0), (Function.swish, 1, 0), NONE)),
@@ -248,19 +250,19 @@ def test_whole_numbers_are_exact(rng, hopper, case, operands):
     ids=["swish", "mixed", "hard_swish", "none"],
 )  # fmt: skip
 @pytest.mark.parametrize("case", IMAGES, ids=ids)
-def test_against_reference(rng, hopper, case, ops, functions, operands):
+def test_against_reference(rng, hopper, case, ops, functions, compute_dtype):
     x, first, second, third, *biases = arrays(rng, case)
-    x = halves.rounded(x, operands)
+    x = halves.rounded(x, compute_dtype)
     if first is not None:
         first /= math.sqrt(first.shape[1])
     third /= math.sqrt(third.shape[1])
     given = x, first, second, third, *biases
     wanted = record(case, *ops).reference(*given)
-    found = run(case, given, operands, functions)
+    found = run(case, given, compute_dtype, functions)
     size = record(case).reference(*(None if one is None else np.abs(one) for one in given))
     terms = (0 if first is None else first.shape[1]) + second[0].size + third.shape[1] + 2
     # Weights, what is between and the result are rounded; functions are no steeper than 1.1, 1.5.
-    limit = tolerances.sum_of_products(terms, size) + 9 * ROUNDING[operands] * size
+    limit = tolerances.sum_of_products(terms, size) + 9 * ROUNDING[compute_dtype] * size
     tolerances.assert_close(found, wanted, limit)
 
 
@@ -317,7 +319,7 @@ def test_what_does_not_fit_is_refused(hopper):
         assert not module.inverted_residual_takes(*shape_of(case), False, 0)
         with pytest.raises(ValueError, match=expected):
             module.inverted_residual_packed(*shape_of(case), _cpu.Conv2dOperands.float16, 0)
-    for case, operands, x, expected in (
+    for case, compute_dtype, x, expected in (
         (changed(filters=24), "float16", 256, "as large as what is added"),
         (changed(stride=(2, 1)), "float16", 256, "as large as what is added"),
         (fine, "tf32", 256, "float16 or bfloat16"), (fine, "float16", 8, "of 16"),
@@ -325,7 +327,7 @@ def test_what_does_not_fit_is_refused(hopper):
         with pytest.raises(ValueError, match=expected):
             module.inverted_residual(
                 x, 256, 0, 0, 0, 512, *shape_of(case), True, halves.NO_ONE,
-                getattr(_cpu.Conv2dOperands, operands), *NONE, *NONE, *NONE, 0,
+                getattr(_cpu.Conv2dOperands, compute_dtype), *NONE, *NONE, *NONE, 0,
             )  # fmt: skip
 
 

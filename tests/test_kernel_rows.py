@@ -81,7 +81,7 @@ def run(place, op, *arrays, known=(), host=False):
     choice = Choice("pad", True, "chosen by a test")
     program = Program(lambda batch, pixels: graph, Placement(place, "resident", 2), choice)
     plan = build(program, 1, False)
-    assert not plan.stand_ins or host, plan.stand_ins
+    assert not plan.fallbacks or host, plan.fallbacks
     assert "numpy" not in {step.kernel for step in plan.steps}
     sources = [np.asarray(arrays[i], order="C") for i in fed]
     found = [np.zeros(graph.values[name].shape, graph.values[name].dtype) for name in outputs]

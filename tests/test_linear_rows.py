@@ -43,23 +43,27 @@ SHAPES = [
 ]
 
 
-def run(x, weight, bias, operands="float32", activation=NONE, stored=("float32", "float32")):
+def run(
+    x, weight, bias, compute_dtype="float32", activation=NONE, storage_dtype=("float32", "float32")
+):
     device = Device("cuda")
     shape = _cpu.LinearShape(len(x), weight.shape[1], len(weight))
-    kind = getattr(_cpu.Conv2dOperands, operands)
+    kind = getattr(_cpu.Conv2dOperands, compute_dtype)
     size = device_function("linear_rows_packed")(shape, kind, 0)
     packed = device.library.zeros(size, np.uint8)
     call(device, "linear_rows_pack", device.put(weight), packed, shape, kind)
-    dtype = np.float32 if stored[1] == "float32" else np.uint16
+    dtype = np.float32 if storage_dtype[1] == "float32" else np.uint16
     out, memory = guarded(device, (len(x), len(weight)), dtype)
     call(
-        device, "linear_rows", halves.put(device, x, stored[0]), packed,
-        None if bias is None else device.put(bias), out, shape, *map(halves.kind, stored),
+        device, "linear_rows", halves.put(device, x, storage_dtype[0]), packed,
+        None if bias is None else device.put(bias), out, shape, *map(halves.kind, storage_dtype),
         halves.NO_ONE, kind, *activation,
     )  # fmt: skip
     check_guards(device, memory, dtype)
     found = device.get(out)
-    return halves.wide(found.view(np.float16) if stored[1] == "float16" else found, stored[1])
+    return halves.wide(
+        found.view(np.float16) if storage_dtype[1] == "float16" else found, storage_dtype[1]
+    )
 
 
 def device_function(name):
@@ -68,45 +72,49 @@ def device_function(name):
     return getattr(cuda_module.load(), name)
 
 
-@pytest.mark.parametrize("operands", ["float32", "tf32", "float16", "bfloat16"])
+@pytest.mark.parametrize("compute_dtype", ["float32", "tf32", "float16", "bfloat16"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_against_reference(rng, shape, operands):
+def test_against_reference(rng, shape, compute_dtype):
     n, f, m = shape
     x, weight, bias = (rng.standard_normal(s).astype(np.float32) for s in ((n, f), (m, f), (m,)))
     size = np.abs(x).astype(np.float64) @ np.abs(weight).T
     limit = tolerances.sum_of_products(f, size + np.abs(bias))
-    if operands in ("float16", "bfloat16"):
-        limit = limit + ROUNDING[operands] * size
+    if compute_dtype in ("float16", "bfloat16"):
+        limit = limit + ROUNDING[compute_dtype] * size
     wanted = Linear().reference(x, weight, bias)
-    tolerances.assert_close(run(x, weight, bias, operands), wanted, limit)
+    tolerances.assert_close(run(x, weight, bias, compute_dtype), wanted, limit)
     bare = Linear().reference(x, weight)
-    tolerances.assert_close(run(x, weight, None, operands), bare, limit)
+    tolerances.assert_close(run(x, weight, None, compute_dtype), bare, limit)
     for activation, op in (((Function.relu, 0, 0), Relu()), ((Function.sigmoid, 0, 0), Sigmoid())):
-        found = run(x, weight, bias, operands, activation)
+        found = run(x, weight, bias, compute_dtype, activation)
         wide = limit + tolerances.functions(wanted)
         tolerances.assert_close(found, rounded(op.reference(wanted)), wide)
 
 
-@pytest.mark.parametrize("operands", ["float16", "bfloat16"])
+@pytest.mark.parametrize("compute_dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_rows_in_16_bits(rng, shape, operands):
+def test_rows_in_16_bits(rng, shape, compute_dtype):
     n, f, m = shape
     x, weight, bias = (rng.integers(-2, 3, s).astype(np.float32) for s in ((n, f), (m, f), (m,)))
     wanted = Linear().reference(x, weight, bias)
-    for stored in ((operands, operands), (operands, "float32"), ("float32", operands)):
-        found = run(x, weight, bias, operands, stored=stored)
-        assert np.array_equal(found, halves.rounded(wanted, stored[1]))
+    for storage_dtype in (
+        (compute_dtype, compute_dtype),
+        (compute_dtype, "float32"),
+        ("float32", compute_dtype),
+    ):
+        found = run(x, weight, bias, compute_dtype, storage_dtype=storage_dtype)
+        assert np.array_equal(found, halves.rounded(wanted, storage_dtype[1]))
 
 
-@pytest.mark.parametrize("operands", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("compute_dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("shape", [(8, 600, 50), (3, 4104, 1100), (3, 13000, 2600)], ids=str)
-def test_each_row_has_the_same_bits_among_others(rng, shape, operands):
+def test_each_row_has_the_same_bits_among_others(rng, shape, compute_dtype):
     n, f, m = shape
     x, weight = (rng.standard_normal(s).astype(np.float32) for s in ((n, f), (m, f)))
-    together = run(x, weight, None, operands)
-    alone = run(x[2:3], weight, None, operands)
+    together = run(x, weight, None, compute_dtype)
+    alone = run(x[2:3], weight, None, compute_dtype)
     assert np.array_equal(alone[0], together[2])
-    assert np.array_equal(run(x[2:3], weight, None, operands), alone)
+    assert np.array_equal(run(x[2:3], weight, None, compute_dtype), alone)
 
 
 def test_what_is_not_finite_stays_where_it_is_read(rng):

@@ -223,7 +223,7 @@ def test_weights_out_of_float16_are_multiplied_in_float32(gpu, scale):
         with Engine(graph, device="cuda", dtype=dtype) as engine:
             program = engine._plans.open()
             nodes = {node.name: node for node in program.placed(1, False).graph.nodes}
-            assert nodes["conv2d0"].op.operands == kept
+            assert nodes["conv2d0"].op.compute_dtype == kept
             assert set(program.in_float32) == ({"conv2d0"} if dtype == "float16" else set())
 
 

@@ -61,7 +61,7 @@ def laid(graph: Graph, device, dtype: str = "float32") -> Graph:
 def together(graph: Graph) -> Graph:
     """Returns the graph with all nodes together that rewrites can put together, in whatever kernel."""
     graph = lay_channels_last(fuse(graph), "cuda", 4)
-    graph = passes.round_operands(graph, "tf32")
+    graph = passes.set_compute_dtype(graph, "tf32")
     pairs = passes.fuse_sums, passes.fuse_neighbours
     others = (
         passes.fuse_means, passes.fuse_gate_means, passes.fuse_depthwise_norms,

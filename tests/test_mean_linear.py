@@ -122,10 +122,10 @@ def test_engines_join_where_a_device_says_so(monkeypatch, dtype, after):
     (node,) = nodes
     assert (type(node.op.activation) is HardSwish) == (after is HardSwish)
     x, y = (graph.values[name] for name in (node.inputs[0], node.outputs[0]))
-    assert (x.stored, y.stored) == (dtype if dtype in HALVES else "", "")
-    shape, outputs, operands, _ = asked[0]
+    assert (x.storage_dtype, y.storage_dtype) == (dtype if dtype in HALVES else "", "")
+    shape, outputs, compute_dtype, _ = asked[0]
     assert (shape.outer, shape.inner, outputs) == (2, 16, 10)
-    assert operands == getattr(_cpu.Conv2dOperands, dtype)
+    assert compute_dtype == getattr(_cpu.Conv2dOperands, dtype)
 
 
 def test_transposes_around_a_norm_of_one_place_run_nothing(monkeypatch, rng):
@@ -156,9 +156,9 @@ SHAPES = [
 ]  # fmt: skip
 
 
-def arrays(rng, shape, stored):
+def arrays(rng, shape, storage_dtype):
     n, places, channels, outputs = shape
-    x = halves.rounded(rng.standard_normal((n, places, channels)) + 0.5, stored)
+    x = halves.rounded(rng.standard_normal((n, places, channels)) + 0.5, storage_dtype)
     weight = rng.standard_normal((outputs, channels)).astype(np.float32) / math.sqrt(channels)
     bias, scale, shift = (
         rng.standard_normal(size).astype(np.float32) for size in (outputs, channels, channels)
@@ -167,18 +167,18 @@ def arrays(rng, shape, stored):
 
 
 def run(
-    x, weight, bias=None, scale=None, shift=None, *, operands, floor=-math.inf, activation=NONE,
-    stored="float32", told=halves.NO_ONE,
+    x, weight, bias=None, scale=None, shift=None, *, compute_dtype, floor=-math.inf, activation=NONE,
+    storage_dtype="float32", told=halves.NO_ONE,
 ):  # fmt: skip
     device = Device("cuda")
     (n, places, channels), outputs = x.shape, len(weight)
-    shape, kind = _cpu.AxisShape(n, places, channels), getattr(_cpu.Conv2dOperands, operands)
-    out = halves.Output(device, (n, outputs), stored)
+    shape, kind = _cpu.AxisShape(n, places, channels), getattr(_cpu.Conv2dOperands, compute_dtype)
+    out = halves.Output(device, (n, outputs), storage_dtype)
     call(
-        device, "mean_linear", halves.put(device, x, operands),
+        device, "mean_linear", halves.put(device, x, compute_dtype),
         packed(device, "mean_linear", [weight], shape, outputs, kind),
         *map(device.put, (bias, scale, shift)), out.array, shape, outputs, floor,
-        halves.kind(stored), told, kind, *activation,
+        halves.kind(storage_dtype), told, kind, *activation,
     )  # fmt: skip
     return out.get()
 
@@ -193,15 +193,15 @@ def clusters():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("operands", halves.STORED)
+@pytest.mark.parametrize("compute_dtype", halves.STORED)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_against_reference(rng, clusters, shape, operands):
-    x, weight, bias, scale, shift = arrays(rng, shape, operands)
+def test_against_reference(rng, clusters, shape, compute_dtype):
+    x, weight, bias, scale, shift = arrays(rng, shape, compute_dtype)
     for given, floor in (((bias, scale, shift), 0.0), ((bias,), None), ((), None)):
         op = MeanLinear(floor, Relu())
         wanted = op.reference(x[:, :, None, :], weight, *given)
         found = run(
-            x, weight, *given, operands=operands, floor=-math.inf if floor is None else floor,
+            x, weight, *given, compute_dtype=compute_dtype, floor=-math.inf if floor is None else floor,
             activation=RELU,
         )  # fmt: skip
         read = np.abs(x)
@@ -209,29 +209,31 @@ def test_against_reference(rng, clusters, shape, operands):
             read = read * np.abs(scale) + np.abs(shift)
         size = read.sum(1) / shape[1] @ np.abs(weight).T.astype(np.float64)
         size = size + (np.abs(bias) if given else 0)
-        limit = tolerances.sum_of_products(shape[1] + shape[2], size) + ROUNDING[operands] * size
+        limit = (
+            tolerances.sum_of_products(shape[1] + shape[2], size) + ROUNDING[compute_dtype] * size
+        )
         tolerances.assert_close(found, wanted, limit)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("stored", halves.STORED)
-def test_whole_numbers_are_exact(rng, clusters, stored):
+@pytest.mark.parametrize("storage_dtype", halves.STORED)
+def test_whole_numbers_are_exact(rng, clusters, storage_dtype):
     """And rounded once where they are kept in 16 bits."""
     x = rng.integers(-2, 3, (1, 64, 256)).astype(np.float32)
     weight = rng.integers(-2, 3, (70, 256)).astype(np.float32)
     wanted = MeanLinear().reference(x[:, :, None, :], weight)
-    assert np.array_equal(run(x, weight, operands=stored), wanted.astype(np.float32))
-    found = run(x, weight, operands=stored, stored=stored)
-    assert np.array_equal(found, halves.rounded(wanted, stored))
+    assert np.array_equal(run(x, weight, compute_dtype=storage_dtype), wanted.astype(np.float32))
+    found = run(x, weight, compute_dtype=storage_dtype, storage_dtype=storage_dtype)
+    assert np.array_equal(found, halves.rounded(wanted, storage_dtype))
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("operands", ["float16", "float32"])
-def test_the_same_bits_again(rng, clusters, operands):
-    given = arrays(rng, (1, 49, 2048, 1000), operands)
-    found = run(*given, operands=operands, floor=0.0)
+@pytest.mark.parametrize("compute_dtype", ["float16", "float32"])
+def test_the_same_bits_again(rng, clusters, compute_dtype):
+    given = arrays(rng, (1, 49, 2048, 1000), compute_dtype)
+    found = run(*given, compute_dtype=compute_dtype, floor=0.0)
     for _ in range(3):
-        assert np.array_equal(run(*given, operands=operands, floor=0.0), found)
+        assert np.array_equal(run(*given, compute_dtype=compute_dtype, floor=0.0), found)
 
 
 @pytest.mark.gpu
@@ -239,32 +241,37 @@ def test_means_past_float16_are_told_of(clusters):
     """A norm may make them of what is not."""
     x, weight = np.full((1, 4, 8), 60000, np.float32), np.ones((3, 8), np.float32)
     told, two = halves.Told(), np.full(8, 2, np.float32)
-    run(x, weight, None, two, 0 * two, operands="bfloat16", told=told.overflow)
-    run(x, weight, None, two / 2, 0 * two, operands="float16", told=told.overflow)
+    run(x, weight, None, two, 0 * two, compute_dtype="bfloat16", told=told.overflow)
+    run(x, weight, None, two / 2, 0 * two, compute_dtype="float16", told=told.overflow)
     assert not told.said()
-    run(x, weight, None, two, 0 * two, operands="float16", told=told.overflow)
+    run(x, weight, None, two, 0 * two, compute_dtype="float16", told=told.overflow)
     assert told.said()
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("operands", ["float16", "float32"])
-def test_nan_reaches_all_outputs(rng, clusters, operands):
-    x, weight, *_ = arrays(rng, (1, 49, 64, 16), operands)
-    assert np.isfinite(run(x, weight, operands=operands)).all()
+@pytest.mark.parametrize("compute_dtype", ["float16", "float32"])
+def test_nan_reaches_all_outputs(rng, clusters, compute_dtype):
+    x, weight, *_ = arrays(rng, (1, 49, 64, 16), compute_dtype)
+    assert np.isfinite(run(x, weight, compute_dtype=compute_dtype)).all()
     x[0, 7, 40] = np.nan
-    assert np.isnan(run(x, weight, operands=operands)).all()
+    assert np.isnan(run(x, weight, compute_dtype=compute_dtype)).all()
 
 
 @pytest.mark.gpu
 def test_what_it_does_not_take(clusters):
     takes = cuda_module.load().mean_linear_takes
-    for operands in _cpu.Conv2dOperands.__members__.values():
-        assert takes(_cpu.AxisShape(1, 49, 2048), 1000, operands, 0)
-    for n, places, channels, operands in (
+    for compute_dtype in _cpu.Conv2dOperands.__members__.values():
+        assert takes(_cpu.AxisShape(1, 49, 2048), 1000, compute_dtype, 0)
+    for n, places, channels, compute_dtype in (
         (2, 49, 512, "float16"), (1, 0, 512, "float16"), (1, 65, 512, "bfloat16"),
         (1, 49, 12, "float16"), (1, 49, 12, "float32"), (1, 49, 4096, "bfloat16"), (1, 49, 4096, "tf32"),
     ):  # fmt: skip
-        how = _cpu.AxisShape(n, places, channels), 1000, getattr(_cpu.Conv2dOperands, operands), 0
+        how = (
+            _cpu.AxisShape(n, places, channels),
+            1000,
+            getattr(_cpu.Conv2dOperands, compute_dtype),
+            0,
+        )
         assert not takes(*how)
         with pytest.raises(ValueError, match="mean_linear: expected"):
             cuda_module.load().mean_linear_packed(*how)

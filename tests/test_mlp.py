@@ -51,19 +51,19 @@ CLUSTERED = [
 ]  # fmt: skip
 WIDE = ("float32", "tf32")
 EVERY = [
-    *((case, operands) for operands in HALVES for case in CASES),
-    *((case, operands) for operands in WIDE for case in CLUSTERED),
+    *((case, compute_dtype) for compute_dtype in HALVES for case in CASES),
+    *((case, compute_dtype) for compute_dtype in WIDE for case in CLUSTERED),
 ]
 
 
 def names(case):
-    sizes, operands = case
-    return f"{ids(sizes)}-{operands}"
+    sizes, compute_dtype = case
+    return f"{ids(sizes)}-{compute_dtype}"
 
 
-def kept(operands):
+def kept(compute_dtype):
     """Returns what images of these operands are stored as."""
-    return operands if operands in HALVES else "float32"
+    return compute_dtype if compute_dtype in HALVES else "float32"
 
 
 def mlp(batch=2, channels=96, inner=Gelu, outer=None, residual=True, size=(5, 7)):
@@ -116,9 +116,9 @@ def test_engines_join_where_images_lie_as_they_are_multiplied(monkeypatch, dtype
     assert len(found_in(laid_out)) == joined == ("mlp" in steps)
     for node in found_in(laid_out):
         around = (node.inputs[0], node.inputs[5], *node.outputs)
-        stored = {laid_out.values[name].stored for name in around}
-        assert node.op.operands == dtype
-        assert stored == {dtype if dtype in HALVES else ""}
+        storage_dtype = {laid_out.values[name].storage_dtype for name in around}
+        assert node.op.compute_dtype == dtype
+        assert storage_dtype == {dtype if dtype in HALVES else ""}
 
 
 # ---- the kernel ----
@@ -135,30 +135,30 @@ def arrays(rng, case):
     return [rng.uniform(-1, 1, shape).astype(np.float32) for shape in shapes]
 
 
-def run(case, x, first, second, given, operands, *, outer=NONE, told=halves.NO_ONE):
+def run(case, x, first, second, given, compute_dtype, *, outer=NONE, told=halves.NO_ONE):
     """Returns what both products make."""
     device, shape, outputs = Device("cuda"), shape_of(case, len(x)), len(second)
-    kind = getattr(_cpu.Conv2dOperands, operands)
+    kind = getattr(_cpu.Conv2dOperands, compute_dtype)
     size = cuda_module.load().mlp_packed(shape, outputs, kind, 0)
     packed = device.library.full(size, 0xFF, np.uint8)
     call(device, "mlp_pack", device.put(first), device.put(second), packed, shape, outputs, kind)
-    stored = kept(operands)
-    dtype = halves.laid(x, stored).dtype
+    storage_dtype = kept(compute_dtype)
+    dtype = halves.laid(x, storage_dtype).dtype
     out, memory = guarded(device, (*x.shape[:3], outputs), dtype)
     *biases, residual = given
     there = [None if bias is None else device.put(bias) for bias in biases]
-    added = None if residual is None else halves.put(device, residual, stored)
+    added = None if residual is None else halves.put(device, residual, storage_dtype)
     call(
-        device, "mlp", halves.put(device, x, stored), packed, *there, added, out, shape, outputs,
+        device, "mlp", halves.put(device, x, storage_dtype), packed, *there, added, out, shape, outputs,
         told, kind, *outer,
     )  # fmt: skip
     check_guards(device, memory, dtype)
-    return halves.get(device, out, stored)
+    return halves.get(device, out, storage_dtype)
 
 
-def takes(case, batch, operands="float16"):
+def takes(case, batch, compute_dtype="float16"):
     """Whether a GPU makes both products sooner as one."""
-    kind = getattr(_cpu.Conv2dOperands, operands)
+    kind = getattr(_cpu.Conv2dOperands, compute_dtype)
     return bool(cuda_module.load().mlp_takes(shape_of(case, batch), case[-1], kind, 0))
 
 
@@ -172,7 +172,7 @@ def hopper():
 @pytest.mark.parametrize("case", EVERY, ids=names)
 def test_whole_numbers_are_exact(rng, hopper, case):
     """Hidden sums are multiples of 16, of which gelu makes themselves or zero."""
-    case, operands = case
+    case, compute_dtype = case
     x, first, second, *given = (rng.integers(-1, 2, a.shape) for a in arrays(rng, case))
     x = x * (rng.random(x.shape) < 0.1)  # so that bfloat16 holds every sum
     first, given[0] = 16 * first * (rng.random(first.shape) < 0.3), 16 * given[0]
@@ -181,23 +181,26 @@ def test_whole_numbers_are_exact(rng, hopper, case):
     for of, outer in ((given, (Relu(), RELU)), ((None,) * 3, (None, NONE))):
         # relu is gelu here.
         wanted = Bottleneck(inner=Relu(), activation=outer[0]).reference(x, first, second, *of)
-        found = run(case, x, first, second, of, operands, outer=outer[1])
-        assert np.array_equal(found, halves.rounded(wanted, kept(operands)))
+        found = run(case, x, first, second, of, compute_dtype, outer=outer[1])
+        assert np.array_equal(found, halves.rounded(wanted, kept(compute_dtype)))
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("case", EVERY, ids=names)
 def test_against_reference(rng, hopper, case):
-    case, operands = case
+    case, compute_dtype = case
     x, first, second, *given = arrays(rng, case)
-    x, given[2] = halves.rounded(x, kept(operands)), halves.rounded(given[2], kept(operands))
+    x, given[2] = (
+        halves.rounded(x, kept(compute_dtype)),
+        halves.rounded(given[2], kept(compute_dtype)),
+    )
     first *= 3 / math.sqrt(first.shape[1])  # on both sides of zero
     wanted = Bottleneck(inner=Gelu()).reference(x, first, second, *given)
-    found = run(case, x, first, second, given, operands)
+    found = run(case, x, first, second, given, compute_dtype)
     size = Bottleneck().reference(*map(np.abs, (x, first, second, *given)))
     terms = first.shape[1] + second.shape[1] + 2
     # Weights, what is between and the result are rounded; gelu's own errors are far below.
-    rounding = ROUNDING[operands] if operands in HALVES else 2.0**-22
+    rounding = ROUNDING[compute_dtype] if compute_dtype in HALVES else 2.0**-22
     limit = tolerances.sum_of_products(terms, size) + 4 * rounding * size
     tolerances.assert_close(found, wanted, limit)
     rest = np.sqrt(np.mean((found - wanted) ** 2) / np.mean(wanted**2)) if x.size else 0.0
@@ -224,25 +227,25 @@ def test_what_sums_of_float32_lose_is_given_back(rng, hopper, case):
     ids=names,
 )  # fmt: skip
 def test_each_image_has_the_same_bits_among_others_and_again(rng, hopper, case):
-    case, operands = (5, *case[0][1:]), case[1]
+    case, compute_dtype = (5, *case[0][1:]), case[1]
     x, first, second, *given = arrays(rng, case)
-    together = run(case, x, first, second, given, operands)
+    together = run(case, x, first, second, given, compute_dtype)
     for _ in range(10):
-        assert np.array_equal(run(case, x, first, second, given, operands), together)
+        assert np.array_equal(run(case, x, first, second, given, compute_dtype), together)
     for n in (0, 4):
         alone = *given[:2], given[2][n : n + 1]
-        one = run(case, x[n : n + 1], first, second, alone, operands)
+        one = run(case, x[n : n + 1], first, second, alone, compute_dtype)
         assert np.array_equal(one[0], together[n])
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("operands", [*HALVES, "float32"])
-def test_nan_and_infinities_reach_their_place_alone(rng, hopper, operands):
-    case = (1, 96, 9, 17, 128 if operands in HALVES else 192, 96)
+@pytest.mark.parametrize("compute_dtype", [*HALVES, "float32"])
+def test_nan_and_infinities_reach_their_place_alone(rng, hopper, compute_dtype):
+    case = (1, 96, 9, 17, 128 if compute_dtype in HALVES else 192, 96)
     x, first, second, *given = arrays(rng, case)
-    whole = run(case, x, first, second, given, operands)
+    whole = run(case, x, first, second, given, compute_dtype)
     x[0, 3, 5, 2], x[0, 7, 1, 0] = np.nan, np.inf
-    found = run(case, x, first, second, given, operands)
+    found = run(case, x, first, second, given, compute_dtype)
     assert np.isnan(found[0, 3, 5]).all()
     assert not np.isfinite(found[0, 7, 1]).any()
     found[0, 3, 5], found[0, 7, 1] = whole[0, 3, 5], whole[0, 7, 1]
@@ -287,17 +290,19 @@ def test_what_does_not_fit_is_refused(hopper):
         ((1, 96, 9, 9, 960, 1, 1, *one, *none), 96, "share in 96s", wide),
         ((1, 384, 9, 9, 3072, 1, 1, *one, *none), 384, "share in 96s", wide),
     ):
-        shape, (operands,) = _cpu.Conv2dShape(*numbers), kind or [half]
-        assert not module.mlp_takes(shape, outputs, operands, 0)
+        shape, (compute_dtype,) = _cpu.Conv2dShape(*numbers), kind or [half]
+        assert not module.mlp_takes(shape, outputs, compute_dtype, 0)
         with pytest.raises(ValueError, match=expected):
-            module.mlp_packed(shape, outputs, operands, 0)
+            module.mlp_packed(shape, outputs, compute_dtype, 0)
     shape = shape_of(CASES[0], 1)
-    for operands in (half, wide):
+    for compute_dtype in (half, wide):
         for x, function, expected in (
             (8, RELU, "of 16"), (256, (_cpu.UnaryFunction.swish, 1, 0), "relu or clip"),
         ):  # fmt: skip
             with pytest.raises(ValueError, match=expected):
-                module.mlp(x, 256, 0, 0, 0, 512, shape, 96, halves.NO_ONE, operands, *function, 0)
+                module.mlp(
+                    x, 256, 0, 0, 0, 512, shape, 96, halves.NO_ONE, compute_dtype, *function, 0
+                )
 
 
 @pytest.mark.gpu

@@ -182,7 +182,7 @@ def test_outputs_are_those_of_onnx(wanted, network, batch, device):
         plan = engine.plan(batch, np.dtype(np.float32))
     assert_close(found, outputs, NETWORK_LOGITS * np.abs(outputs).max(), network=network.__name__)
     assert np.array_equal(found, again)
-    assert not plan.stand_ins
+    assert not plan.fallbacks
 
 
 @pytest.mark.parametrize("network", NETWORKS)

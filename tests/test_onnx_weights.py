@@ -131,7 +131,7 @@ def test_weights_are_the_file_s_own_bytes(small, tmp_path, rng):
     assert found.constants.keys() == wanted.constants.keys()
     for name, array in wanted.constants.items():
         assert isinstance(origin(found.constants[name]), mmap.mmap), name
-        weights.let_go(found.constants[name])
+        weights.release(found.constants[name])
         np.testing.assert_array_equal(found.constants[name], array)
     images = rng.standard_normal((3, 3, 6, 6)).astype(np.float32)
     with Engine(path, device="cpu") as mapped, Engine(path.read_bytes(), device="cpu") as read:

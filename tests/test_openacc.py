@@ -61,7 +61,7 @@ def run(place, op, *arrays, variant="if", reduction=False, mode="resident"):
         lambda batch, pixels: graph, Placement(device, mode, 1), Choice(variant, reduction, None)
     )
     plan = build(program, 1, False)
-    assert not plan.stand_ins
+    assert not plan.fallbacks
     assert {step.place for step in plan.steps if step.kind == op.kind} <= {"openacc"}
     guard = 64
     y = graph.values["y"]
@@ -170,7 +170,7 @@ def test_networks_against_reference(place, rng, name, variant, reduction, mode):
         bound = tolerances.PROBABILITY * np.maximum(1, np.abs(wanted))
         for batch in (2, 5):
             tolerances.assert_close(engine.predict(images, batch), wanted, bound, batch=batch)
-        assert not engine.plan(2, images.dtype).stand_ins
+        assert not engine.plan(2, images.dtype).fallbacks
         floats_in = (images / 128 - 1).astype(np.float32)
         wanted = reference.forward(engine.network, engine.weights, floats_in)
         bound = tolerances.PROBABILITY * np.maximum(1, np.abs(wanted))

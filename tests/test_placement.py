@@ -31,7 +31,7 @@ def test_a_copy_has_a_name_of_its_own(inputs, output):
     assert len(made) == len(set(made)) == 2 + 2 + 2  # in, computed, out
     assert not {*made} & {*inputs}
     assert found.outputs == (output, "y")
-    assert {found.homes[name] for name in found.graph.outputs} == {"cpu"}
+    assert {found.memory_spaces[name] for name in found.graph.outputs} == {"cpu"}
 
 
 def test_a_managed_output_that_is_read_on_is_copied_for_the_caller():

@@ -39,21 +39,21 @@ def shape_of(kind, case):
     )
 
 
-def run(kind, case, x, options=(), *, threads=1, more=(0, 0), place="cpu", stored="float32"):
+def run(kind, case, x, options=(), *, threads=1, more=(0, 0), place="cpu", storage_dtype="float32"):
     """Calls the kernel with pitches of ``more`` elements than channels; what lies between must stay."""
     device = Device(place)
     n, c = x.shape[:2]
     shape = shape_of(kind, case)
     images = channels_last(x, more[0])
-    guard = GUARD if stored == "float32" else np.float32(-72.5)
+    guard = GUARD if storage_dtype == "float32" else np.float32(-72.5)
     size = n * shape.out_h * shape.out_w * (c + more[1]) + 64
-    memory = halves.put(device, np.full(size, guard), stored)
-    types = () if place == "cpu" else (halves.kind(stored),)
+    memory = halves.put(device, np.full(size, guard), storage_dtype)
+    types = () if place == "cpu" else (halves.kind(storage_dtype),)
     call(
-        device, f"{kind}_pool2d_nhwc", halves.put(device, images, stored), memory[32:], shape,
+        device, f"{kind}_pool2d_nhwc", halves.put(device, images, storage_dtype), memory[32:], shape,
         c + more[0], c + more[1], *options, *types, threads=threads,
     )  # fmt: skip
-    memory = halves.get(device, memory, stored)
+    memory = halves.get(device, memory, storage_dtype)
     out = memory[32:-32].reshape(n, shape.out_h, shape.out_w, c + more[1])
     assert (memory[:32] == guard).all()
     assert (memory[-32:] == guard).all()
@@ -120,14 +120,16 @@ def test_on_cuda_as_on_the_cpu(rng, case, more):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("stored", ["float16", "bfloat16"])
+@pytest.mark.parametrize("storage_dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_in_16_bits(rng, case, stored):
-    x = halves.rounded(numbers(rng, case), stored)
+def test_in_16_bits(rng, case, storage_dtype):
+    x = halves.rounded(numbers(rng, case), storage_dtype)
     for more in ((0, 0), (5, 3), (4, 8)):
-        found = run("max", case, x, more=more, place="cuda", stored=stored)
+        found = run("max", case, x, more=more, place="cuda", storage_dtype=storage_dtype)
         np.testing.assert_array_equal(found, run("max", case, x))
         whole = rng.integers(-8, 9, x.shape).astype(np.float32)
-        found = run("average", case, whole, (True,), more=more, place="cuda", stored=stored)
+        found = run(
+            "average", case, whole, (True,), more=more, place="cuda", storage_dtype=storage_dtype
+        )
         wanted = run("average", case, whole, (True,), place="cuda")
-        np.testing.assert_array_equal(found, halves.rounded(wanted, stored))
+        np.testing.assert_array_equal(found, halves.rounded(wanted, storage_dtype))

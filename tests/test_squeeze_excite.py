@@ -69,7 +69,7 @@ def test_a_mean_and_two_products_become_one_node(batch, bias, inner, outer):
     assert len(node.covers) == 3 + (inner is not None) + (outer is not None)
     assert not [n for n in after.nodes if n.op.kind in ("reduce_mean", "mul")]
     assert "together they are squeeze_excite" in {note.why for note in after.notes}
-    kernel, _ = kernels.choose(node, passes.round_operands(after, "float16"), "cuda")
+    kernel, _ = kernels.choose(node, passes.set_compute_dtype(after, "float16"), "cuda")
     # In the rewrites' own float64 there is no kernel.
     assert kernel is None
 
@@ -210,7 +210,7 @@ def test_gates_multiply_images_in_16_bits(monkeypatch, dtype, scales):
     assert running(steps, kernel) == [node.name]
     if scales:
         x, y = (graph.values[name] for name in (node.inputs[0], node.outputs[0]))
-        assert (x.shape, x.stored) == (y.shape, y.stored) == (x.shape, dtype)
+        assert (x.shape, x.storage_dtype) == (y.shape, y.storage_dtype) == (x.shape, dtype)
 
 
 # ---- the kernel ----
@@ -224,25 +224,25 @@ SHAPES = [
 ]  # fmt: skip
 
 
-def run(x, first, second, biases, operands, stored, inner, outer, means=None):
+def run(x, first, second, biases, compute_dtype, storage_dtype, inner, outer, means=None):
     device = Device("cuda")
     n, places, channels = x.shape
     shape, hidden = _cpu.AxisShape(n, places, channels), len(first)
-    kind = getattr(_cpu.Conv2dOperands, operands)
+    kind = getattr(_cpu.Conv2dOperands, compute_dtype)
     out = halves.Output(device, (n, channels), "float32")
     parts = 0 if means is None else means.shape[1]
     call(
-        device, "squeeze_excite", halves.put(device, x, stored),
+        device, "squeeze_excite", halves.put(device, x, storage_dtype),
         packed(device, "squeeze_excite", [first, second], shape, hidden, kind),
-        *map(device.put, (*biases, means)), out.array, parts, shape, hidden, halves.kind(stored), kind,
+        *map(device.put, (*biases, means)), out.array, parts, shape, hidden, halves.kind(storage_dtype), kind,
         *inner, *outer,
     )  # fmt: skip
     return out.get()
 
 
-def arrays(rng, shape, stored="float32"):
+def arrays(rng, shape, storage_dtype="float32"):
     n, places, channels, hidden = shape
-    x = halves.rounded(rng.standard_normal((n, places, channels)) + 1, stored)
+    x = halves.rounded(rng.standard_normal((n, places, channels)) + 1, storage_dtype)
     first = rng.standard_normal((hidden, channels)).astype(np.float32) / math.sqrt(channels)
     second = rng.standard_normal((channels, hidden)).astype(np.float32) / math.sqrt(hidden)
     biases = [rng.standard_normal(size).astype(np.float32) for size in (hidden, channels)]
@@ -256,19 +256,19 @@ def arrays(rng, shape, stored="float32"):
      ("bfloat16", "bfloat16"), ("bfloat16", "float32")],
 )  # fmt: skip
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_kernel(rng, shape, operands, stored):
-    x, first, second, biases = arrays(rng, shape, stored)
+def test_kernel(rng, shape, compute_dtype, storage_dtype):
+    x, first, second, biases = arrays(rng, shape, storage_dtype)
     hidden, channels = first.shape
     for given in (biases, (None, None)):
         images, weights = x[:, :, None, :], (first[..., None, None], second[..., None, None])
         wanted = SqueezeExcite(Relu()).reference(images, *weights, *given)[:, 0, 0]
-        found = run(x, first, second, given, operands, stored, RELU, NONE)
+        found = run(x, first, second, given, compute_dtype, storage_dtype, RELU, NONE)
         mean = np.abs(x).mean(1) if x.size else np.abs(x).sum(1)
         sums = mean @ np.abs(first).T + (0 if given[0] is None else np.abs(given[0]))
         size = sums @ np.abs(second).T + (0 if given[1] is None else np.abs(given[1]))
         limit = tolerances.sum_of_products(x.shape[1] + channels + hidden, size)
-        if operands in HALVES:
-            limit = limit + 2 * ROUNDING[operands] * size
+        if compute_dtype in HALVES:
+            limit = limit + 2 * ROUNDING[compute_dtype] * size
         tolerances.assert_close(found, wanted, limit)
 
 
@@ -294,18 +294,18 @@ IN_FLOAT16 = "float16", "float16", (Function.swish, 1, 0), (Function.sigmoid, 1,
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("parts", [1, 3, 16])
-@pytest.mark.parametrize("stored", ["float16", "float32"])
+@pytest.mark.parametrize("storage_dtype", ["float16", "float32"])
 @pytest.mark.parametrize("shape", [*SHAPES[:5], SHAPES[7]], ids=str)
-def test_means_that_are_given(rng, shape, stored, parts):
+def test_means_that_are_given(rng, shape, storage_dtype, parts):
     """As parts that add up to them; the images are not read."""
     x, first, second, biases = arrays(rng, shape)
-    how = first, second, biases, stored, stored, *IN_FLOAT16[2:]
+    how = first, second, biases, storage_dtype, storage_dtype, *IN_FLOAT16[2:]
     means = rng.standard_normal((len(x), parts, x.shape[2])).astype(np.float32)
     weights = first[..., None, None], second[..., None, None]
     op = SqueezeExcite(Swish(), Sigmoid())
     wanted = op.reference(x[:, :, None], *weights, *biases, means[:, :, None])[:, 0, 0]
     found = run(np.nan * x, *how, means)
-    limit = 8 * ROUNDING["float16"] if stored == "float16" else 4e-6
+    limit = 8 * ROUNDING["float16"] if storage_dtype == "float16" else 4e-6
     tolerances.assert_close(found, wanted, np.full_like(wanted, limit))
 
 
@@ -337,27 +337,27 @@ def test_nan_reaches_all_factors_of_its_image_alone(rng):
      (33, 3, 72, 24), (1, 1, 8, 1), (2, 250, 64, 7), (0, 4, 8, 2)],
     ids=str,
 )  # fmt: skip
-@pytest.mark.parametrize("stored", HALVES)
+@pytest.mark.parametrize("storage_dtype", HALVES)
 @pytest.mark.parametrize("limits", [(-math.inf, math.inf), (-0.25, 0.5)])
-def test_images_are_multiplied(rng, shape, stored, limits):
+def test_images_are_multiplied(rng, shape, storage_dtype, limits):
     """By the factors that it makes by itself, clamped and rounded once."""
-    operands = stored
-    x, first, second, biases = arrays(rng, shape, stored)
+    compute_dtype = storage_dtype
+    x, first, second, biases = arrays(rng, shape, storage_dtype)
     device, (n, places, channels) = Device("cuda"), x.shape
     how = (Function.swish, 1, 0), (Function.sigmoid, 1, 0)
-    factors = run(x, first, second, biases, operands, stored, *how)
-    sizes, kind = _cpu.AxisShape(n, places, channels), getattr(_cpu.Conv2dOperands, operands)
+    factors = run(x, first, second, biases, compute_dtype, storage_dtype, *how)
+    sizes, kind = _cpu.AxisShape(n, places, channels), getattr(_cpu.Conv2dOperands, compute_dtype)
     if not cuda_module.load().squeeze_excite_scales(sizes, len(first), 0):
         pytest.skip("a GPU that does not multiply images so")
-    out = halves.Output(device, x.shape, stored)
+    out = halves.Output(device, x.shape, storage_dtype)
     call(
-        device, "squeeze_excite_scale", halves.put(device, x, stored),
+        device, "squeeze_excite_scale", halves.put(device, x, storage_dtype),
         packed(device, "squeeze_excite", [first, second], sizes, len(first), kind),
-        *map(device.put, biases), out.array, sizes, len(first), halves.kind(stored), halves.NO_ONE,
+        *map(device.put, biases), out.array, sizes, len(first), halves.kind(storage_dtype), halves.NO_ONE,
         kind, *how[0], *how[1], *limits,
     )  # fmt: skip
     wanted = np.clip(x * factors[:, None, :], *limits)
-    assert np.array_equal(out.get(), halves.rounded(wanted, stored))
+    assert np.array_equal(out.get(), halves.rounded(wanted, storage_dtype))
 
 
 @pytest.mark.gpu
@@ -381,12 +381,12 @@ def test_products_past_float16_are_told(rng, large, clamped):
 @pytest.mark.parametrize(
     ("places", "stored"), [(3136, "float16"), (784, "float16"), (49, "float32")]
 )
-def test_images_that_threads_cannot_keep_are_not_multiplied(places, stored):
+def test_images_that_threads_cannot_keep_are_not_multiplied(places, storage_dtype):
     module, shape = cuda_module.load(), _cpu.AxisShape(1, places, 240)
-    assert stored == "float32" or not module.squeeze_excite_scales(shape, 4, 0)
+    assert storage_dtype == "float32" or not module.squeeze_excite_scales(shape, 4, 0)
     with pytest.raises(ValueError, match="expected 16 bits, and images that threads can keep"):
         module.squeeze_excite_scale(
-            256, 256, 0, 0, 512, shape, 4, halves.kind(stored), halves.NO_ONE,
+            256, 256, 0, 0, 512, shape, 4, halves.kind(storage_dtype), halves.NO_ONE,
             _cpu.Conv2dOperands.float16, Function.relu, 0.0, 0.0, Function.relu, 0.0, 0.0, 0.0, 0.0, 0,
         )  # fmt: skip
 

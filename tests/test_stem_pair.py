@@ -166,9 +166,9 @@ def test_engines_join_in_16_bits_behind_clamps(hopper_engines, dtype, functions,
     found = found_in(graph)
     assert len(found) == (fits and dtype in HALVES) == bool(running(steps, "stem_pair"))
     for node in found:
-        assert node.op.operands == dtype
-        assert graph.values[node.inputs[0]].stored == ""
-        assert graph.values[node.outputs[0]].stored == dtype
+        assert node.op.compute_dtype == dtype
+        assert graph.values[node.inputs[0]].storage_dtype == ""
+        assert graph.values[node.outputs[0]].storage_dtype == dtype
 
 
 @pytest.mark.parametrize(
@@ -191,9 +191,9 @@ def test_engines_leave_what_no_kernel_takes(hopper_engines, monkeypatch):
     monkeypatch.setattr(fake_cuda.FakeTensorCores, "stem_pair_takes", staticmethod(takes))
     b, y, _ = pair()
     assert not found_in(built(single(ended(b, y)), "float16")[0])
-    (shape, filters, operands, _), *_ = asked
+    (shape, filters, compute_dtype, _), *_ = asked
     assert (shape.weight_size, shape.out_h, shape.out_w, filters) == (16 * 27, 21, 18, 16)
-    assert operands == _cpu.Conv2dOperands.float16
+    assert compute_dtype == _cpu.Conv2dOperands.float16
 
 
 # ---- the kernel ----
@@ -205,11 +205,15 @@ def arrays(rng, case):
     return [rng.standard_normal(one).astype(np.float32) for one in made]
 
 
-def run(case, given, operands, functions=(RELU, RELU), more=0, told=halves.NO_ONE):
+def run(case, given, compute_dtype, functions=(RELU, RELU), more=0, told=halves.NO_ONE):
     device, (x, first, second, *biases) = Device("cuda"), given
-    (shape, _), filters, kind = shapes_of(case), case[5], getattr(_cpu.Conv2dOperands, operands)
+    (shape, _), filters, kind = (
+        shapes_of(case),
+        case[5],
+        getattr(_cpu.Conv2dOperands, compute_dtype),
+    )
     sizes = len(x), case[2] // 2, case[3] // 2, filters + more
-    out = halves.Output(device, sizes, operands)
+    out = halves.Output(device, sizes, compute_dtype)
     untouched = out.array[..., filters:].copy()
     call(
         device, "stem_pair", device.put(x),
@@ -220,24 +224,24 @@ def run(case, given, operands, functions=(RELU, RELU), more=0, told=halves.NO_ON
     return out.get()[..., :filters]
 
 
-def run_both(case, given, operands, functions=(RELU, RELU)):
+def run_both(case, given, compute_dtype, functions=(RELU, RELU)):
     """The first convolution's kernel and the second's with its pool, one behind the other."""
     device, (x, first, second, *biases) = Device("cuda"), given
-    (shape, behind), kind = shapes_of(case), getattr(_cpu.Conv2dOperands, operands)
+    (shape, behind), kind = shapes_of(case), getattr(_cpu.Conv2dOperands, compute_dtype)
     n, _, h, w, k, filters = case
-    between = halves.put(device, np.zeros((n, h, w, k)), operands)
-    out = halves.put(device, np.zeros((n, h // 2, w // 2, filters)), operands)
+    between = halves.put(device, np.zeros((n, h, w, k)), compute_dtype)
+    out = halves.put(device, np.zeros((n, h // 2, w // 2, filters)), compute_dtype)
     call(
         device, "conv2d_nhwc_wgmma_planar", device.put(x),
         packed(device, "conv2d_nhwc_wgmma_planar", [first], shape, kind), device.put(biases[0]),
-        between, shape, k, halves.kind(operands), halves.NO_ONE, kind, *functions[0],
+        between, shape, k, halves.kind(compute_dtype), halves.NO_ONE, kind, *functions[0],
     )  # fmt: skip
     call(
         device, "conv2d_nhwc_wgmma_pool", between,
         packed(device, "conv2d_nhwc_wgmma", [second], behind, kind), device.put(biases[1]), out,
         behind, _cpu.Conv2dPitches(k, filters), halves.NO_ONE, kind, *functions[1], 0,
     )  # fmt: skip
-    return halves.get(device, out, operands)
+    return halves.get(device, out, compute_dtype)
 
 
 def reference(given, functions):
@@ -257,9 +261,9 @@ def hopper():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("operands", HALVES)
+@pytest.mark.parametrize("compute_dtype", HALVES)
 @pytest.mark.parametrize("case", CASES, ids=ids)
-def test_whole_numbers_are_exact(rng, hopper, case, operands):
+def test_whole_numbers_are_exact(rng, hopper, case, compute_dtype):
     given = [rng.integers(-1, 2, one.shape).astype(np.float32) for one in arrays(rng, case)]
     given[0] *= rng.random(given[0].shape) < 0.5
     given[1] *= rng.random(given[1].shape) < 0.3  # so that bfloat16 holds every sum
@@ -268,21 +272,21 @@ def test_whole_numbers_are_exact(rng, hopper, case, operands):
         for biases in (given[3:], [None, given[4]], [given[3], None]):
             wanted = reference([*given[:3], *biases], ops)
             assert np.abs(wanted).max(initial=0) <= 256
-            found = run(case, [*given[:3], *biases], operands, functions)
+            found = run(case, [*given[:3], *biases], compute_dtype, functions)
             assert np.array_equal(found, wanted)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("operands", HALVES)
+@pytest.mark.parametrize("compute_dtype", HALVES)
 @pytest.mark.parametrize(
     "functions", [(RELU, RELU), (NONE, RELU), (CLIP, CLIP), (RELU, CLIP)], ids=str
 )
 @pytest.mark.parametrize("case", [case for case in CASES if case[4] % 8 == 0], ids=ids)
-def test_the_bits_of_two_kernels(rng, hopper, case, functions, operands):
+def test_the_bits_of_two_kernels(rng, hopper, case, functions, compute_dtype):
     given = arrays(rng, case)
-    wanted = run_both(case, given, operands, functions)
+    wanted = run_both(case, given, compute_dtype, functions)
     for more in (0, 8):
-        found = run(case, given, operands, functions, more)
+        found = run(case, given, compute_dtype, functions, more)
         assert np.array_equal(found, wanted)
         assert np.array_equal(np.signbit(found), np.signbit(wanted))
 
@@ -297,15 +301,15 @@ def test_the_same_bits_again(rng, hopper, case):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("operands", HALVES)
-def test_what_is_not_finite_goes_on_likewise(rng, hopper, operands):
+@pytest.mark.parametrize("compute_dtype", HALVES)
+def test_what_is_not_finite_goes_on_likewise(rng, hopper, compute_dtype):
     case = CASES[1]
     given = arrays(rng, case)
     for at, value in (((0, 1, 9, 12), np.nan), ((1, 0, 0, 0), np.inf), ((1, 2, 60, 36), -np.inf)):
         given[0][at] = value
     for functions in ((RELU, RELU), (NONE, CLIP)):
-        found, wanted = (of(case, given, operands, functions) for of in (run, run_both))
-        halves.assert_same_beside_what_is_not_finite(found, wanted, operands)
+        found, wanted = (of(case, given, compute_dtype, functions) for of in (run, run_both))
+        halves.assert_same_beside_what_is_not_finite(found, wanted, compute_dtype)
 
 
 @pytest.mark.gpu

@@ -57,11 +57,11 @@ def arrays(rng, case):
     return [rng.standard_normal(one).astype(np.float32) for one in made]
 
 
-def run(case, given, operands, function=RELU, more=0, told=halves.NO_ONE):
+def run(case, given, compute_dtype, function=RELU, more=0, told=halves.NO_ONE):
     device, (x, weight, bias) = Device("cuda"), given
     shape, pool = shapes_of(case)
-    kind, k = getattr(_cpu.Conv2dOperands, operands), case[4]
-    out = halves.Output(device, (len(x), pool.out_h, pool.out_w, k + more), operands)
+    kind, k = getattr(_cpu.Conv2dOperands, compute_dtype), case[4]
+    out = halves.Output(device, (len(x), pool.out_h, pool.out_w, k + more), compute_dtype)
     untouched = out.array[..., k:].copy()
     call(
         device, "stem_pool", device.put(x),
@@ -72,20 +72,24 @@ def run(case, given, operands, function=RELU, more=0, told=halves.NO_ONE):
     return out.get()[..., :k]
 
 
-def run_both(case, given, operands, function=RELU):
+def run_both(case, given, compute_dtype, function=RELU):
     """The convolution's kernel and the pool's, one behind the other."""
     device, (x, weight, bias) = Device("cuda"), given
     shape, pool = shapes_of(case)
-    k, kind, stored = case[4], getattr(_cpu.Conv2dOperands, operands), halves.kind(operands)
-    between = halves.put(device, np.zeros((len(x), shape.out_h, shape.out_w, k)), operands)
-    out = halves.put(device, np.zeros((len(x), pool.out_h, pool.out_w, k)), operands)
+    k, kind, storage_dtype = (
+        case[4],
+        getattr(_cpu.Conv2dOperands, compute_dtype),
+        halves.kind(compute_dtype),
+    )
+    between = halves.put(device, np.zeros((len(x), shape.out_h, shape.out_w, k)), compute_dtype)
+    out = halves.put(device, np.zeros((len(x), pool.out_h, pool.out_w, k)), compute_dtype)
     call(
         device, "conv2d_nhwc_wgmma_planar", device.put(x),
         packed(device, "conv2d_nhwc_wgmma_planar", [weight], shape, kind), device.put(bias), between,
-        shape, k, stored, halves.NO_ONE, kind, *function,
+        shape, k, storage_dtype, halves.NO_ONE, kind, *function,
     )  # fmt: skip
-    call(device, "max_pool2d_nhwc", between, out, pool, k, k, stored)
-    return halves.get(device, out, operands)
+    call(device, "max_pool2d_nhwc", between, out, pool, k, k, storage_dtype)
+    return halves.get(device, out, compute_dtype)
 
 
 @pytest.fixture
@@ -96,9 +100,9 @@ def hopper():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("operands", HALVES)
+@pytest.mark.parametrize("compute_dtype", HALVES)
 @pytest.mark.parametrize("case", CASES, ids=ids)
-def test_whole_numbers_are_exact(rng, hopper, case, operands):
+def test_whole_numbers_are_exact(rng, hopper, case, compute_dtype):
     x, weight, bias = (
         rng.integers(-1, 2, one.shape).astype(np.float32) for one in arrays(rng, case)
     )
@@ -109,18 +113,18 @@ def test_whole_numbers_are_exact(rng, hopper, case, operands):
         record = Conv2dPool(first, pool, op)
         wanted = record.reference(x, weight, *([] if with_bias is None else [with_bias]))
         assert np.abs(wanted).max(initial=0) <= 256
-        assert np.array_equal(run(case, [x, weight, with_bias], operands, function), wanted)
+        assert np.array_equal(run(case, [x, weight, with_bias], compute_dtype, function), wanted)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("operands", HALVES)
+@pytest.mark.parametrize("compute_dtype", HALVES)
 @pytest.mark.parametrize("function", [RELU, NONE, (Function.clip, -0.5, 1.5)], ids=str)
 @pytest.mark.parametrize("case", CASES, ids=ids)
-def test_the_bits_of_a_convolution_and_then_a_pool(rng, hopper, case, function, operands):
+def test_the_bits_of_a_convolution_and_then_a_pool(rng, hopper, case, function, compute_dtype):
     given = arrays(rng, case)
-    wanted = run_both(case, given, operands, function)
+    wanted = run_both(case, given, compute_dtype, function)
     for more in (0, 8, 3):
-        found = run(case, given, operands, function, more)
+        found = run(case, given, compute_dtype, function, more)
         assert np.array_equal(found, wanted)
         if function is RELU:
             assert np.array_equal(np.signbit(found), np.signbit(wanted))
@@ -136,15 +140,15 @@ def test_the_same_bits_again(rng, hopper, case):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("operands", HALVES)
-def test_what_is_not_finite_is_pooled_likewise(rng, hopper, operands):
+@pytest.mark.parametrize("compute_dtype", HALVES)
+def test_what_is_not_finite_is_pooled_likewise(rng, hopper, compute_dtype):
     case = CASES[2]
     given = arrays(rng, case)
     for at, value in (((0, 1, 9, 12), np.nan), ((1, 0, 0, 0), np.inf), ((2, 2, 32, 46), -np.inf)):
         given[0][at] = value
     for function in (RELU, NONE):
-        found, wanted = (of(case, given, operands, function) for of in (run, run_both))
-        halves.assert_same_beside_what_is_not_finite(found, wanted, operands)
+        found, wanted = (of(case, given, compute_dtype, function) for of in (run, run_both))
+        halves.assert_same_beside_what_is_not_finite(found, wanted, compute_dtype)
 
 
 @pytest.mark.gpu
@@ -186,12 +190,12 @@ def test_what_does_not_fit_is_refused(hopper):
         assert not module.stem_pool_takes(*how, float16, 0)
         with pytest.raises(ValueError, match=expected):
             module.stem_pool(256, 512, 0, 1024, *how, 64, halves.NO_ONE, float16, *RELU, 0)
-    for operands, weights, function, expected in (
+    for compute_dtype, weights, function, expected in (
         ("tf32", 512, RELU, "float16 or bfloat16"),
         ("float16", 8, RELU, "a multiple of 16"),
         ("float16", 512, (Function.swish, 1, 0), "relu, clip or no function"),
     ):
-        kind = getattr(_cpu.Conv2dOperands, operands)
+        kind = getattr(_cpu.Conv2dOperands, compute_dtype)
         with pytest.raises(ValueError, match=expected):
             module.stem_pool(
                 256, weights, 0, 1024, *shapes_of(fine), 64, halves.NO_ONE, kind, *function, 0

@@ -52,7 +52,7 @@ def test_what_kernels_hand_on_is_stored_rounded(fake, dtype):
     made = {name: graph.values[name] for node in graph.nodes for name in node.outputs}
     assert len(made.keys() - whole) > 10
     for name, value in made.items():
-        assert value.stored == ("" if name in whole else dtype), name
+        assert value.storage_dtype == ("" if name in whole else dtype), name
         assert value.nbytes == (4 if name in whole else 2) * value.size
 
 
@@ -67,7 +67,7 @@ def test_a_first_layer_reads_float32_behind_other_nodes_too(fake, dtype):
     first = Node("first", Sigmoid(), ("images",), ("a",))
     graph = placed(replace(small, nodes=(first, *nodes)), dtype).graph
     planar = [node for node in graph.nodes if node.op.kind == "conv2d_nhwc" and node.op.planar]
-    assert [graph.values[node.inputs[0]].stored for node in planar] == [""]
+    assert [graph.values[node.inputs[0]].storage_dtype for node in planar] == [""]
 
 
 def test_hoppers_functions_run_what_they_take(fake, monkeypatch):
@@ -80,7 +80,9 @@ def test_hoppers_functions_run_what_they_take(fake, monkeypatch):
     halves = _cpu.Conv2dOperands.float16, _cpu.Conv2dOperands.bfloat16
     for name in ("conv2d_nhwc_wgmma_takes", "conv2d_nhwc_wgmma_planar_takes"):
         first = "planar" in name
-        taken = staticmethod(lambda shape, operands, _, h=first: not h or operands in halves)
+        taken = staticmethod(
+            lambda shape, compute_dtype, _, h=first: not h or compute_dtype in halves
+        )
         monkeypatch.setattr(fake_cuda.FakeTensorCores, name, taken)
     device, found = fake_cuda.FakeCuda(True), set()
     for dtype, graph in graphs.items():
@@ -91,7 +93,7 @@ def test_hoppers_functions_run_what_they_take(fake, monkeypatch):
             wanted, wide = "conv2d_nhwc", dtype in ("tf32", "float32")
             if not wide and node.op.planar:
                 wanted = "conv2d_nhwc_wgmma_planar"
-            elif not node.op.planar and (wide or graph.values[node.inputs[0]].stored):
+            elif not node.op.planar and (wide or graph.values[node.inputs[0]].storage_dtype):
                 wanted = "conv2d_nhwc_wgmma"
                 output = replace(graph, outputs=(*graph.outputs, node.inputs[0]))
                 there = channels_last.compiled_for(node, output, device)
@@ -114,7 +116,7 @@ def test_hoppers_functions_run_what_they_take(fake, monkeypatch):
 
 def test_float32_and_tf32_are_stored_as_they_are(fake):
     for dtype in ("float32", "tf32"):
-        assert not placed(network(), dtype).graph.stored
+        assert not placed(network(), dtype).graph.storage_dtype
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -139,13 +141,13 @@ def test_what_moves_elements_changes_no_type(fake):
     assert concats
     for node in concats:
         assert not any(
-            value.stored for value in (*stored.inputs_of(node), *stored.outputs_of(node))
+            value.storage_dtype for value in (*stored.inputs_of(node), *stored.outputs_of(node))
         )
     alone = placed(graph, "float16").graph
     for node in alone.nodes:
         if node.op.kind == "concat":
             values = (*alone.inputs_of(node), *alone.outputs_of(node))
-            assert {value.stored for value in values} == {"float16"}
+            assert {value.storage_dtype for value in values} == {"float16"}
 
 
 def test_what_has_no_kernel_for_it_reads_float32(fake):
@@ -153,7 +155,9 @@ def test_what_has_no_kernel_for_it_reads_float32(fake):
     y = b.add(Softmax(1), b.conv("images", 16))
     graph = placed(b.graph(b.conv(y, 8)), "float16").graph
     (node,) = (node for node in graph.nodes if node.op.kind == "softmax")
-    assert not any(value.stored for value in (*graph.inputs_of(node), *graph.outputs_of(node)))
+    assert not any(
+        value.storage_dtype for value in (*graph.inputs_of(node), *graph.outputs_of(node))
+    )
 
 
 def test_a_graph_keeps_what_is_stored():
@@ -164,13 +168,13 @@ def test_a_graph_keeps_what_is_stored():
         ("z",),
         (Node("a", Relu(), ("x",), ("y",)), Node("b", Sigmoid(), ("y",), ("z",))),
     )
-    stored = replace(graph, stored={"y": "float16"})
+    stored = replace(graph, storage_dtype={"y": "float16"})
     assert stored.values["y"].nbytes == 32
     assert stored.values["y"].dtype == "float32"
-    assert stored.replaced([stored.nodes[1]], [replace(stored.nodes[1], op=Relu())]).stored == {
-        "y": "float16"
-    }
-    assert pickle.loads(pickle.dumps(stored)).stored == {"y": "float16"}
+    assert stored.replaced(
+        [stored.nodes[1]], [replace(stored.nodes[1], op=Relu())]
+    ).storage_dtype == {"y": "float16"}
+    assert pickle.loads(pickle.dumps(stored)).storage_dtype == {"y": "float16"}
 
 
 def logarithm(constant: float, kind: type = Add) -> Graph:
@@ -202,11 +206,13 @@ def test_constants_that_a_type_does_not_hold_are_computed_with_in_float32(
         program = engine._plans.open()
         placed = program.placed(1, False)
         (found,) = (other for other in placed.graph.nodes if other.op.kind == node.op.kind)
-        stored = {value.stored for value in placed.graph.inputs_of(found) if value.name != "c"}
-        stored |= {value.stored for value in placed.graph.outputs_of(found)}
-        assert dtype in stored or not held
-        assert held or stored == {""}
-        notes = engine.plan(1, np.dtype(np.float32)).stand_ins
+        storage_dtype = {
+            value.storage_dtype for value in placed.graph.inputs_of(found) if value.name != "c"
+        }
+        storage_dtype |= {value.storage_dtype for value in placed.graph.outputs_of(found)}
+        assert dtype in storage_dtype or not held
+        assert held or storage_dtype == {""}
+        notes = engine.plan(1, np.dtype(np.float32)).fallbacks
         assert held == (node.name not in notes)
         assert held or f"{dtype} does not hold its constant" in notes[node.name]
 
@@ -229,9 +235,11 @@ def test_a_norm_that_is_many_nodes_keeps_squares_and_roots_in_float32(fake):
         found = engine._plans.open().in_float32
     assert set(found) == {square, mean, kept, root, factor}
     assert "with " + kept in found[square]
-    stored = {node.op.kind: graph.values[node.outputs[0]].stored for node in graph.nodes}
-    assert stored["mul"] == "float16"
-    assert {stored[kind] for kind in ("pow", "add", "sqrt", "div")} == {""}
+    storage_dtype = {
+        node.op.kind: graph.values[node.outputs[0]].storage_dtype for node in graph.nodes
+    }
+    assert storage_dtype["mul"] == "float16"
+    assert {storage_dtype[kind] for kind in ("pow", "add", "sqrt", "div")} == {""}
 
 
 def test_small_weights_of_what_is_added_to_others_are_rounded(fake):
@@ -247,7 +255,7 @@ def test_small_weights_of_what_is_added_to_others_are_rounded(fake):
             program = engine._plans.open()
             graph = program.placed(1, False).graph
         (node,) = (node for node in graph.nodes if name in (node.name, *node.covers))
-        assert node.op.operands == kept
+        assert node.op.compute_dtype == kept
         assert (name in program.in_float32) == (not adds)
 
 
@@ -362,8 +370,8 @@ def test_what_is_prepared_is_for_values_as_they_lie_in_memory(fake):
         reads = {
             n.name: graph.values[n.inputs[0]] for n in graph.nodes if n.op.kind == "conv2d_nhwc"
         }
-        node = next(n for n in graph.nodes if n.name in reads and reads[n.name].stored)
+        node = next(n for n in graph.nodes if n.name in reads and reads[n.name].storage_dtype)
         kernel = placed.kernels[node.name]
         found = program.prepared(graph, node, kernel)
-        assert program.prepared(replace(graph, stored={}), node, kernel) is not found
+        assert program.prepared(replace(graph, storage_dtype={}), node, kernel) is not found
         assert program.prepared(graph, node, kernel) is found

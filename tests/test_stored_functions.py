@@ -24,10 +24,10 @@ TYPES = [
 CLOSE = {"float32": 2.0**-20, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 
 
-def same(found, wanted, stored, sizes=None):
+def same(found, wanted, storage_dtype, sizes=None):
     """Asserts that ``found`` is ``wanted`` but for the rounding of what is computed, and stored."""
     sizes = abs(wanted) if sizes is None else sizes
-    limit = 1.01 * CLOSE[stored] * (abs(wanted) + 2.0**-14) + 2.0**-20 * sizes
+    limit = 1.01 * CLOSE[storage_dtype] * (abs(wanted) + 2.0**-14) + 2.0**-20 * sizes
     assert found.shape == wanted.shape
     assert (abs(found - wanted) <= limit).all(), abs(found - wanted).max()
 
@@ -35,7 +35,9 @@ def same(found, wanted, stored, sizes=None):
 def run(name, inputs, shape, types, *arguments):
     """Calls ``name`` with (array or None, type) of each input; returns the output, of ``types[-1]``."""
     device = Device("cuda")
-    placed = [None if a is None else halves.put(device, a, stored) for a, stored in inputs]
+    placed = [
+        None if a is None else halves.put(device, a, storage_dtype) for a, storage_dtype in inputs
+    ]
     out = halves.put(device, np.full(shape, np.nan), types[-1])
     call(device, name, *placed, out, *arguments)
     return halves.get(device, out, types[-1])
@@ -45,7 +47,7 @@ def run(name, inputs, shape, types, *arguments):
 @pytest.mark.parametrize("size", [1, 7, 64, 4100, 100_003])
 def test_unary(rng, size, types):
     x = halves.rounded(rng.standard_normal(size), types[0])
-    kinds = [halves.kind(stored) for stored in types]
+    kinds = [halves.kind(storage_dtype) for storage_dtype in types]
     for function, wanted in (
         (_cpu.UnaryFunction.relu, np.maximum(x, 0)),
         (_cpu.UnaryFunction.exp, np.exp(x.astype(np.float64))),
@@ -79,7 +81,7 @@ def test_binary(rng, shapes, types):
     for order in (types[0], "float32"), ("float32", types[0]):
         if "float16" not in (*order, types[1]) and "bfloat16" not in (*order, types[1]):
             continue
-        kinds = [halves.kind(stored) for stored in (*order, types[1])]
+        kinds = [halves.kind(storage_dtype) for storage_dtype in (*order, types[1])]
         inputs = list(zip((x, y), order, strict=True))
         for function, of in (
             (_cpu.BinaryFunction.add, np.add),

@@ -39,7 +39,7 @@ def _map(nbytes: int) -> np.ndarray:
     return array[start : start + nbytes]
 
 
-def give_back() -> None:
+def release_free_memory() -> None:
     """Gives the system what was freed and the C library keeps: megabytes, once weights are packed."""
     with suppress(AttributeError, OSError, TypeError):  # other libraries
         ctypes.CDLL(None).malloc_trim(0)

@@ -243,7 +243,7 @@ def _on(
         covers = (
             inner for name in node.covers or (node.name,) for inner in simple.get(name, (name,))
         )
-        kernel, why = placed.kernels.get(node.name), placed.stand_ins.get(node.name, "")
+        kernel, why = placed.kernels.get(node.name), placed.fallbacks.get(node.name, "")
         shown = "none"
         if kernel is not None:
             live = not isinstance(device, _DescribedGpu)

@@ -70,7 +70,7 @@ class Graph:
         rebuild: returns the same graph for another batch, where shapes alone cannot say it (a file's
             shape arithmetic has the batch folded into it); None where :meth:`with_batch` can.
         notes: what rewrites have done so far.
-        stored: value -> the type of its elements in memory, where that is not their own.
+        storage_dtype: value -> the type of its elements in memory, where that is not their own.
         like: a graph that has some of the nodes: what it knows of them is not found out again.
 
     Raises:
@@ -85,12 +85,12 @@ class Graph:
     batched: tuple[str, ...] = ()
     rebuild: Callable[[int], Graph] | None = field(default=None, compare=False, repr=False)
     notes: tuple[Note, ...] = field(default=(), compare=False, repr=False)
-    stored: Mapping[str, str] = field(default_factory=dict)
+    storage_dtype: Mapping[str, str] = field(default_factory=dict)
     like: Graph | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "constants", MappingProxyType(dict(self.constants)))
-        object.__setattr__(self, "stored", MappingProxyType(dict(self.stored)))
+        object.__setattr__(self, "stored", MappingProxyType(dict(self.storage_dtype)))
         _ = self.values  # everything that can be wrong is found while the values are made
         object.__setattr__(self, "like", None)
 
@@ -99,7 +99,7 @@ class Graph:
         check(self.constants.values())
         return Graph, (
             self.name, self.inputs, self.outputs, self.nodes, dict(self.constants), self.batched,
-            self.rebuild, self.notes, dict(self.stored),
+            self.rebuild, self.notes, dict(self.storage_dtype),
         )  # fmt: skip
 
     @cached_property
@@ -133,9 +133,13 @@ class Graph:
                 values.get(name) is known[name] for name in node.inputs if name is not None
             ):
                 for name in node.outputs:
-                    stored = self.stored.get(name, "")
+                    storage_dtype = self.storage_dtype.get(name, "")
                     value = known[name]
-                    define(value if value.stored == stored else replace(value, stored=stored))
+                    define(
+                        value
+                        if value.storage_dtype == storage_dtype
+                        else replace(value, storage_dtype=storage_dtype)
+                    )
                 continue
             for value in self._infer(node, values):
                 define(value)
@@ -159,7 +163,7 @@ class Graph:
         if len(found) != len(node.outputs):
             raise InputError(f"{where}: expected {len(found)} outputs, found {len(node.outputs)}")
         for name, (shape, dtype) in zip(node.outputs, found, strict=True):
-            yield Value(name, tuple(shape), dtype, stored=self.stored.get(name, ""))
+            yield Value(name, tuple(shape), dtype, storage_dtype=self.storage_dtype.get(name, ""))
 
     @cached_property
     def producers(self) -> Mapping[str, Node]:

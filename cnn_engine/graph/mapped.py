@@ -73,7 +73,7 @@ def _map_of(array: np.ndarray) -> _Map | None:
     return base if isinstance(base, _Map) else None
 
 
-def let_go(array: np.ndarray) -> None:
+def release(array: np.ndarray) -> None:
     """Gives back the memory that what was read of a mapped file takes; it is read again where needed."""
     base = _map_of(array)
     if base is not None and hasattr(base, "madvise"):

@@ -10,7 +10,7 @@ from .. import _cpu
 from ..graph.graph import Graph, Node, Value
 from ..operators.pad2d import Pad2d
 from ..operators.unary import Unary
-from .kernel import Bound, Call, Kernel, brought, functions, on_both
+from .kernel import Bound, Call, Kernel, functions, on_both, upload
 from .strided import unused
 
 #: The name of a variant -> the compiled functions' name for it.
@@ -102,7 +102,7 @@ def _pack(node: Node, graph: Graph, device: Any) -> Any:
     shape = shape_of(node, x, weight)
     packed = device.allocate(4 * shape.packed_size)
     where = device.stream_handle if device.kind == "cuda" else 1
-    source = brought(graph.constants[node.inputs[1]], device)
+    source = upload(graph.constants[node.inputs[1]], device)
     functions(device).conv2d_pack(source.address, packed.address, shape, where)
     device.synchronize()
     return packed

@@ -231,8 +231,8 @@ def _rows(op: str, name: str, make: Callable[[Call], Bound], **options: Any) -> 
     """Returns a row for any element on the CPU, and one for floats on CUDA: others stay on the host."""
     options.setdefault("stores", storing(*_EVERY))
     return [
-        Kernel(op, name, "cpu", make, dtypes=(), alike=True, **options),
-        Kernel(op, name, "cuda", make, alike=True, **options),
+        Kernel(op, name, "cpu", make, dtypes=(), same_storage=True, **options),
+        Kernel(op, name, "cuda", make, same_storage=True, **options),
     ]
 
 

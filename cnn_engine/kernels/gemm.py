@@ -8,7 +8,7 @@ from typing import Any
 from .. import _cpu
 from ..graph.graph import Graph, Node, Value
 from .convolution import limits
-from .kernel import Bound, Call, Kernel, brought, functions, on_both
+from .kernel import Bound, Call, Kernel, functions, on_both, upload
 
 
 def linear_shape(x: Value, weight: Value) -> Any:
@@ -70,7 +70,7 @@ def _pack(node: Node, graph: Graph, device: Any) -> Any:
     shape = linear_shape(*graph.inputs_of(node)[:2])
     packed = device.allocate(4 * shape.packed_size)
     where = device.stream_handle if device.kind == "cuda" else 1
-    source = brought(graph.constants[node.inputs[1]], device)
+    source = upload(graph.constants[node.inputs[1]], device)
     functions(device).linear_pack(source.address, packed.address, shape, where)
     device.synchronize()
     return packed

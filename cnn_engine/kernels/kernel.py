@@ -64,7 +64,9 @@ class Call:
     @property
     def is_stored(self) -> bool:
         """Whether any of its values lies in memory in another type than its own."""
-        return any(value is not None and value.stored for value in (*self.inputs, *self.outputs))
+        return any(
+            value is not None and value.storage_dtype for value in (*self.inputs, *self.outputs)
+        )
 
     def native(self, function: str, *arguments: Any) -> Bound:
         """Returns the call of a compiled function; the threads, the stream or the device come last."""
@@ -82,7 +84,7 @@ def functions(device: Any) -> Any:
     return _cpu if device.kind == "cpu" else device.kernels
 
 
-def brought(array: np.ndarray, device: Any) -> Any:
+def upload(array: np.ndarray, device: Any) -> Any:
     """Returns a buffer of the device with ``array``: on the CPU it is the array itself, if aligned."""
     array = np.require(array, requirements=("C", "A"))
     if device.kind == "cpu":
@@ -116,9 +118,9 @@ def storing(*places: int | None) -> Callable[[Node, Graph], Container[int | None
     return lambda node, graph: places
 
 
-def stored(value: Value | None) -> Any:
+def storage_of(value: Value | None) -> Any:
     """Returns how a value lies in memory, as the compiled functions take it."""
-    return getattr(_cpu.Stored, (value.stored if value is not None else "") or "float32")
+    return getattr(_cpu.Stored, (value.storage_dtype if value is not None else "") or "float32")
 
 
 def _no_forms(node: Node, graph: Graph, device: Any) -> Sequence[Kernel]:
@@ -152,8 +154,8 @@ class Kernel:
         in_place: whether output 0 may lie where input 0 lies.
         pitched: the inputs, and None for the outputs, that may be columns of wider rows: see Call.pitches.
         stores: returns the inputs, and None for the outputs, that may lie in memory in 16 bits where the
-            operator has them as float32: see Value.stored.
-        alike: whether those lie in memory in the same type.
+            operator has them as float32: see Value.storage_dtype.
+        same_storage: whether those lie in memory in the same type.
         reads_ahead: returns, of what ``prepare`` returned, whether it heeds what a call says is known, and
             whether it holds: see Call. None: never.
         holds: whether such a kernel always holds, as several of them in a row read ahead.
@@ -192,7 +194,7 @@ class Kernel:
     in_place: bool = False
     pitched: Container[int | None] = ()
     stores: Callable[[Node, Graph], Container[int | None]] = _no_places
-    alike: bool = False
+    same_storage: bool = False
     reads_ahead: Callable[[Any], bool] | None = None
     holds: bool = False
     reduction: bool | None = None
@@ -258,7 +260,7 @@ class Kernel:
             return f"expected the layout {' or '.join(self.layouts)}, found {first.layout}"
         places = None
         for place, name in (*enumerate(node.inputs), *((None, name) for name in node.outputs)):
-            if name is not None and (found := graph.values[name].stored):
+            if name is not None and (found := graph.values[name].storage_dtype):
                 places = self.stores(node, graph) if places is None else places
                 if place not in places:
                     return f"expected float32 in memory, found {found}"

@@ -10,7 +10,7 @@ import numpy as np
 from .. import _cpu
 from ..graph.graph import Graph, Node, Value
 from ..operators.operator import axis_in
-from .kernel import Bound, Call, on_both, stored
+from .kernel import Bound, Call, on_both, storage_of
 
 #: Elements of a row that is normalised where it lies in memory in 16 bits.
 MOST_STORED = 2048
@@ -39,7 +39,7 @@ def _make_batch(call: Call) -> Bound:
     shape = _cpu.ChannelShape(outer, channels, inner)
     center, scale, shift = (call.prepared.address + 4 * channels * i for i in range(3))
     if call.is_stored:
-        types = stored(call.inputs[0]), stored(call.outputs[0])
+        types = storage_of(call.inputs[0]), storage_of(call.outputs[0])
         return call.native(
             "affine_channel_stored", call.at[0], center, scale, shift, call.to[0], shape, *types,
             call.overflow,
@@ -84,7 +84,7 @@ def _make_layer(call: Call) -> Bound:
     shape = _cpu.NormalizeRowsShape(rows, 1, row, 1, call.node.op.epsilon, centered)
     scale, shift = (*call.at[1:3], 0)[:2]
     if call.is_stored:
-        types = stored(x), stored(call.outputs[0])
+        types = storage_of(x), storage_of(call.outputs[0])
         return call.native(
             "normalize_rows_stored", call.at[0], scale, shift, call.to[0], shape, *types,
             call.overflow,

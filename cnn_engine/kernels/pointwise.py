@@ -13,7 +13,7 @@ from ..operators import KINDS
 from ..operators.binary import Binary
 from ..operators.operator import Operator
 from ..operators.unary import Unary
-from .kernel import Bound, Call, Kernel, on_both, stored, storing
+from .kernel import Bound, Call, Kernel, on_both, storage_of, storing
 from .strided import MOST, keeping, repeated, row_major, together, walk
 
 
@@ -55,7 +55,7 @@ def _make_unary(call: Call) -> Bound:
 
 def _stored_unary(call: Call, *function: Any) -> Bound:
     (x,), (y,) = call.inputs, call.outputs
-    types = stored(x), stored(y)
+    types = storage_of(x), storage_of(y)
     return call.native(
         "unary_stored", call.at[0], call.to[0], x.size, *types, call.overflow, *function
     )
@@ -68,7 +68,7 @@ def _make_binary(call: Call) -> Bound:
     shape = _cpu.BinaryShape(*found[0], *found[1], *found[2])
     function = getattr(_cpu.BinaryFunction, call.node.op.function)
     if call.is_stored:
-        types = map(stored, (x, y, out))
+        types = map(storage_of, (x, y, out))
         return call.native(
             "binary_stored", *call.at, call.to[0], shape, *types, call.overflow, function
         )

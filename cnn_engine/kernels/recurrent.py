@@ -7,7 +7,7 @@ from typing import Any
 from .. import _cpu
 from ..graph.graph import Graph, Node, Value
 from ..operators.recurrent import checked_lengths
-from .kernel import Bound, Call, Kernel, brought, functions
+from .kernel import Bound, Call, Kernel, functions, upload
 from .numpy import array_at
 
 
@@ -66,7 +66,7 @@ def _pack(node: Node, graph: Graph, device: Any) -> Any:
     shape = _shape(node, graph.values[node.inputs[0]])
     packed = device.allocate(4 * shape.packed_size)
     where = device.stream_handle if device.kind == "cuda" else 1
-    source = brought(graph.constants[node.inputs[1]], device)
+    source = upload(graph.constants[node.inputs[1]], device)
     functions(device).recurrent_pack(source.address, packed.address, shape, where)
     device.synchronize()
     return packed

@@ -12,7 +12,7 @@ from ..operators import KINDS
 from ..operators.operator import axis_in
 from ..operators.reduce import Reduce
 from ..operators.shaping import Reshape, Transpose
-from .kernel import Bound, Call, on_both, stored
+from .kernel import Bound, Call, on_both, storage_of
 from .strided import unused
 
 #: Means of columns that one call makes where they lie in memory in 16 bits.
@@ -42,7 +42,7 @@ def _make(call: Call) -> Bound:
     op = call.node.op
     shape = _cpu.AxisShape(*_line(call.inputs[0].shape, op.axes))
     if call.is_stored:
-        types = stored(call.inputs[0]), stored(call.outputs[0])
+        types = storage_of(call.inputs[0]), storage_of(call.outputs[0])
         return call.native("mean_stored", call.at[0], call.to[0], shape, *types, call.overflow)
     return call.native(
         "reduce", call.at[0], call.to[0], shape, getattr(_cpu.Reduction, op.function)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..devices import Buffer
-from ..devices.cpu import CpuDevice, give_back
+from ..devices.cpu import CpuDevice, release_free_memory
 from ..graph import mapped
 from ..graph.graph import Graph, Node
 from ..kernels import Kernel
@@ -168,7 +168,7 @@ class Program:
         if self.tuner is not None:
             return
         self.fetch(self.placed(*self.first))
-        give_back()
+        release_free_memory()
 
     def fetch(self, placed: Placed) -> None:
         """Brings the constants of a pass to where its kernels want them, as far as they are not there."""
@@ -188,7 +188,7 @@ class Program:
                 if name in constants and not kernel.takes_up(index):
                     self.constant(placed.graph, name, placed.places[node.name])
                 if name in constants:
-                    mapped.let_go(constants[name])
+                    mapped.release(constants[name])
 
     def constant(self, graph: Graph, name: str, where: str) -> int:
         """Returns the address of a constant in a place."""
@@ -205,7 +205,7 @@ class Program:
         for index, (name, value) in enumerate(zip(node.inputs, graph.inputs_of(node), strict=True)):
             array = graph.constants.get(name)
             if array is None:
-                values.append(value and (value.shape[1:], value.dtype, value.stored))
+                values.append(value and (value.shape[1:], value.dtype, value.storage_dtype))
             elif kernel.takes_up(index):
                 packed.append(array)
                 values.append(id(array))

@@ -214,7 +214,7 @@ def _fuse_network(graph: Graph, setting: Setting) -> Graph:
 def _round_rows(graph: Graph, setting: Setting) -> Graph:
     # Of float16 tf32 has the bits, and no range that what the fused network made could be past.
     dtype = "tf32" if setting.dtype == "float16" else setting.dtype
-    return passes.round_operands(graph, dtype)
+    return passes.set_compute_dtype(graph, dtype)
 
 
 def _align_channels(graph: Graph, setting: Setting) -> Graph:
@@ -232,8 +232,8 @@ def _kept_in_float32(graph: Graph, setting: Setting) -> Collection[str]:
     return setting.in_float32 or {}
 
 
-def _round_operands(graph: Graph, setting: Setting) -> Graph:
-    return passes.round_operands(graph, setting.dtype, _kept_in_float32(graph, setting))
+def _set_compute_dtype(graph: Graph, setting: Setting) -> Graph:
+    return passes.set_compute_dtype(graph, setting.dtype, _kept_in_float32(graph, setting))
 
 
 def _store_rounded(graph: Graph, setting: Setting) -> Graph:
@@ -313,7 +313,7 @@ PIPELINE: tuple[Pass | Repeated, ...] = (
         lambda setting: setting.rows_follow,
     ),
     Pass(
-        "round_operands", _round_rows, "tensor cores multiply fewer bits",
+        "set_compute_dtype", _round_rows, "tensor cores multiply fewer bits",
         lambda setting: setting.rows_follow,
     ),
     _asking(
@@ -335,7 +335,7 @@ PIPELINE: tuple[Pass | Repeated, ...] = (
         lambda setting: setting.channels_last,
     ),
     _pass(passes.mark_stem, "the CPU's kernels sum the first layers in another order", _images("cpu")),
-    Pass("round_operands", _round_operands, "kernels multiply fewer bits", _rounds),
+    Pass("set_compute_dtype", _set_compute_dtype, "kernels multiply fewer bits", _rounds),
     _pass(
         passes.fuse_expansions, "the wide image between both stays in a core's caches", _expands_on_cpu
     ),

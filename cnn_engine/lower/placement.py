@@ -62,18 +62,18 @@ class Placed:
         graph: with its copies; its outputs lie where the caller wants them.
         places: node -> the kind of its device: ``cpu``, ``cuda``, ``openacc``.
         kernels: node -> its kernel; a node that runs nothing has none.
-        homes: value -> a kind of device, or ``managed``, which both reach.
+        memory_spaces: value -> a kind of device, or ``managed``, which both reach.
         outputs: what the caller calls the outputs.
-        stand_ins: node -> why it runs on another device than the rest, or without a kernel of ours.
+        fallbacks: node -> why it runs on another device than the rest, or without a kernel of ours.
         refused: node -> why a kernel of a user's own does not run it.
     """
 
     graph: Graph
     places: Mapping[str, str]
     kernels: Mapping[str, Kernel]
-    homes: Mapping[str, str]
+    memory_spaces: Mapping[str, str]
     outputs: tuple[str, ...]
-    stand_ins: Mapping[str, str]
+    fallbacks: Mapping[str, str]
     refused: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -99,7 +99,7 @@ def place(
         UnsupportedError: a node's operator has the variant, but it cannot run this node.
     """
     chosen: dict[str, Kernel] = {}
-    stand_ins: dict[str, str] = {}
+    fallbacks: dict[str, str] = {}
     refused: dict[str, str] = {}
 
     def choose(graph: Graph, node: Node) -> Kernel | None:
@@ -115,10 +115,10 @@ def place(
         if kernel is None and kernels.is_variant(kind, wanted, variant):
             raise UnsupportedError(f"variant: {variant}: node {node.name} ({kind}): {why}")
         if kernel is None and wanted != "cpu":
-            stand_ins[node.name] = f"on the CPU: {why}"
+            fallbacks[node.name] = f"on the CPU: {why}"
             kernel, why = kernels.choose(node, graph, "cpu", variant, reduction)
         if kernel is None:
-            stand_ins[node.name] = f"NumPy on the CPU: {why}"
+            fallbacks[node.name] = f"NumPy on the CPU: {why}"
             kernel = kernels.NUMPY
         return kernel
 
@@ -138,7 +138,7 @@ def place(
                 chosen[node.name] = kernel
     check_own(own or {}, chosen, refused)
     places = {name: kernel.device for name, kernel in chosen.items()}
-    placed = _with_copies(graph, placement, places, chosen, stand_ins, on_device)
+    placed = _with_copies(graph, placement, places, chosen, fallbacks, on_device)
     return replace(placed, refused=refused)
 
 
@@ -181,7 +181,7 @@ def _with_copies(
     placement: Placement,
     places: dict[str, str],
     chosen: dict[str, Kernel],
-    stand_ins: dict[str, str],
+    fallbacks: dict[str, str],
     on_device: bool,
 ) -> Placed:
     """Inserts copies as nodes where a value is needed in another place than the one where it is made."""
@@ -256,7 +256,7 @@ def _with_copies(
         taken.add(memory_of(value, producers))
         outputs.append(value)
     placed = replace(graph, nodes=tuple(nodes), outputs=tuple(outputs))
-    return Placed(placed, places, chosen, home, graph.outputs, stand_ins)
+    return Placed(placed, places, chosen, home, graph.outputs, fallbacks)
 
 
 def _reached(home: str, caller: str) -> str:

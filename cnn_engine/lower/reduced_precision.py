@@ -151,7 +151,7 @@ def store_rounded(graph: Graph, dtype: str, device: str, in_float32: Collection[
             if kernel is None or kernel.rewrite(node, graph) or node.name in in_float32:
                 whole |= values
                 continue
-            found, joined = kernel.stores(node, graph), kernel.alike
+            found, joined = kernel.stores(node, graph), kernel.same_storage
             places = {name for place, name in enumerate(node.inputs) if place in found and name}
             places |= set(node.outputs) if None in found else set()
             whole |= {name for place, name in enumerate(node.inputs) if place not in found and name}
@@ -162,8 +162,8 @@ def store_rounded(graph: Graph, dtype: str, device: str, in_float32: Collection[
                 if (other := first(name)) != target:
                     alike[other] = target
     kept = {first(name) for name in whole}
-    stored = {name: dtype for name in graph.producers if first(name) not in kept}
-    return replace(graph, stored=stored)
+    storage_dtype = {name: dtype for name in graph.producers if first(name) not in kept}
+    return replace(graph, storage_dtype=storage_dtype)
 
 
 class Words:

@@ -137,7 +137,7 @@ def profile(
     if count:
         plan = engine.plan(result.batch if result.batch < count else count, found.dtype)
         result.memory = engine.memory(plan)
-        result.notes += _stand_ins(plan.stand_ins)
+        result.notes += _fallbacks(plan.fallbacks)
         _time(result, engine, found, rows, settings, progress)
         result.notes += _replayed(plan)
     result.environment.update(environment.state(engine.device, load_average))
@@ -190,7 +190,7 @@ def _replayed(plan: Plan) -> list[str]:
     return ["a pass's work on the device is one CUDA graph; its steps are timed step by step"]
 
 
-def _stand_ins(found: Mapping[str, str]) -> list[str]:
+def _fallbacks(found: Mapping[str, str]) -> list[str]:
     """Returns what the report says of nodes that run elsewhere than the rest, or in NumPy."""
     reasons: dict[str, list[str]] = {}
     for name, why in found.items():

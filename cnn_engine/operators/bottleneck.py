@@ -28,7 +28,7 @@ class Bottleneck(Operator):
         activation: what is applied to those of the second one, or None.
         reduces: whether there is a third one.
         after: what is applied to its sums, or None.
-        operands: what the weights may be rounded to; the reference rounds nothing.
+        compute_dtype: what the weights may be rounded to; the reference rounds nothing.
     """
 
     kind: ClassVar[str] = "bottleneck"
@@ -39,7 +39,7 @@ class Bottleneck(Operator):
     activation: Unary | None = None
     reduces: bool = False
     after: Unary | None = None
-    operands: str = "float32"
+    compute_dtype: str = "float32"
 
     def _convolutions(self, inputs) -> list[tuple[Conv2dNhwc, list]]:
         """Returns each convolution with its weights, bias and residual."""

@@ -43,15 +43,15 @@ class Conv2dNhwc(Conv2d):
     Attributes:
         planar: whether x is [N, C, H, W], as a first layer's is.
         floor: the least that z can be, or None.
-        operands: what z and the weights may be rounded to before they are multiplied; the reference rounds
-            nothing.
+        compute_dtype: what z and the weights may be rounded to before they are multiplied; the reference
+            rounds nothing.
         stem: whether all paths of a network with branches go through it, so that its error is in all of them.
     """
 
     kind: ClassVar[str] = "conv2d_nhwc"
     planar: bool = False
     floor: float | None = None
-    operands: str = "float32"
+    compute_dtype: str = "float32"
     stem: bool = False
 
     def infer(self, inputs):

@@ -28,13 +28,13 @@ class _Pair(Operator):
     Attributes:
         first, second: of x and of other, with nothing before or after them.
         activation: what is applied to the result, or None.
-        operands: what images and weights may be rounded to; the reference rounds nothing.
+        compute_dtype: what images and weights may be rounded to; the reference rounds nothing.
     """
 
     first: Conv2dNhwc
     second: Conv2dNhwc
     activation: Unary | None = None
-    operands: str = "float32"
+    compute_dtype: str = "float32"
 
     def _results(self, inputs) -> tuple[Shape, Shape]:
         """Returns the shapes of what both make."""

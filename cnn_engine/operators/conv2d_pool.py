@@ -18,14 +18,14 @@ class Conv2dPool(Operator):
         convolution: with nothing before or after it; where it is planar, x is [N, C, H, W].
         pool: of what is made of its sums; it has OH rows and OW columns.
         activation: what is applied to them, or None.
-        operands: what images and weights may be rounded to; the reference rounds nothing.
+        compute_dtype: what images and weights may be rounded to; the reference rounds nothing.
     """
 
     kind: ClassVar[str] = "conv2d_pool"
     convolution: Conv2dNhwc
     pool: MaxPool2dNhwc
     activation: Unary | None = None
-    operands: str = "float32"
+    compute_dtype: str = "float32"
 
     def infer(self, inputs):
         need(inputs, 2, 3)

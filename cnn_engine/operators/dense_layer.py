@@ -33,7 +33,7 @@ class DenseLayer(Operator):
         inner: what is applied to its sums, or None.
         activation: what is applied to those of the one of 1x1, or None.
         floor: the least that this one reads, or None.
-        operands: what the weights may be rounded to; the reference rounds nothing.
+        compute_dtype: what the weights may be rounded to; the reference rounds nothing.
     """
 
     kind: ClassVar[str] = "dense_layer"
@@ -41,7 +41,7 @@ class DenseLayer(Operator):
     inner: Unary | None = None
     activation: Unary | None = None
     floor: float | None = None
-    operands: str = "float32"
+    compute_dtype: str = "float32"
 
     @property
     def first(self) -> Conv2dNhwc:

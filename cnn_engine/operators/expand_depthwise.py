@@ -29,7 +29,7 @@ class ExpandDepthwise(Operator):
         activation: what is applied to the second ones, or None.
         mean: whether the mean over y's places is an output too.
         parts: of it, which add up: of equal numbers of y's rows, but for the last.
-        operands: what the weights may be rounded to; the reference rounds nothing.
+        compute_dtype: what the weights may be rounded to; the reference rounds nothing.
     """
 
     kind: ClassVar[str] = "expand_depthwise"
@@ -39,7 +39,7 @@ class ExpandDepthwise(Operator):
     inner: Unary | None = None
     activation: Unary | None = None
     mean: bool = False
-    operands: str = "float32"
+    compute_dtype: str = "float32"
     parts: int = 1
 
     def _convolutions(self, channels: int) -> tuple[Conv2dNhwc, Conv2dNhwc]:

@@ -29,7 +29,7 @@ class InvertedResidual(Operator):
         stride, padding: of the second convolution: see Conv2d.
         inner, middle, activation: what is applied to the sums of each, or None.
         adds: whether x is added to the third sums.
-        operands: what the weights may be rounded to; the reference rounds nothing.
+        compute_dtype: what the weights may be rounded to; the reference rounds nothing.
     """
 
     kind: ClassVar[str] = "inverted_residual"
@@ -39,7 +39,7 @@ class InvertedResidual(Operator):
     middle: Unary | None = None
     activation: Unary | None = None
     adds: bool = False
-    operands: str = "float32"
+    compute_dtype: str = "float32"
 
     def _convolutions(self, inputs):
         """Returns each convolution with its weights and bias, in order."""

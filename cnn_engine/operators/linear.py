@@ -17,13 +17,13 @@ class Linear(Operator):
 
     Attributes:
         activation: what is applied to the sum, or None.
-        operands: what x and the weights may be rounded to before they are multiplied, or None for the
+        compute_dtype: what x and the weights may be rounded to before they are multiplied, or None for the
             kernels of plain variants; the reference rounds nothing.
     """
 
     kind: ClassVar[str] = "linear"
     activation: Unary | None = None
-    operands: str | None = None
+    compute_dtype: str | None = None
 
     def infer(self, inputs):
         need(inputs, 2, 3)

@@ -27,13 +27,13 @@ class MeanLinear(Operator):
     Attributes:
         floor: the least of what is averaged, or None.
         activation: what is applied to the sum, or None.
-        operands: what the weights may be rounded to; the reference rounds nothing.
+        compute_dtype: what the weights may be rounded to; the reference rounds nothing.
     """
 
     kind: ClassVar[str] = "mean_linear"
     floor: float | None = None
     activation: Unary | None = None
-    operands: str = "float32"
+    compute_dtype: str = "float32"
 
     def infer(self, inputs):
         need(inputs, 2, 5)

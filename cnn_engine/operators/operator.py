@@ -27,15 +27,15 @@ class Value:
         shape: all dimensions; ``()`` is a scalar.
         dtype: NumPy's name of the element type, such as ``float32``, ``int64`` or ``bool``.
         layout: ``contiguous`` (row-major), or a name that an engine's kernels agree on.
-        stored: the type of its elements in memory, where that is another: ``float16`` or ``bfloat16`` for
-            ``float32``, which operators then still take and make.
+        storage_dtype: the type of its elements in memory, where that is another: ``float16`` or ``bfloat16``
+            for ``float32``, which operators then still take and make.
     """
 
     name: str
     shape: Shape
     dtype: str = "float32"
     layout: str = "contiguous"
-    stored: str = ""
+    storage_dtype: str = ""
 
     @property
     def size(self) -> int:
@@ -45,7 +45,7 @@ class Value:
     @property
     def item_bytes(self) -> int:
         """The bytes of an element in memory."""
-        return 2 if self.stored else np.dtype(self.dtype).itemsize
+        return 2 if self.storage_dtype else np.dtype(self.dtype).itemsize
 
     @property
     def nbytes(self) -> int:

@@ -25,7 +25,7 @@ class SqueezeExcite(Operator):
     Attributes:
         activation: what is applied to the first sums, or None.
         gate: what is applied to the second ones, or None.
-        operands: what the weights may be rounded to; the reference rounds nothing.
+        compute_dtype: what the weights may be rounded to; the reference rounds nothing.
         scales: whether the output is x times y.
         clamp: what is applied to that product, or None: relu or clip.
     """
@@ -33,7 +33,7 @@ class SqueezeExcite(Operator):
     kind: ClassVar[str] = "squeeze_excite"
     activation: Unary | None = None
     gate: Unary | None = None
-    operands: str = "float32"
+    compute_dtype: str = "float32"
     scales: bool = False
     clamp: Unary | None = None
 

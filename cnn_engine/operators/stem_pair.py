@@ -23,13 +23,13 @@ class StemPair(Operator):
     Attributes:
         first: the first convolution, of x as it is.
         second: the second convolution and the pool.
-        operands: what is multiplied may be rounded to it; the reference rounds nothing.
+        compute_dtype: what is multiplied may be rounded to it; the reference rounds nothing.
     """
 
     kind: ClassVar[str] = "stem_pair"
     first: Conv2dNhwc
     second: Conv2dPool
-    operands: str = "float32"
+    compute_dtype: str = "float32"
 
     @property
     def inner(self) -> Unary | None:

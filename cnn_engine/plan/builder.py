@@ -73,7 +73,7 @@ def build(
         sizes["pinned"] = sum(array.nbytes for array in builder.staging)
     return Plan(
         batch, steps, sizes, [buffers, program, builder.staging], slots=slots, outputs=outputs,
-        stand_ins={**placed.stand_ins, **(program.in_float32 or {})},
+        fallbacks={**placed.fallbacks, **(program.in_float32 or {})},
         replays=replays,
         overflows=() if builder.overflows is None else (builder.overflows,),
         waits=not images_on_device,
@@ -105,7 +105,7 @@ def plan_memory(placed: Placed, device_of: Callable[[str], Any], threads: int) -
 
     return memory.plan(
         graph,
-        placed.homes.__getitem__,
+        placed.memory_spaces.__getitem__,
         in_place=lambda node: node.name in chosen and chosen[node.name].in_place,
         is_alias=lambda node: node.op.kind in kernels.ALIASES,
         workspace=workspace,
@@ -160,7 +160,7 @@ class Builder:
         graph = placed.graph
         names = [value.name for value in graph.inputs]
         self.slots = {name: name for name in names}
-        rounds = program.dtype == "float16" and bool(graph.stored)
+        rounds = program.dtype == "float16" and bool(graph.storage_dtype)
         self.overflows = reduced_precision.Overflows(program.placement.device) if rounds else None
         #: Page-locked memory between the caller's and the device's, and what is copied out of it at the end.
         self.staging: list[np.ndarray] = []
@@ -169,7 +169,7 @@ class Builder:
             self.slots[name] = called if called not in names else f"{called} (output)"
         self.ahead = early_reads.plan(placed, planned, program.prepared)
         #: Values that lie in page-locked memory, of which nothing is read on the device -> their addresses.
-        self.away = {
+        self.host_mapped = {
             node.inputs[0]: self._page_locked(graph.values[node.inputs[0]].nbytes)
             for node in graph.nodes
             if program.replays and self._is_written_away(graph, node)
@@ -205,8 +205,8 @@ class Builder:
         offset = 0
         if name in self.planned.storage:
             name, offset = self.planned.storage[name]
-        if name in self.away:
-            return self.away[name]
+        if name in self.host_mapped:
+            return self.host_mapped[name]
         if name in self.slots:
             return Slot(self.slots[name], offset)
         if name in graph.constants:
@@ -335,7 +335,7 @@ class Builder:
                     step("cuda", device.copy_h2d, [_beyond(to, first), there, part, STREAM], "h2d"),
                 ]
             return steps
-        if source in self.away.values():
+        if source in self.host_mapped.values():
             self.last.append(host(_cpu.copy, source, to, nbytes))
             return []
         address = self._page_locked(nbytes)

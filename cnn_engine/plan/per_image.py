@@ -177,7 +177,7 @@ def build(
         and pays(batch, program.placement.threads)
     ):
         whole = program.placed(batch, pixels, images_on_device)
-        if len(whole.graph.inputs) == 1 and whole.graph.batched and not whole.stand_ins:
+        if len(whole.graph.inputs) == 1 and whole.graph.batched and not whole.fallbacks:
             one = _of_one_image(program, pixels, images_on_device)
             if one is not None and (count := cut(one.graph, whole.graph)):
                 return _build(program, batch, halves(one, count)[0], halves(whole, count)[1])

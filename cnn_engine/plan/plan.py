@@ -87,7 +87,7 @@ class Plan:
         buffers: keeps what the steps use alive.
         chunk: the number of images that move at a time where copies overlap with kernels, else None.
         slots: the names of the inputs, then of the outputs, in the order in which :meth:`bind` takes them.
-        stand_ins: node -> why it runs on another device than the rest, without a kernel of ours, or in
+        fallbacks: node -> why it runs on another device than the rest, without a kernel of ours, or in
             float32 where the rest rounds.
         outputs: the outputs, by their names, in order.
         replays: how the device's part of a pass becomes one call, or None: every pass goes step by step.
@@ -105,7 +105,7 @@ class Plan:
     buffers: list[Any] = field(repr=False)
     chunk: int | None = None
     slots: Sequence[str] = (INPUT.name, OUTPUT.name)
-    stand_ins: Mapping[str, str] = field(default_factory=dict)
+    fallbacks: Mapping[str, str] = field(default_factory=dict)
     outputs: Mapping[str, Value] = field(default_factory=dict)
     replays: Replays | Queued | None = None
     lanes: Lanes | None = field(default=None, repr=False)

@@ -19,7 +19,7 @@ from . import model as protobuf
 from .call import RECORDS, Call
 from .converters import CONVERTERS
 from .refusal import ALL_FILL_BYTES, Refusal, UnsupportedNode, UnsupportedNodesError
-from .weights import let_go
+from .weights import release
 
 
 class Importer:
@@ -515,7 +515,7 @@ def build(
             raise InputError(
                 f"{importer.source}: constant {key!r}: expected numbers, found NaN at {place}"
             )
-        let_go(array)
+        release(array)
     return Graph(
         name, tuple(inputs), tuple(outputs), nodes, constants, notes=tuple(importer.notes), **facts
     )

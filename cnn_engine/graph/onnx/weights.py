@@ -10,9 +10,9 @@ import mmap
 from collections.abc import Iterator
 from pathlib import Path
 
-from ..mapped import let_go, mapped
+from ..mapped import mapped, release
 
-__all__ = ["LARGE_FILE", "LARGE_TENSOR", "let_go", "mapped", "without_weights"]
+__all__ = ["LARGE_FILE", "LARGE_TENSOR", "release", "mapped", "without_weights"]
 
 #: Files from this size are mapped, and of them the tensors from this one.
 LARGE_FILE, LARGE_TENSOR = 2**24, 2**16

@@ -34,7 +34,7 @@ from .fuse.pooling import fuse_pools, fuse_stem_pairs, pool_first
 from .fuse.prologues import fuse_prologues
 from .fuse.squeeze_excite import fuse_gates, scale_by_gates
 from .layout.alignment import align_channels
-from .layout.channels_last import channels_last, mark_stem, round_operands
+from .layout.channels_last import channels_last, mark_stem, set_compute_dtype
 from .layout.gemm import convolve_products, convolve_rows, fold_constants_after
 
 __all__ = [
@@ -78,7 +78,7 @@ __all__ = [
     "pool_first",
     "recognise_functions",
     "reshape_ones",
-    "round_operands",
+    "set_compute_dtype",
     "scale_by_gates",
     "share_constants",
     "simplify",

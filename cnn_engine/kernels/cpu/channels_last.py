@@ -16,7 +16,7 @@ from ...operators.channels_last import TO_FIRST
 from ...operators.unary import Unary
 from .. import pooling
 from ..convolution import nothing_to_read
-from ..kernel import Bound, Call, Kernel, brought
+from ..kernel import Bound, Call, Kernel, upload
 
 #: Outputs from which Winograd's tiles of 4x4 are used, and of 2x2; filters that fill its lanes, and channels
 #: from which it is faster: of fewer, sums are so short that many are outside its bound.
@@ -107,7 +107,7 @@ def _not_winograd(node: Node, graph: Graph) -> str | None:
 
 
 def _not_bfloat16(node: Node, graph: Graph) -> str | None:
-    if node.op.operands != "bfloat16":
+    if node.op.compute_dtype != "bfloat16":
         return "expected operands that may be rounded to bfloat16"
     if not _cpu.bfloat16_pays():
         return "expected a CPU that multiplies bfloat16 faster than float32"
@@ -121,7 +121,7 @@ def _not_bfloat16(node: Node, graph: Graph) -> str | None:
 def _pack_bfloat16(node: Node, graph: Graph, device: Any) -> Buffer:
     shape = shape_of(node, *graph.inputs_of(node)[:2])
     packed = device.allocate(4 * _cpu.conv2d_nhwc_bfloat16_packed(shape))
-    weight = brought(graph.constants[node.inputs[1]], device)
+    weight = upload(graph.constants[node.inputs[1]], device)
     _cpu.conv2d_nhwc_bfloat16_pack(weight.address, packed.address, shape)
     return packed
 
@@ -146,7 +146,7 @@ def _pack(node: Node, graph: Graph, device: Any, how: Any = None) -> _Packed:
 
 def _packed(array: np.ndarray, shape: Any, how: Any, device: Any) -> Buffer:
     packed = device.allocate(4 * _cpu.conv2d_nhwc_packed(shape, how))
-    weight = brought(array, device)
+    weight = upload(array, device)
     _cpu.conv2d_nhwc_pack(weight.address, packed.address, shape, how, 1)
     return packed
 

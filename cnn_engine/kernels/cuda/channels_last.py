@@ -24,7 +24,7 @@ from ..cpu.channels_last import (
     shape_of,
 )
 from ..gemm import linear_shape
-from ..kernel import Bound, Call, Kernel, brought, first_computed, stored, storing
+from ..kernel import Bound, Call, Kernel, first_computed, storage_of, storing, upload
 
 #: Rows up to which a product is bound by how fast its weights are read.
 FEW_ROWS = 8
@@ -40,8 +40,8 @@ HALVES = ("float16", "bfloat16")
 FLOAT16 = float(np.finfo(np.float16).max)
 
 
-def operands_of(node: Node) -> Any:
-    return getattr(_cpu.Conv2dOperands, node.op.operands)
+def compute_dtype_of(node: Node) -> Any:
+    return getattr(_cpu.Conv2dOperands, node.op.compute_dtype)
 
 
 def convolution_of(node: Node) -> Node:
@@ -50,8 +50,8 @@ def convolution_of(node: Node) -> Node:
 
 
 def own_type(node: Node) -> str:
-    """Returns what values are stored as where they are stored as what a node multiplies: see Value.stored."""
-    return node.op.operands if node.op.operands in HALVES else ""
+    """Returns the storage type of values that are stored as what a node multiplies."""
+    return node.op.compute_dtype if node.op.compute_dtype in HALVES else ""
 
 
 def pack_on(
@@ -66,13 +66,13 @@ def pack_on(
     """Returns what a compiled function makes of a node's weights, complete, on the device."""
     weights = [graph.constants.get(node.inputs[place]) for place in places]  # None: there are none
     most = max(float(np.abs(one).max(initial=0.0)) for one in weights if one is not None)
-    if node.op.operands == "float16" and most > FLOAT16:
+    if node.op.compute_dtype == "float16" and most > FLOAT16:
         raise UnsupportedError(
             f"dtype: float16: node {node.name}: expected weights of at most "
             f"{FLOAT16:.0f}, found {most:g}; bfloat16 and tf32 have room for them"
         )
     packed = device.allocate(nbytes)
-    sources = [None if weight is None else brought(weight, device) for weight in weights]
+    sources = [None if weight is None else upload(weight, device) for weight in weights]
     addresses = (0 if source is None else source.address for source in sources)
     getattr(device.kernels, function)(*addresses, packed.address, *how, device.stream_handle)
     device.synchronize()
@@ -123,9 +123,9 @@ def may_be_the_callers(value: str, graph: Graph) -> bool:
 def compiled_for(node: Node, graph: Graph, device: Any) -> str:
     """Returns the compiled function that runs a product: GPUs that have wgmma have their own."""
     shape, planar = _shape(node, *graph.inputs_of(node)[:2])
-    kernels, how = device.kernels, (shape, operands_of(node), device.index)
+    kernels, how = device.kernels, (shape, compute_dtype_of(node), device.index)
     x, residual = graph.values[node.inputs[0]], (*node.inputs[3:4], None)[0]
-    wide = node.op.operands in ("float32", "tf32")
+    wide = node.op.compute_dtype in ("float32", "tf32")
     if first_computed(node, graph, _EARLY) is not None:
         return "conv2d_nhwc"
     if planar:
@@ -133,7 +133,7 @@ def compiled_for(node: Node, graph: Graph, device: Any) -> str:
         if alone and kernels.conv2d_nhwc_wgmma_planar_takes(*how):
             return "conv2d_nhwc_wgmma_planar"
     elif (
-        x.stored == ("" if wide else node.op.operands)
+        x.storage_dtype == ("" if wide else node.op.compute_dtype)
         and kernels.conv2d_nhwc_wgmma_takes(*how)
         and not (wide and may_be_the_callers(node.inputs[0], graph))
     ):
@@ -143,8 +143,8 @@ def compiled_for(node: Node, graph: Graph, device: Any) -> str:
 
 def _pack(node: Node, graph: Graph, device: Any) -> _Weights:
     shape, planar = _shape(node, *graph.inputs_of(node)[:2])
-    function, operands = compiled_for(node, graph, device), operands_of(node)
-    how = (shape, planar, operands) if function == "conv2d_nhwc" else (shape, operands)
+    function, compute_dtype = compiled_for(node, graph, device), compute_dtype_of(node)
+    how = (shape, planar, compute_dtype) if function == "conv2d_nhwc" else (shape, compute_dtype)
     nbytes = getattr(device.kernels, f"{function}_packed")(*how, 0)
     packed = pack_on(node, graph, device, nbytes, f"{function}_pack", *how)
     return _Weights(packed.address, packed.nbytes, packed.owner, function)
@@ -162,7 +162,7 @@ def _workspace(node: Node, graph: Graph, device: Any, threads: int) -> int:
     if compiled_for(node, graph, device) != "conv2d_nhwc":
         return 0
     x, weight = graph.inputs_of(node)[:2]
-    how = *_shape(node, x, weight), operands_of(node), stored(x)
+    how = *_shape(node, x, weight), compute_dtype_of(node), storage_of(x)
     return device.kernels.conv2d_nhwc_workspace(*how, 0)
 
 
@@ -171,23 +171,23 @@ def _make(call: Call, rank: int = 0) -> Bound:
     bias, residual, factors, shift = (*call.at[2:], 0, 0, 0, 0)[:4]
     (shape, planar), out = _shape(call.node, x, weight), call.outputs[0]
     function, first = call.prepared.function, (call.at[0], call.prepared.address, bias)
-    operands, activation = operands_of(call.node), activation_of(op)
+    compute_dtype, activation = compute_dtype_of(call.node), activation_of(op)
     if function == "conv2d_nhwc_wgmma_planar":
-        how = call.to[0], shape, call.pitch(out), stored(out), call.overflow
-        return call.native(function, *first, *how, operands, *activation)
+        how = call.to[0], shape, call.pitch(out), storage_of(out), call.overflow
+        return call.native(function, *first, *how, compute_dtype, *activation)
     if op.kind == "linear":
         pitches, floor = _cpu.Conv2dPitches(*reversed(weight.shape)), None
     else:
         pitches, floor = pitches_of(call), op.floor
     before = scale is not None and len(scale.shape) == 2, -math.inf if floor is None else floor
     first += residual, factors, shift, call.to[0]
-    types = _cpu.Conv2dStored(stored(x), stored(added), stored(out))
+    types = _cpu.Conv2dStored(storage_of(x), storage_of(added), storage_of(out))
     if function == "conv2d_nhwc_wgmma":
-        how = shape, pitches, types, call.overflow, operands
+        how = shape, pitches, types, call.overflow, compute_dtype
         ahead = call.known, call.holds
         return call.native(function, *first, *how, *before, *activation, *ahead, rank)
     return call.native(
-        function, *first, call.workspace, shape, pitches, types, call.overflow, planar, operands,
+        function, *first, call.workspace, shape, pitches, types, call.overflow, planar, compute_dtype,
         *before, *activation, rank,
     )  # fmt: skip
 
@@ -208,14 +208,14 @@ def pack_channels(node: Node, graph: Graph, device: Any) -> Buffer:
     x, weight = graph.inputs_of(node)[:2]
     shape = shape_of(node, x, weight)
     nbytes = x.item_bytes * weight.size
-    return pack_on(node, graph, device, nbytes, "conv2d_nhwc_depthwise_pack", shape, stored(x))
+    return pack_on(node, graph, device, nbytes, "conv2d_nhwc_depthwise_pack", shape, storage_of(x))
 
 
 def _make_depthwise(call: Call) -> Bound:
     bias, residual = (*call.at[2:], 0, 0)[:2]
     return call.native(
         "conv2d_nhwc_depthwise", call.at[0], call.prepared.address, bias, residual, call.to[0],
-        shape_of(call.node, *call.inputs[:2]), pitches_of(call), stored(call.outputs[0]),
+        shape_of(call.node, *call.inputs[:2]), pitches_of(call), storage_of(call.outputs[0]),
         call.overflow, *activation_of(call.node.op),
     )  # fmt: skip
 
@@ -225,7 +225,7 @@ def _make_depthwise(call: Call) -> Bound:
 
 def _not_rows(node: Node, graph: Graph) -> str | None:
     x, weight, *_ = graph.inputs_of(node)
-    if node.op.operands is None:
+    if node.op.compute_dtype is None:
         return "expected what operands may be rounded to, as auto says for models"
     if node.op.kind == "conv2d_nhwc":
         one = x.shape[1:3] == weight.shape[2:] == (1, 1) and not node.op.planar
@@ -235,35 +235,35 @@ def _not_rows(node: Node, graph: Graph) -> str | None:
             return "expected nothing before the product, and nothing added to it"
     if x.shape[0] > FEW_ROWS:
         return f"expected at most {FEW_ROWS} rows, found {x.shape[0]}"
-    if x.shape[0] > 1 and weight.size >= MANY_WEIGHTS and node.op.operands in HALVES:
+    if x.shape[0] > 1 and weight.size >= MANY_WEIGHTS and node.op.compute_dtype in HALVES:
         return f"expected one row, or fewer than {MANY_WEIGHTS} weights, found {weight.size}"
     return not_constant(node, graph)
 
 
 def _pack_rows(node: Node, graph: Graph, device: Any) -> Buffer:
-    shape, operands = linear_shape(*graph.inputs_of(node)[:2]), operands_of(node)
-    nbytes = device.kernels.linear_rows_packed(shape, operands, 0)
-    return pack_on(node, graph, device, nbytes, "linear_rows_pack", shape, operands)
+    shape, compute_dtype = linear_shape(*graph.inputs_of(node)[:2]), compute_dtype_of(node)
+    nbytes = device.kernels.linear_rows_packed(shape, compute_dtype, 0)
+    return pack_on(node, graph, device, nbytes, "linear_rows_pack", shape, compute_dtype)
 
 
 def _make_rows(call: Call) -> Bound:
     bias = (*call.at[2:], 0)[0]
     return call.native(
         "linear_rows", call.at[0], call.prepared.address, bias, call.to[0],
-        linear_shape(*call.inputs[:2]), stored(call.inputs[0]), stored(call.outputs[0]),
-        call.overflow, operands_of(call.node), *activation_of(call.node.op),
+        linear_shape(*call.inputs[:2]), storage_of(call.inputs[0]), storage_of(call.outputs[0]),
+        call.overflow, compute_dtype_of(call.node), *activation_of(call.node.op),
     )  # fmt: skip
 
 
 def _not_product(node: Node, graph: Graph) -> str | None:
-    if node.op.operands is None:
+    if node.op.compute_dtype is None:
         return "expected what operands may be rounded to, as auto says for models"
     return not_constant(node, graph)
 
 
 def _make_pool(call: Call) -> Bound:
     function, arguments = make_pool(call)
-    return function, [*arguments[:-1], stored(call.inputs[0]), arguments[-1]]
+    return function, [*arguments[:-1], storage_of(call.inputs[0]), arguments[-1]]
 
 
 def _row(op: str, name: str, make: Any, why_not: Any, prepare: Any, **options: Any) -> Kernel:
@@ -299,7 +299,7 @@ ROWS = [
     ),
     _row(
         "conv2d_nhwc", "depthwise", _make_depthwise, _not_depthwise, pack_channels,
-        early=(2,), pitched=_IMAGES, stores=storing(*_IMAGES), alike=True,
+        early=(2,), pitched=_IMAGES, stores=storing(*_IMAGES), same_storage=True,
     ),
     _row(
         "conv2d_nhwc", "implicit_gemm", _make, not_constant, _pack, packed_for=compiled_for,
@@ -316,7 +316,7 @@ ROWS = [
     *(
         Kernel(
             op, "channels_last", "cuda", _make_pool, pitched=(None, 0), stores=storing(None, 0),
-            alike=True, **more,
+            same_storage=True, **more,
         )
         for op, more in (
             ("max_pool2d_nhwc", {"why_not": pooling.why_not}), ("average_pool2d_nhwc", {}),

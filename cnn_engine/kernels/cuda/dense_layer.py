@@ -12,7 +12,7 @@ from ...devices import Buffer
 from ...graph.graph import Graph, Node, Value
 from ..cpu.channels_last import function_of, not_compiled, shape_of
 from ..kernel import Bound, Call, Kernel, storing
-from .channels_last import operands_of, pack_on
+from .channels_last import compute_dtype_of, pack_on
 from .fused_cuda import is_clamp
 
 
@@ -26,8 +26,11 @@ def continues(device: Any, graph: Graph, first: Node, second: Node) -> bool:
     """Whether a device makes a layer's last convolution, and the next layer's first, sooner as one."""
     values = graph.values
     images = (first.inputs[0], first.outputs[0], second.inputs[0], second.outputs[0])
-    stored_as = {values[name].stored for name in images} | {first.op.operands, second.op.operands}
-    if len(stored_as) != 1 or "" in stored_as:
+    storage_dtypes = {values[name].storage_dtype for name in images} | {
+        first.op.compute_dtype,
+        second.op.compute_dtype,
+    }
+    if len(storage_dtypes) != 1 or "" in storage_dtypes:
         return False
     if not (is_clamp(first.op.activation) and is_clamp(second.op.activation)):
         return False
@@ -39,14 +42,14 @@ def continues(device: Any, graph: Graph, first: Node, second: Node) -> bool:
 
 def _why_not(node: Node, graph: Graph) -> str | None:
     values = graph.inputs_of(node)
-    if any(values[place].stored != node.op.operands for place in (0, 3)):
+    if any(values[place].storage_dtype != node.op.compute_dtype for place in (0, 3)):
         return "expected images in 16 bits, in the type that weights are rounded to"
     weights = replace(node, inputs=node.inputs[:3] + node.inputs[4:])
     return not_compiled(weights, graph, node.op.inner, node.op.activation)
 
 
 def _prepare(node: Node, graph: Graph, device: Any) -> Buffer:
-    how = *_sizes_of(node, graph.inputs_of(node)), operands_of(node)
+    how = *_sizes_of(node, graph.inputs_of(node)), compute_dtype_of(node)
     nbytes = device.kernels.dense_layer_packed(*how, 0)
     return pack_on(node, graph, device, nbytes, "dense_layer_pack", *how, places=(2, 1))
 
@@ -58,7 +61,7 @@ def _make(call: Call) -> Bound:
         "dense_layer", at, e, call.prepared.address, first_bias, bias, scale, shift, *call.to,
         *_sizes_of(call.node, call.inputs), _cpu.Conv2dPitches(call.pitch(x), call.pitch(y)),
         call.pitch(z), -math.inf if op.floor is None else op.floor, call.overflow,
-        operands_of(call.node), *function_of(op.inner), *function_of(op.activation),
+        compute_dtype_of(call.node), *function_of(op.inner), *function_of(op.activation),
         call.known, call.holds,
     )  # fmt: skip
 
@@ -66,7 +69,7 @@ def _make(call: Call) -> Bound:
 ROWS = [
     Kernel(
         "dense_layer", "dense_layer", "cuda", _make, why_not=_why_not, prepare=_prepare,
-        packs=(1, 2), early=(4, 5, 6, 7), pitched=(None, 0), stores=storing(None, 0, 3), alike=True,
+        packs=(1, 2), early=(4, 5, 6, 7), pitched=(None, 0), stores=storing(None, 0, 3), same_storage=True,
         reads_ahead=lambda _: True, holds=True,
     ),
 ]  # fmt: skip

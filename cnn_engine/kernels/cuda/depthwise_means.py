@@ -13,14 +13,18 @@ from .channels_last import convolution_of, pack_channels
 def makes_means(device: Any, graph: Graph, node: Node) -> int:
     """Returns of how many parts a device makes the means of what ``node`` convolves sooner with it, or 0."""
     x, y = graph.values[node.inputs[0]], graph.values[node.outputs[0]]
-    if x.stored or y.stored or not_compiled(node, graph, node.op.activation) is not None:
+    if (
+        x.storage_dtype
+        or y.storage_dtype
+        or not_compiled(node, graph, node.op.activation) is not None
+    ):
         return 0
     shape = shape_of(node, *graph.inputs_of(node)[:2])
     return int(device.kernels.depthwise_means_takes(shape, device.index))
 
 
 def _why_not(node: Node, graph: Graph) -> str | None:
-    if graph.inputs_of(node)[0].stored:
+    if graph.inputs_of(node)[0].storage_dtype:
         return "expected images in float32"
     return not_compiled(node, graph, node.op.convolution.activation)
 

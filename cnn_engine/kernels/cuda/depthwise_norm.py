@@ -6,23 +6,23 @@ from typing import Any
 
 from ...graph.graph import Graph, Node
 from ..cpu.channels_last import not_compiled, shape_of
-from ..kernel import Bound, Call, Kernel, stored, storing
+from ..kernel import Bound, Call, Kernel, storage_of, storing
 from .channels_last import convolution_of, may_be_the_callers, pack_channels
 
 
 def normalizes(device: Any, graph: Graph, node: Node, norm: Node) -> bool:
     """Whether a device makes sooner with ``node``, which convolves, what ``norm`` makes of it."""
     x, y = graph.values[node.inputs[0]], graph.values[norm.outputs[0]]
-    if x.stored != y.stored or not_compiled(norm, graph):
+    if x.storage_dtype != y.storage_dtype or not_compiled(norm, graph):
         return False
     if may_be_the_callers(x.name, graph):  # at any address
         return False
     shape = shape_of(node, *graph.inputs_of(node)[:2])
-    return bool(device.kernels.depthwise_norm_takes(shape, stored(x), device.index))
+    return bool(device.kernels.depthwise_norm_takes(shape, storage_of(x), device.index))
 
 
 def _why_not(node: Node, graph: Graph) -> str | None:
-    if graph.inputs_of(node)[0].stored != graph.values[node.outputs[0]].stored:
+    if graph.inputs_of(node)[0].storage_dtype != graph.values[node.outputs[0]].storage_dtype:
         return "expected images in memory as what is made of them"
     return not_compiled(node, graph)
 
@@ -32,7 +32,7 @@ def _make(call: Call) -> Bound:
     scale, bias, shift = (*call.at[2:], 0, 0)[:3]
     return call.native(
         "depthwise_norm", call.at[0], call.prepared.address, bias, scale, shift, call.to[0],
-        shape_of(convolution_of(node), *call.inputs[:2]), node.op.epsilon, stored(call.outputs[0]),
+        shape_of(convolution_of(node), *call.inputs[:2]), node.op.epsilon, storage_of(call.outputs[0]),
         call.overflow,
     )  # fmt: skip
 
@@ -40,6 +40,6 @@ def _make(call: Call) -> Bound:
 ROWS = [
     Kernel(
         "depthwise_norm", "depthwise_norm", "cuda", _make, why_not=_why_not, prepare=pack_channels,
-        packs=(1,), early=(2, 3, 4), stores=storing(None, 0), alike=True,
+        packs=(1,), early=(2, 3, 4), stores=storing(None, 0), same_storage=True,
     ),
 ]  # fmt: skip

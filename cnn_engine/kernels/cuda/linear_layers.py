@@ -8,7 +8,7 @@ from ... import _cpu
 from ...devices import Buffer
 from ...graph.graph import Graph, Node
 from ..cpu.channels_last import function_of, not_compiled
-from ..kernel import Bound, Call, Kernel, brought
+from ..kernel import Bound, Call, Kernel, upload
 
 
 def _layers(op: Any, inputs: Any) -> Any:
@@ -23,7 +23,7 @@ def _layers(op: Any, inputs: Any) -> Any:
 def joins_layers(device: Any, graph: Graph, node: Node) -> bool:
     """Whether a device runs linear layers sooner as one kernel than each by its own."""
     inputs = graph.inputs_of(node)
-    if inputs[0].stored or inputs[0].dtype != "float32" or _why_not(node, graph) is not None:
+    if inputs[0].storage_dtype or inputs[0].dtype != "float32" or _why_not(node, graph) is not None:
         return False
     return bool(device.kernels.linear_layers_takes(_layers(node.op, inputs), device.index))
 
@@ -36,7 +36,7 @@ def _prepare(node: Node, graph: Graph, device: Any) -> Buffer:
     shape = _layers(node.op, graph.inputs_of(node))
     packed = device.allocate(device.kernels.linear_layers_packed(shape, 0))
     arrays = [None if name is None else graph.constants[name] for name in node.inputs[1:]]
-    sources = [None if array is None else brought(array, device) for array in arrays]
+    sources = [None if array is None else upload(array, device) for array in arrays]
     addresses = [0 if source is None else source.address for source in sources]
     for layer, pair in enumerate(zip(addresses[::2], addresses[1::2], strict=True)):
         device.kernels.linear_layers_pack(*pair, packed.address, shape, layer, device.stream_handle)

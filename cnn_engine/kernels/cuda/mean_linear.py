@@ -9,8 +9,8 @@ from ... import _cpu
 from ...devices import Buffer
 from ...graph.graph import Graph, Node, Value
 from ..cpu.channels_last import activation_of, not_compiled
-from ..kernel import Bound, Call, Kernel, stored, storing
-from .channels_last import may_be_the_callers, operands_of, own_type, pack_on
+from ..kernel import Bound, Call, Kernel, storage_of, storing
+from .channels_last import compute_dtype_of, may_be_the_callers, own_type, pack_on
 
 
 def _shape_of(x: Value, weight: Value) -> tuple[Any, int]:
@@ -22,22 +22,22 @@ def _shape_of(x: Value, weight: Value) -> tuple[Any, int]:
 def averages(device: Any, graph: Graph, node: Node) -> bool:
     """Whether a device makes the means and the layer of a node that ``graph`` has not yet sooner as one."""
     x, weight = (graph.values[name] for name in node.inputs[:2])
-    if x.stored != own_type(node) or may_be_the_callers(x.name, graph):  # at any address
+    if x.storage_dtype != own_type(node) or may_be_the_callers(x.name, graph):  # at any address
         return False
     if not hasattr(_cpu.UnaryFunction, getattr(node.op.activation, "function", "clip")):
         return False
-    how = *_shape_of(x, weight), operands_of(node)
+    how = *_shape_of(x, weight), compute_dtype_of(node)
     return bool(device.kernels.mean_linear_takes(*how, device.index))
 
 
 def _why_not(node: Node, graph: Graph) -> str | None:
-    if graph.inputs_of(node)[0].stored != own_type(node):
+    if graph.inputs_of(node)[0].storage_dtype != own_type(node):
         return "expected images that are stored as what is multiplied"
     return not_compiled(node, graph, node.op.activation)
 
 
 def _prepare(node: Node, graph: Graph, device: Any) -> Buffer:
-    how = *_shape_of(*graph.inputs_of(node)[:2]), operands_of(node)
+    how = *_shape_of(*graph.inputs_of(node)[:2]), compute_dtype_of(node)
     nbytes = device.kernels.mean_linear_packed(*how, 0)
     return pack_on(node, graph, device, nbytes, "mean_linear_pack", *how)
 
@@ -48,8 +48,8 @@ def _make(call: Call) -> Bound:
     floor = -math.inf if op.floor is None else op.floor
     return call.native(
         "mean_linear", call.at[0], call.prepared.address, bias, scale, shift, call.to[0],
-        *_shape_of(x, weight), floor, stored(call.outputs[0]), call.overflow,
-        operands_of(call.node), *activation_of(op),
+        *_shape_of(x, weight), floor, storage_of(call.outputs[0]), call.overflow,
+        compute_dtype_of(call.node), *activation_of(op),
     )  # fmt: skip
 
 

@@ -46,7 +46,7 @@ def fuse_bottlenecks(
             second.name,
             Bottleneck(
                 op.stride, op.padding, op.dilation, op.activation, second.op.activation,
-                third is not None, third and third.op.activation, op.operands,
+                third is not None, third and third.op.activation, op.compute_dtype,
             ),
             inputs, tuple(node.outputs[0] for node in nodes[1:]), covering(*nodes),
         )  # fmt: skip

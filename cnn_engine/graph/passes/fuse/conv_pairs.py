@@ -27,7 +27,7 @@ def fuse_sums(graph: Graph, takes: Takes) -> Graph:
         added = None if absent(last, 3) else graph.producers.get(last.inputs[3])
         if not (_is_bare(graph, added) and _is_bare(graph, last)) or not absent(added, 3):
             continue
-        if added.op.activation is not None or added.op.operands != last.op.operands:
+        if added.op.activation is not None or added.op.compute_dtype != last.op.compute_dtype:
             continue
         alone = only_user(graph, added.outputs[0]) is last and last.inputs[0] != added.outputs[0]
         if not alone or not rewrites.free(added, last):
@@ -44,7 +44,7 @@ def fuse_neighbours(graph: Graph, takes: Takes) -> Graph:
 
     Small images leave most of a GPU to a second convolution, and a start less is to be waited for.
     """
-    rewrites, stored = Rewrites(graph), dict(graph.stored)
+    rewrites, storage_dtype = Rewrites(graph), dict(graph.storage_dtype)
     for concat in graph.nodes:
         if type(concat.op) is not Concat:
             continue
@@ -60,8 +60,8 @@ def fuse_neighbours(graph: Graph, takes: Takes) -> Graph:
             outputs = concat.outputs
             if len(inputs) > 2:
                 outputs = (rewrites.fresh(f"{concat.name}.{place}"),)
-                if both[0].outputs[0] in stored:
-                    stored[outputs[0]] = stored[both[0].outputs[0]]
+                if both[0].outputs[0] in storage_dtype:
+                    storage_dtype[outputs[0]] = storage_dtype[both[0].outputs[0]]
             pairs.append(both)
             merged.append(_merged(Conv2dBeside, both[1], both, outputs))
             inputs[place : place + 2] = [None, outputs[0]]  # which is in no other pair
@@ -71,7 +71,7 @@ def fuse_neighbours(graph: Graph, takes: Takes) -> Graph:
         kept = [replace(concat, inputs=left)] if len(left) > 1 else []
         gone = [node for both in pairs for node in both[::-1]]
         rewrites.replace([*gone, concat], [*merged, *kept], "together they are conv2d_beside")
-    return replace(rewrites.apply(), stored=stored)
+    return replace(rewrites.apply(), storage_dtype=storage_dtype)
 
 
 def _merged(op: type, named: Node, both: list[Node], outputs: tuple[str, ...]) -> Node:
@@ -81,7 +81,7 @@ def _merged(op: type, named: Node, both: list[Node], outputs: tuple[str, ...]) -
         for place in range(3)
         for node in both
     )
-    how = named.op.activation, named.op.operands
+    how = named.op.activation, named.op.compute_dtype
     return Node(named.name, op(*records, *how), tuple(inputs), outputs, covering(*both))
 
 
@@ -98,7 +98,7 @@ def _are_neighbours(graph: Graph, both: list[Node | None]) -> bool:
         absent(first, 3)
         and absent(second, 3)
         and first.op.activation == second.op.activation
-        and first.op.operands == second.op.operands
+        and first.op.compute_dtype == second.op.compute_dtype
         and all(only_user(graph, node.outputs[0]) is not None for node in both)
     )
 

@@ -38,7 +38,7 @@ def fuse_dense_layers(graph: Graph, takes: Callable[[Graph, Node, Node], bool]) 
         _, last, last_bias, _, scale, shift = second.inputs
         op = DenseLayer(
             first.op.padding, first.op.activation, second.op.activation, second.op.floor,
-            second.op.operands,
+            second.op.compute_dtype,
         )  # fmt: skip
         inputs = concat.inputs[0], last, window, e, scale, shift, bias, last_bias
         outputs = first.outputs[0], second.outputs[0]

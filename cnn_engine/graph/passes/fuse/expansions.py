@@ -61,7 +61,7 @@ def fuse_inverted_residuals(
             third.name,
             InvertedResidual(
                 second.op.stride, second.op.padding, first and first.op.activation,
-                second.op.activation, third.op.activation, adds, third.op.operands,
+                second.op.activation, third.op.activation, adds, third.op.compute_dtype,
             ),
             (x, before[0], second.inputs[1], third.inputs[1], before[1], *biases), third.outputs,
             covering(*nodes),
@@ -105,7 +105,7 @@ def fuse_expansions(graph: Graph, takes: Callable[[Graph, Node, Node], int] | No
             second.name,
             ExpandDepthwise(
                 op.stride, op.padding, op.dilation, first.op.activation, op.activation,
-                len(outputs) > 1, op.operands, parts,
+                len(outputs) > 1, op.compute_dtype, parts,
             ),
             (first.inputs[0], first.inputs[1], second.inputs[1], *biases), outputs, covering(*nodes),
         )  # fmt: skip

@@ -46,7 +46,7 @@ def fuse_means(graph: Graph, takes: Callable[[Graph, Node], bool]) -> Graph:
             constants = dict(zip(names, affine, strict=True))
         bias = None if absent(layer, 2) else layer.inputs[2]
         inputs = x, layer.inputs[1], bias, *names
-        op = MeanLinear(floor, layer.op.activation, layer.op.operands or "float32")
+        op = MeanLinear(floor, layer.op.activation, layer.op.compute_dtype or "float32")
         merged = Node(layer.name, op, inputs, layer.outputs, covering(*nodes))
         if not rewrites.free(*nodes) or not takes(graph, merged):
             continue

@@ -53,7 +53,7 @@ def fuse_pools(graph: Graph, takes: Callable[[Graph, Node, Node], bool]) -> Grap
         op = conv.op
         merged = Node(
             pool.name,
-            Conv2dPool(replace(op, activation=None), pool.op, op.activation, op.operands),
+            Conv2dPool(replace(op, activation=None), pool.op, op.activation, op.compute_dtype),
             conv.inputs[:3], pool.outputs, covering(conv, pool),
         )  # fmt: skip
         rewrites.replace([conv, pool], [merged], "together they are conv2d_pool")
@@ -73,12 +73,12 @@ def fuse_stem_pairs(graph: Graph, takes: Callable[[Graph, Node, Node], bool]) ->
         second = only_user(graph, first.outputs[0])
         if second is None or type(second.op) is not Conv2dPool:
             continue
-        if first.op.operands != second.op.operands or not takes(graph, first, second):
+        if first.op.compute_dtype != second.op.compute_dtype or not takes(graph, first, second):
             continue
         x, weight, *bias = first.inputs[:3]
         _, second_weight, *second_bias = second.inputs
         merged = Node(
-            second.name, StemPair(first.op, second.op, first.op.operands),
+            second.name, StemPair(first.op, second.op, first.op.compute_dtype),
             (x, weight, second_weight, *(bias or (None,)), *second_bias), second.outputs,
             covering(first, second),
         )  # fmt: skip

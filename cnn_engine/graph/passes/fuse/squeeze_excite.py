@@ -54,7 +54,7 @@ def scale_by_gates(graph: Graph, takes: Callable[[Graph, Node], bool]) -> Graph:
     Args:
         takes: whether a kernel multiplies the images of a gate.
     """
-    rewrites, readers, stored = Rewrites(graph), graph.consumers, dict(graph.stored)
+    rewrites, readers, storage_dtype = Rewrites(graph), graph.consumers, dict(graph.storage_dtype)
     for gate in graph.nodes:
         if type(gate.op) is not SqueezeExcite or gate.op.scales:
             continue
@@ -68,7 +68,7 @@ def scale_by_gates(graph: Graph, takes: Callable[[Graph, Node], bool]) -> Graph:
                 clamp = None
             gone = [reader] if clamp is None else [reader, clamp]
             (scaled,) = gone[-1].outputs
-            if stored.get(scaled) != stored.get(x) or not takes(graph, gate):
+            if storage_dtype.get(scaled) != storage_dtype.get(x) or not takes(graph, gate):
                 continue
             op = replace(gate.op, scales=True, clamp=None if clamp is None else clamp.op)
             made = replace(gate, op=op, outputs=(scaled,), covers=covering(gate, *gone))
@@ -83,11 +83,11 @@ def scale_by_gates(graph: Graph, takes: Callable[[Graph, Node], bool]) -> Graph:
             continue
         scaled = rewrites.fresh(f"{gate.name}.scaled")
         made = replace(gate, op=replace(gate.op, scales=True), outputs=(scaled,))
-        if x in stored:
-            stored[scaled] = stored[x]
+        if x in storage_dtype:
+            storage_dtype[scaled] = storage_dtype[x]
         bare = [replace(n, inputs=(scaled, *n.inputs[1:4], None, *n.inputs[5:])) for n in users]
         rewrites.replace([gate, reader, *users], [made, *bare], "it multiplies the images itself")
-    return replace(rewrites.apply(), stored=stored)
+    return replace(rewrites.apply(), storage_dtype=storage_dtype)
 
 
 def _factors_of(node: Node, x: str) -> str | None:

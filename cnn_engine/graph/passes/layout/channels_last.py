@@ -60,7 +60,7 @@ def channels_last(graph: Graph, shuffles: bool = False) -> Graph:
     return drop_identities(merge_shapes(drop_unused(_Layouts(graph, shuffles).rewritten())))
 
 
-def round_operands(graph: Graph, dtype: str, whole: Collection[str] = ()) -> Graph:
+def set_compute_dtype(graph: Graph, dtype: str, whole: Collection[str] = ()) -> Graph:
     """Lets kernels round to ``dtype`` what convolutions, gates and linear layers multiply.
 
     In tf32 the first convolutions keep float32: see :data:`FIRST_PART`.
@@ -73,7 +73,9 @@ def round_operands(graph: Graph, dtype: str, whole: Collection[str] = ()) -> Gra
     return graph.replaced(
         nodes,
         [
-            replace(node, op=replace(node.op, operands="float32" if node.name in kept else dtype))
+            replace(
+                node, op=replace(node.op, compute_dtype="float32" if node.name in kept else dtype)
+            )
             for node in nodes
         ],
     )

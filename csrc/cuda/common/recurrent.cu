@@ -2,8 +2,8 @@
 // product. A warp makes one unit of one row: its lanes share the products of every gate's row of R,
 // which the second-level cache keeps from step to step. States go from one buffer to another, since
 // all units of a step read those of the step before.
-#include "cuda/launch.cuh"
-#include "cuda/unary.cuh"
+#include "cuda/common/launch.cuh"
+#include "cuda/common/unary.cuh"
 #include "ops/recurrent.h"
 #include "runtime/check.h"
 

@@ -3,7 +3,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "cuda/launch.cuh"
+#include "cuda/common/launch.cuh"
 #include "cuda/target.h"
 #include "runtime/device.h"
 
