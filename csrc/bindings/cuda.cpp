@@ -10,7 +10,7 @@
 
 #include "bindings/no_gil.h"
 #include "bindings/operators.h"
-#include "cuda/target.h"
+#include "cuda/common/target.h"
 #include "runtime/capture.h"
 #include "runtime/check.h"
 #include "runtime/delay.h"

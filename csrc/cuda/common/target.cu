@@ -4,7 +4,7 @@
 #include <string>
 
 #include "cuda/common/launch.cuh"
-#include "cuda/target.h"
+#include "cuda/common/target.h"
 #include "runtime/device.h"
 
 namespace cnn_engine::cuda {
