@@ -1,4 +1,5 @@
-// How the variant `tiled` of conv2d cuts outputs into tiles (cuda/common/conv2d_tiled.cuh has the kernel).
+// How the variant `tiled` of conv2d cuts outputs into tiles (cuda/common/conv2d_tiled.cuh has the
+// kernel).
 //
 // Numbers alone, so that a machine without CUDA can say what would not fit, too.
 #pragma once

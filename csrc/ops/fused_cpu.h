@@ -40,9 +40,10 @@ class FusedNetwork {
   static std::string why_not(const NetworkDescription& description, FusedDtype dtype);
 
   // May be called from several threads at once; they share the CPUs. No more threads work for one
-  // call than this process has CPUs, and one alone where others do not pay (runtime/adaptive_threads.h). A call
-  // has memory of its own, one workspace a thread whatever n is, which is kept for later ones.
-  // Returns the images that were left out, in order; their outputs are not written.
+  // call than this process has CPUs, and one alone where others do not pay
+  // (runtime/adaptive_threads.h). A call has memory of its own, one workspace a thread whatever n
+  // is, which is kept for later ones. Returns the images that were left out, in order; their
+  // outputs are not written.
   std::vector<int> run(const void* images,  // [N, C, H, W] uint8 or float32
                        bool is_uint8, int n,
                        float* output,  // [N, outputs]

@@ -2,9 +2,9 @@
 // row is read once. 2 to 32 lanes have a row, as few as hold it, so that a warp has several.
 #pragma once
 
-#include "cuda/sm80/channels.cuh"
 #include "cuda/common/launch.cuh"
 #include "cuda/common/strided.cuh"
+#include "cuda/sm80/channels.cuh"
 #include "ops/normalize_rows.h"
 
 namespace cnn_engine::cuda {

@@ -1,8 +1,8 @@
 // max_pool2d_nhwc and average_pool2d_nhwc on CUDA: a thread makes one output of four neighbouring
 // channels where all lie at 16 bytes, else of one; neighbouring threads make neighbouring channels.
-#include "cuda/sm80/channels.cuh"
 #include "cuda/common/launch.cuh"
 #include "cuda/common/strided.cuh"
+#include "cuda/sm80/channels.cuh"
 #include "ops/pool2d_nhwc.h"
 #include "ops/window.h"
 

@@ -8,8 +8,8 @@
 // its inputs, another's while it computes the last layer of the one before.
 #pragma once
 
-#include "cuda/fused/conv.cuh"
 #include "cuda/common/reduce.cuh"
+#include "cuda/fused/conv.cuh"
 
 namespace cnn_engine::cuda::fused {
 

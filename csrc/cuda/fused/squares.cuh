@@ -6,8 +6,8 @@
 // stored for it in shared memory was published (publish_to_products) before a barrier.
 #pragma once
 
-#include "cuda/fused/conv.cuh"
 #include "cuda/common/reduce.cuh"
+#include "cuda/fused/conv.cuh"
 
 namespace cnn_engine::cuda::fused {
 

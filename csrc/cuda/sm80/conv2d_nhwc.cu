@@ -4,11 +4,11 @@
 #include <cmath>
 #include <limits>
 
-#include "cuda/sm80/conv2d_nhwc_gemm.h"
 #include "cuda/common/launch.cuh"
+#include "cuda/common/strided.cuh"
+#include "cuda/sm80/conv2d_nhwc_gemm.h"
 #include "cuda/sm80/rated.h"
 #include "cuda/sm80/storage.cuh"
-#include "cuda/common/strided.cuh"
 
 namespace cnn_engine::cuda {
 namespace nhwc {

@@ -19,15 +19,15 @@
 #include <tuple>
 #include <type_traits>
 
-#include "cuda/sm80/conv2d_nhwc_pack.cuh"
+#include "cuda/common/launch.cuh"
+#include "cuda/common/unary.cuh"
 #include "cuda/sm80/conv2d_nhwc_gemm.h"
+#include "cuda/sm80/conv2d_nhwc_pack.cuh"
 #include "cuda/sm80/conv2d_nhwc_terms.cuh"
 #include "cuda/sm80/epilogue.cuh"
-#include "cuda/common/launch.cuh"
 #include "cuda/sm80/mma.cuh"
 #include "cuda/sm80/storage.cuh"
 #include "cuda/sm80/tf32.cuh"
-#include "cuda/common/unary.cuh"
 
 namespace cnn_engine::cuda::nhwc {
 

@@ -9,8 +9,8 @@
 // takes as long as a small batch is the way to the second-level cache and back. With Side > 0:
 // square kernels without dilation and with equal strides of Stride, compiled in. Side = 0: any
 // kernel, stride and dilation.
-#include "cuda/sm80/conv2d_nhwc_depthwise_tma.cuh"
 #include "cuda/sm80/conv2d_nhwc_depthwise_strip.cuh"
+#include "cuda/sm80/conv2d_nhwc_depthwise_tma.cuh"
 #include "cuda/sm80/conv2d_nhwc_depthwise_window.cuh"
 #include "cuda/sm90/conv2d_nhwc_wgmma_map.h"
 

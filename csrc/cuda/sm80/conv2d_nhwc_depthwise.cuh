@@ -2,10 +2,10 @@
 // are.
 #pragma once
 
-#include "cuda/sm80/channels.cuh"
 #include "cuda/common/launch.cuh"
-#include "cuda/sm80/rounded.cuh"
 #include "cuda/common/strided.cuh"
+#include "cuda/sm80/channels.cuh"
+#include "cuda/sm80/rounded.cuh"
 #include "ops/conv2d_nhwc_depthwise.h"
 
 namespace cnn_engine::cuda {

@@ -5,8 +5,8 @@
 
 #include <cstdint>
 
-#include "cuda/sm80/conv2d_nhwc_gemm.h"
 #include "cuda/common/launch.cuh"
+#include "cuda/sm80/conv2d_nhwc_gemm.h"
 
 namespace cnn_engine::cuda::nhwc {
 

@@ -4,9 +4,9 @@
 #include <limits>
 #include <string>
 
-#include "cuda/sm80/dense_layer.cuh"
 #include "cuda/common/launch.cuh"
 #include "cuda/common/strided.cuh"
+#include "cuda/sm80/dense_layer.cuh"
 #include "ops/dense_layer.h"
 
 namespace cnn_engine::cuda {

@@ -10,10 +10,10 @@
 
 #include <cstdint>
 
+#include "cuda/common/warp.cuh"
 #include "cuda/sm80/cluster.cuh"
 #include "cuda/sm80/epilogue.cuh"
 #include "cuda/sm80/inverted.cuh"
-#include "cuda/common/warp.cuh"
 
 namespace cnn_engine::cuda::dense_layers {
 

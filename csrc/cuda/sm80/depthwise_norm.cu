@@ -4,8 +4,8 @@
 // outputs again, is one exchange.
 #include "cuda/sm80/cluster.cuh"
 #include "cuda/sm80/conv2d_nhwc_depthwise_tma.cuh"
-#include "cuda/sm90/conv2d_nhwc_wgmma_map.h"
 #include "cuda/sm80/mma.cuh"
+#include "cuda/sm90/conv2d_nhwc_wgmma_map.h"
 #include "ops/depthwise_norm.h"
 
 namespace cnn_engine::cuda {

@@ -10,9 +10,9 @@
 #include <algorithm>
 #include <string>
 
-#include "cuda/sm80/inverted.cuh"
 #include "cuda/common/launch.cuh"
 #include "cuda/common/strided.cuh"
+#include "cuda/sm80/inverted.cuh"
 #include "ops/expand_depthwise.h"
 
 namespace cnn_engine::cuda {

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <string>
 
-#include "cuda/sm80/inverted_residual.cuh"
 #include "cuda/common/launch.cuh"
+#include "cuda/sm80/inverted_residual.cuh"
 #include "ops/inverted_residual.h"
 
 namespace cnn_engine::cuda {

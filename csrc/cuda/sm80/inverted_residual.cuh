@@ -9,8 +9,8 @@
 
 #include <type_traits>
 
-#include "cuda/sm80/inverted.cuh"
 #include "cuda/common/strided.cuh"
+#include "cuda/sm80/inverted.cuh"
 
 namespace cnn_engine::cuda::inverted_residuals {
 

@@ -12,10 +12,10 @@
 #include <algorithm>
 
 #include "cuda/common/activation.cuh"
-#include "cuda/sm80/cluster.cuh"
 #include "cuda/common/launch.cuh"
-#include "cuda/sm80/mma.cuh"
 #include "cuda/common/reduce.cuh"
+#include "cuda/sm80/cluster.cuh"
+#include "cuda/sm80/mma.cuh"
 #include "ops/linear_layers.h"
 
 namespace cnn_engine::cuda {

@@ -1,12 +1,12 @@
 // linear_rows on CUDA: a warp makes an output feature of up to `Rows` rows. Its first weights are
 // on their way before it waits for its inputs. One row of many weights: linear_rows_stream.cuh.
 #include "cuda/common/activation.cuh"
-#include "cuda/sm80/channels.cuh"
 #include "cuda/common/launch.cuh"
-#include "cuda/sm80/linear_rows_stream.cuh"
 #include "cuda/common/reduce.cuh"
-#include "cuda/sm80/row_weights.cuh"
 #include "cuda/common/strided.cuh"
+#include "cuda/sm80/channels.cuh"
+#include "cuda/sm80/linear_rows_stream.cuh"
+#include "cuda/sm80/row_weights.cuh"
 #include "ops/linear_rows.h"
 
 namespace cnn_engine::cuda {

@@ -7,13 +7,13 @@
 #include <algorithm>
 
 #include "cuda/common/activation.cuh"
+#include "cuda/common/launch.cuh"
+#include "cuda/common/reduce.cuh"
+#include "cuda/common/warp.cuh"
 #include "cuda/sm80/channels.cuh"
 #include "cuda/sm80/epilogue.cuh"
-#include "cuda/common/launch.cuh"
 #include "cuda/sm80/mma.cuh"
-#include "cuda/common/reduce.cuh"
 #include "cuda/sm80/row_weights.cuh"
-#include "cuda/common/warp.cuh"
 #include "ops/linear.h"
 
 namespace cnn_engine::cuda {

@@ -9,12 +9,12 @@
 #include <algorithm>
 
 #include "cuda/common/activation.cuh"
+#include "cuda/common/launch.cuh"
+#include "cuda/common/strided.cuh"
 #include "cuda/sm80/channels.cuh"
 #include "cuda/sm80/cluster.cuh"
-#include "cuda/common/launch.cuh"
 #include "cuda/sm80/mma.cuh"
 #include "cuda/sm80/row_weights.cuh"
-#include "cuda/common/strided.cuh"
 #include "ops/mean_linear.h"
 
 namespace cnn_engine::cuda {

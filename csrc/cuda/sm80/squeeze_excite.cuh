@@ -13,12 +13,12 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "cuda/common/strided.cuh"
 #include "cuda/sm80/channels.cuh"
 #include "cuda/sm80/cluster.cuh"
 #include "cuda/sm80/mma.cuh"
 #include "cuda/sm80/rounded.cuh"
 #include "cuda/sm80/row_weights.cuh"
-#include "cuda/common/strided.cuh"
 
 namespace cnn_engine::cuda::gates {
 

@@ -5,11 +5,11 @@
 
 #include "cuda/common/activation.cuh"
 #include "cuda/common/binary.cuh"
-#include "cuda/sm80/channels.cuh"
 #include "cuda/common/launch.cuh"
 #include "cuda/common/normalize_rows.cuh"
 #include "cuda/common/reduce.cuh"
 #include "cuda/common/strided.cuh"
+#include "cuda/sm80/channels.cuh"
 #include "ops/stored_functions.h"
 
 namespace cnn_engine::cuda {

@@ -3,11 +3,11 @@
 #include <limits>
 #include <type_traits>
 
-#include "cuda/sm90/conv2d_nhwc_wgmma_map.h"
-#include "cuda/sm90/conv2d_nhwc_wgmma_gemm.h"
 #include "cuda/common/launch.cuh"
-#include "cuda/sm80/storage.cuh"
 #include "cuda/common/strided.cuh"
+#include "cuda/sm80/storage.cuh"
+#include "cuda/sm90/conv2d_nhwc_wgmma_gemm.h"
+#include "cuda/sm90/conv2d_nhwc_wgmma_map.h"
 #include "ops/conv2d_nhwc_wgmma.h"
 
 namespace cnn_engine::cuda {

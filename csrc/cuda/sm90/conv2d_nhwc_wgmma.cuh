@@ -23,15 +23,15 @@
 #include <algorithm>
 #include <type_traits>
 
-#include "cuda/sm90/conv2d_nhwc_wgmma_epilogue.cuh"
-#include "cuda/sm90/conv2d_nhwc_wgmma_map.h"
-#include "cuda/sm90/conv2d_nhwc_wgmma_gemm.h"
-#include "cuda/sm90/conv2d_nhwc_wgmma_prologue.cuh"
-#include "cuda/sm90/conv2d_nhwc_wgmma_split.cuh"
-#include "cuda/sm90/conv2d_nhwc_wgmma_im2col.cuh"
 #include "cuda/common/launch.cuh"
 #include "cuda/sm80/mma.cuh"
 #include "cuda/sm80/storage.cuh"
+#include "cuda/sm90/conv2d_nhwc_wgmma_epilogue.cuh"
+#include "cuda/sm90/conv2d_nhwc_wgmma_gemm.h"
+#include "cuda/sm90/conv2d_nhwc_wgmma_im2col.cuh"
+#include "cuda/sm90/conv2d_nhwc_wgmma_map.h"
+#include "cuda/sm90/conv2d_nhwc_wgmma_prologue.cuh"
+#include "cuda/sm90/conv2d_nhwc_wgmma_split.cuh"
 #include "cuda/sm90/wgmma.cuh"
 
 namespace cnn_engine::cuda {

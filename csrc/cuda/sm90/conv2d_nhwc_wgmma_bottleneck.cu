@@ -2,11 +2,11 @@
 #include <algorithm>
 #include <string>
 
-#include "cuda/sm90/conv2d_nhwc_wgmma_bottleneck.cuh"
-#include "cuda/sm90/conv2d_nhwc_wgmma_map.h"
-#include "cuda/sm80/halves.h"
 #include "cuda/common/launch.cuh"
 #include "cuda/common/strided.cuh"
+#include "cuda/sm80/halves.h"
+#include "cuda/sm90/conv2d_nhwc_wgmma_bottleneck.cuh"
+#include "cuda/sm90/conv2d_nhwc_wgmma_map.h"
 #include "ops/bottleneck.h"
 
 namespace cnn_engine::cuda {

@@ -15,10 +15,10 @@
 
 #include <type_traits>
 
+#include "cuda/common/warp.cuh"
+#include "cuda/sm80/mma.cuh"
 #include "cuda/sm90/conv2d_nhwc_wgmma_epilogue.cuh"
 #include "cuda/sm90/conv2d_nhwc_wgmma_gemm.h"
-#include "cuda/sm80/mma.cuh"
-#include "cuda/common/warp.cuh"
 #include "cuda/sm90/wgmma.cuh"
 
 namespace cnn_engine::cuda::bottlenecks {

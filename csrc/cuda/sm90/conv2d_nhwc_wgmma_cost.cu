@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
-#include "cuda/sm90/conv2d_nhwc_wgmma_gemm.h"
 #include "cuda/sm80/rated.h"
+#include "cuda/sm90/conv2d_nhwc_wgmma_gemm.h"
 
 namespace cnn_engine::cuda::wgmma {
 namespace {

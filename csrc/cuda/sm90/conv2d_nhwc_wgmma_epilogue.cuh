@@ -4,9 +4,9 @@
 #include <limits>
 #include <stdexcept>
 
-#include "cuda/sm90/conv2d_nhwc_wgmma_gemm.h"
 #include "cuda/sm80/mma.cuh"
 #include "cuda/sm80/rounded.cuh"
+#include "cuda/sm90/conv2d_nhwc_wgmma_gemm.h"
 #include "cuda/sm90/wgmma.cuh"
 
 namespace cnn_engine::cuda::wgmma {

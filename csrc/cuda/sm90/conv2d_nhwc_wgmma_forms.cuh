@@ -7,11 +7,11 @@
 #include <type_traits>
 
 #include "cuda/sm90/conv2d_nhwc_wgmma.cuh"
-#include "cuda/sm90/conv2d_nhwc_wgmma_pack.cuh"
-#include "cuda/sm90/conv2d_nhwc_wgmma_spatial_tiles.cuh"
 #include "cuda/sm90/conv2d_nhwc_wgmma_gemm.h"
-#include "cuda/sm90/conv2d_nhwc_wgmma_rows.cuh"
+#include "cuda/sm90/conv2d_nhwc_wgmma_pack.cuh"
 #include "cuda/sm90/conv2d_nhwc_wgmma_persistent.cuh"
+#include "cuda/sm90/conv2d_nhwc_wgmma_rows.cuh"
+#include "cuda/sm90/conv2d_nhwc_wgmma_spatial_tiles.cuh"
 
 namespace cnn_engine::cuda::wgmma {
 

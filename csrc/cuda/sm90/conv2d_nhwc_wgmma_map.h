@@ -6,8 +6,8 @@
 #include <string>
 #include <type_traits>
 
-#include "cuda/sm90/conv2d_nhwc_wgmma_gemm.h"
 #include "cuda/sm80/tf32.cuh"
+#include "cuda/sm90/conv2d_nhwc_wgmma_gemm.h"
 #include "runtime/check.h"
 #include "runtime/device.h"
 

@@ -2,12 +2,12 @@
 #include <algorithm>
 #include <string>
 
+#include "cuda/common/launch.cuh"
+#include "cuda/common/strided.cuh"
+#include "cuda/sm80/halves.h"
 #include "cuda/sm90/conv2d_nhwc_wgmma_map.h"
 #include "cuda/sm90/conv2d_nhwc_wgmma_mlp.cuh"
 #include "cuda/sm90/conv2d_nhwc_wgmma_mlp.h"
-#include "cuda/sm80/halves.h"
-#include "cuda/common/launch.cuh"
-#include "cuda/common/strided.cuh"
 
 namespace cnn_engine::cuda {
 namespace mlps {

@@ -12,11 +12,11 @@
 
 #include <type_traits>
 
+#include "cuda/sm80/mma.cuh"
 #include "cuda/sm90/conv2d_nhwc_wgmma_epilogue.cuh"
 #include "cuda/sm90/conv2d_nhwc_wgmma_gemm.h"
-#include "cuda/sm90/conv2d_nhwc_wgmma_split.cuh"
 #include "cuda/sm90/conv2d_nhwc_wgmma_persistent.cuh"
-#include "cuda/sm80/mma.cuh"
+#include "cuda/sm90/conv2d_nhwc_wgmma_split.cuh"
 #include "cuda/sm90/wgmma.cuh"
 
 namespace cnn_engine::cuda::mlps {

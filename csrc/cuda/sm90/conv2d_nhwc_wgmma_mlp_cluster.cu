@@ -4,11 +4,11 @@
 #include <stdexcept>
 #include <string>
 
+#include "cuda/common/launch.cuh"
+#include "cuda/common/strided.cuh"
 #include "cuda/sm90/conv2d_nhwc_wgmma_map.h"
 #include "cuda/sm90/conv2d_nhwc_wgmma_mlp.h"
 #include "cuda/sm90/conv2d_nhwc_wgmma_mlp_cluster.cuh"
-#include "cuda/common/launch.cuh"
-#include "cuda/common/strided.cuh"
 
 namespace cnn_engine::cuda::mlp_clusters {
 namespace {

@@ -7,10 +7,10 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "cuda/sm90/conv2d_nhwc_wgmma_gemm.h"
-#include "cuda/sm90/conv2d_nhwc_wgmma_split.cuh"
 #include "cuda/common/launch.cuh"
 #include "cuda/sm80/storage.cuh"
+#include "cuda/sm90/conv2d_nhwc_wgmma_gemm.h"
+#include "cuda/sm90/conv2d_nhwc_wgmma_split.cuh"
 #include "cuda/sm90/wgmma.cuh"
 
 namespace cnn_engine::cuda::wgmma {

@@ -4,11 +4,11 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "cuda/sm90/conv2d_nhwc_wgmma_gemm.h"
-#include "cuda/sm90/conv2d_nhwc_wgmma_split.cuh"
 #include "cuda/sm80/epilogue.cuh"
 #include "cuda/sm80/mma.cuh"
 #include "cuda/sm80/storage.cuh"
+#include "cuda/sm90/conv2d_nhwc_wgmma_gemm.h"
+#include "cuda/sm90/conv2d_nhwc_wgmma_split.cuh"
 #include "cuda/sm90/wgmma.cuh"
 
 namespace cnn_engine::cuda::wgmma {

@@ -13,11 +13,11 @@
 
 #include <algorithm>
 
-#include "cuda/sm90/conv2d_nhwc_wgmma_epilogue.cuh"
-#include "cuda/sm90/conv2d_nhwc_wgmma_map.h"
-#include "cuda/sm90/conv2d_nhwc_wgmma_gemm.h"
 #include "cuda/common/launch.cuh"
 #include "cuda/sm80/mma.cuh"
+#include "cuda/sm90/conv2d_nhwc_wgmma_epilogue.cuh"
+#include "cuda/sm90/conv2d_nhwc_wgmma_gemm.h"
+#include "cuda/sm90/conv2d_nhwc_wgmma_map.h"
 #include "cuda/sm90/wgmma.cuh"
 
 namespace cnn_engine::cuda {

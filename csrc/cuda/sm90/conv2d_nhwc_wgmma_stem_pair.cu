@@ -4,11 +4,11 @@
 #include <string>
 #include <type_traits>
 
+#include "cuda/common/launch.cuh"
+#include "cuda/common/strided.cuh"
 #include "cuda/sm90/conv2d_nhwc_wgmma_map.h"
 #include "cuda/sm90/conv2d_nhwc_wgmma_split.cuh"
 #include "cuda/sm90/conv2d_nhwc_wgmma_stem_pair.cuh"
-#include "cuda/common/launch.cuh"
-#include "cuda/common/strided.cuh"
 #include "ops/conv2d_nhwc_wgmma.h"
 #include "ops/stem_pair.h"
 

@@ -16,13 +16,13 @@
 
 #include <type_traits>
 
-#include "cuda/sm90/conv2d_nhwc_wgmma_spatial_tiles.cuh"
-#include "cuda/sm90/conv2d_nhwc_wgmma_planar.cuh"
-#include "cuda/sm90/conv2d_nhwc_wgmma_gemm.h"
 #include "cuda/sm80/epilogue.cuh"
 #include "cuda/sm80/mma.cuh"
 #include "cuda/sm80/rounded.cuh"
 #include "cuda/sm80/storage.cuh"
+#include "cuda/sm90/conv2d_nhwc_wgmma_gemm.h"
+#include "cuda/sm90/conv2d_nhwc_wgmma_planar.cuh"
+#include "cuda/sm90/conv2d_nhwc_wgmma_spatial_tiles.cuh"
 #include "cuda/sm90/wgmma.cuh"
 
 namespace cnn_engine::cuda {

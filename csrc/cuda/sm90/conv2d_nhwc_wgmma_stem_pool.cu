@@ -11,16 +11,16 @@
 #include <string>
 #include <type_traits>
 
-#include "cuda/sm90/conv2d_nhwc_wgmma_epilogue.cuh"
-#include "cuda/sm90/conv2d_nhwc_wgmma_planar.cuh"
-#include "cuda/sm90/conv2d_nhwc_wgmma_gemm.h"
-#include "cuda/sm90/conv2d_nhwc_wgmma_split.cuh"
-#include "cuda/sm80/epilogue.cuh"
 #include "cuda/common/launch.cuh"
+#include "cuda/common/strided.cuh"
+#include "cuda/sm80/epilogue.cuh"
 #include "cuda/sm80/mma.cuh"
 #include "cuda/sm80/rounded.cuh"
 #include "cuda/sm80/storage.cuh"
-#include "cuda/common/strided.cuh"
+#include "cuda/sm90/conv2d_nhwc_wgmma_epilogue.cuh"
+#include "cuda/sm90/conv2d_nhwc_wgmma_gemm.h"
+#include "cuda/sm90/conv2d_nhwc_wgmma_planar.cuh"
+#include "cuda/sm90/conv2d_nhwc_wgmma_split.cuh"
 #include "cuda/sm90/wgmma.cuh"
 #include "ops/conv2d_nhwc_wgmma.h"
 #include "ops/stem_pool.h"
