@@ -3,13 +3,15 @@
 To be run at the top of a checkout in which the README's set-up was done, so that ``.venv`` is there. A
 command is a line that begins with ``$`` in a block that begins with three backticks and ``console``. A word
 after that says what the block needs: ``gpu`` (run when asked for), ``setup`` (installs or trains, which CI
-does in its own way), ``network`` (its code is tested against a local server). Each command must exit with 0.
-Commands in running text are not run, but the module and the options that they name must be there.
+does in its own way), ``network`` (its code is tested against a local server). A program is a block that
+begins with ``python run``. Each command and program must exit with 0. Commands in running text are not run,
+but the module and the options that they name must be there.
 """
 
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 import sys
 import time
@@ -21,9 +23,13 @@ TIMEOUT_S = 600
 
 
 def commands(text: str) -> list[tuple[str, str]]:
-    """Returns the commands of a Markdown text, each with what it needs ("" for nothing)."""
+    """Returns the commands and programs of a Markdown text, each with what it needs ("" for nothing)."""
     found = []
-    for block in re.finditer(r"^```console *(\S*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+    blocks = r"^```(?:console *(\S*)|python run)\n(.*?)^```$"
+    for block in re.finditer(blocks, text, re.MULTILINE | re.DOTALL):
+        if block[1] is None:
+            found.append((f".venv/bin/python -c {shlex.quote(block[2])}", ""))
+            continue
         if block[1] not in ("", *NEEDS):
             raise ValueError(f"console: expected nothing or one of {NEEDS}, found {block[1]!r}")
         lines = re.sub(r"\\\n\s*", "", block[2]).splitlines()
