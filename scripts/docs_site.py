@@ -11,6 +11,7 @@ import argparse
 import json
 import os
 import re
+import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,10 @@ OUTSIDE = "repository/"
 
 _LINK = re.compile(r"(\[[^\]\n]*\]|!\[[^\]\n]*\])\(([^)\s]+)\)")
 _FENCE = re.compile(r"^(```(?:console|python)) +\w+$", re.MULTILINE)
+
+
+#: Options of every command, which the page names once.
+_EVERYWHERE = ("help", "version", "list")
 
 
 def parsers() -> Iterator[tuple[str, argparse.ArgumentParser]]:
@@ -47,17 +52,19 @@ def command_line() -> str:
     for name, parser in parsers():
         summary = COMMANDS.get(name) or parser.description or ""
         title = "#" * (2 + name.count(" "))
-        blocks.append(
-            f"{title} {name}\n\n{summary[:1].upper()}{summary[1:].rstrip('.')}.\n\n{_options(parser)}"
-        )
+        sentence = f"{summary[:1].upper()}{summary[1:].rstrip('.')}."
+        blocks.append(f"{title} {name}\n\n{sentence}\n\n{_options(parser)}")
     return "\n\n".join(blocks)
 
 
 def _options(parser: argparse.ArgumentParser) -> str:
-    usage = re.sub(r"\s+", " ", parser.format_usage().removeprefix("usage: ")).strip()
+    words = " ".join(parser.format_usage().removeprefix("usage: ").split())
+    usage = textwrap.fill(
+        words, 84, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
+    )
     rows = [f"```text\n{usage}\n```\n", "| option | meaning |", "|---|---|"]
     for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction) or action.help == argparse.SUPPRESS:
+        if isinstance(action, argparse._SubParsersAction) or action.dest in _EVERYWHERE:
             continue
         names = (
             ", ".join(f"`{word}`" for word in action.option_strings)
