@@ -17,6 +17,7 @@ import numpy as np
 from ..errors import InputError
 from ..locks import cached_property
 from ..operators.operator import Cost, Operator, Value
+from .dims import Dim
 from .mapped import check
 
 __all__ = ["Graph", "Node", "Note", "Operator", "Value"]
@@ -261,19 +262,20 @@ class Graph:
         }
         return replace(self, nodes=tuple(nodes), constants=kept, notes=notes, like=self)
 
-    def with_batch(self, batch: int) -> Graph:
-        """Returns the graph for another batch.
+    def with_batch(self, batch: int | Dim) -> Graph:
+        """Returns the graph for another batch: a number, or :data:`~cnn_engine.graph.dims.BATCH`.
 
         Raises:
             InputError: no input has a batch, or the graph cannot be made for this one.
         """
-        if batch == self.batch:
+        is_number = not isinstance(batch, Dim)
+        if is_number and batch == self.batch:
             return self
         if not self.batched:
             raise InputError(
                 f"{self.name}: batch: expected a graph made for any batch, found its inputs fixed"
             )
-        if batch < 0:
+        if is_number and batch < 0:
             raise InputError(f"{self.name}: batch: expected at least 0, found {batch}")
         if self.rebuild is not None:
             return self.rebuild(batch)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import partial
 
 import numpy as np
 
 from ..errors import InputError, UnsupportedError
 from . import passes
+from .batches import Batches
+from .dims import Dim
 from .graph import Graph
 from .mapped import check
 
@@ -25,7 +28,9 @@ class Model:
     def __init__(self, graph: Graph) -> None:
         check(graph.constants.values())
         self.name = graph.name
-        self.base = passes.share_constants(passes.simplify(graph))
+        self._batches = Batches(partial(_simplified, graph))
+        first = graph.batch if graph.batched else None
+        self.base = _simplified(graph, None) if first is None else self._batches(first)
 
     @property
     def batch(self) -> int:
@@ -72,11 +77,14 @@ class Model:
 
     def graph(
         self,
-        batch: int | None = None,
+        batch: int | Dim | None = None,
         pixels: bool = False,
         weights: Mapping[str, np.ndarray] | None = None,
     ) -> Graph:
         """Returns the graph for a batch; its constants are the same arrays for all.
+
+        Args:
+            batch: a number, or :data:`~cnn_engine.graph.dims.BATCH` for a graph that stands for many.
 
         Raises:
             InputError: the graph is for one batch alone, or reads no pixels.
@@ -87,11 +95,16 @@ class Model:
                 f"images: expected {images.dtype if images else 'none'} for {self.name}, found uint8: "
                 "the model has no place for pixels"
             )
-        if batch is None or batch == self.batch:
+        if batch is None or (not isinstance(batch, Dim) and batch == self.batch):
             return self.base
         if not self.any_batch:
             raise UnsupportedError(
                 f"{self.name}: batch: expected {self.batch}, for which alone the model is made, "
                 f"found {batch}"
             )
-        return passes.simplify(self.base.with_batch(batch)).sharing(self.base)
+        return self._batches(batch)
+
+
+def _simplified(graph: Graph, batch: int | Dim | None) -> Graph:
+    graph = graph if batch is None else graph.with_batch(batch)
+    return passes.share_constants(passes.simplify(graph))

@@ -13,12 +13,13 @@ import numpy as np
 from ..devices import Buffer
 from ..devices.cpu import CpuDevice, release_free_memory
 from ..graph import mapped
+from ..graph.batches import Batches
 from ..graph.graph import Graph, Node
 from ..kernels import Kernel
 from ..kernels.select import Choice, has_tensor_cores
 from ..operators.report_kinds import REPORT_KINDS
 from . import fused_network
-from .pipeline import Lowered, Setting, lower
+from .pipeline import Lowered, Ran, Setting, lower, stages
 from .placement import Placed, Placement, place
 
 if TYPE_CHECKING:
@@ -99,7 +100,8 @@ class Program:
         self.setting = Setting(
             placement.device, dtype, layers, self.channels_last, fuse_network, rows_follow
         )  # fmt: skip
-        self._laid: Graph | None = None
+        #: By whether images are pixels: graphs after the first stage, and the passes that made them.
+        self._batches: dict[bool, tuple[Batches, dict[str, tuple[Ran, ...]]]] = {}
         # By the arrays themselves, which are kept: plans hold addresses for as long as there are plans.
         self._uploaded: dict[tuple[int, str], tuple[np.ndarray, Buffer]] = {}
         self._prepared: dict[tuple, tuple[list, Any]] = {}
@@ -150,15 +152,24 @@ class Program:
         return self.lowered(batch, pixels).graph
 
     def lowered(self, batch: int, pixels: bool) -> Lowered:
-        """Returns the same, and the passes that made it."""
-        graph = self.graph_of(batch, pixels)
+        """Returns the same, and the passes that made it.
+
+        Those that decide alike for every batch have run once, for all: see :func:`pipeline.stages`.
+        """
+        if self.setting.fuse_network is not None or batch is None:
+            graph = self.graph_of(batch, pixels)
+            mapped.check(graph.constants.values())
+            return lower(graph, self.setting)
+        if pixels not in self._batches:
+            ran: dict[str, tuple[Ran, ...]] = {}
+            make = partial(_first_stage, self.graph_of, self.setting, pixels, ran)
+            self._batches[pixels] = Batches(make), ran
+        batches, ran = self._batches[pixels]
+        graph = batches(batch)
         mapped.check(graph.constants.values())
-        found = lower(graph, self.setting)
-        if not self.channels_last:
-            return found
-        # What the passes made of constants is the same for every batch.
-        self._laid = self._laid or found.graph
-        return replace(found, graph=found.graph.sharing(self._laid))
+        _, by_size = stages(self.setting)
+        found = lower(graph, self.setting, by_size)
+        return Lowered(found.graph, (*ran["first stage"], *found.ran))
 
     def load(self) -> None:
         """Brings constants to where the kernels want them, before the first pass.
@@ -243,6 +254,20 @@ class Program:
         """Returns the device of a place."""
         device = self.placement.device
         return device if device.kind == where else CpuDevice()
+
+
+def _first_stage(
+    graph_of: Callable[[Any, bool], Graph],
+    setting: Setting,
+    pixels: bool,
+    ran: dict[str, tuple[Ran, ...]],
+    batch: Any,
+) -> Graph:
+    """Returns the graph of a batch after the passes that decide alike for all, and notes these in ``ran``."""
+    first, _ = stages(setting)
+    found = lower(graph_of(batch, pixels), setting, first)
+    ran["first stage"] = found.ran
+    return found.graph
 
 
 def _fuse_network(

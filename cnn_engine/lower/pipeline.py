@@ -144,6 +144,19 @@ def lower(
     return Lowered(graph, tuple(ran))
 
 
+def stages(setting: Setting) -> tuple[Sequence[Pass | Repeated], Sequence[Pass | Repeated]]:
+    """Returns the part of :data:`PIPELINE` that decides alike for every batch, and the part that may not.
+
+    The first runs once for all batches, the second again for each: it begins with the first pass ``by_size``.
+    """
+    entries = [entry for entry in PIPELINE if entry.when(setting)]
+    first = next(
+        (i for i, entry in enumerate(entries) if isinstance(entry, Pass) and entry.by_size),
+        len(entries),
+    )
+    return entries[:first], entries[first:]
+
+
 def _run(one: Pass, graph: Graph, setting: Setting, ran: list[Ran]) -> Graph:
     if not one.when(setting):
         return graph
@@ -335,7 +348,9 @@ PIPELINE: tuple[Pass | Repeated, ...] = (
         lambda setting: setting.channels_last,
     ),
     _pass(passes.mark_stem, "the CPU's kernels sum the first layers in another order", _images("cpu")),
-    Pass("set_compute_dtype", _set_compute_dtype, "kernels multiply fewer bits", _rounds),
+    Pass(
+        "set_compute_dtype", _set_compute_dtype, "kernels multiply fewer bits", _rounds, by_size=True
+    ),
     _pass(
         passes.fuse_expansions, "the wide image between both stays in a core's caches", _expands_on_cpu
     ),

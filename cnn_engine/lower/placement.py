@@ -255,7 +255,7 @@ def _with_copies(
             value = move(value, lies, caller, value, keep=False)
         taken.add(memory_of(value, producers))
         outputs.append(value)
-    placed = replace(graph, nodes=tuple(nodes), outputs=tuple(outputs))
+    placed = replace(graph, nodes=tuple(nodes), outputs=tuple(outputs), like=graph)
     return Placed(placed, places, chosen, home, graph.outputs, fallbacks)
 
 

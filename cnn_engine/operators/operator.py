@@ -176,9 +176,13 @@ def broadcast(*shapes: Shape) -> Shape:
     rank = max(len(shape) for shape in shapes)
     result = []
     for sizes in zip(*((1,) * (rank - len(shape)) + tuple(shape) for shape in shapes), strict=True):
-        wide = {size for size in sizes if size != 1}
-        if len(wide) > 1:
-            found = " and ".join(str(list(shape)) for shape in shapes)
-            raise InputError(f"expected shapes that broadcast, found {found}")
-        result.append(wide.pop() if wide else 1)
+        wide: int | None = None
+        for size in sizes:  # one that is not known yet is never asked whether it is 1
+            if (isinstance(size, int) and size == 1) or (wide is not None and size == wide):
+                continue
+            if wide is not None:
+                found = " and ".join(str(list(shape)) for shape in shapes)
+                raise InputError(f"expected shapes that broadcast, found {found}")
+            wide = size
+        result.append(1 if wide is None else wide)
     return tuple(result)

@@ -49,7 +49,7 @@ class Reshape(Operator):
                 wanted[wanted.index(-1)] = left // others
             elif others == 0 and left == 0:
                 wanted[wanted.index(-1)] = 0
-        if min(wanted, default=0) < 0 or math.prod(wanted) != elements:
+        if any(size < 0 for size in wanted) or math.prod(wanted) != elements:
             raise InputError(
                 f"shape: expected one of {elements} elements as {list(shape)} has, found {list(self.shape)}"
             )
@@ -215,37 +215,42 @@ class Slice(Operator):
 
     def ranges(self, shape: Shape) -> tuple[range, ...]:
         """Returns the positions that are taken along every dimension of an input of ``shape``."""
+        taken = self.taken(shape)
+        return tuple(taken.get(axis, range(size)) for axis, size in enumerate(shape))
+
+    def taken(self, shape: Shape) -> dict[int, range]:
+        """Returns the positions that are taken along every dimension that is named."""
         counts = {len(self.starts), len(self.ends), len(self.axes), len(self.steps)}
         if len(counts) != 1:
             raise InputError(
                 f"expected as many starts, ends, axes and steps, found {len(self.starts)}, "
                 f"{len(self.ends)}, {len(self.axes)} and {len(self.steps)}"
             )
-        taken = [range(size) for size in shape]
-        seen = set()
+        found: dict[int, range] = {}
         for start, end, axis, step in zip(
             self.starts, self.ends, self.axes, self.steps, strict=True
         ):
             place = axis_in(axis, len(shape))
-            if place in seen:
+            if place in found:
                 raise InputError(f"axes: expected each dimension once, found {list(self.axes)}")
             if step == 0:
                 raise InputError("steps: expected numbers other than 0, found 0")
-            seen.add(place)
             size = shape[place]
             start, end = (
                 max(v + size, -1 if step < 0 else 0) if v < 0 else v for v in (start, end)
             )
             if step > 0:
-                taken[place] = range(min(start, size), min(end, size), step)
+                found[place] = range(min(start, size), min(end, size), step)
             else:
-                taken[place] = range(min(start, size - 1), min(end, size - 1), step)
-        return tuple(taken)
+                found[place] = range(min(start, size - 1), min(end, size - 1), step)
+        return found
 
     def infer(self, inputs):
         need(inputs, 1)
-        taken = self.ranges(inputs[0].shape)
-        return ((tuple(len(places) for places in taken), inputs[0].dtype),)
+        sizes = list(inputs[0].shape)
+        for axis, places in self.taken(inputs[0].shape).items():
+            sizes[axis] = len(places)
+        return ((tuple(sizes), inputs[0].dtype),)
 
     def reference(self, x):
         x = np.asarray(x)

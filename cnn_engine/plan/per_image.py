@@ -106,7 +106,7 @@ def halves(placed: Placed, count: int) -> tuple[Placed, Placed]:
     (name,) = graph.nodes[count - 1].outputs
     first, second = (
         replace(
-            graph, nodes=nodes, inputs=inputs, outputs=outputs, batched=(), rebuild=None,
+            graph, nodes=nodes, inputs=inputs, outputs=outputs, batched=(), rebuild=None, like=graph,
             constants={
                 n: graph.constants[n] for node in nodes for n in node.inputs if n in graph.constants
             },

@@ -15,6 +15,8 @@ import numpy as np
 
 from ...errors import InputError, UnsupportedError, printable
 from ...floating_point import usual_mode
+from ..batches import Batches
+from ..dims import Dim
 from ..graph import Graph
 from ..graph import Value as _Value
 from . import model as protobuf
@@ -60,7 +62,8 @@ def load(
         reader = _Reader(
             model, name, folder, dict(input_shape or {}), dict(constants or {}), model is not source
         )
-        return reader.graph(batch)
+        _, batched, batch = reader.inputs(batch)
+        return Batches(reader.graph)(batch) if batched else reader.graph(batch)
     except UnicodeDecodeError as error:  # protobuf decodes names when they are asked for
         raise InputError(
             f"model: expected names in UTF-8, found the bytes {error.object!r}"[:200]
@@ -228,7 +231,7 @@ class _Reader:
                     f"found {unknown[0]!r}"
                 )
 
-    def inputs(self, batch: int | None) -> tuple[list[_Value | _Open], tuple[str, ...], int]:
+    def inputs(self, batch: int | Dim | None) -> tuple[list[_Value | _Open], tuple[str, ...], int]:
         """Returns the graph's inputs, the names of those that have a batch, and the batch.
 
         Args:
@@ -236,7 +239,7 @@ class _Reader:
 
         An input of which a dimension stays open is an :class:`_Open` in its value's place.
         """
-        if batch is not None and batch < 0:
+        if isinstance(batch, int) and batch < 0:
             raise InputError(f"batch: expected at least 0, found {batch}")
         stated = {}
         for proto in self.protos.input:
@@ -265,7 +268,7 @@ class _Reader:
                 shape = [batch, *shape[1:]]
             if shape is not None and symbol is not None:
                 shape = [batch if d == symbol else d for d in shape]
-            if shape is None or not all(isinstance(d, int) for d in shape):
+            if shape is None or not all(isinstance(d, (int, Dim)) for d in shape):
                 found.append(_Open(name, shape))
             else:
                 found.append(
@@ -309,8 +312,8 @@ class _Reader:
             return sizes
         return [d if g is None else g for d, g in zip(dims, sizes, strict=True)]
 
-    def graph(self, batch: int | None) -> Graph:
-        """Returns the graph for ``batch``."""
+    def graph(self, batch: int | Dim | None) -> Graph:
+        """Returns the graph for ``batch``; of :data:`.dims.BATCH` with that in its shapes."""
         importer = Importer(self.source, self.folder, self.opset)
         inputs, batched, batch = self.inputs(batch)
         scope: dict[str, str] = {}
@@ -339,7 +342,7 @@ class _Reader:
                 proto.name, protobuf.DTYPES.get(proto.type.tensor_type.elem_type)
             )
         title = Path(self.source).stem if self.folder else self.source
-        return build(importer, title, inputs, outputs, batched=batched, rebuild=self.graph)
+        return build(importer, title, inputs, outputs, batched=batched)
 
     def _shapes_wanted(self, left: list[_Open]) -> InputError:
         """Returns the error that asks for the shapes of inputs, with a shape that would do for each."""

@@ -12,6 +12,7 @@ from ...errors import InputError
 from ...operators import KINDS
 from ...operators.copy import Copy
 from ...operators.operator import Operator, Value
+from ..dims import Dim
 from . import model as protobuf
 from .converters import CONVERTERS
 from .refusal import Refusal
@@ -168,17 +169,19 @@ class Call:
         return found
 
     def constant_integers(self, index: int, what: str) -> tuple[int, ...] | None:
-        """Returns input ``index`` as whole numbers, or None where it is not given."""
+        """Returns input ``index`` as whole numbers or dimensions, or None where it is not given."""
         if not self.has(index):
             return None
-        found = self.constant(index, what)
-        if found.dtype.kind not in "iu" or found.ndim > 1:
+        found = self._importer.constants.expressions.get(self.inputs[index])
+        if found is None:
+            found = self.constant(index, what)
+        if found.dtype.kind not in "iuO" or found.ndim > 1:
             raise InputError(
                 f"{what}: expected a row of whole numbers, found {found.dtype} {list(found.shape)}"
             )
         if found.size > 4096:
             raise InputError(f"{what}: expected up to 4096 numbers, found {found.size}")
-        return tuple(int(v) for v in found.reshape(-1))
+        return tuple(v if isinstance(v, Dim) else int(v) for v in found.reshape(-1))
 
     def constant_number(self, index: int, what: str, default=None):
         """Returns input ``index`` as one number, or ``default`` where it is not given."""

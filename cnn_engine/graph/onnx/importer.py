@@ -15,6 +15,7 @@ from ...operators.copy import Copy
 from ...operators.operator import Operator, Value
 from ..folding import fold, held, worth_folding
 from ..graph import Graph, Node, Note, runnable_order
+from . import expressions
 from . import model as protobuf
 from .call import RECORDS, Call
 from .converters import CONVERTERS
@@ -28,7 +29,7 @@ class Importer:
     def __init__(self, source: str, folder: Path | None, opset: int) -> None:
         self.source, self.folder, self.opset = source, folder, opset
         self.values: dict[str, Value] = {}
-        self.constants: dict[str, np.ndarray] = {}
+        self.constants = expressions.Constants()
         self.nodes: list[Node] = []
         self.notes: list[Note] = []
         self.problems: list[UnsupportedNode] = []
@@ -157,7 +158,13 @@ class Importer:
             for node in nodes
         )
 
-    def define_constant(self, name: str, array: np.ndarray) -> None:
+    def define_constant(self, name: str, array: np.ndarray, dtype: str = "int64") -> None:
+        """Makes ``array`` a constant; of objects, dimensions among them, it stands for one of ``dtype``."""
+        if array.dtype == object:
+            self.define(Value(name, array.shape, dtype))
+            self.constants.expressions[name] = array
+            self.constants[name] = array
+            return
         self.define(Value(name, array.shape, array.dtype.name))
         self.constants[name] = _widened(array) if array.dtype == np.float16 else array
 
@@ -315,6 +322,9 @@ class Importer:
             for name, (shape, dtype) in zip(outputs, inferred, strict=True)
         ]
         given = [name for name in inputs if name is not None]
+        if self._emit_expressions(op, inputs, made):
+            self.notes.append(Note(call.name, "a constant", "all its inputs are constants"))
+            return outputs[0]
         arrays = [None if name is None else self.constants.get(name) for name in inputs]
         if all(name in self.constants for name in given) and worth_folding(
             op, values, made, arrays
@@ -336,6 +346,21 @@ class Importer:
         name = call.node_name()
         self.nodes.append(Node(name, op, tuple(inputs), tuple(outputs), (call.name,)))
         return outputs[0]
+
+    def _emit_expressions(
+        self, op: Operator, inputs: Sequence[str | None], made: Sequence[Value]
+    ) -> bool:
+        """Computes ``op`` over integers with expressions among them; returns whether it can be."""
+        given = [name for name in inputs if name is not None]
+        if self.constants.expressions.keys().isdisjoint(given) or not all(
+            name in self.constants for name in given
+        ):
+            return False
+        arrays = [None if name is None else self.constants.known(name) for name in inputs]
+        found = expressions.fold(op, arrays, made)
+        for value, array in zip(made, found or (), strict=bool(found)):
+            self.define_constant(value.name, array, value.dtype)
+        return found is not None
 
     # -- functions -------------------------------------------------------------------------------
 
@@ -500,7 +525,7 @@ def build(
     importer.refuse_problems()
     nodes = importer.settle_rounding(prune(importer.nodes, outputs))
     used = {name for node in nodes for name in node.inputs} | set(outputs)
-    constants = {name: array for name, array in importer.constants.items() if name in used}
+    constants = {name: importer.constants[name] for name in importer.constants if name in used}
     filled = sum(array.nbytes for array in constants.values() if held(array) < array.nbytes)
     if filled > ALL_FILL_BYTES:
         raise InputError(

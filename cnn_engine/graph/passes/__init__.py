@@ -7,8 +7,11 @@ order, is :data:`cnn_engine.lower.pipeline.PIPELINE`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
+from typing import Any
 
+from ..batches import Batches
 from ..graph import Graph
 from .canonical.activations import recognise_functions
 from .canonical.batch_norm import fold_affine_after, fold_affine_before
@@ -100,7 +103,11 @@ SIMPLIFYING: tuple[Pass, ...] = (
 
 def simplify(graph: Graph) -> Graph:
     """Returns ``graph`` without the nodes that need not be run: folded, or with nothing to do."""
-    return _until_done(graph, SIMPLIFYING)
+    found = _until_done(graph, SIMPLIFYING)
+    if found is graph or graph.rebuild is None:
+        return found
+    first = replace(found, rebuild=None, like=found)
+    return replace(found, rebuild=Batches(partial(_simplified, graph.rebuild), first), like=found)
 
 
 def fuse_functions_of_rows(graph: Graph) -> Graph:
@@ -110,23 +117,13 @@ def fuse_functions_of_rows(graph: Graph) -> Graph:
 
 def _until_done(graph: Graph, passes: Sequence[Pass]) -> Graph:
     """Runs ``passes`` in turn until none finds anything: each of them takes nodes away."""
-    found, before = graph, None
-    while found is not before:
-        before = found
+    before = None
+    while graph is not before:
+        before = graph
         for rewrite in passes:
-            found = rewrite(found)
-    if found is graph or graph.rebuild is None:
-        return found
-    return replace(found, rebuild=_Again(graph.rebuild, passes, found))
+            graph = rewrite(graph)
+    return graph
 
 
-@dataclass(frozen=True)
-class _Again:
-    """Rewrites a graph for another batch as ``found`` was rewritten; an object, so that it can be pickled."""
-
-    rebuild: Callable[[int], Graph]
-    passes: Sequence[Pass]
-    found: Graph
-
-    def __call__(self, batch: int) -> Graph:
-        return _until_done(self.rebuild(batch), self.passes).sharing(self.found)
+def _simplified(rebuild: Callable[[Any], Graph], batch: Any) -> Graph:
+    return _until_done(rebuild(batch), SIMPLIFYING)

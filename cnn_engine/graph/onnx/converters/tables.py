@@ -11,6 +11,7 @@ from ....operators.gather import Gather, OneHot, ScatterElements
 from ....operators.operator import axis_in
 from ....operators.order import CumProd, CumSum, TopK, Trilu
 from ....operators.shaping import Reshape
+from ...dims import integers
 from ...folding import FOLD_BYTES
 from .. import model as protobuf
 from ..refusal import FILL_BYTES, Refusal
@@ -57,12 +58,12 @@ def shape_of(call) -> None:
     shape = call.value(0).shape
     start, end = call.number("start", 0), call.number("end", len(shape))
     call.refuse_others()
-    call.set_constant(np.array(shape, np.int64)[start:end], output=0)
+    call.set_constant(integers(shape)[start:end], output=0)
 
 
 @converts("Size")
 def size_of(call) -> None:
-    call.set_constant(np.asarray(call.value(0).size, np.int64), output=0)
+    call.set_constant(integers([call.value(0).size]).reshape(()), output=0)
 
 
 @converts("Range")

@@ -82,7 +82,8 @@ def reshape_ones(graph: Graph) -> Graph:
         if type(node.op) is not Transpose or node.inputs[0] is None:
             continue
         shape = graph.values[node.inputs[0]].shape
-        wide = [axis for axis in node.op.perm if shape[axis] != 1]
+        stays = 1 if node.op.perm[:1] == (0,) else 0  # such as a batch, of any size
+        wide = [axis for axis in node.op.perm[stays:] if shape[axis] != 1]
         if wide == sorted(wide):
             op = Reshape(graph.values[node.outputs[0]].shape, allow_zero=True)
             why = "it moves dimensions of one element alone"

@@ -102,9 +102,9 @@ def _taken(graph: Graph, node: Node) -> range | None:
     if type(node.op) is not Slice or len(graph.values[node.inputs[0]].shape) < 3:
         return None
     shape = graph.values[node.inputs[0]].shape
-    taken = node.op.ranges(shape)
-    whole = all(axis == CHANNELS or taken[axis] == range(size) for axis, size in enumerate(shape))
-    return taken[CHANNELS] if whole else None
+    taken = node.op.taken(shape)
+    channels = taken.pop(CHANNELS, range(shape[CHANNELS]))
+    return channels if all(taken[axis] == range(shape[axis]) for axis in taken) else None
 
 
 @dataclass

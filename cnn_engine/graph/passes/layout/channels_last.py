@@ -168,7 +168,8 @@ class _Layouts:
             shape = self._shape(name)
             perm = TO_LAST if last else TO_FIRST
             own = shape if last else tuple(shape[axis] for axis in TO_LAST)
-            if [axis for axis in perm if own[axis] != 1] == [a for a in range(4) if own[a] != 1]:
+            moved = [axis for axis in perm[1:] if own[axis] != 1]  # the batch stays first
+            if moved == sorted(moved):
                 op: Operator = Reshape(tuple(own[axis] for axis in perm), allow_zero=True)
             else:
                 op = Transpose(perm)

@@ -1,0 +1,275 @@
+"""A graph for another batch, by putting numbers in: the same as one that is made anew for it."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pytest
+from fake_cuda import FakeCuda
+from hypothesis import given
+from hypothesis import strategies as st
+from onnx import helper
+from onnx_models import model, tensor
+from random_networks import network
+
+from cnn_engine import Engine
+from cnn_engine.devices.cpu import CpuDevice
+from cnn_engine.graph import batches, dims
+from cnn_engine.graph.batches import Batches
+from cnn_engine.graph.dims import BATCH, Dim
+from cnn_engine.graph.graph import Graph
+from cnn_engine.graph.model import Model
+from cnn_engine.graph.onnx import load
+from cnn_engine.lower import pipeline
+
+node = helper.make_node
+
+
+# -- expressions -------------------------------------------------------------------------------------
+
+EXPRESSIONS = st.recursive(
+    st.just("n") | st.integers(1, 12).map(str),
+    lambda inner: st.tuples(inner, st.sampled_from(["+", "*", "//", "%", "least", "most"]), inner),
+    max_leaves=8,
+)
+
+
+def evaluated(expression, n):
+    """Returns what an expression of ``n`` is, of a number or of a symbol."""
+    if isinstance(expression, str):
+        return n if expression == "n" else int(expression)
+    first, kind, second = expression
+    a, b = evaluated(first, n), evaluated(second, n)
+    match kind:
+        case "+":
+            return a + b
+        case "*":
+            return a * b
+        case "//":
+            return a // (b + 1)
+        case "%":
+            return a % (b + 1)
+    return getattr(dims, kind)(a, b)
+
+
+@given(EXPRESSIONS, EXPRESSIONS, st.integers(1, 40))
+def test_expressions_are_what_their_numbers_are(first, second, number):
+    a, b = evaluated(first, BATCH), evaluated(second, BATCH)
+    numbers = {"batch": number}
+    for found, expression in ((a, first), (b, second)):
+        value = found.at(numbers) if isinstance(found, Dim) else found
+        assert value == evaluated(expression, number)
+    with dims.recorded() as guards:
+        decided = a == b, a < b, a <= b, a > b, a >= b, bool(a)
+    if all(guard.holds(numbers) for guard in guards.values()):
+        x, y = evaluated(first, number), evaluated(second, number)
+        assert decided == (x == y, x < y, x <= y, x > y, x >= y, bool(x))
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        int, float, range, hash, np.zeros, {13: 1}.get, lambda d: np.array([d], np.int64),
+        lambda d: "abc"[d % 3],
+    ],
+)  # fmt: skip
+def test_what_needs_the_number_pins_it(use):
+    with dims.recorded() as guards:
+        use(BATCH)
+    pinned = not all(guard.holds({"batch": 6}) for guard in guards.values())
+    assert pinned or ((BATCH - BATCH) == 0 and not guards)
+
+
+def test_what_is_so_for_every_batch_is_no_guard():
+    with dims.recorded() as guards:
+        assert BATCH > 0
+        assert BATCH * 4 // 2 == 2 * BATCH
+        assert (6 * BATCH) % 3 == 0
+        assert 3 * BATCH != 0
+        assert BATCH + 5 >= 6
+    assert not guards
+
+
+# -- graphs ------------------------------------------------------------------------------------------
+
+
+def devices() -> dict[str, pipeline.Setting]:
+    cuda = FakeCuda(tensor_cores=True)
+    return {
+        "cpu": pipeline.Setting(CpuDevice()),
+        "cuda": pipeline.Setting(cuda),
+        "cuda float16": pipeline.Setting(cuda, "float16"),
+    }
+
+
+def lowered(graph: Graph, setting: pipeline.Setting, batch) -> Graph:
+    """Returns the graph of a batch after all passes that decide alike for every one."""
+    first, _ = pipeline.stages(setting)
+    return pipeline.lower(Model(graph)._batches(batch), setting, first).graph
+
+
+def same(found: Graph, wanted: Graph) -> None:
+    for name in ("name", "inputs", "outputs", "nodes", "stored", "batched"):
+        assert getattr(found, name) == getattr(wanted, name), name
+    assert found.values == wanted.values
+    assert list(found.constants) == list(wanted.constants)
+    for name, array in wanted.constants.items():
+        assert found.constants[name].tobytes() == array.tobytes()
+    assert not any(dims.holds_dims(value.shape) for value in found.values.values())
+    assert not any(dims.holds_dims(each.op) for each in found.nodes)
+
+
+def of_any_batch(seed: int) -> Graph | None:
+    """Returns a random network whose images may be any number, or None where its records say how many."""
+    graph, _ = network(seed, "float32")
+    graph = replace(graph, batched=("x",))
+    try:
+        for batch in (2, 3, 5):
+            graph.with_batch(batch)
+    except Exception:
+        return None
+    return graph
+
+
+@pytest.mark.parametrize("where", devices())
+def test_random_networks_are_as_if_made_anew(where):
+    setting = devices()[where]
+    compared = symbolic = 0
+    for seed in range(120):
+        graph = of_any_batch(seed)
+        if graph is None:
+            continue
+        substituted = Batches(partial(lowered, graph, setting))
+        symbolic += substituted.symbolic is not None
+        for batch in (1, 2, 3, 8):
+            same(substituted(batch), lowered(graph, setting, batch))
+            compared += 1
+    assert compared >= 100
+    assert symbolic >= 20
+
+
+def shape_arithmetic(wanted: str):
+    """A classifier whose reshape is computed from the shape of what it is given, as exporters write it."""
+    nodes = [
+        node("Conv", ["x", "w"], ["c"], pads=[1, 1, 1, 1]),
+        node("Relu", ["c"], ["positive"]),
+        node("Add", ["positive", "c"], ["r"]),  # no chain of layers, which one kernel would run
+        node("Shape", ["r"], ["shape"]),
+        node("Gather", ["shape", "zero"], ["n"], axis=0),
+    ]
+    match wanted:
+        case "flatten":
+            nodes += [
+                node("Unsqueeze", ["n", "axes"], ["n1"]),
+                node("Concat", ["n1", "minus"], ["to"], axis=0),
+            ]
+        case "arithmetic":  # [N * 2, size / 2]
+            nodes += [
+                node("Mul", ["n", "two"], ["twice"]),
+                node("Unsqueeze", ["twice", "axes"], ["n1"]),
+                node("Size", ["r"], ["size"]),
+                node("Div", ["size", "twice"], ["each"]),
+                node("Unsqueeze", ["each", "axes"], ["e1"]),
+                node("Concat", ["n1", "e1"], ["to"], axis=0),
+            ]
+        case "cast":
+            nodes += [
+                node("Cast", ["n"], ["n32"], to=6),
+                node("Cast", ["n32"], ["n64"], to=7),
+                node("Unsqueeze", ["n64", "axes"], ["n1"]),
+                node("Concat", ["n1", "minus"], ["to"], axis=0),
+            ]
+        case "slice":
+            nodes += [
+                node("Slice", ["shape", "start", "end"], ["n1"]),
+                node("Concat", ["n1", "minus"], ["to"], axis=0),
+            ]
+        case "min":  # at most four rows: decided by the batch
+            nodes += [
+                node("Min", ["n", "four"], ["few"]),
+                node("Unsqueeze", ["few", "axes"], ["n1"]),
+                node("Concat", ["n1", "minus"], ["to"], axis=0),
+            ]
+        case "float":  # the batch as a number in the graph
+            nodes += [
+                node("Cast", ["n"], ["number"], to=1),
+                node("Mul", ["r", "number"], ["scaled"]),
+                node("Unsqueeze", ["n", "axes"], ["n1"]),
+                node("Concat", ["n1", "minus"], ["to"], axis=0),
+            ]
+        case "expand":
+            nodes += [
+                node("Unsqueeze", ["n", "axes"], ["n1"]),
+                node("Concat", ["n1", "ones"], ["wide"], axis=0),
+                node("Expand", ["token", "wide"], ["tokens"]),
+                node("Add", ["r", "tokens"], ["scaled"]),
+                node("Concat", ["n1", "minus"], ["to"], axis=0),
+            ]
+        case "zeros":
+            nodes += [
+                node("Unsqueeze", ["n", "axes"], ["n1"]),
+                node("Concat", ["n1", "ones"], ["wide"], axis=0),
+                node("ConstantOfShape", ["wide"], ["tokens"]),
+                node("Add", ["r", "tokens"], ["scaled"]),
+                node("Concat", ["n1", "minus"], ["to"], axis=0),
+            ]
+    source = "scaled" if wanted in ("float", "expand", "zeros") else "r"
+    nodes.append(node("Reshape", [source, "to"], ["y"]))
+    constants = {
+        "w": np.random.default_rng(0).normal(size=(4, 3, 3, 3)).astype(np.float32),
+        "zero": np.array(0), "two": np.array(2), "axes": np.array([0]), "minus": np.array([-1]),
+        "start": np.array([0]), "end": np.array([1]), "four": np.array(4), "ones": np.array([4, 1, 1]),
+        "token": np.ones((1, 4, 1, 1), np.float32),
+    }  # fmt: skip
+    return model(nodes, [tensor("x", ["N", 3, 6, 6])], [tensor("y", None)], constants, opset=17)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "symbolic"),
+    [("flatten", True), ("arithmetic", True), ("cast", True), ("slice", True), ("min", None),
+     ("float", False), ("expand", False), ("zeros", False)],
+)  # fmt: skip
+def test_shape_arithmetic_of_a_file(wanted, symbolic):
+    proto = shape_arithmetic(wanted)
+    graph = load(proto)
+    assert symbolic is None or (graph.rebuild.symbolic is not None) == symbolic
+    for batch in (1, 2, 3, 4, 5, 13, 16):
+        anew = graph.rebuild._make(batch)
+        same(graph.with_batch(batch), anew)
+    images = np.random.default_rng(1).normal(size=(12, 3, 6, 6)).astype(np.float32)
+    with Engine(graph, device="cpu", threads=1) as engine:
+        for batch in (1, 2, 4, 12):
+            with Engine(load(proto, batch=batch), device="cpu", threads=1) as other:
+                given = {"x": images[:batch]}
+                np.testing.assert_array_equal(engine.run(given)["y"], other.run(given)["y"])
+
+
+def test_a_new_batch_reads_no_file_and_runs_no_pass(monkeypatch):
+    graph = load(shape_arithmetic("flatten"))
+    engine = Engine(graph, device="cpu", threads=1)
+    engine.run({"x": np.zeros((1, 3, 6, 6), np.float32)})
+
+    def refuse(*_):
+        raise AssertionError("made anew")
+
+    monkeypatch.setattr(Batches, "_make", refuse, raising=False)
+    monkeypatch.setattr(pipeline, "_run", refuse)
+    monkeypatch.setattr(Graph, "_infer", refuse)
+    for batch in (2, 3, 7, 64):
+        graph = engine._plans.open().laid(batch, False)
+        assert graph.batch == batch
+        assert graph.values[graph.outputs[0]].shape == (batch, 4 * 36)
+
+
+def test_batch_0_is_made_anew():
+    graph = load(shape_arithmetic("flatten"))
+    assert not graph.rebuild.symbolic.stands_for(0)
+
+
+def test_a_pickled_graph_makes_other_batches(monkeypatch):
+    graph = pickle.loads(pickle.dumps(Model(load(shape_arithmetic("flatten"))).base))
+    assert graph.with_batch(9).values["y"].shape == (9, 144)
+    assert isinstance(graph.rebuild, batches.Batches)
