@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
@@ -24,11 +24,14 @@ class SymbolicGraph:
         guards: what was decided while it was made.
     """
 
-    def __init__(self, graph: Graph, guards: Mapping[Any, Guard]) -> None:
+    def __init__(self, graph: Graph, guards: tuple[Guard, ...]) -> None:
         self.graph = graph
-        self.guards = tuple(guards.values())
+        self.guards = guards
         self._values = [value for value in graph.values.values() if holds_dims(value.shape)]
         self._places = [place for place, node in enumerate(graph.nodes) if holds_dims(node.op)]
+
+    def __reduce__(self) -> tuple:
+        return SymbolicGraph, (self.graph, self.guards)
 
     def stands_for(self, batch: int) -> bool:
         """Whether the same decisions would have been made for ``batch``."""
@@ -38,8 +41,12 @@ class SymbolicGraph:
         except ZeroDivisionError:
             return False
 
-    def at(self, batch: int) -> Graph:
-        """Returns the graph for ``batch``: no pass runs, and no shape is inferred."""
+    def at(self, batch: int, rebuild: Callable[[int], Graph]) -> Graph:
+        """Returns the graph for ``batch``: no pass runs, and no shape is inferred.
+
+        Args:
+            rebuild: returns it for others.
+        """
         numbers, known = {"batch": batch}, {}
 
         def number_of(dim: Dim) -> int:
@@ -63,6 +70,7 @@ class SymbolicGraph:
             nodes=tuple(nodes),
             inputs=tuple(values[value.name] for value in graph.inputs),
             values=MappingProxyType(values),
+            rebuild=rebuild,
         )
         return found
 
@@ -76,15 +84,20 @@ class Batches:
         first: a graph of one batch; the others have its arrays where constants are equal.
     """
 
-    def __init__(self, make: Callable[[Any], Graph], first: Graph | None = None) -> None:
+    def __init__(
+        self,
+        make: Callable[[Any], Graph],
+        first: Graph | None = None,
+        symbolic: SymbolicGraph | None = None,
+    ) -> None:
         self._make = make
-        self._given = first
-        self._lock = ForkSafeLock()
-        self._symbolic: SymbolicGraph | NotSymbolicError | None = None
         self._first = first
+        self._lock = ForkSafeLock()
+        self._symbolic: SymbolicGraph | NotSymbolicError | None = symbolic
 
     def __reduce__(self) -> tuple:
-        return Batches, (self._make, self._given)
+        # Arrays that graphs share are so again, as long as they are in one pickle.
+        return Batches, (self._make, self._first, self.symbolic)
 
     @property
     def symbolic(self) -> SymbolicGraph | None:
@@ -102,9 +115,9 @@ class Batches:
             return NotSymbolicError(str(error))
         if any(guard.outcome and guard.kind == "equal" for guard in guards.values()):
             return NotSymbolicError("its batch decides what it is made of")
-        if self._given is not None:
-            graph = graph.sharing(self._given)
-        return SymbolicGraph(replace(graph, rebuild=self, like=graph), guards)
+        if self._first is not None:
+            graph = graph.sharing(self._first)
+        return SymbolicGraph(replace(graph, rebuild=None, like=graph), tuple(guards.values()))
 
     def __call__(self, batch: int | Dim) -> Graph:
         """Returns the graph for a batch, or the symbolic one, whose guards then count where it is used."""
@@ -115,10 +128,10 @@ class Batches:
             record(symbolic.guards)
             return symbolic.graph
         if symbolic is not None and symbolic.stands_for(batch):
-            return symbolic.at(batch)
+            return symbolic.at(batch, self)
         graph = self._make(batch)
-        graph = replace(graph, rebuild=self, like=graph)
+        graph = replace(graph, rebuild=None, like=graph)
         known = self._first or (symbolic and symbolic.graph)
-        with self._lock:
-            self._first = self._first or graph
-        return graph if known is None else graph.sharing(known)
+        if known is None:
+            self._first = known = graph
+        return replace(graph.sharing(known), rebuild=self, like=graph)
