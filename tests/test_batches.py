@@ -112,7 +112,7 @@ def lowered(graph: Graph, setting: pipeline.Setting, batch) -> Graph:
 
 
 def same(found: Graph, wanted: Graph) -> None:
-    for name in ("name", "inputs", "outputs", "nodes", "stored", "batched"):
+    for name in ("name", "inputs", "outputs", "nodes", "storage_dtype", "batched"):
         assert getattr(found, name) == getattr(wanted, name), name
     assert found.values == wanted.values
     assert list(found.constants) == list(wanted.constants)

@@ -58,7 +58,9 @@ class SymbolicGraph:
         values = dict(graph.values)
         for value in self._values:
             shape = tuple(number_of(d) if type(d) is Dim else d for d in value.shape)
-            values[value.name] = Value(value.name, shape, value.dtype, value.layout, value.stored)
+            values[value.name] = Value(
+                value.name, shape, value.dtype, value.layout, value.storage_dtype
+            )
         nodes = list(graph.nodes)
         for place in self._places:
             node = nodes[place]

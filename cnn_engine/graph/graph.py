@@ -91,7 +91,7 @@ class Graph:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "constants", MappingProxyType(dict(self.constants)))
-        object.__setattr__(self, "stored", MappingProxyType(dict(self.storage_dtype)))
+        object.__setattr__(self, "storage_dtype", MappingProxyType(dict(self.storage_dtype)))
         _ = self.values  # everything that can be wrong is found while the values are made
         object.__setattr__(self, "like", None)
 
