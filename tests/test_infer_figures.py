@@ -14,7 +14,6 @@ from cnn_engine.infer import progress, summary
 from cnn_engine.infer.output import Record
 from cnn_engine.infer.shards import Shard
 from cnn_engine.infer.supervise import Supervisor
-from cnn_engine.measure import statistics
 
 
 @pytest.fixture(autouse=True)
@@ -25,14 +24,14 @@ def inline(monkeypatch):
 
 @pytest.fixture
 def report(tmp_path):
-    """The report of a run over 60 images, four of them broken, by tens."""
+    """The report of a run over 60 images, four of them broken, by fives."""
     folder = tmp_path / "in"
     infer_inputs.make("image", folder, infer_inputs.pixels(60), parts=6)
     files = sorted(folder.glob("*/*.jpg"))
     for path in files[5::15]:
         path.write_bytes(b"no image")
     size = max(
-        sum(map(len, (f.read_bytes() for f in files[at : at + 10]))) for at in range(0, 60, 10)
+        sum(map(len, (f.read_bytes() for f in files[at : at + 5]))) for at in range(0, 60, 5)
     )
     words = [str(folder), "--output", str(tmp_path / "out"), "--json", str(tmp_path / "r.json"), "--quiet",
              "--shard-size", str(size), *infer_inputs.COMMON]  # fmt: skip
@@ -166,10 +165,18 @@ def test_the_interval_of_a_rate_holds_it_as_often_as_it_says():
     assert np.median(widths) < 0.2
 
 
-def test_few_shards_have_no_interval():
-    paces = [(at + 1.0, 5) for at in range(statistics.FEWEST)]
+def test_few_shards_have_no_interval_and_say_so():
+    paces = [(at + 1.0, 5) for at in range(summary.FEWEST_SHARDS)]
     assert summary.rate_interval(5.0, paces) is not None
+    assert "10 shards do not show whether they depend on each other" in summary.rate_warning(
+        5.0, paces
+    )
     assert summary.rate_interval(5.0, paces[:-1]) is None
+    assert summary.rate_warning(5.0, paces[:-1]) == (
+        "the rate has no interval: at least 10 shards are needed, found 9 shards"
+    )
+    assert summary.rate_warning(None, paces) is None
+    assert summary.rate_warning(5.0, []) is None
     assert summary.rate_interval(5.0, [(seconds, 0) for seconds, _ in paces]) is None
     assert summary.rate_interval(5.0, []) is None
     assert summary.rate_interval(None, paces) is None

@@ -42,12 +42,12 @@ def test_the_means_interval_holds_the_mean(count, correlation, rng):
 
 @pytest.mark.parametrize("count", [6, 7, 30])
 def test_the_means_interval_is_students(count):
-    """Of the logarithm, with the standard deviation of a sample."""
+    """Of the logarithm, with the variance that so many independent samples have."""
     samples = 10 + np.random.default_rng(1).permutation(count)
     found = statistics.mean(samples)
     freedom = max(found.independent, statistics.FEWEST) - 1
-    error = np.std(samples, ddof=1) / math.sqrt(found.independent) / samples.mean()
-    error *= stats.t.ppf(0.975, freedom) * max(statistics.FEWEST / found.independent, 1)
+    error = np.std(samples) / math.sqrt(freedom) / samples.mean()
+    error *= stats.t.ppf(0.975, freedom) * max(statistics.FEWEST / found.independent, 1) ** 1.5
     assert math.log(found.high / found.value) == pytest.approx(error, rel=5e-3)
     assert math.log(found.value / found.low) == pytest.approx(error, rel=5e-3)
 
@@ -169,3 +169,59 @@ def test_any_samples_have_an_estimate(samples):
             assert estimate.high >= estimate.value * (1 - 1e-9)
         found = statistics.ratio(estimate, estimate)
         assert found is None or found.value == 1
+
+
+def two_speeds(rng, count, fast=28, slow=12, by=1.25):
+    """Passes that a clock slows by ``by``, for ``slow`` of them in a row on average, and not for ``fast``."""
+    state, states = rng.random() < slow / (fast + slow), []
+    for _ in range(count):
+        states.append(state)
+        state = not state if rng.random() < 1 / (slow if state else fast) else state
+    return np.where(states, by, 1.0) * np.exp(0.01 * rng.standard_normal(count))
+
+
+def test_a_run_of_few_stretches_may_be_of_either_speed(rng):
+    """One that was fast and then slow knows as much as two samples, however many there are."""
+    for fast, slow in ((27, 3), (200, 100), (3, 27)):
+        samples = np.repeat([1.0, 1.25], [fast, slow]) * np.exp(
+            0.01 * rng.standard_normal(fast + slow)
+        )
+        for run in (samples, samples[::-1]):
+            found = statistics.quantile(run)
+            assert found.low < 1.02
+            assert found.high > 1.23
+            assert found.independent <= 2
+            assert statistics.mean(run).independent <= 2
+            assert not statistics.quantile(run, 0.9).known
+
+
+def test_single_slow_passes_are_no_stretch(rng):
+    """Stalls anywhere, or speeds that change all the time, leave the interval of the median as it is."""
+    stalls = np.exp(0.02 * rng.standard_normal(100))
+    stalls[[7, 30, 31, 66, 90]] *= 3
+    assert statistics.quantile(stalls).high < 1.02
+    assert statistics.quantile(stalls).independent > 20
+    found = statistics.quantile(two_speeds(rng, 2000, fast=14, slow=6))
+    assert found.high < 1.05
+    for constant in (np.ones(50), np.zeros(50)):
+        assert statistics.quantile(constant).low == constant[0]
+
+
+@pytest.mark.parametrize(("count", "least"), [(30, 0.9), (100, 0.9)])
+def test_two_runs_of_two_speeds_are_seldom_told_apart(count, least, rng):
+    """By samples that are taken to be of one speed, one ratio in eight does not hold 1."""
+    held = 0
+    for _ in range(TRIALS):
+        found = statistics.ratio(*(statistics.quantile(two_speeds(rng, count)) for _ in range(2)))
+        held += found.low <= 1 <= found.high
+    assert held >= least * TRIALS
+
+
+@pytest.mark.parametrize("outliers", [0, 1])
+def test_an_outlier_does_not_hide_two_speeds(outliers, rng):
+    samples = two_speeds(rng, 400)
+    samples[5 : 5 + outliers] = 80.0
+    share, ratio = statistics.two_speeds(samples)
+    assert 0.1 < share < 0.5
+    assert 1.23 < ratio < 1.27
+    assert statistics.two_speeds(np.exp(0.01 * rng.standard_normal(400))) is None

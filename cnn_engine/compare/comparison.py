@@ -18,7 +18,7 @@ from ..errors import expected
 from ..measure import statistics
 from ..measure.result import CopyTime, LayerTime, Result
 from ..measure.statistics import Estimate, Prediction
-from ..report import units
+from ..report import cautions, units
 
 FASTER, SLOWER, SAME, CANNOT_TELL = "faster", "slower", "same", "cannot tell"
 
@@ -31,11 +31,7 @@ FEWEST_RUNS = 5
 
 #: What ``same``, and passing a gate, needs of both results at least: passes, and seconds of them. A shorter
 #: stretch may lie in one of two speeds, such as those of a clock that is throttled.
-SAME_SAMPLES, SAME_S = 20, 0.05
-
-#: Samples for each independent one from which on they are said to depend on each other: independent ones
-#: look, by chance, as if it were two.
-DEPENDENT = 3
+SAME_SAMPLES, SAME_S = statistics.ENOUGH, 0.05
 
 #: Of the latency of a pass; the first is what a regression of the whole pass is judged by.
 PERCENTILES = (50, 90, 99)
@@ -334,36 +330,6 @@ def _warnings_of_runs(runs: int, repeats: int) -> Iterator[str]:
         )
 
 
-def doubt(samples: Sequence[float]) -> str:
-    """Returns why the interval of the passes' median may be too narrow; empty where nothing says so."""
-    count = len(samples)
-    if statistics.FEWEST <= count < SAME_SAMPLES:
-        return (
-            f"{count} passes do not show whether they depend on each other: intervals, and verdicts by them, "
-            f"hold only if they do not; {SAME_SAMPLES} and more show it"
-        )
-    independent = statistics.quantile(samples).independent if count else math.inf
-    if count >= DEPENDENT * independent and independent < SAME_SAMPLES:
-        return (
-            f"{count} passes depend on each other and know as much as {units.number(independent)} that do "
-            "not: intervals may be too narrow; measure longer"
-        )
-    return ""
-
-
-def _warnings_of_passes(name: str, result: Result) -> Iterator[str]:
-    samples = _finite([] if result.latency is None else result.latency.samples_ms)
-    if doubtful := doubt(samples):
-        yield f"{name}: {doubtful}"
-    speeds = statistics.two_speeds(samples)
-    if speeds is not None:
-        share, ratio = speeds
-        yield (
-            f"{name}: two speeds: {units.percent(share)} of its passes are slow, {units.number(ratio)} x the "
-            "time of the others, as where a clock is throttled or another program comes and goes"
-        )
-
-
 def _short(baseline: Result, other: Result, section: str) -> str:
     """Returns why what both measured is too short for ``same``; empty where it is not."""
     counts, seconds = [], []
@@ -651,7 +617,8 @@ def _warnings(baseline: Result, other: Result, names: tuple[str, str]) -> Iterat
             yield f"{name}: it has no raw samples, so there are ratios but no verdicts"
         if result.interrupted:
             yield f"{name}: interrupted: it has what was measured until then"
-        yield from _warnings_of_passes(name, result)
+        passes = _finite([] if result.latency is None else result.latency.samples_ms)
+        yield from (f"{name}: {warning}" for warning in cautions.of_passes(passes))
         missing = sum(
             len(values) - len(_finite(values))
             for values in (

@@ -166,6 +166,7 @@ _NEEDED: dict[str, Callable[[Any], bool]] = {
     "busiest_stage": _may(_text),
     "efficiency": _may(_positive),
     "images_per_s_interval": _may(_interval),
+    "images_per_s_warning": _may(_text),
 }
 
 
@@ -239,6 +240,7 @@ def plan(
             "images": measured["images"],
             "images_per_s": rate,
             "images_per_s_interval": interval,
+            "images_per_s_warning": measured.get("images_per_s_warning"),
             "workers": measured["workers"],
             "device_name": measured["device_name"],
             "cpu": measured["environment"]["cpu"],
@@ -284,6 +286,8 @@ def render(found: dict[str, Any]) -> str:
                     f"{units.number(found['output_bytes_an_image'])} B an image"),
         ("Shards", f"{units.count(found['shards'])} of at most 1 GiB"),
     ]  # fmt: skip
+    if measured["images_per_s_warning"]:
+        fields.insert(2, ("Warning", measured["images_per_s_warning"]))
     rows = [
         [
             units.count(row["nodes"]),

@@ -8,8 +8,9 @@ from itertools import chain, islice
 from typing import Any
 
 from ..measure import environment, statistics
+from ..measure.statistics import Estimate
+from ..report import cautions, units
 from ..report import text as text_report
-from ..report import units
 from ..report.json import finite
 from ..report.pages import template
 from . import memory
@@ -18,6 +19,10 @@ from .stage_limits import ALL, STAGES
 from .supervise import Counts
 
 SCHEMA = 1
+
+#: Shards that the interval of the rate needs, and those that show whether they depend on each other: a mean
+#: takes more of them than a median.
+FEWEST_SHARDS, ENOUGH_SHARDS = 10, 30
 
 #: Bad images, and lost labels, that a report names.
 NAMED = 100
@@ -120,6 +125,7 @@ class Summary:
             "working_s": self.working_s,
             "images_per_s": rate,
             "images_per_s_interval": rate_interval(rate, self.paces),
+            "images_per_s_warning": rate_warning(rate, self.paces),
             "late_s": self.counts.late_s,
             "cpu_s": self.counts.cpu_s,
             "peak_bytes_a_worker": self.counts.peak_bytes,
@@ -143,15 +149,35 @@ def rate_interval(rate: float | None, paces: list[tuple[float, int]]) -> list[fl
 
     Args:
         paces: of each shard, in the order in which they were done, the seconds that its worker took for
-            it, and its images; fewer than :data:`~cnn_engine.measure.statistics.FEWEST` give no interval.
+            it, and its images; fewer than :data:`FEWEST_SHARDS` give no interval.
     """
-    an_image = [seconds / images for seconds, images in paces if images]
-    if rate is None or not an_image:
+    found = _an_image(paces)
+    if rate is None or found is None or found.samples < FEWEST_SHARDS or not found.known:
         return None
-    found = statistics.mean(an_image)
-    return (
-        [rate * found.value / found.high, rate * found.value / found.low] if found.known else None
-    )
+    return [rate * found.value / found.high, rate * found.value / found.low]
+
+
+def rate_warning(rate: float | None, paces: list[tuple[float, int]]) -> str | None:
+    """Returns why the interval of ``rate`` may be too narrow, or there is none; None where nothing says so.
+
+    Arguments are those of :func:`rate_interval`.
+    """
+    found = _an_image(paces)
+    if rate is None or found is None:
+        return None
+    if found.samples < FEWEST_SHARDS:
+        shards = units.counted(found.samples, "shard")
+        return (
+            f"the rate has no interval: at least {FEWEST_SHARDS} shards are needed, found {shards}"
+        )
+    doubt = cautions.of_dependence(found, "shards", ENOUGH_SHARDS)
+    return f"the rate's interval: {doubt}" if doubt else None
+
+
+def _an_image(paces: list[tuple[float, int]]) -> Estimate | None:
+    """Returns the mean seconds of an image of each shard; None without images."""
+    seconds = [seconds / images for seconds, images in paces if images]
+    return statistics.mean(seconds) if seconds else None
 
 
 def ceilings_of(measured: dict[str, list[dict[str, Any]]], cores: int) -> dict[str, dict[str, Any]]:
@@ -219,6 +245,8 @@ def facts(document: dict[str, Any]) -> list[tuple[str, str]]:
     if document["part"] is not None:
         rows.insert(4, ("Part of an array", document["part"]))
     rows += [("Warning", warning) for warning in document["environment"]["warnings"]]
+    if document["images_per_s_warning"]:
+        rows.append(("Warning", document["images_per_s_warning"]))
     if document["interrupted"]:
         rows.append(("Warning", "interrupted: the same command does what is left"))
     return [(label, units.printable(value)) for label, value in rows]

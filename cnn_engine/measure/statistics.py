@@ -9,6 +9,12 @@ interval here is as wide as that many would make it.
   the samples' own mean lowers all of them by that much. Of a quantile it is taken over the series "at most
   the quantile?" (P. Heidelberger and P. A. W. Lewis, "Quantile Estimation in Dependent Sequences",
   Operations Research 32, 1984), which outliers cannot dominate.
+- Levels: a run that was fast for one stretch of time and slow for the next shows no more than so many
+  samples as there are stretches, and which of the speeds is the usual one is not known before it has changed
+  several times. Where samples change between fast and slow more seldom than independent ones (the runs test,
+  A. Wald and J. Wolfowitz, "On a test whether two samples are from the same population", Annals of
+  Mathematical Statistics 11, 1940), and there are fewer than six stretches, the interval holds all of their
+  medians.
 - Quantiles: the order statistics of the binomial interval (W. J. Conover, "Practical Nonparametric
   Statistics", 3rd ed., section 3.2), their ranks stretched from n / t samples to n.
 - Ratios: the intervals of both logarithms, joined by the method of variance estimates recovery (G. Y. Zou and
@@ -38,13 +44,31 @@ CONFIDENCE = 0.95
 #: Of fewer independent samples than this, not even the smallest and the largest hold the median with 95 %.
 FEWEST = 6
 
+#: Fewer samples than this do not show whether they depend on each other.
+ENOUGH = 20
+
+#: Samples for each independent one from which on they are said to depend on each other: independent ones
+#: look, by chance, as if it were two.
+DEPENDENT = 3
+
 #: Stretches of a run whose medians show how far it wandered, where its samples depend on each other.
 STRETCHES = 12
+
+#: Standard errors by which the changes between fast and slow are fewer than those of independent samples:
+#: once in a hundred times by chance.
+FEW_CHANGES = 2.33
+
+#: Share of the smallest and of the largest samples that count as no smaller and no larger than the others
+#: where fast and slow ones are told apart: single outliers would be all the slow ones there are.
+OUTLIERS = 0.05
+
+#: Samples around one of which most are fast, or slow, where a stretch of fast or slow ones begins and ends.
+AROUND = 5
 
 #: Samples are of two speeds where these explain so much of the variance: of a normal distribution cut in two
 #: they explain 0.64, of a uniform one 0.75. Fewer than the share are stalls, not a speed.
 #: Speeds that differ by less than the third are not worth telling.
-TWO_SPEEDS, LEAST_SHARE, LEAST_BETWEEN, FEWEST_OF_SPEEDS = 0.85, 0.1, 0.03, 20
+TWO_SPEEDS, LEAST_SHARE, LEAST_BETWEEN = 0.85, 0.1, 0.03
 
 #: Values that differ by less than this, relative to the estimate, count as one reading of the clock.
 SAME_READING = 1e-4
@@ -95,15 +119,18 @@ def quantile(
     resolution where that shows. Fewer than :data:`FEWEST` samples have no interval, and other quantiles than
     the median need more. Where samples depend on each other so much that fewer than :data:`FEWEST`
     independent ones would know as much, the median's interval is the range of the medians of
-    :data:`STRETCHES` stretches of the run, widened by the factor that they fall short of it.
+    :data:`STRETCHES` stretches of the run, widened by the factor that they fall short of it. Where a run has
+    fewer than :data:`FEWEST` stretches of fast and of slow samples, the median's interval holds the medians
+    of all of them, and other quantiles have none.
     """
     samples = np.asarray(samples, float)
     count = len(samples)
     value = float(np.quantile(samples, share))
     independent = count / autocorrelation_time(samples <= value * (1 + ROUNDING))
+    levels = _levels(samples)
     ordered = np.sort(samples)
     low = high = None
-    if independent >= FEWEST:
+    if independent >= FEWEST and (share == 0.5 or not levels):
         whole = int(independent)
         first, last = _ranks(whole, share, confidence)
         if first >= 1 and last <= whole:
@@ -118,8 +145,8 @@ def quantile(
         high = value + max(float(medians.max()) - value, 0.0) * short
     if low is not None:
         step = _resolution(ordered, value)
-        low, high = max(low - step, 0.0), high + step
-    return Estimate(value, low, high, count, independent)
+        low, high = max(min([low, *levels]) - step, 0.0), max([high, *levels]) + step
+    return Estimate(value, low, high, count, _limited(independent, levels))
 
 
 def mean(samples: Sequence[float]) -> Estimate:
@@ -131,11 +158,13 @@ def mean(samples: Sequence[float]) -> Estimate:
     samples = np.asarray(samples, float)
     count = len(samples)
     value = float(samples.mean())
-    independent = count / autocorrelation_time(samples)
+    independent = _limited(count / autocorrelation_time(samples), _levels(samples))
     if count < FEWEST or value <= 0:
         return Estimate(value, None, None, count, independent)
-    error = float(samples.std(ddof=1)) / math.sqrt(independent) / value
-    error *= _student(max(independent, FEWEST) - 1) * max(FEWEST / independent, 1)
+    # n samples that know as much as k independent ones have (n - k) / n of the variance between them.
+    freedom = max(independent, FEWEST) - 1
+    error = float(samples.std()) / math.sqrt(freedom) / value * _student(freedom)
+    error *= max(FEWEST / independent, 1) ** 1.5
     factor = math.exp(min(error, 700.0))  # beyond, a float overflows
     return Estimate(value, value / factor, value * factor, count, independent)
 
@@ -160,25 +189,66 @@ def ratio(of: Estimate, to: Estimate) -> Estimate | None:
 def two_speeds(samples: Sequence[float]) -> tuple[float, float] | None:
     """Returns the share of slow samples, and the slow ones' mean to the fast ones'; None for one speed.
 
-    The cut is where the two halves explain most of the variance (N. Otsu, "A threshold selection method from
-    gray-level histograms", IEEE Transactions on Systems, Man, and Cybernetics 9, 1979), with at least
-    :data:`LEAST_SHARE` on either side. Fewer than :data:`FEWEST_OF_SPEEDS` samples show none.
+    Either has at least :data:`LEAST_SHARE` of the samples. Fewer than :data:`ENOUGH` samples show none.
     """
-    ordered = np.sort(np.asarray(samples, float))
-    count = len(ordered)
-    least = math.ceil(LEAST_SHARE * count)
-    if count < FEWEST_OF_SPEEDS or ordered[0] <= 0:
+    samples = np.asarray(samples, float)
+    count = len(samples)
+    if count < ENOUGH or samples.min() <= 0:
         return None
-    fast = np.arange(least, count - least + 1)  # how many are fast
+    fast, low, high, explained = _cut(samples, math.ceil(LEAST_SHARE * count))
+    if not explained > TWO_SPEEDS or high <= low * (1 + LEAST_BETWEEN):
+        return None
+    return 1 - fast / count, high / low
+
+
+def _cut(samples: np.ndarray, least: int) -> tuple[int, float, float, float]:
+    """Cuts samples in two, fast and slow ones, each at least ``least``.
+
+    The cut is where the two halves explain most of the variance (N. Otsu, "A threshold selection method from
+    gray-level histograms", IEEE Transactions on Systems, Man, and Cybernetics 9, 1979).
+
+    Returns:
+        How many are fast, the means of the fast and of the slow ones, and the share of the variance that
+        they explain.
+    """
+    count = len(samples)
+    ordered = np.sort(np.clip(samples, *np.quantile(samples, (OUTLIERS, 1 - OUTLIERS))))
+    fast = np.arange(least, count - least + 1)
     reached = np.cumsum(ordered)
     low, high = reached[fast - 1] / fast, (reached[-1] - reached[fast - 1]) / (count - fast)
     between = fast * (count - fast) / count**2 * (high - low) ** 2
     best = int(between.argmax())
-    if not between[best] > TWO_SPEEDS * ordered.var() or high[best] <= low[best] * (
-        1 + LEAST_BETWEEN
-    ):
-        return None
-    return 1 - fast[best] / count, float(high[best] / low[best])
+    explained = between[best] / max(ordered.var(), np.finfo(float).tiny)
+    return int(fast[best]), float(low[best]), float(high[best]), float(explained)
+
+
+def _levels(samples: np.ndarray) -> list[float]:
+    """Returns the medians of a run's stretches of fast and of slow samples, in the order of time.
+
+    Empty where these are :data:`FEWEST` and more, or samples change between fast and slow as often as
+    independent ones do.
+    """
+    count = len(samples)
+    if count < FEWEST or np.ptp(samples) <= ROUNDING * np.abs(samples).max():
+        return []
+    fast, *_ = _cut(samples, 2)
+    slow = samples > np.partition(samples, fast - 1)[fast - 1]
+    slows = int(slow.sum())
+    pairs = 2 * slows * (count - slows)
+    expected = pairs / count + 1
+    error = math.sqrt(max(pairs * (pairs - count), 0) / (count**2 * (count - 1)))
+    stretches = 1 + np.count_nonzero(slow[1:] != slow[:-1])
+    if not stretches + 0.5 < expected - FEW_CHANGES * error:
+        return []
+    # What is slow amid fast ones for a moment is no stretch.
+    sides = np.pad(slow.astype(int), AROUND // 2, mode="reflect")
+    slow = np.convolve(sides, np.ones(AROUND, int), "valid") > AROUND // 2
+    stretches = np.split(samples, np.flatnonzero(slow[1:] != slow[:-1]) + 1)
+    return [float(np.median(s)) for s in stretches] if 2 <= len(stretches) < FEWEST else []
+
+
+def _limited(independent: float, levels: list[float]) -> float:
+    return min(independent, len(levels)) if levels else independent
 
 
 @dataclass(frozen=True)

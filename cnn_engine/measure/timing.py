@@ -26,10 +26,13 @@ Progress = Callable[[int], None]
 
 #: Unless told how long, passes are repeated until the interval of their median is within 1 % of it, but no
 #: longer than the cap; whole iterations only, so one that takes longer than the cap is run once. Not before
-#: half a second: a short stretch misses a machine's noise.
+#: half a second and so many passes: a short stretch misses noise, and may lie in one of two speeds.
 MEDIAN_WITHIN = 0.01
 LEAST_S = 0.5
 CAP_S = 5.0
+FEWEST_PASSES = 100
+
+#: Independent samples that an interval needs to be relied on.
 FEWEST_SAMPLES = 20
 
 
@@ -160,7 +163,7 @@ class Looks:
     """
 
     count: int = 0
-    next: int = FEWEST_SAMPLES
+    next: int = FEWEST_PASSES
 
     def see(self, samples: Sequence[float]) -> bool:
         """Whether it is time to look, and the median of ``samples`` is known."""

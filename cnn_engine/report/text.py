@@ -10,7 +10,7 @@ from rich.table import Table
 
 from ..measure.result import Check, Latency, LayerTime, Prediction, Result
 from ..operators.report_kinds import REPORT_KINDS
-from . import grouping, units
+from . import cautions, grouping, units
 
 WIDTH = 100
 NO_BREAK = "\ue000"  # for private use, in no printable text; rich breaks lines at every real space
@@ -150,8 +150,10 @@ def variant(result: Result) -> str:
 
 
 def warnings(result: Result) -> list[str]:
-    """Returns what makes the numbers less certain: what was left undone, and the machine's state."""
+    """Returns what makes the numbers less certain: what was left undone, the machine's state, and noise."""
     found = list(result.environment.get("warnings") or [])
+    if result.latency is not None:
+        found += cautions.of_passes(result.latency.samples_ms)
     if result.interrupted:
         images = units.count(result.dataset["images"])
         done = f"interrupted: {units.count(result.images_done)} of {images} images done"

@@ -196,17 +196,29 @@ def _fit(one: Analysis, held_out: int, seed: int) -> None:
     one.line_misfit = regression.misfit(batches, times, one.line.at(batches))
     one.pieces = regression.fit_pieces(batches, times)
     one.pieces_misfit = regression.misfit(batches, times, one.pieces.at(batches))
-    if one.pieces.correlation is not None:
-        one.notes.append(
-            f"times of neighbouring batch sizes are off alike (correlation {one.pieces.correlation:.2f}): "
-            "intervals are too narrow, and a break may be noise that lasts over several sizes"
-        )
+    if doubt := doubt_of(one.pieces, len(batches)):
+        one.notes.append(doubt)
     device = [p for p in one.points if p.device_median_s is not None]
     if len(device) >= regression.FEWEST:
         sizes = np.array([p.batch_size for p in device], float)
         medians = np.array([p.device_median_s for p in device])
         one.device_line = regression.fit_line(sizes, medians)
         one.device_pieces = regression.fit_pieces(sizes, medians)
+
+
+def doubt_of(pieces: Pieces, sizes: int) -> str:
+    """Returns why intervals and the break of a fit of so many batch sizes may not hold; or an empty text."""
+    if pieces.correlation is not None:
+        return (
+            f"times of neighbouring batch sizes are off alike (correlation {pieces.correlation:.2f}): "
+            "intervals may be too narrow, and a break may be noise that lasts over several sizes"
+        )
+    if sizes < regression.ENOUGH:
+        return (
+            f"{sizes} batch sizes do not show whether times of neighbouring ones are off alike: intervals, "
+            f"and a break, hold only if they are not; {regression.ENOUGH} and more show it"
+        )
+    return ""
 
 
 def write(one: Analysis, output: Path) -> Path:

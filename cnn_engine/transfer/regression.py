@@ -15,6 +15,12 @@ search exact: every break is tried.
   HC3's residuals (B. E. Hansen, "Testing for structural change in conditional models", Journal of
   Econometrics 97, 2000). It takes equal variances for granted nowhere. Fewer than eight sizes have too few
   signs to be drawn for 1 %.
+- Neighbours: what slows one size may slow the next. How their noise correlates is found from the residuals of
+  two pieces, which a break does not disturb, less what the fit makes of it: what noise that correlates by so
+  much leaves in such residuals is drawn (indirect inference, A. A. Smith, Journal of Applied Econometrics 8,
+  1993). The bootstrap then draws data that correlate as much (S. Goncalves and L. Kilian, "Bootstrapping
+  autoregressions with conditional heteroskedasticity of unknown form", Journal of Econometrics 123, 2004).
+  Fewer than twenty sizes do not show it.
 - The break's interval: the likelihood ratio's (B. E. Hansen, "Sample splitting and threshold estimation",
   Econometrica 68, 2000, table I).
 - Intervals of coefficients: Student's, with the larger of two standard errors: HC3's (J. G. MacKinnon and
@@ -22,13 +28,16 @@ search exact: every break is tried.
   1985), which a mistaken variance does not harm, and that of the variance that was found, which one size far
   from the others does not harm. Those of a piece hold for its break as found.
 
-All of it takes neighbouring sizes as independent; :attr:`Pieces.correlation` says whether they are.
+  What neighbours have in common is in the second one.
+
+Noise that outlasts all sizes cannot be seen; :attr:`Pieces.correlation` says what could.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from types import ModuleType
 
 import numpy as np
@@ -53,8 +62,18 @@ DRAWS = 499
 #: Batch sizes that show how the variance grows; of fewer it is taken to grow with the time squared.
 FEWEST_OF_VARIANCE = 5
 
-#: Neighbours' correlation is told where it is so many standard errors: once in a hundred times by chance.
-TOLD_CORRELATION = 2.33
+#: Batch sizes that show a break: of fewer, too few signs are drawn for :data:`FALSE_BREAKS`.
+FEWEST_OF_BREAK = 8
+
+#: Batch sizes from which on neighbours' correlation is estimated, and those that show it well. Fewer than the
+#: first are taken as independent.
+FEWEST_OF_CORRELATION, ENOUGH = 20, 40
+
+#: Correlations of neighbours that are tried, and data sets that are drawn with each.
+CORRELATIONS, DRAWS_OF_CORRELATION = (0.0, 0.2, 0.4, 0.6, 0.8, 0.9, 0.95), 200
+
+#: How often sizes that are independent may be told to correlate.
+FALSE_CORRELATIONS = 0.1
 
 #: Relative residuals below this are the clock's resolution and rounding, not noise.
 ROUNDING = 1e-6
@@ -111,8 +130,9 @@ class Pieces:
         break_interval: of 95 %, both ends batch sizes that were measured.
         p_value: how often data on one line would break as clearly; None where there are too few batch sizes
             to try.
-        correlation: of neighbouring sizes' residuals; None where it is no larger than chance makes it. If
-            larger, intervals are too narrow, and a break may be noise that lasts over several sizes.
+        correlation: of neighbouring sizes' noise; None where it is no larger than chance makes it, or there
+            are fewer than :data:`FEWEST_OF_CORRELATION` sizes. If larger, intervals may be too narrow, and
+            a break may be noise that lasts over several sizes.
     """
 
     lines: tuple[Line, ...]
@@ -152,6 +172,7 @@ def fit_line(
     times: np.ndarray,
     weighted: bool = False,
     variances: np.ndarray | None = None,
+    correlation: float | None = None,
 ) -> Line:
     """Fits one line by least squares, of residuals or (``weighted``) of residuals in units of their noise.
 
@@ -159,6 +180,7 @@ def fit_line(
         batches: at least :data:`FEWEST` different sizes, rising.
         times: in seconds, above zero.
         variances: of the times, up to a factor; None: :func:`noise_variances`.
+        correlation: of neighbours' noise; None: as :func:`neighbours` finds it.
 
     Raises:
         InputError: fewer batch sizes.
@@ -170,11 +192,13 @@ def fit_line(
         raise expected("regression", f"at least {FEWEST} batch sizes", count)
     if variances is None:
         variances = noise_variances(batches, times)
+    if correlation is None:
+        correlation = neighbours(batches, times, variances)
     noise = _Fit(batches, times, 1 / variances)
     fit = noise if weighted else _Fit(batches, times, np.ones(count))
     variances = variances * (noise.weights @ noise.residuals**2 / (count - 2))
     reach = _student(count - 2)
-    intercept_error, slope_error = (reach * error for error in fit.errors(variances))
+    intercept_error, slope_error = (reach * e for e in fit.errors(variances, correlation))
     total = fit.weights @ fit.y**2
     return Line(
         from_batch=int(batches[0]), to_batch=int(batches[-1]), points=count,
@@ -205,15 +229,21 @@ class _Fit:
         """Each residual from the line through all other points: HC3's."""
         return self.residuals / np.maximum(1 - self.leverages, ROUNDING)
 
-    def errors(self, variances: np.ndarray) -> tuple[float, float]:
-        """Returns the standard errors of intercept and slope."""
+    def errors(self, variances: np.ndarray, correlation: float) -> tuple[float, float]:
+        """Returns the standard errors of intercept and slope; ``correlation`` of neighbours' noise."""
         slope = self.weights * self.x / self.spread  # what each time counts in the slope
         intercept = self.weights / self.weights.sum() - self.x_mean * slope
-        squares = self.unseen**2
+        squares, sizes = self.unseen**2, np.sqrt(variances)
         return tuple(
-            math.sqrt(max(counts**2 @ squares, counts**2 @ variances))
+            math.sqrt(max(counts**2 @ squares, _together(counts * sizes, correlation)))
             for counts in (intercept, slope)
         )
+
+
+def _together(terms: np.ndarray, correlation: float) -> float:
+    """Returns the variance of the sum of ``terms`` times noise whose neighbours correlate."""
+    apart = np.abs(np.subtract.outer(np.arange(len(terms)), np.arange(len(terms))))
+    return float(terms @ correlation**apart @ terms)
 
 
 def noise_variances(batches: np.ndarray, times: np.ndarray) -> np.ndarray:
@@ -248,28 +278,89 @@ def fit_pieces(batches: np.ndarray, times: np.ndarray) -> Pieces:
     if count < FEWEST:
         raise expected("regression", f"at least {FEWEST} batch sizes", count)
     variances = noise_variances(batches, times)
-    whole = fit_line(batches, times, True, variances)
-    firsts = np.arange(FEWEST_IN_PIECE, count - FEWEST_IN_PIECE + 1)  # of the second piece
-    if len(firsts) == 0:
-        return Pieces((whole,))
+    correlation = neighbours(batches, times, variances)
+    found = {"correlation": correlation or None}
+    whole = fit_line(batches, times, True, variances, correlation)
+    if count < FEWEST_OF_BREAK:
+        return Pieces((whole,), **found)
+    firsts = _firsts(count)
     squares, _ = _squares(batches, times, 1 / variances, firsts)
-    p_value = _chance(batches, times, 1 / variances, firsts)
-    if p_value > FALSE_BREAKS:
-        return Pieces((whole,), p_value=p_value, correlation=_correlation(batches, times, (whole,)))
+    found["p_value"] = _chance(batches, times, 1 / variances, firsts, correlation)
+    if found["p_value"] > FALSE_BREAKS:
+        return Pieces((whole,), **found)
     best = int(np.argmin(squares))
     first = firsts[best]
     likely = firsts[count * (squares - squares[best]) <= HANSEN_95 * squares[best]]
     lines = tuple(
-        fit_line(batches[part], times[part], True, variances[part])
+        fit_line(batches[part], times[part], True, variances[part], correlation)
         for part in (slice(None, first), slice(first, None))
     )
     return Pieces(
         lines=lines,
         break_batch=int(batches[first]),
         break_interval=(int(batches[likely[0]]), int(batches[likely[-1]])),
-        p_value=p_value,
-        correlation=_correlation(batches, times, lines),
+        **found,
     )
+
+
+def _firsts(count: int) -> np.ndarray:
+    """Returns the indices at which a second piece may begin."""
+    return np.arange(FEWEST_IN_PIECE, count - FEWEST_IN_PIECE + 1)
+
+
+def neighbours(batches: np.ndarray, times: np.ndarray, variances: np.ndarray) -> float:
+    """Returns how neighbouring sizes' noise correlates, up to 0.95; 0 where it may be chance.
+
+    Arguments are those of :func:`fit_line`; of fewer than :data:`FEWEST_OF_CORRELATION` sizes it is 0.
+    """
+    if len(batches) < FEWEST_OF_CORRELATION:
+        return 0.0
+    line = _Fit(batches, times, 1 / variances)
+    if not np.abs(line.residuals).max() > ROUNDING * times.max():
+        return 0.0
+    (found,) = _left_of_neighbours(batches, line.residuals[None], 1 / variances)
+    drawn = _drawn_neighbours(tuple(batches.tolist()))
+    expected = np.maximum.accumulate([each.mean() for each in drawn])
+    if np.mean(drawn[0] >= found) > FALSE_CORRELATIONS:
+        return 0.0
+    return float(np.interp(found, expected, CORRELATIONS))
+
+
+@lru_cache(maxsize=16)
+def _drawn_neighbours(batches: tuple[float, ...]) -> list[np.ndarray]:
+    """Returns what is left of each of :data:`CORRELATIONS` in the residuals of data sets that have it."""
+    from scipy import signal
+
+    sizes = np.array(batches)
+    fresh = np.random.default_rng(0).standard_normal((DRAWS_OF_CORRELATION, len(sizes)))
+    found = []
+    for by in CORRELATIONS:
+        steps = fresh * math.sqrt(1 - by**2)
+        steps[:, 0] = fresh[:, 0]
+        noise = signal.lfilter([1.0], [1.0, -by], steps)
+        found.append(_left_of_neighbours(sizes, noise, np.ones(len(sizes))))
+    return found
+
+
+def _left_of_neighbours(batches: np.ndarray, times: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """Returns how neighbours' residuals from the best two pieces correlate, of each row of ``times``."""
+    firsts = _firsts(len(batches))
+    squares, _ = _squares(batches, times, weights, firsts)
+    best = firsts[np.argmin(squares, axis=-1)]
+    sizes = np.sqrt(weights)
+    found = np.empty(len(times))
+    for first in np.unique(best):
+        rows = best == first
+        total = common = 0.0
+        for part in (slice(None, first), slice(first, None)):
+            terms = sizes[part, None] * np.stack([np.ones_like(batches), batches], 1)[part]
+            line, _ = np.linalg.qr(terms)
+            off = times[rows, part] * sizes[part]
+            off = off - off @ line @ line.T
+            total += (off**2).sum(axis=1)
+            common += (off[:, 1:] * off[:, :-1]).sum(axis=1)
+        found[rows] = common / np.maximum(total, np.finfo(float).tiny)
+    return found
 
 
 def misfit(batches: np.ndarray, measured: np.ndarray, fitted: np.ndarray) -> Misfit:
@@ -356,9 +447,14 @@ def _squares(
 
 
 def _chance(
-    batches: np.ndarray, times: np.ndarray, weights: np.ndarray, firsts: np.ndarray
+    batches: np.ndarray,
+    times: np.ndarray,
+    weights: np.ndarray,
+    firsts: np.ndarray,
+    correlation: float,
 ) -> float:
     """Returns how often data on one line, with the noise of these, break as clearly."""
+    from scipy import signal
 
     def clearest(values: np.ndarray) -> np.ndarray:
         two, one = _squares(batches, values, weights, firsts)
@@ -369,22 +465,11 @@ def _chance(
     found = clearest(one_line.residuals)
     # Those of two lines would find more breaks of a few sizes, and too many in straight lines.
     signs = np.random.default_rng(0).choice((-1.0, 1.0), (DRAWS, len(batches)))
-    drawn = clearest(signs * one_line.unseen)
+    sizes = np.sqrt(weights)
+    steps = one_line.unseen * sizes
+    steps[1:] -= correlation * steps[:-1]
+    drawn = clearest(signal.lfilter([1.0], [1.0, -correlation], signs * steps) / sizes)
     return float(1 + np.count_nonzero(drawn >= found * (1 - ROUNDING))) / (1 + DRAWS)
-
-
-def _correlation(batches: np.ndarray, times: np.ndarray, lines: tuple[Line, ...]) -> float | None:
-    """Returns how neighbouring sizes' relative residuals correlate, where that is more than chance."""
-    parts = [
-        times[part] / line.at(batches[part]) - 1
-        for line in lines
-        for part in [(batches >= line.from_batch) & (batches <= line.to_batch)]
-    ]
-    total = sum(float(off @ off) for off in parts)
-    if not total > len(batches) * ROUNDING**2:
-        return None
-    found = sum(float(off[1:] @ off[:-1]) for off in parts) / total
-    return found if found * math.sqrt(len(batches)) > TOLD_CORRELATION else None
 
 
 def _student(freedom: int) -> float:
