@@ -292,7 +292,7 @@ def test_raw_data_of_two_machines_are_told(device, tmp_path, monkeypatch):
     arguments += ["--output", tmp_path]
     assert run(*arguments, "--repeats", 2) == 0
     path = tmp_path / GPU / "3x32x32" / "regression.json"
-    assert document(path)["notes"] == []
+    assert len(document(path)["notes"]) == 1  # four sizes show little
     device.kernels.driver_version = lambda: 13010
     assert run(*arguments, "--repeats", 4) == 0
     assert "several machines" in document(path)["notes"][0]
