@@ -90,7 +90,7 @@ def operators() -> str:
     """Returns ONNX's operators by how they are read, and the engine's own with the kernels of each device."""
     from onnx import defs
 
-    from cnn_engine.graph.onnx.call import RECORDS
+    from cnn_engine.graph.onnx.call import RANDOM, RECORDS
     from cnn_engine.graph.onnx.converters import CONVERTERS
     from cnn_engine.kernels import TABLE
     from cnn_engine.operators import KINDS
@@ -101,10 +101,11 @@ def operators() -> str:
             continue
         how = (
             "taken apart"
-            if schema.has_function or schema.has_context_dependent_function
+            if (schema.has_function or schema.has_context_dependent_function)
+            and schema.name not in RANDOM
             else "not read"
         )
-        if schema.name in RECORDS or schema.name in CONVERTERS:
+        if schema.name in RECORDS or ("", schema.name) in CONVERTERS:
             how = "read"
         found[how].append(f"`{schema.name}`")
     lines = [

@@ -113,6 +113,7 @@ class _Reader:
         self.source, self.folder, self.shapes = source, folder, shapes
         self.constants: dict[str, np.ndarray] = {}
         self.opset = self._opset(model)
+        self.domains = {entry.domain: entry.version for entry in model.opset_import}
         self.model = self._without_functions(model)
         self.protos = self.model.graph
         for named in (*self.protos.input, *self.protos.output, *self.protos.initializer):
@@ -314,7 +315,7 @@ class _Reader:
 
     def graph(self, batch: int | Dim | None) -> Graph:
         """Returns the graph for ``batch``; of :data:`.dims.BATCH` with that in its shapes."""
-        importer = Importer(self.source, self.folder, self.opset)
+        importer = Importer(self.source, self.folder, self.opset, self.domains)
         inputs, batched, batch = self.inputs(batch)
         scope: dict[str, str] = {}
         for value in inputs:
@@ -337,10 +338,12 @@ class _Reader:
         importer.refuse_problems()
         if left := [value for value in inputs if not isinstance(value, _Value)]:
             raise self._shapes_wanted(left)
-        for proto in self.protos.output:
-            importer.finish_output(
-                proto.name, protobuf.DTYPES.get(proto.type.tensor_type.elem_type)
-            )
+        importer.finish_outputs(
+            {
+                proto.name: protobuf.DTYPES.get(proto.type.tensor_type.elem_type)
+                for proto in self.protos.output
+            }
+        )
         title = Path(self.source).stem if self.folder else self.source
         return build(importer, title, inputs, outputs, batched=batched)
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ...errors import InputError
 from ...operators import KINDS
-from ...operators.copy import Copy
 from ...operators.operator import Operator, Value
 from ..dims import Dim
 from . import model as protobuf
@@ -22,7 +21,11 @@ if TYPE_CHECKING:
 
 #: The records by their classes' names, which are often ONNX's names.
 RECORDS = {record.__name__: record for record in KINDS.values()}
-_CONTROL_FLOW = ("Loop", "Scan", "SequenceMap")
+#: Operators whose outputs are not the same from run to run.
+RANDOM = (
+    "Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform",
+    "RandomUniformLike",
+)  # fmt: skip
 
 
 class Call:
@@ -30,6 +33,7 @@ class Call:
 
     Attributes:
         operator, name: of the node; every node has a unique name here.
+        domain: of the operator; ``""`` is ONNX's own.
         opset: the opset of its domain.
         scope: name in the file -> name in the graph, inside functions and branches.
     """
@@ -37,6 +41,7 @@ class Call:
     def __init__(self, importer: Importer, proto, name: str, scope: Mapping[str, str]) -> None:
         self._importer, self.proto, self.scope = importer, proto, scope
         self.operator, self.name = proto.op_type, name
+        self.domain = "" if proto.domain == "ai.onnx" else proto.domain
         self.opset = importer.opset
         # Inside a function an input may stand for one that is absent outside: "".
         self.inputs = [(scope.get(i, i) or None) if i else None for i in proto.input]
@@ -96,9 +101,18 @@ class Call:
             )
         return proto.g
 
-    def inline(self, body) -> None:
-        """Puts the nodes of ``body``, a branch of the node, in the node's place."""
-        self._importer.inline(self, body)
+    def initialize(self, body) -> dict[str, str]:
+        """Makes the initializers of ``body`` constants; returns name -> name in the graph."""
+        return self._importer.initialize(self, body)
+
+    def inline(self, body, known: Mapping[str, str], prefix: str = "") -> list[str]:
+        """Puts the nodes of ``body`` in the node's place; returns its outputs' names in the graph.
+
+        Args:
+            known: the body's inputs and initializers -> names in the graph.
+            prefix: of the nodes' names, after the node's own.
+        """
+        return self._importer.inline(self, body, known, f"{self.name}/{prefix}")
 
     def has_attribute(self, name: str) -> bool:
         return name in self._attributes
@@ -154,7 +168,10 @@ class Call:
         Raises:
             Refusal: it depends on what the graph is given.
         """
-        name = self.input(index)
+        return self.constant_of(self.input(index), what, why)
+
+    def constant_of(self, name: str, what: str | None, why: str = "") -> np.ndarray:
+        """Returns a tensor by name, which must be known while loading: see :meth:`constant`."""
         found = self._importer.constants.get(name)
         if found is None:
             inputs = sorted(self._importer.sources.get(name, ()))
@@ -226,9 +243,42 @@ class Call:
         self._importer.define_constant(name, array)
         return name
 
-    def alias(self, source: str) -> None:
-        """Makes output 0 a copy of ``source``, for rewrites to drop."""
-        self.finish(Copy(), [source])
+    def onnx(
+        self,
+        operator: str,
+        inputs: Sequence[str | None],
+        output: str | None = None,
+        but: Collection[str] | None = None,
+        **attributes: Any,
+    ) -> str:
+        """Adds what an operator of ONNX's own domain becomes; returns its first output's name.
+
+        Args:
+            output: that name; None makes a new one.
+            but: takes over all of this node's attributes but these; None: none of them.
+            attributes: others.
+        """
+        output = output or self.temporary()
+        node = protobuf.package().helper.make_node(
+            operator, [name or "" for name in inputs], [output], **attributes
+        )
+        if but is not None:
+            node.attribute.extend(a for a in self.proto.attribute if a.name not in but)
+            self._read.update(a.name for a in node.attribute)
+        Call(self._importer, node, self.name, {}).convert()
+        return output
+
+    def alias(self, source: str, output: int = 0) -> None:
+        """Makes an output a copy of ``source``, for rewrites to drop."""
+        self._importer.alias(self, source, self.output(output))
+
+    def is_unknown(self, name: str) -> bool:
+        """Whether a tensor comes from a node that was refused, so that nothing can be made of it."""
+        return name in self._importer.unknown
+
+    def lose(self, output: int, source: str) -> None:
+        """Makes an output as unknown as ``source``."""
+        self._importer.unknown[self.output(output)] = self._importer.unknown[source]
 
     def node_name(self) -> str:
         self._emitted += 1
@@ -239,19 +289,24 @@ class Call:
 
     def convert(self) -> None:
         """Converts the node by its converter, the record of its name, or ONNX's own definition of it."""
-        if self.proto.domain not in ("", "ai.onnx"):
-            raise Refusal(None, f"the domain {self.proto.domain!r} is not known")
-        if self.operator in _CONTROL_FLOW:
-            raise Refusal(None, "control flow is not supported")
-        if self.operator in CONVERTERS:
-            CONVERTERS[self.operator](self)
-            return
-        record = RECORDS.get(self.operator)
-        if record is not None:
-            self.finish(self._record(record), self.inputs)
-            return
-        if not self._importer.expand(self):
-            raise Refusal(None, "the operator is not supported")
+        converter = CONVERTERS.get((self.domain, self.operator))
+        if converter is not None:
+            converter(self)
+        elif self.is_known():
+            self.finish(self._record(RECORDS[self.operator]), self.inputs)
+        elif self.operator in RANDOM and not self.domain:
+            raise Refusal(
+                None, "random numbers are not supported: every run gives the same outputs"
+            )
+        elif not self._importer.expand(self):
+            of = f" in the domain {self.domain!r}" if self.domain else ""
+            raise Refusal(None, f"the operator is not supported{of}")
+
+    def is_known(self) -> bool:
+        """Whether there is a converter of the operator, or a record of its name."""
+        return (self.domain, self.operator) in CONVERTERS or (
+            not self.domain and self.operator in RECORDS
+        )
 
     def _record(self, record: type[Operator]) -> Operator:
         values = {}

@@ -17,8 +17,7 @@ from ..folding import fold, held, worth_folding
 from ..graph import Graph, Node, Note, runnable_order
 from . import expressions
 from . import model as protobuf
-from .call import RECORDS, Call
-from .converters import CONVERTERS
+from .call import Call
 from .refusal import ALL_FILL_BYTES, Refusal, UnsupportedNode, UnsupportedNodesError
 from .weights import release
 
@@ -26,8 +25,12 @@ from .weights import release
 class Importer:
     """The state of one import."""
 
-    def __init__(self, source: str, folder: Path | None, opset: int) -> None:
+    def __init__(
+        self, source: str, folder: Path | None, opset: int, domains: Mapping[str, int]
+    ) -> None:
+        """Args: ``opset`` is of ONNX's own domain, ``domains`` are others and their versions."""
         self.source, self.folder, self.opset = source, folder, opset
+        self.domains = dict(domains)
         self.values: dict[str, Value] = {}
         self.constants = expressions.Constants()
         self.nodes: list[Node] = []
@@ -94,46 +97,44 @@ class Importer:
         self._add_cast(value.name, wide, "float32")
         return {value.name: wide}
 
-    def finish_output(self, name: str, stated: str | None) -> None:
-        """Casts an output that the file has in float16 to that, once it is computed in float32.
+    def finish_outputs(self, stated: Mapping[str, str | None]) -> None:
+        """Casts outputs that the file has in float16 to that, once they are computed in float32.
 
         Args:
-            stated: the type that the file states of it, or None.
+            stated: output -> the type that the file states of it, or None.
         """
-        value = self.values.get(name)
-        narrow = stated or self.narrow.get(name)
-        if value is None or value.dtype != "float32" or narrow != "float16":
+        renamed: dict[str, str] = {}
+        for name, dtype in stated.items():
+            value = self.values.get(name)
+            narrow = dtype or self.narrow.get(name)
+            if value is None or value.dtype != "float32" or narrow != "float16":
+                continue
+            self.narrow[name] = narrow
+            wide = renamed[name] = self.fresh(f"{name}/float32/")
+            self.values[wide] = replace(value, name=wide)
+            self.values[name] = replace(value, dtype="float16")
+            self.narrow[wide] = narrow
+            if name in self._rounded:
+                self._rounded[wide] = self._rounded.pop(name)
+            if name in self.constants:
+                self.constants[wide] = self.constants[name]
+                with np.errstate(over="ignore"):
+                    self.constants[name] = self.constants[name].astype(np.float16)
+        if not renamed:
             return
-        self.narrow[name] = narrow
-        if name in self.constants:
-            with np.errstate(over="ignore"):
-                array = self.constants[name].astype(np.float16)
-            wide = self._renamed(name)
-            self.constants[wide] = self.constants[name]
-            self.constants[name] = array
-        else:
-            wide = self._renamed(name)
-            self._add_cast(wide, name, "float16")
-        self.values[name] = replace(value, dtype="float16")
-
-    def _renamed(self, name: str) -> str:
-        """Gives tensor ``name`` another name in all nodes; returns that."""
-        wide = self.fresh(f"{name}/float32/")
-        self.values[wide] = replace(self.values[name], name=wide)
-        self.narrow[wide] = self.narrow[name]
-        if name in self._rounded:
-            self._rounded[wide] = self._rounded.pop(name)
         self.nodes = [
             replace(
                 node,
-                inputs=tuple(wide if i == name else i for i in node.inputs),
-                outputs=tuple(wide if o == name else o for o in node.outputs),
+                inputs=tuple(renamed.get(i, i) for i in node.inputs),
+                outputs=tuple(renamed.get(o, o) for o in node.outputs),
             )
-            if name in node.inputs or name in node.outputs
+            if not renamed.keys().isdisjoint((*node.inputs, *node.outputs))
             else node
             for node in self.nodes
         ]
-        return wide
+        for name, wide in renamed.items():
+            if name not in self.constants:
+                self._add_cast(wide, name, "float16")
 
     def _add_cast(self, source: str, target: str, dtype: str) -> None:
         name = self.unique_node_name(f"{target}/cast")
@@ -207,41 +208,45 @@ class Importer:
                     raise InputError(f"{self.where(call)}: input {needed!r}: {why}")
             self._convert(call)
 
-    def inline(self, call: Call, body) -> None:
-        """Converts the nodes of ``body``, a GraphProto without inputs, in the place of ``call``.
-
-        Names that the body makes are its own; all others are those around the node.
-        """
-        results = [value.name for value in body.output]
-        protobuf.check_text(*results)
-        if len(body.input) or len(results) < len(call.outputs):
-            raise InputError(
-                f"expected branches without inputs, of {len(call.outputs)} outputs, found "
-                f"{len(body.input)} and {len(results)}"
-            )
+    def initialize(self, call: Call, body) -> dict[str, str]:
+        """Makes the initializers of ``body``, a node's GraphProto, constants; returns name -> name."""
         if body.sparse_initializer:
             raise Refusal(None, "sparse initializers are not supported")
-        scope = dict(call.scope)
-        for tensor in body.initializer:
-            protobuf.check_text(tensor.name)
-            scope[tensor.name] = call.set_constant(protobuf.array(tensor, self.folder))
+        protobuf.check_text(*(tensor.name for tensor in body.initializer))
+        return {
+            tensor.name: call.set_constant(protobuf.array(tensor, self.folder))
+            for tensor in body.initializer
+        }
+
+    def inline(self, call: Call, body, known: Mapping[str, str], prefix: str) -> list[str]:
+        """Converts the nodes of ``body``, a node's GraphProto, in the place of ``call``.
+
+        Names that the body makes are its own; all others are those around the node.
+
+        Args:
+            known: the body's inputs and initializers -> names in the graph.
+            prefix: of the nodes' names.
+
+        Returns:
+            the names of the body's outputs in the graph.
+        """
+        protobuf.check_text(*(value.name for value in body.output))
+        scope = {**call.scope, **known}
         made = [name for node in body.node for name in node.output if name]
         scope.update((name, call.temporary()) for name in made)
-        left = []  # outputs that no node of the body makes under their own name
-        for index, name in enumerate(results):
-            if name in made and name not in results[:index]:
-                scope[name] = call.output(index)
-            else:
-                left.append((index, name))
-        self.run(body.node, scope, f"{call.name}/")
-        for index, name in left:
-            source = scope.get(name, name)
-            if source in self.unknown:
-                self.unknown[call.output(index)] = self.unknown[source]
-            elif source in self.values:
-                self.emit(call, Copy(), [source], [call.output(index)])
-            else:
-                raise InputError(f"output {name!r}: no node makes it")
+        self.run(body.node, scope, prefix)
+        results = [scope.get(value.name, value.name) for value in body.output]
+        for value, source in zip(body.output, results, strict=True):
+            if source not in self.values and source not in self.unknown:
+                raise InputError(f"output {value.name!r}: no node makes it")
+        return results
+
+    def alias(self, call: Call, source: str, target: str) -> None:
+        """Makes ``target`` a copy of ``source``, for rewrites to drop."""
+        if source in self.unknown:
+            self.unknown[target] = self.unknown[source]
+        else:
+            self.emit(call, Copy(), [source], [target])
 
     def _convert(self, call: Call) -> None:
         sources = frozenset().union(
@@ -289,9 +294,7 @@ class Importer:
 
     def _check_only(self, call: Call) -> None:
         """Refuses an operator that is not known, where shapes are not known to say more."""
-        if call.proto.domain not in ("", "ai.onnx") or not (
-            call.operator in CONVERTERS or call.operator in RECORDS or self._has_definition(call)
-        ):
+        if not call.is_known() and not self._has_definition(call):
             call.convert()
 
     def _check_outputs(self, call: Call) -> None:
@@ -367,11 +370,8 @@ class Importer:
     def expand(self, call: Call) -> bool:
         """Converts a node by the function that ONNX defines it by; returns whether there is one."""
         onnx = protobuf.package()
-        try:
-            schema = onnx.defs.get_schema(call.operator, self.opset)
-        except onnx.defs.SchemaError:
-            return False
-        body = self._body(onnx, schema, call)
+        schema = self._schema(onnx, call)
+        body = None if schema is None else self._body(onnx, schema, call)
         if body is None or self._depth > 4:
             return False
         function = onnx.FunctionProto()
@@ -394,16 +394,16 @@ class Importer:
                 if name and name not in scope:
                     scope[name] = call.temporary()
         self._depth += 1
-        opset = self.opset
-        for entry in function.opset_import:
-            if entry.domain in ("", "ai.onnx"):
-                self.opset = entry.version
+        opset, domains = self.opset, self.domains
+        imports = {entry.domain: entry.version for entry in function.opset_import}
+        self.opset = imports.get("", imports.get("ai.onnx", opset))
+        self.domains = {**domains, **imports}
         known, before = len(self.problems), (set(self.values), set(self.unknown))
         try:
             self.run(nodes, scope, f"{call.name}/")
         finally:
             self._depth -= 1
-            self.opset = opset
+            self.opset, self.domains = opset, domains
         if len(self.problems) > known:
             inside = self.problems[known:]
             del self.problems[known:]
@@ -423,15 +423,20 @@ class Importer:
 
     def _has_definition(self, call: Call) -> bool:
         """Whether ONNX defines the operator by others; what these need is not looked at."""
-        onnx = protobuf.package()
+        schema = self._schema(protobuf.package(), call)
+        return schema is not None and (schema.has_function or schema.has_context_dependent_function)
+
+    def _schema(self, onnx, call: Call):
+        """Returns what ONNX says of an operator, or None where it does not know it."""
+        own = call.domain == ""
+        version = self.opset if own else self.domains.get(call.domain, 1)
         try:
-            schema = onnx.defs.get_schema(call.operator, self.opset)
+            return onnx.defs.get_schema(call.operator, version, call.domain)
         except onnx.defs.SchemaError:
-            return False
-        return schema.has_function or schema.has_context_dependent_function
+            return None
 
     def _body(self, onnx, schema, call: Call) -> bytes | None:
-        versions = [v for v in schema.all_function_opset_versions if v <= self.opset]
+        versions = [v for v in schema.all_function_opset_versions if v <= self.opset or call.domain]
         try:
             if schema.has_function and versions:
                 return schema.get_function_with_opset_version(max(versions))
@@ -489,14 +494,17 @@ def _type(onnx, value: Value, narrow: str | None):
 
 def _with_attributes(onnx, node, given: Mapping[str, object]):
     """Returns a function's node with the call's attributes in the place of references to them."""
-    if not any(a.ref_attr_name for a in node.attribute):
-        return node
     made = onnx.NodeProto()
     made.CopyFrom(node)
     del made.attribute[:]
     for attribute in node.attribute:
         if not attribute.ref_attr_name:
             made.attribute.append(attribute)
+            if attribute.HasField("g"):
+                body = made.attribute[-1].g
+                inner = [_with_attributes(onnx, each, given) for each in attribute.g.node]
+                del body.node[:]
+                body.node.extend(inner)
         elif attribute.ref_attr_name in given:
             made.attribute.append(given[attribute.ref_attr_name])
             made.attribute[-1].name = attribute.name

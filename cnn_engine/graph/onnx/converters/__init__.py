@@ -10,15 +10,17 @@ from collections.abc import Callable
 from typing import Any
 
 Converter = Callable[[Any], None]
-CONVERTERS: dict[str, Converter] = {}
+
+#: (domain, operator) -> its converter; ONNX's own domain is ``""``.
+CONVERTERS: dict[tuple[str, str], Converter] = {}
 
 
-def converts(*operators: str) -> Callable[[Converter], Converter]:
-    """Registers a function for ONNX operators; it takes a ``Call``."""
+def converts(*operators: str, domain: str = "") -> Callable[[Converter], Converter]:
+    """Registers a function for operators of a domain; it takes a ``Call``."""
 
     def register(function: Converter) -> Converter:
         for operator in operators:
-            CONVERTERS[operator] = function
+            CONVERTERS[domain, operator] = function
         return function
 
     return register
@@ -27,6 +29,7 @@ def converts(*operators: str) -> Callable[[Converter], Converter]:
 from . import (  # noqa: E402, F401
     branching,
     einsum,
+    microsoft,
     normalising,
     pointwise,
     recurrent,

@@ -212,7 +212,15 @@ def depth_to_space(call) -> None:
 def space_to_depth(call) -> None:
     op = SpaceToDepth(call.number("blocksize", 0))
     mode = call.text("mode", "DCR")
-    if mode != "DCR":
+    if mode not in ("DCR", "CRD"):
         raise Refusal("mode", f"{mode!r} is not known")
     call.refuse_others()
-    call.finish(op, call.inputs)
+    if mode == "DCR":
+        call.finish(op, call.inputs)
+        return
+    ((shape, _),) = op.infer([call.value(0)])
+    n, c, h, w = call.value(0).shape
+    b = op.block
+    split = Reshape((n, c, h // b, b, w // b, b), allow_zero=True)
+    turned = call.emit(Transpose((0, 1, 3, 5, 2, 4)), [call.emit(split, [call.input(0)])])
+    call.finish(Reshape(shape, allow_zero=True), [turned])
