@@ -452,13 +452,19 @@ def test_float32_keeps_numbers_that_are_far_from_the_largest_of_their_scale(rng)
     ("change", "said"),
     [
         ({"more": (4, 0)}, "expected x in float16, its pitch and all addresses"),
-        ({"stored": ("float32",) * 3}, "found float32 with a pitch of 64"),
-        ({"stored": ("float16", "float16", "bfloat16")}, "y: expected float32 or float16"),
-        ({"operands": "tf32", "more": (2, 0)}, "expected x in tf32, its pitch and all addresses"),
+        ({"storage_dtype": ("float32",) * 3}, "found float32 with a pitch of 64"),
+        ({"storage_dtype": ("float16", "float16", "bfloat16")}, "y: expected float32 or float16"),
+        (
+            {"compute_dtype": "tf32", "more": (2, 0)},
+            "expected x in tf32, its pitch and all addresses",
+        ),
         ({"case": (1, 64, 8, 8, 64, (3, 3), (1, 1), (1,) * 4, (1, 1), 2)}, "expected one group"),
         ({"case": (1, 60, 8, 8, 64, (3, 3), (1, 1), (1,) * 4, (1, 1), 1)}, "channels in eights"),
         (
-            {"case": (1, 62, 8, 8, 64, (3, 3), (1, 1), (1,) * 4, (1, 1), 1), "operands": "float32"},
+            {
+                "case": (1, 62, 8, 8, 64, (3, 3), (1, 1), (1,) * 4, (1, 1), 1),
+                "compute_dtype": "float32",
+            },
             "channels in fours",
         ),
         ({"case": (1, 64, 8, 8, 64, (3, 3), (9, 1), (1,) * 4, (1, 1), 1)}, "strides up to 8"),
@@ -468,7 +474,7 @@ def test_float32_keeps_numbers_that_are_far_from_the_largest_of_their_scale(rng)
 )
 def test_what_it_does_not_take_is_refused(rng, change, said):
     case = change.pop("case", (1, 64, 8, 8, 64, (3, 3), (1, 1), (1,) * 4, (1, 1), 1))
-    compute_dtype = change.pop("operands", "float16")
+    compute_dtype = change.pop("compute_dtype", "float16")
     x, weight, bias = arrays(rng, case)
     with pytest.raises(ValueError, match=said):
         product(case, compute_dtype, x, weight, bias, **change)

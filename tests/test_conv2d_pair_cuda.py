@@ -289,8 +289,8 @@ def test_addresses_and_types_are_checked(rng):
     for change, said in (
         ({"more": (0, 4, 0)}, "expected x in float16, its pitch and all addresses"),
         ({"more": (4, 0, 0)}, "expected x in float16, its pitch and all addresses"),
-        ({"stored": ("float32", "float32")}, "found float32 with a pitch of 64"),
-        ({"stored": ("float16", "bfloat16")}, "y: expected float32 or float16"),
+        ({"storage_dtype": ("float32", "float32")}, "found float32 with a pitch of 64"),
+        ({"storage_dtype": ("float16", "bfloat16")}, "y: expected float32 or float16"),
     ):
         with pytest.raises(ValueError, match=said):
             run(cases, "float16", both, False, **change)

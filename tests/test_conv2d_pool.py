@@ -269,7 +269,7 @@ def test_results_past_float16_are_told_of_the_image_alone(hopper):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"operands": "tf32"}, "expected operands of 16 bits"),
+        ({"compute_dtype": "tf32"}, "expected operands of 16 bits"),
         ({"kernel": (1, 1)}, "expected a kernel of 3x3"),
         ({"stride": (2, 1)}, "expected a kernel of 3x3"),
         ({"filters": 12}, "expected filters in eights"),
@@ -280,7 +280,7 @@ def test_results_past_float16_are_told_of_the_image_alone(hopper):
 def test_what_it_does_not_take_is_refused(rng, hopper, change, said):
     kernel, stride = change.pop("kernel", (3, 3)), change.pop("stride", (1, 1))
     case = (1, 64, 8, 8, change.pop("filters", 64), kernel, stride, (1,) * 4, (1, 1), 1)
-    compute_dtype = change.pop("operands", "float16")
+    compute_dtype = change.pop("compute_dtype", "float16")
     x, weight, bias = whole_numbers(rng, case)
     with pytest.raises(ValueError, match=said):
         run(case, compute_dtype, x, weight, bias, **change)

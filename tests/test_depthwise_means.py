@@ -7,7 +7,6 @@ import halves
 import numpy as np
 import pytest
 import tolerances
-from cnn_engine.graph.fuse.expansions import BOX_SIDE
 from conftest import Device
 from engines import assert_as_on_cpu, built, on_gpu, running, single
 from lowered import fuse, lay_channels_last
@@ -20,6 +19,7 @@ from cnn_engine.devices import cuda_module
 from cnn_engine.errors import InputError
 from cnn_engine.graph import passes
 from cnn_engine.graph.graph import Value
+from cnn_engine.graph.passes.fuse.expansions import BOX_SIDE
 from cnn_engine.operators.channels_last import Conv2dNhwc
 from cnn_engine.operators.conv2d import Conv2d
 from cnn_engine.operators.depthwise_means import DepthwiseMeans

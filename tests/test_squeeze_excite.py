@@ -251,7 +251,7 @@ def arrays(rng, shape, storage_dtype="float32"):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(
-    ("operands", "stored"),
+    ("compute_dtype", "storage_dtype"),
     [("float32", "float32"), ("tf32", "float32"), ("float16", "float16"), ("float16", "float32"),
      ("bfloat16", "bfloat16"), ("bfloat16", "float32")],
 )  # fmt: skip
