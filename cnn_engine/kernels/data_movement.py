@@ -107,6 +107,8 @@ def _why_not(node: Node, graph: Graph) -> str | None:
     inputs, outputs = graph.inputs_of(node), graph.outputs_of(node)
     if (reason := _odd_items(inputs[0])) is not None:
         return reason
+    if node.op.kind in ("concat", "split") and len(inputs[0].shape) <= MOST:
+        return None  # each part has the dimensions of the whole
     for copied in _copies(node, inputs, outputs):
         if copy_shape(inputs[0], *copied) is None:
             return f"expected at most {MOST} dimensions that cannot be joined, found more"

@@ -17,6 +17,7 @@ from ..graph.batches import Batches
 from ..graph.graph import Graph, Node
 from ..kernels import Kernel
 from ..kernels.select import Choice, has_tensor_cores
+from ..operators.operator import Operator
 from ..operators.report_kinds import REPORT_KINDS
 from . import fused_network
 from .pipeline import Lowered, Ran, Setting, lower, stages
@@ -102,9 +103,13 @@ class Program:
         )  # fmt: skip
         #: By whether images are pixels: graphs after the first stage, and the passes that made them.
         self._batches: dict[bool, tuple[Batches, dict[str, tuple[Ran, ...]]]] = {}
+        #: What plans of one batch leave for those of another, by who reads it.
+        self.remembered: dict[tuple, Any] = {}
         # By the arrays themselves, which are kept: plans hold addresses for as long as there are plans.
         self._uploaded: dict[tuple[int, str], tuple[np.ndarray, Buffer]] = {}
         self._prepared: dict[tuple, tuple[list, Any]] = {}
+        #: By the records themselves, which are kept, of nodes that something is prepared for.
+        self._bare: dict[int, tuple[Operator, Operator]] = {}
 
     @property
     def in_float32(self) -> Mapping[str, str] | None:
@@ -128,6 +133,7 @@ class Program:
         """Returns the same program with these kernels for some of its nodes, in place of a tuner's."""
         other = self.on(self.placement.device)
         other.tuner = chosen
+        other.remembered = {}
         return other
 
     def placed(self, batch: int, pixels: bool, on_device: bool = False) -> Placed:
@@ -222,13 +228,21 @@ class Program:
                 values.append(id(array))
             else:
                 values.append("brought to the device")
-        device, op = self.device_of(kernel.device), node.op
-        if any(field.name == "activation" for field in fields(op)):  # of some it is another's
-            op = replace(op, activation=None)
+        device, op = self.device_of(kernel.device), self._without_activation(node.op)
         key = kernel.prepare, kernel.packed_for(node, graph, device), op, tuple(values)
         if key not in self._prepared:
             self._prepared[key] = packed, kernel.prepare(node, _with_copies(graph, packed), device)
         return self._prepared[key][1]
+
+    def _without_activation(self, op: Operator) -> Operator:
+        """Returns a record that nodes share which differ in nothing but the activation."""
+        known = self._bare.get(id(op))
+        if known is None:
+            bare = op
+            if any(field.name == "activation" for field in fields(op)):
+                bare = replace(op, activation=None)
+            known = self._bare[id(op)] = op, bare
+        return known[1]
 
     def products(self) -> list[str]:
         """Returns the kernels of the first batch's convolutions and products, as reports name them."""

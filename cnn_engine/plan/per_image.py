@@ -29,6 +29,7 @@ from ..operators.shaping import Concat, Reshape, Transpose
 from ..operators.unary import Unary
 from .builder import Builder, allocate, check_fits, plan_memory
 from .builder import build as build_together
+from .memory import MemoryPlan
 from .plan import Plan, Slot, Step
 from .schedule import CPU_LAYERED
 
@@ -180,21 +181,34 @@ def build(
         if len(whole.graph.inputs) == 1 and whole.graph.batched and not whole.fallbacks:
             one = _of_one_image(program, pixels, images_on_device)
             if one is not None and (count := cut(one.graph, whole.graph)):
-                return _build(program, batch, halves(one, count)[0], halves(whole, count)[1])
+                return _build(program, batch, one, count, halves(whole, count)[1])
     return build_together(program, batch, pixels, images_on_device, page_locked)
 
 
 def _of_one_image(program: Program, pixels: bool, images_on_device: bool) -> Placed | None:
     """Returns a pass over one image; None where the graph has the batch in its shapes."""
-    try:
-        return program.placed(1, pixels, images_on_device)
-    except (InputError, UnsupportedError):
-        return None
+    key = "one image", pixels, images_on_device
+    if key not in program.remembered:
+        try:
+            program.remembered[key] = program.placed(1, pixels, images_on_device)
+        except (InputError, UnsupportedError):
+            program.remembered[key] = None
+    return program.remembered[key]
 
 
-def _bound(steps: Sequence[Step], of: Any) -> list[Step]:
-    """Returns copies of steps, with ``of(argument)`` in the place of every argument."""
-    return [replace(step, args=[of(argument) for argument in step.args]) for step in steps]
+def _bound(steps: Sequence[Step], *all_of: Callable[[Slot], Any]) -> list[Step]:
+    """Returns steps once for each of ``all_of``, with ``of(slot)`` in the place of every slot.
+
+    Steps without any slot are the same objects each time.
+    """
+    slotted = [any(isinstance(argument, Slot) for argument in step.args) for step in steps]
+    return [
+        replace(step, args=[of(a) if isinstance(a, Slot) else a for a in step.args])
+        if changes
+        else step
+        for of in all_of
+        for step, changes in zip(steps, slotted, strict=True)
+    ]
 
 
 class _Part:
@@ -204,10 +218,11 @@ class _Part:
         nbytes: of its memory.
     """
 
-    def __init__(self, program: Program, placed: Placed) -> None:
+    def __init__(self, program: Program, placed: Placed, planned: MemoryPlan | None = None) -> None:
         self.program = program
         self.placed = placed
-        self.planned = plan_memory(placed, program.device_of, program.placement.threads)
+        threads = program.placement.threads
+        self.planned = planned or plan_memory(placed, program.device_of, threads)
         self.nbytes = sum(self.planned.sizes.values())
 
     def steps(self) -> tuple[list[Step], Any]:
@@ -217,22 +232,37 @@ class _Part:
         return builder.steps(self.placed.graph, caller_waits=True), buffers
 
 
-def _build(program: Program, batch: int, first: Placed, second: Placed) -> Plan:
-    """Builds a plan whose first part runs image by image."""
+def _first_part(program: Program, one: Placed, count: int) -> _Part:
+    """Returns the first nodes of a pass over one image: for all batches that are cut there."""
+    key = "first part", id(one), count, program.placement.threads
+    if key not in program.remembered:
+        part = _Part(program, halves(one, count)[0])
+        program.remembered[key] = one, part.placed, part.planned
+    _, placed, planned = program.remembered[key]
+    return _Part(program, placed, planned)
+
+
+def _build(program: Program, batch: int, one: Placed, nodes: int, second: Placed) -> Plan:
+    """Builds a plan whose first part runs image by image.
+
+    Args:
+        one: a pass over one image, of which the first ``nodes`` are that part.
+        second: what follows, over all images.
+    """
+    part, rest = _first_part(program, one, nodes), _Part(program, second)
+    first = part.placed
     (image,), (between,) = first.graph.inputs, second.graph.inputs
     result = between.nbytes // batch
     threads = program.placement.threads
-    part, rest, alone = _Part(program, first), _Part(program, second), _Part(program.alone(), first)
     count = threads if threads > 1 else 0
+    alone = _first_part(program.alone(), one, nodes) if count else part
     sizes = {"cpu": part.nbytes + rest.nbytes + between.nbytes + count * alone.nbytes}
     check_fits(program.placement, sizes, batch)
     memory = CpuDevice().allocate_alone(between.nbytes)
     kept: list[Any] = [memory, program]
 
-    def of(index: int) -> Callable[[Any], Any]:
-        def address(argument: Any) -> Any:
-            if not isinstance(argument, Slot):
-                return argument
+    def of(index: int) -> Callable[[Slot], Any]:
+        def address(argument: Slot) -> Any:
             if argument.name == between.name:
                 return memory.address + index * result + argument.offset
             if argument.name == image.name:
@@ -247,7 +277,7 @@ def _build(program: Program, batch: int, first: Placed, second: Placed) -> Plan:
         return steps
 
     steps = made(part)
-    every = [step for index in range(batch) for step in _bound(steps, of(index))]
+    every = _bound(steps, *map(of, range(batch)))
     last = _bound(made(rest), of(0))
     slots = (image.name, between.name)
     lanes = None

@@ -119,7 +119,7 @@ class Plan:
         self._device = self.devices[0] if self.devices else None
         slots: dict[str, list[tuple[list[Any], int, int]]] = {name: [] for name in self.slots}
         self._streams: list[tuple[list[Any], int]] = []
-        for step in self.steps:
+        for step in {id(step): step for step in self.steps}.values():  # some are run several times
             for index, argument in enumerate(step.args):
                 if argument is STREAM:
                     self._streams.append((step.args, index))
