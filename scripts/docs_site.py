@@ -114,6 +114,11 @@ def operators() -> str:
         f"{', '.join(found['taken apart'])}.\n",
         f"**Not read** ({len(found['not read'])}): {', '.join(found['not read'])}.\n",
     ]
+    for domain in sorted({domain for domain, _ in CONVERTERS if domain}):
+        names = sorted((name for where, name in CONVERTERS if where == domain), key=str.lower)
+        lines.append(
+            f"**Read of {domain}** ({len(names)}): {', '.join(f'`{name}`' for name in names)}.\n"
+        )
     lines += [
         f"## Operators of the engine ({len(KINDS)})", "",
         "An empty cell: NumPy runs it on the CPU, and the report says so.", "",
