@@ -379,7 +379,7 @@ def test_products_past_float16_are_told(rng, large, clamped):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(
-    ("places", "stored"), [(3136, "float16"), (784, "float16"), (49, "float32")]
+    ("places", "storage_dtype"), [(3136, "float16"), (784, "float16"), (49, "float32")]
 )
 def test_images_that_threads_cannot_keep_are_not_multiplied(places, storage_dtype):
     module, shape = cuda_module.load(), _cpu.AxisShape(1, places, 240)
