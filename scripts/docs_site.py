@@ -158,6 +158,29 @@ def environment_variables() -> str:
     return "\n\n".join(blocks)
 
 
+def exit_codes() -> str:
+    """Returns what each command's exit codes mean to it, as the end of its help says."""
+    rows = ["| command | codes |", "|---|---|"]
+    for name, parser in parsers():
+        text = (parser.epilog or "").removeprefix("exit codes:")
+        if text != (parser.epilog or ""):
+            rows.append(f"| `{name}` | {_cell(text)} |")
+    return "\n".join(rows)
+
+
+def csv_columns() -> str:
+    """Returns a table of the columns of every command that writes a CSV of its results."""
+    from cnn_engine.compare import command as compare
+    from cnn_engine.report import csv as report
+
+    blocks = []
+    for title, columns in (("run --csv", report.COLUMNS), ("compare --csv", compare.COLUMNS)):
+        rows = [f"## {title}", "", "| column | meaning |", "|---|---|"]
+        rows += [f"| `{name}` | {_cell(text)} |" for name, text in columns.items()]
+        blocks.append("\n".join(rows))
+    return "\n\n".join(blocks)
+
+
 def result_json() -> str:
     """Returns a table of the keys of every kind of JSON document, as the shipped schema has them."""
     path = ROOT / "cnn_engine" / "report" / "results.schema.json"
@@ -199,7 +222,9 @@ def _type(node: dict[str, Any]) -> str:
 #: Name in a page -> what is written in its place.
 SECTIONS: dict[str, Callable[[], str]] = {
     "command_line": command_line,
+    "csv_columns": csv_columns,
     "environment_variables": environment_variables,
+    "exit_codes": exit_codes,
     "operators": operators,
     "result_json": result_json,
 }

@@ -228,7 +228,7 @@ def test_several_files_are_each_compared_with_the_first(tmp_path, capsys):
     assert (document["schema"], document["kind"]) == (1, "comparison")
     assert [found["verdict"] for found in document["comparisons"]] == [SLOWER, FASTER]
     rows = list(csv.DictReader(io.StringIO(outputs["csv"].read_bytes().decode(), newline="")))
-    assert tuple(rows[0]) == compare.COLUMNS
+    assert tuple(rows[0]) == tuple(compare.COLUMNS)
     assert len(rows) == 2 * 8
     assert [row["verdict"] for row in rows if row["name"] == "p50"] == [SLOWER, FASTER]
     assert float(rows[0]["ratio_low"]) <= 2 <= float(rows[0]["ratio_high"])

@@ -11,8 +11,10 @@ import pytest
 
 from cnn_engine import environment_variables
 from cnn_engine.__main__ import COMMANDS
+from cnn_engine.compare import command as compare
 from cnn_engine.kernels import TABLE
 from cnn_engine.operators import KINDS
+from cnn_engine.report import csv
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -40,6 +42,14 @@ def test_every_operator_and_its_kernels_are_on_the_page():
     assert set(rows) == {*KINDS, *(kernel.op for kernel in TABLE)}
     for kernel in TABLE:
         assert f"`{kernel.name}`" in rows[kernel.op]
+
+
+def test_every_column_and_exit_code_is_on_its_page():
+    page = docs_site.csv_columns()
+    for column in (*csv.COLUMNS, *compare.COLUMNS):
+        assert f"| `{column}` |" in page
+    rows = {line.split("`")[1] for line in docs_site.exit_codes().splitlines() if "`" in line}
+    assert {"run", "compare", "transfer", "infer", "kernel check"} <= rows
 
 
 def test_every_environment_variable_is_on_the_page():

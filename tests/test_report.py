@@ -259,7 +259,7 @@ def test_csv_reads_back(result):
         assert None not in row  # no more cells than columns
 
 
-def test_csv_numbers_are_exact_and_columns_documented():
+def test_csv_numbers_are_exact():
     rows = list(csv_reader.DictReader(io.StringIO(csv.render(make_cuda()), newline="")))
     assert rows[0]["device_s"] == "0.006"
     assert rows[1]["device_s"] == ""
@@ -268,8 +268,7 @@ def test_csv_numbers_are_exact_and_columns_documented():
     assert float(rows[4]["share"]) == 0
     assert rows[4]["bytes_per_second"] == ""  # it took no time
     assert rows[4]["direction"] == "d2h"
-    for column in csv.COLUMNS:
-        assert f"``{column}``" in csv.__doc__
+    assert tuple(rows[0]) == tuple(csv.COLUMNS)
 
 
 # ---- files ----

@@ -33,11 +33,26 @@ RUNS = ("cnn_engine.run", "run")
 OUTPUTS = ("--json", "--csv", "--trace", "--html", "--save-probabilities")
 LETTERS = string.ascii_uppercase
 
-COLUMNS = (
-    "baseline", "other", "section", "name", "unit", "baseline_value", "other_value", "ratio", "ratio_low",
-    "ratio_high", "noise", "verdict", "reason", "baseline_samples", "baseline_independent", "other_samples",
-    "other_independent",
-)  # fmt: skip
+#: Column of ``--csv`` -> its meaning.
+COLUMNS = {
+    "baseline": "file of the baseline",
+    "other": "file that is compared with it",
+    "section": "`pass`, `throughput`, `layer`, `copy` or `sum`",
+    "name": "such as `p50`, `conv1` or `images h2d`",
+    "unit": "`s` or `images/s`",
+    "baseline_value": "value of the baseline",
+    "other_value": "value of the other file",
+    "ratio": "`other_value / baseline_value`",
+    "ratio_low": "lower end of the ratio's 95 % interval",
+    "ratio_high": "upper end of the ratio's 95 % interval",
+    "noise": "how far runs of the baseline differ, as a ratio less 1",
+    "verdict": "`faster`, `slower`, `same` or `cannot tell`",
+    "reason": "why it cannot be told",
+    "baseline_samples": "samples of the baseline",
+    "baseline_independent": "independent samples that would know as much",
+    "other_samples": "samples of the other file",
+    "other_independent": "independent samples that would know as much",
+}
 
 
 def parser() -> argparse.ArgumentParser:

@@ -2,23 +2,6 @@
 
 A header, one row a layer, each followed by the parts inside of it, then one row a copy and one a row between
 the steps. All but ``inside`` add up to the pass. Cells that do not apply, or are not known, are empty.
-
-===================  =========================================================================
-``section``          ``layer``, ``inside`` (a part of the fused layer above), ``copy`` or ``between``
-``name``             the layer's name, or what was copied, or what lies between
-``kind``             the layer's kind, such as ``conv``; ``copy``
-``place``            ``cpu`` or ``cuda``: where the layer ran
-``direction``        of a copy: ``h2d`` or ``d2h``
-``calls``            how many calls the other columns add up
-``seconds``          time of the work itself: on the device where there is one, else on the host
-``host_s``           time of the calls on the host; for a layer on CUDA, its launches
-``device_s``         time on the device; empty for the CPU
-``share``            ``seconds`` as a fraction of all layers, copies and what lies between
-``flops``            of all calls; a multiply-add is two
-``bytes``            of all calls, each tensor counted once
-``flops_per_second``  ``flops / seconds``
-``bytes_per_second``  ``bytes / seconds``
-===================  =========================================================================
 """
 
 from __future__ import annotations
@@ -31,10 +14,23 @@ from ..measure.result import Result
 from .text import whole_seconds
 from .units import per_second, printable, share
 
-COLUMNS = (
-    "section", "name", "kind", "place", "direction", "calls", "seconds", "host_s", "device_s", "share",
-    "flops", "bytes", "flops_per_second", "bytes_per_second",
-)  # fmt: skip
+#: Column -> its meaning.
+COLUMNS = {
+    "section": "`layer`, `inside` (a part of the fused layer above; do not add it), `copy` or `between`",
+    "name": "the layer's name, what was copied, or what lies between",
+    "kind": "the layer's kind, such as `conv`; `copy`",
+    "place": "`cpu` or `cuda`: where the layer ran",
+    "direction": "of a copy: `h2d`, host to device, or `d2h`",
+    "calls": "calls that the other columns add up",
+    "seconds": "time of the work itself: on the device where there is one, else on the host",
+    "host_s": "time of the calls on the host; for a layer on a GPU, of its launches",
+    "device_s": "time on the device; empty for a CPU",
+    "share": "`seconds` as a fraction of all layers, copies and what lies between",
+    "flops": "operations of all calls; a multiply-add is two",
+    "bytes": "bytes of all calls, each tensor counted once",
+    "flops_per_second": "`flops / seconds`",
+    "bytes_per_second": "`bytes / seconds`",
+}
 
 
 def render(result: Result) -> str:
