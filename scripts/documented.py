@@ -50,7 +50,8 @@ def named(text: str) -> list[tuple[str, list[str]]]:
     text = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
     found = []
     for span in re.findall(r"`[^`\n]*(?:\n[^`\n]+)?`", text):
-        for module, rest in re.findall(r"python -m ([\w.]+)([^|`]*)", " ".join(span.split())):
+        words = re.sub(r"\bcnn-engine (?=[a-z])", "python -m cnn_engine.", " ".join(span.split()))
+        for module, rest in re.findall(r"python -m ([\w.]+)([^|`]*)", words):
             found.append((module, re.findall(r"(?<![\w-])--[a-z][a-z-]*", rest)))
     return found
 
