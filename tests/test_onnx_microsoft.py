@@ -13,7 +13,7 @@ from onnx_models import model, onnxruntime_outputs, tensor
 
 from cnn_engine import Engine
 from cnn_engine.errors import InputError
-from cnn_engine.graph.onnx import UnsupportedNodesError, load
+from cnn_engine.graph.onnx import UnsupportedNodesError, importer, load
 
 node = helper.make_node
 MICROSOFT = [helper.make_opsetid("com.microsoft", 1)]
@@ -184,15 +184,39 @@ def test_loops_are_written_out(rng, count, condition, last):
         np.testing.assert_array_equal(one, other)
 
 
-def test_loops_that_cannot_be_written_out(rng):
-    with pytest.raises(
-        UnsupportedNodesError, match="expected up to 20000 nodes when each iteration"
-    ):
-        load(looped(rng, 10**12))
-    with pytest.raises(
-        UnsupportedNodesError, match="expected up to 20000 nodes when each iteration"
-    ):
-        load(looped(rng, None, True, last=10**9))
+def nested(rng, count):
+    """A loop in a loop, of ``count`` iterations each."""
+    proto = looped(rng, count, names=("y",))
+    inner = proto.graph.node[0]
+    (body,) = (a.g for a in inner.attribute if a.name == "body")
+    del body.output[2:]
+    outer = graph_of(
+        [node("Identity", ["on"], ["goes_on"]), inner],
+        [tensor("j", [], TensorProto.INT64), tensor("on", [], TensorProto.BOOL), tensor("x", [2])],
+        [tensor("goes_on", [], TensorProto.BOOL), tensor("y", [2])],
+    )
+    return model(
+        [node("Loop", ["m", "", "first"], ["z"], body=outer)],
+        [tensor("first", [2]), tensor("outer", [2])], [tensor("z", None)], {"m": np.int64(count)},
+    )  # fmt: skip
+
+
+def test_loops_in_loops(rng):
+    proto = nested(rng, 3)
+    inputs = {"first": some(rng, 2), "outer": some(rng, 2)}
+    found = Engine(proto, device="cpu").run(inputs)["z"]
+    np.testing.assert_allclose(found, inputs["first"] * np.float32([2**9, 3**9]), rtol=1e-5)
+
+
+def test_a_loop_without_end_that_ends_by_its_condition(rng):
+    assert load(looped(rng, 2**63 - 1, True, last=3)).nodes
+
+
+def test_loops_that_cannot_be_written_out(rng, monkeypatch):
+    monkeypatch.setattr(importer, "MOST_WRITTEN_OUT", 60)
+    for proto in (looped(rng, 10**12), looped(rng, None, True, last=10**9), nested(rng, 7)):
+        with pytest.raises(UnsupportedNodesError, match="expected loops of up to 60 nodes when"):
+            load(proto)
     proto = looped(rng, 2)
     del proto.graph.initializer[:]
     proto.graph.input.append(tensor("m", [], TensorProto.INT64))

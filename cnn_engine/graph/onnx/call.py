@@ -114,6 +114,10 @@ class Call:
         """
         return self._importer.inline(self, body, known, f"{self.name}/{prefix}")
 
+    def check_written_out(self, more: int) -> None:
+        """Refuses to write out so many nodes more of bodies where they would be too many."""
+        self._importer.check_written_out(more)
+
     def has_attribute(self, name: str) -> bool:
         return name in self._attributes
 

@@ -21,6 +21,9 @@ from .call import Call
 from .refusal import ALL_FILL_BYTES, Refusal, UnsupportedNode, UnsupportedNodesError
 from .weights import release
 
+#: Nodes that branches and loops may be when they are written out, all of them together.
+MOST_WRITTEN_OUT = 20_000
+
 
 class Importer:
     """The state of one import."""
@@ -46,6 +49,7 @@ class Importer:
         self._node_names: set[str] = set()
         self._counter = 0
         self._depth = 0
+        self._written_out = 0
 
     def where(self, call: Call) -> str:
         return f"{self.source}, node {call.name} ({call.operator})"
@@ -231,6 +235,9 @@ class Importer:
             the names of the body's outputs in the graph.
         """
         protobuf.check_text(*(value.name for value in body.output))
+        written = max(len(body.node), 1)
+        self.check_written_out(written)
+        self._written_out += written
         scope = {**call.scope, **known}
         made = [name for node in body.node for name in node.output if name]
         scope.update((name, call.temporary()) for name in made)
@@ -240,6 +247,14 @@ class Importer:
             if source not in self.values and source not in self.unknown:
                 raise InputError(f"output {value.name!r}: no node makes it")
         return results
+
+    def check_written_out(self, more: int) -> None:
+        """Refuses to write out so many nodes more of bodies where they would be too many."""
+        if self._written_out + more > MOST_WRITTEN_OUT:
+            raise Refusal(
+                None,
+                f"expected loops of up to {MOST_WRITTEN_OUT} nodes when they are written out, found more",
+            )
 
     def alias(self, call: Call, source: str, target: str) -> None:
         """Makes ``target`` a copy of ``source``, for rewrites to drop."""

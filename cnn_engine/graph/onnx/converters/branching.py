@@ -13,9 +13,6 @@ from .. import model as protobuf
 from ..refusal import Refusal
 from . import converts
 
-#: Nodes that a loop may become.
-MOST_NODES = 20_000
-
 
 def _flag(call, index: int, what: str) -> bool:
     """Returns an input that must be known while loading and be one bool."""
@@ -60,19 +57,9 @@ class _Body:
         self.names, self.constants = names, call.initialize(self.proto)
         self.count = 0
 
-    def check(self, iterations: int) -> None:
-        """Refuses so many iterations where they would be too many nodes."""
-        nodes = iterations * max(len(self.proto.node), 1)
-        if nodes > MOST_NODES:
-            raise Refusal(
-                None,
-                f"expected up to {MOST_NODES} nodes when each iteration is written out, found {nodes}",
-            )
-
     def run(self, given: Sequence[str]) -> list[str]:
         """Returns the names of an iteration's outputs, for inputs of these names."""
         self.count += 1
-        self.check(self.count)
         known: Mapping[str, str] = {**self.constants, **dict(zip(self.names, given, strict=True))}
         return self.call.inline(self.proto, known, f"{self.count}/")
 
@@ -123,8 +110,6 @@ def loop(call) -> None:
     body = _Body(call, 2 + carried, 1 + carried + stacked)
     call.refuse_others()
     most = call.constant_number(0, "the trip count")
-    if most is not None:
-        body.check(most)
     goes_on = not call.has(1) or _flag(call, 1, "condition")
     states = [call.input(2 + index) for index in range(carried)]
     parts: list[list[str]] = [[] for _ in range(stacked)]
@@ -171,7 +156,7 @@ def scan(call) -> None:
         shape = list(call.value(carried + index).shape)
         axis = axis_in(axis, len(shape))
         steps = shape.pop(axis)
-        body.check(steps)
+        call.check_written_out(steps * len(body.proto.node))
         parts = [call.temporary() for _ in range(steps)]
         if steps:
             call.emit(Split(axis, (1,) * steps), [call.input(carried + index)], parts)
