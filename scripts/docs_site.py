@@ -254,6 +254,17 @@ def fill(markdown: str) -> str:
     )
 
 
+def abbreviations() -> str:
+    """Returns the glossary's acronyms with their meanings, which pages show where a reader points at one."""
+    glossary = (ROOT / "docs" / "glossary.md").read_text("utf-8")
+    found = {}
+    for terms, meaning in re.findall(r"^\*\*(.+)\*\*\n:   (.+)$", glossary, re.MULTILINE):
+        plain = re.sub(r"\[([^\]]*)\]\([^)]*\)|`", r"\1", meaning)
+        names = re.split(r", | \(|\)", terms)
+        found |= {name: plain for name in names if re.fullmatch(r"[A-Z]{3,}", name)}
+    return "\n".join(f"*[{name}]: {plain}" for name, plain in found.items())
+
+
 def _links(markdown: str, page: str) -> Iterator[str]:
     """Yields the repository's paths that a page links to; ``page`` is its own path in the repository."""
     for _, link in _LINK.findall(markdown):
@@ -306,4 +317,5 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
         to = path.removeprefix("docs/") if path.startswith("docs/") else OUTSIDE + path
         return f"{text}({os.path.relpath(to, os.path.dirname(uri) or '.')}{mark}{anchor})"
 
-    return fill(_FENCE.sub(r"\1", _LINK.sub(lead, markdown)))
+    page_of_code = fill(_FENCE.sub(r"\1", _LINK.sub(lead, markdown)))
+    return page_of_code if uri == "glossary.md" else f"{page_of_code}\n\n{abbreviations()}\n"

@@ -29,6 +29,13 @@ def test_help(name):
     assert faults == []
 
 
+@pytest.mark.parametrize(
+    ("page", "most"), [("README.md", 120), ("docs/explanation/performance.md", 250)]
+)
+def test_pages_that_stay_short(page, most):
+    assert len((ROOT / page).read_text("utf-8").splitlines()) <= most
+
+
 def test_every_page_is_read():
     names = {str(path.relative_to(ROOT)) for path in prose.pages()}
     assert {"README.md", "docs/tutorials/first_run.md", "docs/explanation/timing.md"} <= names
