@@ -17,6 +17,7 @@ from cnn_engine.graph.graph import Graph, Node, Value
 from cnn_engine.kernels.cuda import channels_last
 from cnn_engine.lower import reduced_precision
 from cnn_engine.operators.binary import Add, Div, Max, Mul, Pow, Sub
+from cnn_engine.operators.conv2d import Conv2d
 from cnn_engine.operators.reduce import ReduceMean
 from cnn_engine.operators.shaping import Concat
 from cnn_engine.operators.softmax import Softmax
@@ -257,6 +258,24 @@ def test_small_weights_of_what_is_added_to_others_are_rounded(fake):
         (node,) = (node for node in graph.nodes if name in (node.name, *node.covers))
         assert node.op.compute_dtype == kept
         assert (name in program.in_float32) == (not adds)
+
+
+@pytest.mark.parametrize(
+    ("ends", "lost"), [((Sigmoid,), False), ((Relu, Sigmoid), False), ((Relu, Log), True)]
+)
+def test_a_small_bias_counts_where_a_steep_function_reads_the_sum(fake, ends, lost):
+    """Biases are added in float32: what a convolution reads loses nothing that it would keep."""
+    b = Builder((1, 8, 8, 8))
+    x = b.relu(b.conv("images", 8))
+    b.constants["bias"], b.shapes["bias"] = np.full(8, 2.0**-26, np.float32), (8,)
+    y = b.add(Conv2d(), x, b.constant((8, 8, 1, 1)), "bias")
+    (name,) = (node.name for node in b.nodes if node.outputs == (y,))
+    for op in ends:
+        y = b.add(op(), y)
+    with Engine(b.graph(b.conv(y, 8)), device="cuda", dtype="float16") as engine:
+        program = engine._plans.open()
+        program.placed(1, False)
+    assert (name in program.in_float32) == lost
 
 
 def test_numbers_of_functions_and_lost_weights_are_looked_at(fake):

@@ -22,9 +22,11 @@ from ..locks import ForkSafeLock
 from ..operators.binary import Add, Binary, Div, Mul, Pow, Sub
 from ..operators.channels_last import Conv2dNhwc
 from ..operators.linear import Linear
-from ..operators.reduce import Reduce, ReduceL2, ReduceSumSquare
+from ..operators.lp_normalization import LpNormalization
+from ..operators.norm import GroupNorm, InstanceNorm, LayerNorm, RmsNorm
+from ..operators.reduce import Reduce, ReduceL2, ReduceLogSum, ReduceSumSquare
 from ..operators.squeeze_excite import SqueezeExcite
-from ..operators.unary import Clip, Reciprocal, Sqrt, Unary
+from ..operators.unary import Clip, Log, Reciprocal, Sqrt, Unary
 
 #: What ``--dtype`` may be for values to lie in memory in it.
 DTYPES = HALVES
@@ -32,6 +34,11 @@ DTYPES = HALVES
 #: The inputs of products that are rounded; others are added, or multiplied with, as float32.
 _WEIGHTS = {Conv2dNhwc: (1,), Linear: (1,), SqueezeExcite: (1, 2)}
 
+#: Functions whose result turns with the smallest of numbers.
+_STEEP = (
+    GroupNorm, InstanceNorm, LayerNorm, Log, LpNormalization, Pow, Reciprocal, ReduceL2,
+    ReduceLogSum, RmsNorm, Sqrt,
+)  # fmt: skip
 
 #: Magnitudes from which a type has an infinity in a number's place, below which it has fewer than ten bits of
 #: it, and up to which it has 0 in its place.
@@ -47,7 +54,8 @@ def not_held(graph: Graph, dtype: str) -> dict[str, str]:
     They are to run in float32, with all that they read and write: a sum whose 1e-10 keeps a logarithm or a
     division from 0 means numbers that ``dtype`` does not have. So do the squares that it is added to, and
     roots and reciprocals of it. Of weights the largest count: what others lose, rounding has cost more of; so
-    it has where a convolution adds to what it reads beside. Limits that clip nothing are no numbers.
+    it has where a convolution adds to what it reads beside. A small bias, which is added in float32, counts
+    where a function that is steep at 0 reads the sum. Limits that clip nothing are no numbers.
     """
     found: dict[str, str] = {}
     for node in graph.nodes:
@@ -101,10 +109,13 @@ def _numbers_of(node: Node, graph: Graph) -> Iterator[tuple[float, Mapping[str, 
         array = graph.constants[name]
         if array.dtype.kind != "f":
             continue
+        largest = _largest(array)
         if place in weights and len(node.inputs) > 3 and node.inputs[3] is not None:
-            yield _largest(array), _NEVER  # rounding what they are added to costs more
+            yield largest, _NEVER  # rounding what they are added to costs more
+        elif not weights or place in weights:
+            yield largest, SHORT
         else:
-            yield _largest(array), NOTHING if weights and place not in weights else SHORT
+            yield largest, NOTHING if _ends_steeply(node, graph) else _NEVER
         if not weights:
             yield _smallest(array), NOTHING
     for function in (op, *(getattr(op, name, None) for name in ("activation", "gate"))):
@@ -113,6 +124,23 @@ def _numbers_of(node: Node, graph: Graph) -> Iterator[tuple[float, Mapping[str, 
             for number in map(abs, (function.alpha, function.beta)):
                 if math.isfinite(number) and not (clips and number >= PAST["float16"]):
                     yield number, SHORT
+
+
+def _ends_steeply(node: Node, graph: Graph) -> bool:
+    """Returns whether a function that is steep at 0 reads what a node makes, before weights multiply it."""
+    if isinstance(getattr(node.op, "activation", None), _STEEP):
+        return True
+    seen, names = set(), list(node.outputs)
+    while names:
+        name = names.pop()
+        for user in graph.consumers[name]:
+            divides = isinstance(user.op, Div) and name in user.inputs[1:]
+            if divides or isinstance(user.op, _STEEP):
+                return True
+            if type(user.op) not in _WEIGHTS and user.name not in seen:
+                seen.add(user.name)
+                names += user.outputs
+    return False
 
 
 def _largest(array: np.ndarray) -> float:
