@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import fake_cuda
 import halves
@@ -126,6 +127,21 @@ def test_engines_join_where_a_device_says_so(monkeypatch, dtype, after):
     shape, outputs, compute_dtype, _ = asked[0]
     assert (shape.outer, shape.inner, outputs) == (2, 16, 10)
     assert compute_dtype == getattr(_cpu.Conv2dOperands, dtype)
+
+
+def test_constants_that_a_pass_makes_for_some_batches_are_the_same_arrays_again(monkeypatch):
+    """By its array a constant is known on the device: a new one is brought again, in a capture too."""
+    fake_cuda.install(monkeypatch, tensor_cores=True, stores=True)
+    takes = staticmethod(lambda shape, *_: shape.outer == 3)
+    monkeypatch.setattr(fake_cuda.FakeTensorCores, "mean_linear_takes", takes)
+    graph = replace(single(tail(1, keepdims=False)[-1]), batched=("x",))
+    with Engine(graph, device="cuda", dtype="float16") as engine:
+        program = engine._plans.open()
+        graphs = [program.placed(batch, False).graph for batch in (1, 3, 1, 3)]
+    assert [len(found_in(graph)) for graph in graphs] == [0, 1, 0, 1]
+    for one, other in (graphs[0::2], graphs[1::2]):
+        assert one.constants.keys() == other.constants.keys()
+        assert all(one.constants[name] is array for name, array in other.constants.items())
 
 
 def test_transposes_around_a_norm_of_one_place_run_nothing(monkeypatch, rng):

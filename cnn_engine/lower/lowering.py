@@ -14,7 +14,7 @@ from ..devices import Buffer
 from ..devices.cpu import CpuDevice, release_free_memory
 from ..graph import mapped
 from ..graph.batches import Batches
-from ..graph.graph import Graph, Node
+from ..graph.graph import Graph, Node, same_bits
 from ..kernels import Kernel
 from ..kernels.select import Choice, has_tensor_cores
 from ..operators.operator import Operator
@@ -105,6 +105,8 @@ class Program:
         self._batches: dict[bool, tuple[Batches, dict[str, tuple[Ran, ...]]]] = {}
         #: What plans of one batch leave for those of another, by who reads it.
         self.remembered: dict[tuple, Any] = {}
+        #: What the passes made of constants, by name: each of one value is one array, for all batches.
+        self._constants: dict[str, list[np.ndarray]] = {}
         # By the arrays themselves, which are kept: plans hold addresses for as long as there are plans.
         self._uploaded: dict[tuple[int, str], tuple[np.ndarray, Buffer]] = {}
         self._prepared: dict[tuple, tuple[list, Any]] = {}
@@ -175,7 +177,25 @@ class Program:
         mapped.check(graph.constants.values())
         _, by_size = stages(self.setting)
         found = lower(graph, self.setting, by_size)
-        return Lowered(found.graph, (*ran["first stage"], *found.ran))
+        return Lowered(self._sharing(found.graph), (*ran["first stage"], *found.ran))
+
+    def _sharing(self, graph: Graph) -> Graph:
+        """Returns a graph with the arrays of those before it where constants of a name are equal.
+
+        Devices know constants by their arrays: of an array that is made anew each would have one copy more.
+        """
+        shared: dict[str, np.ndarray] = {}
+        for name, array in graph.constants.items():
+            known = self._constants.setdefault(name, [])
+            if any(one is array for one in known):
+                continue
+            same = next((one for one in known if same_bits(one, array)), None)
+            if same is None:
+                known.append(array)
+            else:
+                shared[name] = same
+        constants = {**graph.constants, **shared}
+        return replace(graph, constants=constants, like=graph) if shared else graph
 
     def load(self) -> None:
         """Brings constants to where the kernels want them, before the first pass.
