@@ -142,13 +142,17 @@ def test_the_same_bits_again(rng, hopper, case):
 @pytest.mark.gpu
 @pytest.mark.parametrize("compute_dtype", HALVES)
 def test_what_is_not_finite_is_pooled_likewise(rng, hopper, compute_dtype):
-    case = CASES[2]
-    given = arrays(rng, case)
-    for at, value in (((0, 1, 9, 12), np.nan), ((1, 0, 0, 0), np.inf), ((2, 2, 32, 46), -np.inf)):
-        given[0][at] = value
-    for function in (RELU, NONE):
-        found, wanted = (of(case, given, compute_dtype, function) for of in (run, run_both))
-        halves.assert_same_beside_what_is_not_finite(found, wanted, compute_dtype)
+    """In windows that it is in, and in no others."""
+    values = np.nan, np.inf, -np.inf
+    for case in (CASES[2], CASES[4], CASES[6], CASES[11]):
+        given = arrays(rng, case)
+        n, c, h, w = given[0].shape
+        for at, value in zip(rng.integers(0, (n, c, h, w), (3, 4)), values, strict=True):
+            given[0][tuple(at)] = value
+        given[0][0, 0, 0, 0] = np.inf
+        for function in (RELU, NONE):
+            found, wanted = (of(case, given, compute_dtype, function) for of in (run, run_both))
+            halves.assert_same_and_infinite_alike(found, wanted, compute_dtype)
 
 
 @pytest.mark.gpu

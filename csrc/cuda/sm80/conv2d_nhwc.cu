@@ -259,6 +259,10 @@ void conv2d_nhwc(const void* input, const void* packed, const float* bias, const
   if (!is_aligned(packed, 16)) {
     throw std::invalid_argument("packed weights: expected an address that is a multiple of 16");
   }
+  if (std::int64_t{x_pitch} * bytes_of(multiplied) > std::numeric_limits<std::int32_t>::max()) {
+    throw std::invalid_argument("channels: expected less than 2 GiB a place, found " +
+                                std::to_string(x_pitch));
+  }
   const Reads reads = prologue                                 ? Reads::prologue
                       : vectors                                ? Reads::vectors
                       : fours && multiplied != Stored::float32 ? Reads::fours

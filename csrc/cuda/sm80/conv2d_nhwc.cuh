@@ -19,6 +19,7 @@
 #include <tuple>
 #include <type_traits>
 
+#include "cuda/common/extremes.cuh"
 #include "cuda/common/launch.cuh"
 #include "cuda/common/unary.cuh"
 #include "cuda/sm80/conv2d_nhwc_gemm.h"
@@ -216,10 +217,13 @@ __global__ __launch_bounds__(Tile::kThreads, 2) void conv2d_nhwc_kernel(const Pr
   constexpr int kThreadsARow = kStepTerms / kWidth;
   constexpr int kRowsAtOnce = Tile::kThreads / kThreadsARow;
   const int term = thread % kThreadsARow * kWidth;
+  const int pitch_bytes = p.x_pitch * static_cast<int>(sizeof(X));
   Taps taps(p, first_step * kStepTerms + term, kStepTerms);
   const auto copy_x = [&](int stage) {  // in the order of the steps
     const std::uint32_t to = shared + stage * At::kStageBytes;
-    const X* const x = static_cast<const X*>(p.x) + group * p.channels + taps.c;
+    // Of what is outside nothing is read, at the first place.
+    const X* const x =
+        static_cast<const X*>(p.x) + group * p.channels + (taps.left > 0 ? taps.c : 0);
     const int down = taps.r * p.shape.dilation_h, right = taps.s * p.shape.dilation_w;
     const int offset = down * p.shape.w + right;
 #pragma unroll
@@ -227,12 +231,14 @@ __global__ __launch_bounds__(Tile::kThreads, 2) void conv2d_nhwc_kernel(const Pr
       const int row = thread / kThreadsARow + i * kRowsAtOnce;
       if (Tile::kRows % kRowsAtOnce != 0 && row >= Tile::kRows) break;
       const int4 place = table[row];
-      const bool some = taps.left > 0 &&
-                        static_cast<unsigned>(place.y + down) < static_cast<unsigned>(p.shape.h) &&
-                        static_cast<unsigned>(place.z + right) < static_cast<unsigned>(p.shape.w);
+      // No branches: the lanes of a warp would go different ways.
+      const bool some = (taps.left > 0) &
+                        (static_cast<unsigned>(place.y + down) < static_cast<unsigned>(p.shape.h)) &
+                        (static_cast<unsigned>(place.z + right) < static_cast<unsigned>(p.shape.w));
       const int byte = (term * static_cast<int>(sizeof(X))) ^ Operand::swizzle(row);
-      const X* const from =
-          some ? x + std::int64_t{place.x + offset} * p.x_pitch : static_cast<const X*>(p.x);
+      const int at = some ? place.x + offset : 0;
+      const char* const from =  // one multiplication with a sum of 64 bits
+          reinterpret_cast<const char*>(x) + std::int64_t{at} * pitch_bytes;
       copy_or_zero<static_cast<int>(sizeof(X)) * kWidth>(to + row * At::kXRowBytes + byte, from,
                                                          some);
     }
@@ -240,16 +246,18 @@ __global__ __launch_bounds__(Tile::kThreads, 2) void conv2d_nhwc_kernel(const Pr
   };
 
   wait_for_inputs();
+#pragma unroll 1
+  for (int step = 0; step < kAhead; ++step) {
+    if (step < steps) copy_x(step);
+    commit_copies();  // the first one has the weights of all of them
+  }
+
+  // The bias, and the residual where it is copied, come with the next copies.
   const int first_channel = group * p.filters + first_filter;
   for (int column = thread; column < Tile::kColumns; column += Tile::kThreads) {
     const bool some = p.bias && first_filter + column < p.filters;
     const float* const from = some ? p.bias + first_channel + column : nullptr;
     copy_or_zero<4>(shared + At::kBias + 4 * column, some ? from : p.packed, some);
-  }
-#pragma unroll 1
-  for (int step = 0; step < kAhead; ++step) {
-    if (step < steps) copy_x(step);
-    commit_copies();  // the first one has the weights of all of them, and the bias
   }
 
   // The block adds up and writes so many rows of the tile.
@@ -259,7 +267,7 @@ __global__ __launch_bounds__(Tile::kThreads, 2) void conv2d_nhwc_kernel(const Pr
   constexpr int kQuads = Tile::kColumns / 4;
   const bool residual_is_copied =
       At::kResidual && Vectors && p.residual && p.residual_is_rounded == (sizeof(X) == 2);
-  if (residual_is_copied) {  // with the next copies
+  if (residual_is_copied) {
     for (int quad = thread; quad < own_rows * kQuads; quad += Tile::kThreads) {
       const int index = first_row + first_own + quad / kQuads;
       const int column = quad % kQuads * 4;
@@ -277,7 +285,7 @@ __global__ __launch_bounds__(Tile::kThreads, 2) void conv2d_nhwc_kernel(const Pr
   const int warp_column16 = warp % Tile::kWarpColumns * Tile::kColumns16;
   using Sums = float[Tile::kRows16][2 * Tile::kColumns16][4];
   Sums sums = {};
-  bool past = false;  // float16's range, before the products
+  PastRange<X> past;  // before the products
   int stage = 0, next = kAhead;
 #pragma unroll 1
   for (int step = 0; step < steps; ++step) {
@@ -317,16 +325,19 @@ __global__ __launch_bounds__(Tile::kThreads, 2) void conv2d_nhwc_kernel(const Pr
             factors = *reinterpret_cast<const float4*>(
                 p.scale + static_cast<std::int64_t>(table[row].w) * p.shape.c + channel);
           }
-          // A comparison with NaN is false: it stays.
           const auto one = [&](float v, float a, float b) {
-            v = fmaf(v, a, b);
-            return v < p.floor ? p.floor : v;
+            return max_nan(fmaf(v, a, b), p.floor);
           };
           const float4 x = Operand::widen(four);
-          const float z[4] = {one(x.x, factors.x, added.x), one(x.y, factors.y, added.y),
-                              one(x.z, factors.z, added.z), one(x.w, factors.w, added.w)};
-          past |= some_past<X>(z) && table[row].y >= 0;
-          return Operand::narrow(make_float4(z[0], z[1], z[2], z[3]));
+          const auto made = Operand::narrow(
+              make_float4(one(x.x, factors.x, added.x), one(x.y, factors.y, added.y),
+                          one(x.z, factors.z, added.z), one(x.w, factors.w, added.w)));
+          if constexpr (sizeof(X) == 2) {
+            const bool counts = table[row].y >= 0;
+            past.look(four.x, made.x, counts);
+            past.look(four.y, made.y, counts);
+          }
+          return made;
         }
       };
 #pragma unroll
@@ -344,7 +355,7 @@ __global__ __launch_bounds__(Tile::kThreads, 2) void conv2d_nhwc_kernel(const Pr
     }
   }
 
-  if (Prologue && past) tell(p.overflow);
+  if (Prologue && past.found()) tell(p.overflow);
 
   // Partial sums go to the block that adds them up: [split][term warps][own rows][kPitch].
   wait_for_copies<0>();

@@ -6,6 +6,7 @@
 
 #include "cuda/sm80/conv2d_nhwc_gemm.h"
 #include "cuda/sm80/mma.cuh"
+#include "cuda/sm80/rounded.cuh"
 #include "cuda/sm80/storage.cuh"
 #include "cuda/sm80/tf32.cuh"
 
@@ -123,12 +124,15 @@ struct Split : Wide<Conv2dOperands::float32> {
   static constexpr int kLaneBytes = 48;
   static constexpr int kParts = 3;
 
+  static constexpr float kLargest = 0x1.fep127f;  // of bfloat16
+
   // The parts of two terms, in pairs. What is infinite is all in the first, in which nothing else
-  // is: of what would round to an infinity the first part is bfloat16's largest number.
+  // is: of what would round to an infinity the first part is kLargest. NaN is in any part.
+  // `Usual`: neither is past kLargest.
+  template <bool Usual>
   static __device__ void divide(float x, float y, std::uint32_t (&pairs)[kParts]) {
-    constexpr float kLargest = 0x1.fep127f;
     const auto kept = [](float v) {
-      return fabsf(v) > kLargest && fabsf(v) < INFINITY ? copysignf(kLargest, v) : v;
+      return !Usual && fabsf(v) > kLargest && fabsf(v) < INFINITY ? copysignf(kLargest, v) : v;
     };
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
@@ -136,8 +140,8 @@ struct Split : Wide<Conv2dOperands::float32> {
       const float2 whole = cuda::Bfloat16::unpack(pairs[part]);
       x -= whole.x;
       y -= whole.y;
-      if (!(fabsf(x) < INFINITY)) x = 0.0f;
-      if (!(fabsf(y) < INFINITY)) y = 0.0f;
+      if (!Usual && !(fabsf(x) < INFINITY)) x = 0.0f;
+      if (!Usual && !(fabsf(y) < INFINITY)) y = 0.0f;
     }
   }
 
@@ -153,7 +157,7 @@ struct Split : Wide<Conv2dOperands::float32> {
     for (int f = 0; f < 2; ++f) {
       for (int i = 0; i < 2; ++i) {
         std::uint32_t pairs[kParts];
-        divide(terms[f][2 * i], terms[f][2 * i + 1], pairs);
+        divide<false>(terms[f][2 * i], terms[f][2 * i + 1], pairs);
         for (int part = 0; part < kParts; ++part) words[4 * part + 2 * f + i] = pairs[part];
       }
     }
@@ -163,13 +167,20 @@ struct Split : Wide<Conv2dOperands::float32> {
     std::uint32_t words[kParts][4], finite_words[4];
     __device__ A(const float4& l, const float4& h) {
       const float2 twos[4] = {{l.x, l.y}, {h.x, h.y}, {l.z, l.w}, {h.z, h.w}};
+      const float first[4] = {l.x, l.y, l.z, l.w}, second[4] = {h.x, h.y, h.z, h.w};
+      const bool usual = fmaxf(largest(first), largest(second)) <= kLargest;
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         std::uint32_t pairs[kParts];
-        divide(twos[i].x, twos[i].y, pairs);
+        if (__builtin_expect(usual, true)) {
+          divide<true>(twos[i].x, twos[i].y, pairs);
+          finite_words[i] = pairs[0];
+        } else {
+          divide<false>(twos[i].x, twos[i].y, pairs);
+          finite_words[i] = finite(pairs[0]);
+        }
 #pragma unroll
         for (int part = 0; part < kParts; ++part) words[part][i] = pairs[part];
-        finite_words[i] = finite(pairs[0]);
       }
     }
   };

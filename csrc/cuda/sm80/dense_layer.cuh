@@ -10,6 +10,7 @@
 
 #include <cstdint>
 
+#include "cuda/common/extremes.cuh"
 #include "cuda/common/warp.cuh"
 #include "cuda/sm80/cluster.cuh"
 #include "cuda/sm80/epilogue.cuh"
@@ -127,27 +128,25 @@ __device__ inline int quotient(int number, int factor) { return number * factor 
 
 // max(floor, x * scale + shift), NaN where that is.
 __device__ inline float prepared(float x, float scale, float shift, float floor) {
-  const float z = fmaf(x, scale, shift);
-  return z < floor ? floor : z;
+  return max_nan(fmaf(x, scale, shift), floor);
 }
 
-// Stores eight numbers as the 1x1 convolution reads them; returns whether one is past T's range.
+// Stores eight numbers as the 1x1 convolution reads them.
 template <typename T>
-__device__ inline bool store_prepared(T* to, const uint4& read, const float (&scale)[8],
-                                      const float (&shift)[8], float floor) {
+__device__ inline void store_prepared(PastRange<T>& past, T* to, const uint4& read,
+                                      const float (&scale)[8], const float (&shift)[8],
+                                      float floor) {
   using Format = FormatOf<T>;
   const std::uint32_t words[4] = {read.x, read.y, read.z, read.w};
   std::uint32_t made[4];
-  float value[8];
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const float2 two = Format::unpack(words[i]);
-    value[2 * i] = prepared(two.x, scale[2 * i], shift[2 * i], floor);
-    value[2 * i + 1] = prepared(two.y, scale[2 * i + 1], shift[2 * i + 1], floor);
-    made[i] = Format::pack(value[2 * i], value[2 * i + 1]);
+    made[i] = Format::pack(prepared(two.x, scale[2 * i], shift[2 * i], floor),
+                           prepared(two.y, scale[2 * i + 1], shift[2 * i + 1], floor));
+    past.look(words[i], made[i]);
   }
   *reinterpret_cast<uint4*>(to) = make_uint4(made[0], made[1], made[2], made[3]);
-  return some_past<T>(value);
 }
 
 // Blocks: tiles along x, images along y; of a cluster along z.
@@ -273,11 +272,11 @@ __global__ void __launch_bounds__(kAllThreads, 2)
   }
 
   // ---- the known channels' sums, each to the block that finishes its place ----
-  bool past = false;
+  PastRange<T> prepared_range;
 #pragma unroll
   for (int i = 0; i < kReads; ++i) {
-    past |= store_prepared(&memory.first[thread / kRow + i * kRows][piece * kEight], read[i], scale,
-                           shift, p.floor);
+    store_prepared(prepared_range, &memory.first[thread / kRow + i * kRows][piece * kEight],
+                   read[i], scale, shift, p.floor);
   }
   uint4 taps[Own::kSteps];
 #pragma unroll
@@ -352,7 +351,8 @@ __global__ void __launch_bounds__(kAllThreads, 2)
     float scale[8], shift[8];
     load_neighbours(memory.scale + late_piece, scale);
     load_neighbours(memory.shift + late_piece, shift);
-    past |= store_prepared(&memory.late[late_place][late_piece], piece, scale, shift, p.floor);
+    store_prepared(prepared_range, &memory.late[late_place][late_piece], piece, scale, shift,
+                   p.floor);
   }
   wait_for_copies<0>();
   named_barrier<kThreads>(1);
@@ -408,6 +408,7 @@ __global__ void __launch_bounds__(kAllThreads, 2)
     }
   };
   multiply(0);
+  bool past = false;
   if (adds) {
     wait_for_cluster_bytes(sums_are_here);
     const float scale = memory.scale[kLate + made_filter],
@@ -420,9 +421,10 @@ __global__ void __launch_bounds__(kAllThreads, 2)
     sum = clamp(sum + first_bias, p.inner_low, p.inner_high);
     const T y = narrowed<T>(sum);
     memory.made[made_at][made_filter] = y;
-    memory.late[made_at][kLate + made_filter] =
-        narrowed<T>(prepared(widened(y), scale, shift, p.floor));
-    past |= std::is_same_v<T, __half> && is_past_float16(sum) && first_place + made_at < places;
+    const float next = prepared(widened(y), scale, shift, p.floor);
+    memory.late[made_at][kLate + made_filter] = narrowed<T>(next);
+    past |= std::is_same_v<T, __half> && (is_past_float16(sum) || is_past_float16(next)) &&
+            first_place + made_at < places;
   }
   named_barrier<kThreads>(1);
   multiply(2);
@@ -451,7 +453,7 @@ __global__ void __launch_bounds__(kAllThreads, 2)
                               column) =
         *reinterpret_cast<const uint4*>(&memory.made[stored_at][column]);
   }
-  if (past) tell(p.overflow);
+  if (past || prepared_range.found()) tell(p.overflow);
 }
 
 }  // namespace cnn_engine::cuda::dense_layers

@@ -59,14 +59,54 @@ void with_ends(const Activation& inner, const Activation& outer, const Body& bod
   body(std::integral_constant<Ends, Ends::any>{});
 }
 
-// Whether one of the values is finite, and an infinity where it is kept as T.
+// Whether one of the values is finite, and an infinity where it is kept as T. To round pairs again
+// costs nothing where they are stored.
 template <typename T, int n>
 __device__ inline bool some_past(const float (&value)[n]) {
-  if (!std::is_same_v<T, __half> || largest(value) < 65520.0f) return false;
   bool past = false;
+  if constexpr (std::is_same_v<T, __half>) {
+    static_assert(n % 2 == 0);
+    __half2 most = __float2half2_rn(0.0f);
 #pragma unroll
-  for (int i = 0; i < n; ++i) past |= is_past_float16(value[i]);
+    for (int i = 0; i < n; i += 2) {
+      most = __hmax2(most, __habs2(__floats2half2_rn(value[i], value[i + 1])));
+    }
+    const __half2 infinity = __float2half2_rn(INFINITY);
+    if (__builtin_expect(!__hblt2(most, infinity), false)) {  // or no number
+#pragma unroll
+      for (int i = 0; i < n; ++i) past |= is_past_float16(value[i]);
+    }
+  }
   return past;
 }
+
+// Looks for finite pairs that became infinities of float16, without a branch: what is made of many
+// values in a row is made side by side. Of other types it looks for nothing.
+template <typename T>
+class PastRange {
+ public:
+  // What was `from` is `made`, two values of T each; or is not looked at.
+  __device__ void look(std::uint32_t from, std::uint32_t made, bool counts = true) {
+    if constexpr (std::is_same_v<T, __half>) {
+      const __half2 none = __half2half2(__ushort_as_half(counts ? 0 : 0x7fff));  // 0 or NaN
+      // NaN of an infinity, and of NaN: maxima leave them out.
+      const __half2 found = __hfma2(as_pair(from), none, as_pair(made));
+      most_ = __hmax2(most_, __habs2(found));
+    }
+  }
+  __device__ bool found() const {
+    if constexpr (!std::is_same_v<T, __half>) return false;
+    return !__hblt2(most_, __float2half2_rn(INFINITY));
+  }
+
+ private:
+  static __device__ __half2 as_pair(std::uint32_t bits) {
+    __half2 pair;
+    memcpy(&pair, &bits, sizeof(pair));
+    return pair;
+  }
+
+  __half2 most_ = __float2half2_rn(0.0f);
+};
 
 }  // namespace cnn_engine::cuda

@@ -312,6 +312,7 @@ __global__ void __launch_bounds__(TileOf<T, Groups, Columns>::kThreads,
       }
     }
     wait_for_products<0>();
+    preparation.end();
   }
   const auto ready = [&] {
     if (p.ahead > 0) wait();

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "cuda/common/extremes.cuh"
 #include "cuda/sm80/epilogue.cuh"
 #include "cuda/sm80/mma.cuh"
 #include "cuda/sm80/storage.cuh"
@@ -47,8 +48,7 @@ class Affine {
     }
 #pragma unroll
     for (int i = 0; i < Channels; ++i) {
-      z[i] = fmaf(z[i], factor_[i], added_[i]);
-      z[i] = z[i] < p.floor ? p.floor : z[i];  // false for NaN, which stays
+      z[i] = max_nan(fmaf(z[i], factor_[i], added_[i]), p.floor);
     }
   }
 
@@ -113,14 +113,31 @@ class Preparation {
 #pragma unroll
     for (int row = thread_ / 8; row < Columns; row += kRowsAtOnce) {
       T* const at = reinterpret_cast<T*>(places_of_step + row * kRowBytes + thread_ % 8 * 16);
+      const uint4 read = *reinterpret_cast<const uint4*>(at);
       float z[kWidth];
       load_neighbours(at, z);
       affine_.apply(p_, first_row_ + row, z);
-      store_neighbours(at, z, Overflow{});
-      if (some_past<T>(z) && first_row_ + row < p_.rows) tell(p_.overflow);
+      if constexpr (sizeof(T) == 2) {
+        using Format = std::conditional_t<std::is_same_v<T, __half>, Half, Bfloat16>;
+        const uint4 made = make_uint4(Format::pack(z[0], z[1]), Format::pack(z[2], z[3]),
+                                      Format::pack(z[4], z[5]), Format::pack(z[6], z[7]));
+        *reinterpret_cast<uint4*>(at) = made;
+        const bool counts = first_row_ + row < p_.rows;
+        past_.look(read.x, made.x, counts);
+        past_.look(read.y, made.y, counts);
+        past_.look(read.z, made.z, counts);
+        past_.look(read.w, made.w, counts);
+      } else {
+        store_neighbours(at, z, Overflow{});
+      }
     }
     publish_to_engines();
     named_barrier<Threads>(1);
+  }
+
+  // After the last step.
+  __device__ void end() const {
+    if (Prologue && past_.found()) tell(p_.overflow);
   }
 
  private:
@@ -130,6 +147,7 @@ class Preparation {
   const Product& p_;
   const int first_row_, thread_, image_;
   Affine<kWidth, kWidth> affine_;  // channels come in pieces of 16 bytes
+  PastRange<T> past_;
 };
 
 // Of float32: warps of their own make two parts of float16 of places, where they are, for the warps

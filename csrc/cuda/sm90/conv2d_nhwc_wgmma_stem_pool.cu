@@ -6,6 +6,9 @@
 // held, then bias, clamp and rounding follow, which change no order; columns by way of shared
 // memory, which they leave with channels side by side. A warp reads a row of the image. Weights are
 // copied once for all tiles of a block, two rows of the filters after two, each with a barrier.
+//
+// An infinity or NaN times the weights of 0 would be NaN in windows that it is not in: of a tile
+// that reads one, sums are added up again, one product after another.
 #include <algorithm>
 #include <stdexcept>
 #include <string>
@@ -89,6 +92,37 @@ struct Stem {
   return result;
 }
 
+// Sums as a warpgroup's thread has them of its eight columns, but of products of the shape's own
+// windows alone. `pieces`: of the tile's first row and the warpgroup's first column.
+template <typename T, int n>
+__device__ inline void sum_plainly(const Conv2dShape& shape, const char* weights,
+                                   const char* pieces, float (&sums)[n]) {
+  const int thread = threadIdx.x % 128, lane = thread % 32, first = thread / 32 * 16 + lane / 4;
+#pragma unroll
+  for (float& sum : sums) sum = 0.0f;
+#pragma unroll 1
+  for (int tap = 0; tap < shape.r * shape.s * shape.c; ++tap) {
+    const int c = tap % shape.c, s = tap / shape.c % shape.s, r = tap / shape.c / shape.s;
+    const int in_piece = s % kStride * kPlanes + c;
+    float weight[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int row = first + 8 * i, piece = r % 2 * (kFilterRowBytes / 16) + s / kStride;
+      const char* const from =
+          weights + r / 2 * kUnitBytes + row * kRowBytes + exchanged(row, piece) * 16;
+      weight[i] = widened(reinterpret_cast<const T*>(from)[in_piece]);
+    }
+#pragma unroll
+    for (int i = 0; i < n; ++i) {
+      const int row = i / 4, column = lane % 4 * 2 + i % 2;
+      const char* const from =
+          pieces + (row * shape.stride_h + r) * kLineBytes + (column + s / kStride) * 16;
+      sums[i] =
+          fmaf(widened(reinterpret_cast<const T*>(from)[in_piece]), weight[i / 2 % 2], sums[i]);
+    }
+  }
+}
+
 // Of windows of at most FilterColumns columns.
 template <typename T, int FilterColumns, int PooledRows>
 __global__ void __launch_bounds__(kThreads, kBlocks)
@@ -139,6 +173,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
     const int plane = p.shape.h * p.shape.w;
     const int from_image = n * p.shape.c * plane + w;
     const bool inside[kStride] = {w >= 0 && w < p.shape.w, w + 1 >= 0 && w + 1 < p.shape.w};
+    float probe = 0.0f;  // NaN once an infinity or NaN was read
 
 #pragma unroll 1
     for (int row = warp; row < p.rows_in; row += kWarps) {
@@ -154,11 +189,13 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
           }
         }
       }
+#pragma unroll
+      for (const float value : values) probe = fmaf(value, 0.0f, probe);
       store_rounded(reinterpret_cast<T*>(image + row * kLineBytes + lane * 16), values,
                     largest(values), p.overflow);
     }
     publish_to_engines();
-    __syncthreads();
+    const bool plain = __syncthreads_or(probe != 0.0f);
 
     float sums[kRows * 4] = {};
     const std::uint32_t pieces = weights + weight_bytes + group * 8 * 16;
@@ -180,6 +217,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
     }
     wait_for_products<0>();
     take(sums);
+    if (plain) sum_plainly<T>(p.shape, memory, image + group * 8 * 16, sums);
 
     if (row_from < 0 || row_from + kRows > p.rows) {
 #pragma unroll
