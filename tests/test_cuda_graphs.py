@@ -8,7 +8,9 @@ from __future__ import annotations
 import contextlib
 import gc
 import itertools
+import sys
 import weakref
+from types import SimpleNamespace
 
 import fake_cuda
 import numpy as np
@@ -309,6 +311,55 @@ def test_a_failed_call_is_told_once():
     with pytest.raises(_cuda.CudaError, match="invalid device ordinal"):
         _cuda.device_properties(99)
     _cuda.delay(0, 0)
+
+
+@pytest.mark.parametrize("current", [0, 1])
+def test_rows_lie_on_the_device_of_the_images(monkeypatch, current):
+    """Also where another one is current: by what CuPy has, on devices that are not there."""
+
+    class Cupy:
+        device = current
+
+        class ndarray:
+            def __init__(self, shape, dtype=np.float32):
+                self.shape = shape
+                self.data = SimpleNamespace(device_id=Cupy.device, ptr=256)
+
+        empty = ndarray
+
+        class cuda:
+            runtime = SimpleNamespace(getDevice=lambda: Cupy.device)
+
+            @contextlib.contextmanager
+            def Device(index):
+                before, Cupy.device = Cupy.device, index
+                yield
+                Cupy.device = before
+
+    with Cupy.cuda.Device(1):
+        images = Cupy.ndarray((3, 3, 8, 8))
+    monkeypatch.setitem(sys.modules, "cupy", Cupy)
+    rows, address = arrays.empty_rows(images, 10)
+    assert (rows.shape, rows.data.device_id, address) == ((3, 10), 1, 256)
+    assert Cupy.device == current
+
+
+@pytest.mark.gpu
+def test_calls_on_a_second_gpu_write_to_it_though_the_first_is_current():
+    import cupy
+
+    if cupy.cuda.runtime.getDeviceCount() < 2:
+        pytest.skip("needs two GPUs")
+    with Engine(network(), device="cuda:1") as engine:
+        with cupy.cuda.Device(1):
+            x = cupy.asarray(images(2))
+        wanted = engine.predict(images(2))
+        for _ in range(3):
+            rows = engine.predict(x)
+            assert rows.device.id == 1
+            with rows.device:
+                np.testing.assert_allclose(rows.get(), wanted, rtol=1e-4, atol=1e-5)
+    assert cupy.cuda.runtime.getDevice() == 0
 
 
 @pytest.mark.gpu

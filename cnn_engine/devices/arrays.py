@@ -178,11 +178,19 @@ def glance(images: Any, out: Any) -> tuple[tuple, int, int | None] | None:
 
 
 def empty_rows(images: Any, columns: int) -> tuple[Any, int]:
-    """Returns a new float32 array with a row for each of ``images``, and its address: CuPy's or PyTorch's."""
+    """Returns a new float32 array with a row for each of ``images``, on their device, and its address.
+
+    It is CuPy's or PyTorch's, as they are.
+    """
     shape = (images.shape[0], columns)
     cupy = sys.modules.get("cupy")
     if cupy is not None and type(images) is cupy.ndarray:
-        rows = cupy.empty(shape, np.float32)
+        device = images.data.device_id
+        if device == cupy.cuda.runtime.getDevice():  # to enter a device costs a microsecond
+            rows = cupy.empty(shape, np.float32)
+        else:
+            with cupy.cuda.Device(device):
+                rows = cupy.empty(shape, np.float32)
         return rows, rows.data.ptr
     import torch
 
