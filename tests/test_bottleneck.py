@@ -3,29 +3,27 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import fake_cuda
 import halves
 import numpy as np
 import pytest
+import regions
 import tolerances
 from conftest import Device
 from engines import built, on_gpu, running, single
 from halves import HALVES
 from lowered import fuse, lay_channels_last
 from native import NONE, RELU, call, packed
+from regions import bottleneck
 from test_expand_depthwise import ids
 from test_passes import Builder, kinds, same
 
 from cnn_engine import _cpu
 from cnn_engine.devices import cuda_module
 from cnn_engine.engine.check import ROUNDING
-from cnn_engine.errors import InputError
-from cnn_engine.graph import passes
-from cnn_engine.graph.graph import Value
+from cnn_engine.graph.passes.fuse.patterns import BOTTLENECK, BOTTLENECK_AND_NEXT
 from cnn_engine.operators.binary import Add
-from cnn_engine.operators.bottleneck import Bottleneck
 from cnn_engine.operators.channels_last import Conv2dNhwc
 from cnn_engine.operators.conv2d import Conv2d
 from cnn_engine.operators.unary import Relu, Swish
@@ -52,7 +50,7 @@ CASES = [
 
 def laid(graph, takes=lambda *_: True):
     graph = lay_channels_last(fuse(graph), "cuda", run=8)
-    return passes.fuse_bottlenecks(graph, takes)
+    return regions.fused(graph, BOTTLENECK_AND_NEXT, BOTTLENECK, takes=takes)
 
 
 def block(batch=2, channels=8, inner=Relu, residual=True, stride=(1, 1), size=(11, 9)):
@@ -86,7 +84,7 @@ def test_two_convolutions_become_one_node(residual):
     b, _, y = block(residual=residual)
     after = same(b.graph(y), laid)
     (node,) = found_in(after)
-    assert type(node.op.inner) is type(node.op.activation) is Relu
+    assert node.op.activation("first") == node.op.activation("second") == Relu()
     assert (node.inputs[5] is not None) == residual
     assert len(node.covers) == 4 + residual
     assert kinds(after).count("conv2d_nhwc") == 2
@@ -97,10 +95,12 @@ def test_two_convolutions_become_one_node(residual):
 def test_a_third_is_part_of_it_where_a_kernel_makes_it_too(third):
     b, _, y = block()
     graph = b.graph(*next_block(b, y))
-    after = same(graph, lambda graph: laid(graph, lambda *nodes: third or nodes[-1] is None))
+    after = same(
+        graph, lambda graph: laid(graph, lambda graph, node: third or not node.op["third"])
+    )
     (node,) = found_in(after)
-    assert node.op.reduces == third == (len(node.outputs) == 2)
-    assert type(node.op.after) is (Relu if third else type(None))
+    assert (node.op["third"] is not None) == third == (len(node.outputs) == 2)
+    assert node.op.activation("third") == (Relu() if third else None)
     assert len(node.covers) == 5 + 2 * third
 
 
@@ -110,36 +110,13 @@ def test_what_does_not_fit_stays_as_it_is():
     assert not found_in(same(b.graph(y, sums[1]), laid))
     asked = []
 
-    def takes(graph, *nodes):
-        asked.append([node and graph.values[node.inputs[1]].shape[2:] for node in nodes])
+    def takes(graph, node):
+        weights = (node.inputs[place] for place in (1, 2, 6))
+        asked.append([name and graph.values[name].shape[2:] for name in weights])
         return False
 
     assert not found_in(same(b.graph(y), lambda graph: laid(graph, takes)))
     assert asked == [[(3, 3), (1, 1), None]]
-
-
-def test_record():
-    x, window = Value("x", (2, 5, 7, 8)), Value("w", (16, 8, 3, 3))
-    last, bias, wide = Value("l", (24, 16, 1, 1)), Value("b", (16,)), Value("c", (24,))
-    op, residual = Bottleneck(padding=(1, 1, 1, 1)), Value("r", (2, 5, 7, 24))
-    outputs = op.infer([x, window, last, bias, wide, residual])
-    assert outputs == (((2, 5, 7, 24), "float32"),) == op.infer([x, window, last])
-    values = [Value("", *outputs[0])]
-    assert op.flops([x, window, last], values) == 2 * 2 * 5 * 7 * (16 * 8 * 9 + 24 * 16)
-    assert op.terms([x, window, last]) == 72
-    third = replace(op, reduces=True)
-    given = [x, window, last, None, None, None, Value("t", (32, 24, 1, 1))]
-    assert third.infer(given) == (*outputs, ((2, 5, 7, 32), "float32"))
-    more = [*values, Value("", (2, 5, 7, 32))]
-    assert third.flops(given, more) == op.flops(given[:3], values) + 2 * 2 * 5 * 7 * 24 * 32
-    with pytest.raises(InputError, match="expected"):
-        third.infer([*given[:6], window])
-    for wrong in (
-        [x, window], [x, window, window], [x, last, last], [x, window, last, wide],
-        [x, window, last, bias, wide, x],
-    ):  # fmt: skip
-        with pytest.raises(InputError, match="expected"):
-            op.infer(wrong)
 
 
 @pytest.mark.parametrize("inner", [Relu, Swish])
@@ -155,7 +132,7 @@ def test_engines_join_where_images_lie_in_16_bits(monkeypatch, dtype, inner):
     assert len(found) == (dtype in HALVES and inner is Relu)
     assert [node.name for node in found] == running(steps, "bottleneck")
     for node in found:
-        assert node.op.reduces
+        assert node.op["third"]
         around = (node.inputs[0], node.inputs[5], *node.outputs)
         assert (
             {laid_out.values[name].storage_dtype for name in around}
@@ -205,7 +182,8 @@ def run(
 
 
 def record(inner=None, outer=None, after=None, reduces=False):
-    return Bottleneck((1, 1), (1,) * 4, (1, 1), inner, outer, reduces, after)
+    third = Conv2dNhwc(activation=after) if reduces else None
+    return bottleneck(Conv2dNhwc(padding=(1,) * 4, activation=inner), outer, third)
 
 
 def third_of(rng, case, whole=False):

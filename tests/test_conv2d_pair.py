@@ -11,15 +11,16 @@ from engines import built
 from graphs import Builder, resnet
 from halves import HALVES
 from lowered import fuse, lay_channels_last
+from regions import conv2d_beside, conv2d_sum, fused, why_not
 
 from cnn_engine import Engine
 from cnn_engine.errors import InputError
 from cnn_engine.graph import passes, reference
 from cnn_engine.graph.graph import Graph, Value
+from cnn_engine.graph.passes.fuse.patterns import CONV2D_SUM
 from cnn_engine.operators.binary import Add
 from cnn_engine.operators.channels_last import Conv2dNhwc
 from cnn_engine.operators.conv2d import Conv2d
-from cnn_engine.operators.conv2d_pair import Conv2dBeside, Conv2dSum
 from cnn_engine.operators.max_pool2d import MaxPool2d
 from cnn_engine.operators.shaping import Concat
 from cnn_engine.operators.unary import Relu
@@ -44,7 +45,7 @@ def block(kernel: int = 3, order: int = 1, last=None, size: int = 14, batch: int
 
 
 def summed(graph: Graph, takes=lambda *_: True) -> Graph:
-    return passes.fuse_sums(lay_channels_last(fuse(graph), "cuda", run=8), takes)
+    return fused(lay_channels_last(fuse(graph), "cuda", run=8), CONV2D_SUM, takes=takes)
 
 
 def sums(graph: Graph) -> list:
@@ -62,7 +63,7 @@ def close(graph: Graph, after: Graph) -> None:
 
 
 def test_a_sum_is_both_convolutions(rng):
-    op = Conv2dSum(
+    op = conv2d_sum(
         Conv2dNhwc((2, 2), (1, 1, 1, 1)), Conv2dNhwc((1, 1), (0, 1, 0, 1), (1, 2)), Relu()
     )
     arrays = [
@@ -70,13 +71,13 @@ def test_a_sum_is_both_convolutions(rng):
         for shape in ((2, 9, 9, 4), (2, 5, 5, 3), (6, 4, 3, 3), (6, 3, 1, 2), (6,), (6,))
     ]
     x, other, weight, other_weight, bias, other_bias = arrays
-    first = op.first.reference(x, weight, bias)
-    second = op.second.reference(other, other_weight, other_bias)
+    first = op["first"].reference(x, weight, bias)
+    second = replace(op["second"], activation=None).reference(other, other_weight, other_bias)
     np.testing.assert_allclose(op.reference(*arrays), np.maximum(first + second, 0), atol=1e-12)
     values = [Value("", array.shape) for array in arrays]
     assert op.infer(values) == (((2, 5, 5, 6), "float32"),)
     assert op.infer(values[:4]) == op.infer(values)
-    assert op.terms(values) == 4 * 9 + 3 * 2
+    assert op.terms(values) == 4 * 9
     y = Value("", (2, 5, 5, 6))
     assert op.flops(values, [y]) == 2 * y.size * (36 + 6)
 
@@ -84,14 +85,14 @@ def test_a_sum_is_both_convolutions(rng):
 @pytest.mark.parametrize(
     ("place", "shape", "said"),
     [
-        (1, (2, 6, 5, 3), "results of one shape"),
-        (4, (5,), "bias: expected shape"),
-        (5, (7,), "bias: expected shape"),
-        (2, (6, 5, 3, 3), "expected a weight of 4 channels"),
+        (1, (2, 6, 5, 3), "second: residual: expected"),
+        (4, (5,), "first: bias: expected shape"),
+        (5, (7,), "second: bias: expected shape"),
+        (2, (6, 5, 3, 3), "first: expected a weight of 4 channels"),
     ],
 )
 def test_shapes_that_do_not_fit_are_refused(place, shape, said):
-    op = Conv2dSum(Conv2dNhwc((2, 2), (1, 1, 1, 1)), Conv2dNhwc((1, 1), (0, 1, 0, 1), (1, 2)))
+    op = conv2d_sum(Conv2dNhwc((2, 2), (1, 1, 1, 1)), Conv2dNhwc((1, 1), (0, 1, 0, 1), (1, 2)))
     shapes = [(2, 9, 9, 4), (2, 5, 5, 3), (6, 4, 3, 3), (6, 3, 1, 2), (6,), (6,)]
     shapes[place] = shape
     with pytest.raises(InputError, match=said):
@@ -99,21 +100,22 @@ def test_shapes_that_do_not_fit_are_refused(place, shape, said):
 
 
 def test_one_beside_the_other_is_both_convolutions(rng):
-    op = Conv2dBeside(Conv2dNhwc(padding=(1, 1, 1, 1)), Conv2dNhwc((2, 1)), Relu())
+    op = conv2d_beside(Conv2dNhwc(padding=(1, 1, 1, 1)), Conv2dNhwc((2, 1)), Relu())
     arrays = [
         rng.normal(size=shape)
         for shape in ((2, 5, 5, 4), (2, 9, 5, 3), (6, 4, 3, 3), (7, 3, 1, 1), (6,), (7,))
     ]
     x, other, weight, other_weight, bias, other_bias = arrays
     found = op.reference(*arrays)
-    first = np.maximum(op.first.reference(x, weight, bias), 0)
-    second = np.maximum(op.second.reference(other, other_weight, other_bias), 0)
+    first = op["first"].reference(x, weight, bias)
+    second = op["second"].reference(other, other_weight, other_bias)
+    assert min(first.min(), second.min()) == 0
     assert np.array_equal(found, np.concatenate([first, second], 3))
     values = [Value("", array.shape) for array in arrays]
     assert op.infer(values) == (((2, 5, 5, 13), "float32"),)
     assert op.terms(values) == 4 * 9
     assert op.flops(values, [Value("", found.shape)]) == 2 * 50 * (6 * 36 + 7 * 3)
-    with pytest.raises(InputError, match="as many places"):
+    with pytest.raises(InputError, match="join: expected"):
         op.infer([values[0], Value("", (2, 5, 5, 3)), *values[2:]])
 
 
@@ -131,8 +133,8 @@ def test_two_convolutions_become_one(kernel, order):
     assert len(convolutions) == 3
     # What the block reads was made first, whatever is added to what.
     assert [len(after.consumers[name]) for name in node.inputs[:2]] == [2, 1]
-    assert node.op.first.stride == (2, 2)
-    assert node.op.activation == Relu()
+    assert node.op["first"].stride == (2, 2)
+    assert node.op.nodes[-1].op.activation == Relu()
     assert len(node.covers) == 4
     assert "together they are conv2d_sum" in {note.why for note in after.notes}
 
@@ -148,12 +150,12 @@ def test_every_first_block_of_a_residual_network_has_one():
 def test_a_device_is_asked_for_each_pair():
     asked = []
 
-    def takes(graph, first, second, beside):
-        asked.append([first.op.stride, second.op.stride, beside])
+    def takes(graph, node):
+        asked.append([node.op[role].stride for role in ("first", "second")])
         return False
 
     assert not sums(summed(block(), takes))
-    assert asked == [[(2, 2), (1, 1), False]]
+    assert asked == [[(2, 2), (1, 1)]]
 
 
 def grouped(b, x, filters, kernel, stride):
@@ -206,7 +208,7 @@ def neighboured(graph: Graph, takes=lambda *_: True) -> Graph:
     laid = lay_channels_last(fuse(graph), "cuda", run=8)
     names = (name for node in laid.nodes for name in node.outputs)
     laid = replace(laid, storage_dtype=dict.fromkeys(names, "float16"))
-    return passes.fuse_neighbours(laid, takes)
+    return passes.fuse_neighbours(laid, why_not(takes))
 
 
 @pytest.mark.parametrize("parts", [2, 3, 4])
@@ -219,7 +221,7 @@ def test_neighbours_become_one(parts):
     joined = [node for node in after.nodes if node.op.kind == "concat"]
     assert [len(node.inputs) for node in joined] == {2: [], 3: [2], 4: [2]}[parts]
     for node in found:
-        assert node.op.activation == Relu()
+        assert node.op.activation("first") == node.op.activation("second") == Relu()
         assert after.values[node.outputs[0]].storage_dtype == "float16"
     assert "together they are conv2d_beside" in {note.why for note in after.notes}
 

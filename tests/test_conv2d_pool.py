@@ -12,17 +12,15 @@ from graphs import Builder
 from halves import HALVES
 from lowered import fuse, lay_channels_last
 from native import RELU, call, channels_last, packed
+from regions import fused
 from test_conv2d_nhwc import record
 from test_conv2d_nhwc_cuda import whole_numbers
 from test_conv2d_nhwc_wgmma import product, shape_of, takes
 from test_conv2d_pair import close
 
 from cnn_engine import _cpu
-from cnn_engine.errors import InputError
-from cnn_engine.graph import passes
-from cnn_engine.graph.graph import Graph, Value
-from cnn_engine.operators.channels_last import Conv2dNhwc, MaxPool2dNhwc
-from cnn_engine.operators.conv2d_pool import Conv2dPool
+from cnn_engine.graph.graph import Graph
+from cnn_engine.graph.passes.fuse.patterns import CONV2D_POOL
 from cnn_engine.operators.max_pool2d import MaxPool2d
 from cnn_engine.operators.unary import Clip, Relu, Swish
 
@@ -46,7 +44,7 @@ def network(
 
 
 def laid(graph: Graph, takes=lambda *_: True) -> Graph:
-    return passes.fuse_pools(lay_channels_last(fuse(graph), "cuda", run=8), takes)
+    return fused(lay_channels_last(fuse(graph), "cuda", run=8), CONV2D_POOL, takes=takes)
 
 
 def pooled(graph: Graph) -> list:
@@ -55,7 +53,7 @@ def pooled(graph: Graph) -> list:
 
 def planar(graph: Graph) -> list[bool]:
     """Of convolutions with pools, whether they read [N, C, H, W]."""
-    return [node.op.convolution.planar for node in pooled(graph)]
+    return [node.op["convolution"].planar for node in pooled(graph)]
 
 
 # ---- the rewrite, and the record ----
@@ -69,8 +67,7 @@ def test_a_convolution_and_its_pool_become_one_node(channels, inner):
     close(graph, after)
     assert planar(after) == [channels == 3, False]
     for node in pooled(after):
-        assert type(node.op.activation) is (inner or type(None))
-        assert node.op.convolution.activation is None
+        assert node.op.activation("convolution") == (inner and inner())
         assert len(node.covers) == (2 if inner is None else 3)
     assert "together they are conv2d_pool" in {note.why for note in after.notes}
     assert not [one for one in after.nodes if one.op.kind == "max_pool2d_nhwc"]
@@ -83,24 +80,10 @@ def test_what_does_not_fit_stays_as_it_is(channels):
     after = laid(network(shape, inner=None, others=True))
     assert planar(after) == [channels == 3]
     asked = []
-    assert not pooled(laid(network(shape), lambda graph, *nodes: asked.append(nodes)))
-    assert [[node.op.kind for node in nodes] for nodes in asked] == [
+    assert not pooled(laid(network(shape), lambda graph, node: asked.append(node.op)))
+    assert [[part.op.kind for part in op.nodes] for op in asked] == [
         ["conv2d_nhwc", "max_pool2d_nhwc"]
     ] * 2
-
-
-@pytest.mark.parametrize("shape", [(2, 5, 7, 8), (2, 8, 5, 7)])
-def test_record(shape):
-    x, weight, bias = Value("x", shape), Value("w", (16, 8, 3, 3)), Value("b", (16,))
-    first = Conv2dNhwc(padding=(1, 1, 1, 1), planar=shape[1] == 8)
-    op = Conv2dPool(first, MaxPool2dNhwc((2, 2), (2, 2)), Relu())
-    outputs = op.infer([x, weight, bias])
-    assert outputs == (((2, 2, 3, 16), "float32"),) == op.infer([x, weight])
-    assert op.flops([x, weight], [Value("", *outputs[0])]) == 2 * 2 * 5 * 7 * 16 * 8 * 9
-    assert op.terms([x, weight]) == 72
-    for wrong in ([x], [x, weight, bias, bias], [x, bias], [x, weight, x]):
-        with pytest.raises(InputError, match="expected"):
-            op.infer(wrong)
 
 
 # ---- engines ----

@@ -15,18 +15,17 @@ from engines import built, on_gpu, running, single
 from halves import HALVES
 from lowered import fuse, lay_channels_last
 from native import NONE, RELU, call, packed
+from regions import dense_layer, fused
 from test_expand_depthwise import ids
 from test_passes import Builder, same
 
 from cnn_engine import _cpu
 from cnn_engine.devices import cuda_module
 from cnn_engine.engine.check import ROUNDING
-from cnn_engine.errors import InputError
 from cnn_engine.graph import passes
-from cnn_engine.graph.graph import Value
+from cnn_engine.graph.passes.fuse.patterns import DENSE_LAYER
 from cnn_engine.operators.channels_last import Conv2dNhwc
 from cnn_engine.operators.conv2d import Conv2d
-from cnn_engine.operators.dense_layer import DenseLayer
 from cnn_engine.operators.shaping import Concat
 from cnn_engine.operators.unary import Clip, Relu, Swish
 
@@ -79,7 +78,7 @@ def block(batch=1, layers=3, inner=None, norm=True, size=(6, 5), width=CHANNELS,
 
 def laid(graph, takes=lambda *_: True):
     graph = lay_channels_last(fuse(passes.simplify(graph)), "cuda", run=8)
-    return passes.fuse_dense_layers(graph, takes)
+    return fused(graph, DENSE_LAYER, takes=takes)
 
 
 def found_in(graph):
@@ -93,7 +92,9 @@ def test_a_window_and_the_next_layers_product_become_one_node(batch, inner):
     nodes = found_in(after)
     assert len(nodes) == 2
     for node in nodes:
-        assert (node.op.floor, node.op.inner, node.op.activation) == (0.0, inner, Relu())
+        assert node.op["second"].floor == 0.0
+        assert node.op.activation("first") == inner
+        assert node.op.activation("second") == Relu()
         assert len(node.outputs) == 2
     assert "together they are dense_layer" in {note.why for note in after.notes}
     assert sum(node.op.kind == "concat" for node in after.nodes) == 3
@@ -112,27 +113,6 @@ def test_what_does_not_fit_stays_as_it_is():
     asked = []
     assert not found_in(laid(block(width=16, growth=8)[1], lambda *nodes: asked.append(nodes)))
     assert len(asked) == 2
-
-
-def test_record():
-    x, e, last = Value("x", (2, 7, 5, 16)), Value("e", (2, 7, 5, 24)), Value("l", (40, 24, 1, 1))
-    window, scale, bias = Value("w", (8, 24, 3, 3)), Value("s", (24,)), Value("b", (8,))
-    op = DenseLayer(floor=0.0, activation=Relu())
-    given = [x, last, window, e, scale, scale]
-    wanted = (((2, 7, 5, 8), "float32"), ((2, 7, 5, 40), "float32"))
-    assert op.infer(given) == wanted
-    assert op.infer([*given, bias, Value("", (40,))]) == wanted
-    outputs = [Value("", shape) for shape, _ in wanted]
-    assert op.flops(given, outputs) == 2 * 70 * (8 * 24 * 9 + 40 * 24)
-    assert op.terms(given) == 24 * 9
-    for place, wrong in (
-        (0, Value("", (2, 6, 5, 16))), (0, Value("", (2, 7, 5, 8))), (1, window), (3, x),
-        (4, bias), (2, Value("", (8, 24, 5, 5))),
-    ):  # fmt: skip
-        with pytest.raises(InputError, match="expected"):
-            op.infer([wrong if i == place else value for i, value in enumerate(given)])
-    with pytest.raises(InputError, match="expected 6 to 8 inputs"):
-        op.infer(given[:5])
 
 
 @pytest.mark.parametrize("inner", [None, Relu(), Clip(-1.0, 2.0), Swish()])
@@ -203,6 +183,11 @@ def run(
     return found[..., before : before + GROWTH], out.get()
 
 
+def record(inner, outer, floor):
+    first = Conv2dNhwc(padding=(1, 1, 1, 1), activation=inner)
+    return dense_layer(first, Conv2dNhwc(activation=outer, floor=floor))
+
+
 @pytest.fixture
 def hopper():
     if not cuda_module.load().dense_layer_takes(shape_of(1, 14, 14), 256, CHANNELS, 0):
@@ -219,7 +204,7 @@ def test_whole_numbers_are_exact(rng, hopper, case, compute_dtype):
         ((*given[:6], None, None), (None, NONE), (None, NONE)),
     ):
         floor = 0.0 if outer[0] else None
-        op = DenseLayer(inner=inner[0], activation=outer[0], floor=floor)
+        op = record(inner[0], outer[0], floor)
         wanted = op.reference(*of)
         assert max(np.abs(one).max(initial=0) for one in wanted) < 256  # bfloat16 has them
         found = run(
@@ -240,15 +225,15 @@ def test_against_reference(rng, hopper, case, compute_dtype):
     window, last = window / math.sqrt(window[0].size), last / math.sqrt(last[0].size)
     given = x, last, window, e, scale, shift, first_bias, bias
     y, z = run(case, given, compute_dtype)
-    op = DenseLayer(activation=Relu(), floor=0.0)
-    size = op.first.reference(*map(np.abs, (e, window, first_bias)))
+    op = record(None, Relu(), 0.0)
+    size = op["first"].reference(*map(np.abs, (e, window, first_bias)))
     limit = (
         tolerances.sum_of_products(window[0].size + 1, size) + 2 * ROUNDING[compute_dtype] * size
     )
-    tolerances.assert_close(y, op.first.reference(e, window, first_bias), limit)
+    tolerances.assert_close(y, op["first"].reference(e, window, first_bias), limit)
     # Of what is made of y as it is stored; what the product reads is rounded, too.
     both = np.concatenate((x, y), -1)
-    wanted = op.next.reference(both, last, bias, None, scale, shift)
+    wanted = op["second"].reference(both, last, bias, None, scale, shift)
     read = np.abs(both) * np.abs(scale) + np.abs(shift)
     size = Conv2dNhwc().reference(read, np.abs(last), np.abs(bias))
     limit = tolerances.sum_of_products(last[0].size + 1, size) + 3 * ROUNDING[compute_dtype] * size

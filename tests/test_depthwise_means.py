@@ -16,13 +16,13 @@ from test_passes import Builder, same
 
 from cnn_engine import _cpu
 from cnn_engine.devices import cuda_module
-from cnn_engine.errors import InputError
 from cnn_engine.graph import passes
-from cnn_engine.graph.graph import Value
-from cnn_engine.graph.passes.fuse.expansions import BOX_SIDE
+from cnn_engine.graph.graph import Node
+from cnn_engine.graph.passes.fuse.regions import region_of
+from cnn_engine.kernels.cuda.depthwise_means import BOX_SIDE
 from cnn_engine.operators.channels_last import Conv2dNhwc
 from cnn_engine.operators.conv2d import Conv2d
-from cnn_engine.operators.depthwise_means import DepthwiseMeans
+from cnn_engine.operators.partial_means import PartialMeans
 from cnn_engine.operators.unary import HardSwish, Relu, Swish
 
 Function = _cpu.UnaryFunction
@@ -48,7 +48,7 @@ def test_gates_read_the_means_that_were_made():
 
     def takes(graph, node):
         asked.append(node.name)
-        return 2
+        return 7, 7
 
     after = same(gated(), lambda graph: passes.fuse_gate_means(laid(graph), takes))
     (node,) = found_in(after)
@@ -56,37 +56,19 @@ def test_gates_read_the_means_that_were_made():
     assert set(asked) == {node.name}
     assert gate.inputs[0] == node.outputs[0]
     assert gate.inputs[5] == node.outputs[1]
+    assert gate.op["mean"] is None
     assert after.values[node.outputs[1]].shape == (2, 2, 1, 24)
-    assert type(node.op.convolution.activation) is Relu
+    assert node.op.activation("convolution") == Relu()
 
 
 def test_where_no_kernel_or_no_gate_is_nothing_changes():
     before = laid(gated())
-    assert passes.fuse_gate_means(before, lambda *_: 0) is before
+    assert passes.fuse_gate_means(before, lambda *_: None) is before
     b = Builder(2, 3, 11, 9)
     y = b.conv("x", 3, 24)
     y = b.add(Conv2d(padding=(1, 1, 1, 1), groups=24), y, b.constant(24, 1, 3, 3))
     alone = laid(b.graph(y))
-    assert passes.fuse_gate_means(alone, lambda *_: 4) is alone
-
-
-def test_record():
-    op = DepthwiseMeans(Conv2dNhwc((2, 2), (1, 1, 1, 1), groups=8), 2)
-    x, weight, bias = Value("x", (2, 9, 6, 8)), Value("w", (8, 1, 3, 3)), Value("b", (8,))
-    outputs = op.infer([x, weight, bias])
-    assert outputs == (((2, 5, 3, 8), "float32"), ((2, 6, 1, 8), "float32"))
-    assert op.terms([x, weight]) == 9
-    assert op.flops([x, weight], [Value("y", (2, 5, 3, 8))]) == 2 * 9 * 2 * 5 * 3 * 8  # as apart
-    for wrong in ([x], [x, weight, bias, bias], [x, Value("w", (8, 2, 3, 3))]):
-        with pytest.raises(InputError, match="expected"):
-            op.infer(wrong)
-    rng = np.random.default_rng(0)
-    given = [rng.standard_normal(value.shape) for value in (x, weight, bias)]
-    y, means = op.reference(*given)
-    assert np.array_equal(y, op.convolution.reference(*given))
-    assert means.shape == (2, 6, 1, 8)
-    np.testing.assert_allclose(means[:, 2, 0], y[:, 2:4, :2].sum((1, 2)) / 15, atol=1e-12)
-    np.testing.assert_allclose(means.sum((1, 2)), y.mean((1, 2)), atol=1e-12)
+    assert passes.fuse_gate_means(alone, lambda *_: (7, 7)) is alone
 
 
 @pytest.mark.parametrize("dtype", ["float16", "tf32", "float32"])
@@ -143,7 +125,12 @@ def run(case, x, weight, bias, activation=NONE, parts=None):
 def record(case, activation=None):
     *_, c, _, _, side, stride = (None, *case)
     conv = Conv2dNhwc((stride, stride), (side // 2,) * 4, (1, 1), c, activation)
-    return DepthwiseMeans(conv, BOX_SIDE)
+    nodes = {
+        "convolution": Node("", conv, ("x", "w", "b"), ("y",)),
+        "mean": Node("", PartialMeans((BOX_SIDE, BOX_SIDE)), ("y",), ("means",)),
+    }
+    inputs = "convolution.0", "convolution.1", "convolution.2"
+    return region_of("depthwise_means", nodes, inputs, ("convolution", "mean")).op
 
 
 def arrays(rng, case):

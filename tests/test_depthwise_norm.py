@@ -11,15 +11,13 @@ from conftest import Device
 from engines import assert_as_on_cpu, built, on_gpu, running, single
 from lowered import fuse, lay_channels_last
 from native import call
+from regions import depthwise_norm, fused
 from test_passes import Builder, same
 
 from cnn_engine import _cpu
 from cnn_engine.devices import cuda_module
-from cnn_engine.errors import InputError
-from cnn_engine.graph import passes
-from cnn_engine.graph.graph import Value
+from cnn_engine.graph.passes.fuse.patterns import DEPTHWISE_NORM
 from cnn_engine.operators.channels_last import TO_FIRST, TO_LAST, Conv2dNhwc
-from cnn_engine.operators.depthwise_norm import DepthwiseNorm
 from cnn_engine.operators.norm import LayerNorm
 from cnn_engine.operators.shaping import Transpose
 from cnn_engine.operators.unary import Relu
@@ -61,40 +59,24 @@ def found_in(graph):
 def test_a_convolution_and_its_norm_become_one(shift):
     asked = []
 
-    def takes(graph, *nodes):
-        asked.append([node.op.kind for node in nodes])
+    def takes(graph, node):
+        asked.append([part.op.kind for part in node.op.nodes])
         return True
 
-    after = same(block(shift=shift), lambda graph: passes.fuse_depthwise_norms(laid(graph), takes))
+    after = same(block(shift=shift), lambda g: fused(laid(g), DEPTHWISE_NORM, takes=takes))
     (node,) = found_in(after)
     assert asked == [["conv2d_nhwc", "layer_norm"]]
-    assert node.op.epsilon == EPSILON
+    assert node.op["norm"].epsilon == EPSILON
     assert (node.inputs[4] is not None) == shift
     assert not [one for one in after.nodes if one.op.kind == "layer_norm"]
 
 
 def test_where_it_is_not_that_nothing_changes():
     before = laid(block())
-    assert passes.fuse_depthwise_norms(before, lambda *_: False) is before
+    assert fused(before, DEPTHWISE_NORM, takes=lambda *_: False) is before
     for other in (block(between=Relu()), block(reads=True)):
         other = laid(other)
-        assert passes.fuse_depthwise_norms(other, lambda *_: True) is other
-
-
-def test_record():
-    op = DepthwiseNorm(Conv2dNhwc((1, 1), (1, 1, 1, 1), groups=8), EPSILON)
-    x, weight, scale = Value("x", (2, 5, 6, 8)), Value("w", (8, 1, 3, 3)), Value("s", (8,))
-    assert op.infer([x, weight, scale]) == (((2, 5, 6, 8), "float32"),)
-    assert op.flops([x, weight, scale], [Value("y", (2, 5, 6, 8))]) == 2 * 9 * 2 * 5 * 6 * 8
-    assert op.terms([x, weight, scale]) == 9 + 8
-    for wrong in ([x, weight], [x, weight, Value("s", (7,))], [x, Value("w", (8, 2, 3, 3)), scale]):
-        with pytest.raises(InputError, match="expected"):
-            op.infer(wrong)
-    rng = np.random.default_rng(0)
-    given = [rng.standard_normal(value.shape) for value in (x, weight, scale, scale, scale)]
-    c = op.convolution.reference(*given[:2], given[3])
-    wanted = (c - c.mean(-1, keepdims=True)) / np.sqrt(c.var(-1, keepdims=True) + EPSILON)
-    np.testing.assert_allclose(op.reference(*given), wanted * given[2] + given[4], atol=1e-12)
+        assert fused(other, DEPTHWISE_NORM) is other
 
 
 @pytest.mark.parametrize("dtype", ["float16", "tf32", "float32"])
@@ -184,6 +166,11 @@ def limit_of(case, x, weight, bias, scale, shift, kept):
     return terms * (np.abs(scale) + y) + (rounding + 8 * tolerances.EPS) * (y + np.abs(shift))
 
 
+def record(channels):
+    convolution = Conv2dNhwc((1, 1), (3,) * 4, (1, 1), channels)
+    return depthwise_norm(convolution, LayerNorm(-1, EPSILON))
+
+
 @pytest.fixture
 def hopper():
     if not cuda_module.load().depthwise_norm_takes(shape_of(CASES[1]), halves.kind("float32"), 0):
@@ -196,7 +183,7 @@ def hopper():
 def test_against_reference(rng, hopper, case, kept):
     given = arrays(rng, case, kept)
     x, weight, bias, scale, shift = given
-    op = DepthwiseNorm(Conv2dNhwc((1, 1), (3,) * 4, (1, 1), case[1]), EPSILON)
+    op = record(case[1])
     limit = limit_of(case, *given, kept)
     wanted = op.reference(x, weight, scale, bias, shift)
     tolerances.assert_close(run(case, *given, kept), wanted, limit)
@@ -210,7 +197,7 @@ def test_a_mean_that_is_large_beside_the_deviation_costs_few_digits(rng, hopper)
     case = (1, 192, 14, 14)
     x, weight, bias, scale, shift = arrays(rng, case)
     bias = bias + np.float32(1000)
-    op = DepthwiseNorm(Conv2dNhwc((1, 1), (3,) * 4, (1, 1), case[1]), EPSILON)
+    op = record(case[1])
     wanted = op.reference(x, weight, scale, bias, shift)
     found = run(case, x, weight, bias, scale, shift)
     assert np.abs(found - wanted).max() < 8 * 1000 * tolerances.EPS * np.abs(scale).max()

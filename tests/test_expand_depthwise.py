@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
+import regions
 import tolerances
 from engines import single
 from lowered import fuse, lay_channels_last
@@ -14,12 +14,10 @@ from native import NONE
 from test_passes import Builder, kinds, same
 
 from cnn_engine import Engine, _cpu
-from cnn_engine.errors import InputError
-from cnn_engine.graph import passes
-from cnn_engine.graph.graph import Value
+from cnn_engine.graph.passes.fuse.patterns import EXPAND_DEPTHWISE_MEAN
 from cnn_engine.operators.binary import Mul
+from cnn_engine.operators.channels_last import Conv2dNhwc
 from cnn_engine.operators.conv2d import Conv2d
-from cnn_engine.operators.expand_depthwise import ExpandDepthwise
 from cnn_engine.operators.reduce import ReduceMax, ReduceMean
 from cnn_engine.operators.unary import Clip, HardSwish, Relu, Sigmoid, Swish
 
@@ -27,7 +25,7 @@ Function = _cpu.UnaryFunction
 
 
 def laid(graph):
-    return passes.fuse_expansions(lay_channels_last(fuse(graph)))
+    return regions.fused(lay_channels_last(fuse(graph)), EXPAND_DEPTHWISE_MEAN)
 
 
 def found_in(graph):
@@ -56,10 +54,10 @@ def test_two_convolutions_and_a_mean_become_one_node(how, mean):
     b, *_, y = block(mean=mean, **how)
     after = same(b.graph(y), laid)
     (node,) = found_in(after)
-    assert type(node.op.inner) is Swish
-    assert type(node.op.activation) is Relu
-    assert node.op.mean == (mean is not None) == (len(node.outputs) == 2)
-    assert len(node.covers) == 4 + node.op.mean
+    assert node.op.activation("first") == Swish()
+    assert node.op.activation("second") == Relu()
+    assert (node.op["mean"] is not None) == (mean is not None) == (len(node.outputs) == 2)
+    assert len(node.covers) == 4 + (mean is not None)
     assert "reduce_mean" not in kinds(after)
     assert "together they are expand_depthwise" in {note.why for note in after.notes}
 
@@ -71,29 +69,11 @@ def test_what_does_not_fit_stays_as_it_is():
     for graph in graphs:
         assert not found_in(same(graph, laid))
     (node,) = found_in(same(b.graph(y, second), laid))  # whose function is another node
-    assert not node.op.mean
-    assert node.op.activation is None
+    assert len(node.outputs) == 1
+    assert node.op.activation("second") is None
     b, *_, y = block(mean=ReduceMax)
     (node,) = found_in(same(b.graph(y), laid))
-    assert not node.op.mean
-
-
-def test_record():
-    x, first = Value("x", (2, 5, 7, 8)), Value("f", (16, 8, 1, 1))
-    second, bias = Value("s", (16, 1, 3, 3)), Value("b", (16,))
-    op = ExpandDepthwise((2, 2), (1, 1, 1, 1), inner=Relu(), mean=True)
-    outputs = op.infer([x, first, second, bias, bias])
-    assert outputs == (((2, 3, 4, 16), "float32"), ((2, 1, 1, 16), "float32"))
-    assert replace(op, mean=False).infer([x, first, second]) == outputs[:1]
-    values = [Value("", *output) for output in outputs]
-    assert op.flops([x, first, second], values) == 2 * 2 * 16 * (5 * 7 * 8 + 3 * 4 * 9)
-    assert op.terms([x, first, second]) == 9
-    for wrong in (
-        [x, first], [x, second, first], [x, first, first], [first, first, second],
-        [x, first, second, Value("b", (8,))],
-    ):  # fmt: skip
-        with pytest.raises(InputError, match="expected"):
-            op.infer(wrong)
+    assert len(node.outputs) == 1
 
 
 # ---- the kernel ----
@@ -173,8 +153,9 @@ def run(
 
 
 def record(case, inner=None, outer=None):
-    *_, stride, padding, dilation = case
-    return ExpandDepthwise(stride, padding, dilation, inner, outer, mean=True)
+    _, _, _, _, k, _, stride, padding, dilation = case
+    second = Conv2dNhwc(stride, padding, dilation, k, outer)
+    return regions.expand_depthwise(Conv2dNhwc(activation=inner), second, ReduceMean((1, 2), True))
 
 
 @pytest.mark.parametrize("case", CASES, ids=ids)

@@ -8,6 +8,7 @@ import fake_cuda
 import halves
 import numpy as np
 import pytest
+import regions
 import tolerances
 from conftest import Device
 from engines import built, on_gpu, running, single
@@ -21,9 +22,10 @@ from cnn_engine import _cpu
 from cnn_engine.devices import cuda_module
 from cnn_engine.engine.check import ROUNDING
 from cnn_engine.graph import passes
+from cnn_engine.graph.passes.fuse.patterns import EXPAND_DEPTHWISE
 from cnn_engine.operators.binary import Mul
+from cnn_engine.operators.channels_last import Conv2dNhwc
 from cnn_engine.operators.conv2d import Conv2d
-from cnn_engine.operators.expand_depthwise import ExpandDepthwise
 from cnn_engine.operators.reduce import ReduceMean
 from cnn_engine.operators.unary import HardSwish, Relu, Sigmoid, Swish
 
@@ -67,48 +69,55 @@ def gated(batch=2, channels=8, wide=24, hidden=4):
 # ---- the rewrite ----
 
 
+def expanded(graph, **how):
+    return regions.fused(laid(graph), EXPAND_DEPTHWISE, **how)
+
+
 def test_a_device_is_asked_for_each_pair():
     b, *_, y = block(mean=None)
     graph, asked = b.graph(y), []
 
     def takes(answer):
-        def asks(graph, *nodes):
-            asked.append([node.op.kind for node in nodes])
+        def asks(graph, node):
+            asked.append([part.op.kind for part in node.op.nodes])
             return answer
 
-        return lambda graph: passes.fuse_expansions(laid(graph), asks)
+        return lambda graph: expanded(graph, takes=asks)
 
-    assert not found_in(same(graph, takes(0)))
-    (node,) = found_in(same(graph, takes(2)))
+    assert not found_in(same(graph, takes(False)))
+    (node,) = found_in(same(graph, takes(True)))
     assert asked == [["conv2d_nhwc"] * 2] * 2
-    assert not node.op.mean
+    assert len(node.outputs) == 1
 
 
 def test_means_stay_nodes_of_their_own():
     b, *_, y = block(wide=12)  # no gate: channels that come in no eights
-    after = same(b.graph(y), lambda graph: passes.fuse_expansions(laid(graph), lambda *_: 1))
+    after = same(b.graph(y), expanded)
     (node,) = found_in(after)
-    assert not node.op.mean
+    assert len(node.outputs) == 1
     assert "reduce_mean" in kinds(after)
 
 
 @pytest.mark.parametrize("parts", [1, 2, 5])
 def test_gates_read_the_means_that_were_made(parts):
     graph = gated()
-    after = same(graph, lambda graph: passes.fuse_expansions(laid(graph), lambda *_: parts))
+
+    def strips(graph, node):
+        _, rows, columns, _ = graph.values[node.outputs[0]].shape
+        return -(-rows // parts), columns
+
+    def with_means(graph):
+        return passes.fuse_gate_means(expanded(graph), strips)
+
+    after = same(graph, with_means)
     (node,) = found_in(after)
     (gate,) = (node for node in after.nodes if node.op.kind == "squeeze_excite")
     assert gate.inputs[5] == node.outputs[1]
     assert after.values[node.outputs[1]].shape == (2, parts, 1, 24)
-    scaled = same(
-        graph,
-        lambda graph: passes.scale_by_gates(
-            passes.fuse_expansions(laid(graph), lambda *_: parts), lambda *_: True
-        ),
-    )
+    scaled = same(graph, lambda graph: passes.scale_by_gates(with_means(graph)))
     (gate,) = (node for node in scaled.nodes if node.op.kind == "squeeze_excite")
-    assert gate.op.scales
-    assert len(gate.inputs) == 6
+    assert [part.role for part in gate.op.nodes] == ["total", "first", "second", "scale"]
+    assert gate.inputs[5] is not None
 
 
 @pytest.mark.parametrize("dtype", [*HALVES, "tf32", "float32"])
@@ -147,9 +156,10 @@ def run(
     return (y, device.get(means)[:, :, None]) if parts else y
 
 
-def record(case, inner=None, outer=None, **more):
-    *_, stride, padding, dilation = case
-    return ExpandDepthwise(stride, padding, dilation, inner, outer, **more)
+def record(case, inner=None, outer=None, mean=None):
+    _, _, _, _, k, _, stride, padding, dilation = case
+    second = Conv2dNhwc(stride, padding, dilation, k, outer)
+    return regions.expand_depthwise(Conv2dNhwc(activation=inner), second, mean)
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import fake_cuda
 import halves
 import numpy as np
 import pytest
+import regions
 import tolerances
 from conftest import Device
 from engines import built, on_gpu, running, single
@@ -20,12 +21,10 @@ from test_passes import Builder, kinds, same
 from cnn_engine import _cpu
 from cnn_engine.devices import cuda_module
 from cnn_engine.engine.check import ROUNDING
-from cnn_engine.errors import InputError
-from cnn_engine.graph import passes
-from cnn_engine.graph.graph import Value
+from cnn_engine.graph.passes.fuse.patterns import INVERTED_RESIDUAL
 from cnn_engine.operators.binary import Add
+from cnn_engine.operators.channels_last import Conv2dNhwc
 from cnn_engine.operators.conv2d import Conv2d
-from cnn_engine.operators.inverted_residual import InvertedResidual
 from cnn_engine.operators.unary import HardSwish, Relu, Swish
 
 Function = _cpu.UnaryFunction
@@ -69,7 +68,7 @@ def ended(b, y, filters=8):
 
 def fused(graph, takes=lambda *_: True):
     laid = lay_channels_last(fuse(graph), "cuda", run=8)
-    return passes.fuse_inverted_residuals(laid, takes)
+    return regions.fused(laid, INVERTED_RESIDUAL, takes=takes)
 
 
 def found_in(graph):
@@ -86,10 +85,10 @@ def test_three_convolutions_become_one_node(add, expands):
     after = same(ended(b, y), fused)
     (node,) = found_in(after)
     assert (node.inputs[1] is not None) == expands
-    assert node.op.adds == add
-    assert (type(node.op.inner) is Swish) == expands
-    assert type(node.op.middle) is Relu
-    assert node.op.activation is None
+    assert ("first.0" in node.op.nodes[-1].inputs) == add
+    assert node.op.activation("first") == (Swish() if expands else None)
+    assert node.op.activation("second") == Relu()
+    assert node.op.activation("third") is None
     assert "together they are inverted_residual" in {note.why for note in after.notes}
     assert kinds(after).count("conv2d_nhwc") == 2
 
@@ -98,8 +97,8 @@ def test_a_device_is_asked_for_each_block():
     b, y, _ = block()
     asked = []
 
-    def takes(graph, *nodes):
-        asked.append([node.op.kind for node in nodes])
+    def takes(graph, node):
+        asked.append([part.op.kind for part in node.op.nodes])
         return False
 
     assert not found_in(same(ended(b, y), lambda graph: fused(graph, takes)))
@@ -127,31 +126,6 @@ def test_chains_of_blocks_share_no_convolution():
     after = same(ended(b, y), fused)
     first, second = found_in(after)
     assert second.inputs[:2] == (first.outputs[0], None)
-
-
-def test_record():
-    x, first = Value("x", (2, 5, 7, 8)), Value("f", (16, 8, 1, 1))
-    second, third = Value("s", (16, 1, 3, 3)), Value("t", (24, 16, 1, 1))
-    op = InvertedResidual((2, 2), (1, 1, 1, 1), inner=Relu())
-    given = [x, first, second, third, None, Value("b", (16,)), Value("b", (24,))]
-    outputs = op.infer(given)
-    assert outputs == (((2, 3, 4, 24), "float32"),)
-    assert op.infer(given[:4]) == outputs
-    values = [Value("", *output) for output in outputs]
-    wanted = 2 * 2 * (16 * 35 * 8 + 16 * 12 * 9 + 24 * 12 * 16)
-    assert op.flops(given, values) == wanted
-    assert op.terms(given) == 16
-    bare = [Value("x", (2, 5, 7, 16)), None, *given[2:4]]
-    assert op.infer(bare) == outputs
-    assert op.terms(bare) == 16
-    for wrong in (
-        given[:3], [x, first, None, third], [x, second, first, third], [x, first, second, second],
-        [x, first, second, Value("t", (24, 8, 1, 1))], [x, None, second, third],
-    ):  # fmt: skip
-        with pytest.raises(InputError, match="expected"):
-            op.infer(wrong)
-    with pytest.raises(InputError, match="expected"):
-        InvertedResidual(adds=True).infer([x, first, second, third])
 
 
 @pytest.mark.parametrize("dtype", [*HALVES, "tf32", "float32"])
@@ -189,8 +163,12 @@ def shape_of(case, n=None):
 
 
 def record(case, *functions, adds=None):
-    *_, stride, padding, added = case
-    return InvertedResidual(stride, padding, *functions, adds=added if adds is None else adds)
+    _, c, _, _, k, *_, stride, padding, added = case
+    inner, middle, last = (*functions, *[None] * 3)[:3]
+    first = None if c is None else Conv2dNhwc(activation=inner)
+    second = Conv2dNhwc(stride, padding, groups=k, activation=middle)
+    third = Conv2dNhwc(activation=last)
+    return regions.inverted_residual(first, second, third, added if adds is None else adds)
 
 
 def run(case, given, compute_dtype, functions=(NONE, NONE, NONE), told=halves.NO_ONE):

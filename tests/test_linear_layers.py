@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+import regions
 import tolerances
 from conftest import Device
 from native import address, check_guards, guarded
@@ -14,11 +15,9 @@ from test_passes import Builder, same
 
 from cnn_engine import _cpu
 from cnn_engine.devices import cuda_module
-from cnn_engine.errors import InputError
 from cnn_engine.graph import passes
-from cnn_engine.graph.graph import Value
+from cnn_engine.graph.passes.fuse.patterns import LINEAR_LAYERS
 from cnn_engine.operators.linear import Linear
-from cnn_engine.operators.linear_layers import LinearLayers
 from cnn_engine.operators.softmax import LogSoftmax, Softmax
 from cnn_engine.operators.unary import Relu, Sigmoid, Tanh
 
@@ -42,7 +41,7 @@ def built(*sizes, function=Tanh, ends=Softmax, bias=True, batch=3):
 
 def joined(graph, takes=True):
     fused = passes.fuse_functions_of_rows(graph)
-    return passes.join_linear_layers(fused, lambda graph, node: takes)
+    return regions.fused(fused, LINEAR_LAYERS, takes=lambda *_: takes)
 
 
 def found_in(graph):
@@ -60,9 +59,9 @@ def test_layers_become_one_node(sizes, ends, bias):
         return
     (node,) = found_in(after)
     assert len(after.nodes) == 1
-    assert node.op.softmax == (ends is Softmax)
-    kinds = [type(function) for function in node.op.activations]
-    assert kinds == [Tanh] * (len(sizes) - 1) + [type(None)]
+    functions = [part.op.activation for part in node.op.nodes if part.role != "softmax"]
+    assert functions == [Tanh()] * (len(sizes) - 1) + [None]
+    assert len(node.op.nodes) == len(sizes) + (ends is Softmax)
     assert len(node.covers) == len(graph.nodes)
     assert "together they are linear_layers" in {note.why for note in after.notes}
 
@@ -70,10 +69,8 @@ def test_layers_become_one_node(sizes, ends, bias):
 def test_more_than_a_kernel_has_room_for():
     *_, graph = built(5, 6, 7, 8, 9)
     first, second = found_in(same(graph, joined))
-    assert len(first.op.activations) == 4
-    assert not first.op.softmax
-    assert len(second.op.activations) == 1
-    assert second.op.softmax
+    assert [part.role for part in first.op.nodes] == [f"layer{number}" for number in range(4)]
+    assert [part.role for part in second.op.nodes] == ["layer0", "softmax"]
 
 
 def test_what_does_not_fit_stays_as_it_is():
@@ -89,23 +86,6 @@ def test_what_does_not_fit_stays_as_it_is():
         assert not found_in(same(graph, joined))
     *_, graph = built(5, 6)
     assert not found_in(same(graph, lambda graph: joined(graph, takes=False)))
-
-
-def test_record():
-    x, first, bias, second = (Value("", shape) for shape in ((2, 3, 4), (5, 12), (5,), (6, 5)))
-    op = LinearLayers((Relu(), None))
-    assert op.infer([x, first, bias, second, None]) == (((2, 6), "float32"),)
-    assert op.flops([x, first, bias, second, None], []) == 2 * 2 * (5 * 12 + 6 * 5)
-    assert op.terms([x, first, bias, second, None]) == 12
-    for wrong in (
-        [x, first, bias],
-        [x, first, bias, first, None],
-        [x, first, second, second, None],
-    ):
-        with pytest.raises(InputError, match="expected"):
-            op.infer(wrong)
-    with pytest.raises(InputError, match="expected"):
-        LinearLayers().infer([x])
 
 
 def test_shape():
@@ -177,7 +157,7 @@ def test_against_reference(rng, sizes, n, softmax):
     layers = made(rng, sizes, bias=n != 3)
     functions = [[Relu, Tanh, Sigmoid, None][(place + n) % 4] for place in range(len(layers))]
     x = rng.standard_normal((n, sizes[0])).astype(np.float32)
-    op = LinearLayers(tuple(function and function() for function in functions), softmax)
+    op = regions.linear_layers(tuple(function and function() for function in functions), softmax)
     wanted = op.reference(x, *(array for pair in layers for array in pair))
     found = run(x, layers, functions, softmax)
     # Of the sums of layers whose weights keep numbers near 1, one after another.

@@ -19,6 +19,7 @@ from cnn_engine.devices.cpu import CpuDevice
 from cnn_engine.graph import passes
 from cnn_engine.graph.graph import Graph
 from cnn_engine.graph.model import Model
+from cnn_engine.graph.passes.fuse import patterns
 from cnn_engine.graph.reference import reference
 from cnn_engine.kernels import select
 from cnn_engine.lower.lowering import Program
@@ -62,16 +63,15 @@ def together(graph: Graph) -> Graph:
     """Returns the graph with all nodes together that rewrites can put together, in whatever kernel."""
     graph = lay_channels_last(fuse(graph), "cuda", 4)
     graph = passes.set_compute_dtype(graph, "tf32")
-    pairs = passes.fuse_sums, passes.fuse_neighbours
-    others = (
-        passes.fuse_means, passes.fuse_gate_means, passes.fuse_depthwise_norms,
-        passes.fuse_inverted_residuals, passes.fuse_expansions, passes.fuse_dense_layers,
-        passes.fuse_bottlenecks, passes.fuse_pools, passes.fuse_stem_pairs, passes.scale_by_gates,
-        passes.join_linear_layers,
-    )  # fmt: skip
-    for rewrite in (*pairs, *others):
-        graph = rewrite(graph, lambda *_: 1)
-    return graph
+    graph = passes.fuse_neighbours(passes.fuse_regions(graph, (patterns.CONV2D_SUM,)))
+    for finder in (
+        patterns.MEAN_LINEAR, patterns.DEPTHWISE_NORM, patterns.INVERTED_RESIDUAL,
+        patterns.EXPAND_DEPTHWISE, patterns.DENSE_LAYER, patterns.BOTTLENECK_AND_NEXT,
+        patterns.BOTTLENECK, patterns.CONV2D_POOL, patterns.LINEAR_LAYERS,
+    ):  # fmt: skip
+        graph = passes.fuse_regions(graph, (finder,))
+    graph = passes.fuse_gate_means(graph, lambda *_: (7, 7))
+    return passes.scale_by_gates(graph)
 
 
 #: What is done to a graph, by its name.

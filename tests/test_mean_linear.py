@@ -15,16 +15,14 @@ from engines import built, running, single, steps_of
 from halves import HALVES
 from lowered import fuse, lay_channels_last
 from native import NONE, RELU, call, packed
+from regions import fused, mean_linear
 from test_passes import Builder, same
 
 from cnn_engine import Engine, _cpu
 from cnn_engine.devices import cuda_module
 from cnn_engine.engine.check import ROUNDING
-from cnn_engine.errors import InputError
-from cnn_engine.graph import passes
-from cnn_engine.graph.graph import Value
+from cnn_engine.graph.passes.fuse.patterns import MEAN_LINEAR
 from cnn_engine.operators.linear import Linear
-from cnn_engine.operators.mean_linear import MeanLinear
 from cnn_engine.operators.norm import LayerNorm
 from cnn_engine.operators.reduce import ReduceMax, ReduceMean
 from cnn_engine.operators.shaping import Reshape, Transpose
@@ -49,7 +47,7 @@ def laid(graph):
 
 
 def joined(graph):
-    return passes.fuse_means(laid(graph), lambda graph, node: True)
+    return fused(laid(graph), MEAN_LINEAR)
 
 
 def found_in(graph):
@@ -64,9 +62,9 @@ def test_a_mean_and_a_linear_layer_become_one_node(batch, norm, relu, keepdims):
     *_, graph = tail(batch, norm, relu, keepdims, HardSwish)
     after = same(graph, joined)
     (node,) = found_in(after)
-    assert type(node.op.activation) is HardSwish
-    assert node.op.floor == (0.0 if relu and norm else None)
-    assert len(node.inputs) == 3 + 2 * norm
+    assert node.op.activation("linear") == HardSwish()
+    assert (node.op["relu"] is not None) == (relu and norm)
+    assert [name is not None for name in node.inputs] == [True] * 3 + [norm] * 2
     assert [n.op.kind for n in after.nodes if n is not node] == ["conv2d_nhwc"]
     assert "together they are mean_linear" in {note.why for note in after.notes}
 
@@ -81,7 +79,7 @@ def test_what_does_not_fit_stays_as_it_is():
     graphs.append(b.graph(y))
     for graph in graphs:
         assert not found_in(same(graph, joined))
-    never = passes.fuse_means(laid(tail()[-1]), lambda *_: False)
+    never = fused(laid(tail()[-1]), MEAN_LINEAR, takes=lambda *_: False)
     assert not found_in(never)
 
 
@@ -89,24 +87,8 @@ def test_what_others_read_is_not_taken_up():
     """The relu's result is an output, too: the mean reads it."""
     b, averaged, graph = tail()
     (node,) = found_in(same(b.graph(*graph.outputs, averaged), joined))
-    assert node.op.floor is None
-    assert len(node.inputs) == 3
-
-
-def test_record():
-    x, weight = Value("x", (2, 3, 5, 8)), Value("w", (4, 8))
-    bias, scale = Value("b", (4,)), Value("s", (8,))
-    op = MeanLinear(0.0, Relu())
-    assert op.infer([x, weight]) == (((2, 4), "float32"),)
-    assert op.infer([x, weight, bias, scale, scale]) == (((2, 4), "float32"),)
-    assert op.flops([x, weight], [Value("y", (2, 4))]) == 2 * 2 * 4 * 8  # as apart: a mean has none
-    assert op.terms([x, weight]) == 8
-    for wrong in (
-        [x], [weight, weight], [x, bias], [x, Value("", (4, 7))], [x, weight, scale],
-        [x, weight, bias, bias, scale], [x, weight, None, scale, bias],
-    ):  # fmt: skip
-        with pytest.raises(InputError, match="expected"):
-            op.infer(wrong)
+    assert node.op["relu"] is None
+    assert node.inputs[3:] == (None, None)
 
 
 @pytest.mark.parametrize("after", [HardSwish, Erf])
@@ -121,7 +103,7 @@ def test_engines_join_where_a_device_says_so(monkeypatch, dtype, after):
     nodes = found_in(graph)
     assert [node.name for node in nodes] == running(steps, "mean_linear")
     (node,) = nodes
-    assert (type(node.op.activation) is HardSwish) == (after is HardSwish)
+    assert (node.op.activation("linear") == HardSwish()) == (after is HardSwish)
     x, y = (graph.values[name] for name in (node.inputs[0], node.outputs[0]))
     assert (x.storage_dtype, y.storage_dtype) == (dtype if dtype in HALVES else "", "")
     shape, outputs, compute_dtype, _ = asked[0]
@@ -214,7 +196,7 @@ def clusters():
 def test_against_reference(rng, clusters, shape, compute_dtype):
     x, weight, bias, scale, shift = arrays(rng, shape, compute_dtype)
     for given, floor in (((bias, scale, shift), 0.0), ((bias,), None), ((), None)):
-        op = MeanLinear(floor, Relu())
+        op = mean_linear(Relu(), floor is not None, len(given) > 1)
         wanted = op.reference(x[:, :, None, :], weight, *given)
         found = run(
             x, weight, *given, compute_dtype=compute_dtype, floor=-math.inf if floor is None else floor,
@@ -237,7 +219,7 @@ def test_whole_numbers_are_exact(rng, clusters, storage_dtype):
     """And rounded once where they are kept in 16 bits."""
     x = rng.integers(-2, 3, (1, 64, 256)).astype(np.float32)
     weight = rng.integers(-2, 3, (70, 256)).astype(np.float32)
-    wanted = MeanLinear().reference(x[:, :, None, :], weight)
+    wanted = mean_linear().reference(x[:, :, None, :], weight)
     assert np.array_equal(run(x, weight, compute_dtype=storage_dtype), wanted.astype(np.float32))
     found = run(x, weight, compute_dtype=storage_dtype, storage_dtype=storage_dtype)
     assert np.array_equal(found, halves.rounded(wanted, storage_dtype))

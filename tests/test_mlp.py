@@ -11,6 +11,7 @@ import pytest
 import tolerances
 from conftest import Device
 from native import call, check_guards, guarded
+from regions import bottleneck
 from test_bottleneck import HALVES, NONE, RELU, found_in, laid
 from test_expand_depthwise import ids, single
 from test_passes import Builder, same
@@ -19,7 +20,7 @@ from cnn_engine import Engine, _cpu
 from cnn_engine.devices import cuda_module
 from cnn_engine.engine.check import ROUNDING
 from cnn_engine.operators.binary import Add
-from cnn_engine.operators.bottleneck import Bottleneck
+from cnn_engine.operators.channels_last import Conv2dNhwc
 from cnn_engine.operators.conv2d import Conv2d
 from cnn_engine.operators.unary import Gelu, Relu
 
@@ -62,7 +63,7 @@ def names(case):
 
 
 def kept(compute_dtype):
-    """Returns what images of these operands are stored as."""
+    """Returns what images of this compute_dtype are stored as."""
     return compute_dtype if compute_dtype in HALVES else "float32"
 
 
@@ -88,12 +89,13 @@ def test_two_products_become_one_node(residual, outer):
     b, _, y = mlp(residual=residual, outer=outer)
     asked = []
 
-    def takes(graph, *nodes):
-        asked.append(nodes[2])
+    def takes(graph, node):
+        asked.append(node.op["third"])
         return True
 
     (node,) = found_in(same(b.graph(y), lambda graph: laid(graph, takes)))
-    assert (type(node.op.inner), type(node.op.activation)) == (Gelu, outer or type(None))
+    assert node.op.activation("first") == Gelu()
+    assert node.op.activation("second") == (outer and outer())
     assert (node.inputs[5] is not None) == residual
     assert asked == [None]  # nothing is asked of a third, though 1x1 follows
 
@@ -162,6 +164,10 @@ def takes(case, batch, compute_dtype="float16"):
     return bool(cuda_module.load().mlp_takes(shape_of(case, batch), case[-1], kind, 0))
 
 
+def record(inner=None, outer=None):
+    return bottleneck(Conv2dNhwc(activation=inner), outer)
+
+
 @pytest.fixture
 def hopper():
     if not takes(CASES[0], 20):
@@ -180,7 +186,7 @@ def test_whole_numbers_are_exact(rng, hopper, case):
     x, first, second, *given = (a.astype(np.float32) for a in (x, first, second, *given))
     for of, outer in ((given, (Relu(), RELU)), ((None,) * 3, (None, NONE))):
         # relu is gelu here.
-        wanted = Bottleneck(inner=Relu(), activation=outer[0]).reference(x, first, second, *of)
+        wanted = record(Relu(), outer[0]).reference(x, first, second, *of)
         found = run(case, x, first, second, of, compute_dtype, outer=outer[1])
         assert np.array_equal(found, halves.rounded(wanted, kept(compute_dtype)))
 
@@ -195,9 +201,9 @@ def test_against_reference(rng, hopper, case):
         halves.rounded(given[2], kept(compute_dtype)),
     )
     first *= 3 / math.sqrt(first.shape[1])  # on both sides of zero
-    wanted = Bottleneck(inner=Gelu()).reference(x, first, second, *given)
+    wanted = record(Gelu()).reference(x, first, second, *given)
     found = run(case, x, first, second, given, compute_dtype)
-    size = Bottleneck().reference(*map(np.abs, (x, first, second, *given)))
+    size = record().reference(*map(np.abs, (x, first, second, *given)))
     terms = first.shape[1] + second.shape[1] + 2
     # Weights, what is between and the result are rounded; gelu's own errors are far below.
     rounding = ROUNDING[compute_dtype] if compute_dtype in HALVES else 2.0**-22
@@ -213,7 +219,7 @@ def test_what_sums_of_float32_lose_is_given_back(rng, hopper, case):
     """On average: tensor cores cut off towards zero, by 2^-24 of a sum."""
     x, first, second, *_ = arrays(rng, case)
     first, second = np.abs(first), second + 0.5  # so that sums have a side
-    wanted = Bottleneck(inner=Gelu()).reference(x, first, second, None, None, None)
+    wanted = record(Gelu()).reference(x, first, second, None, None, None)
     found = run(case, x, first, second, (None,) * 3, "float32")
     lost = np.sum((found - wanted) * wanted) / np.sum(wanted**2)
     assert abs(lost) < 0.3 * 2.0**-24

@@ -15,18 +15,16 @@ from engines import built, on_gpu, running, single, steps_of
 from halves import HALVES
 from lowered import fuse, lay_channels_last
 from native import NONE, RELU, call, packed
+from regions import squeeze_excite
 from test_passes import Builder, same
 
 from cnn_engine import Engine, _cpu, kernels
 from cnn_engine.devices import cuda_module
 from cnn_engine.engine.check import ROUNDING
-from cnn_engine.errors import InputError
 from cnn_engine.graph import passes
-from cnn_engine.graph.graph import Value
 from cnn_engine.operators.binary import Mul
 from cnn_engine.operators.conv2d import Conv2d
 from cnn_engine.operators.reduce import ReduceMax, ReduceMean
-from cnn_engine.operators.squeeze_excite import SqueezeExcite
 from cnn_engine.operators.unary import Clip, HardSigmoid, Relu, Sigmoid, Swish
 
 Function = _cpu.UnaryFunction
@@ -64,8 +62,8 @@ def test_a_mean_and_two_products_become_one_node(batch, bias, inner, outer):
     *_, graph = block(batch, inner=inner, outer=outer, bias=bias)
     after = same(graph, laid)
     (node,) = found_in(after)
-    assert type(node.op.activation) is (inner or type(None))
-    assert type(node.op.gate) is (outer or type(None))
+    assert node.op.activation("first") == (inner and inner())
+    assert node.op.activation("second") == (outer and outer())
     assert len(node.covers) == 3 + (inner is not None) + (outer is not None)
     assert not [n for n in after.nodes if n.op.kind in ("reduce_mean", "mul")]
     assert "together they are squeeze_excite" in {note.why for note in after.notes}
@@ -88,7 +86,7 @@ def test_gates_of_channels_in_fours():
     *_, graph = block(channels=12)
     assert not found_in(same(graph, partial(laid, run=4)))
     (node,) = found_in(same(graph, laid))
-    assert node.op.activation == Relu()
+    assert node.op.activation("first") == Relu()
 
 
 @pytest.mark.parametrize("batch", [1, 3])
@@ -97,18 +95,18 @@ def test_a_gate_multiplies_the_images_itself(batch):
     asked = []
 
     def scaled(graph):
-        return passes.scale_by_gates(laid(graph), lambda graph, node: asked.append(node) or True)
+        return passes.scale_by_gates(laid(graph), lambda graph, node: asked.append(node))
 
     after = same(graph, scaled)
     (node,) = found_in(after)
     assert [one.op.kind for one in asked] == ["squeeze_excite"]
-    assert node.op.scales
+    assert node.op["scale"]
     (user,) = after.consumers[node.outputs[0]]
     assert not any(user.inputs[4:])
     assert "it multiplies the images itself" in {note.why for note in after.notes}
-    assert not found_in(same(graph, lambda g: passes.scale_by_gates(laid(g), lambda *_: False)))[
+    assert not found_in(same(graph, lambda g: passes.scale_by_gates(laid(g), lambda *_: "no")))[
         0
-    ].op.scales
+    ].op["scale"]
 
 
 @pytest.mark.parametrize("clamp", [None, Clip(0.0, 6.0), Relu(), Sigmoid()], ids=str)
@@ -119,11 +117,11 @@ def test_a_gate_multiplies_the_images_that_others_read(first, clamp):
     y = b.add(Mul(), *((x, gate), (gate, x))[first])
     y = b.add(clamp, y) if clamp else y
     graph = b.graph(b.add(Conv2d(groups=2), y, b.constant(8, 8, 1, 1)))
-    after = same(graph, lambda g: passes.scale_by_gates(laid(g), lambda *_: True))
+    after = same(graph, lambda g: passes.scale_by_gates(laid(g)))
     (node,) = found_in(after)
     taken = type(clamp) in (Clip, Relu)
-    assert node.op.scales
-    assert node.op.clamp == (clamp if taken else None)
+    assert node.op["scale"]
+    assert node.op["clamp"] == (clamp if taken else None)
     kinds = [other.op.kind for other in after.nodes]
     assert "mul" not in kinds
     assert ("sigmoid" in kinds) == (clamp is not None and not taken)
@@ -134,25 +132,25 @@ def test_a_product_with_another_image_stays():
     b, x, gate, _ = block()
     y = b.add(Mul(), b.add(Sigmoid(), x), gate)
     graph = b.graph(b.add(Conv2d(groups=2), y, b.constant(8, 8, 1, 1)))
-    after = same(graph, lambda g: passes.scale_by_gates(laid(g), lambda *_: True))
-    assert not found_in(after)[0].op.scales
+    after = same(graph, lambda g: passes.scale_by_gates(laid(g)))
+    assert not found_in(after)[0].op["scale"]
 
 
 def test_factors_that_others_read_stay():
     """The graph gives them back."""
     b, _, gate, graph = block()
     graph = b.graph(graph.outputs[0], gate)
-    after = same(graph, lambda g: passes.scale_by_gates(laid(g), lambda *_: True))
-    assert not any(node.op.scales for node in found_in(after))
+    after = same(graph, lambda g: passes.scale_by_gates(laid(g)))
+    assert not any(node.op["scale"] for node in found_in(after))
 
 
 def test_what_else_is_done_to_the_product_stays_with_who_reads_it():
     b, x, gate, _ = block()
     y = b.norm(b.add(Mul(), x, gate), 16)
     graph = b.graph(b.add(Conv2d(), y, b.constant(8, 16, 1, 1)))
-    after = same(graph, lambda g: passes.scale_by_gates(laid(g), lambda *_: True))
+    after = same(graph, lambda g: passes.scale_by_gates(laid(g)))
     (node,) = found_in(after)
-    assert node.op.scales
+    assert node.op["scale"]
     (user,) = after.consumers[node.outputs[0]]
     assert len(user.inputs) == 6  # a scale and a shift
 
@@ -160,26 +158,6 @@ def test_what_else_is_done_to_the_product_stays_with_who_reads_it():
 def test_the_cpu_has_its_nodes():
     *_, graph = block()
     assert not found_in(lay_channels_last(fuse(graph)))
-
-
-def test_record():
-    x, first = Value("x", (2, 3, 5, 8)), Value("f", (4, 8, 1, 1))
-    second = Value("s", (8, 4, 1, 1))
-    op = SqueezeExcite(Relu(), Sigmoid())
-    assert op.infer([x, first, second]) == (((2, 1, 1, 8), "float32"),)
-    assert op.flops([x, first, second], [Value("y", (2, 1, 1, 8))]) == 2 * 2 * 2 * 8 * 4
-    assert op.terms([x, first, second]) == 8
-    scaled = SqueezeExcite(Relu(), Sigmoid(), scales=True)
-    assert scaled.infer([x, first, second]) == ((x.shape, "float32"),)
-    assert scaled.flops([x, first, second], [x]) == 2 * 2 * 2 * 8 * 4  # as apart
-    for wrong in (
-        [x, first],
-        [x, second, first],
-        [x, first, second, second],
-        [first, first, second],
-    ):
-        with pytest.raises(InputError, match="expected"):
-            op.infer(wrong)
 
 
 def test_an_engine_runs_it(monkeypatch):
@@ -205,7 +183,7 @@ def test_gates_multiply_images_in_16_bits(monkeypatch, dtype, scales):
     fake_cuda.install(monkeypatch, tensor_cores=True, stores=True)
     graph, steps = built(single(block()[-1]), dtype)
     (node,) = found_in(graph)
-    assert node.op.scales == scales
+    assert (node.op["scale"] is not None) == scales
     kernel = "squeeze_excite_scale" if scales else "squeeze_excite"
     assert running(steps, kernel) == [node.name]
     if scales:
@@ -261,7 +239,7 @@ def test_kernel(rng, shape, compute_dtype, storage_dtype):
     hidden, channels = first.shape
     for given in (biases, (None, None)):
         images, weights = x[:, :, None, :], (first[..., None, None], second[..., None, None])
-        wanted = SqueezeExcite(Relu()).reference(images, *weights, *given)[:, 0, 0]
+        wanted = squeeze_excite(Relu()).reference(images, *weights, *given)[:, 0, 0]
         found = run(x, first, second, given, compute_dtype, storage_dtype, RELU, NONE)
         mean = np.abs(x).mean(1) if x.size else np.abs(x).sum(1)
         sums = mean @ np.abs(first).T + (0 if given[0] is None else np.abs(given[0]))
@@ -282,7 +260,7 @@ def test_kernel(rng, shape, compute_dtype, storage_dtype):
 def test_functions(rng, inner, outer):
     x, first, second, biases = arrays(rng, (3, 49, 96, 24))
     found = run(x, first, second, biases, "float32", "float32", inner[1:], outer[1:])
-    op = SqueezeExcite(inner[0], outer[0])
+    op = squeeze_excite(inner[0], outer[0])
     weights = first[..., None, None], second[..., None, None]
     wanted = op.reference(x[:, :, None, :], *weights, *biases)[:, 0, 0]
     tolerances.assert_close(found, wanted, np.full_like(wanted, 1e-5))
@@ -302,7 +280,7 @@ def test_means_that_are_given(rng, shape, storage_dtype, parts):
     how = first, second, biases, storage_dtype, storage_dtype, *IN_FLOAT16[2:]
     means = rng.standard_normal((len(x), parts, x.shape[2])).astype(np.float32)
     weights = first[..., None, None], second[..., None, None]
-    op = SqueezeExcite(Swish(), Sigmoid())
+    op = squeeze_excite(Swish(), Sigmoid(), means=True)
     wanted = op.reference(x[:, :, None], *weights, *biases, means[:, :, None])[:, 0, 0]
     found = run(np.nan * x, *how, means)
     limit = 8 * ROUNDING["float16"] if storage_dtype == "float16" else 4e-6

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import halves
 import numpy as np
 import pytest
@@ -9,13 +11,13 @@ from conftest import Device
 from engines import on_gpu
 from halves import HALVES
 from native import NONE, RELU, call, packed
+from regions import conv2d_pool
 from test_conv2d_pool import network
 from test_expand_depthwise import ids
 
 from cnn_engine import _cpu
 from cnn_engine.devices import cuda_module
 from cnn_engine.operators.channels_last import Conv2dNhwc, MaxPool2dNhwc
-from cnn_engine.operators.conv2d_pool import Conv2dPool
 from cnn_engine.operators.max_pool2d import MaxPool2d
 from cnn_engine.operators.unary import Relu
 
@@ -110,7 +112,7 @@ def test_whole_numbers_are_exact(rng, hopper, case, compute_dtype):
     *_, strides, pads, around = case
     first, pool = Conv2dNhwc(strides, pads, planar=True), MaxPool2dNhwc((3, 3), (2, 2), around)
     for function, with_bias, op in ((RELU, bias, Relu()), (NONE, None, None)):
-        record = Conv2dPool(first, pool, op)
+        record = conv2d_pool(replace(first, activation=op), pool)
         wanted = record.reference(x, weight, *([] if with_bias is None else [with_bias]))
         assert np.abs(wanted).max(initial=0) <= 256
         assert np.array_equal(run(case, [x, weight, with_bias], compute_dtype, function), wanted)

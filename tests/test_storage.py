@@ -45,7 +45,7 @@ def test_what_kernels_hand_on_is_stored_rounded(fake, dtype):
             node.op.kind == "conv2d_nhwc"
         ):  # numbers that images are multiplied with as they are read
             whole |= set(node.inputs[4:5])
-        if node.op.kind == "squeeze_excite" and not node.op.scales:  # which makes such numbers
+        if node.op.kind == "squeeze_excite" and not node.op["scale"]:  # which makes such numbers
             whole |= set(node.outputs)
     for node in reversed(graph.nodes):
         if node.op.kind == "reshape" and node.outputs[0] in whole:

@@ -7,6 +7,7 @@ rows of one operator on one kind of device the first that can run a node is the 
 from __future__ import annotations
 
 import importlib
+from typing import Any
 
 from ..graph.graph import Graph, Node
 from .kernel import NO_ONE, Bound, Call, Kernel, functions, on_both
@@ -14,7 +15,7 @@ from .numpy import NUMPY
 
 __all__ = [
     "ALIASES", "NO_ONE", "NUMPY", "TABLE", "Bound", "Call", "Kernel", "choose", "functions",
-    "is_variant", "of", "on_both",
+    "is_variant", "of", "on_both", "why_not_fuse",
 ]  # fmt: skip
 
 _FAMILIES = (
@@ -46,6 +47,21 @@ def of(op: str, device: str) -> list[Kernel]:
 def is_variant(op: str, device: str, variant: str | None) -> bool:
     """Whether an operator has a kernel of that name, which then stands for the user's choice."""
     return any(row.name == variant for row in of(op, device))
+
+
+def why_not_fuse(device: Any, graph: Graph, node: Node) -> str | None:
+    """Returns why no kernel of a device runs a region sooner than others run its nodes, or None.
+
+    Args:
+        graph: which has the nodes, and not the region.
+        node: the region's.
+    """
+    reasons = []
+    for row in of(node.op.kind, device.kind):
+        if (reason := row.why_not_fuse(node, graph, device)) is None:
+            return None
+        reasons.append(f"{row.name}: {reason}")
+    return "; ".join(reasons) or f"no kernel on {device.kind}"
 
 
 def choose(

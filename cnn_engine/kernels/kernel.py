@@ -105,6 +105,10 @@ def _never(node: Node, graph: Graph) -> str | None:
     return None
 
 
+def _any_device(node: Node, graph: Graph, device: Any) -> str | None:
+    return None
+
+
 def _always(node: Node, graph: Graph) -> bool:
     return True
 
@@ -149,6 +153,8 @@ class Kernel:
         computes: what ``--dtype`` may ask it to compute in.
         layouts: of input 0 that it takes.
         why_not: returns why it cannot run a node, or None where it can.
+        why_not_fuse: of a region: returns why a device does not run it sooner than others run its nodes, or
+            None where it does. The graph still has the nodes, and not the region.
         automatic: whether ``auto`` may pick it for a node that it can run.
         workspace: returns the bytes of scratch memory that a call needs on a device, with so many threads.
         in_place: whether output 0 may lie where input 0 lies.
@@ -189,6 +195,7 @@ class Kernel:
     computes: tuple[str, ...] = ("float32",)
     layouts: tuple[str, ...] = ("contiguous",)
     why_not: Callable[[Node, Graph], str | None] = _never
+    why_not_fuse: Callable[[Node, Graph, Any], str | None] = _any_device
     automatic: Callable[[Node, Graph], bool] = _always
     workspace: Callable[[Node, Graph, Any, int], int] = _no_bytes
     in_place: bool = False

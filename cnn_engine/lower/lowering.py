@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from copy import copy
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -177,7 +177,8 @@ class Program:
         mapped.check(graph.constants.values())
         _, by_size = stages(self.setting)
         found = lower(graph, self.setting, by_size)
-        return Lowered(self._sharing(found.graph), (*ran["first stage"], *found.ran))
+        graph = self._sharing(found.graph)
+        return replace(found, graph=graph, ran=(*ran["first stage"], *found.ran))
 
     def _sharing(self, graph: Graph) -> Graph:
         """Returns a graph with the arrays of those before it where constants of a name are equal.
@@ -258,10 +259,7 @@ class Program:
         """Returns a record that nodes share which differ in nothing but the activation."""
         known = self._bare.get(id(op))
         if known is None:
-            bare = op
-            if any(field.name == "activation" for field in fields(op)):
-                bare = replace(op, activation=None)
-            known = self._bare[id(op)] = op, bare
+            known = self._bare[id(op)] = op, op.without_activation()
         return known[1]
 
     def products(self) -> list[str]:

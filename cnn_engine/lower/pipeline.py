@@ -7,20 +7,31 @@ To add a pass, write a function from graph to graph in :mod:`cnn_engine.graph.pa
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 from .. import _cpu
 from ..graph import passes
-from ..graph.graph import Graph
+from ..graph.graph import Graph, Node, Note
 from ..graph.passes.fuse.epilogues import EPILOGUES_ON_CUDA
-from ..kernels.cuda.dense_layer import continues
-from ..kernels.cuda.depthwise_means import makes_means
-from ..kernels.cuda.depthwise_norm import normalizes
-from ..kernels.cuda.fused_cuda import expands, joins, joins_stem, makes_block, pairs, pools, scales
-from ..kernels.cuda.linear_layers import joins_layers
-from ..kernels.cuda.mean_linear import averages
+from ..graph.passes.fuse.patterns import (
+    BOTTLENECK,
+    BOTTLENECK_AND_NEXT,
+    CONV2D_POOL,
+    CONV2D_SUM,
+    DENSE_LAYER,
+    DEPTHWISE_NORM,
+    EXPAND_DEPTHWISE,
+    EXPAND_DEPTHWISE_MEAN,
+    INVERTED_RESIDUAL,
+    LINEAR_LAYERS,
+    MEAN_LINEAR,
+    SQUEEZE_EXCITE,
+)
+from ..graph.passes.fuse.regions import Finder, WhyNot
+from ..kernels import why_not_fuse
+from ..kernels.cuda.depthwise_means import box_of_means
 from . import reduced_precision
 
 
@@ -37,6 +48,7 @@ class Setting:
         rows_follow: whether what follows that node are linear layers for tensor cores.
         simplified: whether the graph went through :func:`passes.simplify` already, as a model's did.
         in_float32: node -> why it keeps float32 though others round; None until it was looked for.
+        refused: what :class:`Lowered` has of that name, of the last graph.
     """
 
     device: Any
@@ -47,6 +59,7 @@ class Setting:
     rows_follow: bool = False
     simplified: bool = True
     in_float32: Mapping[str, str] | None = field(default=None, compare=False)
+    refused: list[Note] = field(default_factory=list, compare=False)
 
     @property
     def on_cpu(self) -> bool:
@@ -115,10 +128,17 @@ class Ran:
 
 @dataclass(frozen=True)
 class Lowered:
-    """A graph as a device runs it, and what made it so."""
+    """A graph as a device runs it, and what made it so.
+
+    Attributes:
+        ran: the passes that changed it.
+        refused: of the regions that patterns found, those that no kernel of the device takes: the name that
+            the region's node would have had, the pattern, and each kernel's reason.
+    """
 
     graph: Graph
     ran: tuple[Ran, ...]
+    refused: tuple[Note, ...] = ()
 
 
 def lower(
@@ -130,6 +150,7 @@ def lower(
         entries: a part of :data:`PIPELINE`; None: all of it.
     """
     ran: list[Ran] = []
+    setting.refused = []
     for entry in PIPELINE if entries is None else entries:
         if not entry.when(setting):
             continue
@@ -141,7 +162,7 @@ def lower(
                 graph = _run(one, graph, setting, ran)
             if not isinstance(entry, Repeated):
                 break
-    return Lowered(graph, tuple(ran))
+    return Lowered(graph, tuple(ran), tuple(setting.refused))
 
 
 def stages(setting: Setting) -> tuple[Sequence[Pass | Repeated], Sequence[Pass | Repeated]]:
@@ -178,19 +199,37 @@ def _pass(
 
 
 def _asking(
-    rewrite: Callable[[Graph, Any], Graph],
-    can_fuse: Callable[..., Any],
-    why: str,
-    when: Callable[[Setting], bool],
+    rewrite: Callable[[Graph, WhyNot], Graph], why: str, when: Callable[[Setting], bool]
 ) -> Pass:
     """Returns the entry of a rewrite that asks the device whether one kernel is faster."""
     return Pass(
         rewrite.__name__,
-        lambda graph, setting: rewrite(graph, partial(can_fuse, setting.device)),
+        lambda graph, setting: rewrite(graph, partial(_why_not, setting)),
         why,
         when,
         by_size=True,
     )
+
+
+def _why_not(setting: Setting, graph: Graph, region: Node) -> str | None:
+    reason = why_not_fuse(setting.device, graph, region)
+    if reason is not None:
+        setting.refused.append(Note(region.name, region.op.kind, reason))
+    return reason
+
+
+def _fusing(why: str, when: Callable[[Setting], bool], *patterns: Finder) -> Pass:
+    """Returns the entry that makes regions: of several patterns each node takes the first that it can."""
+    asking = _asking(
+        lambda graph, why_not: passes.fuse_regions(graph, patterns, why_not), why, when
+    )
+    return replace(asking, name=f"fuse_{patterns[0].name}")
+
+
+def _fusing_all(why: str, when: Callable[[Setting], bool], pattern: Finder) -> Pass:
+    """Returns the entry that makes regions of all that a pattern finds: a kernel always runs them sooner."""
+    one = _pass(passes.fuse_regions, why, when, patterns=(pattern,))
+    return replace(one, name=f"fuse_{pattern.name}")
 
 
 # ---- what a setting asks for ----
@@ -307,7 +346,9 @@ LAY_OUT_ON_CUDA = Repeated(
             passes.fuse_activations, "a function is applied to the sum while it is stored",
             functions=EPILOGUES_ON_CUDA,
         ),
-        _pass(passes.fuse_gates, "the three nodes of a gate cost their launches"),
+        _fusing_all(
+            "the three nodes of a gate cost their launches", lambda setting: True, SQUEEZE_EXCITE
+        ),
         _pass(passes.nest_concatenations, "a longer concatenation holds the shorter one"),
     ),
     _images("cuda"),
@@ -329,9 +370,9 @@ PIPELINE: tuple[Pass | Repeated, ...] = (
         "set_compute_dtype", _round_rows, "tensor cores multiply fewer bits",
         lambda setting: setting.rows_follow,
     ),
-    _asking(
-        passes.join_linear_layers, joins_layers, "one kernel runs small linear layers in a row",
-        lambda setting: setting.rows_follow,
+    _fusing(
+        "one kernel runs small linear layers in a row", lambda setting: setting.rows_follow,
+        LINEAR_LAYERS,
     ),
     # Where each layer is a kernel's.
     FUSE,
@@ -351,44 +392,30 @@ PIPELINE: tuple[Pass | Repeated, ...] = (
     Pass(
         "set_compute_dtype", _set_compute_dtype, "kernels multiply fewer bits", _rounds, by_size=True
     ),
-    _pass(
-        passes.fuse_expansions, "the wide image between both stays in a core's caches", _expands_on_cpu
+    _fusing_all(
+        "the wide image between both stays in a core's caches", _expands_on_cpu, EXPAND_DEPTHWISE_MEAN
     ),
     Pass(
         "store_rounded", _store_rounded, "what kernels round lies in memory in 16 bits",
         _images_in_16_bits,
     ),
-    _asking(passes.fuse_sums, pairs, "two convolutions that are added are one sum", _images("cuda")),
-    _asking(passes.fuse_neighbours, pairs, "two small convolutions fill a GPU", _images("cuda")),
-    _asking(passes.fuse_means, averages, "a mean and a linear layer are one kernel", _images("cuda")),
-    _asking(
-        passes.fuse_gate_means, makes_means, "a convolution makes the means that gates read",
-        _images("cuda"),
+    _fusing("two convolutions that are added are one sum", _images("cuda"), CONV2D_SUM),
+    _asking(passes.fuse_neighbours, "two small convolutions fill a GPU", _images("cuda")),
+    _fusing("a mean and a linear layer are one kernel", _images("cuda"), MEAN_LINEAR),
+    _fusing("a convolution normalises what it makes", _images("cuda"), DEPTHWISE_NORM),
+    _fusing("one kernel runs an inverted residual block", _images_in_16_bits, INVERTED_RESIDUAL),
+    _fusing("the wide image between both stays in shared memory", _images_in_16_bits, EXPAND_DEPTHWISE),
+    Pass(
+        "fuse_gate_means",
+        lambda graph, setting: passes.fuse_gate_means(graph, partial(box_of_means, setting.device)),
+        "a convolution makes the means that gates read", _images("cuda"), by_size=True,
     ),
-    _asking(
-        passes.fuse_depthwise_norms, normalizes, "a convolution normalises what it makes",
-        _images("cuda"),
+    _fusing(
+        "one kernel runs a residual block's end", _images("cuda"), BOTTLENECK_AND_NEXT, BOTTLENECK
     ),
+    _fusing("one kernel runs the seam of two dense layers", _images_in_16_bits, DENSE_LAYER),
+    _fusing("a convolution pools what it makes", _images_in_16_bits, CONV2D_POOL),
     _asking(
-        passes.fuse_inverted_residuals, makes_block, "one kernel runs an inverted residual block",
-        _images_in_16_bits,
-    ),
-    _asking(
-        passes.fuse_expansions, expands, "the wide image between both stays in shared memory",
-        _images_in_16_bits,
-    ),
-    _asking(passes.fuse_bottlenecks, joins, "one kernel runs a residual block's end", _images("cuda")),
-    _asking(
-        passes.fuse_dense_layers, continues, "one kernel runs the seam of two dense layers",
-        _images_in_16_bits,
-    ),
-    _asking(passes.fuse_pools, pools, "a convolution pools what it makes", _images_in_16_bits),
-    _asking(
-        passes.fuse_stem_pairs, joins_stem, "one kernel runs the first two convolutions",
-        _images_in_16_bits,
-    ),
-    _asking(
-        passes.scale_by_gates, scales, "a gate multiplies the image that it has just read",
-        _images_in_16_bits,
+        passes.scale_by_gates, "a gate multiplies the image that it has just read", _images_in_16_bits
     ),
 )  # fmt: skip

@@ -25,14 +25,14 @@ from ..operators.linear import Linear
 from ..operators.lp_normalization import LpNormalization
 from ..operators.norm import GroupNorm, InstanceNorm, LayerNorm, RmsNorm
 from ..operators.reduce import Reduce, ReduceL2, ReduceLogSum, ReduceSumSquare
-from ..operators.squeeze_excite import SqueezeExcite
+from ..operators.region import Region, records_of
 from ..operators.unary import Clip, Log, Reciprocal, Sqrt, Unary
 
 #: What ``--dtype`` may be for values to lie in memory in it.
 DTYPES = HALVES
 
 #: The inputs of products that are rounded; others are added, or multiplied with, as float32.
-_WEIGHTS = {Conv2dNhwc: (1,), Linear: (1,), SqueezeExcite: (1, 2)}
+_WEIGHTS = {Conv2dNhwc: (1,), Linear: (1,)}
 
 #: Functions whose result turns with the smallest of numbers.
 _STEEP = (
@@ -62,7 +62,7 @@ def not_held(graph: Graph, dtype: str) -> dict[str, str]:
         for number, vanishes in _numbers_of(node, graph):
             if number >= PAST[dtype] or 0 < number < vanishes[dtype]:
                 found[node.name] = f"in float32: {dtype} does not hold its constant {number:g}"
-                if number < 1 and type(node.op) not in _WEIGHTS:
+                if number < 1 and not any(type(op) in _WEIGHTS for op in records_of(node.op)):
                     with_it = f"in float32 with {node.name}, whose constant {number:g} {dtype} does not hold"
                     for other in (*_squares_in(node, graph), *_roots_of(node, graph)):
                         found.setdefault(other.name, with_it)
@@ -101,6 +101,10 @@ def _roots_of(node: Node, graph: Graph) -> Iterator[Node]:
 
 def _numbers_of(node: Node, graph: Graph) -> Iterator[tuple[float, Mapping[str, float]]]:
     """Yields magnitudes of what a node computes with, each with those below which it is lost."""
+    if isinstance(node.op, Region):
+        for op, inputs in node.op.bound(node.inputs):
+            yield from _numbers_of(replace(node, op=op, inputs=inputs), graph)
+        return
     op = node.op
     weights = _WEIGHTS.get(type(op), ())
     for place, name in enumerate(node.inputs):
@@ -118,7 +122,7 @@ def _numbers_of(node: Node, graph: Graph) -> Iterator[tuple[float, Mapping[str, 
             yield largest, NOTHING if _ends_steeply(node, graph) else _NEVER
         if not weights:
             yield _smallest(array), NOTHING
-    for function in (op, *(getattr(op, name, None) for name in ("activation", "gate"))):
+    for function in (op, getattr(op, "activation", None)):
         if isinstance(function, Unary):
             clips = isinstance(function, Clip)
             for number in map(abs, (function.alpha, function.beta)):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import ClassVar
 
 import numpy as np
@@ -106,6 +106,11 @@ class Operator:
     def terms(self, inputs: Sequence[Value | None]) -> int:
         """Returns the length of the longest sum that one output element is; 1 for pointwise operators."""
         return 1
+
+    def without_activation(self) -> Operator:
+        """Returns the record but for the function after its sum: what packed weights depend on."""
+        has_one = any(field.name == "activation" for field in fields(self))
+        return replace(self, activation=None) if has_one else self
 
 
 def need(inputs: Sequence[Value | None], lowest: int, highest: int | None = None) -> None:

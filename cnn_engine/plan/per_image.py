@@ -21,10 +21,10 @@ from ..lower.placement import Placed, memory_of
 from ..operators.average_pool2d import AveragePool2d
 from ..operators.binary import Binary
 from ..operators.conv2d import Conv2d
-from ..operators.expand_depthwise import ExpandDepthwise
 from ..operators.max_pool2d import MaxPool2d
 from ..operators.norm import BatchNorm
 from ..operators.reduce import Reduce
+from ..operators.region import records_of
 from ..operators.shaping import Concat, Reshape, Transpose
 from ..operators.unary import Unary
 from .builder import Builder, allocate, check_fits, plan_memory
@@ -38,8 +38,7 @@ MOST_IMAGES = CPU_LAYERED
 
 #: What computes an image's part of its output from that image alone, as long as the batch stays in front.
 OF_EACH_IMAGE = (
-    AveragePool2d, BatchNorm, Binary, Concat, Conv2d, ExpandDepthwise, MaxPool2d, Reduce, Reshape,
-    Transpose, Unary,
+    AveragePool2d, BatchNorm, Binary, Concat, Conv2d, MaxPool2d, Reduce, Reshape, Transpose, Unary,
 )  # fmt: skip
 
 
@@ -55,7 +54,9 @@ def is_of_each_image(node: Node, graph: Graph, whole: Graph) -> bool:
             images.add((whole.batch, *one[1:]))
         return all_of_them in images
 
-    return isinstance(node.op, OF_EACH_IMAGE) and all(map(is_image, (*node.inputs, *node.outputs)))
+    return all(isinstance(op, OF_EACH_IMAGE) for op in records_of(node.op)) and all(
+        map(is_image, (*node.inputs, *node.outputs))
+    )
 
 
 def cut(graph: Graph, whole: Graph) -> int:

@@ -21,21 +21,12 @@ from .canonical.convolutions import plain_convolutions
 from .canonical.identities import drop_identities, merge_shapes, reshape_ones
 from .canonical.padding import fold_padding
 from .canonical.transposes import compose_transposes, order_weights
-from .fuse.bottlenecks import fuse_bottlenecks
-from .fuse.conv_pairs import fuse_neighbours, fuse_sums
-from .fuse.dense_layers import fuse_dense_layers
+from .fuse.conv_pairs import fuse_neighbours
 from .fuse.epilogues import EPILOGUES, EPILOGUES_ON_CUDA, fuse_activations, fuse_residuals
-from .fuse.expansions import (
-    fuse_depthwise_norms,
-    fuse_expansions,
-    fuse_gate_means,
-    fuse_inverted_residuals,
-)
-from .fuse.linear_chain import join_linear_layers
-from .fuse.mean_linear import fuse_means
-from .fuse.pooling import fuse_pools, fuse_stem_pairs, pool_first
+from .fuse.pooling import pool_first
 from .fuse.prologues import fuse_prologues
-from .fuse.squeeze_excite import fuse_gates, scale_by_gates
+from .fuse.regions import fuse_regions
+from .fuse.squeeze_excite import fuse_gate_means, scale_by_gates
 from .layout.alignment import align_channels
 from .layout.channels_last import channels_last, mark_stem, set_compute_dtype
 from .layout.gemm import convolve_products, convolve_rows, fold_constants_after
@@ -57,22 +48,12 @@ __all__ = [
     "convolve_rows",
     "fold_constants_after",
     "fuse_activations",
-    "fuse_bottlenecks",
-    "fuse_dense_layers",
-    "fuse_depthwise_norms",
-    "fuse_expansions",
     "fuse_functions_of_rows",
     "fuse_gate_means",
-    "fuse_gates",
-    "fuse_inverted_residuals",
-    "fuse_means",
     "fuse_neighbours",
-    "fuse_pools",
     "fuse_prologues",
+    "fuse_regions",
     "fuse_residuals",
-    "fuse_stem_pairs",
-    "fuse_sums",
-    "join_linear_layers",
     "mark_stem",
     "merge_shapes",
     "nest_concatenations",

@@ -214,9 +214,9 @@ def _conv2d(name: str, why_not: Any) -> Kernel:
 # ---- expansions ----
 
 
-def expansion_of(op: Any, x: Value, first: Value, second: Value) -> tuple[Any, Any]:
+def expansion_of(region: Any, x: Value, first: Value, second: Value) -> tuple[Any, Any]:
     """Returns the compiled functions' shapes of both convolutions of an expansion."""
-    channels, (n, c, h, w) = first.shape[0], _sizes(x)
+    op, channels, (n, c, h, w) = region["second"], first.shape[0], _sizes(x)
     return (
         _cpu.Conv2dShape(n, c, h, w, channels, 1, 1, 1, 1, 0, 0),
         _cpu.Conv2dShape(
@@ -227,7 +227,7 @@ def expansion_of(op: Any, x: Value, first: Value, second: Value) -> tuple[Any, A
 
 
 def _no_expansion(node: Node, graph: Graph) -> str | None:
-    functions = node.op.inner, node.op.activation
+    functions = map(node.op.activation, ("first", "second"))
     return not_compiled(node, graph, *functions) or nothing_to_read(node, graph)
 
 
@@ -254,11 +254,10 @@ def _make_expansion(call: Call) -> Bound:
     op, x, (y, *mean) = call.node.op, call.inputs[0], call.outputs
     _, shape = expansion_of(op, *call.inputs[:3])
     packed = (buffer.address for buffer in call.prepared)
-    biases = (*call.at[3:], 0, 0)[:2]
     return call.native(
-        "expand_depthwise", call.at[0], *packed, *biases, *(*call.to, 0)[:2], call.workspace, shape,
+        "expand_depthwise", call.at[0], *packed, *call.at[3:], *(*call.to, 0)[:2], call.workspace, shape,
         x.shape[3], _cpu.Conv2dPitches(call.pitch(x), call.pitch(y)), call.pitch(mean[0]) if mean else 0,
-        *function_of(op.inner), *function_of(op.activation),
+        *function_of(op.activation("first")), *function_of(op.activation("second")),
     )  # fmt: skip
 
 

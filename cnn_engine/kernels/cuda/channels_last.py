@@ -45,8 +45,8 @@ def compute_dtype_of(node: Node) -> Any:
 
 
 def convolution_of(node: Node) -> Node:
-    """Returns the convolution of a node that is one and more."""
-    return replace(node, op=node.op.convolution)
+    """Returns the convolution of a region that is one and more."""
+    return replace(node, op=node.op["convolution"])
 
 
 def own_type(node: Node) -> str:

@@ -13,31 +13,23 @@ from ...graph.graph import Graph, Node, Value
 from ..cpu.channels_last import function_of, not_compiled, shape_of
 from ..kernel import Bound, Call, Kernel, storing
 from .channels_last import compute_dtype_of, pack_on
-from .fused_cuda import is_clamp
+from .fused_cuda import NOT_SOONER, ONLY_CLAMPS, is_clamp, not_in_16_bits
 
 
 def _sizes_of(node: Node, values: Sequence[Value]) -> tuple[Any, int, int]:
     """Returns the shape of the convolution of windows, the channels so far and the product's filters."""
     x, last, window, e = values[:4]
-    return shape_of(replace(node, op=node.op.first), e, window), x.shape[3], last.shape[0]
+    return shape_of(replace(node, op=node.op["first"]), e, window), x.shape[3], last.shape[0]
 
 
-def continues(device: Any, graph: Graph, first: Node, second: Node) -> bool:
-    """Whether a device makes a layer's last convolution, and the next layer's first, sooner as one."""
-    values = graph.values
-    images = (first.inputs[0], first.outputs[0], second.inputs[0], second.outputs[0])
-    storage_dtypes = {values[name].storage_dtype for name in images} | {
-        first.op.compute_dtype,
-        second.op.compute_dtype,
-    }
-    if len(storage_dtypes) != 1 or "" in storage_dtypes:
-        return False
-    if not (is_clamp(first.op.activation) and is_clamp(second.op.activation)):
-        return False
-    y, before = values[first.outputs[0]].shape[3], values[second.inputs[0]].shape[3]
-    shape = shape_of(first, *graph.inputs_of(first)[:2])
-    how = shape, before - y, values[second.outputs[0]].shape[3], device.index
-    return bool(device.kernels.dense_layer_takes(*how))
+def _why_not_fuse(node: Node, graph: Graph, device: Any) -> str | None:
+    images = (graph.values[name] for name in (node.inputs[0], node.inputs[3], *node.outputs))
+    if reason := not_in_16_bits(node, *images):
+        return reason
+    if not all(is_clamp(node.op.activation(role)) for role in ("first", "second")):
+        return ONLY_CLAMPS
+    how = _sizes_of(node, graph.inputs_of(node))
+    return None if device.kernels.dense_layer_takes(*how, device.index) else NOT_SOONER
 
 
 def _why_not(node: Node, graph: Graph) -> str | None:
@@ -45,7 +37,7 @@ def _why_not(node: Node, graph: Graph) -> str | None:
     if any(values[place].storage_dtype != node.op.compute_dtype for place in (0, 3)):
         return "expected images in 16 bits, in the type that weights are rounded to"
     weights = replace(node, inputs=node.inputs[:3] + node.inputs[4:])
-    return not_compiled(weights, graph, node.op.inner, node.op.activation)
+    return not_compiled(weights, graph, *map(node.op.activation, ("first", "second")))
 
 
 def _prepare(node: Node, graph: Graph, device: Any) -> Buffer:
@@ -56,20 +48,23 @@ def _prepare(node: Node, graph: Graph, device: Any) -> Buffer:
 
 def _make(call: Call) -> Bound:
     op, (x, *_), (y, z) = call.node.op, call.inputs, call.outputs
-    at, _, _, e, scale, shift, first_bias, bias = (*call.at, 0, 0)[:8]
+    at, _, _, e, scale, shift, first_bias, bias = call.at
+    floor = op["second"].floor
     return call.native(
         "dense_layer", at, e, call.prepared.address, first_bias, bias, scale, shift, *call.to,
         *_sizes_of(call.node, call.inputs), _cpu.Conv2dPitches(call.pitch(x), call.pitch(y)),
-        call.pitch(z), -math.inf if op.floor is None else op.floor, call.overflow,
-        compute_dtype_of(call.node), *function_of(op.inner), *function_of(op.activation),
+        call.pitch(z), -math.inf if floor is None else floor, call.overflow,
+        compute_dtype_of(call.node), *function_of(op.activation("first")),
+        *function_of(op.activation("second")),
         call.known, call.holds,
     )  # fmt: skip
 
 
 ROWS = [
     Kernel(
-        "dense_layer", "dense_layer", "cuda", _make, why_not=_why_not, prepare=_prepare,
-        packs=(1, 2), early=(4, 5, 6, 7), pitched=(None, 0), stores=storing(None, 0, 3), same_storage=True,
+        "dense_layer", "dense_layer", "cuda", _make, why_not=_why_not, why_not_fuse=_why_not_fuse,
+        prepare=_prepare, packs=(1, 2), early=(4, 5, 6, 7), pitched=(None, 0),
+        stores=storing(None, 0, 3), same_storage=True,
         reads_ahead=lambda _: True, holds=True,
     ),
 ]  # fmt: skip

@@ -8,29 +8,39 @@ from ...graph.graph import Graph, Node
 from ..cpu.channels_last import activation_of, not_compiled, shape_of
 from ..kernel import Bound, Call, Kernel
 from .channels_last import convolution_of, pack_channels
+from .fused_cuda import strips_of
+
+#: Rows and columns of the boxes of which the kernel makes parts of means.
+BOX_SIDE = 7
 
 
-def makes_means(device: Any, graph: Graph, node: Node) -> int:
-    """Returns of how many parts a device makes the means of what ``node`` convolves sooner with it, or 0."""
+def box_of_means(device: Any, graph: Graph, node: Node) -> tuple[int, int] | None:
+    """Returns the rows and columns of the boxes of which a device makes the means of what a node makes.
+
+    Sooner with it, that is: a convolution of each channel by itself, or an expansion. None: it does not.
+    """
+    if node.op.kind == "expand_depthwise":
+        return strips_of(node, graph, device)
     x, y = graph.values[node.inputs[0]], graph.values[node.outputs[0]]
     if (
         x.storage_dtype
         or y.storage_dtype
         or not_compiled(node, graph, node.op.activation) is not None
     ):
-        return 0
+        return None
     shape = shape_of(node, *graph.inputs_of(node)[:2])
-    return int(device.kernels.depthwise_means_takes(shape, device.index))
+    takes = device.kernels.depthwise_means_takes(shape, device.index)
+    return (BOX_SIDE, BOX_SIDE) if takes else None
 
 
 def _why_not(node: Node, graph: Graph) -> str | None:
     if graph.inputs_of(node)[0].storage_dtype:
         return "expected images in float32"
-    return not_compiled(node, graph, node.op.convolution.activation)
+    return not_compiled(node, graph, node.op.activation("convolution"))
 
 
 def _make(call: Call) -> Bound:
-    node, bias = convolution_of(call.node), (*call.at[2:], 0)[0]
+    node, bias = convolution_of(call.node), call.at[2]
     return call.native(
         "depthwise_means", call.at[0], call.prepared.address, bias, *call.to,
         shape_of(node, *call.inputs[:2]), call.outputs[1].shape[1], *activation_of(node.op),

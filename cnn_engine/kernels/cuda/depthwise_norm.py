@@ -8,17 +8,21 @@ from ...graph.graph import Graph, Node
 from ..cpu.channels_last import not_compiled, shape_of
 from ..kernel import Bound, Call, Kernel, storage_of, storing
 from .channels_last import convolution_of, may_be_the_callers, pack_channels
+from .fused_cuda import AT_ANY_ADDRESS, NOT_SOONER
 
 
-def normalizes(device: Any, graph: Graph, node: Node, norm: Node) -> bool:
-    """Whether a device makes sooner with ``node``, which convolves, what ``norm`` makes of it."""
-    x, y = graph.values[node.inputs[0]], graph.values[norm.outputs[0]]
-    if x.storage_dtype != y.storage_dtype or not_compiled(norm, graph):
-        return False
-    if may_be_the_callers(x.name, graph):  # at any address
-        return False
-    shape = shape_of(node, *graph.inputs_of(node)[:2])
-    return bool(device.kernels.depthwise_norm_takes(shape, storage_of(x), device.index))
+def _why_not_fuse(node: Node, graph: Graph, device: Any) -> str | None:
+    if reason := _why_not(node, graph):
+        return reason
+    x, weight = graph.inputs_of(node)[:2]
+    if may_be_the_callers(x.name, graph):
+        return AT_ANY_ADDRESS
+    shape = shape_of(convolution_of(node), x, weight)
+    return (
+        None
+        if device.kernels.depthwise_norm_takes(shape, storage_of(x), device.index)
+        else NOT_SOONER
+    )
 
 
 def _why_not(node: Node, graph: Graph) -> str | None:
@@ -29,17 +33,17 @@ def _why_not(node: Node, graph: Graph) -> str | None:
 
 def _make(call: Call) -> Bound:
     node = call.node
-    scale, bias, shift = (*call.at[2:], 0, 0)[:3]
+    scale, bias, shift = call.at[2:]
     return call.native(
         "depthwise_norm", call.at[0], call.prepared.address, bias, scale, shift, call.to[0],
-        shape_of(convolution_of(node), *call.inputs[:2]), node.op.epsilon, storage_of(call.outputs[0]),
-        call.overflow,
+        shape_of(convolution_of(node), *call.inputs[:2]), node.op["norm"].epsilon,
+        storage_of(call.outputs[0]), call.overflow,
     )  # fmt: skip
 
 
 ROWS = [
     Kernel(
-        "depthwise_norm", "depthwise_norm", "cuda", _make, why_not=_why_not, prepare=pack_channels,
-        packs=(1,), early=(2, 3, 4), stores=storing(None, 0), same_storage=True,
+        "depthwise_norm", "depthwise_norm", "cuda", _make, why_not=_why_not, why_not_fuse=_why_not_fuse,
+        prepare=pack_channels, packs=(1,), early=(2, 3, 4), stores=storing(None, 0), same_storage=True,
     ),
 ]  # fmt: skip

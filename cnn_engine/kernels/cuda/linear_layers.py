@@ -9,27 +9,35 @@ from ...devices import Buffer
 from ...graph.graph import Graph, Node
 from ..cpu.channels_last import function_of, not_compiled
 from ..kernel import Bound, Call, Kernel, upload
+from .fused_cuda import NOT_SOONER
+
+
+def _functions(op: Any) -> list[Any]:
+    """Returns what is applied to the sums of each layer, or None."""
+    return [part.op.activation for part in op.nodes if part.role != "softmax"]
 
 
 def _layers(op: Any, inputs: Any) -> Any:
     """Returns the compiled functions' shape of all layers."""
     rows = [
-        _cpu.RowLayer(*reversed(weight.shape), *function_of(layer.activation))
-        for layer, weight, _ in op.layers(inputs)
+        _cpu.RowLayer(*reversed(weight.shape), *function_of(function))
+        for function, weight in zip(_functions(op), inputs[1::2], strict=True)
     ]
-    return _cpu.RowLayers(inputs[0].shape[0], op.softmax, *rows)
+    return _cpu.RowLayers(inputs[0].shape[0], op["softmax"] is not None, *rows)
 
 
-def joins_layers(device: Any, graph: Graph, node: Node) -> bool:
-    """Whether a device runs linear layers sooner as one kernel than each by its own."""
+def _why_not_fuse(node: Node, graph: Graph, device: Any) -> str | None:
     inputs = graph.inputs_of(node)
-    if inputs[0].storage_dtype or inputs[0].dtype != "float32" or _why_not(node, graph) is not None:
-        return False
-    return bool(device.kernels.linear_layers_takes(_layers(node.op, inputs), device.index))
+    if inputs[0].storage_dtype or inputs[0].dtype != "float32":
+        return "expected rows of float32"
+    if reason := _why_not(node, graph):
+        return reason
+    takes = device.kernels.linear_layers_takes(_layers(node.op, inputs), device.index)
+    return None if takes else NOT_SOONER
 
 
 def _why_not(node: Node, graph: Graph) -> str | None:
-    return not_compiled(node, graph, *node.op.activations)
+    return not_compiled(node, graph, *_functions(node.op))
 
 
 def _prepare(node: Node, graph: Graph, device: Any) -> Buffer:
@@ -49,4 +57,9 @@ def _make(call: Call) -> Bound:
     return call.native("linear_layers", call.at[0], call.prepared.address, call.to[0], shape)
 
 
-ROWS = [Kernel("linear_layers", "linear_layers", "cuda", _make, why_not=_why_not, prepare=_prepare)]
+ROWS = [
+    Kernel(
+        "linear_layers", "linear_layers", "cuda", _make, why_not=_why_not, why_not_fuse=_why_not_fuse,
+        prepare=_prepare,
+    ),
+]  # fmt: skip

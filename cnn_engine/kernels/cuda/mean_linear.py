@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 from ... import _cpu
 from ...devices import Buffer
 from ...graph.graph import Graph, Node, Value
-from ..cpu.channels_last import activation_of, not_compiled
+from ..cpu.channels_last import function_of, not_compiled
 from ..kernel import Bound, Call, Kernel, storage_of, storing
 from .channels_last import compute_dtype_of, may_be_the_callers, own_type, pack_on
+from .fused_cuda import AT_ANY_ADDRESS, NOT_SOONER
 
 
 def _shape_of(x: Value, weight: Value) -> tuple[Any, int]:
@@ -19,21 +21,23 @@ def _shape_of(x: Value, weight: Value) -> tuple[Any, int]:
     return _cpu.AxisShape(n, h * w, c), weight.shape[0]
 
 
-def averages(device: Any, graph: Graph, node: Node) -> bool:
-    """Whether a device makes the means and the layer of a node that ``graph`` has not yet sooner as one."""
-    x, weight = (graph.values[name] for name in node.inputs[:2])
-    if x.storage_dtype != own_type(node) or may_be_the_callers(x.name, graph):  # at any address
-        return False
-    if not hasattr(_cpu.UnaryFunction, getattr(node.op.activation, "function", "clip")):
-        return False
+def _why_not_fuse(node: Node, graph: Graph, device: Any) -> str | None:
+    bare = replace(
+        node, inputs=node.inputs[:3]
+    )  # the others are constants that the graph has not yet
+    if reason := _why_not(bare, graph):
+        return reason
+    x, weight = graph.inputs_of(bare)[:2]
+    if may_be_the_callers(x.name, graph):
+        return AT_ANY_ADDRESS
     how = *_shape_of(x, weight), compute_dtype_of(node)
-    return bool(device.kernels.mean_linear_takes(*how, device.index))
+    return None if device.kernels.mean_linear_takes(*how, device.index) else NOT_SOONER
 
 
 def _why_not(node: Node, graph: Graph) -> str | None:
-    if graph.inputs_of(node)[0].storage_dtype != own_type(node):
+    if graph.values[node.inputs[0]].storage_dtype != own_type(node):
         return "expected images that are stored as what is multiplied"
-    return not_compiled(node, graph, node.op.activation)
+    return not_compiled(node, graph, node.op.activation("linear"))
 
 
 def _prepare(node: Node, graph: Graph, device: Any) -> Buffer:
@@ -44,18 +48,18 @@ def _prepare(node: Node, graph: Graph, device: Any) -> Buffer:
 
 def _make(call: Call) -> Bound:
     op, (x, weight) = call.node.op, call.inputs[:2]
-    bias, scale, shift = (*call.at[2:], 0, 0, 0)[:3]
-    floor = -math.inf if op.floor is None else op.floor
+    bias, scale, shift = call.at[2:]
+    floor = 0.0 if op["relu"] else -math.inf
     return call.native(
         "mean_linear", call.at[0], call.prepared.address, bias, scale, shift, call.to[0],
         *_shape_of(x, weight), floor, storage_of(call.outputs[0]), call.overflow,
-        compute_dtype_of(call.node), *activation_of(op),
+        compute_dtype_of(call.node), *function_of(op.activation("linear")),
     )  # fmt: skip
 
 
 ROWS = [
     Kernel(
-        "mean_linear", "mean_linear", "cuda", _make, why_not=_why_not, prepare=_prepare, packs=(1,),
-        early=(2, 3, 4), stores=storing(None, 0),
+        "mean_linear", "mean_linear", "cuda", _make, why_not=_why_not, why_not_fuse=_why_not_fuse,
+        prepare=_prepare, packs=(1,), early=(2, 3, 4), stores=storing(None, 0),
     ),
 ]  # fmt: skip

@@ -1,50 +1,23 @@
-"""Two convolutions as one operator: those that are added, and neighbours in concatenations."""
+"""Two convolutions that are neighbours in a concatenation of channels, as one region."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
-from ....operators.conv2d_pair import Conv2dBeside, Conv2dSum
 from ....operators.operator import axis_in
 from ....operators.shaping import Concat
 from ...graph import Graph, Node
 from ..rewriting import Rewrites, absent, covering, only_user
-from .squeeze_excite import is_convolution
-
-#: Whether a kernel makes two convolutions faster than one by one, the second beside the first or added to it.
-Takes = Callable[[Graph, Node, Node, bool], bool]
+from .patterns import PAIR, is_bare
+from .regions import WhyNot, region_of
 
 
-def fuse_sums(graph: Graph, takes: Takes) -> Graph:
-    """Makes one node of a convolution and of the one that its result alone is added to.
-
-    Their sums are one, over the terms of both: what the first makes is neither written nor read. Input 0 is
-    what was made earlier of what they read.
-    """
-    rewrites = Rewrites(graph)
-    for last in graph.nodes:
-        added = None if absent(last, 3) else graph.producers.get(last.inputs[3])
-        if not (_is_bare(graph, added) and _is_bare(graph, last)) or not absent(added, 3):
-            continue
-        if added.op.activation is not None or added.op.compute_dtype != last.op.compute_dtype:
-            continue
-        alone = only_user(graph, added.outputs[0]) is last and last.inputs[0] != added.outputs[0]
-        if not alone or not rewrites.free(added, last):
-            continue
-        both = sorted((added, last), key=lambda node: _made_at(graph, node.inputs[0]))
-        if takes(graph, *both, False):
-            merged = _merged(Conv2dSum, last, both, last.outputs)
-            rewrites.replace([last, added], [merged], "together they are conv2d_sum")
-    return rewrites.apply()
-
-
-def fuse_neighbours(graph: Graph, takes: Takes) -> Graph:
+def fuse_neighbours(graph: Graph, why_not: WhyNot | None = None) -> Graph:
     """Makes one node of two convolutions whose results follow each other in a concatenation of channels.
 
     Small images leave most of a GPU to a second convolution, and a start less is to be waited for.
     """
-    rewrites, storage_dtype = Rewrites(graph), dict(graph.storage_dtype)
+    rewrites, stored = Rewrites(graph), dict(graph.storage_dtype)
     for concat in graph.nodes:
         if type(concat.op) is not Concat:
             continue
@@ -55,15 +28,18 @@ def fuse_neighbours(graph: Graph, takes: Takes) -> Graph:
         merged: list[Node] = []
         for place in range(len(inputs) - 1):
             both = [graph.producers.get(name) for name in inputs[place : place + 2] if name]
-            if not _are_neighbours(graph, both) or not takes(graph, *both, True):
+            if not _are_neighbours(graph, both):
                 continue
             outputs = concat.outputs
             if len(inputs) > 2:
                 outputs = (rewrites.fresh(f"{concat.name}.{place}"),)
-                if both[0].outputs[0] in storage_dtype:
-                    storage_dtype[outputs[0]] = storage_dtype[both[0].outputs[0]]
+            made = _merged(both, concat.op, outputs[0])
+            if why_not is not None and why_not(graph, made):
+                continue
+            if len(inputs) > 2 and both[0].outputs[0] in stored:
+                stored[outputs[0]] = stored[both[0].outputs[0]]
             pairs.append(both)
-            merged.append(_merged(Conv2dBeside, both[1], both, outputs))
+            merged.append(made)
             inputs[place : place + 2] = [None, outputs[0]]  # which is in no other pair
         if not pairs:
             continue
@@ -71,27 +47,19 @@ def fuse_neighbours(graph: Graph, takes: Takes) -> Graph:
         kept = [replace(concat, inputs=left)] if len(left) > 1 else []
         gone = [node for both in pairs for node in both[::-1]]
         rewrites.replace([*gone, concat], [*merged, *kept], "together they are conv2d_beside")
-    return replace(rewrites.apply(), storage_dtype=storage_dtype)
+    after = rewrites.apply()
+    return after if after.storage_dtype == stored else replace(after, storage_dtype=stored)
 
 
-def _merged(op: type, named: Node, both: list[Node], outputs: tuple[str, ...]) -> Node:
-    records = (replace(node.op, activation=None) for node in both)
-    inputs = (
-        node.inputs[place] if place < len(node.inputs) else None
-        for place in range(3)
-        for node in both
-    )
-    how = named.op.activation, named.op.compute_dtype
-    return Node(named.name, op(*records, *how), tuple(inputs), outputs, covering(*both))
-
-
-def _is_bare(graph: Graph, node: Node | None) -> bool:
-    """Whether a node convolves by constants, without groups, and does nothing to the images that it reads."""
-    return node is not None and is_convolution(graph, node, may_add=True)
+def _merged(both: list[Node], op: Concat, output: str) -> Node:
+    join = Node("", op, tuple(node.outputs[0] for node in both), (output,))
+    nodes = {"first": both[0], "second": both[1], "join": join}
+    made = region_of("conv2d_beside", nodes, PAIR, ("join",))
+    return replace(made, name=both[1].name, covers=covering(*both))
 
 
 def _are_neighbours(graph: Graph, both: list[Node | None]) -> bool:
-    if len(both) != 2 or both[0] is both[1] or not all(_is_bare(graph, node) for node in both):
+    if len(both) != 2 or both[0] is both[1] or not all(is_bare(graph, node) for node in both):
         return False
     first, second = both
     return (
@@ -101,8 +69,3 @@ def _are_neighbours(graph: Graph, both: list[Node | None]) -> bool:
         and first.op.compute_dtype == second.op.compute_dtype
         and all(only_user(graph, node.outputs[0]) is not None for node in both)
     )
-
-
-def _made_at(graph: Graph, name: str) -> int:
-    maker = graph.producers.get(name)
-    return -1 if maker is None else graph.places[maker.name]

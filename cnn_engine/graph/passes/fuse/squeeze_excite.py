@@ -1,62 +1,101 @@
-"""What makes the factors of squeeze-and-excite blocks, as one operator."""
+"""What the gates of squeeze-and-excite blocks are given, and what they do beside: means, and products."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from ....operators.binary import Mul
 from ....operators.channels_last import Conv2dNhwc
-from ....operators.reduce import ReduceMean
+from ....operators.operator import Operator
+from ....operators.partial_means import PartialMeans
+from ....operators.reduce import ReduceSum
+from ....operators.region import Part, Region
 from ....operators.shaping import Reshape
-from ....operators.squeeze_excite import SqueezeExcite
 from ....operators.unary import Clip, Relu
 from ...graph import Graph, Node
-from ..rewriting import Rewrites, absent, covering, only_user
+from ..rewriting import Rewrites, covering, only_user
+from .patterns import EXPAND_DEPTHWISE, SQUEEZE_EXCITE, is_depthwise
+from .regions import WhyNot, region_of
 
-#: Channels come in runs of so many, and there are at most so many of them and of hidden sums.
-RUN, MOST = 8, 4096
+#: Where a gate reads parts of means, which add up to them.
+TOTAL = SQUEEZE_EXCITE.inputs.index("total.0")
 
 
-def fuse_gates(graph: Graph) -> Graph:
-    """Makes one node of a mean over an image's places and the two 1x1 convolutions that alone follow it.
+def fuse_gate_means(graph: Graph, box_of: Callable[[Graph, Node], tuple[int, int] | None]) -> Graph:
+    """Has convolutions of each channel, or expansions that end in one, make the means that gates read.
 
-    Each of the three is over before its work could fill a GPU: what they cost is their starts.
+    Gates that read the image for them are for the most part that.
+
+    Args:
+        box_of: returns the rows and columns of the boxes of which a kernel makes parts of the means of what a
+            node makes, or None: none does.
     """
     rewrites = Rewrites(graph)
-    for mean in graph.nodes:
-        if not is_mean_of_places(graph, mean):
+    for node in graph.nodes:
+        gates = [
+            reader
+            for reader in graph.consumers[node.outputs[0]]
+            if is_gate(reader.op)
+            and reader.inputs[0] == node.outputs[0]
+            and reader.inputs[TOTAL] is None
+        ]
+        makes = node.op.kind == EXPAND_DEPTHWISE.name or is_depthwise(graph, node)
+        box = box_of(graph, node) if gates and makes else None
+        if box is None:
             continue
-        first = only_user(graph, mean.outputs[0])
-        second = None if first is None else only_user(graph, first.outputs[0])
-        if second is None or not (is_product(graph, first) and is_product(graph, second)):
-            continue
-        (x,), (y,) = mean.inputs, second.outputs
-        channels, hidden = (graph.values[node.outputs[0]].shape[3] for node in (mean, first))
-        if graph.values[y].shape[3] != channels or channels % RUN or max(channels, hidden) > MOST:
-            continue
-        biases = tuple(None if absent(node, 2) else node.inputs[2] for node in (first, second))
-        merged = Node(
-            mean.name, SqueezeExcite(first.op.activation, second.op.activation),
-            (x, first.inputs[1], second.inputs[1], *biases), (y,), covering(mean, first, second),
-        )  # fmt: skip
-        rewrites.replace([mean, first, second], [merged], "together they are squeeze_excite")
+        parts = f"{node.outputs[0]}.means"
+        outputs = *node.outputs, rewrites.fresh(parts)
+        merged = _with_means(node, PartialMeans(box), outputs)
+        told = [
+            replace(gate, op=_of_means(gate.op), inputs=(*gate.inputs[:TOTAL], outputs[1]))
+            for gate in gates
+        ]
+        why = f"together they are {merged.op.kind}"
+        rewrites.replace([node, *gates], [merged, *told], why)
     return rewrites.apply()
 
 
-def scale_by_gates(graph: Graph, takes: Callable[[Graph, Node], bool]) -> Graph:
+def is_gate(op: Operator) -> bool:
+    """Whether a record makes the factors of a squeeze-and-excite block, and no more."""
+    return op.kind == SQUEEZE_EXCITE.name and op["scale"] is None
+
+
+def _with_means(node: Node, op: PartialMeans, outputs: tuple[str, str]) -> Node:
+    """Returns a node that makes parts of means besides what it makes."""
+    if isinstance(node.op, Region):
+        (made,) = node.op.outputs
+        region = replace(
+            node.op, nodes=(*node.op.nodes, Part("mean", op, (made,), ("mean",))),
+            outputs=(made, "mean"),
+        )  # fmt: skip
+        return replace(node, op=region, outputs=outputs)
+    nodes = {"convolution": node, "mean": Node("", op, node.outputs, outputs[1:])}
+    inputs = "convolution.0", "convolution.1", "convolution.2"
+    made = region_of("depthwise_means", nodes, inputs, ("convolution", "mean"))
+    return replace(made, name=node.name, covers=node.covers)
+
+
+def _of_means(op: Region) -> Region:
+    """Returns a gate that adds up parts of means, where it made the mean of an image."""
+    total = Part("total", ReduceSum((1, 2), True), ("total.0",), ("mean",))
+    return replace(op, nodes=(total, *op.nodes[1:]))
+
+
+def scale_by_gates(graph: Graph, why_not: WhyNot | None = None) -> Graph:
     """Has gates multiply images themselves, and clamp what they make, in the place of whoever did so.
 
     Convolutions that alone read the product, and made it as they read, have nothing before them then: what
     is done to each step of a product on its way costs more than writing the image once more, by a kernel that
     has just read it.
-
-    Args:
-        takes: whether a kernel multiplies the images of a gate.
     """
-    rewrites, readers, storage_dtype = Rewrites(graph), graph.consumers, dict(graph.storage_dtype)
+    rewrites, readers, stored = Rewrites(graph), graph.consumers, dict(graph.storage_dtype)
+
+    def takes(node: Node) -> bool:
+        return why_not is None or not why_not(graph, node)
+
     for gate in graph.nodes:
-        if type(gate.op) is not SqueezeExcite or gate.op.scales:
+        if not is_gate(gate.op):
             continue
         x, (factors,) = gate.inputs[0], gate.outputs
         reader = only_user(graph, factors)
@@ -68,26 +107,35 @@ def scale_by_gates(graph: Graph, takes: Callable[[Graph, Node], bool]) -> Graph:
                 clamp = None
             gone = [reader] if clamp is None else [reader, clamp]
             (scaled,) = gone[-1].outputs
-            if storage_dtype.get(scaled) != storage_dtype.get(x) or not takes(graph, gate):
-                continue
-            op = replace(gate.op, scales=True, clamp=None if clamp is None else clamp.op)
-            made = replace(gate, op=op, outputs=(scaled,), covers=covering(gate, *gone))
-            rewrites.replace([gate, *gone], [made], "it multiplies the images itself")
+            made = _scaled(gate, scaled, {"clamp": clamp.op} if clamp else {})
+            made = replace(made, covers=covering(gate, *gone))
+            if stored.get(scaled) == stored.get(x) and takes(made):
+                rewrites.replace([gate, *gone], [made], "it multiplies the images itself")
             continue
         if type(reader.op) is not Reshape or reader.outputs[0] in graph.outputs:
             continue
         users = readers[reader.outputs[0]]
-        if any(_factors_of(node, x) != reader.outputs[0] for node in users) or not takes(
-            graph, gate
-        ):
+        made = _scaled(gate, rewrites.fresh(f"{gate.name}.scaled"))
+        if any(_factors_of(node, x) != reader.outputs[0] for node in users) or not takes(made):
             continue
-        scaled = rewrites.fresh(f"{gate.name}.scaled")
-        made = replace(gate, op=replace(gate.op, scales=True), outputs=(scaled,))
-        if x in storage_dtype:
-            storage_dtype[scaled] = storage_dtype[x]
+        (scaled,) = made.outputs
+        if x in stored:
+            stored[scaled] = stored[x]
         bare = [replace(n, inputs=(scaled, *n.inputs[1:4], None, *n.inputs[5:])) for n in users]
         rewrites.replace([gate, reader, *users], [made, *bare], "it multiplies the images itself")
-    return replace(rewrites.apply(), storage_dtype=storage_dtype)
+    after = rewrites.apply()
+    return after if after.storage_dtype == stored else replace(after, storage_dtype=stored)
+
+
+def _scaled(gate: Node, output: str, after: Mapping[str, Operator] | None = None) -> Node:
+    """Returns a gate that multiplies the images, and what is done to the product."""
+    x, (factors,) = gate.op.inputs[0], gate.op.outputs
+    parts, last = [Part("scale", Mul(), (x, factors), ("scale",))], "scale"
+    for role, op in (after or {}).items():
+        parts.append(Part(role, op, (last,), (role,)))
+        last = role
+    op = replace(gate.op, nodes=(*gate.op.nodes, *parts), outputs=(last,))
+    return replace(gate, op=op, outputs=(output,))
 
 
 def _factors_of(node: Node, x: str) -> str | None:
@@ -95,49 +143,3 @@ def _factors_of(node: Node, x: str) -> str | None:
     inputs = (*node.inputs, *[None] * 6)[:6]
     alone = inputs.count(x) == inputs.count(inputs[4]) == 1 and inputs[0] == x
     return inputs[4] if type(node.op) is Conv2dNhwc and alone and node.op.floor is None else None
-
-
-def is_mean_of_places(graph: Graph, node: Node) -> bool:
-    """Whether ``node`` takes the mean over the places of images [N, H, W, C], and leaves them one."""
-    op, images = node.op, graph.values[node.inputs[0]].shape if node.inputs[0] else ()
-    return (
-        type(op) is ReduceMean
-        and op.keepdims
-        and len(images) == 4
-        and sorted(axis % 4 for axis in op.axes) == [1, 2]
-        and images[1] * images[2] > 0
-    )
-
-
-def is_product(graph: Graph, node: Node, *, may_add: bool = False) -> bool:
-    """Whether ``node`` is a product over channels by constants (of images of one place: with any stride).
-
-    Args:
-        may_add: whether others may be added to it.
-    """
-    return (
-        is_convolution(graph, node, may_add=may_add)
-        and not any(node.op.padding)
-        and graph.values[node.inputs[1]].shape[2:] == (1, 1)
-    )
-
-
-def is_convolution(
-    graph: Graph, node: Node, *, planar: bool | None = False, may_add: bool = False
-) -> bool:
-    """Whether ``node`` convolves by constants, all channels together, and does nothing before or beside it.
-
-    Args:
-        planar: of images [N, C, H, W], not [N, H, W, C]; None: of either.
-        may_add: whether others may be added to it.
-    """
-    op = node.op
-    return (
-        type(op) is Conv2dNhwc
-        and planar in (None, op.planar)
-        and op.groups == 1
-        and op.floor is None
-        and node.inputs[1] in graph.constants
-        and (absent(node, 2) or node.inputs[2] in graph.constants)
-        and all(absent(node, place) for place in ((4, 5) if may_add else (3, 4, 5)))
-    )

@@ -28,10 +28,10 @@ from ....operators.norm import BatchNorm
 from ....operators.operator import Operator, Shape, axis_in
 from ....operators.pad import Pad
 from ....operators.reduce import Reduce
+from ....operators.region import Region
 from ....operators.resize import Resize
 from ....operators.shaping import Concat, Reshape, Slice, Split, Transpose
 from ....operators.softmax import Softmax
-from ....operators.squeeze_excite import SqueezeExcite
 from ....operators.unary import Unary
 from ...graph import Graph, Node, Note
 from ..canonical.constants import drop_unused
@@ -69,16 +69,15 @@ def set_compute_dtype(graph: Graph, dtype: str, whole: Collection[str] = ()) -> 
         whole: nodes that keep float32.
     """
     kept = {*whole, *(_first_convolutions(graph) if dtype == "tf32" else ())}
-    nodes = [node for node in graph.nodes if type(node.op) in (Conv2dNhwc, Linear, SqueezeExcite)]
-    return graph.replaced(
-        nodes,
-        [
-            replace(
-                node, op=replace(node.op, compute_dtype="float32" if node.name in kept else dtype)
-            )
-            for node in nodes
-        ],
-    )
+    nodes = [node for node in graph.nodes if type(node.op) in (Conv2dNhwc, Linear, Region)]
+
+    def rounded(node: Node) -> Operator:
+        own = "float32" if node.name in kept else dtype
+        if isinstance(node.op, Region):
+            return node.op.with_compute_dtype(own)
+        return replace(node.op, compute_dtype=own)
+
+    return graph.replaced(nodes, [replace(node, op=rounded(node)) for node in nodes])
 
 
 def mark_stem(graph: Graph) -> Graph:
