@@ -315,17 +315,6 @@ class FakeTensorCores(FakeKernels):
     def mean_linear_pack(*_arguments) -> None: ...
 
     @staticmethod
-    def stem_pair_takes(_shape, _filters, _operands, _device) -> int:
-        return 1
-
-    @staticmethod
-    def stem_pair_packed(shape, filters, _operands, _stream) -> int:
-        return 2 * (shape.weight_size + 9 * 64 * filters)
-
-    @staticmethod
-    def stem_pair_pack(*_arguments) -> None: ...
-
-    @staticmethod
     def stem_pool_takes(_shape, _pool, _operands, _device) -> int:
         return 1
 
