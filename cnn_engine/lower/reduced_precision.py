@@ -62,7 +62,7 @@ def not_held(graph: Graph, dtype: str) -> dict[str, str]:
         for number, vanishes in _numbers_of(node, graph):
             if number >= PAST[dtype] or 0 < number < vanishes[dtype]:
                 found[node.name] = f"in float32: {dtype} does not hold its constant {number:g}"
-                if number < 1 and not any(type(op) in _WEIGHTS for op in records_of(node.op)):
+                if number < 1 and not _has_weights(node):
                     with_it = f"in float32 with {node.name}, whose constant {number:g} {dtype} does not hold"
                     for other in (*_squares_in(node, graph), *_roots_of(node, graph)):
                         found.setdefault(other.name, with_it)
@@ -130,6 +130,11 @@ def _numbers_of(node: Node, graph: Graph) -> Iterator[tuple[float, Mapping[str, 
                     yield number, SHORT
 
 
+def _has_weights(node: Node) -> bool:
+    """Whether a node, or one of a region's parts, multiplies by weights that are rounded."""
+    return any(type(op) in _WEIGHTS for op in records_of(node.op))
+
+
 def _ends_steeply(node: Node, graph: Graph) -> bool:
     """Returns whether a function that is steep at 0 reads what a node makes, before weights multiply it."""
     if isinstance(getattr(node.op, "activation", None), _STEEP):
@@ -141,7 +146,7 @@ def _ends_steeply(node: Node, graph: Graph) -> bool:
             divides = isinstance(user.op, Div) and name in user.inputs[1:]
             if divides or isinstance(user.op, _STEEP):
                 return True
-            if type(user.op) not in _WEIGHTS and user.name not in seen:
+            if not _has_weights(user) and user.name not in seen:
                 seen.add(user.name)
                 names += user.outputs
     return False
