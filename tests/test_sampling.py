@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 import tolerances
 from onnx_models import one_node, onnxruntime_outputs
+from test_kernel_rows import check, place, run  # noqa: F401
 
 from cnn_engine import Engine
+from cnn_engine.devices.cpu import CpuDevice
 from cnn_engine.errors import InputError
 from cnn_engine.graph.onnx import UnsupportedNodesError, load
 from cnn_engine.graph.reference import reference
@@ -87,6 +89,34 @@ def test_infinite_pixels_beside_a_place_do_not_count():
     np.testing.assert_array_equal(GridSample(align_corners=True).reference(x, grid).ravel(), [1, 2])
 
 
+@pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
+@pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
+@pytest.mark.parametrize(
+    ("sizes", "places"), [((9,), (130,)), ((5, 7), (9, 17)), ((1, 1), (3, 2)), ((3, 4, 5), (2, 5, 7)),
+                          ((4, 4), (0, 3))],
+)  # fmt: skip
+def test_kernels_of_grids(place, rng, mode, padding, sizes, places):  # noqa: F811
+    rank = len(sizes)
+    if mode == "cubic" and rank == 3:
+        pytest.skip("NumPy runs it")
+    for align in (False, True):
+        x = some(rng, 2, 11, *sizes)
+        grid = rng.uniform(-2.5, 2.5, (2, *places, rank)).astype(np.float32)
+        grid.reshape(-1)[::19] = np.nan
+        steps = check(
+            place, GridSample(mode, padding, align), x, grid,
+            bound=lambda wanted: tolerances.sum_of_products(16, 8 + np.abs(wanted)),
+        )  # fmt: skip
+        assert "grid_sample" in steps
+
+
+def test_kernels_of_grids_read_no_pixel_without_weight(place):  # noqa: F811
+    x = np.float32([[[[1, np.inf, 2]]]])
+    grid = np.float32([[[[-1, 0], [1, 0], [5, 5]]]])
+    found, _ = run(place, GridSample(align_corners=True), x, grid)
+    np.testing.assert_array_equal(found[0].ravel(), [1, 2, 0])
+
+
 @pytest.mark.parametrize(
     ("op", "shapes", "message"),
     [
@@ -131,6 +161,22 @@ def test_regions(rng, opset, samples, half):
     agrees(proto, inputs, 64, 16.0)
 
 
+@pytest.mark.parametrize("samples", [0, 1, 3])
+@pytest.mark.parametrize("mode", ["avg", "max"])
+@pytest.mark.parametrize("half", [True, False])
+def test_kernels_of_regions(rng, samples, mode, half):
+    x = some(rng, 3, 5, 8, 13)
+    corner = rng.uniform(-6, 30, (9, 2))
+    rois = np.concatenate([corner, corner + rng.uniform(-1, 70, (9, 2))], 1).astype(np.float32)
+    images = rng.integers(0, 3, 9)
+    op = RoiAlign(2, 3, samples, 0.5, mode, half)
+    steps = check(
+        CpuDevice(), op, x, rois, images,
+        bound=lambda wanted: tolerances.sum_of_products(64, 4 + np.abs(wanted)),
+    )  # fmt: skip
+    assert steps == ["roi_align"]
+
+
 def test_the_largest_of_a_region_by_hand():
     x = np.arange(16.0).reshape(1, 1, 4, 4)
     y = RoiAlign(1, 1, 1, 1.0, "max", False).reference(x, np.float32([[1, 1, 2, 2]]), np.int64([0]))
@@ -139,8 +185,14 @@ def test_the_largest_of_a_region_by_hand():
 
 def test_regions_of_images_that_are_not_there():
     rois = np.float32([[0, 0, 1, 1]])
+    x = np.zeros((1, 1, 2, 2), np.float32)
+    proto, inputs = one_node("RoiAlign", [x, rois, np.int64([1])], 16)
     with pytest.raises(InputError, match="batch_indices: expected images of 1, found 1"):
-        RoiAlign().reference(np.zeros((1, 1, 2, 2)), rois, np.int64([1]))
+        Engine(proto, device="cpu").run(inputs)
+    for wrong in (np.nan, np.inf, 1e9):
+        inputs |= {"x1": np.float32([[0, 0, 1, wrong]]), "x2": np.int64([0])}
+        with pytest.raises(InputError, match=r"rois: expected regions of up to 8192 pixels a side"):
+            Engine(proto, device="cpu").run(inputs)
 
 
 # -- DeformConv ----------------------------------------------------------------------------------

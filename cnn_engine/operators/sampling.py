@@ -216,15 +216,29 @@ class RoiAlign(Operator):
         return (((rois.shape[0], x.shape[1], self.output_height, self.output_width), x.dtype),)
 
     def reference(self, x, rois, images):
+        self.check(rois, images, len(x))
         x, rois = float64(x), float64(rois)
-        images = np.asarray(images)
-        wrong = images[(images < 0) | (images >= len(x))]
-        if wrong.size:
-            raise InputError(f"batch_indices: expected images of {len(x)}, found {wrong[0]}")
         y = np.zeros((len(rois), x.shape[1], self.output_height, self.output_width))
         for index, (roi, image) in enumerate(zip(rois, images, strict=True)):
             y[index] = self._region(x[image], roi)
         return y
+
+    def check(self, rois: np.ndarray, images: np.ndarray, count: int) -> None:
+        """Checks regions and their images, of which there are ``count``.
+
+        Raises:
+            InputError: one is none.
+        """
+        wrong = images[(images < 0) | (images >= count)]
+        if wrong.size:
+            raise InputError(f"batch_indices: expected images of {count}, found {wrong[0]}")
+        sides = (float64(rois[:, 2:]) - rois[:, :2]) * self.spatial_scale
+        with np.errstate(invalid="ignore"):
+            wrong = rois[~(np.abs(sides) <= 2**13).all(axis=1)]
+        if len(wrong):
+            raise InputError(
+                f"rois: expected regions of up to 8192 pixels a side, found {wrong[0].tolist()}"
+            )
 
     def _region(self, x: np.ndarray, roi: np.ndarray) -> np.ndarray:
         height, width = x.shape[1:]
@@ -233,8 +247,6 @@ class RoiAlign(Operator):
         if not self.half_pixel:
             sizes = [max(size, 1.0) for size in sizes]
         bins = (self.output_height, self.output_width)
-        if not np.isfinite(sizes).all() or max(sizes) > 2**20:
-            raise InputError(f"rois: expected regions of up to 2^20 pixels a side, found {roi}")
         samples = [
             self.sampling_ratio or max(math.ceil(size / bin_), 0)
             for size, bin_ in zip(sizes, bins, strict=True)

@@ -1,0 +1,76 @@
+// grid_sample on the CPU: the pixels and weights of some places are tabled once, then read for one
+// channel after another, places on SIMD lanes.
+#include "ops/grid_sample.h"
+
+#include "runtime/parallel.h"
+
+namespace cnn_engine::cpu::CNN_ENGINE_ISA {
+namespace {
+
+constexpr int kGridPlaces = 64;  // of a table
+constexpr int kMostPixels = 16;  // of a place
+
+struct GridTable {
+  std::int32_t offset[kMostPixels][kGridPlaces];
+  float weight[kMostPixels][kGridPlaces];
+};
+
+// Fills the table for `count` places from `grid` on; returns the pixels of a place.
+int fill_grid_table(const GridSampleShape& p, const float* grid, int count, GridTable& table) {
+  const int taps = p.taps();
+  int pixels = 1;
+  for (int d = 0; d < p.rank; ++d) pixels *= taps;
+  for (int i = 0; i < count; ++i, grid += p.rank) {
+    GridPixels of[3];
+    for (int d = 0; d < p.rank; ++d)
+      of[d] = p.pixels(grid[p.rank - 1 - d], p.sizes[3 - p.rank + d]);
+    for (int k = 0; k < pixels; ++k) {
+      int offset = 0, rest = k;
+      float weight = 1.0f;
+      for (int d = 0, divisor = pixels / taps; d < p.rank; ++d, divisor /= taps) {
+        const int tap = rest / divisor;
+        rest -= tap * divisor;
+        offset = offset * p.sizes[3 - p.rank + d] + of[d].at[tap];
+        weight *= of[d].weight[tap];
+      }
+      table.offset[k][i] = offset;
+      table.weight[k][i] = weight;
+    }
+  }
+  return pixels;
+}
+
+}  // namespace
+
+void grid_sample(const float* input, const float* grid, float* output, const GridSampleShape& shape,
+                 int threads) {
+  const GridSampleShape p = shape;
+  if (p.places == 0 || p.channels == 0) return;
+  const std::int64_t blocks = (p.places + kGridPlaces - 1) / kGridPlaces;
+  const std::int64_t cost = std::int64_t{kGridPlaces} * (p.channels + 16) * p.taps() * p.taps();
+  parallel_for(p.images * blocks, cost, threads, [&](std::int64_t begin, std::int64_t end) {
+    GridTable table;
+    for (std::int64_t index = begin; index < end; ++index) {
+      const std::int64_t image = index / blocks;
+      const int first = static_cast<int>(index % blocks) * kGridPlaces;
+      const int count = p.places - first < kGridPlaces ? p.places - first : kGridPlaces;
+      const float* from = grid + (image * p.places + first) * p.rank;
+      const int pixels = fill_grid_table(p, from, count, table);
+      for (int c = 0; c < p.channels; ++c) {
+        const float* x = input + (image * p.channels + c) * p.plane();
+        float* y = output + (image * p.channels + c) * p.places + first;
+        float sums[kGridPlaces] = {};
+        for (int k = 0; k < pixels; ++k) {
+#pragma omp simd
+          for (int i = 0; i < count; ++i) {
+            const float weight = table.weight[k][i], value = x[table.offset[k][i]];
+            sums[i] += weight != 0.0f ? weight * value : 0.0f;
+          }
+        }
+        for (int i = 0; i < count; ++i) y[i] = sums[i];
+      }
+    }
+  });
+}
+
+}  // namespace cnn_engine::cpu::CNN_ENGINE_ISA
