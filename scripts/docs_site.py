@@ -181,12 +181,22 @@ def csv_columns() -> str:
     return "\n\n".join(blocks)
 
 
+def characterize_points() -> str:
+    """Returns a table of the columns of ``summary.csv``, which are the keys of a point."""
+    points = _definitions()["characterize"]["properties"]["points"]["items"]
+    rows = [f"| `{key}` | {_cell(text)} |" for key, _, text in _keys(points)]
+    return "\n".join(["| column | meaning |", "|---|---|", *rows])
+
+
+def _definitions() -> dict[str, Any]:
+    path = ROOT / "cnn_engine" / "report" / "results.schema.json"
+    return json.loads(path.read_text("utf-8"))["$defs"]
+
+
 def result_json() -> str:
     """Returns a table of the keys of every kind of JSON document, as the shipped schema has them."""
-    path = ROOT / "cnn_engine" / "report" / "results.schema.json"
-    definitions = json.loads(path.read_text("utf-8"))["$defs"]
     blocks = []
-    for name, definition in definitions.items():
+    for name, definition in _definitions().items():
         rows = ["| key | type | meaning |", "|---|---|---|"]
         rows += [
             f"| `{key}` | {_cell(kind)} | {_cell(text)} |" for key, kind, text in _keys(definition)
@@ -221,6 +231,7 @@ def _type(node: dict[str, Any]) -> str:
 
 #: Name in a page -> what is written in its place.
 SECTIONS: dict[str, Callable[[], str]] = {
+    "characterize_points": characterize_points,
     "command_line": command_line,
     "csv_columns": csv_columns,
     "environment_variables": environment_variables,

@@ -121,8 +121,12 @@ def test_accuracy_is_that_of_the_images_with_their_labels(tmp_path):
 
 
 def test_every_column_is_explained():
-    document = (ROOT / "docs" / "reference" / "characterize.md").read_text()
-    for row in (Point, KernelRow, IterationRow):
+    schema = (ROOT / "cnn_engine" / "report" / "results.schema.json").read_text("utf-8")
+    point = json.loads(schema)["$defs"]["characterize"]["properties"]["points"]["items"]
+    explained = {name for name, column in point["properties"].items() if column["description"]}
+    assert explained == {column.name for column in dataclasses.fields(Point)}
+    document = (ROOT / "docs" / "reference" / "characterize.md").read_text("utf-8")
+    for row in (KernelRow, IterationRow):
         for column in dataclasses.fields(row):
             assert f"`{column.name}`" in document, column.name
 
