@@ -79,6 +79,20 @@ def test_pages_that_code_names_are_there():
     assert [(name, path) for name, path in named if not (ROOT / name).is_file()] == []
 
 
+def test_files_that_guides_name_are_there():
+    """Notes and records name files of their time."""
+    folders = "cnn_engine|csrc|benchmarks|tests|scripts|examples|cifar10|fashion_mnist|fuzz"
+    guides = [page for page in PAGES if "notes" not in page.parts and "results" not in page.parts]
+    named = {
+        (name.rstrip("/"), page)
+        for page in guides
+        if page.name not in ("CHANGELOG.md", "onnx_node_tests.md")
+        for name in re.findall(rf"`((?:{folders})/[\w./*-]*)", (ROOT / page).read_text("utf-8"))
+    }
+    assert len(named) > 40
+    assert [(name, page) for name, page in named if not any(ROOT.glob(name))] == []
+
+
 def test_links_that_lead_nowhere_are_found(tmp_path):
     page = tmp_path / "page.md"
     page.write_text(
