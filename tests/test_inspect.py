@@ -247,3 +247,21 @@ def test_each_family_of_the_picture_has_a_colour():
     page = (Path(graph_page.__file__).parent / "graph.html").read_text()
     for family in (*graph_page.FAMILIES, graph_page.OTHER, graph_page.family("reduce_sum")):
         assert f".f-{family.split(' ')[0]} {{" in page
+
+
+def test_what_no_kernel_runs_as_one_has_its_reasons():
+    """On a GPU, and be it one that is only described: of each row of the kernel table that could have."""
+    found = inspection.inspect(graphs.resnet((1, 1), (1, 3, 64, 64), width=16))
+    assert not found.on["cpu"].refused
+    refused = found.on["cuda"].refused
+    assert {note.into for note in refused} >= {"bottleneck", "conv2d_sum"}
+    for note in refused:
+        rows = [row.name for row in kernels.of(note.into, "cuda")]
+        assert [reason.split(": ")[0] for reason in note.why.split("; ")] == rows
+    listed = report.to_dict(found)["devices"]["cuda"]["refused"]
+    assert [(one["name"], one["region"], one["why"]) for one in listed] == [
+        (note.what, note.into, note.why) for note in refused
+    ]
+    text = report.text(found)
+    assert "nodes that no kernel runs as one" in text
+    assert all(f" x {note.into}: {note.why}" in text for note in refused)

@@ -83,11 +83,13 @@ class DeviceFacts:
         name: of the device.
         nodes: in the order in which they run; those of the kernel ``none`` run nothing.
         passes: what made them, in order, with nodes before and after.
+        refused: what a kernel could run as one node, and why none does: see :class:`pipeline.Lowered`.
     """
 
     name: str
     nodes: tuple[DeviceNode, ...]
     passes: tuple[pipeline.Ran, ...]
+    refused: tuple[Note, ...]
 
     @property
     def running(self) -> tuple[DeviceNode, ...]:
@@ -259,7 +261,8 @@ def _on(
                 placed.graph.outputs_of(node),
             )
         )  # fmt: skip
-    return DeviceFacts(device.name, tuple(nodes), (*simplified, *lowered.ran)), placed
+    ran = *simplified, *lowered.ran
+    return DeviceFacts(device.name, tuple(nodes), ran, lowered.refused), placed
 
 
 def _instead(kernel: Kernel, device: str) -> str | None:

@@ -82,6 +82,9 @@ def text(found: Inspection) -> str:
         lines += ["", *_table(("pass", "nodes before", "after", "why"), [
             (ran.name, str(ran.before), str(ran.after), ran.why) for ran in facts.passes
         ])]  # fmt: skip
+        counts = Counter((note.into, note.why) for note in facts.refused)
+        lines += ["", "nodes that no kernel runs as one"] if counts else []
+        lines += [f"  {count} x {kind}: {why}" for (kind, why), count in counts.items()]
     lines += reasons(found)
     if found.notes:
         lines += ["", "rewritten"]
@@ -172,6 +175,10 @@ def to_dict(found: Inspection) -> dict[str, Any]:
                         "nodes_after": ran.after,
                     }
                     for ran in facts.passes
+                ],
+                "refused": [
+                    {"name": note.what, "region": note.into, "why": note.why}
+                    for note in facts.refused
                 ],
             }
             for kind, facts in found.on.items()
