@@ -460,7 +460,7 @@ def page(document: dict[str, Any]) -> str:
             f"- Machine: {where['cpu']} (the draws are seeded: another gives the same)",
             *record.run_lines(document),
             f"- {document['trials']:,} trials a row. `false`: says what is not so. `warned`: says itself "
-            "that an interval may be too narrow, or has none.",
+            "that an interval may be too narrow, or has none, which counts as one that does not hold.",
             f"- Promised, within chance: at most {_share(MOST_FALSE)} of all trials are false without a "
             f"warning, and intervals miss without one in at most {_share(1 - LEAST_HELD)}.",
             "",
