@@ -244,7 +244,7 @@ inline void winograd(Winograd call, const Scratch& scratch, const Conv2dShape& p
 inline WindowBound winograd_bound(const float* weight, const Conv2dShape& p, Conv2dMethod method) {
   const bool large = method == Conv2dMethod::winograd4;
   const double kappa = large ? 12 + 1.6 * std::sqrt(p.c) : 4 + 0.5 * p.c;
-  return window_bound(weight, p.k, p.c, 3, 3, kappa, large ? 4.4 : 1.8);
+  return window_bound(weight, p.k, p.c, 3, 3, {kappa, large ? 4.4 : 1.8});
 }
 
 // The bound, and the weights [groups][channels][9][kFilterGroup], of which U is made as they are

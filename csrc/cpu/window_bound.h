@@ -22,6 +22,7 @@
 #pragma once
 
 #include <cmath>
+#include <utility>
 
 #include "cpu/fused/vector.h"
 #include "cpu/fused/weight_bound.h"
@@ -29,20 +30,28 @@
 namespace cnn_engine::cpu::CNN_ENGINE_ISA {
 namespace {
 
+// Lanes of two vectors: of the second those whose number has the bit `apart`, each with the sum of
+// itself and of the lane that is `apart` from it in its own vector.
+template <int W, int apart, int... lane>
+CNN_ENGINE_INLINE Vec<W> add_lanes(Vec<W> a, Vec<W> b, std::integer_sequence<int, lane...>) {
+  constexpr IntVec<W> own = {(lane & apart ? W + lane : lane)...};
+  constexpr IntVec<W> other = {((lane & apart ? W + lane : lane) ^ apart)...};
+  return __builtin_shuffle(a, b, own) + __builtin_shuffle(a, b, other);  // a blend and a shuffle
+}
+
 // Lane i of what is returned is the sum of the lanes of values[i].
-template <int W>
+template <int W, int apart = 1>
 CNN_ENGINE_INLINE Vec<W> lane_sums(Vec<W> (&values)[W]) {
-  IntVec<W> even, odd;
-  for (int i = 0; i < W; ++i) even[i] = 2 * i, odd[i] = 2 * i + 1;
-#pragma GCC unroll 4
-  for (int left = W / 2; left > 0; left /= 2) {
+  if constexpr (apart == W) {
+    return values[0];
+  } else {
 #pragma GCC unroll 8
-    for (int i = 0; i < left; ++i) {
-      const Vec<W> a = values[2 * i], b = values[2 * i + 1];
-      values[i] = __builtin_shuffle(a, b, even) + __builtin_shuffle(a, b, odd);
+    for (int i = 0; i < W / 2 / apart; ++i) {
+      values[i] = add_lanes<W, apart>(values[2 * i], values[2 * i + 1],
+                                      std::make_integer_sequence<int, W>());
     }
+    return lane_sums<W, apart * 2>(values);
   }
-  return values[0];
 }
 
 CNN_ENGINE_INLINE float absolute(float x) { return std::fabs(x); }
@@ -51,6 +60,12 @@ template <typename V>
 CNN_ENGINE_INLINE V absolute(V x) {
   typedef std::int32_t Int __attribute__((vector_size(sizeof(V))));
   return reinterpret_cast<V>(reinterpret_cast<Int>(x) & 0x7fffffff);
+}
+
+// Squares of what is not zero may be less than the least number.
+template <int W>
+CNN_ENGINE_INLINE Vec<W> at_least(Vec<W> square, Vec<W> size) {
+  return square + (size > 0.0f ? splat<W>(kSomething) : Vec<W>{});
 }
 
 // Whether outputs, one or a vector of them, may be Winograd's: sum of factors and l(x) of their

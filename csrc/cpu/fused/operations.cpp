@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "cpu/fused/kernel_transform.h"
+
 namespace cnn_engine::cpu::fused {
 namespace {
 
@@ -19,13 +21,6 @@ double direct_cost(const Operation& op, bool bfloat16, const FusedKernels& kerne
   const double k = round_up(layer.out_channels, pick_lanes(layer.out_channels, kernels));
   const int c = bfloat16 ? (op.c + 1) / 2 : op.c;  // VDPBF16PS: a pair of channels at once
   return double(op.conv_h) * op.conv_w * layer.kernel_h * layer.kernel_w * c * k;
-}
-
-// Winograd's rounding errors by the outputs and taps of a tile's side: those of the sums of a plain
-// convolution are 1, with signs at random.
-double amplification(int outputs, int taps) {
-  if (outputs == 2) return taps == 5 ? 2.42 : 1.29;
-  return taps == 5 ? 5.46 : 2.86;
 }
 
 struct Tile {
@@ -47,20 +42,69 @@ double winograd_cost(const Operation& op, const Tile& tile, const FusedKernels& 
   const double tiles =
       std::ceil(double(op.conv_h) / tile.h) * std::ceil(double(op.conv_w) / tile.w);
   const double c = tile.planar ? op.c : round_up(op.c, kernels.channel_lanes);
-  return tiles * (products * op.c * k + 2 * frequencies * c + 2 * sums * k);
+  const double test = double(op.conv_h) * op.conv_w * (80 + 4 * c);  // of windows, measured too
+  return tiles * (products * op.c * k + 2 * frequencies * c + 2 * sums * k) + test;
 }
 
-// What the weights ask of windows (window_bound.h). In bfloat16 other layers round 2^15 times more.
-WindowBound bound_of(const Operation& op, const Tile& tile, bool first, bool bfloat16) {
+// What the weights ask of windows (window_bound.h): that errors of so many standard deviations,
+// with a sum |x||w| that is less than its mean by as many of its own, are within the bound.
+constexpr double kDeviations = 4.0;
+
+// Of a frequency's products, `sums` of which are added up, the rounding error's square by their
+// own: measured, with signs at random. Sums of one sign, such as those of a bright place, add to
+// it.
+double rounding(int sums, bool alike) {
+  return 1 + 0.1 * sums + (alike ? 0.016 * sums * sums : 0.0);
+}
+
+TileBound bound_of(const Operation& op, const Tile& tile, bool first, bool bfloat16) {
   const LayerDescription& layer = *op.layer;
   const int r = layer.kernel_h;
-  const double rows = along_rows(tile) ? 1 : amplification(tile.h, r);
-  double kappa = 0.9 * rows * amplification(tile.w, r) * (1 + std::sqrt(op.c) / 8);
-  if (bfloat16) kappa /= 1 << 14;
-  const double part = double(tile.h + r - 1) * (tile.w + r - 1) / (r * r);
+  const int sums = along_rows(tile) ? op.c * r : op.c;
+  const double alike = rounding(sums, true) / rounding(sums, false);
+  double kappa = kDeviations * std::sqrt(rounding(sums, false));
+  if (bfloat16) kappa /= 1 << 14;  // other layers round 2^15 times more
+
+  double rows[4][8] = {}, columns[4][8], largest[2] = {};
+  if (along_rows(tile)) {
+    for (int i = 0; i < tile.h; ++i) std::fill_n(rows[i] + i, r, 1.0 / r);
+  } else {
+    error_gains(tile.h, r, rows);
+  }
+  error_gains(tile.w, r, columns);
+  const auto complete = [&](double (&gains)[4][8], int outputs, double& most) {
+    for (int i = 0; i < outputs; ++i) {
+      double sum = 0;
+      for (int j = 0; j < outputs + r - 1; ++j) {
+        if (j < i || j >= i + r) gains[i][j] *= alike;
+        sum += gains[i][j];
+      }
+      most = std::max(most, sum / r);
+    }
+  };
+  complete(rows, tile.h, largest[0]);
+  complete(columns, tile.w, largest[1]);
+
+  TileBound bound{};
   // Images are even beside what a ReLU leaves.
-  return window_bound(layer.weight, layer.out_channels, op.c, r, r, kappa, part,
-                      first ? 0.5 : 0.15);
+  bound.window = window_bound(
+      layer.weight, layer.out_channels, op.c, r, r,
+      {kappa, largest[0] * largest[1], first ? 0.5 : 0.15, kDeviations, /*squares=*/true});
+  for (int i = 0; i < tile.h; ++i) {
+    for (int j = 0; j < 8; ++j) bound.rows[i][j] = static_cast<float>(rows[i][j]);
+  }
+  // Rows that are summed as they are have one factor, and e(window) is a part of e(tile).
+  const double row = along_rows(tile) ? 1.0 / r : 1.0;
+  const double window = along_rows(tile) ? bound.window.spread : 0.0;
+  for (int lane = 0; lane < 16; ++lane) {
+    const int output = lane % tile.w;
+    for (int j = 0; j < tile.w + r - 1; ++j) {
+      const double inside = j >= output && j < output + r ? window : 0.0;
+      bound.columns[kBefore + j - output][lane] =
+          static_cast<float>(bound.window.tile * row * columns[output][j] + inside);
+    }
+  }
+  return bound;
 }
 
 // Tiles of 4x4 outputs of 5x5 kernels round most, so only bfloat16 has them; the last convolution,
@@ -83,16 +127,17 @@ void choose_tile(Operation& op, bool first, bool last, bool tanh, bool bfloat16,
   if (!square || (layer.kernel_h != 5 && layer.kernel_h != 3)) return;
   double best = direct_cost(op, bfloat16, kernels);
   const bool planar = first && op.c < kernels.channel_lanes;
-  const Tile tiles[] = {{4, 4, planar}, {4, 2, false}, {2, 4, planar}, {2, 2, false}};
+  const Tile tiles[] = {{4, 4, planar}, {4, 2, planar}, {2, 4, planar}, {2, 2, planar}};
   for (const Tile& tile : tiles) {
-    if (along_rows(tile) && !planar) continue;
+    // A planar image has tiles of four columns, and it alone has those of rows.
+    if (planar ? tile.w != 4 : along_rows(tile)) continue;
     // Square kernels of 3x3 have square tiles alone.
     if (layer.kernel_h == 3 && tile.h > tile.w) continue;
     if (!accurate(op, tile, last, tanh, bfloat16)) continue;
     const double cost = winograd_cost(op, tile, kernels);
     if (cost >= best) continue;
-    const WindowBound bound = bound_of(op, tile, first, bfloat16);
-    if (bound.fits == 0.0f) continue;
+    const TileBound bound = bound_of(op, tile, first, bfloat16);
+    if (bound.window.fits == 0.0f) continue;
     best = cost;
     op.kind = StepKind::winograd;
     op.tile_h = tile.h;

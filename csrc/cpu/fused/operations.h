@@ -19,7 +19,7 @@ struct Operation {
   Activation activation = Activation::none;
   bool pool = false;
   int tile_h = 0, tile_w = 0;
-  WindowBound bound{};
+  TileBound bound{};
   std::vector<int> layers{};  // that it computes, by index; none: it belongs to the one before it
 };
 

@@ -34,6 +34,11 @@ Layout input_layout(const std::vector<Operation>& operations, std::size_t index)
   return layout;
 }
 
+// Of what is measured of an input row: vectors of outputs read what is before and after them.
+int sums_pitch(const Operation& op) {
+  return round_up(std::max(round_up(op.conv_w, op.tile_w), 2 * op.layer->pad_w + op.w), 16) + 16;
+}
+
 // Gives each step its place in a workspace: first what one image needs, then the tail of a group of
 // images, then scratch.
 class Builder {
@@ -111,6 +116,8 @@ class Builder {
       const int last = (4 + layer.kernel_w - 2 + 4 * p.margin - layer.pad_w) / 4;
       p.pitch = round_up(std::max(last + tiles, p.margin + (p.w + 3) / 4), kernels_.wide);
       p.rows = layout.rows;
+      p.left = layer.pad_w;
+      p.sums_pitch = sums_pitch(first);
       step.kind = StepKind::to_planar;
       step.conv.image = p;
       allocate(step, p.size(), 0);
@@ -240,13 +247,15 @@ class Builder {
         s.planar ? std::size_t{4} * planar_layout_.pitch * height
                  : (std::size_t(s.tiles_x) * s.tile_w + s.s - 1) * height * in.pitch;
     s.v_offset = 0;
-    s.m_offset = frequencies * s.v_pitch;
+    // Rows of the input that tiles of rows share are transformed once.
+    const std::size_t rows = s.along_rows() ? kRowsTogether * s.tile_h + s.r - 1 : height;
+    s.m_offset = rows * width * s.v_pitch;
     s.p_offset = s.m_offset + frequencies * s.m_pitch;
     s.bound = op.bound;
-    s.sums_pitch = round_up(s.tiles_x + 2, 16) + 16;
+    s.sums_pitch = sums_pitch(op);
     s.b_offset = round_up(s.p_offset + part, std::size_t{16});
     const std::size_t terms = std::size_t(s.r) * s.s * s.c;
-    need_scratch(s.b_offset + s.measured() + kDirectWindows * (terms + s.k_pitch));
+    need_scratch(s.b_offset + s.measured() + kDirectWindows * terms);
     s.weight = keep(pack_winograd(s, layer.weight));
     s.direct = keep(pack_direct(s, layer.weight));
   }

@@ -1,8 +1,10 @@
 // What the fused network does beside convolutions and linear: images in, pools and activations that
 // are not part of a convolution, the end of the network; and the table of this build's kernels.
 #include <limits>
+#include <type_traits>
 
 #include "cpu/fused/activation.h"
+#include "cpu/window_bound.h"
 
 namespace cnn_engine::cpu::CNN_ENGINE_ISA {
 namespace {
@@ -38,6 +40,58 @@ void planar_row(const float* from, int w, int pitch, float* to) {
   for (; x < w; ++x) to[(x % 4) * pitch + x / 4] = from[x];
 }
 
+// The lanes of two vectors by turns, the first half of them or the second.
+template <int W, bool second, int... lane>
+CNN_ENGINE_INLINE Vec<W> interleaved(Vec<W> a, Vec<W> b, std::integer_sequence<int, lane...>) {
+  constexpr IntVec<W> from = {((second ? W / 2 : 0) + lane / 2 + lane % 2 * W)...};
+  return __builtin_shuffle(a, b, from);
+}
+
+template <int W>
+CNN_ENGINE_INLINE void interleave(Vec<W> a, Vec<W> b, Vec<W>& first, Vec<W>& second) {
+  constexpr auto lanes = std::make_integer_sequence<int, W>();
+  first = interleaved<W, false>(a, b, lanes);
+  second = interleaved<W, true>(a, b, lanes);
+}
+
+// Stores [4, W] by columns.
+template <int W>
+CNN_ENGINE_INLINE void store_columns(const Vec<W> (&rows)[4], float* to) {
+  if constexpr (W == 1) {
+    for (int i = 0; i < 4; ++i) store<W>(to + i, rows[i]);
+    return;
+  }
+  Vec<W> even[2], odd[2], all[4];
+  interleave<W>(rows[0], rows[2], even[0], even[1]);
+  interleave<W>(rows[1], rows[3], odd[0], odd[1]);
+  interleave<W>(even[0], odd[0], all[0], all[1]);
+  interleave<W>(even[1], odd[1], all[2], all[3]);
+  for (int i = 0; i < 4; ++i) store<W>(to + i * W, all[i]);
+}
+
+// Sums over channels of a row's |x| and x^2 (PlanarLayout); `row` is its first place.
+template <int W>
+void measure_row(const PlanarLayout& p, const float* row, float* sizes, float* squares) {
+  const int places = (p.w + 3) / 4;
+  for (int first = 0; first < places; first += W) {
+    const int at = first + W > places ? places - W : first;
+    Vec<W> size[4], square[4];
+#pragma GCC unroll 4
+    for (int phase = 0; phase < 4; ++phase) {
+      const float* from = row + phase * p.pitch + at;
+      size[phase] = square[phase] = Vec<W>{};
+      for (int c = 0; c < p.c; ++c, from += p.plane()) {
+        const Vec<W> value = load<W>(from);
+        size[phase] += absolute(value);
+        square[phase] += value * value;
+      }
+      square[phase] = at_least<W>(square[phase], size[phase]);
+    }
+    store_columns<W>(size, sizes + 4 * at);
+    store_columns<W>(square, squares + 4 * at);
+  }
+}
+
 void to_planar(const void* image, const Pixels& pixels, const PlanarLayout& p, float* out,
                int begin, int end) {
   for (int c = 0; c < p.c; ++c) {
@@ -49,6 +103,18 @@ void to_planar(const void* image, const Pixels& pixels, const PlanarLayout& p, f
       } else {
         planar_row(static_cast<const float*>(image) + from, p.w, p.pitch, to);
       }
+    }
+  }
+  for (int y = begin; y < end; ++y) {
+    const float* row = out + std::size_t(y + p.top) * 4 * p.pitch + p.margin;
+    float* sizes = out + p.sums_at(y + p.top) + p.left;
+    float* squares = sizes + std::size_t(p.rows) * p.sums_pitch;
+    if (p.w > 4 * (kLanes - 1)) {
+      measure_row<kLanes>(p, row, sizes, squares);
+    } else if (p.w > 12) {
+      measure_row<4>(p, row, sizes, squares);
+    } else {
+      measure_row<1>(p, row, sizes, squares);
     }
   }
 }

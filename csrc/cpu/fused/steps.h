@@ -27,20 +27,45 @@ struct Layout {
   }
 };
 
+// Columns of a tile before an output's window, at most.
+constexpr int kBefore = 3;
+
 // The first layer's image where it has few channels: [c, rows, 4, pitch], a row's pixels dealt out
 // by column modulo 4, so that SIMD lanes hold the same place of neighbouring tiles, 4 columns
-// apart. Pixel (y, x) is at row y + top, phase x % 4, place x / 4 + margin; the rest is zero.
+// apart. Pixel (y, x) is at row y + top, phase x % 4, place x / 4 + margin; the rest is zero. After
+// it lie the pixels' sums over channels of |x| and of x^2, [2, rows, sums_pitch], see sums_at.
 struct PlanarLayout {
   int c = 0, h = 0, w = 0;
   int pitch = 0;
-  int top = 0, margin = 0;
+  int top = 0, left = 0, margin = 0;
   int rows = 0;
+  int sums_pitch = 0;
 
-  CNN_ENGINE_INLINE std::size_t size() const { return std::size_t(c) * rows * 4 * pitch; }
+  CNN_ENGINE_INLINE std::size_t plane() const { return std::size_t(rows) * 4 * pitch; }
+  CNN_ENGINE_INLINE std::size_t size() const {
+    return c * plane() + 2 * std::size_t(rows) * sums_pitch;
+  }
+  // Of row `row`, padding included: the first column's |x|; x^2 is rows * sums_pitch further.
+  CNN_ENGINE_INLINE std::size_t sums_at(int row) const {
+    return c * plane() + std::size_t(row) * sums_pitch + kBefore;
+  }
+};
+
+// What window_bound.h asks of windows of a tile: an output is Winograd's where
+//
+//   (sum of factors and l(x))^2 >= spread e(window) + sum of rows, columns and e(x) of the tile
+struct TileBound {
+  WindowBound window;
+  float rows[4][8];  // by the output's row and the input's; tiles of rows have none
+  // By the input's column less that of the window's first, and kBefore; by lane, of a row's
+  // outputs.
+  float columns[kBefore + 8][16];
 };
 
 // Windows that are computed directly together, beside Winograd's tiles.
 constexpr int kDirectWindows = 16;
+// Rows of tiles that are transformed together, of tiles of rows.
+constexpr int kRowsTogether = 8;
 
 // conv2d, an activation, and a 2x2 max-pool where the next layer is one (`pool`).
 struct ConvStep {
@@ -66,18 +91,14 @@ struct ConvStep {
   int v_channels;                // channels of the transformed input as it lies in scratch
   std::size_t v_pitch, m_pitch;  // floats between two frequencies
   std::size_t v_offset, m_offset, p_offset, b_offset;  // of the parts of scratch, in floats
-  WindowBound bound;
+  TileBound bound;
   const float* direct;  // weights of outputs that the bound leaves out, packed as pack_direct does
-  int sums_pitch;       // tiles_x and more, of what is measured of an input row
+  int sums_pitch;       // of what is measured of an input row
 
   CNN_ENGINE_INLINE bool along_rows() const { return tile_h < tile_w; }
   // Of scratch: rows of what is measured, and what it is made of.
-  CNN_ENGINE_INLINE std::size_t measured_row() const {
-    return std::size_t(2 * tile_w + 1) * sums_pitch;
-  }
   CNN_ENGINE_INLINE std::size_t measured() const {
-    const std::size_t row = 2 * std::size_t(tile_w) * sums_pitch;
-    return (tile_h + r - 1) * measured_row() + row;
+    return std::size_t(3 * (tile_h + r - 1) + 2) * sums_pitch;
   }
 };
 

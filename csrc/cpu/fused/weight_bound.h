@@ -41,11 +41,18 @@ CNN_ENGINE_INLINE WindowBound unpacked_bound(const float* packed) {
   return bound;
 }
 
-// Of weights [filters, channels, r, s]. `tile_part`: e(tile) by e(window) of even values; `usual`:
-// see kUsualPart.
+// What tiles and windows of a kernel have in common.
+struct TileError {
+  double kappa;
+  double tile_part;           // e(tile) by e(window) of even values
+  double usual = kUsualPart;  // see there
+  double deviations = kBoundDeviations;
+  bool squares = false;  // of both errors, squares are added up
+};
+
+// Of weights [filters, channels, r, s].
 CNN_ENGINE_INLINE WindowBound window_bound(const float* weight, int filters, int channels, int r,
-                                           int s, double kappa, double tile_part,
-                                           double usual = kUsualPart) {
+                                           int s, const TileError& error) {
   WindowBound bound{};
   const int taps = r * s;
   const double count = double(channels) * taps;
@@ -87,8 +94,8 @@ CNN_ENGINE_INLINE WindowBound window_bound(const float* weight, int filters, int
     for (int j = 0; j < s; ++j) lower(column_part[j], 4 * columns[j] * s / sum);
   }
   if (!regular || !any) return bound;
-  const double tile = kappa / (kBoundPart * (16 + count / 8));
-  const double deviations = kBoundDeviations * std::sqrt(spread);
+  const double tile = error.kappa / (kBoundPart * (16 + count / 8));
+  const double deviations = error.deviations * std::sqrt(spread);
   double all = 0;
   for (int i = 0; i < r; ++i) bound.rows[i] = static_cast<float>(mean * row_part[i]);
   for (int j = 0; j < s; ++j) bound.columns[j] = static_cast<float>(column_part[j]);
@@ -98,7 +105,9 @@ CNN_ENGINE_INLINE WindowBound window_bound(const float* weight, int filters, int
     if (tap < kBoundTaps) bound.taps[tap] = static_cast<float>(mean * part);
     all += mean * part / taps;
   }
-  bound.fits = all * std::sqrt(usual * count) > deviations + tile * std::sqrt(tile_part);
+  const double most = tile * std::sqrt(error.tile_part);
+  const double needed = error.squares ? std::hypot(deviations, most) : deviations + most;
+  bound.fits = all * std::sqrt(error.usual * count) > needed;
   bound.tile = static_cast<float>(tile * tile);
   bound.spread = static_cast<float>(deviations * deviations);
   return bound;

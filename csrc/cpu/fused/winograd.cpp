@@ -18,8 +18,17 @@
 namespace cnn_engine::cpu::CNN_ENGINE_ISA {
 namespace {
 
+// Channels in wide vectors, and what is left in narrow ones: body(width, first channel).
+template <typename Body>
+CNN_ENGINE_INLINE void for_vectors(int pitch, const Body& body) {
+  int c = 0;
+  for (; c + kWide <= pitch; c += kWide) body(std::integral_constant<int, kWide>(), c);
+  if (kNarrow == kWide) return;
+  for (; c < pitch; c += kNarrow) body(std::integral_constant<int, kNarrow>(), c);
+}
+
 // Columns first: each is transformed once for the tiles that share it, into [x, i, channels].
-template <int MH, int MW, int R, int W>
+template <int MH, int MW, int R>
 void transform_input(const ConvStep& s, const float* in, float* columns, float* v, int tile_row) {
   constexpr int AH = MH + R - 1, AW = MW + R - 1;
   const int pitch = s.in.pitch;
@@ -27,18 +36,20 @@ void transform_input(const ConvStep& s, const float* in, float* columns, float* 
   const float* top = in + std::size_t(tile_row) * MH * row;
   const int width = s.tiles_x * MW + R - 1;
   for (int x = 0; x < width; ++x) {
-    for (int c = 0; c < pitch; c += W) {
+    for_vectors(pitch, [&](auto lanes, int c) __attribute__((always_inline)) {
+      constexpr int W = decltype(lanes)::value;
       Vec<W> d[AH], o[AH];
 #pragma GCC unroll 8
       for (int i = 0; i < AH; ++i) d[i] = load<W>(top + i * row + x * pitch + c);
       input_transform(d, o);
 #pragma GCC unroll 8
       for (int i = 0; i < AH; ++i) store<W>(columns + (std::size_t(x) * AH + i) * pitch + c, o[i]);
-    }
+    });
   }
   for (int t = 0; t < s.tiles_x; ++t) {
     for (int i = 0; i < AH; ++i) {
-      for (int c = 0; c < pitch; c += W) {
+      for_vectors(pitch, [&](auto lanes, int c) __attribute__((always_inline)) {
+        constexpr int W = decltype(lanes)::value;
         const float* from = columns + (std::size_t(t) * MW * AH + i) * pitch + c;
         float* to = v + i * AW * s.v_pitch + std::size_t(t) * pitch + c;
         Vec<W> d[AW], o[AW];
@@ -47,28 +58,52 @@ void transform_input(const ConvStep& s, const float* in, float* columns, float* 
         input_transform(d, o);
 #pragma GCC unroll 8
         for (int j = 0; j < AW; ++j) store<W>(to + j * s.v_pitch, o[j]);
-      }
+      });
     }
+  }
+}
+
+// Of a planar image, where column j of a tile of four columns begins in a row.
+template <int AW>
+struct PlanarColumns {
+  std::size_t at[AW];
+
+  explicit PlanarColumns(const PlanarLayout& p) {
+    for (int j = 0; j < AW; ++j) {
+      const int x = j + 4 * p.margin - p.left;
+      at[j] = std::size_t(x % 4) * p.pitch + x / 4;
+    }
+  }
+};
+
+// One row of a planar image to `to`, [tiles / L] of [AW, L], `step` apart: lanes are `L` tiles.
+template <int R, int L>
+CNN_ENGINE_INLINE void transform_row(const ConvStep& s, const float* row,
+                                     const PlanarColumns<R + 3>& columns, float* to,
+                                     std::size_t step) {
+  constexpr int AW = R + 3;
+  for (int t = 0; t < s.tiles_x; t += L, to += step) {
+    Vec<L> d[AW], o[AW];
+#pragma GCC unroll 8
+    for (int j = 0; j < AW; ++j) d[j] = load<L>(row + t + columns.at[j]);
+    input_transform(d, o);
+#pragma GCC unroll 8
+    for (int j = 0; j < AW; ++j) store<L>(to + j * L, o[j]);
   }
 }
 
 // The same for a planar image: lanes are places of one phase, then `L` tiles; V is [tiles / L, c,
 // f, L].
-template <int MH, int R, int L>
+template <int R, int L>
 void transform_planar(const ConvStep& s, const float* image, float* rows, float* v, int tile_row) {
-  constexpr int MW = 4;
-  constexpr int AH = MH + R - 1, AW = MW + R - 1;
+  constexpr int AH = R + 3, AW = R + 3;
   const PlanarLayout& p = s.image;
   const std::size_t row = std::size_t{4} * p.pitch;
-  std::size_t place[AW];  // of a tile's column j
-  for (int j = 0; j < AW; ++j) {
-    const int x = j + 4 * p.margin - s.in.left;  // in.left is the padding
-    place[j] = std::size_t(x % 4) * p.pitch + x / 4;
-  }
+  const PlanarColumns<AW> columns(p);
+  const std::size_t step = std::size_t(p.c) * AH * AW * L;
   for (int c = 0; c < p.c; ++c) {
-    const float* top = image + (std::size_t(c) * p.rows + std::size_t(tile_row) * MH) * row;
-    constexpr bool along_rows = MH < MW;
-    for (std::size_t x = 0; x < row && !along_rows; x += L) {
+    const float* top = image + c * p.plane() + std::size_t(tile_row) * 4 * row;
+    for (std::size_t x = 0; x < row; x += L) {
       Vec<L> d[AH], o[AH];
 #pragma GCC unroll 8
       for (int i = 0; i < AH; ++i) d[i] = load<L>(top + i * row + x);
@@ -77,16 +112,27 @@ void transform_planar(const ConvStep& s, const float* image, float* rows, float*
       for (int i = 0; i < AH; ++i) store<L>(rows + i * row + x, o[i]);
     }
     for (int i = 0; i < AH; ++i) {
-      for (int t = 0; t < s.tiles_x; t += L) {
-        const float* from = (along_rows ? top : rows) + i * row + t;
-        float* to = v + (std::size_t(t) * p.c + std::size_t(c) * L) * (AH * AW) + i * AW * L;
-        Vec<L> d[AW], o[AW];
-#pragma GCC unroll 8
-        for (int j = 0; j < AW; ++j) d[j] = load<L>(from + place[j]);
-        input_transform(d, o);
-#pragma GCC unroll 8
-        for (int j = 0; j < AW; ++j) store<L>(to + j * L, o[j]);
-      }
+      transform_row<R, L>(s, rows + i * row, columns, v + (c * AH + i) * AW * L, step);
+    }
+  }
+}
+
+// Tiles of rows share their input's transform: V is [tiles / L, c, rows, AW, L] of some of them.
+template <int R>
+constexpr int kRowsOfV = kRowsTogether * 2 + R - 1;
+
+template <int R, int L>
+void transform_rows(const ConvStep& s, const float* image, float* v, int tile_row, int tile_rows) {
+  constexpr int AW = R + 3;
+  const PlanarLayout& p = s.image;
+  const std::size_t row = std::size_t{4} * p.pitch;
+  const PlanarColumns<AW> columns(p);
+  const std::size_t step = std::size_t(p.c) * kRowsOfV<R> * AW * L;
+  for (int c = 0; c < p.c; ++c) {
+    const float* from = image + c * p.plane() + std::size_t(tile_row) * 2 * row;
+    float* to = v + std::size_t(c) * kRowsOfV<R> * AW * L;
+    for (int i = 0; i < tile_rows * 2 + R - 1; ++i, from += row, to += AW * L) {
+      transform_row<R, L>(s, from, columns, to, step);
     }
   }
 }
@@ -115,15 +161,6 @@ template <int MH, int MW, int R, int W, bool pool>
       store<W>(out + s.out.at(top + i, left + j) + k, activated<W>(s.activation, value + bias));
     }
   }
-}
-
-// Channels in wide vectors, and what is left in narrow ones: body(width, first channel).
-template <typename Body>
-CNN_ENGINE_INLINE void for_vectors(int pitch, const Body& body) {
-  int c = 0;
-  for (; c + kWide <= pitch; c += kWide) body(std::integral_constant<int, kWide>(), c);
-  if (kNarrow == kWide) return;
-  for (; c < pitch; c += kNarrow) body(std::integral_constant<int, kNarrow>(), c);
 }
 
 template <int MH, int MW, int R, bool pool>
@@ -188,20 +225,18 @@ CNN_ENGINE_INLINE void multiply_and_finish(const ConvStep& s, const float* v, co
   }
 }
 
-// The same for tiles of rows: V's rows are the image's, and each row of outputs sums up those it
-// reads.
-template <int MH, int R, int W, int L, int T>
+// The same for tiles of rows: each row of outputs sums up those of V that it reads.
+template <int R, int W, int L, int T>
 CNN_ENGINE_INLINE void multiply_along_rows(const ConvStep& s, const float* v, const float* u,
                                            float* out, int tile_row, int tile, int k) {
-  constexpr int MW = 4;
-  constexpr int AH = MH + R - 1, AW = MW + R - 1;
+  constexpr int MH = 2, MW = 4, AW = MW + R - 1;
   Vec<W> half[T][MH][AW];
 #pragma GCC unroll 8
   for (int j = 0; j < AW; ++j) {
     Vec<W> m[T][MH] = {};
     const float* weights = u + j * W;
     const float* values = v + j * L;
-    for (int c = 0; c < s.c; ++c, weights += R * AW * W, values += AH * AW * L) {
+    for (int c = 0; c < s.c; ++c, weights += R * AW * W, values += kRowsOfV<R> * AW * L) {
 #pragma GCC unroll 5
       for (int r = 0; r < R; ++r) {
         const Vec<W> weight = load<W>(weights + r * AW * W);
@@ -228,16 +263,16 @@ CNN_ENGINE_INLINE void multiply_along_rows(const ConvStep& s, const float* v, co
   }
 }
 
+// `v` is where the tiles' rows begin, and what of it is one channel of `L` tiles is `channel`.
 template <int MH, int R, int W, int L>
-void multiply_planar(const ConvStep& s, const float* v, float* out, int tile_row) {
+void multiply_planar(const ConvStep& s, const float* v, int channel, float* out, int tile_row) {
   constexpr bool along_rows = MH < 4;
   constexpr int most = (kRegisters == 32 ? 2 : 1) * (along_rows ? 2 : 1);
-  constexpr int frequencies = (MH + R - 1) * (4 + R - 1);  // of V
   constexpr int weights = (along_rows ? R : MH + R - 1) * (4 + R - 1);
   const auto some = [&](auto size, const float* values, const float* u, int tile, int k) {
     constexpr int T = decltype(size)::value;
     if constexpr (along_rows) {
-      multiply_along_rows<MH, R, W, L, T>(s, values, u, out, tile_row, tile, k);
+      multiply_along_rows<R, W, L, T>(s, values, u, out, tile_row, tile, k);
     } else {
       multiply_and_finish<MH, R, W, L, T>(s, values, u, out, tile_row, tile, k);
     }
@@ -245,7 +280,7 @@ void multiply_planar(const ConvStep& s, const float* v, float* out, int tile_row
   for (int k = 0; k < s.k_pitch; k += W) {
     const float* u = s.weight + std::size_t(k) * s.c * weights;
     for (int first = 0; first < s.tiles_x; first += L) {
-      const float* values = v + std::size_t(first) * s.c * frequencies;
+      const float* values = v + std::size_t(first) * s.c * (channel / L);
       const int tiles = s.tiles_x - first < L ? s.tiles_x - first : L;
       int t = 0;
       for (; t + most <= tiles; t += most) {
@@ -257,9 +292,8 @@ void multiply_planar(const ConvStep& s, const float* v, float* out, int tile_row
 }
 
 // What window_bound.h asks of the rows of tiles that one call comes to, and what it leaves out.
-// Columns are dealt out by what is left of them modulo MW, so that lanes are tiles; what lanes past
-// the last tile hold does not count. Outputs that are left out wait until there are enough to share
-// the reading of weights.
+// Lanes are the outputs of a row; what lanes past the last tile hold does not count. Outputs that
+// are left out wait until there are enough to share the reading of weights: a pool's four together.
 template <int MH, int MW, int R>
 class Measured {
  public:
@@ -269,22 +303,45 @@ class Measured {
       : s_(s),
         in_(in),
         out_(out),
-        pitch_(s.sums_pitch),
-        terms_(s.r * s.s * s.c),
         rows_(scratch + s.b_offset),
-        sizes_(rows_ + AH * s.measured_row()),
-        squares_(sizes_ + MW * pitch_),
-        windows_(scratch + s.b_offset + s.measured()),
-        next_(begin * MH) {}
+        sizes_(rows_ + 3 * AH * s.sums_pitch),
+        patches_(scratch + s.b_offset + s.measured()),
+        next_(begin * MH) {
+    if (!s.planar) __builtin_memset(sizes_, 0, 2 * s.sums_pitch * sizeof(float));
+  }
 
   // Finds the outputs of a row of tiles, which Winograd's have been written to, that are not to be.
   void finish(int tile_row) {
     const int top = tile_row * MH;
     for (; next_ < top + AH; ++next_) measure(next_);
-    for (int first = 0; first < s_.tiles_x; first += W) {
-      const IntVec<W> found = outside(top, first);
-      for (int i = 0; i < W && first + i < s_.tiles_x; ++i) {
-        if (found[i] != 0) add(top, first + i, found[i]);
+    for (int x = 0; x < s_.tiles_x * MW; x += W) take(top, x, outside(top, x));
+  }
+
+  // The same of rows of tiles of rows, whose sums are those of their rows: each row of inputs is
+  // added to those of the windows that it is in, held[r] being where it is row r.
+  void finish_rows(int begin, int end) {
+    const float* factors = s_.bound.window.rows;
+    for (int x = 0; x < s_.tiles_x * MW; x += W) {
+      Vec<W> held[R] = {}, tile[R] = {}, part;
+      IntVec<W> found = {};
+      for (int y = begin * MH; y < end * MH + R - 1; ++y) {
+        Vec<W> row_held, row_tile;
+        const float* sizes = in_ + s_.image.sums_at(y) + x;
+        sum_row(sizes, sizes + std::size_t(s_.image.rows) * s_.sums_pitch, row_held, row_tile,
+                part);
+#pragma GCC unroll 5
+        for (int r = R - 1; r > 0; --r) {
+          held[r] = held[r - 1] + factors[r] * row_held;
+          tile[r] = tile[r - 1] + row_tile;
+        }
+        held[0] = factors[0] * row_held;
+        tile[0] = row_tile;
+        const int output = y - (R - 1), i = output & (MH - 1);
+        if (output < begin * MH) continue;
+        found |= fails(held[R - 1], tile[R - 1]) & (1 << i);
+        if (i < MH - 1) continue;
+        take(output - i, x, found);
+        found = IntVec<W>{};
       }
     }
   }
@@ -301,196 +358,220 @@ class Measured {
   }
 
  private:
-  static constexpr int W = kNarrow;
+  static constexpr int W = kWide;
 
-  float* row(int y) const { return rows_ + y % AH * s_.measured_row(); }
+  float* row(int y) const { return rows_ + y % AH * 3 * s_.sums_pitch; }
 
-  // l(x) and e(x) of one row's places, then what each output and each tile reads of them.
-  void measure(int y) {
-    for (int phase = 0; phase < MW; ++phase) {
-      if (s_.planar) {
-        measure_planar(y, phase);
-      } else {
-        measure_places(y, phase);
-      }
-    }
-    float* held = row(y);
-    float* part = held + MW * pitch_;
-    float* tiles = part + MW * pitch_;
-    const WindowBound& bound = s_.bound;
-    for (int t = 0; t < s_.tiles_x; t += W) {
-      Vec<W> size[AW], square[AW], tile = {};
-#pragma GCC unroll 8
-      for (int k = 0; k < AW; ++k) {
-        const int at = k % MW * pitch_ + k / MW + t;
-        size[k] = load<W>(sizes_ + at);
-        square[k] = load<W>(squares_ + at);
-        tile += square[k];
-      }
-      store<W>(tiles + t, tile);
-#pragma GCC unroll 4
-      for (int j = 0; j < MW; ++j) {
-        Vec<W> sum = {}, squares = {};
+  // Of a row of windows: the sum of factors and l(x), that of factors and e(x), and e(window).
+  CNN_ENGINE_INLINE void sum_row(const float* sizes, const float* squares, Vec<W>& held,
+                                 Vec<W>& tile, Vec<W>& part) const {
+    const TileBound& bound = s_.bound;
+    held = tile = part = Vec<W>{};
 #pragma GCC unroll 5
-        for (int k = 0; k < R; ++k) {
-          sum += bound.columns[k] * size[j + k];
-          squares += square[j + k];
-        }
-        store<W>(held + j * pitch_ + t, sum);
-        store<W>(part + j * pitch_ + t, squares);
-      }
+    for (int k = 0; k < R; ++k) held += bound.window.columns[k] * load<W>(sizes + k);
+    // A tile's first column acts on its first outputs alone, the last on the last.
+#pragma GCC unroll 16
+    for (int k = 2 - MW; k < AW - 1; ++k) {
+      const Vec<W> square = load<W>(squares + k);
+      tile += load<W>(bound.columns[kBefore + k]) * square;
+      if (k >= 0 && k < R) part += square;
     }
   }
 
-  // Of one phase, what tiles read.
-  int places() const { return s_.tiles_x + (AW - 1) / MW; }
+  // Of zeros alone Winograd's outputs are exact.
+  static CNN_ENGINE_INLINE IntVec<W> fails(Vec<W> held, Vec<W> tile) {
+    return ~(held * held - tile >= kLeastSquare) & (tile != 0.0f);
+  }
 
+  void measure(int y) {
+    float* to = row(y);
+    if (y < s_.in.top || y >= s_.in.top + s_.in.h) {
+      __builtin_memset(to, 0, 3 * s_.sums_pitch * sizeof(float));
+      return;
+    }
+    const float* sizes = sizes_ + kBefore;
+    const float* squares = sizes + s_.sums_pitch;
+    if (s_.planar) {
+      sizes = in_ + s_.image.sums_at(y);
+      squares = sizes + std::size_t(s_.image.rows) * s_.sums_pitch;
+    } else if (s_.in.pitch % kWide == 0 && s_.in.w > kNarrow) {
+      measure_places<kWide>(y);
+    } else {
+      measure_places<kNarrow>(y);
+    }
+    for (int x = 0; x < s_.tiles_x * MW; x += W) {
+      Vec<W> held, tile, part;
+      sum_row(sizes + x, squares + x, held, tile, part);
+      store<W>(to + x, held);
+      store<W>(to + s_.sums_pitch + x, tile);
+      store<W>(to + 2 * s_.sums_pitch + x, part);
+    }
+  }
+
+  // l(x) and e(x) of a row's pixels, `L` at once.
   template <int L>
-  void store_places(int phase, int first, Vec<L> size, Vec<L> square) {
-    store<L>(sizes_ + phase * pitch_ + first, size);
-    store<L>(squares_ + phase * pitch_ + first,
-             square + (size > 0.0f ? splat<L>(kSomething) : Vec<L>{}));
-  }
-
-  void measure_planar(int y, int phase) {
-    const PlanarLayout& p = s_.image;
-    const int x = phase + 4 * p.margin - s_.in.left;  // in.left is the padding
-    const float* row = in_ + (std::size_t(y) * 4 + x % 4) * p.pitch + x / 4;
-    const std::size_t channel = std::size_t(p.rows) * 4 * p.pitch;
-    for (int first = 0; first < places(); first += kWide) {
-      Vec<kWide> size = {}, square = {};
-      for (int c = 0; c < p.c; ++c) {
-        const auto value = load<kWide>(row + c * channel + first);
-        size += absolute(value);
-        square += value * value;
-      }
-      store_places<kWide>(phase, first, size, square);
-    }
-  }
-
-  void measure_places(int y, int phase) {
+  void measure_places(int y) {
     const Layout& p = s_.in;
     const float* row = in_ + std::size_t(y) * p.cols * p.pitch;
-    for (int first = 0; first < places(); first += W) {
-      Vec<W> l[W] = {}, e[W] = {};
-#pragma GCC unroll 8
-      for (int i = 0; i < W; ++i) {
-        const int x = phase + MW * (first + i);
-        const float* from = row + std::size_t(x < p.cols ? x : p.cols - 1) * p.pitch;
-        for (int c = 0; c < p.pitch; c += W) {
-          const Vec<W> value = load<W>(from + c);
+    float* to = sizes_ + kBefore;
+    for (int first = p.left; first < p.left + p.w; first += L) {
+      Vec<L> l[L], e[L];
+#pragma GCC unroll 16
+      for (int i = 0; i < L; ++i) {
+        const int x = first + i < p.cols ? first + i : p.cols - 1;
+        const float* from = row + std::size_t(x) * p.pitch;
+        Vec<L> value = load<L>(from);
+        l[i] = absolute(value);
+        e[i] = value * value;
+        for (int c = L; c < p.pitch; c += L) {
+          value = load<L>(from + c);
           l[i] += absolute(value);
           e[i] += value * value;
         }
       }
-      store_places<W>(phase, first, lane_sums<W>(l), lane_sums<W>(e));
+      const Vec<L> size = lane_sums<L>(l), square = lane_sums<L>(e);
+      store<L>(to + first, size);
+      store<L>(to + s_.sums_pitch + first, at_least<L>(square, size));
     }
   }
 
-  // Of tiles from `first`: their outputs that are outside the bound, a bit each, by rows.
+  // Of a row of outputs from `first`: those outside the bound, a bit for each of the tiles' rows.
   IntVec<W> outside(int top, int first) const {
-    const WindowBound& bound = s_.bound;
+    const TileBound& bound = s_.bound;
     const float* rows[AH];
-    Vec<W> energy = {};
-    for (int i = 0; i < AH; ++i) {
-      rows[i] = row(top + i) + first;
-      energy += load<W>(rows[i] + 2 * MW * pitch_);
-    }
-    Vec<W> tile;
-    for (int i = 0; i < W; ++i) tile[i] = std::sqrt(bound.tile * energy[i]);
+    for (int i = 0; i < AH; ++i) rows[i] = row(top + i) + first;
     IntVec<W> found = {};
-    for (int i = 0; i < MH; ++i) {
 #pragma GCC unroll 4
-      for (int j = 0; j < MW; ++j) {
-        Vec<W> held = {}, part = {};
+    for (int i = 0; i < MH; ++i) {
+      Vec<W> held = {}, part = {};
 #pragma GCC unroll 5
-        for (int r = 0; r < R; ++r) {
-          held += bound.rows[r] * load<W>(rows[i + r] + j * pitch_);
-          part += load<W>(rows[i + r] + (MW + j) * pitch_);
-        }
-        found |= ~is_inside(bound, held, part, tile) & (1 << (i * MW + j));
+      for (int r = 0; r < R; ++r) {
+        held += bound.window.rows[r] * load<W>(rows[i + r]);
+        part += load<W>(rows[i + r] + 2 * s_.sums_pitch);
+      }
+      Vec<W> tile = bound.window.spread * part;
+#pragma GCC unroll 8
+      for (int r = i == 0 ? 0 : 1; r < (i == MH - 1 ? AH : AH - 1); ++r) {
+        tile += bound.rows[i][r] * load<W>(rows[r] + s_.sums_pitch);
+      }
+      found |= fails(held, tile) & (1 << i);
+    }
+    return found;
+  }
+
+  void take(int top, int first, IntVec<W> found) {
+    std::uint64_t pairs[W / 2], any = 0;
+    __builtin_memcpy(pairs, &found, sizeof found);
+    for (int i = 0; i < W / 2; ++i) any |= pairs[i];
+    if (any == 0) return;
+    if (s_.pool) {
+      add<true>(top, first, found);
+    } else {
+      add<false>(top, first, found);
+    }
+  }
+
+  // Outputs from `first` on that are found, or that are pooled with one that is.
+  template <bool pool>
+  void add(int top, int first, IntVec<W> found) {
+    constexpr int step = pool ? 2 : 1;
+    std::int32_t rows[W];
+    __builtin_memcpy(rows, &found, sizeof found);
+    for (int j = 0; j < W; j += step) {
+      const int bits = pool ? rows[j] | rows[j + 1] : rows[j];
+      const int x = (first + j) / step;
+      if (bits == 0 || x >= s_.out.w) continue;
+      for (int i = 0; i < MH; i += step) {
+        const int y = (top + i) / step;
+        if ((bits >> i & (pool ? 3 : 1)) == 0 || y >= s_.out.h) continue;
+        write_patch<kSide<pool>>(top + i, first + j);
+        places_[count_++] = s_.out.at(y, x);
+        if (count_ * step * step == kDirectWindows) flush();
       }
     }
-    return found & (energy != 0.0f);  // of zeros alone: exact
   }
 
-  // Outputs of tile t that are found, or that are pooled with one that is.
-  void add(int top, int t, int found) {
-    const int step = s_.pool ? 2 : 1;
-    const int pooled = s_.pool ? 3 | 3 << MW : 1;
-    for (int i = 0; i < MH; i += step) {
-      for (int j = 0; j < MW; j += step) {
-        if ((found >> (i * MW + j) & pooled) == 0) continue;
-        if ((top + i) / step >= s_.out.h || (t * MW + j) / step >= s_.out.w) continue;
-        if (count_ == kDirectWindows) flush();
-        for (int a = 0; a < step * step; ++a, ++count_) {
-          places_[count_][0] = top + i + a / step;
-          places_[count_][1] = t * MW + j + a % step;
-          write_window(places_[count_][0], places_[count_][1], windows_ + count_ * terms_);
+  // What outputs that wait together read, of a side.
+  template <bool pool>
+  static constexpr int kSide = R + (pool ? 1 : 0);
+
+  // [side][side][c]
+  template <int side>
+  void write_patch(int y, int x) const {
+    const int row = side * s_.c;
+    float* to = patches_ + count_ * side * row;
+    if (!s_.planar) {
+      const Layout& p = s_.in;
+      for (int i = 0; i < side; ++i) {
+        const float* from = in_ + (std::size_t(y + i) * p.cols + x) * p.pitch;
+        for (int j = 0; j < side; ++j, from += p.pitch, to += s_.c) {
+          __builtin_memcpy(to, from, s_.c * sizeof(float));
         }
+      }
+      return;
+    }
+    const PlanarLayout& p = s_.image;
+    const std::size_t pitch = std::size_t{4} * p.pitch;
+    for (int j = 0; j < side; ++j) {
+      const int at = x + j + 4 * p.margin - p.left;
+      const float* from = in_ + y * pitch + std::size_t(at % 4) * p.pitch + at / 4;
+      for (int c = 0; c < s_.c; ++c, ++to, from += p.plane()) {
+#pragma GCC unroll 6
+        for (int i = 0; i < side; ++i) to[i * row] = from[i * pitch];
       }
     }
   }
 
   template <int L>
   [[gnu::noinline]] void compute() {
-    const int step = s_.pool ? 2 : 1;
-    float* sums = windows_ + kDirectWindows * terms_;
     const float* u = s_.direct;
-    const int count = (count_ + 3) / 4 * 4;  // fours take no longer than one
     for (int k = 0; k < s_.k_pitch;) {
       const int block = block_size((s_.k_pitch - k) / L);
-      const auto some = [&](auto size) {
-        constexpr int B = decltype(size)::value;
-        multiply<L, B>(windows_, terms_, 1, u, terms_, sums + k, s_.k_pitch, count);
-      };
-      if (block == 3) some(std::integral_constant<int, 3>());
-      if (block == 2) some(std::integral_constant<int, 2>());
-      if (block == 1) some(std::integral_constant<int, 1>());
-      u += std::size_t(terms_) * block * L;
+      if (block == 3) compute_block<L, 3>(u, k);
+      if (block == 2) compute_block<L, 2>(u, k);
+      if (block == 1) compute_block<L, 1>(u, k);
+      u += std::size_t(R) * R * s_.c * block * L;
       k += block * L;
-    }
-    for (int i = 0; i < count_; i += step * step) {
-      float* to = out_ + s_.out.at(places_[i][0] / step, places_[i][1] / step);
-      for (int k = 0; k < s_.k_pitch; k += L) {
-        Vec<L> value = load<L>(sums + i * s_.k_pitch + k);
-        for (int a = 1; a < step * step; ++a) {
-          value = maximum(value, load<L>(sums + (i + a) * s_.k_pitch + k));
-        }
-        store<L>(to + k, activated<L>(s_.activation, value + load<L>(s_.bias + k)));
-      }
     }
   }
 
-  // [r][s][c]
-  void write_window(int y, int x, float* to) const {
-    if (!s_.planar) {
-      const Layout& p = s_.in;
-      // Channels without a gap make a row one run.
-      const int runs = p.pitch == s_.c ? 1 : R, count = p.pitch == s_.c ? R * s_.c : s_.c;
-      for (int i = y; i < y + R; ++i) {
-        const float* from = in_ + (std::size_t(i) * p.cols + x) * p.pitch;
-        for (int run = 0; run < runs; ++run, from += p.pitch, to += count) {
-          __builtin_memcpy(to, from, count * sizeof(float));
+  // Of channels from `k`, in vectors of `L`. A few windows more take no longer: they are not
+  // stored.
+  template <int L, int B>
+  void compute_block(const float* u, int k) {
+    constexpr int T = kRegisters == 32 ? 8 : 4;
+    const int windows = s_.pool ? 4 : 1;
+    const std::size_t row = std::size_t(s_.pool ? kSide<true> : kSide<false>) * s_.c;
+    const std::size_t patch = row * (s_.pool ? kSide<true> : kSide<false>);
+    for (int first = 0; first < count_ * windows; first += T) {
+      const float* from[T];
+      for (int t = 0; t < T; ++t) {
+        const int window = (first + t) % windows;
+        from[t] = patches_ + (first + t) / windows * patch + window / 2 * row + window % 2 * s_.c;
+      }
+      Vec<L> acc[T][B] = {};
+      const float* w = u;
+      for (int r = 0; r < R; ++r) {
+        for (int c = 0; c < R * s_.c; ++c, w += B * L) {
+          Vec<L> weights[B];
+#pragma GCC unroll 4
+          for (int b = 0; b < B; ++b) weights[b] = load<L>(w + b * L);
+#pragma GCC unroll 8
+          for (int t = 0; t < T; ++t) {
+            const float value = from[t][r * row + c];
+#pragma GCC unroll 4
+            for (int b = 0; b < B; ++b) acc[t][b] += weights[b] * value;
+          }
         }
       }
-      return;
-    }
-    const PlanarLayout& p = s_.image;
-    std::size_t places[R];
-    for (int j = 0; j < R; ++j) {
-      const int at = x + j + 4 * p.margin - s_.in.left;
-      places[j] = std::size_t(at % 4) * p.pitch + at / 4;
-    }
-    const std::size_t row = std::size_t{4} * p.pitch;
-    const float* from = in_ + y * row;
-#pragma GCC unroll 1
-    for (int i = 0; i < R; ++i, from += row, to += R * s_.c) {
-#pragma GCC unroll 1
-      for (int c = 0; c < s_.c; ++c) {
-        const float* channel = from + c * p.rows * row;
-#pragma GCC unroll 5
-        for (int j = 0; j < R; ++j) to[j * s_.c + c] = channel[places[j]];
+      for (int t = 0; t < T && first + t < count_ * windows; t += windows) {
+        float* to = out_ + places_[(first + t) / windows] + k;
+        for (int b = 0; b < B; ++b) {
+          Vec<L> value = acc[t][b];
+          for (int a = 1; a < windows; ++a) value = maximum(value, acc[t + a][b]);
+          value += load<L>(s_.bias + k + b * L);
+          store<L>(to + b * L, activated<L>(s_.activation, value));
+        }
       }
     }
   }
@@ -498,35 +579,38 @@ class Measured {
   const ConvStep& s_;
   const float* in_;
   float* out_;
-  const int pitch_, terms_;
-  float* rows_;     // [AH] of: [MW][tiles] of l(x) by output, the same of e(x), [tiles] of e(x)
-  float* sizes_;    // [MW][tiles and more], of one row's places
-  float* squares_;  // the same
-  float* windows_;  // [kDirectWindows][terms] that wait, and their sums
-  int places_[kDirectWindows][2];
+  float* rows_;     // [AH] of what measure() sums up
+  float* sizes_;    // l(x) of a row's pixels, and e(x)
+  float* patches_;  // that wait
+  std::size_t places_[kDirectWindows];
   int count_ = 0;  // of them
   int next_;       // row to measure
 };
 
-template <int MH, int R, int W, int L>
-void run_planar(const ConvStep& s, const float* image, float* out, float* scratch, int begin,
-                int end) {
-  float* v = scratch + s.v_offset;
-  float* rows = scratch + s.p_offset;
-  Measured<MH, 4, R> measured(s, image, out, scratch, begin);
-  for (int row = begin; row < end; ++row) {
-    transform_planar<MH, R, L>(s, image, rows, v, row);
-    multiply_planar<MH, R, W, L>(s, v, out, row);
-    measured.finish(row);
-  }
-  measured.flush();
-}
-
 template <int R, int W, int L>
 void run_planar(const ConvStep& s, const float* image, float* out, float* scratch, int begin,
                 int end) {
-  if (s.along_rows()) return run_planar<2, R, W, L>(s, image, out, scratch, begin, end);
-  run_planar<4, R, W, L>(s, image, out, scratch, begin, end);
+  float* v = scratch + s.v_offset;
+  if (s.along_rows()) {
+    Measured<2, 4, R> measured(s, image, out, scratch, begin);
+    for (int first = begin; first < end; first += kRowsTogether) {
+      const int rows = end - first < kRowsTogether ? end - first : kRowsTogether;
+      transform_rows<R, L>(s, image, v, first, rows);
+      for (int i = 0; i < rows; ++i) {
+        multiply_planar<2, R, W, L>(s, v + i * 2 * (R + 3) * L, kRowsOfV<R> * (R + 3) * L, out,
+                                    first + i);
+      }
+    }
+    measured.finish_rows(begin, end);
+    return measured.flush();
+  }
+  Measured<4, 4, R> measured(s, image, out, scratch, begin);
+  for (int row = begin; row < end; ++row) {
+    transform_planar<R, L>(s, image, scratch + s.p_offset, v, row);
+    multiply_planar<4, R, W, L>(s, v, (R + 3) * (R + 3) * L, out, row);
+    measured.finish(row);
+  }
+  measured.flush();
 }
 
 template <int R, int W>
@@ -556,11 +640,7 @@ void run(const ConvStep& s, const float* in, float* out, float* scratch, int beg
     const int rows = end - row < s.group_rows ? end - row : s.group_rows;
     for (int r = 0; r < rows; ++r) {
       float* to = v + std::size_t(r) * s.tiles_x * s.v_channels;
-      if (s.in.pitch % kWide == 0) {
-        transform_input<MH, MW, R, kWide>(s, in, columns, to, row + r);
-      } else {
-        transform_input<MH, MW, R, kNarrow>(s, in, columns, to, row + r);
-      }
+      transform_input<MH, MW, R>(s, in, columns, to, row + r);
     }
     const float* u = s.weight;
     const int tiles = rows * s.tiles_x;
