@@ -8,15 +8,17 @@ tries so many random convolutions of each kernel in the place of a few.
 from __future__ import annotations
 
 import os
+from functools import partial
 
 import numpy as np
 import pytest
 import window_bounds
+from onnx_models import one_node
 from test_conv2d_nhwc import Method, run
-from test_fused_cpu import build
+from test_fused_cpu import build, needs_bfloat16
 from test_fused_cpu import run as run_fused
 
-from cnn_engine import ops
+from cnn_engine import Engine, ops
 from cnn_engine.graph.network import Conv2d, MaxPool2d, Network, Relu
 
 CASES = int(os.environ.get("CNN_ENGINE_WINDOW_CASES", "40"))
@@ -69,23 +71,74 @@ def test_operator(instruction_set, variant, reduction):
         window_bounds.check(case, conv)
 
 
-def fused(x, weight, bias, *, padding, **_):
-    """A network of one convolution, its output as it is."""
-    k, _, r, s = weight.shape
+def fused(x, weight, bias, *, padding, dtype="float32", last=False, **_):
+    """A network of one convolution, its output as it is; ``last``: behind one that hands x on."""
+    (_, c, h, w), (k, _, r, s) = x.shape, weight.shape
     top, left, bottom, right = padding
     x = np.pad(x, ((0, 0), (0, 0), (top, bottom), (left, right)))
-    network = Network("one", x.shape[1:], (Conv2d("conv", k, r),))
-    found = run_fused(build(network, {"conv.weight": weight, "conv.bias": bias}), x)
-    return found.reshape(len(x), k, x.shape[2] - r + 1, x.shape[3] - s + 1)
+    layers, parameters = [Conv2d("conv", k, r)], {"conv.weight": weight, "conv.bias": bias}
+    if last:
+        layers.insert(0, Conv2d("same", c, 1))
+        parameters["same.weight"] = np.eye(c, dtype=np.float32)[:, :, None, None].copy()
+        parameters["same.bias"] = np.zeros(c, np.float32)
+    network = Network("one", x.shape[1:], tuple(layers))
+    found = run_fused(build(network, parameters, dtype), x)
+    return found.reshape(len(x), k, h + top + bottom - r + 1, w + left + right - s + 1)
+
+
+def finite_cases(kernel, channels):
+    """Cases that the fused networks run: images with NaN or infinity are computed layer by layer."""
+    fixed = {"kernel": kernel, "stride": (1, 1), "dilation": (1, 1), "groups": 1}
+    for case in window_bounds.cases(CASES, channels=channels, **fixed):
+        if np.isfinite(case.x).all():
+            yield case
 
 
 @pytest.mark.parametrize("channels", [(1, 6), (8, 40)])
 @pytest.mark.parametrize("kernel", [(3, 3), (5, 5)])
 def test_fused(instruction_set, kernel, channels):
-    fixed = {"kernel": kernel, "stride": (1, 1), "dilation": (1, 1), "groups": 1}
-    for case in window_bounds.cases(CASES, channels=channels, **fixed):
-        if np.isfinite(case.x).all():  # others are computed layer by layer
-            window_bounds.check(case, fused)
+    for case in finite_cases(kernel, channels):
+        window_bounds.check(case, fused)
+
+
+def test_fused_last(instruction_set):
+    """The last convolution of a network has tiles of its own."""
+    for case in finite_cases((5, 5), (8, 40)):
+        # The first convolution's sums of the largest numbers and zeros are theirs, too.
+        window_bounds.check(case, partial(fused, last=True))
+
+
+@pytest.mark.parametrize("channels", [(1, 6), (8, 40)])
+@pytest.mark.parametrize("kernel", [(3, 3), (5, 5)])
+def test_fused_bfloat16(kernel, channels):
+    """Tiles are of float32 there, and the largest: what leaks is far more than float32's bound."""
+    needs_bfloat16()
+    for case in finite_cases(kernel, channels):
+        window_bounds.check(case, partial(fused, dtype="bfloat16"), "bfloat16")
+
+
+LAYERED = {
+    "3x3": {"kernel": (3, 3), "stride": (1, 1), "dilation": (1, 1), "groups": 1},
+    "stem": FIXED["stem"],
+    "any": {},
+}
+
+
+@pytest.mark.parametrize("name", LAYERED)
+def test_engine(name):
+    """A model of one convolution, with the engine's own choice of kernels."""
+
+    def conv(x, weight, bias, *, stride, padding, dilation, groups):
+        proto, inputs = one_node(
+            "Conv", [x, weight, bias], known=(1, 2), strides=stride, pads=padding,
+            dilations=dilation, group=groups,
+        )  # fmt: skip
+        with Engine(proto, device="cpu", threads=1) as engine:
+            (found,) = engine.run(inputs).values()
+        return found
+
+    for case in window_bounds.cases(max(CASES // 2, 10), **LAYERED[name]):
+        window_bounds.check(case, conv)
 
 
 @pytest.mark.parametrize("channels", [3, 16])
