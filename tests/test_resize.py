@@ -14,7 +14,14 @@ from cnn_engine import Engine
 from cnn_engine.graph.onnx import load
 from cnn_engine.operators.resize import COORDINATES, NEAREST, Resize
 
-MOST = 64  # sizes from 1 on, each to each
+MOST = 64
+#: Pairs of sizes: the small ones each to each, of the others a third, of every parity and divisor.
+PAIRS = [
+    (a, o)
+    for a in range(1, MOST + 1)
+    for o in range(1, MOST + 1)
+    if max(a, o) <= 16 or (a + o) % 3 == 0 or o in (1, a - 1, a, a + 1)
+]
 
 #: Coordinates -> numerators and denominator of the exact places of ``i`` where ``a`` places become ``o``.
 EXACT = {
@@ -45,16 +52,15 @@ def whole_image(rank: int, coordinates: str) -> tuple[float, ...]:
 def test_the_nearest_place_by_sizes_is_exact(coordinates):
     roi = whole_image(1, coordinates)
     wrong = []
-    for a in range(1, MOST + 1):
-        for o in range(1, MOST + 1):
-            n, d = EXACT[coordinates](np.arange(o), a, o)
-            op = Resize((o,), (Fraction(o, a),), "nearest", coordinates, roi=roi)
-            for rule in NEAREST:
-                wanted = ROUNDED[rule](n, d).clip(0, a - 1) if a != o or roi else np.arange(o)
-                tables = replace(op, nearest=rule).tables((a,))
-                found = tables[0][1][:, 0] if tables else np.arange(a)
-                if not np.array_equal(found, wanted):
-                    wrong.append((rule, a, o))
+    for a, o in PAIRS:
+        n, d = EXACT[coordinates](np.arange(o), a, o)
+        op = Resize((o,), (Fraction(o, a),), "nearest", coordinates, roi=roi)
+        for rule in NEAREST:
+            wanted = ROUNDED[rule](n, d).clip(0, a - 1) if a != o or roi else np.arange(o)
+            tables = replace(op, nearest=rule).tables((a,))
+            found = tables[0][1][:, 0] if tables else np.arange(a)
+            if not np.array_equal(found, wanted):
+                wrong.append((rule, a, o))
     assert not wrong, (len(wrong), wrong[:5])
 
 
@@ -63,24 +69,23 @@ def test_the_nearest_place_by_sizes_is_exact(coordinates):
 def test_the_weights_by_sizes_are_those_of_the_exact_place(mode, coordinates):
     """Their sum is 1, and the sum of places times weights is the place, which is whole where it is."""
     roi = whole_image(1, coordinates)
-    for a in range(1, MOST + 1, 3):
-        for o in range(1, MOST + 1):
-            n, d = EXACT[coordinates](np.arange(o), a, o)
-            op = Resize((o,), (Fraction(o, a),), mode, coordinates, cubic_a=-0.5, roi=roi)
-            for _, places, weights in op.tables((a,)):
-                assert np.abs(weights.sum(axis=1) - 1).max() < 1e-14
-                inside = (n % d == 0) & (n >= 0) & (n <= (a - 1) * d)
-                chosen = places[np.arange(o), weights.argmax(axis=1)]
-                assert np.array_equal(chosen[inside], (n // d)[inside]), (a, o)
-                if coordinates != "tf_crop_and_resize":  # which is in float32
-                    assert (weights[inside].max(axis=1) == 1).all(), (a, o)
-                if mode == "linear":
-                    at = (places * weights).sum(axis=1)
-                    assert np.abs(at - (n / d).clip(0, a - 1)).max() < 1e-5, (a, o)
+    for a, o in PAIRS[::3]:
+        n, d = EXACT[coordinates](np.arange(o), a, o)
+        op = Resize((o,), (Fraction(o, a),), mode, coordinates, cubic_a=-0.5, roi=roi)
+        for _, places, weights in op.tables((a,)):
+            assert np.abs(weights.sum(axis=1) - 1).max() < 1e-14
+            inside = (n % d == 0) & (n >= 0) & (n <= (a - 1) * d)
+            chosen = places[np.arange(o), weights.argmax(axis=1)]
+            assert np.array_equal(chosen[inside], (n // d)[inside]), (a, o)
+            if coordinates != "tf_crop_and_resize":  # which is in float32
+                assert (weights[inside].max(axis=1) == 1).all(), (a, o)
+            if mode == "linear":
+                at = (places * weights).sum(axis=1)
+                assert np.abs(at - (n / d).clip(0, a - 1)).max() < 1e-5, (a, o)
 
 
 HARD = [0.1, 1 / 3, 0.6, 0.7, 1.1, 1.2, 1.7, 2.4]  # float32 holds none of them
-SCALES = [*HARD, *np.exp(np.random.default_rng(0).uniform(np.log(0.05), np.log(6), 192))]
+SCALES = [*HARD, *np.exp(np.random.default_rng(0).uniform(np.log(0.05), np.log(6), 80))]
 ROI = np.array([0, 0.1, 0, 1, 0.85, 1], np.float32)  # of [1, N, 1]
 
 
@@ -115,7 +120,7 @@ def test_sizes_and_nearest_places_by_scales_are_onnx_runtimes():
                 resized += 1
                 if not np.array_equal(node.op.reference(x), y):
                     wrong.append((node.outputs[0], scale, size))
-    assert resized > 5000
+    assert resized > 2000
     assert not wrong, (len(wrong), wrong[:5])
 
 
