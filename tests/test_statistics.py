@@ -207,14 +207,16 @@ def test_single_slow_passes_are_no_stretch(rng):
         assert statistics.quantile(constant).low == constant[0]
 
 
-@pytest.mark.parametrize(("count", "least"), [(30, 0.9), (100, 0.9)])
-def test_two_runs_of_two_speeds_are_seldom_told_apart(count, least, rng):
-    """By samples that are taken to be of one speed, one ratio in eight does not hold 1."""
+@pytest.mark.parametrize(("fast", "slow"), [(28, 12), (15, 15)])
+def test_two_runs_of_two_speeds_are_seldom_told_apart(fast, slow, rng):
+    """Of thirty passes; taken to be of one speed, one ratio in eight does not hold 1."""
     held = 0
     for _ in range(TRIALS):
-        found = statistics.ratio(*(statistics.quantile(two_speeds(rng, count)) for _ in range(2)))
+        found = statistics.ratio(
+            *(statistics.quantile(two_speeds(rng, 30, fast, slow)) for _ in range(2))
+        )
         held += found.low <= 1 <= found.high
-    assert held >= least * TRIALS
+    assert held >= 0.92 * TRIALS
 
 
 @pytest.mark.parametrize("outliers", [0, 1])
