@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -24,6 +24,7 @@ class Rewrites:
         self._renamed: dict[str, str] = {}
         self._notes: list[Note] = []
         self._fresh: set[str] = set()
+        self._numbers: dict[str, int] = {}  # name -> the number of the last that fresh() made of it
 
     def free(self, *nodes: Node) -> bool:
         """Whether no replacement has touched ``nodes``."""
@@ -33,10 +34,13 @@ class Rewrites:
         self,
         nodes: Sequence[Node],
         by: Sequence[Node],
-        why: str,
+        why: str | Mapping[str, str],
         constants: dict[str, np.ndarray] | None = None,
     ) -> None:
         """Puts ``by`` in the place of ``nodes``; the first of ``by`` stands for what goes.
+
+        Args:
+            why: for all of them, or by the name of each.
 
         Nothing is done where another replacement has touched one of ``nodes``: the next round finds the rest.
         """
@@ -48,7 +52,11 @@ class Rewrites:
         self._removed += nodes
         self._added += by
         self._constants.update(constants or {})
-        self._notes += [Note(node.name, into, why) for node in nodes if node.name not in kept]
+        self._notes += [
+            Note(node.name, into, why if isinstance(why, str) else why.get(node.name, ""))
+            for node in nodes
+            if node.name not in kept
+        ]
 
     def drop(self, node: Node, why: str) -> bool:
         """Takes ``node`` away: its users read its input 0 instead. Returns whether it can be."""
@@ -75,10 +83,12 @@ class Rewrites:
 
     def fresh(self, name: str) -> str:
         """Returns a name that no tensor and no node has, nor any that this has returned."""
-        found, number = name, 1
+        number = self._numbers.get(name, 1)
+        found = name if number == 1 else f"{name}#{number}"
         while found in self._fresh or self.graph.has(found):
             number += 1
             found = f"{name}#{number}"
+        self._numbers[name] = number
         self._fresh.add(found)
         return found
 
@@ -143,14 +153,20 @@ def merge_after(
     rewrites: Rewrites,
     merged: Sequence[Node],
     joined: Sequence[Node],
-    after: Node,
-    why: str,
+    row: Sequence[Node],
+    why: Sequence[str],
     constants: dict[str, np.ndarray] | None = None,
 ) -> None:
-    """Puts ``merged``, which do what ``after`` does, in its place and that of what :func:`makers_of` gave."""
+    """Puts ``merged``, which do what a row of nodes does, in its place and that of what they are made of.
+
+    Args:
+        joined: the concatenation between both, if :func:`makers_of` gave one.
+        why: of each node of the row.
+    """
     last, *others = *joined, *merged
-    ends = replace(last, outputs=after.outputs, covers=covering(last, after))
-    rewrites.replace([*merged, *joined, after], [ends, *others], why, constants)
+    ends = replace(last, outputs=row[-1].outputs, covers=covering(last, *row))
+    reasons = {node.name: reason for node, reason in zip(row, why, strict=True)}
+    rewrites.replace([*merged, *joined, *row], [ends, *others], reasons, constants)
 
 
 def covering(*nodes: Node) -> tuple[str, ...]:

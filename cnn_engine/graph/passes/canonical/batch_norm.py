@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import ChainMap
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -81,33 +83,76 @@ def fold_affine_after(graph: Graph) -> Graph:
             found = _affine(graph, after, x) if rewrites.free(after, *nodes, *joined) else None
             if found is None:
                 continue
-            parts, first = [], 0
-            for node in nodes:
-                end = first + graph.values[node.outputs[0]].shape[1]
-                parts.append(_scaled(rewrites, node, *(part[first:end] for part in found)))
-                first = end
-            if None in parts:
+            # A row of them is folded at once, each into the weights that the one before has left.
+            row, merged, constants = [], list(nodes), ChainMap({}, graph.constants)
+            each: Node | None = after
+            while found is not None:
+                scaled = _all_scaled(rewrites, merged, found, constants)
+                if scaled is None:
+                    break
+                merged = scaled
+                row.append(each)
+                x = each.outputs[0]
+                each = only_user(graph, x)
+                if each is None or not rewrites.free(each):
+                    break
+                found = _affine(graph, each, x)
+            if not row:
                 continue
-            merged = [node for node, _ in parts]
-            constants = {name: array for _, more in parts for name, array in more.items()}
             kind = nodes[0].op.kind
-            why = f"{after.op.kind} with constants scales and shifts the channels of {kind}"
-            merge_after(rewrites, merged, joined, after, why, constants)
+            why = [
+                f"{one.op.kind} with constants scales and shifts the channels of {kind}"
+                for one in row
+            ]
+            merge_after(rewrites, merged, joined, row, why, constants.maps[0])
             break
     return rewrites.apply()
 
 
+def _all_scaled(
+    rewrites: Rewrites,
+    nodes: list[Node],
+    by: tuple[np.ndarray, np.ndarray],
+    constants: ChainMap[str, np.ndarray],
+) -> list[Node] | None:
+    """Returns ``nodes`` with scales and shifts of all their channels, or None.
+
+    The first map of ``constants`` has what these nodes read of new ones, and nothing else.
+    """
+    made, first = [], 0
+    for node in nodes:
+        end = first + rewrites.graph.values[node.outputs[0]].shape[1]
+        scaled = _scaled(rewrites, node, *(part[first:end] for part in by), constants)
+        if scaled is None:
+            return None
+        made.append(scaled)
+        first = end
+    found = [node for node, _ in made]
+    new = constants.maps[0]
+    for _, more in made:
+        new.update(more)
+    read = {name for node in found for name in node.inputs}
+    for name in new.keys() - read:
+        del new[name]
+    return found
+
+
 def _scaled(
-    rewrites: Rewrites, node: Node, a: np.ndarray, b: np.ndarray
+    rewrites: Rewrites,
+    node: Node,
+    a: np.ndarray,
+    b: np.ndarray,
+    constants: Mapping[str, np.ndarray],
 ) -> tuple[Node, dict[str, np.ndarray]] | None:
     """Returns ``node`` with a[c] times its channel c and b[c] more, and the constants of that; or None."""
-    weight, bias = constant(rewrites.graph, node, 1), constant(rewrites.graph, node, 2)
+    weight = constants[node.inputs[1]]
+    bias = None if absent(node, 2) else constants[node.inputs[2]]
     with np.errstate(all="ignore"):
         exact = b if bias is None else bias * a + b
     shift = folded(exact, weight.dtype)
     if shift is None:
         return None
-    name, constants = node.inputs[1], {}
+    name, more = node.inputs[1], {}
     if not (a == 1).all():
         filters = _filters(node, weight)
         with np.errstate(all="ignore"):
@@ -116,10 +161,10 @@ def _scaled(
         if made is None:
             return None
         name = rewrites.fresh(f"{node.name}.weight")
-        constants[name] = _as_stored(node, made, weight.shape)
+        more[name] = _as_stored(node, made, weight.shape)
     bias_name = rewrites.fresh(f"{node.name}.bias")
-    constants[bias_name] = shift
-    return replace(node, inputs=(node.inputs[0], name, bias_name)), constants
+    more[bias_name] = shift
+    return replace(node, inputs=(node.inputs[0], name, bias_name)), more
 
 
 def _filters(node: Node, weight: np.ndarray) -> np.ndarray:
@@ -148,36 +193,60 @@ def fold_affine_before(graph: Graph) -> Graph:
     for after in graph.nodes:
         if not (isinstance(after.op, Conv2d) and _plain(graph, after)):
             continue
-        node = graph.producers.get(after.inputs[0])
-        if node is None or not rewrites.free(node, after):
-            continue
-        if only_user(graph, node.outputs[0]) is not after:
-            continue
-        for x in dict.fromkeys(node.inputs):
-            found = None
-            if x is not None and x not in graph.constants and len(graph.values[x].shape) > 1:
-                found = _affine(graph, node, x)
+        # A row of them is folded at once, the last first.
+        merged, row, constants, why = after, [], {}, {}
+        reader = after
+        while (node := graph.producers.get(merged.inputs[0])) is not None:
+            if only_user(graph, node.outputs[0]) is not reader or not rewrites.free(node, after):
+                break
+            found = _scaled_before(rewrites, node, merged, constants)
             if found is None:
-                continue
-            a, b = found
-            if any(after.op.padding) and (b != 0).any():
                 break
-            weight, bias = constant(graph, after, 1), constant(graph, after, 2)
-            groups = after.op.groups
-            by_group = wide(weight).reshape(groups, -1, *weight.shape[1:])
-            ones = [1] * (weight.ndim - 2)
-            with np.errstate(all="ignore"):
-                scaled = by_group * a.reshape(groups, 1, -1, *ones)
-                shifts = by_group * b.reshape(groups, 1, -1, *ones)
-                shift = shifts.reshape(len(weight), -1).sum(axis=1) + (0 if bias is None else bias)
-            scaled = folded(scaled.reshape(weight.shape), weight.dtype, apart=2, beside=shift)
-            shift = folded(shift, weight.dtype)
-            if scaled is None or shift is None:
-                break
-            name = rewrites.fresh(f"{after.name}.weight")
-            bias_name = rewrites.fresh(f"{after.name}.bias")
-            merged = replace(after, inputs=(x, name, bias_name), covers=covering(node, after))
-            why = f"{node.op.kind} with constants scales and shifts the channels that it reads"
-            rewrites.replace([node, after], [merged], why, {name: scaled, bias_name: shift})
-            break
+            merged, constants = found
+            why[node.name] = (
+                f"{node.op.kind} with constants scales and shifts the channels that it reads"
+            )
+            row.insert(0, node)
+            reader = node
+        if row:
+            merged = replace(merged, covers=covering(*row, after))
+            rewrites.replace([*row, after], [merged], why, constants)
     return rewrites.apply()
+
+
+def _scaled_before(
+    rewrites: Rewrites, node: Node, conv: Node, constants: Mapping[str, np.ndarray]
+) -> tuple[Node, dict[str, np.ndarray]] | None:
+    """Returns ``conv`` with what ``node`` does to its input in its weights, and these; or None.
+
+    Args:
+        constants: that the graph does not have yet.
+    """
+    graph = rewrites.graph
+    for x in dict.fromkeys(node.inputs):
+        found = None
+        if x is not None and x not in graph.constants and len(graph.values[x].shape) > 1:
+            found = _affine(graph, node, x)
+        if found is None:
+            continue
+        a, b = found
+        if any(conv.op.padding) and (b != 0).any():
+            return None
+        known = ChainMap(constants, graph.constants)
+        weight = known[conv.inputs[1]]
+        bias = None if absent(conv, 2) else known[conv.inputs[2]]
+        groups = conv.op.groups
+        by_group = wide(weight).reshape(groups, -1, *weight.shape[1:])
+        ones = [1] * (weight.ndim - 2)
+        with np.errstate(all="ignore"):
+            scaled = by_group * a.reshape(groups, 1, -1, *ones)
+            shifts = by_group * b.reshape(groups, 1, -1, *ones)
+            shift = shifts.reshape(len(weight), -1).sum(axis=1) + (0 if bias is None else bias)
+        scaled = folded(scaled.reshape(weight.shape), weight.dtype, apart=2, beside=shift)
+        shift = folded(shift, weight.dtype)
+        if scaled is None or shift is None:
+            return None
+        name = rewrites.fresh(f"{conv.name}.weight")
+        bias_name = rewrites.fresh(f"{conv.name}.bias")
+        return replace(conv, inputs=(x, name, bias_name)), {name: scaled, bias_name: shift}
+    return None

@@ -81,7 +81,8 @@ def fuse_activations(graph: Graph, functions: Mapping[str, tuple[str, ...]] = EP
         if not rewrites.free(after, *nodes, *joined):
             continue
         merged = [replace(node, op=replace(node.op, activation=after.op)) for node in nodes]
-        merge_after(rewrites, merged, joined, after, "it is applied to the sum while it is stored")
+        why = ["it is applied to the sum while it is stored"]
+        merge_after(rewrites, merged, joined, [after], why)
     return rewrites.apply()
 
 
