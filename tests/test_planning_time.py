@@ -6,20 +6,23 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from time import process_time
+from time import process_time, thread_time
 
 import numpy as np
 import pytest
+from fake_cuda import FakeCuda
 from lowered import fuse, lay_channels_last
 
 from cnn_engine.devices.cpu import CpuDevice
 from cnn_engine.graph.graph import Graph, Node, Value
 from cnn_engine.graph.model import Model
+from cnn_engine.lower import pipeline
 from cnn_engine.lower.placement import Placement, place
-from cnn_engine.operators.binary import Add
+from cnn_engine.operators.binary import Add, Sub
 from cnn_engine.operators.conv2d import Conv2d
+from cnn_engine.operators.copy import Copy
 from cnn_engine.operators.norm import BatchNorm
-from cnn_engine.operators.shaping import Concat
+from cnn_engine.operators.shaping import Concat, Reshape
 from cnn_engine.operators.unary import Neg, Relu, Tanh
 from cnn_engine.plan import memory
 from cnn_engine.plan.builder import plan_memory
@@ -157,3 +160,137 @@ def test_values_that_are_never_alive_together_are_packed_in_little_time():
     lives = [memory.Lifetime(i, 256 * (1 + i % 3), i, i + 2) for i in range(4000)]
     assert calls_of(lambda: memory.pack(lives)) < 300 * len(lives)
     assert memory.pack(lives)[1] == memory.most_alive(lives)
+
+
+# -- all passes of a device, placing and planning ----------------------------------------------------
+
+WEIGHT = np.random.default_rng(0).normal(size=(4, 4, 1, 1)).astype(np.float32)
+
+
+def in_a_row(ops, count: int, *more: str, constants: dict | None = None) -> Graph:
+    """Nodes that each read the one before; ``more`` are what each reads besides."""
+    nodes, x = [], "x"
+    for i in range(count):
+        op = ops[i % len(ops)]
+        inputs = (x, *(more if not isinstance(op, Relu) else ()))
+        nodes.append(Node(f"n{i}", op, inputs, (f"n{i}",)))
+        x = f"n{i}"
+    return made(nodes, constants)
+
+
+def functions(count: int) -> Graph:
+    return in_a_row([Neg(), Relu(), Tanh(), Copy()], count)
+
+
+def reshapes(count: int) -> Graph:
+    return in_a_row([Reshape((1, 4, 9)), Reshape((1, 4, 3, 3))], count)
+
+
+def convolutions(count: int) -> Graph:
+    return in_a_row([Conv2d(), Relu()], count, "w", constants={"w": WEIGHT})
+
+
+def every_value_is_an_output(count: int) -> Graph:
+    graph = convolutions(count)
+    return replace(graph, outputs=tuple(node.outputs[0] for node in graph.nodes[1::2]))
+
+
+def concatenations(count: int) -> Graph:
+    nodes, x = [], "x"
+    for i in range(count // 2):
+        nodes.append(Node(f"j{i}", Concat(2), (x, "x"), (f"j{i}",)))
+        nodes.append(Node(f"r{i}", Relu(), (f"j{i}",), (f"r{i}",)))
+        x = f"r{i}" if i % 8 else "x"
+    return made(nodes)
+
+
+def scales_and_shifts(count: int) -> Graph:
+    """One convolution, and what its weights take in of what follows."""
+    ones = {"k": np.full((4, 1, 1), 1.5, np.float32), "w": WEIGHT}
+    graph = in_a_row([Add(), Sub()], count - 1, "k", constants={"k": ones["k"]})
+    first = Node("c", Conv2d(), ("x", "w"), ("c",))
+    second = replace(graph.nodes[0], inputs=("c", "k"))
+    return made([first, second, *graph.nodes[1:]], ones)
+
+
+def alive_together(count: int) -> Graph:
+    return branches(count // 2)
+
+
+def like_a_dense_net(count: int) -> Graph:
+    return dense(count // 2)
+
+
+def lowered_and_planned(graph: Graph, kind: str) -> None:
+    """Does all that is done to a graph for a device before its first step is made."""
+    device = CpuDevice() if kind == "cpu" else FakeCuda(tensor_cores=True)
+    setting = pipeline.Setting(device, simplified=False)
+    placed = place(
+        pipeline.lower(graph, setting).graph, Placement(device, "resident", 1), None, None
+    )
+    plan_memory(placed, lambda _: device, 1)
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+@pytest.mark.parametrize(
+    "network",
+    [functions, reshapes, convolutions, every_value_is_an_output, concatenations, scales_and_shifts,
+     alive_together, like_a_dense_net],
+    ids=lambda n: n.__name__,
+)  # fmt: skip
+def test_ten_times_the_nodes_take_ten_times_the_calls(network, kind):
+    lowered_and_planned(network(10), kind)  # what is looked up once
+    few, many = (
+        calls_of(partial(lowered_and_planned, network(count), kind)) for count in (60, 600)
+    )
+    assert many < 14 * few
+
+
+@pytest.mark.parametrize(
+    ("network", "kind"),
+    [
+        (functions, "cpu"),
+        (concatenations, "cuda"),
+        (scales_and_shifts, "cpu"),
+        (alive_together, "cpu"),
+    ],
+    ids=lambda given: getattr(given, "__name__", given),
+)
+def test_10_000_nodes_take_time_by_their_number(network, kind):
+    """What looks for a name in a list makes no calls. By the square it would be 100 times as long."""
+    few, many = network(1000), network(10_000)
+    lowered_and_planned(few, kind)
+    times = []
+    for graph in (few, many):
+        start = thread_time()
+        lowered_and_planned(graph, kind)
+        times.append(thread_time() - start)
+    assert times[1] < 35 * times[0]
+
+
+def test_thousands_that_are_alive_together_are_packed_tightly():
+    rng = np.random.default_rng(0)
+    lives = [
+        memory.Lifetime(i, 256 * int(size), int(first), int(first + length))
+        for i, (size, first, length) in enumerate(
+            zip(
+                rng.integers(1, 9, 4000),
+                rng.integers(0, 4000, 4000),
+                rng.integers(0, 2000, 4000),
+                strict=True,
+            )
+        )
+    ]
+    offsets, nbytes = memory.pack(lives)
+    assert nbytes <= 1.35 * memory.most_alive(lives)
+    alive: list[memory.Lifetime] = []
+    for life in sorted(lives, key=lambda life: life.first):
+        alive = [other for other in alive if other.last >= life.first]
+        begin = offsets[life.name]
+        assert begin >= 0
+        assert begin + life.nbytes <= nbytes
+        assert not any(
+            begin < offsets[other.name] + other.nbytes and offsets[other.name] < begin + life.nbytes
+            for other in alive
+        )
+        alive.append(life)

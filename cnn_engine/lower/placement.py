@@ -190,6 +190,7 @@ def _with_copies(
     managed = placement.data_mode == "managed"
     transfer = placement.data_mode == "transfer" and not placement.regions
     inputs = {value.name for value in graph.inputs}
+    outside = set(graph.outputs)
     home = dict.fromkeys(inputs, caller)
     copies: dict[tuple[str, str], str] = {}  # (value, place) -> its name there
     names = {node.name for node in graph.nodes}
@@ -233,7 +234,7 @@ def _with_copies(
         nodes.append(node)
         for value in node.outputs:
             home[value] = "managed" if managed else place
-            alone = value in graph.outputs and not graph.consumers[value]
+            alone = value in outside and not graph.consumers[value]
             if transfer and place != "cpu" and not alone:
                 # As the thesis began: what a convolution writes goes back to the host at once.
                 copies[value, "cpu"] = move(value, "cuda", "cpu", f"{node.name} output")

@@ -6,8 +6,9 @@ out from the graph alone, so that a batch that cannot fit is refused before anyt
 
 from __future__ import annotations
 
+import heapq
 import math
-from bisect import bisect_right, insort
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -22,6 +23,9 @@ ALIGNMENT = 256
 
 #: Past so many values that share an arena, fewer ways of packing them are tried.
 MANY = 1000
+
+#: Others that a value is alive with, on average, up to which packings look at each: networks have fewer.
+MOST_OTHERS = 64
 
 #: Steps whose values are looked at together for those that another meets.
 SPAN = 32
@@ -110,6 +114,8 @@ def pack(lifetimes: Sequence[Lifetime]) -> tuple[dict[Hashable, int], int]:
     )
     if not lifetimes:
         return {}, 0
+    if _pairs(lifetimes) > MOST_OTHERS * len(lifetimes):
+        return _place_in_turn(lifetimes)
     best: tuple[dict[Hashable, int], int] = ({}, 1 << 62)
     many = len(lifetimes) > MANY
     for order in orders[:2] if many else orders:
@@ -152,6 +158,46 @@ def _place(lifetimes: Sequence[Lifetime]) -> tuple[dict[Hashable, int], int]:
         for span in spans:
             placed.setdefault(span, []).append((start, start + life.nbytes, life))
         total = max(total, start + life.nbytes)
+    return offsets, total
+
+
+def _pairs(lifetimes: Sequence[Lifetime]) -> int:
+    """Returns how many pairs are alive together."""
+    firsts = sorted(life.first for life in lifetimes)
+    lasts = sorted(life.last for life in lifetimes)
+    return sum(place - bisect_left(lasts, first) for place, first in enumerate(firsts))
+
+
+def _place_in_turn(lifetimes: Sequence[Lifetime]) -> tuple[dict[Hashable, int], int]:
+    """Gives each, in the order in which they are needed, the smallest gap that it fits into, or else the end.
+
+    Only gaps are looked at, of which there are few where thousands of values are alive together.
+    """
+    offsets: dict[Hashable, int] = {}
+    gaps: list[tuple[int, int]] = []  # begin, end, in order; none touch
+    ends: list[tuple[int, int, int]] = []  # a heap of: last step, begin, end
+    total = 0
+    for life in sorted(lifetimes, key=lambda life: (life.first, -life.nbytes)):
+        while ends and ends[0][0] < life.first:
+            _, begin, end = heapq.heappop(ends)
+            place = bisect_left(gaps, (begin, end))
+            if place < len(gaps) and gaps[place][0] == end:
+                end = gaps.pop(place)[1]
+            if place and gaps[place - 1][1] == begin:
+                begin = gaps.pop(place - 1)[0]
+                place -= 1
+            gaps.insert(place, (begin, end))
+        sizes = ((end - begin, place) for place, (begin, end) in enumerate(gaps))
+        fits = min((found for found in sizes if found[0] >= life.nbytes), default=None)
+        if fits is not None:
+            begin, end = gaps.pop(fits[1])
+            if end - begin > life.nbytes:
+                gaps.insert(fits[1], (begin + life.nbytes, end))
+        else:
+            begin = gaps.pop()[0] if gaps and gaps[-1][1] == total else total
+            total = begin + life.nbytes
+        offsets[life.name] = begin
+        heapq.heappush(ends, (life.last, begin, begin + life.nbytes))
     return offsets, total
 
 

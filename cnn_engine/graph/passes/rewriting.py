@@ -22,6 +22,8 @@ class Rewrites:
         self._added: list[Node] = []
         self._constants: dict[str, np.ndarray] = {}
         self._renamed: dict[str, str] = {}
+        self._read_instead: set[str] = set()  # the names in the place of those
+        self._outputs = set(graph.outputs)
         self._notes: list[Note] = []
         self._fresh: set[str] = set()
         self._numbers: dict[str, int] = {}  # name -> the number of the last that fresh() made of it
@@ -62,20 +64,22 @@ class Rewrites:
         """Takes ``node`` away: its users read its input 0 instead. Returns whether it can be."""
         graph, source, output = self.graph, node.inputs[0], node.outputs[0]
         source = self._renamed.get(source, source)
-        if output not in graph.outputs:
+        if output not in self._outputs:
             self._renamed[output] = source
+            self._read_instead.add(source)
         else:
             # A graph's output keeps its name: what makes the input takes it.
             maker = graph.producers.get(node.inputs[0])
             if (
                 maker is None
                 or source != node.inputs[0]
-                or source in graph.outputs
-                or source in self._renamed.values()
+                or source in self._outputs
+                or source in self._read_instead
                 or not self.free(maker)
             ):
                 return False
             self._renamed[source] = output
+            self._read_instead.add(output)
         self._touched.add(node.name)
         self._removed.append(node)
         self._notes.append(Note(node.name, "nothing", why))

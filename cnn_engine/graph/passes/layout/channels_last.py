@@ -131,6 +131,7 @@ class _Layouts:
         self._notes: list[Note] = []
         self._constants: dict[str, np.ndarray] = {}
         self._taken = set(graph.values) | set(graph.places)
+        self._outputs = set(graph.outputs)
 
     def rewritten(self) -> Graph:
         """Returns the graph."""
@@ -163,7 +164,7 @@ class _Layouts:
         if key not in self.names:
             source = self.names[name, not last]
             # An output of the graph keeps its name in the layout that it is asked for in.
-            made = name if name in self.graph.outputs and not last else self._fresh(_in(name, last))
+            made = name if name in self._outputs and not last else self._fresh(_in(name, last))
             shape = self._shape(name)
             perm = TO_LAST if last else TO_FIRST
             own = shape if last else tuple(shape[axis] for axis in TO_LAST)
@@ -210,7 +211,7 @@ class _Layouts:
         outputs = []
         for name in node.outputs:
             last = len(self._shape(name)) == 4
-            made = self._fresh(_in(name, True)) if last and name in self.graph.outputs else name
+            made = self._fresh(_in(name, True)) if last and name in self._outputs else name
             self.names[name, last] = made
             outputs.append(made)
         self._nodes.append(replace(node, op=op, inputs=inputs, outputs=tuple(outputs)))
