@@ -18,9 +18,11 @@ COMMANDS = {
     "kernel": "write, check and rank kernels of your own, each in one file",
     "inspect": "say what an ONNX file computes, what of it folds and fuses, and what is not supported",
     "export": "write a PyTorch model as an ONNX file, checked against PyTorch's own numbers",
-    "valprep": "sort ImageNet's validation images into one folder a class",
     "doctor": "say what was built, what this machine has, and what is missing",
 }
+
+#: Former commands, which say what to use now.
+FORMER = ("valprep",)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -30,7 +32,7 @@ def main(arguments: list[str] | None = None) -> int:
         return cli.run(_help, arguments)
     if arguments[0] in ("--version", "--list"):
         return cli.run(lambda words: cli.ArgumentParser().parse_args(words), arguments)
-    if arguments[0] not in COMMANDS:
+    if arguments[0] not in (*COMMANDS, *FORMER):
         cli.print_error(
             f"expected a command ({', '.join(COMMANDS)}), found {arguments[0]!r}"
             f"{did_you_mean(arguments[0], COMMANDS)}"

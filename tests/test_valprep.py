@@ -11,9 +11,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import ROOT
 
-from cnn_engine import InputError, valprep
+from cnn_engine import InputError
 from cnn_engine.io.image_files import find
+
+sys.path.insert(0, str(ROOT / "scripts"))
+import valprep
+
+sys.path.pop(0)
 
 SYNSETS = ("n02119789", "n02100735", "n01440764", "n15075141")  # in no order, as ImageNet has them
 COUNT = 40
@@ -82,7 +88,7 @@ def test_images_go_into_the_folders_of_their_classes(flat, capsys):
 #: Runs the command and kills it with SIGKILL before or after the rename, or the folder, of a number.
 KILLED = """
 import os, signal, sys
-from cnn_engine import valprep
+import valprep
 
 what, when, number = sys.argv[1], sys.argv[2], int(sys.argv[3])
 real, calls = getattr(os, what), 0
@@ -117,7 +123,7 @@ def test_killed_at_any_moment_it_goes_on(flat, tmp_path):
     for what, when, number in moments:
         done = subprocess.run(
             [sys.executable, str(script), what, when, str(number), *arguments(flat)],
-            env={**os.environ, "PYTHONPATH": str(Path(valprep.__file__).parents[1])},
+            env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'scripts'}"},
             capture_output=True, timeout=60,
         )  # fmt: skip
         assert done.returncode == -signal.SIGKILL, done.stderr
@@ -262,3 +268,24 @@ def test_no_folder(tmp_path, capsys):
     (tmp_path / "l.txt").write_text("a n02119789\n")
     error = refused(capsys, str(tmp_path / "missing"), "--labels", f"{tmp_path}/l.txt")
     assert "expected a folder, found No such file" in error
+
+
+@pytest.mark.parametrize("command", ["cnn_engine.valprep", "cnn_engine valprep"])
+def test_the_former_command_runs_the_script_and_names_it(flat, command):
+    command = [sys.executable, "-m", *command.split(), *arguments(flat)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.startswith("warning: ")
+    assert str(ROOT / "scripts/valprep.py") in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert contents(flat) == wanted(flat)
+
+
+def test_errors_of_the_former_command_are_the_scripts(flat):
+    command = [sys.executable, "-m", "cnn_engine.valprep", str(flat), "--labels", "/nonexistent"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    warning, error, *rest = done.stderr.splitlines()
+    assert warning.startswith("warning: ")
+    assert error.startswith("error: /nonexistent")
+    assert not rest
