@@ -46,37 +46,87 @@ double winograd_cost(const Operation& op, const Tile& tile, const FusedKernels& 
   return tiles * (products * op.c * k + 2 * frequencies * c + 2 * sums * k) + test;
 }
 
+// How much of the input's square reaches the square of each output's rounding error,
+// [output][input] of a side of a tile, with signs at random: the sum over frequencies of the
+// squares of A^T's and B^T's factors and of the weights, each filter's as parts of its taps'
+// square, the largest of all. `tap` and `other` are the steps of the taps of that side and of the
+// other.
+void error_gains(const LayerDescription& layer, int channels, int m, int r, int tap, int other,
+                 double (&gains)[4][8]) {
+  const int finite = m + r - 2;
+  const double (&points)[7] = points_of(finite);
+  double g[8][5], weights[8] = {}, least = 1e300;
+  kernel_transform(m, r, g);
+  const float* w = layer.weight;
+  for (int k = 0; k < layer.out_channels; ++k) {
+    double sums[8] = {}, square = 0, size = 0;
+    for (int i = 0; i < channels; ++i, w += r * r) {
+      for (int j = 0; j < r; ++j) {
+        for (int f = 0; f <= finite; ++f) {
+          double sum = 0;
+          for (int t = 0; t < r; ++t) sum += g[f][t] * w[j * other + t * tap];
+          sums[f] += sum * sum;
+        }
+        for (int t = 0; t < r; ++t) {
+          const double value = w[j * other + t * tap];
+          square += value * value;
+          size += std::fabs(value);
+        }
+      }
+    }
+    if (size == 0) continue;
+    least = std::min(least, size * size / square);
+    for (int f = 0; f <= finite; ++f) weights[f] = std::max(weights[f], sums[f] / (size * size));
+  }
+  for (double& weight : weights) weight *= least;
+  for (int f = 0; f <= finite; ++f) {
+    double row[8] = {1};  // of B^T: the product of x - p over the other points p
+    int degree = 0;
+    for (int p = 0; p < finite; ++p) {
+      if (p == f) continue;
+      ++degree;
+      for (int j = degree; j >= 0; --j) row[j] = (j > 0 ? row[j - 1] : 0) - points[p] * row[j];
+    }
+    double power = f < finite ? 1 : 0;
+    for (int i = 0; i < m; ++i) {
+      if (f == finite && i == m - 1) power = 1;
+      for (int j = 0; j <= degree; ++j) gains[i][j] += power * power * weights[f] * row[j] * row[j];
+      if (f < finite) power *= points[f];
+    }
+  }
+}
+
 // What the weights ask of windows (window_bound.h): that errors of so many standard deviations,
 // with a sum |x||w| that is less than its mean by as many of its own, are within the bound.
 constexpr double kDeviations = 4.0;
 
 // Of a frequency's products, `sums` of which are added up, the rounding error's square by their
-// own: measured, with signs at random. Sums of one sign, such as those of a bright place, add to
-// it.
-double rounding(int sums, bool alike) {
-  return 1 + 0.1 * sums + (alike ? 0.016 * sums * sums : 0.0);
+// own: measured, with signs at random and some of one sign, as smooth images and filters have them.
+// Those of a bright place that an output does not read may all be of one sign.
+double rounding(int sums, bool outside) {
+  return 1 + 0.1 * sums + (outside ? 0.016 : 0.004) * sums * sums;
 }
 
 TileBound bound_of(const Operation& op, const Tile& tile, bool first, bool bfloat16) {
   const LayerDescription& layer = *op.layer;
   const int r = layer.kernel_h;
   const int sums = along_rows(tile) ? op.c * r : op.c;
-  const double alike = rounding(sums, true) / rounding(sums, false);
+  const double outside = rounding(sums, true) / rounding(sums, false);
   double kappa = kDeviations * std::sqrt(rounding(sums, false));
   if (bfloat16) kappa /= 1 << 14;  // other layers round 2^15 times more
 
-  double rows[4][8] = {}, columns[4][8], largest[2] = {};
+  double rows[4][8] = {}, columns[4][8] = {}, largest[2] = {};
   if (along_rows(tile)) {
     for (int i = 0; i < tile.h; ++i) std::fill_n(rows[i] + i, r, 1.0 / r);
   } else {
-    error_gains(tile.h, r, rows);
+    error_gains(layer, op.c, tile.h, r, r, 1, rows);
   }
-  error_gains(tile.w, r, columns);
+  error_gains(layer, op.c, tile.w, r, 1, r, columns);
   const auto complete = [&](double (&gains)[4][8], int outputs, double& most) {
     for (int i = 0; i < outputs; ++i) {
       double sum = 0;
       for (int j = 0; j < outputs + r - 1; ++j) {
-        if (j < i || j >= i + r) gains[i][j] *= alike;
+        if (j < i || j >= i + r) gains[i][j] *= outside;
         sum += gains[i][j];
       }
       most = std::max(most, sum / r);
@@ -89,7 +139,7 @@ TileBound bound_of(const Operation& op, const Tile& tile, bool first, bool bfloa
   // Images are even beside what a ReLU leaves.
   bound.window = window_bound(
       layer.weight, layer.out_channels, op.c, r, r,
-      {kappa, largest[0] * largest[1], first ? 0.5 : 0.15, kDeviations, /*squares=*/true});
+      {kappa, largest[0] * largest[1], first ? 0.6 : 0.15, kDeviations, /*squares=*/true});
   for (int i = 0; i < tile.h; ++i) {
     for (int j = 0; j < 8; ++j) bound.rows[i][j] = static_cast<float>(rows[i][j]);
   }
