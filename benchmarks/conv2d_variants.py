@@ -119,7 +119,7 @@ class Bench:
         shape, x = task.shape, self._source.address
         w, bias = x + 4 * task.images, x + 4 * (task.images + task.weights)
         native.conv2d_pack(w, self._packed.address, shape, stream)
-        space = device.allocate(native.conv2d_blocked_workspace(shape, 1))
+        space = device.allocate(native.conv2d_blocked_workspace(shape, device.target.native))
         to = {name: buffer.address for name, buffer in self._outputs.items()}
         tiled = (x, w, bias, to["tiled"], shape, _cpu.Conv2dVariant.tiled, False, stream)
         blocked = (x, self._packed.address, bias, 0, to["blocked"], space.address, shape)

@@ -14,6 +14,7 @@ from .io.files import write_text
 from .lower.user_kernels import own_kernels
 from .report import graph_page, openacc
 from .report import inspection as report
+from .target import NAMES, Target
 
 
 def parser() -> cli.ArgumentParser:
@@ -34,6 +35,11 @@ def parser() -> cli.ArgumentParser:
         "--batch", type=cli.whole_number(1, 65536), metavar="N",
         help="images per pass, where the file leaves it open (default: 1)",
     )  # fmt: skip
+    p.add_argument(
+        "--target", metavar="NAME",
+        help="a GPU or CPU in the place of this machine's, which need not be here: "
+        f"{', '.join(NAMES)}",
+    )  # fmt: skip
     cli.add_model_inputs(p)
     cli.add_kernels(p)
     p.add_argument("--json", metavar="PATH", help="writes it as JSON (- for standard output)")
@@ -52,6 +58,7 @@ def _main(arguments: list[str] | None) -> int:
     read = [] if options.model is None else [options.model]
     cli.check_outputs({"--json": options.json, "--html": options.html}, read)
     show = not options.quiet and "-" not in (options.json, options.html)
+    target = None if options.target is None else Target.named(options.target, "--target")
     if options.device is not None:
         return _directives(options, show)
     if options.model is None:
@@ -65,7 +72,7 @@ def _main(arguments: list[str] | None) -> int:
         if show:
             cli.show(report.unsupported_text(error.nodes), end="")
         raise
-    found = inspection.inspect(graph, own_kernels(options.kernel))
+    found = inspection.inspect(graph, own_kernels(options.kernel), target)
     if options.json:
         write_text(options.json, report.dumps(report.to_dict(found)))
     if options.html:

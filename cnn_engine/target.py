@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from . import _cpu
 from .errors import not_one_of
@@ -35,8 +35,10 @@ class Target:
         memory_bandwidth: bytes per second.
         clock: the highest, in Hz.
         cores: of a CPU.
-        built: folder of ``csrc/cuda`` -> the architecture of its compiled code that runs on this GPU, such as
-            ``sm_80``; None: compiled for the GPU itself, as targets by name are taken to be.
+        groups: multiprocessors of each of a GPU's groups (GPCs), in which a cluster's blocks run; empty:
+            not known.
+        built: folder of ``csrc/cuda`` -> the architecture of its compiled code that runs on this GPU, such
+            as ``sm_80``; None: compiled for the GPU itself, as targets by name are taken to be.
     """
 
     name: str
@@ -51,19 +53,26 @@ class Target:
     memory_bandwidth: float = 0.0
     clock: float = 0.0
     cores: int = 0
+    groups: tuple[int, ...] = ()
     built: Mapping[str, str] | None = field(default=None, hash=False)
 
     @staticmethod
-    def named(name: str) -> Target:
+    def named(name: str, option: str = "target") -> Target:
         """Returns the target called ``h200``, ``rtx4090``, ``sm_80``, ``zen4`` and so on; see ``NAMES``.
+
+        Args:
+            option: what an error calls the name.
 
         Raises:
             InputError: no such target.
         """
         found = NAMES.get(re.sub(r"[\s-]", "", name.lower())) if isinstance(name, str) else None
         if found is None:
-            raise not_one_of("target", NAMES, name)
+            raise not_one_of(option, NAMES, name)
         return found
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "native"}
 
     def features_of(self, folder: str) -> frozenset[str]:
         """Returns the features that kernels of a folder of ``csrc/cuda`` may use.
@@ -80,11 +89,26 @@ class Target:
     def native(self) -> Any:
         """The same as the compiled functions take it: ``Target`` of ``csrc/runtime/target.h``."""
         return _cpu.Target(
-            compute_capability(self.architecture), self.multiprocessors, self.shared_per_block,
+            self.number, self.multiprocessors, self.shared_per_block,
             self.shared_per_multiprocessor, self.largest_cluster,
             "dependent_launch" in self.features_of("common"), self.l2_bytes,
-            self.memory_bandwidth, self.clock,
+            self.memory_bandwidth, self.clock, *self.groups, *[0] * (MOST_GROUPS - len(self.groups)),
         )  # fmt: skip
+
+    @property
+    def number(self) -> int:
+        """Ten times a GPU's compute capability, such as 90; 0 of what is no GPU."""
+        return compute_capability(self.architecture)
+
+    @property
+    def native_architecture(self) -> str:
+        """What a GPU's own machine code is compiled for: ``sm_90a``, with instructions of this GPU alone."""
+        return self.architecture + ("a" if self.number >= 90 else "")
+
+    @property
+    def float32_lanes(self) -> int:
+        """Multiply-adds of float32 that a GPU's multiprocessor does per clock."""
+        return _ARCHITECTURES[self.number].lanes if self.number in _ARCHITECTURES else 128
 
 
 @dataclass(frozen=True)
@@ -105,6 +129,10 @@ class Requires:
     shared_per_block: int = 0
     largest_cluster: int = 1
 
+    def met_by(self, target: Target) -> bool:
+        """Whether a kernel can run on ``target``."""
+        return self.why_not(target) is None
+
     def why_not(self, target: Target) -> str | None:
         """Returns what ``target`` lacks, or None where a kernel can run on it."""
         if self.architectures and target.architecture not in self.architectures:
@@ -117,7 +145,7 @@ class Requires:
             found = (target.built or {}).get(self.folder, "no code")
             return (
                 f"expected code of csrc/cuda/{self.folder} with {', '.join(sorted(lacks))}, found {found}; "
-                f"install again with CNN_ENGINE_CUDA_ARCHITECTURES={_native(target)}"
+                f"install again with CNN_ENGINE_CUDA_ARCHITECTURES={target.native_architecture[3:]}"
             )
         for name, unit in (
             ("shared_per_block", " bytes of shared memory per block"),
@@ -127,12 +155,6 @@ class Requires:
                 wanted, found = getattr(self, name), getattr(target, name)
                 return f"expected {wanted:,}{unit}, found {found:,} ({target.name})"
         return None
-
-
-def _native(target: Target) -> str:
-    """Returns the architecture to compile for, as ``CNN_ENGINE_CUDA_ARCHITECTURES`` takes it."""
-    number = compute_capability(target.architecture)
-    return f"{number}a" if "wgmma" in target.features else str(number)
 
 
 # ---- GPUs ----
@@ -154,19 +176,30 @@ GPU_FEATURES: Mapping[str, tuple[int, int]] = {
     "tcgen05": (100, 120),
 }
 
-#: Ten times the compute capability -> KiB of a multiprocessor's shared memory, blocks of the largest cluster.
-#: One KiB of each block is the system's. Source: CUDA C++ Programming Guide, "Technical Specifications per
-#: Compute Capability"; clusters of more than 8 blocks: Hopper and Blackwell Tuning Guides.
-_ARCHITECTURES: Mapping[int, tuple[int, int]] = {
-    75: (64, 1),
-    80: (164, 1),
-    86: (100, 1),
-    87: (164, 1),
-    89: (100, 1),
-    90: (228, 16),
-    100: (228, 16),
-    120: (100, 8),
+
+class _Architecture(NamedTuple):
+    shared: int  # KiB of a multiprocessor
+    block: int  # KiB that a block may ask for
+    cluster: int  # blocks of the largest cluster
+    lanes: int  # multiply-adds of float32 per clock and multiprocessor
+
+
+#: By ten times the compute capability. Source: CUDA C++ Programming Guide, "Technical Specifications per
+#: Compute Capability" and "Arithmetic Instructions"; clusters of more than 8 blocks: Hopper and Blackwell
+#: Tuning Guides.
+_ARCHITECTURES: Mapping[int, _Architecture] = {
+    75: _Architecture(64, 64, 1, 64),
+    80: _Architecture(164, 163, 1, 64),
+    86: _Architecture(100, 99, 1, 128),
+    87: _Architecture(164, 163, 1, 128),
+    89: _Architecture(100, 99, 1, 128),
+    90: _Architecture(228, 227, 16, 128),
+    100: _Architecture(228, 227, 16, 128),
+    120: _Architecture(100, 99, 8, 128),
 }
+
+#: As many groups as the compiled functions take.
+MOST_GROUPS = 12
 
 
 def compute_capability(architecture: str) -> int:
@@ -190,6 +223,7 @@ def _gpu(
     l2_bytes: int,
     memory_bandwidth: float,
     clock: float,
+    groups: tuple[int, ...] = (),
 ) -> Target:
     """Returns the target of a GPU model from its data sheet; the rest follows from its architecture.
 
@@ -198,20 +232,24 @@ def _gpu(
         memory_bandwidth: bytes per second.
         clock: the highest, in Hz.
     """
-    shared, cluster = _ARCHITECTURES[number]
-    block = (shared - (0 if number == 75 else 1)) * KIB
+    limits = _ARCHITECTURES[number]
     return Target(
-        name, "cuda", f"sm_{number}", gpu_features(f"sm_{number}a"), multiprocessors, block,
-        shared * KIB, cluster, l2_bytes, memory_bandwidth, clock,
+        name, "cuda", f"sm_{number}", gpu_features(f"sm_{number}a"), multiprocessors,
+        limits.block * KIB, limits.shared * KIB, limits.cluster, l2_bytes, memory_bandwidth, clock,
+        groups=groups,
     )  # fmt: skip
 
+
+#: Of 132 multiprocessors. Which are switched off differs from chip to chip; so many clusters of 4, 8 and 16
+#: blocks as these have room for are what launches on an H200 were seen to have.
+_HOPPERS_GROUPS = (18, 18, 18, 18, 16, 16, 14, 14)
 
 _GPUS = (
     # NVIDIA H200 Tensor Core GPU data sheet (SXM): 4.8 TB/s. H100 architecture white paper: 132
     # multiprocessors; the driver reports 60 MiB of L2 for it and 50 for an H100.
-    _gpu("h200", 90, 132, 60 * MIB, 4.8e12, 1.98e9),
+    _gpu("h200", 90, 132, 60 * MIB, 4.8e12, 1.98e9, _HOPPERS_GROUPS),
     # NVIDIA H100 Tensor Core GPU data sheet and architecture white paper (SXM5): 3.35 TB/s, 50 MB of L2.
-    _gpu("h100", 90, 132, 50 * MIB, 3.35e12, 1.98e9),
+    _gpu("h100", 90, 132, 50 * MIB, 3.35e12, 1.98e9, _HOPPERS_GROUPS),
     # NVIDIA A100 80GB data sheet (SXM4) and Ampere architecture white paper: 2,039 GB/s, 40 MB of L2.
     _gpu("a100", 80, 108, 40 * MIB, 2.039e12, 1.41e9),
     # NVIDIA A10 data sheet: 600 GB/s; Ampere GA102 white paper: 72 multiprocessors, 6 MB of L2.

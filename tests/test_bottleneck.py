@@ -9,6 +9,7 @@ import halves
 import numpy as np
 import pytest
 import regions
+import targets
 import tolerances
 from conftest import Device
 from engines import built, on_gpu, running, single
@@ -23,6 +24,7 @@ from cnn_engine import _cpu
 from cnn_engine.devices import cuda_module
 from cnn_engine.engine.check import ROUNDING
 from cnn_engine.graph.passes.fuse.patterns import BOTTLENECK, BOTTLENECK_AND_NEXT
+from cnn_engine.kernels.cuda.requirements import WGMMA
 from cnn_engine.operators.binary import Add
 from cnn_engine.operators.channels_last import Conv2dNhwc
 from cnn_engine.operators.conv2d import Conv2d
@@ -204,8 +206,7 @@ def is_narrow(case):
 
 @pytest.fixture
 def hopper():
-    if not cuda_module.load().bottleneck_takes(shape_of(CASES[2], 1), 1024, 0, 0):
-        pytest.skip("needs a GPU of compute capability 9.0")
+    targets.need(WGMMA)
 
 
 @pytest.mark.gpu
@@ -336,7 +337,7 @@ def test_what_does_not_fit_is_refused(hopper):
         ((1, 8, 9, 9, 8, 3, 3, *one, *ones), (520, 8), "at most 128 channels"),
     ):  # fmt: skip
         shape = _cpu.Conv2dShape(*numbers)
-        assert not module.bottleneck_takes(shape, *filters, 0)
+        assert not module.bottleneck_takes(shape, *filters, targets.native())
         with pytest.raises(ValueError, match=expected):
             module.bottleneck_packed(shape, *filters, kind, 0)
     shape = shape_of(CASES[0], 1)
@@ -359,5 +360,8 @@ def test_engine(dtype, batch):
     graph = single(b.graph(*next_block(b, y, 64, 64)[:1]))
     _, kernels = on_gpu(graph, dtype)
     shape = shape_of((batch, 64, 14, 14, 64, 256), batch)
-    takes = any(cuda_module.load().bottleneck_takes(shape, 256, third, 0) for third in (0, 64))
+    takes = any(
+        cuda_module.load().bottleneck_takes(shape, 256, third, targets.native())
+        for third in (0, 64)
+    )
     assert ("bottleneck" in kernels) == takes

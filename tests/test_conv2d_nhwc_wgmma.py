@@ -7,6 +7,7 @@ import math
 import halves
 import numpy as np
 import pytest
+import targets
 from conftest import Device
 from halves import HALVES
 from native import NONE, RELU, call, channels_first, channels_last, packed
@@ -15,6 +16,7 @@ from test_conv2d_nhwc_cuda import ERRORS, PRODUCTS, whole_numbers
 
 from cnn_engine import _cpu
 from cnn_engine.devices import cuda_module
+from cnn_engine.kernels.cuda.requirements import WGMMA
 
 pytestmark = pytest.mark.gpu
 
@@ -55,7 +57,7 @@ def storage_dtypes(compute_dtype) -> str:
 
 def takes(case, compute_dtype="float16") -> bool:
     kind = getattr(_cpu.Conv2dOperands, compute_dtype)
-    return bool(cuda_module.load().conv2d_nhwc_wgmma_takes(shape_of(case), kind, 0))
+    return bool(cuda_module.load().conv2d_nhwc_wgmma_takes(shape_of(case), kind, targets.native()))
 
 
 def runs(case, compute_dtype) -> bool:
@@ -69,8 +71,7 @@ def runs(case, compute_dtype) -> bool:
 
 @pytest.fixture(autouse=True)
 def hopper():
-    if not takes((1, 8, 1, 1, 8, (1, 1), (1, 1), (0, 0, 0, 0), (1, 1), 1)):
-        pytest.skip("needs a GPU of compute capability 9.0, and kernels for 90a")
+    targets.need(WGMMA)
 
 
 def product(

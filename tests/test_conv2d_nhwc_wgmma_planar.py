@@ -5,22 +5,23 @@ from __future__ import annotations
 import halves
 import numpy as np
 import pytest
+import targets
 from conftest import Device
 from native import NONE, RELU, call, channels_first, packed
 from test_conv2d_nhwc import arrays, ids, record
 from test_conv2d_nhwc_cuda import ERRORS, whole_numbers
-from test_conv2d_nhwc_wgmma import OPERANDS, shape_of, storage_dtypes, takes
+from test_conv2d_nhwc_wgmma import OPERANDS, shape_of, storage_dtypes
 
 from cnn_engine import _cpu
 from cnn_engine.devices import cuda_module
+from cnn_engine.kernels.cuda.requirements import WGMMA
 
 pytestmark = pytest.mark.gpu
 
 
 @pytest.fixture(autouse=True)
 def hopper():
-    if not takes((1, 8, 1, 1, 8, (1, 1), (1, 1), (0, 0, 0, 0), (1, 1), 1)):
-        pytest.skip("needs a GPU of compute capability 9.0, and kernels for 90a")
+    targets.need(WGMMA)
 
 
 #: One to three tiles of a row, rows that are left over, windows of one to eight columns.
@@ -81,7 +82,7 @@ def test_first_layers_are_taken_however_little_there_is_to_do():
         shape = shape_of((1, 3, 224, 224, k, (3, 3), (stride, stride), (1, 1, 1, 1), (1, 1), 1))
         for compute_dtype in OPERANDS:
             kind = getattr(_cpu.Conv2dOperands, compute_dtype)
-            assert cuda_module.load().conv2d_nhwc_wgmma_planar_takes(shape, kind, 0)
+            assert cuda_module.load().conv2d_nhwc_wgmma_planar_takes(shape, kind, targets.native())
 
 
 @pytest.mark.parametrize(

@@ -5,17 +5,19 @@ from __future__ import annotations
 import halves
 import numpy as np
 import pytest
+import targets
 from conftest import Device
 from engines import on_gpu
 from halves import HALVES
 from native import NONE, RELU, call, channels_first, channels_last, packed
 from test_conv2d_nhwc import record
 from test_conv2d_nhwc_cuda import ERRORS
-from test_conv2d_nhwc_wgmma import OPERANDS, shape_of, storage_dtypes, takes
+from test_conv2d_nhwc_wgmma import OPERANDS, shape_of, storage_dtypes
 from test_conv2d_pair import beside, biased, block, fire, sums
 
 from cnn_engine import _cpu
 from cnn_engine.devices import cuda_module
+from cnn_engine.kernels.cuda.requirements import WGMMA
 
 pytestmark = pytest.mark.gpu
 
@@ -158,8 +160,7 @@ def run(
 
 @pytest.fixture(autouse=True)
 def hopper():
-    if not takes((1, 8, 1, 1, 8, (1, 1), (1, 1), (0, 0, 0, 0), (1, 1), 1)):
-        pytest.skip("needs a GPU of compute capability 9.0, and kernels for 90a")
+    targets.need(WGMMA)
 
 
 @pytest.mark.parametrize("compute_dtype", OPERANDS)
@@ -278,7 +279,7 @@ def test_what_it_does_not_take_is_refused(changed, beside, said):
     names = "n", "c", "h", "w", "k", "kernel", "stride", "padding", "dilation", "groups"
     other = tuple((dict(zip(names, cases[1], strict=True)) | changed).values())
     shapes = shape_of(cases[0]), shape_of(other)
-    assert not module.conv2d_nhwc_wgmma_pair_takes(*shapes, beside, kind, 0)
+    assert not module.conv2d_nhwc_wgmma_pair_takes(*shapes, beside, kind, targets.native())
     with pytest.raises(ValueError, match=said):
         module.conv2d_nhwc_wgmma_pair_packed(*shapes, beside, kind, 0)
 
@@ -301,7 +302,9 @@ def test_what_gains_is_taken():
         kind = getattr(_cpu.Conv2dOperands, compute_dtype)
         for name in ("bottleneck", "bottleneck 2 apart", "basic"):
             shapes = map(shape_of, CASES[name])
-            assert cuda_module.load().conv2d_nhwc_wgmma_pair_takes(*shapes, False, kind, 0)
+            assert cuda_module.load().conv2d_nhwc_wgmma_pair_takes(
+                *shapes, False, kind, targets.native()
+            )
 
 
 @pytest.mark.parametrize("dtype", [*HALVES, "tf32", "float32"])

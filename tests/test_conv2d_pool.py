@@ -6,6 +6,7 @@ import fake_cuda
 import halves
 import numpy as np
 import pytest
+import targets
 from conftest import Device
 from engines import built
 from graphs import Builder
@@ -15,14 +16,16 @@ from native import RELU, call, channels_last, packed
 from regions import fused
 from test_conv2d_nhwc import record
 from test_conv2d_nhwc_cuda import whole_numbers
-from test_conv2d_nhwc_wgmma import product, shape_of, takes
+from test_conv2d_nhwc_wgmma import product, shape_of
 from test_conv2d_pair import close
 
 from cnn_engine import _cpu
 from cnn_engine.graph.graph import Graph
 from cnn_engine.graph.passes.fuse.patterns import CONV2D_POOL
+from cnn_engine.kernels.cuda.requirements import WGMMA
 from cnn_engine.operators.max_pool2d import MaxPool2d
 from cnn_engine.operators.unary import Clip, Relu, Swish
+from cnn_engine.target import Target
 
 HALF = MaxPool2d((2, 2), (2, 2))
 
@@ -138,7 +141,7 @@ def test_a_device_is_asked_for_what_it_would_run(hopper_engines, monkeypatch):
         (14, 12), (7, 6), (7, 6),
     ]  # fmt: skip
     assert [shape.weight_size for shape in (first, second)] == [64 * 3 * 9, 72 * 64 * 9]
-    assert how == others == [_cpu.Conv2dOperands.float16, 0]
+    assert how == others == [_cpu.Conv2dOperands.float16, Target.named("h200").native]
 
 
 # ---- the kernel ----
@@ -190,8 +193,7 @@ def pool_of(y):
 
 @pytest.fixture
 def hopper():
-    if not takes((1, 8, 1, 1, 8, (1, 1), (1, 1), (0, 0, 0, 0), (1, 1), 1)):
-        pytest.skip("needs a GPU of compute capability 9.0, and kernels for 90a")
+    targets.need(WGMMA)
 
 
 @pytest.mark.gpu

@@ -9,6 +9,7 @@ import fake_cuda
 import halves
 import numpy as np
 import pytest
+import targets
 import tolerances
 from conftest import Device
 from engines import built, on_gpu, running, single
@@ -24,6 +25,7 @@ from cnn_engine.devices import cuda_module
 from cnn_engine.engine.check import ROUNDING
 from cnn_engine.graph import passes
 from cnn_engine.graph.passes.fuse.patterns import DENSE_LAYER
+from cnn_engine.kernels.cuda.requirements import CLUSTERS
 from cnn_engine.operators.channels_last import Conv2dNhwc
 from cnn_engine.operators.conv2d import Conv2d
 from cnn_engine.operators.shaping import Concat
@@ -127,7 +129,7 @@ def test_engines_join_where_a_device_says_so(monkeypatch, dtype, inner):
     nodes = found_in(graph)
     assert len(nodes) == 2 * (dtype in HALVES and type(inner) is not Swish)
     assert [node.name for node in nodes] == running(steps, "dense_layer")
-    assert {how[1:] for how in asked} == ({(64, 128, 0), (96, 128, 0)} if nodes else set())
+    assert {how[1:-1] for how in asked} == ({(64, 128), (96, 128)} if nodes else set())
 
 
 # ---- the kernel ----
@@ -190,8 +192,7 @@ def record(inner, outer, floor):
 
 @pytest.fixture
 def hopper():
-    if not cuda_module.load().dense_layer_takes(shape_of(1, 14, 14), 256, CHANNELS, 0):
-        pytest.skip("needs a GPU of compute capability 9.0")
+    targets.need(CLUSTERS)
 
 
 @pytest.mark.gpu
@@ -295,11 +296,11 @@ def test_results_past_float16_are_told(rng, hopper, where):
 def test_what_the_kernel_does_not_take(rng, hopper):
     kernels = cuda_module.load()
     shape = shape_of(1, 14, 14)
-    assert not kernels.dense_layer_takes(shape, 40, CHANNELS, 0)
-    assert not kernels.dense_layer_takes(shape, 4096, CHANNELS, 0)
-    assert not kernels.dense_layer_takes(shape, 256, 64, 0)
-    assert not kernels.dense_layer_takes(shape_of(1, 40, 40), 256, CHANNELS, 0)
-    assert not kernels.dense_layer_takes(shape_of(64, 14, 14), 256, CHANNELS, 0)
+    assert not kernels.dense_layer_takes(shape, 40, CHANNELS, targets.native())
+    assert not kernels.dense_layer_takes(shape, 4096, CHANNELS, targets.native())
+    assert not kernels.dense_layer_takes(shape, 256, 64, targets.native())
+    assert not kernels.dense_layer_takes(shape_of(1, 40, 40), 256, CHANNELS, targets.native())
+    assert not kernels.dense_layer_takes(shape_of(64, 14, 14), 256, CHANNELS, targets.native())
     with pytest.raises(ValueError, match="dense_layer: expected channels before in sixteens"):
         kernels.dense_layer_packed(shape, 40, CHANNELS, _cpu.Conv2dOperands.float16, 0)
     with pytest.raises(ValueError, match="dense_layer: expected float16 or bfloat16"):

@@ -6,6 +6,7 @@ import fake_cuda
 import halves
 import numpy as np
 import pytest
+import targets
 import tolerances
 from conftest import Device
 from engines import assert_as_on_cpu, built, on_gpu, running, single
@@ -20,6 +21,7 @@ from cnn_engine.graph import passes
 from cnn_engine.graph.graph import Node
 from cnn_engine.graph.passes.fuse.regions import region_of
 from cnn_engine.kernels.cuda.depthwise_means import BOX_SIDE
+from cnn_engine.kernels.cuda.requirements import CLUSTERS_OF_HOPPER
 from cnn_engine.operators.channels_last import Conv2dNhwc
 from cnn_engine.operators.conv2d import Conv2d
 from cnn_engine.operators.partial_means import PartialMeans
@@ -142,9 +144,7 @@ def arrays(rng, case):
 
 @pytest.fixture
 def hopper():
-    shape = _cpu.Conv2dShape(2, 8, 9, 9, 8, 3, 3, 1, 1, 1, 1, 1, 1, 1, 1, 8)
-    if not cuda_module.load().depthwise_means_takes(shape, 0):
-        pytest.skip("needs a GPU of compute capability 9.0")
+    targets.need(CLUSTERS_OF_HOPPER)
 
 
 @pytest.mark.gpu
@@ -199,7 +199,7 @@ def test_what_does_not_fit_is_refused(rng, hopper):
     takes = cuda_module.load().depthwise_means_takes
     for images, rows, answer in ((1, 14, 0), (2, 14, 4), (20, 28, 16), (2, 29, 0)):
         shape = _cpu.Conv2dShape(images, 8, rows, rows, 8, 3, 3, 1, 1, 1, 1, 1, 1, 1, 1, 8)
-        assert takes(shape, 0) == answer
+        assert takes(shape, targets.native()) == answer
     with pytest.raises(ValueError, match="depthwise_means: expected 4 parts, found 3"):
         run(case, *given, parts=3)
     for wrong in ((1, 6, 14, 14, 3, 1), (1, 8, 14, 14, 7, 1), (1, 8, 14, 14, 3, 3)):

@@ -6,6 +6,7 @@ import fake_cuda
 import halves
 import numpy as np
 import pytest
+import targets
 import tolerances
 from conftest import Device
 from engines import assert_as_on_cpu, built, on_gpu, running, single
@@ -17,6 +18,7 @@ from test_passes import Builder, same
 from cnn_engine import _cpu
 from cnn_engine.devices import cuda_module
 from cnn_engine.graph.passes.fuse.patterns import DEPTHWISE_NORM
+from cnn_engine.kernels.cuda.requirements import CLUSTERS_OF_HOPPER
 from cnn_engine.operators.channels_last import TO_FIRST, TO_LAST, Conv2dNhwc
 from cnn_engine.operators.norm import LayerNorm
 from cnn_engine.operators.shaping import Transpose
@@ -173,8 +175,7 @@ def record(channels):
 
 @pytest.fixture
 def hopper():
-    if not cuda_module.load().depthwise_norm_takes(shape_of(CASES[1]), halves.kind("float32"), 0):
-        pytest.skip("needs a GPU of compute capability 9.0")
+    targets.need(CLUSTERS_OF_HOPPER)
 
 
 @pytest.mark.gpu
@@ -249,11 +250,11 @@ def test_what_does_not_fit_is_refused(rng, hopper):
         ((1, 80, 7, 7), "float32", 0), ((1, 32, 7, 7), "float32", 0), ((1, 1056, 7, 7), "float32", 0),
         ((1, 544, 7, 7), "float32", 0),
     ):  # fmt: skip
-        assert takes(shape_of(case), kind(kept), 0) == answer
+        assert takes(shape_of(case), kind(kept), targets.native()) == answer
     case = (1, 64, 14, 14)
     x, weight, *given = arrays(rng, case)
     for side, stride in ((5, 1), (7, 2)):
-        assert not takes(shape_of(case, side, stride), kind("float32"), 0)
+        assert not takes(shape_of(case, side, stride), kind("float32"), targets.native())
         with pytest.raises(ValueError, match="depthwise_norm: expected a GPU"):
             run(case, x, weight[..., :side, :side].copy(), *given, side=side, stride=stride)
 

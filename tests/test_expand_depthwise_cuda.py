@@ -9,6 +9,7 @@ import halves
 import numpy as np
 import pytest
 import regions
+import targets
 import tolerances
 from conftest import Device
 from engines import built, on_gpu, running, single
@@ -23,6 +24,7 @@ from cnn_engine.devices import cuda_module
 from cnn_engine.engine.check import ROUNDING
 from cnn_engine.graph import passes
 from cnn_engine.graph.passes.fuse.patterns import EXPAND_DEPTHWISE
+from cnn_engine.kernels.cuda.requirements import CLUSTERS_OF_HOPPER
 from cnn_engine.operators.binary import Mul
 from cnn_engine.operators.channels_last import Conv2dNhwc
 from cnn_engine.operators.conv2d import Conv2d
@@ -164,9 +166,7 @@ def record(case, inner=None, outer=None, mean=None):
 
 @pytest.fixture
 def hopper():
-    _, shape = shapes_of(IMAGES[0], 1)
-    if not cuda_module.load().expand_depthwise_takes(shape, 80, 0):
-        pytest.skip("needs a GPU of compute capability 9.0")
+    targets.need(CLUSTERS_OF_HOPPER)
 
 
 @pytest.mark.gpu
@@ -277,7 +277,7 @@ def test_what_does_not_fit_is_refused(hopper):
         ((1, 2048, 14, 14, 8, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1)), "shared memory has room"),
     ):  # fmt: skip
         _, shape = shapes_of(case, 1)
-        assert not module.expand_depthwise_takes(shape, case[1], 0)
+        assert not module.expand_depthwise_takes(shape, case[1], targets.native())
         with pytest.raises(ValueError, match=expected):
             module.expand_depthwise_packed(shape, case[1], _cpu.Conv2dOperands.float16, 0)
     _, shape = shapes_of(IMAGES[0], 1)
@@ -298,5 +298,5 @@ def test_what_does_not_fit_is_refused(hopper):
 def test_engine(dtype, batch):
     _, kernels = on_gpu(single(gated(batch, wide=48)), dtype)
     _, shape = shapes_of((batch, 8, 11, 9, 48, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1)), batch)
-    takes = cuda_module.load().expand_depthwise_takes(shape, 8, 0)
+    takes = cuda_module.load().expand_depthwise_takes(shape, 8, targets.native())
     assert ("expand_depthwise" in kernels) == bool(takes)

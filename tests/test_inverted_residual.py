@@ -9,6 +9,7 @@ import halves
 import numpy as np
 import pytest
 import regions
+import targets
 import tolerances
 from conftest import Device
 from engines import built, on_gpu, running, single
@@ -22,6 +23,7 @@ from cnn_engine import _cpu
 from cnn_engine.devices import cuda_module
 from cnn_engine.engine.check import ROUNDING
 from cnn_engine.graph.passes.fuse.patterns import INVERTED_RESIDUAL
+from cnn_engine.kernels.cuda.requirements import CLUSTERS_OF_HOPPER
 from cnn_engine.operators.binary import Add
 from cnn_engine.operators.channels_last import Conv2dNhwc
 from cnn_engine.operators.conv2d import Conv2d
@@ -186,8 +188,7 @@ def run(case, given, compute_dtype, functions=(NONE, NONE, NONE), told=halves.NO
 
 @pytest.fixture
 def hopper():
-    if not cuda_module.load().inverted_residual_takes(*shape_of(IMAGES[4]), True, 0):
-        pytest.skip("needs a GPU of compute capability 9.0")
+    targets.need(CLUSTERS_OF_HOPPER)
 
 
 @pytest.mark.gpu
@@ -287,14 +288,14 @@ def test_what_does_not_fit_is_refused(hopper):
         names = ("n", "c", "h", "w", "k", "filters", "kernel", "stride", "padding", "adds")
         return tuple(new.get(name, value) for name, value in zip(names, fine, strict=True))
 
-    assert module.inverted_residual_takes(*shape_of(fine), True, 0)
+    assert module.inverted_residual_takes(*shape_of(fine), True, targets.native())
     for case, expected in (
         (changed(c=12), "channels in eights"), (changed(k=264), "at most 256"),
         (changed(filters=12), "channels in eights"), (changed(c=88), "80 that are expanded"),
         (changed(kernel=5), "a kernel of 3x3"), (changed(stride=(3, 1)), "strides of at most 2"),
         (changed(h=5000), "at most 4096"), (changed(h=4000, w=4000), "4194304 places"),
     ):  # fmt: skip
-        assert not module.inverted_residual_takes(*shape_of(case), False, 0)
+        assert not module.inverted_residual_takes(*shape_of(case), False, targets.native())
         with pytest.raises(ValueError, match=expected):
             module.inverted_residual_packed(*shape_of(case), _cpu.Conv2dOperands.float16, 0)
     for case, compute_dtype, x, expected in (
@@ -318,5 +319,5 @@ def test_engine(dtype, batch, expands):
     _, kernels = on_gpu(single(ended(b, y)), dtype)
     k = 48 if expands else 8
     case = (batch, 8 if expands else None, 11, 9, k, 8, 3, (1, 1), (1, 1, 1, 1), True)
-    takes = cuda_module.load().inverted_residual_takes(*shape_of(case), True, 0)
+    takes = cuda_module.load().inverted_residual_takes(*shape_of(case), True, targets.native())
     assert ("inverted_residual" in kernels) == bool(takes)

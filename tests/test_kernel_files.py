@@ -16,12 +16,15 @@ from cnn_engine.kernel import cases, check, command, templates
 from cnn_engine.kernel.cases import Case
 from cnn_engine.kernel.expected import judge_output, judged
 from cnn_engine.kernels.user import CONTRACTS, cpp, expressions, nvrtc, source, structs
+from cnn_engine.target import Target
 
 ROOT = Path(__file__).resolve().parent.parent
 STEPS = sorted((ROOT / "examples" / "kernels").glob("conv2d_*"))
 
 #: Operators whose templates are tried in a process of their own; functions of elements, in this one.
 IN_FULL = [op for op in CONTRACTS if CONTRACTS[op].struct != "Elements"]
+
+HOPPER = Target.named("h200")
 
 
 def written(tmp_path, op, device, change=lambda text: text, name=None):
@@ -32,7 +35,7 @@ def written(tmp_path, op, device, change=lambda text: text, name=None):
 
 def has_nvrtc() -> bool:
     try:
-        nvrtc.architecture((9, 0))
+        nvrtc.compiled_for(HOPPER)
     except cnn_engine.UnsupportedError:
         return False
     return True
@@ -64,13 +67,13 @@ def test_template_of_a_function_is_right_unchanged(op, tmp_path):
 @pytest.mark.parametrize("op", CONTRACTS)
 def test_cuda_template_compiles(op, tmp_path):
     read = source.read(written(tmp_path, op, "cuda"))
-    assert len(nvrtc.compile(read, (9, 0))) > 1000
+    assert len(nvrtc.compile(read, HOPPER)) > 1000
 
 
 @needs_nvrtc
 @pytest.mark.parametrize("path", [p for p in STEPS if p.suffix == ".cu"], ids=lambda p: p.name)
 def test_cuda_step_compiles(path):
-    assert len(nvrtc.compile(source.read(path), (9, 0))) > 1000
+    assert len(nvrtc.compile(source.read(path), HOPPER)) > 1000
 
 
 @pytest.mark.parametrize("path", [p for p in STEPS if p.suffix == ".cpp"], ids=lambda p: p.name)
@@ -251,7 +254,7 @@ def test_cuda_errors_have_the_users_line(tmp_path):
         .index(next(t for t in path.read_text().splitlines() if "flaot" in t))
     )
     with pytest.raises(InputError) as caught:
-        nvrtc.compile(source.read(path), (9, 0))
+        nvrtc.compile(source.read(path), HOPPER)
     assert str(caught.value).startswith(f"{path}:{line + 1}: ")
 
 

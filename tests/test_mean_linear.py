@@ -9,6 +9,7 @@ import fake_cuda
 import halves
 import numpy as np
 import pytest
+import targets
 import tolerances
 from conftest import Device
 from engines import built, running, single, steps_of
@@ -22,6 +23,7 @@ from cnn_engine import Engine, _cpu
 from cnn_engine.devices import cuda_module
 from cnn_engine.engine.check import ROUNDING
 from cnn_engine.graph.passes.fuse.patterns import MEAN_LINEAR
+from cnn_engine.kernels.cuda.requirements import CLUSTERS
 from cnn_engine.operators.linear import Linear
 from cnn_engine.operators.norm import LayerNorm
 from cnn_engine.operators.reduce import ReduceMax, ReduceMean
@@ -184,10 +186,7 @@ def run(
 @pytest.fixture
 def clusters():
     """Skips where no kernel is: on GPUs that have no clusters."""
-    if not cuda_module.load().mean_linear_takes(
-        _cpu.AxisShape(1, 49, 512), 100, _cpu.Conv2dOperands.float16, 0
-    ):
-        pytest.skip("a GPU without clusters")
+    targets.need(CLUSTERS)
 
 
 @pytest.mark.gpu
@@ -259,7 +258,7 @@ def test_nan_reaches_all_outputs(rng, clusters, compute_dtype):
 def test_what_it_does_not_take(clusters):
     takes = cuda_module.load().mean_linear_takes
     for compute_dtype in _cpu.Conv2dOperands.__members__.values():
-        assert takes(_cpu.AxisShape(1, 49, 2048), 1000, compute_dtype, 0)
+        assert takes(_cpu.AxisShape(1, 49, 2048), 1000, compute_dtype, targets.native())
     for n, places, channels, compute_dtype in (
         (2, 49, 512, "float16"), (1, 0, 512, "float16"), (1, 65, 512, "bfloat16"),
         (1, 49, 12, "float16"), (1, 49, 12, "float32"), (1, 49, 4096, "bfloat16"), (1, 49, 4096, "tf32"),

@@ -8,6 +8,7 @@ import fake_cuda
 import halves
 import numpy as np
 import pytest
+import targets
 import tolerances
 from conftest import Device
 from native import call, check_guards, guarded
@@ -19,6 +20,7 @@ from test_passes import Builder, same
 from cnn_engine import Engine, _cpu
 from cnn_engine.devices import cuda_module
 from cnn_engine.engine.check import ROUNDING
+from cnn_engine.kernels.cuda.requirements import WGMMA
 from cnn_engine.operators.binary import Add
 from cnn_engine.operators.channels_last import Conv2dNhwc
 from cnn_engine.operators.conv2d import Conv2d
@@ -161,7 +163,9 @@ def run(case, x, first, second, given, compute_dtype, *, outer=NONE, told=halves
 def takes(case, batch, compute_dtype="float16"):
     """Whether a GPU makes both products sooner as one."""
     kind = getattr(_cpu.Conv2dOperands, compute_dtype)
-    return bool(cuda_module.load().mlp_takes(shape_of(case, batch), case[-1], kind, 0))
+    return bool(
+        cuda_module.load().mlp_takes(shape_of(case, batch), case[-1], kind, targets.native())
+    )
 
 
 def record(inner=None, outer=None):
@@ -170,8 +174,7 @@ def record(inner=None, outer=None):
 
 @pytest.fixture
 def hopper():
-    if not takes(CASES[0], 20):
-        pytest.skip("needs a GPU of compute capability 9.0")
+    targets.need(WGMMA)
 
 
 @pytest.mark.gpu
@@ -297,7 +300,7 @@ def test_what_does_not_fit_is_refused(hopper):
         ((1, 384, 9, 9, 3072, 1, 1, *one, *none), 384, "share in 96s", wide),
     ):
         shape, (compute_dtype,) = _cpu.Conv2dShape(*numbers), kind or [half]
-        assert not module.mlp_takes(shape, outputs, compute_dtype, 0)
+        assert not module.mlp_takes(shape, outputs, compute_dtype, targets.native())
         with pytest.raises(ValueError, match=expected):
             module.mlp_packed(shape, outputs, compute_dtype, 0)
     shape = shape_of(CASES[0], 1)

@@ -9,6 +9,7 @@ import fake_cuda
 import halves
 import numpy as np
 import pytest
+import targets
 import tolerances
 from conftest import Device
 from engines import built, on_gpu, running, single, steps_of
@@ -22,10 +23,12 @@ from cnn_engine import Engine, _cpu, kernels
 from cnn_engine.devices import cuda_module
 from cnn_engine.engine.check import ROUNDING
 from cnn_engine.graph import passes
+from cnn_engine.kernels.cuda.requirements import HOPPER
 from cnn_engine.operators.binary import Mul
 from cnn_engine.operators.conv2d import Conv2d
 from cnn_engine.operators.reduce import ReduceMax, ReduceMean
 from cnn_engine.operators.unary import Clip, HardSigmoid, Relu, Sigmoid, Swish
+from cnn_engine.target import Target
 
 Function = _cpu.UnaryFunction
 
@@ -67,7 +70,9 @@ def test_a_mean_and_two_products_become_one_node(batch, bias, inner, outer):
     assert len(node.covers) == 3 + (inner is not None) + (outer is not None)
     assert not [n for n in after.nodes if n.op.kind in ("reduce_mean", "mul")]
     assert "together they are squeeze_excite" in {note.why for note in after.notes}
-    kernel, _ = kernels.choose(node, passes.set_compute_dtype(after, "float16"), "cuda")
+    kernel, _ = kernels.choose(
+        node, passes.set_compute_dtype(after, "float16"), Target.named("h200")
+    )
     # In the rewrites' own float64 there is no kernel.
     assert kernel is None
 
@@ -325,8 +330,9 @@ def test_images_are_multiplied(rng, shape, storage_dtype, limits):
     how = (Function.swish, 1, 0), (Function.sigmoid, 1, 0)
     factors = run(x, first, second, biases, compute_dtype, storage_dtype, *how)
     sizes, kind = _cpu.AxisShape(n, places, channels), getattr(_cpu.Conv2dOperands, compute_dtype)
-    if not cuda_module.load().squeeze_excite_scales(sizes, len(first), 0):
-        pytest.skip("a GPU that does not multiply images so")
+    targets.need(HOPPER)
+    if not cuda_module.load().squeeze_excite_scales(sizes, len(first), targets.native()):
+        pytest.skip("images that threads cannot keep")
     out = halves.Output(device, x.shape, storage_dtype)
     call(
         device, "squeeze_excite_scale", halves.put(device, x, storage_dtype),
@@ -361,7 +367,9 @@ def test_products_past_float16_are_told(rng, large, clamped):
 )
 def test_images_that_threads_cannot_keep_are_not_multiplied(places, storage_dtype):
     module, shape = cuda_module.load(), _cpu.AxisShape(1, places, 240)
-    assert storage_dtype == "float32" or not module.squeeze_excite_scales(shape, 4, 0)
+    assert storage_dtype == "float32" or not module.squeeze_excite_scales(
+        shape, 4, targets.native()
+    )
     with pytest.raises(ValueError, match="expected 16 bits, and images that threads can keep"):
         module.squeeze_excite_scale(
             256, 256, 0, 0, 512, shape, 4, halves.kind(storage_dtype), halves.NO_ONE,
@@ -384,5 +392,9 @@ def test_engine(dtype, batch):
     *_, graph = block(batch, channels=64, hidden=12)
     _, found = on_gpu(single(graph), dtype)
     shape = _cpu.AxisShape(batch, 63, 64)
-    scales = dtype in HALVES and cuda_module.load().squeeze_excite_scales(shape, 12, 0)
+    scales = (
+        dtype in HALVES
+        and HOPPER.met_by(targets.here())
+        and cuda_module.load().squeeze_excite_scales(shape, 12, targets.native())
+    )
     assert ("squeeze_excite_scale" if scales else "squeeze_excite") in found

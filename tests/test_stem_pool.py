@@ -7,6 +7,7 @@ from dataclasses import replace
 import halves
 import numpy as np
 import pytest
+import targets
 from conftest import Device
 from engines import on_gpu
 from halves import HALVES
@@ -17,6 +18,7 @@ from test_expand_depthwise import ids
 
 from cnn_engine import _cpu
 from cnn_engine.devices import cuda_module
+from cnn_engine.kernels.cuda.requirements import WGMMA
 from cnn_engine.operators.channels_last import Conv2dNhwc, MaxPool2dNhwc
 from cnn_engine.operators.max_pool2d import MaxPool2d
 from cnn_engine.operators.unary import Relu
@@ -96,9 +98,7 @@ def run_both(case, given, compute_dtype, function=RELU):
 
 @pytest.fixture
 def hopper():
-    how = *shapes_of(CASES[0]), _cpu.Conv2dOperands.float16
-    if not cuda_module.load().stem_pool_takes(*how, 0):
-        pytest.skip("needs a GPU of compute capability 9.0")
+    targets.need(WGMMA)
 
 
 @pytest.mark.gpu
@@ -180,7 +180,7 @@ def test_what_does_not_fit_is_refused(hopper):
     def changed(place, value):
         return (*fine[:place], value, *fine[place + 1 :])
 
-    assert module.stem_pool_takes(*shapes_of(fine), float16, 0)
+    assert module.stem_pool_takes(*shapes_of(fine), float16, targets.native())
     other = shapes_of(changed(2, 222))[1]
     for how, expected in (
         (shapes_of(changed(1, 5)), "at most 4 channels"),
@@ -193,7 +193,7 @@ def test_what_does_not_fit_is_refused(hopper):
         (shapes_of(fine, dilation=(2, 1)), "without dilation"),
         ((shapes_of(fine)[0], other), "a pool over what the convolution makes"),
     ):
-        assert not module.stem_pool_takes(*how, float16, 0)
+        assert not module.stem_pool_takes(*how, float16, targets.native())
         with pytest.raises(ValueError, match=expected):
             module.stem_pool(256, 512, 0, 1024, *how, 64, halves.NO_ONE, float16, *RELU, 0)
     for compute_dtype, weights, function, expected in (

@@ -274,14 +274,18 @@ def candidates(node: Node, graph: Graph, program: Program) -> list[Kernel]:
     device = program.placement.device
     wanted = program.placement.wants(node.op.kind)
     reduction = program.choice.reduction
-    first, _ = kernels.choose(node, graph, wanted, None, reduction)
+    first, _ = kernels.choose(node, graph, device.target, None, reduction)
     if first is None or node.op.kind in kernels.ALIASES or wanted != device.kind:
         return []
     found: list[Kernel] = []
     for row in (first, *kernels.of(node.op.kind, wanted)):
         if reduction is not None and row.reduction not in (None, reduction):
             continue
-        if row.name in COMPARED or row.refuses(node, graph) or row.rewrite(node, graph):
+        if (
+            row.name in COMPARED
+            or row.refuses(node, graph, device.target)
+            or row.rewrite(node, graph)
+        ):
             continue
         for one in (row, *row.forms(node, graph, device)):
             # Rows of two names may be one kernel, which decides by the shape.

@@ -6,12 +6,13 @@ Each device's nodes come from the very program that an engine's plans are built 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar
+from typing import Any
 
 from .. import devices, kernels
 from ..devices.cpu import CpuDevice
+from ..devices.described import DescribedDevice
 from ..devices.threads import default as default_threads
 from ..errors import CnnEngineError, UnsupportedError
 from ..graph.graph import Graph, Node, Note, Value
@@ -21,6 +22,7 @@ from ..lower import fused_network, pipeline
 from ..lower.lowering import Program
 from ..lower.placement import Move, Placed, Placement
 from ..plan.builder import plan_memory
+from ..target import Target
 
 DEVICES = ("cpu", "cuda")
 
@@ -142,23 +144,32 @@ class Inspection:
         )
 
 
-def inspect(given: Graph, named: Mapping[str, Kernel] | None = None) -> Inspection:
+def inspect(
+    given: Graph, named: Mapping[str, Kernel] | None = None, target: Target | None = None
+) -> Inspection:
     """Returns what the engine makes of ``given``.
 
     Args:
         named: node, or operator -> a kernel of a user's own.
+        target: the GPU or CPU in the place of this machine's.
 
     Raises:
-        UnsupportedError: a kernel of a user's own can run none of its nodes.
+        UnsupportedError: a kernel of a user's own can run none of its nodes, or this installation has no
+            cost models of the target's kernels.
     """
     named = named or {}
+    cpu, gpu = CpuDevice(), None
+    if target is not None and target.kind == "cpu":
+        cpu = DescribedDevice(target)
+    elif target is not None:
+        gpu = DescribedDevice(target)
     simplified = pipeline.lower(
         given, pipeline.Setting(CpuDevice(), simplified=False), (pipeline.SIMPLIFY,)
     )
     model = Model(simplified.graph)
     fused = pipeline.lower(model.base, pipeline.Setting(CpuDevice()), (pipeline.FUSE,)).graph
     on: dict[str, DeviceFacts] = {}
-    for device in (CpuDevice(), _gpu()):
+    for device in (cpu, gpu or _gpu()):
         own = {target: kernel for target, kernel in named.items() if kernel.device == device.kind}
         on[device.kind], placed = _on(model, device, own, simplified.ran)
         if device.kind == "cpu":
@@ -180,28 +191,12 @@ def inspect(given: Graph, named: Mapping[str, Kernel] | None = None) -> Inspecti
     )  # fmt: skip
 
 
-class _DescribedGpu:
-    """A GPU with tensor cores, for machines that have none: no kernel's cost model can be asked of it."""
-
-    kind, name, index = "cuda", "cuda", 0
-    properties: ClassVar[Mapping[str, object]] = {"compute_capability": (9, 0)}
-
-    @property
-    def kernels(self) -> _DescribedGpu:
-        return self
-
-    def __getattr__(self, name: str) -> Callable[..., int]:
-        if not name.endswith(("_takes", "_scales")):
-            raise AttributeError(name)
-        return lambda *arguments: 0
-
-
 def _gpu() -> Any:
-    """Returns this machine's GPU, or a description of one."""
+    """Returns this machine's GPU, or a description of one that no kernel's cost model is asked for."""
     try:
         return devices.select("cuda")
     except CnnEngineError:
-        return _DescribedGpu()
+        return DescribedDevice(Target.named("sm_80"), "cuda")
 
 
 def _on(
@@ -221,7 +216,7 @@ def _on(
     def why_not_fused() -> str | None:
         if own:
             return "kernels of your own run nodes by themselves"
-        if isinstance(device, _DescribedGpu):
+        if isinstance(device, DescribedDevice) and device.kind == "cuda":
             return "there is no GPU to ask"
         try:
             chained.append(fused_network.longest(model.base, "float32", device))
@@ -248,11 +243,7 @@ def _on(
         kernel, why = placed.kernels.get(node.name), placed.fallbacks.get(node.name, "")
         shown = "none"
         if kernel is not None:
-            live = not isinstance(device, _DescribedGpu)
-            prepared = (
-                program.prepared(placed.graph, node, kernel) if kernel.shows and live else None
-            )
-            shown = kernel.name if prepared is None else kernel.shown_as(prepared)
+            shown = kernel.shown_as(node, placed.graph, program.device_of(kernel.device))
             shown = f"{shown} (--kernel)" if kernel.file is not None else shown
             shown = _instead(kernel, device.kind) or shown
         nodes.append(

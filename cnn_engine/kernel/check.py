@@ -148,12 +148,9 @@ def check(
 def peak(device: Any, threads: int) -> tuple[float, str]:
     """Returns FLOP/s in float32 that stand for all of a device, and what they are."""
     if device.kind == "cuda":
-        properties = device.context.attributes
-        major, minor = device.properties["compute_capability"]
-        lanes = 64 if (major, minor) in ((7, 0), (7, 2), (7, 5), (8, 0)) else 128
-        clock = properties["ClockRate"] * 1e3
-        number = 2.0 * lanes * device.properties["multiprocessors"] * clock
-        return number, f"float32 at {clock / 1e9:.2f} GHz, without tensor cores"
+        target = device.target
+        number = 2.0 * target.float32_lanes * target.multiprocessors * target.clock
+        return number, f"float32 at {target.clock / 1e9:.2f} GHz, without tensor cores"
     from time import perf_counter
 
     size = 1024

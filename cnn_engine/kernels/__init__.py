@@ -10,6 +10,7 @@ import importlib
 from typing import Any
 
 from ..graph.graph import Graph, Node
+from ..target import Target
 from .kernel import NO_ONE, Bound, Call, Kernel, functions, on_both
 from .numpy import NUMPY
 
@@ -58,7 +59,8 @@ def why_not_fuse(device: Any, graph: Graph, node: Node) -> str | None:
     """
     reasons = []
     for row in of(node.op.kind, device.kind):
-        if (reason := row.why_not_fuse(node, graph, device)) is None:
+        reason = row.requires.why_not(device.target) or row.why_not_fuse(node, graph, device)
+        if reason is None:
             return None
         reasons.append(f"{row.name}: {reason}")
     return "; ".join(reasons) or f"no kernel on {device.kind}"
@@ -67,17 +69,19 @@ def why_not_fuse(device: Any, graph: Graph, node: Node) -> str | None:
 def choose(
     node: Node,
     graph: Graph,
-    device: str,
+    target: Target,
     variant: str | None = None,
     reduction: bool | None = None,
 ) -> tuple[Kernel | None, str]:
     """Returns the fastest kernel that can run ``node``, or None and why none can.
 
     Args:
+        target: what runs it; its ``kind`` is the device's.
         variant: a kernel's name; among operators that have one of that name, only it may run, and among
             others none that belongs to another variant.
         reduction: among kernels with and without, only this form may run; None: either.
     """
+    device = target.kind
     rows = of(node.op.kind, device)
     if is_variant(node.op.kind, device, variant):
         rows = [row for row in rows if row.name == variant]
@@ -87,8 +91,8 @@ def choose(
         rows = [row for row in rows if row.reduction in (None, reduction)]
     reasons = []
     for row in rows:
-        reason = row.refuses(node, graph)
-        if reason is None and (row.name == variant or row.automatic(node, graph)):
+        reason = row.refuses(node, graph, target)
+        if reason is None and (row.name == variant or row.automatic(node, graph, target)):
             return row, ""
         reasons.append(f"{row.name}: {reason or 'not for a node of this size'}")
     return None, "; ".join(dict.fromkeys(reasons)) or f"no kernel on {device}"

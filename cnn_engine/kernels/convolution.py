@@ -10,7 +10,8 @@ from .. import _cpu
 from ..graph.graph import Graph, Node, Value
 from ..operators.pad2d import Pad2d
 from ..operators.unary import Unary
-from .kernel import Bound, Call, Kernel, functions, on_both, upload
+from ..target import Target
+from .kernel import Bound, Call, Kernel, functions, on_both, upload, workspace_for
 from .strided import unused
 
 #: The name of a variant -> the compiled functions' name for it.
@@ -53,7 +54,7 @@ def _not_tiled(node: Node, graph: Graph) -> str | None:
     return None
 
 
-def _is_small(node: Node, graph: Graph) -> bool:
+def _is_small(node: Node, graph: Graph, target: Target) -> bool:
     """Whether filters are so few that ``tiled`` is as fast as ``blocked``: benchmarks.conv2d_variants."""
     return graph.values[node.inputs[1]].shape[0] <= 8
 
@@ -110,7 +111,7 @@ def _pack(node: Node, graph: Graph, device: Any) -> Any:
 
 def _blocked_workspace(node: Node, graph: Graph, device: Any, threads: int) -> int:
     shape = shape_of(node, *graph.inputs_of(node)[:2])
-    return functions(device).conv2d_blocked_workspace(shape, threads)
+    return functions(device).conv2d_blocked_workspace(shape, workspace_for(device, threads))
 
 
 def _make_blocked(call: Call) -> Bound:

@@ -7,8 +7,9 @@ from typing import Any
 
 from .. import _cpu
 from ..graph.graph import Graph, Node, Value
+from ..target import Target
 from .convolution import limits
-from .kernel import Bound, Call, Kernel, functions, on_both, upload
+from .kernel import Bound, Call, Kernel, functions, on_both, upload, workspace_for
 
 
 def linear_shape(x: Value, weight: Value) -> Any:
@@ -42,20 +43,20 @@ def _not_blocked(node: Node, graph: Graph) -> str | None:
 #: Up to so many products a warp for each output is faster than tiles (an H200, 140 to 5,184 features).
 WARP_PRODUCTS = 20_000_000
 
-#: Tiles of linear_narrow that fill a large GPU, their rows and columns, and the columns of linear_blocked's.
-NARROW_TILES, NARROW_ROWS, NARROW_COLUMNS, BLOCKED_COLUMNS = 132, 64, 48, 128
+#: Rows and columns of linear_narrow's tiles, and the columns of linear_blocked's.
+NARROW_ROWS, NARROW_COLUMNS, BLOCKED_COLUMNS = 64, 48, 128
 
 
-def _few_products(node: Node, graph: Graph) -> bool:
+def _few_products(node: Node, graph: Graph, target: Target) -> bool:
     shape = linear_shape(*graph.inputs_of(node)[:2])
     return shape.flops <= 2 * WARP_PRODUCTS
 
 
-def _is_narrow(node: Node, graph: Graph) -> bool:
+def _is_narrow(node: Node, graph: Graph, target: Target) -> bool:
     """Whether there are rows enough for narrow tiles, and wide ones would be a third empty."""
     x, weight = graph.inputs_of(node)[:2]
     tiles, wide = (-(-weight.shape[0] // columns) for columns in (NARROW_COLUMNS, BLOCKED_COLUMNS))
-    filled = -(-x.shape[0] // NARROW_ROWS) * tiles >= NARROW_TILES
+    filled = -(-x.shape[0] // NARROW_ROWS) * tiles >= target.multiprocessors
     return filled and 3 * tiles * NARROW_COLUMNS <= 2 * wide * BLOCKED_COLUMNS
 
 
@@ -78,7 +79,7 @@ def _pack(node: Node, graph: Graph, device: Any) -> Any:
 
 def _linear_workspace(node: Node, graph: Graph, device: Any, threads: int) -> int:
     shape = linear_shape(*graph.inputs_of(node)[:2])
-    return functions(device).linear_blocked_workspace(shape, threads)
+    return functions(device).linear_blocked_workspace(shape, workspace_for(device, threads))
 
 
 def _make_blocked_linear(call: Call) -> Bound:
@@ -102,7 +103,7 @@ def _not_matmul(node: Node, graph: Graph) -> str | None:
 
 def _matmul_workspace(node: Node, graph: Graph, device: Any, threads: int) -> int:
     shape = _matmul_shape(node, *graph.inputs_of(node)[:2])
-    return functions(device).matmul_blocked_workspace(shape, threads)
+    return functions(device).matmul_blocked_workspace(shape, workspace_for(device, threads))
 
 
 def _make_blocked_matmul(call: Call) -> Bound:

@@ -12,9 +12,13 @@ import numpy as np
 from .. import _cpu
 from ..devices import Buffer
 from ..graph.graph import Graph, Node, Value
+from ..target import Requires, Target
 
 #: Stands where no one is told of results past float16's range.
 NO_ONE = _cpu.Overflow(0, 0)
+
+#: What a kernel requires that runs on every device of its kind.
+NOTHING = Requires()
 
 #: A compiled function and its arguments, addresses among them as integers.
 Bound = tuple[Callable[..., None], list[Any]]
@@ -84,6 +88,11 @@ def functions(device: Any) -> Any:
     return _cpu if device.kind == "cpu" else device.kernels
 
 
+def workspace_for(device: Any, threads: int) -> Any:
+    """Returns what compiled functions make workspaces for: a CPU's threads, or a GPU."""
+    return threads if device.kind == "cpu" else device.target.native
+
+
 def upload(array: np.ndarray, device: Any) -> Any:
     """Returns a buffer of the device with ``array``: on the CPU it is the array itself, if aligned."""
     array = np.require(array, requirements=("C", "A"))
@@ -109,7 +118,7 @@ def _any_device(node: Node, graph: Graph, device: Any) -> str | None:
     return None
 
 
-def _always(node: Node, graph: Graph) -> bool:
+def _always(node: Node, graph: Graph, target: Target) -> bool:
     return True
 
 
@@ -152,10 +161,11 @@ class Kernel:
         dtypes: of input 0 that it takes; empty: all.
         computes: what ``--dtype`` may ask it to compute in.
         layouts: of input 0 that it takes.
+        requires: what it needs of a GPU or CPU.
         why_not: returns why it cannot run a node, or None where it can.
         why_not_fuse: of a region: returns why a device does not run it sooner than others run its nodes, or
             None where it does. The graph still has the nodes, and not the region.
-        automatic: whether ``auto`` may pick it for a node that it can run.
+        automatic: whether ``auto`` may pick it for a node that it can run, on a target that it can run on.
         workspace: returns the bytes of scratch memory that a call needs on a device, with so many threads.
         in_place: whether output 0 may lie where input 0 lies.
         pitched: the inputs, and None for the outputs, that may be columns of wider rows: see Call.pitches.
@@ -171,7 +181,7 @@ class Kernel:
             plan, and for all nodes that have the same ones, images of the same sizes and the same record but
             for the activation.
         packed_for: returns what else of a node that depends on.
-        shows: returns the name that reports show, of what ``prepare`` returned, where that chose among
+        shows: returns the name that reports show of a node on a device, where ``prepare`` chooses among
             several; None: ``name``.
         packs: the inputs that ``prepare`` takes up, constants that are not brought to the device otherwise;
             their addresses are 0. None: all.
@@ -194,9 +204,10 @@ class Kernel:
     dtypes: tuple[str, ...] = ("float32",)
     computes: tuple[str, ...] = ("float32",)
     layouts: tuple[str, ...] = ("contiguous",)
+    requires: Requires = NOTHING
     why_not: Callable[[Node, Graph], str | None] = _never
     why_not_fuse: Callable[[Node, Graph, Any], str | None] = _any_device
-    automatic: Callable[[Node, Graph], bool] = _always
+    automatic: Callable[[Node, Graph, Target], bool] = _always
     workspace: Callable[[Node, Graph, Any, int], int] = _no_bytes
     in_place: bool = False
     pitched: Container[int | None] = ()
@@ -208,7 +219,7 @@ class Kernel:
     rewrite: Callable[[Node, Graph], Sequence[Node] | None] = _never
     prepare: Callable[[Node, Graph, Any], Any] | None = None
     packed_for: Callable[[Node, Graph, Any], Hashable] = _nothing_else
-    shows: Callable[[Any], str] | None = None
+    shows: Callable[[Node, Graph, Any], str] | None = None
     packs: tuple[int, ...] | None = None
     early: tuple[int, ...] = ()
     form: str = ""
@@ -254,12 +265,18 @@ class Kernel:
         planar = place == 0 and getattr(node.op, "planar", False)  # its rows are not of channels
         return place in self.pitched and not planar
 
-    def shown_as(self, prepared: Any) -> str:
-        """Returns what reports call the kernel that runs a node for which it ``prepared`` this."""
-        return self.name if self.shows is None else self.shows(prepared)
+    def shown_as(self, node: Node, graph: Graph, device: Any) -> str:
+        """Returns what reports call the kernel that runs ``node`` on a device."""
+        return self.name if self.shows is None else self.shows(node, graph, device)
 
-    def refuses(self, node: Node, graph: Graph) -> str | None:
-        """Returns why the kernel cannot run ``node``, or None."""
+    def refuses(self, node: Node, graph: Graph, target: Target | None = None) -> str | None:
+        """Returns why the kernel cannot run ``node``, or None.
+
+        Args:
+            target: where; None: on one that has what it requires.
+        """
+        if target is not None and (reason := self.requires.why_not(target)):
+            return reason
         first = graph.values[node.inputs[0]] if node.inputs and node.inputs[0] else None
         if first is not None and self.dtypes and first.dtype not in self.dtypes:
             return f"expected {' or '.join(self.dtypes)}, found {first.dtype}"

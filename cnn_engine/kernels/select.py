@@ -11,6 +11,7 @@ from typing import Any
 
 from .. import _cpu, kernels
 from ..errors import UnsupportedError, expected, not_one_of
+from .cuda.requirements import TENSOR_CORES
 
 #: Where data lives, by device; see docs/reference/variants.md.
 DATA_MODES = {
@@ -65,9 +66,6 @@ def _variants() -> dict[str, Variant]:
     return found
 
 
-#: The first compute capability whose tensor cores take tf32 and bfloat16.
-TENSOR_CORES = (8, 0)
-
 #: Every variant by its name.
 VARIANTS = _variants()
 
@@ -77,23 +75,15 @@ DTYPES = tuple(
 )
 
 
-def has_tensor_cores(device: Any) -> bool:
-    """Whether the kernels over images [N, H, W, C] run on a device that is a GPU."""
-    return (
-        device.kind == "cuda"
-        and tuple(device.properties.get("compute_capability", ())) >= TENSOR_CORES
-    )
-
-
 def layered_dtypes(device: Any, rounds: bool) -> tuple[str, ...]:
     """Returns the data types in which a device computes a model's nodes by themselves.
 
     Args:
         rounds: whether a GPU's nodes may run kernels that round what they multiply.
     """
-    if device.kind == "cpu" and not _cpu.bfloat16_why_not():
+    if "avx512_bf16" in device.target.features:
         return "float32", "bfloat16"
-    if rounds and has_tensor_cores(device):
+    if rounds and TENSOR_CORES.met_by(device.target):
         return tuple(_cpu.Conv2dOperands.__members__)
     return ("float32",)
 

@@ -16,7 +16,8 @@ from ..graph import mapped
 from ..graph.batches import Batches
 from ..graph.graph import Graph, Node, same_bits
 from ..kernels import Kernel
-from ..kernels.select import Choice, has_tensor_cores
+from ..kernels.cuda.requirements import TENSOR_CORES
+from ..kernels.select import Choice
 from ..operators.operator import Operator
 from ..operators.report_kinds import REPORT_KINDS
 from . import fused_network
@@ -83,14 +84,14 @@ class Program:
             and not choice.reduction
             and not self.own  # whose tensors are row-major
             and placement.data_mode == "resident"
-            and (placement.device.kind == "cpu" or has_tensor_cores(placement.device))
+            and (placement.device.kind == "cpu" or TENSOR_CORES.met_by(placement.device.target))
         )
         # What follows a chain are layers of rows, which tensor cores, or a warp an output, are faster at.
         rows_follow = (
             goes_on
             and not self.own
             and placement.data_mode == "resident"
-            and has_tensor_cores(placement.device)
+            and TENSOR_CORES.met_by(placement.device.target)
         )
         self.replays = (
             ((fuses and choice.automatic) or goes_on)
@@ -269,8 +270,7 @@ class Program:
             kernel = placed.kernels.get(node.name)
             kind = REPORT_KINDS.get(node.op.kind, node.op.kind)
             if kernel is not None and kind in ("conv", "fc", "matmul"):
-                made = kernel.prepare and self.prepared(placed.graph, node, kernel)
-                found[kernel.shown_as(made)] = None
+                found[kernel.shown_as(node, placed.graph, self.device_of(kernel.device))] = None
         return list(found)
 
     def forget_prepared(self, known: Collection[tuple]) -> None:

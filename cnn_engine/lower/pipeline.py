@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from .. import _cpu
 from ..graph import passes
 from ..graph.graph import Graph, Node, Note
 from ..graph.passes.fuse.epilogues import EPILOGUES_ON_CUDA
@@ -248,7 +247,8 @@ def _images_in_16_bits(setting: Setting) -> bool:
 
 
 def _expands_on_cpu(setting: Setting) -> bool:
-    plain = setting.dtype == "float32" or not _cpu.bfloat16_pays()
+    pays = "avx512_bf16_fast" in setting.device.target.features
+    plain = setting.dtype == "float32" or not pays
     return setting.channels_last and setting.on_cpu and plain
 
 
@@ -290,7 +290,7 @@ def _set_compute_dtype(graph: Graph, setting: Setting) -> Graph:
 
 def _store_rounded(graph: Graph, setting: Setting) -> Graph:
     whole = _kept_in_float32(graph, setting)
-    return reduced_precision.store_rounded(graph, setting.dtype, setting.device.kind, whole)
+    return reduced_precision.store_rounded(graph, setting.dtype, setting.device.target, whole)
 
 
 # ---- the list ----

@@ -7,10 +7,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from .. import kernels
+from ..devices.cpu import CpuDevice
 from ..errors import UnsupportedError
 from ..graph.graph import Graph, Node
 from ..kernels import Kernel
 from ..operators.copy import Copy
+from ..target import Target
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,10 @@ class Placement:
         """Returns the kind of device that is to run an operator."""
         whole = self.data_mode == "resident"
         return self.device.kind if whole or kind in self.CONVOLUTIONS else "cpu"
+
+    def target_of(self, kind: str) -> Target:
+        """Returns what a kind of device can do: the engine's, or the CPU beside it."""
+        return self.device.target if kind == self.device.kind else CpuDevice().target
 
     @property
     def regions(self) -> bool:
@@ -111,12 +117,14 @@ def place(
         kernel = kernel or (tuned or {}).get(node.name)
         if kernel is not None:
             return kernel
-        kernel, why = kernels.choose(node, graph, wanted, variant, reduction)
+        kernel, why = kernels.choose(node, graph, placement.target_of(wanted), variant, reduction)
         if kernel is None and kernels.is_variant(kind, wanted, variant):
             raise UnsupportedError(f"variant: {variant}: node {node.name} ({kind}): {why}")
         if kernel is None and wanted != "cpu":
             fallbacks[node.name] = f"on the CPU: {why}"
-            kernel, why = kernels.choose(node, graph, "cpu", variant, reduction)
+            kernel, why = kernels.choose(
+                node, graph, placement.target_of("cpu"), variant, reduction
+            )
         if kernel is None:
             fallbacks[node.name] = f"NumPy on the CPU: {why}"
             kernel = kernels.NUMPY

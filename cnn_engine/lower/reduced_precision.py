@@ -27,6 +27,7 @@ from ..operators.norm import GroupNorm, InstanceNorm, LayerNorm, RmsNorm
 from ..operators.reduce import Reduce, ReduceL2, ReduceLogSum, ReduceSumSquare
 from ..operators.region import Region, records_of
 from ..operators.unary import Clip, Log, Reciprocal, Sqrt, Unary
+from ..target import Target
 
 #: What ``--dtype`` may be for values to lie in memory in it.
 DTYPES = HALVES
@@ -164,7 +165,9 @@ def _smallest(array: np.ndarray) -> float:
     return float(sizes.min()) if sizes.size else 0.0
 
 
-def store_rounded(graph: Graph, dtype: str, device: str, in_float32: Collection[str] = ()) -> Graph:
+def store_rounded(
+    graph: Graph, dtype: str, target: Target, in_float32: Collection[str] = ()
+) -> Graph:
     """Returns ``graph`` with values in memory in ``dtype`` where all kernels that make and read them can.
 
     The caller's inputs and outputs, and constants, stay as they are, and so does what the nodes
@@ -184,7 +187,7 @@ def store_rounded(graph: Graph, dtype: str, device: str, in_float32: Collection[
         if node.op.kind in kernels.ALIASES:
             places, joined = values, True
         else:
-            kernel, _ = kernels.choose(node, graph, device)
+            kernel, _ = kernels.choose(node, graph, target)
             if kernel is None or kernel.rewrite(node, graph) or node.name in in_float32:
                 whole |= values
                 continue
@@ -194,10 +197,10 @@ def store_rounded(graph: Graph, dtype: str, device: str, in_float32: Collection[
             whole |= {name for place, name in enumerate(node.inputs) if place not in found and name}
         whole |= values - places
         if joined and places:
-            target = first(next(iter(places)))
+            root = first(next(iter(places)))
             for name in places:
-                if (other := first(name)) != target:
-                    alike[other] = target
+                if (other := first(name)) != root:
+                    alike[other] = root
     kept = {first(name) for name in whole}
     storage_dtype = {name: dtype for name in graph.producers if first(name) not in kept}
     return replace(graph, storage_dtype=storage_dtype)

@@ -35,8 +35,11 @@ def four_paddings(name: str, value: int | tuple[int, ...]) -> tuple[int, int, in
 
 def make_workspace(x: View, query: str, shape: Any, threads: int | None) -> View | None:
     """Returns memory beside ``x``, of as many bytes as the device's ``query`` asks for."""
-    module = _cpu if x.device == CPU else cuda_module.load()
-    nbytes = getattr(module, query)(shape, thread_counts.check(threads, f"{query}: threads"))
+    count = thread_counts.check(threads, f"{query}: threads")
+    if x.device == CPU:
+        nbytes = getattr(_cpu, query)(shape, count)
+    else:
+        nbytes = getattr(cuda_module.load(), query)(shape, cuda_module.target(x.device).native)
     return arrays.empty_beside(x, (-(-nbytes // 4),)) if nbytes else None
 
 

@@ -289,7 +289,7 @@ class Builder:
         kind = REPORT_KINDS.get(node.op.kind, node.op.kind)
         step = Step(
             node.name, kind, where, function, args, cost.flops, cost.bytes,
-            kernel=kernel.shown_as(prepared), parts=parts,
+            kernel=kernel.shown_as(node, graph, call.device), parts=parts,
         )  # fmt: skip
         if not (self.program.placement.regions and where == "openacc"):
             return [step]

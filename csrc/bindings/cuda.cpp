@@ -81,6 +81,11 @@ py::dict device_target(int device) {
   result["l2_bytes"] = target.l2_bytes;
   result["memory_bandwidth"] = target.memory_bandwidth;
   result["clock"] = target.clock;
+  py::list groups;
+  for (const int group : target.groups) {
+    if (group > 0) groups.append(group);
+  }
+  result["groups"] = py::tuple(groups);
   return result;
 }
 

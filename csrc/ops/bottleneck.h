@@ -14,12 +14,14 @@
 #pragma once
 
 #include "ops/conv2d_nhwc.h"
+#include "runtime/target.h"
 
 namespace cnn_engine::cuda {
 
-// 1 where a device, by its number, makes all sooner together: GPUs of compute capability 9.0, as
+// 1 where a GPU makes all sooner together: GPUs of compute capability 9.0, as
 // few images as it has room for at once.
-std::int64_t bottleneck_takes(const Conv2dShape& shape, int outputs, int reduced, int device);
+std::int64_t bottleneck_takes(const Conv2dShape& shape, int outputs, int reduced,
+                              const Target& target);
 std::int64_t bottleneck_packed(const Conv2dShape& shape, int outputs, int reduced, Conv2dOperands,
                                int);  // bytes
 // What it wrote is complete on return.

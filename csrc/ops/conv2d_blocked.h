@@ -11,10 +11,11 @@
 // and y [N,K,OH,OW]; float32, C-contiguous. Packed weights: [groups][panels][C/groups * R *
 // S][panel_rows], a panel being as many filters of one group, missing ones zero; where a group has
 // one channel (depthwise), [K, R, S] as they come. The workspace holds what
-// conv2d_blocked_workspace says, in bytes; `threads` are those of the call (CUDA: any).
+// conv2d_blocked_workspace says, in bytes: for the threads of the call, on CUDA for a GPU.
 #pragma once
 
 #include "ops/conv2d.h"
+#include "runtime/target.h"
 
 namespace cnn_engine {
 
@@ -35,7 +36,7 @@ namespace cuda {
 void conv2d_pack(const float* weight,  // [K, C / groups, R, S]
                  float* packed,        // [shape.packed_size()]
                  const Conv2dShape& shape, Stream stream);
-std::int64_t conv2d_blocked_workspace(const Conv2dShape& shape, int threads);
+std::int64_t conv2d_blocked_workspace(const Conv2dShape& shape, const Target& target);
 void conv2d_blocked(const float* input,     // [N, C, H, W]
                     const float* packed,    // [shape.packed_size()]
                     const float* bias,      // [K] or null

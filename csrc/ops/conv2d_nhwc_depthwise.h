@@ -15,6 +15,7 @@
 #pragma once
 
 #include "ops/conv2d_nhwc.h"
+#include "runtime/target.h"
 
 namespace cnn_engine::cuda {
 
@@ -30,9 +31,9 @@ void conv2d_nhwc_depthwise(const void* input,     // [N, H, W, pitches.x]
                            const Overflow& overflow, UnaryFunction activation, float alpha,
                            float beta, Stream stream);
 
-// Parts of the means where a device, by its number, makes both sooner than gates read y, or 0: GPUs
+// Parts of the means where a GPU makes both sooner than gates read y, or 0: GPUs
 // of compute capability 9.0, several images of at most 28x28 places.
-std::int64_t depthwise_means_takes(const Conv2dShape& shape, int device);
+std::int64_t depthwise_means_takes(const Conv2dShape& shape, const Target& target);
 void depthwise_means(const float* input,  // [N, H, W, C]
                      const void* packed,  // [R, S, C]
                      const float* bias,   // [C] or null

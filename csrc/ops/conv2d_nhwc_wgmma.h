@@ -19,11 +19,13 @@
 #pragma once
 
 #include "ops/conv2d_nhwc.h"
+#include "runtime/target.h"
 
 namespace cnn_engine::cuda {
 
-// 1 where a device, by its number, runs it: better than conv2d_nhwc.
-std::int64_t conv2d_nhwc_wgmma_takes(const Conv2dShape& shape, Conv2dOperands operands, int device);
+// 1 where a GPU runs it: better than conv2d_nhwc.
+std::int64_t conv2d_nhwc_wgmma_takes(const Conv2dShape& shape, Conv2dOperands operands,
+                                     const Target& target);
 std::int64_t conv2d_nhwc_wgmma_packed(const Conv2dShape& shape, Conv2dOperands, int);  // bytes
 // What it wrote is complete on return.
 void conv2d_nhwc_wgmma_pack(const float* weight,  // [K, C, R, S]
@@ -53,7 +55,7 @@ void conv2d_nhwc_wgmma(const void* input,     // [N, H, W, pitches.x]
 //
 // 1 where a device runs it, and by the model of times faster than one behind the other.
 std::int64_t conv2d_nhwc_wgmma_pool_takes(const Conv2dShape& shape, Conv2dOperands operands,
-                                          int device);
+                                          const Target& target);
 void conv2d_nhwc_wgmma_pool(const void* input,   // [N, H, W, pitches.x]
                             const void* packed,  // [conv2d_nhwc_wgmma_packed]
                             const float* bias,   // [K] or null
@@ -74,7 +76,8 @@ void conv2d_nhwc_wgmma_pool(const void* input,   // [N, H, W, pitches.x]
 //
 // 1 where a device runs it, and by the model of times faster than one behind the other.
 std::int64_t conv2d_nhwc_wgmma_pair_takes(const Conv2dShape& shape, const Conv2dShape& other,
-                                          bool beside, Conv2dOperands operands, int device);
+                                          bool beside, Conv2dOperands operands,
+                                          const Target& target);
 std::int64_t conv2d_nhwc_wgmma_pair_packed(const Conv2dShape& shape, const Conv2dShape& other,
                                            bool beside, Conv2dOperands, int);  // bytes
 void conv2d_nhwc_wgmma_pair_pack(const float* weight,                          // [K, C, R, S]
@@ -98,7 +101,7 @@ void conv2d_nhwc_wgmma_pair(const void* input,        // [N, H, W, pitches.x]
 // dilation, 1 or 2 columns apart. What is not finite makes NaN of the sums of windows that end just
 // before it, too: up to three columns.
 std::int64_t conv2d_nhwc_wgmma_planar_takes(const Conv2dShape& shape, Conv2dOperands operands,
-                                            int device);
+                                            const Target& target);
 std::int64_t conv2d_nhwc_wgmma_planar_packed(const Conv2dShape& shape, Conv2dOperands,
                                              int);       // bytes
 void conv2d_nhwc_wgmma_planar_pack(const float* weight,  // [K, C, R, S]

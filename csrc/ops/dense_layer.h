@@ -16,12 +16,14 @@
 #pragma once
 
 #include "ops/conv2d_nhwc.h"
+#include "runtime/target.h"
 
 namespace cnn_engine::cuda {
 
-// 1 where a device, by its number, makes both sooner as one kernel: GPUs of compute capability 9.0,
+// 1 where a GPU makes both sooner as one kernel: GPUs of compute capability 9.0,
 // as few images as two such kernels have room for at once.
-std::int64_t dense_layer_takes(const Conv2dShape& shape, int before, int filters, int device);
+std::int64_t dense_layer_takes(const Conv2dShape& shape, int before, int filters,
+                               const Target& target);
 std::int64_t dense_layer_packed(const Conv2dShape& shape, int before, int filters, Conv2dOperands,
                                 int);      // bytes
 void dense_layer_pack(const float* first,  // [32, 128, 3, 3]

@@ -10,12 +10,13 @@
 #pragma once
 
 #include "ops/conv2d_nhwc.h"
+#include "runtime/target.h"
 
 namespace cnn_engine::cuda {
 
-// Whether a device, by its number, makes both sooner than one after the other: GPUs of compute
+// Whether a GPU makes both sooner than one after the other: GPUs of compute
 // capability 9.0, kernels of 7x7, strides of 1, 64 to 1,024 channels in 32s, few outputs.
-std::int64_t depthwise_norm_takes(const Conv2dShape& shape, Stored stored, int device);
+std::int64_t depthwise_norm_takes(const Conv2dShape& shape, Stored stored, const Target& target);
 void depthwise_norm(const void* input,   // [N, H, W, C], a multiple of 16
                     const void* packed,  // [R, S, C]
                     const float* bias,   // [C] or null

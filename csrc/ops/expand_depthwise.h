@@ -17,6 +17,7 @@
 #pragma once
 
 #include "ops/conv2d_nhwc.h"
+#include "runtime/target.h"
 
 namespace cnn_engine::cpu {
 
@@ -37,10 +38,10 @@ void expand_depthwise(const float* input,        // [N, H, W, pitches.x]
 
 namespace cnn_engine::cuda {
 
-// Where a device, by its number, makes both convolutions of a shape sooner together: the parts of
+// Where a GPU makes both convolutions of a shape sooner together: the parts of
 // an image's rows that are made apart, of equal numbers of rows but for the last. Else 0. GPUs of
 // compute capability 9.0, few small images.
-std::int64_t expand_depthwise_takes(const Conv2dShape& shape, int channels, int device);
+std::int64_t expand_depthwise_takes(const Conv2dShape& shape, int channels, const Target& target);
 std::int64_t expand_depthwise_packed(const Conv2dShape& shape, int channels,
                                      Conv2dOperands operands, int);  // bytes
 void expand_depthwise_pack(const float* first,                       // [K, channels]

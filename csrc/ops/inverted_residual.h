@@ -12,14 +12,15 @@
 #pragma once
 
 #include "ops/conv2d_nhwc.h"
+#include "runtime/target.h"
 
 namespace cnn_engine::cuda {
 
-// 1 where a device, by its number, makes a block sooner so than by a kernel for each convolution:
+// 1 where a GPU makes a block sooner so than by a kernel for each convolution:
 // GPUs of compute capability 9.0, few images. `expands`: there is a first convolution; `adds`: x is
 // added.
 std::int64_t inverted_residual_takes(const Conv2dShape& shape, int channels, int filters,
-                                     bool expands, bool adds, int device);
+                                     bool expands, bool adds, const Target& target);
 std::int64_t inverted_residual_packed(const Conv2dShape& shape, int channels, int filters,
                                       bool expands, Conv2dOperands operands, int);  // bytes
 void inverted_residual_pack(const float* first,   // [K, channels] or null

@@ -12,6 +12,7 @@
 
 #include "ops/linear.h"
 #include "ops/unary.h"
+#include "runtime/target.h"
 
 namespace cnn_engine {
 
@@ -56,8 +57,8 @@ struct RowLayers {
 
 namespace cuda {
 
-// 1 where a device, by its number, has the kernel and it is worth it: few rows, few weights.
-std::int64_t linear_layers_takes(const RowLayers& layers, int device);
+// 1 where a GPU has the kernel and it is worth it: few rows, few weights.
+std::int64_t linear_layers_takes(const RowLayers& layers, const Target& target);
 std::int64_t linear_layers_packed(const RowLayers& layers, int);  // bytes
 // Packs the weights of one layer, by its number.
 void linear_layers_pack(const float* weight,  // [M, F]

@@ -6,13 +6,14 @@
 // and inf clamp nothing.
 //
 // matmul sums each element by itself in order: the specification. matmul_blocked makes tiles in
-// registers, on CUDA of tiles in shared memory; the order of a sum depends on the shape alone. Its
-// workspace holds what matmul_blocked_workspace says, in bytes; `threads` are those of the call
-// (CUDA: any).
+// registers, on CUDA of tiles in shared memory; the order of a sum depends on the shape
+// and the GPU alone. Its workspace holds what matmul_blocked_workspace says, in bytes: for the
+// threads of the call, on CUDA for a GPU.
 #pragma once
 
 #include "runtime/shape.h"
 #include "runtime/stream.h"
+#include "runtime/target.h"
 
 namespace cnn_engine {
 
@@ -74,7 +75,7 @@ void matmul(const float* a,     // [batch, I, F] by its strides
             const float* bias,  // [J] or null
             float* output,      // [batch, I, J]
             const MatmulShape& shape, float lowest, float highest, Stream stream);
-std::int64_t matmul_blocked_workspace(const MatmulShape& shape, int threads);
+std::int64_t matmul_blocked_workspace(const MatmulShape& shape, const Target& target);
 void matmul_blocked(const float* a,     // [batch, I, F] by its strides
                     const float* b,     // [batch, F, J] by its strides
                     const float* bias,  // [J] or null

@@ -14,13 +14,14 @@
 #include "ops/conv2d_nhwc.h"
 #include "ops/reduce.h"
 #include "ops/unary.h"
+#include "runtime/target.h"
 
 namespace cnn_engine::cuda {
 
-// 1 where a device, by its number, makes both sooner as one kernel: GPUs of compute capability 9.0,
+// 1 where a GPU makes both sooner as one kernel: GPUs of compute capability 9.0,
 // one small image.
 std::int64_t mean_linear_takes(const AxisShape& shape,  // N, P, C
-                               int outputs, Conv2dOperands operands, int device);
+                               int outputs, Conv2dOperands operands, const Target& target);
 std::int64_t mean_linear_packed(const AxisShape& shape, int outputs, Conv2dOperands operands,
                                 int);       // bytes
 void mean_linear_pack(const float* weight,  // [M, C]

@@ -12,11 +12,13 @@
 #pragma once
 
 #include "ops/conv2d_nhwc.h"
+#include "runtime/target.h"
 
 namespace cnn_engine::cuda {
 
-// 1 where a device, by its number, makes both sooner together: GPUs of compute capability 9.0.
-std::int64_t mlp_takes(const Conv2dShape& shape, int outputs, Conv2dOperands operands, int device);
+// 1 where a GPU makes both sooner together: GPUs of compute capability 9.0.
+std::int64_t mlp_takes(const Conv2dShape& shape, int outputs, Conv2dOperands operands,
+                       const Target& target);
 std::int64_t mlp_packed(const Conv2dShape& shape, int outputs, Conv2dOperands, int);  // bytes
 // What it wrote is complete on return.
 void mlp_pack(const float* first,   // [K, C]

@@ -15,6 +15,7 @@
 #include "ops/conv2d_nhwc.h"
 #include "ops/reduce.h"
 #include "ops/unary.h"
+#include "runtime/target.h"
 
 namespace cnn_engine::cuda {
 
@@ -36,9 +37,9 @@ void squeeze_excite(const void* x,             // [N, P, C]
                     Conv2dOperands operands, UnaryFunction inner, float inner_alpha,
                     float inner_beta, UnaryFunction outer, float outer_alpha, float outer_beta,
                     Stream stream);
-// 1 where a device, by its number, makes x * y of images of a shape in 16 bits sooner than the
+// 1 where a GPU makes x * y of images of a shape in 16 bits sooner than the
 // convolution that reads x would on its way: GPUs of compute capability 9.0, small images.
-std::int64_t squeeze_excite_scales(const AxisShape& shape, int hidden, int device);
+std::int64_t squeeze_excite_scales(const AxisShape& shape, int hidden, const Target& target);
 void squeeze_excite_scale(const void* x,             // [N, P, C], in the weights' type of 16 bits
                           const void* packed,        // [squeeze_excite_packed]
                           const float* first_bias,   // [M] or null

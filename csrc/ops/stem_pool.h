@@ -12,12 +12,13 @@
 
 #include "ops/conv2d_nhwc.h"
 #include "ops/max_pool2d.h"
+#include "runtime/target.h"
 
 namespace cnn_engine::cuda {
 
-// 1 where a device, by its number, makes both sooner together.
+// 1 where a GPU makes both sooner together.
 std::int64_t stem_pool_takes(const Conv2dShape& shape, const MaxPool2dShape& pool,
-                             Conv2dOperands operands, int device);
+                             Conv2dOperands operands, const Target& target);
 void stem_pool(const float* input,  // [N, C, H, W]
                const void* packed,  // [conv2d_nhwc_wgmma_planar_packed]
                const float* bias,   // [K] or null

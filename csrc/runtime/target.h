@@ -4,6 +4,7 @@
 // machine. Python's twin is cnn_engine/target.py.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "runtime/shape.h"
@@ -20,6 +21,21 @@ struct Target {
   std::int64_t l2_bytes;
   double memory_bandwidth;  // bytes per second
   double clock;             // Hz, the highest
+  // Multiprocessors of each group (GPC), in which a cluster's blocks stay; zeros: not known.
+  static constexpr int kMostGroups = 12;
+  int groups[kMostGroups];
+
+  // Clusters of `blocks` that run at once, where a multiprocessor has registers for `together` of
+  // the blocks, of so many bytes of shared memory each; 0: none that large.
+  int clusters_at_once(int blocks, int together, int shared_bytes) const {
+    constexpr int kOfSystem = 1024;  // bytes of each block
+    if (blocks > largest_cluster || shared_bytes > shared_per_block) return 0;
+    const int each = std::min(together, shared_per_multiprocessor / (shared_bytes + kOfSystem));
+    if (groups[0] == 0) return multiprocessors * each / blocks;
+    int clusters = 0;
+    for (const int group : groups) clusters += group * each / blocks;
+    return clusters;
+  }
 
   void validate() const {
     require_at_least("architecture", architecture, 0);

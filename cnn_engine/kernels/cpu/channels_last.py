@@ -14,6 +14,7 @@ from ...devices import Buffer
 from ...graph.graph import Graph, Node, Value
 from ...operators.channels_last import TO_FIRST
 from ...operators.unary import Unary
+from ...target import Requires
 from .. import pooling
 from ..convolution import nothing_to_read
 from ..kernel import Bound, Call, Kernel, upload
@@ -109,8 +110,6 @@ def _not_winograd(node: Node, graph: Graph) -> str | None:
 def _not_bfloat16(node: Node, graph: Graph) -> str | None:
     if node.op.compute_dtype != "bfloat16":
         return "expected operands that may be rounded to bfloat16"
-    if not _cpu.bfloat16_pays():
-        return "expected a CPU that multiplies bfloat16 faster than float32"
     if method(node, graph) != _cpu.Conv2dMethod.direct:
         return "expected a convolution that is computed directly"
     if node.op.groups > 1 and graph.values[node.inputs[1]].shape[1] % 2:
@@ -298,6 +297,7 @@ ROWS = [
         "bfloat16",
         "cpu",
         _make_bfloat16,
+        requires=Requires(frozenset({"avx512_bf16_fast"})),
         why_not=_not_bfloat16,
         prepare=_pack_bfloat16,
         packs=(1,),

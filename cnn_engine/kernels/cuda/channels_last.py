@@ -25,6 +25,7 @@ from ..cpu.channels_last import (
 )
 from ..gemm import linear_shape
 from ..kernel import Bound, Call, Kernel, first_computed, storage_of, storing, upload
+from .requirements import TENSOR_CORES, WGMMA
 
 #: Rows up to which a product is bound by how fast its weights are read.
 FEW_ROWS = 8
@@ -123,7 +124,9 @@ def may_be_the_callers(value: str, graph: Graph) -> bool:
 def compiled_for(node: Node, graph: Graph, device: Any) -> str:
     """Returns the compiled function that runs a product: GPUs that have wgmma have their own."""
     shape, planar = _shape(node, *graph.inputs_of(node)[:2])
-    kernels, how = device.kernels, (shape, compute_dtype_of(node), device.index)
+    if not WGMMA.met_by(device.target):
+        return "conv2d_nhwc"
+    kernels, how = device.kernels, (shape, compute_dtype_of(node), device.target.native)
     x, residual = graph.values[node.inputs[0]], (*node.inputs[3:4], None)[0]
     wide = node.op.compute_dtype in ("float32", "tf32")
     if first_computed(node, graph, _EARLY) is not None:
@@ -154,8 +157,8 @@ def _reads_ahead(prepared: _Weights) -> bool:
     return prepared.function == "conv2d_nhwc_wgmma"
 
 
-def _shows(prepared: _Weights) -> str:
-    return _FUNCTIONS[prepared.function]
+def _shows(node: Node, graph: Graph, device: Any) -> str:
+    return _FUNCTIONS[compiled_for(node, graph, device)]
 
 
 def _workspace(node: Node, graph: Graph, device: Any, threads: int) -> int:
@@ -267,7 +270,8 @@ def _make_pool(call: Call) -> Bound:
 
 
 def _row(op: str, name: str, make: Any, why_not: Any, prepare: Any, **options: Any) -> Kernel:
-    return Kernel(op, name, "cuda", make, why_not=why_not, prepare=prepare, packs=(1,), **options)
+    options |= {"requires": TENSOR_CORES, "why_not": why_not, "prepare": prepare, "packs": (1,)}
+    return Kernel(op, name, "cuda", make, **options)
 
 
 #: What a convolution reads and writes that may be columns of wider rows, or lie in memory in 16 bits.

@@ -14,6 +14,7 @@ from ..cpu.channels_last import function_of, not_compiled, shape_of
 from ..kernel import Bound, Call, Kernel, storing
 from .channels_last import compute_dtype_of, pack_on
 from .fused_cuda import NOT_SOONER, ONLY_CLAMPS, is_clamp, not_in_16_bits
+from .requirements import CLUSTERS
 
 
 def _sizes_of(node: Node, values: Sequence[Value]) -> tuple[Any, int, int]:
@@ -29,7 +30,7 @@ def _why_not_fuse(node: Node, graph: Graph, device: Any) -> str | None:
     if not all(is_clamp(node.op.activation(role)) for role in ("first", "second")):
         return ONLY_CLAMPS
     how = _sizes_of(node, graph.inputs_of(node))
-    return None if device.kernels.dense_layer_takes(*how, device.index) else NOT_SOONER
+    return None if device.kernels.dense_layer_takes(*how, device.target.native) else NOT_SOONER
 
 
 def _why_not(node: Node, graph: Graph) -> str | None:
@@ -62,7 +63,8 @@ def _make(call: Call) -> Bound:
 
 ROWS = [
     Kernel(
-        "dense_layer", "dense_layer", "cuda", _make, why_not=_why_not, why_not_fuse=_why_not_fuse,
+        "dense_layer", "dense_layer", "cuda", _make, requires=CLUSTERS,
+        why_not=_why_not, why_not_fuse=_why_not_fuse,
         prepare=_prepare, packs=(1, 2), early=(4, 5, 6, 7), pitched=(None, 0),
         stores=storing(None, 0, 3), same_storage=True,
         reads_ahead=lambda _: True, holds=True,

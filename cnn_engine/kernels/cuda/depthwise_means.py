@@ -9,6 +9,7 @@ from ..cpu.channels_last import activation_of, not_compiled, shape_of
 from ..kernel import Bound, Call, Kernel
 from .channels_last import convolution_of, pack_channels
 from .fused_cuda import strips_of
+from .requirements import CLUSTERS_OF_HOPPER
 
 #: Rows and columns of the boxes of which the kernel makes parts of means.
 BOX_SIDE = 7
@@ -19,6 +20,8 @@ def box_of_means(device: Any, graph: Graph, node: Node) -> tuple[int, int] | Non
 
     Sooner with it, that is: a convolution of each channel by itself, or an expansion. None: it does not.
     """
+    if not CLUSTERS_OF_HOPPER.met_by(device.target):
+        return None
     if node.op.kind == "expand_depthwise":
         return strips_of(node, graph, device)
     x, y = graph.values[node.inputs[0]], graph.values[node.outputs[0]]
@@ -29,7 +32,7 @@ def box_of_means(device: Any, graph: Graph, node: Node) -> tuple[int, int] | Non
     ):
         return None
     shape = shape_of(node, *graph.inputs_of(node)[:2])
-    takes = device.kernels.depthwise_means_takes(shape, device.index)
+    takes = device.kernels.depthwise_means_takes(shape, device.target.native)
     return (BOX_SIDE, BOX_SIDE) if takes else None
 
 
@@ -49,7 +52,8 @@ def _make(call: Call) -> Bound:
 
 ROWS = [
     Kernel(
-        "depthwise_means", "depthwise_means", "cuda", _make, why_not=_why_not, prepare=pack_channels,
+        "depthwise_means", "depthwise_means", "cuda", _make, requires=CLUSTERS_OF_HOPPER,
+        why_not=_why_not, prepare=pack_channels,
         packs=(1,), early=(2,),
     ),
 ]  # fmt: skip

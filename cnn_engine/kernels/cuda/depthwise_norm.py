@@ -9,6 +9,7 @@ from ..cpu.channels_last import not_compiled, shape_of
 from ..kernel import Bound, Call, Kernel, storage_of, storing
 from .channels_last import convolution_of, may_be_the_callers, pack_channels
 from .fused_cuda import AT_ANY_ADDRESS, NOT_SOONER
+from .requirements import CLUSTERS_OF_HOPPER
 
 
 def _why_not_fuse(node: Node, graph: Graph, device: Any) -> str | None:
@@ -20,7 +21,7 @@ def _why_not_fuse(node: Node, graph: Graph, device: Any) -> str | None:
     shape = shape_of(convolution_of(node), x, weight)
     return (
         None
-        if device.kernels.depthwise_norm_takes(shape, storage_of(x), device.index)
+        if device.kernels.depthwise_norm_takes(shape, storage_of(x), device.target.native)
         else NOT_SOONER
     )
 
@@ -43,7 +44,8 @@ def _make(call: Call) -> Bound:
 
 ROWS = [
     Kernel(
-        "depthwise_norm", "depthwise_norm", "cuda", _make, why_not=_why_not, why_not_fuse=_why_not_fuse,
+        "depthwise_norm", "depthwise_norm", "cuda", _make, requires=CLUSTERS_OF_HOPPER,
+        why_not=_why_not, why_not_fuse=_why_not_fuse,
         prepare=pack_channels, packs=(1,), early=(2, 3, 4), stores=storing(None, 0), same_storage=True,
     ),
 ]  # fmt: skip

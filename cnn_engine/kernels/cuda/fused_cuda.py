@@ -25,6 +25,7 @@ from .channels_last import (
     pack_on,
     ranked,
 )
+from .requirements import CLUSTERS_OF_HOPPER, HOPPER, TENSOR_CORES, WGMMA
 
 #: Why regions are left to the kernels of their nodes.
 NOT_SOONER = "its nodes one by one are sooner there, or it takes no such sizes"
@@ -80,7 +81,7 @@ def _pair_of(node: Node, values: Sequence[Value]) -> tuple[Any, Any, bool]:
 def _no_pair_there(node: Node, graph: Graph, device: Any) -> str | None:
     if any(compiled_for(one, graph, device) != "conv2d_nhwc_wgmma" for one in _pair_nodes(node)):
         return "expected two convolutions that wgmma multiplies"
-    how = *_pair_of(node, graph.inputs_of(node)), compute_dtype_of(node), device.index
+    how = *_pair_of(node, graph.inputs_of(node)), compute_dtype_of(node), device.target.native
     return None if device.kernels.conv2d_nhwc_wgmma_pair_takes(*how) else NOT_SOONER
 
 
@@ -135,7 +136,7 @@ def _strips(node: Node, graph: Graph, device: Any) -> tuple[Any, int]:
     """Returns the shape of an expansion's second convolution, and in how many strips it is made, or 0."""
     x, first, second = graph.inputs_of(node)[:3]
     _, shape = expansion_of(node.op, x, first, second)
-    return shape, device.kernels.expand_depthwise_takes(shape, x.shape[3], device.index)
+    return shape, device.kernels.expand_depthwise_takes(shape, x.shape[3], device.target.native)
 
 
 def strips_of(node: Node, graph: Graph, device: Any) -> tuple[int, int] | None:
@@ -191,7 +192,7 @@ def _no_mlp_there(node: Node, graph: Graph, device: Any) -> str | None:
         return reason
     if node.op["third"] or not is_clamp(node.op.activation("second")):
         return "expected two products, with relu, clip or nothing after the second"
-    how = *_mlp_of(node, graph.inputs_of(node)), compute_dtype_of(node), device.index
+    how = *_mlp_of(node, graph.inputs_of(node)), compute_dtype_of(node), device.target.native
     return None if device.kernels.mlp_takes(*how) else NOT_SOONER
 
 
@@ -200,7 +201,7 @@ def _no_bottleneck_there(node: Node, graph: Graph, device: Any) -> str | None:
         return reason
     if not all(is_clamp(node.op.activation(role)) for role in _THREE):
         return ONLY_CLAMPS
-    how = *_bottleneck_of(node, graph.inputs_of(node)), device.index
+    how = *_bottleneck_of(node, graph.inputs_of(node)), device.target.native
     return None if device.kernels.bottleneck_takes(*how) else NOT_SOONER
 
 
@@ -293,7 +294,7 @@ def _no_pool_there(node: Node, graph: Graph, device: Any, planar: bool = False) 
     if not is_clamp(node.op.activation("convolution")):
         return ONLY_CLAMPS
     conv, pool, given = convolution_of(node), node.op["pool"], graph.inputs_of(node)[:2]
-    how, kernels = (compute_dtype_of(node), device.index), device.kernels
+    how, kernels = (compute_dtype_of(node), device.target.native), device.kernels
     if planar:
         takes = kernels.stem_pool_takes(*_stem_and_pool(conv, pool, *given), *how)
     elif pool != MaxPool2dNhwc((2, 2), (2, 2)):
@@ -370,7 +371,7 @@ def _no_block_there(node: Node, graph: Graph, device: Any) -> str | None:
         return reason
     if node.op["second"].dilation != (1, 1):
         return "expected no dilation"
-    how = *_block_of(node, graph.inputs_of(node)), _adds(node.op), device.index
+    how = *_block_of(node, graph.inputs_of(node)), _adds(node.op), device.target.native
     return None if device.kernels.inverted_residual_takes(*how) else NOT_SOONER
 
 
@@ -412,7 +413,7 @@ def _no_scaling_there(node: Node, graph: Graph, device: Any) -> str | None:
         return "expected images in 16 bits, in the type that weights are rounded to"
     if reason := _no_gates(node, graph, scaled=True):
         return reason
-    takes = device.kernels.squeeze_excite_scales(shape, hidden, device.index)
+    takes = device.kernels.squeeze_excite_scales(shape, hidden, device.target.native)
     return None if takes else NOT_SOONER
 
 
@@ -464,7 +465,8 @@ def _make_gates(call: Call) -> Bound:
 ROWS = [
     *(
         Kernel(
-            op, name, "cuda", _make_pair, why_not=_no_pair, why_not_fuse=_no_pair_there,
+            op, name, "cuda", _make_pair, requires=WGMMA,
+            why_not=_no_pair, why_not_fuse=_no_pair_there,
             prepare=_pack_pair,
             packs=(2, 3, 4, 5), pitched=(None, 0, 1), stores=storing(None, 0, 1),
             forms=_forms_of_pairs, reads_ahead=lambda _: True,
@@ -472,42 +474,48 @@ ROWS = [
         for op, name in (("conv2d_sum", "wgmma_sum"), ("conv2d_beside", "wgmma_beside"))
     ),
     Kernel(
-        "expand_depthwise", "expand_depthwise", "cuda", _make_expansion, why_not=_no_expansion,
+        "expand_depthwise", "expand_depthwise", "cuda", _make_expansion, requires=CLUSTERS_OF_HOPPER,
+        why_not=_no_expansion,
         why_not_fuse=_no_expansion_there, prepare=_pack_expansion, packs=(1, 2), early=(3, 4),
         stores=storing(None, 0), same_storage=True,
     ),
     Kernel(
-        "bottleneck", "bottleneck", "cuda", _make_bottleneck, why_not=_no_bottleneck,
+        "bottleneck", "bottleneck", "cuda", _make_bottleneck, requires=WGMMA,
+        why_not=_no_bottleneck,
         why_not_fuse=_no_bottleneck_there, prepare=_pack_bottleneck, packs=(1, 2, 6), early=(3, 4, 7),
         stores=storing(None, 0, 5), same_storage=True,
     ),
     Kernel(
-        "bottleneck", "mlp", "cuda", _make_mlp, why_not=_no_mlp,
+        "bottleneck", "mlp", "cuda", _make_mlp, requires=WGMMA,
+        why_not=_no_mlp,
         why_not_fuse=_no_mlp_there, prepare=_pack_mlp, packs=(1, 2), early=(3, 4),
         stores=storing(None, 0, 5), same_storage=True,
     ),
     Kernel(
-        "conv2d_pool", "wgmma_pool", "cuda", _make_pooled, why_not=_no_pooled,
+        "conv2d_pool", "wgmma_pool", "cuda", _make_pooled, requires=WGMMA,
+        why_not=_no_pooled,
         why_not_fuse=_no_pool_there, prepare=_pack_pooled, packs=(1,), early=(2,), pitched=(0,),
         stores=storing(None, 0), same_storage=True, forms=_forms_of_pairs,
     ),
     Kernel(
-        "conv2d_pool", "stem_pool", "cuda", _make_pooled_stem,
+        "conv2d_pool", "stem_pool", "cuda", _make_pooled_stem, requires=WGMMA,
         why_not=partial(_no_pooled, planar=True), why_not_fuse=partial(_no_pool_there, planar=True),
         prepare=_pack_pooled, packs=(1,), early=(2,),
         pitched=(None,), stores=storing(None),
     ),
     Kernel(
-        "inverted_residual", "inverted_residual", "cuda", _make_block, why_not=_no_block,
+        "inverted_residual", "inverted_residual", "cuda", _make_block, requires=CLUSTERS_OF_HOPPER,
+        why_not=_no_block,
         why_not_fuse=_no_block_there, prepare=_pack_block, packs=(1, 2, 3), early=(4, 5, 6),
         stores=storing(None, 0), same_storage=True,
     ),
     Kernel(
-        "squeeze_excite", "squeeze_excite", "cuda", _make_gates, why_not=_no_gates,
-        why_not_fuse=_no_gates_there, prepare=_pack_gates, packs=(1, 2), early=(3, 4), stores=storing(0),
+        "squeeze_excite", "squeeze_excite", "cuda", _make_gates, requires=TENSOR_CORES,
+        why_not=_no_gates, why_not_fuse=_no_gates_there, prepare=_pack_gates, packs=(1, 2), early=(3, 4),
+        stores=storing(0),
     ),
     Kernel(
-        "squeeze_excite", "squeeze_excite_scale", "cuda", _make_gates,
+        "squeeze_excite", "squeeze_excite_scale", "cuda", _make_gates, requires=HOPPER,
         why_not=partial(_no_gates, scaled=True), why_not_fuse=_no_scaling_there, prepare=_pack_gates,
         packs=(1, 2), early=(3, 4), stores=storing(None, 0), same_storage=True,
     ),

@@ -10,6 +10,7 @@ from ...graph.graph import Graph, Node
 from ..cpu.channels_last import function_of, not_compiled
 from ..kernel import Bound, Call, Kernel, upload
 from .fused_cuda import NOT_SOONER
+from .requirements import CLUSTERS
 
 
 def _functions(op: Any) -> list[Any]:
@@ -32,7 +33,7 @@ def _why_not_fuse(node: Node, graph: Graph, device: Any) -> str | None:
         return "expected rows of float32"
     if reason := _why_not(node, graph):
         return reason
-    takes = device.kernels.linear_layers_takes(_layers(node.op, inputs), device.index)
+    takes = device.kernels.linear_layers_takes(_layers(node.op, inputs), device.target.native)
     return None if takes else NOT_SOONER
 
 
@@ -59,7 +60,8 @@ def _make(call: Call) -> Bound:
 
 ROWS = [
     Kernel(
-        "linear_layers", "linear_layers", "cuda", _make, why_not=_why_not, why_not_fuse=_why_not_fuse,
+        "linear_layers", "linear_layers", "cuda", _make, requires=CLUSTERS,
+        why_not=_why_not, why_not_fuse=_why_not_fuse,
         prepare=_prepare,
     ),
 ]  # fmt: skip

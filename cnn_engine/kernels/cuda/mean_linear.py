@@ -13,6 +13,7 @@ from ..cpu.channels_last import function_of, not_compiled
 from ..kernel import Bound, Call, Kernel, storage_of, storing
 from .channels_last import compute_dtype_of, may_be_the_callers, own_type, pack_on
 from .fused_cuda import AT_ANY_ADDRESS, NOT_SOONER
+from .requirements import CLUSTERS
 
 
 def _shape_of(x: Value, weight: Value) -> tuple[Any, int]:
@@ -31,7 +32,7 @@ def _why_not_fuse(node: Node, graph: Graph, device: Any) -> str | None:
     if may_be_the_callers(x.name, graph):
         return AT_ANY_ADDRESS
     how = *_shape_of(x, weight), compute_dtype_of(node)
-    return None if device.kernels.mean_linear_takes(*how, device.index) else NOT_SOONER
+    return None if device.kernels.mean_linear_takes(*how, device.target.native) else NOT_SOONER
 
 
 def _why_not(node: Node, graph: Graph) -> str | None:
@@ -59,7 +60,8 @@ def _make(call: Call) -> Bound:
 
 ROWS = [
     Kernel(
-        "mean_linear", "mean_linear", "cuda", _make, why_not=_why_not, why_not_fuse=_why_not_fuse,
+        "mean_linear", "mean_linear", "cuda", _make, requires=CLUSTERS,
+        why_not=_why_not, why_not_fuse=_why_not_fuse,
         prepare=_prepare, packs=(1,), early=(2, 3, 4), stores=storing(None, 0),
     ),
 ]  # fmt: skip

@@ -12,6 +12,7 @@ from typing import Any
 from ...devices import arrays
 from ...errors import InputError, UnsupportedError
 from ...io import cache
+from ...target import Target
 from .contracts import HEADER, INCLUDE
 from .source import Source
 
@@ -53,12 +54,12 @@ def _includes() -> tuple[str, ...]:
     return tuple(str(path) for path in found if (path / "cuda_fp16.h").exists())
 
 
-def architecture(capability: tuple[int, int]) -> tuple[str, bool]:
+def compiled_for(target: Target) -> tuple[str, bool]:
     """Returns what NVRTC is to compile for, and whether that is machine code (else PTX)."""
     known = sorted(_nvrtc().getSupportedArchs())
-    number = 10 * capability[0] + capability[1]
+    number = target.number
     if number in known:
-        return f"sm_{number}{'a' if number >= 90 else ''}", True
+        return target.native_architecture, True
     older = [arch for arch in known if arch < number]
     if not older:
         raise UnsupportedError(
@@ -67,16 +68,21 @@ def architecture(capability: tuple[int, int]) -> tuple[str, bool]:
     return f"compute_{older[-1]}", False
 
 
-def compile(source: Source, capability: tuple[int, int]) -> bytes:
-    """Returns a file compiled for a GPU of ``capability``, unless the same content was compiled before.
+def compile(source: Source, target: Target) -> bytes:
+    """Returns a file compiled for a GPU, unless the same content was compiled before.
 
     Raises:
         InputError: it does not compile; names the file, the line and the compiler's message.
         UnsupportedError: CuPy or NVRTC are missing, or do not know such a GPU.
     """
     nvrtc = _nvrtc()
-    target, machine = architecture(capability)
-    options = (f"--gpu-architecture={target}", *OPTIONS, f"-I{INCLUDE}", f"-I{source.path.parent}")
+    architecture, machine = compiled_for(target)
+    options = (
+        f"--gpu-architecture={architecture}",
+        *OPTIONS,
+        f"-I{INCLUDE}",
+        f"-I{source.path.parent}",
+    )
     options += tuple(f"-I{path}" for path in _includes())
     header = HEADER.read_text(encoding="utf-8")
     name = cache.key(source.text, header, str(nvrtc.getVersion()), *options[: 1 + len(OPTIONS)])
@@ -94,7 +100,7 @@ def compile(source: Source, capability: tuple[int, int]) -> bytes:
 
 
 def compile_program(
-    text: str, headers: Mapping[str, str], capability: tuple[int, int], *defines: str,
+    text: str, headers: Mapping[str, str], target: Target, *defines: str,
     began: Callable[[], object] = lambda: None,
 ) -> bytes:  # fmt: skip
     """Returns a program of this package compiled for a GPU, from the user's cache if it is there.
@@ -102,7 +108,7 @@ def compile_program(
     Args:
         text: of the program.
         headers: what it includes, name -> text, beside CUDA's own.
-        capability: of the GPU.
+        target: the GPU.
         defines: names that are defined.
         began: called where it has to be compiled, before it is.
 
@@ -110,8 +116,8 @@ def compile_program(
         UnsupportedError: CuPy or NVRTC are missing, do not know such a GPU, or refuse the program.
     """
     nvrtc = _nvrtc()
-    target, machine = architecture(capability)
-    options = (f"--gpu-architecture={target}", *OPTIONS, *(f"-D{name}" for name in defines))
+    architecture, machine = compiled_for(target)
+    options = (f"--gpu-architecture={architecture}", *OPTIONS, *(f"-D{name}" for name in defines))
     parts = [part for item in sorted(headers.items()) for part in item]
     name = cache.key(text, *parts, str(nvrtc.getVersion()), *options)
     name += ".cubin" if machine else ".ptx"
@@ -198,7 +204,7 @@ class Module:
 
         self.driver = driver
         self._source = source
-        code = compile(source, device.properties["compute_capability"])
+        code = compile(source, device.target)
         with device.context:
             self._module = cupy.cuda.function.Module()
             try:

@@ -220,12 +220,11 @@ inline bool at_16_bytes(const void* address) {
   return reinterpret_cast<std::uintptr_t>(address) % 16 == 0;
 }
 
-// Into how many parts a depth is split so that there are blocks for a large GPU, none of them
+// Into how many parts a depth is split so that each multiprocessor has two blocks, none of them
 // short.
-inline int depth_splits(std::int64_t tiles, int depth) {
-  constexpr std::int64_t kEnough = 2 * 132;
+inline int depth_splits(std::int64_t tiles, int depth, const Target& target) {
   constexpr int kShortest = 16 * kBlockDepth, kMost = 32;
-  std::int64_t splits = kEnough / (tiles > 0 ? tiles : 1);
+  std::int64_t splits = 2 * std::int64_t{target.multiprocessors} / (tiles > 0 ? tiles : 1);
   if (splits > depth / kShortest) splits = depth / kShortest;
   if (splits > kMost) splits = kMost;
   return splits < 1 ? 1 : static_cast<int>(splits);

@@ -46,11 +46,11 @@ void conv2d_pack(const float* weight, float* packed, const Conv2dShape& shape, S
   CUDA_CHECK_LAUNCH("conv2d_pack_kernel");
 }
 
-std::int64_t conv2d_blocked_workspace(const Conv2dShape& shape, int) {
+std::int64_t conv2d_blocked_workspace(const Conv2dShape& shape, const Target& target) {
   std::int64_t most = 0;
   if (shape.depthwise()) return most;
   for_each_part(shape, [&](std::int64_t, const Conv2dShape& part) {
-    const std::int64_t bytes = 4 * ConvPlan(part).workspace_floats(part);
+    const std::int64_t bytes = 4 * ConvPlan(part, target).workspace_floats(part);
     most = bytes > most ? bytes : most;
   });
   return most;

@@ -222,36 +222,36 @@ __global__ void __launch_bounds__(Tile::threads, 384 / Tile::threads + (Tile::th
   }
 }
 
-// How a shape's product is cut; by the shape alone.
+// How a shape's product is cut for a GPU.
 struct ConvPlan {
   enum Size { filters4, filters8, filters32, filters64, small, large } size;
   int rows, columns;  // of a tile
   std::int64_t row_tiles, column_tiles;
   int splits;
 
-  explicit ConvPlan(const Conv2dShape& p) {
+  ConvPlan(const Conv2dShape& p, const Target& target) {
     const std::int64_t all = std::int64_t{p.n} * p.out_h() * p.out_w();
     const int filters = p.group_filters();
     const auto tiles = [&](int m, int n) {
       return std::int64_t{(filters + m - 1) / m} * ((all + n - 1) / n) * p.groups;
     };
-    constexpr std::int64_t kFill = 132;  // blocks that keep a large GPU busy
+    const int enough = target.multiprocessors;  // blocks that keep it busy
     if (filters <= 4) {
       size = filters4, rows = 4, columns = 256;
     } else if (filters <= 8) {
       size = filters8, rows = 8, columns = 256;
     } else if (filters <= 32) {
       size = filters32, rows = 32, columns = 128;
-    } else if (filters > 64 && tiles(128, 128) >= kFill) {
+    } else if (filters > 64 && tiles(128, 128) >= enough) {
       size = large, rows = 128, columns = 128;
-    } else if (tiles(64, 128) >= kFill) {
+    } else if (tiles(64, 128) >= enough) {
       size = filters64, rows = 64, columns = 128;
     } else {
       size = small, rows = 64, columns = 64;
     }
     row_tiles = (filters + rows - 1) / rows;
     column_tiles = (all + columns - 1) / columns;
-    splits = depth_splits(tiles(rows, columns), p.taps());
+    splits = depth_splits(tiles(rows, columns), p.taps(), target);
   }
   std::int64_t workspace_floats(const Conv2dShape& p) const {
     return splits == 1 ? 0 : splits * p.output_size();
@@ -261,7 +261,7 @@ struct ConvPlan {
 inline void launch_conv2d_blocked(const float* input, const float* packed, const Epilogue& epilogue,
                                   float* output, float* workspace, const Conv2dShape& shape,
                                   Stream stream) {
-  const ConvPlan plan(shape);
+  const ConvPlan plan(shape, target_here());
   const unsigned area = shape.out_h() * shape.out_w();
   const bool split = plan.splits > 1;
   ConvGrid grid;

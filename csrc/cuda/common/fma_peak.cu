@@ -1,6 +1,7 @@
 // The ceiling of float32 arithmetic without tensor cores: fused multiply-adds and nothing else.
 #include <cuda_runtime.h>
 
+#include "cuda/common/target.h"
 #include "ops/fused_cuda.h"
 #include "runtime/check.h"
 
@@ -43,10 +44,7 @@ struct Event {
 }  // namespace
 
 double measure_fma_peak() {
-  int device = 0, multiprocessors = 0;
-  CUDA_CHECK(cudaGetDevice(&device));
-  CUDA_CHECK(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device));
-  const int blocks = 8 * multiprocessors;
+  const int blocks = 8 * target_here().multiprocessors;
   constexpr int kLaunches = 12, kWarmup = 4;
   Event start, stop;
   double best = 0;

@@ -13,6 +13,7 @@
 #include <string>
 #include <utility>
 
+#include "cuda/common/target.h"
 #include "cuda/common/warp.cuh"
 #include "runtime/check.h"
 #include "runtime/stream.h"
@@ -85,26 +86,6 @@ class OfDevice {
   }) == yes;
 }
 
-// An attribute of the current device.
-inline int attribute_here(cudaDeviceAttr attribute) {
-  int device = 0, value = 0;
-  CUDA_CHECK(cudaGetDevice(&device));
-  CUDA_CHECK(cudaDeviceGetAttribute(&value, attribute, device));
-  return value;
-}
-
-inline int multiprocessors_here() { return attribute_here(cudaDevAttrMultiProcessorCount); }
-
-// Bytes of shared memory that a block may ask for: 227 KiB on a 9.0, 99 on an 8.6 and a 12.0.
-inline int shared_bytes_here() { return attribute_here(cudaDevAttrMaxSharedMemoryPerBlockOptin); }
-
-// The first number of a device's compute capability.
-inline int capability_of(int device) {
-  int major = 0;
-  CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
-  return major;
-}
-
 // Has multiprocessors that run a kernel keep as much shared memory as there is. One that runs
 // kernels with less has less of its memory as shared memory, and changes that only once it runs
 // none: a kernel that has much could not start beside it.
@@ -125,10 +106,9 @@ void make_ready(Kernel kernel, int bytes) {
 // Bytes of shared memory of which blocks that need `bytes` ask for, so that no more of them share a
 // multiprocessor than all their number makes, or `least`. Most multiprocessors are still taken when
 // a kernel starts early: its blocks would gather on those few that are free.
-inline int spread_bytes(int bytes, std::int64_t blocks, int least = 1) {
-  const int multiprocessors = multiprocessors_here();
-  const int all = attribute_here(cudaDevAttrMaxSharedMemoryPerMultiprocessor);
-  const std::int64_t together = (blocks + multiprocessors - 1) / multiprocessors;
+inline int spread_bytes(int bytes, std::int64_t blocks, const Target& target, int least = 1) {
+  const std::int64_t together = (blocks + target.multiprocessors - 1) / target.multiprocessors;
+  const std::int64_t all = target.shared_per_multiprocessor;
   const int more = static_cast<int>(all / (std::max<std::int64_t>(together, least) + 1));
   return std::max(bytes, more);
 }
@@ -189,21 +169,6 @@ template <typename... Parameters>
   }
   CUDA_CHECK(found);
   return clusters;
-}
-
-// The most blocks of a cluster, each with a multiprocessor's share of shared memory of any GPU from
-// 8.6 on: 1 before 9.0, else 8 or 16.
-[[maybe_unused]] int largest_cluster() {
-  constexpr int kPortable = 8, kBytes = 99 * 1024;
-  static OfDevice devices;
-  return devices.get([] {
-    if (!waits_in_kernels()) return 1;
-    allow_large_clusters(any_kernel);
-    CUDA_CHECK(
-        cudaFuncSetAttribute(any_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
-    const int twice = 2 * kPortable;
-    return clusters_at_once(any_kernel, twice, kBlockThreads, kBytes) > 0 ? twice : kPortable;
-  });
 }
 
 }  // namespace

@@ -93,15 +93,16 @@ struct ProductPlan {
   std::int64_t row_tiles, column_tiles;
   int splits;
 
-  ProductPlan(std::int64_t matrices, int rows, int columns, int depth) {
+  ProductPlan(std::int64_t matrices, int rows, int columns, int depth, const Target& target) {
     const auto parts = [](int size, int part) {
       return std::int64_t{size / part} + (size % part != 0);
     };
-    large = rows > 64 && columns > 64 && matrices * parts(rows, 128) * parts(columns, 128) >= 132;
+    large = rows > 64 && columns > 64 &&
+            matrices * parts(rows, 128) * parts(columns, 128) >= target.multiprocessors;
     const int size = large ? 128 : 64;
     row_tiles = parts(rows, size);
     column_tiles = parts(columns, size);
-    splits = depth_splits(matrices * row_tiles * column_tiles, depth);
+    splits = depth_splits(matrices * row_tiles * column_tiles, depth, target);
   }
 };
 
@@ -187,12 +188,12 @@ ProductGrid grid_of(const ProductPlan& plan, std::int64_t outputs) {
 // 256.
 using Few = BlockTile<4, 256, 4, 4>;
 
-ProductPlan plan_of(const LinearShape& p) {
-  ProductPlan plan(1, p.out_features, p.n, p.in_features);
+ProductPlan plan_of(const LinearShape& p, const Target& target) {
+  ProductPlan plan(1, p.out_features, p.n, p.in_features, target);
   if (p.panels().rows == 4) {
     plan.row_tiles = 1;
     plan.column_tiles = (std::int64_t{p.n} + Few::N - 1) / Few::N;
-    plan.splits = depth_splits(plan.column_tiles, p.in_features);
+    plan.splits = depth_splits(plan.column_tiles, p.in_features, target);
   }
   return plan;
 }
@@ -219,9 +220,9 @@ void matmul(const float* a, const float* b, const float* bias, float* output,
   CUDA_CHECK_LAUNCH("matmul_kernel");
 }
 
-std::int64_t matmul_blocked_workspace(const MatmulShape& shape, int) {
+std::int64_t matmul_blocked_workspace(const MatmulShape& shape, const Target& target) {
   if (shape.output_size() == 0) return 0;
-  const ProductPlan plan(shape.matrices(), shape.rows, shape.columns, shape.depth);
+  const ProductPlan plan(shape.matrices(), shape.rows, shape.columns, shape.depth, target);
   return plan.splits == 1 ? 0 : 4 * plan.splits * shape.output_size();
 }
 
@@ -229,7 +230,7 @@ void matmul_blocked(const float* a, const float* b, const float* bias, float* ou
                     void* workspace, const MatmulShape& shape, float lowest, float highest,
                     Stream stream) {
   if (shape.output_size() == 0) return;
-  const ProductPlan plan(shape.matrices(), shape.rows, shape.columns, shape.depth);
+  const ProductPlan plan(shape.matrices(), shape.rows, shape.columns, shape.depth, target_here());
   const std::int64_t blocks = plan.row_tiles * plan.column_tiles * plan.splits * shape.matrices();
   if (blocks > std::numeric_limits<std::int32_t>::max()) {
     return matmul(a, b, bias, output, shape, lowest, highest, stream);
@@ -258,9 +259,9 @@ void linear_pack(const float* weight, float* packed, const LinearShape& shape, S
   CUDA_CHECK_LAUNCH("linear_pack_kernel");
 }
 
-std::int64_t linear_blocked_workspace(const LinearShape& shape, int) {
+std::int64_t linear_blocked_workspace(const LinearShape& shape, const Target& target) {
   if (shape.n == 0) return 0;
-  const ProductPlan plan = plan_of(shape);
+  const ProductPlan plan = plan_of(shape, target);
   return plan.splits == 1 ? 0 : 4 * plan.splits * shape.output_size();
 }
 
@@ -271,7 +272,7 @@ void linear_blocked(const float* input, const float* packed, const float* bias, 
   if (!at_16_bytes(packed)) {
     throw std::invalid_argument("packed weights: expected an address that is a multiple of 16");
   }
-  const ProductPlan plan = plan_of(shape);
+  const ProductPlan plan = plan_of(shape, target_here());
   const Epilogue epilogue = {bias, nullptr, lowest, highest};
   const ProductGrid grid = grid_of(plan, shape.output_size());
   const std::int64_t blocks = plan.row_tiles * plan.column_tiles * plan.splits;

@@ -269,8 +269,7 @@ __global__ void reduce_columns_kernel(const float* x,            // [outer, axis
 constexpr std::int64_t kLongLine = 2048;        // elements that are worth a block
 constexpr std::int64_t kManyColumns = 1 << 16;  // threads that fill a GPU
 constexpr std::int64_t kMostBlocks = 1 << 30;
-constexpr std::int64_t kManyBlocks = 132;  // that keep a large GPU busy
-constexpr int kMostParts = 8;              // blocks of a cluster that any GPU with clusters has
+constexpr int kMostParts = 8;  // blocks of a cluster that any GPU with clusters has
 
 template <typename Kind>
 void launch_reduce(const float* x, typename Kind::Output* y, const AxisShape& p, const Kind& kind,
@@ -293,7 +292,8 @@ void launch_reduce(const float* x, typename Kind::Output* y, const AxisShape& p,
     int warps = kBlockThreads / kWarpThreads, parts = 1;
     while (warps < kMostWarps && p.axis >= 8 * warps) warps *= 2;
     if (waits_in_kernels()) {  // where there are clusters
-      while (parts < kMostParts && blocks * parts < kManyBlocks && p.axis >= 8 * warps * parts) {
+      const int many = target_here().multiprocessors;
+      while (parts < kMostParts && blocks * parts < many && p.axis >= 8 * warps * parts) {
         parts *= 2;
       }
     }

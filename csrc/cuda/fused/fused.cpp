@@ -1,9 +1,11 @@
 // FusedNetwork: the kernels that run a description, compiled in or in a program that was compiled
 // at first use, its weights on a device, and its launches.
+#include <algorithm>
 #include <array>
 #include <stdexcept>
 #include <vector>
 
+#include "cuda/common/target.h"
 #include "cuda/fused/library.h"
 #include "runtime/device.h"
 
@@ -50,9 +52,7 @@ const char* format_of(FusedDtype dtype) {
 }
 
 int shared_memory(int device, int limit) {
-  int bytes = 0;
-  CUDA_CHECK(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
-  return limit < bytes ? limit : bytes;
+  return std::min(limit, target_of(device).shared_per_block);
 }
 
 // Whether what is compiled in has machine code for the device, or what its driver makes some of.

@@ -3,14 +3,10 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "cuda/common/target.h"
+
 namespace cnn_engine::cuda::fused {
 namespace {
-
-int device_attribute(cudaDeviceAttr attribute, int device) {
-  int value = 0;
-  CUDA_CHECK(cudaDeviceGetAttribute(&value, attribute, device));
-  return value;
-}
 
 struct Launch {
   cudaLaunchConfig_t config = {};
@@ -48,7 +44,7 @@ Plan::Plan(const Facts& facts, const Kernels& kernels, int device, int shared, D
            bool exact_pixels)
     : facts_(facts),
       kernels_(kernels),
-      multiprocessors_(device_attribute(cudaDevAttrMultiProcessorCount, device)),
+      multiprocessors_(target_of(device).multiprocessors),
       shared_(shared),
       exact_pixels_(exact_pixels),
       parameters_(parameters),
@@ -63,7 +59,7 @@ Plan::Plan(const Facts& facts, const Kernels& kernels, int device, int shared, D
   const int architecture =
       architecture_of(kernels_.of[few][1] ? kernels_.of[few][1] : kernels_.of[small][1]);
   shared_ = std::min(shared_, shared_of(architecture));
-  if (architecture < 90 || device_attribute(cudaDevAttrClusterLaunch, device) == 0) {
+  if (architecture < 90) {
     for (RouteFacts& route : facts_.routes[very_few]) route.threads = 0;
   }
   for (int kind = 0; kind < kRouteKinds; ++kind) {

@@ -267,8 +267,7 @@ void conv2d_nhwc(const void* input, const void* packed, const float* bias, const
                       : vectors                                ? Reads::vectors
                       : fours && multiplied != Stored::float32 ? Reads::fours
                                                                : Reads::single;
-  const int multiprocessors = multiprocessors_here();
-  const int most_blocks = largest_cluster();
+  const Target& target = target_here();
 
   const std::int64_t places_in = std::int64_t{shape.h} * shape.w, image_in = places_in * x_pitch;
   // Kernels count places in 32 bits, and elements in 64: four channels are more than an image has.
@@ -303,7 +302,7 @@ void conv2d_nhwc(const void* input, const void* packed, const float* bias, const
     p.alpha = alpha;
     p.beta = beta;
     const nhwc::Choice choice =
-        nhwc::choose(p, operands, reads, multiprocessors, most_blocks, rank);
+        nhwc::choose(p, operands, reads, target.multiprocessors, target.largest_cluster, rank);
     with_operands(operands, [&](auto tag) {
       nhwc::launch_product<typename decltype(tag)::type>(p, reads, choice, stream);
     });

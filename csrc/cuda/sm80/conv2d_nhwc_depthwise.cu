@@ -17,10 +17,10 @@
 namespace cnn_engine::cuda {
 namespace {
 
-// Threads that keep every multiprocessor of a large GPU busy: with fewer, strips do not pay.
-constexpr std::int64_t kManyThreads = 132 * 256;
-// Threads of four channels below which a thread makes two.
-constexpr std::int64_t kFewThreads = 132 * 128;
+// Threads that keep a multiprocessor busy: with fewer, strips do not pay.
+constexpr std::int64_t kManyThreads = 256;
+// Threads of four channels, of a multiprocessor, below which a thread makes two.
+constexpr std::int64_t kFewThreads = 128;
 
 // Outputs of 16 bits from which tensor cores are faster; windows of 3x3 have too few products.
 constexpr std::int64_t fewest_in_tiles(int side) { return side == 7 ? 170'000 : 900'000; }
@@ -103,7 +103,8 @@ void launch_boxes(Depthwise<float> d, const Conv2dShape& p, Stream stream) {
   d.by_runs = Divisor(columns);
   d.by_rows = Divisor(rows);
   const std::int64_t blocks = std::int64_t{p.n} * rows * columns * groups;
-  const int bytes = spread_bytes(Box::kBytes, blocks, kBoxesBesideEachOther) - Box::kBytes;
+  const int bytes =
+      spread_bytes(Box::kBytes, blocks, target_here(), kBoxesBesideEachOther) - Box::kBytes;
   const auto kernel = conv2d_nhwc_depthwise_box_kernel<Side, Stride, Rows, Means>;
   make_ready(kernel, bytes);
   launch("launch of conv2d_nhwc_depthwise_box_kernel", kernel, static_cast<unsigned>(blocks),
@@ -128,12 +129,13 @@ void launch_square(const Depthwise<T>& d, const Conv2dShape& p, Stream stream) {
       return tall ? launch_boxes<Side, 1, 2>(d, p, stream) : launch_boxes<Side, 1, 1>(d, p, stream);
     }
   }
-  if (outputs >= kManyThreads * Strip::kColumns * Strip::kRows * Strip::kWidth) {
+  const std::int64_t multiprocessors = target_here().multiprocessors;
+  if (outputs >= multiprocessors * kManyThreads * Strip::kColumns * Strip::kRows * Strip::kWidth) {
     return launch_strips<Side, Stride>(d, p, stream);
   }
   // Two channels a thread leave more registers to a window of 7x7, and have twice the threads.
   constexpr int kNarrow = sizeof(T) == 4 ? 4 : 2, kWide = Side == 7 ? kNarrow : 4;
-  if (outputs >= kFewThreads * 4) {
+  if (outputs >= multiprocessors * kFewThreads * 4) {
     return launch_windows<Side, Stride, kWide>(d, p, stream);
   }
   launch_windows<Side, Stride, kNarrow>(d, p, stream);
@@ -152,12 +154,10 @@ bool has_means(const Conv2dShape& p) {
 
 }  // namespace
 
-std::int64_t depthwise_means_takes(const Conv2dShape& shape, int device) {
+std::int64_t depthwise_means_takes(const Conv2dShape& shape, const Target&) {
   const bool small = std::int64_t{shape.out_h()} * shape.out_w() <= kMostPlacesOfMeans;
   const bool pays = shape.n > 1 && small;  // one image's windows are ready before it
-  return capability_of(device) == 9 && waits_in_kernels() && pays && has_means(shape)
-             ? boxes_of(shape)
-             : 0;
+  return pays && has_means(shape) ? boxes_of(shape) : 0;
 }
 
 void depthwise_means(const float* input, const void* packed, const float* bias, float* output,

@@ -122,17 +122,12 @@ void with_kernel(int blocks, const Body& body) {
   ready(dense_layer_kernel<T, kFewBlocks>, sizeof(Memory<T, kFewBlocks>));
 }
 
-// Clusters that the current device has room for at once.
-int clusters_of(int blocks) {
+// Clusters that a device has room for at once.
+int clusters_of(int blocks, const Target& target) {
   using Few = Memory<__half, kFewBlocks>;
   using Many = Memory<__half, kManyBlocks>;
   const std::size_t bytes = blocks == kManyBlocks ? sizeof(Many) : sizeof(Few);
-  if (bytes > static_cast<std::size_t>(shared_bytes_here())) return 0;
-  int clusters = 0;
-  with_kernel<__half>(blocks, [&](auto kernel, int bytes) {
-    clusters = clusters_at_once(kernel, blocks, kAllThreads, bytes);
-  });
-  return clusters;
+  return target.clusters_at_once(blocks, kBlocksOfMultiprocessor, static_cast<int>(bytes));
 }
 
 // The least and the most that a clamp leaves.
@@ -146,12 +141,11 @@ float2 limits_of(UnaryFunction function, float alpha, float beta) {
 
 }  // namespace
 
-std::int64_t dense_layer_takes(const Conv2dShape& shape, int before, int filters, int device) {
-  if (capability_of(device) < 9 || !waits_in_kernels() ||
-      why_not(shape, before, filters) != nullptr)
-    return 0;
+std::int64_t dense_layer_takes(const Conv2dShape& shape, int before, int filters,
+                               const Target& target) {
+  if (why_not(shape, before, filters) != nullptr) return 0;
   const std::int64_t tiles = std::int64_t{shape.n} * divided(shape.h, lines_of(shape));
-  return 2 * tiles <= clusters_of(blocks_of(shape));
+  return 2 * tiles <= clusters_of(blocks_of(shape), target);
 }
 
 std::int64_t dense_layer_packed(const Conv2dShape& shape, int before, int filters, Conv2dOperands,

@@ -20,6 +20,7 @@ namespace cnn_engine::cuda::dense_layers {
 
 constexpr int kThreads = 256, kWarps = kThreads / kWarpThreads;
 constexpr int kAllThreads = kThreads + kWarpThreads;  // and those that let the next kernel start
+constexpr int kBlocksOfMultiprocessor = 2;            // that have registers
 constexpr int kChannels = 128;  // that the 3x3 convolution reads, and filters of the 1x1 one
 constexpr int kGrowth = 32;     // filters of the 3x3 convolution
 constexpr int kLate = 32;       // channels of the layer before, which are read behind the wait
@@ -151,7 +152,7 @@ __device__ inline void store_prepared(PastRange<T>& past, T* to, const uint4& re
 
 // Blocks: tiles along x, images along y; of a cluster along z.
 template <typename T, int Blocks>
-__global__ void __launch_bounds__(kAllThreads, 2)
+__global__ void __launch_bounds__(kAllThreads, kBlocksOfMultiprocessor)
     dense_layer_kernel(const T* x, const T* e,
                        const uint4* __restrict__ first_weights,  // [step][warp][lane]
                        const uint4* __restrict__ late_weights,   // [warp][step][lane]

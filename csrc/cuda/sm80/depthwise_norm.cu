@@ -195,7 +195,7 @@ void launch_norms(const T* input, DepthwiseNorm<T> d, const Conv2dShape& p, Stre
   const auto kernel = depthwise_norm_kernel<T, Rows, Parts>;
   const std::int64_t boxes = std::int64_t{p.n} * rows * columns;
   const int own = At::bytes(parts);
-  int bytes = boxes * blocks > kFewBlocks ? own : spread_bytes(own, boxes * blocks);
+  int bytes = boxes * blocks > kFewBlocks ? own : spread_bytes(own, boxes * blocks, target_here());
   make_ready(kernel, bytes);
   allow_large_clusters(kernel);
   // Some GPUs have no 16 multiprocessors side by side for a cluster's blocks.
@@ -209,10 +209,9 @@ void launch_norms(const T* input, DepthwiseNorm<T> d, const Conv2dShape& p, Stre
 
 }  // namespace
 
-std::int64_t depthwise_norm_takes(const Conv2dShape& shape, Stored stored, int device) {
+std::int64_t depthwise_norm_takes(const Conv2dShape& shape, Stored stored, const Target&) {
   const std::int64_t outputs = std::int64_t{shape.n} * shape.out_h() * shape.out_w() * shape.c;
-  return capability_of(device) == 9 && waits_in_kernels() && is_made(shape) &&
-         outputs <= most_outputs(stored, shape.n);
+  return is_made(shape) && outputs <= most_outputs(stored, shape.n);
 }
 
 void depthwise_norm(const void* input, const void* packed, const float* bias, const float* scale,

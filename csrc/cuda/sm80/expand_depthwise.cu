@@ -340,9 +340,8 @@ void check(const Conv2dShape& shape, int channels) {
 
 }  // namespace
 
-std::int64_t expand_depthwise_takes(const Conv2dShape& shape, int channels, int device) {
-  if (capability_of(device) != 9 || !waits_in_kernels() || why_not(shape, channels) != nullptr)
-    return 0;
+std::int64_t expand_depthwise_takes(const Conv2dShape& shape, int channels, const Target&) {
+  if (why_not(shape, channels) != nullptr) return 0;
   const std::int64_t blocks =
       std::int64_t{shape.n} * parts_of(shape) * padded_of(shape) / kChannels;
   if (blocks > (steps_of(shape.w) == 1 ? kFewBlocks : kFewBlocks / 2)) return 0;

@@ -14,8 +14,7 @@ using namespace inverted_residuals;
 
 constexpr int kMostBytes = 100 * 1024;  // of shared memory: the next kernel finds room
 constexpr int kFewColumns = 8;          // of a block, which are not parted further
-constexpr int kMultiprocessors = 132;   // that all should have some of
-constexpr int kMostBlocks = 264;        // of few images: two a multiprocessor
+constexpr int kMostBlocks = 2;          // a multiprocessor, of few images
 
 int in_tiles(int count) { return (count + kTile - 1) / kTile; }
 
@@ -110,20 +109,23 @@ bool fits(const Block& p) {
 }
 
 // By as few columns as leave no multiprocessor more than one block, but not less than a few.
-Block chosen(const Conv2dShape& shape, int channels, int filters, bool expands) {
+Block chosen(const Conv2dShape& shape, int channels, int filters, bool expands,
+             const Target& target) {
   Block p = {};
   for (int columns = shape.out_w();; columns = (columns + 1) / 2) {
     p = parted(shape, channels, filters, expands, columns);
     const std::int64_t blocks =
         std::int64_t{shape.n} * shape.out_h() * ((shape.out_w() + columns - 1) / columns);
-    if (columns <= 1 || (fits(p) && (columns <= kFewColumns || 2 * blocks > kMultiprocessors))) {
+    if (columns <= 1 ||
+        (fits(p) && (columns <= kFewColumns || 2 * blocks > target.multiprocessors))) {
       return p;
     }
   }
 }
 
 // What a shape is expected to be and is not, or null.
-const char* why_not(const Conv2dShape& shape, int channels, int filters, bool expands, bool adds) {
+const char* why_not(const Conv2dShape& shape, int channels, int filters, bool expands, bool adds,
+                    const Target& target) {
   if (shape.groups != shape.c || shape.k != shape.c) return "one channel and one filter a group";
   if (channels < 8 || channels % 8 != 0 || filters < 8 || filters % 8 != 0 || shape.c < 8 ||
       shape.c % 8 != 0 || shape.c > kWarps * kTile || channels > kWarps * kTile ||
@@ -144,12 +146,14 @@ const char* why_not(const Conv2dShape& shape, int channels, int filters, bool ex
        shape.out_w() != shape.w || shape.pad_top >= shape.r || shape.pad_left >= shape.s)) {
     return "results as large as what is added";
   }
-  if (!fits(chosen(shape, channels, filters, expands))) return "rows for which there is room";
+  if (!fits(chosen(shape, channels, filters, expands, target)))
+    return "rows for which there is room";
   return nullptr;
 }
 
-void check(const Conv2dShape& shape, int channels, int filters, bool expands, bool adds) {
-  if (const char* expected = why_not(shape, channels, filters, expands, adds)) {
+void check(const Conv2dShape& shape, int channels, int filters, bool expands, bool adds,
+           const Target& target) {
+  if (const char* expected = why_not(shape, channels, filters, expands, adds, target)) {
     throw std::invalid_argument(std::string("inverted_residual: expected ") + expected);
   }
 }
@@ -166,26 +170,23 @@ void with_steps(int steps, const Body& body) {
 }  // namespace
 
 std::int64_t inverted_residual_takes(const Conv2dShape& shape, int channels, int filters,
-                                     bool expands, bool adds, int device) {
-  if (capability_of(device) != 9 || !waits_in_kernels() ||
-      why_not(shape, channels, filters, expands, adds) != nullptr) {
-    return 0;
-  }
-  const int columns = chosen(shape, channels, filters, expands).columns;
+                                     bool expands, bool adds, const Target& target) {
+  if (why_not(shape, channels, filters, expands, adds, target) != nullptr) return 0;
+  const int columns = chosen(shape, channels, filters, expands, target).columns;
   return std::int64_t{shape.n} * shape.out_h() * ((shape.out_w() + columns - 1) / columns) <=
-         kMostBlocks;
+         kMostBlocks * target.multiprocessors;
 }
 
 std::int64_t inverted_residual_packed(const Conv2dShape& shape, int channels, int filters,
                                       bool expands, Conv2dOperands, int) {
-  check(shape, channels, filters, expands, false);
+  check(shape, channels, filters, expands, false, target_here());
   return Packing(shape, channels, filters, expands).end * 2;
 }
 
 void inverted_residual_pack(const float* first, const float* second, const float* third,
                             void* packed, const Conv2dShape& shape, int channels, int filters,
                             bool expands, Conv2dOperands operands, Stream stream) {
-  check(shape, channels, filters, expands, false);
+  check(shape, channels, filters, expands, false, target_here());
   with_halves("inverted_residual", operands, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
     const Packing at(shape, channels, filters, expands);
@@ -210,7 +211,8 @@ void inverted_residual(const void* x, const void* packed, const float* first_bia
                        float inner_alpha, float inner_beta, UnaryFunction middle,
                        float middle_alpha, float middle_beta, UnaryFunction outer,
                        float outer_alpha, float outer_beta, Stream stream) {
-  check(shape, channels, filters, expands, adds);
+  const Target& target = target_here();
+  check(shape, channels, filters, expands, adds, target);
   if (!is_aligned(x, kPiece) || !is_aligned(packed, kPiece) || !is_aligned(y, 4)) {
     throw std::invalid_argument("inverted_residual: expected addresses that are multiples of 16");
   }
@@ -218,7 +220,7 @@ void inverted_residual(const void* x, const void* packed, const float* first_bia
     throw std::invalid_argument("inverted_residual: expected a GPU of compute capability 9.0");
   }
   if (shape.n == 0) return;
-  Block p = chosen(shape, channels, filters, expands);
+  Block p = chosen(shape, channels, filters, expands, target);
   p.first_bias = first_bias;
   p.second_bias = second_bias;
   p.third_bias = third_bias;

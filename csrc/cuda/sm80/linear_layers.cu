@@ -29,7 +29,7 @@ constexpr int kAlone = 4 * 1024;
 // What is worth it: rows, each of which has a cluster, and bytes of shared memory of a block.
 constexpr int kMostRows = 32, kMostBytes = 112 * 1024;
 
-int most_bytes_here() { return std::min(kMostBytes, shared_bytes_here()); }
+int most_bytes(const Target& target) { return std::min(kMostBytes, target.shared_per_block); }
 
 struct Layer {
   int outputs, own;      // own: of a block
@@ -226,14 +226,13 @@ __global__ void linear_layers_pack_kernel(const float* __restrict__ weight,  // 
 
 }  // namespace
 
-std::int64_t linear_layers_takes(const RowLayers& layers, int device) {
+std::int64_t linear_layers_takes(const RowLayers& layers, const Target& target) {
   std::int64_t numbers = 0;  // before plan() counts them in 32 bits
   for (int i = 0; i < layers.count(); ++i) {
     numbers += std::int64_t{layers.layer(i).out_features} + layers.layer(i).in_features;
   }
-  // PTX of 8.0, which a driver compiles for any GPU, has nothing for clusters in it.
-  return capability_of(device) >= 9 && waits_in_kernels() && layers.n <= kMostRows &&
-         numbers <= kMostBytes / 4 && plan(layers).end * 4 <= most_bytes_here();
+  return layers.n <= kMostRows && numbers <= kMostBytes / 4 &&
+         plan(layers).end * 4 <= most_bytes(target);
 }
 
 std::int64_t linear_layers_packed(const RowLayers& layers, int) {
@@ -262,12 +261,12 @@ void linear_layers(const float* input, const void* packed, float* output, const 
                    Stream stream) {
   if (layers.n == 0) return;
   const Layers p = plan(layers);
-  const int bytes = p.end * 4;
-  if (!waits_in_kernels() || bytes > most_bytes_here()) {
+  const int bytes = p.end * 4, most = most_bytes(target_here());
+  if (!waits_in_kernels() || bytes > most) {
     throw std::invalid_argument("linear_layers: expected what linear_layers_takes takes");
   }
   CUDA_CHECK(cudaFuncSetAttribute(linear_layers_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                  most_bytes_here()));
+                                  most));
   launch("launch of linear_layers_kernel", linear_layers_kernel,
          dim3(static_cast<unsigned>(layers.n), 1, p.blocks), kThreads, bytes, stream, p.blocks,
          input, static_cast<const float*>(packed), output, p);

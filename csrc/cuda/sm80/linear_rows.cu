@@ -116,10 +116,10 @@ void launch_rows(const Call& c, Stream stream) {
 
 template <typename T, typename X, Ends kEnds, typename Way = Usual>
 void launch_stream(const Call& c, Stream stream) {
-  const int multiprocessors = multiprocessors_here();
+  const int multiprocessors = target_here().multiprocessors;
   const auto kernel = linear_rows_stream_kernel<T, X, kEnds, Way>;
   const int bytes = streamed_bytes<T, X, Way>(c.shape);
-  make_ready(kernel, std::min(kRings<Way> + kMostOfRow, shared_bytes_here()));
+  make_ready(kernel, std::min(kRings<Way> + kMostOfRow, target_here().shared_per_block));
   launch("launch of linear_rows_stream_kernel", kernel, multiprocessors,
          kStreamWarps * kWarpThreads, bytes, stream, 1, static_cast<const X*>(c.input),
          static_cast<const T*>(c.packed), c.bias, c.output, c.rounds, c.overflow, c.shape,

@@ -209,7 +209,7 @@ bool are_read_once(const LinearShape& p) {
 template <typename T, typename X, typename Way>
 int streamed_bytes(const LinearShape& p) {
   const int least = are_read_once<T>(p) ? 116 << 10 : 92 << 10;
-  return std::max(std::min(least, shared_bytes_here()),
+  return std::max(std::min(least, target_here().shared_per_block),
                   kRings<Way> + p.in_features * static_cast<int>(sizeof(X)));
 }
 
@@ -218,7 +218,8 @@ template <typename T, typename X, typename Way = Usual>
 bool streams(const LinearShape& p) {
   const std::int64_t row = std::int64_t{p.in_features} * sizeof(X);
   return p.n == 1 && p.weight_size() * static_cast<std::int64_t>(sizeof(T)) >= kLeastStreamed &&
-         row <= kMostOfRow && waits_in_kernels() && kRings<Way> + row <= shared_bytes_here();
+         row <= kMostOfRow && waits_in_kernels() &&
+         kRings<Way> + row <= target_here().shared_per_block;
 }
 
 }  // namespace cnn_engine::cuda

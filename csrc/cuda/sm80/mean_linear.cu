@@ -21,6 +21,7 @@ namespace cnn_engine::cuda {
 namespace {
 
 constexpr int kThreads = 512, kWarps = kThreads / kWarpThreads;
+constexpr int kBlocksOfMultiprocessor = 2;                        // that have registers
 constexpr int kOwnChannels = 128;                                 // of a block
 constexpr int kOutputs = 128;                                     // of a cluster
 constexpr int kMostBlocks = 16;                                   // of a cluster
@@ -332,15 +333,14 @@ void make_ready_for_clusters(Kernel kernel) {
 }  // namespace
 
 std::int64_t mean_linear_takes(const AxisShape& shape, int outputs, Conv2dOperands operands,
-                               int device) {
-  if (capability_of(device) < 9 || !waits_in_kernels() || why_not(shape) != nullptr) return 0;
+                               const Target& target) {
+  if (why_not(shape) != nullptr) return 0;
   bool takes = false;
   with_row_type(operands, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
     const MeanLinear p = laid<T>(shape, outputs);
-    const auto kernel = mean_linear_kernel<T, false>;
-    make_ready_for_clusters<T>(kernel);
-    takes = groups_of(outputs) <= clusters_at_once(kernel, p.blocks, kThreads, Layout(p).end * 4);
+    takes = groups_of(outputs) <=
+            target.clusters_at_once(p.blocks, kBlocksOfMultiprocessor, Layout(p).end * 4);
   });
   return takes;
 }

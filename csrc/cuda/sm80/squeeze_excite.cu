@@ -77,17 +77,17 @@ void squeeze_excite_pack(const float* first, const float* second, void* packed,
 
 namespace {
 
-bool is_by_places(const AxisShape& shape) {
-  return waits_in_kernels() && shape.axis * shape.inner >= kManyNumbers;
+bool is_by_places(const AxisShape& shape, const Target& target) {
+  return target.dependent_launch && shape.axis * shape.inner >= kManyNumbers;
 }
 
 // Runs of channels of a block. By the shape of one image alone: each has the same bits with any
 // batch.
-int own_runs_of(const AxisShape& shape, std::int64_t weight_bytes) {
+int own_runs_of(const AxisShape& shape, std::int64_t weight_bytes, const Target& target) {
   const int runs = runs_of(shape.inner);
   const std::int64_t worth = std::max((weight_bytes + kWeightBytes - 1) / kWeightBytes,
                                       (shape.axis * shape.inner + kNumbers - 1) / kNumbers);
-  const std::int64_t most = waits_in_kernels() ? std::min(kMostBlocks, runs) : 1;
+  const std::int64_t most = target.dependent_launch ? std::min(kMostBlocks, runs) : 1;
   const int wanted = static_cast<int>(std::clamp<std::int64_t>(worth, 1, most));
   return (runs + wanted - 1) / wanted;
 }
@@ -97,9 +97,9 @@ std::int64_t weight_bytes(const AxisShape& shape, int hidden, int item) {
 }
 
 // Whether threads can keep what they read of an image.
-bool keeps(const AxisShape& shape, int hidden) {
-  const int own_runs = own_runs_of(shape, weight_bytes(shape, hidden, 2));
-  return !is_by_places(shape) && shape.axis <= kKept * (kThreads / own_runs);
+bool keeps(const AxisShape& shape, int hidden, const Target& target) {
+  const int own_runs = own_runs_of(shape, weight_bytes(shape, hidden, 2), target);
+  return !is_by_places(shape, target) && shape.axis <= kKept * (kThreads / own_runs);
 }
 
 template <bool Scales>
@@ -113,7 +113,8 @@ void run(const void* x, const void* packed, const float* first_bias, const float
   if (!is_aligned(x, 16) || !is_aligned(packed, 16) || (Scales && !is_aligned(y, 16))) {
     throw std::invalid_argument("squeeze_excite: expected addresses that are multiples of 16");
   }
-  if (Scales && (bytes_of(x_stored) != 2 || !keeps(shape, hidden))) {
+  const Target& target = target_here();
+  if (Scales && (bytes_of(x_stored) != 2 || !keeps(shape, hidden, target))) {
     throw std::invalid_argument(
         "squeeze_excite_scale: expected 16 bits, and images that threads can keep");
   }
@@ -139,8 +140,8 @@ void run(const void* x, const void* packed, const float* first_bias, const float
   with_row_type(operands, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
     const std::int64_t all = weight_bytes(shape, hidden, sizeof(T));
-    p.own_runs = own_runs_of(shape, all);
-    p.by_places = is_by_places(shape) && means == nullptr;
+    p.own_runs = own_runs_of(shape, all, target);
+    p.by_places = is_by_places(shape, target) && means == nullptr;
     p.blocks = p.by_places ? kMostBlocks : (p.runs + p.own_runs - 1) / p.own_runs;
     p.lane_bits = 0;
     while (p.lane_bits < kMostLaneBits && (2 * p.own_runs * kRun << p.lane_bits) <= kThreads)
@@ -148,8 +149,8 @@ void run(const void* x, const void* packed, const float* first_bias, const float
     const std::int64_t floats = Layout(p).end * 4, weights = all / p.runs * p.own_runs;
     const bool alone = shape.outer * p.blocks <= kFewBlocks;
     const std::int64_t most =
-        std::min<std::int64_t>(alone ? kMostHeld : kHalfHeld, shared_bytes_here());
-    const std::int64_t room = waits_in_kernels() ? most - floats : 0;
+        std::min<std::int64_t>(alone ? kMostHeld : kHalfHeld, target.shared_per_block);
+    const std::int64_t room = target.dependent_launch ? most - floats : 0;
     p.holds_first = weights / 2 <= room;
     p.holds_second = weights <= room;
     const int bytes =
@@ -181,9 +182,9 @@ void squeeze_excite(const void* x, const void* packed, const float* first_bias,
              {outer, outer_alpha, outer_beta}, 0.0f, 0.0f, stream);
 }
 
-std::int64_t squeeze_excite_scales(const AxisShape& shape, int hidden, int device) {
+std::int64_t squeeze_excite_scales(const AxisShape& shape, int hidden, const Target& target) {
   check(shape, hidden);
-  return capability_of(device) == 9 && shape.axis <= kFewPlaces && keeps(shape, hidden);
+  return shape.axis <= kFewPlaces && keeps(shape, hidden, target);
 }
 
 void squeeze_excite_scale(const void* x, const void* packed, const float* first_bias,

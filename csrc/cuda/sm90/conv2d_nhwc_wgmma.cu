@@ -189,8 +189,7 @@ int steps_ahead(const Product& p, Conv2dOperands operands, int known) {
 void launch_batch(const Sources& from, const Product& batch, const Conv2dStored& stored,
                   Conv2dOperands operands, int rank, Stream stream) {
   if (from.first.shape.n == 0) return;
-  int device = 0;
-  CUDA_CHECK(cudaGetDevice(&device));
+  const int multiprocessors = target_here().multiprocessors;
   const std::int64_t places = std::int64_t{batch.out_h} * batch.out_w;
   const std::int64_t made =
       batch.pools ? std::int64_t{batch.out_h / 2} * (batch.out_w / 2) : places;
@@ -213,7 +212,7 @@ void launch_batch(const Sources& from, const Product& batch, const Conv2dStored&
                   (!p.residual || in_pieces(p.residual, p.residual_pitch, stored.residual));
     p.rows = static_cast<int>(images * places);
     set_ends(p, operands);
-    const Choice choice = choose(p, operands, multiprocessors_of(device), rank);
+    const Choice choice = choose(p, operands, multiprocessors, rank);
     with_type(operands, [&](auto* type) {
       launch_product<std::remove_pointer_t<decltype(type)>>(part, p, choice, stream);
     });
@@ -235,29 +234,17 @@ double time_of(Product p, const Conv2dShape& shape, Conv2dOperands operands, con
 
 }  // namespace
 
-int multiprocessors_of(int device) {
-  int count = 0;
-  CUDA_CHECK(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device));
-  return count;
-}
-
 double product_time(const Conv2dShape& shape, const void* residual, UnaryFunction function,
                     Conv2dOperands operands, int multiprocessors) {
   const Product p = product_of(shape, nullptr, false, operands);
   return time_of(p, shape, operands, residual, multiprocessors, function);
 }
 
-bool runs_on(int device) {
-  static const bool compiled =
-      std::string(CNN_ENGINE_CUDA_ARCHITECTURES).find("90a") != std::string::npos;
-  return compiled && capability_of(device) == 9;
-}
-
 }  // namespace wgmma
 
 std::int64_t conv2d_nhwc_wgmma_takes(const Conv2dShape& shape, Conv2dOperands operands,
-                                     int device) {
-  return wgmma::runs_on(device) && wgmma::why_not(shape, operands) == nullptr;
+                                     const Target&) {
+  return wgmma::why_not(shape, operands) == nullptr;
 }
 
 std::int64_t conv2d_nhwc_wgmma_packed(const Conv2dShape& shape, Conv2dOperands operands, int) {
@@ -321,12 +308,12 @@ void conv2d_nhwc_wgmma(const void* input, const void* packed, const float* bias,
 }
 
 std::int64_t conv2d_nhwc_wgmma_pool_takes(const Conv2dShape& shape, Conv2dOperands operands,
-                                          int device) {
-  if (!conv2d_nhwc_wgmma_takes(shape, operands, device) || wgmma::why_not_pooled(shape, operands)) {
+                                          const Target& target) {
+  if (!conv2d_nhwc_wgmma_takes(shape, operands, target) || wgmma::why_not_pooled(shape, operands)) {
     return 0;
   }
   wgmma::Product p = wgmma::product_of(shape, nullptr, false, operands);
-  const int multiprocessors = wgmma::multiprocessors_of(device);
+  const int multiprocessors = target.multiprocessors;
   const double apart = wgmma::time_of(p, shape, operands, nullptr, multiprocessors);
   p.pools = true;
   const double together = wgmma::time_of(p, shape, operands, nullptr, multiprocessors);
@@ -361,12 +348,13 @@ void conv2d_nhwc_wgmma_pool(const void* input, const void* packed, const float* 
 }
 
 std::int64_t conv2d_nhwc_wgmma_pair_takes(const Conv2dShape& shape, const Conv2dShape& other,
-                                          bool beside, Conv2dOperands operands, int device) {
-  if (!conv2d_nhwc_wgmma_takes(shape, operands, device) ||
-      !conv2d_nhwc_wgmma_takes(other, operands, device) || wgmma::why_apart(shape, other, beside)) {
+                                          bool beside, Conv2dOperands operands,
+                                          const Target& target) {
+  if (!conv2d_nhwc_wgmma_takes(shape, operands, target) ||
+      !conv2d_nhwc_wgmma_takes(other, operands, target) || wgmma::why_apart(shape, other, beside)) {
     return 0;
   }
-  const int multiprocessors = wgmma::multiprocessors_of(device);
+  const int multiprocessors = target.multiprocessors;
   const auto time = [&](const Conv2dShape& first, const Conv2dShape* second, const void* residual) {
     const wgmma::Product p = wgmma::product_of(first, second, second && beside, operands);
     return wgmma::time_of(p, first, operands, residual, multiprocessors);

@@ -482,7 +482,7 @@ void launch_tile(const Sources& from, Product p, const Choice& choice, Stream st
                   p.split);
   // Of 32-bit parts, which take long; those of others gain more from the next launch beside them.
   if constexpr (std::is_same_v<T, float>) {
-    bytes = spread_bytes(bytes, std::int64_t{1} * grid.x * grid.y * grid.z, 2);
+    bytes = spread_bytes(bytes, std::int64_t{1} * grid.x * grid.y * grid.z, target_here(), 2);
   }
   make_ready(kernel, bytes);
   launch("conv2d_nhwc_wgmma_kernel", kernel, grid, dim3(At::kThreads), bytes, stream, p.split,

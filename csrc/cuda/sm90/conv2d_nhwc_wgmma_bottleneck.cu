@@ -67,13 +67,9 @@ void with_kernel(int shares, int reduced, const Body& body) {
   with_kernel<T, false>(shares, body);
 }
 
-// Clusters that a device has room for at once.
-int clusters_of(int shares, int reduced) {
-  int clusters = 0;
-  with_kernel<__half>(shares, reduced, [&](auto kernel, int bytes) {
-    clusters = clusters_at_once(kernel, shares * shares, kThreads, bytes);
-  });
-  return clusters;
+// Clusters that a device has room for at once: most shared memory is one block's.
+int clusters_of(int shares, const Target& target) {
+  return target.clusters_at_once(shares * shares, 1, Block<4, false>::kBytes);
 }
 
 // How an image is parted into tiles.
@@ -93,15 +89,16 @@ Bottleneck parted(const Conv2dShape& shape) {
 }  // namespace
 }  // namespace bottlenecks
 
-std::int64_t bottleneck_takes(const Conv2dShape& shape, int outputs, int reduced, int device) {
-  if (!wgmma::runs_on(device) || bottlenecks::why_not(shape, outputs, reduced) != nullptr) return 0;
+std::int64_t bottleneck_takes(const Conv2dShape& shape, int outputs, int reduced,
+                              const Target& target) {
+  if (bottlenecks::why_not(shape, outputs, reduced) != nullptr) return 0;
   const std::int64_t clusters = std::int64_t{shape.n} * bottlenecks::parted(shape).tiles;
   const int shares = bottlenecks::shares_of(shape, outputs, reduced);
   // Zeros take as long.
   const int least = std::min(
       {shape.c, shape.k, outputs / bottlenecks::kExpansion, reduced > 0 ? reduced : shape.k});
   if (least <= shares * wgmma::kFilters / 2) return 0;
-  return clusters <= bottlenecks::clusters_of(shares, reduced);
+  return clusters <= bottlenecks::clusters_of(shares, target);
 }
 
 std::int64_t bottleneck_packed(const Conv2dShape& shape, int outputs, int reduced, Conv2dOperands,

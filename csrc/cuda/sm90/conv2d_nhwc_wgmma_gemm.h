@@ -36,8 +36,6 @@ inline Conv2dShape product_over(int channels, int filters) {
 }
 
 // Whether a device has wgmma, and the kernels were compiled for it.
-bool runs_on(int device);
-int multiprocessors_of(int device);
 
 constexpr bool has_16_bits(Conv2dOperands operands) {
   return operands == Conv2dOperands::float16 || operands == Conv2dOperands::bfloat16;

@@ -81,9 +81,7 @@ void launch_width(const Mlp& p, const CUtensorMap& images, const CUtensorMap& re
 
 void run(const MlpCall& call, Conv2dOperands operands) {
   const Conv2dShape& shape = call.shape;
-  int device = 0;
-  CUDA_CHECK(cudaGetDevice(&device));
-  const int multiprocessors = wgmma::multiprocessors_of(device);
+  const int multiprocessors = target_here().multiprocessors;
   with_halves("mlp", operands, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
     const std::int64_t places = std::int64_t{shape.h} * shape.w;
@@ -120,9 +118,10 @@ void run(const MlpCall& call, Conv2dOperands operands) {
 }  // namespace
 }  // namespace mlps
 
-std::int64_t mlp_takes(const Conv2dShape& shape, int outputs, Conv2dOperands operands, int device) {
-  if (!wgmma::runs_on(device) || mlps::why_not(shape, outputs, operands) != nullptr) return 0;
-  const int multiprocessors = wgmma::multiprocessors_of(device);
+std::int64_t mlp_takes(const Conv2dShape& shape, int outputs, Conv2dOperands operands,
+                       const Target& target) {
+  if (mlps::why_not(shape, outputs, operands) != nullptr) return 0;
+  const int multiprocessors = target.multiprocessors;
   const bool clustered = mlps::is_clustered(operands);
   // bfloat16 as float16, whose times costs are fitted to.
   const Conv2dOperands costs = clustered ? operands : Conv2dOperands::float16;
@@ -131,7 +130,7 @@ std::int64_t mlp_takes(const Conv2dShape& shape, int outputs, Conv2dOperands ope
   const double apart =
       wgmma::product_time(shape, nullptr, UnaryFunction::gelu, costs, multiprocessors) +
       wgmma::product_time(second, &any, UnaryFunction::relu, costs, multiprocessors);
-  const double together = clustered ? mlp_clusters::time_of(shape, multiprocessors)
+  const double together = clustered ? mlp_clusters::time_of(shape, target)
                                     : mlps::time_of(shape, outputs, multiprocessors);
   return together < apart;
 }

@@ -25,7 +25,7 @@ namespace mlp_clusters {
 // What it does not take, or null.
 const char* why_not(const Conv2dShape& shape, int outputs);
 // What a launch takes, in microseconds; infinite where no cluster finds room.
-double time_of(const Conv2dShape& shape, int multiprocessors);
+double time_of(const Conv2dShape& shape, const Target& target);
 std::int64_t packed_bytes(const Conv2dShape& shape, int outputs);
 void pack(const float* first, const float* second, void* packed, const Conv2dShape& shape,
           int outputs, Stream stream);

@@ -114,19 +114,18 @@ const char* why_not(const Conv2dShape& shape, int outputs) {
   return nullptr;
 }
 
-double time_of(const Conv2dShape& shape, int multiprocessors) {
+double time_of(const Conv2dShape& shape, const Target& target) {
   double time = std::numeric_limits<double>::infinity();
   with_block(shape.c, [&](auto block) {
     using At = decltype(block);
-    static const int clusters =  // that the device has room for at once
-        clusters_at_once(kernel_of<At>(), At::kCluster, kThreads, At::kBytes);
+    const int clusters = target.clusters_at_once(At::kCluster, 1, At::kBytes);
     if (clusters == 0) return;
     // Fitted to launches of 1 to 20 images on an H200, of four times as many hidden channels.
     const double turn = At::kWidth == 96    ? 1.2 + 3.8 * rounds_of<At>(shape)
                         : At::kWidth == 192 ? 7.4
                                             : 11.8;
     const int tiles = divided(std::int64_t{shape.n} * shape.h * shape.w, kPlaces);
-    const int most = std::min(clusters, std::max(1, multiprocessors / At::kCluster));
+    const int most = std::min(clusters, std::max(1, target.multiprocessors / At::kCluster));
     time = 0.6 + divided(tiles, most) * turn;
   });
   return time;

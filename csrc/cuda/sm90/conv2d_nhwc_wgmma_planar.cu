@@ -402,8 +402,8 @@ void check_planar(const Conv2dShape& shape, Conv2dOperands operands) {
 }  // namespace wgmma
 
 std::int64_t conv2d_nhwc_wgmma_planar_takes(const Conv2dShape& shape, Conv2dOperands operands,
-                                            int device) {
-  return wgmma::runs_on(device) && wgmma::why_not_planar(shape, operands) == nullptr;
+                                            const Target&) {
+  return wgmma::why_not_planar(shape, operands) == nullptr;
 }
 
 std::int64_t conv2d_nhwc_wgmma_planar_packed(const Conv2dShape& shape, Conv2dOperands operands,
@@ -436,7 +436,7 @@ void conv2d_nhwc_wgmma_planar(const float* input, const void* packed, const floa
     throw std::invalid_argument("packed weights: expected an address that is a multiple of 16");
   }
   if (shape.n == 0) return;
-  const int multiprocessors = multiprocessors_here();
+  const int multiprocessors = target_here().multiprocessors;
   const std::int64_t places = std::int64_t{shape.out_h()} * shape.out_w();
   for_each_part_of_batch(shape.n, places, [&](std::int64_t first, int images) {
     wgmma::Planar p = {};

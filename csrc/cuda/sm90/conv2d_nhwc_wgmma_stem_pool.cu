@@ -364,9 +364,8 @@ const char* why_not(const Conv2dShape& shape, const MaxPool2dShape& pool) {
 }  // namespace wgmma
 
 std::int64_t stem_pool_takes(const Conv2dShape& shape, const MaxPool2dShape& pool,
-                             Conv2dOperands operands, int device) {
-  return wgmma::has_16_bits(operands) && wgmma::runs_on(device) &&
-         wgmma::stem::why_not(shape, pool) == nullptr;
+                             Conv2dOperands operands, const Target&) {
+  return wgmma::has_16_bits(operands) && wgmma::stem::why_not(shape, pool) == nullptr;
 }
 
 void stem_pool(const float* input, const void* packed, const float* bias, void* output,
@@ -382,7 +381,7 @@ void stem_pool(const float* input, const void* packed, const float* bias, void* 
   const Activation clamp = clamps_of({activation, alpha, beta});
   if (ends_of(clamp) != Ends::clamps) refuse("relu, clip or no function");
   if (shape.n == 0) return;
-  const int multiprocessors = multiprocessors_here();
+  const int multiprocessors = target_here().multiprocessors;
   const std::int64_t places = std::int64_t{pool.out_h()} * pool.out_w();
   const std::int64_t image = std::int64_t{shape.c} * shape.h * shape.w;
   for_each_part_of_batch(

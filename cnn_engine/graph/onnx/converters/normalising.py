@@ -14,7 +14,6 @@ from ....operators.operator import axis_in
 from ....operators.reduce import ReduceMean
 from ....operators.resize import COORDINATES, NEAREST, SIMPLE, Resize
 from ....operators.shaping import Expand, Reshape
-from ...dims import Dim
 from ..refusal import Refusal
 from . import converts
 
@@ -135,16 +134,8 @@ def _sizes(shape, scales) -> tuple[int, ...]:
         raise InputError(f"scales: expected {len(shape)}, found {len(scales)}")
     # The product is made in float32, as the scales are.
     return tuple(
-        size if isinstance(size, Dim) and s == 1 else math.floor(np.float32(size) * np.float32(s))
-        for size, s in zip(shape, scales, strict=True)
+        math.floor(np.float32(size) * np.float32(s)) for size, s in zip(shape, scales, strict=True)
     )
-
-
-def _ratio(size, given) -> Fraction:
-    """Returns what ``given`` is multiplied by; a batch that stays as it is need not be known."""
-    if isinstance(size, Dim) and size == given:
-        return Fraction(1)
-    return Fraction(int(size), int(given))
 
 
 @converts("Upsample")
@@ -197,9 +188,9 @@ def resize(call) -> None:
     if len(given) != len(axes) or len(set(axes)) != len(axes):
         raise InputError(f"expected {len(axes)} scales or sizes, found {len(given)}")
     if sizes is not None:
-        if any(shape[axis] < 1 for axis in axes):
+        if min(shape[axis] for axis in axes) < 1:
             raise InputError(f"expected something to resize, found {list(shape)}")
-        ratios = [_ratio(size, shape[axis]) for size, axis in zip(sizes, axes, strict=True)]
+        ratios = [Fraction(size, shape[axis]) for size, axis in zip(sizes, axes, strict=True)]
         if policy != "stretch":
             if policy not in ("not_larger", "not_smaller"):
                 raise Refusal("keep_aspect_ratio_policy", f"{policy!r} is not known")
