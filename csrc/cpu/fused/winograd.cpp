@@ -527,9 +527,15 @@ class Measured {
     const float* u = s_.direct;
     for (int k = 0; k < s_.k_pitch;) {
       const int block = block_size((s_.k_pitch - k) / L);
-      if (block == 3) compute_block<L, 3>(u, k);
-      if (block == 2) compute_block<L, 2>(u, k);
-      if (block == 1) compute_block<L, 1>(u, k);
+      if (s_.pool) {
+        if (block == 3) compute_block<L, 3, true>(u, k);
+        if (block == 2) compute_block<L, 2, true>(u, k);
+        if (block == 1) compute_block<L, 1, true>(u, k);
+      } else {
+        if (block == 3) compute_block<L, 3, false>(u, k);
+        if (block == 2) compute_block<L, 2, false>(u, k);
+        if (block == 1) compute_block<L, 1, false>(u, k);
+      }
       u += std::size_t(R) * R * s_.c * block * L;
       k += block * L;
     }
@@ -537,13 +543,12 @@ class Measured {
 
   // Of channels from `k`, in vectors of `L`. A few windows more take no longer: they are not
   // stored.
-  template <int L, int B>
+  template <int L, int B, bool pool>
   void compute_block(const float* u, int k) {
-    constexpr int T = kRegisters == 32 ? 8 : 4;
-    const int windows = s_.pool ? 4 : 1;
-    const std::size_t row = std::size_t(s_.pool ? kSide<true> : kSide<false>) * s_.c;
-    const std::size_t patch = row * (s_.pool ? kSide<true> : kSide<false>);
-    for (int first = 0; first < count_ * windows; first += T) {
+    constexpr int windows = pool ? 4 : 1, side = kSide<pool>;
+    const std::size_t row = std::size_t{side} * s_.c, patch = row * side;
+    const auto some = [&](auto size, int first) {
+      constexpr int T = decltype(size)::value;
       const float* from[T];
       for (int t = 0; t < T; ++t) {
         const int window = (first + t) % windows;
@@ -564,7 +569,9 @@ class Measured {
           }
         }
       }
-      for (int t = 0; t < T && first + t < count_ * windows; t += windows) {
+#pragma GCC unroll 8
+      for (int t = 0; t < T; t += windows) {
+        if (first + t >= count_ * windows) break;
         float* to = out_ + places_[(first + t) / windows] + k;
         for (int b = 0; b < B; ++b) {
           Vec<L> value = acc[t][b];
@@ -573,7 +580,13 @@ class Measured {
           store<L>(to + b * L, activated<L>(s_.activation, value));
         }
       }
+    };
+    const int count = count_ * windows;
+    int first = 0;
+    for (; kRegisters == 32 && count - first > 4; first += 8) {
+      some(std::integral_constant<int, 8>(), first);
     }
+    for (; first < count; first += 4) some(std::integral_constant<int, 4>(), first);
   }
 
   const ConvStep& s_;
