@@ -37,7 +37,7 @@ build() {  # for the GPU that is here, into this folder
 }
 
 run_tests() {  # those that look at times come behind all others, with the first part
-  local part="${shard%/*}" parts="${shard#*/}" workers="${WORKERS:-1}" files all=(tests/test_*.py)
+  local part="${shard%/*}" parts="${shard#*/}" workers="${WORKERS:-1}" files all=(tests/*/test_*.py)
   mapfile -t files < <(printf '%s\n' "${all[@]}" | awk "NR % $parts == $part % $parts")
   tests_of() {
     python3 -m pytest -q -p no:cacheprovider "${@:2}" 2>&1 | tee "$OUT/$1.txt" | tail -n 25
@@ -50,8 +50,8 @@ run_tests() {  # those that look at times come behind all others, with the first
   if [ "$part" = 1 ]; then tests_of test-alone -m "gpu and alone"; fi
 }
 
-operators=(tests/test_{computed_operands,extremes_cuda,kernel_rows,conv2d,reduce,copy_nd,stored_functions,norm,unary,binary,elementwise,softmax}.py
-  tests/test_{linear,linear_layers,linear_rows,matmul,lrn,max_pool2d,average_pool2d,pool2d_nhwc,conv_transpose2d,pad2d,squeeze_excite}.py)
+operators=(tests/*/test_{computed_operands,extremes_cuda,kernel_rows,conv2d,reduce,copy_nd,stored_functions,norm,unary,binary,elementwise,softmax}.py
+  tests/*/test_{linear,linear_layers,linear_rows,matmul,lrn,max_pool2d,average_pool2d,pool2d_nhwc,conv_transpose2d,pad2d,squeeze_excite}.py)
 
 watched() {  # TOOL OPTION...: one process of tests; its output is named by the tool and by what it runs
   local tool=$1 name
@@ -76,12 +76,12 @@ sanitize() {  # CUPTI's tests are left out: two tools cannot watch one process
     [ -z "${SANITIZE:-}" ] || continue
     # What a warp's sums take is estimated from the clock, which the tool slows unevenly.
     [ "$tool" != initcheck ] || left="$left and not timed_parts"
-    fused="tests/test_fused_cuda.py tests/test_engine.py tests/test_predict.py"
+    fused="tests/kernels_cuda/test_fused_cuda.py tests/engine/test_engine.py tests/engine/test_predict.py"
     if [ "$tool" = racecheck ]; then  # an hour for all: each route of the fused kernels, in each dtype
-      fused=$(echo tests/test_fused_cuda.py::test_against_reference\[{cifar10,ece408}-{float32,float16,bfloat16}-{1,33,133}\] \
-        tests/test_fused_cuda.py::test_clusters_that_take_several_images\[{cifar10,ece408}-{float32,float16,bfloat16}-{34,96}\] \
-        tests/test_fused_cuda.py::test_with_the_shared_memory_of_smaller_devices\[cifar10-{float32,float16}-{101376,166912}-133\] \
-        tests/test_fused_cuda.py::test_timed_parts\[cifar10-float{32,16}-None\])
+      fused=$(echo tests/kernels_cuda/test_fused_cuda.py::test_against_reference\[{cifar10,ece408}-{float32,float16,bfloat16}-{1,33,133}\] \
+        tests/kernels_cuda/test_fused_cuda.py::test_clusters_that_take_several_images\[{cifar10,ece408}-{float32,float16,bfloat16}-{34,96}\] \
+        tests/kernels_cuda/test_fused_cuda.py::test_with_the_shared_memory_of_smaller_devices\[cifar10-{float32,float16}-{101376,166912}-133\] \
+        tests/kernels_cuda/test_fused_cuda.py::test_timed_parts\[cifar10-float{32,16}-None\])
     fi
     echo "watched $tool $fused -k '$left'"
   done | xargs -d '\n' -n 1 -P "${SANITIZE_JOBS:-1}" bash -c
@@ -139,7 +139,7 @@ openacc() {  # directives on the GPU: modules that scripts/openacc_carry.sh made
   local cells="${OPENACC_CELLS:-.local/openacc-cells}"  # kept, so that another run goes on
   python3 -m benchmarks.openacc_table --limit "${OPENACC_LIMIT:-400}" --output "$cells"
   tar czf "$OUT/openacc-cells.tar.gz" -C "$cells" .
-  CNN_ENGINE_OPENACC_GPU=1 python3 -m pytest -q -p no:cacheprovider tests/test_openacc*.py 2>&1 |
+  CNN_ENGINE_OPENACC_GPU=1 python3 -m pytest -q -p no:cacheprovider tests/commands/test_openacc*.py 2>&1 |
     tee "$OUT/openacc-test.txt" | tail -n 5  # last: each process has GCC's code compiled by the driver
 }
 

@@ -1,7 +1,7 @@
 """How the guides and the help read: ``python scripts/prose.py`` prints lines, words and sentence lengths.
 
 Sentences are short, terms are the field's, and pages that say what is have no history.
-``tests/test_prose.py`` holds these rules.
+``tests/docs/test_prose.py`` holds these rules.
 """
 
 from __future__ import annotations

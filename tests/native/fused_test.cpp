@@ -22,7 +22,7 @@ using cnn_engine::cpu::FusedNetwork;
 namespace {
 
 constexpr int kImages = 7, kClasses = 10;
-constexpr float kTolerance = 1e-5f;  // of probabilities, as in tests/tolerances.py
+constexpr float kTolerance = 1e-5f;  // of probabilities, as in tests/helpers/tolerances.py
 std::mt19937 generator(7);
 std::vector<std::unique_ptr<std::vector<float>>> parameters;
 

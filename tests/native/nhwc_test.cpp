@@ -14,7 +14,7 @@ using namespace cnn_engine;
 
 namespace {
 
-// Of sums, as in tests/tolerances.py: times sqrt(terms), of the sum of the products' sizes.
+// Of sums, as in tests/helpers/tolerances.py: times sqrt(terms), of the sum of the products' sizes.
 constexpr double kSlack = 8 * 1.1920929e-7;
 // What Winograd's transforms of tiles of 2x2 and 4x4 may multiply a sum's error by.
 constexpr double kTiles2 = 4, kTiles4 = 64;

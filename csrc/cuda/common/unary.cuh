@@ -33,7 +33,7 @@ __device__ inline float sigmoid(float x) {
   return (x < 0.0f ? e * kUnit : 1.0f) * quotient;
 }
 
-// x / 6 of 0 to 6, the nearest number as by division (tests/test_unary.py).
+// x / 6 of 0 to 6, the nearest number as by division (tests/operators/test_unary.py).
 __device__ inline float sixth(float x) {
   const float y = x * (1.0f / 6.0f);
   return fmaf(fmaf(y, -6.0f, x), 1.0f / 6.0f, y);
