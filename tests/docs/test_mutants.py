@@ -1,4 +1,4 @@
-"""The list of faults that the suite notices (``tests/helpers/mutants.py``) is of lines and tests there are."""
+"""The list of faults in ``tests/helpers/mutants.py`` is of lines and tests that there are."""
 
 from __future__ import annotations
 
