@@ -75,7 +75,8 @@ class Resize(Operator):
             raise InputError(f"coordinates: expected {COORDINATES}, found {self.coordinates}")
         if self.nearest not in (*NEAREST, SIMPLE):
             raise InputError(f"nearest: expected {NEAREST}, found {self.nearest}")
-        if len(self.sizes) != rank or len(self.scales) != rank or min(self.sizes, default=1) < 0:
+        negative = any(size < 0 for size in self.sizes)
+        if len(self.sizes) != rank or len(self.scales) != rank or negative:
             raise InputError(f"sizes: expected {rank} sizes and scales, found {list(self.sizes)}")
         if not all(0 < scale < math.inf for scale in self.scales):
             raise InputError(f"scales: expected numbers above 0, found {list(self.scales)}")

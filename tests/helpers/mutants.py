@@ -55,7 +55,9 @@ class Mutant:
 
 
 def mutant(name: str, path: str, old: str, new: str, test: str, gpu: bool = False) -> Mutant:
-    return Mutant(name, path, ((old, new),), f"tests/{test}", gpu)
+    file, _, case = test.partition("::")
+    (found,) = (ROOT / "tests").glob(f"*/{file}")
+    return Mutant(name, path, ((old, new),), f"{found.relative_to(ROOT)}::{case}", gpu)
 
 
 MUTANTS = [

@@ -188,6 +188,14 @@ def shape_arithmetic(wanted: str):
                 node("Slice", ["shape", "start", "end"], ["n1"]),
                 node("Concat", ["n1", "minus"], ["to"], axis=0),
             ]
+        case "resize":  # as large as what is computed from the shape, the batch among it
+            nodes += [
+                node("Unsqueeze", ["n", "axes"], ["n1"]),
+                node("Concat", ["n1", "twelve"], ["sizes"], axis=0),
+                node("Resize", ["r", "", "", "sizes"], ["larger"], mode="nearest"),
+                node("Resize", ["larger", "", "scales"], ["scaled"], mode="linear"),
+                node("Concat", ["n1", "minus"], ["to"], axis=0),
+            ]
         case "min":  # at most four rows: decided by the batch
             nodes += [
                 node("Min", ["n", "four"], ["few"]),
@@ -217,12 +225,13 @@ def shape_arithmetic(wanted: str):
                 node("Add", ["r", "tokens"], ["scaled"]),
                 node("Concat", ["n1", "minus"], ["to"], axis=0),
             ]
-    source = "scaled" if wanted in ("float", "expand", "zeros") else "r"
+    source = "scaled" if wanted in ("float", "expand", "zeros", "resize") else "r"
     nodes.append(node("Reshape", [source, "to"], ["y"]))
     constants = {
         "w": np.random.default_rng(0).normal(size=(4, 3, 3, 3)).astype(np.float32),
         "zero": np.array(0), "two": np.array(2), "axes": np.array([0]), "minus": np.array([-1]),
         "start": np.array([0]), "end": np.array([1]), "four": np.array(4), "ones": np.array([4, 1, 1]),
+        "twelve": np.array([4, 12, 12]), "scales": np.array([1, 1, 2, 2], np.float32),
         "token": np.ones((1, 4, 1, 1), np.float32),
     }  # fmt: skip
     return model(nodes, [tensor("x", ["N", 3, 6, 6])], [tensor("y", None)], constants, opset=17)
@@ -230,8 +239,8 @@ def shape_arithmetic(wanted: str):
 
 @pytest.mark.parametrize(
     ("wanted", "symbolic"),
-    [("flatten", True), ("arithmetic", True), ("cast", True), ("slice", True), ("min", None),
-     ("float", False), ("expand", False), ("zeros", False)],
+    [("flatten", True), ("arithmetic", True), ("cast", True), ("slice", True), ("resize", True),
+     ("min", None), ("float", False), ("expand", False), ("zeros", False)],
 )  # fmt: skip
 def test_shape_arithmetic_of_a_file(wanted, symbolic):
     proto = shape_arithmetic(wanted)

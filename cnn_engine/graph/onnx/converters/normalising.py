@@ -14,6 +14,7 @@ from ....operators.operator import axis_in
 from ....operators.reduce import ReduceMean
 from ....operators.resize import COORDINATES, NEAREST, SIMPLE, Resize
 from ....operators.shaping import Expand, Reshape
+from ...dims import Dim
 from ..refusal import Refusal
 from . import converts
 
@@ -134,8 +135,16 @@ def _sizes(shape, scales) -> tuple[int, ...]:
         raise InputError(f"scales: expected {len(shape)}, found {len(scales)}")
     # The product is made in float32, as the scales are.
     return tuple(
-        math.floor(np.float32(size) * np.float32(s)) for size, s in zip(shape, scales, strict=True)
+        size if isinstance(size, Dim) and s == 1 else math.floor(np.float32(size) * np.float32(s))
+        for size, s in zip(shape, scales, strict=True)
     )
+
+
+def _ratio(size, given) -> Fraction:
+    """Returns what ``given`` is multiplied by; a batch that stays as it is need not be known."""
+    if isinstance(size, Dim) and size == given:
+        return Fraction(1)
+    return Fraction(int(size), int(given))
 
 
 @converts("Upsample")
@@ -188,9 +197,9 @@ def resize(call) -> None:
     if len(given) != len(axes) or len(set(axes)) != len(axes):
         raise InputError(f"expected {len(axes)} scales or sizes, found {len(given)}")
     if sizes is not None:
-        if min(shape[axis] for axis in axes) < 1:
+        if any(shape[axis] < 1 for axis in axes):
             raise InputError(f"expected something to resize, found {list(shape)}")
-        ratios = [Fraction(size, shape[axis]) for size, axis in zip(sizes, axes, strict=True)]
+        ratios = [_ratio(size, shape[axis]) for size, axis in zip(sizes, axes, strict=True)]
         if policy != "stretch":
             if policy not in ("not_larger", "not_smaller"):
                 raise Refusal("keep_aspect_ratio_policy", f"{policy!r} is not known")
