@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds, tests and measures on any machine with an NVIDIA GPU, nvcc, Python, CuPy and pytest; needs no network.
 #
-#   scripts/gpu.sh [build] [test] [sanitize] [table] [laboratory] [documented] [peers]  (no step named: these)
+#   scripts/gpu.sh [build] [test] [sanitize] [tables] [laboratory] [documented] [peers]  (no step named: these)
 #   scripts/gpu.sh [openacc] [chains] [low-batch] [autotuned] [strangers] [sizes] [study] [models] ...
 #
 # OUT           folder for results (default: gpu-results)
@@ -28,7 +28,7 @@ export PYTHONUNBUFFERED=1
 mkdir -p "$OUT"
 data="${CNN_ENGINE_TEST_DATA:-../shared/data}"
 steps=("$@")
-[ ${#steps[@]} -gt 0 ] || steps=(build test sanitize table laboratory documented peers)
+[ ${#steps[@]} -gt 0 ] || steps=(build test sanitize tables laboratory documented peers)
 
 build() {  # for the GPU that is here, into this folder
   CNN_ENGINE_CUDA=on python3 -m pip install --no-build-isolation --no-deps -e . >"$OUT/build.log" 2>&1 ||
@@ -87,19 +87,9 @@ sanitize() {  # CUPTI's tests are left out: two tools cannot watch one process
   done | xargs -d '\n' -n 1 -P "${SANITIZE_JOBS:-1}" bash -c
 }
 
-table() {  # the thesis' table: every variant in every data mode, one image a pass
-  local mode variant reduction name
-  for mode in resident transfer managed; do
-    for variant in if pad; do
-      for reduction in --no-reduction --reduction; do
-        name="$mode-$variant$reduction"
-        python3 -m cnn_engine.run --device cuda --data-mode "$mode" --variant "$variant" "$reduction" \
-          --weights "$data/convnetjs-cifar10" --data "$data/cifar-10-batches-bin" --images 1102 --batch 1 \
-          --warmup 50 --iterations 3 --json "$OUT/$name.json" >"$OUT/$name.txt"
-        printf '%-32s %s\n' "$name" "$(grep -E 'Net Forward total|Net Accuracy:' "$OUT/$name.txt" | tr '\n' ' ')"
-      done
-    done
-  done
+tables() {  # the published tables: every variant in every data mode, one image a pass
+  python3 -m benchmarks.tables --device cuda --images 1200,50000 --repeats 3 --limit-seconds 1.0 \
+    --output "$OUT/tables" | tee "$OUT/tables.txt" | tail -n 20
 }
 
 laboratory() {  # transfers, utilisation at low batch, and what fills the time in each data mode
@@ -210,7 +200,7 @@ for step in "${steps[@]}"; do
     build) build ;;
     test) run_tests ;;
     sanitize) sanitize ;;
-    table) table ;;
+    tables) tables ;;
     laboratory) laboratory ;;
     documented) documented ;;
     peers) peers ;;

@@ -22,7 +22,7 @@ class Decoder:
     """Decodes the chunks of one worker on ``threads`` threads.
 
     simplejpeg gives the pixels that Pillow gives, in a fraction of the time for small images
-    (``python -m benchmarks.infer_readers``), and without Python's lock; it is used where it is installed.
+    (docs/notes/2026-11-data-sets.md), and without Python's lock; it is used where it is installed.
 
     Args:
         shape: [C, H, W] of the network's images.
