@@ -200,7 +200,6 @@ class Supervisor:
         )  # which were there when a worker died: each is tried alone
         self._deaths: dict[int, int] = {}
         self._attempts: dict[int, int] = {}
-        self._begun: set[int] = set()
         for worker in range(min(self.workers, max(len(shards), 1))):
             if worker not in self._states:
                 self._start(worker)

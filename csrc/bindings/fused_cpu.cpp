@@ -160,8 +160,7 @@ void add_fused(py::module_& module) {
           "parts", [](const Fused& network) { return tuples(network.parts()); },
           "Tuples of the indices of the layers that are timed together, in order.")
       .def_property_readonly("outputs", &Fused::outputs)
-      .def_property_readonly("instruction_set", &Fused::instruction_set)
-      .def_property_readonly("multiply_adds", &Fused::multiply_adds);
+      .def_property_readonly("instruction_set", &Fused::instruction_set);
   py::module_::import("atexit").attr("register")(py::cpp_function(&Visit::close));
   module.def(
       "on_threads", &on_threads, py::arg("threads"), py::arg("body"),

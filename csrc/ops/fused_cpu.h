@@ -62,7 +62,6 @@ class FusedNetwork {
   std::size_t image_size() const;       // values an image
   int outputs() const;                  // that it makes of an image
   const char* instruction_set() const;  // that the weights are packed for
-  double multiply_adds() const;         // an image, as the description says; fewer are done
 
  private:
   struct State;

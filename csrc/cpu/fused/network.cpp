@@ -341,7 +341,6 @@ const std::vector<std::vector<int>>& FusedNetwork::parts() const { return state_
 std::size_t FusedNetwork::image_size() const { return state_->plan->image_size; }
 int FusedNetwork::outputs() const { return state_->plan->outputs; }
 const char* FusedNetwork::instruction_set() const { return state_->instruction_set; }
-double FusedNetwork::multiply_adds() const { return state_->plan->multiply_adds; }
 
 double measure_fma_peak(double seconds) {
   using Clock = std::chrono::steady_clock;

@@ -67,7 +67,6 @@ struct Memory {
   static constexpr int kLeft = 99 * 1024 - kBiasBytes - kTableBytes;
   // The sums of a large tile lie where the stages were, and its residual is read when it is needed.
   static constexpr bool kSumsInRing = Tile::kRows * Tile::kColumns > 64 * 64;
-  static constexpr int kStagesWithSums = (kLeft - kSumBytes) / kStageBytes;
   static constexpr int kQuadBytes = 4 * sizeof(typename Operand::X);  // of the residual
   static constexpr int kRowBytes = Tile::kColumns / 4 * kQuadBytes;
   static constexpr bool kResidual =
