@@ -133,7 +133,9 @@ def storing(*places: int | None) -> Callable[[Node, Graph], Container[int | None
 
 def storage_of(value: Value | None) -> Any:
     """Returns how a value lies in memory, as the compiled functions take it."""
-    return getattr(_cpu.Stored, (value.storage_dtype if value is not None else "") or "float32")
+    return getattr(
+        _cpu.ElementType, (value.storage_dtype if value is not None else "") or "float32"
+    )
 
 
 def _no_forms(node: Node, graph: Graph, device: Any) -> Sequence[Kernel]:

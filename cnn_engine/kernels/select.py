@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .. import _cpu, kernels
+from .. import kernels
 from ..errors import UnsupportedError, expected, not_one_of
 from .cuda.requirements import TENSOR_CORES
 
@@ -75,6 +75,10 @@ DTYPES = tuple(
 )
 
 
+#: What tensor cores multiply, for nodes that run by themselves.
+COMPUTE_DTYPES = ("float32", "tf32", "float16", "bfloat16")
+
+
 def layered_dtypes(device: Any, rounds: bool) -> tuple[str, ...]:
     """Returns the data types in which a device computes a model's nodes by themselves.
 
@@ -84,7 +88,7 @@ def layered_dtypes(device: Any, rounds: bool) -> tuple[str, ...]:
     if "avx512_bf16" in device.target.features:
         return "float32", "bfloat16"
     if rounds and TENSOR_CORES.met_by(device.target):
-        return tuple(_cpu.Conv2dOperands.__members__)
+        return COMPUTE_DTYPES
     return ("float32",)
 
 

@@ -10,20 +10,20 @@ namespace cnn_engine::cpu::CNN_ENGINE_ISA {
 
 // Calls run(offsets, count) for runs that cover all elements of `walk`: `count` elements that
 // follow one another in the last dimension, the first at offsets[k] of operand k.
-template <int operands, typename Run>
-static inline void for_each_run(const Strided<operands>& walk, std::int64_t cost, int threads,
+template <int compute_type, typename Run>
+static inline void for_each_run(const Strided<compute_type>& walk, std::int64_t cost, int threads,
                                 const Run& run) {
   const int last = walk.rank - 1;
   const std::int64_t length = walk.rank ? walk.dims[last] : 1;
   // Not inlined: it would be compiled for one thread and again for several.
   const auto part = [&](std::int64_t begin, std::int64_t end) __attribute__((noinline)) {
     std::int64_t place[kMaxDims] = {};
-    std::int64_t offsets[operands] = {};
+    std::int64_t offsets[compute_type] = {};
     std::int64_t rest = begin;
     for (int d = last; d >= 0; --d) {
       place[d] = rest % walk.dims[d];
       rest /= walk.dims[d];
-      for (int k = 0; k < operands; ++k) offsets[k] += place[d] * walk.strides[k][d];
+      for (int k = 0; k < compute_type; ++k) offsets[k] += place[d] * walk.strides[k][d];
     }
     for (std::int64_t i = begin; i < end;) {
       const std::int64_t first = walk.rank ? place[last] : 0;
@@ -32,13 +32,13 @@ static inline void for_each_run(const Strided<operands>& walk, std::int64_t cost
       i += count;
       if (i == end) return;
       place[last] = 0;  // the run ended with its dimension: on to the next, as an odometer does
-      for (int k = 0; k < operands; ++k) offsets[k] -= first * walk.strides[k][last];
+      for (int k = 0; k < compute_type; ++k) offsets[k] -= first * walk.strides[k][last];
       for (int d = last - 1; d >= 0; --d) {
         place[d] += 1;
-        for (int k = 0; k < operands; ++k) offsets[k] += walk.strides[k][d];
+        for (int k = 0; k < compute_type; ++k) offsets[k] += walk.strides[k][d];
         if (place[d] < walk.dims[d]) break;
         place[d] = 0;
-        for (int k = 0; k < operands; ++k) offsets[k] -= walk.dims[d] * walk.strides[k][d];
+        for (int k = 0; k < compute_type; ++k) offsets[k] -= walk.dims[d] * walk.strides[k][d];
       }
     }
   };

@@ -22,14 +22,14 @@ namespace cnn_engine::cuda {
 // few images as it has room for at once.
 std::int64_t bottleneck_takes(const Conv2dShape& shape, int outputs, int reduced,
                               const Target& target);
-std::int64_t bottleneck_packed(const Conv2dShape& shape, int outputs, int reduced, Conv2dOperands,
+std::int64_t bottleneck_packed(const Conv2dShape& shape, int outputs, int reduced, ElementType,
                                int);  // bytes
 // What it wrote is complete on return.
 void bottleneck_pack(const float* first,   // [K, C, 3, 3]
                      const float* second,  // [outputs, K]
                      const float* third,   // [reduced, outputs] or null
                      void* packed,         // [bottleneck_packed]
-                     const Conv2dShape& shape, int outputs, int reduced, Conv2dOperands operands,
+                     const Conv2dShape& shape, int outputs, int reduced, ElementType compute_type,
                      Stream stream);
 void bottleneck(const void* x,             // [N, H, W, C]
                 const void* packed,        // [bottleneck_packed]
@@ -40,7 +40,7 @@ void bottleneck(const void* x,             // [N, H, W, C]
                 void* y,                   // [N, H, W, outputs]
                 void* next,                // [N, H, W, reduced] or null
                 const Conv2dShape& shape, int outputs, int reduced, const Overflow& overflow,
-                Conv2dOperands operands, UnaryFunction inner, float inner_alpha, float inner_beta,
+                ElementType compute_type, UnaryFunction inner, float inner_alpha, float inner_beta,
                 UnaryFunction outer, float outer_alpha, float outer_beta, UnaryFunction after,
                 float after_alpha, float after_beta, Stream stream);
 

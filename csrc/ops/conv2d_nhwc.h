@@ -22,12 +22,12 @@
 // Layouts: x [N,H,W,x_pitch], residual (may be null, not y) [N,OH,OW,residual_pitch], y
 // [N,OH,OW,y_pitch], of which the first C, K and K of each row are meant; scale, shift [C], scale
 // [N,C] with scale_per_image; each null where there is none; float32, but on CUDA x, residual and y
-// as Conv2dStored says. Packed weights and the workspace hold what conv2d_nhwc_packed (floats) and
+// as Conv2dStorage says. Packed weights and the workspace hold what conv2d_nhwc_packed (floats) and
 // conv2d_nhwc_workspace (bytes) say.
 #pragma once
 
 #include "ops/conv2d.h"
-#include "ops/stored.h"
+#include "ops/types.h"
 #include "ops/unary.h"
 
 namespace cnn_engine {
@@ -50,33 +50,6 @@ inline const char* name_of(Conv2dMethod method) {
   return nullptr;
 }
 
-// What x's values (after the prologue) and the weights are rounded to before they are multiplied,
-// on CUDA; sums are float32. float32 is multiplied as three parts of bfloat16: its error is that of
-// float32.
-enum class Conv2dOperands { float32, tf32, float16, bfloat16 };
-
-inline const char* name_of(Conv2dOperands operands) {
-  switch (operands) {
-    case Conv2dOperands::float32:
-      return "float32";
-    case Conv2dOperands::tf32:
-      return "tf32";
-    case Conv2dOperands::float16:
-      return "float16";
-    case Conv2dOperands::bfloat16:
-      return "bfloat16";
-  }
-  return nullptr;
-}
-
-// Throws where a tensor is stored as neither float32 nor what is multiplied.
-inline void check_stored(const char* tensor, Stored stored, Conv2dOperands operands) {
-  if (stored != Stored::float32 && std::string(name_of(stored)) != name_of(operands)) {
-    throw std::invalid_argument(std::string(tensor) + ": expected float32 or " + name_of(operands) +
-                                ", which is multiplied, found " + name_of(stored));
-  }
-}
-
 // Elements from the channels of one place to those of the next.
 struct Conv2dPitches {
   int x, y;
@@ -91,8 +64,8 @@ struct Conv2dPitches {
 };
 
 // How the images lie in memory on CUDA: float32, or the type of 16 bits that is multiplied.
-struct Conv2dStored {
-  Stored x, residual, y;
+struct Conv2dStorage {
+  ElementType x, residual, y;
 
   void validate() const {}
 };
@@ -132,13 +105,13 @@ namespace cuda {
 // 16 bytes. Where operands have 16 bits and x has 32, x is rounded into the workspace first. What
 // conv2d_nhwc_pack wrote is complete on return. Tile and split of the sums are those of a rank in
 // the model of their times: 0 the fastest, 1 the next; from as many as there are on, the last.
-std::int64_t conv2d_nhwc_packed(const Conv2dShape& shape, bool planar, Conv2dOperands operands,
+std::int64_t conv2d_nhwc_packed(const Conv2dShape& shape, bool planar, ElementType compute_type,
                                 int);  // bytes
-std::int64_t conv2d_nhwc_workspace(const Conv2dShape& shape, bool planar, Conv2dOperands operands,
-                                   Stored x, int);  // bytes
-void conv2d_nhwc_pack(const float* weight,          // [K, C / groups, R, S]
-                      void* packed,                 // [conv2d_nhwc_packed]
-                      const Conv2dShape& shape, bool planar, Conv2dOperands operands,
+std::int64_t conv2d_nhwc_workspace(const Conv2dShape& shape, bool planar, ElementType compute_type,
+                                   ElementType x, int);  // bytes
+void conv2d_nhwc_pack(const float* weight,               // [K, C / groups, R, S]
+                      void* packed,                      // [conv2d_nhwc_packed]
+                      const Conv2dShape& shape, bool planar, ElementType compute_type,
                       Stream stream);
 void conv2d_nhwc(const void* input,     // [N, H, W, pitches.x]; planar: float32 [N, C, H, W]
                  const void* packed,    // [conv2d_nhwc_packed]
@@ -148,9 +121,9 @@ void conv2d_nhwc(const void* input,     // [N, H, W, pitches.x]; planar: float32
                  const float* shift,    // [C] or null
                  void* output,          // [N, OH, OW, pitches.y]
                  void* workspace,       // [conv2d_nhwc_workspace]
-                 const Conv2dShape& shape, const Conv2dPitches& pitches, const Conv2dStored& stored,
-                 const Overflow& overflow, bool planar, Conv2dOperands operands,
-                 bool scale_per_image, float floor, UnaryFunction activation, float alpha,
-                 float beta, int rank, Stream stream);
+                 const Conv2dShape& shape, const Conv2dPitches& pitches,
+                 const Conv2dStorage& storage, const Overflow& overflow, bool planar,
+                 ElementType compute_type, bool scale_per_image, float floor,
+                 UnaryFunction activation, float alpha, float beta, int rank, Stream stream);
 }  // namespace cuda
 }  // namespace cnn_engine

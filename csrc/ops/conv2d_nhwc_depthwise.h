@@ -21,15 +21,15 @@ namespace cnn_engine::cuda {
 
 void conv2d_nhwc_depthwise_pack(const float* weight,  // [C, 1, R, S]
                                 void* packed,         // [R, S, C]
-                                const Conv2dShape& shape, Stored stored, Stream stream);
+                                const Conv2dShape& shape, ElementType storage, Stream stream);
 void conv2d_nhwc_depthwise(const void* input,     // [N, H, W, pitches.x]
                            const void* packed,    // [R, S, C]
                            const float* bias,     // [C] or null
                            const void* residual,  // [N, OH, OW, pitches.residual] or null
                            void* output,          // [N, OH, OW, pitches.y]
-                           const Conv2dShape& shape, const Conv2dPitches& pitches, Stored stored,
-                           const Overflow& overflow, UnaryFunction activation, float alpha,
-                           float beta, Stream stream);
+                           const Conv2dShape& shape, const Conv2dPitches& pitches,
+                           ElementType storage, const Overflow& overflow, UnaryFunction activation,
+                           float alpha, float beta, Stream stream);
 
 // Parts of the means where a GPU makes both sooner than gates read y, or 0: GPUs
 // of compute capability 9.0, several images of at most 28x28 places.

@@ -24,13 +24,13 @@
 namespace cnn_engine::cuda {
 
 // 1 where a GPU runs it: better than conv2d_nhwc.
-std::int64_t conv2d_nhwc_wgmma_takes(const Conv2dShape& shape, Conv2dOperands operands,
+std::int64_t conv2d_nhwc_wgmma_takes(const Conv2dShape& shape, ElementType compute_type,
                                      const Target& target);
-std::int64_t conv2d_nhwc_wgmma_packed(const Conv2dShape& shape, Conv2dOperands, int);  // bytes
+std::int64_t conv2d_nhwc_wgmma_packed(const Conv2dShape& shape, ElementType, int);  // bytes
 // What it wrote is complete on return.
 void conv2d_nhwc_wgmma_pack(const float* weight,  // [K, C, R, S]
                             void* packed,         // [conv2d_nhwc_wgmma_packed]
-                            const Conv2dShape& shape, Conv2dOperands operands, Stream stream);
+                            const Conv2dShape& shape, ElementType compute_type, Stream stream);
 void conv2d_nhwc_wgmma(const void* input,     // [N, H, W, pitches.x]
                        const void* packed,    // [conv2d_nhwc_wgmma_packed]
                        const float* bias,     // [K] or null
@@ -39,8 +39,8 @@ void conv2d_nhwc_wgmma(const void* input,     // [N, H, W, pitches.x]
                        const float* shift,    // [C] or null
                        void* output,          // [N, OH, OW, pitches.y]
                        const Conv2dShape& shape, const Conv2dPitches& pitches,
-                       const Conv2dStored& stored, const Overflow& overflow,
-                       Conv2dOperands operands, bool scale_per_image, float floor,
+                       const Conv2dStorage& storage, const Overflow& overflow,
+                       ElementType compute_type, bool scale_per_image, float floor,
                        UnaryFunction activation, float alpha, float beta, int known, bool holds,
                        int rank, Stream stream);
 
@@ -54,14 +54,14 @@ void conv2d_nhwc_wgmma(const void* input,     // [N, H, W, pitches.x]
 // pooled.
 //
 // 1 where a device runs it, and by the model of times faster than one behind the other.
-std::int64_t conv2d_nhwc_wgmma_pool_takes(const Conv2dShape& shape, Conv2dOperands operands,
+std::int64_t conv2d_nhwc_wgmma_pool_takes(const Conv2dShape& shape, ElementType compute_type,
                                           const Target& target);
 void conv2d_nhwc_wgmma_pool(const void* input,   // [N, H, W, pitches.x]
                             const void* packed,  // [conv2d_nhwc_wgmma_packed]
                             const float* bias,   // [K] or null
                             void* output,        // [N, OH / 2, OW / 2, pitches.y]
                             const Conv2dShape& shape, const Conv2dPitches& pitches,
-                            const Overflow& overflow, Conv2dOperands operands,
+                            const Overflow& overflow, ElementType compute_type,
                             UnaryFunction activation, float alpha, float beta, int rank,
                             Stream stream);
 
@@ -76,15 +76,15 @@ void conv2d_nhwc_wgmma_pool(const void* input,   // [N, H, W, pitches.x]
 //
 // 1 where a device runs it, and by the model of times faster than one behind the other.
 std::int64_t conv2d_nhwc_wgmma_pair_takes(const Conv2dShape& shape, const Conv2dShape& other,
-                                          bool beside, Conv2dOperands operands,
+                                          bool beside, ElementType compute_type,
                                           const Target& target);
 std::int64_t conv2d_nhwc_wgmma_pair_packed(const Conv2dShape& shape, const Conv2dShape& other,
-                                           bool beside, Conv2dOperands, int);  // bytes
-void conv2d_nhwc_wgmma_pair_pack(const float* weight,                          // [K, C, R, S]
-                                 const float* other_weight,  // [other's K, C, R, S]
-                                 void* packed,               // [conv2d_nhwc_wgmma_pair_packed]
+                                           bool beside, ElementType, int);  // bytes
+void conv2d_nhwc_wgmma_pair_pack(const float* weight,                       // [K, C, R, S]
+                                 const float* other_weight,                 // [other's K, C, R, S]
+                                 void* packed,  // [conv2d_nhwc_wgmma_pair_packed]
                                  const Conv2dShape& shape, const Conv2dShape& other, bool beside,
-                                 Conv2dOperands operands, Stream stream);
+                                 ElementType compute_type, Stream stream);
 void conv2d_nhwc_wgmma_pair(const void* input,        // [N, H, W, pitches.x]
                             const void* other_input,  // [N, other's H, W, other_pitch]
                             const void* packed,       // [conv2d_nhwc_wgmma_pair_packed]
@@ -92,28 +92,28 @@ void conv2d_nhwc_wgmma_pair(const void* input,        // [N, H, W, pitches.x]
                             void* output,             // [N, OH, OW, pitches.y]
                             const Conv2dShape& shape, const Conv2dShape& other, bool beside,
                             const Conv2dPitches& pitches, int other_pitch,
-                            const Conv2dStored& stored, const Overflow& overflow,
-                            Conv2dOperands operands, UnaryFunction activation, float alpha,
+                            const Conv2dStorage& storage, const Overflow& overflow,
+                            ElementType compute_type, UnaryFunction activation, float alpha,
                             float beta, int known, bool holds, int rank, Stream stream);
 
 // A first layer: x is [N, C, H, W] in float32, which is rounded as it is read, or multiplied as two
 // parts of tf32. One group of at most four channels, kernels of at most eight columns, without
 // dilation, 1 or 2 columns apart. What is not finite makes NaN of the sums of windows that end just
 // before it, too: up to three columns.
-std::int64_t conv2d_nhwc_wgmma_planar_takes(const Conv2dShape& shape, Conv2dOperands operands,
+std::int64_t conv2d_nhwc_wgmma_planar_takes(const Conv2dShape& shape, ElementType compute_type,
                                             const Target& target);
-std::int64_t conv2d_nhwc_wgmma_planar_packed(const Conv2dShape& shape, Conv2dOperands,
+std::int64_t conv2d_nhwc_wgmma_planar_packed(const Conv2dShape& shape, ElementType,
                                              int);       // bytes
 void conv2d_nhwc_wgmma_planar_pack(const float* weight,  // [K, C, R, S]
                                    void* packed,         // [conv2d_nhwc_wgmma_planar_packed]
-                                   const Conv2dShape& shape, Conv2dOperands operands,
+                                   const Conv2dShape& shape, ElementType compute_type,
                                    Stream stream);
 void conv2d_nhwc_wgmma_planar(const float* input,  // [N, C, H, W]
                               const void* packed,  // [conv2d_nhwc_wgmma_planar_packed]
                               const float* bias,   // [K] or null
                               void* output,        // [N, OH, OW, y_pitch]
-                              const Conv2dShape& shape, int y_pitch, Stored stored,
-                              const Overflow& overflow, Conv2dOperands operands,
+                              const Conv2dShape& shape, int y_pitch, ElementType storage,
+                              const Overflow& overflow, ElementType compute_type,
                               UnaryFunction activation, float alpha, float beta, Stream stream);
 
 }  // namespace cnn_engine::cuda

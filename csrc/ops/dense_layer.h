@@ -24,12 +24,12 @@ namespace cnn_engine::cuda {
 // as few images as two such kernels have room for at once.
 std::int64_t dense_layer_takes(const Conv2dShape& shape, int before, int filters,
                                const Target& target);
-std::int64_t dense_layer_packed(const Conv2dShape& shape, int before, int filters, Conv2dOperands,
+std::int64_t dense_layer_packed(const Conv2dShape& shape, int before, int filters, ElementType,
                                 int);      // bytes
 void dense_layer_pack(const float* first,  // [32, 128, 3, 3]
                       const float* next,   // [128, before + 32]
                       void* packed,        // [dense_layer_packed]
-                      const Conv2dShape& shape, int before, int filters, Conv2dOperands operands,
+                      const Conv2dShape& shape, int before, int filters, ElementType compute_type,
                       Stream stream);
 void dense_layer(const void* x,            // [N, H, W, before]
                  const void* e,            // [N, H, W, 128]
@@ -41,7 +41,7 @@ void dense_layer(const void* x,            // [N, H, W, before]
                  void* y,                  // [N, H, W, 32]
                  void* z,                  // [N, H, W, 128]
                  const Conv2dShape& shape, int before, int filters, const Conv2dPitches& pitches,
-                 int z_pitch, float floor, const Overflow& overflow, Conv2dOperands operands,
+                 int z_pitch, float floor, const Overflow& overflow, ElementType compute_type,
                  UnaryFunction inner, float inner_alpha, float inner_beta, UnaryFunction outer,
                  float outer_alpha, float outer_beta, int known, bool holds, Stream stream);
 

@@ -16,14 +16,15 @@ namespace cnn_engine::cuda {
 
 // Whether a GPU makes both sooner than one after the other: GPUs of compute
 // capability 9.0, kernels of 7x7, strides of 1, 64 to 1,024 channels in 32s, few outputs.
-std::int64_t depthwise_norm_takes(const Conv2dShape& shape, Stored stored, const Target& target);
+std::int64_t depthwise_norm_takes(const Conv2dShape& shape, ElementType storage,
+                                  const Target& target);
 void depthwise_norm(const void* input,   // [N, H, W, C], a multiple of 16
                     const void* packed,  // [R, S, C]
                     const float* bias,   // [C] or null
                     const float* scale,  // [C]
                     const float* shift,  // [C] or null
                     void* output,        // [N, OH, OW, C]
-                    const Conv2dShape& shape, float epsilon, Stored stored,
+                    const Conv2dShape& shape, float epsilon, ElementType storage,
                     const Overflow& overflow, Stream stream);
 
 }  // namespace cnn_engine::cuda

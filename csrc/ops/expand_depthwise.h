@@ -43,11 +43,11 @@ namespace cnn_engine::cuda {
 // compute capability 9.0, few small images.
 std::int64_t expand_depthwise_takes(const Conv2dShape& shape, int channels, const Target& target);
 std::int64_t expand_depthwise_packed(const Conv2dShape& shape, int channels,
-                                     Conv2dOperands operands, int);  // bytes
-void expand_depthwise_pack(const float* first,                       // [K, channels]
-                           const float* second,                      // [K, R, S]
-                           void* packed,                             // [expand_depthwise_packed]
-                           const Conv2dShape& shape, int channels, Conv2dOperands operands,
+                                     ElementType compute_type, int);  // bytes
+void expand_depthwise_pack(const float* first,                        // [K, channels]
+                           const float* second,                       // [K, R, S]
+                           void* packed,                              // [expand_depthwise_packed]
+                           const Conv2dShape& shape, int channels, ElementType compute_type,
                            Stream stream);
 void expand_depthwise(const void* x,             // [N, H, W, channels]
                       const void* packed,        // [expand_depthwise_packed]
@@ -56,7 +56,7 @@ void expand_depthwise(const void* x,             // [N, H, W, channels]
                       void* y,                   // [N, OH, OW, K]
                       float* means,              // [N, parts, K], which add up to means, or null
                       const Conv2dShape& shape, int channels, const Overflow& overflow,
-                      Conv2dOperands operands, UnaryFunction inner, float inner_alpha,
+                      ElementType compute_type, UnaryFunction inner, float inner_alpha,
                       float inner_beta, UnaryFunction outer, float outer_alpha, float outer_beta,
                       Stream stream);
 

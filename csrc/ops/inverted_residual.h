@@ -22,19 +22,19 @@ namespace cnn_engine::cuda {
 std::int64_t inverted_residual_takes(const Conv2dShape& shape, int channels, int filters,
                                      bool expands, bool adds, const Target& target);
 std::int64_t inverted_residual_packed(const Conv2dShape& shape, int channels, int filters,
-                                      bool expands, Conv2dOperands operands, int);  // bytes
+                                      bool expands, ElementType compute_type, int);  // bytes
 void inverted_residual_pack(const float* first,   // [K, channels] or null
                             const float* second,  // [K, R, S]
                             const float* third,   // [filters, K]
                             void* packed,         // [inverted_residual_packed]
                             const Conv2dShape& shape, int channels, int filters, bool expands,
-                            Conv2dOperands operands, Stream stream);
+                            ElementType compute_type, Stream stream);
 void inverted_residual(const void* x,       // [N, H, W, channels]
                        const void* packed,  // [inverted_residual_packed]
                        const float* first_bias, const float* second_bias, const float* third_bias,
                        void* y,  // [N, OH, OW, filters], not x
                        const Conv2dShape& shape, int channels, int filters, bool expands, bool adds,
-                       const Overflow& overflow, Conv2dOperands operands, UnaryFunction inner,
+                       const Overflow& overflow, ElementType compute_type, UnaryFunction inner,
                        float inner_alpha, float inner_beta, UnaryFunction middle,
                        float middle_alpha, float middle_beta, UnaryFunction outer,
                        float outer_alpha, float outer_beta, Stream stream);

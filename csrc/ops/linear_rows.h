@@ -14,16 +14,16 @@
 
 namespace cnn_engine::cuda {
 
-std::int64_t linear_rows_packed(const LinearShape& shape, Conv2dOperands operands, int);  // bytes
-void linear_rows_pack(const float* weight,                                                // [M, F]
+std::int64_t linear_rows_packed(const LinearShape& shape, ElementType compute_type, int);  // bytes
+void linear_rows_pack(const float* weight,                                                 // [M, F]
                       void* packed,  // [linear_rows_packed]
-                      const LinearShape& shape, Conv2dOperands operands, Stream stream);
+                      const LinearShape& shape, ElementType compute_type, Stream stream);
 void linear_rows(const void* input,   // [N, F]
                  const void* packed,  // [linear_rows_packed]
                  const float* bias,   // [M] or null
                  void* output,        // [N, M]
-                 const LinearShape& shape, Stored x_stored, Stored y_stored,
-                 const Overflow& overflow, Conv2dOperands operands, UnaryFunction activation,
+                 const LinearShape& shape, ElementType x_stored, ElementType y_stored,
+                 const Overflow& overflow, ElementType compute_type, UnaryFunction activation,
                  float alpha, float beta, Stream stream);
 
 }  // namespace cnn_engine::cuda

@@ -17,21 +17,21 @@
 namespace cnn_engine::cuda {
 
 // 1 where a GPU makes both sooner together: GPUs of compute capability 9.0.
-std::int64_t mlp_takes(const Conv2dShape& shape, int outputs, Conv2dOperands operands,
+std::int64_t mlp_takes(const Conv2dShape& shape, int outputs, ElementType compute_type,
                        const Target& target);
-std::int64_t mlp_packed(const Conv2dShape& shape, int outputs, Conv2dOperands, int);  // bytes
+std::int64_t mlp_packed(const Conv2dShape& shape, int outputs, ElementType, int);  // bytes
 // What it wrote is complete on return.
 void mlp_pack(const float* first,   // [K, C]
               const float* second,  // [outputs, K]
               void* packed,         // [mlp_packed]
-              const Conv2dShape& shape, int outputs, Conv2dOperands operands, Stream stream);
+              const Conv2dShape& shape, int outputs, ElementType compute_type, Stream stream);
 void mlp(const void* x,             // [N, H, W, C]
          const void* packed,        // [mlp_packed]
          const float* first_bias,   // [K] or null
          const float* second_bias,  // [outputs] or null
          const void* residual,      // [N, H, W, outputs] or null
          void* y,                   // [N, H, W, outputs]
-         const Conv2dShape& shape, int outputs, const Overflow& overflow, Conv2dOperands operands,
+         const Conv2dShape& shape, int outputs, const Overflow& overflow, ElementType compute_type,
          UnaryFunction outer, float alpha, float beta, Stream stream);
 
 }  // namespace cnn_engine::cuda

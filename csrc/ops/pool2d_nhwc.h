@@ -7,7 +7,7 @@
 
 #include "ops/average_pool2d.h"
 #include "ops/max_pool2d.h"
-#include "ops/stored.h"
+#include "ops/types.h"
 #include "runtime/stream.h"
 
 namespace cnn_engine {
@@ -23,11 +23,11 @@ void average_pool2d_nhwc(const float* input,  // [N, H, W, x_pitch]
 namespace cuda {
 void max_pool2d_nhwc(const void* input,  // [N, H, W, x_pitch]
                      void* output,       // [N, OH, OW, y_pitch]
-                     const MaxPool2dShape& shape, int x_pitch, int y_pitch, Stored stored,
+                     const MaxPool2dShape& shape, int x_pitch, int y_pitch, ElementType storage,
                      Stream stream);
 void average_pool2d_nhwc(const void* input,  // [N, H, W, x_pitch]
                          void* output,       // [N, OH, OW, y_pitch]
                          const AveragePool2dShape& shape, int x_pitch, int y_pitch,
-                         bool count_include_pad, Stored stored, Stream stream);
+                         bool count_include_pad, ElementType storage, Stream stream);
 }  // namespace cuda
 }  // namespace cnn_engine

@@ -19,13 +19,13 @@
 
 namespace cnn_engine::cuda {
 
-std::int64_t squeeze_excite_packed(const AxisShape& shape, int hidden, Conv2dOperands operands,
-                                   int);                       // bytes
-void squeeze_excite_pack(const float* first,                   // [M, C]
-                         const float* second,                  // [C, M]
-                         void* packed,                         // [squeeze_excite_packed]
-                         const AxisShape& shape,               // N, P, C
-                         int hidden, Conv2dOperands operands,  // M
+std::int64_t squeeze_excite_packed(const AxisShape& shape, int hidden, ElementType compute_type,
+                                   int);                        // bytes
+void squeeze_excite_pack(const float* first,                    // [M, C]
+                         const float* second,                   // [C, M]
+                         void* packed,                          // [squeeze_excite_packed]
+                         const AxisShape& shape,                // N, P, C
+                         int hidden, ElementType compute_type,  // M
                          Stream stream);
 void squeeze_excite(const void* x,             // [N, P, C]
                     const void* packed,        // [squeeze_excite_packed]
@@ -33,8 +33,8 @@ void squeeze_excite(const void* x,             // [N, P, C]
                     const float* second_bias,  // [C] or null
                     const float* means,        // [N, parts, C] or null
                     float* y,                  // [N, C]
-                    int parts, const AxisShape& shape, int hidden, Stored x_stored,
-                    Conv2dOperands operands, UnaryFunction inner, float inner_alpha,
+                    int parts, const AxisShape& shape, int hidden, ElementType x_stored,
+                    ElementType compute_type, UnaryFunction inner, float inner_alpha,
                     float inner_beta, UnaryFunction outer, float outer_alpha, float outer_beta,
                     Stream stream);
 // 1 where a GPU makes x * y of images of a shape in 16 bits sooner than the
@@ -45,8 +45,8 @@ void squeeze_excite_scale(const void* x,             // [N, P, C], in the weight
                           const float* first_bias,   // [M] or null
                           const float* second_bias,  // [C] or null
                           void* z,                   // [N, P, C], not x
-                          const AxisShape& shape, int hidden, Stored stored,
-                          const Overflow& overflow, Conv2dOperands operands, UnaryFunction inner,
+                          const AxisShape& shape, int hidden, ElementType storage,
+                          const Overflow& overflow, ElementType compute_type, UnaryFunction inner,
                           float inner_alpha, float inner_beta, UnaryFunction outer,
                           float outer_alpha, float outer_beta, float lowest, float highest,
                           Stream stream);

@@ -18,13 +18,13 @@ namespace cnn_engine::cuda {
 
 // 1 where a GPU makes both sooner together.
 std::int64_t stem_pool_takes(const Conv2dShape& shape, const MaxPool2dShape& pool,
-                             Conv2dOperands operands, const Target& target);
+                             ElementType compute_type, const Target& target);
 void stem_pool(const float* input,  // [N, C, H, W]
                const void* packed,  // [conv2d_nhwc_wgmma_planar_packed]
                const float* bias,   // [K] or null
                void* output,        // [N, pool's OH, OW, y_pitch]
                const Conv2dShape& shape, const MaxPool2dShape& pool, int y_pitch,
-               const Overflow& overflow, Conv2dOperands operands, UnaryFunction activation,
+               const Overflow& overflow, ElementType compute_type, UnaryFunction activation,
                float alpha, float beta, Stream stream);
 
 }  // namespace cnn_engine::cuda

@@ -1,4 +1,4 @@
-// Functions of tensors of which some lie in memory in 16 bits (stored.h), on CUDA: unary.h,
+// Functions of tensors of which some lie in memory in 16 bits (types.h), on CUDA: unary.h,
 // binary.h, affine_channel.h, normalize_rows.h and the mean of reduce.h with a type for each
 // tensor, float32 or the same one of 16 bits. What is computed is float32.
 //
@@ -10,7 +10,7 @@
 #include "ops/binary.h"
 #include "ops/normalize_rows.h"
 #include "ops/reduce.h"
-#include "ops/stored.h"
+#include "ops/types.h"
 #include "ops/unary.h"
 
 namespace cnn_engine::cuda {
@@ -19,27 +19,28 @@ constexpr int kMostRowChannels = 2048;
 
 void unary_stored(const void* input,  // [size]
                   void* output,       // [size]; may be the input, where their types are the same
-                  std::int64_t size, Stored x_stored, Stored y_stored, const Overflow& overflow,
-                  UnaryFunction function, float alpha, float beta, Stream stream);
+                  std::int64_t size, ElementType x_stored, ElementType y_stored,
+                  const Overflow& overflow, UnaryFunction function, float alpha, float beta,
+                  Stream stream);
 void binary_stored(const void* x, const void* y, void* out, const BinaryShape& shape,
-                   Stored x_stored, Stored y_stored, Stored out_stored, const Overflow& overflow,
-                   BinaryFunction function, Stream stream);
+                   ElementType x_stored, ElementType y_stored, ElementType out_stored,
+                   const Overflow& overflow, BinaryFunction function, Stream stream);
 void affine_channel_stored(const void* x,        // [outer, channels]
                            const float* center,  // [channels]; null: 0
                            const float* scale,   // [channels]
                            const float* shift,   // [channels]
                            void* y,              // [outer, channels]
-                           const ChannelShape& shape, Stored x_stored, Stored y_stored,
+                           const ChannelShape& shape, ElementType x_stored, ElementType y_stored,
                            const Overflow& overflow, Stream stream);
 void normalize_rows_stored(const void* x,       // [rows, channels]
                            const float* scale,  // [channels]; null: 1
                            const float* shift,  // [channels]; null: 0
                            void* y,             // [rows, channels]
-                           const NormalizeRowsShape& shape, Stored x_stored, Stored y_stored,
-                           const Overflow& overflow, Stream stream);
+                           const NormalizeRowsShape& shape, ElementType x_stored,
+                           ElementType y_stored, const Overflow& overflow, Stream stream);
 void mean_stored(const void* x,  // [outer, axis, inner]
                  void* y,        // [outer, inner]
-                 const AxisShape& shape, Stored x_stored, Stored y_stored, const Overflow& overflow,
-                 Stream stream);
+                 const AxisShape& shape, ElementType x_stored, ElementType y_stored,
+                 const Overflow& overflow, Stream stream);
 
 }  // namespace cnn_engine::cuda

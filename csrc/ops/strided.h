@@ -12,12 +12,12 @@ namespace cnn_engine {
 constexpr int kMaxDims = 8;
 
 // The same walk over elements in as few dimensions as describe it; made by collapse().
-template <int operands>
+template <int compute_type>
 struct Strided {
   int rank;           // 0: one element
   std::int64_t size;  // elements
   std::int64_t dims[kMaxDims];
-  std::int64_t strides[operands][kMaxDims];
+  std::int64_t strides[compute_type][kMaxDims];
 };
 
 // Throws std::invalid_argument for a negative dimension, or more elements than can be counted.
@@ -39,10 +39,10 @@ inline void require_dims(const std::int64_t (&dims)[kMaxDims]) {
 // Leaves out dimensions of 1, orders the others by the steps of operand 0, longest first (elements
 // do not depend on one another), and joins those that one stride describes. Always inlined, as
 // shapes are: see runtime/shape.h.
-template <int operands>
-inline __attribute__((always_inline)) Strided<operands> collapse(
-    const std::int64_t (&dims)[kMaxDims], const std::int64_t (&strides)[operands][kMaxDims]) {
-  Strided<operands> made{};
+template <int compute_type>
+inline __attribute__((always_inline)) Strided<compute_type> collapse(
+    const std::int64_t (&dims)[kMaxDims], const std::int64_t (&strides)[compute_type][kMaxDims]) {
+  Strided<compute_type> made{};
   made.size = 1;
   int order[kMaxDims];
   int count = 0;
@@ -61,12 +61,12 @@ inline __attribute__((always_inline)) Strided<operands> collapse(
   for (int i = 0; i < count; ++i) {
     const int d = order[i];
     bool joined = made.rank > 0;
-    for (int k = 0; k < operands && joined; ++k) {
+    for (int k = 0; k < compute_type && joined; ++k) {
       joined = made.strides[k][made.rank - 1] == strides[k][d] * dims[d];
     }
     if (!joined) made.rank += 1;
     made.dims[made.rank - 1] = joined ? made.dims[made.rank - 1] * dims[d] : dims[d];
-    for (int k = 0; k < operands; ++k) made.strides[k][made.rank - 1] = strides[k][d];
+    for (int k = 0; k < compute_type; ++k) made.strides[k][made.rank - 1] = strides[k][d];
   }
   return made;
 }

@@ -8,9 +8,8 @@ from typing import Any
 
 from cnn_engine import _cpu
 
-OPERANDS = _cpu.Conv2dOperands.__members__
-HALVES = [OPERANDS["float16"], OPERANDS["bfloat16"]]
-ALL = list(OPERANDS.values())
+HALVES = [_cpu.ElementType.float16, _cpu.ElementType.bfloat16]
+ALL = [_cpu.ElementType.float32, _cpu.ElementType.tf32, *HALVES]
 
 
 def convolution(n, c, side, k, r=1, stride=1, groups=1, pad=None) -> Any:
@@ -38,7 +37,7 @@ def calls() -> Iterator[tuple[str, tuple]]:
         own = convolution(n, c, side, c, r, stride, c)
         yield "expand_depthwise_takes", (own, 40)
         yield "depthwise_means_takes", (own,)
-        yield "depthwise_norm_takes", (own, _cpu.Stored.float32)
+        yield "depthwise_norm_takes", (own, _cpu.ElementType.float32)
         for expands, adds in product((True, False), (True, False)):
             channels = 40 if expands else c
             yield "inverted_residual_takes", (own, channels, channels, expands, adds)

@@ -144,7 +144,7 @@ class FakeTensorCores(FakeKernels):
 
     @staticmethod
     def conv2d_nhwc_depthwise_pack(weight, packed, shape, storage_dtype, _stream) -> None:
-        wide = storage_dtype == _cpu.Stored.float32
+        wide = storage_dtype == _cpu.ElementType.float32
         _cpu.copy(weight, packed, (4 if wide else 2) * shape.weight_size, 1)
 
     @staticmethod

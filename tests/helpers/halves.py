@@ -14,7 +14,7 @@ NO_ONE = _cpu.Overflow(0, 0)
 
 def kind(storage_dtype: str):
     """Returns the compiled functions' name of a type."""
-    return getattr(_cpu.Stored, storage_dtype)
+    return getattr(_cpu.ElementType, storage_dtype)
 
 
 def laid(array: np.ndarray, storage_dtype: str) -> np.ndarray:

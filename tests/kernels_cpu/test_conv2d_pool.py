@@ -141,7 +141,7 @@ def test_a_device_is_asked_for_what_it_would_run(hopper_engines, monkeypatch):
         (14, 12), (7, 6), (7, 6),
     ]  # fmt: skip
     assert [shape.weight_size for shape in (first, second)] == [64 * 3 * 9, 72 * 64 * 9]
-    assert how == others == [_cpu.Conv2dOperands.float16, Target.named("h200").native]
+    assert how == others == [_cpu.ElementType.float16, Target.named("h200").native]
 
 
 # ---- the kernel ----
@@ -171,7 +171,7 @@ def run(
     device, shape, kind = (
         Device("cuda"),
         shape_of(case),
-        getattr(_cpu.Conv2dOperands, compute_dtype),
+        getattr(_cpu.ElementType, compute_dtype),
     )
     n, c, _, _, k = case[:5]
     out = halves.Output(device, (n, shape.out_h // 2, shape.out_w // 2, k + more[1]), compute_dtype)

@@ -110,7 +110,7 @@ def test_engines_join_where_a_device_says_so(monkeypatch, dtype, after):
     assert (x.storage_dtype, y.storage_dtype) == (dtype if dtype in HALVES else "", "")
     shape, outputs, compute_dtype, _ = asked[0]
     assert (shape.outer, shape.inner, outputs) == (2, 16, 10)
-    assert compute_dtype == getattr(_cpu.Conv2dOperands, dtype)
+    assert compute_dtype == getattr(_cpu.ElementType, dtype)
 
 
 def test_constants_that_a_pass_makes_for_some_batches_are_the_same_arrays_again(monkeypatch):
@@ -172,7 +172,7 @@ def run(
 ):  # fmt: skip
     device = Device("cuda")
     (n, places, channels), outputs = x.shape, len(weight)
-    shape, kind = _cpu.AxisShape(n, places, channels), getattr(_cpu.Conv2dOperands, compute_dtype)
+    shape, kind = _cpu.AxisShape(n, places, channels), getattr(_cpu.ElementType, compute_dtype)
     out = halves.Output(device, (n, outputs), storage_dtype)
     call(
         device, "mean_linear", halves.put(device, x, compute_dtype),
@@ -257,7 +257,8 @@ def test_nan_reaches_all_outputs(rng, clusters, compute_dtype):
 @pytest.mark.gpu
 def test_what_it_does_not_take(clusters):
     takes = cuda_module.load().mean_linear_takes
-    for compute_dtype in _cpu.Conv2dOperands.__members__.values():
+    for name in ("float32", "tf32", "float16", "bfloat16"):
+        compute_dtype = getattr(_cpu.ElementType, name)
         assert takes(_cpu.AxisShape(1, 49, 2048), 1000, compute_dtype, targets.native())
     for n, places, channels, compute_dtype in (
         (2, 49, 512, "float16"), (1, 0, 512, "float16"), (1, 65, 512, "bfloat16"),
@@ -266,7 +267,7 @@ def test_what_it_does_not_take(clusters):
         how = (
             _cpu.AxisShape(n, places, channels),
             1000,
-            getattr(_cpu.Conv2dOperands, compute_dtype),
+            getattr(_cpu.ElementType, compute_dtype),
             0,
         )
         assert not takes(*how)

@@ -211,7 +211,7 @@ def run(x, first, second, biases, compute_dtype, storage_dtype, inner, outer, me
     device = Device("cuda")
     n, places, channels = x.shape
     shape, hidden = _cpu.AxisShape(n, places, channels), len(first)
-    kind = getattr(_cpu.Conv2dOperands, compute_dtype)
+    kind = getattr(_cpu.ElementType, compute_dtype)
     out = halves.Output(device, (n, channels), "float32")
     parts = 0 if means is None else means.shape[1]
     call(
@@ -329,7 +329,7 @@ def test_images_are_multiplied(rng, shape, storage_dtype, limits):
     device, (n, places, channels) = Device("cuda"), x.shape
     how = (Function.swish, 1, 0), (Function.sigmoid, 1, 0)
     factors = run(x, first, second, biases, compute_dtype, storage_dtype, *how)
-    sizes, kind = _cpu.AxisShape(n, places, channels), getattr(_cpu.Conv2dOperands, compute_dtype)
+    sizes, kind = _cpu.AxisShape(n, places, channels), getattr(_cpu.ElementType, compute_dtype)
     targets.need(HOPPER)
     if not cuda_module.load().squeeze_excite_scales(sizes, len(first), targets.native()):
         pytest.skip("images that threads cannot keep")
@@ -350,7 +350,7 @@ def test_products_past_float16_are_told(rng, large, clamped):
     x, first, second, _ = arrays(rng, (2, 49, 64, 16), "float16")
     x[1, 7, 40] = 40000.0 if large else 4.0
     device, told = Device("cuda"), halves.Told()
-    sizes, kind = _cpu.AxisShape(2, 49, 64), _cpu.Conv2dOperands.float16
+    sizes, kind = _cpu.AxisShape(2, 49, 64), _cpu.ElementType.float16
     z = halves.Output(device, x.shape, "float16")
     call(
         device, "squeeze_excite_scale", halves.put(device, x, "float16"),
@@ -373,13 +373,13 @@ def test_images_that_threads_cannot_keep_are_not_multiplied(places, storage_dtyp
     with pytest.raises(ValueError, match="expected 16 bits, and images that threads can keep"):
         module.squeeze_excite_scale(
             256, 256, 0, 0, 512, shape, 4, halves.kind(storage_dtype), halves.NO_ONE,
-            _cpu.Conv2dOperands.float16, Function.relu, 0.0, 0.0, Function.relu, 0.0, 0.0, 0.0, 0.0, 0,
+            _cpu.ElementType.float16, Function.relu, 0.0, 0.0, Function.relu, 0.0, 0.0, 0.0, 0.0, 0,
         )  # fmt: skip
 
 
 @pytest.mark.gpu
 def test_what_does_not_fit_is_refused():
-    module, kind = cuda_module.load(), _cpu.Conv2dOperands.float16
+    module, kind = cuda_module.load(), _cpu.ElementType.float16
     for channels, hidden in ((12, 4), (8192, 4), (8, 0), (8, 5000)):
         with pytest.raises(ValueError, match="expected channels in eights"):
             module.squeeze_excite_packed(_cpu.AxisShape(1, 4, channels), hidden, kind, 0)

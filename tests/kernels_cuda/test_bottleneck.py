@@ -164,7 +164,7 @@ def run(
     """Returns what both convolutions make, and with a third one's weights and bias what it makes."""
     device, shape, outputs = Device("cuda"), shape_of(case, len(x)), len(last)
     kind, reduced = (
-        getattr(_cpu.Conv2dOperands, compute_dtype),
+        getattr(_cpu.ElementType, compute_dtype),
         0 if third is None else len(third[0]),
     )
     next_, next_bias = (None, None) if third is None else third
@@ -318,7 +318,7 @@ def test_results_past_float16_are_told(rng, hopper, where):
 
 @pytest.mark.gpu
 def test_what_does_not_fit_is_refused(hopper):
-    module, kind = cuda_module.load(), _cpu.Conv2dOperands.float16
+    module, kind = cuda_module.load(), _cpu.ElementType.float16
     one, ones = (1, 1), (1, 1, 1, 1)
     for numbers, filters, expected in (
         ((1, 12, 9, 9, 8, 3, 3, *one, *ones), (8, 0), "channels and outputs in eights"),
@@ -348,7 +348,7 @@ def test_what_does_not_fit_is_refused(hopper):
         with pytest.raises(ValueError, match=expected):
             module.bottleneck(
                 x, 256, 0, 0, 0, 0, 512, 0, shape, 256, 0, halves.NO_ONE,
-                getattr(_cpu.Conv2dOperands, compute_dtype), *function, *RELU, *RELU, 0,
+                getattr(_cpu.ElementType, compute_dtype), *function, *RELU, *RELU, 0,
             )  # fmt: skip
 
 

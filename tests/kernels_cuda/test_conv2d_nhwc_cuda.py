@@ -153,7 +153,7 @@ def product(
     device = Device("cuda")
     n, c, h, w, k, kernel, stride, padding, dilation, groups = case
     shape = _cpu.Conv2dShape(n, c, h, w, k, *kernel, *stride, *padding, *dilation, groups)
-    kind = getattr(_cpu.Conv2dOperands, compute_dtype)
+    kind = getattr(_cpu.ElementType, compute_dtype)
     images = x if planar else channels_last(x, more[0])
     types = [halves.kind(name) for name in storage_dtype]
     workspace = cuda_module.load().conv2d_nhwc_workspace(shape, planar, kind, types[0], 0)
@@ -171,7 +171,7 @@ def product(
         packed(device, "conv2d_nhwc", [weight], shape, planar, kind), device.put(bias), added,
         device.put(scale), device.put(shift), out,
         device.put(np.full(workspace, 255), np.uint8) if workspace else None, shape,
-        _cpu.Conv2dPitches(c + more[0], k + more[1], k), _cpu.Conv2dStored(*types), told, planar,
+        _cpu.Conv2dPitches(c + more[0], k + more[1], k), _cpu.Conv2dStorage(*types), told, planar,
         kind, scale is not None and scale.ndim == 2, floor, *activation, rank,
     )  # fmt: skip
     return channels_first(halves.get(device, out, storage_dtype[2]), k)
@@ -364,14 +364,14 @@ def test_fours_of_channels_that_32_bits_do_not_count(rng):
     last = (shape.out_h - 1) * stride
     x[:9, :9], x[last : last + 9, last : last + 9] = cupy.asarray(ends)
     weight = rng.standard_normal((4, 1, 9, 9)).astype(np.float32)
-    device, kind = Device("cuda"), _cpu.Conv2dOperands.float32
+    device, kind = Device("cuda"), _cpu.ElementType.float32
     how = shape, True, kind
     own = packed(device, "conv2d_nhwc", [weight], *how)
     size = cuda_module.load().conv2d_nhwc_workspace(*how, halves.kind("float32"), 0)
     out = cupy.full((shape.out_h, shape.out_w, 4), 7, np.float32)
     call(
         device, "conv2d_nhwc", x, own, None, None, None, None, out, cupy.empty(size, np.uint8), shape,
-        _cpu.Conv2dPitches(4, 4, 4), _cpu.Conv2dStored(*[halves.kind("float32")] * 3), halves.NO_ONE,
+        _cpu.Conv2dPitches(4, 4, 4), _cpu.Conv2dStorage(*[halves.kind("float32")] * 3), halves.NO_ONE,
         True, kind, False, -math.inf, *NONE, 0,
     )  # fmt: skip
     found = cupy.asnumpy(out[[0, -1], [0, -1]])

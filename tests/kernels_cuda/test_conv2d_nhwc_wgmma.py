@@ -56,13 +56,13 @@ def storage_dtypes(compute_dtype) -> str:
 
 
 def takes(case, compute_dtype="float16") -> bool:
-    kind = getattr(_cpu.Conv2dOperands, compute_dtype)
+    kind = getattr(_cpu.ElementType, compute_dtype)
     return bool(cuda_module.load().conv2d_nhwc_wgmma_takes(shape_of(case), kind, targets.native()))
 
 
 def runs(case, compute_dtype) -> bool:
     """Whether the kernel can, be another better or not."""
-    kind = getattr(_cpu.Conv2dOperands, compute_dtype)
+    kind = getattr(_cpu.ElementType, compute_dtype)
     try:
         return cuda_module.load().conv2d_nhwc_wgmma_packed(shape_of(case), kind, 0) > 0
     except ValueError:
@@ -86,7 +86,7 @@ def product(
     """
     device, shape = Device("cuda"), shape_of(case)
     kind, storage_dtype = (
-        getattr(_cpu.Conv2dOperands, compute_dtype),
+        getattr(_cpu.ElementType, compute_dtype),
         storage_dtype or (storage_dtypes(compute_dtype),) * 3,
     )
     n, c, _, _, k = case[:5]
@@ -96,7 +96,7 @@ def product(
     added = residual
     if residual is not None:
         added = halves.put(device, residual.transpose(0, 2, 3, 1), storage_dtype[1])
-    types = _cpu.Conv2dStored(*map(halves.kind, storage_dtype))
+    types = _cpu.Conv2dStorage(*map(halves.kind, storage_dtype))
     call(
         device, "conv2d_nhwc_wgmma", halves.put(device, channels_last(x, more[0]), storage_dtype[0]),
         packed(device, "conv2d_nhwc_wgmma", [weight], shape, kind), device.put(bias), added,

@@ -39,7 +39,7 @@ FIRST = [
 def first_layer(case, compute_dtype, x, weight, bias, activation=NONE, more=0, storage_dtype=None):
     device, shape = Device("cuda"), shape_of(case)
     kind, storage_dtype = (
-        getattr(_cpu.Conv2dOperands, compute_dtype),
+        getattr(_cpu.ElementType, compute_dtype),
         storage_dtype or storage_dtypes(compute_dtype),
     )
     n, _, _, _, k = case[:5]
@@ -81,7 +81,7 @@ def test_first_layers_are_taken_however_little_there_is_to_do():
     for k, stride in ((64, 1), (16, 2)):
         shape = shape_of((1, 3, 224, 224, k, (3, 3), (stride, stride), (1, 1, 1, 1), (1, 1), 1))
         for compute_dtype in OPERANDS:
-            kind = getattr(_cpu.Conv2dOperands, compute_dtype)
+            kind = getattr(_cpu.ElementType, compute_dtype)
             assert cuda_module.load().conv2d_nhwc_wgmma_planar_takes(shape, kind, targets.native())
 
 

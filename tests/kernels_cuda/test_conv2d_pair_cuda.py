@@ -133,7 +133,7 @@ def run(
     """Calls the kernel. ``more``: of the pitches of x, of the other and of y; ``stored``: x, y."""
     device, shapes = Device("cuda"), [shape_of(case) for case in cases]
     kind, storage_dtype = (
-        getattr(_cpu.Conv2dOperands, compute_dtype),
+        getattr(_cpu.ElementType, compute_dtype),
         storage_dtype or (storage_dtypes(compute_dtype),) * 2,
     )
     images = [
@@ -147,7 +147,7 @@ def run(
     out = halves.put(
         device, np.full((n, first.out_h, first.out_w, k + more[2]), 7), storage_dtype[1]
     )
-    types = _cpu.Conv2dStored(*(halves.kind(storage_dtype[place]) for place in (0, 1, 1)))
+    types = _cpu.Conv2dStorage(*(halves.kind(storage_dtype[place]) for place in (0, 1, 1)))
     call(
         device, "conv2d_nhwc_wgmma_pair", *images,
         packed(device, "conv2d_nhwc_wgmma_pair", weights, *shapes, beside, kind),
@@ -274,7 +274,7 @@ def test_who_asks_is_told_of_sums_past_float16():
     ],
 )
 def test_what_it_does_not_take_is_refused(changed, beside, said):
-    module, kind = cuda_module.load(), _cpu.Conv2dOperands.float16
+    module, kind = cuda_module.load(), _cpu.ElementType.float16
     cases = CASES["bottleneck 2 apart"]
     names = "n", "c", "h", "w", "k", "kernel", "stride", "padding", "dilation", "groups"
     other = tuple((dict(zip(names, cases[1], strict=True)) | changed).values())
@@ -299,7 +299,7 @@ def test_addresses_and_types_are_checked(rng):
 
 def test_what_gains_is_taken():
     for compute_dtype in HALVES:
-        kind = getattr(_cpu.Conv2dOperands, compute_dtype)
+        kind = getattr(_cpu.ElementType, compute_dtype)
         for name in ("bottleneck", "bottleneck 2 apart", "basic"):
             shapes = map(shape_of, CASES[name])
             assert cuda_module.load().conv2d_nhwc_wgmma_pair_takes(

@@ -164,7 +164,7 @@ def run(
     x, last, window, e, scale, shift, first_bias, bias = given
     device, kind, shape = (
         Device("cuda"),
-        getattr(_cpu.Conv2dOperands, compute_dtype),
+        getattr(_cpu.ElementType, compute_dtype),
         shape_of(n, h, w),
     )
     pitch = before + GROWTH + more
@@ -302,10 +302,10 @@ def test_what_the_kernel_does_not_take(rng, hopper):
     assert not kernels.dense_layer_takes(shape_of(1, 40, 40), 256, CHANNELS, targets.native())
     assert not kernels.dense_layer_takes(shape_of(64, 14, 14), 256, CHANNELS, targets.native())
     with pytest.raises(ValueError, match="dense_layer: expected channels before in sixteens"):
-        kernels.dense_layer_packed(shape, 40, CHANNELS, _cpu.Conv2dOperands.float16, 0)
+        kernels.dense_layer_packed(shape, 40, CHANNELS, _cpu.ElementType.float16, 0)
     with pytest.raises(ValueError, match="dense_layer: expected float16 or bfloat16"):
         call(Device("cuda"), "dense_layer_pack", None, None, None, shape, 64, CHANNELS,
-             _cpu.Conv2dOperands.tf32)  # fmt: skip
+             _cpu.ElementType.tf32)  # fmt: skip
 
 
 @pytest.mark.gpu

@@ -144,7 +144,7 @@ def run(
     case, x, first, second, biases, compute_dtype, *, inner=NONE, outer=NONE, told=halves.NO_ONE, parts=0
 ):  # fmt: skip
     device, (_, shape) = Device("cuda"), shapes_of(case, len(x))
-    kind, channels = getattr(_cpu.Conv2dOperands, compute_dtype), x.shape[3]
+    kind, channels = getattr(_cpu.ElementType, compute_dtype), x.shape[3]
     out = halves.Output(device, (len(x), shape.out_h, shape.out_w, len(first)), compute_dtype)
     means, around = device.guarded((len(x), parts, len(first)))
     call(
@@ -279,7 +279,7 @@ def test_what_does_not_fit_is_refused(hopper):
         _, shape = shapes_of(case, 1)
         assert not module.expand_depthwise_takes(shape, case[1], targets.native())
         with pytest.raises(ValueError, match=expected):
-            module.expand_depthwise_packed(shape, case[1], _cpu.Conv2dOperands.float16, 0)
+            module.expand_depthwise_packed(shape, case[1], _cpu.ElementType.float16, 0)
     _, shape = shapes_of(IMAGES[0], 1)
     for compute_dtype, x, expected in (
         ("tf32", 256, "float16 or bfloat16"),
@@ -287,7 +287,7 @@ def test_what_does_not_fit_is_refused(hopper):
     ):
         with pytest.raises(ValueError, match=expected):
             module.expand_depthwise(
-                x, 256, 0, 0, 512, 0, shape, 80, halves.NO_ONE, getattr(_cpu.Conv2dOperands, compute_dtype),
+                x, 256, 0, 0, 512, 0, shape, 80, halves.NO_ONE, getattr(_cpu.ElementType, compute_dtype),
                 *NONE, *NONE, 0,
             )  # fmt: skip
 

@@ -175,7 +175,7 @@ def record(case, *functions, adds=None):
 
 def run(case, given, compute_dtype, functions=(NONE, NONE, NONE), told=halves.NO_ONE):
     device, (x, *weights), biases = Device("cuda"), given[:4], given[4:]
-    how, kind = shape_of(case, len(x)), getattr(_cpu.Conv2dOperands, compute_dtype)
+    how, kind = shape_of(case, len(x)), getattr(_cpu.ElementType, compute_dtype)
     shape, _, filters, _ = how
     out = halves.Output(device, (len(x), shape.out_h, shape.out_w, filters), compute_dtype)
     call(
@@ -297,7 +297,7 @@ def test_what_does_not_fit_is_refused(hopper):
     ):  # fmt: skip
         assert not module.inverted_residual_takes(*shape_of(case), False, targets.native())
         with pytest.raises(ValueError, match=expected):
-            module.inverted_residual_packed(*shape_of(case), _cpu.Conv2dOperands.float16, 0)
+            module.inverted_residual_packed(*shape_of(case), _cpu.ElementType.float16, 0)
     for case, compute_dtype, x, expected in (
         (changed(filters=24), "float16", 256, "as large as what is added"),
         (changed(stride=(2, 1)), "float16", 256, "as large as what is added"),
@@ -306,7 +306,7 @@ def test_what_does_not_fit_is_refused(hopper):
         with pytest.raises(ValueError, match=expected):
             module.inverted_residual(
                 x, 256, 0, 0, 0, 512, *shape_of(case), True, halves.NO_ONE,
-                getattr(_cpu.Conv2dOperands, compute_dtype), *NONE, *NONE, *NONE, 0,
+                getattr(_cpu.ElementType, compute_dtype), *NONE, *NONE, *NONE, 0,
             )  # fmt: skip
 
 

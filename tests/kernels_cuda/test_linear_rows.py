@@ -48,7 +48,7 @@ def run(
 ):
     device = Device("cuda")
     shape = _cpu.LinearShape(len(x), weight.shape[1], len(weight))
-    kind = getattr(_cpu.Conv2dOperands, compute_dtype)
+    kind = getattr(_cpu.ElementType, compute_dtype)
     size = device_function("linear_rows_packed")(shape, kind, 0)
     packed = device.library.zeros(size, np.uint8)
     call(device, "linear_rows_pack", device.put(weight), packed, shape, kind)

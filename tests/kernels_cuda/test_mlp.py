@@ -142,7 +142,7 @@ def arrays(rng, case):
 def run(case, x, first, second, given, compute_dtype, *, outer=NONE, told=halves.NO_ONE):
     """Returns what both products make."""
     device, shape, outputs = Device("cuda"), shape_of(case, len(x)), len(second)
-    kind = getattr(_cpu.Conv2dOperands, compute_dtype)
+    kind = getattr(_cpu.ElementType, compute_dtype)
     size = cuda_module.load().mlp_packed(shape, outputs, kind, 0)
     packed = device.library.full(size, 0xFF, np.uint8)
     call(device, "mlp_pack", device.put(first), device.put(second), packed, shape, outputs, kind)
@@ -162,7 +162,7 @@ def run(case, x, first, second, given, compute_dtype, *, outer=NONE, told=halves
 
 def takes(case, batch, compute_dtype="float16"):
     """Whether a GPU makes both products sooner as one."""
-    kind = getattr(_cpu.Conv2dOperands, compute_dtype)
+    kind = getattr(_cpu.ElementType, compute_dtype)
     return bool(
         cuda_module.load().mlp_takes(shape_of(case, batch), case[-1], kind, targets.native())
     )
@@ -279,7 +279,7 @@ def test_results_past_float16_are_told(rng, hopper, where):
 @pytest.mark.gpu
 def test_what_does_not_fit_is_refused(hopper):
     module = cuda_module.load()
-    half, wide = _cpu.Conv2dOperands.float16, _cpu.Conv2dOperands.float32
+    half, wide = _cpu.ElementType.float16, _cpu.ElementType.float32
     one, none = (1, 1), (0, 0, 0, 0)
     for numbers, outputs, expected, *kind in (
         ((1, 100, 9, 9, 128, 1, 1, *one, *none), 96, "channels and outputs in eights"),

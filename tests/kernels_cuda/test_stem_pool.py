@@ -64,7 +64,7 @@ def arrays(rng, case):
 def run(case, given, compute_dtype, function=RELU, more=0, told=halves.NO_ONE):
     device, (x, weight, bias) = Device("cuda"), given
     shape, pool = shapes_of(case)
-    kind, k = getattr(_cpu.Conv2dOperands, compute_dtype), case[4]
+    kind, k = getattr(_cpu.ElementType, compute_dtype), case[4]
     out = halves.Output(device, (len(x), pool.out_h, pool.out_w, k + more), compute_dtype)
     untouched = out.array[..., k:].copy()
     call(
@@ -82,7 +82,7 @@ def run_both(case, given, compute_dtype, function=RELU):
     shape, pool = shapes_of(case)
     k, kind, storage_dtype = (
         case[4],
-        getattr(_cpu.Conv2dOperands, compute_dtype),
+        getattr(_cpu.ElementType, compute_dtype),
         halves.kind(compute_dtype),
     )
     between = halves.put(device, np.zeros((len(x), shape.out_h, shape.out_w, k)), compute_dtype)
@@ -175,7 +175,7 @@ def test_what_is_past_float16_is_told(rng, hopper, where):
 @pytest.mark.gpu
 def test_what_does_not_fit_is_refused(hopper):
     module, fine = cuda_module.load(), CASES[0]
-    float16 = _cpu.Conv2dOperands.float16
+    float16 = _cpu.ElementType.float16
 
     def changed(place, value):
         return (*fine[:place], value, *fine[place + 1 :])
@@ -201,7 +201,7 @@ def test_what_does_not_fit_is_refused(hopper):
         ("float16", 8, RELU, "a multiple of 16"),
         ("float16", 512, (Function.swish, 1, 0), "relu, clip or no function"),
     ):
-        kind = getattr(_cpu.Conv2dOperands, compute_dtype)
+        kind = getattr(_cpu.ElementType, compute_dtype)
         with pytest.raises(ValueError, match=expected):
             module.stem_pool(
                 256, weights, 0, 1024, *shapes_of(fine), 64, halves.NO_ONE, kind, *function, 0

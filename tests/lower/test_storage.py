@@ -78,7 +78,7 @@ def test_hoppers_functions_run_what_they_take(fake, monkeypatch):
     """
     dtypes = ("float16", "bfloat16", "tf32", "float32")
     graphs = {dtype: placed(network(), dtype).graph for dtype in dtypes}
-    halves = _cpu.Conv2dOperands.float16, _cpu.Conv2dOperands.bfloat16
+    halves = _cpu.ElementType.float16, _cpu.ElementType.bfloat16
     for name in ("conv2d_nhwc_wgmma_takes", "conv2d_nhwc_wgmma_planar_takes"):
         first = "planar" in name
         taken = staticmethod(

@@ -66,10 +66,10 @@ int main() {
   std::vector<char> data(1000001);
   std::minstd_rand random(0);
   for (char& byte : data) byte = static_cast<char>(random());
-  std::FILE* stored = std::tmpfile();
-  std::fwrite(data.data(), 1, data.size(), stored);
-  std::fflush(stored);
-  const int file = fileno(stored);
+  std::FILE* storage = std::tmpfile();
+  std::fwrite(data.data(), 1, data.size(), storage);
+  std::fflush(storage);
+  const int file = fileno(storage);
   const auto size = static_cast<off_t>(data.size());
 
   for (const int threads : {1, 3, 8}) {
@@ -96,6 +96,6 @@ int main() {
     expect(cannot_be_made(), "a reader that cannot be made leaves nothing");
   }
   calls_until_failure = -1;
-  std::fclose(stored);
+  std::fclose(storage);
   return failures != 0;
 }

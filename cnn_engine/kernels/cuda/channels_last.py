@@ -42,7 +42,7 @@ FLOAT16 = float(np.finfo(np.float16).max)
 
 
 def compute_dtype_of(node: Node) -> Any:
-    return getattr(_cpu.Conv2dOperands, node.op.compute_dtype)
+    return getattr(_cpu.ElementType, node.op.compute_dtype)
 
 
 def convolution_of(node: Node) -> Node:
@@ -184,7 +184,7 @@ def _make(call: Call, rank: int = 0) -> Bound:
         pitches, floor = pitches_of(call), op.floor
     before = scale is not None and len(scale.shape) == 2, -math.inf if floor is None else floor
     first += residual, factors, shift, call.to[0]
-    types = _cpu.Conv2dStored(storage_of(x), storage_of(added), storage_of(out))
+    types = _cpu.Conv2dStorage(storage_of(x), storage_of(added), storage_of(out))
     if function == "conv2d_nhwc_wgmma":
         how = shape, pitches, types, call.overflow, compute_dtype
         ahead = call.known, call.holds

@@ -120,7 +120,7 @@ def _make_pair(call: Call, rank: int = 0) -> Bound:
     return call.native(
         "conv2d_nhwc_wgmma_pair", *call.at[:2], weights.address, bias.address if bias else 0, call.to[0],
         *_pair_of(call.node, call.inputs), *pitches,
-        _cpu.Conv2dStored(storage_of(x), storage_of(None), storage_of(out)), call.overflow,
+        _cpu.Conv2dStorage(storage_of(x), storage_of(None), storage_of(out)), call.overflow,
         compute_dtype_of(call.node), *function_of(_ends_of(call.node.op)), call.known, call.holds, rank,
     )  # fmt: skip
 

@@ -1,4 +1,4 @@
-// normalize_rows of rows that the lanes of a warp hold in registers, in any of stored.h's types: a
+// normalize_rows of rows that the lanes of a warp hold in registers, in any of types.h's types: a
 // row is read once. 2 to 32 lanes have a row, as few as hold it, so that a warp has several.
 #pragma once
 

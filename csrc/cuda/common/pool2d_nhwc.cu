@@ -91,12 +91,12 @@ __global__ void __launch_bounds__(kThreads)
 
 template <typename Shape, typename Kind>
 void launch_pool(const void* input, void* output, const Shape& shape, int x_pitch, int y_pitch,
-                 const Kind& kind, Stored stored, Stream stream) {
+                 const Kind& kind, ElementType storage, Stream stream) {
   const std::int64_t image_in = std::int64_t{shape.h} * shape.w * x_pitch;
   const std::int64_t image_out = std::int64_t{shape.out_h()} * shape.out_w();
   const bool fours =
-      in_fours(input, shape.c, x_pitch, stored) && in_fours(output, shape.c, y_pitch, stored);
-  with_stored(stored, [&](auto* type) {
+      in_fours(input, shape.c, x_pitch, storage) && in_fours(output, shape.c, y_pitch, storage);
+  with_element_type(storage, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
     for_each_part_of_batch(shape.n, image_out * shape.c, [&](std::int64_t first, int images) {
       Shape p = shape;
@@ -122,14 +122,14 @@ void launch_pool(const void* input, void* output, const Shape& shape, int x_pitc
 }  // namespace
 
 void max_pool2d_nhwc(const void* input, void* output, const MaxPool2dShape& shape, int x_pitch,
-                     int y_pitch, Stored stored, Stream stream) {
-  launch_pool(input, output, shape, x_pitch, y_pitch, Maximum{}, stored, stream);
+                     int y_pitch, ElementType storage, Stream stream) {
+  launch_pool(input, output, shape, x_pitch, y_pitch, Maximum{}, storage, stream);
 }
 
 void average_pool2d_nhwc(const void* input, void* output, const AveragePool2dShape& shape,
-                         int x_pitch, int y_pitch, bool count_include_pad, Stored stored,
+                         int x_pitch, int y_pitch, bool count_include_pad, ElementType storage,
                          Stream stream) {
-  launch_pool(input, output, shape, x_pitch, y_pitch, Average{count_include_pad}, stored, stream);
+  launch_pool(input, output, shape, x_pitch, y_pitch, Average{count_include_pad}, storage, stream);
 }
 
 }  // namespace cnn_engine::cuda

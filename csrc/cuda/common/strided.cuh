@@ -30,28 +30,28 @@ inline bool is_narrow(std::int64_t size) {
 
 // A walk with its divisors. Index is unsigned (sizes below 2^31, divided by multiplication) or
 // std::uint64_t (divided by the compiler's subroutine).
-template <int operands>
+template <int compute_type>
 struct Walk {
   int rank;
   std::int64_t size;
   std::int64_t dims[kMaxDims];
-  std::int64_t strides[operands][kMaxDims];
+  std::int64_t strides[compute_type][kMaxDims];
   Divisor divisors[kMaxDims];
 
-  explicit Walk(const Strided<operands>& from) : rank(from.rank), size(from.size) {
+  explicit Walk(const Strided<compute_type>& from) : rank(from.rank), size(from.size) {
     for (int d = 0; d < kMaxDims; ++d) {
       const std::int64_t dim = d < rank ? from.dims[d] : 1;
       dims[d] = dim;
       divisors[d] = Divisor(is_narrow(dim) ? dim : 1);
-      for (int k = 0; k < operands; ++k) strides[k][d] = d < rank ? from.strides[k][d] : 0;
+      for (int k = 0; k < compute_type; ++k) strides[k][d] = d < rank ? from.strides[k][d] : 0;
     }
   }
 
   // The offsets, in elements, of element `index` of the walk.
   template <typename Index>
-  __device__ void place(Index index, std::int64_t (&offsets)[operands]) const {
+  __device__ void place(Index index, std::int64_t (&offsets)[compute_type]) const {
 #pragma unroll
-    for (int k = 0; k < operands; ++k) offsets[k] = 0;
+    for (int k = 0; k < compute_type; ++k) offsets[k] = 0;
 #pragma unroll
     for (int d = kMaxDims - 1; d >= 0; --d) {
       if (d >= rank) continue;
@@ -64,7 +64,7 @@ struct Walk {
       const std::int64_t place = index - above * static_cast<Index>(dims[d]);
       index = above;
 #pragma unroll
-      for (int k = 0; k < operands; ++k) offsets[k] += place * strides[k][d];
+      for (int k = 0; k < compute_type; ++k) offsets[k] += place * strides[k][d];
     }
   }
 };

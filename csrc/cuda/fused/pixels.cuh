@@ -378,11 +378,11 @@ struct TeamInput {
   }
 
   template <int I>
-  __device__ void set_scales(float largest, float stored) const {
+  __device__ void set_scales(float largest, float storage) const {
     largest =
         Layer<I>::kActivation == Activation::tanh ? 1.0f : fmaf(largest, p.gain[I], p.bias[I]);
     const float next = storing_scale(largest);
-    scales()[I] = Scale{p.unscale[I] * inverse(stored), next};
+    scales()[I] = Scale{p.unscale[I] * inverse(storage), next};
     if constexpr (I + 1 < Net::kLayers) set_scales<I + 1>(largest, next);
   }
 };

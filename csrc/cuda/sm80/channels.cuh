@@ -33,9 +33,9 @@ struct Channels {
 
 // Whether four neighbouring channels of every place lie together.
 inline bool in_fours(const void* images, std::int64_t channels, std::int64_t pitch,
-                     Stored stored = Stored::float32) {
+                     ElementType storage = ElementType::float32) {
   return channels % 4 == 0 && pitch % 4 == 0 &&
-         reinterpret_cast<std::uintptr_t>(images) % (4 * bytes_of(stored)) == 0;
+         reinterpret_cast<std::uintptr_t>(images) % (4 * bytes_of(storage)) == 0;
 }
 
 }  // namespace cnn_engine::cuda

@@ -57,21 +57,21 @@ constexpr Costs kSplit = {0.24,
                            {128, 128, 6.000, 3.500, 5.00},
                            {64, 64, 1.375, 0.925, 1.65}}};
 
-const Costs& costs_of(Conv2dOperands operands) {
-  if (operands == Conv2dOperands::float32) return kSplit;
-  return operands == Conv2dOperands::tf32 ? kTf32 : kRounded16;
+const Costs& costs_of(ElementType compute_type) {
+  if (compute_type == ElementType::float32) return kSplit;
+  return compute_type == ElementType::tf32 ? kTf32 : kRounded16;
 }
 
 int divided(std::int64_t count, int by) { return static_cast<int>((count + by - 1) / by); }
 
 }  // namespace
 
-Choice choose(const Product& p, Conv2dOperands operands, Reads reads, int multiprocessors, int most,
-              int rank) {
-  const Costs& costs = costs_of(operands);
+Choice choose(const Product& p, ElementType compute_type, Reads reads, int multiprocessors,
+              int most, int rank) {
+  const Costs& costs = costs_of(compute_type);
   Rated<Choice, kTiles * 5> found;  // a tile with 1, 2, 4, 8 and 16 blocks for its terms
   for (int tile = 0; tile < kTiles; ++tile) {
-    if (!is_compiled(tile, operands, reads)) continue;
+    if (!is_compiled(tile, compute_type, reads)) continue;
     const TileCost& cost = costs.tiles[tile];
     const double tiles =
         double{1} * divided(p.rows, cost.rows) * divided(p.filters, cost.columns) * p.shape.groups;
@@ -95,15 +95,15 @@ namespace {
 // A planar x becomes [N, H, W, 4] first: four channels are read at once.
 constexpr int kPlanarChannels = 4;
 
-bool has_16_bits(Conv2dOperands operands) { return nhwc::step_terms(operands) == 64; }
+bool has_16_bits(ElementType compute_type) { return nhwc::step_terms(compute_type) == 64; }
 
 int channels_of(const Conv2dShape& shape, bool planar) {
   return planar ? kPlanarChannels : shape.group_channels();
 }
 
-int steps_of(const Conv2dShape& shape, bool planar, Conv2dOperands operands) {
+int steps_of(const Conv2dShape& shape, bool planar, ElementType compute_type) {
   const int terms = channels_of(shape, planar) * shape.r * shape.s;
-  return (terms + nhwc::step_terms(operands) - 1) / nhwc::step_terms(operands);
+  return (terms + nhwc::step_terms(compute_type) - 1) / nhwc::step_terms(compute_type);
 }
 
 void check_planar(const Conv2dShape& shape, bool planar) {
@@ -153,46 +153,49 @@ struct Tag {
 
 // Calls body with the tag of the operands.
 template <typename Body>
-void with_operands(Conv2dOperands operands, const Body& body) {
-  switch (operands) {
-    case Conv2dOperands::float32:
+void with_compute_type(ElementType compute_type, const Body& body) {
+  switch (compute_type) {
+    case ElementType::float32:
       return body(Tag<nhwc::Split>());
-    case Conv2dOperands::tf32:
+    case ElementType::tf32:
       return body(Tag<nhwc::Tf32>());
-    case Conv2dOperands::float16:
+    case ElementType::float16:
       return body(Tag<nhwc::Float16>());
-    case Conv2dOperands::bfloat16:
+    case ElementType::bfloat16:
       return body(Tag<nhwc::Bfloat16>());
+    default:
+      refuse(compute_type);
   }
 }
 
 }  // namespace
 
-std::int64_t conv2d_nhwc_packed(const Conv2dShape& shape, bool planar, Conv2dOperands operands,
+std::int64_t conv2d_nhwc_packed(const Conv2dShape& shape, bool planar, ElementType compute_type,
                                 int) {
   check_planar(shape, planar);
-  const int lane_bytes = operands == Conv2dOperands::float32 ? 48
-                         : operands == Conv2dOperands::tf32  ? 32
-                                                             : 16;
+  const int lane_bytes = compute_type == ElementType::float32 ? 48
+                         : compute_type == ElementType::tf32  ? 32
+                                                              : 16;
   return std::int64_t{shape.groups} * ((shape.group_filters() + 15) / 16) *
-         steps_of(shape, planar, operands) * (nhwc::step_terms(operands) / 16 * 32 * lane_bytes);
+         steps_of(shape, planar, compute_type) *
+         (nhwc::step_terms(compute_type) / 16 * 32 * lane_bytes);
 }
 
-std::int64_t conv2d_nhwc_workspace(const Conv2dShape& shape, bool planar, Conv2dOperands operands,
-                                   Stored x, int) {
-  const bool rounds = has_16_bits(operands) && x == Stored::float32;
+std::int64_t conv2d_nhwc_workspace(const Conv2dShape& shape, bool planar, ElementType compute_type,
+                                   ElementType x, int) {
+  const bool rounds = has_16_bits(compute_type) && x == ElementType::float32;
   if (!planar && !rounds) return 0;
   return std::int64_t{shape.n} * shape.h * shape.w * (planar ? kPlanarChannels : shape.c) *
          (rounds ? 2 : 4);
 }
 
 void conv2d_nhwc_pack(const float* weight, void* packed, const Conv2dShape& shape, bool planar,
-                      Conv2dOperands operands, Stream stream) {
+                      ElementType compute_type, Stream stream) {
   check_planar(shape, planar);
-  with_operands(operands, [&](auto tag) {
+  with_compute_type(compute_type, [&](auto tag) {
     nhwc::launch_pack<typename decltype(tag)::type>(
         weight, packed, shape, channels_of(shape, planar),
-        steps_of(shape, planar, operands) * (nhwc::step_terms(operands) / 16), stream);
+        steps_of(shape, planar, compute_type) * (nhwc::step_terms(compute_type) / 16), stream);
   });
   // conv2d_nhwc reads them before it waits for the kernels before it.
   CUDA_CHECK(cudaStreamSynchronize(stream));
@@ -200,29 +203,29 @@ void conv2d_nhwc_pack(const float* weight, void* packed, const Conv2dShape& shap
 
 void conv2d_nhwc(const void* input, const void* packed, const float* bias, const void* residual,
                  const float* scale, const float* shift, void* output, void* workspace,
-                 const Conv2dShape& shape, const Conv2dPitches& pitches, const Conv2dStored& stored,
-                 const Overflow& overflow, bool planar, Conv2dOperands operands,
-                 bool scale_per_image, float floor, UnaryFunction activation, float alpha,
-                 float beta, int rank, Stream stream) {
+                 const Conv2dShape& shape, const Conv2dPitches& pitches,
+                 const Conv2dStorage& storage, const Overflow& overflow, bool planar,
+                 ElementType compute_type, bool scale_per_image, float floor,
+                 UnaryFunction activation, float alpha, float beta, int rank, Stream stream) {
   using nhwc::Reads;
   check_planar(shape, planar);
-  check_stored("x", stored.x, operands);
-  check_stored("residual", stored.residual, operands);
-  check_stored("y", stored.y, operands);
-  if (planar && stored.x != Stored::float32) {
+  check_storage("x", storage.x, compute_type);
+  check_storage("residual", storage.residual, compute_type);
+  check_storage("y", storage.y, compute_type);
+  if (planar && storage.x != ElementType::float32) {
     throw std::invalid_argument(std::string("planar: expected x as float32, found ") +
-                                name_of(stored.x));
+                                name_of(storage.x));
   }
   const std::int64_t places = std::int64_t{shape.out_h()} * shape.out_w();
   if (shape.n == 0) return;
-  const Stored multiplied = operands == Conv2dOperands::float16    ? Stored::float16
-                            : operands == Conv2dOperands::bfloat16 ? Stored::bfloat16
-                                                                   : Stored::float32;
+  const ElementType multiplied = compute_type == ElementType::float16    ? ElementType::float16
+                                 : compute_type == ElementType::bfloat16 ? ElementType::bfloat16
+                                                                         : ElementType::float32;
   int x_pitch = planar ? kPlanarChannels : pitches.x;
-  if (planar || stored.x != multiplied) {
+  if (planar || storage.x != multiplied) {
     const int image = shape.h * shape.w;
     const float* const x = static_cast<const float*>(input);
-    with_stored(multiplied, [&](auto* type) {
+    with_element_type(multiplied, [&](auto* type) {
       using T = std::remove_pointer_t<decltype(type)>;
       T* const to = static_cast<T*>(workspace);
       const std::int64_t all = std::int64_t{image} * shape.n * (planar ? 1 : shape.c);
@@ -239,15 +242,15 @@ void conv2d_nhwc(const void* input, const void* packed, const float* bias, const
     input = workspace;
   }
   // Runs of so many elements, each at an address that is a multiple of their bytes.
-  const auto in_runs = [](int run, const void* address, int pitch, Stored stored) {
-    return is_aligned(address, run * bytes_of(stored)) && pitch % run == 0;
+  const auto in_runs = [](int run, const void* address, int pitch, ElementType storage) {
+    return is_aligned(address, run * bytes_of(storage)) && pitch % run == 0;
   };
   const int channels = channels_of(shape, planar), whole = 16 / bytes_of(multiplied);
   const bool prologue = scale || shift || floor > -std::numeric_limits<float>::infinity();
   const bool fours = channels % 4 == 0 && shape.group_filters() % 4 == 0 &&
                      in_runs(4, input, x_pitch, multiplied) &&
-                     in_runs(4, output, pitches.y, stored.y) &&
-                     (!residual || in_runs(4, residual, pitches.residual, stored.residual));
+                     in_runs(4, output, pitches.y, storage.y) &&
+                     (!residual || in_runs(4, residual, pitches.residual, storage.residual));
   const bool vectors = fours && channels % whole == 0 && in_runs(whole, input, x_pitch, multiplied);
   if (prologue && !(vectors && !planar && is_aligned(scale, 16) && is_aligned(shift, 16) &&
                     shape.r * shape.s == 1 &&
@@ -263,10 +266,10 @@ void conv2d_nhwc(const void* input, const void* packed, const float* bias, const
     throw std::invalid_argument("channels: expected less than 2 GiB a place, found " +
                                 std::to_string(x_pitch));
   }
-  const Reads reads = prologue                                 ? Reads::prologue
-                      : vectors                                ? Reads::vectors
-                      : fours && multiplied != Stored::float32 ? Reads::fours
-                                                               : Reads::single;
+  const Reads reads = prologue                                      ? Reads::prologue
+                      : vectors                                     ? Reads::vectors
+                      : fours && multiplied != ElementType::float32 ? Reads::fours
+                                                                    : Reads::single;
   const Target& target = target_here();
 
   const std::int64_t places_in = std::int64_t{shape.h} * shape.w, image_in = places_in * x_pitch;
@@ -277,13 +280,13 @@ void conv2d_nhwc(const void* input, const void* packed, const float* bias, const
     p.packed = packed;
     p.bias = bias;
     p.residual =
-        residual ? element(residual, stored.residual, first * places * pitches.residual) : nullptr;
-    p.residual_is_rounded = stored.residual != Stored::float32;
-    p.y_is_rounded = stored.y != Stored::float32;
+        residual ? element(residual, storage.residual, first * places * pitches.residual) : nullptr;
+    p.residual_is_rounded = storage.residual != ElementType::float32;
+    p.y_is_rounded = storage.y != ElementType::float32;
     p.overflow = overflow;
     p.scale = scale_per_image ? scale + first * shape.c : scale;
     p.shift = shift;
-    p.y = element(output, stored.y, first * places * pitches.y);
+    p.y = element(output, storage.y, first * places * pitches.y);
     p.shape = shape;
     p.shape.n = images;
     p.channels = channels;
@@ -295,15 +298,15 @@ void conv2d_nhwc(const void* input, const void* packed, const float* bias, const
     p.residual_pitch = pitches.residual;
     p.rows = static_cast<int>(images * places);
     p.terms = p.channels * shape.r * shape.s;
-    p.steps = steps_of(shape, planar, operands);
+    p.steps = steps_of(shape, planar, compute_type);
     p.scale_per_image = scale_per_image;
     p.floor = floor;
     p.activation = activation;
     p.alpha = alpha;
     p.beta = beta;
     const nhwc::Choice choice =
-        nhwc::choose(p, operands, reads, target.multiprocessors, target.largest_cluster, rank);
-    with_operands(operands, [&](auto tag) {
+        nhwc::choose(p, compute_type, reads, target.multiprocessors, target.largest_cluster, rank);
+    with_compute_type(compute_type, [&](auto tag) {
       nhwc::launch_product<typename decltype(tag)::type>(p, reads, choice, stream);
     });
   });

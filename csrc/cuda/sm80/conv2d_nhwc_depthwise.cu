@@ -196,8 +196,8 @@ void depthwise_means(const float* input, const void* packed, const float* bias, 
 }
 
 void conv2d_nhwc_depthwise_pack(const float* weight, void* packed, const Conv2dShape& shape,
-                                Stored stored, Stream stream) {
-  with_stored(stored, [&](auto* type) {
+                                ElementType storage, Stream stream) {
+  with_element_type(storage, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
     conv2d_nhwc_depthwise_pack_kernel<T>
         <<<blocks_for(shape.weight_size()), kBlockThreads, 0, stream>>>(
@@ -208,15 +208,16 @@ void conv2d_nhwc_depthwise_pack(const float* weight, void* packed, const Conv2dS
 
 void conv2d_nhwc_depthwise(const void* input, const void* packed, const float* bias,
                            const void* residual, void* output, const Conv2dShape& shape,
-                           const Conv2dPitches& pitches, Stored stored, const Overflow& overflow,
-                           UnaryFunction activation, float alpha, float beta, Stream stream) {
+                           const Conv2dPitches& pitches, ElementType storage,
+                           const Overflow& overflow, UnaryFunction activation, float alpha,
+                           float beta, Stream stream) {
   const std::int64_t image_in = std::int64_t{shape.h} * shape.w;
   const std::int64_t image_out = std::int64_t{shape.out_h()} * shape.out_w();
-  const bool fours = in_fours(input, shape.c, pitches.x, stored) &&
-                     in_fours(output, shape.c, pitches.y, stored) &&
-                     in_fours(residual, shape.c, pitches.residual, stored) &&
-                     in_fours(packed, shape.c, 0, stored) && in_fours(bias, shape.c, 0);
-  with_stored(stored, [&](auto* type) {
+  const bool fours = in_fours(input, shape.c, pitches.x, storage) &&
+                     in_fours(output, shape.c, pitches.y, storage) &&
+                     in_fours(residual, shape.c, pitches.residual, storage) &&
+                     in_fours(packed, shape.c, 0, storage) && in_fours(bias, shape.c, 0);
+  with_element_type(storage, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
     for_each_part_of_batch(shape.n, image_out * shape.c, [&](std::int64_t first, int images) {
       Conv2dShape p = shape;

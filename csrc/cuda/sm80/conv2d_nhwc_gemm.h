@@ -10,8 +10,8 @@ namespace cnn_engine::cuda::nhwc {
 constexpr int kTiles = 7;
 
 // Terms of a step: 128 bytes of a row of x.
-constexpr int step_terms(Conv2dOperands operands) {
-  return operands == Conv2dOperands::float32 || operands == Conv2dOperands::tf32 ? 32 : 64;
+constexpr int step_terms(ElementType compute_type) {
+  return compute_type == ElementType::float32 || compute_type == ElementType::tf32 ? 32 : 64;
 }
 
 struct Product {
@@ -47,18 +47,18 @@ struct Choice {
 };
 
 // Tiles that are compiled for a way of reading. Splitting float32 leaves no room for the largest.
-constexpr bool is_compiled(int tile, Conv2dOperands operands, Reads reads) {
-  if (operands == Conv2dOperands::float32 && tile == 5) return false;
+constexpr bool is_compiled(int tile, ElementType compute_type, Reads reads) {
+  if (compute_type == ElementType::float32 && tile == 5) return false;
   if (reads == Reads::vectors) return true;
   if (reads == Reads::prologue) return tile < 3 || tile == 4;
-  if (reads == Reads::fours) return step_terms(operands) == 64 && (tile < 2 || tile == 4);
+  if (reads == Reads::fours) return step_terms(compute_type) == 64 && (tile < 2 || tile == 4);
   return tile < 2;
 }
 
 // The fastest choice by a model of its time: the same on every GPU of as many multiprocessors.
 // Those after it, to be measured, have ranks from 1 on. `most`: blocks of a cluster.
-Choice choose(const Product& p, Conv2dOperands operands, Reads reads, int multiprocessors, int most,
-              int rank);
+Choice choose(const Product& p, ElementType compute_type, Reads reads, int multiprocessors,
+              int most, int rank);
 
 // Names for what is multiplied; conv2d_nhwc_{float32,tf32,float16,bfloat16}.cu have each by itself.
 struct Split;

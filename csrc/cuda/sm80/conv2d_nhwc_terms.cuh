@@ -13,12 +13,12 @@
 namespace cnn_engine::cuda::nhwc {
 
 // What the kinds of operands have in common. X: the type of x in memory; Four: four terms of a row.
-template <typename X_, typename Four_, Conv2dOperands operands>
+template <typename X_, typename Four_, ElementType compute_type>
 struct Terms {
   using X = X_;
   using Four = Four_;
-  static constexpr Conv2dOperands kOperands = operands;
-  static constexpr int kStepTerms = step_terms(operands);
+  static constexpr ElementType kOperands = compute_type;
+  static constexpr int kStepTerms = step_terms(compute_type);
   static constexpr int kUnits = kStepTerms / 16;
   static_assert(kStepTerms * sizeof(X) == 128);
 
@@ -28,8 +28,8 @@ struct Terms {
 };
 
 // Two terms of 16 bits in a register.
-template <typename Format, typename X, Conv2dOperands operands>
-struct Rounded16 : Terms<X, uint2, operands> {
+template <typename Format, typename X, ElementType compute_type>
+struct Rounded16 : Terms<X, uint2, compute_type> {
   static constexpr int kLaneBytes = 16;  // of a unit of 16 terms and 16 filters
 
   static __device__ void pack(char* lane, const float (&terms)[2][4]) {
@@ -64,8 +64,8 @@ struct Rounded16 : Terms<X, uint2, operands> {
   }
 };
 
-struct Float16 : Rounded16<Half, __half, Conv2dOperands::float16> {};
-struct Bfloat16 : Rounded16<cuda::Bfloat16, __nv_bfloat16, Conv2dOperands::bfloat16> {};
+struct Float16 : Rounded16<Half, __half, ElementType::float16> {};
+struct Bfloat16 : Rounded16<cuda::Bfloat16, __nv_bfloat16, ElementType::bfloat16> {};
 
 __device__ inline void multiply_tf32(float (&d)[4], std::uint32_t a0, std::uint32_t a1,
                                      std::uint32_t a2, std::uint32_t a3, std::uint32_t b0,
@@ -77,13 +77,13 @@ __device__ inline void multiply_tf32(float (&d)[4], std::uint32_t a0, std::uint3
 }
 
 // Terms that are float32 in memory.
-template <Conv2dOperands operands>
-struct Wide : Terms<float, float4, operands> {
+template <ElementType compute_type>
+struct Wide : Terms<float, float4, compute_type> {
   static __device__ float4 widen(const float4& x) { return x; }
   static __device__ float4 narrow(const float4& x) { return x; }
 };
 
-struct Tf32 : Wide<Conv2dOperands::tf32> {
+struct Tf32 : Wide<ElementType::tf32> {
   static constexpr int kLaneBytes = 32;
 
   static __device__ void pack(char* lane, const float (&terms)[2][4]) {
@@ -120,7 +120,7 @@ struct Tf32 : Wide<Conv2dOperands::tf32> {
 // always towards zero, which through many layers is an error of its own. So no sum goes on there:
 // the 16 largest products are summed by themselves, then what that lost (the same products to its
 // negative), the others too, and all are added by additions that round.
-struct Split : Wide<Conv2dOperands::float32> {
+struct Split : Wide<ElementType::float32> {
   static constexpr int kLaneBytes = 48;
   static constexpr int kParts = 3;
 

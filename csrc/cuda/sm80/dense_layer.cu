@@ -148,16 +148,16 @@ std::int64_t dense_layer_takes(const Conv2dShape& shape, int before, int filters
   return 2 * tiles <= clusters_of(blocks_of(shape), target);
 }
 
-std::int64_t dense_layer_packed(const Conv2dShape& shape, int before, int filters, Conv2dOperands,
+std::int64_t dense_layer_packed(const Conv2dShape& shape, int before, int filters, ElementType,
                                 int) {
   check(shape, before, filters);
   return Packing(before).end * 2;
 }
 
 void dense_layer_pack(const float* first, const float* next, void* packed, const Conv2dShape& shape,
-                      int before, int filters, Conv2dOperands operands, Stream stream) {
+                      int before, int filters, ElementType compute_type, Stream stream) {
   check(shape, before, filters);
-  with_halves("dense_layer", operands, [&](auto* type) {
+  with_halves("dense_layer", compute_type, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
     const Packing at(before);
     dense_layer_pack_kernel<T><<<blocks_for(at.end), kBlockThreads, 0, stream>>>(
@@ -169,7 +169,7 @@ void dense_layer_pack(const float* first, const float* next, void* packed, const
 void dense_layer(const void* x, const void* e, const void* packed, const float* first_bias,
                  const float* next_bias, const float* scale, const float* shift, void* y, void* z,
                  const Conv2dShape& shape, int before, int filters, const Conv2dPitches& pitches,
-                 int z_pitch, float floor, const Overflow& overflow, Conv2dOperands operands,
+                 int z_pitch, float floor, const Overflow& overflow, ElementType compute_type,
                  UnaryFunction inner, float inner_alpha, float inner_beta, UnaryFunction outer,
                  float outer_alpha, float outer_beta, int known, bool holds, Stream stream) {
   check(shape, before, filters);
@@ -216,7 +216,7 @@ void dense_layer(const void* x, const void* e, const void* packed, const float* 
   p.overflow = overflow;
   const int blocks = blocks_of(shape);
   const dim3 grid(divided(shape.h, p.lines), shape.n, blocks);
-  with_halves("dense_layer", operands, [&](auto* type) {
+  with_halves("dense_layer", compute_type, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
     const T* const weights = static_cast<const T*>(packed);
     const Packing at(before);

@@ -19,8 +19,8 @@ constexpr int kMostBlocks = 16;         // of a cluster
 constexpr std::int64_t kFewBlocks = 105, kFewShortBlocks = 64;
 // Outputs up to which it is sooner than boxes, or tiles on tensor cores, and normalize_rows: in
 // passes of ConvNeXt-T.
-constexpr std::int64_t most_outputs(Stored stored, int images) {
-  if (stored != Stored::float32) return 800'000;
+constexpr std::int64_t most_outputs(ElementType storage, int images) {
+  if (storage != ElementType::float32) return 800'000;
   return images <= 2 ? 620'000 : 200'000;
 }
 
@@ -209,14 +209,14 @@ void launch_norms(const T* input, DepthwiseNorm<T> d, const Conv2dShape& p, Stre
 
 }  // namespace
 
-std::int64_t depthwise_norm_takes(const Conv2dShape& shape, Stored stored, const Target&) {
+std::int64_t depthwise_norm_takes(const Conv2dShape& shape, ElementType storage, const Target&) {
   const std::int64_t outputs = std::int64_t{shape.n} * shape.out_h() * shape.out_w() * shape.c;
-  return is_made(shape) && outputs <= most_outputs(stored, shape.n);
+  return is_made(shape) && outputs <= most_outputs(storage, shape.n);
 }
 
 void depthwise_norm(const void* input, const void* packed, const float* bias, const float* scale,
                     const float* shift, void* output, const Conv2dShape& shape, float epsilon,
-                    Stored stored, const Overflow& overflow, Stream stream) {
+                    ElementType storage, const Overflow& overflow, Stream stream) {
   if (!is_made(shape) || !waits_in_kernels() || !is_aligned(input, 16)) {
     throw std::invalid_argument(
         "depthwise_norm: expected a GPU of compute capability 9.0, one filter a channel of 7x7, "
@@ -224,7 +224,7 @@ void depthwise_norm(const void* input, const void* packed, const float* bias, co
   }
   const std::int64_t image_in = std::int64_t{shape.h} * shape.w * shape.c;
   const std::int64_t image_out = std::int64_t{shape.out_h()} * shape.out_w() * shape.c;
-  with_stored(stored, [&](auto* type) {
+  with_element_type(storage, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
     for_each_part_of_batch(shape.n, image_out, [&](std::int64_t first, int images) {
       Conv2dShape p = shape;

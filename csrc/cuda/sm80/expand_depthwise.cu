@@ -348,16 +348,16 @@ std::int64_t expand_depthwise_takes(const Conv2dShape& shape, int channels, cons
   return parts_of(shape);
 }
 
-std::int64_t expand_depthwise_packed(const Conv2dShape& shape, int channels, Conv2dOperands, int) {
+std::int64_t expand_depthwise_packed(const Conv2dShape& shape, int channels, ElementType, int) {
   check(shape, channels);
   return packed_size(shape, channels) * 2;
 }
 
 void expand_depthwise_pack(const float* first, const float* second, void* packed,
-                           const Conv2dShape& shape, int channels, Conv2dOperands operands,
+                           const Conv2dShape& shape, int channels, ElementType compute_type,
                            Stream stream) {
   check(shape, channels);
-  with_halves("expand_depthwise", operands, [&](auto* type) {
+  with_halves("expand_depthwise", compute_type, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
     const std::int64_t size = packed_size(shape, channels);
     expand_depthwise_pack_kernel<T><<<blocks_for(size), kBlockThreads, 0, stream>>>(
@@ -369,7 +369,7 @@ void expand_depthwise_pack(const float* first, const float* second, void* packed
 
 void expand_depthwise(const void* x, const void* packed, const float* first_bias,
                       const float* second_bias, void* y, float* means, const Conv2dShape& shape,
-                      int channels, const Overflow& overflow, Conv2dOperands operands,
+                      int channels, const Overflow& overflow, ElementType compute_type,
                       UnaryFunction inner, float inner_alpha, float inner_beta, UnaryFunction outer,
                       float outer_alpha, float outer_beta, Stream stream) {
   check(shape, channels);
@@ -391,7 +391,7 @@ void expand_depthwise(const void* x, const void* packed, const float* first_bias
   const dim3 grid(static_cast<unsigned>(shape.n),
                   static_cast<unsigned>(padded_of(shape) / kChannels),
                   static_cast<unsigned>(parts_of(shape)));
-  with_halves("expand_depthwise", operands, [&](auto* type) {
+  with_halves("expand_depthwise", compute_type, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
     const T* const first = static_cast<const T*>(packed);
     const T* const second = first + std::int64_t{padded_of(shape)} * channels;

@@ -13,9 +13,9 @@ namespace cnn_engine::cuda {
 
 // Calls body(a null pointer to the type of 16 bits).
 template <typename Body>
-void with_halves(const char* name, Conv2dOperands operands, const Body& body) {
-  if (operands == Conv2dOperands::float16) return body(static_cast<__half*>(nullptr));
-  if (operands == Conv2dOperands::bfloat16) return body(static_cast<__nv_bfloat16*>(nullptr));
+void with_halves(const char* name, ElementType compute_type, const Body& body) {
+  if (compute_type == ElementType::float16) return body(static_cast<__half*>(nullptr));
+  if (compute_type == ElementType::bfloat16) return body(static_cast<__nv_bfloat16*>(nullptr));
   throw std::invalid_argument(std::string(name) + ": expected float16 or bfloat16");
 }
 

@@ -178,16 +178,16 @@ std::int64_t inverted_residual_takes(const Conv2dShape& shape, int channels, int
 }
 
 std::int64_t inverted_residual_packed(const Conv2dShape& shape, int channels, int filters,
-                                      bool expands, Conv2dOperands, int) {
+                                      bool expands, ElementType, int) {
   check(shape, channels, filters, expands, false, target_here());
   return Packing(shape, channels, filters, expands).end * 2;
 }
 
 void inverted_residual_pack(const float* first, const float* second, const float* third,
                             void* packed, const Conv2dShape& shape, int channels, int filters,
-                            bool expands, Conv2dOperands operands, Stream stream) {
+                            bool expands, ElementType compute_type, Stream stream) {
   check(shape, channels, filters, expands, false, target_here());
-  with_halves("inverted_residual", operands, [&](auto* type) {
+  with_halves("inverted_residual", compute_type, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
     const Packing at(shape, channels, filters, expands);
     T* const to = static_cast<T*>(packed);
@@ -207,7 +207,7 @@ void inverted_residual_pack(const float* first, const float* second, const float
 void inverted_residual(const void* x, const void* packed, const float* first_bias,
                        const float* second_bias, const float* third_bias, void* y,
                        const Conv2dShape& shape, int channels, int filters, bool expands, bool adds,
-                       const Overflow& overflow, Conv2dOperands operands, UnaryFunction inner,
+                       const Overflow& overflow, ElementType compute_type, UnaryFunction inner,
                        float inner_alpha, float inner_beta, UnaryFunction middle,
                        float middle_alpha, float middle_beta, UnaryFunction outer,
                        float outer_alpha, float outer_beta, Stream stream) {
@@ -233,7 +233,7 @@ void inverted_residual(const void* x, const void* packed, const float* first_bia
   const dim3 grid(static_cast<unsigned>(shape.n),
                   static_cast<unsigned>((p.out_w + p.columns - 1) / p.columns),
                   static_cast<unsigned>(shape.out_h()));
-  with_halves("inverted_residual", operands, [&](auto* type) {
+  with_halves("inverted_residual", compute_type, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
     const Packing at(shape, channels, filters, expands);
     const T* const weights = static_cast<const T*>(packed);

@@ -136,15 +136,15 @@ void launch_width(const Call& c, Stream stream) {
 
 }  // namespace
 
-std::int64_t linear_rows_packed(const LinearShape& shape, Conv2dOperands operands, int) {
+std::int64_t linear_rows_packed(const LinearShape& shape, ElementType compute_type, int) {
   std::int64_t size = 0;
-  with_row_type(operands, [&](auto* type) { size = shape.weight_size() * sizeof(*type); });
+  with_row_type(compute_type, [&](auto* type) { size = shape.weight_size() * sizeof(*type); });
   return size;
 }
 
 void linear_rows_pack(const float* weight, void* packed, const LinearShape& shape,
-                      Conv2dOperands operands, Stream stream) {
-  with_row_type(operands, [&](auto* type) {
+                      ElementType compute_type, Stream stream) {
+  with_row_type(compute_type, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
     linear_rows_pack_kernel<T><<<blocks_for(shape.weight_size()), kBlockThreads, 0, stream>>>(
         weight, static_cast<T*>(packed), shape.weight_size());
@@ -153,21 +153,21 @@ void linear_rows_pack(const float* weight, void* packed, const LinearShape& shap
 }
 
 void linear_rows(const void* input, const void* packed, const float* bias, void* output,
-                 const LinearShape& shape, Stored x_stored, Stored y_stored,
-                 const Overflow& overflow, Conv2dOperands operands, UnaryFunction activation,
+                 const LinearShape& shape, ElementType x_stored, ElementType y_stored,
+                 const Overflow& overflow, ElementType compute_type, UnaryFunction activation,
                  float alpha, float beta, Stream stream) {
   if (shape.n == 0) return;
-  check_stored("x", x_stored, operands);
-  check_stored("y", y_stored, operands);
+  check_storage("x", x_stored, compute_type);
+  check_storage("y", y_stored, compute_type);
   const Call call{input,
                   packed,
                   bias,
                   output,
-                  y_stored != Stored::float32,
+                  y_stored != ElementType::float32,
                   overflow,
                   shape,
                   {activation, alpha, beta}};
-  with_row_type(operands, [&](auto* type) {
+  with_row_type(compute_type, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
     constexpr int kWidth = 16 / sizeof(T);
     const bool wide =
@@ -189,7 +189,7 @@ void linear_rows(const void* input, const void* packed, const float* bias, void*
       if (wide) return launch_width<T, X, kWidth>(call, stream);
       launch_width<T, X, 1>(call, stream);
     };
-    if (x_stored == Stored::float32) return launch_x(static_cast<float*>(nullptr));
+    if (x_stored == ElementType::float32) return launch_x(static_cast<float*>(nullptr));
     launch_x(type);
   });
 }

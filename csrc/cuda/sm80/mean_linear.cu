@@ -332,11 +332,11 @@ void make_ready_for_clusters(Kernel kernel) {
 
 }  // namespace
 
-std::int64_t mean_linear_takes(const AxisShape& shape, int outputs, Conv2dOperands operands,
+std::int64_t mean_linear_takes(const AxisShape& shape, int outputs, ElementType compute_type,
                                const Target& target) {
   if (why_not(shape) != nullptr) return 0;
   bool takes = false;
-  with_row_type(operands, [&](auto* type) {
+  with_row_type(compute_type, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
     const MeanLinear p = laid<T>(shape, outputs);
     takes = groups_of(outputs) <=
@@ -345,17 +345,18 @@ std::int64_t mean_linear_takes(const AxisShape& shape, int outputs, Conv2dOperan
   return takes;
 }
 
-std::int64_t mean_linear_packed(const AxisShape& shape, int outputs, Conv2dOperands operands, int) {
+std::int64_t mean_linear_packed(const AxisShape& shape, int outputs, ElementType compute_type,
+                                int) {
   check(shape);
   std::int64_t bytes = groups_of(outputs) * kOutputs * blocks_of(shape.inner) * kOwnChannels;
-  with_row_type(operands, [&](auto* type) { bytes *= sizeof(*type); });
+  with_row_type(compute_type, [&](auto* type) { bytes *= sizeof(*type); });
   return bytes;
 }
 
 void mean_linear_pack(const float* weight, void* packed, const AxisShape& shape, int outputs,
-                      Conv2dOperands operands, Stream stream) {
-  const std::int64_t bytes = mean_linear_packed(shape, outputs, operands, 0);
-  with_row_type(operands, [&](auto* type) {
+                      ElementType compute_type, Stream stream) {
+  const std::int64_t bytes = mean_linear_packed(shape, outputs, compute_type, 0);
+  with_row_type(compute_type, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
     const MeanLinear p = laid<T>(shape, outputs);
     const std::int64_t size = bytes / sizeof(T);
@@ -367,25 +368,25 @@ void mean_linear_pack(const float* weight, void* packed, const AxisShape& shape,
 
 void mean_linear(const void* x, const void* packed, const float* bias, const float* factors,
                  const float* shift, void* y, const AxisShape& shape, int outputs, float floor,
-                 Stored y_stored, const Overflow& overflow, Conv2dOperands operands,
+                 ElementType y_stored, const Overflow& overflow, ElementType compute_type,
                  UnaryFunction activation, float alpha, float beta, Stream stream) {
   check(shape);
   if (shape.outer == 0 || outputs == 0) return;
-  check_stored("y", y_stored, operands);
+  check_storage("y", y_stored, compute_type);
   for (const void* address :
        {x, packed, static_cast<const void*>(factors), static_cast<const void*>(shift)}) {
     if (!is_aligned(address, 16)) {
       throw std::invalid_argument("mean_linear: expected addresses that are multiples of 16");
     }
   }
-  with_row_type(operands, [&](auto* type) {
+  with_row_type(compute_type, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
     MeanLinear p = laid<T>(shape, outputs);
     p.bias = bias;
     p.factors = factors;
     p.shift = shift;
     p.y = y;
-    p.rounds = y_stored != Stored::float32;
+    p.rounds = y_stored != ElementType::float32;
     p.overflow = overflow;
     p.floor = floor;
     p.activation = {activation, alpha, beta};

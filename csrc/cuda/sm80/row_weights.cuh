@@ -71,15 +71,17 @@ struct Weights<T, 8> {
 
 // Calls body(a null pointer to the type that weights are kept as).
 template <typename Body>
-void with_row_type(Conv2dOperands operands, const Body& body) {
-  switch (operands) {
-    case Conv2dOperands::float32:
-    case Conv2dOperands::tf32:
+void with_row_type(ElementType compute_type, const Body& body) {
+  switch (compute_type) {
+    case ElementType::float32:
+    case ElementType::tf32:
       return body(static_cast<float*>(nullptr));
-    case Conv2dOperands::float16:
+    case ElementType::float16:
       return body(static_cast<__half*>(nullptr));
-    case Conv2dOperands::bfloat16:
+    case ElementType::bfloat16:
       return body(static_cast<__nv_bfloat16*>(nullptr));
+    default:
+      refuse(compute_type);
   }
 }
 

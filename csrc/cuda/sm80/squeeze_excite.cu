@@ -52,21 +52,21 @@ void check(const AxisShape& shape, int hidden) {
 
 }  // namespace
 
-std::int64_t squeeze_excite_packed(const AxisShape& shape, int hidden, Conv2dOperands operands,
+std::int64_t squeeze_excite_packed(const AxisShape& shape, int hidden, ElementType compute_type,
                                    int) {
   check(shape, hidden);
   std::int64_t bytes = 0;
-  with_row_type(operands, [&](auto* type) {
+  with_row_type(compute_type, [&](auto* type) {
     bytes = 2 * shape.inner * hidden_runs_of(hidden) * kRun * static_cast<int>(sizeof(*type));
   });
   return bytes;
 }
 
 void squeeze_excite_pack(const float* first, const float* second, void* packed,
-                         const AxisShape& shape, int hidden, Conv2dOperands operands,
+                         const AxisShape& shape, int hidden, ElementType compute_type,
                          Stream stream) {
   check(shape, hidden);
-  with_row_type(operands, [&](auto* type) {
+  with_row_type(compute_type, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
     const int channels = static_cast<int>(shape.inner), padded = hidden_runs_of(hidden) * kRun;
     squeeze_excite_pack_kernel<T><<<blocks_for(shape.inner * padded), kBlockThreads, 0, stream>>>(
@@ -105,11 +105,11 @@ bool keeps(const AxisShape& shape, int hidden, const Target& target) {
 template <bool Scales>
 void run(const void* x, const void* packed, const float* first_bias, const float* second_bias,
          const float* means, void* y, int parts, const AxisShape& shape, int hidden,
-         Stored x_stored, const Overflow& overflow, Conv2dOperands operands,
+         ElementType x_stored, const Overflow& overflow, ElementType compute_type,
          const Activation& inner, const Activation& outer, float lowest, float highest,
          Stream stream) {
   check(shape, hidden);
-  check_stored("x", x_stored, operands);
+  check_storage("x", x_stored, compute_type);
   if (!is_aligned(x, 16) || !is_aligned(packed, 16) || (Scales && !is_aligned(y, 16))) {
     throw std::invalid_argument("squeeze_excite: expected addresses that are multiples of 16");
   }
@@ -137,7 +137,7 @@ void run(const void* x, const void* packed, const float* first_bias, const float
   p.outer = outer;
   p.lowest = lowest;
   p.highest = highest;
-  with_row_type(operands, [&](auto* type) {
+  with_row_type(compute_type, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
     const std::int64_t all = weight_bytes(shape, hidden, sizeof(T));
     p.own_runs = own_runs_of(shape, all, target);
@@ -155,8 +155,8 @@ void run(const void* x, const void* packed, const float* first_bias, const float
     p.holds_second = weights <= room;
     const int bytes =
         static_cast<int>(floats + weights / 2 * (int{p.holds_first} + int{p.holds_second}));
-    const auto launched = [&](auto* stored) {
-      using X = std::remove_pointer_t<decltype(stored)>;
+    const auto launched = [&](auto* storage) {
+      using X = std::remove_pointer_t<decltype(storage)>;
       const auto kernel = squeeze_excite_kernel<T, X, Scales>;
       CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
       launch("launch of squeeze_excite_kernel", kernel,
@@ -164,7 +164,7 @@ void run(const void* x, const void* packed, const float* first_bias, const float
              p.blocks, static_cast<const X*>(x), static_cast<const T*>(packed), p);
     };
     if constexpr (!Scales) {
-      if (x_stored == Stored::float32) return launched(static_cast<float*>(nullptr));
+      if (x_stored == ElementType::float32) return launched(static_cast<float*>(nullptr));
     }
     if constexpr (!Scales || sizeof(T) == 2) launched(type);
   });
@@ -174,11 +174,12 @@ void run(const void* x, const void* packed, const float* first_bias, const float
 
 void squeeze_excite(const void* x, const void* packed, const float* first_bias,
                     const float* second_bias, const float* means, float* y, int parts,
-                    const AxisShape& shape, int hidden, Stored x_stored, Conv2dOperands operands,
-                    UnaryFunction inner, float inner_alpha, float inner_beta, UnaryFunction outer,
-                    float outer_alpha, float outer_beta, Stream stream) {
+                    const AxisShape& shape, int hidden, ElementType x_stored,
+                    ElementType compute_type, UnaryFunction inner, float inner_alpha,
+                    float inner_beta, UnaryFunction outer, float outer_alpha, float outer_beta,
+                    Stream stream) {
   run<false>(x, packed, first_bias, second_bias, means, y, parts, shape, hidden, x_stored,
-             Overflow{}, operands, {inner, inner_alpha, inner_beta},
+             Overflow{}, compute_type, {inner, inner_alpha, inner_beta},
              {outer, outer_alpha, outer_beta}, 0.0f, 0.0f, stream);
 }
 
@@ -189,13 +190,13 @@ std::int64_t squeeze_excite_scales(const AxisShape& shape, int hidden, const Tar
 
 void squeeze_excite_scale(const void* x, const void* packed, const float* first_bias,
                           const float* second_bias, void* z, const AxisShape& shape, int hidden,
-                          Stored stored, const Overflow& overflow, Conv2dOperands operands,
+                          ElementType storage, const Overflow& overflow, ElementType compute_type,
                           UnaryFunction inner, float inner_alpha, float inner_beta,
                           UnaryFunction outer, float outer_alpha, float outer_beta, float lowest,
                           float highest, Stream stream) {
-  run<true>(x, packed, first_bias, second_bias, nullptr, z, 0, shape, hidden, stored, overflow,
-            operands, {inner, inner_alpha, inner_beta}, {outer, outer_alpha, outer_beta}, lowest,
-            highest, stream);
+  run<true>(x, packed, first_bias, second_bias, nullptr, z, 0, shape, hidden, storage, overflow,
+            compute_type, {inner, inner_alpha, inner_beta}, {outer, outer_alpha, outer_beta},
+            lowest, highest, stream);
 }
 
 }  // namespace cnn_engine::cuda

@@ -1,4 +1,4 @@
-// Elements of the types of stored.h: neighbours are read and written at once, as float32.
+// Elements of the types of types.h: neighbours are read and written at once, as float32.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "ops/stored.h"
+#include "ops/types.h"
 
 namespace cnn_engine::cuda {
 
@@ -70,23 +70,25 @@ __device__ inline void store_neighbours(T* to, const float (&from)[width],
 
 // Calls body(a null pointer to the type of the elements).
 template <typename Body>
-void with_stored(Stored stored, const Body& body) {
-  switch (stored) {
-    case Stored::float32:
+void with_element_type(ElementType storage, const Body& body) {
+  switch (storage) {
+    case ElementType::float32:
       return body(static_cast<float*>(nullptr));
-    case Stored::float16:
+    case ElementType::float16:
       return body(static_cast<__half*>(nullptr));
-    case Stored::bfloat16:
+    case ElementType::bfloat16:
       return body(static_cast<__nv_bfloat16*>(nullptr));
+    default:
+      refuse(storage);
   }
 }
 
 // Where element `offset` of a tensor lies.
-inline const void* element(const void* tensor, Stored stored, std::int64_t offset) {
-  return static_cast<const char*>(tensor) + offset * bytes_of(stored);
+inline const void* element(const void* tensor, ElementType storage, std::int64_t offset) {
+  return static_cast<const char*>(tensor) + offset * bytes_of(storage);
 }
-inline void* element(void* tensor, Stored stored, std::int64_t offset) {
-  return static_cast<char*>(tensor) + offset * bytes_of(stored);
+inline void* element(void* tensor, ElementType storage, std::int64_t offset) {
+  return static_cast<char*>(tensor) + offset * bytes_of(storage);
 }
 
 }  // namespace cnn_engine::cuda

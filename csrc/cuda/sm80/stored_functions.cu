@@ -21,8 +21,8 @@ struct Tensor {
   void* at;
   bool rounded;
 
-  Tensor(const void* at, Stored stored)
-      : at(const_cast<void*>(at)), rounded(stored != Stored::float32) {}
+  Tensor(const void* at, ElementType storage)
+      : at(const_cast<void*>(at)), rounded(storage != ElementType::float32) {}
 
   template <int width>
   __device__ Channels<width> load(std::int64_t offset) const {
@@ -41,17 +41,18 @@ struct Tensor {
 
 // Calls body(a null pointer to the type of 16 bits that the tensors have).
 template <typename Body>
-void with_rounded(const Body& body, Stored a, Stored b, Stored c = Stored::float32) {
-  Stored found = Stored::float32;
-  for (const Stored stored : {a, b, c}) {
-    if (stored == Stored::float32) continue;
-    if (found != Stored::float32 && found != stored) {
+void with_rounded(const Body& body, ElementType a, ElementType b,
+                  ElementType c = ElementType::float32) {
+  ElementType found = ElementType::float32;
+  for (const ElementType storage : {a, b, c}) {
+    if (storage == ElementType::float32) continue;
+    if (found != ElementType::float32 && found != storage) {
       throw std::invalid_argument(std::string("stored: expected one type beside float32, found ") +
-                                  name_of(found) + " and " + name_of(stored));
+                                  name_of(found) + " and " + name_of(storage));
     }
-    found = stored;
+    found = storage;
   }
-  if (found == Stored::bfloat16) return body(static_cast<__nv_bfloat16*>(nullptr));
+  if (found == ElementType::bfloat16) return body(static_cast<__nv_bfloat16*>(nullptr));
   body(static_cast<__half*>(nullptr));
 }
 
@@ -223,9 +224,9 @@ __global__ void __launch_bounds__(kMeanThreads)
 
 }  // namespace
 
-void unary_stored(const void* input, void* output, std::int64_t size, Stored x_stored,
-                  Stored y_stored, const Overflow& overflow, UnaryFunction function, float alpha,
-                  float beta, Stream stream) {
+void unary_stored(const void* input, void* output, std::int64_t size, ElementType x_stored,
+                  ElementType y_stored, const Overflow& overflow, UnaryFunction function,
+                  float alpha, float beta, Stream stream) {
   if (size <= 0) return;
   with_rounded(
       [&](auto* type) {
@@ -242,8 +243,8 @@ void unary_stored(const void* input, void* output, std::int64_t size, Stored x_s
 }
 
 void binary_stored(const void* x, const void* y, void* out, const BinaryShape& shape,
-                   Stored x_stored, Stored y_stored, Stored out_stored, const Overflow& overflow,
-                   BinaryFunction function, Stream stream) {
+                   ElementType x_stored, ElementType y_stored, ElementType out_stored,
+                   const Overflow& overflow, BinaryFunction function, Stream stream) {
   Strided<3> walk = walk_of(shape);
   if (walk.size == 0) return;
   with_rounded(
@@ -263,8 +264,9 @@ void binary_stored(const void* x, const void* y, void* out, const BinaryShape& s
 }
 
 void affine_channel_stored(const void* x, const float* center, const float* scale,
-                           const float* shift, void* y, const ChannelShape& shape, Stored x_stored,
-                           Stored y_stored, const Overflow& overflow, Stream stream) {
+                           const float* shift, void* y, const ChannelShape& shape,
+                           ElementType x_stored, ElementType y_stored, const Overflow& overflow,
+                           Stream stream) {
   const std::int64_t size = shape.outer * shape.channels;
   if (size == 0) return;
   with_rounded(
@@ -283,8 +285,8 @@ void affine_channel_stored(const void* x, const float* center, const float* scal
 }
 
 void normalize_rows_stored(const void* x, const float* scale, const float* shift, void* y,
-                           const NormalizeRowsShape& shape, Stored x_stored, Stored y_stored,
-                           const Overflow& overflow, Stream stream) {
+                           const NormalizeRowsShape& shape, ElementType x_stored,
+                           ElementType y_stored, const Overflow& overflow, Stream stream) {
   if (shape.groups != 1 || shape.span != 1 || shape.channels > kMostRowChannels) {
     throw std::invalid_argument("rows: expected one group, a span of 1 and at most " +
                                 std::to_string(kMostRowChannels) + " channels");
@@ -312,8 +314,8 @@ void normalize_rows_stored(const void* x, const float* scale, const float* shift
       x_stored, y_stored);
 }
 
-void mean_stored(const void* x, void* y, const AxisShape& shape, Stored x_stored, Stored y_stored,
-                 const Overflow& overflow, Stream stream) {
+void mean_stored(const void* x, void* y, const AxisShape& shape, ElementType x_stored,
+                 ElementType y_stored, const Overflow& overflow, Stream stream) {
   if (shape.outer * shape.inner == 0) return;
   constexpr std::int64_t kMostImages = 65535;  // of a launch
   if (shape.axis > std::numeric_limits<int>::max() / 2) {

@@ -14,23 +14,23 @@ namespace cnn_engine::cuda {
 namespace wgmma {
 namespace {
 
-constexpr int item_bytes(Conv2dOperands operands) { return has_16_bits(operands) ? 2 : 4; }
+constexpr int item_bytes(ElementType compute_type) { return has_16_bits(compute_type) ? 2 : 4; }
 
 // Channels of a step.
-constexpr int channels_of(Conv2dOperands operands) { return 128 / item_bytes(operands); }
+constexpr int channels_of(ElementType compute_type) { return 128 / item_bytes(compute_type); }
 
-int chunks_of(const Conv2dShape& shape, Conv2dOperands operands) {
-  return divided(shape.c, channels_of(operands));
+int chunks_of(const Conv2dShape& shape, ElementType compute_type) {
+  return divided(shape.c, channels_of(compute_type));
 }
 
 // Why the kernel cannot run a shape, or null.
-const char* why_not(const Conv2dShape& shape, Conv2dOperands operands) {
+const char* why_not(const Conv2dShape& shape, ElementType compute_type) {
   const int down = (shape.r - 1) * shape.dilation_h, right = (shape.s - 1) * shape.dilation_w;
   const auto is_corner = [](int offset) {
     return offset >= -128 && offset <= 127;
   };
   if (shape.groups != 1) return "one group";
-  if (has_16_bits(operands) && shape.c % 8 != 0) return "channels in eights";
+  if (has_16_bits(compute_type) && shape.c % 8 != 0) return "channels in eights";
   if (shape.c % 4 != 0) return "channels in fours";
   if (shape.stride_h > 8 || shape.stride_w > 8) return "strides up to 8";
   if (!is_corner(-shape.pad_top) || !is_corner(-shape.pad_left) ||
@@ -41,23 +41,23 @@ const char* why_not(const Conv2dShape& shape, Conv2dOperands operands) {
   return nullptr;
 }
 
-void check(const Conv2dShape& shape, Conv2dOperands operands) {
-  if (const char* expected = why_not(shape, operands)) {
+void check(const Conv2dShape& shape, ElementType compute_type) {
+  if (const char* expected = why_not(shape, compute_type)) {
     throw std::invalid_argument(std::string("conv2d_nhwc_wgmma: expected ") + expected);
   }
 }
 
-bool in_pieces(const void* address, int pitch, Stored stored) {
-  return is_aligned(address, 16) && pitch * bytes_of(stored) % 16 == 0;
+bool in_pieces(const void* address, int pitch, ElementType storage) {
+  return is_aligned(address, 16) && pitch * bytes_of(storage) % 16 == 0;
 }
 
-void check_source(const void* x, int pitch, Stored stored, Conv2dOperands operands) {
-  check_stored("x", stored, operands);
-  if (bytes_of(stored) != item_bytes(operands) || !in_pieces(x, pitch, stored)) {
+void check_source(const void* x, int pitch, ElementType storage, ElementType compute_type) {
+  check_storage("x", storage, compute_type);
+  if (bytes_of(storage) != item_bytes(compute_type) || !in_pieces(x, pitch, storage)) {
     throw std::invalid_argument(std::string("conv2d_nhwc_wgmma: expected x in ") +
-                                name_of(operands) +
+                                name_of(compute_type) +
                                 ", its pitch and all addresses multiples of 16 bytes, found " +
-                                name_of(stored) + " with a pitch of " + std::to_string(pitch));
+                                name_of(storage) + " with a pitch of " + std::to_string(pitch));
   }
 }
 
@@ -69,19 +69,19 @@ void check_packed(const void* packed) {
 }
 
 // Why patches cannot make the pooled results of a shape, or null.
-const char* why_not_pooled(const Conv2dShape& shape, Conv2dOperands operands) {
-  if (!has_16_bits(operands)) return "operands of 16 bits";
+const char* why_not_pooled(const Conv2dShape& shape, ElementType compute_type) {
+  if (!has_16_bits(compute_type)) return "operands of 16 bits";
   if (shape.r != 3 || shape.s != 3 || shape.stride_h * shape.stride_w != 1 ||
       shape.dilation_h * shape.dilation_w != 1) {
     return "a kernel of 3x3, one place apart, without dilation";
   }
   if (shape.k % 8 != 0) return "filters in eights";
-  return why_not(shape, operands);
+  return why_not(shape, compute_type);
 }
 
 void check_pooled(const Conv2dShape& shape, const Conv2dPitches& pitches, const void* output,
-                  Conv2dOperands operands) {
-  const char* expected = why_not_pooled(shape, operands);
+                  ElementType compute_type) {
+  const char* expected = why_not_pooled(shape, compute_type);
   if (!expected && !(is_aligned(output, 16) && pitches.y % 8 == 0)) {
     expected = "y's pitch and address in multiples of 16 bytes";
   }
@@ -98,9 +98,9 @@ const char* why_apart(const Conv2dShape& a, const Conv2dShape& b, bool beside) {
 }
 
 void check_pair(const Conv2dShape& shape, const Conv2dShape& other, bool beside,
-                Conv2dOperands operands) {
-  check(shape, operands);
-  check(other, operands);
+                ElementType compute_type) {
+  check(shape, compute_type);
+  check(other, compute_type);
   if (const char* expected = why_apart(shape, other, beside)) {
     const auto said = [](const Conv2dShape& of) {
       return "[" + std::to_string(of.n) + ", " + std::to_string(of.out_h()) + ", " +
@@ -111,25 +111,25 @@ void check_pair(const Conv2dShape& shape, const Conv2dShape& other, bool beside,
   }
 }
 
-Source source_of(const Conv2dShape& shape, Conv2dOperands operands) {
+Source source_of(const Conv2dShape& shape, ElementType compute_type) {
   return {is_tiled(shape),  shape.stride_h,
           shape.stride_w,   shape.pad_top,
           shape.pad_left,   shape.dilation_h,
           shape.dilation_w, shape.s,
-          shape.r,          chunks_of(shape, operands)};
+          shape.r,          chunks_of(shape, compute_type)};
 }
 
 // Bytes of packed weights, without float32's scales of filters.
-std::int64_t unit_bytes(const Conv2dShape& shape, Conv2dOperands operands) {
+std::int64_t unit_bytes(const Conv2dShape& shape, ElementType compute_type) {
   return std::int64_t{kUnitBytes} * divided(shape.k, kFilters) * shape.r * shape.s *
-         chunks_of(shape, operands);
+         chunks_of(shape, compute_type);
 }
 // Where those lie behind units of so many bytes; null of other types.
 template <typename Void>
-auto scales_at(Void* packed, std::int64_t bytes, Conv2dOperands operands) {
+auto scales_at(Void* packed, std::int64_t bytes, ElementType compute_type) {
   using Scale = std::conditional_t<std::is_const_v<Void>, const float, float>;
   using Byte = std::conditional_t<std::is_const_v<Void>, const char, char>;
-  const bool some = operands == Conv2dOperands::float32;
+  const bool some = compute_type == ElementType::float32;
   return some ? reinterpret_cast<Scale*>(static_cast<Byte*>(packed) + bytes) : nullptr;
 }
 
@@ -141,16 +141,16 @@ float cut_off_of(int channels) {
 
 // What is summed; `other` may be null. With `beside` its filters follow the first's.
 Product product_of(const Conv2dShape& shape, const Conv2dShape* other, bool beside,
-                   Conv2dOperands operands) {
+                   ElementType compute_type) {
   Product p = {};
-  static_cast<Source&>(p) = source_of(shape, operands);
+  static_cast<Source&>(p) = source_of(shape, compute_type);
   p.channels = shape.c;
   p.cut_off = cut_off_of(other ? std::max(shape.c, other->c) : shape.c);
   p.filters = shape.k;
   p.out_h = shape.out_h();
   p.out_w = shape.out_w();
   p.both = other != nullptr;
-  if (other) p.second = source_of(*other, operands);
+  if (other) p.second = source_of(*other, compute_type);
   p.steps = p.own_steps() + p.second.own_steps();
   p.first_steps = beside ? p.own_steps() : p.steps;
   p.second_filter = divided(shape.k, kFilters) * kFilters;
@@ -160,7 +160,7 @@ Product product_of(const Conv2dShape& shape, const Conv2dShape* other, bool besi
 }
 
 // Says of a product how its end may be computed.
-void set_ends(Product& p, Conv2dOperands operands) {
+void set_ends(Product& p, ElementType compute_type) {
   const bool is_relu = p.activation == UnaryFunction::relu;
   p.low = is_relu ? 0.0f : p.alpha;
   p.high = is_relu ? std::numeric_limits<float>::infinity() : p.beta;
@@ -168,26 +168,26 @@ void set_ends(Product& p, Conv2dOperands operands) {
   const bool all_rounded = p.y_is_rounded && (!p.residual || p.residual_is_rounded);
   const bool in_tiles = p.in_pieces && p.filters % 8 == 0;
   p.in_fragments = all_rounded && in_tiles && is_clamp;
-  p.at_once = !has_16_bits(operands) && is_clamp;
+  p.at_once = !has_16_bits(compute_type) && is_clamp;
   const bool ends_staying = p.residual ? is_clamp && !p.both
                                        : is_clamp || p.activation == UnaryFunction::hard_swish ||
                                              p.activation == UnaryFunction::swish ||
                                              p.activation == UnaryFunction::gelu;
-  p.may_stay = (all_rounded || operands == Conv2dOperands::tf32) && in_tiles && !p.has_prologue() &&
-               ends_staying;
+  p.may_stay = (all_rounded || compute_type == ElementType::tf32) && in_tiles &&
+               !p.has_prologue() && ends_staying;
   p.in_rows = p.in_fragments && !p.residual && !p.both && p.taps_a_row == 3 &&
               p.taps_a_column == 3 && p.stride_h * p.stride_w * p.dilation_h * p.dilation_w == 1;
 }
 
 // Steps of the first source that need no more than its `known` channels.
-int steps_ahead(const Product& p, Conv2dOperands operands, int known) {
+int steps_ahead(const Product& p, ElementType compute_type, int known) {
   if (known >= p.channels) return p.own_steps();
-  return p.taps_a_row * p.taps_a_column == 1 ? known / channels_of(operands) : 0;
+  return p.taps_a_row * p.taps_a_column == 1 ? known / channels_of(compute_type) : 0;
 }
 
 // Launches a product of a whole batch, of which its places and what depends on them are not set.
-void launch_batch(const Sources& from, const Product& batch, const Conv2dStored& stored,
-                  Conv2dOperands operands, int rank, Stream stream) {
+void launch_batch(const Sources& from, const Product& batch, const Conv2dStorage& storage,
+                  ElementType compute_type, int rank, Stream stream) {
   if (from.first.shape.n == 0) return;
   const int multiprocessors = target_here().multiprocessors;
   const std::int64_t places = std::int64_t{batch.out_h} * batch.out_w;
@@ -199,67 +199,68 @@ void launch_batch(const Sources& from, const Product& batch, const Conv2dStored&
     for (Images* source : {&part.first, &part.second}) {
       if (!source->x) continue;
       const Conv2dShape& shape = source->shape;
-      source->x = element(source->x, stored.x, first * shape.h * shape.w * source->pitch);
+      source->x = element(source->x, storage.x, first * shape.h * shape.w * source->pitch);
       source->shape.n = images;
     }
     Product p = batch;
     if (p.scale_per_image) p.scale += first * p.channels;
-    if (p.residual) p.residual = element(p.residual, stored.residual, before * p.residual_pitch);
-    p.y = element(p.y, stored.y, before * p.y_pitch);
-    p.residual_is_rounded = stored.residual != Stored::float32;
-    p.y_is_rounded = stored.y != Stored::float32;
-    p.in_pieces = in_pieces(p.y, p.y_pitch, stored.y) &&
-                  (!p.residual || in_pieces(p.residual, p.residual_pitch, stored.residual));
+    if (p.residual) p.residual = element(p.residual, storage.residual, before * p.residual_pitch);
+    p.y = element(p.y, storage.y, before * p.y_pitch);
+    p.residual_is_rounded = storage.residual != ElementType::float32;
+    p.y_is_rounded = storage.y != ElementType::float32;
+    p.in_pieces = in_pieces(p.y, p.y_pitch, storage.y) &&
+                  (!p.residual || in_pieces(p.residual, p.residual_pitch, storage.residual));
     p.rows = static_cast<int>(images * places);
-    set_ends(p, operands);
-    const Choice choice = choose(p, operands, multiprocessors, rank);
-    with_type(operands, [&](auto* type) {
+    set_ends(p, compute_type);
+    const Choice choice = choose(p, compute_type, multiprocessors, rank);
+    with_type(compute_type, [&](auto* type) {
       launch_product<std::remove_pointer_t<decltype(type)>>(part, p, choice, stream);
     });
   });
 }
 
 // What a function of such results, stored as what is multiplied, takes.
-double time_of(Product p, const Conv2dShape& shape, Conv2dOperands operands, const void* residual,
+double time_of(Product p, const Conv2dShape& shape, ElementType compute_type, const void* residual,
                int multiprocessors, UnaryFunction function = UnaryFunction::relu) {
   p.activation = function;
   p.residual = residual;
-  p.residual_is_rounded = p.y_is_rounded = has_16_bits(operands);
+  p.residual_is_rounded = p.y_is_rounded = has_16_bits(compute_type);
   p.in_pieces = true;
   p.rows = static_cast<int>(std::min<std::int64_t>(std::int64_t{shape.n} * p.out_h * p.out_w,
                                                    std::numeric_limits<int>::max()));
-  set_ends(p, operands);
-  return least_time(p, operands, multiprocessors);
+  set_ends(p, compute_type);
+  return least_time(p, compute_type, multiprocessors);
 }
 
 }  // namespace
 
 double product_time(const Conv2dShape& shape, const void* residual, UnaryFunction function,
-                    Conv2dOperands operands, int multiprocessors) {
-  const Product p = product_of(shape, nullptr, false, operands);
-  return time_of(p, shape, operands, residual, multiprocessors, function);
+                    ElementType compute_type, int multiprocessors) {
+  const Product p = product_of(shape, nullptr, false, compute_type);
+  return time_of(p, shape, compute_type, residual, multiprocessors, function);
 }
 
 }  // namespace wgmma
 
-std::int64_t conv2d_nhwc_wgmma_takes(const Conv2dShape& shape, Conv2dOperands operands,
+std::int64_t conv2d_nhwc_wgmma_takes(const Conv2dShape& shape, ElementType compute_type,
                                      const Target&) {
-  return wgmma::why_not(shape, operands) == nullptr;
+  return wgmma::why_not(shape, compute_type) == nullptr;
 }
 
-std::int64_t conv2d_nhwc_wgmma_packed(const Conv2dShape& shape, Conv2dOperands operands, int) {
-  wgmma::check(shape, operands);
-  const bool scaled = operands == Conv2dOperands::float32;
-  return wgmma::unit_bytes(shape, operands) + (scaled ? 4 * wgmma::padded_filters(shape) : 0);
+std::int64_t conv2d_nhwc_wgmma_packed(const Conv2dShape& shape, ElementType compute_type, int) {
+  wgmma::check(shape, compute_type);
+  const bool scaled = compute_type == ElementType::float32;
+  return wgmma::unit_bytes(shape, compute_type) + (scaled ? 4 * wgmma::padded_filters(shape) : 0);
 }
 
 void conv2d_nhwc_wgmma_pack(const float* weight, void* packed, const Conv2dShape& shape,
-                            Conv2dOperands operands, Stream stream) {
-  wgmma::check(shape, operands);
-  const wgmma::Product p = wgmma::product_of(shape, nullptr, false, operands);
-  wgmma::with_type(operands, [&](auto* type) {
+                            ElementType compute_type, Stream stream) {
+  wgmma::check(shape, compute_type);
+  const wgmma::Product p = wgmma::product_of(shape, nullptr, false, compute_type);
+  wgmma::with_type(compute_type, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
-    float* const scales = wgmma::scales_at(packed, wgmma::unit_bytes(shape, operands), operands);
+    float* const scales =
+        wgmma::scales_at(packed, wgmma::unit_bytes(shape, compute_type), compute_type);
     wgmma::launch_scales<T>(weight, scales, shape, false, stream);
     wgmma::launch_pack<T>(weight, packed, scales, shape, p.chunks, 0, p.steps, stream);
   });
@@ -270,18 +271,18 @@ void conv2d_nhwc_wgmma_pack(const float* weight, void* packed, const Conv2dShape
 void conv2d_nhwc_wgmma(const void* input, const void* packed, const float* bias,
                        const void* residual, const float* scale, const float* shift, void* output,
                        const Conv2dShape& shape, const Conv2dPitches& pitches,
-                       const Conv2dStored& stored, const Overflow& overflow,
-                       Conv2dOperands operands, bool scale_per_image, float floor,
+                       const Conv2dStorage& storage, const Overflow& overflow,
+                       ElementType compute_type, bool scale_per_image, float floor,
                        UnaryFunction activation, float alpha, float beta, int known, bool holds,
                        int rank, Stream stream) {
-  wgmma::check(shape, operands);
-  check_stored("residual", stored.residual, operands);
-  check_stored("y", stored.y, operands);
-  wgmma::check_source(input, pitches.x, stored.x, operands);
+  wgmma::check(shape, compute_type);
+  check_storage("residual", storage.residual, compute_type);
+  check_storage("y", storage.y, compute_type);
+  wgmma::check_source(input, pitches.x, storage.x, compute_type);
   wgmma::check_packed(packed);
-  wgmma::Product p = wgmma::product_of(shape, nullptr, false, operands);
+  wgmma::Product p = wgmma::product_of(shape, nullptr, false, compute_type);
   p.packed = static_cast<const char*>(packed);
-  p.filter_scales = wgmma::scales_at(packed, wgmma::unit_bytes(shape, operands), operands);
+  p.filter_scales = wgmma::scales_at(packed, wgmma::unit_bytes(shape, compute_type), compute_type);
   p.bias = bias;
   p.residual = residual;
   p.scale = scale;
@@ -298,39 +299,41 @@ void conv2d_nhwc_wgmma(const void* input, const void* packed, const float* bias,
         "scale, shift, floor: expected a kernel of 1x1 without padding, and addresses that are "
         "multiples of 16");
   }
-  p.ahead = wgmma::steps_ahead(p, operands, known);
+  p.ahead = wgmma::steps_ahead(p, compute_type, known);
   p.holds = holds;
   p.activation = activation;
   p.alpha = alpha;
   p.beta = beta;
   p.overflow = overflow;
-  wgmma::launch_batch({{input, shape, pitches.x}, {}}, p, stored, operands, rank, stream);
+  wgmma::launch_batch({{input, shape, pitches.x}, {}}, p, storage, compute_type, rank, stream);
 }
 
-std::int64_t conv2d_nhwc_wgmma_pool_takes(const Conv2dShape& shape, Conv2dOperands operands,
+std::int64_t conv2d_nhwc_wgmma_pool_takes(const Conv2dShape& shape, ElementType compute_type,
                                           const Target& target) {
-  if (!conv2d_nhwc_wgmma_takes(shape, operands, target) || wgmma::why_not_pooled(shape, operands)) {
+  if (!conv2d_nhwc_wgmma_takes(shape, compute_type, target) ||
+      wgmma::why_not_pooled(shape, compute_type)) {
     return 0;
   }
-  wgmma::Product p = wgmma::product_of(shape, nullptr, false, operands);
+  wgmma::Product p = wgmma::product_of(shape, nullptr, false, compute_type);
   const int multiprocessors = target.multiprocessors;
-  const double apart = wgmma::time_of(p, shape, operands, nullptr, multiprocessors);
+  const double apart = wgmma::time_of(p, shape, compute_type, nullptr, multiprocessors);
   p.pools = true;
-  const double together = wgmma::time_of(p, shape, operands, nullptr, multiprocessors);
+  const double together = wgmma::time_of(p, shape, compute_type, nullptr, multiprocessors);
   const double made = 2.0 * shape.n * shape.out_h() * shape.out_w() * shape.k;  // bytes
   return together < apart + wgmma::pool_time(1.25 * made);
 }
 
 void conv2d_nhwc_wgmma_pool(const void* input, const void* packed, const float* bias, void* output,
                             const Conv2dShape& shape, const Conv2dPitches& pitches,
-                            const Overflow& overflow, Conv2dOperands operands,
+                            const Overflow& overflow, ElementType compute_type,
                             UnaryFunction activation, float alpha, float beta, int rank,
                             Stream stream) {
-  wgmma::check_pooled(shape, pitches, output, operands);
-  const Stored stored = operands == Conv2dOperands::float16 ? Stored::float16 : Stored::bfloat16;
-  wgmma::check_source(input, pitches.x, stored, operands);
+  wgmma::check_pooled(shape, pitches, output, compute_type);
+  const ElementType storage =
+      compute_type == ElementType::float16 ? ElementType::float16 : ElementType::bfloat16;
+  wgmma::check_source(input, pitches.x, storage, compute_type);
   wgmma::check_packed(packed);
-  wgmma::Product p = wgmma::product_of(shape, nullptr, false, operands);
+  wgmma::Product p = wgmma::product_of(shape, nullptr, false, compute_type);
   p.pools = true;
   p.packed = static_cast<const char*>(packed);
   p.bias = bias;
@@ -343,21 +346,22 @@ void conv2d_nhwc_wgmma_pool(const void* input, const void* packed, const float* 
   if (activation != UnaryFunction::relu && activation != UnaryFunction::clip) {
     throw std::invalid_argument("conv2d_nhwc_wgmma_pool: expected a clamp");
   }
-  wgmma::launch_batch({{input, shape, pitches.x}, {}}, p, {stored, Stored::float32, stored},
-                      operands, rank, stream);
+  wgmma::launch_batch({{input, shape, pitches.x}, {}}, p, {storage, ElementType::float32, storage},
+                      compute_type, rank, stream);
 }
 
 std::int64_t conv2d_nhwc_wgmma_pair_takes(const Conv2dShape& shape, const Conv2dShape& other,
-                                          bool beside, Conv2dOperands operands,
+                                          bool beside, ElementType compute_type,
                                           const Target& target) {
-  if (!conv2d_nhwc_wgmma_takes(shape, operands, target) ||
-      !conv2d_nhwc_wgmma_takes(other, operands, target) || wgmma::why_apart(shape, other, beside)) {
+  if (!conv2d_nhwc_wgmma_takes(shape, compute_type, target) ||
+      !conv2d_nhwc_wgmma_takes(other, compute_type, target) ||
+      wgmma::why_apart(shape, other, beside)) {
     return 0;
   }
   const int multiprocessors = target.multiprocessors;
   const auto time = [&](const Conv2dShape& first, const Conv2dShape* second, const void* residual) {
-    const wgmma::Product p = wgmma::product_of(first, second, second && beside, operands);
-    return wgmma::time_of(p, first, operands, residual, multiprocessors);
+    const wgmma::Product p = wgmma::product_of(first, second, second && beside, compute_type);
+    return wgmma::time_of(p, first, compute_type, residual, multiprocessors);
   };
   const void* const some = &shape;
   return time(shape, &other, nullptr) <
@@ -365,22 +369,22 @@ std::int64_t conv2d_nhwc_wgmma_pair_takes(const Conv2dShape& shape, const Conv2d
 }
 
 std::int64_t conv2d_nhwc_wgmma_pair_packed(const Conv2dShape& shape, const Conv2dShape& other,
-                                           bool beside, Conv2dOperands operands, int) {
-  wgmma::check_pair(shape, other, beside, operands);
-  return conv2d_nhwc_wgmma_packed(shape, operands, 0) +
-         conv2d_nhwc_wgmma_packed(other, operands, 0);
+                                           bool beside, ElementType compute_type, int) {
+  wgmma::check_pair(shape, other, beside, compute_type);
+  return conv2d_nhwc_wgmma_packed(shape, compute_type, 0) +
+         conv2d_nhwc_wgmma_packed(other, compute_type, 0);
 }
 
 void conv2d_nhwc_wgmma_pair_pack(const float* weight, const float* other_weight, void* packed,
                                  const Conv2dShape& shape, const Conv2dShape& other, bool beside,
-                                 Conv2dOperands operands, Stream stream) {
-  wgmma::check_pair(shape, other, beside, operands);
-  const wgmma::Product p = wgmma::product_of(shape, &other, beside, operands);
-  wgmma::with_type(operands, [&](auto* type) {
+                                 ElementType compute_type, Stream stream) {
+  wgmma::check_pair(shape, other, beside, compute_type);
+  const wgmma::Product p = wgmma::product_of(shape, &other, beside, compute_type);
+  wgmma::with_type(compute_type, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
-    const std::int64_t first = wgmma::unit_bytes(shape, operands);
+    const std::int64_t first = wgmma::unit_bytes(shape, compute_type);
     float* const scales =
-        wgmma::scales_at(packed, first + wgmma::unit_bytes(other, operands), operands);
+        wgmma::scales_at(packed, first + wgmma::unit_bytes(other, compute_type), compute_type);
     float* const others = scales && beside ? scales + wgmma::padded_filters(shape) : scales;
     wgmma::launch_scales<T>(weight, scales, shape, false, stream);
     wgmma::launch_scales<T>(other_weight, others, other, !beside, stream);
@@ -397,29 +401,30 @@ void conv2d_nhwc_wgmma_pair_pack(const float* weight, const float* other_weight,
 void conv2d_nhwc_wgmma_pair(const void* input, const void* other_input, const void* packed,
                             const float* bias, void* output, const Conv2dShape& shape,
                             const Conv2dShape& other, bool beside, const Conv2dPitches& pitches,
-                            int other_pitch, const Conv2dStored& stored, const Overflow& overflow,
-                            Conv2dOperands operands, UnaryFunction activation, float alpha,
+                            int other_pitch, const Conv2dStorage& storage, const Overflow& overflow,
+                            ElementType compute_type, UnaryFunction activation, float alpha,
                             float beta, int known, bool holds, int rank, Stream stream) {
-  wgmma::check_pair(shape, other, beside, operands);
-  check_stored("y", stored.y, operands);
-  wgmma::check_source(input, pitches.x, stored.x, operands);
-  wgmma::check_source(other_input, other_pitch, stored.x, operands);
+  wgmma::check_pair(shape, other, beside, compute_type);
+  check_storage("y", storage.y, compute_type);
+  wgmma::check_source(input, pitches.x, storage.x, compute_type);
+  wgmma::check_source(other_input, other_pitch, storage.x, compute_type);
   wgmma::check_packed(packed);
-  wgmma::Product p = wgmma::product_of(shape, &other, beside, operands);
+  wgmma::Product p = wgmma::product_of(shape, &other, beside, compute_type);
   p.packed = static_cast<const char*>(packed);
   p.filter_scales = wgmma::scales_at(
-      packed, wgmma::unit_bytes(shape, operands) + wgmma::unit_bytes(other, operands), operands);
+      packed, wgmma::unit_bytes(shape, compute_type) + wgmma::unit_bytes(other, compute_type),
+      compute_type);
   p.bias = bias;
   p.y = output;
   p.y_pitch = pitches.y;
-  p.ahead = wgmma::steps_ahead(p, operands, known);
+  p.ahead = wgmma::steps_ahead(p, compute_type, known);
   p.holds = holds;
   p.activation = activation;
   p.alpha = alpha;
   p.beta = beta;
   p.overflow = overflow;
-  wgmma::launch_batch({{input, shape, pitches.x}, {other_input, other, other_pitch}}, p, stored,
-                      operands, rank, stream);
+  wgmma::launch_batch({{input, shape, pitches.x}, {other_input, other, other_pitch}}, p, storage,
+                      compute_type, rank, stream);
 }
 
 }  // namespace cnn_engine::cuda

@@ -101,7 +101,7 @@ std::int64_t bottleneck_takes(const Conv2dShape& shape, int outputs, int reduced
   return clusters <= bottlenecks::clusters_of(shares, target);
 }
 
-std::int64_t bottleneck_packed(const Conv2dShape& shape, int outputs, int reduced, Conv2dOperands,
+std::int64_t bottleneck_packed(const Conv2dShape& shape, int outputs, int reduced, ElementType,
                                int) {
   bottlenecks::check(shape, outputs, reduced);
   const int shares = bottlenecks::shares_of(shape, outputs, reduced);
@@ -109,11 +109,11 @@ std::int64_t bottleneck_packed(const Conv2dShape& shape, int outputs, int reduce
 }
 
 void bottleneck_pack(const float* first, const float* second, const float* third, void* packed,
-                     const Conv2dShape& shape, int outputs, int reduced, Conv2dOperands operands,
+                     const Conv2dShape& shape, int outputs, int reduced, ElementType compute_type,
                      Stream stream) {
-  const std::int64_t bytes = bottleneck_packed(shape, outputs, reduced, operands, 0);
+  const std::int64_t bytes = bottleneck_packed(shape, outputs, reduced, compute_type, 0);
   const int shares = bottlenecks::shares_of(shape, outputs, reduced);
-  with_halves("bottleneck", operands, [&](auto* type) {
+  with_halves("bottleneck", compute_type, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
     char *const to = static_cast<char*>(packed), *const next =
                                                      to + bottlenecks::first_bytes(shares);
@@ -134,7 +134,7 @@ void bottleneck_pack(const float* first, const float* second, const float* third
 void bottleneck(const void* x, const void* packed, const float* first_bias,
                 const float* second_bias, const float* third_bias, const void* residual, void* y,
                 void* next, const Conv2dShape& shape, int outputs, int reduced,
-                const Overflow& overflow, Conv2dOperands operands, UnaryFunction inner,
+                const Overflow& overflow, ElementType compute_type, UnaryFunction inner,
                 float inner_alpha, float inner_beta, UnaryFunction outer, float outer_alpha,
                 float outer_beta, UnaryFunction after, float after_alpha, float after_beta,
                 Stream stream) {
@@ -151,7 +151,7 @@ void bottleneck(const void* x, const void* packed, const float* first_bias,
   const wgmma::Clamp first_clamp = wgmma::clamp_of(inner, inner_alpha, inner_beta, kExpected),
                      second_clamp = wgmma::clamp_of(outer, outer_alpha, outer_beta, kExpected),
                      third_clamp = wgmma::clamp_of(after, after_alpha, after_beta, kExpected);
-  with_halves("bottleneck", operands, [&](auto* type) {
+  with_halves("bottleneck", compute_type, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
     const std::int64_t places = std::int64_t{shape.h} * shape.w;
     for_each_part_of_batch(shape.n, places, [&](std::int64_t before, int images) {

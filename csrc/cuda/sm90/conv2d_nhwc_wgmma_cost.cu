@@ -87,9 +87,9 @@ static_assert(sizeof(kPatchCosts) / sizeof(kPatchCosts[0]) == kPatches);
 // Of a max pool of 2x2 by itself, and of each byte that it reads and writes.
 constexpr double kPoolLaunch = 1.2, kPoolByte = 0.31e-6;
 
-const Costs& costs_of(Conv2dOperands operands) {
-  if (operands == Conv2dOperands::float32) return kSplitCosts;
-  return operands == Conv2dOperands::tf32 ? kTf32Costs : kCosts;
+const Costs& costs_of(ElementType compute_type) {
+  if (compute_type == ElementType::float32) return kSplitCosts;
+  return compute_type == ElementType::tf32 ? kTf32Costs : kCosts;
 }
 
 // A tile with 1, 2, 4 and 8 blocks for its sums; patches too.
@@ -117,12 +117,12 @@ void rate_patches(Rating& found, const Product& p, int multiprocessors) {
   }
 }
 
-Rating rate(const Product& p, Conv2dOperands operands, int multiprocessors) {
-  const Costs& costs = costs_of(operands);
+Rating rate(const Product& p, ElementType compute_type, int multiprocessors) {
+  const Costs& costs = costs_of(compute_type);
   Rating found;
   rate_patches(found, p, multiprocessors);
   if (p.pools) return found;
-  const bool is_gelu = p.activation == UnaryFunction::gelu && has_16_bits(operands);
+  const bool is_gelu = p.activation == UnaryFunction::gelu && has_16_bits(compute_type);
   for (int tile = 0; tile < costs.shapes.count; ++tile) {
     const TileShape& shape = costs.shapes.at[tile];
     if (!shape.is_compiled(p.has_prologue(), p.both)) continue;
@@ -146,7 +146,8 @@ Rating rate(const Product& p, Conv2dOperands operands, int multiprocessors) {
       const int beside = received_bytes(shape.groups, shape.columns, split) +
                          (p.residual && p.residual_is_rounded ? own * shape.groups * 128 : 0);
       // Of 16 bits, whose costs are fitted so, as if two blocks with two stages always had room.
-      if (!has_16_bits(operands) && !alone && beside + 2 * shape.stage_bytes() > kHalf) continue;
+      if (!has_16_bits(compute_type) && !alone && beside + 2 * shape.stage_bytes() > kHalf)
+        continue;
       const int stages = std::max(2, ((alone ? kAll : kHalf) - beside) / shape.stage_bytes());
       const double late = steps > stages ? costs.latency / stages : 0.0,
                    rounds = std::ceil(blocks / 2);
@@ -162,14 +163,14 @@ Rating rate(const Product& p, Conv2dOperands operands, int multiprocessors) {
   }
   for (int tile = 0; tile < kStayingTiles && p.may_stay; ++tile) {
     const StayingShape& shape = kStaying[tile];
-    const StayingCost& cost = (is_gelu                 ? kGeluStayingCosts
-                               : has_16_bits(operands) ? kStayingCosts
-                                                       : kTf32StayingCosts)[tile];
+    const StayingCost& cost = (is_gelu                     ? kGeluStayingCosts
+                               : has_16_bits(compute_type) ? kStayingCosts
+                                                           : kTf32StayingCosts)[tile];
     const double tiles =
         double{1} * divided(p.rows, shape.columns) * divided(p.filters, shape.groups * kFilters);
     if (!p.fits(shape.groups * kFilters)) continue;
     if (tiles <= multiprocessors) {
-      if (tile + 1 == kStayingTiles && has_16_bits(operands) && p.tiled && !p.both) {
+      if (tile + 1 == kStayingTiles && has_16_bits(compute_type) && p.tiled && !p.both) {
         found.add(kStayingOnce + p.steps * kStayingOnceStep,
                   {Form::staying, tile, 1, 0, multiprocessors});
       }
@@ -202,14 +203,14 @@ Rating rate(const Product& p, Conv2dOperands operands, int multiprocessors) {
 
 }  // namespace
 
-double least_time(const Product& p, Conv2dOperands operands, int multiprocessors) {
-  return rate(p, operands, multiprocessors).least();
+double least_time(const Product& p, ElementType compute_type, int multiprocessors) {
+  return rate(p, compute_type, multiprocessors).least();
 }
 
 double pool_time(double bytes) { return kPoolLaunch + bytes * kPoolByte; }
 
-Choice choose(const Product& p, Conv2dOperands operands, int multiprocessors, int rank) {
-  return rate(p, operands, multiprocessors).at(rank);
+Choice choose(const Product& p, ElementType compute_type, int multiprocessors, int rank) {
+  return rate(p, compute_type, multiprocessors).at(rank);
 }
 
 }  // namespace cnn_engine::cuda::wgmma

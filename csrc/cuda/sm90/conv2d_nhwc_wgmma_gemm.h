@@ -12,7 +12,7 @@
 
 #include "cuda/sm80/tf32.cuh"
 #include "ops/conv2d_nhwc.h"
-#include "ops/stored.h"
+#include "ops/types.h"
 #include "runtime/check.h"
 
 namespace cnn_engine::cuda::wgmma {
@@ -37,22 +37,24 @@ inline Conv2dShape product_over(int channels, int filters) {
 
 // Whether a device has wgmma, and the kernels were compiled for it.
 
-constexpr bool has_16_bits(Conv2dOperands operands) {
-  return operands == Conv2dOperands::float16 || operands == Conv2dOperands::bfloat16;
+constexpr bool has_16_bits(ElementType compute_type) {
+  return compute_type == ElementType::float16 || compute_type == ElementType::bfloat16;
 }
 
 // Calls body(a null pointer to the type that is multiplied).
 template <typename Body>
-void with_type(Conv2dOperands operands, const Body& body) {
-  switch (operands) {
-    case Conv2dOperands::float16:
+void with_type(ElementType compute_type, const Body& body) {
+  switch (compute_type) {
+    case ElementType::float16:
       return body(static_cast<__half*>(nullptr));
-    case Conv2dOperands::bfloat16:
+    case ElementType::bfloat16:
       return body(static_cast<__nv_bfloat16*>(nullptr));
-    case Conv2dOperands::tf32:
+    case ElementType::tf32:
       return body(static_cast<Tf32*>(nullptr));
-    case Conv2dOperands::float32:
+    case ElementType::float32:
       return body(static_cast<float*>(nullptr));
+    default:
+      refuse(compute_type);
   }
 }
 
@@ -258,16 +260,16 @@ struct Choice {
 
 // The fastest choice by a model of its time: the same on every GPU of as many multiprocessors.
 // Those after it, to be measured, have ranks from 1 on.
-Choice choose(const Product& p, Conv2dOperands operands, int multiprocessors, int rank);
+Choice choose(const Product& p, ElementType compute_type, int multiprocessors, int rank);
 
 // What that model says in microseconds: of the fastest choice, and of a max pool of 2x2 by itself
 // that reads and writes so many bytes.
-double least_time(const Product& p, Conv2dOperands operands, int multiprocessors);
+double least_time(const Product& p, ElementType compute_type, int multiprocessors);
 double pool_time(double bytes);
 // Of a convolution's fastest choice with a function behind it, of results stored as what is
 // multiplied; of the residual, that there is one.
 double product_time(const Conv2dShape& shape, const void* residual, UnaryFunction function,
-                    Conv2dOperands operands, int multiprocessors);
+                    ElementType compute_type, int multiprocessors);
 
 // For __half, __nv_bfloat16, Tf32 and float, whose products are exact, in files of their own.
 template <typename T>

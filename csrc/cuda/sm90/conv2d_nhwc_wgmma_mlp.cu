@@ -41,16 +41,16 @@ const char* why_not_halves(const Conv2dShape& shape, int outputs) {
 }
 
 // Float32's kernel takes tf32, too.
-bool is_clustered(Conv2dOperands operands) { return !wgmma::has_16_bits(operands); }
+bool is_clustered(ElementType compute_type) { return !wgmma::has_16_bits(compute_type); }
 
-const char* why_not(const Conv2dShape& shape, int outputs, Conv2dOperands operands) {
+const char* why_not(const Conv2dShape& shape, int outputs, ElementType compute_type) {
   if (const char* expected = why_not(shape)) return expected;
-  return is_clustered(operands) ? mlp_clusters::why_not(shape, outputs)
-                                : why_not_halves(shape, outputs);
+  return is_clustered(compute_type) ? mlp_clusters::why_not(shape, outputs)
+                                    : why_not_halves(shape, outputs);
 }
 
-void check(const Conv2dShape& shape, int outputs, Conv2dOperands operands) {
-  if (const char* expected = why_not(shape, outputs, operands)) {
+void check(const Conv2dShape& shape, int outputs, ElementType compute_type) {
+  if (const char* expected = why_not(shape, outputs, compute_type)) {
     throw std::invalid_argument(std::string("mlp: expected ") + expected);
   }
 }
@@ -79,10 +79,10 @@ void launch_width(const Mlp& p, const CUtensorMap& images, const CUtensorMap& re
          stream, 1, images, residuals, results, p);
 }
 
-void run(const MlpCall& call, Conv2dOperands operands) {
+void run(const MlpCall& call, ElementType compute_type) {
   const Conv2dShape& shape = call.shape;
   const int multiprocessors = target_here().multiprocessors;
-  with_halves("mlp", operands, [&](auto* type) {
+  with_halves("mlp", compute_type, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
     const std::int64_t places = std::int64_t{shape.h} * shape.w;
     for_each_part_of_batch(shape.n, places, [&](std::int64_t before, int images) {
@@ -118,13 +118,13 @@ void run(const MlpCall& call, Conv2dOperands operands) {
 }  // namespace
 }  // namespace mlps
 
-std::int64_t mlp_takes(const Conv2dShape& shape, int outputs, Conv2dOperands operands,
+std::int64_t mlp_takes(const Conv2dShape& shape, int outputs, ElementType compute_type,
                        const Target& target) {
-  if (mlps::why_not(shape, outputs, operands) != nullptr) return 0;
+  if (mlps::why_not(shape, outputs, compute_type) != nullptr) return 0;
   const int multiprocessors = target.multiprocessors;
-  const bool clustered = mlps::is_clustered(operands);
+  const bool clustered = mlps::is_clustered(compute_type);
   // bfloat16 as float16, whose times costs are fitted to.
-  const Conv2dOperands costs = clustered ? operands : Conv2dOperands::float16;
+  const ElementType costs = clustered ? compute_type : ElementType::float16;
   const Conv2dShape second{shape.n, shape.k, shape.h, shape.w, outputs, 1, 1, 1, 1, 0, 0};
   const int any = 0;
   const double apart =
@@ -135,19 +135,19 @@ std::int64_t mlp_takes(const Conv2dShape& shape, int outputs, Conv2dOperands ope
   return together < apart;
 }
 
-std::int64_t mlp_packed(const Conv2dShape& shape, int outputs, Conv2dOperands operands, int) {
-  mlps::check(shape, outputs, operands);
-  if (mlps::is_clustered(operands)) return mlp_clusters::packed_bytes(shape, outputs);
+std::int64_t mlp_packed(const Conv2dShape& shape, int outputs, ElementType compute_type, int) {
+  mlps::check(shape, outputs, compute_type);
+  if (mlps::is_clustered(compute_type)) return mlp_clusters::packed_bytes(shape, outputs);
   return mlps::first_bytes(shape) + mlps::second_bytes(shape, outputs);
 }
 
 void mlp_pack(const float* first, const float* second, void* packed, const Conv2dShape& shape,
-              int outputs, Conv2dOperands operands, Stream stream) {
-  mlps::check(shape, outputs, operands);
-  if (mlps::is_clustered(operands)) {
+              int outputs, ElementType compute_type, Stream stream) {
+  mlps::check(shape, outputs, compute_type);
+  if (mlps::is_clustered(compute_type)) {
     mlp_clusters::pack(first, second, packed, shape, outputs, stream);
   } else {
-    with_halves("mlp", operands, [&](auto* type) {
+    with_halves("mlp", compute_type, [&](auto* type) {
       using T = std::remove_pointer_t<decltype(type)>;
       const auto pack = [&](const float* weight, char* to, int channels, int filters) {
         wgmma::launch_pack<T>(weight, to, wgmma::product_over(channels, filters),
@@ -164,9 +164,9 @@ void mlp_pack(const float* first, const float* second, void* packed, const Conv2
 
 void mlp(const void* x, const void* packed, const float* first_bias, const float* second_bias,
          const void* residual, void* y, const Conv2dShape& shape, int outputs,
-         const Overflow& overflow, Conv2dOperands operands, UnaryFunction outer, float alpha,
+         const Overflow& overflow, ElementType compute_type, UnaryFunction outer, float alpha,
          float beta, Stream stream) {
-  mlps::check(shape, outputs, operands);
+  mlps::check(shape, outputs, compute_type);
   for (const void* address : {x, packed, residual, const_cast<const void*>(y)}) {
     if (!is_aligned(address, 16)) {
       throw std::invalid_argument("mlp: expected addresses that are multiples of 16");
@@ -176,8 +176,8 @@ void mlp(const void* x, const void* packed, const float* first_bias, const float
       wgmma::clamp_of(outer, alpha, beta, "mlp: expected relu or clip behind the sums");
   const MlpCall call = {x,     packed,  first_bias, second_bias, residual, y,
                         shape, outputs, clamp,      overflow,    stream};
-  if (mlps::is_clustered(operands)) return mlp_clusters::run(call);
-  mlps::run(call, operands);
+  if (mlps::is_clustered(compute_type)) return mlp_clusters::run(call);
+  mlps::run(call, compute_type);
 }
 
 }  // namespace cnn_engine::cuda

@@ -72,8 +72,8 @@ struct Layout {
 template <typename T, int Stride>
 constexpr Layout kLayout = {sizeof(T), std::is_same_v<T, float> ? 2 : 1, Stride};
 
-constexpr Layout layout_of(Conv2dOperands operands, int stride) {
-  return {has_16_bits(operands) ? 2 : 4, operands == Conv2dOperands::float32 ? 2 : 1, stride};
+constexpr Layout layout_of(ElementType compute_type, int stride) {
+  return {has_16_bits(compute_type) ? 2 : 4, compute_type == ElementType::float32 ? 2 : 1, stride};
 }
 
 struct Planar {
@@ -96,12 +96,12 @@ int shared_bytes(const Conv2dShape& shape, const Layout& at, int rows) {
   return std::max(at.parts * part + at.beyond(), rows * kPlaces * kPitch * 4) + 8;
 }
 
-const char* why_not_planar(const Conv2dShape& p, Conv2dOperands operands) {
+const char* why_not_planar(const Conv2dShape& p, ElementType compute_type) {
   if (p.groups != 1 || p.c > kPlanes) return "one group of at most 4 channels";
   if (p.s > kColumns || p.stride_w > 2 || p.dilation_h != 1 || p.dilation_w != 1) {
     return "at most 8 columns, 1 or 2 columns apart, without dilation";
   }
-  if (shared_bytes(p, layout_of(operands, p.stride_w), 2) > kSharedBytes)
+  if (shared_bytes(p, layout_of(compute_type, p.stride_w), 2) > kSharedBytes)
     return "rows that fit into shared memory";
   return nullptr;
 }
@@ -392,8 +392,8 @@ void launch_planar(const Planar& p, int multiprocessors, Stream stream) {
   launch_stride<T, 1>(p, multiprocessors, stream);
 }
 
-void check_planar(const Conv2dShape& shape, Conv2dOperands operands) {
-  if (const char* expected = why_not_planar(shape, operands)) {
+void check_planar(const Conv2dShape& shape, ElementType compute_type) {
+  if (const char* expected = why_not_planar(shape, compute_type)) {
     throw std::invalid_argument(std::string("conv2d_nhwc_wgmma_planar: expected ") + expected);
   }
 }
@@ -401,22 +401,22 @@ void check_planar(const Conv2dShape& shape, Conv2dOperands operands) {
 }  // namespace
 }  // namespace wgmma
 
-std::int64_t conv2d_nhwc_wgmma_planar_takes(const Conv2dShape& shape, Conv2dOperands operands,
+std::int64_t conv2d_nhwc_wgmma_planar_takes(const Conv2dShape& shape, ElementType compute_type,
                                             const Target&) {
-  return wgmma::why_not_planar(shape, operands) == nullptr;
+  return wgmma::why_not_planar(shape, compute_type) == nullptr;
 }
 
-std::int64_t conv2d_nhwc_wgmma_planar_packed(const Conv2dShape& shape, Conv2dOperands operands,
+std::int64_t conv2d_nhwc_wgmma_planar_packed(const Conv2dShape& shape, ElementType compute_type,
                                              int) {
-  wgmma::check_planar(shape, operands);
-  const wgmma::Layout at = wgmma::layout_of(operands, shape.stride_w);
+  wgmma::check_planar(shape, compute_type);
+  const wgmma::Layout at = wgmma::layout_of(compute_type, shape.stride_w);
   return std::int64_t{wgmma::kUnitBytes} * at.parts * at.units(shape.r) * ((shape.k + 63) / 64);
 }
 
 void conv2d_nhwc_wgmma_planar_pack(const float* weight, void* packed, const Conv2dShape& shape,
-                                   Conv2dOperands operands, Stream stream) {
-  const int pieces = static_cast<int>(conv2d_nhwc_wgmma_planar_packed(shape, operands, 0) / 16);
-  wgmma::with_type(operands, [&](auto* type) {
+                                   ElementType compute_type, Stream stream) {
+  const int pieces = static_cast<int>(conv2d_nhwc_wgmma_planar_packed(shape, compute_type, 0) / 16);
+  wgmma::with_type(compute_type, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
     wgmma::conv2d_nhwc_wgmma_planar_pack_kernel<<<blocks_for(pieces), kBlockThreads, 0, stream>>>(
         weight, static_cast<T*>(packed), shape, wgmma::kLayout<T, 1>.units(shape.r), pieces);
@@ -427,11 +427,12 @@ void conv2d_nhwc_wgmma_planar_pack(const float* weight, void* packed, const Conv
 }
 
 void conv2d_nhwc_wgmma_planar(const float* input, const void* packed, const float* bias,
-                              void* output, const Conv2dShape& shape, int y_pitch, Stored stored,
-                              const Overflow& overflow, Conv2dOperands operands,
-                              UnaryFunction activation, float alpha, float beta, Stream stream) {
-  wgmma::check_planar(shape, operands);
-  check_stored("y", stored, operands);
+                              void* output, const Conv2dShape& shape, int y_pitch,
+                              ElementType storage, const Overflow& overflow,
+                              ElementType compute_type, UnaryFunction activation, float alpha,
+                              float beta, Stream stream) {
+  wgmma::check_planar(shape, compute_type);
+  check_storage("y", storage, compute_type);
   if (!is_aligned(packed, 16)) {
     throw std::invalid_argument("packed weights: expected an address that is a multiple of 16");
   }
@@ -443,19 +444,19 @@ void conv2d_nhwc_wgmma_planar(const float* input, const void* packed, const floa
     p.x = input + first * shape.c * shape.h * shape.w;
     p.packed = static_cast<const char*>(packed);
     p.bias = bias;
-    p.y = element(output, stored, first * places * y_pitch);
+    p.y = element(output, storage, first * places * y_pitch);
     p.shape = shape;
     p.shape.n = images;
     p.y_pitch = y_pitch;
     p.out_h = shape.out_h();
     p.out_w = shape.out_w();
-    p.y_is_rounded = stored != Stored::float32;
-    p.in_pieces = is_aligned(p.y, 16) && y_pitch * bytes_of(stored) % 16 == 0;
+    p.y_is_rounded = storage != ElementType::float32;
+    p.in_pieces = is_aligned(p.y, 16) && y_pitch * bytes_of(storage) % 16 == 0;
     p.activation = activation;
     p.alpha = alpha;
     p.beta = beta;
     p.overflow = overflow;
-    wgmma::with_type(operands, [&](auto* type) {
+    wgmma::with_type(compute_type, [&](auto* type) {
       wgmma::launch_planar<std::remove_pointer_t<decltype(type)>>(p, multiprocessors, stream);
     });
   });

@@ -364,19 +364,19 @@ const char* why_not(const Conv2dShape& shape, const MaxPool2dShape& pool) {
 }  // namespace wgmma
 
 std::int64_t stem_pool_takes(const Conv2dShape& shape, const MaxPool2dShape& pool,
-                             Conv2dOperands operands, const Target&) {
-  return wgmma::has_16_bits(operands) && wgmma::stem::why_not(shape, pool) == nullptr;
+                             ElementType compute_type, const Target&) {
+  return wgmma::has_16_bits(compute_type) && wgmma::stem::why_not(shape, pool) == nullptr;
 }
 
 void stem_pool(const float* input, const void* packed, const float* bias, void* output,
                const Conv2dShape& shape, const MaxPool2dShape& pool, int y_pitch,
-               const Overflow& overflow, Conv2dOperands operands, UnaryFunction activation,
+               const Overflow& overflow, ElementType compute_type, UnaryFunction activation,
                float alpha, float beta, Stream stream) {
   const auto refuse = [](const char* expected) {
     throw std::invalid_argument(std::string("stem_pool: expected ") + expected);
   };
   if (const char* expected = wgmma::stem::why_not(shape, pool)) refuse(expected);
-  if (!wgmma::has_16_bits(operands)) refuse("float16 or bfloat16");
+  if (!wgmma::has_16_bits(compute_type)) refuse("float16 or bfloat16");
   if (!is_aligned(packed, 16)) refuse("packed weights at a multiple of 16");
   const Activation clamp = clamps_of({activation, alpha, beta});
   if (ends_of(clamp) != Ends::clamps) refuse("relu, clip or no function");
@@ -390,7 +390,7 @@ void stem_pool(const float* input, const void* packed, const float* bias, void* 
         p.x = input + first * image;
         p.packed = static_cast<const char*>(packed);
         p.bias = bias;
-        p.y = element(output, Stored::float16, first * places * y_pitch);
+        p.y = element(output, ElementType::float16, first * places * y_pitch);
         p.shape = shape;
         p.shape.n = images;
         p.y_pitch = y_pitch;
@@ -404,7 +404,7 @@ void stem_pool(const float* input, const void* packed, const float* bias, void* 
         p.low = clamp.alpha;
         p.high = clamp.beta;
         p.overflow = overflow;
-        wgmma::with_type(operands, [&](auto* type) {
+        wgmma::with_type(compute_type, [&](auto* type) {
           using T = std::remove_pointer_t<decltype(type)>;
           if constexpr (sizeof(T) == 2) {
             constexpr int kFew = wgmma::kColumnsOfFilter / 2;
