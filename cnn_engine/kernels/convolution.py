@@ -70,9 +70,15 @@ def shape_of(node: Node, x: Value, weight: Value) -> Any:
 def _make(variant: str, reduction: bool):
     def make(call: Call) -> Bound:
         shape = shape_of(call.node, *call.inputs[:2])
-        bias = call.at[2] if len(call.at) > 2 else 0
+        bias = call.input_addresses[2] if len(call.input_addresses) > 2 else 0
         return call.native(
-            "conv2d", *call.at[:2], bias, call.to[0], shape, NATIVE[variant], reduction
+            "conv2d",
+            *call.input_addresses[:2],
+            bias,
+            call.output_addresses[0],
+            shape,
+            NATIVE[variant],
+            reduction,
         )
 
     return make
@@ -116,11 +122,18 @@ def _blocked_workspace(node: Node, graph: Graph, device: Any, threads: int) -> i
 
 def _make_blocked(call: Call) -> Bound:
     shape = shape_of(call.node, *call.inputs[:2])
-    bias, residual = (*call.at[2:], 0, 0)[:2]
+    bias, residual = (*call.input_addresses[2:], 0, 0)[:2]
     return call.native(
-        "conv2d_blocked", call.at[0], call.prepared.address, bias, residual, call.to[0],
-        call.workspace, shape, *limits(call.node.op.activation),
-    )  # fmt: skip
+        "conv2d_blocked",
+        call.input_addresses[0],
+        call.prepared.address,
+        bias,
+        residual,
+        call.output_addresses[0],
+        call.workspace,
+        shape,
+        *limits(call.node.op.activation),
+    )
 
 
 def padded_apart(node: Node, graph: Graph) -> list[Node] | None:
@@ -139,7 +152,7 @@ def padded_apart(node: Node, graph: Graph) -> list[Node] | None:
 
 def _make_pad(call: Call) -> Bound:
     shape = _cpu.Pad2dShape(*call.inputs[0].shape, *call.node.op.padding)
-    return call.native("pad2d", call.at[0], call.to[0], shape)
+    return call.native("pad2d", call.input_addresses[0], call.output_addresses[0], shape)
 
 
 def _rows(variant: str, summary: str, rewrite=None) -> list[Kernel]:
@@ -167,8 +180,10 @@ def _make_transposed(call: Call) -> Bound:
         *call.inputs[0].shape, filters * op.groups, *kernel, *op.stride, *op.padding, *op.dilation,
         op.groups, *op.output_padding,
     )  # fmt: skip
-    bias = call.at[2] if len(call.at) > 2 else 0
-    return call.native("conv_transpose2d", *call.at[:2], bias, call.to[0], shape)
+    bias = call.input_addresses[2] if len(call.input_addresses) > 2 else 0
+    return call.native(
+        "conv_transpose2d", *call.input_addresses[:2], bias, call.output_addresses[0], shape
+    )
 
 
 ROWS = [

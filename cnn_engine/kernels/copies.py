@@ -12,7 +12,12 @@ _ANY = ()
 
 
 def _host(call: Call) -> Bound:
-    return _cpu.copy, [*call.at, *call.to, call.inputs[0].nbytes, call.threads]
+    return _cpu.copy, [
+        *call.input_addresses,
+        *call.output_addresses,
+        call.inputs[0].nbytes,
+        call.threads,
+    ]
 
 
 def _device(call: Call) -> Bound:
@@ -20,9 +25,9 @@ def _device(call: Call) -> Bound:
     x = call.inputs[0]
     if direction == "d2d":
         shape = copy_shape(x, (x.size,), (1,), (1,))
-        return call.native("copy_nd", *call.at, *call.to, shape)
+        return call.native("copy_nd", *call.input_addresses, *call.output_addresses, shape)
     function: Any = getattr(call.device, f"copy_{direction}")
-    return function, [*call.to, *call.at, x.nbytes]
+    return function, [*call.output_addresses, *call.input_addresses, x.nbytes]
 
 
 ROWS = [

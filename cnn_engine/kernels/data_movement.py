@@ -125,8 +125,8 @@ def _make(call: Call) -> Bound:
     item = call.inputs[0].item_bytes
     bounds = []
     for index, copied in enumerate(copies):
-        source = call.at[index if len(call.at) > 1 else 0]
-        target = call.to[index if len(call.to) > 1 else 0]
+        source = call.input_addresses[index if len(call.input_addresses) > 1 else 0]
+        target = call.output_addresses[index if len(call.output_addresses) > 1 else 0]
         if call.node.op.kind == "concat" and source == beyond(target, copied[4] * item):
             continue  # its memory is that part of the output already
         shape = copy_shape(call.inputs[0], *copied)
@@ -140,7 +140,12 @@ def gathered(call: Call, tables: list[np.ndarray], run: int, fill: int = 0) -> B
     item = call.inputs[0].item_bytes
     shape = _cpu.GatherShape(item, len(tables), *sizes, run, fill)
     table = call.device.upload(np.concatenate(tables).astype(np.int64))
-    return keeping(call.native("gather", call.at[0], table.address, call.to[0], shape), table)
+    return keeping(
+        call.native(
+            "gather", call.input_addresses[0], table.address, call.output_addresses[0], shape
+        ),
+        table,
+    )
 
 
 def offsets(places: list[np.ndarray | None], shape: tuple[int, ...]) -> tuple[list, int]:

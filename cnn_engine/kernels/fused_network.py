@@ -111,7 +111,13 @@ def _make(call: Call) -> Bound:
     if call.device.kind == "cuda":
         where = call.device.stream_handle if call.stream is None else call.stream
     pixels = images.dtype == "uint8"
-    return call.prepared.run, [call.at[0], pixels, images.shape[0], call.to[0], where]
+    return call.prepared.run, [
+        call.input_addresses[0],
+        pixels,
+        images.shape[0],
+        call.output_addresses[0],
+        where,
+    ]
 
 
 def _row(device: str, *computes: str) -> Kernel:

@@ -19,9 +19,11 @@ def linear_shape(x: Value, weight: Value) -> Any:
 
 def _make_linear(reduction: bool):
     def make(call: Call) -> Bound:
-        bias = call.at[2] if len(call.at) > 2 else 0
+        bias = call.input_addresses[2] if len(call.input_addresses) > 2 else 0
         shape = linear_shape(*call.inputs[:2])
-        return call.native("linear", *call.at[:2], bias, call.to[0], shape, reduction)
+        return call.native(
+            "linear", *call.input_addresses[:2], bias, call.output_addresses[0], shape, reduction
+        )
 
     return make
 
@@ -61,9 +63,11 @@ def _is_narrow(node: Node, graph: Graph, target: Target) -> bool:
 
 
 def _make_narrow(call: Call) -> Bound:
-    bias = call.at[2] if len(call.at) > 2 else 0
+    bias = call.input_addresses[2] if len(call.input_addresses) > 2 else 0
     shape = linear_shape(*call.inputs[:2])
-    return call.native("linear_narrow", *call.at[:2], bias, call.to[0], shape)
+    return call.native(
+        "linear_narrow", *call.input_addresses[:2], bias, call.output_addresses[0], shape
+    )
 
 
 def _pack(node: Node, graph: Graph, device: Any) -> Any:
@@ -83,11 +87,17 @@ def _linear_workspace(node: Node, graph: Graph, device: Any, threads: int) -> in
 
 
 def _make_blocked_linear(call: Call) -> Bound:
-    bias = call.at[2] if len(call.at) > 2 else 0
+    bias = call.input_addresses[2] if len(call.input_addresses) > 2 else 0
     return call.native(
-        "linear_blocked", call.at[0], call.prepared.address, bias, call.to[0], call.workspace,
-        linear_shape(*call.inputs[:2]), *limits(call.node.op.activation),
-    )  # fmt: skip
+        "linear_blocked",
+        call.input_addresses[0],
+        call.prepared.address,
+        bias,
+        call.output_addresses[0],
+        call.workspace,
+        linear_shape(*call.inputs[:2]),
+        *limits(call.node.op.activation),
+    )
 
 
 def _matmul_shape(node: Node, a: Value, b: Value) -> Any:
@@ -109,13 +119,22 @@ def _matmul_workspace(node: Node, graph: Graph, device: Any, threads: int) -> in
 def _make_blocked_matmul(call: Call) -> Bound:
     shape = _matmul_shape(call.node, *call.inputs[:2])
     return call.native(
-        "matmul_blocked", *call.at[:2], 0, call.to[0], call.workspace, shape, -math.inf, math.inf
+        "matmul_blocked",
+        *call.input_addresses[:2],
+        0,
+        call.output_addresses[0],
+        call.workspace,
+        shape,
+        -math.inf,
+        math.inf,
     )
 
 
 def _make_matmul(call: Call) -> Bound:
     shape = _matmul_shape(call.node, *call.inputs[:2])
-    return call.native("matmul", *call.at[:2], 0, call.to[0], shape, -math.inf, math.inf)
+    return call.native(
+        "matmul", *call.input_addresses[:2], 0, call.output_addresses[0], shape, -math.inf, math.inf
+    )
 
 
 ROWS = [

@@ -67,9 +67,13 @@ def _make(call: Call) -> Bound:
     )  # fmt: skip
     if updates:
         join = getattr(_cpu.ScatterJoin, call.node.op.reduction)
-        function, arguments = call.native("scatter_at", *call.at, call.to[0], shape, join)
+        function, arguments = call.native(
+            "scatter_at", *call.input_addresses, call.output_addresses[0], shape, join
+        )
     else:
-        function, arguments = call.native("gather_at", *call.at, call.to[0], shape)
+        function, arguments = call.native(
+            "gather_at", *call.input_addresses, call.output_addresses[0], shape
+        )
 
     def checked(*given: Any) -> None:
         try:

@@ -31,8 +31,8 @@ class Call:
     Attributes:
         node: the node.
         inputs, outputs: its values; None is an optional input that is absent.
-        at: the address of every input, 0 for an absent one.
-        to: the address of every output.
+        input_addresses: of every input, 0 for an absent one.
+        output_addresses: of every output.
         workspace: the address of the kernel's scratch memory, or 0.
         prepared: what the kernel's ``prepare`` returned, or None.
         device: where it runs.
@@ -49,8 +49,8 @@ class Call:
     node: Node
     inputs: tuple[Value | None, ...]
     outputs: tuple[Value, ...]
-    at: tuple[Any, ...]
-    to: tuple[Any, ...]
+    input_addresses: tuple[Any, ...]
+    output_addresses: tuple[Any, ...]
     workspace: Any
     prepared: Any
     device: Any

@@ -41,10 +41,25 @@ def _make_batch(call: Call) -> Bound:
     if call.is_stored:
         types = storage_of(call.inputs[0]), storage_of(call.outputs[0])
         return call.native(
-            "affine_channel_stored", call.at[0], center, scale, shift, call.to[0], shape, *types,
+            "affine_channel_stored",
+            call.input_addresses[0],
+            center,
+            scale,
+            shift,
+            call.output_addresses[0],
+            shape,
+            *types,
             call.overflow,
-        )  # fmt: skip
-    return call.native("affine_channel", call.at[0], center, scale, shift, call.to[0], shape)
+        )
+    return call.native(
+        "affine_channel",
+        call.input_addresses[0],
+        center,
+        scale,
+        shift,
+        call.output_addresses[0],
+        shape,
+    )
 
 
 def _all_float32(node: Node, graph: Graph) -> str | None:
@@ -60,7 +75,9 @@ def _make_groups(call: Call) -> Bound:
     shape = _cpu.NormalizeRowsShape(
         images * groups, groups, channels // groups, math.prod(places), call.node.op.epsilon, True
     )
-    return call.native("normalize_rows", *call.at[:3], call.to[0], 0, 0, shape)
+    return call.native(
+        "normalize_rows", *call.input_addresses[:3], call.output_addresses[0], 0, 0, shape
+    )
 
 
 def _tail(node: Node, x: Value) -> tuple[int, ...]:
@@ -82,15 +99,30 @@ def _make_layer(call: Call) -> Bound:
     rows = x.size // row if row else 0
     centered = call.node.op.kind == "layer_norm"
     shape = _cpu.NormalizeRowsShape(rows, 1, row, 1, call.node.op.epsilon, centered)
-    scale, shift = (*call.at[1:3], 0)[:2]
+    scale, shift = (*call.input_addresses[1:3], 0)[:2]
     if call.is_stored:
         types = storage_of(x), storage_of(call.outputs[0])
         return call.native(
-            "normalize_rows_stored", call.at[0], scale, shift, call.to[0], shape, *types,
+            "normalize_rows_stored",
+            call.input_addresses[0],
+            scale,
+            shift,
+            call.output_addresses[0],
+            shape,
+            *types,
             call.overflow,
-        )  # fmt: skip
-    mean, inverse = call.to[1:3] if len(call.to) > 1 else (0, 0)
-    return call.native("normalize_rows", call.at[0], scale, shift, call.to[0], mean, inverse, shape)
+        )
+    mean, inverse = call.output_addresses[1:3] if len(call.output_addresses) > 1 else (0, 0)
+    return call.native(
+        "normalize_rows",
+        call.input_addresses[0],
+        scale,
+        shift,
+        call.output_addresses[0],
+        mean,
+        inverse,
+        shape,
+    )
 
 
 def _batch_stores(node: Node, graph: Graph) -> tuple[int | None, ...]:

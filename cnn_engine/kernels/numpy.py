@@ -37,7 +37,7 @@ def _make(call: Call) -> Bound:
             for address, value, result in zip(addresses[count:], outputs, found, strict=True):
                 array_at(address, value)[...] = result
 
-    return run, [*call.at, *call.to]
+    return run, [*call.input_addresses, *call.output_addresses]
 
 
 #: Runs every operator.

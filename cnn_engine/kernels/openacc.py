@@ -24,8 +24,12 @@ def _copy(call: Call) -> Bound:
     direction = getattr(call.node.op, "direction", "d2d")
     nbytes = call.inputs[0].nbytes
     if direction == "d2d":
-        return call.native("copy_d2d", *call.at, *call.to, nbytes)
-    return getattr(call.device, f"copy_{direction}"), [*call.to, *call.at, nbytes]
+        return call.native("copy_d2d", *call.input_addresses, *call.output_addresses, nbytes)
+    return getattr(call.device, f"copy_{direction}"), [
+        *call.output_addresses,
+        *call.input_addresses,
+        nbytes,
+    ]
 
 
 def around(call: Call) -> tuple[Bound, Bound]:
@@ -33,7 +37,12 @@ def around(call: Call) -> tuple[Bound, Bound]:
 
     It is how ``--data-mode transfer`` places data, as the thesis began.
     """
-    sizes = call.at[0], call.inputs[0].nbytes, call.to[0], call.outputs[0].nbytes
+    sizes = (
+        call.input_addresses[0],
+        call.inputs[0].nbytes,
+        call.output_addresses[0],
+        call.outputs[0].nbytes,
+    )
     return call.native("enter", *sizes), call.native("leave", *sizes)
 
 

@@ -22,7 +22,7 @@ def _make(name: str):
         if call.is_stored:
             return _stored_unary(call, getattr(_cpu.UnaryFunction, name), 0.0, 0.0)
         shape = _cpu.ElementwiseShape(call.inputs[0].size, 4)
-        return call.native(name, call.at[0], call.to[0], shape)
+        return call.native(name, call.input_addresses[0], call.output_addresses[0], shape)
 
     return make
 
@@ -31,16 +31,30 @@ def _make_normalize(call: Call) -> Bound:
     op, x = call.node.op, call.inputs[0]
     shape = _cpu.ElementwiseShape(x.size, 1)
     if len(op.scale) == len(op.offset) == 1:
-        return call.native("normalize", call.at[0], call.to[0], shape, op.scale[0], op.offset[0])
+        return call.native(
+            "normalize",
+            call.input_addresses[0],
+            call.output_addresses[0],
+            shape,
+            op.scale[0],
+            op.offset[0],
+        )
     images, channels, *places = x.shape
     numbers = np.empty((2, channels), np.float32)
     numbers[0], numbers[1] = op.scale, op.offset
     table = call.device.upload(numbers)
-    wide = call.native("normalize", call.at[0], call.to[0], shape, 1.0, 0.0)
+    wide = call.native(
+        "normalize", call.input_addresses[0], call.output_addresses[0], shape, 1.0, 0.0
+    )
     by_channel = call.native(
-        "affine_channel", call.to[0], 0, table.address, table.address + 4 * channels, call.to[0],
+        "affine_channel",
+        call.output_addresses[0],
+        0,
+        table.address,
+        table.address + 4 * channels,
+        call.output_addresses[0],
         _cpu.ChannelShape(images, channels, math.prod(places)),
-    )  # fmt: skip
+    )
     return keeping(together([wide, by_channel]), table)
 
 
@@ -50,14 +64,22 @@ def _make_unary(call: Call) -> Bound:
     size, numbers = call.inputs[0].size, (float(op.alpha), float(op.beta))
     if call.is_stored:
         return _stored_unary(call, function, *numbers)
-    return call.native("unary", call.at[0], call.to[0], size, function, *numbers)
+    return call.native(
+        "unary", call.input_addresses[0], call.output_addresses[0], size, function, *numbers
+    )
 
 
 def _stored_unary(call: Call, *function: Any) -> Bound:
     (x,), (y,) = call.inputs, call.outputs
     types = storage_of(x), storage_of(y)
     return call.native(
-        "unary_stored", call.at[0], call.to[0], x.size, *types, call.overflow, *function
+        "unary_stored",
+        call.input_addresses[0],
+        call.output_addresses[0],
+        x.size,
+        *types,
+        call.overflow,
+        *function,
     )
 
 
@@ -70,9 +92,15 @@ def _make_binary(call: Call) -> Bound:
     if call.is_stored:
         types = map(storage_of, (x, y, out))
         return call.native(
-            "binary_stored", *call.at, call.to[0], shape, *types, call.overflow, function
+            "binary_stored",
+            *call.input_addresses,
+            call.output_addresses[0],
+            shape,
+            *types,
+            call.overflow,
+            function,
         )
-    return call.native("binary", *call.at, call.to[0], shape, function)
+    return call.native("binary", *call.input_addresses, call.output_addresses[0], shape, function)
 
 
 def _broadcast_why_not(node: Node, graph: Graph) -> str | None:
@@ -91,7 +119,7 @@ def _make_where(call: Call) -> Bound:
     steps = [repeated(value.shape, out.shape) for value in call.inputs]
     found = walk(out.shape, *steps, row_major(out.shape))
     shape = _cpu.WhereShape(*found[0], *found[1], *found[2], *found[3])
-    return call.native("where", *call.at, call.to[0], shape)
+    return call.native("where", *call.input_addresses, call.output_addresses[0], shape)
 
 
 def _kinds(record: type[Operator], functions: type) -> list[str]:

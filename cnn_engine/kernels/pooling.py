@@ -14,7 +14,7 @@ def _make(call: Call) -> Bound:
     shape = _cpu.MaxPool2dShape(
         *call.inputs[0].shape, *op.kernel, *op.stride, *op.padding, *op.dilation
     )
-    return call.native("max_pool2d", call.at[0], call.to[0], shape)
+    return call.native("max_pool2d", call.input_addresses[0], call.output_addresses[0], shape)
 
 
 def why_not(node: Node, graph: Graph) -> str | None:
@@ -37,17 +37,29 @@ def _average_shape(call: Call):
 
 def _make_average(call: Call) -> Bound:
     counted = call.node.op.count_include_pad
-    return call.native("average_pool2d", call.at[0], call.to[0], _average_shape(call), counted)
+    return call.native(
+        "average_pool2d",
+        call.input_addresses[0],
+        call.output_addresses[0],
+        _average_shape(call),
+        counted,
+    )
 
 
 def _make_norm(call: Call) -> Bound:
-    return call.native("lp_pool2d", call.at[0], call.to[0], _average_shape(call), call.node.op.p)
+    return call.native(
+        "lp_pool2d",
+        call.input_addresses[0],
+        call.output_addresses[0],
+        _average_shape(call),
+        call.node.op.p,
+    )
 
 
 def _make_lrn(call: Call) -> Bound:
     op, (n, c, *rest) = call.node.op, call.inputs[0].shape
     shape = _cpu.LrnShape(n, c, math.prod(rest), op.size, op.alpha, op.beta, op.k)
-    return call.native("lrn", call.at[0], call.to[0], shape)
+    return call.native("lrn", call.input_addresses[0], call.output_addresses[0], shape)
 
 
 ROWS = [

@@ -73,8 +73,8 @@ def _pack(node: Node, graph: Graph, device: Any) -> Any:
 
 
 def _make(call: Call) -> Bound:
-    gates, _, bias, lengths, state, cell, peepholes = (*call.at, *[0] * 7)[:7]
-    outputs = (*call.to, 0)[:3]
+    gates, _, bias, lengths, state, cell, peepholes = (*call.input_addresses, *[0] * 7)[:7]
+    outputs = (*call.output_addresses, 0)[:3]
     shape = _shape(call.node, call.inputs[0])
     function, arguments = call.native(
         "recurrent", gates, call.prepared.address, bias, lengths, state, cell, peepholes, *outputs,

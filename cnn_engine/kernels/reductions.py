@@ -43,9 +43,20 @@ def _make(call: Call) -> Bound:
     shape = _cpu.AxisShape(*_line(call.inputs[0].shape, op.axes))
     if call.is_stored:
         types = storage_of(call.inputs[0]), storage_of(call.outputs[0])
-        return call.native("mean_stored", call.at[0], call.to[0], shape, *types, call.overflow)
+        return call.native(
+            "mean_stored",
+            call.input_addresses[0],
+            call.output_addresses[0],
+            shape,
+            *types,
+            call.overflow,
+        )
     return call.native(
-        "reduce", call.at[0], call.to[0], shape, getattr(_cpu.Reduction, op.function)
+        "reduce",
+        call.input_addresses[0],
+        call.output_addresses[0],
+        shape,
+        getattr(_cpu.Reduction, op.function),
     )
 
 
@@ -86,7 +97,14 @@ def _make_arg(call: Call) -> Bound:
     op, x = call.node.op, call.inputs[0]
     shape = _cpu.AxisShape(*_axis(x.shape, op.axis))
     largest = op.kind == "arg_max"
-    return call.native("arg_extreme", call.at[0], call.to[0], shape, largest, bool(op.last))
+    return call.native(
+        "arg_extreme",
+        call.input_addresses[0],
+        call.output_addresses[0],
+        shape,
+        largest,
+        bool(op.last),
+    )
 
 
 def _axis(shape: tuple[int, ...], axis: int) -> tuple[int, int, int]:
@@ -97,7 +115,9 @@ def _axis(shape: tuple[int, ...], axis: int) -> tuple[int, int, int]:
 def _make_softmax(call: Call) -> Bound:
     shape = _cpu.AxisShape(*_axis(call.inputs[0].shape, call.node.op.axis))
     logarithm = call.node.op.kind == "log_softmax"
-    return call.native("softmax_axis", call.at[0], call.to[0], shape, logarithm)
+    return call.native(
+        "softmax_axis", call.input_addresses[0], call.output_addresses[0], shape, logarithm
+    )
 
 
 def _reductions() -> list[Any]:

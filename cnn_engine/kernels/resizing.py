@@ -71,7 +71,12 @@ def _make_axis(call: Call) -> Bound:
     weight = call.device.upload(np.ascontiguousarray(weights, np.float32))
     shape = _cpu.InterpolateShape(outer, line[axis], inner, *places.shape)
     bound = call.native(
-        "interpolate_axis", call.at[0], index.address, weight.address, call.to[0], shape
+        "interpolate_axis",
+        call.input_addresses[0],
+        index.address,
+        weight.address,
+        call.output_addresses[0],
+        shape,
     )
     return keeping(bound, index, weight)
 

@@ -35,7 +35,7 @@ def _grid_shape(node: Node, x: Any, grid: Any) -> Any:
 
 def _make_grid(call: Call) -> Bound:
     shape = _grid_shape(call.node, *call.inputs)
-    return call.native("grid_sample", *call.at, call.to[0], shape)
+    return call.native("grid_sample", *call.input_addresses, call.output_addresses[0], shape)
 
 
 def _regions_why_not(node: Node, graph: Graph) -> str | None:
@@ -53,7 +53,9 @@ def _make_regions(call: Call) -> Bound:
         *x.shape, rois.shape[0], op.output_height, op.output_width, op.sampling_ratio, op.spatial_scale,
         op.mode == "max", op.half_pixel,
     )  # fmt: skip
-    function, arguments = call.native("roi_align", *call.at, call.to[0], shape)
+    function, arguments = call.native(
+        "roi_align", *call.input_addresses, call.output_addresses[0], shape
+    )
 
     def checked(*given: Any) -> None:
         op.check(array_at(given[1], rois), array_at(given[2], images), x.shape[0])

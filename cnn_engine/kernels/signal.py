@@ -20,7 +20,7 @@ def _make(call: Call) -> Bound:
         ]
         array_at(addresses[len(inputs)], output)[...] = op.transform(*arrays)
 
-    return run, [*call.at, *call.to]
+    return run, [*call.input_addresses, *call.output_addresses]
 
 
 ROWS = [Kernel(kind, "fft", "cpu", _make) for kind in ("dft", "stft")]

@@ -10,7 +10,9 @@ from .kernel import Bound, Call, on_both
 def _make(reduction: bool):
     def make(call: Call) -> Bound:
         shape = _cpu.SoftmaxShape(*call.inputs[0].shape)
-        return call.native("softmax", call.at[0], call.to[0], shape, reduction)
+        return call.native(
+            "softmax", call.input_addresses[0], call.output_addresses[0], shape, reduction
+        )
 
     return make
 

@@ -173,14 +173,26 @@ def _make_bfloat16(call: Call) -> Bound:
 
 def _bound(call: Call, function: str, packed: Buffer, *method: Any) -> Bound:
     op, (x, weight, _, _, scale, _) = call.node.op, (*call.inputs, *[None] * 4)[:6]
-    bias, added, factors, shift = (*call.at[2:], 0, 0, 0, 0)[:4]
+    bias, added, factors, shift = (*call.input_addresses[2:], 0, 0, 0, 0)[:4]
     floor = -math.inf if op.floor is None else op.floor
     by_image = scale is not None and len(scale.shape) == 2
     return call.native(
-        function, call.at[0], packed.address, bias, added, factors, shift, call.to[0],
-        call.workspace, shape_of(call.node, x, weight), pitches_of(call), *method, by_image, floor,
+        function,
+        call.input_addresses[0],
+        packed.address,
+        bias,
+        added,
+        factors,
+        shift,
+        call.output_addresses[0],
+        call.workspace,
+        shape_of(call.node, x, weight),
+        pitches_of(call),
+        *method,
+        by_image,
+        floor,
         *activation_of(op),
-    )  # fmt: skip
+    )
 
 
 def pitches_of(call: Call) -> Any:
@@ -254,10 +266,19 @@ def _make_expansion(call: Call) -> Bound:
     _, shape = expansion_of(op, *call.inputs[:3])
     packed = (buffer.address for buffer in call.prepared)
     return call.native(
-        "expand_depthwise", call.at[0], *packed, *call.at[3:], *(*call.to, 0)[:2], call.workspace, shape,
-        x.shape[3], _cpu.Conv2dPitches(call.pitch(x), call.pitch(y)), call.pitch(mean[0]) if mean else 0,
-        *function_of(op.activation("first")), *function_of(op.activation("second")),
-    )  # fmt: skip
+        "expand_depthwise",
+        call.input_addresses[0],
+        *packed,
+        *call.input_addresses[3:],
+        *(*call.output_addresses, 0)[:2],
+        call.workspace,
+        shape,
+        x.shape[3],
+        _cpu.Conv2dPitches(call.pitch(x), call.pitch(y)),
+        call.pitch(mean[0]) if mean else 0,
+        *function_of(op.activation("first")),
+        *function_of(op.activation("second")),
+    )
 
 
 def _sizes(x: Value) -> tuple[int, ...]:
@@ -272,9 +293,18 @@ def make_pool(call: Call) -> Bound:
     pitches = call.pitch(x), call.pitch(y)
     if op.kind == "max_pool2d_nhwc":
         shape = _cpu.MaxPool2dShape(*_sizes(x), *window)
-        return call.native(op.kind, call.at[0], call.to[0], shape, *pitches)
+        return call.native(
+            op.kind, call.input_addresses[0], call.output_addresses[0], shape, *pitches
+        )
     shape = _cpu.AveragePool2dShape(*_sizes(x), *window, *op.extra)
-    return call.native(op.kind, call.at[0], call.to[0], shape, *pitches, op.count_include_pad)
+    return call.native(
+        op.kind,
+        call.input_addresses[0],
+        call.output_addresses[0],
+        shape,
+        *pitches,
+        op.count_include_pad,
+    )
 
 
 _WINOGRAD = _conv2d("winograd", _not_winograd)

@@ -171,19 +171,19 @@ def _workspace(node: Node, graph: Graph, device: Any, threads: int) -> int:
 
 def _make(call: Call, rank: int = 0) -> Bound:
     op, (x, weight, _, added, scale, _) = call.node.op, (*call.inputs, *[None] * 4)[:6]
-    bias, residual, factors, shift = (*call.at[2:], 0, 0, 0, 0)[:4]
+    bias, residual, factors, shift = (*call.input_addresses[2:], 0, 0, 0, 0)[:4]
     (shape, planar), out = _shape(call.node, x, weight), call.outputs[0]
-    function, first = call.prepared.function, (call.at[0], call.prepared.address, bias)
+    function, first = call.prepared.function, (call.input_addresses[0], call.prepared.address, bias)
     compute_dtype, activation = compute_dtype_of(call.node), activation_of(op)
     if function == "conv2d_nhwc_wgmma_planar":
-        how = call.to[0], shape, call.pitch(out), storage_of(out), call.overflow
+        how = call.output_addresses[0], shape, call.pitch(out), storage_of(out), call.overflow
         return call.native(function, *first, *how, compute_dtype, *activation)
     if op.kind == "linear":
         pitches, floor = _cpu.Conv2dPitches(*reversed(weight.shape)), None
     else:
         pitches, floor = pitches_of(call), op.floor
     before = scale is not None and len(scale.shape) == 2, -math.inf if floor is None else floor
-    first += residual, factors, shift, call.to[0]
+    first += residual, factors, shift, call.output_addresses[0]
     types = _cpu.Conv2dStorage(storage_of(x), storage_of(added), storage_of(out))
     if function == "conv2d_nhwc_wgmma":
         how = shape, pitches, types, call.overflow, compute_dtype
@@ -215,12 +215,20 @@ def pack_channels(node: Node, graph: Graph, device: Any) -> Buffer:
 
 
 def _make_depthwise(call: Call) -> Bound:
-    bias, residual = (*call.at[2:], 0, 0)[:2]
+    bias, residual = (*call.input_addresses[2:], 0, 0)[:2]
     return call.native(
-        "conv2d_nhwc_depthwise", call.at[0], call.prepared.address, bias, residual, call.to[0],
-        shape_of(call.node, *call.inputs[:2]), pitches_of(call), storage_of(call.outputs[0]),
-        call.overflow, *activation_of(call.node.op),
-    )  # fmt: skip
+        "conv2d_nhwc_depthwise",
+        call.input_addresses[0],
+        call.prepared.address,
+        bias,
+        residual,
+        call.output_addresses[0],
+        shape_of(call.node, *call.inputs[:2]),
+        pitches_of(call),
+        storage_of(call.outputs[0]),
+        call.overflow,
+        *activation_of(call.node.op),
+    )
 
 
 # ---- rows of features, and images of one place ----
@@ -250,9 +258,9 @@ def _pack_rows(node: Node, graph: Graph, device: Any) -> Buffer:
 
 
 def _make_rows(call: Call) -> Bound:
-    bias = (*call.at[2:], 0)[0]
+    bias = (*call.input_addresses[2:], 0)[0]
     return call.native(
-        "linear_rows", call.at[0], call.prepared.address, bias, call.to[0],
+        "linear_rows", call.input_addresses[0], call.prepared.address, bias, call.output_addresses[0],
         linear_shape(*call.inputs[:2]), storage_of(call.inputs[0]), storage_of(call.outputs[0]),
         call.overflow, compute_dtype_of(call.node), *activation_of(call.node.op),
     )  # fmt: skip

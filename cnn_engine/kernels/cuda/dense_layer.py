@@ -49,10 +49,10 @@ def _prepare(node: Node, graph: Graph, device: Any) -> Buffer:
 
 def _make(call: Call) -> Bound:
     op, (x, *_), (y, z) = call.node.op, call.inputs, call.outputs
-    at, _, _, e, scale, shift, first_bias, bias = call.at
+    at, _, _, e, scale, shift, first_bias, bias = call.input_addresses
     floor = op["second"].floor
     return call.native(
-        "dense_layer", at, e, call.prepared.address, first_bias, bias, scale, shift, *call.to,
+        "dense_layer", at, e, call.prepared.address, first_bias, bias, scale, shift, *call.output_addresses,
         *_sizes_of(call.node, call.inputs), _cpu.Conv2dPitches(call.pitch(x), call.pitch(y)),
         call.pitch(z), -math.inf if floor is None else floor, call.overflow,
         compute_dtype_of(call.node), *function_of(op.activation("first")),

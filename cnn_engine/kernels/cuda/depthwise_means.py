@@ -43,9 +43,9 @@ def _why_not(node: Node, graph: Graph) -> str | None:
 
 
 def _make(call: Call) -> Bound:
-    node, bias = convolution_of(call.node), call.at[2]
+    node, bias = convolution_of(call.node), call.input_addresses[2]
     return call.native(
-        "depthwise_means", call.at[0], call.prepared.address, bias, *call.to,
+        "depthwise_means", call.input_addresses[0], call.prepared.address, bias, *call.output_addresses,
         shape_of(node, *call.inputs[:2]), call.outputs[1].shape[1], *activation_of(node.op),
     )  # fmt: skip
 

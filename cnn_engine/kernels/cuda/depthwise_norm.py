@@ -34,12 +34,20 @@ def _why_not(node: Node, graph: Graph) -> str | None:
 
 def _make(call: Call) -> Bound:
     node = call.node
-    scale, bias, shift = call.at[2:]
+    scale, bias, shift = call.input_addresses[2:]
     return call.native(
-        "depthwise_norm", call.at[0], call.prepared.address, bias, scale, shift, call.to[0],
-        shape_of(convolution_of(node), *call.inputs[:2]), node.op["norm"].epsilon,
-        storage_of(call.outputs[0]), call.overflow,
-    )  # fmt: skip
+        "depthwise_norm",
+        call.input_addresses[0],
+        call.prepared.address,
+        bias,
+        scale,
+        shift,
+        call.output_addresses[0],
+        shape_of(convolution_of(node), *call.inputs[:2]),
+        node.op["norm"].epsilon,
+        storage_of(call.outputs[0]),
+        call.overflow,
+    )
 
 
 ROWS = [

@@ -118,11 +118,21 @@ def _make_pair(call: Call, rank: int = 0) -> Bound:
     weights, bias = call.prepared.weights, call.prepared.bias
     pitches = _cpu.Conv2dPitches(call.pitch(x), call.pitch(out)), call.pitch(other)
     return call.native(
-        "conv2d_nhwc_wgmma_pair", *call.at[:2], weights.address, bias.address if bias else 0, call.to[0],
-        *_pair_of(call.node, call.inputs), *pitches,
-        _cpu.Conv2dStorage(storage_of(x), storage_of(None), storage_of(out)), call.overflow,
-        compute_dtype_of(call.node), *function_of(_ends_of(call.node.op)), call.known, call.holds, rank,
-    )  # fmt: skip
+        "conv2d_nhwc_wgmma_pair",
+        *call.input_addresses[:2],
+        weights.address,
+        bias.address if bias else 0,
+        call.output_addresses[0],
+        *_pair_of(call.node, call.inputs),
+        *pitches,
+        _cpu.Conv2dStorage(storage_of(x), storage_of(None), storage_of(out)),
+        call.overflow,
+        compute_dtype_of(call.node),
+        *function_of(_ends_of(call.node.op)),
+        call.known,
+        call.holds,
+        rank,
+    )
 
 
 def _forms_of_pairs(node: Node, graph: Graph, device: Any) -> Sequence[Kernel]:
@@ -167,10 +177,18 @@ def _pack_expansion(node: Node, graph: Graph, device: Any) -> Buffer:
 def _make_expansion(call: Call) -> Bound:
     op, x = call.node.op, call.inputs[0]
     return call.native(
-        "expand_depthwise", call.at[0], call.prepared.address, *call.at[3:], *(*call.to, 0)[:2],
-        expansion_of(op, *call.inputs[:3])[1], x.shape[3], call.overflow, compute_dtype_of(call.node),
-        *function_of(op.activation("first")), *function_of(op.activation("second")),
-    )  # fmt: skip
+        "expand_depthwise",
+        call.input_addresses[0],
+        call.prepared.address,
+        *call.input_addresses[3:],
+        *(*call.output_addresses, 0)[:2],
+        expansion_of(op, *call.inputs[:3])[1],
+        x.shape[3],
+        call.overflow,
+        compute_dtype_of(call.node),
+        *function_of(op.activation("first")),
+        *function_of(op.activation("second")),
+    )
 
 
 # ---- bottlenecks, and products with gelu between them ----
@@ -237,12 +255,20 @@ def _pack_mlp(node: Node, graph: Graph, device: Any) -> Buffer:
 
 
 def _make_mlp(call: Call) -> Bound:
-    first, second, residual = call.at[3:6]
+    first, second, residual = call.input_addresses[3:6]
     return call.native(
-        "mlp", call.at[0], call.prepared.address, first, second, residual, call.to[0],
-        *_mlp_of(call.node, call.inputs), call.overflow, compute_dtype_of(call.node),
+        "mlp",
+        call.input_addresses[0],
+        call.prepared.address,
+        first,
+        second,
+        residual,
+        call.output_addresses[0],
+        *_mlp_of(call.node, call.inputs),
+        call.overflow,
+        compute_dtype_of(call.node),
         *function_of(call.node.op.activation("second")),
-    )  # fmt: skip
+    )
 
 
 #: The convolutions of a block, as far as it has them.
@@ -272,10 +298,10 @@ def _pack_bottleneck(node: Node, graph: Graph, device: Any) -> Buffer:
 
 
 def _make_bottleneck(call: Call) -> Bound:
-    op, (first, second, residual, _, third) = call.node.op, call.at[3:]
+    op, (first, second, residual, _, third) = call.node.op, call.input_addresses[3:]
     return call.native(
-        "bottleneck", call.at[0], call.prepared.address, first, second, third, residual,
-        *(*call.to, 0)[:2], *_bottleneck_of(call.node, call.inputs), call.overflow,
+        "bottleneck", call.input_addresses[0], call.prepared.address, first, second, third, residual,
+        *(*call.output_addresses, 0)[:2], *_bottleneck_of(call.node, call.inputs), call.overflow,
         compute_dtype_of(call.node), *_functions_of(op),
     )  # fmt: skip
 
@@ -331,21 +357,34 @@ def _pack_pooled(node: Node, graph: Graph, device: Any) -> Buffer:
 def _make_pooled(call: Call, rank: int = 0) -> Bound:
     x, out = call.inputs[0], call.outputs[0]
     return call.native(
-        "conv2d_nhwc_wgmma_pool", call.at[0], call.prepared.address, call.at[2], call.to[0],
+        "conv2d_nhwc_wgmma_pool",
+        call.input_addresses[0],
+        call.prepared.address,
+        call.input_addresses[2],
+        call.output_addresses[0],
         shape_of(convolution_of(call.node), *call.inputs[:2]),
         _cpu.Conv2dPitches(call.pitch(x), call.pitch(out)),
-        call.overflow, compute_dtype_of(call.node), *function_of(call.node.op.activation("convolution")),
+        call.overflow,
+        compute_dtype_of(call.node),
+        *function_of(call.node.op.activation("convolution")),
         rank,
-    )  # fmt: skip
+    )
 
 
 def _make_pooled_stem(call: Call) -> Bound:
     op, out = call.node.op, call.outputs[0]
     return call.native(
-        "stem_pool", call.at[0], call.prepared.address, call.at[2], call.to[0],
-        *_stem_and_pool(convolution_of(call.node), op["pool"], *call.inputs[:2]), call.pitch(out),
-        call.overflow, compute_dtype_of(call.node), *function_of(op.activation("convolution")),
-    )  # fmt: skip
+        "stem_pool",
+        call.input_addresses[0],
+        call.prepared.address,
+        call.input_addresses[2],
+        call.output_addresses[0],
+        *_stem_and_pool(convolution_of(call.node), op["pool"], *call.inputs[:2]),
+        call.pitch(out),
+        call.overflow,
+        compute_dtype_of(call.node),
+        *function_of(op.activation("convolution")),
+    )
 
 
 # ---- inverted residual blocks ----
@@ -390,10 +429,17 @@ def _pack_block(node: Node, graph: Graph, device: Any) -> Buffer:
 def _make_block(call: Call) -> Bound:
     op = call.node.op
     return call.native(
-        "inverted_residual", call.at[0], call.prepared.address, *call.at[4:], call.to[0],
-        *_block_of(call.node, call.inputs), _adds(op), call.overflow, compute_dtype_of(call.node),
+        "inverted_residual",
+        call.input_addresses[0],
+        call.prepared.address,
+        *call.input_addresses[4:],
+        call.output_addresses[0],
+        *_block_of(call.node, call.inputs),
+        _adds(op),
+        call.overflow,
+        compute_dtype_of(call.node),
         *_functions_of(op),
-    )  # fmt: skip
+    )
 
 
 # ---- gates ----
@@ -451,15 +497,17 @@ def _pack_gates(node: Node, graph: Graph, device: Any) -> Buffer:
 def _make_gates(call: Call) -> Bound:
     op, (x, first) = call.node.op, call.inputs[:2]
     shape, hidden, operands = _gates_of(call.node, x, first)
-    *biases, means = call.at[3:]
-    given = call.at[0], call.prepared.address, *biases
+    *biases, means = call.input_addresses[3:]
+    given = call.input_addresses[0], call.prepared.address, *biases
     functions = *function_of(op.activation("first")), *function_of(op.activation("second"))
     if op["scale"] is not None:
         how = shape, hidden, storage_of(x), call.overflow, operands
         last = limits(op["clamp"])
-        return call.native("squeeze_excite_scale", *given, call.to[0], *how, *functions, *last)
+        return call.native(
+            "squeeze_excite_scale", *given, call.output_addresses[0], *how, *functions, *last
+        )
     how = call.inputs[5].shape[1] if means else 0, shape, hidden, storage_of(x), operands
-    return call.native("squeeze_excite", *given, means, call.to[0], *how, *functions)
+    return call.native("squeeze_excite", *given, means, call.output_addresses[0], *how, *functions)
 
 
 ROWS = [

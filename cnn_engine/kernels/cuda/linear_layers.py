@@ -55,7 +55,13 @@ def _prepare(node: Node, graph: Graph, device: Any) -> Buffer:
 
 def _make(call: Call) -> Bound:
     shape = _layers(call.node.op, call.inputs)
-    return call.native("linear_layers", call.at[0], call.prepared.address, call.to[0], shape)
+    return call.native(
+        "linear_layers",
+        call.input_addresses[0],
+        call.prepared.address,
+        call.output_addresses[0],
+        shape,
+    )
 
 
 ROWS = [

@@ -49,13 +49,23 @@ def _prepare(node: Node, graph: Graph, device: Any) -> Buffer:
 
 def _make(call: Call) -> Bound:
     op, (x, weight) = call.node.op, call.inputs[:2]
-    bias, scale, shift = call.at[2:]
+    bias, scale, shift = call.input_addresses[2:]
     floor = 0.0 if op["relu"] else -math.inf
     return call.native(
-        "mean_linear", call.at[0], call.prepared.address, bias, scale, shift, call.to[0],
-        *_shape_of(x, weight), floor, storage_of(call.outputs[0]), call.overflow,
-        compute_dtype_of(call.node), *function_of(op.activation("linear")),
-    )  # fmt: skip
+        "mean_linear",
+        call.input_addresses[0],
+        call.prepared.address,
+        bias,
+        scale,
+        shift,
+        call.output_addresses[0],
+        *_shape_of(x, weight),
+        floor,
+        storage_of(call.outputs[0]),
+        call.overflow,
+        compute_dtype_of(call.node),
+        *function_of(op.activation("linear")),
+    )
 
 
 ROWS = [

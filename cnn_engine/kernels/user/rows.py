@@ -111,8 +111,8 @@ def _bound(read: Source, call: Call) -> Bound:
     given = contract.values(call.node.op, call.inputs, output)
     shape = structs()[contract.struct].type(*given.values())
     given = {**read.macros, **given, "threads": call.threads}
-    at = [*call.at, *[0] * (len(contract.inputs) - len(call.at))]
-    addresses = [*at, call.to[0], call.workspace]
+    at = [*call.input_addresses, *[0] * (len(contract.inputs) - len(call.input_addresses))]
+    addresses = [*at, call.output_addresses[0], call.workspace]
     if output.size == 0:
         return _nothing, []
     places = {name: index for index, name in enumerate((*contract.tensors, "workspace"))}
@@ -312,7 +312,11 @@ def _callable_bound(
     shape = structs()[contract.struct].sizes(**values)
     shapes = [None if value is None else value.shape for value in call.inputs]
     shapes += [None] * (len(contract.inputs) - len(shapes)) + [call.outputs[0].shape]
-    at = [*call.at, *[0] * (len(contract.inputs) - len(call.at)), call.to[0]]
+    at = [
+        *call.input_addresses,
+        *[0] * (len(contract.inputs) - len(call.input_addresses)),
+        call.output_addresses[0],
+    ]
     if call.outputs[0].size == 0:
         return _nothing, []
     device = call.device
