@@ -1,0 +1,88 @@
+"""One word for one thing: names that were this project's own, and have the field's now, do not come back."""
+
+from __future__ import annotations
+
+import io
+import re
+import tokenize
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+#: Identifiers of Python and C++, and what stands in their place.
+NAMES = {
+    "operands_of": "compute_dtype_of", "round_operands": "set_compute_dtype", "brought": "upload",
+    "let_go": "release", "homes": "memory_spaces", "stand_ins": "fallbacks",
+    "with_stored": "with_element_type", "check_stored": "check_storage", "Stored": "ElementType",
+    "Conv2dOperands": "ElementType",
+    "Conv2dStored": "Conv2dStorage", "stored_as": "storage_dtypes", "joins_stem": "why_not_fuse",
+    "makes_block": "why_not_fuse", "makes_means": "why_not_fuse", "normalizes": "why_not_fuse",
+    "joins_layers": "why_not_fuse", "runs_on": "requires", "telling": "progress",
+}  # fmt: skip
+#: Attributes of records and calls.
+ATTRIBUTES = {
+    "operands": "compute_dtype", "stored": "storage_dtype", "alike": "same_storage",
+}  # fmt: skip
+#: Files and folders of the package and of csrc.
+FILES = {
+    "own": "user_kernels", "telling": "progress", "ahead": "early_reads", "apart": "per_image",
+    "sweeps": "l2_prefetch", "replay": "cuda_graph", "program": "lowering", "source": "loading",
+    "whole": "fused_network", "joined_cuda": "fused_cuda", "products": "gemm", "movement": "data_movement",
+    "storage": "reduced_precision", "tails": "mean_linear", "gates": "squeeze_excite", "pairs": "conv_pairs",
+    "affine": "batch_norm", "wanted": "expected", "trying": "preflight", "once": "run_cases",
+    "trial": "sandbox", "job": "sandbox_worker", "board": "leaderboard",
+    "ceilings": "stage_limits", "folder": "output_dir",
+    "slots": "buffers", "local": "local_pool", "records": "cupti", "pace": "adaptive_threads",
+    "ends": "epilogue",
+}  # fmt: skip
+#: Files that have these names for another reason: source code of a user, a program that NVRTC compiles.
+ALLOWED = {
+    "cnn_engine/kernels/user/source.py", "cnn_engine/ensemble/source.py", "cnn_engine/ops/products.py",
+    "csrc/cuda/fused/program.cuh", "csrc/cuda/sm80/storage.cuh",
+}  # fmt: skip
+SOURCES = sorted(
+    path
+    for folder, kinds in (("cnn_engine", (".py",)), ("csrc", (".h", ".cpp", ".cu", ".cuh", ".def")))
+    for path in (ROOT / folder).rglob("*")
+    if path.suffix in kinds
+)
+
+
+def names(path: Path) -> set[str]:
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".py":
+        tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+        return {token.string for token in tokens if token.type == tokenize.NAME}
+    code = re.sub(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"', " ", text, flags=re.DOTALL)
+    return set(re.findall(r"\b[A-Za-z_]\w*\b", code))
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_identifiers_have_the_fields_names(path):
+    found = {name: NAMES[name] for name in names(path) & NAMES.keys()}
+    assert not found, f"say what stands behind the arrow: {found}"
+
+
+def test_attributes_have_the_fields_names():
+    found = [
+        f"{path.relative_to(ROOT)}: .{name} -> {ATTRIBUTES[name]}"
+        for path in SOURCES
+        if path.suffix == ".py"
+        for name in re.findall(
+            r"\bop\.(\w+)|\bvalue\.(\w+)|\bkernel\.(\w+)", path.read_text(encoding="utf-8")
+        )
+        for name in filter(None, name)
+        if name in ATTRIBUTES
+    ]
+    assert not found
+
+
+def test_files_have_the_fields_names():
+    found = {
+        str(path.relative_to(ROOT)): FILES[path.stem]
+        for path in SOURCES
+        if path.stem in FILES and str(path.relative_to(ROOT)) not in ALLOWED
+    }
+    assert not found
