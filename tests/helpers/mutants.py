@@ -266,7 +266,7 @@ MUTANTS = [
     mutant(
         "Winograd's sums for what is not finite", "csrc/cpu/fused/network.cpp",
         "pixels.is_uint8 || kernels.finite(", "true || kernels.finite(",
-        "test_fused_cpu.py::test_one_pixel_that_is_not_finite_stays_where_it_is",
+        "test_fused_cpu.py::test_without_layers_to_take_them_images_that_are_not_finite_are_refused",
     ),
     Mutant(
         "Python's lock is kept", "csrc/bindings/no_gil.h",
