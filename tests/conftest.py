@@ -151,8 +151,9 @@ class Device:
 
 @pytest.fixture
 def rng(request) -> np.random.Generator:
-    """A generator seeded by the test's own name: fresh numbers a test, the same on every run."""
-    return np.random.default_rng(list(request.node.nodeid.encode()))
+    """A generator seeded by the test's file and name, not its folder: the same numbers on every run."""
+    name = f"tests/{request.node.path.name}::{request.node.nodeid.partition('::')[2]}"
+    return np.random.default_rng(list(name.encode()))
 
 
 @pytest.fixture

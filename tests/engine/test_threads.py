@@ -153,8 +153,7 @@ print(len(workers), becomes(lambda: slices() > before))
 
 
 def python(code: str, *arguments: str) -> subprocess.CompletedProcess:
-    here = Path(__file__).resolve().parents[1] / "helpers"
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(here), str(here.parent)])}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     return subprocess.run(
         [sys.executable, "-c", code, *arguments],
         env=environment, capture_output=True, text=True, timeout=120,

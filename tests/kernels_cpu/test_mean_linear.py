@@ -268,8 +268,7 @@ def test_what_it_does_not_take(clusters):
             _cpu.AxisShape(n, places, channels),
             1000,
             getattr(_cpu.ElementType, compute_dtype),
-            0,
         )
-        assert not takes(*how)
+        assert not takes(*how, targets.native())
         with pytest.raises(ValueError, match="mean_linear: expected"):
-            cuda_module.load().mean_linear_packed(*how)
+            cuda_module.load().mean_linear_packed(*how, 0)

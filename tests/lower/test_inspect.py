@@ -120,7 +120,7 @@ def test_a_cpu_runs_the_fused_network_that_is_shown():
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("seed", range(5))
-def test_a_gpu_runs_the_layers_that_are_shown(gpu, seed):
+def test_a_gpu_runs_the_layers_that_are_shown(seed):
     assert same_layers(network(seed, "float32")[0], "cuda")
 
 
