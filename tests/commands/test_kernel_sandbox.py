@@ -22,7 +22,10 @@ from cnn_engine.kernel import cases, check
 from cnn_engine.kernel.process import Limits
 from cnn_engine.kernels.user import cpp
 
-HELPERS = Path(__file__).resolve().parents[1] / "helpers"
+HERE = Path(__file__).resolve().parent
+FOLDERS = os.pathsep.join([str(HERE), str(HERE.parent / "helpers")])
+    [str(Path(__file__).resolve().parents[1] / "helpers"), str(Path(__file__).resolve().parent)]
+)
 LIMITS = Limits(seconds=3.0, memory=2 << 30, compile_s=60.0)
 
 #: A program that says what confines it.
@@ -69,7 +72,7 @@ def children(marker: str) -> list[str]:
 JUDGE = """
 import ctypes, os, sys
 from pathlib import Path
-sys.path.insert(0, sys.argv[1])
+sys.path[:0] = sys.argv[1].split(os.pathsep)
 import hostile_kernels, test_kernel_sandbox
 secret = ctypes.create_string_buffer(b"secret")
 text = hostile_kernels.probing(
@@ -85,7 +88,7 @@ def test_a_kernel_that_attacks_its_judge_does_nothing(tmp_path):
     path, victim = tmp_path / "hostile.cpp", tmp_path / "victim"
     victim.write_text("mine")
     done = subprocess.run(
-        [sys.executable, "-c", JUDGE, str(HELPERS), str(path), str(victim)],
+        [sys.executable, "-c", JUDGE, FOLDERS, str(path), str(victim)],
         capture_output=True, text=True, check=False, timeout=120,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

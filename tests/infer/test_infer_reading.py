@@ -41,12 +41,12 @@ import sys
 import infer_inputs
 from cnn_engine import infer
 from cnn_engine.engine.engine import Engine
-from cnn_engine.infer import local, memory
+from cnn_engine.infer import local_pool, memory
 
 def predict(self, images, batch, out):
     out[...] = images[:, 0, 0, :10]  # a network that costs nothing
 
-Engine.predict, local.LocalPool = predict, infer_inputs.InlinePool
+Engine.predict, local_pool.LocalPool = predict, infer_inputs.InlinePool
 assert infer.main(sys.argv[1:]) == 0
 print(memory.peak_bytes())"""
     peaks = []
