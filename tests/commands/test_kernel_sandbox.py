@@ -24,8 +24,6 @@ from cnn_engine.kernels.user import cpp
 
 HERE = Path(__file__).resolve().parent
 FOLDERS = os.pathsep.join([str(HERE), str(HERE.parent / "helpers")])
-    [str(Path(__file__).resolve().parents[1] / "helpers"), str(Path(__file__).resolve().parent)]
-)
 LIMITS = Limits(seconds=3.0, memory=2 << 30, compile_s=60.0)
 
 #: A program that says what confines it.
