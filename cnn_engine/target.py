@@ -8,11 +8,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any, NamedTuple
 
 from . import _cpu
 from .errors import not_one_of
+from .locks import cached_property
 
 KIB = 1024
 MIB = 1024 * KIB

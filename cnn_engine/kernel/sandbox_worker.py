@@ -77,7 +77,7 @@ class Job:
         if self.subject == "torch":
             return _torch(node.op, self.device.kind, self.threads), "PyTorch has none"
         name, known = self.subject.removeprefix("engine:"), _known(graph, None)
-        kernel, why = choose(node, known, self.device.kind, name, False)
+        kernel, why = choose(node, known, self.device.target, name, False)
         if kernel is not None and kernel.rewrite(node, known) is not None:
             # By itself it would read past its input.
             return (

@@ -65,6 +65,11 @@ const InstructionSet& selected_set() { return *selected(); }
 
 const char* selected_instruction_set() { return selected()->name; }
 
+void refuse_index(std::int64_t index, std::int64_t size) {
+  throw std::invalid_argument("indices: expected places of " + std::to_string(size) + ", found " +
+                              std::to_string(index));
+}
+
 std::string bfloat16_why_not() {
 #if defined(__x86_64__)
   if (!__builtin_cpu_supports("avx512bf16")) {

@@ -20,11 +20,6 @@ Strided<3> rows_of(const IndexedShape& p) {
   return collapse<3>(p.dims, strides);
 }
 
-[[noreturn]] void throw_index(std::int64_t index, std::int64_t size) {
-  throw std::invalid_argument("indices: expected places of " + std::to_string(size) + ", found " +
-                              std::to_string(index));
-}
-
 // Where a row's run begins, less its start; -1 where column `wrong` names none.
 template <typename Index>
 inline std::int64_t place_of(const Index* row, const IndexedShape& p, int& wrong) {
@@ -71,7 +66,7 @@ void gather_rows(const Item* x, const Index* indices, Item* y, const IndexedShap
   const Index* first = indices;  // the first of them, whatever thread met which
   for (;; first += p.columns) {
     int wrong = 0;
-    if (place_of(first, p, wrong) < 0) throw_index(first[wrong], p.sizes[wrong]);
+    if (place_of(first, p, wrong) < 0) refuse_index(first[wrong], p.sizes[wrong]);
   }
 }
 
@@ -91,7 +86,7 @@ void scatter_rows(const Index* indices, const Item* updates, Item* y, const Inde
          ++i, from += p.run, start += start_step, row += index_step) {
       int wrong = 0;
       const std::int64_t place = place_of(row, p, wrong);
-      if (place < 0) throw_index(row[wrong], p.sizes[wrong]);
+      if (place < 0) refuse_index(row[wrong], p.sizes[wrong]);
       Item* to = start + place;
       for (std::int64_t r = 0; r < p.run; ++r) to[r] = join(to[r], from[r]);
     }

@@ -54,6 +54,10 @@ struct IndexedShape {
 };
 
 namespace cpu {
+// Throws std::invalid_argument for an index outside of its dimension. It is compiled without a
+// wider instruction set, since what makes its text are weak symbols of the standard library.
+[[noreturn]] void refuse_index(std::int64_t index, std::int64_t size);
+
 void gather_at(const void* x, const void* indices, void* y, const IndexedShape& shape, int threads);
 void scatter_at(const void* x, const void* indices, const void* updates, void* y,
                 const IndexedShape& shape, ScatterJoin join, int threads);

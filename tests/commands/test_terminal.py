@@ -31,6 +31,7 @@ PRINTS = {
     "cli.py",
     "__main__.py",
     "progress.py",
+    "valprep.py",
     "kernel/command.py",
     "devices/openacc_module.py",
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import pickle
 from dataclasses import replace
 
@@ -12,6 +13,7 @@ import pytest
 import tolerances
 
 from cnn_engine import Engine, InputError, UnsupportedError, _cpu
+from cnn_engine.devices import cpu
 from cnn_engine.graph import reference
 from cnn_engine.graph.graph import Graph, Node, Value
 from cnn_engine.kernels import select
@@ -230,6 +232,7 @@ def test_convolutions_in_bfloat16(rng, monkeypatch, pays):
     rounding.
     """
     monkeypatch.setattr(_cpu, "bfloat16_pays", lambda: pays)
+    monkeypatch.setattr(cpu, "_target", functools.cache(cpu._target.__wrapped__))
     graph = graphs.resnet((1, 1), (1, 3, 32, 32))
     images = rng.standard_normal((3, 3, 32, 32)).astype(np.float32)
     wide = Engine(graph, device="cpu", dtype="float32")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import numpy as np
@@ -14,6 +15,7 @@ from native import NONE
 from test_passes import Builder, kinds, same
 
 from cnn_engine import Engine, _cpu
+from cnn_engine.devices import cpu
 from cnn_engine.graph.passes.fuse.patterns import EXPAND_DEPTHWISE_MEAN
 from cnn_engine.operators.binary import Mul
 from cnn_engine.operators.channels_last import Conv2dNhwc
@@ -261,5 +263,6 @@ def test_convolutions_by_themselves_where_bfloat16_is_asked_for_and_pays(monkeyp
 
     if not _cpu.bfloat16_why_not():
         monkeypatch.setattr(_cpu, "bfloat16_pays", lambda: True)
+        monkeypatch.setattr(cpu, "_target", functools.cache(cpu._target.__wrapped__))
         assert "expand_depthwise" not in kernels_of("bfloat16")
     assert "expand_depthwise" in kernels_of("float32")
