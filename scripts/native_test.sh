@@ -9,7 +9,7 @@ build=$(mktemp -d)
 trap 'rm -rf "$build"' EXIT
 shopt -s extglob
 kernels=(csrc/cpu/!(dispatch|*_bfloat16).cpp csrc/cpu/fused/{direct,pointwise,winograd}.cpp)
-runtime=(csrc/runtime/{pace,parallel,thread_pool}.cpp)
+runtime=(csrc/runtime/{adaptive_threads,parallel,thread_pool}.cpp)
 once=(csrc/cpu/dispatch.cpp csrc/cpu/fused/{network,operations,pack,plan,why_not}.cpp)
 flags=(-std=c++17 -g1 -Icsrc -fopenmp-simd -fno-math-errno -fno-trapping-math)
 compiler=g++ link=() run=()
