@@ -12,6 +12,7 @@ from typing import Any
 from .. import kernels
 from ..errors import UnsupportedError, expected, not_one_of
 from .cuda.requirements import TENSOR_CORES
+from .user.source import COMPUTES
 
 #: Where data lives, by device; see docs/reference/variants.md.
 DATA_MODES = {
@@ -75,10 +76,6 @@ DTYPES = tuple(
 )
 
 
-#: What tensor cores multiply, for nodes that run by themselves.
-COMPUTE_DTYPES = ("float32", "tf32", "float16", "bfloat16")
-
-
 def layered_dtypes(device: Any, rounds: bool) -> tuple[str, ...]:
     """Returns the data types in which a device computes a model's nodes by themselves.
 
@@ -88,7 +85,7 @@ def layered_dtypes(device: Any, rounds: bool) -> tuple[str, ...]:
     if "avx512_bf16" in device.target.features:
         return "float32", "bfloat16"
     if rounds and TENSOR_CORES.met_by(device.target):
-        return COMPUTE_DTYPES
+        return COMPUTES
     return ("float32",)
 
 
