@@ -23,6 +23,7 @@ from scipy.signal import lfilter
 from cnn_engine import cli
 from cnn_engine.compare import comparison
 from cnn_engine.compare.comparison import FASTER, SAME, SLOWER, Row
+from cnn_engine.compare.verdicts import judge
 from cnn_engine.devices.cpu import CpuDevice
 from cnn_engine.infer import summary
 from cnn_engine.kernel import rank
@@ -176,7 +177,7 @@ def compare_rows(trials: int, sizes: tuple[int, ...] = SIZES) -> Iterator[Found]
                 verdicts = {}
                 for by in (0.0, *SLOWER_BY):
                     ratio = statistics.ratio(of.scaled(1 + by), to)
-                    verdict, _ = comparison.judge(ratio, comparison.THRESHOLD, False, short=short)
+                    verdict, _ = judge(ratio, comparison.THRESHOLD, False, short=short)
                     whole = Row("pass", "p50", "s", to, of, ratio, 0.0, verdict, "", None, short)
                     verdicts[by] = verdict, whole
                 held[trial] = verdicts[0][1].ratio.low <= 1 <= verdicts[0][1].ratio.high
@@ -232,9 +233,7 @@ def noise_rows(trials: int, runs: tuple[int, ...] = (3, 5, 10)) -> Iterator[Foun
                     for factor in between(rng, count + 1)
                 )
                 ratios = [_predicted(new.scaled(1 + by), baseline) for by in (0, *SLOWER_BY)]
-                verdicts = [
-                    comparison.judge(ratio, comparison.THRESHOLD, False)[0] for ratio in ratios
-                ]
+                verdicts = [judge(ratio, comparison.THRESHOLD, False)[0] for ratio in ratios]
                 held[trial] = ratios[0].low <= 1 <= ratios[0].high
                 false[trial] = verdicts[0] in (FASTER, SLOWER) or verdicts[2] in (SAME, FASTER)
                 found = [n + (v == SLOWER) for n, v in zip(found, verdicts[1:], strict=True)]

@@ -23,7 +23,7 @@ from ..measure import statistics
 from ..measure.result import Result
 from ..measure.statistics import Estimate
 from ..report import text, units
-from . import comparison
+from . import checks, comparison, verdicts
 from .comparison import CANNOT_TELL, COPY, LAYER, SUM, Comparison, Row
 
 SCHEMA = 1
@@ -166,7 +166,7 @@ def _main(arguments: list[str] | None) -> int:
     count += len(more)
     results, repeats = loaded[:count], loaded[count:]
     for name, repeat in zip(names[count:], repeats, strict=True):
-        comparison.check_repeat((names[0], f"--noise: {name}"), results[0], repeat)
+        checks.check_repeat((names[0], f"--noise: {name}"), results[0], repeat)
     found = [
         comparison.compare(results[0], other, (names[0], name), options.threshold, repeats)
         for other, name in zip(results[1:], names[1:count], strict=True)
@@ -281,7 +281,7 @@ def _untold(compared: Comparison, option: str, rows: Sequence[Row], most: float)
             f"at least {statistics.FEWEST} samples in it and in {compared.baseline}",
             samples,
         )
-    if any(row.judged == comparison.ANYWHERE for row in left):
+    if any(row.judged == verdicts.ANYWHERE for row in left):
         return expected(
             name,
             f"{comparison.FEWEST_RUNS} runs of {compared.baseline} to judge layers by, further ones with "

@@ -17,10 +17,8 @@ from ..measure.result import Result
 from ..measure.statistics import Estimate, Prediction
 from ..report import cautions, units
 from .checks import check_comparable
-from .checks import check_repeat as check_repeat  # where callers look for it
 from .facts import differences
 from .times import PERCENTILES, finite, times
-from .verdicts import ANYWHERE as ANYWHERE
 from .verdicts import (
     CANNOT_TELL,
     COPY,
@@ -37,7 +35,6 @@ from .verdicts import (
     judge_family,
     judge_row,
 )
-from .verdicts import judge as judge
 
 #: What ``same``, and passing a gate, needs of both results at least: passes, and seconds of them. A shorter
 #: stretch may lie in one of two speeds, such as those of a clock that is throttled.

@@ -13,8 +13,8 @@ from noise import noise
 from scipy import stats
 
 from cnn_engine import InputError
+from cnn_engine.compare import checks, comparison, verdicts
 from cnn_engine.compare import command as compare
-from cnn_engine.compare import comparison
 from cnn_engine.compare.comparison import CANNOT_TELL, FASTER, SAME, SLOWER
 from cnn_engine.measure.result import Accuracy, Result
 
@@ -102,8 +102,8 @@ def test_to_exchange_the_results_exchanges_the_verdicts(rng):
 )
 def test_the_verdict_is_on_the_whole_interval(low, high, verdict):
     ratio = comparison.Estimate(math.sqrt(low * high), low, high, 50, 50.0)
-    assert comparison.judge(ratio, 0.03, more_is_faster=False)[0] == verdict
-    assert comparison.judge(ratio, 0.03, more_is_faster=True)[0] == OPPOSITE[verdict]
+    assert verdicts.judge(ratio, 0.03, more_is_faster=False)[0] == verdict
+    assert verdicts.judge(ratio, 0.03, more_is_faster=True)[0] == OPPOSITE[verdict]
 
 
 # What is compared.
@@ -376,4 +376,4 @@ def test_the_functions_refuse_what_the_command_refuses():
     with pytest.raises(InputError, match="nothing was timed"):
         comparison.compare(made(), failed)
     with pytest.raises(InputError, match="variant"):
-        comparison.check_repeat(("a", "b"), made(), made(variant="if"))
+        checks.check_repeat(("a", "b"), made(), made(variant="if"))
