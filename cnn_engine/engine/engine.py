@@ -18,7 +18,7 @@ from ..devices import arrays
 from ..devices import threads as thread_counts
 from ..errors import InputError, UnsupportedError, expected
 from ..floating_point import usual_mode
-from ..graph.graph import Graph, Node
+from ..graph.graph import Graph, Node, Value
 from ..graph.model import Model
 from ..graph.network import Network
 from ..graph.probabilities import gives_probabilities
@@ -196,6 +196,20 @@ class Engine:
     def _base(self) -> Graph:
         """The graph of a pass over as many images as a model names, or one image's pixels."""
         return self.network.base if isinstance(self.network, Model) else self._graph(1, True)
+
+    @property
+    def inputs(self) -> tuple[Value, ...]:
+        """What :meth:`run` takes, in order: ``name``, ``dtype`` and ``shape`` of each.
+
+        A dimension is a number, or a :class:`~cnn_engine.graph.dims.Dim` where it is open, which prints as
+        the name that it has in the file, such as ``batch``.
+        """
+        return self.network.inputs
+
+    @property
+    def outputs(self) -> tuple[Value, ...]:
+        """What :meth:`run` gives, in order, as :attr:`inputs`; open dimensions are expressions of theirs."""
+        return self.network.outputs
 
     @property
     def gives_probabilities(self) -> bool:

@@ -167,7 +167,13 @@ class Dim:
         return self != 0
 
     def __index__(self) -> int:
-        """Pins the dimension: what is made of its number is right for no other."""
+        """Pins the dimension: what is made of its number is right for no other.
+
+        Raises:
+            TypeError: nothing is recorded, so that there is no number.
+        """
+        if not _recorders.all:
+            raise TypeError(f"expected a number, found the open dimension {self!r}")
         number = self.at(EXAMPLES)
         _decide("equal", _sum(self.terms, _terms_of(-number)))
         return number
@@ -178,6 +184,8 @@ class Dim:
         return float(self.__index__())
 
     def __hash__(self) -> int:
+        if not _recorders.all:
+            return hash(self.terms)
         return hash(self.__index__())  # sets and dictionaries compare by it first
 
     def __repr__(self) -> str:
@@ -311,20 +319,29 @@ def record(guards: Iterable[Guard]) -> None:
 
 
 def _decide(kind: str, terms: _Terms) -> bool:
-    """Returns whether an expression is 0, or less; records it where that depends on a symbol."""
+    """Returns whether an expression is 0, or less; records it where that depends on a symbol.
+
+    Where nothing is recorded, expressions are equal if they are written alike, and have no order.
+
+    Raises:
+        TypeError: the order depends on a symbol, and nothing is recorded.
+    """
     low, high = _least(terms), _least(terms, -1)  # the expression is in [low, -high]
     if kind == "equal":
         if not terms:
             return True
         if (low is not None and low > 0) or (high is not None and high > 0):
             return False
-        number = _value(terms, EXAMPLES)
-        outcome = number == 0
+        if not _recorders.all:
+            return False
+        outcome = _value(terms, EXAMPLES) == 0
     else:
         if low is not None and low >= 0:
             return False
         if high is not None and high > 0:
             return True
+        if not _recorders.all:
+            raise TypeError(f"expected a number, found the open dimension {_dim(terms)!r}")
         outcome = _value(terms, EXAMPLES) < 0
     record((Guard(kind, terms, outcome),))
     return outcome

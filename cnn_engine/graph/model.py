@@ -12,7 +12,7 @@ from ..errors import InputError, UnsupportedError
 from . import passes
 from .batches import Batches
 from .dims import Dim
-from .graph import Graph
+from .graph import Graph, Value
 from .mapped import check
 
 
@@ -41,6 +41,21 @@ class Model:
     def any_batch(self) -> bool:
         """Whether the graph can be made for other batches."""
         return bool(self.base.batched)
+
+    @property
+    def inputs(self) -> tuple[Value, ...]:
+        """The inputs, with a :class:`~cnn_engine.graph.dims.Dim` where a dimension is open."""
+        return self._open.inputs
+
+    @property
+    def outputs(self) -> tuple[Value, ...]:
+        """The outputs, likewise: expressions of the inputs' dimensions where these can be given."""
+        return tuple(self._open.values[name] for name in self._open.outputs)
+
+    @property
+    def _open(self) -> Graph:
+        symbolic = self._batches.symbolic if self.any_batch else None
+        return self.base if symbolic is None else symbolic.graph
 
     @property
     def why_not_images(self) -> str | None:

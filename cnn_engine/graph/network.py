@@ -14,6 +14,7 @@ from ..errors import InputError, UnsupportedError, expected
 from ..locks import cached_property
 from ..operators import Cost, Operator, Value
 from ..operators.windows import Pair
+from .dims import BATCH
 from .graph import Graph, Node
 
 
@@ -320,6 +321,16 @@ class Network:
             weights = {n: np.broadcast_to(zero, shape) for n, shape in self.parameters.items()}
         images = Value("images", (batch, *self.input_shape), "uint8" if pixels else "float32")
         return Graph(self.name, (images,), (value,), tuple(nodes), weights, batched=("images",))
+
+    @property
+    def inputs(self) -> tuple[Value, ...]:
+        """The images, as pixels; their number is the open dimension ``batch``."""
+        return (Value("images", (BATCH, *self.input_shape), "uint8"),)
+
+    @property
+    def outputs(self) -> tuple[Value, ...]:
+        """The probabilities of every image, likewise."""
+        return (Value("probabilities", (BATCH, *self.infos[-1].output_shape)),)
 
     @property
     def classes(self) -> int:

@@ -274,6 +274,18 @@ def test_a_new_batch_reads_no_file_and_runs_no_pass(monkeypatch):
         assert graph.values[graph.outputs[0]].shape == (batch, 4 * 36)
 
 
+def test_an_engine_names_what_it_takes_and_gives():
+    with Engine(load(shape_arithmetic("arithmetic")), device="cpu", threads=1) as engine:
+        (x,), (y,) = engine.inputs, engine.outputs
+    assert (x.name, x.dtype, str(list(x.shape))) == ("x", "float32", "[batch, 3, 6, 6]")
+    assert (y.name, y.dtype, str(list(y.shape))) == ("y", "float32", "[2 * batch, 72]")
+    assert x.shape == (BATCH, 3, 6, 6)
+    with Engine("cifar10", weights="random", device="cpu", threads=1) as engine:
+        assert [(v.name, v.dtype, v.shape) for v in engine.inputs + engine.outputs] == [
+            ("images", "uint8", (BATCH, 3, 32, 32)), ("probabilities", "float32", (BATCH, 10)),
+        ]  # fmt: skip
+
+
 def test_batch_0_is_made_anew():
     graph = load(shape_arithmetic("flatten"))
     assert not graph.rebuild.symbolic.stands_for(0)
