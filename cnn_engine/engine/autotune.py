@@ -302,7 +302,7 @@ def kind_of(node: Node, graph: Graph, program: Program) -> str:
             return "-"
         constant = " constant" if name in graph.constants else ""
         sizes = "x".join(map(str, value.shape))
-        return f"{value.dtype}[{sizes}] {value.storage_dtype or ''} {value.layout}{constant}"
+        return f"{value.dtype}[{sizes}] {value.storage_dtype} {value.layout}{constant}"
 
     inputs = zip(graph.inputs_of(node), node.inputs, strict=True)
     outputs = zip(graph.outputs_of(node), node.outputs, strict=True)

@@ -59,7 +59,12 @@ class SymbolicGraph:
         for value in self._values:
             shape = tuple(number_of(d) if type(d) is Dim else d for d in value.shape)
             values[value.name] = Value(
-                value.name, shape, value.dtype, value.layout, value.storage_dtype
+                value.name,
+                shape,
+                value.dtype,
+                value.layout,
+                value.storage_dtype,
+                value.quantization,
             )
         nodes = list(graph.nodes)
         for place in self._places:

@@ -16,7 +16,7 @@ import numpy as np
 
 from ..errors import InputError
 from ..locks import cached_property
-from ..operators.operator import Cost, Operator, Value
+from ..operators.operator import Cost, Operator, Value, output_value
 from .dims import Dim
 from .mapped import check
 
@@ -163,8 +163,8 @@ class Graph:
             raise type(error)(f"{where}: {error}") from None
         if len(found) != len(node.outputs):
             raise InputError(f"{where}: expected {len(found)} outputs, found {len(node.outputs)}")
-        for name, (shape, dtype) in zip(node.outputs, found, strict=True):
-            yield Value(name, tuple(shape), dtype, storage_dtype=self.storage_dtype.get(name, ""))
+        for name, inferred in zip(node.outputs, found, strict=True):
+            yield output_value(name, inferred, self.storage_dtype.get(name, ""))
 
     @cached_property
     def producers(self) -> Mapping[str, Node]:

@@ -6,7 +6,6 @@ A record is a frozen dataclass of attributes. It knows no names of tensors, no d
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import ClassVar
@@ -14,43 +13,52 @@ from typing import ClassVar
 import numpy as np
 
 from ..errors import InputError
+from ..types import Quantization, Shape, TensorType
 
-Shape = tuple[int, ...]
+#: What an operator says of an output: shape, dtype and, where there is one, quantization.
+Inferred = tuple[Shape, str] | tuple[Shape, str, Quantization]
 
 
-@dataclass(frozen=True)
-class Value:
-    """A tensor of known dimensions.
+@dataclass(frozen=True, init=False)
+class Value(TensorType):
+    """A tensor of a graph: a type and a name.
 
     Attributes:
         name: unique in its graph.
-        shape: all dimensions; ``()`` is a scalar.
-        dtype: NumPy's name of the element type, such as ``float32``, ``int64`` or ``bool``.
-        layout: ``contiguous`` (row-major), or a name that an engine's kernels agree on.
-        storage_dtype: the type of its elements in memory, where that is another: ``float16`` or ``bfloat16``
-            for ``float32``, which operators then still take and make.
     """
 
-    name: str
-    shape: Shape
-    dtype: str = "float32"
-    layout: str = "contiguous"
-    storage_dtype: str = ""
+    name: str = ""
+
+    def __init__(
+        self,
+        name: str,
+        shape: Shape,
+        dtype: str = "float32",
+        layout: str = "contiguous",
+        storage_dtype: str = "",
+        quantization: Quantization | None = None,
+    ) -> None:
+        object.__setattr__(self, "name", name)
+        super().__init__(dtype, shape, layout, storage_dtype, quantization)
 
     @property
-    def size(self) -> int:
-        """The number of elements."""
-        return math.prod(self.shape)
+    def type(self) -> TensorType:
+        """The type alone: equal for tensors of any name."""
+        return TensorType(
+            self.dtype, self.shape, self.layout, self.storage_dtype, self.quantization
+        )
 
     @property
-    def item_bytes(self) -> int:
-        """The bytes of an element in memory."""
-        return 2 if self.storage_dtype else np.dtype(self.dtype).itemsize
+    def inferred(self) -> Inferred:
+        """What the operator that makes it says of it."""
+        said = self.shape, self.dtype
+        return said if self.quantization is None else (*said, self.quantization)
 
-    @property
-    def nbytes(self) -> int:
-        """The bytes of the elements in memory, without padding."""
-        return self.size * self.item_bytes
+
+def output_value(name: str, inferred: Inferred, storage_dtype: str = "") -> Value:
+    """Returns output ``name`` of an operator, of which ``infer`` has said this."""
+    shape, dtype, *quantization = inferred
+    return Value(name, tuple(shape), dtype, "contiguous", storage_dtype, *quantization)
 
 
 @dataclass(frozen=True)
@@ -78,8 +86,8 @@ class Operator:
     kind: ClassVar[str]
     in_place: ClassVar[bool] = False
 
-    def infer(self, inputs: Sequence[Value | None]) -> tuple[tuple[Shape, str], ...]:
-        """Returns (shape, dtype) of every output.
+    def infer(self, inputs: Sequence[Value | None]) -> tuple[Inferred, ...]:
+        """Returns (shape, dtype) of every output, or (shape, dtype, quantization) of quantized ones.
 
         Raises:
             InputError: the inputs do not fit the operator; says what was expected and found.

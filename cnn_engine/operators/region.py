@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from ..errors import InputError
-from .operator import Operator, Value
+from .operator import Operator, Value, output_value
 
 
 @dataclass(frozen=True)
@@ -103,13 +103,13 @@ class Region(Operator):
                 made = part.op.infer([values[name] for name in part.inputs])
             except InputError as error:
                 raise type(error)(f"{part.role}: {error}") from None
-            for name, (shape, dtype) in zip(part.outputs, made, strict=True):
-                values[name] = Value(name, tuple(shape), dtype)
+            for name, inferred in zip(part.outputs, made, strict=True):
+                values[name] = output_value(name, inferred)
         return values
 
     def infer(self, inputs):
         values = self.values(inputs)
-        return tuple((values[name].shape, values[name].dtype) for name in self.outputs)
+        return tuple(values[name].inferred for name in self.outputs)
 
     def reference(self, *arrays):
         found = self._given(arrays)

@@ -25,6 +25,7 @@ ROWS = [
         "progress",
         "environment_variables",
         "target",
+        "types",
     ),
     ("operators",),
     ("graph",),

@@ -12,7 +12,7 @@ import numpy as np
 from ...errors import InputError, UnsupportedError
 from ...operators.cast import Cast
 from ...operators.copy import Copy
-from ...operators.operator import Operator, Value
+from ...operators.operator import Operator, Value, output_value
 from ..folding import fold, held, worth_folding
 from ..graph import Graph, Node, Note, runnable_order
 from . import expressions
@@ -335,10 +335,7 @@ class Importer:
         inferred = op.infer(values)
         if outputs is None:
             outputs = [call.temporary() for _ in inferred]
-        made = [
-            Value(name, tuple(shape), dtype)
-            for name, (shape, dtype) in zip(outputs, inferred, strict=True)
-        ]
+        made = [output_value(name, said) for name, said in zip(outputs, inferred, strict=True)]
         given = [name for name in inputs if name is not None]
         if self._emit_expressions(op, inputs, made):
             self.notes.append(Note(call.name, "a constant", "all its inputs are constants"))
