@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import record
+from benchmarks import result_file
 from cnn_engine import Engine, InputError, cli
 from cnn_engine.measure import environment, step_times, timing
 from cnn_engine.measure.cupti import activity
@@ -217,7 +217,7 @@ def markdown(cells: list[Cell], document: dict[str, Any]) -> str:
         "# The steps of a pass beside the pass",
         "",
         f"- Machine: {where}, {described['driver'] or described['cpu_instruction_set']}",
-        *record.run_lines(document),
+        *result_file.run_lines(document),
         f"- A sum is within {SUM_SHARE:.0%} of the pass, a step within {STEP_SHARE:.0%} and "
         f"{units.seconds(STEP_S)} of its record, or it is in **bold**. *before* are passes before "
         "anything was recorded in the process; *cost* is that of a pass looked into, in plain ones.",
@@ -272,10 +272,10 @@ def _main(arguments: list[str] | None) -> int:
         "--batches", default=",".join(map(str, BATCHES)), help="default: %(default)s"
     )
     parser.add_argument("--variants", default=",".join(VARIANTS), help="default: %(default)s")
-    record.add_options(parser, "json", "markdown")
+    result_file.add_options(parser, "json", "markdown")
     options = parser.parse_args(arguments)
     batches = tuple(cli.whole_number(1, 10**7)(word) for word in options.batches.split(","))
-    found = record.Record("add_up", options, arguments)
+    found = result_file.ResultFile("add_up", options, arguments)
     cells, described = measure(options.device, batches, tuple(options.variants.split(",")))
     rows = [{**asdict(cell), "adds_up": cell.adds_up, "agrees": cell.agrees} for cell in cells]
     found.document |= {"environment": described, "cells": rows}

@@ -18,8 +18,8 @@ from matplotlib.ticker import FuncFormatter, NullFormatter
 from cnn_engine.io.files import atomic_write
 from cnn_engine.report import units
 
-from . import cells as found
-from .cells import Cell, names_in_order
+from . import configurations as found
+from .configurations import Cell, names_in_order
 
 if TYPE_CHECKING:
     from .tables import Tables

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import record
+from benchmarks import result_file
 from cnn_engine import _cpu, cli, devices, export
 from cnn_engine.errors import CnnEngineError, expected
 from cnn_engine.measure import environment
@@ -196,7 +196,7 @@ def parser() -> cli.ArgumentParser:
     p.add_argument(
         "--batch", nargs="+", type=cli.whole_number(1, 1024), default=[1, 16], metavar="N"
     )
-    record.add_options(p, "json", "markdown")
+    result_file.add_options(p, "json", "markdown")
     return p
 
 
@@ -212,7 +212,7 @@ def _main(arguments: list[str] | None) -> int:
     device = devices.select(options.device)
     if device.kind != "cuda":
         raise expected("--device", "a CUDA device", device.name)
-    found = record.Record(
+    found = result_file.ResultFile(
         "conv2d_variants", options, arguments, environment=environment.describe(device)
     )
     shapes: dict[Shape, None] = {}

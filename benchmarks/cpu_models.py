@@ -28,7 +28,7 @@ from cnn_engine.graph import reference
 from cnn_engine.graph.onnx import load
 from cnn_engine.measure import environment
 
-from . import models, record
+from . import models, result_file
 from .cpu_contestants import DTYPES, Contestant, onnxruntime_on, openvino_on
 from .cpu_peers import describe_machine, take_turns
 from .models_worker import error_of, images_name, logits_name
@@ -367,7 +367,7 @@ def parser() -> cli.ArgumentParser:
     p.add_argument(
         "--limit", type=float, default=900, metavar="SECONDS", help="of an export; default: 900"
     )
-    record.add_options(p, "json", "markdown", "chart")
+    result_file.add_options(p, "json", "markdown", "chart")
     return p
 
 
@@ -378,7 +378,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _main(arguments: list[str] | None) -> int:
     options = parser().parse_args(arguments)
-    found = record.Record(
+    found = result_file.ResultFile(
         "cpu_models", options, arguments, environment=describe_machine(), load=environment.host_load(),
         left_out={}, rows=[], layers=[], memory=None,
     )  # fmt: skip

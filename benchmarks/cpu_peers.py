@@ -31,7 +31,7 @@ from cnn_engine.io import weights as weight_files
 from cnn_engine.measure import environment
 from cnn_engine.report import units
 
-from . import record
+from . import result_file
 from .cpu_contestants import MAKERS, Contestant, Task
 
 #: Times the limit of ours: the largest |probability - float64's| with which a library is timed.
@@ -82,7 +82,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument(
         "--only", help="contestants whose names hold one of these words, with commas between"
     )
-    record.add_options(p, "json", "markdown")
+    result_file.add_options(p, "json", "markdown")
     return p
 
 
@@ -270,7 +270,7 @@ def main(arguments: list[str] | None = None) -> int:
         options.data, None if options.data != "synthetic" else max(options.batch)
     )
     records = np.ascontiguousarray(images.images)
-    found = record.Record(
+    found = result_file.ResultFile(
         "cpu_peers", options, arguments, load=environment.host_load(), environment=describe_machine(),
         network=network.name, flops_per_image=network.flops(1), data=f"{images.name}, {images.source}",
         weights=str(options.weights), left_out={}, rows=[],

@@ -25,7 +25,7 @@ from cnn_engine.devices import cuda_module
 from cnn_engine.engine.check import LIMITS
 from cnn_engine.graph import reference
 
-from . import gpu_course, record
+from . import gpu_course, result_file
 from .gpu_contestants import Contestant, Jax, Ours, Torch, sample, streamed
 
 DTYPES = ("float32", "tf32", "float16", "bfloat16")
@@ -304,7 +304,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--quick", action="store_true", help="small limits: for trying the script out"
     )
-    record.add_options(parser, *record.FORMS)
+    result_file.add_options(parser, *result_file.FORMS)
     options = parser.parse_args(arguments)
     for dtype in options.dtypes:
         if dtype not in DTYPES:
@@ -337,7 +337,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _main(arguments: list[str] | None) -> int:
     options = parse(arguments)
-    found = record.Record("gpu_peers", options, arguments)
+    found = result_file.ResultFile("gpu_peers", options, arguments)
     if reason := cuda_module.unavailable():
         raise InputError(reason)
     import cupy

@@ -30,7 +30,7 @@ from cnn_engine.devices.cpu import CpuDevice
 from cnn_engine.measure import environment
 from cnn_engine.workload import get
 
-from . import record
+from . import result_file
 
 ROOT = Path(__file__).resolve().parents[1]
 TIMEOUT_S = 300
@@ -324,9 +324,9 @@ def _main(arguments: list[str] | None) -> int:
     p.add_argument("--seed", type=int, default=0)
     p.add_argument("--only", action="append", choices=names, help="may be given again")
     p.add_argument("--add", action="store_true", help="to the tries in --json's file")
-    record.add_options(p, "json", "markdown")
+    result_file.add_options(p, "json", "markdown")
     options = p.parse_args(arguments)
-    found = record.Record(
+    found = result_file.ResultFile(
         "infer_faults", options, arguments, environment=environment.describe(CpuDevice()),
         commands=[], faults=[],
     )  # fmt: skip

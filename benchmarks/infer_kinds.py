@@ -25,7 +25,7 @@ from cnn_engine.measure import environment
 from cnn_engine.report import units
 from cnn_engine.workload import get
 
-from . import record
+from . import result_file
 
 ROOT = Path(__file__).resolve().parents[1]
 KINDS = ("npy", "cifar", "parquet-uint8", "parquet-bytes", "tar", "image")
@@ -143,10 +143,10 @@ def _main(arguments: list[str] | None) -> int:
     p.add_argument(
         "--engine", action="append", help="local-1, local-2 or ray-2; may be given again"
     )
-    record.add_options(p, "json", "markdown")
+    result_file.add_options(p, "json", "markdown")
     options = p.parse_args(arguments)
     rows: list[dict] = []
-    kept = record.Record(
+    kept = result_file.ResultFile(
         "infer_kinds", options, arguments, images=options.images, shards=options.shards, rows=rows
     )
     work = Path(options.work)

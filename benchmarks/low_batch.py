@@ -38,10 +38,10 @@ from cnn_engine.errors import CnnEngineError
 from cnn_engine.measure import environment
 
 from . import low_batch_contestants as who
-from . import low_batch_jobs as jobs
 from . import low_batch_pages as pages
-from . import record
-from .low_batch_cell import ITEM, PEERS, Group
+from . import low_batch_processes as jobs
+from . import result_file
+from .low_batch_configuration import ITEM, PEERS, Group
 
 NETWORKS = (
     "resnet18", "resnet50", "resnet152", "densenet121", "densenet201", "mobilenet_v3_large",
@@ -79,7 +79,7 @@ def parser() -> cli.ArgumentParser:
         "--keep", action="store_true",
         help="adds to what is in --json, without the cells that it has",
     )  # fmt: skip
-    record.add_shards(p, "cells", "cell")
+    result_file.add_shards(p, "cells", "cell")
     p.add_argument(
         "--jobs", type=cli.whole_number(0, 256), default=0, metavar="N",
         help="processes that make cells ready side by side, before any is timed; default: 0, each cell "
@@ -104,7 +104,7 @@ def parser() -> cli.ArgumentParser:
         "--limit", type=float, default=float("inf"), metavar="SECONDS",
         help="after so long no other cell is begun",
     )  # fmt: skip
-    record.add_options(p, "json", "markdown", "chart")
+    result_file.add_options(p, "json", "markdown", "chart")
     return p
 
 
@@ -127,7 +127,7 @@ def _main(arguments: list[str] | None) -> int:
         p.error("--size: expected one size without --check")
     if options.jobs and (options.check or options.size != [None]):
         p.error("--jobs: expected neither --check nor --size")
-    found = record.Record(
+    found = result_file.ResultFile(
         "low_batch", options, arguments, environment={}, bits=options.bits, rows=[], left_out={},
         steps=[],
     )  # fmt: skip
@@ -169,7 +169,7 @@ def _key(row: Mapping[str, Any]) -> tuple:
     return row["network"], row["dtype"], row["batch"], tuple(row["size"])
 
 
-def _take_in(found: record.Record, path: str, option: str) -> None:
+def _take_in(found: result_file.ResultFile, path: str, option: str) -> None:
     """Adds what another run of the same commit found on the same kind of GPU."""
 
     def same(document: Mapping[str, Any]) -> str:
@@ -183,7 +183,7 @@ def _take_in(found: record.Record, path: str, option: str) -> None:
     document["steps"] += [one for one in known["steps"] if one["cell"] not in there]
 
 
-def _merge(found: record.Record, paths: list[str]) -> None:
+def _merge(found: result_file.ResultFile, paths: list[str]) -> None:
     """Makes one record of several: see ``--merge``."""
     document = found.document
     found.begin_merge(paths[0], "environment", "bits")
@@ -203,7 +203,7 @@ def _merge(found: record.Record, paths: list[str]) -> None:
     print(pages.summary(document))
 
 
-def _wanted(found: record.Record, options: Any) -> list[jobs.Cell]:
+def _wanted(found: result_file.ResultFile, options: Any) -> list[jobs.Cell]:
     """Returns the cells of this run's part, what counts most first."""
     cells = [
         jobs.Cell(network, dtype, batch)
@@ -215,7 +215,7 @@ def _wanted(found: record.Record, options: Any) -> list[jobs.Cell]:
 
 
 def _in_processes(
-    found: record.Record, options: Any, folder: Path
+    found: result_file.ResultFile, options: Any, folder: Path
 ) -> Iterator[tuple[str, dict[str, Any] | str]]:
     """Yields cells and what was found of them, or why nothing was, made ready in other processes."""
     there = {_key(row)[:3] for row in found.document["rows"]}
@@ -233,7 +233,7 @@ def _in_processes(
 
 
 def _here(
-    found: record.Record, options: Any, folder: Path
+    found: result_file.ResultFile, options: Any, folder: Path
 ) -> Iterator[tuple[str, dict[str, Any] | str]]:
     """Yields the same, one network after the other in this process."""
     began, there = perf_counter(), {_key(row) for row in found.document["rows"]}

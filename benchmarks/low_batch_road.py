@@ -21,12 +21,12 @@ from typing import Any
 from cnn_engine import cli
 from cnn_engine.errors import InputError, expected
 
-from . import low_batch, record
-from .low_batch_cell import ITEM
+from . import low_batch, result_file
+from .low_batch_configuration import ITEM
 from .low_batch_pages import ms
 
 FOLDER = Path(__file__).parent / "results/low-batch-h200"
-SCHEMA = record.schema("low_batch")
+SCHEMA = result_file.schema("low_batch")
 
 #: Network -> ms.
 Times = dict[str, float]
@@ -215,9 +215,9 @@ def _main(arguments: list[str] | None) -> int:
         "--batch", nargs="+", type=cli.whole_number(1, 1024), default=[1, 20], metavar="N"
     )
     p.add_argument("--dtype", nargs="+", choices=list(ITEM), default=["float16"])
-    record.add_options(p, "markdown", "chart")
+    result_file.add_options(p, "markdown", "chart")
     options = p.parse_args(arguments)
-    found = record.Record("low_batch_road", options, arguments, networks=options.network)
+    found = result_file.ResultFile("low_batch_road", options, arguments, networks=options.network)
     documents = history(options.folder)
     found.document["gpu"] = documents[-1]["environment"]["gpu"]
     found.document["roads"] = [

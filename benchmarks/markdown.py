@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from cnn_engine.report import units
 
-from . import cells as found
-from .cells import Cell, names_in_order
+from . import configurations as found
+from .configurations import Cell, names_in_order
 
 if TYPE_CHECKING:
     from cnn_engine.measure.result import Result

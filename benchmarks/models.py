@@ -21,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
-from benchmarks import record
+from benchmarks import result_file
 from cnn_engine import cli, devices
 from cnn_engine.devices import threads as thread_counts
 from cnn_engine.export import EXPORTERS
@@ -232,11 +232,11 @@ def parser() -> cli.ArgumentParser:
     p.add_argument(
         "--limit", type=float, default=600, metavar="SECONDS", help="of one process; default: 600"
     )
-    record.add_options(p, "json", "markdown")
+    result_file.add_options(p, "json", "markdown")
     p.add_argument(
         "--add", action="store_true", help="to the rows of --json's file, same rows replaced"
     )
-    record.add_shards(p, "networks", "row")
+    result_file.add_shards(p, "networks", "row")
     return p
 
 
@@ -281,7 +281,7 @@ def _main(arguments: list[str] | None) -> int:
     described = environment.describe(device)
     for package in ("onnx", "onnxruntime", "torch", "torchvision", "timm"):
         described["versions"][package] = environment.package_version(package)
-    found = record.Record(
+    found = result_file.ResultFile(
         "models", options, arguments, device=device.name, threads=options.threads,
         environment=described, load=environment.host_load(), commands=[], rows=[],
     )  # fmt: skip
@@ -305,7 +305,7 @@ def _main(arguments: list[str] | None) -> int:
     return cli.DONE if passed == len(ours) else cli.CHECK_FAILED
 
 
-def _merge(found: record.Record, paths: list[str]) -> int:
+def _merge(found: result_file.ResultFile, paths: list[str]) -> int:
     """Makes one record of several: see ``--merge``."""
     document = found.document
     found.begin_merge(paths[0], "device", "threads", "environment", "load")

@@ -28,7 +28,7 @@ from cnn_engine.graph.reference import reference
 from cnn_engine.measure import environment
 from cnn_engine.onnx_backend import CnnEngineBackend
 
-from . import record
+from . import result_file
 
 GROUPS = ("node", "simple", "pytorch-converted", "pytorch-operator", "light")
 PASSED, NOT_SUPPORTED, WRONG = "passed", "not supported", "wrong"
@@ -220,10 +220,10 @@ def _main(arguments: list[str] | None) -> int:
         metavar="PATH",
         help="adds what --json wrote elsewhere",
     )
-    record.add_options(parser, "json", "markdown")
+    result_file.add_options(parser, "json", "markdown")
     options = parser.parse_args(arguments)
     records: dict[str, dict] = {}
-    whole = record.Record("onnx_node_tests", options, arguments, devices=records)
+    whole = result_file.ResultFile("onnx_node_tests", options, arguments, devices=records)
     for path in options.read:
         try:
             records.update(json.loads(Path(path).read_text())["devices"])

@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import record
+from benchmarks import result_file
 from cnn_engine import Engine, cli
 from cnn_engine.devices import threads
 from cnn_engine.errors import CnnEngineError
@@ -191,7 +191,7 @@ def markdown(document: dict[str, Any]) -> str:
         "# predict without options",
         "",
         f"- Machine: {where['gpu'] or where['cpu']}, {where['driver'] or where['cpu_instruction_set']}",
-        *record.run_lines(document),
+        *result_file.run_lines(document),
         f"- Load of the host before it: {units.number(document['load'])}",
         "",
         "| images | dtype | memory | threads | plain, images/s | chosen | best, images/s | of | plain/best |",
@@ -280,14 +280,14 @@ def _main(arguments: list[str] | None) -> int:
         "--threads", type=cli.whole_number(1, threads.MOST), nargs="+",
         help="of the CPU (default: 1, and the CPUs granted)",
     )  # fmt: skip
-    record.add_options(parser, "json", "markdown")
+    result_file.add_options(parser, "json", "markdown")
     options = parser.parse_args(arguments)
     most = 100_000 if options.device == "cpu" else 1_000_000
     counts = options.images or [1, 100, 10_000, most]
     kernels = sorted(set(options.threads or (1, threads.default())))
     with Engine(device=options.device) as engine:
         described = environment.describe(engine.device)
-    whole = record.Record(
+    whole = result_file.ResultFile(
         "plain_call",
         options,
         arguments,

@@ -16,7 +16,7 @@ from time import perf_counter
 
 import numpy as np
 
-from benchmarks import record
+from benchmarks import result_file
 from cnn_engine import Engine, cli
 from cnn_engine.measure import environment
 
@@ -143,9 +143,9 @@ def _main(arguments: list[str] | None) -> int:
     )
     parser.add_argument("--threads", type=cli.whole_number(1, 4096))
     parser.add_argument("--samples", type=cli.whole_number(1, 10**8), default=20_000)
-    record.add_options(parser, "json")
+    result_file.add_options(parser, "json")
     options = parser.parse_args(arguments)
-    found = record.Record("predict_cost", options, arguments)
+    found = result_file.ResultFile("predict_cost", options, arguments)
     with Engine(
         options.model or "cifar10", device=options.device, variant=options.variant,
         dtype=options.dtype, threads=options.threads,

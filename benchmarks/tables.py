@@ -22,8 +22,8 @@ from cnn_engine.errors import InputError
 from cnn_engine.io.files import describe_os_error
 from cnn_engine.kernels import select
 
-from . import markdown, record
-from .cells import Cell, CheckFailed, Engines, Interrupted, measure, runner_cost_s, to_dict
+from . import markdown, result_file
+from .configurations import Cell, CheckFailed, Engines, Interrupted, measure, runner_cost_s, to_dict
 
 THESIS, COURSE, BATCH = "thesis", "course", "batch"
 TABLES = (THESIS, COURSE, BATCH)
@@ -108,7 +108,7 @@ def _main(arguments: list[str] | None) -> int:
     _make_folder(options.output)
     asked = [table for table in TABLES if getattr(options, table)] or list(TABLES)
     paths = {"json": options.output / "tables.json", "markdown": options.output / "tables.md"}
-    found = record.Record("tables", argparse.Namespace(**paths), arguments)
+    found = result_file.ResultFile("tables", argparse.Namespace(**paths), arguments)
     tables = Tables(options, found.document["command"])
     interrupted = False
     try:

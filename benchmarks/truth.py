@@ -33,7 +33,7 @@ from cnn_engine.report import cautions, units
 from cnn_engine.transfer import regression
 from cnn_engine.transfer.analysis import doubt_of
 
-from . import record
+from . import result_file
 
 TRIALS, SEED, SIZES = 1000, 11, (6, 30, 300)
 
@@ -457,7 +457,7 @@ def page(document: dict[str, Any]) -> str:
             "# What the measuring tools say, beside the truth",
             "",
             f"- Machine: {where['cpu']} (the draws are seeded: another gives the same)",
-            *record.run_lines(document),
+            *result_file.run_lines(document),
             f"- {document['trials']:,} trials a row. `false`: says what is not so. `warned`: says itself "
             "that an interval may be too narrow, or has none, which counts as one that does not hold.",
             f"- Promised, within chance: at most {_share(MOST_FALSE)} of all trials are false without a "
@@ -484,10 +484,10 @@ def _main(arguments: list[str] | None) -> int:
     parser.add_argument(
         "--tool", choices=TOOLS, action="append", help="one of the tools; may be given again"
     )
-    record.add_options(parser, "json", "markdown")
+    result_file.add_options(parser, "json", "markdown")
     options: Namespace = parser.parse_args(arguments)
     where = environment.describe(CpuDevice())
-    whole = record.Record(
+    whole = result_file.ResultFile(
         "truth", options, arguments,
         environment={key: where[key] for key in ("cpu", "versions", "commit")},
         trials=options.trials, rows=[],

@@ -80,7 +80,7 @@ BUILD: dict[str, Variable] = {
 #: Read by the tests and benchmarks.
 TESTS: dict[str, Variable] = {
     "CNN_ENGINE_FUZZ": Variable(
-        "a count", "40", "How many damaged result files test_damaged_records.py makes of each kind."
+        "a count", "40", "How many damaged result files test_damaged_results.py makes of each kind."
     ),
     "CNN_ENGINE_LOWERINGS": Variable(
         "a count", "40", "How many random networks of each kind test_lowering.py rewrites."

@@ -134,7 +134,7 @@ openacc() {  # directives on the GPU: modules that scripts/openacc_carry.sh made
 }
 
 chains() {  # networks that are compiled at first use, beside PyTorch
-  python3 -m benchmarks.chains --json "$OUT/chains.json" --markdown "$OUT/chains.md" | tee "$OUT/chains.txt"
+  python3 -m benchmarks.fused_networks --json "$OUT/chains.json" --markdown "$OUT/chains.md" | tee "$OUT/chains.txt"
 }
 
 shard="${SHARD:-1/1}"

@@ -12,7 +12,7 @@ import fake_cuda
 import hypothesis
 import numpy as np
 import pytest
-from turns import turn
+from machine_lock import turn
 
 from cnn_engine import _cpu
 from cnn_engine.devices import cuda_module

@@ -13,9 +13,9 @@ Every function raises :class:`~cnn_engine.errors.InputError` for arrays, shapes 
 from __future__ import annotations
 
 from .convolution import CONV2D_VARIANTS, conv2d, conv2d_blocked, conv_transpose2d
+from .gemm import linear, linear_blocked, matmul
 from .pointwise import lrn, normalize, pad2d, relu, softmax, tanh
 from .pooling import average_pool2d, lp_pool2d, max_pool2d
-from .products import linear, linear_blocked, matmul
 
 __all__ = [
     "CONV2D_VARIANTS",

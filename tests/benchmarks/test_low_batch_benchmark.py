@@ -12,10 +12,10 @@ import graphs
 import numpy as np
 import pytest
 
-from benchmarks import low_batch, record
-from benchmarks import low_batch_cell as cell
-from benchmarks import low_batch_jobs as jobs
+from benchmarks import low_batch, result_file
+from benchmarks import low_batch_configuration as cell
 from benchmarks import low_batch_pages as pages
+from benchmarks import low_batch_processes as jobs
 from cnn_engine.errors import InputError
 
 
@@ -168,10 +168,10 @@ def test_other_records_are_not_merged(tmp_path, capsys, given, wrong):
 
 
 def test_shards_are_named_from_one():
-    assert record.shard("2/4") == (2, 4)
+    assert result_file.shard("2/4") == (2, 4)
     for text in ("0/4", "5/4", "1", "a/b", "1/0"):
         with pytest.raises((ArgumentTypeError, InputError)):
-            record.shard(text)
+            result_file.shard(text)
 
 
 def test_sizes_are_rows_and_columns():

@@ -70,7 +70,7 @@ MUTANTS = [
     mutant(
         "a plan used again after a failed pass", "cnn_engine/engine/plan_runner.py",
         "plan.abandon()", "shelf.give_back(plan)",
-        "test_pool.py::test_a_plan_is_not_used_again_after_a_pass_that_failed",
+        "test_plan_cache.py::test_a_plan_is_not_used_again_after_a_pass_that_failed",
     ),
     # ---- figures of a report ----
     mutant(

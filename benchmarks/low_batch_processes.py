@@ -19,7 +19,7 @@ from time import perf_counter, sleep
 from typing import Any
 
 from . import low_batch_contestants as who
-from .low_batch_cell import Group, at_most
+from .low_batch_configuration import Group, at_most
 
 #: About how many seconds of a core it takes to make a cell ready beside torch.compile; 30 for others.
 SECONDS = {

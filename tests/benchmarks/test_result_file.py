@@ -8,7 +8,7 @@ import json
 import numpy as np
 import pytest
 
-from benchmarks import add_up, plain_call, predict_cost, record
+from benchmarks import add_up, plain_call, predict_cost, result_file
 from cnn_engine import Engine
 from cnn_engine.errors import InputError
 from cnn_engine.measure.pass_parts import OVERLAP
@@ -16,14 +16,14 @@ from cnn_engine.measure.pass_parts import OVERLAP
 
 def options(*words: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    record.add_options(parser, *record.FORMS)
+    result_file.add_options(parser, *result_file.FORMS)
     return parser.parse_args(words)
 
 
 def test_a_record_is_stamped_each_time_it_is_written(tmp_path):
-    paths = {form: tmp_path / form for form in record.FORMS}
+    paths = {form: tmp_path / form for form in result_file.FORMS}
     words = [word for form, path in paths.items() for word in (f"--{form}", str(path))]
-    found = record.Record("add_up", options(*words), ["--device", "a b"], rows=[])
+    found = result_file.ResultFile("add_up", options(*words), ["--device", "a b"], rows=[])
     found.write()
     assert [path.name for path in tmp_path.iterdir()] == ["json"]
     first = json.loads(paths["json"].read_text())
@@ -41,10 +41,10 @@ def test_a_record_is_stamped_each_time_it_is_written(tmp_path):
     assert paths["markdown"].read_text() == "[1]\n"
 
 
-@pytest.mark.parametrize("form", record.FORMS)
+@pytest.mark.parametrize("form", result_file.FORMS)
 def test_what_cannot_be_written_is_refused_before_any_work(form):
     with pytest.raises(InputError, match=f"--{form}: "):
-        record.Record("add_up", options(f"--{form}", "/proc/nothing/there"), [])
+        result_file.ResultFile("add_up", options(f"--{form}", "/proc/nothing/there"), [])
 
 
 def test_a_benchmark_refuses_it_too(capsys):

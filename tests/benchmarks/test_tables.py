@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import cells, tables
+from benchmarks import configurations, tables
 from cnn_engine import Dataset, Engine
 from cnn_engine.kernels import select
 from cnn_engine.measure import step_times
@@ -30,7 +30,7 @@ def small(test_data, monkeypatch):
     monkeypatch.setattr(tables, "BATCH_TABLE_SECONDS", 0.01)
     monkeypatch.setattr(tables, "BATCHES", (1, 5))
     monkeypatch.setattr(tables, "BATCH_TABLE_IMAGES", 5)
-    monkeypatch.setattr(cells, "PILOT_IMAGES", 4)
+    monkeypatch.setattr(configurations, "PILOT_IMAGES", 4)
     for name, least in (("CAP_S", 0.01), ("FEWEST_TURNS", 1), ("IN_A_TURN", 1)):
         monkeypatch.setattr(step_times, name, least)  # what is looked at are tables, not times
     return folder
@@ -164,26 +164,30 @@ def test_interrupted_after_a_round_shows_that_round(small, monkeypatch, tmp_path
 
 def test_cells_are_measured_in_turn(small, monkeypatch):
     order = []
-    monkeypatch.setattr(cells, "_measure_once", lambda cell, *rest: order.append(cell.variant))
+    monkeypatch.setattr(
+        configurations, "_measure_once", lambda cell, *rest: order.append(cell.variant)
+    )
     dataset = Dataset("d", "s", np.zeros((4, 3, 32, 32), np.uint8), np.zeros(4, np.uint8))
-    engines = cells.Engines("cpu", 1, {"cifar10": "random"})
-    listed = [cells.Cell("cifar10", name, False, "resident", 4, 1) for name in ("if", "pad")]
-    cells.measure(listed, engines, dataset, 3, None, lambda what, left: None)
+    engines = configurations.Engines("cpu", 1, {"cifar10": "random"})
+    listed = [
+        configurations.Cell("cifar10", name, False, "resident", 4, 1) for name in ("if", "pad")
+    ]
+    configurations.measure(listed, engines, dataset, 3, None, lambda what, left: None)
     assert order == ["if", "pad"] * 3
     assert [cell.measured for cell in listed] == [4, 4]
 
 
 def test_images_are_repeated_in_order():
     pixels = np.arange(3, dtype=np.uint8)[:, None, None, None].repeat(2, 1)
-    found = cells.repeated(Dataset("d", "s", pixels, np.arange(3)), 7)
+    found = configurations.repeated(Dataset("d", "s", pixels, np.arange(3)), 7)
     assert found.images[:, 0, 0, 0].tolist() == [0, 1, 2, 0, 1, 2, 0]
     assert found.labels.tolist() == [0, 1, 2, 0, 1, 2, 0]
-    assert cells.repeated(Dataset("d", "s", pixels), 2).labels is None
+    assert configurations.repeated(Dataset("d", "s", pixels), 2).labels is None
 
 
 @pytest.mark.alone
 def test_the_runner_s_own_cost_is_small():
-    assert cells.runner_cost_s() < 5e-6
+    assert configurations.runner_cost_s() < 5e-6
 
 
 def test_published_figures_have_sources():

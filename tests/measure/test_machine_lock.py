@@ -15,7 +15,7 @@ HELPERS = Path(__file__).resolve().parents[1] / "helpers"
 VISITOR = """
 import sys
 from pathlib import Path
-from turns import turn
+from machine_lock import turn
 
 with turn(sys.argv[1] == "alone", Path(sys.argv[2])):
     print("in", flush=True)

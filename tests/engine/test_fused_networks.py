@@ -11,8 +11,8 @@ import test_fused_cuda
 import tolerances
 from test_fused_cuda import CIFAR10, ERROR, random_weights, run
 
-from benchmarks import chains
-from benchmarks.chains import layers_of, network
+from benchmarks import fused_networks as chains
+from benchmarks.fused_networks import layers_of, network
 from cnn_engine import Engine
 from cnn_engine.devices import cuda_module
 from cnn_engine.devices.cuda import CudaDevice

@@ -84,7 +84,7 @@ def read(path: str, option: str, schema: str) -> dict[str, Any]:
     return found
 
 
-class Record:
+class ResultFile:
     """What a benchmark found: ``document``, which may grow, is stamped and written as often as asked.
 
     Args:

@@ -1,10 +1,10 @@
 """Small chains of layers, none of them compiled in, as one kernel beside PyTorch's best.
 
-``python -m benchmarks.chains --json chains.json --markdown chains.md``: LeNet-5, a VGG-like network of 3x3
-kernels, one of strides of 2, one of one channel, and one of 100 classes, at batch 1 and 10,000. All run in
-CUDA graphs, PyTorch in either layout and compiled, with their images on the device: at batch 1 a call of
-``predict`` takes the host longer than the device. Weights and images are random: the times do not depend on
-them.
+``python -m benchmarks.fused_networks --json chains.json --markdown chains.md``: LeNet-5, a VGG-like network
+of 3x3 kernels, one of strides of 2, one of one channel, and one of 100 classes, at batch 1 and 10,000. All
+run in CUDA graphs, PyTorch in either layout and compiled, with their images on the device: at batch 1 a
+call of ``predict`` takes the host longer than the device. Weights and images are random: the times do not
+depend on them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from cnn_engine.graph.network import Conv2d, Linear, MaxPool2d, Network, Relu, S
 from cnn_engine.measure import environment
 
 from . import low_batch_contestants as who
-from . import record
+from . import result_file
 
 #: Name -> the shape of an image, and the layers: kind, outputs, kernel, padding, stride.
 CHAINS = {
@@ -203,7 +203,7 @@ def markdown(document: dict[str, Any]) -> str:
     where = document["environment"]
     lines = [
         "# Chains of layers as one kernel, compiled at first use", "",
-        f"- Machine: {where['gpu']}, {where['cpu']}, {where['driver']}", *record.run_lines(document), "",
+        f"- Machine: {where['gpu']}, {where['cpu']}, {where['driver']}", *result_file.run_lines(document), "",
         "| network | dtype | batch | ours, ms | best peer | ms | times | error, ours and the peer's |",
         "|---|---|--:|--:|---|--:|--:|--:|",
     ]  # fmt: skip
@@ -219,7 +219,9 @@ def markdown(document: dict[str, Any]) -> str:
 
 def parser() -> cli.ArgumentParser:
     """Returns the command's parser."""
-    p = cli.ArgumentParser(prog="python -m benchmarks.chains", description=__doc__.split("\n")[0])
+    p = cli.ArgumentParser(
+        prog="python -m benchmarks.fused_networks", description=__doc__.split("\n")[0]
+    )
     p.add_argument("--network", nargs="+", choices=list(CHAINS), default=list(CHAINS))
     p.add_argument("--dtype", nargs="+", choices=DTYPES, default=list(DTYPES))
     p.add_argument("--batch", nargs="+", type=cli.whole_number(1, 10**6), default=[1, 10_000])
@@ -228,7 +230,7 @@ def parser() -> cli.ArgumentParser:
     )
     p.add_argument("--rounds", type=cli.whole_number(1, 1000), default=7)
     p.add_argument("--milliseconds", type=float, default=10.0, metavar="MS", help="of a sample")
-    record.add_options(p, "json", "markdown")
+    result_file.add_options(p, "json", "markdown")
     return p
 
 
@@ -239,7 +241,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _main(arguments: list[str] | None) -> int:
     options = parser().parse_args(arguments)
-    found = record.Record("chains", options, arguments, environment={}, cells=[])
+    found = result_file.ResultFile("chains", options, arguments, environment={}, cells=[])
     found.document["environment"] = environment.describe(devices.select("cuda"))
     for rows in cells(options):
         ours, best, times = best_of(rows)
