@@ -20,17 +20,18 @@ __all__ = ["INTEGER_RANGES", "ITEM_BYTES", "Quantization", "Shape", "TensorType"
 Shape = tuple[int, ...]
 
 #: Bytes of one element in memory, by the name of its type. NumPy's names, and those of types that it lacks;
-#: 4-bit integers take a byte each, as in ``ml_dtypes``. ``tf32`` is a float32 that is rounded as it is read.
+#: fewer than 8 bits take a byte, as in ``ml_dtypes``. ``tf32`` is a float32 that is rounded as it is read.
 ITEM_BYTES: Mapping[str, int] = {
-    "bool": 1, "int4": 1, "uint4": 1, "int8": 1, "uint8": 1, "int16": 2, "uint16": 2, "int32": 4, "uint32": 4,
-    "int64": 8, "uint64": 8, "float8_e4m3fn": 1, "float8_e5m2": 1, "float16": 2, "bfloat16": 2, "tf32": 4,
-    "float32": 4, "float64": 8, "complex64": 8, "complex128": 16,
+    "bool": 1, "int2": 1, "uint2": 1, "int4": 1, "uint4": 1, "int8": 1, "uint8": 1, "int16": 2, "uint16": 2,
+    "int32": 4, "uint32": 4, "int64": 8, "uint64": 8, "float4_e2m1fn": 1, "float8_e4m3fn": 1,
+    "float8_e5m2": 1, "float16": 2, "bfloat16": 2, "tf32": 4, "float32": 4, "float64": 8, "complex64": 8,
+    "complex128": 16,
 }  # fmt: skip
 
 #: The lowest and the highest number of each integer type that may stand for real numbers.
 INTEGER_RANGES: Mapping[str, tuple[int, int]] = {
-    **{f"int{bits}": (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) for bits in (4, 8, 16, 32)},
-    **{f"uint{bits}": (0, (1 << bits) - 1) for bits in (4, 8, 16)},
+    **{f"int{bits}": (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) for bits in (2, 4, 8, 16, 32)},
+    **{f"uint{bits}": (0, (1 << bits) - 1) for bits in (2, 4, 8, 16)},
 }
 
 

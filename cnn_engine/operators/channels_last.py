@@ -21,7 +21,8 @@ from .operator import Operator, Shape, Value, float64, need, same_dtype
 TO_LAST, TO_FIRST = (0, 2, 3, 1), (0, 3, 1, 2)
 
 
-def _reordered(value: Value | None, perm: tuple[int, ...]) -> Value | None:
+def reordered(value: Value | None, perm: tuple[int, ...]) -> Value | None:
+    """Returns ``value`` with its dimensions in the order ``perm``; None stays None."""
     if value is None:
         return None
     if len(value.shape) != len(perm):
@@ -59,8 +60,8 @@ class Conv2dNhwc(Conv2d):
         same_dtype(inputs)
         x, weight, bias, residual, scale, shift = (*inputs, None, None, None, None)[:6]
         if not self.planar:
-            x = _reordered(x, TO_FIRST)
-        outputs = super().infer([x, weight, bias, _reordered(residual, TO_FIRST)])
+            x = reordered(x, TO_FIRST)
+        outputs = super().infer([x, weight, bias, reordered(residual, TO_FIRST)])
         for name, value, shapes in (
             ("scale", scale, (x.shape[1:2], x.shape[:2])),
             ("shift", shift, (x.shape[1:2],)),
@@ -90,7 +91,7 @@ class _ChannelsLast(Operator):
 
     def infer(self, inputs):
         need(inputs, 1)
-        return _last(super().infer([_reordered(inputs[0], TO_FIRST)]))
+        return _last(super().infer([reordered(inputs[0], TO_FIRST)]))
 
     def reference(self, x):
         return super().reference(np.asarray(x).transpose(TO_FIRST)).transpose(TO_LAST)
