@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+from itertools import chain
 from typing import Any
 
 import numpy as np
 
 from .. import _cpu
 from ..graph.graph import Graph, Node
+from ..graph.passes.fuse.pointwise import MOST_INPUTS, POINTWISE
 from ..operators import KINDS
 from ..operators.binary import Binary
 from ..operators.operator import Operator
+from ..operators.region import Region
 from ..operators.unary import Unary
 from .kernel import Bound, Call, Kernel, on_both, storage_of, storing
 from .strided import MOST, keeping, repeated, row_major, together, walk
@@ -122,6 +125,56 @@ def _make_where(call: Call) -> Bound:
     return call.native("where", *call.input_addresses, call.output_addresses[0], shape)
 
 
+#: csrc/ops/pointwise.h's PointwiseStep.
+_STEP = np.dtype(
+    [("is_binary", "i4"), ("function", "i4"), ("x", "i4"), ("y", "i4"), ("alpha", "f4"), ("beta", "f4")]
+)  # fmt: skip
+
+
+def steps_of(region: Region) -> np.ndarray:
+    """Returns the functions of a region of ``fuse_pointwise``, as kernels number them."""
+    places = {name: index for index, name in enumerate(region.inputs)}
+    steps = np.zeros(len(region.nodes), _STEP)
+    for index, (part, step) in enumerate(zip(region.nodes, steps, strict=True)):
+        op, binary = part.op, isinstance(part.op, Binary)
+        functions = _cpu.BinaryFunction if binary else _cpu.UnaryFunction
+        step["is_binary"] = binary
+        step["function"] = list(functions.__members__).index(op.function)
+        step["x"], step["y"] = (places[name] for name in (*part.inputs, part.inputs[0])[:2])
+        if not binary:
+            step["alpha"], step["beta"] = op.alpha, op.beta
+        places[part.role] = MOST_INPUTS + index
+    return steps
+
+
+def walk_of(call: Call) -> list[list[int]]:
+    """Returns the dimensions of a region's output, and each input's strides through them."""
+    (out,) = call.outputs
+    steps = [repeated(x.shape, out.shape, call.pitches.get(x.name)) for x in call.inputs]
+    steps += [(0,) * len(out.shape)] * (MOST_INPUTS - len(steps))
+    return walk(out.shape, row_major(out.shape), *steps)
+
+
+def _make_region(call: Call) -> Bound:
+    dims, _, *strides = walk_of(call)
+    steps = call.prepared
+    shape = _cpu.PointwiseShape(*dims, *chain(*strides), len(steps))
+    inputs = [*call.input_addresses, *[call.input_addresses[0]] * MOST_INPUTS][:MOST_INPUTS]
+    bound = call.native(
+        "pointwise", *inputs, call.output_addresses[0], shape, _cpu.address_of(steps)
+    )
+    return keeping(bound, steps)
+
+
+def region_why_not(node: Node, graph: Graph) -> str | None:
+    """Returns why kernels of regions cannot run one, or None."""
+    for part in node.op.nodes:
+        functions = _cpu.BinaryFunction if isinstance(part.op, Binary) else _cpu.UnaryFunction
+        if not hasattr(functions, part.op.function):
+            return f"expected functions that kernels have, found {part.op.function}"
+    return _broadcast_why_not(node, graph)
+
+
 def _kinds(record: type[Operator], functions: type) -> list[str]:
     """Returns the kinds of records whose function, by their own name or another, a kernel has."""
     return [
@@ -147,6 +200,18 @@ ROWS: list[Kernel] = [
         row
         for kind in _kinds(Binary, _cpu.BinaryFunction)
         for row in on_both(kind, "binary", _make_binary, why_not=_broadcast_why_not, **_TWO)
+    ),
+    Kernel(
+        POINTWISE,
+        "pointwise",
+        "cpu",
+        _make_region,
+        why_not=region_why_not,
+        why_not_fuse=lambda node, graph, device: region_why_not(node, graph),
+        prepare=lambda node, graph, device: steps_of(node.op),
+        packs=(),
+        in_place=True,
+        pitched=range(MOST_INPUTS),
     ),
     *on_both("where", "where", _make_where, dtypes=("bool",), why_not=_broadcast_why_not),
 ]

@@ -418,4 +418,13 @@ PIPELINE: tuple[Pass | Repeated, ...] = (
     _asking(
         passes.scale_by_gates, "a gate multiplies the image that it has just read", _images_in_16_bits
     ),
+    # Last, of what no other kernel took up.
+    _pass(
+        passes.fuse_pointwise, "functions in a row read and write memory once",
+        lambda setting: _layers(setting) and setting.on_cpu,
+    ),
+    _asking(
+        passes.fuse_pointwise, "functions in a row read and write memory once",
+        lambda setting: _layers(setting) and setting.on_cuda,
+    ),
 )  # fmt: skip

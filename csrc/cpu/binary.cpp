@@ -3,6 +3,9 @@
 
 #include <math.h>
 
+#include <type_traits>
+
+#include "cpu/blocks.h"
 #include "cpu/strided.h"
 
 namespace cnn_engine::cpu::CNN_ENGINE_ISA {
@@ -57,60 +60,70 @@ struct Root {
 
 // In every loop an element is read before it is written, should out be x or y.
 template <typename Function>
-void run(const float* x, const float* y, float* out, const Strided<3>& walk, int threads) {
-  const int last = walk.rank - 1;
-  const std::int64_t x_step = walk.rank ? walk.strides[1][last] : 0;
-  const std::int64_t y_step = walk.rank ? walk.strides[2][last] : 0;
-  for_each_run(walk, Function::kCost, threads, [=](const std::int64_t* at, std::int64_t count) {
-    float* o = out + at[0];
-    const float* a = x + at[1];
-    const float* b = y + at[2];
-    if (x_step == 1 && y_step == 1) {
+void binary_loop(const float* x, std::int64_t x_step, const float* y, std::int64_t y_step,
+                 float* out, std::int64_t count) {
+  if (x_step == 1 && y_step == 1) {
 #pragma omp simd
-      for (std::int64_t i = 0; i < count; ++i) o[i] = Function::of(a[i], b[i]);
-    } else if (x_step == 1 && y_step == 0) {
-      const float value = *b;
+    for (std::int64_t i = 0; i < count; ++i) out[i] = Function::of(x[i], y[i]);
+  } else if (x_step == 1 && y_step == 0) {
+    const float value = *y;
 #pragma omp simd
-      for (std::int64_t i = 0; i < count; ++i) o[i] = Function::of(a[i], value);
-    } else if (x_step == 0 && y_step == 1) {
-      const float value = *a;
+    for (std::int64_t i = 0; i < count; ++i) out[i] = Function::of(x[i], value);
+  } else if (x_step == 0 && y_step == 1) {
+    const float value = *x;
 #pragma omp simd
-      for (std::int64_t i = 0; i < count; ++i) o[i] = Function::of(value, b[i]);
-    } else {
+    for (std::int64_t i = 0; i < count; ++i) out[i] = Function::of(value, y[i]);
+  } else {
 #pragma omp simd
-      for (std::int64_t i = 0; i < count; ++i) {
-        o[i] = Function::of(a[i * x_step], b[i * y_step]);
-      }
+    for (std::int64_t i = 0; i < count; ++i) {
+      out[i] = Function::of(x[i * x_step], y[i * y_step]);
     }
-  });
+  }
 }
 
+void pow_block(const float* x, std::int64_t x_step, const float* y, std::int64_t y_step, float* out,
+               std::int64_t count) {
+  const float exponent = y_step == 0 && count > 0 ? *y : 1.0f;
+  const auto block = exponent == 2.0f   ? binary_loop<Square>
+                     : exponent == 3.0f ? binary_loop<Cube>
+                     : exponent == 0.5f ? binary_loop<Root>
+                                        : binary_loop<binary_pow>;
+  block(x, x_step, y, y_step, out, count);
+}
+template <typename Function>
+constexpr bool is_binary_pow = std::is_same_v<Function, binary_pow>;
+
 }  // namespace
+
+BinaryBlock binary_block(BinaryFunction function) {
+  switch (function) {
+#define CNN_ENGINE_BLOCK(name)                                                     \
+  case BinaryFunction::name:                                                       \
+    return {is_binary_pow<binary_##name> ? pow_block : binary_loop<binary_##name>, \
+            binary_##name::kCost};
+    CNN_ENGINE_BINARY_FUNCTIONS(CNN_ENGINE_BLOCK)
+#undef CNN_ENGINE_BLOCK
+  }
+  return {};
+}
 
 void binary(const float* x, const float* y, float* out, const BinaryShape& shape,
             BinaryFunction function, int threads) {
   std::int64_t strides[3][kMaxDims];
   row_major(shape.dims, strides[0]);
-  bool one_exponent = true;
   for (int d = 0; d < kMaxDims; ++d) {
     strides[1][d] = shape.x_strides[d];
     strides[2][d] = shape.y_strides[d];
-    one_exponent = one_exponent && (shape.dims[d] == 1 || shape.y_strides[d] == 0);
   }
   const Strided<3> walk = collapse<3>(shape.dims, strides);
   if (walk.size == 0) return;
-  if (function == BinaryFunction::pow && one_exponent) {
-    if (*y == 2.0f) return run<Square>(x, y, out, walk, threads);
-    if (*y == 3.0f) return run<Cube>(x, y, out, walk, threads);
-    if (*y == 0.5f) return run<Root>(x, y, out, walk, threads);
-  }
-  switch (function) {
-#define CNN_ENGINE_RUN(name) \
-  case BinaryFunction::name: \
-    return run<binary_##name>(x, y, out, walk, threads);
-    CNN_ENGINE_BINARY_FUNCTIONS(CNN_ENGINE_RUN)
-#undef CNN_ENGINE_RUN
-  }
+  const int last = walk.rank - 1;
+  const std::int64_t x_step = walk.rank ? walk.strides[1][last] : 0;
+  const std::int64_t y_step = walk.rank ? walk.strides[2][last] : 0;
+  const BinaryBlock block = binary_block(function);
+  for_each_run(walk, block.cost, threads, [=](const std::int64_t* at, std::int64_t count) {
+    block.run(x + at[1], x_step, y + at[2], y_step, out + at[0], count);
+  });
 }
 
 }  // namespace cnn_engine::cpu::CNN_ENGINE_ISA

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 
+#include "cpu/blocks.h"
 #include "cpu/math32.h"
 #include "cpu/sigmoid.h"
 #include "runtime/parallel.h"
@@ -108,71 +109,85 @@ struct unary_gelu_tanh {
 };
 
 template <typename Function>
-void run(const float* input, float* output, std::int64_t size, double a, double b, int threads) {
-  // Not inlined: it would be compiled for one thread and again for several.
-  const auto part = [=](std::int64_t begin, std::int64_t end) __attribute__((noinline)) {
+void unary_loop(const float* x, float* y, std::int64_t count, float alpha, float beta) {
+  const double a = alpha, b = beta;
 #pragma omp simd  // each element is read before it is written, should both be the same array
-    for (std::int64_t i = begin; i < end; ++i) output[i] = Function::of(input[i], a, b);
-  };
-  parallel_for(size, Function::kCost, threads, part);
+  for (std::int64_t i = 0; i < count; ++i) y[i] = Function::of(x[i], a, b);
 }
 
 template <typename Function>
-void run_angles(const float* input, float* output, std::int64_t size, int threads) {
+void angles_block(const float* x, float* y, std::int64_t count, float, float) {
   constexpr std::int64_t kBlock = 256;
-  const auto part = [=](std::int64_t begin, std::int64_t end) __attribute__((noinline)) {
-    float x[kBlock];  // output may be the same array
-    for (std::int64_t at = begin; at < end; at += kBlock) {
-      const int count = static_cast<int>(std::min(kBlock, end - at));
-      ::memcpy(x, input + at, count * sizeof(float));
-      float* y = output + at;
-      int far = 0;
+  float some[kBlock];  // y may be the same array
+  for (std::int64_t at = 0; at < count; at += kBlock) {
+    const int size = static_cast<int>(std::min(kBlock, count - at));
+    ::memcpy(some, x + at, size * sizeof(float));
+    float* to = y + at;
+    int far = 0;
 #pragma omp simd reduction(| : far)
-      for (int i = 0; i < count; ++i) {
-        y[i] = Function::of(x[i]);
-        far |= ::fabsf(x[i]) > math::kMostAngle;
-      }
-      if (!far) continue;
-      for (int i = 0; i < count; ++i) {
-        if (::fabsf(x[i]) > math::kMostAngle) y[i] = Function::far(x[i]);
-      }
+    for (int i = 0; i < size; ++i) {
+      to[i] = Function::of(some[i]);
+      far |= ::fabsf(some[i]) > math::kMostAngle;
     }
-  };
-  parallel_for(size, Function::kCost, threads, part);
+    if (!far) continue;
+    for (int i = 0; i < size; ++i) {
+      if (::fabsf(some[i]) > math::kMostAngle) to[i] = Function::far(some[i]);
+    }
+  }
 }
 
 template <>
-void run<unary_sin>(const float* x, float* y, std::int64_t size, double, double, int threads) {
-  run_angles<unary_sin>(x, y, size, threads);
+void unary_loop<unary_sin>(const float* x, float* y, std::int64_t count, float a, float b) {
+  angles_block<unary_sin>(x, y, count, a, b);
 }
 template <>
-void run<unary_cos>(const float* x, float* y, std::int64_t size, double, double, int threads) {
-  run_angles<unary_cos>(x, y, size, threads);
+void unary_loop<unary_cos>(const float* x, float* y, std::int64_t count, float a, float b) {
+  angles_block<unary_cos>(x, y, count, a, b);
 }
 template <>
-void run<unary_tan>(const float* x, float* y, std::int64_t size, double, double, int threads) {
-  run_angles<unary_tan>(x, y, size, threads);
+void unary_loop<unary_tan>(const float* x, float* y, std::int64_t count, float a, float b) {
+  angles_block<unary_tan>(x, y, count, a, b);
 }
+
+#if defined(__AVX512F__)
+template <UnaryFunction function>
+void sixteens_block(const float* x, float* y, std::int64_t count, float alpha, float) {
+  sixteens_of(function)(x, y, count, alpha);
+}
+#endif
 
 }  // namespace
 
-void unary(const float* input, float* output, std::int64_t size, UnaryFunction function,
-           float alpha, float beta, int threads) {
+UnaryBlock unary_block(UnaryFunction function) {
 #if defined(__AVX512F__)
-  if (const auto part = sixteens_of(function)) {
-    return parallel_for(size, unary_swish::kCost / 2, threads,
-                        [=](std::int64_t begin, std::int64_t end) {
-                          part(input + begin, output + begin, end - begin, alpha);
-                        });
+  constexpr int cost = unary_swish::kCost / 2;
+  switch (function) {
+    case UnaryFunction::swish:
+      return {sixteens_block<UnaryFunction::swish>, cost};
+    case UnaryFunction::sigmoid:
+      return {sixteens_block<UnaryFunction::sigmoid>, cost};
+    case UnaryFunction::gelu:
+      return {sixteens_block<UnaryFunction::gelu>, cost};
+    default:
+      break;
   }
 #endif
   switch (function) {
-#define CNN_ENGINE_RUN(name) \
-  case UnaryFunction::name:  \
-    return run<unary_##name>(input, output, size, alpha, beta, threads);
-    CNN_ENGINE_UNARY_FUNCTIONS(CNN_ENGINE_RUN)
-#undef CNN_ENGINE_RUN
+#define CNN_ENGINE_BLOCK(name) \
+  case UnaryFunction::name:    \
+    return {unary_loop<unary_##name>, unary_##name::kCost};
+    CNN_ENGINE_UNARY_FUNCTIONS(CNN_ENGINE_BLOCK)
+#undef CNN_ENGINE_BLOCK
   }
+  return {};
+}
+
+void unary(const float* input, float* output, std::int64_t size, UnaryFunction function,
+           float alpha, float beta, int threads) {
+  const UnaryBlock block = unary_block(function);
+  parallel_for(size, block.cost, threads, [=](std::int64_t begin, std::int64_t end) {
+    block.run(input + begin, output + begin, end - begin, alpha, beta);
+  });
 }
 
 }  // namespace cnn_engine::cpu::CNN_ENGINE_ISA

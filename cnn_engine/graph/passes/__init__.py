@@ -23,6 +23,7 @@ from .canonical.padding import fold_padding
 from .canonical.transposes import compose_transposes, order_weights
 from .fuse.conv_pairs import fuse_neighbours
 from .fuse.epilogues import EPILOGUES, EPILOGUES_ON_CUDA, fuse_activations, fuse_residuals
+from .fuse.pointwise import fuse_pointwise
 from .fuse.pooling import pool_first
 from .fuse.prologues import fuse_prologues
 from .fuse.regions import fuse_regions
@@ -51,6 +52,7 @@ __all__ = [
     "fuse_functions_of_rows",
     "fuse_gate_means",
     "fuse_neighbours",
+    "fuse_pointwise",
     "fuse_prologues",
     "fuse_regions",
     "fuse_residuals",
