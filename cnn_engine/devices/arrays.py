@@ -98,16 +98,17 @@ def view(
     return found
 
 
-def empty_beside(other: View, shape: tuple[int, ...]) -> View:
-    """Returns a new float32 array on the device of ``other``, of the same library where that is known."""
+def empty_beside(other: View, shape: tuple[int, ...], dtype: str = "float32") -> View:
+    """Returns a new array on the device of ``other``, of the same library where that is known."""
     if other.device == CPU:
-        return view("out", np.empty(shape, np.float32))
+        return view("out", np.empty(shape, dtype), dtype=dtype)
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(other.array, torch.Tensor):
-        return view("out", torch.empty(shape, dtype=torch.float32, device=other.array.device))
+        made = torch.empty(shape, dtype=getattr(torch, dtype), device=other.array.device)
+        return view("out", made, dtype=dtype)
     cupy = import_cupy("allocating an output (or pass out=)")
     with cupy.cuda.Device(other.device):
-        return view("out", cupy.empty(shape, cupy.float32))
+        return view("out", cupy.empty(shape, dtype), dtype=dtype)
 
 
 def current_stream(other: View) -> int:
@@ -177,12 +178,15 @@ def glance(images: Any, out: Any) -> tuple[tuple, int, int | None] | None:
     return key, source, target
 
 
-def empty_rows(images: Any, columns: int) -> tuple[Any, int]:
+def empty_rows(images: Any, row: tuple[int, ...]) -> tuple[Any, int]:
     """Returns a new float32 array with a row for each of ``images``, on their device, and its address.
 
     It is CuPy's or PyTorch's, as they are.
+
+    Args:
+        row: the shape of one.
     """
-    shape = (images.shape[0], columns)
+    shape = (images.shape[0], *row)
     cupy = sys.modules.get("cupy")
     if cupy is not None and type(images) is cupy.ndarray:
         device = images.data.device_id
@@ -237,6 +241,8 @@ def _importable(name: str, array: Any) -> Any:
     """Returns ``array``, or a view of it that has one of the two array interfaces."""
     if isinstance(array, np.ndarray) or _has_cuda_interface(array):
         return array
+    if isinstance(array, np.generic):  # what indexing makes of an array of no dimensions
+        return np.asarray(array)
     if hasattr(array, "__dlpack_device__"):
         try:
             if array.__dlpack_device__()[0] == 1:  # kDLCPU

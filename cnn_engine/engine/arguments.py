@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..devices import arrays
 from ..errors import InputError, UnsupportedError, expected
-from ..graph.graph import Graph
+from .form import Form
 
 
 def place_of(view: arrays.View) -> str:
@@ -29,46 +29,107 @@ def batch_size(batch: Any, images: int) -> int | None:
     return min(number, max(images, 1))
 
 
-def images_of(images: Any, shape: tuple[int, ...]) -> arrays.View:
-    """Returns images [N, *shape], pixels or float32.
+def images_of(form: Form, images: Any) -> tuple[arrays.View, int]:
+    """Returns the array of a network's only input, and how many images it has.
 
     Raises:
-        InputError: they are of another type or shape.
+        InputError: the network has several inputs, or the array is of another type or shape.
     """
+    if len(form.inputs) != 1:
+        names = ", ".join(value.name for value in form.inputs) or "none"
+        raise UnsupportedError(
+            f"images: expected a network with one input, found {len(form.inputs)} ({names}); "
+            "Engine.run takes arrays by name"
+        )
+    (value,) = form.inputs
+    takes_images = len(value.shape) == 4 and value.dtype in ("float32", "uint8")
+    name, dtype = ("images", "float32") if takes_images else (value.name, value.dtype)
     kind = getattr(images, "dtype", None)
-    dtype = "uint8" if str(kind).removeprefix("torch.") == "uint8" else "float32"
-    found = arrays.view("images", images, dtype=dtype, ndim=4)
-    if found.shape[1:] != tuple(shape):
-        wanted = ", ".join(map(str, shape))
-        raise InputError(f"images: expected shape [N, {wanted}], found {list(found.shape)}")
-    return found
+    if takes_images and str(kind).removeprefix("torch.") == "uint8":
+        dtype = "uint8"
+    found = arrays.view(name, images, dtype=dtype, ndim=len(value.shape))
+    row = form.rows.get(value.name)
+    if row is None and found.shape != value.shape:
+        raise expected(name, f"shape {list(value.shape)}", list(found.shape))
+    if row is not None and found.shape[1:] != row:
+        raise InputError(
+            f"{name}: expected shape [{', '.join(map(str, ('N', *row)))}], found {list(found.shape)}"
+        )
+    return found, 1 if row is None else found.shape[0]
 
 
-def of_graph(graph: Graph, inputs: Mapping[str, Any]) -> tuple[list[arrays.View], int]:
-    """Returns the arrays of ``graph.inputs``, in their order, and the batch that they are for.
+def of_graph(form: Form, inputs: Mapping[str, Any], pixels: bool) -> tuple[list[arrays.View], int]:
+    """Returns the arrays of all inputs, in the network's order, and the images that they are for.
+
+    Args:
+        pixels: whether images are pixels, of a network that takes either.
 
     Raises:
-        InputError: they do not fit the graph.
-        UnsupportedError: one is in a device's memory.
+        InputError: they do not fit the network, or are not all in one memory.
     """
-    wanted = {value.name: value for value in graph.inputs}
+    wanted = {value.name: value for value in form.inputs}
     if inputs.keys() != wanted.keys():
         raise expected("inputs", ", ".join(wanted) or "none", ", ".join(map(str, inputs)) or "none")
-    batch = graph.batch
-    found = []
+    batch = None
+    found: list[arrays.View] = []
     for name, value in wanted.items():
-        array = arrays.view(
-            f"inputs: {name}", inputs[name], dtype=value.dtype, ndim=len(value.shape)
-        )
-        if array.device != arrays.CPU:
-            raise UnsupportedError(f"inputs: {name}: expected a NumPy array, found one of a device")
-        if name in graph.batched:
-            batch = array.shape[0] if not found or batch == graph.batch else batch
+        dtype = "uint8" if pixels and value is form.inputs[0] else value.dtype
+        array = arrays.view(f"inputs: {name}", inputs[name], dtype=dtype, ndim=len(value.shape))
+        if found and array.device != found[0].device:
+            raise expected(
+                f"inputs: {name}",
+                f"memory of {place_of(found[0])}, as {form.inputs[0].name} is",
+                place_of(array),
+            )
+        if form.any_batch and name in form.rows and batch is None:
+            batch = array.shape[0]
         found.append(array)
-    for array, value in zip(found, graph.inputs, strict=True):
+    batch = form.batch if batch is None else batch
+    for array, value in zip(found, form.inputs, strict=True):
         shape = value.shape
-        if value.name in graph.batched:
-            shape = (batch, *shape[1:])
+        if form.any_batch and value.name in form.rows:
+            shape = (batch, *form.rows[value.name])
         if array.shape != shape:
             raise expected(f"inputs: {value.name}", f"shape {list(shape)}", list(array.shape))
     return found, batch
+
+
+def wanted_outputs(
+    form: Form, outputs: Sequence[str] | None, out: Mapping[str, Any]
+) -> frozenset[str] | None:
+    """Returns the outputs that are asked for; None: all.
+
+    Raises:
+        InputError: one is not the network's, or named twice, or is in ``out`` alone.
+    """
+    known = [value.name for value in form.outputs]
+    if isinstance(outputs, str) or not (outputs is None or isinstance(outputs, Sequence)):
+        raise expected("outputs", "a list of names", repr(outputs))
+    for what, names in (("outputs", outputs or ()), ("out", out)):
+        for name in names:
+            if name not in known:
+                raise expected(what, f"names of {', '.join(known)}", repr(name))
+    if outputs is None:
+        return None
+    if len(set(outputs)) != len(outputs):
+        raise expected("outputs", "each name once", ", ".join(outputs))
+    for name in out:
+        if name not in outputs:
+            raise expected("out", f"names of outputs ({', '.join(outputs)})", repr(name))
+    return None if len(outputs) == len(known) else frozenset(outputs)
+
+
+def room(
+    name: str, array: Any, shape: tuple[int, ...], dtype: str, beside: Sequence[arrays.View]
+) -> arrays.View:
+    """Returns memory for an output of a shape and type, apart from what is given beside it.
+
+    Raises:
+        InputError: ``array`` does not fit, overlaps, or lies in the memory of another device.
+    """
+    found = arrays.view(name, array, dtype=dtype, shape=shape, writable=True)
+    if beside and found.device != beside[0].device:
+        raise expected(name, f"memory of {place_of(beside[0])}, as the inputs", place_of(found))
+    if any(found.overlaps(other) for other in beside):
+        raise InputError(f"{name}: expected memory apart from the other arrays, found an overlap")
+    return found

@@ -34,7 +34,9 @@ from . import arguments
 from .check import Check
 from .check import check as compare
 from .device_images import DeviceImages
+from .form import form_of
 from .loading import find, read_weights
+from .outputs import Outputs
 from .phases import Phases
 from .plan_cache import plan_bytes
 from .plan_runner import Plans
@@ -120,9 +122,6 @@ class Engine:
         is_model = isinstance(self.network, Model)
         if not is_model and len(self.network.infos[-1].output_shape) != 1:
             raise InputError(f"{self.network.name}: expected a last layer with one row of outputs")
-        self._classes = self.network.classes
-        #: Images a pass, where the model is for so many alone.
-        self._only_batch = self.network.batch if is_model and not self.network.any_batch else None
         self.threads = thread_counts.check(threads, "threads")
         self.device = devices.select(device)
         if chunk is not None and (not isinstance(chunk, int) or chunk < 1):
@@ -144,6 +143,19 @@ class Engine:
         self.weights, self.weights_source = read_weights(
             weights, self.network, self.workload and self.workload.default_weights
         )
+        #: What the network takes and gives.
+        self.form = form_of(self.network, self._base)
+        if data_mode == "stream" and not self.form.is_images_to_rows:
+            wanted = (
+                "any but stream, which splits images into chunks, for a network of other arrays"
+            )
+            raise expected("data_mode", wanted, "stream")
+        #: Images a pass, where the model is for so many alone.
+        self._only_batch = self.form.only_batch
+        #: Of a network with one output of float32, the shape of an image's part of it.
+        self._row: tuple[int, ...] | None = None
+        if len(self.form.outputs) == 1 and self.form.outputs[0].dtype == "float32":
+            self._row = self.form.rows.get(self.form.outputs[0].name)
         self._chained: int | None = None  # layers that one kernel runs, where the choice is fused
         # Chunks on several streams are each computed as resident data is.
         mode = "resident" if data_mode in ("auto", "stream") else data_mode
@@ -178,7 +190,7 @@ class Engine:
                 self._base, self.network.batch if is_model else 1, program.covered, self.device,
                 data_mode, self.threads, not self.choice.layered,
             )  # fmt: skip
-        self._plans = Plans(program, self._schedule, chunk, self.phases)
+        self._plans = Plans(program, self._schedule, chunk, self.phases, self.form)
         self._ready = self._plans.ready  # of predict's usual calls
         self._reader: Any = None  # of files, for device_images()
         self._told: str | None = None  # by repr
@@ -299,14 +311,32 @@ class Engine:
         """
         return self._plans.lend(batch, dtype == np.uint8, pinned)
 
-    def plan_at(self, images: int, probabilities: int, batch: int, dtype: np.dtype) -> Plan:
+    def plan_at(
+        self,
+        inputs: int | Sequence[int],
+        outputs: int | Sequence[int],
+        batch: int,
+        dtype: np.dtype,
+    ) -> Plan:
         """Returns the plan for ``batch`` images at these addresses, bound to them, and lent to the caller.
 
         It stays the caller's, apart from what :meth:`predict` uses, until the engine is closed.
+
+        Args:
+            inputs, outputs: addresses of all arrays, or of the only one, in the network's order.
+            dtype: of the first input.
         """
-        pinned = self._plans.pinned(batch, dtype == np.uint8, images, probabilities)
+        addresses = tuple(
+            address
+            for side in (inputs, outputs)
+            for address in ((side,) if isinstance(side, int) else side)
+        )
+        pixels = dtype == np.uint8
+        pinned = False, False
+        if len(addresses) > 1:
+            pinned = self._plans.pinned(batch, pixels, addresses[0], addresses[-1])
         plan = self.plan(batch, dtype, pinned)
-        plan.bind(images, probabilities)
+        plan.bind(*addresses)
         return plan
 
     def empty_images(self, count: int, dtype: Any = np.uint8) -> np.ndarray:
@@ -347,10 +377,12 @@ class Engine:
         pool.kept_bytes = max(pool.kept_bytes, self._schedule.memory // GPU_PART)
 
     def check_images(self, images: Any) -> arrays.View:
-        """Looks at ``images``; raises InputError unless they are of the network's shape."""
-        if isinstance(self.network, Model) and (reason := self.network.why_not_images):
-            raise UnsupportedError(f"{self.network.name}: {reason}; Engine.run takes any graph")
-        return arguments.images_of(images, self.network.input_shape)
+        """Looks at the array of the network's only input.
+
+        Raises:
+            InputError: it is of another type or shape, or there are several inputs.
+        """
+        return arguments.images_of(self.form, images)[0]
 
     @overload
     def predict(
@@ -364,30 +396,35 @@ class Engine:
     def predict(self, images: Any, batch: int | None = None, out: Any = None) -> Any: ...
 
     def predict(self, images: Any, batch: int | None = None, out: Any = None) -> Any:
-        """Returns what the network gives for every image: one number a class.
+        """Returns what a network with one input gives for ``images``.
 
-        These are probabilities where the network ends in a softmax (:attr:`gives_probabilities`), else logits
-        as they are.
+        Of a classifier these are probabilities where it ends in a softmax (:attr:`gives_probabilities`), else
+        logits as they are.
 
         Args:
-            images: [N, C, H, W], C-contiguous: uint8 pixels, which are normalised, or float32 input, which
-                is taken as it is. A NumPy array, copied to a GPU fastest from :meth:`empty_images`; with
-                ``auto``, ``resident`` or ``stream`` data also an array of the engine's CUDA device (CuPy,
-                PyTorch, DLPack ...), which stays there.
-            batch: images a pass, all where there are fewer; None: by rule, as many as are fast.
-            out: float32 [N, classes] beside the images, to be filled; None: a new array.
+            images: an array as the network's input is, C-contiguous; dimension 0 is the images. Images
+                [N, C, H, W] are uint8 pixels, which are normalised, or float32 input, which is taken as it
+                is. A NumPy array, copied to a GPU fastest from :meth:`empty_images`; with ``auto``,
+                ``resident`` or ``stream`` data also an array of the engine's CUDA device (CuPy, PyTorch,
+                DLPack ...), which stays there.
+            batch: images a pass, all where there are fewer; None: by rule, as many as are fast. All go in one
+                pass where an output has no row an image.
+            out: memory beside the images, to be filled: an array; of several outputs a mapping from all
+                names, or a sequence. None: new arrays.
 
         Returns:
-            float32 [N, classes], or ``out``: a NumPy array, complete; or for an array on the device an array
-            of its library (else CuPy's), queued on the caller's current stream and not waited for. With
-            ``out``, nothing is allocated from the second call alike on. Any call may be captured into a
-            CUDA graph, on any stream. The graph then has memory of its own, and keeps it and the weights
-            until it is destroyed, also where the engine is closed before; instances of one graph share it.
+            the output, of any rank, such as float32 [N, classes]; of several outputs :class:`Outputs`: a
+            sequence in the network's order, which names index too. ``out`` where that is given. NumPy arrays
+            are complete; for an array on the device they are of its library (else CuPy's), queued on the
+            caller's current stream and not waited for. With ``out``, nothing is allocated from the second
+            call alike on. Any call may be captured into a CUDA graph, on any stream. The graph then has
+            memory of its own, and keeps it and the weights until it is destroyed, also where the engine is
+            closed before; instances of one graph share it.
 
         Raises:
             InputError: the images or ``out`` do not fit the network, or a batch does not fit in memory.
-            UnsupportedError: float16 has no room for a node's results: of arrays on the device, those of an
-                earlier call; see :meth:`check_overflow`.
+            UnsupportedError: the network has several inputs: see :meth:`run`. Or float16 has no room for a
+                node's results: of arrays on the device, those of an earlier call; see :meth:`check_overflow`.
         """
         if batch is None:  # a call like one before: nothing is left to check
             if type(images) is np.ndarray:
@@ -400,7 +437,7 @@ class Engine:
                 if shelf is not None:
                     rows = out
                     if out is None:
-                        rows = np.empty((len(images), self._classes), np.float32)
+                        rows = np.empty((len(images), *self._row), np.float32)
                     if (out is None or self._fits(out, images)) and shelf.run(
                         source, address_of(rows)
                     ):
@@ -412,78 +449,146 @@ class Engine:
                 if shelf is not None:
                     rows = out
                     if out is None:
-                        rows, target = arrays.empty_rows(images, self._classes)
+                        rows, target = arrays.empty_rows(images, self._row)
                     if shelf.run(source, target):
                         return rows
-        found = self.check_images(images)
-        count = found.shape[0]
-        shape = (count, self._classes)
-        if out is not None:
-            target = arrays.view("out", out, shape=shape, writable=True)
-            if target.device != found.device:
-                raise expected(
-                    "out",
-                    f"memory of {arguments.place_of(found)}, as the images",
-                    arguments.place_of(target),
-                )
-            if target.overlaps(found):
-                raise InputError("out: expected memory apart from the images, found an overlap")
+        found, count = arguments.images_of(self.form, images)
+        pixels = found.dtype == np.uint8
         batch = self._only_batch or arguments.batch_size(batch, count)
+        if self.form.in_parts:
+            shapes = {name: (count, *row) for name, row in self.form.rows.items()}
+        else:  # what images share is of all of them
+            if batch is not None and batch < count:
+                raise expected(
+                    "batch",
+                    f"{count}, for an output of {self.network.name} has no row an image",
+                    batch,
+                )
+            batch = count if self._only_batch is None else batch
+            shapes = self._plans.shapes(batch, pixels)
+        given = self._given(out)
+        rooms = self._rooms(given, shapes, [found])
+        targets = list(rooms.values())
         if found.device != arrays.CPU:
-            target = arrays.empty_beside(found, shape) if out is None else target
             size = batch or self._schedule.batch_on_device(count)
-            shelf = self._plans.run_on_device(found, target, size)
-            glance = arrays.glance(images, out)
+            shelf = self._plans.run_on_device([found], targets, count, size)
+            glance = arrays.glance(images, out) if self._row is not None else None
             if shelf is not None and batch is None and count <= size and glance is not None:
                 self._plans.remember((glance[0], self.device.stream_id(glance[0][1])), shelf)
-            return target.array if out is None else out
-        probabilities = np.empty(shape, np.float32) if out is None else target.array
-        pixels = found.dtype == np.uint8
-        size = batch or self._schedule.batch(count, pixels)
-        shelf = self._plans.run_on_host(found, probabilities, size)
-        if batch is None and 0 < count <= size and not self._schedule.overlaps(count, pixels):
-            pinned = self._plans.is_pinned(found.address)
-            self._plans.remember((found.shape, found.dtype, pinned), shelf)
-        return probabilities if out is None else out
+        elif not self.form.in_parts:
+            self._plans.run([found], targets, batch, pixels, None)
+        else:
+            size = batch or self._schedule.batch(count, pixels)
+            shelf = self._plans.run_on_host([found], targets, count, size)
+            whole = batch is None and 0 < count <= size and not self._plans.overlaps(count, pixels)
+            if whole and self._row is not None:
+                pinned = self._plans.is_pinned(found.address)
+                self._plans.remember((found.shape, found.dtype, pinned), shelf)
+        if out is not None:
+            return out
+        found_arrays = {name: room.array for name, room in rooms.items()}
+        return Outputs(found_arrays) if len(rooms) != 1 else next(iter(found_arrays.values()))
+
+    def _given(self, out: Any) -> Mapping[str, Any]:
+        """Returns ``out`` of :meth:`predict` by the names of outputs; none where that is None."""
+        names = [value.name for value in self.form.outputs]
+        if out is None:
+            return {}
+        if len(names) == 1 and not isinstance(out, Mapping):
+            return {names[0]: out}
+        given = out
+        if not isinstance(out, Mapping):
+            if not isinstance(out, Sequence) or len(out) != len(names):
+                raise expected(
+                    "out", f"a mapping or a sequence of {len(names)} arrays", type(out).__name__
+                )
+            given = dict(zip(names, out, strict=True))
+        if given.keys() != set(names):
+            raise expected("out", ", ".join(names), ", ".join(map(str, given)) or "none")
+        return given
+
+    def _rooms(
+        self,
+        given: Mapping[str, Any],
+        shapes: Mapping[str, tuple[int, ...]],
+        found: Sequence[arrays.View],
+        wanted: frozenset[str] | None = None,
+    ) -> dict[str, arrays.View]:
+        """Returns memory for outputs, in the network's order: what is ``given``, else new arrays.
+
+        Args:
+            found: the inputs.
+            wanted: names of outputs; None: all.
+        """
+        rooms: dict[str, arrays.View] = {}
+        alone = len(self.form.outputs) == 1 and wanted is None
+        for value in self.form.outputs:
+            name, shape, dtype = value.name, shapes[value.name], value.dtype
+            if wanted is not None and name not in wanted:
+                continue
+            if name in given:
+                called = "out" if alone else f"out: {name}"
+                beside = [*found, *rooms.values()]
+                rooms[name] = arguments.room(called, given[name], shape, dtype, beside)
+            elif found:
+                rooms[name] = arrays.empty_beside(found[0], shape, dtype)
+            else:
+                rooms[name] = arrays.view(name, np.empty(shape, dtype), dtype=dtype)
+        return rooms
 
     def _fits(self, out: Any, images: np.ndarray) -> bool:
         """Whether ``out`` is what :meth:`predict` fills, as cheaply as that can be said for certain."""
         return (
             type(out) is np.ndarray
-            and out.shape == (len(images), self._classes)
+            and out.shape == (len(images), *self._row)
             and out.dtype == np.float32
             and out.flags.carray  # contiguous and writable
             and not np.may_share_memory(out, images)
         )
 
-    def run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def run(
+        self,
+        inputs: Mapping[str, Any],
+        outputs: Sequence[str] | None = None,
+        out: Mapping[str, Any] | None = None,
+    ) -> dict[str, Any]:
         """Runs any graph once.
 
         Args:
-            inputs: name -> NumPy array of the input's type and shape, C-contiguous. Where the graph is for
-                any batch, dimension 0 is the batch, the same in all inputs that have one.
+            inputs: name -> array of the input's type and shape, C-contiguous. Where the graph is for any
+                batch, dimension 0 is the batch, the same in all inputs that have one. All are in host memory,
+                or all on the engine's CUDA device (CuPy, PyTorch, DLPack ...) as :meth:`predict` takes them.
+            outputs: names of those that are wanted; None: all.
+            out: output -> memory beside the inputs that is filled with it; others are new arrays.
 
         Returns:
-            name -> array, for every output.
+            name -> array, for every output that is wanted. Arrays of the host are complete; those of a device
+            are queued on the caller's current stream, which may be captured, as of :meth:`predict`.
 
         Raises:
-            InputError: the inputs do not fit the graph, or the batch not in memory.
+            InputError: an array does not fit the graph, or the batch not in memory.
+            UnsupportedError: as :meth:`predict`.
         """
         if not isinstance(inputs, Mapping):
             raise expected("inputs", "a mapping from names to arrays", type(inputs).__name__)
-        graph = self._input_graph(inputs)
-        if self.data_mode == "stream":
-            raise expected("data_mode", "any but stream, which predict alone has", "stream")
-        found, batch = arguments.of_graph(graph, inputs)
-        pixels = any(value.dtype == "uint8" for value in graph.inputs[:1])
-        return self._plans.run(found, batch, pixels)
-
-    def _input_graph(self, inputs: Mapping[str, Any]) -> Graph:
-        """Returns the graph that says what ``inputs`` must be."""
-        if isinstance(self.network, Model):
-            return self.network.base
-        pixels = str(getattr(inputs.get("images"), "dtype", "")) == "uint8"
-        return self._graph(1, pixels)
+        if out is not None and not isinstance(out, Mapping):
+            raise expected("out", "a mapping from names to arrays", type(out).__name__)
+        form, given = self.form, out or {}
+        first = str(getattr(inputs.get(form.inputs[0].name), "dtype", "")) if form.inputs else ""
+        pixels = first.removeprefix("torch.") == "uint8" and (
+            not isinstance(self.network, Model) or self._reads_pixels
+        )
+        found, batch = arguments.of_graph(form, inputs, pixels)
+        wanted = arguments.wanted_outputs(form, outputs, given)
+        rooms = self._rooms(given, self._plans.shapes(batch, pixels), found, wanted)
+        if not (batch == 0 and all(0 in room.shape for room in rooms.values())):
+            targets = list(rooms.values())
+            if found and found[0].device != arrays.CPU:
+                self._plans.run_on_device(found, targets, batch, batch, wanted)
+            else:
+                self._plans.run(found, targets, batch, pixels, wanted)
+        names = rooms if outputs is None else outputs
+        return {n: given[n] if n in given else rooms[n].array for n in names}
 
     def memory(self, plan: Plan) -> dict[str, int]:
         """Returns the bytes of a plan: of activations at their peak, and of all weights."""

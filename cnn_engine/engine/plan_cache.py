@@ -49,7 +49,7 @@ class Shelf:
         self.nbytes = 0
         self.used = True
 
-    def run(self, images: int, probabilities: int, plan: Plan | None = None) -> bool:
+    def run(self, *addresses: int, plan: Plan | None = None) -> bool:
         """Runs a pass over these addresses on ``plan``, which is the caller's, or on an idle one.
 
         Returns False, with nothing done, where none is idle.
@@ -60,7 +60,7 @@ class Shelf:
             except IndexError:
                 return False
         try:
-            plan.bind(images, probabilities)
+            plan.bind(*addresses)
             plan.run()
         except BaseException:  # it may be anywhere in its pass: it is not given to another call
             self.made -= 1
@@ -108,22 +108,16 @@ class PlanPool:
         with self.building:
             return sum(shelf.made * shelf.nbytes for shelf in self._shelves.values())
 
-    def run(
-        self,
-        key: Hashable,
-        make: Callable[[], Plan],
-        images: int,
-        probabilities: int,
-    ) -> Shelf:
+    def run(self, key: Hashable, make: Callable[[], Plan], *addresses: int) -> Shelf:
         """Runs a pass over these addresses on a plan of ``make``; returns its shelf.
 
         Raises:
             InputError: the pool is closed, or what ``make`` raises.
         """
         shelf = self._shelves.get(key)
-        if shelf is None or not shelf.run(images, probabilities):
+        if shelf is None or not shelf.run(*addresses):
             shelf, plan = self.take(key, make)
-            shelf.run(images, probabilities, plan)
+            shelf.run(*addresses, plan=plan)
         return shelf
 
     def take(self, key: Hashable, make: Callable[[], Plan]) -> tuple[Shelf, Plan]:

@@ -7,12 +7,12 @@ import weakref
 from contextlib import suppress
 from functools import partial
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .. import _cpu
 from ..devices import arrays
+from ..devices.cpu import CpuDevice
 from ..errors import InputError, UnsupportedError
 from ..lower.lowering import Program
 from ..lower.reduced_precision import Overflows
@@ -23,7 +23,10 @@ from ..plan.stream import build_in_device, build_stream
 from .phases import Phases
 from .plan_cache import CLOSED, KEPT_BYTES, KEPT_SHELVES, PlanPool, Shelf, plan_bytes
 
-address_of = _cpu.address_of
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from .form import Form
 
 
 #: Of plans that were dropped while their stream was captured: what their work uses, until it is done.
@@ -38,6 +41,7 @@ class Plans:
         schedule: how many images move at a time.
         chunk: as many as that, where the caller says so.
         phases: takes the seconds that building took.
+        form: what the network takes and gives.
 
     Attributes:
         pool: those that wait for their next pass.
@@ -46,9 +50,10 @@ class Plans:
     """
 
     def __init__(
-        self, program: Program, schedule: Schedule, chunk: int | None, phases: Phases
+        self, program: Program, schedule: Schedule, chunk: int | None, phases: Phases, form: Form
     ) -> None:
         self._program: Program | None = program
+        self.form = form
         self.schedule = schedule
         self.chunk = chunk
         self.phases = phases
@@ -57,6 +62,7 @@ class Plans:
         self.pool = PlanPool(context=self.device.context)
         self.ready: dict[tuple, Shelf] = {}
         self._lent: dict[tuple, tuple[Shelf, Plan]] = {}  # by lend()
+        self._shapes: dict[tuple[int, bool], dict[str, tuple[int, ...]]] = {}
         self._queued: list[Overflows] = []  # of plans whose passes are not waited for
         self._queued_in_graphs: weakref.WeakSet[Overflows] = weakref.WeakSet()
         #: Streams on which calls have queued work, by their handles; None: it may be gone.
@@ -142,29 +148,49 @@ class Plans:
     def _lent_bytes(self) -> int:
         return sum(plan_bytes(plan) for _, plan in self._lent.values())
 
+    def overlaps(self, batch: int, pixels: bool) -> bool:
+        """Whether a pass over ``batch`` images in host memory goes in chunks: of images to rows alone."""
+        return self.form.is_images_to_rows and self.schedule.overlaps(batch, pixels)
+
     def _host_key(self, batch: int, pixels: bool, pinned: tuple[bool, bool]) -> tuple:
-        return "host", batch, pixels, pinned
+        return "host", batch, pixels, pinned, None
 
     def _build(self, key: tuple) -> Plan:
-        """Builds a plan for images in host memory."""
-        _, batch, pixels, pinned = key
+        """Builds a plan for arrays in host memory."""
+        _, batch, pixels, pinned, wanted = key
         program = self.open()
         start = perf_counter()
-        if self.schedule.overlaps(batch, pixels):
+        if self.overlaps(batch, pixels):
             chunk = self.chunk or self.schedule.chunk(batch, pixels, pageable=not pinned[0])
             plan = build_stream(program, batch, pixels, chunk, pinned)
         else:
-            plan = build(program, batch, pixels, page_locked=pinned[0])
+            plan = build(program, self.form.size(batch), pixels, page_locked=pinned[0])
+            self._keep_unwanted(plan, wanted, CpuDevice().allocate_alone)
         plan.buffers.append(program)  # the weights: a pass may end after the engine was closed
         seconds = perf_counter() - start
         self.phases.create_outputs_s = (self.phases.create_outputs_s or 0) + seconds
         return plan
 
+    def _keep_unwanted(
+        self, plan: Plan, wanted: frozenset[str] | None, allocate: Callable[[int], Any]
+    ) -> None:
+        """Gives a plan memory for the outputs that are not in ``wanted``; None: all are."""
+        if wanted is None:
+            return
+        first = len(plan.slots) - len(plan.outputs)
+        plan.keep(
+            {
+                first + place: allocate(max(value.nbytes, 1))
+                for place, (name, value) in enumerate(plan.outputs.items())
+                if name not in wanted
+            }
+        )
+
     def pinned(
         self, batch: int, pixels: bool, images: int, probabilities: int
     ) -> tuple[bool, bool]:
         """Whether each is page-locked, where that makes a difference."""
-        if not self.schedule.overlaps(batch, pixels):
+        if not self.overlaps(batch, pixels):
             return self.is_pinned(images), False
         return self.device.is_pinned(images), self.device.is_pinned(probabilities)
 
@@ -179,22 +205,19 @@ class Plans:
         self.ready[key] = shelf
 
     def run_on_host(
-        self, images: arrays.View, probabilities: np.ndarray, batch: int
+        self, inputs: Sequence[arrays.View], outputs: Sequence[arrays.View], count: int, batch: int
     ) -> Shelf | None:
-        """Runs passes over ``batch`` images and what is left; returns the last one's shelf."""
-        source, target = images.address, address_of(probabilities)
-        pixels = images.dtype == np.uint8
-        count = images.shape[0]
-        image_bytes, row_bytes = (
-            array.nbytes // max(count, 1) for array in (images, probabilities)
-        )
+        """Runs passes over ``batch`` of ``count`` images and what is left; returns the last one's shelf.
+
+        Everything has a row an image, or all images go in one pass.
+        """
         shelf = None
         self.open()
-        for first in range(0, count, batch):
-            addresses = source + first * image_bytes, target + first * row_bytes
-            size = min(batch, count - first)
-            key = self._host_key(size, pixels, self.pinned(size, pixels, *addresses))
-            shelf = self.pool.run(key, lambda key=key: self._build(key), *addresses)
+        pixels = inputs[0].dtype == np.uint8
+        for size, *addresses in _parts(inputs, outputs, count, batch):
+            pinned = self.pinned(size, pixels, addresses[0], addresses[-1])
+            key = self._host_key(size, pixels, pinned)
+            shelf = self.pool.run(key, partial(self._build, key), *addresses)
         return shelf
 
     def run_in_device(self, batch: int, pixels: bool, images: int, probabilities: int) -> None:
@@ -210,63 +233,75 @@ class Plans:
         return plan
 
     def run_on_device(
-        self, images: arrays.View, probabilities: arrays.View, batch: int
+        self,
+        inputs: Sequence[arrays.View],
+        outputs: Sequence[arrays.View],
+        count: int,
+        batch: int,
+        wanted: frozenset[str] | None = None,
     ) -> Shelf | None:
-        """Queues passes on the stream that the library of ``images`` works on; returns the last shelf.
+        """Queues passes on the stream that the library of ``inputs`` works on; returns the last shelf.
 
         None where the stream is captured.
+
+        Args:
+            wanted: outputs that are given; None: all.
         """
         mode = self.schedule.data_mode
-        if (
-            mode not in ("auto", "resident", "stream")
-            or self.device.name != f"cuda:{images.device}"
-        ):
+        where = inputs[0].device
+        if mode not in ("auto", "resident", "stream") or self.device.name != f"cuda:{where}":
+            called = "images" if len(self.form.inputs) == 1 else "inputs"
             raise UnsupportedError(
-                f"images: expected a NumPy array for the device {self.device.name} in the data mode "
-                f"{mode}, found an array on cuda:{images.device}"
+                f"{called}: expected a NumPy array for the device {self.device.name} in the data mode "
+                f"{mode}, found an array on cuda:{where}"
             )
-        stream, keeper = arrays.stream_of(images)
+        stream, keeper = arrays.stream_of(inputs[0])
+        for other in inputs[1:]:
+            if arrays.current_stream(other) != stream:
+                raise InputError(
+                    "inputs: expected arrays whose libraries work on one stream, found two streams"
+                )
         owner = arrays.stream_owner(stream)
-        count = images.shape[0]
-        image_bytes, row_bytes = (
-            array.nbytes // max(count, 1) for array in (images, probabilities)
-        )
-        pixels = images.dtype == np.uint8
-        parts = [
-            (min(batch, count - first), images.address + first * image_bytes,
-             probabilities.address + first * row_bytes)
-            for first in range(0, count, max(batch, 1))
-        ]  # fmt: skip
+        pixels = inputs[0].dtype == np.uint8
+        parts = _parts(inputs, outputs, count, batch)
         program = self.open()
         shelf = None
         with self.device.context:
             known = self.device.stream_id(stream)
             if known < 0:
-                self._capture(stream, owner, pixels, parts)
+                self._capture(stream, owner, pixels, parts, wanted)
                 return None
             self.device.release_graphs()
             self._streams[stream] = keeper
             for size, *addresses in parts:
                 # Memory between layers belongs to the stream, so that passes on two streams do not meet.
-                key = "stream", known, owner, size, pixels
+                key = "stream", known, owner, size, pixels, wanted
                 shelf = self.pool.run(
-                    key, partial(self._build_on, stream, size, pixels), *addresses
+                    key, partial(self._build_on, stream, size, pixels, wanted), *addresses
                 )
         if self.closed:  # meanwhile, by another thread
             self._drop()
         del program  # whose weights were in use until here
         return shelf
 
-    def _build_on(self, stream: int, batch: int, pixels: bool, apart: bool = False) -> Plan:
-        """Builds a plan for images on the device, with all of its work on one stream.
+    def _build_on(
+        self,
+        stream: int,
+        batch: int,
+        pixels: bool,
+        wanted: frozenset[str] | None,
+        apart: bool = False,
+    ) -> Plan:
+        """Builds a plan for arrays on the device, with all of its work on one stream.
 
         Args:
             apart: whether no other work may be using its memory at present.
         """
         program = self.open()
-        plan = build(
-            program.on(self.device.on(stream, apart)), batch, pixels, images_on_device=True
-        )
+        device = self.device.on(stream, apart)
+        size = self.form.size(batch)
+        plan = build(program.on(device), size, pixels, images_on_device=True)
+        self._keep_unwanted(plan, wanted, device.allocate)
         plan.buffers.append(program)
         if apart:
             self._queued_in_graphs.update(plan.overflows)
@@ -275,7 +310,12 @@ class Plans:
         return plan
 
     def _capture(
-        self, stream: int, owner: int, pixels: bool, parts: list[tuple[int, int, int]]
+        self,
+        stream: int,
+        owner: int,
+        pixels: bool,
+        parts: Sequence[tuple[int, ...]],
+        wanted: frozenset[str] | None,
     ) -> None:
         """Has a CUDA graph take passes over so many images at these addresses.
 
@@ -283,43 +323,60 @@ class Plans:
         Passes of one capture on one stream are one after the other, and share plans.
         """
         capture = self.device.capture_id(stream)
-        for size, images, probabilities in parts:
-            key = capture, stream, owner, size, pixels
+        for size, *addresses in parts:
+            key = capture, stream, owner, size, pixels, wanted
             with self.pool.building, self.device.while_captured():
                 plan = self._captured.get(key)
                 if plan is None:
                     program = self.open()
                     # On the engine's own stream, which is not captured.
-                    program.fetch(program.placed(size, pixels, True))
-                    plan = self._build_on(stream, size, pixels, apart=True)
+                    program.fetch(program.placed(self.form.size(size), pixels, True))
+                    plan = self._build_on(stream, size, pixels, wanted, apart=True)
                     self.device.keep_in_graph(stream, plan)
                     self._captured[key] = plan
-                plan.bind(images, probabilities)
+                plan.bind(*addresses)
                 plan.queue()
 
-    def run(self, inputs: list[arrays.View], batch: int | None, pixels: bool) -> dict[str, Any]:
-        """Runs any graph once; returns its outputs by name."""
-        key = "run", batch, pixels
-        program = self.open()
-        if batch == 0:
-            graph = program.graph_of(0, pixels)
-            values = [graph.values[name] for name in graph.outputs]
-            if all(0 in value.shape for value in values):
-                return {value.name: np.empty(value.shape, value.dtype) for value in values}
-        shelf, plan = self.pool.take(key, lambda: self._build_run(batch, pixels))
-        outputs = {name: np.empty(value.shape, value.dtype) for name, value in plan.outputs.items()}
-        try:
-            plan.bind(*(array.address for array in inputs), *map(address_of, outputs.values()))
-            plan.run()
-        except BaseException:  # it may be anywhere in its pass: it is not given to another call
-            shelf.made -= 1
-            plan.abandon()
-            raise
-        shelf.give_back(plan)
-        return outputs
+    def run(
+        self,
+        inputs: Sequence[arrays.View],
+        outputs: Sequence[arrays.View],
+        batch: int,
+        pixels: bool,
+        wanted: frozenset[str] | None,
+    ) -> None:
+        """Runs one pass over arrays in host memory.
 
-    def _build_run(self, batch: int | None, pixels: bool) -> Plan:
-        program = self.open()
-        plan = build(program, batch, pixels)
-        plan.buffers.append(program)
-        return plan
+        Args:
+            outputs: those that are wanted, in the network's order; None: all.
+        """
+        addresses = [array.address for array in (*inputs, *outputs)]
+        self.open()
+        pinned = False, False
+        if inputs and outputs:
+            pinned = self.pinned(batch, pixels, addresses[0], addresses[-1])
+        key = "host", batch, pixels, pinned, wanted
+        self.pool.run(key, partial(self._build, key), *addresses)
+
+    def shapes(self, batch: int, pixels: bool) -> dict[str, tuple[int, ...]]:
+        """Returns the shapes of all outputs of a pass over ``batch`` images."""
+        key = batch, pixels
+        found = self._shapes.get(key)
+        if found is None:
+            graph = self.open().graph_of(self.form.size(batch), pixels)
+            if len(self._shapes) >= KEPT_SHELVES:
+                self._shapes.clear()
+            found = {name: graph.values[name].shape for name in graph.outputs}
+            self._shapes[key] = found
+        return found
+
+
+def _parts(
+    inputs: Sequence[arrays.View], outputs: Sequence[arrays.View], count: int, batch: int
+) -> list[tuple[int, ...]]:
+    """Returns the images of each pass, and the addresses of its inputs and outputs."""
+    ends = [(array.address, array.nbytes // max(count, 1)) for array in (*inputs, *outputs)]
+    return [
+        (min(batch, count - first), *(address + first * row for address, row in ends))
+        for first in (range(0, count, batch) if batch else [0])
+    ]

@@ -141,6 +141,18 @@ class Plan:
             for args, index, offset in places:
                 args[index] = address + offset
 
+    def keep(self, buffers: Mapping[int, Any]) -> None:
+        """Has outputs that no caller wants written to memory of the plan: :meth:`bind` takes them no more.
+
+        Args:
+            buffers: place among the slots -> the memory.
+        """
+        for place in sorted(buffers, reverse=True):
+            for args, index, offset in self._slots.pop(place):
+                args[index] = buffers[place].address + offset
+            self.slots = (*self.slots[:place], *self.slots[place + 1 :])
+        self.buffers += buffers.values()
+
     def run(self) -> None:
         """Runs one pass on its device: see :meth:`_run`."""
         device = self._device

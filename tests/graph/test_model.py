@@ -157,10 +157,10 @@ def test_inputs_that_do_not_fit(inputs, message):
         e.run(inputs)
 
 
-def test_a_graph_that_is_no_image_network_says_so_in_predict():
+def test_a_graph_of_several_inputs_says_so_in_predict():
     with (
         Engine(small(("line",)), device="cpu") as e,
-        pytest.raises(UnsupportedError, match="expected one input and one output, found 2 and 1"),
+        pytest.raises(UnsupportedError, match="expected a network with one input, found 2"),
     ):
         e.predict(np.zeros((1, 3, 8, 8), np.float32))
 

@@ -339,7 +339,7 @@ def test_rows_lie_on_the_device_of_the_images(monkeypatch, current):
     with Cupy.cuda.Device(1):
         images = Cupy.ndarray((3, 3, 8, 8))
     monkeypatch.setitem(sys.modules, "cupy", Cupy)
-    rows, address = arrays.empty_rows(images, 10)
+    rows, address = arrays.empty_rows(images, (10,))
     assert (rows.shape, rows.data.device_id, address) == ((3, 10), 1, 256)
     assert Cupy.device == current
 

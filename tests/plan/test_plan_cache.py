@@ -41,7 +41,7 @@ def calls_at_once(pool: PlanPool, count: int, nbytes: int) -> list[FakePlan]:
         if left:
             shelf, plan = pool.take("key", make)
             plan.inside = lambda: call(left - 1)
-            shelf.run(0, 0, plan)
+            shelf.run(0, 0, plan=plan)
             plan.inside = lambda: None
 
     call(count)

@@ -1,0 +1,100 @@
+"""What a network takes and gives: its inputs and outputs, and which of them have a row an image."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import CnnEngineError
+from ..graph.batches import NotSymbolicError
+from ..graph.dims import BATCH, holds_dims
+from ..graph.graph import Graph, Value
+from ..graph.model import Model
+from ..graph.network import Network
+
+
+@dataclass(frozen=True)
+class Form:
+    """The inputs and outputs of a network, in its own order.
+
+    Attributes:
+        inputs, outputs: for :attr:`batch` images.
+        batch: images of a pass, where the network is for so many alone; else of the graph that it came as.
+        any_batch: whether it is for any number of images.
+        made_for: what the graph calls the batch of such a pass.
+        rows: input or output -> the shape of what it has for one image, where dimension 0 is the images.
+    """
+
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+    batch: int
+    any_batch: bool
+    made_for: int
+    rows: Mapping[str, tuple[int, ...]]
+
+    @property
+    def in_parts(self) -> bool:
+        """Whether many images can go through in several passes: all that is read and made is by image."""
+        return all(value.name in self.rows for value in (*self.inputs, *self.outputs))
+
+    @property
+    def only_batch(self) -> int | None:
+        """Images of every pass, where the network is for so many alone; None: any number."""
+        return None if self.any_batch else self.batch
+
+    @property
+    def is_images_to_rows(self) -> bool:
+        """Whether one image input becomes one row of float32 an image, as classifiers do."""
+        if len(self.inputs) != 1 or len(self.outputs) != 1 or not self.in_parts:
+            return False
+        images, rows = self.inputs[0], self.outputs[0]
+        takes = len(images.shape) == 4 and images.dtype in ("float32", "uint8")
+        return takes and len(rows.shape) == 2 and rows.dtype == "float32"
+
+    def size(self, batch: int) -> int:
+        """Returns what the graph calls a batch: a network without one has a batch of 1 here."""
+        return self.made_for if not self.any_batch and batch == self.batch else batch
+
+
+def form_of(network: Network | Model, base: Graph) -> Form:
+    """Returns the form of ``network``, whose graph ``base`` is."""
+    outputs = tuple(base.values[name] for name in base.outputs)
+    values = (*base.inputs, *outputs)
+    if isinstance(network, Network):
+        return Form(base.inputs, outputs, 1, True, 1, {v.name: v.shape[1:] for v in values})
+    batch = network.batch
+    if network.any_batch:
+        rows = {v.name: v.shape[1:] for v in base.inputs if v.name in base.batched}
+        rows |= _by_batch(network, outputs, batch)
+        return Form(base.inputs, outputs, batch, True, batch, rows)
+    # Inputs have a batch where they agree on dimension 0; else a pass is one sample.
+    leads = {value.shape[:1] for value in base.inputs}
+    if leads != {(batch,)} or not batch:
+        return Form(base.inputs, outputs, 1, False, batch, {})
+    rows = {v.name: v.shape[1:] for v in values if v.shape[:1] == (batch,)}
+    return Form(base.inputs, outputs, batch, False, batch, rows)
+
+
+def _by_batch(network: Model, outputs: Sequence[Value], batch: int) -> dict[str, tuple[int, ...]]:
+    """Returns the rows of outputs: where the batch is dimension 0, and in no other."""
+    count: Any = BATCH
+    try:
+        other = network.graph(BATCH)
+    except (NotSymbolicError, CnnEngineError):
+        count = batch + 1
+        try:
+            other = network.graph(count)
+        except CnnEngineError:  # a graph that its batch decides: of this one nothing else is known
+            count, other = batch, network.base
+    shapes = {value.name: (value.shape, other.values[value.name].shape) for value in outputs}
+    return {
+        name: shape[1:]
+        for name, (shape, now) in shapes.items()
+        if now and _is(now[0], count) and not holds_dims(now[1:]) and now[1:] == shape[1:]
+    }
+
+
+def _is(dim: Any, wanted: Any) -> bool:
+    """Whether a dimension is ``wanted``, without a decision that would be recorded."""
+    return getattr(dim, "terms", dim) == getattr(wanted, "terms", wanted)
