@@ -68,8 +68,8 @@ def mutant(name: str, path: str, old: str, new: str, test: str, gpu: bool = Fals
 MUTANTS = [
     # ---- plans that are used again ----
     mutant(
-        "a plan used again after a failed pass", "cnn_engine/engine/plan_runner.py",
-        "plan.abandon()", "shelf.give_back(plan)",
+        "a plan used again after a failed pass", "cnn_engine/engine/plan_cache.py",
+        "plan.abandon()", "self.give_back(plan)",
         "test_plan_cache.py::test_a_plan_is_not_used_again_after_a_pass_that_failed",
     ),
     # ---- figures of a report ----
