@@ -31,7 +31,8 @@ namespace {
 class OnItsDevice {
  public:
   OnItsDevice(const Arguments& arguments, bool launches) {
-    if (launches) guard_.emplace(from_python<Stream>(arguments[arguments.count - 1]));
+    if (launches)
+      guard_.emplace(reinterpret_cast<Stream>(arguments[arguments.count - 1].cast<Address>()));
   }
 
  private:

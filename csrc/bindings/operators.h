@@ -2,6 +2,7 @@
 // from the members of a shape. Nothing here names an operator.
 #pragma once
 
+#include <array>
 #include <exception>
 #include <string>
 #include <type_traits>
@@ -16,17 +17,6 @@ namespace cnn_engine::bindings {
 
 // ---- functions ----
 
-// What Python passes for a parameter: an integer for a pointer (a stream's handle too), the bound
-// object for a shape, and the value itself for numbers, bools and enumerations.
-template <typename Parameter>
-decltype(auto) from_python(py::handle value) {
-  if constexpr (std::is_pointer_v<Parameter>) {
-    return reinterpret_cast<Parameter>(value.cast<Address>());
-  } else {
-    return value.cast<Parameter>();
-  }
-}
-
 // The arguments of a call.
 struct Arguments {
   PyObject* const* all;
@@ -35,11 +25,120 @@ struct Arguments {
   py::handle operator[](std::size_t i) const { return all[i]; }
 };
 
+// Structs whose members Python passes one after another, and arrays of them; all other structs are
+// bound classes.
+template <typename T, typename = void>
+constexpr bool kPassedByMember = false;
+template <typename T>
+constexpr bool kPassedByMember<T, std::enable_if_t<T::kPassedByMember>> = true;
+template <typename T, std::size_t n>
+constexpr bool kPassedByMember<std::array<T, n>, void> = true;
+
+// Stands for a member of any type, to count an aggregate's members.
+struct AnyMember {
+  template <typename T>
+  operator T() const;
+};
+
+template <std::size_t>
+using AnyMemberAt = AnyMember;
+
+template <typename Aggregate, std::size_t... I>
+constexpr auto takes(std::index_sequence<I...>)
+    -> decltype(Aggregate{std::declval<AnyMemberAt<I>>()...}, bool()) {
+  return true;
+}
+template <typename Aggregate>
+constexpr bool takes(...) {
+  return false;
+}
+
+template <typename Aggregate, std::size_t count = 1>
+constexpr std::size_t count_members() {
+  if constexpr (takes<Aggregate>(std::make_index_sequence<count>())) {
+    return count_members<Aggregate, count + 1>();
+  } else {
+    return count - 1;
+  }
+}
+
+// Returns an aggregate made of so many members, from the first to the last.
+template <typename Aggregate, typename Make, std::size_t... I>
+constexpr Aggregate fill(const Make& make, std::index_sequence<I...>) {
+  return Aggregate{make(I)...};
+}
+
+template <typename T>
+constexpr std::size_t count_arguments();
+
+struct CountedMember {
+  std::size_t* total;
+
+  template <typename T>
+  constexpr operator T() const {
+    *total += count_arguments<T>();
+    return T();
+  }
+};
+
+// Python's arguments that one parameter is made of.
+template <typename T>
+constexpr std::size_t count_arguments() {
+  if constexpr (kPassedByMember<T>) {
+    std::size_t total = 0;
+    const auto count = [&total](std::size_t) constexpr {
+      return CountedMember{&total};
+    };
+    fill<T>(count, std::make_index_sequence<count_members<T>()>());
+    return total;
+  } else {
+    return 1;
+  }
+}
+
+template <typename Parameter>
+decltype(auto) from_python(const Arguments& arguments, std::size_t& at);
+
+struct NextMember {
+  const Arguments& arguments;
+  std::size_t& at;
+
+  template <typename T>
+  operator T() const {
+    return from_python<T>(arguments, at);
+  }
+};
+
+template <typename T, typename = void>
+constexpr bool kIsValidated = false;
+template <typename T>
+constexpr bool kIsValidated<T, std::void_t<decltype(std::declval<const T&>().validate())>> = true;
+
+// What Python passes for a parameter, from argument `at` on, which moves past it: an integer for a
+// pointer (a stream's handle too), the bound object for a shape, and the value itself for numbers,
+// bools and enumerations.
+template <typename Parameter>
+decltype(auto) from_python(const Arguments& arguments, std::size_t& at) {
+  using Value = std::remove_cv_t<std::remove_reference_t<Parameter>>;
+  if constexpr (kPassedByMember<Value>) {
+    const auto next = [&](std::size_t) {
+      return NextMember{arguments, at};
+    };
+    const Value value = fill<Value>(next, std::make_index_sequence<count_members<Value>()>());
+    if constexpr (kIsValidated<Value>) value.validate();
+    return value;
+  } else if constexpr (std::is_pointer_v<Value>) {
+    return reinterpret_cast<Value>(arguments[at++].cast<Address>());
+  } else {
+    return arguments[at++].cast<Parameter>();
+  }
+}
+
 // A function whose type is forgotten. pybind11's own dispatch, compiled for each, would take longer
 // than most kernels, and a call several hundred nanoseconds longer.
 struct Bound {
   PyMethodDef method;
-  std::size_t parameters;
+  std::size_t arguments;
   void (*get)();
   py::object (*call)(void (*get)(), const Arguments& arguments);
 };
@@ -61,9 +160,18 @@ struct Call {
     const Guard guard(arguments, std::is_void_v<Result>);
     return function(converted...);
   }
+  // Where each parameter's arguments begin, and how many there are.
+  static constexpr auto first_arguments() {
+    const std::size_t counts[] = {
+        count_arguments<std::remove_cv_t<std::remove_reference_t<Parameters>>>()..., 0};
+    std::array<std::size_t, sizeof...(Parameters) + 1> first{};
+    for (std::size_t i = 0; i < sizeof...(Parameters); ++i) first[i + 1] = first[i] + counts[i];
+    return first;
+  }
   template <std::size_t... I>
   static Result convert(Function function, const Arguments& arguments, std::index_sequence<I...>) {
-    return run(function, arguments, from_python<Parameters>(arguments[I])...);
+    auto at = first_arguments();
+    return run(function, arguments, from_python<Parameters>(arguments, at[I])...);
   }
   static py::object call(void (*get)(), const Arguments& arguments) {
     const Function function = reinterpret_cast<Function (*)()>(get)();
@@ -81,8 +189,8 @@ inline py::object call(const Bound& bound, const Arguments& arguments) {
   const auto name = [&] {
     return std::string(bound.method.ml_name);
   };
-  if (arguments.count != bound.parameters) {
-    throw py::type_error(name() + ": expected " + std::to_string(bound.parameters) +
+  if (arguments.count != bound.arguments) {
+    throw py::type_error(name() + ": expected " + std::to_string(bound.arguments) +
                          " arguments, found " + std::to_string(arguments.count));
   }
   try {
@@ -121,7 +229,7 @@ template <typename Guard, typename Result, typename... Parameters>
 void bind(py::module_& module, const char* name, Result (*(*get)())(Parameters...)) {
   const auto function = reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&call_bound));
   auto* const bound = new Bound{{name, function, METH_FASTCALL, nullptr},
-                                sizeof...(Parameters),
+                                Call<Guard, Result, Parameters...>::first_arguments().back(),
                                 reinterpret_cast<void (*)()>(get),
                                 &Call<Guard, Result, Parameters...>::call};  // as long as Python
   const py::capsule self(bound);
@@ -132,7 +240,7 @@ void bind(py::module_& module, const char* name, Result (*(*get)())(Parameters..
 
 // ---- shapes ----
 
-// Stands for a value of any type, to count an aggregate's members and to fill them.
+// One of Python's values, for a member of any type.
 struct Member {
   py::handle value;
 
@@ -147,28 +255,6 @@ struct Member {
   }
 };
 
-template <std::size_t>
-using MemberAt = Member;
-
-template <typename Shape, std::size_t... I>
-constexpr auto takes(std::index_sequence<I...>)
-    -> decltype(Shape{std::declval<MemberAt<I>>()...}, bool()) {
-  return true;
-}
-template <typename Shape>
-constexpr bool takes(...) {
-  return false;
-}
-
-template <typename Shape, std::size_t count = 1>
-constexpr std::size_t count_members() {
-  if constexpr (takes<Shape>(std::make_index_sequence<count>())) {
-    return count_members<Shape, count + 1>();
-  } else {
-    return count - 1;
-  }
-}
-
 // Members that may be left out, the last ones; what they are then, the shape says.
 template <typename Shape, typename = void>
 constexpr std::size_t kOptionalMembers = 0;
@@ -176,17 +262,14 @@ template <typename Shape>
 constexpr std::size_t kOptionalMembers<Shape, std::void_t<decltype(Shape::kOptionalMembers)>> =
     Shape::kOptionalMembers;
 
-template <typename Shape, std::size_t... I>
-Shape fill(const py::args& arguments, std::index_sequence<I...>) {
-  return Shape{Member{
-      PyTuple_GET_ITEM(arguments.ptr(), I)}...};  // braces: converted from the first to the last
-}
-
 template <typename Shape, std::size_t count>
 Shape make_shape(const py::args& arguments) {
   constexpr std::size_t most = count_members<Shape>();
   if (arguments.size() == count) {
-    const Shape shape = fill<Shape>(arguments, std::make_index_sequence<count>());
+    const auto member = [&](std::size_t i) {
+      return Member{PyTuple_GET_ITEM(arguments.ptr(), i)};
+    };
+    const Shape shape = fill<Shape>(member, std::make_index_sequence<count>());
     shape.validate();  // so that no kernel meets an impossible shape
     return shape;
   }

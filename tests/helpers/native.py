@@ -47,6 +47,26 @@ def call(device, name: str, *arguments: Any, threads: int = 2) -> None:
         getattr(cuda_module.load(), name)(*passed, 0)
 
 
+NO_ONE = _cpu.Overflow(0, 0)
+
+
+def images(array: Any, pitch: int | None = None, storage_dtype: str = "float32") -> tuple:
+    """Returns an array [..., pitch], or None, as kernels take images."""
+    if pitch is None:
+        pitch = 0 if array is None else array.shape[-1]
+    return array, pitch, getattr(_cpu.ElementType, storage_dtype)
+
+
+def epilogue(
+    bias: Any = None,
+    activation: tuple = NONE,
+    overflow: Any = NO_ONE,
+    residual: tuple = images(None),
+) -> tuple:
+    """Returns an Epilogue as it is passed; the activation is a function and its two numbers."""
+    return bias, *residual, _cpu.Activation(*activation), overflow
+
+
 def packed(device, name: str, weights: Sequence[np.ndarray | None], *how: Any) -> Any:
     """Returns the weights of the kernel ``name`` of a GPU as it packs them."""
     nbytes = getattr(cuda_module.load(), f"{name}_packed")(*how, 0)

@@ -11,7 +11,7 @@ import tolerances
 from conftest import Device
 from engines import assert_as_on_cpu, built, on_gpu, running, single
 from lowered import fuse, lay_channels_last
-from native import NONE, call
+from native import NONE, call, epilogue
 from test_expand_depthwise_cuda import gated
 from test_passes import Builder, same
 
@@ -116,8 +116,8 @@ def run(case, x, weight, bias, activation=NONE, parts=None):
     parts = boxes(shape) if parts is None else parts
     means, also_around = device.guarded((n, parts, c))
     call(
-        device, "depthwise_means", device.put(x), own, device.put(bias), out, means, shape, parts,
-        *activation,
+        device, "depthwise_means", device.put(x), own, out, means, shape, parts,
+        *epilogue(device.put(bias), activation),
     )  # fmt: skip
     device.check_guards(around)
     device.check_guards(also_around)

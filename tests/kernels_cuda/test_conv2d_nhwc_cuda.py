@@ -10,7 +10,7 @@ import pytest
 import tolerances
 from conftest import Device
 from halves import HALVES
-from native import NONE, RELU, call, channels_first, channels_last, packed
+from native import NONE, RELU, call, channels_first, channels_last, epilogue, images, packed
 from test_conv2d_nhwc import CASES, DIRECT, arrays, bound, ids, record
 
 from cnn_engine import _cpu
@@ -53,9 +53,10 @@ def depthwise(
         else halves.put(device, residual.transpose(0, 2, 3, 1), storage_dtype)
     )
     call(
-        device, "conv2d_nhwc_depthwise", halves.put(device, channels_last(x, more[0]), storage_dtype), own,
-        device.put(bias), added, out, shape,
-        _cpu.Conv2dPitches(c + more[0], k + more[1], k), kind, halves.NO_ONE, *activation,
+        device, "conv2d_nhwc_depthwise",
+        *images(halves.put(device, channels_last(x, more[0]), storage_dtype), storage_dtype=storage_dtype),
+        own, *images(out, storage_dtype=storage_dtype), shape,
+        *epilogue(device.put(bias), activation, residual=images(added, storage_dtype=storage_dtype)),
     )  # fmt: skip
     return channels_first(halves.get(device, out, storage_dtype), k)
 

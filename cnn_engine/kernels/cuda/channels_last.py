@@ -15,6 +15,7 @@ from ...devices import Buffer
 from ...errors import UnsupportedError
 from ...graph.graph import Graph, Node, Value
 from .. import pooling
+from ..arguments import epilogue, input_images, output_images
 from ..cpu.channels_last import (
     activation_of,
     has_prologue,
@@ -215,19 +216,14 @@ def pack_channels(node: Node, graph: Graph, device: Any) -> Buffer:
 
 
 def _make_depthwise(call: Call) -> Bound:
-    bias, residual = (*call.input_addresses[2:], 0, 0)[:2]
+    bias, residual = (*call.input_addresses[2:], 0)[0], input_images(call, 3)
     return call.native(
         "conv2d_nhwc_depthwise",
-        call.input_addresses[0],
+        *input_images(call, 0),
         call.prepared.address,
-        bias,
-        residual,
-        call.output_addresses[0],
+        *output_images(call),
         shape_of(call.node, *call.inputs[:2]),
-        pitches_of(call),
-        storage_of(call.outputs[0]),
-        call.overflow,
-        *activation_of(call.node.op),
+        *epilogue(call.node.op.activation, bias, residual, call.overflow),
     )
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from ...graph.graph import Graph, Node
-from ..cpu.channels_last import activation_of, not_compiled, shape_of
+from ..arguments import epilogue
+from ..cpu.channels_last import not_compiled, shape_of
 from ..kernel import Bound, Call, Kernel
 from .channels_last import convolution_of, pack_channels
 from .fused_cuda import strips_of
@@ -45,8 +46,8 @@ def _why_not(node: Node, graph: Graph) -> str | None:
 def _make(call: Call) -> Bound:
     node, bias = convolution_of(call.node), call.input_addresses[2]
     return call.native(
-        "depthwise_means", call.input_addresses[0], call.prepared.address, bias, *call.output_addresses,
-        shape_of(node, *call.inputs[:2]), call.outputs[1].shape[1], *activation_of(node.op),
+        "depthwise_means", call.input_addresses[0], call.prepared.address, *call.output_addresses,
+        shape_of(node, *call.inputs[:2]), call.outputs[1].shape[1], *epilogue(node.op.activation, bias),
     )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-// conv2d_nhwc_depthwise on CUDA: no product of matrices, but as many bytes as sums.
+// conv2d_nhwc_depthwise on CUDA: no matrix multiplication, but as many bytes as sums.
 //
 // Large windows go to tensor cores where they are many and numbers have 16 bits
 // (conv2d_nhwc_depthwise_mma.cu), and in boxes where those are float32
@@ -33,9 +33,9 @@ constexpr std::int64_t kManyInBoxes = 1'000'000;
 // Boxes that a multiprocessor has at least.
 constexpr int kBoxesBesideEachOther = 3;
 
-// Places of an image up to which gates that read means of boxes are sooner ready: more of them are
-// more parts.
-constexpr std::int64_t kMostPlacesOfMeans = 28 * 28;
+// Output pixels of an image up to which gates that read means of boxes are sooner ready: more of
+// them are more parts.
+constexpr std::int64_t kMostPixelsOfMeans = 28 * 28;
 
 // What a thread makes of a strip: the fastest of those that registers hold.
 template <int Side, int Stride>
@@ -155,14 +155,13 @@ bool has_means(const Conv2dShape& p) {
 }  // namespace
 
 std::int64_t depthwise_means_takes(const Conv2dShape& shape, const Target&) {
-  const bool small = std::int64_t{shape.out_h()} * shape.out_w() <= kMostPlacesOfMeans;
+  const bool small = std::int64_t{shape.out_h()} * shape.out_w() <= kMostPixelsOfMeans;
   const bool pays = shape.n > 1 && small;  // one image's windows are ready before it
   return pays && has_means(shape) ? boxes_of(shape) : 0;
 }
 
-void depthwise_means(const float* input, const void* packed, const float* bias, float* output,
-                     float* means, const Conv2dShape& shape, int parts, UnaryFunction activation,
-                     float alpha, float beta, Stream stream) {
+void depthwise_means(const float* input, const void* packed, float* output, float* means,
+                     const Conv2dShape& shape, int parts, const Epilogue& epilogue, Stream stream) {
   if (parts != boxes_of(shape)) {
     throw std::invalid_argument("depthwise_means: expected " + std::to_string(boxes_of(shape)) +
                                 " parts, found " + std::to_string(parts));
@@ -180,12 +179,12 @@ void depthwise_means(const float* input, const void* packed, const float* bias, 
     Depthwise<float> d{};
     d.input = input + first * image_in;
     d.packed = static_cast<const float*>(packed);
-    d.bias = bias;
+    d.bias = epilogue.bias;
     d.output = output + first * image_out;
     d.pitches = {p.c, p.c, p.c};
     d.out_h = p.out_h();
     d.out_w = p.out_w();
-    d.activation = {activation, alpha, beta};
+    d.activation = epilogue.activation;
     d.means = means + first * boxes_of(p) * p.c;
     d.scale = static_cast<float>(1.0 / (static_cast<double>(p.out_h()) * p.out_w()));
     if (p.s == 3 && p.stride_h == 1) return launch_boxes<3, 1, 1, true>(d, p, stream);
@@ -206,35 +205,40 @@ void conv2d_nhwc_depthwise_pack(const float* weight, void* packed, const Conv2dS
   });
 }
 
-void conv2d_nhwc_depthwise(const void* input, const void* packed, const float* bias,
-                           const void* residual, void* output, const Conv2dShape& shape,
-                           const Conv2dPitches& pitches, ElementType storage,
-                           const Overflow& overflow, UnaryFunction activation, float alpha,
-                           float beta, Stream stream) {
+void conv2d_nhwc_depthwise(const ConstImages& input, const void* packed, const Images& output,
+                           const Conv2dShape& shape, const Epilogue& epilogue, Stream stream) {
+  const ElementType storage = input.storage;
+  const ConstImages& residual = epilogue.residual;
+  if (output.storage != storage || (residual.data && residual.storage != storage)) {
+    throw std::invalid_argument(
+        "conv2d_nhwc_depthwise: expected images of one type, found " +
+        std::string(name_of(storage)) + " and " +
+        name_of(output.storage != storage ? output.storage : residual.storage));
+  }
   const std::int64_t image_in = std::int64_t{shape.h} * shape.w;
   const std::int64_t image_out = std::int64_t{shape.out_h()} * shape.out_w();
-  const bool fours = in_fours(input, shape.c, pitches.x, storage) &&
-                     in_fours(output, shape.c, pitches.y, storage) &&
-                     in_fours(residual, shape.c, pitches.residual, storage) &&
-                     in_fours(packed, shape.c, 0, storage) && in_fours(bias, shape.c, 0);
+  const bool fours = in_fours(input.data, shape.c, input.pitch, storage) &&
+                     in_fours(output.data, shape.c, output.pitch, storage) &&
+                     in_fours(residual.data, shape.c, residual.pitch, storage) &&
+                     in_fours(packed, shape.c, 0, storage) && in_fours(epilogue.bias, shape.c, 0);
   with_element_type(storage, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
     for_each_part_of_batch(shape.n, image_out * shape.c, [&](std::int64_t first, int images) {
       Conv2dShape p = shape;
       p.n = images;
       Depthwise<T> d{};
-      d.input = static_cast<const T*>(input) + first * image_in * pitches.x;
+      d.input = static_cast<const T*>(input.data) + first * image_in * input.pitch;
       d.packed = static_cast<const T*>(packed);
-      d.bias = bias;
-      if (residual) {
-        d.residual = static_cast<const T*>(residual) + first * image_out * pitches.residual;
+      d.bias = epilogue.bias;
+      if (residual.data) {
+        d.residual = static_cast<const T*>(residual.data) + first * image_out * residual.pitch;
       }
-      d.output = static_cast<T*>(output) + first * image_out * pitches.y;
-      d.pitches = pitches;
+      d.output = static_cast<T*>(output.data) + first * image_out * output.pitch;
+      d.pitches = {input.pitch, output.pitch, residual.pitch};
       d.out_h = p.out_h();
       d.out_w = p.out_w();
-      d.overflow = overflow;
-      d.activation = {activation, alpha, beta};
+      d.overflow = epilogue.overflow;
+      d.activation = epilogue.activation;
       d.once = 1;
       if (!fours) return launch_windows<0, 1, 1>(d, p, stream);
       const bool square =

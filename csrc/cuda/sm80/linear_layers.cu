@@ -174,7 +174,7 @@ __global__ void __launch_bounds__(kThreads)
       }
       if (m >= own) continue;
       const bool tanh = l.activation.function == UnaryFunction::tanh;  // without a call
-      const float y = tanh ? tanhf(total) : l.activation(total);
+      const float y = tanh ? tanhf(total) : apply(l.activation, total);
       if (last && !p.softmax) {
         if (lane == 0) output[row * l.outputs + first + m] = y;
       } else if (sends(i)) {

@@ -76,7 +76,7 @@ __global__ void __launch_bounds__(kThreads)
     const float total = warp_sum(sum[n]);
     if (threadIdx.x % kWarpThreads == 0) {
       const std::int64_t at = static_cast<std::int64_t>(first_row + n) * p.out_features + m;
-      const Channels<1> y{{activation(total + added)}};
+      const Channels<1> y{{apply(activation, total + added)}};
       if (rounds) {
         y.store(static_cast<T*>(output) + at, overflow);
       } else {

@@ -187,7 +187,8 @@ __global__ void __launch_bounds__(kStreamWarps* kWarpThreads, Way::kBlocks)
     const float total = warp_sum(sum);
     if (lane != 0) continue;
     const float found = total + added;
-    const Channels<1> y{{kEnds == Ends::clamps ? clamp(found, low, high) : activation(found)}};
+    const Channels<1> y{
+        {kEnds == Ends::clamps ? clamp(found, low, high) : apply(activation, found)}};
     if (rounds) {
       y.store(static_cast<T*>(output) + m, overflow);
     } else {

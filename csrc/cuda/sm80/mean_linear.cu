@@ -241,7 +241,7 @@ __global__ void __launch_bounds__(kThreads)
     made += __shfl_xor_sync(kFullMask, made, apart);
   }
   if (thread % kAdding != 0 || m >= p.outputs) return;
-  const Channels<1> y{{activation(made + added)}};
+  const Channels<1> y{{apply(activation, made + added)}};
   if (p.rounds) {
     y.store(static_cast<T*>(p.y) + m, p.overflow);
   } else {

@@ -79,7 +79,7 @@ __device__ inline float applied(const Activation& function, float x) {
   if (kRounded && function.function == UnaryFunction::swish) {
     return x * rounded_logistic(-kLog2E * function.alpha * x);
   }
-  return function(x);
+  return apply(function, x);
 }
 
 // Adds up kRun numbers over a warp's lanes; lane 4 v then has number v.

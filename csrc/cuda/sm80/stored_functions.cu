@@ -74,7 +74,7 @@ __global__ void unary_stored_kernel(const Tensor<T> x, const Tensor<T> y, std::i
 #pragma unroll
   for (int v = 0; v < width; ++v) {
     const bool finite = isfinite(run.value[v]);
-    run.value[v] = function(run.value[v]);
+    run.value[v] = apply(function, run.value[v]);
     born |= is_born(run.value[v], finite);
   }
   if (born) tell(overflow);
