@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import CnnEngineError
-from ..graph.batches import NotSymbolicError
-from ..graph.dims import BATCH, holds_dims
+from ..graph.dims import Dim
 from ..graph.graph import Graph, Value
 from ..graph.model import Model
 from ..graph.network import Network
@@ -78,23 +77,18 @@ def form_of(network: Network | Model, base: Graph) -> Form:
 
 def _by_batch(network: Model, outputs: Sequence[Value], batch: int) -> dict[str, tuple[int, ...]]:
     """Returns the rows of outputs: where the batch is dimension 0, and in no other."""
-    count: Any = BATCH
-    try:
-        other = network.graph(BATCH)
-    except (NotSymbolicError, CnnEngineError):
+    shapes = {value.name: value.shape for value in network.outputs}
+    leads = [value.shape[0] for value in network.inputs if value.name in network.base.batched]
+    count: Any = leads[0]
+    if not isinstance(count, Dim):  # a graph that was made for numbers alone
         count = batch + 1
         try:
             other = network.graph(count)
-        except CnnEngineError:  # a graph that its batch decides: of this one nothing else is known
+        except CnnEngineError:  # and that its batch decides: of this one nothing else is known
             count, other = batch, network.base
-    shapes = {value.name: (value.shape, other.values[value.name].shape) for value in outputs}
+        shapes = {value.name: other.values[value.name].shape for value in outputs}
     return {
-        name: shape[1:]
-        for name, (shape, now) in shapes.items()
-        if now and _is(now[0], count) and not holds_dims(now[1:]) and now[1:] == shape[1:]
+        value.name: value.shape[1:]
+        for value in outputs
+        if (shape := shapes[value.name]) and shape[0] == count and shape[1:] == value.shape[1:]
     }
-
-
-def _is(dim: Any, wanted: Any) -> bool:
-    """Whether a dimension is ``wanted``, without a decision that would be recorded."""
-    return getattr(dim, "terms", dim) == getattr(wanted, "terms", wanted)
