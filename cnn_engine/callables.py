@@ -26,7 +26,7 @@ def resolve(option: str, spec: str) -> tuple[Callable[..., Any], dict[str, Any],
     try:
         found: Any = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:  # a module of the user's may fail in any way
-        hint = " (pip install 'cnn-engine[torch]')" if module_name.startswith("torchvision") else ""
+        hint = _hint(error, module_name.partition(".")[0])
         raise expected(
             where, f"a module {module_name} that can be imported", f"{error}{hint}"
         ) from error
@@ -44,6 +44,21 @@ def resolve(option: str, spec: str) -> tuple[Callable[..., Any], dict[str, Any],
         pass  # a callable without a signature: the call itself will tell
     given = ",".join(words)
     return found, arguments, f"{attribute}({given})" if given else attribute
+
+
+#: Package -> what installs it, where it is not there.
+_INSTALLED_BY = {
+    "torchvision": "'cnn-engine[torch]'",
+    "torch": "'cnn-engine[torch]'",
+    "timm": "timm",
+}
+
+
+def _hint(error: BaseException, package: str) -> str:
+    """Returns what installs ``package``, where that is what is missing."""
+    if getattr(error, "name", None) != package or package not in _INSTALLED_BY:
+        return ""
+    return f" (pip install {_INSTALLED_BY[package]})"
 
 
 def _argument(where: str, word: str) -> tuple[str, Any]:

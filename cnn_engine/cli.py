@@ -10,6 +10,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any, NoReturn, TextIO
 
 from . import interrupts, workload
@@ -278,13 +279,14 @@ def add_images(parser: argparse.ArgumentParser) -> None:
         help="for files of images: imagenet (shorter side to 256, centre crop of 224, mean and standard "
         "deviation, as torchvision's presets), or settings such as resize=232,crop=224,"
         "mean=0.485/0.456/0.406,std=0.229/0.224/0.225,interpolation=bicubic, or both; images are turned "
-        "upright as EXIF says, unless orientation=ignore is given (default: as they are, for networks that "
-        "take pixels)",
+        "upright as EXIF says, unless orientation=ignore is given (default: what the model's file says, else "
+        "none: as they are, for networks that take pixels)",
     )
     parser.add_argument(
         "--classes",
         metavar="FILE",
-        help="names of the network's outputs: JSON or a line each (default: folders in order of their names)",
+        help="names of the network's outputs: JSON or a line each (default: what the model's file says, else "
+        "folders in order of their names)",
     )
 
 
@@ -301,8 +303,7 @@ def dataset_of(
         InputError: an option or a file is at fault.
     """
     from .graph.model import Model
-    from .io import image_files
-    from .io.preprocess import Preprocess
+    from .io import image_files, model_metadata
 
     network = found.network
     if options.data in ("auto", "synthetic") or not image_files.is_image_files(options.data):
@@ -310,28 +311,16 @@ def dataset_of(
             if getattr(options, option) is not None:
                 raise expected(f"--{option}", "files of images in --data beside it", options.data)
         return found.load_data(options.data, images)
-    takes = ("uint8", "float32")
     if isinstance(network, Model):
-        takes = (network.base.inputs[0].dtype,)
         more["batch"] = 1 if network.any_batch else network.batch
-    if options.preprocess is None and "uint8" not in takes:
-        wanted = (
-            f"imagenet or other settings, for {network.name} reads {takes[0]} and files hold pixels"
-        )
-        raise expected("--preprocess", wanted, "none")
-    preprocess = Preprocess.parse(options.preprocess) if options.preprocess else Preprocess()
-    preprocess.check(network.input_shape)
-    dtype = takes[-1] if preprocess.normalises else takes[0]
-    if preprocess.normalises and dtype == "uint8":
-        raise expected(
-            "--preprocess", f"no mean or std, for {network.name} reads pixels", preprocess
-        )
-    outputs = network.classes
-    classes = image_files.Classes.read(options.classes, outputs) if options.classes else None
-    return image_files.load(
-        options.data, network.input_shape, outputs,
+    settings = model_metadata.image_settings(network, options.preprocess, options.classes)
+    dtype, preprocess, classes = settings.dtype, settings.preprocess, settings.classes
+    dataset = image_files.load(
+        options.data, network.input_shape, network.classes,
         dtype=dtype, preprocess=preprocess, classes=classes, images=images, **more,
     )  # fmt: skip
+    notes = [note for note in (settings.stated, dataset.note) if note]
+    return replace(dataset, note="; ".join(notes) or None)
 
 
 def number(lowest: float, highest: float) -> Callable[[str], float]:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
 import inspect
 import io
 import logging
+import math
 import re
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -18,10 +20,13 @@ import numpy as np
 
 from . import callables, cli
 from .engine.check import tolerance_of_constants
-from .errors import InputError, expected
+from .errors import InputError, did_you_mean, expected
 from .graph.onnx import load
 from .graph.reference import reference
+from .io import model_metadata
 from .io.files import atomic_write
+from .io.image_files import Classes
+from .io.preprocess import INTERPOLATIONS, Preprocess
 
 EXPORTERS = ("dynamo", "torchscript")
 
@@ -43,7 +48,7 @@ def build(spec: str, weights: str, option: str = "model") -> tuple[Any, str]:
         InputError: there is no such callable, it does not give a module, or the weights do not fit it.
     """
     torch = _torch()
-    function, arguments, name = callables.resolve(option, spec)
+    function, arguments, name = _resolve(option, spec)
     trained = weights == "DEFAULT"
     taken = _parameters(function)
     if "weights" in taken:  # torchvision
@@ -64,6 +69,21 @@ def build(spec: str, weights: str, option: str = "model") -> tuple[Any, str]:
     if weights not in ("DEFAULT", "random"):
         _read_weights(torch, module, Path(weights))
     return module.eval(), name
+
+
+def _resolve(option: str, spec: str) -> tuple[Callable[..., Any], dict[str, Any], str]:
+    """Returns what ``spec`` names, as :func:`.callables.resolve`; ``timm:NAME`` is any model of timm."""
+    module, _, rest = spec.partition(":")
+    if module != "timm" or not rest:
+        return callables.resolve(option, spec)
+    function, arguments, _ = callables.resolve(option, f"timm:create_model,model_name={rest}")
+    import timm
+
+    name = rest.partition(",")[0]
+    if not timm.is_model(name.partition(".")[0]):
+        hint = did_you_mean(name, timm.list_models())
+        raise expected(f"{option}: {spec}", "a model that timm has", f"{name!r}{hint}")
+    return function, {**arguments, "model_name": name}, spec
 
 
 def _torch() -> Any:
@@ -130,7 +150,13 @@ def run_statistics(module: Any, shape: tuple[int, ...]) -> None:
 
 
 def write(
-    module: Any, shape: tuple[int, ...], path: str, exporter: str, batch: int | None, opset: int
+    module: Any,
+    shape: tuple[int, ...],
+    path: str,
+    exporter: str,
+    batch: int | None,
+    opset: int,
+    metadata: Mapping[str, str] | None = None,
 ) -> None:
     """Writes ``module`` to ``path``.
 
@@ -138,10 +164,20 @@ def write(
         shape: of one image.
         exporter: ``dynamo`` or ``torchscript``: PyTorch's newer and its older one.
         batch: images a pass; None leaves it open.
+        metadata: of the file.
 
     Raises:
         InputError: PyTorch cannot export the model; says why.
     """
+    data = exported(module, shape, exporter, batch, opset)
+    with atomic_write(path, "wb") as file:
+        file.write(model_metadata.added(data, metadata or {}))
+
+
+def exported(
+    module: Any, shape: tuple[int, ...], exporter: str, batch: int | None, opset: int
+) -> bytes:
+    """Returns ``module`` as the bytes of an ONNX file; see :func:`write`."""
     torch = _torch()
     # An open batch is exported with two images: exporters take a one for a constant.
     example = torch.zeros(batch or 2, *shape)
@@ -167,14 +203,12 @@ def write(
                 torch.onnx.export(module, (example,), str(made), **options)
             else:
                 _without_constants(torch.onnx.export(module, (example,), **options), str(made))
-            data = made.read_bytes()
+            return made.read_bytes()
     except Exception as error:  # what its exporters raise has no common base
         reason = " ".join(re.sub(r"\x1b\[[0-9;]*m", "", str(error)).split())[:400]
         raise InputError(
             f"--exporter {exporter}: the model cannot be exported: {type(error).__name__}: {reason}"
         ) from error
-    with atomic_write(path, "wb") as file:
-        file.write(data)
 
 
 def _without_constants(program: Any, path: str) -> None:
@@ -237,6 +271,94 @@ def first_output(outputs: Any) -> Any:
     return outputs.detach()
 
 
+def settings_of_weights(
+    spec: str, weights: str, module: Any, option: str = "model"
+) -> tuple[Preprocess | None, list[str] | None]:
+    """Returns how images are prepared, and the names of the outputs, as torchvision and timm say of weights.
+
+    Random weights stand for the model's default ones. Of weights in a file nothing is known.
+    """
+    if weights not in ("DEFAULT", "random"):
+        return None, None
+    function, arguments, _ = _resolve(option, spec)
+    if _from_timm(function):
+        return _settings_of_timm(module)
+    if getattr(function, "__module__", "").startswith("torchvision."):
+        return _settings_of_torchvision(function, arguments.get("weights", "DEFAULT"))
+    return None, None
+
+
+def _settings_of_torchvision(
+    function: Any, weights: Any
+) -> tuple[Preprocess | None, list[str] | None]:
+    from torchvision.models import get_model_weights
+
+    try:
+        entry = get_model_weights(function)[str(weights).rpartition(".")[2]]
+        transforms, names = entry.transforms(), entry.meta.get("categories")
+    except (KeyError, ValueError):  # a function that has no weights, or none of that name
+        return None, None
+    if type(transforms).__name__ != "ImageClassification":
+        return None, None
+    (resize,), (crop,) = transforms.resize_size, transforms.crop_size
+    how = transforms.interpolation.value
+    if how not in INTERPOLATIONS:
+        return None, names
+    mean, std = tuple(transforms.mean), tuple(transforms.std)
+    return Preprocess(resize, (crop, crop), mean, std, how), names
+
+
+def _settings_of_timm(module: Any) -> tuple[Preprocess | None, list[str] | None]:
+    from timm.data import ImageNetInfo, infer_imagenet_subset
+
+    config = module.pretrained_cfg
+    names = config.get("label_names")
+    subset = None if names else infer_imagenet_subset(module)
+    if subset:
+        info = ImageNetInfo(subset)
+        names = [info.index_to_description(number) for number in range(info.num_classes())]
+    _, rows, columns = config["input_size"]
+    how, mode = config.get("interpolation"), config.get("crop_mode", "center")
+    if how not in INTERPOLATIONS or not (
+        mode == "squash" or (mode == "center" and rows == columns)
+    ):
+        return None, names
+    larger = tuple(math.floor(side / config["crop_pct"]) for side in (rows, columns))
+    resize = larger if mode == "squash" else larger[0]
+    mean, std = tuple(config["mean"]), tuple(config["std"])
+    return Preprocess(resize, (rows, columns), mean, std, how), names
+
+
+def _metadata(
+    module: Any, shape: tuple[int, ...], options: argparse.Namespace
+) -> tuple[dict[str, str], str]:
+    """Returns what the file says beside its graph, and the sentence that tells of it."""
+    torch = _torch()
+    with torch.no_grad():
+        rows = first_output(module(torch.zeros(options.batch or 1, *shape)))
+    outputs = int(np.prod(rows.shape[1:]))
+    preprocess, names = settings_of_weights(options.model, options.weights, module)
+    if options.preprocess is not None:
+        preprocess = Preprocess.parse(options.preprocess)
+        preprocess.check(shape)
+    elif preprocess is not None:
+        try:
+            preprocess.check(shape)
+        except InputError:  # images of another size than the weights were trained for
+            preprocess = None
+    if options.classes is not None:
+        names = Classes.read(options.classes, outputs).names
+    elif names is not None and len(names) != outputs:
+        names = None
+    images = "not said how images are prepared (--preprocess says it)"
+    if preprocess is not None:
+        images = f"images are prepared by {preprocess}"
+    classes = "no names of classes (--classes gives them)"
+    if names is not None:
+        classes = f"names of {len(names):,} classes"
+    return model_metadata.entries(preprocess, names), f"{images}; {classes}"
+
+
 def parser() -> cli.ArgumentParser:
     """Returns the command's parser."""
     p = cli.ArgumentParser(
@@ -248,7 +370,8 @@ def parser() -> cli.ArgumentParser:
     p.add_argument(
         "model",
         metavar="MODULE:FUNCTION[,KEY=VALUE...]",
-        help="what makes the model, such as torchvision.models:resnet50 or timm.models:convnext_tiny",
+        help="what makes the model, such as torchvision.models:resnet50, timm:convnext_tiny (any name that "
+        "timm.create_model takes), or a function of yours that returns a module",
     )
     p.add_argument(
         "--weights",
@@ -268,6 +391,16 @@ def parser() -> cli.ArgumentParser:
     p.add_argument(
         "--input-shape", type=_shape, metavar="C,H,W",
         help="of one image (default: what the model says, or 3,224,224)",
+    )  # fmt: skip
+    p.add_argument(
+        "--preprocess", metavar="WHAT",
+        help="how images are prepared, such as imagenet: written into the file for commands that read images "
+        "(default: as torchvision and timm say of the model's trained weights)",
+    )  # fmt: skip
+    p.add_argument(
+        "--classes", metavar="FILE",
+        help="names of the outputs, written into the file: JSON or a line each (default: as torchvision and "
+        "timm say of the model's trained weights)",
     )  # fmt: skip
     p.add_argument(
         "--opset", type=cli.whole_number(13, 28), default=18, metavar="N", help="default: 18"
@@ -293,11 +426,14 @@ def _main(arguments: list[str] | None) -> int:
     cli.check_outputs({"--output": options.output}, cli.files_read(options))
     if options.output == "-":
         raise expected("--output", "the path of a file", "-")
+    if options.preprocess is not None:
+        Preprocess.parse(options.preprocess)
     module, name = build(options.model, options.weights)
     shape = images_shape(module, options.input_shape)
     if options.weights == "random":
         run_statistics(module, shape)
-    write(module, shape, options.output, options.exporter, options.batch, options.opset)
+    metadata, stated = _metadata(module, shape, options)
+    write(module, shape, options.output, options.exporter, options.batch, options.opset, metadata)
     difference, limit = check(module, shape, options.output, options.batch)
     graph = load(options.output, batch=options.batch)
     parameters = sum(array.size for array in graph.constants.values())
@@ -305,6 +441,7 @@ def _main(arguments: list[str] | None) -> int:
         f"{options.output}: {name}, {len(graph.nodes)} nodes, {parameters / 1e6:.2f} million parameters, "
         f"images of {' x '.join(map(str, shape))}"
     )
+    cli.show(f"metadata: {stated}")
     passed = difference <= limit
     cli.show(
         f"check: {'passed' if passed else 'FAILED'}: at most {difference:.1e} of the largest output from "

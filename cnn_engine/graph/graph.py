@@ -73,6 +73,7 @@ class Graph:
         notes: what rewrites have done so far.
         storage_dtype: value -> the type of its elements in memory, where that is not their own.
         like: a graph that has some of the nodes: what it knows of them is not found out again.
+        metadata: what the file says beside its graph: key -> text.
 
     Raises:
         InputError: a name is used twice, a tensor is used before it is made, or shapes do not fit.
@@ -88,10 +89,12 @@ class Graph:
     notes: tuple[Note, ...] = field(default=(), compare=False, repr=False)
     storage_dtype: Mapping[str, str] = field(default_factory=dict)
     like: Graph | None = field(default=None, compare=False, repr=False)
+    metadata: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "constants", MappingProxyType(dict(self.constants)))
         object.__setattr__(self, "storage_dtype", MappingProxyType(dict(self.storage_dtype)))
+        object.__setattr__(self, "metadata", MappingProxyType(dict(self.metadata)))
         _ = self.values  # everything that can be wrong is found while the values are made
         object.__setattr__(self, "like", None)
 
@@ -100,7 +103,7 @@ class Graph:
         check(self.constants.values())
         return Graph, (
             self.name, self.inputs, self.outputs, self.nodes, dict(self.constants), self.batched,
-            self.rebuild, self.notes, dict(self.storage_dtype),
+            self.rebuild, self.notes, dict(self.storage_dtype), None, dict(self.metadata),
         )  # fmt: skip
 
     @cached_property

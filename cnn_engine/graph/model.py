@@ -71,6 +71,11 @@ class Model:
         return None
 
     @property
+    def metadata(self) -> Mapping[str, str]:
+        """What the file says beside its graph: key -> text."""
+        return self.base.metadata
+
+    @property
     def input_shape(self) -> tuple[int, ...]:
         """(channels, rows, columns) of one image; the first input's where there are several."""
         return self.base.inputs[0].shape[1:] if self.base.inputs else ()

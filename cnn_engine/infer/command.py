@@ -81,8 +81,8 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--batch", type=count(1, 10**8), help="images per pass (default: by rule)")
     p.add_argument(
         "--preprocess", metavar="WHAT", help="what is done to images that are not of the network's size, "
-        "such as imagenet, or resize=256,crop=224 (default: they must be); all are turned upright as EXIF "
-        "says, unless orientation=ignore is given",
+        "such as imagenet, or resize=256,crop=224 (default: what the model's file says, else "
+        "they must be); all are turned upright as EXIF says, unless orientation=ignore is given",
     )  # fmt: skip
     p.add_argument(
         "--columns", default="", metavar="image=NAME,label=NAME,id=NAME",

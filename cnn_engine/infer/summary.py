@@ -103,6 +103,7 @@ class Summary:
             "device": self.hello["device"],
             "device_name": self.hello["device_name"],
             "decoder": self.hello["decoder"],
+            "preprocess_source": self.hello["preprocess_source"],
             "cores": self.cores,
             "interrupted": self.interrupted,
             "images": rows,
@@ -242,6 +243,9 @@ def facts(document: dict[str, Any]) -> list[tuple[str, str]]:
         ("Command", document["command"]),
         ("Started", f"{document['started']}, took {units.seconds(document['duration_s'])}"),
     ]
+    if settings["preprocess"] is not None:
+        source = document["preprocess_source"]
+        rows.insert(3, ("Images", f"prepared by {settings['preprocess']}, as {source} says"))
     if document["part"] is not None:
         rows.insert(4, ("Part of an array", document["part"]))
     rows += [("Warning", warning) for warning in document["environment"]["warnings"]]

@@ -23,6 +23,7 @@ import numpy as np
 from ..engine.engine import Engine
 from ..errors import CnnEngineError, expected
 from ..graph.model import Model
+from ..io.model_metadata import preprocess_of
 from ..io.preprocess import Preprocess
 from ..locks import ForkSafeLock
 from ..measure import environment
@@ -83,9 +84,13 @@ class Worker:
             threads=config["threads"],
         )
         network = self.engine.network
-        self._preprocess = None
+        self._preprocess_source = "--preprocess"
         if config["preprocess"] is not None:
             self._preprocess = Preprocess.parse(config["preprocess"])
+        else:
+            self._preprocess = preprocess_of(network)
+            self._preprocess_source = None if self._preprocess is None else "the model's file"
+        if self._preprocess is not None:
             self._preprocess.check(network.input_shape)
         self.wanted = Wanted(tuple(network.input_shape), config["columns"])
         self.decoder = Decoder(network.input_shape, self._preprocess, self.engine.threads)
@@ -188,6 +193,7 @@ class Worker:
             "reads": self._reads,
             "normalises": self._normalises,
             "preprocess": None if self._preprocess is None else str(self._preprocess),
+            "preprocess_source": self._preprocess_source,
             "decoder": self.decoder.name,
             "environment": described,
         }

@@ -58,16 +58,43 @@ class Classes:
             InputError: it cannot be read, or does not have a name for each of ``outputs``.
         """
         text = read_text(path, LARGEST_TEXT)
+        return cls.parse(text, path, outputs, json_alone=path.endswith(".json"))
+
+    @classmethod
+    def parse(cls, text: str, name: str, outputs: int, json_alone: bool = True) -> Classes:
+        """Returns the names that ``text`` has, as :meth:`read` does of a file's.
+
+        Args:
+            name: what errors call the text.
+            outputs: how many names there must be.
+            json_alone: whether lines of names are refused.
+
+        Raises:
+            InputError: as :meth:`read`.
+        """
         try:
             found = json.loads(text)
-        except ValueError as error:
-            if path.endswith(".json"):
-                raise expected(path, "JSON", error) from error
+        except (ValueError, RecursionError) as error:
+            if json_alone:
+                raise expected(name, "JSON", error) from error
             rows = [_split_line(line) for line in text.splitlines() if line.strip()]
         else:
-            rows = _rows(found, path)
+            rows = _rows(found, name)
+        return cls._of_rows(rows, name, outputs)
+
+    @classmethod
+    def of_names(cls, names: Sequence[str], outputs: int) -> Classes:
+        """Returns the classes that are called ``names``, in order.
+
+        Raises:
+            InputError: they are no texts, or more or fewer than ``outputs``.
+        """
+        return cls._of_rows(_rows(list(names), "classes"), "classes", outputs)
+
+    @classmethod
+    def _of_rows(cls, rows: list[list[str]], name: str, outputs: int) -> Classes:
         if len(rows) != outputs:
-            raise expected(path, f"{outputs} names, one for each output of the network", len(rows))
+            raise expected(name, f"{outputs} names, one for each output of the network", len(rows))
         return cls(tuple(row[-1] for row in rows), _unique(rows))
 
 
@@ -202,15 +229,27 @@ def _walk(folder: str) -> Iterator[str]:
                 yield os.path.join(place, name)
 
 
+def inside_of(folder: str) -> list[str]:
+    """Returns the images in a folder and all below, in order of their names.
+
+    Raises:
+        InputError: there is none, or a folder cannot be read.
+    """
+    try:
+        files = list(_walk(folder))
+    except OSError as error:
+        raise InputError(f"{folder}: cannot be read: {describe_os_error(error)}") from error
+    if not files:
+        raise expected(folder, f"images ({', '.join(SUFFIXES)})", "none")
+    return files
+
+
 def _find_in_folder(path: str, outputs: int, classes: Classes | None) -> ImageFiles:
     inside = sorted(name for name in os.listdir(path) if not name.startswith("."))
     names = [name for name in inside if os.path.isdir(os.path.join(path, name))]
     found = [list(_walk(os.path.join(path, name))) for name in names]
     if not any(found):
-        files = list(_walk(path))
-        if not files:
-            raise expected(path, f"images ({', '.join(SUFFIXES)})", "none")
-        return ImageFiles(path, files, classes=classes and classes.names)
+        return ImageFiles(path, inside_of(path), classes=classes and classes.names)
     numbers, note = _number(path, names, outputs, classes)
     labels = np.repeat(np.array(numbers, np.int64), [len(files) for files in found])
     shown = names if len(names) == outputs else None
@@ -225,7 +264,7 @@ def _number(
     if classes is not None and any(name in classes.keys for name in names):
         unknown = [name for name in names if name not in classes.keys]
         if unknown:
-            raise expected(path, "folders called as the classes in --classes", unknown[0])
+            raise expected(path, "folders called as the network's classes", unknown[0])
         return [classes.keys[name] for name in names], None
     if len(names) > outputs:
         raise expected(path, f"at most {outputs} folders, one for each output", len(names))
@@ -265,7 +304,7 @@ def _labels(
     elif classes is not None:
         for word in words:
             if word not in classes.keys:
-                raise expected(path, "labels of --classes", repr(word))
+                raise expected(path, "labels that the network's classes have", repr(word))
         labels = np.array([classes.keys[word] for word in words], np.int64)
     else:
         shown = sorted(set(words))

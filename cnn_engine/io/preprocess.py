@@ -70,10 +70,13 @@ class Preprocess:
         ``imagenet`` (that of :data:`PRESETS`), or settings with commas between, perhaps after a preset's
         name: ``resize=232,crop=224,mean=0.485/0.456/0.406,std=0.229/0.224/0.225,interpolation=bicubic``.
         Sides are one number, or two as ``224x256`` (rows, columns); ``none`` undoes a preset's setting.
+        ``none`` alone leaves images as they are.
 
         Raises:
             InputError: names what is at fault.
         """
+        if text.strip() == "none":
+            return cls()
         found: dict[str, Any] = {}
         known = [field.name for field in fields(cls)]
         for index, word in enumerate(text.split(",")):

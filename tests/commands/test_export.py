@@ -206,3 +206,99 @@ def test_torch_that_is_not_there_is_named(capsys, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
     assert export.main(["a:b", "--output", str(tmp_path / "net.onnx")]) == 2
     assert "pip install 'cnn-engine[torch]'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("spec", "wanted", "names"),
+    [
+        ("torchvision.models:squeezenet1_1", "imagenet", "tench"),
+        ("torchvision.models:vit_b_16,weights='IMAGENET1K_SWAG_E2E_V1'",
+         "resize=384,crop=384x384,mean=0.485/0.456/0.406,std=0.229/0.224/0.225,interpolation=bicubic",
+         "tench"),
+        ("torchvision.models.segmentation:fcn_resnet50", None, None),
+        ("timm:mobilenetv3_small_050",
+         "resize=256,crop=224x224,mean=0.485/0.456/0.406,std=0.229/0.224/0.225,interpolation=bicubic",
+         "tench, Tinca tinca"),
+    ],
+)  # fmt: skip
+def test_what_trained_weights_say_of_images_and_classes(spec, wanted, names):
+    pytest.importorskip(spec.partition(".")[0].partition(":")[0])
+    module = None
+    if spec.startswith("timm"):
+        module = export.build(spec, "random")[0]
+    preprocess, found = export.settings_of_weights(spec, "DEFAULT", module)
+    assert (None if preprocess is None else str(preprocess)) == wanted
+    assert (found and found[0]) == names
+    assert names is None or len(found) == 1000
+    assert export.settings_of_weights(spec, "state.pt", module) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "wanted"),
+    [
+        ({"crop_pct": 0.95}, (235, (224, 224))),  # 224 / 0.95 = 235.79
+        ({"crop_mode": "squash", "crop_pct": 1.0, "input_size": (3, 160, 224)}, ((160, 224), (160, 224))),
+        ({"crop_mode": "border"}, None),
+        ({"input_size": (3, 160, 224)}, None),
+        ({"interpolation": "lanczos"}, None),
+    ],
+)  # fmt: skip
+def test_what_of_timms_preprocessing_can_be_said(changes, wanted):
+    pytest.importorskip("timm")
+    module = torch.nn.Identity()
+    module.num_classes = 7
+    module.pretrained_cfg = {
+        "input_size": (3, 224, 224), "interpolation": "bilinear", "crop_pct": 0.875, "mean": (0.5,) * 3,
+        "std": (0.25,) * 3, "num_classes": 7, "label_names": list("abcdefg"), **changes,
+    }  # fmt: skip
+    preprocess, names = export._settings_of_timm(module)
+    assert names == list("abcdefg")
+    assert (preprocess and (preprocess.resize, preprocess.crop)) == wanted
+
+
+def test_the_file_says_how_images_are_prepared(models, tmp_path, capsys):
+    names = tmp_path / "names.txt"
+    names.write_text("\n".join("abcde"))
+    path = tmp_path / "net.onnx"
+    words = [
+        f"{models}:Plain",
+        "--output",
+        str(path),
+        "--input-shape",
+        "3,8,9",
+        "--exporter",
+        "torchscript",
+    ]
+    assert export.main(words) == 0
+    assert "metadata: not said how images are prepared" in capsys.readouterr().out
+    assert load(path).metadata == {}
+    more = ["--preprocess", "resize=8x9,mean=0.5,std=0.25", "--classes", str(names)]
+    assert export.main([*words, *more[:2]]) == 2  # one mean for three channels
+    more[1] = "resize=8x9,mean=0.5/0.4/0.3"
+    assert export.main([*words, *more]) == 0
+    assert load(path).metadata == {
+        "cnn_engine.preprocess": more[1], "cnn_engine.classes": '["a", "b", "c", "d", "e"]',
+    }  # fmt: skip
+    content = path.read_bytes()
+    names.write_text("a\nb\n")
+    assert export.main([*words, *more]) == 2
+    assert "names.txt: expected 5 names" in capsys.readouterr().err
+    assert path.read_bytes() == content
+
+
+def test_names_of_timm_are_short_and_near_ones_are_named():
+    pytest.importorskip("timm")
+    with pytest.raises(InputError, match=r"did you mean mobilenetv3_small_050\?"):
+        export.build("timm:mobilenetv3_smal_050", "random")
+
+
+def test_a_package_is_named_only_where_it_is_missing(monkeypatch):
+    pytest.importorskip("torchvision")
+    with pytest.raises(InputError) as error:
+        export.build("torchvision.modelz:resnet50", "random")
+    assert "pip install" not in str(error.value)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "torchvision", None)
+    with pytest.raises(InputError, match=r"\(pip install 'cnn-engine\[torch\]'\)"):
+        export.build("torchvision:resnet50", "random")

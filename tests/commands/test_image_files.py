@@ -208,7 +208,7 @@ def test_folders_are_found_by_the_names_of_classes(folder, tmp_path):
     assert list(found.labels)[:4] == [6, 6, 6, 5]
     assert found.classes == tuple(reversed(NAMES))
     path.write_text("\n".join(["wolf", *NAMES[1:]]))
-    with pytest.raises(InputError, match="folders called as the classes in --classes, found ant"):
+    with pytest.raises(InputError, match="folders called as the network's classes, found ant"):
         find(str(folder), 7, Classes.read(str(path), 7))
     path.write_text(
         "\n".join(name.upper() for name in NAMES)

@@ -112,6 +112,7 @@ class _Reader:
     ) -> None:
         self.source, self.folder, self.shapes = source, folder, shapes
         self.constants: dict[str, np.ndarray] = {}
+        self.metadata = _metadata(model)
         self.opset = self._opset(model)
         self.domains = {entry.domain: entry.version for entry in model.opset_import}
         self.model = self._without_functions(model)
@@ -345,7 +346,7 @@ class _Reader:
             }
         )
         title = Path(self.source).stem if self.folder else self.source
-        return build(importer, title, inputs, outputs, batched=batched)
+        return build(importer, title, inputs, outputs, batched=batched, metadata=self.metadata)
 
     def _shapes_wanted(self, left: list[_Open]) -> InputError:
         """Returns the error that asks for the shapes of inputs, with a shape that would do for each."""
@@ -368,6 +369,12 @@ class _Reader:
         dtype = protobuf.DTYPES.get(tensor.elem_type)
         if dims is not None and dtype is not None and all(isinstance(d, int) for d in dims):
             importer.declared[proto.name] = (tuple(dims), dtype)
+
+
+def _metadata(model) -> dict[str, str]:
+    """Returns the file's metadata; entries that are no text are left out, since no graph depends on them."""
+    pairs = ((entry.key, entry.value) for entry in model.metadata_props)
+    return {key: value for key, value in pairs if isinstance(key, str) and isinstance(value, str)}
 
 
 def _short(given: Any) -> str:

@@ -1,0 +1,139 @@
+"""How a model's images are prepared and what its outputs are called, as its file says.
+
+:mod:`cnn_engine.export` writes both into an ONNX file's ``metadata_props``; every command that reads image
+files takes them from there, unless an option says otherwise.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import InputError, expected
+from ..graph.model import Model
+from ..graph.onnx.model import messages
+from .image_files import Classes
+from .preprocess import Preprocess
+
+#: Keys: settings as ``--preprocess`` takes them, and a JSON list of names.
+PREPROCESS, CLASSES = "cnn_engine.preprocess", "cnn_engine.classes"
+
+#: Characters of settings that are read.
+LONGEST_SETTINGS = 4096
+
+
+def preprocess_of(network: Any) -> Preprocess | None:
+    """Returns how a network's images are prepared, as its file says; None: it does not say.
+
+    Raises:
+        InputError: the file's metadata is at fault.
+    """
+    text = getattr(network, "metadata", {}).get(PREPROCESS)
+    if text is None:
+        return None
+    try:
+        return Preprocess.parse(text[:LONGEST_SETTINGS])
+    except InputError as error:
+        raise InputError(f"{network.name}: metadata {PREPROCESS}: {error}") from None
+
+
+def classes_of(network: Any) -> Classes | None:
+    """Returns the names of a network's outputs, as its file says; None: it does not say.
+
+    Raises:
+        InputError: the file's metadata is at fault, or has more or fewer names than there are outputs.
+    """
+    text = getattr(network, "metadata", {}).get(CLASSES)
+    if text is None:
+        return None
+    return Classes.parse(text, f"{network.name}: metadata {CLASSES}", network.classes)
+
+
+@dataclass(frozen=True)
+class ImageSettings:
+    """What is done to files of images for one network.
+
+    Attributes:
+        preprocess: how they are prepared.
+        dtype: what becomes of their pixels: ``uint8``, or ``float32`` where the network reads no pixels or
+            they are normalised.
+        classes: what the outputs are called, where that is known.
+        stated: the sentence that says what was taken from the model's file, or None.
+    """
+
+    preprocess: Preprocess
+    dtype: str
+    classes: Classes | None
+    stated: str | None
+
+
+def image_settings(
+    network: Any, preprocess: str | Preprocess | None, classes: str | Sequence[str] | None
+) -> ImageSettings:
+    """Returns how files of images are prepared for a network, as the caller says, else as its file does.
+
+    Args:
+        network: a Network or a Model.
+        preprocess: as ``--preprocess`` has it; None: not said.
+        classes: a file of names, or the names; None: not said.
+
+    Raises:
+        InputError: what is said does not fit the network, or nobody says how images are prepared for a
+            network that reads no pixels.
+    """
+    is_model = isinstance(network, Model)
+    reads = (network.base.inputs[0].dtype,) if is_model else ("uint8", "float32")
+    words, options = [], []
+    if preprocess is None and (found := preprocess_of(network)) is not None:
+        preprocess = found
+        words.append(f"images are prepared by {found}")
+        options.append("--preprocess")
+    if classes is None:
+        named = classes_of(network)
+        if named is not None:
+            words.append("outputs have their names")
+            options.append("--classes")
+    elif isinstance(classes, str):
+        named = Classes.read(classes, network.classes)
+    else:
+        named = Classes.of_names(classes, network.classes)
+    if isinstance(preprocess, str):
+        preprocess = Preprocess.parse(preprocess)
+    if preprocess is None:
+        if "uint8" not in reads:
+            wanted = (
+                f"imagenet or other settings, for {network.name} reads {reads[0]}, files hold pixels, and "
+                "the model's file does not say how they are prepared"
+            )
+            raise expected("preprocess", wanted, "none")
+        preprocess = Preprocess()
+    preprocess.check(network.input_shape)
+    dtype = reads[-1] if preprocess.normalises else reads[0]
+    if preprocess.normalises and dtype == "uint8":
+        raise expected("preprocess", f"no mean or std, for {network.name} reads pixels", preprocess)
+    stated = f"{' and '.join(words)} as its file says ({', '.join(options)} to say otherwise)"
+    return ImageSettings(preprocess, dtype, named, f"model: {stated}" if words else None)
+
+
+def entries(preprocess: Preprocess | None, classes: Sequence[str] | None) -> dict[str, str]:
+    """Returns the metadata that says how images are prepared and what outputs are called."""
+    found = {}
+    if preprocess is not None:
+        found[PREPROCESS] = str(preprocess)
+    if classes is not None:
+        found[CLASSES] = json.dumps(list(classes), ensure_ascii=False)
+    return found
+
+
+def added(data: bytes, metadata: Mapping[str, str]) -> bytes:
+    """Returns the bytes of an ONNX model with ``metadata`` beside what it has.
+
+    Raises:
+        InputError: the package onnx is not installed.
+    """
+    more = messages().ModelProto()
+    for key, value in metadata.items():
+        more.metadata_props.add(key=key, value=value)
+    return data + more.SerializeToString()  # protobuf merges messages that follow each other
