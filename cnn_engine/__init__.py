@@ -16,12 +16,14 @@ from .workload import Dataset, Workload, register
 
 if TYPE_CHECKING:
     from . import ops
+    from .classify import Classifier
     from .engine.engine import Engine
     from .kernels import Kernel
 
 __version__ = "0.2.0"
 
 __all__ = [
+    "Classifier",
     "CnnEngineError",
     "Conv2d",
     "Dataset",
@@ -43,7 +45,12 @@ __all__ = [
 ]
 
 #: What needs the compiled kernels, imported when first asked for: describing and training networks does not.
-_COMPILED = {"Engine": ".engine.engine", "Kernel": ".kernels", "ops": ".ops"}
+_COMPILED = {
+    "Classifier": ".classify",
+    "Engine": ".engine.engine",
+    "Kernel": ".kernels",
+    "ops": ".ops",
+}
 
 
 def __getattr__(name: str) -> Any:

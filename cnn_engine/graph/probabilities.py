@@ -7,7 +7,7 @@ import math
 from ..operators.copy import Copy
 from ..operators.shaping import Reshape
 from ..operators.softmax import Softmax
-from .graph import Graph
+from .graph import Graph, Node
 
 
 def gives_probabilities(graph: Graph, output: str | None = None) -> bool:
@@ -18,16 +18,29 @@ def gives_probabilities(graph: Graph, output: str | None = None) -> bool:
     Args:
         output: its name; None: the graph's first.
     """
+    node = _last(graph, output)
+    if node is None or type(node.op) is not Softmax:
+        return False
+    shape = graph.values[node.outputs[0]].shape
+    axis = node.op.axis % len(shape)
+    return axis > 0 and shape[axis] == math.prod(shape[1:])
+
+
+def gives_sigmoids(graph: Graph) -> bool:
+    """Whether every number of the first output is a sigmoid: the probability of one class for itself."""
+    node = _last(graph, None)
+    return node is not None and node.op.kind == "sigmoid"
+
+
+def _last(graph: Graph, output: str | None) -> Node | None:
+    """Returns the node that computes an output, behind those that only move its numbers."""
     name = graph.outputs[0] if output is None else output
     while (node := graph.producers.get(name)) is not None:
-        values = graph.values[name]
-        if type(node.op) is Softmax:
-            shape = values.shape
-            axis = node.op.axis % len(shape)
-            return axis > 0 and shape[axis] == math.prod(shape[1:])
         source = node.inputs[0]
-        reshaped = type(node.op) is Reshape and graph.values[source].shape[:1] == values.shape[:1]
+        reshaped = type(node.op) is Reshape and (
+            graph.values[source].shape[:1] == graph.values[name].shape[:1]
+        )
         if not (reshaped or type(node.op) is Copy) or source is None:
-            return False
+            return node
         name = source
-    return False
+    return None

@@ -12,6 +12,7 @@ import multiprocessing
 import os
 import re
 import signal
+import sys
 import threading
 import warnings
 from collections import deque
@@ -122,11 +123,61 @@ def decode(file: File, preprocess: Preprocess, shape: tuple[int, ...]) -> np.nda
         raise expected(name, "an image", _reason(error, name)) from error
     except Exception as error:  # on broken files, Pillow's readers fail in any way
         raise expected(name, "an image", _reason(error, name)) from error
+    _check_shape(pixels, preprocess, shape, name)
+    return pixels
+
+
+def is_picture(image: Any) -> bool:
+    """Whether ``image`` is one of Pillow's, without importing Pillow for those that are not."""
+    pillow = sys.modules.get("PIL.Image")
+    return pillow is not None and isinstance(image, pillow.Image)
+
+
+def pixels_of(
+    image: Any, preprocess: Preprocess, shape: tuple[int, ...], name: str = "image"
+) -> np.ndarray:
+    """Returns the pixels of an image in memory, resized and cropped, as :func:`decode` does a file's.
+
+    Args:
+        image: an image of Pillow's, or uint8 [H, W] or [H, W, 3].
+        preprocess, shape: as for :func:`decode`.
+        name: what errors call it.
+
+    Returns:
+        uint8 ``shape``, C-contiguous.
+
+    Raises:
+        InputError: it is no such image, or the result is not of ``shape``.
+        UnsupportedError: Pillow is not installed.
+    """
+    image_module = _pillow()
+    if isinstance(image, np.ndarray):
+        if image.dtype != np.uint8 or not (
+            image.ndim == 2 or (image.ndim == 3 and image.shape[2] == 3)
+        ):
+            found = f"{image.dtype} {list(image.shape)}"
+            raise expected(name, "uint8 [H, W] or [H, W, 3] (rows, columns, colours)", found)
+        _check_pixels(name, image.shape[1::-1])
+        image = image_module.fromarray(image)
+    elif not is_picture(image):
+        raise expected(name, "an image of Pillow's or an array", type(image).__name__)
+    try:
+        pixels = _prepared(image_module, image, name, preprocess, shape[0])
+    except (OSError, SyntaxError, ValueError) as error:  # of files that Pillow reads only now
+        if isinstance(error, CnnEngineError):
+            raise
+        raise expected(name, "an image", _reason(error, name)) from error
+    _check_shape(pixels, preprocess, shape, name)
+    return pixels
+
+
+def _check_shape(
+    pixels: np.ndarray, preprocess: Preprocess, shape: tuple[int, ...], name: str
+) -> None:
     if pixels.shape != tuple(shape):
         found = f"{pixels.shape[1]}x{pixels.shape[2]}"
         hint = "" if preprocess.size else " (--preprocess resizes and crops)"
         raise expected(name, f"an image of {shape[1]}x{shape[2]}{hint}", found)
-    return pixels
 
 
 _opening = ForkSafeLock()
@@ -136,26 +187,32 @@ def _pixels(
     pillow: Any, stream: Any, name: str, preprocess: Preprocess, channels: int
 ) -> np.ndarray:
     with _opened_jpeg(stream) or _opened(pillow, stream) as image:
-        _check_pixels(name, image.size)
-        if (deep := _deep(image)) is not None:
-            raise expected(name, "an image of at most 8 bits a channel", deep)
-        mode = "RGB" if channels == 3 else "L"
-        image.load()  # which turns a TIFF upright
-        turn = _turn(image) if preprocess.orientation == "exif" else None
-        if image.mode != mode:
-            image = image.convert(mode)
-        if turn is not None:
-            image = image.transpose(pillow.Transpose[turn])
-        rows, columns = preprocess.resized(image.height, image.width)
-        _check_pixels(name, (columns, rows))
-        if (columns, rows) != image.size:
-            if _quick(preprocess, (image.height, image.width)):
-                pixels = np.asarray(image).reshape(image.height, image.width, channels)
-                return _resampled(pixels, preprocess)
-            method = getattr(pillow.Resampling, preprocess.interpolation.upper())
-            image = image.resize((columns, rows), method)
-        image = image.crop(_window(preprocess, *image.size))
-        pixels = np.asarray(image).reshape(image.height, image.width, channels)
+        return _prepared(pillow, image, name, preprocess, channels)
+
+
+def _prepared(
+    pillow: Any, image: Any, name: str, preprocess: Preprocess, channels: int
+) -> np.ndarray:
+    _check_pixels(name, image.size)
+    if (deep := _deep(image)) is not None:
+        raise expected(name, "an image of at most 8 bits a channel", deep)
+    mode = "RGB" if channels == 3 else "L"
+    image.load()  # which turns a TIFF upright
+    turn = _turn(image) if preprocess.orientation == "exif" else None
+    if image.mode != mode:
+        image = image.convert(mode)
+    if turn is not None:
+        image = image.transpose(pillow.Transpose[turn])
+    rows, columns = preprocess.resized(image.height, image.width)
+    _check_pixels(name, (columns, rows))
+    if (columns, rows) != image.size:
+        if _quick(preprocess, (image.height, image.width)):
+            pixels = np.asarray(image).reshape(image.height, image.width, channels)
+            return _resampled(pixels, preprocess)
+        method = getattr(pillow.Resampling, preprocess.interpolation.upper())
+        image = image.resize((columns, rows), method)
+    image = image.crop(_window(preprocess, *image.size))
+    pixels = np.asarray(image).reshape(image.height, image.width, channels)
     return np.ascontiguousarray(pixels.transpose(2, 0, 1))
 
 
