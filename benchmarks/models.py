@@ -257,12 +257,12 @@ def _rows(options: Any, top: Path, pool: ThreadPoolExecutor) -> Iterator[dict[st
         shutil.rmtree(folder)
         return found
 
-    places = [(top / str(index), name) for index, name in enumerate(options.networks)]
+    positions = [(top / str(index), name) for index, name in enumerate(options.networks)]
     if options.together:
-        for done in as_completed([pool.submit(all_of, *place) for place in places]):
+        for done in as_completed([pool.submit(all_of, *place) for place in positions]):
             yield from done.result()
         return
-    begun = ((*place, pool.submit(make, *place)) for place in places)
+    begun = ((*place, pool.submit(make, *place)) for place in positions)
     # One job at a time: nothing is exported beside a pass that is timed.
     for folder, name, future in begun if options.jobs == 1 else list(begun):
         yield from rows(name, future.result(), options, folder)

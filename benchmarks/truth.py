@@ -259,14 +259,14 @@ def layer_rows(trials: int) -> Iterator[Found]:
             for _ in range(trials):
                 factors = BETWEEN[name](rng, (count + 1) * 50).reshape(count + 1, 50)
                 factors[-1, 0] *= 2
-                false_here, found_here = _told(factors)
+                false_here, found_here = _kernel_names(factors)
                 false += false_here
                 found += found_here
             row.false, row.found = false / trials, {"twice as slow found": found / trials}
             yield row
 
 
-def _told(factors: np.ndarray) -> tuple[bool, bool]:
+def _kernel_names(factors: np.ndarray) -> tuple[bool, bool]:
     """Returns whether an equal layer is told apart, and whether the first one is; by runs and layers."""
     count = len(factors) - 1
     pairs = []
@@ -370,10 +370,10 @@ def rank_rows(trials: int) -> Iterator[Found]:
                 false = found = 0
                 for _ in range(trials):
                     totals = BETWEEN[name](rng, kernels * rounds).reshape(kernels, rounds)
-                    false += len(set(rank.places(totals))) > 1
+                    false += len(set(rank.standings(totals))) > 1
                     totals[0] /= 1.2
-                    places = rank.places(totals)
-                    found += places[0] == 1 and (places[1:] > 1).all()
+                    standings = rank.standings(totals)
+                    found += standings[0] == 1 and (standings[1:] > 1).all()
                 row.false, row.found = false / trials, {"20 % faster found": found / trials}
                 yield row
 

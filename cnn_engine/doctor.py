@@ -63,7 +63,7 @@ def findings() -> Iterator[Finding]:
             yield Finding(FAULT, package, "not installed", f"pip install {package}")
     yield from _cuda_findings()
     yield from _openacc_findings()
-    yield from _laboratory_findings()
+    yield from _measurement_findings()
     yield from _workload_findings()
 
 
@@ -137,7 +137,7 @@ def _openacc_findings() -> Iterator[Finding]:
         yield Finding(OK, "OpenACC GPU", "a loop ran on it: --device openacc")
 
 
-def _laboratory_findings() -> Iterator[Finding]:
+def _measurement_findings() -> Iterator[Finding]:
     """The packages that transfer, characterize, run --profile and files of images take."""
     for package, purpose, extra in (
         ("psutil", "CPU utilisation in characterize", "lab"),

@@ -236,11 +236,11 @@ def _warnings(baseline: Result, other: Result, names: tuple[str, str]) -> Iterat
             "the batches differ, so times are of an image (a pass divided by its batch), not the latency "
             "that a user waits for"
         )
-    places = {layer.name: layer.place for layer in baseline.layers}
+    positions = {layer.name: layer.place for layer in baseline.layers}
     moves: dict[tuple[str, str], list[str]] = {}
     for layer in other.layers:
-        if places.get(layer.name, layer.place) != layer.place:
-            moves.setdefault((places[layer.name], layer.place), []).append(layer.name)
+        if positions.get(layer.name, layer.place) != layer.place:
+            moves.setdefault((positions[layer.name], layer.place), []).append(layer.name)
     for (before, after), layers in moves.items():
         yield (
             f"on {before} in {names[0]}, on {after} in {names[1]}: {', '.join(layers)}; times on cuda are "

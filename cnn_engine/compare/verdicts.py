@@ -155,7 +155,7 @@ def judge_family(
     furthest = max((prediction.furthest for _, prediction in left), default=0.0)
     while left:
         confidence = 1 - (1 - statistics.CONFIDENCE) / len(left)
-        told = []
+        decided = []
         for row, prediction in left:
             reach = prediction.reach(confidence, furthest) - prediction.reach()
             row.judged = (
@@ -163,7 +163,7 @@ def judge_family(
                 row.ratio.high * math.exp(min(reach, 700.0)),
             )
             judge_row(row, threshold)
-            told.append(row.verdict in (FASTER, SLOWER))
-        if not any(told):
+            decided.append(row.verdict in (FASTER, SLOWER))
+        if not any(decided):
             break
-        left = [pair for pair, done in zip(left, told, strict=True) if not done]
+        left = [pair for pair, done in zip(left, decided, strict=True) if not done]

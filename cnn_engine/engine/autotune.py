@@ -75,7 +75,7 @@ class Tuned:
     found: Found
 
 
-def told(found: Sequence[Tuned]) -> list[dict[str, Any]]:
+def describe(found: Sequence[Tuned]) -> list[dict[str, Any]]:
     """Returns what was tuned as the JSON document has it."""
     return [
         {"node": one.node, "kernel": one.kernel.name, "form": one.kernel.form,

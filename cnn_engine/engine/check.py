@@ -54,7 +54,7 @@ class Check:
     """How far the outputs are from the float64 reference, on ``images`` images.
 
     ``passed`` is whether ``max_abs_diff`` is within ``tolerance``. ``not_finite`` counts the reference's own
-    NaNs and infinities, which the outputs must have in the same places.
+    NaNs and infinities, which the outputs must have in the same positions.
     """
 
     reference: str
@@ -97,10 +97,12 @@ def disturbed(
 
     def run(node: Node, graph: Graph, *arrays: np.ndarray | None):
         terms = node.op.terms(graph.inputs_of(node))
-        operands = [SUM_ROUNDING * math.sqrt(terms) / 2]
+        deviations = [SUM_ROUNDING * math.sqrt(terms) / 2]
         if of(node) != "float32" and terms > 1:
-            operands.append(ROUNDING[of(node)] / 2)  # the standard deviation of what rounding does
-        found = node.op.reference(*(around(array, *operands) for array in arrays))
+            deviations.append(
+                ROUNDING[of(node)] / 2
+            )  # the standard deviation of what rounding does
+        found = node.op.reference(*(around(array, *deviations) for array in arrays))
         # A running sum of terms of one sign is rounded at every step: more than independent signs show.
         result = SUM_ROUNDING * (1 + math.sqrt(terms / 3))
         if isinstance(found, tuple):

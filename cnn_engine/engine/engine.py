@@ -156,7 +156,9 @@ class Engine:
         self._row: tuple[int, ...] | None = None
         if len(self.form.outputs) == 1 and self.form.outputs[0].dtype == "float32":
             self._row = self.form.rows.get(self.form.outputs[0].name)
-        self._chained: int | None = None  # layers that one kernel runs, where the choice is fused
+        self._fused_nodes: int | None = (
+            None  # layers that one kernel runs, where the choice is fused
+        )
         # Chunks on several streams are each computed as resident data is.
         mode = "resident" if data_mode in ("auto", "stream") else data_mode
         rounds = mode == "resident" and not (reduction or self.kernels)
@@ -177,7 +179,7 @@ class Engine:
             program = Program(
                 partial(_graph_of, self.network, self.weights), placement, self.choice, dtype, fuses=is_model,
                 first=(self.network.batch, self._reads_pixels) if is_model else (1, True),
-                own=self.kernels, tuner=self._tuner, chained=self._chained,
+                own=self.kernels, tuner=self._tuner, fused_layers=self._fused_nodes,
             )  # fmt: skip
             if program.channels_last:
                 others = "channels_last and winograd where weights are constants"
@@ -193,7 +195,7 @@ class Engine:
         self._plans = Plans(program, self._schedule, chunk, self.phases, self.form)
         self._ready = self._plans.ready  # of predict's usual calls
         self._reader: Any = None  # of files, for device_images()
-        self._told: str | None = None  # by repr
+        self._kernel_names: str | None = None  # by repr
         self._profiling = ForkSafeLock()
 
     def _graph(self, batch: int, pixels: bool) -> Graph:
@@ -232,7 +234,7 @@ class Engine:
         if self.kernels:
             return "kernels of your own run nodes by themselves"
         try:
-            self._chained = fused_network.longest(self._base, self.dtype, self.device)
+            self._fused_nodes = fused_network.longest(self._base, self.dtype, self.device)
         except UnsupportedError as error:
             return str(error)
         return None
@@ -251,9 +253,9 @@ class Engine:
             return f"{choice.variant}{' with reduction' if choice.reduction else ''}"
         if self._tuner is not None:
             return "auto, tuned"
-        if self._told is None and not self._plans.closed:
-            self._told = ", ".join(self._plans.open().products())
-        return f"auto: {self._told}" if self._told else "auto"
+        if self._kernel_names is None and not self._plans.closed:
+            self._kernel_names = ", ".join(self._plans.open().gemm_kernels())
+        return f"auto: {self._kernel_names}" if self._kernel_names else "auto"
 
     def __reduce__(self) -> tuple:
         """Pickles the description and the weights; an equal engine is made of them, in any process."""
@@ -602,7 +604,7 @@ class Engine:
         if not self.kernels:
             return [], []
         placed = self._plans.open().placed(batch, np.dtype(dtype) == np.uint8)
-        return user_kernels.told(self.kernels, placed)
+        return user_kernels.describe(self.kernels, placed)
 
     def tuned(self, batch: int, dtype: Any = np.uint8) -> tuple[list[dict[str, Any]], list[str]]:
         """Returns what tuning changed in a pass, as the JSON has it, and what there is to say of it."""
@@ -614,7 +616,7 @@ class Engine:
         found = self._tuner.tuned(program, program.laid(batch, pixels), batch, pixels)
         from . import autotune
 
-        return autotune.told(found), [*self._tuner.notes, autotune.summary(found)]
+        return autotune.describe(found), [*self._tuner.notes, autotune.summary(found)]
 
     def check(self, images: np.ndarray) -> Check:
         """Compares what ``images`` give with the float64 reference's."""

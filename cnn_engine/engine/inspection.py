@@ -211,7 +211,7 @@ def _on(
         own: kernels of a user's own for the device.
         simplified: the passes that came before.
     """
-    chained: list[int] = []
+    fused_layers: list[int] = []
 
     def why_not_fused() -> str | None:
         if own:
@@ -219,7 +219,7 @@ def _on(
         if isinstance(device, DescribedDevice) and device.kind == "cuda":
             return "there is no GPU to ask"
         try:
-            chained.append(fused_network.longest(model.base, "float32", device))
+            fused_layers.append(fused_network.longest(model.base, "float32", device))
         except UnsupportedError as error:
             return str(error)
         return None
@@ -228,7 +228,8 @@ def _on(
     pixels = any(value.dtype == "uint8" for value in model.base.inputs[:1])
     program = Program(
         lambda batch, pixels: model.base, Placement(device, "resident", default_threads()), choice,
-        first=(model.batch, pixels), fuses=True, own=own, chained=chained[0] if chained else None,
+        first=(model.batch, pixels), fuses=True, own=own,
+        fused_layers=fused_layers[0] if fused_layers else None,
     )  # fmt: skip
     lowered = program.lowered(*program.first)
     placed = program.place(lowered.graph)

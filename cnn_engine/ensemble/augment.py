@@ -24,7 +24,7 @@ def _reflected(position: np.ndarray, size: int) -> np.ndarray:
     return size - 1 - np.abs(size - 1 - np.abs(position))
 
 
-def places(batch: Batch, shape: tuple[int, ...], kind: str, seed: int) -> tuple[Any, Any]:
+def positions(batch: Batch, shape: tuple[int, ...], kind: str, seed: int) -> tuple[Any, Any]:
     """Returns which row and which column of its source each row and column of an image is.
 
     Args:
@@ -68,7 +68,7 @@ def augmented(
     """
     if kind == "none":
         return move(images)
-    rows, columns = places(batch, tuple(images.shape[1:]), kind, seed)
+    rows, columns = positions(batch, tuple(images.shape[1:]), kind, seed)
     images = move(images)
     count, channels = images.shape[:2]
     index: tuple[Any, ...] = (

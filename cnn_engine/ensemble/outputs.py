@@ -128,5 +128,5 @@ def trace(document: dict[str, Any], ranks: list[RankReport]) -> str:
                 "name": "busy cores", "ph": "C", "pid": process, "tid": 1, "ts": at * 1e6,
                 "args": {"cores": sum(cores)},
             })  # fmt: skip
-    told = {"command": printable(document["command"]), "events": f"{shown} of {total} events"}
-    return json.dumps({"traceEvents": rows, "displayTimeUnit": "ms", "otherData": told}) + "\n"
+    other = {"command": printable(document["command"]), "events": f"{shown} of {total} events"}
+    return json.dumps({"traceEvents": rows, "displayTimeUnit": "ms", "otherData": other}) + "\n"

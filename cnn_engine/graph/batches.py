@@ -28,7 +28,7 @@ class SymbolicGraph:
         self.graph = graph
         self.guards = guards
         self._values = [value for value in graph.values.values() if holds_dims(value.shape)]
-        self._places = [place for place, node in enumerate(graph.nodes) if holds_dims(node.op)]
+        self._positions = [place for place, node in enumerate(graph.nodes) if holds_dims(node.op)]
 
     def __reduce__(self) -> tuple:
         return SymbolicGraph, (self.graph, self.guards)
@@ -67,7 +67,7 @@ class SymbolicGraph:
                 value.quantization,
             )
         nodes = list(graph.nodes)
-        for place in self._places:
+        for place in self._positions:
             node = nodes[place]
             op = substituted(node.op, number_of)
             nodes[place] = Node(node.name, op, node.inputs, node.outputs, node.covers)

@@ -34,7 +34,7 @@ def worth_folding(
         return False
     shapes = [value.shape for value in (*inputs, *outputs) if value is not None]
     if max((size for shape in shapes for size in shape), default=0) > FOLD_BYTES:
-        return False  # nothing in it, perhaps, but tables of places as long as a dimension
+        return False  # nothing in it, perhaps, but tables of positions as long as a dimension
     window = math.prod(getattr(op, "kernel", ()))
     each = window + op.terms(inputs)
     work = op.flops(inputs, outputs) + sum(value.size for value in outputs) * each

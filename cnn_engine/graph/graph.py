@@ -192,13 +192,13 @@ class Graph:
         )
 
     @cached_property
-    def places(self) -> Mapping[str, int]:
+    def positions(self) -> Mapping[str, int]:
         """The place of every node, by name, in the order of :attr:`nodes`."""
         return {node.name: place for place, node in enumerate(self.nodes)}
 
     def has(self, name: str) -> bool:
         """Whether a tensor or a node is called ``name``."""
-        return name in self.values or name in self.places
+        return name in self.values or name in self.positions
 
     def inputs_of(self, node: Node) -> tuple[Value | None, ...]:
         """The values that ``node`` reads."""
@@ -239,7 +239,7 @@ class Graph:
         """
         removed = {node.name for node in nodes}
         new = {node.name: node for node in by}
-        last = max((self.places[name] for name in removed), default=len(self.nodes))
+        last = max((self.positions[name] for name in removed), default=len(self.nodes))
         order: list[Node] = []
         for place, node in enumerate(self.nodes):
             if place == last:  # what has no node of its name to stand for
@@ -315,7 +315,7 @@ def _sorted(nodes: Sequence[Node]) -> Sequence[Node]:
 def runnable_order(
     reads: Sequence[Iterable[str | None]], makes: Sequence[Iterable[str]]
 ) -> list[int]:
-    """Returns the places of nodes in an order in which they can run: a stable topological sort.
+    """Returns the positions of nodes in an order in which they can run: a stable topological sort.
 
     Nodes of a circle, and those that wait for one, come last, as they were.
 

@@ -23,7 +23,7 @@ READ_BYTES, READ_THREADS = 16 << 20, 12
 _reading = ThreadPoolExecutor(READ_THREADS, "read-part")
 
 #: Kinds of input whose images lie in a file as the engine takes them.
-STORED = ("npy", "npy-float32")
+ARRAY_KINDS = ("npy", "npy-float32")
 
 Memory = TypeVar("Memory")
 

@@ -19,7 +19,7 @@ from ..graph.model import Model
 from ..io.files import describe_os_error
 from ..locks import ForkSafeLock
 from . import readers
-from .buffers import STORED, DeviceSlot, Slot, Slots
+from .buffers import ARRAY_KINDS, DeviceSlot, Slot, Slots
 from .decoding import Decoder
 from .output import Faults, OutputError, Record, ShardFile
 from .readers import Chunk
@@ -386,7 +386,7 @@ def waiting_chunks(engine: Any, batch: int) -> int:
 
 def slot_type(engine: Any, decoder: Decoder, batch: int, kind: str) -> type[Slot]:
     """Returns what chunks of a kind of input need: a GPU's own memory where files are read into it."""
-    if kind not in STORED or decoder.normalises:
+    if kind not in ARRAY_KINDS or decoder.normalises:
         return Slot
     return DeviceSlot if engine.takes_files(batch, readers.dtype_of(kind)) else Slot
 

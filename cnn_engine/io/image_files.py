@@ -163,9 +163,9 @@ class ImageFiles:
             return self
         if count > len(self):
             raise expected("images", f"at most {len(self)}, as {self.source} has", count)
-        places = np.arange(count) * len(self) // count
-        files = [self.files[place] for place in places]
-        labels = None if self.labels is None else self.labels[places]
+        positions = np.arange(count) * len(self) // count
+        files = [self.files[place] for place in positions]
+        labels = None if self.labels is None else self.labels[positions]
         return ImageFiles(self.source, files, labels, self.classes, self.note)
 
 

@@ -89,7 +89,7 @@ def check(
     sanitize: bool = False,
     cases: Sequence[Case] | None = None,
     time: bool = True,
-    told: Callable[[str], None] = lambda text: None,
+    progress: Callable[[str], None] = lambda text: None,
 ) -> Checked:
     """Tries a kernel file; what is wrong with it is in the result.
 
@@ -98,7 +98,7 @@ def check(
         sanitize: with AddressSanitizer and UndefinedBehaviorSanitizer, or compute-sanitizer.
         cases: None: the operator's grid.
         time: whether to time the last case that it takes.
-        told: called with each case's label before it is tried.
+        progress: called with each case's label before it is tried.
 
     Raises:
         InputError: the file cannot be read, or its directives are at fault.
@@ -119,7 +119,7 @@ def check(
             found.sandbox = trial.layers
             taken = None
             for case in cases:
-                told(case.label)
+                progress(case.label)
                 outcome = trial.check(case, judged(case, generator, read.computes))
                 found.outcomes.append(outcome)
                 taken = taken if outcome.refused else case
@@ -129,7 +129,7 @@ def check(
             if sanitize and read.device == "cpu":
                 found.sanitized.append("AddressSanitizer and UndefinedBehaviorSanitizer")
             elif time:
-                told(f"{taken.label}, timed")
+                progress(f"{taken.label}, timed")
                 series = Series.make(taken, CALLS)
                 series = series.within(slack(series.first, taken, read.computes))
                 found.time = statistics.quantile(trial.time(series, CALLS, BUDGET_S))
@@ -137,7 +137,7 @@ def check(
                 found.cost = taken.graph.cost_of(taken.node)
                 found.launches = trial.resources()
         if sanitize and read.device == "cuda":
-            _compute_sanitizer(found, str(path), device, told)
+            _compute_sanitizer(found, str(path), device, progress)
     except Fault as fault:
         found.fault = str(fault)
     if found.time is not None and found.cost.flops:
@@ -163,7 +163,9 @@ def peak(device: Any, threads: int) -> tuple[float, str]:
     return 2.0 * size**3 / min(seconds), "NumPy's matrix product of 1024 x 1024"
 
 
-def _compute_sanitizer(found: Checked, path: str, device: str, told: Callable[[str], None]) -> None:
+def _compute_sanitizer(
+    found: Checked, path: str, device: str, progress: Callable[[str], None]
+) -> None:
     """Runs the smaller cases once more under each of compute-sanitizer's tools.
 
     Raises:
@@ -177,7 +179,7 @@ def _compute_sanitizer(found: Checked, path: str, device: str, told: Callable[[s
         )
     labels = [o.case.label for o in found.outcomes if not o.refused and o.case.label != "large"]
     for tool in SANITIZERS:
-        told(f"compute-sanitizer --tool {tool}")
+        progress(f"compute-sanitizer --tool {tool}")
         done = subprocess.run(
             [program, "--tool", tool, "--error-exitcode", "99", "--print-limit", "1",
              "--kernel-name-exclude", "kernel_substring=delay", sys.executable, "-m",

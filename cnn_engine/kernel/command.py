@@ -144,7 +144,7 @@ def _check(options: argparse.Namespace) -> int:
     show = not options.quiet and options.json != "-"
     found = check.check(
         options.file, options.device, thread_counts.check(options.threads, "--threads"),
-        _limits(options), options.sanitize, told=teller(show),
+        _limits(options), options.sanitize, progress=teller(show),
     )  # fmt: skip
     teller(show)("")
     if options.json:

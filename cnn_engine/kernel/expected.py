@@ -113,17 +113,17 @@ def judge_output(found: np.ndarray, given: Wanted, case: Case) -> float:
     wrong = ~(difference <= given.allowed)  # NaN is wrong
     if not wrong.any():
         return float(difference.max(initial=0.0))
-    places = np.argwhere(wrong)
-    first = tuple(int(i) for i in places[0])
+    standings = np.argwhere(wrong)
+    first = tuple(int(i) for i in standings[0])
     unwritten = found.view(np.uint32) == POISON
     value = "nothing written" if unwritten[first] else f"{found[first]:.6g}"
     text = (
         f"wrong: {case.label}: y{list(first)}: expected {exact[first]:.6g}, found {value} "
-        f"({len(places):,} of {found.size:,} elements differ"
+        f"({len(standings):,} of {found.size:,} elements differ"
     )
-    if found.ndim == 4 and len(places) < found.size:
+    if found.ndim == 4 and len(standings) < found.size:
         rows, columns = found.shape[2:]
-        i, j = places[:, 2], places[:, 3]
+        i, j = standings[:, 2], standings[:, 3]
         border = (i == 0) | (i == rows - 1) | (j == 0) | (j == columns - 1)
         if border.all() and rows > 2 and columns > 2:
             text += ", all of them at the image's border"

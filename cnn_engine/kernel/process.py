@@ -308,13 +308,15 @@ def sanitizer_line(text: str) -> str | None:
     for index, line in enumerate(lines):
         if "runtime error:" in line or "ERROR: AddressSanitizer" in line:
             what = line.split("ERROR: AddressSanitizer: ")[-1].split(" on address")[0]
-            places = [
+            standings = [
                 frame.split()[-1] for frame in lines[index + 1 : index + 40]
                 if frame.strip().startswith("#") and ":" in frame.split()[-1]
             ]  # fmt: skip
             if "runtime error:" in line:
                 return " ".join(what.split())
-            own = next((p for p in places if p.split(":")[0].endswith((".cpp", ".cc", ".cxx"))), "")
+            own = next(
+                (p for p in standings if p.split(":")[0].endswith((".cpp", ".cc", ".cxx"))), ""
+            )
             return f"sanitizer: {what} {own}".strip()
     return None
 

@@ -40,7 +40,7 @@ class Entry:
         computes: what products are rounded to.
         processes: of each process, node -> seconds of single calls.
         fault: why it is last, in one line, or None.
-        place: from 1; see :func:`places`; None with a fault.
+        place: from 1; see :func:`standings`; None with a fault.
         ties: names of the kernels that share its place.
         sandbox: what confined its processes.
     """
@@ -108,7 +108,7 @@ def differ(totals: np.ndarray) -> np.ndarray:
     Student's paired test of the logarithms: a round is a pair, so that what slows a whole round says
     nothing. No variance is shared, since kernels differ in how steady they are. The level is 5 % over the
     number of groups of equal kernels that there can be (K / 2), which holds false places of a whole board
-    to 5 %: equal kernels are parted only where all pairs across the gap differ (:func:`places`).
+    to 5 %: equal kernels are parted only where all pairs across the gap differ (:func:`standings`).
 
     Args:
         totals: [K, R] seconds, of K kernels in R rounds, one process each.
@@ -123,7 +123,7 @@ def differ(totals: np.ndarray) -> np.ndarray:
     return np.abs(ratios.mean(axis=2)) > _student(1 - level, rounds - 1) * error
 
 
-def places(totals: np.ndarray) -> np.ndarray:
+def standings(totals: np.ndarray) -> np.ndarray:
     """Returns the place of each kernel, from 1: [K] of int.
 
     In order of their times, a kernel has a place of its own where it and all slower ones differ from all
@@ -250,7 +250,7 @@ def rank(
     calls: int,
     rounds: int = ROUNDS,
     limits: Limits | None = None,
-    told: Callable[[str], None] = lambda text: None,
+    progress: Callable[[str], None] = lambda text: None,
     kept: Callable[[list[Entry]], None] = lambda entries: None,
 ) -> list[Entry]:
     """Checks and times every entry, in ``rounds`` of random order; returns them in order.
@@ -259,7 +259,7 @@ def rank(
     time and the same for all entries. Nothing of one process reaches another.
 
     Args:
-        told: called with what is tried next.
+        progress: called with what is tried next.
         kept: called with the board so far, after each process.
     """
     generator = np.random.default_rng(secrets.randbits(128))
@@ -278,7 +278,7 @@ def rank(
             entry = entries[index]
             if entry.fault is not None:
                 continue
-            told(f"{entry.name} ({number + 1} of {rounds})")
+            progress(f"{entry.name} ({number + 1} of {rounds})")
             try:
                 with Trial(entry.subject, device, threads, limits) as trial:
                     entry.sandbox = trial.layers
@@ -302,7 +302,7 @@ def placed(entries: list[Entry]) -> list[Entry]:
     if timed:
         rounds = min(len(entry.processes) for entry in timed)  # an unfinished one is not compared
         totals = np.array([entry.totals[:rounds] for entry in timed])
-        for entry, place in zip(timed, places(totals).tolist(), strict=True):
+        for entry, place in zip(timed, standings(totals).tolist(), strict=True):
             entry.place = place
     for entry in timed:
         entry.ties = [e.name for e in timed if e.place == entry.place and e is not entry]

@@ -1,4 +1,4 @@
-"""Copies between places and within one."""
+"""Copies between positions and within one."""
 
 from __future__ import annotations
 

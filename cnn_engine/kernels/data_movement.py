@@ -16,10 +16,10 @@ from .strided import MOST, beyond, copy_shape, keeping, repeated, row_major, tog
 
 _ITEMS = (1, 2, 4, 8)
 
-#: The places of any number of inputs, and the outputs.
+#: The positions of any number of inputs, and the outputs.
 _EVERY = (None, *range(1 << 10))
 
-#: (shape, steps in the input, steps in the output, first places in both) of one copy.
+#: (shape, steps in the input, steps in the output, first positions in both) of one copy.
 Copied = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], int, int]
 
 
@@ -148,18 +148,18 @@ def gathered(call: Call, tables: list[np.ndarray], run: int, fill: int = 0) -> B
     )
 
 
-def offsets(places: list[np.ndarray | None], shape: tuple[int, ...]) -> tuple[list, int]:
-    """Returns tables of offsets for the places that are taken along every dimension, and the run.
+def offsets(positions: list[np.ndarray | None], shape: tuple[int, ...]) -> tuple[list, int]:
+    """Returns tables of offsets for the positions that are taken along every dimension, and the run.
 
     Args:
-        places: None where all of a dimension is taken in order; -1 where there is nothing to take.
+        positions: None where all of a dimension is taken in order; -1 where there is nothing to take.
     """
     tables: list[np.ndarray] = []
     run = 1
     whole = 1  # elements of dimensions that are taken whole, seen so far from the end
     step = 1
     for axis in reversed(range(len(shape))):
-        taken = places[axis]
+        taken = positions[axis]
         if taken is None:
             whole *= shape[axis]
         else:
@@ -182,10 +182,10 @@ def _whole(count: int, size: int) -> np.ndarray:
     return np.arange(count) * (size // max(count, 1))
 
 
-def _pad_places(node: Node, x: Value) -> list[np.ndarray | None]:
+def _pad_positions(node: Node, x: Value) -> list[np.ndarray | None]:
     rank = len(x.shape)
     return [
-        node.op.places(size, axis) if node.op.pads[axis] or node.op.pads[rank + axis] else None
+        node.op.positions(size, axis) if node.op.pads[axis] or node.op.pads[rank + axis] else None
         for axis, size in enumerate(x.shape)
     ]
 
@@ -194,7 +194,7 @@ def _make_pad(call: Call) -> Bound:
     x = call.inputs[0]
     value = np.asarray(call.node.op.value).astype(x.dtype)
     fill = int.from_bytes(value.tobytes(), "little", signed=True)
-    return gathered(call, *offsets(_pad_places(call.node, x), x.shape), fill)
+    return gathered(call, *offsets(_pad_positions(call.node, x), x.shape), fill)
 
 
 def _pad_why_not(node: Node, graph: Graph) -> str | None:
@@ -222,16 +222,16 @@ def _gather_why_not(node: Node, graph: Graph) -> str | None:
     size = x.shape[axis_in(node.op.axis, len(x.shape))]
     indices = _indices(node, graph)
     if indices.size and not -size <= indices.min() <= indices.max() < size:
-        return f"expected indices of {size} places, found some outside"
+        return f"expected indices of {size} positions, found some outside"
     return _odd_items(x)
 
 
 def _make_gather(call: Call) -> Bound:
     x = call.inputs[0]
-    places: list[np.ndarray | None] = [None] * len(x.shape)
+    positions: list[np.ndarray | None] = [None] * len(x.shape)
     axis = axis_in(call.node.op.axis, len(x.shape))
-    places[axis] = np.where(call.prepared < 0, call.prepared + x.shape[axis], call.prepared)
-    return gathered(call, *offsets(places, x.shape))
+    positions[axis] = np.where(call.prepared < 0, call.prepared + x.shape[axis], call.prepared)
+    return gathered(call, *offsets(positions, x.shape))
 
 
 def _rows(op: str, name: str, make: Callable[[Call], Bound], **options: Any) -> list[Kernel]:

@@ -66,7 +66,7 @@ class Call:
         return 0 if value is None else self.pitches.get(value.name, value.shape[-1])
 
     @property
-    def is_stored(self) -> bool:
+    def uses_storage_dtype(self) -> bool:
         """Whether any of its values lies in memory in another type than its own."""
         return any(
             value is not None and value.storage_dtype for value in (*self.inputs, *self.outputs)
@@ -101,9 +101,9 @@ def upload(array: np.ndarray, device: Any) -> Any:
     return device.upload(array)
 
 
-def first_computed(node: Node, graph: Graph, places: Iterable[int]) -> int | None:
+def first_computed(node: Node, graph: Graph, positions: Iterable[int]) -> int | None:
     """Returns the first of these inputs that is no constant: the caller's, or what the pass computes."""
-    for place in places:
+    for place in positions:
         name = node.inputs[place] if place < len(node.inputs) else None
         if name is not None and name not in graph.constants:
             return place
@@ -122,13 +122,13 @@ def _always(node: Node, graph: Graph, target: Target) -> bool:
     return True
 
 
-def _no_places(node: Node, graph: Graph) -> Container[int | None]:
+def _no_positions(node: Node, graph: Graph) -> Container[int | None]:
     return ()
 
 
-def storing(*places: int | None) -> Callable[[Node, Graph], Container[int | None]]:
+def storing(*positions: int | None) -> Callable[[Node, Graph], Container[int | None]]:
     """Returns what says of every node that these may be stored: see Kernel.stores."""
-    return lambda node, graph: places
+    return lambda node, graph: positions
 
 
 def storage_of(value: Value | None) -> Any:
@@ -174,7 +174,7 @@ class Kernel:
         stores: returns the inputs, and None for the outputs, that may lie in memory in 16 bits where the
             operator has them as float32: see Value.storage_dtype.
         same_storage: whether those lie in memory in the same type.
-        reads_ahead: returns, of what ``prepare`` returned, whether it heeds what a call says is known, and
+        reads_early: returns, of what ``prepare`` returned, whether it heeds what a call says is known, and
             whether it holds: see Call. None: never.
         holds: whether such a kernel always holds, as several of them in a row read ahead.
         reduction: None, or whether this is the form in which several lanes share one output's sum.
@@ -213,9 +213,9 @@ class Kernel:
     workspace: Callable[[Node, Graph, Any, int], int] = _no_bytes
     in_place: bool = False
     pitched: Container[int | None] = ()
-    stores: Callable[[Node, Graph], Container[int | None]] = _no_places
+    stores: Callable[[Node, Graph], Container[int | None]] = _no_positions
     same_storage: bool = False
-    reads_ahead: Callable[[Any], bool] | None = None
+    reads_early: Callable[[Any], bool] | None = None
     holds: bool = False
     reduction: bool | None = None
     rewrite: Callable[[Node, Graph], Sequence[Node] | None] = _never
@@ -258,11 +258,11 @@ class Kernel:
 
         return user.from_callable(function, op, device, **options)
 
-    def takes_up(self, place: int) -> bool:
+    def packs_input(self, place: int) -> bool:
         """Whether ``prepare`` takes up the constant that is input ``place``."""
         return self.prepare is not None and (self.packs is None or place in self.packs)
 
-    def takes_columns(self, node: Node, place: int | None) -> bool:
+    def allows_pitch(self, node: Node, place: int | None) -> bool:
         """Whether an input of ``node``, or its outputs (None), may be columns of wider rows."""
         planar = place == 0 and getattr(node.op, "planar", False)  # its rows are not of channels
         return place in self.pitched and not planar
@@ -284,11 +284,11 @@ class Kernel:
             return f"expected {' or '.join(self.dtypes)}, found {first.dtype}"
         if first is not None and first.layout not in self.layouts:
             return f"expected the layout {' or '.join(self.layouts)}, found {first.layout}"
-        places = None
+        positions = None
         for place, name in (*enumerate(node.inputs), *((None, name) for name in node.outputs)):
             if name is not None and (found := graph.values[name].storage_dtype):
-                places = self.stores(node, graph) if places is None else places
-                if place not in places:
+                positions = self.stores(node, graph) if positions is None else positions
+                if place not in positions:
                     return f"expected float32 in memory, found {found}"
         if (place := first_computed(node, graph, self.early)) is not None:
             return (

@@ -13,7 +13,7 @@ from ..operators.operator import axis_in
 from .kernel import Bound, Call, on_both, storage_of
 
 #: Elements of a row that is normalised where it lies in memory in 16 bits.
-MOST_STORED = 2048
+LONGEST_ROW = 2048
 
 
 def _affine(node: Node, graph: Graph, device: Any) -> Any:
@@ -38,7 +38,7 @@ def _make_batch(call: Call) -> Bound:
     outer, inner = (math.prod(sizes[:-1]), 1) if axis == -1 else (sizes[0], math.prod(sizes[2:]))
     shape = _cpu.ChannelShape(outer, channels, inner)
     center, scale, shift = (call.prepared.address + 4 * channels * i for i in range(3))
-    if call.is_stored:
+    if call.uses_storage_dtype:
         types = storage_of(call.inputs[0]), storage_of(call.outputs[0])
         return call.native(
             "affine_channel_stored",
@@ -70,10 +70,15 @@ def _all_float32(node: Node, graph: Graph) -> str | None:
 
 
 def _make_groups(call: Call) -> Bound:
-    images, channels, *places = call.inputs[0].shape
+    images, channels, *positions = call.inputs[0].shape
     groups = getattr(call.node.op, "groups", channels)  # an instance norm's are the channels
     shape = _cpu.NormalizeRowsShape(
-        images * groups, groups, channels // groups, math.prod(places), call.node.op.epsilon, True
+        images * groups,
+        groups,
+        channels // groups,
+        math.prod(positions),
+        call.node.op.epsilon,
+        True,
     )
     return call.native(
         "normalize_rows", *call.input_addresses[:3], call.output_addresses[0], 0, 0, shape
@@ -100,7 +105,7 @@ def _make_layer(call: Call) -> Bound:
     centered = call.node.op.kind == "layer_norm"
     shape = _cpu.NormalizeRowsShape(rows, 1, row, 1, call.node.op.epsilon, centered)
     scale, shift = (*call.input_addresses[1:3], 0)[:2]
-    if call.is_stored:
+    if call.uses_storage_dtype:
         types = storage_of(x), storage_of(call.outputs[0])
         return call.native(
             "normalize_rows_stored",
@@ -132,7 +137,7 @@ def _batch_stores(node: Node, graph: Graph) -> tuple[int | None, ...]:
 
 def _layer_stores(node: Node, graph: Graph) -> tuple[int | None, ...]:
     row = math.prod(_tail(node, graph.values[node.inputs[0]]))
-    return (None, 0) if row <= MOST_STORED and len(node.outputs) == 1 else ()
+    return (None, 0) if row <= LONGEST_ROW and len(node.outputs) == 1 else ()
 
 
 ROWS = [

@@ -22,8 +22,8 @@ from .strided import MOST, keeping, repeated, row_major, together, walk
 
 def _make(name: str):
     def make(call: Call) -> Bound:
-        if call.is_stored:
-            return _stored_unary(call, getattr(_cpu.UnaryFunction, name), 0.0, 0.0)
+        if call.uses_storage_dtype:
+            return _unary_in_storage_dtype(call, getattr(_cpu.UnaryFunction, name), 0.0, 0.0)
         shape = _cpu.ElementwiseShape(call.inputs[0].size, 4)
         return call.native(name, call.input_addresses[0], call.output_addresses[0], shape)
 
@@ -42,7 +42,7 @@ def _make_normalize(call: Call) -> Bound:
             op.scale[0],
             op.offset[0],
         )
-    images, channels, *places = x.shape
+    images, channels, *positions = x.shape
     numbers = np.empty((2, channels), np.float32)
     numbers[0], numbers[1] = op.scale, op.offset
     table = call.device.upload(numbers)
@@ -56,7 +56,7 @@ def _make_normalize(call: Call) -> Bound:
         table.address,
         table.address + 4 * channels,
         call.output_addresses[0],
-        _cpu.ChannelShape(images, channels, math.prod(places)),
+        _cpu.ChannelShape(images, channels, math.prod(positions)),
     )
     return keeping(together([wide, by_channel]), table)
 
@@ -65,14 +65,14 @@ def _make_unary(call: Call) -> Bound:
     op = call.node.op
     function = getattr(_cpu.UnaryFunction, op.function)
     size, numbers = call.inputs[0].size, (float(op.alpha), float(op.beta))
-    if call.is_stored:
-        return _stored_unary(call, function, *numbers)
+    if call.uses_storage_dtype:
+        return _unary_in_storage_dtype(call, function, *numbers)
     return call.native(
         "unary", call.input_addresses[0], call.output_addresses[0], size, function, *numbers
     )
 
 
-def _stored_unary(call: Call, *function: Any) -> Bound:
+def _unary_in_storage_dtype(call: Call, *function: Any) -> Bound:
     (x,), (y,) = call.inputs, call.outputs
     types = storage_of(x), storage_of(y)
     return call.native(
@@ -92,7 +92,7 @@ def _make_binary(call: Call) -> Bound:
     found = walk(out.shape, *steps, row_major(out.shape))
     shape = _cpu.BinaryShape(*found[0], *found[1], *found[2])
     function = getattr(_cpu.BinaryFunction, call.node.op.function)
-    if call.is_stored:
+    if call.uses_storage_dtype:
         types = map(storage_of, (x, y, out))
         return call.native(
             "binary_stored",
@@ -133,17 +133,17 @@ _STEP = np.dtype(
 
 def steps_of(region: Region) -> np.ndarray:
     """Returns the functions of a region of ``fuse_pointwise``, as kernels number them."""
-    places = {name: index for index, name in enumerate(region.inputs)}
+    positions = {name: index for index, name in enumerate(region.inputs)}
     steps = np.zeros(len(region.nodes), _STEP)
     for index, (part, step) in enumerate(zip(region.nodes, steps, strict=True)):
         op, binary = part.op, isinstance(part.op, Binary)
         functions = _cpu.BinaryFunction if binary else _cpu.UnaryFunction
         step["is_binary"] = binary
         step["function"] = list(functions.__members__).index(op.function)
-        step["x"], step["y"] = (places[name] for name in (*part.inputs, part.inputs[0])[:2])
+        step["x"], step["y"] = (positions[name] for name in (*part.inputs, part.inputs[0])[:2])
         if not binary:
             step["alpha"], step["beta"] = op.alpha, op.beta
-        places[part.role] = MOST_INPUTS + index
+        positions[part.role] = MOST_INPUTS + index
     return steps
 
 

@@ -18,13 +18,13 @@ def _make(call: Call) -> Bound:
 
 
 def why_not(node: Node, graph: Graph) -> str | None:
-    """Returns why the kernels cannot run a max pool: empty windows, or places asked for."""
+    """Returns why the kernels cannot run a max pool: empty windows, or positions asked for."""
     op = node.op
     for i in (0, 1):
         if max(op.padding[i], op.padding[2 + i]) > op.dilation[i] * (op.kernel[i] - 1):
             return f"expected padding of less than the window, found {op.padding}"
     if op.indices is not None:
-        return "expected maxima alone, found their places asked for"
+        return "expected maxima alone, found their positions asked for"
     return None
 
 

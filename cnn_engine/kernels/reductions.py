@@ -16,7 +16,7 @@ from .kernel import Bound, Call, on_both, storage_of
 from .strided import unused
 
 #: Means of columns that one call makes where they lie in memory in 16 bits.
-MOST_STORED = 65535
+LONGEST_LINE = 65535
 
 
 def _line(shape: tuple[int, ...], axes: tuple[int, ...]) -> tuple[int, int, int] | None:
@@ -41,7 +41,7 @@ def _line(shape: tuple[int, ...], axes: tuple[int, ...]) -> tuple[int, int, int]
 def _make(call: Call) -> Bound:
     op = call.node.op
     shape = _cpu.AxisShape(*_line(call.inputs[0].shape, op.axes))
-    if call.is_stored:
+    if call.uses_storage_dtype:
         types = storage_of(call.inputs[0]), storage_of(call.outputs[0])
         return call.native(
             "mean_stored",
@@ -63,7 +63,7 @@ def _make(call: Call) -> Bound:
 def _stores(node: Node, graph: Graph) -> tuple[int | None, ...]:
     line = _line(graph.values[node.inputs[0]].shape, node.op.axes)
     is_mean = node.op.function == "mean" and line is not None
-    return (None, 0) if is_mean and line[0] <= MOST_STORED else ()
+    return (None, 0) if is_mean and line[0] <= LONGEST_LINE else ()
 
 
 def _side_by_side(node: Node, graph: Graph) -> list[Node] | None:

@@ -31,10 +31,10 @@ def _crop_why_not(node: Node, graph: Graph) -> str | None:
 
 def _make_nearest(call: Call) -> Bound:
     x = call.inputs[0]
-    places: list[np.ndarray | None] = [None] * len(x.shape)
+    positions: list[np.ndarray | None] = [None] * len(x.shape)
     for axis, taken, _ in call.node.op.tables(x.shape):
-        places[axis] = taken[:, 0]
-    return gathered(call, *offsets(places, x.shape))
+        positions[axis] = taken[:, 0]
+    return gathered(call, *offsets(positions, x.shape))
 
 
 def _one_axis_each(node: Node, graph: Graph) -> list[Node] | None:
@@ -63,13 +63,13 @@ def _make_axis(call: Call) -> Bound:
     x = call.inputs[0]
     tables = call.node.op.tables(x.shape)
     # Nothing changes: every element is taken with the weight 1.
-    axis, places, weights = tables[0] if tables else (0, np.zeros((1, 1)), np.ones((1, 1)))
+    axis, positions, weights = tables[0] if tables else (0, np.zeros((1, 1)), np.ones((1, 1)))
     line = x.shape if tables else (1, x.size)
     axis = axis if tables else 0
     outer, inner = math.prod(line[:axis]), math.prod(line[axis + 1 :])
-    index = call.device.upload(np.ascontiguousarray(places, np.int64))
+    index = call.device.upload(np.ascontiguousarray(positions, np.int64))
     weight = call.device.upload(np.ascontiguousarray(weights, np.float32))
-    shape = _cpu.InterpolateShape(outer, line[axis], inner, *places.shape)
+    shape = _cpu.InterpolateShape(outer, line[axis], inner, *positions.shape)
     bound = call.native(
         "interpolate_axis",
         call.input_addresses[0],

@@ -50,15 +50,15 @@ def walk(shape: Shape, *steps: Shape) -> list[list[int]] | None:
     for axis, size in enumerate(shape):
         if size == 1:
             continue
-        joins = len(sizes) > 0 and all(
+        adjoining = len(sizes) > 0 and all(
             k[-1] == s[axis] * size for k, s in zip(kept, steps, strict=True)
         )
-        if joins:
+        if adjoining:
             sizes[-1] *= size
         else:
             sizes.append(size)
         for k, s in zip(kept, steps, strict=True):
-            if joins:
+            if adjoining:
                 k[-1] = s[axis]
             else:
                 k.append(s[axis])
@@ -75,7 +75,7 @@ def copy_shape(
 
     Args:
         reads, writes: steps of the input and of the output.
-        start, target: their first elements' places.
+        start, target: their first elements' positions.
     """
     found = walk(shape, reads, writes)
     if found is None:

@@ -1,1 +1,1 @@
-"""From a graph to what runs: rewrites for a device, kernels and places, reduced precision."""
+"""From a graph to what runs: rewrites for a device, kernels and positions, reduced precision."""

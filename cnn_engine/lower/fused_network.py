@@ -19,7 +19,7 @@ from ..operators.windows import LARGEST
 
 
 @dataclass(frozen=True)
-class Chain(Operator):
+class FusedNetwork(Operator):
     """Inputs: images, then the constants of the nodes; output: what the last node makes.
 
     Attributes:
@@ -125,21 +125,21 @@ def chain(
     Raises:
         UnsupportedError: they are no chain of layers that any kernel has; says which node is not.
     """
-    nodes, (scale, offset), reason = _chained(graph, scale, offset)
+    nodes, (scale, offset), reason = _fused_nodes(graph, scale, offset)
     if not nodes or (count is not None and count > len(nodes)):
         raise UnsupportedError(reason)
     nodes = nodes[:count]
     images = graph.inputs[0]
     inputs = (images.name, *dict.fromkeys(name for node in nodes for name in node.inputs[1:]))
-    op = Chain(tuple(nodes), inputs, images.shape[1:], scale, offset, dtype)
-    covers = tuple(node.name for node in graph.nodes[: graph.places[nodes[-1].name] + 1])
+    op = FusedNetwork(tuple(nodes), inputs, images.shape[1:], scale, offset, dtype)
+    covers = tuple(node.name for node in graph.nodes[: graph.positions[nodes[-1].name] + 1])
     name = f"{nodes[0].name} to {nodes[-1].name}"
     if len(covers) == len(graph.nodes):
         name = "network"
     return Node(name, op, inputs, nodes[-1].outputs, covers)
 
 
-def _chained(
+def _fused_nodes(
     graph: Graph, scale: float, offset: float
 ) -> tuple[list[Node], tuple[float, float], str]:
     """Returns the first nodes that are a chain, how it reads pixels, and why the next is no part of it."""
@@ -186,12 +186,12 @@ def longest(graph: Graph, dtype: str, device: Any) -> int:
     Raises:
         UnsupportedError: there is none; says why.
     """
-    nodes, _, reason = _chained(graph, 1.0, 0.0)
+    nodes, _, reason = _fused_nodes(graph, 1.0, 0.0)
     rows = _first_of_rows(graph)
     count = len(nodes)
     if not any(node.op.kind in ("conv2d", "linear") for node in nodes):
         raise UnsupportedError(reason)
-    while count and graph.places[nodes[count - 1].name] + 1 >= rows:
+    while count and graph.positions[nodes[count - 1].name] + 1 >= rows:
         node = chain(graph, dtype, count)
         refused = why_not(node, graph.constants, device)
         if refused is None:
@@ -204,8 +204,8 @@ def longest(graph: Graph, dtype: str, device: Any) -> int:
 def _first_of_rows(graph: Graph) -> int:
     """Returns the place of the first node from which on every one makes rows of numbers of rows.
 
-    What makes rows of images by itself, as a mean over places does, is none of them: networks that end so are
-    up to 1.2 times as fast with kernels of their own for all nodes, on the CPU.
+    What makes rows of images by itself, as a mean over positions does, is none of them: networks that end so
+    are up to 1.2 times as fast with kernels of their own for all nodes, on the CPU.
     """
     place = len(graph.nodes)
     for node in reversed(graph.nodes):
@@ -253,6 +253,6 @@ def why_not(node: Node, constants: Mapping[str, np.ndarray], device: Any) -> str
 
 
 def description(network: Network, weights: Mapping[str, np.ndarray]) -> tuple:
-    """Returns :meth:`Chain.description` of a whole network."""
+    """Returns :meth:`FusedNetwork.description` of a whole network."""
     graph = network.graph(1, True, weights)
     return chain(graph, "float32").op.description(graph.constants)

@@ -40,7 +40,7 @@ class Program:
         fuses: whether what follows a convolution may become part of it, as reports then show it.
         own: node, or operator -> a kernel of a user's own.
         tuner: chooses kernels by measuring them, or None.
-        chained: where the variant is fused: how many layers one kernel runs, the others running by
+        fused_layers: where the variant is fused: how many layers one kernel runs, the others running by
             themselves; None: all.
 
     Attributes:
@@ -60,7 +60,7 @@ class Program:
         fuses: bool = False,
         own: Mapping[str, Kernel] | None = None,
         tuner: Tuner | None = None,
-        chained: int | None = None,
+        fused_layers: int | None = None,
     ) -> None:
         self.graph_of = graph_of
         self.placement = placement
@@ -69,14 +69,14 @@ class Program:
         self.first = first
         self.own = dict(own or {})
         self.tuner: Tuner | Chosen | None = tuner
-        self.chained = chained
+        self.fused_layers = fused_layers
         self.covered = 0
-        goes_on, fuse_network = False, None  # after a chain
+        has_rest, fuse_network = False, None  # after a chain
         if not choice.layered:
             graph = graph_of(*first)
-            fuse_network = partial(_fuse_network, graph_of, dtype, chained, first[1])
+            fuse_network = partial(_fuse_network, graph_of, dtype, fused_layers, first[1])
             self.covered = len(fuse_network(graph).nodes[0].covers)
-            goes_on = self.covered < len(graph.nodes)
+            has_rest = self.covered < len(graph.nodes)
         layers = fuses and choice.layered and (choice.automatic or choice.variant == "blocked")
         self.channels_last = (
             layers
@@ -88,13 +88,13 @@ class Program:
         )
         # What follows a chain are layers of rows, which tensor cores, or a warp an output, are faster at.
         rows_follow = (
-            goes_on
+            has_rest
             and not self.own
             and placement.data_mode == "resident"
             and TENSOR_CORES.met_by(placement.device.target)
         )
         self.replays = (
-            ((fuses and choice.automatic) or goes_on)
+            ((fuses and choice.automatic) or has_rest)
             and not self.own  # which may queue work elsewhere
             and placement.device.kind == "cuda"
             and placement.data_mode == "resident"
@@ -224,8 +224,8 @@ class Program:
             if kernel.prepare is not None:
                 self.prepared(placed.graph, node, kernel)
             for index, name in enumerate(node.inputs):
-                if name in constants and not kernel.takes_up(index):
-                    self.constant(placed.graph, name, placed.places[node.name])
+                if name in constants and not kernel.packs_input(index):
+                    self.constant(placed.graph, name, placed.spaces[node.name])
                 if name in constants:
                     mapped.release(constants[name])
 
@@ -245,7 +245,7 @@ class Program:
             array = graph.constants.get(name)
             if array is None:
                 values.append(value and (value.shape[1:], value.dtype, value.storage_dtype))
-            elif kernel.takes_up(index):
+            elif kernel.packs_input(index):
                 packed.append(array)
                 values.append(id(array))
             else:
@@ -263,7 +263,7 @@ class Program:
             known = self._bare[id(op)] = op, op.without_activation()
         return known[1]
 
-    def products(self) -> list[str]:
+    def gemm_kernels(self) -> list[str]:
         """Returns the kernels of the first batch's convolutions and products, as reports name them."""
         placed, found = self.placed(*self.first), {}
         for node in placed.graph.nodes:

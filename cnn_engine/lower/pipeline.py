@@ -313,11 +313,11 @@ FUSE = Repeated(
 LAY_OUT_ON_CPU = Repeated(
     (
         _pass(passes.channels_last, "the fastest convolutions read images [N, H, W, C]"),
-        _pass(passes.convolve_products, "products over channels are 1x1 convolutions"),
+        _pass(passes.convolve_matmuls, "products over channels are 1x1 convolutions"),
         _pass(passes.convolve_rows, "products of rows are 1x1 convolutions with epilogues"),
         _pass(passes.fold_constants_after, "constants of channels go into the weights"),
         _pass(passes.fuse_residuals, "a residual is added to the sum while it is stored"),
-        _pass(passes.pool_first, "a 1x1 convolution of fewer pixels does less"),
+        _pass(passes.pool_before_convolutions, "a 1x1 convolution of fewer pixels does less"),
         _pass(passes.fuse_prologues, "a scale and a relu are applied as the convolution reads"),
         _pass(passes.fuse_activations, "a function is applied to the sum while it is stored"),
         _pass(passes.nest_concatenations, "a longer concatenation holds the shorter one"),
@@ -333,15 +333,15 @@ LAY_OUT_ON_CUDA = Repeated(
             passes.channels_last, "the fastest convolutions read images [N, H, W, C]", shuffles=True
         ),
         _pass(passes.order_weights, "linear layers read [N, H, W, C] as it lies"),
-        _pass(passes.convolve_products, "products over channels are 1x1 convolutions"),
+        _pass(passes.convolve_matmuls, "products over channels are 1x1 convolutions"),
         _pass(passes.fold_constants_after, "constants of channels go into the weights"),
         _pass(passes.fuse_residuals, "a residual is added to the sum while it is stored"),
-        # Before pools change places with convolutions that have nothing before them: a norm and a relu by
+        # Before pools swap with convolutions that have nothing before them: a norm and a relu by
         # themselves cost more than the pixels that are pooled afterwards.
         Pass(
             "fuse_prologues", _fuse_prologues, "a scale and a relu are applied as the convolution reads"
         ),
-        _pass(passes.pool_first, "a 1x1 convolution of fewer pixels does less"),
+        _pass(passes.pool_before_convolutions, "a 1x1 convolution of fewer pixels does less"),
         _pass(
             passes.fuse_activations, "a function is applied to the sum while it is stored",
             functions=EPILOGUES_ON_CUDA,
@@ -363,7 +363,7 @@ PIPELINE: tuple[Pass | Repeated, ...] = (
         lambda setting: setting.fuse_network is not None,
     ),
     _pass(
-        passes.fuse_functions_of_rows, "a function is applied to a linear layer's sum",
+        passes.fuse_linear_activations, "a function is applied to a linear layer's sum",
         lambda setting: setting.rows_follow,
     ),
     Pass(
@@ -377,7 +377,7 @@ PIPELINE: tuple[Pass | Repeated, ...] = (
     # Where each layer is a kernel's.
     FUSE,
     _pass(
-        passes.plain_convolutions, "the CPU's kernels know convolutions of images", _images("cpu")
+        passes.lower_convolutions, "the CPU's kernels know convolutions of images", _images("cpu")
     ),
     LAY_OUT_ON_CPU,
     LAY_OUT_ON_CUDA,
@@ -400,14 +400,14 @@ PIPELINE: tuple[Pass | Repeated, ...] = (
         _images_in_16_bits,
     ),
     _fusing("two convolutions that are added are one sum", _images("cuda"), CONV2D_SUM),
-    _asking(passes.fuse_neighbours, "two small convolutions fill a GPU", _images("cuda")),
+    _asking(passes.fuse_conv_pairs, "two small convolutions fill a GPU", _images("cuda")),
     _fusing("a mean and a linear layer are one kernel", _images("cuda"), MEAN_LINEAR),
     _fusing("a convolution normalises what it makes", _images("cuda"), DEPTHWISE_NORM),
     _fusing("one kernel runs an inverted residual block", _images_in_16_bits, INVERTED_RESIDUAL),
     _fusing("the wide image between both stays in shared memory", _images_in_16_bits, EXPAND_DEPTHWISE),
     Pass(
-        "fuse_gate_means",
-        lambda graph, setting: passes.fuse_gate_means(graph, partial(box_of_means, setting.device)),
+        "fuse_squeeze_excite",
+        lambda graph, setting: passes.fuse_squeeze_excite(graph, partial(box_of_means, setting.device)),
         "a convolution makes the means that gates read", _images("cuda"), by_size=True,
     ),
     _fusing(
@@ -416,7 +416,7 @@ PIPELINE: tuple[Pass | Repeated, ...] = (
     _fusing("one kernel runs the seam of two dense layers", _images_in_16_bits, DENSE_LAYER),
     _fusing("a convolution pools what it makes", _images_in_16_bits, CONV2D_POOL),
     _asking(
-        passes.scale_by_gates, "a gate multiplies the image that it has just read", _images_in_16_bits
+        passes.fuse_excite_scales, "a gate multiplies the image that it has just read", _images_in_16_bits
     ),
     # Last, of what no other kernel took up.
     _pass(

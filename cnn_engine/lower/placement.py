@@ -66,7 +66,7 @@ class Placed:
 
     Attributes:
         graph: with its copies; its outputs lie where the caller wants them.
-        places: node -> the kind of its device: ``cpu``, ``cuda``, ``openacc``.
+        spaces: node -> the kind of its device: ``cpu``, ``cuda``, ``openacc``.
         kernels: node -> its kernel; a node that runs nothing has none.
         memory_spaces: value -> a kind of device, or ``managed``, which both reach.
         outputs: what the caller calls the outputs.
@@ -75,7 +75,7 @@ class Placed:
     """
 
     graph: Graph
-    places: Mapping[str, str]
+    spaces: Mapping[str, str]
     kernels: Mapping[str, Kernel]
     memory_spaces: Mapping[str, str]
     outputs: tuple[str, ...]
@@ -145,8 +145,8 @@ def place(
             if (kernel := choose(graph, node)) is not None:
                 chosen[node.name] = kernel
     check_own(own or {}, chosen, refused)
-    places = {name: kernel.device for name, kernel in chosen.items()}
-    placed = _with_copies(graph, placement, places, chosen, fallbacks, on_device)
+    spaces = {name: kernel.device for name, kernel in chosen.items()}
+    placed = _with_copies(graph, placement, spaces, chosen, fallbacks, on_device)
     return replace(placed, refused=refused)
 
 
@@ -187,7 +187,7 @@ def check_own(
 def _with_copies(
     graph: Graph,
     placement: Placement,
-    places: dict[str, str],
+    spaces: dict[str, str],
     chosen: dict[str, Kernel],
     fallbacks: dict[str, str],
     on_device: bool,
@@ -216,8 +216,8 @@ def _with_copies(
             name += "'"
         names.add(name)
         nodes.append(Node(name, Move(direction, what), (value,), (made,)))
-        places[name] = "cpu" if direction == "h2h" else kind
-        chosen[name] = kernels.of("copy", places[name])[0]
+        spaces[name] = "cpu" if direction == "h2h" else kind
+        chosen[name] = kernels.of("copy", spaces[name])[0]
         home[made] = "managed" if managed else to
         if keep:
             copies[value, to] = made
@@ -225,9 +225,9 @@ def _with_copies(
 
     for node in graph.nodes:
         own = [n for n in node.inputs if n is not None and n not in graph.constants]
-        if node.name not in places:  # an alias, where its input is
-            places[node.name] = "cpu" if not own else _reached(home[own[0]], caller)
-        place = "cpu" if placement.regions else places[node.name]  # where its memory is
+        if node.name not in spaces:  # an alias, where its input is
+            spaces[node.name] = "cpu" if not own else _reached(home[own[0]], caller)
+        place = "cpu" if placement.regions else spaces[node.name]  # where its memory is
         reads = {}
         for value in own:
             if home[value] in (place, "managed") or value in reads:
@@ -255,7 +255,7 @@ def _with_copies(
         if (
             lies == "managed"
         ):  # written where the caller wants it, if his side writes it and no other reads it
-            lies = places[source.name]
+            lies = spaces[source.name]
             if graph.consumers[value]:
                 taken.add(value)
         if lies != caller:
@@ -265,7 +265,7 @@ def _with_copies(
         taken.add(memory_of(value, producers))
         outputs.append(value)
     placed = replace(graph, nodes=tuple(nodes), outputs=tuple(outputs), like=graph)
-    return Placed(placed, places, chosen, home, graph.outputs, fallbacks)
+    return Placed(placed, spaces, chosen, home, graph.outputs, fallbacks)
 
 
 def _reached(home: str, caller: str) -> str:

@@ -175,32 +175,32 @@ def store_rounded(
     """
     whole = {value.name for value in graph.inputs} | set(graph.outputs) | set(graph.constants)
     whole |= {name for name, value in graph.values.items() if value.dtype != "float32"}
-    alike: dict[str, str] = {}
+    root_of: dict[str, str] = {}
 
     def first(name: str) -> str:
-        while name in alike:
-            name = alike[name]
+        while name in root_of:
+            name = root_of[name]
         return name
 
     for node in graph.nodes:
         values = {name for name in (*node.inputs, *node.outputs) if name is not None}
         if node.op.kind in kernels.ALIASES:
-            places, joined = values, True
+            rounded, joined = values, True
         else:
             kernel, _ = kernels.choose(node, graph, target)
             if kernel is None or kernel.rewrite(node, graph) or node.name in in_float32:
                 whole |= values
                 continue
             found, joined = kernel.stores(node, graph), kernel.same_storage
-            places = {name for place, name in enumerate(node.inputs) if place in found and name}
-            places |= set(node.outputs) if None in found else set()
-            whole |= {name for place, name in enumerate(node.inputs) if place not in found and name}
-        whole |= values - places
-        if joined and places:
-            root = first(next(iter(places)))
-            for name in places:
+            rounded = {name for index, name in enumerate(node.inputs) if index in found and name}
+            rounded |= set(node.outputs) if None in found else set()
+            whole |= {name for index, name in enumerate(node.inputs) if index not in found and name}
+        whole |= values - rounded
+        if joined and rounded:
+            root = first(next(iter(rounded)))
+            for name in rounded:
                 if (other := first(name)) != root:
-                    alike[other] = root
+                    root_of[other] = root
     kept = {first(name) for name in whole}
     storage_dtype = {name: dtype for name in graph.producers if first(name) not in kept}
     return replace(graph, storage_dtype=storage_dtype)

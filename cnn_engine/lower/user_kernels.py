@@ -56,7 +56,7 @@ def target_and_file(text: str) -> tuple[str | None, str]:
     return target, file
 
 
-def told(own: Mapping[str, Kernel], placed: Placed) -> tuple[list[dict[str, Any]], list[str]]:
+def describe(own: Mapping[str, Kernel], placed: Placed) -> tuple[list[dict[str, Any]], list[str]]:
     """Returns what a user's kernels run in a pass: as the JSON has it, and as sentences."""
     found, words = [], []
     for target, kernel in own.items():

@@ -105,7 +105,7 @@ class Estimate:
         return Estimate(self.value * factor, *ends, self.samples, self.independent)
 
     def inverse(self) -> Estimate:
-        """Returns the estimate of one over the samples' value, which is above 0; the ends change places."""
+        """Returns the estimate of one over the samples' value, which is above 0; its bounds swap."""
         low, high = (1 / self.high, 1 / self.low) if self.known and self.low > 0 else (None, None)
         return Estimate(1 / self.value, low, high, self.samples, self.independent)
 

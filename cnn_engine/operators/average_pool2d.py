@@ -22,8 +22,8 @@ class AveragePool2d(Operator):
         padding: rows and columns of zeros: above, on the left, below, on the right.
         extra: rows below and columns on the right beyond the padding, so that a last window fits; they
             never count.
-        count_include_pad: whether the divisor counts places in the padding; else those in the image only. A
-            window without a place to count gives 0.
+        count_include_pad: whether the divisor counts positions in the padding; else those in the image only.
+            A window without a place to count gives 0.
     """
 
     kind: ClassVar[str] = "average_pool2d"
@@ -37,7 +37,7 @@ class AveragePool2d(Operator):
 
     @property
     def border(self) -> tuple[int, ...]:
-        """Padding with the extra places."""
+        """Padding with the extra positions."""
         after = (a + b for a, b in zip(self.padding[self.rank :], self.extra, strict=True))
         return (*self.padding[: self.rank], *after)
 
@@ -47,9 +47,9 @@ class AveragePool2d(Operator):
         check_types("floats", x.dtype)
         if len(x.shape) != 2 + self.rank:
             raise InputError(f"expected {2 + self.rank} dimensions, found {list(x.shape)}")
-        places = output_sizes(x.shape[2:], self.kernel, self.stride, self.border, self.dilation)
+        positions = output_sizes(x.shape[2:], self.kernel, self.stride, self.border, self.dilation)
         check_image("input", x.shape, self.border)
-        return (((*x.shape[:2], *places), x.dtype),)
+        return (((*x.shape[:2], *positions), x.dtype),)
 
     def _windows(self, x: np.ndarray) -> np.ndarray:
         view = windows(x, self.kernel, self.stride, self.dilation)

@@ -208,7 +208,7 @@ class BitwiseXor(Binary):
 
 @dataclass(frozen=True)
 class BitShift(Binary):
-    """a with its bits moved by b places.
+    """a with its bits moved by b positions.
 
     Attributes:
         direction: ``LEFT`` or ``RIGHT``.

@@ -53,10 +53,10 @@ class Conv2d(Operator):
                 f"expected a weight of {x.shape[1]} channels / {self.groups} groups and filters in "
                 f"{self.groups} groups, found {list(weight.shape)}"
             )
-        places = output_sizes(
+        positions = output_sizes(
             x.shape[2:], weight.shape[2:], self.stride, self.padding, self.dilation
         )
-        shape = (x.shape[0], filters, *places)
+        shape = (x.shape[0], filters, *positions)
         check_image("input", x.shape, self.padding)
         check_image("output", shape)
         if bias is not None and bias.shape != (filters,):

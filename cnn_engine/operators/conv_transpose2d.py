@@ -94,12 +94,12 @@ class ConvTranspose2d(Operator):
         grouped = x.reshape(n, groups, channels // groups, *sizes)
         grouped_weight = weight.reshape(groups, channels // groups, filters, *kernel)
         for tap in np.ndindex(*kernel):
-            places = tuple(
+            positions = tuple(
                 slice(t * d, t * d + (size - 1) * s + 1, s)
                 for t, d, s, size in zip(tap, self.dilation, self.stride, sizes, strict=True)
             )
             at_tap = grouped_weight[(..., *tap)]
-            y[(..., *places)] += np.einsum("ngc...,gck->ngk...", grouped, at_tap)
+            y[(..., *positions)] += np.einsum("ngc...,gck->ngk...", grouped, at_tap)
         y = y.reshape(n, groups * filters, *full)
         cut = []
         for axis in range(rank):

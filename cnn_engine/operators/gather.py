@@ -11,7 +11,7 @@ from ..errors import InputError
 from .operator import Operator, axis_in, need
 
 
-def _places(indices: np.ndarray, size: int) -> np.ndarray:
+def _positions(indices: np.ndarray, size: int) -> np.ndarray:
     """Returns ``indices`` counted from 0.
 
     Raises:
@@ -19,7 +19,7 @@ def _places(indices: np.ndarray, size: int) -> np.ndarray:
     """
     if indices.size and not (-size <= indices.min() and indices.max() < size):
         wrong = indices[(indices < -size) | (indices >= size)].ravel()[0]
-        raise InputError(f"indices: expected places of {size}, found {wrong}")
+        raise InputError(f"indices: expected positions of {size}, found {wrong}")
     return np.where(indices < 0, indices + size, indices).astype(np.int64)
 
 
@@ -47,7 +47,7 @@ class Gather(Operator):
         return (((*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :]), x.dtype),)
 
     def reference(self, x, indices):
-        return np.take(np.asarray(x), _places(indices, x.shape[self.axis]), axis=self.axis)
+        return np.take(np.asarray(x), _positions(indices, x.shape[self.axis]), axis=self.axis)
 
 
 @dataclass(frozen=True)
@@ -75,15 +75,15 @@ class GatherElements(Operator):
         return ((indices.shape, x.dtype),)
 
     def reference(self, x, indices):
-        return np.asarray(x)[_element_places(x.shape, indices, self.axis)]
+        return np.asarray(x)[_element_positions(x.shape, indices, self.axis)]
 
 
-def _element_places(shape, indices: np.ndarray, axis: int) -> tuple[np.ndarray, ...]:
+def _element_positions(shape, indices: np.ndarray, axis: int) -> tuple[np.ndarray, ...]:
     """Returns the index arrays with which every index names one element of an array of ``shape``."""
     axis = axis_in(axis, len(shape))
-    places = list(np.ogrid[tuple(slice(size) for size in indices.shape)])
-    places[axis] = _places(indices, shape[axis])
-    return tuple(places)
+    positions = list(np.ogrid[tuple(slice(size) for size in indices.shape)])
+    positions[axis] = _positions(indices, shape[axis])
+    return tuple(positions)
 
 
 @dataclass(frozen=True)
@@ -112,16 +112,18 @@ class ScatterElements(Operator):
 
     def reference(self, x, indices, updates):
         y = np.array(x)
-        _write(y, _element_places(x.shape, indices, self.axis), np.asarray(updates), self.reduction)
+        _write(
+            y, _element_positions(x.shape, indices, self.axis), np.asarray(updates), self.reduction
+        )
         return y
 
 
-def _write(y: np.ndarray, places: tuple[np.ndarray, ...], updates, reduction: str) -> None:
-    joins = {"add": np.add, "mul": np.multiply, "max": np.maximum, "min": np.minimum}
+def _write(y: np.ndarray, positions: tuple[np.ndarray, ...], updates, reduction: str) -> None:
+    combine = {"add": np.add, "mul": np.multiply, "max": np.maximum, "min": np.minimum}
     if reduction == "none":
-        y[places] = updates
+        y[positions] = updates
     else:
-        joins[reduction].at(y, places, updates)
+        combine[reduction].at(y, positions, updates)
 
 
 @dataclass(frozen=True)
@@ -155,13 +157,13 @@ class GatherND(Operator):
     def reference(self, x, indices):
         shared = self.batch_dims
         rank = indices.ndim - 1
-        places = [
+        positions = [
             np.arange(size).reshape([-1 if i == axis else 1 for i in range(rank)])
             for axis, size in enumerate(x.shape[:shared])
         ]
         for column in range(indices.shape[-1]):
-            places.append(_places(indices[..., column], x.shape[shared + column]))
-        return np.asarray(x)[tuple(places)]
+            positions.append(_positions(indices[..., column], x.shape[shared + column]))
+        return np.asarray(x)[tuple(positions)]
 
 
 @dataclass(frozen=True)
@@ -188,10 +190,10 @@ class ScatterND(Operator):
 
     def reference(self, x, indices, updates):
         y = np.array(x)
-        places = tuple(
-            _places(indices[..., column], x.shape[column]) for column in range(indices.shape[-1])
+        positions = tuple(
+            _positions(indices[..., column], x.shape[column]) for column in range(indices.shape[-1])
         )
-        _write(y, places, np.asarray(updates), self.reduction)
+        _write(y, positions, np.asarray(updates), self.reduction)
         return y
 
 
@@ -199,7 +201,7 @@ class ScatterND(Operator):
 class TensorScatter(Operator):
     """A cache with new rows written into every sequence.
 
-    Inputs: cache [N, ...], update of its shape but along ``axis``, first places [N] (int64) or None: 0.
+    Inputs: cache [N, ...], update of its shape but along ``axis``, first positions [N] (int64) or None: 0.
 
     Attributes:
         mode: ``linear``: all rows must fit; ``circular``: what passes the end goes on at the beginning.
@@ -246,8 +248,8 @@ class TensorScatter(Operator):
         wrong = first[(first < 0) | (first > max(last, 0))]
         if wrong.size and rows:
             raise InputError(f"write_indices: expected 0 to {max(last, 0)}, found {wrong[0]}")
-        places = (first[:, None] + np.arange(rows)) % max(size, 1)
-        y[np.arange(len(y))[:, None], places] = update
+        positions = (first[:, None] + np.arange(rows)) % max(size, 1)
+        y[np.arange(len(y))[:, None], positions] = update
         return np.ascontiguousarray(np.moveaxis(y, 1, axis))
 
 
@@ -277,7 +279,9 @@ class OneHot(Operator):
     def reference(self, indices, values):
         indices = np.asarray(indices).astype(np.int64)
         axis = axis_in(self.axis, indices.ndim + 1)
-        places = np.expand_dims(np.where(indices < 0, indices + self.depth, indices), axis)
-        counts = np.arange(self.depth).reshape([-1 if i == axis else 1 for i in range(places.ndim)])
+        positions = np.expand_dims(np.where(indices < 0, indices + self.depth, indices), axis)
+        counts = np.arange(self.depth).reshape(
+            [-1 if i == axis else 1 for i in range(positions.ndim)]
+        )
         off, on = values
-        return np.where(places == counts, on, off)
+        return np.where(positions == counts, on, off)

@@ -47,7 +47,7 @@ class Matmul(Operator):
         """
         steps = []
         matrices = []
-        for shape, exchanged, row in ((a, transpose[0], True), (b, transpose[1], False)):
+        for shape, swapped, row in ((a, transpose[0], True), (b, transpose[1], False)):
             if len(shape) == 1:
                 steps.append(())
                 size, step = ((1, shape[0]), (0, 1)) if row else ((shape[0], 1), (1, 0))
@@ -55,7 +55,7 @@ class Matmul(Operator):
                 all_steps = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
                 steps.append(tuple(all_steps[:-2]))
                 size, step = tuple(shape[-2:]), tuple(all_steps[-2:])
-                if exchanged:
+                if swapped:
                     size, step = size[::-1], step[::-1]
             matrices.append((size, step))
         (rows, depth), (a_row, a_depth) = matrices[0]

@@ -42,9 +42,9 @@ class MaxPool2d(Operator):
         (x,) = inputs
         if len(x.shape) != 2 + self.rank:
             raise InputError(f"expected {2 + self.rank} dimensions, found {list(x.shape)}")
-        places = output_sizes(x.shape[2:], self.kernel, self.stride, self.padding, self.dilation)
+        positions = output_sizes(x.shape[2:], self.kernel, self.stride, self.padding, self.dilation)
         check_image("input", x.shape, self.padding)
-        shape = (*x.shape[:2], *places)
+        shape = (*x.shape[:2], *positions)
         return ((shape, x.dtype), (shape, "int64"))[: 1 if self.indices is None else 2]
 
     def reference(self, x):
@@ -58,8 +58,8 @@ class MaxPool2d(Operator):
         order = "C" if self.indices == "row" else "F"
         numbers = np.arange(math.prod(sizes), dtype=np.int64).reshape(sizes, order=order)
         planes = np.arange(math.prod(x.shape[:2]), dtype=np.int64).reshape(*x.shape[:2])
-        places = planes.reshape(*x.shape[:2], *[1] * self.rank) * math.prod(sizes) + numbers
-        at = self._windows(padded(places, self.padding, -1))
+        positions = planes.reshape(*x.shape[:2], *[1] * self.rank) * math.prod(sizes) + numbers
+        at = self._windows(padded(positions, self.padding, -1))
         chosen = ((view == y[..., None]) & (at >= 0)).argmax(axis=-1)  # x may hold the lowest, too
         missing = np.isnan(view)
         last = missing.shape[-1] - 1 - missing[..., ::-1].argmax(axis=-1)
@@ -67,7 +67,7 @@ class MaxPool2d(Operator):
         return y, np.take_along_axis(at, chosen[..., None], axis=-1)[..., 0]
 
     def _windows(self, x: np.ndarray) -> np.ndarray:
-        """Returns [N, C, places..., taps]."""
+        """Returns [N, C, positions..., taps]."""
         view = windows(x, self.kernel, self.stride, self.dilation)
         return view.reshape(*view.shape[: 2 + self.rank], math.prod(self.kernel))
 

@@ -43,24 +43,24 @@ class TopK(Operator):
         if 0 < self.k < size // 2 and rows.size and not np.isnan(rows).any():
             near = self._candidates(rows)
             order = self._order(np.take_along_axis(rows, near, -1))
-            places = np.take_along_axis(near, order, -1)
+            positions = np.take_along_axis(near, order, -1)
         else:
-            places = self._order(rows)[:, : self.k]
-        values = np.take_along_axis(rows, places, -1)
+            positions = self._order(rows)[:, : self.k]
+        values = np.take_along_axis(rows, positions, -1)
         return tuple(
             np.moveaxis(found.reshape(*lead, self.k), -1, self.axis)
-            for found in (values, places.astype(np.int64))
+            for found in (values, positions.astype(np.int64))
         )
 
     def _order(self, rows: np.ndarray) -> np.ndarray:
-        """Returns the places of a row's elements in order; NaN is the greatest."""
+        """Returns the positions of a row's elements in order; NaN is the greatest."""
         if not self.largest:
             return np.argsort(rows, -1, kind="stable")
         # A stable sort of the mirrored keeps the first of equals last there.
         return rows.shape[-1] - 1 - np.argsort(rows[:, ::-1], -1, kind="stable")[:, ::-1]
 
     def _candidates(self, rows: np.ndarray) -> np.ndarray:
-        """Returns the places of the k that are taken, as they stand in a row: of equals the first ones."""
+        """Returns the positions of the k that are taken, as they stand in a row: of equals the first ones."""
         k, size = self.k, rows.shape[-1]
         last = size - k if self.largest else k - 1
         least = np.partition(rows, last, -1)[:, last : last + 1]

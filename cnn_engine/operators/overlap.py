@@ -68,13 +68,13 @@ class Col2im(Operator):
         ]
         y = np.zeros((len(x), channels, *sizes), x.dtype)
         for taps in np.ndindex(*self.kernel):
-            places = tuple(
+            positions = tuple(
                 slice(tap * step, tap * step + stride * (count - 1) + 1, stride)
                 for tap, step, stride, count in zip(
                     taps, self.dilation, self.stride, windows, strict=True
                 )
             )
-            y[(slice(None), slice(None), *places)] += x[(slice(None), slice(None), *taps)]
+            y[(slice(None), slice(None), *positions)] += x[(slice(None), slice(None), *taps)]
         inner = tuple(
             slice(self.padding[d], self.padding[d] + size) for d, size in enumerate(self.image)
         )
@@ -88,7 +88,7 @@ class Col2im(Operator):
 class MaxUnpool(Operator):
     """Maxima put back where a pooling found them, 0 elsewhere.
 
-    Inputs: x [N, C, ...], indices (int64, places in the whole pooled tensor) of its shape.
+    Inputs: x [N, C, ...], indices (int64, positions in the whole pooled tensor) of its shape.
 
     Attributes:
         pooled: the image that was pooled.
@@ -125,7 +125,7 @@ class MaxUnpool(Operator):
         y = np.zeros((*x.shape[:2], *self.pooled), x.dtype)
         wrong = indices[(indices < 0) | (indices >= y.size)]
         if wrong.size:
-            raise InputError(f"indices: expected places of {y.size}, found {wrong[0]}")
+            raise InputError(f"indices: expected positions of {y.size}, found {wrong[0]}")
         y.reshape(-1)[indices.reshape(-1)] = x.reshape(-1)
         wide = np.zeros((*x.shape[:2], *self.image), x.dtype)
         wide[tuple(slice(size) for size in y.shape)] = y

@@ -47,7 +47,7 @@ class Pad(Operator):
             sizes.append(size + before + after)
         return ((tuple(sizes), inputs[0].dtype),)
 
-    def places(self, size: int, axis: int) -> np.ndarray:
+    def positions(self, size: int, axis: int) -> np.ndarray:
         """Returns what stands at each place along ``axis`` of the output: a place in x, or -1: the constant.
 
         Args:
@@ -65,11 +65,11 @@ class Pad(Operator):
         x = np.asarray(x)
         outside = np.zeros((1,) * x.ndim, bool)
         for axis, size in enumerate(x.shape):
-            places = self.places(size, axis)
-            missing = (places < 0).reshape([-1 if i == axis else 1 for i in range(x.ndim)])
+            positions = self.positions(size, axis)
+            missing = (positions < 0).reshape([-1 if i == axis else 1 for i in range(x.ndim)])
             if size:
-                x = np.take(x, np.maximum(places, 0), axis=axis)
+                x = np.take(x, np.maximum(positions, 0), axis=axis)
             else:
-                x = np.zeros([*x.shape[:axis], len(places), *x.shape[axis + 1 :]], x.dtype)
+                x = np.zeros([*x.shape[:axis], len(positions), *x.shape[axis + 1 :]], x.dtype)
             outside = outside | missing
         return np.where(outside, np.asarray(self.value).astype(x.dtype), x)

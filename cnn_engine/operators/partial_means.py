@@ -1,4 +1,4 @@
-"""partial_means: the sums of an image's boxes over the number of all its places: they add up to its mean."""
+"""partial_means: means over the spatial tiles of an image, which add up to the mean of the whole image."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class PartialMeans(Operator):
     kind: ClassVar[str] = "partial_means"
     box: tuple[int, int]
 
-    def _boxes(self, rows: int, columns: int) -> tuple[int, int]:
+    def _tiles(self, rows: int, columns: int) -> tuple[int, int]:
         return -(-rows // self.box[0]), -(-columns // self.box[1])
 
     def infer(self, inputs):
@@ -30,16 +30,16 @@ class PartialMeans(Operator):
         (x,) = inputs
         if len(x.shape) != 4 or min(self.box) < 1:
             raise InputError(
-                f"expected images of 4 dimensions and boxes of places, found {list(x.shape)} and "
+                f"expected images of 4 dimensions and boxes of positions, found {list(x.shape)} and "
                 f"{list(self.box)}"
             )
         images, rows, columns, channels = x.shape
-        down, across = self._boxes(rows, columns)
+        down, across = self._tiles(rows, columns)
         return (((images, down * across, 1, channels), x.dtype),)
 
     def reference(self, x):
         images, rows, columns, channels = x.shape
-        (high, wide), (down, across) = self.box, self._boxes(rows, columns)
+        (high, wide), (down, across) = self.box, self._tiles(rows, columns)
         full = np.zeros((images, down * high, across * wide, channels))
         full[:, :rows, :columns] = float64(x)
         boxes = full.reshape(images, down, high, across, wide, channels).sum((2, 4))

@@ -221,10 +221,12 @@ class ArgMax(Operator):
 
     def reference(self, x):
         x = np.flip(float64(x), self.axis) if self.last else float64(x)
-        places = self.of(x)
+        positions = self.of(x)
         if self.last:
-            places = x.shape[self.axis] - 1 - places
-        return (np.expand_dims(places, self.axis) if self.keepdims else places).astype(np.int64)
+            positions = x.shape[self.axis] - 1 - positions
+        return (np.expand_dims(positions, self.axis) if self.keepdims else positions).astype(
+            np.int64
+        )
 
     def of(self, x: np.ndarray) -> np.ndarray:
         return np.asarray(x.argmax(axis=self.axis))

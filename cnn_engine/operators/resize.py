@@ -1,6 +1,7 @@
 """resize: x at other sizes. Along every dimension an output element is a weighted sum of a few of x's.
 
-:meth:`Resize.tables` gives these places and weights; kernels take them as they are, one dimension at a time.
+:meth:`Resize.tables` gives these positions and weights; kernels take them as they are, one dimension at a
+time.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ NEAREST = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
 #: The rule of ONNX's Resize before opset 11: ``ceil`` where the output is smaller, else ``floor``.
 SIMPLE = "simple"
 
-#: ONNX Runtime takes a float32 so near to the middle of two places for a tie.
+#: ONNX Runtime takes a float32 so near to the middle of two positions for a tie.
 TIE = 1e-6
 
 
@@ -46,7 +47,7 @@ class Resize(Operator):
         coordinates: which place of x an output element stands on; one of :data:`COORDINATES`.
         nearest: which neighbour, one of :data:`NEAREST`, or :data:`SIMPLE`.
         cubic_a: the cubic's coefficient.
-        exclude_outside: whether places outside x get no weight (the others more), else the border's value.
+        exclude_outside: whether positions outside x get no weight (the others more), else the border's value.
         antialias: whether the weights widen where the output is smaller.
         roi: start then end of the crop, as parts of x, for ``tf_crop_and_resize``.
         extrapolation: the value of what stands outside x there.
@@ -87,7 +88,7 @@ class Resize(Operator):
         return ((self.sizes, x.dtype),)
 
     def positions(self, axis: int, size: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns where on x each output element along ``axis`` stands, in places of x's ``size``.
+        """Returns where on x each output element along ``axis`` stands, in positions of x's ``size``.
 
         That is the place below, int64, and the part of a place from there on, float64 from 0 to below 1.
         """
@@ -102,7 +103,7 @@ class Resize(Operator):
         return whole.astype(np.int64), part
 
     def _quotients(self, axis: int, size: int) -> tuple[np.ndarray, int]:
-        """Returns the places as quotients: a numerator each, and the denominator of all."""
+        """Returns the positions as quotients: a numerator each, and the denominator of all."""
         out, scale = self.sizes[axis], self.scales[axis]
         i, p, q = np.arange(out, dtype=np.int64), scale.numerator, scale.denominator
         match self.coordinates:
@@ -124,7 +125,7 @@ class Resize(Operator):
                 return (2 * i + 1) * q - p, 2 * p
 
     def _rounded(self, axis: int, size: int) -> np.ndarray:
-        """Returns the places as ONNX Runtime computes them from a scale of float32."""
+        """Returns the positions as ONNX Runtime computes them from a scale of float32."""
         out, scale = self.sizes[axis], np.float32(self.scales[axis])
         i, size, half = np.arange(out).astype(np.float32), np.float32(size), np.float32(0.5)
         match self.coordinates:
@@ -160,10 +161,10 @@ class Resize(Operator):
         return Fraction(self.scales[axis]) * size - 1
 
     def tables(self, shape: tuple[int, ...]) -> list[tuple[int, np.ndarray, np.ndarray]]:
-        """Returns (axis, places, weights) for every dimension that changes.
+        """Returns (axis, positions, weights) for every dimension that changes.
 
-        An output element is the sum over t of weights[i, t] * x[places[i, t]] along the axis; places are
-        int64 [out, taps] and within x, weights float64 [out, taps].
+        An output element is the sum over t of weights[i, t] * x[positions[i, t]] along the axis; positions
+        are int64 [out, taps] and within x, weights float64 [out, taps].
         """
         return [
             (axis, *self._table(axis, size))
@@ -184,21 +185,21 @@ class Resize(Operator):
                 "round_prefer_ceil": part >= 0.5,
                 "round_prefer_floor": part > 0.5,
             }
-            places = (whole + up[nearest]).clip(0, size - 1)[:, None]
-            return places, np.ones(places.shape)
+            indices = (whole + up[nearest]).clip(0, size - 1)[:, None]
+            return indices, np.ones(indices.shape)
         reach = 1.0 if self.mode == "linear" else 2.0
         stretch = min(float(self.scales[axis]), 1.0) if self.antialias else 1.0
         half = math.ceil(reach / stretch)
         steps = np.arange(1 - half, 1 + half)
-        places = whole[:, None] + steps
+        indices = whole[:, None] + steps
         weights = self._weight((steps - part[:, None]) * stretch)
         if self.antialias or self.exclude_outside:
-            inside = (places >= 0) & (places < size)
+            inside = (indices >= 0) & (indices < size)
             if self.exclude_outside:
                 weights = np.where(inside, weights, 0.0)
             sums = weights.sum(axis=1, keepdims=True)
             weights = np.divide(weights, sums, out=np.zeros_like(weights), where=sums != 0)
-        return places.clip(0, size - 1), weights
+        return indices.clip(0, size - 1), weights
 
     def _weight(self, distance: np.ndarray) -> np.ndarray:
         d = np.abs(distance)
@@ -215,12 +216,12 @@ class Resize(Operator):
         if self.mode != "nearest":
             y = y.astype(np.float64)
         shape = y.shape
-        for axis, places, weights in self.tables(shape):
+        for axis, indices, weights in self.tables(shape):
             if self.mode == "nearest":
-                y = np.take(y, places[:, 0], axis=axis)
+                y = np.take(y, indices[:, 0], axis=axis)
                 continue
             rows = np.moveaxis(y, axis, -1)
-            rows = sum(rows[..., places[:, t]] * weights[:, t] for t in range(places.shape[1]))
+            rows = sum(rows[..., indices[:, t]] * weights[:, t] for t in range(indices.shape[1]))
             y = np.moveaxis(rows, -1, axis)
         if self.coordinates == "tf_crop_and_resize":
             outside = np.zeros((1,) * y.ndim, bool)
@@ -235,4 +236,4 @@ class Resize(Operator):
         if self.mode == "nearest":
             return 1
         tables = self.tables(inputs[0].shape)
-        return math.prod(places.shape[1] for _, places, _ in tables)
+        return math.prod(indices.shape[1] for _, indices, _ in tables)

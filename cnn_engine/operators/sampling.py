@@ -41,7 +41,7 @@ def _cubic(t: np.ndarray) -> list[np.ndarray]:
 
 @dataclass(frozen=True)
 class GridSample(Operator):
-    """x read at the places of a grid. Inputs: x [N, C, D1..Dr], grid [N, O1..Or, r] in x's float type.
+    """x read at the positions of a grid. Inputs: x [N, C, D1..Dr], grid [N, O1..Or, r] in x's float type.
 
     The grid's last dimension is a place, its coordinates in the reverse order of x's dimensions; -1 and 1 are
     the ends of an image: the centres of its outermost pixels or their outer edges.
@@ -97,11 +97,11 @@ class GridSample(Operator):
         y = np.zeros((*x.shape[:2], parts[0][0][0].shape[1]))
         images = np.arange(len(x))[:, None]
         for chosen in itertools.product(*(list(zip(*part, strict=True)) for part in parts)):
-            places, weights = zip(*chosen, strict=True)
-            inside = np.ones(places[0].shape, bool)
-            for place, size in zip(places, sizes, strict=True):
+            positions, weights = zip(*chosen, strict=True)
+            inside = np.ones(positions[0].shape, bool)
+            for place, size in zip(positions, sizes, strict=True):
                 inside &= (place >= 0) & (place < size)
-            at = tuple(np.where(inside, place, 0) for place in places)
+            at = tuple(np.where(inside, place, 0) for place in positions)
             values = np.moveaxis(x[(images, slice(None), *at)], -1, 1)
             weight = math.prod(weights)
             # Nothing is added from outside, not even 0 times an infinity.
@@ -154,7 +154,7 @@ class GridSample(Operator):
 def _bilinear(
     x: np.ndarray, y_at: np.ndarray, x_at: np.ndarray, inside: np.ndarray
 ) -> list[np.ndarray]:
-    """Returns the four weighted pixels of ``x`` [C, H, W] around places; 0 where they are not inside."""
+    """Returns the four weighted pixels of ``x`` [C, H, W] around positions; 0 where they are not inside."""
     height, width = x.shape[1:]
     rows, columns = np.floor(y_at), np.floor(x_at)
     t, s = y_at - rows, x_at - columns
@@ -306,33 +306,33 @@ class DeformConv(Operator):
             raise InputError(
                 f"offset_group: expected a divisor of {channels}, found {self.offset_groups}"
             )
-        places = output_sizes(x.shape[2:], kernel, self.stride, self.padding, self.dilation)
+        positions = output_sizes(x.shape[2:], kernel, self.stride, self.padding, self.dilation)
         taps = self.offset_groups * math.prod(kernel)
         for name, value, shape in (
-            ("offset", offset, (x.shape[0], 2 * taps, *places)),
+            ("offset", offset, (x.shape[0], 2 * taps, *positions)),
             ("bias", bias, (filters,)),
-            ("mask", mask, (x.shape[0], taps, *places)),
+            ("mask", mask, (x.shape[0], taps, *positions)),
         ):
             if value is not None and value.shape != shape:
                 raise InputError(f"{name}: expected {list(shape)}, found {list(value.shape)}")
-        return (((x.shape[0], filters, *places), x.dtype),)
+        return (((x.shape[0], filters, *positions), x.dtype),)
 
     def reference(self, x, weight, offset, bias=None, mask=None):
         x, weight, offset = float64(x), float64(weight), float64(offset)
         images, channels = x.shape[:2]
         filters, depth, *kernel = weight.shape
-        places = offset.shape[2:]
-        offset = offset.reshape(images, self.offset_groups, *kernel, 2, *places)
+        positions = offset.shape[2:]
+        offset = offset.reshape(images, self.offset_groups, *kernel, 2, *positions)
         masks = np.ones(offset[:, :, :, :, 0].shape)
         if mask is not None:
             masks = float64(mask).reshape(masks.shape)
         rows, columns = (
             np.arange(size) * step - pad
-            for size, step, pad in zip(places, self.stride, self.padding, strict=False)
+            for size, step, pad in zip(positions, self.stride, self.padding, strict=False)
         )
         per_group = channels // self.offset_groups
-        taps = np.zeros((images, channels, *kernel, *places))
-        whole = np.ones(places, bool)
+        taps = np.zeros((images, channels, *kernel, *positions))
+        whole = np.ones(positions, bool)
         for image, group, r, s in np.ndindex(images, self.offset_groups, *kernel):
             moved = np.clip(offset[image, group, r, s], -(2.0**30), 2.0**30)
             y_at = rows[:, None] + r * self.dilation[0] + moved[0]
@@ -340,10 +340,10 @@ class DeformConv(Operator):
             some = slice(group * per_group, (group + 1) * per_group)
             found = sum(_bilinear(x[image, some], y_at, x_at, whole))
             taps[image, some, r, s] = found * masks[image, group, r, s]
-        taps = taps.reshape(images, self.groups, depth, *kernel, *places)
+        taps = taps.reshape(images, self.groups, depth, *kernel, *positions)
         weight = weight.reshape(self.groups, filters // self.groups, depth, *kernel)
         y = np.einsum("ngcrsij,gmcrs->ngmij", taps, weight, optimize=True)
-        y = y.reshape(images, filters, *places)
+        y = y.reshape(images, filters, *positions)
         return y if bias is None else y + float64(bias)[:, None, None]
 
     def flops(self, inputs, outputs) -> int:

@@ -248,14 +248,14 @@ class Slice(Operator):
     def infer(self, inputs):
         need(inputs, 1)
         sizes = list(inputs[0].shape)
-        for axis, places in self.taken(inputs[0].shape).items():
-            sizes[axis] = len(places)
+        for axis, positions in self.taken(inputs[0].shape).items():
+            sizes[axis] = len(positions)
         return ((tuple(sizes), inputs[0].dtype),)
 
     def reference(self, x):
         x = np.asarray(x)
-        for axis, places in enumerate(self.ranges(x.shape)):
-            x = np.take(x, np.asarray(places, np.int64), axis=axis)
+        for axis, positions in enumerate(self.ranges(x.shape)):
+            x = np.take(x, np.asarray(positions, np.int64), axis=axis)
         return x
 
 

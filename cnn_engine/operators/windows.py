@@ -15,7 +15,7 @@ Padding = tuple[
 ]  # rows above, columns on the left, rows below, columns on the right
 
 
-#: What places and elements of one image are counted to: kernels index them with 32 bits.
+#: What positions and elements of one image are counted to: kernels index them with 32 bits.
 LARGEST = 2**31 - 1
 
 
@@ -36,7 +36,7 @@ def output_sizes(
     padding: tuple[int, ...],
     dilation: tuple[int, ...],
 ) -> tuple[int, ...]:
-    """Returns the places of a window along each dimension.
+    """Returns the positions of a window along each dimension.
 
     Args:
         padding: what stands before each dimension, then what stands after each.
@@ -78,10 +78,10 @@ def padded(x: np.ndarray, padding: tuple[int, ...], value: float = 0.0) -> np.nd
 def windows(
     x: np.ndarray, kernel: tuple[int, ...], stride: tuple[int, ...], dilation: tuple[int, ...]
 ) -> np.ndarray:
-    """Returns [N, C, places..., taps...]: a view of every window over ``x`` [N, C, ...]."""
+    """Returns [N, C, positions..., taps...]: a view of every window over ``x`` [N, C, ...]."""
     rank = len(kernel)
     spans = tuple(d * (k - 1) + 1 for d, k in zip(dilation, kernel, strict=True))
     view = sliding_window_view(x, spans, axis=tuple(range(2, 2 + rank)))
-    places = tuple(slice(None, None, step) for step in stride)
+    positions = tuple(slice(None, None, step) for step in stride)
     taps = tuple(slice(None, None, step) for step in dilation)
-    return view[(slice(None), slice(None), *places, *taps)]
+    return view[(slice(None), slice(None), *positions, *taps)]

@@ -64,8 +64,10 @@ def call_kernel(
     """Calls the kernels of the device that holds all of ``tensors``."""
     devices = {tensor.device for tensor in tensors if tensor is not None}
     if len(devices) != 1:
-        places = sorted("the CPU" if d == CPU else f"cuda:{d}" for d in devices)
-        raise InputError(f"{name}: expected all arrays on one device, found {' and '.join(places)}")
+        positions = sorted("the CPU" if d == CPU else f"cuda:{d}" for d in devices)
+        raise InputError(
+            f"{name}: expected all arrays on one device, found {' and '.join(positions)}"
+        )
     addresses = [0 if tensor is None else tensor.address for tensor in tensors]
     device = devices.pop()
     count = thread_counts.check(threads, f"{name}: threads")

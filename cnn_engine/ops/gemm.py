@@ -37,8 +37,8 @@ def matmul(
     """
     x, y = view("matmul: a", a), view("matmul: b", b)
     shapes = [
-        (*v.shape[:-2], *v.shape[:-3:-1]) if exchanged and len(v.shape) > 1 else v.shape
-        for v, exchanged in zip((x, y), transpose, strict=True)
+        (*v.shape[:-2], *v.shape[:-3:-1]) if swapped and len(v.shape) > 1 else v.shape
+        for v, swapped in zip((x, y), transpose, strict=True)
     ]
     values = [Value(name, shape) for name, shape in zip("ab", shapes, strict=True)]
     try:

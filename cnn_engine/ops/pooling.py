@@ -30,7 +30,7 @@ def max_pool2d(
         input: [N, C, H, W].
         kernel: rows and columns of the window.
         stride: None: windows side by side.
-        padding: less than the window: one number, rows and columns, or (above, left, below, right); places
+        padding: less than the window: one number, rows and columns, or (above, left, below, right); positions
             outside the image do not take part.
         dilation: rows and columns from one place of a window to the next.
         out: [N, C, OH, OW] with OH = (H + above + below - dilation * (kernel - 1) - 1) // stride + 1.
@@ -66,7 +66,7 @@ def average_pool2d(
 
     Args:
         extra: rows below and columns on the right, beyond the padding, that only make room for a last window.
-        count_include_pad: divide by the places in the image and its padding; else by those in the image.
+        count_include_pad: divide by the positions in the image and its padding; else by those in the image.
 
     The rest is as for :func:`max_pool2d`, but for the padding, which may be any.
     """

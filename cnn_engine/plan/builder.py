@@ -1,4 +1,4 @@
-"""Turns a graph with places and kernels into a plan: the steps of a pass, and the memory that they use."""
+"""Turns a graph with positions and kernels into a plan: the steps of a pass, and the memory that they use."""
 
 from __future__ import annotations
 
@@ -109,9 +109,9 @@ def plan_memory(placed: Placed, device_of: Callable[[str], Any], threads: int) -
         in_place=lambda node: node.name in chosen and chosen[node.name].in_place,
         is_alias=lambda node: node.op.kind in kernels.ALIASES,
         workspace=workspace,
-        workspace_arena=lambda node: placed.places[node.name],
-        takes_pitch=lambda node, place: (
-            node.name in chosen and chosen[node.name].takes_columns(node, place)
+        workspace_arena=lambda node: placed.spaces[node.name],
+        allows_pitch=lambda node, place: (
+            node.name in chosen and chosen[node.name].allows_pitch(node, place)
         ),
     )
 
@@ -167,7 +167,7 @@ class Builder:
         self.last: list[Step] = []
         for name, called in zip(graph.outputs, placed.outputs, strict=True):
             self.slots[name] = called if called not in names else f"{called} (output)"
-        self.ahead = early_reads.plan(placed, planned, program.prepared)
+        self.reads_early = early_reads.plan(placed, planned, program.prepared)
         #: Values that lie in page-locked memory, of which nothing is read on the device -> their addresses.
         self.host_mapped = {
             node.inputs[0]: self._page_locked(graph.values[node.inputs[0]].nbytes)
@@ -224,11 +224,11 @@ class Builder:
             kernel = placed.kernels.get(node.name)
             if kernel is None:
                 continue
-            if managed and pending and placed.places[node.name] == "cpu":
+            if managed and pending and placed.spaces[node.name] == "cpu":
                 steps.append(_copy_of(sync))
                 pending = False
             steps += self._steps_of(graph, node, kernel)
-            pending = pending or placed.places[node.name] == "cuda"
+            pending = pending or placed.spaces[node.name] == "cuda"
             arrives = isinstance(node.op, Move) and node.op.direction == "d2h"
             if arrives and not (
                 node.outputs[0] in graph.outputs and not graph.consumers[node.outputs[0]]
@@ -239,13 +239,13 @@ class Builder:
         return steps + self.last
 
     def _steps_of(self, graph: Graph, node: Node, kernel: Kernel) -> list[Step]:
-        where = self.placed.places[node.name]
+        where = self.placed.spaces[node.name]
         prepared = None
         if kernel.prepare is not None:
             prepared = self.program.prepared(graph, node, kernel)
         at = tuple(
             0
-            if name in graph.constants and kernel.takes_up(index)
+            if name in graph.constants and kernel.packs_input(index)
             else self.address(graph, name, where)
             for index, name in enumerate(node.inputs)
         )
@@ -259,7 +259,7 @@ class Builder:
             self.program.device_of(where), self.program.placement.threads, self.planned.pitches,
             STREAM if self.program.replays and where == "cuda" else None,
             kernels.NO_ONE if self.overflows is None else self.overflows.of(node.name),
-            self.ahead.known.get(node.name, 0), node.name in self.ahead.holders,
+            self.reads_early.known.get(node.name, 0), node.name in self.reads_early.holders,
         )  # fmt: skip
         try:
             function, args = kernel.make(call)
@@ -281,7 +281,7 @@ class Builder:
             ]  # fmt: skip
         cost = graph.cost_of(node)
         parts: tuple[Part, ...] = ()
-        if isinstance(node.op, fused_network.Chain):
+        if isinstance(node.op, fused_network.FusedNetwork):
             parts = tuple(
                 Part(name, REPORT_KINDS.get(kind, kind), flops)
                 for name, kind, flops in node.op.layers(call.inputs)

@@ -87,15 +87,15 @@ class Replays:
 
     def _run(self, plan: Plan, steps: Sequence[Step], stream: int) -> None:
         """Queues steps on a stream that is captured, and beside them what they ask for."""
-        device, branch, joins = self.device, self.branch, None
+        device, branch, join = self.device, self.branch, None
         plan.on_stream(stream)
         try:
             for step in steps:
                 if branch is not None and step is branch.step:
-                    joins = device.beside(stream, partial(branch.run, device.kernels))
+                    join = device.beside(stream, partial(branch.run, device.kernels))
                 step.function(*step.args)
-            if joins is not None:
-                joins()
+            if join is not None:
+                join()
         finally:
             plan.on_stream(device.stream_handle)
 

@@ -22,7 +22,7 @@ from .memory import MemoryPlan
 
 
 @dataclass(frozen=True)
-class Ahead:
+class EarlyReads:
     """Which nodes hold, and of the nodes that read ahead, how many columns of input 0 are known."""
 
     known: Mapping[str, int]
@@ -31,19 +31,19 @@ class Ahead:
 
 def plan(
     placed: Placed, planned: MemoryPlan, prepared: Callable[[Graph, Node, Kernel], Any]
-) -> Ahead:
+) -> EarlyReads:
     """Returns which kernels hold, so that those behind them read as early as can be.
 
     Args:
         prepared: returns what a kernel made of a node's constants.
     """
-    graph, places = placed.graph, placed.graph.places
+    graph, positions = placed.graph, placed.graph.positions
     able = [
-        places[node.name]
+        positions[node.name]
         for node in graph.nodes
         if (kernel := placed.kernels.get(node.name)) is not None
-        and kernel.reads_ahead is not None
-        and kernel.reads_ahead(prepared(graph, node, kernel))
+        and kernel.reads_early is not None
+        and kernel.reads_early(prepared(graph, node, kernel))
     ]
     parts = _Parts(graph, planned)
     known: dict[str, int] = {}
@@ -68,7 +68,7 @@ def plan(
             columns = _columns_until(parts.of(node.inputs[0]), before - 1)
             known[node.name] = max(columns, known.get(node.name, 0))
     known = {name: columns for name, columns in known.items() if columns}
-    return Ahead(known, frozenset(graph.nodes[place].name for place in holders))
+    return EarlyReads(known, frozenset(graph.nodes[place].name for place in holders))
 
 
 def _is_computed(graph: Graph, node: Node) -> bool:
@@ -105,7 +105,7 @@ class _Parts:
         columns, maker = graph.values[name].shape[-1], graph.producers.get(name)
         if maker is None:  # the caller's: what writes it is not known
             return [(columns, len(graph.nodes))]
-        here = [(columns, graph.places[maker.name])]
+        here = [(columns, graph.positions[maker.name])]
         if maker.op.kind in kernels.ALIASES:
             same = graph.values[maker.inputs[0]].shape[-1] == columns
             return self.of(maker.inputs[0]) if same else here

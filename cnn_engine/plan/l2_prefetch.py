@@ -76,14 +76,14 @@ def plan(program: Program, placed: Placed, steps: Sequence[Step]) -> Branch | No
     nodes = {node.name: node for node in graph.nodes}
     here = [step for step in steps if step.place == "cuda" and step.kernel]
     weights = [_weights(program, placed, nodes[step.name]) for step in here]
-    sweeps = next((i for i, one in enumerate(weights) if one and one.nbytes >= SWEEPING), None)
-    if sweeps is None:
+    first_swept = next((i for i, one in enumerate(weights) if one and one.nbytes >= SWEEPING), None)
+    if first_swept is None:
         return None
-    node, swept = nodes[here[sweeps].name], weights[sweeps]
+    node, swept = nodes[here[first_swept].name], weights[first_swept]
     outputs = graph.values[node.outputs[0]].shape[-1]
     if node.op.kind != "linear" or graph.values[node.inputs[0]].shape[0] != 1:
         return None
-    asked = [one for one in weights[BEFORE + AFTER : sweeps] if one is not None]
+    asked = [one for one in weights[BEFORE + AFTER : first_swept] if one is not None]
     cache = device.properties["cache_bytes"]
     if not 0 < sum(one.nbytes for one in asked) <= cache // 2:
         return None

@@ -85,11 +85,11 @@ def most_alive(lifetimes: Iterable[Lifetime]) -> int:
 
 def alive_between(graph: Graph, nodes: Sequence[Node]) -> int:
     """Returns the most bytes of what ``nodes`` of ``graph`` make that are alive at once, none shared."""
-    places = graph.places
+    positions = graph.positions
     return most_alive(
         Lifetime(
-            name, graph.values[name].nbytes, places[node.name],
-            max((places[user.name] for user in graph.consumers[name]), default=places[node.name]),
+            name, graph.values[name].nbytes, positions[node.name],
+            max((positions[user.name] for user in graph.consumers[name]), default=positions[node.name]),
         )
         for node in nodes
         for name in node.outputs
@@ -301,7 +301,7 @@ def plan(
     is_alias: Callable[[Node], bool],
     workspace: Callable[[Node], int] = lambda node: 0,
     workspace_arena: Callable[[Node], str] = lambda node: "cpu",
-    takes_pitch: Callable[[Node, int | None], bool] = lambda node, place: False,
+    allows_pitch: Callable[[Node, int | None], bool] = lambda node, place: False,
 ) -> MemoryPlan:
     """Plans the memory of one pass.
 
@@ -312,7 +312,7 @@ def plan(
         in_place: whether a node's output 0 may be written over its input 0.
         is_alias: whether a node's output is its input under another shape.
         workspace: bytes of scratch memory of a node.
-        takes_pitch: whether a node's input of that place, or its outputs (None), may be columns of more.
+        allows_pitch: whether a node's input of that place, or its outputs (None), may be columns of more.
     """
     planner = _Planner(graph, arena_of)
     fixed = {value.name for value in graph.inputs} | set(graph.constants)
@@ -359,7 +359,7 @@ def plan(
                 continue
             last = max(planner.last_use(name), index)
             storages[name] = _Storage(arena_of(name), value.nbytes, index, last)
-    _join_concatenations(planner, outputs, is_alias, takes_pitch)
+    _join_concatenations(planner, outputs, is_alias, allows_pitch)
     return _packed(planner, workspace, workspace_arena)
 
 
@@ -367,7 +367,7 @@ def _join_concatenations(
     planner: _Planner,
     outputs: set[str],
     is_alias: Callable[[Node], bool],
-    takes_pitch: Callable[[Node, int | None], bool],
+    allows_pitch: Callable[[Node, int | None], bool],
 ) -> None:
     """Has the inputs of concatenations written where their parts of the output are.
 
@@ -403,8 +403,8 @@ def _join_concatenations(
     def in_wider_rows(name: str) -> bool:
         """Whether all that write and read a value take its rows among wider ones."""
         maker = graph.producers[name]
-        return (is_alias(maker) or takes_pitch(maker, None)) and all(
-            is_alias(user) or takes_pitch(user, place) for user, place in uses.get(name, ())
+        return (is_alias(maker) or allows_pitch(maker, None)) and all(
+            is_alias(user) or allows_pitch(user, place) for user, place in uses.get(name, ())
         )
 
     def can_be_columns(source: str, columns: int) -> bool:

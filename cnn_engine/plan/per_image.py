@@ -2,7 +2,7 @@
 
 The first layers of a network make much of few weights: what they write for eight images leaves a core's
 caches before the next layer reads it, for one image it does not. The last ones read many weights for few
-places, once for all images. With more threads each takes images of its own, and none waits between layers.
+positions, once for all images. With more threads each takes images of its own, and none waits between layers.
 """
 
 from __future__ import annotations
@@ -73,7 +73,9 @@ def cut(graph: Graph, whole: Graph) -> int:
         return 0
     (value,) = graph.inputs
     written = {memory_of(name, graph.producers) for name in graph.outputs} | set(graph.outputs)
-    last = {name: graph.places[nodes[-1].name] for name, nodes in graph.consumers.items() if nodes}
+    last = {
+        name: graph.positions[nodes[-1].name] for name, nodes in graph.consumers.items() if nodes
+    }
     alive = {value.name} & last.keys()
     best = gain = most = 0
     for place, node in enumerate(graph.nodes):

@@ -137,8 +137,8 @@ class Plan:
     def bind(self, *addresses: int) -> None:
         """Sets the addresses of the inputs and of where the outputs go, such as images, probabilities."""
         self.bound = addresses
-        for places, address in zip(self._slots, addresses, strict=True):
-            for args, index, offset in places:
+        for positions, address in zip(self._slots, addresses, strict=True):
+            for args, index, offset in positions:
                 args[index] = address + offset
 
     def keep(self, buffers: Mapping[int, Any]) -> None:

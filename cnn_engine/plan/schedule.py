@@ -68,7 +68,7 @@ class Schedule:
         threads: of the CPU.
         multiprocessors: of the GPU; 0 on the CPU.
         memory: bytes of the GPU's memory.
-        chained: whether the first layers, with most of the work, are one kernel.
+        fused_layers: whether the first layers, with most of the work, are one kernel.
     """
 
     data_mode: str
@@ -77,12 +77,12 @@ class Schedule:
     threads: int
     multiprocessors: int = 0
     memory: int = 0
-    chained: bool = False
+    fused_layers: bool = False
 
     @classmethod
     def of(
         cls, graph: Graph, batch: int, covered: int, device: Any, data_mode: str, threads: int,
-        chained: bool,
+        fused_layers: bool,
     ) -> Schedule:  # fmt: skip
         """Returns the rule for a graph of ``batch`` images whose first ``covered`` nodes are one kernel."""
         # What a kernel over a chain makes lies in memory for the nodes after it, if there are any.
@@ -95,7 +95,7 @@ class Schedule:
             between = sum(graph.values[name].nbytes for node in nodes for name in node.outputs)
             sizes = 0, 0
         image_bytes, activation_bytes = max(image // max(batch, 1), 1), between // max(batch, 1)
-        return cls(data_mode, image_bytes, activation_bytes, threads, *sizes, chained)
+        return cls(data_mode, image_bytes, activation_bytes, threads, *sizes, fused_layers)
 
     def _bytes(self, pixels: bool) -> int:
         return self.image_bytes * (1 if pixels else 4)
@@ -131,7 +131,7 @@ class Schedule:
             most = max(CPU_FUSED, CPU_FUSED_A_THREAD * self.threads)
             if self.activation_bytes:
                 most = min(most, max(CPU_ACTIVATIONS // self.activation_bytes, CPU_LEAST))
-                most = most if self.chained else min(most, CPU_LAYERED)
+                most = most if self.fused_layers else min(most, CPU_LAYERED)
         elif self.data_mode in ("transfer", "managed"):
             most = TO_SHOW
         elif self.overlaps(images, pixels):

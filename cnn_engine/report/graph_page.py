@@ -88,7 +88,7 @@ def picture(found: Inspection) -> Picture:
         for index, (_, node) in enumerate(wanted):
             column[node.outputs[0].name] = middle + index - (len(wanted) - 1) / 2
     lowest = min(column.values(), default=0.0)
-    places = {
+    positions = {
         box: (
             MARGIN + (place - lowest) * (BOX_WIDTH + GAP_X),
             MARGIN + row[box] * (BOX_HEIGHT + GAP_Y),
@@ -96,16 +96,16 @@ def picture(found: Inspection) -> Picture:
         for box, place in column.items()
     }
     boxes = [
-        Box(*places[v.name], v.name, inspection.shape(v), f"input {v.name}", "input")
+        Box(*positions[v.name], v.name, inspection.shape(v), f"input {v.name}", "input")
         for v in graph.inputs
     ]
     paths = []
     for node in found.nodes:
         title = f"{node.name}: {node.kind} {node.attributes}; covers {', '.join(node.covers)}"
         shapes = ", ".join(map(inspection.shape, node.outputs))
-        at = places[node.outputs[0].name]
+        at = positions[node.outputs[0].name]
         boxes.append(Box(*at, node.kind, shapes, title, family(node.kind)))
-        paths += [_edge(places[source[value.name]], at) for value in node.inputs]
+        paths += [_edge(positions[source[value.name]], at) for value in node.inputs]
     widest = max(column.values(), default=0.0) - lowest
     height = 2 * MARGIN + len(rows) * (BOX_HEIGHT + GAP_Y) - GAP_Y
     return Picture(2 * MARGIN + widest * (BOX_WIDTH + GAP_X) + BOX_WIDTH, height, boxes, paths)

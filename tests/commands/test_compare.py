@@ -373,12 +373,12 @@ def test_what_cannot_be_read(path, tmp_path, capsys):
     ],
 )
 def test_options_at_fault(arguments, tmp_path, capsys):
-    places = {
+    positions = {
         "a": written(tmp_path / "a.json", made()), "b": written(tmp_path / "b.json", made()),
         "folder": tmp_path, "name": tmp_path.name,
     }  # fmt: skip
     before = sorted((path.name, path.read_text()) for path in tmp_path.iterdir())
-    assert compare.main([argument.format(**places) for argument in arguments]) == 2
+    assert compare.main([argument.format(**positions) for argument in arguments]) == 2
     out, err = capsys.readouterr()
     assert out == ""
     assert err.startswith("error: ")

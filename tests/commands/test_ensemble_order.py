@@ -105,7 +105,7 @@ def test_fast_mirrors_about_half_of_the_images_and_nothing_else():
 
 
 def test_full_shifts_with_the_border_reflected():
-    rows, columns = augment.places(order.Order(2000, 2000)[0], (3, 32, 32), "full", 0)
+    rows, columns = augment.positions(order.Order(2000, 2000)[0], (3, 32, 32), "full", 0)
     assert rows.min() == columns.min() == 0
     assert rows.max() == columns.max() == 31
     # Where row 16 comes from tells the shift: each of five, about equally often.

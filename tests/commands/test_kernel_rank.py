@@ -10,7 +10,7 @@ from cnn_engine.kernel import rank
 
 BOARDS = 400
 
-#: Boards of equal kernels of which some get different places: 5 %, and four standard errors.
+#: Boards of equal kernels of which some get different positions: 5 %, and four standard errors.
 MOST_FALSE = 0.05 + 4 * np.sqrt(0.05 * 0.95 / BOARDS)
 
 
@@ -42,7 +42,7 @@ LAWS = [independent, heavy, wide, slow_rounds, two_speeds]
 def test_equal_kernels_share_a_place(law, kernels):
     rng = np.random.default_rng(kernels)
     boards = (np.exp(law(rng, kernels, rank.ROUNDS)) for _ in range(BOARDS))
-    wrong = sum(bool((rank.places(board) != 1).any()) for board in boards)
+    wrong = sum(bool((rank.standings(board) != 1).any()) for board in boards)
     assert wrong / BOARDS <= MOST_FALSE
 
 
@@ -54,7 +54,7 @@ def test_noisy_equal_kernels_among_steady_ones():
     wrong = 0
     for _ in range(BOARDS):
         board = speed * np.exp(spread * rng.standard_normal((20, rank.ROUNDS)))
-        found = rank.places(board)
+        found = rank.standings(board)
         wrong += found[0] != found[1]
     assert wrong / BOARDS <= MOST_FALSE
 
@@ -62,7 +62,9 @@ def test_noisy_equal_kernels_among_steady_ones():
 def test_five_pairs_of_equal_kernels():
     rng = np.random.default_rng(1)
     speed = 1.3 ** (np.arange(10) // 2)[:, None]
-    boards = (rank.places(speed * np.exp(independent(rng, 10, rank.ROUNDS))) for _ in range(BOARDS))
+    boards = (
+        rank.standings(speed * np.exp(independent(rng, 10, rank.ROUNDS))) for _ in range(BOARDS)
+    )
     wrong = sum(bool((found[::2] != found[1::2]).any()) for found in boards)
     assert wrong / BOARDS <= MOST_FALSE
 
@@ -75,7 +77,7 @@ def test_kernels_that_differ_have_places_of_their_own(slower, kernels, least):
     speed = np.where(np.arange(kernels) < kernels // 2, 1.0, slower)[:, None]
     found = 0
     for _ in range(BOARDS):
-        place = rank.places(speed * np.exp(slow_rounds(rng, kernels, rank.ROUNDS)))
+        place = rank.standings(speed * np.exp(slow_rounds(rng, kernels, rank.ROUNDS)))
         found += place[: kernels // 2].max() < place[kernels // 2 :].min()
     assert found / BOARDS >= least
 
@@ -83,12 +85,12 @@ def test_kernels_that_differ_have_places_of_their_own(slower, kernels, least):
 def test_places_are_shared_down_to_a_gap():
     steady = 1 + 1e-6 * np.random.default_rng(3).standard_normal((5, 5))
     speed = np.array([3.0, 1.0, 2.0, 1.0, 3.0])[:, None]
-    assert rank.places(speed * steady).tolist() == [4, 1, 3, 1, 4]
+    assert rank.standings(speed * steady).tolist() == [4, 1, 3, 1, 4]
 
 
 def test_one_round_parts_nothing():
-    assert rank.places(np.array([[1.0], [2.0]])).tolist() == [1, 1]
-    assert rank.places(np.array([[1.0, 1.0]])).tolist() == [1]
+    assert rank.standings(np.array([[1.0], [2.0]])).tolist() == [1, 1]
+    assert rank.standings(np.array([[1.0, 1.0]])).tolist() == [1]
     assert rank.over_processes([2.0]).known is False
 
 

@@ -38,11 +38,11 @@ VARIANTS = [
     for reduction in ((False, True) if row.reduction else (False,))
 ]
 
-#: Layers in unusual places: the input read by each kind first, odd sizes, no padding, tanh, two fc.
+#: Layers in unusual positions: the input read by each kind first, odd sizes, no padding, tanh, two fc.
 ODD_NETWORKS = [
     Network("relu_first", (2, 5, 7), (Relu("relu"), Conv2d("conv1", 3, 3, padding=1), Linear("fc", 4),
                                       Softmax("softmax"))),
-    Network("pool_first", (1, 6, 6), (MaxPool2d("pool", 2), Tanh("tanh"), Linear("fc", 3))),
+    Network("pool_before_convolutions", (1, 6, 6), (MaxPool2d("pool", 2), Tanh("tanh"), Linear("fc", 3))),
     Network("fc_only", (3, 4, 4), (Linear("fc1", 8, bias=False), Tanh("tanh"), Linear("fc2", 5),
                                    Softmax("softmax"))),
     Network("convs", (2, 9, 9), (Conv2d("conv1", 3, 3, stride=2, padding=1, bias=False),

@@ -24,7 +24,7 @@ from cnn_engine.operators.unary import Neg, Relu
 from cnn_engine.report import html, text
 
 #: A device, and the data modes that it has; the GPU's kernels are played by the CPU's.
-PLACES = [
+POSITIONS = [
     ("cpu", "resident"), ("cuda", "resident"), ("cuda", "transfer"), ("cuda", "managed"),
 ]  # fmt: skip
 
@@ -44,7 +44,7 @@ def check(engine: Engine, images: np.ndarray) -> None:
     tolerances.assert_close(found, wanted, bound)
 
 
-@pytest.mark.parametrize("place", PLACES, ids=" ".join)
+@pytest.mark.parametrize("place", POSITIONS, ids=" ".join)
 @pytest.mark.parametrize(
     "variant", ["auto", *(v for v, row in select.VARIANTS.items() if row.layered)]
 )
@@ -71,7 +71,7 @@ def test_a_residual_network(rng, place, variant, reduction):
             assert set(kernels.values()) <= {"channels_last", "winograd"}
 
 
-@pytest.mark.parametrize("place", PLACES, ids=" ".join)
+@pytest.mark.parametrize("place", POSITIONS, ids=" ".join)
 def test_random_graphs_on_every_place(place):
     device, mode = place
     for seed in range(30):
@@ -97,7 +97,7 @@ def small(outputs: tuple[str, ...]) -> Graph:
     return Graph("small", inputs, outputs, nodes, {"unused": np.float32(3)})
 
 
-@pytest.mark.parametrize("place", PLACES, ids=" ".join)
+@pytest.mark.parametrize("place", POSITIONS, ids=" ".join)
 @pytest.mark.parametrize(
     "outputs",
     [

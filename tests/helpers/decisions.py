@@ -47,12 +47,12 @@ def calls() -> Iterator[tuple[str, tuple]]:
         yield "bottleneck_takes", (convolution(n, c, side, c, 3), 4 * c, reduced)
     for n, c, side, how in product((1, 2, 5, 20), (96, 192, 384), (7, 14, 28, 56), ALL):
         yield "mlp_takes", (convolution(n, c, side, 4 * c), c, how)
-    for places, channels, outputs, how in product(
+    for positions, channels, outputs, how in product(
         (16, 49, 64), (64, 512, 1280, 2048), (10, 1000, 2048, 4096), ALL
     ):
-        yield "mean_linear_takes", (_cpu.AxisShape(1, places, channels), outputs, how)
-    for places, channels, hidden in product((49, 196, 256, 784), (96, 480, 1152), (4, 24, 120)):
-        yield "squeeze_excite_scales", (_cpu.AxisShape(2, places, channels), hidden)
+        yield "mean_linear_takes", (_cpu.AxisShape(1, positions, channels), outputs, how)
+    for positions, channels, hidden in product((49, 196, 256, 784), (96, 480, 1152), (4, 24, 120)):
+        yield "squeeze_excite_scales", (_cpu.AxisShape(2, positions, channels), hidden)
     relu = _cpu.UnaryFunction.relu, 0.0, 0.0
     for n, *sizes in product((1, 8, 32, 33), (120, 400, 9216), (84, 512), (10, 1000)):
         layers = [_cpu.RowLayer(*pair, *relu) for pair in pairwise(sizes)]

@@ -133,7 +133,7 @@ class FakeTensorCores(FakeKernels):
 
     @staticmethod
     def conv2d_nhwc(*arguments: Any) -> None:
-        *pointers, shape, pitches, _types, _told = arguments[:12]
+        *pointers, shape, pitches, _types, _kernel_names = arguments[:12]
         planar, _operands, by_image, floor, f, a, b, _rank, _stream = arguments[12:]
         assert not pointers[4] or pointers[0] % 16 == pointers[6] % 16 == 0
         own = pointers[7] or np.empty(_cpu.conv2d_nhwc_workspace(shape, METHODS[planar], 1), "u1")
@@ -149,7 +149,7 @@ class FakeTensorCores(FakeKernels):
 
     @staticmethod
     def conv2d_nhwc_depthwise(
-        x, packed, bias, residual, y, shape, pitches, _stored, _told, f, a, b, _stream
+        x, packed, bias, residual, y, shape, pitches, _stored, _kernel_names, f, a, b, _stream
     ) -> None:
         method = _cpu.Conv2dMethod.depthwise
         ours = np.empty(_cpu.conv2d_nhwc_packed(shape, method), np.float32)
@@ -210,7 +210,7 @@ class FakeTensorCores(FakeKernels):
 
     @staticmethod
     def linear_rows(
-        x, packed, bias, y, shape, _x, _y, _told, compute_dtype, f, a, b, _stream
+        x, packed, bias, y, shape, _x, _y, _kernel_names, compute_dtype, f, a, b, _stream
     ) -> None:
         _cpu.linear(x, packed, bias, y, shape, False, 1)
         _cpu.unary(y, y, shape.output_size, f, a, b, 1)

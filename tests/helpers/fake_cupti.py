@@ -139,8 +139,8 @@ class FakeCupti(types.ModuleType):
         """Records a copy, 1 for h2d and 2 for d2h, at 1 GB/s."""
         number = self._call(41, 1e-6)
         host = 2 if pinned else 1
-        places = {"src": host, "dst": 3} if copy_kind == 1 else {"src": 3, "dst": host}
-        found = copy(self.now, self.now + size, copy_kind, **places, size=size)
+        positions = {"src": host, "dst": 3} if copy_kind == 1 else {"src": 3, "dst": host}
+        found = copy(self.now, self.now + size, copy_kind, **positions, size=size)
         found.correlation_id = number
         self._emit(found)
         self.now += size

@@ -154,10 +154,10 @@ def cpp(statements: str, judge: int = 0, secret: int = 0, victim: str = "") -> s
     return head.replace(include, include + helpers, 1) + brace + f"  {statements}\n" + body
 
 
-def probing(names: list[str], **places: object) -> str:
+def probing(names: list[str], **positions: object) -> str:
     """Returns a kernel that tries :data:`PROBES`, and calls exit(100 + n) where the nth succeeds."""
     tests = [f"if ({PROBES[name]}) _exit({100 + index});" for index, name in enumerate(names)]
-    return cpp("\n  ".join(tests), **places)
+    return cpp("\n  ".join(tests), **positions)
 
 
 #: Text in front of a kernel that is right: name -> (text, a part of the line that it must get).

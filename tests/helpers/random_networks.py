@@ -35,7 +35,7 @@ FUNCTIONS = (
     Relu(), Clip(-0.5, 1.0), Sigmoid(), Tanh(), Swish(), Gelu(), HardSwish(), HardSigmoid(1 / 6, 0.5),
 )  # fmt: skip
 
-#: Ends of the names that rewrites, layouts and places give to what is new.
+#: Ends of the names that rewrites, layouts and positions give to what is new.
 ENDS = (
     ".weight", ".bias", ".scale", ".shift", ".rows", ".wide", ".back", ".sums", ".means", ".scaled", ".0",
     " NHWC", " NCHW", " NHWC.transpose", ".w.aligned", ".pad", " padded", " moved", ".transpose",
@@ -88,7 +88,7 @@ class RandomNetwork:
         return self.rng.random() < part
 
     def name(self, word: str) -> str:
-        """Returns a name that no one has, in places one that a rewrite might choose."""
+        """Returns a name that no one has, in positions one that a rewrite might choose."""
         if self.names and self.chance(0.25):
             word = self.one(*sorted(self.names)) + self.one(*ENDS)
         found, number = word, 0
@@ -147,10 +147,10 @@ class RandomNetwork:
         return self.one(*(name for name in self.images if self.shape(name) == self.shape(x)))
 
     def image_of(self, x: str) -> str:
-        """Returns an image of as many places as ``x``, and of any channels."""
-        n, _, *places = self.shape(x)
+        """Returns an image of as many positions as ``x``, and of any channels."""
+        n, _, *positions = self.shape(x)
         alike = [name for name in self.images if self.shape(name)[0] == n]
-        return self.one(*(name for name in alike if list(self.shape(name)[2:]) == places))
+        return self.one(*(name for name in alike if list(self.shape(name)[2:]) == positions))
 
     def computed(self, shape: tuple[int, ...]) -> str:
         """Returns constants of a shape times a number that depends on an input."""

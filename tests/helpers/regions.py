@@ -46,8 +46,8 @@ def region(
     """
     wires: dict[str, dict[int, str]] = {role: {} for role in ops}
     for slot in pattern.inputs:
-        places = [one.split(".") for one in slot.split("|")]
-        role, place = next((one for one in places if one[0] in ops), (None, 0))
+        positions = [one.split(".") for one in slot.split("|")]
+        role, place = next((one for one in positions if one[0] in ops), (None, 0))
         if role is not None:
             wires[role][int(place)] = slot.split("|")[0]
     for role in pattern.roles:

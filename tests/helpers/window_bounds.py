@@ -95,7 +95,7 @@ def excess(
     """Returns each output's error as a part of its bound: above 1 is a fault.
 
     Where float64 gives NaN or an infinity, NaN or the same infinity is asked for (infinities of both signs
-    may also cancel before an overflow would: such places are left to the types' own rules).
+    may also cancel before an overflow would: such positions are left to the types' own rules).
     """
     wanted, bound = case.wanted, case.bound(dtype, output)
     assert found.shape == wanted.shape, f"{case.name}: shape {found.shape}, expected {wanted.shape}"

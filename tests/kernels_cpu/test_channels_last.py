@@ -120,8 +120,8 @@ def test_constants_broadcast_as_before(shape, turned):
 def test_what_follows_a_convolution(op, kept):
     b = Builder(2, 3, 6, 6)
     y = b.conv("x", 3, 4, padding=(1, 1, 1, 1))
-    places = ("places",) if getattr(op, "indices", None) else ()
-    b.nodes.append(Node("node", op, (y,), ("made", *places)))
+    positions = ("places",) if getattr(op, "indices", None) else ()
+    b.nodes.append(Node("node", op, (y,), ("made", *positions)))
     after = same(b.graph("made"), lay_channels_last)
     found = kinds(after)
     assert found[0] == "conv2d_nhwc"

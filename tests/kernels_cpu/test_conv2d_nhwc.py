@@ -124,7 +124,7 @@ def is_phased(case):
 
 
 def pairs(array):
-    """Returns the pairs of columns as places of twice the channels; one more column is zero."""
+    """Returns the pairs of columns as positions of twice the channels; one more column is zero."""
     padded = np.pad(array, ((0, 0),) * 3 + ((0, array.shape[3] % 2),))
     *shape, columns = padded.shape
     halves = padded.reshape(*shape, columns // 2, 2).transpose(0, 1, 4, 2, 3)

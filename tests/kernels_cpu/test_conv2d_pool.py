@@ -186,7 +186,7 @@ def run(
 
 
 def pool_of(y):
-    """Returns the greatest of each two rows' two places, of [N, K, H, W]."""
+    """Returns the greatest of each two rows' two positions, of [N, K, H, W]."""
     n, k, h, w = y.shape
     return y[:, :, : h // 2 * 2, : w // 2 * 2].reshape(n, k, h // 2, 2, w // 2, 2).max((3, 5))
 

@@ -52,7 +52,7 @@ def test_gates_read_the_means_that_were_made():
         asked.append(node.name)
         return 7, 7
 
-    after = same(gated(), lambda graph: passes.fuse_gate_means(laid(graph), takes))
+    after = same(gated(), lambda graph: passes.fuse_squeeze_excite(laid(graph), takes))
     (node,) = found_in(after)
     (gate,) = (one for one in after.nodes if one.op.kind == "squeeze_excite")
     assert set(asked) == {node.name}
@@ -65,12 +65,12 @@ def test_gates_read_the_means_that_were_made():
 
 def test_where_no_kernel_or_no_gate_is_nothing_changes():
     before = laid(gated())
-    assert passes.fuse_gate_means(before, lambda *_: None) is before
+    assert passes.fuse_squeeze_excite(before, lambda *_: None) is before
     b = Builder(2, 3, 11, 9)
     y = b.conv("x", 3, 24)
     y = b.add(Conv2d(padding=(1, 1, 1, 1), groups=24), y, b.constant(24, 1, 3, 3))
     alone = laid(b.graph(y))
-    assert passes.fuse_gate_means(alone, lambda *_: (7, 7)) is alone
+    assert passes.fuse_squeeze_excite(alone, lambda *_: (7, 7)) is alone
 
 
 @pytest.mark.parametrize("dtype", ["float16", "tf32", "float32"])

@@ -41,7 +41,7 @@ def built(*sizes, function=Tanh, ends=Softmax, bias=True, batch=3):
 
 
 def joined(graph, takes=True):
-    fused = passes.fuse_functions_of_rows(graph)
+    fused = passes.fuse_linear_activations(graph)
     return regions.fused(fused, LINEAR_LAYERS, takes=lambda *_: takes)
 
 

@@ -149,7 +149,7 @@ def test_transposes_around_a_norm_of_one_place_run_nothing(monkeypatch, rng):
 
 # ---- the kernel ----
 
-# images, places, channels, outputs: of ResNets, DenseNet-201, MobileNetV3-L, and odd ones
+# images, positions, channels, outputs: of ResNets, DenseNet-201, MobileNetV3-L, and odd ones
 SHAPES = [
     (1, 49, 2048, 1000), (1, 49, 1920, 1000), (1, 49, 960, 1280), (1, 49, 512, 1000), (1, 49, 2048, 130),
     (1, 64, 1280, 100), (1, 1, 8, 1), (1, 64, 24, 5), (1, 3, 264, 65), (1, 50, 1000, 7), (0, 4, 8, 2),
@@ -157,8 +157,8 @@ SHAPES = [
 
 
 def arrays(rng, shape, storage_dtype):
-    n, places, channels, outputs = shape
-    x = halves.rounded(rng.standard_normal((n, places, channels)) + 0.5, storage_dtype)
+    n, positions, channels, outputs = shape
+    x = halves.rounded(rng.standard_normal((n, positions, channels)) + 0.5, storage_dtype)
     weight = rng.standard_normal((outputs, channels)).astype(np.float32) / math.sqrt(channels)
     bias, scale, shift = (
         rng.standard_normal(size).astype(np.float32) for size in (outputs, channels, channels)
@@ -171,8 +171,8 @@ def run(
     storage_dtype="float32", told=halves.NO_ONE,
 ):  # fmt: skip
     device = Device("cuda")
-    (n, places, channels), outputs = x.shape, len(weight)
-    shape, kind = _cpu.AxisShape(n, places, channels), getattr(_cpu.ElementType, compute_dtype)
+    (n, positions, channels), outputs = x.shape, len(weight)
+    shape, kind = _cpu.AxisShape(n, positions, channels), getattr(_cpu.ElementType, compute_dtype)
     out = halves.Output(device, (n, outputs), storage_dtype)
     call(
         device, "mean_linear", halves.put(device, x, compute_dtype),
@@ -260,12 +260,12 @@ def test_what_it_does_not_take(clusters):
     for name in ("float32", "tf32", "float16", "bfloat16"):
         compute_dtype = getattr(_cpu.ElementType, name)
         assert takes(_cpu.AxisShape(1, 49, 2048), 1000, compute_dtype, targets.native())
-    for n, places, channels, compute_dtype in (
+    for n, positions, channels, compute_dtype in (
         (2, 49, 512, "float16"), (1, 0, 512, "float16"), (1, 65, 512, "bfloat16"),
         (1, 49, 12, "float16"), (1, 49, 12, "float32"), (1, 49, 4096, "bfloat16"), (1, 49, 4096, "tf32"),
     ):  # fmt: skip
         how = (
-            _cpu.AxisShape(n, places, channels),
+            _cpu.AxisShape(n, positions, channels),
             1000,
             getattr(_cpu.ElementType, compute_dtype),
         )

@@ -100,7 +100,7 @@ def test_a_gate_multiplies_the_images_itself(batch):
     asked = []
 
     def scaled(graph):
-        return passes.scale_by_gates(laid(graph), lambda graph, node: asked.append(node))
+        return passes.fuse_excite_scales(laid(graph), lambda graph, node: asked.append(node))
 
     after = same(graph, scaled)
     (node,) = found_in(after)
@@ -109,7 +109,7 @@ def test_a_gate_multiplies_the_images_itself(batch):
     (user,) = after.consumers[node.outputs[0]]
     assert not any(user.inputs[4:])
     assert "it multiplies the images itself" in {note.why for note in after.notes}
-    assert not found_in(same(graph, lambda g: passes.scale_by_gates(laid(g), lambda *_: "no")))[
+    assert not found_in(same(graph, lambda g: passes.fuse_excite_scales(laid(g), lambda *_: "no")))[
         0
     ].op["scale"]
 
@@ -122,7 +122,7 @@ def test_a_gate_multiplies_the_images_that_others_read(first, clamp):
     y = b.add(Mul(), *((x, gate), (gate, x))[first])
     y = b.add(clamp, y) if clamp else y
     graph = b.graph(b.add(Conv2d(groups=2), y, b.constant(8, 8, 1, 1)))
-    after = same(graph, lambda g: passes.scale_by_gates(laid(g)))
+    after = same(graph, lambda g: passes.fuse_excite_scales(laid(g)))
     (node,) = found_in(after)
     taken = type(clamp) in (Clip, Relu)
     assert node.op["scale"]
@@ -137,7 +137,7 @@ def test_a_product_with_another_image_stays():
     b, x, gate, _ = block()
     y = b.add(Mul(), b.add(Sigmoid(), x), gate)
     graph = b.graph(b.add(Conv2d(groups=2), y, b.constant(8, 8, 1, 1)))
-    after = same(graph, lambda g: passes.scale_by_gates(laid(g)))
+    after = same(graph, lambda g: passes.fuse_excite_scales(laid(g)))
     assert not found_in(after)[0].op["scale"]
 
 
@@ -145,7 +145,7 @@ def test_factors_that_others_read_stay():
     """The graph gives them back."""
     b, _, gate, graph = block()
     graph = b.graph(graph.outputs[0], gate)
-    after = same(graph, lambda g: passes.scale_by_gates(laid(g)))
+    after = same(graph, lambda g: passes.fuse_excite_scales(laid(g)))
     assert not any(node.op["scale"] for node in found_in(after))
 
 
@@ -153,7 +153,7 @@ def test_what_else_is_done_to_the_product_stays_with_who_reads_it():
     b, x, gate, _ = block()
     y = b.norm(b.add(Mul(), x, gate), 16)
     graph = b.graph(b.add(Conv2d(), y, b.constant(8, 16, 1, 1)))
-    after = same(graph, lambda g: passes.scale_by_gates(laid(g)))
+    after = same(graph, lambda g: passes.fuse_excite_scales(laid(g)))
     (node,) = found_in(after)
     assert node.op["scale"]
     (user,) = after.consumers[node.outputs[0]]
@@ -198,7 +198,7 @@ def test_gates_multiply_images_in_16_bits(monkeypatch, dtype, scales):
 
 # ---- the kernel ----
 
-# images, places, channels, hidden: of EfficientNet and MobileNetV3, odd ones, and one whose weights shared
+# images, positions, channels, hidden: of EfficientNet and MobileNetV3, odd ones, and one whose weights shared
 # memory does not hold
 SHAPES = [
     (1, 12544, 32, 8), (2, 3136, 96, 4), (1, 784, 144, 6), (3, 196, 480, 20), (1, 49, 1152, 48),
@@ -209,8 +209,8 @@ SHAPES = [
 
 def run(x, first, second, biases, compute_dtype, storage_dtype, inner, outer, means=None):
     device = Device("cuda")
-    n, places, channels = x.shape
-    shape, hidden = _cpu.AxisShape(n, places, channels), len(first)
+    n, positions, channels = x.shape
+    shape, hidden = _cpu.AxisShape(n, positions, channels), len(first)
     kind = getattr(_cpu.ElementType, compute_dtype)
     out = halves.Output(device, (n, channels), "float32")
     parts = 0 if means is None else means.shape[1]
@@ -224,8 +224,8 @@ def run(x, first, second, biases, compute_dtype, storage_dtype, inner, outer, me
 
 
 def arrays(rng, shape, storage_dtype="float32"):
-    n, places, channels, hidden = shape
-    x = halves.rounded(rng.standard_normal((n, places, channels)) + 1, storage_dtype)
+    n, positions, channels, hidden = shape
+    x = halves.rounded(rng.standard_normal((n, positions, channels)) + 1, storage_dtype)
     first = rng.standard_normal((hidden, channels)).astype(np.float32) / math.sqrt(channels)
     second = rng.standard_normal((channels, hidden)).astype(np.float32) / math.sqrt(hidden)
     biases = [rng.standard_normal(size).astype(np.float32) for size in (hidden, channels)]
@@ -326,10 +326,10 @@ def test_images_are_multiplied(rng, shape, storage_dtype, limits):
     """By the factors that it makes by itself, clamped and rounded once."""
     compute_dtype = storage_dtype
     x, first, second, biases = arrays(rng, shape, storage_dtype)
-    device, (n, places, channels) = Device("cuda"), x.shape
+    device, (n, positions, channels) = Device("cuda"), x.shape
     how = (Function.swish, 1, 0), (Function.sigmoid, 1, 0)
     factors = run(x, first, second, biases, compute_dtype, storage_dtype, *how)
-    sizes, kind = _cpu.AxisShape(n, places, channels), getattr(_cpu.ElementType, compute_dtype)
+    sizes, kind = _cpu.AxisShape(n, positions, channels), getattr(_cpu.ElementType, compute_dtype)
     targets.need(HOPPER)
     if not cuda_module.load().squeeze_excite_scales(sizes, len(first), targets.native()):
         pytest.skip("images that threads cannot keep")
@@ -363,10 +363,10 @@ def test_products_past_float16_are_told(rng, large, clamped):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(
-    ("places", "storage_dtype"), [(3136, "float16"), (784, "float16"), (49, "float32")]
+    ("positions", "storage_dtype"), [(3136, "float16"), (784, "float16"), (49, "float32")]
 )
-def test_images_that_threads_cannot_keep_are_not_multiplied(places, storage_dtype):
-    module, shape = cuda_module.load(), _cpu.AxisShape(1, places, 240)
+def test_images_that_threads_cannot_keep_are_not_multiplied(positions, storage_dtype):
+    module, shape = cuda_module.load(), _cpu.AxisShape(1, positions, 240)
     assert storage_dtype == "float32" or not module.squeeze_excite_scales(
         shape, 4, targets.native()
     )

@@ -109,14 +109,14 @@ def test_gates_read_the_means_that_were_made(parts):
         return -(-rows // parts), columns
 
     def with_means(graph):
-        return passes.fuse_gate_means(expanded(graph), strips)
+        return passes.fuse_squeeze_excite(expanded(graph), strips)
 
     after = same(graph, with_means)
     (node,) = found_in(after)
     (gate,) = (node for node in after.nodes if node.op.kind == "squeeze_excite")
     assert gate.inputs[5] == node.outputs[1]
     assert after.values[node.outputs[1]].shape == (2, parts, 1, 24)
-    scaled = same(graph, lambda graph: passes.scale_by_gates(with_means(graph)))
+    scaled = same(graph, lambda graph: passes.fuse_excite_scales(with_means(graph)))
     (gate,) = (node for node in scaled.nodes if node.op.kind == "squeeze_excite")
     assert [part.role for part in gate.op.nodes] == ["total", "first", "second", "scale"]
     assert gate.inputs[5] is not None

@@ -53,10 +53,10 @@ def test_an_infinity_reaches_its_windows_alone(case, dtype):
     """As infinities of the weights' signs, which clip holds; where both signs meet, as NaN."""
     rng = np.random.default_rng(9)
     x = np.abs(rng.standard_normal((2, case[0], 13, 13))).astype(np.float32)
-    for places in ({(0, 0, 5, 5): np.inf}, {(0, 0, 5, 5): np.inf, (0, 0, 6, 6): -np.inf},
+    for positions in ({(0, 0, 5, 5): np.inf}, {(0, 0, 5, 5): np.inf, (0, 0, 6, 6): -np.inf},
                    {(1, 0, 0, 12): np.nan}, {(1, 0, 12, 0): -np.inf}):  # fmt: skip
         some = x.copy()
-        for place, value in places.items():
+        for place, value in positions.items():
             some[place] = value
         for options in ({}, {"positive": True, "clip": True}):
             with Engine(network(*case, **options), device="cuda", dtype=dtype) as engine:

@@ -63,15 +63,15 @@ def together(graph: Graph) -> Graph:
     """Returns the graph with all nodes together that rewrites can put together, in whatever kernel."""
     graph = lay_channels_last(fuse(graph), "cuda", 4)
     graph = passes.set_compute_dtype(graph, "tf32")
-    graph = passes.fuse_neighbours(passes.fuse_regions(graph, (patterns.CONV2D_SUM,)))
+    graph = passes.fuse_conv_pairs(passes.fuse_regions(graph, (patterns.CONV2D_SUM,)))
     for finder in (
         patterns.MEAN_LINEAR, patterns.DEPTHWISE_NORM, patterns.INVERTED_RESIDUAL,
         patterns.EXPAND_DEPTHWISE, patterns.DENSE_LAYER, patterns.BOTTLENECK_AND_NEXT,
         patterns.BOTTLENECK, patterns.CONV2D_POOL, patterns.LINEAR_LAYERS,
     ):  # fmt: skip
         graph = passes.fuse_regions(graph, (finder,))
-    graph = passes.fuse_gate_means(graph, lambda *_: (7, 7))
-    return passes.scale_by_gates(graph)
+    graph = passes.fuse_squeeze_excite(graph, lambda *_: (7, 7))
+    return passes.fuse_excite_scales(graph)
 
 
 #: What is done to a graph, by its name.

@@ -113,7 +113,7 @@ def test_a_pass_over_the_planned_memory_is_exact(seed):
         lambda name: "cpu",
         in_place=lambda node: node.name in in_place,
         is_alias=lambda node: isinstance(node.op, Reshape),
-        takes_pitch=lambda node, place: node.name in pitched,
+        allows_pitch=lambda node, place: node.name in pitched,
     )
     for name in plan.pitches:
         makers = {graph.producers[name].name, *(user.name for user in graph.consumers[name])}

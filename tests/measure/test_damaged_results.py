@@ -35,22 +35,22 @@ VALUES = [
 ]  # fmt: skip
 
 
-def places(value, path=()):
+def positions(value, path=()):
     """Yields the path to everything in a document."""
     yield path
     if isinstance(value, dict):
         for key in value:
-            yield from places(value[key], (*path, key))
+            yield from positions(value[key], (*path, key))
     elif isinstance(value, list):
         for index in range(min(len(value), 3)):
-            yield from places(value[index], (*path, index))
+            yield from positions(value[index], (*path, index))
 
 
 def damaged(document, rng: random.Random) -> str:
     """Returns a document as text, with one to three changes."""
     document = copy.deepcopy(document)
     for _ in range(rng.randint(1, 3)):
-        *front, last = rng.choice([path for path in places(document) if path])
+        *front, last = rng.choice([path for path in positions(document) if path])
         place = document
         for key in front:
             place = place[key]

@@ -158,9 +158,9 @@ def gather(device, x, tables, run, fill=0, **options):
 )
 def test_gather_along_an_axis(device, rng, outer, axis, inner, dtype):
     x = numbers(rng, (outer, axis, inner), dtype)
-    places = rng.integers(0, axis, 11)
-    found = gather(device, x, [np.arange(outer) * axis * inner, places * inner], inner)
-    np.testing.assert_array_equal(found, x[:, places])
+    positions = rng.integers(0, axis, 11)
+    found = gather(device, x, [np.arange(outer) * axis * inner, positions * inner], inner)
+    np.testing.assert_array_equal(found, x[:, positions])
 
 
 @pytest.mark.parametrize("mode", ["constant", "reflect", "edge", "wrap"])

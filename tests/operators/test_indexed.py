@@ -57,13 +57,13 @@ def test_gather(rng, dtype, kind, axis):
 )  # fmt: skip
 def test_gather_and_scatter_slices(rng, shape, shared, rows, columns):
     x = numbers(rng, shape)
-    places = np.stack(
+    positions = np.stack(
         [indices(rng, size, rows) for size in shape[shared : shared + columns]], axis=-1
     )
-    check(GatherND(shared), x, places)
+    check(GatherND(shared), x, positions)
     if shared == 0:
         for join in JOINS:
-            check(ScatterND(join), x, places, numbers(rng, (*rows, *shape[columns:])))
+            check(ScatterND(join), x, positions, numbers(rng, (*rows, *shape[columns:])))
 
 
 @pytest.mark.parametrize("join", JOINS)
@@ -105,7 +105,7 @@ def test_indices_of_no_place(rng, operator, wrong):
         arrays.append(numbers(rng, (500, 1)))
     proto, inputs = one_node(operator, arrays, 13)
     for threads in (1, 2):
-        with pytest.raises(InputError, match=f"indices: expected places of 7, found {wrong}"):
+        with pytest.raises(InputError, match=f"indices: expected positions of 7, found {wrong}"):
             Engine(proto, device="cpu", threads=threads).run(inputs)
 
 

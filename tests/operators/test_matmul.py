@@ -18,7 +18,7 @@ CASES = [
 ]  # fmt: skip
 
 
-def exchanged(array):
+def swapped(array):
     return np.ascontiguousarray(np.swapaxes(array, -1, -2)) if array.ndim > 1 else array
 
 
@@ -27,7 +27,7 @@ def check(device, rng, shapes, transpose=(False, False), blocked=True, threads=N
     record = Matmul()
     wanted, magnitude = record.reference(a, b), record.reference(np.abs(a), np.abs(b))
     given_ = [
-        exchanged(array) if flag else array for array, flag in zip((a, b), transpose, strict=True)
+        swapped(array) if flag else array for array, flag in zip((a, b), transpose, strict=True)
     ]
     out, memory = device.guarded(wanted.shape)
     found = ops.matmul(

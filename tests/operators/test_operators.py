@@ -138,8 +138,8 @@ def test_max_pool2d_says_where(rng):
     x = rng.permutation(2 * 3 * 5 * 6).reshape(2, 3, 5, 6).astype(np.float32)
     for order, flat in (("row", x.ravel()), ("column", x.transpose(0, 1, 3, 2).ravel())):
         op = MaxPool2d((3, 2), (2, 1), (1, 0, 1, 1), (1, 2), indices=order)
-        y, places = run(op, x)
-        np.testing.assert_array_equal(flat[places], y)
+        y, positions = run(op, x)
+        np.testing.assert_array_equal(flat[positions], y)
 
 
 def test_max_pool2d_of_integers():
@@ -217,11 +217,11 @@ def test_top_k_keeps_the_first_of_equals(data):
     )
     rows = data.draw(st.lists(st.sampled_from(some), min_size=6 * size, max_size=6 * size))
     x, largest = np.array(rows).astype(kind).reshape(2, size, 3), data.draw(st.booleans())
-    values, places = run(TopK(k, 1, largest), x)
+    values, positions = run(TopK(k, 1, largest), x)
     for i, j in np.ndindex(2, 3):
         key = x[i, :, j].astype(np.float64)
         rank = np.where(np.isnan(key), np.inf, key), np.isnan(key)  # NaN above infinity
         sign = -1 if largest else 1
         order = np.lexsort((np.arange(size), sign * rank[0], sign * rank[1].astype(int)))[:k]
-        np.testing.assert_array_equal(places[i, :, j], order)
+        np.testing.assert_array_equal(positions[i, :, j], order)
         np.testing.assert_array_equal(values[i, :, j], x[i, order, j])

@@ -111,15 +111,15 @@ def test_places_of_the_lowest_number_are_in_the_image(dtype, value, order):
     proto, inputs = one_node(
         "MaxPool", [x], 12, outputs=2, kernel_shape=[3, 3], pads=[1] * 4, storage_order=order
     )
-    y, places = reference(load(proto), inputs).values()
+    y, positions = reference(load(proto), inputs).values()
     np.testing.assert_array_equal(y, x)
     step = 1 if np.isnan(value) else -1  # the last or the first of a window
     rows, columns = ((np.arange(size) + step).clip(0, size - 1) for size in (4, 5))
     wanted = rows[:, None] * 5 + columns if order == 0 else rows[:, None] + 4 * columns
     wanted = 20 * np.arange(4).reshape(2, 2, 1, 1) + wanted
-    np.testing.assert_array_equal(places, wanted)
+    np.testing.assert_array_equal(positions, wanted)
     if not np.isnan(value):
-        np.testing.assert_array_equal(places, onnxruntime_outputs(proto, inputs)[1])
+        np.testing.assert_array_equal(positions, onnxruntime_outputs(proto, inputs)[1])
 
 
 def test_places_are_pytorchs_among_numbers_that_are_not(rng):
@@ -128,9 +128,9 @@ def test_places_are_pytorchs_among_numbers_that_are_not(rng):
     proto, inputs = one_node(
         "MaxPool", [x], 12, outputs=2, kernel_shape=[3, 2], strides=[2, 1], pads=[1, 1, 1, 1]
     )
-    y, places = reference(load(proto), inputs).values()
+    y, positions = reference(load(proto), inputs).values()
     wanted, at = torch.nn.functional.max_pool2d(
         torch.from_numpy(x), (3, 2), (2, 1), 1, return_indices=True
     )
     np.testing.assert_array_equal(y, wanted.numpy())
-    np.testing.assert_array_equal(places, at.numpy() + 56 * np.arange(3).reshape(3, 1, 1, 1))
+    np.testing.assert_array_equal(positions, at.numpy() + 56 * np.arange(3).reshape(3, 1, 1, 1))

@@ -1,4 +1,4 @@
-"""Resize: the places that an output element is made of, exact by sizes, ONNX Runtime's by scales."""
+"""Resize: the positions that an output element is made of, exact by sizes, ONNX Runtime's by scales."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ PAIRS = [
     if max(a, o) <= 16 or (a + o) % 3 == 0 or o in (1, a - 1, a, a + 1)
 ]
 
-#: Coordinates -> numerators and denominator of the exact places of ``i`` where ``a`` places become ``o``.
+#: Coordinates -> numerators and denominator of the exact positions of ``i`` where ``a`` positions become
+#: ``o``.
 EXACT = {
     "asymmetric": lambda i, a, o: (i * a, o),
     "half_pixel": lambda i, a, o: ((2 * i + 1) * a - o, 2 * o),
@@ -67,20 +68,20 @@ def test_the_nearest_place_by_sizes_is_exact(coordinates):
 @pytest.mark.parametrize("mode", ["linear", "cubic"])
 @pytest.mark.parametrize("coordinates", COORDINATES)
 def test_the_weights_by_sizes_are_those_of_the_exact_place(mode, coordinates):
-    """Their sum is 1, and the sum of places times weights is the place, which is whole where it is."""
+    """Their sum is 1, and the sum of positions times weights is the place, which is whole where it is."""
     roi = whole_image(1, coordinates)
     for a, o in PAIRS[::3]:
         n, d = EXACT[coordinates](np.arange(o), a, o)
         op = Resize((o,), (Fraction(o, a),), mode, coordinates, cubic_a=-0.5, roi=roi)
-        for _, places, weights in op.tables((a,)):
+        for _, positions, weights in op.tables((a,)):
             assert np.abs(weights.sum(axis=1) - 1).max() < 1e-14
             inside = (n % d == 0) & (n >= 0) & (n <= (a - 1) * d)
-            chosen = places[np.arange(o), weights.argmax(axis=1)]
+            chosen = positions[np.arange(o), weights.argmax(axis=1)]
             assert np.array_equal(chosen[inside], (n // d)[inside]), (a, o)
             if coordinates != "tf_crop_and_resize":  # which is in float32
                 assert (weights[inside].max(axis=1) == 1).all(), (a, o)
             if mode == "linear":
-                at = (places * weights).sum(axis=1)
+                at = (positions * weights).sum(axis=1)
                 assert np.abs(at - (n / d).clip(0, a - 1)).max() < 1e-5, (a, o)
 
 
@@ -161,7 +162,7 @@ def test_before_opset_11_the_nearest_place_was_above_where_the_output_is_smaller
 
 @pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
 def test_engine_by_sizes(mode):
-    """PyTorch's exporters write ``F.interpolate(size=...)`` so; x is its own places."""
+    """PyTorch's exporters write ``F.interpolate(size=...)`` so; x is its own positions."""
     x = np.arange(14 * 28, dtype=np.float32).reshape(1, 1, 14, 28)
     proto, inputs = one_node(
         "Resize", [x, None, None, np.array([1, 1, 18, 36])], 13, known=(3,), mode=mode,
@@ -178,7 +179,7 @@ def test_engine_by_sizes(mode):
 
 @pytest.mark.parametrize("policy", ["not_larger", "not_smaller"])
 def test_ratios_that_are_kept_are_exact(policy):
-    """7 of 3 and 7 of 6: 3 places by 7/6 are 3.5, and by 7/3 are 7; ties round up."""
+    """7 of 3 and 7 of 6: 3 positions by 7/6 are 3.5, and by 7/3 are 7; ties round up."""
     x = np.arange(18, dtype=np.float32).reshape(1, 1, 3, 6)
     proto, _ = one_node(
         "Resize", [x, None, None, np.array([7, 7])], 19, known=(3,), axes=[2, 3],
@@ -191,11 +192,11 @@ def test_ratios_that_are_kept_are_exact(policy):
     }[policy]
     graph = load(proto)
     found = graph.nodes[0].op.reference(x)[0, 0]
-    places = [
+    positions = [
         np.minimum(np.arange(size) * ratio.denominator // ratio.numerator, of - 1)
         for size, of in zip(sizes, (3, 6), strict=True)
     ]
-    np.testing.assert_array_equal(found, x[0, 0][places[0]][:, places[1]])
+    np.testing.assert_array_equal(found, x[0, 0][positions[0]][:, positions[1]])
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.uint8, np.int64])

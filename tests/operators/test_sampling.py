@@ -92,16 +92,16 @@ def test_infinite_pixels_beside_a_place_do_not_count():
 @pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
 @pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
 @pytest.mark.parametrize(
-    ("sizes", "places"), [((9,), (130,)), ((5, 7), (9, 17)), ((1, 1), (3, 2)), ((3, 4, 5), (2, 5, 7)),
+    ("sizes", "positions"), [((9,), (130,)), ((5, 7), (9, 17)), ((1, 1), (3, 2)), ((3, 4, 5), (2, 5, 7)),
                           ((4, 4), (0, 3))],
 )  # fmt: skip
-def test_kernels_of_grids(place, rng, mode, padding, sizes, places):  # noqa: F811
+def test_kernels_of_grids(place, rng, mode, padding, sizes, positions):  # noqa: F811
     rank = len(sizes)
     if mode == "cubic" and rank == 3:
         pytest.skip("NumPy runs it")
     for align in (False, True):
         x = some(rng, 2, 11, *sizes)
-        grid = rng.uniform(-2.5, 2.5, (2, *places, rank)).astype(np.float32)
+        grid = rng.uniform(-2.5, 2.5, (2, *positions, rank)).astype(np.float32)
         grid.reshape(-1)[::19] = np.nan
         steps = check(
             place, GridSample(mode, padding, align), x, grid,
@@ -290,12 +290,14 @@ def test_windows_are_added_up(rng, image, kernel, strides, pads, dilations):
 def test_maxima_go_back_to_where_they_were(rng):
     x = some(rng, 2, 3, 6, 8)
     pool, inputs = one_node("MaxPool", [x], 12, outputs=2, kernel_shape=[2, 2], strides=[2, 2])
-    y, places = onnxruntime_outputs(pool, inputs)
-    back, fed = one_node("MaxUnpool", [y, places], 11, kernel_shape=[2, 2], strides=[2, 2])
+    y, positions = onnxruntime_outputs(pool, inputs)
+    back, fed = one_node("MaxUnpool", [y, positions], 11, kernel_shape=[2, 2], strides=[2, 2])
     (wanted,) = onnxruntime_outputs(back, fed)
     np.testing.assert_array_equal(Engine(back, device="cpu").run(fed)["y0"], wanted)
-    with pytest.raises(InputError, match="indices: expected places of 288, found 400"):
-        Engine(back, device="cpu").run({**fed, "x1": np.where(places == places.max(), 400, places)})
+    with pytest.raises(InputError, match="indices: expected positions of 288, found 400"):
+        Engine(back, device="cpu").run(
+            {**fed, "x1": np.where(positions == positions.max(), 400, positions)}
+        )
 
 
 # -- outputs whose sizes their inputs' elements say ----------------------------------------------

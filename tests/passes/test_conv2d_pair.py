@@ -208,7 +208,7 @@ def neighboured(graph: Graph, takes=lambda *_: True) -> Graph:
     laid = lay_channels_last(fuse(graph), "cuda", run=8)
     names = (name for node in laid.nodes for name in node.outputs)
     laid = replace(laid, storage_dtype=dict.fromkeys(names, "float16"))
-    return passes.fuse_neighbours(laid, why_not(takes))
+    return passes.fuse_conv_pairs(laid, why_not(takes))
 
 
 @pytest.mark.parametrize("parts", [2, 3, 4])
@@ -305,4 +305,4 @@ def test_what_a_block_reads_is_known_to_its_sum(hopper):
     (node,) = sums(placed.graph)
     assert found.known == {node.name: 64}
     (holder,) = found.holders
-    assert placed.graph.nodes[placed.graph.places[holder]].inputs[0] == node.inputs[0]
+    assert placed.graph.nodes[placed.graph.positions[holder]].inputs[0] == node.inputs[0]

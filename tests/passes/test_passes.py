@@ -355,7 +355,7 @@ def test_swish_and_hard_swish():
     b = Builder(2, 4)
     y = b.add(Mul(), "x", b.add(Sigmoid(), "x"))
     z = b.add(Mul(), b.add(HardSigmoid(1 / 6, 0.5), y), y)
-    after = same(b.graph(z), passes.recognise_functions)
+    after = same(b.graph(z), passes.recognise_activations)
     assert [node.op for node in after.nodes] == [Swish(), HardSwish()]
 
 
@@ -363,7 +363,7 @@ def test_a_sixth_may_be_float32s():
     b = Builder(2, 4)
     sixth = float(np.float32(1 / 6))
     before = b.graph(b.add(Mul(), b.add(HardSigmoid(sixth, 0.5), "x"), "x"))
-    assert kinds(passes.recognise_functions(before)) == ["hard_swish"]
+    assert kinds(passes.recognise_activations(before)) == ["hard_swish"]
 
 
 def test_other_gates_stay():
@@ -371,7 +371,7 @@ def test_other_gates_stay():
     y = b.add(Mul(), "x", b.add(HardSigmoid(0.2, 0.5), "x"))
     z = b.add(Mul(), y, b.add(Sigmoid(), "x"))
     before = b.graph(z)
-    assert passes.recognise_functions(before) is before
+    assert passes.recognise_activations(before) is before
 
 
 @pytest.mark.parametrize("order", range(3))
@@ -388,7 +388,7 @@ def test_gelu_in_the_orders_it_is_written_in(order, divide):
         y = b.add(Mul(), b.add(Mul(), half, "x"), one_more)
     else:
         y = b.add(Mul(), "x", b.add(Mul(), half, one_more))
-    after = same(b.graph(y), passes.recognise_functions)
+    after = same(b.graph(y), passes.recognise_activations)
     assert [node.op for node in after.nodes] == [Gelu()]
     assert len(after.nodes[0].covers) == 5
 
@@ -398,7 +398,7 @@ def test_a_gelu_whose_parts_are_read_stays():
     error = b.add(Erf(), b.add(Div(), "x", b.number(2**0.5)))
     y = b.add(Mul(), b.add(Mul(), "x", b.add(Add(), error, b.number(1.0))), b.number(0.5))
     before = b.graph(y, error)
-    assert passes.recognise_functions(before) is before
+    assert passes.recognise_activations(before) is before
 
 
 # -- epilogues ---------------------------------------------------------------------------------------
@@ -454,7 +454,7 @@ def test_a_concatenation_that_repeats_a_convolution(order):
     b = Builder(1, 8, 4, 4)
     made = {letter: b.conv("x", 8, 8, side=1) for letter in "ab"}
     before = lay_channels_last(b.graph(b.add(Concat(1), *map(made.get, order))), "cuda", 8)
-    same(before, passes.fuse_neighbours)
+    same(before, passes.fuse_conv_pairs)
 
 
 @pytest.mark.parametrize("shift", [True, False])
@@ -464,7 +464,7 @@ def test_convolutions_whose_bias_is_computed_are_no_pair(shift):
     made = [b.add(Conv2d(), "x", b.constant(8, 8, 1, 1), bias) for _ in "ab"]
     graph = b.graph(b.add(Add() if shift else Concat(1), *made))
     before = lay_channels_last(graph, "cuda", 8)
-    assert passes.fuse_neighbours(before) is before
+    assert passes.fuse_conv_pairs(before) is before
     assert passes.fuse_regions(before, (CONV2D_SUM,)) is before
 
 

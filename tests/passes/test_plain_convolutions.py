@@ -12,7 +12,7 @@ from onnx_models import model, onnxruntime_outputs, tensor
 
 from cnn_engine import Engine
 from cnn_engine.graph.graph import Graph, Node, Value
-from cnn_engine.graph.passes import plain_convolutions
+from cnn_engine.graph.passes import lower_convolutions
 from cnn_engine.graph.reference import reference
 from cnn_engine.operators.conv2d import Conv3d
 from cnn_engine.operators.conv_transpose2d import ConvTranspose2d
@@ -26,7 +26,7 @@ def graph_of(op, x, weight, bias=None) -> Graph:
 
 def compare(graph: Graph, x: np.ndarray) -> None:
     """Both in float64: the same sums."""
-    plain = plain_convolutions(graph)
+    plain = lower_convolutions(graph)
     assert {node.op.kind for node in plain.nodes}.isdisjoint({"conv_transpose2d", "conv3d"})
     (wanted,), (found,) = (reference(g, {"x": x}).values() for g in (graph, plain))
     assert found.shape == wanted.shape
@@ -63,13 +63,13 @@ def test_dilated_transposed_convolutions(stride, rng):
 def test_what_is_not_known_beforehand_or_too_thin_stays(rng):
     x = rng.standard_normal((1, 2, 6, 5)).astype(np.float32)
     thin = graph_of(ConvTranspose2d((9, 9)), x, np.ones((2, 3, 1, 1), np.float32))
-    assert plain_convolutions(thin) is thin
+    assert lower_convolutions(thin) is thin
     depthwise = ConvTranspose2d((2, 2), groups=2)
     alone = graph_of(depthwise, x, np.ones((2, 1, 4, 4), np.float32))
-    assert plain_convolutions(alone) is alone
+    assert lower_convolutions(alone) is alone
     node = Node("c", ConvTranspose2d((2, 2)), ("x", "w"), ("y",))
     given = Graph("given", (Value("x", x.shape), Value("w", (2, 3, 2, 2))), ("y",), (node,), {})
-    assert plain_convolutions(given) is given
+    assert lower_convolutions(given) is given
 
 
 @pytest.mark.parametrize("kernel", [(1, 1, 1), (3, 2, 2), (2, 3, 3)])

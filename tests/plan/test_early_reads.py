@@ -83,12 +83,14 @@ def check(graph: Graph, memory, found: early_reads.Ahead) -> None:
     """What is known is there when nothing from the holder on has run, but for parts of concatenations."""
     fed = {value.name: np.ones(value.shape) for value in graph.inputs}
     for reader, columns in found.known.items():
-        place = graph.places[reader]
-        holder = max(graph.places[name] for name in found.holders if graph.places[name] < place)
+        place = graph.positions[reader]
+        holder = max(
+            graph.positions[name] for name in found.holders if graph.positions[name] < place
+        )
 
         def run(node, graph, *arrays, holder=holder):
             made = node.op.reference(*arrays)
-            if graph.places[node.name] < holder or node.op.kind == "reshape":
+            if graph.positions[node.name] < holder or node.op.kind == "reshape":
                 return made
             if isinstance(made, tuple):
                 return tuple(np.full(one.shape, np.nan) for one in made)
@@ -143,10 +145,10 @@ def test_layers_of_a_dense_block_know_all_but_the_last_one():
     known = {channels[name]: columns for name, columns in found.known.items()}
     assert known == {96: 64, 128: 96, 160: 128, 192: 160}
     # The 1x1 convolution before, two kernels ahead, so that the last but one starts early too.
-    places = sorted(graph.places[name] for name in found.holders)
-    readers = sorted(graph.places[name] for name in found.known)
-    assert len(places) == 4
-    assert places[1:] == readers[:-1]
+    positions = sorted(graph.positions[name] for name in found.holders)
+    readers = sorted(graph.positions[name] for name in found.known)
+    assert len(positions) == 4
+    assert positions[1:] == readers[:-1]
 
 
 def test_dense_layers_all_hold_and_know_all_but_the_last_one(monkeypatch):
@@ -167,11 +169,11 @@ def test_dense_layers_all_hold_and_know_all_but_the_last_one(monkeypatch):
 def test_a_blocks_input_is_known_to_the_convolution_beside_its_others():
     graph, _, found = planned(residual())
     ((reader, columns),) = found.known.items()
-    node = graph.nodes[graph.places[reader]]
+    node = graph.nodes[graph.positions[reader]]
     assert columns == 64
     assert node.inputs[3] is not None  # the others' sum
     (holder,) = found.holders
-    assert graph.nodes[graph.places[holder]].inputs[0] == node.inputs[0]
+    assert graph.nodes[graph.positions[holder]].inputs[0] == node.inputs[0]
 
 
 def test_what_is_computed_beside_what_is_read_is_waited_for():

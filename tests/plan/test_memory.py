@@ -76,14 +76,14 @@ def test_networks_take_little_more_than_what_is_alive(graph):
 @settings(max_examples=100, deadline=None)
 def test_lifetimes_that_meet_do_not_overlap(rows):
     lives = [Lifetime(i, 256 * n, first, first + more) for i, (n, first, more) in enumerate(rows)]
-    places, size = memory.pack(lives)
+    positions, size = memory.pack(lives)
     for a in lives:
-        assert 0 <= places[a.name] <= size - a.nbytes
+        assert 0 <= positions[a.name] <= size - a.nbytes
         for b in lives:
             if a.name < b.name and a.meets(b):
                 apart = (
-                    places[a.name] + a.nbytes <= places[b.name]
-                    or places[b.name] + b.nbytes <= places[a.name]
+                    positions[a.name] + a.nbytes <= positions[b.name]
+                    or positions[b.name] + b.nbytes <= positions[a.name]
                 )
                 assert apart, (a, b)
     assert size >= memory.most_alive(lives)
@@ -155,7 +155,7 @@ def test_rows_on_a_gpu_begin_at_multiples_of_16_bytes(width, arena, joined):
         graph = e._plans.open().placed(*e._plans.open().first).graph
     found = memory.plan(
         graph, lambda _: arena, in_place=lambda _: False, is_alias=lambda _: False,
-        takes_pitch=lambda *_: True,
+        allows_pitch=lambda *_: True,
     )  # fmt: skip
     assert set(found.pitches.values()) == ({16 + width} if joined else set())
 

@@ -18,7 +18,7 @@ BATCHES = (2, 5, 8)
 
 
 def network(size: int = 40):
-    """Much between few weights, then few places and many weights."""
+    """Much between few weights, then few positions and many weights."""
     b = Builder((1, 3, size, size))
     x = b.relu(b.conv("images", 16, stride=2))
     x = b.relu(b.conv(x, 16))

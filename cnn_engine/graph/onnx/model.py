@@ -212,13 +212,13 @@ def _elements(
             )
         found = np.frombuffer(tensor.raw_data, dtype.newbyteorder("<")).astype(dtype, copy=False)
         return found.reshape(shape)
-    field, stored = _FIELDS.get(dtype.name, ("int32_data", np.int32))
+    field, element = _FIELDS.get(dtype.name, ("int32_data", np.int32))
     elements = getattr(tensor, field)
     if len(elements) != size:
         raise InputError(
             f"{name}: expected {size} elements for {list(shape)}, found {len(elements)} in {field}"
         )
-    values = np.array(elements, stored)
+    values = np.array(elements, element)
     if dtype == np.float16:
         return values.astype(np.uint16).view(np.float16).reshape(shape)
     return values.astype(dtype).reshape(shape)
@@ -256,11 +256,11 @@ def _external(tensor, name: str, folder: Path | None, dtype, nbytes: int) -> np.
                 f"{name}: expected {nbytes} bytes from {offset} in {location!r}, "
                 f"found {length} claimed, {available} in the file"
             )
-        stored, count = dtype.newbyteorder("<"), nbytes // dtype.itemsize
+        element, count = dtype.newbyteorder("<"), nbytes // dtype.itemsize
         if nbytes < weights.LARGE_TENSOR:
-            found = np.fromfile(path, stored, count, offset=offset)
+            found = np.fromfile(path, element, count, offset=offset)
         else:
-            found = weights.mapped(path, stored, count, offset)
+            found = weights.mapped(path, element, count, offset)
     except OSError as error:
         raise InputError(f"{name}: {location!r} cannot be read: {error.strerror}") from None
     return found.astype(dtype, copy=False)

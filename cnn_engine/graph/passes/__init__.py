@@ -13,24 +13,24 @@ from typing import Any
 
 from ..batches import Batches
 from ..graph import Graph
-from .canonical.activations import recognise_functions
+from .canonical.activations import recognise_activations
 from .canonical.batch_norm import fold_affine_after, fold_affine_before
 from .canonical.concatenations import nest_concatenations
 from .canonical.constants import drop_unused, fold_constants, share_constants
-from .canonical.convolutions import plain_convolutions
+from .canonical.convolutions import lower_convolutions
 from .canonical.identities import drop_identities, merge_shapes, reshape_ones
 from .canonical.padding import fold_padding
 from .canonical.transposes import compose_transposes, order_weights
-from .fuse.conv_pairs import fuse_neighbours
+from .fuse.conv_pairs import fuse_conv_pairs
 from .fuse.epilogues import EPILOGUES, EPILOGUES_ON_CUDA, fuse_activations, fuse_residuals
 from .fuse.pointwise import fuse_pointwise
-from .fuse.pooling import pool_first
+from .fuse.pooling import pool_before_convolutions
 from .fuse.prologues import fuse_prologues
 from .fuse.regions import fuse_regions
-from .fuse.squeeze_excite import fuse_gate_means, scale_by_gates
+from .fuse.squeeze_excite import fuse_excite_scales, fuse_squeeze_excite
 from .layout.alignment import align_channels
 from .layout.channels_last import channels_last, mark_stem, set_compute_dtype
-from .layout.gemm import convolve_products, convolve_rows, fold_constants_after
+from .layout.gemm import convolve_matmuls, convolve_rows, fold_constants_after
 
 __all__ = [
     "EPILOGUES",
@@ -45,13 +45,13 @@ __all__ = [
     "fold_affine_before",
     "fold_constants",
     "fold_padding",
-    "convolve_products",
+    "convolve_matmuls",
     "convolve_rows",
     "fold_constants_after",
     "fuse_activations",
-    "fuse_functions_of_rows",
-    "fuse_gate_means",
-    "fuse_neighbours",
+    "fuse_linear_activations",
+    "fuse_squeeze_excite",
+    "fuse_conv_pairs",
     "fuse_pointwise",
     "fuse_prologues",
     "fuse_regions",
@@ -60,12 +60,12 @@ __all__ = [
     "merge_shapes",
     "nest_concatenations",
     "order_weights",
-    "plain_convolutions",
-    "pool_first",
-    "recognise_functions",
+    "lower_convolutions",
+    "pool_before_convolutions",
+    "recognise_activations",
     "reshape_ones",
     "set_compute_dtype",
-    "scale_by_gates",
+    "fuse_excite_scales",
     "share_constants",
     "simplify",
 ]
@@ -76,7 +76,7 @@ SIMPLIFYING: tuple[Pass, ...] = (
     fold_constants,
     drop_identities,
     merge_shapes,
-    recognise_functions,
+    recognise_activations,
     fold_padding,
     fold_affine_after,
     fold_affine_before,
@@ -93,7 +93,7 @@ def simplify(graph: Graph) -> Graph:
     return replace(found, rebuild=Batches(partial(_simplified, graph.rebuild), first), like=found)
 
 
-def fuse_functions_of_rows(graph: Graph) -> Graph:
+def fuse_linear_activations(graph: Graph) -> Graph:
     """Returns ``graph`` with activations as parts of the linear layers before them, for CUDA."""
     return fuse_activations(graph, functions={"linear": EPILOGUES_ON_CUDA["linear"]})
 

@@ -58,9 +58,9 @@ def read(path: Path, network: Network) -> dict[str, np.ndarray]:
     """
     with _open(path) as file:
         size = os.fstat(file.fileno()).st_size
-        places = _match(path, _Reader(path, file, size).entries(), network)
+        positions = _match(path, _Reader(path, file, size).entries(), network)
         weights = {}
-        for name, entry in places.items():
+        for name, entry in positions.items():
             file.seek(entry.offset)
             data = file.read(entry.nbytes)
             if len(data) < entry.nbytes:
@@ -176,7 +176,7 @@ def _match(path: Path, entries: dict[str, _Entry], network: Network) -> dict[str
         if parts is None:
             raise expected(str(path), "names arg:<layer>_weight and arg:<layer>_bias", repr(name))
         layers.setdefault(parts[1], {})[parts[2]] = entry
-    places: dict[str, _Entry] = {}
+    positions: dict[str, _Entry] = {}
     for kind, dimensions, what in (("conv2d", 4, "convolutions"), ("linear", 2, "fully connected")):
         wanted = [info for info in network.infos if info.operator.kind == kind]
         found = sorted(
@@ -194,11 +194,11 @@ def _match(path: Path, entries: dict[str, _Entry], network: Network) -> dict[str
                 f"{len(found)} ({_listed(found)})",
             )
         for name, info in zip(found, wanted, strict=True):
-            places.update(_match_layer(path, name, layers.pop(name), info, network))
+            positions.update(_match_layer(path, name, layers.pop(name), info, network))
     if layers:
         wanted_text = "weights of 4 dimensions (convolutions) or 2 (fully connected)"
         raise expected(str(path), wanted_text, f"others: {_listed(sorted(layers))}")
-    return places
+    return positions
 
 
 def _dimensions(path: Path, name: str, layer: dict[str, _Entry]) -> int:

@@ -41,7 +41,7 @@ def method(node: Node, graph: Graph) -> Any:
     """Returns how a convolution is computed, by its shape and place alone: the same for every batch.
 
     Winograd's tiles of 4x4 take 2.25 multiplications for 9, and those of 2x2 take 4, but both move more data,
-    and need enough places and channels to fill tiles and vectors. With their points and short sums, and
+    and need enough positions and channels to fill tiles and vectors. With their points and short sums, and
     small tiles in a stem, logits are within twice ONNX Runtime's error (docs/explanation/numerics.md). What a
     tanh passes on is the small sums of large products: before one tiles are small, too.
     """
@@ -103,7 +103,7 @@ def not_compiled(node: Node, graph: Graph, *functions: Unary | None) -> str | No
 
 def _not_winograd(node: Node, graph: Graph) -> str | None:
     if method(node, graph) not in WINOGRAD:
-        return "expected a kernel of 3x3 with a stride of 1 over enough places and channels"
+        return "expected a kernel of 3x3 with a stride of 1 over enough positions and channels"
     return not_constant(node, graph)
 
 

@@ -63,10 +63,12 @@ def pack_on(
     nbytes: int,
     function: str,
     *how: Any,
-    places: tuple[int, ...] = (1,),
+    positions: tuple[int, ...] = (1,),
 ) -> Buffer:
     """Returns what a compiled function makes of a node's weights, complete, on the device."""
-    weights = [graph.constants.get(node.inputs[place]) for place in places]  # None: there are none
+    weights = [
+        graph.constants.get(node.inputs[place]) for place in positions
+    ]  # None: there are none
     most = max(float(np.abs(one).max(initial=0.0)) for one in weights if one is not None)
     if node.op.compute_dtype == "float16" and most > FLOAT16:
         raise UnsupportedError(
@@ -154,7 +156,7 @@ def _pack(node: Node, graph: Graph, device: Any) -> _Weights:
     return _Weights(packed.address, packed.nbytes, packed.owner, function)
 
 
-def _reads_ahead(prepared: _Weights) -> bool:
+def _reads_early(prepared: _Weights) -> bool:
     return prepared.function == "conv2d_nhwc_wgmma"
 
 
@@ -283,7 +285,7 @@ _IMAGES = (None, 0, 3)
 
 
 def _stored_images(node: Node, graph: Graph) -> tuple[int | None, ...]:
-    """Returns the places of a convolution that may be stored: [N, C, H, W] is read as float32."""
+    """Returns the positions of a convolution that may be stored: [N, C, H, W] is read as float32."""
     return _IMAGES[:1] + _IMAGES[2:] if node.op.planar else _IMAGES
 
 
@@ -312,7 +314,7 @@ ROWS = [
     _row(
         "conv2d_nhwc", "implicit_gemm", _make, not_constant, _pack, packed_for=compiled_for,
         workspace=_workspace, shows=_shows, pitched=_IMAGES, stores=_stored_images, forms=_forms,
-        reads_ahead=_reads_ahead,
+        reads_early=_reads_early,
     ),
     _row(
         "linear", "rows", _make_rows, _not_rows, _pack_rows, early=(2,), stores=storing(None, 0),

@@ -44,7 +44,7 @@ def _why_not(node: Node, graph: Graph) -> str | None:
 def _prepare(node: Node, graph: Graph, device: Any) -> Buffer:
     how = *_sizes_of(node, graph.inputs_of(node)), compute_dtype_of(node)
     nbytes = device.kernels.dense_layer_packed(*how, 0)
-    return pack_on(node, graph, device, nbytes, "dense_layer_pack", *how, places=(2, 1))
+    return pack_on(node, graph, device, nbytes, "dense_layer_pack", *how, positions=(2, 1))
 
 
 def _make(call: Call) -> Bound:
@@ -67,6 +67,6 @@ ROWS = [
         why_not=_why_not, why_not_fuse=_why_not_fuse,
         prepare=_prepare, packs=(1, 2), early=(4, 5, 6, 7), pitched=(None, 0),
         stores=storing(None, 0, 3), same_storage=True,
-        reads_ahead=lambda _: True, holds=True,
+        reads_early=lambda _: True, holds=True,
     ),
 ]  # fmt: skip

@@ -46,9 +46,9 @@ def not_in_16_bits(node: Node, *images: Value) -> str | None:
     return None
 
 
-def _images(node: Node, graph: Graph, *places: int) -> list[Value]:
-    """Returns what a region reads at ``places``, as far as it does, and what it makes."""
-    read = (node.inputs[place] for place in places)
+def _images(node: Node, graph: Graph, *positions: int) -> list[Value]:
+    """Returns what a region reads at ``positions``, as far as it does, and what it makes."""
+    read = (node.inputs[place] for place in positions)
     return [graph.values[name] for name in (*read, *node.outputs) if name is not None]
 
 
@@ -101,7 +101,7 @@ def _pack_pair(node: Node, graph: Graph, device: Any) -> _Pair:
     how = *_pair_of(node, graph.inputs_of(node)), compute_dtype_of(node)
     nbytes = device.kernels.conv2d_nhwc_wgmma_pair_packed(*how, 0)
     function = "conv2d_nhwc_wgmma_pair_pack"
-    weights = pack_on(node, graph, device, nbytes, function, *how, places=(2, 3))
+    weights = pack_on(node, graph, device, nbytes, function, *how, positions=(2, 3))
     if all(name is None for name in node.inputs[4:]):
         return _Pair(weights, None)
     filters = (graph.values[name].shape[0] for name in node.inputs[2:4])
@@ -171,7 +171,7 @@ def _pack_expansion(node: Node, graph: Graph, device: Any) -> Buffer:
     x, first, second = graph.inputs_of(node)[:3]
     how = expansion_of(node.op, x, first, second)[1], x.shape[3], compute_dtype_of(node)
     nbytes = device.kernels.expand_depthwise_packed(*how, 0)
-    return pack_on(node, graph, device, nbytes, "expand_depthwise_pack", *how, places=(1, 2))
+    return pack_on(node, graph, device, nbytes, "expand_depthwise_pack", *how, positions=(1, 2))
 
 
 def _make_expansion(call: Call) -> Bound:
@@ -251,7 +251,7 @@ def _mlp_of(node: Node, values: Sequence[Value | None]) -> tuple[Any, int]:
 def _pack_mlp(node: Node, graph: Graph, device: Any) -> Buffer:
     how = *_mlp_of(node, graph.inputs_of(node)), compute_dtype_of(node)
     nbytes = device.kernels.mlp_packed(*how, 0)
-    return pack_on(node, graph, device, nbytes, "mlp_pack", *how, places=(1, 2))
+    return pack_on(node, graph, device, nbytes, "mlp_pack", *how, positions=(1, 2))
 
 
 def _make_mlp(call: Call) -> Bound:
@@ -294,7 +294,7 @@ def _bottleneck_of(node: Node, values: Sequence[Value | None]) -> tuple[Any, int
 def _pack_bottleneck(node: Node, graph: Graph, device: Any) -> Buffer:
     how = *_bottleneck_of(node, graph.inputs_of(node)), compute_dtype_of(node)
     nbytes = device.kernels.bottleneck_packed(*how, 0)
-    return pack_on(node, graph, device, nbytes, "bottleneck_pack", *how, places=(1, 2, 6))
+    return pack_on(node, graph, device, nbytes, "bottleneck_pack", *how, positions=(1, 2, 6))
 
 
 def _make_bottleneck(call: Call) -> Bound:
@@ -423,7 +423,7 @@ def _no_block(node: Node, graph: Graph) -> str | None:
 def _pack_block(node: Node, graph: Graph, device: Any) -> Buffer:
     how = *_block_of(node, graph.inputs_of(node)), compute_dtype_of(node)
     nbytes = device.kernels.inverted_residual_packed(*how, 0)
-    return pack_on(node, graph, device, nbytes, "inverted_residual_pack", *how, places=(1, 2, 3))
+    return pack_on(node, graph, device, nbytes, "inverted_residual_pack", *how, positions=(1, 2, 3))
 
 
 def _make_block(call: Call) -> Bound:
@@ -491,7 +491,7 @@ def _no_gates(node: Node, graph: Graph, scaled: bool = False) -> str | None:
 def _pack_gates(node: Node, graph: Graph, device: Any) -> Buffer:
     how = _gates_of(node, *graph.inputs_of(node)[:2])
     nbytes = device.kernels.squeeze_excite_packed(*how, 0)
-    return pack_on(node, graph, device, nbytes, "squeeze_excite_pack", *how, places=(1, 2))
+    return pack_on(node, graph, device, nbytes, "squeeze_excite_pack", *how, positions=(1, 2))
 
 
 def _make_gates(call: Call) -> Bound:
@@ -517,7 +517,7 @@ ROWS = [
             why_not=_no_pair, why_not_fuse=_no_pair_there,
             prepare=_pack_pair,
             packs=(2, 3, 4, 5), pitched=(None, 0, 1), stores=storing(None, 0, 1),
-            forms=_forms_of_pairs, reads_ahead=lambda _: True,
+            forms=_forms_of_pairs, reads_early=lambda _: True,
         )
         for op, name in (("conv2d_sum", "wgmma_sum"), ("conv2d_beside", "wgmma_beside"))
     ),

@@ -138,7 +138,7 @@ def _pool(op: Any, inputs: tuple[Value | None, ...], y: Value) -> tuple[int, ...
 
 def _pool_why_not(op: Any, inputs: Any) -> str | None:
     if getattr(op, "indices", None) is not None:
-        return "expected maxima alone, found their places asked for"
+        return "expected maxima alone, found their positions asked for"
     for i in (0, 1):
         if max(op.padding[i], op.padding[2 + i]) > op.dilation[i] * (op.kernel[i] - 1):
             return f"expected padding of less than the window, found {op.padding}"

@@ -115,9 +115,9 @@ def _bound(read: Source, call: Call) -> Bound:
     addresses = [*at, call.output_addresses[0], call.workspace]
     if output.size == 0:
         return _nothing, []
-    places = {name: index for index, name in enumerate((*contract.tensors, "workspace"))}
+    positions = {name: index for index, name in enumerate((*contract.tensors, "workspace"))}
     prepare = _cuda_call if read.device == "cuda" else _cpu_call
-    calls = [prepare(read, call, launch, places, given, shape) for launch in read.launches]
+    calls = [prepare(read, call, launch, positions, given, shape) for launch in read.launches]
     if len(calls) == 1:
         return calls[0], addresses
 
@@ -149,7 +149,7 @@ def _argument(read: Source, launch: Launch, tree: ast.expr, given: dict) -> Any:
     return ctypes.c_int(int(found))
 
 
-def _cpu_call(read, call, launch, places, given, shape) -> Callable[..., None]:
+def _cpu_call(read, call, launch, positions, given, shape) -> Callable[..., None]:
     function = call.prepared.function(launch.function, launch.line)
     function.restype = None
     kinds, fixed, moving = [], [], []
@@ -159,7 +159,7 @@ def _cpu_call(read, call, launch, places, given, shape) -> Callable[..., None]:
             fixed.append(shape)
         elif isinstance(argument, str):
             kinds.append(ctypes.c_void_p)
-            moving.append((index, places[argument]))
+            moving.append((index, positions[argument]))
             fixed.append(None)
         else:
             made = _argument(read, launch, argument, given)
@@ -208,7 +208,7 @@ def geometry(
     return sizes[0], sizes[1], int(shared)
 
 
-def _cuda_call(read, call, launch, places, given, shape) -> Callable[..., None]:
+def _cuda_call(read, call, launch, positions, given, shape) -> Callable[..., None]:
     module, device = call.prepared, call.device
     driver = module.driver
     function = module.function(launch.function, launch.line)
@@ -231,7 +231,7 @@ def _cuda_call(read, call, launch, places, given, shape) -> Callable[..., None]:
             values.append(shape)
         elif isinstance(argument, str):
             values.append(ctypes.c_uint64(0))
-            moving.append((values[-1], places[argument]))
+            moving.append((values[-1], positions[argument]))
         else:
             values.append(_argument(read, launch, argument, given))
     pointers = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
@@ -287,15 +287,15 @@ def from_callable(
     contract = CONTRACTS[op]
     called = name or getattr(function, "__name__", type(function).__name__)
     try:
-        takes_stream = "stream" in inspect.signature(function).parameters
+        accepts_stream = "stream" in inspect.signature(function).parameters
     except (TypeError, ValueError):
-        takes_stream = False
+        accepts_stream = False
 
     def refuses(node: Node, graph: Graph) -> str | None:
         return contract.refuses(node, graph) or (why_not(node, graph) if why_not else None)
 
     def make(call: Call) -> Bound:
-        return _callable_bound(function, contract, call, arrays, takes_stream)
+        return _callable_bound(function, contract, call, arrays, accepts_stream)
 
     return Kernel(
         op, called, device, make, computes=(computes,), why_not=refuses, rewrite=apart,
@@ -306,7 +306,7 @@ def from_callable(
 
 
 def _callable_bound(
-    function: Callable[..., None], contract: Contract, call: Call, arrays: str, takes_stream: bool
+    function: Callable[..., None], contract: Contract, call: Call, arrays: str, accepts_stream: bool
 ) -> Bound:
     values = contract.values(call.node.op, call.inputs, call.outputs[0])
     shape = structs()[contract.struct].sizes(**values)
@@ -320,7 +320,7 @@ def _callable_bound(
     if call.outputs[0].size == 0:
         return _nothing, []
     device = call.device
-    more = {"stream": device.stream_handle} if takes_stream and device.kind == "cuda" else {}
+    more = {"stream": device.stream_handle} if accepts_stream and device.kind == "cuda" else {}
     last: list[Any] = [None, None]  # addresses, and the arrays over them
 
     def over(addresses: tuple[int, ...]) -> list[Any]:

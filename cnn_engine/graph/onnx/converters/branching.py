@@ -110,17 +110,17 @@ def loop(call) -> None:
     body = _Body(call, 2 + carried, 1 + carried + stacked)
     call.refuse_others()
     most = call.constant_number(0, "the trip count")
-    goes_on = not call.has(1) or _flag(call, 1, "condition")
+    running = not call.has(1) or _flag(call, 1, "condition")
     states = [call.input(2 + index) for index in range(carried)]
     parts: list[list[str]] = [[] for _ in range(stacked)]
     done = 0
-    while goes_on and (most is None or done < most):
+    while running and (most is None or done < most):
         number = call.set_constant(np.asarray(done, np.int64))
         condition, *made = body.run([number, call.set_constant(np.asarray(True)), *states])
         states = made[:carried]
         for names, name in zip(parts, made[carried:], strict=True):
             names.append(name)
-        goes_on = _one_bool(call.constant_of(condition, "condition"), "condition")
+        running = _one_bool(call.constant_of(condition, "condition"), "condition")
         done += 1
     _finish(call, states)
     for index, names in enumerate(parts):

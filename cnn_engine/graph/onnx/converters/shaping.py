@@ -77,11 +77,11 @@ def unsqueeze(call) -> None:
     if axes is None:
         raise InputError("expected axes, found none")
     rank = len(shape) + len(axes)
-    places = {axis_in(axis, rank) for axis in axes}
-    if len(places) != len(axes):
+    positions = {axis_in(axis, rank) for axis in axes}
+    if len(positions) != len(axes):
         raise InputError(f"axes: expected each once, found {list(axes)}")
     sizes = iter(shape)
-    reshape_to(call, tuple(1 if axis in places else next(sizes) for axis in range(rank)))
+    reshape_to(call, tuple(1 if axis in positions else next(sizes) for axis in range(rank)))
 
 
 @converts("Transpose")

@@ -192,8 +192,8 @@ def compress(call) -> None:
         axis = axis_in(call.number("axis", 0), len(x.shape))
     else:
         name = call.emit(Reshape((x.size,), allow_zero=True), [name])
-    places = np.nonzero(condition.reshape(-1))[0].astype(np.int64)
-    call.finish(Gather(axis), [name, call.set_constant(places)])
+    positions = np.nonzero(condition.reshape(-1))[0].astype(np.int64)
+    call.finish(Gather(axis), [name, call.set_constant(positions)])
 
 
 @converts("ScatterElements", "Scatter")

@@ -10,7 +10,7 @@ from ...graph import Graph, Node
 from ..rewriting import Rewrites, covering, only_user
 
 
-def recognise_functions(graph: Graph) -> Graph:
+def recognise_activations(graph: Graph) -> Graph:
     """Makes one node of x * sigmoid(x), x * hard_sigmoid(x) and x * (1 + erf(x / sqrt 2)) / 2."""
     rewrites = Rewrites(graph)
     for node in graph.nodes:

@@ -161,7 +161,7 @@ def _scaled(
         if made is None:
             return None
         name = rewrites.fresh(f"{node.name}.weight")
-        more[name] = _as_stored(node, made, weight.shape)
+        more[name] = _as_weights(node, made, weight.shape)
     bias_name = rewrites.fresh(f"{node.name}.bias")
     more[bias_name] = shift
     return replace(node, inputs=(node.inputs[0], name, bias_name)), more
@@ -176,7 +176,7 @@ def _filters(node: Node, weight: np.ndarray) -> np.ndarray:
     return grouped.swapaxes(1, 2).reshape(groups * filters, -1, *kernel)
 
 
-def _as_stored(node: Node, filters: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+def _as_weights(node: Node, filters: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     """Returns filters [K, ...] in the order of ``node``'s weights."""
     if not isinstance(node.op, ConvTranspose2d):
         return filters

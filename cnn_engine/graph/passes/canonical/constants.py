@@ -58,11 +58,13 @@ def share_constants(graph: Graph) -> Graph:
     for name, array in graph.constants.items():
         if held(array) < SHARED_BYTES:
             continue
-        places = np.linspace(0, array.size - 1, min(SAMPLED, array.size)).astype(np.int64)
-        alike = first.setdefault((array.dtype, array.shape, array.flat[places].tobytes()), [])
-        known = next((one for one in alike if one is array or same_bits(one, array)), None)
+        positions = np.linspace(0, array.size - 1, min(SAMPLED, array.size)).astype(np.int64)
+        candidates = first.setdefault(
+            (array.dtype, array.shape, array.flat[positions].tobytes()), []
+        )
+        known = next((one for one in candidates if one is array or same_bits(one, array)), None)
         if known is None:
-            alike.append(array)
+            candidates.append(array)
         elif known is not array:
             shared[name] = known
     return replace(graph, constants={**graph.constants, **shared}) if shared else graph

@@ -17,7 +17,7 @@ from ...graph import Graph, Node
 from ..rewriting import Rewrites, absent, constant, covering
 
 #: Products with zeros that a transposed convolution may become, for each that it has.
-MOST_PRODUCTS = 4
+MOST_MULTIPLICATIONS = 4
 
 
 class _Chain:
@@ -96,8 +96,8 @@ def _convolve_phases(graph: Graph, node: Node, rewrites: Rewrites) -> None:
         before.append(low)
         after.append(max(made + reach - low - sizes[axis], 0))
         first.append(cut)
-    products = math.prod(taps) * math.prod(op.stride)
-    if products > MOST_PRODUCTS * math.prod(kernel):
+    multiplications = math.prod(taps) * math.prod(op.stride)
+    if multiplications > MOST_MULTIPLICATIONS * math.prod(kernel):
         return
     phases = op.stride
     wide = np.zeros(
@@ -158,7 +158,7 @@ def _flatten_depth(graph: Graph, node: Node, weight: np.ndarray, rewrites: Rewri
     if bias is None and not absent(node, 2):
         return
     n, channels, depth, *sizes = graph.values[node.inputs[0]].shape
-    _, filters, planes, *places = graph.values[node.outputs[0]].shape
+    _, filters, planes, *positions = graph.values[node.outputs[0]].shape
     if n == 0:
         return
     chain = _Chain(rewrites, node)
@@ -179,11 +179,11 @@ def _flatten_depth(graph: Graph, node: Node, weight: np.ndarray, rewrites: Rewri
     )  # fmt: skip
     kernel = weight.reshape(filters, -1, *weight.shape[3:])
     chain.add(flat, kernel, *[bias] * (bias is not None))
-    chain.add(Reshape((n, planes, filters, *places)))
+    chain.add(Reshape((n, planes, filters, *positions)))
     chain.add(Transpose((0, 2, 1, 3, 4)))
     chain.replace("planes that a window reads are channels of an image")
 
 
-def plain_convolutions(graph: Graph) -> Graph:
+def lower_convolutions(graph: Graph) -> Graph:
     """Returns ``graph`` with what the kernels of a CPU know as convolutions of images: see above."""
     return flatten_depth(convolve_phases(graph))

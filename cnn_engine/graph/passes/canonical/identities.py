@@ -32,7 +32,7 @@ def _why(graph: Graph, node: Node) -> str | None:
     match node.op:
         case Copy():
             return "it copies its input"
-        case MaxPool2dNhwc() | AveragePool2dNhwc() if _takes_itself(node, x, y):
+        case MaxPool2dNhwc() | AveragePool2dNhwc() if _is_one_pixel_window(node, x, y):
             return "its windows are of one element"
         case Reshape() | Expand() | Tile() | Pad2d() if x.shape == y.shape:
             return "its output has its input's shape"
@@ -49,7 +49,7 @@ def _why(graph: Graph, node: Node) -> str | None:
     return None
 
 
-def _takes_itself(node: Node, x: Value, y: Value) -> bool:
+def _is_one_pixel_window(node: Node, x: Value, y: Value) -> bool:
     """Whether a pool's windows are of one element, each its own."""
     op = node.op
     return x.shape == y.shape and set(op.kernel) == set(op.stride) == {1} and not any(op.padding)

@@ -29,8 +29,8 @@ def order_weights(graph: Graph) -> Graph:
         before = None if weight is None else _turned_for(graph, linear)
         if before is None or not rewrites.free(linear, *before):
             continue
-        n, channels, *places = graph.values[before[0].outputs[0]].shape
-        columns = weight.reshape(len(weight), channels, math.prod(places)).transpose(0, 2, 1)
+        n, channels, *positions = graph.values[before[0].outputs[0]].shape
+        columns = weight.reshape(len(weight), channels, math.prod(positions)).transpose(0, 2, 1)
         name, flat = (rewrites.fresh(f"{linear.name}.{word}") for word in ("weight", "rows"))
         x = before[0].inputs[0]
         shaped = replace(
@@ -154,8 +154,8 @@ def _composed(
     order = [piece for piece in order if sizes[piece] > 1]
     if not order:
         return (1,), (0,)
-    places = [order.index(piece) for piece in last]
-    first = [place for i, place in enumerate(places) if not i or places[i - 1] != place - 1]
+    positions = [order.index(piece) for piece in last]
+    first = [place for i, place in enumerate(positions) if not i or positions[i - 1] != place - 1]
     runs = sorted(first)
     if len(runs) > MOST:
         return None

@@ -12,12 +12,12 @@ from .patterns import PAIR, is_bare
 from .regions import WhyNot, region_of
 
 
-def fuse_neighbours(graph: Graph, why_not: WhyNot | None = None) -> Graph:
+def fuse_conv_pairs(graph: Graph, why_not: WhyNot | None = None) -> Graph:
     """Makes one node of two convolutions whose results follow each other in a concatenation of channels.
 
     Small images leave most of a GPU to a second convolution, and a start less is to be waited for.
     """
-    rewrites, stored = Rewrites(graph), dict(graph.storage_dtype)
+    rewrites, storage = Rewrites(graph), dict(graph.storage_dtype)
     for concat in graph.nodes:
         if type(concat.op) is not Concat:
             continue
@@ -36,8 +36,8 @@ def fuse_neighbours(graph: Graph, why_not: WhyNot | None = None) -> Graph:
             made = _merged(both, concat.op, outputs[0])
             if why_not is not None and why_not(graph, made):
                 continue
-            if len(inputs) > 2 and both[0].outputs[0] in stored:
-                stored[outputs[0]] = stored[both[0].outputs[0]]
+            if len(inputs) > 2 and both[0].outputs[0] in storage:
+                storage[outputs[0]] = storage[both[0].outputs[0]]
             pairs.append(both)
             merged.append(made)
             inputs[place : place + 2] = [None, outputs[0]]  # which is in no other pair
@@ -48,7 +48,7 @@ def fuse_neighbours(graph: Graph, why_not: WhyNot | None = None) -> Graph:
         gone = [node for both in pairs for node in both[::-1]]
         rewrites.replace([*gone, concat], [*merged, *kept], "together they are conv2d_beside")
     after = rewrites.apply()
-    return after if after.storage_dtype == stored else replace(after, storage_dtype=stored)
+    return after if after.storage_dtype == storage else replace(after, storage_dtype=storage)
 
 
 def _merged(both: list[Node], op: Concat, output: str) -> Node:

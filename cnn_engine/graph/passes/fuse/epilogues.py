@@ -60,8 +60,8 @@ def fuse_residuals(graph: Graph) -> Graph:
 
 
 def _later_first(graph: Graph, makers) -> list[int]:
-    places = graph.places
-    found = [-1 if node is None else places[node.name] for node, _ in makers]
+    positions = graph.positions
+    found = [-1 if node is None else positions[node.name] for node, _ in makers]
     return sorted((0, 1), key=lambda index: -found[index])
 
 
@@ -76,7 +76,9 @@ def fuse_activations(graph: Graph, functions: Mapping[str, tuple[str, ...]] = EP
         if not isinstance(after.op, Unary):
             continue
         nodes, joined = makers_of(graph, after.inputs[0], after)
-        if not nodes or not all(_takes(graph, node, after, functions) for node in nodes):
+        if not nodes or not all(
+            _can_fuse_function(graph, node, after, functions) for node in nodes
+        ):
             continue
         if not rewrites.free(after, *nodes, *joined):
             continue
@@ -86,7 +88,9 @@ def fuse_activations(graph: Graph, functions: Mapping[str, tuple[str, ...]] = EP
     return rewrites.apply()
 
 
-def _takes(graph: Graph, node: Node, after: Node, functions: Mapping[str, tuple[str, ...]]) -> bool:
+def _can_fuse_function(
+    graph: Graph, node: Node, after: Node, functions: Mapping[str, tuple[str, ...]]
+) -> bool:
     """Whether the kernels of ``node`` can apply ``after`` to their sums."""
     return (
         after.op.kind in functions.get(node.op.kind, ())

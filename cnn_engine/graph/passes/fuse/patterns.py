@@ -84,8 +84,8 @@ def is_depthwise(graph: Graph, node: Node) -> bool:
     )
 
 
-def is_mean_of_places(graph: Graph, node: Node) -> bool:
-    """Whether ``node`` takes the mean over the places of images [N, H, W, C], and leaves them one."""
+def is_spatial_mean(graph: Graph, node: Node) -> bool:
+    """Whether ``node`` takes the mean over the positions of images [N, H, W, C], and leaves them one."""
     return _is_mean(graph, node) and node.op.keepdims
 
 
@@ -123,7 +123,7 @@ def _is_bare_depthwise(graph: Graph, node: Node) -> bool:
     return is_depthwise(graph, node) and node.op.activation is None
 
 
-def _normalises_places(graph: Graph, node: Node) -> bool:
+def _is_pixelwise_norm(graph: Graph, node: Node) -> bool:
     """Whether ``node`` normalises each place of an image over its channels."""
     if type(node.op) is not LayerNorm or len(node.outputs) > 1:
         return False
@@ -138,7 +138,7 @@ DEPTHWISE_NORM = Pattern(
     "depthwise_norm",
     (
         Role("convolution", _is_bare_depthwise),
-        Role("norm", _normalises_places, reads=("convolution", 0)),
+        Role("norm", _is_pixelwise_norm, reads=("convolution", 0)),
     ),
     inputs=("convolution.0", "convolution.1", "norm.1", "convolution.2", "norm.2"),
     outputs=("norm",),
@@ -183,10 +183,10 @@ EXPAND_DEPTHWISE = Pattern(
     named="second",
 )
 
-#: The same with a mean over the places of the result, which the CPU's kernel makes on its way.
+#: The same with a mean over the positions of the result, which the CPU's kernel makes on its way.
 EXPAND_DEPTHWISE_MEAN = replace(
     EXPAND_DEPTHWISE,
-    roles=(*_EXPANSION, Role("mean", is_mean_of_places, reads=("second", 0), optional=True)),
+    roles=(*_EXPANSION, Role("mean", is_spatial_mean, reads=("second", 0), optional=True)),
 )
 
 
@@ -285,12 +285,12 @@ def _is_gate(graph: Graph, nodes: Mapping[str, Node]) -> bool:
     return made == channels and not channels % RUN and max(channels, hidden) <= MOST
 
 
-#: The factors of a squeeze-and-excite block: a mean over places and two products. Each is over before its
+#: The factors of a squeeze-and-excite block: a mean over positions and two products. Each is over before its
 #: work could fill a GPU: what they cost is their starts. ``total.0``: see ``squeeze_excite.py``.
 SQUEEZE_EXCITE = Pattern(
     "squeeze_excite",
     (
-        Role("mean", is_mean_of_places),
+        Role("mean", is_spatial_mean),
         Role("first", is_product, reads=("mean", 0)),
         Role("second", is_product, reads=("first", 0)),
     ),
@@ -340,7 +340,7 @@ class _Sum:
 
 def _made_at(graph: Graph, name: str) -> int:
     maker = graph.producers.get(name)
-    return -1 if maker is None else graph.places[maker.name]
+    return -1 if maker is None else graph.positions[maker.name]
 
 
 CONV2D_SUM: Finder = _Sum()
@@ -389,7 +389,7 @@ LINEAR_LAYERS: Finder = _LinearLayers()
 
 
 class _MeanLinear:
-    """A mean over places and the linear layer that alone reads it: what most networks end in.
+    """A mean over positions and the linear layer that alone reads it: what most networks end in.
 
     The batch norm and the relu before the mean, which alone reads them, are done to what is averaged: the
     norm as a product and a sum by constants. Reshapes to rows go: a linear layer reads images as rows.

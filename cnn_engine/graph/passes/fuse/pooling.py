@@ -10,10 +10,10 @@ from ...graph import Graph, Node
 from ..rewriting import Rewrites, absent, only_user
 
 
-def pool_first(graph: Graph) -> Graph:
-    """Averages the input of a 1x1 convolution in the place of its output: sums and means change places.
+def pool_before_convolutions(graph: Graph) -> Graph:
+    """Averages the input of a 1x1 convolution in the place of its output: sums and means swap.
 
-    The convolution then has fewer places, a quarter of them in the transitions of a DenseNet.
+    The convolution then has fewer positions, a quarter of them in the transitions of a DenseNet.
     """
     rewrites = Rewrites(graph)
     for pool in graph.nodes:
@@ -30,7 +30,7 @@ def pool_first(graph: Graph) -> Graph:
 
 
 def _averages_evenly(node: Node) -> bool:
-    """Whether ``node`` is a pool over fewer places than it reads whose windows are all inside the image."""
+    """Whether ``node`` is a pool over fewer positions than it reads with all windows inside the image."""
     op = node.op
     return (
         isinstance(op, AveragePool2dNhwc)

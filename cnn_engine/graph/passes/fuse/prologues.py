@@ -41,7 +41,7 @@ def fuse_prologues(graph: Graph, run: int = 1) -> Graph:
         return graph
     into: dict[str, str] = {}
     for conv in graph.nodes:
-        found = _prologue(graph, conv.inputs[0]) if _takes_one(graph, conv) else None
+        found = _prologue(graph, conv.inputs[0]) if _can_fuse_prologue(graph, conv) else None
         if found is not None and any(
             graph.values[name].shape[-1] % run for name in (found.x, conv.outputs[0])
         ):
@@ -83,7 +83,7 @@ def _without_unread(graph: Graph, into: Mapping[str, str]) -> Graph:
     return graph.replaced(gone, (), notes=notes) if gone else graph
 
 
-def _takes_one(graph: Graph, node: Node) -> bool:
+def _can_fuse_prologue(graph: Graph, node: Node) -> bool:
     """Whether ``node`` is a 1x1 convolution that reads its input as it is."""
     op = node.op
     return (
@@ -143,7 +143,7 @@ def _made_for_convolutions(graph: Graph, x: str) -> Node | None:
     """Returns the node that makes ``x`` where only convolutions that take a prologue read it."""
     users = graph.consumers[x]
     if x in graph.outputs or any(
-        not _takes_one(graph, user) or user.inputs.count(x) > 1 for user in users
+        not _can_fuse_prologue(graph, user) or user.inputs.count(x) > 1 for user in users
     ):
         return None
     return graph.producers.get(x)

@@ -166,8 +166,10 @@ def region_of(
     outer: list[str | None] = []
     known: dict[str, str] = {}
     for slot in inputs:
-        places = [(role, int(place)) for role, place in (one.split(".") for one in slot.split("|"))]
-        role, place = next((one for one in places if one[0] in nodes), places[0])
+        positions = [
+            (role, int(place)) for role, place in (one.split(".") for one in slot.split("|"))
+        ]
+        role, place = next((one for one in positions if one[0] in nodes), positions[0])
         tensor = nodes[role].inputs[place : place + 1] if role in nodes else ()
         slots[role, place] = local = slot.split("|")[0]
         outer += tensor or (None,)

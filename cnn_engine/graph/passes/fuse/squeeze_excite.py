@@ -22,14 +22,16 @@ from .regions import WhyNot, region_of
 TOTAL = SQUEEZE_EXCITE.inputs.index("total.0")
 
 
-def fuse_gate_means(graph: Graph, box_of: Callable[[Graph, Node], tuple[int, int] | None]) -> Graph:
+def fuse_squeeze_excite(
+    graph: Graph, tile_of: Callable[[Graph, Node], tuple[int, int] | None]
+) -> Graph:
     """Has convolutions of each channel, or expansions that end in one, make the means that gates read.
 
     Gates that read the image for them are for the most part that.
 
     Args:
-        box_of: returns the rows and columns of the boxes of which a kernel makes parts of the means of what a
-            node makes, or None: none does.
+        tile_of: returns the rows and columns of the boxes of which a kernel makes parts of the means of what
+            a node makes, or None: none does.
     """
     rewrites = Rewrites(graph)
     for node in graph.nodes:
@@ -41,18 +43,18 @@ def fuse_gate_means(graph: Graph, box_of: Callable[[Graph, Node], tuple[int, int
             and reader.inputs[TOTAL] is None
         ]
         makes = node.op.kind == EXPAND_DEPTHWISE.name or is_depthwise(graph, node)
-        box = box_of(graph, node) if gates and makes else None
-        if box is None:
+        tile = tile_of(graph, node) if gates and makes else None
+        if tile is None:
             continue
         parts = f"{node.outputs[0]}.means"
         outputs = *node.outputs, rewrites.fresh(parts)
-        merged = _with_means(node, PartialMeans(box), outputs)
-        told = [
+        merged = _with_means(node, PartialMeans(tile), outputs)
+        scaled_gates = [
             replace(gate, op=_of_means(gate.op), inputs=(*gate.inputs[:TOTAL], outputs[1]))
             for gate in gates
         ]
         why = f"together they are {merged.op.kind}"
-        rewrites.replace([node, *gates], [merged, *told], why)
+        rewrites.replace([node, *gates], [merged, *scaled_gates], why)
     return rewrites.apply()
 
 
@@ -82,16 +84,16 @@ def _of_means(op: Region) -> Region:
     return replace(op, nodes=(total, *op.nodes[1:]))
 
 
-def scale_by_gates(graph: Graph, why_not: WhyNot | None = None) -> Graph:
+def fuse_excite_scales(graph: Graph, why_not: WhyNot | None = None) -> Graph:
     """Has gates multiply images themselves, and clamp what they make, in the place of whoever did so.
 
     Convolutions that alone read the product, and made it as they read, have nothing before them then: what
     is done to each step of a product on its way costs more than writing the image once more, by a kernel that
     has just read it.
     """
-    rewrites, readers, stored = Rewrites(graph), graph.consumers, dict(graph.storage_dtype)
+    rewrites, readers, storage = Rewrites(graph), graph.consumers, dict(graph.storage_dtype)
 
-    def takes(node: Node) -> bool:
+    def can_fuse(node: Node) -> bool:
         return why_not is None or not why_not(graph, node)
 
     for gate in graph.nodes:
@@ -109,22 +111,22 @@ def scale_by_gates(graph: Graph, why_not: WhyNot | None = None) -> Graph:
             (scaled,) = gone[-1].outputs
             made = _scaled(gate, scaled, {"clamp": clamp.op} if clamp else {})
             made = replace(made, covers=covering(gate, *gone))
-            if stored.get(scaled) == stored.get(x) and takes(made):
+            if storage.get(scaled) == storage.get(x) and can_fuse(made):
                 rewrites.replace([gate, *gone], [made], "it multiplies the images itself")
             continue
         if type(reader.op) is not Reshape or reader.outputs[0] in graph.outputs:
             continue
         users = readers[reader.outputs[0]]
         made = _scaled(gate, rewrites.fresh(f"{gate.name}.scaled"))
-        if any(_factors_of(node, x) != reader.outputs[0] for node in users) or not takes(made):
+        if any(_factors_of(node, x) != reader.outputs[0] for node in users) or not can_fuse(made):
             continue
         (scaled,) = made.outputs
-        if x in stored:
-            stored[scaled] = stored[x]
+        if x in storage:
+            storage[scaled] = storage[x]
         bare = [replace(n, inputs=(scaled, *n.inputs[1:4], None, *n.inputs[5:])) for n in users]
         rewrites.replace([gate, reader, *users], [made, *bare], "it multiplies the images itself")
     after = rewrites.apply()
-    return after if after.storage_dtype == stored else replace(after, storage_dtype=stored)
+    return after if after.storage_dtype == storage else replace(after, storage_dtype=storage)
 
 
 def _scaled(gate: Node, output: str, after: Mapping[str, Operator] | None = None) -> Node:

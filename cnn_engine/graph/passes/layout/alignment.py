@@ -119,9 +119,9 @@ class _Layout:
         shape = list(array.shape)
         shape[axis] = self.width
         found = np.full(shape, rest, array.dtype)
-        places = [slice(None)] * array.ndim
-        places[axis] = self.positions[: array.shape[axis]]
-        found[tuple(places)] = array
+        index = [slice(None)] * array.ndim
+        index[axis] = self.positions[: array.shape[axis]]
+        found[tuple(index)] = array
         return found
 
 
@@ -442,7 +442,7 @@ class _Alignment:
 
 
 def _replace(node: Node, op: object, constants: dict[int, np.ndarray], rewrites: Rewrites) -> None:
-    """Puts ``node`` with other constants, by the places of its inputs, in its own place."""
+    """Puts ``node`` with other constants, by the positions of its inputs, in its own place."""
     inputs, arrays = list(node.inputs), {}
     for place, array in constants.items():
         inputs[place] = rewrites.fresh(f"{node.name}.{inputs[place]}.aligned")

@@ -130,7 +130,7 @@ class _Layouts:
         self._nodes: list[Node] = []
         self._notes: list[Note] = []
         self._constants: dict[str, np.ndarray] = {}
-        self._taken = set(graph.values) | set(graph.places)
+        self._taken = set(graph.values) | set(graph.positions)
         self._outputs = set(graph.outputs)
 
     def rewritten(self) -> Graph:
@@ -286,8 +286,8 @@ def _shuffle_of(graph: Graph, node: Node) -> tuple[Node, ...]:
     if back is None or type(turn.op) is not Transpose or type(back.op) is not Reshape:
         return ()
     image, shape = (graph.values[name].shape for name in (apart.inputs[0], apart.outputs[0]))
-    exchanged = turn.op.perm == (0, 2, 1, *range(3, len(shape)))
-    if not exchanged or graph.values[back.outputs[0]].shape != image:
+    swapped = turn.op.perm == (0, 2, 1, *range(3, len(shape)))
+    if not swapped or graph.values[back.outputs[0]].shape != image:
         return ()
     keeps = shape[0] == image[0] and shape[1] * shape[2] == image[1]
     return (apart, turn, back) if keeps and math.prod(shape[3:]) == math.prod(image[2:]) else ()

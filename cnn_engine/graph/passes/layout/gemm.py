@@ -16,7 +16,7 @@ from ..fuse.epilogues import FUNCTIONS
 from ..rewriting import Rewrites, absent, constant, covering, folded, only_user, wide
 
 
-def convolve_products(graph: Graph) -> Graph:
+def convolve_matmuls(graph: Graph) -> Graph:
     """Makes products of [N, H, W, C] with constants [C, K] 1x1 convolutions, which take in what follows."""
     rewrites, known = Rewrites(graph), {}
     for node in graph.nodes:
@@ -95,9 +95,9 @@ def convolve_rows(graph: Graph) -> Graph:
 
 def _image(graph: Graph, rewrites: Rewrites, node: Node, rows: str) -> Node:
     """Returns the node that makes images of one column of what ``node`` reads."""
-    n, places, channels = graph.values[rows].shape
+    n, positions, channels = graph.values[rows].shape
     name = rewrites.fresh(f"{node.name}.of.{rows}")
-    return Node(name, Reshape((n, places, 1, channels)), (rows,), (name,))
+    return Node(name, Reshape((n, positions, 1, channels)), (rows,), (name,))
 
 
 def _next(graph: Graph, rewrites: Rewrites, nodes: list[Node]) -> Node | None:
