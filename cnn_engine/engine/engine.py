@@ -156,7 +156,7 @@ class Engine:
         self._row: tuple[int, ...] | None = None
         if len(self.form.outputs) == 1 and self.form.outputs[0].dtype == "float32":
             self._row = self.form.rows.get(self.form.outputs[0].name)
-        self._fused_nodes: int | None = (
+        self._fused_layers: int | None = (
             None  # layers that one kernel runs, where the choice is fused
         )
         # Chunks on several streams are each computed as resident data is.
@@ -179,7 +179,7 @@ class Engine:
             program = Program(
                 partial(_graph_of, self.network, self.weights), placement, self.choice, dtype, fuses=is_model,
                 first=(self.network.batch, self._reads_pixels) if is_model else (1, True),
-                own=self.kernels, tuner=self._tuner, fused_layers=self._fused_nodes,
+                own=self.kernels, tuner=self._tuner, fused_layers=self._fused_layers,
             )  # fmt: skip
             if program.channels_last:
                 others = "channels_last and winograd where weights are constants"
@@ -234,7 +234,7 @@ class Engine:
         if self.kernels:
             return "kernels of your own run nodes by themselves"
         try:
-            self._fused_nodes = fused_network.longest(self._base, self.dtype, self.device)
+            self._fused_layers = fused_network.longest(self._base, self.dtype, self.device)
         except UnsupportedError as error:
             return str(error)
         return None
