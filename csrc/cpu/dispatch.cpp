@@ -66,8 +66,8 @@ const InstructionSet& selected_set() { return *selected(); }
 const char* selected_instruction_set() { return selected()->name; }
 
 void refuse_index(std::int64_t index, std::int64_t size) {
-  throw std::invalid_argument("indices: expected positions of " + std::to_string(size) + ", found " +
-                              std::to_string(index));
+  throw std::invalid_argument("indices: expected positions of " + std::to_string(size) +
+                              ", found " + std::to_string(index));
 }
 
 std::string bfloat16_why_not() {
