@@ -68,15 +68,16 @@ def view(
     """
     array = _importable(name, array)
     if isinstance(array, np.ndarray):
-        interface = array.__array_interface__
+        interface, kind = array.__array_interface__, array.dtype  # ml_dtypes' have no type string
         device = CPU
     else:
         interface = array.__cuda_array_interface__
+        kind = np.dtype(interface["typestr"])
         device = _cuda_device(name, array, interface["data"][0])
     found = View(
         address=interface["data"][0],
         shape=tuple(interface["shape"]),
-        dtype=np.dtype(interface["typestr"]),
+        dtype=kind,
         device=device,
         array=array,
     )

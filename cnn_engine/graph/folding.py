@@ -27,7 +27,9 @@ def worth_folding(
     outputs: Sequence[Value],
     arrays: Sequence[np.ndarray | None],
 ) -> bool:
-    """Whether the results of ``op`` over constants take bounded memory and time."""
+    """Whether the results of ``op`` over constants take bounded memory and time, and are to be constants."""
+    if not op.folds:
+        return False
     read = sum(held(array) for array in arrays if array is not None)
     written = sum(value.nbytes for value in outputs)
     if written > max(FOLD_BYTES, 2 * read):

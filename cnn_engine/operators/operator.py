@@ -81,10 +81,12 @@ class Operator:
     Attributes:
         kind: the operator's name: its file, its kernels, what reports show.
         in_place: whether a kernel may write output 0 over input 0 (same shape and type, element by element).
+        folds: whether it becomes a constant where its inputs are constants.
     """
 
     kind: ClassVar[str]
     in_place: ClassVar[bool] = False
+    folds: ClassVar[bool] = True
 
     def infer(self, inputs: Sequence[Value | None]) -> tuple[Inferred, ...]:
         """Returns (shape, dtype) of every output, or (shape, dtype, quantization) of quantized ones.

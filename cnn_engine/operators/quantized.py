@@ -72,7 +72,7 @@ class _Scaled(Operator):
     def _check(self, x: Value, scale: Value, zero: Value | None) -> None:
         if not is_float(scale.dtype):
             raise InputError(f"scale: expected floats, found {scale.dtype}")
-        if zero is not None and zero.shape != scale.shape:
+        if zero is not None and zero.shape != scale.shape and (zero.size, scale.size) != (1, 1):
             raise InputError(
                 f"zero_point: expected the scale's shape {list(scale.shape)}, found {list(zero.shape)}"
             )
@@ -147,12 +147,13 @@ class DequantizeLinear(_Scaled):
     """
 
     kind: ClassVar[str] = "dequantize_linear"
+    folds: ClassVar[bool] = False  # quantized layers read the integers
 
     def infer(self, inputs):
         need(inputs, 2, 3)
         q, scale, zero = (*inputs, None)[:3]
-        if q.dtype not in INTEGER_RANGES and not q.dtype.startswith("float8"):
-            raise InputError(f"expected integers of at most 32 bits, found {q.dtype}")
+        if q.dtype not in INTEGER_RANGES and not q.dtype.startswith(("float4", "float8")):
+            raise InputError(f"expected integers or floats of a few bits, found {q.dtype}")
         self._check(q, scale, zero)
         if zero is not None and zero.dtype != q.dtype:
             raise InputError(f"zero_point: expected {q.dtype}, found {zero.dtype}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 
 import numpy as np
@@ -19,6 +20,9 @@ X = np.arange(6, dtype=np.float32).reshape(2, 3)
 
 
 Backend = onnx_backend.CnnEngineBackend
+
+#: Names of ONNX's tests of quantized operators.
+QUANTIZED = "quantizelinear|qlinear|integer"
 
 
 def add() -> onnx.ModelProto:
@@ -97,6 +101,9 @@ def test_onnxs_own_tests_pass_or_say_why_not(device):
     wrong = [name for group in found.values() for name, (s, _) in group.items() if s == suite.WRONG]
     assert not wrong
     assert Counter(s for s, _ in found["node"].values())[suite.PASSED] >= 1550
+    quantized = [s for name, (s, _) in found["node"].items() if re.search(QUANTIZED, name)]
+    assert quantized == [suite.PASSED] * len(quantized)
+    assert len(quantized) >= 45
     for group in ("pytorch-converted", "pytorch-operator", "light"):
         assert {state for state, _ in found[group].values()} == {suite.PASSED}
     assert states.keys() == {suite.PASSED, suite.NOT_SUPPORTED}
@@ -104,12 +111,14 @@ def test_onnxs_own_tests_pass_or_say_why_not(device):
 
 
 def test_the_references_pass_too():
-    """Of the node tests, those of convolutions and pools: the references behind the same interface."""
+    """Of the node tests, some groups: the references behind the same interface."""
     found = suite.run(
-        suite.ReferenceBackend, "CPU", "^test_(basic_)?(conv|maxpool|averagepool|batchnorm)_"
+        suite.ReferenceBackend,
+        "CPU",
+        f"^test_(basic_)?(conv|maxpool|averagepool|batchnorm)_|{QUANTIZED}",
     )
     states = Counter(state for state, _ in found["node"].values())
-    assert states[suite.PASSED] >= 40
+    assert states[suite.PASSED] >= 85
     assert states[suite.WRONG] == 0
 
 

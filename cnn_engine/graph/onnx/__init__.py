@@ -285,7 +285,7 @@ class _Reader:
             kind = proto.type.WhichOneof("value") or "no type"
             raise UnsupportedError(f"{where}: expected a tensor, found {kind}")
         try:
-            dtype = protobuf.dtype_name(proto.type.tensor_type.elem_type)
+            dtype = protobuf.dtype_name(proto.type.tensor_type.elem_type, True)
         except UnsupportedError as error:
             raise UnsupportedError(f"{where}: {error} are not supported") from None
         return _dims(proto.type.tensor_type), dtype

@@ -29,8 +29,17 @@ DTYPES = {
     9: "bool", 10: "float16", 11: "float64", 12: "uint32", 13: "uint64", 16: "bfloat16",
 }  # fmt: skip
 
+#: Types that quantized tensors alone have, by their numbers; their arrays are of the package ``ml_dtypes``.
+SMALL = {
+    17: "float8_e4m3fn", 19: "float8_e5m2", 21: "uint4", 22: "int4", 23: "float4_e2m1fn", 25: "uint2",
+    26: "int2",
+}  # fmt: skip
+
 #: Types of a file whose tensors are computed in float32. NumPy has no bfloat16: its arrays are float32.
 NARROW = ("float16", "bfloat16")
+
+#: Bits of an element, where they are fewer than 8.
+_BITS = {"uint4": 4, "int4": 4, "float4_e2m1fn": 4, "uint2": 2, "int2": 2}
 
 #: The field of a TensorProto that holds a type's elements where ``raw_data`` does not, and how.
 _FIELDS = {
@@ -81,12 +90,18 @@ def messages():
     return sys.modules.setdefault(name, module)
 
 
-def dtype_name(number: int) -> str:
+def dtype_name(number: int, quantized: bool = False) -> str:
     """Returns NumPy's name of ONNX's element type ``number``.
+
+    Args:
+        quantized: whether types that quantized tensors alone have are known.
 
     Raises:
         UnsupportedError: the engine has no such type.
     """
+    if quantized and number in SMALL and importlib.util.find_spec("ml_dtypes"):
+        importlib.import_module("ml_dtypes")  # NumPy knows the names from now on
+        return SMALL[number]
     if number not in DTYPES:
         names = {v.number: v.name for v in package().TensorProto.DataType.DESCRIPTOR.values}
         raise UnsupportedError(f"elements of type {names.get(number, number)}")
@@ -180,7 +195,7 @@ def array(tensor, folder: Path | None = None) -> np.ndarray:
     """
     name = f"tensor {tensor.name!r}"
     try:
-        kind = dtype_name(tensor.data_type)
+        kind = dtype_name(tensor.data_type, True)
     except UnsupportedError as error:
         raise UnsupportedError(f"{name}: {error}") from None
     dtype = np.dtype("uint16" if kind == "bfloat16" else kind)
@@ -191,10 +206,37 @@ def array(tensor, folder: Path | None = None) -> np.ndarray:
         raise InputError(f"{name}: expected at most 2^40 elements, found {list(shape)}")
     if tensor.HasField("segment"):
         raise UnsupportedError(f"{name}: tensors in segments")
+    if tensor.data_type in SMALL:
+        return _packed(tensor, name, folder, kind, shape)
     if kind == "bfloat16":
         bits = _elements(tensor, name, folder, dtype, shape)
         return (bits.astype(np.uint32) << 16).view(np.float32)
     return _elements(tensor, name, folder, dtype, shape)
+
+
+def _packed(
+    tensor, name: str, folder: Path | None, kind: str, shape: tuple[int, ...]
+) -> np.ndarray:
+    """Returns a tensor of elements of at most 8 bits; of shorter ones several share a byte."""
+    bits, size = _BITS.get(kind, 8), math.prod(shape)
+    count = -(-size * bits // 8)
+    if tensor.data_location == 1:
+        data = np.array(_external(tensor, name, folder, np.dtype(np.uint8), count))
+    elif tensor.HasField("raw_data"):
+        data = np.frombuffer(tensor.raw_data, np.uint8)
+    else:
+        data = np.array(tensor.int32_data, np.int32).astype(np.uint8)
+    if data.size != count:
+        raise InputError(
+            f"{name}: expected {count} bytes for {kind} {list(shape)}, found {data.size}"
+        )
+    shifts = np.arange(0, 8, bits, dtype=np.uint8)
+    numbers = (data[:, None] >> shifts & (2**bits - 1)).astype(np.uint8).reshape(-1)[:size]
+    if kind.startswith("int"):  # two's complement
+        numbers = (numbers ^ (1 << (bits - 1))).astype(np.int8) - np.int8(1 << (bits - 1))
+    dtype = np.dtype(kind)
+    found = numbers.astype(dtype) if "int" in kind else numbers.view(dtype)
+    return found.reshape(shape)
 
 
 def _elements(

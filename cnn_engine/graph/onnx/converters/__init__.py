@@ -32,6 +32,7 @@ from . import (  # noqa: E402, F401
     microsoft,
     normalising,
     pointwise,
+    quantized,
     recurrent,
     reducing,
     sampling,

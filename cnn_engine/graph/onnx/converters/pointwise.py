@@ -165,4 +165,6 @@ def bit_cast(call) -> None:
 @converts("CastLike")
 def cast_like(call) -> None:
     call.refuse_others("saturate", "round_mode")
+    if call.type_of(1) in protobuf.SMALL.values():
+        raise Refusal(None, f"casts to {call.type_of(1)} are not supported")
     call.finish(Cast(call.type_of(1)), [call.input(0)])

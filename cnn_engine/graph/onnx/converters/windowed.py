@@ -76,8 +76,8 @@ def _finish_row(call, op, inputs, outputs: int = 1) -> None:
         call.emit(Reshape((n, c, length), allow_zero=True), [name], [call.output(index)])
 
 
-def _kernel_of_weight(call, rank: int) -> tuple[int, ...]:
-    weight = call.value(1).shape
+def _kernel_of_weight(call, rank: int, place: int = 1) -> tuple[int, ...]:
+    weight = call.value(place).shape
     if len(weight) != rank + 2:
         raise InputError(f"expected a weight of {rank + 2} dimensions, found {list(weight)}")
     kernel = weight[2:]
