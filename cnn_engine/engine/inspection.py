@@ -167,7 +167,9 @@ def inspect(
         given, pipeline.Setting(CpuDevice(), simplified=False), (pipeline.SIMPLIFY,)
     )
     model = Model(simplified.graph)
-    fused = pipeline.lower(model.base, pipeline.Setting(CpuDevice()), (pipeline.FUSE,)).graph
+    fused = pipeline.lower(
+        model.base, pipeline.Setting(CpuDevice()), (*pipeline.LOWER_QDQ, pipeline.FUSE)
+    ).graph
     on: dict[str, DeviceFacts] = {}
     for device in (cpu, gpu or _gpu()):
         own = {target: kernel for target, kernel in named.items() if kernel.device == device.kind}

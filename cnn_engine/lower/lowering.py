@@ -21,7 +21,7 @@ from ..kernels.select import Choice
 from ..operators.operator import Operator
 from ..operators.report_kinds import REPORT_KINDS
 from . import fused_network
-from .pipeline import Lowered, Ran, Setting, lower, stages
+from .pipeline import Lowered, Setting, lower, stages
 from .placement import Placed, Placement, place
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ class Program:
             placement.device, dtype, layers, self.channels_last, fuse_network, rows_follow
         )  # fmt: skip
         #: By whether images are pixels: graphs after the first stage, and the passes that made them.
-        self._batches: dict[bool, tuple[Batches, dict[str, tuple[Ran, ...]]]] = {}
+        self._batches: dict[bool, tuple[Batches, list[Lowered]]] = {}
         #: What plans of one batch leave for those of another, by who reads it.
         self.remembered: dict[tuple, Any] = {}
         #: What the passes made of constants, by name: each of one value is one array, for all batches.
@@ -170,16 +170,18 @@ class Program:
             mapped.check(graph.constants.values())
             return lower(graph, self.setting)
         if pixels not in self._batches:
-            ran: dict[str, tuple[Ran, ...]] = {}
-            make = partial(_first_stage, self.graph_of, self.setting, pixels, ran)
-            self._batches[pixels] = Batches(make), ran
-        batches, ran = self._batches[pixels]
+            firsts: list[Lowered] = []
+            make = partial(_first_stage, self.graph_of, self.setting, pixels, firsts)
+            self._batches[pixels] = Batches(make), firsts
+        batches, firsts = self._batches[pixels]
         graph = batches(batch)
         mapped.check(graph.constants.values())
         _, by_size = stages(self.setting)
         found = lower(graph, self.setting, by_size)
         graph = self._sharing(found.graph)
-        return replace(found, graph=graph, ran=(*ran["first stage"], *found.ran))
+        first = firsts[-1]
+        refused = *first.refused, *found.refused
+        return Lowered(graph, (*first.ran, *found.ran), refused)
 
     def _sharing(self, graph: Graph) -> Graph:
         """Returns a graph with the arrays of those before it where constants of a name are equal.
@@ -292,14 +294,13 @@ def _first_stage(
     graph_of: Callable[[Any, bool], Graph],
     setting: Setting,
     pixels: bool,
-    ran: dict[str, tuple[Ran, ...]],
+    firsts: list[Lowered],
     batch: Any,
 ) -> Graph:
-    """Returns the graph of a batch after the passes that decide alike for all, and notes these in ``ran``."""
+    """Returns the graph of a batch after the passes that decide alike for all, and keeps what they did."""
     first, _ = stages(setting)
-    found = lower(graph_of(batch, pixels), setting, first)
-    ran["first stage"] = found.ran
-    return found.graph
+    firsts[:] = [lower(graph_of(batch, pixels), setting, first)]
+    return firsts[0].graph
 
 
 def _fuse_network(

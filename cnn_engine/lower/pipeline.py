@@ -293,12 +293,22 @@ def _store_rounded(graph: Graph, setting: Setting) -> Graph:
     return reduced_precision.store_rounded(graph, setting.dtype, setting.device.target, whole)
 
 
+def _lower_qdq(graph: Graph, setting: Setting) -> Graph:
+    return passes.lower_qdq(graph, setting.refused)
+
+
 # ---- the list ----
 
 #: What every network goes through, for every device and option.
 SIMPLIFY = Repeated(
     tuple(_pass(rewrite, rewrite.__doc__.splitlines()[0]) for rewrite in passes.SIMPLIFYING),
     lambda setting: not setting.simplified,
+)
+
+#: Layers of a quantized network, on every device. Variants that are named run the convolutions of floats.
+LOWER_QDQ = (
+    Pass("lower_qdq", _lower_qdq, "quantized layers compute with integers", _layers),
+    _pass(passes.fold_dequantized, "layers of floats read weights of floats"),
 )
 
 #: A convolution's epilogue, on every device.
@@ -357,6 +367,7 @@ LAY_OUT_ON_CUDA = Repeated(
 #: All passes of a device's graph, in order.
 PIPELINE: tuple[Pass | Repeated, ...] = (
     SIMPLIFY,
+    *LOWER_QDQ,
     # Where one kernel runs the first layers.
     Pass(
         "fuse_network", _fuse_network, "one kernel runs these layers in one call",

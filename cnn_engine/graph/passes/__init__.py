@@ -31,6 +31,7 @@ from .fuse.squeeze_excite import fuse_excite_scales, fuse_squeeze_excite
 from .layout.alignment import align_channels
 from .layout.channels_last import channels_last, mark_stem, set_compute_dtype
 from .layout.gemm import convolve_matmuls, convolve_rows, fold_constants_after
+from .quantize.lower_qdq import fold_dequantized, lower_qdq
 
 __all__ = [
     "EPILOGUES",
@@ -44,6 +45,7 @@ __all__ = [
     "fold_affine_after",
     "fold_affine_before",
     "fold_constants",
+    "fold_dequantized",
     "fold_padding",
     "convolve_matmuls",
     "convolve_rows",
@@ -56,6 +58,7 @@ __all__ = [
     "fuse_prologues",
     "fuse_regions",
     "fuse_residuals",
+    "lower_qdq",
     "mark_stem",
     "merge_shapes",
     "nest_concatenations",

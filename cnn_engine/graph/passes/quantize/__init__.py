@@ -1,0 +1,1 @@
+"""Quantized networks: layers between DequantizeLinear and QuantizeLinear become layers of integers."""
