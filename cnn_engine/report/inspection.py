@@ -82,7 +82,10 @@ def text(found: Inspection) -> str:
         lines += ["", *_table(("pass", "nodes before", "after", "why"), [
             (ran.name, str(ran.before), str(ran.after), ran.why) for ran in facts.passes
         ])]  # fmt: skip
-        counts = Counter((note.into, note.why) for note in facts.refused)
+        stays = [note for note in facts.refused if note.into.startswith("quantized_")]
+        lines += ["", "quantized layers that stay float"] if stays else []
+        lines += [f"  {note.what}: {note.why}" for note in stays]
+        counts = Counter((note.into, note.why) for note in facts.refused if note not in stays)
         lines += ["", "nodes that no kernel runs as one"] if counts else []
         lines += [f"  {count} x {kind}: {why}" for (kind, why), count in counts.items()]
     lines += reasons(found)

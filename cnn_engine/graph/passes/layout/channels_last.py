@@ -27,6 +27,9 @@ from ....operators.max_pool2d import MaxPool2d
 from ....operators.norm import BatchNorm
 from ....operators.operator import Operator, Shape, axis_in
 from ....operators.pad import Pad
+from ....operators.quantized import DequantizeLinear, Lookup, QuantizeLinear
+from ....operators.quantized_conv2d import QuantizedConv2d, QuantizedConv2dNhwc
+from ....operators.quantized_pointwise import QuantizedAdd, QuantizedMean, QuantizedMul
 from ....operators.reduce import Reduce
 from ....operators.region import Region
 from ....operators.resize import Resize
@@ -114,7 +117,7 @@ def _first_convolutions(graph: Graph) -> set[str]:
 
 
 def _is_seed(graph: Graph, node: Node) -> bool:
-    return type(node.op) is Conv2d and node.inputs[1] in graph.constants
+    return type(node.op) in (Conv2d, QuantizedConv2d) and node.inputs[1] in graph.constants
 
 
 class _Layouts:
@@ -232,6 +235,9 @@ class _Layouts:
         if isinstance(op, Conv2dNhwc):
             images = place == 3 or (place == 0 and not op.planar)
             return self.value(name, True) if images else name
+        if type(op) in _QUANTIZED:
+            images = place in _QUANTIZED[type(op)] and not (place == 0 and _is_planar(op))
+            return self._operand(name) if images else name
         if isinstance(op, Binary):
             return self._operand(name)
         return name if isinstance(op, BatchNorm) and place else self.value(name, True)
@@ -255,19 +261,24 @@ class _Layouts:
         if _is_seed(graph, node):
             x = node.inputs[0]
             planar = not self.is_last(x) and op.groups == 1 and self._shape(x)[1] <= PLANAR_CHANNELS
-            return Conv2dNhwc(**_attributes(op), planar=planar)
+            record = Conv2dNhwc if type(op) is Conv2d else QuantizedConv2dNhwc
+            return record(**_attributes(op), planar=planar)
         if not any(self.is_last(name) for name in node.inputs if name not in graph.constants):
             return None
-        if any(len(self._shape(name)) != 4 for name in node.outputs) and not isinstance(op, Reduce):
+        reduces = isinstance(op, Reduce | QuantizedMean)
+        if any(len(self._shape(name)) != 4 for name in node.outputs) and not reduces:
             return None
-        if isinstance(op, Binary):
+        if isinstance(op, Binary) or type(op) in _QUANTIZED:
+            places = _QUANTIZED.get(type(op), (0, 1))
             fits = all(
                 name in graph.constants
                 or len(self._shape(name)) == 4
                 or graph.values[name].size == 1
-                for name in node.inputs
+                for name in (node.inputs[place] for place in places)
             )
-            return op if fits else None
+            if not fits or (type(op) in _OF_CHANNELS and graph.values[node.inputs[1]].size != 1):
+                return None
+            return _reduce(op, self._shape(node.inputs[0])) if reduces else op
         if isinstance(op, Unary):
             return op
         turn = _TURNS.get(type(op))
@@ -306,7 +317,11 @@ def _axis(axis: int) -> int:
     return TO_LAST.index(axis_in(axis, 4))
 
 
-def _reduce(op: Reduce, shape: Shape) -> Operator | None:
+def _is_planar(op: Operator) -> bool:
+    return getattr(op, "planar", False)
+
+
+def _reduce(op: Reduce | QuantizedMean, shape: Shape) -> Operator | None:
     gone = {axis_in(axis, 4) for axis in op.axes}
     kept = [axis for axis in range(4) if axis not in gone]
     ordered = [axis for axis in TO_LAST if axis in kept]
@@ -331,6 +346,14 @@ def _resize(op: Resize) -> Operator | None:
         scales=tuple(op.scales[axis] for axis in TO_LAST),
     )  # fmt: skip
 
+
+#: Inputs that are images, of operators whose others are parameters.
+_QUANTIZED: dict[type[Operator], tuple[int, ...]] = {
+    QuantizedConv2dNhwc: (0, 7), QuantizedAdd: (0, 3), QuantizedMul: (0, 2), QuantizedMean: (0,),
+    Lookup: (0,), QuantizeLinear: (0,), DequantizeLinear: (0,),
+}  # fmt: skip
+#: Of these, those whose scale may differ along a dimension: they stay then.
+_OF_CHANNELS = (QuantizeLinear, DequantizeLinear)
 
 _TURNS: dict[type[Operator], Callable[[Operator], Operator | None]] = {
     MaxPool2d: _max_pool,

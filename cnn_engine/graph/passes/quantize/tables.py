@@ -81,7 +81,7 @@ def _cone(graph: Graph, last: Node) -> tuple[str, list[Node]] | None:
     for names in sources:
         for name in names[: names.index(common[0])]:
             inside[graph.producers[name].name] = graph.producers[name]
-    return common[0], sorted(inside.values(), key=lambda node: graph.places[node.name])
+    return common[0], sorted(inside.values(), key=lambda node: graph.positions[node.name])
 
 
 def _ancestors(graph: Graph, name: str) -> list[str]:
