@@ -60,7 +60,7 @@ def program(fused: Any, source: str, device: Any, timed: bool = False) -> bytes:
 
     try:
         return nvrtc.compile_program(
-            source, fused.headers(), device.target,
+            source, device.kernels.program_headers, device.target,
             *["CNN_ENGINE_FUSED_TIMED"] * timed, began=began,
         )  # fmt: skip
     finally:

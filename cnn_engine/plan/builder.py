@@ -103,10 +103,17 @@ def plan_memory(placed: Placed, device_of: Callable[[str], Any], threads: int) -
             return 0
         return kernel.workspace(node, graph, device_of(kernel.device), threads)
 
+    def in_place(node: Node) -> bool:
+        if node.name not in chosen or not chosen[node.name].in_place or node.inputs[0] is None:
+            return False
+        # Half as many numbers of twice the size are as many bytes, and are read again and again.
+        x, y = graph.values[node.inputs[0]], graph.values[node.outputs[0]]
+        return (x.shape, x.storage_dtype) == (y.shape, y.storage_dtype)
+
     return memory.plan(
         graph,
         placed.memory_spaces.__getitem__,
-        in_place=lambda node: node.name in chosen and chosen[node.name].in_place,
+        in_place=in_place,
         is_alias=lambda node: node.op.kind in kernels.ALIASES,
         workspace=workspace,
         workspace_arena=lambda node: placed.spaces[node.name],

@@ -10,6 +10,7 @@
 
 #include "bindings/no_gil.h"
 #include "bindings/operators.h"
+#include "bindings/program_headers.h"
 #include "cuda/common/target.h"
 #include "runtime/capture.h"
 #include "runtime/check.h"
@@ -88,6 +89,15 @@ py::dict device_target(int device) {
   }
   result["groups"] = py::tuple(groups);
   return result;
+}
+
+// What programs that are compiled at first use include: name -> text.
+py::dict program_headers() {
+  py::dict all;
+  for (const ProgramHeader* header = kProgramHeaders; header->name != nullptr; ++header) {
+    all[header->name] = header->text;
+  }
+  return all;
 }
 
 // Folder of csrc/cuda -> the architectures that its kernels were compiled for, as CMake has them.
@@ -223,6 +233,7 @@ PYBIND11_MODULE(_cuda, module) {
   add_fused(module);
   module.attr("architectures") = CNN_ENGINE_CUDA_ARCHITECTURES;
   module.attr("folders") = folders();
+  module.attr("program_headers") = program_headers();
   module.attr("compiler") = CNN_ENGINE_CUDA_COMPILER;
   bind<OnItsDevice>(module, "delay", +[] { return &cuda::delay; });
   bind<OnItsDevice>(module, "prefetch", +[] { return &cuda::prefetch; });
@@ -249,6 +260,13 @@ PYBIND11_MODULE(_cuda, module) {
   module.def("exchange_capture_mode", &exchange_capture_mode);
   module.def("push_device", &push_device);
   module.def("pop_device", &pop_device);
+  // Functions in a row, from code that was compiled for the current device; `address` is what
+  // pointwise_compiled takes.
+  py::class_<cuda::PointwiseProgram>(module, "PointwiseProgram")
+      .def(py::init([](const py::bytes& code) { return cuda::PointwiseProgram(code); }))
+      .def_property_readonly("address", [](const cuda::PointwiseProgram& program) {
+        return reinterpret_cast<Address>(&program);
+      });
   py::class_<cuda::FileReader>(module, "FileReader")
       .def(py::init<int, int, std::size_t>(), py::arg("device"), py::arg("threads"),
            py::arg("piece"))

@@ -2,7 +2,6 @@
 #include "ops/fused_cuda.h"
 
 #include "bindings/description.h"
-#include "bindings/fused_headers.h"
 #include "bindings/no_gil.h"
 #include "runtime/device.h"
 #include "runtime/floating_point.h"
@@ -67,16 +66,6 @@ void add_fused(py::module_& module) {
           py::arg("shape"), py::arg("scale"), py::arg("offset"), py::arg("layers"),
           py::arg("dtype"), py::arg("device") = py::none(),
           "The CUDA source of the network's program, \"\" if it is compiled in for the device.")
-      .def_static(
-          "headers",
-          [] {
-            py::dict all;
-            for (const FusedHeader* header = kFusedHeaders; header->name != nullptr; ++header) {
-              all[header->name] = header->text;
-            }
-            return all;
-          },
-          "What programs include: name -> text.")
       .def("instrument",
            [](FusedNetwork& network, const py::bytes& program) { network.instrument(program); })
       .def_property_readonly("is_instrumented", &FusedNetwork::is_instrumented)

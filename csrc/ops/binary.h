@@ -4,28 +4,11 @@
 // out may be x or y where that is C-contiguous in out's shape.
 #pragma once
 
+#include "ops/functions.h"
 #include "ops/strided.h"
 #include "runtime/stream.h"
 
 namespace cnn_engine {
-
-#define CNN_ENGINE_BINARY_FUNCTIONS(F)                             \
-  F(add)                                                           \
-  F(sub)                                                           \
-  F(mul)                                                           \
-  F(div)                                                           \
-  F(pow)                                                           \
-  F(max)   /* NaN where either is */                               \
-  F(min)   /* NaN where either is */                               \
-  F(mod)   /* x - floor(x / y) * y: the sign of y, as in Python */ \
-  F(fmod)  /* x - trunc(x / y) * y: the sign of x, as in C */      \
-  F(prelu) /* x, or y * x below 0 */
-
-enum class BinaryFunction {
-#define CNN_ENGINE_NAME(name) name,
-  CNN_ENGINE_BINARY_FUNCTIONS(CNN_ENGINE_NAME)
-#undef CNN_ENGINE_NAME
-};
 
 // As Python names it; null for what is no function.
 inline const char* name_of(BinaryFunction function) {

@@ -4,9 +4,16 @@
 // Layouts: y C-contiguous, [dims]; inputs through strides of their own (ops/strided.h); float32. y
 // may be an input that is C-contiguous in y's shape. Each step's result has the bits that unary and
 // binary give.
+//
+// On the CPU the functions are read as a list. On CUDA they are compiled at first use, by the
+// caller; there each tensor may lie in memory in 16 bits, and y may be an input of its type.
 #pragma once
 
+#include <memory>
+#include <string>
+
 #include "ops/binary.h"
+#include "ops/types.h"
 #include "ops/unary.h"
 
 namespace cnn_engine {
@@ -40,10 +47,46 @@ struct PointwiseShape {
   }
 };
 
+// How each tensor lies in memory: as the program was compiled for.
+struct PointwiseStorage {
+  ElementType y, a, b, c, d;
+
+  void validate() const {}
+};
+
 namespace cpu {
 void pointwise(const float* a, const float* b, const float* c, const float* d, float* y,
                const PointwiseShape& shape,
                const PointwiseStep* steps,  // [shape.steps]
                int threads);
 }
+namespace cuda {
+
+// y may lie where a lies, if both have the same shape and type.
+struct PointwiseTensors {
+  static constexpr bool kPassedByMember = true;
+
+  const void *a, *b, *c, *d;
+  void* y;
+};
+
+// A program of cuda/common/pointwise.cuh on the current device.
+class PointwiseProgram {
+ public:
+  // Loads machine code or PTX. Throws CudaError if it is none for the device.
+  explicit PointwiseProgram(const std::string& code);
+
+  void launch(const PointwiseTensors& tensors, const PointwiseShape& shape,
+              const PointwiseStorage& storage, const Overflow& overflow, Stream stream) const;
+
+ private:
+  std::shared_ptr<void> library_;
+  const void *fours_, *ones_, *many_;  // elements of a thread; many: more than 2^31 elements
+  bool waits_;                         // for the kernel before it, by itself
+};
+
+void pointwise_compiled(const PointwiseProgram* program, const PointwiseTensors& tensors,
+                        const PointwiseShape& shape, const PointwiseStorage& storage,
+                        const Overflow& overflow, Stream stream);
+}  // namespace cuda
 }  // namespace cnn_engine

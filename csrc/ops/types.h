@@ -9,6 +9,8 @@
 #include <stdexcept>
 #include <string>
 
+#include "ops/overflow.h"
+
 namespace cnn_engine {
 
 enum class ElementType { float32, tf32, float16, bfloat16, float64, int32, int8, uint8 };
@@ -68,19 +70,5 @@ inline void check_storage(const char* tensor, ElementType storage, ElementType c
                                 name_of(storage));
   }
 }
-
-// Who is told that a finite number became an infinity on its way to memory, being past float16's
-// 65,504, or that a function of finite numbers is none: `number` is written to the word at address
-// `word`, which host and device reach. 0: no one.
-struct Overflow {
-  std::uint64_t word;
-  int number;
-
-  void validate() const {
-    if (word % 4 != 0 || number < 0) {
-      throw std::invalid_argument("overflow: expected the address of a word and a number from 0");
-    }
-  }
-};
 
 }  // namespace cnn_engine

@@ -54,6 +54,15 @@ def _includes() -> tuple[str, ...]:
     return tuple(str(path) for path in found if (path / "cuda_fp16.h").exists())
 
 
+def why_not() -> str | None:
+    """Returns why nothing can be compiled here, or None."""
+    try:
+        _nvrtc()
+    except UnsupportedError as error:
+        return str(error)
+    return None
+
+
 def compiled_for(target: Target) -> tuple[str, bool]:
     """Returns what NVRTC is to compile for, and whether that is machine code (else PTX)."""
     known = sorted(_nvrtc().getSupportedArchs())
@@ -141,9 +150,18 @@ namespace std {
 using uint16_t = unsigned short;
 using uint32_t = unsigned int;
 using uint64_t = unsigned long long;
+using int32_t = int;
 using int64_t = long long;
 }
-"""
+""",
+    "type_traits": """#pragma once
+namespace std {
+template <typename, typename>
+inline constexpr bool is_same_v = false;
+template <typename T>
+inline constexpr bool is_same_v<T, T> = true;
+}
+""",
 }
 
 

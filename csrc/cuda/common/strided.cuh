@@ -3,71 +3,12 @@
 #pragma once
 
 #include "cuda/common/launch.cuh"
+#include "cuda/common/walk.cuh"
 #include "ops/strided.h"
 
 namespace cnn_engine::cuda {
 
-// Division of 31-bit numbers by one that is known before the launch: a multiplication (Granlund and
-// Montgomery, Division by invariant integers using multiplication, 1994).
-struct Divisor {
-  unsigned value, factor, shift;
-
-  Divisor() = default;
-  // divisor: from 1 to 2^31 - 1.
-  explicit Divisor(std::int64_t divisor) : value(static_cast<unsigned>(divisor)), shift(0) {
-    while (shift < 31 && (1u << shift) < value) ++shift;
-    const std::uint64_t above = (std::uint64_t{1} << shift) - value;
-    factor = static_cast<unsigned>((above << 32) / value + 1);
-  }
-
-  __device__ unsigned quotient(unsigned n) const { return (__umulhi(n, factor) + n) >> shift; }
-};
-
-// Whether indices below `size` can be divided by Divisor.
-inline bool is_narrow(std::int64_t size) {
-  return size <= std::numeric_limits<std::int32_t>::max();
-}
-
-// A walk with its divisors. Index is unsigned (sizes below 2^31, divided by multiplication) or
-// std::uint64_t (divided by the compiler's subroutine).
-template <int compute_type>
-struct Walk {
-  int rank;
-  std::int64_t size;
-  std::int64_t dims[kMaxDims];
-  std::int64_t strides[compute_type][kMaxDims];
-  Divisor divisors[kMaxDims];
-
-  explicit Walk(const Strided<compute_type>& from) : rank(from.rank), size(from.size) {
-    for (int d = 0; d < kMaxDims; ++d) {
-      const std::int64_t dim = d < rank ? from.dims[d] : 1;
-      dims[d] = dim;
-      divisors[d] = Divisor(is_narrow(dim) ? dim : 1);
-      for (int k = 0; k < compute_type; ++k) strides[k][d] = d < rank ? from.strides[k][d] : 0;
-    }
-  }
-
-  // The offsets, in elements, of element `index` of the walk.
-  template <typename Index>
-  __device__ void place(Index index, std::int64_t (&offsets)[compute_type]) const {
-#pragma unroll
-    for (int k = 0; k < compute_type; ++k) offsets[k] = 0;
-#pragma unroll
-    for (int d = kMaxDims - 1; d >= 0; --d) {
-      if (d >= rank) continue;
-      Index above;
-      if constexpr (sizeof(Index) == 4) {
-        above = d == 0 ? 0 : divisors[d].quotient(index);
-      } else {
-        above = d == 0 ? 0 : index / static_cast<Index>(dims[d]);
-      }
-      const std::int64_t place = index - above * static_cast<Index>(dims[d]);
-      index = above;
-#pragma unroll
-      for (int k = 0; k < compute_type; ++k) offsets[k] += place * strides[k][d];
-    }
-  }
-};
+static_assert(kWalkDims == kMaxDims);
 
 // Calls launch(Index{}) with the index type that `size` needs.
 template <typename Launch>

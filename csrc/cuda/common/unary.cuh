@@ -2,7 +2,7 @@
 #pragma once
 
 #include "cuda/common/extremes.cuh"
-#include "ops/unary.h"
+#include "ops/functions.h"
 
 namespace cnn_engine::cuda {
 
