@@ -8,6 +8,7 @@ from typing import Any
 
 from ..devices import arrays
 from ..errors import InputError, UnsupportedError, expected
+from ..graph.dims import Sizes
 from .form import Form
 
 
@@ -29,8 +30,8 @@ def batch_size(batch: Any, images: int) -> int | None:
     return min(number, max(images, 1))
 
 
-def images_of(form: Form, images: Any) -> tuple[arrays.View, int]:
-    """Returns the array of a network's only input, and how many images it has.
+def images_of(form: Form, images: Any) -> tuple[arrays.View, int, Sizes | None]:
+    """Returns the array of a network's only input, its images, and where dimensions are open all sizes.
 
     Raises:
         InputError: the network has several inputs, or the array is of another type or shape.
@@ -49,17 +50,22 @@ def images_of(form: Form, images: Any) -> tuple[arrays.View, int]:
         dtype = "uint8"
     found = arrays.view(name, images, dtype=dtype, ndim=len(value.shape))
     row = form.rows.get(value.name)
+    if form.sizes_of is not None:
+        sizes = form.sizes_of({value.name: found.shape})
+        return found, 1 if row is None else found.shape[0], sizes
     if row is None and found.shape != value.shape:
         raise expected(name, f"shape {list(value.shape)}", list(found.shape))
     if row is not None and found.shape[1:] != row:
         raise InputError(
             f"{name}: expected shape [{', '.join(map(str, ('N', *row)))}], found {list(found.shape)}"
         )
-    return found, 1 if row is None else found.shape[0]
+    return found, 1 if row is None else found.shape[0], None
 
 
-def of_graph(form: Form, inputs: Mapping[str, Any], pixels: bool) -> tuple[list[arrays.View], int]:
-    """Returns the arrays of all inputs, in the network's order, and the images that they are for.
+def of_graph(
+    form: Form, inputs: Mapping[str, Any], pixels: bool
+) -> tuple[list[arrays.View], int | Sizes]:
+    """Returns the arrays of all inputs, in the network's order, and the images or sizes that they are for.
 
     Args:
         pixels: whether images are pixels, of a network that takes either.
@@ -84,6 +90,9 @@ def of_graph(form: Form, inputs: Mapping[str, Any], pixels: bool) -> tuple[list[
         if form.any_batch and name in form.rows and batch is None:
             batch = array.shape[0]
         found.append(array)
+    if form.sizes_of is not None:
+        shapes = {name: array.shape for name, array in zip(wanted, found, strict=True)}
+        return found, form.sizes_of(shapes)
     batch = form.batch if batch is None else batch
     for array, value in zip(found, form.inputs, strict=True):
         shape = value.shape

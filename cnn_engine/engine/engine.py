@@ -18,6 +18,7 @@ from ..devices import arrays
 from ..devices import threads as thread_counts
 from ..errors import InputError, UnsupportedError, expected
 from ..floating_point import usual_mode
+from ..graph.dims import Sizes, holds_dims
 from ..graph.graph import Graph, Node, Value
 from ..graph.model import Model
 from ..graph.network import Network
@@ -155,7 +156,8 @@ class Engine:
         #: Of a network with one output of float32, the shape of an image's part of it.
         self._row: tuple[int, ...] | None = None
         if len(self.form.outputs) == 1 and self.form.outputs[0].dtype == "float32":
-            self._row = self.form.rows.get(self.form.outputs[0].name)
+            row = self.form.rows.get(self.form.outputs[0].name)
+            self._row = None if holds_dims(row) else row
         self._fused_layers: int | None = (
             None  # layers that one kernel runs, where the choice is fused
         )
@@ -454,11 +456,16 @@ class Engine:
                         rows, target = arrays.empty_rows(images, self._row)
                     if shelf.run(source, target):
                         return rows
-        found, count = arguments.images_of(self.form, images)
+        found, count, sizes = arguments.images_of(self.form, images)
         pixels = found.dtype == np.uint8
         batch = self._only_batch or arguments.batch_size(batch, count)
-        if self.form.in_parts:
+        schedule = self._schedule
+        if sizes is not None:
+            schedule = schedule.scaled(found.nbytes, count, found.dtype.itemsize)
+        if self.form.in_parts and sizes is None:
             shapes = {name: (count, *row) for name, row in self.form.rows.items()}
+        elif self.form.in_parts:
+            shapes = self._plans.shapes(sizes, pixels)
         else:  # what images share is of all of them
             if batch is not None and batch < count:
                 raise expected(
@@ -467,21 +474,21 @@ class Engine:
                     batch,
                 )
             batch = count if self._only_batch is None else batch
-            shapes = self._plans.shapes(batch, pixels)
+            shapes = self._plans.shapes(batch if sizes is None else sizes, pixels)
         given = self._given(out)
         rooms = self._rooms(given, shapes, [found])
         targets = list(rooms.values())
         if found.device != arrays.CPU:
-            size = batch or self._schedule.batch_on_device(count)
-            shelf = self._plans.run_on_device([found], targets, count, size)
+            size = batch or schedule.batch_on_device(count)
+            shelf = self._plans.run_on_device([found], targets, count, size, sizes=sizes)
             glance = arrays.glance(images, out) if self._row is not None else None
             if shelf is not None and batch is None and count <= size and glance is not None:
                 self._plans.remember((glance[0], self.device.stream_id(glance[0][1])), shelf)
         elif not self.form.in_parts:
-            self._plans.run([found], targets, batch, pixels, None)
+            self._plans.run([found], targets, batch if sizes is None else sizes, pixels, None)
         else:
-            size = batch or self._schedule.batch(count, pixels)
-            shelf = self._plans.run_on_host([found], targets, count, size)
+            size = batch or schedule.batch(count, pixels)
+            shelf = self._plans.run_on_host([found], targets, count, size, sizes)
             whole = batch is None and 0 < count <= size and not self._plans.overlaps(count, pixels)
             if whole and self._row is not None:
                 pinned = self._plans.is_pinned(found.address)
@@ -583,10 +590,13 @@ class Engine:
         found, batch = arguments.of_graph(form, inputs, pixels)
         wanted = arguments.wanted_outputs(form, outputs, given)
         rooms = self._rooms(given, self._plans.shapes(batch, pixels), found, wanted)
-        if not (batch == 0 and all(0 in room.shape for room in rooms.values())):
+        empty = batch == 0 if isinstance(batch, int) else batch.is_empty
+        if not (empty and all(0 in room.shape for room in rooms.values())):
             targets = list(rooms.values())
             if found and found[0].device != arrays.CPU:
-                self._plans.run_on_device(found, targets, batch, batch, wanted)
+                sizes = batch if isinstance(batch, Sizes) else None
+                count = batch if sizes is None else 1
+                self._plans.run_on_device(found, targets, count, count, wanted, sizes)
             else:
                 self._plans.run(found, targets, batch, pixels, wanted)
         names = rooms if outputs is None else outputs

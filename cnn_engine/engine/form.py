@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ..errors import CnnEngineError
-from ..graph.dims import Dim
+from ..graph.dims import Dim, Sizes, holds_dims
 from ..graph.graph import Graph, Value
 from ..graph.model import Model
 from ..graph.network import Network
@@ -23,6 +23,8 @@ class Form:
         any_batch: whether it is for any number of images.
         made_for: what the graph calls the batch of such a pass.
         rows: input or output -> the shape of what it has for one image, where dimension 0 is the images.
+        sizes_of: where other dimensions than the batch are open too, returns the sizes of all of them from
+            the shapes of all inputs; else None. Rows then have symbols in the place of numbers.
     """
 
     inputs: tuple[Value, ...]
@@ -31,6 +33,7 @@ class Form:
     any_batch: bool
     made_for: int
     rows: Mapping[str, tuple[int, ...]]
+    sizes_of: Callable[[Mapping[str, Sequence[int]]], Sizes] | None = None
 
     @property
     def in_parts(self) -> bool:
@@ -45,14 +48,16 @@ class Form:
     @property
     def is_images_to_rows(self) -> bool:
         """Whether one image input becomes one row of float32 an image, as classifiers do."""
-        if len(self.inputs) != 1 or len(self.outputs) != 1 or not self.in_parts:
+        if len(self.inputs) != 1 or len(self.outputs) != 1 or not self.in_parts or self.sizes_of:
             return False
         images, rows = self.inputs[0], self.outputs[0]
         takes = len(images.shape) == 4 and images.dtype in ("float32", "uint8")
         return takes and len(rows.shape) == 2 and rows.dtype == "float32"
 
-    def size(self, batch: int) -> int:
+    def size(self, batch: int | Sizes) -> int | Sizes:
         """Returns what the graph calls a batch: a network without one has a batch of 1 here."""
+        if isinstance(batch, Sizes):
+            return batch
         return self.made_for if not self.any_batch and batch == self.batch else batch
 
 
@@ -63,6 +68,9 @@ def form_of(network: Network | Model, base: Graph) -> Form:
     if isinstance(network, Network):
         return Form(base.inputs, outputs, 1, True, 1, {v.name: v.shape[1:] for v in values})
     batch = network.batch
+    if len(base.sizes.numbers) > network.any_batch:  # others are open too
+        rows = _open_rows(network)
+        return Form(base.inputs, outputs, batch, network.any_batch, batch, rows, base.sizes_of)
     if network.any_batch:
         rows = {v.name: v.shape[1:] for v in base.inputs if v.name in base.batched}
         rows |= _by_batch(network, outputs, batch)
@@ -75,12 +83,26 @@ def form_of(network: Network | Model, base: Graph) -> Form:
     return Form(base.inputs, outputs, batch, False, batch, rows)
 
 
+def _open_rows(network: Model) -> dict[str, tuple[Any, ...]]:
+    """Returns the rows of inputs and outputs, of which other dimensions than the batch may be open."""
+    if not network.any_batch:
+        return {}
+    symbol = network.base.sizes.batch
+    count = Dim.symbol(symbol)
+    return {
+        value.name: value.shape[1:]
+        for value in (*network.inputs, *network.outputs)
+        if value.shape[:1] == (count,)
+        and not any(isinstance(dim, Dim) and symbol in dim.symbols for dim in value.shape[1:])
+    }
+
+
 def _by_batch(network: Model, outputs: Sequence[Value], batch: int) -> dict[str, tuple[int, ...]]:
     """Returns the rows of outputs: where the batch is dimension 0, and in no other."""
     shapes = {value.name: value.shape for value in network.outputs}
     leads = [value.shape[0] for value in network.inputs if value.name in network.base.batched]
     count: Any = leads[0]
-    if not isinstance(count, Dim):  # a graph that was made for numbers alone
+    if not any(map(holds_dims, shapes.values())):  # a graph that was made for numbers alone
         count = batch + 1
         try:
             other = network.graph(count)

@@ -14,6 +14,7 @@ import numpy as np
 from ..devices import arrays
 from ..devices.cpu import CpuDevice
 from ..errors import InputError, UnsupportedError
+from ..graph.dims import Sizes
 from ..lower.lowering import Program
 from ..lower.reduced_precision import Overflows
 from ..plan.per_image import build
@@ -205,16 +206,24 @@ class Plans:
         self.ready[key] = shelf
 
     def run_on_host(
-        self, inputs: Sequence[arrays.View], outputs: Sequence[arrays.View], count: int, batch: int
+        self,
+        inputs: Sequence[arrays.View],
+        outputs: Sequence[arrays.View],
+        count: int,
+        batch: int,
+        sizes: Sizes | None = None,
     ) -> Shelf | None:
         """Runs passes over ``batch`` of ``count`` images and what is left; returns the last one's shelf.
 
         Everything has a row an image, or all images go in one pass.
+
+        Args:
+            sizes: of all images, where other dimensions than their number are open.
         """
         shelf = None
         self.open()
         pixels = inputs[0].dtype == np.uint8
-        for size, *addresses in _parts(inputs, outputs, count, batch):
+        for size, *addresses in _parts(inputs, outputs, count, batch, sizes):
             pinned = self.pinned(size, pixels, addresses[0], addresses[-1])
             key = self._host_key(size, pixels, pinned)
             shelf = self.pool.run(key, partial(self._build, key), *addresses)
@@ -239,6 +248,7 @@ class Plans:
         count: int,
         batch: int,
         wanted: frozenset[str] | None = None,
+        sizes: Sizes | None = None,
     ) -> Shelf | None:
         """Queues passes on the stream that the library of ``inputs`` works on; returns the last shelf.
 
@@ -246,6 +256,7 @@ class Plans:
 
         Args:
             wanted: outputs that are given; None: all.
+            sizes: of all images, where other dimensions than their number are open.
         """
         mode = self.schedule.data_mode
         where = inputs[0].device
@@ -263,7 +274,7 @@ class Plans:
                 )
         owner = arrays.stream_owner(stream)
         pixels = inputs[0].dtype == np.uint8
-        parts = _parts(inputs, outputs, count, batch)
+        parts = _parts(inputs, outputs, count, batch, sizes)
         program = self.open()
         shelf = None
         with self.device.context:
@@ -287,7 +298,7 @@ class Plans:
     def _build_on(
         self,
         stream: int,
-        batch: int,
+        batch: int | Sizes,
         pixels: bool,
         wanted: frozenset[str] | None,
         apart: bool = False,
@@ -341,13 +352,14 @@ class Plans:
         self,
         inputs: Sequence[arrays.View],
         outputs: Sequence[arrays.View],
-        batch: int,
+        batch: int | Sizes,
         pixels: bool,
         wanted: frozenset[str] | None,
     ) -> None:
         """Runs one pass over arrays in host memory.
 
         Args:
+            batch: images, or the sizes of all open dimensions.
             outputs: those that are wanted, in the network's order; None: all.
         """
         addresses = [array.address for array in (*inputs, *outputs)]
@@ -358,8 +370,8 @@ class Plans:
         key = "host", batch, pixels, pinned, wanted
         self.pool.run(key, partial(self._build, key), *addresses)
 
-    def shapes(self, batch: int, pixels: bool) -> dict[str, tuple[int, ...]]:
-        """Returns the shapes of all outputs of a pass over ``batch`` images."""
+    def shapes(self, batch: int | Sizes, pixels: bool) -> dict[str, tuple[int, ...]]:
+        """Returns the shapes of all outputs of a pass over ``batch`` images, or of these sizes."""
         key = batch, pixels
         found = self._shapes.get(key)
         if found is None:
@@ -372,11 +384,23 @@ class Plans:
 
 
 def _parts(
-    inputs: Sequence[arrays.View], outputs: Sequence[arrays.View], count: int, batch: int
-) -> list[tuple[int, ...]]:
-    """Returns the images of each pass, and the addresses of its inputs and outputs."""
+    inputs: Sequence[arrays.View],
+    outputs: Sequence[arrays.View],
+    count: int,
+    batch: int,
+    sizes: Sizes | None = None,
+) -> list[tuple[Any, ...]]:
+    """Returns the images or the sizes of each pass, and the addresses of its inputs and outputs."""
     ends = [(array.address, array.nbytes // max(count, 1)) for array in (*inputs, *outputs)]
+    if sizes is not None and batch >= count:
+        return [(sizes, *(address for address, _ in ends))]
+    parts = [
+        (min(batch, count - first), first) for first in (range(0, count, batch) if batch else [0])
+    ]
     return [
-        (min(batch, count - first), *(address + first * row for address, row in ends))
-        for first in (range(0, count, batch) if batch else [0])
+        (
+            size if sizes is None else sizes.with_batch(size),
+            *(address + first * row for address, row in ends),
+        )
+        for size, first in parts
     ]

@@ -1,52 +1,164 @@
 """Dimensions that are not known yet: expressions of named symbols, such as ``2 * batch``.
 
-A graph that is made with :data:`BATCH` in its shapes stands for every batch for which the same decisions
-would be made. What decides by a dimension compares it, and the comparison is recorded as a :class:`Guard`;
-what needs its very number pins it. So the graph is right for a batch wherever all of its guards hold.
+A graph with symbols in its shapes stands for every size for which the same decisions would be made. What
+decides by a dimension compares it, and the comparison is recorded as a :class:`Guard`; what needs its very
+number pins it. So the graph is right for a size wherever all of its guards hold.
 """
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
+from fractions import Fraction
+from types import MappingProxyType
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 
-#: What expressions are compared by while a graph is made, in place of a number that is not known: a batch
-#: like many others, and no number of channels.
-EXAMPLES = {"batch": 13}
+#: What expressions of a batch are compared by while a graph is made, in place of a number that is not known:
+#: a batch like many others, and no number of channels.
+TYPICAL_BATCH = 13
+
+#: Characters that part of an expression is printed in; of a longer one, a digest is.
+LONGEST_TEXT = 400
 
 
 @dataclass(frozen=True)
-class _Part:
-    """What is no polynomial: ``floor``, ``min`` or ``max`` of two expressions."""
+class Sizes:
+    """The numbers of a graph's symbols.
 
-    kind: str
-    first: tuple
-    second: tuple
+    Attributes:
+        numbers: (symbol, number), by symbol.
+        batch: the symbol of the batch, or None where there is none.
+        symbolic: whether a graph with the symbols themselves is meant, in which everything is decided as for
+            these numbers.
+    """
+
+    numbers: tuple[tuple[str, int], ...] = ()
+    batch: str | None = None
+    symbolic: bool = False
+
+    @staticmethod
+    def of(numbers: Mapping[str, int], batch: str | None = None) -> Sizes:
+        """Returns the sizes of a mapping from symbols to numbers."""
+        return Sizes(tuple(sorted(numbers.items())), batch)
+
+    def updated(self, numbers: Mapping[str, int]) -> Sizes:
+        """Returns these sizes with other numbers for some symbols."""
+        return replace(self, numbers=tuple(sorted({**dict(self.numbers), **numbers}.items())))
+
+    def with_batch(self, batch: int) -> Sizes:
+        """Returns these sizes for another batch, where there is one."""
+        return self if self.batch is None else self.updated({self.batch: batch})
+
+    @property
+    def images(self) -> int | None:
+        """The number of the batch, or None where there is none."""
+        return None if self.batch is None else dict(self.numbers)[self.batch]
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether a dimension is 0."""
+        return any(number == 0 for _, number in self.numbers)
+
+    def as_symbols(self) -> Sizes:
+        """Returns what asks for the graph with symbols, in which all is decided as for these numbers."""
+        return replace(self, symbolic=True)
+
+    def resolve(self, shape: Iterable[Dim | int]) -> tuple[Dim | int, ...]:
+        """Returns a shape in numbers, or as it is where these sizes are symbolic."""
+        if self.symbolic:
+            return tuple(shape)
+        numbers = dict(self.numbers)
+        return tuple(dim.at(numbers) if isinstance(dim, Dim) else dim for dim in shape)
+
+    def __str__(self) -> str:
+        return ", ".join(f"{symbol} {number}" for symbol, number in self.numbers)
+
+
+class _Part:
+    """What is no polynomial: ``floor``, ``min`` or ``max`` of two expressions; equal ones are one object."""
+
+    __slots__ = ("__weakref__", "first", "kind", "second", "text")
+
+    _all: WeakValueDictionary[tuple, _Part] = WeakValueDictionary()
+
+    def __new__(cls, kind: str, first: _Terms, second: _Terms) -> _Part:
+        key = kind, first, second
+        found = cls._all.get(key)
+        if found is None:
+            found = object.__new__(cls)
+            found.kind, found.first, found.second = key
+            a, b = _text(first), _text(second)
+            if kind == "floor":
+                divided, divisor = (f"({text})" if " " in text else text for text in (a, b))
+                text = f"({divided} // {divisor})"
+            else:
+                text = f"{kind}({a}, {b})"
+            if len(text) > LONGEST_TEXT:
+                text = f"{kind}<{hashlib.blake2s(text.encode(), digest_size=6).hexdigest()}>"
+            found.text = text
+            found = cls._all.setdefault(key, found)
+        return found
+
+    def __reduce__(self) -> tuple:
+        return _Part, (self.kind, self.first, self.second)
+
+    def __repr__(self) -> str:
+        return self.text
 
 
 #: The sum of products that an expression is: ((factors), coefficient), sorted. Factors are symbols or parts.
 _Terms = tuple[tuple[tuple[Any, ...], int], ...]
 
 
-def _value(terms: _Terms, numbers: Mapping[str, int]) -> int:
-    total = 0
-    for factors, coefficient in terms:
-        for factor in factors:
-            coefficient *= numbers[factor] if type(factor) is str else _part_value(factor, numbers)
-        total += coefficient
-    return total
+def _text(terms: _Terms) -> str:
+    if not terms:
+        return "0"
+    text = ""
+    for factors, number in terms:
+        sign = "-" if number < 0 else "+"
+        parts = [
+            *([str(abs(number))] if abs(number) != 1 or not factors else []),
+            *map(str, factors),
+        ]
+        text += f" {sign} {' * '.join(parts)}"
+    return text[3:] if text.startswith(" +") else f"-{text[3:]}"
 
 
-def _part_value(part: _Part, numbers: Mapping[str, int]) -> int:
-    first, second = _value(part.first, numbers), _value(part.second, numbers)
-    if part.kind == "floor":
-        return first // second
-    return min(first, second) if part.kind == "min" else max(first, second)
+class Evaluator:
+    """Computes expressions where symbols are these numbers, each part of them once."""
+
+    def __init__(self, numbers: Mapping[str, int] | Sizes) -> None:
+        self._numbers = dict(numbers.numbers if isinstance(numbers, Sizes) else numbers)
+        self._known: dict[Any, int] = {}
+
+    def __call__(self, dim: Dim) -> int:
+        return self.value(dim.terms)
+
+    def value(self, terms: _Terms) -> int:
+        """Returns the number of a sum of products."""
+        total = 0
+        for factors, coefficient in terms:
+            for factor in factors:
+                coefficient *= self._numbers[factor] if type(factor) is str else self._part(factor)
+            total += coefficient
+        return total
+
+    def _part(self, part: _Part) -> int:
+        found = self._known.get(part)
+        if found is None:
+            first, second = self.value(part.first), self.value(part.second)
+            if part.kind == "floor":
+                found = first // second
+            else:
+                found = min(first, second) if part.kind == "min" else max(first, second)
+            self._known[part] = found
+        return found
 
 
 def _least(terms: _Terms, sign: int = 1) -> int | None:
@@ -55,26 +167,44 @@ def _least(terms: _Terms, sign: int = 1) -> int | None:
     for factors, coefficient in terms:
         if factors and sign * coefficient < 0:
             return None
-        # A symbol is at least 1; of parts nothing is known but in products of numbers from 0 on.
-        if any(type(factor) is not str for factor in factors):
-            if not all(_is_natural(factor) for factor in factors):
+        bound = sign * coefficient
+        for factor in factors:
+            least = 1 if type(factor) is str else _least_of(factor)
+            if least is None or least < 0:
                 return None
-            continue
-        total += sign * coefficient
+            bound *= least
+        total += bound
     return total
 
 
-def _is_natural(factor: Any) -> bool:
-    if type(factor) is str:
-        return True
-    return all((_least(terms) or -1) >= 0 or terms == () for terms in (factor.first, factor.second))
+def _least_of(part: _Part) -> int | None:
+    """Returns a number that a part is never less than, or None where none is known."""
+    first, second = _least(part.first), _least(part.second)
+    if part.kind == "max":
+        return max((bound for bound in (first, second) if bound is not None), default=None)
+    if first is None or second is None:
+        return None
+    if part.kind == "min":
+        return min(first, second)
+    if second < 1 or first < 0:
+        return None
+    number = _terms_number(part.second)
+    return 0 if number is None else first // number
+
+
+def _terms_number(terms: _Terms) -> int | None:
+    """Returns the number that terms are, or None where they have a symbol."""
+    if not terms:
+        return 0
+    return terms[0][1] if len(terms) == 1 and not terms[0][0] else None
 
 
 class Dim:
     """A dimension as an expression of symbols, each a whole number from 1 on.
 
     Sums, products, floor divisions and remainders are expressions again, or integers where symbols cancel.
-    Comparisons answer as for :data:`EXAMPLES` and are recorded, unless all numbers have the same answer.
+    Comparisons answer as for the numbers of :func:`recorded`, which records them unless all numbers have the
+    same answer.
     """
 
     __slots__ = ("terms",)
@@ -84,12 +214,17 @@ class Dim:
 
     @staticmethod
     def symbol(name: str) -> Dim:
-        """Returns the dimension called ``name``, of :data:`EXAMPLES`."""
+        """Returns the dimension called ``name``."""
         return Dim((((name,), 1),))
 
     def at(self, numbers: Mapping[str, int]) -> int:
         """Returns the number that the expression is where its symbols are these."""
-        return _value(self.terms, numbers)
+        return Evaluator(numbers).value(self.terms)
+
+    @property
+    def symbols(self) -> frozenset[str]:
+        """The names of all symbols in the expression."""
+        return symbols_of(self.terms)
 
     def __reduce__(self) -> tuple:
         return Dim, (self.terms,)
@@ -174,7 +309,7 @@ class Dim:
         """
         if not _recorders.all:
             raise TypeError(f"expected a number, found the open dimension {self!r}")
-        number = self.at(EXAMPLES)
+        number = _recorders.all[-1].at.value(self.terms)
         _decide("equal", _sum(self.terms, _terms_of(-number)))
         return number
 
@@ -189,10 +324,19 @@ class Dim:
         return hash(self.__index__())  # sets and dictionaries compare by it first
 
     def __repr__(self) -> str:
-        return " + ".join(
-            " * ".join([*([str(number)] if number != 1 or not factors else []), *map(str, factors)])
-            for factors, number in self.terms
-        )
+        return _text(self.terms)
+
+
+def symbols_of(terms: _Terms) -> frozenset[str]:
+    """Returns the names of all symbols in a sum of products."""
+    found: set[str] = set()
+    for factors, _ in terms:
+        for factor in factors:
+            if type(factor) is str:
+                found.add(factor)
+            else:
+                found |= symbols_of(factor.first) | symbols_of(factor.second)
+    return frozenset(found)
 
 
 def _terms_of(value: Any) -> _Terms | None:
@@ -214,7 +358,12 @@ def _gathered(terms: Iterable[tuple[tuple, int]]) -> _Terms:
     for factors, coefficient in terms:
         found[factors] = found.get(factors, 0) + coefficient
     kept = ((factors, number) for factors, number in found.items() if number)
-    return tuple(sorted(kept, key=repr)) if len(found) > 1 else tuple(kept)
+    # Numbers come last, as people write them; the rest by what it prints as.
+    return tuple(sorted(kept, key=_order)) if len(found) > 1 else tuple(kept)
+
+
+def _order(term: tuple[tuple, int]) -> tuple:
+    return not term[0], tuple(map(str, term[0]))
 
 
 def _sum(a: _Terms, b: _Terms) -> _Terms:
@@ -223,9 +372,7 @@ def _sum(a: _Terms, b: _Terms) -> _Terms:
 
 def _times(a: _Terms, b: _Terms) -> _Terms:
     return _gathered(
-        (tuple(sorted((*x, *y), key=repr)) if x and y else x or y, m * n)
-        for x, m in a
-        for y, n in b
+        (tuple(sorted((*x, *y), key=str)) if x and y else x or y, m * n) for x, m in a for y, n in b
     )
 
 
@@ -252,8 +399,44 @@ def _floor(a: _Terms, b: _Terms) -> _Terms:
             not divisor and len(rest) == 1 and not rest[0][0] and 0 <= rest[0][1] < number
         ):
             return _gathered(whole)
+        rest = _gathered(rest)
+        if not divisor and number > 0:
+            inner, product = _flattened(rest, number)
+            if product != number:
+                return _sum(_gathered(whole), _floor(inner, (((), product),)))
         return _sum(_gathered(whole), (((_Part("floor", rest, b),), 1),))
     return (((), 1),) if a == b else (((_Part("floor", a, b),), 1),)
+
+
+def _flattened(terms: _Terms, number: int) -> tuple[_Terms, int]:
+    """Returns what (terms // number) is as a division of its inner numerator: (a // m + k) // n is one."""
+    inner = [term for term in terms if term[0]]
+    if len(inner) != 1 or inner[0][1] != 1 or len(inner[0][0]) != 1:
+        return terms, number
+    ((part,), _) = inner[0]
+    divisor = None if type(part) is str or part.kind != "floor" else _terms_number(part.second)
+    if divisor is None or divisor <= 0:
+        return terms, number
+    offset = sum(coefficient for factors, coefficient in terms if not factors)
+    return _sum(part.first, _terms_of(offset * divisor)), divisor * number
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """One dimension over another, in the place of the ``fractions.Fraction`` that it becomes."""
+
+    above: Dim | int
+    below: Dim | int
+
+
+def ratio(above: Dim | int, below: Dim | int) -> Fraction | Ratio:
+    """Returns one dimension over another: a number where that is known."""
+    a, b = _terms_of(above), _terms_of(below)
+    if a and b and [factors for factors, _ in a] == [factors for factors, _ in b]:
+        found = Fraction(a[0][1], b[0][1])
+        if all(Fraction(x, y) == found for (_, x), (_, y) in zip(a, b, strict=True)):
+            return found
+    return Ratio(above, below)
 
 
 def least(first: Dim | int, second: Dim | int) -> Dim | int:
@@ -269,9 +452,9 @@ def most(first: Dim | int, second: Dim | int) -> Dim | int:
 def _either(kind: str, first: Dim | int, second: Dim | int) -> Dim | int:
     a, b = _terms_of(first), _terms_of(second)
     difference = _sum(a, _times(b, _terms_of(-1)))
-    if (_least(difference) or -1) >= 0 or not difference:
+    if (low := _least(difference)) is not None and low >= 0:
         return second if kind == "min" else first
-    if (_least(difference, -1) or -1) >= 0:
+    if (high := _least(difference, -1)) is not None and high >= 0:
         return first if kind == "min" else second
     return _dim((((_Part(kind, a, b),), 1),))
 
@@ -287,35 +470,48 @@ class Guard:
     terms: _Terms
     outcome: bool
 
-    def holds(self, numbers: Mapping[str, int]) -> bool:
+    def holds(self, at: Mapping[str, int] | Evaluator) -> bool:
         """Whether the same is decided where the symbols are these numbers."""
-        number = _value(self.terms, numbers)
+        number = (at if isinstance(at, Evaluator) else Evaluator(at)).value(self.terms)
         return (number == 0 if self.kind == "equal" else number < 0) == self.outcome
+
+
+class _Recorder:
+    """What is decided in one block, and the numbers by which."""
+
+    def __init__(self, numbers: Mapping[str, int] | Sizes) -> None:
+        self.at = Evaluator(numbers)
+        self.guards: dict[tuple, Guard] = {}
 
 
 class _Recorders(threading.local):
     def __init__(self) -> None:
-        self.all: list[dict[tuple, Guard]] = []
+        self.all: list[_Recorder] = []
 
 
 _recorders = _Recorders()
 
 
 @contextmanager
-def recorded() -> Iterator[dict[tuple, Guard]]:
-    """Records all that is decided by dimensions inside, in this thread."""
-    guards: dict[tuple, Guard] = {}
-    _recorders.all.append(guards)
+def recorded(
+    numbers: Mapping[str, int] | Sizes = MappingProxyType({"batch": TYPICAL_BATCH}),
+) -> Iterator[dict[tuple, Guard]]:
+    """Decides inside, in this thread, as for these numbers, and records all that depends on them.
+
+    What an inner block records is its own: see :func:`record`.
+    """
+    recorder = _Recorder(numbers)
+    _recorders.all.append(recorder)
     try:
-        yield guards
+        yield recorder.guards
     finally:
         _recorders.all.pop()
 
 
 def record(guards: Iterable[Guard]) -> None:
     """Records what was decided before, in what goes on here."""
-    for recorder in _recorders.all:
-        recorder.update(((guard.kind, guard.terms), guard) for guard in guards)
+    if _recorders.all:
+        _recorders.all[-1].guards.update(((guard.kind, guard.terms), guard) for guard in guards)
 
 
 def _decide(kind: str, terms: _Terms) -> bool:
@@ -334,7 +530,7 @@ def _decide(kind: str, terms: _Terms) -> bool:
             return False
         if not _recorders.all:
             return False
-        outcome = _value(terms, EXAMPLES) == 0
+        outcome = _recorders.all[-1].at.value(terms) == 0
     else:
         if low is not None and low >= 0:
             return False
@@ -342,7 +538,7 @@ def _decide(kind: str, terms: _Terms) -> bool:
             return True
         if not _recorders.all:
             raise TypeError(f"expected a number, found the open dimension {_dim(terms)!r}")
-        outcome = _value(terms, EXAMPLES) < 0
+        outcome = _recorders.all[-1].at.value(terms) < 0
     record((Guard(kind, terms, outcome),))
     return outcome
 
@@ -365,6 +561,8 @@ def substituted(value: Any, number_of: Callable[[Dim], int]) -> Any:
         return number_of(value)
     if isinstance(value, tuple):
         return tuple(substituted(item, number_of) for item in value)
+    if isinstance(value, Ratio):
+        return Fraction(*substituted((value.above, value.below), number_of))
     if holds_dims(value):
         names = (field.name for field in fields(value))
         return type(value)(**{n: substituted(getattr(value, n), number_of) for n in names})

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..operators.operator import Operator, Value
+from .dims import holds_dims
 from .mapped import read
 
 #: What folding may make of small inputs: larger results stay nodes, so that no small file fills memory.
@@ -27,8 +28,10 @@ def worth_folding(
     outputs: Sequence[Value],
     arrays: Sequence[np.ndarray | None],
 ) -> bool:
-    """Whether the results of ``op`` over constants take bounded memory and time, and are to be constants."""
-    if not op.folds:
+    """Whether results over constants are known, and to be constants, in bounded memory and time."""
+    if not op.folds or holds_dims(op):
+        return False
+    if any(holds_dims(value.shape) for value in (*inputs, *outputs) if value is not None):
         return False
     read = sum(held(array) for array in arrays if array is not None)
     written = sum(value.nbytes for value in outputs)

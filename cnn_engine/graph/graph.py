@@ -14,10 +14,10 @@ from types import MappingProxyType
 
 import numpy as np
 
-from ..errors import InputError
+from ..errors import InputError, expected
 from ..locks import cached_property
 from ..operators.operator import Cost, Operator, Value, output_value
-from .dims import Dim
+from .dims import BATCH, Dim, Sizes
 from .mapped import check
 
 __all__ = ["Graph", "Node", "Note", "Operator", "Value"]
@@ -68,10 +68,13 @@ class Graph:
         nodes: in an order in which they can run.
         constants: name -> array, such as weights; never written to.
         batched: names of the inputs whose dimension 0 is the batch.
-        rebuild: returns the same graph for another batch, where shapes alone cannot say it (a file's
-            shape arithmetic has the batch folded into it); None where :meth:`with_batch` can.
+        rebuild: returns the same graph for other sizes, where shapes alone cannot say it (a file's shape
+            arithmetic has sizes folded into it); None where :meth:`with_sizes` can.
         notes: what rewrites have done so far.
         storage_dtype: value -> the type of its elements in memory, where that is not their own.
+        open_shapes: input -> its shape with a :class:`~cnn_engine.graph.dims.Dim` where it is open, of inputs
+            with other open dimensions than a batch.
+        sized: the names of constants that were computed for this size alone.
         like: a graph that has some of the nodes: what it knows of them is not found out again.
         metadata: what the file says beside its graph: key -> text.
 
@@ -85,9 +88,11 @@ class Graph:
     nodes: tuple[Node, ...]
     constants: Mapping[str, np.ndarray] = field(default_factory=dict)
     batched: tuple[str, ...] = ()
-    rebuild: Callable[[int], Graph] | None = field(default=None, compare=False, repr=False)
+    rebuild: Callable[[Sizes], Graph] | None = field(default=None, compare=False, repr=False)
     notes: tuple[Note, ...] = field(default=(), compare=False, repr=False)
     storage_dtype: Mapping[str, str] = field(default_factory=dict)
+    open_shapes: Mapping[str, tuple[int | Dim, ...]] = field(default_factory=dict, compare=False)
+    sized: frozenset[str] = field(default=frozenset(), compare=False)
     like: Graph | None = field(default=None, compare=False, repr=False)
     metadata: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 
@@ -95,6 +100,7 @@ class Graph:
         object.__setattr__(self, "constants", MappingProxyType(dict(self.constants)))
         object.__setattr__(self, "storage_dtype", MappingProxyType(dict(self.storage_dtype)))
         object.__setattr__(self, "metadata", MappingProxyType(dict(self.metadata)))
+        object.__setattr__(self, "open_shapes", MappingProxyType(dict(self.open_shapes)))
         _ = self.values  # everything that can be wrong is found while the values are made
         object.__setattr__(self, "like", None)
 
@@ -103,7 +109,8 @@ class Graph:
         check(self.constants.values())
         return Graph, (
             self.name, self.inputs, self.outputs, self.nodes, dict(self.constants), self.batched,
-            self.rebuild, self.notes, dict(self.storage_dtype), None, dict(self.metadata),
+            self.rebuild, self.notes, dict(self.storage_dtype), dict(self.open_shapes), self.sized,
+            None, dict(self.metadata),
         )  # fmt: skip
 
     @cached_property
@@ -265,26 +272,78 @@ class Graph:
         }
         return replace(self, nodes=tuple(nodes), constants=kept, notes=notes, like=self)
 
-    def with_batch(self, batch: int | Dim) -> Graph:
-        """Returns the graph for another batch: a number, or :data:`~cnn_engine.graph.dims.BATCH`.
+    @cached_property
+    def open_inputs(self) -> tuple[Value, ...]:
+        """The inputs with a :class:`~cnn_engine.graph.dims.Dim` where a dimension is open."""
+        return tuple(
+            replace(value, shape=self.open_shapes[value.name])
+            if value.name in self.open_shapes
+            else replace(value, shape=(BATCH, *value.shape[1:]))
+            if value.name in self.batched
+            else value
+            for value in self.inputs
+        )
+
+    @cached_property
+    def sizes(self) -> Sizes:
+        """The numbers of the inputs' open dimensions that the graph is made for."""
+        return self.sizes_of({value.name: value.shape for value in self.inputs})
+
+    def sizes_of(self, shapes: Mapping[str, Sequence[int]]) -> Sizes:
+        """Returns the sizes at which the inputs have these shapes.
+
+        Raises:
+            InputError: they do not fit the graph; says which input, what was expected and found.
+        """
+        numbers: dict[str, int] = {}
+        batch = None
+        for value in self.open_inputs:
+            shape = tuple(shapes[value.name])
+            symbols = [next(iter(d.symbols)) if isinstance(d, Dim) else None for d in value.shape]
+            if value.name in self.batched:
+                batch = symbols[0]
+            fits = len(shape) == len(symbols) and all(
+                size == (dim if symbol is None else numbers.setdefault(symbol, size))
+                for dim, symbol, size in zip(value.shape, symbols, shape, strict=True)
+            )
+            if not fits:
+                wanted = [
+                    dim if symbol is None else numbers.get(symbol, symbol)
+                    for dim, symbol in zip(value.shape, symbols, strict=True)
+                ]
+                raise expected(
+                    f"inputs: {value.name}", f"shape [{', '.join(map(str, wanted))}]", list(shape)
+                )
+        return Sizes.of(numbers, batch)
+
+    def with_batch(self, batch: int) -> Graph:
+        """Returns the graph for another batch.
 
         Raises:
             InputError: no input has a batch, or the graph cannot be made for this one.
         """
-        is_number = not isinstance(batch, Dim)
-        if is_number and batch == self.batch:
+        if batch == self.batch:
             return self
         if not self.batched:
             raise InputError(
                 f"{self.name}: batch: expected a graph made for any batch, found its inputs fixed"
             )
-        if is_number and batch < 0:
+        if batch < 0:
             raise InputError(f"{self.name}: batch: expected at least 0, found {batch}")
+        return self.with_sizes(self.sizes.with_batch(batch))
+
+    def with_sizes(self, sizes: Sizes) -> Graph:
+        """Returns the graph for other numbers of its open dimensions, or with symbols for them.
+
+        Raises:
+            InputError: the graph cannot be made for these.
+        """
+        if sizes == self.sizes:
+            return self
         if self.rebuild is not None:
-            return self.rebuild(batch)
+            return self.rebuild(sizes)
         inputs = tuple(
-            replace(value, shape=(batch, *value.shape[1:])) if value.name in self.batched else value
-            for value in self.inputs
+            replace(value, shape=sizes.resolve(value.shape)) for value in self.open_inputs
         )
         return replace(self, inputs=inputs)
 

@@ -10,10 +10,10 @@ import numpy as np
 
 from ..errors import InputError, UnsupportedError
 from . import passes
-from .batches import Batches
-from .dims import Dim
+from .dims import Sizes
 from .graph import Graph, Value
 from .mapped import check
+from .specialization import Specializations
 
 
 class Model:
@@ -28,9 +28,8 @@ class Model:
     def __init__(self, graph: Graph) -> None:
         check(graph.constants.values())
         self.name = graph.name
-        self._batches = Batches(partial(_simplified, graph))
-        first = graph.batch if graph.batched else None
-        self.base = _simplified(graph, None) if first is None else self._batches(first)
+        self._specializations = Specializations(partial(_simplified, graph))
+        self.base = self._specializations(graph.sizes)
 
     @property
     def batch(self) -> int:
@@ -45,17 +44,14 @@ class Model:
     @property
     def inputs(self) -> tuple[Value, ...]:
         """The inputs, with a :class:`~cnn_engine.graph.dims.Dim` where a dimension is open."""
-        return self._open.inputs
+        return self.base.open_inputs
 
     @property
     def outputs(self) -> tuple[Value, ...]:
         """The outputs, likewise: expressions of the inputs' dimensions where these can be given."""
-        return tuple(self._open.values[name] for name in self._open.outputs)
-
-    @property
-    def _open(self) -> Graph:
-        symbolic = self._batches.symbolic if self.any_batch else None
-        return self.base if symbolic is None else symbolic.graph
+        variants = self._specializations.variants
+        graph = variants[0].graph if variants else self.base
+        return tuple(graph.values[name] for name in graph.outputs)
 
     @property
     def why_not_images(self) -> str | None:
@@ -97,14 +93,15 @@ class Model:
 
     def graph(
         self,
-        batch: int | Dim | None = None,
+        sizes: int | Sizes | None = None,
         pixels: bool = False,
         weights: Mapping[str, np.ndarray] | None = None,
     ) -> Graph:
-        """Returns the graph for a batch; its constants are the same arrays for all.
+        """Returns the graph for a size; its constants are the same arrays for all.
 
         Args:
-            batch: a number, or :data:`~cnn_engine.graph.dims.BATCH` for a graph that stands for many.
+            sizes: of all open dimensions, or a batch, the others being as in :attr:`base`. Symbolic ones give
+                a graph that stands for many.
 
         Raises:
             InputError: the graph is for one batch alone, or reads no pixels.
@@ -115,16 +112,17 @@ class Model:
                 f"images: expected {images.dtype if images else 'none'} for {self.name}, found uint8: "
                 "the model has no place for pixels"
             )
-        if batch is None or (not isinstance(batch, Dim) and batch == self.batch):
+        if sizes is None or (not isinstance(sizes, Sizes) and sizes == self.batch):
             return self.base
-        if not self.any_batch:
-            raise UnsupportedError(
-                f"{self.name}: batch: expected {self.batch}, for which alone the model is made, "
-                f"found {batch}"
-            )
-        return self._batches(batch)
+        if not isinstance(sizes, Sizes):
+            if not self.any_batch:
+                raise UnsupportedError(
+                    f"{self.name}: batch: expected {self.batch}, for which alone the model is made, "
+                    f"found {sizes}"
+                )
+            sizes = self.base.sizes.with_batch(sizes)
+        return self.base if sizes == self.base.sizes else self._specializations(sizes)
 
 
-def _simplified(graph: Graph, batch: int | Dim | None) -> Graph:
-    graph = graph if batch is None else graph.with_batch(batch)
-    return passes.share_constants(passes.simplify(graph))
+def _simplified(graph: Graph, sizes: Sizes) -> Graph:
+    return passes.share_constants(passes.simplify(graph.with_sizes(sizes)))

@@ -14,7 +14,7 @@ from ..errors import InputError, UnsupportedError, expected
 from ..locks import cached_property
 from ..operators import Cost, Operator, Value
 from ..operators.windows import Pair
-from .dims import BATCH
+from .dims import BATCH, Sizes
 from .graph import Graph, Node
 
 
@@ -279,13 +279,14 @@ class Network:
 
     def graph(
         self,
-        batch: int = 1,
+        sizes: int | Sizes = 1,
         pixels: bool = False,
         weights: Mapping[str, np.ndarray] | None = None,
     ) -> Graph:
         """Returns the network as a graph from ``images`` to ``probabilities``.
 
         Args:
+            sizes: the batch, or the sizes of all open dimensions, of which ``batch`` is the only one.
             pixels: whether images are uint8 pixels, which a node ``normalize`` turns into the first layer's
                 input; else they are that input, float32.
             weights: the parameters; None: zeros that take no memory, where shapes are all that is asked for.
@@ -319,6 +320,7 @@ class Network:
         if weights is None:
             zero = np.float32(0)
             weights = {n: np.broadcast_to(zero, shape) for n, shape in self.parameters.items()}
+        (batch,) = sizes.resolve((BATCH,)) if isinstance(sizes, Sizes) else (sizes,)
         images = Value("images", (batch, *self.input_shape), "uint8" if pixels else "float32")
         return Graph(self.name, (images,), (value,), tuple(nodes), weights, batched=("images",))
 

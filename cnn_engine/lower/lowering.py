@@ -13,8 +13,9 @@ import numpy as np
 from ..devices import Buffer
 from ..devices.cpu import CpuDevice, release_free_memory
 from ..graph import mapped
-from ..graph.batches import Batches
+from ..graph.dims import Sizes
 from ..graph.graph import Graph, Node, same_bits
+from ..graph.specialization import Specializations
 from ..kernels import Kernel
 from ..kernels.cuda.requirements import TENSOR_CORES
 from ..kernels.select import Choice
@@ -29,10 +30,10 @@ if TYPE_CHECKING:
 
 
 class Program:
-    """What plans are built from: a graph for any batch, how it runs, and its constants where they are needed.
+    """What plans are built from: a graph for any size, how it runs, and its constants where they are needed.
 
     Args:
-        graph_of: returns the graph for a batch, whose images are pixels or not.
+        graph_of: returns the graph for a batch or for sizes, whose images are pixels or not.
         placement: where nodes run.
         choice: the variant.
         dtype: what fused kernels compute in, and what others may round the operands of sums to.
@@ -52,7 +53,7 @@ class Program:
 
     def __init__(
         self,
-        graph_of: Callable[[int, bool], Graph],
+        graph_of: Callable[[int | Sizes, bool], Graph],
         placement: Placement,
         choice: Choice,
         dtype: str = "float32",
@@ -70,6 +71,7 @@ class Program:
         self.own = dict(own or {})
         self.tuner: Tuner | Chosen | None = tuner
         self.fused_layers = fused_layers
+        self._sizes = graph_of(*first).sizes
         self.covered = 0
         has_rest, fuse_network = False, None  # after a chain
         if not choice.layered:
@@ -103,8 +105,8 @@ class Program:
             placement.device, dtype, layers, self.channels_last, fuse_network, rows_follow
         )  # fmt: skip
         #: By whether images are pixels: graphs after the first stage, and the passes that made them.
-        self._batches: dict[bool, tuple[Batches, list[Lowered]]] = {}
-        #: What plans of one batch leave for those of another, by who reads it.
+        self._specializations: dict[bool, tuple[Specializations, list[Lowered]]] = {}
+        #: What plans of one size leave for those of another, by who reads it.
         self.remembered: dict[tuple, Any] = {}
         #: What the passes made of constants, by name: each of one value is one array, for all batches.
         self._constants: dict[str, list[np.ndarray]] = {}
@@ -139,10 +141,28 @@ class Program:
         other.remembered = {}
         return other
 
-    def placed(self, batch: int, pixels: bool, on_device: bool = False) -> Placed:
-        """Returns the graph of a pass with a place and a kernel for every node."""
-        graph = self.laid(batch, pixels)
-        tuned = self.tuner.kernels(self, graph, batch, pixels) if self.tuner else {}
+    def sizes(self, size: int | Sizes | None) -> Sizes:
+        """Returns all sizes of a pass: of a batch alone, the others are those of the first pass.
+
+        Raises:
+            UnsupportedError: the graph is for another batch alone.
+        """
+        if isinstance(size, Sizes):
+            return size
+        if size is None or size == self.first[0]:
+            return self._sizes
+        if self._sizes.batch is None:
+            return self.graph_of(size, self.first[1]).sizes
+        return self._sizes.with_batch(size)
+
+    def placed(self, size: int | Sizes | None, pixels: bool, on_device: bool = False) -> Placed:
+        """Returns the graph of a pass with a place and a kernel for every node.
+
+        Args:
+            size: a batch, or the sizes of all open dimensions.
+        """
+        graph = self.laid(size, pixels)
+        tuned = self.tuner.kernels(self, graph, size, pixels) if self.tuner else {}
         return self.place(graph, on_device, tuned)
 
     def place(
@@ -156,25 +176,26 @@ class Program:
             variant = reduction = None
         return place(graph, self.placement, variant, reduction, on_device, self.own, tuned)
 
-    def laid(self, batch: int, pixels: bool) -> Graph:
+    def laid(self, size: int | Sizes | None, pixels: bool) -> Graph:
         """Returns the graph of a pass, rewritten for the device, before its nodes have kernels."""
-        return self.lowered(batch, pixels).graph
+        return self.lowered(size, pixels).graph
 
-    def lowered(self, batch: int, pixels: bool) -> Lowered:
+    def lowered(self, size: int | Sizes | None, pixels: bool) -> Lowered:
         """Returns the same, and the passes that made it.
 
-        Those that decide alike for every batch have run once, for all: see :func:`pipeline.stages`.
+        Those that decide alike for every size have run once, for all: see :func:`pipeline.stages`.
         """
-        if self.setting.fuse_network is not None or batch is None:
-            graph = self.graph_of(batch, pixels)
+        sizes = self.sizes(size)
+        if self.setting.fuse_network is not None:
+            graph = self.graph_of(sizes, pixels)
             mapped.check(graph.constants.values())
             return lower(graph, self.setting)
-        if pixels not in self._batches:
+        if pixels not in self._specializations:
             firsts: list[Lowered] = []
             make = partial(_first_stage, self.graph_of, self.setting, pixels, firsts)
-            self._batches[pixels] = Batches(make), firsts
-        batches, firsts = self._batches[pixels]
-        graph = batches(batch)
+            self._specializations[pixels] = Specializations(make), firsts
+        specializations, firsts = self._specializations[pixels]
+        graph = specializations(sizes)
         mapped.check(graph.constants.values())
         _, by_size = stages(self.setting)
         found = lower(graph, self.setting, by_size)
@@ -291,15 +312,15 @@ class Program:
 
 
 def _first_stage(
-    graph_of: Callable[[Any, bool], Graph],
+    graph_of: Callable[[Sizes, bool], Graph],
     setting: Setting,
     pixels: bool,
     firsts: list[Lowered],
-    batch: Any,
+    sizes: Sizes,
 ) -> Graph:
-    """Returns the graph of a batch after the passes that decide alike for all, and keeps what they did."""
+    """Returns the graph of a size after the passes that decide alike for all, and keeps what they did."""
     first, _ = stages(setting)
-    firsts[:] = [lower(graph_of(batch, pixels), setting, first)]
+    firsts[:] = [lower(graph_of(sizes, pixels), setting, first)]
     return firsts[0].graph
 
 

@@ -69,7 +69,7 @@ class ConvTranspose2d(Operator):
             raise InputError(f"bias: expected shape {[filters]}, found {list(bias.shape)}")
         sizes = self.full_sizes(x.shape[2:], weight.shape[2:])
         shape = tuple(sizes[i] - self.padding[i] - self.padding[rank + i] for i in range(rank))
-        if min(shape) < 1 or min(x.shape[2:]) < 1:
+        if any(size < 1 for size in (*shape, *x.shape[2:])):
             raise InputError(f"expected an output of at least one element, found {list(shape)}")
         check_image("input", x.shape)
         check_image("output", (x.shape[0], filters, *sizes))

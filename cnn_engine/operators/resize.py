@@ -79,7 +79,8 @@ class Resize(Operator):
         negative = any(size < 0 for size in self.sizes)
         if len(self.sizes) != rank or len(self.scales) != rank or negative:
             raise InputError(f"sizes: expected {rank} sizes and scales, found {list(self.sizes)}")
-        if not all(0 < scale < math.inf for scale in self.scales):
+        known = (scale for scale in self.scales if isinstance(scale, (int, float, Fraction)))
+        if not all(0 < scale < math.inf for scale in known):
             raise InputError(f"scales: expected numbers above 0, found {list(self.scales)}")
         if self.coordinates == "tf_crop_and_resize" and len(self.roi) != 2 * rank:
             raise InputError(f"roi: expected {2 * rank} numbers, found {len(self.roi)}")

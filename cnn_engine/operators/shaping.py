@@ -100,12 +100,38 @@ class Expand(Operator):
 
     def infer(self, inputs):
         need(inputs, 1)
-        if min(self.shape, default=0) < 0:
+        if any(size < 0 for size in self.shape):
             raise InputError(f"shape: expected sizes of at least 0, found {list(self.shape)}")
         return ((broadcast(inputs[0].shape, self.shape), inputs[0].dtype),)
 
     def reference(self, x):
         return np.broadcast_to(np.asarray(x), broadcast(x.shape, self.shape))
+
+
+@dataclass(frozen=True)
+class Range(Operator):
+    """Numbers at equal distances, of no input.
+
+    Attributes:
+        start, step: the first, and what is added from each to the next.
+        count: how many.
+        dtype: theirs.
+    """
+
+    kind: ClassVar[str] = "range"
+    start: int
+    count: int
+    step: int
+    dtype: str = "int64"
+
+    def infer(self, inputs):
+        need(inputs, 0)
+        if self.count < 0:
+            raise InputError(f"count: expected at least 0, found {self.count}")
+        return (((self.count,), self.dtype),)
+
+    def reference(self):
+        return (self.start + np.arange(self.count) * self.step).astype(self.dtype)
 
 
 @dataclass(frozen=True)
@@ -122,7 +148,7 @@ class Tile(Operator):
     def infer(self, inputs):
         need(inputs, 1)
         shape = inputs[0].shape
-        if len(self.repeats) != len(shape) or min(self.repeats, default=0) < 0:
+        if len(self.repeats) != len(shape) or any(count < 0 for count in self.repeats):
             raise InputError(
                 f"repeats: expected {len(shape)} numbers of at least 0, found {list(self.repeats)}"
             )
@@ -184,7 +210,7 @@ class Split(Operator):
         need(inputs, 1)
         shape = inputs[0].shape
         axis = axis_in(self.axis, len(shape))
-        if not self.sizes or min(self.sizes) < 0 or sum(self.sizes) != shape[axis]:
+        if not self.sizes or any(size < 0 for size in self.sizes) or sum(self.sizes) != shape[axis]:
             raise InputError(
                 f"sizes: expected pieces of {shape[axis]} in all, found {list(self.sizes)}"
             )
@@ -220,13 +246,17 @@ class Slice(Operator):
 
     def taken(self, shape: Shape) -> dict[int, range]:
         """Returns the positions that are taken along every dimension that is named."""
+        return {axis: range(*bounds) for axis, bounds in self._bounds(shape).items()}
+
+    def _bounds(self, shape: Shape) -> dict[int, tuple[int, int, int]]:
+        """Returns the start, end and step of each, which may depend on dimensions that are not known yet."""
         counts = {len(self.starts), len(self.ends), len(self.axes), len(self.steps)}
         if len(counts) != 1:
             raise InputError(
                 f"expected as many starts, ends, axes and steps, found {len(self.starts)}, "
                 f"{len(self.ends)}, {len(self.axes)} and {len(self.steps)}"
             )
-        found: dict[int, range] = {}
+        found: dict[int, tuple[int, int, int]] = {}
         for start, end, axis, step in zip(
             self.starts, self.ends, self.axes, self.steps, strict=True
         ):
@@ -240,16 +270,16 @@ class Slice(Operator):
                 max(v + size, -1 if step < 0 else 0) if v < 0 else v for v in (start, end)
             )
             if step > 0:
-                found[place] = range(min(start, size), min(end, size), step)
+                found[place] = min(start, size), min(end, size), step
             else:
-                found[place] = range(min(start, size - 1), min(end, size - 1), step)
+                found[place] = min(start, size - 1), min(end, size - 1), step
         return found
 
     def infer(self, inputs):
         need(inputs, 1)
         sizes = list(inputs[0].shape)
-        for axis, positions in self.taken(inputs[0].shape).items():
-            sizes[axis] = len(positions)
+        for axis, (start, end, step) in self._bounds(inputs[0].shape).items():
+            sizes[axis] = max(-((start - end) // step), 0)
         return ((tuple(sizes), inputs[0].dtype),)
 
     def reference(self, x):

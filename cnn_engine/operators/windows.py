@@ -51,7 +51,7 @@ def output_sizes(
         ("padding", padding, 2 * rank, 0),
         ("dilation", dilation, rank, 1),
     ):
-        if len(values) != count or min(values) < lowest or max(values) > LARGEST:
+        if len(values) != count or not all(lowest <= value <= LARGEST for value in values):
             raise InputError(
                 f"{name}: expected {count} whole numbers from {lowest} to {LARGEST}, "
                 f"found {list(values)}"

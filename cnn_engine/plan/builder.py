@@ -12,6 +12,7 @@ from .. import _cpu, kernels
 from ..devices import Buffer
 from ..devices.cpu import CpuDevice
 from ..errors import InputError, UnsupportedError
+from ..graph.dims import Sizes
 from ..graph.graph import Graph, Node
 from ..kernels import Call, Kernel, openacc
 from ..kernels.select import Choice
@@ -36,7 +37,7 @@ MOST_WRITTEN_AWAY = 128 << 10
 
 def build(
     program: Program,
-    batch: int,
+    size: int | Sizes | None,
     pixels: bool,
     images_on_device: bool = False,
     page_locked: bool = False,
@@ -44,18 +45,20 @@ def build(
     """Builds the plan of a pass.
 
     Args:
+        size: a batch, or the sizes of all open dimensions.
         pixels: whether images are uint8 pixels; else they are the network's float32 input.
         images_on_device: whether inputs and outputs are memory of the device (``resident`` only).
         page_locked: whether inputs are page-locked memory of the host, from where they are copied at once.
 
     Raises:
-        InputError: the batch needs more memory than is free.
+        InputError: the size needs more memory than is free.
         UnsupportedError: managed memory is refused, or a kernel cannot run what it was asked for.
     """
-    placed = program.placed(batch, pixels, images_on_device)
+    sizes = program.sizes(size)
+    placed = program.placed(sizes, pixels, images_on_device)
     graph = placed.graph
     planned = plan_memory(placed, program.device_of, program.placement.threads)
-    check_fits(program.placement, planned.sizes, batch)
+    check_fits(program.placement, planned.sizes, sizes)
     buffers = allocate(program.placement, planned)
     builder = Builder(program, placed, planned, buffers, page_locked)
     slots = tuple(builder.slots.values())
@@ -68,11 +71,11 @@ def build(
     if program.replays:
         branch = l2_prefetch.plan(program, placed, steps)
         replays = Replays(program.placement.device, images_on_device, branch)
-    sizes = dict(planned.sizes)
+    nbytes = dict(planned.sizes)
     if builder.staging:
-        sizes["pinned"] = sum(array.nbytes for array in builder.staging)
+        nbytes["pinned"] = sum(array.nbytes for array in builder.staging)
     return Plan(
-        batch, steps, sizes, [buffers, program, builder.staging], slots=slots, outputs=outputs,
+        sizes.images, steps, nbytes, [buffers, program, builder.staging], slots=slots, outputs=outputs,
         fallbacks={**placed.fallbacks, **(program.in_float32 or {})},
         replays=replays,
         overflows=() if builder.overflows is None else (builder.overflows,),
@@ -123,18 +126,25 @@ def plan_memory(placed: Placed, device_of: Callable[[str], Any], threads: int) -
     )
 
 
-def check_fits(placement: Placement, sizes: Mapping[str, int], batch: int) -> None:
-    """Raises InputError where arenas of these sizes are more than what is free."""
+def check_fits(placement: Placement, nbytes: Mapping[str, int], sizes: Sizes) -> None:
+    """Raises InputError where arenas of so many bytes are more than what is free."""
     device = placement.device
-    if managed := sizes.get("managed", 0):
+    if managed := nbytes.get("managed", 0):
         device.check_managed(managed)
     for where, owner in (("cpu", CpuDevice()), (device.kind, device)):
-        wanted = sizes.get(where, 0)
+        wanted = nbytes.get(where, 0)
         if wanted and wanted > (free := owner.free_memory()):
             raise InputError(
-                f"batch: {batch} images need {wanted / 2**30:.1f} GiB on {owner.name} for "
+                f"{_named(sizes)} need {wanted / 2**30:.1f} GiB on {owner.name} for "
                 f"activations at their peak, expected at most the {free / 2**30:.1f} GiB that are free"
             )
+
+
+def _named(sizes: Sizes) -> str:
+    """Returns what sizes are called in errors."""
+    if sizes.images is None or len(sizes.numbers) > 1:
+        return f"inputs: {sizes or 'these'}"
+    return f"batch: {sizes.images} images"
 
 
 def allocate(placement: Placement, planned: MemoryPlan) -> dict[str, Buffer]:

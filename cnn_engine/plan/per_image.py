@@ -15,6 +15,7 @@ from typing import Any
 from .. import _cpu, kernels
 from ..devices.cpu import CpuDevice
 from ..errors import InputError, UnsupportedError
+from ..graph.dims import Sizes
 from ..graph.graph import Graph, Node
 from ..lower.lowering import Program
 from ..lower.placement import Placed, memory_of
@@ -168,32 +169,35 @@ class Lanes:
 
 def build(
     program: Program,
-    batch: int,
+    size: int | Sizes | None,
     pixels: bool,
     images_on_device: bool = False,
     page_locked: bool = False,
 ) -> Plan:
     """Builds the plan of a pass, with images apart where that may pay: see :func:`.builder.build`."""
+    sizes = program.sizes(size)
     if (
         program.channels_last
         and program.placement.device.kind == "cpu"
-        and batch is not None  # of inputs without one
-        and pays(batch, program.placement.threads)
+        and sizes.images is not None
+        and pays(sizes.images, program.placement.threads)
     ):
-        whole = program.placed(batch, pixels, images_on_device)
+        whole = program.placed(sizes, pixels, images_on_device)
         if len(whole.graph.inputs) == 1 and whole.graph.batched and not whole.fallbacks:
-            one = _of_one_image(program, pixels, images_on_device)
+            one = _of_one_image(program, sizes.with_batch(1), pixels, images_on_device)
             if one is not None and (count := cut(one.graph, whole.graph)):
-                return _build(program, batch, one, count, halves(whole, count)[1])
-    return build_together(program, batch, pixels, images_on_device, page_locked)
+                return _build(program, sizes, one, count, halves(whole, count)[1])
+    return build_together(program, sizes, pixels, images_on_device, page_locked)
 
 
-def _of_one_image(program: Program, pixels: bool, images_on_device: bool) -> Placed | None:
+def _of_one_image(
+    program: Program, sizes: Sizes, pixels: bool, images_on_device: bool
+) -> Placed | None:
     """Returns a pass over one image; None where the graph has the batch in its shapes."""
-    key = "one image", pixels, images_on_device
+    key = "one image", sizes, pixels, images_on_device
     if key not in program.remembered:
         try:
-            program.remembered[key] = program.placed(1, pixels, images_on_device)
+            program.remembered[key] = program.placed(sizes, pixels, images_on_device)
         except (InputError, UnsupportedError):
             program.remembered[key] = None
     return program.remembered[key]
@@ -245,13 +249,14 @@ def _first_part(program: Program, one: Placed, count: int) -> _Part:
     return _Part(program, placed, planned)
 
 
-def _build(program: Program, batch: int, one: Placed, nodes: int, second: Placed) -> Plan:
+def _build(program: Program, sizes: Sizes, one: Placed, nodes: int, second: Placed) -> Plan:
     """Builds a plan whose first part runs image by image.
 
     Args:
         one: a pass over one image, of which the first ``nodes`` are that part.
         second: what follows, over all images.
     """
+    batch = sizes.images
     part, rest = _first_part(program, one, nodes), _Part(program, second)
     first = part.placed
     (image,), (between,) = first.graph.inputs, second.graph.inputs
@@ -259,8 +264,8 @@ def _build(program: Program, batch: int, one: Placed, nodes: int, second: Placed
     threads = program.placement.threads
     count = threads if threads > 1 else 0
     alone = _first_part(program.alone(), one, nodes) if count else part
-    sizes = {"cpu": part.nbytes + rest.nbytes + between.nbytes + count * alone.nbytes}
-    check_fits(program.placement, sizes, batch)
+    nbytes = {"cpu": part.nbytes + rest.nbytes + between.nbytes + count * alone.nbytes}
+    check_fits(program.placement, nbytes, sizes)
     memory = CpuDevice().allocate_alone(between.nbytes)
     kept: list[Any] = [memory, program]
 
@@ -292,6 +297,6 @@ def _build(program: Program, batch: int, one: Placed, nodes: int, second: Placed
         for name, called in zip(second.graph.outputs, second.outputs, strict=True)
     }
     return Plan(
-        batch, [*every, *last], sizes, kept, slots=(image.name, *second.outputs), outputs=outputs,
+        batch, [*every, *last], nbytes, kept, slots=(image.name, *second.outputs), outputs=outputs,
         lanes=lanes,
     )  # fmt: skip

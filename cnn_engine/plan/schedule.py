@@ -7,7 +7,7 @@ constants come from docs/explanation/performance.md and ``python -m benchmarks.p
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..graph.graph import Graph
@@ -96,6 +96,12 @@ class Schedule:
             sizes = 0, 0
         image_bytes, activation_bytes = max(image // max(batch, 1), 1), between // max(batch, 1)
         return cls(data_mode, image_bytes, activation_bytes, threads, *sizes, fused_layers)
+
+    def scaled(self, nbytes: int, images: int, item_bytes: int) -> Schedule:
+        """Returns the rule for images of another size: so many bytes, in elements of ``item_bytes``."""
+        elements = max(nbytes // item_bytes // max(images, 1), 1)
+        between = self.activation_bytes * elements // self.image_bytes
+        return replace(self, image_bytes=elements, activation_bytes=between)
 
     def _bytes(self, pixels: bool) -> int:
         return self.image_bytes * (1 if pixels else 4)

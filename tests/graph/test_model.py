@@ -15,6 +15,7 @@ import tolerances
 from cnn_engine import Engine, InputError, UnsupportedError, _cpu
 from cnn_engine.devices import cpu
 from cnn_engine.graph import reference
+from cnn_engine.graph.dims import Sizes
 from cnn_engine.graph.graph import Graph, Node, Value
 from cnn_engine.kernels import select
 from cnn_engine.operators.binary import Add
@@ -126,13 +127,14 @@ def test_several_inputs_and_outputs(place, outputs):
 def test_constants_that_differ_from_batch_to_batch_outlive_the_plans_of_others(rng):
     """A file's shape arithmetic may fold the batch into a constant, of the same name for every batch."""
 
-    def made(batch: int) -> Graph:
+    def made(sizes: Sizes) -> Graph:
+        batch = sizes.images
         b = graphs.Builder((batch, 3, 4, 4))
         b.constants["bias"] = np.full((3, 4, 4), batch, np.float32)
         b.add(Add(), b.relu("images"), "bias")
         return replace(b.graph(), rebuild=made)
 
-    with Engine(made(1), device="cpu", threads=1) as e:
+    with Engine(made(Sizes.of({"batch": 1}, "batch")), device="cpu", threads=1) as e:
         for batch in (1, 2, 3, 1, 2):
             images = rng.standard_normal((batch, 3, 4, 4)).astype(np.float32)
             (found,) = e.run({"images": images}).values()

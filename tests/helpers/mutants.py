@@ -278,7 +278,7 @@ MUTANTS = [
     # ---- resizing ----
     mutant(
         "Resize's size in float64", "cnn_engine/graph/onnx/converters/normalising.py",
-        "math.floor(np.float32(size) * np.float32(s))", "math.floor(size * float(np.float32(s)))",
+        "math.floor(np.float32(size) * scale)", "math.floor(size * float(scale))",
         "test_resize.py::test_sizes_and_nearest_places_by_scales_are_onnx_runtimes",
     ),
     mutant(

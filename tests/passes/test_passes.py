@@ -12,6 +12,7 @@ from lowered import fuse, lay_channels_last
 from tolerances import assert_same_function
 
 from cnn_engine.graph import passes
+from cnn_engine.graph.dims import Sizes
 from cnn_engine.graph.graph import Graph, Node, Value
 from cnn_engine.graph.passes.fuse.patterns import CONV2D_SUM
 from cnn_engine.graph.reference import reference
@@ -608,12 +609,13 @@ def test_another_batch_is_rewritten_too():
     b = Builder(2, 4, 6, 6)
     before = b.graph(b.add(Reshape((2, -1)), b.norm(b.conv("x", 4, 6), 6)))
 
-    def rebuild(batch: int) -> Graph:
+    def rebuild(sizes: Sizes) -> Graph:
+        batch = sizes.images
         inputs = (Value("x", (batch, 4, 6, 6), "float64"),)
         nodes = (*before.nodes[:-1], Node("r", Reshape((batch, -1)), *_ends(before.nodes[-1])))
         return Graph("test", inputs, before.outputs, nodes, before.constants, ("x",), rebuild)
 
-    after = passes.simplify(rebuild(2))
+    after = passes.simplify(rebuild(Sizes.of({"batch": 2}, "batch")))
     five = after.with_batch(5)
     assert kinds(five) == ["conv2d", "reshape"]
     assert five.values[five.outputs[0]].shape == (5, 96)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,10 @@ import numpy as np
 
 from ...errors import InputError, UnsupportedError, printable
 from ...floating_point import usual_mode
-from ..batches import Batches
-from ..dims import Dim
+from ..dims import TYPICAL_BATCH, Dim, Evaluator, Guard, Sizes, recorded, symbols_of
 from ..graph import Graph
 from ..graph import Value as _Value
+from ..specialization import Specializations, SymbolicGraph
 from . import model as protobuf
 from .importer import Importer, build
 from .refusal import UnsupportedNode, UnsupportedNodesError
@@ -48,8 +48,9 @@ def load(
         source: a path, a model's bytes or an ``onnx.ModelProto``.
         batch: for inputs whose first dimension the model leaves open; None: what ``input_shape`` says of
             them, else 1. The graph can be made for another one by :meth:`Graph.with_batch`.
-        input_shape: input -> its shape, for models that leave other dimensions open. A dimension of None is
-            as the file has it.
+        input_shape: input -> its shape, which fixes dimensions that the model leaves open; the batch can
+            still be another. A dimension of None is as the file has it. What stays open has a size that the
+            model can be run at, and the graph can be made for others by :meth:`Graph.with_sizes`.
         constants: input -> its value, for models that take a shape, an axis, a rate or a flag as an input:
             an array, a number or lists of numbers. These inputs are no inputs of the graph.
 
@@ -62,8 +63,7 @@ def load(
         reader = _Reader(
             model, name, folder, dict(input_shape or {}), dict(constants or {}), model is not source
         )
-        _, batched, batch = reader.inputs(batch)
-        return Batches(reader.graph)(batch) if batched else reader.graph(batch)
+        return reader.first(batch)
     except UnicodeDecodeError as error:  # protobuf decodes names when they are asked for
         raise InputError(
             f"model: expected names in UTF-8, found the bytes {error.object!r}"[:200]
@@ -81,21 +81,23 @@ def _one_line(message: str) -> str:
 
 @dataclass(frozen=True)
 class _Open:
-    """An input with dimensions that are not known: names, or None."""
+    """An input of which not even the number of dimensions is known."""
 
     name: str
-    dims: list[int | str | None] | None
 
-    @property
-    def example(self) -> tuple[int, ...]:
-        """A shape of these dimensions: a batch of 1, images of 224 x 224, 16 of anything else."""
-        if self.dims is None:
-            return (1, 3, 224, 224)
-        images = len(self.dims) == 4
-        return tuple(
-            d if isinstance(d, int) else 1 if place == 0 else 224 if images and place > 1 else 16
-            for place, d in enumerate(self.dims)
-        )
+
+#: Numbers of dimensions by their symbols, for a graph that is made before the first pass says them.
+_EXAMPLES = {"batch": 1, "channels": 3, "height": 224, "width": 224}
+_EXAMPLE = 16
+
+#: Sizes that are tried in the place of one that a model cannot have; usual ones first.
+_CANDIDATES = (*range(32, 1025, 32), *range(1, 32), *range(33, 1025), 8000, 16000, 48000)
+
+#: How often other sizes are tried before a model is refused.
+_TRIALS = 24
+
+#: Names of dimensions that say nothing: exporters write them in the place of none.
+_UNNAMED = ("", "?", "None", "none", "unk")
 
 
 class _Reader:
@@ -233,50 +235,118 @@ class _Reader:
                     f"found {unknown[0]!r}"
                 )
 
-    def inputs(self, batch: int | Dim | None) -> tuple[list[_Value | _Open], tuple[str, ...], int]:
-        """Returns the graph's inputs, the names of those that have a batch, and the batch.
+    def stated(self) -> tuple[list[_Value | _Open], tuple[str, ...], int | None]:
+        """Returns the inputs with symbols for open dimensions, the names of those with a batch, and it.
 
-        Args:
-            batch: None: what ``input_shape`` says of it, else 1.
-
-        An input of which a dimension stays open is an :class:`_Open` in its value's place.
+        The batch is None where nothing says how many.
         """
-        if isinstance(batch, int) and batch < 0:
-            raise InputError(f"batch: expected at least 0, found {batch}")
-        stated = {}
-        for proto in self.protos.input:
-            if proto.name not in self.initializers and proto.name not in self.constants:
-                stated[proto.name] = self._type(proto)
-        dims = {name: self._given(name, known) for name, (known, _) in stated.items()}
+        types = {
+            proto.name: self._type(proto)
+            for proto in self.protos.input
+            if proto.name not in self.initializers and proto.name not in self.constants
+        }
+        given = {name: self._given(name, known) for name, (known, _) in types.items()}
         # The first open dimension 0 is the batch's, and so is every dimension of its name.
         symbols = [
-            known[0] for known, _ in stated.values() if known and not isinstance(known[0], int)
+            known[0] for known, _ in types.values() if known and not isinstance(known[0], int)
         ]
         symbol = symbols[0] if symbols else None
         batched = [
-            name for name, (known, _) in stated.items()
+            name for name, (known, _) in types.items()
             if known and not isinstance(known[0], int) and known[0] in (None, symbol)
         ]  # fmt: skip
-        sizes = {dims[name][0] for name in batched if isinstance(dims[name][0], int)}
+        sizes = {given[name][0] for name in batched if isinstance(given[name][0], int)}
         if len(sizes) > 1:  # they share no batch: each stays as it is given
-            batched = [name for name in batched if not isinstance(dims[name][0], int)]
-        elif sizes and batch is None:
-            batch = sizes.pop()
-        batch = 1 if batch is None else batch
+            batched = [name for name in batched if not isinstance(given[name][0], int)]
+        batch = sizes.pop() if len(sizes) == 1 else None
+        # A symbol that one input's shape fixes is fixed in all.
+        fixed = {
+            dim: size
+            for name, (known, _) in types.items()
+            for dim, size in zip(known or (), given[name] or (), strict=False)
+            if isinstance(dim, str) and dim != symbol and isinstance(size, int)
+        }
+        taken = {dim for dims in given.values() for dim in dims or () if isinstance(dim, str)}
         found: list[_Value | _Open] = []
-        for name, (_, dtype) in stated.items():
-            shape = dims[name]
-            if name in batched:
-                shape = [batch, *shape[1:]]
-            if shape is not None and symbol is not None:
-                shape = [batch if d == symbol else d for d in shape]
-            if shape is None or not all(isinstance(d, (int, Dim)) for d in shape):
-                found.append(_Open(name, shape))
-            else:
-                found.append(
-                    _Value(name, tuple(shape), "float32" if dtype == "bfloat16" else dtype)
-                )
+        for name, (_, dtype) in types.items():
+            if given[name] is None:
+                found.append(_Open(name))
+                continue
+            shape: list[int | Dim] = []
+            usual = _usual_names(given[name])
+            for axis, dim in enumerate(given[name]):
+                if name in batched and axis == 0:
+                    dim = symbol or "batch"
+                elif isinstance(dim, str):
+                    dim = fixed.get(dim, dim)
+                elif dim is None:
+                    dim = usual[axis] if usual[axis] not in taken else f"{name}.{usual[axis]}"
+                    taken.add(dim)
+                shape.append(Dim.symbol(dim) if isinstance(dim, str) else dim)
+            found.append(_Value(name, tuple(shape), "float32" if dtype == "bfloat16" else dtype))
         return found, tuple(batched), batch
+
+    def first(self, batch: int | None) -> Graph:
+        """Returns the graph of sizes that the model can have: those that are given, or examples.
+
+        Args:
+            batch: None: what ``input_shape`` says of it, else 1.
+        """
+        if isinstance(batch, int) and batch < 0:
+            raise InputError(f"batch: expected at least 0, found {batch}")
+        inputs, batched, given = self.stated()
+        batch = (1 if given is None else given) if batch is None else batch
+        numbers: dict[str, int] = {}
+        symbol = None
+        for value in inputs:
+            if isinstance(value, _Open):
+                continue
+            usual = _usual_names(value.shape)
+            for axis, dim in enumerate(value.shape):
+                if isinstance(dim, Dim):
+                    (named,) = dim.symbols
+                    if value.name in batched and axis == 0:
+                        symbol, numbers[named] = named, batch
+                    else:
+                        numbers.setdefault(named, _EXAMPLES.get(usual[axis], _EXAMPLE))
+        sizes = Sizes.of(numbers, symbol)
+        if not numbers or any(isinstance(value, _Open) for value in inputs):
+            return self.graph(sizes)
+        if len(numbers) == (symbol is not None):
+            return Specializations(self.graph)(sizes)
+        sizes, variants = self._possible(sizes)
+        return Specializations(self.graph, variants=variants)(sizes)
+
+    def _possible(self, sizes: Sizes) -> tuple[Sizes, tuple[SymbolicGraph, ...]]:
+        """Returns sizes that the model can have: these, or others where a check of its nodes fails.
+
+        Returns:
+            the sizes, and graphs with symbols that were made on the way.
+
+        Raises:
+            InputError: none were found; says what the first ones met.
+        """
+        first: InputError | None = None
+        tried = {sizes}
+        for _ in range(_TRIALS):
+            for wanted in dict.fromkeys((sizes.with_batch(TYPICAL_BATCH), sizes)):
+                with recorded(wanted) as guards:
+                    try:
+                        graph = self.graph(wanted.as_symbols())
+                    except UnsupportedError:
+                        raise
+                    except InputError as error:
+                        first = first or error
+                        continue
+                return sizes, (SymbolicGraph(graph, tuple(guards.values())),)
+            sizes = _decided_otherwise(list(guards.values()), sizes, tried)
+            if sizes is None:
+                break
+            tried.add(sizes)
+        inputs = [value for value in self.stated()[0] if isinstance(value, _Value)]
+        raise self._shapes_wanted(
+            [v for v in inputs if any(isinstance(d, Dim) for d in v.shape)], first
+        )
 
     def _type(self, proto) -> tuple[list[int | str | None] | None, str]:
         """Returns the dimensions and the type of elements that the file states of an input."""
@@ -314,16 +384,17 @@ class _Reader:
             return sizes
         return [d if g is None else g for d, g in zip(dims, sizes, strict=True)]
 
-    def graph(self, batch: int | Dim | None) -> Graph:
-        """Returns the graph for ``batch``; of :data:`.dims.BATCH` with that in its shapes."""
+    def graph(self, sizes: Sizes) -> Graph:
+        """Returns the graph for these sizes; of symbolic ones with their symbols in its shapes."""
         importer = Importer(self.source, self.folder, self.opset, self.domains)
-        inputs, batched, batch = self.inputs(batch)
+        inputs, batched, _ = self.stated()
         scope: dict[str, str] = {}
         for value in inputs:
-            if isinstance(value, _Value):
-                scope |= importer.define_input(value)
-            else:
+            if isinstance(value, _Open):
                 importer.unknown[value.name] = frozenset((value.name,))
+            else:
+                shape = sizes.resolve(value.shape)
+                scope |= importer.define_input(replace(value, shape=shape))
         for name, array in {**self.initializers, **self.constants}.items():
             importer.define_constant(name, array)
         for proto in self.protos.value_info:
@@ -337,7 +408,7 @@ class _Reader:
         if not outputs:
             raise InputError(f"{self.source}: expected at least one output, found none")
         importer.refuse_problems()
-        if left := [value for value in inputs if not isinstance(value, _Value)]:
+        if left := [value for value in inputs if isinstance(value, _Open)]:
             raise self._shapes_wanted(left)
         importer.finish_outputs(
             {
@@ -346,18 +417,40 @@ class _Reader:
             }
         )
         title = Path(self.source).stem if self.folder else self.source
-        return build(importer, title, inputs, outputs, batched=batched, metadata=self.metadata)
-
-    def _shapes_wanted(self, left: list[_Open]) -> InputError:
-        """Returns the error that asks for the shapes of inputs, with a shape that would do for each."""
-        found = ", ".join(f"{value.name!r} {_text(value.dims)}" for value in left[:16])
-        options = " ".join(
-            f"--input-shape {value.name}={','.join(map(str, value.example))}" for value in left[:16]
+        open_shapes = {
+            value.name: value.shape
+            for value in inputs
+            if any(isinstance(dim, Dim) for dim in value.shape)
+        }
+        values = [importer.values[value.name] for value in inputs]
+        return build(
+            importer,
+            title,
+            values,
+            outputs,
+            batched=batched,
+            open_shapes=open_shapes,
+            metadata=self.metadata,
         )
-        python = ", ".join(f"{value.name!r}: {value.example}" for value in left[:16])
+
+    def _shapes_wanted(
+        self, left: Sequence[_Value | _Open], why: InputError | None = None
+    ) -> InputError:
+        """Returns the error that asks for the shapes of inputs, with a shape that would do for each."""
+        dims = {
+            value.name: None if isinstance(value, _Open) else list(value.shape)
+            for value in left[:16]
+        }
+        shapes = {name: _example(known) for name, known in dims.items()}
+        found = ", ".join(f"{name!r} {_text(known)}" for name, known in dims.items())
+        options = " ".join(
+            f"--input-shape {name}={','.join(map(str, shape))}" for name, shape in shapes.items()
+        )
+        python = ", ".join(f"{name!r}: {shape}" for name, shape in shapes.items())
+        reason = "" if why is None else f" ({why})"
         return InputError(
-            f"{self.source}: inputs: expected known dimensions beside the batch, found {found}: give "
-            f"shapes, such as {options} (input_shape={{{python}}})"
+            f"{self.source}: inputs: expected dimensions that the model can have, found {found}{reason}: "
+            f"give shapes, such as {options} (input_shape={{{python}}})"
         )
 
     def _declare(self, proto, importer: Importer) -> None:
@@ -377,6 +470,40 @@ def _metadata(model) -> dict[str, str]:
     return {key: value for key, value in pairs if isinstance(key, str) and isinstance(value, str)}
 
 
+def _usual_names(dims: Sequence[int | str | Dim | None]) -> list[str]:
+    """Returns what the dimensions of an input are called where the file has no names for them."""
+    names = [f"dim{axis}" for axis in range(len(dims))]
+    if names:
+        names[0] = "batch"
+    if len(dims) == 4:
+        last = isinstance(dims[3], int) and not isinstance(dims[1], int)
+        names[1:] = ["height", "width", "channels"] if last else ["channels", "height", "width"]
+    elif len(dims) in (2, 3):
+        names[-1 if not isinstance(dims[-1], int) else 1] = "time"
+    return names
+
+
+def _decided_otherwise(guards: Sequence[Guard], sizes: Sizes, tried: set[Sizes]) -> Sizes | None:
+    """Returns sizes for which the last decision that can be is another one, or None."""
+    for guard in reversed(guards[-4:]):
+        for symbol in sorted(symbols_of(guard.terms) - {sizes.batch}):
+            for number in _CANDIDATES:
+                other = sizes.updated({symbol: number})
+                if other not in tried and not guard.holds(Evaluator(other)):
+                    return other
+    return None
+
+
+def _example(dims: Sequence[int | Dim] | None) -> tuple[int, ...]:
+    """Returns a shape of these dimensions: a batch of 1, images of 224 x 224, 16 of anything else."""
+    if dims is None:
+        return (1, 3, 224, 224)
+    return tuple(
+        dim if isinstance(dim, int) else _EXAMPLES.get(usual, _EXAMPLE)
+        for dim, usual in zip(dims, _usual_names(dims), strict=True)
+    )
+
+
 def _short(given: Any) -> str:
     text = repr(given)
     return text if len(text) <= 60 else f"{text[:60]}..."
@@ -390,7 +517,9 @@ def _dims(tensor) -> list[int | str | None] | None:
     if not tensor.HasField("shape"):
         return None
     return [
-        d.dim_value if d.HasField("dim_value") and d.dim_value >= 0 else (d.dim_param or None)
+        d.dim_value
+        if d.HasField("dim_value") and d.dim_value >= 0
+        else (None if d.dim_param in _UNNAMED else d.dim_param)
         for d in tensor.shape.dim
     ]
 

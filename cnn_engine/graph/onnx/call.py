@@ -155,6 +155,10 @@ class Call:
     def is_constant(self, index: int) -> bool:
         return self.has(index) and self.inputs[index] in self._importer.constants
 
+    def is_dimension(self, index: int) -> bool:
+        """Whether input ``index`` has a dimension among its elements that is not known yet."""
+        return self.has(index) and self.inputs[index] in self._importer.constants.expressions
+
     def sizing(self, index: int) -> np.ndarray:
         """Returns input ``index``, whose elements say how large an output is: see :meth:`constant`."""
         name = self.input(index)

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
-from ..batches import Batches
+from ..dims import Sizes
 from ..graph import Graph
+from ..specialization import Specializations
 from .canonical.activations import recognise_activations
 from .canonical.batch_norm import fold_affine_after, fold_affine_before
 from .canonical.concatenations import nest_concatenations
@@ -93,7 +93,8 @@ def simplify(graph: Graph) -> Graph:
     if found is graph or graph.rebuild is None:
         return found
     first = replace(found, rebuild=None, like=found)
-    return replace(found, rebuild=Batches(partial(_simplified, graph.rebuild), first), like=found)
+    rebuild = Specializations(partial(_simplified, graph.rebuild), first)
+    return replace(found, rebuild=rebuild, like=found)
 
 
 def fuse_linear_activations(graph: Graph) -> Graph:
@@ -111,5 +112,5 @@ def _until_done(graph: Graph, passes: Sequence[Pass]) -> Graph:
     return graph
 
 
-def _simplified(rebuild: Callable[[Any], Graph], batch: Any) -> Graph:
-    return _until_done(rebuild(batch), SIMPLIFYING)
+def _simplified(rebuild: Callable[[Sizes], Graph], sizes: Sizes) -> Graph:
+    return _until_done(rebuild(sizes), SIMPLIFYING)

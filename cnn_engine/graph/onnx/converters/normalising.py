@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
+from functools import cache
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from ....operators.operator import axis_in
 from ....operators.reduce import ReduceMean
 from ....operators.resize import COORDINATES, NEAREST, SIMPLE, Resize
 from ....operators.shaping import Expand, Reshape
-from ...dims import Dim
+from ...dims import Dim, ratio
 from ..refusal import Refusal
 from . import converts
 
@@ -133,18 +134,31 @@ def _scales(call, index: int) -> tuple[float, ...] | None:
 def _sizes(shape, scales) -> tuple[int, ...]:
     if len(scales) != len(shape):
         raise InputError(f"scales: expected {len(shape)}, found {len(scales)}")
-    # The product is made in float32, as the scales are.
-    return tuple(
-        size if isinstance(size, Dim) and s == 1 else math.floor(np.float32(size) * np.float32(s))
-        for size, s in zip(shape, scales, strict=True)
-    )
+    return tuple(_scaled(size, scale) for size, scale in zip(shape, scales, strict=True))
 
 
-def _ratio(size, given) -> Fraction:
-    """Returns what ``given`` is multiplied by; a batch that stays as it is need not be known."""
-    if isinstance(size, Dim) and size == given:
-        return Fraction(1)
-    return Fraction(int(size), int(given))
+#: Dimensions for which a scale is known to be a quotient of small numbers in float32 too.
+_KNOWN = 1 << 14
+
+
+def _scaled(size, scale: float):
+    """Returns a dimension times a scale, whose product is made in float32, as scales are."""
+    scale = np.float32(scale)
+    if isinstance(size, Dim):
+        quotient = Fraction(float(scale)).limit_denominator(64)
+        above, below = quotient.numerator, quotient.denominator
+        if size < _KNOWN and _is_quotient(float(scale), above, below):
+            return size * above // below
+        size = int(size)
+    return math.floor(np.float32(size) * scale)
+
+
+@cache
+def _is_quotient(scale: float, above: int, below: int) -> bool:
+    """Whether float32 products of all known dimensions with ``scale`` round down as a quotient's do."""
+    sizes = np.arange(_KNOWN)
+    products = np.floor(sizes.astype(np.float32) * np.float32(scale)).astype(np.int64)
+    return bool(np.array_equal(products, sizes * above // below))
 
 
 @converts("Upsample")
@@ -199,13 +213,17 @@ def resize(call) -> None:
     if sizes is not None:
         if any(shape[axis] < 1 for axis in axes):
             raise InputError(f"expected something to resize, found {list(shape)}")
-        ratios = [_ratio(size, shape[axis]) for size, axis in zip(sizes, axes, strict=True)]
+        ratios = [ratio(size, shape[axis]) for size, axis in zip(sizes, axes, strict=True)]
         if policy != "stretch":
             if policy not in ("not_larger", "not_smaller"):
                 raise Refusal("keep_aspect_ratio_policy", f"{policy!r} is not known")
-            ratio = min(ratios) if policy == "not_larger" else max(ratios)
-            ratios = [ratio] * len(axes)
-            sizes = [math.floor(shape[axis] * ratio + Fraction(1, 2)) for axis in axes]
+            known = [
+                Fraction(int(size), int(shape[axis]))
+                for size, axis in zip(sizes, axes, strict=True)
+            ]
+            chosen = min(known) if policy == "not_larger" else max(known)
+            ratios = [chosen] * len(axes)
+            sizes = [math.floor(int(shape[axis]) * chosen + Fraction(1, 2)) for axis in axes]
         scales = ratios
     whole, final = [1.0] * rank, list(shape)
     for axis, scale in zip(axes, scales, strict=True):

@@ -20,6 +20,7 @@ from ....operators.shaping import (
     Tile,
     Transpose,
 )
+from ...dims import least, most
 from ..refusal import Refusal
 from . import converts
 
@@ -134,7 +135,7 @@ def split(call) -> None:
         size = -(-shape[axis] // count)
         if call.opset < 18 and size * count != shape[axis]:
             raise InputError(f"expected {shape[axis]} elements in {count} equal pieces")
-        sizes = [max(0, min(size, shape[axis] - size * index)) for index in range(count)]
+        sizes = [most(0, least(size, shape[axis] - size * index)) for index in range(count)]
     if len(sizes) < len(call.outputs):
         raise InputError(f"split: expected {len(call.outputs)} sizes, found {len(sizes)}")
     call.finish(Split(axis, tuple(sizes)), [call.input(0)], len(sizes))

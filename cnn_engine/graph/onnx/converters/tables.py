@@ -10,8 +10,8 @@ from ....errors import InputError, UnsupportedError
 from ....operators.gather import Gather, OneHot, ScatterElements
 from ....operators.operator import axis_in
 from ....operators.order import CumProd, CumSum, TopK, Trilu
-from ....operators.shaping import Reshape
-from ...dims import integers
+from ....operators.shaping import Expand, Range, Reshape
+from ...dims import holds_dims, integers
 from ...folding import FOLD_BYTES
 from .. import model as protobuf
 from ..refusal import FILL_BYTES, Refusal
@@ -49,6 +49,9 @@ def constant_of_shape(call) -> None:
     if not isinstance(value, np.ndarray) or value.size != 1:
         raise InputError("value: expected a tensor of one element")
     shape = call.constant_integers(0, "shape") or ()
+    if holds_dims(shape):
+        call.finish(Expand(shape), [call.set_constant(value.reshape(()))])
+        return
     shape = bounded(shape, value.dtype.itemsize, FILL_BYTES)
     call.set_constant(np.broadcast_to(value.reshape(()), shape), output=0)  # takes no memory yet
 
@@ -68,6 +71,9 @@ def size_of(call) -> None:
 
 @converts("Range")
 def range_of(call) -> None:
+    if found := _open_range(call):
+        call.finish(found, [])
+        return
     start, limit, step = (call.constant(i, ("start", "limit", "delta")[i]) for i in range(3))
     if start.size != 1 or limit.size != 1 or step.size != 1:
         raise InputError("expected one number each for start, limit and delta")
@@ -77,6 +83,20 @@ def range_of(call) -> None:
         raise InputError(f"expected a range that ends, found {start} to {limit} by {step}")
     (size,) = bounded((max(0, math.ceil(count)),), 8)
     call.set_constant((start + np.arange(size) * step).astype(start.dtype), output=0)
+
+
+def _open_range(call) -> Range | None:
+    """Returns the range of whole numbers that a dimension ends; None where all is known."""
+    if not any(call.is_dimension(index) for index in range(3)):
+        return None
+    names = ("start", "limit", "delta")
+    numbers = [call.constant_integers(index, name) for index, name in enumerate(names)]
+    if any(len(found) != 1 for found in numbers):
+        raise InputError("expected one number each for start, limit and delta")
+    (start,), (limit,), (step,) = numbers
+    if step == 0:
+        raise InputError(f"expected a range that ends, found {start} to {limit} by {step}")
+    return Range(start, max(-((start - limit) // step), 0), step, call.value(1).dtype)
 
 
 @converts("EyeLike")

@@ -1,0 +1,248 @@
+"""One network for all sizes: made once with symbols for its open dimensions, then by putting numbers in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from types import MappingProxyType
+
+import numpy as np
+
+from ..locks import ForkSafeLock
+from .dims import (
+    TYPICAL_BATCH,
+    Dim,
+    Evaluator,
+    Guard,
+    Sizes,
+    holds_dims,
+    record,
+    recorded,
+    substituted,
+)
+from .folding import fold, worth_folding
+from .graph import Graph, Node, Value
+
+#: Graphs with symbols that are kept, each with decisions of its own.
+MOST_VARIANTS = 16
+
+
+class NotSymbolicError(Exception):
+    """A graph that cannot be made with symbols for its dimensions."""
+
+
+class SymbolicGraph:
+    """A graph with :class:`~cnn_engine.graph.dims.Dim` in its shapes and records.
+
+    Attributes:
+        graph: with expressions in the place of integers.
+        guards: what was decided while it was made.
+    """
+
+    def __init__(self, graph: Graph, guards: tuple[Guard, ...]) -> None:
+        self.graph = graph
+        self.guards = guards
+        self._values = [value for value in graph.values.values() if holds_dims(value.shape)]
+        self._positions = [place for place, node in enumerate(graph.nodes) if holds_dims(node.op)]
+        self._foldable = _foldable(graph)
+
+    def __reduce__(self) -> tuple:
+        return SymbolicGraph, (self.graph, self.guards)
+
+    def stands_for(self, sizes: Sizes) -> bool:
+        """Whether the same decisions would have been made for these sizes."""
+        if any(number < 1 for _, number in sizes.numbers):
+            return False
+        at = Evaluator(sizes)
+        try:
+            return all(guard.holds(at) for guard in self.guards)
+        except (ZeroDivisionError, KeyError):
+            return False
+
+    def at(self, sizes: Sizes, rebuild: Callable[[Sizes], Graph]) -> Graph:
+        """Returns the graph for these sizes: no pass runs, and no shape is inferred.
+
+        Nodes of constants that depend on a size, such as positions, become constants.
+
+        Args:
+            rebuild: returns it for others.
+        """
+        evaluate, known = Evaluator(sizes), {}
+
+        def number_of(dim: Dim) -> int:
+            found = known.get(dim.terms)
+            if found is None:
+                found = known[dim.terms] = evaluate(dim)
+            return found
+
+        graph = self.graph
+        values = dict(graph.values)
+        for value in self._values:
+            shape = tuple(number_of(d) if type(d) is Dim else d for d in value.shape)
+            values[value.name] = Value(
+                value.name,
+                shape,
+                value.dtype,
+                value.layout,
+                value.storage_dtype,
+                value.quantization,
+            )
+        nodes = list(graph.nodes)
+        for place in self._positions:
+            node = nodes[place]
+            op = substituted(node.op, number_of)
+            nodes[place] = Node(node.name, op, node.inputs, node.outputs, node.covers)
+        made = {
+            name: graph.__dict__[name] for name in Graph.__dataclass_fields__
+        } | {"rebuild": rebuild}  # fmt: skip
+        if self._foldable:
+            nodes, made["constants"], made["sized"] = self._folded(nodes, values)
+        found = object.__new__(Graph)
+        found.__dict__.update(
+            made,
+            nodes=tuple(nodes),
+            inputs=tuple(values[value.name] for value in graph.inputs),
+            values=MappingProxyType(values),
+        )
+        return found
+
+    def _folded(
+        self, nodes: list[Node], values: dict[str, Value]
+    ) -> tuple[list[Node], Mapping[str, np.ndarray], frozenset[str]]:
+        """Returns the nodes that are left, all constants, and the names of those of this size alone."""
+        constants, computed = dict(self.graph.constants), []
+        gone = set()
+        for place in self._foldable:
+            node = nodes[place]
+            if any(name is not None and name not in constants for name in node.inputs):
+                continue
+            given = [None if name is None else constants[name] for name in node.inputs]
+            inputs = [None if name is None else values[name] for name in node.inputs]
+            outputs = [values[name] for name in node.outputs]
+            if not worth_folding(node.op, inputs, outputs, given):
+                continue
+            for value, array in zip(outputs, fold(node.op, outputs, given), strict=True):
+                constants[value.name] = np.ascontiguousarray(array).reshape(array.shape)
+                computed.append(value.name)
+            gone.add(place)
+        left = [node for place, node in enumerate(nodes) if place not in gone]
+        used = {name for node in left for name in node.inputs} | set(self.graph.outputs)
+        for name in computed:
+            if name not in used:
+                del constants[name], values[name]
+        kept = {name: array for name, array in constants.items() if name in used}
+        for name in constants.keys() - kept.keys():
+            values.pop(name, None)
+        return left, MappingProxyType(kept), frozenset(computed) & used
+
+
+def traced(make: Callable[[Sizes], Graph], sizes: Sizes) -> SymbolicGraph:
+    """Returns what ``make`` makes of symbols, with everything decided as for these numbers.
+
+    Raises:
+        NotSymbolicError: it makes a graph of numbers all the same.
+    """
+    with recorded(sizes) as guards:
+        graph = make(sizes.as_symbols())
+    if not any(holds_dims(value.shape) for value in graph.inputs):
+        raise NotSymbolicError("its inputs have numbers in their shapes")
+    return SymbolicGraph(replace(graph, rebuild=None, like=graph), tuple(guards.values()))
+
+
+def _foldable(graph: Graph) -> list[int]:
+    """Returns the places of nodes that read constants alone, those that others of them make among these."""
+    known, found = set(graph.constants), []
+    outside = set(graph.outputs)
+    for place, node in enumerate(graph.nodes):
+        if known.issuperset(name for name in node.inputs if name is not None) and not (
+            outside & set(node.outputs)
+        ):
+            known.update(node.outputs)
+            found.append(place)
+    return found
+
+
+class Specializations:
+    """Makes a graph for one size after another; what :attr:`Graph.rebuild` calls.
+
+    A graph with symbols stands for all sizes for which the same is decided. Where something else is, as for
+    odd heights, another is made, up to :data:`MOST_VARIANTS` of them.
+
+    Args:
+        make: returns the graph for sizes, symbolic ones too. It may raise anything for the latter; the graph
+            is then made anew for each size.
+        first: a graph of one size; the others have its arrays where constants are equal.
+        variants: graphs with symbols that are known already.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[Sizes], Graph],
+        first: Graph | None = None,
+        variants: tuple[SymbolicGraph, ...] = (),
+    ) -> None:
+        self._make = make
+        self._first = first
+        self._lock = ForkSafeLock()
+        self._variants = list(variants)
+        self._tried: set[Sizes] = set()  # no graph with symbols comes of these
+        self.refusal = "none was made yet"  # why no graph with symbols could be made, the last time
+
+    def __reduce__(self) -> tuple:
+        # Arrays that graphs share are so again, as long as they are in one pickle.
+        return Specializations, (self._make, self._first, tuple(self._variants))
+
+    def symbolic(self, sizes: Sizes) -> SymbolicGraph | None:
+        """Returns a graph with symbols that stands for these sizes, or None: there is none."""
+        with self._lock:
+            for variant in self._variants:
+                if variant.stands_for(sizes):
+                    return variant
+            return self._made_symbolic(sizes)
+
+    @property
+    def variants(self) -> tuple[SymbolicGraph, ...]:
+        """The graphs with symbols that were made so far, that of the first size first."""
+        return tuple(self._variants)
+
+    def _made_symbolic(self, sizes: Sizes) -> SymbolicGraph | None:
+        """Makes a graph by a typical batch, or else by these very sizes; None: no more are kept."""
+        if not sizes.numbers or any(number < 1 for _, number in sizes.numbers):
+            return None
+        for wanted in dict.fromkeys((sizes.with_batch(TYPICAL_BATCH), sizes)):
+            if wanted in self._tried or len(self._tried) >= 2 * MOST_VARIANTS:
+                continue
+            self._tried.add(wanted)
+            try:
+                found = traced(self._make, wanted)
+            except Exception as error:  # of numbers the same may be raised again, or not
+                self.refusal = str(error)
+                continue
+            if self._first is not None:
+                found = SymbolicGraph(found.graph.sharing(self._first), found.guards)
+            self._variants.append(found)
+            if found.stands_for(sizes):
+                return found
+        return None
+
+    def __call__(self, sizes: Sizes) -> Graph:
+        """Returns the graph for sizes; of symbolic ones the graph's guards count where it is used.
+
+        Raises:
+            NotSymbolicError: there is no graph with symbols for these sizes.
+        """
+        numbers = replace(sizes, symbolic=False)
+        symbolic = self.symbolic(numbers)
+        if sizes.symbolic:
+            if symbolic is None:
+                raise NotSymbolicError(f"expected a graph for any size, found: {self.refusal}")
+            record(symbolic.guards)
+            return symbolic.graph
+        if symbolic is not None:
+            return symbolic.at(sizes, self)
+        graph = self._make(sizes)
+        graph = replace(graph, rebuild=None, like=graph)
+        known = self._first or (self._variants[0].graph if self._variants else None)
+        if known is None:
+            self._first = known = graph
+        return replace(graph.sharing(known), rebuild=self, like=graph)
