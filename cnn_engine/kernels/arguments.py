@@ -41,6 +41,34 @@ def output_images(call: Call, place: int = 0) -> tuple:
     return call.output_addresses[place], call.pitch(value), storage_of(value)
 
 
+def input_values(call: Call, place: int = 0) -> tuple:
+    """Returns the Values of input ``place`` of a call."""
+    return call.input_addresses[place], storage_of(call.inputs[place])
+
+
+def output_values(call: Call, place: int = 0) -> tuple:
+    """Returns the Values of output ``place`` of a call."""
+    return call.output_addresses[place], storage_of(call.outputs[place])
+
+
+def prologue(
+    scale: Any = 0, shift: Any = 0, per_image: bool = False, floor: float | None = None
+) -> tuple:
+    """Returns a Prologue.
+
+    Args:
+        scale, shift: their addresses, or 0.
+        per_image: whether each image has scales of its own.
+        floor: or None.
+    """
+    return scale, shift, per_image, -math.inf if floor is None else floor
+
+
+def launch(call: Call, rank: int = 0) -> tuple:
+    """Returns a Launch of a call but for its stream, which :meth:`Call.native` passes."""
+    return call.workspace, call.ready, call.holds, rank
+
+
 def epilogue(
     record: Any = None, bias: Any = 0, residual: tuple = NO_IMAGES, overflow: Any = NO_ONE
 ) -> tuple:

@@ -41,7 +41,7 @@ class Call:
             values' columns lie between.
         stream: what stands for the stream's handle, or None: the device's own.
         overflow: who is told of results past float16's range, for kernels that round them.
-        known: of input 0, the first columns that are there when the kernel starts, which kernels that read
+        ready: of input 0, the first channels that are there when the kernel starts, which kernels that read
             ahead need not wait for.
         holds: whether such a kernel lets the next one start only when it has waited itself.
     """
@@ -58,7 +58,7 @@ class Call:
     pitches: Mapping[str, int] = field(default_factory=dict)
     stream: Any = None
     overflow: Any = NO_ONE
-    known: int = 0
+    ready: int = 0
     holds: bool = False
 
     def pitch(self, value: Value | None) -> int:

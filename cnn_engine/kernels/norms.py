@@ -10,7 +10,8 @@ import numpy as np
 from .. import _cpu
 from ..graph.graph import Graph, Node, Value
 from ..operators.operator import axis_in
-from .kernel import Bound, Call, on_both, storage_of
+from .arguments import input_values, output_values
+from .kernel import Bound, Call, on_both
 
 #: Elements of a row that is normalised where it lies in memory in 16 bits.
 LONGEST_ROW = 2048
@@ -39,16 +40,14 @@ def _make_batch(call: Call) -> Bound:
     shape = _cpu.ChannelShape(outer, channels, inner)
     center, scale, shift = (call.prepared.address + 4 * channels * i for i in range(3))
     if call.uses_storage_dtype:
-        types = storage_of(call.inputs[0]), storage_of(call.outputs[0])
         return call.native(
             "affine_channel_stored",
-            call.input_addresses[0],
+            *input_values(call),
             center,
             scale,
             shift,
-            call.output_addresses[0],
+            *output_values(call),
             shape,
-            *types,
             call.overflow,
         )
     return call.native(
@@ -106,15 +105,13 @@ def _make_layer(call: Call) -> Bound:
     shape = _cpu.NormalizeRowsShape(rows, 1, row, 1, call.node.op.epsilon, centered)
     scale, shift = (*call.input_addresses[1:3], 0)[:2]
     if call.uses_storage_dtype:
-        types = storage_of(x), storage_of(call.outputs[0])
         return call.native(
             "normalize_rows_stored",
-            call.input_addresses[0],
+            *input_values(call),
             scale,
             shift,
-            call.output_addresses[0],
+            *output_values(call),
             shape,
-            *types,
             call.overflow,
         )
     mean, inverse = call.output_addresses[1:3] if len(call.output_addresses) > 1 else (0, 0)

@@ -16,14 +16,17 @@ from ..operators.binary import Binary
 from ..operators.operator import Operator
 from ..operators.region import Region
 from ..operators.unary import Unary
-from .kernel import Bound, Call, Kernel, on_both, storage_of, storing
+from .arguments import input_values, output_values
+from .kernel import Bound, Call, Kernel, on_both, storing
 from .strided import MOST, keeping, repeated, row_major, together, walk
 
 
 def _make(name: str):
     def make(call: Call) -> Bound:
         if call.uses_storage_dtype:
-            return _unary_in_storage_dtype(call, getattr(_cpu.UnaryFunction, name), 0.0, 0.0)
+            return _unary_in_storage_dtype(
+                call, _cpu.Activation(getattr(_cpu.UnaryFunction, name), 0.0, 0.0)
+            )
         shape = _cpu.ElementwiseShape(call.inputs[0].size, 4)
         return call.native(name, call.input_addresses[0], call.output_addresses[0], shape)
 
@@ -66,23 +69,21 @@ def _make_unary(call: Call) -> Bound:
     function = getattr(_cpu.UnaryFunction, op.function)
     size, numbers = call.inputs[0].size, (float(op.alpha), float(op.beta))
     if call.uses_storage_dtype:
-        return _unary_in_storage_dtype(call, function, *numbers)
+        return _unary_in_storage_dtype(call, _cpu.Activation(function, *numbers))
     return call.native(
         "unary", call.input_addresses[0], call.output_addresses[0], size, function, *numbers
     )
 
 
-def _unary_in_storage_dtype(call: Call, *function: Any) -> Bound:
-    (x,), (y,) = call.inputs, call.outputs
-    types = storage_of(x), storage_of(y)
+def _unary_in_storage_dtype(call: Call, activation: Any) -> Bound:
+    (x,) = call.inputs
     return call.native(
         "unary_stored",
-        call.input_addresses[0],
-        call.output_addresses[0],
+        *input_values(call),
+        *output_values(call),
         x.size,
-        *types,
+        activation,
         call.overflow,
-        *function,
     )
 
 
@@ -93,16 +94,9 @@ def _make_binary(call: Call) -> Bound:
     shape = _cpu.BinaryShape(*found[0], *found[1], *found[2])
     function = getattr(_cpu.BinaryFunction, call.node.op.function)
     if call.uses_storage_dtype:
-        types = map(storage_of, (x, y, out))
-        return call.native(
-            "binary_stored",
-            *call.input_addresses,
-            call.output_addresses[0],
-            shape,
-            *types,
-            call.overflow,
-            function,
-        )
+        read = *input_values(call, 0), *input_values(call, 1)
+        written = output_values(call)
+        return call.native("binary_stored", *read, *written, shape, function, call.overflow)
     return call.native("binary", *call.input_addresses, call.output_addresses[0], shape, function)
 
 

@@ -12,7 +12,8 @@ from ..operators import KINDS
 from ..operators.operator import axis_in
 from ..operators.reduce import Reduce
 from ..operators.shaping import Reshape, Transpose
-from .kernel import Bound, Call, on_both, storage_of
+from .arguments import input_values, output_values
+from .kernel import Bound, Call, on_both
 from .strided import unused
 
 #: Means of columns that one call makes where they lie in memory in 16 bits.
@@ -42,14 +43,8 @@ def _make(call: Call) -> Bound:
     op = call.node.op
     shape = _cpu.AxisShape(*_line(call.inputs[0].shape, op.axes))
     if call.uses_storage_dtype:
-        types = storage_of(call.inputs[0]), storage_of(call.outputs[0])
         return call.native(
-            "mean_stored",
-            call.input_addresses[0],
-            call.output_addresses[0],
-            shape,
-            *types,
-            call.overflow,
+            "mean_stored", *input_values(call), *output_values(call), shape, call.overflow
         )
     return call.native(
         "reduce",

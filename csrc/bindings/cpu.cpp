@@ -52,6 +52,10 @@ PYBIND11_MODULE(_cpu, module) {
   add_shapes(module);
   add_operators(module);
   add_fused(module);
+  py::reinterpret_borrow<py::class_<Activation>>(module.attr("Activation"))
+      .def_readonly("function", &Activation::function)
+      .def_readonly("alpha", &Activation::alpha)
+      .def_readonly("beta", &Activation::beta);
   py::object named = py::str("cnn_engine._cpu");
   module.attr("address_of") = py::reinterpret_steal<py::object>(
       PyCFunction_NewEx(&address_of_method, nullptr, named.ptr()));

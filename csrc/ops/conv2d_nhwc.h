@@ -22,11 +22,14 @@
 // Layouts: x [N,H,W,x_pitch], residual (may be null, not y) [N,OH,OW,residual_pitch], y
 // [N,OH,OW,y_pitch], of which the first C, K and K of each row are meant; scale, shift [C], scale
 // [N,C] with scale_per_image; each null where there is none; float32, but on CUDA x, residual and y
-// as Conv2dStorage says. Packed weights and the workspace hold what conv2d_nhwc_packed (floats) and
-// conv2d_nhwc_workspace (bytes) say.
+// each as its Images says. Packed weights and the workspace hold what conv2d_nhwc_packed (floats)
+// and conv2d_nhwc_workspace (bytes) say.
 #pragma once
 
 #include "ops/conv2d.h"
+#include "ops/epilogue.h"
+#include "ops/images.h"
+#include "ops/launch.h"
 #include "ops/types.h"
 #include "ops/unary.h"
 
@@ -63,13 +66,6 @@ struct Conv2dPitches {
   }
 };
 
-// How the images lie in memory on CUDA: float32, or the type of 16 bits that is multiplied.
-struct Conv2dStorage {
-  ElementType x, residual, y;
-
-  void validate() const {}
-};
-
 namespace cpu {
 std::int64_t conv2d_nhwc_packed(const Conv2dShape& shape, Conv2dMethod method);
 void conv2d_nhwc_pack(const float* weight,  // [K, C / groups, R, S]
@@ -100,11 +96,12 @@ void conv2d_nhwc_bfloat16(const float* input, const float* packed, const float* 
 }  // namespace cpu
 
 namespace cuda {
-// On tensor cores; the direct method, or the planar one, of at most four channels. The prologue
-// needs a kernel of 1x1 without padding, channels in runs of 16 bytes, filters in fours, and all at
-// 16 bytes. Where operands have 16 bits and x has 32, x is rounded into the workspace first. What
-// conv2d_nhwc_pack wrote is complete on return. Tile and split of the sums are those of a rank in
-// the model of their times: 0 the fastest, 1 the next; from as many as there are on, the last.
+// On tensor cores; the direct method, or the planar one, of at most four channels, where x has a
+// pitch of 0. Images lie in memory as float32 or as the 16-bit type that is multiplied. The
+// prologue needs a kernel of 1x1 without padding, channels in runs of 16 bytes, filters in fours,
+// and all at 16 bytes. Where operands have 16 bits and x has 32, x is rounded into the workspace
+// first. What conv2d_nhwc_pack wrote is complete on return. The launch's rank and workspace are
+// heeded.
 std::int64_t conv2d_nhwc_packed(const Conv2dShape& shape, bool planar, ElementType compute_type,
                                 int);  // bytes
 std::int64_t conv2d_nhwc_workspace(const Conv2dShape& shape, bool planar, ElementType compute_type,
@@ -113,17 +110,10 @@ void conv2d_nhwc_pack(const float* weight,               // [K, C / groups, R, S
                       void* packed,                      // [conv2d_nhwc_packed]
                       const Conv2dShape& shape, bool planar, ElementType compute_type,
                       Stream stream);
-void conv2d_nhwc(const void* input,     // [N, H, W, pitches.x]; planar: float32 [N, C, H, W]
-                 const void* packed,    // [conv2d_nhwc_packed]
-                 const float* bias,     // [K] or null
-                 const void* residual,  // [N, OH, OW, pitches.residual] or null
-                 const float* scale,    // [C] or [N, C], or null
-                 const float* shift,    // [C] or null
-                 void* output,          // [N, OH, OW, pitches.y]
-                 void* workspace,       // [conv2d_nhwc_workspace]
-                 const Conv2dShape& shape, const Conv2dPitches& pitches,
-                 const Conv2dStorage& storage, const Overflow& overflow, bool planar,
-                 ElementType compute_type, bool scale_per_image, float floor,
-                 UnaryFunction activation, float alpha, float beta, int rank, Stream stream);
+void conv2d_nhwc(const ConstImages& input,  // [N, H, W]; planar: float32 [N, C, H, W]
+                 const void* packed,        // [conv2d_nhwc_packed]
+                 const Images& output,      // [N, OH, OW]
+                 const Conv2dShape& shape, ElementType compute_type, const Prologue& prologue,
+                 const Epilogue& epilogue, const Launch& launch);
 }  // namespace cuda
 }  // namespace cnn_engine

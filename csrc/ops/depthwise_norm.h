@@ -18,13 +18,19 @@ namespace cnn_engine::cuda {
 // capability 9.0, kernels of 7x7, strides of 1, 64 to 1,024 channels in 32s, few outputs.
 std::int64_t depthwise_norm_takes(const Conv2dShape& shape, ElementType storage,
                                   const Target& target);
-void depthwise_norm(const void* input,   // [N, H, W, C], a multiple of 16
-                    const void* packed,  // [R, S, C]
-                    const float* bias,   // [C] or null
-                    const float* scale,  // [C]
-                    const float* shift,  // [C] or null
-                    void* output,        // [N, OH, OW, C]
-                    const Conv2dShape& shape, float epsilon, ElementType storage,
-                    const Overflow& overflow, Stream stream);
+struct ChannelNorm {
+  static constexpr bool kPassedByMember = true;
+
+  const float* scale;  // [C]
+  const float* shift;  // [C] or null
+  float epsilon;
+};
+
+// The epilogue, of c, is a bias; its overflow is y's.
+void depthwise_norm(const ConstValues& input,  // [N, H, W, C], at a multiple of 16
+                    const void* packed,        // [R, S, C]
+                    const Values& output,      // [N, OH, OW, C]
+                    const Conv2dShape& shape, const ChannelNorm& norm, const Epilogue& epilogue,
+                    Stream stream);
 
 }  // namespace cnn_engine::cuda

@@ -16,6 +16,8 @@
 // and e is rounded; sums are float32.
 #pragma once
 
+#include <array>
+
 #include "ops/conv2d_nhwc.h"
 #include "runtime/target.h"
 
@@ -38,26 +40,30 @@ void expand_depthwise(const float* input,        // [N, H, W, pitches.x]
 
 namespace cnn_engine::cuda {
 
+struct ExpandDepthwiseShape {
+  static constexpr bool kPassedByMember = true;
+
+  Conv2dShape second;
+  int channels;  // of x
+};
+
 // Where a GPU makes both convolutions of a shape sooner together: the parts of
 // an image's rows that are made apart, of equal numbers of rows but for the last. Else 0. GPUs of
 // compute capability 9.0, few small images.
-std::int64_t expand_depthwise_takes(const Conv2dShape& shape, int channels, const Target& target);
-std::int64_t expand_depthwise_packed(const Conv2dShape& shape, int channels,
-                                     ElementType compute_type, int);  // bytes
-void expand_depthwise_pack(const float* first,                        // [K, channels]
-                           const float* second,                       // [K, R, S]
-                           void* packed,                              // [expand_depthwise_packed]
-                           const Conv2dShape& shape, int channels, ElementType compute_type,
+std::int64_t expand_depthwise_takes(const ExpandDepthwiseShape& shape, const Target& target);
+std::int64_t expand_depthwise_packed(const ExpandDepthwiseShape& shape, ElementType compute_type,
+                                     int);       // bytes
+void expand_depthwise_pack(const float* first,   // [K, channels]
+                           const float* second,  // [K, R, S]
+                           void* packed,         // [expand_depthwise_packed]
+                           const ExpandDepthwiseShape& shape, ElementType compute_type,
                            Stream stream);
-void expand_depthwise(const void* x,             // [N, H, W, channels]
-                      const void* packed,        // [expand_depthwise_packed]
-                      const float* first_bias,   // [K] or null
-                      const float* second_bias,  // [K] or null
-                      void* y,                   // [N, OH, OW, K]
-                      float* means,              // [N, parts, K], which add up to means, or null
-                      const Conv2dShape& shape, int channels, const Overflow& overflow,
-                      ElementType compute_type, UnaryFunction inner, float inner_alpha,
-                      float inner_beta, UnaryFunction outer, float outer_alpha, float outer_beta,
-                      Stream stream);
+// Overflow is the last epilogue's.
+void expand_depthwise(const void* x,       // [N, H, W, channels]
+                      const void* packed,  // [expand_depthwise_packed]
+                      void* y,             // [N, OH, OW, K]
+                      float* means,        // [N, parts, K], which add up to means, or null
+                      const ExpandDepthwiseShape& shape, ElementType compute_type,
+                      const std::array<Epilogue, 2>& epilogues, Stream stream);
 
 }  // namespace cnn_engine::cuda

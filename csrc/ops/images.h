@@ -1,4 +1,6 @@
-// Images whose channels lie side by side, [N, H, W, pitch], as kernels read and write them.
+// Arrays as kernels read and write them: an address, and how the values lie there.
+//
+// Python passes the members of each struct one after another.
 #pragma once
 
 #include "ops/types.h"
@@ -6,7 +8,7 @@
 
 namespace cnn_engine {
 
-// The first C values of each pixel are the image's. Python passes the members one after another.
+// Images whose channels are last, [N, H, W, pitch]; the first C values of each pixel are meant.
 template <typename Void>
 struct ImagesOf {
   static constexpr bool kPassedByMember = true;
@@ -20,5 +22,17 @@ struct ImagesOf {
 
 using Images = ImagesOf<void>;
 using ConstImages = ImagesOf<const void>;
+
+// Values of one type without any between them.
+template <typename Void>
+struct ValuesOf {
+  static constexpr bool kPassedByMember = true;
+
+  Void* data;
+  ElementType storage;  // of the values in memory
+};
+
+using Values = ValuesOf<void>;
+using ConstValues = ValuesOf<const void>;
 
 }  // namespace cnn_engine

@@ -11,32 +11,38 @@
 // sums are float32. b1, b2 [K], b3 [filters], each or null.
 #pragma once
 
+#include <array>
+
 #include "ops/conv2d_nhwc.h"
 #include "runtime/target.h"
 
 namespace cnn_engine::cuda {
 
+struct InvertedResidualShape {
+  static constexpr bool kPassedByMember = true;
+
+  Conv2dShape second;
+  int channels, filters;  // of x and y
+  bool expands;           // whether there is a first convolution
+};
+
 // 1 where a GPU makes a block sooner so than by a kernel for each convolution:
-// GPUs of compute capability 9.0, few images. `expands`: there is a first convolution; `adds`: x is
-// added.
-std::int64_t inverted_residual_takes(const Conv2dShape& shape, int channels, int filters,
-                                     bool expands, bool adds, const Target& target);
-std::int64_t inverted_residual_packed(const Conv2dShape& shape, int channels, int filters,
-                                      bool expands, ElementType compute_type, int);  // bytes
+// GPUs of compute capability 9.0, few images. `adds`: x is added.
+std::int64_t inverted_residual_takes(const InvertedResidualShape& shape, bool adds,
+                                     const Target& target);
+std::int64_t inverted_residual_packed(const InvertedResidualShape& shape, ElementType compute_type,
+                                      int);       // bytes
 void inverted_residual_pack(const float* first,   // [K, channels] or null
                             const float* second,  // [K, R, S]
                             const float* third,   // [filters, K]
                             void* packed,         // [inverted_residual_packed]
-                            const Conv2dShape& shape, int channels, int filters, bool expands,
-                            ElementType compute_type, Stream stream);
+                            const InvertedResidualShape& shape, ElementType compute_type,
+                            Stream stream);
+// Overflow is the last epilogue's.
 void inverted_residual(const void* x,       // [N, H, W, channels]
                        const void* packed,  // [inverted_residual_packed]
-                       const float* first_bias, const float* second_bias, const float* third_bias,
-                       void* y,  // [N, OH, OW, filters], not x
-                       const Conv2dShape& shape, int channels, int filters, bool expands, bool adds,
-                       const Overflow& overflow, ElementType compute_type, UnaryFunction inner,
-                       float inner_alpha, float inner_beta, UnaryFunction middle,
-                       float middle_alpha, float middle_beta, UnaryFunction outer,
-                       float outer_alpha, float outer_beta, Stream stream);
+                       void* y,             // [N, OH, OW, filters], not x
+                       const InvertedResidualShape& shape, bool adds, ElementType compute_type,
+                       const std::array<Epilogue, 3>& epilogues, Stream stream);
 
 }  // namespace cnn_engine::cuda

@@ -18,12 +18,10 @@ std::int64_t linear_rows_packed(const LinearShape& shape, ElementType compute_ty
 void linear_rows_pack(const float* weight,                                                 // [M, F]
                       void* packed,  // [linear_rows_packed]
                       const LinearShape& shape, ElementType compute_type, Stream stream);
-void linear_rows(const void* input,   // [N, F]
-                 const void* packed,  // [linear_rows_packed]
-                 const float* bias,   // [M] or null
-                 void* output,        // [N, M]
-                 const LinearShape& shape, ElementType x_stored, ElementType y_stored,
-                 const Overflow& overflow, ElementType compute_type, UnaryFunction activation,
-                 float alpha, float beta, Stream stream);
+void linear_rows(const ConstValues& input,  // [N, F]
+                 const void* packed,        // [linear_rows_packed]
+                 const Values& output,      // [N, M]
+                 const LinearShape& shape, ElementType compute_type, const Epilogue& epilogue,
+                 Stream stream);
 
 }  // namespace cnn_engine::cuda

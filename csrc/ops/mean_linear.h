@@ -18,23 +18,27 @@
 
 namespace cnn_engine::cuda {
 
+struct MeanLinearShape {
+  static constexpr bool kPassedByMember = true;
+
+  AxisShape images;  // N, P, C
+  int outputs;       // M
+};
+
 // 1 where a GPU makes both sooner as one kernel: GPUs of compute capability 9.0,
 // one small image.
-std::int64_t mean_linear_takes(const AxisShape& shape,  // N, P, C
-                               int outputs, ElementType compute_type, const Target& target);
-std::int64_t mean_linear_packed(const AxisShape& shape, int outputs, ElementType compute_type,
+std::int64_t mean_linear_takes(const MeanLinearShape& shape, ElementType compute_type,
+                               const Target& target);
+std::int64_t mean_linear_packed(const MeanLinearShape& shape, ElementType compute_type,
                                 int);       // bytes
 void mean_linear_pack(const float* weight,  // [M, C]
                       void* packed,         // [mean_linear_packed]
-                      const AxisShape& shape, int outputs, ElementType compute_type, Stream stream);
+                      const MeanLinearShape& shape, ElementType compute_type, Stream stream);
+// The prologue's scale and shift are factors and shift.
 void mean_linear(const void* x,         // [N, P, C]
                  const void* packed,    // [mean_linear_packed]
-                 const float* bias,     // [M] or null
-                 const float* factors,  // [C] or null
-                 const float* shift,    // [C] or null, as factors
-                 void* y,               // [N, M]
-                 const AxisShape& shape, int outputs, float floor, ElementType y_stored,
-                 const Overflow& overflow, ElementType compute_type, UnaryFunction activation,
-                 float alpha, float beta, Stream stream);
+                 const Values& output,  // [N, M]
+                 const MeanLinearShape& shape, ElementType compute_type, const Prologue& prologue,
+                 const Epilogue& epilogue, Stream stream);
 
 }  // namespace cnn_engine::cuda

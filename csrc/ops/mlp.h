@@ -1,4 +1,5 @@
-// mlp: two products over the channels of images with gelu between them, as ConvNeXt has them:
+// mlp: two convolutions of 1x1 over the channels of images with gelu between them, as ConvNeXt has
+// them:
 //
 //   y = outer(conv1x1(e) + b2 + residual);  e = gelu(conv1x1(x) + b1)
 //
@@ -11,27 +12,33 @@
 // product's, a convolution of 1x1: K is what lies between.
 #pragma once
 
+#include <array>
+
 #include "ops/conv2d_nhwc.h"
 #include "runtime/target.h"
 
 namespace cnn_engine::cuda {
 
+struct MlpShape {
+  static constexpr bool kPassedByMember = true;
+
+  Conv2dShape first;
+  int outputs;
+};
+
 // 1 where a GPU makes both sooner together: GPUs of compute capability 9.0.
-std::int64_t mlp_takes(const Conv2dShape& shape, int outputs, ElementType compute_type,
-                       const Target& target);
-std::int64_t mlp_packed(const Conv2dShape& shape, int outputs, ElementType, int);  // bytes
+std::int64_t mlp_takes(const MlpShape& shape, ElementType compute_type, const Target& target);
+std::int64_t mlp_packed(const MlpShape& shape, ElementType, int);  // bytes
 // What it wrote is complete on return.
 void mlp_pack(const float* first,   // [K, C]
               const float* second,  // [outputs, K]
               void* packed,         // [mlp_packed]
-              const Conv2dShape& shape, int outputs, ElementType compute_type, Stream stream);
-void mlp(const void* x,             // [N, H, W, C]
-         const void* packed,        // [mlp_packed]
-         const float* first_bias,   // [K] or null
-         const float* second_bias,  // [outputs] or null
-         const void* residual,      // [N, H, W, outputs] or null
-         void* y,                   // [N, H, W, outputs]
-         const Conv2dShape& shape, int outputs, const Overflow& overflow, ElementType compute_type,
-         UnaryFunction outer, float alpha, float beta, Stream stream);
+              const MlpShape& shape, ElementType compute_type, Stream stream);
+// The first epilogue is a bias and gelu; the residual has no pitch.
+void mlp(const void* x,       // [N, H, W, C]
+         const void* packed,  // [mlp_packed]
+         void* y,             // [N, H, W, outputs]
+         const MlpShape& shape, ElementType compute_type, const std::array<Epilogue, 2>& epilogues,
+         Stream stream);
 
 }  // namespace cnn_engine::cuda

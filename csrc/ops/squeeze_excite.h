@@ -12,6 +12,8 @@
 // unary.h with their alphas and betas. Each row has the same bits with any batch.
 #pragma once
 
+#include <array>
+
 #include "ops/conv2d_nhwc.h"
 #include "ops/reduce.h"
 #include "ops/unary.h"
@@ -19,36 +21,41 @@
 
 namespace cnn_engine::cuda {
 
-std::int64_t squeeze_excite_packed(const AxisShape& shape, int hidden, ElementType compute_type,
-                                   int);                        // bytes
-void squeeze_excite_pack(const float* first,                    // [M, C]
-                         const float* second,                   // [C, M]
-                         void* packed,                          // [squeeze_excite_packed]
-                         const AxisShape& shape,                // N, P, C
-                         int hidden, ElementType compute_type,  // M
-                         Stream stream);
-void squeeze_excite(const void* x,             // [N, P, C]
-                    const void* packed,        // [squeeze_excite_packed]
-                    const float* first_bias,   // [M] or null
-                    const float* second_bias,  // [C] or null
-                    const float* means,        // [N, parts, C] or null
-                    float* y,                  // [N, C]
-                    int parts, const AxisShape& shape, int hidden, ElementType x_stored,
-                    ElementType compute_type, UnaryFunction inner, float inner_alpha,
-                    float inner_beta, UnaryFunction outer, float outer_alpha, float outer_beta,
-                    Stream stream);
+struct SqueezeExciteShape {
+  static constexpr bool kPassedByMember = true;
+
+  AxisShape images;  // N, P, C
+  int hidden;        // M
+};
+
+// Means of images that others made.
+struct PartialMeans {
+  static constexpr bool kPassedByMember = true;
+
+  const float* data;  // [N, parts, C], which add up to the means, or null
+  int parts;
+};
+
+std::int64_t squeeze_excite_packed(const SqueezeExciteShape& shape, ElementType compute_type,
+                                   int);       // bytes
+void squeeze_excite_pack(const float* first,   // [M, C]
+                         const float* second,  // [C, M]
+                         void* packed,         // [squeeze_excite_packed]
+                         const SqueezeExciteShape& shape, ElementType compute_type, Stream stream);
+void squeeze_excite(const ConstValues& x,  // [N, P, C]
+                    const void* packed,    // [squeeze_excite_packed]
+                    const PartialMeans& means,
+                    float* y,  // [N, C]
+                    const SqueezeExciteShape& shape, ElementType compute_type,
+                    const std::array<Epilogue, 2>& epilogues, Stream stream);
 // 1 where a GPU makes x * y of images of a shape in 16 bits sooner than the
 // convolution that reads x would on its way: GPUs of compute capability 9.0, small images.
-std::int64_t squeeze_excite_scales(const AxisShape& shape, int hidden, const Target& target);
-void squeeze_excite_scale(const void* x,             // [N, P, C], in the weights' type of 16 bits
-                          const void* packed,        // [squeeze_excite_packed]
-                          const float* first_bias,   // [M] or null
-                          const float* second_bias,  // [C] or null
-                          void* z,                   // [N, P, C], not x
-                          const AxisShape& shape, int hidden, ElementType storage,
-                          const Overflow& overflow, ElementType compute_type, UnaryFunction inner,
-                          float inner_alpha, float inner_beta, UnaryFunction outer,
-                          float outer_alpha, float outer_beta, float lowest, float highest,
-                          Stream stream);
+std::int64_t squeeze_excite_scales(const SqueezeExciteShape& shape, const Target& target);
+// The third epilogue is that of the product: a clip and overflow.
+void squeeze_excite_scale(const ConstValues& x,  // [N, P, C], in the weights' type of 16 bits
+                          const void* packed,    // [squeeze_excite_packed]
+                          void* z,               // [N, P, C], stored as x, not x
+                          const SqueezeExciteShape& shape, ElementType compute_type,
+                          const std::array<Epilogue, 3>& epilogues, Stream stream);
 
 }  // namespace cnn_engine::cuda

@@ -4,7 +4,7 @@
 //   y = max_pool2d(activation(conv2d(x) + bias))
 //
 // What is pooled is nowhere as a whole; y has the bits that conv2d_nhwc_wgmma_planar and
-// max_pool2d_nhwc make one after another. x is [N, C, H, W] in float32, y [N, OH, OW, y_pitch] in
+// max_pool2d_nhwc make one after another. x is [N, C, H, W] in float32, y [N, OH, OW] in
 // float16 or bfloat16, as the weights are packed, by conv2d_nhwc_wgmma_planar_pack. The function is
 // a clamp: relu, or clip. The convolution is one of conv2d_nhwc_wgmma_planar's whose windows are
 // two columns apart; the pool's windows are 3x3, two places apart, with at most one place around.
@@ -19,12 +19,10 @@ namespace cnn_engine::cuda {
 // 1 where a GPU makes both sooner together.
 std::int64_t stem_pool_takes(const Conv2dShape& shape, const MaxPool2dShape& pool,
                              ElementType compute_type, const Target& target);
-void stem_pool(const float* input,  // [N, C, H, W]
-               const void* packed,  // [conv2d_nhwc_wgmma_planar_packed]
-               const float* bias,   // [K] or null
-               void* output,        // [N, pool's OH, OW, y_pitch]
-               const Conv2dShape& shape, const MaxPool2dShape& pool, int y_pitch,
-               const Overflow& overflow, ElementType compute_type, UnaryFunction activation,
-               float alpha, float beta, Stream stream);
+void stem_pool(const float* input,    // [N, C, H, W]
+               const void* packed,    // [conv2d_nhwc_wgmma_planar_packed]
+               const Images& output,  // [N, pool's OH, OW]
+               const Conv2dShape& shape, const MaxPool2dShape& pool, ElementType compute_type,
+               const Epilogue& epilogue, Stream stream);
 
 }  // namespace cnn_engine::cuda

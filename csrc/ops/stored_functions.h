@@ -8,6 +8,8 @@
 
 #include "ops/affine_channel.h"
 #include "ops/binary.h"
+#include "ops/epilogue.h"
+#include "ops/images.h"
 #include "ops/normalize_rows.h"
 #include "ops/reduce.h"
 #include "ops/types.h"
@@ -17,30 +19,27 @@ namespace cnn_engine::cuda {
 
 constexpr int kMostRowChannels = 2048;
 
-void unary_stored(const void* input,  // [size]
-                  void* output,       // [size]; may be the input, where their types are the same
-                  std::int64_t size, ElementType x_stored, ElementType y_stored,
-                  const Overflow& overflow, UnaryFunction function, float alpha, float beta,
+void unary_stored(const ConstValues& input,  // [size]
+                  const Values& output,  // [size]; may be the input, where their types are the same
+                  std::int64_t size, const Activation& activation, const Overflow& overflow,
                   Stream stream);
-void binary_stored(const void* x, const void* y, void* out, const BinaryShape& shape,
-                   ElementType x_stored, ElementType y_stored, ElementType out_stored,
-                   const Overflow& overflow, BinaryFunction function, Stream stream);
-void affine_channel_stored(const void* x,        // [outer, channels]
-                           const float* center,  // [channels]; null: 0
-                           const float* scale,   // [channels]
-                           const float* shift,   // [channels]
-                           void* y,              // [outer, channels]
-                           const ChannelShape& shape, ElementType x_stored, ElementType y_stored,
-                           const Overflow& overflow, Stream stream);
-void normalize_rows_stored(const void* x,       // [rows, channels]
-                           const float* scale,  // [channels]; null: 1
-                           const float* shift,  // [channels]; null: 0
-                           void* y,             // [rows, channels]
-                           const NormalizeRowsShape& shape, ElementType x_stored,
-                           ElementType y_stored, const Overflow& overflow, Stream stream);
-void mean_stored(const void* x,  // [outer, axis, inner]
-                 void* y,        // [outer, inner]
-                 const AxisShape& shape, ElementType x_stored, ElementType y_stored,
-                 const Overflow& overflow, Stream stream);
+void binary_stored(const ConstValues& x, const ConstValues& y, const Values& out,
+                   const BinaryShape& shape, BinaryFunction function, const Overflow& overflow,
+                   Stream stream);
+void affine_channel_stored(const ConstValues& x,  // [outer, channels]
+                           const float* center,   // [channels]; null: 0
+                           const float* scale,    // [channels]
+                           const float* shift,    // [channels]
+                           const Values& y,       // [outer, channels]
+                           const ChannelShape& shape, const Overflow& overflow, Stream stream);
+void normalize_rows_stored(const ConstValues& x,  // [rows, channels]
+                           const float* scale,    // [channels]; null: 1
+                           const float* shift,    // [channels]; null: 0
+                           const Values& y,       // [rows, channels]
+                           const NormalizeRowsShape& shape, const Overflow& overflow,
+                           Stream stream);
+void mean_stored(const ConstValues& x,  // [outer, axis, inner]
+                 const Values& y,       // [outer, inner]
+                 const AxisShape& shape, const Overflow& overflow, Stream stream);
 
 }  // namespace cnn_engine::cuda

@@ -62,6 +62,11 @@ class FakeKernels:
 METHODS = {False: _cpu.Conv2dMethod.direct, True: _cpu.Conv2dMethod.planar}
 
 
+def function_of(activation: Any) -> tuple:
+    """Returns an activation as the CPU's functions take it."""
+    return activation.function, activation.alpha, activation.beta
+
+
 class AxisShape(_cpu.AxisShape):
     """Keeps the numbers that the compiled record does not show."""
 
@@ -134,15 +139,18 @@ class FakeTensorCores(FakeKernels):
         _cpu.conv2d_nhwc_pack(weight, packed, shape, METHODS[planar], 1)
 
     @staticmethod
-    def conv2d_nhwc(*arguments: Any) -> None:
-        *pointers, shape, pitches, _types, _kernel_names = arguments[:12]
-        planar, _operands, by_image, floor, f, a, b, _rank, _stream = arguments[12:]
-        assert not pointers[4] or pointers[0] % 16 == pointers[6] % 16 == 0
-        own = pointers[7] or np.empty(_cpu.conv2d_nhwc_workspace(shape, METHODS[planar], 1), "u1")
-        workspace = own if isinstance(own, int) else own.ctypes.data
+    def conv2d_nhwc(
+        x, x_pitch, _x, packed, y, y_pitch, _y, shape, _operands, scale, shift, by_image, floor,
+        bias, added, added_pitch, _added, activation, _overflow, workspace, _ready, _holds, _rank, _stream,
+    ) -> None:  # fmt: skip
+        assert not scale or x % 16 == y % 16 == 0
+        method = METHODS[x_pitch == 0]
+        own = np.empty(0 if workspace else _cpu.conv2d_nhwc_workspace(shape, method, 1), "u1")
         _cpu.conv2d_nhwc(
-            *pointers[:7], workspace, shape, pitches, METHODS[planar], by_image, floor, f, a, b, 1
-        )
+            x, packed, bias, added, scale, shift, y, workspace or own.ctypes.data, shape,
+            _cpu.Conv2dPitches(x_pitch or 4, y_pitch, added_pitch), method, by_image, floor,
+            *function_of(activation), 1,
+        )  # fmt: skip
 
     @staticmethod
     def conv2d_nhwc_depthwise_pack(weight, packed, shape, storage_dtype, _stream) -> None:
@@ -151,15 +159,17 @@ class FakeTensorCores(FakeKernels):
 
     @staticmethod
     def conv2d_nhwc_depthwise(
-        x, packed, bias, residual, y, shape, pitches, _stored, _kernel_names, f, a, b, _stream
-    ) -> None:
+        x, x_pitch, _x, packed, y, y_pitch, _y, shape,
+        bias, residual, residual_pitch, _residual, activation, _overflow, _stream,
+    ) -> None:  # fmt: skip
         method = _cpu.Conv2dMethod.depthwise
         ours = np.empty(_cpu.conv2d_nhwc_packed(shape, method), np.float32)
         _cpu.conv2d_nhwc_pack(packed, ours.ctypes.data, shape, method, 1)
         workspace = np.empty(_cpu.conv2d_nhwc_workspace(shape, method, 1), np.uint8)
         _cpu.conv2d_nhwc(
-            x, ours.ctypes.data, bias, residual, 0, 0, y, workspace.ctypes.data, shape, pitches,
-            method, False, -np.inf, f, a, b, 1,
+            x, ours.ctypes.data, bias, residual, 0, 0, y, workspace.ctypes.data, shape,
+            _cpu.Conv2dPitches(x_pitch, y_pitch, residual_pitch),
+            method, False, -np.inf, *function_of(activation), 1,
         )  # fmt: skip
 
     @staticmethod
@@ -167,18 +177,17 @@ class FakeTensorCores(FakeKernels):
         return 0
 
     @classmethod
-    def _depthwise(cls, x, packed, bias, y, shape, *function_and_stream) -> int:
+    def _depthwise(cls, x, packed, y, shape, *epilogue_and_stream) -> int:
         """Convolves images without pitches; returns their channels."""
         channels = 2 * shape.weight_size * shape.output_size // shape.flops
-        pitches = _cpu.Conv2dPitches(channels, channels, channels)
         cls.conv2d_nhwc_depthwise(
-            x, packed, bias, 0, y, shape, pitches, None, None, *function_and_stream
+            x, channels, None, packed, y, channels, None, shape, *epilogue_and_stream
         )
         return channels
 
     @classmethod
-    def depthwise_means(cls, x, packed, bias, y, means, shape, parts, *function_and_stream) -> None:
-        channels = cls._depthwise(x, packed, bias, y, shape, *function_and_stream)
+    def depthwise_means(cls, x, packed, y, means, shape, parts, *epilogue_and_stream) -> None:
+        channels = cls._depthwise(x, packed, y, shape, *epilogue_and_stream)
         made = np.empty(shape.output_size, np.float32)
         ctypes.memmove(made.ctypes.data, y, made.nbytes)
         made = made.reshape(-1, shape.out_h, shape.out_w, channels)
@@ -195,10 +204,9 @@ class FakeTensorCores(FakeKernels):
 
     @classmethod
     def depthwise_norm(
-        cls, x, packed, bias, scale, shift, y, shape, epsilon, storage_dtype, told, stream
+        cls, x, _x, packed, y, _y, shape, scale, shift, epsilon, *epilogue_and_stream
     ) -> None:
-        none = _cpu.UnaryFunction.clip, -np.inf, np.inf
-        channels = cls._depthwise(x, packed, bias, y, shape, *none, stream)
+        channels = cls._depthwise(x, packed, y, shape, *epilogue_and_stream)
         rows = _cpu.NormalizeRowsShape(shape.output_size // channels, 1, channels, 1, epsilon, True)
         _cpu.normalize_rows(y, scale, shift, y, 0, 0, rows, 1)
 
@@ -212,10 +220,10 @@ class FakeTensorCores(FakeKernels):
 
     @staticmethod
     def linear_rows(
-        x, packed, bias, y, shape, _x, _y, _kernel_names, compute_dtype, f, a, b, _stream
+        x, _x, packed, y, _y, shape, _operands, bias, *_residual, activation, _overflow, _stream
     ) -> None:
         _cpu.linear(x, packed, bias, y, shape, False, 1)
-        _cpu.unary(y, y, shape.output_size, f, a, b, 1)
+        _cpu.unary(y, y, shape.output_size, *function_of(activation), 1)
 
     @staticmethod
     def linear_layers_takes(shape, _device) -> int:
@@ -332,34 +340,18 @@ class FakeTensorCores(FakeKernels):
 
     @staticmethod
     def squeeze_excite(
-        x,
-        packed,
-        b1,
-        b2,
-        _means,
-        y,
-        _parts,
-        shape,
-        hidden,
-        _stored,
-        _operands,
-        f,
-        fa,
-        fb,
-        g,
-        ga,
-        gb,
-        _stream,
-    ) -> None:
+        x, _x, packed, _means, _parts, y, shape, hidden, _operands,
+        b1, _added, _pitch, _kind, inner, _reported, b2, *_residual, outer, _overflow, _stream,
+    ) -> None:  # fmt: skip
         n, c = shape.outer, shape.inner
         mean, sums = np.empty((n, c), np.float32), np.empty((n, hidden), np.float32)
         at, there = mean.ctypes.data, sums.ctypes.data
         _cpu.reduce(x, at, shape, _cpu.Reduction.mean, 1)
         _cpu.linear(at, packed, b1, there, _cpu.LinearShape(n, c, hidden), False, 1)
-        _cpu.unary(there, there, sums.size, f, fa, fb, 1)
+        _cpu.unary(there, there, sums.size, *function_of(inner), 1)
         second = packed + 4 * c * hidden
         _cpu.linear(there, second, b2, y, _cpu.LinearShape(n, hidden, c), False, 1)
-        _cpu.unary(y, y, mean.size, g, ga, gb, 1)
+        _cpu.unary(y, y, mean.size, *function_of(outer), 1)
 
     @staticmethod
     def squeeze_excite_scales(shape, _hidden, _device) -> int:

@@ -54,17 +54,34 @@ def images(array: Any, pitch: int | None = None, storage_dtype: str = "float32")
     """Returns an array [..., pitch], or None, as kernels take images."""
     if pitch is None:
         pitch = 0 if array is None else array.shape[-1]
-    return array, pitch, getattr(_cpu.ElementType, storage_dtype)
+    return 0 if array is None else array, pitch, getattr(_cpu.ElementType, storage_dtype)
 
 
 def epilogue(
-    bias: Any = None,
+    bias: Any = 0,
     activation: tuple = NONE,
     overflow: Any = NO_ONE,
     residual: tuple = images(None),
 ) -> tuple:
     """Returns an Epilogue as it is passed; the activation is a function and its two numbers."""
     return bias, *residual, _cpu.Activation(*activation), overflow
+
+
+def values(array: Any, storage_dtype: str = "float32") -> tuple:
+    """Returns an array as kernels take values of one type."""
+    return array, getattr(_cpu.ElementType, storage_dtype)
+
+
+def prologue(
+    scale: Any = 0, shift: Any = 0, per_image: bool = False, floor: float = -math.inf
+) -> tuple:
+    """Returns a Prologue as it is passed."""
+    return scale, shift, per_image, floor
+
+
+def launch(workspace: Any = 0, ready: int = 0, holds: bool = False, rank: int = 0) -> tuple:
+    """Returns a Launch as it is passed, without the stream."""
+    return workspace, ready, holds, rank
 
 
 def packed(device, name: str, weights: Sequence[np.ndarray | None], *how: Any) -> Any:

@@ -12,7 +12,7 @@ from engines import built
 from graphs import Builder
 from halves import HALVES
 from lowered import fuse, lay_channels_last
-from native import RELU, call, channels_last, packed
+from native import RELU, call, channels_last, epilogue, images, launch, packed
 from regions import fused
 from test_conv2d_nhwc import record
 from test_conv2d_nhwc_cuda import whole_numbers
@@ -173,13 +173,17 @@ def run(
         shape_of(case),
         getattr(_cpu.ElementType, compute_dtype),
     )
-    n, c, _, _, k = case[:5]
+    n, _, _, _, k = case[:5]
     out = halves.Output(device, (n, shape.out_h // 2, shape.out_w // 2, k + more[1]), compute_dtype)
     untouched = out.array[..., k:].copy()
     call(
-        device, "conv2d_nhwc_wgmma_pool", halves.put(device, channels_last(x, more[0]), compute_dtype),
-        packed(device, "conv2d_nhwc_wgmma", [weight], shape, kind), device.put(bias), out.array,
-        shape, _cpu.Conv2dPitches(c + more[0], k + more[1]), told, kind, *activation, rank,
+        device, "conv2d_nhwc_wgmma_pool",
+        *images(
+            halves.put(device, channels_last(x, more[0]), compute_dtype), storage_dtype=compute_dtype
+        ),
+        packed(device, "conv2d_nhwc_wgmma", [weight], shape, kind),
+        *images(out.array, storage_dtype=compute_dtype), shape, kind,
+        *epilogue(device.put(bias), activation, told), *launch(rank=rank),
     )  # fmt: skip
     assert bool((out.array[..., k:] == untouched).all())
     return out.get()[..., :k].transpose(0, 3, 1, 2)

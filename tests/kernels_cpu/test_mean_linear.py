@@ -15,7 +15,7 @@ from conftest import Device
 from engines import built, running, single, steps_of
 from halves import HALVES
 from lowered import fuse, lay_channels_last
-from native import NONE, RELU, call, packed
+from native import NONE, RELU, call, epilogue, packed, prologue, values
 from regions import fused, mean_linear
 from test_passes import Builder, same
 
@@ -177,8 +177,9 @@ def run(
     call(
         device, "mean_linear", halves.put(device, x, compute_dtype),
         packed(device, "mean_linear", [weight], shape, outputs, kind),
-        *map(device.put, (bias, scale, shift)), out.array, shape, outputs, floor,
-        halves.kind(storage_dtype), told, kind, *activation,
+        *values(out.array, storage_dtype), shape, outputs, kind,
+        *prologue(device.put(scale), device.put(shift), floor=floor),
+        *epilogue(device.put(bias), activation, told),
     )  # fmt: skip
     return out.get()
 

@@ -15,7 +15,7 @@ from conftest import Device
 from engines import built, on_gpu, running, single, steps_of
 from halves import HALVES
 from lowered import fuse, lay_channels_last
-from native import NONE, RELU, call, packed
+from native import NONE, RELU, call, epilogue, packed, values
 from regions import squeeze_excite
 from test_passes import Builder, same
 
@@ -215,10 +215,10 @@ def run(x, first, second, biases, compute_dtype, storage_dtype, inner, outer, me
     out = halves.Output(device, (n, channels), "float32")
     parts = 0 if means is None else means.shape[1]
     call(
-        device, "squeeze_excite", halves.put(device, x, storage_dtype),
+        device, "squeeze_excite", *values(halves.put(device, x, storage_dtype), storage_dtype),
         packed(device, "squeeze_excite", [first, second], shape, hidden, kind),
-        *map(device.put, (*biases, means)), out.array, parts, shape, hidden, halves.kind(storage_dtype), kind,
-        *inner, *outer,
+        device.put(means), parts, out.array, shape, hidden, kind,
+        *epilogue(device.put(biases[0]), inner), *epilogue(device.put(biases[1]), outer),
     )  # fmt: skip
     return out.get()
 
@@ -335,10 +335,10 @@ def test_images_are_multiplied(rng, shape, storage_dtype, limits):
         pytest.skip("images that threads cannot keep")
     out = halves.Output(device, x.shape, storage_dtype)
     call(
-        device, "squeeze_excite_scale", halves.put(device, x, storage_dtype),
-        packed(device, "squeeze_excite", [first, second], sizes, len(first), kind),
-        *map(device.put, biases), out.array, sizes, len(first), halves.kind(storage_dtype), halves.NO_ONE,
-        kind, *how[0], *how[1], *limits,
+        device, "squeeze_excite_scale", *values(halves.put(device, x, storage_dtype), storage_dtype),
+        packed(device, "squeeze_excite", [first, second], sizes, len(first), kind), out.array,
+        sizes, len(first), kind, *epilogue(device.put(biases[0]), how[0]),
+        *epilogue(device.put(biases[1]), how[1]), *epilogue(None, (Function.clip, *limits)),
     )  # fmt: skip
     wanted = np.clip(x * factors[:, None, :], *limits)
     assert np.array_equal(out.get(), halves.rounded(wanted, storage_dtype))
@@ -353,10 +353,10 @@ def test_products_past_float16_are_told(rng, large, clamped):
     sizes, kind = _cpu.AxisShape(2, 49, 64), _cpu.ElementType.float16
     z = halves.Output(device, x.shape, "float16")
     call(
-        device, "squeeze_excite_scale", halves.put(device, x, "float16"),
-        packed(device, "squeeze_excite", [0 * first, second], sizes, 16, kind), None,
-        device.put(np.full(64, 3, np.float32)), z.array, sizes, 16, halves.kind("float16"),
-        told.overflow, kind, *NONE, *NONE, -math.inf, 60000.0 if clamped else math.inf,
+        device, "squeeze_excite_scale", *values(halves.put(device, x, "float16"), "float16"),
+        packed(device, "squeeze_excite", [0 * first, second], sizes, 16, kind), z.array, sizes, 16, kind,
+        *epilogue(), *epilogue(device.put(np.full(64, 3, np.float32))),
+        *epilogue(None, (Function.clip, -math.inf, 60000.0 if clamped else math.inf), told.overflow),
     )  # fmt: skip
     assert told.said() == (large and not clamped)
 
@@ -372,8 +372,8 @@ def test_images_that_threads_cannot_keep_are_not_multiplied(positions, storage_d
     )
     with pytest.raises(ValueError, match="expected 16 bits, and images that threads can keep"):
         module.squeeze_excite_scale(
-            256, 256, 0, 0, 512, shape, 4, halves.kind(storage_dtype), halves.NO_ONE,
-            _cpu.ElementType.float16, Function.relu, 0.0, 0.0, Function.relu, 0.0, 0.0, 0.0, 0.0, 0,
+            *values(256, storage_dtype), 256, 512, shape, 4, _cpu.ElementType.float16,
+            *3 * epilogue(), 0,
         )  # fmt: skip
 
 

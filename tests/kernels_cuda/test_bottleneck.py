@@ -15,7 +15,7 @@ from conftest import Device
 from engines import built, on_gpu, running, single
 from halves import HALVES
 from lowered import fuse, lay_channels_last
-from native import NONE, RELU, call, packed
+from native import NONE, RELU, call, epilogue, images, packed
 from regions import bottleneck
 from test_expand_depthwise import ids
 from test_passes import Builder, kinds, same
@@ -173,11 +173,16 @@ def run(
         halves.Output(device, (*x.shape[:3], channels), compute_dtype) for channels in how[1:]
     )
     *biases, residual = given
+    added = halves.put(device, residual, compute_dtype)
     call(
         device, "bottleneck", halves.put(device, x, compute_dtype),
-        packed(device, "bottleneck", weights, *how, kind), *map(device.put, (*biases, next_bias)),
-        halves.put(device, residual, compute_dtype), out.array, reduced_out.array if reduced else None,
-        *how, told, kind, *inner, *outer, *after,
+        packed(device, "bottleneck", weights, *how, kind),
+        out.array, reduced_out.array if reduced else None, *how, kind,
+        *epilogue(device.put(biases[0]), inner),
+        *epilogue(
+            device.put(biases[1]), outer, residual=images(added, storage_dtype=compute_dtype)
+        ),
+        *epilogue(device.put(next_bias), after, told),
     )  # fmt: skip
     both = out.get(), reduced_out.get()
     return both[0] if third is None else both
@@ -347,8 +352,8 @@ def test_what_does_not_fit_is_refused(hopper):
     ):  # fmt: skip
         with pytest.raises(ValueError, match=expected):
             module.bottleneck(
-                x, 256, 0, 0, 0, 0, 512, 0, shape, 256, 0, halves.NO_ONE,
-                getattr(_cpu.ElementType, compute_dtype), *function, *RELU, *RELU, 0,
+                x, 256, 512, 0, shape, 256, 0, getattr(_cpu.ElementType, compute_dtype),
+                *epilogue(0, function), *2 * epilogue(0, RELU), 0,
             )  # fmt: skip
 
 

@@ -10,7 +10,18 @@ import pytest
 import tolerances
 from conftest import Device
 from halves import HALVES
-from native import NONE, RELU, call, channels_first, channels_last, epilogue, images, packed
+from native import (
+    NONE,
+    RELU,
+    call,
+    channels_first,
+    channels_last,
+    epilogue,
+    images,
+    launch,
+    packed,
+    prologue,
+)
 from test_conv2d_nhwc import CASES, DIRECT, arrays, bound, ids, record
 
 from cnn_engine import _cpu
@@ -155,9 +166,9 @@ def product(
     n, c, h, w, k, kernel, stride, padding, dilation, groups = case
     shape = _cpu.Conv2dShape(n, c, h, w, k, *kernel, *stride, *padding, *dilation, groups)
     kind = getattr(_cpu.ElementType, compute_dtype)
-    images = x if planar else channels_last(x, more[0])
-    types = [halves.kind(name) for name in storage_dtype]
-    workspace = cuda_module.load().conv2d_nhwc_workspace(shape, planar, kind, types[0], 0)
+    read = x if planar else channels_last(x, more[0])
+    x_kind = halves.kind(storage_dtype[0])
+    workspace = cuda_module.load().conv2d_nhwc_workspace(shape, planar, kind, x_kind, 0)
     out = halves.put(
         device, np.full((n, shape.out_h, shape.out_w, k + more[1]), 7), storage_dtype[2]
     )
@@ -168,12 +179,13 @@ def product(
     )
     scale, shift, floor = before or (None, None, -math.inf)
     call(
-        device, "conv2d_nhwc", halves.put(device, images, storage_dtype[0]),
-        packed(device, "conv2d_nhwc", [weight], shape, planar, kind), device.put(bias), added,
-        device.put(scale), device.put(shift), out,
-        device.put(np.full(workspace, 255), np.uint8) if workspace else None, shape,
-        _cpu.Conv2dPitches(c + more[0], k + more[1], k), _cpu.Conv2dStorage(*types), told, planar,
-        kind, scale is not None and scale.ndim == 2, floor, *activation, rank,
+        device, "conv2d_nhwc",
+        *images(halves.put(device, read, storage_dtype[0]), 0 if planar else None, storage_dtype[0]),
+        packed(device, "conv2d_nhwc", [weight], shape, planar, kind),
+        *images(out, storage_dtype=storage_dtype[2]), shape, kind,
+        *prologue(device.put(scale), device.put(shift), scale is not None and scale.ndim == 2, floor),
+        *epilogue(device.put(bias), activation, told, images(added, storage_dtype=storage_dtype[1])),
+        *launch(device.put(np.full(workspace, 255), np.uint8) if workspace else None, rank=rank),
     )  # fmt: skip
     return channels_first(halves.get(device, out, storage_dtype[2]), k)
 
@@ -371,9 +383,8 @@ def test_fours_of_channels_that_32_bits_do_not_count(rng):
     size = cuda_module.load().conv2d_nhwc_workspace(*how, halves.kind("float32"), 0)
     out = cupy.full((shape.out_h, shape.out_w, 4), 7, np.float32)
     call(
-        device, "conv2d_nhwc", x, own, None, None, None, None, out, cupy.empty(size, np.uint8), shape,
-        _cpu.Conv2dPitches(4, 4, 4), _cpu.Conv2dStorage(*[halves.kind("float32")] * 3), halves.NO_ONE,
-        True, kind, False, -math.inf, *NONE, 0,
+        device, "conv2d_nhwc", *images(x, 0), own, *images(out), shape, kind, *prologue(), *epilogue(),
+        *launch(cupy.empty(size, np.uint8)),
     )  # fmt: skip
     found = cupy.asnumpy(out[[0, -1], [0, -1]])
     wanted = np.einsum("erc,krc->ek", ends, weight[:, 0])

@@ -10,7 +10,18 @@ import pytest
 import targets
 from conftest import Device
 from halves import HALVES
-from native import NONE, RELU, call, channels_first, channels_last, packed
+from native import (
+    NONE,
+    RELU,
+    call,
+    channels_first,
+    channels_last,
+    epilogue,
+    images,
+    launch,
+    packed,
+    prologue,
+)
 from test_conv2d_nhwc import CASES, arrays, ids, record
 from test_conv2d_nhwc_cuda import ERRORS, PRODUCTS, whole_numbers
 
@@ -76,12 +87,12 @@ def hopper():
 
 def product(
     case, compute_dtype, x, weight, bias, *, residual=None, activation=NONE, more=(0, 0), storage_dtype=None,
-    told=halves.NO_ONE, before=(None, None, -math.inf), rank=0, known=0, holds=False,
+    told=halves.NO_ONE, before=(None, None, -math.inf), rank=0, ready=0, holds=False,
 ):  # fmt: skip
     """Calls the kernel.
 
     ``before``: scale, shift and the least that z can be; ``more``: of the pitches of x and y; ``stored``: how
-    x, the residual and y lie in memory; ``rank``: of the tile and split; ``known``, ``holds``: see the
+    x, the residual and y lie in memory; ``rank``: of the tile and split; ``ready``, ``holds``: see the
     operator's header.
     """
     device, shape = Device("cuda"), shape_of(case)
@@ -89,21 +100,25 @@ def product(
         getattr(_cpu.ElementType, compute_dtype),
         storage_dtype or (storage_dtypes(compute_dtype),) * 3,
     )
-    n, c, _, _, k = case[:5]
+    n, _, _, _, k = case[:5]
     out = halves.put(
         device, np.full((n, shape.out_h, shape.out_w, k + more[1]), 7), storage_dtype[2]
     )
     added = residual
     if residual is not None:
         added = halves.put(device, residual.transpose(0, 2, 3, 1), storage_dtype[1])
-    types = _cpu.Conv2dStorage(*map(halves.kind, storage_dtype))
     call(
-        device, "conv2d_nhwc_wgmma", halves.put(device, channels_last(x, more[0]), storage_dtype[0]),
-        packed(device, "conv2d_nhwc_wgmma", [weight], shape, kind), device.put(bias), added,
-        *map(device.put, before[:2]), out, shape,
-        _cpu.Conv2dPitches(c + more[0], k + more[1], k), types, told, kind,
-        before[0] is not None and before[0].ndim == 2, before[2], *activation,
-        known, holds, rank,
+        device, "conv2d_nhwc_wgmma",
+        *images(
+            halves.put(device, channels_last(x, more[0]), storage_dtype[0]), storage_dtype=storage_dtype[0]
+        ),
+        packed(device, "conv2d_nhwc_wgmma", [weight], shape, kind),
+        *images(out, storage_dtype=storage_dtype[2]), shape, kind,
+        *prologue(
+            *map(device.put, before[:2]), before[0] is not None and before[0].ndim == 2, before[2]
+        ),
+        *epilogue(device.put(bias), activation, told, images(added, storage_dtype=storage_dtype[1])),
+        *launch(ready=ready, holds=holds, rank=rank),
     )  # fmt: skip
     return channels_first(halves.get(device, out, storage_dtype[2]), k)
 
@@ -321,7 +336,7 @@ def test_what_is_known_is_multiplied_ahead(rng, known, compute_dtype):
     residual = rng.integers(-9, 9, (1, 136, 14, 14)).astype(np.float32)
     plain, after = (record(case).reference(given, weight, bias) for given in (x, z))
     for rank in range(24):
-        how = {"known": known, "holds": rank % 2 == 0, "rank": rank, "activation": RELU}
+        how = {"ready": known, "holds": rank % 2 == 0, "rank": rank, "activation": RELU}
         found = product(case, compute_dtype, x, weight, bias, residual=residual, **how)
         wanted = halves.rounded(np.maximum(plain + residual, 0), storage_dtypes(compute_dtype))
         assert np.array_equal(found, wanted), rank

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import targets
 from conftest import Device
-from native import NONE, RELU, call, channels_first, packed
+from native import NONE, RELU, call, channels_first, epilogue, images, packed
 from test_conv2d_nhwc import arrays, ids, record
 from test_conv2d_nhwc_cuda import ERRORS, whole_numbers
 from test_conv2d_nhwc_wgmma import OPERANDS, shape_of, storage_dtypes
@@ -46,8 +46,8 @@ def first_layer(case, compute_dtype, x, weight, bias, activation=NONE, more=0, s
     out = halves.put(device, np.full((n, shape.out_h, shape.out_w, k + more), 7), storage_dtype)
     call(
         device, "conv2d_nhwc_wgmma_planar", device.put(x),
-        packed(device, "conv2d_nhwc_wgmma_planar", [weight], shape, kind), device.put(bias), out,
-        shape, k + more, halves.kind(storage_dtype), halves.NO_ONE, kind, *activation,
+        packed(device, "conv2d_nhwc_wgmma_planar", [weight], shape, kind),
+        *images(out, storage_dtype=storage_dtype), shape, kind, *epilogue(device.put(bias), activation),
     )  # fmt: skip
     return channels_first(halves.get(device, out, storage_dtype), k)
 

@@ -9,7 +9,7 @@ import targets
 from conftest import Device
 from engines import on_gpu
 from halves import HALVES
-from native import NONE, RELU, call, channels_first, channels_last, packed
+from native import NONE, RELU, call, channels_first, channels_last, epilogue, images, launch, packed
 from test_conv2d_nhwc import record
 from test_conv2d_nhwc_cuda import ERRORS
 from test_conv2d_nhwc_wgmma import OPERANDS, shape_of, storage_dtypes
@@ -126,7 +126,7 @@ def run(
     storage_dtype=None,
     told=halves.NO_ONE,
     rank=0,
-    known=0,
+    ready=0,
     holds=False,
     bias=True,
 ):
@@ -136,7 +136,7 @@ def run(
         getattr(_cpu.ElementType, compute_dtype),
         storage_dtype or (storage_dtypes(compute_dtype),) * 2,
     )
-    images = [
+    read = [
         halves.put(device, channels_last(x, extra), storage_dtype[0])
         for (x, *_), extra in zip(both, more, strict=False)
     ]
@@ -147,13 +147,15 @@ def run(
     out = halves.put(
         device, np.full((n, first.out_h, first.out_w, k + more[2]), 7), storage_dtype[1]
     )
-    types = _cpu.Conv2dStorage(*(halves.kind(storage_dtype[place]) for place in (0, 1, 1)))
     call(
-        device, "conv2d_nhwc_wgmma_pair", *images,
+        device, "conv2d_nhwc_wgmma_pair",
+        *(part for one in read for part in images(one, storage_dtype=storage_dtype[0])),
         packed(device, "conv2d_nhwc_wgmma_pair", weights, *shapes, beside, kind),
-        device.put(np.concatenate(biases) if beside else sum(biases)) if bias else None, out, *shapes, beside,
-        _cpu.Conv2dPitches(cases[0][1] + more[0], k + more[2]), cases[1][1] + more[1], types, told,
-        kind, *activation, known, holds, rank,
+        *images(out, storage_dtype=storage_dtype[1]), *shapes, beside, kind,
+        *epilogue(
+            device.put(np.concatenate(biases) if beside else sum(biases)) if bias else None, activation, told
+        ),
+        *launch(ready=ready, holds=holds, rank=rank),
     )  # fmt: skip
     return channels_first(halves.get(device, out, storage_dtype[1]), k)
 
@@ -200,7 +202,7 @@ def test_every_tile_and_split_is_exact(rng, cases, beside, compute_dtype):
     for rank in range(40):
         known = (0, 0, 64, 10000)[rank % 4]
         found = run(
-            cases, compute_dtype, both, beside, activation=RELU, rank=rank, known=known, holds=rank % 3 == 0
+            cases, compute_dtype, both, beside, activation=RELU, rank=rank, ready=known, holds=rank % 3 == 0
         )  # fmt: skip
         assert np.array_equal(found, wanted), rank
 

@@ -15,7 +15,7 @@ from conftest import Device
 from engines import built, on_gpu, running, single
 from halves import HALVES
 from lowered import fuse, lay_channels_last
-from native import NONE, RELU, call, packed
+from native import NONE, RELU, call, epilogue, images, launch, packed, prologue
 from regions import dense_layer, fused
 from test_expand_depthwise import ids
 from test_passes import Builder, same
@@ -160,7 +160,7 @@ def run(
     holds=True, more=16,
 ):  # fmt: skip
     """Returns y and z; x and y are columns of one array, with ``more`` behind them."""
-    n, h, w, before, known = case
+    n, h, w, before, ready = case
     x, last, window, e, scale, shift, first_bias, bias = given
     device, kind, shape = (
         Device("cuda"),
@@ -174,10 +174,13 @@ def run(
     out = halves.Output(device, (n, h, w, CHANNELS), compute_dtype)
     how = shape, before, CHANNELS
     call(
-        device, "dense_layer", block, halves.put(device, e, compute_dtype),
-        packed(device, "dense_layer", [window, last], *how, kind),
-        *map(device.put, (first_bias, bias, scale, shift)), block[..., before:], out.array, *how,
-        _cpu.Conv2dPitches(pitch, pitch), CHANNELS, floor, told, kind, *inner, *outer, known, holds,
+        device, "dense_layer", *images(block, storage_dtype=compute_dtype),
+        halves.put(device, e, compute_dtype),
+        *images(block[..., before:], pitch, compute_dtype), *images(out.array, storage_dtype=compute_dtype),
+        packed(device, "dense_layer", [window, last], *how, kind), *how, kind,
+        *prologue(device.put(scale), device.put(shift), floor=floor),
+        *epilogue(device.put(first_bias), inner), *epilogue(device.put(bias), outer, told),
+        *launch(ready=ready, holds=holds),
     )  # fmt: skip
     found = halves.get(device, block, compute_dtype)
     assert np.array_equal(found[..., :before], halves.rounded(x, compute_dtype))

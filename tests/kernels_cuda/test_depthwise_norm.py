@@ -11,7 +11,7 @@ import tolerances
 from conftest import Device
 from engines import assert_as_on_cpu, built, on_gpu, running, single
 from lowered import fuse, lay_channels_last
-from native import call
+from native import NONE, call, epilogue, values
 from regions import depthwise_norm, fused
 from test_passes import Builder, same
 
@@ -140,8 +140,8 @@ def run(case, x, weight, bias, scale, shift, kept="float32", overflow=halves.NO_
     call(device, "conv2d_nhwc_depthwise_pack", device.put(weight), own, shape, halves.kind(kept))
     y = halves.Output(device, (n, shape.out_h, shape.out_w, c), kept)
     call(
-        device, "depthwise_norm", halves.put(device, x, kept), own,
-        *map(device.put, (bias, scale, shift)), y.array, shape, EPSILON, halves.kind(kept), overflow,
+        device, "depthwise_norm", *values(halves.put(device, x, kept), kept), own, *values(y.array, kept),
+        shape, device.put(scale), device.put(shift), EPSILON, *epilogue(device.put(bias), NONE, overflow),
     )  # fmt: skip
     return y.get()
 

@@ -15,7 +15,7 @@ from conftest import Device
 from engines import built, on_gpu, running, single
 from halves import HALVES
 from lowered import fuse, lay_channels_last
-from native import NONE, call, packed
+from native import NONE, call, epilogue, packed
 from test_expand_depthwise import CASES, arrays, block, found_in, ids, shapes_of
 from test_passes import Builder, kinds, same
 
@@ -150,8 +150,8 @@ def run(
     call(
         device, "expand_depthwise", halves.put(device, x, compute_dtype),
         packed(device, "expand_depthwise", [first, second], shape, channels, kind),
-        *map(device.put, biases), out.array, means if parts else None, shape, channels, told, kind,
-        *inner, *outer,
+        out.array, means if parts else None, shape, channels, kind,
+        *epilogue(device.put(biases[0]), inner), *epilogue(device.put(biases[1]), outer, told),
     )  # fmt: skip
     device.check_guards(around)
     y = out.get()
@@ -287,8 +287,7 @@ def test_what_does_not_fit_is_refused(hopper):
     ):
         with pytest.raises(ValueError, match=expected):
             module.expand_depthwise(
-                x, 256, 0, 0, 512, 0, shape, 80, halves.NO_ONE, getattr(_cpu.ElementType, compute_dtype),
-                *NONE, *NONE, 0,
+                x, 256, 512, 0, shape, 80, getattr(_cpu.ElementType, compute_dtype), *2 * epilogue(), 0,
             )  # fmt: skip
 
 

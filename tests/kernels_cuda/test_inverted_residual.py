@@ -15,7 +15,7 @@ from conftest import Device
 from engines import built, on_gpu, running, single
 from halves import HALVES
 from lowered import fuse, lay_channels_last
-from native import NONE, call, packed
+from native import NONE, call, epilogue, packed
 from test_expand_depthwise import ids
 from test_passes import Builder, kinds, same
 
@@ -180,8 +180,9 @@ def run(case, given, compute_dtype, functions=(NONE, NONE, NONE), told=halves.NO
     out = halves.Output(device, (len(x), shape.out_h, shape.out_w, filters), compute_dtype)
     call(
         device, "inverted_residual", halves.put(device, x, compute_dtype),
-        packed(device, "inverted_residual", weights, *how, kind), *map(device.put, biases), out.array,
-        *how, case[-1], told, kind, *functions[0], *functions[1], *functions[2],
+        packed(device, "inverted_residual", weights, *how, kind), out.array, *how, case[-1], kind,
+        *(part for bias, one in zip(biases, functions, strict=True)
+          for part in epilogue(device.put(bias), one, told)),
     )  # fmt: skip
     return out.get()
 
@@ -305,8 +306,8 @@ def test_what_does_not_fit_is_refused(hopper):
     ):  # fmt: skip
         with pytest.raises(ValueError, match=expected):
             module.inverted_residual(
-                x, 256, 0, 0, 0, 512, *shape_of(case), True, halves.NO_ONE,
-                getattr(_cpu.ElementType, compute_dtype), *NONE, *NONE, *NONE, 0,
+                x, 256, 512, *shape_of(case), True, getattr(_cpu.ElementType, compute_dtype),
+                *3 * epilogue(), 0,
             )  # fmt: skip
 
 

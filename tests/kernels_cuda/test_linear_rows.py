@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tolerances
 from conftest import Device
-from native import call, check_guards, guarded, rounded
+from native import call, check_guards, epilogue, guarded, rounded, values
 
 from cnn_engine import _cpu
 from cnn_engine.engine.check import ROUNDING
@@ -55,9 +55,8 @@ def run(
     dtype = np.float32 if storage_dtype[1] == "float32" else np.uint16
     out, memory = guarded(device, (len(x), len(weight)), dtype)
     call(
-        device, "linear_rows", halves.put(device, x, storage_dtype[0]), packed,
-        None if bias is None else device.put(bias), out, shape, *map(halves.kind, storage_dtype),
-        halves.NO_ONE, kind, *activation,
+        device, "linear_rows", *values(halves.put(device, x, storage_dtype[0]), storage_dtype[0]), packed,
+        *values(out, storage_dtype[1]), shape, kind, *epilogue(device.put(bias), activation),
     )  # fmt: skip
     check_guards(device, memory, dtype)
     found = device.get(out)

@@ -11,7 +11,7 @@ import pytest
 import targets
 import tolerances
 from conftest import Device
-from native import call, check_guards, guarded
+from native import call, check_guards, epilogue, guarded, images
 from regions import bottleneck
 from test_bottleneck import HALVES, NONE, RELU, found_in, laid
 from test_expand_depthwise import ids, single
@@ -150,11 +150,11 @@ def run(case, x, first, second, given, compute_dtype, *, outer=NONE, told=halves
     dtype = halves.laid(x, storage_dtype).dtype
     out, memory = guarded(device, (*x.shape[:3], outputs), dtype)
     *biases, residual = given
-    there = [None if bias is None else device.put(bias) for bias in biases]
     added = None if residual is None else halves.put(device, residual, storage_dtype)
     call(
-        device, "mlp", halves.put(device, x, storage_dtype), packed, *there, added, out, shape, outputs,
-        told, kind, *outer,
+        device, "mlp", halves.put(device, x, storage_dtype), packed, out, shape, outputs, kind,
+        *epilogue(device.put(biases[0]), (_cpu.UnaryFunction.gelu, 0, 0)),
+        *epilogue(device.put(biases[1]), outer, told, images(added, storage_dtype=storage_dtype)),
     )  # fmt: skip
     check_guards(device, memory, dtype)
     return halves.get(device, out, storage_dtype)
@@ -308,10 +308,9 @@ def test_what_does_not_fit_is_refused(hopper):
         for x, function, expected in (
             (8, RELU, "of 16"), (256, (_cpu.UnaryFunction.swish, 1, 0), "relu or clip"),
         ):  # fmt: skip
+            both = *epilogue(), *epilogue(0, function)
             with pytest.raises(ValueError, match=expected):
-                module.mlp(
-                    x, 256, 0, 0, 0, 512, shape, 96, halves.NO_ONE, compute_dtype, *function, 0
-                )
+                module.mlp(x, 256, 512, shape, 96, compute_dtype, *both, 0)
 
 
 @pytest.mark.gpu

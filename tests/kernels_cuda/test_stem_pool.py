@@ -11,7 +11,7 @@ import targets
 from conftest import Device
 from engines import on_gpu
 from halves import HALVES
-from native import NONE, RELU, call, packed
+from native import NONE, RELU, call, epilogue, images, packed
 from regions import conv2d_pool
 from test_conv2d_pool import network
 from test_expand_depthwise import ids
@@ -69,8 +69,9 @@ def run(case, given, compute_dtype, function=RELU, more=0, told=halves.NO_ONE):
     untouched = out.array[..., k:].copy()
     call(
         device, "stem_pool", device.put(x),
-        packed(device, "conv2d_nhwc_wgmma_planar", [weight], shape, kind), device.put(bias),
-        out.array, shape, pool, k + more, told, kind, *function,
+        packed(device, "conv2d_nhwc_wgmma_planar", [weight], shape, kind),
+        *images(out.array, storage_dtype=compute_dtype), shape, pool, kind,
+        *epilogue(device.put(bias), function, told),
     )  # fmt: skip
     assert bool((out.array[..., k:] == untouched).all())
     return out.get()[..., :k]
@@ -89,8 +90,8 @@ def run_both(case, given, compute_dtype, function=RELU):
     out = halves.put(device, np.zeros((len(x), pool.out_h, pool.out_w, k)), compute_dtype)
     call(
         device, "conv2d_nhwc_wgmma_planar", device.put(x),
-        packed(device, "conv2d_nhwc_wgmma_planar", [weight], shape, kind), device.put(bias), between,
-        shape, k, storage_dtype, halves.NO_ONE, kind, *function,
+        packed(device, "conv2d_nhwc_wgmma_planar", [weight], shape, kind),
+        *images(between, storage_dtype=compute_dtype), shape, kind, *epilogue(device.put(bias), function),
     )  # fmt: skip
     call(device, "max_pool2d_nhwc", between, out, pool, k, k, storage_dtype)
     return halves.get(device, out, compute_dtype)
@@ -195,7 +196,7 @@ def test_what_does_not_fit_is_refused(hopper):
     ):
         assert not module.stem_pool_takes(*how, float16, targets.native())
         with pytest.raises(ValueError, match=expected):
-            module.stem_pool(256, 512, 0, 1024, *how, 64, halves.NO_ONE, float16, *RELU, 0)
+            module.stem_pool(256, 512, 1024, 64, float16, *how, float16, *epilogue(0, RELU), 0)
     for compute_dtype, weights, function, expected in (
         ("tf32", 512, RELU, "float16 or bfloat16"),
         ("float16", 8, RELU, "a multiple of 16"),
@@ -204,7 +205,7 @@ def test_what_does_not_fit_is_refused(hopper):
         kind = getattr(_cpu.ElementType, compute_dtype)
         with pytest.raises(ValueError, match=expected):
             module.stem_pool(
-                256, weights, 0, 1024, *shapes_of(fine), 64, halves.NO_ONE, kind, *function, 0
+                256, weights, 1024, 64, kind, *shapes_of(fine), kind, *epilogue(0, function), 0
             )
 
 

@@ -8,7 +8,7 @@ import halves
 import numpy as np
 import pytest
 from conftest import Device
-from native import call, dims, strides
+from native import call, dims, strides, values
 
 from cnn_engine import _cpu
 
@@ -33,13 +33,17 @@ def same(found, wanted, storage_dtype, sizes=None):
 
 
 def run(name, inputs, shape, types, *arguments):
-    """Calls ``name`` with (array or None, type) of each input; returns the output, of ``types[-1]``."""
+    """Calls ``name`` with (array or None, type) of each input; returns the output, of ``types[-1]``.
+
+    A parameter has no type: it is float32.
+    """
     device = Device("cuda")
-    placed = [
-        None if a is None else halves.put(device, a, storage_dtype) for a, storage_dtype in inputs
-    ]
+    placed = []
+    for array, storage_dtype in inputs:
+        there = None if array is None else halves.put(device, array, storage_dtype or "float32")
+        placed += [there] if storage_dtype is None else values(there, storage_dtype)
     out = halves.put(device, np.full(shape, np.nan), types[-1])
-    call(device, name, *placed, out, *arguments)
+    call(device, name, *placed, *values(out, types[-1]), *arguments)
     return halves.get(device, out, types[-1])
 
 
@@ -47,7 +51,6 @@ def run(name, inputs, shape, types, *arguments):
 @pytest.mark.parametrize("size", [1, 7, 64, 4100, 100_003])
 def test_unary(rng, size, types):
     x = halves.rounded(rng.standard_normal(size), types[0])
-    kinds = [halves.kind(storage_dtype) for storage_dtype in types]
     for function, wanted in (
         (_cpu.UnaryFunction.relu, np.maximum(x, 0)),
         (_cpu.UnaryFunction.exp, np.exp(x.astype(np.float64))),
@@ -58,11 +61,8 @@ def test_unary(rng, size, types):
             size,
             types,
             size,
-            *kinds,
+            _cpu.Activation(function, 0, 0),
             halves.NO_ONE,
-            function,
-            0,
-            0,
         )
         same(found, wanted, types[1])
 
@@ -81,15 +81,12 @@ def test_binary(rng, shapes, types):
     for order in (types[0], "float32"), ("float32", types[0]):
         if "float16" not in (*order, types[1]) and "bfloat16" not in (*order, types[1]):
             continue
-        kinds = [halves.kind(storage_dtype) for storage_dtype in (*order, types[1])]
         inputs = list(zip((x, y), order, strict=True))
         for function, of in (
             (_cpu.BinaryFunction.add, np.add),
             (_cpu.BinaryFunction.mul, np.multiply),
         ):
-            found = run(
-                "binary_stored", inputs, shape, types, taken, *kinds, halves.NO_ONE, function
-            )
+            found = run("binary_stored", inputs, shape, types, taken, function, halves.NO_ONE)
             assert np.array_equal(found, halves.rounded(of(x, y), types[1]))
 
 
@@ -98,10 +95,10 @@ def test_binary(rng, shapes, types):
 def test_affine_channel(rng, shape, types):
     x = halves.rounded(rng.standard_normal(shape), types[0])
     center, scale, shift = rng.standard_normal((3, shape[1])).astype(np.float32)
-    parameters = [(a, "float32") for a in (center, scale, shift)]
+    parameters = [(a, None) for a in (center, scale, shift)]
     found = run(
         "affine_channel_stored", [(x, types[0]), *parameters], shape, types,
-        _cpu.ChannelShape(*shape, 1), *map(halves.kind, types), halves.NO_ONE,
+        _cpu.ChannelShape(*shape, 1), halves.NO_ONE,
     )  # fmt: skip
     sizes = (abs(x) + abs(center)) * abs(scale) + abs(shift)
     same(found, (x.astype(np.float64) - center) * scale + shift, types[1], sizes)
@@ -119,9 +116,8 @@ def test_normalize_rows(rng, shape, types, centered):
     wanted = (x - mean) / np.sqrt(((x - mean) ** 2).mean(1, keepdims=True) + 1e-5)
     for parameters in ((scale, shift), (None, None)):
         found = run(
-            "normalize_rows_stored", [(x, types[0]), *((a, "float32") for a in parameters)], shape, types,
-            _cpu.NormalizeRowsShape(shape[0], 1, shape[1], 1, 1e-5, centered),
-            *map(halves.kind, types), halves.NO_ONE,
+            "normalize_rows_stored", [(x, types[0]), *((a, None) for a in parameters)], shape, types,
+            _cpu.NormalizeRowsShape(shape[0], 1, shape[1], 1, 1e-5, centered), halves.NO_ONE,
         )  # fmt: skip
         ends = wanted if parameters[0] is None else wanted * scale + shift
         sizes = 8 * (abs(wanted) + 1) * (1 if parameters[0] is None else abs(scale)) + abs(ends)
@@ -139,7 +135,7 @@ def test_mean(rng, shape, types):
     x = halves.rounded(rng.standard_normal(shape) + 1, types[0])
     wanted = x.astype(np.float64).mean(1)
     outer, _, inner = shape
-    arguments = _cpu.AxisShape(*shape), *map(halves.kind, types), halves.NO_ONE
+    arguments = _cpu.AxisShape(*shape), halves.NO_ONE
     found = run("mean_stored", [(x, types[0])], (outer, inner), types, *arguments)
     same(found, wanted, types[1], 4 * abs(x).mean(1))
     again = run("mean_stored", [(x, types[0])], (outer, inner), types, *arguments)
@@ -149,6 +145,8 @@ def test_mean(rng, shape, types):
 def test_two_types_of_16_bits_are_refused():
     device = Device("cuda")
     x = device.put(np.zeros(4, np.uint16), np.uint16)
-    kinds = halves.kind("float16"), halves.kind("bfloat16")
+    relu = _cpu.Activation(_cpu.UnaryFunction.relu, 0, 0)
     with pytest.raises(ValueError, match="expected one type beside float32, found float16 and"):
-        call(device, "unary_stored", x, x, 4, *kinds, halves.NO_ONE, _cpu.UnaryFunction.relu, 0, 0)
+        call(
+            device, "unary_stored", *values(x, "float16"), *values(x, "bfloat16"), 4, relu, halves.NO_ONE
+        )  # fmt: skip

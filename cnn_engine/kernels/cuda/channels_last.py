@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,13 +14,19 @@ from ...devices import Buffer
 from ...errors import UnsupportedError
 from ...graph.graph import Graph, Node, Value
 from .. import pooling
-from ..arguments import epilogue, input_images, output_images
+from ..arguments import (
+    epilogue,
+    input_images,
+    input_values,
+    launch,
+    output_images,
+    output_values,
+    prologue,
+)
 from ..cpu.channels_last import (
-    activation_of,
     has_prologue,
     make_pool,
     not_constant,
-    pitches_of,
     shape_of,
 )
 from ..gemm import linear_shape
@@ -173,29 +178,20 @@ def _workspace(node: Node, graph: Graph, device: Any, threads: int) -> int:
 
 
 def _make(call: Call, rank: int = 0) -> Bound:
-    op, (x, weight, _, added, scale, _) = call.node.op, (*call.inputs, *[None] * 4)[:6]
-    bias, residual, factors, shift = (*call.input_addresses[2:], 0, 0, 0, 0)[:4]
-    (shape, planar), out = _shape(call.node, x, weight), call.outputs[0]
-    function, first = call.prepared.function, (call.input_addresses[0], call.prepared.address, bias)
-    compute_dtype, activation = compute_dtype_of(call.node), activation_of(op)
+    op, (x, weight, _, _, scale, _) = call.node.op, (*call.inputs, *[None] * 4)[:6]
+    bias, _, factors, shift = (*call.input_addresses[2:], 0, 0, 0, 0)[:4]
+    (shape, planar), function = _shape(call.node, x, weight), call.prepared.function
+    after = epilogue(op.activation, bias, input_images(call, 3), call.overflow)
+    how = call.prepared.address, *output_images(call), shape, compute_dtype_of(call.node)
     if function == "conv2d_nhwc_wgmma_planar":
-        how = call.output_addresses[0], shape, call.pitch(out), storage_of(out), call.overflow
-        return call.native(function, *first, *how, compute_dtype, *activation)
-    if op.kind == "linear":
-        pitches, floor = _cpu.Conv2dPitches(*reversed(weight.shape)), None
-    else:
-        pitches, floor = pitches_of(call), op.floor
-    before = scale is not None and len(scale.shape) == 2, -math.inf if floor is None else floor
-    first += residual, factors, shift, call.output_addresses[0]
-    types = _cpu.Conv2dStorage(storage_of(x), storage_of(added), storage_of(out))
-    if function == "conv2d_nhwc_wgmma":
-        how = shape, pitches, types, call.overflow, compute_dtype
-        ahead = call.known, call.holds
-        return call.native(function, *first, *how, *before, *activation, *ahead, rank)
-    return call.native(
-        function, *first, call.workspace, shape, pitches, types, call.overflow, planar, compute_dtype,
-        *before, *activation, rank,
-    )  # fmt: skip
+        return call.native(function, call.input_addresses[0], *how, *after)
+    read = input_images(call, 0)
+    if planar:
+        read = read[0], 0, read[2]
+    per_image = scale is not None and len(scale.shape) == 2
+    floor = None if op.kind == "linear" else op.floor
+    before = prologue(factors, shift, per_image, floor)
+    return call.native(function, *read, *how, *before, *after, *launch(call, rank))
 
 
 def _not_depthwise(node: Node, graph: Graph) -> str | None:
@@ -258,10 +254,14 @@ def _pack_rows(node: Node, graph: Graph, device: Any) -> Buffer:
 def _make_rows(call: Call) -> Bound:
     bias = (*call.input_addresses[2:], 0)[0]
     return call.native(
-        "linear_rows", call.input_addresses[0], call.prepared.address, bias, call.output_addresses[0],
-        linear_shape(*call.inputs[:2]), storage_of(call.inputs[0]), storage_of(call.outputs[0]),
-        call.overflow, compute_dtype_of(call.node), *activation_of(call.node.op),
-    )  # fmt: skip
+        "linear_rows",
+        *input_values(call),
+        call.prepared.address,
+        *output_values(call),
+        linear_shape(*call.inputs[:2]),
+        compute_dtype_of(call.node),
+        *epilogue(call.node.op.activation, bias, overflow=call.overflow),
+    )
 
 
 def _not_product(node: Node, graph: Graph) -> str | None:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from ... import _cpu
 from ...devices import Buffer
 from ...graph.graph import Graph, Node, Value
-from ..cpu.channels_last import function_of, not_compiled, shape_of
+from ..arguments import epilogue, input_images, launch, output_images, prologue
+from ..cpu.channels_last import not_compiled, shape_of
 from ..kernel import Bound, Call, Kernel, storing
 from .channels_last import compute_dtype_of, pack_on
 from .fused_cuda import NOT_SOONER, ONLY_CLAMPS, is_clamp, not_in_16_bits
@@ -48,17 +47,22 @@ def _prepare(node: Node, graph: Graph, device: Any) -> Buffer:
 
 
 def _make(call: Call) -> Bound:
-    op, (x, *_), (y, z) = call.node.op, call.inputs, call.outputs
-    at, _, _, e, scale, shift, first_bias, bias = call.input_addresses
-    floor = op["second"].floor
+    op = call.node.op
+    _, _, _, e, scale, shift, first_bias, bias = call.input_addresses
     return call.native(
-        "dense_layer", at, e, call.prepared.address, first_bias, bias, scale, shift, *call.output_addresses,
-        *_sizes_of(call.node, call.inputs), _cpu.Conv2dPitches(call.pitch(x), call.pitch(y)),
-        call.pitch(z), -math.inf if floor is None else floor, call.overflow,
-        compute_dtype_of(call.node), *function_of(op.activation("first")),
-        *function_of(op.activation("second")),
-        call.known, call.holds,
-    )  # fmt: skip
+        "dense_layer",
+        *input_images(call, 0),
+        e,
+        *output_images(call, 0),
+        *output_images(call, 1),
+        call.prepared.address,
+        *_sizes_of(call.node, call.inputs),
+        compute_dtype_of(call.node),
+        *prologue(scale, shift, floor=op["second"].floor),
+        *epilogue(op.activation("first"), first_bias),
+        *epilogue(op.activation("second"), bias, overflow=call.overflow),
+        *launch(call),
+    )
 
 
 ROWS = [

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...graph.graph import Graph, Node
+from ..arguments import epilogue, input_values, output_values
 from ..cpu.channels_last import not_compiled, shape_of
 from ..kernel import Bound, Call, Kernel, storage_of, storing
 from .channels_last import convolution_of, may_be_the_callers, pack_channels
@@ -37,16 +38,14 @@ def _make(call: Call) -> Bound:
     scale, bias, shift = call.input_addresses[2:]
     return call.native(
         "depthwise_norm",
-        call.input_addresses[0],
+        *input_values(call),
         call.prepared.address,
-        bias,
+        *output_values(call),
+        shape_of(convolution_of(node), *call.inputs[:2]),
         scale,
         shift,
-        call.output_addresses[0],
-        shape_of(convolution_of(node), *call.inputs[:2]),
         node.op["norm"].epsilon,
-        storage_of(call.outputs[0]),
-        call.overflow,
+        *epilogue(None, bias, overflow=call.overflow),
     )
 
 

@@ -13,9 +13,10 @@ from ... import _cpu
 from ...devices import Buffer
 from ...graph.graph import Graph, Node, Value
 from ...operators.channels_last import MaxPool2dNhwc
+from ..arguments import NO_IMAGES, epilogue, input_images, input_values, launch, output_images
 from ..convolution import limits
-from ..cpu.channels_last import expansion_of, function_of, not_compiled, shape_of
-from ..kernel import Bound, Call, Kernel, storage_of, storing, upload
+from ..cpu.channels_last import expansion_of, not_compiled, shape_of
+from ..kernel import Bound, Call, Kernel, storing, upload
 from .channels_last import (
     compiled_for,
     compute_dtype_of,
@@ -85,8 +86,8 @@ def _no_pair_there(node: Node, graph: Graph, device: Any) -> str | None:
     return None if device.kernels.conv2d_nhwc_wgmma_pair_takes(*how) else NOT_SOONER
 
 
-def _ends_of(op: Any) -> Any:
-    """Returns the function that follows the sums of a pair, or None."""
+def _activation_of(op: Any) -> Any:
+    """Returns the activation that follows a pair, or None."""
     last = "second" if op["join"] else op.nodes[-1].role
     return op.activation(last)
 
@@ -94,7 +95,7 @@ def _ends_of(op: Any) -> Any:
 def _no_pair(node: Node, graph: Graph) -> str | None:
     if any(value.storage_dtype != own_type(node) for value in graph.inputs_of(node)[:2]):
         return "expected images that are stored as what is multiplied"
-    return not_compiled(replace(node, inputs=node.inputs[1:]), graph, _ends_of(node.op))
+    return not_compiled(replace(node, inputs=node.inputs[1:]), graph, _activation_of(node.op))
 
 
 def _pack_pair(node: Node, graph: Graph, device: Any) -> _Pair:
@@ -114,24 +115,19 @@ def _pack_pair(node: Node, graph: Graph, device: Any) -> _Pair:
 
 
 def _make_pair(call: Call, rank: int = 0) -> Bound:
-    (x, other), out = call.inputs[:2], call.outputs[0]
     weights, bias = call.prepared.weights, call.prepared.bias
-    pitches = _cpu.Conv2dPitches(call.pitch(x), call.pitch(out)), call.pitch(other)
     return call.native(
         "conv2d_nhwc_wgmma_pair",
-        *call.input_addresses[:2],
+        *input_images(call, 0),
+        *input_images(call, 1),
         weights.address,
-        bias.address if bias else 0,
-        call.output_addresses[0],
+        *output_images(call),
         *_pair_of(call.node, call.inputs),
-        *pitches,
-        _cpu.Conv2dStorage(storage_of(x), storage_of(None), storage_of(out)),
-        call.overflow,
         compute_dtype_of(call.node),
-        *function_of(_ends_of(call.node.op)),
-        call.known,
-        call.holds,
-        rank,
+        *epilogue(
+            _activation_of(call.node.op), bias.address if bias else 0, overflow=call.overflow
+        ),
+        *launch(call, rank),
     )
 
 
@@ -180,14 +176,11 @@ def _make_expansion(call: Call) -> Bound:
         "expand_depthwise",
         call.input_addresses[0],
         call.prepared.address,
-        *call.input_addresses[3:],
         *(*call.output_addresses, 0)[:2],
         expansion_of(op, *call.inputs[:3])[1],
         x.shape[3],
-        call.overflow,
         compute_dtype_of(call.node),
-        *function_of(op.activation("first")),
-        *function_of(op.activation("second")),
+        *_epilogues(call, call.input_addresses[3:]),
     )
 
 
@@ -255,19 +248,14 @@ def _pack_mlp(node: Node, graph: Graph, device: Any) -> Buffer:
 
 
 def _make_mlp(call: Call) -> Bound:
-    first, second, residual = call.input_addresses[3:6]
     return call.native(
         "mlp",
         call.input_addresses[0],
         call.prepared.address,
-        first,
-        second,
-        residual,
         call.output_addresses[0],
         *_mlp_of(call.node, call.inputs),
-        call.overflow,
         compute_dtype_of(call.node),
-        *function_of(call.node.op.activation("second")),
+        *_epilogues(call, call.input_addresses[3:5], residual=5),
     )
 
 
@@ -298,17 +286,29 @@ def _pack_bottleneck(node: Node, graph: Graph, device: Any) -> Buffer:
 
 
 def _make_bottleneck(call: Call) -> Bound:
-    op, (first, second, residual, _, third) = call.node.op, call.input_addresses[3:]
+    first, second, _, _, third = call.input_addresses[3:]
     return call.native(
-        "bottleneck", call.input_addresses[0], call.prepared.address, first, second, third, residual,
-        *(*call.output_addresses, 0)[:2], *_bottleneck_of(call.node, call.inputs), call.overflow,
-        compute_dtype_of(call.node), *_functions_of(op),
-    )  # fmt: skip
+        "bottleneck",
+        call.input_addresses[0],
+        call.prepared.address,
+        *(*call.output_addresses, 0)[:2],
+        *_bottleneck_of(call.node, call.inputs),
+        compute_dtype_of(call.node),
+        *_epilogues(call, (first, second, third), residual=5),
+    )
 
 
-def _functions_of(op: Any) -> list[Any]:
-    """Returns what follows the sums of three convolutions, as their kernels take it."""
-    return [argument for role in _THREE for argument in function_of(op.activation(role))]
+def _epilogues(call: Call, biases: Sequence[Any], residual: int | None = None) -> list[Any]:
+    """Returns the Epilogue of each convolution of a block, which are as many as the biases.
+
+    Args:
+        residual: the input that is added to the second one.
+    """
+    found = []
+    for place, (role, bias) in enumerate(zip(_THREE, biases, strict=False)):
+        added = NO_IMAGES if residual is None or place != 1 else input_images(call, residual)
+        found += epilogue(call.node.op.activation(role), bias, added, call.overflow)
+    return found
 
 
 # ---- convolutions and their max pools ----
@@ -355,35 +355,32 @@ def _pack_pooled(node: Node, graph: Graph, device: Any) -> Buffer:
 
 
 def _make_pooled(call: Call, rank: int = 0) -> Bound:
-    x, out = call.inputs[0], call.outputs[0]
     return call.native(
         "conv2d_nhwc_wgmma_pool",
-        call.input_addresses[0],
+        *input_images(call, 0),
         call.prepared.address,
-        call.input_addresses[2],
-        call.output_addresses[0],
+        *output_images(call),
         shape_of(convolution_of(call.node), *call.inputs[:2]),
-        _cpu.Conv2dPitches(call.pitch(x), call.pitch(out)),
-        call.overflow,
         compute_dtype_of(call.node),
-        *function_of(call.node.op.activation("convolution")),
-        rank,
+        *_pooled_epilogue(call),
+        *launch(call, rank),
     )
 
 
+def _pooled_epilogue(call: Call) -> tuple:
+    activation = call.node.op.activation("convolution")
+    return epilogue(activation, call.input_addresses[2], overflow=call.overflow)
+
+
 def _make_pooled_stem(call: Call) -> Bound:
-    op, out = call.node.op, call.outputs[0]
     return call.native(
         "stem_pool",
         call.input_addresses[0],
         call.prepared.address,
-        call.input_addresses[2],
-        call.output_addresses[0],
-        *_stem_and_pool(convolution_of(call.node), op["pool"], *call.inputs[:2]),
-        call.pitch(out),
-        call.overflow,
+        *output_images(call),
+        *_stem_and_pool(convolution_of(call.node), call.node.op["pool"], *call.inputs[:2]),
         compute_dtype_of(call.node),
-        *function_of(op.activation("convolution")),
+        *_pooled_epilogue(call),
     )
 
 
@@ -427,18 +424,15 @@ def _pack_block(node: Node, graph: Graph, device: Any) -> Buffer:
 
 
 def _make_block(call: Call) -> Bound:
-    op = call.node.op
     return call.native(
         "inverted_residual",
         call.input_addresses[0],
         call.prepared.address,
-        *call.input_addresses[4:],
         call.output_addresses[0],
         *_block_of(call.node, call.inputs),
-        _adds(op),
-        call.overflow,
+        _adds(call.node.op),
         compute_dtype_of(call.node),
-        *_functions_of(op),
+        *_epilogues(call, call.input_addresses[4:]),
     )
 
 
@@ -495,19 +489,16 @@ def _pack_gates(node: Node, graph: Graph, device: Any) -> Buffer:
 
 
 def _make_gates(call: Call) -> Bound:
-    op, (x, first) = call.node.op, call.inputs[:2]
-    shape, hidden, operands = _gates_of(call.node, x, first)
+    op, gates = call.node.op, _gates_of(call.node, *call.inputs[:2])
     *biases, means = call.input_addresses[3:]
-    given = call.input_addresses[0], call.prepared.address, *biases
-    functions = *function_of(op.activation("first")), *function_of(op.activation("second"))
+    read, epilogues = (*input_values(call), call.prepared.address), _epilogues(call, biases)
+    out = call.output_addresses[0]
     if op["scale"] is not None:
-        how = shape, hidden, storage_of(x), call.overflow, operands
-        last = limits(op["clamp"])
-        return call.native(
-            "squeeze_excite_scale", *given, call.output_addresses[0], *how, *functions, *last
-        )
-    how = call.inputs[5].shape[1] if means else 0, shape, hidden, storage_of(x), operands
-    return call.native("squeeze_excite", *given, means, call.output_addresses[0], *how, *functions)
+        clip = _cpu.Activation(_cpu.UnaryFunction.clip, *limits(op["clamp"]))
+        last = 0, *NO_IMAGES, clip, call.overflow
+        return call.native("squeeze_excite_scale", *read, out, *gates, *epilogues, *last)
+    parts = call.inputs[5].shape[1] if means else 0
+    return call.native("squeeze_excite", *read, means, parts, out, *gates, *epilogues)
 
 
 ROWS = [

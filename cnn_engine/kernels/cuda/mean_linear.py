@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import Any
 
 from ... import _cpu
 from ...devices import Buffer
 from ...graph.graph import Graph, Node, Value
-from ..cpu.channels_last import function_of, not_compiled
-from ..kernel import Bound, Call, Kernel, storage_of, storing
+from ..arguments import epilogue, output_values, prologue
+from ..cpu.channels_last import not_compiled
+from ..kernel import Bound, Call, Kernel, storing
 from .channels_last import compute_dtype_of, may_be_the_callers, own_type, pack_on
 from .fused_cuda import AT_ANY_ADDRESS, NOT_SOONER
 from .requirements import CLUSTERS
@@ -50,21 +50,15 @@ def _prepare(node: Node, graph: Graph, device: Any) -> Buffer:
 def _make(call: Call) -> Bound:
     op, (x, weight) = call.node.op, call.inputs[:2]
     bias, scale, shift = call.input_addresses[2:]
-    floor = 0.0 if op["relu"] else -math.inf
     return call.native(
         "mean_linear",
         call.input_addresses[0],
         call.prepared.address,
-        bias,
-        scale,
-        shift,
-        call.output_addresses[0],
+        *output_values(call),
         *_shape_of(x, weight),
-        floor,
-        storage_of(call.outputs[0]),
-        call.overflow,
         compute_dtype_of(call.node),
-        *function_of(op.activation("linear")),
+        *prologue(scale, shift, floor=0.0 if op["relu"] else None),
+        *epilogue(op.activation("linear"), bias, overflow=call.overflow),
     )
 
 

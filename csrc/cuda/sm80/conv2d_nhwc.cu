@@ -201,60 +201,62 @@ void conv2d_nhwc_pack(const float* weight, void* packed, const Conv2dShape& shap
   CUDA_CHECK(cudaStreamSynchronize(stream));
 }
 
-void conv2d_nhwc(const void* input, const void* packed, const float* bias, const void* residual,
-                 const float* scale, const float* shift, void* output, void* workspace,
-                 const Conv2dShape& shape, const Conv2dPitches& pitches,
-                 const Conv2dStorage& storage, const Overflow& overflow, bool planar,
-                 ElementType compute_type, bool scale_per_image, float floor,
-                 UnaryFunction activation, float alpha, float beta, int rank, Stream stream) {
+void conv2d_nhwc(const ConstImages& input, const void* packed, const Images& output,
+                 const Conv2dShape& shape, ElementType compute_type, const Prologue& prologue,
+                 const Epilogue& epilogue, const Launch& launched) {
   using nhwc::Reads;
+  const bool planar = input.pitch == 0;
+  const ConstImages& residual = epilogue.residual;
   check_planar(shape, planar);
-  check_storage("x", storage.x, compute_type);
-  check_storage("residual", storage.residual, compute_type);
-  check_storage("y", storage.y, compute_type);
-  if (planar && storage.x != ElementType::float32) {
+  check_storage("x", input.storage, compute_type);
+  check_storage("residual", residual.storage, compute_type);
+  check_storage("y", output.storage, compute_type);
+  if (planar && input.storage != ElementType::float32) {
     throw std::invalid_argument(std::string("planar: expected x as float32, found ") +
-                                name_of(storage.x));
+                                name_of(input.storage));
   }
   const std::int64_t places = std::int64_t{shape.out_h()} * shape.out_w();
   if (shape.n == 0) return;
   const ElementType multiplied = compute_type == ElementType::float16    ? ElementType::float16
                                  : compute_type == ElementType::bfloat16 ? ElementType::bfloat16
                                                                          : ElementType::float32;
-  int x_pitch = planar ? kPlanarChannels : pitches.x;
-  if (planar || storage.x != multiplied) {
+  const void* read = input.data;
+  int x_pitch = planar ? kPlanarChannels : input.pitch;
+  if (planar || input.storage != multiplied) {
     const int image = shape.h * shape.w;
-    const float* const x = static_cast<const float*>(input);
+    const float* const x = static_cast<const float*>(input.data);
     with_element_type(multiplied, [&](auto* type) {
       using T = std::remove_pointer_t<decltype(type)>;
-      T* const to = static_cast<T*>(workspace);
+      T* const to = static_cast<T*>(launched.workspace);
       const std::int64_t all = std::int64_t{image} * shape.n * (planar ? 1 : shape.c);
       const unsigned blocks = blocks_for(all);
       if (planar) {
         launch("four_channels_kernel", four_channels_kernel<T>, dim3(blocks), dim3(kBlockThreads),
-               0, stream, 1, x, to, shape.c, image, all, overflow);
+               0, launched.stream, 1, x, to, shape.c, image, all, epilogue.overflow);
       } else {
         launch("rounded_images_kernel", rounded_images_kernel<T>, dim3(blocks), dim3(kBlockThreads),
-               0, stream, 1, x, to, shape.c, x_pitch, all, overflow);
+               0, launched.stream, 1, x, to, shape.c, x_pitch, all, epilogue.overflow);
         x_pitch = shape.c;
       }
     });
-    input = workspace;
+    read = launched.workspace;
   }
   // Runs of so many elements, each at an address that is a multiple of their bytes.
   const auto in_runs = [](int run, const void* address, int pitch, ElementType storage) {
     return is_aligned(address, run * bytes_of(storage)) && pitch % run == 0;
   };
   const int channels = channels_of(shape, planar), whole = 16 / bytes_of(multiplied);
-  const bool prologue = scale || shift || floor > -std::numeric_limits<float>::infinity();
-  const bool fours = channels % 4 == 0 && shape.group_filters() % 4 == 0 &&
-                     in_runs(4, input, x_pitch, multiplied) &&
-                     in_runs(4, output, pitches.y, storage.y) &&
-                     (!residual || in_runs(4, residual, pitches.residual, storage.residual));
-  const bool vectors = fours && channels % whole == 0 && in_runs(whole, input, x_pitch, multiplied);
-  if (prologue && !(vectors && !planar && is_aligned(scale, 16) && is_aligned(shift, 16) &&
-                    shape.r * shape.s == 1 &&
-                    shape.pad_top + shape.pad_left + shape.pad_bottom + shape.pad_right == 0)) {
+  const bool has_prologue =
+      prologue.scale || prologue.shift || prologue.floor > -std::numeric_limits<float>::infinity();
+  const bool fours =
+      channels % 4 == 0 && shape.group_filters() % 4 == 0 &&
+      in_runs(4, read, x_pitch, multiplied) &&
+      in_runs(4, output.data, output.pitch, output.storage) &&
+      (!residual.data || in_runs(4, residual.data, residual.pitch, residual.storage));
+  const bool vectors = fours && channels % whole == 0 && in_runs(whole, read, x_pitch, multiplied);
+  if (has_prologue && !(vectors && !planar && is_aligned(prologue.scale, 16) &&
+                        is_aligned(prologue.shift, 16) && shape.r * shape.s == 1 &&
+                        shape.pad_top + shape.pad_left + shape.pad_bottom + shape.pad_right == 0)) {
     throw std::invalid_argument(
         "scale, shift, floor: expected a kernel of 1x1 without padding, channels in runs of 16 "
         "bytes and filters in fours, all at 16 bytes");
@@ -266,7 +268,7 @@ void conv2d_nhwc(const void* input, const void* packed, const float* bias, const
     throw std::invalid_argument("channels: expected less than 2 GiB a place, found " +
                                 std::to_string(x_pitch));
   }
-  const Reads reads = prologue                                      ? Reads::prologue
+  const Reads reads = has_prologue                                  ? Reads::prologue
                       : vectors                                     ? Reads::vectors
                       : fours && multiplied != ElementType::float32 ? Reads::fours
                                                                     : Reads::single;
@@ -276,17 +278,18 @@ void conv2d_nhwc(const void* input, const void* packed, const float* bias, const
   // Kernels count places in 32 bits, and elements in 64: four channels are more than an image has.
   for_each_part_of_batch(shape.n, std::max(places_in, places), [&](std::int64_t first, int images) {
     nhwc::Product p = {};
-    p.x = element(input, multiplied, first * image_in);
+    p.x = element(read, multiplied, first * image_in);
     p.packed = packed;
-    p.bias = bias;
-    p.residual =
-        residual ? element(residual, storage.residual, first * places * pitches.residual) : nullptr;
-    p.residual_is_rounded = storage.residual != ElementType::float32;
-    p.y_is_rounded = storage.y != ElementType::float32;
-    p.overflow = overflow;
-    p.scale = scale_per_image ? scale + first * shape.c : scale;
-    p.shift = shift;
-    p.y = element(output, storage.y, first * places * pitches.y);
+    p.bias = epilogue.bias;
+    p.residual = residual.data
+                     ? element(residual.data, residual.storage, first * places * residual.pitch)
+                     : nullptr;
+    p.residual_is_rounded = residual.storage != ElementType::float32;
+    p.y_is_rounded = output.storage != ElementType::float32;
+    p.overflow = epilogue.overflow;
+    p.scale = prologue.scale_per_image ? prologue.scale + first * shape.c : prologue.scale;
+    p.shift = prologue.shift;
+    p.y = element(output.data, output.storage, first * places * output.pitch);
     p.shape = shape;
     p.shape.n = images;
     p.channels = channels;
@@ -294,20 +297,20 @@ void conv2d_nhwc(const void* input, const void* packed, const float* bias, const
     p.out_h = shape.out_h();
     p.out_w = shape.out_w();
     p.x_pitch = x_pitch;
-    p.y_pitch = pitches.y;
-    p.residual_pitch = pitches.residual;
+    p.y_pitch = output.pitch;
+    p.residual_pitch = residual.pitch;
     p.rows = static_cast<int>(images * places);
     p.terms = p.channels * shape.r * shape.s;
     p.steps = steps_of(shape, planar, compute_type);
-    p.scale_per_image = scale_per_image;
-    p.floor = floor;
-    p.activation = activation;
-    p.alpha = alpha;
-    p.beta = beta;
-    const nhwc::Choice choice =
-        nhwc::choose(p, compute_type, reads, target.multiprocessors, target.largest_cluster, rank);
+    p.scale_per_image = prologue.scale_per_image;
+    p.floor = prologue.floor;
+    p.activation = epilogue.activation.function;
+    p.alpha = epilogue.activation.alpha;
+    p.beta = epilogue.activation.beta;
+    const nhwc::Choice choice = nhwc::choose(p, compute_type, reads, target.multiprocessors,
+                                             target.largest_cluster, launched.rank);
     with_compute_type(compute_type, [&](auto tag) {
-      nhwc::launch_product<typename decltype(tag)::type>(p, reads, choice, stream);
+      nhwc::launch_product<typename decltype(tag)::type>(p, reads, choice, launched.stream);
     });
   });
 }

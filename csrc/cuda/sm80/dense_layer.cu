@@ -131,8 +131,8 @@ int clusters_of(int blocks, const Target& target) {
 }
 
 // The least and the most that a clamp leaves.
-float2 limits_of(UnaryFunction function, float alpha, float beta) {
-  const Activation clamp = clamps_of({function, alpha, beta});
+float2 limits_of(const Activation& activation) {
+  const Activation clamp = clamps_of(activation);
   if (ends_of(clamp) != Ends::clamps) {
     throw std::invalid_argument("dense_layer: expected no function, relu or clip");
   }
@@ -141,22 +141,23 @@ float2 limits_of(UnaryFunction function, float alpha, float beta) {
 
 }  // namespace
 
-std::int64_t dense_layer_takes(const Conv2dShape& shape, int before, int filters,
-                               const Target& target) {
+std::int64_t dense_layer_takes(const DenseLayerShape& layer, const Target& target) {
+  const Conv2dShape& shape = layer.window;
+  const int before = layer.before, filters = layer.filters;
   if (why_not(shape, before, filters) != nullptr) return 0;
   const std::int64_t tiles = std::int64_t{shape.n} * divided(shape.h, lines_of(shape));
   return 2 * tiles <= clusters_of(blocks_of(shape), target);
 }
 
-std::int64_t dense_layer_packed(const Conv2dShape& shape, int before, int filters, ElementType,
-                                int) {
-  check(shape, before, filters);
-  return Packing(before).end * 2;
+std::int64_t dense_layer_packed(const DenseLayerShape& layer, ElementType, int) {
+  check(layer.window, layer.before, layer.filters);
+  return Packing(layer.before).end * 2;
 }
 
-void dense_layer_pack(const float* first, const float* next, void* packed, const Conv2dShape& shape,
-                      int before, int filters, ElementType compute_type, Stream stream) {
-  check(shape, before, filters);
+void dense_layer_pack(const float* first, const float* next, void* packed,
+                      const DenseLayerShape& layer, ElementType compute_type, Stream stream) {
+  const int before = layer.before;
+  check(layer.window, before, layer.filters);
   with_halves("dense_layer", compute_type, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
     const Packing at(before);
@@ -166,22 +167,22 @@ void dense_layer_pack(const float* first, const float* next, void* packed, const
   });
 }
 
-void dense_layer(const void* x, const void* e, const void* packed, const float* first_bias,
-                 const float* next_bias, const float* scale, const float* shift, void* y, void* z,
-                 const Conv2dShape& shape, int before, int filters, const Conv2dPitches& pitches,
-                 int z_pitch, float floor, const Overflow& overflow, ElementType compute_type,
-                 UnaryFunction inner, float inner_alpha, float inner_beta, UnaryFunction outer,
-                 float outer_alpha, float outer_beta, int known, bool holds, Stream stream) {
+void dense_layer(const DenseLayerImages& images, const void* packed, const DenseLayerShape& layer,
+                 ElementType compute_type, const Prologue& prologue,
+                 const std::array<Epilogue, 2>& epilogues, const Launch& launched) {
+  const Conv2dShape& shape = layer.window;
+  const int before = layer.before, filters = layer.filters;
+  const auto& [x, e, y, z] = images;
   check(shape, before, filters);
-  for (const void* address :
-       {x, e, packed, static_cast<const void*>(scale), static_cast<const void*>(shift),
-        const_cast<const void*>(y), const_cast<const void*>(z)}) {
+  for (const void* address : {x.data, e, packed, static_cast<const void*>(prologue.scale),
+                              static_cast<const void*>(prologue.shift),
+                              const_cast<const void*>(y.data), const_cast<const void*>(z.data)}) {
     if (!is_aligned(address, kPiece)) {
       throw std::invalid_argument("dense_layer: expected addresses that are multiples of 16");
     }
   }
-  if (pitches.x % 8 != 0 || pitches.x < before || pitches.y % 8 != 0 || pitches.y < kGrowth ||
-      z_pitch % 8 != 0 || z_pitch < kChannels) {
+  if (x.pitch % 8 != 0 || x.pitch < before || y.pitch % 8 != 0 || y.pitch < kGrowth ||
+      z.pitch % 8 != 0 || z.pitch < kChannels) {
     throw std::invalid_argument("dense_layer: expected rows of a multiple of 8 numbers");
   }
   if (!waits_in_kernels()) {
@@ -189,31 +190,31 @@ void dense_layer(const void* x, const void* e, const void* packed, const float* 
   }
   if (shape.n == 0) return;
   DenseLayer p = {};
-  p.first_bias = first_bias;
-  p.next_bias = next_bias;
-  p.scale = scale;
-  p.shift = shift;
-  p.y = y;
-  p.z = z;
+  p.first_bias = epilogues[0].bias;
+  p.next_bias = epilogues[1].bias;
+  p.scale = prologue.scale;
+  p.shift = prologue.shift;
+  p.y = y.data;
+  p.z = z.data;
   p.h = shape.h;
   p.w = shape.w;
   p.lines = lines_of(shape);
   p.w_factor = factor_of(shape.w);
   p.wide_factor = factor_of(shape.w + 2);
   p.steps = (before - kLate) / kDepth;
-  p.x_pitch = pitches.x;
-  p.y_pitch = pitches.y;
-  p.z_pitch = z_pitch;
-  p.ahead = known >= before - kLate;
-  p.holds = holds;
-  p.floor = floor;
-  const float2 first = limits_of(inner, inner_alpha, inner_beta),
-               second = limits_of(outer, outer_alpha, outer_beta);
+  p.x_pitch = x.pitch;
+  p.y_pitch = y.pitch;
+  p.z_pitch = z.pitch;
+  p.ahead = launched.ready >= before - kLate;
+  p.holds = launched.holds;
+  p.floor = prologue.floor;
+  const float2 first = limits_of(epilogues[0].activation),
+               second = limits_of(epilogues[1].activation);
   p.inner_low = first.x;
   p.inner_high = first.y;
   p.outer_low = second.x;
   p.outer_high = second.y;
-  p.overflow = overflow;
+  p.overflow = epilogues[1].overflow;
   const int blocks = blocks_of(shape);
   const dim3 grid(divided(shape.h, p.lines), shape.n, blocks);
   with_halves("dense_layer", compute_type, [&](auto* type) {
@@ -221,8 +222,8 @@ void dense_layer(const void* x, const void* e, const void* packed, const float* 
     const T* const weights = static_cast<const T*>(packed);
     const Packing at(before);
     with_kernel<T>(blocks, [&](auto kernel, int bytes) {
-      launch("launch of dense_layer_kernel", kernel, grid, kAllThreads, bytes, stream, blocks,
-             static_cast<const T*>(x), static_cast<const T*>(e),
+      launch("launch of dense_layer_kernel", kernel, grid, kAllThreads, bytes, launched.stream,
+             blocks, static_cast<const T*>(images.x.data), static_cast<const T*>(images.e),
              reinterpret_cast<const uint4*>(weights),
              reinterpret_cast<const uint4*>(weights + at.late),
              reinterpret_cast<const uint4*>(weights + at.window), p);

@@ -214,34 +214,37 @@ std::int64_t depthwise_norm_takes(const Conv2dShape& shape, ElementType storage,
   return is_made(shape) && outputs <= most_outputs(storage, shape.n);
 }
 
-void depthwise_norm(const void* input, const void* packed, const float* bias, const float* scale,
-                    const float* shift, void* output, const Conv2dShape& shape, float epsilon,
-                    ElementType storage, const Overflow& overflow, Stream stream) {
-  if (!is_made(shape) || !waits_in_kernels() || !is_aligned(input, 16)) {
+void depthwise_norm(const ConstValues& input, const void* packed, const Values& output,
+                    const Conv2dShape& shape, const ChannelNorm& norm, const Epilogue& epilogue,
+                    Stream stream) {
+  if (input.storage != output.storage) {
+    throw std::invalid_argument("depthwise_norm: expected images of one storage type");
+  }
+  if (!is_made(shape) || !waits_in_kernels() || !is_aligned(input.data, 16)) {
     throw std::invalid_argument(
         "depthwise_norm: expected a GPU of compute capability 9.0, one filter a channel of 7x7, "
         "strides of 1, 64 to 1,024 channels in 32s, and images at a multiple of 16");
   }
   const std::int64_t image_in = std::int64_t{shape.h} * shape.w * shape.c;
   const std::int64_t image_out = std::int64_t{shape.out_h()} * shape.out_w() * shape.c;
-  with_element_type(storage, [&](auto* type) {
+  with_element_type(output.storage, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
     for_each_part_of_batch(shape.n, image_out, [&](std::int64_t first, int images) {
       Conv2dShape p = shape;
       p.n = images;
       DepthwiseNorm<T> d = {};
       d.packed = static_cast<const T*>(packed);
-      d.bias = bias;
-      d.scale = scale;
-      d.shift = shift;
-      d.output = static_cast<T*>(output) + first * image_out;
-      d.overflow = overflow;
-      d.epsilon = epsilon;
+      d.bias = epilogue.bias;
+      d.scale = norm.scale;
+      d.shift = norm.shift;
+      d.output = static_cast<T*>(output.data) + first * image_out;
+      d.overflow = epilogue.overflow;
+      d.epsilon = norm.epsilon;
       d.out_h = p.out_h();
       d.out_w = p.out_w();
       d.of_part = static_cast<float>(kOfPart) / p.c;
       d.of_channel = 1.0f / p.c;
-      const T* const from = static_cast<const T*>(input) + first * image_in;
+      const T* const from = static_cast<const T*>(input.data) + first * image_in;
       if (parts_of_block(p.c) == 2) return launch_norms<T, 1, 2>(from, d, p, stream);
       const std::int64_t boxes = std::int64_t{p.n} * wgmma::divided(p.out_h(), kBoxSide) *
                                  wgmma::divided(p.out_w(), kBoxSide);

@@ -340,7 +340,9 @@ void check(const Conv2dShape& shape, int channels) {
 
 }  // namespace
 
-std::int64_t expand_depthwise_takes(const Conv2dShape& shape, int channels, const Target&) {
+std::int64_t expand_depthwise_takes(const ExpandDepthwiseShape& both, const Target&) {
+  const Conv2dShape& shape = both.second;
+  const int channels = both.channels;
   if (why_not(shape, channels) != nullptr) return 0;
   const std::int64_t blocks =
       std::int64_t{shape.n} * parts_of(shape) * padded_of(shape) / kChannels;
@@ -348,14 +350,16 @@ std::int64_t expand_depthwise_takes(const Conv2dShape& shape, int channels, cons
   return parts_of(shape);
 }
 
-std::int64_t expand_depthwise_packed(const Conv2dShape& shape, int channels, ElementType, int) {
-  check(shape, channels);
-  return packed_size(shape, channels) * 2;
+std::int64_t expand_depthwise_packed(const ExpandDepthwiseShape& both, ElementType, int) {
+  check(both.second, both.channels);
+  return packed_size(both.second, both.channels) * 2;
 }
 
 void expand_depthwise_pack(const float* first, const float* second, void* packed,
-                           const Conv2dShape& shape, int channels, ElementType compute_type,
+                           const ExpandDepthwiseShape& both, ElementType compute_type,
                            Stream stream) {
+  const Conv2dShape& shape = both.second;
+  const int channels = both.channels;
   check(shape, channels);
   with_halves("expand_depthwise", compute_type, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
@@ -367,11 +371,11 @@ void expand_depthwise_pack(const float* first, const float* second, void* packed
   });
 }
 
-void expand_depthwise(const void* x, const void* packed, const float* first_bias,
-                      const float* second_bias, void* y, float* means, const Conv2dShape& shape,
-                      int channels, const Overflow& overflow, ElementType compute_type,
-                      UnaryFunction inner, float inner_alpha, float inner_beta, UnaryFunction outer,
-                      float outer_alpha, float outer_beta, Stream stream) {
+void expand_depthwise(const void* x, const void* packed, void* y, float* means,
+                      const ExpandDepthwiseShape& both, ElementType compute_type,
+                      const std::array<Epilogue, 2>& epilogues, Stream stream) {
+  const Conv2dShape& shape = both.second;
+  const int channels = both.channels;
   check(shape, channels);
   if (!is_aligned(x, kPiece) || !is_aligned(packed, kPiece) || !is_aligned(y, 4)) {
     throw std::invalid_argument("expand_depthwise: expected addresses that are multiples of 16");
@@ -381,13 +385,13 @@ void expand_depthwise(const void* x, const void* packed, const float* first_bias
   }
   if (shape.n == 0) return;
   Expansion p = parted(shape, channels);
-  p.first_bias = first_bias;
-  p.second_bias = second_bias;
+  p.first_bias = epilogues[0].bias;
+  p.second_bias = epilogues[1].bias;
   p.y = y;
   p.means = means;
-  p.overflow = overflow;
-  p.inner = clamps_of({inner, inner_alpha, inner_beta});
-  p.outer = clamps_of({outer, outer_alpha, outer_beta});
+  p.overflow = epilogues[1].overflow;
+  p.inner = clamps_of(epilogues[0].activation);
+  p.outer = clamps_of(epilogues[1].activation);
   const dim3 grid(static_cast<unsigned>(shape.n),
                   static_cast<unsigned>(padded_of(shape) / kChannels),
                   static_cast<unsigned>(parts_of(shape)));

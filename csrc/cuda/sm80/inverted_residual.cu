@@ -169,23 +169,31 @@ void with_steps(int steps, const Body& body) {
 
 }  // namespace
 
-std::int64_t inverted_residual_takes(const Conv2dShape& shape, int channels, int filters,
-                                     bool expands, bool adds, const Target& target) {
+std::int64_t inverted_residual_takes(const InvertedResidualShape& block, bool adds,
+                                     const Target& target) {
+  const Conv2dShape& shape = block.second;
+  const int channels = block.channels, filters = block.filters;
+  const bool expands = block.expands;
   if (why_not(shape, channels, filters, expands, adds, target) != nullptr) return 0;
   const int columns = chosen(shape, channels, filters, expands, target).columns;
   return std::int64_t{shape.n} * shape.out_h() * ((shape.out_w() + columns - 1) / columns) <=
          kMostBlocks * target.multiprocessors;
 }
 
-std::int64_t inverted_residual_packed(const Conv2dShape& shape, int channels, int filters,
-                                      bool expands, ElementType, int) {
+std::int64_t inverted_residual_packed(const InvertedResidualShape& block, ElementType, int) {
+  const Conv2dShape& shape = block.second;
+  const int channels = block.channels, filters = block.filters;
+  const bool expands = block.expands;
   check(shape, channels, filters, expands, false, target_here());
   return Packing(shape, channels, filters, expands).end * 2;
 }
 
 void inverted_residual_pack(const float* first, const float* second, const float* third,
-                            void* packed, const Conv2dShape& shape, int channels, int filters,
-                            bool expands, ElementType compute_type, Stream stream) {
+                            void* packed, const InvertedResidualShape& block,
+                            ElementType compute_type, Stream stream) {
+  const Conv2dShape& shape = block.second;
+  const int channels = block.channels, filters = block.filters;
+  const bool expands = block.expands;
   check(shape, channels, filters, expands, false, target_here());
   with_halves("inverted_residual", compute_type, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
@@ -204,13 +212,12 @@ void inverted_residual_pack(const float* first, const float* second, const float
   });
 }
 
-void inverted_residual(const void* x, const void* packed, const float* first_bias,
-                       const float* second_bias, const float* third_bias, void* y,
-                       const Conv2dShape& shape, int channels, int filters, bool expands, bool adds,
-                       const Overflow& overflow, ElementType compute_type, UnaryFunction inner,
-                       float inner_alpha, float inner_beta, UnaryFunction middle,
-                       float middle_alpha, float middle_beta, UnaryFunction outer,
-                       float outer_alpha, float outer_beta, Stream stream) {
+void inverted_residual(const void* x, const void* packed, void* y,
+                       const InvertedResidualShape& block, bool adds, ElementType compute_type,
+                       const std::array<Epilogue, 3>& epilogues, Stream stream) {
+  const Conv2dShape& shape = block.second;
+  const int channels = block.channels, filters = block.filters;
+  const bool expands = block.expands;
   const Target& target = target_here();
   check(shape, channels, filters, expands, adds, target);
   if (!is_aligned(x, kPiece) || !is_aligned(packed, kPiece) || !is_aligned(y, 4)) {
@@ -221,15 +228,15 @@ void inverted_residual(const void* x, const void* packed, const float* first_bia
   }
   if (shape.n == 0) return;
   Block p = chosen(shape, channels, filters, expands, target);
-  p.first_bias = first_bias;
-  p.second_bias = second_bias;
-  p.third_bias = third_bias;
+  p.first_bias = epilogues[0].bias;
+  p.second_bias = epilogues[1].bias;
+  p.third_bias = epilogues[2].bias;
   p.y = y;
   p.adds = adds;
-  p.overflow = overflow;
-  p.middle = clamps_of({middle, middle_alpha, middle_beta});
-  p.inner = expands ? clamps_of({inner, inner_alpha, inner_beta}) : p.middle;
-  p.outer = clamps_of({outer, outer_alpha, outer_beta});
+  p.overflow = epilogues[2].overflow;
+  p.middle = clamps_of(epilogues[1].activation);
+  p.inner = expands ? clamps_of(epilogues[0].activation) : p.middle;
+  p.outer = clamps_of(epilogues[2].activation);
   const dim3 grid(static_cast<unsigned>(shape.n),
                   static_cast<unsigned>((p.out_w + p.columns - 1) / p.columns),
                   static_cast<unsigned>(shape.out_h()));

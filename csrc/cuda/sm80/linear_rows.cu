@@ -152,26 +152,26 @@ void linear_rows_pack(const float* weight, void* packed, const LinearShape& shap
   });
 }
 
-void linear_rows(const void* input, const void* packed, const float* bias, void* output,
-                 const LinearShape& shape, ElementType x_stored, ElementType y_stored,
-                 const Overflow& overflow, ElementType compute_type, UnaryFunction activation,
-                 float alpha, float beta, Stream stream) {
+void linear_rows(const ConstValues& input, const void* packed, const Values& output,
+                 const LinearShape& shape, ElementType compute_type, const Epilogue& epilogue,
+                 Stream stream) {
   if (shape.n == 0) return;
-  check_storage("x", x_stored, compute_type);
-  check_storage("y", y_stored, compute_type);
-  const Call call{input,
+  check_storage("x", input.storage, compute_type);
+  check_storage("y", output.storage, compute_type);
+  if (epilogue.residual.data) throw std::invalid_argument("linear_rows: expected no residual");
+  const Call call{input.data,
                   packed,
-                  bias,
-                  output,
-                  y_stored != ElementType::float32,
-                  overflow,
+                  epilogue.bias,
+                  output.data,
+                  output.storage != ElementType::float32,
+                  epilogue.overflow,
                   shape,
-                  {activation, alpha, beta}};
+                  epilogue.activation};
   with_row_type(compute_type, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
     constexpr int kWidth = 16 / sizeof(T);
     const bool wide =
-        shape.in_features % kWidth == 0 && is_aligned(packed, 16) && is_aligned(input, 16);
+        shape.in_features % kWidth == 0 && is_aligned(packed, 16) && is_aligned(input.data, 16);
     const auto launch_x = [&](auto* x) {
       using X = std::remove_pointer_t<decltype(x)>;
       if (wide && streams<T, X>(shape)) {
@@ -189,7 +189,7 @@ void linear_rows(const void* input, const void* packed, const float* bias, void*
       if (wide) return launch_width<T, X, kWidth>(call, stream);
       launch_width<T, X, 1>(call, stream);
     };
-    if (x_stored == ElementType::float32) return launch_x(static_cast<float*>(nullptr));
+    if (input.storage == ElementType::float32) return launch_x(static_cast<float*>(nullptr));
     launch_x(type);
   });
 }

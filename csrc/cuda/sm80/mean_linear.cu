@@ -332,8 +332,10 @@ void make_ready_for_clusters(Kernel kernel) {
 
 }  // namespace
 
-std::int64_t mean_linear_takes(const AxisShape& shape, int outputs, ElementType compute_type,
+std::int64_t mean_linear_takes(const MeanLinearShape& all, ElementType compute_type,
                                const Target& target) {
+  const AxisShape& shape = all.images;
+  const int outputs = all.outputs;
   if (why_not(shape) != nullptr) return 0;
   bool takes = false;
   with_row_type(compute_type, [&](auto* type) {
@@ -345,17 +347,20 @@ std::int64_t mean_linear_takes(const AxisShape& shape, int outputs, ElementType 
   return takes;
 }
 
-std::int64_t mean_linear_packed(const AxisShape& shape, int outputs, ElementType compute_type,
-                                int) {
+std::int64_t mean_linear_packed(const MeanLinearShape& all, ElementType compute_type, int) {
+  const AxisShape& shape = all.images;
+  const int outputs = all.outputs;
   check(shape);
   std::int64_t bytes = groups_of(outputs) * kOutputs * blocks_of(shape.inner) * kOwnChannels;
   with_row_type(compute_type, [&](auto* type) { bytes *= sizeof(*type); });
   return bytes;
 }
 
-void mean_linear_pack(const float* weight, void* packed, const AxisShape& shape, int outputs,
+void mean_linear_pack(const float* weight, void* packed, const MeanLinearShape& all,
                       ElementType compute_type, Stream stream) {
-  const std::int64_t bytes = mean_linear_packed(shape, outputs, compute_type, 0);
+  const AxisShape& shape = all.images;
+  const int outputs = all.outputs;
+  const std::int64_t bytes = mean_linear_packed(all, compute_type, 0);
   with_row_type(compute_type, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
     const MeanLinear p = laid<T>(shape, outputs);
@@ -366,15 +371,17 @@ void mean_linear_pack(const float* weight, void* packed, const AxisShape& shape,
   });
 }
 
-void mean_linear(const void* x, const void* packed, const float* bias, const float* factors,
-                 const float* shift, void* y, const AxisShape& shape, int outputs, float floor,
-                 ElementType y_stored, const Overflow& overflow, ElementType compute_type,
-                 UnaryFunction activation, float alpha, float beta, Stream stream) {
+void mean_linear(const void* x, const void* packed, const Values& output,
+                 const MeanLinearShape& all, ElementType compute_type, const Prologue& prologue,
+                 const Epilogue& epilogue, Stream stream) {
+  const AxisShape& shape = all.images;
+  const int outputs = all.outputs;
   check(shape);
   if (shape.outer == 0 || outputs == 0) return;
-  check_storage("y", y_stored, compute_type);
-  for (const void* address :
-       {x, packed, static_cast<const void*>(factors), static_cast<const void*>(shift)}) {
+  check_storage("y", output.storage, compute_type);
+  if (epilogue.residual.data) throw std::invalid_argument("mean_linear: expected no residual");
+  for (const void* address : {x, packed, static_cast<const void*>(prologue.scale),
+                              static_cast<const void*>(prologue.shift)}) {
     if (!is_aligned(address, 16)) {
       throw std::invalid_argument("mean_linear: expected addresses that are multiples of 16");
     }
@@ -382,16 +389,16 @@ void mean_linear(const void* x, const void* packed, const float* bias, const flo
   with_row_type(compute_type, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
     MeanLinear p = laid<T>(shape, outputs);
-    p.bias = bias;
-    p.factors = factors;
-    p.shift = shift;
-    p.y = y;
-    p.rounds = y_stored != ElementType::float32;
-    p.overflow = overflow;
-    p.floor = floor;
-    p.activation = {activation, alpha, beta};
+    p.bias = epilogue.bias;
+    p.factors = prologue.scale;
+    p.shift = prologue.shift;
+    p.y = output.data;
+    p.rounds = output.storage != ElementType::float32;
+    p.overflow = epilogue.overflow;
+    p.floor = prologue.floor;
+    p.activation = epilogue.activation;
     const auto kernel =
-        factors != nullptr ? mean_linear_kernel<T, true> : mean_linear_kernel<T, false>;
+        prologue.scale != nullptr ? mean_linear_kernel<T, true> : mean_linear_kernel<T, false>;
     make_ready_for_clusters<T>(kernel);
     const dim3 grid(static_cast<unsigned>(groups_of(outputs)), 1, p.blocks);
     launch("launch of mean_linear_kernel", kernel, grid, kThreads, Layout(p).end * 4, stream,

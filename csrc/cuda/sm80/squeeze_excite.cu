@@ -52,8 +52,9 @@ void check(const AxisShape& shape, int hidden) {
 
 }  // namespace
 
-std::int64_t squeeze_excite_packed(const AxisShape& shape, int hidden, ElementType compute_type,
-                                   int) {
+std::int64_t squeeze_excite_packed(const SqueezeExciteShape& all, ElementType compute_type, int) {
+  const AxisShape& shape = all.images;
+  const int hidden = all.hidden;
   check(shape, hidden);
   std::int64_t bytes = 0;
   with_row_type(compute_type, [&](auto* type) {
@@ -63,8 +64,9 @@ std::int64_t squeeze_excite_packed(const AxisShape& shape, int hidden, ElementTy
 }
 
 void squeeze_excite_pack(const float* first, const float* second, void* packed,
-                         const AxisShape& shape, int hidden, ElementType compute_type,
-                         Stream stream) {
+                         const SqueezeExciteShape& all, ElementType compute_type, Stream stream) {
+  const AxisShape& shape = all.images;
+  const int hidden = all.hidden;
   check(shape, hidden);
   with_row_type(compute_type, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
@@ -103,29 +105,29 @@ bool keeps(const AxisShape& shape, int hidden, const Target& target) {
 }
 
 template <bool Scales>
-void run(const void* x, const void* packed, const float* first_bias, const float* second_bias,
-         const float* means, void* y, int parts, const AxisShape& shape, int hidden,
-         ElementType x_stored, const Overflow& overflow, ElementType compute_type,
-         const Activation& inner, const Activation& outer, float lowest, float highest,
-         Stream stream) {
+void run(const ConstValues& x, const void* packed, const PartialMeans& means, void* y,
+         const SqueezeExciteShape& all_shape, ElementType compute_type,
+         const std::array<Epilogue, 3>& epilogues, Stream stream) {
+  const AxisShape& shape = all_shape.images;
+  const int hidden = all_shape.hidden;
   check(shape, hidden);
-  check_storage("x", x_stored, compute_type);
-  if (!is_aligned(x, 16) || !is_aligned(packed, 16) || (Scales && !is_aligned(y, 16))) {
+  check_storage("x", x.storage, compute_type);
+  if (!is_aligned(x.data, 16) || !is_aligned(packed, 16) || (Scales && !is_aligned(y, 16))) {
     throw std::invalid_argument("squeeze_excite: expected addresses that are multiples of 16");
   }
   const Target& target = target_here();
-  if (Scales && (bytes_of(x_stored) != 2 || !keeps(shape, hidden, target))) {
+  if (Scales && (bytes_of(x.storage) != 2 || !keeps(shape, hidden, target))) {
     throw std::invalid_argument(
         "squeeze_excite_scale: expected 16 bits, and images that threads can keep");
   }
   if (shape.outer == 0) return;
   Gates p = {};
-  p.first_bias = first_bias;
-  p.second_bias = second_bias;
-  p.means = means;
-  p.parts = parts;
+  p.first_bias = epilogues[0].bias;
+  p.second_bias = epilogues[1].bias;
+  p.means = means.data;
+  p.parts = means.parts;
   p.y = y;
-  p.overflow = overflow;
+  p.overflow = epilogues[2].overflow;
   p.places = static_cast<int>(shape.axis);
   p.channels = static_cast<int>(shape.inner);
   p.hidden = hidden;
@@ -133,15 +135,15 @@ void run(const void* x, const void* packed, const float* first_bias, const float
   p.hidden_runs = hidden_runs_of(hidden);
   p.once = 1;
   p.scale = 1.0f / static_cast<float>(p.places);
-  p.inner = inner;
-  p.outer = outer;
-  p.lowest = lowest;
-  p.highest = highest;
+  p.inner = epilogues[0].activation;
+  p.outer = epilogues[1].activation;
+  p.lowest = epilogues[2].activation.alpha;
+  p.highest = epilogues[2].activation.beta;
   with_row_type(compute_type, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
     const std::int64_t all = weight_bytes(shape, hidden, sizeof(T));
     p.own_runs = own_runs_of(shape, all, target);
-    p.by_places = is_by_places(shape, target) && means == nullptr;
+    p.by_places = is_by_places(shape, target) && means.data == nullptr;
     p.blocks = p.by_places ? kMostBlocks : (p.runs + p.own_runs - 1) / p.own_runs;
     p.lane_bits = 0;
     while (p.lane_bits < kMostLaneBits && (2 * p.own_runs * kRun << p.lane_bits) <= kThreads)
@@ -161,10 +163,10 @@ void run(const void* x, const void* packed, const float* first_bias, const float
       CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
       launch("launch of squeeze_excite_kernel", kernel,
              dim3(static_cast<unsigned>(shape.outer), 1, p.blocks), kThreads, bytes, stream,
-             p.blocks, static_cast<const X*>(x), static_cast<const T*>(packed), p);
+             p.blocks, static_cast<const X*>(x.data), static_cast<const T*>(packed), p);
     };
     if constexpr (!Scales) {
-      if (x_stored == ElementType::float32) return launched(static_cast<float*>(nullptr));
+      if (x.storage == ElementType::float32) return launched(static_cast<float*>(nullptr));
     }
     if constexpr (!Scales || sizeof(T) == 2) launched(type);
   });
@@ -172,31 +174,25 @@ void run(const void* x, const void* packed, const float* first_bias, const float
 
 }  // namespace
 
-void squeeze_excite(const void* x, const void* packed, const float* first_bias,
-                    const float* second_bias, const float* means, float* y, int parts,
-                    const AxisShape& shape, int hidden, ElementType x_stored,
-                    ElementType compute_type, UnaryFunction inner, float inner_alpha,
-                    float inner_beta, UnaryFunction outer, float outer_alpha, float outer_beta,
-                    Stream stream) {
-  run<false>(x, packed, first_bias, second_bias, means, y, parts, shape, hidden, x_stored,
-             Overflow{}, compute_type, {inner, inner_alpha, inner_beta},
-             {outer, outer_alpha, outer_beta}, 0.0f, 0.0f, stream);
+void squeeze_excite(const ConstValues& x, const void* packed, const PartialMeans& means, float* y,
+                    const SqueezeExciteShape& shape, ElementType compute_type,
+                    const std::array<Epilogue, 2>& epilogues, Stream stream) {
+  run<false>(x, packed, means, y, shape, compute_type, {epilogues[0], epilogues[1], Epilogue{}},
+             stream);
 }
 
-std::int64_t squeeze_excite_scales(const AxisShape& shape, int hidden, const Target& target) {
-  check(shape, hidden);
-  return shape.axis <= kFewPlaces && keeps(shape, hidden, target);
+std::int64_t squeeze_excite_scales(const SqueezeExciteShape& shape, const Target& target) {
+  check(shape.images, shape.hidden);
+  return shape.images.axis <= kFewPlaces && keeps(shape.images, shape.hidden, target);
 }
 
-void squeeze_excite_scale(const void* x, const void* packed, const float* first_bias,
-                          const float* second_bias, void* z, const AxisShape& shape, int hidden,
-                          ElementType storage, const Overflow& overflow, ElementType compute_type,
-                          UnaryFunction inner, float inner_alpha, float inner_beta,
-                          UnaryFunction outer, float outer_alpha, float outer_beta, float lowest,
-                          float highest, Stream stream) {
-  run<true>(x, packed, first_bias, second_bias, nullptr, z, 0, shape, hidden, storage, overflow,
-            compute_type, {inner, inner_alpha, inner_beta}, {outer, outer_alpha, outer_beta},
-            lowest, highest, stream);
+void squeeze_excite_scale(const ConstValues& x, const void* packed, void* z,
+                          const SqueezeExciteShape& shape, ElementType compute_type,
+                          const std::array<Epilogue, 3>& epilogues, Stream stream) {
+  if (epilogues[2].activation.function != UnaryFunction::clip) {
+    throw std::invalid_argument("squeeze_excite_scale: expected a clip of the product");
+  }
+  run<true>(x, packed, {nullptr, 0}, z, shape, compute_type, epilogues, stream);
 }
 
 }  // namespace cnn_engine::cuda

@@ -224,33 +224,31 @@ __global__ void __launch_bounds__(kMeanThreads)
 
 }  // namespace
 
-void unary_stored(const void* input, void* output, std::int64_t size, ElementType x_stored,
-                  ElementType y_stored, const Overflow& overflow, UnaryFunction function,
-                  float alpha, float beta, Stream stream) {
+void unary_stored(const ConstValues& input, const Values& output, std::int64_t size,
+                  const Activation& activation, const Overflow& overflow, Stream stream) {
   if (size <= 0) return;
   with_rounded(
       [&](auto* type) {
         using T = std::remove_pointer_t<decltype(type)>;
-        const Tensor<T> x(input, x_stored), y(output, y_stored);
+        const Tensor<T> x(input.data, input.storage), y(output.data, output.storage);
         const bool fours = size % 4 == 0 && x.in_runs(4) && y.in_runs(4);
         const std::int64_t groups = fours ? size / 4 : size;
         launch("launch of unary_stored_kernel",
                fours ? unary_stored_kernel<T, 4> : unary_stored_kernel<T, 1>, blocks_for(groups),
-               kBlockThreads, 0, stream, 1, x, y, groups, Activation{function, alpha, beta},
-               overflow);
+               kBlockThreads, 0, stream, 1, x, y, groups, activation, overflow);
       },
-      x_stored, y_stored);
+      input.storage, output.storage);
 }
 
-void binary_stored(const void* x, const void* y, void* out, const BinaryShape& shape,
-                   ElementType x_stored, ElementType y_stored, ElementType out_stored,
-                   const Overflow& overflow, BinaryFunction function, Stream stream) {
+void binary_stored(const ConstValues& x, const ConstValues& y, const Values& out,
+                   const BinaryShape& shape, BinaryFunction function, const Overflow& overflow,
+                   Stream stream) {
   Strided<3> walk = walk_of(shape);
   if (walk.size == 0) return;
   with_rounded(
       [&](auto* type) {
         using T = std::remove_pointer_t<decltype(type)>;
-        const Tensor<T> result(out, out_stored), a(x, x_stored), b(y, y_stored);
+        const Tensor<T> result(out.data, out.storage), a(x.data, x.storage), b(y.data, y.storage);
         const bool fours = take_fours(walk, {result.in_runs(4), a.in_runs(4), b.in_runs(4)});
         with_index(walk.size, [&](auto index) {
           using Index = decltype(index);
@@ -260,19 +258,18 @@ void binary_stored(const void* x, const void* y, void* out, const BinaryShape& s
                  function, overflow);
         });
       },
-      x_stored, y_stored, out_stored);
+      x.storage, y.storage, out.storage);
 }
 
-void affine_channel_stored(const void* x, const float* center, const float* scale,
-                           const float* shift, void* y, const ChannelShape& shape,
-                           ElementType x_stored, ElementType y_stored, const Overflow& overflow,
-                           Stream stream) {
+void affine_channel_stored(const ConstValues& x, const float* center, const float* scale,
+                           const float* shift, const Values& y, const ChannelShape& shape,
+                           const Overflow& overflow, Stream stream) {
   const std::int64_t size = shape.outer * shape.channels;
   if (size == 0) return;
   with_rounded(
       [&](auto* type) {
         using T = std::remove_pointer_t<decltype(type)>;
-        const Tensor<T> from(x, x_stored), to(y, y_stored);
+        const Tensor<T> from(x.data, x.storage), to(y.data, y.storage);
         const bool fours = shape.channels % 4 == 0 && from.in_runs(4) && to.in_runs(4) &&
                            is_aligned(center, 16) && is_aligned(scale, 16) && is_aligned(shift, 16);
         const std::int64_t groups = fours ? size / 4 : size;
@@ -281,12 +278,12 @@ void affine_channel_stored(const void* x, const float* center, const float* scal
                blocks_for(groups), kBlockThreads, 0, stream, 1, from, center, scale, shift, to,
                static_cast<int>(shape.channels), groups, overflow);
       },
-      x_stored, y_stored);
+      x.storage, y.storage);
 }
 
-void normalize_rows_stored(const void* x, const float* scale, const float* shift, void* y,
-                           const NormalizeRowsShape& shape, ElementType x_stored,
-                           ElementType y_stored, const Overflow& overflow, Stream stream) {
+void normalize_rows_stored(const ConstValues& x, const float* scale, const float* shift,
+                           const Values& y, const NormalizeRowsShape& shape,
+                           const Overflow& overflow, Stream stream) {
   if (shape.groups != 1 || shape.span != 1 || shape.channels > kMostRowChannels) {
     throw std::invalid_argument("rows: expected one group, a span of 1 and at most " +
                                 std::to_string(kMostRowChannels) + " channels");
@@ -295,15 +292,16 @@ void normalize_rows_stored(const void* x, const float* scale, const float* shift
   with_rounded(
       [&](auto* type) {
         using T = std::remove_pointer_t<decltype(type)>;
-        const Tensor<T> from(x, x_stored), to(y, y_stored);
+        const Tensor<T> from(x.data, x.storage), to(y.data, y.storage);
         const auto held = [&](auto* in, auto* out) {
           return normalize_held_rows(in, scale, shift, out, shape, overflow, stream);
         };
         const auto held_from = [&](auto* in) {
-          return to.rounded ? held(in, static_cast<T*>(y)) : held(in, static_cast<float*>(y));
+          return to.rounded ? held(in, static_cast<T*>(y.data))
+                            : held(in, static_cast<float*>(y.data));
         };
-        if (from.rounded ? held_from(static_cast<const T*>(x))
-                         : held_from(static_cast<const float*>(x))) {
+        if (from.rounded ? held_from(static_cast<const T*>(x.data))
+                         : held_from(static_cast<const float*>(x.data))) {
           return;
         }
         const std::int64_t threads = shape.rows * kWarpThreads;
@@ -311,11 +309,11 @@ void normalize_rows_stored(const void* x, const float* scale, const float* shift
                static_cast<unsigned>((threads + kRowThreads - 1) / kRowThreads), kRowThreads, 0,
                stream, 1, from, scale, shift, to, shape, overflow);
       },
-      x_stored, y_stored);
+      x.storage, y.storage);
 }
 
-void mean_stored(const void* x, void* y, const AxisShape& shape, ElementType x_stored,
-                 ElementType y_stored, const Overflow& overflow, Stream stream) {
+void mean_stored(const ConstValues& x, const Values& y, const AxisShape& shape,
+                 const Overflow& overflow, Stream stream) {
   if (shape.outer * shape.inner == 0) return;
   constexpr std::int64_t kMostImages = 65535;  // of a launch
   if (shape.axis > std::numeric_limits<int>::max() / 2) {
@@ -324,7 +322,7 @@ void mean_stored(const void* x, void* y, const AxisShape& shape, ElementType x_s
   with_rounded(
       [&](auto* type) {
         using T = std::remove_pointer_t<decltype(type)>;
-        const bool fours = shape.inner % 4 == 0 && Tensor<T>(x, x_stored).in_runs(4);
+        const bool fours = shape.inner % 4 == 0 && Tensor<T>(x.data, x.storage).in_runs(4);
         const int width = fours ? 4 : 1;
         int runs_log2 = 0;
         while ((1 << runs_log2) < 4 * kMeanRuns / width && (width << runs_log2) < shape.inner) {
@@ -337,8 +335,9 @@ void mean_stored(const void* x, void* y, const AxisShape& shape, ElementType x_s
         }
         const std::int64_t columns = width << runs_log2;
         for (std::int64_t first = 0; first < shape.outer; first += kMostImages) {
-          const Tensor<T> part(element(x, x_stored, first * shape.axis * shape.inner), x_stored),
-              means(element(y, y_stored, first * shape.inner), y_stored);
+          const Tensor<T> part(element(x.data, x.storage, first * shape.axis * shape.inner),
+                               x.storage),
+              means(element(y.data, y.storage, first * shape.inner), y.storage);
           const dim3 grid(static_cast<unsigned>((shape.inner + columns - 1) / columns),
                           static_cast<unsigned>(std::min(kMostImages, shape.outer - first)), parts);
           launch("launch of mean_stored_kernel",
@@ -346,7 +345,7 @@ void mean_stored(const void* x, void* y, const AxisShape& shape, ElementType x_s
                  stream, parts, part, means, shape, runs_log2, overflow);
         }
       },
-      x_stored, y_stored);
+      x.storage, y.storage);
 }
 
 }  // namespace cnn_engine::cuda

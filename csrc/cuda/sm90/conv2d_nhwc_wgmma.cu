@@ -51,13 +51,13 @@ bool in_pieces(const void* address, int pitch, ElementType storage) {
   return is_aligned(address, 16) && pitch * bytes_of(storage) % 16 == 0;
 }
 
-void check_source(const void* x, int pitch, ElementType storage, ElementType compute_type) {
-  check_storage("x", storage, compute_type);
-  if (bytes_of(storage) != item_bytes(compute_type) || !in_pieces(x, pitch, storage)) {
+void check_source(const ConstImages& x, ElementType compute_type) {
+  check_storage("x", x.storage, compute_type);
+  if (bytes_of(x.storage) != item_bytes(compute_type) || !in_pieces(x.data, x.pitch, x.storage)) {
     throw std::invalid_argument(std::string("conv2d_nhwc_wgmma: expected x in ") +
                                 name_of(compute_type) +
                                 ", its pitch and all addresses multiples of 16 bytes, found " +
-                                name_of(storage) + " with a pitch of " + std::to_string(pitch));
+                                name_of(x.storage) + " with a pitch of " + std::to_string(x.pitch));
   }
 }
 
@@ -79,10 +79,9 @@ const char* why_not_pooled(const Conv2dShape& shape, ElementType compute_type) {
   return why_not(shape, compute_type);
 }
 
-void check_pooled(const Conv2dShape& shape, const Conv2dPitches& pitches, const void* output,
-                  ElementType compute_type) {
+void check_pooled(const Conv2dShape& shape, const Images& output, ElementType compute_type) {
   const char* expected = why_not_pooled(shape, compute_type);
-  if (!expected && !(is_aligned(output, 16) && pitches.y % 8 == 0)) {
+  if (!expected && !(is_aligned(output.data, 16) && output.pitch % 8 == 0)) {
     expected = "y's pitch and address in multiples of 16 bytes";
   }
   if (expected) {
@@ -97,11 +96,11 @@ const char* why_apart(const Conv2dShape& a, const Conv2dShape& b, bool beside) {
   return a.k == b.k ? nullptr : "as many filters";
 }
 
-void check_pair(const Conv2dShape& shape, const Conv2dShape& other, bool beside,
-                ElementType compute_type) {
+void check_pair(const Conv2dPairShape& both, ElementType compute_type) {
+  const Conv2dShape &shape = both.first, &other = both.second;
   check(shape, compute_type);
   check(other, compute_type);
-  if (const char* expected = why_apart(shape, other, beside)) {
+  if (const char* expected = why_apart(shape, other, both.beside)) {
     const auto said = [](const Conv2dShape& of) {
       return "[" + std::to_string(of.n) + ", " + std::to_string(of.out_h()) + ", " +
              std::to_string(of.out_w()) + ", " + std::to_string(of.k) + "]";
@@ -185,9 +184,28 @@ int steps_ahead(const Product& p, ElementType compute_type, int known) {
   return p.taps_a_row * p.taps_a_column == 1 ? known / channels_of(compute_type) : 0;
 }
 
-// Launches a product of a whole batch, of which its places and what depends on them are not set.
-void launch_batch(const Sources& from, const Product& batch, const Conv2dStorage& storage,
-                  ElementType compute_type, int rank, Stream stream) {
+// Of what lies in memory.
+struct Storage {
+  ElementType x, residual, y;
+};
+
+// Sets what follows the accumulators, and how early steps are read.
+void set_epilogue(Product& p, const Images& output, const Epilogue& epilogue) {
+  p.bias = epilogue.bias;
+  p.residual = epilogue.residual.data;
+  p.residual_pitch = epilogue.residual.pitch;
+  p.y = output.data;
+  p.y_pitch = output.pitch;
+  p.activation = epilogue.activation.function;
+  p.alpha = epilogue.activation.alpha;
+  p.beta = epilogue.activation.beta;
+  p.overflow = epilogue.overflow;
+}
+
+// Launches a GEMM of a whole batch, of which its output pixels and what depends on them are not
+// set.
+void launch_batch(const Sources& from, const Product& batch, const Storage& storage,
+                  ElementType compute_type, const Launch& launch) {
   if (from.first.shape.n == 0) return;
   const int multiprocessors = target_here().multiprocessors;
   const std::int64_t places = std::int64_t{batch.out_h} * batch.out_w;
@@ -196,7 +214,7 @@ void launch_batch(const Sources& from, const Product& batch, const Conv2dStorage
   for_each_part_of_batch(from.first.shape.n, places, [&](std::int64_t first, int images) {
     const std::int64_t before = first * made;
     Sources part = from;
-    for (Images* source : {&part.first, &part.second}) {
+    for (SourceImages* source : {&part.first, &part.second}) {
       if (!source->x) continue;
       const Conv2dShape& shape = source->shape;
       source->x = element(source->x, storage.x, first * shape.h * shape.w * source->pitch);
@@ -212,9 +230,9 @@ void launch_batch(const Sources& from, const Product& batch, const Conv2dStorage
                   (!p.residual || in_pieces(p.residual, p.residual_pitch, storage.residual));
     p.rows = static_cast<int>(images * places);
     set_ends(p, compute_type);
-    const Choice choice = choose(p, compute_type, multiprocessors, rank);
+    const Choice choice = choose(p, compute_type, multiprocessors, launch.rank);
     with_type(compute_type, [&](auto* type) {
-      launch_product<std::remove_pointer_t<decltype(type)>>(part, p, choice, stream);
+      launch_product<std::remove_pointer_t<decltype(type)>>(part, p, choice, launch.stream);
     });
   });
 }
@@ -268,44 +286,34 @@ void conv2d_nhwc_wgmma_pack(const float* weight, void* packed, const Conv2dShape
   CUDA_CHECK(cudaStreamSynchronize(stream));
 }
 
-void conv2d_nhwc_wgmma(const void* input, const void* packed, const float* bias,
-                       const void* residual, const float* scale, const float* shift, void* output,
-                       const Conv2dShape& shape, const Conv2dPitches& pitches,
-                       const Conv2dStorage& storage, const Overflow& overflow,
-                       ElementType compute_type, bool scale_per_image, float floor,
-                       UnaryFunction activation, float alpha, float beta, int known, bool holds,
-                       int rank, Stream stream) {
+void conv2d_nhwc_wgmma(const ConstImages& input, const void* packed, const Images& output,
+                       const Conv2dShape& shape, ElementType compute_type, const Prologue& prologue,
+                       const Epilogue& epilogue, const Launch& launch) {
+  const ConstImages& residual = epilogue.residual;
   wgmma::check(shape, compute_type);
-  check_storage("residual", storage.residual, compute_type);
-  check_storage("y", storage.y, compute_type);
-  wgmma::check_source(input, pitches.x, storage.x, compute_type);
+  check_storage("residual", residual.storage, compute_type);
+  check_storage("y", output.storage, compute_type);
+  wgmma::check_source(input, compute_type);
   wgmma::check_packed(packed);
   wgmma::Product p = wgmma::product_of(shape, nullptr, false, compute_type);
   p.packed = static_cast<const char*>(packed);
   p.filter_scales = wgmma::scales_at(packed, wgmma::unit_bytes(shape, compute_type), compute_type);
-  p.bias = bias;
-  p.residual = residual;
-  p.scale = scale;
-  p.shift = shift;
-  p.floor = floor;
-  p.scale_per_image = scale_per_image;
-  p.y = output;
-  p.y_pitch = pitches.y;
-  p.residual_pitch = pitches.residual;
+  p.scale = prologue.scale;
+  p.shift = prologue.shift;
+  p.floor = prologue.floor;
+  p.scale_per_image = prologue.scale_per_image;
   if (p.has_prologue() &&
-      !(is_aligned(scale, 16) && is_aligned(shift, 16) && shape.r * shape.s == 1 &&
+      !(is_aligned(p.scale, 16) && is_aligned(p.shift, 16) && shape.r * shape.s == 1 &&
         shape.pad_top + shape.pad_left + shape.pad_bottom + shape.pad_right == 0)) {
     throw std::invalid_argument(
         "scale, shift, floor: expected a kernel of 1x1 without padding, and addresses that are "
         "multiples of 16");
   }
-  p.ahead = wgmma::steps_ahead(p, compute_type, known);
-  p.holds = holds;
-  p.activation = activation;
-  p.alpha = alpha;
-  p.beta = beta;
-  p.overflow = overflow;
-  wgmma::launch_batch({{input, shape, pitches.x}, {}}, p, storage, compute_type, rank, stream);
+  wgmma::set_epilogue(p, output, epilogue);
+  p.ahead = wgmma::steps_ahead(p, compute_type, launch.ready);
+  p.holds = launch.holds;
+  wgmma::launch_batch({{input.data, shape, input.pitch}, {}}, p,
+                      {input.storage, residual.storage, output.storage}, compute_type, launch);
 }
 
 std::int64_t conv2d_nhwc_wgmma_pool_takes(const Conv2dShape& shape, ElementType compute_type,
@@ -323,36 +331,32 @@ std::int64_t conv2d_nhwc_wgmma_pool_takes(const Conv2dShape& shape, ElementType 
   return together < apart + wgmma::pool_time(1.25 * made);
 }
 
-void conv2d_nhwc_wgmma_pool(const void* input, const void* packed, const float* bias, void* output,
-                            const Conv2dShape& shape, const Conv2dPitches& pitches,
-                            const Overflow& overflow, ElementType compute_type,
-                            UnaryFunction activation, float alpha, float beta, int rank,
-                            Stream stream) {
-  wgmma::check_pooled(shape, pitches, output, compute_type);
-  const ElementType storage =
-      compute_type == ElementType::float16 ? ElementType::float16 : ElementType::bfloat16;
-  wgmma::check_source(input, pitches.x, storage, compute_type);
+void conv2d_nhwc_wgmma_pool(const ConstImages& input, const void* packed, const Images& output,
+                            const Conv2dShape& shape, ElementType compute_type,
+                            const Epilogue& epilogue, const Launch& launch) {
+  wgmma::check_pooled(shape, output, compute_type);
+  wgmma::check_source(input, compute_type);
   wgmma::check_packed(packed);
+  const UnaryFunction function = epilogue.activation.function;
+  if (function != UnaryFunction::relu && function != UnaryFunction::clip) {
+    throw std::invalid_argument("conv2d_nhwc_wgmma_pool: expected a clamp");
+  }
+  if (output.storage != compute_type || epilogue.residual.data) {
+    throw std::invalid_argument(std::string("conv2d_nhwc_wgmma_pool: expected y in ") +
+                                name_of(compute_type) + " and no residual");
+  }
   wgmma::Product p = wgmma::product_of(shape, nullptr, false, compute_type);
   p.pools = true;
   p.packed = static_cast<const char*>(packed);
-  p.bias = bias;
-  p.y = output;
-  p.y_pitch = pitches.y;
-  p.activation = activation;
-  p.alpha = alpha;
-  p.beta = beta;
-  p.overflow = overflow;
-  if (activation != UnaryFunction::relu && activation != UnaryFunction::clip) {
-    throw std::invalid_argument("conv2d_nhwc_wgmma_pool: expected a clamp");
-  }
-  wgmma::launch_batch({{input, shape, pitches.x}, {}}, p, {storage, ElementType::float32, storage},
-                      compute_type, rank, stream);
+  wgmma::set_epilogue(p, output, epilogue);
+  wgmma::launch_batch({{input.data, shape, input.pitch}, {}}, p,
+                      {input.storage, ElementType::float32, output.storage}, compute_type, launch);
 }
 
-std::int64_t conv2d_nhwc_wgmma_pair_takes(const Conv2dShape& shape, const Conv2dShape& other,
-                                          bool beside, ElementType compute_type,
+std::int64_t conv2d_nhwc_wgmma_pair_takes(const Conv2dPairShape& both, ElementType compute_type,
                                           const Target& target) {
+  const Conv2dShape &shape = both.first, &other = both.second;
+  const bool beside = both.beside;
   if (!conv2d_nhwc_wgmma_takes(shape, compute_type, target) ||
       !conv2d_nhwc_wgmma_takes(other, compute_type, target) ||
       wgmma::why_apart(shape, other, beside)) {
@@ -368,17 +372,19 @@ std::int64_t conv2d_nhwc_wgmma_pair_takes(const Conv2dShape& shape, const Conv2d
          time(shape, nullptr, nullptr) + time(other, nullptr, beside ? nullptr : some);
 }
 
-std::int64_t conv2d_nhwc_wgmma_pair_packed(const Conv2dShape& shape, const Conv2dShape& other,
-                                           bool beside, ElementType compute_type, int) {
-  wgmma::check_pair(shape, other, beside, compute_type);
-  return conv2d_nhwc_wgmma_packed(shape, compute_type, 0) +
-         conv2d_nhwc_wgmma_packed(other, compute_type, 0);
+std::int64_t conv2d_nhwc_wgmma_pair_packed(const Conv2dPairShape& both, ElementType compute_type,
+                                           int) {
+  wgmma::check_pair(both, compute_type);
+  return conv2d_nhwc_wgmma_packed(both.first, compute_type, 0) +
+         conv2d_nhwc_wgmma_packed(both.second, compute_type, 0);
 }
 
 void conv2d_nhwc_wgmma_pair_pack(const float* weight, const float* other_weight, void* packed,
-                                 const Conv2dShape& shape, const Conv2dShape& other, bool beside,
-                                 ElementType compute_type, Stream stream) {
-  wgmma::check_pair(shape, other, beside, compute_type);
+                                 const Conv2dPairShape& both, ElementType compute_type,
+                                 Stream stream) {
+  wgmma::check_pair(both, compute_type);
+  const Conv2dShape &shape = both.first, &other = both.second;
+  const bool beside = both.beside;
   const wgmma::Product p = wgmma::product_of(shape, &other, beside, compute_type);
   wgmma::with_type(compute_type, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
@@ -398,33 +404,31 @@ void conv2d_nhwc_wgmma_pair_pack(const float* weight, const float* other_weight,
   CUDA_CHECK(cudaStreamSynchronize(stream));  // as conv2d_nhwc_wgmma_pack
 }
 
-void conv2d_nhwc_wgmma_pair(const void* input, const void* other_input, const void* packed,
-                            const float* bias, void* output, const Conv2dShape& shape,
-                            const Conv2dShape& other, bool beside, const Conv2dPitches& pitches,
-                            int other_pitch, const Conv2dStorage& storage, const Overflow& overflow,
-                            ElementType compute_type, UnaryFunction activation, float alpha,
-                            float beta, int known, bool holds, int rank, Stream stream) {
-  wgmma::check_pair(shape, other, beside, compute_type);
-  check_storage("y", storage.y, compute_type);
-  wgmma::check_source(input, pitches.x, storage.x, compute_type);
-  wgmma::check_source(other_input, other_pitch, storage.x, compute_type);
+void conv2d_nhwc_wgmma_pair(const ConstImages& input, const ConstImages& other_input,
+                            const void* packed, const Images& output, const Conv2dPairShape& both,
+                            ElementType compute_type, const Epilogue& epilogue,
+                            const Launch& launch) {
+  wgmma::check_pair(both, compute_type);
+  check_storage("y", output.storage, compute_type);
+  wgmma::check_source(input, compute_type);
+  wgmma::check_source(other_input, compute_type);
   wgmma::check_packed(packed);
-  wgmma::Product p = wgmma::product_of(shape, &other, beside, compute_type);
+  if (other_input.storage != input.storage || epilogue.residual.data) {
+    throw std::invalid_argument(
+        "conv2d_nhwc_wgmma_pair: expected inputs of one storage type and no residual");
+  }
+  const Conv2dShape &shape = both.first, &other = both.second;
+  wgmma::Product p = wgmma::product_of(shape, &other, both.beside, compute_type);
   p.packed = static_cast<const char*>(packed);
   p.filter_scales = wgmma::scales_at(
       packed, wgmma::unit_bytes(shape, compute_type) + wgmma::unit_bytes(other, compute_type),
       compute_type);
-  p.bias = bias;
-  p.y = output;
-  p.y_pitch = pitches.y;
-  p.ahead = wgmma::steps_ahead(p, compute_type, known);
-  p.holds = holds;
-  p.activation = activation;
-  p.alpha = alpha;
-  p.beta = beta;
-  p.overflow = overflow;
-  wgmma::launch_batch({{input, shape, pitches.x}, {other_input, other, other_pitch}}, p, storage,
-                      compute_type, rank, stream);
+  wgmma::set_epilogue(p, output, epilogue);
+  p.ahead = wgmma::steps_ahead(p, compute_type, launch.ready);
+  p.holds = launch.holds;
+  wgmma::launch_batch(
+      {{input.data, shape, input.pitch}, {other_input.data, other, other_input.pitch}}, p,
+      {input.storage, ElementType::float32, output.storage}, compute_type, launch);
 }
 
 }  // namespace cnn_engine::cuda

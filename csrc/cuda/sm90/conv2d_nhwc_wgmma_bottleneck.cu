@@ -89,8 +89,9 @@ Bottleneck parted(const Conv2dShape& shape) {
 }  // namespace
 }  // namespace bottlenecks
 
-std::int64_t bottleneck_takes(const Conv2dShape& shape, int outputs, int reduced,
-                              const Target& target) {
+std::int64_t bottleneck_takes(const BottleneckShape& block, const Target& target) {
+  const Conv2dShape& shape = block.first;
+  const int outputs = block.outputs, reduced = block.reduced;
   if (bottlenecks::why_not(shape, outputs, reduced) != nullptr) return 0;
   const std::int64_t clusters = std::int64_t{shape.n} * bottlenecks::parted(shape).tiles;
   const int shares = bottlenecks::shares_of(shape, outputs, reduced);
@@ -101,17 +102,19 @@ std::int64_t bottleneck_takes(const Conv2dShape& shape, int outputs, int reduced
   return clusters <= bottlenecks::clusters_of(shares, target);
 }
 
-std::int64_t bottleneck_packed(const Conv2dShape& shape, int outputs, int reduced, ElementType,
-                               int) {
+std::int64_t bottleneck_packed(const BottleneckShape& block, ElementType, int) {
+  const Conv2dShape& shape = block.first;
+  const int outputs = block.outputs, reduced = block.reduced;
   bottlenecks::check(shape, outputs, reduced);
   const int shares = bottlenecks::shares_of(shape, outputs, reduced);
   return bottlenecks::first_bytes(shares) + (reduced > 0 ? 2 : 1) * bottlenecks::next_bytes(shares);
 }
 
 void bottleneck_pack(const float* first, const float* second, const float* third, void* packed,
-                     const Conv2dShape& shape, int outputs, int reduced, ElementType compute_type,
-                     Stream stream) {
-  const std::int64_t bytes = bottleneck_packed(shape, outputs, reduced, compute_type, 0);
+                     const BottleneckShape& block, ElementType compute_type, Stream stream) {
+  const Conv2dShape& shape = block.first;
+  const int outputs = block.outputs, reduced = block.reduced;
+  const std::int64_t bytes = bottleneck_packed(block, compute_type, 0);
   const int shares = bottlenecks::shares_of(shape, outputs, reduced);
   with_halves("bottleneck", compute_type, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
@@ -131,13 +134,13 @@ void bottleneck_pack(const float* first, const float* second, const float* third
   CUDA_CHECK(cudaStreamSynchronize(stream));
 }
 
-void bottleneck(const void* x, const void* packed, const float* first_bias,
-                const float* second_bias, const float* third_bias, const void* residual, void* y,
-                void* next, const Conv2dShape& shape, int outputs, int reduced,
-                const Overflow& overflow, ElementType compute_type, UnaryFunction inner,
-                float inner_alpha, float inner_beta, UnaryFunction outer, float outer_alpha,
-                float outer_beta, UnaryFunction after, float after_alpha, float after_beta,
-                Stream stream) {
+void bottleneck(const void* x, const void* packed, void* y, void* next,
+                const BottleneckShape& block, ElementType compute_type,
+                const std::array<Epilogue, 3>& epilogues, Stream stream) {
+  const Conv2dShape& shape = block.first;
+  const int outputs = block.outputs, reduced = block.reduced;
+  const auto& [first, second, third] = epilogues;
+  const void* const residual = second.residual.data;
   bottlenecks::check(shape, outputs, reduced);
   for (const void* address :
        {x, packed, residual, const_cast<const void*>(y), const_cast<const void*>(next)}) {
@@ -148,9 +151,9 @@ void bottleneck(const void* x, const void* packed, const float* first_bias,
   const int shares = bottlenecks::shares_of(shape, outputs, reduced);
   const bottlenecks::Bottleneck tiled = bottlenecks::parted(shape);
   constexpr char kExpected[] = "bottleneck: expected relu or clip";
-  const wgmma::Clamp first_clamp = wgmma::clamp_of(inner, inner_alpha, inner_beta, kExpected),
-                     second_clamp = wgmma::clamp_of(outer, outer_alpha, outer_beta, kExpected),
-                     third_clamp = wgmma::clamp_of(after, after_alpha, after_beta, kExpected);
+  const wgmma::Clamp first_clamp = wgmma::clamp_of(first.activation, kExpected),
+                     second_clamp = wgmma::clamp_of(second.activation, kExpected),
+                     third_clamp = wgmma::clamp_of(third.activation, kExpected);
   with_halves("bottleneck", compute_type, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
     const std::int64_t places = std::int64_t{shape.h} * shape.w;
@@ -159,9 +162,9 @@ void bottleneck(const void* x, const void* packed, const float* first_bias,
       p.first = static_cast<const char*>(packed);
       p.second = p.first + bottlenecks::first_bytes(shares);
       p.third = p.second + bottlenecks::next_bytes(shares);
-      p.first_bias = first_bias;
-      p.second_bias = second_bias;
-      p.third_bias = third_bias;
+      p.first_bias = epilogues[0].bias;
+      p.second_bias = epilogues[1].bias;
+      p.third_bias = epilogues[2].bias;
       p.y = static_cast<T*>(y) + before * places * outputs;
       p.e = static_cast<T*>(next) + before * places * reduced;
       p.adds = residual != nullptr;
@@ -171,7 +174,7 @@ void bottleneck(const void* x, const void* packed, const float* first_bias,
       p.inner = first_clamp;
       p.outer = second_clamp;
       p.next = third_clamp;
-      p.overflow = overflow;
+      p.overflow = epilogues[2].overflow;
       Conv2dShape in = shape, out = shape;
       in.n = out.n = images;
       out.c = outputs;

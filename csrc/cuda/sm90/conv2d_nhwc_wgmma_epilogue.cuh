@@ -166,9 +166,11 @@ struct Clamp {
   }
 };
 // What a function is that limits values alone; else throws what was expected.
-inline Clamp clamp_of(UnaryFunction function, float alpha, float beta, const char* expected) {
-  if (function == UnaryFunction::relu) return {0.0f, std::numeric_limits<float>::infinity()};
-  if (function == UnaryFunction::clip) return {alpha, beta};
+inline Clamp clamp_of(const Activation& activation, const char* expected) {
+  if (activation.function == UnaryFunction::relu) {
+    return {0.0f, std::numeric_limits<float>::infinity()};
+  }
+  if (activation.function == UnaryFunction::clip) return {activation.alpha, activation.beta};
   throw std::invalid_argument(expected);
 }
 template <UnaryFunction kFunction>

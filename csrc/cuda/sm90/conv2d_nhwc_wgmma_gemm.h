@@ -154,13 +154,13 @@ struct Product : Source {
 };
 
 // What the copy engine reads a source from.
-struct Images {
+struct SourceImages {
   const void* x;      // [N, H, W, pitch], or null
   Conv2dShape shape;  // of this part of the batch
   int pitch;
 };
 struct Sources {
-  Images first, second;
+  SourceImages first, second;
 };
 
 // Tiles: 64 filters for each group, a warpgroup, and so many places; whether they are compiled with

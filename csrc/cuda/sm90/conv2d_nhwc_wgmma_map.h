@@ -71,7 +71,7 @@ CUtensorMap map_of_boxes(const void* x,  // [N, H, W, pitch]
 
 // Images of which a copy has `places`, 128 bytes of channels each; none of none.
 template <typename T>
-CUtensorMap map_of_images(const Images& images, int places) {
+CUtensorMap map_of_images(const SourceImages& images, int places) {
   const auto& [x, p, pitch] = images;
   if (!x) return {};
   if (is_tiled(p)) {

@@ -118,8 +118,9 @@ void run(const MlpCall& call, ElementType compute_type) {
 }  // namespace
 }  // namespace mlps
 
-std::int64_t mlp_takes(const Conv2dShape& shape, int outputs, ElementType compute_type,
-                       const Target& target) {
+std::int64_t mlp_takes(const MlpShape& both, ElementType compute_type, const Target& target) {
+  const Conv2dShape& shape = both.first;
+  const int outputs = both.outputs;
   if (mlps::why_not(shape, outputs, compute_type) != nullptr) return 0;
   const int multiprocessors = target.multiprocessors;
   const bool clustered = mlps::is_clustered(compute_type);
@@ -135,14 +136,18 @@ std::int64_t mlp_takes(const Conv2dShape& shape, int outputs, ElementType comput
   return together < apart;
 }
 
-std::int64_t mlp_packed(const Conv2dShape& shape, int outputs, ElementType compute_type, int) {
+std::int64_t mlp_packed(const MlpShape& both, ElementType compute_type, int) {
+  const Conv2dShape& shape = both.first;
+  const int outputs = both.outputs;
   mlps::check(shape, outputs, compute_type);
   if (mlps::is_clustered(compute_type)) return mlp_clusters::packed_bytes(shape, outputs);
   return mlps::first_bytes(shape) + mlps::second_bytes(shape, outputs);
 }
 
-void mlp_pack(const float* first, const float* second, void* packed, const Conv2dShape& shape,
-              int outputs, ElementType compute_type, Stream stream) {
+void mlp_pack(const float* first, const float* second, void* packed, const MlpShape& both,
+              ElementType compute_type, Stream stream) {
+  const Conv2dShape& shape = both.first;
+  const int outputs = both.outputs;
   mlps::check(shape, outputs, compute_type);
   if (mlps::is_clustered(compute_type)) {
     mlp_clusters::pack(first, second, packed, shape, outputs, stream);
@@ -162,10 +167,12 @@ void mlp_pack(const float* first, const float* second, void* packed, const Conv2
   CUDA_CHECK(cudaStreamSynchronize(stream));
 }
 
-void mlp(const void* x, const void* packed, const float* first_bias, const float* second_bias,
-         const void* residual, void* y, const Conv2dShape& shape, int outputs,
-         const Overflow& overflow, ElementType compute_type, UnaryFunction outer, float alpha,
-         float beta, Stream stream) {
+void mlp(const void* x, const void* packed, void* y, const MlpShape& both, ElementType compute_type,
+         const std::array<Epilogue, 2>& epilogues, Stream stream) {
+  const Conv2dShape& shape = both.first;
+  const int outputs = both.outputs;
+  const Epilogue& last = epilogues[1];
+  const void* const residual = last.residual.data;
   mlps::check(shape, outputs, compute_type);
   for (const void* address : {x, packed, residual, const_cast<const void*>(y)}) {
     if (!is_aligned(address, 16)) {
@@ -173,9 +180,9 @@ void mlp(const void* x, const void* packed, const float* first_bias, const float
     }
   }
   const wgmma::Clamp clamp =
-      wgmma::clamp_of(outer, alpha, beta, "mlp: expected relu or clip behind the sums");
-  const MlpCall call = {x,     packed,  first_bias, second_bias, residual, y,
-                        shape, outputs, clamp,      overflow,    stream};
+      wgmma::clamp_of(last.activation, "mlp: expected relu or clip behind the sums");
+  const MlpCall call = {x,       packed, epilogues[0].bias, last.bias, residual, y, shape,
+                        outputs, clamp,  last.overflow,     stream};
   if (mlps::is_clustered(compute_type)) return mlp_clusters::run(call);
   mlps::run(call, compute_type);
 }

@@ -426,13 +426,14 @@ void conv2d_nhwc_wgmma_planar_pack(const float* weight, void* packed, const Conv
   CUDA_CHECK(cudaStreamSynchronize(stream));
 }
 
-void conv2d_nhwc_wgmma_planar(const float* input, const void* packed, const float* bias,
-                              void* output, const Conv2dShape& shape, int y_pitch,
-                              ElementType storage, const Overflow& overflow,
-                              ElementType compute_type, UnaryFunction activation, float alpha,
-                              float beta, Stream stream) {
+void conv2d_nhwc_wgmma_planar(const float* input, const void* packed, const Images& output,
+                              const Conv2dShape& shape, ElementType compute_type,
+                              const Epilogue& epilogue, Stream stream) {
   wgmma::check_planar(shape, compute_type);
-  check_storage("y", storage, compute_type);
+  check_storage("y", output.storage, compute_type);
+  if (epilogue.residual.data) {
+    throw std::invalid_argument("conv2d_nhwc_wgmma_planar: expected no residual");
+  }
   if (!is_aligned(packed, 16)) {
     throw std::invalid_argument("packed weights: expected an address that is a multiple of 16");
   }
@@ -443,19 +444,19 @@ void conv2d_nhwc_wgmma_planar(const float* input, const void* packed, const floa
     wgmma::Planar p = {};
     p.x = input + first * shape.c * shape.h * shape.w;
     p.packed = static_cast<const char*>(packed);
-    p.bias = bias;
-    p.y = element(output, storage, first * places * y_pitch);
+    p.bias = epilogue.bias;
+    p.y = element(output.data, output.storage, first * places * output.pitch);
     p.shape = shape;
     p.shape.n = images;
-    p.y_pitch = y_pitch;
+    p.y_pitch = output.pitch;
     p.out_h = shape.out_h();
     p.out_w = shape.out_w();
-    p.y_is_rounded = storage != ElementType::float32;
-    p.in_pieces = is_aligned(p.y, 16) && y_pitch * bytes_of(storage) % 16 == 0;
-    p.activation = activation;
-    p.alpha = alpha;
-    p.beta = beta;
-    p.overflow = overflow;
+    p.y_is_rounded = output.storage != ElementType::float32;
+    p.in_pieces = is_aligned(p.y, 16) && output.pitch * bytes_of(output.storage) % 16 == 0;
+    p.activation = epilogue.activation.function;
+    p.alpha = epilogue.activation.alpha;
+    p.beta = epilogue.activation.beta;
+    p.overflow = epilogue.overflow;
     wgmma::with_type(compute_type, [&](auto* type) {
       wgmma::launch_planar<std::remove_pointer_t<decltype(type)>>(p, multiprocessors, stream);
     });

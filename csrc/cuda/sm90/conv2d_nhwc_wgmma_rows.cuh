@@ -225,7 +225,7 @@ __global__ void __launch_bounds__(128 * Groups + 64, Blocks)
 }
 
 template <typename T, int Tile = 0>
-void launch_rows(const Images& images, Product p, const Choice& choice, Stream stream) {
+void launch_rows(const SourceImages& images, Product p, const Choice& choice, Stream stream) {
   if constexpr (Tile < kRowsTiles) {
     if (choice.tile != Tile) return launch_rows<T, Tile + 1>(images, p, choice, stream);
     constexpr RowsShape kShape = kRows[Tile];

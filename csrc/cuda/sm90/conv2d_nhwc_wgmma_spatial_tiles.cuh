@@ -457,7 +457,7 @@ __global__ void __launch_bounds__(128 + 64, 2)
 }
 
 template <typename T, int Rows, bool Splits>
-void launch_patch(const Images& images, Product p, const Choice& choice, Stream stream) {
+void launch_patch(const SourceImages& images, Product p, const Choice& choice, Stream stream) {
   using At = PatchTile<Rows, Splits>;
   p.split = choice.split;
   p.log_split = log2_of(choice.split);
@@ -490,7 +490,8 @@ void launch_patch(const Images& images, Product p, const Choice& choice, Stream 
 }
 
 template <typename T>
-void launch_patches(const Images& images, const Product& p, const Choice& choice, Stream stream) {
+void launch_patches(const SourceImages& images, const Product& p, const Choice& choice,
+                    Stream stream) {
   if (choice.tile == 0) return launch_patch<T, kPatchRows[0], false>(images, p, choice, stream);
   if (choice.split > 1) return launch_patch<T, kPatchRows[1], true>(images, p, choice, stream);
   launch_patch<T, kPatchRows[1], false>(images, p, choice, stream);

@@ -368,42 +368,44 @@ std::int64_t stem_pool_takes(const Conv2dShape& shape, const MaxPool2dShape& poo
   return wgmma::has_16_bits(compute_type) && wgmma::stem::why_not(shape, pool) == nullptr;
 }
 
-void stem_pool(const float* input, const void* packed, const float* bias, void* output,
-               const Conv2dShape& shape, const MaxPool2dShape& pool, int y_pitch,
-               const Overflow& overflow, ElementType compute_type, UnaryFunction activation,
-               float alpha, float beta, Stream stream) {
+void stem_pool(const float* input, const void* packed, const Images& output,
+               const Conv2dShape& shape, const MaxPool2dShape& pool, ElementType compute_type,
+               const Epilogue& epilogue, Stream stream) {
   const auto refuse = [](const char* expected) {
     throw std::invalid_argument(std::string("stem_pool: expected ") + expected);
   };
   if (const char* expected = wgmma::stem::why_not(shape, pool)) refuse(expected);
   if (!wgmma::has_16_bits(compute_type)) refuse("float16 or bfloat16");
+  if (output.storage != compute_type || epilogue.residual.data) {
+    refuse("y as what is multiplied, and no residual");
+  }
   if (!is_aligned(packed, 16)) refuse("packed weights at a multiple of 16");
-  const Activation clamp = clamps_of({activation, alpha, beta});
+  const Activation clamp = clamps_of(epilogue.activation);
   if (ends_of(clamp) != Ends::clamps) refuse("relu, clip or no function");
   if (shape.n == 0) return;
   const int multiprocessors = target_here().multiprocessors;
   const std::int64_t places = std::int64_t{pool.out_h()} * pool.out_w();
   const std::int64_t image = std::int64_t{shape.c} * shape.h * shape.w;
   for_each_part_of_batch(
-      shape.n, std::max(image, places * y_pitch), [&](std::int64_t first, int images) {
+      shape.n, std::max(image, places * output.pitch), [&](std::int64_t first, int images) {
         wgmma::stem::Stem p = {};
         p.x = input + first * image;
         p.packed = static_cast<const char*>(packed);
-        p.bias = bias;
-        p.y = element(output, ElementType::float16, first * places * y_pitch);
+        p.bias = epilogue.bias;
+        p.y = element(output.data, output.storage, first * places * output.pitch);
         p.shape = shape;
         p.shape.n = images;
-        p.y_pitch = y_pitch;
+        p.y_pitch = output.pitch;
         p.rows = shape.out_h();
         p.columns = shape.out_w();
         p.out_h = pool.out_h();
         p.out_w = pool.out_w();
         p.pad_top = pool.pad_top;
         p.pad_left = pool.pad_left;
-        p.in_pieces = is_aligned(p.y, 16) && y_pitch % 8 == 0;
+        p.in_pieces = is_aligned(p.y, 16) && output.pitch % 8 == 0;
         p.low = clamp.alpha;
         p.high = clamp.beta;
-        p.overflow = overflow;
+        p.overflow = epilogue.overflow;
         wgmma::with_type(compute_type, [&](auto* type) {
           using T = std::remove_pointer_t<decltype(type)>;
           if constexpr (sizeof(T) == 2) {
