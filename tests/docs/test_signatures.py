@@ -1,4 +1,4 @@
-"""No function of csrc takes a long list of parameters: what belongs together is a struct (csrc/ops/epilogue.h)."""
+"""No function of csrc takes a long list: what belongs together is a struct (csrc/ops/epilogue.h)."""
 
 from __future__ import annotations
 

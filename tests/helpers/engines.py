@@ -9,6 +9,7 @@ import tolerances
 
 from cnn_engine import Engine
 from cnn_engine.graph.graph import Graph
+from cnn_engine.plan.plan import Plan
 
 
 def single(graph: Graph) -> Graph:
@@ -18,9 +19,15 @@ def single(graph: Graph) -> Graph:
     return replace(graph, inputs=inputs, constants=constants)
 
 
+def plan_of(engine: Engine, batch: int) -> Plan:
+    """Returns a plan for float32 images in the host's memory."""
+    plans = engine._plans
+    return plans._build(plans._host_key(batch, False, (False, False)))
+
+
 def steps_of(engine: Engine, batch: int) -> dict:
     """Returns the steps of a pass by their names."""
-    return {step.name: step for step in engine._plans._build_run(batch, False).steps}
+    return {step.name: step for step in plan_of(engine, batch).steps}
 
 
 def running(steps: dict, kernel: str) -> list[str]:

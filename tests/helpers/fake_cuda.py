@@ -220,7 +220,20 @@ class FakeTensorCores(FakeKernels):
 
     @staticmethod
     def linear_rows(
-        x, _x, packed, y, _y, shape, _operands, bias, *_residual, activation, _overflow, _stream
+        x,
+        _x,
+        packed,
+        y,
+        _y,
+        shape,
+        _operands,
+        bias,
+        _added,
+        _pitch,
+        _kind,
+        activation,
+        _overflow,
+        _stream,
     ) -> None:
         _cpu.linear(x, packed, bias, y, shape, False, 1)
         _cpu.unary(y, y, shape.output_size, *function_of(activation), 1)
@@ -341,7 +354,7 @@ class FakeTensorCores(FakeKernels):
     @staticmethod
     def squeeze_excite(
         x, _x, packed, _means, _parts, y, shape, hidden, _operands,
-        b1, _added, _pitch, _kind, inner, _reported, b2, *_residual, outer, _overflow, _stream,
+        b1, _x1, _pitch1, _kind1, inner, _overflow1, b2, _x2, _pitch2, _kind2, outer, _overflow2, _stream,
     ) -> None:  # fmt: skip
         n, c = shape.outer, shape.inner
         mean, sums = np.empty((n, c), np.float32), np.empty((n, hidden), np.float32)

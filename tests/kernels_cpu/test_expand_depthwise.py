@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import regions
 import tolerances
-from engines import single
+from engines import plan_of, single
 from lowered import fuse, lay_channels_last
 from native import NONE
 from test_passes import Builder, kinds, same
@@ -246,7 +246,7 @@ def test_engines_run_it(mean, inner):
     for threads in (1, 2):
         with Engine(graph, device="cpu", threads=threads) as engine:
             found += engine.run({"x": x}).values()
-            kernels = [step.kernel for step in engine._plans._build_run(2, False).steps]
+            kernels = [step.kernel for step in plan_of(engine, 2).steps]
             assert "expand_depthwise" in kernels
             assert "reduce" not in kernels
     np.testing.assert_array_equal(*found)

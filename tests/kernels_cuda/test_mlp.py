@@ -11,6 +11,7 @@ import pytest
 import targets
 import tolerances
 from conftest import Device
+from engines import plan_of
 from native import call, check_guards, epilogue, guarded, images
 from regions import bottleneck
 from test_bottleneck import HALVES, NONE, RELU, found_in, laid
@@ -115,7 +116,7 @@ def test_engines_join_where_images_lie_as_they_are_multiplied(monkeypatch, dtype
     b, _, y = mlp(inner=inner)
     with Engine(single(b.graph(y)), device="cuda", dtype=dtype) as engine:
         laid_out = engine._plans.open().placed(2, False).graph
-        steps = [step.kernel for step in engine._plans._build_run(2, False).steps]
+        steps = [step.kernel for step in plan_of(engine, 2).steps]
     joined = inner is Gelu
     assert len(found_in(laid_out)) == joined == ("mlp" in steps)
     for node in found_in(laid_out):
@@ -325,7 +326,7 @@ def test_engine(hopper, dtype, channels):
         (wanted,) = engine.run({"x": x}).values()
     with Engine(graph, device="cuda", dtype=dtype) as engine:
         (found,) = engine.run({"x": x}).values()
-        steps = [step.kernel for step in engine._plans._build_run(batch, False).steps]
+        steps = [step.kernel for step in plan_of(engine, batch).steps]
     sizes = batch, channels, size, size, 4 * channels, channels
     assert ("mlp" in steps) == takes(sizes, batch, dtype)
     assert "mlp" in steps or dtype == "tf32"
