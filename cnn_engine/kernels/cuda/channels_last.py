@@ -186,8 +186,8 @@ def _make(call: Call, rank: int = 0) -> Bound:
     if function == "conv2d_nhwc_wgmma_planar":
         return call.native(function, call.input_addresses[0], *how, *after)
     read = input_images(call, 0)
-    if planar:
-        read = read[0], 0, read[2]
+    if planar or op.kind == "linear":  # whose x may have any rank: a row is an image of one pixel
+        read = read[0], 0 if planar else weight.shape[1], read[2]
     per_image = scale is not None and len(scale.shape) == 2
     floor = None if op.kind == "linear" else op.floor
     before = prologue(factors, shift, per_image, floor)
