@@ -19,7 +19,7 @@ from .kernel import preflight
 from .kernels import select
 from .measure import profile, timing
 from .measure.result import Result
-from .report import grouping
+from .report import grouping, plot
 from .report import profile as profile_report
 
 MOST_IMAGES = 100_000_000
@@ -143,6 +143,11 @@ def parser() -> argparse.ArgumentParser:
     ):
         p.add_argument(f"--{option}", metavar="PATH", help=f"write {what}; - for standard output")
     p.add_argument(
+        "--plot",
+        metavar="FILE.png",
+        help="draw the time of each layer as a picture (.png, .svg or .pdf); needs matplotlib",
+    )
+    p.add_argument(
         "--save-probabilities",
         metavar="PATH.npy",
         help="write what the network gives, float32 [N, classes]: probabilities where it ends in a softmax, "
@@ -220,6 +225,8 @@ def _main(arguments: list[str] | None) -> int:
         if result.profile is not None:
             cli.show(f"\n{profile_report.render(result.profile)}")
     report.write(result, **outputs)
+    if options.plot is not None:
+        plot.draw(result, options.plot)
     if result.check is not None and not result.check.passed:
         cli.print_error(
             f"check: expected outputs within {result.check.tolerance:g} of the float64 reference, "
@@ -280,6 +287,8 @@ def _check_outputs(outputs: dict[str, str | None], options: argparse.Namespace) 
         raise expected("--save-probabilities", "a path that ends in .npy", repr(probabilities))
     paths = {f"--{name}": path for name, path in outputs.items()}
     paths["--save-probabilities"] = probabilities
+    paths["--plot"] = options.plot
+    plot.check("--plot", options.plot)
     cli.check_outputs(paths, cli.files_read(options))
 
 

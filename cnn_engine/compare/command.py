@@ -22,7 +22,7 @@ from ..io.files import MOST_JSON_BYTES, describe_os_error, write_text
 from ..measure import statistics
 from ..measure.result import Result
 from ..measure.statistics import Estimate
-from ..report import text, units
+from ..report import plot, text, units
 from . import checks, comparison, verdicts
 from .comparison import CANNOT_TELL, COPY, LAYER, SUM, Comparison, Row
 
@@ -30,7 +30,7 @@ SCHEMA = 1
 
 #: What stands before the options in the command of a run, and options that name files to be written.
 RUNS = ("cnn_engine.run", "run")
-OUTPUTS = ("--json", "--csv", "--trace", "--html", "--save-probabilities")
+OUTPUTS = ("--json", "--csv", "--trace", "--html", "--plot", "--save-probabilities")
 LETTERS = string.ascii_uppercase
 
 #: Column of ``--csv`` -> its meaning.
@@ -119,6 +119,11 @@ def parser() -> argparse.ArgumentParser:
         ("html", "the results side by side as one page"),
     ):
         p.add_argument(f"--{option}", metavar="PATH", help=f"write {what}; - for standard output")
+    p.add_argument(
+        "--plot",
+        metavar="FILE.png",
+        help="draw the ratios and their intervals as a picture (.png, .svg or .pdf); needs matplotlib",
+    )
     p.add_argument("--quiet", action="store_true", help="print no report")
     return p
 
@@ -153,7 +158,8 @@ def _main(arguments: list[str] | None) -> int:
     options = parser().parse_args(arguments)
     paths = [options.baseline, *options.others, *options.noise]
     outputs = {name: getattr(options, name) for name in ("json", "csv", "html")}
-    _check_paths(paths, outputs)
+    plot.check("--plot", options.plot)
+    _check_paths(paths, {**outputs, "plot": options.plot})
     if not (options.others or options.kernel or options.tune):
         raise expected("B.json", "a result to compare with, --kernel or --tune", "none")
 
@@ -181,6 +187,8 @@ def _main(arguments: list[str] | None) -> int:
         cli.show(render(found, results))
     for name, document in texts.items():
         write_text(outputs[name], document)
+    if options.plot is not None:
+        plot.draw_comparisons(results, found, options.plot)
     return _gate(found, options.fail_on, options.fail_on_layers)
 
 

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from ..measure.profile_tables import PROFILED
 from ..measure.result import Result, TimelineEvent
-from . import text, units
+from . import grouping, text, units
 
-#: Kinds that have a colour of their own in the page; others share one.
-KINDS = (
-    "conv", "pad", "fused", "relu", "tanh", "pool", "fc", "softmax", "normalize", "copy", "sync", "kernel",
-    "set", "api", "between",
-)  # fmt: skip
+#: Kind of layer or step -> its colour in charts, in pages and pictures alike.
+COLOURS = {
+    "conv": "#6ea8fe", "pad": "#c3d9fb", "fused": "#b197fc", "relu": "#ffb454", "tanh": "#e0c15a",
+    "pool": "#5fcf93", "fc": "#f48fb5", "softmax": "#9fe0d0", "normalize": "#63d3e6", "copy": "#ff8278",
+    "sync": "#c5cbd2", "kernel": "#7fb3ff", "set": "#ffc9a3", "api": "#b8c0ff", "between": "#c5cbd2",
+    "other": "#cbb9a6",
+}  # fmt: skip
 
 BINS = 40
+FEWEST_SAMPLES = 20  # of a histogram: fewer have no shape to show
+MOST_STEPS = 24  # of a bar: more are drawn as one segment per operator
 COLUMNS = 300  # stretches of passes in the plot of samples over time
 TIMELINE_PASSES = 3
 TIMELINE_EVENTS = 400
@@ -44,7 +48,7 @@ class Segment:
     @property
     def colour(self) -> str:
         """The class of its colour: one of the page's own, whatever the kind is called."""
-        return f"k-{self.kind if self.kind in KINDS else 'other'}"
+        return f"k-{self.kind if self.kind in COLOURS else 'other'}"
 
     @property
     def label(self) -> str:
@@ -87,9 +91,15 @@ def bar(result: Result, scale: float) -> list[Segment]:
 def _steps(result: Result) -> list[tuple[str, str, float]]:
     """Returns name, kind and seconds of each layer, copy and row between that took any time.
 
-    A fused layer is shown as the parts inside of it, where they are known.
+    A fused layer is shown as the parts inside of it, where they are known. More than :data:`MOST_STEPS`
+    layers are summed up by operator, the longest first.
     """
-    rows = (row for layer in result.layers for row in (layer.inside or [layer]))
+    rows = grouping.steps(result.layers)
+    if len(rows) > MOST_STEPS:
+        rows = [
+            replace(row, name=text.kind_name(row.kind))
+            for row in grouping.grouped(result.layers, "operator")
+        ]
     steps = [(row.name, row.kind.partition("+")[0], row.seconds) for row in rows]
     steps += [(f"{copy.what} {copy.direction}", "copy", copy.seconds) for copy in result.copies]
     if result.whole_pass is not None:
@@ -177,9 +187,9 @@ def samples(result: Result, axis: tuple[float, float] | None) -> dict[str, Any] 
 
 
 def histogram(result: Result, axis: tuple[float, float] | None) -> dict[str, Any] | None:
-    """Returns the bins of the latency's samples between the ends of ``axis``."""
+    """Returns the bins of the latency's samples between the ends of ``axis``; None for fewer than 20."""
     samples = _samples_ms(result)
-    if not len(samples):
+    if len(samples) < FEWEST_SAMPLES:
         return None
     least, end = axis
     most = float(samples.max())

@@ -73,20 +73,25 @@ def grouped(
     """
     rows = list(layers)
     if way is not None:
-        steps = [step for layer in layers for step in _steps(layer)]
-        rows = _by(steps, [step.kind for step in steps]) if way == "operator" else _by(
-            steps, blocks([step.name for step in steps])
+        found = steps(layers)
+        rows = _by(found, [step.kind for step in found]) if way == "operator" else _by(
+            found, blocks([step.name for step in found])
         )  # fmt: skip
     if way == "operator" or top is not None:
         rows.sort(key=lambda row: -row.seconds)
     if top is not None and len(rows) > top:
-        others = _sum(f"{len(rows) - top} others", rows[top:])
+        others = total(f"{len(rows) - top} others", rows[top:])
         rows = [*rows[:top], others]
     return rows
 
 
-def _steps(layer: LayerTime) -> list[LayerTime]:
-    return [_of_part(layer, part) for part in layer.inside] or [layer]
+def steps(layers: Sequence[LayerTime]) -> list[LayerTime]:
+    """Returns ``layers`` in order, with the parts of a fused network in its place where they are timed."""
+    return [
+        step
+        for layer in layers
+        for step in ([_of_part(layer, part) for part in layer.inside] or [layer])
+    ]
 
 
 def _of_part(layer: LayerTime, part: LayerPart) -> LayerTime:
@@ -100,10 +105,12 @@ def _by(steps: Sequence[LayerTime], keys: Sequence[str]) -> list[LayerTime]:
     found: dict[str, list[LayerTime]] = {}
     for key, step in zip(keys, steps, strict=True):
         found.setdefault(key, []).append(step)
-    return [_sum(key, part) for key, part in found.items()]
+    return [total(key, part) for key, part in found.items()]
 
 
-def _sum(name: str, layers: Sequence[LayerTime]) -> LayerTime:
+def total(name: str, layers: Sequence[LayerTime]) -> LayerTime:
+    """Returns one row for all of ``layers``: sums of times, FLOPs and bytes; a kernel where all have one."""
+
     def all_of(attribute: Callable[[LayerTime], str]) -> str:
         return ", ".join(dict.fromkeys(map(attribute, layers)))
 

@@ -98,7 +98,7 @@ def render(results: Sequence[Result], comparisons: Sequence[Comparison] = ()) ->
     layers = _layers(results)
     many = len(layers.rows) > MANY
     page = template("page.html").render(
-        title=" / ".join(dict.fromkeys(map(_title, results))),
+        title=_title(results[0]) if alone else _compared(results),
         views=views,
         what_ran=_table(dict(text.what_ran(result)) for result in results),
         environment=_table(dict(text.environment(result)) for result in results),
@@ -116,6 +116,7 @@ def render(results: Sequence[Result], comparisons: Sequence[Comparison] = ()) ->
         latency=_table(map(_latency, results)),
         check=_table(map(_check, results)),
         legend=charts.legend(segments),
+        colours=charts.COLOURS,
     )
     return page.strip() + "\n"
 
@@ -134,6 +135,24 @@ def _title(result: Result) -> str:
     """Returns what the window is called: the network, its device and the day."""
     day = f", {result.started[:10]}" if result.started else ""
     return f"{result.network} on {result.device} ({result.device_name}){day}"
+
+
+def _compared(results: Sequence[Result]) -> str:
+    """Returns the title of a page on several results: what they differ in, then what they share."""
+    fields: list[Callable[[Result], str]] = [
+        lambda result: result.network,
+        lambda result: result.variant + (" with reduction" if result.reduction else ""),
+        lambda result: result.dtype,
+        lambda result: result.data_mode,
+        lambda result: f"batch {units.count(result.batch)}",
+        lambda result: f"{result.device} ({result.device_name})",
+    ]
+    differ = [field for field in fields if len(set(map(field, results))) > 1]
+    names = [", ".join(field(result) for field in differ) for result in results]
+    shared = [field(results[0]) for field in fields if field not in differ]
+    if not differ:  # runs of the same, such as before and after a change
+        return f"{len(results)} runs of {', '.join(shared)}"
+    return " / ".join(names) + (f": {', '.join(shared)}" if shared else "")
 
 
 def _view(
@@ -224,18 +243,24 @@ def _throughput(result: Result) -> str:
 
 def _verdicts(index: int, found: Comparison) -> dict[str, Any]:
     """Returns the table of one comparison with the first result, and what it says besides."""
-    rows = []
+    rows: list[tuple] = []
+    reasons: dict[str, list[str]] = {}
     ratios = [row.ratio for row in found.rows]
     for row, span in zip(found.rows, charts.ratios(ratios), strict=True):
         ratio = row.ratio
         known = ratio is not None and ratio.known
+        ends = (
+            f"{units.number(ratio.low)} to {units.number(ratio.high)}" if known else units.UNKNOWN
+        )
         cells = [
-            f"{units.number(ratio.low)} to {units.number(ratio.high)}" if known else units.UNKNOWN,
-            _amount(row.baseline.value, row.unit),
-            _amount(row.other.value, row.unit),
+            ("interval", ends),
+            ("A", _amount(row.baseline.value, row.unit)),
+            (_letters(index), _amount(row.other.value, row.unit)),
         ]
         value = units.number(None if ratio is None else ratio.value)
-        rows.append((row.title, row.verdict, row.reason, value, span, cells))
+        rows.append((row.title, row.verdict, value, span, cells))
+        if row.reason:
+            reasons.setdefault(row.reason, []).append(row.title)
     per = f"; times are of one {found.per}" if found.per != "pass" else ""
     return {
         "key": _letters(index),
@@ -243,6 +268,7 @@ def _verdicts(index: int, found: Comparison) -> dict[str, Any]:
         "caption": f"{_letters(index)} ({found.other}) against A ({found.baseline}): ratios with 95 % "
         f"intervals, differences below {units.percent(found.threshold)} do not count{per}",
         "rows": rows,
+        "reasons": reasons,
         "warnings": found.warnings,
     }
 
@@ -309,7 +335,8 @@ def _layers(results: Sequence[Result]) -> Groups:
         "GFLOP/s": lambda result, layer: units.giga_per_second(layer.flops, layer.seconds),
         "GB/s": lambda result, layer: units.giga_per_second(layer.bytes, layer.seconds),
         "calls": lambda result, layer: units.count(layer.calls),
-        "on": lambda result, layer: text.where(layer),
+        "on": lambda result, layer: layer.place,
+        "kernel": lambda result, layer: layer.kernel or units.UNKNOWN,
     }
     if any(layer.device_s is not None for result in results for layer in result.layers):
         columns["launch"] = lambda result, layer: units.seconds(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json as json_reader
+import re
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import numpy as np
@@ -171,7 +173,7 @@ def tables(*results: Result, comparisons=()) -> Tables:
 
 def test_html_shows_the_state_of_the_machine_with_units():
     found = tables(make_profiled(), make())
-    state = "Right after the work"
+    state = "Read right after the run"
     for label, cell in {
         "GPU SM clock": "1755 MHz",
         "GPU max SM clock": "1980 MHz",
@@ -207,7 +209,7 @@ def test_html_says_first_what_to_beware_of():
 
 def test_html_shows_what_the_timers_cost():
     found = tables(make_profiled(), make(), make_taken_apart())
-    caption = "The rows beside the passes"
+    caption = "How the rows add up"
     assert found.row(caption, "No layer timed, wall time") == ["500.0 ms", "-", "500.0 ms"]
     assert found.row(caption, "Every layer timed, wall time") == ["550.0 ms", "-", "-"]
     assert found.row(caption, "Sum of layers and copies")[0] == "150.0 us"
@@ -219,12 +221,12 @@ def test_html_shows_what_the_timers_cost():
 
 def test_html_shows_what_lies_between_and_what_is_inside():
     found = tables(make_taken_apart(), make())
-    layers = "Times of all calls"
+    layers = "Time of each layer"
     inside = found.row(layers, "conv1+relu1+pool1 (inside network)")
     assert inside[:2] == ["10.00 us", "15.38 %"]
     assert inside[6] == "inside network"
     assert found.row(layers, "Sum of layers")[0] == "13.00 us"  # what is inside is counted once
-    assert found.row("What passes hold besides", "staging")[:2] == ["40.00 us", "61.54 %"]
+    assert found.row("Time of a pass that is neither", "staging")[:2] == ["40.00 us", "61.54 %"]
     assert found.row("Copies between", "images h2d")[6] == "pageable"
     bar = charts.bar(make_taken_apart(), 65e-6)
     assert [segment.name for segment in bar] == [
@@ -235,10 +237,10 @@ def test_html_shows_what_lies_between_and_what_is_inside():
 
 def test_html_shows_medians_sums_and_when_the_timing_stopped():
     found = tables(make_profiled(), make_cuda())
-    conv1 = found.row("Times of all calls", "conv1")
+    conv1 = found.row("Time of each layer", "conv1")
     assert conv1[:3] == ["60.00 us", "40.00 %", "20.00 us"]
-    assert conv1[8:11] == ["6.000 ms", "15.38 %", "-"]  # a file without samples
-    assert found.row("Times of all calls", "Sum of layers")[8] == "36.00 ms"
+    assert conv1[9:12] == ["6.000 ms", "15.38 %", "-"]  # a file without samples
+    assert found.row("Time of each layer", "Sum of layers")[9] == "36.00 ms"
     assert found.row("Copies between", "images h2d")[2] == "30.00 us"
     latency = "Wall time of one pass"
     assert found.row(latency, "median, 95 % interval within this run") == [
@@ -290,11 +292,11 @@ def test_html_shows_verdicts_on_several_results():
     assert 0.49 < float(p50[1]) < 0.51
     low, high = (float(end) for end in p50[3].split(" to "))
     assert low < float(p50[1]) < high
-    conv1 = found.row(caption, "conv1")
-    assert (conv1[0], conv1[-1]) == ("cannot tell", "no raw samples")
+    assert found.row(caption, "conv1")[0] == "cannot tell"
     other_way = tables(fast, slow, comparisons=[comparison.compare(fast, slow)])
     assert other_way.row("B (", "pass p50")[0] == "slower"
     page = html.render([slow, fast], [verdict])
+    assert re.search(r"Cannot tell, no raw samples: .*conv1", Page(page).text)
     assert page.count("B is faster than A") == 1
     assert page.index("B is faster than A") < page.index("<article>")  # above what was run
 
@@ -380,6 +382,46 @@ def test_html_title_says_network_device_and_day():
     title = document.partition("<title>")[2].partition("</title>")[0]
     assert title.startswith("cifar10 on cpu (")
     assert ", 2026-11-21 - cnn_engine" in title
+
+
+def test_a_page_on_several_results_is_titled_by_what_is_compared():
+    pad = make(variant="pad", reduction=True, batch=4)
+    title = (
+        html.render([make(variant="if", reduction=False, batch=4), pad])
+        .partition("<h1>")[2]
+        .partition("</h1>")[0]
+    )
+    assert title.startswith("if / pad with reduction: cifar10, float32, resident, batch 4, cpu (")
+    assert "<h1>2 runs of cifar10, " in html.render([pad, pad])
+
+
+def test_bars_of_many_layers_are_by_operator():
+    few = make()
+    layers = [
+        replace(few.layers[0], name=f"conv{i}", kind=("conv", "relu")[i % 2]) for i in range(30)
+    ]
+    assert [one.name for one in charts.bar(make(layers=layers[:3]), 1.0)] == [
+        "conv0",
+        "conv1",
+        "conv2",
+    ]
+    many = charts.bar(make(layers=layers), 1.0)
+    assert sorted(one.name for one in many) == ["Conv", "ReLU"]
+    assert sum(one.width for one in many) == pytest.approx(100 * sum(row.seconds for row in layers))
+
+
+def test_a_histogram_needs_twenty_samples():
+    for count, shown in ((19, False), (20, True)):
+        result = make(latency=Latency(list(np.linspace(1, 2, count))))
+        assert (charts.histogram(result, charts.latency_axis([result])) is not None) == shown
+
+
+def test_kernels_are_named():
+    rows = [replace(make().layers[0], kernel="winograd4")]
+    assert tables(make(layers=rows)).row("Time of each layer", rows[0].name)[6:8] == [
+        "cpu",
+        "winograd4",
+    ]
 
 
 def test_ratios_lie_on_one_axis_about_one():
