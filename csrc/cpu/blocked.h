@@ -23,6 +23,13 @@ struct Epilogue {
   const float* residual;  // as y, or null
   float lowest, highest;
   bool hard_swish = false;  // in the bounds' place
+
+  // Of the filters from `k` on.
+  Epilogue at(std::int64_t k) const {
+    Epilogue moved = *this;
+    if (moved.bias) moved.bias += k;
+    return moved;
+  }
 };
 
 namespace {

@@ -14,7 +14,7 @@ std::int64_t conv2d_nhwc_packed(const Conv2dShape& p, Conv2dMethod method) {
   }
   if (method == Conv2dMethod::depthwise) return depthwise_packed(p);
   if (method == Conv2dMethod::planar && is_phased(p)) return phases_packed(p);
-  return direct_packed(p, method);
+  return direct_packed<Float32>(p, method == Conv2dMethod::planar);
 }
 
 void conv2d_nhwc_pack(const float* weight, float* packed, const Conv2dShape& shape,
@@ -24,16 +24,16 @@ void conv2d_nhwc_pack(const float* weight, float* packed, const Conv2dShape& sha
     const WindowBound bound = winograd_bound(weight, p, method);
     if (bound.fits != 0.0f) return winograd_pack(weight, packed, bound, p, method, threads);
     __builtin_memcpy(packed, &bound, sizeof bound);
-    return direct_pack(weight, packed + kBoundFloats, p, Conv2dMethod::direct);
+    return direct_pack<Float32>(weight, packed + kBoundFloats, p);
   }
   if (method == Conv2dMethod::depthwise) return depthwise_pack(weight, packed, p);
   if (method == Conv2dMethod::planar && is_phased(p)) {
     const WindowBound bound = phases_bound(weight, p);
     if (bound.fits != 0.0f) return phases_pack(weight, packed, bound, p);
     __builtin_memcpy(packed, &bound, sizeof bound);
-    return direct_pack(weight, packed + kBoundFloats, p, method);
+    return direct_pack<Float32>(weight, packed + kBoundFloats, p, true);
   }
-  direct_pack(weight, packed, p, method);
+  direct_pack<Float32>(weight, packed, p, method == Conv2dMethod::planar);
 }
 
 namespace {
@@ -41,15 +41,15 @@ namespace {
 std::int64_t scratch_floats(const Conv2dShape& p, Conv2dMethod method) {
   if (method == Conv2dMethod::winograd4 || method == Conv2dMethod::winograd2) {
     const std::int64_t tiles = winograd_scratch(p, method);
-    const std::int64_t bands = direct_scratch(p, Conv2dMethod::direct);
+    const std::int64_t bands = direct_scratch<Float32>(p);
     return tiles > bands ? tiles : bands;
   }
   if (method == Conv2dMethod::depthwise) return depthwise_scratch(p);
   if (method == Conv2dMethod::planar && is_phased(p)) {
-    const std::int64_t tiles = PhasesShape(p).floats(p), bands = direct_scratch(p, method);
+    const std::int64_t tiles = PhasesShape(p).floats(p), bands = direct_scratch<Float32>(p, true);
     return tiles > bands ? tiles : bands;
   }
-  return direct_scratch(p, method);
+  return direct_scratch<Float32>(p, method == Conv2dMethod::planar);
 }
 
 }  // namespace
@@ -66,16 +66,16 @@ void conv2d_nhwc(const float* input, const float* packed, const float* bias, con
   if (shape.n == 0) return;
   const Conv2dShape p = shape;
   const Scratch scratch(workspace, threads, scratch_floats(p, method));
+  const Activation function{activation, alpha, beta};
   Direct call{input,
               packed,
-              bias,
               residual,
               {scale, shift, scale_per_image, floor},
               output,
               pitches,
-              {activation, alpha, beta}};
-  const Winograd tiled{
-      input, packed, residual, output, pitches, call.activation, call.activation.epilogue(bias)};
+              function.epilogue(bias),
+              function};
+  const Winograd tiled{input, packed, residual, output, pitches, function, call.last};
   switch (method) {
     case Conv2dMethod::winograd2:
     case Conv2dMethod::winograd4:

@@ -1,9 +1,9 @@
-// The direct and planar methods of conv2d_nhwc, in float32 or with what is multiplied rounded to
-// bfloat16: pairs of channels are then what a channel is otherwise, four bytes.
+// The direct and planar methods of convolutions over channels that lie side by side, for every lane
+// (nhwc.h): float32, bfloat16 and integers.
 //
 // Work is shared out in bands of output rows (1x1 convolutions: runs of places) and, where those
-// are few, in shares of the filters. What is read with a border, through a prologue or in bfloat16
-// is first written out for the band. Included only by files that are compiled once for each
+// are few, in shares of the filters. What is read with a border, through a prologue or in another
+// type is first written out for the band. Included only by files that are compiled once for each
 // instruction set.
 #pragma once
 
@@ -20,16 +20,19 @@ constexpr std::int64_t kLargeBandFloats = 144 << 10;
 // Of a band whose inputs are unrolled, at most, and the outputs of a row that is short.
 constexpr std::int64_t kUnrolledFloats = 256 << 10;
 constexpr int kShortRow = 16;
-// Places of a run of a 1x1 convolution.
-constexpr int kRunRows = 96, kLeastRunRows = 24;
+// Places of a run of a 1x1 convolution, at least: see Lane::kRunRows.
+constexpr int kLeastRunRows = 24;
 // Of what a 1x1 convolution reads and writes: more may have left the second-level cache, and is
 // asked for a run ahead, where there are channels and filters enough to do so beside their
 // products.
 constexpr std::int64_t kCachedFloats = 256 << 10;
 constexpr int kLongRow = 64;
 
-// Numbers of four bytes that hold so many channels of a place.
-constexpr int units(int channels) { return kPairs ? (channels + 1) / 2 : channels; }
+// Units that hold so many channels of a place.
+template <typename Lane>
+constexpr int units(int channels) {
+  return (channels + Lane::kChannels - 1) / Lane::kChannels;
+}
 
 struct Prologue {
   const float* scale;
@@ -39,33 +42,27 @@ struct Prologue {
 
   bool any() const { return scale != nullptr || shift != nullptr || floor > kNone; }
   static constexpr float kNone = -std::numeric_limits<float>::infinity();
-};
 
-// max(x * scale + shift, floor) of the channels of one place; a NaN stays.
-inline void write_place(const float* from, float* to, int channels, const float* scale,
-                        const float* shift, float floor) {
-#if defined(CNN_ENGINE_PAIRS)
-  constexpr int W = 16;
-  const Vec<W> lowest = splat<W>(floor);
-  for (int c = 0; c < channels; c += W) {
-    const int count = channels - c;
-    Vec<W> value = load_some<W>(from + c, count);
-    if (scale) value *= load_some<W>(scale + c, count);
-    if (shift) value += load_some<W>(shift + c, count);
-    const __m256bh rounded = _mm512_cvtneps_pbh(raised(lowest, value));
-    const int bytes = 4 * units(count < W ? count : W);
-    __builtin_memcpy(to + c / 2, &rounded, bytes);
+  CNN_ENGINE_INLINE Prologue of_image(std::int64_t n, int channels) const {
+    Prologue found = *this;
+    if (per_image) found.scale += n * channels;
+    return found;
   }
-#else
+  // max(x * scale + shift, floor) of the channels of one place; a NaN stays.
+  CNN_ENGINE_INLINE void write(const float* from, float* to, int channels, int first) const {
+    const float* factors = scale ? scale + first : nullptr;
+    const float* added = shift ? shift + first : nullptr;
 #pragma omp simd
-  for (int c = 0; c < channels; ++c) {
-    float value = from[c];
-    if (scale) value *= scale[c];
-    if (shift) value += shift[c];
-    to[c] = value < floor ? floor : value;
+    for (int c = 0; c < channels; ++c) {
+      float value = from[c];
+      if (factors) value *= factors[c];
+      if (added) value += added[c];
+      to[c] = value < floor ? floor : value;
+    }
   }
-#endif
-}
+  // What lies outside of the image.
+  void write_border(float* to, int count) const { fill_zero(to, count); }
+};
 
 inline bool is_pointwise(const Conv2dShape& p) {
   return p.r == 1 && p.s == 1 && p.stride_h == 1 && p.stride_w == 1 && p.pad_top == 0 &&
@@ -90,11 +87,12 @@ struct Bands {
   int shares;     // of the filters
   int in_rows;    // of inputs, at most
   int width;      // of inputs with their border
+  int place;      // units of one
   bool unrolled;  // see is_unrolled()
 
-  Bands(const Conv2dShape& p, bool planar, int threads)
-      : width(p.w + p.pad_left + p.pad_right), unrolled(is_unrolled(p, planar)) {
-    const std::int64_t row = std::int64_t{width} * units(p.c);
+  Bands(const Conv2dShape& p, bool planar, int place, int threads)
+      : width(p.w + p.pad_left + p.pad_right), place(place), unrolled(is_unrolled(p, planar)) {
+    const std::int64_t row = std::int64_t{width} * place;
     const int out_h = p.out_h();
     const std::int64_t weights = std::int64_t{p.taps()} * p.k;
     const std::int64_t floats = weights > kLargeBandFloats ? kLargeBandFloats : kBandFloats;
@@ -114,71 +112,101 @@ struct Bands {
     return static_cast<int>(std::int64_t{out_h} * band / count);
   }
   // Floats of an output row's unrolled inputs.
-  static std::int64_t unrolled_row(const Conv2dShape& p) {
-    return std::int64_t{p.out_w()} * p.r * p.s * units(p.c);
+  std::int64_t unrolled_row(const Conv2dShape& p) const {
+    return std::int64_t{p.out_w()} * p.r * p.s * place;
   }
   std::int64_t floats(const Conv2dShape& p) const {
-    return unrolled ? rows * unrolled_row(p) : std::int64_t{in_rows} * width * units(p.c);
+    return unrolled ? rows * unrolled_row(p) : std::int64_t{in_rows} * width * place;
   }
 };
 
+// Units of a place: each group of channels has its own.
+template <typename Lane>
+constexpr int place_units(const Conv2dShape& p) {
+  return p.groups * units<Lane>(p.group_channels());
+}
+
 // What is summed over: taps, and for each what lies side by side in memory. That are channels, and
-// in the planes of a first layer the taps of a row.
+// the taps of a row in the planes of a first layer or where a lane joins them.
+template <typename Lane>
 struct Taps {
   int count, channels;
   int taps;  // that stand side by side, and are one here
 
-  Taps(const Conv2dShape& p, bool planar) {
-    taps = planar && p.dilation_w == 1 ? p.s : 1;
-    count = (planar ? p.taps() : p.r * p.s) / taps;
-    channels = planar ? taps : units(p.group_channels());
+  // `passes`: times that all of it is multiplied, each by weights of its own.
+  Taps(const Conv2dShape& p, bool planar, int passes = 1) {
+    const bool joins = planar || (Lane::kJoinsTaps && p.groups == 1);
+    taps = joins && p.dilation_w == 1 ? p.s : 1;
+    count_ = (planar ? p.taps() : p.r * p.s) / taps;
+    count = count_ * passes;
+    channels = planar ? taps : Lane::padded(taps * units<Lane>(p.group_channels()));
   }
-  int first(int index) const { return index * taps; }
+  int first(int index) const { return index % count_ * taps; }
+  int pass(int index) const { return index / count_; }
   // Of scratch memory for the taps' offsets, in whole cache lines.
   std::int64_t floats() const { return (std::int64_t{2} * count + 15) / 16 * 16; }
-  ChannelParts parts() const { return ChannelParts(channels, count); }
+  ChannelParts parts() const {
+    return Lane::kInParts ? ChannelParts(channels, count) : ChannelParts(channels);
+  }
+
+ private:
+  int count_;  // of one pass
 };
 
-inline std::int64_t direct_scratch(const Conv2dShape& p, Conv2dMethod method) {
-  if (is_pointwise(p) && method == Conv2dMethod::direct) {
-    return std::int64_t{kRunRows} * units(p.c);
+template <typename Lane>
+std::int64_t direct_scratch(const Conv2dShape& p, bool planar = false) {
+  if (is_pointwise(p) && !planar) {
+    return std::int64_t{Lane::kRunRows} * place_units<Lane>(p) + Lane::kSlack;
   }
   // With more threads bands are smaller.
-  const bool planar = method == Conv2dMethod::planar;
-  return Taps(p, planar).floats() + Bands(p, planar, 1).floats(p);
+  return Taps<Lane>(p, planar, Lane::kMostPasses).floats() +
+         Bands(p, planar, place_units<Lane>(p), 1).floats(p) + Lane::kSlack;
 }
 
 // All arguments of a call but the shape.
-struct Direct {
-  const float* input;
-  const float* packed;
-  const float* bias;
-  const float* residual;
-  Prologue prologue;
-  float* output;
+template <typename L, typename P = Prologue, typename A = Activation>
+struct DirectOf {
+  using Lane = L;
+  const typename Lane::Input* input;
+  const typename Lane::Unit* packed;
+  const typename Lane::Residual* residual;
+  P prologue;
+  typename Lane::Output* output;
   Conv2dPitches pitches;
-  Activation activation;
+  typename Lane::Last last;
+  A activation;
+  int y_step = 1;  // of the output, from filter to filter
+  int passes = 1;  // see Taps
 };
+using Direct = DirectOf<Float32>;
 
-inline Epilogue epilogue_of(const Direct& call, int g, int filters) {
-  return call.activation.epilogue(call.bias ? call.bias + std::int64_t{g} * filters : nullptr);
+template <typename Lane, typename P>
+CNN_ENGINE_INLINE void write_place(const P& prologue, const typename Lane::Input* from,
+                                   typename Lane::Unit* to, const Conv2dShape& p) {
+  const int groups = Lane::kChannels == 1 ? 1 : p.groups, channels = p.c / groups;
+  for (int g = 0; g < groups; ++g) {
+    prologue.write(from + g * channels, to + g * units<Lane>(channels), channels, g * channels);
+  }
 }
 
-inline void pointwise(const Direct& call, const Scratch& scratch, const Conv2dShape& p,
-                      int threads) {
+template <typename Call>
+void pointwise(const Call& call, const Scratch& scratch, const Conv2dShape& p, int threads) {
+  using Lane = typename Call::Lane;
+  using Unit = typename Lane::Unit;
   const std::int64_t area = std::int64_t{p.h} * p.w, places = p.n * area;
   const int channels = p.group_channels(), filters = p.group_filters();
-  const std::int64_t zero = 0;
+  const int place = place_units<Lane>(p);
+  const std::int64_t zeros[Lane::kMostPasses] = {};
   // What passes from one thread's caches to the other's is the weights, or what is read and
   // written.
   const bool by_filters = std::int64_t{p.c} * filters > places * (p.c + p.k);
-  const TaskSplit split(places, kRunRows, kLeastRunRows, filters, by_filters, threads);
+  const TaskSplit split(places, Lane::kRunRows, kLeastRunRows, filters, by_filters, threads);
   const int shares = split.shares;
   const std::int64_t cost = (places / split.tasks + 1) * p.c * filters / shares;
-  const bool copies = kPairs || call.prologue.any();
+  const bool copies = Lane::kWritten || call.prologue.any();
   const int moved = p.c + (call.residual ? 2 : 1) * p.k;
   const bool has_time = !copies && p.c >= kLongRow && filters >= kLongRow;
-  const bool asks_ahead = has_time && places * moved > kCachedFloats;
+  const bool asks_ahead = Lane::kInParts && has_time && places * moved > kCachedFloats;
   // A thread has all runs of its filters, or all filters of its runs; what is written out is used
   // for all shares of a run.
   const bool runs_inside = by_filters && !copies;
@@ -189,49 +217,46 @@ inline void pointwise(const Direct& call, const Scratch& scratch, const Conv2dSh
       const int share = static_cast<int>(runs_inside ? index / split.tasks : index % shares);
       const std::int64_t first = split.first(run);
       const int count = static_cast<int>(split.first(run + 1) - first);
-      const float* x = call.input + first * call.pitches.x;
-      std::int64_t stride = call.pitches.x;
+      const typename Lane::Input* input = call.input + first * call.pitches.x;
+      auto* x = reinterpret_cast<const Unit*>(input);
+      std::int64_t stride = call.pitches.x * sizeof *input / sizeof *x;
       if (copies) {
+        auto* to = reinterpret_cast<Unit*>(part.data());
         for (int i = 0; i < count && part.holds() != run; ++i) {
-          const Prologue& z = call.prologue;
-          const float* scale = z.per_image ? z.scale + (first + i) / area * p.c : z.scale;
-          write_place(x + i * stride, part.data() + std::int64_t{i} * units(p.c), p.c, scale,
-                      z.shift, z.floor);
+          write_place<Lane>(call.prologue.of_image((first + i) / area, p.c),
+                            input + std::int64_t{i} * call.pitches.x, to + std::int64_t{i} * place,
+                            p);
         }
         part.holds() = run;
-        x = part.data();
-        stride = units(p.c);
+        x = to;
+        stride = place;
       }
       const int from = share_begin(filters, share, shares);
       const int to = share_begin(filters, share + 1, shares);
       // Of the places that this body comes to next.
       const std::int64_t next = index + 1 < end && run + 1 < split.tasks ? first + count : places;
       const std::int64_t more = next + count < places ? count : places - next;
-      const auto rows_of = [&](const float* rows, int pitch, int size, Ahead* then) {
+      const auto rows_of = [&](const void* rows, int pitch, int size, Ahead* then) {
+        const auto* floats = static_cast<const float*>(rows);
         const bool asks = asks_ahead && rows && pitch == size;
         const std::int64_t lines = asks ? more * pitch / kFilterGroup : 0;
-        return Ahead{asks ? rows + next * pitch : rows, lines, 0, lines > 0, then};
+        return Ahead{asks ? floats + next * pitch : floats, lines, 0, lines > 0, then};
       };
       for (int g = 0; g < p.groups; ++g) {
-        Product product{&zero,
-                        1,
-                        ChannelParts(units(channels), 1),
-                        stride,
-                        nullptr,
-                        filters,
-                        call.pitches.y,
-                        call.pitches.residual};
+        ProductOf<Lane> product{
+            zeros,      call.passes, Taps<Lane>(p, false).parts(), stride,
+            nullptr,    filters,     call.pitches.y * call.y_step, call.pitches.residual,
+            call.y_step};
         product.weights = call.packed + g * filter_groups(filters) * product.group_size();
-        float* y = call.output + first * call.pitches.y + std::int64_t{g} * filters;
-        const float* residual = call.residual ? call.residual + first * call.pitches.residual +
-                                                    std::int64_t{g} * filters
-                                              : nullptr;
+        const std::int64_t at = std::int64_t{g} * filters;
+        auto* y = call.output + (first * call.pitches.y + at) * call.y_step;
+        const auto* residual =
+            call.residual ? call.residual + first * call.pitches.residual + at : nullptr;
         Ahead written = rows_of(call.output, call.pitches.y, p.k, nullptr);
         Ahead added = rows_of(call.residual, call.pitches.residual, p.k, &written);
         Ahead read = rows_of(call.input, call.pitches.x, p.c, &added);
-        const Epilogue epilogue = epilogue_of(call, g, filters);
-        multiply_runs(product, from, to, epilogue, &read, [&](const auto& body) {
-          body(x + std::int64_t{g} * units(channels), y, residual, count);
+        multiply_runs(product, from, to, call.last.at(at), &read, [&](const auto& body) {
+          body(x + std::int64_t{g} * units<Lane>(channels), y, residual, count);
         });
         call.activation.apply(y + from, call.pitches.y, count, to - from);
       }
@@ -240,15 +265,16 @@ inline void pointwise(const Direct& call, const Scratch& scratch, const Conv2dSh
 }
 
 // Writes input rows [top, top + rows), which may lie outside, with their border and the prologue.
-inline void write_band(const Direct& call, const Conv2dShape& p, const Bands& bands, int n, int top,
-                       int rows, bool planar, float* to) {
-  const Prologue& z = call.prologue;
+template <typename Call>
+void write_band(const Call& call, const Conv2dShape& p, const Bands& bands, int n, int top,
+                int rows, bool planar, typename Call::Lane::Unit* to) {
+  using Lane = typename Call::Lane;
   const int width = bands.width;
-  if (planar) {
-    for (int c = 0; c < p.c; ++c) {
-      const float* plane = call.input + (std::int64_t{n} * p.c + c) * p.h * p.w;
+  if constexpr (Lane::kChannels == 1) {
+    for (int c = 0; planar && c < p.c; ++c) {
+      const auto* plane = call.input + (std::int64_t{n} * p.c + c) * p.h * p.w;
       for (int i = 0; i < rows; ++i) {
-        float* row = to + (std::int64_t{c} * bands.in_rows + i) * width;
+        auto* row = to + (std::int64_t{c} * bands.in_rows + i) * width;
         const int y = top + i;
         if (y < 0 || y >= p.h) {
           fill_zero(row, width);
@@ -259,47 +285,48 @@ inline void write_band(const Direct& call, const Conv2dShape& p, const Bands& ba
         fill_zero(row + p.pad_left + p.w, p.pad_right);
       }
     }
-    return;
+    if (planar) return;
   }
-  const float* image = call.input + std::int64_t{n} * p.h * p.w * call.pitches.x;
-  const float* scale = z.per_image ? z.scale + std::int64_t{n} * p.c : z.scale;
-  const bool plain = !kPairs && !z.any();
-  const int place = units(p.c);
+  const auto* image = call.input + std::int64_t{n} * p.h * p.w * call.pitches.x;
+  const auto prologue = call.prologue.of_image(n, p.c);
+  const bool plain = !Lane::kWritten && !call.prologue.any();
+  const int place = bands.place;
   for (int i = 0; i < rows; ++i) {
-    float* row = to + std::int64_t{i} * width * place;
+    auto* row = to + std::int64_t{i} * width * place;
     const int y = top + i;
     if (y < 0 || y >= p.h) {
-      fill_zero(row, width * place);
+      prologue.write_border(row, width * place);
       continue;
     }
-    fill_zero(row, p.pad_left * place);
+    prologue.write_border(row, p.pad_left * place);
     row += std::int64_t{p.pad_left} * place;
-    const float* from = image + std::int64_t{y} * p.w * call.pitches.x;
-    if (plain && call.pitches.x == p.c) {
-      __builtin_memcpy(row, from, sizeof(float) * p.w * p.c);
+    const auto* from = image + std::int64_t{y} * p.w * call.pitches.x;
+    if (plain && call.pitches.x * sizeof *from == place * sizeof *row) {
+      __builtin_memcpy(row, from, sizeof *row * p.w * place);
     } else {
       for (int x = 0; x < p.w; ++x) {
-        float* at = row + std::int64_t{x} * place;
+        auto* at = row + std::int64_t{x} * place;
         if (plain) {
-          __builtin_memcpy(at, from, sizeof(float) * p.c);
+          __builtin_memcpy(at, from, sizeof *from * p.c);
         } else {
-          write_place(from, at, p.c, scale, z.shift, z.floor);
+          write_place<Lane>(prologue, from, at, p);
         }
         from += call.pitches.x;
       }
     }
-    fill_zero(row + std::int64_t{p.w} * place, p.pad_right * place);
+    prologue.write_border(row + std::int64_t{p.w} * place, p.pad_right * place);
   }
 }
 
 // Writes what output rows [first, first + rows) read, for each output its taps side by side.
-inline void write_unrolled(const Direct& call, const Conv2dShape& p, int n, int first, int rows,
-                           float* to) {
-  const Prologue& z = call.prologue;
-  const float* image = call.input + std::int64_t{n} * p.h * p.w * call.pitches.x;
-  const float* scale = z.per_image ? z.scale + std::int64_t{n} * p.c : z.scale;
-  const bool plain = !kPairs && !z.any();
-  const int place = units(p.c), out_w = p.out_w();
+template <typename Call>
+void write_unrolled(const Call& call, const Conv2dShape& p, const Bands& bands, int n, int first,
+                    int rows, typename Call::Lane::Unit* to) {
+  using Lane = typename Call::Lane;
+  const auto* image = call.input + std::int64_t{n} * p.h * p.w * call.pitches.x;
+  const auto prologue = call.prologue.of_image(n, p.c);
+  const bool plain = !Lane::kWritten && !call.prologue.any();
+  const int place = bands.place, out_w = p.out_w();
   for (int i = first; i < first + rows; ++i) {
     for (int j = 0; j < out_w; ++j) {
       for (int r = 0; r < p.r; ++r) {
@@ -307,14 +334,14 @@ inline void write_unrolled(const Direct& call, const Conv2dShape& p, int n, int 
           const int y = i * p.stride_h - p.pad_top + r * p.dilation_h;
           const int x = j * p.stride_w - p.pad_left + s * p.dilation_w;
           if (y < 0 || y >= p.h || x < 0 || x >= p.w) {
-            fill_zero(to, place);
+            prologue.write_border(to, place);
             continue;
           }
-          const float* from = image + (std::int64_t{y} * p.w + x) * call.pitches.x;
+          const auto* from = image + (std::int64_t{y} * p.w + x) * call.pitches.x;
           if (plain) {
-            __builtin_memcpy(to, from, sizeof(float) * p.c);
+            __builtin_memcpy(to, from, sizeof *from * p.c);
           } else {
-            write_place(from, to, p.c, scale, z.shift, z.floor);
+            write_place<Lane>(prologue, from, to, p);
           }
         }
       }
@@ -322,27 +349,34 @@ inline void write_unrolled(const Direct& call, const Conv2dShape& p, int n, int 
   }
 }
 
-inline void banded(const Direct& call, const Scratch& scratch, const Conv2dShape& p, bool planar,
-                   int threads) {
-  const Bands bands(p, planar, threads);
+template <typename Call>
+void banded(const Call& call, const Scratch& scratch, const Conv2dShape& p, bool planar,
+            int threads) {
+  using Lane = typename Call::Lane;
+  using Unit = typename Lane::Unit;
+  const int place = place_units<Lane>(p);
+  const Bands bands(p, planar, place, threads);
   const int out_h = p.out_h(), out_w = p.out_w();
   const int channels = p.group_channels(), filters = p.group_filters();
   const std::int64_t tasks = std::int64_t{p.n} * bands.count;
   const int shares = bands.shares;
   const std::int64_t cost = std::int64_t{bands.rows} * out_w * p.taps() * p.k / shares;
-  const bool copies = kPairs || planar || bands.unrolled || is_padded(p) || call.prologue.any();
-  const std::int64_t pitch = planar ? 1 : copies ? units(p.c) : call.pitches.x;
+  const Taps<Lane> sums(p, planar, call.passes);
+  const bool apart = Lane::kJoinsTaps && call.pitches.x != p.c;  // joined taps must not be
+  const bool copies =
+      Lane::kWritten || planar || bands.unrolled || is_padded(p) || call.prologue.any() || apart;
+  const std::int64_t in_place = call.pitches.x * sizeof *call.input / sizeof(Unit);
+  const std::int64_t pitch = planar ? 1 : copies ? place : in_place;
   const std::int64_t row = (copies ? bands.width : p.w) * pitch;
-  const Taps sums(p, planar);
   parallel_for(tasks * shares, cost, threads, [&](std::int64_t begin, std::int64_t end) {
     const Scratch::Part part(scratch);
     auto* taps = reinterpret_cast<std::int64_t*>(part.data());
-    float* written_out = part.data() + sums.floats();
+    auto* written_out = reinterpret_cast<Unit*>(part.data() + sums.floats());
     for (int index = 0; index < sums.count; ++index) {
       const int a = sums.first(index);
       const int s = a % p.s, r = a / p.s % p.r, c = a / p.s / p.r;
       taps[index] = c * bands.in_rows * row + r * p.dilation_h * row + s * p.dilation_w * pitch;
-      if (bands.unrolled) taps[index] = index * pitch;
+      if (bands.unrolled) taps[index] = a * pitch;
     }
     for (std::int64_t index = begin; index < end; ++index) {
       const int task = static_cast<int>(index / shares);
@@ -351,13 +385,13 @@ inline void banded(const Direct& call, const Scratch& scratch, const Conv2dShape
       const int first = bands.first(band, out_h);
       const int rows = bands.first(band + 1, out_h) - first;
       const int top = first * p.stride_h - p.pad_top;
-      const float* x = written_out;
+      const Unit* x = written_out;
       if (!copies) {
-        x = call.input + (std::int64_t{n} * p.h + top) * row;
+        x = reinterpret_cast<const Unit*>(call.input) + (std::int64_t{n} * p.h + top) * row;
       } else if (part.holds() != task) {
         const int in_rows = (rows - 1) * p.stride_h + p.dilation_h * (p.r - 1) + 1;
         if (bands.unrolled) {
-          write_unrolled(call, p, n, first, rows, written_out);
+          write_unrolled(call, p, bands, n, first, rows, written_out);
         } else {
           write_band(call, p, bands, n, top, in_rows, planar, written_out);
         }
@@ -365,23 +399,29 @@ inline void banded(const Direct& call, const Scratch& scratch, const Conv2dShape
       }
       const int from = share_begin(filters, share, shares);
       const int to = share_begin(filters, share + 1, shares);
-      const std::int64_t place = (std::int64_t{n} * out_h + first) * out_w;
+      const std::int64_t place_y = (std::int64_t{n} * out_h + first) * out_w;
       for (int g = 0; g < p.groups; ++g) {
         const std::int64_t step = (bands.unrolled ? p.r * p.s : p.stride_w) * pitch;
-        Product product{taps,    sums.count, sums.parts(),   step,
-                        nullptr, filters,    call.pitches.y, call.pitches.residual};
+        ProductOf<Lane> product{taps,
+                                sums.count,
+                                sums.parts(),
+                                step,
+                                nullptr,
+                                filters,
+                                call.pitches.y * call.y_step,
+                                call.pitches.residual,
+                                call.y_step};
         product.weights = call.packed + g * filter_groups(filters) * product.group_size();
-        float* y = call.output + place * call.pitches.y + std::int64_t{g} * filters;
-        const float* residual = call.residual ? call.residual + place * call.pitches.residual +
-                                                    std::int64_t{g} * filters
-                                              : nullptr;
-        const Epilogue epilogue = epilogue_of(call, g, filters);
-        multiply_runs(product, from, to, epilogue, nullptr, [&](const auto& body) {
+        const std::int64_t at_filter = std::int64_t{g} * filters;
+        auto* y = call.output + (place_y * call.pitches.y + at_filter) * call.y_step;
+        const auto* residual =
+            call.residual ? call.residual + place_y * call.pitches.residual + at_filter : nullptr;
+        multiply_runs(product, from, to, call.last.at(at_filter), nullptr, [&](const auto& body) {
           if (bands.unrolled) return body(x, y, residual, rows * out_w);
           for (int i = 0; i < rows; ++i) {
             const std::int64_t at = std::int64_t{i} * out_w;
-            body(x + i * p.stride_h * row + std::int64_t{g} * units(channels),
-                 y + at * call.pitches.y,
+            body(x + i * p.stride_h * row + std::int64_t{g} * units<Lane>(channels),
+                 y + at * product.y_stride,
                  residual ? residual + at * call.pitches.residual : nullptr, out_w);
           }
         });
@@ -391,33 +431,11 @@ inline void banded(const Direct& call, const Scratch& scratch, const Conv2dShape
   });
 }
 
-// One number of four bytes: a channel's weight, or those of a pair of channels in bfloat16.
-inline float packed_unit(const float* weight, int c, int channels, int area) {
-#if defined(CNN_ENGINE_PAIRS)
-  Vec<4> pair{};
-  for (int i = 0; i < 2 && 2 * c + i < channels; ++i) pair[i] = weight[(2 * c + i) * area];
-  const __m128bh rounded = _mm_cvtneps_pbh(pair);
-  float both;
-  __builtin_memcpy(&both, &rounded, sizeof both);
-  return both;
-#else
-  static_cast<void>(channels);
-  return weight[std::int64_t{c} * area];
-#endif
-}
-
-inline std::int64_t direct_packed(const Conv2dShape& p, Conv2dMethod method) {
-  const std::int64_t filters = std::int64_t{filter_groups(p.group_filters())} * kFilterGroup;
-  if (method == Conv2dMethod::planar) return filters * p.taps();
-  return p.groups * filters * p.r * p.s * units(p.group_channels());
-}
-
-inline void direct_pack(const float* weight, float* packed, const Conv2dShape& p,
-                        Conv2dMethod method) {
-  const bool planar = method == Conv2dMethod::planar;
-  const int area = p.r * p.s, filters = p.group_filters();
-  const Taps taps(p, planar);
+// Calls each(filter or -1, index of the taps, unit) for every unit of the packed weights, in order.
+template <typename Lane, typename Each>
+void for_packed(const Conv2dShape& p, const Taps<Lane>& taps, const Each& each) {
   const ChannelParts parts = taps.parts();
+  const int filters = p.group_filters();
   for (int g = 0; g < p.groups; ++g) {
     for (int group = 0; group < filter_groups(filters); ++group) {
       for (int part = 0; part < parts.count; ++part) {
@@ -425,20 +443,37 @@ inline void direct_pack(const float* weight, float* packed, const Conv2dShape& p
           for (int c = parts.first(part); c < parts.first(part + 1); ++c) {
             for (int i = 0; i < kFilterGroup; ++i) {
               const int k = group * kFilterGroup + i;
-              const std::int64_t filter = (std::int64_t{g} * filters + k) * p.taps();
-              if (k >= filters) {
-                *packed++ = 0.0f;
-              } else if (planar) {
-                *packed++ = weight[filter + a * taps.channels + c];
-              } else {
-                *packed++ = packed_unit(weight + filter + a, c, p.group_channels(), area);
-              }
+              each(k < filters ? g * filters + k : -1, a, c);
             }
           }
         }
       }
     }
   }
+}
+
+template <typename Lane>
+std::int64_t direct_packed(const Conv2dShape& p, bool planar = false, int passes = 1) {
+  const Taps<Lane> taps(p, planar, passes);
+  const std::int64_t filters = std::int64_t{filter_groups(p.group_filters())} * kFilterGroup;
+  return p.groups * filters * taps.count * taps.channels;
+}
+
+template <typename Lane>
+void direct_pack(const float* weight, float* packed, const Conv2dShape& p, bool planar = false) {
+  const int area = p.r * p.s, channels = p.group_channels();
+  const Taps<Lane> taps(p, planar);
+  for_packed<Lane>(p, taps, [&](int filter, int index, int c) {
+    const float* own = weight + std::int64_t{filter} * p.taps() + taps.first(index);
+    if (filter < 0) {
+      *packed++ = 0.0f;
+    } else if (planar) {
+      *packed++ = own[c];
+    } else {
+      const int first = c * Lane::kChannels;
+      *packed++ = Lane::packed(own + std::int64_t{first} * area, channels - first, area);
+    }
+  });
 }
 
 }  // namespace

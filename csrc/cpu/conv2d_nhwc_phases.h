@@ -100,7 +100,7 @@ inline Conv2dShape phases_direct(const Conv2dShape& p) {
 }
 
 inline std::int64_t phases_packed(const Conv2dShape& p) {
-  return kBoundFloats + direct_packed(p, Conv2dMethod::planar) +
+  return kBoundFloats + direct_packed<Float32>(p, true) +
          filter_groups(p.k) * PhasesShape(p).group(p);
 }
 
@@ -115,8 +115,8 @@ inline void phases_pack(const float* weight, float* packed, const WindowBound& b
                         const Conv2dShape& p) {
   __builtin_memcpy(packed, &bound, sizeof bound);
   packed += kBoundFloats;
-  direct_pack(weight, packed, phases_direct(p), Conv2dMethod::direct);
-  packed += direct_packed(p, Conv2dMethod::planar);
+  direct_pack<Float32>(weight, packed, phases_direct(p));
+  packed += direct_packed<Float32>(p, true);
   constexpr double points[7] = {0, kPointA, -kPointA, kPointB, -kPointB};
   double g[8][5];
   fused::kernel_transform(points, kPhaseSide - 1, kPhaseTaps, g);
@@ -371,7 +371,7 @@ inline void phases(Winograd call, const Scratch& scratch, const Conv2dShape& p, 
   const Conv2dPitches& pitches = call.pitches;
   const WindowBound bound = unpacked_bound(call.packed);
   const float* weights = call.packed + kBoundFloats;
-  call.packed = weights + direct_packed(p, Conv2dMethod::planar);
+  call.packed = weights + direct_packed<Float32>(p, true);
   const std::int64_t cost = kPhaseRows * shape.row() * p.r * p.k;
   const std::int64_t tasks = std::int64_t{p.n} * shape.tasks;
   parallel_for(tasks, cost, threads, [&](std::int64_t begin, std::int64_t end) {

@@ -88,7 +88,7 @@ void expand_rows(const Expand& call, const Conv2dShape& p, int n, int top, int b
                   filters, 0};
   product.weights = call.first + from / kFilterGroup * product.group_size();
   const Epilogue epilogue = call.inner.epilogue(call.first_bias ? call.first_bias + from : nullptr);
-  const std::int64_t runs = (places + kRunRows - 1) / kRunRows;
+  const std::int64_t runs = (places + Float32::kRunRows - 1) / Float32::kRunRows;
   for (std::int64_t run = 0; run < runs; ++run) {
     const std::int64_t first = places * run / runs;
     const int count = static_cast<int>(places * (run + 1) / runs - first);
@@ -216,7 +216,14 @@ void expand_depthwise(const float* input, const float* first, const float* secon
   if (split.apart) {
     const Conv2dShape expand{p.n, channels, p.h, p.w, p.k, 1, 1, 1, 1, 0, 0};
     const Prologue none{nullptr, nullptr, false, Prologue::kNone};
-    pointwise({input, first, first_bias, nullptr, none, whole, {pitches.x, p.k}, call.inner},
+    pointwise(Direct{input,
+                     first,
+                     nullptr,
+                     none,
+                     whole,
+                     {pitches.x, p.k},
+                     call.inner.epilogue(first_bias),
+                     call.inner},
               scratch, expand, threads);
     depthwise(whole, second, second_bias, nullptr, output, scratch, p, {p.k, pitches.y}, call.outer,
               threads, call.sums);

@@ -7,6 +7,11 @@
 // rounding errors are those of short sums, and a part's weights stay in the first-level cache,
 // while those that follow are asked for. Included only by files that are compiled once for each
 // instruction set.
+//
+// x and the packed weights consist of units of four bytes. A lane says what a unit holds, and how
+// units are multiplied: one channel in float32, two in bfloat16 or 16-bit integers, four in 8-bit
+// integers. With the instruction set it is one entry of a table: of the code below, only what a
+// lane says of itself differs.
 #pragma once
 
 #include <limits>
@@ -56,39 +61,75 @@ struct Ahead {
   }
 };
 
+// One channel in a unit: what a lane says of itself.
+struct Float32 {
+  using Input = float;  // of x in memory, before a prologue or a border makes units of it
+  using Unit = float;
+  using Residual = float;
+  using Output = float;
+  using Last = Epilogue;                   // what follows a sum
+  static constexpr int kChannels = 1;      // of a unit
+  static constexpr bool kWritten = false;  // whether units are always written out before
+  static constexpr bool kInParts = true;   // whether long sums are summed in parts, through y
+  // Whether what is side by side in a band, taps of a row among it, is one run of channels.
+  static constexpr bool kJoinsTaps = false;
+  static constexpr int kRunRows = 96;  // places of a run of a 1x1 convolution, at most
+  static constexpr int kMostPasses = 1;
+  static constexpr int kSlack = 0;  // units that are read past the last one, and not used
+  template <int W>
+  using Sum = Vec<W>;
+
+  // Units of a run of channels as weights are packed.
+  static constexpr int padded(int units) { return units; }
+  // The unit of packed weights that begins at `weight`: see direct_pack.
+  CNN_ENGINE_INLINE static float packed(const float* weight, int, int) { return *weight; }
+  template <typename V>
+  CNN_ENGINE_INLINE static void multiply_add(V& sum, V weights, float value) {
+    sum += weights * value;
+  }
+};
+
 // Tiles of B vectors of W filters, one below the other.
-struct NhwcTile {
+template <typename Lane>
+struct TileOf {
   int tiles;
-  const float* x;
+  const typename Lane::Unit* x;
   std::int64_t x_stride;
   const std::int64_t* taps;
   int tap_count, channels;
-  const float* w;
+  const typename Lane::Unit* w;
   std::int64_t group_size;
-  float* y;
+  typename Lane::Output* y;
   std::int64_t y_stride;
-  bool first;            // y is not read
-  const Epilogue* last;  // what follows the sum, or null
+  bool first;                       // y is not read
+  const typename Lane::Last* last;  // what follows the sum, or null
   std::int64_t residual_stride = 0;
-  const float* residual;  // or null
-  int valid;              // filters that there are
-  Ahead* ahead;           // what is brought to the second-level cache meanwhile
+  const typename Lane::Residual* residual;  // or null
+  int valid;                                // filters that there are
+  Ahead* ahead;                             // what is brought to the second-level cache meanwhile
 };
 
-using NhwcTileFunction = void (*)(const NhwcTile&);
+using NhwcTile = TileOf<Float32>;
+
+template <typename Lane>
+using TileFunction = void (*)(const TileOf<Lane>&);
+using NhwcTileFunction = TileFunction<Float32>;
 
 constexpr int kNhwcMostRows = 12;
 // Vectors of a tile: as many as one group of filters at least where registers are few.
 constexpr int kNhwcVectors = kRegisters == 32 ? 4 : 2;
 
 // By vectors and rows; null where there is none of so many rows.
-struct NhwcTiles {
-  NhwcTileFunction wide[kNhwcVectors + 1][kNhwcMostRows + 1] = {};
-  NhwcTileFunction narrow[kNhwcMostRows + 1] = {};  // one vector of kNarrow
+template <typename Lane>
+struct TilesOf {
+  TileFunction<Lane> wide[kNhwcVectors + 1][kNhwcMostRows + 1] = {};
+  TileFunction<Lane> narrow[kNhwcMostRows + 1] = {};  // one vector of kNarrow
 };
-extern const NhwcTiles nhwc_tiles;  // nhwc_tiles.h
+extern const TilesOf<Float32> nhwc_tiles;  // nhwc_tiles.h
 
 namespace {
+
+inline const TilesOf<Float32>& tiles_of(Float32) { return nhwc_tiles; }
 
 // What is done to a sum: in registers where that takes a few instructions, else to rows that are
 // still in a cache.
@@ -133,13 +174,6 @@ struct Activation {
     }
   }
 };
-
-// Whether what is multiplied are pairs of bfloat16 in the place of a float32.
-#if defined(CNN_ENGINE_PAIRS)
-constexpr bool kPairs = true;
-#else
-constexpr bool kPairs = false;
-#endif
 
 // Products of a part of a sum: of a block of filters, their weights fill 32 KB at most.
 constexpr int kPartProducts = 128;
@@ -195,6 +229,7 @@ struct TaskSplit {
 struct ChannelParts {
   int channels, count;
 
+  CNN_ENGINE_INLINE explicit ChannelParts(int channels) : channels(channels), count(1) {}
   CNN_ENGINE_INLINE ChannelParts(int channels, int taps) : channels(channels) {
     const std::int64_t products = std::int64_t{channels} * taps;
     const int most = products < kLongSum ? kShortSumProducts : kPartProducts;
@@ -206,19 +241,22 @@ struct ChannelParts {
   }
 };
 
-struct Product {
+template <typename Lane>
+struct ProductOf {
   const std::int64_t* taps;  // offsets in x
   int tap_count;
   ChannelParts parts;
-  std::int64_t stride;   // of x, from row to row
-  const float* weights;  // packed
+  std::int64_t stride;                 // of x, from row to row
+  const typename Lane::Unit* weights;  // packed
   int filters;
   std::int64_t y_stride, residual_stride;
+  int y_step = 1;  // of y, from filter to filter
 
   CNN_ENGINE_INLINE std::int64_t group_size() const {
     return std::int64_t{tap_count} * parts.channels * kFilterGroup;
   }
 };
+using Product = ProductOf<Float32>;
 
 template <int W>
 CNN_ENGINE_INLINE void store_some(float* to, Vec<W> value, int count) {
@@ -243,8 +281,9 @@ constexpr int kNhwcRows = kRegisters == 32 ? (B == 4   ? 6
 
 // Filters [begin, end) as blocks of vectors of one width: body(first filter, functions by rows,
 // most rows, filters of the block).
-template <typename Body>
+template <typename Lane = Float32, typename Body>
 CNN_ENGINE_INLINE void for_filter_blocks(int begin, int end, const Body& body) {
+  const TilesOf<Lane>& functions = tiles_of(Lane());
   int vectors = (end - begin) / kWide;
   int k = begin;
   // Blocks of nearly the same number of vectors.
@@ -252,26 +291,28 @@ CNN_ENGINE_INLINE void for_filter_blocks(int begin, int end, const Body& body) {
     const int size = kWide < kFilterGroup ? (vectors < kNhwcVectors ? vectors : kNhwcVectors)
                                           : (vectors + blocks - 1) / blocks;
     constexpr int rows[] = {0, kNhwcRows<1>, kNhwcRows<2>, kNhwcRows<3>, kNhwcRows<4>};
-    body(k, nhwc_tiles.wide[size], rows[size], size * kWide);
+    body(k, functions.wide[size], rows[size], size * kWide);
     k += size * kWide;
     vectors -= size;
   }
   while (k < end) {
     if (kNarrow < kWide && end - k <= kNarrow) {
-      body(k, nhwc_tiles.narrow, kNhwcRows<1>, end - k);
+      body(k, functions.narrow, kNhwcRows<1>, end - k);
       k = end;
     } else {
       const int count = end - k < kWide ? end - k : kWide;
-      body(k, nhwc_tiles.wide[1], kNhwcRows<1>, count);
+      body(k, functions.wide[1], kNhwcRows<1>, count);
       k += count;
     }
   }
 }
 
 // Some rows, in tiles of nearly the same number.
-CNN_ENGINE_INLINE void multiply_rows(NhwcTile& tile, const NhwcTileFunction* functions, int most,
-                                     const float* x, float* y, int rows, Ahead& ahead,
-                                     const float* residual) {
+template <typename Lane>
+CNN_ENGINE_INLINE void multiply_rows(TileOf<Lane>& tile, const TileFunction<Lane>* functions,
+                                     int most, const typename Lane::Unit* x,
+                                     typename Lane::Output* y, int rows, Ahead& ahead,
+                                     const typename Lane::Residual* residual) {
   for (int row = 0; row < rows;) {
     const int left = rows - row, tiles = (left + most - 1) / most;
     int count = (left + tiles - 1) / tiles;
@@ -291,9 +332,10 @@ CNN_ENGINE_INLINE void multiply_rows(NhwcTile& tile, const NhwcTileFunction* fun
 // Filters [begin, end), whose first is a group's first, for all runs of rows. runs(body) calls
 // body(x, y, residual or null, rows) for each, all pointing at channel and filter 0. `then`: what
 // is asked for after weights, or null.
-template <typename Runs>
-void multiply_runs(const Product& p, int begin, int end, const Epilogue& epilogue, Ahead* then,
-                   const Runs& runs) {
+template <typename Lane, typename Runs>
+void multiply_runs(const ProductOf<Lane>& p, int begin, int end,
+                   const typename Lane::Last& epilogue, Ahead* then, const Runs& runs) {
+  using Unit = typename Lane::Unit;
   for (int part = 0; part < p.parts.count; ++part) {
     const int from = p.parts.first(part), channels = p.parts.first(part + 1) - from;
     const bool is_last = part + 1 == p.parts.count;
@@ -303,34 +345,34 @@ void multiply_runs(const Product& p, int begin, int end, const Epilogue& epilogu
       const int at = same ? k : begin, i = same ? part : part + 1;
       if (i == p.parts.count) return Ahead{nullptr, 0, 0, 0, then};
       const int groups = filter_groups(end - at), most = kNhwcVectors * kWide / kFilterGroup;
-      return Ahead{p.weights + at / kFilterGroup * p.group_size() +
+      return Ahead{reinterpret_cast<const float*>(p.weights) + at / kFilterGroup * p.group_size() +
                        std::int64_t{p.parts.first(i)} * p.tap_count * kFilterGroup,
                    std::int64_t{p.parts.first(i + 1) - p.parts.first(i)} * p.tap_count,
                    p.group_size(), groups < most ? groups : most, then};
     };
-    for_filter_blocks(begin, end,
-                      [&](int k, const NhwcTileFunction* functions, int most, int valid) {
-                        Epilogue last = epilogue;
-                        if (last.bias) last.bias += k;
-                        NhwcTile tile;
-                        tile.x_stride = p.stride;
-                        tile.taps = p.taps;
-                        tile.tap_count = p.tap_count;
-                        tile.channels = channels;
-                        tile.w = p.weights + k / kFilterGroup * p.group_size() + k % kFilterGroup +
-                                 std::int64_t{from} * p.tap_count * kFilterGroup;
-                        tile.group_size = p.group_size();
-                        tile.y_stride = p.y_stride;
-                        tile.first = part == 0;
-                        tile.last = is_last ? &last : nullptr;
-                        tile.residual_stride = p.residual_stride;
-                        tile.valid = valid;
-                        Ahead ahead = ahead_of(k + valid);
-                        runs([&](const float* x, float* y, const float* residual, int rows) {
-                          multiply_rows(tile, functions, most, x + from, y + k, rows, ahead,
-                                        residual ? residual + k : nullptr);
-                        });
-                      });
+    for_filter_blocks<Lane>(
+        begin, end, [&](int k, const TileFunction<Lane>* functions, int most, int valid) {
+          const typename Lane::Last last = epilogue.at(k);
+          TileOf<Lane> tile;
+          tile.x_stride = p.stride;
+          tile.taps = p.taps;
+          tile.tap_count = p.tap_count;
+          tile.channels = channels;
+          tile.w = p.weights + k / kFilterGroup * p.group_size() + k % kFilterGroup +
+                   std::int64_t{from} * p.tap_count * kFilterGroup;
+          tile.group_size = p.group_size();
+          tile.y_stride = p.y_stride;
+          tile.first = part == 0;
+          tile.last = is_last ? &last : nullptr;
+          tile.residual_stride = p.residual_stride;
+          tile.valid = valid;
+          Ahead ahead = ahead_of(k + valid);
+          runs([&](const Unit* x, typename Lane::Output* y, const typename Lane::Residual* residual,
+                   int rows) {
+            multiply_rows<Lane>(tile, functions, most, x + from, y + std::int64_t{k} * p.y_step,
+                                rows, ahead, residual ? residual + k : nullptr);
+          });
+        });
   }
 }
 

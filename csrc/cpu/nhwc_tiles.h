@@ -6,24 +6,10 @@
 namespace cnn_engine::cpu::CNN_ENGINE_ISA {
 namespace {
 
-#if defined(CNN_ENGINE_PAIRS)
-CNN_ENGINE_INLINE void multiply_add(Vec<16>& sum, Vec<16> weights, float value) {
-  sum = (Vec<16>)_mm512_dpbf16_ps((__m512)sum, (__m512bh)weights, (__m512bh)_mm512_set1_ps(value));
-}
-CNN_ENGINE_INLINE void multiply_add(Vec<8>& sum, Vec<8> weights, float value) {
-  sum = (Vec<8>)_mm256_dpbf16_ps((__m256)sum, (__m256bh)weights, (__m256bh)_mm256_set1_ps(value));
-}
-#else
-template <typename V>
-CNN_ENGINE_INLINE void multiply_add(V& sum, V weights, float value) {
-  sum += weights * value;
-}
-#endif
-
 // What follows the sums of a tile of whole vectors, whose first output is `output`. Of what is
 // asked for each vector, what most convolutions need is asked once: it takes as long as the rest.
-template <int W, int B, int T>
-CNN_ENGINE_INLINE void finish_tile(const NhwcTile& p, const Vec<W> (&sum)[T][B], float* output,
+template <int W, int B, int T, typename Lane>
+CNN_ENGINE_INLINE void finish_tile(const TileOf<Lane>& p, const Vec<W> (&sum)[T][B], float* output,
                                    const float* residual) {
   const float* added = residual ? residual : output;
   const auto each = [&](const auto& finish) {
@@ -68,9 +54,15 @@ CNN_ENGINE_INLINE void finish_tile(const NhwcTile& p, const Vec<W> (&sum)[T][B],
 }
 
 // What follows the sums [rows, width] of a tile of which the first filters alone are there.
-inline void finish_edge(const NhwcTile& p, const float* sums, int rows, int width, float* output,
+template <int W, int B, int T, typename Lane>
+inline void finish_edge(const TileOf<Lane>& p, const Vec<W> (&sum)[T][B], float* output,
                         const float* residual) {
-  for (int t = 0; t < rows; ++t) {
+  constexpr int width = B * W;
+  float sums[T * width];
+  for (int t = 0; t < T; ++t) {
+    for (int b = 0; b < B; ++b) store<W>(sums + (t * B + b) * W, sum[t][b]);
+  }
+  for (int t = 0; t < T; ++t) {
     float* y = output + t * p.y_stride;
     for (int k = 0; k < p.valid; ++k) {
       float value = sums[t * width + k];
@@ -85,43 +77,43 @@ inline void finish_edge(const NhwcTile& p, const float* sums, int rows, int widt
   }
 }
 
-template <int W, int B, int T>
-void nhwc_tile(const NhwcTile& p) {
-  const float* input = p.x;
-  const float* residual = p.residual;
-  float* output = p.y;
+template <typename Lane, int W, int B, int T>
+void nhwc_tile(const TileOf<Lane>& p) {
+  using Unit = typename Lane::Unit;
+  using Sum = typename Lane::template Sum<W>;
+  const Unit* input = p.x;
+  const typename Lane::Residual* residual = p.residual;
+  typename Lane::Output* output = p.y;
   for (int tile = 0; tile < p.tiles; ++tile) {
-    Vec<W> sum[T][B] = {};
-    const float* w = p.w;
+    Sum sum[T][B] = {};
+    const Unit* w = p.w;
     const float* ahead = p.ahead->take(std::int64_t{p.tap_count} * p.channels);
     const int ahead_step = ahead ? kFilterGroup : 0;
-    if (!ahead) ahead = w;
+    if (!ahead) ahead = reinterpret_cast<const float*>(w);
     for (int a = 0; a < p.tap_count; ++a) {
-      const float* x = input + p.taps[a];
+      const Unit* x = input + p.taps[a];
       for (int c = 0; c < p.channels; ++c, ++x, w += kFilterGroup) {
         __builtin_prefetch(ahead, 0, 2);
         ahead += ahead_step;
-        Vec<W> weights[B];
+        Sum weights[B];
 #pragma GCC unroll 4
         for (int b = 0; b < B; ++b) {
-          weights[b] = load<W>(w + b * W / kFilterGroup * p.group_size + b * W % kFilterGroup);
+          __builtin_memcpy(&weights[b],
+                           w + b * W / kFilterGroup * p.group_size + b * W % kFilterGroup,
+                           sizeof weights[b]);
         }
 #pragma GCC unroll 16
         for (int t = 0; t < T; ++t) {
-          const float value = x[t * p.x_stride];
+          const Unit value = x[t * p.x_stride];
 #pragma GCC unroll 4
-          for (int b = 0; b < B; ++b) multiply_add(sum[t][b], weights[b], value);
+          for (int b = 0; b < B; ++b) Lane::multiply_add(sum[t][b], weights[b], value);
         }
       }
     }
     if (p.valid >= B * W) {
       finish_tile<W, B, T>(p, sum, output, residual);
     } else {
-      float sums[T * B * W];
-      for (int t = 0; t < T; ++t) {
-        for (int b = 0; b < B; ++b) store<W>(sums + (t * B + b) * W, sum[t][b]);
-      }
-      finish_edge(p, sums, T, B * W, output, residual);
+      finish_edge<W, B, T>(p, sum, output, residual);
     }
     input += T * p.x_stride;
     output += T * p.y_stride;
@@ -132,26 +124,24 @@ void nhwc_tile(const NhwcTile& p) {
 // Numbers of rows that there are tiles of.
 using NhwcRowCounts = std::integer_sequence<int, 1, 2, 3, 4, 5, 6, 8, 12>;
 
-template <int W, int B, int... T>
-constexpr void fill_tiles(NhwcTileFunction (&to)[kNhwcMostRows + 1],
+template <typename Lane, int W, int B, int... T>
+constexpr void fill_tiles(TileFunction<Lane> (&to)[kNhwcMostRows + 1],
                           std::integer_sequence<int, T...>) {
-  ((to[T] = T > kNhwcRows<B> ? nullptr : nhwc_tile < W, B, T <= kNhwcRows<B> ? T : 1 >), ...);
+  ((to[T] = T > kNhwcRows<B> ? nullptr : nhwc_tile < Lane, W, B, T <= kNhwcRows<B> ? T : 1 >), ...);
 }
 
-constexpr NhwcTiles make_tiles() {
-  NhwcTiles made;
-  fill_tiles<kWide, 1>(made.wide[1], NhwcRowCounts());
-  fill_tiles<kWide, 2>(made.wide[2], NhwcRowCounts());
+template <typename Lane>
+constexpr TilesOf<Lane> make_tiles() {
+  TilesOf<Lane> made;
+  fill_tiles<Lane, kWide, 1>(made.wide[1], NhwcRowCounts());
+  fill_tiles<Lane, kWide, 2>(made.wide[2], NhwcRowCounts());
   if constexpr (kNhwcVectors == 4) {
-    fill_tiles<kWide, 3>(made.wide[3], NhwcRowCounts());
-    fill_tiles<kWide, 4>(made.wide[4], NhwcRowCounts());
+    fill_tiles<Lane, kWide, 3>(made.wide[3], NhwcRowCounts());
+    fill_tiles<Lane, kWide, 4>(made.wide[4], NhwcRowCounts());
   }
-  fill_tiles<kNarrow, 1>(made.narrow, NhwcRowCounts());
+  fill_tiles<Lane, kNarrow, 1>(made.narrow, NhwcRowCounts());
   return made;
 }
 
 }  // namespace
-
-extern constexpr NhwcTiles nhwc_tiles = make_tiles();
-
 }  // namespace cnn_engine::cpu::CNN_ENGINE_ISA
