@@ -21,7 +21,9 @@ case "${1:-}" in
     export TSAN_OPTIONS="die_after_fork=0 halt_on_error=1"
     wide="-mavx2 -mfma -mavx512f -mavx512vl -mavx512bw -mavx512dq"
     [ "$(uname -m)" != x86_64 ] ||
-      sets+=([avx2]="-mavx2 -mfma" [avx512]="$wide" [avx512bf16]="$wide -mavx512bf16")
+      sets+=([avx2]="-mavx2 -mfma" [avx512]="$wide" [avx512bf16]="$wide -mavx512bf16"
+        [avx_vnni]="-mavx2 -mfma -mavxvnni" [avx512_vnni]="$wide -mavx512vnni"
+        [amx]="$wide -mavx512vnni -mamx-tile -mamx-int8")
     ;;
   aarch64) flags+=(-O2) compiler=aarch64-linux-gnu-g++ link=(-static) run=(qemu-aarch64) ;;
   *) echo "error: expected thread or aarch64, found '${1:-}'" >&2; exit 2 ;;
@@ -37,7 +39,10 @@ compile() {  # FLAGS NAME SOURCE: one command, on a line
 {
   for set in "${!sets[@]}"; do
     sources=("${kernels[@]}")
-    [ "$set" != avx512bf16 ] || sources=(csrc/cpu/conv2d_nhwc_bfloat16.cpp csrc/cpu/fused/bfloat16.cpp)
+    case "$set" in
+      avx512bf16) sources=(csrc/cpu/conv2d_nhwc_bfloat16.cpp csrc/cpu/fused/bfloat16.cpp) ;;
+      *vnni | amx) sources=(csrc/cpu/quantized_conv2d.cpp) ;;
+    esac
     for source in "${sources[@]}"; do compile "${sets[$set]} -DCNN_ENGINE_ISA=$set" "$set" "$source"; done
   done
   for source in "${once[@]}" "${runtime[@]}"; do compile "" once "$source"; done

@@ -28,6 +28,8 @@ void add_operators(py::module_& module) {
         return &cpu::avx512bf16::name;                            \
       });
 #endif
+#define CNN_ENGINE_INTEGER_OPERATOR(name) \
+  bind<OnHost>(module, #name, +[] { return cpu::selected_integer_instructions().kernels->name; });
 #include "ops/operators.def"
 }
 
@@ -71,6 +73,22 @@ PYBIND11_MODULE(_cpu, module) {
         return names;
       },
       "The instruction sets built in that this CPU has, narrowest first.");
+  module.def(
+      "integer_instructions",
+      [] {
+        const cpu::IntegerInstructions* all = nullptr;
+        const int count = cpu::integer_instructions(&all);
+        py::list names;
+        for (int i = 0; i < count; ++i) names.append(all[i].name);
+        return names;
+      },
+      "What multiplies 8-bit integers, built in and on this CPU, narrowest first.");
+  module.def(
+      "selected_integer_instructions", [] { return cpu::selected_integer_instructions().name; },
+      "What multiplies 8-bit integers now.");
+  module.def("select_integer_instructions", &cpu::select_integer_instructions,
+             "Selects by name what multiplies 8-bit integers; packed weights are for one alone.");
+  module.def("bytes_of", &bytes_of, "Bytes of one element of a type in memory.");
   module.attr("floating_point_mode") = FloatingPointMode::usual();
   module.def("exchange_floating_point_mode", &FloatingPointMode::exchange,
              "Sets the calling thread's floating-point mode; returns the one before.");

@@ -15,18 +15,37 @@ struct Kernels {
 #include "ops/operators.def"
 };
 
+// Of 8-bit integers, for each set of instructions that multiplies them.
+struct IntegerKernels {
+#define CNN_ENGINE_INTEGER_OPERATOR(name) decltype(&cpu::name) name;
+#include "ops/operators.def"
+};
+
 namespace baseline {
 extern const Kernels kernels;
 extern const fused::FusedKernels fused_kernels;
+extern const IntegerKernels integer_kernels;
 }  // namespace baseline
 namespace avx2 {
 extern const Kernels kernels;
 extern const fused::FusedKernels fused_kernels;
+extern const IntegerKernels integer_kernels;
 }  // namespace avx2
 namespace avx512 {
 extern const Kernels kernels;
 extern const fused::FusedKernels fused_kernels;
+extern const IntegerKernels integer_kernels;
 }  // namespace avx512
+
+namespace avx_vnni {
+extern const IntegerKernels integer_kernels;
+}
+namespace avx512_vnni {
+extern const IntegerKernels integer_kernels;
+}
+namespace amx {
+extern const IntegerKernels integer_kernels;
+}
 
 namespace avx512bf16 {  // for CPUs with AVX512-BF16 too
 #define CNN_ENGINE_BFLOAT16_OPERATOR(name) extern decltype(cpu::name) name;
@@ -45,6 +64,17 @@ struct InstructionSet {
   const fused::FusedKernels* fused;
 };
 int instruction_sets(const InstructionSet** sets);
+
+// The same of what multiplies 8-bit integers: those instruction sets, and more with instructions
+// for it. The widest is used that the selected instruction set has, until another is selected.
+struct IntegerInstructions {
+  const char* name;
+  const char* instruction_set;  // that it belongs to
+  const IntegerKernels* kernels;
+};
+int integer_instructions(const IntegerInstructions** all);
+const IntegerInstructions& selected_integer_instructions();
+void select_integer_instructions(const char* name);
 
 // What is used until another is selected: the widest, or the one that the environment variable
 // CNN_ENGINE_CPU_ISA names. It is read once; what it names but this CPU lacks is an error, thrown

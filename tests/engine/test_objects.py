@@ -12,7 +12,9 @@ import pytest
 BUILD = Path(__file__).parents[2] / "build" / f"cmake-{sys.implementation.cache_tag}" / "CMakeFiles"
 
 #: The targets whose code needs more than a CPU may have.
-WIDE = ("cpu_avx2", "cpu_avx512", "cpu_avx512bf16")
+WIDE = (
+    "cpu_avx2", "cpu_avx512", "cpu_avx512bf16", "cpu_avx_vnni", "cpu_avx512_vnni", "cpu_amx",
+)  # fmt: skip
 
 
 def weak(objects: list[Path]) -> set[str]:

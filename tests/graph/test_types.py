@@ -10,6 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from cnn_engine import _cpu
 from cnn_engine.errors import InputError
 from cnn_engine.graph.graph import Graph, Node, Value
 from cnn_engine.operators.operator import Operator
@@ -30,6 +31,13 @@ def test_bytes_are_those_of_arrays():
         assert (kind.min, kind.max) == (lowest, highest), name
     stored = TensorType("float32", (2, 3), storage_dtype="bfloat16")
     assert (stored.item_bytes, stored.nbytes, stored.memory_dtype) == (2, 12, "bfloat16")
+
+
+def test_compiled_kernels_know_the_same_bytes():
+    types = _cpu.ElementType.__members__
+    assert {"float32", "tf32", "bfloat16", "int8", "uint8", "int32"} <= types.keys()
+    for name, native in types.items():
+        assert _cpu.bytes_of(native) == ITEM_BYTES[name], name
 
 
 def test_quantization_is_kept_as_float32_and_integers():

@@ -1,0 +1,178 @@
+// Sums of products of 8-bit integers in AMX's tiles: 16 rows by 16 filters, of up to 64 channels an
+// instruction. Two tiles of rows by two of filters are in registers; totals pass through the stack
+// to what follows them. Included only by files that are compiled for AMX.
+#pragma once
+
+#include "cpu/integer_lanes.h"
+
+#if defined(CNN_ENGINE_INTEGER_TILES)
+
+namespace cnn_engine::cpu::CNN_ENGINE_ISA {
+namespace {
+
+constexpr int kTileSide = 16;
+
+// What LDTILECFG loads: tiles 0 to 3 are totals, 4 and 5 rows of x, 6 and 7 weights.
+struct alignas(64) TileConfig {
+  std::uint8_t palette = 1, start_row = 0, reserved[14] = {};
+  std::uint16_t row_bytes[16] = {};
+  std::uint8_t rows[16] = {};
+
+  TileConfig(int x_rows, int units) {
+    for (int i = 0; i < 4; ++i) {
+      row_bytes[i] = 64;
+      rows[i] = static_cast<std::uint8_t>(x_rows);
+    }
+    for (int i = 4; i < 6; ++i) {
+      row_bytes[i] = static_cast<std::uint16_t>(4 * units);
+      rows[i] = static_cast<std::uint8_t>(x_rows);
+    }
+    for (int i = 6; i < 8; ++i) {
+      row_bytes[i] = 64;
+      rows[i] = static_cast<std::uint8_t>(units);
+    }
+  }
+};
+
+// Where a tile's first row is.
+struct TileAt {
+  const std::int32_t* x;
+  std::uint8_t* y;
+  const std::uint8_t* residual;  // or null
+};
+
+// The product of some tiles of rows and groups of filters.
+struct TileProduct {
+  const ProductOf<Integer>& p;
+  int x_rows, units;  // of a tile
+
+  // Rows of M tiles by N groups of filters, whose first is at `w`.
+  template <bool Signed, int M, int N>
+  void run(const TileAt* at, const std::int32_t* w, const Requantize& last, int valid) const {
+    alignas(64) std::int32_t totals[M * N][kTileSide * kTileSide];
+    sum<Signed, M, N>(at, w, last.bias, totals);
+    for (int m = 0; m < M; ++m) {
+      requantize_rows<kTileSide, N>(
+          last, x_rows, valid,
+          [&](int t, int n) {
+            return load_as<IntVec<kTileSide>>(totals[m * N + n] + t * kTileSide);
+          },
+          at[m].residual, p.residual_stride, at[m].y, p.y_stride);
+    }
+  }
+
+ private:
+  template <bool Signed, int M, int N>
+  CNN_ENGINE_INLINE void sum(const TileAt* at, const std::int32_t* w, const std::int32_t* bias,
+                             std::int32_t (&totals)[M * N][kTileSide * kTileSide]) const {
+    // With a stride of 0, the bias is every row.
+    _tile_loadd(0, bias, 0);
+    if constexpr (N > 1) _tile_loadd(1, bias + kTileSide, 0);
+    if constexpr (M > 1) _tile_loadd(2, bias, 0);
+    if constexpr (M > 1 && N > 1) _tile_loadd(3, bias + kTileSide, 0);
+    const std::int64_t stride = 4 * p.stride, group = p.group_size();
+    for (int a = 0; a < p.tap_count; ++a) {
+      for (int c = 0; c < p.parts.channels; c += units, w += units * kFilterGroup) {
+        const std::int64_t from = p.taps[a] + c;
+        _tile_loadd(6, w, 64);
+        _tile_loadd(4, at[0].x + from, stride);
+        multiply<Signed, 0>();
+        if constexpr (N > 1) {
+          _tile_loadd(7, w + group, 64);
+          multiply<Signed, 1>();
+        }
+        if constexpr (M > 1) {
+          _tile_loadd(5, at[1].x + from, stride);
+          multiply<Signed, 2>();
+        }
+        if constexpr (M > 1 && N > 1) multiply<Signed, 3>();
+      }
+    }
+    _tile_stored(0, totals[0], 64);
+    if constexpr (N > 1) _tile_stored(1, totals[1], 64);
+    if constexpr (M > 1) _tile_stored(2, totals[N], 64);
+    if constexpr (M > 1 && N > 1) _tile_stored(3, totals[3], 64);
+  }
+
+  template <bool Signed, int Total>
+  CNN_ENGINE_INLINE static void multiply() {
+    if constexpr (Signed) {
+      if constexpr (Total == 0) _tile_dpbssd(0, 4, 6);
+      if constexpr (Total == 1) _tile_dpbssd(1, 4, 7);
+      if constexpr (Total == 2) _tile_dpbssd(2, 5, 6);
+      if constexpr (Total == 3) _tile_dpbssd(3, 5, 7);
+    } else {
+      if constexpr (Total == 0) _tile_dpbusd(0, 4, 6);
+      if constexpr (Total == 1) _tile_dpbusd(1, 4, 7);
+      if constexpr (Total == 2) _tile_dpbusd(2, 5, 6);
+      if constexpr (Total == 3) _tile_dpbusd(3, 5, 7);
+    }
+  }
+};
+
+// Filters [begin, end), whose first is a group's first, for some tiles: weights are read once.
+template <bool Signed>
+void multiply_tiles(const TileProduct& product, const TileAt* at, int count, int begin, int end,
+                    const Requantize& epilogue) {
+  const ProductOf<Integer>& p = product.p;
+  const auto run = [&](auto m, auto n, const TileAt* first, int k) {
+    const std::int64_t step = std::int64_t{k} * p.y_step;
+    TileAt moved[2];
+    for (int i = 0; i < m; ++i) {
+      moved[i] = {first[i].x, first[i].y + step,
+                  first[i].residual ? first[i].residual + k : nullptr};
+    }
+    product.run<Signed, m, n>(moved, p.weights + k / kFilterGroup * p.group_size(), epilogue.at(k),
+                              end - k);
+  };
+  constexpr std::integral_constant<int, 1> one;
+  constexpr std::integral_constant<int, 2> two;
+  for (int k = begin; k < end; k += 2 * kFilterGroup) {
+    const bool both = end - k > kFilterGroup;
+    int tile = 0;
+    for (; tile + 1 < count; tile += 2)
+      both ? run(two, two, at + tile, k) : run(two, one, at + tile, k);
+    if (tile < count) both ? run(one, two, at + tile, k) : run(one, one, at + tile, k);
+  }
+}
+
+// As nhwc.h's, of which all runs have as many rows. Tiles of a run have nearly the same number of
+// rows; the last one begins earlier, and computes some outputs again.
+template <typename Runs>
+void multiply_runs(const ProductOf<Integer>& p, int begin, int end, const Requantize& epilogue,
+                   Ahead*, const Runs& runs) {
+  constexpr int kMost = 64;
+  TileAt at[kMost];
+  int count = 0;
+  TileProduct product{p, 0, Integer::tile_units(p.parts.channels)};
+  const auto flush = [&] {
+    if (epilogue.types.x == ElementType::int8) {
+      multiply_tiles<true>(product, at, count, begin, end, epilogue);
+    } else {
+      multiply_tiles<false>(product, at, count, begin, end, epilogue);
+    }
+    count = 0;
+  };
+  runs([&](const std::int32_t* x, std::uint8_t* y, const std::uint8_t* residual, int rows) {
+    const int tiles = (rows + kTileSide - 1) / kTileSide, of_tile = (rows + tiles - 1) / tiles;
+    if (product.x_rows != of_tile) {
+      if (count > 0) flush();
+      product.x_rows = of_tile;
+      const TileConfig config(of_tile, product.units);
+      _tile_loadconfig(&config);
+    }
+    for (int tile = 0; tile < tiles; ++tile) {
+      const int last = rows - of_tile, row = tile * of_tile < last ? tile * of_tile : last;
+      at[count++] = {x + row * p.stride, y + row * p.y_stride,
+                     residual ? residual + row * p.residual_stride : nullptr};
+      if (count == kMost) flush();
+    }
+  });
+  if (count > 0) flush();
+  _tile_release();
+}
+
+}  // namespace
+}  // namespace cnn_engine::cpu::CNN_ENGINE_ISA
+
+#endif

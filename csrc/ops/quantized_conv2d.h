@@ -1,0 +1,71 @@
+// quantized_conv2d: a convolution of 8-bit integers over images whose channels lie side by side:
+//
+//   total[k] = bias[k] + sum over the window of (x - x_zero) * w[k]       int32, modulo 2^32
+//   v        = float(total[k]) * scale[k]                                 float32
+//   v        = v + float(residual - residual_zero) * residual_scale       float32, with a residual
+//   y        = clamp(round_half_even(v) + y_zero, low, high)              int8 or uint8
+//
+// The formula of the window is conv2d.h's; padding stands for 0, so it is x_zero. Sums are exact,
+// and each operation on floats is rounded by itself (no fused multiply-add), so that every
+// instruction set, batch and number of threads makes equal bits. A NaN gives low. A float32 y is v
+// itself, an int32 y the total. A matrix product is a convolution of images of one place.
+//
+// Weights are packed once, less their zero points, for the instruction set that is selected then:
+// calls with others throw. They are between -largest - 1 and largest; past 127 there are two or
+// three times as many products where an instruction multiplies 8 bits by 8.
+//
+// Layouts: x [N,H,W,pitches.x], or planar [N,C,H,W]; residual (8 bits; may be null, not y)
+// [N,OH,OW,pitches.residual]; y [N,OH,OW,pitches.y].
+#pragma once
+
+#include "ops/conv2d_nhwc.h"
+#include "ops/types.h"
+
+namespace cnn_engine {
+
+// What integers stand for, and the range of y.
+struct QuantizedTypes {
+  ElementType x;
+  int x_zero;
+  ElementType y;
+  int y_zero, low, high;
+  ElementType residual;
+  int residual_zero;
+  float residual_scale;
+
+  void validate() const {
+    check("x", x, x_zero);
+    check("residual", residual, residual_zero);
+    if (y == ElementType::float32 || y == ElementType::int32) return;
+    check("y", y, y_zero);
+    check("y", y, low);
+    check("y", y, high);
+  }
+
+ private:
+  static void check(const char* what, ElementType type, int value) {
+    if (type != ElementType::int8 && type != ElementType::uint8) {
+      throw std::invalid_argument(std::string(what) + ": expected int8 or uint8, found " +
+                                  name_of(type));
+    }
+    const int lowest = type == ElementType::int8 ? -128 : 0;
+    if (value < lowest || value > lowest + 255) {
+      throw std::invalid_argument(std::string(what) + ": expected a number of " + name_of(type) +
+                                  ", found " + std::to_string(value));
+    }
+  }
+};
+
+namespace cpu {
+std::int64_t quantized_conv2d_packed(const Conv2dShape& shape, int largest);  // bytes
+void quantized_conv2d_pack(const std::int16_t* weight,  // [K, C / groups, R, S], less zero points
+                           const std::int32_t* bias,    // [K] or null
+                           const float* scale,          // [K]; null where y is int32
+                           void* packed,                // [quantized_conv2d_packed]
+                           const Conv2dShape& shape, const QuantizedTypes& types, int largest);
+std::int64_t quantized_conv2d_workspace(const Conv2dShape& shape, bool planar, int threads);
+void quantized_conv2d(const void* input, const void* packed, const void* residual, void* output,
+                      void* workspace, const Conv2dShape& shape, const Conv2dPitches& pitches,
+                      const QuantizedTypes& types, bool planar, int threads);
+}  // namespace cpu
+}  // namespace cnn_engine
