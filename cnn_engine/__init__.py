@@ -6,6 +6,7 @@ from . import interrupts  # noqa: F401 - first: from here on, Ctrl-C ends our co
 
 # isort: split
 import importlib
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from .kernels import Kernel
 
 __version__ = "0.2.0"
+
+#: What is done and what is chosen, for programs that want to know: nothing is shown unless they set a level.
+logging.getLogger(__name__).addHandler(logging.NullHandler())
 
 __all__ = [
     "Classifier",

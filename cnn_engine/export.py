@@ -29,6 +29,7 @@ from .io.image_files import Classes
 from .io.preprocess import INTERPOLATIONS, Preprocess
 
 EXPORTERS = ("dynamo", "torchscript")
+OPSET = 18
 
 #: Images that random weights' batch norm sees before the export, so that activations stay of one size.
 STATISTICS_IMAGES = 4
@@ -149,6 +150,31 @@ def run_statistics(module: Any, shape: tuple[int, ...]) -> None:
     module.eval()
 
 
+def of_module(module: Any, example: Any) -> bytes:
+    """Returns the bytes of an ONNX file of a module in evaluation mode, for any number of images.
+
+    Args:
+        module: a ``torch.nn.Module`` with one input; its mode and its parameters stay as they are.
+        example: a tensor that it takes, of which the shape counts.
+
+    Raises:
+        InputError: it is no module, or PyTorch cannot export it; says why.
+    """
+    torch = _torch()
+    if not isinstance(module, torch.nn.Module):
+        raise expected("module", "a torch.nn.Module", type(module).__name__)
+    if not isinstance(example, torch.Tensor) or example.ndim < 2:
+        found = list(example.shape) if isinstance(example, torch.Tensor) else type(example).__name__
+        raise expected("example", "a tensor of at least 2 dimensions, the first the images", found)
+    modes = [part for part in module.modules() if part.training]
+    module.eval()
+    try:
+        return exported(module, tuple(example.shape[1:]), EXPORTERS[0], None, OPSET)
+    finally:
+        for part in modes:
+            part.training = True
+
+
 def write(
     module: Any,
     shape: tuple[int, ...],
@@ -180,7 +206,8 @@ def exported(
     """Returns ``module`` as the bytes of an ONNX file; see :func:`write`."""
     torch = _torch()
     # An open batch is exported with two images: exporters take a one for a constant.
-    example = torch.zeros(batch or 2, *shape)
+    place = next(module.parameters(), torch.zeros(())).device
+    example = torch.zeros(batch or 2, *shape, device=place)
     options: dict[str, Any] = {
         "input_names": [INPUT],
         "output_names": [OUTPUT],
@@ -207,7 +234,7 @@ def exported(
     except Exception as error:  # what its exporters raise has no common base
         reason = " ".join(re.sub(r"\x1b\[[0-9;]*m", "", str(error)).split())[:400]
         raise InputError(
-            f"--exporter {exporter}: the model cannot be exported: {type(error).__name__}: {reason}"
+            f"exporter {exporter}: the model cannot be exported: {type(error).__name__}: {reason}"
         ) from error
 
 
@@ -403,7 +430,11 @@ def parser() -> cli.ArgumentParser:
         "timm say of the model's trained weights)",
     )  # fmt: skip
     p.add_argument(
-        "--opset", type=cli.whole_number(13, 28), default=18, metavar="N", help="default: 18"
+        "--opset",
+        type=cli.whole_number(13, 28),
+        default=OPSET,
+        metavar="N",
+        help=f"default: {OPSET}",
     )
     return p
 

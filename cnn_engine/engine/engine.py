@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -31,7 +32,7 @@ from ..lower.placement import Placement
 from ..plan.plan import Plan
 from ..plan.schedule import GPU_PART, Schedule
 from ..workload import Dataset, Workload
-from . import arguments
+from . import arguments, conversion
 from .check import Check
 from .check import check as compare
 from .device_images import DeviceImages
@@ -43,6 +44,8 @@ from .plan_cache import plan_bytes
 from .plan_runner import Plans
 
 address_of = _cpu.address_of
+
+_log = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -199,6 +202,30 @@ class Engine:
         self._reader: Any = None  # of files, for device_images()
         self._kernel_names: str | None = None  # by repr
         self._profiling = ForkSafeLock()
+        _log.info(
+            "%s on %s: variant %s, %s, weights %s",
+            self.network.name, self.device.name, self.choice.variant, dtype, self.weights_source,
+        )  # fmt: skip
+
+    @classmethod
+    def from_torch(cls, module: Any, example: Any, **options: Any) -> Engine:
+        """Returns the engine of a PyTorch module, in its evaluation mode.
+
+        The module is exported as ``cnn-engine export`` does, and is left as it was.
+
+        Args:
+            module: a ``torch.nn.Module`` with one input.
+            example: a tensor as the module takes it, such as [1, 3, 224, 224]: its shape counts, and its
+                dimension 0 is the images, of which the engine takes any number.
+            options: of :class:`Engine`.
+
+        Raises:
+            InputError: PyTorch is not installed, or cannot export the module; says why.
+            UnsupportedError: the engine lacks some of its operators.
+        """
+        from ..export import of_module  # it stands on the engine, and needs PyTorch
+
+        return cls(of_module(module, example), **options)
 
     def _graph(self, batch: int, pixels: bool) -> Graph:
         return _graph_of(self.network, self.weights, batch, pixels)
@@ -406,7 +433,8 @@ class Engine:
         logits as they are.
 
         Args:
-            images: an array as the network's input is, C-contiguous; dimension 0 is the images. Images
+            images: an array as the network's input is, C-contiguous; dimension 0 is the images. Lists, other
+                number types and images of Pillow's are converted first: :mod:`.conversion`. Images
                 [N, C, H, W] are uint8 pixels, which are normalised, or float32 input, which is taken as it
                 is. A NumPy array, copied to a GPU fastest from :meth:`empty_images`; with ``auto``,
                 ``resident`` or ``stream`` data also an array of the engine's CUDA device (CuPy, PyTorch,
@@ -456,6 +484,7 @@ class Engine:
                         rows, target = arrays.empty_rows(images, self._row)
                     if shelf.run(source, target):
                         return rows
+        images = conversion.images_of(self.form, self.network, images)
         found, count, sizes = arguments.images_of(self.form, images)
         pixels = found.dtype == np.uint8
         batch = self._only_batch or arguments.batch_size(batch, count)
@@ -564,7 +593,8 @@ class Engine:
         """Runs any graph once.
 
         Args:
-            inputs: name -> array of the input's type and shape, C-contiguous. Where the graph is for any
+            inputs: name -> array of the input's type and shape, C-contiguous; lists and other number types
+                are converted first, as of :meth:`predict`. Where the graph is for any
                 batch, dimension 0 is the batch, the same in all inputs that have one. All are in host memory,
                 or all on the engine's CUDA device (CuPy, PyTorch, DLPack ...) as :meth:`predict` takes them.
             outputs: names of those that are wanted; None: all.
@@ -583,6 +613,7 @@ class Engine:
         if out is not None and not isinstance(out, Mapping):
             raise expected("out", "a mapping from names to arrays", type(out).__name__)
         form, given = self.form, out or {}
+        inputs = conversion.inputs_of(form, inputs)
         first = str(getattr(inputs.get(form.inputs[0].name), "dtype", "")) if form.inputs else ""
         pixels = first.removeprefix("torch.") == "uint8" and (
             not isinstance(self.network, Model) or self._reads_pixels

@@ -6,6 +6,7 @@ takes an idle plan, or builds another when all are in use, and gives it back.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager, nullcontext
 
@@ -13,6 +14,8 @@ from ..errors import InputError
 from ..floating_point import usual_mode
 from ..locks import ForkSafeLock
 from ..plan.plan import Plan
+
+_log = logging.getLogger(__name__)
 
 #: Bytes that idle plans keep together, unless a single plan needs more: then it is kept alone.
 KEPT_BYTES = 256 << 20
@@ -143,6 +146,7 @@ class PlanPool:
             shelf.nbytes = plan_bytes(plan)
             shelf.most = max(1, self.kept_bytes // max(shelf.nbytes, 1))
             shelf.made += 1
+            _log.debug("plan built: %d steps, %d bytes of memory", len(plan.steps), shelf.nbytes)
             self._clear_until(max(self.kept_bytes, shelf.nbytes), shelf)
             return shelf, plan
 

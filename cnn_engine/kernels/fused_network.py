@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -11,6 +12,8 @@ from ..graph.graph import Graph, Node
 from ..locks import ForkSafeLock
 from ..progress import teller
 from .kernel import Bound, Call, Kernel, functions
+
+_log = logging.getLogger(__name__)
 
 
 def _prepare(node: Node, graph: Graph, device: Any) -> Any:
@@ -57,6 +60,7 @@ def program(fused: Any, source: str, device: Any, timed: bool = False) -> bytes:
     def began() -> None:
         said.append(teller())
         said[0]("compiling this network's kernels, once for this machine ...")
+        _log.info("compiling a fused network's kernels, once for this machine")
 
     try:
         return nvrtc.compile_program(

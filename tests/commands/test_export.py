@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+import cnn_engine
 from cnn_engine import export
 from cnn_engine.errors import InputError
 from cnn_engine.graph.onnx import load
@@ -302,3 +303,33 @@ def test_a_package_is_named_only_where_it_is_missing(monkeypatch):
     monkeypatch.setitem(sys.modules, "torchvision", None)
     with pytest.raises(InputError, match=r"\(pip install 'cnn-engine\[torch\]'\)"):
         export.build("torchvision:resnet50", "random")
+
+
+def test_an_engine_of_a_module(models):
+    pytest.importorskip("onnxscript")
+    module = export.build(f"{models}:Plain", "random")[0].train()
+    module.norm.eval()
+    export.run_statistics(module.eval(), (3, 8, 9))
+    module.train()
+    module.norm.eval()
+    modes = [part.training for part in module.modules()]
+    with cnn_engine.Engine.from_torch(module, torch.zeros(1, 3, 8, 9), device="cpu") as engine:
+        images = torch.randn(5, 3, 8, 9, generator=torch.Generator().manual_seed(3))
+        found = engine.predict(images.numpy())
+        assert engine.predict(images.double()).tobytes() == found.tobytes()  # a tensor of the CPU
+    assert [part.training for part in module.modules()] == modes
+    with torch.no_grad():
+        wanted = module.eval().double()(images.double())
+    assert abs(found - wanted.numpy()).max() < 1e-5 * wanted.abs().max()
+    for given, words in (
+        ((len, images), "module: expected a torch.nn.Module, found builtin"),
+        (
+            (module, [1, 3, 8, 8]),
+            "example: expected a tensor of at least 2 dimensions, the first the images",
+        ),
+    ):
+        with pytest.raises(InputError, match=words):
+            cnn_engine.Engine.from_torch(*given)
+    branches = export.build(f"{models}:Branches", "random")[0]
+    with pytest.raises(InputError, match="exporter dynamo: the model cannot be exported"):
+        cnn_engine.Engine.from_torch(branches, images)

@@ -163,10 +163,20 @@ def test_nan_images_give_nan_and_only_there(rng):
             r"expected shape \[N, 3, 32, 32\], found \[2, 3, 32, 31\]",
         ),
         (np.zeros((3, 32, 32), np.uint8), r"images: expected 4 dimensions, found 3"),
-        (np.zeros((2, 3, 32, 32)), r"images: expected float32, found float64"),
-        (np.zeros((2, 3, 32, 32), np.int8), r"images: expected float32, found int8"),
+        (np.zeros((2, 3, 32, 32), bool), r"images: expected float32, found bool"),
+        (
+            np.full((2, 3, 32, 32), -1, np.int8),
+            r"images: expected whole numbers from 0 to 255, found -1",
+        ),
+        (
+            np.full((2, 3, 32, 32), 1e39),
+            r"images: expected numbers in the range of float32, found 1e\+39",
+        ),
+        ([[1, 2], [3]], r"images: expected lists of equal lengths"),
+        ([[["a"]]], r"images: expected float32, found"),
+        (object(), r"images: expected a NumPy array .*, found object"),
         (np.zeros((2, 3, 64, 32), np.uint8)[:, :, ::2], r"images: expected a C-contiguous array"),
-        ([[1, 2]], r"images: expected a NumPy array .*, found list"),
+        ([[1, 2]], r"images: expected 4 dimensions, found 2"),
     ],
 )
 def test_bad_images(images, message):
