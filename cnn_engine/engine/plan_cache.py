@@ -7,13 +7,21 @@ takes an idle plan, or builds another when all are in use, and gives it back.
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING
 
+from ..devices import Buffer
+from ..devices.cpu import CpuDevice
 from ..errors import InputError
 from ..floating_point import usual_mode
 from ..locks import ForkSafeLock
+from ..plan.memory import ALIGNMENT
 from ..plan.plan import Plan
+
+if TYPE_CHECKING:
+    from ..lower.lowering import Program
 
 _log = logging.getLogger(__name__)
 
@@ -22,13 +30,57 @@ KEPT_BYTES = 256 << 20
 
 CLOSED = "engine: expected an open engine, found a closed one"
 
+#: Bytes of the steps of plans that share memory, all of them together; and of one step, about.
+KEPT_STEP_BYTES, STEP_BYTES = 16 << 20, 4 << 10
+
 #: Kinds of calls that are remembered: a plan without memory of its own still costs some kilobytes.
 KEPT_SHELVES = 512
 
 
 def plan_bytes(plan: Plan) -> int:
-    """Returns the bytes of all memory that a plan has for itself."""
+    """Returns the bytes of all memory that a pass of a plan uses."""
     return sum(plan.nbytes.values())
+
+
+class Arena:
+    """Memory of the host for plans of several sizes, of which one runs at a time.
+
+    Attributes:
+        capacity: its bytes.
+        retired: whether a larger one has taken its place.
+    """
+
+    def __init__(self, capacity: int = 0) -> None:
+        self.capacity = capacity
+        self.retired = False
+        self._memory = CpuDevice().allocate_alone(capacity) if capacity else None
+        self._used = 0
+        self._lock = threading.Lock()
+
+    def acquire(self) -> bool:
+        """Takes the memory for a plan, where no other has it and it is not retired."""
+        return not self.retired and self._lock.acquire(blocking=False)
+
+    def release(self) -> None:
+        """Lets other plans have the memory."""
+        self._lock.release()
+
+    def begin(self) -> None:
+        """Begins a plan, which may use all of the memory."""
+        self._used = 0
+
+    def allocate(self, nbytes: int) -> Buffer:
+        """Returns the next bytes for the plan that was begun; memory of its own where no room is left."""
+        start = -(-self._used // ALIGNMENT) * ALIGNMENT
+        self._used = start + nbytes
+        if self._used > self.capacity:
+            return CpuDevice().allocate_alone(nbytes)
+        return Buffer(self._memory.address + start, nbytes, self._memory)
+
+    @property
+    def wanted(self) -> int:
+        """Bytes that the plan that was begun asked for, all together."""
+        return self._used
 
 
 class Shelf:
@@ -39,17 +91,19 @@ class Shelf:
             call needs no lock.
         made: plans that are idle or in use.
         most: as many of them are kept once they are idle; 0 for a shelf that was cleared away.
-        nbytes: of one plan's memory.
+        nbytes: of one plan's memory, without what it shares.
+        shares: whether they share the memory of their activations with other plans.
         used: whether there was a call since this was last looked at.
     """
 
-    __slots__ = ("idle", "made", "most", "nbytes", "used")
+    __slots__ = ("idle", "made", "most", "nbytes", "shares", "used")
 
     def __init__(self) -> None:
         self.idle: list[Plan] = []
         self.made = 0
         self.most = 1
         self.nbytes = 0
+        self.shares = False
         self.used = True
 
     def run(self, *addresses: int, plan: Plan | None = None) -> bool:
@@ -62,6 +116,9 @@ class Shelf:
                 plan = self.idle.pop()
             except IndexError:
                 return False
+            if plan.arena is not None and not plan.arena.acquire():
+                self._return(plan)
+                return False
         try:
             plan.bind(*addresses)
             plan.run()
@@ -69,12 +126,34 @@ class Shelf:
             self.made -= 1
             plan.abandon()
             raise
+        finally:
+            if plan.arena is not None:
+                plan.arena.release()
         self.used = True
         if self.made <= self.most:
             self.idle.append(plan)
         else:
             self.give_back(plan)
         return True
+
+    def pop(self) -> Plan | None:
+        """Returns an idle plan with its memory, or None where there is none."""
+        for _ in range(len(self.idle)):
+            try:
+                plan = self.idle.pop(0)
+            except IndexError:  # another thread was faster
+                return None
+            if plan.arena is None or plan.arena.acquire():
+                return plan
+            self._return(plan)
+        return None
+
+    def _return(self, plan: Plan) -> None:
+        """Makes a plan idle whose memory another plan has; drops it where that is retired."""
+        if plan.arena.retired:
+            self.made -= 1
+        else:
+            self.idle.append(plan)
 
     def give_back(self, plan: Plan) -> None:
         """Makes ``plan`` idle, or drops it where enough are kept."""
@@ -103,13 +182,15 @@ class PlanPool:
         self._context = context or nullcontext()
         self.closed = False
         self._shelves: dict[Hashable, Shelf] = {}
+        self._arenas: list[Arena] = []
         self.building = ForkSafeLock()
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the plans that are idle or in use."""
+        """Bytes of the plans that are idle or in use, and of the memory that they share."""
         with self.building:
-            return sum(shelf.made * shelf.nbytes for shelf in self._shelves.values())
+            shared = sum(arena.capacity for arena in self._arenas)
+            return shared + sum(shelf.made * shelf.nbytes for shelf in self._shelves.values())
 
     def run(self, key: Hashable, make: Callable[[], Plan], *addresses: int) -> Shelf:
         """Runs a pass over these addresses on a plan of ``make``; returns its shelf.
@@ -131,11 +212,8 @@ class PlanPool:
             shelf = self._shelves.pop(key, None) or Shelf()
             self._shelves[key] = shelf  # the last: the most recently used
             shelf.used = True
-            if shelf.idle:
-                try:
-                    return shelf, shelf.idle.pop()
-                except IndexError:  # another thread was faster
-                    pass
+            if (plan := shelf.pop()) is not None:
+                return shelf, plan
             with self._context, usual_mode():
                 try:
                     plan = make()
@@ -143,12 +221,59 @@ class PlanPool:
                     if not self._clear_until(0, shelf):
                         raise
                     plan = make()
-            shelf.nbytes = plan_bytes(plan)
+            shares = plan.arena is not None
+            shelf.shares = shares
+            shelf.nbytes = STEP_BYTES * len(plan.steps) if shares else plan_bytes(plan)
             shelf.most = max(1, self.kept_bytes // max(shelf.nbytes, 1))
             shelf.made += 1
-            _log.debug("plan built: %d steps, %d bytes of memory", len(plan.steps), shelf.nbytes)
+            _log.debug(
+                "plan built: %d steps, %d bytes of memory", len(plan.steps), plan_bytes(plan)
+            )
             self._clear_until(max(self.kept_bytes, shelf.nbytes), shelf)
             return shelf, plan
+
+    def built_in_arena(self, program: Program, make: Callable[[Program], Plan]) -> Plan:
+        """Returns what ``make`` makes of a program, in memory that plans share; the plan has that memory.
+
+        The memory grows to what the largest plan uses. Plans in what it was before are dropped.
+        """
+        arena = next((known for known in self._arenas if known.acquire()), None)
+        if arena is None:
+            arena = self._new_arena(0)
+        try:
+            plan = self._made_in(arena, program, make)
+            if arena.wanted > arena.capacity:
+                wanted, _ = arena.wanted, self._retire(arena)
+                del plan  # its memory, before as much is taken again
+                arena = self._new_arena(wanted + wanted // 16)
+                plan = self._made_in(arena, program, make)
+        except BaseException:
+            arena.release()
+            raise
+        plan.arena = arena
+        return plan
+
+    def _new_arena(self, capacity: int) -> Arena:
+        arena = Arena(capacity)
+        arena.acquire()
+        self._arenas.append(arena)
+        return arena
+
+    @staticmethod
+    def _made_in(arena: Arena, program: Program, make: Callable[[Program], Plan]) -> Plan:
+        arena.begin()
+        return make(program.with_memory(arena.allocate))
+
+    def _retire(self, arena: Arena) -> None:
+        """Drops memory that plans shared, with the plans in it; its holder has it to the end of a pass."""
+        arena.retired = True
+        self._arenas.remove(arena)
+        for shelf in self._shelves.values():
+            if shelf.shares:
+                for _ in range(len(shelf.idle)):
+                    if (plan := shelf.pop()) is not None:
+                        plan.arena.release()
+                        shelf.idle.append(plan)
 
     def close(self) -> list[Plan]:
         """Drops all plans, and returns them; those in use when their passes end.
@@ -163,15 +288,21 @@ class PlanPool:
                 dropped += shelf.idle
                 shelf.idle.clear()
             self._shelves.clear()
+            self._arenas.clear()
         return dropped
 
     def _clear_until(self, kept_bytes: int, but: Shelf) -> bool:
         """Clears shelves away until the rest holds ``kept_bytes`` at most; returns whether any was."""
         total = self.nbytes
+        steps = sum(s.made * s.nbytes for s in self._shelves.values() if s.shares)
         cleared = False
         for _ in range(2):  # those used since they were last looked at get a second chance
             for key, shelf in list(self._shelves.items()):
-                if total <= kept_bytes and len(self._shelves) <= KEPT_SHELVES:
+                if (
+                    total <= kept_bytes
+                    and steps <= KEPT_STEP_BYTES
+                    and len(self._shelves) <= KEPT_SHELVES
+                ):
                     return cleared
                 if shelf is but:
                     continue
@@ -183,5 +314,6 @@ class PlanPool:
                 shelf.idle.clear()
                 del self._shelves[key]
                 total -= shelf.made * shelf.nbytes
+                steps -= shelf.made * shelf.nbytes if shelf.shares else 0
                 cleared = True
         return cleared

@@ -165,7 +165,9 @@ class Plans:
             chunk = self.chunk or self.schedule.chunk(batch, pixels, pageable=not pinned[0])
             plan = build_stream(program, batch, pixels, chunk, pinned)
         else:
-            plan = build(program, self.form.size(batch), pixels, page_locked=pinned[0])
+            make = partial(build, size=self.form.size(batch), pixels=pixels, page_locked=pinned[0])
+            shared = isinstance(batch, Sizes) and self.device.kind == "cpu"
+            plan = self.pool.built_in_arena(program, make) if shared else make(program)
             self._keep_unwanted(plan, wanted, CpuDevice().allocate_alone)
         plan.buffers.append(program)  # the weights: a pass may end after the engine was closed
         seconds = perf_counter() - start
@@ -375,10 +377,9 @@ class Plans:
         key = batch, pixels
         found = self._shapes.get(key)
         if found is None:
-            graph = self.open().graph_of(self.form.size(batch), pixels)
+            found = self.open().output_shapes(self.form.size(batch), pixels)
             if len(self._shapes) >= KEPT_SHELVES:
                 self._shapes.clear()
-            found = {name: graph.values[name].shape for name in graph.outputs}
             self._shapes[key] = found
         return found
 

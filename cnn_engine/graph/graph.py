@@ -75,6 +75,7 @@ class Graph:
         open_shapes: input -> its shape with a :class:`~cnn_engine.graph.dims.Dim` where it is open, of inputs
             with other open dimensions than a batch.
         sized: the names of constants that were computed for this size alone.
+        symbolic: the graph with symbols that this one was made of by putting numbers in, or None.
         like: a graph that has some of the nodes: what it knows of them is not found out again.
         metadata: what the file says beside its graph: key -> text.
 
@@ -93,6 +94,7 @@ class Graph:
     storage_dtype: Mapping[str, str] = field(default_factory=dict)
     open_shapes: Mapping[str, tuple[int | Dim, ...]] = field(default_factory=dict, compare=False)
     sized: frozenset[str] = field(default=frozenset(), compare=False)
+    symbolic: Graph | None = field(default=None, compare=False, repr=False)
     like: Graph | None = field(default=None, compare=False, repr=False)
     metadata: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 
@@ -110,7 +112,7 @@ class Graph:
         return Graph, (
             self.name, self.inputs, self.outputs, self.nodes, dict(self.constants), self.batched,
             self.rebuild, self.notes, dict(self.storage_dtype), dict(self.open_shapes), self.sized,
-            None, dict(self.metadata),
+            None, None, dict(self.metadata),
         )  # fmt: skip
 
     @cached_property
@@ -214,6 +216,13 @@ class Graph:
     def outputs_of(self, node: Node) -> tuple[Value, ...]:
         """The values that ``node`` makes."""
         return tuple(self.values[name] for name in node.outputs)
+
+    def fixed_shape(self, value: Value) -> tuple[int | None, ...]:
+        """The shape of a value with None for its batch and what else is open."""
+        known = None if self.symbolic is None else self.symbolic.values.get(value.name)
+        shape = value.shape if known is None else known.shape
+        first = (None,) if shape else ()
+        return *first, *(None if isinstance(dim, Dim) else dim for dim in shape[1:])
 
     def cost_of(self, node: Node) -> Cost:
         """What one run of ``node`` needs at least."""

@@ -94,7 +94,7 @@ class SymbolicGraph:
             nodes[place] = Node(node.name, op, node.inputs, node.outputs, node.covers)
         made = {
             name: graph.__dict__[name] for name in Graph.__dataclass_fields__
-        } | {"rebuild": rebuild}  # fmt: skip
+        } | {"rebuild": rebuild, "symbolic": graph}  # fmt: skip
         if self._foldable:
             nodes, made["constants"], made["sized"] = self._folded(nodes, values)
         found = object.__new__(Graph)

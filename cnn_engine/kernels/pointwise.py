@@ -105,6 +105,8 @@ def _broadcast_why_not(node: Node, graph: Graph) -> str | None:
     for value in inputs[-2:]:
         if value.dtype != "float32":
             return f"expected float32, found {value.dtype}"
+    if len(out.shape) <= MOST:
+        return None
     steps = [repeated(value.shape, out.shape) for value in inputs]
     if walk(out.shape, *steps, row_major(out.shape)) is None:
         return f"expected at most {MOST} dimensions that cannot be joined, found more"

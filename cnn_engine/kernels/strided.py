@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain
@@ -24,10 +23,12 @@ def row_major(shape: Shape, pitch: int | None = None) -> tuple[int, ...]:
     Args:
         pitch: from one row of the last dimension to the next, where that is more than the row.
     """
-    steps = tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
-    if pitch is None or not shape or pitch == shape[-1]:
-        return steps
-    return (*(math.prod(shape[axis + 1 : -1]) * pitch for axis in range(len(shape) - 1)), 1)
+    steps, step = [], 1
+    row = shape[-1:] if pitch is None else (pitch,)
+    for size in reversed((*shape[:-1], *row) if shape else ()):
+        steps.append(step)
+        step *= size
+    return tuple(reversed(steps))
 
 
 def repeated(shape: Shape, wide: Shape, pitch: int | None = None) -> tuple[int, ...]:

@@ -19,7 +19,6 @@ from ..graph.specialization import Specializations
 from ..kernels import Kernel
 from ..kernels.cuda.requirements import TENSOR_CORES
 from ..kernels.select import Choice
-from ..operators.operator import Operator
 from ..operators.report_kinds import REPORT_KINDS
 from . import fused_network
 from .pipeline import Lowered, Setting, lower, stages
@@ -106,6 +105,8 @@ class Program:
         )  # fmt: skip
         #: By whether images are pixels: graphs after the first stage, and the passes that made them.
         self._specializations: dict[bool, tuple[Specializations, list[Lowered]]] = {}
+        #: Takes bytes, and returns memory of the host for what lies between the nodes of a plan.
+        self.allocate: Callable[[int], Buffer] = CpuDevice().allocate_alone
         #: What plans of one size leave for those of another, by who reads it.
         self.remembered: dict[tuple, Any] = {}
         #: What the passes made of constants, by name: each of one value is one array, for all batches.
@@ -113,8 +114,8 @@ class Program:
         # By the arrays themselves, which are kept: plans hold addresses for as long as there are plans.
         self._uploaded: dict[tuple[int, str], tuple[np.ndarray, Buffer]] = {}
         self._prepared: dict[tuple, tuple[list, Any]] = {}
-        #: By the records themselves, which are kept, of nodes that something is prepared for.
-        self._bare: dict[int, tuple[Operator, Operator]] = {}
+        #: The same by nodes of graphs with symbols, which live as long as this.
+        self._prepared_of: dict[tuple, tuple[list, Any]] = {}
 
     @property
     def in_float32(self) -> Mapping[str, str] | None:
@@ -132,6 +133,12 @@ class Program:
         """Returns the same program on one thread."""
         other = self.on(self.placement.device)
         other.placement = replace(self.placement, threads=1)
+        return other
+
+    def with_memory(self, allocate: Callable[[int], Buffer]) -> Program:
+        """Returns the same program with memory of the host from ``allocate``."""
+        other = self.on(self.placement.device)
+        other.allocate = allocate
         return other
 
     def with_kernels(self, chosen: Chosen) -> Program:
@@ -222,6 +229,17 @@ class Program:
         constants = {**graph.constants, **shared}
         return replace(graph, constants=constants, like=graph) if shared else graph
 
+    def output_shapes(self, size: int | Sizes, pixels: bool) -> dict[str, tuple[int, ...]]:
+        """Returns the shapes of all outputs of a pass, by their names."""
+        sizes = self.sizes(size)
+        known = self._specializations.get(pixels)
+        symbolic = None if known is None else known[0].symbolic(sizes)
+        if symbolic is None:
+            graph = self.graph_of(size, pixels)
+            return {name: graph.values[name].shape for name in graph.outputs}
+        graph = symbolic.graph
+        return {name: sizes.resolve(graph.values[name].shape) for name in graph.outputs}
+
     def load(self) -> None:
         """Brings constants to where the kernels want them, before the first pass.
 
@@ -253,8 +271,16 @@ class Program:
                     mapped.release(constants[name])
 
     def constant(self, graph: Graph, name: str, where: str) -> int:
-        """Returns the address of a constant in a place."""
+        """Returns the address of a constant in a place.
+
+        One of this size alone is kept for that graph: who uses it holds it.
+        """
         array = graph.constants[name]
+        if name in graph.sized:
+            own = graph.__dict__.setdefault("uploaded", {})
+            if (name, where) not in own:
+                own[name, where] = self.device_of(where).upload(np.ascontiguousarray(array))
+            return own[name, where].address
         key = id(array), where
         if key not in self._uploaded:
             buffer = self.device_of(where).upload(np.ascontiguousarray(mapped.read(array)))
@@ -262,29 +288,51 @@ class Program:
         return self._uploaded[key][1].address
 
     def prepared(self, graph: Graph, node: Node, kernel: Kernel) -> Any:
-        """Returns what ``kernel`` made of the constants of ``node``: once for all nodes and batches alike."""
+        """Returns what ``kernel`` made of the constants of ``node``: once for all nodes and sizes alike.
+
+        What is made of constants that are of one size alone is kept for that graph: who uses it holds it.
+        """
+        device = self.device_of(kernel.device)
+        way, known = kernel.packed_for(node, graph, device), self._symbolic_key(graph, node)
+        if known is not None:
+            known = *known, kernel.prepare, way
+            if known in self._prepared_of:
+                return self._prepared_of[known][1]
         values, packed = [], []
         for index, (name, value) in enumerate(zip(node.inputs, graph.inputs_of(node), strict=True)):
             array = graph.constants.get(name)
             if array is None:
-                values.append(value and (value.shape[1:], value.dtype, value.storage_dtype))
+                values.append(
+                    value and (graph.fixed_shape(value), value.dtype, value.storage_dtype)
+                )
             elif kernel.packs_input(index):
                 packed.append(array)
                 values.append(id(array))
             else:
                 values.append("brought to the device")
-        device, op = self.device_of(kernel.device), self._without_activation(node.op)
-        key = kernel.prepare, kernel.packed_for(node, graph, device), op, tuple(values)
+        op = node.op.without_activation
+        if not graph.sized.isdisjoint(node.inputs):
+            own = graph.__dict__.setdefault("prepared", {})
+            if node.name not in own:
+                own[node.name] = kernel.prepare(node, _with_copies(graph, packed), device)
+            return own[node.name]
+        key = kernel.prepare, way, op, tuple(values)
         if key not in self._prepared:
             self._prepared[key] = packed, kernel.prepare(node, _with_copies(graph, packed), device)
+        if known is not None:
+            self._prepared_of[known] = self._prepared[key]
         return self._prepared[key][1]
 
-    def _without_activation(self, op: Operator) -> Operator:
-        """Returns a record that nodes share which differ in nothing but the activation."""
-        known = self._bare.get(id(op))
-        if known is None:
-            known = self._bare[id(op)] = op, op.without_activation()
-        return known[1]
+    @staticmethod
+    def _symbolic_key(graph: Graph, node: Node) -> tuple | None:
+        """Returns what stands for a node in graphs of all sizes; None where it depends on the size."""
+        symbolic = graph.symbolic
+        position = None if symbolic is None else symbolic.positions.get(node.name)
+        if position is None or not graph.sized.isdisjoint(node.inputs):
+            return None
+        other = symbolic.nodes[position]
+        same = other.op is node.op and other.inputs == node.inputs
+        return (id(symbolic), node.name) if same else None
 
     def gemm_kernels(self) -> list[str]:
         """Returns the kernels of the first batch's convolutions and products, as reports name them."""
@@ -300,6 +348,7 @@ class Program:
         """Frees what was prepared since :meth:`prepared_keys` returned ``known``."""
         for key in self._prepared.keys() - known:
             del self._prepared[key]
+        self._prepared_of.clear()
 
     def prepared_keys(self) -> Collection[tuple]:
         """Returns what stands for all that was prepared until now."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
@@ -264,7 +265,10 @@ def _with_copies(
             value = move(value, lies, caller, value, keep=False)
         taken.add(memory_of(value, producers))
         outputs.append(value)
-    placed = replace(graph, nodes=tuple(nodes), outputs=tuple(outputs), like=graph)
+    placed = graph
+    same = len(nodes) == len(graph.nodes) and all(map(operator.is_, nodes, graph.nodes))
+    if not same or tuple(outputs) != graph.outputs:
+        placed = replace(graph, nodes=tuple(nodes), outputs=tuple(outputs), like=graph)
     return Placed(placed, spaces, chosen, home, graph.outputs, fallbacks)
 
 

@@ -13,6 +13,7 @@ from typing import ClassVar
 import numpy as np
 
 from ..errors import InputError
+from ..locks import cached_property
 from ..types import Quantization, Shape, TensorType
 
 #: What an operator says of an output: shape, dtype and, where there is one, quantization.
@@ -117,8 +118,9 @@ class Operator:
         """Returns the length of the longest sum that one output element is; 1 for pointwise operators."""
         return 1
 
+    @cached_property
     def without_activation(self) -> Operator:
-        """Returns the record but for the function after its sum: what packed weights depend on."""
+        """The record but for the function after its sum: what packed weights depend on."""
         has_one = any(field.name == "activation" for field in fields(self))
         return replace(self, activation=None) if has_one else self
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from ..errors import InputError
+from ..locks import cached_property
 from .operator import Operator, Value, output_value
 
 
@@ -72,8 +73,9 @@ class Region(Operator):
             lambda op: replace(op, compute_dtype=dtype) if _has(op, "compute_dtype") else op
         )
 
+    @cached_property
     def without_activation(self) -> Region:
-        return self._mapped(lambda op: op.without_activation())
+        return self._mapped(lambda op: op.without_activation)
 
     def _mapped(self, function: Callable[[Operator], Operator]) -> Region:
         return replace(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -59,7 +60,7 @@ def build(
     graph = placed.graph
     planned = plan_memory(placed, program.device_of, program.placement.threads)
     check_fits(program.placement, planned.sizes, sizes)
-    buffers = allocate(program.placement, planned)
+    buffers = allocate(program, planned)
     builder = Builder(program, placed, planned, buffers, page_locked)
     slots = tuple(builder.slots.values())
     steps = builder.steps(graph, caller_waits=not images_on_device)
@@ -75,7 +76,8 @@ def build(
     if builder.staging:
         nbytes["pinned"] = sum(array.nbytes for array in builder.staging)
     return Plan(
-        sizes.images, steps, nbytes, [buffers, program, builder.staging], slots=slots, outputs=outputs,
+        sizes.images, steps, nbytes, [buffers, program, builder.staging, kept_of(graph)],
+        slots=slots, outputs=outputs,
         fallbacks={**placed.fallbacks, **(program.in_float32 or {})},
         replays=replays,
         overflows=() if builder.overflows is None else (builder.overflows,),
@@ -140,6 +142,11 @@ def check_fits(placement: Placement, nbytes: Mapping[str, int], sizes: Sizes) ->
             )
 
 
+def kept_of(graph: Graph) -> Graph | None:
+    """Returns what keeps memory of constants that are of one size alone, for plans that use it."""
+    return graph if graph.sized else None
+
+
 def _named(sizes: Sizes) -> str:
     """Returns what sizes are called in errors."""
     if sizes.images is None or len(sizes.numbers) > 1:
@@ -147,12 +154,12 @@ def _named(sizes: Sizes) -> str:
     return f"batch: {sizes.images} images"
 
 
-def allocate(placement: Placement, planned: MemoryPlan) -> dict[str, Buffer]:
+def allocate(program: Program, planned: MemoryPlan) -> dict[str, Buffer]:
     """Returns the arenas of a plan, which live as long as that."""
-    device = placement.device
+    device = program.placement.device
     allocators = {
         device.kind: device.allocate,
-        "cpu": CpuDevice().allocate_alone,
+        "cpu": program.allocate,
         "managed": getattr(device, "allocate_managed", None),
     }
     return {arena: allocators[arena](nbytes) for arena, nbytes in planned.sizes.items()}
@@ -296,7 +303,7 @@ class Builder:
                     kernel.name,
                 )
             ]  # fmt: skip
-        cost = graph.cost_of(node)
+        cost = partial(node.op.cost, call.inputs, call.outputs)
         parts: tuple[Part, ...] = ()
         if isinstance(node.op, fused_network.FusedNetwork):
             parts = tuple(
@@ -305,7 +312,7 @@ class Builder:
             )
         kind = REPORT_KINDS.get(node.op.kind, node.op.kind)
         step = Step(
-            node.name, kind, where, function, args, cost.flops, cost.bytes,
+            node.name, kind, where, function, args, lambda: cost().flops, lambda: cost().bytes,
             kernel=kernel.shown_as(node, graph, call.device), parts=parts,
         )  # fmt: skip
         if not (self.program.placement.regions and where == "openacc"):

@@ -376,20 +376,22 @@ def _join_concatenations(
     most that is alive above what it is where no value shares memory is copied instead.
     """
     graph, storages = planner.graph, planner.storages
-    alone: dict[str, list[Lifetime]] = {}
+    if not any(node.op.kind == "concat" for node in graph.nodes):
+        return
+    changes: dict[str, np.ndarray] = {}  # of the bytes alive at each step, where no value shares
     members: dict[str, list[str]] = {}
     for node in graph.nodes:
         for name in node.outputs:
             members.setdefault(planner.find(name)[0], []).append(name)
             if name not in outputs:
-                last = max(planner.last_use(name), planner.steps[node.name])
-                nbytes = _aligned(graph.values[name].nbytes)
-                life = Lifetime(name, nbytes, planner.steps[node.name], last)
-                alone.setdefault(planner.arena_of(name), []).append(life)
-    limits = {arena: most_alive(lifetimes) for arena, lifetimes in alone.items()}
-    alive = {
-        arena: np.zeros(len(graph.nodes) + 1, np.int64) for arena in alone
-    }  # bytes at each step
+                first = planner.steps[node.name]
+                nbytes, arena = _aligned(graph.values[name].nbytes), planner.arena_of(name)
+                if arena not in changes:
+                    changes[arena] = np.zeros(len(graph.nodes) + 1, np.int64)
+                changes[arena][first] += nbytes
+                changes[arena][max(planner.last_use(name), first) + 1] -= nbytes
+    limits = {arena: int(np.cumsum(change).max()) for arena, change in changes.items()}
+    alive = {arena: np.zeros_like(change) for arena, change in changes.items()}  # at each step
     for held in storages.values():
         if held.arena is not None:
             alive[held.arena][held.first : held.last + 1] += _aligned(held.nbytes)

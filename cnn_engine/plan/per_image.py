@@ -13,7 +13,6 @@ from dataclasses import replace
 from typing import Any
 
 from .. import _cpu, kernels
-from ..devices.cpu import CpuDevice
 from ..errors import InputError, UnsupportedError
 from ..graph.dims import Sizes
 from ..graph.graph import Graph, Node
@@ -28,7 +27,7 @@ from ..operators.reduce import Reduce
 from ..operators.region import records_of
 from ..operators.shaping import Concat, Reshape, Transpose
 from ..operators.unary import Unary
-from .builder import Builder, allocate, check_fits, plan_memory
+from .builder import Builder, allocate, check_fits, kept_of, plan_memory
 from .builder import build as build_together
 from .memory import MemoryPlan
 from .plan import Plan, Slot, Step
@@ -36,6 +35,9 @@ from .schedule import CPU_LAYERED
 
 #: Images of a pass at most, each of which has steps of its own: as many as a plain call gives a pass.
 MOST_IMAGES = CPU_LAYERED
+
+#: What plans of as many sizes leave for those of others.
+REMEMBERED = 64
 
 #: What computes an image's part of its output from that image alone, as long as the batch stays in front.
 OF_EACH_IMAGE = (
@@ -196,11 +198,18 @@ def _of_one_image(
     """Returns a pass over one image; None where the graph has the batch in its shapes."""
     key = "one image", sizes, pixels, images_on_device
     if key not in program.remembered:
+        _forget(program)
         try:
             program.remembered[key] = program.placed(sizes, pixels, images_on_device)
         except (InputError, UnsupportedError):
             program.remembered[key] = None
     return program.remembered[key]
+
+
+def _forget(program: Program) -> None:
+    """Drops what plans of earlier sizes left, where there is much of it."""
+    while len(program.remembered) >= REMEMBERED:
+        program.remembered.pop(next(iter(program.remembered)))
 
 
 def _bound(steps: Sequence[Step], *all_of: Callable[[Slot], Any]) -> list[Step]:
@@ -234,15 +243,17 @@ class _Part:
 
     def steps(self) -> tuple[list[Step], Any]:
         """Returns the part's steps, and the memory of their own that they use."""
-        buffers = allocate(self.program.placement, self.planned)
+        buffers = allocate(self.program, self.planned)
         builder = Builder(self.program, self.placed, self.planned, buffers)
-        return builder.steps(self.placed.graph, caller_waits=True), buffers
+        steps = builder.steps(self.placed.graph, caller_waits=True)
+        return steps, (buffers, kept_of(self.placed.graph))
 
 
 def _first_part(program: Program, one: Placed, count: int) -> _Part:
     """Returns the first nodes of a pass over one image: for all batches that are cut there."""
     key = "first part", id(one), count, program.placement.threads
     if key not in program.remembered:
+        _forget(program)
         part = _Part(program, halves(one, count)[0])
         program.remembered[key] = one, part.placed, part.planned
     _, placed, planned = program.remembered[key]
@@ -266,7 +277,7 @@ def _build(program: Program, sizes: Sizes, one: Placed, nodes: int, second: Plac
     alone = _first_part(program.alone(), one, nodes) if count else part
     nbytes = {"cpu": part.nbytes + rest.nbytes + between.nbytes + count * alone.nbytes}
     check_fits(program.placement, nbytes, sizes)
-    memory = CpuDevice().allocate_alone(between.nbytes)
+    memory = program.allocate(between.nbytes)
     kept: list[Any] = [memory, program]
 
     def of(index: int) -> Callable[[Slot], Any]:

@@ -42,6 +42,24 @@ class Part:
     flops: int
 
 
+class _Count:
+    """A number of a step, or a function that returns it, which is called when it is first asked for."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, step: Any, owner: type | None = None) -> Any:
+        if step is None:  # the default
+            return 0
+        value = step.__dict__[self._name]
+        if callable(value):
+            value = step.__dict__[self._name] = value()
+        return value
+
+    def __set__(self, step: Any, value: Any) -> None:
+        step.__dict__[self._name] = value
+
+
 @dataclass
 class Step:
     """One call of a pass.
@@ -63,8 +81,8 @@ class Step:
     place: str
     function: Callable[..., None]
     args: list[Any]
-    flops: int = 0
-    bytes: int = 0
+    flops: _Count = _Count()
+    bytes: _Count = _Count()
     direction: str | None = None
     lane: Any = None
     kernel: str = ""
@@ -94,6 +112,7 @@ class Plan:
         lanes: how threads take images of their own, or None.
         overflows: who is told of results past float16's range.
         waits: whether a pass is done when :meth:`run` returns.
+        arena: memory that plans share which do not run at once, or None.
         devices: those on whose streams work is queued; the first is current while a pass runs.
 
     ``calls`` are the steps' functions and arguments, ``bound`` the addresses that were last bound.
@@ -112,6 +131,7 @@ class Plan:
     overflows: Sequence[reduced_precision.Overflows] = ()
     waits: bool = True
     devices: Sequence[Any] = field(default=(), repr=False)
+    arena: Any = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         self.calls = [(step.function, step.args) for step in self.steps]

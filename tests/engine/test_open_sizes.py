@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import onnx
 import pytest
@@ -189,3 +191,44 @@ def test_names_that_say_nothing_are_no_symbols():
         [node("Relu", ["x"], ["y"])], [tensor("x", ["?", 3, "?", "?"])], [tensor("y", None)]
     )
     assert str(load(proto).open_inputs[0].shape) == "(batch, 3, height, width)"
+
+
+def test_weights_are_packed_once_and_plans_share_memory():
+    with Engine(recogniser(), device="cpu", threads=1) as engine:
+        shapes = [(1, 3, 16, width) for width in range(20, 300, 7)]
+        x = {shape: rng.normal(size=shape).astype(np.float32) for shape in shapes}
+        for shape in shapes[::-1]:
+            engine.run({"x": x[shape]})
+        program, pool = engine._plans.open(), engine._plans.pool
+        packed, (arena,) = len(program._prepared), pool._arenas
+        (largest,) = {p.nbytes["cpu"] for s in pool._shelves.values() for p in s.idle[:1]
+                      if dict(p.outputs)["y"].shape[1] == max_steps(shapes)}  # fmt: skip
+        assert arena.capacity <= 1.2 * largest + 4096
+        for shape in shapes:
+            wanted = np.array(engine.run({"x": x[shape]})["y"])
+            engine.run({"x": x[shapes[0]]})
+            np.testing.assert_array_equal(engine.run({"x": x[shape]})["y"], wanted)
+        assert len(program._prepared) == packed
+        assert pool._arenas == [arena]
+
+
+def max_steps(shapes) -> int:
+    graph = load(recogniser())
+    sizes = [graph.sizes_of({"x": shape}) for shape in shapes]
+    return max(graph.with_sizes(size).values["y"].shape[1] for size in sizes)
+
+
+def test_passes_at_once_have_memory_of_their_own():
+    with Engine(recogniser(), device="cpu", threads=1) as engine:
+        shapes = [(1, 3, 16, width) for width in (40, 90, 160, 77)]
+        x = {shape: rng.normal(size=shape).astype(np.float32) for shape in shapes}
+        wanted = {shape: engine.run({"x": x[shape]})["y"] for shape in shapes}
+
+        def call(index: int) -> None:
+            for turn in range(60):
+                shape = shapes[(index + turn) % len(shapes)]
+                np.testing.assert_array_equal(engine.run({"x": x[shape]})["y"], wanted[shape])
+
+        with ThreadPoolExecutor(4) as threads:
+            list(threads.map(call, range(4)))
+        assert len(engine._plans.pool._arenas) <= 4

@@ -101,7 +101,7 @@ def test_equal_blocks_have_equal_regions():
     assert hash(other) == hash(BLOCK)
     assert BLOCK["second"] == Conv2dNhwc(activation=Clip(0, 6))
     assert BLOCK["fourth"] is BLOCK.activation("fourth") is BLOCK.activation("third") is None
-    bare = BLOCK.without_activation()
+    bare = BLOCK.without_activation
     assert bare != BLOCK
     assert bare == regions.bottleneck(Conv2dNhwc((2, 2), (1,) * 4), None, Conv2dNhwc())
 

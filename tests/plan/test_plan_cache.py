@@ -15,6 +15,8 @@ from cnn_engine.plan.plan import Plan
 class FakePlan:
     """As far as a pool knows a plan: bytes, and a pass during which something may happen."""
 
+    arena, steps = None, ()
+
     def __init__(self, nbytes: int, inside=lambda: None) -> None:
         self.nbytes = {"cpu": nbytes}
         self.inside = inside
