@@ -234,7 +234,11 @@ def add_network(parser: argparse.ArgumentParser) -> None:
     which.add_argument("--network", help=f"default: cifar10; or of {known}")
     which.add_argument(
         "--model", metavar="FILE.onnx", help="an ONNX model in the network's place; --data takes a "
-        ".npy or .npz of its images, or files of images (default: random ones)",
+        ".npy or .npz of its images, or files of images, --inputs all of its inputs (default: random ones)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--inputs", metavar="FILE.npz",
+        help="every input of --model by name, dimension 0 being the images; labels where the file has them",
     )  # fmt: skip
     add_model_inputs(parser)
 
@@ -268,7 +272,7 @@ def workload_of(options: argparse.Namespace) -> workload.Workload:
     """
     given = model_inputs(options)
     if options.model is not None:
-        return workload.of_model(options.model, **given)
+        return workload.of_model(options.model, **given, inputs=getattr(options, "inputs", None))
     return workload.get("cifar10" if options.network is None else options.network)
 
 
@@ -302,21 +306,37 @@ def dataset_of(
     Raises:
         InputError: an option or a file is at fault.
     """
+    from .graph.form import form_of
     from .graph.model import Model
     from .io import image_files, model_metadata
 
     network = found.network
+    if options.inputs is not None:
+        if options.data != "auto" or not isinstance(network, Model):
+            wanted = "the option --model beside it, and no --data"
+            raise expected("--inputs", wanted, "--data" if options.data != "auto" else "none")
+        options.data = options.inputs
     if options.data in ("auto", "synthetic") or not image_files.is_image_files(options.data):
         for option in ("preprocess", "classes"):
             if getattr(options, option) is not None:
                 raise expected(f"--{option}", "files of images in --data beside it", options.data)
         return found.load_data(options.data, images)
+    outputs: int | None = network.classes
     if isinstance(network, Model):
+        form = form_of(network, network.base)
+        if not form.is_of_images:
+            wanted = f"a .npz of arrays, for {network.name} takes no images [N, C, H, W]"
+            raise expected("--data", wanted, options.data)
+        outputs = outputs if form.is_of_rows else None
         more["batch"] = 1 if network.any_batch else network.batch
+    if options.classes and outputs is None:
+        raise expected(
+            "--classes", f"a network of classes, for {network.name} is none", options.classes
+        )
     settings = model_metadata.image_settings(network, options.preprocess, options.classes)
     dtype, preprocess, classes = settings.dtype, settings.preprocess, settings.classes
     dataset = image_files.load(
-        options.data, network.input_shape, network.classes,
+        options.data, network.input_shape, outputs,
         dtype=dtype, preprocess=preprocess, classes=classes, images=images, **more,
     )  # fmt: skip
     notes = [note for note in (settings.stated, dataset.note) if note]

@@ -21,6 +21,7 @@ from .measure import profile, timing
 from .measure.result import Result
 from .report import grouping, plot
 from .report import profile as profile_report
+from .workload import Dataset, Samples
 
 MOST_IMAGES = 100_000_000
 
@@ -153,6 +154,11 @@ def parser() -> argparse.ArgumentParser:
         help="write what the network gives, float32 [N, classes]: probabilities where it ends in a softmax, "
         "else logits as they are",
     )
+    p.add_argument(
+        "--save-outputs",
+        metavar="PATH.npz",
+        help="write all outputs by name, dimension 0 being the images",
+    )
     p.add_argument("--quiet", action="store_true", help="print no report and no progress bar")
     return p
 
@@ -191,10 +197,10 @@ def _main(arguments: list[str] | None) -> int:
         cli.print_error(f"--kernel: {fault}; nothing was timed")
         return cli.CHECK_FAILED
     engine.phases.load_data_s = load_data_s
-    images = len(dataset)
-    if options.save_probabilities and dataset.rest is not None:
-        images += dataset.rest.count
-    probabilities = np.zeros((images, engine.network.classes), np.float32)
+    if options.save_probabilities and len(engine.form.outputs) != 1:
+        wanted = f"a network with one output; --save-outputs takes all {len(engine.form.outputs)}"
+        raise expected("--save-probabilities", wanted, engine.network.name)
+    probabilities = _room(engine, dataset, options)
     progress = None if options.quiet else Progress()
     result = engine.profile(
         dataset,
@@ -216,10 +222,8 @@ def _main(arguments: list[str] | None) -> int:
     if arguments is not None:
         result.command = shlex.join(["python", "-m", "cnn_engine.run", *arguments])
 
-    if options.save_probabilities and result.images_done:
-        with atomic_write(options.save_probabilities, "wb") as file:
-            done = result.dataset.get("predicted_images", result.images_done)
-            np.save(file, probabilities[:done])
+    if result.images_done:
+        _save(probabilities, result, options)
     if not options.quiet and "-" not in outputs.values():
         cli.show(report.text.render(result, options.group_by, top))
         if result.profile is not None:
@@ -236,10 +240,34 @@ def _main(arguments: list[str] | None) -> int:
     return cli.INTERRUPTED if result.interrupted else cli.DONE
 
 
+def _room(engine: Engine, dataset: Dataset, options: argparse.Namespace) -> np.ndarray | Samples:
+    """Returns memory for what comes out: of all images where somebody wants it."""
+    form, images = engine.form, len(dataset)
+    if not form.is_images_to_rows:
+        batch = engine.batch_size(options.batch, images, dataset.images.dtype)
+        return engine.empty_outputs(images, batch)
+    if options.save_probabilities and dataset.rest is not None:
+        images += dataset.rest.count
+    return np.zeros((images, engine.network.classes), np.float32)
+
+
+def _save(outputs: np.ndarray | Samples, result: Result, options: argparse.Namespace) -> None:
+    """Writes what came out, of as many images as were done."""
+    done = result.dataset.get("predicted_images", result.images_done)
+    found = outputs[:done]
+    by_name = found.arrays if isinstance(found, Samples) else {"probabilities": found}
+    if options.save_probabilities:
+        with atomic_write(options.save_probabilities, "wb") as file:
+            np.save(file, next(iter(by_name.values())))
+    if options.save_outputs:
+        with atomic_write(options.save_outputs, "wb") as file:
+            np.savez(file, **by_name)
+
+
 def _profile(
     engine: Engine,
-    images: np.ndarray,
-    probabilities: np.ndarray,
+    images: np.ndarray | Samples,
+    probabilities: np.ndarray | Samples,
     result: Result,
     top: float,
     progress: Progress | None,
@@ -285,8 +313,11 @@ def _check_outputs(outputs: dict[str, str | None], options: argparse.Namespace) 
     probabilities = options.save_probabilities
     if probabilities is not None and (probabilities == "-" or not probabilities.endswith(".npy")):
         raise expected("--save-probabilities", "a path that ends in .npy", repr(probabilities))
+    every = options.save_outputs
+    if every is not None and (every == "-" or not every.endswith(".npz")):
+        raise expected("--save-outputs", "a path that ends in .npz", repr(every))
     paths = {f"--{name}": path for name, path in outputs.items()}
-    paths["--save-probabilities"] = probabilities
+    paths |= {"--save-probabilities": probabilities, "--save-outputs": every}
     paths["--plot"] = options.plot
     plot.check("--plot", options.plot)
     cli.check_outputs(paths, cli.files_read(options))

@@ -11,12 +11,14 @@ import importlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .errors import CnnEngineError, InputError, UnsupportedError, expected, not_one_of
+from . import _cpu
+from .errors import InputError, expected, not_one_of
 
 if TYPE_CHECKING:
     import importlib.metadata
@@ -24,6 +26,50 @@ if TYPE_CHECKING:
     from .graph.model import Model
     from .graph.network import Network
     from .measure.result import Result
+
+
+class Samples:
+    """Arrays by name whose dimension 0 are the same images, as the inputs or the outputs of any network.
+
+    ``len`` says how many, and slices share memory. :func:`addresses` takes them where it takes an array.
+
+    Args:
+        arrays: name -> C-contiguous array, in the network's order.
+        count: images.
+        shared: names of arrays that all images have in common, which slices have whole.
+    """
+
+    def __init__(
+        self,
+        arrays: Mapping[str, np.ndarray],
+        count: int,
+        shared: frozenset[str] = frozenset(),
+    ) -> None:
+        self.arrays, self.count, self.shared = dict(arrays), count, shared
+
+    @property
+    def dtype(self) -> np.dtype:
+        """Of the first array: uint8 where images are pixels."""
+        return next((array.dtype for array in self.arrays.values()), np.dtype(np.float32))
+
+    @property
+    def nbytes(self) -> int:
+        return sum(array.nbytes for array in self.arrays.values())
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, some: slice) -> Samples:
+        first, last, _ = some.indices(self.count)
+        parts = {n: a if n in self.shared else a[some] for n, a in self.arrays.items()}
+        return Samples(parts, max(last - first, 0), self.shared)
+
+
+def addresses(data: np.ndarray | Samples) -> int | tuple[int, ...]:
+    """Returns the address of an array, or those of all arrays of samples."""
+    if isinstance(data, Samples):
+        return tuple(map(_cpu.address_of, data.arrays.values()))
+    return _cpu.address_of(data)
 
 
 @dataclass(frozen=True)
@@ -49,7 +95,8 @@ class Dataset:
     Attributes:
         name: the data set's name, as the reports print it.
         source: the path that it was read from, or ``"synthetic"``.
-        images: uint8 [N, C, H, W], pixel values; or float32, what the network reads.
+        images: uint8 [N, C, H, W], pixel values; or float32, what the network reads; or all inputs of a
+            network of any kind.
         labels: [N], the numbers of classes, or None where the images have no labels.
         note: a sentence for the user, such as why synthetic images are used, or None.
         files: what each image was read from, where each has a file of its own.
@@ -59,7 +106,7 @@ class Dataset:
 
     name: str
     source: str
-    images: np.ndarray
+    images: np.ndarray | Samples
     labels: np.ndarray | None = None
     note: str | None = None
     files: Sequence[str] | None = None
@@ -128,85 +175,33 @@ class Workload:
         return self.network.name
 
 
-#: Images that are made for a model unless said.
-MODEL_IMAGES = 32
-
-
 def of_model(
     source: Any,
     input_shape: Mapping[str, Sequence[int | None]] | None = None,
     constants: Mapping[str, Any] | None = None,
+    inputs: str | None = None,
 ) -> Workload:
-    """Returns the workload of an ONNX model: its images are read from an array, or random.
+    """Returns the workload of an ONNX model: its inputs are read from arrays, or random.
 
     Args:
         source: a path, a model's bytes or an ``onnx.ModelProto``.
         input_shape, constants: as :func:`cnn_engine.graph.onnx.load` takes them.
+        inputs: a ``.npz`` of all inputs, which say what sizes are that the file leaves open.
 
     Raises:
-        InputError: the model is at fault, or is no network from images to rows of numbers.
+        InputError: the model is at fault.
         UnsupportedError: the engine lacks some of its operators.
     """
     from .graph import onnx
     from .graph.model import Model
+    from .io import model_inputs
 
     model = Model(onnx.load(source, input_shape=input_shape, constants=constants))
-    if reason := model.why_not_images:
-        raise UnsupportedError(f"{source}: {reason}; Engine.run takes any graph")
-    dtype = model.base.inputs[0].dtype
-
-    def load_data(path: str, images: int | None) -> Dataset:
-        if path in ("auto", "synthetic"):
-            count = MODEL_IMAGES if images is None else images
-            generator = np.random.default_rng(0)
-            shape = (count, *model.input_shape)
-            made = (
-                generator.integers(0, 256, shape, np.uint8)
-                if dtype == "uint8"
-                else generator.standard_normal(shape, np.float32)
-            )
-            note = "images: random, since none are given; --data PATH.npy reads some"
-            return Dataset("random images", "synthetic", made, None, note)
-        return _from_array(path, images, dtype)
-
-    return Workload(model, load_data)
-
-
-def _from_array(path: str, images: int | None, dtype: str) -> Dataset:
-    """Reads images, and labels where an ``.npz`` has them, from NumPy's files."""
-    labels = None
-    try:
-        with open(path, "rb") as file:  # of a broken one NumPy leaves its own open
-            found = np.load(file, allow_pickle=False)
-            if not isinstance(found, np.ndarray):
-                if "images" not in found:
-                    raise expected(path, "an array called images", ", ".join(found.files) or "none")
-                labels = found.get("labels")
-                found = found["images"]
-    except (CnnEngineError, MemoryError):
-        raise
-    except Exception as error:  # zipfile, zlib and NumPy have a dozen kinds for broken bytes
-        raise expected(
-            "data",
-            "auto, synthetic or a .npy or .npz file, or files of images",
-            f"{path}: {error}",
-        ) from None
-    if found.dtype.name != dtype:
-        raise expected(path, f"images of type {dtype}", found.dtype.name)
-    if found.ndim != 4 or not len(found):
-        raise expected(path, "images [N, C, H, W], at least one", f"shape {list(found.shape)}")
-    if images is not None and images > len(found):
-        raise expected("images", f"at most {len(found)}, as {path} has", images)
-    if labels is not None and (labels.dtype.kind not in "iu" or labels.shape != found.shape[:1]):
-        wanted = f"labels, a whole number each of {len(found)} images"
-        raise expected(path, wanted, f"{labels.dtype} {list(labels.shape)}")
-    if labels is not None and labels.min() < 0:
-        raise expected(path, "labels from 0 on", labels.min())
-    found = np.ascontiguousarray(found[:images])
-    if not np.isfinite(found).all():  # no check can tell what becomes of them
-        number = int(np.isfinite(found).all((1, 2, 3)).argmin())
-        raise expected(path, "finite numbers", f"others in image {number} (the first is 0)")
-    return Dataset(Path(path).name, path, found, None if labels is None else labels[:images])
+    if inputs is not None and not input_shape:
+        shapes = model_inputs.open_shapes(model, inputs)
+        if shapes:
+            model = Model(onnx.load(source, input_shape=shapes, constants=constants))
+    return Workload(model, partial(model_inputs.load, model))
 
 
 #: The project's own workloads: name -> "module:attribute", imported when first asked for.

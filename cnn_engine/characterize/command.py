@@ -12,6 +12,8 @@ from typing import Any
 from .. import cli, devices
 from ..devices import threads
 from ..errors import CnnEngineError, InputError, expected
+from ..graph.form import form_of
+from ..graph.model import Model
 from ..kernels import select
 from ..measure import environment
 from ..workload import Dataset, Workload
@@ -389,8 +391,17 @@ def _tell_apart(subjects: list[Subject]) -> None:
             subject.name = subject.spec
 
 
+def _images_for(found: Workload, batches: list[int]) -> int | None:
+    """Returns how many images the passes go through: of large outputs, what the largest batch takes."""
+    network = found.network
+    form = form_of(network, network.base) if isinstance(network, Model) else None
+    if form is None or form.is_images_to_rows:
+        return max(DEFAULT_IMAGES, *batches)
+    return max(batches) if form.rows else None
+
+
 def _load_data(found: Workload, options: argparse.Namespace, batches: list[int]) -> Dataset:
-    wanted = options.images or max(DEFAULT_IMAGES, *batches)
+    wanted = options.images or _images_for(found, batches)
     try:
         dataset = cli.dataset_of(options, found, wanted, held_bytes=None)
     except InputError as error:

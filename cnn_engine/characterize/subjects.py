@@ -22,7 +22,7 @@ from ..kernel import preflight
 from ..measure import step_times
 from ..measure.measurement import CHECK_IMAGES
 from ..measure.result import Check
-from ..workload import Dataset, Workload
+from ..workload import Dataset, Samples, Workload, addresses
 
 TORCH_DTYPES = ("float32", "float16", "bfloat16")
 
@@ -152,18 +152,20 @@ class _EnginePasses:
         self.count = len(dataset) // batch
         self.images = dataset.images[: self.count * batch]
         data_bytes = dataset.images.nbytes
+        if not isinstance(self.images, Samples):
+            self.images = engine.samples({engine.form.inputs[0].name: self.images})
         if engine.device.kind == "cuda":  # page-locked, as they are copied fastest
-            self.images = engine.empty_images(len(self.images), dataset.images.dtype)
-            self.images[:] = dataset.images[: len(self.images)]
+            self.images = engine.page_locked(self.images)
             data_bytes += self.images.nbytes
-        self.probabilities = engine.empty_probabilities(len(self.images))
-        self.probabilities[:] = 0  # pages are there before they are timed
+        self.probabilities = engine.empty_outputs(len(self.images), batch)
+        for array in self.probabilities.arrays.values():
+            array[...] = 0  # pages are there before they are timed
         self.done = 0
         # Engine memory never grows within a pass: what a plan needs is allocated when it is built.
         self._addresses = [
             (
-                _address(self.images[first : first + batch]),
-                _address(self.probabilities[first : first + batch]),
+                addresses(self.images[first : first + batch]),
+                addresses(self.probabilities[first : first + batch]),
             )
             for first in range(0, len(self.images), batch)
         ]
@@ -176,7 +178,7 @@ class _EnginePasses:
             self.next_pass,
             engine.threads,
             memory=self.memory if cuda else None,
-            accuracy=self.accuracy if self.labels is not None else None,
+            accuracy=self.accuracy if self.labels is not None and engine.form.is_of_rows else None,
             time_inside=self.time_inside,
             notes=engine.tuned(batch, self.images.dtype)[1],
             data_bytes=data_bytes + self.probabilities.nbytes,
@@ -200,7 +202,8 @@ class _EnginePasses:
     def accuracy(self) -> tuple[int, int]:
         while self.done < self.count:
             self.next_pass()()
-        found = self.probabilities.argmax(1) == self.labels[: len(self.images)]
+        (rows,) = self.probabilities.arrays.values()
+        found = rows.argmax(1) == self.labels[: len(self.images)]
         return int(np.sum(found)), len(self.images)
 
     def time_inside(self, passes: int) -> InsideTimes:
@@ -411,10 +414,6 @@ def _collect(device: Any) -> None:
 
         with device.context:
             cupy.get_default_memory_pool().free_all_blocks()
-
-
-def _address(array: np.ndarray) -> int:
-    return array.__array_interface__["data"][0]
 
 
 def _ignore(images: int) -> None:

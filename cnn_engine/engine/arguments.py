@@ -9,7 +9,7 @@ from typing import Any
 from ..devices import arrays
 from ..errors import InputError, UnsupportedError, expected
 from ..graph.dims import Sizes
-from .form import Form
+from ..graph.form import Form
 
 
 def place_of(view: arrays.View) -> str:
@@ -63,12 +63,13 @@ def images_of(form: Form, images: Any) -> tuple[arrays.View, int, Sizes | None]:
 
 
 def of_graph(
-    form: Form, inputs: Mapping[str, Any], pixels: bool
+    form: Form, inputs: Mapping[str, Any], pixels: bool, in_parts: bool = False
 ) -> tuple[list[arrays.View], int | Sizes]:
     """Returns the arrays of all inputs, in the network's order, and the images or sizes that they are for.
 
     Args:
         pixels: whether images are pixels, of a network that takes either.
+        in_parts: whether there may be several passes of a network for one batch alone.
 
     Raises:
         InputError: they do not fit the network, or are not all in one memory.
@@ -79,7 +80,9 @@ def of_graph(
     batch = None
     found: list[arrays.View] = []
     for name, value in wanted.items():
-        dtype = "uint8" if pixels and value is form.inputs[0] else value.dtype
+        dtype = value.dtype
+        if form.normalises:
+            dtype = "uint8" if pixels else "float32"
         array = arrays.view(f"inputs: {name}", inputs[name], dtype=dtype, ndim=len(value.shape))
         if found and array.device != found[0].device:
             raise expected(
@@ -87,7 +90,7 @@ def of_graph(
                 f"memory of {place_of(found[0])}, as {form.inputs[0].name} is",
                 place_of(array),
             )
-        if form.any_batch and name in form.rows and batch is None:
+        if (form.any_batch or in_parts) and name in form.rows and batch is None:
             batch = array.shape[0]
         found.append(array)
     if form.sizes_of is not None:
@@ -96,10 +99,13 @@ def of_graph(
     batch = form.batch if batch is None else batch
     for array, value in zip(found, form.inputs, strict=True):
         shape = value.shape
-        if form.any_batch and value.name in form.rows:
+        if value.name in form.rows:
             shape = (batch, *form.rows[value.name])
         if array.shape != shape:
             raise expected(f"inputs: {value.name}", f"shape {list(shape)}", list(array.shape))
+    if not form.any_batch and batch % form.batch:
+        wanted = f"a multiple of the {form.batch} images that the network is made for"
+        raise expected("inputs", wanted, batch)
     return found, batch
 
 

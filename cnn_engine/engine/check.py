@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from ..graph import reference
 from ..graph.graph import Graph, Node
+from ..workload import Samples
 
 #: Half of the distance from 1 to the next number, by what is computed in: operands of sums are rounded to it.
 ROUNDING = {"float32": 2.0**-24, "tf32": 2.0**-11, "float16": 2.0**-11, "bfloat16": 2.0**-8}
@@ -45,15 +47,47 @@ SLACK = 3.0
 #: quotient and a product.
 FOLDS = 3
 
+#: Of outputs that are no floats, such as masks, the share of elements that may differ for each that rounding
+#: changes in the trials, which are too few to find all.
+MISSED = 1e-5
+
 #: FLOPs that one check spends on the reference, so that a large network is checked on fewer images.
 MOST_FLOPS = 2e10
+
+
+@dataclass
+class OutputCheck:
+    """How far one output is from the float64 reference.
+
+    Attributes:
+        name, shape: of all that was compared.
+        max_abs_diff, tolerance: of floats. Of whole numbers and bools the share of elements that differ, and
+            of those that may, since rounding decides them.
+        close: places at which rounding decides what a user reads off: which of two is the largest, or which
+            side of a mask's border they are on.
+        places: among so many.
+        reads: what is read off there: ``largest`` of an axis, or ``border``; empty: nothing.
+    """
+
+    name: str
+    shape: list[int]
+    max_abs_diff: float
+    tolerance: float
+    close: int = 0
+    places: int = 0
+    reads: str = ""
+
+    @property
+    def passed(self) -> bool:
+        return self.max_abs_diff <= self.tolerance  # False for NaN
 
 
 @dataclass
 class Check:
     """How far the outputs are from the float64 reference, on ``images`` images.
 
-    ``passed`` is whether ``max_abs_diff`` is within ``tolerance``. ``not_finite`` counts the reference's own
+    ``passed`` is whether ``max_abs_diff`` is within ``tolerance``; of several both are of the output that
+    is furthest off, beside what it may be; ``outputs`` has each. ``not_finite`` counts the reference's own
     NaNs and infinities, which the outputs must have in the same positions.
     """
 
@@ -63,6 +97,7 @@ class Check:
     top1_agreement: float
     tolerance: float
     not_finite: int = 0
+    outputs: list[OutputCheck] = field(default_factory=list)
 
     @property
     def passed(self) -> bool:
@@ -81,9 +116,7 @@ def differences(found: np.ndarray, exact: np.ndarray) -> np.ndarray:
         return np.where(same, 0.0, np.abs(found - exact))
 
 
-def disturbed(
-    rng: np.random.Generator, dtype: str | Callable[[Node], str]
-) -> Callable[[Node, Graph], Callable]:
+def disturbed(rng: np.random.Generator, dtype: str | Callable[[Node], str]) -> Callable[..., Any]:
     """Returns what runs a node's reference as if each of its numbers were rounded."""
     of = (lambda node: dtype) if isinstance(dtype, str) else dtype
 
@@ -99,17 +132,27 @@ def disturbed(
         terms = node.op.terms(graph.inputs_of(node))
         deviations = [SUM_ROUNDING * math.sqrt(terms) / 2]
         if of(node) != "float32" and terms > 1:
-            deviations.append(
-                ROUNDING[of(node)] / 2
-            )  # the standard deviation of what rounding does
-        found = node.op.reference(*(around(array, *deviations) for array in arrays))
+            # The standard deviation of what rounding does.
+            deviations.append(ROUNDING[of(node)] / 2)
+        found = _results(node, *(around(array, *deviations) for array in arrays))
+        if any(array.dtype.kind == "f" and np.isnan(array).any() for array in found):
+            # A disturbed operand may leave what a function is defined on, as (-2) ** 2.0001 does.
+            exact = _results(node, *arrays)
+            found = [
+                np.where(np.isnan(array), one, array)
+                for array, one in zip(found, exact, strict=True)
+            ]
         # A running sum of terms of one sign is rounded at every step: more than independent signs show.
         result = SUM_ROUNDING * (1 + math.sqrt(terms / 3))
-        if isinstance(found, tuple):
-            return tuple(around(np.asarray(array), result) for array in found)
-        return around(np.asarray(found), result)
+        return tuple(around(array, result) for array in found)
 
     return run
+
+
+def _results(node: Node, *arrays: np.ndarray | None) -> list[np.ndarray]:
+    with np.errstate(invalid="ignore"):
+        found = node.op.reference(*arrays)
+    return [np.asarray(array) for array in (found if isinstance(found, tuple) else (found,))]
 
 
 def tolerance(
@@ -118,15 +161,17 @@ def tolerance(
     outputs: Mapping[str, np.ndarray],
     dtype: str | Callable[[Node], str] = "float32",
 ) -> dict[str, float]:
-    """Returns how far each floating output may be from ``outputs``, the reference's for ``inputs``.
+    """Returns how far each output may be from ``outputs``, the reference's for ``inputs``.
 
-    What float32 holds as infinity says nothing of how far the others may be.
+    Of outputs that are no floats that is the share of elements that may differ. What float32 holds as
+    infinity says nothing of how far the others may be.
     """
     with np.errstate(over="ignore"):
         held = {
             name: np.where(np.isinf(array.astype(np.float32)), np.inf, array)
-            for name, array in outputs.items()
             if array.dtype.kind == "f"
+            else array
+            for name, array in outputs.items()
         }
     return _tried(held, lambda rng: reference.reference(graph, inputs, disturbed(rng, dtype)))
 
@@ -169,16 +214,56 @@ def _tried(
     """Returns, for each floating output, :data:`SLACK` times the largest change in :data:`TRIALS` runs."""
     most = {
         name: SUM_ROUNDING * float(np.abs(array[np.isfinite(array)]).max(initial=0.0))
-        for name, array in outputs.items()
         if array.dtype.kind == "f"
+        else 0.0
+        for name, array in outputs.items()
     }
     for trial in range(TRIALS):
         found = run(np.random.default_rng(trial))
-        for name in most:
+        for name, array in outputs.items():
+            if array.dtype.kind != "f":
+                change = differing(found[name], array)
+                most[name] = max(most[name], change and change + MISSED)
+                continue
             with np.errstate(invalid="ignore"):
-                change = np.abs(found[name] - outputs[name])
+                change = np.abs(found[name] - array)
             most[name] = max(most[name], float(change[np.isfinite(change)].max(initial=0.0)))
     return {name: SLACK * change for name, change in most.items()}
+
+
+def differing(found: np.ndarray, exact: np.ndarray) -> float:
+    """Returns the share of elements that differ."""
+    return float(np.mean(found != exact)) if exact.size else 0.0
+
+
+def axis_of(shape: tuple[int, ...]) -> int | None:
+    """Returns the axis of an output whose largest is read off: classes of images or of places; or None.
+
+    That is dimension 1 of [N, C] and [N, C, H, W ...], and the last one of [N, T, C].
+    """
+    axis = 2 if len(shape) == 3 else 1
+    return axis if len(shape) > 1 and shape[axis] > 1 else None
+
+
+def close_calls(exact: np.ndarray, most: float) -> tuple[int, int, str]:
+    """Returns how many places rounding decides, among how many, and what is read off there.
+
+    Args:
+        exact: an output in float64.
+        most: how far elements may be from it.
+    """
+    if exact.dtype.kind != "f" or not exact.size:
+        return 0, 0, ""
+    axis = axis_of(exact.shape)
+    with np.errstate(invalid="ignore"):
+        if axis is not None:
+            two = np.partition(exact, -2, axis=axis).take([-2, -1], axis=axis)
+            apart = np.diff(two, axis=axis)
+            return int(np.sum(apart <= 2 * most)), apart.size, "largest"
+        if exact.ndim < 3:
+            return 0, 0, ""
+        border = 0.5 if exact.min() >= 0 and exact.max() <= 1 else 0.0
+        return int(np.sum(np.abs(exact - border) <= most)), exact.size, "border"
 
 
 def images_for(flops_an_image: int, images: int) -> int:
@@ -187,45 +272,77 @@ def images_for(flops_an_image: int, images: int) -> int:
 
 
 def check(
-    predict: Callable[[np.ndarray], np.ndarray],
+    predict: Callable[[Any], Any],
     graph_of: Callable[[int, bool], Graph],
-    images: np.ndarray,
+    images: np.ndarray | Samples,
     dtype: str | Callable[[Node], str],
     batch: int | None = None,
+    in_parts: bool = True,
 ) -> Check:
-    """Compares one row an image with the reference's.
+    """Compares all outputs of a network with the reference's.
 
     Args:
+        predict: returns the outputs for images: an array, or arrays by name in the network's order.
         graph_of: the graph for a batch, whose images are pixels or not.
-        images: uint8 or float32 [N, C, H, W].
+        images: uint8 or float32 [N, C, H, W], or all inputs.
         dtype: what the engine computes in, or a function from nodes to that.
         batch: for which alone the graph is made, or None.
+        in_parts: whether outputs have a row an image; else all images are of one pass.
     """
     pixels = images.dtype == np.uint8
     probe = graph_of(batch or 1, pixels)
     flops = sum(probe.cost_of(node).flops for node in probe.nodes) // (batch or 1)
     count = images_for(flops, len(images)) if len(images) else 0
+    count = count if in_parts else min(count, reference.PART)
     part = batch or min(count, reference.PART) or 1
     if batch is not None:
         count = max(count // batch, 1) * batch if len(images) >= batch else 0
+        count = count if in_parts else min(count, batch)
     images = images[:count]
     found = predict(images)
-    wanted, allowed = [], 0.0
+    found = list(found.values()) if isinstance(found, Mapping) else [found]
+    wanted: dict[str, list[np.ndarray]] = {name: [] for name in probe.outputs}
+    allowed = dict.fromkeys(probe.outputs, 0.0)
     for first in range(0, count, part):
         some = images[first : first + part]
-        graph = graph_of(len(some), pixels)
-        inputs = {graph.inputs[0].name: some}
+        graph = graph_of(len(some) if batch is None else batch, pixels)
+        inputs = some.arrays if isinstance(some, Samples) else {graph.inputs[0].name: some}
         outputs = reference.reference(graph, inputs)
-        (rows,) = outputs.values()
-        wanted.append(rows.reshape(len(some), -1))
+        for name, rows in outputs.items():
+            wanted[name].append(rows)
         if first == 0:
-            (allowed,) = tolerance(graph, inputs, outputs, dtype).values()
-    exact = np.concatenate(wanted) if wanted else np.empty_like(found, np.float64)
+            allowed = tolerance(graph, inputs, outputs, dtype)
+    compared: list[OutputCheck] = []
+    agreement, not_finite = 1.0, 0
+    for (name, parts), array in zip(wanted.items(), found, strict=True):
+        exact = np.concatenate(parts) if len(parts) > 1 else parts[0] if parts else None
+        if exact is None:
+            exact = np.empty_like(array, np.float64 if array.dtype.kind == "f" else array.dtype)
+        exact = exact.reshape(array.shape)
+        floats = array.dtype.kind == "f"
+        error = (
+            float(differences(array, exact).max(initial=0.0)) if floats else differing(array, exact)
+        )
+        axis = axis_of(exact.shape)
+        if not compared and floats and exact.size and axis is not None:
+            agreement = float(np.mean(array.argmax(axis) == exact.argmax(axis)))
+        not_finite += int(exact.size - np.isfinite(exact).sum()) if floats else 0
+        calls = close_calls(exact, allowed[name])
+        compared.append(OutputCheck(name, list(exact.shape), error, allowed[name], *calls))
+    worst = max(compared, key=_beyond)
     return Check(
         reference="NumPy float64",
         images=count,
-        max_abs_diff=float(differences(found, exact).max(initial=0.0)),
-        top1_agreement=float(np.mean(found.argmax(1) == exact.argmax(1))) if count else 1.0,
-        tolerance=allowed,
-        not_finite=int(exact.size - np.isfinite(exact).sum()),
+        max_abs_diff=worst.max_abs_diff,
+        top1_agreement=agreement,
+        tolerance=worst.tolerance,
+        not_finite=not_finite,
+        outputs=compared,
     )
+
+
+def _beyond(found: OutputCheck) -> float:
+    """Returns how far an output is off, in what it may be: for the one that is furthest off."""
+    if not found.passed:
+        return math.inf if math.isnan(found.max_abs_diff) else 1e300 + found.max_abs_diff
+    return found.max_abs_diff / found.tolerance if found.tolerance else 0.0

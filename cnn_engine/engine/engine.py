@@ -20,6 +20,7 @@ from ..devices import threads as thread_counts
 from ..errors import InputError, UnsupportedError, expected
 from ..floating_point import usual_mode
 from ..graph.dims import Sizes, holds_dims
+from ..graph.form import form_of
 from ..graph.graph import Graph, Node, Value
 from ..graph.model import Model
 from ..graph.network import Network
@@ -31,12 +32,11 @@ from ..lower.lowering import Program
 from ..lower.placement import Placement
 from ..plan.plan import Plan
 from ..plan.schedule import GPU_PART, Schedule
-from ..workload import Dataset, Workload
+from ..workload import Dataset, Samples, Workload
 from . import arguments, conversion
 from .check import Check
 from .check import check as compare
 from .device_images import DeviceImages
-from .form import form_of
 from .loading import find, read_weights
 from .outputs import Outputs
 from .phases import Phases
@@ -233,7 +233,8 @@ class Engine:
     @property
     def _reads_pixels(self) -> bool:
         """Whether a model's images are pixels."""
-        return self.network.base.inputs[:1] and self.network.base.inputs[0].dtype == "uint8"
+        inputs = self._base.inputs
+        return bool(inputs) and inputs[0].dtype == "uint8"
 
     @property
     def _base(self) -> Graph:
@@ -659,9 +660,89 @@ class Engine:
 
         return autotune.describe(found), [*self._tuner.notes, autotune.summary(found)]
 
-    def check(self, images: np.ndarray) -> Check:
-        """Compares what ``images`` give with the float64 reference's."""
-        return compare(self.predict, self._graph, images, self._computes, self._only_batch)
+    def check(self, images: Any) -> Check:
+        """Compares all that ``images`` give with the float64 reference's.
+
+        Args:
+            images: as :meth:`predict` takes them, or :meth:`samples`.
+        """
+        given = images if isinstance(images, Samples) else self.check_images(images).array
+        return compare(
+            self._all_of,
+            self._graph_at,
+            given,
+            self._computes,
+            self._only_batch,
+            self.form.in_parts,
+        )
+
+    def _graph_at(self, batch: int, pixels: bool) -> Graph:
+        return self._graph(self.form.size(batch), pixels)
+
+    def _all_of(self, images: np.ndarray | Samples) -> dict[str, np.ndarray]:
+        """Returns every output for images in host memory."""
+        if not isinstance(images, Samples) or len(self.form.inputs) == 1:
+            given = images.arrays.values() if isinstance(images, Samples) else [images]
+            found = self.predict(*given)
+            return found.to_dict() if isinstance(found, Outputs) else {"": found}
+        count, form = len(images), self.form
+        batch = self.batch_size(None, count, images.dtype) if form.in_parts else max(count, 1)
+        rooms = self.empty_outputs(count, batch)
+        for first in range(0, count, batch):
+            some, room = images[first : first + batch], rooms[first : first + batch]
+            self._run_whole(some, room)
+        return rooms.arrays
+
+    def _run_whole(self, images: Samples, rooms: Samples) -> None:
+        """Runs one pass over images in host memory."""
+        views = [
+            [
+                arrays.view(name, array, dtype=array.dtype.name)
+                for name, array in side.arrays.items()
+            ]
+            for side in (images, rooms)
+        ]
+        self._plans.run(*views, len(images), images.dtype == np.uint8, None)
+
+    def samples(self, inputs: Mapping[str, Any]) -> Samples:
+        """Returns arrays in host memory, by name, as the images of one or several passes.
+
+        Dimension 0 are the images where the network has a batch: any number, or of a network for so many
+        alone a multiple of these.
+
+        Raises:
+            InputError: they do not fit the network, or hold what is not finite.
+        """
+        pixels = str(getattr(next(iter(inputs.values()), None), "dtype", "")) == "uint8"
+        found, count = arguments.of_graph(self.form, inputs, pixels, in_parts=True)
+        for view in found:
+            if view.device != arrays.CPU:
+                raise InputError("images: expected host memory to profile, found a CUDA device's")
+        names = [value.name for value in self.form.inputs]
+        shared = frozenset(names) - self.form.rows.keys()
+        return Samples(
+            {n: np.asarray(v.array) for n, v in zip(names, found, strict=True)}, count, shared
+        )
+
+    def page_locked(self, images: Samples) -> Samples:
+        """Returns a copy of inputs in page-locked memory, from which they are copied to a GPU fastest."""
+        copies = {name: self._empty(a.shape, a.dtype) for name, a in images.arrays.items()}
+        for name, copy in copies.items():
+            copy[...] = images.arrays[name]
+        return Samples(copies, len(images), images.shared)
+
+    def empty_outputs(self, count: int, batch: int) -> Samples:
+        """Returns memory for outputs of passes over ``batch`` of ``count`` images, page-locked on CUDA."""
+        form = self.form
+        shapes = {name: (count, *row) for name, row in form.rows.items()}
+        if not form.in_parts:
+            shapes |= {
+                name: shape
+                for name, shape in self._plans.shapes(batch, bool(self._reads_pixels)).items()
+                if name not in form.rows
+            }
+        made = {v.name: self._empty(shapes[v.name], v.dtype) for v in form.outputs}
+        return Samples(made, count, frozenset(made) - form.rows.keys())
 
     def _computes(self, node: Node) -> str:
         """What the products of a node are rounded to."""
@@ -670,7 +751,7 @@ class Engine:
 
     def profile(
         self,
-        images: np.ndarray | Dataset,
+        images: np.ndarray | Samples | Mapping[str, np.ndarray] | Dataset,
         labels: np.ndarray | None = None,
         *,
         batch: int | None = None,
@@ -679,14 +760,15 @@ class Engine:
         duration_s: float | None = None,
         percentiles: tuple[float, ...] = (50.0, 90.0, 99.0),
         check: bool = True,
-        probabilities: np.ndarray | None = None,
+        probabilities: np.ndarray | Samples | None = None,
         progress: Any = None,
         records: bool = True,
     ) -> Result:
         """Checks the variant against the reference, then times it: whole passes, and every step.
 
         Args:
-            images: uint8 or float32 [N, C, H, W] in host memory, or a data set with its labels.
+            images: uint8 or float32 [N, C, H, W] in host memory, or a data set with its labels; of any
+                network its inputs by name, as :meth:`samples` takes them.
             labels: [N], or None where they are not known.
             batch: images a pass, all where there are fewer; None: as :meth:`predict` takes them.
             warmup: passes before the first that counts.
@@ -696,7 +778,7 @@ class Engine:
             percentiles: of the latency, from 0 to 100.
             check: whether to compare with the float64 reference first. When that fails, nothing is timed.
             probabilities: float32 [N, classes], filled with the result; None: not kept. There may be rows for
-                the rest of a data set as well (:attr:`Dataset.rest`).
+                the rest of a data set as well (:attr:`Dataset.rest`). Of any network, :meth:`empty_outputs`.
             progress: an object with ``start(what, images)``, ``advance(images)`` and ``stop()``, or None.
             records: whether times of a CUDA device may be taken by activity records, after which later passes
                 of the process may stay a little slower; else by events.

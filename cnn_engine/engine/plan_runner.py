@@ -27,7 +27,7 @@ from .plan_cache import CLOSED, KEPT_BYTES, KEPT_SHELVES, PlanPool, Shelf, plan_
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from .form import Form
+    from ..graph.form import Form
 
 
 #: Of plans that were dropped while their stream was captured: what their work uses, until it is done.

@@ -51,7 +51,12 @@ class Spec:
         return f"member-{self.index}"
 
     def workload(self) -> Workload:
-        return workload.of_model(self.model) if self.model else workload.get(self.network)
+        if not self.model:
+            return workload.get(self.network)
+        found = workload.of_model(self.model)
+        if reason := found.network.why_not_images:
+            raise UnsupportedError(f"{self.model}: {reason}; Engine.run takes any graph")
+        return found
 
 
 def specs(members: int | None, lists: list[str] | None, device: str, weights: str) -> list[Spec]:

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from ..engine.engine import Engine
-from ..errors import CnnEngineError, expected
+from ..errors import CnnEngineError, UnsupportedError, expected
 from ..graph.model import Model
 from ..io.model_metadata import preprocess_of
 from ..io.preprocess import Preprocess
@@ -72,6 +72,8 @@ class Worker:
             shapes = {name: tuple(shape) for name, shape in config.get("input_shape") or []}
             constants = dict(config.get("constants") or [])
             workload = of_model(config["model"], shapes, constants)
+            if reason := workload.network.why_not_images:
+                raise UnsupportedError(f"{config['model']}: {reason}; Engine.run takes any graph")
         else:
             workload = get(config["network"])
         self.engine = Engine(

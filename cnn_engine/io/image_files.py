@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -132,6 +132,10 @@ def _unique(rows: list[list[str]]) -> dict[str, int]:
     return {name: number for name, number in keys.items() if name not in several}
 
 
+#: Labels that a path may have where nobody wants to know them.
+LABELS = 1 << 31
+
+
 @dataclass(frozen=True)
 class ImageFiles:
     """Files of images, in order, and what is known of them.
@@ -182,7 +186,7 @@ def is_image_files(path: str) -> bool:
     return path.lower().endswith((*SUFFIXES, *LISTS)) and os.path.isfile(path)
 
 
-def find(path: str, outputs: int, classes: Classes | None = None) -> ImageFiles:
+def find(path: str, outputs: int | None, classes: Classes | None = None) -> ImageFiles:
     """Finds the files that ``path`` stands for, and their labels.
 
     A folder with one folder a class: these are numbered in the order of their names, as torchvision and
@@ -190,12 +194,16 @@ def find(path: str, outputs: int, classes: Classes | None = None) -> ImageFiles:
     image, its path (relative to the list) and, after the last white space, its class by number or name.
 
     Args:
-        outputs: of the network; labels are from 0 to one less.
+        outputs: of the network; labels are from 0 to one less. None: its outputs are no classes, and what the
+            path says of labels is left aside.
         classes: what the outputs are called.
 
     Raises:
         InputError: there is no image, or a label that is none of the network's.
     """
+    if outputs is None:
+        found = find(path, LABELS, classes)
+        return replace(found, labels=None, classes=None, note=None)
     if os.path.isdir(path):
         try:
             return _find_in_folder(path, outputs, classes)
@@ -308,7 +316,7 @@ def _labels(
         labels = np.array([classes.keys[word] for word in words], np.int64)
     else:
         shown = sorted(set(words))
-        if len(shown) != outputs:
+        if len(shown) != outputs != LABELS:
             wanted = f"labels by number, or {outputs} names, or --classes FILE beside it"
             raise expected(path, wanted, f"{len(shown)} names, such as {shown[0]!r}")
         numbers = {name: number for number, name in enumerate(shown)}
@@ -324,7 +332,7 @@ def _labels(
 def load(
     path: str,
     shape: tuple[int, ...],
-    outputs: int,
+    outputs: int | None,
     *,
     dtype: str,
     preprocess: Preprocess,
@@ -338,7 +346,7 @@ def load(
 
     Args:
         shape: of one image, [C, H, W].
-        outputs: of the network.
+        outputs: of the network; None: they are no classes.
         dtype: ``uint8`` for pixels, ``float32`` for what :meth:`Preprocess.normalised` makes of them.
         images: how many, evenly spread; None: all.
         held_bytes: images that take more are decoded when they are asked for (:attr:`Dataset.rest`); None:

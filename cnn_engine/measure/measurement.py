@@ -14,7 +14,7 @@ import numpy as np
 
 from ..devices import arrays
 from ..errors import InputError, expected
-from ..workload import Dataset, Rest
+from ..workload import Dataset, Rest, Samples, addresses
 from . import accuracy, environment, step_times, timing
 from .result import Latency, Result
 
@@ -64,11 +64,11 @@ class Settings:
 
 def profile(
     engine: Engine,
-    images: np.ndarray | Dataset,
+    images: np.ndarray | Samples | Mapping[str, np.ndarray] | Dataset,
     labels: np.ndarray | None,
     batch: int | None,
     settings: Settings,
-    probabilities: np.ndarray | None,
+    probabilities: np.ndarray | Samples | None,
     progress: Any,
 ) -> Result:
     """Returns the result of ``engine`` on ``images``; see :meth:`cnn_engine.Engine.profile`."""
@@ -80,20 +80,35 @@ def profile(
         dataset = {"name": given.name, "source": given.source}
         notes = [given.note] if given.note else []
         images, labels = given.images, given.labels if labels is None else labels
-    found = engine.check_images(images)
-    if found.device != arrays.CPU:
-        raise InputError("images: expected host memory to profile, found a CUDA device's")
-    count = found.shape[0]
+    form = engine.form
+    if form.sizes_of is not None:
+        wanted = "an engine for one size, which input_shape= says"
+        raise expected("engine", wanted, f"{engine.network.name} of any size")
+    if isinstance(images, Mapping):
+        images = engine.samples(images)
+    elif not isinstance(images, Samples):
+        found = engine.check_images(images)
+        if found.device != arrays.CPU:
+            raise InputError("images: expected host memory to profile, found a CUDA device's")
+        images = (
+            found.array if form.is_images_to_rows else engine.samples({form.inputs[0].name: images})
+        )
+    count = len(images)
+    if labels is not None and not form.is_of_rows:
+        notes.append("labels: left out, for the network does not give one row of numbers an image")
+        labels = None
     if labels is not None and np.shape(labels) != (count,):
         raise InputError(f"labels: expected shape [{count}], found {list(np.shape(labels))}")
     rest = given.rest if given is not None else None
-    shape = (count, engine.network.classes)
+    size = engine.batch_size(batch, count, images.dtype)
     if probabilities is None:
-        probabilities = np.empty(shape, np.float32)
-    elif rest is not None and len(probabilities) == count + rest.count:
-        shape = (len(probabilities), *shape[1:])  # those of the rest are wanted too
-    arrays.view("probabilities", probabilities, shape=shape, writable=True)
-    rows = arrays.view("probabilities", probabilities[:count], writable=True)
+        probabilities = engine.empty_outputs(count, size)
+    elif not isinstance(probabilities, Samples):
+        shape = (count, *form.rows[form.outputs[0].name])
+        if rest is not None and len(probabilities) == count + rest.count:
+            shape = (len(probabilities), *shape[1:])  # those of the rest are wanted too
+        arrays.view("probabilities", probabilities, shape=shape, writable=True)
+    rows = probabilities[:count]
     if engine.dtype == "tf32":
         notes.append(
             "tf32: TF32's 11 significant bits, computed as float16 with a power of two for each layer, "
@@ -102,8 +117,7 @@ def profile(
     if engine.device.note:
         notes.append(engine.device.note)
 
-    size = engine.batch_size(batch, count, found.dtype)
-    if batch is None and count:
+    if batch is None and count and (form.any_batch or count > size):
         notes.append(f"batch: {size:,} of {count:,} images per pass, by rule, since none was named")
 
     result = Result(
@@ -119,38 +133,42 @@ def profile(
         variant_reason=engine.choice.reason,
         reduction=engine.choice.reduction,
         dtype=engine.dtype,
-        data_mode=engine.data_mode_of(size, found.dtype),
+        data_mode=engine.data_mode_of(size, images.dtype),
         batch=size,
         threads=engine.threads,
         phases=engine.phases,
         notes=notes,
     )
-    result.kernels, words = engine.own_kernels(size, found.dtype)
-    result.tuned, more = engine.tuned(size, found.dtype)
+    result.kernels, words = engine.own_kernels(size, images.dtype)
+    result.tuned, more = engine.tuned(size, images.dtype)
     result.notes += [*words, *more]
     load_average = environment.host_load()
     if settings.check:
-        result.check = engine.check(found.array[:CHECK_IMAGES])
+        result.check = engine.check(images[:CHECK_IMAGES])
         if not result.check.passed:
             result.duration_s = watch.seconds
             return result
     if count:
-        plan = engine.plan(result.batch if result.batch < count else count, found.dtype)
+        plan = engine.plan(result.batch if result.batch < count else count, images.dtype)
         result.memory = engine.memory(plan)
         result.notes += _fallbacks(plan.fallbacks)
-        _time(result, engine, found, rows, settings, progress)
+        _time(result, engine, images, rows, settings, progress)
         result.notes += _replayed(plan)
     result.environment.update(environment.state(engine.device, load_average))
     if result.images_done:
         start = perf_counter()
         done = result.images_done
+        of_classes = form.is_of_rows
+        if isinstance(probabilities, Samples) and of_classes:
+            (probabilities,) = probabilities.arrays.values()
         if labels is not None:
             result.accuracy = accuracy.count(probabilities[:done], labels[:done])
         if rest is not None and not result.interrupted:
-            _finish(result, engine, rest, probabilities[count:], progress)
+            more = probabilities[count:] if of_classes else ()
+            _finish(result, engine, rest, more, progress)
         if labels is not None:
             engine.phases.accuracy_s = perf_counter() - start
-        if given is not None and given.files is not None:
+        if given is not None and given.files is not None and of_classes:
             result.predictions = accuracy.predictions(
                 probabilities[:done],
                 None if labels is None else labels[:done],
@@ -205,15 +223,15 @@ def _fallbacks(found: Mapping[str, str]) -> list[str]:
 def _time(
     result: Result,
     engine: Engine,
-    source: arrays.View,
-    target: arrays.View,
+    images: np.ndarray | Samples,
+    probabilities: np.ndarray | Samples,
     settings: Settings,
     progress: Any,
 ) -> None:
     """Fills ``result`` with the times of passes and of steps."""
-    batch, images, probabilities = result.batch, source.array, target.array
+    batch = result.batch
     for size in {batch, len(images) % batch or batch}:  # memory before time
-        engine.plan_at(source.address, target.address, size, images.dtype)
+        engine.plan_at(addresses(images), addresses(probabilities), size, images.dtype)
     progress.start("passes", len(images) * (settings.iterations or 1))
     passes = timing.time_passes(
         engine, images, probabilities, batch, warmup=settings.warmup,

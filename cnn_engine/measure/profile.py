@@ -15,6 +15,7 @@ import numpy as np
 
 from ..errors import UnsupportedError
 from ..plan.plan import Plan, Step
+from ..workload import Samples
 from . import openacc_profile, profile_tables, statistics, timing
 from .cupti import activity
 from .cupti.activity_records import Trace
@@ -54,8 +55,8 @@ WITHOUT_RECORDS = (
 
 def collect(
     engine: Engine,
-    images: np.ndarray,
-    probabilities: np.ndarray,
+    images: np.ndarray | Samples,
+    probabilities: np.ndarray | Samples,
     batch: int,
     result: Result,
     *,
@@ -65,8 +66,8 @@ def collect(
     """Runs passes over ``images`` once more and returns what filled their time.
 
     Args:
-        images: uint8 or float32 [N, C, H, W] in host memory, N > 0.
-        probabilities: float32 [N, classes], filled.
+        images: uint8 or float32 [N, C, H, W] in host memory, N > 0; or all inputs of any network.
+        probabilities: where what comes out goes, such as float32 [N, classes].
         batch: images a pass.
         result: the ordinary result of the same run: its layers stand in where nothing can be recorded.
         top: percent of the time, for the line in the report's tables.
@@ -149,8 +150,8 @@ class _Passes:
     """
 
     engine: Engine
-    images: np.ndarray
-    probabilities: np.ndarray
+    images: np.ndarray | Samples
+    probabilities: np.ndarray | Samples
     batch: int
     progress: Any
     trace: Trace | None = None

@@ -19,6 +19,7 @@ import nvtx
 
 from ..errors import UnsupportedError
 from ..plan.plan import Plan, Step
+from ..workload import Samples
 from . import meters, pass_parts, statistics
 from .cupti.activity_records import covered
 from .meters import EventMeter, InsideMeter, Metered
@@ -107,8 +108,8 @@ class Overlap:
 
 def time_layers(
     engine: Engine,
-    images: np.ndarray,
-    probabilities: np.ndarray,
+    images: np.ndarray | Samples,
+    probabilities: np.ndarray | Samples,
     batch: int,
     progress: Progress,
     samples: int = LAYER_SAMPLES,
@@ -161,8 +162,8 @@ class _Taken:
     def __init__(
         self,
         engine: Engine,
-        images: np.ndarray,
-        probabilities: np.ndarray,
+        images: np.ndarray | Samples,
+        probabilities: np.ndarray | Samples,
         size: int,
         count: int,
         meter: Any,

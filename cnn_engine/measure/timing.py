@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..plan.plan import Plan
+from ..workload import Samples, addresses
 from .result import Stop
 from .statistics import CONFIDENCE, Estimate, quantile
 
@@ -59,23 +60,23 @@ class Passes:
 
 
 def batches(
-    engine: Engine, images: np.ndarray, probabilities: np.ndarray, batch: int
+    engine: Engine,
+    images: np.ndarray | Samples,
+    probabilities: np.ndarray | Samples,
+    batch: int,
 ) -> Iterator[tuple[Plan, int]]:
-    """Yields a plan, bound to its images and probabilities, and its number of images for each pass."""
-    image_bytes = images.nbytes // len(images) if len(images) else 0
-    row_bytes = probabilities.nbytes // len(probabilities) if len(images) else 0
-    source = images.__array_interface__["data"][0]
-    target = probabilities.__array_interface__["data"][0]
+    """Yields a plan, bound to its images and to where its outputs go, and how many images they are."""
     for first in range(0, len(images), batch):
+        part = slice(first, first + batch)
+        ends = addresses(images[part]), addresses(probabilities[part])
         count = min(batch, len(images) - first)
-        address = source + first * image_bytes
-        yield engine.plan_at(address, target + first * row_bytes, count, images.dtype), count
+        yield engine.plan_at(*ends, count, images.dtype), count
 
 
 def time_passes(
     engine: Engine,
-    images: np.ndarray,
-    probabilities: np.ndarray,
+    images: np.ndarray | Samples,
+    probabilities: np.ndarray | Samples,
     batch: int,
     *,
     warmup: int,

@@ -482,4 +482,5 @@ def _check(result: Result) -> dict[str, str]:
         "Tolerance": f"{found.tolerance:g}",
         "Top-1 agreement": units.percent(found.top1_agreement),
         "NaN or infinite in the reference": units.count(found.not_finite),
+        **dict(text.outputs(found)),
     }

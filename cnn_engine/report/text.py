@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from rich.console import Console
 from rich.table import Table
 
+from ..engine.check import OutputCheck
 from ..measure.result import Check, Latency, LayerTime, Prediction, Result
 from ..operators.report_kinds import REPORT_KINDS
 from . import cautions, grouping, units
@@ -58,7 +59,7 @@ def render(result: Result, group_by: str | None = None, top: int | None = None) 
         _layers(result, group_by, top),
         _copies(result),
         _between(result),
-        fields([("Check", check(result.check))]),
+        fields([("Check", check(result.check)), *outputs(result.check)]),
         [
             f"Net Accuracy: {accuracy(result)}",
             *top5(result),
@@ -134,6 +135,36 @@ def check(found: Check | None) -> str:
         f"top-1 agreement {units.percent(found.top1_agreement)}, {units.counted(found.images, 'image')} "
         f"against {units.printable(found.reference)}{rest}"
     )
+
+
+def outputs(found: Check | None) -> list[tuple[str, str]]:
+    """Returns each output of a network that is no classifier: how far off, and what rounding may flip."""
+    every = [] if found is None else found.outputs
+    if len(every) == 1 and len(every[0].shape) == 2 and every[0].reads != "border":
+        return []
+    return [(f"Output {units.printable(one.name)}", _output(one)) for one in every]
+
+
+#: What rounding may flip at a place, by what is read off there.
+FLIPS = {
+    "largest": "the two largest are so close that rounding may swap them",
+    "border": "so close to the border of a mask that rounding may move them across",
+}
+
+
+def _output(found: OutputCheck) -> str:
+    shape = " x ".join(map(str, found.shape)) or "one number"
+    words = (
+        f"{shape}: max abs diff {units.number(found.max_abs_diff)} (tolerance {found.tolerance:g})"
+    )
+    if not found.passed:
+        words = f"FAILED: {words}"
+    if not found.reads:
+        return words
+    if not found.close:
+        return f"{words}; rounding swaps nothing at any of {units.count(found.places)} places"
+    where = f"at {units.count(found.close)} of {units.count(found.places)} places"
+    return f"{words}; {where} {FLIPS[found.reads]}"
 
 
 def latency(found: Latency) -> list[tuple[str, str]]:

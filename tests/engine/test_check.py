@@ -6,7 +6,10 @@ from dataclasses import replace
 
 import graphs
 import numpy as np
+import onnx
 import pytest
+from onnx import helper
+from onnx_models import model, tensor
 
 from cnn_engine import Engine
 from cnn_engine.engine import check as checks
@@ -87,6 +90,63 @@ def test_what_is_not_finite_in_the_reference_must_be_so_in_the_outputs(images):
                 found = checks.check(lambda _, rows=wrong: rows, e._graph, images, "float32")
                 same = np.array_equal(wrong, right, equal_nan=True)
                 assert found.passed == same, (place, value)
+
+
+def test_operands_at_the_edge_of_a_function_are_allowed_what_rounding_does(rng):
+    """(-2) ** 2.0001 is NaN: trials that are NaN once allowed nothing behind such a node."""
+    node = helper.make_node
+    made = model(
+        [node("Pow", ["x", "two"], ["p"]), node("MatMul", ["p", "w"], ["y"]), node("Acos", ["o"], ["z"])],
+        [tensor("x", ["n", 64]), tensor("o", ["n", 1])],
+        [tensor("y", ["n", 64]), tensor("z", ["n", 1])],
+        {"two": np.float32(2), "w": rng.normal(size=(64, 64)).astype(np.float32)},
+    )  # fmt: skip
+    x = rng.normal(size=(4, 64)).astype(np.float32)
+    with Engine(made, device="cpu", threads=1) as e:
+        found = e.check(e.samples({"x": x, "o": np.ones((4, 1), np.float32)}))
+        largest = np.abs(e.run({"x": x, "o": np.ones((4, 1), np.float32)})["y"]).max()
+    assert found.passed
+    assert found.outputs[0].tolerance > 8 * checks.SUM_ROUNDING * largest
+
+
+def heads(rng) -> onnx.ModelProto:
+    node = helper.make_node
+    weights = {"w": rng.normal(size=(5, 3, 3, 3)).astype(np.float32)}
+    return model(
+        [node("Conv", ["x", "w"], ["classes"], pads=[1] * 4), node("Sigmoid", ["classes"], ["s"]),
+         node("ReduceMax", ["s", "one"], ["mask"]), node("ArgMax", ["classes"], ["best"], axis=1)],
+        [tensor("x", ["n", 3, 8, 8])],
+        [tensor("classes", ["n", 5, 8, 8]), tensor("mask", ["n", 1, 8, 8]),
+         tensor("best", ["n", 1, 8, 8], onnx.TensorProto.INT64)],
+        {**weights, "one": np.array([1])},
+    )  # fmt: skip
+
+
+def test_every_output_is_compared_and_said_where_it_may_flip(rng):
+    images = rng.standard_normal((2, 3, 8, 8)).astype(np.float32)
+    images[1, :, :4] = 0  # classes of equal logits, and a mask of exactly one half
+    with Engine(heads(rng), device="cpu", threads=1) as e:
+        found = e.check(images)
+        right = e.predict(images).to_dict()
+        assert found.passed
+        assert [one.name for one in found.outputs] == ["classes", "mask", "best"]
+        classes, mask, best = found.outputs
+        assert (classes.reads, classes.places) == ("largest", 2 * 64)
+        assert (mask.reads, mask.places) == ("border", 2 * 64)
+        assert 24 <= classes.close < 64
+        assert 24 <= mask.close < 64
+        assert best.max_abs_diff == 0
+        for name, wrong in (
+            ("classes", right["classes"] + np.float32(1e-3)),
+            ("mask", np.roll(right["mask"], 1, axis=3)),
+            ("best", np.where(np.arange(8) == 3, 0, right["best"])),
+        ):
+            some = {**right, name: wrong}
+            found = checks.check(lambda _, some=some: some, e._graph, images, "float32")
+            assert not found.passed
+            assert [one.passed for one in found.outputs] == [
+                one.name != name for one in found.outputs
+            ]
 
 
 def test_coarser_types_are_allowed_more():

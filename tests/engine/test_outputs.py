@@ -198,3 +198,10 @@ def test_predict_takes_audio_and_channels_last(rng, shape):
         tolerances.assert_close(e.predict(x), 1 / (1 + np.exp(-x.astype(np.float64))), 1e-6)
         with pytest.raises(InputError, match=r"expected shape \[N, "):
             e.predict(np.ascontiguousarray(x[..., 1:]))
+
+
+def test_a_network_of_pixels_takes_what_they_become_too(rng):
+    with Engine("cifar10", device="cpu", threads=1) as e:
+        x = rng.standard_normal((3, 3, 32, 32)).astype(np.float32)
+        (found,) = e.run({"images": x}).values()
+        np.testing.assert_array_equal(found, e.predict(x))

@@ -85,7 +85,7 @@ MUTANTS = [
     ),
     mutant(
         "a check of one image less", "cnn_engine/measure/measurement.py",
-        "found.array[:CHECK_IMAGES]", "found.array[: CHECK_IMAGES - 1]",
+        "images[:CHECK_IMAGES]", "images[: CHECK_IMAGES - 1]",
         "test_figures.py::test_the_check_takes_as_many_images_as_it_says",
     ),
     mutant(

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import CnnEngineError
-from ..graph.dims import Dim, Sizes, holds_dims
-from ..graph.graph import Graph, Value
-from ..graph.model import Model
-from ..graph.network import Network
+from .dims import Dim, Sizes, holds_dims
+from .graph import Graph, Value
+from .model import Model
+from .network import Network
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,7 @@ class Form:
         rows: input or output -> the shape of what it has for one image, where dimension 0 is the images.
         sizes_of: where other dimensions than the batch are open too, returns the sizes of all of them from
             the shapes of all inputs; else None. Rows then have symbols in the place of numbers.
+        normalises: whether images may be pixels or the float32 that these are normalised to.
     """
 
     inputs: tuple[Value, ...]
@@ -34,6 +35,7 @@ class Form:
     made_for: int
     rows: Mapping[str, tuple[int, ...]]
     sizes_of: Callable[[Mapping[str, Sequence[int]]], Sizes] | None = None
+    normalises: bool = False
 
     @property
     def in_parts(self) -> bool:
@@ -46,13 +48,26 @@ class Form:
         return None if self.any_batch else self.batch
 
     @property
+    def is_of_images(self) -> bool:
+        """Whether there is one input, of images [N, C, H, W] as floats or pixels."""
+        if len(self.inputs) != 1:
+            return False
+        (images,) = self.inputs
+        is_of_images = len(images.shape) == 4 and images.dtype in ("float32", "uint8")
+        return is_of_images and images.name in self.rows
+
+    @property
     def is_images_to_rows(self) -> bool:
         """Whether one image input becomes one row of float32 an image, as classifiers do."""
-        if len(self.inputs) != 1 or len(self.outputs) != 1 or not self.in_parts or self.sizes_of:
+        return self.is_of_images and self.is_of_rows and not self.sizes_of
+
+    @property
+    def is_of_rows(self) -> bool:
+        """Whether there is one output, with a row of float32 an image, such as of classes."""
+        if len(self.outputs) != 1 or not self.in_parts:
             return False
-        images, rows = self.inputs[0], self.outputs[0]
-        takes = len(images.shape) == 4 and images.dtype in ("float32", "uint8")
-        return takes and len(rows.shape) == 2 and rows.dtype == "float32"
+        (rows,) = self.outputs
+        return len(rows.shape) == 2 and rows.dtype == "float32"
 
     def size(self, batch: int | Sizes) -> int | Sizes:
         """Returns what the graph calls a batch: a network without one has a batch of 1 here."""
@@ -66,7 +81,8 @@ def form_of(network: Network | Model, base: Graph) -> Form:
     outputs = tuple(base.values[name] for name in base.outputs)
     values = (*base.inputs, *outputs)
     if isinstance(network, Network):
-        return Form(base.inputs, outputs, 1, True, 1, {v.name: v.shape[1:] for v in values})
+        rows = {value.name: value.shape[1:] for value in values}
+        return Form(base.inputs, outputs, 1, True, 1, rows, normalises=True)
     batch = network.batch
     if len(base.sizes.numbers) > network.any_batch:  # others are open too
         rows = _open_rows(network)

@@ -1,0 +1,140 @@
+"""Commands on networks that are no classifiers: several outputs of any rank, several inputs of any type."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+from onnx_models import model, tensor
+
+from cnn_engine import characterize, run
+
+PLAIN = ["--device", "cpu", "--threads", "1"]
+
+
+@pytest.fixture
+def detector(tmp_path) -> str:
+    """Boxes [N, 36, 2] and a mask [N, 6, 6] of images [N, 3, 6, 6]."""
+    rng = np.random.default_rng(0)
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["c"], name="stem", pads=[1] * 4),
+        helper.make_node("Reshape", ["c", "shape"], ["flat"]),
+        helper.make_node("Transpose", ["flat"], ["/boxes"], perm=[0, 2, 1]),
+        helper.make_node("ArgMax", ["c"], ["mask"], axis=1, keepdims=0),
+    ]
+    outputs = [tensor("/boxes", ["n", 36, 2]), tensor("mask", ["n", 6, 6], TensorProto.INT64)]
+    constants = {
+        "w": rng.normal(0, 0.3, (2, 3, 3, 3)).astype(np.float32),
+        "shape": np.array([0, 2, 36]),
+    }
+    onnx.save(
+        model(nodes, [tensor("x", ["n", 3, 6, 6])], outputs, constants), tmp_path / "det.onnx"
+    )
+    return str(tmp_path / "det.onnx")
+
+
+@pytest.fixture
+def audio(tmp_path) -> str:
+    """Samples [N, 16] and a state of no batch, as many speech networks have; a table by ids."""
+    nodes = [
+        helper.make_node("Add", ["wave", "state"], ["sum"]),
+        helper.make_node("Gather", ["table", "ids"], ["rows"]),
+        helper.make_node("Add", ["sum", "rows"], ["y"]),
+    ]
+    inputs = [
+        tensor("wave", ["n", 16]),
+        tensor("state", [16]),
+        tensor("ids", ["n"], TensorProto.INT64),
+    ]
+    made = model(
+        nodes, inputs, [tensor("y", ["n", 16])], {"table": np.eye(5, 16, dtype=np.float32)}
+    )
+    onnx.save(made, tmp_path / "audio.onnx")
+    return str(tmp_path / "audio.onnx")
+
+
+def test_a_detector_is_checked_timed_and_saved(detector, tmp_path, capsys):
+    options = ["--model", detector, "--images", "5", "--batch", "2", "--iterations", "2", *PLAIN]
+    files = ["--json", str(tmp_path / "r.json"), "--save-outputs", str(tmp_path / "y.npz")]
+    assert run.main([*options, *files]) == 0
+    text = capsys.readouterr().out
+    assert "Output /boxes                : 5 x 36 x 2: max abs diff" in text
+    assert "Output mask                  : 5 x 6 x 6: max abs diff" in text
+    assert "random inputs, 5 images" in text
+    found = json.loads((tmp_path / "r.json").read_text())
+    assert [(one["name"], one["shape"]) for one in found["check"]["outputs"]] == [
+        ("/boxes", [5, 36, 2]), ("mask", [5, 6, 6]),
+    ]  # fmt: skip
+    assert found["check"]["passed"]
+    assert found["accuracy"] is None
+    assert found["throughput_images_per_s"] > 0
+    assert {row["name"] for row in found["layers"]} >= {"stem", "ArgMax_3"}
+    saved = np.load(tmp_path / "y.npz")
+    assert {name: saved[name].shape for name in saved} == {"/boxes": (5, 36, 2), "mask": (5, 6, 6)}
+    assert np.array_equal(saved["mask"], saved["/boxes"].argmax(2).reshape(5, 6, 6))
+
+
+def test_several_inputs_are_made_or_read_by_name(audio, tmp_path, capsys):
+    options = [
+        "--model",
+        audio,
+        "--iterations",
+        "1",
+        "--save-outputs",
+        str(tmp_path / "y.npz"),
+        *PLAIN,
+    ]
+    assert run.main([*options, "--images", "3"]) == 0
+    wave = np.random.default_rng(0).standard_normal((4, 16)).astype(np.float32)
+    given = {"wave": wave, "state": wave[0], "ids": np.arange(4)}
+    np.savez(tmp_path / "x.npz", **given)
+    assert run.main([*options, "--inputs", str(tmp_path / "x.npz")]) == 0
+    wanted = wave + wave[0] + np.eye(5, 16, dtype=np.float32)[:4]
+    np.testing.assert_allclose(np.load(tmp_path / "y.npz")["y"], wanted, rtol=1e-6)
+    capsys.readouterr()
+    for arrays, message in (
+        ({"wave": wave}, "expected the arrays wave, state, ids, found wave"),
+        ({**given, "more": wave}, "expected the arrays wave, state, ids, found wave, state, ids, more"),
+        ({**given, "wave": wave[:, 1:]}, "wave: expected shape [N, 16], found [4, 15]"),
+        ({**given, "state": wave}, "state: expected shape [16], found [4, 16]"),
+        ({**given, "ids": np.arange(3)}, "ids: expected 4 images, as wave has, found 3"),
+        ({**given, "ids": np.arange(4, dtype=np.int32)}, "ids: expected type int64, found int32"),
+        ({**given, "wave": wave * np.float32(np.nan)}, "expected finite numbers, found others"),
+        ({**{n: a[:0] for n, a in given.items()}, "state": wave[0]}, "expected at least one image"),
+    ):  # fmt: skip
+        np.savez(tmp_path / "x.npz", **arrays)
+        assert run.main([*options, "--inputs", str(tmp_path / "x.npz")]) == 2
+        error = capsys.readouterr().err
+        assert message in error
+        assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (
+            ["--save-probabilities", "p.npy"],
+            "--save-probabilities: expected a network with one output",
+        ),
+        (["--save-outputs", "p.npy"], "--save-outputs: expected a path that ends in .npz"),
+        (
+            ["--inputs", "x.npz", "--data", "synthetic"],
+            "--inputs: expected the option --model beside it",
+        ),
+        (["--data-mode", "stream"], "--data-mode: expected any but stream"),
+    ],
+)
+def test_what_a_detector_does_not_have_is_one_line(detector, more, message, capsys):
+    assert run.main(["--model", detector, *more, *PLAIN]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_characterize_takes_a_detector(detector, tmp_path):
+    words = ["--model", detector, "--batch", "1,3", "--duration", "0.01", "--settle", "0.01"]
+    more = ["--no-plot", "--quiet", "--output", str(tmp_path / "c")]
+    assert characterize.main([*words, *more, *PLAIN]) == 0
