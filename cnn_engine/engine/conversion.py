@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from ..errors import expected
+from ..graph.form import Form
 from ..graph.model import Model
 from ..graph.network import Network
-from .form import Form
 
 
 def images_of(form: Form, network: Network | Model, given: Any) -> Any:
