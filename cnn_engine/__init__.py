@@ -16,7 +16,7 @@ from .graph.onnx import load
 from .workload import Dataset, Workload, register
 
 if TYPE_CHECKING:
-    from . import ops
+    from . import ops, quantize
     from .classify import Classifier
     from .engine.engine import Engine
     from .kernels import Kernel
@@ -45,6 +45,7 @@ __all__ = [
     "Workload",
     "load",
     "ops",
+    "quantize",
     "register",
 ]
 
@@ -54,6 +55,7 @@ _COMPILED = {
     "Engine": ".engine.engine",
     "Kernel": ".kernels",
     "ops": ".ops",
+    "quantize": ".quantize",
 }
 
 

@@ -1,0 +1,399 @@
+"""Quantizes a model: calibration, equalisation, and the accuracy doctor that keeps layers in float."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..engine.engine import Engine
+from ..errors import UnsupportedError, did_you_mean, expected, not_one_of
+from ..graph.onnx import load
+from ..graph.onnx import model as protobuf
+from . import equalising
+from .network import FloatModel, Plan, plan
+from .ranges import METHODS, Numbers, quantization_of
+from .writing import Settings, Writer
+
+#: Images of a pass while calibrating.
+BATCH = 8
+
+#: Noise is compared with a channel's signal, but at least with this part of the mean one: some are dead.
+QUIET = 1e-6
+
+
+@dataclass(frozen=True)
+class LayerReport:
+    """How a layer takes 8 bits.
+
+    Attributes:
+        name, operator: the node's.
+        noise: mean over its channels of noise power over signal power, of the layer alone.
+        through: the same of its output in the quantized network, where all layers before add theirs.
+        kept: whether it stays float.
+    """
+
+    name: str
+    operator: str
+    noise: float
+    through: float | None
+    kept: bool
+
+    @property
+    def decibels(self) -> float:
+        """The signal-to-noise ratio of the layer alone, in dB."""
+        return decibels(self.noise)
+
+
+def decibels(noise: float) -> float:
+    """Returns a ratio of noise to signal power as a signal-to-noise ratio in dB, at most 200."""
+    return float(min(-10 * np.log10(max(noise, 1e-20)), 200.0))
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """What a network says of images, beside the float network.
+
+    Attributes:
+        agreement: the part of images of which both name the same class first.
+        top1: the part that is right, where labels are known.
+        noise: of the outputs, over signal.
+    """
+
+    agreement: float
+    top1: float | None
+    noise: float
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """A quantized model, and what it costs.
+
+    Attributes:
+        model: the ``onnx.ModelProto``.
+        layers: the worst first.
+        accuracy: of the quantized network; ``float_top1``: of the float one, or None.
+        loss: points of top-1 that are lost, or of agreement where there are no labels.
+        equalised: pairs of layers whose channels were equalised.
+        tensors: how many scales of activations there are.
+        images: on how many it was calibrated and measured.
+        settings: how numbers became integers.
+    """
+
+    model: object
+    layers: tuple[LayerReport, ...]
+    accuracy: Accuracy
+    float_top1: float | None
+    loss: float
+    equalised: int
+    tensors: int
+    images: int
+    settings: Settings
+
+    def to_dict(self) -> dict:
+        """Returns the content of ``--json``."""
+        return {
+            "schema": 1,
+            "command": "quantize",
+            "method": self.settings.method,
+            "activations": "int8" if self.settings.symmetric else "uint8",
+            "images": self.images,
+            "loss_points": self.loss,
+            "agreement": self.accuracy.agreement,
+            "top1": self.accuracy.top1,
+            "float_top1": self.float_top1,
+            "output_snr_db": decibels(self.accuracy.noise),
+            "equalised_pairs": self.equalised,
+            "scales": self.tensors,
+            "layers": [
+                {
+                    "name": layer.name,
+                    "operator": layer.operator,
+                    "snr_db": layer.decibels,
+                    "snr_through_db": None if layer.through is None else decibels(layer.through),
+                    "kept": layer.kept,
+                }
+                for layer in self.layers
+            ],
+        }
+
+
+class _Runner:
+    """Runs models on the calibration images, some tensors of them at a time.
+
+    Args:
+        images: what the network reads, [N, C, H, W].
+    """
+
+    def __init__(self, images: np.ndarray, device: str, batch: int | None) -> None:
+        self._images, self._device, self._batch = images, device, batch
+
+    def batches(self, proto, names: Sequence[str]) -> Iterator[dict[str, np.ndarray]]:
+        """Yields ``names`` of one batch after another; extra outputs of the graph are made of them."""
+        onnx = protobuf.package()
+        asked = onnx.ModelProto()
+        asked.CopyFrom(proto)
+        have = {value.name for value in asked.graph.output}
+        initial = {tensor.name for tensor in asked.graph.initializer}
+        (given, *_) = [v.name for v in asked.graph.input if v.name not in initial]
+        asked.graph.output.extend(
+            onnx.helper.make_empty_tensor_value_info(name)
+            for name in dict.fromkeys(names) if name not in have and name != given
+        )  # fmt: skip
+        graph = load(asked, batch=self._batch or min(BATCH, len(self._images)))
+        size, first, last = graph.batch or len(self._images), 0, len(self._images)
+        engine = Engine(graph, device=self._device)
+        while first < last:
+            part = self._images[first : first + size]
+            if len(part) < size and not graph.batched:
+                break
+            found = engine.run({given: np.ascontiguousarray(part)})
+            found[given] = part
+            yield {name: np.asarray(found[name], np.float32) for name in names}
+            first += size
+
+    def outputs(self, proto, names: Sequence[str]) -> list[np.ndarray]:
+        """Returns ``names`` of all images."""
+        parts = [[batch[name] for name in names] for batch in self.batches(proto, names)]
+        return [np.concatenate(columns) for columns in zip(*parts, strict=True)]
+
+
+class _Noise:
+    """Noise over signal of a tensor, channel by channel."""
+
+    def __init__(self) -> None:
+        self._signal: np.ndarray | float = 0.0
+        self._noise: np.ndarray | float = 0.0
+
+    def add(self, exact: np.ndarray, found: np.ndarray) -> None:
+        axes = (0, *range(2, exact.ndim)) if exact.ndim > 1 else (0,)
+        change = (found.reshape(exact.shape) - exact).astype(np.float64)
+        self._signal = self._signal + np.square(exact, dtype=np.float64).sum(axes)
+        self._noise = self._noise + np.square(change).sum(axes)
+
+    @property
+    def mean(self) -> float:
+        """The mean over channels, each at most 1: as much noise as signal."""
+        signal = np.asarray(self._signal)
+        least = max(QUIET * signal.mean(), 1e-30)
+        return float(np.minimum(np.asarray(self._noise) / np.maximum(signal, least), 1.0).mean())
+
+
+def quantize(
+    source,
+    images: np.ndarray,
+    labels: np.ndarray | None = None,
+    *,
+    method: str = "minmax",
+    symmetric: bool = False,
+    correct_bias: bool = True,
+    equalise: bool | None = None,
+    keep: Collection[str] = (),
+    max_loss: float | None = None,
+    device: str = "cpu",
+    progress: Callable[[str], None] = lambda line: None,
+) -> Quantized:
+    """Returns a float ONNX model with layers of 8-bit integers, in the form of ``QuantizeLinear`` nodes.
+
+    Args:
+        source: a path, a model's bytes or an ``onnx.ModelProto``; one input, images.
+        images: what the network reads, [N, C, H, W] of its type: it is calibrated and measured on them.
+        labels: [N], the right classes, or None.
+        method: how ranges follow from what was seen: minmax, percentile, entropy or mse.
+        symmetric: whether activations are int8 around 0, which TensorRT wants; else they are uint8.
+        correct_bias: whether biases make up for what rounding the weights shifts on average.
+        equalise: whether channels around depthwise convolutions are equalised; None: if the outputs gain.
+        keep: names of layers that stay float.
+        max_loss: points of top-1 accuracy, or of agreement without labels, that may be lost: as few layers
+            as that needs stay float. None: none but ``keep``.
+        device: that calibrates.
+        progress: is told what is being done.
+
+    Raises:
+        InputError: the model, the images or an option is at fault.
+        UnsupportedError: the model has not one input, or no layers to quantize.
+    """
+    if method not in METHODS:
+        raise not_one_of("method", METHODS, method)
+    if max_loss is not None and not 0 <= max_loss <= 100:
+        raise expected("max_loss", "0 to 100 points", max_loss)
+    images = np.asarray(images)
+    if images.ndim < 2 or not len(images):
+        raise expected("images", "an array [N, ...] of at least one", f"shape {list(images.shape)}")
+    if labels is not None and np.shape(labels) != (len(images),):
+        raise expected("labels", f"{len(images)} numbers", f"shape {list(np.shape(labels))}")
+    settings = Settings(method, symmetric, correct_bias)
+    work = _Work(source, images, labels, settings, device, progress)
+    for name in keep:
+        if name not in work.model.layers:
+            hint = did_you_mean(name, list(work.model.layers), {})
+            raise expected("keep", "the name of a layer", f"{name!r}{hint}")
+    pairs = equalising.pairs(work.model) if equalise is not False else []
+    if not pairs:
+        return work.finished(keep, max_loss, 0)
+    other = _Work(source, images, labels, settings, device, progress)
+    count = equalising.equalise(other.model, work.seen)
+    other.calibrate()
+    if equalise is None and work.measured(keep).noise <= other.measured(keep).noise:
+        return work.finished(keep, max_loss, 0)
+    return other.finished(keep, max_loss, count)
+
+
+class _Work:
+    """One model, calibrated."""
+
+    def __init__(
+        self,
+        source,
+        images: np.ndarray,
+        labels: np.ndarray | None,
+        settings: Settings,
+        device: str,
+        progress: Callable[[str], None],
+    ) -> None:
+        self.model, self.settings, self.progress = FloatModel(source), settings, progress
+        inputs = [
+            v.name for v in self.model.proto.graph.input if v.name not in self.model.constants
+        ]
+        if len(inputs) != 1 or len(self.model.outputs) < 1:
+            raise UnsupportedError(
+                f"{self.model.source}: expected a model of one input, found {len(inputs)}"
+            )
+        graph = load(self.model.proto)
+        value = graph.inputs[0]
+        if images.shape[1:] != value.shape[1:] or images.dtype.name != value.dtype:
+            raise expected(
+                "images", f"{value.dtype} [N, {', '.join(map(str, value.shape[1:]))}]",
+                f"{images.dtype} {list(images.shape)}",
+            )  # fmt: skip
+        batch = None if graph.batched else value.shape[0]
+        if batch is not None and len(images) < batch:
+            raise expected("images", f"at least {batch}, the model's batch", len(images))
+        if batch is not None:
+            images = images[: len(images) // batch * batch]
+        self.labels = None if labels is None else np.asarray(labels)[: len(images)]
+        self.images = len(images)
+        self.run = _Runner(images, device, batch)
+        self.calibrate()
+
+    def calibrate(self) -> None:
+        """Sees what the float model's tensors hold, and takes their ranges."""
+        everything = plan(self.model)
+        layers = self.model.layers.values()
+        between = [name for _, name, _ in equalising.pairs(self.model)]
+        names = list(dict.fromkeys((*everything.scales, *(layer.x for layer in layers), *between)))
+        self.seen = {name: Numbers() for name in names}
+        self.progress(f"calibrating on {self.images} images")
+        for batch in self.run.batches(self.model.proto, names):
+            for name in names:
+                if not np.isfinite(batch[name]).all():
+                    raise expected(f"tensor {name!r}", "finite numbers on all images", "others")
+                self.seen[name].see(batch[name])
+        if self.settings.method != "minmax":
+            for batch in self.run.batches(self.model.proto, everything.scales):
+                for name in everything.scales:
+                    self.seen[name].count(batch[name])
+        of = METHODS[self.settings.method]
+        self.scales = {
+            name: quantization_of(of(self.seen[name]), self.settings.symmetric)
+            for name in everything.scales
+        }
+        self.writer = Writer(self.model, self.settings, self.scales, self.seen)
+        outputs = self.run.outputs(self.model.proto, self.model.outputs)
+        self.exact = outputs[0].reshape(len(outputs[0]), -1)
+
+    def plan(self, keep: Collection[str]) -> Plan:
+        """Returns the plan of a model with layers that stay float."""
+        return plan(self.model, keep)
+
+    def measured(self, keep: Collection[str]) -> Accuracy:
+        """Returns the accuracy of the quantized model."""
+        made = self.writer.quantized(self.plan(keep))
+        (found, *_) = self.run.outputs(made, self.model.outputs[:1])
+        found = found.reshape(self.exact.shape)
+        power = np.square(self.exact, dtype=np.float64).sum()
+        change = np.square((found - self.exact).astype(np.float64)).sum()
+        return Accuracy(
+            float(np.mean(found.argmax(1) == self.exact.argmax(1))),
+            None if self.labels is None else float(np.mean(found.argmax(1) == self.labels)),
+            float(change / max(power, 1e-30)),
+        )
+
+    @property
+    def float_top1(self) -> float | None:
+        return None if self.labels is None else float(np.mean(self.exact.argmax(1) == self.labels))
+
+    def loss(self, accuracy: Accuracy) -> float:
+        """Returns the points of top-1, or of agreement, that a quantized model loses."""
+        if accuracy.top1 is None:
+            return 100 * (1 - accuracy.agreement)
+        return 100 * (self.float_top1 - accuracy.top1)
+
+    def noises(self) -> dict[str, float]:
+        """Returns each layer's own noise over signal."""
+        proto, probes = self.writer.probes(self.plan(()))
+        names = [name for pair in probes.values() for name in pair]
+        found = {name: _Noise() for name in probes}
+        for batch in self.run.batches(proto, names):
+            for name, (exact, probe) in probes.items():
+                found[name].add(batch[exact], batch[probe])
+        return {name: noise.mean for name, noise in found.items()}
+
+    def through(self, keep: Collection[str]) -> dict[str, float]:
+        """Returns the noise over signal of each layer's output in the quantized network."""
+        names = [layer.y for layer in self.model.layers.values()]
+        found = {name: _Noise() for name in names}
+        made = self.writer.quantized(self.plan(keep))
+        both = zip(
+            self.run.batches(self.model.proto, names), self.run.batches(made, names), strict=True
+        )
+        for exact, quantized in both:
+            for name in names:
+                found[name].add(exact[name], quantized[name])
+        return {layer.name: found[layer.y].mean for layer in self.model.layers.values()}
+
+    def finished(self, keep: Collection[str], max_loss: float | None, equalised: int) -> Quantized:
+        """Returns the quantized model, with as few layers in float as the loss that is allowed needs."""
+        self.progress("measuring layer by layer")
+        noises = self.noises()
+        worst = sorted(noises, key=lambda name: -noises[name])
+        kept, accuracy = tuple(keep), self.measured(keep)
+        if max_loss is not None and self.loss(accuracy) > max_loss:
+            kept, accuracy = self._fewest(worst, kept, max_loss)
+        through = self.through(kept)
+        layers = tuple(
+            LayerReport(
+                name, self.model.layers[name].operator, noises[name], through[name], name in kept
+            )
+            for name in worst
+        )
+        chosen = self.plan(kept)
+        made = self.writer.quantized(chosen)
+        return Quantized(
+            made, layers, accuracy, self.float_top1, self.loss(accuracy), equalised,
+            len(chosen.scales), self.images, self.settings,
+        )  # fmt: skip
+
+    def _fewest(
+        self, worst: Sequence[str], keep: tuple[str, ...], max_loss: float
+    ) -> tuple[tuple[str, ...], Accuracy]:
+        """Returns the layers that stay float, the worst of them first, and the accuracy with them."""
+        others = [name for name in worst if name not in keep]
+        low, high = 0, len(others)
+        found = self.measured((*keep, *others))
+        while high - low > 1:  # ``high`` layers are enough, ``low`` are not
+            middle = (low + high) // 2
+            tried = self.measured((*keep, *others[:middle]))
+            self.progress(f"{middle} layers in float: loses {self.loss(tried):.2f} points")
+            if self.loss(tried) <= max_loss:
+                high, found = middle, tried
+            else:
+                low = middle
+        kept = list(others[:high])
+        for name in kept[::-1][:8]:  # of those, the ones that are not needed after all
+            tried = self.measured((*keep, *(other for other in kept if other != name)))
+            if len(kept) > 1 and self.loss(tried) <= max_loss:
+                kept.remove(name)
+                found = tried
+        return (*keep, *kept), found

@@ -1,0 +1,248 @@
+"""A quantized model: nodes that quantize and dequantize stand around what computes with integers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ..graph.onnx import model as protobuf
+from ..types import Quantization
+from .network import FloatModel, Layer, Plan
+from .ranges import Numbers, weight_scales
+
+#: What a bias may be in steps of input times weight: a fourth of int32, for the products beside it.
+LARGEST_BIAS = 2**29
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How numbers become integers.
+
+    Attributes:
+        method: of :data:`.ranges.METHODS`.
+        symmetric: whether activations are int8 around 0, as TensorRT wants them; else uint8.
+        correct_bias: whether biases make up for what rounding the weights shifts on average.
+    """
+
+    method: str = "minmax"
+    symmetric: bool = False
+    correct_bias: bool = True
+
+    @property
+    def dtype(self) -> type[np.integer]:
+        return np.int8 if self.symmetric else np.uint8
+
+
+@dataclass(frozen=True)
+class QuantizedLayer:
+    """A layer's integers.
+
+    Attributes:
+        weight: int8; ``scales`` along the layer's axis.
+        bias: int32 in steps of input times weight, or None.
+    """
+
+    weight: np.ndarray
+    scales: np.ndarray
+    bias: np.ndarray | None
+
+
+@dataclass
+class Writer:
+    """Makes quantized models of a float one.
+
+    Attributes:
+        scales: tensor -> what its integers stand for.
+        seen: tensor -> what calibration saw of it.
+    """
+
+    model: FloatModel
+    settings: Settings
+    scales: Mapping[str, Quantization]
+    seen: Mapping[str, Numbers]
+    _layers: dict[str, QuantizedLayer] = field(default_factory=dict)
+
+    def layer(self, layer: Layer, x: str) -> QuantizedLayer:
+        """Returns a layer's integers.
+
+        Args:
+            x: the tensor whose scale its input has.
+        """
+        if layer.name in self._layers:
+            return self._layers[layer.name]
+        constants, weight = self.model.constants, self.model.constants[layer.weight]
+        bias = constants[layer.bias].astype(np.float64) if layer.bias else None
+        step = float(self.scales[x].scale[0])
+        least = 0.0 if bias is None else np.abs(bias) / (step * LARGEST_BIAS)
+        scales = weight_scales(weight, layer.axis, least)
+        spread = scales.reshape([-1 if i == layer.axis else 1 for i in range(weight.ndim)])
+        integers = np.clip(np.rint(weight / spread), -127, 127).astype(np.int8)
+        if self.settings.correct_bias:
+            shift = self._shift(layer, integers * spread.astype(np.float64) - weight)
+            if shift is not None and (bias is not None or layer.operator != "MatMul"):
+                bias = (0.0 if bias is None else bias) - shift
+        whole = None
+        if bias is not None:
+            whole = np.clip(np.rint(bias / (step * scales.astype(np.float64))), -(2**31), 2**31 - 1)
+            whole = whole.astype(np.int32)
+        made = self._layers[layer.name] = QuantizedLayer(integers, scales, whole)
+        return made
+
+    def _shift(self, layer: Layer, changed: np.ndarray) -> np.ndarray | None:
+        """Returns what a change of the weights adds to each output on average."""
+        numbers = self.seen.get(layer.x)
+        if numbers is None or not numbers.channel_count:
+            return None
+        means = numbers.means
+        if layer.operator != "Conv":
+            rows = changed if layer.axis == 0 else changed.T
+            return rows @ means if rows.shape[1] == len(means) else None
+        taps = changed.sum(axis=tuple(range(2, changed.ndim)))  # [K, C / groups]
+        groups = len(means) // taps.shape[1]
+        own = means.reshape(groups, -1).repeat(taps.shape[0] // groups, axis=0)
+        return (taps * own).sum(axis=1)
+
+    # -- models ------------------------------------------------------------------------------------
+
+    def quantized(self, plan: Plan):
+        """Returns the model with quantized tensors and layers as a plan says."""
+        onnx = protobuf.package()
+        proto = onnx.ModelProto()
+        proto.CopyFrom(self.model.proto)
+        graph = proto.graph
+        nodes, dequantized = [], {}
+        inputs = [v.name for v in graph.input if v.name in plan.tensors]
+        for name in inputs:
+            dequantized[name] = self.around(graph, nodes, name, plan.tensors[name])
+        for node in graph.node:
+            made = node
+            if node.name in plan.readers:
+                made = onnx.NodeProto()
+                made.CopyFrom(node)
+                for place, name in enumerate(node.input):
+                    if name in dequantized:
+                        made.input[place] = dequantized[name]
+                if node.name in plan.layers:
+                    layer = self.model.layers[node.name]
+                    self.parameters(graph, nodes, made, layer, plan.tensors[layer.x])
+            nodes.append(made)
+            for name in node.output:
+                if name in plan.tensors:
+                    dequantized[name] = self.around(graph, nodes, name, plan.tensors[name])
+        del graph.node[:]
+        graph.node.extend(nodes)
+        self._without_unused(graph)
+        return proto
+
+    def probes(self, plan: Plan):
+        """Returns (model, layer -> (tensor, probe)): the float model, and each layer alone with integers.
+
+        A probe is what a layer makes of the float model's numbers, when they, its weights and what it makes
+        have 8 bits.
+        """
+        onnx = protobuf.package()
+        proto = onnx.ModelProto()
+        proto.CopyFrom(self.model.proto)
+        graph, nodes = proto.graph, []
+        by_name = {node.name: node for node in graph.node}
+        readers = self.model.readers()
+        dequantized: dict[str, str] = {}
+        found: dict[str, tuple[str, str]] = {}
+        for name in sorted(plan.layers, key=list(self.model.layers).index):
+            layer = self.model.layers[name]
+            if layer.x not in dequantized:
+                scale = plan.tensors[layer.x]
+                dequantized[layer.x] = self.around(graph, nodes, layer.x, scale, "probe")
+            made = onnx.NodeProto()
+            made.CopyFrom(by_name[name])
+            made.name, made.input[0] = f"{name}/probe", dequantized[layer.x]
+            self.parameters(graph, nodes, made, layer, plan.tensors[layer.x])
+            end, probe = layer.y, f"{layer.y}/probe"
+            made.output[0] = probe
+            nodes.append(made)
+            (first, *others) = readers[end]
+            if not others and first is not None and first.op_type in ("Relu", "Clip"):
+                clip = onnx.NodeProto()
+                clip.CopyFrom(first)
+                end = first.output[0]
+                clip.name, clip.input[0], clip.output[0] = f"{name}/clip", probe, f"{end}/probe"
+                nodes.append(clip)
+                probe = f"{end}/probe"
+            if end in plan.tensors:
+                probe = self.around(graph, nodes, probe, plan.tensors[end])
+            found[name] = end, probe
+        graph.node.extend(nodes)
+        return proto, found
+
+    def around(self, graph, nodes: list, name: str, scale: str, what: str = "") -> str:
+        """Adds what quantizes and dequantizes a tensor; returns the name of the result."""
+        helper = protobuf.package().helper
+        quantization = self.scales[scale]
+        prefix = f"{name}/{what}" if what else name
+        parameters = self._parameters(graph, scale, quantization)
+        integers, real = f"{prefix}/quantized", f"{prefix}/dequantized"
+        nodes.append(
+            helper.make_node(
+                "QuantizeLinear", [name, *parameters], [integers], f"{prefix}/quantize"
+            )
+        )
+        nodes.append(
+            helper.make_node(
+                "DequantizeLinear", [integers, *parameters], [real], f"{prefix}/dequantize"
+            )
+        )
+        return real
+
+    def _parameters(self, graph, name: str, quantization: Quantization) -> tuple[str, str]:
+        zero = np.array(quantization.zero_point[0], self.settings.dtype)
+        return (
+            _initializer(graph, f"{name}/scale", np.array(quantization.scale[0], np.float32)),
+            _initializer(graph, f"{name}/zero_point", zero),
+        )
+
+    def parameters(self, graph, nodes: list, node, layer: Layer, x: str) -> None:
+        """Has ``node``, a copy of a layer's, read a weight and a bias of integers."""
+        helper = protobuf.package().helper
+        made = self.layer(layer, x)
+        step = np.float32(self.scales[x].scale[0])
+        parts = [("weight", made.weight, made.scales, layer.axis)]
+        if made.bias is not None:
+            parts.append(("bias", made.bias, step * made.scales, 0))
+        names = []
+        for what, integers, scales, axis in parts:
+            prefix = f"{layer.name}/{what}"
+            inputs = [
+                _initializer(graph, f"{prefix}/integers", integers),
+                _initializer(graph, f"{prefix}/scale", scales.astype(np.float32)),
+                _initializer(graph, f"{prefix}/zero_point", np.zeros(len(scales), integers.dtype)),
+            ]
+            names.append(f"{prefix}/{node.name}/dequantized")
+            nodes.append(
+                helper.make_node(
+                    "DequantizeLinear",
+                    inputs,
+                    [names[-1]],
+                    f"{prefix}/{node.name}/dequantize",
+                    axis=axis,
+                )
+            )
+        del node.input[1:]
+        node.input.extend(names)
+
+    def _without_unused(self, graph) -> None:
+        used = {name for node in graph.node for name in node.input} | {v.name for v in graph.output}
+        for tensor in [t for t in graph.initializer if t.name not in used]:
+            graph.initializer.remove(tensor)
+        for value in [
+            v for v in graph.input if v.name in self.model.constants and v.name not in used
+        ]:
+            graph.input.remove(value)
+
+
+def _initializer(graph, name: str, array: np.ndarray) -> str:
+    if not any(tensor.name == name for tensor in graph.initializer):
+        onnx = protobuf.package()
+        graph.initializer.append(onnx.numpy_helper.from_array(np.asarray(array), name))
+    return name
