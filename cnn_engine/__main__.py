@@ -18,6 +18,7 @@ COMMANDS = {
     "kernel": "write, check and rank kernels of your own, each in one file",
     "inspect": "say what an ONNX file computes, what of it folds and fuses, and what is not supported",
     "export": "write a PyTorch model as an ONNX file, checked against PyTorch's own numbers",
+    "quantize": "make an ONNX file of 8-bit integers, and say what each layer loses",
     "classify": "say what photos show, with a network of yours",
     "doctor": "say what was built, what this machine has, and what is missing",
 }
