@@ -1,4 +1,4 @@
-"""``cnn-engine quantize``: a float ONNX file to one of 8-bit integers, with what that costs layer by layer."""
+"""``cnn-engine quantize``: an ONNX file of 8-bit integers from one of floats, and what that costs."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ def parser() -> cli.ArgumentParser:
         help=f"at most so many images, spread over --data (default: {IMAGES})",
     )  # fmt: skip
     p.add_argument(
-        "--method", choices=list(METHODS), default="minmax",
-        help="how a tensor's range follows from the images: all that was seen (minmax, the default), 99.99 "
-        "%% of it, the least divergence of its distribution, or the least mean square error",
+        "--method", choices=list(METHODS), default="mse",
+        help="how a tensor's range follows from the images: all that was seen (minmax), 99.99 %% of it, the "
+        "least divergence of its distribution, or the least mean square error (mse, the default)",
     )  # fmt: skip
     p.add_argument(
         "--symmetric", action="store_true",

@@ -185,7 +185,7 @@ def quantize(
     images: np.ndarray,
     labels: np.ndarray | None = None,
     *,
-    method: str = "minmax",
+    method: str = "mse",
     symmetric: bool = False,
     correct_bias: bool = True,
     equalise: bool | None = None,

@@ -15,6 +15,9 @@ BINS = 2048
 #: What percentile keeps, in percent.
 PERCENTILE = 99.99
 
+#: The part of the numbers that entropy always keeps: it does not see how large those are that it clips.
+LEAST_HELD = 0.9999
+
 #: Ranges that mse tries on each side, down to this part of the whole.
 TRIED, LEAST_PART = 40, 0.2
 
@@ -88,7 +91,9 @@ def entropy(numbers: Numbers) -> Range:
     counts = np.histogram(np.abs(numbers.centres), BINS, (0, reach), weights=numbers.counts)[0]
     levels = 128 if numbers.low < 0 else 256
     best, width = np.inf, BINS
-    for kept in range(levels, BINS + 1, levels // 16):
+    held = np.cumsum(counts) / max(counts.sum(), 1)
+    first = max(levels, int(np.searchsorted(held, LEAST_HELD)) + 1)
+    for kept in (*range(first, BINS, levels // 16), BINS):
         clipped = counts[:kept].copy()
         clipped[-1] += counts[kept:].sum()
         groups = np.arange(kept) * levels // kept

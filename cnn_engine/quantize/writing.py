@@ -26,7 +26,7 @@ class Settings:
         correct_bias: whether biases make up for what rounding the weights shifts on average.
     """
 
-    method: str = "minmax"
+    method: str = "mse"
     symmetric: bool = False
     correct_bias: bool = True
 
