@@ -68,7 +68,7 @@ def parser() -> cli.ArgumentParser:
     )  # fmt: skip
     p.add_argument(
         "--equalise", action=argparse.BooleanOptionalAction, default=None,
-        help="whether channels around depthwise convolutions are brought to one range (default: if the "
+        help="whether channels around depthwise convolutions are scaled to one range (default: if the "
         "outputs gain)",
     )  # fmt: skip
     p.add_argument("--output", metavar="PATH", required=True, help="the quantized .onnx file")

@@ -1,4 +1,4 @@
-"""Cross-layer equalisation: channels between two layers are brought to one range, which 8 bits then hold.
+"""Cross-layer equalisation: channels between two layers are scaled to one range, which 8 bits then hold.
 
 A positive factor of a channel goes through a relu: s * relu(x) is relu(s * x). So a layer's outputs may be
 scaled where the next layer's weights are scaled back, and the network computes the same (Nagel et al., 2019,
