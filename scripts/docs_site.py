@@ -172,9 +172,14 @@ def csv_columns() -> str:
     """Returns a table of the columns of every command that writes a CSV of its results."""
     from cnn_engine.compare import command as compare
     from cnn_engine.report import csv as report
+    from cnn_engine.transfer import files as transfer
 
     blocks = []
-    for title, columns in (("run --csv", report.COLUMNS), ("compare --csv", compare.COLUMNS)):
+    for title, columns in (
+        ("run --csv", report.COLUMNS),
+        ("compare --csv", compare.COLUMNS),
+        ("transfer: data_transfer_time.csv", transfer.COLUMNS),
+    ):
         rows = [f"## {title}", "", "| column | meaning |", "|---|---|"]
         rows += [f"| `{name}` | {_cell(text)} |" for name, text in columns.items()]
         blocks.append("\n".join(rows))
@@ -206,13 +211,14 @@ def result_json() -> str:
 
 
 def _keys(node: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str, str]]:
-    """Yields path, type and meaning of every key below an object, or below the objects of a list."""
+    """Yields path, type and meaning of every key below an object, or of a list's objects, or of any name (*)."""
     for key, below in node.get("properties", {}).items():
         optional = "" if key in node.get("required", ()) else ", may be missing"
         yield f"{prefix}{key}", _type(below) + optional, below.get("description", "")
-        items = below.get("items", {})
         yield from _keys(below, f"{prefix}{key}.")
-        yield from _keys(items, f"{prefix}{key}[].")
+        yield from _keys(below.get("items", {}), f"{prefix}{key}[].")
+        if isinstance(by_name := below.get("additionalProperties"), dict):
+            yield from _keys(by_name, f"{prefix}{key}.*.")
 
 
 def _type(node: dict[str, Any]) -> str:

@@ -47,7 +47,14 @@ SCHEMA = 1
 RAW, SECTION = "raw_data", "transfer"
 MACHINE, NETWORK = "machine.json", "network.json"
 WALL, DEVICE, WEIGHTS = "data_transfer_time", "device_transfer_time", "model_transfer_time"
-COLUMNS = ("batch_size", "mean_s", "median_s", "std_s", "samples")
+#: Column of the CSV of a mode -> its meaning.
+COLUMNS = {
+    "batch_size": "images that are moved at once",
+    "mean_s": "mean seconds of the samples",
+    "median_s": "median seconds of the samples",
+    "std_s": "standard deviation of the samples in seconds; empty for one sample",
+    "samples": "how many samples there are",
+}
 
 MOST_SAMPLES = 10_000_000  # of a file
 LONGEST_S = 1e6

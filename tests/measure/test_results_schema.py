@@ -11,9 +11,12 @@ from typing import Any
 import infer_inputs
 import jsonschema
 import numpy as np
+import onnx
 import pytest
 import samples
 import transfers
+from onnx import helper
+from onnx_models import model, tensor
 
 from cnn_engine import __main__ as command_line
 from cnn_engine import run
@@ -160,6 +163,24 @@ def test_infer(tmp_path, monkeypatch):
     ]
     command("infer", *words, "--json", tmp_path / "infer.json", "--quiet")
     assert faults("inference", written(tmp_path / "infer.json")) == []
+    plan = ["--plan", "1e9", "--rate-from", tmp_path / "infer.json", "--nodes", "10"]
+    command("infer", *plan, "--json", tmp_path / "plan.json", "--quiet")
+    assert faults("inference_plan", written(tmp_path / "plan.json")) == []
+
+
+def test_inspections(tmp_path):
+    weight, nodes = np.ones((8, 4, 3, 3), np.float32), [helper.make_node("Conv", ["x", "w"], ["a"])]
+    nodes += [helper.make_node("Relu", ["a"], ["b"]), helper.make_node("Sinh", ["b"], ["y"])]
+    ends = [tensor("x", [None, 4, 8, 8])], [tensor("y", None)]
+    onnx.save(model(nodes, *ends, {"w": weight}), tmp_path / "a.onnx")
+    words = [tmp_path / "a.onnx", "--quiet", "--json", tmp_path / "inspect.json"]
+    for target in ("h200", "zen4"):
+        command("inspect", *words, "--target", target)
+        assert faults("inspection", written(tmp_path / "inspect.json")) == []
+    nodes[-1] = helper.make_node("StringNormalizer", ["b"], ["y"])
+    onnx.save(model(nodes, *ends, {"w": weight}), tmp_path / "a.onnx")
+    assert command_line.main(["inspect", *map(str, words)]) == 2
+    assert faults("inspection_unsupported", written(tmp_path / "inspect.json")) == []
 
 
 def test_ensemble(tmp_path):
