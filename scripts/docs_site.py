@@ -11,10 +11,16 @@ import argparse
 import json
 import os
 import re
+import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+from house import picture, predict_calls
+
+sys.path.pop(0)
 
 ROOT = Path(__file__).resolve().parents[1]
 OUTSIDE = "repository/"
@@ -211,7 +217,7 @@ def result_json() -> str:
 
 
 def _keys(node: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str, str]]:
-    """Yields path, type and meaning of every key below an object, or of a list's objects, or of any name (*)."""
+    """Yields path, type and meaning of every key of an object, of objects in lists, and of any name (*)."""
     for key, below in node.get("properties", {}).items():
         optional = "" if key in node.get("required", ()) else ", may be missing"
         yield f"{prefix}{key}", _type(below) + optional, below.get("description", "")
@@ -237,12 +243,14 @@ def _type(node: dict[str, Any]) -> str:
 
 #: Name in a page -> what is written in its place.
 SECTIONS: dict[str, Callable[[], str]] = {
+    "architecture": picture,
     "characterize_points": characterize_points,
     "command_line": command_line,
     "csv_columns": csv_columns,
     "environment_variables": environment_variables,
     "exit_codes": exit_codes,
     "operators": operators,
+    "predict_calls": predict_calls,
     "result_json": result_json,
 }
 

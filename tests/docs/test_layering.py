@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,32 +12,11 @@ import pytest
 import cnn_engine
 
 ROOT = Path(cnn_engine.__file__).parent
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
+from house import PURPOSES, ROWS, calls, picture  # noqa: E402
 
-#: From the ground up; a part may import from its own row and from those below it.
-ROWS = [
-    (
-        "errors",
-        "_cpu",
-        "_cuda",
-        "_openacc",
-        "interrupts",
-        "locks",
-        "floating_point",
-        "progress",
-        "environment_variables",
-        "target",
-        "types",
-    ),
-    ("operators",),
-    ("graph",),
-    ("devices", "io", "workload"),
-    ("kernels",),
-    ("lower",),
-    ("plan",),
-    ("engine",),
-    ("measure",),
-    ("report",),
-]
+sys.path.pop(0)
+
 RANK = {part: rank for rank, row in enumerate(ROWS) for part in row}
 DOORS = len(ROWS)
 
@@ -93,6 +73,21 @@ def test_imports_go_down(path):
         if part in RANK or rank < DOORS:
             above = RANK.get(part, DOORS) > rank
             assert not above or (not at_top and (name, part) in LAZY), f"{name} imports {part}"
+
+
+def test_the_picture_has_every_row():
+    assert len(PURPOSES) == len(ROWS)
+    drawn = picture()
+    assert all(purpose in drawn for purpose in PURPOSES)
+    assert all(row[0] in drawn for row in ROWS)
+    assert all((ROOT / part).is_dir() for row in ROWS[1:] for part in row if part != "workload")
+
+
+def test_a_second_predict_makes_few_calls():
+    """It goes straight to the plan: no pass, no lookup of kernels, no allocation of a plan."""
+    second = calls(2)
+    assert len(second) <= 10
+    assert {file.partition("/")[0] for file, _ in second} == {"engine", "plan"}
 
 
 def test_no_circles():
