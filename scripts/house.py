@@ -40,7 +40,7 @@ ROWS = [
 PURPOSES = [
     "compiled kernels, errors, targets, types",
     "records of operators, float64 references",
-    "graphs, ONNX, passes",
+    "graphs, importer of files, passes",
     "devices, files, networks",
     "the table of kernels",
     "passes for a device, placement",
