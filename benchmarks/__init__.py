@@ -1,1 +1,1 @@
-"""Measurements against published figures, peers and limits; ``results/`` holds what they found."""
+"""Benchmarks against published figures, other libraries and hardware limits; results are in ``results/``."""

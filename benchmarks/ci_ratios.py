@@ -1,4 +1,4 @@
-"""``python -m benchmarks.ci_ratios``: whether what makes the CPU fast is at work, by ratios within one run.
+"""``python -m benchmarks.ci_ratios``: checks threads, AVX-512, fusion and the lock by ratios within one run.
 
 Absolute times say little on a machine that one does not know and that others use too. The ratio of two
 ways that take turns says whether threads are used and woken, whether AVX-512 is, whether fusion pays, and

@@ -1,4 +1,4 @@
-"""What a table is measured in: cells, taken in turn, and what their repeats have in common.
+"""Configurations of the published tables, measured interleaved, with the setup that repeats share.
 
 A cell is one network in one variant, data mode and batch. Cells are measured A B C A B C, so that a
 machine that slows down or speeds up does so for all of them. All times come from ``Engine.profile``.

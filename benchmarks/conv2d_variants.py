@@ -1,4 +1,4 @@
-"""Every convolution of many networks by ``tiled`` and by ``blocked`` on a GPU: what ``auto``'s rule rests on.
+"""Times ``tiled`` and ``blocked`` for every convolution of many networks on a GPU: data for ``auto``'s rule.
 
 ``python -m benchmarks.conv2d_variants --json conv2d.json --markdown conv2d.md``
 

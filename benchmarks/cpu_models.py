@@ -1,4 +1,4 @@
-"""Imported networks on the CPU beside OpenVINO and ONNX Runtime, in one run, in turns.
+"""Compares imported networks on the CPU with OpenVINO and ONNX Runtime, interleaved in one run.
 
     python -m benchmarks.cpu_models --json models.json --markdown models.md --chart models.png
 

@@ -1,4 +1,4 @@
-"""Our CPU variants beside OpenVINO, ONNX Runtime and PyTorch, in one run, with the FMA peak measured in it.
+"""Compares our CPU variants with OpenVINO, ONNX Runtime and PyTorch in one run that also measures FMA peak.
 
     python -m benchmarks.cpu_peers --json cpu_peers.json --markdown cpu_peers.md
 

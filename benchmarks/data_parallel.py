@@ -1,4 +1,4 @@
-"""One model over two GPUs beside one: ``python -m benchmarks.data_parallel --data DIR --output DIR``.
+"""Compares training on two GPUs with one: ``python -m benchmarks.data_parallel --data DIR --output DIR``.
 
 Trains CIFAR-10's network with each of two seeds on one GPU and on two, with the same batches in the same
 order, and compares the loss curves: between one GPU and two they may differ as seeds do. Then images/s with

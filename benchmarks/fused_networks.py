@@ -1,4 +1,4 @@
-"""Small chains of layers, none of them compiled in, as one kernel beside PyTorch's best.
+"""Compares fused networks that are compiled at first use with PyTorch's fastest way.
 
 ``python -m benchmarks.fused_networks --json chains.json --markdown chains.md``: LeNet-5, a VGG-like network
 of 3x3 kernels, one of strides of 2, one of one channel, and one of 100 classes, at batch 1 and 10,000. All

@@ -1,4 +1,4 @@
-"""Our fused kernels beside PyTorch and JAX on one GPU, in one run, with the limits measured in it too.
+"""Compares our fused kernels with PyTorch and JAX on one GPU, in one run that also measures its limits.
 
     python -m benchmarks.gpu_peers --json gpu.json --markdown gpu.md --chart gpu.png
 

@@ -1,4 +1,4 @@
-"""What infer leaves behind when it is disturbed: ``python -m benchmarks.infer_faults --work FOLDER``.
+"""Checks infer's output after crashes and faults: ``python -m benchmarks.infer_faults --work FOLDER``.
 
 Each fault strikes a run at a random moment. Then what can be mended is, the same command is run once more,
 and every file is compared with those of an undisturbed run, byte by byte. What was tried is written after

@@ -1,4 +1,4 @@
-"""Imported CNNs at low batch on a GPU beside PyTorch, in one run, in turns.
+"""Compares imported CNNs at low batch on a GPU with PyTorch, interleaved in one run.
 
     python -m benchmarks.low_batch --json low.json --markdown low.md --chart low.png
 

@@ -1,4 +1,4 @@
-"""``tables.md``: what was measured, beside what was published."""
+"""Writes ``tables.md``: measured figures next to published ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``benchmarks.models`` does in processes of their own: exports a network, or runs it in an engine.
+"""Worker process of ``benchmarks.models``: exports a network, or runs it in an engine.
 
 ``python -m benchmarks.models_worker STAGE TASK``: the task and, on the last line of standard output, what
 was found are JSON. One network is in memory at a time, and one that ends its process ends no other.

@@ -1,4 +1,4 @@
-"""The thesis' table in OpenACC: every variant and data mode, beside CUDA's and the published times.
+"""The thesis' table in OpenACC: every variant and data mode, with CUDA's and the published times.
 
 Cells are one image a pass. Each is kept in a file of its own as soon as it is done, and one that is there is
 not measured again, so that a table can be made in several runs on a machine that is lent for minutes:

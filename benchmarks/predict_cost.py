@@ -1,4 +1,4 @@
-"""``python -m benchmarks.predict_cost``: what ``Engine.predict`` costs the host beside the pass itself.
+"""``python -m benchmarks.predict_cost``: host time that ``Engine.predict`` adds to a pass.
 
 On a CPU: the wall time of predict on one image, in turns with the bare pass of the same plan. On a GPU, for
 an image that is there already (CuPy's and PyTorch's, with and without ``out=``): the time until predict

@@ -1,4 +1,4 @@
-"""The frame of a benchmark's record: the options that name its files, what begins it, how it is written."""
+"""Result files of benchmarks: options that name them, common keys, and how they are written."""
 
 from __future__ import annotations
 

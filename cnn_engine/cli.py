@@ -1,4 +1,4 @@
-"""What all command lines share: exit codes, one-line errors, and options that check themselves."""
+"""Shared parts of all command lines: exit codes, one-line errors, options that check themselves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``python -m cnn_engine.doctor``: what was built, what this machine has, what is missing, what mends it."""
+"""``python -m cnn_engine.doctor``: reports the build, the machine, what is missing and how to fix it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the data sets' download commands share: options, a progress bar, exit codes."""
+"""Shared parts of the download commands: options, a progress bar, exit codes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The errors that the package raises, and what the command line makes of them."""
+"""Errors that the package raises; the command line maps them to exit codes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The floating-point mode that kernels compute in, for what NumPy computes beside them."""
+"""The floating-point mode of kernels, also for what NumPy computes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``python -m cnn_engine.inspect x.onnx``: what a model computes, and what the engine makes of it."""
+"""``python -m cnn_engine.inspect x.onnx``: describes a model, and how the engine would run it."""
 
 from __future__ import annotations
 

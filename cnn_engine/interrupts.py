@@ -1,4 +1,4 @@
-"""Signals: Ctrl-C and SIGTERM end a command in one line, and keep what was measured.
+"""Signals: Ctrl-C and SIGTERM end a command with one line, and results so far are written.
 
 The package imports it before all else, and it imports next to nothing: from then on Ctrl-C ends one of our
 commands in one line, also while the rest, such as NumPy, is still being imported.

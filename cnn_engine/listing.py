@@ -1,4 +1,4 @@
-"""What ``--list`` prints: the networks, variants and devices that options can name."""
+"""Prints ``--list``: the networks, variants and devices that options can name."""
 
 from __future__ import annotations
 

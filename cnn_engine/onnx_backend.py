@@ -1,4 +1,4 @@
-"""The engine as a backend of ONNX: what ``onnx.backend.base.Backend`` asks for, and ONNX's own tests run.
+"""The engine as an ``onnx.backend.base.Backend``, which ONNX's own tests run.
 
     import cnn_engine.onnx_backend as backend
     outputs = backend.prepare(onnx.load("net.onnx"), device="CUDA").run([images])

@@ -1,4 +1,4 @@
-"""Lines that say what takes seconds, where somebody looks at it."""
+"""Progress messages for work that takes seconds, on terminals only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a GPU or CPU can do, as data: of a device that is here, or by name of one that is not.
+"""Targets: the capabilities of a GPU or CPU as data, from a device or by name.
 
 Kernels state what they need as :class:`Requires`; a :class:`Target` satisfies it or says what it lacks.
 """

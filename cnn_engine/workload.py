@@ -1,4 +1,4 @@
-"""A workload: a network together with its data, its weights and what its users expect to read.
+"""A workload: a network together with its data, weights and report lines.
 
 The engine, the runner and the reports know no network by name. What differs between networks is
 here, as data, and found by name in a registry: the project's own workloads, those that another

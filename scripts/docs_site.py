@@ -1,4 +1,4 @@
-"""What mkdocs asks this project for: pages made from code, and files outside ``docs/`` that these link to.
+"""Hooks for mkdocs: pages made from code, and files outside ``docs/`` that pages link to.
 
 A page of ``docs/reference/`` holds a line ``<!-- generated: NAME -->``. A text of :data:`SECTIONS` takes its
 place, made from the parsers, tables and schemas that the program itself uses. Links that leave ``docs/``, to

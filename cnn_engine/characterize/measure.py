@@ -1,4 +1,4 @@
-"""Measures one point: a subject at one batch size. First passes alone, later their inside.
+"""Measures one point: a subject at one batch size, first whole passes, then the work inside of them.
 
 The two are kept apart: activity records slow down the launches, and what a process has once switched on for
 them it may never lose again (pytorch/pytorch issue 144455). So all points are timed before any is profiled.

@@ -1,4 +1,4 @@
-"""Reads the GPU's and the process's meters beside the passes: in a thread, at a steady period.
+"""Samples meters of the GPU and the process during passes, in a thread at a fixed period.
 
 Sources: NVML's reference ("Device Queries", "GPM Functions"), Linux' proc(5).
 """

@@ -1,4 +1,4 @@
-"""What is characterised: a network on our engine, or any PyTorch model.
+"""Subjects to characterise: a network in this engine, or any PyTorch model.
 
 A subject gives, for one batch size at a time, the passes to be timed and what it knows of them.
 """

@@ -1,4 +1,4 @@
-"""What results have to be to be compared, and runs to be of the same."""
+"""Checks that results can be compared, and that repeats are runs of the same."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two results side by side: what differs in what was run, and whether each time does.
+"""Compares two results: differences in what was run, and a verdict on each time.
 
 Everything is a ratio of the other result to the baseline, with a 95 % interval from the raw samples
 (:mod:`cnn_engine.measure.statistics`), and a verdict on it. ``docs/explanation/comparing.md`` says what

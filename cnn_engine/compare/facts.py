@@ -1,4 +1,4 @@
-"""What a result tells on what was run and where, and what of it differs between two."""
+"""Facts that describe a run and its machine, and how two results differ in them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Verdicts on ratios: faster, slower, the same, or cannot tell.
+"""Verdicts on ratios: faster, slower, same or cannot tell.
 
 ``docs/explanation/comparing.md`` says what they mean.
 """

@@ -1,4 +1,4 @@
-"""What the operators need to know of an array, whichever library made it: address, shape, type, place."""
+"""Arrays of any library as operators see them: address, shape, type, device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A device that is not here, by what it can do: plans are decided for it and not run."""
+"""Devices that are described only: plans are decided for them and not run."""
 
 from __future__ import annotations
 

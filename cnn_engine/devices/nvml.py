@@ -1,4 +1,4 @@
-"""What NVIDIA's management library says of a GPU: clocks, power, temperature, and who else uses it.
+"""Reads a GPU's clocks, power, temperature and other processes through NVML.
 
 Source of names and units: NVML's reference, "Device Queries". A value that a GPU does not report is None.
 """

@@ -1,4 +1,4 @@
-"""What the compiler made of every directive when the OpenACC module was built, which keeps it."""
+"""The compiler's mapping of each OpenACC directive, recorded when the module was built."""
 
 from __future__ import annotations
 

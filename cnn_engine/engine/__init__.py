@@ -1,1 +1,1 @@
-"""The engine that users see, and how its plans are kept, chosen and run."""
+"""The engine that users see, and how its plans are cached, chosen and run."""

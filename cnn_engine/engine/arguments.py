@@ -1,4 +1,4 @@
-"""What is passed to an engine, checked: sizes of batches, images, and the arrays of any graph."""
+"""Checks of an engine's arguments: batch sizes, images, and arrays of any graph."""
 
 from __future__ import annotations
 

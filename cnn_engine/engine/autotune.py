@@ -1,4 +1,4 @@
-"""``--tune``: the best few kernels of each node are measured on this device, and what was found is kept.
+"""``--tune``: measures the best few kernels of each node on this device, and caches the choice.
 
 Without it the first kernel of the table that can run a node runs it, in the form that its cost model says:
 always the same. With it the table's first :data:`CANDIDATES`, forms among them, take turns in whole passes;

@@ -1,4 +1,4 @@
-"""What the engine makes of a graph, without running it: passes, kernels on each device, memory.
+"""Describes how the engine would run a graph: passes, kernels of each device, memory.
 
 Each device's nodes come from the very program that an engine's plans are built from.
 """

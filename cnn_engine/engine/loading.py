@@ -1,4 +1,4 @@
-"""What an engine is made of: a network from any of its forms, and its weights."""
+"""Loads an engine's network from any of its forms, and its weights."""
 
 from __future__ import annotations
 

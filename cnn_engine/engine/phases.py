@@ -1,4 +1,4 @@
-"""What an engine's life costs, phase by phase."""
+"""Wall time of an engine's phases: creation, loading, first pass, closing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plans that wait for their next pass: each serves one call at a time, and what they hold is bounded.
+"""Cache of idle plans: each serves one call at a time, and their memory is bounded.
 
 A pass's memory belongs to the call that runs it, so that one engine serves several Python threads: a call
 takes an idle plan, or builds another when all are in use, and gives it back.

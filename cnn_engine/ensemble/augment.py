@@ -1,4 +1,4 @@
-"""What becomes of pixels on the side of the member: augmentation and, for some networks, normalisation.
+"""Preprocessing on the member's side: augmentation and, for some networks, normalisation.
 
 How an image is augmented depends on its number and the epoch alone.
 

@@ -1,4 +1,4 @@
-"""What is measured of one rank: the parts of its steps, and what could be done at most."""
+"""Measurements of one rank: times of its steps, and limits of each part by itself."""
 
 from __future__ import annotations
 

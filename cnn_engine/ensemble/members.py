@@ -1,4 +1,4 @@
-"""The networks of an ensemble: which there are, and what each does with a batch."""
+"""Networks of an ensemble, and how each consumes a batch."""
 
 from __future__ import annotations
 

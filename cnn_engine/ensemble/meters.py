@@ -1,4 +1,4 @@
-"""What the machine does over time: utilisation of each core, by psutil or an mpstat log, and of GPUs."""
+"""Utilisation over time: each core by psutil or an mpstat log, and GPUs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which sample is where: the order of an epoch, its batches, and whose part of a batch is whose.
+"""Order of samples: an epoch's permutation, its batches, and each rank's part of a batch.
 
 Pure arithmetic on the numbers that every rank knows, so that no rank has to tell another what comes next.
 """

@@ -1,4 +1,4 @@
-"""What a run leaves behind: members' results, and the report as JSON, CSV, trace and page."""
+"""Output files of a run: members' results, and the report as JSON, CSV, trace and page."""
 
 from __future__ import annotations
 

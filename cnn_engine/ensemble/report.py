@@ -1,4 +1,4 @@
-"""What all ranks found, as one document, and as text."""
+"""Gathers the reports of all ranks into one document, and as text."""
 
 from __future__ import annotations
 

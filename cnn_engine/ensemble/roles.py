@@ -1,4 +1,4 @@
-"""Who does what: which ranks preprocess, which one merges, and which members run where. Pure arithmetic."""
+"""Assigns roles to ranks: preprocessing, merging, members. Pure arithmetic."""
 
 from __future__ import annotations
 

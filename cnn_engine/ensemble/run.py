@@ -1,4 +1,4 @@
-"""One run on one rank: sets up what its role needs, feeds its members, and measures."""
+"""Runs one rank: sets up its role, feeds its members, measures."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What is computed: networks and their shapes. It knows no device."""
+"""Graphs: networks, operators, shapes and passes. It knows no device."""

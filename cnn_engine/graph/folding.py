@@ -1,4 +1,4 @@
-"""Nodes whose inputs are constants, computed beforehand: what may be, and how."""
+"""Constant folding: which nodes may be computed beforehand, and how."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arrays that lie in files which others may change: what was loaded is what is read, or it is refused.
+"""Memory-mapped weights in files that others may change: changed ones are refused.
 
 A file that is replaced by renaming another over it stays what it was for those that have it open. One that
 is written in place becomes another network, and one that shrinks takes memory away that is still mapped.

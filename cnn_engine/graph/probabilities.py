@@ -1,4 +1,4 @@
-"""Whether what a graph gives are probabilities; what reports and columns may call them hangs on it."""
+"""Decides whether a graph's output is probabilities: names of columns and reports depend on it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Graphs, networks and single operators in NumPy: what every kernel's output is compared with.
+"""The NumPy float64 reference of graphs, networks and operators.
 
 Floats are float64 throughout, the rest is exact.
 """

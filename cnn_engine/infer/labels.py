@@ -1,4 +1,4 @@
-"""What becomes of labels: whole numbers in one column, texts in another; all others are counted and named."""
+"""Label columns: integers in one, texts in another; all others are counted and named."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The output folder: who may write in it, what it was planned for, and which shards are done.
+"""The output folder: its lock, the run that it belongs to, and its finished shards.
 
 ::
 

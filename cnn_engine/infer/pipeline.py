@@ -1,4 +1,4 @@
-"""Reads, decodes, computes and writes at once, each stage waiting for the next where that is behind."""
+"""Pipeline of one worker: reads, decodes, computes and writes concurrently."""
 
 from __future__ import annotations
 

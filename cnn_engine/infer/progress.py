@@ -1,4 +1,4 @@
-"""What a run's counts mean: its rate, what is left of it, and how far it is."""
+"""Progress of a run: rate, images left, remaining time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The plan: which images are in which shard. Made once, by size alone, and the same from the same files."""
+"""Splits the input into shards by size, the same way for the same files."""
 
 from __future__ import annotations
 

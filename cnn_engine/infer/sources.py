@@ -1,4 +1,4 @@
-"""What INPUT names: image files, tars, Parquet files and arrays, found in one order on every run."""
+"""Finds the inputs: image files, tars, Parquet files and arrays, in one order on every run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each stage does alone: the ceilings of a pipeline; and what all of them do beside each other."""
+"""Measures how fast each stage of the pipeline is by itself, and all of them together."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run did, how fast, and how fast it could have been: as JSON, as text and as one page."""
+"""Summary of a run: rates and limits as JSON, as text and as one page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hands shards to workers, counts what they die of, and goes on until all that can be done is."""
+"""Hands shards to workers, restarts those that die, and ends when all is done."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A worker: an engine and its pipeline, told what to do and telling what was done, in JSON messages.
+"""A worker process: an engine and its pipeline, driven by JSON messages.
 
 ``python -m cnn_engine.infer.worker`` is a process of the local engine. Commands come on standard input,
 events go to standard output, a line each. When standard input ends, so does the process: its parent is gone.

@@ -1,4 +1,4 @@
-"""How an image becomes what a network reads: resized, cropped, normalised, as torchvision's transforms do."""
+"""Preprocessing of images: resize, crop and normalise, as torchvision's transforms do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A progress bar on a terminal, drawn between passes and never inside what is timed."""
+"""A progress bar on a terminal, drawn between passes, never within timed work."""
 
 from __future__ import annotations
 

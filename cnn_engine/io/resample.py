@@ -1,4 +1,4 @@
-"""Resizes and crops as Pillow does, to the bit, in a fraction of its time; only what is kept is computed.
+"""Resizes and crops as Pillow does, bit for bit and faster: only the crop is computed.
 
 Source of the arithmetic: Pillow's ``Resample.c`` (MIT-CMU), whose weights are whole numbers of 2^-22.
 """

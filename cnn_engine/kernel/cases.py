@@ -1,4 +1,4 @@
-"""What a kernel is tried on: records and shapes that find what is usually wrong."""
+"""Test cases of a kernel: records and shapes that find common faults."""
 
 from __future__ import annotations
 

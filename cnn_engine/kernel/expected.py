@@ -1,4 +1,4 @@
-"""What a kernel is given on trial, and what must come out: fresh inputs, their reference, the comparison."""
+"""Inputs of a kernel under test, their reference, and the comparison."""
 
 from __future__ import annotations
 

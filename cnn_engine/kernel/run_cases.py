@@ -1,4 +1,4 @@
-"""Runs some cases of a kernel file once, in this process: what compute-sanitizer looks at."""
+"""Runs some cases of a kernel file in this process, for compute-sanitizer."""
 
 from __future__ import annotations
 

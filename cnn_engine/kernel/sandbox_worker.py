@@ -1,4 +1,4 @@
-"""The process that runs a kernel on trial: it does as it is told over a pipe, and judges nothing."""
+"""The sandboxed process that runs a kernel under test, driven over a pipe; it judges nothing."""
 
 from __future__ import annotations
 

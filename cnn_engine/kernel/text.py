@@ -1,4 +1,4 @@
-"""What ``kernel check`` and ``kernel rank`` print."""
+"""Text output of ``kernel check`` and ``kernel rank``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a kernel is to the engine: which nodes it can run, and how it is called."""
+"""The Kernel record: which nodes a kernel can run, and how it is called."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""NumPy in the place of a kernel: the operator's reference, in the tensors' own types, on the CPU."""
+"""NumPy as a fallback kernel: the operator's reference on the CPU, in the tensors' own types."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kernels of functions of numbers that stand at the same place."""
+"""Kernels of elementwise functions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The variants of the engine: which there are, where each runs, and what ``auto`` picks.
+"""Variants of the engine: names, devices, and the choice of ``auto``.
 
 All of it is read from the table of kernels.
 """

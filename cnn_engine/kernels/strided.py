@@ -1,4 +1,4 @@
-"""What kernels of strided tensors are called with: dimensions, steps, offsets; and calls joined to one."""
+"""Arguments of strided kernels: dimensions, strides, offsets; and calls merged into one."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""From a graph to what runs: rewrites for a device, kernels and positions, reduced precision."""
+"""Lowering: from a graph to passes, kernels, placement and reduced precision for a device."""

@@ -1,4 +1,4 @@
-"""What the passes of an engine have in common: its graph, how that runs, and its constants on the device."""
+"""Lowers an engine's graph for its device, with constants on the device that plans share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values that lie in memory in 16 bits, and who is told when float16's range does not hold one.
+"""Tensors stored in 16 bits, and reports of values that float16 cannot hold.
 
 What kernels compute stays float32; a value that they round as they read it can as well be rounded when it is
 written, which halves what is moved.

@@ -1,4 +1,4 @@
-"""Kernels of a user's own: those that an engine is given, and what they run."""
+"""Kernels that a user gave to an engine, and the nodes that they run."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What it costs: times, results, statistics, and the machine that they were taken on."""
+"""Measurement: times, results, statistics, and the machine's state."""

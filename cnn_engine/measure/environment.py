@@ -1,4 +1,4 @@
-"""What a result was measured on: machine, versions, commit, and the state that decides how fast it is."""
+"""The environment of a result: machine, versions, commit, and the state that decides its speed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What :meth:`cnn_engine.Engine.profile` does: a check against the reference, then times, in one result."""
+"""Implements :meth:`cnn_engine.Engine.profile`: a check against the reference, then times."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Events of OpenACC's profiling interface, counted by directive: what a profile keeps of them."""
+"""Events of OpenACC's profiling interface, counted by directive."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ran in OpenACC, directive by directive, through the runtime's own profiling interface (acc_prof.h)."""
+"""Profiles OpenACC directive by directive, through the runtime's interface (acc_prof.h)."""
 
 from __future__ import annotations
 

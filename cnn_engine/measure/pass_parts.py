@@ -1,4 +1,4 @@
-"""A pass as parts that add up: its steps, and what lies between them.
+"""Splits a pass into parts that add up: its steps, and the time between them.
 
 Pure functions of what was measured elsewhere: when each step's call began and ended on the host, and how long
 each step worked on the device. Work on a device is put where it can have been: behind the work before it on

@@ -1,4 +1,4 @@
-"""What filled the time, as tables: from activity records, or where there are none from timed steps.
+"""Tables of a profile, from activity records or, without them, from timed steps.
 
 Nothing here measures: :func:`from_trace` and :func:`from_steps` are functions of what was measured.
 """

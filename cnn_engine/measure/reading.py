@@ -1,4 +1,4 @@
-"""JSON read as dataclasses: each value is what its annotation says, or an error names the path to it."""
+"""Reads JSON into dataclasses by their annotations; an error names the path to the value."""
 
 from __future__ import annotations
 

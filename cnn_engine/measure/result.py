@@ -1,4 +1,4 @@
-"""What a run found, as objects; :meth:`Result.to_dict` is the JSON document (schema 1)."""
+"""Results as objects; :meth:`Result.to_dict` is the JSON document (schema 1)."""
 
 from __future__ import annotations
 

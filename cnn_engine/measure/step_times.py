@@ -1,4 +1,4 @@
-"""The run that looks into passes: what each step took, and what lies between the steps.
+"""Times each step of passes, and the time between steps.
 
 Passes of three kinds take turns over the same batches: plain ones, ones with a reading of the host's clock
 after each step, and on a device ones that measure each step's work there (:mod:`.meters`). The

@@ -1,4 +1,4 @@
-"""Convolutions and pools over images whose channels lie side by side: x is [N, H, W, C], and so is y.
+"""Channels-last convolutions and pools: x and y are [N, H, W, C].
 
 The other operators need no records of their own for that: their attributes name the dimensions.
 """

@@ -1,4 +1,4 @@
-"""copy: y = x; to another place or under another name."""
+"""copy: y = x, in another memory space or under another name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Comparisons and logic: booleans out, shapes broadcast by NumPy's rules; and what asks one number."""
+"""Comparisons and logic: boolean outputs, shapes broadcast as in NumPy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""normalize: y = x * scale + offset, from pixels (uint8) to what a network reads (float32)."""
+"""normalize: y = x * scale + offset, from uint8 pixels to float32."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every operator's record has: shape inference, a float64 reference, costs, and facts for its kernels.
+"""The base of operator records: shape inference, a float64 reference, costs, facts for kernels.
 
 A record is a frozen dataclass of attributes. It knows no names of tensors, no device and no kernel; a
 :class:`~cnn_engine.graph.graph.Node` gives it inputs and outputs.

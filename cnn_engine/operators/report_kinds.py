@@ -1,4 +1,4 @@
-"""What reports call operators: names from before there were records of them, which result files keep."""
+"""Names of operators in reports and result files, kept from earlier versions."""
 
 #: What reports call operators that had names before there were records.
 REPORT_KINDS = {

@@ -1,4 +1,4 @@
-"""What convolutions and pools share: paddings, output sizes, and windows as strided views."""
+"""Shared by convolutions and pools: padding, output sizes, windows as strided views."""
 
 from __future__ import annotations
 

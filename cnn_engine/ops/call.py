@@ -1,4 +1,4 @@
-"""What all operators do with a call: shapes, outputs, overlaps, the device and its stream."""
+"""Shared by all operator functions: shapes, outputs, overlaps, the device and its stream."""
 
 from __future__ import annotations
 

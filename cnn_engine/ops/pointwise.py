@@ -1,4 +1,4 @@
-"""Operators of each element, and of those beside it: padding, activations, normalisation, softmax."""
+"""Elementwise operators and their relatives: padding, activations, normalisation, softmax."""
 
 from __future__ import annotations
 

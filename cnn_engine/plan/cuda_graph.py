@@ -1,4 +1,4 @@
-"""Passes whose work on a GPU is one call: a CUDA graph, captured behind a plan's first pass, then launched.
+"""Passes as one CUDA graph: captured after a plan's first pass, then launched.
 
 To launch a kernel costs the host some microseconds, a kernel of a small batch runs for as long; a graph costs
 the host one launch for all of them.

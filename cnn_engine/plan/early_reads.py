@@ -1,4 +1,4 @@
-"""What kernels of a GPU may read before the kernel before them has ended.
+"""Decides which inputs GPU kernels may read before the previous kernel has ended (PDL).
 
 A kernel starts while the one before it still runs, and waits for that one. What it reads may have been made
 long before: the input of a residual block, all but the last layer of a DenseNet. One that *holds* lets the

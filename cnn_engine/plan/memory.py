@@ -1,4 +1,4 @@
-"""Where the values of a pass lie: one arena a place, shared by values that are never alive together.
+"""Memory of a pass: an arena per memory space, shared by values that are never alive together.
 
 Nothing is allocated here. Which values need memory, for how long, and where each lies in its arena is worked
 out from the graph alone, so that a batch that cannot fit is refused before anything is taken.

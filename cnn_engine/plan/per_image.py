@@ -1,4 +1,4 @@
-"""Passes whose first layers take one image after the other, so that what lies between them stays in caches.
+"""Runs the first layers of a pass image by image, so that activations stay in caches.
 
 The first layers of a network make much of few weights: what they write for eight images leaves a core's
 caches before the next layer reads it, for one image it does not. The last ones read many weights for few

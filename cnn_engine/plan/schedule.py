@@ -1,4 +1,4 @@
-"""How many images a pass takes, and how many move at a time, where the caller names neither.
+"""Chooses the images of a pass and of a chunk where the caller names none.
 
 By rule and not by measurement: a first call costs no more than the next one, and every run does the same. The
 constants come from docs/explanation/performance.md and ``python -m benchmarks.plain_call``.

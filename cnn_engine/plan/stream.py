@@ -1,4 +1,4 @@
-"""The data mode ``stream``: a pass in chunks, whose copies overlap with the kernels of others."""
+"""The data mode ``stream``: a pass in chunks whose copies overlap with kernels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What makes an interval less certain than it says, in sentences that the reports of all tools share."""
+"""Warnings about intervals that are less certain than they look, shared by all reports."""
 
 from __future__ import annotations
 

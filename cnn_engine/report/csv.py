@@ -1,4 +1,4 @@
-"""The layers and copies of a result, and what lies between, as CSV (RFC 4180).
+"""Layers, copies and the time between as CSV (RFC 4180).
 
 A header, one row a layer, each followed by the parts inside of it, then one row a copy and one a row between
 the steps. All but ``inside`` add up to the pass. Cells that do not apply, or are not known, are empty.

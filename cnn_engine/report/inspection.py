@@ -1,4 +1,4 @@
-"""What ``inspect`` found, as text and as JSON."""
+"""The output of ``inspect`` as text and as JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the compiler made of the OpenACC directives, and what ran of them: text, and the rows of pages."""
+"""OpenACC reports: the compiler's mapping of directives, and the ones that ran."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the plots of the laboratory share: whether there is a library that draws them."""
+"""Checks for matplotlib, which draws all plots."""
 
 from __future__ import annotations
 

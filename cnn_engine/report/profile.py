@@ -1,4 +1,4 @@
-"""What filled the time, as plain text: at most 100 columns, the tables that nvprof printed and more.
+"""A profile as plain text: tables like nvprof's, at most 100 columns wide.
 
 Every column is explained in ``docs/reference/report_columns.md``.
 """

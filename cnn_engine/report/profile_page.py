@@ -1,4 +1,4 @@
-"""What filled the time, for the page: the tables of ``profile.py``, every row of them."""
+"""A profile's tables for the HTML page, with all rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A result as plain text: the thesis' lines, so that old and new can be laid side by side, and more."""
+"""A result as plain text: the thesis' lines first, so that old and new compare, then more."""
 
 from __future__ import annotations
 

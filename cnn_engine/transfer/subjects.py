@@ -1,4 +1,4 @@
-"""What is moved, and how: the images of a network or of a bare shape, and the modes of a copy."""
+"""Subjects of a transfer: images of a network or of a bare shape, and the modes of a copy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the command prints: a block for each network and mode, and the lines of predictions."""
+"""Text output of transfer: a block per network and mode, and predictions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One ONNX node as its converter sees it: what it says, what its inputs are, what it becomes."""
+"""One ONNX node as its converter sees it: attributes, inputs, and the nodes it becomes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model asks that the engine does not have, and what it may not ask."""
+"""Errors about models: operators that are not supported, and limits that a file must keep."""
 
 from __future__ import annotations
 

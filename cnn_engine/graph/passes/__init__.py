@@ -1,4 +1,4 @@
-"""Rewrites: plain functions from a graph to one that computes the same. Each notes what it did and why.
+"""Graph passes: functions from a graph to an equivalent one. Each notes what it changed and why.
 
 :func:`simplify` takes away what need not be run, on every device. Which others run for a device, and in what
 order, is :data:`cnn_engine.lower.pipeline.PIPELINE`.

@@ -1,4 +1,4 @@
-"""What the rewrites share: a list of replacements that is applied at once."""
+"""Shared parts of passes: a list of replacements, applied at once."""
 
 from __future__ import annotations
 

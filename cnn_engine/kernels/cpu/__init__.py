@@ -1,1 +1,1 @@
-"""Rows of the kernel table that run on the CPU alone."""
+"""Rows of the kernel table for the CPU."""

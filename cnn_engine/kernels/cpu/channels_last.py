@@ -1,4 +1,4 @@
-"""The CPU's kernels over images whose channels lie side by side, [N, H, W, C]."""
+"""CPU kernels for channels-last (NHWC) images."""
 
 from __future__ import annotations
 

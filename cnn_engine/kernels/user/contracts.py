@@ -1,4 +1,4 @@
-"""What a user's kernel of each operator is called with: the tensors' names, and the struct of its sizes.
+"""Signatures of user kernels: tensor names of each operator, and the struct of its sizes.
 
 The structs are read from ``cnn_engine/kernel.h``, the header that the user's file includes, so that there is
 one list of their fields.

@@ -1,4 +1,4 @@
-"""Functions of single elements whose ONNX form is not their record's."""
+"""Converters of elementwise functions that ONNX defines in another form."""
 
 from __future__ import annotations
 

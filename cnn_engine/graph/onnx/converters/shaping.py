@@ -1,4 +1,4 @@
-"""Operators that move elements: what ONNX takes as inputs or attributes by version, records have resolved."""
+"""Converters of operators that move elements, whose inputs or attributes depend on the opset."""
 
 from __future__ import annotations
 

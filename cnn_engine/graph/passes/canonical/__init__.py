@@ -1,1 +1,1 @@
-"""Passes for every device: one form for what can be written in several, and less to run."""
+"""Passes for every device: one canonical form, and fewer nodes."""

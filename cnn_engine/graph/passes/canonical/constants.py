@@ -1,4 +1,4 @@
-"""Constants: what depends on nothing else is computed beforehand, what nothing needs goes."""
+"""Folds constants, shares equal ones, and drops unused nodes."""
 
 from __future__ import annotations
 

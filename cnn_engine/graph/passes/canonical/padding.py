@@ -1,4 +1,4 @@
-"""Zeros around images, written by a node of their own, into the padding of what reads them."""
+"""Folds explicit padding nodes into the convolutions and pools that read them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Orders of dimensions: those that weights can take instead of images, and several that are one."""
+"""Composes transposes, and moves them from images into weights."""
 
 from __future__ import annotations
 

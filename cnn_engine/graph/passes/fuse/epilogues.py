@@ -1,4 +1,4 @@
-"""What follows a convolution's sum, a residual addition and an activation, into the convolution's record."""
+"""Fuses residual additions and activations into the epilogue of a convolution."""
 
 from __future__ import annotations
 

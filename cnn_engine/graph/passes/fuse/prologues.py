@@ -1,4 +1,4 @@
-"""What stands before a 1x1 convolution over channels side by side, into the convolution's record."""
+"""Fuses scale, shift and activation into the prologue of a channels-last 1x1 convolution."""
 
 from __future__ import annotations
 

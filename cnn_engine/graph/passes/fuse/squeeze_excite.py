@@ -1,4 +1,4 @@
-"""What the gates of squeeze-and-excite blocks are given, and what they do beside: means, and products."""
+"""Fuses squeeze-and-excite blocks: the means before the gates, and the products after them."""
 
 from __future__ import annotations
 

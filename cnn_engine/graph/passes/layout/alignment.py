@@ -1,4 +1,4 @@
-"""Channels in whole runs: filters of zeros fill up images whose channels kernels cannot read at once.
+"""Pads channels to the vector width with filters of zeros, where kernels need aligned channels.
 
 Values that know their channels one by one, between convolutions, are a class that gets as many channels. What
 is added is zero until a function makes other numbers of it, always finite; convolutions that read it have
