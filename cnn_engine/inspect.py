@@ -11,6 +11,7 @@ from .engine import inspection
 from .errors import expected
 from .graph.onnx import UnsupportedNodesError, load
 from .io.files import write_text
+from .kernels.select import DTYPES
 from .lower.user_kernels import own_kernels
 from .report import graph_page, openacc
 from .report import inspection as report
@@ -42,6 +43,10 @@ def parser() -> cli.ArgumentParser:
     )  # fmt: skip
     cli.add_model_inputs(p)
     cli.add_kernels(p)
+    p.add_argument(
+        "--dtype", choices=DTYPES, default="float32",
+        help="what the GPU, or the target, may round to what it multiplies (default: float32)",
+    )  # fmt: skip
     p.add_argument("--json", metavar="PATH", help="writes it as JSON (- for standard output)")
     p.add_argument("--html", metavar="PATH", help="writes a page with a picture of the graph")
     p.add_argument("--quiet", action="store_true", help="prints nothing but errors")
@@ -72,7 +77,7 @@ def _main(arguments: list[str] | None) -> int:
         if show:
             cli.show(report.unsupported_text(error.nodes), end="")
         raise
-    found = inspection.inspect(graph, own_kernels(options.kernel), target)
+    found = inspection.inspect(graph, own_kernels(options.kernel), target, options.dtype)
     if options.json:
         write_text(options.json, report.dumps(report.to_dict(found)))
     if options.html:

@@ -145,17 +145,22 @@ class Inspection:
 
 
 def inspect(
-    given: Graph, named: Mapping[str, Kernel] | None = None, target: Target | None = None
+    given: Graph,
+    named: Mapping[str, Kernel] | None = None,
+    target: Target | None = None,
+    dtype: str = "float32",
 ) -> Inspection:
     """Returns what the engine makes of ``given``.
 
     Args:
         named: node, or operator -> a kernel of a user's own.
         target: the GPU or CPU in the place of this machine's.
+        dtype: what the target, or the GPU where there is none, may round to what it multiplies.
 
     Raises:
-        UnsupportedError: a kernel of a user's own can run none of its nodes, or this installation has no
-            cost models of the target's kernels.
+        InputError: no such data type.
+        UnsupportedError: the device does not compute in it, a kernel of a user's own can run none of its
+            nodes, or this installation has no cost models of the target's kernels.
     """
     named = named or {}
     cpu, gpu = CpuDevice(), None
@@ -173,7 +178,9 @@ def inspect(
     on: dict[str, DeviceFacts] = {}
     for device in (cpu, gpu or _gpu()):
         own = {target: kernel for target, kernel in named.items() if kernel.device == device.kind}
-        on[device.kind], placed = _on(model, device, own, simplified.ran)
+        rounds = device.kind == ("cuda" if target is None else target.kind)
+        own_dtype = dtype if rounds else "float32"
+        on[device.kind], placed = _on(model, device, own, simplified.ran, own_dtype)
         if device.kind == "cpu":
             planned = plan_memory(placed, lambda kind: CpuDevice(), default_threads())
             more = placed.graph.notes[len(model.base.notes) :]
@@ -206,12 +213,14 @@ def _on(
     device: Any,
     own: Mapping[str, Kernel],
     simplified: tuple[pipeline.Ran, ...],
+    dtype: str,
 ) -> tuple[DeviceFacts, Placed]:
     """Returns what an engine of default options runs on a device, and the placed graph.
 
     Args:
         own: kernels of a user's own for the device.
         simplified: the passes that came before.
+        dtype: what kernels may round to what they multiply.
     """
     fused_layers: list[int] = []
 
@@ -221,15 +230,18 @@ def _on(
         if isinstance(device, DescribedDevice) and device.kind == "cuda":
             return "there is no GPU to ask"
         try:
-            fused_layers.append(fused_network.longest(model.base, "float32", device))
+            fused_layers.append(fused_network.longest(model.base, dtype, device))
         except UnsupportedError as error:
             return str(error)
         return None
 
-    choice = select.choose(device.kind, "auto", None, "float32", "resident", why_not_fused)
+    choice = select.choose(
+        device.kind, "auto", None, dtype, "resident", why_not_fused,
+        select.layered_dtypes(device, not own),
+    )  # fmt: skip
     pixels = any(value.dtype == "uint8" for value in model.base.inputs[:1])
     program = Program(
-        lambda batch, pixels: model.base, Placement(device, "resident", default_threads()), choice,
+        lambda batch, pixels: model.base, Placement(device, "resident", default_threads()), choice, dtype,
         first=(model.batch, pixels), fuses=True, own=own,
         fused_layers=fused_layers[0] if fused_layers else None,
     )  # fmt: skip

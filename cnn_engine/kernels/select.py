@@ -11,7 +11,7 @@ from typing import Any
 
 from .. import kernels
 from ..errors import UnsupportedError, expected, not_one_of
-from .cuda.requirements import TENSOR_CORES
+from .cuda.requirements import MMA_FLOAT16, TENSOR_CORES
 from .user.source import COMPUTES
 
 #: Where data lives, by device; see docs/reference/variants.md.
@@ -86,6 +86,8 @@ def layered_dtypes(device: Any, rounds: bool) -> tuple[str, ...]:
         return "float32", "bfloat16"
     if rounds and TENSOR_CORES.met_by(device.target):
         return COMPUTES
+    if rounds and MMA_FLOAT16.met_by(device.target):
+        return "float32", "float16"
     return ("float32",)
 
 

@@ -253,7 +253,9 @@ def _expands_on_cpu(setting: Setting) -> bool:
 
 
 def _rounds(setting: Setting) -> bool:
-    return setting.channels_last and (setting.on_cuda or setting.dtype != "float32")
+    if setting.channels_last:
+        return setting.on_cuda or setting.dtype != "float32"
+    return setting.fuses and setting.on_cuda and setting.dtype != "float32"
 
 
 # ---- passes that read the setting ----

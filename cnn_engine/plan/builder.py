@@ -184,7 +184,10 @@ class Builder:
         graph = placed.graph
         names = [value.name for value in graph.inputs]
         self.slots = {name: name for name in names}
-        rounds = program.dtype == "float16" and bool(graph.storage_dtype)
+        rounds = program.dtype == "float16" and (
+            bool(graph.storage_dtype)
+            or any(getattr(node.op, "compute_dtype", None) == "float16" for node in graph.nodes)
+        )
         self.overflows = reduced_precision.Overflows(program.placement.device) if rounds else None
         #: Page-locked memory between the caller's and the device's, and what is copied out of it at the end.
         self.staging: list[np.ndarray] = []

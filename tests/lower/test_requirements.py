@@ -220,7 +220,8 @@ def test_types_to_compute_in_follow_from_the_target():
         for name in ("spr", "zen4", "avx2", "neon", "a100", "t4")
     }
     assert types["spr"] == types["zen4"] == ("float32", "bfloat16")
-    assert types["avx2"] == types["neon"] == types["t4"] == ("float32",)
+    assert types["avx2"] == types["neon"] == ("float32",)
+    assert types["t4"] == ("float32", "float16")
     assert types["a100"] == ("float32", "tf32", "float16", "bfloat16")
 
 

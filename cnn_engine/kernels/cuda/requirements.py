@@ -12,6 +12,9 @@ from ...target import Requires
 #: Kernels over images [N, H, W, C] and over rows of features, on tensor cores.
 TENSOR_CORES = Requires(frozenset({"async_copy", "mma_bfloat16", "mma_tf32"}), folder="sm80")
 
+#: Tensor cores of Turing and later: float16 alone.
+MMA_FLOAT16 = Requires(frozenset({"mma_float16"}), folder="sm75")
+
 #: Hopper's matrix multiplications of warpgroups, which read what TMA loads.
 WGMMA = Requires(frozenset({"wgmma"}), folder="sm90")
 

@@ -17,6 +17,7 @@
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
+#include <type_traits>
 
 #include "cuda/common/launch.cuh"
 #include "ops/panels.h"
@@ -40,9 +41,13 @@ struct BlockTile {
   static_assert(shared_bytes <= 48 * 1024);
 };
 
-// Copies 4 or 16 bytes to shared memory, or zeros.
+// Copies 4 or 16 bytes to shared memory, or zeros; before compute capability 8.0 at once.
 template <int Bytes>
 __device__ inline void copy_async(float* to, const float* from, bool valid) {
+#if __CUDA_ARCH__ < 800
+  using Piece = std::conditional_t<Bytes == 16, float4, float>;
+  *reinterpret_cast<Piece*>(to) = valid ? *reinterpret_cast<const Piece*>(from) : Piece{};
+#else
   const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(to));
   const int size = valid ? Bytes : 0;
   if constexpr (Bytes == 16) {
@@ -52,11 +57,18 @@ __device__ inline void copy_async(float* to, const float* from, bool valid) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(address), "l"(from),
                  "r"(size));
   }
+#endif
 }
-__device__ inline void commit_copies() { asm volatile("cp.async.commit_group;"); }
+__device__ inline void commit_copies() {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.commit_group;");
+#endif
+}
 template <int Pending>
 __device__ inline void wait_for_copies() {
+#if __CUDA_ARCH__ >= 800
   asm volatile("cp.async.wait_group %0;" ::"n"(Pending));
+#endif
 }
 
 // Products [first, end).
