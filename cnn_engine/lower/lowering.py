@@ -22,7 +22,7 @@ from ..kernels.select import Choice
 from ..operators.report_kinds import REPORT_KINDS
 from . import fused_network
 from .pipeline import Lowered, Setting, lower, stages
-from .placement import Placed, Placement, place
+from .placement import KernelsOfAllSizes, Placed, Placement, place
 
 if TYPE_CHECKING:
     from ..engine.autotune import Chosen, Tuner
@@ -107,6 +107,7 @@ class Program:
         self._specializations: dict[bool, tuple[Specializations, list[Lowered]]] = {}
         #: Takes bytes, and returns memory of the host for what lies between the nodes of a plan.
         self.allocate: Callable[[int], Buffer] = CpuDevice().allocate_alone
+        self.shares_memory = False  # with plans of other sizes
         #: What plans of one size leave for those of another, by who reads it.
         self.remembered: dict[tuple, Any] = {}
         #: What the passes made of constants, by name: each of one value is one array, for all batches.
@@ -114,6 +115,7 @@ class Program:
         # By the arrays themselves, which are kept: plans hold addresses for as long as there are plans.
         self._uploaded: dict[tuple[int, str], tuple[np.ndarray, Buffer]] = {}
         self._prepared: dict[tuple, tuple[list, Any]] = {}
+        self._of_all_sizes = KernelsOfAllSizes()
         #: The same by nodes of graphs with symbols, which live as long as this.
         self._prepared_of: dict[tuple, tuple[list, Any]] = {}
 
@@ -136,9 +138,10 @@ class Program:
         return other
 
     def with_memory(self, allocate: Callable[[int], Buffer]) -> Program:
-        """Returns the same program with memory of the host from ``allocate``."""
+        """Returns the same program with memory of the host from ``allocate``, which plans share."""
         other = self.on(self.placement.device)
         other.allocate = allocate
+        other.shares_memory = True
         return other
 
     def with_kernels(self, chosen: Chosen) -> Program:
@@ -181,7 +184,10 @@ class Program:
             variant = None
         if not self.choice.layered:  # the fastest kernel for each node after the fused network
             variant = reduction = None
-        return place(graph, self.placement, variant, reduction, on_device, self.own, tuned)
+        return place(
+            graph, self.placement, variant, reduction, on_device, self.own, tuned,
+            self._of_all_sizes,
+        )  # fmt: skip
 
     def laid(self, size: int | Sizes | None, pixels: bool) -> Graph:
         """Returns the graph of a pass, rewritten for the device, before its nodes have kernels."""

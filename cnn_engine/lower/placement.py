@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from .. import kernels
 from ..devices.cpu import CpuDevice
 from ..errors import UnsupportedError
+from ..graph.dims import Evaluator, Guard, recorded
 from ..graph.graph import Graph, Node
 from ..kernels import Kernel
 from ..operators.copy import Copy
@@ -84,6 +85,60 @@ class Placed:
     refused: Mapping[str, str] = field(default_factory=dict)
 
 
+class KernelsOfAllSizes:
+    """The kernels that nodes of graphs with symbols have, with what was decided when they were chosen."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[int, str], tuple[Kernel, tuple[Guard, ...]] | None] = {}
+
+    def of(
+        self, graph: Graph, choose: Callable[[Node, Graph], Kernel | None]
+    ) -> Callable[[Node], Kernel | None]:
+        """Returns what gives a node of ``graph`` its kernel, where that is known; else None.
+
+        Args:
+            choose: chooses the kernel of a node of a graph.
+        """
+        symbolic = graph.symbolic
+        if symbolic is None:
+            return lambda node: None
+        at, known = Evaluator(graph.sizes), {}
+
+        def holds(guard: Guard) -> bool:
+            key = id(guard)
+            if key not in known:
+                known[key] = guard.holds(at)
+            return known[key]
+
+        def kernel(node: Node) -> Kernel | None:
+            key = id(symbolic), node.name
+            if key not in self._found:
+                self._found[key] = self._decided(graph, node, choose)
+            found = self._found[key]
+            return found[0] if found is not None and all(map(holds, found[1])) else None
+
+        return kernel
+
+    @staticmethod
+    def _decided(
+        graph: Graph, node: Node, choose: Callable[[Node, Graph], Kernel | None]
+    ) -> tuple[Kernel, tuple[Guard, ...]] | None:
+        symbolic = graph.symbolic
+        position = symbolic.positions.get(node.name)
+        if position is None or symbolic.nodes[position].inputs != node.inputs:
+            return None
+        if not graph.sized.isdisjoint(node.inputs):
+            return None
+        try:
+            with recorded(graph.sizes) as guards:
+                kernel = choose(symbolic.nodes[position], symbolic)
+                if kernel is None or kernel.rewrite(symbolic.nodes[position], symbolic):
+                    return None
+        except Exception:  # what takes numbers is asked again for each size
+            return None
+        return kernel, tuple(guards.values())
+
+
 def place(
     graph: Graph,
     placement: Placement,
@@ -92,6 +147,7 @@ def place(
     on_device: bool = False,
     own: Mapping[str, Kernel] | None = None,
     tuned: Mapping[str, Kernel] | None = None,
+    of_all_sizes: KernelsOfAllSizes | None = None,
 ) -> Placed:
     """Chooses a place and a kernel for every node, and inserts the copies between them.
 
@@ -101,6 +157,7 @@ def place(
         on_device: whether the caller's inputs and outputs are memory of the device.
         own: node, or operator -> the kernel of a user's own that runs it, or all of them that it can.
         tuned: node -> the kernel that was measured to be faster than the first that can run it.
+        of_all_sizes: what was decided for other sizes, of a device without kernels of a user's own.
 
     Raises:
         UnsupportedError: a node's operator has the variant, but it cannot run this node.
@@ -131,10 +188,21 @@ def place(
             kernel = kernels.NUMPY
         return kernel
 
+    def chosen_of(node: Node, graph: Graph) -> Kernel | None:
+        kind = node.op.kind
+        if kind in kernels.ALIASES:
+            return None
+        target = placement.target_of(placement.wants(kind))
+        return kernels.choose(node, graph, target, variant, reduction)[0]
+
     old: list[Node] = []
     new: list[Node] = []
+    known = None
+    if of_all_sizes is not None and not own and not tuned:
+        known = of_all_sizes.of(graph, chosen_of)
     for node in graph.nodes:
-        kernel = choose(graph, node)
+        kernel = None if known is None else known(node)
+        kernel = kernel or choose(graph, node)
         if kernel is not None:
             chosen[node.name] = kernel
             if nodes := kernel.rewrite(node, graph):

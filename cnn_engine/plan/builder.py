@@ -58,7 +58,9 @@ def build(
     sizes = program.sizes(size)
     placed = program.placed(sizes, pixels, images_on_device)
     graph = placed.graph
-    planned = plan_memory(placed, program.device_of, program.placement.threads)
+    planned = _shared_memory(program, placed) if program.shares_memory else None
+    if planned is None:
+        planned = plan_memory(placed, program.device_of, program.placement.threads)
     check_fits(program.placement, planned.sizes, sizes)
     buffers = allocate(program, planned)
     builder = Builder(program, placed, planned, buffers, page_locked)
@@ -92,6 +94,31 @@ def build_layers(graph: Graph) -> Plan:
     return build(
         Program(lambda _batch, _pixels: graph, placement, Choice("if", True, None)), 1, False
     )
+
+
+def _shared_memory(program: Program, placed: Placed) -> MemoryPlan | None:
+    """Returns the memory of a plan that shares it with others: of a larger size's plan, where that fits.
+
+    None where sizes are not all of one graph with symbols.
+    """
+    graph = placed.graph
+    if graph.symbolic is None:
+        return None
+    devices, threads = program.device_of, program.placement.threads
+    workspaces = {
+        node.name: nbytes
+        for node in graph.nodes
+        if (kernel := placed.kernels.get(node.name)) is not None
+        and (nbytes := kernel.workspace(node, graph, devices(kernel.device), threads))
+    }
+    key = "larger", id(graph.symbolic), threads
+    larger = program.remembered.get(key)
+    if larger is not None and larger.fits(graph, placed.kernels, workspaces):
+        return larger.planned
+    planned = plan_memory(placed, devices, threads)
+    if larger is None or sum(planned.sizes.values()) > sum(larger.planned.sizes.values()):
+        program.remembered[key] = memory.LargerPlan(graph, placed.kernels, workspaces, planned)
+    return planned
 
 
 def plan_memory(placed: Placed, device_of: Callable[[str], Any], threads: int) -> MemoryPlan:

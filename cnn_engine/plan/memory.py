@@ -13,6 +13,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import islice
+from typing import Any
 
 import numpy as np
 
@@ -68,6 +69,61 @@ class MemoryPlan:
     workspaces: Mapping[str, tuple[str, int]]
     alive: Mapping[str, int]
     pitches: Mapping[str, int] = field(default_factory=dict)
+
+
+class LargerPlan:
+    """The memory plan of a larger size of a graph, which smaller sizes can have as it is.
+
+    Args:
+        graph, kernels: of that size, with places and kernels.
+        workspaces: node -> bytes of scratch memory.
+        planned: its memory.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        kernels: Mapping[str, Any],
+        workspaces: Mapping[str, int],
+        planned: MemoryPlan,
+    ) -> None:
+        self.planned = planned
+        self._kernels = kernels
+        self._workspaces = workspaces
+        self._nbytes = {name: value.nbytes for name, value in graph.values.items()}
+        #: Of concatenations, whose inputs lie in their outputs by these.
+        self._columns = _columns(graph)
+        joined = (name for name, (_, offset) in planned.storage.items() if offset)
+        self._has_pieces = any(name not in planned.pitches for name in joined)
+
+    def fits(self, graph: Graph, kernels: Mapping[str, Any], workspaces: Mapping[str, int]) -> bool:
+        """Whether a smaller size of the graph can have this memory: nothing lies elsewhere or is larger."""
+        if self._has_pieces or kernels != self._kernels or _columns(graph) != self._columns:
+            return False
+        nbytes = {name: value.nbytes for name, value in graph.values.items()}
+        if nbytes.keys() != self._nbytes.keys() or workspaces.keys() != self._workspaces.keys():
+            return False
+        known = self._nbytes
+        if any(size > known[name] for name, size in nbytes.items()):
+            return False
+        if any(size > self._workspaces[name] for name, size in workspaces.items()):
+            return False
+        return all(
+            (nbytes[name] == nbytes[root]) == (known[name] == known[root])
+            for name, (root, _) in self.planned.storage.items()
+            if name not in self.planned.pitches
+        )
+
+
+def _columns(graph: Graph) -> dict[str, int]:
+    """Returns the last dimension of what concatenations read and make."""
+    return {
+        name: graph.values[name].shape[-1]
+        for node in graph.nodes
+        if node.op.kind == "concat"
+        for name in (*node.inputs, *node.outputs)
+        if graph.values[name].shape
+    }
 
 
 def most_alive(lifetimes: Iterable[Lifetime]) -> int:
